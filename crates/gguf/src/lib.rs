@@ -1,0 +1,2 @@
+//! GGUF files and quantization formats. Knows no model and no device.
+#![deny(unsafe_code)]
