@@ -1,1 +1,5 @@
 //! CPU kernels on slices.
+
+pub mod pool;
+
+pub use pool::Pool;

@@ -1,0 +1,24 @@
+//! The thread pool every CPU kernel runs on.
+//!
+//! A transformer layer is about ten short parallel loops, so a dispatch has to cost far less than
+//! the microseconds of work it hands out. Threads are made once; while they are hot a dispatch is
+//! a few atomic operations and no system call. Idle threads spin briefly, then yield, then park,
+//! so an idle engine uses no CPU. Tasks are claimed from one atomic counter, which balances cores
+//! of different speed.
+//!
+//! A dispatch does not wait for threads that never showed up: workers join an open job by a
+//! compare-and-swap on its ticket, the caller closes the ticket once the counter has run out and
+//! then waits only for those that joined. A descheduled or parked worker therefore delays nobody.
+//!
+//! `run.rs` has the protocol, `split.rs` the two ways to hand out disjoint parts of a matrix.
+
+#![allow(
+    unsafe_code,
+    reason = "threads share a borrowed task and disjoint slices"
+)]
+
+mod run;
+mod split;
+
+pub use run::{MAX_THREADS, Pool};
+pub use split::Tile;
