@@ -1,2 +1,25 @@
 //! GGUF files and quantization formats. Knows no model and no device.
+//!
+//! A file is opened with [`Gguf::open`] (memory-mapped or read), its header is
+//! parsed and checked once, and everything after that is borrowed from the
+//! file's bytes: metadata through [`Metadata`], tensors through [`TensorInfo`].
+//! [`quant`] holds the block formats and their scalar definition, [`Writer`]
+//! produces files.
 #![deny(unsafe_code)]
+
+mod display;
+mod error;
+mod file;
+mod metadata;
+pub mod quant;
+mod reader;
+mod tensors;
+mod value;
+
+pub use display::escape_control;
+pub use error::Error;
+pub use file::{Gguf, LoadMode};
+pub use metadata::Metadata;
+pub use quant::GgmlType;
+pub use tensors::TensorInfo;
+pub use value::{Array, Strings, Value, ValueType};

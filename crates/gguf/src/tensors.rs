@@ -1,0 +1,189 @@
+//! Tensor infos: the part of the header that says where each tensor's blocks
+//! lie. Shapes, offsets and lengths are checked here, so that the rest of the
+//! program can slice without asking again.
+
+use crate::error::Error;
+use crate::metadata::{check_count, find_by, name, sorted_by};
+use crate::quant::GgmlType;
+use crate::reader::Reader;
+
+/// Tensors of one file at most. The largest known models have about 3,000.
+const MAX_TENSORS: u64 = 1 << 16;
+
+/// Longest tensor name. llama.cpp stops at 63; some builds of GGML at 127.
+const MAX_NAME_BYTES: u64 = 255;
+
+/// GGML's own limit.
+const MAX_DIMS: u32 = 4;
+
+/// A tensor info takes at least: name length and a letter, dimension count, one
+/// dimension, type, offset.
+const MIN_INFO_BYTES: u64 = 8 + 1 + 4 + 4 + 8;
+
+/// Where a tensor is and what its bytes mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Name as in the file, such as `blk.0.attn_q.weight`.
+    pub name: String,
+    /// One to four sizes, fastest first: `dims[0]` is the row length, as GGML's
+    /// `ne`. None is zero.
+    pub dims: Vec<u64>,
+    /// Format of the blocks.
+    pub ty: GgmlType,
+    /// First byte, from the start of the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub n_bytes: u64,
+}
+
+impl TensorInfo {
+    /// Number of values.
+    pub fn n_elements(&self) -> u64 {
+        self.dims.iter().product()
+    }
+
+    /// Values of a row: `dims[0]`.
+    pub fn row_len(&self) -> u64 {
+        self.dims.first().copied().unwrap_or(1)
+    }
+
+    /// Number of rows: the product of the dimensions after the first.
+    pub fn n_rows(&self) -> u64 {
+        self.dims.iter().skip(1).product()
+    }
+}
+
+/// Every tensor of a file and the order of their names.
+#[derive(Debug)]
+pub(crate) struct Tensors {
+    pub(crate) infos: Vec<TensorInfo>,
+    by_name: Vec<u32>,
+}
+
+impl Tensors {
+    /// Parses `n` infos at `pos`. Their data begins at the next multiple of
+    /// `alignment` after the last of them.
+    pub(crate) fn parse(bytes: &[u8], pos: usize, n: u64, alignment: u64) -> Result<Self, Error> {
+        let mut r = Reader::at(bytes, pos);
+        check_count(&r, n, MIN_INFO_BYTES, MAX_TENSORS, "the number of tensors")?;
+        let mut infos = Vec::new();
+        for _ in 0..n {
+            infos.push(parse_info(&mut r, alignment)?);
+        }
+        let by_name = sorted_by(&infos, |t| &t.name).map_err(|t| Error::DuplicateTensor {
+            name: t.name.clone(),
+        })?;
+        place(&mut infos, r.pos() as u64, alignment, bytes.len() as u64)?;
+        Ok(Tensors { infos, by_name })
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&TensorInfo> {
+        find_by(&self.infos, &self.by_name, name, |t| &t.name)
+    }
+}
+
+/// One info, its offset still counted from the data section.
+fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
+    const WHAT: &str = "a tensor info";
+    let name = name(r, "tensor name", MAX_NAME_BYTES)?;
+    let at = r.pos() as u64;
+    let n_dims = r.u32(WHAT)?;
+    if n_dims > MAX_DIMS {
+        return Err(Error::Limit {
+            what: "the number of dimensions of a tensor",
+            offset: at,
+            found: n_dims.into(),
+            limit: MAX_DIMS.into(),
+        });
+    }
+    let mut dims = Vec::with_capacity(MAX_DIMS as usize);
+    for _ in 0..n_dims {
+        dims.push(r.u64(WHAT)?);
+    }
+    if dims.is_empty() {
+        // GGML reads no dimension as a single value.
+        dims.push(1);
+    }
+    let id = r.u32(WHAT)?;
+    let offset = r.u64(WHAT)?;
+    let ty = GgmlType::from_id(id).ok_or_else(|| Error::UnknownTensorType {
+        name: name.into(),
+        id,
+    })?;
+    let n_bytes = checked_bytes(name, &dims, ty)?;
+    if !offset.is_multiple_of(alignment) {
+        return Err(Error::Misaligned {
+            name: name.into(),
+            offset,
+            alignment,
+        });
+    }
+    Ok(TensorInfo {
+        name: name.into(),
+        dims,
+        ty,
+        offset,
+        n_bytes,
+    })
+}
+
+/// Bytes of a tensor of this shape; refuses zero sizes, products that overflow
+/// and rows that are not whole blocks.
+pub(crate) fn checked_bytes(name: &str, dims: &[u64], ty: GgmlType) -> Result<u64, Error> {
+    let bad = |problem| Error::BadShape {
+        name: name.into(),
+        dims: dims.to_vec(),
+        problem,
+    };
+    if dims.contains(&0) {
+        return Err(bad("a dimension is zero"));
+    }
+    let row_len = dims.first().copied().unwrap_or(1);
+    if !row_len.is_multiple_of(ty.block_len() as u64) {
+        return Err(Error::PartialBlock {
+            name: name.into(),
+            row_len,
+            block_len: ty.block_len(),
+            ty: ty.name(),
+        });
+    }
+    let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+    elements
+        .map(|n| n / ty.block_len() as u64)
+        .and_then(|blocks| blocks.checked_mul(ty.block_bytes() as u64))
+        .ok_or_else(|| bad("their product is too large"))
+}
+
+/// Turns offsets into file offsets and checks that every tensor lies in the file
+/// and that no two share bytes.
+fn place(infos: &mut [TensorInfo], pos: u64, alignment: u64, file: u64) -> Result<(), Error> {
+    let start = pos.checked_next_multiple_of(alignment);
+    for t in infos.iter_mut() {
+        let offset = start.and_then(|s| s.checked_add(t.offset));
+        let end = offset.and_then(|o| o.checked_add(t.n_bytes));
+        match (offset, end) {
+            (Some(offset), Some(end)) if end <= file => t.offset = offset,
+            _ => {
+                return Err(Error::TensorOutOfFile {
+                    name: t.name.clone(),
+                    offset: offset.unwrap_or(u64::MAX),
+                    end: end.unwrap_or(u64::MAX),
+                    file_bytes: file,
+                });
+            }
+        }
+    }
+    let mut order: Vec<&TensorInfo> = infos.iter().collect();
+    order.sort_by_key(|t| t.offset);
+    match order
+        .windows(2)
+        .find(|w| w[0].offset + w[0].n_bytes > w[1].offset)
+    {
+        None => Ok(()),
+        Some(w) => Err(Error::Overlap {
+            first: w[0].name.clone(),
+            second: w[1].name.clone(),
+            offset: w[1].offset,
+        }),
+    }
+}
