@@ -1,0 +1,3 @@
+//! Algorithms over any vector instruction set. Safe code: intrinsics are behind [`simd::Simd`].
+
+pub(crate) mod simd;
