@@ -2,6 +2,14 @@
 //! sizes; a format's layout and meaning stand in one block file next to this
 //! one. Facts after ggml `ggml.h` and `ggml-common.h`.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub mod iq;
+pub mod k;
+pub mod legacy;
+pub mod mxfp;
+pub mod plain;
+
 use crate::error::Error;
 
 /// Declares [`GgmlType`] from one table of variant, id, values of a block and
@@ -137,20 +145,141 @@ impl GgmlType {
 
     /// Whether [`dequantize`] handles this type.
     pub fn can_dequantize(self) -> bool {
-        dequantizer(self).is_some()
+        conversions(self).dequantize.is_some()
     }
 }
 
-type Dequantize = fn(&[u8], &mut [f32]);
+/// A block of one format, as its bytes lie in a file: little-endian, alignment 1.
+pub trait Block:
+    FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy + 'static
+{
+    /// The format.
+    const TYPE: GgmlType;
 
-fn dequantizer(ty: GgmlType) -> Option<Dequantize> {
+    /// Writes the values of the block; `out` is [`GgmlType::block_len`] long.
+    fn dequantize(&self, out: &mut [f32]);
+}
+
+/// A block that can be made from values.
+pub trait QuantizeBlock: Block {
+    /// The block nearest to `values`, [`GgmlType::block_len`] of them, by the
+    /// method of ggml's reference quantizer, bit for bit.
+    fn quantize(values: &[f32]) -> Self;
+}
+
+/// The blocks in `bytes`, without a copy.
+///
+/// # Panics
+/// If `bytes` is not a whole number of blocks.
+pub fn blocks<B: Block>(bytes: &[u8]) -> &[B] {
+    match <[B]>::ref_from_bytes(bytes) {
+        Ok(blocks) => blocks,
+        Err(_) => panic!(
+            "{} bytes are no whole {} blocks",
+            bytes.len(),
+            B::TYPE.name()
+        ),
+    }
+}
+
+/// The low nibbles of `qs`, then the high ones.
+fn nibbles<const N: usize, const TWO_N: usize>(qs: &[u8; N]) -> [u8; TWO_N] {
+    const { assert!(TWO_N == 2 * N) };
+    std::array::from_fn(|j| qs[j % N] >> (4 * (j / N)) & 15)
+}
+
+type Dequantize = fn(src: &[u8], dst: &mut [f32]);
+type Quantize = fn(src: &[f32], dst: &mut [u8]);
+
+/// What this module can do with a format.
+struct Conversions {
+    dequantize: Option<Dequantize>,
+    quantize: Option<Quantize>,
+}
+
+const NONE: Conversions = Conversions {
+    dequantize: None,
+    quantize: None,
+};
+
+const fn reads<B: Block>() -> Conversions {
+    Conversions {
+        dequantize: Some(dequantize_blocks::<B>),
+        quantize: None,
+    }
+}
+
+const fn reads_and_writes<B: QuantizeBlock>() -> Conversions {
+    Conversions {
+        dequantize: Some(dequantize_blocks::<B>),
+        quantize: Some(quantize_blocks::<B>),
+    }
+}
+
+fn conversions(ty: GgmlType) -> Conversions {
     match ty {
-        GgmlType::F32 => Some(|src, dst| {
-            for (y, x) in dst.iter_mut().zip(src.as_chunks().0) {
-                *y = f32::from_le_bytes(*x);
-            }
-        }),
-        _ => None,
+        GgmlType::F32 => reads_and_writes::<plain::F32>(),
+        GgmlType::F16 => reads_and_writes::<plain::F16>(),
+        GgmlType::BF16 => reads_and_writes::<plain::BF16>(),
+        GgmlType::Q4_0 => reads_and_writes::<legacy::Q4_0>(),
+        GgmlType::Q4_1 => reads::<legacy::Q4_1>(),
+        GgmlType::Q5_0 => reads::<legacy::Q5_0>(),
+        GgmlType::Q5_1 => reads::<legacy::Q5_1>(),
+        GgmlType::Q8_0 => reads_and_writes::<legacy::Q8_0>(),
+        GgmlType::Q2_K => reads::<k::Q2K>(),
+        GgmlType::Q3_K => reads::<k::Q3K>(),
+        GgmlType::Q4_K => reads::<k::Q4K>(),
+        GgmlType::Q5_K => reads::<k::Q5K>(),
+        GgmlType::Q6_K => reads::<k::Q6K>(),
+        GgmlType::IQ4_NL => reads::<iq::Iq4Nl>(),
+        GgmlType::IQ4_XS => reads::<iq::Iq4Xs>(),
+        GgmlType::MXFP4 => reads::<mxfp::Mxfp4>(),
+        GgmlType::Q8_1
+        | GgmlType::Q8_K
+        | GgmlType::IQ2_XXS
+        | GgmlType::IQ2_XS
+        | GgmlType::IQ2_S
+        | GgmlType::IQ3_XXS
+        | GgmlType::IQ3_S
+        | GgmlType::IQ1_S
+        | GgmlType::IQ1_M
+        | GgmlType::TQ1_0
+        | GgmlType::TQ2_0
+        | GgmlType::NVFP4
+        | GgmlType::Q1_0
+        | GgmlType::I8
+        | GgmlType::I16
+        | GgmlType::I32
+        | GgmlType::I64
+        | GgmlType::F64 => NONE,
+    }
+}
+
+macro_rules! assert_sizes {
+    ($($block:ty)*) => {
+        $(const _: () = assert!(size_of::<$block>() == <$block as Block>::TYPE.block_bytes());)*
+    };
+}
+
+assert_sizes! {
+    plain::F32 plain::F16 plain::BF16
+    legacy::Q4_0 legacy::Q4_1 legacy::Q5_0 legacy::Q5_1 legacy::Q8_0
+    k::Q2K k::Q3K k::Q4K k::Q5K k::Q6K
+    iq::Iq4Nl iq::Iq4Xs mxfp::Mxfp4
+}
+
+fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
+    let out = dst.chunks_exact_mut(B::TYPE.block_len());
+    for (block, out) in blocks::<B>(src).iter().zip(out) {
+        block.dequantize(out);
+    }
+}
+
+fn quantize_blocks<B: QuantizeBlock>(src: &[f32], dst: &mut [u8]) {
+    let values = src.chunks_exact(B::TYPE.block_len());
+    let out = dst.chunks_exact_mut(B::TYPE.block_bytes());
+    for (values, out) in values.zip(out) {
+        out.copy_from_slice(B::quantize(values).as_bytes());
     }
 }
 
@@ -160,19 +289,35 @@ fn dequantizer(ty: GgmlType) -> Option<Dequantize> {
 /// # Errors
 /// If the type has no scalar definition here, or the lengths do not match.
 pub fn dequantize(ty: GgmlType, src: &[u8], dst: &mut [f32]) -> Result<(), Error> {
-    let convert = dequantizer(ty).ok_or_else(|| Error::Unsupported {
-        verb: "dequantizing",
-        ty: ty.name(),
-        supported: GgmlType::ALL
-            .iter()
-            .filter(|ty| ty.can_dequantize())
-            .map(|ty| ty.name())
-            .collect::<Vec<_>>()
-            .join(", "),
-    })?;
+    let convert = conversions(ty)
+        .dequantize
+        .ok_or_else(|| unsupported("dequantizing", ty, |c| c.dequantize.is_some()))?;
     check_lengths(ty, src.len(), dst.len())?;
     convert(src, dst);
     Ok(())
+}
+
+/// Converts `src` to whole blocks in `dst`, one row or many, as ggml's reference
+/// quantizer does. Values should be finite.
+///
+/// # Errors
+/// If there is no quantizer to the type here, or the lengths do not match.
+pub fn quantize(ty: GgmlType, src: &[f32], dst: &mut [u8]) -> Result<(), Error> {
+    let convert = conversions(ty)
+        .quantize
+        .ok_or_else(|| unsupported("quantizing to", ty, |c| c.quantize.is_some()))?;
+    check_lengths(ty, dst.len(), src.len())?;
+    convert(src, dst);
+    Ok(())
+}
+
+fn unsupported(verb: &'static str, ty: GgmlType, can: fn(&Conversions) -> bool) -> Error {
+    let supported = GgmlType::ALL.iter().filter(|&&ty| can(&conversions(ty)));
+    Error::Unsupported {
+        verb,
+        ty: ty.name(),
+        supported: supported.map(|ty| ty.name()).collect::<Vec<_>>().join(", "),
+    }
 }
 
 fn check_lengths(ty: GgmlType, bytes: usize, values: usize) -> Result<(), Error> {

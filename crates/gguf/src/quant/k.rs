@@ -1,0 +1,211 @@
+//! K-quants: super-blocks of 256 values with f16 super-scales and small integer
+//! scales per group of 16 or 32. After ggml `ggml-quants.c`
+//! (`dequantize_row_q*_K`).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::plain::F16;
+use super::{Block, GgmlType};
+
+/// Values of a super-block.
+pub const QK_K: usize = 256;
+
+/// x = d * sc * q - dmin * m, groups of 16
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q2K {
+    /// per group of 16: scale in the low nibble, minimum in the high
+    pub scales: [u8; QK_K / 16],
+    /// 2-bit values; byte l of half h holds values l, 32 + l, 64 + l, 96 + l of
+    /// its 128, lowest bits first
+    pub qs: [u8; QK_K / 4],
+    /// scale of the scales
+    pub d: F16,
+    /// scale of the minimums
+    pub dmin: F16,
+}
+
+/// x = d * (sc - 32) * q, groups of 16, q in -4..=3
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q3K {
+    /// third bits: bit i of byte l belongs to value 32 * i + l; 0 subtracts 4
+    pub hmask: [u8; QK_K / 8],
+    /// lower two bits, placed as in [`Q2K`]
+    pub qs: [u8; QK_K / 4],
+    /// sixteen 6-bit scales, see [`q3_scales`]
+    pub scales: [u8; 12],
+    /// scale of the scales
+    pub d: F16,
+}
+
+/// x = d * sc * q - dmin * m, groups of 32
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q4K {
+    /// scale of the scales
+    pub d: F16,
+    /// scale of the minimums
+    pub dmin: F16,
+    /// eight 6-bit scales and minimums, see [`scale_min_k4`]
+    pub scales: [u8; 12],
+    /// 4-bit values; byte l of quarter c holds values l and 32 + l of its 64
+    pub qs: [u8; QK_K / 2],
+}
+
+/// x = d * sc * q - dmin * m, groups of 32
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q5K {
+    /// scale of the scales
+    pub d: F16,
+    /// scale of the minimums
+    pub dmin: F16,
+    /// eight 6-bit scales and minimums, see [`scale_min_k4`]
+    pub scales: [u8; 12],
+    /// fifth bits: bit i of byte l belongs to value 32 * i + l
+    pub qh: [u8; QK_K / 8],
+    /// lower four bits, placed as in [`Q4K`]
+    pub qs: [u8; QK_K / 2],
+}
+
+/// x = d * sc * (q - 32), groups of 16
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q6K {
+    /// lower four bits; byte l (of 64) of half h holds values l and 64 + l of
+    /// its 128
+    pub ql: [u8; QK_K / 2],
+    /// upper two bits, placed as in [`Q2K`]
+    pub qh: [u8; QK_K / 4],
+    /// per group of 16
+    pub scales: [i8; QK_K / 16],
+    /// scale of the scales
+    pub d: F16,
+}
+
+/// Scale and minimum (each 6 bits) of group `j` of 8 in Q4_K and Q5_K. Groups
+/// 0..4 have bytes of their own; of groups 4..8 the lower four bits share bytes
+/// 8..12 and the upper two stand above those of groups 0..4.
+#[inline]
+pub fn scale_min_k4(j: usize, scales: &[u8; 12]) -> (u8, u8) {
+    if j < 4 {
+        (scales[j] & 63, scales[j + 4] & 63)
+    } else {
+        (
+            (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4,
+            (scales[j + 4] >> 4) | (scales[j] >> 6) << 4,
+        )
+    }
+}
+
+/// The sixteen scales of a Q3_K block, with their offset of 32 removed. Lower
+/// nibbles in bytes 0..8 (groups 0..8 low, 8..16 high), upper two bits in bytes
+/// 8..12.
+#[inline]
+pub fn q3_scales(scales: &[u8; 12]) -> [i8; 16] {
+    std::array::from_fn(|j| {
+        let low = scales[j % 8] >> (4 * (j / 8)) & 15;
+        let high = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
+        (low | high << 4) as i8 - 32
+    })
+}
+
+/// Value `i` of 256 among 2-bit fields placed as in [`Q2K`].
+#[inline]
+fn two_bits(bytes: &[u8; QK_K / 4], i: usize) -> u8 {
+    bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
+}
+
+/// Value `i` of 256 among 4-bit fields placed as in [`Q4K`].
+#[inline]
+fn four_bits(bytes: &[u8; QK_K / 2], i: usize) -> u8 {
+    bytes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
+}
+
+/// Value `i` of 256 among single bits placed as in [`Q3K`] and [`Q5K`].
+#[inline]
+fn one_bit(bytes: &[u8; QK_K / 8], i: usize) -> u8 {
+    bytes[i % 32] >> (i / 32) & 1
+}
+
+impl Block for Q2K {
+    const TYPE: GgmlType = GgmlType::Q2_K;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        for (g, group) in out.chunks_exact_mut(16).enumerate() {
+            let scale = d * f32::from(self.scales[g] & 15);
+            let min = dmin * f32::from(self.scales[g] >> 4);
+            for (l, x) in group.iter_mut().enumerate() {
+                *x = scale * f32::from(two_bits(&self.qs, g * 16 + l)) - min;
+            }
+        }
+    }
+}
+
+impl Block for Q3K {
+    const TYPE: GgmlType = GgmlType::Q3_K;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = self.d.to_f32();
+        let scales = q3_scales(&self.scales);
+        for (g, group) in out.chunks_exact_mut(16).enumerate() {
+            let scale = d * f32::from(scales[g]);
+            for (l, x) in group.iter_mut().enumerate() {
+                let i = g * 16 + l;
+                let q = two_bits(&self.qs, i) | one_bit(&self.hmask, i) << 2;
+                *x = scale * (f32::from(q) - 4.0);
+            }
+        }
+    }
+}
+
+impl Block for Q4K {
+    const TYPE: GgmlType = GgmlType::Q4_K;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        for (g, group) in out.chunks_exact_mut(32).enumerate() {
+            let (sc, m) = scale_min_k4(g, &self.scales);
+            let (scale, min) = (d * f32::from(sc), dmin * f32::from(m));
+            for (l, x) in group.iter_mut().enumerate() {
+                *x = scale * f32::from(four_bits(&self.qs, g * 32 + l)) - min;
+            }
+        }
+    }
+}
+
+impl Block for Q5K {
+    const TYPE: GgmlType = GgmlType::Q5_K;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        for (g, group) in out.chunks_exact_mut(32).enumerate() {
+            let (sc, m) = scale_min_k4(g, &self.scales);
+            let (scale, min) = (d * f32::from(sc), dmin * f32::from(m));
+            for (l, x) in group.iter_mut().enumerate() {
+                let i = g * 32 + l;
+                let q = four_bits(&self.qs, i) | one_bit(&self.qh, i) << 4;
+                *x = scale * f32::from(q) - min;
+            }
+        }
+    }
+}
+
+impl Block for Q6K {
+    const TYPE: GgmlType = GgmlType::Q6_K;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = self.d.to_f32();
+        for (g, group) in out.chunks_exact_mut(16).enumerate() {
+            let scale = d * f32::from(self.scales[g]);
+            for (l, x) in group.iter_mut().enumerate() {
+                let i = g * 16 + l;
+                let low = self.ql[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
+                let q = low | two_bits(&self.qh, i) << 4;
+                *x = scale * (f32::from(q) - 32.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Formats of one value a block: F32, F16, BF16, as little-endian bytes of
+//! alignment 1. [`F16`] is also the scale inside the blocks of other formats.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Block, GgmlType, QuantizeBlock};
+
+/// An IEEE single as in the file.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct F32(pub [u8; 4]);
+
+/// An IEEE half as in the file.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct F16(pub [u8; 2]);
+
+/// The upper half of an IEEE single as in the file.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct BF16(pub [u8; 2]);
+
+impl F16 {
+    /// The bit pattern.
+    #[inline]
+    pub fn bits(self) -> u16 {
+        u16::from_le_bytes(self.0)
+    }
+
+    /// The value, exactly.
+    #[inline]
+    pub fn to_f32(self) -> f32 {
+        half::f16::from_bits(self.bits()).to_f32()
+    }
+
+    /// The nearest half, ties to even; too large becomes infinite.
+    #[inline]
+    pub fn from_f32(x: f32) -> Self {
+        F16(half::f16::from_f32(x).to_bits().to_le_bytes())
+    }
+}
+
+impl BF16 {
+    /// The bit pattern.
+    #[inline]
+    pub fn bits(self) -> u16 {
+        u16::from_le_bytes(self.0)
+    }
+
+    /// The value, exactly.
+    #[inline]
+    pub fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.bits()) << 16)
+    }
+
+    /// The nearest, ties to even; a NaN stays one.
+    #[inline]
+    pub fn from_f32(x: f32) -> Self {
+        BF16(half::bf16::from_f32(x).to_bits().to_le_bytes())
+    }
+}
+
+impl Block for F32 {
+    const TYPE: GgmlType = GgmlType::F32;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        out[0] = f32::from_le_bytes(self.0);
+    }
+}
+
+impl QuantizeBlock for F32 {
+    #[inline]
+    fn quantize(values: &[f32]) -> Self {
+        F32(values[0].to_le_bytes())
+    }
+}
+
+impl Block for F16 {
+    const TYPE: GgmlType = GgmlType::F16;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        out[0] = self.to_f32();
+    }
+}
+
+impl QuantizeBlock for F16 {
+    #[inline]
+    fn quantize(values: &[f32]) -> Self {
+        F16::from_f32(values[0])
+    }
+}
+
+impl Block for BF16 {
+    const TYPE: GgmlType = GgmlType::BF16;
+
+    #[inline]
+    fn dequantize(&self, out: &mut [f32]) {
+        out[0] = self.to_f32();
+    }
+}
+
+impl QuantizeBlock for BF16 {
+    #[inline]
+    fn quantize(values: &[f32]) -> Self {
+        BF16::from_f32(values[0])
+    }
+}
