@@ -1,0 +1,73 @@
+//! `cargo xtask fixtures`: runs `crates/gguf/tests/fixtures/make.py`, whose
+//! oracle is the Python package `gguf`, so that the expected values of the
+//! format tests can be made again and are never edited by hand.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+const FOLDERS: [&str; 2] = ["dequantize", "quantize"];
+
+fn home() -> PathBuf {
+    crate::root().join("crates/gguf/tests/fixtures")
+}
+
+/// Writes the fixtures in place.
+pub(crate) fn write(python: &Path) -> Result<()> {
+    run(python, &home())?;
+    println!("wrote {}", home().display());
+    Ok(())
+}
+
+/// Writes them to a temporary folder and compares.
+pub(crate) fn check(python: &Path) -> Result<()> {
+    let made = crate::root().join("target/fixtures");
+    if made.exists() {
+        std::fs::remove_dir_all(&made).with_context(|| format!("clearing {}", made.display()))?;
+    }
+    run(python, &made)?;
+    let mut n_files = 0;
+    for folder in FOLDERS {
+        let (here, there) = (names(&home().join(folder))?, names(&made.join(folder))?);
+        if here != there {
+            bail!("{folder}: the committed files are {here:?}, make.py writes {there:?}");
+        }
+        for name in here {
+            let read = |dir: &Path| {
+                let path = dir.join(folder).join(&name);
+                std::fs::read(&path).with_context(|| format!("reading {}", path.display()))
+            };
+            if read(&home())? != read(&made)? {
+                bail!("{folder}/{name} differs from what make.py writes");
+            }
+            n_files += 1;
+        }
+    }
+    println!("{n_files} fixture files are as make.py writes them");
+    Ok(())
+}
+
+fn run(python: &Path, out: &Path) -> Result<()> {
+    let status = Command::new(python)
+        .arg(home().join("make.py"))
+        .arg(out)
+        .status()
+        .with_context(|| format!("starting {}", python.display()))?;
+    if !status.success() {
+        bail!(
+            "{} failed; it needs the package: python3 -m venv target/venv && target/venv/bin/pip install gguf==0.19.0, then add --python target/venv/bin/python",
+            python.display()
+        );
+    }
+    Ok(())
+}
+
+fn names(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
