@@ -265,6 +265,35 @@ pub enum Error {
         /// Bytes of it that are valid.
         valid_up_to: usize,
     },
+    /// Tensor data for the writer that is not as long as its shape says.
+    #[error(
+        "tensor '{}' needs {expected} bytes of data and got {found}",
+        shown(name)
+    )]
+    DataLength {
+        /// The tensor.
+        name: String,
+        /// Bytes by shape and type.
+        expected: u64,
+        /// Bytes given.
+        found: u64,
+    },
+    /// A name or a count that the format has no room for.
+    #[error("cannot write {what} '{}': {problem}", shown(name))]
+    Unwritable {
+        /// The field.
+        what: &'static str,
+        /// The name, or the count.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The writer's output refused.
+    #[error("cannot write the file: {source}")]
+    Write {
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
     /// [`crate::quant`] was asked for a conversion it does not have.
     #[error("{verb} {ty} is not supported; supported are {supported}")]
     Unsupported {

@@ -13,16 +13,15 @@ use crate::error::Error;
 use crate::metadata::Metadata;
 use crate::reader::Reader;
 use crate::tensors::{TensorInfo, Tensors};
-use crate::value::Value;
 
 /// Key whose value the data section and every tensor in it are aligned to.
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 /// Alignment of a file that does not say.
 pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 /// The specification wants a multiple of 8.
-pub(crate) const MIN_ALIGNMENT: u64 = 8;
+const MIN_ALIGNMENT: u64 = 8;
 /// Enough for any page size; beyond it a small header asks for a huge file.
-pub(crate) const MAX_ALIGNMENT: u64 = 1 << 20;
+const MAX_ALIGNMENT: u64 = 1 << 20;
 
 /// How [`Gguf::open`] gets at the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,11 +189,13 @@ impl Gguf {
 }
 
 fn alignment(metadata: &Metadata) -> Result<u64, Error> {
-    let found = match metadata.get(ALIGNMENT_KEY) {
-        None => return Ok(DEFAULT_ALIGNMENT),
-        Some(Value::U32(v)) => u64::from(v),
-        Some(_) => metadata.u64(ALIGNMENT_KEY)?,
-    };
+    match metadata.opt_u64(ALIGNMENT_KEY)? {
+        None => Ok(DEFAULT_ALIGNMENT),
+        Some(found) => checked_alignment(found),
+    }
+}
+
+pub(crate) fn checked_alignment(found: u64) -> Result<u64, Error> {
     if found.is_power_of_two() && (MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&found) {
         Ok(found)
     } else {

@@ -10,10 +10,10 @@ use crate::reader::Reader;
 use crate::value::{Array, Strings, Value, ValueType, check};
 
 /// Keys of one file at most. Released models have fewer than 100.
-const MAX_KEYS: u64 = 1 << 16;
+pub(crate) const MAX_KEYS: u64 = 1 << 16;
 
 /// Longest key, as the GGUF specification has it.
-const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
+pub(crate) const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
 
 /// A key takes at least its length, its type and one byte of value.
 const MIN_ENTRY_BYTES: u64 = 8 + 4 + 1;

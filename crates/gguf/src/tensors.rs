@@ -8,13 +8,13 @@ use crate::quant::GgmlType;
 use crate::reader::Reader;
 
 /// Tensors of one file at most. The largest known models have about 3,000.
-const MAX_TENSORS: u64 = 1 << 16;
+pub(crate) const MAX_TENSORS: u64 = 1 << 16;
 
 /// Longest tensor name. llama.cpp stops at 63; some builds of GGML at 127.
-const MAX_NAME_BYTES: u64 = 255;
+pub(crate) const MAX_NAME_BYTES: u64 = 255;
 
 /// GGML's own limit.
-const MAX_DIMS: u32 = 4;
+pub(crate) const MAX_DIMS: u32 = 4;
 
 /// A tensor info takes at least: name length and a letter, dimension count, one
 /// dimension, type, offset.

@@ -1,0 +1,207 @@
+//! Writes GGUF version 3: for converters, for test models, and for the round
+//! trips that test the reader. Layout as in `file.rs`.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use crate::error::Error;
+use crate::file::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, checked_alignment};
+use crate::metadata::{MAX_KEY_BYTES, MAX_KEYS};
+use crate::owned::{OwnedValue, encode_string};
+use crate::quant::{self, GgmlType};
+use crate::tensors::{MAX_DIMS, MAX_NAME_BYTES, MAX_TENSORS, checked_bytes};
+
+/// Builds a GGUF file. Metadata and tensors are written in the order they came.
+#[derive(Clone, Debug)]
+pub struct Writer<'a> {
+    metadata: Vec<(String, OwnedValue)>,
+    tensors: Vec<Tensor<'a>>,
+}
+
+#[derive(Clone, Debug)]
+struct Tensor<'a> {
+    name: String,
+    dims: Vec<u64>,
+    ty: GgmlType,
+    data: Cow<'a, [u8]>,
+}
+
+impl<'a> Writer<'a> {
+    /// A file whose `general.architecture` is `arch`.
+    pub fn new(arch: &str) -> Self {
+        let mut writer = Writer {
+            metadata: Vec::new(),
+            tensors: Vec::new(),
+        };
+        writer.set("general.architecture", arch);
+        writer
+    }
+
+    /// Sets a metadata key, replacing what it had. `general.alignment`, a u32,
+    /// governs where tensors lie.
+    pub fn set(&mut self, key: &str, value: impl Into<OwnedValue>) -> &mut Self {
+        let value = value.into();
+        match self.metadata.iter_mut().find(|(k, _)| k == key) {
+            Some((_, old)) => *old = value,
+            None => self.metadata.push((key.to_owned(), value)),
+        }
+        self
+    }
+
+    /// Adds a tensor: `dims` in `ne` order (row length first), `data` its blocks
+    /// in row-major order.
+    ///
+    /// # Errors
+    /// If the name is taken or unusable, the shape is not one that a file can
+    /// hold, or `data` is not as long as shape and type say.
+    pub fn add_tensor(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        ty: GgmlType,
+        data: impl Into<Cow<'a, [u8]>>,
+    ) -> Result<&mut Self, Error> {
+        let data = data.into();
+        check_name("tensor name", name, MAX_NAME_BYTES)?;
+        if dims.is_empty() || dims.len() > MAX_DIMS as usize {
+            return Err(Error::BadShape {
+                name: name.to_owned(),
+                dims: dims.to_vec(),
+                problem: "one to four dimensions are valid",
+            });
+        }
+        let expected = checked_bytes(name, dims, ty)?;
+        if data.len() as u64 != expected {
+            return Err(Error::DataLength {
+                name: name.to_owned(),
+                expected,
+                found: data.len() as u64,
+            });
+        }
+        if self.tensors.iter().any(|t| t.name == name) {
+            return Err(Error::DuplicateTensor {
+                name: name.to_owned(),
+            });
+        }
+        self.tensors.push(Tensor {
+            name: name.to_owned(),
+            dims: dims.to_vec(),
+            ty,
+            data,
+        });
+        Ok(self)
+    }
+
+    /// Adds a tensor of f32 values converted to `ty` by [`quant::quantize`].
+    ///
+    /// # Errors
+    /// As [`Writer::add_tensor`], and if there is no quantizer to `ty`.
+    pub fn add_tensor_f32(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        ty: GgmlType,
+        values: &[f32],
+    ) -> Result<&mut Self, Error> {
+        // Room for the blocks that hold `values`; a remainder is refused below.
+        let n_bytes = values.len() / ty.block_len() * ty.block_bytes();
+        let mut data = vec![0; n_bytes];
+        quant::quantize(ty, values, &mut data)?;
+        self.add_tensor(name, dims, ty, data)
+    }
+
+    /// The file in memory.
+    ///
+    /// # Errors
+    /// If a key is unusable or `general.alignment` is not valid.
+    pub fn to_vec(&self) -> Result<Vec<u8>, Error> {
+        let mut out = Vec::new();
+        self.write_to(&mut out)?;
+        Ok(out)
+    }
+
+    /// Writes the file to `out`.
+    ///
+    /// # Errors
+    /// As [`Writer::to_vec`], and what `out` reports.
+    pub fn write_to(&self, mut out: impl Write) -> Result<(), Error> {
+        let alignment = self.alignment()?;
+        let header = self.header(alignment)?;
+        let write = |source| Error::Write { source };
+        out.write_all(&header).map_err(write)?;
+        pad(&mut out, header.len() as u64, alignment).map_err(write)?;
+        for t in &self.tensors {
+            out.write_all(&t.data).map_err(write)?;
+            pad(&mut out, t.data.len() as u64, alignment).map_err(write)?;
+        }
+        out.flush().map_err(write)
+    }
+
+    fn alignment(&self) -> Result<u64, Error> {
+        match self.metadata.iter().find(|(k, _)| k == ALIGNMENT_KEY) {
+            None => Ok(DEFAULT_ALIGNMENT),
+            Some((_, OwnedValue::U32(v))) => checked_alignment(u64::from(*v)),
+            Some((key, other)) => Err(Error::WrongType {
+                key: key.clone(),
+                wanted: "u32",
+                found: other.ty().name().to_owned(),
+            }),
+        }
+    }
+
+    fn header(&self, alignment: u64) -> Result<Vec<u8>, Error> {
+        check_limit("the number of metadata keys", self.metadata.len(), MAX_KEYS)?;
+        check_limit("the number of tensors", self.tensors.len(), MAX_TENSORS)?;
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            check_name("metadata key", key, MAX_KEY_BYTES)?;
+            encode_string(key.as_bytes(), &mut out);
+            out.extend(value.ty().id().to_le_bytes());
+            value.encode(&mut out);
+        }
+        let mut offset = 0u64;
+        for t in &self.tensors {
+            encode_string(t.name.as_bytes(), &mut out);
+            out.extend((t.dims.len() as u32).to_le_bytes());
+            out.extend(t.dims.iter().flat_map(|d| d.to_le_bytes()));
+            out.extend(t.ty.id().to_le_bytes());
+            out.extend(offset.to_le_bytes());
+            offset += (t.data.len() as u64).next_multiple_of(alignment);
+        }
+        Ok(out)
+    }
+}
+
+fn check_name(what: &'static str, name: &str, max_bytes: u64) -> Result<(), Error> {
+    let problem = if name.is_empty() {
+        "it is empty"
+    } else if name.len() as u64 > max_bytes {
+        "it is too long"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Unwritable {
+        what,
+        name: name.to_owned(),
+        problem,
+    })
+}
+
+fn check_limit(what: &'static str, found: usize, limit: u64) -> Result<(), Error> {
+    if found as u64 <= limit {
+        return Ok(());
+    }
+    Err(Error::Unwritable {
+        what,
+        name: found.to_string(),
+        problem: "there are too many",
+    })
+}
+
+fn pad(out: &mut impl Write, len: u64, alignment: u64) -> io::Result<()> {
+    let n = len.next_multiple_of(alignment) - len;
+    io::copy(&mut io::Read::take(io::repeat(0), n), out).map(drop)
+}
