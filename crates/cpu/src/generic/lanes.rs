@@ -1,103 +1,59 @@
-//! Vectors of f32 as a trait: what the ops and attention are written over.
-//!
-//! A value of a type that implements [`Lanes`] is the proof that the CPU has its instructions, so
-//! the methods are safe. They are only fast when they are inlined into a function compiled for
-//! those instructions: [`Lanes::vectorize`] is that function, and every [`Kernel::run`] and all
-//! that it calls are `#[inline(always)]`. Array combinators such as `map` are not inlined
-//! reliably; kernels use plain loops over arrays of vectors.
+//! Vector operations beyond arithmetic: whole and partial loads, pairs, sums of many vectors; and
+//! the exponential that softmax and SiLU share.
 
-/// An algorithm over some width of vector, run by [`Lanes::vectorize`].
-pub(crate) trait Kernel {
-    type Out;
-    /// Implementations are `#[inline(always)]`.
-    fn run<S: Lanes>(self, s: S) -> Self::Out;
-}
+use super::simd::SimdF32;
 
-/// The f32 vector operations of one instruction set.
-pub(crate) trait Lanes: Copy {
-    /// Values per vector: 8 or more, a power of two.
-    const N: usize;
-    type Vector: Copy;
-    /// `[f32; N]`.
+/// What ops and attention need of vectors beside [`SimdF32`].
+pub(crate) trait Lanes: SimdF32 {
+    /// `[f32; LANES]`: indexing a slice of chunks costs one check for a whole vector.
     type Chunk: Copy;
-
-    /// Runs `kernel` in a function compiled for this instruction set.
-    fn vectorize<K: Kernel>(self, kernel: K) -> K::Out;
 
     /// `x` as whole vectors and what is left over.
     fn chunks(x: &[f32]) -> (&[Self::Chunk], &[f32]);
     fn chunks_mut(x: &mut [f32]) -> (&mut [Self::Chunk], &mut [f32]);
-
-    fn splat(self, x: f32) -> Self::Vector;
-    fn load(self, x: &Self::Chunk) -> Self::Vector;
-    fn store(self, v: Self::Vector, out: &mut Self::Chunk);
-    /// At most N values; the other lanes are `fill`.
-    fn load_part(self, x: &[f32], fill: f32) -> Self::Vector;
-    /// The first `out.len()` lanes, at most N.
-    fn store_part(self, v: Self::Vector, out: &mut [f32]);
-    /// N values of f16 bits.
-    ///
-    /// # Panics
-    /// If `x` is shorter.
-    fn load_f16(self, x: &[u16]) -> Self::Vector;
-    /// The first N of `out`, as f16 bits, rounded to nearest even.
-    ///
-    /// # Panics
-    /// If `out` is shorter.
-    fn store_f16(self, v: Self::Vector, out: &mut [u16]);
+    fn load_chunk(self, x: &Self::Chunk) -> Self::F32;
+    fn store_chunk(self, v: Self::F32, x: &mut Self::Chunk);
+    /// At most `LANES` values; the other lanes are `fill`.
+    fn load_part(self, x: &[f32], fill: f32) -> Self::F32;
+    /// The first `x.len()` lanes, at most `LANES`.
+    fn store_part(self, v: Self::F32, x: &mut [f32]);
     /// Asks for the cache line of `x[i]`; nothing if there is no such element.
     fn prefetch<T>(self, x: &[T], i: usize);
 
-    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// `a * b + c`, rounded once.
-    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// `c - a * b`, rounded once.
-    fn neg_mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// The larger; `b` where either is NaN.
-    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// The smaller; `b` where either is NaN.
-    fn min(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    fn round(self, v: Self::Vector) -> Self::Vector;
-    /// `v * 2^n` for integral `n` in -252..=254, exact up to the last rounding.
-    fn scale_by_pow2(self, v: Self::Vector, n: Self::Vector) -> Self::Vector;
-
-    /// Sum of all lanes, in one fixed order.
-    fn sum(self, v: Self::Vector) -> f32;
-    /// Largest lane; no lane may be NaN.
-    fn max_lane(self, v: Self::Vector) -> f32;
-    /// Lane i of the result is the sum of the lanes of `v[i]`, each in the same order.
-    fn sums_of_8(self, v: [Self::Vector; 8], out: &mut [f32; 8]);
-
-    /// `[a0 - .., a1 + .., ..]`: `a * b - c` in even lanes and `a * b + c` in odd ones.
-    fn mul_sub_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// The sums of the lanes of each vector, all added in the same order.
+    fn sums_of_8(self, v: [Self::F32; 8]) -> [f32; 8];
+    /// `a * b - c` in even lanes and `a * b + c` in odd ones, rounded once.
+    fn mul_sub_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// Exchanges lanes 2i and 2i + 1.
-    fn swap_pairs(self, v: Self::Vector) -> Self::Vector;
+    fn swap_pairs(self, v: Self::F32) -> Self::F32;
     /// Copies lane 2i to lane 2i + 1.
-    fn dup_even(self, v: Self::Vector) -> Self::Vector;
+    fn dup_even(self, v: Self::F32) -> Self::F32;
     /// Copies lane 2i + 1 to lane 2i.
-    fn dup_odd(self, v: Self::Vector) -> Self::Vector;
+    fn dup_odd(self, v: Self::F32) -> Self::F32;
     /// The even and the odd elements of `a` followed by `b`.
-    fn unzip(self, a: Self::Vector, b: Self::Vector) -> (Self::Vector, Self::Vector);
+    fn unzip(self, a: Self::F32, b: Self::F32) -> (Self::F32, Self::F32);
+}
 
-    /// e^v within 1 ulp: 0 below -104, infinity above 89, NaN for NaN.
-    ///
-    /// Cody-Waite reduction by ln 2 in two parts, then a polynomial of degree 6 that is minimax in
-    /// relative error (3.1e-9) on |r| <= ln 2 / 2.
-    #[inline(always)]
-    fn exp(self, v: Self::Vector) -> Self::Vector {
-        // The constant stands first so that a NaN in `v` goes through.
-        let v = self.min(self.splat(89.0), self.max(self.splat(-104.0), v));
-        let n = self.round(self.mul(v, self.splat(std::f32::consts::LOG2_E)));
-        let r = self.neg_mul_add(n, self.splat(0.693_359_4), v);
-        let r = self.neg_mul_add(n, self.splat(-2.121_944_4e-4), r);
-        let mut p = self.splat(1.381_454e-3);
-        for c in [8.368_745_4e-3, 4.166_839e-2, 0.166_665_21, 0.499_999_94] {
-            p = self.mul_add(p, r, self.splat(c));
-        }
-        let p = self.mul_add(p, self.mul(r, r), r);
-        self.scale_by_pow2(self.add(p, self.splat(1.0)), n)
+/// e^v within 1 ulp: 0 below -104, infinity above 89, NaN for NaN.
+///
+/// Cody-Waite reduction by ln 2 in two parts, then a polynomial of degree 6 that is minimax in
+/// relative error (3.1e-9) on |r| <= ln 2 / 2.
+#[inline(always)]
+pub(crate) fn exp<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
+    // `v` stands second because a comparison with NaN yields the second operand.
+    let v = s.min(s.splat(89.0), s.max(s.splat(-104.0), v));
+    let n = s.round(s.mul(v, s.splat(std::f32::consts::LOG2_E)));
+    let r = s.mul_add(n, s.splat(-0.693_359_4), v);
+    let r = s.mul_add(n, s.splat(2.121_944_4e-4), r);
+    let mut p = s.splat(1.381_454e-3);
+    for c in [8.368_745e-3, 4.166_839e-2, 0.166_665_21, 0.499_999_94] {
+        p = s.mul_add(p, r, s.splat(c));
     }
+    let p = s.add(s.mul_add(p, s.mul(r, r), r), s.splat(1.0));
+    // 2^n in two factors, so that neither leaves the range of exponents.
+    let half = s.round(s.mul(n, s.splat(0.5)));
+    s.mul(
+        s.mul(p, s.exp2_integral(half)),
+        s.exp2_integral(s.sub(n, half)),
+    )
 }

@@ -2,6 +2,8 @@
 //!
 //! [`SimdF32`] is arithmetic on vectors of f32. The integer side is in `quant`.
 
+use super::lanes::Lanes;
+
 /// Vectors of [`SimdF32::LANES`] f32 values. Implemented by witnesses only.
 pub(crate) trait SimdF32: Copy + Send + Sync + 'static {
     /// Values of a vector.
@@ -24,7 +26,9 @@ pub(crate) trait SimdF32: Copy + Send + Sync + 'static {
     fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32;
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The larger; `b` where either is NaN.
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The smaller; `b` where either is NaN.
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// a * b + c, rounded once.
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
@@ -39,6 +43,6 @@ pub(crate) trait SimdF32: Copy + Send + Sync + 'static {
 }
 
 /// Everything an algorithm may use.
-pub(crate) trait Simd: SimdF32 {}
+pub(crate) trait Simd: SimdF32 + Lanes {}
 
-impl<S: SimdF32> Simd for S {}
+impl<S: SimdF32 + Lanes> Simd for S {}

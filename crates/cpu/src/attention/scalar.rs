@@ -1,0 +1,46 @@
+//! Attention as its definition says, in f64: all scores, softmax, weighted sum. The oracle.
+
+use super::KvSlice;
+use crate::generic::attention::QueryTile;
+use crate::pool::Tile;
+
+/// All rows of `tile` into `out`.
+pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
+    let (group, k_dim, v_dim) = (tile.group(), tile.shape.k_dim, tile.shape.v_dim);
+    for row in 0..tile.n_rows {
+        let out = out.row(tile.first_row + row);
+        for (head, out) in out.chunks_exact_mut(v_dim).enumerate() {
+            let query = tile.query(row * group + head);
+            let mut weights: Vec<f64> = tile
+                .visible(row)
+                .map(|pos| {
+                    let key = tile.slot(pos) * k_dim;
+                    let dot: f64 = (0..k_dim)
+                        .map(|d| f64::from(query[d]) * element(tile.k, key + d))
+                        .sum();
+                    dot * f64::from(tile.shape.scale)
+                })
+                .collect();
+            let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            weights.iter_mut().for_each(|w| *w = (*w - max).exp());
+            let sum: f64 = weights.iter().sum();
+            let mut values = vec![0.0; v_dim];
+            for (pos, weight) in tile.visible(row).zip(weights) {
+                let value = tile.slot(pos) * v_dim;
+                for (d, x) in values.iter_mut().enumerate() {
+                    *x += weight * element(tile.v, value + d);
+                }
+            }
+            for (out, x) in out.iter_mut().zip(values) {
+                *out = (x / sum) as f32;
+            }
+        }
+    }
+}
+
+fn element(cache: KvSlice<'_>, i: usize) -> f64 {
+    match cache {
+        KvSlice::F16(x) => half::f16::from_bits(x[i]).to_f64(),
+        KvSlice::F32(x) => f64::from(x[i]),
+    }
+}

@@ -1,0 +1,430 @@
+//! Attention against its definition in f64, and bit-equality over every way to cut the work.
+
+mod common;
+
+use common::Rng;
+use half::f16;
+use rocmforge_cpu::{AttnSeq, AttnShape, Isa, KvSlice, Pool, attention};
+
+const LLAMA_1B: AttnShape = AttnShape {
+    n_heads: 32,
+    n_kv_heads: 8,
+    k_dim: 64,
+    v_dim: 64,
+    page: 32,
+    scale: 0.125,
+    window: None,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Dtype {
+    F16,
+    F32,
+}
+
+/// A sequence whose content depends on its seed alone.
+struct Seq {
+    /// [len, n_heads * k_dim], [len, n_kv_heads, k_dim], [len, n_kv_heads, v_dim]
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    len: usize,
+}
+
+impl Seq {
+    /// Values that f16 holds exactly, so that both cache types see the same ones.
+    fn new(shape: &AttnShape, len: usize, seed: u64) -> Seq {
+        let mut rng = Rng(seed);
+        let mut half = |n: usize, factor: f32| -> Vec<f32> {
+            rng.vec(n)
+                .iter()
+                .map(|x| f16::from_f32(x * factor).to_f32())
+                .collect()
+        };
+        Seq {
+            q: half(len * shape.n_heads * shape.k_dim, 4.0),
+            k: half(len * shape.n_kv_heads * shape.k_dim, 2.0),
+            v: half(len * shape.n_kv_heads * shape.v_dim, 1.0),
+            len,
+        }
+    }
+
+    fn q_row(&self, shape: &AttnShape, pos: usize) -> &[f32] {
+        let width = shape.n_heads * shape.k_dim;
+        &self.q[pos * width..(pos + 1) * width]
+    }
+
+    /// One row of output, by the definition.
+    fn expected(&self, shape: &AttnShape, pos: usize) -> Vec<f64> {
+        let first = shape
+            .window
+            .map_or(0, |w| (pos + 1).saturating_sub(w as usize));
+        let mut out = Vec::new();
+        for head in 0..shape.n_heads {
+            let kv_head = head / (shape.n_heads / shape.n_kv_heads);
+            let q = &self.q_row(shape, pos)[head * shape.k_dim..][..shape.k_dim];
+            let score = |t: usize| -> f64 {
+                let k = &self.k[(t * shape.n_kv_heads + kv_head) * shape.k_dim..];
+                let dot: f64 = q
+                    .iter()
+                    .zip(k)
+                    .map(|(&a, &b)| f64::from(a) * f64::from(b))
+                    .sum();
+                dot * f64::from(shape.scale)
+            };
+            let scores: Vec<f64> = (first..=pos).map(score).collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for d in 0..shape.v_dim {
+                let value =
+                    |t| f64::from(self.v[(t * shape.n_kv_heads + kv_head) * shape.v_dim + d]);
+                let total: f64 = weights.iter().zip(first..).map(|(w, t)| w * value(t)).sum();
+                out.push(total / sum);
+            }
+        }
+        out
+    }
+}
+
+/// A paged cache; slots that hold no position are NaN.
+struct Cache {
+    k: Vec<f32>,
+    v: Vec<f32>,
+    tables: Vec<Vec<u32>>,
+    dtype: Dtype,
+    k16: Vec<u16>,
+    v16: Vec<u16>,
+}
+
+impl Cache {
+    /// Holds the first `lens[i]` positions of each sequence in blocks of random order.
+    fn new(shape: &AttnShape, seqs: &[&Seq], lens: &[usize], dtype: Dtype, rng: &mut Rng) -> Cache {
+        let n_pages: Vec<usize> = lens.iter().map(|len| len.div_ceil(shape.page)).collect();
+        let n_blocks = n_pages.iter().sum::<usize>() + 3;
+        let mut free: Vec<u32> = (0..n_blocks as u32).collect();
+        let mut k = vec![f32::NAN; n_blocks * shape.n_kv_heads * shape.page * shape.k_dim];
+        let mut v = vec![f32::NAN; n_blocks * shape.n_kv_heads * shape.page * shape.v_dim];
+        let mut tables = Vec::new();
+        for ((seq, &len), &n_pages) in seqs.iter().zip(lens).zip(&n_pages) {
+            let table: Vec<u32> = (0..n_pages)
+                .map(|_| free.swap_remove(rng.below(free.len())))
+                .collect();
+            for pos in 0..len {
+                for head in 0..shape.n_kv_heads {
+                    let block = table[pos / shape.page] as usize;
+                    let slot = (block * shape.n_kv_heads + head) * shape.page + pos % shape.page;
+                    let from = pos * shape.n_kv_heads + head;
+                    let (kd, vd) = (shape.k_dim, shape.v_dim);
+                    k[slot * kd..][..kd].copy_from_slice(&seq.k[from * kd..][..kd]);
+                    v[slot * vd..][..vd].copy_from_slice(&seq.v[from * vd..][..vd]);
+                }
+            }
+            tables.push(table);
+        }
+        let bits = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+        let (k16, v16) = (bits(&k), bits(&v));
+        Cache {
+            k,
+            v,
+            tables,
+            dtype,
+            k16,
+            v16,
+        }
+    }
+
+    fn slices(&self) -> (KvSlice<'_>, KvSlice<'_>) {
+        match self.dtype {
+            Dtype::F16 => (KvSlice::F16(&self.k16), KvSlice::F16(&self.v16)),
+            Dtype::F32 => (KvSlice::F32(&self.k), KvSlice::F32(&self.v)),
+        }
+    }
+}
+
+/// Positions `from..to` of each sequence in one call; the output rows of each.
+fn attend(
+    isa: Isa,
+    pool: &Pool,
+    shape: &AttnShape,
+    parts: &[(&Seq, usize, usize)],
+    dtype: Dtype,
+    rng: &mut Rng,
+) -> Vec<Vec<f32>> {
+    let seqs: Vec<&Seq> = parts.iter().map(|p| p.0).collect();
+    let lens: Vec<usize> = parts.iter().map(|p| p.2).collect();
+    let cache = Cache::new(shape, &seqs, &lens, dtype, rng);
+    let mut q = Vec::new();
+    let mut attn_seqs = Vec::new();
+    let mut first_row = 0;
+    for (&(seq, from, to), table) in parts.iter().zip(&cache.tables) {
+        (from..to).for_each(|pos| q.extend(seq.q_row(shape, pos)));
+        attn_seqs.push(AttnSeq {
+            first_row,
+            n_rows: to - from,
+            first_pos: from,
+            block_table: table,
+        });
+        first_row += to - from;
+    }
+    let width = shape.n_heads * shape.v_dim;
+    let mut out = vec![f32::NAN; first_row * width];
+    let (k, v) = cache.slices();
+    attention(isa, pool, shape, &q, k, v, &attn_seqs, &mut out);
+    attn_seqs
+        .iter()
+        .map(|s| out[s.first_row * width..][..s.n_rows * width].to_vec())
+        .collect()
+}
+
+fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
+    let seq = Seq::new(shape, to, 7);
+    let expected: Vec<f64> = (from..to)
+        .flat_map(|pos| seq.expected(shape, pos))
+        .collect();
+    let pool = Pool::new(2);
+    for isa in Isa::available() {
+        for dtype in [Dtype::F16, Dtype::F32] {
+            let out = attend(isa, &pool, shape, &[(&seq, from, to)], dtype, &mut Rng(1)).remove(0);
+            assert_eq!(out.len(), expected.len());
+            for (i, (&got, &want)) in out.iter().zip(&expected).enumerate() {
+                assert!(
+                    (f64::from(got) - want).abs() < 1e-5,
+                    "{isa} {dtype:?} {shape:?} {from}..{to}: element {i} is {got}, not {want}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn follows_the_definition() {
+    let shape = |n_heads, n_kv_heads, k_dim, v_dim, page, window| AttnShape {
+        n_heads,
+        n_kv_heads,
+        k_dim,
+        v_dim,
+        page,
+        scale: 1.0 / (k_dim as f32).sqrt(),
+        window,
+    };
+    for (shape, ranges) in [
+        (
+            LLAMA_1B,
+            &[(0, 1), (0, 5), (0, 70), (15, 18), (63, 64), (200, 231)][..],
+        ),
+        (
+            shape(14, 2, 64, 64, 16, None),
+            &[(0, 1), (0, 40), (100, 101)],
+        ),
+        (shape(9, 3, 64, 64, 64, None), &[(0, 90), (127, 129)]),
+        (shape(4, 4, 128, 128, 32, None), &[(0, 66), (95, 96)]),
+        (
+            shape(8, 4, 256, 256, 16, Some(20)),
+            &[(0, 60), (300, 301), (300, 340)],
+        ),
+        (shape(2, 1, 32, 32, 16, Some(1)), &[(0, 40)]),
+        (shape(6, 2, 40, 24, 16, Some(33)), &[(0, 80), (64, 65)]),
+        (shape(4, 1, 192, 128, 32, None), &[(0, 20), (40, 41)]),
+        (shape(3, 3, 37, 5, 48, None), &[(0, 50), (96, 97)]),
+        (shape(2, 2, 1, 1, 16, None), &[(0, 20)]),
+        // Several segments, whole and behind a window.
+        (
+            shape(2, 1, 32, 32, 64, None),
+            &[(1020, 1030), (2047, 2049), (3100, 3101)],
+        ),
+        (
+            shape(2, 1, 32, 32, 64, Some(1100)),
+            &[(1020, 1060), (2100, 2200), (3100, 3101)],
+        ),
+    ] {
+        for &(from, to) in ranges {
+            check_against_definition(&shape, from, to);
+        }
+    }
+}
+
+/// Every row of `seqs`, computed one by one, alone, on one thread.
+fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, dtype: Dtype) -> Vec<Vec<f32>> {
+    let pool = Pool::new(1);
+    let row = |pos| {
+        attend(
+            isa,
+            &pool,
+            shape,
+            &[(seq, pos, pos + 1)],
+            dtype,
+            &mut Rng(3),
+        )
+        .remove(0)
+    };
+    (0..seq.len).map(row).collect()
+}
+
+#[test]
+fn bits_do_not_depend_on_chunks_company_pages_or_threads() {
+    let pools = [Pool::new(1), Pool::new(2), Pool::new(7)];
+    let mut rng = Rng(11);
+    for (n_heads, n_kv_heads, k_dim, v_dim, window) in [
+        (8, 2, 64, 64, None),
+        (7, 1, 32, 48, None),
+        (3, 3, 40, 40, Some(37)),
+        (4, 2, 128, 128, Some(64)),
+    ] {
+        let mut shape = AttnShape {
+            n_heads,
+            n_kv_heads,
+            k_dim,
+            v_dim,
+            page: 16,
+            scale: 0.1,
+            window,
+        };
+        let seqs: Vec<Seq> = [150, 1, 33, 97]
+            .iter()
+            .zip(1..)
+            .map(|(&n, i)| Seq::new(&shape, n, i))
+            .collect();
+        for dtype in [Dtype::F16, Dtype::F32] {
+            for isa in Isa::available() {
+                shape.page = 16;
+                let expected: Vec<_> = seqs
+                    .iter()
+                    .map(|seq| row_by_row(isa, &shape, seq, dtype))
+                    .collect();
+                let n_rounds = if isa == Isa::Scalar { 3 } else { 40 };
+                for _ in 0..n_rounds {
+                    shape.page = [16, 32, 64][rng.below(3)];
+                    let pool = &pools[rng.below(3)];
+                    let n_parts = 1 + rng.below(seqs.len());
+                    let mut picks: Vec<usize> = (0..seqs.len()).collect();
+                    let parts: Vec<(usize, usize, usize)> = (0..n_parts)
+                        .map(|_| {
+                            let i = picks.swap_remove(rng.below(picks.len()));
+                            let from = rng.below(seqs[i].len);
+                            (i, from, from + rng.below(seqs[i].len - from + 1))
+                        })
+                        .collect();
+                    let args: Vec<_> = parts.iter().map(|&(i, a, b)| (&seqs[i], a, b)).collect();
+                    let out = attend(isa, pool, &shape, &args, dtype, &mut rng);
+                    for (&(i, from, to), out) in parts.iter().zip(&out) {
+                        let expected = expected[i][from..to].concat();
+                        let same = out
+                            .iter()
+                            .zip(&expected)
+                            .all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(
+                            same && out.len() == expected.len(),
+                            "{isa} {dtype:?} {shape:?} {parts:?}, {} threads",
+                            pool.n_threads()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_how_segments_run() {
+    for window in [None, Some(1500)] {
+        let mut shape = AttnShape {
+            n_heads: 4,
+            n_kv_heads: 2,
+            k_dim: 32,
+            v_dim: 32,
+            page: 64,
+            scale: 0.2,
+            window,
+        };
+        let seq = Seq::new(&shape, 3500, 5);
+        let isa = Isa::detect();
+        // One thread walks the segments; eight threads share them out.
+        for (from, to) in [
+            (3499, 3500),
+            (1023, 1024),
+            (1024, 1025),
+            (2040, 2060),
+            (1490, 1510),
+        ] {
+            let one = attend(
+                isa,
+                &Pool::new(1),
+                &shape,
+                &[(&seq, from, to)],
+                Dtype::F16,
+                &mut Rng(1),
+            );
+            shape.page = 16;
+            let many = attend(
+                isa,
+                &Pool::new(8),
+                &shape,
+                &[(&seq, from, to)],
+                Dtype::F16,
+                &mut Rng(2),
+            );
+            shape.page = 64;
+            let bits = |x: &[Vec<f32>]| x[0].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&one), bits(&many), "{from}..{to} window {window:?}");
+            for pos in from..to {
+                let alone = attend(
+                    isa,
+                    &Pool::new(8),
+                    &shape,
+                    &[(&seq, pos, pos + 1)],
+                    Dtype::F16,
+                    &mut Rng(4),
+                );
+                let width = shape.n_heads * shape.v_dim;
+                let row = [one[0][(pos - from) * width..][..width].to_vec()];
+                assert_eq!(
+                    bits(&alone),
+                    bits(&row),
+                    "{pos} of {from}..{to} window {window:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_sequences_and_no_rows_are_fine() {
+    let pool = Pool::new(2);
+    for isa in Isa::available() {
+        let (k, v) = (KvSlice::F16(&[]), KvSlice::F16(&[]));
+        attention(isa, &pool, &LLAMA_1B, &[], k, v, &[], &mut []);
+        let seq = AttnSeq {
+            first_row: 0,
+            n_rows: 0,
+            first_pos: 0,
+            block_table: &[],
+        };
+        attention(isa, &pool, &LLAMA_1B, &[], k, v, &[seq], &mut []);
+        // A row that belongs to no sequence is left alone.
+        let q = vec![1.0; 32 * 64];
+        let mut out = vec![5.0; 32 * 64];
+        attention(isa, &pool, &LLAMA_1B, &q, k, v, &[seq], &mut out);
+        assert!(out.iter().all(|&x| x == 5.0));
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let shape = AttnShape {
+        scale: 40.0,
+        ..LLAMA_1B
+    };
+    let seq = Seq::new(&shape, 40, 2);
+    for isa in Isa::available() {
+        let out = attend(
+            isa,
+            &Pool::new(1),
+            &shape,
+            &[(&seq, 0, 40)],
+            Dtype::F16,
+            &mut Rng(1),
+        );
+        assert!(out[0].iter().all(|x| x.is_finite() && x.abs() <= 1.0));
+    }
+}
