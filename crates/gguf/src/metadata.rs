@@ -248,11 +248,11 @@ impl Metadata {
         ) {
             return Err(wrong_type(key, wanted, &Value::Array(array)));
         }
-        array
-            .iter()
-            .map(|v| convert(&v))
-            .collect::<Result<_, _>>()
-            .map(Some)
+        let mut numbers = Vec::with_capacity(array.len());
+        for value in array.iter() {
+            numbers.push(convert(&value)?);
+        }
+        Ok(Some(numbers))
     }
 }
 

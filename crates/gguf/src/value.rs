@@ -313,11 +313,14 @@ impl<'a> Array<'a> {
     /// A view of a whole array value: element type, count, elements.
     pub(crate) fn over(value: &'a [u8], index: &'a [u64]) -> Result<Self, Error> {
         let mut r = Reader::at(value, 0);
-        let id = r.u32(WHAT)?;
+        let element = ValueType::from_id(r.u32(WHAT)?).unwrap_or(ValueType::U8);
         let len = r.u64(WHAT)?;
+        // Both were checked at open. Where a mapped file has changed since, the
+        // length is still one that the bytes can back.
+        let most = r.left() / element.min_bytes() as usize;
         Ok(Array {
-            element: ValueType::from_id(id).unwrap_or(ValueType::U8),
-            len: usize::try_from(len).unwrap_or(usize::MAX),
+            element,
+            len: usize::try_from(len).map_or(most, |len| len.min(most)),
             bytes: &value[r.pos()..],
             index,
         })

@@ -111,22 +111,26 @@ pub fn q3_scales(scales: &[u8; 12]) -> [i8; 16] {
     })
 }
 
-/// Value `i` of 256 among 2-bit fields placed as in [`Q2K`].
+/// The fields of `N` consecutive bytes from `start`: each shifted down by
+/// `shift`, then masked.
 #[inline]
-fn two_bits(bytes: &[u8; QK_K / 4], i: usize) -> u8 {
-    bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
+fn fields<const N: usize>(bytes: &[u8], start: usize, shift: usize, mask: u8) -> [u8; N] {
+    let bytes: &[u8; N] = bytes[start..]
+        .first_chunk()
+        .expect("a group lies in its block");
+    bytes.map(|b| b >> shift & mask)
 }
 
-/// Value `i` of 256 among 4-bit fields placed as in [`Q4K`].
+/// Group `g` of 16 values among 2-bit fields placed as in [`Q2K`].
 #[inline]
-fn four_bits(bytes: &[u8; QK_K / 2], i: usize) -> u8 {
-    bytes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
+fn two_bits(bytes: &[u8; QK_K / 4], g: usize) -> [u8; 16] {
+    fields(bytes, g / 8 * 32 + g % 2 * 16, g % 8 / 2 * 2, 3)
 }
 
-/// Value `i` of 256 among single bits placed as in [`Q3K`] and [`Q5K`].
+/// Group `g` of 32 values among 4-bit fields placed as in [`Q4K`].
 #[inline]
-fn one_bit(bytes: &[u8; QK_K / 8], i: usize) -> u8 {
-    bytes[i % 32] >> (i / 32) & 1
+fn four_bits(bytes: &[u8; QK_K / 2], g: usize) -> [u8; 32] {
+    fields(bytes, g / 2 * 32, g % 2 * 4, 15)
 }
 
 impl Block for Q2K {
@@ -137,8 +141,8 @@ impl Block for Q2K {
         for (g, group) in out.chunks_exact_mut(16).enumerate() {
             let scale = d * f32::from(self.scales[g] & 15);
             let min = dmin * f32::from(self.scales[g] >> 4);
-            for (l, x) in group.iter_mut().enumerate() {
-                *x = scale * f32::from(two_bits(&self.qs, g * 16 + l)) - min;
+            for (x, q) in group.iter_mut().zip(two_bits(&self.qs, g)) {
+                *x = scale * f32::from(q) - min;
             }
         }
     }
@@ -152,10 +156,10 @@ impl Block for Q3K {
         let scales = q3_scales(&self.scales);
         for (g, group) in out.chunks_exact_mut(16).enumerate() {
             let scale = d * f32::from(scales[g]);
-            for (l, x) in group.iter_mut().enumerate() {
-                let i = g * 16 + l;
-                let q = two_bits(&self.qs, i) | one_bit(&self.hmask, i) << 2;
-                *x = scale * (f32::from(q) - 4.0);
+            let low = two_bits(&self.qs, g);
+            let high: [u8; 16] = fields(&self.hmask, g % 2 * 16, g / 2, 1);
+            for (x, (low, high)) in group.iter_mut().zip(low.iter().zip(high)) {
+                *x = scale * (f32::from(low | high << 2) - 4.0);
             }
         }
     }
@@ -169,8 +173,8 @@ impl Block for Q4K {
         for (g, group) in out.chunks_exact_mut(32).enumerate() {
             let (sc, m) = scale_min_k4(g, &self.scales);
             let (scale, min) = (d * f32::from(sc), dmin * f32::from(m));
-            for (l, x) in group.iter_mut().enumerate() {
-                *x = scale * f32::from(four_bits(&self.qs, g * 32 + l)) - min;
+            for (x, q) in group.iter_mut().zip(four_bits(&self.qs, g)) {
+                *x = scale * f32::from(q) - min;
             }
         }
     }
@@ -184,10 +188,10 @@ impl Block for Q5K {
         for (g, group) in out.chunks_exact_mut(32).enumerate() {
             let (sc, m) = scale_min_k4(g, &self.scales);
             let (scale, min) = (d * f32::from(sc), dmin * f32::from(m));
-            for (l, x) in group.iter_mut().enumerate() {
-                let i = g * 32 + l;
-                let q = four_bits(&self.qs, i) | one_bit(&self.qh, i) << 4;
-                *x = scale * f32::from(q) - min;
+            let low = four_bits(&self.qs, g);
+            let high: [u8; 32] = fields(&self.qh, 0, g, 1);
+            for (x, (low, high)) in group.iter_mut().zip(low.iter().zip(high)) {
+                *x = scale * f32::from(low | high << 4) - min;
             }
         }
     }
@@ -200,11 +204,10 @@ impl Block for Q6K {
         let d = self.d.to_f32();
         for (g, group) in out.chunks_exact_mut(16).enumerate() {
             let scale = d * f32::from(self.scales[g]);
-            for (l, x) in group.iter_mut().enumerate() {
-                let i = g * 16 + l;
-                let low = self.ql[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
-                let q = low | two_bits(&self.qh, i) << 4;
-                *x = scale * (f32::from(q) - 32.0);
+            let low: [u8; 16] = fields(&self.ql, g / 8 * 64 + g % 4 * 16, g % 8 / 4 * 4, 15);
+            let high = two_bits(&self.qh, g);
+            for (x, (low, high)) in group.iter_mut().zip(low.iter().zip(high)) {
+                *x = scale * (f32::from(low | high << 4) - 32.0);
             }
         }
     }

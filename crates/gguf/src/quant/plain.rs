@@ -30,7 +30,19 @@ impl F16 {
     /// The value, exactly.
     #[inline]
     pub fn to_f32(self) -> f32 {
-        half::f16::from_bits(self.bits()).to_f32()
+        // The exponent is rebased by a multiplication, which also normalizes
+        // subnormal halves; infinity and NaN keep an exponent of all ones. The
+        // same as `half` computes, in a form that compiles to vector code.
+        const REBASE: f32 = f32::from_bits((127 + 127 - 15) << 23);
+        let bits = u32::from(self.bits());
+        let magnitude = (bits & 0x7fff) << 13;
+        let rebased = (f32::from_bits(magnitude) * REBASE).to_bits();
+        let special = if bits & 0x7c00 == 0x7c00 {
+            0x7f80_0000
+        } else {
+            0
+        };
+        f32::from_bits(rebased | special | (bits & 0x8000) << 16)
     }
 
     /// The nearest half, ties to even; too large becomes infinite.
@@ -105,5 +117,20 @@ impl QuantizeBlock for BF16 {
     #[inline]
     fn quantize(values: &[f32]) -> Self {
         BF16::from_f32(values[0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_converts_as_the_half_crate_does() {
+        for bits in 0..=u16::MAX {
+            let got = F16(bits.to_le_bytes()).to_f32();
+            let expected = half::f16::from_bits(bits).to_f32();
+            let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+            assert!(same, "{bits:#06x}: {got:e}, expected {expected:e}");
+        }
     }
 }
