@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-const FOLDERS: [&str; 2] = ["dequantize", "quantize"];
+const FOLDERS: [&str; 3] = ["dequantize", "quantize", "table"];
 
 fn home() -> PathBuf {
     crate::root().join("crates/gguf/tests/fixtures")
