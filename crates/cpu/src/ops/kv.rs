@@ -1,0 +1,164 @@
+//! Writing new keys and values into the paged cache.
+
+use super::{MIN_TASK_ELEMENTS, TASKS_PER_THREAD};
+use crate::arch::Kernel;
+use crate::attention::KvSliceMut;
+use crate::generic::simd::Simd;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// Writes the key (or value) rows of tokens into their slots, rounding to nearest even for f16.
+///
+/// - `x` [n_tokens, n_kv_heads * dim]
+/// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot
+///   the later one stays
+/// - `cache` [n_blocks, n_kv_heads, page, dim]
+///
+/// # Panics
+/// If lengths do not fit, or a slot is not in the cache.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "operands and the three numbers that shape them"
+)]
+pub fn kv_append(
+    isa: Isa,
+    pool: &Pool,
+    x: &[f32],
+    n_kv_heads: usize,
+    dim: usize,
+    page: usize,
+    slots: &[u32],
+    cache: KvSliceMut<'_>,
+) {
+    let layout = Layout {
+        n_kv_heads,
+        dim,
+        page,
+    };
+    assert_eq!(
+        x.len(),
+        slots.len() * layout.row_len(),
+        "a row for each slot"
+    );
+    match cache {
+        KvSliceMut::F16(cache) => {
+            append(pool, &layout, x, slots, cache, &|row, out| match isa {
+                Isa::Scalar => {
+                    for (out, &x) in out.iter_mut().zip(row) {
+                        *out = half::f16::from_f32(x).to_bits();
+                    }
+                }
+                Isa::Avx2(isa) => isa.run(Narrow { x: row, out }),
+            });
+        }
+        KvSliceMut::F32(cache) => {
+            append(pool, &layout, x, slots, cache, &|row, out| {
+                out.copy_from_slice(row)
+            });
+        }
+    }
+}
+
+struct Layout {
+    n_kv_heads: usize,
+    dim: usize,
+    page: usize,
+}
+
+impl Layout {
+    fn row_len(&self) -> usize {
+        self.n_kv_heads * self.dim
+    }
+}
+
+/// What one task writes: a cache block and the tokens, by index, whose slots lie in it.
+struct BlockTask<'a, T> {
+    block: &'a mut [T],
+    tokens: &'a [usize],
+}
+
+fn append<T: Send>(
+    pool: &Pool,
+    layout: &Layout,
+    x: &[f32],
+    slots: &[u32],
+    cache: &mut [T],
+    convert: &(dyn Fn(&[f32], &mut [T]) + Sync),
+) {
+    if slots.is_empty() || layout.row_len() == 0 {
+        return;
+    }
+    let block_len = layout.row_len() * layout.page;
+    assert!(
+        block_len > 0 && cache.len().is_multiple_of(block_len),
+        "the cache holds whole blocks"
+    );
+    let block_of = |token: usize| slots[token] as usize / layout.page;
+    let write = |token: usize, block: &mut [T]| {
+        let offset = slots[token] as usize % layout.page;
+        let row = &x[token * layout.row_len()..(token + 1) * layout.row_len()];
+        let pages = block.chunks_exact_mut(layout.page * layout.dim);
+        for (head, page) in row.chunks_exact(layout.dim).zip(pages) {
+            convert(
+                head,
+                &mut page[offset * layout.dim..(offset + 1) * layout.dim],
+            );
+        }
+    };
+    if pool.n_threads() == 1 || x.len() < 2 * MIN_TASK_ELEMENTS {
+        for token in 0..slots.len() {
+            let block = block_of(token);
+            write(
+                token,
+                &mut cache[block * block_len..(block + 1) * block_len],
+            );
+        }
+        return;
+    }
+    let mut tokens: Vec<usize> = (0..slots.len()).collect();
+    tokens.sort_by_key(|&token| block_of(token));
+    let mut tasks = Vec::new();
+    let mut rest = cache;
+    let mut n_before = 0;
+    for tokens in tokens.chunk_by(|&a, &b| block_of(a) == block_of(b)) {
+        let block = block_of(tokens[0]);
+        let (_, tail) = rest.split_at_mut((block - n_before) * block_len);
+        let (block_mut, tail) = tail.split_at_mut(block_len);
+        tasks.push(BlockTask {
+            block: block_mut,
+            tokens,
+        });
+        (rest, n_before) = (tail, block + 1);
+    }
+    let per_task = tasks.len().div_ceil(TASKS_PER_THREAD * pool.n_threads());
+    pool.for_each_rows(&mut tasks, 1, per_task, &|_, tasks| {
+        for task in tasks {
+            task.tokens
+                .iter()
+                .for_each(|&token| write(token, task.block));
+        }
+    });
+}
+
+/// f32 to f16 bits.
+struct Narrow<'a> {
+    x: &'a [f32],
+    out: &'a mut [u16],
+}
+
+impl Kernel for Narrow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let whole = self.x.len() / S::LANES * S::LANES;
+        let (x, x_tail) = self.x.split_at(whole);
+        let (out, out_tail) = self.out.split_at_mut(whole);
+        for (x, out) in x.chunks_exact(S::LANES).zip(out.chunks_exact_mut(S::LANES)) {
+            s.store_f16(s.load(x), out);
+        }
+        for (&x, out) in x_tail.iter().zip(out_tail) {
+            *out = half::f16::from_f32(x).to_bits();
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The operations of a layer beside matrix products and attention.
+//!
+//! Each takes the instruction set, the pool, and plain slices. The scalar branch of each is its
+//! definition in plain loops; the vector branch is written once over [`Simd`](crate::generic::simd::Simd).
+//! An output element depends on its row alone, with a fixed order of additions, so results are
+//! bit-equal for any number of rows and threads.
+
+mod elementwise;
+mod kv;
+mod logits;
+mod norm;
+mod rope;
+
+pub use elementwise::{add, silu_mul};
+pub use kv::kv_append;
+pub use logits::{argmax, log_sum_exp};
+pub use norm::rms_norm;
+pub use rope::{RopeStyle, rope};
+
+use crate::pool::Pool;
+
+/// A task below this many elements (a few microseconds) is not worth a dispatch.
+const MIN_TASK_ELEMENTS: usize = 8192;
+/// Tasks per thread, so that a thread that is late is made up for.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Rows of `row_len` elements to give to one task; all of them if there is little to do.
+fn rows_per_task(pool: &Pool, n_rows: usize, row_len: usize) -> usize {
+    let least = MIN_TASK_ELEMENTS.div_ceil(row_len.max(1));
+    n_rows
+        .div_ceil(TASKS_PER_THREAD * pool.n_threads())
+        .max(least)
+}

@@ -1,0 +1,106 @@
+//! Root mean square normalization (Zhang and Sennrich 2019).
+
+use super::rows_per_task;
+use crate::arch::Kernel;
+use crate::generic::simd::Simd;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight`, on rows of `weight.len()` values.
+///
+/// `x` and `out` [n_rows, weight.len()]; a row may be a token's whole state or one of its heads.
+///
+/// # Panics
+/// If `x` is not whole rows or `out` differs from it in length.
+pub fn rms_norm(isa: Isa, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    if x.is_empty() {
+        return;
+    }
+    let width = weight.len();
+    assert!(
+        width > 0 && x.len().is_multiple_of(width),
+        "x holds whole rows"
+    );
+    let rows = rows_per_task(pool, x.len() / width, width);
+    pool.for_each_rows(out, width, rows, &|first, out| {
+        let x = &x[first * width..first * width + out.len()];
+        match isa {
+            Isa::Scalar => scalar(x, weight, eps, out),
+            Isa::Avx2(isa) => isa.run(RmsNorm {
+                x,
+                weight,
+                eps,
+                out,
+            }),
+        }
+    });
+}
+
+fn scalar(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let width = weight.len();
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        let scale = 1.0 / (squares / width as f64 + f64::from(eps)).sqrt();
+        for ((out, &x), &w) in out.iter_mut().zip(x).zip(weight) {
+            *out = (f64::from(x) * scale) as f32 * w;
+        }
+    }
+}
+
+struct RmsNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.weight.len();
+        let (weights, weight_tail) = S::chunks(self.weight);
+        for (x, out) in self
+            .x
+            .chunks_exact(width)
+            .zip(self.out.chunks_exact_mut(width))
+        {
+            let (xs, x_tail) = S::chunks(x);
+            let scale = 1.0 / (sum_of_squares(s, xs, x_tail) / width as f32 + self.eps).sqrt();
+            let scale = s.splat(scale);
+            let (outs, out_tail) = S::chunks_mut(out);
+            for ((x, w), out) in xs.iter().zip(weights).zip(outs) {
+                let normed = s.mul(s.load_chunk(x), scale);
+                s.store_chunk(s.mul(normed, s.load_chunk(w)), out);
+            }
+            if !x_tail.is_empty() {
+                let normed = s.mul(s.load_part(x_tail, 0.0), scale);
+                s.store_part(s.mul(normed, s.load_part(weight_tail, 0.0)), out_tail);
+            }
+        }
+    }
+}
+
+/// In four accumulators, which cover the latency of the multiply-add.
+#[inline(always)]
+fn sum_of_squares<S: Simd>(s: S, xs: &[S::Chunk], tail: &[f32]) -> f32 {
+    let mut acc = [s.splat(0.0); 4];
+    let (fours, rest) = xs.as_chunks::<4>();
+    for four in fours {
+        for j in 0..4 {
+            let x = s.load_chunk(&four[j]);
+            acc[j] = s.mul_add(x, x, acc[j]);
+        }
+    }
+    for (j, x) in rest.iter().enumerate() {
+        let x = s.load_chunk(x);
+        acc[j] = s.mul_add(x, x, acc[j]);
+    }
+    if !tail.is_empty() {
+        let x = s.load_part(tail, 0.0);
+        acc[3] = s.mul_add(x, x, acc[3]);
+    }
+    s.sum(s.add(s.add(acc[0], acc[1]), s.add(acc[2], acc[3])))
+}

@@ -1,0 +1,330 @@
+//! Each op, on each instruction set, against its formula in f64.
+
+mod common;
+
+use common::Rng;
+use half::f16;
+use rocmforge_cpu::{
+    Isa, KvSliceMut, Pool, RopeStyle, add, argmax, kv_append, log_sum_exp, rms_norm, rope, silu_mul,
+};
+
+/// Widths around every boundary of vectors of 8 and 16 and runs of four of them.
+const WIDTHS: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 31, 32, 33, 64, 100, 127, 1030];
+
+fn check(what: &str, got: &[f32], want: impl IntoIterator<Item = f64>) {
+    let want: Vec<f64> = want.into_iter().collect();
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (&got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(got) - want).abs();
+        assert!(
+            error <= 1e-6 * want.abs().max(1.0),
+            "{what}: element {i} is {got}, not {want}"
+        );
+    }
+}
+
+/// Runs `op` on one thread and on several; both must give the same bits, which are returned.
+fn same_on_any_pool(op: impl Fn(&Pool) -> Vec<f32>) -> Vec<f32> {
+    let one = op(&Pool::new(1));
+    let many = op(&Pool::new(3));
+    assert!(
+        one.iter()
+            .zip(&many)
+            .all(|(a, b)| a.to_bits() == b.to_bits())
+    );
+    one
+}
+
+#[test]
+fn rms_norm_follows_its_formula() {
+    let mut rng = Rng(1);
+    for isa in Isa::available() {
+        for width in WIDTHS {
+            for n_rows in [1, 3, 70] {
+                let (x, weight) = (rng.vec(n_rows * width), rng.vec(width));
+                let got = same_on_any_pool(|pool| {
+                    let mut out = vec![f32::NAN; x.len()];
+                    rms_norm(isa, pool, &x, &weight, 1e-5, &mut out);
+                    out
+                });
+                let want = x.chunks(width).flat_map(|x| {
+                    let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+                    let scale = 1.0 / (squares / width as f64 + f64::from(1e-5f32)).sqrt();
+                    x.iter()
+                        .zip(&weight)
+                        .map(move |(&x, &w)| f64::from(x) * scale * f64::from(w))
+                });
+                check(&format!("{isa} rms_norm {n_rows} x {width}"), &got, want);
+                // A row alone has the bits it has in company.
+                let mut alone = vec![0.0; width];
+                let last = (n_rows - 1) * width;
+                rms_norm(isa, &Pool::new(1), &x[last..], &weight, 1e-5, &mut alone);
+                assert_eq!(alone, got[last..]);
+            }
+        }
+    }
+}
+
+#[test]
+fn add_and_silu_mul_follow_their_formulas() {
+    let mut rng = Rng(2);
+    for isa in Isa::available() {
+        for n in WIDTHS.into_iter().chain([0, 40_000, 40_003]) {
+            let (a, b) = (rng.vec(n), rng.vec(n));
+            let got = same_on_any_pool(|pool| {
+                let mut out = b.clone();
+                add(isa, pool, &a, &mut out);
+                out
+            });
+            let want = a.iter().zip(&b).map(|(&a, &b)| f64::from(a) + f64::from(b));
+            check(&format!("{isa} add {n}"), &got, want);
+
+            let gate: Vec<f32> = a.iter().map(|a| a * 20.0).collect();
+            let got = same_on_any_pool(|pool| {
+                let mut out = vec![f32::NAN; n];
+                silu_mul(isa, pool, &gate, &b, &mut out);
+                out
+            });
+            let silu = |x: f64| x / (1.0 + (-x).exp());
+            let want = gate
+                .iter()
+                .zip(&b)
+                .map(|(&g, &u)| silu(f64::from(g)) * f64::from(u));
+            check(&format!("{isa} silu_mul {n}"), &got, want);
+        }
+    }
+}
+
+/// The vector exponential, seen through silu: `silu(x) / x = 1 / (1 + e^-x)`.
+#[test]
+fn silu_is_right_at_the_ends_of_the_range() {
+    for isa in Isa::available() {
+        for x in [
+            -1e4f32, -104.0, -89.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 1.0, 88.0, 104.0, 1e4,
+        ] {
+            let mut out = [f32::NAN; 9];
+            silu_mul(isa, &Pool::new(1), &[x; 9], &[1.0; 9], &mut out);
+            let want = f64::from(x) / (1.0 + (-f64::from(x)).exp());
+            for got in out {
+                // e^89 and more counts as infinite, so tiny results may be 0.
+                let error = (f64::from(got) - want).abs();
+                assert!(
+                    error <= 3e-7 * want.abs() + 1e-36,
+                    "{isa}: silu({x}) is {got}, not {want}"
+                );
+            }
+        }
+        let mut out = [0.0; 9];
+        silu_mul(isa, &Pool::new(1), &[f32::NAN; 9], &[1.0; 9], &mut out);
+        assert!(out.iter().all(|x| x.is_nan()), "{isa}: NaN goes through");
+    }
+}
+
+#[test]
+fn rope_follows_its_formula() {
+    let mut rng = Rng(3);
+    for isa in Isa::available() {
+        for style in [RopeStyle::Norm, RopeStyle::Neox] {
+            for (head_dim, n_rot) in [
+                (64, 64),
+                (128, 128),
+                (80, 32),
+                (64, 20),
+                (40, 40),
+                (7, 6),
+                (2, 2),
+                (5, 0),
+            ] {
+                for (n_tokens, n_heads) in [(1, 1), (3, 5), (200, 4)] {
+                    let width = n_heads * head_dim;
+                    let x = rng.vec(n_tokens * width);
+                    let angles: Vec<f64> = (0..n_tokens * n_rot / 2)
+                        .map(|_| f64::from(rng.unit()) * std::f64::consts::PI)
+                        .collect();
+                    let cos_sin: Vec<f32> = angles
+                        .iter()
+                        .flat_map(|a| [a.cos() as f32, a.sin() as f32])
+                        .collect();
+                    let got = same_on_any_pool(|pool| {
+                        let mut x = x.clone();
+                        rope(
+                            isa, pool, &mut x, n_tokens, head_dim, n_rot, style, &cos_sin,
+                        );
+                        x
+                    });
+                    let mut want: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+                    for (i, head) in want.chunks_mut(head_dim).enumerate() {
+                        let token = i / n_heads;
+                        let original = head.to_vec();
+                        for pair in 0..n_rot / 2 {
+                            let angle = angles[token * n_rot / 2 + pair];
+                            let (i, j) = match style {
+                                RopeStyle::Norm => (2 * pair, 2 * pair + 1),
+                                RopeStyle::Neox => (pair, pair + n_rot / 2),
+                            };
+                            let turned = |x: f64, y: f64| x * angle.cos() + y * angle.sin();
+                            head[i] = turned(original[i], -original[j]);
+                            head[j] = turned(original[j], original[i]);
+                        }
+                    }
+                    let what =
+                        format!("{isa} {style:?} {head_dim}/{n_rot}, {n_tokens} x {n_heads}");
+                    check(&what, &got, want);
+                }
+            }
+        }
+    }
+}
+
+/// Every f16 value and the midpoints between neighbours, with their f32 neighbours.
+fn f16_corner_cases() -> Vec<f32> {
+    let mut x = Vec::new();
+    for bits in 0..=u16::MAX {
+        let low = f16::from_bits(bits).to_f32();
+        let high = f16::from_bits(bits.wrapping_add(1)).to_f32();
+        let mid = (low + high) / 2.0;
+        let near = |x: f32, step: i32| f32::from_bits(x.to_bits().wrapping_add_signed(step));
+        x.extend([low, mid, near(mid, 1), near(mid, -1), near(low, 1)]);
+    }
+    x.extend([
+        1e-10,
+        -1e-10,
+        65519.9,
+        65520.0,
+        1e9,
+        f32::MAX,
+        f32::MIN_POSITIVE,
+    ]);
+    x.resize(x.len().next_multiple_of(64), 0.0);
+    x
+}
+
+#[test]
+fn kv_append_rounds_as_half_does() {
+    let x = f16_corner_cases();
+    let want: Vec<u16> = x.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+    for isa in Isa::available() {
+        for dim in [64, 1] {
+            let n = x.len() / dim;
+            let slots: Vec<u32> = (0..n as u32).collect();
+            let mut cache = vec![0; x.len()];
+            let to = KvSliceMut::F16(&mut cache);
+            kv_append(isa, &Pool::new(2), &x, 1, dim, n, &slots, to);
+            for ((&x, &want), &got) in x.iter().zip(&want).zip(&cache) {
+                assert_eq!(got, want, "{isa}: {x} ({:#x})", x.to_bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn kv_append_writes_the_slots_and_nothing_else() {
+    let mut rng = Rng(4);
+    for isa in Isa::available() {
+        for (n_kv_heads, dim, page, n_tokens) in [
+            (2, 64, 16, 1),
+            (3, 40, 16, 5),
+            (8, 64, 32, 300),
+            (1, 9, 64, 40),
+            (4, 128, 16, 0),
+        ] {
+            let n_blocks = n_tokens / page + 4;
+            let mut free: Vec<u32> = (0..(n_blocks * page) as u32).collect();
+            let mut slots: Vec<u32> = (0..n_tokens)
+                .map(|_| free.swap_remove(rng.below(free.len())))
+                .collect();
+            if n_tokens > 2 {
+                // The later of two tokens with one slot stays.
+                slots[n_tokens - 1] = slots[0];
+            }
+            let x = rng.vec(n_tokens * n_kv_heads * dim);
+            let mut want = vec![-7.0; n_blocks * n_kv_heads * page * dim];
+            for (token, &slot) in slots.iter().enumerate() {
+                let (block, offset) = (slot as usize / page, slot as usize % page);
+                for head in 0..n_kv_heads {
+                    let to = ((block * n_kv_heads + head) * page + offset) * dim;
+                    let from = (token * n_kv_heads + head) * dim;
+                    want[to..to + dim].copy_from_slice(&x[from..from + dim]);
+                }
+            }
+            let half = |x: f32| f16::from_f32(x).to_bits();
+            for n_threads in [1, 3] {
+                let pool = Pool::new(n_threads);
+                let mut cache = vec![-7.0; want.len()];
+                let to = KvSliceMut::F32(&mut cache);
+                kv_append(isa, &pool, &x, n_kv_heads, dim, page, &slots, to);
+                assert_eq!(cache, want);
+                let mut cache = vec![half(-7.0); want.len()];
+                let to = KvSliceMut::F16(&mut cache);
+                kv_append(isa, &pool, &x, n_kv_heads, dim, page, &slots, to);
+                assert!(
+                    cache
+                        .iter()
+                        .zip(&want)
+                        .all(|(&got, &want)| got == half(want))
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "range end index")]
+fn kv_append_refuses_a_slot_outside_of_the_cache() {
+    let mut cache = vec![0.0; 16 * 8];
+    let to = KvSliceMut::F32(&mut cache);
+    kv_append(Isa::detect(), &Pool::new(1), &[1.0; 8], 1, 8, 16, &[16], to);
+}
+
+#[test]
+fn log_sum_exp_follows_its_formula() {
+    let mut rng = Rng(5);
+    for isa in Isa::available() {
+        for n in WIDTHS.into_iter().chain([150_001]) {
+            for offset in [0.0, 300.0, -300.0] {
+                let x: Vec<f32> = rng.vec(n).iter().map(|x| x * 15.0 + offset).collect();
+                let want = x
+                    .iter()
+                    .map(|&x| (f64::from(x) - f64::from(offset)).exp())
+                    .sum::<f64>()
+                    .ln()
+                    + f64::from(offset);
+                check(
+                    &format!("{isa} log_sum_exp {n}"),
+                    &[log_sum_exp(isa, &x)],
+                    [want],
+                );
+            }
+        }
+        let inf = f32::INFINITY;
+        assert_eq!(log_sum_exp(isa, &[]), -inf);
+        assert_eq!(log_sum_exp(isa, &[-inf; 9]), -inf);
+        assert_eq!(log_sum_exp(isa, &[0.0, inf]), inf);
+        assert_eq!(log_sum_exp(isa, &[2.5, -inf, -inf]), 2.5);
+        for x in [[1.0, f32::NAN], [-inf, f32::NAN], [inf, f32::NAN]] {
+            assert!(log_sum_exp(isa, &x).is_nan());
+        }
+    }
+}
+
+#[test]
+fn argmax_is_the_first_largest() {
+    let mut rng = Rng(6);
+    for isa in Isa::available() {
+        for n in WIDTHS.into_iter().chain([3000]) {
+            for _ in 0..20 {
+                // Few distinct values, so that there are ties.
+                let mut x: Vec<f32> = (0..n).map(|_| rng.below(5) as f32 - 9.0).collect();
+                x[rng.below(n)] = f32::NAN;
+                x[rng.below(n)] = f32::NEG_INFINITY;
+                let want = (0..n)
+                    .filter(|&i| !x[i].is_nan())
+                    .reduce(|a, b| if x[b] > x[a] { b } else { a });
+                assert_eq!(argmax(isa, &x), want, "{isa}: {x:?}");
+            }
+        }
+        assert_eq!(argmax(isa, &[]), None);
+        assert_eq!(argmax(isa, &[f32::NAN; 9]), None);
+        assert_eq!(argmax(isa, &[f32::NEG_INFINITY; 9]), Some(0));
+    }
+}
