@@ -1,0 +1,163 @@
+//! SentencePiece vocabularies (`llama`): characters are merged to the token of
+//! the best score; what is no token goes byte by byte.
+//!
+//! Spaces are written `▁`. Where no token has a `▁` after another character,
+//! merging can never cross from a word into the space after it, and text is cut
+//! there: the same result from many short loops instead of one as long as the
+//! text. Method: llama.cpp `llm_tokenizer_spm_session`.
+
+use rocmforge_gguf::Metadata;
+
+use super::merge::{Merge, Merger, NO_SYMBOL, Symbol};
+use super::vocab::{Vocab, wrong_length};
+use super::{TokenId, TokenizerError, byte_fallback};
+
+const SCORES: &str = "tokenizer.ggml.scores";
+
+/// U+2581, which stands for a space.
+const BLOCK: &[u8] = "▁".as_bytes();
+
+pub(super) struct Spm {
+    /// Per token, lower is better.
+    ranks: Vec<u32>,
+    byte_tokens: [TokenId; 256],
+    cut_at_spaces: bool,
+}
+
+impl Spm {
+    pub(super) fn new(
+        metadata: &Metadata,
+        vocab: &Vocab,
+        unknown: Option<TokenId>,
+    ) -> Result<Self, TokenizerError> {
+        let scores = metadata.f32s(SCORES)?;
+        wrong_length(SCORES, scores.len(), vocab.len())?;
+        if let Some(id) = scores.iter().position(|s| s.is_nan()) {
+            return Err(TokenizerError::BadScore { id });
+        }
+        let mut byte_tokens = [0; 256];
+        for (byte, id) in (0..=255).zip(byte_fallback(vocab)) {
+            byte_tokens[usize::from(byte)] =
+                id.or(unknown).ok_or(TokenizerError::NoByteToken { byte })?;
+        }
+        let mut plain = vocab.iter().filter(|&(id, _)| vocab.is_plain(id));
+        let cut_at_spaces = plain.all(|(_, text)| next_word(text, 0) == text.len());
+        Ok(Spm {
+            ranks: scores.into_iter().map(rank).collect(),
+            byte_tokens,
+            cut_at_spaces,
+        })
+    }
+
+    /// Appends the tokens of `text`, preceded by a space if `space_first`.
+    pub(super) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &[u8],
+        space_first: bool,
+        merger: &mut Merger,
+        ids: &mut Vec<TokenId>,
+    ) {
+        let mut escaped = Vec::with_capacity(text.len() + text.len() / 2 + BLOCK.len());
+        if space_first {
+            escaped.extend_from_slice(BLOCK);
+        }
+        for &b in text {
+            match b {
+                b' ' => escaped.extend_from_slice(BLOCK),
+                b => escaped.push(b),
+            }
+        }
+        let mut start = 0;
+        while start < escaped.len() {
+            let end = if self.cut_at_spaces {
+                next_word(&escaped, start)
+            } else {
+                escaped.len()
+            };
+            let end = end.min(start + Merger::MAX_PIECE_BYTES);
+            self.merge(vocab, &escaped[start..end], merger, ids);
+            start = end;
+        }
+    }
+
+    fn merge(&self, vocab: &Vocab, text: &[u8], merger: &mut Merger, ids: &mut Vec<TokenId>) {
+        merger.clear();
+        merger.push_chars(text, |c| vocab.plain_id(c).unwrap_or(NO_SYMBOL));
+        let joined = |left: &Symbol, right: &Symbol| {
+            let id = vocab.plain_id(&text[left.range().start..right.range().end])?;
+            Some(Merge {
+                rank: self.ranks[id as usize],
+                id,
+            })
+        };
+        for symbol in merger.run(joined) {
+            if symbol.id == NO_SYMBOL {
+                let bytes = &text[symbol.range()];
+                ids.extend(bytes.iter().map(|&b| self.byte_tokens[b as usize]));
+            } else {
+                ids.push(symbol.id);
+            }
+        }
+    }
+}
+
+/// Maps scores to integers that ascend as the scores descend.
+fn rank(score: f32) -> u32 {
+    // Adding 0 makes -0 equal to 0, as a comparison has it.
+    let bits = (score + 0.0).to_bits();
+    let ascending = if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
+    };
+    !ascending
+}
+
+/// Where the first `▁` after another character begins, from `start` on.
+fn next_word(text: &[u8], start: usize) -> usize {
+    let mut at = start;
+    while text[at..].starts_with(BLOCK) {
+        at += BLOCK.len();
+    }
+    let mut from = at;
+    while let Some(i) = text[from..].iter().position(|&b| b == BLOCK[0]) {
+        from += i;
+        if text[from..].starts_with(BLOCK) {
+            return from;
+        }
+        from += 1;
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn better_scores_have_lower_ranks() {
+        let descending = [f32::INFINITY, 1e9, 0.5, 0.0, -0.25, -1e9, f32::NEG_INFINITY];
+        assert!(descending.windows(2).all(|w| rank(w[0]) < rank(w[1])));
+        assert_eq!(rank(-0.0), rank(0.0));
+    }
+
+    #[test]
+    fn words_begin_at_a_space_after_text() {
+        for (text, ends) in [
+            ("▁a▁b", &[4, 8][..]),
+            ("a▁▁b▁", &[1, 8, 11]),
+            ("▁▁", &[6]),
+            ("é", &[2]),
+            ("▂▁", &[3, 6]),
+        ] {
+            let mut at = 0;
+            let mut found = Vec::new();
+            while at < text.len() {
+                at = next_word(text.as_bytes(), at);
+                found.push(at);
+            }
+            assert_eq!(found, ends, "{text}");
+        }
+    }
+}
