@@ -46,7 +46,29 @@ pub enum KvSliceMut<'a> {
     F32(&'a mut [f32]),
 }
 
-impl KvSlice<'_> {
+impl<'a> KvSlice<'a> {
+    /// The elements of `range`.
+    pub(crate) fn get(self, range: Range<usize>) -> KvSlice<'a> {
+        match self {
+            KvSlice::F16(x) => KvSlice::F16(&x[range]),
+            KvSlice::F32(x) => KvSlice::F32(&x[range]),
+        }
+    }
+
+    pub(crate) fn as_ptr(self) -> *const u8 {
+        match self {
+            KvSlice::F16(x) => x.as_ptr().cast(),
+            KvSlice::F32(x) => x.as_ptr().cast(),
+        }
+    }
+
+    pub(crate) fn n_bytes(self) -> usize {
+        match self {
+            KvSlice::F16(x) => size_of_val(x),
+            KvSlice::F32(x) => size_of_val(x),
+        }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         match self {
@@ -151,7 +173,11 @@ pub fn attention(
             let stride = partial_len(max_queries, shape.v_dim);
             let per_tile = stride * max_segments;
             PARTIALS.with_borrow_mut(|partials| {
-                partials.resize(tiles.len() * shape.n_kv_heads * per_tile, 0.0);
+                let len = tiles.len() * shape.n_kv_heads * per_tile;
+                if partials.len() < len {
+                    partials.resize(len, 0.0);
+                }
+                let partials = &mut partials[..len];
                 pool.for_each_rows(partials, stride, 1, &|task, partial| {
                     let (tile, i) = (task / max_segments, task % max_segments);
                     let tile = view(tile / shape.n_kv_heads, tile % shape.n_kv_heads);
@@ -166,7 +192,7 @@ pub fn attention(
                         });
                     }
                 });
-                let partials = &**partials;
+                let partials = &*partials;
                 pool.for_each_range(out, out_width, &row_ranges, group_width, &|i, out| {
                     let kv_head = out.cols().start / group_width;
                     let task = i * shape.n_kv_heads + kv_head;

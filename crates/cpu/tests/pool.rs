@@ -191,6 +191,40 @@ fn tiles_cover_the_matrix_once() {
 }
 
 #[test]
+fn ranges_cover_their_rows_once() {
+    for n_threads in [1, 3] {
+        let pool = Pool::new(n_threads);
+        for cols_per_task in [1, 4, 7, 100] {
+            let ranges = [12..15, 0..4, 6..6, 4..5];
+            let mut out = vec![0.0f32; 16 * 7];
+            pool.for_each_range(&mut out, 7, &ranges, cols_per_task, &|i, tile| {
+                assert_eq!(tile.rows(), ranges[i]);
+                for r in tile.rows() {
+                    tile.row(r).iter_mut().for_each(|x| *x += (i + 1) as f32);
+                }
+            });
+            for (r, row) in out.chunks(7).enumerate() {
+                let range = ranges.iter().position(|range| range.contains(&r));
+                let want = range.map_or(0.0, |i| (i + 1) as f32);
+                assert!(row.iter().all(|&x| x == want), "row {r}");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "ranges do not overlap")]
+fn ranges_that_overlap_are_refused() {
+    Pool::new(2).for_each_range(&mut [0.0; 8], 1, &[4..8, 0..5], 1, &|_, _| {});
+}
+
+#[test]
+#[should_panic(expected = "ranges lie in the matrix")]
+fn ranges_that_leave_the_matrix_are_refused() {
+    Pool::new(2).for_each_range(&mut [0.0; 8], 1, &[4..9], 1, &|_, _| {});
+}
+
+#[test]
 fn an_empty_matrix_has_no_tasks() {
     let pool = Pool::new(2);
     pool.for_each_rows::<f32>(&mut [], 4, 1, &|_, _| panic!("no task"));

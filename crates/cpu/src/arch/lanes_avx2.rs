@@ -46,11 +46,10 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, x: &[T], i: usize) {
-        if let Some(x) = x.get(i) {
-            // SAFETY: every x86-64 CPU has SSE; a prefetch has no architectural effect.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()) }
-        }
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: every x86-64 CPU has SSE; a prefetch is a hint, of no effect where nothing is
+        // mapped.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::lanes::exp;
+use super::lanes::exp_nonpositive;
 use super::simd::Simd;
 use crate::arch::Kernel;
 use crate::attention::{AttnShape, KvSlice};
@@ -20,6 +20,8 @@ pub(crate) const BLOCK: usize = 16;
 pub(crate) const SEGMENT: usize = 1024;
 /// Rows of buffers are padded to a multiple of this many f32, so to whole vectors of any ISA.
 const PAD: usize = 16;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// Consecutive rows of one sequence, with the query heads of one KV head.
 ///
@@ -102,19 +104,14 @@ pub(crate) struct Scratch(Vec<f32>);
 impl Scratch {
     /// `N` slices of the given lengths, each on a cache line; they hold old values.
     fn split<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
-        const LINE: usize = 16;
-        let total: usize = lens.iter().map(|len| len.next_multiple_of(LINE)).sum();
-        if self.0.len() < total + LINE {
-            self.0.resize(total + LINE, 0.0);
+        let total: usize = lens.iter().map(|len| len.next_multiple_of(PAD)).sum();
+        if self.0.len() < total + PAD {
+            self.0.resize(total + PAD, 0.0);
         }
-        let skip = self
-            .0
-            .as_ptr()
-            .align_offset(LINE * size_of::<f32>())
-            .min(LINE);
+        let skip = self.0.as_ptr().align_offset(LINE).min(PAD);
         let mut rest = &mut self.0[skip..];
         lens.map(|len| {
-            let (slice, tail) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(LINE));
+            let (slice, tail) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(PAD));
             rest = tail;
             &mut slice[..len]
         })
@@ -329,14 +326,7 @@ fn walk<S: Simd>(
     for base in (start..end).step_by(BLOCK) {
         let block = base..base + BLOCK;
         let slot = tile.slot(base);
-        let next_slot = if block.end < end {
-            Some(tile.slot(block.end))
-        } else {
-            None
-        };
-        let k = widen(s, tile.k, slot, next_slot, k_dim, buffers.k);
-        let v = widen(s, tile.v, slot, next_slot, v_dim, buffers.v);
-
+        let next_slot = (block.end < end).then(|| tile.slot(block.end));
         // What rows see begins and ends no earlier than what the rows above them see.
         let first_row = base.saturating_sub(tile.first_pos);
         let mut end_row = tile.n_rows;
@@ -346,7 +336,10 @@ fn walk<S: Simd>(
         let queries = first_row * group..end_row * group;
         let q = &buffers.q[queries.start * k_pad..queries.end * k_pad];
         let scores = &mut buffers.scores[queries.start * BLOCK..queries.end * BLOCK];
-        score(s, q, k, k_pad, scores);
+        let mut ahead = Ahead::new(tile, next_slot, queries.len());
+        let k = widen(s, tile.k, slot, k_dim, buffers.k);
+        score(s, q, k, k_pad, scores, &mut ahead);
+        let v = widen(s, tile.v, slot, v_dim, buffers.v);
 
         let covers = |row| {
             let visible = tile.visible(row);
@@ -363,6 +356,7 @@ fn walk<S: Simd>(
                     scores[seen..].fill(f32::NEG_INFINITY);
                 }
                 let i = row * group + head;
+                ahead.step(s);
                 softmax(
                     s,
                     scores,
@@ -376,53 +370,120 @@ fn walk<S: Simd>(
                 let i = row * group;
                 let values = &mut partial.values[i * v_pad..(i + group) * v_pad];
                 let rows = unseen_before * v_pad..seen * v_pad;
-                weigh(s, scores, unseen_before, &v[rows], v_pad, values);
+                weigh(
+                    s,
+                    scores,
+                    unseen_before,
+                    &v[rows],
+                    v_pad,
+                    values,
+                    &mut ahead,
+                );
             }
         }
         if all_see_all {
             let values = &mut partial.values[queries.start * v_pad..queries.end * v_pad];
-            weigh(s, scores, 0, v, v_pad, values);
+            weigh(s, scores, 0, v, v_pad, values, &mut ahead);
+        }
+    }
+}
+
+/// The cache lines of the next block, asked for in small portions during the work on this one.
+///
+/// Pages are scattered and hardware prefetchers do not follow. A core has a dozen or so buffers for
+/// lines on their way, so asking for a whole block at once would stall it.
+struct Ahead {
+    k: *const u8,
+    v: *const u8,
+    k_lines_per_step: usize,
+    v_lines_per_step: usize,
+    steps_left: usize,
+}
+
+impl Ahead {
+    fn new(tile: &QueryTile<'_>, next_slot: Option<usize>, n_queries: usize) -> Ahead {
+        let AttnShape { k_dim, v_dim, .. } = tile.shape;
+        let block = |slot: usize, dim: usize| slot * dim..(slot + BLOCK) * dim;
+        let k = tile
+            .k
+            .get(next_slot.map_or(0..0, |slot| block(slot, k_dim)));
+        let v = tile
+            .v
+            .get(next_slot.map_or(0..0, |slot| block(slot, v_dim)));
+        // `score` takes 2 steps a query, softmax 1, `weigh` about 1 for 8 vectors.
+        let n_steps = n_queries * (3 + tile.v_pad().div_ceil(64));
+        let lines_per_step = |cache: KvSlice<'_>| cache.n_bytes().div_ceil(LINE * n_steps);
+        let k_lines_per_step = lines_per_step(k);
+        Ahead {
+            k: k.as_ptr(),
+            v: v.as_ptr(),
+            k_lines_per_step,
+            v_lines_per_step: lines_per_step(v),
+            steps_left: k.n_bytes().div_ceil(LINE * k_lines_per_step.max(1)),
+        }
+    }
+
+    #[inline(always)]
+    fn step<S: Simd>(&mut self, s: S) {
+        if self.steps_left == 0 {
+            return;
+        }
+        self.steps_left -= 1;
+        for _ in 0..self.k_lines_per_step {
+            s.prefetch(self.k);
+            self.k = self.k.wrapping_add(LINE);
+        }
+        for _ in 0..self.v_lines_per_step {
+            s.prefetch(self.v);
+            self.v = self.v.wrapping_add(LINE);
         }
     }
 }
 
 /// The block of BLOCK rows of `dim` at row `slot` of a cache, as f32 rows padded with 0 to a
-/// multiple of PAD; asks for the rows at `next_slot` meanwhile, because pages are scattered and
-/// prefetchers do not follow.
+/// multiple of PAD.
 #[inline(always)]
 fn widen<'a, S: Simd>(
     s: S,
     cache: KvSlice<'a>,
     slot: usize,
-    next_slot: Option<usize>,
     dim: usize,
     buffer: &'a mut [f32],
 ) -> &'a [f32] {
     let elements = slot * dim..(slot + BLOCK) * dim;
+    let pad = dim.next_multiple_of(PAD);
     match cache {
-        KvSlice::F16(cache) => {
-            let next = next_slot.map_or(&[][..], |slot| &cache[slot * dim..(slot + BLOCK) * dim]);
-            let pad = dim.next_multiple_of(PAD);
-            let rows = cache[elements]
-                .chunks_exact(dim)
-                .zip(buffer.chunks_exact_mut(pad));
-            for (i, (row, out)) in rows.enumerate() {
-                for line in (0..dim).step_by(32) {
-                    s.prefetch(next, i * dim + line);
+        KvSlice::F16(cache) if dim == pad => {
+            let (x, _) = cache[elements].as_chunks::<PAD>();
+            let (out, _) = buffer.as_chunks_mut::<PAD>();
+            for (x, out) in x.iter().zip(out) {
+                for (x, out) in x.chunks_exact(S::LANES).zip(out.chunks_exact_mut(S::LANES)) {
+                    s.store(s.load_f16(x), out);
                 }
-                widen_row(s, row, out);
             }
             buffer
         }
-        KvSlice::F32(cache) if dim.is_multiple_of(PAD) => {
-            let next = next_slot.map_or(&[][..], |slot| &cache[slot * dim..(slot + BLOCK) * dim]);
-            for line in (0..next.len()).step_by(16) {
-                s.prefetch(next, line);
+        KvSlice::F16(cache) => {
+            for (row, out) in cache[elements]
+                .chunks_exact(dim)
+                .zip(buffer.chunks_exact_mut(pad))
+            {
+                let (out, padding) = out.split_at_mut(dim);
+                for (x, out) in row.chunks(S::LANES).zip(out.chunks_mut(S::LANES)) {
+                    if x.len() == S::LANES {
+                        s.store(s.load_f16(x), out);
+                    } else {
+                        for (&x, out) in x.iter().zip(out) {
+                            *out = half::f16::from_bits(x).to_f32();
+                        }
+                    }
+                }
+                padding.fill(0.0);
             }
-            &cache[elements]
+            buffer
         }
+        KvSlice::F32(cache) if dim == pad => &cache[elements],
         KvSlice::F32(cache) => {
-            let pad = dim.next_multiple_of(PAD);
             for (row, out) in cache[elements]
                 .chunks_exact(dim)
                 .zip(buffer.chunks_exact_mut(pad))
@@ -435,35 +496,16 @@ fn widen<'a, S: Simd>(
     }
 }
 
-/// `out` is at least as long as `row` and a multiple of the vector length.
-#[inline(always)]
-fn widen_row<S: Simd>(s: S, row: &[u16], out: &mut [f32]) {
-    let whole = row.len() / S::LANES * S::LANES;
-    let (row, tail) = row.split_at(whole);
-    let (out, out_tail) = out.split_at_mut(whole);
-    for (x, out) in row
-        .chunks_exact(S::LANES)
-        .zip(out.chunks_exact_mut(S::LANES))
-    {
-        s.store(s.load_f16(x), out);
-    }
-    if !out_tail.is_empty() {
-        out_tail.fill(0.0);
-        for (&x, out) in tail.iter().zip(out_tail) {
-            *out = half::f16::from_bits(x).to_f32();
-        }
-    }
-}
-
 /// scores [n_queries, BLOCK] = q [n_queries, width] * k [BLOCK, width]^T.
 #[inline(always)]
-fn score<S: Simd>(s: S, q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
+fn score<S: Simd>(s: S, q: &[f32], k: &[f32], width: usize, scores: &mut [f32], ahead: &mut Ahead) {
     let mut pairs = q.chunks_exact(2 * width);
     let mut score_pairs = scores.chunks_exact_mut(2 * BLOCK);
     for (q, scores) in (&mut pairs).zip(&mut score_pairs) {
         let (q0, q1) = q.split_at(width);
         let (scores0, scores1) = scores.split_at_mut(BLOCK);
         for (i, k) in k.chunks_exact(4 * width).enumerate() {
+            ahead.step(s);
             let sums = s.sums_of_8(dots_2x4(s, [q0, q1], k, width));
             scores0[i * 4..i * 4 + 4].copy_from_slice(&sums[..4]);
             scores1[i * 4..i * 4 + 4].copy_from_slice(&sums[4..]);
@@ -472,6 +514,7 @@ fn score<S: Simd>(s: S, q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) 
     let (q, scores) = (pairs.remainder(), score_pairs.into_remainder());
     if !q.is_empty() {
         for (k, scores) in k.chunks_exact(8 * width).zip(scores.chunks_exact_mut(8)) {
+            ahead.step(s);
             scores.copy_from_slice(&s.sums_of_8(dots_1x8(s, q, k, width)));
         }
     }
@@ -502,12 +545,16 @@ fn dots_2x4<S: Simd>(s: S, q: [&[f32]; 2], k: &[f32], width: usize) -> [S::F32; 
 fn dots_1x8<S: Simd>(s: S, q: &[f32], k: &[f32], width: usize) -> [S::F32; 8] {
     let n = width / S::LANES;
     let q = &S::chunks(q).0[..n];
-    let k = &S::chunks(k).0[..8 * n];
+    let mut rest = &S::chunks(k).0[..8 * n];
+    let mut k = [q; 8];
+    for key in &mut k {
+        (*key, rest) = rest.split_at(n);
+    }
     let mut acc = [s.splat(0.0); 8];
     for d in 0..n {
         let x = s.load_chunk(&q[d]);
         for j in 0..8 {
-            acc[j] = s.mul_add(x, s.load_chunk(&k[j * n + d]), acc[j]);
+            acc[j] = s.mul_add(x, s.load_chunk(&k[j][d]), acc[j]);
         }
     }
     acc
@@ -524,7 +571,7 @@ fn softmax<S: Simd>(s: S, scores: &mut [f32], max: &mut f32, sum: &mut [f32], va
     let block_max = s.max_lane(block_max);
     // A factor of exp(0) would change no bits, so an unchanged maximum needs no scaling.
     if block_max > *max {
-        let factor = exp(s, s.splat(*max - block_max));
+        let factor = exp_nonpositive(s, s.splat(*max - block_max));
         *max = block_max;
         for x in S::chunks_mut(sum)
             .0
@@ -538,7 +585,7 @@ fn softmax<S: Simd>(s: S, scores: &mut [f32], max: &mut f32, sum: &mut [f32], va
     let sum = &mut S::chunks_mut(sum).0[0];
     let mut total = s.load_chunk(sum);
     for x in scores {
-        let weight = exp(s, s.sub(s.load_chunk(x), max));
+        let weight = exp_nonpositive(s, s.sub(s.load_chunk(x), max));
         s.store_chunk(weight, x);
         total = s.add(total, weight);
     }
@@ -555,80 +602,88 @@ fn weigh<S: Simd>(
     v: &[f32],
     width: usize,
     values: &mut [f32],
-) {
-    let mut pairs = values.chunks_exact_mut(2 * width);
-    let mut weight_pairs = weights.chunks_exact(2 * BLOCK);
-    for (values, weights) in (&mut pairs).zip(&mut weight_pairs) {
-        let (values0, values1) = values.split_at_mut(width);
-        let (weights0, weights1) = weights.split_at(BLOCK);
-        weigh_rows(
-            s,
-            [&weights0[first..], &weights1[first..]],
-            v,
-            width,
-            [values0, values1],
-        );
-    }
-    let (values, weights) = (pairs.into_remainder(), weight_pairs.remainder());
-    if !weights.is_empty() {
-        weigh_rows(s, [&weights[first..]], v, width, [values]);
-    }
-}
-
-#[inline(always)]
-fn weigh_rows<S: Simd, const Q: usize>(
-    s: S,
-    weights: [&[f32]; Q],
-    v: &[f32],
-    width: usize,
-    values: [&mut [f32]; Q],
+    ahead: &mut Ahead,
 ) {
     let n = width / S::LANES;
     let v = S::chunks(v).0;
-    let mut values = values.map(|x| S::chunks_mut(x).0);
-    let mut col = 0;
-    while col + 4 <= n {
-        weigh_columns::<S, Q, 4>(s, &weights, v, n, col, &mut values);
-        col += 4;
-    }
-    while col < n {
-        weigh_columns::<S, Q, 1>(s, &weights, v, n, col, &mut values);
-        col += 1;
+    let (mut values, mut weights) = (S::chunks_mut(values).0, weights);
+    // Two queries by four vectors, or one by eight, are eight sums: see `score`.
+    while !weights.is_empty() {
+        let n_queries = weights.len() / BLOCK;
+        let taken = n_queries.min(2);
+        let (now, rest) = weights.split_at(taken * BLOCK);
+        let (values_now, values_rest) = values.split_at_mut(taken * n);
+        let v = Values { v, n, first };
+        match taken {
+            2 => weigh_queries::<S, 2, 4>(s, now, v, values_now, ahead),
+            _ => weigh_queries::<S, 1, 8>(s, now, v, values_now, ahead),
+        }
+        (weights, values) = (rest, values_rest);
     }
 }
 
-/// `C` vectors of columns from vector `col` of `n`, for `Q` queries, kept in registers.
+/// Values of a block from position `first` on, in rows of `n` vectors.
+#[derive(Clone, Copy)]
+struct Values<'a, C> {
+    v: &'a [C],
+    n: usize,
+    first: usize,
+}
+
+#[inline(always)]
+fn weigh_queries<S: Simd, const Q: usize, const C: usize>(
+    s: S,
+    weights: &[f32],
+    v: Values<'_, S::Chunk>,
+    values: &mut [S::Chunk],
+    ahead: &mut Ahead,
+) {
+    let whole = v.n / C * C;
+    for col in (0..whole).step_by(C) {
+        ahead.step(s);
+        weigh_columns::<S, Q, C>(s, weights, v, col, values);
+    }
+    for col in whole..v.n {
+        weigh_columns::<S, Q, 1>(s, weights, v, col, values);
+    }
+}
+
+/// `C` vectors of columns from vector `col` on, for `Q` queries, kept in registers.
 #[inline(always)]
 fn weigh_columns<S: Simd, const Q: usize, const C: usize>(
     s: S,
-    weights: &[&[f32]; Q],
-    v: &[S::Chunk],
-    n: usize,
+    weights: &[f32],
+    v: Values<'_, S::Chunk>,
     col: usize,
-    values: &mut [&mut [S::Chunk]; Q],
+    values: &mut [S::Chunk],
 ) {
+    let n = v.n;
     let mut acc = [[s.splat(0.0); C]; Q];
     for i in 0..Q {
+        let values = &values[i * n + col..i * n + col + C];
         for j in 0..C {
-            acc[i][j] = s.load_chunk(&values[i][col + j]);
+            acc[i][j] = s.load_chunk(&values[j]);
         }
     }
-    for (t, v) in v.chunks_exact(n).enumerate() {
+    let weights = &weights[..Q * BLOCK];
+    let v_rows = v.v.chunks_exact(n);
+    for (t, v) in (v.first..BLOCK).zip(v_rows) {
         let v = &v[col..col + C];
         let mut columns = [s.splat(0.0); C];
         for j in 0..C {
             columns[j] = s.load_chunk(&v[j]);
         }
         for i in 0..Q {
-            let weight = s.splat(weights[i][t]);
+            let weight = s.splat(weights[i * BLOCK + t]);
             for j in 0..C {
                 acc[i][j] = s.mul_add(weight, columns[j], acc[i][j]);
             }
         }
     }
     for i in 0..Q {
+        let values = &mut values[i * n + col..i * n + col + C];
         for j in 0..C {
-            s.store_chunk(acc[i][j], &mut values[i][col + j]);
+            s.store_chunk(acc[i][j], &mut values[j]);
         }
     }
 }
@@ -660,8 +715,8 @@ fn merge<S: Simd>(
             continue;
         }
         let max = total.max[i].max(part.max[i]);
-        let old = exp(s, s.splat(total.max[i] - max));
-        let new = exp(s, s.splat(part.max[i] - max));
+        let old = exp_nonpositive(s, s.splat(total.max[i] - max));
+        let new = exp_nonpositive(s, s.splat(part.max[i] - max));
         total.max[i] = max;
         add_scaled(s, &mut total.sum[sums.clone()], old, &part.sum[sums], new);
         add_scaled(

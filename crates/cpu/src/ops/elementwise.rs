@@ -44,6 +44,9 @@ impl Kernel for Add<'_> {
     }
 }
 
+/// What one exponential and a division cost in additions.
+const SILU_WORK: usize = 4;
+
 /// `out = silu(gate) * up` with `silu(x) = x / (1 + e^-x)`.
 ///
 /// # Panics
@@ -51,7 +54,7 @@ impl Kernel for Add<'_> {
 pub fn silu_mul(isa: Isa, pool: &Pool, gate: &[f32], up: &[f32], out: &mut [f32]) {
     assert_eq!(gate.len(), out.len(), "out has the shape of gate");
     assert_eq!(up.len(), out.len(), "out has the shape of up");
-    let per_task = rows_per_task(pool, out.len(), 1);
+    let per_task = rows_per_task(pool, out.len(), SILU_WORK);
     pool.for_each_rows(out, 1, per_task, &|first, out| {
         let range = first..first + out.len();
         let (gate, up) = (&gate[range.clone()], &up[range]);

@@ -1,6 +1,6 @@
 //! Writing new keys and values into the paged cache.
 
-use super::{MIN_TASK_ELEMENTS, TASKS_PER_THREAD};
+use super::{MIN_TASK_WORK, TASKS_PER_THREAD};
 use crate::arch::Kernel;
 use crate::attention::KvSliceMut;
 use crate::generic::simd::Simd;
@@ -105,7 +105,7 @@ fn append<T: Send>(
             );
         }
     };
-    if pool.n_threads() == 1 || x.len() < 2 * MIN_TASK_ELEMENTS {
+    if pool.n_threads() == 1 || x.len() < 2 * MIN_TASK_WORK {
         for token in 0..slots.len() {
             let block = block_of(token);
             write(

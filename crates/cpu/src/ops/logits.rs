@@ -1,7 +1,7 @@
 //! What a sampler asks of a row of logits.
 
 use crate::arch::Kernel;
-use crate::generic::lanes::exp;
+use crate::generic::lanes::exp_nonpositive;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 
@@ -45,12 +45,12 @@ impl Kernel for SumExp<'_> {
         for xs in xs.chunks(64) {
             let mut acc = s.splat(0.0);
             for x in xs {
-                acc = s.add(acc, exp(s, s.sub(s.load_chunk(x), max)));
+                acc = s.add(acc, exp_nonpositive(s, s.sub(s.load_chunk(x), max)));
             }
             sum += f64::from(s.sum(acc));
         }
         let tail = s.load_part(tail, f32::NEG_INFINITY);
-        sum + f64::from(s.sum(exp(s, s.sub(tail, max))))
+        sum + f64::from(s.sum(exp_nonpositive(s, s.sub(tail, max))))
     }
 }
 

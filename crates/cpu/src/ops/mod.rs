@@ -19,14 +19,14 @@ pub use rope::{RopeStyle, rope};
 
 use crate::pool::Pool;
 
-/// A task below this many elements (a few microseconds) is not worth a dispatch.
-const MIN_TASK_ELEMENTS: usize = 8192;
+/// A task with less to do than so many additions (a few microseconds) is not worth a dispatch.
+const MIN_TASK_WORK: usize = 8192;
 /// Tasks per thread, so that a thread that is late is made up for.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Rows of `row_len` elements to give to one task; all of them if there is little to do.
-fn rows_per_task(pool: &Pool, n_rows: usize, row_len: usize) -> usize {
-    let least = MIN_TASK_ELEMENTS.div_ceil(row_len.max(1));
+/// Rows to give to one task, each of them worth `row_work` additions; all if there is little to do.
+fn rows_per_task(pool: &Pool, n_rows: usize, row_work: usize) -> usize {
+    let least = MIN_TASK_WORK.div_ceil(row_work.max(1));
     n_rows
         .div_ceil(TASKS_PER_THREAD * pool.n_threads())
         .max(least)
