@@ -221,7 +221,7 @@ fn ranges_that_overlap_are_refused() {
 #[test]
 #[should_panic(expected = "ranges lie in the matrix")]
 fn ranges_that_leave_the_matrix_are_refused() {
-    Pool::new(2).for_each_range(&mut [0.0; 8], 1, &[4..9], 1, &|_, _| {});
+    Pool::new(2).for_each_range(&mut [0.0; 8], 1, &[4..9, 0..1], 1, &|_, _| {});
 }
 
 #[test]
