@@ -2,15 +2,19 @@
 
 #![deny(unsafe_code)]
 
+mod acts;
 mod arch;
 mod attention;
 mod generic;
 mod isa;
+mod matmul;
 mod ops;
 pub mod pool;
 
+pub use acts::{ActFormat, Acts, act_format};
 pub use arch::Avx2;
 pub use attention::{AttnSeq, AttnShape, KvSlice, KvSliceMut, attention};
 pub use isa::Isa;
+pub use matmul::{OutMode, Weight, get_rows, is_fast, matmul};
 pub use ops::{RopeStyle, add, argmax, kv_append, log_sum_exp, rms_norm, rope, silu_mul};
 pub use pool::{MAX_THREADS, Pool, Tile};

@@ -38,6 +38,8 @@ macro_rules! values {
     };
 }
 
+pub(super) use values;
+
 impl SimdF32 for Avx2 {
     const LANES: usize = 8;
 

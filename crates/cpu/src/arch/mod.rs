@@ -12,6 +12,8 @@ use crate::generic::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod bytes_avx2;
+#[cfg(target_arch = "x86_64")]
 mod lanes_avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;

@@ -1,7 +1,8 @@
 //! The vector operations that algorithms are written in, safe to call on a witness.
 //!
-//! [`SimdF32`] is arithmetic on vectors of f32. The integer side is in `quant`.
+//! [`SimdF32`] is arithmetic on vectors of f32. [`SimdBytes`] is the integer side.
 
+use super::bytes::{Quantize, SimdBytes};
 use super::lanes::Lanes;
 
 /// Vectors of [`SimdF32::LANES`] f32 values. Implemented by witnesses only.
@@ -34,7 +35,7 @@ pub(crate) trait SimdF32: Copy + Send + Sync + 'static {
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// To the nearest integer, ties to even.
     fn round(self, v: Self::F32) -> Self::F32;
-    /// 2^v for integral v in -126..=127.
+    /// 2^v for integral v in -126..=127; 0 for v = -127.
     fn exp2_integral(self, v: Self::F32) -> Self::F32;
     /// The sum of all lanes, always in the same order.
     fn sum(self, v: Self::F32) -> f32;
@@ -43,6 +44,6 @@ pub(crate) trait SimdF32: Copy + Send + Sync + 'static {
 }
 
 /// Everything an algorithm may use.
-pub(crate) trait Simd: SimdF32 + Lanes {}
+pub(crate) trait Simd: SimdF32 + Lanes + SimdBytes + Quantize {}
 
-impl<S: SimdF32 + Lanes> Simd for S {}
+impl<S: SimdF32 + Lanes + SimdBytes + Quantize> Simd for S {}

@@ -1,0 +1,352 @@
+//! Activations as the matrix products want them: f32, or int8 with a scale per 32 or per 256.
+//!
+//! Each weight format fixes the form of its activations ([`act_format`]), so the result of a
+//! product does not depend on which kernel computes it. The two int8 forms are numerically those
+//! of llama.cpp (`quantize_row_q8_0`, `quantize_row_q8_K`).
+
+use rocmforge_gguf::quant::GgmlType;
+use rocmforge_gguf::quant::plain::F16;
+
+use crate::arch::Kernel;
+use crate::generic::bytes::Quantize;
+use crate::generic::simd::Simd;
+use crate::{Isa, Pool};
+
+/// The form of activations in a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActFormat {
+    /// f32 as they are.
+    F32,
+    /// int8 with a scale per 32 values: max|x| / 127, rounded to f16.
+    Q8x32,
+    /// int8 with a scale per 256 values: max|x| / 127 in f32.
+    Q8x256,
+}
+
+impl ActFormat {
+    /// Values that share a scale; a row is whole blocks of this many.
+    pub const fn block_len(self) -> usize {
+        match self {
+            ActFormat::F32 => 1,
+            ActFormat::Q8x32 => 32,
+            ActFormat::Q8x256 => 256,
+        }
+    }
+}
+
+/// The form of activations that a weight format is multiplied with.
+pub fn act_format(ty: GgmlType) -> ActFormat {
+    use GgmlType::*;
+    match ty {
+        Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | IQ4_NL | MXFP4 => ActFormat::Q8x32,
+        Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_XS => ActFormat::Q8x256,
+        _ => ActFormat::F32,
+    }
+}
+
+/// Activations [n_tokens, n_in] in one of the forms. A buffer to be reused: it keeps its memory.
+#[derive(Debug)]
+pub struct Acts {
+    format: ActFormat,
+    n_tokens: usize,
+    n_in: usize,
+    /// F32: [n_tokens, n_in rounded up to whole vectors], filled up with zeros.
+    values: Vec<f32>,
+    /// int8: [n_tokens, n_in / 16].
+    codes: Vec<[i8; 16]>,
+    /// int8: [n_tokens, blocks].
+    scales: Vec<f32>,
+    /// int8: sums of codes, [n_tokens, n_in / 16].
+    sums16: Vec<i16>,
+    /// int8: sums of codes, [n_tokens, n_in / 32].
+    sums32: Vec<i16>,
+}
+
+/// f32 rows are filled up to a multiple of this, the longest vector of any instruction set.
+const PAD: usize = 16;
+
+/// Rows are quantized on several threads in tasks of about this many values.
+const VALUES_PER_TASK: usize = 32 * 1024;
+
+/// One token's activations in an int8 form.
+#[derive(Clone, Copy)]
+pub(crate) struct CodeRow<'a> {
+    /// Groups of 16.
+    pub codes: &'a [[i8; 16]],
+    /// Per block.
+    pub scales: &'a [f32],
+    /// Per 16.
+    pub sums16: &'a [i16],
+    /// Per 32.
+    pub sums32: &'a [i16],
+}
+
+impl Default for Acts {
+    fn default() -> Acts {
+        Acts::new()
+    }
+}
+
+impl Acts {
+    /// An empty buffer.
+    pub fn new() -> Acts {
+        Acts {
+            format: ActFormat::F32,
+            n_tokens: 0,
+            n_in: 0,
+            values: Vec::new(),
+            codes: Vec::new(),
+            scales: Vec::new(),
+            sums16: Vec::new(),
+            sums32: Vec::new(),
+        }
+    }
+
+    /// Takes over `x` [n_tokens, n_in], row-major. Every instruction set makes the same bits.
+    ///
+    /// A block with an infinite or NaN value gets a NaN scale, and so does all that is computed
+    /// from it.
+    ///
+    /// # Panics
+    /// If `x` is not [n_tokens, n_in], or a row is not whole blocks of `format`.
+    pub fn quantize(
+        &mut self,
+        isa: Isa,
+        pool: &Pool,
+        x: &[f32],
+        n_tokens: usize,
+        n_in: usize,
+        format: ActFormat,
+    ) {
+        assert_eq!(x.len(), n_tokens * n_in, "x is [n_tokens, n_in]");
+        assert!(
+            n_in.is_multiple_of(format.block_len()),
+            "a row of {n_in} values is not whole blocks of {format:?}"
+        );
+        (self.format, self.n_tokens, self.n_in) = (format, n_tokens, n_in);
+        if x.is_empty() {
+            return;
+        }
+        let rows_per_task = (VALUES_PER_TASK / n_in).max(1);
+        if format == ActFormat::F32 {
+            let stride = self.stride();
+            self.values.resize(n_tokens * stride, 0.0);
+            pool.for_each_rows(&mut self.values, stride, rows_per_task, &|first, rows| {
+                for (row, x) in rows
+                    .chunks_exact_mut(stride)
+                    .zip(x.chunks_exact(n_in).skip(first))
+                {
+                    row[..n_in].copy_from_slice(x);
+                    row[n_in..].fill(0.0);
+                }
+            });
+            return;
+        }
+        let n_blocks = n_in / format.block_len();
+        self.codes.resize(n_tokens * n_in / 16, [0; 16]);
+        self.scales.resize(n_tokens * n_blocks, 0.0);
+        self.sums16.resize(n_tokens * n_in / 16, 0);
+        self.sums32.resize(n_tokens * n_in / 32, 0);
+        let mut rows: Vec<QuantizeRow> = x
+            .chunks_exact(n_in)
+            .zip(self.codes.chunks_exact_mut(n_in / 16))
+            .zip(self.scales.chunks_exact_mut(n_blocks))
+            .zip(self.sums16.chunks_exact_mut(n_in / 16))
+            .zip(self.sums32.chunks_exact_mut(n_in / 32))
+            .map(|((((x, codes), scales), sums16), sums32)| QuantizeRow {
+                x,
+                codes,
+                scales,
+                sums16,
+                sums32,
+            })
+            .collect();
+        pool.for_each_rows(&mut rows, 1, rows_per_task, &|_, rows| {
+            let kernel = QuantizeRows { rows, format };
+            match isa {
+                Isa::Scalar => kernel.run_with(Scalar),
+                Isa::Avx2(avx2) => avx2.run(kernel),
+            }
+        });
+    }
+
+    /// The form of the activations.
+    pub fn format(&self) -> ActFormat {
+        self.format
+    }
+
+    /// Rows.
+    pub fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// Values of a row.
+    pub fn n_in(&self) -> usize {
+        self.n_in
+    }
+
+    /// Values of one token as the products see them, in f32; `out` [n_in].
+    ///
+    /// # Panics
+    /// If there is no such token, or `out` has another length.
+    pub fn dequantize_row(&self, token: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.n_in, "out is [n_in]");
+        if self.format == ActFormat::F32 {
+            out.copy_from_slice(&self.f32_row(token)[..self.n_in]);
+            return;
+        }
+        let row = self.code_row(token);
+        let groups_per_scale = self.format.block_len() / 16;
+        for (i, (out, codes)) in out.chunks_exact_mut(16).zip(row.codes).enumerate() {
+            let scale = row.scales[i / groups_per_scale];
+            for (x, q) in out.iter_mut().zip(codes) {
+                *x = scale * f32::from(*q);
+            }
+        }
+    }
+
+    /// One token in f32, filled up with zeros to whole vectors.
+    pub(crate) fn f32_row(&self, token: usize) -> &[f32] {
+        assert_eq!(self.format, ActFormat::F32);
+        row(&self.values, self.stride(), token)
+    }
+
+    /// One token in int8.
+    pub(crate) fn code_row(&self, token: usize) -> CodeRow<'_> {
+        assert_ne!(self.format, ActFormat::F32);
+        CodeRow {
+            codes: row(&self.codes, self.n_in / 16, token),
+            scales: row(&self.scales, self.n_in / self.format.block_len(), token),
+            sums16: row(&self.sums16, self.n_in / 16, token),
+            sums32: row(&self.sums32, self.n_in / 32, token),
+        }
+    }
+
+    fn stride(&self) -> usize {
+        self.n_in.next_multiple_of(PAD)
+    }
+}
+
+fn row<T>(rows: &[T], row_len: usize, i: usize) -> &[T] {
+    &rows[i * row_len..(i + 1) * row_len]
+}
+
+struct QuantizeRow<'a> {
+    x: &'a [f32],
+    codes: &'a mut [[i8; 16]],
+    scales: &'a mut [f32],
+    sums16: &'a mut [i16],
+    sums32: &'a mut [i16],
+}
+
+struct QuantizeRows<'a, 'b> {
+    rows: &'a mut [QuantizeRow<'b>],
+    format: ActFormat,
+}
+
+impl Kernel for QuantizeRows<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        self.run_with(simd);
+    }
+}
+
+impl QuantizeRows<'_, '_> {
+    #[inline(always)]
+    fn run_with<Q: Quantize>(self, q: Q) {
+        for row in self.rows {
+            match self.format {
+                ActFormat::Q8x256 => quantize_row::<Q, 8>(q, row, q8x256_scale),
+                ActFormat::Q8x32 | ActFormat::F32 => quantize_row::<Q, 1>(q, row, q8x32_scale),
+            }
+        }
+    }
+}
+
+/// Quantizes blocks of `N` times 32 values.
+#[inline(always)]
+fn quantize_row<Q: Quantize, const N: usize>(
+    q: Q,
+    row: &mut QuantizeRow<'_>,
+    scale_of: fn(f32) -> Scale,
+) {
+    let (x, _) = row.x.as_chunks::<32>();
+    for (b, x) in x.chunks_exact(N).enumerate() {
+        let mut max_bits = 0;
+        for x in x {
+            max_bits = max_bits.max(q.max_abs_bits(x));
+        }
+        let max = f32::from_bits(max_bits);
+        let scale = if max.is_finite() {
+            scale_of(max)
+        } else {
+            Scale {
+                factor: 0.0,
+                scale: f32::NAN,
+            }
+        };
+        row.scales[b] = scale.scale;
+        for (i, x) in x.iter().enumerate() {
+            let mut codes = [0; 32];
+            if scale.factor > 0.0 {
+                q.quantize(x, scale.factor, &mut codes);
+            }
+            let i = b * N + i;
+            let (halves, _) = codes.as_chunks();
+            for (h, half) in halves.iter().enumerate() {
+                row.codes[2 * i + h] = *half;
+                row.sums16[2 * i + h] = half.iter().map(|&q| i16::from(q)).sum();
+            }
+            row.sums32[i] = row.sums16[2 * i] + row.sums16[2 * i + 1];
+        }
+    }
+}
+
+struct Scale {
+    /// What values are multiplied with; 0 for a block that is zero or too small to divide by.
+    factor: f32,
+    /// What codes are multiplied with.
+    scale: f32,
+}
+
+fn q8x32_scale(max: f32) -> Scale {
+    let d = max / 127.0;
+    let factor = 1.0 / d;
+    Scale {
+        factor: if factor.is_finite() { factor } else { 0.0 },
+        scale: F16::from_f32(d).to_f32(),
+    }
+}
+
+fn q8x256_scale(max: f32) -> Scale {
+    let factor = 127.0 / max;
+    if factor.is_finite() {
+        Scale {
+            factor,
+            scale: 1.0 / factor,
+        }
+    } else {
+        Scale {
+            factor: 0.0,
+            scale: 0.0,
+        }
+    }
+}
+
+/// Quantization without vectors.
+#[derive(Clone, Copy)]
+struct Scalar;
+
+impl Quantize for Scalar {
+    fn max_abs_bits(self, x: &[f32; 32]) -> u32 {
+        x.iter().fold(0, |max, x| max.max(x.abs().to_bits()))
+    }
+
+    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [i8; 32]) {
+        for (q, x) in q.iter_mut().zip(x) {
+            *q = (x * factor).round_ties_even() as i8;
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! [`SimdBytes`] for AVX2: two lanes of 16 bytes, so groups of 8 rows.
+//!
+//! Products of bytes are made by `vpmaddubsw`, which adds two of them and saturates at i16. A
+//! [`SimdBytes::Dot`] is such a vector; how many steps it may gather depends on the codes.
+
+use std::arch::x86_64::*;
+
+use rocmforge_gguf::quant::plain;
+
+use super::avx2::{Avx2, values};
+use crate::generic::bytes::{Quantize, SimdBytes};
+
+impl SimdBytes for Avx2 {
+    const DOT_LIMIT: u32 = i16::MAX as u32;
+
+    type Bytes = __m256i;
+    type I32 = __m256i;
+    type Dot = __m256i;
+    type Rows<'a, B: ?Sized + 'a> = [&'a B; 8];
+
+    #[inline(always)]
+    fn rows<'a, B: ?Sized>(self, row: impl Fn(usize) -> &'a B) -> [&'a B; 8] {
+        [
+            row(0),
+            row(1),
+            row(2),
+            row(3),
+            row(4),
+            row(5),
+            row(6),
+            row(7),
+        ]
+    }
+
+    #[inline(always)]
+    fn each<'a, B: 'a>(self, rows: &[&'a [B]; 8], index: usize) -> [&'a B; 8] {
+        [
+            &rows[0][index],
+            &rows[1][index],
+            &rows[2][index],
+            &rows[3][index],
+            &rows[4][index],
+            &rows[5][index],
+            &rows[6][index],
+            &rows[7][index],
+        ]
+    }
+
+    #[inline(always)]
+    fn load16<B>(self, rows: &[&B; 8], i: usize, field: impl Fn(&B) -> &[u8; 16]) -> __m256i {
+        let (low, high) = (field(rows[i]), field(rows[i + 4]));
+        // SAFETY: AVX2 is witnessed, and both references are to 16 bytes.
+        unsafe {
+            let low = _mm_loadu_si128(low.as_ptr().cast());
+            let high = _mm_loadu_si128(high.as_ptr().cast());
+            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
+        }
+    }
+
+    #[inline(always)]
+    fn load4<B>(self, rows: &[&B; 8], i: usize, field: impl Fn(&B) -> [u8; 4]) -> __m256i {
+        let low = i32::from_le_bytes(field(rows[i]));
+        let high = i32::from_le_bytes(field(rows[i + 4]));
+        values!(_mm256_set_m128i(_mm_set1_epi32(high), _mm_set1_epi32(low)))
+    }
+
+    #[inline(always)]
+    fn f16_of<B>(self, rows: &[&B; 8], field: impl Fn(&B) -> u16) -> __m256 {
+        let at = |i: usize| field(rows[i]) as i16;
+        let (a, b, c, d) = (at(0), at(1), at(2), at(3));
+        let (e, f, g, h) = (at(4), at(5), at(6), at(7));
+        values!(_mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h)))
+    }
+
+    #[inline(always)]
+    fn f32_of<B>(self, rows: &[&B; 8], field: impl Fn(&B) -> f32) -> __m256 {
+        let at = |i: usize| field(rows[i]);
+        let (a, b, c, d) = (at(0), at(1), at(2), at(3));
+        let (e, f, g, h) = (at(4), at(5), at(6), at(7));
+        values!(_mm256_setr_ps(a, b, c, d, e, f, g, h))
+    }
+
+    #[inline(always)]
+    fn load_plain_f32(self, x: &[plain::F32]) -> __m256 {
+        let x = &x[..8];
+        // SAFETY: AVX2 is witnessed, and `x` has 8 values of 4 bytes.
+        unsafe { _mm256_loadu_ps(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_plain_f16(self, x: &[plain::F16]) -> __m256 {
+        let x = &x[..8];
+        // SAFETY: F16C is witnessed, and `x` has 8 values of 2 bytes.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_plain_bf16(self, x: &[plain::BF16]) -> __m256 {
+        let x = &x[..8];
+        // SAFETY: AVX2 is witnessed, and `x` has 8 values of 2 bytes.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    fn zero(self) -> __m256i {
+        values!(_mm256_setzero_si256())
+    }
+
+    #[inline(always)]
+    fn splat_u8(self, x: u8) -> __m256i {
+        values!(_mm256_set1_epi8(x as i8))
+    }
+
+    #[inline(always)]
+    fn repeat_u8(self, x: &[u8; 16]) -> __m256i {
+        // SAFETY: AVX2 is witnessed, and `x` has 16 bytes.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn repeat_i8(self, x: &[i8; 16]) -> __m256i {
+        // SAFETY: AVX2 is witnessed, and `x` has 16 bytes.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn repeat_i16(self, x: &[i16; 8]) -> __m256i {
+        // SAFETY: AVX2 is witnessed, and `x` has 16 bytes.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn splat_i8x4(self, x: &[i8; 16], k: usize) -> __m256i {
+        let x = &x[4 * k..4 * k + 4];
+        let x = i32::from_le_bytes([x[0] as u8, x[1] as u8, x[2] as u8, x[3] as u8]);
+        values!(_mm256_set1_epi32(x))
+    }
+
+    #[inline(always)]
+    fn splat_i16x2(self, x: &[i16], k: usize) -> __m256i {
+        let x = &x[2 * k..2 * k + 2];
+        let x = i32::from(x[0] as u16) | i32::from(x[1]) << 16;
+        values!(_mm256_set1_epi32(x))
+    }
+
+    #[inline(always)]
+    fn and(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_and_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn shr(self, a: __m256i, n: u32) -> __m256i {
+        values!(_mm256_srl_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+
+    #[inline(always)]
+    fn shl(self, a: __m256i, n: u32) -> __m256i {
+        values!(_mm256_sll_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+
+    #[inline(always)]
+    fn sub_i16(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_sub_epi16(a, b))
+    }
+
+    #[inline(always)]
+    fn has_bits(self, a: __m256i, mask: __m256i) -> __m256i {
+        values!(_mm256_cmpeq_epi8(_mm256_and_si256(a, mask), mask))
+    }
+
+    #[inline(always)]
+    fn shuffle(self, a: __m256i, index: __m256i) -> __m256i {
+        values!(_mm256_shuffle_epi8(a, index))
+    }
+
+    #[inline(always)]
+    fn widen_u8(self, a: __m256i) -> [__m256i; 2] {
+        values!({
+            let zero = _mm256_setzero_si256();
+            [_mm256_unpacklo_epi8(a, zero), _mm256_unpackhi_epi8(a, zero)]
+        })
+    }
+
+    #[inline(always)]
+    fn widen_i8(self, a: __m256i) -> [__m256i; 2] {
+        values!({
+            let sign = _mm256_cmpgt_epi8(_mm256_setzero_si256(), a);
+            [_mm256_unpacklo_epi8(a, sign), _mm256_unpackhi_epi8(a, sign)]
+        })
+    }
+
+    #[inline(always)]
+    fn repeat_place(self, a: __m256i, j: usize) -> __m256i {
+        let place = (2 * j) as i16;
+        values!(_mm256_shuffle_epi8(
+            a,
+            _mm256_set1_epi16(place | (place + 1) << 8)
+        ))
+    }
+
+    #[inline(always)]
+    fn split_pairs(self, a: __m256i) -> [__m256i; 2] {
+        values!({
+            let low = _mm256_set_epi8(
+                13, 12, 13, 12, 9, 8, 9, 8, 5, 4, 5, 4, 1, 0, 1, 0, //
+                13, 12, 13, 12, 9, 8, 9, 8, 5, 4, 5, 4, 1, 0, 1, 0,
+            );
+            let high = _mm256_add_epi8(low, _mm256_set1_epi8(2));
+            [_mm256_shuffle_epi8(a, low), _mm256_shuffle_epi8(a, high)]
+        })
+    }
+
+    #[inline(always)]
+    fn transpose4(self, a: [__m256i; 4]) -> [__m256i; 4] {
+        values!({
+            let ab_low = _mm256_unpacklo_epi32(a[0], a[1]);
+            let ab_high = _mm256_unpackhi_epi32(a[0], a[1]);
+            let cd_low = _mm256_unpacklo_epi32(a[2], a[3]);
+            let cd_high = _mm256_unpackhi_epi32(a[2], a[3]);
+            [
+                _mm256_unpacklo_epi64(ab_low, cd_low),
+                _mm256_unpackhi_epi64(ab_low, cd_low),
+                _mm256_unpacklo_epi64(ab_high, cd_high),
+                _mm256_unpackhi_epi64(ab_high, cd_high),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    fn zero_dot(self) -> __m256i {
+        values!(_mm256_setzero_si256())
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: __m256i, codes: __m256i, acts: __m256i) -> __m256i {
+        values!(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, acts)))
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sum: __m256i, codes: __m256i, acts: __m256i) -> __m256i {
+        // `vpmaddubsw` wants its first factor unsigned, so the sign moves to the second. The
+        // magnitude of -128 is right as a u8.
+        values!({
+            let magnitude = _mm256_abs_epi8(codes);
+            let acts = _mm256_sign_epi8(acts, codes);
+            _mm256_add_epi16(sum, _mm256_maddubs_epi16(magnitude, acts))
+        })
+    }
+
+    #[inline(always)]
+    fn zero_i32(self) -> __m256i {
+        values!(_mm256_setzero_si256())
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> __m256i {
+        values!(_mm256_set1_epi32(x))
+    }
+
+    #[inline(always)]
+    fn sub_i32(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_sub_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn shl_i32(self, a: __m256i, n: u32) -> __m256i {
+        values!(_mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
+    }
+
+    #[inline(always)]
+    fn add_dot(self, sum: __m256i, dot: __m256i) -> __m256i {
+        values!(_mm256_add_epi32(
+            sum,
+            _mm256_madd_epi16(dot, _mm256_set1_epi16(1))
+        ))
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, sum: __m256i, dot: __m256i, scale: __m256i) -> __m256i {
+        values!(_mm256_add_epi32(sum, _mm256_madd_epi16(dot, scale)))
+    }
+
+    #[inline(always)]
+    fn dot_i16(self, sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_add_epi32(sum, _mm256_madd_epi16(a, b)))
+    }
+
+    #[inline(always)]
+    fn reduce4(self, a: [__m256i; 4]) -> __m256i {
+        values!(_mm256_hadd_epi32(
+            _mm256_hadd_epi32(a[0], a[1]),
+            _mm256_hadd_epi32(a[2], a[3])
+        ))
+    }
+
+    #[inline(always)]
+    fn to_f32(self, a: __m256i) -> __m256 {
+        values!(_mm256_cvtepi32_ps(a))
+    }
+}
+
+impl Quantize for Avx2 {
+    #[inline(always)]
+    fn max_abs_bits(self, x: &[f32; 32]) -> u32 {
+        // SAFETY: AVX2 is witnessed, and the loads cover the 128 bytes of `x`.
+        unsafe {
+            let p: *const __m256i = x.as_ptr().cast();
+            // Without the sign bit, the order of the bits is the order of the magnitudes.
+            let magnitude = _mm256_set1_epi32(i32::MAX);
+            let a = _mm256_and_si256(_mm256_loadu_si256(p), magnitude);
+            let b = _mm256_and_si256(_mm256_loadu_si256(p.add(1)), magnitude);
+            let c = _mm256_and_si256(_mm256_loadu_si256(p.add(2)), magnitude);
+            let d = _mm256_and_si256(_mm256_loadu_si256(p.add(3)), magnitude);
+            let m = _mm256_max_epi32(_mm256_max_epi32(a, b), _mm256_max_epi32(c, d));
+            let m = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256::<1>(m));
+            let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b01_00_11_10>(m));
+            let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b10_11_00_01>(m));
+            _mm_cvtsi128_si32(m) as u32
+        }
+    }
+
+    #[inline(always)]
+    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [i8; 32]) {
+        // SAFETY: AVX2 is witnessed, the loads cover the 128 bytes of `x`, the store the 32 of `q`.
+        unsafe {
+            let p = x.as_ptr();
+            let factor = _mm256_set1_ps(factor);
+            let a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p), factor));
+            let b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p.add(8)), factor));
+            let c = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p.add(16)), factor));
+            let d = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p.add(24)), factor));
+            // Packing works in lanes; the permutation puts groups of four back in order.
+            let packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let packed = _mm256_permutevar8x32_epi32(packed, order);
+            _mm256_storeu_si256(q.as_mut_ptr().cast(), packed);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What the dot products need to know of a block format: how a block unpacks to small integers.
+//!
+//! Every format is `x = d * scale * code + offset` with f32 `d` per block, an integer `scale` per
+//! 16 or 32 values, or none, and codes of at most 8 bits. The layout of the bytes is that of
+//! [`rocmforge_gguf::quant`]; an implementation is the vector form of its scalar `dequantize`.
+
+use rocmforge_gguf::quant::Block;
+
+use super::bytes::SimdBytes;
+
+/// The integers that a block unpacks to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// u8 up to `max`.
+    Unsigned { max: u32 },
+    /// i8.
+    Signed,
+}
+
+/// What is added to `d * scale * code`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offset {
+    None,
+    /// `d * scale * -2^log2`: codes are stored unsigned.
+    Power {
+        log2: u32,
+    },
+    /// `m * min` with f32 `m` per block and an integer `min` per scale; `m` alone where there are
+    /// no scales.
+    Min,
+}
+
+/// Integer scales of one lane per row.
+pub(crate) struct Scales<S: SimdBytes> {
+    /// i16: the scales of value groups 0..8 and 8..16.
+    pub scales: [S::Bytes; 2],
+    /// i16, likewise: what [`Offset::Min`] multiplies with `m`.
+    pub mins: [S::Bytes; 2],
+}
+
+/// A block format with a fast dot product.
+pub(crate) trait Format: 'static {
+    type Block: Block;
+
+    const CODES: Codes;
+    const OFFSET: Offset;
+    /// Groups of 16 values in a block: 2 or 16.
+    const GROUPS: usize;
+    /// Groups of 16 values that share a scale: 1 or 2.
+    const GROUPS_PER_SCALE: usize;
+    /// Whether there are integer scales. Without them a block has two groups.
+    const SCALED: bool;
+
+    /// `[V; 2]` or `[V; 4]`.
+    type Chunk<V: Copy>: AsRef<[V]>;
+    /// Chunks of a block.
+    const CHUNKS: usize;
+
+    /// The codes of some groups of 16 values of the rows of vector `i`. Groups of one scale are
+    /// neighbours in one chunk.
+    fn codes<S: SimdBytes>(
+        s: S,
+        rows: &S::Rows<'_, Self::Block>,
+        i: usize,
+        chunk: usize,
+    ) -> Self::Chunk<S::Bytes>;
+
+    /// Which group of the block stands at `place` in `chunk`.
+    fn group(chunk: usize, place: usize) -> usize;
+
+    /// The integer scales of the rows of vector `i`.
+    #[inline(always)]
+    fn scales<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>, i: usize) -> Scales<S> {
+        let _ = (rows, i);
+        Scales {
+            scales: [s.zero(); 2],
+            mins: [s.zero(); 2],
+        }
+    }
+
+    /// `d` of each row.
+    fn d<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>) -> S::F32;
+
+    /// `m` of each row.
+    #[inline(always)]
+    fn m<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>) -> S::F32 {
+        let _ = rows;
+        s.splat(0.0)
+    }
+}
+
+/// Scales of a block; 1 if it has no integer scales.
+pub(crate) const fn n_scales<F: Format>() -> usize {
+    F::GROUPS / F::GROUPS_PER_SCALE
+}
+
+/// Product steps of a scale's codes that one [`SimdBytes::Dot`] gathers without overflow, of
+/// `steps` that are to be made. Both are powers of two.
+pub(crate) const fn dot_steps<S: SimdBytes, F: Format>(steps: usize) -> usize {
+    let max = match F::CODES {
+        Codes::Unsigned { max } => max,
+        Codes::Signed => 128,
+    };
+    let limit = (S::DOT_LIMIT / (2 * 127 * max)) as usize;
+    assert!(limit > 0, "one step does not overflow");
+    let mut n = 1;
+    while 2 * n <= limit && 2 * n <= steps {
+        n *= 2;
+    }
+    n
+}
+
+/// The 16 bytes of `bytes` from `start`.
+#[inline(always)]
+pub(crate) fn at(bytes: &[u8], start: usize) -> &[u8; 16] {
+    bytes[start..]
+        .first_chunk()
+        .expect("a chunk lies within its block")
+}

@@ -1,0 +1,346 @@
+//! Dot products of quantized weight rows with int8 activations.
+//!
+//! Two routes compute the same numbers. [`stream`] reads a group of rows once, unpacks it in
+//! registers and multiplies it with one or two tokens: memory-bound decode. [`Panel`] unpacks and
+//! transposes a stretch of a group of rows once, so that every 32-bit place of a vector is a
+//! weight row, and [`Panel::dot`] then multiplies it with many tokens: prefill.
+//!
+//! Both sum a block's products in exact integers, and then add one f32 term per block to a chain
+//! per row and token, in block order. The bits of a result therefore do not depend on the route,
+//! on how many tokens or rows are computed together, or on where a stretch ends.
+
+use super::bytes::SimdBytes;
+use super::format::{Codes, Format, Offset, dot_steps, n_scales};
+use super::simd::Simd;
+use crate::acts::CodeRow;
+
+/// The rows of a quantized matrix.
+pub(crate) struct BlockRows<'a, F: Format> {
+    pub blocks: &'a [F::Block],
+    pub blocks_per_row: usize,
+}
+
+impl<F: Format> Clone for BlockRows<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Format> Copy for BlockRows<'_, F> {}
+
+impl<'a, F: Format> BlockRows<'a, F> {
+    /// The group of rows from `first` on. Places beyond row `end - 1` repeat it.
+    #[inline(always)]
+    fn group<S: SimdBytes>(self, s: S, first: usize, end: usize) -> S::Rows<'a, [F::Block]> {
+        let n = self.blocks_per_row;
+        s.rows(|i| &self.blocks[(first + i).min(end - 1) * n..][..n])
+    }
+}
+
+/// Sums of activation codes: one per scale of a block.
+#[inline(always)]
+fn block_sums<'a, F: Format>(acts: &CodeRow<'a>, b: usize) -> &'a [i16] {
+    let n = n_scales::<F>();
+    let sums = if F::GROUPS_PER_SCALE == 1 {
+        acts.sums16
+    } else {
+        acts.sums32
+    };
+    &sums[b * n..][..n]
+}
+
+/// `d * codes` and the offset of one block, added to the chain `sum`.
+///
+/// `dot` has the products, `min_dot` those of the minimums, exactly.
+#[inline(always)]
+fn add_block<S: Simd, F: Format>(
+    s: S,
+    sum: S::F32,
+    (d, m): (S::F32, S::F32),
+    dot: S::I32,
+    min_dot: S::I32,
+    acts: &CodeRow<'_>,
+    b: usize,
+) -> S::F32 {
+    let scale = s.splat(acts.scales[b]);
+    let dot = match F::OFFSET {
+        Offset::Power { log2 } if F::SCALED => s.sub_i32(dot, s.shl_i32(min_dot, log2)),
+        Offset::Power { log2 } => {
+            let codes = i32::from(block_sums::<F>(acts, b)[0]);
+            s.sub_i32(dot, s.splat_i32(codes << log2))
+        }
+        Offset::None | Offset::Min => dot,
+    };
+    let sum = s.mul_add(s.to_f32(dot), s.mul(d, scale), sum);
+    match F::OFFSET {
+        Offset::Min if F::SCALED => s.mul_add(s.to_f32(min_dot), s.mul(m, scale), sum),
+        Offset::Min => {
+            let codes = f32::from(block_sums::<F>(acts, b)[0]);
+            s.mul_add(s.splat(codes), s.mul(m, scale), sum)
+        }
+        Offset::None | Offset::Power { .. } => sum,
+    }
+}
+
+/// Whether the offset of a block needs products of integer scales or minimums with sums.
+const fn has_min_dot<F: Format>() -> bool {
+    F::SCALED && !matches!(F::OFFSET, Offset::None)
+}
+
+#[inline(always)]
+fn dot_step<S: SimdBytes, F: Format>(s: S, sum: S::Dot, codes: S::Bytes, acts: S::Bytes) -> S::Dot {
+    match F::CODES {
+        Codes::Unsigned { .. } => s.dot(sum, codes, acts),
+        Codes::Signed => s.dot_signed(sum, codes, acts),
+    }
+}
+
+#[inline(always)]
+fn add_dot<S: SimdBytes, F: Format>(s: S, sum: S::I32, dot: S::Dot, scale: S::Bytes) -> S::I32 {
+    if F::SCALED {
+        s.add_scaled(sum, dot, scale)
+    } else {
+        s.add_dot(sum, dot)
+    }
+}
+
+/// The products of `N` tokens with the group of rows from `first` on; rows end before `end`.
+#[inline(always)]
+pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
+    s: S,
+    rows: BlockRows<'_, F>,
+    first: usize,
+    end: usize,
+    acts: &[CodeRow<'_>; N],
+) -> [S::F32; N] {
+    let group = rows.group(s, first, end);
+    let mut sums = [s.splat(0.0); N];
+    for b in 0..rows.blocks_per_row {
+        let blocks = s.each(&group, b);
+        let mut dots = [[s.zero_i32(); 4]; N];
+        let mut min_dots = [[s.zero_i32(); 4]; N];
+        for i in 0..4 {
+            let scales = F::scales(s, &blocks, i);
+            for chunk in 0..F::CHUNKS {
+                let codes = F::codes(s, &blocks, i, chunk);
+                let codes = codes.as_ref();
+                let mut place = 0;
+                while place < codes.len() {
+                    let group = F::group(chunk, place);
+                    let scale = if F::SCALED {
+                        let j = group / F::GROUPS_PER_SCALE;
+                        s.repeat_place(scales.scales[j / 8], j % 8)
+                    } else {
+                        s.zero()
+                    };
+                    let steps = const { dot_steps::<S, F>(F::GROUPS_PER_SCALE) };
+                    for n in 0..N {
+                        let mut dot = s.zero_dot();
+                        for k in 0..F::GROUPS_PER_SCALE {
+                            let acts = s
+                                .repeat_i8(&acts[n].codes[b * F::GROUPS..][..F::GROUPS][group + k]);
+                            dot = dot_step::<S, F>(s, dot, codes[place + k], acts);
+                            if (k + 1) % steps == 0 {
+                                dots[n][i] = add_dot::<S, F>(s, dots[n][i], dot, scale);
+                                dot = s.zero_dot();
+                            }
+                        }
+                    }
+                    place += F::GROUPS_PER_SCALE;
+                }
+            }
+            if has_min_dot::<F>() {
+                let factors = match F::OFFSET {
+                    Offset::Min => scales.mins,
+                    Offset::None | Offset::Power { .. } => scales.scales,
+                };
+                for n in 0..N {
+                    let (sums, _) = block_sums::<F>(&acts[n], b).as_chunks();
+                    for (k, sums) in sums.iter().enumerate() {
+                        min_dots[n][i] = s.dot_i16(min_dots[n][i], factors[k], s.repeat_i16(sums));
+                    }
+                }
+            }
+        }
+        let factors = (F::d(s, &blocks), F::m(s, &blocks));
+        for n in 0..N {
+            let dot = s.reduce4(dots[n]);
+            let min_dot = s.reduce4(min_dots[n]);
+            sums[n] = add_block::<S, F>(s, sums[n], factors, dot, min_dot, &acts[n], b);
+        }
+    }
+    sums
+}
+
+/// A stretch of a group of rows, unpacked and transposed: one 32-bit place of a vector per row.
+pub(crate) struct Panel<S: SimdBytes> {
+    first_block: usize,
+    n_blocks: usize,
+    /// Four codes to a place, four vectors to a group of 16 values.
+    codes: Vec<S::Bytes>,
+    /// Each scale twice to a place.
+    scales: Vec<S::Bytes>,
+    /// Two neighbouring factors of activation sums to a place.
+    min_pairs: Vec<S::Bytes>,
+    /// `d` and `m` of each block.
+    factors: Vec<(S::F32, S::F32)>,
+}
+
+impl<S: Simd> Panel<S> {
+    pub(crate) fn new() -> Panel<S> {
+        Panel {
+            first_block: 0,
+            n_blocks: 0,
+            codes: Vec::new(),
+            scales: Vec::new(),
+            min_pairs: Vec::new(),
+            factors: Vec::new(),
+        }
+    }
+
+    /// Unpacks blocks `first_block..first_block + n_blocks` of the group of rows from `first` on.
+    #[inline(always)]
+    pub(crate) fn fill<F: Format>(
+        &mut self,
+        s: S,
+        rows: BlockRows<'_, F>,
+        (first, end): (usize, usize),
+        first_block: usize,
+        n_blocks: usize,
+    ) {
+        (self.first_block, self.n_blocks) = (first_block, n_blocks);
+        let n_scales = if F::SCALED { n_scales::<F>() } else { 0 };
+        let n_pairs = if has_min_dot::<F>() { n_scales / 2 } else { 0 };
+        let zero = s.zero();
+        self.codes.resize(n_blocks * F::GROUPS * 4, zero);
+        self.scales.resize(n_blocks * n_scales, zero);
+        self.min_pairs.resize(n_blocks * n_pairs, zero);
+        self.factors.resize(n_blocks, (s.splat(0.0), s.splat(0.0)));
+        let group = rows.group(s, first, end);
+        for b in 0..n_blocks {
+            let blocks = s.each(&group, first_block + b);
+            let out = &mut self.codes[b * F::GROUPS * 4..][..F::GROUPS * 4];
+            for chunk in 0..F::CHUNKS {
+                let codes = [
+                    F::codes(s, &blocks, 0, chunk),
+                    F::codes(s, &blocks, 1, chunk),
+                    F::codes(s, &blocks, 2, chunk),
+                    F::codes(s, &blocks, 3, chunk),
+                ];
+                let [c0, c1, c2, c3] = [
+                    codes[0].as_ref(),
+                    codes[1].as_ref(),
+                    codes[2].as_ref(),
+                    codes[3].as_ref(),
+                ];
+                for place in 0..c0.len() {
+                    let by_row = s.transpose4([c0[place], c1[place], c2[place], c3[place]]);
+                    let out = &mut out[4 * F::group(chunk, place)..][..4];
+                    out.copy_from_slice(&by_row);
+                }
+            }
+            if F::SCALED {
+                let lanes = [
+                    F::scales(s, &blocks, 0),
+                    F::scales(s, &blocks, 1),
+                    F::scales(s, &blocks, 2),
+                    F::scales(s, &blocks, 3),
+                ];
+                let out = &mut self.scales[b * n_scales..][..n_scales];
+                let out_pairs = &mut self.min_pairs[b * n_pairs..][..n_pairs];
+                for half in 0..n_scales / 8 {
+                    let pairs = s.transpose4([
+                        lanes[0].scales[half],
+                        lanes[1].scales[half],
+                        lanes[2].scales[half],
+                        lanes[3].scales[half],
+                    ]);
+                    for k in 0..4 {
+                        let [even, odd] = s.split_pairs(pairs[k]);
+                        out[8 * half + 2 * k] = even;
+                        out[8 * half + 2 * k + 1] = odd;
+                    }
+                    if has_min_dot::<F>() {
+                        let pairs = match F::OFFSET {
+                            Offset::Min => s.transpose4([
+                                lanes[0].mins[half],
+                                lanes[1].mins[half],
+                                lanes[2].mins[half],
+                                lanes[3].mins[half],
+                            ]),
+                            Offset::None | Offset::Power { .. } => pairs,
+                        };
+                        out_pairs[4 * half..][..4].copy_from_slice(&pairs);
+                    }
+                }
+            }
+            self.factors[b] = (F::d(s, &blocks), F::m(s, &blocks));
+        }
+    }
+
+    /// Goes on with the chains `sums` of `N` tokens over the blocks of this panel.
+    #[inline(always)]
+    pub(crate) fn dot<F: Format, const N: usize>(
+        &self,
+        s: S,
+        acts: &[CodeRow<'_>; N],
+        sums: &mut [S::F32; N],
+    ) {
+        let mut chains = *sums;
+        let n_scales = n_scales::<F>();
+        let n_pairs = n_scales / 2;
+        let vectors_per_scale = 4 * F::GROUPS_PER_SCALE;
+        let steps = const { dot_steps::<S, F>(4 * F::GROUPS_PER_SCALE) };
+        for b in 0..self.n_blocks {
+            let block = self.first_block + b;
+            let codes = &self.codes[b * F::GROUPS * 4..][..F::GROUPS * 4];
+            let token_codes: [&[[i8; 16]]; N] =
+                std::array::from_fn(|n| &acts[n].codes[block * F::GROUPS..][..F::GROUPS]);
+            let mut dots = [s.zero_i32(); N];
+            for j in 0..n_scales {
+                let scale = if F::SCALED {
+                    self.scales[b * n_scales..][..n_scales][j]
+                } else {
+                    s.zero()
+                };
+                let mut step = 0;
+                while step < vectors_per_scale {
+                    let mut dot = [s.zero_dot(); N];
+                    for k in step..step + steps {
+                        let v = j * vectors_per_scale + k;
+                        for n in 0..N {
+                            let acts = s.splat_i8x4(&token_codes[n][v / 4], v % 4);
+                            dot[n] = dot_step::<S, F>(s, dot[n], codes[v], acts);
+                        }
+                    }
+                    for n in 0..N {
+                        dots[n] = add_dot::<S, F>(s, dots[n], dot[n], scale);
+                    }
+                    step += steps;
+                }
+            }
+            let mut min_dots = [s.zero_i32(); N];
+            if has_min_dot::<F>() {
+                let pairs = &self.min_pairs[b * n_pairs..][..n_pairs];
+                for (k, pair) in pairs.iter().enumerate() {
+                    for n in 0..N {
+                        let sums = s.splat_i16x2(block_sums::<F>(&acts[n], block), k);
+                        min_dots[n] = s.dot_i16(min_dots[n], *pair, sums);
+                    }
+                }
+            }
+            for n in 0..N {
+                chains[n] = add_block::<S, F>(
+                    s,
+                    chains[n],
+                    self.factors[b],
+                    dots[n],
+                    min_dots[n],
+                    &acts[n],
+                    block,
+                );
+            }
+        }
+        *sums = chains;
+    }
+}

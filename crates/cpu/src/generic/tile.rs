@@ -1,0 +1,291 @@
+//! One task of a matrix product: a tile of tokens by weight rows.
+//!
+//! With few tokens weights are streamed through registers. With more they are unpacked to a
+//! stretch that stays in the L1 cache while all tokens of the tile go over it.
+
+use std::marker::PhantomData;
+
+use rocmforge_gguf::quant::{self, Block};
+
+use super::float_dot::{self, Plain};
+use super::format::Format;
+use super::int_dot::{BlockRows, Panel, stream};
+use super::simd::Simd;
+use crate::acts::CodeRow;
+use crate::arch::Kernel;
+use crate::matmul::{Job, OutMode, Weight};
+use crate::pool::Tile;
+
+/// Tokens that a panel of codes is multiplied with at once.
+const INT_TOKENS: usize = 4;
+
+/// Values per row of a panel of codes: 8 rows take 8 to 12 KiB of the L1 cache.
+const INT_STRETCH: usize = 1024;
+
+/// Rows and tokens of a register tile in f32: 12 sums in 16 registers.
+const FLOAT_ROWS: usize = 4;
+const FLOAT_TOKENS: usize = 3;
+
+/// Rows of an f32 panel, and its values per row: 16 KiB of the L1 cache.
+const FLOAT_PANEL_ROWS: usize = 8;
+const FLOAT_STRETCH: usize = 512;
+
+/// Register tiles that an f32 panel makes with the same tokens.
+const FLOAT_TILES: usize = FLOAT_PANEL_ROWS / FLOAT_ROWS;
+
+/// Adds bias and residual to the products of `token` with the `LANES` weight rows from `first` on,
+/// and writes those that lie in the tile.
+#[inline(always)]
+fn write<S: Simd>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    token: usize,
+    first: usize,
+    sums: S::F32,
+) {
+    let cols = tile.cols();
+    let n = S::LANES.min(cols.end - first);
+    if n < S::LANES {
+        let mut values = [0.0; 16];
+        s.store(sums, &mut values);
+        job.write(tile, token, first, &values[..n]);
+        return;
+    }
+    let out = &mut tile.row(token)[first - cols.start..][..n];
+    let mut y = sums;
+    if let Some(bias) = job.bias {
+        y = s.add(y, s.load(&bias[first..]));
+    }
+    if job.mode == OutMode::Add {
+        y = s.add(s.load(out), y);
+    }
+    s.store(y, out);
+}
+
+/// Block formats with int8 activations.
+pub(crate) struct IntTile<'a, 'b, 'c, F> {
+    pub job: &'a Job<'b>,
+    pub tile: &'a mut Tile<'c>,
+    pub format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for IntTile<'_, '_, '_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let IntTile { job, tile, .. } = self;
+        let rows = BlockRows::<F> {
+            blocks: quant::blocks(job.w.data),
+            blocks_per_row: job.w.n_in / F::Block::TYPE.block_len(),
+        };
+        let cols = tile.cols();
+        let acts: Vec<CodeRow> = tile.rows().map(|t| job.acts.code_row(t)).collect();
+        for first in cols.clone().step_by(S::LANES) {
+            match acts.as_slice() {
+                [a] => stream_tokens(s, job, tile, rows, first, [*a]),
+                [a, b] => stream_tokens(s, job, tile, rows, first, [*a, *b]),
+                acts => panel_tokens(s, job, tile, rows, first, acts),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn stream_tokens<S: Simd, F: Format, const N: usize>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    rows: BlockRows<'_, F>,
+    first: usize,
+    acts: [CodeRow<'_>; N],
+) {
+    let token = tile.rows().start;
+    let sums = stream(s, rows, first, tile.cols().end, &acts);
+    for (n, sums) in sums.into_iter().enumerate() {
+        write(s, job, tile, token + n, first, sums);
+    }
+}
+
+#[inline(always)]
+fn panel_tokens<S: Simd, F: Format>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    rows: BlockRows<'_, F>,
+    first: usize,
+    acts: &[CodeRow<'_>],
+) {
+    let n_blocks = rows.blocks_per_row;
+    let step = INT_STRETCH / F::Block::TYPE.block_len();
+    let mut sums = vec![s.splat(0.0); acts.len()];
+    let mut panel = Panel::new();
+    for block in (0..n_blocks).step_by(step) {
+        let n = step.min(n_blocks - block);
+        panel.fill::<F>(s, rows, (first, tile.cols().end), block, n);
+        let (tiles, rest) = acts.as_chunks::<INT_TOKENS>();
+        let (tile_sums, rest_sums) = sums.as_chunks_mut::<INT_TOKENS>();
+        for (acts, sums) in tiles.iter().zip(tile_sums) {
+            panel.dot::<F, INT_TOKENS>(s, acts, sums);
+        }
+        for (acts, sums) in rest.iter().zip(rest_sums) {
+            let (acts, sums) = (std::array::from_ref(acts), std::array::from_mut(sums));
+            panel.dot::<F, 1>(s, acts, sums);
+        }
+    }
+    for (token, sums) in tile.rows().zip(sums) {
+        write(s, job, tile, token, first, sums);
+    }
+}
+
+/// F32, F16 and BF16.
+pub(crate) struct FloatTile<'a, 'b, 'c, P> {
+    pub job: &'a Job<'b>,
+    pub tile: &'a mut Tile<'c>,
+    pub format: PhantomData<P>,
+}
+
+impl<P: Plain + Block> Kernel for FloatTile<'_, '_, '_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let FloatTile { job, tile, .. } = self;
+        let (n_in, data) = (job.w.n_in, quant::blocks::<P>(job.w.data));
+        let row = |i: usize| &data[i * n_in..][..n_in];
+        let (cols, tokens) = (tile.cols(), tile.rows());
+        if tokens.len() > FLOAT_TOKENS {
+            float_panels(s, job, tile, PlainRows { data, n_in });
+            return;
+        }
+        for first in cols.clone().step_by(S::LANES) {
+            let mut sums = [[0.0; 16]; FLOAT_TOKENS];
+            for r in (0..S::LANES).step_by(FLOAT_ROWS) {
+                if first + r >= cols.end {
+                    break;
+                }
+                let rows: [&[P]; FLOAT_ROWS] =
+                    std::array::from_fn(|i| row((first + r + i).min(cols.end - 1)));
+                match tokens.len() {
+                    1 => float_rows::<S, P, 1>(s, job, rows, tokens.start, r, &mut sums),
+                    2 => float_rows::<S, P, 2>(s, job, rows, tokens.start, r, &mut sums),
+                    _ => float_rows::<S, P, FLOAT_TOKENS>(s, job, rows, tokens.start, r, &mut sums),
+                }
+            }
+            for (token, sums) in tokens.clone().zip(&sums) {
+                write(s, job, tile, token, first, s.load(sums));
+            }
+        }
+    }
+}
+
+/// Whole rows with a few tokens; the sums go to `out[token][at..]`.
+#[inline(always)]
+fn float_rows<S: Simd, P: Plain, const N: usize>(
+    s: S,
+    job: &Job<'_>,
+    rows: [&[P]; FLOAT_ROWS],
+    token: usize,
+    at: usize,
+    out: &mut [[f32; 16]; FLOAT_TOKENS],
+) {
+    let acts: [&[f32]; N] = std::array::from_fn(|n| job.acts.f32_row(token + n));
+    let mut sums = [[s.splat(0.0); N]; FLOAT_ROWS];
+    float_dot::dot(s, rows, acts, &mut sums);
+    for n in 0..N {
+        for i in 0..FLOAT_ROWS {
+            out[n][at + i] = s.sum(sums[i][n]);
+        }
+    }
+}
+
+/// Formats without a dot product of their own: rows are dequantized to f32.
+pub(crate) struct DequantizedTile<'a, 'b, 'c> {
+    pub job: &'a Job<'b>,
+    pub tile: &'a mut Tile<'c>,
+}
+
+impl Kernel for DequantizedTile<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let DequantizedTile { job, tile } = self;
+        float_panels(s, job, tile, job.w);
+    }
+}
+
+/// Rows that convert to f32.
+trait Rows {
+    /// Values of row `i` from `from` on: `out.len()` of them, where the row ends filled up with
+    /// zeros.
+    fn widen<S: Simd>(&self, s: S, i: usize, from: usize, out: &mut [f32]);
+}
+
+struct PlainRows<'a, P> {
+    data: &'a [P],
+    n_in: usize,
+}
+
+impl<P: Plain> Rows for PlainRows<'_, P> {
+    #[inline(always)]
+    fn widen<S: Simd>(&self, s: S, i: usize, from: usize, out: &mut [f32]) {
+        let row = &self.data[i * self.n_in..][..self.n_in][from..];
+        float_dot::widen(s, &row[..out.len().min(row.len())], out);
+    }
+}
+
+impl Rows for &Weight<'_> {
+    #[inline(always)]
+    fn widen<S: Simd>(&self, _: S, i: usize, from: usize, out: &mut [f32]) {
+        let n = out.len().min(self.n_in - from);
+        self.dequantize(i, from, &mut out[..n]);
+        out[n..].fill(0.0);
+    }
+}
+
+/// Products with rows that are converted to f32 once for all tokens.
+#[inline(always)]
+fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl Rows) {
+    let (cols, tokens, n_in) = (tile.cols(), tile.rows(), job.w.n_in);
+    let mut panel = vec![0.0; FLOAT_PANEL_ROWS * FLOAT_STRETCH];
+    let zero = [[s.splat(0.0); FLOAT_TOKENS]; FLOAT_ROWS];
+    // One for each register tile: all rows of the panel for the first tokens, and so on.
+    let mut sums = vec![zero; tokens.len().div_ceil(FLOAT_TOKENS) * FLOAT_TILES];
+    for first in cols.clone().step_by(FLOAT_PANEL_ROWS) {
+        sums.fill(zero);
+        let n_rows = FLOAT_PANEL_ROWS.min(cols.end - first);
+        for from in (0..n_in).step_by(FLOAT_STRETCH) {
+            let n = FLOAT_STRETCH.min(n_in - from).next_multiple_of(S::LANES);
+            for (i, row) in panel
+                .chunks_exact_mut(FLOAT_STRETCH)
+                .take(n_rows)
+                .enumerate()
+            {
+                weights.widen(s, first + i, from, &mut row[..n]);
+            }
+            let firsts = tokens.clone().step_by(FLOAT_TOKENS);
+            for (token, sums) in firsts.zip(sums.chunks_exact_mut(FLOAT_TILES)) {
+                // Tokens beyond the last repeat it.
+                let acts: [&[f32]; FLOAT_TOKENS] = std::array::from_fn(|t| {
+                    &job.acts.f32_row((token + t).min(tokens.end - 1))[from..][..n]
+                });
+                let tiles = panel.chunks_exact(FLOAT_ROWS * FLOAT_STRETCH);
+                for (rows, sums) in tiles.zip(sums) {
+                    let rows: [&[f32]; FLOAT_ROWS] =
+                        std::array::from_fn(|r| &rows[r * FLOAT_STRETCH..][..n]);
+                    float_dot::dot(s, rows, acts, sums);
+                }
+            }
+        }
+        for (t, token) in tokens.clone().enumerate() {
+            let mut values = [0.0; FLOAT_PANEL_ROWS];
+            for (i, value) in values.iter_mut().enumerate() {
+                let sums = &sums[t / FLOAT_TOKENS * FLOAT_TILES + i / FLOAT_ROWS];
+                *value = s.sum(sums[i % FLOAT_ROWS][t % FLOAT_TOKENS]);
+            }
+            job.write(tile, token, first, &values[..n_rows]);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Products of activations with weight matrices, and rows of an embedding matrix.
+//!
+//! `Acts::quantize` has put the activations into the form that the weight's format asks for;
+//! [`matmul`] splits the output into tiles and runs each on the kernel of its format and
+//! instruction set. The scalar kernel dequantizes both sides and is the oracle of the others.
+
+use std::marker::PhantomData;
+
+use rocmforge_gguf::quant::{self, GgmlType, iq, k, legacy, mxfp, plain};
+
+use crate::Isa;
+use crate::acts::{ActFormat, Acts, act_format};
+use crate::arch::Avx2;
+use crate::generic::tile::{DequantizedTile, FloatTile, IntTile};
+use crate::pool::{Pool, Tile};
+
+/// A weight matrix [n_out, n_in], row-major, in blocks as in a file.
+#[derive(Clone, Copy)]
+pub struct Weight<'a> {
+    /// Format of the blocks.
+    pub ty: GgmlType,
+    /// Rows.
+    pub n_out: usize,
+    /// Values of a row: whole blocks.
+    pub n_in: usize,
+    /// All rows, without padding.
+    pub data: &'a [u8],
+}
+
+/// What a product does with the output's old values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutMode {
+    /// Replaces them.
+    Store,
+    /// Is added to them (the residual stream).
+    Add,
+}
+
+impl Weight<'_> {
+    /// # Panics
+    /// If `data` is not [n_out, n_in] in this format, or rows are empty.
+    fn check(&self) -> usize {
+        assert!(self.n_in > 0, "rows of weights have values");
+        let row_bytes = self.ty.row_bytes(self.n_in);
+        let row_bytes = row_bytes.expect("a row of weights is whole blocks");
+        assert_eq!(
+            Some(self.data.len()),
+            row_bytes.checked_mul(self.n_out),
+            "weights are [n_out, n_in]"
+        );
+        assert!(self.ty.can_dequantize(), "{} weights", self.ty.name());
+        row_bytes
+    }
+
+    /// Values of row `i` from `from` on, whole blocks.
+    pub(crate) fn dequantize(&self, i: usize, from: usize, out: &mut [f32]) {
+        let bytes = |n: usize| self.ty.row_bytes(n).expect("whole blocks");
+        let start = i * bytes(self.n_in) + bytes(from);
+        let src = &self.data[start..start + bytes(out.len())];
+        quant::dequantize(self.ty, src, out).expect("type and lengths were checked");
+    }
+}
+
+/// One product, as its tiles see it.
+pub(crate) struct Job<'a> {
+    pub w: &'a Weight<'a>,
+    pub acts: &'a Acts,
+    pub bias: Option<&'a [f32]>,
+    pub mode: OutMode,
+}
+
+impl Job<'_> {
+    /// Adds bias and residual to products of `token` with the weight rows from `first` on, and
+    /// writes them to the tile.
+    #[inline]
+    pub(crate) fn write(&self, tile: &mut Tile<'_>, token: usize, first: usize, values: &[f32]) {
+        let at = first - tile.cols().start;
+        let out = &mut tile.row(token)[at..at + values.len()];
+        for (i, (out, y)) in out.iter_mut().zip(values).enumerate() {
+            let y = self.bias.map_or(*y, |bias| *y + bias[first + i]);
+            *out = match self.mode {
+                OutMode::Store => y,
+                OutMode::Add => *out + y,
+            };
+        }
+    }
+}
+
+/// Weight bytes of a task when few tokens only stream them.
+const STREAM_TASK_BYTES: usize = 64 * 1024;
+
+/// Activation bytes of a task's tokens: they stay in the L2 cache while rows pass by.
+const TOKENS_BYTES: usize = 1024 * 1024;
+
+/// Rows of a task are a multiple of this, the longest vector of any instruction set.
+const ROWS_STEP: usize = 16;
+
+/// out = acts * w^T + bias: `out` [n_tokens, n_out], `acts` [n_tokens, n_in], `bias` [n_out].
+///
+/// Every element has the same bits for any number of tokens, rows and threads.
+///
+/// # Panics
+/// If shapes do not fit together, `acts` are not in the form of [`act_format`], or the format of
+/// `w` cannot be dequantized.
+pub fn matmul(
+    isa: Isa,
+    pool: &Pool,
+    w: &Weight<'_>,
+    acts: &Acts,
+    bias: Option<&[f32]>,
+    mode: OutMode,
+    out: &mut [f32],
+) {
+    let row_bytes = w.check();
+    let n_tokens = acts.n_tokens();
+    assert_eq!(acts.n_in(), w.n_in, "acts are [n_tokens, n_in]");
+    assert_eq!(acts.format(), act_format(w.ty), "{} weights", w.ty.name());
+    assert_eq!(out.len(), n_tokens * w.n_out, "out is [n_tokens, n_out]");
+    assert!(bias.is_none_or(|b| b.len() == w.n_out), "bias is [n_out]");
+    if out.is_empty() {
+        return;
+    }
+    let job = Job {
+        w,
+        acts,
+        bias,
+        mode,
+    };
+    let run: fn(Isa, &Job<'_>, &mut Tile<'_>) = match isa {
+        Isa::Scalar => |_, job, tile| scalar_tile(job, tile),
+        Isa::Avx2(_) => |isa, job, tile| {
+            if let Isa::Avx2(avx2) = isa {
+                match fast_tile(job.w.ty) {
+                    Some(run) => run(avx2, job, tile),
+                    None => avx2.run(DequantizedTile { job, tile }),
+                }
+            }
+        },
+    };
+    let (tokens_per_task, rows_per_task) = task_shape(pool, w, acts, row_bytes);
+    pool.for_each_tile(out, w.n_out, tokens_per_task, rows_per_task, &|tile| {
+        run(isa, &job, tile);
+    });
+}
+
+/// Tokens and weight rows of a task.
+fn task_shape(pool: &Pool, w: &Weight<'_>, acts: &Acts, row_bytes: usize) -> (usize, usize) {
+    let act_bytes = match acts.format() {
+        ActFormat::F32 => 4,
+        ActFormat::Q8x32 | ActFormat::Q8x256 => 1,
+    };
+    let tokens = (TOKENS_BYTES / (w.n_in * act_bytes)).max(48) / 12 * 12;
+    let tokens = tokens.min(acts.n_tokens());
+    // Enough tasks that a thread which is late does not keep the others waiting.
+    let fair = w.n_out.div_ceil(8 * pool.n_threads());
+    let rows = if tokens <= 4 {
+        fair.min(STREAM_TASK_BYTES / row_bytes)
+    } else {
+        fair.min(128)
+    };
+    (tokens, rows.next_multiple_of(ROWS_STEP).max(ROWS_STEP))
+}
+
+type TileFn = fn(Avx2, &Job<'_>, &mut Tile<'_>);
+
+/// The AVX2 kernel of a format.
+fn fast_tile(ty: GgmlType) -> Option<TileFn> {
+    macro_rules! kernel {
+        ($tile:ident<$format:ty>) => {
+            Some(|avx2, job, tile| {
+                avx2.run($tile::<'_, '_, '_, $format> {
+                    job,
+                    tile,
+                    format: PhantomData,
+                })
+            })
+        };
+    }
+    match ty {
+        GgmlType::F32 => kernel!(FloatTile<plain::F32>),
+        GgmlType::F16 => kernel!(FloatTile<plain::F16>),
+        GgmlType::BF16 => kernel!(FloatTile<plain::BF16>),
+        GgmlType::Q4_0 => kernel!(IntTile<legacy::Q4_0>),
+        GgmlType::Q4_1 => kernel!(IntTile<legacy::Q4_1>),
+        GgmlType::Q5_0 => kernel!(IntTile<legacy::Q5_0>),
+        GgmlType::Q5_1 => kernel!(IntTile<legacy::Q5_1>),
+        GgmlType::Q8_0 => kernel!(IntTile<legacy::Q8_0>),
+        GgmlType::Q2_K => kernel!(IntTile<k::Q2K>),
+        GgmlType::Q3_K => kernel!(IntTile<k::Q3K>),
+        GgmlType::Q4_K => kernel!(IntTile<k::Q4K>),
+        GgmlType::Q5_K => kernel!(IntTile<k::Q5K>),
+        GgmlType::Q6_K => kernel!(IntTile<k::Q6K>),
+        GgmlType::IQ4_NL => kernel!(IntTile<iq::Iq4Nl>),
+        GgmlType::IQ4_XS => kernel!(IntTile<iq::Iq4Xs>),
+        GgmlType::MXFP4 => kernel!(IntTile<mxfp::Mxfp4>),
+        _ => None,
+    }
+}
+
+/// Whether [`matmul`] has a kernel for this format. If not it is correct but slow: every row is
+/// dequantized to f32. Callers count and report that.
+pub fn is_fast(isa: Isa, ty: GgmlType) -> bool {
+    match isa {
+        Isa::Scalar => false,
+        Isa::Avx2(_) => fast_tile(ty).is_some(),
+    }
+}
+
+/// The oracle: both sides dequantized, products summed in f64.
+fn scalar_tile(job: &Job<'_>, tile: &mut Tile<'_>) {
+    let mut x = vec![0.0; job.w.n_in];
+    let mut rows = vec![0.0; tile.cols().len() * job.w.n_in];
+    for (i, row) in tile.cols().zip(rows.chunks_exact_mut(job.w.n_in)) {
+        job.w.dequantize(i, 0, row);
+    }
+    for token in tile.rows() {
+        job.acts.dequantize_row(token, &mut x);
+        for (i, row) in tile.cols().zip(rows.chunks_exact(job.w.n_in)) {
+            let products = row
+                .iter()
+                .zip(&x)
+                .map(|(w, x)| f64::from(*w) * f64::from(*x));
+            job.write(tile, token, i, &[products.sum::<f64>() as f32]);
+        }
+    }
+}
+
+/// Rows `ids` of `w`, dequantized: `out` [ids.len(), n_in]. The lookup of token embeddings.
+///
+/// # Panics
+/// If an id is not below `n_out`, or `out` has another shape.
+pub fn get_rows(w: &Weight<'_>, ids: &[u32], out: &mut [f32]) {
+    w.check();
+    assert_eq!(out.len(), ids.len() * w.n_in, "out is [ids, n_in]");
+    for (id, out) in ids.iter().zip(out.chunks_exact_mut(w.n_in)) {
+        assert!((*id as usize) < w.n_out, "row {id} of {}", w.n_out);
+        w.dequantize(*id as usize, 0, out);
+    }
+}
