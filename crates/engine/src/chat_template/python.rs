@@ -1,0 +1,313 @@
+//! What templates use of Python beyond minijinja's own: `tojson` as `json.dumps`
+//! writes, and methods of strings and mappings.
+
+use std::fmt::Write as _;
+
+use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State};
+use minijinja_contrib::pycompat;
+
+/// Lists and mappings inside one another that are written at most.
+const MAX_DEPTH: usize = 128;
+
+/// How `json.dumps` is asked to write.
+struct JsonStyle {
+    ensure_ascii: bool,
+    indent: Option<String>,
+    item_separator: String,
+    key_separator: String,
+    sort_keys: bool,
+}
+
+/// The filter `tojson` as Hugging Face transformers defines it: `json.dumps` with
+/// `ensure_ascii` off. Gives at most `max_bytes`.
+pub(super) fn tojson(
+    value: &Value,
+    ensure_ascii: Option<bool>,
+    options: &Kwargs,
+    max_bytes: usize,
+) -> Result<Value, Error> {
+    let ensure_ascii = match ensure_ascii {
+        Some(ensure_ascii) => ensure_ascii,
+        None => options
+            .get::<Option<bool>>("ensure_ascii")?
+            .unwrap_or(false),
+    };
+    let indent = options
+        .get::<Option<Value>>("indent")?
+        .filter(|v| !v.is_none());
+    let indent = indent.map(|v| indentation(&v)).transpose()?;
+    let item_separator = if indent.is_some() { "," } else { ", " };
+    let mut style = JsonStyle {
+        ensure_ascii,
+        indent,
+        item_separator: item_separator.into(),
+        key_separator: ": ".into(),
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    if let Some(pair) = options.get::<Option<Vec<String>>>("separators")? {
+        let [item, key] = <[String; 2]>::try_from(pair)
+            .map_err(|_| invalid("tojson takes a pair of separators"))?;
+        (style.item_separator, style.key_separator) = (item, key);
+    }
+    options.assert_all_used()?;
+    let mut writer = Writer {
+        out: String::new(),
+        max_bytes,
+    };
+    writer.json(value, &style, 0)?;
+    // Already JSON: not to be escaped again.
+    Ok(Value::from_safe_string(writer.out))
+}
+
+/// The indentation per level: a number of spaces or a text.
+fn indentation(value: &Value) -> Result<String, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.into());
+    }
+    let spaces = usize::try_from(value.clone())?;
+    if spaces > 100 {
+        return Err(invalid("tojson indents by 100 spaces at most"));
+    }
+    Ok(" ".repeat(spaces))
+}
+
+/// Methods of Python's values: those of minijinja-contrib, and some more.
+pub(super) fn method(
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    let Some(text) = value.as_str() else {
+        return match (value.kind(), name) {
+            (ValueKind::Map, "copy") => from_args(args).map(|()| value.clone()),
+            _ => pycompat::unknown_method_callback(state, value, name, args),
+        };
+    };
+    Ok(match name {
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            text.strip_prefix(prefix).unwrap_or(text).into()
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            text.strip_suffix(suffix).unwrap_or(text).into()
+        }
+        "partition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            match text.split_once(separator) {
+                Some((before, after)) => tuple([before, separator, after]),
+                None => tuple([text, "", ""]),
+            }
+        }
+        "rpartition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            match text.rsplit_once(separator) {
+                Some((before, after)) => tuple([before, separator, after]),
+                None => tuple(["", "", text]),
+            }
+        }
+        "rsplit" => {
+            let (separator, max): (Option<&str>, Option<i64>) = from_args(args)?;
+            let n = max
+                .and_then(|max| usize::try_from(max).ok())
+                .map_or(usize::MAX, |max| max + 1);
+            let mut parts: Vec<&str> = match separator {
+                Some("") => return Err(invalid("rsplit needs a separator that is not empty")),
+                Some(separator) => text.rsplitn(n, separator).collect(),
+                None => rsplit_blanks(text, n),
+            };
+            parts.reverse();
+            parts.into_iter().map(Value::from).collect()
+        }
+        "index" => match pycompat::unknown_method_callback(state, value, "find", args)? {
+            at if at.as_i64() == Some(-1) => return Err(invalid("substring not found")),
+            at => at,
+        },
+        _ => return pycompat::unknown_method_callback(state, value, name, args),
+    })
+}
+
+fn tuple(parts: [&str; 3]) -> Value {
+    Value::from(Tuple::from(parts.map(Value::from).to_vec()))
+}
+
+/// At most `n` parts from the right, between runs of white space.
+fn rsplit_blanks(text: &str, n: usize) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut rest = text.trim_end();
+    while !rest.is_empty() {
+        let start = rest
+            .rfind(char::is_whitespace)
+            .filter(|_| parts.len() + 1 < n);
+        let Some(blank) = start else {
+            parts.push(rest.trim_start());
+            break;
+        };
+        let part = rest[blank..].trim_start();
+        parts.push(part);
+        rest = rest[..blank].trim_end();
+    }
+    parts
+}
+
+struct Writer {
+    out: String,
+    max_bytes: usize,
+}
+
+impl Writer {
+    fn push(&mut self, text: &str) -> Result<(), Error> {
+        if self.out.len() + text.len() > self.max_bytes {
+            return Err(invalid("a value is too long to be written"));
+        }
+        self.out.push_str(text);
+        Ok(())
+    }
+
+    fn json(&mut self, value: &Value, style: &JsonStyle, depth: usize) -> Result<(), Error> {
+        check_depth(depth)?;
+        match value.kind() {
+            ValueKind::None => self.push("null"),
+            ValueKind::Bool => self.push(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.push(&number(value)),
+            ValueKind::String => {
+                let text = value.as_str().unwrap_or_default();
+                self.json_string(text, style.ensure_ascii)
+            }
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.json_items('[', ']', &items, style, depth, |w, item| {
+                    w.json(item, style, depth + 1)
+                })
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if style.sort_keys {
+                    keys.sort();
+                }
+                self.json_items('{', '}', &keys, style, depth, |w, key| {
+                    w.json_key(key, style)?;
+                    w.push(&style.key_separator)?;
+                    w.json(&value.get_item(key)?, style, depth + 1)
+                })
+            }
+            kind => Err(invalid(format!(
+                "a value of type {kind} cannot be written as JSON"
+            ))),
+        }
+    }
+
+    fn json_items(
+        &mut self,
+        open: char,
+        close: char,
+        items: &[Value],
+        style: &JsonStyle,
+        depth: usize,
+        mut write: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.push(open.encode_utf8(&mut [0; 4]))?;
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                self.push(&style.item_separator)?;
+            }
+            self.json_line(style, depth + 1)?;
+            write(self, item)?;
+        }
+        if !items.is_empty() {
+            self.json_line(style, depth)?;
+        }
+        self.push(close.encode_utf8(&mut [0; 4]))
+    }
+
+    fn json_line(&mut self, style: &JsonStyle, depth: usize) -> Result<(), Error> {
+        let Some(indent) = &style.indent else {
+            return Ok(());
+        };
+        self.push("\n")?;
+        (0..depth).try_for_each(|_| self.push(indent))
+    }
+
+    /// Keys become strings.
+    fn json_key(&mut self, key: &Value, style: &JsonStyle) -> Result<(), Error> {
+        if let Some(text) = key.as_str() {
+            return self.json_string(text, style.ensure_ascii);
+        }
+        self.push("\"")?;
+        self.json(key, style, MAX_DEPTH)?;
+        self.push("\"")
+    }
+
+    fn json_string(&mut self, text: &str, ensure_ascii: bool) -> Result<(), Error> {
+        self.push("\"")?;
+        let mut plain = 0;
+        for (i, c) in text.char_indices() {
+            let escaped = match c {
+                '"' => "\\\"".into(),
+                '\\' => "\\\\".into(),
+                '\n' => "\\n".into(),
+                '\r' => "\\r".into(),
+                '\t' => "\\t".into(),
+                '\u{8}' => "\\b".into(),
+                '\u{c}' => "\\f".into(),
+                '\0'..'\u{20}' => format!("\\u{:04x}", u32::from(c)),
+                _ if ensure_ascii && !c.is_ascii() => {
+                    c.encode_utf16(&mut [0; 2])
+                        .iter()
+                        .fold(String::new(), |mut out, unit| {
+                            let _ = write!(out, "\\u{unit:04x}");
+                            out
+                        })
+                }
+                _ => continue,
+            };
+            self.push(&text[plain..i])?;
+            self.push(&escaped)?;
+            plain = i + c.len_utf8();
+        }
+        self.push(&text[plain..])?;
+        self.push("\"")
+    }
+}
+
+fn check_depth(depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(invalid("a value is nested too deep to be written"));
+    }
+    Ok(())
+}
+
+/// An integer, or a float as Python writes it.
+fn number(value: &Value) -> String {
+    if value.is_integer() {
+        return value.to_string();
+    }
+    let Ok(float) = f64::try_from(value.clone()) else {
+        return value.to_string();
+    };
+    if float.is_nan() {
+        return "NaN".into();
+    }
+    if float.is_infinite() {
+        return if float > 0.0 { "Infinity" } else { "-Infinity" }.into();
+    }
+    // Both languages give the shortest text that reads back, but Python signs
+    // exponents and gives them two digits.
+    let text = format!("{float:?}");
+    match text.split_once('e') {
+        None => text,
+        Some((digits, exponent)) => {
+            let (sign, exponent) = match exponent.strip_prefix('-') {
+                Some(exponent) => ('-', exponent),
+                None => ('+', exponent),
+            };
+            format!("{digits}e{sign}{exponent:0>2}")
+        }
+    }
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
