@@ -1,2 +1,30 @@
-//! Inference: plans, paged KV cache, scheduling, sampling, tokenizers, chat templates.
+//! Inference: a model becomes a plan of operations, requests become batches, batches become tokens.
+//!
+//! `model` reads a GGUF file and records a [`plan`]; a [`backend`] compiles it; [`Engine`] schedules
+//! requests into batches over a paged KV cache and runs them through an executor thread.
 #![forbid(unsafe_code)]
+
+pub mod backend;
+pub mod batch;
+pub mod chat_template;
+mod engine;
+mod error;
+mod executor;
+pub mod kv_cache;
+mod memory;
+pub mod model;
+pub mod perplexity;
+pub mod plan;
+pub mod request;
+pub mod sampler;
+mod scheduler;
+mod sequence;
+mod text_stream;
+pub mod tokenizer;
+
+pub use engine::{Continue, Engine, EngineConfig};
+pub use error::EngineError;
+pub use memory::available_bytes;
+pub use request::{Event, FinishReason, PromptOutput, Request, RequestId, SamplingParams};
+pub use rocmforge_cpu::Isa;
+pub use scheduler::PrefixSharing;

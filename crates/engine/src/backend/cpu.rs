@@ -1,0 +1,443 @@
+//! The CPU backend: runs the plan operation by operation on the kernels of `rocmforge-cpu`.
+
+use std::sync::{Arc, Mutex};
+
+use half::f16;
+use rocmforge_cpu::{self as cpu, Acts, AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool};
+
+use super::{Backend, BackendInfo, OpObserver, Reply};
+use crate::batch::{Batch, InputToken, RowOutput, StepOutput, Want};
+use crate::kv_cache::KvType;
+use crate::model::Weights;
+use crate::plan::{BufferId, KvSpec, Op, Plan, RowCount};
+use crate::sampler;
+use crate::tokenizer::TokenId;
+
+/// How to run on the CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuOptions {
+    pub isa: Isa,
+    pub n_threads: usize,
+    /// Tokens per page of the KV cache.
+    pub page: usize,
+    /// Pages of the KV cache.
+    pub n_blocks: usize,
+    pub kv_type: KvType,
+}
+
+/// K and V of one layer, each `[n_blocks, n_kv_heads, page, dim]`.
+struct LayerCache {
+    spec: KvSpec,
+    k: CacheData,
+    v: CacheData,
+}
+
+/// F16 values are kept as bits.
+enum CacheData {
+    F16(Vec<u16>),
+    F32(Vec<f32>),
+}
+
+/// A compiled plan with its memory.
+pub struct CpuBackend {
+    options: CpuOptions,
+    pool: Pool,
+    plan: Plan,
+    weights: Arc<Weights>,
+    buffers: Vec<Vec<f32>>,
+    acts: Vec<Acts>,
+    cache: Vec<LayerCache>,
+    /// What each output row of the last step sampled.
+    last_sampled: Vec<Option<TokenId>>,
+    observer: Option<Box<dyn OpObserver>>,
+}
+
+impl CpuBackend {
+    /// Takes the memory of the cache; the pages are touched only when tokens arrive.
+    pub fn new(plan: Plan, weights: Arc<Weights>, options: CpuOptions) -> CpuBackend {
+        let new_cache = |spec: &KvSpec| {
+            let values = |dim: usize| options.n_blocks * options.page * spec.n_kv_heads * dim;
+            LayerCache {
+                spec: *spec,
+                k: CacheData::new(options.kv_type, values(spec.k_dim)),
+                v: CacheData::new(options.kv_type, values(spec.v_dim)),
+            }
+        };
+        CpuBackend {
+            pool: Pool::new(options.n_threads),
+            buffers: vec![Vec::new(); plan.buffers.len()],
+            acts: plan.acts.iter().map(|_| Acts::new()).collect(),
+            cache: plan.kv.iter().map(new_cache).collect(),
+            last_sampled: Vec::new(),
+            observer: None,
+            options,
+            plan,
+            weights,
+        }
+    }
+
+    fn run(&mut self, batch: &Batch) -> StepOutput {
+        let tokens: Vec<TokenId> = batch
+            .tokens
+            .iter()
+            .map(|&token| self.resolve(token))
+            .collect();
+        for (buffer, info) in self.buffers.iter_mut().zip(&self.plan.buffers) {
+            let rows = match info.rows {
+                RowCount::Tokens => tokens.len(),
+                RowCount::Logits => batch.logits.len(),
+            };
+            buffer.resize(rows * info.width, 0.0);
+        }
+        let rotations: Vec<Vec<f32>> = self
+            .plan
+            .rope
+            .iter()
+            .map(|table| {
+                let mut rows = vec![0.0; tokens.len() * table.n_rot()];
+                table.fill(&batch.positions, &mut rows);
+                rows
+            })
+            .collect();
+        // The plan is lent out so that operations can borrow the rest of `self` mutably.
+        let ops = std::mem::take(&mut self.plan.ops);
+        for (index, op) in ops.iter().enumerate() {
+            if let Some(observer) = &mut self.observer {
+                observer.before(index, op, tokens.len(), batch.logits.len());
+            }
+            // Without wanted rows there is nothing to do past the last layer.
+            if !(batch.logits.is_empty() && self.writes_logits_rows(op)) {
+                self.run_op(op, batch, &tokens, &rotations);
+            }
+            if let Some(observer) = &mut self.observer {
+                observer.after(index, op);
+            }
+        }
+        self.plan.ops = ops;
+        let rows = self.outputs(batch);
+        self.last_sampled = rows
+            .iter()
+            .map(|row| {
+                if let RowOutput::Sampled { id, .. } = row {
+                    Some(*id)
+                } else {
+                    None
+                }
+            })
+            .collect();
+        StepOutput {
+            step: batch.step,
+            rows,
+        }
+    }
+
+    fn resolve(&self, token: InputToken) -> TokenId {
+        match token {
+            InputToken::Id(id) => id,
+            InputToken::Sampled { row } => {
+                self.last_sampled[row].expect("the engine refers to rows that sampled")
+            }
+        }
+    }
+
+    fn writes_logits_rows(&self, op: &Op) -> bool {
+        let rows = match op {
+            Op::Quantize { out, .. } => Some(self.plan.acts[out.0 as usize].rows),
+            _ => op
+                .writes()
+                .map(|out| self.plan.buffers[out.0 as usize].rows),
+        };
+        rows == Some(RowCount::Logits)
+    }
+
+    fn buffer(&self, id: BufferId) -> &[f32] {
+        &self.buffers[id.0 as usize]
+    }
+
+    fn run_op(&mut self, op: &Op, batch: &Batch, tokens: &[TokenId], rotations: &[Vec<f32>]) {
+        let isa = self.options.isa;
+        match *op {
+            Op::Embed { table, out } => {
+                let mut to = self.take(out);
+                cpu::get_rows(&self.weights.matrix(table), tokens, &mut to);
+                self.put(out, to);
+            }
+            Op::RmsNorm {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let mut to = self.take(out);
+                cpu::rms_norm(
+                    isa,
+                    &self.pool,
+                    self.buffer(x),
+                    self.weights.vector(weight),
+                    eps,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::Quantize { x, out } => {
+                let info = self.plan.acts[out.0 as usize];
+                let from = &self.buffers[x.0 as usize];
+                let n_rows = from.len() / info.width;
+                self.acts[out.0 as usize].quantize(
+                    isa,
+                    &self.pool,
+                    from,
+                    n_rows,
+                    info.width,
+                    info.format,
+                );
+            }
+            Op::MatMul {
+                x,
+                weight,
+                bias,
+                mode,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let bias = bias.map(|id| self.weights.vector(id));
+                cpu::matmul(
+                    isa,
+                    &self.pool,
+                    &self.weights.matrix(weight),
+                    &self.acts[x.0 as usize],
+                    bias,
+                    mode,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::Rope {
+                x,
+                head_dim,
+                table,
+                style,
+            } => {
+                let mut to = self.take(x);
+                let n_rot = self.plan.rope[table.0 as usize].n_rot();
+                cpu::rope(
+                    isa,
+                    &self.pool,
+                    &mut to,
+                    tokens.len(),
+                    head_dim,
+                    n_rot,
+                    style,
+                    &rotations[table.0 as usize],
+                );
+                self.put(x, to);
+            }
+            Op::KvAppend { layer, k, v } => {
+                let page = self.options.page;
+                let LayerCache {
+                    spec,
+                    k: k_cache,
+                    v: v_cache,
+                } = &mut self.cache[layer];
+                for (x, dim, cache) in [(k, spec.k_dim, k_cache), (v, spec.v_dim, v_cache)] {
+                    let rows = &self.buffers[x.0 as usize];
+                    cpu::kv_append(
+                        isa,
+                        &self.pool,
+                        rows,
+                        spec.n_kv_heads,
+                        dim,
+                        page,
+                        &batch.slots,
+                        cache.as_mut(),
+                    );
+                }
+            }
+            Op::Attention {
+                layer,
+                n_heads,
+                scale,
+                q,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let LayerCache { spec, k, v } = &self.cache[layer];
+                let shape = AttnShape {
+                    n_heads,
+                    n_kv_heads: spec.n_kv_heads,
+                    k_dim: spec.k_dim,
+                    v_dim: spec.v_dim,
+                    page: self.options.page,
+                    scale,
+                    window: spec.window,
+                };
+                let seqs: Vec<AttnSeq<'_>> = batch
+                    .seqs
+                    .iter()
+                    .map(|seq| AttnSeq {
+                        first_row: seq.first_row,
+                        n_rows: seq.n_rows,
+                        first_pos: seq.first_pos,
+                        block_table: &seq.block_table,
+                    })
+                    .collect();
+                cpu::attention(
+                    isa,
+                    &self.pool,
+                    &shape,
+                    self.buffer(q),
+                    k.as_ref(),
+                    v.as_ref(),
+                    &seqs,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::SiluMul { gate, up, out } => {
+                let mut to = self.take(out);
+                cpu::silu_mul(isa, &self.pool, self.buffer(gate), self.buffer(up), &mut to);
+                self.put(out, to);
+            }
+            Op::Add { x, out } => {
+                let mut to = self.take(out);
+                cpu::add(isa, &self.pool, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::SelectRows { x, out } => {
+                let mut to = self.take(out);
+                let width = self.plan.buffers[out.0 as usize].width;
+                for (row, wanted) in to.chunks_exact_mut(width).zip(&batch.logits) {
+                    row.copy_from_slice(&self.buffer(x)[wanted.row * width..][..width]);
+                }
+                self.put(out, to);
+            }
+        }
+    }
+
+    /// Takes a buffer out so that it can be written while others are read; `put` brings it back.
+    fn take(&mut self, id: BufferId) -> Vec<f32> {
+        std::mem::take(&mut self.buffers[id.0 as usize])
+    }
+
+    fn put(&mut self, id: BufferId, buffer: Vec<f32>) {
+        self.buffers[id.0 as usize] = buffer;
+    }
+
+    /// Samples, scores or copies the wanted rows.
+    fn outputs(&mut self, batch: &Batch) -> Vec<RowOutput> {
+        let mut logits = self.take(self.plan.logits);
+        let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width;
+        let outputs: Mutex<Vec<Option<RowOutput>>> = Mutex::new(vec![None; batch.logits.len()]);
+        self.pool
+            .for_each_rows(&mut logits, n_vocab, 1, &|index, row| {
+                let wanted = &batch.logits[index];
+                let just_sampled = match batch.tokens[wanted.row] {
+                    InputToken::Sampled { row } => self.last_sampled[row],
+                    InputToken::Id(_) => None,
+                };
+                let output = output_of(self.options.isa, row, &wanted.want, just_sampled);
+                outputs
+                    .lock()
+                    .expect("no task panics while it holds the lock")[index] = Some(output);
+            });
+        self.put(self.plan.logits, logits);
+        let outputs = outputs
+            .into_inner()
+            .expect("no task panics while it holds the lock");
+        outputs
+            .into_iter()
+            .map(|output| output.expect("every row has run"))
+            .collect()
+    }
+}
+
+fn output_of(
+    isa: Isa,
+    logits: &mut [f32],
+    want: &Want,
+    just_sampled: Option<TokenId>,
+) -> RowOutput {
+    match want {
+        Want::Sample(sample) => {
+            let top = match sample.top_logprobs {
+                0 => Vec::new(),
+                k => sampler::top_logprobs(logits, cpu::log_sum_exp(isa, logits), k),
+            };
+            RowOutput::Sampled {
+                id: sampler::sample(isa, logits, sample, just_sampled),
+                top,
+            }
+        }
+        Want::Score { target, top } => {
+            let log_sum_exp = cpu::log_sum_exp(isa, logits);
+            let logprob = logits[*target as usize] - log_sum_exp;
+            RowOutput::Scored {
+                logprob,
+                top: sampler::top_logprobs(logits, log_sum_exp, *top),
+            }
+        }
+        Want::Logits => RowOutput::Logits(logits.to_vec()),
+    }
+}
+
+impl CacheData {
+    /// Zeros that take no memory before they are written.
+    fn new(kv_type: KvType, n_values: usize) -> CacheData {
+        match kv_type {
+            KvType::F16 => CacheData::F16(vec![f16::ZERO.to_bits(); n_values]),
+            KvType::F32 => CacheData::F32(vec![0.0; n_values]),
+        }
+    }
+
+    fn as_ref(&self) -> KvSlice<'_> {
+        match self {
+            CacheData::F16(values) => KvSlice::F16(values),
+            CacheData::F32(values) => KvSlice::F32(values),
+        }
+    }
+
+    fn as_mut(&mut self) -> KvSliceMut<'_> {
+        match self {
+            CacheData::F16(values) => KvSliceMut::F16(values),
+            CacheData::F32(values) => KvSliceMut::F32(values),
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        reply(Ok(self.run(&batch)));
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
+        self.observer = observer;
+    }
+
+    fn info(&self) -> BackendInfo {
+        let mut slow_ops: Vec<(String, usize)> = Vec::new();
+        for op in &self.plan.ops {
+            let Op::MatMul { weight, .. } = op else {
+                continue;
+            };
+            let ty = self.weights.matrix(*weight).ty;
+            if cpu::is_fast(self.options.isa, ty) {
+                continue;
+            }
+            match slow_ops.iter_mut().find(|(name, _)| name == ty.name()) {
+                Some((_, count)) => *count += 1,
+                None => slow_ops.push((ty.name().to_string(), 1)),
+            }
+        }
+        let per_token: usize = self.plan.kv.iter().map(KvSpec::values_per_token).sum();
+        let tokens = self.options.n_blocks * self.options.page;
+        BackendInfo {
+            device: format!(
+                "CPU ({}, {} threads)",
+                self.options.isa.name(),
+                self.options.n_threads
+            ),
+            slow_ops,
+            kv_bytes: (tokens * per_token * self.options.kv_type.value_bytes()) as u64,
+        }
+    }
+}

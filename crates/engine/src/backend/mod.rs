@@ -1,0 +1,39 @@
+//! The device side of the engine: compiles a plan and runs batches.
+
+pub mod cpu;
+
+use crate::batch::{Batch, StepOutput};
+use crate::error::EngineError;
+use crate::plan::Op;
+
+/// Told before and after every operation of a step; runs on the device's thread.
+pub trait OpObserver: Send {
+    /// `index` is the operation's place in the compiled plan, `n_tokens` and `n_logits` the batch's rows.
+    fn before(&mut self, index: usize, op: &Op, n_tokens: usize, n_logits: usize);
+    fn after(&mut self, index: usize, op: &Op);
+}
+
+/// Where a backend puts the result of a step. A device with a queue of its own may keep it and answer later.
+pub type Reply = Box<dyn FnOnce(Result<StepOutput, EngineError>) + Send>;
+
+/// A compiled model on a device.
+pub trait Backend: Send {
+    /// Starts the step. Steps finish in the order they were submitted. Whatever goes wrong is the reply.
+    fn submit(&mut self, batch: Batch, reply: Reply);
+
+    /// Sets the observer of the following steps.
+    fn observe(&mut self, observer: Option<Box<dyn OpObserver>>);
+
+    fn info(&self) -> BackendInfo;
+}
+
+/// What a backend says of itself once it has compiled the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendInfo {
+    /// Device in words, e.g. `CPU (avx2, 2 threads)`.
+    pub device: String,
+    /// Products per step that have no fast kernel, by weight format.
+    pub slow_ops: Vec<(String, usize)>,
+    /// Bytes of the KV cache.
+    pub kv_bytes: u64,
+}

@@ -1,0 +1,437 @@
+//! The engine: takes requests, schedules steps, submits them to a device and turns results into events.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::backend::BackendInfo;
+use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::batch::{RowOutput, TokenLogprob};
+use crate::error::EngineError;
+use crate::executor::{Executor, Pending};
+use crate::kv_cache::{BlockPool, KvType};
+use crate::memory;
+use crate::model::Model;
+use crate::request::{Event, FinishReason, Request, RequestId};
+use crate::scheduler::{Limits, PrefixSharing, Scheduler, StepRecord};
+use crate::sequence::{RowPurpose, Sequence};
+use crate::text_stream::{Piece, TextStream};
+use crate::tokenizer::{Detokenizer, TokenId, Tokenizer};
+
+/// Default context when the model was trained for more.
+const DEFAULT_CTX: usize = 8192;
+/// Memory left to others when the cache's size is chosen.
+const RESERVE_BYTES: u64 = 512 << 20;
+
+/// The user's choices.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Positions of one sequence; `None` takes the smallest of the trained context, 8192 and what memory allows.
+    pub n_ctx: Option<usize>,
+    /// Sequences served at once.
+    pub max_seqs: usize,
+    /// Tokens that the cache holds for all sequences together; `None` is one full context.
+    pub n_kv_tokens: Option<usize>,
+    /// Tokens per page of the cache.
+    pub page: usize,
+    pub kv_type: KvType,
+    /// Tokens of one step: the chunk of a long prompt.
+    pub chunk_tokens: usize,
+    pub prefix_sharing: PrefixSharing,
+    /// Steps submitted before the first one's result is read: 1 or 2. With 2 the device never waits for
+    /// the engine; the end of a text is noticed one step late.
+    pub steps_in_flight: usize,
+    pub isa: rocmforge_cpu::Isa,
+    /// `None` takes one thread for each core this process may use.
+    pub n_threads: Option<usize>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> EngineConfig {
+        EngineConfig {
+            n_ctx: None,
+            max_seqs: 64,
+            n_kv_tokens: None,
+            page: 32,
+            kv_type: KvType::F16,
+            chunk_tokens: 256,
+            prefix_sharing: PrefixSharing::On,
+            steps_in_flight: 1,
+            isa: rocmforge_cpu::Isa::detect(),
+            n_threads: None,
+        }
+    }
+}
+
+/// Rows of logits of one step: 64 rows of 150,000 tokens are 38 MB.
+const MAX_LOGITS_ROWS: usize = 64;
+
+/// A model ready to serve.
+pub struct Engine {
+    executor: Executor,
+    scheduler: Scheduler,
+    tokenizer: Option<Arc<Tokenizer>>,
+    in_flight: VecDeque<(Pending, StepRecord)>,
+    steps_in_flight: usize,
+    n_vocab: usize,
+    next_id: u64,
+}
+
+impl Engine {
+    /// Starts `model` on the CPU. Without a tokenizer events carry ids only and nothing ends the text.
+    pub fn on_cpu(
+        model: &Model,
+        tokenizer: Option<Arc<Tokenizer>>,
+        config: &EngineConfig,
+    ) -> Result<Engine, EngineError> {
+        let limits = limits(model, config)?;
+        let n_kv_tokens = config.n_kv_tokens.unwrap_or(limits.n_ctx).max(limits.n_ctx);
+        let n_blocks = n_kv_tokens.div_ceil(config.page);
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        let options = CpuOptions {
+            isa: config.isa,
+            n_threads: config.n_threads.unwrap_or_else(cores),
+            page: config.page,
+            n_blocks,
+            kv_type: config.kv_type,
+        };
+        let (plan, weights) = (model.plan.clone(), Arc::clone(&model.weights));
+        let executor = Executor::start(move || Ok(CpuBackend::new(plan, weights, options)))?;
+        let pool = BlockPool::new(n_blocks, config.page);
+        Ok(Engine::new(
+            executor,
+            limits,
+            pool,
+            config.steps_in_flight,
+            model.config.n_vocab,
+            tokenizer,
+        ))
+    }
+
+    pub(crate) fn new(
+        executor: Executor,
+        limits: Limits,
+        pool: BlockPool,
+        steps_in_flight: usize,
+        n_vocab: usize,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Engine {
+        assert!(
+            (1..=2).contains(&steps_in_flight),
+            "a token may be unknown for one step"
+        );
+        Engine {
+            executor,
+            scheduler: Scheduler::new(limits, pool),
+            tokenizer,
+            in_flight: VecDeque::new(),
+            steps_in_flight,
+            n_vocab,
+            next_id: 0,
+        }
+    }
+
+    /// Positions of one sequence.
+    pub fn n_ctx(&self) -> usize {
+        self.scheduler.limits().n_ctx
+    }
+
+    pub fn backend_info(&self) -> &BackendInfo {
+        self.executor.info()
+    }
+
+    /// Sets what is told of every operation of the following steps.
+    pub fn observe(&mut self, observer: Option<Box<dyn crate::backend::OpObserver>>) {
+        self.executor.observe(observer);
+    }
+
+    /// Accepts a request; its events come from [`Engine::step`].
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        self.check(&request)?;
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let text = self.tokenizer.is_some().then(|| {
+            let detokenizer = Detokenizer::new(request.special_text, request.leading_space);
+            TextStream::new(detokenizer, request.stop.clone())
+        });
+        self.scheduler.add(Sequence::new(id, request, text));
+        Ok(id)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), EngineError> {
+        let n_ctx = self.n_ctx();
+        request.sampling.validate()?;
+        if request.prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let n_tokens = request.prompt.len();
+        if n_tokens + usize::from(request.max_tokens > 0) > n_ctx {
+            return Err(EngineError::PromptTooLong { n_tokens, n_ctx });
+        }
+        match request
+            .prompt
+            .iter()
+            .find(|&&id| id as usize >= self.n_vocab)
+        {
+            Some(&id) => Err(EngineError::TokenOutOfRange {
+                id,
+                n_vocab: self.n_vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a request without further events. Unknown and ended ids are ignored.
+    pub fn abort(&mut self, id: RequestId) {
+        self.scheduler.remove(id);
+    }
+
+    /// Whether no request is left and no step in flight.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_empty() && self.in_flight.is_empty()
+    }
+
+    /// Schedules and submits the next step, then waits for the oldest one if enough are in flight.
+    /// Errors are of the device; the engine cannot go on after one.
+    pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
+        let mut events = Vec::new();
+        let scheduled = self.scheduler.schedule();
+        let submitted = scheduled.is_some();
+        if let Some((batch, record)) = scheduled {
+            self.in_flight
+                .push_back((self.executor.submit(batch), record));
+        }
+        if (!submitted || self.in_flight.len() >= self.steps_in_flight)
+            && let Some((pending, record)) = self.in_flight.pop_front()
+        {
+            let output = pending.wait()?;
+            self.reap(output.step, output.rows, &record, &mut events);
+        }
+        Ok(events)
+    }
+
+    /// Runs until `request` has ended or `on_event` says to stop; returns whether it ended.
+    pub fn run(
+        &mut self,
+        request: RequestId,
+        mut on_event: impl FnMut(&Event) -> Continue,
+    ) -> Result<bool, EngineError> {
+        loop {
+            for event in self.step()? {
+                let ended = matches!(event, Event::Finished { request: id, .. } if id == request);
+                if on_event(&event) == Continue::No && !ended {
+                    self.abort(request);
+                    return Ok(false);
+                }
+                if ended {
+                    return Ok(true);
+                }
+            }
+            if self.is_idle() {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn reap(
+        &mut self,
+        step: u64,
+        outputs: Vec<RowOutput>,
+        record: &StepRecord,
+        events: &mut Vec<Event>,
+    ) {
+        let prompts_done = |scheduler: &mut Scheduler, events: &mut Vec<Event>, id: RequestId| {
+            if let Some(sequence) = scheduler.sequence(id) {
+                events.push(Event::PromptDone {
+                    request: id,
+                    cached_tokens: sequence.n_cached,
+                });
+            }
+        };
+        // Scores of a prompt come before its end, and the end before the first token.
+        for (&(id, purpose), output) in record.rows.iter().zip(outputs) {
+            match (purpose, output) {
+                (RowPurpose::PromptScore { position }, RowOutput::Scored { logprob, top }) => {
+                    if self.scheduler.sequence(id).is_some() {
+                        events.push(Event::PromptScore {
+                            request: id,
+                            position,
+                            logprob,
+                            top,
+                        });
+                    }
+                }
+                (RowPurpose::PromptLogits { position }, RowOutput::Logits(logits)) => {
+                    if self.scheduler.sequence(id).is_some() {
+                        events.push(Event::PromptLogits {
+                            request: id,
+                            position,
+                            logits,
+                        });
+                    }
+                }
+                (RowPurpose::Sample, RowOutput::Sampled { id: token, top }) => {
+                    if record.prompts_done.contains(&id) {
+                        prompts_done(&mut self.scheduler, events, id);
+                    }
+                    self.take_token(step, id, token, top, events);
+                }
+                (purpose, output) => unreachable!("a row for {purpose:?} gave {output:?}"),
+            }
+        }
+        // Requests that generate nothing end with their prompt.
+        for &id in &record.prompts_done {
+            let evaluates_only = self
+                .scheduler
+                .sequence(id)
+                .is_some_and(|sequence| sequence.request.max_tokens == 0);
+            if evaluates_only {
+                prompts_done(&mut self.scheduler, events, id);
+                self.finish(id, FinishReason::Length, String::new(), events);
+            }
+        }
+    }
+
+    fn take_token(
+        &mut self,
+        step: u64,
+        id: RequestId,
+        token: TokenId,
+        top: Vec<TokenLogprob>,
+        events: &mut Vec<Event>,
+    ) {
+        let n_ctx = self.n_ctx();
+        let Some(sequence) = self.scheduler.sequence(id) else {
+            return;
+        };
+        if sequence.pending.is_some_and(|pending| pending.step == step) {
+            sequence.pending = None;
+        }
+        sequence.tokens.push(token);
+        let tokenizer = self.tokenizer.as_deref();
+        let is_eog = tokenizer.is_some_and(|tokenizer| tokenizer.is_eog(token));
+        let reason = sequence.finish_reason(is_eog, n_ctx);
+        // The token that ends a text is no part of it.
+        let ends_text = is_eog && reason == Some(FinishReason::Stop);
+        let piece = match (&mut sequence.text, tokenizer) {
+            (Some(text), Some(tokenizer)) if !ends_text => text.push(tokenizer, token),
+            _ => Piece::Text(String::new()),
+        };
+        match piece {
+            Piece::Text(text) => {
+                events.push(Event::Token {
+                    request: id,
+                    id: token,
+                    text,
+                    top,
+                });
+                if let Some(reason) = reason {
+                    let rest = sequence
+                        .text
+                        .as_mut()
+                        .map_or_else(String::new, TextStream::finish);
+                    self.finish(id, reason, rest, events);
+                }
+            }
+            Piece::Stopped(text) => {
+                events.push(Event::Token {
+                    request: id,
+                    id: token,
+                    text,
+                    top,
+                });
+                self.finish(id, FinishReason::Stop, String::new(), events);
+            }
+        }
+    }
+
+    fn finish(
+        &mut self,
+        id: RequestId,
+        reason: FinishReason,
+        text: String,
+        events: &mut Vec<Event>,
+    ) {
+        self.scheduler.remove(id);
+        events.push(Event::Finished {
+            request: id,
+            reason,
+            text,
+        });
+    }
+
+    /// Checks the cache's books (see `kv_cache::BlockPool::check_integrity`).
+    pub fn check_integrity(&self) -> Result<(), String> {
+        self.scheduler.check_integrity()
+    }
+}
+
+/// What an event handler decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Continue {
+    Yes,
+    No,
+}
+
+/// Resolves the limits that `config` leaves open, and checks the others against the machine's memory.
+fn limits(model: &Model, config: &EngineConfig) -> Result<Limits, EngineError> {
+    let wanted = |name, value: usize, wanted| {
+        Err(EngineError::BadParameter {
+            name,
+            value: value.to_string(),
+            wanted,
+        })
+    };
+    if !matches!(config.page, 16 | 32 | 64) {
+        return wanted("the page size", config.page, "16, 32 or 64");
+    }
+    if config.max_seqs == 0 || config.chunk_tokens == 0 {
+        return wanted("the batch size", 0, "1 or more");
+    }
+    if config
+        .n_threads
+        .is_some_and(|n| n == 0 || n > rocmforge_cpu::MAX_THREADS)
+    {
+        return wanted(
+            "the number of threads",
+            config.n_threads.unwrap_or(0),
+            "between 1 and 256",
+        );
+    }
+    if config.n_ctx == Some(0) || config.n_ctx.is_some_and(|n| n > u32::MAX as usize / 2) {
+        return wanted(
+            "the context",
+            config.n_ctx.unwrap_or(0),
+            "between 1 and 2147483647",
+        );
+    }
+    let per_token = model
+        .kv_bytes_per_token(config.kv_type.value_bytes())
+        .max(1);
+    let free =
+        memory::available_bytes().map_or(u64::MAX, |free| free.saturating_sub(RESERVE_BYTES));
+    let fitting =
+        usize::try_from(free / per_token).unwrap_or(usize::MAX) / config.page * config.page;
+    let n_ctx = match config.n_ctx {
+        Some(n_ctx) => n_ctx,
+        None => model.config.n_ctx_train.min(DEFAULT_CTX).min(fitting),
+    };
+    let n_kv_tokens = config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx);
+    if n_kv_tokens > fitting || n_ctx == 0 {
+        return Err(EngineError::NoMemory {
+            n_ctx: n_kv_tokens,
+            needed_mib: (n_kv_tokens as u64).saturating_mul(per_token) >> 20,
+            free_mib: free >> 20,
+            fitting,
+        });
+    }
+    Ok(Limits {
+        n_ctx,
+        max_seqs: config.max_seqs,
+        max_tokens: config.chunk_tokens.max(config.max_seqs),
+        max_logits: MAX_LOGITS_ROWS.max(config.max_seqs),
+        prefix_sharing: config.prefix_sharing,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,363 @@
+//! The engine against a device that computes nothing but remembers everything: its "model" is a hash of
+//! exactly those tokens that the block table makes visible, so a wrong slot, a stale block, a lost or
+//! doubled token or a wrong prefix changes the output.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::backend::{Backend, OpObserver, Reply};
+use crate::batch::{Batch, InputToken, StepOutput, Want};
+use crate::request::PromptOutput;
+use crate::request::SamplingParams;
+
+const N_VOCAB: u32 = 50;
+
+fn hash(tokens: &[TokenId]) -> u64 {
+    tokens.iter().fold(0xcbf2_9ce4_8422_2325, |h, &t| {
+        (h ^ u64::from(t + 1)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn next_token(prefix: &[TokenId]) -> TokenId {
+    ((hash(prefix) >> 20) % u64::from(N_VOCAB)) as TokenId
+}
+
+fn score(prefix: &[TokenId], target: TokenId) -> f32 {
+    -(((hash(prefix) >> 30) % 1000 + u64::from(target)) as f32)
+}
+
+/// A cache of token ids instead of keys and values.
+struct Recorder {
+    page: usize,
+    slots: Vec<Option<TokenId>>,
+    last: Vec<Option<TokenId>>,
+}
+
+impl Recorder {
+    fn run(&mut self, batch: &Batch) -> StepOutput {
+        assert!(!batch.tokens.is_empty(), "an empty step was submitted");
+        let resolve = |token: &InputToken| match *token {
+            InputToken::Id(id) => id,
+            InputToken::Sampled { row } => self.last[row].expect("the row sampled"),
+        };
+        let tokens: Vec<TokenId> = batch.tokens.iter().map(resolve).collect();
+        for (&token, &slot) in tokens.iter().zip(&batch.slots) {
+            self.slots[slot as usize] = Some(token);
+        }
+        let rows: Vec<RowOutput> = batch
+            .logits
+            .iter()
+            .map(|wanted| self.output(batch, wanted.row, &wanted.want))
+            .collect();
+        let sampled = |row: &RowOutput| {
+            if let RowOutput::Sampled { id, .. } = row {
+                Some(*id)
+            } else {
+                None
+            }
+        };
+        self.last = rows.iter().map(sampled).collect();
+        StepOutput {
+            step: batch.step,
+            rows,
+        }
+    }
+
+    fn output(&self, batch: &Batch, row: usize, want: &Want) -> RowOutput {
+        let seq = batch
+            .seqs
+            .iter()
+            .find(|seq| (seq.first_row..seq.first_row + seq.n_rows).contains(&row))
+            .unwrap();
+        let position = seq.first_pos + row - seq.first_row;
+        assert_eq!(batch.positions[row] as usize, position);
+        let slot = |p: usize| seq.block_table[p / self.page] as usize * self.page + p % self.page;
+        assert_eq!(batch.slots[row] as usize, slot(position));
+        let prefix: Vec<TokenId> = (0..=position)
+            .map(|p| self.slots[slot(p)].expect("written before"))
+            .collect();
+        match want {
+            Want::Sample(_) => RowOutput::Sampled {
+                id: next_token(&prefix),
+                top: Vec::new(),
+            },
+            Want::Score { target, .. } => RowOutput::Scored {
+                logprob: score(&prefix, *target),
+                top: Vec::new(),
+            },
+            Want::Logits => RowOutput::Logits(vec![position as f32]),
+        }
+    }
+}
+
+impl Backend for Recorder {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        reply(Ok(self.run(&batch)));
+    }
+
+    fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
+
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            device: "recorder".into(),
+            slow_ops: Vec::new(),
+            kv_bytes: 0,
+        }
+    }
+}
+
+fn engine(limits: Limits, n_blocks: usize, page: usize, steps_in_flight: usize) -> Engine {
+    let recorder = Recorder {
+        page,
+        slots: vec![None; n_blocks * page],
+        last: Vec::new(),
+    };
+    let executor = Executor::start(move || Ok(recorder)).unwrap();
+    Engine::new(
+        executor,
+        limits,
+        BlockPool::new(n_blocks, page),
+        steps_in_flight,
+        N_VOCAB as usize,
+        None,
+    )
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Result {
+    ids: Vec<TokenId>,
+    scores: Vec<(usize, f32)>,
+    logits: Vec<usize>,
+    prompts_done: usize,
+    reason: Option<FinishReason>,
+}
+
+fn expected(request: &Request, n_ctx: usize) -> Result {
+    let mut tokens = request.prompt.clone();
+    let mut result = Result {
+        prompts_done: 1,
+        ..Result::default()
+    };
+    match request.prompt_output {
+        PromptOutput::Nothing => {}
+        PromptOutput::Scores { from, .. } => {
+            result.scores = (from.max(1)..tokens.len())
+                .map(|p| (p, score(&tokens[..p], tokens[p])))
+                .collect();
+        }
+        PromptOutput::Logits => result.logits = (0..tokens.len()).collect(),
+    }
+    while result.ids.len() < request.max_tokens && tokens.len() < n_ctx {
+        let id = next_token(&tokens);
+        tokens.push(id);
+        result.ids.push(id);
+    }
+    let full = result.ids.len() < request.max_tokens;
+    result.reason = Some(if full {
+        FinishReason::Context
+    } else {
+        FinishReason::Length
+    });
+    result
+}
+
+fn random_request(random: &mut Random, n_ctx: usize) -> Request {
+    // Few distinct beginnings, so that prefixes are often shared.
+    let seed = random.below(3) as u32;
+    let n_prompt = 1 + random.below(n_ctx - 1);
+    let n_common = random.below(n_prompt + 1);
+    let token = |i: usize, random: &mut Random| {
+        if i < n_common {
+            (i as u32 * 7 + seed) % N_VOCAB
+        } else {
+            random.below(N_VOCAB as usize) as u32
+        }
+    };
+    let prompt = (0..n_prompt).map(|i| token(i, random)).collect();
+    let mut request = Request::greedy(prompt, random.below(20));
+    request.prompt_output = match random.below(5) {
+        0 => PromptOutput::Scores {
+            from: random.below(n_prompt + 1),
+            top: 0,
+        },
+        1 => PromptOutput::Logits,
+        _ => PromptOutput::Nothing,
+    };
+    request
+}
+
+#[test]
+fn random_traffic_gives_every_request_what_it_gets_alone() {
+    for seed in 0..150u64 {
+        let mut random = Random(seed);
+        let page = [1, 4, 16][random.below(3)];
+        let n_ctx = 8 + random.below(60);
+        let max_seqs = 1 + random.below(6);
+        let limits = Limits {
+            n_ctx,
+            max_seqs,
+            max_tokens: max_seqs + random.below(24),
+            max_logits: 2 + random.below(8),
+            prefix_sharing: if random.below(4) == 0 {
+                PrefixSharing::Off
+            } else {
+                PrefixSharing::On
+            },
+        };
+        // Sometimes one context's worth, so that sequences have to give way.
+        let n_blocks = n_ctx.div_ceil(page) * (1 + random.below(3)) + random.below(3);
+        let mut engine = engine(limits, n_blocks, page, 1 + random.below(2));
+        let mut open: BTreeMap<RequestId, Request> = BTreeMap::new();
+        let mut results: BTreeMap<RequestId, Result> = BTreeMap::new();
+        let mut left = 40;
+        let mut steps = 0;
+        while left > 0 || !engine.is_idle() {
+            steps += 1;
+            assert!(steps < 20_000, "seed {seed}: no progress");
+            if left > 0 && random.below(3) == 0 {
+                left -= 1;
+                let request = random_request(&mut random, n_ctx);
+                let id = engine.submit(request.clone()).unwrap();
+                open.insert(id, request);
+                results.insert(id, Result::default());
+            }
+            if random.below(20) == 0 && !open.is_empty() {
+                let id = *open.keys().nth(random.below(open.len())).unwrap();
+                engine.abort(id);
+                open.remove(&id);
+                results.remove(&id);
+            }
+            for event in engine.step().unwrap() {
+                let (id, finished) = match &event {
+                    Event::PromptScore { request, .. }
+                    | Event::PromptLogits { request, .. }
+                    | Event::PromptDone { request, .. }
+                    | Event::Token { request, .. } => (*request, false),
+                    Event::Finished { request, .. } => (*request, true),
+                };
+                let result = results.get_mut(&id).expect("no event after an abort");
+                match event {
+                    Event::PromptScore {
+                        position, logprob, ..
+                    } => result.scores.push((position, logprob)),
+                    Event::PromptLogits {
+                        position, logits, ..
+                    } => {
+                        assert_eq!(logits, [position as f32]);
+                        result.logits.push(position);
+                    }
+                    Event::PromptDone { .. } => result.prompts_done += 1,
+                    Event::Token { id, .. } => result.ids.push(id),
+                    Event::Finished { reason, .. } => result.reason = Some(reason),
+                }
+                if finished {
+                    assert_eq!(
+                        *result,
+                        expected(&open[&id], n_ctx),
+                        "seed {seed}, {:?}",
+                        open[&id]
+                    );
+                    open.remove(&id);
+                    results.remove(&id);
+                }
+            }
+            engine
+                .check_integrity()
+                .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        }
+        assert!(
+            open.is_empty(),
+            "seed {seed}: {} requests never ended",
+            open.len()
+        );
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_served_are_refused_with_a_reason() {
+    let limits = Limits {
+        n_ctx: 8,
+        max_seqs: 2,
+        max_tokens: 8,
+        max_logits: 4,
+        prefix_sharing: PrefixSharing::On,
+    };
+    let mut engine = engine(limits, 2, 4, 1);
+    let mut refuse = |request: Request, part: &str| {
+        let message = engine.submit(request).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    };
+    refuse(Request::greedy(vec![], 1), "the prompt is empty");
+    refuse(
+        Request::greedy(vec![1; 9], 0),
+        "9 tokens, the context holds 8",
+    );
+    refuse(Request::greedy(vec![1; 8], 1), "--ctx");
+    refuse(Request::greedy(vec![1, N_VOCAB], 1), "token id 50");
+    let mut request = Request::greedy(vec![1], 1);
+    request.sampling = Arc::new(SamplingParams {
+        top_p: f32::NAN,
+        ..SamplingParams::default()
+    });
+    refuse(request, "top-p is NaN");
+    assert!(engine.submit(Request::greedy(vec![1; 8], 0)).is_ok());
+}
+
+/// A device that fails.
+struct Broken;
+
+impl Backend for Broken {
+    fn submit(&mut self, _: Batch, _: Reply) {
+        panic!("lost");
+    }
+
+    fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
+
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            device: "broken".into(),
+            slow_ops: Vec::new(),
+            kv_bytes: 0,
+        }
+    }
+}
+
+#[test]
+fn a_dead_device_is_an_error_and_not_a_hang() {
+    let limits = Limits {
+        n_ctx: 8,
+        max_seqs: 2,
+        max_tokens: 8,
+        max_logits: 4,
+        prefix_sharing: PrefixSharing::On,
+    };
+    let executor = Executor::start(|| Ok(Broken)).unwrap();
+    let mut engine = Engine::new(
+        executor,
+        limits,
+        BlockPool::new(2, 4),
+        1,
+        N_VOCAB as usize,
+        None,
+    );
+    engine.submit(Request::greedy(vec![1], 1)).unwrap();
+    assert!(matches!(engine.step(), Err(EngineError::WorkerGone { .. })));
+    assert!(
+        Executor::start(|| -> std::result::Result<Broken, EngineError> {
+            Err(EngineError::EmptyPrompt)
+        })
+        .is_err()
+    );
+}

@@ -1,0 +1,79 @@
+//! The engine's errors. Each says what to do.
+
+use crate::chat_template::TemplateError;
+use crate::tokenizer::TokenizerError;
+
+/// Why a model could not be loaded or a request not be served.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Gguf(#[from] rocmforge_gguf::Error),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error("architecture `{name}` is not supported; supported are: {supported}")]
+    UnsupportedArchitecture {
+        name: String,
+        supported: &'static str,
+    },
+    #[error("this {arch} model uses {feature}, which is not supported")]
+    UnsupportedFeature { arch: String, feature: String },
+    #[error(
+        "the model has no tensor `{name}`, which {arch} needs; the file is incomplete or of another architecture"
+    )]
+    MissingTensor { name: String, arch: String },
+    #[error(
+        "tensor `{name}` has shape {got:?}, expected {expected:?}; the file does not fit its own metadata"
+    )]
+    TensorShape {
+        name: String,
+        got: Vec<u64>,
+        expected: Vec<u64>,
+    },
+    #[error(
+        "tensor `{name}` has type {ty}, which cannot be computed with; convert the model to another quantization"
+    )]
+    TensorType { name: String, ty: &'static str },
+    #[error(
+        "tensor `{name}` is not part of the {arch} wiring; running without it would give wrong text, so the model is refused"
+    )]
+    UnusedTensor { name: String, arch: String },
+    #[error(
+        "metadata `{key}` is {value}, expected {wanted}; the file is damaged or of a newer format"
+    )]
+    BadMetadata {
+        key: String,
+        value: String,
+        wanted: &'static str,
+    },
+    #[error("{name} is {value}, expected {wanted}")]
+    BadParameter {
+        name: &'static str,
+        value: String,
+        wanted: &'static str,
+    },
+    #[error("the prompt is empty and the model adds no start token; give at least one token")]
+    EmptyPrompt,
+    #[error(
+        "the prompt has {n_tokens} tokens, the context holds {n_ctx}; shorten it or ask for more with --ctx"
+    )]
+    PromptTooLong { n_tokens: usize, n_ctx: usize },
+    #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]
+    TokenOutOfRange { id: u32, n_vocab: usize },
+    #[error(
+        "a context of {n_ctx} tokens needs {needed_mib} MiB of KV cache, {free_mib} MiB are free; use --ctx {fitting} or less"
+    )]
+    NoMemory {
+        n_ctx: usize,
+        needed_mib: u64,
+        free_mib: u64,
+        fitting: usize,
+    },
+    #[error("the compute thread ended unexpectedly: {reason}")]
+    WorkerGone { reason: String },
+    #[error("the file has no vocabulary, so it takes and gives only ids (--ids)")]
+    NoTokenizer,
+    #[error("cannot start threads: {0}")]
+    Threads(std::io::Error),
+}

@@ -1,0 +1,198 @@
+//! The blocks of the cache: reference counts, the free list and the index of reusable content.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::prefix::{PrefixHash, PrefixHasher};
+use crate::tokenizer::TokenId;
+
+/// A block of the device's cache: `page` tokens in every layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+#[derive(Debug, Clone, Default)]
+struct Block {
+    /// Sequences that use it.
+    refs: u32,
+    /// What it holds, once it is full and indexed.
+    hash: Option<PrefixHash>,
+    /// Raised whenever the block leaves or enters the free list, so that stale entries are recognised.
+    epoch: u64,
+}
+
+/// All blocks of one cache.
+#[derive(Debug, Clone)]
+pub struct BlockPool {
+    page: usize,
+    blocks: Vec<Block>,
+    /// Free blocks with the epoch of their entry, least recently used first. Entries of another epoch are stale.
+    free: VecDeque<(BlockId, u64)>,
+    n_free: usize,
+    by_hash: HashMap<PrefixHash, BlockId>,
+    hasher: PrefixHasher,
+}
+
+impl BlockPool {
+    /// `n_blocks` empty blocks of `page` tokens.
+    pub fn new(n_blocks: usize, page: usize) -> BlockPool {
+        assert!(
+            page > 0 && u32::try_from(n_blocks * page).is_ok(),
+            "slots are 32-bit"
+        );
+        BlockPool {
+            page,
+            blocks: vec![Block::default(); n_blocks],
+            free: (0..n_blocks as u32).map(|id| (BlockId(id), 0)).collect(),
+            n_free: n_blocks,
+            by_hash: HashMap::new(),
+            hasher: PrefixHasher::default(),
+        }
+    }
+
+    /// Tokens per block.
+    pub fn page(&self) -> usize {
+        self.page
+    }
+
+    pub fn n_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that nobody uses, with or without reusable content.
+    pub fn n_free(&self) -> usize {
+        self.n_free
+    }
+
+    /// A block for new content, the one unused for longest; `None` when all are in use.
+    pub(super) fn allocate(&mut self) -> Option<BlockId> {
+        loop {
+            let (id, epoch) = self.free.pop_front()?;
+            let block = &mut self.blocks[id.0 as usize];
+            if block.refs > 0 || block.epoch != epoch {
+                continue;
+            }
+            if let Some(hash) = block.hash.take() {
+                self.by_hash.remove(&hash);
+            }
+            block.refs = 1;
+            block.epoch += 1;
+            self.n_free -= 1;
+            return Some(id);
+        }
+    }
+
+    /// The block that holds what `hash` names, with one more reference.
+    pub(super) fn find(&mut self, hash: PrefixHash) -> Option<BlockId> {
+        let id = *self.by_hash.get(&hash)?;
+        let block = &mut self.blocks[id.0 as usize];
+        if block.refs == 0 {
+            block.epoch += 1;
+            self.n_free -= 1;
+        }
+        block.refs += 1;
+        Some(id)
+    }
+
+    /// Makes a full block's content findable. If another block already holds the same, that one stays indexed.
+    pub(super) fn index(&mut self, id: BlockId, hash: PrefixHash) {
+        let block = &mut self.blocks[id.0 as usize];
+        debug_assert!(block.refs > 0, "only a used block gets content");
+        if block.hash.is_none() && !self.by_hash.contains_key(&hash) {
+            block.hash = Some(hash);
+            self.by_hash.insert(hash, id);
+        }
+    }
+
+    /// Drops one reference.
+    pub(super) fn release(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.0 as usize];
+        block.refs = block
+            .refs
+            .checked_sub(1)
+            .expect("a block is released once for each reference");
+        if block.refs == 0 {
+            block.epoch += 1;
+            self.n_free += 1;
+            let entry = (id, block.epoch);
+            // A block without reusable content is the first to go.
+            if block.hash.is_some() {
+                self.free.push_back(entry)
+            } else {
+                self.free.push_front(entry)
+            }
+            self.drop_stale_entries();
+        }
+    }
+
+    /// Keeps the free list within a constant factor of the number of blocks.
+    fn drop_stale_entries(&mut self) {
+        if self.free.len() > 2 * self.blocks.len() + 16 {
+            let blocks = &self.blocks;
+            self.free.retain(|&(id, epoch)| {
+                blocks[id.0 as usize].refs == 0 && blocks[id.0 as usize].epoch == epoch
+            });
+        }
+    }
+
+    pub(super) fn hash_page(&self, parent: Option<PrefixHash>, tokens: &[TokenId]) -> PrefixHash {
+        debug_assert_eq!(tokens.len(), self.page);
+        self.hasher.page(parent, tokens)
+    }
+
+    /// Checks the books against the block tables that exist: every reference is accounted for, no block
+    /// is lost or both free and used, the index is consistent.
+    pub fn check_integrity<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a [BlockId]>,
+    ) -> Result<(), String> {
+        let mut refs = vec![0u32; self.blocks.len()];
+        for id in tables.flatten() {
+            refs[id.0 as usize] += 1;
+        }
+        let mut listed = vec![0u32; self.blocks.len()];
+        for &(id, epoch) in &self.free {
+            let block = &self.blocks[id.0 as usize];
+            if block.refs == 0 && block.epoch == epoch {
+                listed[id.0 as usize] += 1;
+            }
+        }
+        for (id, block) in self.blocks.iter().enumerate() {
+            if block.refs != refs[id] {
+                return Err(format!(
+                    "block {id} has {} references, the tables hold {}",
+                    block.refs, refs[id]
+                ));
+            }
+            let wanted = u32::from(block.refs == 0);
+            if listed[id] != wanted {
+                return Err(format!(
+                    "block {id} with {} references is listed free {} times",
+                    block.refs, listed[id]
+                ));
+            }
+            if let Some(hash) = block.hash
+                && self.by_hash.get(&hash) != Some(&BlockId(id as u32))
+            {
+                return Err(format!("block {id} is not where the index says"));
+            }
+        }
+        let free = self.blocks.iter().filter(|block| block.refs == 0).count();
+        if free != self.n_free {
+            return Err(format!(
+                "{free} blocks are free, {} are counted",
+                self.n_free
+            ));
+        }
+        let indexed = self
+            .blocks
+            .iter()
+            .filter(|block| block.hash.is_some())
+            .count();
+        if indexed != self.by_hash.len() {
+            return Err(format!(
+                "{indexed} blocks have content, the index has {}",
+                self.by_hash.len()
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! The blocks of one sequence, by page.
+
+use super::block_pool::{BlockId, BlockPool};
+use super::prefix::PrefixHash;
+use crate::tokenizer::TokenId;
+
+/// Block of each page of a sequence, and how many of its pages are indexed for sharing.
+#[derive(Debug, Default)]
+pub struct BlockTable {
+    blocks: Vec<BlockId>,
+    n_indexed: usize,
+    last_hash: Option<PrefixHash>,
+}
+
+impl BlockTable {
+    /// Takes over blocks that already hold the start of `tokens`; returns how many tokens they hold.
+    /// Only for an empty table. At most `max_tokens` are taken over.
+    pub fn share_prefix(
+        &mut self,
+        pool: &mut BlockPool,
+        tokens: &[TokenId],
+        max_tokens: usize,
+    ) -> usize {
+        assert!(self.blocks.is_empty(), "sharing starts at the first page");
+        for page in tokens[..max_tokens.min(tokens.len())].chunks_exact(pool.page()) {
+            let hash = pool.hash_page(self.last_hash, page);
+            let Some(block) = pool.find(hash) else { break };
+            self.blocks.push(block);
+            self.last_hash = Some(hash);
+        }
+        self.n_indexed = self.blocks.len();
+        self.n_indexed * pool.page()
+    }
+
+    /// Makes room for `n_tokens` in all. On `false` the pool had too few blocks and nothing changed.
+    pub fn reserve(&mut self, pool: &mut BlockPool, n_tokens: usize) -> bool {
+        let missing = n_tokens
+            .div_ceil(pool.page())
+            .saturating_sub(self.blocks.len());
+        if missing > pool.n_free() {
+            return false;
+        }
+        for _ in 0..missing {
+            self.blocks
+                .push(pool.allocate().expect("the pool has as many as it says"));
+        }
+        true
+    }
+
+    /// Makes the pages that `tokens` fill findable; `tokens` are those whose K and V are submitted.
+    pub fn index_full_pages(&mut self, pool: &mut BlockPool, tokens: &[TokenId]) {
+        for (page, tokens) in tokens
+            .chunks_exact(pool.page())
+            .enumerate()
+            .skip(self.n_indexed)
+        {
+            let hash = pool.hash_page(self.last_hash, tokens);
+            pool.index(self.blocks[page], hash);
+            self.last_hash = Some(hash);
+            self.n_indexed = page + 1;
+        }
+    }
+
+    /// Gives all blocks back. The last pages go first, so that the start of a prefix survives longest.
+    pub fn release(&mut self, pool: &mut BlockPool) {
+        for block in self.blocks.drain(..).rev() {
+            pool.release(block);
+        }
+        *self = BlockTable::default();
+    }
+
+    pub fn blocks(&self) -> &[BlockId] {
+        &self.blocks
+    }
+
+    /// Where the token at `position` goes: `block * page + offset`.
+    pub fn slot(&self, page: usize, position: usize) -> u32 {
+        self.blocks[position / page].0 * page as u32 + (position % page) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(n: usize, salt: u32) -> Vec<TokenId> {
+        (0..n as u32).map(|i| i * 7 + salt).collect()
+    }
+
+    fn check(pool: &BlockPool, tables: &[&BlockTable]) {
+        pool.check_integrity(tables.iter().map(|table| table.blocks()))
+            .unwrap();
+    }
+
+    #[test]
+    fn a_released_prefix_is_found_again_until_its_blocks_are_needed() {
+        let mut pool = BlockPool::new(8, 4);
+        let prompt = tokens(10, 0);
+        let mut first = BlockTable::default();
+        assert!(first.reserve(&mut pool, 10));
+        first.index_full_pages(&mut pool, &prompt);
+        check(&pool, &[&first]);
+
+        let mut second = BlockTable::default();
+        assert_eq!(second.share_prefix(&mut pool, &prompt, 9), 8);
+        assert_eq!(second.blocks(), &first.blocks()[..2]);
+        check(&pool, &[&first, &second]);
+        first.release(&mut pool);
+        second.release(&mut pool);
+        check(&pool, &[]);
+        assert_eq!(pool.n_free(), 8);
+
+        let mut third = BlockTable::default();
+        assert_eq!(
+            third.share_prefix(&mut pool, &prompt, 7),
+            4,
+            "no more than asked for"
+        );
+        third.release(&mut pool);
+        let mut other = BlockTable::default();
+        assert_eq!(other.share_prefix(&mut pool, &tokens(10, 1), 9), 0);
+        assert!(other.reserve(&mut pool, 32));
+        check(&pool, &[&other]);
+        assert!(!third.reserve(&mut pool, 1), "all blocks are in use");
+        other.release(&mut pool);
+        assert_eq!(
+            third.share_prefix(&mut pool, &prompt, 9),
+            0,
+            "the content was overwritten"
+        );
+        check(&pool, &[&third]);
+    }
+
+    #[test]
+    fn a_page_means_nothing_without_the_pages_before_it() {
+        let mut pool = BlockPool::new(8, 4);
+        let mut table = BlockTable::default();
+        let mut prompt = tokens(8, 0);
+        assert!(table.reserve(&mut pool, 8));
+        table.index_full_pages(&mut pool, &prompt);
+        prompt[0] += 1;
+        let mut other = BlockTable::default();
+        assert_eq!(other.share_prefix(&mut pool, &prompt, 8), 0);
+    }
+
+    #[test]
+    fn slots_follow_the_table() {
+        let mut pool = BlockPool::new(3, 4);
+        let mut table = BlockTable::default();
+        assert!(table.reserve(&mut pool, 9));
+        let expected: Vec<u32> = (0..9)
+            .map(|i| table.blocks()[i / 4].0 * 4 + (i % 4) as u32)
+            .collect();
+        let got: Vec<u32> = (0..9).map(|i| table.slot(4, i)).collect();
+        assert_eq!(got, expected);
+    }
+}

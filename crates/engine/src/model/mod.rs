@@ -1,0 +1,47 @@
+//! A model read from a GGUF file: its facts, its weights, and the plan of its computation.
+
+mod config;
+mod decoder;
+mod rope;
+mod weights;
+
+use std::sync::Arc;
+
+use rocmforge_gguf::Gguf;
+
+pub use config::{Architecture, ModelConfig, RopeScaling};
+pub use weights::Weights;
+
+use crate::error::EngineError;
+use crate::plan::{Plan, fuse};
+
+/// Everything a backend needs to run a model.
+#[derive(Debug, Clone)]
+pub struct Model {
+    pub config: ModelConfig,
+    pub weights: Arc<Weights>,
+    /// Recorded and fused.
+    pub plan: Plan,
+}
+
+impl Model {
+    /// Reads the model's facts, checks every tensor's shape and records the plan. Reads no weights.
+    pub fn load(gguf: Arc<Gguf>) -> Result<Model, EngineError> {
+        let config = ModelConfig::from_gguf(&gguf)?;
+        let (plan, weights) = decoder::record(&config, gguf)?;
+        Ok(Model {
+            config,
+            weights: Arc::new(weights),
+            plan: fuse(plan),
+        })
+    }
+
+    /// Bytes that one token takes in the KV cache, for values of `value_bytes` bytes.
+    pub fn kv_bytes_per_token(&self, value_bytes: usize) -> u64 {
+        self.plan
+            .kv
+            .iter()
+            .map(|spec| (spec.values_per_token() * value_bytes) as u64)
+            .sum()
+    }
+}

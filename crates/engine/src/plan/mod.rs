@@ -1,0 +1,17 @@
+//! What a model computes, as data: a list of operations over numbered buffers.
+//!
+//! A model's wiring records a [`Plan`] once (`model::decoder`); a backend compiles it and runs it for
+//! every batch. Profiling, checking one backend against another and cost estimates are loops over the
+//! same list, so there is no second description of a model anywhere.
+
+mod build;
+mod fuse;
+mod op;
+mod rope;
+
+pub use build::PlanBuilder;
+pub use fuse::fuse;
+pub use op::{
+    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RowCount, WeightId,
+};
+pub use rope::RopeTable;

@@ -1,0 +1,185 @@
+//! The closed set of operations and the plan that holds them.
+
+use rocmforge_cpu::{ActFormat, OutMode, RopeStyle};
+
+use super::rope::RopeTable;
+
+/// A float buffer of the plan, `[rows, width]`, row-major.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// A buffer of activations in the form a matrix product reads (see [`ActFormat`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActsId(pub u32);
+
+/// A tensor of the model, in the order of `model::Weights`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+
+/// A rotation table of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RopeId(pub u32);
+
+/// How many rows a buffer has in a given batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowCount {
+    /// One row for every token of the batch.
+    Tokens,
+    /// One row for every token whose logits are wanted.
+    Logits,
+}
+
+/// Shape of a float buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferInfo {
+    pub rows: RowCount,
+    /// Values per row.
+    pub width: usize,
+}
+
+/// Shape and form of an activation buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActsInfo {
+    pub rows: RowCount,
+    pub width: usize,
+    pub format: ActFormat,
+}
+
+/// What one layer keeps in the KV cache for each token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KvSpec {
+    pub n_kv_heads: usize,
+    /// Values of one head's key.
+    pub k_dim: usize,
+    /// Values of one head's value.
+    pub v_dim: usize,
+    /// Only the last `window` positions are visible; `None` means all.
+    pub window: Option<u32>,
+}
+
+impl KvSpec {
+    /// Values (K and V) that one token adds to this layer's cache.
+    pub fn values_per_token(&self) -> usize {
+        self.n_kv_heads * (self.k_dim + self.v_dim)
+    }
+}
+
+/// One operation. Shapes are those of the buffers; `T` is the batch's number of tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// `out[t] = table[token[t]]`, dequantized.
+    Embed { table: WeightId, out: BufferId },
+    /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len()` values (a whole row, or each head).
+    RmsNorm {
+        x: BufferId,
+        weight: WeightId,
+        eps: f32,
+        out: BufferId,
+    },
+    /// Brings `x` into the form that the following products read.
+    Quantize { x: BufferId, out: ActsId },
+    /// `out (+)= x * weight^T (+ bias)`; `weight` is `[n_out, n_in]`.
+    MatMul {
+        x: ActsId,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        mode: OutMode,
+        out: BufferId,
+    },
+    /// Rotates the first `n_rot` values of every head of `x` by the token's position.
+    Rope {
+        x: BufferId,
+        head_dim: usize,
+        table: RopeId,
+        style: RopeStyle,
+    },
+    /// Writes K and V rows of each token into its slot of the layer's cache.
+    KvAppend {
+        layer: usize,
+        k: BufferId,
+        v: BufferId,
+    },
+    /// Softmax attention of each token over its sequence's cache up to and including itself.
+    Attention {
+        layer: usize,
+        n_heads: usize,
+        scale: f32,
+        q: BufferId,
+        out: BufferId,
+    },
+    /// `out = silu(gate) * up`.
+    SiluMul {
+        gate: BufferId,
+        up: BufferId,
+        out: BufferId,
+    },
+    /// `out += x`.
+    Add { x: BufferId, out: BufferId },
+    /// Keeps the rows whose logits are wanted.
+    SelectRows { x: BufferId, out: BufferId },
+}
+
+impl Op {
+    /// The operation's name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Quantize { .. } => "quantize",
+            Op::MatMul { .. } => "matmul",
+            Op::Rope { .. } => "rope",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Attention { .. } => "attention",
+            Op::SiluMul { .. } => "silu_mul",
+            Op::Add { .. } => "add",
+            Op::SelectRows { .. } => "select_rows",
+        }
+    }
+
+    /// The float buffers this operation reads.
+    pub fn reads(&self) -> Vec<BufferId> {
+        match *self {
+            Op::Embed { .. } => vec![],
+            Op::RmsNorm { x, .. }
+            | Op::Quantize { x, .. }
+            | Op::Rope { x, .. }
+            | Op::SelectRows { x, .. } => vec![x],
+            Op::MatMul { mode, out, .. } => match mode {
+                OutMode::Add => vec![out],
+                OutMode::Store => vec![],
+            },
+            Op::KvAppend { k, v, .. } => vec![k, v],
+            Op::Attention { q, .. } => vec![q],
+            Op::SiluMul { gate, up, .. } => vec![gate, up],
+            Op::Add { x, out } => vec![x, out],
+        }
+    }
+
+    /// The float buffer this operation writes, if any.
+    pub fn writes(&self) -> Option<BufferId> {
+        match *self {
+            Op::Embed { out, .. }
+            | Op::RmsNorm { out, .. }
+            | Op::MatMul { out, .. }
+            | Op::Attention { out, .. }
+            | Op::SiluMul { out, .. }
+            | Op::Add { out, .. }
+            | Op::SelectRows { out, .. } => Some(out),
+            Op::Rope { x, .. } => Some(x),
+            Op::Quantize { .. } | Op::KvAppend { .. } => None,
+        }
+    }
+}
+
+/// The recorded computation of one step: token ids in, logits of the wanted rows out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub ops: Vec<Op>,
+    pub buffers: Vec<BufferInfo>,
+    pub acts: Vec<ActsInfo>,
+    /// One entry for each attention layer, in the order of `Op::KvAppend::layer`.
+    pub kv: Vec<KvSpec>,
+    pub rope: Vec<RopeTable>,
+    /// `[n_logits_rows, n_vocab]`.
+    pub logits: BufferId,
+}

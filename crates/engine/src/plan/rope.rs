@@ -1,0 +1,33 @@
+//! Rotary position embedding tables: cos and sin computed on the host in f64, for every backend alike.
+
+/// A rotation per position: pair `i` turns by `position * inv_freq[i]`, scaled by `magnitude`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeTable {
+    /// Radians per position of each pair; half as many as values rotated.
+    pub inv_freq: Vec<f64>,
+    /// Factor on both cos and sin (YaRN's attention factor; 1 otherwise).
+    pub magnitude: f64,
+}
+
+impl RopeTable {
+    /// How many values of a head are rotated.
+    pub fn n_rot(&self) -> usize {
+        2 * self.inv_freq.len()
+    }
+
+    /// Writes `(cos, sin)` of every pair: `out [n_positions, n_rot / 2, 2]`.
+    pub fn fill(&self, positions: &[u32], out: &mut [f32]) {
+        assert_eq!(
+            out.len(),
+            positions.len() * self.n_rot(),
+            "one row for each position"
+        );
+        for (row, &position) in out.chunks_exact_mut(self.n_rot()).zip(positions) {
+            for (pair, inv_freq) in row.chunks_exact_mut(2).zip(&self.inv_freq) {
+                let (sin, cos) = (f64::from(position) * inv_freq).sin_cos();
+                pair[0] = (cos * self.magnitude) as f32;
+                pair[1] = (sin * self.magnitude) as f32;
+            }
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Chooses what the next step computes.
+//!
+//! Every running sequence gets its next token (decode) or its next chunk of prompt (prefill) in the same
+//! batch, oldest first, within a budget of tokens; waiting requests are admitted while room is left.
+//! When the cache runs out of blocks the youngest sequence gives its blocks back and waits; its tokens
+//! are computed again later, mostly from the prefix cache.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, SampleRow, Want};
+use crate::kv_cache::{BlockId, BlockPool};
+use crate::request::{PromptOutput, RequestId};
+use crate::sequence::{PendingSample, RowPurpose, Sequence};
+
+/// Limits of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Positions of one sequence.
+    pub(crate) n_ctx: usize,
+    /// Sequences served at once.
+    pub(crate) max_seqs: usize,
+    /// Tokens of one step.
+    pub(crate) max_tokens: usize,
+    /// Rows of logits of one step.
+    pub(crate) max_logits: usize,
+    pub(crate) prefix_sharing: PrefixSharing,
+}
+
+/// Whether requests may use what earlier ones left in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixSharing {
+    On,
+    Off,
+}
+
+/// What the engine has to remember of a submitted step.
+#[derive(Debug, Default)]
+pub(crate) struct StepRecord {
+    /// Owner and purpose of each output row.
+    pub(crate) rows: Vec<(RequestId, RowPurpose)>,
+    /// Requests whose prompt is complete with this step.
+    pub(crate) prompts_done: Vec<RequestId>,
+}
+
+/// All sequences and the cache's books.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    limits: Limits,
+    pool: BlockPool,
+    /// In order of arrival.
+    waiting: VecDeque<Sequence>,
+    /// In order of admission.
+    running: Vec<Sequence>,
+    next_step: u64,
+}
+
+impl Scheduler {
+    pub(crate) fn new(limits: Limits, pool: BlockPool) -> Scheduler {
+        Scheduler {
+            limits,
+            pool,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            next_step: 0,
+        }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(crate) fn add(&mut self, sequence: Sequence) {
+        self.waiting.push_back(sequence);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// The sequence `id`, if it has not ended.
+    pub(crate) fn sequence(&mut self, id: RequestId) -> Option<&mut Sequence> {
+        self.running
+            .iter_mut()
+            .chain(&mut self.waiting)
+            .find(|sequence| sequence.id == id)
+    }
+
+    /// Ends the sequence `id` and frees its blocks. Steps in flight may still write to them: they come
+    /// before any step that uses the blocks anew.
+    pub(crate) fn remove(&mut self, id: RequestId) -> Option<Sequence> {
+        let mut sequence =
+            if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
+                self.running.remove(at)
+            } else {
+                let at = self.waiting.iter().position(|sequence| sequence.id == id)?;
+                self.waiting.remove(at)?
+            };
+        let n_known = sequence.n_submitted.min(sequence.tokens.len());
+        sequence
+            .table
+            .index_full_pages(&mut self.pool, &sequence.tokens[..n_known]);
+        sequence.table.release(&mut self.pool);
+        Some(sequence)
+    }
+
+    /// The next batch, or `None` when every sequence waits for a step in flight or there is none.
+    pub(crate) fn schedule(&mut self) -> Option<(Batch, StepRecord)> {
+        let mut step = Step {
+            batch: Batch {
+                step: self.next_step,
+                ..Batch::default()
+            },
+            record: StepRecord::default(),
+            limits: self.limits,
+        };
+        let mut at = 0;
+        while at < self.running.len() {
+            let n_tokens = step.rows_for(&self.running[at]);
+            if n_tokens > 0 {
+                if !self.make_room(at, n_tokens) {
+                    // The youngest gave way and that was this one.
+                    break;
+                }
+                step.push(&mut self.running[at], n_tokens, &mut self.pool);
+            }
+            at += 1;
+        }
+        while self.running.len() < self.limits.max_seqs && step.has_room() {
+            let Some(mut sequence) = self.waiting.pop_front() else {
+                break;
+            };
+            if sequence.pending.is_some() || !self.admit(&mut sequence) {
+                self.waiting.push_front(sequence);
+                break;
+            }
+            let n_tokens = step.rows_for(&sequence);
+            if n_tokens > 0 {
+                step.push(&mut sequence, n_tokens, &mut self.pool);
+            }
+            self.running.push(sequence);
+        }
+        if step.batch.tokens.is_empty() {
+            return None;
+        }
+        self.next_step += 1;
+        Some((step.batch, step.record))
+    }
+
+    /// Gives a waiting sequence blocks for all of its tokens and the next one.
+    fn admit(&mut self, sequence: &mut Sequence) -> bool {
+        if self.limits.prefix_sharing == PrefixSharing::On {
+            let n_shareable = sequence.n_shareable();
+            sequence.n_submitted =
+                sequence
+                    .table
+                    .share_prefix(&mut self.pool, &sequence.tokens, n_shareable);
+        }
+        if !sequence
+            .table
+            .reserve(&mut self.pool, (sequence.len() + 1).min(self.limits.n_ctx))
+        {
+            sequence.table.release(&mut self.pool);
+            sequence.n_submitted = 0;
+            return false;
+        }
+        if sequence.n_prompt_outputs == 0 && sequence.tokens.len() == sequence.n_prompt {
+            sequence.n_cached = sequence.n_submitted;
+        }
+        true
+    }
+
+    /// Makes sure that `running[at]` has blocks for `n_tokens` more, at the expense of younger sequences.
+    /// On `false` the sequence itself gave way.
+    fn make_room(&mut self, at: usize, n_tokens: usize) -> bool {
+        loop {
+            let sequence = &mut self.running[at];
+            if sequence
+                .table
+                .reserve(&mut self.pool, sequence.n_submitted + n_tokens)
+            {
+                return true;
+            }
+            let mut youngest = self.running.pop().expect("running[at] exists");
+            youngest.table.release(&mut self.pool);
+            youngest.n_submitted = 0;
+            self.waiting.push_front(youngest);
+            if self.running.len() == at {
+                return false;
+            }
+        }
+    }
+
+    /// Checks that no block is lost or shared wrongly.
+    pub(crate) fn check_integrity(&self) -> Result<(), String> {
+        let tables: Vec<&[BlockId]> = self
+            .running
+            .iter()
+            .chain(&self.waiting)
+            .map(|sequence| sequence.table.blocks())
+            .collect();
+        self.pool.check_integrity(tables.into_iter())?;
+        if self.is_empty() && self.pool.n_free() != self.pool.n_blocks() {
+            return Err(format!(
+                "{} blocks are in use by nobody",
+                self.pool.n_blocks() - self.pool.n_free()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A batch being put together.
+struct Step {
+    batch: Batch,
+    record: StepRecord,
+    limits: Limits,
+}
+
+impl Step {
+    fn has_room(&self) -> bool {
+        self.batch.tokens.len() < self.limits.max_tokens
+            && self.batch.logits.len() < self.limits.max_logits
+    }
+
+    /// How many of the sequence's tokens fit; 0 if none, if its pending token is not the last step's, or if
+    /// nothing more is wanted of it than what is in flight.
+    fn rows_for(&self, sequence: &Sequence) -> usize {
+        let complete = sequence.n_generated() > 0 && !sequence.wants_sample(self.limits.n_ctx);
+        if complete
+            || sequence
+                .pending
+                .is_some_and(|pending| pending.step + 1 != self.batch.step)
+        {
+            return 0;
+        }
+        let mut n = sequence
+            .n_unsubmitted()
+            .min(self.limits.max_tokens - self.batch.tokens.len());
+        let room = self.limits.max_logits - self.batch.logits.len();
+        if self.outputs_in(sequence, n) > room {
+            // Each token has at most two output rows, so this ends quickly.
+            n = (0..n)
+                .rev()
+                .find(|&fewer| self.outputs_in(sequence, fewer) <= room)
+                .unwrap_or(0);
+        }
+        n
+    }
+
+    /// Output rows that the sequence's next `n` tokens have.
+    fn outputs_in(&self, sequence: &Sequence, n: usize) -> usize {
+        let end = sequence.n_submitted + n;
+        let sample = usize::from(end == sequence.len() && sequence.wants_sample(self.limits.n_ctx));
+        let from = sequence.n_submitted.max(sequence.n_prompt_outputs);
+        let of_prompt = match sequence.request.prompt_output {
+            PromptOutput::Nothing => 0,
+            PromptOutput::Scores { from: first, .. } => end
+                .min(sequence.n_prompt - 1)
+                .saturating_sub(from.max(first.saturating_sub(1))),
+            PromptOutput::Logits => end.min(sequence.n_prompt).saturating_sub(from),
+        };
+        sample + of_prompt
+    }
+
+    /// Adds the sequence's next `n` tokens.
+    fn push(&mut self, sequence: &mut Sequence, n: usize, pool: &mut BlockPool) {
+        let first_row = self.batch.tokens.len();
+        let first_pos = sequence.n_submitted;
+        let end = first_pos + n;
+        for position in first_pos..end {
+            let row = self.batch.tokens.len();
+            let token = match (sequence.tokens.get(position), sequence.pending) {
+                (Some(&id), _) => InputToken::Id(id),
+                (None, Some(pending)) => InputToken::Sampled { row: pending.row },
+                (None, None) => unreachable!("only tokens that exist are submitted"),
+            };
+            self.batch.tokens.push(token);
+            self.batch.positions.push(position as u32);
+            self.batch
+                .slots
+                .push(sequence.table.slot(pool.page(), position));
+            self.prompt_output(sequence, position, row);
+        }
+        self.batch.seqs.push(BatchSeq {
+            first_row,
+            n_rows: n,
+            first_pos,
+            block_table: sequence
+                .table
+                .blocks()
+                .iter()
+                .map(|block| block.0)
+                .collect(),
+        });
+        if first_pos < sequence.n_prompt && end >= sequence.n_prompt && sequence.n_generated() == 0
+        {
+            self.record.prompts_done.push(sequence.id);
+        }
+        let samples = end == sequence.len() && sequence.wants_sample(self.limits.n_ctx);
+        let sample = SampleRow {
+            params: Arc::clone(&sequence.request.sampling),
+            index: sequence.n_generated() as u64,
+            counts: if samples {
+                sequence.penalty_counts()
+            } else {
+                Vec::new()
+            },
+            top_logprobs: sequence.request.logprobs.unwrap_or(0),
+        };
+        sequence.n_submitted = end;
+        sequence.n_prompt_outputs = sequence.n_prompt_outputs.max(end.min(sequence.n_prompt));
+        sequence
+            .table
+            .index_full_pages(pool, &sequence.tokens[..end.min(sequence.tokens.len())]);
+        if samples {
+            sequence.pending = Some(PendingSample {
+                step: self.batch.step,
+                row: self.batch.logits.len(),
+            });
+            self.output(
+                sequence.id,
+                self.batch.tokens.len() - 1,
+                RowPurpose::Sample,
+                Want::Sample(sample),
+            );
+        }
+    }
+
+    /// Asks for what the caller wants of the prompt token at `position`, once.
+    fn prompt_output(&mut self, sequence: &Sequence, position: usize, row: usize) {
+        if position >= sequence.n_prompt || position < sequence.n_prompt_outputs {
+            return;
+        }
+        match sequence.request.prompt_output {
+            PromptOutput::Scores { from, top }
+                if position + 1 >= from.max(1) && position + 1 < sequence.n_prompt =>
+            {
+                let want = Want::Score {
+                    target: sequence.tokens[position + 1],
+                    top,
+                };
+                self.output(
+                    sequence.id,
+                    row,
+                    RowPurpose::PromptScore {
+                        position: position + 1,
+                    },
+                    want,
+                );
+            }
+            PromptOutput::Logits => {
+                self.output(
+                    sequence.id,
+                    row,
+                    RowPurpose::PromptLogits { position },
+                    Want::Logits,
+                );
+            }
+            PromptOutput::Scores { .. } | PromptOutput::Nothing => {}
+        }
+    }
+
+    fn output(&mut self, id: RequestId, row: usize, purpose: RowPurpose, want: Want) {
+        self.batch.logits.push(LogitsRow { row, want });
+        self.record.rows.push((id, purpose));
+    }
+}

@@ -1,0 +1,119 @@
+//! The state of one request while it is served.
+
+use crate::kv_cache::BlockTable;
+use crate::request::{FinishReason, PromptOutput, Request, RequestId};
+use crate::text_stream::TextStream;
+use crate::tokenizer::TokenId;
+
+/// A sampled token that the engine does not know yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PendingSample {
+    /// The step that samples it, and the row of that step's output.
+    pub(crate) step: u64,
+    pub(crate) row: usize,
+}
+
+/// A request with its tokens and its place in the cache.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: RequestId,
+    pub(crate) request: Request,
+    /// The prompt and the generated tokens that are known.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) n_prompt: usize,
+    /// How many tokens have been submitted since the sequence last got its blocks.
+    pub(crate) n_submitted: usize,
+    /// How many of them came from the prefix cache at first.
+    pub(crate) n_cached: usize,
+    /// How many prompt positions have had their output requested.
+    pub(crate) n_prompt_outputs: usize,
+    pub(crate) pending: Option<PendingSample>,
+    pub(crate) table: BlockTable,
+    pub(crate) text: Option<TextStream>,
+}
+
+impl Sequence {
+    pub(crate) fn new(id: RequestId, request: Request, text: Option<TextStream>) -> Sequence {
+        Sequence {
+            id,
+            tokens: request.prompt.clone(),
+            n_prompt: request.prompt.len(),
+            n_submitted: 0,
+            n_cached: 0,
+            n_prompt_outputs: 0,
+            pending: None,
+            table: BlockTable::default(),
+            text,
+            request,
+        }
+    }
+
+    /// Tokens that exist, known or not.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len() + usize::from(self.pending.is_some())
+    }
+
+    /// Tokens that exist and are not submitted.
+    pub(crate) fn n_unsubmitted(&self) -> usize {
+        self.len() - self.n_submitted
+    }
+
+    /// Generated tokens, known or not.
+    pub(crate) fn n_generated(&self) -> usize {
+        self.len() - self.n_prompt
+    }
+
+    /// Whether the token after the last one is wanted, in a context of `n_ctx`.
+    pub(crate) fn wants_sample(&self, n_ctx: usize) -> bool {
+        self.n_generated() < self.request.max_tokens && self.len() < n_ctx
+    }
+
+    /// What the last generated token, now known, ends. `is_eog` says whether it ends the text.
+    pub(crate) fn finish_reason(&self, is_eog: bool, n_ctx: usize) -> Option<FinishReason> {
+        if is_eog && !self.request.ignore_eos {
+            Some(FinishReason::Stop)
+        } else if self.tokens.len() - self.n_prompt >= self.request.max_tokens {
+            Some(FinishReason::Length)
+        } else if self.tokens.len() >= n_ctx {
+            Some(FinishReason::Context)
+        } else {
+            None
+        }
+    }
+
+    /// How often each token occurs in the penalty window, leaving room for a pending one.
+    pub(crate) fn penalty_counts(&self) -> Vec<(TokenId, u32)> {
+        let params = &self.request.sampling;
+        if !params.has_penalties() {
+            return Vec::new();
+        }
+        let window = params
+            .penalty_last_n
+            .saturating_sub(usize::from(self.pending.is_some()));
+        let mut last = self.tokens[self.tokens.len().saturating_sub(window)..].to_vec();
+        last.sort_unstable();
+        last.chunk_by(|a, b| a == b)
+            .map(|same| (same[0], same.len() as u32))
+            .collect()
+    }
+
+    /// Prompt tokens that may come from the cache: those before the last, whose logits are needed, and
+    /// before the first position whose output is still wanted.
+    pub(crate) fn n_shareable(&self) -> usize {
+        let first_output = match self.request.prompt_output {
+            _ if self.n_prompt_outputs == self.n_prompt => usize::MAX,
+            PromptOutput::Nothing => usize::MAX,
+            PromptOutput::Scores { from, .. } => from.saturating_sub(1),
+            PromptOutput::Logits => 0,
+        };
+        (self.tokens.len() - 1).min(first_output.max(self.n_prompt_outputs))
+    }
+}
+
+/// Which output row belongs to what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowPurpose {
+    Sample,
+    PromptScore { position: usize },
+    PromptLogits { position: usize },
+}
