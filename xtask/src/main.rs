@@ -1,5 +1,6 @@
 //! Chores of the repository that are not part of the program: `cargo xtask`.
 
+mod compare_llama;
 mod fixtures;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +27,17 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Compare logits with llama.cpp's on the same files, side by side
+    CompareLlama {
+        #[arg(required = true, value_name = "MODEL")]
+        models: Vec<PathBuf>,
+        /// Length of the prompt
+        #[arg(long, default_value_t = 330)]
+        tokens: usize,
+        /// A Python that has the llama-cpp-python package
+        #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+        python: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
@@ -38,6 +50,11 @@ fn main() -> Result<()> {
             python,
             check: true,
         } => fixtures::check(&python),
+        Task::CompareLlama {
+            models,
+            tokens,
+            python,
+        } => compare_llama::run(&models, tokens, &python),
     }
 }
 
