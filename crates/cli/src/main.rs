@@ -1,1 +1,65 @@
-fn main() {}
+//! The `rocmforge` command: reads the command line, runs the command, turns its end into an exit code.
+#![forbid(unsafe_code)]
+#![allow(
+    unreachable_pub,
+    reason = "nothing of a program is reachable from outside; pub is for its other files"
+)]
+
+mod answer;
+mod args;
+mod chat;
+mod conversation;
+mod devices;
+mod embedded;
+mod exit;
+mod generate;
+mod help;
+mod inspect;
+mod interrupt;
+mod lines;
+mod output;
+mod perplexity;
+mod prompt;
+mod session;
+mod tokenize;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser as _;
+use rocmforge::engine::chat_template::sandbox;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return show(&error),
+    };
+    match run(&cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Generate(args) => generate::run(args),
+        Command::Chat(args) => chat::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Perplexity(args) => perplexity::run(args),
+        Command::Devices(args) => devices::run(args),
+        Command::RenderTemplate => Ok(sandbox::serve()?),
+    }
+}
+
+/// Prints what clap has to say: help and version on stdout, wrong usage on stderr.
+fn show(message: &clap::Error) -> ExitCode {
+    let printed = output::checked(message.print());
+    match (message.use_stderr(), printed) {
+        (true, _) => ExitCode::from(2),
+        (false, Ok(())) => ExitCode::SUCCESS,
+        (false, Err(error)) => exit::report(&error),
+    }
+}

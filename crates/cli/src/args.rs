@@ -1,0 +1,465 @@
+//! The command line: every flag, its default and its environment variable, and nothing that acts on
+//! them. `session.rs` resolves these choices once into the engine's own types.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::help;
+
+/// Run GGUF language models on this machine
+#[derive(Debug, Parser)]
+#[command(
+    name = "rocmforge",
+    version,
+    after_help = help::TOP,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    args_override_self = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Continue a text, or answer one message with --chat
+    #[command(after_help = help::GENERATE)]
+    Generate(GenerateArgs),
+    /// Talk with the model, over many turns
+    #[command(after_help = help::CHAT)]
+    Chat(ChatArgs),
+    /// Show what a GGUF file holds and what memory it needs
+    #[command(after_help = help::INSPECT)]
+    Inspect(InspectArgs),
+    /// Show the tokens of a text
+    #[command(after_help = help::TOKENIZE)]
+    Tokenize(TokenizeArgs),
+    /// Measure how well the model predicts a text
+    #[command(after_help = help::PERPLEXITY)]
+    Perplexity(PerplexityArgs),
+    /// Show the devices of this machine that can run a model
+    #[command(after_help = help::DEVICES)]
+    Devices(DevicesArgs),
+    /// Render a chat template under limits; the program calls itself with this
+    #[command(name = RENDER_TEMPLATE, hide = true)]
+    RenderTemplate,
+}
+
+/// Name of the hidden command.
+pub const RENDER_TEMPLATE: &str = "render-template";
+
+/// Which file to use and how to read it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// GGUF file of the model [default: forge-mini, a small model inside this program]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        env = "ROCMFORGE_MODEL",
+        hide_env_values = true
+    )]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// Cut text as the named pre-tokenizer does, whatever the file says
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "ROCMFORGE_PRE",
+        hide_env_values = true
+    )]
+    pub pre: Option<String>,
+}
+
+/// How to read a file.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// Read the file into memory instead of mapping it; for files that may change while they are used
+    #[arg(long, env = "ROCMFORGE_NO_MMAP", hide_env_values = true)]
+    pub no_mmap: bool,
+}
+
+/// Where and how to compute.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArgs {
+    /// What computes; auto takes the best of this machine
+    #[arg(long, value_enum, default_value_t = Device::Auto, env = "ROCMFORGE_DEVICE", hide_env_values = true)]
+    pub device: Device,
+    /// Instruction set of the CPU; auto takes the fastest
+    #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true)]
+    pub isa: IsaArg,
+    /// Threads that compute [default: one for each core this process may use]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        env = "ROCMFORGE_THREADS",
+        hide_env_values = true
+    )]
+    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+}
+
+/// How the KV cache is kept.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct CacheArgs {
+    /// How the KV cache keeps its values
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16, env = "ROCMFORGE_KV_TYPE", hide_env_values = true)]
+    pub kv_type: KvTypeArg,
+    /// Tokens in a page of the KV cache: 16, 32 or 64
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 32,
+        env = "ROCMFORGE_PAGE",
+        hide_env_values = true
+    )]
+    pub page: usize,
+}
+
+/// The context of a conversation or a text.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct ContextArgs {
+    /// Tokens that prompt and answer may have together [default: the smallest of what the model was
+    /// trained for, 8192 and what memory allows]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        alias = "ctx-size",
+        env = "ROCMFORGE_CTX",
+        hide_env_values = true
+    )]
+    pub ctx: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    Auto,
+    Cpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IsaArg {
+    Auto,
+    Scalar,
+    Avx2,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvTypeArg {
+    F16,
+    F32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnOff {
+    On,
+    Off,
+}
+
+/// How the next token is chosen. Names and defaults are llama.cpp's.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// 0 takes the best token every time, more makes the text more varied
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.8,
+        allow_negative_numbers = true
+    )]
+    pub temp: f32,
+    /// Choose among the K best tokens; 0 means all
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    pub top_k: usize,
+    /// Choose among the best tokens that together have this probability; 1 means all
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.95,
+        allow_negative_numbers = true
+    )]
+    pub top_p: f32,
+    /// Leave out tokens less likely than this share of the best one's probability; 0 means none
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.05,
+        allow_negative_numbers = true
+    )]
+    pub min_p: f32,
+    /// Make tokens of the last text less likely by this factor; 1 is off
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
+    pub repeat_penalty: f32,
+    /// Taken from the logit of a token that occurs in the last text; 0 is off
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub presence_penalty: f32,
+    /// Taken from the logit for every time the token occurs in the last text; 0 is off
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub frequency_penalty: f32,
+    /// Tokens that the penalties look back on; -1 means all
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        allow_negative_numbers = true
+    )]
+    pub repeat_last_n: i64,
+    /// Seed of the random numbers; the same seed gives the same text [default: random]
+    #[arg(short, long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// When an answer ends and what of it is shown.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Answer")]
+pub struct AnswerArgs {
+    /// Tokens to generate at most; -1 goes on until the model ends the text or the context is full
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        default_value_t = -1,
+        allow_negative_numbers = true,
+        aliases = ["predict", "n-predict"]
+    )]
+    pub max_tokens: i64,
+    /// End before the first appearance of this text; may be given more than once
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on past the end that the model gives the text
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Show control tokens such as <|im_end|>
+    #[arg(long)]
+    pub special: bool,
+}
+
+/// How a conversation is put to the model.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Chat")]
+pub struct TemplateArgs {
+    /// Instruction that stands before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Let the model think before it answers, or not; for models whose template knows it
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
+    pub think: Option<OnOff>,
+}
+
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// The prompt as token ids, taken as they are: 1,2,3 or what tokenize --ids prints
+    #[arg(long, value_parser = parse_ids, conflicts_with_all = ["prompt", "file", "chat", "parse_special"])]
+    pub ids: Option<Ids>,
+    /// Read control tokens in a raw prompt as such, instead of as text
+    #[arg(long, conflicts_with = "chat")]
+    pub parse_special: bool,
+    /// Put the prompt to the model as a message, with the template of its file
+    #[arg(long, help_heading = "Chat")]
+    pub chat: bool,
+    #[command(flatten)]
+    pub template: TemplateArgs,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Print one JSON object: ids, text, finish_reason, timings and more
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    /// With --json: the K best log-probabilities of every step
+    #[arg(long, value_name = "K", requires = "json", help_heading = "Output")]
+    pub logprobs: Option<usize>,
+    /// With --json: the K best log-probabilities of every position of the prompt
+    #[arg(long, value_name = "K", requires = "json", help_heading = "Output")]
+    pub prompt_logprobs: Option<usize>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// Token ids from the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ids(pub Vec<u32>);
+
+fn parse_ids(text: &str) -> Result<Ids, String> {
+    let inner = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'))
+        .unwrap_or(text);
+    let parse = |id: &str| {
+        id.trim()
+            .parse()
+            .map_err(|_| format!("'{id}' is not a token id; give numbers as in 1,2,3"))
+    };
+    inner
+        .split(',')
+        .map(parse)
+        .collect::<Result<_, _>>()
+        .map(Ids)
+}
+
+/// Where the text comes from.
+#[derive(Debug, Clone, Args)]
+pub struct PromptArgs {
+    /// The text
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
+    pub prompt: Option<OsString>,
+    /// A file with the text, taken byte for byte
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub template: TemplateArgs,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Do not read or write the history of typed lines
+    #[arg(long, env = "ROCMFORGE_NO_HISTORY", hide_env_values = true)]
+    pub no_history: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// GGUF file [default: forge-mini, the model inside this program]
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The same, as the other commands have it
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        hide = true,
+        env = "ROCMFORGE_MODEL",
+        hide_env_values = true
+    )]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// Print the ids only, as a JSON array
+    #[arg(long)]
+    pub ids: bool,
+    /// Leave out the start token that the model would get
+    #[arg(long)]
+    pub no_bos: bool,
+    /// Read control tokens in the text as such
+    #[arg(long)]
+    pub parse_special: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    /// The text to measure on, taken byte for byte
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Tokens in a window; the second half of each window counts
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 512,
+        alias = "ctx-size"
+    )]
+    pub ctx: usize,
+    /// Windows to measure at most [default: the whole text]
+    #[arg(long, value_name = "K")]
+    pub chunks: Option<usize>,
+    /// Print one JSON object: ppl, stderr, tokens, chunks
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_lists() {
+        assert_eq!(parse_ids("1"), Ok(Ids(vec![1])));
+        assert_eq!(parse_ids("1,2, 3"), Ok(Ids(vec![1, 2, 3])));
+        assert_eq!(parse_ids("[1,2]"), Ok(Ids(vec![1, 2])));
+        for bad in ["", "1,", "x", "-1", "1 2", "4294967296", "[]"] {
+            assert!(parse_ids(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,235 @@
+//! `rocmforge chat`: a conversation over many turns.
+//!
+//! Every turn renders the whole conversation anew and the engine finds what it has in its cache already,
+//! so the history is always what the template makes of it, and only the new part is computed.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow};
+use rocmforge::engine::tokenizer::LeadingSpace;
+use rocmforge::engine::{EngineError, FinishReason, SamplingParams};
+
+use crate::answer::{self, Answer};
+use crate::args::ChatArgs;
+use crate::conversation::{Conversation, Message};
+use crate::exit::Early;
+use crate::generate::{context_full, speed};
+use crate::interrupt::Interrupt;
+use crate::lines::{Input, Lines, Remember};
+use crate::output::{self, Out, note};
+use crate::session::{self, Session, Vocabulary};
+
+const COMMANDS: &str = "\
+/help          this list
+/clear         forget the conversation
+/system TEXT   set the instruction that stands before the conversation; /system none removes it
+/save FILE     write the conversation as JSON
+/stats         tokens and speed of the last answer
+/quit          end the chat, as Ctrl-D does
+Ctrl-C stops an answer. A line that ends with a backslash goes on in the next one; \"\"\" begins and ends
+a message of many lines. To send a line that begins with a slash, put a space before it.";
+
+pub fn run(args: &ChatArgs) -> Result<()> {
+    let sampling = session::sampling(&args.sampling)?;
+    let interrupt = Interrupt::install()?;
+    let session = Session::start(
+        &args.model,
+        &args.device,
+        args.context.n_ctx(),
+        Vocabulary::Needed,
+    )?;
+    let conversation = Conversation::new(&session, args.template.think)?;
+    conversation.check()?;
+    let mut lines = Lines::open(if args.no_history {
+        Remember::No
+    } else {
+        Remember::Yes
+    })?;
+    if lines.is_interactive() {
+        let (label, device) = (&session.file.label, &session.engine.backend_info().device);
+        note(&format!(
+            "{label} on {device}, context {} tokens. /help lists the commands.",
+            session.engine.n_ctx()
+        ));
+    }
+    let mut chat = Chat {
+        args,
+        sampling,
+        interactive: lines.is_interactive(),
+        interrupt,
+        session,
+        conversation,
+        system: args.template.system.clone(),
+        turns: Vec::new(),
+        last: None,
+        out: Out::new(),
+    };
+    loop {
+        let message = match lines.next()? {
+            Input::Message(message) => message,
+            Input::GivenUp => {
+                note("(Ctrl-D or /quit ends the chat)");
+                continue;
+            }
+            Input::End => break,
+        };
+        if message.trim().is_empty() {
+            continue;
+        }
+        if let Some(command) = message.strip_prefix('/') {
+            match chat.command(command) {
+                Ok(Next::Go) => {}
+                Ok(Next::Quit) => break,
+                Err(error) if lines.is_interactive() => note(&format!("error: {error:#}")),
+                Err(error) => return Err(error),
+            }
+            continue;
+        }
+        match chat.turn(message.trim()) {
+            Ok(()) => {}
+            // A person can shorten the message or clear the conversation, a script cannot.
+            Err(error) if lines.is_interactive() && !error.is::<Early>() => {
+                note(&format!("error: {error:#}"))
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    chat.out.finish()
+}
+
+/// What a command leaves to do.
+enum Next {
+    Go,
+    Quit,
+}
+
+struct Chat<'a> {
+    args: &'a ChatArgs,
+    sampling: Arc<SamplingParams>,
+    interactive: bool,
+    interrupt: Interrupt,
+    session: Session,
+    conversation: Conversation,
+    system: Option<String>,
+    /// Messages of the user and the model, in turn.
+    turns: Vec<Message>,
+    last: Option<Answer>,
+    out: Out,
+}
+
+impl Chat<'_> {
+    /// Answers one message. On an error the conversation is as before.
+    fn turn(&mut self, message: &str) -> Result<()> {
+        self.turns.push(Message::new("user", message));
+        let answer = match self.answer() {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.turns.pop();
+                return Err(match error.downcast_ref::<EngineError>() {
+                    Some(EngineError::PromptTooLong { n_tokens, n_ctx }) => anyhow!(
+                        "the conversation has {n_tokens} tokens and no longer fits the context of {n_ctx}; \
+                         /clear begins a new one, --ctx asks for more"
+                    ),
+                    _ => error,
+                });
+            }
+        };
+        // An answer ends its line; on a terminal an empty line follows.
+        let missing = usize::from(!answer.text.ends_with('\n'))
+            + usize::from(self.out.is_terminal() && !answer.text.ends_with("\n\n"));
+        self.out.stream(&"\n".repeat(missing))?;
+        match answer.finish {
+            None if !self.interactive => return Err(Early::Interrupted.into()),
+            None => note("(stopped)"),
+            Some(FinishReason::Context) => note(&context_full(&self.session)),
+            Some(FinishReason::Length) => note("(ended by --max-tokens)"),
+            Some(FinishReason::Stop) => {}
+        }
+        self.turns
+            .push(Message::new("assistant", answer.text.clone()));
+        self.last = Some(answer);
+        Ok(())
+    }
+
+    fn answer(&mut self) -> Result<Answer> {
+        let prompt = self.conversation.encode(&self.session, &self.messages())?;
+        let request = self
+            .args
+            .answer
+            .request(prompt, &self.sampling, LeadingSpace::Strip);
+        let out = &mut self.out;
+        answer::run(&mut self.session, request, &self.interrupt, |text| {
+            out.stream(text)
+        })
+    }
+
+    /// The conversation as the template takes it.
+    fn messages(&self) -> Vec<Message> {
+        let system = self.system.iter().map(|text| Message::new("system", text));
+        system.chain(self.turns.iter().cloned()).collect()
+    }
+
+    fn command(&mut self, command: &str) -> Result<Next> {
+        let (name, argument) = command
+            .split_once(char::is_whitespace)
+            .unwrap_or((command, ""));
+        match (name, argument.trim()) {
+            ("help" | "?", _) => note(COMMANDS),
+            ("quit" | "exit" | "q", _) => return Ok(Next::Quit),
+            ("clear", _) => {
+                self.turns.clear();
+                note("(the conversation begins anew)");
+            }
+            ("system", "") => match &self.system {
+                Some(text) => note(&format!("(system: {})", output::for_terminal(text))),
+                None => note("(no system instruction; /system TEXT sets one)"),
+            },
+            ("system", "none") => {
+                self.system = None;
+                note("(no system instruction from now on)");
+            }
+            ("system", text) => {
+                self.system = Some(text.to_string());
+                note("(set; it stands before the whole conversation from the next message on)");
+            }
+            ("save", "") => note("(/save needs the name of a file)"),
+            ("save", path) => {
+                self.save(Path::new(path))
+                    .with_context(|| format!("cannot write '{path}'"))?;
+                note(&format!(
+                    "(saved {} messages to {path})",
+                    self.messages().len()
+                ));
+            }
+            ("stats", _) => note(&self.stats()),
+            _ => note(&format!(
+                "(no command /{name}; /help lists them, a space before the slash sends the line)"
+            )),
+        }
+        Ok(Next::Go)
+    }
+
+    fn save(&self, path: &Path) -> Result<()> {
+        let mut json = serde_json::to_string_pretty(&self.messages()).map_err(io::Error::from)?;
+        json.push('\n');
+        Ok(std::fs::write(path, json)?)
+    }
+
+    fn stats(&self) -> String {
+        let Some(answer) = &self.last else {
+            return "(no answer yet)".to_string();
+        };
+        let used = answer.n_prompt + answer.ids.len();
+        format!(
+            "(prompt {}, {} from the cache | answer {} | first token {:.0} ms | context {used} of {} | seed {})",
+            speed(answer.n_prompt, answer.prompt_per_second()),
+            answer.n_cached,
+            speed(answer.ids.len(), answer.predicted_per_second()),
+            answer.prefill.as_secs_f64() * 1e3,
+            self.session.engine.n_ctx(),
+            self.sampling.seed,
+        )
+    }
+}

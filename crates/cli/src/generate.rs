@@ -1,0 +1,256 @@
+//! `rocmforge generate`: one prompt, one answer.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rocmforge::engine::batch::TokenLogprob;
+use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
+use rocmforge::engine::{FinishReason, PromptOutput};
+use serde::Serialize;
+
+use crate::answer::{self, Answer};
+use crate::args::GenerateArgs;
+use crate::conversation::{Conversation, Message};
+use crate::exit::{Early, usage};
+use crate::interrupt::Interrupt;
+use crate::output::{self, Out};
+use crate::prompt::{Source, Text};
+use crate::session::{self, Bos, Session, Vocabulary};
+
+pub fn run(args: &GenerateArgs) -> Result<()> {
+    if !args.chat && (args.template.system.is_some() || args.template.think.is_some()) {
+        return Err(usage(
+            "--system and --think need --chat: without it the prompt is raw text",
+        ));
+    }
+    let sampling = session::sampling(&args.sampling)?;
+    let interrupt = Interrupt::install()?;
+    // Read before the model is loaded: a wrong path is told at once.
+    let text = match &args.ids {
+        Some(_) => None,
+        None => Some(Text::read(&args.prompt, ", as --ids 1,2,3")?),
+    };
+    let vocabulary = if text.is_some() {
+        Vocabulary::Needed
+    } else {
+        Vocabulary::Optional
+    };
+    let mut session = Session::start(&args.model, &args.device, args.context.n_ctx(), vocabulary)?;
+
+    let started = Instant::now();
+    let mut out = Out::new();
+    let prompt = match text {
+        Some(text) => encode(args, &session, text, &out)?,
+        None => args.ids.as_ref().map_or_else(Vec::new, |ids| ids.0.clone()),
+    };
+    let tokenize = started.elapsed();
+
+    let leading_space = if args.chat {
+        LeadingSpace::Strip
+    } else {
+        LeadingSpace::Keep
+    };
+    let mut request = args
+        .answer
+        .request(prompt.clone(), &sampling, leading_space);
+    request.logprobs = args.logprobs;
+    if let Some(top) = args.prompt_logprobs {
+        request.prompt_output = PromptOutput::Scores { from: 1, top };
+    }
+    let answer = answer::run(&mut session, request, &interrupt, |text| {
+        if args.json { Ok(()) } else { out.stream(text) }
+    })?;
+    let times = Times::of(&answer, session.load_time, tokenize);
+    if args.json {
+        out.json(&Report::new(
+            args,
+            &session,
+            &prompt,
+            &answer,
+            &times,
+            sampling.seed,
+        ))?;
+    } else if out.is_terminal() && !answer.text.ends_with('\n') {
+        out.line("")?;
+    }
+    let mid_line = !args.json && !out.is_terminal() && !answer.text.ends_with('\n');
+    out.finish()?;
+    // `| tee` shows the answer on the terminal, too.
+    let line_break = if mid_line && io::stderr().is_terminal() {
+        "\n"
+    } else {
+        ""
+    };
+    output::note(&format!(
+        "{line_break}{}",
+        times.line(&answer, &session, sampling.seed)
+    ));
+    match answer.finish {
+        None => Err(Early::Interrupted.into()),
+        Some(FinishReason::Context) => {
+            output::note(&context_full(&session));
+            Ok(())
+        }
+        Some(FinishReason::Stop | FinishReason::Length) => Ok(()),
+    }
+}
+
+/// What to tell when an answer ended for want of room.
+pub fn context_full(session: &Session) -> String {
+    format!(
+        "notice: the context of {} tokens is full; ask for more with --ctx",
+        session.engine.n_ctx()
+    )
+}
+
+fn encode(args: &GenerateArgs, session: &Session, text: Text, out: &Out) -> Result<Vec<TokenId>> {
+    let tokenizer = session.need_tokenizer()?;
+    let source = text.source;
+    let text = text.into_string()?;
+    if args.chat {
+        let conversation = Conversation::new(session, args.template.think)?;
+        let system = args
+            .template
+            .system
+            .iter()
+            .map(|text| Message::new("system", text));
+        let messages: Vec<Message> = system.chain([Message::new("user", text)]).collect();
+        return conversation.encode(session, &messages);
+    }
+    // On a terminal the answer goes on where the prompt ends.
+    if source == Source::Flag && !args.json && out.is_terminal() && io::stderr().is_terminal() {
+        let _ = write!(io::stderr(), "{}", output::for_terminal(&text));
+    }
+    Ok(session::encode(
+        tokenizer,
+        text.as_bytes(),
+        Bos::AsTheFileSays,
+        args.parse_special,
+    ))
+}
+
+/// The times of one answer. What was not measured is null.
+#[derive(Debug, Serialize)]
+pub struct Times {
+    load_ms: f64,
+    tokenize_ms: f64,
+    prefill_ms: f64,
+    /// From the text to its first generated token.
+    ttft_ms: Option<f64>,
+    decode_ms: f64,
+    prompt_per_second: Option<f64>,
+    predicted_per_second: Option<f64>,
+}
+
+impl Times {
+    pub fn of(answer: &Answer, load: Duration, tokenize: Duration) -> Times {
+        Times {
+            load_ms: ms(load),
+            tokenize_ms: ms(tokenize),
+            prefill_ms: ms(answer.prefill),
+            ttft_ms: (!answer.ids.is_empty()).then(|| ms(tokenize + answer.prefill)),
+            decode_ms: ms(answer.decode),
+            prompt_per_second: answer.prompt_per_second().map(rounded),
+            predicted_per_second: answer.predicted_per_second().map(rounded),
+        }
+    }
+
+    fn line(&self, answer: &Answer, session: &Session, seed: u64) -> String {
+        let first = self
+            .ttft_ms
+            .map_or("n/a".to_string(), |ms| format!("{ms:.0} ms"));
+        format!(
+            "[{} | load {:.0} ms | prompt {} | answer {} | first token {first} | seed {seed} | {}]",
+            session.file.label,
+            self.load_ms,
+            speed(answer.n_prompt, self.prompt_per_second),
+            speed(answer.ids.len(), self.predicted_per_second),
+            session.engine.backend_info().device,
+        )
+    }
+}
+
+/// `12 tokens, 345.6 tok/s`.
+pub fn speed(n_tokens: usize, per_second: Option<f64>) -> String {
+    let plural = if n_tokens == 1 { "" } else { "s" };
+    match per_second {
+        Some(per_second) => format!("{n_tokens} token{plural}, {per_second:.1} tok/s"),
+        None => format!("{n_tokens} token{plural}"),
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+/// Three decimals: microseconds of milliseconds.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    device: &'a str,
+    seed: u64,
+    prompt_ids: &'a [TokenId],
+    ids: &'a [TokenId],
+    text: &'a str,
+    finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<&'a [Vec<TokenLogprob>]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Vec<Option<&'a [TokenLogprob]>>>,
+    /// Of the prompt's own tokens; null for the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_logprobs: Option<Vec<Option<f32>>>,
+    timings: &'a Times,
+    /// Products per step without a fast kernel, by weight format.
+    slow_ops: serde_json::Map<String, serde_json::Value>,
+}
+
+impl<'a> Report<'a> {
+    fn new(
+        args: &GenerateArgs,
+        session: &'a Session,
+        prompt: &'a [TokenId],
+        answer: &'a Answer,
+        times: &'a Times,
+        seed: u64,
+    ) -> Report<'a> {
+        let info = session.engine.backend_info();
+        let scores = args.prompt_logprobs.map(|_| &answer.prompt_scores);
+        Report {
+            model: &session.file.label,
+            device: &info.device,
+            seed,
+            prompt_ids: prompt,
+            ids: &answer.ids,
+            text: &answer.text,
+            finish_reason: match answer.finish {
+                Some(FinishReason::Stop) => "stop",
+                Some(FinishReason::Length) => "length",
+                Some(FinishReason::Context) => "context",
+                None => "interrupted",
+            },
+            logprobs: args.logprobs.map(|_| answer.top.as_slice()),
+            prompt_logprobs: scores
+                .map(|scores| first_null(scores.iter().map(|(_, top)| top.as_slice()))),
+            prompt_token_logprobs: scores
+                .map(|scores| first_null(scores.iter().map(|(logprob, _)| *logprob))),
+            timings: times,
+            slow_ops: info
+                .slow_ops
+                .iter()
+                .map(|(name, n)| (name.clone(), (*n).into()))
+                .collect(),
+        }
+    }
+}
+
+/// Nothing stands before a prompt's first token, so it has no score.
+fn first_null<T>(rest: impl Iterator<Item = T>) -> Vec<Option<T>> {
+    [None].into_iter().chain(rest.map(Some)).collect()
+}

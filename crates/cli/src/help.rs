@@ -1,0 +1,74 @@
+//! Examples that end each `--help`.
+
+pub const TOP: &str = "\
+Examples:
+  rocmforge generate -p \"Once upon a time\"
+      A story from the model inside this program; nothing to download.
+  rocmforge chat -m qwen2.5-1.5b-instruct-q4_k_m.gguf
+      Talk with a model of your own.
+  rocmforge generate -m model.gguf --chat -p \"Why is the sky blue?\" --temp 0
+      One answer, the same every time.
+  rocmforge inspect model.gguf
+      What is in the file, and how much memory it needs.
+
+Every command has examples of its own: rocmforge generate --help
+Environment variables that start with ROCMFORGE_ set defaults; each flag's help names its variable.";
+
+pub const GENERATE: &str = "\
+Examples:
+  rocmforge generate -p \"Once upon a time\"
+      Continue a text.
+  rocmforge generate --chat -p \"Who are you?\" --system \"You are a pirate.\"
+      Answer a message, through the chat template in the model's file.
+  cat notes.txt | rocmforge generate -m model.gguf --chat > summary.txt
+      The prompt from a pipe (one newline at its end is left out); only the answer goes to stdout.
+  rocmforge generate -m model.gguf -p \"A list:\" -n 100 --stop $'\\n\\n' --seed 7
+      At most 100 tokens, ended by an empty line, the same every time.
+  rocmforge generate -m model.gguf --ids 1,2,3 -n 5 --temp 0 --json --logprobs 5
+      Token ids in, JSON out, for scripts.
+
+The answer goes to stdout as it is made; everything else goes to stderr. Ctrl-C stops the answer.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 stopped by Ctrl-C.";
+
+pub const CHAT: &str = "\
+Examples:
+  rocmforge chat
+      Talk with the model inside this program.
+  rocmforge chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.3
+  rocmforge chat -m qwen3-1.7b-q8_0.gguf --think off
+  printf 'My name is Ada.\\nWhat is my name?\\n' | rocmforge chat --temp 0
+      One message a line; only the answers go to stdout.
+
+In the chat: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat. A line that ends
+with a backslash goes on in the next one; \"\"\" begins and ends a message of many lines.";
+
+pub const INSPECT: &str = "\
+Examples:
+  rocmforge inspect model.gguf
+  rocmforge inspect model.gguf --ctx 32768
+      The memory it needs with a context of 32768 tokens.
+  rocmforge inspect model.gguf --json | jq '.metadata[\"tokenizer.chat_template\"]'
+
+Works for every GGUF file, also for those that cannot be run.";
+
+pub const TOKENIZE: &str = "\
+Examples:
+  rocmforge tokenize -p \"Hello, world\"
+      A table of the tokens.
+  rocmforge tokenize -m model.gguf -f book.txt --ids > ids.json
+  rocmforge tokenize -m model.gguf -p \"<|im_start|>user\" --parse-special
+
+Works for files that hold only a vocabulary.";
+
+pub const PERPLEXITY: &str = "\
+Examples:
+  rocmforge perplexity -m model.gguf -f wiki.test.raw
+  rocmforge perplexity -m model.gguf -f wiki.test.raw --ctx 2048 --chunks 20 --json
+
+Lower is better. The text is cut into windows of --ctx tokens and the second half of each is scored,
+given all before it, as llama-perplexity does; so results of both can be compared.";
+
+pub const DEVICES: &str = "\
+Examples:
+  rocmforge devices
+  rocmforge devices --json | jq -r '.devices[0].isa'";

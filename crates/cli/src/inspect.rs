@@ -1,0 +1,417 @@
+//! `rocmforge inspect`: what a GGUF file holds and what memory it needs. Works for files that cannot be
+//! run: everything but the memory needs only the header.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use rocmforge::engine::model::Model;
+use rocmforge::engine::plan::RowCount;
+use rocmforge::engine::{Engine, EngineConfig};
+use rocmforge::gguf::{Array, Gguf, Value, escape_control};
+use serde_json::{Map, Value as Json, json};
+
+use crate::args::InspectArgs;
+use crate::output::{Out, size};
+use crate::session::{self, ModelFile};
+
+/// Arrays of at most this many elements are shown whole, in JSON and in text.
+const WHOLE_ARRAY: (usize, usize) = (64, 6);
+/// Elements shown of a longer one.
+const ARRAY_START: (usize, usize) = (8, 4);
+/// Characters of a string in the text form.
+const STRING_CHARS: usize = 100;
+
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let config = session::cache_config(&args.cache, args.context.n_ctx());
+    let file = ModelFile::open(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
+    let needs = Needs::of(&file.gguf, &config);
+    let mut out = Out::new();
+    if args.json {
+        out.json(&report(&file, &needs))?;
+    } else {
+        print(&mut out, &file, &needs)?;
+    }
+    out.finish()
+}
+
+/// Whether the model can be run, and in what memory.
+enum Needs {
+    Runs {
+        n_ctx: usize,
+        n_ctx_train: usize,
+        kv_bytes: u64,
+        buffer_bytes: u64,
+        no_room: Option<String>,
+    },
+    CannotRun {
+        reason: String,
+    },
+}
+
+impl Needs {
+    fn of(gguf: &Arc<Gguf>, config: &EngineConfig) -> Needs {
+        if gguf.tensors().is_empty() {
+            return Needs::CannotRun {
+                reason: "the file has no weights, only metadata".to_string(),
+            };
+        }
+        let model = match Model::load(Arc::clone(gguf)) {
+            Ok(model) => model,
+            Err(error) => {
+                return Needs::CannotRun {
+                    reason: error.to_string(),
+                };
+            }
+        };
+        // The engine chooses the default context; its memory is not touched before a token comes.
+        let (default_ctx, no_room) = match Engine::on_cpu(&model, None, config) {
+            Ok(engine) => (engine.n_ctx(), None),
+            Err(error) => (model.config.n_ctx_train, Some(error.to_string())),
+        };
+        let n_ctx = config.n_ctx.unwrap_or(default_ctx);
+        let cached = n_ctx.div_ceil(config.page).saturating_mul(config.page) as u64;
+        let per_token = model.kv_bytes_per_token(config.kv_type.value_bytes());
+        let rows = |rows| {
+            if rows == RowCount::Tokens {
+                config.chunk_tokens
+            } else {
+                config.max_seqs
+            }
+        };
+        let buffer_bytes = model
+            .plan
+            .buffers
+            .iter()
+            .map(|buffer| (rows(buffer.rows) * buffer.width * 4) as u64)
+            .sum();
+        Needs::Runs {
+            n_ctx,
+            n_ctx_train: model.config.n_ctx_train,
+            kv_bytes: cached.saturating_mul(per_token),
+            buffer_bytes,
+            no_room,
+        }
+    }
+}
+
+/// Tensors of one format together.
+struct TypeTotal {
+    name: &'static str,
+    tensors: usize,
+    bytes: u64,
+}
+
+/// Formats by their share of the file.
+fn types(gguf: &Gguf) -> Vec<TypeTotal> {
+    let mut totals: Vec<TypeTotal> = Vec::new();
+    for info in gguf.tensors() {
+        let name = info.ty.name();
+        let at = totals
+            .iter()
+            .position(|total| total.name == name)
+            .unwrap_or_else(|| {
+                totals.push(TypeTotal {
+                    name,
+                    tensors: 0,
+                    bytes: 0,
+                });
+                totals.len() - 1
+            });
+        totals[at].tensors += 1;
+        totals[at].bytes = totals[at].bytes.saturating_add(info.n_bytes);
+    }
+    totals.sort_by_key(|total| std::cmp::Reverse(total.bytes));
+    totals
+}
+
+fn n_parameters(gguf: &Gguf) -> u64 {
+    gguf.tensors()
+        .iter()
+        .fold(0, |sum, info| info.n_elements().saturating_add(sum))
+}
+
+fn weight_bytes(gguf: &Gguf) -> u64 {
+    gguf.tensors()
+        .iter()
+        .fold(0, |sum, info| info.n_bytes.saturating_add(sum))
+}
+
+/// A string of the metadata, escaped.
+fn meta_str(gguf: &Gguf, key: &str) -> Option<String> {
+    match gguf.metadata().get(key) {
+        Some(Value::String(bytes)) => {
+            Some(escape_control(&String::from_utf8_lossy(bytes)).into_owned())
+        }
+        _ => None,
+    }
+}
+
+fn print(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
+    let gguf = &*file.gguf;
+    let shown = |key| meta_str(gguf, key).unwrap_or_else(|| "n/a".to_string());
+    out.line(&format!(
+        "file          {} ({}, GGUF v{})",
+        file.label,
+        size(gguf.file_bytes()),
+        gguf.version()
+    ))?;
+    out.line(&format!("name          {}", shown("general.name")))?;
+    out.line(&format!("architecture  {}", shown("general.architecture")))?;
+    out.line(&format!("parameters    {}", count(n_parameters(gguf))))?;
+    match needs {
+        Needs::Runs { .. } => out.line("runs here     yes")?,
+        Needs::CannotRun { reason } => out.line(&format!("runs here     no: {reason}"))?,
+    }
+
+    out.line(&format!("\nmetadata ({})", gguf.metadata().len()))?;
+    let key_width = gguf
+        .metadata()
+        .iter()
+        .map(|(key, _)| key.chars().count().min(48))
+        .max()
+        .unwrap_or(0);
+    for (key, value) in gguf.metadata().iter() {
+        out.line(&format!(
+            "  {:key_width$}  {}",
+            escape_control(key),
+            text_of(&value)
+        ))?;
+    }
+
+    out.line(&format!("\ntensors ({})", gguf.tensors().len()))?;
+    let name_width = gguf
+        .tensors()
+        .iter()
+        .map(|info| info.name.chars().count().min(48))
+        .max()
+        .unwrap_or(0);
+    for info in gguf.tensors() {
+        let dims: Vec<String> = info.dims.iter().map(u64::to_string).collect();
+        let (name, ty) = (escape_control(&info.name), info.ty.name());
+        out.line(&format!(
+            "  {name:name_width$}  {ty:8} {:>10}  [{}]",
+            size(info.n_bytes),
+            dims.join(", ")
+        ))?;
+    }
+
+    out.line("\nformats")?;
+    for TypeTotal {
+        name,
+        tensors,
+        bytes,
+    } in types(gguf)
+    {
+        let values = gguf
+            .tensors()
+            .iter()
+            .filter(|info| info.ty.name() == name)
+            .map(|info| info.n_elements());
+        let bits = bytes as f64 * 8.0 / values.sum::<u64>().max(1) as f64;
+        out.line(&format!(
+            "  {name:8} {tensors:>4} tensors {:>10}  {bits:.2} bits per weight",
+            size(bytes)
+        ))?;
+    }
+
+    out.line("\nmemory")?;
+    out.line(&format!(
+        "  {:10} {:>10}  mapped from the file, shared between processes",
+        "weights",
+        size(weight_bytes(gguf))
+    ))?;
+    match needs {
+        Needs::CannotRun { .. } => {
+            out.line("  KV cache          n/a  the model cannot be run here")
+        }
+        Needs::Runs {
+            n_ctx,
+            n_ctx_train,
+            kv_bytes,
+            buffer_bytes,
+            no_room,
+        } => {
+            let ctx = format!(
+                "a context of {n_ctx} tokens (trained for {n_ctx_train}; --ctx changes it)"
+            );
+            out.line(&format!(
+                "  {:10} {:>10}  {ctx}",
+                "KV cache",
+                size(*kv_bytes)
+            ))?;
+            out.line(&format!(
+                "  {:10} {:>10}  activations of one step",
+                "buffers",
+                size(*buffer_bytes)
+            ))?;
+            match no_room {
+                Some(reason) => out.line(&format!("  it does not fit: {reason}")),
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+/// A number of values for people: `10.9 M`.
+fn count(n: u64) -> String {
+    match n as f64 {
+        n if n >= 1e9 => format!("{:.2} B", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} M", n / 1e6),
+        n if n >= 1e3 => format!("{:.0} K", n / 1e3),
+        _ => n.to_string(),
+    }
+}
+
+fn text_of(value: &Value<'_>) -> String {
+    match value {
+        Value::String(bytes) => {
+            let text = String::from_utf8_lossy(bytes);
+            let cut: String = text.chars().take(STRING_CHARS).collect();
+            let left = text.chars().count() - cut.chars().count();
+            let more = if left > 0 {
+                format!("... ({left} more characters)")
+            } else {
+                String::new()
+            };
+            format!("\"{}\"{more}", escape_control(&cut))
+        }
+        Value::Array(array) => {
+            let (start, all) = start_of(array, WHOLE_ARRAY.1, ARRAY_START.1);
+            let mut items: Vec<String> = start.iter().map(text_of).collect();
+            if !all {
+                items.push(format!(
+                    "... {} {} in all",
+                    array.len(),
+                    array.element_type().name()
+                ));
+            }
+            format!("[{}]", items.join(", "))
+        }
+        Value::Bool(value) => value.to_string(),
+        Value::F32(value) => value.to_string(),
+        Value::F64(value) => value.to_string(),
+        int => int
+            .as_int()
+            .map_or_else(|| "n/a".to_string(), |int| int.to_string()),
+    }
+}
+
+/// The elements to show, and whether these are all.
+fn start_of<'a>(array: &Array<'a>, whole: usize, start: usize) -> (Vec<Value<'a>>, bool) {
+    let all = array.len() <= whole;
+    (
+        array.iter().take(if all { whole } else { start }).collect(),
+        all,
+    )
+}
+
+fn report(file: &ModelFile, needs: &Needs) -> Json {
+    let gguf = &*file.gguf;
+    let metadata: Map<String, Json> = gguf
+        .metadata()
+        .iter()
+        .map(|(key, value)| (key.to_string(), json_of(&value)))
+        .collect();
+    let tensors: Vec<Json> = gguf
+        .tensors()
+        .iter()
+        .map(|info| {
+            json!({
+                "name": info.name, "type": info.ty.name(), "dims": info.dims,
+                "bytes": info.n_bytes, "offset": info.offset,
+            })
+        })
+        .collect();
+    let types: Vec<Json> = types(gguf)
+        .iter()
+        .map(|total| json!({ "type": total.name, "tensors": total.tensors, "bytes": total.bytes }))
+        .collect();
+    let (reason, memory) = match needs {
+        Needs::CannotRun { reason } => {
+            (Some(reason), json!({ "weight_bytes": weight_bytes(gguf) }))
+        }
+        Needs::Runs {
+            n_ctx,
+            n_ctx_train,
+            kv_bytes,
+            buffer_bytes,
+            no_room,
+        } => {
+            let memory = json!({
+                "weight_bytes": weight_bytes(gguf), "kv_bytes": kv_bytes, "buffer_bytes": buffer_bytes,
+                "ctx": n_ctx, "ctx_train": n_ctx_train, "fits": no_room.is_none(), "problem": no_room,
+            });
+            (None, memory)
+        }
+    };
+    json!({
+        "file": file.label,
+        "file_bytes": gguf.file_bytes(),
+        "version": gguf.version(),
+        "architecture": meta_str(gguf, "general.architecture"),
+        "name": meta_str(gguf, "general.name"),
+        "parameters": n_parameters(gguf),
+        "runs": reason.is_none(),
+        "problem": reason,
+        "memory": memory,
+        "types": types,
+        "metadata": metadata,
+        "tensors": tensors,
+    })
+}
+
+/// Strings whole, long arrays as `{"type", "len", "start"}`.
+fn json_of(value: &Value<'_>) -> Json {
+    match value {
+        Value::String(bytes) => String::from_utf8_lossy(bytes).into(),
+        Value::Bool(value) => (*value).into(),
+        Value::Array(array) => {
+            let (start, all) = start_of(array, WHOLE_ARRAY.0, ARRAY_START.0);
+            let start: Vec<Json> = start.iter().map(json_of).collect();
+            if all {
+                start.into()
+            } else {
+                json!({ "type": array.element_type().name(), "len": array.len(), "start": start })
+            }
+        }
+        // Its shortest form: 1e-5, not the 0.000009999999747 that its 64 bits would show.
+        Value::F32(value) => value
+            .to_string()
+            .parse::<f64>()
+            .map_or(Json::Null, Json::from),
+        Value::F64(value) => (*value).into(),
+        Value::U64(value) => (*value).into(),
+        int => int
+            .as_int()
+            .and_then(|int| i64::try_from(int).ok())
+            .map_or(Json::Null, Json::from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_cannot_command_a_terminal() {
+        assert_eq!(
+            text_of(&Value::String(b"\x1b[31mred\n")),
+            "\"\\u{1b}[31mred\\n\""
+        );
+        assert_eq!(text_of(&Value::String(&[b'a', 0xff])), "\"a\u{fffd}\"");
+        let long = "x".repeat(STRING_CHARS + 5);
+        assert!(text_of(&Value::String(long.as_bytes())).ends_with("\"... (5 more characters)"));
+    }
+
+    #[test]
+    fn counts_are_readable() {
+        for (n, expected) in [
+            (12, "12"),
+            (260_032, "260 K"),
+            (10_900_000, "10.9 M"),
+            (1_240_000_000, "1.24 B"),
+        ] {
+            assert_eq!(count(n), expected);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Where a prompt's text comes from: a flag, a file, or a pipe.
+
+use std::io::{self, IsTerminal as _, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+
+use anyhow::{Context as _, Result, anyhow};
+
+use crate::args::PromptArgs;
+use crate::exit::usage;
+use crate::session::read_file;
+
+/// Bytes of a prompt, as given.
+pub struct Text {
+    pub bytes: Vec<u8>,
+    pub source: Source,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    Flag,
+    File,
+    Stdin,
+}
+
+impl Text {
+    /// Reads the text. A pipe's last newline is left out, since shells add it; a file is taken byte for byte.
+    pub fn read(args: &PromptArgs, also: &str) -> Result<Text> {
+        if let Some(prompt) = &args.prompt {
+            return Ok(Text {
+                bytes: prompt.as_bytes().to_vec(),
+                source: Source::Flag,
+            });
+        }
+        if let Some(path) = &args.file {
+            return Ok(Text {
+                bytes: read_file(path)?,
+                source: Source::File,
+            });
+        }
+        let mut stdin = io::stdin();
+        if stdin.is_terminal() {
+            return Err(usage(format!(
+                "no text: give it with -p TEXT, with -f FILE{also}, or through a pipe"
+            )));
+        }
+        let mut bytes = Vec::new();
+        stdin.read_to_end(&mut bytes).context("cannot read stdin")?;
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+        }
+        Ok(Text {
+            bytes,
+            source: Source::Stdin,
+        })
+    }
+
+    /// The text, which must be UTF-8.
+    pub fn into_string(self) -> Result<String> {
+        String::from_utf8(self.bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            anyhow!("the prompt is not valid UTF-8 (byte {at}); convert it first, for example with iconv")
+        })
+    }
+}

@@ -1,0 +1,284 @@
+//! From the user's choices to a model that runs: opens the file, builds tokenizer and engine, and
+//! turns every flag into the engine's own types, once.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+use rocmforge::engine::kv_cache::KvType;
+use rocmforge::engine::model::Model;
+use rocmforge::engine::tokenizer::{
+    EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
+};
+use rocmforge::engine::{Engine, EngineConfig, Isa, PromptOutput, Request, SamplingParams};
+use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
+
+use crate::args::{
+    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, IsaArg, KvTypeArg, LoadArgs, ModelArgs,
+    SamplingArgs,
+};
+use crate::exit::usage;
+use crate::{embedded, output};
+
+/// An open GGUF file and what to call it.
+pub struct ModelFile {
+    pub gguf: Arc<Gguf>,
+    /// The file's name, safe to print.
+    pub label: String,
+}
+
+impl ModelFile {
+    /// Opens `path`, or the embedded model.
+    pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
+        let Some(path) = path else {
+            let gguf = embedded::open()
+                .context("the embedded model is damaged; build the program again")?;
+            return Ok(ModelFile {
+                gguf: Arc::new(gguf),
+                label: embedded::NAME.to_string(),
+            });
+        };
+        let mode = if load.no_mmap {
+            LoadMode::Read
+        } else {
+            LoadMode::Mmap
+        };
+        let gguf = Gguf::open(path, mode).map_err(|error| name_file(error, path))?;
+        let name = path.file_name().unwrap_or(path.as_os_str());
+        let label = escape_control(&name.to_string_lossy()).into_owned();
+        Ok(ModelFile {
+            gguf: Arc::new(gguf),
+            label,
+        })
+    }
+
+    /// The tokenizer of the file's vocabulary, with its notices told. `pre` replaces the pre-tokenizer
+    /// that the file names.
+    pub fn tokenizer(&self, pre: Option<&str>) -> Result<Arc<Tokenizer>> {
+        let tokenizer =
+            Tokenizer::from_gguf(&self.gguf, pre).with_context(|| self.label.clone())?;
+        for notice in tokenizer.notices() {
+            output::note(&format!("notice: {notice}"));
+        }
+        Ok(Arc::new(tokenizer))
+    }
+
+    /// As [`ModelFile::tokenizer`]; `None` if the file says that it has no vocabulary.
+    pub fn opt_tokenizer(&self, pre: Option<&str>) -> Result<Option<Arc<Tokenizer>>> {
+        match self.tokenizer(pre) {
+            Ok(tokenizer) => Ok(Some(tokenizer)),
+            Err(error) => match error.downcast_ref::<TokenizerError>() {
+                Some(TokenizerError::NoVocab) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+/// Says which file an error is about, unless its message does.
+fn name_file(error: GgufError, path: &Path) -> anyhow::Error {
+    match error {
+        GgufError::Io { .. } | GgufError::NotAFile { .. } => error.into(),
+        other => anyhow!(other).context(escape_control(&path.to_string_lossy()).into_owned()),
+    }
+}
+
+/// Whether a command can do without text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Vocabulary {
+    Needed,
+    /// A file without a vocabulary takes and gives ids.
+    Optional,
+}
+
+/// A model that is ready to answer.
+pub struct Session {
+    pub file: ModelFile,
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    pub engine: Engine,
+    /// Tokens of one step of a prompt.
+    pub chunk_tokens: usize,
+    pub load_time: Duration,
+}
+
+impl Session {
+    /// Loads the model. `n_ctx` is the context asked for, if any.
+    pub fn start(
+        model: &ModelArgs,
+        device: &DeviceArgs,
+        n_ctx: Option<usize>,
+        vocabulary: Vocabulary,
+    ) -> Result<Session> {
+        let started = Instant::now();
+        let config = engine_config(device, n_ctx)?;
+        let file = ModelFile::open(model.model.as_ref(), &model.load)?;
+        let loaded = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
+        let pre = model.pre.as_deref();
+        let tokenizer = match vocabulary {
+            Vocabulary::Needed => Some(file.tokenizer(pre)?),
+            Vocabulary::Optional => file.opt_tokenizer(pre)?,
+        };
+        let engine = Engine::on_cpu(&loaded, tokenizer.clone(), &config)?;
+        for (format, count) in &engine.backend_info().slow_ops {
+            output::note(&format!(
+                "notice: {format} has no fast kernel on this device; {count} products of every step take a slower way"
+            ));
+        }
+        Ok(Session {
+            file,
+            tokenizer,
+            engine,
+            chunk_tokens: config.chunk_tokens,
+            load_time: started.elapsed(),
+        })
+    }
+
+    /// The tokenizer, where the command cannot do without.
+    pub fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            anyhow!(
+                "{} has no vocabulary, so it takes and gives only token ids; give them with --ids",
+                self.file.label
+            )
+        })
+    }
+}
+
+/// Whether the start token stands before a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Bos {
+    /// If the file asks for it and the text has not one already.
+    AsTheFileSays,
+    Never,
+}
+
+/// The ids of a text as a prompt: an end token is never added, the model is to go on.
+pub fn encode(tokenizer: &Tokenizer, text: &[u8], bos: Bos, parse_special: bool) -> Vec<TokenId> {
+    let mut ids = tokenizer.encode_bytes(
+        text,
+        EncodeOptions {
+            add_special: false,
+            parse_special,
+        },
+    );
+    if bos == Bos::AsTheFileSays
+        && tokenizer.adds_bos()
+        && let Some(start) = tokenizer.bos()
+        && ids.first() != Some(&start)
+    {
+        ids.insert(0, start);
+    }
+    ids
+}
+
+/// The engine's configuration for these choices.
+fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<EngineConfig> {
+    // There is one device so far.
+    let (Device::Auto | Device::Cpu) = device.device;
+    Ok(EngineConfig {
+        isa: isa(device.isa)?,
+        n_threads: device.threads,
+        ..cache_config(&device.cache, n_ctx)
+    })
+}
+
+/// As far as the cache's size goes.
+pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
+    EngineConfig {
+        n_ctx,
+        max_seqs: 1,
+        page: cache.page,
+        kv_type: match cache.kv_type {
+            KvTypeArg::F16 => KvType::F16,
+            KvTypeArg::F32 => KvType::F32,
+        },
+        ..EngineConfig::default()
+    }
+}
+
+fn isa(wanted: IsaArg) -> Result<Isa> {
+    let name = match wanted {
+        IsaArg::Auto => return Ok(Isa::detect()),
+        IsaArg::Scalar => "scalar",
+        IsaArg::Avx2 => "avx2",
+    };
+    let available = Isa::available();
+    let found = available.iter().find(|isa| isa.name() == name).copied();
+    found.ok_or_else(|| {
+        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+        anyhow!(
+            "this CPU does not have {name}; it has: {}",
+            names.join(", ")
+        )
+    })
+}
+
+/// The sampler's parameters; a seed is drawn where none was given.
+pub fn sampling(args: &SamplingArgs) -> Result<Arc<SamplingParams>> {
+    let params = SamplingParams {
+        temperature: args.temp,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        penalty_last_n: usize::try_from(args.repeat_last_n).unwrap_or(usize::MAX),
+        seed: args.seed.unwrap_or_else(random_seed),
+    };
+    params
+        .validate()
+        .map_err(|error| usage(error.to_string()))?;
+    Ok(Arc::new(params))
+}
+
+/// Short enough to be typed again.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one(Instant::now()) >> 32
+}
+
+impl AnswerArgs {
+    /// A request for the answer to `prompt`.
+    pub fn request(
+        &self,
+        prompt: Vec<TokenId>,
+        sampling: &Arc<SamplingParams>,
+        leading_space: LeadingSpace,
+    ) -> Request {
+        Request {
+            prompt,
+            // Negative numbers mean no bound.
+            max_tokens: usize::try_from(self.max_tokens).unwrap_or(usize::MAX),
+            sampling: Arc::clone(sampling),
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            special_text: if self.special {
+                SpecialText::Show
+            } else {
+                SpecialText::Hide
+            },
+            leading_space,
+            logprobs: None,
+            prompt_output: PromptOutput::Nothing,
+        }
+    }
+}
+
+/// Reads a file byte for byte, with an error that names it.
+pub fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let shown = || escape_control(&path.to_string_lossy()).into_owned();
+    std::fs::read(path).map_err(|error| match error.kind() {
+        ErrorKind::IsADirectory => anyhow!("cannot read '{}': it is a directory", shown()),
+        _ => anyhow!("cannot read '{}': {error}", shown()),
+    })
+}
+
+impl ContextArgs {
+    /// The context asked for; 0 means the default, as llama.cpp has it.
+    pub fn n_ctx(&self) -> Option<usize> {
+        self.ctx.filter(|&n| n > 0)
+    }
+}

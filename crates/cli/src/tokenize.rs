@@ -1,0 +1,60 @@
+//! `rocmforge tokenize`: the tokens of a text.
+
+use anyhow::Result;
+use rocmforge::engine::tokenizer::{TokenId, TokenKind, Tokenizer};
+use rocmforge::gguf::escape_control;
+
+use crate::args::TokenizeArgs;
+use crate::output::{self, Out};
+use crate::prompt::Text;
+use crate::session::{self, Bos, ModelFile};
+
+pub fn run(args: &TokenizeArgs) -> Result<()> {
+    let text = Text::read(&args.prompt, "")?;
+    let file = ModelFile::open(args.model.model.as_ref(), &args.model.load)?;
+    let tokenizer = file.tokenizer(args.model.pre.as_deref())?;
+    let bos = if args.no_bos {
+        Bos::Never
+    } else {
+        Bos::AsTheFileSays
+    };
+    let ids = session::encode(&tokenizer, &text.bytes, bos, args.parse_special);
+    let mut out = Out::new();
+    if args.ids {
+        out.line(&serde_json::to_string(&ids)?)?;
+    } else {
+        for &id in &ids {
+            out.line(&row(&tokenizer, id))?;
+        }
+    }
+    out.finish()?;
+    if !args.ids {
+        let (kind, pre) = (tokenizer.kind_name(), tokenizer.pre_name());
+        output::note(&format!(
+            "[{} tokens for {} bytes | {kind}, {pre} | vocabulary of {}]",
+            ids.len(),
+            text.bytes.len(),
+            tokenizer.n_vocab()
+        ));
+    }
+    Ok(())
+}
+
+/// `  4021  "Once"`, with the kind where it is not ordinary text.
+fn row(tokenizer: &Tokenizer, id: TokenId) -> String {
+    let bytes = tokenizer.token_bytes(id);
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => format!("\"{}\"", escape_control(text)),
+        // Part of a character.
+        Err(_) => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
+    };
+    let kind = match tokenizer.token_kind(id) {
+        Some(TokenKind::Normal) | None => "",
+        Some(TokenKind::Byte) => "  byte",
+        Some(TokenKind::Control) => "  control",
+        Some(TokenKind::Unknown) => "  unknown",
+        Some(TokenKind::UserDefined) => "  user-defined",
+        Some(TokenKind::Unused | TokenKind::Undefined) => "  unused",
+    };
+    format!("{id:>7}  {text}{kind}")
+}

@@ -1,0 +1,126 @@
+//! Bad files, prompts and flags: one line on stderr and the right exit code.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+
+use crate::program::{command, finish, repository, run, run_with_stdin};
+
+/// Files that are no models.
+fn bad_files(dir: &std::path::Path) -> Vec<(PathBuf, &'static str)> {
+    let model = fs::read(repository("models/forge-mini-Q4_K_M.gguf")).unwrap();
+    let mut damaged = model.clone();
+    damaged[8..16].fill(0xff);
+    let mut other_version = model.clone();
+    other_version[4] = 9;
+    let files: [(&str, &[u8], &str); 6] = [
+        ("empty.gguf", b"", "truncated"),
+        ("text.gguf", b"this is not a model", "not a GGUF file"),
+        ("header.gguf", &model[..3000], "truncated"),
+        ("half.gguf", &model[..model.len() / 2], "truncated"),
+        ("damaged.gguf", &damaged, "damaged"),
+        ("version.gguf", &other_version, "version 9"),
+    ];
+    let mut bad: Vec<_> = files
+        .iter()
+        .map(|(name, bytes, part)| {
+            let path = dir.join(name);
+            fs::write(&path, bytes).unwrap();
+            (path, *part)
+        })
+        .collect();
+    bad.push((dir.join("missing.gguf"), "No such file"));
+    bad.push((dir.to_path_buf(), "directory"));
+    bad.push((PathBuf::from("/dev/null"), "not a file"));
+    bad
+}
+
+#[test]
+fn bad_files_are_refused_by_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "some text").unwrap();
+    let text = text.to_str().unwrap();
+    for (path, part) in bad_files(dir.path()) {
+        let path = path.to_str().unwrap();
+        for args in [
+            &["generate", "-m", path, "-p", "x"][..],
+            &["generate", "-m", path, "-p", "x", "--no-mmap"],
+            &["chat", "-m", path],
+            &["inspect", path],
+            &["tokenize", "-m", path, "-p", "x"],
+            &["perplexity", "-m", path, "-f", text],
+        ] {
+            run(args).fails(1, part);
+        }
+    }
+}
+
+#[test]
+fn bad_prompts_are_refused() {
+    run(&["generate", "-p", ""]).fails(1, "the prompt is empty");
+    run_with_stdin(&["generate"], b"").fails(1, "the prompt is empty");
+    run(&["generate", "--ids", "4096"]).fails(1, "token id 4096");
+    run(&["generate", "-p", "Once upon a time", "--ctx", "4"]).fails(1, "--ctx");
+    run_with_stdin(
+        &["generate", "--ctx", "256"],
+        "word ".repeat(400).as_bytes(),
+    )
+    .fails(1, "the context holds 256");
+    run_with_stdin(&["generate"], b"caf\xe9").fails(1, "not valid UTF-8 (byte 3)");
+    run_with_stdin(&["chat"], b"caf\xe9\n").fails(1, "not valid UTF-8");
+    run(&["generate", "-f", "/nonexistent/prompt"]).fails(1, "'/nonexistent/prompt'");
+    run(&["generate", "-f", "/"]).fails(1, "directory");
+    run(&["perplexity", "-f", "/nonexistent/text"]).fails(1, "'/nonexistent/text'");
+
+    let mut command = command(&["generate", "-p"]);
+    command.arg(OsString::from_vec(b"caf\xe9".to_vec()));
+    finish(command).fails(1, "not valid UTF-8 (byte 3)");
+}
+
+#[test]
+fn a_text_shorter_than_a_window_has_no_perplexity() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "A short text.").unwrap();
+    run(&["perplexity", "-f", text.to_str().unwrap()]).fails(1, "--ctx");
+}
+
+#[test]
+fn wrong_usage_is_code_2() {
+    for (args, part) in [
+        (&["generate", "-p", "x", "--temp", "-1"][..], "temperature"),
+        (&["generate", "-p", "x", "--top-p", "2"], "top-p"),
+        (&["generate", "-p", "x", "--think", "on"], "--chat"),
+        (&["generate", "-p", "x", "--system", "y"], "--chat"),
+        (
+            &["generate", "--chat", "-p", "x", "--think", "on"],
+            "enable_thinking",
+        ),
+        (&["chat", "--think", "off"], "enable_thinking"),
+        (&["generate", "-p", "x", "-f", "y"], "cannot be used with"),
+        (
+            &["generate", "-p", "x", "--ids", "1"],
+            "cannot be used with",
+        ),
+        (&["generate", "-p", "x", "--logprobs", "3"], "--json"),
+        (&["generate", "--ids", "1,two"], "'two'"),
+        (&["generate", "-p", "x", "--device", "abacus"], "'abacus'"),
+        (&["perplexity", "-f", "x", "--chunks", "0"], "--chunks"),
+        (&["generate", "--frobnicate"], "--frobnicate"),
+        (&["frobnicate"], "frobnicate"),
+    ] {
+        run(args).fails(2, part);
+    }
+    assert_eq!(run(&[]).code, Some(2));
+}
+
+#[test]
+fn settings_that_cannot_be_are_refused_with_the_limits() {
+    run(&["generate", "-p", "x", "--threads", "0"]).fails(1, "threads");
+    run(&["generate", "-p", "x", "--threads", "100000"]).fails(1, "threads");
+    run(&["generate", "-p", "x", "--page", "7"]).fails(1, "16, 32 or 64");
+    run(&["generate", "-p", "x", "--ctx", "2000000000"]).fails(1, "--ctx");
+    run(&["tokenize", "-p", "x", "--pre", "abacus"]).fails(1, "abacus");
+}

@@ -1,0 +1,65 @@
+//! `chat`, scripted through a pipe.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::program::{golden, run_with_stdin};
+
+#[test]
+fn chat_remembers_over_turns() {
+    // The conversation of golden.json's last answer, which llama.cpp gave, too.
+    let golden = golden("recall");
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("chat.json");
+    let script = format!(
+        "My name is Zorina.\n/stats\nWhat is the capital of Italy?\nWhat is 12 + 7?\n\nWhat is my name?\n/stats\n/save {}\n/quit\nnever read\n",
+        saved.display()
+    );
+    let run = run_with_stdin(&["chat", "--temp", "0"], script.as_bytes()).ok();
+    let answers: Vec<&str> = run.text().lines().collect();
+    let expected = golden["text"].as_str().unwrap().split("<|im_end|>").next();
+    assert_eq!(answers.len(), 4, "{}", run.text());
+    assert_eq!(answers.last().copied(), expected);
+    assert!(answers[3].contains("Zorina"));
+
+    // The last turn found the whole pages of the earlier ones in the cache.
+    let stats: Vec<&str> = run
+        .stderr
+        .lines()
+        .filter(|line| line.contains("from the cache"))
+        .collect();
+    assert!(stats[0].contains(" 0 from the cache"), "{}", run.stderr);
+    assert!(stats[1].contains(" 64 from the cache"), "{}", run.stderr);
+
+    let messages: Value = serde_json::from_str(&fs::read_to_string(saved).unwrap()).unwrap();
+    let roles: Vec<&str> = messages
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["role"].as_str().unwrap())
+        .collect();
+    assert_eq!(roles, ["user", "assistant"].repeat(4));
+    assert_eq!(messages[7]["content"], answers[3]);
+}
+
+#[test]
+fn chat_commands_change_the_conversation() {
+    let script = "My name is Zorina.\n/clear\nWhat is my name?\n/system You are a pirate.\nWhat is the opposite of big?\n/nonsense\n/help\n";
+    let run = run_with_stdin(&["chat", "--temp", "0", "-n", "40"], script.as_bytes()).ok();
+    let answers: Vec<&str> = run.text().lines().collect();
+    assert!(!answers[1].contains("Zorina"), "{}", run.text());
+    assert!(
+        run.stderr.contains("no command /nonsense"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.stderr.contains("/save FILE"), "{}", run.stderr);
+}
+
+#[test]
+fn chat_says_when_the_context_is_full() {
+    let script = "Tell me a story about a dog.\n".repeat(8);
+    let run = run_with_stdin(&["chat", "--temp", "0", "--ctx", "96"], script.as_bytes());
+    run.fails(1, "no longer fits the context of 96");
+}

@@ -1,0 +1,233 @@
+//! The commands that look at things, on the embedded model: inspect, tokenize, perplexity, devices, help.
+
+use std::fs;
+
+use rocmforge::gguf::{GgmlType, Writer};
+use serde_json::{Value, json};
+
+use crate::program::{command, finish, golden, ids, repository, run, run_with_stdin};
+
+#[test]
+fn inspect_describes_the_embedded_model() {
+    let report = run(&["inspect", "--json"]).json();
+    assert_eq!(report["architecture"], "llama");
+    assert_eq!(report["runs"], true);
+    assert_eq!(
+        report["file_bytes"],
+        fs::metadata(repository("models/forge-mini-Q4_K_M.gguf"))
+            .unwrap()
+            .len()
+    );
+    let tensors = report["tensors"].as_array().unwrap();
+    let embedding = tensors
+        .iter()
+        .find(|tensor| tensor["name"] == "token_embd.weight")
+        .unwrap();
+    assert_eq!(embedding["dims"], json!([256, 4096]));
+    let sum = |of: &Value| {
+        of.as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["bytes"].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    assert_eq!(sum(&report["types"]), sum(&report["tensors"]));
+    assert_eq!(report["memory"]["weight_bytes"], sum(&report["tensors"]));
+    // 10 layers, 2 heads of 64 values, keys and values, 2 bytes each, a context of 2048.
+    assert_eq!(report["memory"]["ctx"], 2048);
+    assert_eq!(report["memory"]["kv_bytes"], 10 * 2 * 64 * 2 * 2 * 2048);
+    let doubled = run(&["inspect", "--json", "--ctx", "4096", "--kv-type", "f32"]).json();
+    assert_eq!(
+        doubled["memory"]["kv_bytes"],
+        4 * 10 * 2 * 64 * 2 * 2 * 2048
+    );
+    // Long arrays are cut, strings are not.
+    assert_eq!(report["metadata"]["tokenizer.ggml.tokens"]["len"], 4096);
+    assert!(
+        report["metadata"]["tokenizer.chat_template"]
+            .as_str()
+            .unwrap()
+            .len()
+            > 100
+    );
+
+    let text = run(&["inspect"]).ok();
+    for part in [
+        "architecture  llama",
+        "token_embd.weight",
+        "Q4_K",
+        "KV cache",
+        "10.9 M",
+    ] {
+        assert!(text.text().contains(part), "{part:?} in {}", text.text());
+    }
+}
+
+#[test]
+fn inspect_shows_files_that_cannot_run() {
+    let mut writer = Writer::new("fantasy");
+    writer.set("general.name", "\x1b[31mred\u{202e}\u{9b}\n");
+    writer
+        .add_tensor("blk.0.\u{7f}odd", &[4], GgmlType::F32, vec![0; 16])
+        .unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fantasy.gguf");
+    fs::write(&path, writer.to_vec().unwrap()).unwrap();
+    let path = path.to_str().unwrap();
+
+    let report = run(&["inspect", path, "--json"]).json();
+    assert_eq!(report["runs"], false);
+    assert!(report["problem"].as_str().unwrap().contains("fantasy"));
+    for args in [&["inspect", path][..], &["inspect", path, "--json"]] {
+        let run = run(args).ok();
+        let odd = run.text().chars().find(|c| c.is_control() && *c != '\n');
+        assert_eq!(odd, None, "{:?}", run.text());
+    }
+    run(&["generate", "-m", path, "-p", "x"]).fails(1, "architecture `fantasy` is not supported");
+}
+
+#[test]
+fn tokenize_prints_ids() {
+    for name in ["story", "chat", "utf8"] {
+        let golden = golden(name);
+        let text = golden["prompt"].as_str().unwrap();
+        let args = ["tokenize", "-p", text, "--ids", "--parse-special"];
+        assert_eq!(run(&args).json(), golden["prompt_ids"], "{name}");
+        let from_stdin = run_with_stdin(
+            &["tokenize", "--ids", "--parse-special"],
+            format!("{text}\n").as_bytes(),
+        );
+        assert_eq!(from_stdin.json(), golden["prompt_ids"], "{name}");
+    }
+    // Without the flag a control token is only text.
+    let plain = run(&["tokenize", "-p", "<|im_start|>", "--ids"]).json();
+    assert!(ids(&plain).len() > 1);
+    assert_eq!(
+        ids(&run(&[
+            "tokenize",
+            "-p",
+            "<|im_start|>",
+            "--ids",
+            "--parse-special",
+            "--no-bos"
+        ])
+        .json())
+        .len(),
+        1
+    );
+    assert_eq!(run(&["tokenize", "-p", "", "--ids"]).json(), json!([]));
+}
+
+#[test]
+fn tokenize_reads_files_byte_for_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    fs::write(&path, "a\r\n").unwrap();
+    let from_file = run(&["tokenize", "-f", path.to_str().unwrap(), "--ids"]).json();
+    assert_eq!(from_file, run(&["tokenize", "-p", "a\r\n", "--ids"]).json());
+    // Bytes that are no text have tokens, too.
+    fs::write(&path, b"a\xff\xfe").unwrap();
+    assert!(!ids(&run(&["tokenize", "-f", path.to_str().unwrap(), "--ids"]).json()).is_empty());
+}
+
+#[test]
+fn tokenize_shows_a_table() {
+    let run = run(&["tokenize", "-p", "Once upon a time\n"]).ok();
+    let lines: Vec<&str> = run.text().lines().collect();
+    assert_eq!(lines.len(), 5, "{}", run.text());
+    assert!(
+        lines[1].contains("\" upon\"") && lines[4].contains("\"\\n\""),
+        "{}",
+        run.text()
+    );
+}
+
+#[test]
+fn perplexity_reports_the_contract() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    let story = run(&[
+        "generate",
+        "-p",
+        "Once upon a time",
+        "--temp",
+        "0",
+        "-n",
+        "200",
+        "--ignore-eos",
+    ])
+    .ok();
+    fs::write(&path, format!("Once upon a time{}", story.text())).unwrap();
+    let args = [
+        "perplexity",
+        "-f",
+        path.to_str().unwrap(),
+        "--ctx",
+        "64",
+        "--chunks",
+        "2",
+    ];
+    let report = run(&[&args[..], &["--json"]].concat()).json();
+    assert_eq!(report["chunks"], 2);
+    assert!(ids(&json!([report["tokens"]]))[0] > 128);
+    // The text is the model's own best, so it is hardly surprised.
+    let ppl = report["ppl"].as_f64().unwrap();
+    assert!(ppl > 1.0 && ppl < 2.5, "{ppl}");
+    assert!(report["stderr"].as_f64().unwrap() > 0.0);
+    let run = run(&args).ok();
+    assert!(
+        run.text().starts_with(&format!("PPL = {ppl:.4} +- ")),
+        "{}",
+        run.text()
+    );
+}
+
+#[test]
+fn devices_names_the_cpu_and_says_that_there_is_no_gpu() {
+    let report = run(&["devices", "--json"]).json();
+    assert_eq!(report["devices"][0]["id"], "cpu");
+    assert!(report["devices"][0]["threads"].as_u64().unwrap() >= 1);
+    let available = report["devices"][0]["isa_available"].as_array().unwrap();
+    assert!(available.contains(&report["devices"][0]["isa"]));
+    assert_eq!(report["gpu"]["supported"], false);
+    assert!(
+        run(&["devices"])
+            .ok()
+            .text()
+            .contains("GPU backends are not part of this build")
+    );
+}
+
+#[test]
+fn help_teaches_by_example() {
+    for command in [
+        &[][..],
+        &["generate"],
+        &["chat"],
+        &["inspect"],
+        &["tokenize"],
+        &["perplexity"],
+        &["devices"],
+    ] {
+        let run = run(&[command, &["--help"]].concat()).ok();
+        assert!(
+            run.text().contains("Examples:\n  rocmforge "),
+            "{command:?}"
+        );
+        assert!(
+            run.text().lines().all(|line| line.chars().count() <= 120),
+            "{command:?}"
+        );
+    }
+    assert!(run(&["--version"]).ok().text().starts_with("rocmforge 0."));
+}
+
+#[test]
+fn environment_variables_set_defaults() {
+    let mut with_variable = command(&["generate", "-p", "x", "-n", "1"]);
+    with_variable.env("ROCMFORGE_MODEL", "/nonexistent/model.gguf");
+    finish(with_variable).fails(1, "/nonexistent/model.gguf");
+    let mut with_both = command(&["generate", "-p", "x", "-n", "1", "--isa", "scalar"]);
+    with_both.env("ROCMFORGE_ISA", "avx2");
+    assert!(finish(with_both).ok().stderr.contains("CPU (scalar"));
+}

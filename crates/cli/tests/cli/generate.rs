@@ -1,0 +1,410 @@
+//! `generate` on the embedded model: llama.cpp's ids, the JSON contract, prompts from everywhere, stops.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::program::{Run, command, decided_ids, finish, golden, ids, run, run_with_stdin};
+
+const GREEDY: [&str; 5] = ["generate", "--temp", "0", "-n", "16"];
+
+fn greedy(more: &[&str]) -> Run {
+    run(&[&GREEDY, more].concat())
+}
+
+#[test]
+fn greedy_ids_are_those_of_llama_cpp() {
+    for (name, raw) in [("story", true), ("chat", false), ("json", false)] {
+        let golden = golden(name);
+        let prompt = golden["prompt"].as_str().unwrap();
+        let report = if raw {
+            run(&[
+                "generate",
+                "-p",
+                prompt,
+                "-n",
+                "48",
+                "--temp",
+                "0",
+                "--ignore-eos",
+                "--json",
+            ])
+            .json()
+        } else {
+            let more = [
+                "-n",
+                "48",
+                "--temp",
+                "0",
+                "--ignore-eos",
+                "--json",
+                "--parse-special",
+            ];
+            run(&[&["generate", "-p", prompt], &more[..]].concat()).json()
+        };
+        assert_eq!(report["prompt_ids"], golden["prompt_ids"], "{name}");
+        let expected = decided_ids(&golden);
+        assert!(expected.len() > 1, "{name}: nothing is decided");
+        assert_eq!(ids(&report["ids"])[..expected.len()], expected, "{name}");
+        assert_eq!(ids(&report["ids"]).len(), 48);
+        assert_eq!(report["finish_reason"], "length");
+    }
+}
+
+#[test]
+fn the_first_command_of_the_readme_tells_a_story() {
+    let run = run(&["generate", "-p", "Once upon a time", "--seed", "1"]).ok();
+    let text = run.text();
+    // A story of this model has a few hundred letters, ordinary words and whole sentences.
+    assert!(text.len() > 200, "{text}");
+    assert!(text.trim_end().ends_with(['.', '!', '?', '"']), "{text}");
+    assert!(!text.contains("<|"), "{text}");
+    assert!(
+        run.stderr.contains("tok/s") && run.stderr.contains("seed 1 "),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let text = |seed: &str| {
+        run(&[
+            "generate",
+            "-p",
+            "Once upon a time",
+            "-n",
+            "40",
+            "--seed",
+            seed,
+        ])
+        .ok()
+        .stdout
+    };
+    assert_eq!(text("7"), text("7"));
+    assert_ne!(text("7"), text("8"));
+}
+
+#[test]
+fn json_has_the_fields_of_the_contract() {
+    let report = greedy(&[
+        "-p",
+        "Once upon a time",
+        "--json",
+        "--logprobs",
+        "3",
+        "--prompt-logprobs",
+        "2",
+    ])
+    .json();
+    assert_eq!(ids(&report["prompt_ids"]).len(), 4);
+    assert_eq!(ids(&report["ids"]).len(), 16);
+    assert_eq!(report["finish_reason"], "length");
+
+    let steps = report["logprobs"].as_array().unwrap();
+    assert_eq!(steps.len(), 16);
+    for (step, id) in steps.iter().zip(ids(&report["ids"])) {
+        let step = step.as_array().unwrap();
+        assert_eq!(step.len(), 3);
+        // Greedy takes the first of the best.
+        assert_eq!(step[0]["id"], id);
+        check_logprobs(step);
+    }
+
+    let prompt = report["prompt_logprobs"].as_array().unwrap();
+    let own = report["prompt_token_logprobs"].as_array().unwrap();
+    assert_eq!((prompt.len(), own.len()), (4, 4));
+    assert_eq!((&prompt[0], &own[0]), (&Value::Null, &Value::Null));
+    for (best, own) in prompt.iter().zip(own).skip(1) {
+        check_logprobs(best.as_array().unwrap());
+        assert!(own.as_f64().unwrap() <= best[0]["logprob"].as_f64().unwrap());
+    }
+
+    for name in [
+        "load_ms",
+        "tokenize_ms",
+        "prefill_ms",
+        "ttft_ms",
+        "decode_ms",
+    ] {
+        assert!(report["timings"][name].as_f64().unwrap() >= 0.0, "{name}");
+    }
+    for name in ["prompt_per_second", "predicted_per_second"] {
+        assert!(report["timings"][name].as_f64().unwrap() > 0.0, "{name}");
+    }
+    assert_eq!(report["slow_ops"], json!({}));
+}
+
+fn check_logprobs(best: &[Value]) {
+    let logprobs: Vec<f64> = best
+        .iter()
+        .map(|token| token["logprob"].as_f64().unwrap())
+        .collect();
+    assert!(
+        logprobs.is_sorted_by(|a, b| a >= b) && logprobs[0] <= 0.0,
+        "{logprobs:?}"
+    );
+    assert!(logprobs.iter().map(|logprob| logprob.exp()).sum::<f64>() <= 1.0 + 1e-5);
+}
+
+#[test]
+fn logprobs_agree_with_llama_cpp() {
+    // Differences of logits are differences of log-probabilities.
+    let golden = golden("story");
+    let report = greedy(&["-p", "Once upon a time", "--json", "--logprobs", "5"]).json();
+    for (step, expected) in decided_ids(&golden).iter().enumerate() {
+        let (ours, theirs) = (&report["logprobs"][step], &golden["top5"][step]);
+        assert_eq!(ours[0]["id"], *expected);
+        for rank in 1..3 {
+            let gap =
+                ours[0]["logprob"].as_f64().unwrap() - ours[rank]["logprob"].as_f64().unwrap();
+            let expected = theirs[0][1].as_f64().unwrap() - theirs[rank][1].as_f64().unwrap();
+            if expected < 6.0 {
+                assert!(
+                    (gap - expected).abs() < 0.35,
+                    "step {step}, rank {rank}: {gap} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_may_come_from_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt.txt");
+    fs::write(&file, "Once upon a time").unwrap();
+    let file = file.to_str().unwrap();
+    let from_flag = greedy(&["-p", "Once upon a time", "--json"]).json();
+    let from_file = greedy(&["-f", file, "--json"]).json();
+    let from_stdin =
+        run_with_stdin(&[&GREEDY[..], &["--json"]].concat(), b"Once upon a time\n").json();
+    let prompt: Vec<String> = ids(&from_flag["prompt_ids"])
+        .iter()
+        .map(u64::to_string)
+        .collect();
+    let from_ids = greedy(&["--ids", &prompt.join(","), "--json"]).json();
+    for other in [from_file, from_stdin, from_ids] {
+        for field in ["prompt_ids", "ids", "text"] {
+            assert_eq!(other[field], from_flag[field], "{field}");
+        }
+    }
+}
+
+#[test]
+fn only_the_answer_is_on_stdout() {
+    let args = ["-p", "Once upon a time"];
+    let text = greedy(&args).ok();
+    let report = greedy(&[&args[..], &["--json"]].concat()).json();
+    assert_eq!(text.text(), report["text"].as_str().unwrap());
+}
+
+#[test]
+fn every_setting_gives_the_same_greedy_text() {
+    // Threads and page size change nothing at all; the cache's type and the kernels change less than the
+    // margins of this answer.
+    let args = ["--chat", "-p", "Who are you?", "-n", "8"];
+    let expected = greedy(&args).ok().stdout;
+    for more in [
+        &["--threads", "1"][..],
+        &["--threads", "3"],
+        &["--page", "16"],
+        &["--ctx", "64"],
+        &["--device", "cpu", "--kv-type", "f32"],
+        &["--isa", "scalar"],
+    ] {
+        assert_eq!(
+            greedy(&[&args[..], more].concat()).ok().stdout,
+            expected,
+            "{more:?}"
+        );
+    }
+}
+
+#[test]
+fn chat_puts_the_prompt_into_the_template() {
+    let golden = golden("chat");
+    let report = run(&[
+        "generate",
+        "--chat",
+        "-p",
+        "Who are you?",
+        "--temp",
+        "0",
+        "--json",
+    ])
+    .json();
+    assert_eq!(report["prompt_ids"], golden["prompt_ids"]);
+    assert_eq!(report["finish_reason"], "stop");
+    let text = report["text"].as_str().unwrap();
+    assert!(
+        golden["text"].as_str().unwrap().starts_with(text) && text.contains("forge-mini"),
+        "{text}"
+    );
+
+    let pirate = [
+        "--chat",
+        "-p",
+        "What is the opposite of big?",
+        "--system",
+        "You are a pirate.",
+        "-n",
+        "40",
+    ];
+    let answer = greedy(&pirate).ok();
+    assert!(answer.text().contains("small"), "{}", answer.text());
+}
+
+#[test]
+fn special_tokens_are_shown_where_asked_for() {
+    let args = ["--chat", "-p", "Who are you?", "-n", "48", "--ignore-eos"];
+    assert!(!greedy(&args).ok().text().contains("<|im_end|>"));
+    assert!(
+        greedy(&[&args[..], &["--special"]].concat())
+            .ok()
+            .text()
+            .contains("<|im_end|>")
+    );
+}
+
+#[test]
+fn stop_strings_end_the_text_before_them() {
+    let args = ["-p", "Once upon a time", "-n", "100"];
+    let whole = greedy(&args).ok();
+    // In the middle of a word, so over a token's border.
+    let stop = &whole.text()[40..45];
+    let cut = &whole.text()[..whole.text().find(stop).unwrap()];
+    let report = greedy(
+        &[
+            &args[..],
+            &["--json", "--stop", "never there", "--stop", stop],
+        ]
+        .concat(),
+    )
+    .json();
+    assert_eq!(report["text"], cut);
+    assert_eq!(report["finish_reason"], "stop");
+}
+
+#[test]
+fn nothing_may_be_generated() {
+    let report = run(&[
+        "generate",
+        "-p",
+        "Once upon a time",
+        "-n",
+        "0",
+        "--json",
+        "--prompt-logprobs",
+        "1",
+    ])
+    .json();
+    assert_eq!((&report["ids"], &report["text"]), (&json!([]), &json!("")));
+    assert_eq!(report["prompt_logprobs"].as_array().unwrap().len(), 4);
+    assert_eq!(report["timings"]["ttft_ms"], Value::Null);
+}
+
+#[test]
+fn a_full_context_is_a_finish_reason() {
+    let args = [
+        "generate",
+        "-p",
+        "Once upon a time",
+        "--ctx",
+        "32",
+        "--ignore-eos",
+        "--temp",
+        "0",
+    ];
+    let report = run(&[&args[..], &["--json"]].concat()).json();
+    assert_eq!(report["finish_reason"], "context");
+    assert_eq!(ids(&report["ids"]).len(), 32 - 4);
+    assert!(run(&args).ok().stderr.contains("--ctx"));
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let mut command = command(&[
+        "generate",
+        "-p",
+        "Once upon a time",
+        "--ignore-eos",
+        "--ctx",
+        "600",
+    ]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 8]).unwrap();
+    drop(stdout);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stderr, "");
+}
+
+#[test]
+fn a_closed_stderr_does_no_harm() {
+    let mut command = command(&["generate", "-p", "Once upon a time", "-n", "4"]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(!output.stdout.is_empty());
+}
+
+#[test]
+fn an_unwritable_output_is_an_error() {
+    for args in [
+        &["generate", "-p", "Once upon a time", "-n", "4"][..],
+        &["generate", "-p", "Once upon a time", "-n", "4", "--json"],
+        &["devices"],
+        &["--help"],
+    ] {
+        let mut command = command(args);
+        command.stdout(File::options().write(true).open("/dev/full").unwrap());
+        finish(command).fails(1, "cannot write the output");
+    }
+}
+
+#[test]
+fn ctrl_c_stops_the_answer() {
+    let mut command = command(&[
+        "generate",
+        "-p",
+        "Once upon a time",
+        "--ignore-eos",
+        "--json",
+    ]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let kill = std::process::Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    if !kill.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: there is no kill command");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        return;
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    // Before the first token there is nothing to report.
+    if !output.stdout.is_empty() {
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["finish_reason"], "interrupted");
+    }
+}

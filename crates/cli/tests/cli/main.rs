@@ -1,0 +1,12 @@
+//! The program as a user has it: every test runs the built binary on the model inside it.
+#![allow(
+    unreachable_pub,
+    reason = "nothing of a program is reachable from outside; pub is for its other files"
+)]
+
+mod bad_input;
+mod chat;
+mod commands;
+mod generate;
+mod program;
+mod templates;

@@ -1,0 +1,139 @@
+//! Chat templates of strangers: thinking, refusals, none at all, and hostile ones.
+
+use std::time::Instant;
+
+use crate::program::{Run, changed_model, golden, run, run_with_stdin};
+
+const KEY: &str = "tokenizer.chat_template";
+
+/// Asks a model with this template; returns its prompt as text, too.
+fn ask(template: Option<&str>, more: &[&str]) -> Run {
+    let dir = tempfile::tempdir().unwrap();
+    let model = changed_model(dir.path(), &[(KEY, template)]);
+    let args = [
+        "generate",
+        "-m",
+        model.to_str().unwrap(),
+        "--chat",
+        "-p",
+        "Who are you?",
+        "-n",
+        "12",
+    ];
+    run(&[&args[..], &["--temp", "0", "--json"], more].concat())
+}
+
+#[test]
+fn think_reaches_templates_that_know_it() {
+    let template = "{{ messages[0].content }}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}";
+    let expected = |text: &str| run(&["tokenize", "--ids", "-p", text]).json();
+    for (more, prompt) in [
+        (&[][..], "Who are you?"),
+        (&["--think", "on"], "Who are you?True"),
+        (&["--think", "off"], "Who are you?False"),
+    ] {
+        assert_eq!(
+            ask(Some(template), more).json()["prompt_ids"],
+            expected(prompt),
+            "{more:?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_without_a_template_gets_chatml() {
+    let run = ask(None, &[]);
+    // The model's own template is ChatML, too.
+    assert_eq!(run.json()["prompt_ids"], golden("chat")["prompt_ids"]);
+    assert!(
+        run.stderr
+            .contains("notice: the file has no chat template; using ChatML"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn bad_templates_are_one_line_errors() {
+    for (template, part) in [
+        (
+            "{{ raise_exception('only for\nsunny days') }}",
+            "only for\\nsunny days",
+        ),
+        ("{% if %}", "the chat template is damaged"),
+        (
+            "{{ messages[0].content.frobnicate() }}",
+            "the chat template cannot render",
+        ),
+        (
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            "stopped",
+        ),
+        (
+            "{% set n = namespace(x='xxxxxxxx') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "stopped",
+        ),
+        (
+            "{% for i in range(100000) %}{{ 'x' * 10000 }}{% endfor %}",
+            "stopped",
+        ),
+        (
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "the chat template",
+        ),
+    ] {
+        let started = Instant::now();
+        ask(Some(template), &[]).fails(1, part);
+        assert!(started.elapsed().as_secs() < 15, "{template}");
+    }
+}
+
+#[test]
+fn a_damaged_template_is_found_when_the_chat_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = changed_model(dir.path(), &[(KEY, Some("{% if %}"))]);
+    let model = model.to_str().unwrap();
+    run_with_stdin(&["chat", "-m", model], b"").fails(1, "the chat template is damaged");
+    // Raw text needs no template.
+    run(&["generate", "-m", model, "-p", "Once", "-n", "1"]).ok();
+}
+
+#[test]
+fn a_model_without_a_vocabulary_takes_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = changed_model(dir.path(), &[("tokenizer.ggml.model", Some("no_vocab"))]);
+    let model = model.to_str().unwrap();
+    let with_vocabulary = run(&[
+        "generate",
+        "--ids",
+        "594,677,265,507",
+        "-n",
+        "4",
+        "--temp",
+        "0",
+        "--json",
+    ])
+    .json();
+    let report = run(&[
+        "generate",
+        "-m",
+        model,
+        "--ids",
+        "594,677,265,507",
+        "-n",
+        "4",
+        "--temp",
+        "0",
+        "--json",
+    ])
+    .json();
+    assert_eq!(report["ids"], with_vocabulary["ids"]);
+    assert_eq!(report["text"], "");
+    for args in [
+        &["generate", "-m", model, "-p", "x"][..],
+        &["chat", "-m", model],
+        &["tokenize", "-m", model, "-p", "x"],
+    ] {
+        run(args).fails(1, "vocabulary");
+    }
+}
