@@ -1,7 +1,7 @@
 //! Speed of dispatch, attention and the small ops, with the shapes of Llama 3.2 1B.
 //!
-//! `cargo bench -p rocmforge-cpu --bench ops [-- THREADS]`. Bandwidth is compared with what a plain
-//! sum over a large buffer reads with the same threads, measured in the same run.
+//! `cargo bench -p rocmforge-cpu --bench ops [-- THREADS]`. Bandwidth is compared with that of
+//! touching every cache line of a large buffer with the same threads, measured in the same run.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -76,18 +76,30 @@ impl Report {
     fn bandwidth(&self, bytes: usize, seconds: f64) {
         let gb_s = bytes as f64 / seconds / 1e9;
         let share = gb_s / self.read_gb_s * 100.0;
-        println!("  {gb_s:>7.2} GB/s, {share:.0} % of a plain read");
+        println!("  {gb_s:>7.2} GB/s, {share:.0} % of the read bandwidth");
     }
 }
 
+/// What all threads together can read: several streams each, more than one prefetcher follows.
 fn read_bandwidth(report: &mut Report) {
     const LEN: usize = 32 << 20;
+    const N_TASKS: usize = 64;
+    const N_STREAMS: usize = 4;
     let data = vec![1u64; LEN];
-    let n_tasks = 64;
     let seconds = measure("read 256 MiB", 1, |_| {
-        report.pool.run(n_tasks, &|task| {
-            let part = &data[task * (LEN / n_tasks)..(task + 1) * (LEN / n_tasks)];
-            black_box(part.iter().fold(0u64, |sum, &x| sum.wrapping_add(x)));
+        report.pool.run(N_TASKS, &|task| {
+            let part = &data[task * (LEN / N_TASKS)..(task + 1) * (LEN / N_TASKS)];
+            let streams: [&[u64]; N_STREAMS] = std::array::from_fn(|i| {
+                &part[i * part.len() / N_STREAMS..][..part.len() / N_STREAMS]
+            });
+            let mut sums = [0u64; N_STREAMS];
+            // One value of each cache line.
+            for i in (0..streams[0].len()).step_by(8) {
+                for (sum, stream) in sums.iter_mut().zip(streams) {
+                    *sum = sum.wrapping_add(stream[i]);
+                }
+            }
+            black_box(sums);
         });
     });
     report.read_gb_s = (LEN * 8) as f64 / seconds / 1e9;

@@ -8,6 +8,8 @@ use crate::generic::simd::SimdF32;
 
 impl Lanes for Avx2 {
     type Chunk = [f32; 8];
+    type HalfChunk = [u16; 8];
+    type Sums = __m256;
 
     #[inline(always)]
     fn chunks(x: &[f32]) -> (&[[f32; 8]], &[f32]) {
@@ -17,6 +19,16 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn chunks_mut(x: &mut [f32]) -> (&mut [[f32; 8]], &mut [f32]) {
         x.as_chunks_mut()
+    }
+
+    #[inline(always)]
+    fn half_chunks(x: &[u16]) -> &[[u16; 8]] {
+        x.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn load_half_chunk(self, x: &[u16; 8]) -> __m256 {
+        self.load_f16(x)
     }
 
     #[inline(always)]
@@ -53,12 +65,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn sums_of_8(self, v: [__m256; 8]) -> [f32; 8] {
+    fn sum_8(self, v: [__m256; 8]) -> __m256 {
         let [v0, v1, v2, v3, v4, v5, v6, v7] = v;
         // Three levels of halves, the two inputs of a level side by side in one vector. A blend
         // runs on more ports than a shuffle, so each level uses one of each where it can.
         // SAFETY: `self` proves AVX; register-to-register.
-        let sums = unsafe {
+        unsafe {
             let s04 = halves_of_256(v0, v4);
             let s15 = halves_of_256(v1, v5);
             let s26 = halves_of_256(v2, v6);
@@ -69,10 +81,23 @@ impl Lanes for Avx2 {
                 _mm256_shuffle_ps::<0b10_00_10_00>(s0145, s2367),
                 _mm256_shuffle_ps::<0b11_01_11_01>(s0145, s2367),
             )
-        };
-        let mut out = [0.0; 8];
-        self.store_chunk(sums, &mut out);
-        out
+        }
+    }
+
+    #[inline(always)]
+    fn zip_halves(self, a: __m256, b: __m256) -> (__m256, __m256) {
+        // SAFETY: `self` proves AVX; register-to-register.
+        unsafe {
+            (
+                _mm256_permute2f128_ps::<0x20>(a, b),
+                _mm256_permute2f128_ps::<0x31>(a, b),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn store_sums(self, sums: __m256, x: &mut [f32; 8]) {
+        self.store_chunk(sums, x);
     }
 
     #[inline(always)]

@@ -7,10 +7,17 @@ use super::simd::SimdF32;
 pub(crate) trait Lanes: SimdF32 {
     /// `[f32; LANES]`: indexing a slice of chunks costs one check for a whole vector.
     type Chunk: Copy;
+    /// `[u16; LANES]`.
+    type HalfChunk: Copy;
+    /// Eight values.
+    type Sums: Copy;
 
     /// `x` as whole vectors and what is left over.
     fn chunks(x: &[f32]) -> (&[Self::Chunk], &[f32]);
     fn chunks_mut(x: &mut [f32]) -> (&mut [Self::Chunk], &mut [f32]);
+    /// f16 bits as whole vectors; what is left over is dropped.
+    fn half_chunks(x: &[u16]) -> &[Self::HalfChunk];
+    fn load_half_chunk(self, x: &Self::HalfChunk) -> Self::F32;
     fn load_chunk(self, x: &Self::Chunk) -> Self::F32;
     fn store_chunk(self, v: Self::F32, x: &mut Self::Chunk);
     /// At most `LANES` values; the other lanes are `fill`.
@@ -21,7 +28,17 @@ pub(crate) trait Lanes: SimdF32 {
     fn prefetch(self, address: *const u8);
 
     /// The sums of the lanes of each vector, all added in the same order.
-    fn sums_of_8(self, v: [Self::F32; 8]) -> [f32; 8];
+    fn sum_8(self, v: [Self::F32; 8]) -> Self::Sums;
+    /// [`Lanes::sum_8`] as an array.
+    #[inline(always)]
+    fn sums_of_8(self, v: [Self::F32; 8]) -> [f32; 8] {
+        let mut sums = [0.0; 8];
+        self.store_sums(self.sum_8(v), &mut sums);
+        sums
+    }
+    /// The first halves of `a` and `b`, and the second halves.
+    fn zip_halves(self, a: Self::Sums, b: Self::Sums) -> (Self::Sums, Self::Sums);
+    fn store_sums(self, sums: Self::Sums, x: &mut [f32; 8]);
     /// `a * b - c` in even lanes and `a * b + c` in odd ones, rounded once.
     fn mul_sub_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// Exchanges lanes 2i and 2i + 1.

@@ -1,0 +1,195 @@
+//! The two matrix products of attention: queries with keys, weights with values.
+//!
+//! Both keep eight accumulators, which cover the latency of the multiply-add: two queries times
+//! four keys or vectors of columns, or one times eight. An element is computed in one accumulator,
+//! in an order that does not depend on that shape. (Four queries times two, which widen each f16
+//! vector once for a whole group, and three times four measured no faster on a Xeon of 2023.)
+
+use super::BLOCK;
+use super::ahead::Ahead;
+use crate::generic::simd::Simd;
+
+/// How a vector of keys or values is stored.
+pub(super) trait Source<S: Simd> {
+    type Chunk;
+    fn load(s: S, x: &Self::Chunk) -> S::F32;
+}
+
+/// As f32.
+pub(super) struct Wide;
+
+impl<S: Simd> Source<S> for Wide {
+    type Chunk = S::Chunk;
+
+    #[inline(always)]
+    fn load(s: S, x: &S::Chunk) -> S::F32 {
+        s.load_chunk(x)
+    }
+}
+
+/// As f16.
+pub(super) struct Half;
+
+impl<S: Simd> Source<S> for Half {
+    type Chunk = S::HalfChunk;
+
+    #[inline(always)]
+    fn load(s: S, x: &S::HalfChunk) -> S::F32 {
+        s.load_half_chunk(x)
+    }
+}
+
+/// scores [n_queries, BLOCK] = q [n_queries, n] * k [BLOCK, n]^T, with rows of `n` vectors.
+///
+/// Scores are written as whole vectors, because they are read as such at once: a load that spans
+/// two narrower stores would wait until both have left the store buffer.
+#[inline(always)]
+pub(super) fn score<S: Simd, K: Source<S>>(
+    s: S,
+    q: &[S::Chunk],
+    k: &[K::Chunk],
+    n: usize,
+    scores: &mut [f32],
+    ahead: &mut Ahead,
+) {
+    let (pairs, last) = scores.as_chunks_mut::<{ 2 * BLOCK }>();
+    let mut queries = q.chunks_exact(2 * n);
+    for (q, scores) in (&mut queries).zip(pairs) {
+        let q = split::<_, 2>(q, n);
+        let (first, second) = scores.as_chunks_mut::<8>().0.split_at_mut(BLOCK / 8);
+        for (k, (first, second)) in k.chunks_exact(8 * n).zip(first.iter_mut().zip(second)) {
+            let (k_low, k_high) = k.split_at(4 * n);
+            ahead.step(s);
+            let low = s.sum_8(dots::<S, K, 2, 4>(s, q, split(k_low, n)));
+            ahead.step(s);
+            let high = s.sum_8(dots::<S, K, 2, 4>(s, q, split(k_high, n)));
+            let (sums_first, sums_second) = s.zip_halves(low, high);
+            s.store_sums(sums_first, first);
+            s.store_sums(sums_second, second);
+        }
+    }
+    if !last.is_empty() {
+        let q = split::<_, 1>(queries.remainder(), n);
+        for (k, scores) in k.chunks_exact(8 * n).zip(last.as_chunks_mut::<8>().0) {
+            ahead.step(s);
+            s.store_sums(s.sum_8(dots::<S, K, 1, 8>(s, q, split(k, n))), scores);
+        }
+    }
+}
+
+/// Dot products of `Q` queries with `E` keys, `Q * E` being 8, not yet summed over lanes.
+#[inline(always)]
+fn dots<S: Simd, K: Source<S>, const Q: usize, const E: usize>(
+    s: S,
+    q: [&[S::Chunk]; Q],
+    k: [&[K::Chunk]; E],
+) -> [S::F32; 8] {
+    let mut acc = [s.splat(0.0); 8];
+    for d in 0..q[0].len() {
+        let mut keys = [s.splat(0.0); E];
+        for j in 0..E {
+            keys[j] = K::load(s, &k[j][d]);
+        }
+        for i in 0..Q {
+            let query = s.load_chunk(&q[i][d]);
+            for j in 0..E {
+                acc[i * E + j] = s.mul_add(query, keys[j], acc[i * E + j]);
+            }
+        }
+    }
+    acc
+}
+
+/// The first `N` rows of `n` elements; slices of one length free loops over them of checks.
+#[inline(always)]
+fn split<T, const N: usize>(mut x: &[T], n: usize) -> [&[T]; N] {
+    let mut rows = [&x[..0]; N];
+    for row in &mut rows {
+        (*row, x) = x.split_at(n);
+    }
+    rows
+}
+
+/// values [n_queries, n] += weights [n_queries, BLOCK], from column `first` on, times v [_, n],
+/// with rows of `n` vectors.
+#[inline(always)]
+pub(super) fn weigh<S: Simd, V: Source<S>>(
+    s: S,
+    mut weights: &[f32],
+    first: usize,
+    v: &[V::Chunk],
+    n: usize,
+    mut values: &mut [S::Chunk],
+    ahead: &mut Ahead,
+) {
+    while !weights.is_empty() {
+        let taken = (weights.len() / BLOCK).min(2);
+        let (now, rest) = weights.split_at(taken * BLOCK);
+        let (values_now, values_rest) = std::mem::take(&mut values).split_at_mut(taken * n);
+        match taken {
+            2 => weigh_queries::<S, V, 2, 4>(s, now, first, v, n, values_now, ahead),
+            _ => weigh_queries::<S, V, 1, 8>(s, now, first, v, n, values_now, ahead),
+        }
+        (weights, values) = (rest, values_rest);
+    }
+}
+
+#[inline(always)]
+fn weigh_queries<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
+    s: S,
+    weights: &[f32],
+    first: usize,
+    v: &[V::Chunk],
+    n: usize,
+    values: &mut [S::Chunk],
+    ahead: &mut Ahead,
+) {
+    let whole = n / C * C;
+    for col in (0..whole).step_by(C) {
+        ahead.step(s);
+        weigh_columns::<S, V, Q, C>(s, weights, first, v, n, col, values);
+    }
+    for col in whole..n {
+        weigh_columns::<S, V, Q, 1>(s, weights, first, v, n, col, values);
+    }
+}
+
+/// `C` vectors of columns from vector `col` on, for `Q` queries.
+#[inline(always)]
+fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
+    s: S,
+    weights: &[f32],
+    first: usize,
+    v: &[V::Chunk],
+    n: usize,
+    col: usize,
+    values: &mut [S::Chunk],
+) {
+    let mut acc = [[s.splat(0.0); C]; Q];
+    for i in 0..Q {
+        let values = &values[i * n + col..i * n + col + C];
+        for j in 0..C {
+            acc[i][j] = s.load_chunk(&values[j]);
+        }
+    }
+    let weights = &weights[..Q * BLOCK];
+    for (t, v) in (first..BLOCK).zip(v.chunks_exact(n)) {
+        let v = &v[col..col + C];
+        let mut columns = [s.splat(0.0); C];
+        for j in 0..C {
+            columns[j] = V::load(s, &v[j]);
+        }
+        for i in 0..Q {
+            let weight = s.splat(weights[i * BLOCK + t]);
+            for j in 0..C {
+                acc[i][j] = s.mul_add(weight, columns[j], acc[i][j]);
+            }
+        }
+    }
+    for i in 0..Q {
+        let values = &mut values[i * n + col..i * n + col + C];
+        for j in 0..C {
+            s.store_chunk(acc[i][j], &mut values[j]);
+        }
+    }
+}

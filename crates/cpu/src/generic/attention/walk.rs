@@ -1,0 +1,187 @@
+//! The walk of one query tile along the blocks of a segment.
+
+use std::ops::Range;
+
+use super::ahead::Ahead;
+use super::partial::{Partial, softmax};
+use super::products::{Half, Wide, score, weigh};
+use super::{BLOCK, PAD, QueryTile};
+use crate::attention::KvSlice;
+use crate::generic::simd::Simd;
+
+/// Working memory of a tile beside its partials.
+pub(super) struct Buffers<'a> {
+    /// [n_queries, k_pad], scaled; padding is 0.
+    q: &'a mut [f32],
+    /// [n_queries, BLOCK]: scores, then their exponentials.
+    scores: &'a mut [f32],
+    /// [BLOCK, k_pad] and [BLOCK, v_pad]; padding is 0.
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+}
+
+impl<'a> Buffers<'a> {
+    pub(super) fn len(tile: &QueryTile<'_>) -> usize {
+        tile.n_queries() * (tile.k_pad() + BLOCK) + BLOCK * (tile.k_pad() + tile.v_pad())
+    }
+
+    pub(super) fn new(buffer: &'a mut [f32], tile: &QueryTile<'_>) -> Buffers<'a> {
+        let (q, rest) = buffer.split_at_mut(tile.n_queries() * tile.k_pad());
+        let (scores, rest) = rest.split_at_mut(tile.n_queries() * BLOCK);
+        let (k, v) = rest.split_at_mut(BLOCK * tile.k_pad());
+        Buffers { q, scores, k, v }
+    }
+
+    pub(super) fn pack_queries(&mut self, tile: &QueryTile<'_>) {
+        for (i, packed) in self.q.chunks_exact_mut(tile.k_pad()).enumerate() {
+            let query = tile.query(i);
+            for (packed, &x) in packed.iter_mut().zip(query) {
+                *packed = x * tile.shape.scale;
+            }
+            packed[query.len()..].fill(0.0);
+        }
+    }
+}
+
+/// Adds the positions of one segment to a fresh `partial`.
+#[inline(always)]
+pub(super) fn walk<S: Simd>(
+    s: S,
+    tile: &QueryTile<'_>,
+    segment: Range<usize>,
+    buffers: &mut Buffers<'_>,
+    partial: &mut Partial<&mut [f32]>,
+) {
+    let seen = tile.visible_to_any();
+    let start = segment.start.max(seen.start) / BLOCK * BLOCK;
+    let end = segment.end.min(seen.end);
+    let (group, k_pad, v_pad) = (tile.group(), tile.k_pad(), tile.v_pad());
+    let (k_dim, v_dim) = (tile.shape.k_dim, tile.shape.v_dim);
+    for base in (start..end).step_by(BLOCK) {
+        let block = base..base + BLOCK;
+        let slot = tile.slot(base);
+        let next_slot = (block.end < end).then(|| tile.slot(block.end));
+
+        // What rows see begins and ends no earlier than what the rows above them see.
+        let first_row = base.saturating_sub(tile.first_pos);
+        let mut end_row = tile.n_rows;
+        while tile.visible(end_row - 1).start >= block.end {
+            end_row -= 1;
+        }
+        let queries = first_row * group..end_row * group;
+        let q = &buffers.q[queries.start * k_pad..queries.end * k_pad];
+        let scores = &mut buffers.scores[queries.start * BLOCK..queries.end * BLOCK];
+
+        let mut ahead = Ahead::new(tile, next_slot, queries.len());
+        let (q, n) = (S::chunks(q).0, k_pad / S::LANES);
+        match rows(s, tile.k, slot, k_dim, queries.len(), buffers.k) {
+            Rows::Wide(k) => score::<S, Wide>(s, q, S::chunks(k).0, n, scores, &mut ahead),
+            Rows::Half(k) => score::<S, Half>(s, q, S::half_chunks(k), n, scores, &mut ahead),
+        }
+        let v = rows(s, tile.v, slot, v_dim, queries.len(), buffers.v);
+
+        // Positions of the block that `row` sees, counted from `base`.
+        let seen_by = |row| {
+            let visible = tile.visible(row);
+            visible.start.saturating_sub(base)..visible.end.min(block.end) - base
+        };
+        let all_see_all = seen_by(first_row) == (0..BLOCK) && seen_by(end_row - 1) == (0..BLOCK);
+        for (i, scores) in queries.zip(scores.chunks_exact_mut(BLOCK)) {
+            if !all_see_all {
+                let seen = seen_by(i / group);
+                scores[..seen.start].fill(f32::NEG_INFINITY);
+                scores[seen.end..].fill(f32::NEG_INFINITY);
+            }
+            ahead.step(s);
+            softmax(s, scores, partial.of_query(i, v_pad));
+        }
+
+        // Unseen slots may hold NaN, which a weight of 0 would not cancel: if rows differ in what
+        // they see, they go one by one.
+        let rows_at_once = if all_see_all { end_row - first_row } else { 1 };
+        let n = v_pad / S::LANES;
+        for row in (first_row..end_row).step_by(rows_at_once) {
+            let seen = seen_by(row);
+            let v_rows = seen.start * n..seen.end * n;
+            let n_queries = rows_at_once * group;
+            let weights = &scores[(row - first_row) * group * BLOCK..][..n_queries * BLOCK];
+            let values = &mut partial.values[row * group * v_pad..][..n_queries * v_pad];
+            let values = S::chunks_mut(values).0;
+            let first = seen.start;
+            match v {
+                Rows::Wide(v) => {
+                    let v = &S::chunks(v).0[v_rows];
+                    weigh::<S, Wide>(s, weights, first, v, n, values, &mut ahead);
+                }
+                Rows::Half(v) => {
+                    let v = &S::half_chunks(v)[v_rows];
+                    weigh::<S, Half>(s, weights, first, v, n, values, &mut ahead);
+                }
+            }
+        }
+    }
+}
+
+/// BLOCK rows of keys or values.
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    Wide(&'a [f32]),
+    Half(&'a [u16]),
+}
+
+/// The rows of `dim` from row `slot` of a cache: where they lie if kernels can read them there,
+/// else in `buffer`, as f32 and padded with 0 to a multiple of PAD. For few queries halves are widened
+/// on the fly: to do it once in the buffer would cost more.
+#[inline(always)]
+fn rows<'a, S: Simd>(
+    s: S,
+    cache: KvSlice<'a>,
+    slot: usize,
+    dim: usize,
+    n_queries: usize,
+    buffer: &'a mut [f32],
+) -> Rows<'a> {
+    let elements = slot * dim..(slot + BLOCK) * dim;
+    let pad = dim.next_multiple_of(PAD);
+    match cache {
+        KvSlice::F32(cache) if dim == pad => return Rows::Wide(&cache[elements]),
+        KvSlice::F16(cache) if dim == pad && n_queries <= 4 => return Rows::Half(&cache[elements]),
+        KvSlice::F16(cache) if dim == pad => {
+            let (x, _) = cache[elements].as_chunks::<PAD>();
+            let (out, _) = buffer.as_chunks_mut::<PAD>();
+            for (x, out) in x.iter().zip(out) {
+                for (x, out) in x.chunks_exact(S::LANES).zip(out.chunks_exact_mut(S::LANES)) {
+                    s.store(s.load_f16(x), out);
+                }
+            }
+        }
+        KvSlice::F16(cache) => {
+            for (row, out) in cache[elements]
+                .chunks_exact(dim)
+                .zip(buffer.chunks_exact_mut(pad))
+            {
+                let (out, padding) = out.split_at_mut(dim);
+                for (x, out) in row.chunks(S::LANES).zip(out.chunks_mut(S::LANES)) {
+                    if x.len() == S::LANES {
+                        s.store(s.load_f16(x), out);
+                    } else {
+                        for (&x, out) in x.iter().zip(out) {
+                            *out = half::f16::from_bits(x).to_f32();
+                        }
+                    }
+                }
+                padding.fill(0.0);
+            }
+        }
+        KvSlice::F32(cache) => {
+            for (row, out) in cache[elements]
+                .chunks_exact(dim)
+                .zip(buffer.chunks_exact_mut(pad))
+            {
+                out[..dim].copy_from_slice(row);
+                out[dim..].fill(0.0);
+            }
+        }
+    }
+    Rows::Wide(buffer)
+}
