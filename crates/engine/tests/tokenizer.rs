@@ -103,16 +103,14 @@ fn vectors_of_llama_cpp() {
         let inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
         let outputs = read(".out");
         let outputs: Vec<Vec<TokenId>> = outputs
-            .lines()
+            .split('\n')
             .map(|line| {
                 line.split_whitespace()
                     .map(|id| id.parse().unwrap())
                     .collect()
             })
             .collect();
-        assert_eq!(outputs.len(), 47, "{name}");
-        // The list ends with a separator and nothing after it.
-        assert!(inputs.len() >= outputs.len());
+        assert_eq!((inputs.len(), outputs.len()), (47, 47), "{name}");
         for (input, expected) in inputs.iter().zip(&outputs) {
             assert_eq!(
                 &tokenizer.encode(input, PLAIN),
@@ -310,7 +308,7 @@ fn any_bytes_and_any_ids_are_accepted() {
 /// Text that makes a quadratic merge loop or a backtracking matcher run for
 /// minutes.
 #[test]
-fn one_megabyte_of_anything_is_quick() {
+fn long_runs_of_anything_are_quick() {
     let mut tokenizers = vec![("forge-mini", forge_mini())];
     tokenizers.extend(
         VOCABULARIES
@@ -337,11 +335,11 @@ fn one_megabyte_of_anything_is_quick() {
     ];
     for (name, tokenizer) in tokenizers {
         for unit in units {
-            let text = unit.repeat((1 << 20) / unit.len());
+            let text = unit.repeat((1 << 17) / unit.len());
             let start = std::time::Instant::now();
             let ids = tokenizer.encode(&text, PLAIN);
-            // About 0.5 s at most where this was written; quadratic is hours.
-            assert!(start.elapsed().as_secs() < 20, "{name}: {unit:?}");
+            // 0.1 s at most where this was written; quadratic is many minutes.
+            assert!(start.elapsed().as_secs() < 10, "{name}: {unit:?}");
             assert!(decode(&tokenizer, &ids) == text, "{name}: {unit:?}");
         }
     }
