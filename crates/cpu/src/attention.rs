@@ -12,7 +12,7 @@
 //! merged in order. Segments may therefore also run in parallel, which a long context with fewer
 //! KV heads than threads needs.
 //!
-//! `generic/attention.rs` has the vector kernel, `scalar.rs` the oracle.
+//! `generic/attention` has the vector kernel, `scalar.rs` the oracle.
 
 mod scalar;
 

@@ -1,9 +1,9 @@
 //! The operations of a layer beside matrix products and attention.
 //!
 //! Each takes the instruction set, the pool, and plain slices. The scalar branch of each is its
-//! definition in plain loops; the vector branch is written once over [`Simd`](crate::generic::simd::Simd).
-//! An output element depends on its row alone, with a fixed order of additions, so results are
-//! bit-equal for any number of rows and threads.
+//! definition in plain loops; the vector branch is written once over the trait `Simd`. An output
+//! element depends on its row alone, with a fixed order of additions, so results are bit-equal for
+//! any number of rows and threads.
 
 mod elementwise;
 mod kv;

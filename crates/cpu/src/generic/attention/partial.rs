@@ -1,4 +1,5 @@
-//! Softmax over some of the positions, and how two of them become one (Milakov and Gimelshein 2018).
+//! Softmax over some of the positions, and how two of them become one (Milakov and Gimelshein
+//! 2018).
 
 use super::{PAD, QueryTile, segment_positions};
 use crate::generic::lanes::exp_nonpositive;

@@ -130,8 +130,8 @@ enum Rows<'a> {
 }
 
 /// The rows of `dim` from row `slot` of a cache: where they lie if kernels can read them there,
-/// else in `buffer`, as f32 and padded with 0 to a multiple of PAD. For few queries halves are widened
-/// on the fly: to do it once in the buffer would cost more.
+/// else in `buffer`, as f32 and padded with 0 to a multiple of PAD. For few queries halves are
+/// widened on the fly: to do it once in the buffer would cost more.
 #[inline(always)]
 fn rows<'a, S: Simd>(
     s: S,
