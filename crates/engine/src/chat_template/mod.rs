@@ -82,8 +82,8 @@ pub enum Clock {
 
 impl ChatTemplate {
     /// The template of a file: `tokenizer.chat_template`, or the one called
-    /// `name` (`tokenizer.chat_template.NAME`). A file without any gets
-    /// [`ChatTemplate::chatml`].
+    /// `name` (`tokenizer.chat_template.NAME`). A file without any, or
+    /// with an empty one, gets [`ChatTemplate::chatml`].
     ///
     /// # Errors
     /// The name is unknown or the source too large.
@@ -94,7 +94,7 @@ impl ChatTemplate {
     ) -> Result<Self, TemplateError> {
         let metadata = gguf.metadata();
         let named = |name: &str| metadata.opt_str(&format!("{KEY}.{name}"));
-        let default = metadata.opt_str(KEY)?;
+        let default = metadata.opt_str(KEY)?.filter(|source| !source.is_empty());
         let mut template = match name {
             None => match default {
                 None => Self::chatml(),
