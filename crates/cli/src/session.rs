@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
+use rocmforge::engine::backend::BackendInfo;
 use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::model::Model;
 use rocmforge::engine::tokenizer::{
@@ -114,6 +115,12 @@ impl Session {
         let started = Instant::now();
         let config = engine_config(device, n_ctx)?;
         let file = ModelFile::open(model.model.as_ref(), &model.load)?;
+        if file.gguf.tensors().is_empty() {
+            bail!(
+                "{} has no weights; inspect and tokenize are all that can be done with it",
+                file.label
+            );
+        }
         let loaded = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
         let pre = model.pre.as_deref();
         let tokenizer = match vocabulary {
@@ -121,11 +128,7 @@ impl Session {
             Vocabulary::Optional => file.opt_tokenizer(pre)?,
         };
         let engine = Engine::on_cpu(&loaded, tokenizer.clone(), &config)?;
-        for (format, count) in &engine.backend_info().slow_ops {
-            output::note(&format!(
-                "notice: {format} has no fast kernel on this device; {count} products of every step take a slower way"
-            ));
-        }
+        tell_slow_ops(engine.backend_info());
         Ok(Session {
             file,
             tokenizer,
@@ -144,6 +147,24 @@ impl Session {
             )
         })
     }
+}
+
+/// No silent fallback: the user learns why the model is slow.
+fn tell_slow_ops(info: &BackendInfo) {
+    if info.slow_ops.is_empty() {
+        return;
+    }
+    let formats: Vec<&str> = info
+        .slow_ops
+        .iter()
+        .map(|(format, _)| format.as_str())
+        .collect();
+    let products: usize = info.slow_ops.iter().map(|(_, count)| count).sum();
+    output::note(&format!(
+        "notice: {} has no fast kernel for {}; {products} products of every step take a slower way",
+        info.device,
+        formats.join(", ")
+    ));
 }
 
 /// Whether the start token stands before a text.
