@@ -41,6 +41,11 @@ impl Architecture {
             Architecture::Qwen2 | Architecture::Qwen3 => RopeStyle::Neox,
         }
     }
+
+    /// Whether the heads of Q and K have norms in every file: without its tensors a file is incomplete.
+    pub(super) fn norms_heads(self) -> bool {
+        self == Architecture::Qwen3
+    }
 }
 
 /// How positions beyond the trained context are squeezed.
@@ -57,7 +62,6 @@ pub enum RopeScaling {
         n_ctx_original: f64,
         beta_fast: f64,
         beta_slow: f64,
-        attn_factor: f64,
     },
 }
 
@@ -83,6 +87,8 @@ pub struct ModelConfig {
     pub rope_style: RopeStyle,
     pub rope_base: f64,
     pub rope_scaling: RopeScaling,
+    /// Factor on the rotated values of Q and K, whatever the scaling.
+    pub rope_attn_factor: f64,
     pub norm_eps: f32,
     /// Context the model was trained for.
     pub n_ctx_train: usize,
@@ -158,6 +164,12 @@ impl ModelConfig {
                 feature,
             });
         }
+        if keys.meta.opt_bool(&keys.key("attention.causal"))? == Some(false) {
+            return Err(EngineError::UnsupportedFeature {
+                arch: arch_name,
+                feature: "attention without a causal mask, as embedding models do".to_string(),
+            });
+        }
         let n_ctx_train = keys.size("context_length", u32::MAX as usize)?;
         let norm_eps = meta.f32(&keys.key("attention.layer_norm_rms_epsilon"))?;
         if !(norm_eps > 0.0 && norm_eps < 1.0) {
@@ -187,6 +199,7 @@ impl ModelConfig {
             rope_style: arch.rope_style(),
             rope_base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
             rope_scaling: rope_scaling(&keys, n_ctx_train)?,
+            rope_attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
             norm_eps,
             n_ctx_train,
             n_vocab: embedding.n_rows() as usize,
@@ -218,7 +231,6 @@ fn rope_scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling, Engi
                     .positive("rope.scaling.yarn_beta_fast")?
                     .unwrap_or(32.0),
                 beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
             })
         }
         Some(other) => Err(EngineError::UnsupportedFeature {

@@ -150,7 +150,8 @@ impl Wiring<'_> {
         Ok(())
     }
 
-    /// Rotates the heads in `from` by position, after their norm where the file has one; returns where they are.
+    /// Rotates the heads in `from` by position, after their norm where the family or the file has one;
+    /// returns where they are.
     fn rotated_heads(
         &mut self,
         from: BufferId,
@@ -158,7 +159,7 @@ impl Wiring<'_> {
         normed: BufferId,
     ) -> Result<BufferId, EngineError> {
         let c = self.config;
-        let heads = if self.loader.has(norm) {
+        let heads = if c.arch.norms_heads() || self.loader.has(norm) {
             self.norm(from, norm, c.k_dim, normed)?;
             normed
         } else {

@@ -17,18 +17,17 @@ pub(super) fn table(config: &ModelConfig, factors: Option<&[f32]>) -> RopeTable 
     match config.rope_scaling {
         RopeScaling::None => RopeTable {
             inv_freq: original.collect(),
-            magnitude: 1.0,
+            magnitude: config.rope_attn_factor,
         },
         RopeScaling::Linear { factor } => RopeTable {
             inv_freq: original.map(|f| f / factor).collect(),
-            magnitude: 1.0,
+            magnitude: config.rope_attn_factor,
         },
         RopeScaling::Yarn {
             factor,
             n_ctx_original,
             beta_fast,
             beta_slow,
-            attn_factor,
         } => {
             // The pair that makes `turns` rotations within the original context.
             let pair_of = |turns: f64| {
@@ -46,7 +45,7 @@ pub(super) fn table(config: &ModelConfig, factors: Option<&[f32]>) -> RopeTable 
                 .collect();
             RopeTable {
                 inv_freq,
-                magnitude: attn_factor * (1.0 + 0.1 * factor.max(1.0).ln()),
+                magnitude: config.rope_attn_factor * (1.0 + 0.1 * factor.max(1.0).ln()),
             }
         }
     }

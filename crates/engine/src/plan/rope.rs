@@ -5,7 +5,7 @@
 pub struct RopeTable {
     /// Radians per position of each pair; half as many as values rotated.
     pub inv_freq: Vec<f64>,
-    /// Factor on both cos and sin (YaRN's attention factor; 1 otherwise).
+    /// Factor on both cos and sin; 1 unless the file or YaRN says otherwise.
     pub magnitude: f64,
 }
 
