@@ -87,7 +87,7 @@ impl Job<'_> {
 }
 
 /// Weight bytes of a task when few tokens only stream them.
-const STREAM_TASK_BYTES: usize = 64 * 1024;
+const STREAM_TASK_BYTES: usize = 256 * 1024;
 
 /// Activation bytes of a task's tokens: they stay in the L2 cache while rows pass by.
 const TOKENS_BYTES: usize = 1024 * 1024;

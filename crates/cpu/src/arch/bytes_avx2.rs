@@ -16,6 +16,7 @@ impl SimdBytes for Avx2 {
     type Bytes = __m256i;
     type I32 = __m256i;
     type Dot = __m256i;
+    type Span<T: Copy> = [T; 8];
     type Rows<'a, B: ?Sized + 'a> = [&'a B; 8];
 
     #[inline(always)]
@@ -81,22 +82,30 @@ impl SimdBytes for Avx2 {
     }
 
     #[inline(always)]
-    fn load_plain_f32(self, x: &[plain::F32]) -> __m256 {
-        let x = &x[..8];
+    fn spans<T: Copy>(x: &[T]) -> (&[[T; 8]], &[T]) {
+        x.as_chunks()
+    }
+
+    #[inline(always)]
+    fn load_span(self, x: &[f32; 8]) -> __m256 {
+        // SAFETY: AVX2 is witnessed, and `x` has 8 values of 4 bytes.
+        unsafe { _mm256_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f32_span(self, x: &[plain::F32; 8]) -> __m256 {
         // SAFETY: AVX2 is witnessed, and `x` has 8 values of 4 bytes.
         unsafe { _mm256_loadu_ps(x.as_ptr().cast()) }
     }
 
     #[inline(always)]
-    fn load_plain_f16(self, x: &[plain::F16]) -> __m256 {
-        let x = &x[..8];
+    fn load_f16_span(self, x: &[plain::F16; 8]) -> __m256 {
         // SAFETY: F16C is witnessed, and `x` has 8 values of 2 bytes.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
     }
 
     #[inline(always)]
-    fn load_plain_bf16(self, x: &[plain::BF16]) -> __m256 {
-        let x = &x[..8];
+    fn load_bf16_span(self, x: &[plain::BF16; 8]) -> __m256 {
         // SAFETY: AVX2 is witnessed, and `x` has 8 values of 2 bytes.
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));

@@ -22,6 +22,8 @@ pub(crate) trait SimdBytes: SimdF32 {
     type I32: Copy;
     /// Sums of products of bytes: four neighbours belong to one place of an `I32`.
     type Dot: Copy;
+    /// `[T; LANES]`.
+    type Span<T: Copy>: Copy;
     /// A reference into each row of a group.
     type Rows<'a, B: ?Sized + 'a>: Copy;
 
@@ -47,12 +49,12 @@ pub(crate) trait SimdBytes: SimdF32 {
     /// The field of each row.
     fn f32_of<B>(self, rows: &Self::Rows<'_, B>, field: impl Fn(&B) -> f32) -> Self::F32;
 
-    /// The first `LANES` values of `x`; panics if there are fewer.
-    fn load_plain_f32(self, x: &[plain::F32]) -> Self::F32;
-    /// The first `LANES` values of `x`; panics if there are fewer.
-    fn load_plain_f16(self, x: &[plain::F16]) -> Self::F32;
-    /// The first `LANES` values of `x`; panics if there are fewer.
-    fn load_plain_bf16(self, x: &[plain::BF16]) -> Self::F32;
+    /// `x` as whole vectors and what is left over.
+    fn spans<T: Copy>(x: &[T]) -> (&[Self::Span<T>], &[T]);
+    fn load_span(self, x: &Self::Span<f32>) -> Self::F32;
+    fn load_f32_span(self, x: &Self::Span<plain::F32>) -> Self::F32;
+    fn load_f16_span(self, x: &Self::Span<plain::F16>) -> Self::F32;
+    fn load_bf16_span(self, x: &Self::Span<plain::BF16>) -> Self::F32;
 
     fn zero(self) -> Self::Bytes;
     fn splat_u8(self, x: u8) -> Self::Bytes;

@@ -6,47 +6,56 @@
 //! vectors is filled up with zeros.
 
 use rocmforge_gguf::quant::plain::{BF16, F16, F32};
-use zerocopy::FromZeros;
 
 use super::bytes::SimdBytes;
 use super::simd::Simd;
 
 /// A format of one value a block.
-pub(crate) trait Plain: FromZeros + Copy + 'static {
-    /// The first `LANES` of `x`, widened.
-    fn load<S: SimdBytes>(s: S, x: &[Self]) -> S::F32;
+pub(crate) trait Plain: Copy + 'static {
+    const ZERO: Self;
+
+    /// A vector of `x`, widened.
+    fn load<S: SimdBytes>(s: S, x: &S::Span<Self>) -> S::F32;
 }
 
 impl Plain for f32 {
+    const ZERO: f32 = 0.0;
+
     #[inline(always)]
-    fn load<S: SimdBytes>(s: S, x: &[f32]) -> S::F32 {
-        s.load(x)
+    fn load<S: SimdBytes>(s: S, x: &S::Span<f32>) -> S::F32 {
+        s.load_span(x)
     }
 }
 
 impl Plain for F32 {
+    const ZERO: F32 = F32([0; 4]);
+
     #[inline(always)]
-    fn load<S: SimdBytes>(s: S, x: &[F32]) -> S::F32 {
-        s.load_plain_f32(x)
+    fn load<S: SimdBytes>(s: S, x: &S::Span<F32>) -> S::F32 {
+        s.load_f32_span(x)
     }
 }
 
 impl Plain for F16 {
+    const ZERO: F16 = F16([0; 2]);
+
     #[inline(always)]
-    fn load<S: SimdBytes>(s: S, x: &[F16]) -> S::F32 {
-        s.load_plain_f16(x)
+    fn load<S: SimdBytes>(s: S, x: &S::Span<F16>) -> S::F32 {
+        s.load_f16_span(x)
     }
 }
 
 impl Plain for BF16 {
+    const ZERO: BF16 = BF16([0; 2]);
+
     #[inline(always)]
-    fn load<S: SimdBytes>(s: S, x: &[BF16]) -> S::F32 {
-        s.load_plain_bf16(x)
+    fn load<S: SimdBytes>(s: S, x: &S::Span<BF16>) -> S::F32 {
+        s.load_bf16_span(x)
     }
 }
 
 /// Goes on with `sums` of `R` rows and `N` tokens over `rows[r]`, all of one length, and the same
-/// stretch of activations. `acts` are filled up with zeros to whole vectors.
+/// stretch of activations, filled up with zeros to whole vectors.
 #[inline(always)]
 pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
     s: S,
@@ -54,46 +63,59 @@ pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
     acts: [&[f32]; N],
     sums: &mut [[S::F32; N]; R],
 ) {
-    let len = rows[0].len();
-    let whole = len - len % S::LANES;
-    let mut k = 0;
-    while k < whole {
-        let mut x = [s.splat(0.0); N];
+    // A local copy stays in registers; behind the reference it would be stored at every step.
+    let mut tile = *sums;
+    let whole = rows[0].len() / S::LANES;
+    // All of one length by construction, so that no access in the loop is checked.
+    let mut w = [S::spans(rows[0]).0; R];
+    for r in 0..R {
+        w[r] = &S::spans(rows[r]).0[..whole];
+    }
+    let mut x = [S::spans(acts[0]).0; N];
+    for n in 0..N {
+        x[n] = &S::spans(acts[n]).0[..whole];
+    }
+    for k in 0..whole {
+        let mut x_k = [s.splat(0.0); N];
         for n in 0..N {
-            x[n] = s.load(&acts[n][k..k + S::LANES]);
+            x_k[n] = s.load_span(&x[n][k]);
         }
         for r in 0..R {
-            let w = P::load(s, &rows[r][k..k + S::LANES]);
+            let w_k = P::load(s, &w[r][k]);
             for n in 0..N {
-                sums[r][n] = s.mul_add(w, x[n], sums[r][n]);
-            }
-        }
-        k += S::LANES;
-    }
-    if whole < len {
-        for r in 0..R {
-            let mut last = [P::new_zeroed(); 16];
-            last[..len - whole].copy_from_slice(&rows[r][whole..]);
-            let w = P::load(s, &last);
-            for n in 0..N {
-                sums[r][n] = s.mul_add(w, s.load(&acts[n][whole..]), sums[r][n]);
+                tile[r][n] = s.mul_add(w_k, x_k[n], tile[r][n]);
             }
         }
     }
+    if whole * S::LANES < rows[0].len() {
+        for r in 0..R {
+            let w_k = load_last(s, rows[r]);
+            for n in 0..N {
+                let x_k = s.load(&acts[n][whole * S::LANES..]);
+                tile[r][n] = s.mul_add(w_k, x_k, tile[r][n]);
+            }
+        }
+    }
+    *sums = tile;
 }
 
 /// Widens a row to f32; `out` is `row` filled up to whole vectors.
 #[inline(always)]
 pub(crate) fn widen<S: Simd, P: Plain>(s: S, row: &[P], out: &mut [f32]) {
-    let whole = row.len() - row.len() % S::LANES;
-    let mut k = 0;
-    while k < whole {
-        s.store(P::load(s, &row[k..k + S::LANES]), &mut out[k..k + S::LANES]);
-        k += S::LANES;
+    let (whole, _) = S::spans(row);
+    for (x, out) in whole.iter().zip(out.chunks_exact_mut(S::LANES)) {
+        s.store(P::load(s, x), out);
     }
-    if whole < row.len() {
-        let mut last = [P::new_zeroed(); 16];
-        last[..row.len() - whole].copy_from_slice(&row[whole..]);
-        s.store(P::load(s, &last), &mut out[whole..]);
+    if whole.len() * S::LANES < row.len() {
+        s.store(load_last(s, row), &mut out[whole.len() * S::LANES..]);
     }
+}
+
+/// The values after the last whole vector, filled up with zeros.
+#[inline(always)]
+fn load_last<S: Simd, P: Plain>(s: S, row: &[P]) -> S::F32 {
+    let (_, rest) = S::spans(row);
+    let mut last = [P::ZERO; 16];
+    last[..rest.len()].copy_from_slice(rest);
+    P::load(s, &S::spans(&last).0[0])
 }

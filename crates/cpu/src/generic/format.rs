@@ -7,6 +7,7 @@
 use rocmforge_gguf::quant::Block;
 
 use super::bytes::SimdBytes;
+use crate::acts::CodeRow;
 
 /// The integers that a block unpacks to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,6 +52,11 @@ pub(crate) trait Format: 'static {
     /// Whether there are integer scales. Without them a block has two groups.
     const SCALED: bool;
 
+    /// Activation codes of a block, `[[i8; 16]; GROUPS]`.
+    type ActCodes: Fixed<[i8; 16]>;
+    /// Sums of activation codes, one per scale, `[i16; GROUPS / GROUPS_PER_SCALE]`.
+    type ActSums: Fixed<i16>;
+
     /// `[V; 2]` or `[V; 4]`.
     type Chunk<V: Copy>: AsRef<[V]>;
     /// Chunks of a block.
@@ -86,6 +92,58 @@ pub(crate) trait Format: 'static {
     fn m<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>) -> S::F32 {
         let _ = rows;
         s.splat(0.0)
+    }
+}
+
+/// An array of a length that a format fixes: what is indexed with it is checked once per block.
+pub(crate) trait Fixed<T>: AsRef<[T]> + Copy + 'static {
+    /// `x`, whole arrays.
+    fn split(x: &[T]) -> &[Self];
+}
+
+impl<T: Copy + 'static, const N: usize> Fixed<T> for [T; N] {
+    #[inline]
+    fn split(x: &[T]) -> &[[T; N]] {
+        x.as_chunks().0
+    }
+}
+
+/// Activations of one token, block by block of a weight format.
+pub(crate) struct TokenBlocks<'a, F: Format> {
+    pub codes: &'a [F::ActCodes],
+    pub scales: &'a [f32],
+    pub sums: &'a [F::ActSums],
+}
+
+impl<F: Format> Clone for TokenBlocks<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Format> Copy for TokenBlocks<'_, F> {}
+
+impl<'a, F: Format> TokenBlocks<'a, F> {
+    pub(crate) fn new(row: CodeRow<'a>) -> TokenBlocks<'a, F> {
+        let sums = match F::GROUPS_PER_SCALE {
+            1 => row.sums16,
+            _ => row.sums32,
+        };
+        TokenBlocks {
+            codes: F::ActCodes::split(row.codes),
+            scales: row.scales,
+            sums: F::ActSums::split(sums),
+        }
+    }
+
+    /// `n` blocks from `first` on, in slices whose lengths the compiler sees to be equal.
+    #[inline(always)]
+    pub(crate) fn range(self, first: usize, n: usize) -> TokenBlocks<'a, F> {
+        TokenBlocks {
+            codes: &self.codes[first..][..n],
+            scales: &self.scales[first..][..n],
+            sums: &self.sums[first..][..n],
+        }
     }
 }
 

@@ -10,9 +10,8 @@
 //! on how many tokens or rows are computed together, or on where a stretch ends.
 
 use super::bytes::SimdBytes;
-use super::format::{Codes, Format, Offset, dot_steps, n_scales};
+use super::format::{Codes, Format, Offset, TokenBlocks, dot_steps, n_scales};
 use super::simd::Simd;
-use crate::acts::CodeRow;
 
 /// The rows of a quantized matrix.
 pub(crate) struct BlockRows<'a, F: Format> {
@@ -37,18 +36,6 @@ impl<'a, F: Format> BlockRows<'a, F> {
     }
 }
 
-/// Sums of activation codes: one per scale of a block.
-#[inline(always)]
-fn block_sums<'a, F: Format>(acts: &CodeRow<'a>, b: usize) -> &'a [i16] {
-    let n = n_scales::<F>();
-    let sums = if F::GROUPS_PER_SCALE == 1 {
-        acts.sums16
-    } else {
-        acts.sums32
-    };
-    &sums[b * n..][..n]
-}
-
 /// `d * codes` and the offset of one block, added to the chain `sum`.
 ///
 /// `dot` has the products, `min_dot` those of the minimums, exactly.
@@ -59,14 +46,14 @@ fn add_block<S: Simd, F: Format>(
     (d, m): (S::F32, S::F32),
     dot: S::I32,
     min_dot: S::I32,
-    acts: &CodeRow<'_>,
+    acts: &TokenBlocks<'_, F>,
     b: usize,
 ) -> S::F32 {
     let scale = s.splat(acts.scales[b]);
     let dot = match F::OFFSET {
         Offset::Power { log2 } if F::SCALED => s.sub_i32(dot, s.shl_i32(min_dot, log2)),
         Offset::Power { log2 } => {
-            let codes = i32::from(block_sums::<F>(acts, b)[0]);
+            let codes = i32::from(acts.sums[b].as_ref()[0]);
             s.sub_i32(dot, s.splat_i32(codes << log2))
         }
         Offset::None | Offset::Min => dot,
@@ -75,7 +62,7 @@ fn add_block<S: Simd, F: Format>(
     match F::OFFSET {
         Offset::Min if F::SCALED => s.mul_add(s.to_f32(min_dot), s.mul(m, scale), sum),
         Offset::Min => {
-            let codes = f32::from(block_sums::<F>(acts, b)[0]);
+            let codes = f32::from(acts.sums[b].as_ref()[0]);
             s.mul_add(s.splat(codes), s.mul(m, scale), sum)
         }
         Offset::None | Offset::Power { .. } => sum,
@@ -111,15 +98,26 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     rows: BlockRows<'_, F>,
     first: usize,
     end: usize,
-    acts: &[CodeRow<'_>; N],
+    acts: &[TokenBlocks<'_, F>; N],
 ) -> [S::F32; N] {
     let group = rows.group(s, first, end);
+    let mut acts = *acts;
+    for acts in &mut acts {
+        *acts = acts.range(0, rows.blocks_per_row);
+    }
     let mut sums = [s.splat(0.0); N];
+    let bytes: *const u8 = rows.blocks.as_ptr().cast();
+    let ahead =
+        bytes.wrapping_add((first + S::LANES) * rows.blocks_per_row * size_of::<F::Block>());
+    let step = S::LANES * size_of::<F::Block>();
     for b in 0..rows.blocks_per_row {
         let blocks = s.each(&group, b);
         let mut dots = [[s.zero_i32(); 4]; N];
         let mut min_dots = [[s.zero_i32(); 4]; N];
         for i in 0..4 {
+            for line in (0..step / 4).step_by(64) {
+                s.prefetch(ahead.wrapping_add(b * step + i * (step / 4) + line));
+            }
             let scales = F::scales(s, &blocks, i);
             for chunk in 0..F::CHUNKS {
                 let codes = F::codes(s, &blocks, i, chunk);
@@ -137,8 +135,7 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
                     for n in 0..N {
                         let mut dot = s.zero_dot();
                         for k in 0..F::GROUPS_PER_SCALE {
-                            let acts = s
-                                .repeat_i8(&acts[n].codes[b * F::GROUPS..][..F::GROUPS][group + k]);
+                            let acts = s.repeat_i8(&acts[n].codes[b].as_ref()[group + k]);
                             dot = dot_step::<S, F>(s, dot, codes[place + k], acts);
                             if (k + 1) % steps == 0 {
                                 dots[n][i] = add_dot::<S, F>(s, dots[n][i], dot, scale);
@@ -155,7 +152,7 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
                     Offset::None | Offset::Power { .. } => scales.scales,
                 };
                 for n in 0..N {
-                    let (sums, _) = block_sums::<F>(&acts[n], b).as_chunks();
+                    let (sums, _) = acts[n].sums[b].as_ref().as_chunks();
                     for (k, sums) in sums.iter().enumerate() {
                         min_dots[n][i] = s.dot_i16(min_dots[n][i], factors[k], s.repeat_i16(sums));
                     }
@@ -175,7 +172,6 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
 /// A stretch of a group of rows, unpacked and transposed: one 32-bit place of a vector per row.
 pub(crate) struct Panel<S: SimdBytes> {
     first_block: usize,
-    n_blocks: usize,
     /// Four codes to a place, four vectors to a group of 16 values.
     codes: Vec<S::Bytes>,
     /// Each scale twice to a place.
@@ -190,7 +186,6 @@ impl<S: Simd> Panel<S> {
     pub(crate) fn new() -> Panel<S> {
         Panel {
             first_block: 0,
-            n_blocks: 0,
             codes: Vec::new(),
             scales: Vec::new(),
             min_pairs: Vec::new(),
@@ -208,7 +203,7 @@ impl<S: Simd> Panel<S> {
         first_block: usize,
         n_blocks: usize,
     ) {
-        (self.first_block, self.n_blocks) = (first_block, n_blocks);
+        self.first_block = first_block;
         let n_scales = if F::SCALED { n_scales::<F>() } else { 0 };
         let n_pairs = if has_min_dot::<F>() { n_scales / 2 } else { 0 };
         let zero = s.zero();
@@ -283,19 +278,20 @@ impl<S: Simd> Panel<S> {
     pub(crate) fn dot<F: Format, const N: usize>(
         &self,
         s: S,
-        acts: &[CodeRow<'_>; N],
+        acts: &[TokenBlocks<'_, F>; N],
         sums: &mut [S::F32; N],
     ) {
-        let mut chains = *sums;
         let n_scales = n_scales::<F>();
         let n_pairs = n_scales / 2;
         let vectors_per_scale = 4 * F::GROUPS_PER_SCALE;
         let steps = const { dot_steps::<S, F>(4 * F::GROUPS_PER_SCALE) };
-        for b in 0..self.n_blocks {
-            let block = self.first_block + b;
-            let codes = &self.codes[b * F::GROUPS * 4..][..F::GROUPS * 4];
-            let token_codes: [&[[i8; 16]]; N] =
-                std::array::from_fn(|n| &acts[n].codes[block * F::GROUPS..][..F::GROUPS]);
+        let mut acts = *acts;
+        for acts in &mut acts {
+            *acts = acts.range(self.first_block, self.factors.len());
+        }
+        let mut chains = *sums;
+        let blocks = self.codes.chunks_exact(4 * F::GROUPS).zip(&self.factors);
+        for (b, (codes, factors)) in blocks.enumerate() {
             let mut dots = [s.zero_i32(); N];
             for j in 0..n_scales {
                 let scale = if F::SCALED {
@@ -309,7 +305,7 @@ impl<S: Simd> Panel<S> {
                     for k in step..step + steps {
                         let v = j * vectors_per_scale + k;
                         for n in 0..N {
-                            let acts = s.splat_i8x4(&token_codes[n][v / 4], v % 4);
+                            let acts = s.splat_i8x4(&acts[n].codes[b].as_ref()[v / 4], v % 4);
                             dot[n] = dot_step::<S, F>(s, dot[n], codes[v], acts);
                         }
                     }
@@ -324,21 +320,14 @@ impl<S: Simd> Panel<S> {
                 let pairs = &self.min_pairs[b * n_pairs..][..n_pairs];
                 for (k, pair) in pairs.iter().enumerate() {
                     for n in 0..N {
-                        let sums = s.splat_i16x2(block_sums::<F>(&acts[n], block), k);
+                        let sums = s.splat_i16x2(acts[n].sums[b].as_ref(), k);
                         min_dots[n] = s.dot_i16(min_dots[n], *pair, sums);
                     }
                 }
             }
             for n in 0..N {
-                chains[n] = add_block::<S, F>(
-                    s,
-                    chains[n],
-                    self.factors[b],
-                    dots[n],
-                    min_dots[n],
-                    &acts[n],
-                    block,
-                );
+                let (dot, min_dot) = (dots[n], min_dots[n]);
+                chains[n] = add_block(s, chains[n], *factors, dot, min_dot, &acts[n], b);
             }
         }
         *sums = chains;

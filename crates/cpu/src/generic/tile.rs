@@ -8,10 +8,9 @@ use std::marker::PhantomData;
 use rocmforge_gguf::quant::{self, Block};
 
 use super::float_dot::{self, Plain};
-use super::format::Format;
+use super::format::{Format, TokenBlocks};
 use super::int_dot::{BlockRows, Panel, stream};
 use super::simd::Simd;
-use crate::acts::CodeRow;
 use crate::arch::Kernel;
 use crate::matmul::{Job, OutMode, Weight};
 use crate::pool::Tile;
@@ -27,11 +26,11 @@ const FLOAT_ROWS: usize = 4;
 const FLOAT_TOKENS: usize = 3;
 
 /// Rows of an f32 panel, and its values per row: 16 KiB of the L1 cache.
-const FLOAT_PANEL_ROWS: usize = 8;
+const FLOAT_GROUP: usize = 8;
 const FLOAT_STRETCH: usize = 512;
 
-/// Register tiles that an f32 panel makes with the same tokens.
-const FLOAT_TILES: usize = FLOAT_PANEL_ROWS / FLOAT_ROWS;
+/// Register tiles that a group of rows makes with the same tokens.
+const FLOAT_TILES: usize = FLOAT_GROUP / FLOAT_ROWS;
 
 /// Adds bias and residual to the products of `token` with the `LANES` weight rows from `first` on,
 /// and writes those that lie in the tile.
@@ -81,7 +80,10 @@ impl<F: Format> Kernel for IntTile<'_, '_, '_, F> {
             blocks_per_row: job.w.n_in / F::Block::TYPE.block_len(),
         };
         let cols = tile.cols();
-        let acts: Vec<CodeRow> = tile.rows().map(|t| job.acts.code_row(t)).collect();
+        let acts: Vec<TokenBlocks<'_, F>> = tile
+            .rows()
+            .map(|t| TokenBlocks::new(job.acts.code_row(t)))
+            .collect();
         for first in cols.clone().step_by(S::LANES) {
             match acts.as_slice() {
                 [a] => stream_tokens(s, job, tile, rows, first, [*a]),
@@ -99,7 +101,7 @@ fn stream_tokens<S: Simd, F: Format, const N: usize>(
     tile: &mut Tile<'_>,
     rows: BlockRows<'_, F>,
     first: usize,
-    acts: [CodeRow<'_>; N],
+    acts: [TokenBlocks<'_, F>; N],
 ) {
     let token = tile.rows().start;
     let sums = stream(s, rows, first, tile.cols().end, &acts);
@@ -115,7 +117,7 @@ fn panel_tokens<S: Simd, F: Format>(
     tile: &mut Tile<'_>,
     rows: BlockRows<'_, F>,
     first: usize,
-    acts: &[CodeRow<'_>],
+    acts: &[TokenBlocks<'_, F>],
 ) {
     let n_blocks = rows.blocks_per_row;
     let step = INT_STRETCH / F::Block::TYPE.block_len();
@@ -159,45 +161,61 @@ impl<P: Plain + Block> Kernel for FloatTile<'_, '_, '_, P> {
             float_panels(s, job, tile, PlainRows { data, n_in });
             return;
         }
-        for first in cols.clone().step_by(S::LANES) {
-            let mut sums = [[0.0; 16]; FLOAT_TOKENS];
-            for r in (0..S::LANES).step_by(FLOAT_ROWS) {
-                if first + r >= cols.end {
-                    break;
-                }
-                let rows: [&[P]; FLOAT_ROWS] =
-                    std::array::from_fn(|i| row((first + r + i).min(cols.end - 1)));
-                match tokens.len() {
-                    1 => float_rows::<S, P, 1>(s, job, rows, tokens.start, r, &mut sums),
-                    2 => float_rows::<S, P, 2>(s, job, rows, tokens.start, r, &mut sums),
-                    _ => float_rows::<S, P, FLOAT_TOKENS>(s, job, rows, tokens.start, r, &mut sums),
-                }
-            }
-            for (token, sums) in tokens.clone().zip(&sums) {
-                write(s, job, tile, token, first, s.load(sums));
+        for first in cols.clone().step_by(FLOAT_GROUP) {
+            let rows: [&[P]; FLOAT_GROUP] =
+                std::array::from_fn(|i| row((first + i).min(cols.end - 1)));
+            match tokens.len() {
+                1 => float_stream::<S, P, 1>(s, job, tile, rows, first),
+                2 => float_stream::<S, P, 2>(s, job, tile, rows, first),
+                _ => float_stream::<S, P, FLOAT_TOKENS>(s, job, tile, rows, first),
             }
         }
     }
 }
 
-/// Whole rows with a few tokens; the sums go to `out[token][at..]`.
+/// A group of whole rows with all tokens of the tile, which are few.
 #[inline(always)]
-fn float_rows<S: Simd, P: Plain, const N: usize>(
+fn float_stream<S: Simd, P: Plain, const N: usize>(
     s: S,
     job: &Job<'_>,
-    rows: [&[P]; FLOAT_ROWS],
-    token: usize,
-    at: usize,
-    out: &mut [[f32; 16]; FLOAT_TOKENS],
+    tile: &mut Tile<'_>,
+    rows: [&[P]; FLOAT_GROUP],
+    first: usize,
 ) {
+    let token = tile.rows().start;
     let acts: [&[f32]; N] = std::array::from_fn(|n| job.acts.f32_row(token + n));
-    let mut sums = [[s.splat(0.0); N]; FLOAT_ROWS];
-    float_dot::dot(s, rows, acts, &mut sums);
-    for n in 0..N {
-        for i in 0..FLOAT_ROWS {
-            out[n][at + i] = s.sum(sums[i][n]);
-        }
+    let mut sums = [[[s.splat(0.0); N]; FLOAT_ROWS]; FLOAT_TILES];
+    let (halves, _) = rows.as_chunks();
+    for (rows, sums) in halves.iter().zip(&mut sums) {
+        float_dot::dot(s, *rows, acts, sums);
     }
+    for n in 0..N {
+        write_group(s, job, tile, (token + n, first), &sums, n);
+    }
+}
+
+/// Adds up the places of the sums of a group with token `n` of its register tiles, and writes
+/// them to `(token, first row)`.
+#[inline(always)]
+fn write_group<S: Simd, const N: usize>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    (token, first): (usize, usize),
+    sums: &[[[S::F32; N]; FLOAT_ROWS]],
+    n: usize,
+) {
+    let mut group = [s.splat(0.0); FLOAT_GROUP];
+    for i in 0..FLOAT_GROUP {
+        group[i] = sums[i / FLOAT_ROWS][i % FLOAT_ROWS][n];
+    }
+    let values = s.sums_of_8(group);
+    job.write(
+        tile,
+        token,
+        first,
+        &values[..FLOAT_GROUP.min(tile.cols().end - first)],
+    );
 }
 
 /// Formats without a dot product of their own: rows are dequantized to f32.
@@ -249,13 +267,13 @@ impl Rows for &Weight<'_> {
 #[inline(always)]
 fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl Rows) {
     let (cols, tokens, n_in) = (tile.cols(), tile.rows(), job.w.n_in);
-    let mut panel = vec![0.0; FLOAT_PANEL_ROWS * FLOAT_STRETCH];
+    let mut panel = vec![0.0; FLOAT_GROUP * FLOAT_STRETCH];
     let zero = [[s.splat(0.0); FLOAT_TOKENS]; FLOAT_ROWS];
     // One for each register tile: all rows of the panel for the first tokens, and so on.
     let mut sums = vec![zero; tokens.len().div_ceil(FLOAT_TOKENS) * FLOAT_TILES];
-    for first in cols.clone().step_by(FLOAT_PANEL_ROWS) {
+    for first in cols.clone().step_by(FLOAT_GROUP) {
         sums.fill(zero);
-        let n_rows = FLOAT_PANEL_ROWS.min(cols.end - first);
+        let n_rows = FLOAT_GROUP.min(cols.end - first);
         for from in (0..n_in).step_by(FLOAT_STRETCH) {
             let n = FLOAT_STRETCH.min(n_in - from).next_multiple_of(S::LANES);
             for (i, row) in panel
@@ -280,12 +298,8 @@ fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl
             }
         }
         for (t, token) in tokens.clone().enumerate() {
-            let mut values = [0.0; FLOAT_PANEL_ROWS];
-            for (i, value) in values.iter_mut().enumerate() {
-                let sums = &sums[t / FLOAT_TOKENS * FLOAT_TILES + i / FLOAT_ROWS];
-                *value = s.sum(sums[i % FLOAT_ROWS][t % FLOAT_TOKENS]);
-            }
-            job.write(tile, token, first, &values[..n_rows]);
+            let sums = &sums[t / FLOAT_TOKENS * FLOAT_TILES..][..FLOAT_TILES];
+            write_group(s, job, tile, (token, first), sums, t % FLOAT_TOKENS);
         }
     }
 }

@@ -37,6 +37,8 @@ impl Format for Iq4Xs {
     const GROUPS: usize = 16;
     const GROUPS_PER_SCALE: usize = 2;
     const SCALED: bool = true;
+    type ActCodes = [[i8; 16]; 16];
+    type ActSums = [i16; 8];
     type Chunk<V: Copy> = [V; 4];
     const CHUNKS: usize = 4;
 

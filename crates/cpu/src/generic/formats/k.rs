@@ -14,6 +14,8 @@ macro_rules! block_of_256 {
         const GROUPS: usize = 16;
         const GROUPS_PER_SCALE: usize = $per_scale;
         const SCALED: bool = true;
+        type ActCodes = [[i8; 16]; 16];
+        type ActSums = [i16; 16 / $per_scale];
         type Chunk<V: Copy> = [V; 4];
         const CHUNKS: usize = 4;
     };

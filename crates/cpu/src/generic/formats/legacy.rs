@@ -34,6 +34,8 @@ macro_rules! block_of_32 {
         const GROUPS: usize = 2;
         const GROUPS_PER_SCALE: usize = 2;
         const SCALED: bool = false;
+        type ActCodes = [[i8; 16]; 2];
+        type ActSums = [i16; 1];
         type Chunk<V: Copy> = [V; 2];
         const CHUNKS: usize = 1;
 
