@@ -96,16 +96,16 @@ fn add_dot<S: SimdBytes, F: Format>(s: S, sum: S::I32, dot: S::Dot, scale: S::By
 pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     s: S,
     rows: BlockRows<'_, F>,
-    first: usize,
-    end: usize,
+    (first, end): (usize, usize),
     acts: &[TokenBlocks<'_, F>; N],
-) -> [S::F32; N] {
+    sums: &mut [S::F32; N],
+) {
     let group = rows.group(s, first, end);
     let mut acts = *acts;
     for acts in &mut acts {
         *acts = acts.range(0, rows.blocks_per_row);
     }
-    let mut sums = [s.splat(0.0); N];
+    let mut chains = [s.splat(0.0); N];
     let bytes: *const u8 = rows.blocks.as_ptr().cast();
     let ahead =
         bytes.wrapping_add((first + S::LANES) * rows.blocks_per_row * size_of::<F::Block>());
@@ -163,10 +163,10 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
         for n in 0..N {
             let dot = s.reduce4(dots[n]);
             let min_dot = s.reduce4(min_dots[n]);
-            sums[n] = add_block::<S, F>(s, sums[n], factors, dot, min_dot, &acts[n], b);
+            chains[n] = add_block(s, chains[n], factors, dot, min_dot, &acts[n], b);
         }
     }
-    sums
+    *sums = chains;
 }
 
 /// A stretch of a group of rows, unpacked and transposed: one 32-bit place of a vector per row.
