@@ -209,22 +209,30 @@ impl Engine {
         Ok(events)
     }
 
-    /// Runs until `request` has ended or `on_event` says to stop; returns whether it ended.
+    /// Runs until `request` has ended or `on_event` says to stop it; returns whether it ended by itself.
+    /// `on_event` gets the events of other requests, too.
     pub fn run(
         &mut self,
         request: RequestId,
         mut on_event: impl FnMut(&Event) -> Continue,
     ) -> Result<bool, EngineError> {
         loop {
+            let mut ended = None;
             for event in self.step()? {
-                let ended = matches!(event, Event::Finished { request: id, .. } if id == request);
-                if on_event(&event) == Continue::No && !ended {
+                let own = event.request() == request;
+                if own && ended.is_some() {
+                    continue;
+                }
+                let wanted = on_event(&event);
+                if own && matches!(event, Event::Finished { .. }) {
+                    ended = Some(true);
+                } else if wanted == Continue::No && ended.is_none() {
                     self.abort(request);
-                    return Ok(false);
+                    ended = Some(false);
                 }
-                if ended {
-                    return Ok(true);
-                }
+            }
+            if let Some(ended) = ended {
+                return Ok(ended);
             }
             if self.is_idle() {
                 return Ok(false);
