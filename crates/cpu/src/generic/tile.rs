@@ -88,6 +88,9 @@ impl<F: Format> Kernel for IntTile<'_, '_, '_, F> {
             .collect();
         let mut sums = vec![s.splat(0.0); acts.len()];
         let mut panel = Panel::new();
+        if acts.len() <= INT_TOKENS {
+            rows.prefetch(s, cols.start);
+        }
         for first in cols.clone().step_by(S::LANES) {
             let group = (first, cols.end);
             match acts.len() {
