@@ -106,15 +106,6 @@ impl ModelConfig {
         let meta = gguf.metadata();
         let arch_name = meta.str("general.architecture")?.to_string();
         let arch = Architecture::from_name(&arch_name)?;
-        let n_parts = meta.opt_u64("split.count")?.unwrap_or(1);
-        if n_parts > 1 {
-            let feature =
-                format!("{n_parts} files for one model (merge them with llama-gguf-split --merge)");
-            return Err(EngineError::UnsupportedFeature {
-                arch: arch_name,
-                feature,
-            });
-        }
         let keys = Keys {
             meta,
             arch: &arch_name,
