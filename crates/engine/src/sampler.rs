@@ -316,7 +316,7 @@ mod tests {
             for params in [off(), SamplingParams::default(), SamplingParams::greedy()] {
                 let id = sample(
                     Isa::Scalar,
-                    &mut vec![fill; 9],
+                    &mut [fill; 9],
                     &row(params, 3, vec![(1, 1), (99, 1)]),
                     Some(500),
                 );

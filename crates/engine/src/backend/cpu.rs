@@ -437,7 +437,7 @@ impl Backend for CpuBackend {
             device: format!(
                 "CPU ({}, {} threads)",
                 self.options.isa.name(),
-                self.options.n_threads
+                self.pool.n_threads()
             ),
             slow_ops,
             kv_bytes: (tokens * per_token * self.options.kv_type.value_bytes()) as u64,
