@@ -88,7 +88,10 @@ impl Engine {
             n_blocks,
             kv_type: config.kv_type,
         };
-        let (plan, weights) = (model.plan.clone(), Arc::clone(&model.weights));
+        let (mut plan, weights) = (model.plan.clone(), Arc::clone(&model.weights));
+        for table in &mut plan.rope {
+            table.settle(limits.n_ctx);
+        }
         let executor = Executor::start(move || Ok(CpuBackend::new(plan, weights, options)))?;
         let pool = BlockPool::new(n_blocks, config.page);
         Ok(Engine::new(

@@ -157,9 +157,12 @@ impl CpuBackend {
     fn run_op(&mut self, op: &Op, batch: &Batch, tokens: &[TokenId], rotations: &[Vec<f32>]) {
         let isa = self.options.isa;
         match *op {
-            Op::Embed { table, out } => {
+            Op::Embed { table, scale, out } => {
                 let mut to = self.take(out);
                 cpu::get_rows(&self.weights.matrix(table), tokens, &mut to);
+                if scale != 1.0 {
+                    to.iter_mut().for_each(|value| *value *= scale);
+                }
                 self.put(out, to);
             }
             Op::RmsNorm {

@@ -67,8 +67,12 @@ impl KvSpec {
 /// One operation. Shapes are those of the buffers; `T` is the batch's number of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// `out[t] = table[token[t]]`, dequantized.
-    Embed { table: WeightId, out: BufferId },
+    /// `out[t] = table[token[t]] * scale`, dequantized.
+    Embed {
+        table: WeightId,
+        scale: f32,
+        out: BufferId,
+    },
     /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len()` values (a whole row, or each head).
     RmsNorm {
         x: BufferId,
