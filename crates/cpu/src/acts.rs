@@ -185,7 +185,7 @@ impl Acts {
         self.n_in
     }
 
-    /// Values of one token as the products see them, in f32; `out` [n_in].
+    /// Values of one token as the products see them, in f32; `out` `[n_in]`.
     ///
     /// # Panics
     /// If there is no such token, or `out` has another length.

@@ -95,7 +95,7 @@ const TOKENS_BYTES: usize = 1024 * 1024;
 /// Rows of a task are a multiple of this, the longest vector of any instruction set.
 const ROWS_STEP: usize = 16;
 
-/// out = acts * w^T + bias: `out` [n_tokens, n_out], `acts` [n_tokens, n_in], `bias` [n_out].
+/// out = acts * w^T + bias: `out` [n_tokens, n_out], `acts` [n_tokens, n_in], `bias` `[n_out]`.
 ///
 /// Every element has the same bits for any number of tokens, rows and threads.
 ///
