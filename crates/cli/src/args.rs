@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::help;
@@ -81,7 +82,7 @@ pub struct ModelArgs {
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
     /// Read the file into memory instead of mapping it; for files that may change while they are used
-    #[arg(long, env = "ROCMFORGE_NO_MMAP", hide_env_values = true)]
+    #[arg(long, env = "ROCMFORGE_NO_MMAP", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub no_mmap: bool,
 }
 
@@ -121,9 +122,17 @@ pub struct CacheArgs {
         value_name = "N",
         default_value_t = 32,
         env = "ROCMFORGE_PAGE",
-        hide_env_values = true
+        hide_env_values = true,
+        value_parser = page
     )]
     pub page: usize,
+}
+
+fn page(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(page @ (16 | 32 | 64)) => Ok(page),
+        _ => Err("pages have 16, 32 or 64 tokens".to_string()),
+    }
 }
 
 /// The context of a conversation or a text.
@@ -356,7 +365,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Do not read or write the history of typed lines
-    #[arg(long, env = "ROCMFORGE_NO_HISTORY", hide_env_values = true)]
+    #[arg(long, env = "ROCMFORGE_NO_HISTORY", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub no_history: bool,
     #[command(flatten)]
     pub model: ModelArgs,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::Error;
+use rocmforge::engine::EngineError;
 
 use crate::output;
 
@@ -49,7 +50,10 @@ pub fn report(error: &Error) -> ExitCode {
         }
         None => {
             output::note(&format!("error: {}", one_line(error)));
-            ExitCode::FAILURE
+            match error.downcast_ref::<EngineError>() {
+                Some(EngineError::BadParameter { .. }) => ExitCode::from(2),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use rocmforge::engine::batch::TokenLogprob;
 use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
-use rocmforge::engine::{FinishReason, PromptOutput};
+use rocmforge::engine::{FinishReason, PromptOutput, Request, available_bytes};
 use serde::Serialize;
 
 use crate::answer::{self, Answer};
@@ -58,6 +58,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(top) = args.prompt_logprobs {
         request.prompt_output = PromptOutput::Scores { from: 1, top };
     }
+    check_report(&request, &session)?;
     let answer = answer::run(&mut session, request, &interrupt, |text| {
         if args.json { Ok(()) } else { out.stream(text) }
     })?;
@@ -94,6 +95,36 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         }
         Some(FinishReason::Stop | FinishReason::Length) => Ok(()),
     }
+}
+
+/// Memory of one log-probability in the report: the pair itself and its JSON, as text.
+const REPORT_BYTES: usize = 80;
+
+/// Refuses log-probabilities that would not fit in memory.
+fn check_report(request: &Request, session: &Session) -> Result<()> {
+    let n_vocab = session
+        .tokenizer
+        .as_ref()
+        .map_or(usize::MAX, |t| t.n_vocab());
+    let n_prompt = request.prompt.len();
+    let n_answer = request.max_tokens.min(session.engine.n_ctx());
+    let of_prompt = match request.prompt_output {
+        PromptOutput::Scores { top, .. } => n_prompt.saturating_mul(top.min(n_vocab)),
+        PromptOutput::Logits | PromptOutput::Nothing => 0,
+    };
+    let of_answer = n_answer.saturating_mul(request.logprobs.unwrap_or(0).min(n_vocab));
+    let needed = of_prompt
+        .saturating_add(of_answer)
+        .saturating_mul(REPORT_BYTES) as u64;
+    let free = available_bytes().unwrap_or(u64::MAX) / 2;
+    if needed > free {
+        bail!(
+            "the report may need {} MiB, {} MiB are free for it; ask for fewer with --prompt-logprobs and --logprobs",
+            needed >> 20,
+            free >> 20
+        );
+    }
+    Ok(())
 }
 
 /// What to tell when an answer ended for want of room.

@@ -3,7 +3,7 @@
 
 use std::env;
 use std::fs;
-use std::io::{self, BufRead as _, IsTerminal as _};
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
@@ -106,10 +106,16 @@ impl Lines {
                 let mut bytes = Vec::new();
                 let n = io::stdin()
                     .lock()
+                    .take(MAX_LINE_BYTES)
                     .read_until(b'\n', &mut bytes)
                     .context("cannot read stdin")?;
                 if n == 0 {
                     return Ok(Input::End);
+                }
+                if n as u64 == MAX_LINE_BYTES {
+                    return Err(anyhow!(
+                        "a line of the chat is longer than 16 MiB; give it with generate -f"
+                    ));
                 }
                 let mut line =
                     String::from_utf8(bytes).context("a line of the chat is not valid UTF-8")?;
@@ -120,6 +126,9 @@ impl Lines {
         }
     }
 }
+
+/// Longest line of a piped chat.
+const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// Joins lines to a message: after a backslash at the end, and between fences.
 fn assemble(line: &mut dyn FnMut(&str) -> Result<Input>) -> Result<Input> {

@@ -1,13 +1,13 @@
 //! Where a prompt's text comes from: a flag, a file, or a pipe.
 
-use std::io::{self, IsTerminal as _, Read as _};
+use std::io::{self, IsTerminal as _};
 use std::os::unix::ffi::OsStrExt as _;
 
 use anyhow::{Context as _, Result, anyhow};
 
 use crate::args::PromptArgs;
 use crate::exit::usage;
-use crate::session::read_file;
+use crate::session::{read_bounded, read_file};
 
 /// Bytes of a prompt, as given.
 pub struct Text {
@@ -37,14 +37,13 @@ impl Text {
                 source: Source::File,
             });
         }
-        let mut stdin = io::stdin();
+        let stdin = io::stdin();
         if stdin.is_terminal() {
             return Err(usage(format!(
                 "no text: give it with -p TEXT, with -f FILE{also}, or through a pipe"
             )));
         }
-        let mut bytes = Vec::new();
-        stdin.read_to_end(&mut bytes).context("cannot read stdin")?;
+        let mut bytes = read_bounded(stdin).context("cannot read stdin")?;
         if bytes.last() == Some(&b'\n') {
             bytes.pop();
         }
