@@ -113,8 +113,9 @@ fn eight_prompts_together_give_what_each_gives_alone() {
             .iter()
             .zip(&sampling)
             .flat_map(|(prompt, sampling)| {
-                let one = std::slice::from_ref;
-                run(&loaded, &base, one(prompt), one(sampling))
+                let (prompt, sampling) =
+                    (std::slice::from_ref(prompt), std::slice::from_ref(sampling));
+                run(&loaded, &base, prompt, sampling)
             })
             .collect();
         let companies = [

@@ -287,25 +287,27 @@ fn dry_penalizes_what_llama_cpp_penalizes() {
     let mat = "the cat sat on the mat. the cat sat on the mat. the cat sat on";
     let lines = "the cat sat on:\nthe mat. the cat sat on:\nthe mat.";
     let mouse = "one day the mouse said yes. one day the mouse said";
+    type Settings = (f32, f32, usize, usize);
     type Penalties = [(TokenId, f32)];
-    // Text, multiplier, base, allowed length, window, breakers, penalties.
+    // Text; multiplier, base, allowed length and window; breakers; penalties.
     #[rustfmt::skip]
-    let cases: [(&str, f32, f32, usize, usize, &[&str], &Penalties); 9] = [
-        ("the cat sat on the mat and the cat sat", 0.8, 1.75, 2, 64, defaults, &[(370, 0.8)]),
-        (mat, 1.5, 2.0, 1, 64, &[], &[(280, 1536.0)]),
-        (mat, 1.5, 2.0, 1, 12, &[], &[(280, 12.0)]),
-        (lines, 0.8, 1.75, 2, 64, defaults, &[(280, 2.45)]),
-        (lines, 0.8, 1.75, 2, 64, &[], &[(280, 22.9783)]),
-        (mouse, 1.0, 1.3, 2, 64, &["day the"], &[(2196, 1.0)]),
-        (mouse, 1.0, 1.3, 2, 64, &["mouse sa"], &[(2196, 1.69)]),
-        (mouse, 1.0, 1.3, 0, 64, &[], &[(22, 1.0), (280, 1.0), (360, 1.0), (381, 1.0), (609, 1.0), (1747, 1.0), (2196, 2.8561)]),
-        ("a a a a a a a a", 1.0, 1.1, 2, 64, &[], &[(265, 1.4641)]),
+    let cases: [(&str, Settings, &[&str], &Penalties); 9] = [
+        ("the cat sat on the mat and the cat sat", (0.8, 1.75, 2, 64), defaults, &[(370, 0.8)]),
+        (mat, (1.5, 2.0, 1, 64), &[], &[(280, 1536.0)]),
+        (mat, (1.5, 2.0, 1, 12), &[], &[(280, 12.0)]),
+        (lines, (0.8, 1.75, 2, 64), defaults, &[(280, 2.45)]),
+        (lines, (0.8, 1.75, 2, 64), &[], &[(280, 22.9783)]),
+        (mouse, (1.0, 1.3, 2, 64), &["day the"], &[(2196, 1.0)]),
+        (mouse, (1.0, 1.3, 2, 64), &["mouse sa"], &[(2196, 1.69)]),
+        (mouse, (1.0, 1.3, 0, 64), &[], &[(22, 1.0), (280, 1.0), (360, 1.0), (381, 1.0), (609, 1.0), (1747, 1.0), (2196, 2.8561)]),
+        ("a a a a a a a a", (1.0, 1.1, 2, 64), &[], &[(265, 1.4641)]),
     ];
     let options = EncodeOptions {
         add_special: false,
         parse_special: false,
     };
-    for (text, multiplier, base, allowed_length, last_n, breakers, expected) in cases {
+    for (text, settings, breakers, expected) in cases {
+        let (multiplier, base, allowed_length, last_n) = settings;
         let texts: Vec<String> = breakers.iter().map(|&text| text.into()).collect();
         let breakers = Arc::new(Breakers::new(&tokenizer, &texts));
         let tokens = tokenizer.encode(text, options);

@@ -327,7 +327,8 @@ mod tests {
                 refused(params, name);
             }
         }
-        let others: [(&str, fn(&mut SamplingParams)); 5] = [
+        type Spoil = fn(&mut SamplingParams);
+        let others: [(&str, Spoil); 5] = [
             ("samplers is top_k and top_k", |p| {
                 p.samplers = vec![SamplerKind::TopK; 2]
             }),
