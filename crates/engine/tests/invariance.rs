@@ -65,7 +65,9 @@ fn sampling(at: usize) -> SamplingParams {
             ..base
         },
         1 => SamplingParams {
-            mirostat: Some(Mirostat { tau: 2.0, eta: 0.5 }),
+            // The state changes much with each token.
+            mirostat: Some(Mirostat { tau: 1.0, eta: 1.0 }),
+            temperature: 1.5,
             ..base
         },
         2 => SamplingParams {
@@ -73,8 +75,11 @@ fn sampling(at: usize) -> SamplingParams {
                 multiplier: 2.0,
                 allowed_length: 0,
                 last_n: 8,
+                sequence_breakers: Vec::new(),
                 ..Dry::default()
             },
+            // A text of few tokens repeats itself all the time.
+            logit_bias: (300..308).map(|id| (id, 30.0)).collect(),
             ..base
         },
         _ => SamplingParams {
