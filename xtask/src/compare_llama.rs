@@ -14,10 +14,12 @@ use rocmforge::engine::model::Model;
 use rocmforge::engine::{Continue, Engine, EngineConfig, Event, PromptOutput, Request};
 use rocmforge::gguf::{GgmlType, Gguf, LoadMode};
 
+use crate::gen_model::prompt;
+
 const SCRIPT: &str = include_str!("llama_logits.py");
 
 /// Compares every model and fails if one is outside its bound.
-pub(crate) fn run(models: &[PathBuf], n_tokens: usize, python: &Path) -> Result<()> {
+pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Result<()> {
     let mut failed = Vec::new();
     println!(
         "{:<40} {:>7} {:>12} {:>12}",
@@ -27,15 +29,17 @@ pub(crate) fn run(models: &[PathBuf], n_tokens: usize, python: &Path) -> Result<
         let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
         let bound = bound(&gguf);
         let model = Model::load(gguf)?;
-        let prompt = prompt(n_tokens, model.config.n_vocab);
-        let ours = ours(&model, &prompt)?;
-        let theirs = llama_cpp(path, &prompt, python)?;
-        let error = relative_error(&ours, &theirs)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let verdict = if error < bound { "" } else { "  FAILED" };
-        println!("{name:<40} {n_tokens:>7} {error:>12.3e} {bound:>12.0e}{verdict}");
-        if error.is_nan() || error >= bound {
-            failed.push(name.into_owned());
+        for &n_tokens in lengths {
+            let prompt = prompt(n_tokens, model.config.n_vocab);
+            let ours = ours(&model, &prompt)?;
+            let theirs = llama_cpp(path, &prompt, python)?;
+            let error = relative_error(&ours, &theirs)?;
+            let verdict = if error < bound { "" } else { "  FAILED" };
+            println!("{name:<40} {n_tokens:>7} {error:>12.3e} {bound:>12.0e}{verdict}");
+            if error.is_nan() || error >= bound {
+                failed.push(format!("{name} ({n_tokens} tokens)"));
+            }
         }
     }
     if !failed.is_empty() {
@@ -60,14 +64,6 @@ fn bound(gguf: &Gguf) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Arbitrary ids, the same every time.
-fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
-    let id = |i: usize| (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
-    (0..n_tokens)
-        .map(|i| (id(i) % n_vocab as u64) as u32)
-        .collect()
-}
-
 /// `[n_tokens, n_vocab]`.
 fn ours(model: &Model, prompt: &[u32]) -> Result<Vec<f32>> {
     let config = EngineConfig {
@@ -89,7 +85,8 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<Vec<f32>> {
     Ok(all)
 }
 
-fn llama_cpp(model: &Path, prompt: &[u32], python: &Path) -> Result<Vec<f32>> {
+/// llama.cpp's, as [`ours`].
+pub(crate) fn llama_cpp(model: &Path, prompt: &[u32], python: &Path) -> Result<Vec<f32>> {
     let ids: Vec<String> = prompt.iter().map(u32::to_string).collect();
     let output = Command::new(python)
         .args(["-c", SCRIPT])

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-const FOLDERS: [&str; 3] = ["dequantize", "quantize", "table"];
+const FOLDERS: [&str; 4] = ["dequantize", "quantize", "table", "split"];
 
 fn home() -> PathBuf {
     crate::root().join("crates/gguf/tests/fixtures")

@@ -2,6 +2,7 @@
 
 mod compare_llama;
 mod fixtures;
+mod gen_model;
 
 use std::path::{Path, PathBuf};
 
@@ -31,9 +32,23 @@ enum Task {
     CompareLlama {
         #[arg(required = true, value_name = "MODEL")]
         models: Vec<PathBuf>,
-        /// Length of the prompt
-        #[arg(long, default_value_t = 330)]
-        tokens: usize,
+        /// Lengths of the prompts
+        #[arg(long, value_delimiter = ',', default_value = "330")]
+        tokens: Vec<usize>,
+        /// A Python that has the llama-cpp-python package
+        #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+        python: PathBuf,
+    },
+    /// Write a small random model of one architecture, the same every time
+    GenModel {
+        /// Its name, or `all` for one file of each in the folder OUT
+        arch: String,
+        /// Type of its matrices, such as F32 or Q8_0
+        ty: String,
+        out: PathBuf,
+    },
+    /// Take the logits of these models from llama.cpp, for the engine's tests
+    ArchGolden {
         /// A Python that has the llama-cpp-python package
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
@@ -54,7 +69,10 @@ fn main() -> Result<()> {
             models,
             tokens,
             python,
-        } => compare_llama::run(&models, tokens, &python),
+        } => compare_llama::run(&models, &tokens, &python),
+        Task::GenModel { arch, ty, out } if arch == "all" => gen_model::write_all(&ty, &out),
+        Task::GenModel { arch, ty, out } => gen_model::write(&arch, &ty, &out),
+        Task::ArchGolden { python } => gen_model::golden(&python),
     }
 }
 

@@ -318,7 +318,7 @@ fn report(file: &ModelFile, needs: &Needs) -> Json {
         .map(|info| {
             json!({
                 "name": info.name, "type": info.ty.name(), "dims": info.dims,
-                "bytes": info.n_bytes, "offset": info.offset,
+                "bytes": info.n_bytes, "offset": info.offset, "part": info.part,
             })
         })
         .collect();

@@ -37,7 +37,10 @@ fn main() {
         .map(|i| [0x11, 0x2c, 0x3d][i % 3])
         .collect();
     let read = read_gb_s(&pool, &buffer);
-    println!("{isa}, {n_threads} threads, n = {N_SAMPLES}, plain reads {read:.1} GB/s");
+    println!(
+        "{}, {isa}, {n_threads} threads, n = {N_SAMPLES}, plain reads {read:.1} GB/s",
+        processor()
+    );
     println!(
         "{:8} {:>18} {:>14} {:>14} {:>10}",
         "", "decode GB/s", "of reads", "cached GB/s", "GFLOP/s"
@@ -54,14 +57,31 @@ fn main() {
             &buffer[..matrix_bytes(ty, N_OUT_CACHED)],
             N_OUT_CACHED,
         );
+        let (prefill, prefill_spread) = prefill(isa, &pool, ty, &buffer);
+        let noisy = if spread.max(prefill_spread) > 0.05 {
+            " (noisy)"
+        } else {
+            ""
+        };
         println!(
-            "{:8} {decode:>10.1} ±{:>4.0} % {:>12.0} % {cached:>14.1} {:>10.0}",
+            "{:8} {decode:>10.1} ±{:>4.0} % {:>12.0} % {cached:>14.1} {prefill:>10.0} ±{:>4.0} %{noisy}",
             ty.name(),
             100.0 * spread,
             100.0 * decode / read,
-            prefill(isa, &pool, ty, &buffer),
+            100.0 * prefill_spread,
         );
     }
+}
+
+fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    name.map_or("unnamed processor", |name| {
+        name.trim_start_matches([' ', '\t', ':'])
+    })
+    .to_owned()
 }
 
 fn matrix_bytes(ty: GgmlType, n_out: usize) -> usize {
@@ -122,8 +142,8 @@ fn decode(isa: Isa, pool: &Pool, ty: GgmlType, buffer: &[u8], n_out: usize) -> (
     (bytes / seconds / 1e9, spread)
 }
 
-/// GFLOP/s, two operations to a product.
-fn prefill(isa: Isa, pool: &Pool, ty: GgmlType, buffer: &[u8]) -> f64 {
+/// GFLOP/s, two operations to a product, and its spread.
+fn prefill(isa: Isa, pool: &Pool, ty: GgmlType, buffer: &[u8]) -> (f64, f64) {
     let n_out = 2048;
     let acts = acts(isa, pool, ty, PREFILL_TOKENS);
     let mut out = vec![0.0; PREFILL_TOKENS * n_out];
@@ -133,10 +153,11 @@ fn prefill(isa: Isa, pool: &Pool, ty: GgmlType, buffer: &[u8]) -> f64 {
         n_in: N_IN,
         data: &buffer[..matrix_bytes(ty, n_out)],
     };
-    let (seconds, _) = measure(|| {
+    let (seconds, spread) = measure(|| {
         matmul(isa, pool, &w, &acts, None, OutMode::Store, &mut out);
     });
-    2.0 * (PREFILL_TOKENS * n_out * N_IN) as f64 / seconds / 1e9
+    let operations = 2.0 * (PREFILL_TOKENS * n_out * N_IN) as f64;
+    (operations / seconds / 1e9, spread)
 }
 
 fn acts(isa: Isa, pool: &Pool, ty: GgmlType, n_tokens: usize) -> Acts {

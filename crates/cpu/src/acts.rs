@@ -258,8 +258,8 @@ impl QuantizeRows<'_, '_> {
     fn run_with<Q: Quantize>(self, q: Q) {
         for row in self.rows {
             match self.format {
-                ActFormat::Q8x256 => quantize_row::<Q, 8>(q, row, q8x256_scale),
-                ActFormat::Q8x32 | ActFormat::F32 => quantize_row::<Q, 1>(q, row, q8x32_scale),
+                ActFormat::Q8x256 => quantize_row::<Q, 8>(q, row),
+                ActFormat::Q8x32 | ActFormat::F32 => quantize_row::<Q, 1>(q, row),
             }
         }
     }
@@ -267,72 +267,54 @@ impl QuantizeRows<'_, '_> {
 
 /// Quantizes blocks of `N` times 32 values.
 #[inline(always)]
-fn quantize_row<Q: Quantize, const N: usize>(
-    q: Q,
-    row: &mut QuantizeRow<'_>,
-    scale_of: fn(f32) -> Scale,
-) {
+fn quantize_row<Q: Quantize, const N: usize>(q: Q, row: &mut QuantizeRow<'_>) {
     let (x, _) = row.x.as_chunks::<32>();
-    for (b, x) in x.chunks_exact(N).enumerate() {
+    let (x, _) = x.as_chunks::<N>();
+    let (codes, _) = row.codes.as_chunks_mut::<2>();
+    let (codes, _) = codes.as_chunks_mut::<N>();
+    let (sums16, _) = row.sums16.as_chunks_mut::<2>();
+    let (sums16, _) = sums16.as_chunks_mut::<N>();
+    let (sums32, _) = row.sums32.as_chunks_mut::<N>();
+    let blocks = x.iter().zip(codes).zip(sums16).zip(sums32);
+    for ((((x, codes), sums16), sums32), scale) in blocks.zip(row.scales.iter_mut()) {
         let mut max_bits = 0;
         for x in x {
             max_bits = max_bits.max(q.max_abs_bits(x));
         }
         let max = f32::from_bits(max_bits);
-        let scale = if max.is_finite() {
-            scale_of(max)
-        } else {
-            Scale {
-                factor: 0.0,
-                scale: f32::NAN,
-            }
+        let (factor, d) = match N {
+            1 => q8x32_scale(q, max),
+            _ => q8x256_scale(max),
         };
-        row.scales[b] = scale.scale;
-        for (i, x) in x.iter().enumerate() {
-            let mut codes = [0; 32];
-            if scale.factor > 0.0 {
-                q.quantize(x, scale.factor, &mut codes);
-            }
-            let i = b * N + i;
-            let (halves, _) = codes.as_chunks();
-            for (h, half) in halves.iter().enumerate() {
-                row.codes[2 * i + h] = *half;
-                row.sums16[2 * i + h] = half.iter().map(|&q| i16::from(q)).sum();
-            }
-            row.sums32[i] = row.sums16[2 * i] + row.sums16[2 * i + 1];
+        *scale = if max.is_finite() { d } else { f32::NAN };
+        if !(max.is_finite() && factor.is_finite()) {
+            // Nothing that could be divided by the scale.
+            *codes = [[[0; 16]; 2]; N];
+            *sums16 = [[0; 2]; N];
+            *sums32 = [0; N];
+            continue;
+        }
+        for i in 0..N {
+            let sums = q.quantize(&x[i], factor, &mut codes[i]);
+            sums16[i] = sums;
+            sums32[i] = sums[0] + sums[1];
         }
     }
 }
 
-struct Scale {
-    /// What values are multiplied with; 0 for a block that is zero or too small to divide by.
-    factor: f32,
-    /// What codes are multiplied with.
-    scale: f32,
-}
-
-fn q8x32_scale(max: f32) -> Scale {
+/// What values are multiplied with, and what codes are. The first is infinite for a block that is
+/// zero or too small to divide by.
+#[inline(always)]
+fn q8x32_scale<Q: Quantize>(q: Q, max: f32) -> (f32, f32) {
     let d = max / 127.0;
-    let factor = 1.0 / d;
-    Scale {
-        factor: if factor.is_finite() { factor } else { 0.0 },
-        scale: F16::from_f32(d).to_f32(),
-    }
+    (1.0 / d, q.round_to_f16(d))
 }
 
-fn q8x256_scale(max: f32) -> Scale {
+/// As [`q8x32_scale`]; a scale is then zero.
+#[inline(always)]
+fn q8x256_scale(max: f32) -> (f32, f32) {
     let factor = 127.0 / max;
-    if factor.is_finite() {
-        Scale {
-            factor,
-            scale: 1.0 / factor,
-        }
-    } else {
-        Scale {
-            factor: 0.0,
-            scale: 0.0,
-        }
-    }
+    (factor, 1.0 / factor)
 }
 
 /// Quantization without vectors.
@@ -344,9 +326,14 @@ impl Quantize for Scalar {
         x.iter().fold(0, |max, x| max.max(x.abs().to_bits()))
     }
 
-    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [i8; 32]) {
-        for (q, x) in q.iter_mut().zip(x) {
+    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [[i8; 16]; 2]) -> [i16; 2] {
+        for (q, x) in q.as_flattened_mut().iter_mut().zip(x) {
             *q = (x * factor).round_ties_even() as i8;
         }
+        q.map(|half| half.iter().map(|&q| i16::from(q)).sum())
+    }
+
+    fn round_to_f16(self, x: f32) -> f32 {
+        F16::from_f32(x).to_f32()
     }
 }

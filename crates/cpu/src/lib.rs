@@ -1,6 +1,13 @@
 //! CPU kernels on slices.
 
 #![deny(unsafe_code)]
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(
+        dead_code,
+        reason = "vector algorithms, where no vector instruction set is supported yet"
+    )
+)]
 
 mod acts;
 mod arch;

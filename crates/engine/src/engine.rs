@@ -1,5 +1,7 @@
 //! The engine: takes requests, schedules steps, submits them to a device and turns results into events.
 
+mod limits;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -17,11 +19,7 @@ use crate::scheduler::{Limits, PrefixSharing, Scheduler, StepRecord};
 use crate::sequence::{RowPurpose, Sequence};
 use crate::text_stream::{Piece, TextStream};
 use crate::tokenizer::{Detokenizer, Tokenizer};
-
-/// Default context when the model was trained for more.
-const DEFAULT_CTX: usize = 8192;
-/// Memory left to others when the cache's size is chosen.
-const RESERVE_BYTES: u64 = 512 << 20;
+use limits::Resolved;
 
 /// The user's choices.
 #[derive(Debug, Clone)]
@@ -63,9 +61,6 @@ impl Default for EngineConfig {
     }
 }
 
-/// Rows of logits of one step: 64 rows of 150,000 tokens are 38 MB.
-const MAX_LOGITS_ROWS: usize = 64;
-
 /// A model ready to serve.
 pub struct Engine {
     executor: Executor,
@@ -87,9 +82,8 @@ impl Engine {
         tokenizer: Option<Arc<Tokenizer>>,
         config: &EngineConfig,
     ) -> Result<Engine, EngineError> {
-        let limits = limits(model, config)?;
-        let n_kv_tokens = config.n_kv_tokens.unwrap_or(limits.n_ctx).max(limits.n_ctx);
-        let n_blocks = n_kv_tokens.div_ceil(config.page);
+        let Resolved { limits, n_blocks } =
+            limits::resolve(model, config, memory::available_bytes())?;
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let options = CpuOptions {
             isa: config.isa,
@@ -98,7 +92,10 @@ impl Engine {
             n_blocks,
             kv_type: config.kv_type,
         };
-        let (plan, weights) = (model.plan.clone(), Arc::clone(&model.weights));
+        let (mut plan, weights) = (model.plan.clone(), Arc::clone(&model.weights));
+        for table in &mut plan.rope {
+            table.settle(limits.n_ctx);
+        }
         let executor = Executor::start(move || Ok(CpuBackend::new(plan, weights, options)))?;
         let pool = BlockPool::new(n_blocks, config.page);
         Ok(Engine::new(
@@ -230,22 +227,30 @@ impl Engine {
         Ok(events)
     }
 
-    /// Runs until `request` has ended or `on_event` says to stop; returns whether it ended.
+    /// Runs until `request` has ended or `on_event` says to stop it; returns whether it ended by itself.
+    /// `on_event` gets the events of other requests, too.
     pub fn run(
         &mut self,
         request: RequestId,
         mut on_event: impl FnMut(&Event) -> Continue,
     ) -> Result<bool, EngineError> {
         loop {
+            let mut ended = None;
             for event in self.step()? {
-                let ended = matches!(event, Event::Finished { request: id, .. } if id == request);
-                if on_event(&event) == Continue::No && !ended {
+                let own = event.request() == request;
+                if own && ended.is_some() {
+                    continue;
+                }
+                let wanted = on_event(&event);
+                if own && matches!(event, Event::Finished { .. }) {
+                    ended = Some(true);
+                } else if wanted == Continue::No && ended.is_none() {
                     self.abort(request);
-                    return Ok(false);
+                    ended = Some(false);
                 }
-                if ended {
-                    return Ok(true);
-                }
+            }
+            if let Some(ended) = ended {
+                return Ok(ended);
             }
             if self.is_idle() {
                 return Ok(false);
@@ -393,67 +398,6 @@ impl Engine {
 pub enum Continue {
     Yes,
     No,
-}
-
-/// Resolves the limits that `config` leaves open, and checks the others against the machine's memory.
-fn limits(model: &Model, config: &EngineConfig) -> Result<Limits, EngineError> {
-    let wanted = |name, value: usize, wanted| {
-        Err(EngineError::BadParameter {
-            name,
-            value: value.to_string(),
-            wanted,
-        })
-    };
-    if !matches!(config.page, 16 | 32 | 64) {
-        return wanted("the page size", config.page, "16, 32 or 64");
-    }
-    if config.max_seqs == 0 || config.chunk_tokens == 0 {
-        return wanted("the batch size", 0, "1 or more");
-    }
-    if config
-        .n_threads
-        .is_some_and(|n| n == 0 || n > rocmforge_cpu::MAX_THREADS)
-    {
-        return wanted(
-            "the number of threads",
-            config.n_threads.unwrap_or(0),
-            "between 1 and 256",
-        );
-    }
-    if config.n_ctx == Some(0) || config.n_ctx.is_some_and(|n| n > u32::MAX as usize / 2) {
-        return wanted(
-            "the context",
-            config.n_ctx.unwrap_or(0),
-            "between 1 and 2147483647",
-        );
-    }
-    let per_token = model
-        .kv_bytes_per_token(config.kv_type.value_bytes())
-        .max(1);
-    let free =
-        memory::available_bytes().map_or(u64::MAX, |free| free.saturating_sub(RESERVE_BYTES));
-    let fitting =
-        usize::try_from(free / per_token).unwrap_or(usize::MAX) / config.page * config.page;
-    let n_ctx = match config.n_ctx {
-        Some(n_ctx) => n_ctx,
-        None => model.config.n_ctx_train.min(DEFAULT_CTX).min(fitting),
-    };
-    let n_kv_tokens = config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx);
-    if n_kv_tokens > fitting || n_ctx == 0 {
-        return Err(EngineError::NoMemory {
-            n_ctx: n_kv_tokens,
-            needed_mib: (n_kv_tokens as u64).saturating_mul(per_token) >> 20,
-            free_mib: free >> 20,
-            fitting,
-        });
-    }
-    Ok(Limits {
-        n_ctx,
-        max_seqs: config.max_seqs,
-        max_tokens: config.chunk_tokens.max(config.max_seqs),
-        max_logits: MAX_LOGITS_ROWS.max(config.max_seqs),
-        prefix_sharing: config.prefix_sharing,
-    })
 }
 
 #[cfg(test)]

@@ -70,6 +70,10 @@ pub enum EngineError {
         free_mib: u64,
         fitting: usize,
     },
+    #[error(
+        "{needed_mib} MiB are needed beside the weights to run this model at all, {free_mib} MiB are free; close other programs or take a smaller model"
+    )]
+    NoMemoryAtAll { needed_mib: u64, free_mib: u64 },
     #[error("the compute thread ended unexpectedly: {reason}")]
     WorkerGone { reason: String },
     #[error("the file has no vocabulary, so it takes and gives only ids (--ids)")]

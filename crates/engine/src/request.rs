@@ -107,3 +107,16 @@ pub enum Event {
         text: String,
     },
 }
+
+impl Event {
+    /// The request it is about.
+    pub fn request(&self) -> RequestId {
+        match *self {
+            Event::PromptScore { request, .. }
+            | Event::PromptLogits { request, .. }
+            | Event::PromptDone { request, .. }
+            | Event::Token { request, .. }
+            | Event::Finished { request, .. } => request,
+        }
+    }
+}

@@ -98,7 +98,9 @@ mod tests {
     #[test]
     fn stop_strings_never_show() {
         let stopped = |s: &str| Piece::Stopped(s.into());
-        let cases: [(&[&str], &[&str], Vec<Piece>, &str); 6] = [
+        /// Stop strings, pieces, what is certain after each, and the end.
+        type Case<'a> = (&'a [&'a str], &'a [&'a str], Vec<Piece>, &'a str);
+        let cases: [Case<'_>; 6] = [
             (&[], &["ab", "c"], vec![text("ab"), text("c")], ""),
             (
                 &["END"],

@@ -35,7 +35,9 @@ fn load(arch: &str, keys: &[(&str, OwnedValue)]) -> Result<Model, EngineError> {
 /// scaling, and YaRN adds `1 + 0.1 ln(factor)` where the factor is above 1.
 #[test]
 fn rotations_have_llama_cpp_s_magnitude() {
-    let cases: [(Option<&str>, Option<f32>, Option<f32>, f64); 8] = [
+    /// Kind, factor, `attn_factor`, and the magnitude.
+    type Case<'a> = (Option<&'a str>, Option<f32>, Option<f32>, f64);
+    let cases: [Case<'_>; 8] = [
         (None, None, None, 1.0),
         (None, None, Some(2.0), 2.0),
         (Some("none"), Some(4.0), Some(2.0), 2.0),

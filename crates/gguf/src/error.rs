@@ -219,6 +219,88 @@ pub enum Error {
         /// First byte of the second, from the start of the file.
         offset: u64,
     },
+    /// A part of a split model that is not the first.
+    #[error(
+        "the file is part {part} of {n_parts} of a model; open the first part, '{}'",
+        shown(&first.to_string_lossy())
+    )]
+    LaterPart {
+        /// Its number, from 1.
+        part: u64,
+        /// Number of parts.
+        n_parts: u64,
+        /// Where the first part should be.
+        first: PathBuf,
+    },
+    /// A part of a split model under a name that does not lead to the others.
+    #[error(
+        "'{}' is part {part} of {n_parts} of a model; the others are found by name, so it must end in '{suffix}': give all parts the names they were published under",
+        shown(&path.to_string_lossy())
+    )]
+    PartName {
+        /// The file.
+        path: PathBuf,
+        /// Its number, from 1.
+        part: u64,
+        /// Number of parts.
+        n_parts: u64,
+        /// How its name must end.
+        suffix: String,
+    },
+    /// A part of a split model that is not there.
+    #[error(
+        "part {part} of {n_parts} of the model is missing: there is no '{}'; download it to the same folder",
+        shown(&path.to_string_lossy())
+    )]
+    MissingPart {
+        /// Where it should be.
+        path: PathBuf,
+        /// Its number, from 1.
+        part: u64,
+        /// Number of parts.
+        n_parts: u64,
+    },
+    /// A later part of a split model cannot be used.
+    #[error("in '{}': {source}", shown(&path.to_string_lossy()))]
+    InPart {
+        /// The part.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
+    /// A part that contradicts the first part.
+    #[error(
+        "it belongs to another model or is another part than its name says: '{}' is {}, {} is expected; download the parts of one model again",
+        shown(key),
+        shown(found),
+        shown(expected)
+    )]
+    ForeignPart {
+        /// The key that differs.
+        key: String,
+        /// Its value in this part.
+        found: String,
+        /// What the first part wants.
+        expected: String,
+    },
+    /// The parts of a split model have another number of tensors than they say.
+    #[error(
+        "the {n_parts} parts of the model have {found} tensors, not {expected}; download the parts of one model again"
+    )]
+    PartTensors {
+        /// What the first part says, or the most a model may have.
+        expected: u64,
+        /// Tensors of all parts.
+        found: u64,
+        /// Number of parts.
+        n_parts: u64,
+    },
+    /// A part of a split model without a path.
+    #[error("the model is split into {n_parts} files; open the first of them from its folder")]
+    PartInMemory {
+        /// Number of parts.
+        n_parts: u64,
+    },
     /// A key that is needed is absent.
     #[error(
         "metadata key '{}' is missing; the file is not a complete model, convert it again",

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::metadata::Metadata;
 use crate::reader::Reader;
+use crate::split;
 use crate::tensors::{TensorInfo, Tensors};
 
 /// Key whose value the data section and every tensor in it are aligned to.
@@ -36,13 +37,14 @@ pub enum LoadMode {
     Read,
 }
 
-/// An open, checked, immutable GGUF file.
+/// An open, checked, immutable GGUF model: one file, or all parts of a split one.
 #[derive(Debug)]
 pub struct Gguf {
-    bytes: Arc<Bytes>,
+    /// By [`TensorInfo::part`]; the first has the metadata.
+    pub(crate) parts: Vec<Arc<Bytes>>,
     version: u32,
     metadata: Metadata,
-    tensors: Tensors,
+    pub(crate) tensors: Tensors,
 }
 
 /// The file's bytes, wherever they live.
@@ -71,12 +73,20 @@ impl std::fmt::Debug for Bytes {
 }
 
 impl Gguf {
-    /// Opens the file at `path`.
+    /// Opens the file at `path`. The first part of a split model
+    /// (`NAME-00001-of-00003.gguf`) opens all parts, which lie in the same
+    /// folder, as one model.
     ///
     /// # Errors
     /// If the file cannot be read, is not GGUF of version 2 or 3, or its header
-    /// is damaged, truncated or contradicts itself.
+    /// is damaged, truncated or contradicts itself; if it is a later part, or a
+    /// part is missing or of another model.
     pub fn open(path: &Path, mode: LoadMode) -> Result<Gguf, Error> {
+        split::complete(Gguf::open_part(path, mode)?, path, mode)
+    }
+
+    /// Opens one file, whatever it says about others.
+    pub(crate) fn open_part(path: &Path, mode: LoadMode) -> Result<Gguf, Error> {
         let io = |source| Error::Io {
             path: path.to_owned(),
             source,
@@ -117,17 +127,17 @@ impl Gguf {
     /// Parses a file that is part of the program, without copying it.
     ///
     /// # Errors
-    /// As [`Gguf::open`].
+    /// As [`Gguf::open`], and if it is a part of a split model.
     pub fn from_static(bytes: &'static [u8]) -> Result<Gguf, Error> {
-        Gguf::parse(Bytes::Static(bytes))
+        split::refuse_part(Gguf::parse(Bytes::Static(bytes))?)
     }
 
     /// Parses a file that is already in memory.
     ///
     /// # Errors
-    /// As [`Gguf::open`].
+    /// As [`Gguf::open`], and if it is a part of a split model.
     pub fn from_vec(bytes: Vec<u8>) -> Result<Gguf, Error> {
-        Gguf::parse(Bytes::Owned(bytes))
+        split::refuse_part(Gguf::parse(Bytes::Owned(bytes))?)
     }
 
     fn parse(bytes: Bytes) -> Result<Gguf, Error> {
@@ -149,7 +159,7 @@ impl Gguf {
         let (metadata, pos) = Metadata::parse(&bytes, r.pos(), n_keys)?;
         let tensors = Tensors::parse(&bytes, pos, n_tensors, alignment(&metadata)?)?;
         Ok(Gguf {
-            bytes,
+            parts: vec![bytes],
             version,
             metadata,
             tensors,
@@ -166,7 +176,7 @@ impl Gguf {
         &self.metadata
     }
 
-    /// Every tensor, in file order.
+    /// Every tensor, in file order, one part after the other.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors.infos
     }
@@ -180,16 +190,21 @@ impl Gguf {
     /// memory is promised.
     ///
     /// # Panics
-    /// If `info` belongs to another file and reaches past the end of this one.
+    /// If `info` belongs to another model and reaches past the end of this one.
     pub fn tensor_data(&self, info: &TensorInfo) -> &[u8] {
         let start = usize::try_from(info.offset).expect("checked against the file at open");
         let len = usize::try_from(info.n_bytes).expect("checked against the file at open");
-        &self.bytes[start..][..len]
+        &self.parts[usize::from(info.part)][start..][..len]
     }
 
-    /// Length of the whole file in bytes.
+    /// Length of the whole file in bytes; of all parts together.
     pub fn file_bytes(&self) -> u64 {
-        self.bytes.len() as u64
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+
+    /// Number of files: 1 unless the model is split.
+    pub fn n_parts(&self) -> usize {
+        self.parts.len()
     }
 }
 

@@ -14,6 +14,7 @@ mod metadata;
 mod owned;
 pub mod quant;
 mod reader;
+mod split;
 mod tensors;
 mod value;
 mod write;

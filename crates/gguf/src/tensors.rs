@@ -34,6 +34,8 @@ pub struct TensorInfo {
     pub offset: u64,
     /// Length in bytes.
     pub n_bytes: u64,
+    /// Which file of a split model it lies in, from 0.
+    pub part: u16,
 }
 
 impl TensorInfo {
@@ -54,7 +56,7 @@ impl TensorInfo {
 }
 
 /// Every tensor of a file and the order of their names.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tensors {
     pub(crate) infos: Vec<TensorInfo>,
     by_name: Vec<u32>,
@@ -70,10 +72,32 @@ impl Tensors {
         for _ in 0..n {
             infos.push(parse_info(&mut r, alignment)?);
         }
+        place(&mut infos, r.pos() as u64, alignment, bytes.len() as u64)?;
+        Tensors::sorted(infos)
+    }
+
+    /// The tensors of all parts of a split model, in the order of the parts.
+    pub(crate) fn join(parts: Vec<Tensors>) -> Result<Self, Error> {
+        let n: usize = parts.iter().map(|part| part.infos.len()).sum();
+        if n as u64 > MAX_TENSORS {
+            return Err(Error::PartTensors {
+                expected: MAX_TENSORS,
+                found: n as u64,
+                n_parts: parts.len() as u64,
+            });
+        }
+        let mut infos = Vec::with_capacity(n);
+        for (no, part) in parts.into_iter().enumerate() {
+            let no = u16::try_from(no).expect("the number of parts is limited to 2^16");
+            infos.extend(part.infos.into_iter().map(|t| TensorInfo { part: no, ..t }));
+        }
+        Tensors::sorted(infos)
+    }
+
+    fn sorted(infos: Vec<TensorInfo>) -> Result<Self, Error> {
         let by_name = sorted_by(&infos, |t| &t.name).map_err(|t| Error::DuplicateTensor {
             name: t.name.clone(),
         })?;
-        place(&mut infos, r.pos() as u64, alignment, bytes.len() as u64)?;
         Ok(Tensors { infos, by_name })
     }
 
@@ -124,6 +148,7 @@ fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
         ty,
         offset,
         n_bytes,
+        part: 0,
     })
 }
 

@@ -337,7 +337,7 @@ impl Quantize for Avx2 {
     }
 
     #[inline(always)]
-    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [i8; 32]) {
+    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [[i8; 16]; 2]) -> [i16; 2] {
         // SAFETY: AVX2 is witnessed, the loads cover the 128 bytes of `x`, the store the 32 of `q`.
         unsafe {
             let p = x.as_ptr();
@@ -351,6 +351,24 @@ impl Quantize for Avx2 {
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let packed = _mm256_permutevar8x32_epi32(packed, order);
             _mm256_storeu_si256(q.as_mut_ptr().cast(), packed);
+            // |a - b| of bytes made unsigned, summed by eight: 128 too much for each.
+            let biased = _mm256_xor_si256(packed, _mm256_set1_epi8(-128));
+            let sums = _mm256_sad_epu8(biased, _mm256_setzero_si256());
+            let low = _mm256_castsi256_si128(sums);
+            let high = _mm256_extracti128_si256::<1>(sums);
+            let sums = _mm_add_epi64(_mm_unpacklo_epi64(low, high), _mm_unpackhi_epi64(low, high));
+            [
+                (_mm_cvtsi128_si64(sums) - 16 * 128) as i16,
+                (_mm_extract_epi64::<1>(sums) - 16 * 128) as i16,
+            ]
         }
+    }
+
+    #[inline(always)]
+    fn round_to_f16(self, x: f32) -> f32 {
+        values!({
+            let half = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(x));
+            _mm_cvtss_f32(_mm_cvtph_ps(half))
+        })
     }
 }

@@ -114,11 +114,14 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn to_f32(self, a: Self::I32) -> Self::F32;
 }
 
-/// The two steps of quantizing activations that are worth vectors. Implemented by witnesses, and
-/// by the scalar oracle with the same bits.
+/// The steps of quantizing activations that are worth vectors. Implemented by witnesses, and by the
+/// scalar oracle with the same bits.
 pub(crate) trait Quantize: Copy {
     /// The largest |x| as the bits of an f32; those of infinity and NaN are above all numbers.
     fn max_abs_bits(self, x: &[f32; 32]) -> u32;
-    /// `x * factor` rounded to nearest even. The products lie in -127.5..127.5.
-    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [i8; 32]);
+    /// `x * factor` rounded to nearest even, and the sums of both halves. The products lie in
+    /// -127.5..127.5.
+    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [[i8; 16]; 2]) -> [i16; 2];
+    /// The nearest IEEE half, ties to even; too large becomes infinite.
+    fn round_to_f16(self, x: f32) -> f32;
 }

@@ -159,9 +159,12 @@ impl CpuBackend {
     fn run_op(&mut self, op: &Op, batch: &Batch, tokens: &[TokenId], rotations: &[Vec<f32>]) {
         let isa = self.options.isa;
         match *op {
-            Op::Embed { table, out } => {
+            Op::Embed { table, scale, out } => {
                 let mut to = self.take(out);
                 cpu::get_rows(&self.weights.matrix(table), tokens, &mut to);
+                if scale != 1.0 {
+                    to.iter_mut().for_each(|value| *value *= scale);
+                }
                 self.put(out, to);
             }
             Op::RmsNorm {
@@ -436,7 +439,7 @@ impl Backend for CpuBackend {
             device: format!(
                 "CPU ({}, {} threads)",
                 self.options.isa.name(),
-                self.options.n_threads
+                self.pool.n_threads()
             ),
             slow_ops,
             kv_bytes: (tokens * per_token * self.options.kv_type.value_bytes()) as u64,

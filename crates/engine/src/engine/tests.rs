@@ -244,13 +244,8 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
                 results.remove(&id);
             }
             for event in engine.step().unwrap() {
-                let (id, finished) = match &event {
-                    Event::PromptScore { request, .. }
-                    | Event::PromptLogits { request, .. }
-                    | Event::PromptDone { request, .. }
-                    | Event::Token { request, .. } => (*request, false),
-                    Event::Finished { request, .. } => (*request, true),
-                };
+                let id = event.request();
+                let finished = matches!(event, Event::Finished { .. });
                 let result = results.get_mut(&id).expect("no event after an abort");
                 match event {
                     Event::PromptScore {
@@ -323,6 +318,41 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
     });
     refuse(request, "top-p is NaN");
     assert!(engine.submit(Request::greedy(vec![1; 8], 0)).is_ok());
+}
+
+#[test]
+fn running_one_request_loses_nothing_of_another() {
+    let limits = Limits {
+        n_ctx: 32,
+        max_seqs: 4,
+        max_tokens: 16,
+        max_logits: 8,
+        prefix_sharing: PrefixSharing::On,
+    };
+    for stop_after in [1, 3, usize::MAX] {
+        let mut engine = engine(limits, 16, 4, 1);
+        let requests = [Request::greedy(vec![1, 2], 3), Request::greedy(vec![3], 6)];
+        let submitted = requests.clone().map(|r| engine.submit(r).unwrap());
+        let mut ids: BTreeMap<RequestId, Vec<TokenId>> = BTreeMap::new();
+        for request in submitted {
+            let mut n_events = 0;
+            engine
+                .run(request, |event| {
+                    if let Event::Token { request, id, .. } = event {
+                        ids.entry(*request).or_default().push(*id);
+                    }
+                    n_events += 1;
+                    if request == submitted[0] && n_events >= stop_after {
+                        Continue::No
+                    } else {
+                        Continue::Yes
+                    }
+                })
+                .unwrap();
+        }
+        assert_eq!(ids[&submitted[1]], expected(&requests[1], 32).ids);
+        assert!(engine.is_idle());
+    }
 }
 
 /// A device that fails.

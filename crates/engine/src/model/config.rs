@@ -2,7 +2,7 @@
 //! architecture's name.
 
 use rocmforge_cpu::RopeStyle;
-use rocmforge_gguf::{Gguf, Metadata};
+use rocmforge_gguf::{Gguf, Metadata, Value};
 
 use crate::error::EngineError;
 
@@ -13,15 +13,47 @@ pub enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
+    /// Granite 3 and 4 dense: Llama with constant factors.
+    Granite,
+    /// Every fourth layer has no positions.
+    SmolLm3,
+    /// OLMo 2 and 3: norms after attention and feed-forward, and over all heads together.
+    Olmo2,
+    /// Phi 3 and 4: fused projections, two sets of frequency factors.
+    Phi3,
+}
+
+/// What the norms of Q and K span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeadNorm {
+    /// Each head by itself, where the file has the tensors.
+    IfPresent,
+    /// Each head by itself, in every file.
+    Each,
+    /// All heads together, in every file.
+    Together,
+}
+
+/// Where the norm of an attention or feed-forward block stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BlockNorm {
+    /// On what the block reads.
+    Before,
+    /// On what the block adds to the residual stream.
+    After,
 }
 
 impl Architecture {
-    const ALL: [(&'static str, Architecture); 3] = [
+    const ALL: [(&'static str, Architecture); 7] = [
         ("llama", Architecture::Llama),
         ("qwen2", Architecture::Qwen2),
         ("qwen3", Architecture::Qwen3),
+        ("granite", Architecture::Granite),
+        ("smollm3", Architecture::SmolLm3),
+        ("olmo2", Architecture::Olmo2),
+        ("phi3", Architecture::Phi3),
     ];
-    const NAMES: &'static str = "llama, qwen2, qwen3";
+    const NAMES: &'static str = "llama, qwen2, qwen3, granite, smollm3, olmo2, phi3";
 
     /// The architecture of `general.architecture`, or a refusal by name.
     pub fn from_name(name: &str) -> Result<Architecture, EngineError> {
@@ -34,17 +66,45 @@ impl Architecture {
             })
     }
 
-    /// Llama's files pair neighbouring values of a head, the others value `i` with value `i + n_rot / 2`.
+    /// Files of Llama and its kin pair neighbouring values of a head, the others value `i` with value
+    /// `i + n_rot / 2`.
     fn rope_style(self) -> RopeStyle {
         match self {
-            Architecture::Llama => RopeStyle::Norm,
-            Architecture::Qwen2 | Architecture::Qwen3 => RopeStyle::Neox,
+            Architecture::Llama | Architecture::Granite | Architecture::SmolLm3 => RopeStyle::Norm,
+            Architecture::Qwen2
+            | Architecture::Qwen3
+            | Architecture::Olmo2
+            | Architecture::Phi3 => RopeStyle::Neox,
         }
     }
 
-    /// Whether the heads of Q and K have norms in every file: without its tensors a file is incomplete.
-    pub(super) fn norms_heads(self) -> bool {
-        self == Architecture::Qwen3
+    /// Norms that every file must have: without its tensors it is incomplete.
+    pub(super) fn head_norm(self) -> HeadNorm {
+        match self {
+            Architecture::Qwen3 => HeadNorm::Each,
+            Architecture::Olmo2 => HeadNorm::Together,
+            _ => HeadNorm::IfPresent,
+        }
+    }
+
+    pub(super) fn block_norm(self) -> BlockNorm {
+        match self {
+            Architecture::Olmo2 => BlockNorm::After,
+            _ => BlockNorm::Before,
+        }
+    }
+
+    /// Whether `ffn_up` holds the rows of the gate and, below them, those of the up projection.
+    pub(super) fn fuses_gate_and_up(self) -> bool {
+        self == Architecture::Phi3
+    }
+
+    /// Whether frequency factors in the file (`rope_freqs.weight`) count; SmolLM3 and OLMo 2 have none.
+    pub(super) fn has_rope_freqs(self) -> bool {
+        !matches!(
+            self,
+            Architecture::SmolLm3 | Architecture::Olmo2 | Architecture::Phi3
+        )
     }
 }
 
@@ -63,6 +123,34 @@ pub enum RopeScaling {
         beta_fast: f64,
         beta_slow: f64,
     },
+    /// LongRoPE (Ding et al. 2024): one tensor of frequency factors for contexts up to `n_ctx_original`,
+    /// another for longer ones; positions divided by `factor`, which files of Phi leave at 1.
+    LongRope {
+        factor: f64,
+        n_ctx_original: usize,
+    },
+}
+
+/// Constant factors of a model; 1 where a family has none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scales {
+    /// On the embeddings.
+    pub embedding: f64,
+    /// On what each block adds to the residual stream.
+    pub residual: f64,
+    /// Divides the logits.
+    pub logits: f64,
+    /// On the product of Q and K, before the softmax.
+    pub attention: f64,
+}
+
+/// How one layer sees the tokens before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerView {
+    /// Whether Q and K are rotated by position.
+    pub rotates: bool,
+    /// Only the last `window` positions are visible; such layers rotate without scaling.
+    pub window: Option<u32>,
 }
 
 /// Facts of a model file.
@@ -90,6 +178,9 @@ pub struct ModelConfig {
     /// Factor on the rotated values of Q and K, whatever the scaling.
     pub rope_attn_factor: f64,
     pub norm_eps: f32,
+    pub scales: Scales,
+    /// One for each layer.
+    pub layers: Vec<LayerView>,
     /// Context the model was trained for.
     pub n_ctx_train: usize,
     /// Rows of the embedding; ids are below it.
@@ -106,15 +197,6 @@ impl ModelConfig {
         let meta = gguf.metadata();
         let arch_name = meta.str("general.architecture")?.to_string();
         let arch = Architecture::from_name(&arch_name)?;
-        let n_parts = meta.opt_u64("split.count")?.unwrap_or(1);
-        if n_parts > 1 {
-            let feature =
-                format!("{n_parts} files for one model (merge them with llama-gguf-split --merge)");
-            return Err(EngineError::UnsupportedFeature {
-                arch: arch_name,
-                feature,
-            });
-        }
         let keys = Keys {
             meta,
             arch: &arch_name,
@@ -185,10 +267,11 @@ impl ModelConfig {
                     name: "token_embd.weight".into(),
                     arch: arch_name.clone(),
                 })?;
+        let n_layers = keys.size("block_count", MAX_LAYERS)?;
         Ok(ModelConfig {
             arch,
             name: meta.opt_str("general.name")?.map(str::to_string),
-            n_layers: keys.size("block_count", MAX_LAYERS)?,
+            n_layers,
             n_embd,
             n_ff: keys.size("feed_forward_length", MAX_DIM)?,
             n_heads,
@@ -198,9 +281,11 @@ impl ModelConfig {
             n_rot,
             rope_style: arch.rope_style(),
             rope_base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
-            rope_scaling: rope_scaling(&keys, n_ctx_train)?,
+            rope_scaling: rope_scaling(&keys, arch, gguf, n_ctx_train)?,
             rope_attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
             norm_eps,
+            scales: scales(&keys, arch, k_dim)?,
+            layers: layers(&keys, arch, n_layers)?,
             n_ctx_train,
             n_vocab: embedding.n_rows() as usize,
             arch_name,
@@ -208,12 +293,130 @@ impl ModelConfig {
     }
 }
 
-fn rope_scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling, EngineError> {
-    let kind = keys.meta.opt_str(&keys.key("rope.scaling.type"))?;
+/// Granite's factors; zero stands for none, as in llama.cpp.
+fn scales(keys: &Keys<'_>, arch: Architecture, k_dim: usize) -> Result<Scales, EngineError> {
+    let none = Scales {
+        embedding: 1.0,
+        residual: 1.0,
+        logits: 1.0,
+        attention: 1.0 / (k_dim as f64).sqrt(),
+    };
+    if arch != Architecture::Granite {
+        return Ok(none);
+    }
+    let deepstack = keys.key("deepstack_mapping");
+    if keys.meta.get(&deepstack).is_some() {
+        return Err(EngineError::UnsupportedFeature {
+            arch: keys.arch.to_string(),
+            feature: format!("inputs of a vision model (`{deepstack}`)"),
+        });
+    }
+    let logits =
+        keys.positive("logit_scale")?
+            .ok_or_else(|| rocmforge_gguf::Error::MissingKey {
+                key: keys.key("logit_scale"),
+            })?;
+    let factor = |name: &str| match keys.meta.opt_f32(&keys.key(name))? {
+        Some(0.0) => Ok(None),
+        _ => keys.positive(name),
+    };
+    Ok(Scales {
+        embedding: factor("embedding_scale")?.unwrap_or(none.embedding),
+        residual: factor("residual_scale")?.unwrap_or(none.residual),
+        logits,
+        attention: factor("attention.scale")?.unwrap_or(none.attention),
+    })
+}
+
+/// Which layers rotate and which see a window.
+fn layers(
+    keys: &Keys<'_>,
+    arch: Architecture,
+    n_layers: usize,
+) -> Result<Vec<LayerView>, EngineError> {
+    let plain = LayerView {
+        rotates: true,
+        window: None,
+    };
+    let mut layers = vec![plain; n_layers];
+    match arch {
+        // Without its key in the file: llama.cpp has the same constant.
+        Architecture::SmolLm3 => layers
+            .iter_mut()
+            .skip(3)
+            .step_by(4)
+            .for_each(|layer| layer.rotates = false),
+        Architecture::Granite => {
+            let finetuned = keys.meta.opt_bool(&keys.key("rope.scaling.finetuned"))?;
+            let rotates = finetuned.unwrap_or(true);
+            layers.iter_mut().for_each(|layer| layer.rotates = rotates);
+        }
+        Architecture::Olmo2 => {
+            let window = keys
+                .meta
+                .opt_u32(&keys.key("attention.sliding_window"))?
+                .filter(|&window| window > 0);
+            if window.is_some() {
+                let pattern = windowed(keys, n_layers)?;
+                for (layer, windowed) in layers.iter_mut().zip(pattern) {
+                    layer.window = window.filter(|_| windowed);
+                }
+            }
+        }
+        // Phi's files have a window that converters have filled in wrongly; llama.cpp ignores it as well.
+        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Phi3 => {}
+    }
+    Ok(layers)
+}
+
+/// The layers with a window: a flag for each, or a period whose last layer has none (4 if the file is silent).
+fn windowed(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<bool>, EngineError> {
+    const NAME: &str = "attention.sliding_window_pattern";
+    let bad = |value: String| keys.bad(NAME, value, "a flag for each layer, or a period");
+    let period = match keys.meta.get(&keys.key(NAME)) {
+        None => 4,
+        Some(Value::Array(flags)) => {
+            let flag = |value: Value<'_>| match value {
+                Value::Bool(flag) => Some(flag),
+                other => other.as_int().map(|n| n != 0),
+            };
+            let flags: Option<Vec<bool>> = flags.iter().take(MAX_LAYERS + 1).map(flag).collect();
+            return match flags {
+                Some(flags) if flags.len() == n_layers => Ok(flags),
+                Some(flags) => Err(bad(format!("{} flags", flags.len()))),
+                None => Err(bad("another kind of list".to_string())),
+            };
+        }
+        Some(value) => value
+            .as_int()
+            .and_then(|n| usize::try_from(n).ok())
+            .ok_or_else(|| bad("no number".to_string()))?,
+    };
+    let has_window = |layer: usize| period == 0 || layer % period < period - 1;
+    Ok((0..n_layers).map(has_window).collect())
+}
+
+fn rope_scaling(
+    keys: &Keys<'_>,
+    arch: Architecture,
+    gguf: &Gguf,
+    n_ctx_train: usize,
+) -> Result<RopeScaling, EngineError> {
+    let kind = match keys.meta.opt_str(&keys.key("rope.scaling.type"))? {
+        // Phi's converter writes the factors and no type.
+        None if arch == Architecture::Phi3 && gguf.tensor("rope_factors_long.weight").is_some() => {
+            Some("longrope")
+        }
+        kind => kind,
+    };
     // Early files have the linear factor under its first name and no type.
     let factor = match keys.positive("rope.scaling.factor")? {
         Some(factor) => factor,
         None => keys.positive("rope.scale_linear")?.unwrap_or(1.0),
+    };
+    let n_ctx_original = || {
+        let original = keys.opt_size("rope.scaling.original_context_length", u32::MAX as usize)?;
+        Ok::<_, EngineError>(original.unwrap_or(n_ctx_train))
     };
     match kind {
         None | Some("none") if factor == 1.0 => Ok(RopeScaling::None),
@@ -221,18 +424,18 @@ fn rope_scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling, Engi
         Some("none") => Ok(RopeScaling::None),
         // Llama 3's scaling is a tensor of frequency factors (`rope_freqs.weight`); the type adds nothing.
         Some("llama3") => Ok(RopeScaling::None),
-        Some("yarn") => {
-            let original =
-                keys.opt_size("rope.scaling.original_context_length", u32::MAX as usize)?;
-            Ok(RopeScaling::Yarn {
-                factor,
-                n_ctx_original: original.unwrap_or(n_ctx_train) as f64,
-                beta_fast: keys
-                    .positive("rope.scaling.yarn_beta_fast")?
-                    .unwrap_or(32.0),
-                beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            })
-        }
+        Some("yarn") => Ok(RopeScaling::Yarn {
+            factor,
+            n_ctx_original: n_ctx_original()? as f64,
+            beta_fast: keys
+                .positive("rope.scaling.yarn_beta_fast")?
+                .unwrap_or(32.0),
+            beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+        }),
+        Some("longrope") => Ok(RopeScaling::LongRope {
+            factor,
+            n_ctx_original: n_ctx_original()?,
+        }),
         Some(other) => Err(EngineError::UnsupportedFeature {
             arch: keys.arch.to_string(),
             feature: format!("RoPE scaling `{}`", rocmforge_gguf::escape_control(other)),

@@ -1,16 +1,22 @@
 //! The wiring of decoder-only transformers with RMSNorm, rotary positions and a gated feed-forward
-//! network (Llama, Qwen2, Qwen3): recorded once as a plan, for every backend.
+//! network (Llama and its kin): recorded once as a plan, for every backend.
 //!
 //! What differs between the families is read off the file: biases and per-head Q/K norms exist where
-//! their tensors do, the output projection is the embedding where it has no tensor of its own.
+//! their tensors do, Q, K and V are rows of one matrix where it is there, the output projection is the
+//! embedding where it has no tensor of its own. What a file does not say is a method of `Architecture`.
+//!
+//! Constant factors cost nothing. With a residual factor `r` the stream is kept divided by `r`: each
+//! block then adds its output as it is, and a norm reads the same values if its epsilon is divided by
+//! `r * r`. The factor on the logits is part of the last norm's weight.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_cpu::act_format;
 use rocmforge_gguf::Gguf;
 
-use super::config::ModelConfig;
-use super::rope;
+use super::config::{BlockNorm, HeadNorm, ModelConfig, RopeScaling};
+use super::rope::{self, Factors};
 use super::weights::{WeightLoader, Weights};
 use crate::error::EngineError;
 use crate::plan::{BufferId, KvSpec, Plan, PlanBuilder, RopeId, RowCount, WeightId};
@@ -21,21 +27,11 @@ pub(super) fn record(
     gguf: Arc<Gguf>,
 ) -> Result<(Plan, Weights), EngineError> {
     let mut loader = WeightLoader::new(gguf.clone(), &config.arch_name);
-    let factors = loader.opt_values("rope_freqs.weight", config.n_rot / 2)?;
-    if factors
-        .iter()
-        .flatten()
-        .any(|&factor| !(factor.is_finite() && factor > 0.0))
-    {
-        let key = "rope_freqs.weight".to_string();
-        return Err(EngineError::BadMetadata {
-            key,
-            value: "not positive".into(),
-            wanted: "positive factors",
-        });
-    }
+    let factors = factors(config, &mut loader)?;
     let mut plan = PlanBuilder::new();
-    let rope = plan.rope_table(rope::table(config, factors.as_deref()));
+    let rope = plan.rope_table(rope::table(config, &factors));
+    let has_window = config.layers.iter().any(|layer| layer.window.is_some());
+    let rope_in_window = has_window.then(|| plan.rope_table(rope::plain_table(config)));
     let n_q = config.n_heads * config.k_dim;
     let n_attn = config.n_heads * config.v_dim;
     let buffers = Buffers {
@@ -58,13 +54,15 @@ pub(super) fn record(
         loader,
         plan,
         rope,
+        rope_in_window,
         buffers,
     };
 
     let embedding = wiring
         .loader
         .matrix("token_embd.weight", config.n_vocab, config.n_embd)?;
-    wiring.plan.embed(embedding, buffers.x);
+    let scale = config.scales.embedding / config.scales.residual;
+    wiring.plan.embed(embedding, scale as f32, buffers.x);
     for layer in 0..config.n_layers {
         wiring.attention(layer)?;
         wiring.feed_forward(layer)?;
@@ -72,6 +70,39 @@ pub(super) fn record(
     let logits = wiring.output(embedding)?;
     let Wiring { plan, loader, .. } = wiring;
     Ok((plan.finish(logits), loader.finish()?))
+}
+
+/// The frequency factors that the file has and the family uses.
+fn factors(config: &ModelConfig, loader: &mut WeightLoader<'_>) -> Result<Factors, EngineError> {
+    let mut read = |name: &str| -> Result<Option<Vec<f32>>, EngineError> {
+        let factors = loader.opt_values(name, config.n_rot / 2)?;
+        let valid = |factor: &f32| factor.is_finite() && *factor > 0.0;
+        if factors.iter().flatten().all(valid) {
+            return Ok(factors);
+        }
+        Err(EngineError::BadMetadata {
+            key: name.to_string(),
+            value: "not positive".into(),
+            wanted: "positive factors",
+        })
+    };
+    if let RopeScaling::LongRope { .. } = config.rope_scaling {
+        let mut required = |name: &str| {
+            read(name)?.ok_or_else(|| EngineError::MissingTensor {
+                name: name.to_string(),
+                arch: config.arch_name.clone(),
+            })
+        };
+        return Ok(Factors {
+            usual: Some(required("rope_factors_short.weight")?),
+            long: Some(required("rope_factors_long.weight")?),
+        });
+    }
+    let usual = match config.arch.has_rope_freqs() {
+        true => read("rope_freqs.weight")?,
+        false => None,
+    };
+    Ok(Factors { usual, long: None })
 }
 
 /// The buffers all layers share.
@@ -98,16 +129,17 @@ struct Wiring<'a> {
     loader: WeightLoader<'a>,
     plan: PlanBuilder,
     rope: RopeId,
+    /// The table of layers with a window, if there are any.
+    rope_in_window: Option<RopeId>,
     buffers: Buffers,
 }
 
 impl Wiring<'_> {
-    /// `x += attn_output(attention(norm(x)))`.
+    /// `x += attn_output(attention(norm(x)))`, or with the norm around it.
     fn attention(&mut self, layer: usize) -> Result<(), EngineError> {
         let c = self.config;
+        let view = c.layers[layer];
         let Buffers {
-            x,
-            normed,
             q,
             k,
             v,
@@ -124,57 +156,66 @@ impl Wiring<'_> {
         );
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
 
-        self.norm(x, &name("attn_norm.weight"), c.n_embd, normed)?;
-        self.linear(normed, &name("attn_q"), n_q, c.n_embd, q)?;
-        self.linear(normed, &name("attn_k"), n_k, c.n_embd, k)?;
-        self.linear(normed, &name("attn_v"), n_v, c.n_embd, v)?;
-        let q = self.rotated_heads(q, &name("attn_q_norm.weight"), q_normed)?;
-        let k = self.rotated_heads(k, &name("attn_k_norm.weight"), k_normed)?;
+        let input = self.block_input(&name("attn_norm.weight"))?;
+        let all = name("attn_qkv");
+        let fused = self.loader.has(&format!("{all}.weight"));
+        let mut first = 0;
+        for (tensor, n_out, out) in [("attn_q", n_q, q), ("attn_k", n_k, k), ("attn_v", n_v, v)] {
+            if fused {
+                let part = first..first + n_out;
+                self.linear_rows(input, &all, n_q + n_k + n_v, c.n_embd, part, out)?;
+                first += n_out;
+            } else {
+                self.linear(input, &name(tensor), n_out, c.n_embd, out)?;
+            }
+        }
+        let q = self.normed_heads(q, &name("attn_q_norm.weight"), n_q, q_normed)?;
+        let k = self.normed_heads(k, &name("attn_k_norm.weight"), n_k, k_normed)?;
+        if view.rotates {
+            let table = match view.window {
+                Some(_) => self.rope_in_window.unwrap_or(self.rope),
+                None => self.rope,
+            };
+            self.plan.rope(q, c.k_dim, table, c.rope_style);
+            self.plan.rope(k, c.k_dim, table, c.rope_style);
+        }
         let kv = self.plan.kv_layer(KvSpec {
             n_kv_heads: c.n_kv_heads,
             k_dim: c.k_dim,
             v_dim: c.v_dim,
-            window: None,
+            window: view.window,
         });
         self.plan.kv_append(kv, k, v);
         self.plan
-            .attention(kv, c.n_heads, 1.0 / (c.k_dim as f32).sqrt(), q, attn);
-        self.linear(
-            attn,
-            &name("attn_output"),
-            c.n_embd,
-            c.n_heads * c.v_dim,
-            product,
-        )?;
-        self.plan.add(product, x);
-        Ok(())
+            .attention(kv, c.n_heads, c.scales.attention as f32, q, attn);
+        let n_attn = c.n_heads * c.v_dim;
+        self.linear(attn, &name("attn_output"), c.n_embd, n_attn, product)?;
+        self.block_output(&name("post_attention_norm.weight"))
     }
 
-    /// Rotates the heads in `from` by position, after their norm where the family or the file has one;
-    /// returns where they are.
-    fn rotated_heads(
+    /// The heads in `from` after their norm, where the family or the file has one; returns where they are.
+    fn normed_heads(
         &mut self,
         from: BufferId,
         norm: &str,
+        width: usize,
         normed: BufferId,
     ) -> Result<BufferId, EngineError> {
-        let c = self.config;
-        let heads = if c.arch.norms_heads() || self.loader.has(norm) {
-            self.norm(from, norm, c.k_dim, normed)?;
-            normed
-        } else {
-            from
+        let width = match self.config.arch.head_norm() {
+            HeadNorm::IfPresent if !self.loader.has(norm) => return Ok(from),
+            HeadNorm::IfPresent | HeadNorm::Each => self.config.k_dim,
+            HeadNorm::Together => width,
         };
-        self.plan.rope(heads, c.k_dim, self.rope, c.rope_style);
-        Ok(heads)
+        let weight = self.loader.vector(norm, width, 1.0)?;
+        self.plan
+            .rms_norm(from, weight, self.config.norm_eps, normed);
+        Ok(normed)
     }
 
-    /// `x += ffn_down(silu(ffn_gate(norm(x))) * ffn_up(norm(x)))`.
+    /// `x += ffn_down(silu(ffn_gate(norm(x))) * ffn_up(norm(x)))`, or with the norm around it.
     fn feed_forward(&mut self, layer: usize) -> Result<(), EngineError> {
         let c = self.config;
         let Buffers {
-            x,
-            normed,
             gate,
             up,
             activated,
@@ -183,12 +224,47 @@ impl Wiring<'_> {
         } = self.buffers;
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
 
-        self.norm(x, &name("ffn_norm.weight"), c.n_embd, normed)?;
-        self.linear(normed, &name("ffn_gate"), c.n_ff, c.n_embd, gate)?;
-        self.linear(normed, &name("ffn_up"), c.n_ff, c.n_embd, up)?;
+        let input = self.block_input(&name("ffn_norm.weight"))?;
+        if c.arch.fuses_gate_and_up() {
+            let both = name("ffn_up");
+            self.linear_rows(input, &both, 2 * c.n_ff, c.n_embd, 0..c.n_ff, gate)?;
+            self.linear_rows(input, &both, 2 * c.n_ff, c.n_embd, c.n_ff..2 * c.n_ff, up)?;
+        } else {
+            self.linear(input, &name("ffn_gate"), c.n_ff, c.n_embd, gate)?;
+            self.linear(input, &name("ffn_up"), c.n_ff, c.n_embd, up)?;
+        }
         self.plan.silu_mul(gate, up, activated);
         self.linear(activated, &name("ffn_down"), c.n_embd, c.n_ff, product)?;
-        self.plan.add(product, x);
+        self.block_output(&name("post_ffw_norm.weight"))
+    }
+
+    /// What a block reads: the residual stream, after the norm `tensor` if the family has it there.
+    fn block_input(&mut self, tensor: &str) -> Result<BufferId, EngineError> {
+        let Buffers { x, normed, .. } = self.buffers;
+        match self.config.arch.block_norm() {
+            BlockNorm::After => Ok(x),
+            BlockNorm::Before => {
+                self.stream_norm(x, tensor, 1.0, normed)?;
+                Ok(normed)
+            }
+        }
+    }
+
+    /// Adds `product` to the residual stream, after the norm `tensor` if the family has it there.
+    fn block_output(&mut self, tensor: &str) -> Result<(), EngineError> {
+        let Buffers {
+            x, normed, product, ..
+        } = self.buffers;
+        let c = self.config;
+        let output = match c.arch.block_norm() {
+            BlockNorm::Before => product,
+            BlockNorm::After => {
+                let weight = self.loader.vector(tensor, c.n_embd, 1.0)?;
+                self.plan.rms_norm(product, weight, c.norm_eps, normed);
+                normed
+            }
+        };
+        self.plan.add(output, x);
         Ok(())
     }
 
@@ -199,7 +275,8 @@ impl Wiring<'_> {
         let normed = self.plan.buffer(RowCount::Logits, c.n_embd);
         let logits = self.plan.buffer(RowCount::Logits, c.n_vocab);
         self.plan.select_rows(self.buffers.x, selected);
-        self.norm(selected, "output_norm.weight", c.n_embd, normed)?;
+        let factor = 1.0 / c.scales.logits;
+        self.stream_norm(selected, "output_norm.weight", factor, normed)?;
         let (weight, tensor) = match self
             .loader
             .opt_matrix("output.weight", c.n_vocab, c.n_embd)?
@@ -207,20 +284,26 @@ impl Wiring<'_> {
             Some(weight) => (weight, "output.weight"),
             None => (embedding, "token_embd.weight"),
         };
-        let bias = self.loader.opt_vector("output.bias", c.n_vocab)?;
+        let bias = self
+            .loader
+            .opt_part("output.bias", c.n_vocab, 0..c.n_vocab, factor)?;
         self.product(normed, weight, tensor, bias, logits);
         Ok(logits)
     }
 
-    fn norm(
+    /// The norm of the residual stream in `from`, which is kept divided by the residual factor; `factor` is
+    /// one on the result.
+    fn stream_norm(
         &mut self,
         from: BufferId,
         tensor: &str,
-        width: usize,
+        factor: f64,
         out: BufferId,
     ) -> Result<(), EngineError> {
-        let weight = self.loader.vector(tensor, width)?;
-        self.plan.rms_norm(from, weight, self.config.norm_eps, out);
+        let c = self.config;
+        let weight = self.loader.vector(tensor, c.n_embd, factor)?;
+        let eps = f64::from(c.norm_eps) / (c.scales.residual * c.scales.residual);
+        self.plan.rms_norm(from, weight, eps as f32, out);
         Ok(())
     }
 
@@ -233,9 +316,24 @@ impl Wiring<'_> {
         n_in: usize,
         out: BufferId,
     ) -> Result<(), EngineError> {
+        self.linear_rows(from, tensor, n_out, n_in, 0..n_out, out)
+    }
+
+    /// As `linear`, for some rows of a matrix that holds several projections.
+    fn linear_rows(
+        &mut self,
+        from: BufferId,
+        tensor: &str,
+        n_out: usize,
+        n_in: usize,
+        rows: Range<usize>,
+        out: BufferId,
+    ) -> Result<(), EngineError> {
         let name = format!("{tensor}.weight");
-        let weight = self.loader.matrix(&name, n_out, n_in)?;
-        let bias = self.loader.opt_vector(&format!("{tensor}.bias"), n_out)?;
+        let weight = self.loader.rows(&name, n_out, n_in, rows.clone())?;
+        let bias = self
+            .loader
+            .opt_part(&format!("{tensor}.bias"), n_out, rows, 1.0)?;
         self.product(from, weight, &name, bias, out);
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
 
-pub use config::{Architecture, ModelConfig, RopeScaling};
+pub use config::{Architecture, LayerView, ModelConfig, RopeScaling, Scales};
 pub use weights::Weights;
 
 use crate::error::EngineError;

@@ -1,27 +1,48 @@
 //! Rotation frequencies of a model: base, frequency factors and scaling.
 //!
-//! YaRN's blend follows Peng et al. 2023 ("YaRN: Efficient Context Window Extension"), section 3.
+//! YaRN's blend follows Peng et al. 2023 ("YaRN: Efficient Context Window Extension"), section 3. LongRoPE's
+//! two sets of factors and when each counts follow llama.cpp's `get_rope_factors`.
 
 use std::f64::consts::PI;
 
 use super::config::{ModelConfig, RopeScaling};
-use crate::plan::RopeTable;
+use crate::plan::{LongContext, RopeTable};
 
-/// The table of `config`; `factors` (`rope_freqs.weight`, `[n_rot / 2]`) divide the frequencies.
-pub(super) fn table(config: &ModelConfig, factors: Option<&[f32]>) -> RopeTable {
+/// Frequency factors of a file; they divide the frequencies of each pair.
+#[derive(Debug, Default)]
+pub(super) struct Factors {
+    /// `rope_freqs.weight` or `rope_factors_short.weight`.
+    pub(super) usual: Option<Vec<f32>>,
+    /// `rope_factors_long.weight`, for contexts longer than the original one.
+    pub(super) long: Option<Vec<f32>>,
+}
+
+/// The table of layers whose rotation is not scaled, as those with a window.
+pub(super) fn plain_table(config: &ModelConfig) -> RopeTable {
+    RopeTable::new(frequencies(config, None).collect(), 1.0)
+}
+
+/// The table of `config`.
+pub(super) fn table(config: &ModelConfig, factors: &Factors) -> RopeTable {
     let n_rot = config.n_rot as f64;
-    let original = (0..config.n_rot / 2).map(|pair| {
-        let frequency = config.rope_base.powf(-2.0 * pair as f64 / n_rot);
-        factors.map_or(frequency, |factors| frequency / f64::from(factors[pair]))
-    });
+    let original = frequencies(config, factors.usual.as_deref());
+    let attn_factor = config.rope_attn_factor;
     match config.rope_scaling {
-        RopeScaling::None => RopeTable {
-            inv_freq: original.collect(),
-            magnitude: config.rope_attn_factor,
-        },
-        RopeScaling::Linear { factor } => RopeTable {
-            inv_freq: original.map(|f| f / factor).collect(),
-            magnitude: config.rope_attn_factor,
+        RopeScaling::None => RopeTable::new(original.collect(), attn_factor),
+        RopeScaling::Linear { factor } => {
+            RopeTable::new(original.map(|f| f / factor).collect(), attn_factor)
+        }
+        RopeScaling::LongRope {
+            factor,
+            n_ctx_original,
+        } => RopeTable {
+            long: Some(LongContext {
+                n_ctx_original,
+                inv_freq: frequencies(config, factors.long.as_deref())
+                    .map(|f| f / factor)
+                    .collect(),
+            }),
+            ..RopeTable::new(original.map(|f| f / factor).collect(), attn_factor)
         },
         RopeScaling::Yarn {
             factor,
@@ -43,10 +64,19 @@ pub(super) fn table(config: &ModelConfig, factors: Option<&[f32]>) -> RopeTable 
                 .enumerate()
                 .map(|(pair, frequency)| blend(pair, frequency))
                 .collect();
-            RopeTable {
-                inv_freq,
-                magnitude: config.rope_attn_factor * (1.0 + 0.1 * factor.max(1.0).ln()),
-            }
+            RopeTable::new(inv_freq, attn_factor * (1.0 + 0.1 * factor.max(1.0).ln()))
         }
     }
+}
+
+/// Radians per position of each pair, before scaling.
+fn frequencies<'a>(
+    config: &'a ModelConfig,
+    factors: Option<&'a [f32]>,
+) -> impl Iterator<Item = f64> + 'a {
+    let n_rot = config.n_rot as f64;
+    (0..config.n_rot / 2).map(move |pair| {
+        let frequency = config.rope_base.powf(-2.0 * pair as f64 / n_rot);
+        factors.map_or(frequency, |factors| frequency / f64::from(factors[pair]))
+    })
 }

@@ -1,6 +1,7 @@
 //! The tensors a plan refers to. Matrices stay in the file's mapping; vectors (norms, biases) are
 //! small and become f32 at load.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_cpu as cpu;
@@ -18,9 +19,11 @@ pub struct Weights {
 
 #[derive(Debug)]
 enum Entry {
-    /// Index into the file's tensors.
+    /// Rows of one of the file's tensors, by its index; not all of them where a projection is fused.
     Matrix {
         tensor: usize,
+        first_row: usize,
+        n_rows: usize,
     },
     Vector {
         values: Vec<f32>,
@@ -30,15 +33,21 @@ enum Entry {
 impl Weights {
     /// The matrix `[n_out, n_in]`.
     pub fn matrix(&self, id: WeightId) -> cpu::Weight<'_> {
-        let Entry::Matrix { tensor } = self.entries[id.0 as usize] else {
+        let Entry::Matrix {
+            tensor,
+            first_row,
+            n_rows,
+        } = self.entries[id.0 as usize]
+        else {
             panic!("weight {} is a vector", id.0);
         };
         let info = &self.gguf.tensors()[tensor];
+        let row_bytes = (info.n_bytes / info.n_rows()) as usize;
         cpu::Weight {
             ty: info.ty,
-            n_out: info.n_rows() as usize,
+            n_out: n_rows,
             n_in: info.row_len() as usize,
-            data: self.gguf.tensor_data(info),
+            data: &self.gguf.tensor_data(info)[first_row * row_bytes..][..n_rows * row_bytes],
         }
     }
 
@@ -52,7 +61,10 @@ impl Weights {
     /// Bytes of all tensors the plan uses, as they lie in the file.
     pub fn matrix_bytes(&self) -> u64 {
         let bytes = |entry: &Entry| match entry {
-            Entry::Matrix { tensor } => self.gguf.tensors()[*tensor].n_bytes,
+            Entry::Matrix { tensor, n_rows, .. } => {
+                let info = &self.gguf.tensors()[*tensor];
+                info.n_bytes / info.n_rows() * *n_rows as u64
+            }
             Entry::Vector { .. } => 0,
         };
         self.entries.iter().map(bytes).sum()
@@ -86,6 +98,18 @@ impl<'a> WeightLoader<'a> {
         n_out: usize,
         n_in: usize,
     ) -> Result<WeightId, EngineError> {
+        self.rows(name, n_out, n_in, 0..n_out)
+    }
+
+    /// Some rows of the matrix `name`, `[n_out, n_in]`: one projection of several that are fused.
+    pub(super) fn rows(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        rows: Range<usize>,
+    ) -> Result<WeightId, EngineError> {
+        assert!(rows.end <= n_out, "rows of the matrix");
         let tensor = self.find(name).ok_or_else(|| self.missing(name))?;
         let info = &self.gguf.tensors()[tensor];
         check_shape(name, &info.dims, &[n_in, n_out])?;
@@ -95,7 +119,11 @@ impl<'a> WeightLoader<'a> {
                 ty: info.ty.name(),
             });
         }
-        Ok(self.push(Entry::Matrix { tensor }))
+        Ok(self.push(Entry::Matrix {
+            tensor,
+            first_row: rows.start,
+            n_rows: rows.len(),
+        }))
     }
 
     /// The matrix `name` if the file has it.
@@ -114,23 +142,34 @@ impl<'a> WeightLoader<'a> {
         self.gguf.tensor(name).is_some()
     }
 
-    /// The vector `name` of `len` values.
-    pub(super) fn vector(&mut self, name: &str, len: usize) -> Result<WeightId, EngineError> {
-        let values = self
-            .opt_values(name, len)?
-            .ok_or_else(|| self.missing(name))?;
-        Ok(self.push(Entry::Vector { values }))
-    }
-
-    /// The vector `name` if the file has it.
-    pub(super) fn opt_vector(
+    /// The vector `name` of `len` values, times `factor`.
+    pub(super) fn vector(
         &mut self,
         name: &str,
         len: usize,
-    ) -> Result<Option<WeightId>, EngineError> {
-        Ok(self
+        factor: f64,
+    ) -> Result<WeightId, EngineError> {
+        let mut values = self
             .opt_values(name, len)?
-            .map(|values| self.push(Entry::Vector { values })))
+            .ok_or_else(|| self.missing(name))?;
+        scale(&mut values, factor);
+        Ok(self.push(Entry::Vector { values }))
+    }
+
+    /// Some values of the vector `name` of `len` values, times `factor`, if the file has it.
+    pub(super) fn opt_part(
+        &mut self,
+        name: &str,
+        len: usize,
+        part: Range<usize>,
+        factor: f64,
+    ) -> Result<Option<WeightId>, EngineError> {
+        let values = self.opt_values(name, len)?;
+        Ok(values.map(|values| {
+            let mut values = values[part].to_vec();
+            scale(&mut values, factor);
+            self.push(Entry::Vector { values })
+        }))
     }
 
     /// The values of the vector `name` if the file has it.
@@ -191,6 +230,14 @@ impl<'a> WeightLoader<'a> {
         EngineError::MissingTensor {
             name: name.to_string(),
             arch: self.arch.to_string(),
+        }
+    }
+}
+
+fn scale(values: &mut [f32], factor: f64) {
+    if factor != 1.0 {
+        for value in values {
+            *value = (f64::from(*value) * factor) as f32;
         }
     }
 }

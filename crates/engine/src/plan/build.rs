@@ -59,8 +59,8 @@ impl PlanBuilder {
         out
     }
 
-    pub fn embed(&mut self, table: WeightId, out: BufferId) {
-        self.push(Op::Embed { table, out });
+    pub fn embed(&mut self, table: WeightId, scale: f32, out: BufferId) {
+        self.push(Op::Embed { table, scale, out });
     }
 
     pub fn rms_norm(&mut self, x: BufferId, weight: WeightId, eps: f32, out: BufferId) {
@@ -165,7 +165,7 @@ mod tests {
         let mut b = PlanBuilder::new();
         let x = b.buffer(RowCount::Tokens, 32);
         let y = b.buffer(RowCount::Tokens, 32);
-        b.embed(WeightId(0), x);
+        b.embed(WeightId(0), 1.0, x);
         b.matmul(x, WeightId(1), None, ActFormat::Q8x32, y);
         b.matmul(x, WeightId(2), None, ActFormat::Q8x32, y);
         b.matmul(x, WeightId(3), None, ActFormat::F32, y);

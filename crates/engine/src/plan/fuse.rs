@@ -56,7 +56,7 @@ mod tests {
         let mut b = PlanBuilder::new();
         let x = b.buffer(RowCount::Tokens, 32);
         let y = b.buffer(RowCount::Tokens, 32);
-        b.embed(WeightId(0), x);
+        b.embed(WeightId(0), 1.0, x);
         b.matmul(x, WeightId(1), None, ActFormat::F32, y);
         b.add(y, x);
         if read_later {

@@ -14,4 +14,4 @@ pub use fuse::fuse;
 pub use op::{
     ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RowCount, WeightId,
 };
-pub use rope::RopeTable;
+pub use rope::{LongContext, RopeTable};

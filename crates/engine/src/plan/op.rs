@@ -67,8 +67,12 @@ impl KvSpec {
 /// One operation. Shapes are those of the buffers; `T` is the batch's number of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// `out[t] = table[token[t]]`, dequantized.
-    Embed { table: WeightId, out: BufferId },
+    /// `out[t] = table[token[t]] * scale`, dequantized.
+    Embed {
+        table: WeightId,
+        scale: f32,
+        out: BufferId,
+    },
     /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len()` values (a whole row, or each head).
     RmsNorm {
         x: BufferId,
@@ -182,4 +186,34 @@ pub struct Plan {
     pub rope: Vec<RopeTable>,
     /// `[n_logits_rows, n_vocab]`.
     pub logits: BufferId,
+}
+
+impl Plan {
+    /// Bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits, at most.
+    pub fn buffer_bytes(&self, n_tokens: usize, n_logits: usize) -> u64 {
+        let n_rows = |rows| match rows {
+            RowCount::Tokens => n_tokens as u64,
+            RowCount::Logits => n_logits as u64,
+        };
+        let floats = self
+            .buffers
+            .iter()
+            .map(|buffer| (buffer.rows, buffer.width, 4));
+        let acts = self.acts.iter().map(|acts| {
+            let value_bytes = match acts.format {
+                ActFormat::F32 => 4,
+                // A byte, and a share of scales and sums.
+                ActFormat::Q8x32 | ActFormat::Q8x256 => 2,
+            };
+            (acts.rows, acts.width, value_bytes)
+        });
+        floats
+            .chain(acts)
+            .map(|(rows, width, value_bytes)| {
+                n_rows(rows)
+                    .saturating_mul(width as u64)
+                    .saturating_mul(value_bytes)
+            })
+            .fold(0, u64::saturating_add)
+    }
 }

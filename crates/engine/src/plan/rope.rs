@@ -7,9 +7,39 @@ pub struct RopeTable {
     pub inv_freq: Vec<f64>,
     /// Factor on both cos and sin; 1 unless the file or YaRN says otherwise.
     pub magnitude: f64,
+    /// Frequencies that replace `inv_freq` in a long context.
+    pub long: Option<LongContext>,
+}
+
+/// The frequencies of contexts that are longer than what a model was first trained for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongContext {
+    /// The longest context that keeps the usual frequencies.
+    pub n_ctx_original: usize,
+    /// As [`RopeTable::inv_freq`].
+    pub inv_freq: Vec<f64>,
 }
 
 impl RopeTable {
+    /// A table for contexts of any length.
+    pub fn new(inv_freq: Vec<f64>, magnitude: f64) -> RopeTable {
+        RopeTable {
+            inv_freq,
+            magnitude,
+            long: None,
+        }
+    }
+
+    /// Settles on the frequencies of a context of `n_ctx` tokens. One choice holds for all that the context
+    /// will hold, since keys in the cache are already rotated.
+    pub fn settle(&mut self, n_ctx: usize) {
+        if let Some(long) = self.long.take()
+            && n_ctx > long.n_ctx_original
+        {
+            self.inv_freq = long.inv_freq;
+        }
+    }
+
     /// How many values of a head are rotated.
     pub fn n_rot(&self) -> usize {
         2 * self.inv_freq.len()

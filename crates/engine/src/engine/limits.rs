@@ -1,0 +1,288 @@
+//! What the user left open (context, size of the cache), resolved once against the model and the memory of
+//! the machine.
+
+use super::EngineConfig;
+use crate::error::EngineError;
+use crate::model::Model;
+use crate::scheduler::Limits;
+
+/// Default context when the model was trained for more.
+const DEFAULT_CTX: usize = 8192;
+/// Most memory left to others when the cache's size is chosen; a quarter where little is free.
+const RESERVE_BYTES: u64 = 512 << 20;
+/// Rows of logits of one step: 64 rows of 150,000 tokens are 38 MB.
+const MAX_LOGITS_ROWS: usize = 64;
+/// Slots of the cache have 32-bit numbers.
+const MAX_TOKENS: usize = u32::MAX as usize / 2;
+
+/// The limits of an engine and the pages of its cache.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) limits: Limits,
+    pub(super) n_blocks: usize,
+}
+
+/// Resolves `config` for `model` where `available` bytes of memory may be taken; `None` where the system does
+/// not say.
+pub(super) fn resolve(
+    model: &Model,
+    config: &EngineConfig,
+    available: Option<u64>,
+) -> Result<Resolved, EngineError> {
+    check(config)?;
+    let max_tokens = config.chunk_tokens.max(config.max_seqs);
+    let max_logits = MAX_LOGITS_ROWS.max(config.max_seqs);
+
+    let free = available.map_or(u64::MAX, |bytes| bytes - RESERVE_BYTES.min(bytes / 4));
+    let step = model.plan.buffer_bytes(max_tokens, max_logits);
+    let per_token = model
+        .kv_bytes_per_token(config.kv_type.value_bytes())
+        .max(1);
+    let left = free.saturating_sub(step);
+    let fitting =
+        usize::try_from(left / per_token).unwrap_or(usize::MAX) / config.page * config.page;
+    if fitting == 0 {
+        let page = per_token.saturating_mul(config.page as u64);
+        return Err(EngineError::NoMemoryAtAll {
+            needed_mib: step.saturating_add(page) >> 20,
+            free_mib: free >> 20,
+        });
+    }
+
+    let n_ctx = match config.n_ctx {
+        Some(n_ctx) => n_ctx,
+        None => model.config.n_ctx_train.min(DEFAULT_CTX).min(fitting),
+    };
+    let n_kv_tokens = config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx);
+    if n_kv_tokens > fitting {
+        return Err(EngineError::NoMemory {
+            n_ctx: n_kv_tokens,
+            needed_mib: (n_kv_tokens as u64).saturating_mul(per_token) >> 20,
+            free_mib: left >> 20,
+            fitting,
+        });
+    }
+    Ok(Resolved {
+        limits: Limits {
+            n_ctx,
+            max_seqs: config.max_seqs,
+            max_tokens,
+            max_logits,
+            prefix_sharing: config.prefix_sharing,
+        },
+        n_blocks: n_kv_tokens.div_ceil(config.page),
+    })
+}
+
+/// Refuses values that no machine could serve, by name.
+fn check(config: &EngineConfig) -> Result<(), EngineError> {
+    let check = |ok: bool, name: &'static str, value: usize, wanted: &'static str| {
+        if ok {
+            Ok(())
+        } else {
+            Err(EngineError::BadParameter {
+                name,
+                value: value.to_string(),
+                wanted,
+            })
+        }
+    };
+    let tokens = |n: Option<usize>| n.is_none_or(|n| (1..=MAX_TOKENS).contains(&n));
+    let threads = |n: usize| (1..=rocmforge_cpu::MAX_THREADS).contains(&n);
+    check(
+        matches!(config.page, 16 | 32 | 64),
+        "the page size",
+        config.page,
+        "16, 32 or 64",
+    )?;
+    check(
+        config.max_seqs > 0,
+        "the number of sequences",
+        config.max_seqs,
+        "1 or more",
+    )?;
+    check(
+        config.chunk_tokens > 0,
+        "the tokens of a step",
+        config.chunk_tokens,
+        "1 or more",
+    )?;
+    check(
+        matches!(config.steps_in_flight, 1 | 2),
+        "the number of steps in flight",
+        config.steps_in_flight,
+        "1 or 2",
+    )?;
+    const { assert!(rocmforge_cpu::MAX_THREADS == 1024, "the message says so") };
+    check(
+        config.n_threads.is_none_or(threads),
+        "the number of threads",
+        config.n_threads.unwrap_or(0),
+        "between 1 and 1024",
+    )?;
+    const { assert!(MAX_TOKENS == 2_147_483_647, "the messages say so") };
+    check(
+        tokens(config.n_ctx),
+        "the context",
+        config.n_ctx.unwrap_or(0),
+        "between 1 and 2147483647",
+    )?;
+    check(
+        tokens(config.n_kv_tokens),
+        "the size of the cache",
+        config.n_kv_tokens.unwrap_or(0),
+        "between 1 and 2147483647 tokens",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use rocmforge_gguf::{Gguf, LoadMode};
+
+    use super::*;
+    use crate::kv_cache::KvType;
+
+    /// forge-mini: trained for 2048 positions; 10 layers of 2 heads of 64 + 64 values are 5120 bytes a token
+    /// in f16.
+    fn model() -> Model {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
+        Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_default_context_is_the_smallest_of_three() {
+        let model = model();
+        let resolve = |config: &EngineConfig, available| {
+            let resolved = resolve(&model, config, available).unwrap();
+            (resolved.limits.n_ctx, resolved.n_blocks)
+        };
+        let config = EngineConfig::default();
+        assert_eq!(resolve(&config, None), (2048, 64));
+        assert_eq!(resolve(&config, Some(8192 * MIB)), (2048, 64));
+
+        let step = model.plan.buffer_bytes(256, 64);
+        assert!((4 * MIB..16 * MIB).contains(&step), "{step}");
+        // Three quarters of what is free, less the buffers of a step.
+        let tokens = |available: u64| ((available / 4 * 3 - step) / 5120 / 32 * 32) as usize;
+        let tight = tokens(20 * MIB);
+        assert!((32..2048).contains(&tight), "{tight}");
+        assert_eq!(resolve(&config, Some(20 * MIB)), (tight, tight / 32));
+
+        let wide = EngineConfig {
+            kv_type: KvType::F32,
+            ..config.clone()
+        };
+        assert_eq!(resolve(&wide, Some(20 * MIB)).0, tight / 2 / 32 * 32);
+        let asked = EngineConfig {
+            n_ctx: Some(5000),
+            n_kv_tokens: Some(100),
+            ..config
+        };
+        assert_eq!(resolve(&asked, None), (5000, 5000usize.div_ceil(32)));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_it_is_taken() {
+        let mut model = model();
+        let message = |model: &Model, config: &EngineConfig, available| {
+            resolve(model, config, available).unwrap_err().to_string()
+        };
+        let asked = EngineConfig {
+            n_ctx: Some(1 << 20),
+            ..EngineConfig::default()
+        };
+        let text = message(&model, &asked, Some(1024 * MIB));
+        assert!(text.contains("needs 5120 MiB of KV cache"), "{text}");
+
+        let config = EngineConfig::default();
+        let text = message(&model, &config, Some(MIB));
+        assert!(text.contains("to run this model at all"), "{text}");
+        // Buffers of a step far larger than the file.
+        model.plan.buffers[0].width = 1 << 24;
+        let text = message(&model, &config, Some(4096 * MIB));
+        assert!(text.starts_with("163"), "{text}");
+        model.plan.buffers[0].width = usize::MAX;
+        assert!(resolve(&model, &config, None).is_err());
+    }
+
+    #[test]
+    fn values_without_sense_are_refused_by_name() {
+        let model = model();
+        let base = EngineConfig::default();
+        let cases: [(EngineConfig, &str); 9] = [
+            (
+                EngineConfig {
+                    page: 0,
+                    ..base.clone()
+                },
+                "the page size is 0",
+            ),
+            (
+                EngineConfig {
+                    page: 48,
+                    ..base.clone()
+                },
+                "16, 32 or 64",
+            ),
+            (
+                EngineConfig {
+                    max_seqs: 0,
+                    ..base.clone()
+                },
+                "the number of sequences",
+            ),
+            (
+                EngineConfig {
+                    chunk_tokens: 0,
+                    ..base.clone()
+                },
+                "the tokens of a step",
+            ),
+            (
+                EngineConfig {
+                    steps_in_flight: 3,
+                    ..base.clone()
+                },
+                "1 or 2",
+            ),
+            (
+                EngineConfig {
+                    n_threads: Some(0),
+                    ..base.clone()
+                },
+                "the number of threads is 0",
+            ),
+            (
+                EngineConfig {
+                    n_threads: Some(1025),
+                    ..base.clone()
+                },
+                "between 1 and 1024",
+            ),
+            (
+                EngineConfig {
+                    n_ctx: Some(0),
+                    ..base.clone()
+                },
+                "the context is 0",
+            ),
+            (
+                EngineConfig {
+                    n_kv_tokens: Some(usize::MAX),
+                    ..base.clone()
+                },
+                "the size of the cache",
+            ),
+        ];
+        for (config, part) in cases {
+            let message = resolve(&model, &config, None).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}

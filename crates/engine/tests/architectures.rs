@@ -1,0 +1,216 @@
+//! Every wiring against llama.cpp: logits of small random models that `cargo xtask arch-golden` took from
+//! llama.cpp (0.3.36 of its Python package, K and V in F32) and committed.
+
+mod common;
+#[path = "common/synth.rs"]
+mod synth;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{greedy, ids, logits, read_json};
+use rocmforge_engine::kv_cache::KvType;
+use rocmforge_engine::model::Model;
+use rocmforge_engine::{Engine, EngineConfig, EngineError};
+use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, Writer};
+
+fn load(writer: &Writer<'_>) -> Result<Model, EngineError> {
+    Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap()))
+}
+
+fn writer(name: &str) -> Writer<'static> {
+    synth::model(name, GgmlType::F32).unwrap().unwrap()
+}
+
+/// Logits after the last token.
+fn last_logits(model: &Model, prompt: &[u32]) -> Vec<f32> {
+    let config = EngineConfig {
+        n_ctx: Some(prompt.len()),
+        kv_type: KvType::F32,
+        ..EngineConfig::default()
+    };
+    let mut engine = Engine::on_cpu(model, None, &config).unwrap();
+    logits(&mut engine, prompt).pop().unwrap()
+}
+
+#[test]
+fn logits_are_llama_cpp_s() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let golden = read_json(&fixtures.join("architectures.json"));
+    for name in synth::NAMES {
+        let model = load(&writer(name)).unwrap();
+        for (n_tokens, expected) in golden[name].as_object().unwrap() {
+            let expected: Vec<f32> = expected
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|logit| logit.as_f64().unwrap() as f32)
+                .collect();
+            let prompt = synth::prompt(n_tokens.parse().unwrap(), model.config.n_vocab);
+            let got = last_logits(&model, &prompt);
+            let kept: Vec<f32> = got.iter().copied().step_by(37).collect();
+            assert_eq!(kept.len(), expected.len());
+            let reach = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+            for (got, expected) in kept.iter().zip(&expected) {
+                assert!(
+                    (got - expected).abs() < 1e-3 * reach,
+                    "{name}, {n_tokens} tokens: {kept:?} instead of {expected:?} and so on"
+                );
+            }
+        }
+    }
+}
+
+/// Each fact changes the logits, so the comparison above would notice if it were ignored; those that
+/// llama.cpp ignores do not.
+#[test]
+fn every_fact_counts() {
+    let prompt = synth::prompt(80, 512);
+    let cases: [(&str, &str, OwnedValue, bool); 12] = [
+        ("granite", "granite.embedding_scale", 1f32.into(), true),
+        ("granite", "granite.residual_scale", 1f32.into(), true),
+        ("granite", "granite.residual_scale", 0f32.into(), true),
+        ("granite", "granite.attention.scale", 0f32.into(), true),
+        ("granite", "granite.logit_scale", 1f32.into(), true),
+        (
+            "granite",
+            "granite.rope.scaling.finetuned",
+            false.into(),
+            true,
+        ),
+        ("olmo3", "olmo2.attention.sliding_window", 0u32.into(), true),
+        ("olmo3", "olmo2.attention.sliding_window", 1u32.into(), true),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window",
+            u32::MAX.into(),
+            true,
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            vec![true, false, true, false].into(),
+            true,
+        ),
+        (
+            "phi3",
+            "phi3.rope.scaling.original_context_length",
+            40u32.into(),
+            true,
+        ),
+        ("phi3", "phi3.attention.sliding_window", 8u32.into(), false),
+    ];
+    for (name, key, value, counts) in cases {
+        let mut changed = writer(name);
+        let before = last_logits(&load(&changed).unwrap(), &prompt);
+        changed.set(key, value);
+        let after = last_logits(&load(&changed).unwrap(), &prompt);
+        assert_eq!(before != after, counts, "{key}");
+    }
+}
+
+#[test]
+fn facts_that_cannot_be_are_refused() {
+    let cases: [(&str, &str, OwnedValue, &str); 9] = [
+        (
+            "granite",
+            "granite.logit_scale",
+            0f32.into(),
+            "a positive number",
+        ),
+        (
+            "granite",
+            "granite.logit_scale",
+            "8".into(),
+            "f32 is needed",
+        ),
+        (
+            "granite",
+            "granite.residual_scale",
+            (-1f32).into(),
+            "a positive number",
+        ),
+        (
+            "granite",
+            "granite.embedding_scale",
+            f32::NAN.into(),
+            "a positive number",
+        ),
+        (
+            "granite",
+            "granite.deepstack_mapping",
+            vec![0i32].into(),
+            "vision",
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            vec![true].into(),
+            "1 flags",
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            vec!["x"; 4].into(),
+            "another kind",
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            (-1i32).into(),
+            "no number",
+        ),
+        (
+            "phi3",
+            "phi3.rope.scaling.type",
+            "dynamic".into(),
+            "RoPE scaling `dynamic`",
+        ),
+    ];
+    for (name, key, value, wanted) in cases {
+        let mut changed = writer(name);
+        changed.set(key, value);
+        let message = load(&changed).unwrap_err().to_string();
+        assert!(message.contains(wanted), "{key}: {message}");
+    }
+
+    // A type that needs tensors the file does not have.
+    let mut changed = writer("llama");
+    changed.set("llama.rope.scaling.type", "longrope");
+    let message = load(&changed).unwrap_err().to_string();
+    assert!(message.contains("`rope_factors_short.weight`"), "{message}");
+}
+
+/// The context decides between the two sets of factors, once for all tokens it will hold.
+#[test]
+fn long_contexts_have_their_own_frequencies() {
+    let model = load(&writer("phi3")).unwrap();
+    let run = |n_ctx: usize| {
+        let config = EngineConfig {
+            n_ctx: Some(n_ctx),
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::on_cpu(&model, None, &config).unwrap();
+        logits(&mut engine, &ids(&serde_json::json!([5, 6, 7, 8])))
+    };
+    assert_eq!(run(64), run(256));
+    assert_ne!(run(256), run(257));
+    assert_eq!(run(257), run(2048));
+}
+
+/// Values that no model has make logits that mean nothing, and no panic.
+#[test]
+fn absurd_factors_run() {
+    for (embedding, residual) in [(f32::MAX, f32::MIN_POSITIVE), (1e-30, f32::MAX)] {
+        let mut changed = writer("granite");
+        changed.set("granite.embedding_scale", embedding);
+        changed.set("granite.residual_scale", residual);
+        let model = load(&changed).unwrap();
+        let config = EngineConfig {
+            n_ctx: Some(16),
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::on_cpu(&model, None, &config).unwrap();
+        assert_eq!(greedy(&mut engine, &[5, 6, 7], 2).len(), 2);
+    }
+}
