@@ -9,6 +9,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::help;
 
+mod sampling;
+
+pub use sampling::SamplingArgs;
+
 /// Run GGUF language models on this machine
 #[derive(Debug, Parser)]
 #[command(
@@ -175,74 +179,6 @@ pub enum KvTypeArg {
 pub enum OnOff {
     On,
     Off,
-}
-
-/// How the next token is chosen. Names and defaults are llama.cpp's.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// 0 takes the best token every time, more makes the text more varied
-    #[arg(
-        long,
-        value_name = "T",
-        default_value_t = 0.8,
-        allow_negative_numbers = true
-    )]
-    pub temp: f32,
-    /// Choose among the K best tokens; 0 means all
-    #[arg(long, value_name = "K", default_value_t = 40)]
-    pub top_k: usize,
-    /// Choose among the best tokens that together have this probability; 1 means all
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.95,
-        allow_negative_numbers = true
-    )]
-    pub top_p: f32,
-    /// Leave out tokens less likely than this share of the best one's probability; 0 means none
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.05,
-        allow_negative_numbers = true
-    )]
-    pub min_p: f32,
-    /// Make tokens of the last text less likely by this factor; 1 is off
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        allow_negative_numbers = true
-    )]
-    pub repeat_penalty: f32,
-    /// Taken from the logit of a token that occurs in the last text; 0 is off
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    pub presence_penalty: f32,
-    /// Taken from the logit for every time the token occurs in the last text; 0 is off
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
-    pub frequency_penalty: f32,
-    /// Tokens that the penalties look back on; -1 means all
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        allow_negative_numbers = true
-    )]
-    pub repeat_last_n: i64,
-    /// Seed of the random numbers; the same seed gives the same text [default: random]
-    #[arg(short, long, value_name = "N")]
-    pub seed: Option<u64>,
 }
 
 /// When an answer ends and what of it is shown.

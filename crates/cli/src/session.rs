@@ -13,7 +13,10 @@ use rocmforge::engine::model::Model;
 use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
-use rocmforge::engine::{Engine, EngineConfig, Isa, PromptOutput, Request, SamplingParams};
+use rocmforge::engine::{
+    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, PromptOutput, Request,
+    SamplingParams, Xtc,
+};
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
@@ -244,21 +247,57 @@ fn isa(wanted: IsaArg) -> Result<Isa> {
 
 /// The sampler's parameters; a seed is drawn where none was given.
 pub fn sampling(args: &SamplingArgs) -> Result<Arc<SamplingParams>> {
+    let mirostat = match args.mirostat {
+        0 => None,
+        2 => Some(Mirostat {
+            tau: args.mirostat_ent,
+            eta: args.mirostat_lr,
+        }),
+        n => return Err(usage(format!("mirostat is {n}, expected 0 or 2"))),
+    };
+    let defaults = SamplingParams::default();
     let params = SamplingParams {
+        samplers: args.samplers.0.clone(),
+        logit_bias: args.logit_bias.clone(),
         temperature: args.temp,
+        dynamic_temperature: DynamicTemperature {
+            range: args.dynatemp_range,
+            exponent: args.dynatemp_exp,
+        },
         top_k: args.top_k,
         top_p: args.top_p,
         min_p: args.min_p,
+        typical_p: args.typical_p,
+        top_n_sigma: args.top_n_sigma,
+        xtc: Xtc {
+            probability: args.xtc_probability,
+            threshold: args.xtc_threshold,
+        },
         repeat_penalty: args.repeat_penalty,
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
-        penalty_last_n: usize::try_from(args.repeat_last_n).unwrap_or(usize::MAX),
+        penalty_last_n: look_back(args.repeat_last_n),
+        dry: Dry {
+            multiplier: args.dry_multiplier,
+            base: args.dry_base,
+            allowed_length: args.dry_allowed_length,
+            last_n: look_back(args.dry_penalty_last_n),
+            sequence_breakers: args
+                .sequence_breakers()
+                .unwrap_or(defaults.dry.sequence_breakers),
+        },
+        mirostat,
         seed: args.seed.unwrap_or_else(random_seed),
     };
     params
         .validate()
         .map_err(|error| usage(error.to_string()))?;
     Ok(Arc::new(params))
+}
+
+/// Negative numbers mean all tokens.
+fn look_back(n_tokens: i64) -> usize {
+    usize::try_from(n_tokens).unwrap_or(usize::MAX)
 }
 
 /// Short enough to be typed again.

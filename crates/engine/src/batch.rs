@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::request::SamplingParams;
+use crate::sampler::{Breakers, SamplingParams};
 use crate::tokenizer::TokenId;
 
 /// One token of a batch.
@@ -35,11 +35,32 @@ pub struct SampleRow {
     pub params: Arc<SamplingParams>,
     /// How many tokens the sequence has generated before; with the seed it fixes the random number.
     pub index: u64,
-    /// Tokens in the penalty window and how often each occurs. A row whose input is
+    /// Tokens in the penalty window, by ascending id, and how often each occurs. A row whose input is
     /// [`InputToken::Sampled`] has that token added where it is known.
     pub counts: Vec<(TokenId, u32)>,
+    /// What DRY looks at, where it is on.
+    pub dry: Option<DryHistory>,
+    /// Mirostat's state as the last token left it. A row whose input is [`InputToken::Sampled`] has it from
+    /// there instead.
+    pub mu: Option<f32>,
     /// How many of the best log-probabilities to report.
     pub top_logprobs: usize,
+}
+
+/// The end of a sequence, in which DRY looks for repetitions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DryHistory {
+    /// Oldest first. A row whose input is [`InputToken::Sampled`] has that token added where it is known.
+    pub tokens: Vec<TokenId>,
+    pub breakers: Arc<Breakers>,
+}
+
+/// A sampled token, and what the choice of the next one depends on besides it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampled {
+    pub id: TokenId,
+    /// Mirostat's state, where it is on: the surprise in bits from which tokens are left out.
+    pub mu: Option<f32>,
 }
 
 /// What is wanted of a row's logits.
@@ -88,7 +109,7 @@ pub struct TokenLogprob {
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowOutput {
     Sampled {
-        id: TokenId,
+        sampled: Sampled,
         top: Vec<TokenLogprob>,
     },
     Scored {

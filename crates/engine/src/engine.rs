@@ -7,17 +7,18 @@ use std::sync::Arc;
 
 use crate::backend::BackendInfo;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::batch::{RowOutput, TokenLogprob};
+use crate::batch::{RowOutput, Sampled, TokenLogprob};
 use crate::error::EngineError;
 use crate::executor::{Executor, Pending};
 use crate::kv_cache::{BlockPool, KvType};
 use crate::memory;
 use crate::model::Model;
 use crate::request::{Event, FinishReason, Request, RequestId};
+use crate::sampler::{Breakers, SamplingParams};
 use crate::scheduler::{Limits, PrefixSharing, Scheduler, StepRecord};
 use crate::sequence::{RowPurpose, Sequence};
 use crate::text_stream::{Piece, TextStream};
-use crate::tokenizer::{Detokenizer, TokenId, Tokenizer};
+use crate::tokenizer::{Detokenizer, Tokenizer};
 use limits::Resolved;
 
 /// The user's choices.
@@ -69,6 +70,9 @@ pub struct Engine {
     steps_in_flight: usize,
     n_vocab: usize,
     next_id: u64,
+    /// The sequence breakers asked for last: to find them in a vocabulary takes milliseconds, and requests
+    /// seldom differ in them.
+    last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
 }
 
 impl Engine {
@@ -124,6 +128,7 @@ impl Engine {
             steps_in_flight,
             n_vocab,
             next_id: 0,
+            last_breakers: None,
         }
     }
 
@@ -150,8 +155,26 @@ impl Engine {
             let detokenizer = Detokenizer::new(request.special_text, request.leading_space);
             TextStream::new(detokenizer, request.stop.clone())
         });
-        self.scheduler.add(Sequence::new(id, request, text));
+        let breakers = self.breakers(&request.sampling);
+        self.scheduler
+            .add(Sequence::new(id, request, text, breakers));
         Ok(id)
+    }
+
+    /// The request's sequence breakers as tokens, if DRY is on and there is text at all.
+    fn breakers(&mut self, sampling: &SamplingParams) -> Arc<Breakers> {
+        let texts = &sampling.dry.sequence_breakers;
+        let (true, Some(tokenizer)) = (sampling.has_dry(), &self.tokenizer) else {
+            return Arc::default();
+        };
+        if let Some((known, breakers)) = &self.last_breakers
+            && known == texts
+        {
+            return Arc::clone(breakers);
+        }
+        let breakers = Arc::new(Breakers::new(tokenizer, texts));
+        self.last_breakers = Some((texts.clone(), Arc::clone(&breakers)));
+        breakers
     }
 
     fn check(&self, request: &Request) -> Result<(), EngineError> {
@@ -164,11 +187,9 @@ impl Engine {
         if n_tokens + usize::from(request.max_tokens > 0) > n_ctx {
             return Err(EngineError::PromptTooLong { n_tokens, n_ctx });
         }
-        match request
-            .prompt
-            .iter()
-            .find(|&&id| id as usize >= self.n_vocab)
-        {
+        let biased = request.sampling.logit_bias.iter().map(|(id, _)| id);
+        let mut ids = request.prompt.iter().chain(biased);
+        match ids.find(|&&id| id as usize >= self.n_vocab) {
             Some(&id) => Err(EngineError::TokenOutOfRange {
                 id,
                 n_vocab: self.n_vocab,
@@ -274,11 +295,11 @@ impl Engine {
                         });
                     }
                 }
-                (RowPurpose::Sample, RowOutput::Sampled { id: token, top }) => {
+                (RowPurpose::Sample, RowOutput::Sampled { sampled, top }) => {
                     if record.prompts_done.contains(&id) {
                         prompts_done(&mut self.scheduler, events, id);
                     }
-                    self.take_token(step, id, token, top, events);
+                    self.take_token(step, id, sampled, top, events);
                 }
                 (purpose, output) => unreachable!("a row for {purpose:?} gave {output:?}"),
             }
@@ -300,11 +321,12 @@ impl Engine {
         &mut self,
         step: u64,
         id: RequestId,
-        token: TokenId,
+        sampled: Sampled,
         top: Vec<TokenLogprob>,
         events: &mut Vec<Event>,
     ) {
         let n_ctx = self.n_ctx();
+        let Sampled { id: token, mu } = sampled;
         let Some(sequence) = self.scheduler.sequence(id) else {
             return;
         };
@@ -312,6 +334,7 @@ impl Engine {
             sequence.pending = None;
         }
         sequence.tokens.push(token);
+        sequence.mu = mu;
         let tokenizer = self.tokenizer.as_deref();
         let is_eog = tokenizer.is_some_and(|tokenizer| tokenizer.is_eog(token));
         let reason = sequence.finish_reason(is_eog, n_ctx);

@@ -25,6 +25,7 @@ pub mod tokenizer;
 pub use engine::{Continue, Engine, EngineConfig};
 pub use error::EngineError;
 pub use memory::available_bytes;
-pub use request::{Event, FinishReason, PromptOutput, Request, RequestId, SamplingParams};
+pub use request::{Event, FinishReason, PromptOutput, Request, RequestId};
 pub use rocmforge_cpu::Isa;
+pub use sampler::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
 pub use scheduler::PrefixSharing;

@@ -6,9 +6,8 @@
 //! are computed again later, mostly from the prefix cache.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, SampleRow, Want};
+use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 use crate::kv_cache::{BlockId, BlockPool};
 use crate::request::{PromptOutput, RequestId};
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
@@ -298,22 +297,13 @@ impl Step {
             self.record.prompts_done.push(sequence.id);
         }
         let samples = end == sequence.len() && sequence.wants_sample(self.limits.n_ctx);
-        let sample = SampleRow {
-            params: Arc::clone(&sequence.request.sampling),
-            index: sequence.n_generated() as u64,
-            counts: if samples {
-                sequence.penalty_counts()
-            } else {
-                Vec::new()
-            },
-            top_logprobs: sequence.request.logprobs.unwrap_or(0),
-        };
+        let sample = samples.then(|| sequence.sample_row());
         sequence.n_submitted = end;
         sequence.n_prompt_outputs = sequence.n_prompt_outputs.max(end.min(sequence.n_prompt));
         sequence
             .table
             .index_full_pages(pool, &sequence.tokens[..end.min(sequence.tokens.len())]);
-        if samples {
+        if let Some(sample) = sample {
             sequence.pending = Some(PendingSample {
                 step: self.batch.step,
                 row: self.batch.logits.len(),

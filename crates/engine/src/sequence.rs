@@ -1,7 +1,11 @@
 //! The state of one request while it is served.
 
+use std::sync::Arc;
+
+use crate::batch::{DryHistory, SampleRow};
 use crate::kv_cache::BlockTable;
 use crate::request::{FinishReason, PromptOutput, Request, RequestId};
+use crate::sampler::Breakers;
 use crate::text_stream::TextStream;
 use crate::tokenizer::TokenId;
 
@@ -30,10 +34,19 @@ pub(crate) struct Sequence {
     pub(crate) pending: Option<PendingSample>,
     pub(crate) table: BlockTable,
     pub(crate) text: Option<TextStream>,
+    /// The request's sequence breakers as tokens.
+    pub(crate) breakers: Arc<Breakers>,
+    /// Mirostat's state after the last known token.
+    pub(crate) mu: Option<f32>,
 }
 
 impl Sequence {
-    pub(crate) fn new(id: RequestId, request: Request, text: Option<TextStream>) -> Sequence {
+    pub(crate) fn new(
+        id: RequestId,
+        request: Request,
+        text: Option<TextStream>,
+        breakers: Arc<Breakers>,
+    ) -> Sequence {
         Sequence {
             id,
             tokens: request.prompt.clone(),
@@ -44,6 +57,8 @@ impl Sequence {
             pending: None,
             table: BlockTable::default(),
             text,
+            breakers,
+            mu: None,
             request,
         }
     }
@@ -81,16 +96,36 @@ impl Sequence {
         }
     }
 
-    /// How often each token occurs in the penalty window, leaving room for a pending one.
-    pub(crate) fn penalty_counts(&self) -> Vec<(TokenId, u32)> {
+    /// How to sample the next token; a pending one is added by the device.
+    pub(crate) fn sample_row(&self) -> SampleRow {
+        let params = &self.request.sampling;
+        let dry = params.has_dry().then(|| DryHistory {
+            tokens: self.last_known(params.dry.last_n).to_vec(),
+            breakers: Arc::clone(&self.breakers),
+        });
+        SampleRow {
+            params: Arc::clone(params),
+            index: self.n_generated() as u64,
+            counts: self.penalty_counts(),
+            dry,
+            mu: self.mu,
+            top_logprobs: self.request.logprobs.unwrap_or(0),
+        }
+    }
+
+    /// The known ones of the last `n` tokens.
+    fn last_known(&self, n: usize) -> &[TokenId] {
+        let n = n.saturating_sub(usize::from(self.pending.is_some()));
+        &self.tokens[self.tokens.len().saturating_sub(n)..]
+    }
+
+    /// How often each token occurs in the penalty window, by ascending id.
+    fn penalty_counts(&self) -> Vec<(TokenId, u32)> {
         let params = &self.request.sampling;
         if !params.has_penalties() {
             return Vec::new();
         }
-        let window = params
-            .penalty_last_n
-            .saturating_sub(usize::from(self.pending.is_some()));
-        let mut last = self.tokens[self.tokens.len().saturating_sub(window)..].to_vec();
+        let mut last = self.last_known(params.penalty_last_n).to_vec();
         last.sort_unstable();
         last.chunk_by(|a, b| a == b)
             .map(|same| (same[0], same.len() as u32))

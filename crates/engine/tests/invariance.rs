@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use common::{forge_mini_files, greedy, load, logits, models};
 use rocmforge_engine::{
-    EngineConfig, Event, Isa, PrefixSharing, Request, RequestId, SamplingParams,
+    Dry, EngineConfig, Event, Isa, Mirostat, PrefixSharing, Request, RequestId, SamplingParams, Xtc,
 };
 
 const PROMPTS: [&str; 8] = [
@@ -27,11 +27,11 @@ fn run(
     loaded: &common::Loaded,
     config: &EngineConfig,
     prompts: &[Vec<u32>],
-    sampling: &SamplingParams,
+    sampling: &[SamplingParams],
 ) -> Vec<Trace> {
     let mut engine = loaded.engine(config);
     let mut traces: BTreeMap<RequestId, Trace> = BTreeMap::new();
-    for prompt in prompts {
+    for (prompt, sampling) in prompts.iter().zip(sampling) {
         let mut request = Request::greedy(prompt.clone(), 24);
         request.sampling = std::sync::Arc::new(sampling.clone());
         request.logprobs = Some(5);
@@ -53,6 +53,48 @@ fn run(
     traces.into_values().collect()
 }
 
+/// The sampling of the `at`-th prompt.
+fn sampling(at: usize) -> SamplingParams {
+    let base = SamplingParams {
+        seed: 7,
+        ..SamplingParams::default()
+    };
+    match at % 4 {
+        0 => SamplingParams {
+            repeat_penalty: 1.1,
+            ..base
+        },
+        1 => SamplingParams {
+            // The state changes much with each token.
+            mirostat: Some(Mirostat { tau: 1.0, eta: 1.0 }),
+            temperature: 1.5,
+            ..base
+        },
+        2 => SamplingParams {
+            dry: Dry {
+                multiplier: 2.0,
+                allowed_length: 0,
+                last_n: 8,
+                sequence_breakers: Vec::new(),
+                ..Dry::default()
+            },
+            // A text of few tokens repeats itself all the time.
+            logit_bias: (300..308).map(|id| (id, 30.0)).collect(),
+            ..base
+        },
+        _ => SamplingParams {
+            typical_p: 0.9,
+            xtc: Xtc {
+                probability: 0.5,
+                threshold: 0.1,
+            },
+            presence_penalty: 0.5,
+            penalty_last_n: 4,
+            ..base
+        },
+    }
+}
+
 #[test]
 fn eight_prompts_together_give_what_each_gives_alone() {
     for (variant, path) in forge_mini_files() {
@@ -65,11 +107,8 @@ fn eight_prompts_together_give_what_each_gives_alone() {
             .iter()
             .map(|text| loaded.tokenizer.encode(text, options))
             .collect();
-        let sampling = SamplingParams {
-            seed: 7,
-            repeat_penalty: 1.1,
-            ..SamplingParams::default()
-        };
+        // Each prompt has samplers of its own, so that a row that took another's state would show.
+        let sampling: Vec<SamplingParams> = (0..PROMPTS.len()).map(sampling).collect();
         let base = EngineConfig {
             n_ctx: Some(256),
             n_kv_tokens: Some(4096),
@@ -77,7 +116,12 @@ fn eight_prompts_together_give_what_each_gives_alone() {
         };
         let alone: Vec<Trace> = prompts
             .iter()
-            .flat_map(|prompt| run(&loaded, &base, std::slice::from_ref(prompt), &sampling))
+            .zip(&sampling)
+            .flat_map(|(prompt, sampling)| {
+                let (prompt, sampling) =
+                    (std::slice::from_ref(prompt), std::slice::from_ref(sampling));
+                run(&loaded, &base, prompt, sampling)
+            })
             .collect();
         let companies = [
             base.clone(),

@@ -92,6 +92,25 @@ fn wrong_usage_is_code_2() {
     for (args, part) in [
         (&["generate", "-p", "x", "--temp", "-1"][..], "temperature"),
         (&["generate", "-p", "x", "--top-p", "2"], "top-p"),
+        (
+            &["generate", "-p", "x", "--xtc-threshold", "nan"],
+            "xtc-threshold",
+        ),
+        (&["generate", "-p", "x", "--dry-base", "0.5"], "dry-base"),
+        (&["generate", "-p", "x", "--mirostat", "1"], "mirostat is 1"),
+        (
+            &["generate", "-p", "x", "--samplers", "top_k;what"],
+            "no sampler 'what'",
+        ),
+        (
+            &["generate", "-p", "x", "--samplers", "xtc;xtc"],
+            "xtc and xtc",
+        ),
+        (&["generate", "-p", "x", "--logit-bias", "5"], "15043+1"),
+        (
+            &["generate", "-p", "x", "--dry-sequence-breaker", ""],
+            "sequence breaker",
+        ),
         (&["generate", "-p", "x", "--think", "on"], "--chat"),
         (&["generate", "-p", "x", "--system", "y"], "--chat"),
         (

@@ -6,7 +6,7 @@ use half::f16;
 use rocmforge_cpu::{self as cpu, Acts, AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool};
 
 use super::{Backend, BackendInfo, OpObserver, Reply};
-use crate::batch::{Batch, InputToken, RowOutput, StepOutput, Want};
+use crate::batch::{Batch, InputToken, RowOutput, Sampled, StepOutput, Want};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
 use crate::plan::{BufferId, KvSpec, Op, Plan, RowCount};
@@ -48,7 +48,7 @@ pub struct CpuBackend {
     acts: Vec<Acts>,
     cache: Vec<LayerCache>,
     /// What each output row of the last step sampled.
-    last_sampled: Vec<Option<TokenId>>,
+    last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
 }
 
@@ -118,8 +118,8 @@ impl CpuBackend {
         self.last_sampled = rows
             .iter()
             .map(|row| {
-                if let RowOutput::Sampled { id, .. } = row {
-                    Some(*id)
+                if let RowOutput::Sampled { sampled, .. } = row {
+                    Some(*sampled)
                 } else {
                     None
                 }
@@ -135,7 +135,9 @@ impl CpuBackend {
         match token {
             InputToken::Id(id) => id,
             InputToken::Sampled { row } => {
-                self.last_sampled[row].expect("the engine refers to rows that sampled")
+                self.last_sampled[row]
+                    .expect("the engine refers to rows that sampled")
+                    .id
             }
         }
     }
@@ -358,7 +360,7 @@ fn output_of(
     isa: Isa,
     logits: &mut [f32],
     want: &Want,
-    just_sampled: Option<TokenId>,
+    just_sampled: Option<Sampled>,
 ) -> RowOutput {
     match want {
         Want::Sample(sample) => {
@@ -367,7 +369,7 @@ fn output_of(
                 k => sampler::top_logprobs(logits, cpu::log_sum_exp(isa, logits), k),
             };
             RowOutput::Sampled {
-                id: sampler::sample(isa, logits, sample, just_sampled),
+                sampled: sampler::sample(isa, logits, sample, just_sampled),
                 top,
             }
         }

@@ -8,7 +8,8 @@ use super::*;
 use crate::backend::{Backend, OpObserver, Reply};
 use crate::batch::{Batch, InputToken, StepOutput, Want};
 use crate::request::PromptOutput;
-use crate::request::SamplingParams;
+use crate::sampler::SamplingParams;
+use crate::tokenizer::TokenId;
 
 const N_VOCAB: u32 = 50;
 
@@ -50,8 +51,8 @@ impl Recorder {
             .map(|wanted| self.output(batch, wanted.row, &wanted.want))
             .collect();
         let sampled = |row: &RowOutput| {
-            if let RowOutput::Sampled { id, .. } = row {
-                Some(*id)
+            if let RowOutput::Sampled { sampled, .. } = row {
+                Some(sampled.id)
             } else {
                 None
             }
@@ -78,7 +79,10 @@ impl Recorder {
             .collect();
         match want {
             Want::Sample(_) => RowOutput::Sampled {
-                id: next_token(&prefix),
+                sampled: Sampled {
+                    id: next_token(&prefix),
+                    mu: None,
+                },
                 top: Vec::new(),
             },
             Want::Score { target, .. } => RowOutput::Scored {
@@ -301,6 +305,12 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
     );
     refuse(Request::greedy(vec![1; 8], 1), "--ctx");
     refuse(Request::greedy(vec![1, N_VOCAB], 1), "token id 50");
+    let mut request = Request::greedy(vec![1], 1);
+    request.sampling = Arc::new(SamplingParams {
+        logit_bias: vec![(N_VOCAB, 1.0)],
+        ..SamplingParams::default()
+    });
+    refuse(request, "token id 50");
     let mut request = Request::greedy(vec![1], 1);
     request.sampling = Arc::new(SamplingParams {
         top_p: f32::NAN,

@@ -1,0 +1,50 @@
+//! Mirostat 2.0 (Basu, Ramachandran, Keskar, Varshney 2021): tokens more surprising than `mu` are left
+//! out, and `mu` follows the surprise of what was drawn so that the text's surprise stays near `tau`.
+//!
+//! `mu` belongs to a sequence. It comes out with each token and goes in with the next, by the way that the
+//! token itself takes; so it is right with a step in flight and after a sequence gave way.
+
+use super::candidates::{Candidates, probabilities};
+use super::params::Mirostat;
+use super::random::pick;
+use crate::tokenizer::TokenId;
+
+impl Mirostat {
+    /// `mu` before the first token.
+    fn first_mu(&self) -> f32 {
+        2.0 * self.tau
+    }
+
+    /// `mu` after a token that had `probability` among those that were left.
+    pub(super) fn next_mu(&self, mu: f32, probability: f64) -> f32 {
+        let surprise = -probability.log2();
+        let next = f64::from(mu) - f64::from(self.eta) * (surprise - f64::from(self.tau));
+        if next.is_finite() { next as f32 } else { mu }
+    }
+}
+
+/// Leaves the tokens with a surprise of at most `mu` bits, or the best one; gives their probabilities.
+pub(super) fn keep_expected(candidates: &mut Candidates<'_>, mu: f32) -> Vec<f64> {
+    let best = candidates.best_first();
+    let expected = |p: &f64| -p.log2() <= f64::from(mu);
+    let n = probabilities(best)
+        .iter()
+        .take_while(|p| expected(p))
+        .count();
+    best.truncate(n.max(1));
+    probabilities(best)
+}
+
+/// Draws a token; gives it with the next `mu`.
+pub(super) fn draw(
+    mut candidates: Candidates<'_>,
+    mirostat: &Mirostat,
+    mu: Option<f32>,
+    uniform: f64,
+) -> (TokenId, f32) {
+    let mu = mu.unwrap_or_else(|| mirostat.first_mu());
+    let probabilities = keep_expected(&mut candidates, mu);
+    let at = pick(&probabilities, uniform);
+    let id = candidates.best_first()[at].id;
+    (id, mirostat.next_mu(mu, probabilities[at]))
+}
