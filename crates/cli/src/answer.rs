@@ -7,7 +7,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use rocmforge::engine::batch::TokenLogprob;
 use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{Event, FinishReason, Request};
+use rocmforge::engine::{EngineError, Event, FinishReason, Request};
 
 use crate::interrupt::Interrupt;
 use crate::session::Session;
@@ -77,6 +77,10 @@ pub fn run(
                     answer.prompt_scores.push((logprob, top))
                 }
                 Event::PromptLogits { .. } => {}
+                Event::Failed { .. } => {
+                    progress.finish_and_clear();
+                    return Err(EngineError::NotFinite.into());
+                }
                 Event::PromptDone { cached_tokens, .. } => {
                     answer.prefill = started.elapsed();
                     answer.n_cached = cached_tokens;

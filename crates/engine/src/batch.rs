@@ -116,7 +116,10 @@ pub enum RowOutput {
         logprob: f32,
         top: Vec<TokenLogprob>,
     },
+    /// `[n_vocab]`, as computed.
     Logits(Vec<f32>),
+    /// Nothing can be chosen or scored: no logit is a number.
+    NotFinite,
 }
 
 /// Result of a step: one entry for each of `Batch::logits`, in order.

@@ -228,7 +228,7 @@ impl Engine {
     }
 
     /// Runs until `request` has ended or `on_event` says to stop it; returns whether it ended by itself.
-    /// `on_event` gets the events of other requests, too.
+    /// `on_event` gets the events of other requests, too. A model that computes no numbers is an error.
     pub fn run(
         &mut self,
         request: RequestId,
@@ -240,6 +240,9 @@ impl Engine {
                 let own = event.request() == request;
                 if own && ended.is_some() {
                     continue;
+                }
+                if own && matches!(event, Event::Failed { .. }) {
+                    return Err(EngineError::NotFinite);
                 }
                 let wanted = on_event(&event);
                 if own && matches!(event, Event::Finished { .. }) {
@@ -300,6 +303,11 @@ impl Engine {
                         prompts_done(&mut self.scheduler, events, id);
                     }
                     self.take_token(step, id, sampled, top, events);
+                }
+                (_, RowOutput::NotFinite) => {
+                    if self.scheduler.remove(id).is_some() {
+                        events.push(Event::Failed { request: id });
+                    }
                 }
                 (purpose, output) => unreachable!("a row for {purpose:?} gave {output:?}"),
             }

@@ -59,6 +59,10 @@ pub enum EngineError {
         "the prompt has {n_tokens} tokens, the context holds {n_ctx}; shorten it or ask for more with --ctx"
     )]
     PromptTooLong { n_tokens: usize, n_ctx: usize },
+    #[error(
+        "the text has {n_tokens} tokens, a window has {n_ctx}; take a longer text or a smaller --ctx"
+    )]
+    TextTooShort { n_tokens: usize, n_ctx: usize },
     #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]
     TokenOutOfRange { id: u32, n_vocab: usize },
     #[error(
@@ -78,6 +82,10 @@ pub enum EngineError {
     WorkerGone { reason: String },
     #[error("the file has no vocabulary, so it takes and gives only ids (--ids)")]
     NoTokenizer,
+    #[error(
+        "the model computes no numbers (NaN or infinite logits); its weights are damaged, get the file again"
+    )]
+    NotFinite,
     #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
 }

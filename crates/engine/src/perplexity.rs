@@ -32,21 +32,18 @@ pub fn perplexity(
     max_chunks: Option<usize>,
     mut on_chunk: impl FnMut(&Perplexity) -> Continue,
 ) -> Result<Perplexity, EngineError> {
-    let bad = |value: usize, wanted| {
-        Err(EngineError::BadParameter {
-            name: "the window",
-            value: value.to_string(),
-            wanted,
-        })
-    };
     if n_ctx < 4 {
-        return bad(n_ctx, "at least 4 tokens");
+        return Err(EngineError::BadParameter {
+            name: "the window",
+            value: n_ctx.to_string(),
+            wanted: "at least 4 tokens",
+        });
     }
     if tokens.len() < n_ctx {
-        return bad(
+        return Err(EngineError::TextTooShort {
+            n_tokens: tokens.len(),
             n_ctx,
-            "no longer than the text; take a longer text or a smaller --ctx",
-        );
+        });
     }
     let first_scored = n_ctx / 2 + 1;
     let mut sum = Moments::default();

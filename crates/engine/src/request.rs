@@ -100,6 +100,8 @@ pub enum Event {
         text: String,
         top: Vec<TokenLogprob>,
     },
+    /// The model computed no numbers; nothing more comes of the request.
+    Failed { request: RequestId },
     /// The end, with the text that was held back.
     Finished {
         request: RequestId,
@@ -116,7 +118,8 @@ impl Event {
             | Event::PromptLogits { request, .. }
             | Event::PromptDone { request, .. }
             | Event::Token { request, .. }
-            | Event::Finished { request, .. } => request,
+            | Event::Finished { request, .. }
+            | Event::Failed { request } => request,
         }
     }
 }

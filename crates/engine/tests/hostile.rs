@@ -215,3 +215,26 @@ fn tensors_must_be_those_of_the_wiring() {
         "{unused}"
     );
 }
+
+#[test]
+fn weights_that_are_not_numbers_are_an_error_and_not_a_text() {
+    let gguf = forge_mini();
+    let nan = f32::NAN.to_le_bytes().repeat(256);
+    let mut writer = Writer::new("llama");
+    for (key, value) in gguf.metadata().iter() {
+        writer.set(key, value);
+    }
+    for info in gguf.tensors() {
+        let is_norm = info.name == "output_norm.weight";
+        let data = if is_norm {
+            &nan[..]
+        } else {
+            gguf.tensor_data(info)
+        };
+        writer
+            .add_tensor(&info.name, &info.dims, info.ty, data)
+            .unwrap();
+    }
+    let error = run(Gguf::from_vec(writer.to_vec().unwrap()).unwrap()).unwrap_err();
+    assert!(matches!(error, EngineError::NotFinite), "{error}");
+}

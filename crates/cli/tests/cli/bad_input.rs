@@ -88,6 +88,12 @@ fn a_text_shorter_than_a_window_has_no_perplexity() {
 }
 
 #[test]
+fn endless_input_is_refused() {
+    run(&["generate", "-f", "/dev/zero"]).fails(1, "longer than 256 MiB");
+    run(&["perplexity", "-f", "/dev/zero"]).fails(1, "longer than 256 MiB");
+}
+
+#[test]
 fn wrong_usage_is_code_2() {
     for (args, part) in [
         (&["generate", "-p", "x", "--temp", "-1"][..], "temperature"),
@@ -137,9 +143,10 @@ fn wrong_usage_is_code_2() {
 
 #[test]
 fn settings_that_cannot_be_are_refused_with_the_limits() {
-    run(&["generate", "-p", "x", "--threads", "0"]).fails(1, "threads");
-    run(&["generate", "-p", "x", "--threads", "100000"]).fails(1, "threads");
-    run(&["generate", "-p", "x", "--page", "7"]).fails(1, "16, 32 or 64");
+    run(&["generate", "-p", "x", "--threads", "0"]).fails(2, "threads");
+    run(&["generate", "-p", "x", "--threads", "100000"]).fails(2, "threads");
+    run(&["generate", "-p", "x", "--page", "7"]).fails(2, "16, 32 or 64");
+    run(&["inspect", "--page", "0"]).fails(2, "16, 32 or 64");
     run(&["generate", "-p", "x", "--ctx", "2000000000"]).fails(1, "--ctx");
     run(&["tokenize", "-p", "x", "--pre", "abacus"]).fails(1, "abacus");
 }

@@ -134,11 +134,8 @@ impl CpuBackend {
     fn resolve(&self, token: InputToken) -> TokenId {
         match token {
             InputToken::Id(id) => id,
-            InputToken::Sampled { row } => {
-                self.last_sampled[row]
-                    .expect("the engine refers to rows that sampled")
-                    .id
-            }
+            // A row that could not sample has failed its request: what this row computes is dropped.
+            InputToken::Sampled { row } => self.last_sampled[row].map_or(0, |sampled| sampled.id),
         }
     }
 
@@ -356,12 +353,20 @@ impl CpuBackend {
     }
 }
 
+/// Whether the best logit is a number, not NaN or infinite.
+fn has_finite_best(isa: Isa, logits: &[f32]) -> bool {
+    cpu::argmax(isa, logits).is_some_and(|best| logits[best].is_finite())
+}
+
 fn output_of(
     isa: Isa,
     logits: &mut [f32],
     want: &Want,
     just_sampled: Option<Sampled>,
 ) -> RowOutput {
+    if *want != Want::Logits && !has_finite_best(isa, logits) {
+        return RowOutput::NotFinite;
+    }
     match want {
         Want::Sample(sample) => {
             let top = match sample.top_logprobs {

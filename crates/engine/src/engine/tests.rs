@@ -260,6 +260,7 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
                     Event::PromptDone { .. } => result.prompts_done += 1,
                     Event::Token { id, .. } => result.ids.push(id),
                     Event::Finished { reason, .. } => result.reason = Some(reason),
+                    Event::Failed { .. } => panic!("the recorder has no logits to lose"),
                 }
                 if finished {
                     assert_eq!(
