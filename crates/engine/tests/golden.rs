@@ -74,6 +74,9 @@ fn forge_mini_follows_llama_cpp() {
                 .map(|m| m.as_f64().unwrap() as f32)
                 .collect();
 
+            assert_eq!(margins.len(), expected.len(), "{label}");
+            assert_eq!(case["top5"].as_array().unwrap().len(), 8, "{label}");
+
             let forced = [&prompt[..], &expected[..expected.len() - 1]].concat();
             let rows = logits(&mut engine, &forced);
             let generated = &rows[prompt.len() - 1..];

@@ -57,18 +57,6 @@ impl Weights {
             Entry::Matrix { .. } => panic!("weight {} is a matrix", id.0),
         }
     }
-
-    /// Bytes of all tensors the plan uses, as they lie in the file.
-    pub fn matrix_bytes(&self) -> u64 {
-        let bytes = |entry: &Entry| match entry {
-            Entry::Matrix { tensor, n_rows, .. } => {
-                let info = &self.gguf.tensors()[*tensor];
-                info.n_bytes / info.n_rows() * *n_rows as u64
-            }
-            Entry::Vector { .. } => 0,
-        };
-        self.entries.iter().map(bytes).sum()
-    }
 }
 
 /// Collects the tensors that a wiring asks for, and in the end refuses a file with tensors nobody asked for.
