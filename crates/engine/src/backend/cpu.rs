@@ -1,11 +1,12 @@
 //! The CPU backend: runs the plan operation by operation on the kernels of `rocmforge-cpu`.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 use half::f16;
 use rocmforge_cpu::{self as cpu, Acts, AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool};
 
-use super::{Backend, BackendInfo, OpObserver, Reply};
+use super::{Backend, BackendInfo, OpData, OpObserver, Reply};
 use crate::batch::{Batch, InputToken, RowOutput, Sampled, StepOutput, Want};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
@@ -36,6 +37,15 @@ struct LayerCache {
 enum CacheData {
     F16(Vec<u16>),
     F32(Vec<f32>),
+}
+
+/// The buffers, for observers.
+struct Floats<'a>(&'a [Vec<f32>]);
+
+impl OpData for Floats<'_> {
+    fn buffer(&self, id: BufferId) -> Cow<'_, [f32]> {
+        Cow::Borrowed(&self.0[id.0 as usize])
+    }
 }
 
 /// A compiled plan with its memory.
@@ -102,15 +112,16 @@ impl CpuBackend {
         // The plan is lent out so that operations can borrow the rest of `self` mutably.
         let ops = std::mem::take(&mut self.plan.ops);
         for (index, op) in ops.iter().enumerate() {
-            if let Some(observer) = &mut self.observer {
-                observer.before(index, op, tokens.len(), batch.logits.len());
-            }
             // Without wanted rows there is nothing to do past the last layer.
-            if !(batch.logits.is_empty() && self.writes_logits_rows(op)) {
-                self.run_op(op, batch, &tokens, &rotations);
+            if batch.logits.is_empty() && self.writes_logits_rows(op) {
+                continue;
             }
             if let Some(observer) = &mut self.observer {
-                observer.after(index, op);
+                observer.before(index, op, batch, &Floats(&self.buffers));
+            }
+            self.run_op(op, batch, &tokens, &rotations);
+            if let Some(observer) = &mut self.observer {
+                observer.after(index, op, batch, &Floats(&self.buffers));
             }
         }
         self.plan.ops = ops;

@@ -2,15 +2,23 @@
 
 pub mod cpu;
 
+use std::borrow::Cow;
+
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
-use crate::plan::Op;
+use crate::plan::{BufferId, Op};
+
+/// The float buffers of a step as they are when an observer looks.
+pub trait OpData {
+    /// Values of the buffer, `[rows, width]`; a device copies them to the host.
+    fn buffer(&self, id: BufferId) -> Cow<'_, [f32]>;
+}
 
 /// Told before and after every operation of a step; runs on the device's thread.
 pub trait OpObserver: Send {
-    /// `index` is the operation's place in the compiled plan, `n_tokens` and `n_logits` the batch's rows.
-    fn before(&mut self, index: usize, op: &Op, n_tokens: usize, n_logits: usize);
-    fn after(&mut self, index: usize, op: &Op);
+    /// `index` is the operation's place in the compiled plan.
+    fn before(&mut self, index: usize, op: &Op, batch: &Batch, data: &dyn OpData);
+    fn after(&mut self, index: usize, op: &Op, batch: &Batch, data: &dyn OpData);
 }
 
 /// Where a backend puts the result of a step. A device with a queue of its own may keep it and answer later.
