@@ -402,6 +402,52 @@ pub enum Error {
         /// Values of a block.
         block_len: usize,
     },
+    /// Values to quantize that are no whole rows of whole blocks.
+    #[error(
+        "{values} values are no whole rows of {row_len}, or those no whole {ty} blocks of {block_len}; take a type with smaller blocks, such as Q8_0, or F16"
+    )]
+    NotWholeRows {
+        /// Name of the type.
+        ty: &'static str,
+        /// Values given.
+        values: usize,
+        /// Values of a row.
+        row_len: usize,
+        /// Values of a block.
+        block_len: usize,
+    },
+    /// A value that the format cannot hold.
+    #[error(
+        "row {row}, column {column}: {ty} cannot hold {value:e}; convert the original model again, or keep this tensor in F32"
+    )]
+    Unrepresentable {
+        /// Name of the type.
+        ty: &'static str,
+        /// The row, counted from the first value given.
+        row: usize,
+        /// The value's place in it.
+        column: usize,
+        /// The value: not finite, or larger than the format's numbers.
+        value: f32,
+    },
+    /// Importance weights for rows of another length.
+    #[error(
+        "{found} importance weights for rows of {row_len} values; make the importance matrix from this model"
+    )]
+    ImportanceLength {
+        /// Weights given.
+        found: usize,
+        /// Values of a row.
+        row_len: usize,
+    },
+    /// An importance weight that is negative or not finite.
+    #[error("the importance of column {column} is {value:e}; make the importance matrix again")]
+    Importance {
+        /// The column.
+        column: usize,
+        /// Its weight.
+        value: f32,
+    },
 }
 
 fn magic_hint(found: [u8; 4]) -> &'static str {

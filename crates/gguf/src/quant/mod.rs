@@ -9,6 +9,9 @@ pub mod k;
 pub mod legacy;
 pub mod mxfp;
 pub mod plain;
+mod rows;
+
+pub use rows::{can_quantize, quantize_rows};
 
 use crate::error::Error;
 
@@ -298,7 +301,8 @@ pub fn dequantize(ty: GgmlType, src: &[u8], dst: &mut [f32]) -> Result<(), Error
 }
 
 /// Converts `src` to whole blocks in `dst`, one row or many, as ggml's reference
-/// quantizer does. Values should be finite.
+/// quantizer does. Values should be finite. [`quantize_rows`] searches for better
+/// scales and knows more types.
 ///
 /// # Errors
 /// If there is no quantizer to the type here, or the lengths do not match.
