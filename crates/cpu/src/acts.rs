@@ -163,9 +163,9 @@ impl Acts {
             .collect();
         pool.for_each_rows(&mut rows, 1, rows_per_task, &|_, rows| {
             let kernel = QuantizeRows { rows, format };
-            match isa {
-                Isa::Scalar => kernel.run_with(Scalar),
-                Isa::Avx2(avx2) => avx2.run(kernel),
+            match isa.vector() {
+                None => kernel.run_with(Scalar),
+                Some(isa) => isa.run(kernel),
             }
         });
     }

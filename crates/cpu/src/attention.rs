@@ -154,11 +154,11 @@ pub fn attention(
         n_rows: tiles[tile].rows.len(),
         first_pos: tiles[tile].first_pos,
     };
-    match isa {
-        Isa::Scalar => pool.for_each_range(out, out_width, &row_ranges, group_width, &|i, out| {
+    match isa.vector() {
+        None => pool.for_each_range(out, out_width, &row_ranges, group_width, &|i, out| {
             scalar::attend(&view(i, out.cols().start / group_width), out);
         }),
-        Isa::Avx2(isa) => {
+        Some(isa) => {
             let n_segments = |i| segments(&view(i, 0).visible_to_any()).len();
             let max_segments = (0..tiles.len()).map(n_segments).max().unwrap_or(0);
             if max_segments == 1 || tiles.len() * shape.n_kv_heads >= pool.n_threads() {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::arch::Avx2;
+use crate::arch::{Avx2, Avx512, Vector};
 
 /// An instruction set this processor has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,20 +15,36 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2(Avx2),
+    /// x86-64 with AVX-512 (F, BW, DQ, VL) and its byte products (VNNI).
+    Avx512(Avx512),
 }
 
 impl Isa {
     /// The fastest instruction set of this processor.
     pub fn detect() -> Isa {
-        Avx2::detect().map_or(Isa::Scalar, Isa::Avx2)
+        Isa::available().pop().unwrap_or(Isa::Scalar)
     }
 
     /// Every instruction set of this processor, slowest first.
     pub fn available() -> Vec<Isa> {
-        [Some(Isa::Scalar), Avx2::detect().map(Isa::Avx2)]
-            .into_iter()
-            .flatten()
-            .collect()
+        [
+            Some(Isa::Scalar),
+            Avx2::detect().map(Isa::Avx2),
+            Avx512::detect().map(Isa::Avx512),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// What runs vector kernels; `None` for the scalar loops.
+    #[inline]
+    pub(crate) fn vector(self) -> Option<Vector> {
+        match self {
+            Isa::Scalar => None,
+            Isa::Avx2(isa) => Some(Vector::Avx2(isa)),
+            Isa::Avx512(isa) => Some(Vector::Avx512(isa)),
+        }
     }
 
     /// The name users type and read.
@@ -36,6 +52,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2(_) => "avx2",
+            Isa::Avx512(_) => "avx512",
         }
     }
 }

@@ -19,7 +19,7 @@ mod ops;
 pub mod pool;
 
 pub use acts::{ActFormat, Acts, act_format};
-pub use arch::Avx2;
+pub use arch::{Avx2, Avx512};
 pub use attention::{AttnSeq, AttnShape, KvSlice, KvSliceMut, attention};
 pub use isa::Isa;
 pub use matmul::{OutMode, Weight, get_rows, is_fast, matmul};

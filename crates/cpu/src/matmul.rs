@@ -10,7 +10,7 @@ use rocmforge_gguf::quant::{self, GgmlType, iq, k, legacy, mxfp, plain};
 
 use crate::Isa;
 use crate::acts::{ActFormat, Acts, act_format};
-use crate::arch::Avx2;
+use crate::arch::Vector;
 use crate::generic::tile::{DequantizedTile, FloatTile, IntTile};
 use crate::pool::{Pool, Tile};
 
@@ -126,21 +126,13 @@ pub fn matmul(
         bias,
         mode,
     };
-    let run: fn(Isa, &Job<'_>, &mut Tile<'_>) = match isa {
-        Isa::Scalar => |_, job, tile| scalar_tile(job, tile),
-        Isa::Avx2(_) => |isa, job, tile| {
-            if let Isa::Avx2(avx2) = isa {
-                match fast_tile(job.w.ty) {
-                    Some(run) => run(avx2, job, tile),
-                    None => avx2.run(DequantizedTile { job, tile }),
-                }
-            }
-        },
+    let run = |tile: &mut Tile<'_>| match (isa.vector(), fast_tile(w.ty)) {
+        (None, _) => scalar_tile(&job, tile),
+        (Some(isa), Some(run)) => run(isa, &job, tile),
+        (Some(isa), None) => isa.run(DequantizedTile { job: &job, tile }),
     };
     let (tokens_per_task, rows_per_task) = task_shape(pool, w, acts, row_bytes);
-    pool.for_each_tile(out, w.n_out, tokens_per_task, rows_per_task, &|tile| {
-        run(isa, &job, tile);
-    });
+    pool.for_each_tile(out, w.n_out, tokens_per_task, rows_per_task, &run);
 }
 
 /// Tokens and weight rows of a task.
@@ -161,14 +153,14 @@ fn task_shape(pool: &Pool, w: &Weight<'_>, acts: &Acts, row_bytes: usize) -> (us
     (tokens, rows.next_multiple_of(ROWS_STEP).max(ROWS_STEP))
 }
 
-type TileFn = fn(Avx2, &Job<'_>, &mut Tile<'_>);
+type TileFn = fn(Vector, &Job<'_>, &mut Tile<'_>);
 
-/// The AVX2 kernel of a format.
+/// The vector kernel of a format.
 fn fast_tile(ty: GgmlType) -> Option<TileFn> {
     macro_rules! kernel {
         ($tile:ident<$format:ty>) => {
-            Some(|avx2, job, tile| {
-                avx2.run($tile::<'_, '_, '_, $format> {
+            Some(|isa, job, tile| {
+                isa.run($tile::<'_, '_, '_, $format> {
                     job,
                     tile,
                     format: PhantomData,
@@ -200,10 +192,7 @@ fn fast_tile(ty: GgmlType) -> Option<TileFn> {
 /// Whether [`matmul`] has a kernel for this format. If not it is correct but slow: every row is
 /// dequantized to f32. Callers count and report that.
 pub fn is_fast(isa: Isa, ty: GgmlType) -> bool {
-    match isa {
-        Isa::Scalar => false,
-        Isa::Avx2(_) => fast_tile(ty).is_some(),
-    }
+    isa != Isa::Scalar && fast_tile(ty).is_some()
 }
 
 /// The oracle: both sides dequantized, products summed in f64.
@@ -254,7 +243,9 @@ mod tests {
         let (n_in, n_out) = (768, 21);
         let pool = Pool::new(2);
         for isa in Isa::available() {
-            let Isa::Avx2(avx2) = isa else { continue };
+            let Some(vector) = isa.vector() else {
+                continue;
+            };
             for ty in [GgmlType::Q4_K, GgmlType::Q8_0, GgmlType::IQ4_XS] {
                 let data = weights(ty, n_in * n_out);
                 let w = Weight {
@@ -278,7 +269,7 @@ mod tests {
                     };
                     let mut out = vec![f32::NAN; n_tokens * n_out];
                     pool.for_each_tile(&mut out, n_out, 7, 16, &|tile| {
-                        avx2.run(DequantizedTile { job: &job, tile });
+                        vector.run(DequantizedTile { job: &job, tile });
                     });
                     let mut expected = vec![f32::NAN; n_tokens * n_out];
                     pool.for_each_tile(&mut expected, n_out, 7, 16, &|tile| {

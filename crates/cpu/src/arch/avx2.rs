@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Kernel;
+use super::{Avx512, Kernel};
 use crate::generic::simd::SimdF32;
 
 /// Proof that the processor has AVX2, FMA and F16C.
@@ -29,16 +29,11 @@ impl Avx2 {
     }
 }
 
-/// Evaluates intrinsics that touch no memory.
-macro_rules! values {
-    ($values:expr) => {
-        // SAFETY: methods of `Avx2` run only with a witness, and so on a processor that has
-        // AVX2, FMA and F16C; intrinsics on values have no other precondition.
-        unsafe { $values }
-    };
+impl From<Avx512> for Avx2 {
+    fn from(_: Avx512) -> Avx2 {
+        Avx2(())
+    }
 }
-
-pub(super) use values;
 
 impl SimdF32 for Avx2 {
     const LANES: usize = 8;

@@ -7,11 +7,13 @@ use std::arch::x86_64::*;
 
 use rocmforge_gguf::quant::plain;
 
-use super::avx2::{Avx2, values};
+use super::Avx2;
 use crate::generic::bytes::{Quantize, SimdBytes};
 
 impl SimdBytes for Avx2 {
     const DOT_LIMIT: u32 = i16::MAX as u32;
+    const DOT_PRODUCTS: u32 = 2;
+    const SIGNED_OFFSET: Option<u32> = None;
 
     type Bytes = __m256i;
     type I32 = __m256i;
@@ -251,6 +253,11 @@ impl SimdBytes for Avx2 {
     #[inline(always)]
     fn dot(self, sum: __m256i, codes: __m256i, acts: __m256i) -> __m256i {
         values!(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, acts)))
+    }
+
+    #[inline(always)]
+    fn signed_codes(self, codes: __m256i) -> __m256i {
+        codes
     }
 
     #[inline(always)]

@@ -9,14 +9,48 @@
 
 use crate::generic::simd::Simd;
 
+/// Evaluates intrinsics that touch no memory.
+#[cfg(target_arch = "x86_64")]
+macro_rules! values {
+    ($values:expr) => {
+        // SAFETY: methods of a witness run only on a processor that has its instruction set;
+        // intrinsics on values have no other precondition.
+        unsafe { $values }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
 mod bytes_avx2;
+#[cfg(target_arch = "x86_64")]
+mod bytes_avx512;
 #[cfg(target_arch = "x86_64")]
 mod lanes_avx2;
 #[cfg(target_arch = "x86_64")]
-pub use avx2::Avx2;
+mod lanes_avx512;
+#[cfg(target_arch = "x86_64")]
+pub use {avx2::Avx2, avx512::Avx512};
+
+/// Some vector instruction set that this processor has.
+#[derive(Clone, Copy)]
+pub(crate) enum Vector {
+    Avx2(Avx2),
+    Avx512(Avx512),
+}
+
+impl Vector {
+    /// Runs `kernel` compiled for this instruction set.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            Vector::Avx2(isa) => isa.run(kernel),
+            Vector::Avx512(isa) => isa.run(kernel),
+        }
+    }
+}
 
 /// An algorithm over any vector instruction set.
 pub(crate) trait Kernel {
@@ -27,18 +61,28 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// The witness of an instruction set that this architecture does not have.
+/// Witnesses of instruction sets that this architecture does not have.
 #[cfg(not(target_arch = "x86_64"))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Avx2 {}
+mod none {
+    macro_rules! absent {
+        ($name:ident) => {
+            /// There is no value of it on this architecture.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            pub enum $name {}
 
-#[cfg(not(target_arch = "x86_64"))]
-impl Avx2 {
-    pub(crate) fn detect() -> Option<Avx2> {
-        None
-    }
+            impl $name {
+                pub(crate) fn detect() -> Option<$name> {
+                    None
+                }
 
-    pub(crate) fn run<K: Kernel>(self, _: K) -> K::Output {
-        match self {}
+                pub(crate) fn run<K: super::Kernel>(self, _: K) -> K::Output {
+                    match self {}
+                }
+            }
+        };
     }
+    absent!(Avx2);
+    absent!(Avx512);
 }
+#[cfg(not(target_arch = "x86_64"))]
+pub use none::{Avx2, Avx512};

@@ -12,9 +12,13 @@ use super::simd::SimdF32;
 
 /// Integer operations on a witness.
 pub(crate) trait SimdBytes: SimdF32 {
-    /// Largest magnitude that one place of a [`SimdBytes::Dot`] holds. One step adds at most two
-    /// products to a place.
+    /// Largest magnitude that one place of a [`SimdBytes::Dot`] holds.
     const DOT_LIMIT: u32;
+    /// Products that one step adds to a place.
+    const DOT_PRODUCTS: u32;
+    /// The power of two that [`SimdBytes::signed_codes`] adds to codes, if it does; whoever sums
+    /// products has to take it away.
+    const SIGNED_OFFSET: Option<u32>;
 
     /// `LANES / 4` lanes of 16 bytes or 8 i16.
     type Bytes: Copy;
@@ -85,9 +89,10 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn widen_u8(self, a: Self::Bytes) -> [Self::Bytes; 2];
     /// The low and the high 8 bytes of each lane as i16 that were i8.
     fn widen_i8(self, a: Self::Bytes) -> [Self::Bytes; 2];
-    /// The i16 in place `j` (below 8) of each lane, in all places of the lane.
+    /// The i16 in place `j` (below 8) of each lane as a factor of [`SimdBytes::add_scaled`] for all
+    /// 32-bit places of the lane.
     fn repeat_place(self, a: Self::Bytes, j: usize) -> Self::Bytes;
-    /// The lower and the upper i16 of each 32-bit place, in both halves of it.
+    /// The lower and the upper i16 of each 32-bit place as factors of [`SimdBytes::add_scaled`].
     fn split_pairs(self, a: Self::Bytes) -> [Self::Bytes; 2];
     /// Vector `k` of the result has the 32-bit places `k` of every lane of `a`, in row order.
     fn transpose4(self, a: [Self::Bytes; 4]) -> [Self::Bytes; 4];
@@ -95,7 +100,9 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn zero_dot(self) -> Self::Dot;
     /// `sum` + products of `codes` (u8) and `acts` (i8, not -128).
     fn dot(self, sum: Self::Dot, codes: Self::Bytes, acts: Self::Bytes) -> Self::Dot;
-    /// `sum` + products of `codes` (i8) and `acts` (i8, not -128).
+    /// Codes (i8) as [`SimdBytes::dot_signed`] takes them.
+    fn signed_codes(self, codes: Self::Bytes) -> Self::Bytes;
+    /// `sum` + products of [`SimdBytes::signed_codes`] and `acts` (i8, not -128).
     fn dot_signed(self, sum: Self::Dot, codes: Self::Bytes, acts: Self::Bytes) -> Self::Dot;
 
     fn zero_i32(self) -> Self::I32;
@@ -104,7 +111,7 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn shl_i32(self, a: Self::I32, n: u32) -> Self::I32;
     /// `sum + dot`.
     fn add_dot(self, sum: Self::I32, dot: Self::Dot) -> Self::I32;
-    /// `sum + scale * dot`, with the i16 `scale` twice in every 32-bit place.
+    /// `sum + scale * dot`; [`SimdBytes::repeat_place`] and [`SimdBytes::split_pairs`] make the factors.
     fn add_scaled(self, sum: Self::I32, dot: Self::Dot, scale: Self::Bytes) -> Self::I32;
     /// `sum` + products of the i16 places of `a` and `b`, neighbours added.
     fn dot_i16(self, sum: Self::I32, a: Self::Bytes, b: Self::Bytes) -> Self::I32;

@@ -152,14 +152,28 @@ pub(crate) const fn n_scales<F: Format>() -> usize {
     F::GROUPS / F::GROUPS_PER_SCALE
 }
 
+/// What takes part in a product with vectors `S`: the format's offset, or that of its signed codes.
+pub(crate) const fn offset<S: SimdBytes, F: Format>() -> Offset {
+    match (F::CODES, S::SIGNED_OFFSET) {
+        (Codes::Signed, Some(log2)) => {
+            assert!(matches!(F::OFFSET, Offset::None), "one offset is enough");
+            Offset::Power { log2 }
+        }
+        _ => F::OFFSET,
+    }
+}
+
 /// Product steps of a scale's codes that one [`SimdBytes::Dot`] gathers without overflow, of
 /// `steps` that are to be made. Both are powers of two.
 pub(crate) const fn dot_steps<S: SimdBytes, F: Format>(steps: usize) -> usize {
     let max = match F::CODES {
         Codes::Unsigned { max } => max,
-        Codes::Signed => 128,
+        Codes::Signed => match S::SIGNED_OFFSET {
+            Some(log2) => 127 + (1 << log2),
+            None => 128,
+        },
     };
-    let limit = (S::DOT_LIMIT / (2 * 127 * max)) as usize;
+    let limit = (S::DOT_LIMIT / (S::DOT_PRODUCTS * 127 * max)) as usize;
     assert!(limit > 0, "one step does not overflow");
     let mut n = 1;
     while 2 * n <= limit && 2 * n <= steps {

@@ -25,7 +25,7 @@
 //! products do not leave room in i16 to add two of them up.
 
 use super::bytes::SimdBytes;
-use super::format::{Codes, Format, Offset, TokenBlocks, dot_steps, n_scales};
+use super::format::{Codes, Format, Offset, TokenBlocks, dot_steps, n_scales, offset};
 use super::simd::Simd;
 
 /// The rows of a quantized matrix.
@@ -82,7 +82,7 @@ fn add_block<S: Simd, F: Format>(
     b: usize,
 ) -> S::F32 {
     let scale = s.splat(acts.scales[b]);
-    let dot = match F::OFFSET {
+    let dot = match const { offset::<S, F>() } {
         Offset::Power { log2 } if F::SCALED => s.sub_i32(dot, s.shl_i32(min_dot, log2)),
         Offset::Power { log2 } => {
             let codes = i32::from(acts.sums[b].as_ref()[0]);
@@ -91,7 +91,7 @@ fn add_block<S: Simd, F: Format>(
         Offset::None | Offset::Min => dot,
     };
     let sum = s.mul_add(s.to_f32(dot), s.mul(d, scale), sum);
-    match F::OFFSET {
+    match const { offset::<S, F>() } {
         Offset::Min if F::SCALED => s.mul_add(s.to_f32(min_dot), s.mul(m, scale), sum),
         Offset::Min => {
             let codes = f32::from(acts.sums[b].as_ref()[0]);
@@ -102,8 +102,17 @@ fn add_block<S: Simd, F: Format>(
 }
 
 /// Whether the offset of a block needs products of integer scales or minimums with sums.
-const fn has_min_dot<F: Format>() -> bool {
-    F::SCALED && !matches!(F::OFFSET, Offset::None)
+const fn has_min_dot<S: SimdBytes, F: Format>() -> bool {
+    F::SCALED && !matches!(offset::<S, F>(), Offset::None)
+}
+
+/// `codes` as [`dot_step`] takes them.
+#[inline(always)]
+fn dot_codes<S: SimdBytes, F: Format>(s: S, codes: S::Bytes) -> S::Bytes {
+    match F::CODES {
+        Codes::Unsigned { .. } => codes,
+        Codes::Signed => s.signed_codes(codes),
+    }
 }
 
 #[inline(always)]
@@ -174,7 +183,8 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
                         let mut dot = s.zero_dot();
                         for k in 0..F::GROUPS_PER_SCALE {
                             let acts = s.repeat_i8(&acts[n].codes[b].as_ref()[group + k]);
-                            dot = dot_step::<S, F>(s, dot, codes[place + k], acts);
+                            let codes = dot_codes::<S, F>(s, codes[place + k]);
+                            dot = dot_step::<S, F>(s, dot, codes, acts);
                             if (k + 1) % steps == 0 {
                                 dots[n][i] = add_dot::<S, F>(s, dots[n][i], dot, scale);
                                 dot = s.zero_dot();
@@ -184,8 +194,8 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
                     place += F::GROUPS_PER_SCALE;
                 }
             }
-            if has_min_dot::<F>() {
-                let factors = match F::OFFSET {
+            if has_min_dot::<S, F>() {
+                let factors = match const { offset::<S, F>() } {
                     Offset::Min => scales.mins,
                     Offset::None | Offset::Power { .. } => scales.scales,
                 };
@@ -243,7 +253,11 @@ impl<S: Simd> Panel<S> {
     ) {
         self.first_block = first_block;
         let n_scales = if F::SCALED { n_scales::<F>() } else { 0 };
-        let n_pairs = if has_min_dot::<F>() { n_scales / 2 } else { 0 };
+        let n_pairs = if has_min_dot::<S, F>() {
+            n_scales / 2
+        } else {
+            0
+        };
         let zero = s.zero();
         self.codes.resize(n_blocks * F::GROUPS * 4, zero);
         self.scales.resize(n_blocks * n_scales, zero);
@@ -267,7 +281,12 @@ impl<S: Simd> Panel<S> {
                     codes[3].as_ref(),
                 ];
                 for place in 0..c0.len() {
-                    let by_row = s.transpose4([c0[place], c1[place], c2[place], c3[place]]);
+                    let by_row = s.transpose4([
+                        dot_codes::<S, F>(s, c0[place]),
+                        dot_codes::<S, F>(s, c1[place]),
+                        dot_codes::<S, F>(s, c2[place]),
+                        dot_codes::<S, F>(s, c3[place]),
+                    ]);
                     let out = &mut out[4 * F::group(chunk, place)..][..4];
                     out.copy_from_slice(&by_row);
                 }
@@ -293,8 +312,8 @@ impl<S: Simd> Panel<S> {
                         out[8 * half + 2 * k] = even;
                         out[8 * half + 2 * k + 1] = odd;
                     }
-                    if has_min_dot::<F>() {
-                        let pairs = match F::OFFSET {
+                    if has_min_dot::<S, F>() {
+                        let pairs = match const { offset::<S, F>() } {
                             Offset::Min => s.transpose4([
                                 lanes[0].mins[half],
                                 lanes[1].mins[half],
@@ -354,7 +373,7 @@ impl<S: Simd> Panel<S> {
                 }
             }
             let mut min_dots = [s.zero_i32(); N];
-            if has_min_dot::<F>() {
+            if has_min_dot::<S, F>() {
                 let pairs = &self.min_pairs[b * n_pairs..][..n_pairs];
                 for (k, pair) in pairs.iter().enumerate() {
                     for n in 0..N {

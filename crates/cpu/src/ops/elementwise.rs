@@ -16,9 +16,9 @@ pub fn add(isa: Isa, pool: &Pool, x: &[f32], out: &mut [f32]) {
     let per_task = rows_per_task(pool, out.len(), 1);
     pool.for_each_rows(out, 1, per_task, &|first, out| {
         let x = &x[first..first + out.len()];
-        match isa {
-            Isa::Scalar => out.iter_mut().zip(x).for_each(|(out, x)| *out += x),
-            Isa::Avx2(isa) => isa.run(Add { x, out }),
+        match isa.vector() {
+            None => out.iter_mut().zip(x).for_each(|(out, x)| *out += x),
+            Some(isa) => isa.run(Add { x, out }),
         }
     });
 }
@@ -58,14 +58,14 @@ pub fn silu_mul(isa: Isa, pool: &Pool, gate: &[f32], up: &[f32], out: &mut [f32]
     pool.for_each_rows(out, 1, per_task, &|first, out| {
         let range = first..first + out.len();
         let (gate, up) = (&gate[range.clone()], &up[range]);
-        match isa {
-            Isa::Scalar => {
+        match isa.vector() {
+            None => {
                 for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
                     let gate = f64::from(gate);
                     *out = (gate / (1.0 + (-gate).exp())) as f32 * up;
                 }
             }
-            Isa::Avx2(isa) => isa.run(SiluMul { gate, up, out }),
+            Some(isa) => isa.run(SiluMul { gate, up, out }),
         }
     });
 }

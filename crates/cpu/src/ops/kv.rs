@@ -42,14 +42,21 @@ pub fn kv_append(
     );
     match cache {
         KvSliceMut::F16(cache) => {
-            append(pool, &layout, x, slots, cache, &|row, out| match isa {
-                Isa::Scalar => {
-                    for (out, &x) in out.iter_mut().zip(row) {
-                        *out = half::f16::from_f32(x).to_bits();
+            append(
+                pool,
+                &layout,
+                x,
+                slots,
+                cache,
+                &|row, out| match isa.vector() {
+                    None => {
+                        for (out, &x) in out.iter_mut().zip(row) {
+                            *out = half::f16::from_f32(x).to_bits();
+                        }
                     }
-                }
-                Isa::Avx2(isa) => isa.run(Narrow { x: row, out }),
-            });
+                    Some(isa) => isa.run(Narrow { x: row, out }),
+                },
+            );
         }
         KvSliceMut::F32(cache) => {
             append(pool, &layout, x, slots, cache, &|row, out| {

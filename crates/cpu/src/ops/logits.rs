@@ -17,12 +17,12 @@ pub fn log_sum_exp(isa: Isa, x: &[f32]) -> f32 {
             max
         };
     }
-    let sum: f64 = match isa {
-        Isa::Scalar => x
+    let sum: f64 = match isa.vector() {
+        None => x
             .iter()
             .map(|&x| (f64::from(x) - f64::from(max)).exp())
             .sum(),
-        Isa::Avx2(isa) => isa.run(SumExp { x, max }),
+        Some(isa) => isa.run(SumExp { x, max }),
     };
     (f64::from(max) + sum.ln()) as f32
 }
@@ -63,9 +63,9 @@ pub fn argmax(isa: Isa, x: &[f32]) -> Option<usize> {
 
 /// The largest element that is not NaN, or negative infinity.
 fn largest(isa: Isa, x: &[f32]) -> f32 {
-    match isa {
-        Isa::Scalar => x.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-        Isa::Avx2(isa) => isa.run(Max { x }),
+    match isa.vector() {
+        None => x.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        Some(isa) => isa.run(Max { x }),
     }
 }
 

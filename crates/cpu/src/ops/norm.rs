@@ -25,9 +25,9 @@ pub fn rms_norm(isa: Isa, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out:
     let rows = rows_per_task(pool, x.len() / width, width);
     pool.for_each_rows(out, width, rows, &|first, out| {
         let x = &x[first * width..first * width + out.len()];
-        match isa {
-            Isa::Scalar => scalar(x, weight, eps, out),
-            Isa::Avx2(isa) => isa.run(RmsNorm {
+        match isa.vector() {
+            None => scalar(x, weight, eps, out),
+            Some(isa) => isa.run(RmsNorm {
                 x,
                 weight,
                 eps,

@@ -63,14 +63,14 @@ pub fn rope(
                 .chunks_exact_mut(width)
                 .zip(cos_sin[first * n_rot..].chunks_exact(n_rot));
             for (x, cos_sin) in rows {
-                match (isa, style) {
-                    (Isa::Scalar, _) => scalar(x, head_dim, style, cos_sin),
-                    (Isa::Avx2(isa), RopeStyle::Norm) => isa.run(Norm {
+                match (isa.vector(), style) {
+                    (None, _) => scalar(x, head_dim, style, cos_sin),
+                    (Some(isa), RopeStyle::Norm) => isa.run(Norm {
                         x,
                         head_dim,
                         cos_sin,
                     }),
-                    (Isa::Avx2(isa), RopeStyle::Neox) => isa.run(Neox {
+                    (Some(isa), RopeStyle::Neox) => isa.run(Neox {
                         x,
                         head_dim,
                         cos_sin,
