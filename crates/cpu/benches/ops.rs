@@ -11,6 +11,8 @@ use rocmforge_cpu::{
     AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool, RopeStyle, attention, kv_append,
     log_sum_exp, rms_norm, rope, silu_mul,
 };
+use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_gguf::quant::legacy::Q8_0;
 
 const SHAPE: AttnShape = AttnShape {
     n_heads: 32,
@@ -150,13 +152,15 @@ fn decode(report: &Report) {
             .map(|_| noise(n_kv_heads * DEPTH * dim))
             .collect();
         let f16s: Vec<Vec<u16>> = f32s.iter().map(|x| to_f16(x)).collect();
+        let q8s: Vec<Vec<Q8_0>> = f32s.iter().map(|x| to_q8_0(x)).collect();
         let q = noise(n_heads * dim);
         let mut out = vec![0.0; q.len()];
-        let dtypes: [(&str, usize, Vec<KvSlice<'_>>); 2] = [
-            ("f16", 2, f16s.iter().map(|x| KvSlice::F16(x)).collect()),
-            ("f32", 4, f32s.iter().map(|x| KvSlice::F32(x)).collect()),
+        let dtypes: [(&str, usize, Vec<KvSlice<'_>>); 3] = [
+            ("f16", 64, f16s.iter().map(|x| KvSlice::F16(x)).collect()),
+            ("f32", 128, f32s.iter().map(|x| KvSlice::F32(x)).collect()),
+            ("q8_0", 34, q8s.iter().map(|x| KvSlice::Q8_0(x)).collect()),
         ];
-        for (dtype, bytes, layers) in dtypes {
+        for (dtype, bytes_per_32, layers) in dtypes {
             let seconds = measure(
                 &format!("decode {n_heads}/{n_kv_heads} x {dim} {dtype}"),
                 4,
@@ -165,13 +169,17 @@ fn decode(report: &Report) {
                     attention(report.isa, &report.pool, &shape, &q, k, v, &[seq], &mut out);
                 },
             );
-            report.bandwidth(2 * n_kv_heads * dim * DEPTH * bytes, seconds);
+            report.bandwidth(2 * n_kv_heads * dim * DEPTH / 32 * bytes_per_32, seconds);
         }
     }
 }
 
 fn to_f16(x: &[f32]) -> Vec<u16> {
     x.iter().map(|&x| f16::from_f32(x).to_bits()).collect()
+}
+
+fn to_q8_0(x: &[f32]) -> Vec<Q8_0> {
+    x.chunks_exact(32).map(Q8_0::quantize).collect()
 }
 
 fn prefill(report: &Report) {

@@ -5,6 +5,7 @@
 //! of llama.cpp (`quantize_row_q8_0`, `quantize_row_q8_K`).
 
 use rocmforge_gguf::quant::GgmlType;
+use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
 
 use crate::arch::Kernel;
@@ -302,6 +303,23 @@ fn quantize_row<Q: Quantize, const N: usize>(q: Q, row: &mut QuantizeRow<'_>) {
     }
 }
 
+/// Quantizes a block of the KV cache, to what [`ActFormat::Q8x32`] makes of the same values.
+#[inline(always)]
+pub(crate) fn quantize_q8_0<Q: Quantize>(q: Q, x: &[f32; 32]) -> Q8_0 {
+    let max = f32::from_bits(q.max_abs_bits(x));
+    let (factor, d) = q8x32_scale(q, max);
+    let mut codes = [[0; 16]; 2];
+    if max.is_finite() && factor.is_finite() {
+        q.quantize(x, factor, &mut codes);
+    }
+    let mut block = Q8_0 {
+        d: F16::from_f32(if max.is_finite() { d } else { f32::NAN }),
+        qs: [0; 32],
+    };
+    block.qs.copy_from_slice(codes.as_flattened());
+    block
+}
+
 /// What values are multiplied with, and what codes are. The first is infinite for a block that is
 /// zero or too small to divide by.
 #[inline(always)]
@@ -319,7 +337,7 @@ fn q8x256_scale(max: f32) -> (f32, f32) {
 
 /// Quantization without vectors.
 #[derive(Clone, Copy)]
-struct Scalar;
+pub(crate) struct Scalar;
 
 impl Quantize for Scalar {
     fn max_abs_bits(self, x: &[f32; 32]) -> u32 {

@@ -19,6 +19,8 @@ mod scalar;
 use std::cell::RefCell;
 use std::ops::Range;
 
+use rocmforge_gguf::quant::legacy::Q8_0;
+
 use crate::generic::attention::{
     BLOCK, MergeTile, QueryTile, Scratch, SegmentOfTile, WholeTile, partial_len, segments, visible,
 };
@@ -32,11 +34,16 @@ const MAX_TILE_QUERIES: usize = 64;
 /// would begin to cost as much as using them.
 const MIN_SPLIT_ROWS: usize = 4;
 
-/// Keys or values of one layer: `[n_blocks, n_kv_heads, page, dim]`, as f16 bits or f32.
+/// Values of a block of [`Q8_0`].
+const QK: usize = 32;
+
+/// Keys or values of one layer: `[n_blocks, n_kv_heads, page, dim]`, as f16 bits, f32, or blocks of
+/// 32 values, of which `dim` is a multiple then.
 #[derive(Clone, Copy, Debug)]
 pub enum KvSlice<'a> {
     F16(&'a [u16]),
     F32(&'a [f32]),
+    Q8_0(&'a [Q8_0]),
 }
 
 /// Keys or values of one layer, to be written: see [`KvSlice`].
@@ -44,14 +51,16 @@ pub enum KvSlice<'a> {
 pub enum KvSliceMut<'a> {
     F16(&'a mut [u16]),
     F32(&'a mut [f32]),
+    Q8_0(&'a mut [Q8_0]),
 }
 
 impl<'a> KvSlice<'a> {
-    /// The elements of `range`.
+    /// The values of `range`, which are whole blocks.
     pub(crate) fn get(self, range: Range<usize>) -> KvSlice<'a> {
         match self {
             KvSlice::F16(x) => KvSlice::F16(&x[range]),
             KvSlice::F32(x) => KvSlice::F32(&x[range]),
+            KvSlice::Q8_0(x) => KvSlice::Q8_0(&x[range.start / QK..range.end / QK]),
         }
     }
 
@@ -59,6 +68,7 @@ impl<'a> KvSlice<'a> {
         match self {
             KvSlice::F16(x) => x.as_ptr().cast(),
             KvSlice::F32(x) => x.as_ptr().cast(),
+            KvSlice::Q8_0(x) => x.as_ptr().cast(),
         }
     }
 
@@ -66,18 +76,28 @@ impl<'a> KvSlice<'a> {
         match self {
             KvSlice::F16(x) => size_of_val(x),
             KvSlice::F32(x) => size_of_val(x),
+            KvSlice::Q8_0(x) => size_of_val(x),
         }
     }
 
-    /// Elements.
+    /// Values that share a scale.
+    fn block_len(self) -> usize {
+        match self {
+            KvSlice::F16(_) | KvSlice::F32(_) => 1,
+            KvSlice::Q8_0(_) => QK,
+        }
+    }
+
+    /// Values.
     pub fn len(&self) -> usize {
         match self {
             KvSlice::F16(x) => x.len(),
             KvSlice::F32(x) => x.len(),
+            KvSlice::Q8_0(x) => x.len() * QK,
         }
     }
 
-    /// Whether there are no elements.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -279,6 +299,10 @@ fn check(
     assert!(
         page.is_multiple_of(BLOCK),
         "a page of {page} positions is not a multiple of {BLOCK}"
+    );
+    assert!(
+        k_dim.is_multiple_of(k.block_len()) && v_dim.is_multiple_of(v.block_len()),
+        "heads of {k_dim} and {v_dim} values are not whole blocks"
     );
     assert!(shape.window != Some(0), "a row sees itself");
     assert!(

@@ -5,6 +5,9 @@ mod common;
 use common::Rng;
 use half::f16;
 use rocmforge_cpu::{AttnSeq, AttnShape, Isa, KvSlice, Pool, attention};
+use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_gguf::quant::legacy::Q8_0;
+use rocmforge_gguf::quant::plain::F16;
 
 const LLAMA_1B: AttnShape = AttnShape {
     n_heads: 32,
@@ -20,6 +23,14 @@ const LLAMA_1B: AttnShape = AttnShape {
 enum Dtype {
     F16,
     F32,
+    Q8,
+}
+
+/// The types that can keep heads of `shape`.
+fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
+    let blocks = shape.k_dim.is_multiple_of(32) && shape.v_dim.is_multiple_of(32);
+    let q8 = blocks.then_some(Dtype::Q8);
+    [Dtype::F16, Dtype::F32].into_iter().chain(q8).collect()
 }
 
 /// A sequence whose content depends on its seed alone.
@@ -32,19 +43,27 @@ struct Seq {
 }
 
 impl Seq {
-    /// Values that f16 holds exactly, so that both cache types see the same ones.
+    /// Values that every cache type holds exactly, so that all of them see the same ones: each run of
+    /// 32 is integers up to 127, which occurs, times a power of two.
     fn new(shape: &AttnShape, len: usize, seed: u64) -> Seq {
         let mut rng = Rng(seed);
-        let mut half = |n: usize, factor: f32| -> Vec<f32> {
-            rng.vec(n)
-                .iter()
-                .map(|x| f16::from_f32(x * factor).to_f32())
-                .collect()
+        let mut coded = |n: usize, factor: f32| -> Vec<f32> {
+            let mut values = rng.vec(n);
+            for block in values.chunks_mut(32) {
+                let scale = factor / 128.0 / (1 << rng.below(3)) as f32;
+                block
+                    .iter_mut()
+                    .for_each(|x| *x = (*x * 127.0).round() * scale);
+                block[rng.below(block.len())] = 127.0 * scale;
+            }
+            values
         };
         Seq {
-            q: half(len * shape.n_heads * shape.k_dim, 4.0),
-            k: half(len * shape.n_kv_heads * shape.k_dim, 2.0),
-            v: half(len * shape.n_kv_heads * shape.v_dim, 1.0),
+            k: coded(len * shape.n_kv_heads * shape.k_dim, 2.0),
+            v: coded(len * shape.n_kv_heads * shape.v_dim, 1.0),
+            q: (0..len * shape.n_heads * shape.k_dim)
+                .map(|_| rng.unit() * 4.0)
+                .collect(),
             len,
         }
     }
@@ -95,6 +114,21 @@ struct Cache {
     dtype: Dtype,
     k16: Vec<u16>,
     v16: Vec<u16>,
+    k8: Vec<Q8_0>,
+    v8: Vec<Q8_0>,
+}
+
+/// The blocks of whole rows; those of slots without a position have a scale that is NaN.
+fn blocks(x: &[f32]) -> Vec<Q8_0> {
+    x.chunks_exact(32)
+        .map(|x| match x[0].is_nan() {
+            true => Q8_0 {
+                d: F16::from_f32(f32::NAN),
+                qs: [1; 32],
+            },
+            false => Q8_0::quantize(x),
+        })
+        .collect()
 }
 
 impl Cache {
@@ -124,7 +158,13 @@ impl Cache {
         }
         let bits = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
         let (k16, v16) = (bits(&k), bits(&v));
+        let (k8, v8) = match dtype {
+            Dtype::Q8 => (blocks(&k), blocks(&v)),
+            Dtype::F16 | Dtype::F32 => (Vec::new(), Vec::new()),
+        };
         Cache {
+            k8,
+            v8,
             k,
             v,
             tables,
@@ -138,6 +178,7 @@ impl Cache {
         match self.dtype {
             Dtype::F16 => (KvSlice::F16(&self.k16), KvSlice::F16(&self.v16)),
             Dtype::F32 => (KvSlice::F32(&self.k), KvSlice::F32(&self.v)),
+            Dtype::Q8 => (KvSlice::Q8_0(&self.k8), KvSlice::Q8_0(&self.v8)),
         }
     }
 }
@@ -184,7 +225,7 @@ fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
         .collect();
     let pool = Pool::new(2);
     for isa in Isa::available() {
-        for dtype in [Dtype::F16, Dtype::F32] {
+        for dtype in dtypes(shape) {
             let out = attend(isa, &pool, shape, &[(&seq, from, to)], dtype, &mut Rng(1)).remove(0);
             assert_eq!(out.len(), expected.len());
             for (i, (&got, &want)) in out.iter().zip(&expected).enumerate() {
@@ -226,6 +267,8 @@ fn follows_the_definition() {
         (shape(2, 1, 32, 32, 16, Some(1)), &[(0, 40)]),
         (shape(6, 2, 40, 24, 16, Some(33)), &[(0, 80), (64, 65)]),
         (shape(4, 1, 192, 128, 32, None), &[(0, 20), (40, 41)]),
+        (shape(5, 1, 96, 160, 32, None), &[(0, 20), (40, 41)]),
+        (shape(3, 3, 160, 96, 16, None), &[(0, 20), (40, 41)]),
         (shape(3, 3, 37, 5, 48, None), &[(0, 50), (96, 97)]),
         (shape(2, 2, 1, 1, 16, None), &[(0, 20)]),
         // Several segments, whole and behind a window.
@@ -268,6 +311,7 @@ fn bits_do_not_depend_on_chunks_company_pages_or_threads() {
     for (n_heads, n_kv_heads, k_dim, v_dim, window) in [
         (8, 2, 64, 64, None),
         (7, 1, 32, 48, None),
+        (6, 2, 96, 32, Some(50)),
         (3, 3, 40, 40, Some(37)),
         (4, 2, 128, 128, Some(64)),
     ] {
@@ -285,7 +329,7 @@ fn bits_do_not_depend_on_chunks_company_pages_or_threads() {
             .zip(1..)
             .map(|(&n, i)| Seq::new(&shape, n, i))
             .collect();
-        for dtype in [Dtype::F16, Dtype::F32] {
+        for dtype in dtypes(&shape) {
             for isa in Isa::available() {
                 shape.page = 16;
                 let expected: Vec<_> = seqs

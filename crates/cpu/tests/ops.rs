@@ -7,6 +7,8 @@ use half::f16;
 use rocmforge_cpu::{
     Isa, KvSliceMut, Pool, RopeStyle, add, argmax, kv_append, log_sum_exp, rms_norm, rope, silu_mul,
 };
+use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_gguf::quant::legacy::Q8_0;
 
 /// Widths around every boundary of vectors of 8 and 16 and runs of four of them.
 const WIDTHS: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 31, 32, 33, 64, 100, 127, 1030];
@@ -217,6 +219,68 @@ fn kv_append_rounds_as_half_does() {
     }
 }
 
+/// What `block` should hold: codes of at most 127 that are nearest, ties to even, to the values over
+/// an unrounded scale.
+fn check_block(what: &str, x: &[f32], block: &Q8_0) {
+    let scale = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
+    assert_eq!(block.d.bits(), f16::from_f32(scale).to_bits(), "{what}");
+    for (&x, &code) in x.iter().zip(&block.qs) {
+        let want = (x * (1.0 / scale)).round_ties_even();
+        assert_eq!(f32::from(code), want, "{what}: {x} by {scale}");
+    }
+}
+
+#[test]
+fn kv_append_quantizes_as_ggml_does() {
+    let mut rng = Rng(8);
+    for isa in Isa::available() {
+        for dim in [32, 64, 96] {
+            let mut x = rng.vec(dim * 50);
+            for (i, x) in x.chunks_mut(32).enumerate() {
+                let magnitude = (i as f32 - 40.0).exp2();
+                x.iter_mut().for_each(|x| *x *= magnitude.max(1e-4));
+            }
+            // A tie for each sign: the scale is 1.
+            x[..4].copy_from_slice(&[-127.0, 2.5, 3.5, -2.5]);
+            x[4..32].fill(0.0);
+            let slots: Vec<u32> = (0..50).collect();
+            let mut cache = vec![Q8_0::quantize(&[1.0; 32]); 50 * dim / 32];
+            let to = KvSliceMut::Q8_0(&mut cache);
+            kv_append(isa, &Pool::new(2), &x, 1, dim, 50, &slots, to);
+            assert_eq!(cache[0].qs[..4], [-127, 2, 4, -2]);
+            for (i, (x, block)) in x.chunks_exact(32).zip(&cache).enumerate() {
+                check_block(&format!("{isa}: block {i} of {dim}"), x, block);
+            }
+        }
+        // Nothing to divide by is zero; what is no number stays none.
+        for (x, d) in [(0.0, 0.0), (1e-42, 0.0), (f32::NAN, f32::NAN)] {
+            for other in [0.0, x] {
+                let mut row = [other; 32];
+                row[7] = x;
+                let mut cache = [Q8_0::quantize(&[1.0; 32])];
+                let to = KvSliceMut::Q8_0(&mut cache);
+                kv_append(isa, &Pool::new(1), &row, 1, 32, 1, &[0], to);
+                let got = cache[0].d.to_f32();
+                assert!(got == d || got.is_nan() && d.is_nan(), "{isa}: {x}");
+                assert_eq!(cache[0].qs, [0; 32]);
+            }
+        }
+        let mut row = [0.5; 32];
+        row[31] = f32::NEG_INFINITY;
+        let mut cache = [Q8_0::quantize(&row[..31])];
+        let to = KvSliceMut::Q8_0(&mut cache);
+        kv_append(isa, &Pool::new(1), &row, 1, 32, 1, &[0], to);
+        assert!(cache[0].d.to_f32().is_nan());
+    }
+}
+
+#[test]
+#[should_panic(expected = "not blocks of 32")]
+fn kv_append_refuses_heads_that_are_not_whole_blocks() {
+    let to = KvSliceMut::Q8_0(&mut []);
+    kv_append(Isa::detect(), &Pool::new(1), &[], 1, 48, 16, &[], to);
+}
+
 #[test]
 fn kv_append_writes_the_slots_and_nothing_else() {
     let mut rng = Rng(4);
@@ -248,6 +312,7 @@ fn kv_append_writes_the_slots_and_nothing_else() {
                 }
             }
             let half = |x: f32| f16::from_f32(x).to_bits();
+            let old = Q8_0::quantize(&[-7.0; 32]);
             for n_threads in [1, 3] {
                 let pool = Pool::new(n_threads);
                 let mut cache = vec![-7.0; want.len()];
@@ -263,6 +328,15 @@ fn kv_append_writes_the_slots_and_nothing_else() {
                         .zip(&want)
                         .all(|(&got, &want)| got == half(want))
                 );
+                if dim % 32 != 0 {
+                    continue;
+                }
+                let mut cache = vec![old; want.len() / 32];
+                let to = KvSliceMut::Q8_0(&mut cache);
+                kv_append(isa, &pool, &x, n_kv_heads, dim, page, &slots, to);
+                for (x, block) in want.chunks_exact(32).zip(&cache) {
+                    check_block("slots", x, block);
+                }
             }
         }
     }

@@ -67,6 +67,18 @@ impl SimdF32 for Avx2 {
     }
 
     #[inline(always)]
+    fn splat_f16(self, bits: u16) -> __m256 {
+        values!(_mm256_cvtph_ps(_mm_set1_epi16(bits.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8]) -> __m256 {
+        let x = &x[..8];
+        // SAFETY: AVX2 is witnessed, and `x` has 8 bytes.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
     fn store_f16(self, v: __m256, x: &mut [u16]) {
         let x = &mut x[..8];
         // SAFETY: F16C is witnessed, and `x` has 8 values, 16 bytes.

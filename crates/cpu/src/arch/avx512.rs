@@ -66,6 +66,18 @@ impl SimdF32 for Avx512 {
     }
 
     #[inline(always)]
+    fn splat_f16(self, bits: u16) -> __m512 {
+        values!(_mm512_cvtph_ps(_mm256_set1_epi16(bits.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8]) -> __m512 {
+        let x = &x[..16];
+        // SAFETY: AVX-512 is witnessed, and `x` has 16 bytes.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
     fn store_f16(self, v: __m512, x: &mut [u16]) {
         let x = &mut x[..16];
         // SAFETY: AVX-512 is witnessed, and `x` has 16 values, 32 bytes.

@@ -42,5 +42,6 @@ fn element(cache: KvSlice<'_>, i: usize) -> f64 {
     match cache {
         KvSlice::F16(x) => half::f16::from_bits(x[i]).to_f64(),
         KvSlice::F32(x) => f64::from(x[i]),
+        KvSlice::Q8_0(x) => f64::from(x[i / 32].d.to_f32()) * f64::from(x[i / 32].qs[i % 32]),
     }
 }

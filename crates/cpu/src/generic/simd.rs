@@ -20,6 +20,10 @@ pub(crate) trait SimdF32: Copy + Send + Sync + 'static {
     fn store(self, v: Self::F32, x: &mut [f32]);
     /// The first `LANES` IEEE half values of `x`, widened; panics if there are fewer.
     fn load_f16(self, x: &[u16]) -> Self::F32;
+    /// The IEEE half of these bits, widened, in every lane.
+    fn splat_f16(self, bits: u16) -> Self::F32;
+    /// The first `LANES` values of `x`, converted; panics if there are fewer.
+    fn load_i8(self, x: &[i8]) -> Self::F32;
     /// Writes `LANES` values rounded to nearest even IEEE half; panics if there is less room.
     fn store_f16(self, v: Self::F32, x: &mut [u16]);
 

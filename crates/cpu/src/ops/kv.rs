@@ -1,13 +1,18 @@
 //! Writing new keys and values into the paged cache.
 
+use rocmforge_gguf::quant::legacy::Q8_0;
+
 use super::{MIN_TASK_WORK, TASKS_PER_THREAD};
+use crate::acts::{Scalar, quantize_q8_0};
 use crate::arch::Kernel;
 use crate::attention::KvSliceMut;
+use crate::generic::bytes::Quantize;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// Writes the key (or value) rows of tokens into their slots, rounding to nearest even for f16.
+/// Writes the key (or value) rows of tokens into their slots: as f16 rounded to nearest even, as
+/// Q8_0 quantized like activations ([`crate::ActFormat::Q8x32`]).
 ///
 /// - `x` [n_tokens, n_kv_heads * dim]
 /// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot
@@ -15,7 +20,7 @@ use crate::pool::Pool;
 /// - `cache` [n_blocks, n_kv_heads, page, dim]
 ///
 /// # Panics
-/// If lengths do not fit, or a slot is not in the cache.
+/// If lengths do not fit, heads are not whole blocks, or a slot is not in the cache.
 #[expect(
     clippy::too_many_arguments,
     reason = "operands and the three numbers that shape them"
@@ -30,9 +35,18 @@ pub fn kv_append(
     slots: &[u32],
     cache: KvSliceMut<'_>,
 ) {
+    let block_len = match cache {
+        KvSliceMut::F16(_) | KvSliceMut::F32(_) => 1,
+        KvSliceMut::Q8_0(_) => 32,
+    };
+    assert!(
+        dim.is_multiple_of(block_len),
+        "heads of {dim} values are not blocks of {block_len}"
+    );
     let layout = Layout {
         n_kv_heads,
         dim,
+        block_len,
         page,
     };
     assert_eq!(
@@ -63,18 +77,35 @@ pub fn kv_append(
                 out.copy_from_slice(row)
             });
         }
+        KvSliceMut::Q8_0(cache) => {
+            append(pool, &layout, x, slots, cache, &|row, out| {
+                let kernel = Encode { x: row, out };
+                match isa.vector() {
+                    None => kernel.run_with(Scalar),
+                    Some(isa) => isa.run(kernel),
+                }
+            });
+        }
     }
 }
 
 struct Layout {
     n_kv_heads: usize,
     dim: usize,
+    /// Values of an element of the cache; divides `dim`.
+    block_len: usize,
     page: usize,
 }
 
 impl Layout {
+    /// Values of a token.
     fn row_len(&self) -> usize {
         self.n_kv_heads * self.dim
+    }
+
+    /// Elements of the cache that keep a head.
+    fn head_len(&self) -> usize {
+        self.dim / self.block_len
     }
 }
 
@@ -95,7 +126,8 @@ fn append<T: Send>(
     if slots.is_empty() || layout.row_len() == 0 {
         return;
     }
-    let block_len = layout.row_len() * layout.page;
+    let head_len = layout.head_len();
+    let block_len = layout.n_kv_heads * head_len * layout.page;
     assert!(
         block_len > 0 && cache.len().is_multiple_of(block_len),
         "the cache holds whole blocks"
@@ -104,12 +136,9 @@ fn append<T: Send>(
     let write = |token: usize, block: &mut [T]| {
         let offset = slots[token] as usize % layout.page;
         let row = &x[token * layout.row_len()..(token + 1) * layout.row_len()];
-        let pages = block.chunks_exact_mut(layout.page * layout.dim);
+        let pages = block.chunks_exact_mut(layout.page * head_len);
         for (head, page) in row.chunks_exact(layout.dim).zip(pages) {
-            convert(
-                head,
-                &mut page[offset * layout.dim..(offset + 1) * layout.dim],
-            );
+            convert(head, &mut page[offset * head_len..(offset + 1) * head_len]);
         }
     };
     if pool.n_threads() == 1 || x.len() < 2 * MIN_TASK_WORK {
@@ -167,5 +196,29 @@ impl Kernel for Narrow<'_> {
         for (&x, out) in x_tail.iter().zip(out_tail) {
             *out = half::f16::from_f32(x).to_bits();
         }
+    }
+}
+
+/// f32 to blocks of codes.
+struct Encode<'a> {
+    x: &'a [f32],
+    out: &'a mut [Q8_0],
+}
+
+impl Encode<'_> {
+    #[inline(always)]
+    fn run_with<Q: Quantize>(self, q: Q) {
+        for (x, out) in self.x.as_chunks().0.iter().zip(self.out) {
+            *out = quantize_q8_0(q, x);
+        }
+    }
+}
+
+impl Kernel for Encode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.run_with(s);
     }
 }

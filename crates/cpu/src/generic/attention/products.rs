@@ -5,24 +5,36 @@
 //! in an order that does not depend on that shape. (Four queries times two, which widen each f16
 //! vector once for a whole group, and three times four measured no faster on a Xeon of 2023.)
 
+use rocmforge_gguf::quant::legacy::Q8_0;
+
 use super::BLOCK;
 use super::ahead::Ahead;
 use crate::generic::simd::Simd;
 
-/// How a vector of keys or values is stored.
+/// How keys or values are stored: rows of units of some vectors each, which share a scale.
 pub(super) trait Source<S: Simd> {
-    type Chunk;
-    fn load(s: S, x: &Self::Chunk) -> S::F32;
+    type Unit;
+    /// Vectors of a unit; a power of two.
+    const VECTORS: usize;
+    type Scale: Copy;
+    fn scale(s: S, unit: &Self::Unit) -> Self::Scale;
+    /// Vector `i` of `unit`.
+    fn load(s: S, unit: &Self::Unit, i: usize, scale: Self::Scale) -> S::F32;
 }
 
 /// As f32.
 pub(super) struct Wide;
 
 impl<S: Simd> Source<S> for Wide {
-    type Chunk = S::Chunk;
+    type Unit = S::Chunk;
+    const VECTORS: usize = 1;
+    type Scale = ();
 
     #[inline(always)]
-    fn load(s: S, x: &S::Chunk) -> S::F32 {
+    fn scale(_: S, _: &S::Chunk) {}
+
+    #[inline(always)]
+    fn load(s: S, x: &S::Chunk, _: usize, (): ()) -> S::F32 {
         s.load_chunk(x)
     }
 }
@@ -31,11 +43,35 @@ impl<S: Simd> Source<S> for Wide {
 pub(super) struct Half;
 
 impl<S: Simd> Source<S> for Half {
-    type Chunk = S::HalfChunk;
+    type Unit = S::HalfChunk;
+    const VECTORS: usize = 1;
+    type Scale = ();
 
     #[inline(always)]
-    fn load(s: S, x: &S::HalfChunk) -> S::F32 {
+    fn scale(_: S, _: &S::HalfChunk) {}
+
+    #[inline(always)]
+    fn load(s: S, x: &S::HalfChunk, _: usize, (): ()) -> S::F32 {
         s.load_half_chunk(x)
+    }
+}
+
+/// As blocks of 32 codes. A product of a code and its scale is exact in f32.
+pub(super) struct Coded;
+
+impl<S: Simd> Source<S> for Coded {
+    type Unit = Q8_0;
+    const VECTORS: usize = 32 / S::LANES;
+    type Scale = S::F32;
+
+    #[inline(always)]
+    fn scale(s: S, block: &Q8_0) -> S::F32 {
+        s.splat_f16(block.d.bits())
+    }
+
+    #[inline(always)]
+    fn load(s: S, block: &Q8_0, i: usize, scale: S::F32) -> S::F32 {
+        s.mul(s.load_i8(&block.qs[i * S::LANES..]), scale)
     }
 }
 
@@ -47,22 +83,26 @@ impl<S: Simd> Source<S> for Half {
 pub(super) fn score<S: Simd, K: Source<S>>(
     s: S,
     q: &[S::Chunk],
-    k: &[K::Chunk],
+    k: &[K::Unit],
     n: usize,
     scores: &mut [f32],
     ahead: &mut Ahead,
 ) {
+    let n_units = n / K::VECTORS;
     let (pairs, last) = scores.as_chunks_mut::<{ 2 * BLOCK }>();
     let mut queries = q.chunks_exact(2 * n);
     for (q, scores) in (&mut queries).zip(pairs) {
         let q = split::<_, 2>(q, n);
         let (first, second) = scores.as_chunks_mut::<8>().0.split_at_mut(BLOCK / 8);
-        for (k, (first, second)) in k.chunks_exact(8 * n).zip(first.iter_mut().zip(second)) {
-            let (k_low, k_high) = k.split_at(4 * n);
+        for (k, (first, second)) in k
+            .chunks_exact(8 * n_units)
+            .zip(first.iter_mut().zip(second))
+        {
+            let (k_low, k_high) = k.split_at(4 * n_units);
             ahead.step(s);
-            let low = s.sum_8(dots::<S, K, 2, 4>(s, q, split(k_low, n)));
+            let low = s.sum_8(dots::<S, K, 2, 4>(s, q, split(k_low, n_units)));
             ahead.step(s);
-            let high = s.sum_8(dots::<S, K, 2, 4>(s, q, split(k_high, n)));
+            let high = s.sum_8(dots::<S, K, 2, 4>(s, q, split(k_high, n_units)));
             let (sums_first, sums_second) = s.zip_halves(low, high);
             s.store_sums(sums_first, first);
             s.store_sums(sums_second, second);
@@ -70,9 +110,9 @@ pub(super) fn score<S: Simd, K: Source<S>>(
     }
     if !last.is_empty() {
         let q = split::<_, 1>(queries.remainder(), n);
-        for (k, scores) in k.chunks_exact(8 * n).zip(last.as_chunks_mut::<8>().0) {
+        for (k, scores) in k.chunks_exact(8 * n_units).zip(last.as_chunks_mut::<8>().0) {
             ahead.step(s);
-            s.store_sums(s.sum_8(dots::<S, K, 1, 8>(s, q, split(k, n))), scores);
+            s.store_sums(s.sum_8(dots::<S, K, 1, 8>(s, q, split(k, n_units))), scores);
         }
     }
 }
@@ -82,18 +122,24 @@ pub(super) fn score<S: Simd, K: Source<S>>(
 fn dots<S: Simd, K: Source<S>, const Q: usize, const E: usize>(
     s: S,
     q: [&[S::Chunk]; Q],
-    k: [&[K::Chunk]; E],
+    k: [&[K::Unit]; E],
 ) -> [S::F32; 8] {
     let mut acc = [s.splat(0.0); 8];
-    for d in 0..q[0].len() {
-        let mut keys = [s.splat(0.0); E];
-        for j in 0..E {
-            keys[j] = K::load(s, &k[j][d]);
+    for unit in 0..k[0].len() {
+        let mut scales = [K::scale(s, &k[0][unit]); E];
+        for j in 1..E {
+            scales[j] = K::scale(s, &k[j][unit]);
         }
-        for i in 0..Q {
-            let query = s.load_chunk(&q[i][d]);
+        for d in 0..K::VECTORS {
+            let mut keys = [s.splat(0.0); E];
             for j in 0..E {
-                acc[i * E + j] = s.mul_add(query, keys[j], acc[i * E + j]);
+                keys[j] = K::load(s, &k[j][unit], d, scales[j]);
+            }
+            for i in 0..Q {
+                let query = s.load_chunk(&q[i][unit * K::VECTORS + d]);
+                for j in 0..E {
+                    acc[i * E + j] = s.mul_add(query, keys[j], acc[i * E + j]);
+                }
             }
         }
     }
@@ -117,7 +163,7 @@ pub(super) fn weigh<S: Simd, V: Source<S>>(
     s: S,
     mut weights: &[f32],
     first: usize,
-    v: &[V::Chunk],
+    v: &[V::Unit],
     n: usize,
     mut values: &mut [S::Chunk],
     ahead: &mut Ahead,
@@ -139,7 +185,7 @@ fn weigh_queries<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
     s: S,
     weights: &[f32],
     first: usize,
-    v: &[V::Chunk],
+    v: &[V::Unit],
     n: usize,
     values: &mut [S::Chunk],
     ahead: &mut Ahead,
@@ -160,7 +206,7 @@ fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
     s: S,
     weights: &[f32],
     first: usize,
-    v: &[V::Chunk],
+    v: &[V::Unit],
     n: usize,
     col: usize,
     values: &mut [S::Chunk],
@@ -173,12 +219,8 @@ fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
         }
     }
     let weights = &weights[..Q * BLOCK];
-    for (t, v) in (first..BLOCK).zip(v.chunks_exact(n)) {
-        let v = &v[col..col + C];
-        let mut columns = [s.splat(0.0); C];
-        for j in 0..C {
-            columns[j] = V::load(s, &v[j]);
-        }
+    for (t, v) in (first..BLOCK).zip(v.chunks_exact(n / V::VECTORS)) {
+        let columns = columns::<S, V, C>(s, v, col);
         for i in 0..Q {
             let weight = s.splat(weights[i * BLOCK + t]);
             for j in 0..C {
@@ -192,4 +234,29 @@ fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
             s.store_chunk(acc[i][j], &mut values[j]);
         }
     }
+}
+
+/// `C` vectors of a row, from vector `col` on, which is a multiple of `C`.
+#[inline(always)]
+fn columns<S: Simd, V: Source<S>, const C: usize>(
+    s: S,
+    row: &[V::Unit],
+    col: usize,
+) -> [S::F32; C] {
+    let mut columns = [s.splat(0.0); C];
+    if C < V::VECTORS {
+        for j in 0..C {
+            let unit = &row[(col + j) / V::VECTORS];
+            columns[j] = V::load(s, unit, (col + j) % V::VECTORS, V::scale(s, unit));
+        }
+        return columns;
+    }
+    let units = &row[col / V::VECTORS..][..C / V::VECTORS];
+    for (i, unit) in units.iter().enumerate() {
+        let scale = V::scale(s, unit);
+        for j in 0..V::VECTORS {
+            columns[i * V::VECTORS + j] = V::load(s, unit, j, scale);
+        }
+    }
+    columns
 }

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use rocmforge_gguf::quant::legacy::Q8_0;
+
 use super::ahead::Ahead;
 use super::partial::{Partial, softmax};
-use super::products::{Half, Wide, score, weigh};
+use super::products::{Coded, Half, Source, Wide, score, weigh};
 use super::{BLOCK, PAD, QueryTile};
 use crate::attention::KvSlice;
 use crate::generic::simd::Simd;
@@ -77,6 +79,7 @@ pub(super) fn walk<S: Simd>(
         match rows(s, tile.k, slot, k_dim, queries.len(), buffers.k) {
             Rows::Wide(k) => score::<S, Wide>(s, q, S::chunks(k).0, n, scores, &mut ahead),
             Rows::Half(k) => score::<S, Half>(s, q, S::half_chunks(k), n, scores, &mut ahead),
+            Rows::Coded(k) => score::<S, Coded>(s, q, k, n, scores, &mut ahead),
         }
         let v = rows(s, tile.v, slot, v_dim, queries.len(), buffers.v);
 
@@ -117,6 +120,11 @@ pub(super) fn walk<S: Simd>(
                     let v = &S::half_chunks(v)[v_rows];
                     weigh::<S, Half>(s, weights, first, v, n, values, &mut ahead);
                 }
+                Rows::Coded(v) => {
+                    let n_units = n / <Coded as Source<S>>::VECTORS;
+                    let v = &v[seen.start * n_units..seen.end * n_units];
+                    weigh::<S, Coded>(s, weights, first, v, n, values, &mut ahead);
+                }
             }
         }
     }
@@ -127,11 +135,12 @@ pub(super) fn walk<S: Simd>(
 enum Rows<'a> {
     Wide(&'a [f32]),
     Half(&'a [u16]),
+    Coded(&'a [Q8_0]),
 }
 
 /// The rows of `dim` from row `slot` of a cache: where they lie if kernels can read them there,
-/// else in `buffer`, as f32 and padded with 0 to a multiple of PAD. For few queries halves are
-/// widened on the fly: to do it once in the buffer would cost more.
+/// else in `buffer`, as f32 and padded with 0 to a multiple of PAD. For few queries halves and
+/// codes are widened on the fly: to do it once in the buffer would cost more.
 #[inline(always)]
 fn rows<'a, S: Simd>(
     s: S,
@@ -144,6 +153,19 @@ fn rows<'a, S: Simd>(
     let elements = slot * dim..(slot + BLOCK) * dim;
     let pad = dim.next_multiple_of(PAD);
     match cache {
+        KvSlice::Q8_0(cache) => {
+            let blocks = &cache[elements.start / 32..elements.end / 32];
+            if n_queries <= 4 {
+                return Rows::Coded(blocks);
+            }
+            let (out, _) = buffer.as_chunks_mut::<32>();
+            for (block, out) in blocks.iter().zip(out) {
+                let scale = Coded::scale(s, block);
+                for (i, out) in out.chunks_exact_mut(S::LANES).enumerate() {
+                    s.store(Coded::load(s, block, i, scale), out);
+                }
+            }
+        }
         KvSlice::F32(cache) if dim == pad => return Rows::Wide(&cache[elements]),
         KvSlice::F16(cache) if dim == pad && n_queries <= 4 => return Rows::Half(&cache[elements]),
         KvSlice::F16(cache) if dim == pad => {
