@@ -173,6 +173,8 @@ pub enum IsaArg {
 pub enum KvTypeArg {
     F16,
     F32,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -70,7 +70,7 @@ impl Needs {
         };
         let n_ctx = config.n_ctx.unwrap_or(default_ctx);
         let cached = n_ctx.div_ceil(config.page).saturating_mul(config.page) as u64;
-        let per_token = model.kv_bytes_per_token(config.kv_type.value_bytes());
+        let per_token = model.kv_bytes_per_token(config.kv_type);
         let rows = |rows| {
             if rows == RowCount::Tokens {
                 config.chunk_tokens

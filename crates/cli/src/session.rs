@@ -223,6 +223,7 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
         kv_type: match cache.kv_type {
             KvTypeArg::F16 => KvType::F16,
             KvTypeArg::F32 => KvType::F32,
+            KvTypeArg::Q8_0 => KvType::Q8_0,
         },
         ..EngineConfig::default()
     }

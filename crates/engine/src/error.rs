@@ -75,6 +75,14 @@ pub enum EngineError {
         fitting: usize,
     },
     #[error(
+        "a KV cache of {kv_type} keeps blocks of {block_len} values, but this model has heads of {head_dim} values; use --kv-type f16"
+    )]
+    KvTypeHeadDim {
+        kv_type: &'static str,
+        block_len: usize,
+        head_dim: usize,
+    },
+    #[error(
         "{needed_mib} MiB are needed beside the weights to run this model at all, {free_mib} MiB are free; close other programs or take a smaller model"
     )]
     NoMemoryAtAll { needed_mib: u64, free_mib: u64 },

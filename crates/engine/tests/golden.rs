@@ -232,6 +232,22 @@ fn forge_mini_has_llama_cpp_s_perplexity() {
     }
 }
 
+/// Blocks of 8 bits lose next to nothing.
+#[test]
+fn a_cache_in_q8_0_keeps_the_perplexity() {
+    let Some(folder) = conformance("models") else {
+        return;
+    };
+    let text = std::fs::read(folder.join("heldout.txt")).unwrap();
+    for file in ["forge-mini-F16.gguf", "forge-mini-Q4_K_M.gguf"] {
+        let ppl = |kv_type| measure(&folder.join(file), &text, 512, Some(16), kv_type).0;
+        let (half, coded) = (ppl(KvType::F16), ppl(KvType::Q8_0));
+        println!("{file}: {coded:.4}, with a cache in F16 {half:.4}");
+        assert!((coded / half - 1.0).abs() < 0.005, "{file}");
+        assert!(coded != half, "{file}");
+    }
+}
+
 #[test]
 fn stories_has_llama_cpp_s_perplexity() {
     let Some(data) = conformance("data") else {

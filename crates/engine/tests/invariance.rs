@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{forge_mini_files, greedy, load, logits, models};
+use rocmforge_engine::kv_cache::KvType;
 use rocmforge_engine::{
     Dry, EngineConfig, Event, Isa, Mirostat, PrefixSharing, Request, RequestId, SamplingParams, Xtc,
 };
@@ -97,7 +98,12 @@ fn sampling(at: usize) -> SamplingParams {
 
 #[test]
 fn eight_prompts_together_give_what_each_gives_alone() {
-    for (variant, path) in forge_mini_files() {
+    let embedded = models().join("forge-mini-Q4_K_M.gguf");
+    let coded = ("Q4_K_M, cache in Q8_0".to_string(), embedded);
+    let files = forge_mini_files()
+        .into_iter()
+        .map(|file| (file, KvType::F16));
+    for ((variant, path), kv_type) in files.chain([(coded, KvType::Q8_0)]) {
         let loaded = load(&path);
         let options = rocmforge_engine::tokenizer::EncodeOptions {
             parse_special: true,
@@ -112,6 +118,7 @@ fn eight_prompts_together_give_what_each_gives_alone() {
         let base = EngineConfig {
             n_ctx: Some(256),
             n_kv_tokens: Some(4096),
+            kv_type,
             ..EngineConfig::default()
         };
         let alone: Vec<Trace> = prompts
@@ -128,6 +135,7 @@ fn eight_prompts_together_give_what_each_gives_alone() {
             EngineConfig {
                 max_seqs: 8,
                 chunk_tokens: 8,
+                page: 64,
                 ..base.clone()
             },
             EngineConfig {
@@ -158,12 +166,18 @@ fn a_prompt_s_logits_do_not_depend_on_its_chunks() {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let text = PROMPTS.concat();
     let prompt = loaded.tokenizer.encode(&text, Default::default());
-    for isa in Isa::available() {
+    let kv_types = [KvType::F16, KvType::F32, KvType::Q8_0];
+    let cases = Isa::available()
+        .into_iter()
+        .flat_map(|isa| kv_types.map(|kv_type| (isa, kv_type)));
+    for (isa, kv_type) in cases {
         let bits = |chunk_tokens: usize, n_threads: usize| -> Vec<Vec<u32>> {
             let config = EngineConfig {
                 chunk_tokens,
                 max_seqs: 1,
                 n_threads: Some(n_threads),
+                kv_type,
+                page: [16, 32, 64][chunk_tokens % 3],
                 isa,
                 ..EngineConfig::default()
             };
@@ -176,7 +190,7 @@ fn a_prompt_s_logits_do_not_depend_on_its_chunks() {
         for (chunk_tokens, n_threads) in [(1, 1), (3, 2), (17, 1), (64, 3)] {
             assert!(
                 bits(chunk_tokens, n_threads) == whole,
-                "{isa:?}: chunks of {chunk_tokens} on {n_threads} threads"
+                "{isa:?} {kv_type:?}: chunks of {chunk_tokens} on {n_threads} threads"
             );
         }
     }

@@ -41,6 +41,11 @@ fn inspect_describes_the_embedded_model() {
         doubled["memory"]["kv_bytes"],
         4 * 10 * 2 * 64 * 2 * 2 * 2048
     );
+    let coded = run(&["inspect", "--json", "--kv-type", "q8_0"]).json();
+    assert_eq!(
+        coded["memory"]["kv_bytes"],
+        10 * 2 * (64 / 32 * 34) * 2 * 2048
+    );
     // Long arrays are cut, strings are not.
     assert_eq!(report["metadata"]["tokenizer.ggml.tokens"]["len"], 4096);
     assert!(

@@ -212,7 +212,9 @@ fn every_setting_gives_the_same_greedy_text() {
         &["--threads", "3"],
         &["--page", "16"],
         &["--ctx", "64"],
+        &["--page", "64"],
         &["--device", "cpu", "--kv-type", "f32"],
+        &["--kv-type", "q8_0"],
         &["--isa", "scalar"],
     ] {
         assert_eq!(

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use half::f16;
 use rocmforge_cpu::{self as cpu, Acts, AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool};
+use rocmforge_gguf::quant;
 
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply};
 use crate::batch::{Batch, InputToken, RowOutput, Sampled, StepOutput, Want};
@@ -37,6 +38,8 @@ struct LayerCache {
 enum CacheData {
     F16(Vec<u16>),
     F32(Vec<f32>),
+    /// Blocks of `Q8_0`, as bytes because those come zeroed from the system.
+    Q8_0(Vec<u8>),
 }
 
 /// The buffers, for observers.
@@ -66,11 +69,11 @@ impl CpuBackend {
     /// Takes the memory of the cache; the pages are touched only when tokens arrive.
     pub fn new(plan: Plan, weights: Arc<Weights>, options: CpuOptions) -> CpuBackend {
         let new_cache = |spec: &KvSpec| {
-            let values = |dim: usize| options.n_blocks * options.page * spec.n_kv_heads * dim;
+            let n_heads = options.n_blocks * options.page * spec.n_kv_heads;
             LayerCache {
                 spec: *spec,
-                k: CacheData::new(options.kv_type, values(spec.k_dim)),
-                v: CacheData::new(options.kv_type, values(spec.v_dim)),
+                k: CacheData::new(options.kv_type, n_heads, spec.k_dim),
+                v: CacheData::new(options.kv_type, n_heads, spec.v_dim),
             }
         };
         CpuBackend {
@@ -403,10 +406,11 @@ fn output_of(
 
 impl CacheData {
     /// Zeros that take no memory before they are written.
-    fn new(kv_type: KvType, n_values: usize) -> CacheData {
+    fn new(kv_type: KvType, n_heads: usize, dim: usize) -> CacheData {
         match kv_type {
-            KvType::F16 => CacheData::F16(vec![f16::ZERO.to_bits(); n_values]),
-            KvType::F32 => CacheData::F32(vec![0.0; n_values]),
+            KvType::F16 => CacheData::F16(vec![f16::ZERO.to_bits(); n_heads * dim]),
+            KvType::F32 => CacheData::F32(vec![0.0; n_heads * dim]),
+            KvType::Q8_0 => CacheData::Q8_0(vec![0; n_heads * kv_type.head_bytes(dim)]),
         }
     }
 
@@ -414,6 +418,7 @@ impl CacheData {
         match self {
             CacheData::F16(values) => KvSlice::F16(values),
             CacheData::F32(values) => KvSlice::F32(values),
+            CacheData::Q8_0(bytes) => KvSlice::Q8_0(quant::blocks(bytes)),
         }
     }
 
@@ -421,6 +426,7 @@ impl CacheData {
         match self {
             CacheData::F16(values) => KvSliceMut::F16(values),
             CacheData::F32(values) => KvSliceMut::F32(values),
+            CacheData::Q8_0(bytes) => KvSliceMut::Q8_0(quant::blocks_mut(bytes)),
         }
     }
 }
@@ -449,8 +455,10 @@ impl Backend for CpuBackend {
                 None => slow_ops.push((ty.name().to_string(), 1)),
             }
         }
-        let per_token: usize = self.plan.kv.iter().map(KvSpec::values_per_token).sum();
-        let tokens = self.options.n_blocks * self.options.page;
+        let kv_type = self.options.kv_type;
+        let layers = self.plan.kv.iter();
+        let per_token: u64 = layers.map(|spec| spec.bytes_per_token(kv_type)).sum();
+        let n_tokens = (self.options.n_blocks * self.options.page) as u64;
         BackendInfo {
             device: format!(
                 "CPU ({}, {} threads)",
@@ -458,7 +466,7 @@ impl Backend for CpuBackend {
                 self.pool.n_threads()
             ),
             slow_ops,
-            kv_bytes: (tokens * per_token * self.options.kv_type.value_bytes()) as u64,
+            kv_bytes: n_tokens * per_token,
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::EngineConfig;
 use crate::error::EngineError;
+use crate::kv_cache::KvType;
 use crate::model::Model;
 use crate::scheduler::Limits;
 
@@ -30,14 +31,13 @@ pub(super) fn resolve(
     available: Option<u64>,
 ) -> Result<Resolved, EngineError> {
     check(config)?;
+    check_heads(model, config.kv_type)?;
     let max_tokens = config.chunk_tokens.max(config.max_seqs);
     let max_logits = MAX_LOGITS_ROWS.max(config.max_seqs);
 
     let free = available.map_or(u64::MAX, |bytes| bytes - RESERVE_BYTES.min(bytes / 4));
     let step = model.plan.buffer_bytes(max_tokens, max_logits);
-    let per_token = model
-        .kv_bytes_per_token(config.kv_type.value_bytes())
-        .max(1);
+    let per_token = model.kv_bytes_per_token(config.kv_type).max(1);
     let left = free.saturating_sub(step);
     let fitting =
         usize::try_from(left / per_token).unwrap_or(usize::MAX) / config.page * config.page;
@@ -72,6 +72,25 @@ pub(super) fn resolve(
         },
         n_blocks: n_kv_tokens.div_ceil(config.page),
     })
+}
+
+/// Refuses a cache type whose blocks do not fit the model's heads.
+fn check_heads(model: &Model, kv_type: KvType) -> Result<(), EngineError> {
+    let ty = kv_type.ggml_type();
+    let block_len = ty.block_len();
+    let mut dims = model
+        .plan
+        .kv
+        .iter()
+        .flat_map(|spec| [spec.k_dim, spec.v_dim]);
+    match dims.find(|dim| !dim.is_multiple_of(block_len)) {
+        None => Ok(()),
+        Some(head_dim) => Err(EngineError::KvTypeHeadDim {
+            kv_type: ty.name(),
+            block_len,
+            head_dim,
+        }),
+    }
 }
 
 /// Refuses values that no machine could serve, by name.
@@ -143,7 +162,6 @@ mod tests {
     use rocmforge_gguf::{Gguf, LoadMode};
 
     use super::*;
-    use crate::kv_cache::KvType;
 
     /// forge-mini: trained for 2048 positions; 10 layers of 2 heads of 64 + 64 values are 5120 bytes a token
     /// in f16.
@@ -179,12 +197,40 @@ mod tests {
             ..config.clone()
         };
         assert_eq!(resolve(&wide, Some(20 * MIB)).0, tight / 2 / 32 * 32);
+        let narrow = EngineConfig {
+            kv_type: KvType::Q8_0,
+            ..config.clone()
+        };
+        // 34 bytes instead of 64.
+        let narrow = resolve(&narrow, Some(20 * MIB)).0;
+        assert_eq!(narrow, (tight * 64 / 34).min(2048) / 32 * 32);
         let asked = EngineConfig {
             n_ctx: Some(5000),
             n_kv_tokens: Some(100),
             ..config
         };
         assert_eq!(resolve(&asked, None), (5000, 5000usize.div_ceil(32)));
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_the_heads_are_refused() {
+        let mut model = model();
+        let config = EngineConfig {
+            kv_type: KvType::Q8_0,
+            ..EngineConfig::default()
+        };
+        assert!(resolve(&model, &config, None).is_ok());
+        model.plan.kv[3].v_dim = 80;
+        let message = resolve(&model, &config, None).unwrap_err().to_string();
+        assert!(message.contains("heads of 80 values"), "{message}");
+        assert!(message.contains("f16"), "{message}");
+        for kv_type in [KvType::F16, KvType::F32] {
+            let config = EngineConfig {
+                kv_type,
+                ..EngineConfig::default()
+            };
+            assert!(resolve(&model, &config, None).is_ok());
+        }
     }
 
     #[test]

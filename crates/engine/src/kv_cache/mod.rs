@@ -9,6 +9,8 @@ mod block_pool;
 mod block_table;
 mod prefix;
 
+use rocmforge_gguf::GgmlType;
+
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
 pub use prefix::PrefixHash;
@@ -19,13 +21,23 @@ pub enum KvType {
     #[default]
     F16,
     F32,
+    /// Codes of 8 bits in blocks of 32 values of a head, with an f16 scale.
+    Q8_0,
 }
 
 impl KvType {
-    pub fn value_bytes(self) -> usize {
+    /// The format of the values.
+    pub fn ggml_type(self) -> GgmlType {
         match self {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
+            KvType::F16 => GgmlType::F16,
+            KvType::F32 => GgmlType::F32,
+            KvType::Q8_0 => GgmlType::Q8_0,
         }
+    }
+
+    /// Bytes of a head of `dim` values, rounded up to whole blocks.
+    pub fn head_bytes(self, dim: usize) -> usize {
+        let ty = self.ggml_type();
+        dim.div_ceil(ty.block_len()) * ty.block_bytes()
     }
 }

@@ -13,6 +13,7 @@ pub use config::{Architecture, LayerView, ModelConfig, RopeScaling, Scales};
 pub use weights::Weights;
 
 use crate::error::EngineError;
+use crate::kv_cache::KvType;
 use crate::plan::{Plan, fuse};
 
 /// Everything a backend needs to run a model.
@@ -36,12 +37,9 @@ impl Model {
         })
     }
 
-    /// Bytes that one token takes in the KV cache, for values of `value_bytes` bytes.
-    pub fn kv_bytes_per_token(&self, value_bytes: usize) -> u64 {
-        self.plan
-            .kv
-            .iter()
-            .map(|spec| (spec.values_per_token() * value_bytes) as u64)
-            .sum()
+    /// Bytes that one token takes in a KV cache of `kv_type`.
+    pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+        let layers = self.plan.kv.iter();
+        layers.map(|spec| spec.bytes_per_token(kv_type)).sum()
     }
 }

@@ -3,6 +3,7 @@
 use rocmforge_cpu::{ActFormat, OutMode, RopeStyle};
 
 use super::rope::RopeTable;
+use crate::kv_cache::KvType;
 
 /// A float buffer of the plan, `[rows, width]`, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,9 +59,10 @@ pub struct KvSpec {
 }
 
 impl KvSpec {
-    /// Values (K and V) that one token adds to this layer's cache.
-    pub fn values_per_token(&self) -> usize {
-        self.n_kv_heads * (self.k_dim + self.v_dim)
+    /// Bytes (K and V) that one token adds to this layer's cache.
+    pub fn bytes_per_token(&self, kv_type: KvType) -> u64 {
+        let head = kv_type.head_bytes(self.k_dim) + kv_type.head_bytes(self.v_dim);
+        (self.n_kv_heads * head) as u64
     }
 }
 

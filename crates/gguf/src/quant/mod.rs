@@ -185,6 +185,18 @@ pub fn blocks<B: Block>(bytes: &[u8]) -> &[B] {
     }
 }
 
+/// As [`blocks`], to be written.
+///
+/// # Panics
+/// If `bytes` is not a whole number of blocks.
+pub fn blocks_mut<B: Block>(bytes: &mut [u8]) -> &mut [B] {
+    let n_bytes = bytes.len();
+    match <[B]>::mut_from_bytes(bytes) {
+        Ok(blocks) => blocks,
+        Err(_) => panic!("{n_bytes} bytes are no whole {} blocks", B::TYPE.name()),
+    }
+}
+
 /// The low nibbles of `qs`, then the high ones.
 fn nibbles<const N: usize, const TWO_N: usize>(qs: &[u8; N]) -> [u8; TWO_N] {
     const { assert!(TWO_N == 2 * N) };
