@@ -3,6 +3,7 @@
 mod compare_llama;
 mod fixtures;
 mod gen_model;
+mod quant_errors;
 
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,15 @@ enum Task {
         /// Compare with the committed files and change nothing
         #[arg(long)]
         check: bool,
+    },
+    /// Measure again the errors of llama.cpp's quantizers that the quantizers here
+    /// are tested against
+    QuantErrors {
+        /// The model of forge-mini in F16
+        model: PathBuf,
+        /// A Python that has the packages llama-cpp-python and gguf
+        #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+        python: PathBuf,
     },
     /// Compare logits with llama.cpp's on the same files, side by side
     CompareLlama {
@@ -65,6 +75,7 @@ fn main() -> Result<()> {
             python,
             check: true,
         } => fixtures::check(&python),
+        Task::QuantErrors { model, python } => quant_errors::write(&model, &python),
         Task::CompareLlama {
             models,
             tokens,

@@ -46,6 +46,7 @@ fn quantize_matches_the_python_package() {
         GgmlType::BF16,
         GgmlType::Q8_0,
         GgmlType::Q4_0,
+        GgmlType::MXFP4,
     ] {
         let expected = fixture(&format!("quantize/{}.blocks", ty.name()));
         let mut got = vec![0; expected.len()];

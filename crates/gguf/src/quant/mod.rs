@@ -4,6 +4,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+mod fit;
 pub mod iq;
 pub mod k;
 pub mod legacy;
@@ -205,50 +206,57 @@ fn nibbles<const N: usize, const TWO_N: usize>(qs: &[u8; N]) -> [u8; TWO_N] {
 
 type Dequantize = fn(src: &[u8], dst: &mut [f32]);
 type Quantize = fn(src: &[f32], dst: &mut [u8]);
+type FitRows = fn(src: &[f32], row_len: usize, importance: Option<&[f32]>, dst: &mut [u8]);
 
 /// What this module can do with a format.
 struct Conversions {
     dequantize: Option<Dequantize>,
     quantize: Option<Quantize>,
+    fit: Option<FitRows>,
 }
 
 const NONE: Conversions = Conversions {
     dequantize: None,
     quantize: None,
+    fit: None,
 };
 
-const fn reads<B: Block>() -> Conversions {
-    Conversions {
-        dequantize: Some(dequantize_blocks::<B>),
-        quantize: None,
-    }
-}
-
-const fn reads_and_writes<B: QuantizeBlock>() -> Conversions {
+/// A format that rounding alone writes.
+const fn rounds<B: QuantizeBlock>() -> Conversions {
     Conversions {
         dequantize: Some(dequantize_blocks::<B>),
         quantize: Some(quantize_blocks::<B>),
+        fit: Some(|src, _, _, dst| quantize_blocks::<B>(src, dst)),
+    }
+}
+
+/// A format that is written with a search for its scales.
+const fn fits<B: fit::Fit>(quantize: Option<Quantize>) -> Conversions {
+    Conversions {
+        dequantize: Some(dequantize_blocks::<B>),
+        quantize,
+        fit: Some(fit::fit_rows::<B>),
     }
 }
 
 fn conversions(ty: GgmlType) -> Conversions {
     match ty {
-        GgmlType::F32 => reads_and_writes::<plain::F32>(),
-        GgmlType::F16 => reads_and_writes::<plain::F16>(),
-        GgmlType::BF16 => reads_and_writes::<plain::BF16>(),
-        GgmlType::Q4_0 => reads_and_writes::<legacy::Q4_0>(),
-        GgmlType::Q4_1 => reads::<legacy::Q4_1>(),
-        GgmlType::Q5_0 => reads::<legacy::Q5_0>(),
-        GgmlType::Q5_1 => reads::<legacy::Q5_1>(),
-        GgmlType::Q8_0 => reads_and_writes::<legacy::Q8_0>(),
-        GgmlType::Q2_K => reads::<k::Q2K>(),
-        GgmlType::Q3_K => reads::<k::Q3K>(),
-        GgmlType::Q4_K => reads::<k::Q4K>(),
-        GgmlType::Q5_K => reads::<k::Q5K>(),
-        GgmlType::Q6_K => reads::<k::Q6K>(),
-        GgmlType::IQ4_NL => reads::<iq::Iq4Nl>(),
-        GgmlType::IQ4_XS => reads::<iq::Iq4Xs>(),
-        GgmlType::MXFP4 => reads::<mxfp::Mxfp4>(),
+        GgmlType::F32 => rounds::<plain::F32>(),
+        GgmlType::F16 => rounds::<plain::F16>(),
+        GgmlType::BF16 => rounds::<plain::BF16>(),
+        GgmlType::Q4_0 => fits::<legacy::Q4_0>(Some(quantize_blocks::<legacy::Q4_0>)),
+        GgmlType::Q4_1 => fits::<legacy::Q4_1>(None),
+        GgmlType::Q5_0 => fits::<legacy::Q5_0>(None),
+        GgmlType::Q5_1 => fits::<legacy::Q5_1>(None),
+        GgmlType::Q8_0 => fits::<legacy::Q8_0>(Some(quantize_blocks::<legacy::Q8_0>)),
+        GgmlType::Q2_K => fits::<k::Q2K>(None),
+        GgmlType::Q3_K => fits::<k::Q3K>(None),
+        GgmlType::Q4_K => fits::<k::Q4K>(None),
+        GgmlType::Q5_K => fits::<k::Q5K>(None),
+        GgmlType::Q6_K => fits::<k::Q6K>(None),
+        GgmlType::IQ4_NL => fits::<iq::Iq4Nl>(None),
+        GgmlType::IQ4_XS => fits::<iq::Iq4Xs>(None),
+        GgmlType::MXFP4 => rounds::<mxfp::Mxfp4>(),
         GgmlType::Q8_1
         | GgmlType::Q8_K
         | GgmlType::IQ2_XXS

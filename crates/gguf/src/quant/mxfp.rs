@@ -4,7 +4,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Block, GgmlType, nibbles};
+use super::{Block, GgmlType, QuantizeBlock, nibbles};
 
 /// Twice what the sixteen E2M1 codes stand for, so that they are integers; the
 /// scale is halved to match. Code 8, minus zero, is plain zero here as in ggml.
@@ -37,6 +37,40 @@ impl Block for Mxfp4 {
         let d = e8m0_half(self.e);
         for (x, q) in out.iter_mut().zip(nibbles::<_, 32>(&self.qs)) {
             *x = d * f32::from(KVALUES_MXFP4[usize::from(q)]);
+        }
+    }
+}
+
+impl QuantizeBlock for Mxfp4 {
+    /// The scale puts the largest magnitude between 4 and 8, where 6 is the largest
+    /// number, as the specification says (section 6.3). Of two numbers equally near
+    /// a value takes the smaller, as ggml does; the specification prefers the even.
+    fn quantize(values: &[f32]) -> Self {
+        let amax = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        if amax == 0.0 {
+            return Mxfp4 { e: 0, qs: [0; 16] };
+        }
+        // Rounded to f32 before the floor: just below a large power of two the
+        // logarithm is that of the power, as in ggml.
+        let exponent = f64::from(amax).log2() as f32;
+        let e = (exponent.floor() as i32 - 2 + 127).clamp(0, 254) as u8;
+        // Comparisons with the midpoints times the scale are exact.
+        let half = e8m0_half(e);
+        let code = |x: f32| {
+            let above = |q: usize| {
+                let middle = f32::from(KVALUES_MXFP4[q]) + f32::from(KVALUES_MXFP4[q + 1]);
+                x.abs() > middle * half * 0.5
+            };
+            let magnitude: u8 = (0..7).map(|q| u8::from(above(q))).sum();
+            if x < 0.0 && magnitude > 0 {
+                magnitude | 8
+            } else {
+                magnitude
+            }
+        };
+        Mxfp4 {
+            e,
+            qs: std::array::from_fn(|j| code(values[j]) | code(values[j + 16]) << 4),
         }
     }
 }

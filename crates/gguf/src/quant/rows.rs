@@ -6,7 +6,7 @@ use crate::error::Error;
 
 /// Whether [`quantize_rows`] handles this type.
 pub fn can_quantize(ty: GgmlType) -> bool {
-    conversions(ty).quantize.is_some()
+    conversions(ty).fit.is_some()
 }
 
 /// Quantizes `src` `[n_rows, row_len]` to whole blocks in `dst` and searches for
@@ -25,9 +25,9 @@ pub fn quantize_rows(
     importance: Option<&[f32]>,
     dst: &mut [u8],
 ) -> Result<(), Error> {
-    let convert = conversions(ty)
-        .quantize
-        .ok_or_else(|| unsupported("quantizing to", ty, |c| c.quantize.is_some()))?;
+    let fit = conversions(ty)
+        .fit
+        .ok_or_else(|| unsupported("quantizing to", ty, |c| c.fit.is_some()))?;
     if !row_len.is_multiple_of(ty.block_len()) || !src.len().is_multiple_of(row_len) {
         return Err(Error::NotWholeRows {
             ty: ty.name(),
@@ -41,7 +41,7 @@ pub fn quantize_rows(
         check_importance(importance, row_len)?;
     }
     check_values(ty, src, row_len)?;
-    convert(src, dst);
+    fit(src, row_len, importance, dst);
     Ok(())
 }
 

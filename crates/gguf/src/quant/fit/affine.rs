@@ -1,0 +1,198 @@
+//! The search for a scale and a minimum: x = scale * code + min with codes 0..=hi.
+//! Candidates vary how much of the range the codes cover and where it is cut; each
+//! is refined by least squares in both, as in ggml's `make_qkx2_quants`, and the
+//! best by turns of rounding and least squares.
+
+use super::codes::{Codes, bounds, sums};
+use super::scale::inverse;
+use super::{Half, Unit};
+
+/// A scale and a minimum and how well they do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Affine {
+    pub(super) scale: f32,
+    pub(super) min: f32,
+    /// weighted square error
+    pub(super) error: f32,
+    /// Σ w code², by which the error grows with the square of the scale's own
+    pub(super) stiffness: f32,
+}
+
+/// Which minimums a format can store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Minimum {
+    Any,
+    /// Zero or below.
+    NotPositive,
+}
+
+/// The candidates: by how many codes the range is wider than the codes, and which
+/// share of that is cut at the lower end.
+const WIDER: [f32; 13] = [
+    0.0, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8,
+];
+const CUTS: [f32; 3] = [0.0, 0.5, 1.0];
+const REFINEMENTS: usize = 3;
+
+/// As in the search for a scale; the error is a difference of the sums here.
+const NOISE: f32 = 1e-6;
+
+/// A group with its values moved and scaled to 0..=1.
+struct Group<'a, C, const N: usize> {
+    codes: C,
+    u: [f32; N],
+    w: &'a [f32; N],
+    sum_w: f32,
+    sum_u: f32,
+    sum_uu: f32,
+    /// The greatest intercept that the format can store.
+    most: f32,
+}
+
+/// The scale and minimum of a group with the least error found.
+pub(super) fn fit_affine<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    minimum: Minimum,
+) -> Affine {
+    let (mut low, high) = bounds(x);
+    if minimum == Minimum::NotPositive && low > 0.0 {
+        low = 0.0;
+    }
+    let range = high - low;
+    if range <= 0.0 {
+        return Affine {
+            scale: 0.0,
+            min: low,
+            error: 0.0,
+            stiffness: 0.0,
+        };
+    }
+    let inverse = 1.0 / range;
+    let u = x.map(|x| (x - low) * inverse);
+    let [sum_w, sum_u, sum_uu] = sums(&u, w, |u, w| [w, w * u, w * u * u]);
+    let most = match minimum {
+        Minimum::Any => f32::MAX,
+        Minimum::NotPositive => -low * inverse,
+    };
+    let group = Group {
+        codes,
+        u,
+        w,
+        sum_w,
+        sum_u,
+        sum_uu,
+        most,
+    };
+    let noise = NOISE * sum_uu;
+    let mut best = group.least_squares(C::EXTREME, 0.0);
+    for wider in WIDER {
+        for cut in CUTS {
+            let trial = group.least_squares(C::EXTREME + wider, -wider * cut);
+            if trial.error < best.error - noise {
+                best = trial;
+            }
+        }
+    }
+    for _ in 0..REFINEMENTS {
+        if best.scale == 0.0 {
+            break;
+        }
+        let trial = group.least_squares(1.0 / best.scale, -best.min / best.scale);
+        if trial.error >= best.error - noise {
+            break;
+        }
+        best = trial;
+    }
+    Affine {
+        scale: best.scale * range,
+        min: low + best.min * range,
+        error: best.error * range * range,
+        stiffness: best.stiffness,
+    }
+}
+
+impl<C: Codes, const N: usize> Group<'_, C, N> {
+    /// Codes of `u * slope + start`, and the line that suits them best.
+    #[inline(always)]
+    fn least_squares(&self, slope: f32, start: f32) -> Affine {
+        let [l, ll, ul] = sums(&self.u, self.w, |u, w| {
+            let l = self.codes.nearest(u * slope + start);
+            let wl = w * l;
+            [wl, wl * l, wl * u]
+        });
+        let (sw, su) = (self.sum_w, self.sum_u);
+        let d = sw * ll - l * l;
+        let (mut scale, mut min) = if d > 0.0 {
+            ((sw * ul - su * l) / d, (ll * su - l * ul) / d)
+        } else {
+            (0.0, su / sw)
+        };
+        if min > self.most {
+            min = self.most;
+            scale = if ll > 0.0 { (ul - min * l) / ll } else { 0.0 };
+        }
+        let error = self.sum_uu - 2.0 * (scale * ul + min * su)
+            + scale * (scale * ll + 2.0 * min * l)
+            + min * min * sw;
+        Affine {
+            scale,
+            min,
+            error,
+            stiffness: ll,
+        }
+    }
+}
+
+/// The error with this very scale and minimum, and the minimum that would suit
+/// the same codes best.
+#[inline(always)]
+pub(super) fn error_of<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    scale: f32,
+    min: f32,
+) -> (f32, f32) {
+    let inverse = inverse(scale);
+    let [error, rest, weight] = sums(x, w, |x, w| {
+        let rest = x - scale * codes.nearest((x - min) * inverse);
+        let r = rest - min;
+        [w * r * r, w * rest, w]
+    });
+    (error, rest / weight)
+}
+
+/// A scale and a minimum in half precision, chosen by the error that they leave.
+pub(super) fn fit_halves<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    unit: Unit,
+) -> (Half, Half) {
+    let free = fit_affine(codes, x, w, Minimum::Any);
+    let mut best = (f32::MAX, unit.half(free.scale), unit.half(free.min));
+    for scale in unit.halves(free.scale) {
+        let mut min = unit.half(free.min);
+        for _ in 0..2 {
+            let (error, better) = error_of(codes, x, w, scale.value, min.value);
+            if error < best.0 {
+                best = (error, scale, min);
+            }
+            min = unit.half(better);
+        }
+    }
+    if free.scale == 0.0 {
+        // Of a constant a half precision number may miss a part, which the codes
+        // can add.
+        for min in unit.halves(free.min) {
+            let scale = unit.half((free.min - min.value) / C::EXTREME);
+            let (error, _) = error_of(codes, x, w, scale.value, min.value);
+            if error < best.0 {
+                best = (error, scale, min);
+            }
+        }
+    }
+    (best.1, best.2)
+}

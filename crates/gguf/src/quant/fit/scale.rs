@@ -1,0 +1,158 @@
+//! The search for a scale: x = scale * code. Candidates put the extreme value of a
+//! group at and around the extreme code; each is refined by least squares, as in
+//! ggml's `make_qx_quants`, and the best of them by turns of rounding and least
+//! squares until nothing changes for the better.
+
+use super::codes::{Codes, bounds, sums};
+use super::{Half, Unit};
+
+/// A scale and how well it does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    pub(super) scale: f32,
+    /// weighted square error
+    pub(super) error: f32,
+    /// Σ w code², by which the error grows with the square of the scale's own
+    pub(super) stiffness: f32,
+}
+
+const REFINEMENTS: usize = 3;
+
+/// A share of the energy by which sums may be off. Candidates as good as each other
+/// but for that rank as they come, so that equal groups get equal scales.
+const NOISE: f32 = 1e-8;
+
+impl Scale {
+    fn is_better_than(&self, other: &Scale) -> bool {
+        let energy = other.stiffness * other.scale * other.scale;
+        self.error < other.error - NOISE * energy
+    }
+}
+
+/// The scale of a group with the least error found.
+pub(super) fn fit_scale<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N]) -> Scale {
+    let extreme = extreme(x);
+    let mut best = fit_side(codes, x, w, C::EXTREME / extreme);
+    if let Some(opposite) = C::OPPOSITE {
+        let other = fit_side(codes, x, w, opposite / extreme);
+        if other.is_better_than(&best) {
+            best = other;
+        }
+    }
+    best
+}
+
+/// The value of the largest magnitude, the first of a negative and a positive.
+fn extreme<const N: usize>(x: &[f32; N]) -> f32 {
+    let (lo, hi) = bounds(x);
+    if -lo >= hi { lo } else { hi }
+}
+
+/// The best scale around one that puts the extreme value at a certain code.
+fn fit_side<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N], inverse: f32) -> Scale {
+    if !inverse.is_finite() {
+        return Scale {
+            scale: 0.0,
+            error: 0.0,
+            stiffness: 0.0,
+        };
+    }
+    let mut best = least_squares(codes, x, w, inverse);
+    for step in C::STEPS {
+        let trial = least_squares(codes, x, w, inverse * (1.0 + step));
+        if trial.is_better_than(&best) {
+            best = trial;
+        }
+    }
+    for _ in 0..REFINEMENTS {
+        if best.scale == 0.0 {
+            break;
+        }
+        let trial = least_squares(codes, x, w, 1.0 / best.scale);
+        if !trial.is_better_than(&best) {
+            break;
+        }
+        best = trial;
+    }
+    best
+}
+
+/// Codes of `x * inverse`, and the scale that suits them best.
+#[inline(always)]
+fn least_squares<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    inverse: f32,
+) -> Scale {
+    // Sums over what rounding leaves rather than over the values: the error is
+    // not a small difference of large numbers.
+    let [rr, rl, ll] = sums(x, w, |x, w| {
+        let u = x * inverse;
+        let l = codes.nearest(u);
+        let r = u - l;
+        let wl = w * l;
+        [w * r * r, wl * r, wl * l]
+    });
+    if ll == 0.0 {
+        return Scale {
+            scale: 0.0,
+            error: rr / (inverse * inverse),
+            stiffness: 0.0,
+        };
+    }
+    let shift = rl / ll;
+    Scale {
+        scale: (1.0 + shift) / inverse,
+        error: (rr - rl * shift) / (inverse * inverse),
+        stiffness: ll,
+    }
+}
+
+/// The error with this very scale.
+#[inline(always)]
+pub(super) fn error_of<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    scale: f32,
+) -> f32 {
+    let inverse = inverse(scale);
+    let [error] = sums(x, w, |x, w| {
+        let r = x - scale * codes.nearest(x * inverse);
+        [w * r * r]
+    });
+    error
+}
+
+/// A scale in half precision, chosen by the error that it leaves: the better of
+/// both sides, or that of the extreme value at the extreme code.
+pub(super) fn fit_half<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    unit: Unit,
+) -> Half {
+    let extreme = extreme(x);
+    let mut best = (f32::MAX, unit.half(0.0));
+    let mut consider = |scale: f32| {
+        for half in unit.halves(scale) {
+            let error = error_of(codes, x, w, half.value);
+            if error < best.0 {
+                best = (error, half);
+            }
+        }
+    };
+    consider(extreme / C::EXTREME);
+    consider(fit_side(codes, x, w, C::EXTREME / extreme).scale);
+    if let Some(opposite) = C::OPPOSITE {
+        consider(fit_side(codes, x, w, opposite / extreme).scale);
+    }
+    best.1
+}
+
+/// 1 / scale, or 0 for 0.
+#[inline(always)]
+pub(super) fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}
