@@ -2,6 +2,7 @@
 
 mod compare_llama;
 mod fixtures;
+mod fuzz;
 mod gen_model;
 mod quant_errors;
 
@@ -49,6 +50,19 @@ enum Task {
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
     },
+    /// Look for crashes and hangs with random changes of the committed inputs; needs no nightly compiler
+    Fuzz {
+        /// gguf, split, tokenizer, text or template
+        target: String,
+        /// How long
+        #[arg(long, default_value_t = 300, value_name = "N")]
+        seconds: u64,
+        /// The same number gives the same inputs
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        seed: u64,
+    },
+    /// Write the seeds of the fuzzers again
+    FuzzSeeds,
     /// Write a small random model of one architecture, the same every time
     GenModel {
         /// Its name, or `all` for one file of each in the folder OUT
@@ -81,6 +95,12 @@ fn main() -> Result<()> {
             tokens,
             python,
         } => compare_llama::run(&models, &tokens, &python),
+        Task::Fuzz {
+            target,
+            seconds,
+            seed,
+        } => fuzz::run(&target, seconds, seed),
+        Task::FuzzSeeds => fuzz::write_seeds(),
         Task::GenModel { arch, ty, out } if arch == "all" => gen_model::write_all(&ty, &out),
         Task::GenModel { arch, ty, out } => gen_model::write(&arch, &ty, &out),
         Task::ArchGolden { python } => gen_model::golden(&python),

@@ -1,0 +1,106 @@
+//! What the fuzzers run: one function per kind of untrusted input, each with seeds of our own making.
+//!
+//! A target takes any bytes. Refusing them is fine; a panic, a hang or memory without bound is a bug. The
+//! same functions run under libFuzzer (`fuzz/`), under `cargo xtask fuzz` with the mutations of
+//! [`Mutator`], and for a moment in this crate's test.
+#![forbid(unsafe_code)]
+
+mod gguf;
+mod mutate;
+mod seeds;
+mod split;
+mod template;
+mod text;
+mod tokenizer;
+
+use std::path::{Path, PathBuf};
+
+pub use mutate::Mutator;
+
+/// One kind of untrusted input.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// As the fuzzers know it.
+    pub name: &'static str,
+    /// Takes any bytes and returns, or finds a bug and panics.
+    pub run: fn(&[u8]),
+    /// Small inputs that reach far, by name.
+    pub seeds: fn() -> Vec<(String, Vec<u8>)>,
+    /// Longer inputs find nothing that shorter ones do not.
+    pub max_bytes: usize,
+}
+
+/// Every target.
+pub const TARGETS: [Target; 5] = [
+    Target {
+        name: "gguf",
+        run: gguf::run,
+        seeds: seeds::gguf,
+        max_bytes: 4096,
+    },
+    Target {
+        name: "split",
+        run: split::run,
+        seeds: seeds::split,
+        max_bytes: 4096,
+    },
+    Target {
+        name: "tokenizer",
+        run: tokenizer::run,
+        seeds: seeds::tokenizer,
+        max_bytes: 4096,
+    },
+    Target {
+        name: "text",
+        run: text::run,
+        seeds: seeds::text,
+        max_bytes: 4096,
+    },
+    Target {
+        name: "template",
+        run: template::run,
+        seeds: seeds::template,
+        max_bytes: 2048,
+    },
+];
+
+impl Target {
+    /// The target called `name`.
+    pub fn find(name: &str) -> Option<Target> {
+        TARGETS.into_iter().find(|target| target.name == name)
+    }
+
+    /// The folder with the committed inputs of this target: its seeds, and what once was a bug.
+    pub fn corpus_dir(&self) -> PathBuf {
+        root().join("fuzz/seeds").join(self.name)
+    }
+
+    /// The committed inputs, by file name.
+    ///
+    /// # Errors
+    /// If the folder or a file in it cannot be read.
+    pub fn corpus(&self) -> std::io::Result<Vec<(String, Vec<u8>)>> {
+        let mut inputs = Vec::new();
+        for entry in std::fs::read_dir(self.corpus_dir())? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            inputs.push((name, std::fs::read(entry.path())?));
+        }
+        inputs.sort();
+        Ok(inputs)
+    }
+}
+
+/// Runs one input through the target called `name`.
+///
+/// # Panics
+/// If there is no such target, or the input shows a bug.
+pub fn run(name: &str, data: &[u8]) {
+    let target = Target::find(name).expect("the caller names one of TARGETS");
+    (target.run)(data);
+}
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}

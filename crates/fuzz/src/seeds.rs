@@ -1,0 +1,242 @@
+//! The seeds of every target, made here; `cargo xtask fuzz-seeds` writes them into `fuzz/seeds`.
+
+use rocmforge_gguf::{GgmlType, OwnedArray, OwnedValue, Writer};
+
+use crate::tokenizer::{Description, build};
+
+type Seeds = Vec<(String, Vec<u8>)>;
+
+const NORMAL: u8 = 1;
+const UNKNOWN: u8 = 2;
+const CONTROL: u8 = 3;
+const USER_DEFINED: u8 = 4;
+const BYTE: u8 = 6;
+
+fn named<const N: usize>(seeds: [(&str, Vec<u8>); N]) -> Seeds {
+    seeds
+        .into_iter()
+        .map(|(name, bytes)| (name.to_owned(), bytes))
+        .collect()
+}
+
+fn bytes(writer: &Writer<'_>) -> Vec<u8> {
+    writer.to_vec().expect("seeds are valid files")
+}
+
+fn with_tensor<'a>(writer: &mut Writer<'a>, name: &str, ty: GgmlType) {
+    let data = vec![0x5a; 2 * ty.block_bytes()];
+    writer
+        .add_tensor(name, &[ty.block_len() as u64, 2], ty, data)
+        .expect("two rows of one block");
+}
+
+pub(crate) fn gguf() -> Seeds {
+    let mut values = Writer::new("llama");
+    values.set("u8", 1u8).set("i8", -1i8).set("u16", 2u16);
+    values.set("i16", -2i16).set("u32", 3u32).set("i32", -3i32);
+    values.set("u64", 4u64).set("i64", -4i64).set("f32", 0.5f32);
+    values
+        .set("f64", 0.25f64)
+        .set("bool", true)
+        .set("s", "text");
+    let strings = OwnedArray::String(vec![b"a".to_vec(), b"".to_vec(), b"\xff".to_vec()]);
+    let nested = OwnedArray::Array(vec![OwnedArray::U8(vec![1, 2]), strings.clone()]);
+    values.set("strings", strings).set("nested", nested);
+    values.set("f32s", vec![1.0f32, f32::NAN]);
+    let mut tensors = Writer::new("llama");
+    tensors.set("general.alignment", 64u32);
+    for ty in [
+        GgmlType::F32,
+        GgmlType::F16,
+        GgmlType::BF16,
+        GgmlType::Q4_0,
+        GgmlType::Q5_1,
+        GgmlType::Q8_0,
+        GgmlType::IQ4_NL,
+        GgmlType::MXFP4,
+    ] {
+        with_tensor(&mut tensors, ty.name(), ty);
+    }
+    let mut long = Writer::new("llama");
+    for ty in [GgmlType::Q2_K, GgmlType::Q6_K, GgmlType::IQ4_XS] {
+        with_tensor(&mut long, ty.name(), ty);
+    }
+    let mut version2 = bytes(&values);
+    version2[4] = 2;
+    named([
+        ("empty", bytes(&Writer::new("llama"))),
+        ("values", bytes(&values)),
+        ("version-2", version2),
+        ("short-blocks", bytes(&tensors)),
+        ("long-blocks", bytes(&long)),
+    ])
+}
+
+pub(crate) fn split() -> Seeds {
+    let part = |no: u16, names: [&str; 2], extra: Option<(&str, OwnedValue)>| {
+        let mut writer = Writer::new("llama");
+        writer.set("split.no", no).set("split.count", 2u16);
+        writer.set("split.tensors.count", 4i32);
+        if let Some((key, value)) = extra {
+            writer.set(key, value);
+        }
+        for name in names {
+            with_tensor(&mut writer, name, GgmlType::Q8_0);
+        }
+        bytes(&writer)
+    };
+    let both = |first: Vec<u8>, second: Vec<u8>| {
+        let mut data = (first.len() as u16).to_le_bytes().to_vec();
+        data.extend(first);
+        data.extend(second);
+        data
+    };
+    let name = || Some(("general.name", OwnedValue::from("x")));
+    let first = || part(0, ["a", "b"], name());
+    named([
+        ("whole", both(first(), part(1, ["c", "d"], None))),
+        ("same-name", both(first(), part(1, ["b", "d"], None))),
+        ("wrong-number", both(first(), part(0, ["c", "d"], None))),
+        (
+            "other-model",
+            both(
+                first(),
+                part(1, ["c", "d"], Some(("general.name", "y".into()))),
+            ),
+        ),
+    ])
+}
+
+/// A SentencePiece vocabulary that spells every byte.
+pub(crate) fn spm() -> Vec<u8> {
+    let mut vocab = Description::new("llama", "default", 0b101, [1, 2, 0, 255]);
+    vocab.token("<unk>", UNKNOWN, 0);
+    vocab.token("<s>", CONTROL, 0);
+    vocab.token("</s>", CONTROL, 0);
+    for byte in 0..=255u8 {
+        vocab.token(&format!("<0x{byte:02X}>"), BYTE, 0);
+    }
+    let words = [
+        "\u{2581}",
+        "a",
+        "b",
+        "l",
+        "o",
+        "ll",
+        "llo",
+        "\u{2581}a",
+        "ab",
+        "aa",
+        "aaaa",
+    ];
+    for (i, text) in words.iter().enumerate() {
+        vocab.token(text, NORMAL, -(i as i8));
+    }
+    vocab.into_bytes()
+}
+
+/// A byte-level vocabulary: the 256 letters of GPT-2 and a few merges.
+pub(crate) fn bpe() -> Vec<u8> {
+    let mut vocab = Description::new("gpt2", "gpt-2", 0, [0, 1, 255, 255]);
+    vocab.token("<|endoftext|>", CONTROL, 0);
+    vocab.token("<|im_end|>", CONTROL, 0);
+    for letter in letters() {
+        vocab.token(&letter.to_string(), NORMAL, 0);
+    }
+    for (merge, token) in [
+        ("a a", "aa"),
+        ("l l", "ll"),
+        ("ll o", "llo"),
+        ("Ġ a", "Ġa"),
+        ("Ċ Ċ", "ĊĊ"),
+    ] {
+        vocab.token(token, NORMAL, 0);
+        vocab.merge(merge);
+    }
+    vocab.into_bytes()
+}
+
+/// How GPT-2 writes bytes: printable Latin-1 as itself, the others from U+0100 on.
+fn letters() -> impl Iterator<Item = char> {
+    let plain = |b: &u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let others = (0..=255u8).filter(move |b| !plain(b)).count() as u32;
+    let others = (0..others).filter_map(|i| char::from_u32(0x100 + i));
+    (0..=255u8).filter(plain).map(char::from).chain(others)
+}
+
+pub(crate) fn tokenizer() -> Seeds {
+    let mut small = Description::new("gpt2", "llama-bpe", 0b11, [3, 4, 255, 4]);
+    for text in ["a", "b", "ab"] {
+        small.token(text, NORMAL, 1);
+    }
+    small.token("<s>", CONTROL, 0);
+    small.token("</s>", CONTROL, 0);
+    small.token("  ", USER_DEFINED, 0);
+    small.merge("a b");
+    let mut gemma = Description::new("gemma4", "gemma4", 0, [0, 1, 2, 255]);
+    for (text, kind) in [("<bos>", CONTROL), ("<eos>", CONTROL), ("<unk>", UNKNOWN)] {
+        gemma.token(text, kind, 0);
+    }
+    for text in ["\u{2581}", "a", "\u{2581}a", "é", "<0x0A>"] {
+        gemma.token(text, NORMAL, 0);
+    }
+    gemma.merge("\u{2581} a");
+    let small = small.into_bytes();
+    let file = build(&small);
+    named([
+        ("small", small),
+        ("gemma4", gemma.into_bytes()),
+        ("spm", spm()),
+        ("bpe", bpe()),
+        ("file", file),
+    ])
+}
+
+pub(crate) fn text() -> Seeds {
+    let texts = [
+        "Hello, world! It's 12345 o'clock.\n\n\n  Indented\tby   spaces ",
+        "naïve café 模型 🙂👩‍👩‍👧 \u{2581}\u{a0}\u{2028}ÅÅ",
+        "<|im_start|>user\n<s>[INST] </s><|endoftext|>",
+        "x = {\"a\": [1, 2.5e-3]}; // aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    ];
+    let seed = |choice: u8, text: &str| [&[choice], text.as_bytes()].concat();
+    let mut seeds: Seeds = texts
+        .iter()
+        .enumerate()
+        .map(|(i, text)| (format!("text-{i}"), seed(i as u8, text)))
+        .collect();
+    seeds.push((
+        "bytes".into(),
+        b"\x01caf\xe9 \xf0\x9f\x99 \xff\xfe\0".to_vec(),
+    ));
+    seeds
+}
+
+pub(crate) fn template() -> Seeds {
+    let templates = [
+        (
+            "chatml",
+            "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | string | trim + '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+        ),
+        (
+            "tools",
+            "{%- if tools %}{{- tools | tojson(indent=2) }}{% for tool in tools %}{{ tool.function.name | upper }}{% endfor %}{%- endif %}{{ bos_token }}{{ strftime_now('%d %B %Y') }}",
+        ),
+        (
+            "macros",
+            "{%- macro show(m, depth=0) -%}{{ m.role if m is mapping else m }}:{{ caller is defined }}{%- endmacro -%}{% for m in messages[1:] | reverse %}{% if loop.index0 % 2 == 0 %}{% continue %}{% endif %}{{ show(m) }}{{ m.items() | list | length }}{% endfor %}",
+        ),
+        (
+            "namespace",
+            "{% set ns = namespace(found=false, n=1) %}{% for m in messages %}{% set ns.n = ns.n + 2 %}{% if m.content is string and m.content.startswith('H') and not ns.found %}{% set ns.found = true %}{{ m.content.split('i')[-1].strip() ~ m.content[::-1] }}{% endif %}{% endfor %}{{ ns.n // 3 }} {{ -7 % 3 }}",
+        ),
+        (
+            "refusal",
+            "{% if messages[0]['role'] != 'user' %}{{ raise_exception('roles must alternate: ' + messages[0].role) }}{% endif %}{% generation %}x{% endgeneration %}\0[{\"role\": \"tool\", \"content\": null}]",
+        ),
+    ];
+    templates
+        .iter()
+        .map(|(name, source)| (name.to_string(), source.as_bytes().to_vec()))
+        .collect()
+}

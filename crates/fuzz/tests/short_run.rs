@@ -1,0 +1,87 @@
+//! Every target over its committed inputs and a fixed number of mutations of them, the same every time.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+
+use rocmforge_fuzz::{Mutator, TARGETS, Target};
+
+/// Some seconds for all targets together, without optimisation of the whole.
+const ROUNDS: [(&str, usize); 5] = [
+    ("gguf", 20_000),
+    ("split", 2_000),
+    ("tokenizer", 3_000),
+    ("text", 1_000),
+    ("template", 3_000),
+];
+
+/// Runs one input; if it finds a bug, keeps it where it can be looked at.
+fn run(target: Target, name: &str, data: &[u8]) {
+    if catch_unwind(AssertUnwindSafe(|| (target.run)(data))).is_err() {
+        let path =
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("crash-{}", target.name));
+        std::fs::write(&path, data).unwrap();
+        panic!(
+            "target {} fails on {name}; the input is in {}",
+            target.name,
+            path.display()
+        );
+    }
+}
+
+fn short_run(name: &str) {
+    let target = Target::find(name).unwrap();
+    let (_, rounds) = ROUNDS.iter().find(|(of, _)| *of == name).unwrap();
+    let mut corpus = Vec::new();
+    for (file, data) in target.corpus().unwrap() {
+        run(target, &file, &data);
+        corpus.push(data);
+    }
+    let mut mutator = Mutator::new(1, target.max_bytes);
+    for round in 0..*rounds {
+        run(
+            target,
+            &format!("mutation {round}"),
+            &mutator.input(&corpus),
+        );
+    }
+}
+
+#[test]
+fn gguf() {
+    short_run("gguf");
+}
+
+#[test]
+fn split() {
+    short_run("split");
+}
+
+#[test]
+fn tokenizer() {
+    short_run("tokenizer");
+}
+
+#[test]
+fn text() {
+    short_run("text");
+}
+
+#[test]
+fn template() {
+    short_run("template");
+}
+
+#[test]
+fn the_committed_seeds_are_those_of_the_code() {
+    for target in TARGETS {
+        let committed: BTreeMap<_, _> = target.corpus().unwrap().into_iter().collect();
+        for (name, data) in (target.seeds)() {
+            assert!(
+                committed.get(&name) == Some(&data),
+                "fuzz/seeds/{}/{name} is not what the code makes; run cargo xtask fuzz-seeds",
+                target.name
+            );
+        }
+    }
+}
