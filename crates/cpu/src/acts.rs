@@ -61,6 +61,25 @@ pub struct Acts {
     sums16: Vec<i16>,
     /// int8: sums of codes, [n_tokens, n_in / 32].
     sums32: Vec<i16>,
+    /// int8, of two tokens and more: the same by groups of [`PACK`] tokens.
+    packed: Packed,
+}
+
+/// Tokens that lie together in [`Packed`].
+pub(crate) const PACK: usize = 4;
+
+/// Activations of groups of tokens in the order in which products of many tokens read them: what
+/// [`PACK`] tokens have at one place stands side by side. In the last group places beyond the last token hold anything.
+#[derive(Debug, Default)]
+struct Packed {
+    /// [groups, n_in / 4]: four codes of each token.
+    codes: Vec<[i8; 16]>,
+    /// [groups, blocks].
+    scales: Vec<[f32; PACK]>,
+    /// [groups, n_in / 32]: two neighbouring sums of 16 of each token.
+    sums16: Vec<[i16; 2 * PACK]>,
+    /// [groups, n_in / 64]: two neighbouring sums of 32 of each token.
+    sums32: Vec<[i16; 2 * PACK]>,
 }
 
 /// f32 rows are filled up to a multiple of this, the longest vector of any instruction set.
@@ -68,6 +87,15 @@ const PAD: usize = 16;
 
 /// Rows are quantized on several threads in tasks of about this many values.
 const VALUES_PER_TASK: usize = 32 * 1024;
+
+/// A group of tokens in an int8 form; see [`Packed`].
+#[derive(Clone, Copy)]
+pub(crate) struct PackedRow<'a> {
+    pub codes: &'a [[i8; 16]],
+    pub scales: &'a [[f32; PACK]],
+    pub sums16: &'a [[i16; 2 * PACK]],
+    pub sums32: &'a [[i16; 2 * PACK]],
+}
 
 /// One token's activations in an int8 form.
 #[derive(Clone, Copy)]
@@ -100,6 +128,7 @@ impl Acts {
             scales: Vec::new(),
             sums16: Vec::new(),
             sums32: Vec::new(),
+            packed: Packed::default(),
         }
     }
 
@@ -169,6 +198,54 @@ impl Acts {
                 Some(isa) => isa.run(kernel),
             }
         });
+        if n_tokens > 1 {
+            self.pack(pool);
+        }
+    }
+
+    /// Fills `packed` from the rows.
+    fn pack(&mut self, pool: &Pool) {
+        let n_groups = self.n_tokens.div_ceil(PACK);
+        let (n_in, n_blocks) = (self.n_in, self.n_in / self.format.block_len());
+        let mut packed = std::mem::take(&mut self.packed);
+        packed.codes.resize(n_groups * n_in / 4, [0; 16]);
+        packed.scales.resize(n_groups * n_blocks, [0.0; PACK]);
+        packed.sums16.resize(n_groups * n_in / 32, [0; 2 * PACK]);
+        packed.sums32.resize(n_groups * (n_in / 64), [0; 2 * PACK]);
+        let mut groups: Vec<_> = packed
+            .codes
+            .chunks_exact_mut(n_in / 4)
+            .zip(packed.scales.chunks_exact_mut(n_blocks))
+            .zip(packed.sums16.chunks_exact_mut(n_in / 32))
+            .zip(chunks_or_empty(&mut packed.sums32, n_in / 64, n_groups))
+            .collect();
+        let per_task = (VALUES_PER_TASK / (PACK * n_in)).max(1);
+        pool.for_each_rows(&mut groups, 1, per_task, &|first, groups| {
+            for (i, (((codes, scales), sums16), sums32)) in groups.iter_mut().enumerate() {
+                for t in 0..PACK {
+                    let token = PACK * (first + i) + t;
+                    if token >= self.n_tokens {
+                        // What an earlier step left there: nobody reads the products of these places.
+                        break;
+                    }
+                    let row = self.code_row(token);
+                    let values = row.codes.as_flattened().as_chunks::<4>().0;
+                    for (out, values) in codes.iter_mut().zip(values) {
+                        out[4 * t..4 * t + 4].copy_from_slice(values);
+                    }
+                    for (out, scale) in scales.iter_mut().zip(row.scales) {
+                        out[t] = *scale;
+                    }
+                    for (out, sums) in sums16.iter_mut().zip(row.sums16.as_chunks::<2>().0) {
+                        out[2 * t..2 * t + 2].copy_from_slice(sums);
+                    }
+                    for (out, sums) in sums32.iter_mut().zip(row.sums32.as_chunks::<2>().0) {
+                        out[2 * t..2 * t + 2].copy_from_slice(sums);
+                    }
+                }
+            }
+        });
+        self.packed = packed;
     }
 
     /// The form of the activations.
@@ -223,9 +300,34 @@ impl Acts {
         }
     }
 
+    /// Tokens `PACK * group..` in int8, of two tokens or more.
+    pub(crate) fn packed_row(&self, group: usize) -> PackedRow<'_> {
+        assert!(self.format != ActFormat::F32 && self.n_tokens > 1);
+        PackedRow {
+            codes: row(&self.packed.codes, self.n_in / 4, group),
+            scales: row(
+                &self.packed.scales,
+                self.n_in / self.format.block_len(),
+                group,
+            ),
+            sums16: row(&self.packed.sums16, self.n_in / 32, group),
+            sums32: row(&self.packed.sums32, self.n_in / 64, group),
+        }
+    }
+
     fn stride(&self) -> usize {
         self.n_in.next_multiple_of(PAD)
     }
+}
+
+/// `n` chunks, also where they are empty.
+fn chunks_or_empty<T>(x: &mut [T], len: usize, n: usize) -> impl Iterator<Item = &mut [T]> {
+    let mut rest = x;
+    (0..n).map(move |_| {
+        let (chunk, tail) = std::mem::take(&mut rest).split_at_mut(len);
+        rest = tail;
+        chunk
+    })
 }
 
 fn row<T>(rows: &[T], row_len: usize, i: usize) -> &[T] {

@@ -141,7 +141,7 @@ fn task_shape(pool: &Pool, w: &Weight<'_>, acts: &Acts, row_bytes: usize) -> (us
         ActFormat::F32 => 4,
         ActFormat::Q8x32 | ActFormat::Q8x256 => 1,
     };
-    let tokens = (TOKENS_BYTES / (w.n_in * act_bytes)).max(48) / 12 * 12;
+    let tokens = (TOKENS_BYTES / (w.n_in * act_bytes)).max(48) / 24 * 24;
     let tokens = tokens.min(acts.n_tokens());
     // Enough tasks that a thread which is late does not keep the others waiting.
     let fair = w.n_out.div_ceil(4 * pool.n_threads());

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{Avx512, Kernel};
-use crate::generic::simd::SimdF32;
+use crate::generic::simd::{Simd, SimdF32};
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,5 +157,21 @@ impl SimdF32 for Avx2 {
             let v = _mm_max_ss(v, _mm_movehdup_ps(v));
             _mm_cvtss_f32(v)
         })
+    }
+}
+
+/// Tiles for 16 registers.
+impl Simd for Avx2 {
+    type Stream = Avx2;
+
+    // Sapphire Rapids, 2026-11, one thread, Q4_K [256, 2048]: 33 us streamed against 46 unpacked
+    // with 4 tokens, 47 against 40 with 5.
+    const STREAM_TOKENS: usize = 4;
+    const CODE_GROUPS: usize = 1;
+    const FLOAT_TOKENS: usize = 3;
+
+    #[inline(always)]
+    fn stream(self) -> Avx2 {
+        self
     }
 }

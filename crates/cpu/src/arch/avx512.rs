@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::Kernel;
-use crate::generic::simd::SimdF32;
+use super::{Avx2, Kernel};
+use crate::generic::simd::{Simd, SimdF32};
 
 /// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI, and what [`super::Avx2`] proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,5 +158,19 @@ impl SimdF32 for Avx512 {
             let v = _mm_max_ss(v, _mm_movehdup_ps(v));
             _mm_cvtss_f32(v)
         })
+    }
+}
+
+/// Tiles for 32 registers.
+impl Simd for Avx512 {
+    type Stream = Avx2;
+
+    const STREAM_TOKENS: usize = 4;
+    const CODE_GROUPS: usize = 2;
+    const FLOAT_TOKENS: usize = 6;
+
+    #[inline(always)]
+    fn stream(self) -> Avx2 {
+        self.into()
     }
 }

@@ -7,7 +7,7 @@
 use rocmforge_gguf::quant::Block;
 
 use super::bytes::SimdBytes;
-use crate::acts::CodeRow;
+use crate::acts::{CodeRow, PACK, PackedRow};
 
 /// The integers that a block unpacks to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,12 @@ pub(crate) trait Format: 'static {
     type ActCodes: Fixed<[i8; 16]>;
     /// Sums of activation codes, one per scale, `[i16; GROUPS / GROUPS_PER_SCALE]`.
     type ActSums: Fixed<i16>;
+
+    /// Activation codes of a block of a group of tokens, `[[i8; 16]; 4 * GROUPS]`.
+    type PackedCodes: Fixed<[i8; 16]>;
+    /// Pairs of sums of a block of a group of tokens: of neighbouring scales, or of the halves of a
+    /// block without scales.
+    type PackedSums: Fixed<[i16; 2 * PACK]>;
 
     /// `[V; 2]` or `[V; 4]`.
     type Chunk<V: Copy>: AsRef<[V]>;
@@ -140,6 +146,45 @@ impl<'a, F: Format> TokenBlocks<'a, F> {
     #[inline(always)]
     pub(crate) fn range(self, first: usize, n: usize) -> TokenBlocks<'a, F> {
         TokenBlocks {
+            codes: &self.codes[first..][..n],
+            scales: &self.scales[first..][..n],
+            sums: &self.sums[first..][..n],
+        }
+    }
+}
+
+/// Activations of a group of tokens, block by block of a weight format.
+pub(crate) struct PackedBlocks<'a, F: Format> {
+    pub codes: &'a [F::PackedCodes],
+    pub scales: &'a [[f32; PACK]],
+    pub sums: &'a [F::PackedSums],
+}
+
+impl<F: Format> Clone for PackedBlocks<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Format> Copy for PackedBlocks<'_, F> {}
+
+impl<'a, F: Format> PackedBlocks<'a, F> {
+    pub(crate) fn new(row: PackedRow<'a>) -> PackedBlocks<'a, F> {
+        let sums = match F::GROUPS_PER_SCALE {
+            2 if F::SCALED => row.sums32,
+            _ => row.sums16,
+        };
+        PackedBlocks {
+            codes: F::PackedCodes::split(row.codes),
+            scales: row.scales,
+            sums: F::PackedSums::split(sums),
+        }
+    }
+
+    /// As [`TokenBlocks::range`].
+    #[inline(always)]
+    pub(crate) fn range(self, first: usize, n: usize) -> PackedBlocks<'a, F> {
+        PackedBlocks {
             codes: &self.codes[first..][..n],
             scales: &self.scales[first..][..n],
             sums: &self.sums[first..][..n],

@@ -25,8 +25,11 @@
 //! products do not leave room in i16 to add two of them up.
 
 use super::bytes::SimdBytes;
-use super::format::{Codes, Format, Offset, TokenBlocks, dot_steps, n_scales, offset};
+use super::format::{
+    Codes, Format, Offset, PackedBlocks, TokenBlocks, dot_steps, n_scales, offset,
+};
 use super::simd::Simd;
+use crate::acts::PACK;
 
 /// The rows of a quantized matrix.
 pub(crate) struct BlockRows<'a, F: Format> {
@@ -68,36 +71,42 @@ impl<F: Format> BlockRows<'_, F> {
     }
 }
 
-/// `d * codes` and the offset of one block, added to the chain `sum`.
-///
-/// `dot` has the products, `min_dot` those of the minimums, exactly.
+/// The products of one block: exact sums of codes, and of minimums in f32.
+struct BlockDot<S: Simd> {
+    dot: S::I32,
+    min: S::F32,
+}
+
+/// The terms of one block, added to the chain `sum`.
 #[inline(always)]
 fn add_block<S: Simd, F: Format>(
     s: S,
     sum: S::F32,
     (d, m): (S::F32, S::F32),
-    dot: S::I32,
-    min_dot: S::I32,
-    acts: &TokenBlocks<'_, F>,
-    b: usize,
+    scale: f32,
+    block: BlockDot<S>,
 ) -> S::F32 {
-    let scale = s.splat(acts.scales[b]);
-    let dot = match const { offset::<S, F>() } {
-        Offset::Power { log2 } if F::SCALED => s.sub_i32(dot, s.shl_i32(min_dot, log2)),
-        Offset::Power { log2 } => {
-            let codes = i32::from(acts.sums[b].as_ref()[0]);
-            s.sub_i32(dot, s.splat_i32(codes << log2))
-        }
-        Offset::None | Offset::Min => dot,
-    };
-    let sum = s.mul_add(s.to_f32(dot), s.mul(d, scale), sum);
-    match const { offset::<S, F>() } {
-        Offset::Min if F::SCALED => s.mul_add(s.to_f32(min_dot), s.mul(m, scale), sum),
-        Offset::Min => {
-            let codes = f32::from(acts.sums[b].as_ref()[0]);
-            s.mul_add(s.splat(codes), s.mul(m, scale), sum)
-        }
+    let scale = s.splat(scale);
+    let sum = s.mul_add(s.to_f32(block.dot), s.mul(d, scale), sum);
+    match F::OFFSET {
+        Offset::Min => s.mul_add(block.min, s.mul(m, scale), sum),
         Offset::None | Offset::Power { .. } => sum,
+    }
+}
+
+/// The products of a block with integer scales: `min_dot` are those of scales or minimums with sums
+/// of activations.
+#[inline(always)]
+fn scaled_block<S: Simd, F: Format>(s: S, dot: S::I32, min_dot: S::I32) -> BlockDot<S> {
+    match const { offset::<S, F>() } {
+        Offset::Power { log2 } => BlockDot {
+            dot: s.sub_i32(dot, s.shl_i32(min_dot, log2)),
+            min: s.splat(0.0),
+        },
+        Offset::None | Offset::Min => BlockDot {
+            dot,
+            min: s.to_f32(min_dot),
+        },
     }
 }
 
@@ -210,8 +219,20 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
         let factors = (F::d(s, &blocks), F::m(s, &blocks));
         for n in 0..N {
             let dot = s.reduce4(dots[n]);
-            let min_dot = s.reduce4(min_dots[n]);
-            chains[n] = add_block(s, chains[n], factors, dot, min_dot, &acts[n], b);
+            let block = if F::SCALED {
+                scaled_block::<S, F>(s, dot, s.reduce4(min_dots[n]))
+            } else {
+                let sum = acts[n].sums[b].as_ref()[0];
+                let power = match const { offset::<S, F>() } {
+                    Offset::Power { log2 } => i32::from(sum) << log2,
+                    Offset::None | Offset::Min => 0,
+                };
+                BlockDot {
+                    dot: s.sub_i32(dot, s.splat_i32(power)),
+                    min: s.splat(f32::from(sum)),
+                }
+            };
+            chains[n] = add_block::<S, F>(s, chains[n], factors, acts[n].scales[b], block);
         }
     }
     *sums = chains;
@@ -330,16 +351,15 @@ impl<S: Simd> Panel<S> {
         }
     }
 
-    /// Goes on with the chains `sums` of `N` tokens over the blocks of this panel.
+    /// Goes on with the chains `sums` of `G` groups of tokens over the blocks of this panel.
     #[inline(always)]
-    pub(crate) fn dot<F: Format, const N: usize>(
+    pub(crate) fn dot<F: Format, const G: usize>(
         &self,
         s: S,
-        acts: &[TokenBlocks<'_, F>; N],
-        sums: &mut [S::F32; N],
+        acts: &[PackedBlocks<'_, F>; G],
+        sums: &mut [[S::F32; PACK]; G],
     ) {
         let n_scales = n_scales::<F>();
-        let n_pairs = n_scales / 2;
         let vectors_per_scale = 4 * F::GROUPS_PER_SCALE;
         let steps = const { dot_steps::<S, F>(4 * F::GROUPS_PER_SCALE) };
         let mut acts = *acts;
@@ -349,7 +369,7 @@ impl<S: Simd> Panel<S> {
         let mut chains = *sums;
         let blocks = self.codes.chunks_exact(4 * F::GROUPS).zip(&self.factors);
         for (b, (codes, factors)) in blocks.enumerate() {
-            let mut dots = [s.zero_i32(); N];
+            let mut dots = [[s.zero_i32(); PACK]; G];
             for j in 0..n_scales {
                 let scale = if F::SCALED {
                     self.scales[b * n_scales..][..n_scales][j]
@@ -358,35 +378,80 @@ impl<S: Simd> Panel<S> {
                 };
                 let mut step = 0;
                 while step < vectors_per_scale {
-                    let mut dot = [s.zero_dot(); N];
+                    let mut dot = [[s.zero_dot(); PACK]; G];
                     for k in step..step + steps {
                         let v = j * vectors_per_scale + k;
-                        for n in 0..N {
-                            let acts = s.splat_i8x4(&acts[n].codes[b].as_ref()[v / 4], v % 4);
-                            dot[n] = dot_step::<S, F>(s, dot[n], codes[v], acts);
+                        for g in 0..G {
+                            let acts = &acts[g].codes[b].as_ref()[v];
+                            for t in 0..PACK {
+                                let acts = s.splat_i8x4(acts, t);
+                                dot[g][t] = dot_step::<S, F>(s, dot[g][t], codes[v], acts);
+                            }
                         }
                     }
-                    for n in 0..N {
-                        dots[n] = add_dot::<S, F>(s, dots[n], dot[n], scale);
+                    for g in 0..G {
+                        for t in 0..PACK {
+                            dots[g][t] = add_dot::<S, F>(s, dots[g][t], dot[g][t], scale);
+                        }
                     }
                     step += steps;
                 }
             }
-            let mut min_dots = [s.zero_i32(); N];
-            if has_min_dot::<S, F>() {
-                let pairs = &self.min_pairs[b * n_pairs..][..n_pairs];
-                for (k, pair) in pairs.iter().enumerate() {
-                    for n in 0..N {
-                        let sums = s.splat_i16x2(acts[n].sums[b].as_ref(), k);
-                        min_dots[n] = s.dot_i16(min_dots[n], *pair, sums);
-                    }
+            for g in 0..G {
+                let sums = acts[g].sums[b].as_ref();
+                for t in 0..PACK {
+                    let block = if F::SCALED {
+                        self.scaled_offset::<F>(s, b, dots[g][t], sums, t)
+                    } else {
+                        unscaled_block::<S, F>(s, dots[g][t], &sums[0], t)
+                    };
+                    let scale = acts[g].scales[b][t];
+                    chains[g][t] = add_block::<S, F>(s, chains[g][t], *factors, scale, block);
                 }
-            }
-            for n in 0..N {
-                let (dot, min_dot) = (dots[n], min_dots[n]);
-                chains[n] = add_block(s, chains[n], *factors, dot, min_dot, &acts[n], b);
             }
         }
         *sums = chains;
     }
+
+    /// The products of block `b` with token `t` of a group, whose pairs of sums are `sums`.
+    #[inline(always)]
+    fn scaled_offset<F: Format>(
+        &self,
+        s: S,
+        b: usize,
+        dot: S::I32,
+        sums: &[[i16; 2 * PACK]],
+        t: usize,
+    ) -> BlockDot<S> {
+        let mut min_dot = s.zero_i32();
+        if has_min_dot::<S, F>() {
+            let n_pairs = n_scales::<F>() / 2;
+            let pairs = &self.min_pairs[b * n_pairs..][..n_pairs];
+            for (pair, sums) in pairs.iter().zip(sums) {
+                min_dot = s.dot_i16(min_dot, *pair, s.splat_i16x2(sums, t));
+            }
+        }
+        scaled_block::<S, F>(s, dot, min_dot)
+    }
+}
+
+/// The products of a block without integer scales with token `t` of a group, whose sums of the halves
+/// of the block are in `sums`.
+#[inline(always)]
+fn unscaled_block<S: Simd, F: Format>(
+    s: S,
+    dot: S::I32,
+    sums: &[i16; 2 * PACK],
+    t: usize,
+) -> BlockDot<S> {
+    let sums = s.splat_i16x2(sums, t);
+    let min = match F::OFFSET {
+        Offset::Min => s.to_f32(s.dot_i16(s.zero_i32(), s.repeat_i16(&[1; 8]), sums)),
+        Offset::None | Offset::Power { .. } => s.splat(0.0),
+    };
+    let dot = match const { offset::<S, F>() } {
+        Offset::Power { log2 } => s.dot_i16(dot, s.repeat_i16(&[-(1 << log2); 8]), sums),
+        Offset::None | Offset::Min => dot,
+    };
+    BlockDot { dot, min }
 }

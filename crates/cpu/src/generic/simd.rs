@@ -47,7 +47,17 @@ pub(crate) trait SimdF32: Copy + Send + Sync + 'static {
     fn max_lane(self, v: Self::F32) -> f32;
 }
 
-/// Everything an algorithm may use.
-pub(crate) trait Simd: SimdF32 + Lanes + SimdBytes + Quantize {}
+/// Everything an algorithm may use, and the sizes of register tiles.
+pub(crate) trait Simd: SimdF32 + Lanes + SimdBytes + Quantize {
+    /// Vectors that rows of few tokens are streamed with: no longer than what a row's block fills.
+    type Stream: Simd;
 
-impl<S: SimdF32 + Lanes + SimdBytes + Quantize> Simd for S {}
+    /// Tokens up to which quantized weights are streamed: for more, unpacking them first pays.
+    const STREAM_TOKENS: usize;
+    /// Groups of tokens that unpacked codes are multiplied with at once: 1 or 2.
+    const CODE_GROUPS: usize;
+    /// Tokens of a register tile in f32, at most 6.
+    const FLOAT_TOKENS: usize;
+
+    fn stream(self) -> Self::Stream;
+}

@@ -8,24 +8,23 @@ use std::marker::PhantomData;
 use rocmforge_gguf::quant::{self, Block};
 
 use super::float_dot::{self, Plain};
-use super::format::{Format, TokenBlocks};
+use super::format::{Format, PackedBlocks, TokenBlocks};
 use super::int_dot::{BlockRows, Panel, stream};
 use super::simd::Simd;
+use crate::acts::PACK;
 use crate::arch::Kernel;
 use crate::matmul::{Job, OutMode, Weight};
 use crate::pool::Tile;
 
-/// Tokens that codes are multiplied with at once. For so few alone unpacking to a panel does not
-/// pay (Sapphire Rapids, 2026-11: 33 us against 46 with 4 tokens, 47 against 40 with 5; Q4_K
-/// [256, 2048] on one thread).
-const INT_TOKENS: usize = 4;
+/// Values of a panel of codes: with scales and factors 8 to 12 KiB of the L1 cache.
+const INT_PANEL: usize = 8 * 1024;
 
-/// Values per row of a panel of codes: 8 rows take 8 to 12 KiB of the L1 cache.
-const INT_STRETCH: usize = 1024;
-
-/// Rows and tokens of a register tile in f32: 12 sums in 16 registers.
+/// Rows of a register tile in f32: with [`Simd::FLOAT_TOKENS`] tokens 12 sums in 16 registers, or
+/// 24 in 32.
 const FLOAT_ROWS: usize = 4;
-const FLOAT_TOKENS: usize = 3;
+
+/// Tokens up to which rows in a float format are streamed.
+const FLOAT_STREAM_TOKENS: usize = 3;
 
 /// Rows of an f32 panel, and its values per row: 16 KiB of the L1 cache.
 const FLOAT_GROUP: usize = 8;
@@ -81,68 +80,98 @@ impl<F: Format> Kernel for IntTile<'_, '_, '_, F> {
             blocks: quant::blocks(job.w.data),
             blocks_per_row: job.w.n_in / F::Block::TYPE.block_len(),
         };
-        let cols = tile.cols();
-        let acts: Vec<TokenBlocks<'_, F>> = tile
-            .rows()
-            .map(|t| TokenBlocks::new(job.acts.code_row(t)))
-            .collect();
-        let mut sums = vec![s.splat(0.0); acts.len()];
-        let mut panel = Panel::new();
-        if acts.len() <= INT_TOKENS {
-            rows.prefetch(s, cols.start);
-        }
-        for first in cols.clone().step_by(S::LANES) {
-            let group = (first, cols.end);
-            match acts.len() {
-                1 => stream::<S, F, 1>(s, rows, group, tokens(&acts), tokens_mut(&mut sums)),
-                2 => stream::<S, F, 2>(s, rows, group, tokens(&acts), tokens_mut(&mut sums)),
-                3 => stream::<S, F, 3>(s, rows, group, tokens(&acts), tokens_mut(&mut sums)),
-                4 => stream::<S, F, 4>(s, rows, group, tokens(&acts), tokens_mut(&mut sums)),
-                _ => panel_tokens(s, rows, group, &acts, &mut panel, &mut sums),
-            }
-            for (token, sums) in tile.rows().zip(&sums) {
-                write(s, job, tile, token, first, *sums);
-            }
+        if tile.rows().len() <= S::STREAM_TOKENS {
+            stream_tokens(s.stream(), job, tile, rows);
+        } else {
+            panel_tokens(s, job, tile, rows);
         }
     }
 }
 
-/// The products of all tokens with one group of rows, stretch by stretch.
+/// The products of few tokens with all rows of the tile.
+#[inline(always)]
+fn stream_tokens<S: Simd, F: Format>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    rows: BlockRows<'_, F>,
+) {
+    match tile.rows().len() {
+        1 => stream_n::<S, F, 1>(s, job, tile, rows),
+        2 => stream_n::<S, F, 2>(s, job, tile, rows),
+        3 => stream_n::<S, F, 3>(s, job, tile, rows),
+        _ => stream_n::<S, F, 4>(s, job, tile, rows),
+    }
+}
+
+/// [`stream_tokens`] of `N` tokens.
+#[inline(always)]
+fn stream_n<S: Simd, F: Format, const N: usize>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    rows: BlockRows<'_, F>,
+) {
+    let (cols, token) = (tile.cols(), tile.rows().start);
+    let acts = std::array::from_fn(|t| TokenBlocks::new(job.acts.code_row(token + t)));
+    let mut sums = [s.splat(0.0); N];
+    rows.prefetch(s, cols.start);
+    for first in cols.clone().step_by(S::LANES) {
+        stream::<S, F, N>(s, rows, (first, cols.end), &acts, &mut sums);
+        for t in 0..N {
+            write(s, job, tile, token + t, first, sums[t]);
+        }
+    }
+}
+
+/// The products of all tokens with all rows of the tile, stretch by stretch of a group of rows.
 #[inline(always)]
 fn panel_tokens<S: Simd, F: Format>(
     s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
     rows: BlockRows<'_, F>,
-    group: (usize, usize),
-    acts: &[TokenBlocks<'_, F>],
-    panel: &mut Panel<S>,
-    sums: &mut [S::F32],
 ) {
+    let (cols, tokens) = (tile.cols(), tile.rows());
+    let groups = tokens.start / PACK..tokens.end.div_ceil(PACK);
+    let acts: Vec<PackedBlocks<'_, F>> = groups
+        .map(|group| PackedBlocks::new(job.acts.packed_row(group)))
+        .collect();
     let n_blocks = rows.blocks_per_row;
-    let step = INT_STRETCH / F::Block::TYPE.block_len();
-    sums.fill(s.splat(0.0));
-    for block in (0..n_blocks).step_by(step) {
-        panel.fill(s, rows, group, block, step.min(n_blocks - block));
-        for (acts, sums) in acts.chunks(INT_TOKENS).zip(sums.chunks_mut(INT_TOKENS)) {
-            match acts.len() {
-                1 => panel.dot::<F, 1>(s, tokens(acts), tokens_mut(sums)),
-                2 => panel.dot::<F, 2>(s, tokens(acts), tokens_mut(sums)),
-                3 => panel.dot::<F, 3>(s, tokens(acts), tokens_mut(sums)),
-                _ => panel.dot::<F, 4>(s, tokens(acts), tokens_mut(sums)),
+    let step = INT_PANEL / S::LANES / F::Block::TYPE.block_len();
+    let mut sums = vec![[s.splat(0.0); PACK]; acts.len()];
+    let mut panel = Panel::new();
+    for first in cols.clone().step_by(S::LANES) {
+        sums.fill([s.splat(0.0); PACK]);
+        for block in (0..n_blocks).step_by(step) {
+            panel.fill(
+                s,
+                rows,
+                (first, cols.end),
+                block,
+                step.min(n_blocks - block),
+            );
+            let n = S::CODE_GROUPS;
+            for (acts, sums) in acts.chunks(n).zip(sums.chunks_mut(n)) {
+                match (acts, sums) {
+                    ([a, b], [x, y]) if S::CODE_GROUPS == 2 => {
+                        let mut sums = [*x, *y];
+                        panel.dot::<F, 2>(s, &[*a, *b], &mut sums);
+                        [*x, *y] = sums;
+                    }
+                    (acts, sums) => {
+                        for (acts, sums) in acts.iter().zip(sums) {
+                            panel.dot::<F, 1>(s, &[*acts], std::array::from_mut(sums));
+                        }
+                    }
+                }
             }
         }
+        let by_token = sums.as_flattened().iter().skip(tokens.start % PACK);
+        for (token, sums) in tokens.clone().zip(by_token) {
+            write(s, job, tile, token, first, *sums);
+        }
     }
-}
-
-/// `x`, whose length the caller has matched.
-#[inline(always)]
-fn tokens<T, const N: usize>(x: &[T]) -> &[T; N] {
-    x.try_into().expect("N tokens")
-}
-
-/// `x`, whose length the caller has matched.
-#[inline(always)]
-fn tokens_mut<T, const N: usize>(x: &mut [T]) -> &mut [T; N] {
-    x.try_into().expect("N tokens")
 }
 
 /// F32, F16 and BF16.
@@ -161,7 +190,7 @@ impl<P: Plain + Block> Kernel for FloatTile<'_, '_, '_, P> {
         let (n_in, data) = (job.w.n_in, quant::blocks::<P>(job.w.data));
         let row = |i: usize| &data[i * n_in..][..n_in];
         let (cols, tokens) = (tile.cols(), tile.rows());
-        if tokens.len() > FLOAT_TOKENS {
+        if tokens.len() > FLOAT_STREAM_TOKENS {
             float_panels(s, job, tile, PlainRows { data, n_in });
             return;
         }
@@ -171,7 +200,7 @@ impl<P: Plain + Block> Kernel for FloatTile<'_, '_, '_, P> {
             match tokens.len() {
                 1 => float_stream::<S, P, 1>(s, job, tile, rows, first),
                 2 => float_stream::<S, P, 2>(s, job, tile, rows, first),
-                _ => float_stream::<S, P, FLOAT_TOKENS>(s, job, tile, rows, first),
+                _ => float_stream::<S, P, FLOAT_STREAM_TOKENS>(s, job, tile, rows, first),
             }
         }
     }
@@ -270,11 +299,25 @@ impl Rows for &Weight<'_> {
 /// Products with rows that are converted to f32 once for all tokens.
 #[inline(always)]
 fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl Rows) {
+    match S::FLOAT_TOKENS {
+        6 => float_panels_of::<S, 6>(s, job, tile, weights),
+        _ => float_panels_of::<S, 3>(s, job, tile, weights),
+    }
+}
+
+/// [`float_panels`] in register tiles of `N` tokens.
+#[inline(always)]
+fn float_panels_of<S: Simd, const N: usize>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    weights: impl Rows,
+) {
     let (cols, tokens, n_in) = (tile.cols(), tile.rows(), job.w.n_in);
     let mut panel = vec![0.0; FLOAT_GROUP * FLOAT_STRETCH];
-    let zero = [[s.splat(0.0); FLOAT_TOKENS]; FLOAT_ROWS];
+    let zero = [[s.splat(0.0); N]; FLOAT_ROWS];
     // One for each register tile: all rows of the panel for the first tokens, and so on.
-    let mut sums = vec![zero; tokens.len().div_ceil(FLOAT_TOKENS) * FLOAT_TILES];
+    let mut sums = vec![zero; tokens.len().div_ceil(N) * FLOAT_TILES];
     for first in cols.clone().step_by(FLOAT_GROUP) {
         sums.fill(zero);
         let n_rows = FLOAT_GROUP.min(cols.end - first);
@@ -287,10 +330,10 @@ fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl
             {
                 weights.widen(s, first + i, from, &mut row[..n]);
             }
-            let firsts = tokens.clone().step_by(FLOAT_TOKENS);
+            let firsts = tokens.clone().step_by(N);
             for (token, sums) in firsts.zip(sums.chunks_exact_mut(FLOAT_TILES)) {
                 // Tokens beyond the last repeat it.
-                let acts: [&[f32]; FLOAT_TOKENS] = std::array::from_fn(|t| {
+                let acts: [&[f32]; N] = std::array::from_fn(|t| {
                     &job.acts.f32_row((token + t).min(tokens.end - 1))[from..][..n]
                 });
                 let tiles = panel.chunks_exact(FLOAT_ROWS * FLOAT_STRETCH);
@@ -302,8 +345,8 @@ fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl
             }
         }
         for (t, token) in tokens.clone().enumerate() {
-            let sums = &sums[t / FLOAT_TOKENS * FLOAT_TILES..][..FLOAT_TILES];
-            write_group(s, job, tile, (token, first), sums, t % FLOAT_TOKENS);
+            let sums = &sums[t / N * FLOAT_TILES..][..FLOAT_TILES];
+            write_group(s, job, tile, (token, first), sums, t % N);
         }
     }
 }

@@ -39,6 +39,8 @@ impl Format for Iq4Xs {
     const SCALED: bool = true;
     type ActCodes = [[i8; 16]; 16];
     type ActSums = [i16; 8];
+    type PackedCodes = [[i8; 16]; 64];
+    type PackedSums = [[i16; 8]; 4];
     type Chunk<V: Copy> = [V; 4];
     const CHUNKS: usize = 4;
 

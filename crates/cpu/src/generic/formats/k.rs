@@ -16,6 +16,8 @@ macro_rules! block_of_256 {
         const SCALED: bool = true;
         type ActCodes = [[i8; 16]; 16];
         type ActSums = [i16; 16 / $per_scale];
+        type PackedCodes = [[i8; 16]; 64];
+        type PackedSums = [[i16; 8]; 8 / $per_scale];
         type Chunk<V: Copy> = [V; 4];
         const CHUNKS: usize = 4;
     };

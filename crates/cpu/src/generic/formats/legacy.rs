@@ -36,6 +36,8 @@ macro_rules! block_of_32 {
         const SCALED: bool = false;
         type ActCodes = [[i8; 16]; 2];
         type ActSums = [i16; 1];
+        type PackedCodes = [[i8; 16]; 8];
+        type PackedSums = [[i16; 8]; 1];
         type Chunk<V: Copy> = [V; 2];
         const CHUNKS: usize = 1;
 
