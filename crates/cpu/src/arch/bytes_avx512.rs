@@ -3,6 +3,7 @@
 //! `vpdpbusd` adds four products of an unsigned and a signed byte to an i32. Signed codes are made
 //! unsigned by adding 128, which the sums of the activations take away again.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use rocmforge_gguf::quant::plain;
@@ -296,6 +297,14 @@ impl SimdBytes for Avx512 {
     }
 
     #[inline(always)]
+    fn in_step<const G: usize>(self, dots: &mut [[__m512i; 4]; G]) {
+        if let [first, second] = &mut dots[..] {
+            // SAFETY: AVX-512 is witnessed.
+            [*first, *second] = unsafe { in_step(*first, *second) };
+        }
+    }
+
+    #[inline(always)]
     fn signed_codes(self, codes: __m512i) -> __m512i {
         values!(_mm512_xor_si512(codes, _mm512_set1_epi8(-128)))
     }
@@ -353,6 +362,23 @@ impl SimdBytes for Avx512 {
     fn to_f32(self, a: __m512i) -> __m512 {
         values!(_mm512_cvtepi32_ps(a))
     }
+}
+
+/// The same vectors, all of them computed.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn in_step(first: [__m512i; 4], second: [__m512i; 4]) -> [[__m512i; 4]; 2] {
+    let ([mut a, mut b, mut c, mut d], [mut e, mut f, mut g, mut h]) = (first, second);
+    // SAFETY: no instruction at all.
+    unsafe {
+        asm!(
+            "/* {0} {1} {2} {3} {4} {5} {6} {7} */",
+            inout(zmm_reg) a, inout(zmm_reg) b, inout(zmm_reg) c, inout(zmm_reg) d,
+            inout(zmm_reg) e, inout(zmm_reg) f, inout(zmm_reg) g, inout(zmm_reg) h,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    [[a, b, c, d], [e, f, g, h]]
 }
 
 /// Blocks of 32 values are short: this is AVX2's code, compiled for this instruction set.

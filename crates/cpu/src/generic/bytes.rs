@@ -100,6 +100,9 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn zero_dot(self) -> Self::Dot;
     /// `sum` + products of `codes` (u8) and `acts` (i8, not -128).
     fn dot(self, sum: Self::Dot, codes: Self::Bytes, acts: Self::Bytes) -> Self::Dot;
+    /// Does nothing to `dots`, but computes all of them up to here before any goes on: a compiler
+    /// that orders independent chains one after the other leaves most of the processor idle.
+    fn in_step<const G: usize>(self, dots: &mut [[Self::Dot; 4]; G]);
     /// Codes (i8) as [`SimdBytes::dot_signed`] takes them.
     fn signed_codes(self, codes: Self::Bytes) -> Self::Bytes;
     /// `sum` + products of [`SimdBytes::signed_codes`] and `acts` (i8, not -128).

@@ -383,11 +383,12 @@ impl<S: Simd> Panel<S> {
                         let v = j * vectors_per_scale + k;
                         for g in 0..G {
                             let acts = &acts[g].codes[b].as_ref()[v];
-                            for t in 0..PACK {
+                            for (t, dot) in dot[g].iter_mut().enumerate() {
                                 let acts = s.splat_i8x4(acts, t);
-                                dot[g][t] = dot_step::<S, F>(s, dot[g][t], codes[v], acts);
+                                *dot = dot_step::<S, F>(s, *dot, codes[v], acts);
                             }
                         }
+                        s.in_step(&mut dot);
                     }
                     for g in 0..G {
                         for t in 0..PACK {

@@ -99,12 +99,11 @@ fn stream_tokens<S: Simd, F: Format>(
     match tile.rows().len() {
         1 => stream_n::<S, F, 1>(s, job, tile, rows),
         2 => stream_n::<S, F, 2>(s, job, tile, rows),
-        3 => stream_n::<S, F, 3>(s, job, tile, rows),
         _ => stream_n::<S, F, 4>(s, job, tile, rows),
     }
 }
 
-/// [`stream_tokens`] of `N` tokens.
+/// [`stream_tokens`] of at most `N` tokens; those beyond the last repeat it.
 #[inline(always)]
 fn stream_n<S: Simd, F: Format, const N: usize>(
     s: S,
@@ -112,14 +111,17 @@ fn stream_n<S: Simd, F: Format, const N: usize>(
     tile: &mut Tile<'_>,
     rows: BlockRows<'_, F>,
 ) {
-    let (cols, token) = (tile.cols(), tile.rows().start);
-    let acts = std::array::from_fn(|t| TokenBlocks::new(job.acts.code_row(token + t)));
+    let (cols, tokens) = (tile.cols(), tile.rows());
+    let acts = std::array::from_fn(|t| {
+        let token = (tokens.start + t).min(tokens.end - 1);
+        TokenBlocks::new(job.acts.code_row(token))
+    });
     let mut sums = [s.splat(0.0); N];
     rows.prefetch(s, cols.start);
     for first in cols.clone().step_by(S::LANES) {
         stream::<S, F, N>(s, rows, (first, cols.end), &acts, &mut sums);
-        for t in 0..N {
-            write(s, job, tile, token + t, first, sums[t]);
+        for (token, sums) in tokens.clone().zip(sums) {
+            write(s, job, tile, token, first, sums);
         }
     }
 }
