@@ -1,5 +1,5 @@
 //! `cargo xtask fixtures`: runs `crates/gguf/tests/fixtures/make.py`, whose
-//! oracle is the Python package `gguf`, so that the expected values of the
+//! oracles are the Python packages `gguf` and `ml_dtypes`, so that the expected values of the
 //! format tests can be made again and are never edited by hand.
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-const FOLDERS: [&str; 4] = ["dequantize", "quantize", "table", "split"];
+const FOLDERS: [&str; 5] = ["dequantize", "quantize", "mxfp6", "table", "split"];
 
 fn home() -> PathBuf {
     crate::root().join("crates/gguf/tests/fixtures")
@@ -56,7 +56,7 @@ fn run(python: &Path, out: &Path) -> Result<()> {
         .with_context(|| format!("starting {}", python.display()))?;
     if !status.success() {
         bail!(
-            "{} failed; it needs the package: python3 -m venv target/venv && target/venv/bin/pip install gguf==0.19.0, then add --python target/venv/bin/python",
+            "{} failed; it needs two packages: python3 -m venv target/venv && target/venv/bin/pip install gguf==0.19.0 ml_dtypes, then add --python target/venv/bin/python",
             python.display()
         );
     }

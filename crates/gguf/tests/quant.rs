@@ -1,9 +1,11 @@
-//! Compares every conversion with what the Python package `gguf` computes, bit
-//! for bit. `fixtures/make.py` wrote the expected values.
+//! Compares every conversion with what the Python packages `gguf` and `ml_dtypes`
+//! compute, bit for bit. `fixtures/make.py` wrote the expected values.
 
 use std::path::{Path, PathBuf};
 
+use rocmforge_gguf::quant::mxfp6::Mxfp6;
 use rocmforge_gguf::{Error, GgmlType, quant};
+use zerocopy::IntoBytes as _;
 
 fn fixture(name: &str) -> Vec<u8> {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -77,6 +79,51 @@ fn rounding_to_halves_matches_at_the_edges() {
             assert!(same(*g, e), "{} of {x:e}: {g:e}, expected {e:e}", ty.name());
         }
     }
+}
+
+fn check_mxfp6<const MANTISSA: u32>(name: &str) {
+    let read = |kind: &str| fixture(&format!("mxfp6/{name}.{kind}"));
+    for (code, expected) in f32s(&read("numbers")).into_iter().enumerate() {
+        let number = Mxfp6::<MANTISSA>::number(code as u8);
+        assert!(same(number, expected), "{name} code {code}: {number}");
+    }
+    let (cases, codes) = (f32s(&read("cases")), read("codes"));
+    assert!(cases.len() > 300 && cases.len() == codes.len());
+    for (x, expected) in cases.into_iter().zip(codes) {
+        assert_eq!(Mxfp6::<MANTISSA>::nearest(x), expected, "{name} of {x:e}");
+    }
+    let (input, expected) = (f32s(&fixture("quantize/input.f32")), read("blocks"));
+    let mut n_blocks = 0;
+    for (values, expected) in input.as_chunks().0.iter().zip(expected.chunks(25)) {
+        let block = Mxfp6::<MANTISSA>::quantize(values);
+        assert_eq!(block.as_bytes(), expected, "{name} of {values:?}");
+        // The numbers of the codes times the scale, the bits taken one by one.
+        let mut out = [0.5; 32];
+        block.dequantize(&mut out);
+        let scale = 2f64.powi(i32::from(expected[0]) - 127);
+        for (i, x) in out.into_iter().enumerate() {
+            let bit = |k: usize| (expected[1 + k / 8] >> (k % 8) & 1) << (k - 6 * i);
+            let code = (6 * i..6 * i + 6).map(bit).sum();
+            let expected = scale * f64::from(Mxfp6::<MANTISSA>::number(code));
+            assert_eq!(f64::from(x), expected, "{name} value {i}");
+        }
+        n_blocks += 1;
+    }
+    assert_eq!(n_blocks, 24);
+    for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = [1.0; 32];
+        values[31] = wrong;
+        let block = Mxfp6::<MANTISSA>::quantize(&values);
+        let mut out = [0.5; 32];
+        block.dequantize(&mut out);
+        assert!(block.e == 255 && out.iter().all(|x| x.is_nan()));
+    }
+}
+
+#[test]
+fn mxfp6_matches_ml_dtypes() {
+    check_mxfp6::<3>("E2M3");
+    check_mxfp6::<2>("E3M2");
 }
 
 #[test]

@@ -9,6 +9,7 @@ pub mod iq;
 pub mod k;
 pub mod legacy;
 pub mod mxfp;
+pub mod mxfp6;
 pub mod plain;
 mod rows;
 

@@ -28,9 +28,7 @@ pub(super) enum Minimum {
 
 /// The candidates: by how many codes the range is wider than the codes, and which
 /// share of that is cut at the lower end.
-const WIDER: [f32; 13] = [
-    0.0, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8,
-];
+const WIDER: [f32; 7] = [-0.6, -0.3, 0.3, 0.6, 0.9, 1.2, 1.6];
 const CUTS: [f32; 3] = [0.0, 0.5, 1.0];
 const REFINEMENTS: usize = 3;
 
@@ -115,7 +113,6 @@ pub(super) fn fit_affine<C: Codes, const N: usize>(
 
 impl<C: Codes, const N: usize> Group<'_, C, N> {
     /// Codes of `u * slope + start`, and the line that suits them best.
-    #[inline(always)]
     fn least_squares(&self, slope: f32, start: f32) -> Affine {
         let [l, ll, ul] = sums(&self.u, self.w, |u, w| {
             let l = self.codes.nearest(u * slope + start);
@@ -147,7 +144,6 @@ impl<C: Codes, const N: usize> Group<'_, C, N> {
 
 /// The error with this very scale and minimum, and the minimum that would suit
 /// the same codes best.
-#[inline(always)]
 pub(super) fn error_of<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],

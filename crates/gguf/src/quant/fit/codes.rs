@@ -15,9 +15,9 @@ pub(super) trait Codes: Copy {
     const EXTREME: f32;
     /// The last number on the other side of zero, if it has less magnitude.
     const OPPOSITE: Option<f32>;
-    /// Steps of the search for a scale, as shares of it by which the extreme
-    /// value may lie beyond [`Codes::EXTREME`].
-    const STEPS: &'static [f32];
+    /// The distance of numbers at the far end as a share of [`Codes::EXTREME`], by
+    /// which the search for a scale steps.
+    const SPACING: f32;
 
     /// The number nearest to `x`.
     fn nearest(self, x: f32) -> f32;
@@ -41,7 +41,7 @@ impl<const LO: i32, const HI: i32> Codes for Ints<LO, HI> {
     } else {
         None
     };
-    const STEPS: &'static [f32] = steps(if -LO > HI { -LO } else { HI });
+    const SPACING: f32 = 1.0 / if -LO > HI { -LO as f32 } else { HI as f32 };
 
     #[inline(always)]
     fn nearest(self, x: f32) -> f32 {
@@ -55,33 +55,10 @@ impl<const LO: i32, const HI: i32> Codes for Ints<LO, HI> {
     }
 }
 
-/// In units of a code's distance from the next the range to search is the same for
-/// every width; a share of the extreme code is therefore smaller the more there are.
-const fn steps(extreme: i32) -> &'static [f32] {
-    match extreme {
-        ..=4 => &[
-            -0.24, -0.2, -0.16, -0.12, -0.08, -0.04, 0.04, 0.08, 0.12, 0.16, 0.2, 0.24, 0.28, 0.32,
-        ],
-        5..=8 => &[
-            -0.12, -0.1, -0.08, -0.06, -0.04, -0.02, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16,
-        ],
-        9..=16 => &[
-            -0.06, -0.05, -0.04, -0.03, -0.02, -0.01, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07,
-            0.08,
-        ],
-        17..=32 => &[
-            -0.03, -0.025, -0.02, -0.015, -0.01, -0.005, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03,
-        ],
-        _ => &[-0.0075, -0.005, -0.0025, 0.0025, 0.005, 0.0075],
-    }
-}
-
 impl Codes for Iq4 {
     const EXTREME: f32 = KVALUES_IQ4NL[0] as f32;
     const OPPOSITE: Option<f32> = Some(KVALUES_IQ4NL[15] as f32);
-    const STEPS: &'static [f32] = &[
-        -0.06, -0.05, -0.04, -0.03, -0.02, -0.01, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1,
-    ];
+    const SPACING: f32 = 8.0 / 127.0;
 
     #[inline(always)]
     fn nearest(self, x: f32) -> f32 {

@@ -16,6 +16,9 @@ pub(super) struct Scale {
     pub(super) stiffness: f32,
 }
 
+/// The candidates: by how many codes the extreme value lies beyond the extreme code.
+const STEPS: [f32; 10] = [-0.8, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25];
+
 const REFINEMENTS: usize = 3;
 
 /// A share of the energy by which sums may be off. Candidates as good as each other
@@ -58,8 +61,8 @@ fn fit_side<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N], inve
         };
     }
     let mut best = least_squares(codes, x, w, inverse);
-    for step in C::STEPS {
-        let trial = least_squares(codes, x, w, inverse * (1.0 + step));
+    for step in STEPS {
+        let trial = least_squares(codes, x, w, inverse * (1.0 + step * C::SPACING));
         if trial.is_better_than(&best) {
             best = trial;
         }
@@ -78,7 +81,6 @@ fn fit_side<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N], inve
 }
 
 /// Codes of `x * inverse`, and the scale that suits them best.
-#[inline(always)]
 fn least_squares<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -110,7 +112,6 @@ fn least_squares<C: Codes, const N: usize>(
 }
 
 /// The error with this very scale.
-#[inline(always)]
 pub(super) fn error_of<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
