@@ -92,8 +92,8 @@ const STREAM_TASK_BYTES: usize = 256 * 1024;
 /// Activation bytes of a task's tokens: they stay in the L2 cache while rows pass by.
 const TOKENS_BYTES: usize = 1024 * 1024;
 
-/// Rows of a task are a multiple of this, the longest vector of any instruction set.
-const ROWS_STEP: usize = 16;
+/// Rows of a task are a multiple of this: two of the longest vectors of any instruction set.
+const ROWS_STEP: usize = 32;
 
 /// out = acts * w^T + bias: `out` [n_tokens, n_out], `acts` [n_tokens, n_in], `bias` `[n_out]`.
 ///

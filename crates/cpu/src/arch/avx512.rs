@@ -166,7 +166,7 @@ impl Simd for Avx512 {
     type Stream = Avx2;
 
     const STREAM_TOKENS: usize = 4;
-    const CODE_GROUPS: usize = 2;
+    const PANELS: usize = 2;
     const FLOAT_TOKENS: usize = 6;
 
     #[inline(always)]

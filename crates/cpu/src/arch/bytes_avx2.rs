@@ -256,7 +256,7 @@ impl SimdBytes for Avx2 {
     }
 
     #[inline(always)]
-    fn in_step<const G: usize>(self, _: &mut [[__m256i; 4]; G]) {}
+    fn in_step<const R: usize>(self, _: &mut [[__m256i; 4]; R]) {}
 
     #[inline(always)]
     fn signed_codes(self, codes: __m256i) -> __m256i {

@@ -297,7 +297,7 @@ impl SimdBytes for Avx512 {
     }
 
     #[inline(always)]
-    fn in_step<const G: usize>(self, dots: &mut [[__m512i; 4]; G]) {
+    fn in_step<const R: usize>(self, dots: &mut [[__m512i; 4]; R]) {
         if let [first, second] = &mut dots[..] {
             // SAFETY: AVX-512 is witnessed.
             [*first, *second] = unsafe { in_step(*first, *second) };

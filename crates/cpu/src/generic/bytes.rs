@@ -70,6 +70,16 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn repeat_i16(self, x: &[i16; 8]) -> Self::Bytes;
     /// Values `4 * k..4 * k + 4` in every 32-bit place.
     fn splat_i8x4(self, x: &[i8; 16], k: usize) -> Self::Bytes;
+    /// [`SimdBytes::splat_i8x4`] for each `k`.
+    #[inline(always)]
+    fn splat_each_i8x4(self, x: &[i8; 16]) -> [Self::Bytes; 4] {
+        [
+            self.splat_i8x4(x, 0),
+            self.splat_i8x4(x, 1),
+            self.splat_i8x4(x, 2),
+            self.splat_i8x4(x, 3),
+        ]
+    }
     /// Values `2 * k..2 * k + 2` in every 32-bit place.
     fn splat_i16x2(self, x: &[i16], k: usize) -> Self::Bytes;
 
@@ -102,7 +112,7 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn dot(self, sum: Self::Dot, codes: Self::Bytes, acts: Self::Bytes) -> Self::Dot;
     /// Does nothing to `dots`, but computes all of them up to here before any goes on: a compiler
     /// that orders independent chains one after the other leaves most of the processor idle.
-    fn in_step<const G: usize>(self, dots: &mut [[Self::Dot; 4]; G]);
+    fn in_step<const R: usize>(self, dots: &mut [[Self::Dot; 4]; R]);
     /// Codes (i8) as [`SimdBytes::dot_signed`] takes them.
     fn signed_codes(self, codes: Self::Bytes) -> Self::Bytes;
     /// `sum` + products of [`SimdBytes::signed_codes`] and `acts` (i8, not -128).

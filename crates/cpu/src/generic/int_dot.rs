@@ -351,69 +351,6 @@ impl<S: Simd> Panel<S> {
         }
     }
 
-    /// Goes on with the chains `sums` of `G` groups of tokens over the blocks of this panel.
-    #[inline(always)]
-    pub(crate) fn dot<F: Format, const G: usize>(
-        &self,
-        s: S,
-        acts: &[PackedBlocks<'_, F>; G],
-        sums: &mut [[S::F32; PACK]; G],
-    ) {
-        let n_scales = n_scales::<F>();
-        let vectors_per_scale = 4 * F::GROUPS_PER_SCALE;
-        let steps = const { dot_steps::<S, F>(4 * F::GROUPS_PER_SCALE) };
-        let mut acts = *acts;
-        for acts in &mut acts {
-            *acts = acts.range(self.first_block, self.factors.len());
-        }
-        let mut chains = *sums;
-        let blocks = self.codes.chunks_exact(4 * F::GROUPS).zip(&self.factors);
-        for (b, (codes, factors)) in blocks.enumerate() {
-            let mut dots = [[s.zero_i32(); PACK]; G];
-            for j in 0..n_scales {
-                let scale = if F::SCALED {
-                    self.scales[b * n_scales..][..n_scales][j]
-                } else {
-                    s.zero()
-                };
-                let mut step = 0;
-                while step < vectors_per_scale {
-                    let mut dot = [[s.zero_dot(); PACK]; G];
-                    for k in step..step + steps {
-                        let v = j * vectors_per_scale + k;
-                        for g in 0..G {
-                            let acts = &acts[g].codes[b].as_ref()[v];
-                            for (t, dot) in dot[g].iter_mut().enumerate() {
-                                let acts = s.splat_i8x4(acts, t);
-                                *dot = dot_step::<S, F>(s, *dot, codes[v], acts);
-                            }
-                        }
-                        s.in_step(&mut dot);
-                    }
-                    for g in 0..G {
-                        for t in 0..PACK {
-                            dots[g][t] = add_dot::<S, F>(s, dots[g][t], dot[g][t], scale);
-                        }
-                    }
-                    step += steps;
-                }
-            }
-            for g in 0..G {
-                let sums = acts[g].sums[b].as_ref();
-                for t in 0..PACK {
-                    let block = if F::SCALED {
-                        self.scaled_offset::<F>(s, b, dots[g][t], sums, t)
-                    } else {
-                        unscaled_block::<S, F>(s, dots[g][t], &sums[0], t)
-                    };
-                    let scale = acts[g].scales[b][t];
-                    chains[g][t] = add_block::<S, F>(s, chains[g][t], *factors, scale, block);
-                }
-            }
-        }
-        *sums = chains;
-    }
-
     /// The products of block `b` with token `t` of a group, whose pairs of sums are `sums`.
     #[inline(always)]
     fn scaled_offset<F: Format>(
@@ -434,6 +371,73 @@ impl<S: Simd> Panel<S> {
         }
         scaled_block::<S, F>(s, dot, min_dot)
     }
+}
+
+/// Goes on with the chains `sums` of a group of tokens over the blocks of `R` panels, which are the
+/// same blocks of neighbouring groups of rows. What is loaded of a token serves all of them: with one
+/// panel of AVX-512 there are more loads than the processor has ports for.
+#[inline(always)]
+pub(crate) fn dot_panels<S: Simd, F: Format, const R: usize>(
+    s: S,
+    panels: &[Panel<S>; R],
+    acts: PackedBlocks<'_, F>,
+    sums: &mut [[S::F32; PACK]; R],
+) {
+    let n_scales = n_scales::<F>();
+    let vectors_per_scale = 4 * F::GROUPS_PER_SCALE;
+    let steps = const { dot_steps::<S, F>(4 * F::GROUPS_PER_SCALE) };
+    let n_blocks = panels[0].factors.len();
+    let acts = acts.range(panels[0].first_block, n_blocks);
+    let mut chains = *sums;
+    for b in 0..n_blocks {
+        let act_codes = acts.codes[b].as_ref();
+        let mut codes = [&panels[0].codes[..]; R];
+        for r in 0..R {
+            codes[r] = &panels[r].codes[b * 4 * F::GROUPS..][..4 * F::GROUPS];
+        }
+        let mut dots = [[s.zero_i32(); PACK]; R];
+        for j in 0..n_scales {
+            let mut step = 0;
+            while step < vectors_per_scale {
+                let mut dot = [[s.zero_dot(); PACK]; R];
+                for k in step..step + steps {
+                    let v = j * vectors_per_scale + k;
+                    let acts = s.splat_each_i8x4(&act_codes[v]);
+                    for t in 0..PACK {
+                        for r in 0..R {
+                            dot[r][t] = dot_step::<S, F>(s, dot[r][t], codes[r][v], acts[t]);
+                        }
+                    }
+                    s.in_step(&mut dot);
+                }
+                for r in 0..R {
+                    let scale = if F::SCALED {
+                        panels[r].scales[b * n_scales..][..n_scales][j]
+                    } else {
+                        s.zero()
+                    };
+                    for t in 0..PACK {
+                        dots[r][t] = add_dot::<S, F>(s, dots[r][t], dot[r][t], scale);
+                    }
+                }
+                step += steps;
+            }
+        }
+        let sums = acts.sums[b].as_ref();
+        for r in 0..R {
+            for t in 0..PACK {
+                let block = if F::SCALED {
+                    panels[r].scaled_offset::<F>(s, b, dots[r][t], sums, t)
+                } else {
+                    unscaled_block::<S, F>(s, dots[r][t], &sums[0], t)
+                };
+                let factors = panels[r].factors[b];
+                chains[r][t] =
+                    add_block::<S, F>(s, chains[r][t], factors, acts.scales[b][t], block);
+            }
+        }
+    }
+    *sums = chains;
 }
 
 /// The products of a block without integer scales with token `t` of a group, whose sums of the halves

@@ -54,8 +54,8 @@ pub(crate) trait Simd: SimdF32 + Lanes + SimdBytes + Quantize {
 
     /// Tokens up to which quantized weights are streamed: for more, unpacking them first pays.
     const STREAM_TOKENS: usize;
-    /// Groups of tokens that unpacked codes are multiplied with at once: 1 or 2.
-    const CODE_GROUPS: usize;
+    /// Groups of rows whose unpacked codes are multiplied with a group of tokens at once: 1 or 2.
+    const PANELS: usize;
     /// Tokens of a register tile in f32, at most 6.
     const FLOAT_TOKENS: usize;
 

@@ -9,7 +9,7 @@ use rocmforge_gguf::quant::{self, Block};
 
 use super::float_dot::{self, Plain};
 use super::format::{Format, PackedBlocks, TokenBlocks};
-use super::int_dot::{BlockRows, Panel, stream};
+use super::int_dot::{BlockRows, Panel, dot_panels, stream};
 use super::simd::Simd;
 use crate::acts::PACK;
 use crate::arch::Kernel;
@@ -17,7 +17,7 @@ use crate::matmul::{Job, OutMode, Weight};
 use crate::pool::Tile;
 
 /// Values of a panel of codes: with scales and factors 8 to 12 KiB of the L1 cache.
-const INT_PANEL: usize = 8 * 1024;
+const INT_PANEL: usize = 16 * 1024;
 
 /// Rows of a register tile in f32: with [`Simd::FLOAT_TOKENS`] tokens 12 sums in 16 registers, or
 /// 24 in 32.
@@ -135,43 +135,40 @@ fn panel_tokens<S: Simd, F: Format>(
     rows: BlockRows<'_, F>,
 ) {
     let (cols, tokens) = (tile.cols(), tile.rows());
+    // Tiles begin at whole groups of tokens.
     let groups = tokens.start / PACK..tokens.end.div_ceil(PACK);
     let acts: Vec<PackedBlocks<'_, F>> = groups
         .map(|group| PackedBlocks::new(job.acts.packed_row(group)))
         .collect();
     let n_blocks = rows.blocks_per_row;
-    let step = INT_PANEL / S::LANES / F::Block::TYPE.block_len();
-    let mut sums = vec![[s.splat(0.0); PACK]; acts.len()];
-    let mut panel = Panel::new();
-    for first in cols.clone().step_by(S::LANES) {
-        sums.fill([s.splat(0.0); PACK]);
+    let step = INT_PANEL / (S::PANELS * S::LANES) / F::Block::TYPE.block_len();
+    let panel_rows = S::PANELS * S::LANES;
+    let mut sums = vec![[[s.splat(0.0); PACK]; 2]; acts.len()];
+    let mut panels = [Panel::new(), Panel::new()];
+    for first in cols.clone().step_by(panel_rows) {
+        let n_panels = (cols.end - first).div_ceil(S::LANES).min(S::PANELS);
+        sums.fill([[s.splat(0.0); PACK]; 2]);
         for block in (0..n_blocks).step_by(step) {
-            panel.fill(
-                s,
-                rows,
-                (first, cols.end),
-                block,
-                step.min(n_blocks - block),
-            );
-            let n = S::CODE_GROUPS;
-            for (acts, sums) in acts.chunks(n).zip(sums.chunks_mut(n)) {
-                match (acts, sums) {
-                    ([a, b], [x, y]) if S::CODE_GROUPS == 2 => {
-                        let mut sums = [*x, *y];
-                        panel.dot::<F, 2>(s, &[*a, *b], &mut sums);
-                        [*x, *y] = sums;
-                    }
-                    (acts, sums) => {
-                        for (acts, sums) in acts.iter().zip(sums) {
-                            panel.dot::<F, 1>(s, &[*acts], std::array::from_mut(sums));
-                        }
-                    }
+            let n = step.min(n_blocks - block);
+            for (r, panel) in panels.iter_mut().take(n_panels).enumerate() {
+                panel.fill(s, rows, (first + r * S::LANES, cols.end), block, n);
+            }
+            for (acts, sums) in acts.iter().zip(&mut sums) {
+                if S::PANELS == 2 && n_panels == 2 {
+                    dot_panels::<S, F, 2>(s, &panels, *acts, sums);
+                } else {
+                    let [panel, _] = &panels;
+                    let [sums, _] = sums;
+                    let (panel, sums) = (std::array::from_ref(panel), std::array::from_mut(sums));
+                    dot_panels::<S, F, 1>(s, panel, *acts, sums);
                 }
             }
         }
-        let by_token = sums.as_flattened().iter().skip(tokens.start % PACK);
-        for (token, sums) in tokens.clone().zip(by_token) {
-            write(s, job, tile, token, first, *sums);
+        for (t, token) in tokens.clone().enumerate() {
+            for (r, sums) in sums[t / PACK].iter().take(n_panels).enumerate() {
+                let first = first + r * S::LANES;
+                write(s, job, tile, token, first, sums[t % PACK]);
+            }
         }
     }
 }
