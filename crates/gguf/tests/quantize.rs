@@ -148,6 +148,7 @@ fn extreme_magnitudes_and_weights_stay_finite() {
     for (i, weight) in weights.iter_mut().enumerate() {
         *weight = (*weight * [1e37, 1.0, 1e-38, 1e-45, 0.0][i / 32 % 5]).min(f32::MAX);
     }
+    assert_eq!(searched().count(), 13);
     for ty in searched() {
         for importance in [None, Some(&weights[..]), Some(&[0.0; ROW][..])] {
             let back = restored(ty, &values, ROW, importance);

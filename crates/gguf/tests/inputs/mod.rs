@@ -62,6 +62,8 @@ pub(crate) fn extremes() -> Vec<f32> {
     let value = |i: usize| {
         let exponent = match i / ROW {
             0 => (word(10, i) % 165) as i32 - 149,
+            // Groups of the smallest numbers beside groups of ordinary ones.
+            1 => [0, -149 + (i % ROW / 64) as i32][i / 32 % 2],
             row => (i % ROW / 256 * 37 + row * 4) as i32 % 165 - 149,
         };
         let x = (normal(9, i) * 2f64.powi(exponent)) as f32;

@@ -59,7 +59,7 @@ pub(super) fn fit_affine<C: Codes, const N: usize>(
         low = 0.0;
     }
     let range = high - low;
-    if range <= 0.0 {
+    if range < f32::MIN_POSITIVE {
         return Affine {
             scale: 0.0,
             min: low,

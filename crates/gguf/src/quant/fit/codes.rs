@@ -2,7 +2,7 @@
 //! over a group of them. Everything is f32 and without branches, so that the
 //! searches compile to vector code on any machine.
 
-use super::super::iq::KVALUES_IQ4NL;
+use crate::quant::iq::KVALUES_IQ4NL;
 
 /// Values summed side by side. Wider than a register of the poorest machine, so
 /// that additions do not wait for each other.
@@ -50,8 +50,8 @@ impl<const LO: i32, const HI: i32> Codes for Ints<LO, HI> {
 
     #[inline(always)]
     fn index(self, x: f32) -> u8 {
-        // Of the rounded sum the lowest byte is that of the integer.
-        (clamp(x, LO as f32, HI as f32) - LO as f32 + BEYOND).to_bits() as u8
+        // The lowest byte of the sum is that of the integer.
+        (self.nearest(x) - LO as f32 + BEYOND).to_bits() as u8
     }
 }
 
@@ -80,10 +80,10 @@ impl Codes for Iq4 {
     }
 }
 
+/// 1.5 * 2^23. From half of it on numbers have no fraction, so that adding it rounds.
 const BEYOND: f32 = 12_582_912.0;
 
-/// The nearest integer, ties to even, of a magnitude below 2^22: there numbers
-/// beyond 1.5 * 2^23 have no fraction, and the addition rounds.
+/// The nearest integer, ties to even, of a magnitude below 2^22.
 #[inline(always)]
 pub(super) fn round(x: f32) -> f32 {
     (x + BEYOND) - BEYOND
