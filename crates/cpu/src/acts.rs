@@ -8,6 +8,7 @@ use rocmforge_gguf::quant::GgmlType;
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
 
+use crate::aligned::Floats;
 use crate::arch::Kernel;
 use crate::generic::bytes::Quantize;
 use crate::generic::simd::Simd;
@@ -51,8 +52,8 @@ pub struct Acts {
     format: ActFormat,
     n_tokens: usize,
     n_in: usize,
-    /// F32: [n_tokens, n_in rounded up to whole vectors], filled up with zeros.
-    values: Vec<f32>,
+    /// F32: [n_tokens, stride], filled up with zeros.
+    values: Floats,
     /// int8: [n_tokens, n_in / 16].
     codes: Vec<[i8; 16]>,
     /// int8: [n_tokens, blocks].
@@ -123,7 +124,7 @@ impl Acts {
             format: ActFormat::F32,
             n_tokens: 0,
             n_in: 0,
-            values: Vec::new(),
+            values: Floats::new(),
             codes: Vec::new(),
             scales: Vec::new(),
             sums16: Vec::new(),
@@ -160,7 +161,7 @@ impl Acts {
         let rows_per_task = (VALUES_PER_TASK / n_in).max(1);
         if format == ActFormat::F32 {
             let stride = self.stride();
-            self.values.resize(n_tokens * stride, 0.0);
+            self.values.resize(n_tokens * stride);
             pool.for_each_rows(&mut self.values, stride, rows_per_task, &|first, rows| {
                 for (row, x) in rows
                     .chunks_exact_mut(stride)
@@ -315,8 +316,15 @@ impl Acts {
         }
     }
 
+    /// f32 values from one token to the next: whole vectors, and not whole pages, because what lies
+    /// whole pages apart shares a few lines of the L1 cache.
     fn stride(&self) -> usize {
-        self.n_in.next_multiple_of(PAD)
+        let stride = self.n_in.next_multiple_of(PAD);
+        if stride.is_multiple_of(1024) {
+            stride + PAD
+        } else {
+            stride
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 )]
 
 mod acts;
+mod aligned;
 mod arch;
 mod attention;
 mod generic;

@@ -12,6 +12,7 @@ use super::format::{Format, PackedBlocks, TokenBlocks};
 use super::int_dot::{BlockRows, Panel, dot_panels, stream};
 use super::simd::Simd;
 use crate::acts::PACK;
+use crate::aligned::Floats;
 use crate::arch::Kernel;
 use crate::matmul::{Job, OutMode, Weight};
 use crate::pool::Tile;
@@ -313,7 +314,8 @@ fn float_panels_of<S: Simd, const N: usize>(
     weights: impl Rows,
 ) {
     let (cols, tokens, n_in) = (tile.cols(), tile.rows(), job.w.n_in);
-    let mut panel = vec![0.0; FLOAT_GROUP * FLOAT_STRETCH];
+    let mut panel = Floats::new();
+    panel.resize(FLOAT_GROUP * FLOAT_STRETCH);
     let zero = [[s.splat(0.0); N]; FLOAT_ROWS];
     // One for each register tile: all rows of the panel for the first tokens, and so on.
     let mut sums = vec![zero; tokens.len().div_ceil(N) * FLOAT_TILES];

@@ -1,0 +1,43 @@
+//! Buffers of f32 that begin at a cache line, so that no vector load crosses from one to the next.
+
+use std::ops::{Deref, DerefMut};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Values of a cache line.
+const LINE: usize = 16;
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+
+/// A slice of f32, whole cache lines.
+#[derive(Debug, Default)]
+pub(crate) struct Floats(Vec<Line>);
+
+impl Floats {
+    pub(crate) fn new() -> Floats {
+        Floats::default()
+    }
+
+    /// Makes it `len` values long, rounded up to whole lines; new ones are 0.
+    pub(crate) fn resize(&mut self, len: usize) {
+        self.0.resize(len.div_ceil(LINE), Line([0.0; LINE]));
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    #[inline]
+    fn deref(&self) -> &[f32] {
+        <[f32]>::ref_from_bytes(self.0.as_bytes()).expect("lines are whole f32")
+    }
+}
+
+impl DerefMut for Floats {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [f32] {
+        <[f32]>::mut_from_bytes(self.0.as_mut_bytes()).expect("lines are whole f32")
+    }
+}
