@@ -190,13 +190,20 @@ fn weigh_queries<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
     values: &mut [S::Chunk],
     ahead: &mut Ahead,
 ) {
-    let whole = n / C * C;
-    for col in (0..whole).step_by(C) {
+    let mut col = 0;
+    while col + C <= n {
         ahead.step(s);
         weigh_columns::<S, V, Q, C>(s, weights, first, v, n, col, values);
+        col += C;
     }
-    for col in whole..n {
+    while C > 4 && col + 4 <= n {
+        ahead.step(s);
+        weigh_columns::<S, V, Q, 4>(s, weights, first, v, n, col, values);
+        col += 4;
+    }
+    while col < n {
         weigh_columns::<S, V, Q, 1>(s, weights, first, v, n, col, values);
+        col += 1;
     }
 }
 
