@@ -27,4 +27,4 @@ pub use owned::{OwnedArray, OwnedValue};
 pub use quant::GgmlType;
 pub use tensors::TensorInfo;
 pub use value::{Array, StringIter, Strings, Value, ValueType};
-pub use write::Writer;
+pub use write::{DataStream, Writer};

@@ -1,7 +1,10 @@
-//! Writes GGUF version 3: for converters, for test models, and for the round
-//! trips that test the reader. Layout as in `file.rs`.
+//! Writes GGUF version 3: for the quantizer, for test models, and for the round
+//! trips that test the reader. Layout as in `file.rs`. Tensors are held, or only
+//! declared: their data then passes through a [`DataStream`], so that a file may
+//! be larger than memory.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::io::{self, Write};
 
 use crate::error::Error;
@@ -12,7 +15,7 @@ use crate::quant::{self, GgmlType};
 use crate::tensors::{MAX_DIMS, MAX_NAME_BYTES, MAX_TENSORS, checked_bytes};
 
 /// Builds a GGUF file. Metadata and tensors are written in the order they came.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Writer<'a> {
     metadata: Vec<(String, OwnedValue)>,
     tensors: Vec<Tensor<'a>>,
@@ -23,16 +26,15 @@ struct Tensor<'a> {
     name: String,
     dims: Vec<u64>,
     ty: GgmlType,
-    data: Cow<'a, [u8]>,
+    n_bytes: u64,
+    /// `None` for a tensor that is declared only.
+    data: Option<Cow<'a, [u8]>>,
 }
 
 impl<'a> Writer<'a> {
     /// A file whose `general.architecture` is `arch`.
     pub fn new(arch: &str) -> Self {
-        let mut writer = Writer {
-            metadata: Vec::new(),
-            tensors: Vec::new(),
-        };
+        let mut writer = Writer::default();
         writer.set("general.architecture", arch);
         writer
     }
@@ -62,14 +64,6 @@ impl<'a> Writer<'a> {
         data: impl Into<Cow<'a, [u8]>>,
     ) -> Result<&mut Self, Error> {
         let data = data.into();
-        check_name("tensor name", name, MAX_NAME_BYTES)?;
-        if dims.is_empty() || dims.len() > MAX_DIMS as usize {
-            return Err(Error::BadShape {
-                name: name.to_owned(),
-                dims: dims.to_vec(),
-                problem: "one to four dimensions are valid",
-            });
-        }
         let expected = checked_bytes(name, dims, ty)?;
         if data.len() as u64 != expected {
             return Err(Error::DataLength {
@@ -78,6 +72,39 @@ impl<'a> Writer<'a> {
                 found: data.len() as u64,
             });
         }
+        self.push(name, dims, ty, Some(data))
+    }
+
+    /// Adds a tensor whose data [`Writer::stream`] will be given.
+    ///
+    /// # Errors
+    /// If the name is taken or unusable, or the shape is not one that a file can
+    /// hold.
+    pub fn declare_tensor(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        ty: GgmlType,
+    ) -> Result<&mut Self, Error> {
+        self.push(name, dims, ty, None)
+    }
+
+    fn push(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        ty: GgmlType,
+        data: Option<Cow<'a, [u8]>>,
+    ) -> Result<&mut Self, Error> {
+        check_name("tensor name", name, MAX_NAME_BYTES)?;
+        if dims.is_empty() || dims.len() > MAX_DIMS as usize {
+            return Err(Error::BadShape {
+                name: name.to_owned(),
+                dims: dims.to_vec(),
+                problem: "one to four dimensions are valid",
+            });
+        }
+        let n_bytes = checked_bytes(name, dims, ty)?;
         if self.tensors.iter().any(|t| t.name == name) {
             return Err(Error::DuplicateTensor {
                 name: name.to_owned(),
@@ -87,6 +114,7 @@ impl<'a> Writer<'a> {
             name: name.to_owned(),
             dims: dims.to_vec(),
             ty,
+            n_bytes,
             data,
         });
         Ok(self)
@@ -123,18 +151,53 @@ impl<'a> Writer<'a> {
     /// Writes the file to `out`.
     ///
     /// # Errors
+    /// As [`Writer::to_vec`], and what `out` reports; if a tensor was declared
+    /// without data.
+    pub fn write_to(&self, out: impl Write) -> Result<(), Error> {
+        let mut stream = self.stream(out)?;
+        for t in &self.tensors {
+            let data = t.data.as_deref().ok_or_else(|| Error::Unwritable {
+                what: "tensor",
+                name: t.name.clone(),
+                problem: "it was declared without data",
+            })?;
+            stream.write(data)?;
+        }
+        stream.finish().map(drop)
+    }
+
+    /// Writes the header to `out`; the data of all tensors, held or declared, must
+    /// follow in the order they were added.
+    ///
+    /// # Errors
     /// As [`Writer::to_vec`], and what `out` reports.
-    pub fn write_to(&self, mut out: impl Write) -> Result<(), Error> {
+    pub fn stream<W: Write>(&self, mut out: W) -> Result<DataStream<W>, Error> {
         let alignment = self.alignment()?;
         let header = self.header(alignment)?;
         let write = |source| Error::Write { source };
         out.write_all(&header).map_err(write)?;
         pad(&mut out, header.len() as u64, alignment).map_err(write)?;
-        for t in &self.tensors {
-            out.write_all(&t.data).map_err(write)?;
-            pad(&mut out, t.data.len() as u64, alignment).map_err(write)?;
-        }
-        out.flush().map_err(write)
+        let left = self.tensors.iter().map(|t| (t.name.clone(), t.n_bytes));
+        Ok(DataStream {
+            out,
+            alignment,
+            left: left.collect(),
+            written: 0,
+        })
+    }
+
+    /// Length of the whole file in bytes.
+    ///
+    /// # Errors
+    /// As [`Writer::to_vec`].
+    pub fn file_bytes(&self) -> Result<u64, Error> {
+        let alignment = self.alignment()?;
+        let header = self.header(alignment)?.len() as u64;
+        let tensors = self.tensors.iter().map(|t| t.n_bytes);
+        Ok(std::iter::once(header)
+            .chain(tensors)
+            .map(|n| n.next_multiple_of(alignment))
+            .fold(0, u64::saturating_add))
     }
 
     fn alignment(&self) -> Result<u64, Error> {
@@ -169,9 +232,75 @@ impl<'a> Writer<'a> {
             out.extend(t.dims.iter().flat_map(|d| d.to_le_bytes()));
             out.extend(t.ty.id().to_le_bytes());
             out.extend(offset.to_le_bytes());
-            offset += (t.data.len() as u64).next_multiple_of(alignment);
+            let padded = t.n_bytes.checked_next_multiple_of(alignment);
+            offset = padded
+                .and_then(|n| offset.checked_add(n))
+                .ok_or_else(|| Error::BadShape {
+                    name: t.name.clone(),
+                    dims: t.dims.clone(),
+                    problem: "the file would be too large",
+                })?;
         }
         Ok(out)
+    }
+}
+
+/// The data section of a file in the making: takes the tensors' bytes in order, in
+/// pieces of any length, and pads after each tensor.
+#[derive(Debug)]
+pub struct DataStream<W> {
+    out: W,
+    alignment: u64,
+    /// Names and lengths of the tensors that are not complete.
+    left: VecDeque<(String, u64)>,
+    /// Bytes of the first of them that are.
+    written: u64,
+}
+
+impl<W: Write> DataStream<W> {
+    /// Writes the next bytes of the tensor that is not complete.
+    ///
+    /// # Errors
+    /// If they reach past the end of that tensor or there is none, and what the
+    /// output reports.
+    pub fn write(&mut self, data: &[u8]) -> Result<(), Error> {
+        let found = self.written.saturating_add(data.len() as u64);
+        let (name, expected) = match self.left.front() {
+            Some((name, expected)) => (name.clone(), *expected),
+            None => ("past the last".to_owned(), 0),
+        };
+        if found > expected {
+            return Err(Error::DataLength {
+                name,
+                expected,
+                found,
+            });
+        }
+        let write = |source| Error::Write { source };
+        self.out.write_all(data).map_err(write)?;
+        self.written = found;
+        if found == expected {
+            pad(&mut self.out, found, self.alignment).map_err(write)?;
+            self.left.pop_front();
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Ends the file and gives the output back.
+    ///
+    /// # Errors
+    /// If a tensor is not complete, and what the output reports.
+    pub fn finish(mut self) -> Result<W, Error> {
+        if let Some((name, expected)) = self.left.pop_front() {
+            return Err(Error::DataLength {
+                name,
+                expected,
+                found: self.written,
+            });
+        }
+        self.out.flush().map_err(|source| Error::Write { source })?;
+        Ok(self.out)
     }
 }
 

@@ -171,6 +171,64 @@ fn f32_tensors_are_converted() {
 }
 
 #[test]
+fn a_stream_writes_the_file_that_held_tensors_make() {
+    let tensors: Vec<(&str, Vec<u8>)> = vec![("a", vec![1; 20]), ("b", vec![2; 64])];
+    let (mut held, mut declared) = (Writer::new("test"), Writer::new("test"));
+    for (name, data) in &tensors {
+        let dims = [data.len() as u64];
+        held.add_tensor(name, &dims, GgmlType::I8, data).unwrap();
+        declared.declare_tensor(name, &dims, GgmlType::I8).unwrap();
+    }
+    let expected = held.to_vec().unwrap();
+    assert_eq!(declared.file_bytes().unwrap(), expected.len() as u64);
+    for piece in [1, 7, 20, 64] {
+        let mut stream = declared.stream(Vec::new()).unwrap();
+        for (_, data) in &tensors {
+            data.chunks(piece).for_each(|p| stream.write(p).unwrap());
+        }
+        assert!(stream.finish().unwrap() == expected, "pieces of {piece}");
+    }
+
+    let error = declared.to_vec().unwrap_err();
+    assert!(matches!(error, Error::Unwritable { .. }), "{error}");
+    let mut stream = declared.stream(Vec::new()).unwrap();
+    let error = stream.write(&[0; 21]).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::DataLength {
+                expected: 20,
+                found: 21,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    stream.write(&[0; 20]).unwrap();
+    stream.write(&[0; 63]).unwrap();
+    let error = stream.finish().unwrap_err();
+    assert!(
+        matches!(error, Error::DataLength { found: 63, .. }),
+        "{error}"
+    );
+    let mut stream = Writer::default().stream(Vec::new()).unwrap();
+    stream.write(&[]).unwrap();
+    let error = stream.write(&[0]).unwrap_err();
+    assert!(
+        matches!(error, Error::DataLength { found: 1, .. }),
+        "{error}"
+    );
+
+    let mut huge = Writer::default();
+    for name in ["a", "b"] {
+        huge.declare_tensor(name, &[1 << 40, 1 << 23], GgmlType::I8)
+            .unwrap();
+    }
+    let error = huge.file_bytes().unwrap_err();
+    assert!(matches!(error, Error::BadShape { .. }), "{error}");
+}
+
+#[test]
 fn what_a_file_cannot_hold_is_refused() {
     let mut w = Writer::new("test");
     w.add_tensor_f32("a", &[4], GgmlType::F32, &[0.0; 4])
