@@ -51,6 +51,14 @@ impl Weights {
         }
     }
 
+    /// The tensor that a matrix is, or has rows of; `None` for a vector.
+    pub fn tensor_name(&self, id: WeightId) -> Option<&str> {
+        match &self.entries[id.0 as usize] {
+            Entry::Matrix { tensor, .. } => Some(&self.gguf.tensors()[*tensor].name),
+            Entry::Vector { .. } => None,
+        }
+    }
+
     pub fn vector(&self, id: WeightId) -> &[f32] {
         match &self.entries[id.0 as usize] {
             Entry::Vector { values } => values,

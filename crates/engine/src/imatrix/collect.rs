@@ -1,0 +1,158 @@
+//! Makes an importance matrix: runs a model over text in windows, as perplexity does, and watches what goes
+//! into its matrix products.
+//!
+//! The sums are taken where activations are brought into the form of the products (`Op::Quantize`), so that
+//! products that share them share the work. Projections that are rows of one tensor count once.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use super::{Entry, Imatrix, ImatrixError};
+use crate::backend::{OpData, OpObserver};
+use crate::batch::Batch;
+use crate::engine::{Continue, Engine};
+use crate::model::Model;
+use crate::perplexity::{Perplexity, perplexity};
+use crate::plan::{ActsId, Op, WeightId};
+use crate::tokenizer::TokenId;
+
+/// Runs up to `max_chunks` windows of `n_ctx` tokens and gathers what the layers' matrices meet.
+///
+/// `engine` runs `model`, without prefix sharing: tokens from its cache would not be seen. `bos` and
+/// `on_chunk` are those of [`perplexity`], whose result comes along.
+///
+/// # Errors
+/// As [`perplexity`]; if activations are not finite.
+pub fn gather(
+    engine: &mut Engine,
+    model: &Model,
+    tokens: &[TokenId],
+    bos: Option<TokenId>,
+    n_ctx: usize,
+    chunks: Chunks<'_>,
+) -> Result<(Imatrix, Perplexity), ImatrixError> {
+    let sums = Arc::new(Mutex::new(BTreeMap::new()));
+    engine.observe(Some(Box::new(Collector::new(model, Arc::clone(&sums)))));
+    let result = perplexity(engine, tokens, bos, n_ctx, chunks.max, chunks.on_chunk);
+    engine.observe(None);
+    let result = result?;
+    let sums = sums.lock().expect("the observer does not panic").clone();
+    let entries = sums
+        .into_iter()
+        .map(|(name, sum): (String, Sum)| Ok((name.clone(), sum.entry(name)?)));
+    let imatrix = Imatrix {
+        datasets: Vec::new(),
+        n_chunks: u32::try_from(result.chunks).unwrap_or(u32::MAX),
+        chunk_size: u32::try_from(n_ctx).unwrap_or(u32::MAX),
+        entries: entries.collect::<Result<_, ImatrixError>>()?,
+    };
+    Ok((imatrix, result))
+}
+
+/// How many windows to run, and what is told after each and may end the work.
+pub struct Chunks<'a> {
+    /// `None` is all of the text.
+    pub max: Option<usize>,
+    pub on_chunk: &'a mut dyn FnMut(&Perplexity) -> Continue,
+}
+
+/// Sums over the rows of some activations.
+#[derive(Debug, Clone, Default)]
+struct Sum {
+    /// Of squares, by column.
+    squares: Vec<f64>,
+    n_rows: u64,
+}
+
+impl Sum {
+    fn of(values: &[f32], width: usize) -> Sum {
+        let mut sum = Sum {
+            squares: vec![0.0; width],
+            n_rows: (values.len() / width) as u64,
+        };
+        for row in values.chunks_exact(width) {
+            for (total, &x) in sum.squares.iter_mut().zip(row) {
+                *total += f64::from(x) * f64::from(x);
+            }
+        }
+        sum
+    }
+
+    fn add(&mut self, other: &Sum) {
+        self.squares.resize(other.squares.len(), 0.0);
+        for (total, x) in self.squares.iter_mut().zip(&other.squares) {
+            *total += x;
+        }
+        self.n_rows += other.n_rows;
+    }
+
+    fn entry(self, name: String) -> Result<Entry, ImatrixError> {
+        let sums: Vec<f32> = self.squares.iter().map(|&sum| sum as f32).collect();
+        if !sums.iter().all(|sum| sum.is_finite()) {
+            return Err(ImatrixError::NotFinite { name });
+        }
+        Ok(Entry {
+            sums,
+            counts: vec![self.n_rows],
+        })
+    }
+}
+
+/// Watches the products with the layers' matrices.
+struct Collector {
+    /// The tensors to gather for, each at the first of the products that read it.
+    tensors: HashMap<WeightId, String>,
+    /// Activations that these products read.
+    wanted: HashSet<ActsId>,
+    widths: Vec<usize>,
+    /// What the activations of this step have summed up to.
+    acts: HashMap<ActsId, Sum>,
+    sums: Arc<Mutex<BTreeMap<String, Sum>>>,
+}
+
+impl Collector {
+    fn new(model: &Model, sums: Arc<Mutex<BTreeMap<String, Sum>>>) -> Collector {
+        let mut tensors = HashMap::new();
+        let mut wanted = HashSet::new();
+        let mut names = HashSet::new();
+        for op in &model.plan.ops {
+            let Op::MatMul { x, weight, .. } = op else {
+                continue;
+            };
+            match model.weights.tensor_name(*weight) {
+                Some(name) if name.starts_with("blk.") && names.insert(name) => {
+                    tensors.insert(*weight, name.to_string());
+                    wanted.insert(*x);
+                }
+                _ => {}
+            }
+        }
+        Collector {
+            tensors,
+            wanted,
+            widths: model.plan.acts.iter().map(|info| info.width).collect(),
+            acts: HashMap::new(),
+            sums,
+        }
+    }
+}
+
+impl OpObserver for Collector {
+    fn before(&mut self, _index: usize, op: &Op, _batch: &Batch, data: &dyn OpData) {
+        match op {
+            Op::Quantize { x, out } if self.wanted.contains(out) => {
+                let width = self.widths[out.0 as usize];
+                self.acts.insert(*out, Sum::of(&data.buffer(*x), width));
+            }
+            Op::MatMul { x, weight, .. } => {
+                if let (Some(name), Some(sum)) = (self.tensors.get(weight), self.acts.get(x)) {
+                    let mut sums = self.sums.lock().expect("nobody panics with the lock");
+                    sums.entry(name.clone()).or_default().add(sum);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn after(&mut self, _index: usize, _op: &Op, _batch: &Batch, _data: &dyn OpData) {}
+}

@@ -1,0 +1,95 @@
+//! The recipes for whole files, by the names, numbers and aliases that llama.cpp gives them (`llama_ftype`).
+
+use rocmforge_gguf::GgmlType;
+
+/// Declares [`FileType`] from one table of variant, number, type of most tensors and description.
+macro_rules! file_types {
+    ($($name:ident = $id:literal: $ty:ident, $about:literal;)*) => {
+        /// What a quantized file is called: the type of most of its tensors, and how the others differ.
+        #[expect(non_camel_case_types, reason = "GGML's names, as users and file names spell them")]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum FileType {
+            $(#[doc = $about] $name,)*
+            /// every tensor as it is
+            COPY,
+        }
+
+        impl FileType {
+            /// Every file type.
+            pub const ALL: &[FileType] = &[$(FileType::$name,)* FileType::COPY];
+
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(FileType::$name => stringify!($name),)*
+                    FileType::COPY => "COPY",
+                }
+            }
+
+            /// What it is, in a few words.
+            pub fn about(self) -> &'static str {
+                match self {
+                    $(FileType::$name => $about,)*
+                    FileType::COPY => "every tensor as it is; joins a split model",
+                }
+            }
+
+            /// The value of `general.file_type`; `None` for a copy, which keeps what it has.
+            pub fn id(self) -> Option<u32> {
+                match self {
+                    $(FileType::$name => Some($id),)*
+                    FileType::COPY => None,
+                }
+            }
+
+            /// The type that a tensor gets unless the mix says otherwise; `None` for a copy.
+            pub fn tensor_type(self) -> Option<GgmlType> {
+                match self {
+                    $(FileType::$name => Some(GgmlType::$ty),)*
+                    FileType::COPY => None,
+                }
+            }
+        }
+    };
+}
+
+file_types! {
+    Q2_K = 10: Q2_K, "2.6 bits in groups of 16; some tensors in 3 and 4 bits";
+    Q2_K_S = 21: Q2_K, "2.6 bits in groups of 16; needs an importance matrix";
+    Q3_K_S = 11: Q3_K, "3.4 bits in groups of 16";
+    Q3_K_M = 12: Q3_K, "3.4 bits in groups of 16; some tensors in 4 and 5 bits";
+    Q3_K_L = 13: Q3_K, "3.4 bits in groups of 16; some tensors in 5 bits";
+    IQ4_XS = 30: IQ4_XS, "4.25 bits, non-linear";
+    IQ4_NL = 25: IQ4_NL, "4.5 bits, non-linear";
+    MXFP4_MOE = 38: MXFP4, "experts in 4.25-bit floats (OCP MXFP4), the rest in 8 bits";
+    Q4_0 = 2: Q4_0, "4.5 bits in groups of 32";
+    Q4_1 = 3: Q4_1, "5 bits in groups of 32, with a minimum";
+    Q4_K_S = 14: Q4_K, "4.5 bits in groups of 32";
+    Q4_K_M = 15: Q4_K, "4.5 bits in groups of 32; half of attn_v and ffn_down in 6 bits";
+    Q5_0 = 8: Q5_0, "5.5 bits in groups of 32";
+    Q5_1 = 9: Q5_1, "6 bits in groups of 32, with a minimum";
+    Q5_K_S = 16: Q5_K, "5.5 bits in groups of 32";
+    Q5_K_M = 17: Q5_K, "5.5 bits in groups of 32; half of attn_v and ffn_down in 6 bits";
+    Q6_K = 18: Q6_K, "6.6 bits in groups of 16";
+    Q8_0 = 7: Q8_0, "8.5 bits in groups of 32";
+    F16 = 1: F16, "16-bit floats";
+    BF16 = 32: BF16, "16-bit floats with the range of 32-bit ones";
+    F32 = 0: F32, "32-bit floats";
+}
+
+impl FileType {
+    /// The file type of this name, in any case; `Q3_K`, `Q4_K` and `Q5_K` mean the `_M` mixes.
+    pub fn from_name(name: &str) -> Option<FileType> {
+        let upper = name.to_ascii_uppercase();
+        let wanted = match upper.as_str() {
+            "Q3_K" => "Q3_K_M",
+            "Q4_K" => "Q4_K_M",
+            "Q5_K" => "Q5_K_M",
+            "MXFP4" => "MXFP4_MOE",
+            other => other,
+        };
+        FileType::ALL
+            .iter()
+            .copied()
+            .find(|file_type| file_type.name() == wanted)
+    }
+}

@@ -1,0 +1,337 @@
+//! The type of each tensor of a mix, as llama.cpp's quantizer chooses it (`llama_tensor_get_type` and
+//! `tensor_allows_quantization` in its `llama-quant.cpp`): by the tensor's role, its layer, and facts of the
+//! model. Files made here and there have the same types; the table in the tests is llama.cpp's.
+
+use rocmforge_gguf::{GgmlType, Gguf, Metadata, TensorInfo, Value};
+
+use super::{FileType, QuantizeError};
+
+/// What a tensor does in the model, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    TokenEmbedding,
+    Output,
+    /// Q, K and V in one.
+    AttnQkv,
+    /// The second factor of K and V in latent attention.
+    AttnKvB,
+    AttnV,
+    AttnK,
+    AttnQ,
+    AttnOutput,
+    FfnUp,
+    FfnGate,
+    FfnDown,
+    Other,
+}
+
+impl Role {
+    pub(super) fn of(name: &str) -> Role {
+        const PARTS: [(&str, Role); 9] = [
+            ("attn_qkv.weight", Role::AttnQkv),
+            ("attn_kv_b.weight", Role::AttnKvB),
+            ("attn_v.weight", Role::AttnV),
+            ("attn_k.weight", Role::AttnK),
+            ("attn_q.weight", Role::AttnQ),
+            ("attn_output.weight", Role::AttnOutput),
+            ("ffn_up", Role::FfnUp),
+            ("ffn_gate", Role::FfnGate),
+            ("ffn_down", Role::FfnDown),
+        ];
+        match name {
+            "output.weight" => Role::Output,
+            "token_embd.weight" | "per_layer_token_embd.weight" => Role::TokenEmbedding,
+            _ => PARTS
+                .iter()
+                .find(|(part, _)| name.contains(part))
+                .map_or(Role::Other, |(_, role)| *role),
+        }
+    }
+
+    /// Whether errors in it matter as much as those in V.
+    fn is_like_v(self) -> bool {
+        matches!(self, Role::AttnV | Role::AttnQkv | Role::AttnKvB)
+    }
+}
+
+/// Parts of the names of matrices that stay as they are: routing, positions, convolutions and other small ones.
+const KEPT: [&str; 37] = [
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "ffn_gate_tid2eid.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    "time_mix_first.weight",
+    "time_mix_w0.weight",
+    "time_mix_w1.weight",
+    "time_mix_w2.weight",
+    "time_mix_v0.weight",
+    "time_mix_v1.weight",
+    "time_mix_v2.weight",
+    "time_mix_a0.weight",
+    "time_mix_a1.weight",
+    "time_mix_a2.weight",
+    "time_mix_g1.weight",
+    "time_mix_g2.weight",
+    "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight",
+    "time_mix_lerp_fused.weight",
+    "attn_rel_b.weight",
+    ".position_embd",
+    "position_embd.weight",
+    "token_types.weight",
+    "sam.pos_embd",
+    "sam.neck.",
+    "sam.net_",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+    "a.rvq.codebook",
+    "mm.a.code_embd",
+];
+
+/// Whether a tensor is a matrix, or several, that any file type changes.
+pub(super) fn is_quantizable(tensor: &TensorInfo) -> bool {
+    let n_dims = tensor.dims.iter().rposition(|&dim| dim != 1);
+    n_dims.is_some_and(|last| last >= 1)
+        && tensor.name.ends_with("weight")
+        && !KEPT.iter().any(|part| tensor.name.contains(part))
+}
+
+/// The layer in a name such as `blk.12.attn_q.weight`.
+pub(super) fn layer(name: &str) -> Option<usize> {
+    let rest = name.strip_prefix("blk.")?;
+    rest[..rest.find(|c: char| !c.is_ascii_digit())?]
+        .parse()
+        .ok()
+}
+
+/// What the choice depends on beside the tensor.
+#[derive(Debug)]
+pub(super) struct ModelFacts {
+    arch: String,
+    n_layers: usize,
+    n_experts: usize,
+    /// Query heads that share a K and V head in the first layer.
+    gqa: usize,
+    /// One of the families whose 70B models have eight of them.
+    is_70b: bool,
+    /// Tensors like V, of all layers.
+    n_v: usize,
+    /// Whether the embedding is the output projection, too.
+    is_tied: bool,
+}
+
+impl ModelFacts {
+    pub(super) fn read(gguf: &Gguf) -> Result<ModelFacts, QuantizeError> {
+        let metadata = gguf.metadata();
+        let arch = metadata.str("general.architecture")?.to_string();
+        let fact = |key: &str| first_u32(metadata, &format!("{arch}.{key}"));
+        let n_layers = fact("block_count")?.unwrap_or(0);
+        let n_heads = fact("attention.head_count")?.unwrap_or(0);
+        let n_kv_heads = fact("attention.head_count_kv")?.unwrap_or(n_heads);
+        let is_70b = match arch.as_str() {
+            "llama" => n_layers == 80 && n_heads != n_kv_heads,
+            "deci" | "olmo" | "qwen2" => n_layers == 80,
+            "jais2" => n_layers == 68,
+            _ => false,
+        };
+        let like_v = |tensor: &&TensorInfo| Role::of(&tensor.name).is_like_v();
+        Ok(ModelFacts {
+            n_layers,
+            n_experts: fact("expert_count")?.unwrap_or(0),
+            gqa: n_heads.checked_div(n_kv_heads).unwrap_or(0),
+            is_70b,
+            n_v: gguf.tensors().iter().filter(like_v).count(),
+            is_tied: gguf.tensor("output.weight").is_none(),
+            arch,
+        })
+    }
+}
+
+/// The number at `key`, or the first of the numbers there.
+fn first_u32(metadata: &Metadata, key: &str) -> Result<Option<usize>, QuantizeError> {
+    let number = match metadata.get(key) {
+        Some(Value::Array(_)) => metadata.u32s(key)?.first().copied(),
+        _ => metadata.opt_u32(key)?,
+    };
+    Ok(number.map(|number| number as usize))
+}
+
+/// Chooses types, tensor by tensor, in the order of the layers.
+#[derive(Debug)]
+pub(super) struct Mix<'a> {
+    pub(super) facts: &'a ModelFacts,
+    pub(super) file_type: FileType,
+    /// What the user wants for the output projection.
+    pub(super) output_type: Option<GgmlType>,
+    pub(super) has_importance: bool,
+    /// Tensors like V that have a type.
+    pub(super) n_v_seen: usize,
+    /// Tensors `ffn_down` that have a type.
+    pub(super) n_down_seen: usize,
+}
+
+impl Mix<'_> {
+    /// The type for the next tensor, where most get `usual`; the rows may be no whole blocks of it.
+    pub(super) fn choose(
+        &mut self,
+        tensor: &TensorInfo,
+        usual: GgmlType,
+    ) -> Result<GgmlType, QuantizeError> {
+        let role = Role::of(&tensor.name);
+        let is_output =
+            role == Role::Output || (self.facts.is_tied && role == Role::TokenEmbedding);
+        if is_output {
+            return Ok(self.output(tensor, usual));
+        }
+        if self.file_type == FileType::MXFP4_MOE {
+            let is_expert = tensor.dims.get(2).is_some_and(|&n| n > 1);
+            return Ok(match is_expert {
+                true => GgmlType::MXFP4,
+                false => GgmlType::Q8_0,
+            });
+        }
+        Ok(match role {
+            role if role.is_like_v() => self.v(usual),
+            Role::AttnK if self.facts.n_experts == 8 => GgmlType::Q8_0,
+            Role::AttnOutput => self.attn_output(usual),
+            Role::FfnDown => self.ffn_down(tensor, usual)?,
+            _ => usual,
+        })
+    }
+
+    fn output(&self, tensor: &TensorInfo, usual: GgmlType) -> GgmlType {
+        let has_whole_blocks = tensor.row_len().is_multiple_of(usual.block_len() as u64);
+        match (self.output_type, usual) {
+            (Some(wanted), _) => wanted,
+            (None, GgmlType::Q8_0) => GgmlType::Q8_0,
+            _ if self.file_type == FileType::MXFP4_MOE => GgmlType::Q8_0,
+            _ if self.facts.arch == "falcon" || !has_whole_blocks => GgmlType::Q8_0,
+            _ => GgmlType::Q6_K,
+        }
+    }
+
+    fn v(&mut self, usual: GgmlType) -> GgmlType {
+        use FileType as F;
+        let ModelFacts { gqa, n_v, .. } = *self.facts;
+        let index = self.n_v_seen;
+        self.n_v_seen += 1;
+        if self.facts.n_experts == 8 {
+            return GgmlType::Q8_0;
+        }
+        let ty = match self.file_type {
+            F::Q2_K if gqa >= 4 => GgmlType::Q4_K,
+            F::Q2_K => GgmlType::Q3_K,
+            F::Q2_K_S if gqa >= 4 => GgmlType::Q4_K,
+            F::Q3_K_M if index < 2 => GgmlType::Q5_K,
+            F::Q3_K_M => GgmlType::Q4_K,
+            F::Q3_K_L => GgmlType::Q5_K,
+            F::IQ4_NL | F::IQ4_XS if gqa >= 4 => GgmlType::Q5_K,
+            F::Q4_K_M | F::Q5_K_M if wants_more_bits(index, n_v) => GgmlType::Q6_K,
+            F::Q4_K_S if index < 4 => GgmlType::Q5_K,
+            _ => usual,
+        };
+        match ty {
+            // The matrix is an eighth of Q's there, so that its bits cost little.
+            GgmlType::Q3_K | GgmlType::Q4_K if self.facts.is_70b => GgmlType::Q5_K,
+            ty => ty,
+        }
+    }
+
+    fn attn_output(&self, usual: GgmlType) -> GgmlType {
+        use FileType as F;
+        let ModelFacts {
+            n_experts, arch, ..
+        } = self.facts;
+        match self.file_type {
+            F::Q3_K_L if arch == "falcon" => GgmlType::Q4_K,
+            _ if arch == "falcon" => usual,
+            F::Q2_K | F::Q3_K_S | F::Q3_K_M | F::IQ4_NL | F::IQ4_XS | F::Q4_K_S | F::Q4_K_M
+                if *n_experts == 8 =>
+            {
+                GgmlType::Q5_K
+            }
+            _ if *n_experts == 8 => usual,
+            F::Q2_K => GgmlType::Q3_K,
+            F::Q3_K_M => GgmlType::Q4_K,
+            F::Q3_K_L => GgmlType::Q5_K,
+            _ => usual,
+        }
+    }
+
+    fn ffn_down(
+        &mut self,
+        tensor: &TensorInfo,
+        usual: GgmlType,
+    ) -> Result<GgmlType, QuantizeError> {
+        use FileType as F;
+        let n = self.facts.n_layers;
+        let index = self.down_layer(tensor)?;
+        self.n_down_seen += 1;
+        let is_falcon = self.facts.arch == "falcon";
+        Ok(match self.file_type {
+            F::Q2_K => GgmlType::Q3_K,
+            F::Q2_K_S if index < n / 8 => GgmlType::Q4_K,
+            F::Q3_K_M if index < n / 16 => GgmlType::Q5_K,
+            F::Q3_K_M if !is_falcon || wants_more_bits(index, n) => GgmlType::Q4_K,
+            F::Q3_K_L if is_falcon => GgmlType::Q4_K,
+            F::Q3_K_L => GgmlType::Q5_K,
+            F::Q4_K_M if is_falcon && index < n / 16 => GgmlType::Q6_K,
+            F::Q4_K_M if is_falcon && wants_more_bits(index, n) => GgmlType::Q5_K,
+            F::Q4_K_M if !is_falcon && wants_more_bits(index, n) => GgmlType::Q6_K,
+            F::Q5_K_M if wants_more_bits(index, n) => GgmlType::Q6_K,
+            F::IQ4_NL | F::IQ4_XS if index < n / 8 && !self.has_importance => GgmlType::Q5_K,
+            F::Q4_K_S if index < n / 8 && !is_falcon => GgmlType::Q5_K,
+            F::Q4_0 if index < n / 8 && self.has_importance => GgmlType::Q4_1,
+            F::Q5_0 if index < n / 8 && self.has_importance => GgmlType::Q5_1,
+            _ => usual,
+        })
+    }
+
+    /// The layer of a tensor `ffn_down`: its place among them, except that experts of a layer may be
+    /// several tensors and say their layer themselves.
+    fn down_layer(&self, tensor: &TensorInfo) -> Result<usize, QuantizeError> {
+        if self.facts.n_experts <= 1 {
+            return Ok(self.n_down_seen);
+        }
+        let n_layers = self.facts.n_layers;
+        layer(&tensor.name)
+            .filter(|&layer| layer < n_layers)
+            .ok_or_else(|| QuantizeError::Layer {
+                name: tensor.name.clone(),
+                n_layers,
+            })
+    }
+}
+
+/// The first and the last eighth of the layers and every third between them.
+fn wants_more_bits(layer: usize, n_layers: usize) -> bool {
+    layer < n_layers / 8 || layer >= 7 * n_layers / 8 || (layer - n_layers / 8) % 3 == 2
+}
+
+/// The type for rows of `row_len` values that are to be of type `ty`: another where they are no whole blocks.
+pub(super) fn fitting(ty: GgmlType, row_len: u64) -> GgmlType {
+    let fits = |ty: GgmlType| row_len.is_multiple_of(ty.block_len() as u64);
+    if fits(ty) {
+        return ty;
+    }
+    let smaller = match ty {
+        GgmlType::IQ4_XS => GgmlType::IQ4_NL,
+        GgmlType::Q2_K | GgmlType::Q3_K => GgmlType::Q4_0,
+        GgmlType::Q4_K => GgmlType::Q5_0,
+        GgmlType::Q5_K => GgmlType::Q5_1,
+        GgmlType::Q6_K => GgmlType::Q8_0,
+        other => other,
+    };
+    if fits(smaller) {
+        smaller
+    } else {
+        GgmlType::F16
+    }
+}
