@@ -4,6 +4,7 @@ mod compare_llama;
 mod fixtures;
 mod fuzz;
 mod gen_model;
+mod mix_golden;
 mod quant_errors;
 
 use std::path::{Path, PathBuf};
@@ -77,6 +78,12 @@ enum Task {
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
     },
+    /// Take the types of every quantization mix from llama.cpp, for the engine's tests
+    MixGolden {
+        /// A Python that has the llama-cpp-python and gguf packages
+        #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+        python: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
@@ -104,6 +111,7 @@ fn main() -> Result<()> {
         Task::GenModel { arch, ty, out } if arch == "all" => gen_model::write_all(&ty, &out),
         Task::GenModel { arch, ty, out } => gen_model::write(&arch, &ty, &out),
         Task::ArchGolden { python } => gen_model::golden(&python),
+        Task::MixGolden { python } => mix_golden::write(&python),
     }
 }
 

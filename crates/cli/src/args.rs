@@ -9,8 +9,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::help;
 
+mod quantize;
 mod sampling;
 
+pub use quantize::{ImatrixArgs, QuantizeArgs, file_type, file_types};
 pub use sampling::SamplingArgs;
 
 /// Run GGUF language models on this machine
@@ -46,6 +48,12 @@ pub enum Command {
     /// Measure how well the model predicts a text
     #[command(after_help = help::PERPLEXITY)]
     Perplexity(PerplexityArgs),
+    /// Make a smaller file of a model
+    #[command(after_help = help::quantize())]
+    Quantize(QuantizeArgs),
+    /// Find out which weights matter most on a text, for quantize --imatrix
+    #[command(after_help = help::IMATRIX)]
+    Imatrix(ImatrixArgs),
     /// Show the devices of this machine that can run a model
     #[command(after_help = help::DEVICES)]
     Devices(DevicesArgs),

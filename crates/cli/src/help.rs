@@ -1,5 +1,7 @@
 //! Examples that end each `--help`.
 
+use crate::args::file_types;
+
 pub const TOP: &str = "\
 Examples:
   rocmforge generate -p \"Once upon a time\"
@@ -67,6 +69,30 @@ Examples:
 
 Lower is better. The text is cut into windows of --ctx tokens and the second half of each is scored,
 given all before it, as llama-perplexity does; so results of both can be compared.";
+
+/// Examples of `quantize`, and its file types.
+pub fn quantize() -> String {
+    const EXAMPLES: &str = "\
+Examples:
+  rocmforge quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
+  rocmforge quantize model-F16.gguf Q4_K_M --dry-run
+      What would become of each tensor, and the size of the file.
+  rocmforge quantize model-F16.gguf small.gguf IQ4_XS --imatrix imatrix.gguf
+      With an importance matrix: fewer errors where they matter.
+  rocmforge quantize model-F16.gguf mine.gguf Q4_K_M --tensor-type 'ffn_down=Q6_K' --tensor-type 'blk\\.[01]\\.=Q8_0'
+
+The file appears under its name when it is complete. The error of a tensor is the root mean squared
+difference of its values (RMSE), and that relative to the values themselves.";
+    format!("{EXAMPLES}\n\n{}", file_types())
+}
+
+pub const IMATRIX: &str = "\
+Examples:
+  rocmforge imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf
+  rocmforge imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf --chunks 100 --ctx 512
+
+The text is cut into windows of --ctx tokens, as perplexity does. The file is in the form that
+llama.cpp reads, and rocmforge quantize --imatrix.";
 
 pub const DEVICES: &str = "\
 Examples:

@@ -1,5 +1,6 @@
 //! Ctrl-C. While an answer is made it only asks for the answer's end; at any other time, and when it
-//! comes again before the answer has ended, it ends the program.
+//! comes again before the answer has ended, it ends the program. While a file is written it asks only,
+//! however often: the unfinished file is to be removed first.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,6 +12,8 @@ use crate::exit;
 const IDLE: u8 = 0;
 const WORKING: u8 = 1;
 const ASKED: u8 = 2;
+const WRITING: u8 = 3;
+const ASKED_WRITING: u8 = 4;
 
 /// Whether the user wants the work in hand to stop.
 #[derive(Clone)]
@@ -24,8 +27,13 @@ impl Interrupt {
         let state = Arc::new(AtomicU8::new(IDLE));
         let of_handler = Arc::clone(&state);
         ctrlc::set_handler(move || {
+            let asked = |state| match state {
+                WORKING => Some(ASKED),
+                WRITING | ASKED_WRITING => Some(ASKED_WRITING),
+                _ => None,
+            };
             if of_handler
-                .compare_exchange(WORKING, ASKED, Ordering::SeqCst, Ordering::SeqCst)
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, asked)
                 .is_err()
             {
                 std::process::exit(i32::from(exit::INTERRUPTED));
@@ -40,6 +48,12 @@ impl Interrupt {
         self.state.store(WORKING, Ordering::SeqCst);
         Working { interrupt: self }
     }
+
+    /// As [`Interrupt::guard`], for work that leaves an unfinished file behind if it is cut off.
+    pub fn guard_output(&self) -> Working<'_> {
+        self.state.store(WRITING, Ordering::SeqCst);
+        Working { interrupt: self }
+    }
 }
 
 /// Work that can be stopped.
@@ -50,7 +64,8 @@ pub struct Working<'a> {
 impl Working<'_> {
     /// Whether Ctrl-C came since the guard was made.
     pub fn asked(&self) -> bool {
-        self.interrupt.state.load(Ordering::SeqCst) == ASKED
+        let state = self.interrupt.state.load(Ordering::SeqCst);
+        matches!(state, ASKED | ASKED_WRITING)
     }
 }
 

@@ -14,12 +14,14 @@ mod embedded;
 mod exit;
 mod generate;
 mod help;
+mod imatrix;
 mod inspect;
 mod interrupt;
 mod lines;
 mod output;
 mod perplexity;
 mod prompt;
+mod quantize;
 mod session;
 mod tokenize;
 
@@ -49,6 +51,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Inspect(args) => inspect::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Perplexity(args) => perplexity::run(args),
+        Command::Quantize(args) => quantize::run(args),
+        Command::Imatrix(args) => imatrix::run(args),
         Command::Devices(args) => devices::run(args),
         Command::RenderTemplate => Ok(sandbox::serve()?),
     }

@@ -14,7 +14,7 @@ use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
 use rocmforge::engine::{
-    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, PromptOutput, Request,
+    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, PrefixSharing, PromptOutput, Request,
     SamplingParams, Xtc,
 };
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
@@ -102,6 +102,7 @@ pub struct Session {
     pub file: ModelFile,
     pub tokenizer: Option<Arc<Tokenizer>>,
     pub engine: Engine,
+    pub model: Model,
     /// Tokens of one step of a prompt.
     pub chunk_tokens: usize,
     pub load_time: Duration,
@@ -115,8 +116,22 @@ impl Session {
         n_ctx: Option<usize>,
         vocabulary: Vocabulary,
     ) -> Result<Session> {
+        Session::start_with(model, device, n_ctx, vocabulary, PrefixSharing::On)
+    }
+
+    /// As [`Session::start`]; without prefix sharing every token of a prompt is computed.
+    pub fn start_with(
+        model: &ModelArgs,
+        device: &DeviceArgs,
+        n_ctx: Option<usize>,
+        vocabulary: Vocabulary,
+        prefix_sharing: PrefixSharing,
+    ) -> Result<Session> {
         let started = Instant::now();
-        let config = engine_config(device, n_ctx)?;
+        let config = EngineConfig {
+            prefix_sharing,
+            ..engine_config(device, n_ctx)?
+        };
         let file = ModelFile::open(model.model.as_ref(), &model.load)?;
         if file.gguf.tensors().is_empty() {
             bail!(
@@ -142,6 +157,7 @@ impl Session {
             file,
             tokenizer,
             engine,
+            model: loaded,
             chunk_tokens: config.chunk_tokens,
             load_time: started.elapsed(),
         })

@@ -212,6 +212,8 @@ fn help_teaches_by_example() {
         &["inspect"],
         &["tokenize"],
         &["perplexity"],
+        &["quantize"],
+        &["imatrix"],
         &["devices"],
     ] {
         let run = run(&[command, &["--help"]].concat()).ok();

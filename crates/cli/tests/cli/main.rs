@@ -9,4 +9,5 @@ mod chat;
 mod commands;
 mod generate;
 mod program;
+mod quantize;
 mod templates;

@@ -1,0 +1,113 @@
+//! `rocmforge imatrix`: runs a text and writes how strongly each column of the weights is used.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use rocmforge::engine::imatrix::{Chunks, Imatrix, gather};
+use rocmforge::engine::perplexity::Perplexity;
+use rocmforge::engine::{Continue, Existing, NewFile, PrefixSharing};
+use rocmforge::gguf::escape_control;
+use serde_json::json;
+
+use crate::answer::bar;
+use crate::args::ImatrixArgs;
+use crate::exit::{Early, usage};
+use crate::interrupt::Interrupt;
+use crate::output::{self, Out};
+use crate::session::{self, Bos, Session, Vocabulary};
+
+pub fn run(args: &ImatrixArgs) -> Result<()> {
+    if args.chunks == Some(0) {
+        return Err(usage(
+            "--chunks 0 runs nothing; leave it out for the whole text",
+        ));
+    }
+    let interrupt = Interrupt::install()?;
+    let text = session::read_file(&args.file)?;
+    // Before the work: a name that cannot be written is an error at once.
+    let shown = escape_control(&args.output.to_string_lossy()).into_owned();
+    let failed = || format!("cannot write '{shown}'");
+    let existing = match args.force {
+        true => Existing::Replace,
+        false => Existing::Keep,
+    };
+    let mut session = Session::start_with(
+        &args.model,
+        &args.device,
+        Some(args.ctx),
+        Vocabulary::Needed,
+        PrefixSharing::Off,
+    )?;
+    let tokenizer = session.need_tokenizer()?.clone();
+    let tokens = session::encode(&tokenizer, &text, Bos::AsTheFileSays, args.parse_special);
+    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+
+    let working = interrupt.guard_output();
+    let mut file = NewFile::create(&args.output, existing).with_context(failed)?;
+    let windows = tokens.len() / args.ctx.max(1);
+    let windows = args.chunks.map_or(windows, |chunks| windows.min(chunks));
+    let bar = bar(windows, "{bar:30} {pos}/{len} windows, {msg}, {eta} left");
+    bar.set_message("PPL n/a");
+    let started = Instant::now();
+    let mut on_chunk = |so_far: &Perplexity| {
+        bar.set_position(so_far.chunks as u64);
+        bar.set_message(format!("PPL {:.4} +- {:.4}", so_far.ppl, so_far.stderr));
+        match working.asked() {
+            true => Continue::No,
+            false => Continue::Yes,
+        }
+    };
+    let gathered = gather(
+        &mut session.engine,
+        &session.model,
+        &tokens,
+        bos,
+        args.ctx,
+        Chunks {
+            max: args.chunks,
+            on_chunk: &mut on_chunk,
+        },
+    );
+    bar.finish_and_clear();
+    let (imatrix, result) = gathered?;
+    if working.asked() {
+        return Err(Early::Interrupted.into());
+    }
+    let imatrix = Imatrix {
+        datasets: vec![args.file.to_string_lossy().into_owned()],
+        ..imatrix
+    };
+    let writer = imatrix.to_writer()?;
+    writer.write_to(&mut file).with_context(failed)?;
+    file.commit().with_context(failed)?;
+    drop(working);
+
+    let seconds = started.elapsed().as_secs_f64();
+    let mut out = Out::new();
+    if args.json {
+        out.json(&json!({
+            "model": session.file.label,
+            "device": session.engine.backend_info().device,
+            "ctx": args.ctx,
+            "entries": imatrix.entries.len(),
+            "ppl": result.ppl,
+            "stderr": result.stderr,
+            "tokens": result.tokens,
+            "chunks": result.chunks,
+            "seconds": seconds,
+        }))?;
+    }
+    out.finish()?;
+    output::note(&format!(
+        "[{} | {} tensors, {} windows of {} tokens, PPL {:.4} | {:.1} s, {:.1} tok/s | {}]",
+        session.file.label,
+        imatrix.entries.len(),
+        result.chunks,
+        args.ctx,
+        result.ppl,
+        seconds,
+        (result.chunks * args.ctx) as f64 / seconds,
+        session.engine.backend_info().device,
+    ));
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! `rocmforge quantize`: a smaller file of a model, and what that has cost, tensor by tensor.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow};
+use rocmforge::engine::imatrix::Imatrix;
+use rocmforge::engine::quantize::{
+    Errors, FileType, Mixing, Progress, QuantizeError, QuantizeOptions, QuantizePlan, Requantize,
+    TensorPlan, TensorReport,
+};
+use rocmforge::engine::{Continue, Existing, NewFile};
+use rocmforge::gguf::escape_control;
+use serde_json::{Value as Json, json};
+
+use crate::answer::bar;
+use crate::args::{QuantizeArgs, file_type};
+use crate::exit::{Early, usage};
+use crate::interrupt::Interrupt;
+use crate::output::{self, Out, size};
+use crate::session::ModelFile;
+
+/// Most threads that can be asked for, as everywhere.
+const MAX_THREADS: usize = 1024;
+
+pub fn run(args: &QuantizeArgs) -> Result<()> {
+    let (output, file_type) = targets(args)?;
+    let n_threads = n_threads(args.threads)?;
+    let input = ModelFile::open(Some(&args.input), &args.load)?;
+    if let Some(output) = output {
+        refuse_input(output, &args.input, input.gguf.n_parts())?;
+    }
+    let imatrix = args.imatrix.as_deref().map(read_imatrix).transpose()?;
+    let has_imatrix = imatrix.is_some();
+    let options = QuantizeOptions {
+        file_type,
+        rules: args.tensor_type.clone(),
+        output_type: args.output_tensor_type,
+        embedding_type: args.token_embedding_type,
+        mixing: if args.pure {
+            Mixing::Pure
+        } else {
+            Mixing::Mixed
+        },
+        requantize: if args.allow_requantize {
+            Requantize::Allow
+        } else {
+            Requantize::Refuse
+        },
+        importance: imatrix,
+    };
+    let plan = QuantizePlan::new(input.gguf.clone(), options).context(input.label.clone())?;
+    tell_surprises(plan.tensors(), has_imatrix);
+
+    let started = Instant::now();
+    let reports = match output {
+        None => plan.tensors().iter().map(planned).collect(),
+        Some(output) => write(&plan, output, args.force, n_threads)?,
+    };
+    let summary = Summary {
+        input: &input.label,
+        file_type,
+        plan: &plan,
+        reports: &reports,
+        is_weighted: has_imatrix,
+        is_dry_run: args.dry_run,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    let mut out = Out::new();
+    if args.json {
+        out.json(&summary.json())?;
+    } else {
+        summary.print(&mut out)?;
+    }
+    out.finish()
+}
+
+/// Where to write, unless nothing is to be written, and what.
+fn targets(args: &QuantizeArgs) -> Result<(Option<&Path>, FileType)> {
+    let (output, name) = match &args.file_type {
+        Some(name) => (args.output.as_path(), name.clone()),
+        // A dry run can do without OUT; what stands in its place is the type.
+        None => (Path::new(""), args.output.to_string_lossy().into_owned()),
+    };
+    let file_type = file_type(&name).map_err(usage)?;
+    Ok(((!args.dry_run).then_some(output), file_type))
+}
+
+fn n_threads(wanted: Option<usize>) -> Result<usize> {
+    match wanted {
+        None => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
+        Some(n) if (1..=MAX_THREADS).contains(&n) => Ok(n),
+        Some(n) => Err(usage(format!("threads is {n}, expected 1 to {MAX_THREADS}"))),
+    }
+}
+
+/// Refuses to replace what is being read, under whatever name.
+fn refuse_input(output: &Path, input: &Path, n_parts: usize) -> Result<()> {
+    let Ok(output) = fs::canonicalize(output) else {
+        return Ok(());
+    };
+    let name = input.file_name().unwrap_or_default().to_string_lossy();
+    let part = |no: usize| {
+        let name = name.replace("-00001-of-", &format!("-{no:05}-of-"));
+        input.with_file_name(name)
+    };
+    let is_part = |part: PathBuf| fs::canonicalize(part).is_ok_and(|part| part == output);
+    if fs::canonicalize(input).is_ok_and(|input| input == output)
+        || (2..=n_parts).map(part).any(is_part)
+    {
+        return Err(usage(
+            "OUT is the file that IN names; give the new file another name",
+        ));
+    }
+    Ok(())
+}
+
+/// The importance matrix in `path`, and the name under which the new file mentions it.
+fn read_imatrix(path: &Path) -> Result<(Imatrix, String)> {
+    let shown = escape_control(&path.to_string_lossy()).into_owned();
+    let imatrix = Imatrix::open(path).with_context(|| shown.clone())?;
+    Ok((imatrix, shown))
+}
+
+/// Tells what the user may not expect.
+fn tell_surprises(tensors: &[TensorPlan], has_imatrix: bool) {
+    let fallbacks: Vec<&TensorPlan> = tensors
+        .iter()
+        .filter(|tensor| tensor.instead_of.is_some())
+        .collect();
+    if let Some(first) = fallbacks.first()
+        && let Some(wanted) = first.instead_of
+    {
+        output::note(&format!(
+            "notice: {} of {} tensors have rows that are no whole blocks of the type they should have; {} becomes {} instead of {}",
+            fallbacks.len(),
+            tensors.len(),
+            escape_control(&first.name),
+            first.to.name(),
+            wanted.name()
+        ));
+    }
+    let bare: Vec<&TensorPlan> = tensors
+        .iter()
+        .filter(|tensor| tensor.from != tensor.to && !tensor.is_weighted)
+        .collect();
+    if let (true, Some(first)) = (has_imatrix, bare.first()) {
+        output::note(&format!(
+            "notice: the importance matrix has no entry for {} of the tensors to convert, such as {}",
+            bare.len(),
+            escape_control(&first.name)
+        ));
+    }
+    let missing: Vec<&TensorPlan> = tensors
+        .iter()
+        .filter(|tensor| tensor.needs_importance && !tensor.is_weighted)
+        .collect();
+    if let Some(first) = missing.first() {
+        output::note(&format!(
+            "notice: {} of the tensors need an importance matrix (--imatrix), such as {} in {}",
+            missing.len(),
+            escape_control(&first.name),
+            first.to.name()
+        ));
+    }
+}
+
+fn planned(tensor: &TensorPlan) -> TensorReport {
+    TensorReport {
+        tensor: tensor.clone(),
+        errors: None,
+    }
+}
+
+/// Writes the file, or leaves nothing.
+fn write(
+    plan: &QuantizePlan,
+    path: &Path,
+    force: bool,
+    n_threads: usize,
+) -> Result<Vec<TensorReport>> {
+    let shown = escape_control(&path.to_string_lossy()).into_owned();
+    let existing = if force {
+        Existing::Replace
+    } else {
+        Existing::Keep
+    };
+    let interrupt = Interrupt::install()?;
+    let working = interrupt.guard_output();
+    let failed = || format!("cannot write '{shown}'");
+    let mut file = NewFile::create(path, existing).with_context(failed)?;
+    file.reserve(plan.file_bytes())
+        .with_context(|| format!("cannot write the {} of '{shown}'", size(plan.file_bytes())))?;
+    let bar = bar(
+        plan.bytes_before() as usize,
+        "{bar:30} {bytes}/{total_bytes}, {msg}, {eta} left",
+    );
+    let on_progress = |progress: Progress| {
+        bar.set_position(progress.bytes_read);
+        let name = &plan.tensors()[progress.tensor].name;
+        bar.set_message(escape_control(name).into_owned());
+        match working.asked() {
+            true => Continue::No,
+            false => Continue::Yes,
+        }
+    };
+    let reports = plan.write(&mut file, n_threads, on_progress);
+    bar.finish_and_clear();
+    let reports = reports.map_err(|error| match error {
+        QuantizeError::Stopped => Early::Interrupted.into(),
+        error => anyhow!(error).context(failed()),
+    })?;
+    file.commit().with_context(failed)?;
+    Ok(reports)
+}
+
+/// What has been done, or would be.
+struct Summary<'a> {
+    input: &'a str,
+    file_type: FileType,
+    plan: &'a QuantizePlan,
+    reports: &'a [TensorReport],
+    is_weighted: bool,
+    is_dry_run: bool,
+    seconds: f64,
+}
+
+impl Summary<'_> {
+    fn bytes(&self) -> u64 {
+        self.plan.tensors().iter().map(|tensor| tensor.bytes).sum()
+    }
+
+    fn n_elements(&self) -> u64 {
+        let tensors = self.plan.tensors().iter();
+        tensors.map(|t| t.dims.iter().product::<u64>()).sum()
+    }
+
+    /// Bits of a value on average.
+    fn bits(&self, bytes: u64) -> f64 {
+        bytes as f64 * 8.0 / self.n_elements().max(1) as f64
+    }
+
+    fn n_fallbacks(&self) -> usize {
+        let tensors = self.plan.tensors().iter();
+        tensors.filter(|t| t.instead_of.is_some()).count()
+    }
+
+    fn json(&self) -> Json {
+        let before = self.plan.bytes_before();
+        json!({
+            "model": self.input,
+            "type": self.file_type.name(),
+            "dry_run": self.is_dry_run,
+            "file_bytes": self.plan.file_bytes(),
+            "tensor_bytes_before": before,
+            "tensor_bytes": self.bytes(),
+            "bits_per_weight_before": self.bits(before),
+            "bits_per_weight": self.bits(self.bytes()),
+            "fallbacks": self.n_fallbacks(),
+            "seconds": self.seconds,
+            "tensors": self.reports.iter().map(tensor_json).collect::<Vec<_>>(),
+        })
+    }
+
+    fn print(&self, out: &mut Out) -> Result<()> {
+        let names = self.reports.iter().map(|r| shown_name(r).chars().count());
+        let width = names.max().unwrap_or(0).max("tensor".len());
+        let weighted = if self.is_weighted { "  weighted" } else { "" };
+        out.line(&format!(
+            "{:<width$}  {:>16}  {:>6}  {:<7} {:>12}  {:>10}  {:>9}{weighted}",
+            "tensor", "shape", "from", "to", "bytes", "RMSE", "relative"
+        ))?;
+        for report in self.reports {
+            let TensorReport { tensor, errors } = report;
+            let dims: Vec<String> = tensor.dims.iter().map(u64::to_string).collect();
+            let line = format!(
+                "{:<width$}  {:>16}  {:>6}  {:<7} {:>12}  {}",
+                shown_name(report),
+                dims.join("x"),
+                tensor.from.name(),
+                tensor.to.name(),
+                tensor.bytes,
+                errors.map_or(String::new(), |errors| columns(&errors)),
+            );
+            out.line(line.trim_end())?;
+        }
+        let before = self.plan.bytes_before();
+        out.line(&format!(
+            "{} from {} ({:.2} bits per weight) to {} ({:.2}), a file of {} ({} bytes)",
+            self.file_type.name(),
+            size(before),
+            self.bits(before),
+            size(self.bytes()),
+            self.bits(self.bytes()),
+            size(self.plan.file_bytes()),
+            self.plan.file_bytes(),
+        ))?;
+        if !self.is_dry_run {
+            output::note(&format!(
+                "[{} | {} tensors | {:.1} s, {}/s]",
+                self.input,
+                self.reports.len(),
+                self.seconds,
+                size((before as f64 / self.seconds) as u64)
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn shown_name(report: &TensorReport) -> String {
+    escape_control(&report.tensor.name).into_owned()
+}
+
+fn columns(errors: &Errors) -> String {
+    let weighted = errors.weighted.map(percent).unwrap_or_default();
+    format!(
+        "{:>10.3e}  {:>9} {weighted:>9}",
+        errors.rmse,
+        percent(errors.relative)
+    )
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.3} %", share * 100.0)
+}
+
+fn tensor_json(report: &TensorReport) -> Json {
+    let TensorReport { tensor, errors } = report;
+    json!({
+        "name": tensor.name,
+        "dims": tensor.dims,
+        "from": tensor.from.name(),
+        "to": tensor.to.name(),
+        "instead_of": tensor.instead_of.map(|ty| ty.name()),
+        "bytes_before": tensor.bytes_before,
+        "bytes": tensor.bytes,
+        "rmse": errors.map(|errors| errors.rmse),
+        "relative_error": errors.map(|errors| errors.relative),
+        "weighted_error": errors.and_then(|errors| errors.weighted),
+    })
+}
