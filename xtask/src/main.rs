@@ -1,6 +1,7 @@
 //! Chores of the repository that are not part of the program: `cargo xtask`.
 
 mod compare_llama;
+mod compare_quantize;
 mod fixtures;
 mod fuzz;
 mod gen_model;
@@ -78,6 +79,28 @@ enum Task {
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
     },
+    /// Quantize a model to every file type and compare perplexities with llama.cpp's
+    CompareQuantize {
+        /// The model in F16, BF16 or F32, such as forge-mini-F16.gguf
+        model: PathBuf,
+        text: PathBuf,
+        /// Windows of 512 tokens
+        #[arg(long, default_value_t = 20)]
+        chunks: usize,
+        /// File types
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "Q2_K,Q2_K_S,Q3_K_S,Q3_K_M,Q3_K_L,IQ4_XS,IQ4_NL,MXFP4_MOE,Q4_0,Q4_1,Q4_K_S,Q4_K_M,Q5_0,Q5_1,Q5_K_S,Q5_K_M,Q6_K,Q8_0,F16,BF16,F32"
+        )]
+        types: Vec<String>,
+        /// llama.cpp's program
+        #[arg(long, default_value = "llama-perplexity", value_name = "PROGRAM")]
+        llama_perplexity: PathBuf,
+        /// Folder with llama.cpp's files of the same model
+        #[arg(long, value_name = "FOLDER")]
+        golden: Option<PathBuf>,
+    },
     /// Take the types of every quantization mix from llama.cpp, for the engine's tests
     MixGolden {
         /// A Python that has the llama-cpp-python and gguf packages
@@ -111,6 +134,21 @@ fn main() -> Result<()> {
         Task::GenModel { arch, ty, out } if arch == "all" => gen_model::write_all(&ty, &out),
         Task::GenModel { arch, ty, out } => gen_model::write(&arch, &ty, &out),
         Task::ArchGolden { python } => gen_model::golden(&python),
+        Task::CompareQuantize {
+            model,
+            text,
+            chunks,
+            types,
+            llama_perplexity,
+            golden,
+        } => compare_quantize::run(&compare_quantize::Options {
+            model,
+            text,
+            chunks,
+            types,
+            llama_perplexity,
+            golden,
+        }),
         Task::MixGolden { python } => mix_golden::write(&python),
     }
 }

@@ -24,13 +24,15 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     }
     let interrupt = Interrupt::install()?;
     let text = session::read_file(&args.file)?;
-    // Before the work: a name that cannot be written is an error at once.
     let shown = escape_control(&args.output.to_string_lossy()).into_owned();
     let failed = || format!("cannot write '{shown}'");
     let existing = match args.force {
         true => Existing::Replace,
         false => Existing::Keep,
     };
+    let create = || NewFile::create(&args.output, existing).with_context(failed);
+    // A name that cannot be written is an error before the work.
+    drop(create()?);
     let mut session = Session::start_with(
         &args.model,
         &args.device,
@@ -42,8 +44,7 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     let tokens = session::encode(&tokenizer, &text, Bos::AsTheFileSays, args.parse_special);
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
 
-    let working = interrupt.guard_output();
-    let mut file = NewFile::create(&args.output, existing).with_context(failed)?;
+    let working = interrupt.guard();
     let windows = tokens.len() / args.ctx.max(1);
     let windows = args.chunks.map_or(windows, |chunks| windows.min(chunks));
     let bar = bar(windows, "{bar:30} {pos}/{len} windows, {msg}, {eta} left");
@@ -77,10 +78,12 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
         datasets: vec![args.file.to_string_lossy().into_owned()],
         ..imatrix
     };
+    drop(working);
+    let _writing = interrupt.guard_output();
+    let mut file = create()?;
     let writer = imatrix.to_writer()?;
     writer.write_to(&mut file).with_context(failed)?;
     file.commit().with_context(failed)?;
-    drop(working);
 
     let seconds = started.elapsed().as_secs_f64();
     let mut out = Out::new();

@@ -51,7 +51,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         importance: imatrix,
     };
     let plan = QuantizePlan::new(input.gguf.clone(), options).context(input.label.clone())?;
-    tell_surprises(plan.tensors(), has_imatrix);
+    tell_surprises(plan.tensors(), args);
 
     let started = Instant::now();
     let reports = match output {
@@ -91,7 +91,9 @@ fn n_threads(wanted: Option<usize>) -> Result<usize> {
     match wanted {
         None => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
         Some(n) if (1..=MAX_THREADS).contains(&n) => Ok(n),
-        Some(n) => Err(usage(format!("threads is {n}, expected 1 to {MAX_THREADS}"))),
+        Some(n) => Err(usage(format!(
+            "threads is {n}, expected 1 to {MAX_THREADS}"
+        ))),
     }
 }
 
@@ -124,7 +126,7 @@ fn read_imatrix(path: &Path) -> Result<(Imatrix, String)> {
 }
 
 /// Tells what the user may not expect.
-fn tell_surprises(tensors: &[TensorPlan], has_imatrix: bool) {
+fn tell_surprises(tensors: &[TensorPlan], args: &QuantizeArgs) {
     let fallbacks: Vec<&TensorPlan> = tensors
         .iter()
         .filter(|tensor| tensor.instead_of.is_some())
@@ -145,7 +147,7 @@ fn tell_surprises(tensors: &[TensorPlan], has_imatrix: bool) {
         .iter()
         .filter(|tensor| tensor.from != tensor.to && !tensor.is_weighted)
         .collect();
-    if let (true, Some(first)) = (has_imatrix, bare.first()) {
+    if let (Some(_), Some(first)) = (&args.imatrix, bare.first()) {
         output::note(&format!(
             "notice: the importance matrix has no entry for {} of the tensors to convert, such as {}",
             bare.len(),
@@ -156,7 +158,7 @@ fn tell_surprises(tensors: &[TensorPlan], has_imatrix: bool) {
         .iter()
         .filter(|tensor| tensor.needs_importance && !tensor.is_weighted)
         .collect();
-    if let Some(first) = missing.first() {
+    if let (true, Some(first)) = (args.dry_run, missing.first()) {
         output::note(&format!(
             "notice: {} of the tensors need an importance matrix (--imatrix), such as {} in {}",
             missing.len(),

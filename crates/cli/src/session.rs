@@ -14,8 +14,8 @@ use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
 use rocmforge::engine::{
-    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, PrefixSharing, PromptOutput, Request,
-    SamplingParams, Xtc,
+    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, PrefixSharing, PromptOutput,
+    Request, SamplingParams, Xtc,
 };
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 

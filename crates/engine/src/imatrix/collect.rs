@@ -56,26 +56,29 @@ pub struct Chunks<'a> {
     pub on_chunk: &'a mut dyn FnMut(&Perplexity) -> Continue,
 }
 
-/// Sums over the rows of some activations.
+/// Sums over the rows of some activations, apart for each of the matrices that read them.
 #[derive(Debug, Clone, Default)]
 struct Sum {
-    /// Of squares, by column.
+    /// Of squares, `[n_matrices, width]`.
     squares: Vec<f64>,
-    n_rows: u64,
+    /// Rows, `[n_matrices]`.
+    n_rows: Vec<u64>,
 }
 
 impl Sum {
-    fn of(values: &[f32], width: usize) -> Sum {
-        let mut sum = Sum {
-            squares: vec![0.0; width],
-            n_rows: (values.len() / width) as u64,
-        };
-        for row in values.chunks_exact(width) {
-            for (total, &x) in sum.squares.iter_mut().zip(row) {
-                *total += f64::from(x) * f64::from(x);
-            }
+    fn new(n_matrices: usize, width: usize) -> Sum {
+        Sum {
+            squares: vec![0.0; n_matrices * width],
+            n_rows: vec![0; n_matrices],
         }
-        sum
+    }
+
+    fn add_row(&mut self, matrix: usize, row: &[f32]) {
+        let squares = &mut self.squares[matrix * row.len()..][..row.len()];
+        for (total, &x) in squares.iter_mut().zip(row) {
+            *total += f64::from(x) * f64::from(x);
+        }
+        self.n_rows[matrix] += 1;
     }
 
     fn add(&mut self, other: &Sum) {
@@ -83,7 +86,10 @@ impl Sum {
         for (total, x) in self.squares.iter_mut().zip(&other.squares) {
             *total += x;
         }
-        self.n_rows += other.n_rows;
+        self.n_rows.resize(other.n_rows.len(), 0);
+        for (total, n) in self.n_rows.iter_mut().zip(&other.n_rows) {
+            *total += n;
+        }
     }
 
     fn entry(self, name: String) -> Result<Entry, ImatrixError> {
@@ -93,7 +99,7 @@ impl Sum {
         }
         Ok(Entry {
             sums,
-            counts: vec![self.n_rows],
+            counts: self.n_rows,
         })
     }
 }
@@ -142,7 +148,11 @@ impl OpObserver for Collector {
         match op {
             Op::Quantize { x, out } if self.wanted.contains(out) => {
                 let width = self.widths[out.0 as usize];
-                self.acts.insert(*out, Sum::of(&data.buffer(*x), width));
+                let mut sum = Sum::new(1, width);
+                for row in data.buffer(*x).chunks_exact(width) {
+                    sum.add_row(0, row);
+                }
+                self.acts.insert(*out, sum);
             }
             Op::MatMul { x, weight, .. } => {
                 if let (Some(name), Some(sum)) = (self.tensors.get(weight), self.acts.get(x)) {

@@ -84,7 +84,6 @@ impl FileType {
             "Q3_K" => "Q3_K_M",
             "Q4_K" => "Q4_K_M",
             "Q5_K" => "Q5_K_M",
-            "MXFP4" => "MXFP4_MOE",
             other => other,
         };
         FileType::ALL

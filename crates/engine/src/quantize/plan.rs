@@ -219,7 +219,7 @@ fn choose(
             && options.file_type == FileType::Q2_K_S
             && !matches!(Role::of(&info.name), Role::TokenEmbedding | Role::Output),
         bytes_before: info.n_bytes,
-        bytes: info.n_rows() * row_bytes(to, info.row_len()),
+        bytes: info.n_rows().saturating_mul(row_bytes(to, info.row_len())),
     })
 }
 
@@ -298,7 +298,7 @@ fn has_importance(info: &TensorInfo, options: &QuantizeOptions) -> Result<bool, 
 
 /// Bytes of a row of whole blocks.
 fn row_bytes(ty: GgmlType, row_len: u64) -> u64 {
-    row_len / ty.block_len() as u64 * ty.block_bytes() as u64
+    (row_len / ty.block_len() as u64).saturating_mul(ty.block_bytes() as u64)
 }
 
 /// The metadata of `gguf`, and what has been done to it, under llama.cpp's keys.

@@ -1,0 +1,147 @@
+//! `cargo xtask compare-quantize`: every file type of a model, made here, has the same perplexity here and in
+//! llama.cpp, and none worse than that of the file that llama.cpp's quantizer makes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use rocmforge::engine::imatrix::{Chunks, Imatrix, gather};
+use rocmforge::engine::model::Model;
+use rocmforge::engine::perplexity::perplexity;
+use rocmforge::engine::quantize::{FileType, QuantizeOptions, QuantizePlan};
+use rocmforge::engine::tokenizer::{EncodeOptions, TokenId, Tokenizer};
+use rocmforge::engine::{Continue, Engine, EngineConfig, Existing, NewFile, PrefixSharing};
+use rocmforge::gguf::{Gguf, LoadMode};
+
+/// Tokens of a window.
+const N_CTX: usize = 512;
+/// Largest relative difference of two perplexities.
+const BOUND: f64 = 0.003;
+
+pub(crate) struct Options {
+    pub(crate) model: PathBuf,
+    pub(crate) text: PathBuf,
+    pub(crate) chunks: usize,
+    pub(crate) types: Vec<String>,
+    pub(crate) llama_perplexity: PathBuf,
+    /// Folder of llama.cpp's files of the same model, `NAME-TYPE.gguf`.
+    pub(crate) golden: Option<PathBuf>,
+}
+
+/// Prints a line for each type and fails if one is outside the bound.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let source = Arc::new(Gguf::open(&options.model, LoadMode::Mmap)?);
+    let text = std::fs::read(&options.text)
+        .with_context(|| format!("reading {}", options.text.display()))?;
+    let folder = crate::root().join("target/compare-quantize");
+    std::fs::create_dir_all(&folder)?;
+    let mut failed = Vec::new();
+    println!("type          bits     here  llama.cpp     diff   golden     diff");
+    for name in &options.types {
+        let file_type =
+            FileType::from_name(name).with_context(|| format!("no file type {name}"))?;
+        let path = folder.join(format!("{name}.gguf"));
+        let bits = quantize(&source, file_type, &text, &path)?;
+        let here = here(&path, &text, options.chunks)?;
+        let there = llama_cpp(&path, options)?;
+        let golden = match golden_file(options, name) {
+            Some(file) => Some(llama_cpp(&file, options)?),
+            None => None,
+        };
+        let differs = there / here - 1.0;
+        let worse = golden.map(|golden| there / golden - 1.0);
+        let shown = |x: Option<f64>, text: fn(f64) -> String| x.map_or("n/a".into(), text);
+        println!(
+            "{name:<12} {bits:>5.2} {here:>8.4} {there:>10.4} {:>+7.3}% {:>8} {:>8}",
+            differs * 100.0,
+            shown(golden, |ppl| format!("{ppl:.4}")),
+            shown(worse, |share| format!("{:+.3}%", share * 100.0)),
+        );
+        if differs.abs() > BOUND || worse.is_some_and(|share| share > BOUND) {
+            failed.push(name.clone());
+        }
+    }
+    if !failed.is_empty() {
+        bail!("outside the bound: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+/// Makes the file `path`; returns the bits of a value. What needs an importance matrix gets one of the text.
+fn quantize(source: &Arc<Gguf>, file_type: FileType, text: &[u8], path: &Path) -> Result<f64> {
+    let mut options = QuantizeOptions::new(file_type);
+    if file_type == FileType::Q2_K_S {
+        options.importance = Some((importance(source, text)?, "compare-quantize".into()));
+    }
+    let plan = QuantizePlan::new(Arc::clone(source), options)?;
+    let mut file = NewFile::create(path, Existing::Replace)?;
+    plan.write(&mut file, 2, |_| Continue::Yes)?;
+    file.commit()?;
+    let bytes: u64 = plan.tensors().iter().map(|tensor| tensor.bytes).sum();
+    let values = source.tensors().iter().map(|info| info.n_elements());
+    Ok(bytes as f64 * 8.0 / values.sum::<u64>() as f64)
+}
+
+fn importance(source: &Arc<Gguf>, text: &[u8]) -> Result<Imatrix> {
+    let (model, mut engine, tokens, bos) = start(source, text)?;
+    let chunks = Chunks {
+        max: Some(8),
+        on_chunk: &mut |_| Continue::Yes,
+    };
+    Ok(gather(&mut engine, &model, &tokens, bos, N_CTX, chunks)?.0)
+}
+
+fn here(path: &Path, text: &[u8], chunks: usize) -> Result<f64> {
+    let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
+    let (_, mut engine, tokens, bos) = start(&gguf, text)?;
+    let result = perplexity(&mut engine, &tokens, bos, N_CTX, Some(chunks), |_| {
+        Continue::Yes
+    })?;
+    Ok(result.ppl)
+}
+
+fn start(gguf: &Arc<Gguf>, text: &[u8]) -> Result<(Model, Engine, Vec<TokenId>, Option<TokenId>)> {
+    let model = Model::load(Arc::clone(gguf))?;
+    let tokenizer = Tokenizer::from_gguf(gguf, None)?;
+    let config = EngineConfig {
+        n_ctx: Some(N_CTX),
+        prefix_sharing: PrefixSharing::Off,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::on_cpu(&model, None, &config)?;
+    let options = EncodeOptions {
+        add_special: true,
+        parse_special: false,
+    };
+    let tokens = tokenizer.encode_bytes(text, options);
+    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+    Ok((model, engine, tokens, bos))
+}
+
+/// llama.cpp's file of the type, if it is there.
+fn golden_file(options: &Options, name: &str) -> Option<PathBuf> {
+    let stem = options.model.file_stem()?.to_str()?;
+    let stem = stem.rsplit_once('-').map_or(stem, |(stem, _)| stem);
+    let file = options.golden.as_ref()?.join(format!("{stem}-{name}.gguf"));
+    file.exists().then_some(file)
+}
+
+fn llama_cpp(model: &Path, options: &Options) -> Result<f64> {
+    let output = Command::new(&options.llama_perplexity)
+        .arg("-m")
+        .arg(model)
+        .arg("-f")
+        .arg(&options.text)
+        .args(["-c", &N_CTX.to_string()])
+        .args(["--chunks", &options.chunks.to_string()])
+        .output()
+        .with_context(|| format!("cannot run {}", options.llama_perplexity.display()))?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let result = text.split("PPL = ").nth(1).and_then(|rest| {
+        let number = rest.split_whitespace().next()?;
+        number.parse().ok()
+    });
+    result.with_context(|| format!("llama-perplexity failed: {}", text.trim()))
+}
