@@ -46,7 +46,7 @@ impl Conversion<'_> {
         &self,
         pool: &Pool,
         name: &str,
-        sink: &mut dyn FnMut(&[u8], usize) -> Result<(), QuantizeError>,
+        mut sink: impl FnMut(&[u8], usize) -> Result<(), QuantizeError>,
     ) -> Result<Errors, QuantizeError> {
         let bytes = |ty: GgmlType| ty.row_bytes(self.row_len).expect("rows are whole blocks");
         let (from_bytes, to_bytes) = (bytes(self.from), bytes(self.to));

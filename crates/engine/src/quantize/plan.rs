@@ -154,7 +154,7 @@ impl QuantizePlan {
                     rows_per_matrix: info.dims.get(1).map_or(1, |&rows| rows as usize),
                     importance: importance.as_deref(),
                 };
-                Some(conversion.run(&pool, &plan.name, &mut sink)?)
+                Some(conversion.run(&pool, &plan.name, sink)?)
             };
             reports.push(TensorReport {
                 tensor: plan.clone(),
