@@ -127,21 +127,27 @@ fn golden_file(options: &Options, name: &str) -> Option<PathBuf> {
     file.exists().then_some(file)
 }
 
+/// llama.cpp's perplexity over the same windows. What it prints last may get lost where it prints to a pipe,
+/// so it runs some windows more, and the running result after the last of ours counts.
 fn llama_cpp(model: &Path, options: &Options) -> Result<f64> {
     let output = Command::new(&options.llama_perplexity)
         .arg("-m")
         .arg(model)
         .arg("-f")
         .arg(&options.text)
-        .args(["-c", &N_CTX.to_string()])
-        .args(["--chunks", &options.chunks.to_string()])
+        .args(["-c", &N_CTX.to_string(), "-b", &N_CTX.to_string()])
+        .args(["--chunks", &(options.chunks + 4).to_string()])
         .output()
         .with_context(|| format!("cannot run {}", options.llama_perplexity.display()))?;
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
-    let result = text.split("PPL = ").nth(1).and_then(|rest| {
-        let number = rest.split_whitespace().next()?;
-        number.parse().ok()
-    });
-    result.with_context(|| format!("llama-perplexity failed: {}", text.trim()))
+    let result = text.split(&format!("[{}]", options.chunks)).nth(1);
+    let result = result.and_then(|rest| rest.split(',').next()?.trim().parse().ok());
+    result.with_context(|| {
+        format!(
+            "llama-perplexity gave no result for {} windows; is the text longer? {}",
+            options.chunks,
+            text.trim()
+        )
+    })
 }
