@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::Result;
-use rocmforge::engine::{Isa, available_bytes};
+use rocmforge::engine::{Isa, available_bytes, default_threads};
 use serde::Serialize;
 
 use crate::args::DevicesArgs;
@@ -98,7 +98,7 @@ fn cpu() -> Cpu {
         isa: Isa::detect().name(),
         isa_available: Isa::available().iter().map(|isa| isa.name()).collect(),
         features: features(),
-        threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+        threads: default_threads(),
         cores: (cores > 0).then_some(cores),
         memory_bytes: kib.map(|kib| kib * 1024),
         memory_available_bytes: available_bytes(),

@@ -25,4 +25,4 @@ pub use attention::{AttnSeq, AttnShape, KvSlice, KvSliceMut, attention};
 pub use isa::Isa;
 pub use matmul::{OutMode, Weight, get_rows, is_fast, matmul};
 pub use ops::{RopeStyle, add, argmax, kv_append, log_sum_exp, rms_norm, rope, silu_mul};
-pub use pool::{MAX_THREADS, Pool, Tile};
+pub use pool::{MAX_THREADS, Pool, Tile, default_threads};

@@ -40,7 +40,7 @@ pub struct EngineConfig {
     /// the engine; the end of a text is noticed one step late.
     pub steps_in_flight: usize,
     pub isa: rocmforge_cpu::Isa,
-    /// `None` takes one thread for each core this process may use.
+    /// `None` takes one thread for each core this process may use, not for each hardware thread.
     pub n_threads: Option<usize>,
 }
 
@@ -84,10 +84,11 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let Resolved { limits, n_blocks } =
             limits::resolve(model, config, memory::available_bytes())?;
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let options = CpuOptions {
             isa: config.isa,
-            n_threads: config.n_threads.unwrap_or_else(cores),
+            n_threads: config
+                .n_threads
+                .unwrap_or_else(rocmforge_cpu::default_threads),
             page: config.page,
             n_blocks,
             kv_type: config.kv_type,

@@ -10,7 +10,8 @@
 //! compare-and-swap on its ticket, the caller closes the ticket once the counter has run out and
 //! then waits only for those that joined. A descheduled or parked worker therefore delays nobody.
 //!
-//! `run.rs` has the protocol, `split.rs` the two ways to hand out disjoint parts of a matrix.
+//! `run.rs` has the protocol, `split.rs` the ways to hand out disjoint parts of a matrix,
+//! `topology.rs` where threads run.
 
 #![allow(
     unsafe_code,
@@ -19,6 +20,8 @@
 
 mod run;
 mod split;
+mod topology;
 
 pub use run::{MAX_THREADS, Pool};
 pub use split::Tile;
+pub use topology::default_threads;

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use super::topology::{Topology, stay_on};
+
 /// Most threads a [`Pool`] will create.
 pub const MAX_THREADS: usize = 1024;
 
@@ -90,7 +92,8 @@ unsafe impl Send for Shared {}
 
 impl Pool {
     /// A pool of `n_threads` threads including the caller's, at least 1 and at most
-    /// [`MAX_THREADS`]. If the system refuses to create a thread the pool has those it got:
+    /// [`MAX_THREADS`]; [`super::default_threads`] is a good number. On a machine with several NUMA
+    /// nodes those that it creates stay on as few of them as have the cores. If the system refuses to create a thread the pool has those it got:
     /// [`Pool::n_threads`] tells.
     pub fn new(n_threads: usize) -> Pool {
         let n_workers = n_threads.clamp(1, MAX_THREADS) - 1;
@@ -112,13 +115,20 @@ impl Pool {
             panic: Mutex::new(None),
             oversubscribed: n_workers + 1 > n_cores,
         });
+        let topology = Topology::detect();
+        let places = topology.as_ref().and_then(|t| t.place(n_workers + 1));
         let workers = (0..n_workers)
             .map_while(|i| {
                 let shared = Arc::clone(&shared);
-                thread::Builder::new()
-                    .name(format!("cpu-{}", i + 1))
-                    .spawn(move || shared.work(i))
-                    .ok()
+                let cpus = places.as_ref().map(|places| places[i + 1].to_vec());
+                let work = move || {
+                    if let Some(cpus) = cpus {
+                        stay_on(&cpus);
+                    }
+                    shared.work(i);
+                };
+                let name = format!("cpu-{}", i + 1);
+                thread::Builder::new().name(name).spawn(work).ok()
             })
             .collect();
         Pool {
