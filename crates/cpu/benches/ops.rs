@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use half::f16;
 use rocmforge_cpu::{
-    AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool, RopeStyle, attention, kv_append,
-    log_sum_exp, rms_norm, rope, silu_mul,
+    Activation, AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool, RopeStyle, attention,
+    gated_activation, kv_append, log_sum_exp, rms_norm, rope,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::legacy::Q8_0;
@@ -21,6 +21,7 @@ const SHAPE: AttnShape = AttnShape {
     v_dim: 64,
     page: 32,
     scale: 0.125,
+    soft_cap: None,
     window: None,
 };
 const DEPTH: usize = 4096;
@@ -216,8 +217,8 @@ fn small_ops(report: &Report) {
         println!();
         let (gate, up) = (noise(n_tokens * 8192), noise(n_tokens * 8192));
         let mut out = vec![0.0; gate.len()];
-        measure(&format!("silu_mul {n_tokens} x 8192"), 20, |_| {
-            silu_mul(isa, pool, &gate, &up, &mut out);
+        measure(&format!("gated silu {n_tokens} x 8192"), 20, |_| {
+            gated_activation(isa, pool, Activation::Silu, &gate, &up, &mut out);
         });
         println!();
         let mut x = noise(n_tokens * 2048);

@@ -117,6 +117,8 @@ pub struct AttnShape {
     pub page: usize,
     /// Factor of the scores, usually 1 / sqrt(k_dim).
     pub scale: f32,
+    /// With `Some(cap)` a scaled score `x` counts as `cap * tanh(x / cap)`. Positive.
+    pub soft_cap: Option<f32>,
     /// With `Some(w)` a row sees itself and the w - 1 positions before it. Not 0.
     pub window: Option<u32>,
 }

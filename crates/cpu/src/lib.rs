@@ -24,5 +24,8 @@ pub use arch::{Avx2, Avx512};
 pub use attention::{AttnSeq, AttnShape, KvSlice, KvSliceMut, attention};
 pub use isa::Isa;
 pub use matmul::{OutMode, Weight, get_rows, is_fast, matmul};
-pub use ops::{RopeStyle, add, argmax, kv_append, log_sum_exp, rms_norm, rope, silu_mul};
+pub use ops::{
+    Activation, RopeStyle, activate, add, argmax, gated_activation, kv_append, layer_norm,
+    log_sum_exp, rms_norm, rope, soft_cap,
+};
 pub use pool::{MAX_THREADS, Pool, Tile, default_threads};

@@ -16,6 +16,7 @@ const LLAMA_1B: AttnShape = AttnShape {
     v_dim: 64,
     page: 32,
     scale: 0.125,
+    soft_cap: None,
     window: None,
 };
 
@@ -89,7 +90,11 @@ impl Seq {
                     .zip(k)
                     .map(|(&a, &b)| f64::from(a) * f64::from(b))
                     .sum();
-                dot * f64::from(shape.scale)
+                let score = dot * f64::from(shape.scale);
+                shape.soft_cap.map_or(score, |cap| {
+                    let cap = f64::from(cap);
+                    cap * (score / cap).tanh()
+                })
             };
             let scores: Vec<f64> = (first..=pos).map(score).collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -247,6 +252,7 @@ fn follows_the_definition() {
         v_dim,
         page,
         scale: 1.0 / (k_dim as f32).sqrt(),
+        soft_cap: None,
         window,
     };
     for (shape, ranges) in [
@@ -283,6 +289,14 @@ fn follows_the_definition() {
     ] {
         for &(from, to) in ranges {
             check_against_definition(&shape, from, to);
+            // Scores reach 8, so that these bounds bite and nearly do not.
+            for cap in [1.5, 50.0] {
+                let capped = AttnShape {
+                    soft_cap: Some(cap),
+                    ..shape
+                };
+                check_against_definition(&capped, from, to);
+            }
         }
     }
 }
@@ -322,6 +336,7 @@ fn bits_do_not_depend_on_chunks_company_pages_or_threads() {
             v_dim,
             page: 16,
             scale: 0.1,
+            soft_cap: (n_heads == 4).then_some(0.7),
             window,
         };
         let seqs: Vec<Seq> = [150, 1, 33, 97]
@@ -379,6 +394,7 @@ fn bits_do_not_depend_on_how_segments_run() {
             v_dim: 32,
             page: 64,
             scale: 0.2,
+            soft_cap: None,
             window,
         };
         let seq = Seq::new(&shape, 3500, 5);
@@ -457,6 +473,7 @@ fn no_sequences_and_no_rows_are_fine() {
 fn large_scores_do_not_overflow() {
     let shape = AttnShape {
         scale: 40.0,
+        soft_cap: None,
         ..LLAMA_1B
     };
     let seq = Seq::new(&shape, 40, 2);

@@ -5,7 +5,8 @@ mod common;
 use common::Rng;
 use half::f16;
 use rocmforge_cpu::{
-    Isa, KvSliceMut, Pool, RopeStyle, add, argmax, kv_append, log_sum_exp, rms_norm, rope, silu_mul,
+    Activation, Isa, KvSliceMut, Pool, RopeStyle, activate, add, argmax, gated_activation,
+    kv_append, layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::legacy::Q8_0;
@@ -68,7 +69,59 @@ fn rms_norm_follows_its_formula() {
 }
 
 #[test]
-fn add_and_silu_mul_follow_their_formulas() {
+fn layer_norm_follows_its_formula() {
+    let mut rng = Rng(12);
+    for isa in Isa::available() {
+        for width in WIDTHS.into_iter().filter(|&width| width > 1) {
+            for n_rows in [1, 3, 70] {
+                // A mean far from zero, which a difference of squares would not survive.
+                let x: Vec<f32> = rng.vec(n_rows * width).iter().map(|x| x + 30.0).collect();
+                let (weight, bias) = (rng.vec(width), rng.vec(width));
+                let got = same_on_any_pool(|pool| {
+                    let mut out = vec![f32::NAN; x.len()];
+                    layer_norm(isa, pool, &x, &weight, &bias, 1e-5, &mut out);
+                    out
+                });
+                let what = format!("{isa} layer_norm {n_rows} x {width}");
+                for (row, (x, got)) in x.chunks(width).zip(got.chunks(width)).enumerate() {
+                    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
+                    let squares: f64 = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum();
+                    let scale = 1.0 / (squares / width as f64 + f64::from(1e-5f32)).sqrt();
+                    for i in 0..width {
+                        let want = (f64::from(x[i]) - mean) * scale * f64::from(weight[i])
+                            + f64::from(bias[i]);
+                        // The mean is an f32 of 30, with an error of 2e-6 at most.
+                        let allowed = 4e-6 * scale + 2e-6 * want.abs().max(1.0);
+                        let error = (f64::from(got[i]) - want).abs();
+                        assert!(
+                            error <= allowed,
+                            "{what}: {row}, {i}: {} not {want}",
+                            got[i]
+                        );
+                    }
+                }
+                let mut alone = vec![0.0; width];
+                let last = (n_rows - 1) * width;
+                let pool = Pool::new(1);
+                layer_norm(isa, &pool, &x[last..], &weight, &bias, 1e-5, &mut alone);
+                assert_eq!(alone, got[last..]);
+            }
+        }
+    }
+}
+
+/// The definition of each activation.
+const ACTIVATIONS: [(Activation, fn(f64) -> f64); 2] = [
+    (Activation::Silu, |x| x / (1.0 + (-x).exp())),
+    (Activation::GeluTanh, |x| {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        // As 1 / (1 + e^-2u), which keeps its digits for negative values.
+        x / (1.0 + (-2.0 * inner).exp())
+    }),
+];
+
+#[test]
+fn add_and_activations_follow_their_formulas() {
     let mut rng = Rng(2);
     for isa in Isa::available() {
         for n in WIDTHS.into_iter().chain([0, 40_000, 40_003]) {
@@ -82,43 +135,85 @@ fn add_and_silu_mul_follow_their_formulas() {
             check(&format!("{isa} add {n}"), &got, want);
 
             let gate: Vec<f32> = a.iter().map(|a| a * 20.0).collect();
-            let got = same_on_any_pool(|pool| {
-                let mut out = vec![f32::NAN; n];
-                silu_mul(isa, pool, &gate, &b, &mut out);
-                out
-            });
-            let silu = |x: f64| x / (1.0 + (-x).exp());
-            let want = gate
-                .iter()
-                .zip(&b)
-                .map(|(&g, &u)| silu(f64::from(g)) * f64::from(u));
-            check(&format!("{isa} silu_mul {n}"), &got, want);
+            for (activation, formula) in ACTIVATIONS {
+                let got = same_on_any_pool(|pool| {
+                    let mut out = vec![f32::NAN; n];
+                    gated_activation(isa, pool, activation, &gate, &b, &mut out);
+                    out
+                });
+                let want = gate
+                    .iter()
+                    .zip(&b)
+                    .map(|(&g, &u)| formula(f64::from(g)) * f64::from(u));
+                check(&format!("{isa} gated {activation:?} {n}"), &got, want);
+
+                let got = same_on_any_pool(|pool| {
+                    let mut out = vec![f32::NAN; n];
+                    activate(isa, pool, activation, &gate, &mut out);
+                    out
+                });
+                let want = gate.iter().map(|&g| formula(f64::from(g)));
+                check(&format!("{isa} {activation:?} {n}"), &got, want);
+            }
         }
     }
 }
 
-/// The vector exponential, seen through silu: `silu(x) / x = 1 / (1 + e^-x)`.
+/// The vector exponential, seen through the activations.
 #[test]
-fn silu_is_right_at_the_ends_of_the_range() {
+fn activations_are_right_at_the_ends_of_the_range() {
     for isa in Isa::available() {
-        for x in [
-            -1e4f32, -104.0, -89.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 1.0, 88.0, 104.0, 1e4,
-        ] {
-            let mut out = [f32::NAN; 9];
-            silu_mul(isa, &Pool::new(1), &[x; 9], &[1.0; 9], &mut out);
-            let want = f64::from(x) / (1.0 + (-f64::from(x)).exp());
-            for got in out {
-                // e^89 and more counts as infinite, so tiny results may be 0.
-                let error = (f64::from(got) - want).abs();
-                assert!(
-                    error <= 3e-7 * want.abs() + 1e-36,
-                    "{isa}: silu({x}) is {got}, not {want}"
-                );
+        for (activation, formula) in ACTIVATIONS {
+            for x in [
+                -1e4f32, -104.0, -89.0, -88.0, -87.0, -5.0, -3.0, -1.0, -1e-30, 0.0, 1e-30, 1.0,
+                3.0, 88.0, 104.0, 1e4,
+            ] {
+                let mut out = [f32::NAN; 9];
+                activate(isa, &Pool::new(1), activation, &[x; 9], &mut out);
+                let want = formula(f64::from(x));
+                for got in out {
+                    // e^89 and more counts as infinite, so tiny results may be 0. The error of
+                    // an exponent grows with it.
+                    let error = (f64::from(got) - want).abs();
+                    assert!(
+                        error <= 3e-6 * want.abs() + 1e-36,
+                        "{isa}: {activation:?}({x}) is {got}, not {want}"
+                    );
+                }
+            }
+            let mut out = [0.0; 9];
+            activate(isa, &Pool::new(1), activation, &[f32::NAN; 9], &mut out);
+            assert!(out.iter().all(|x| x.is_nan()), "{isa}: NaN goes through");
+        }
+    }
+}
+
+#[test]
+fn soft_cap_follows_its_formula() {
+    let mut rng = Rng(13);
+    for isa in Isa::available() {
+        for n in WIDTHS.into_iter().chain([0, 40_003]) {
+            for cap in [0.5f32, 30.0] {
+                let x: Vec<f32> = rng.vec(n).iter().map(|x| x * x * x * 60.0).collect();
+                let got = same_on_any_pool(|pool| {
+                    let mut out = x.clone();
+                    soft_cap(isa, pool, cap, &mut out);
+                    out
+                });
+                for (&x, got) in x.iter().zip(got) {
+                    let want = f64::from(cap) * (f64::from(x) / f64::from(cap)).tanh();
+                    let error = (f64::from(got) - want).abs();
+                    assert!(
+                        error <= 5e-7 * want.abs(),
+                        "{isa}: {x} to {got}, not {want}"
+                    );
+                }
             }
         }
-        let mut out = [0.0; 9];
-        silu_mul(isa, &Pool::new(1), &[f32::NAN; 9], &[1.0; 9], &mut out);
-        assert!(out.iter().all(|x| x.is_nan()), "{isa}: NaN goes through");
+        let mut ends = [0.0, 1e30, -1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        soft_cap(isa, &Pool::new(1), 30.0, &mut ends);
+        assert_eq!(ends[..5], [0.0, 30.0, -30.0, 30.0, -30.0]);
+        assert!(ends[5].is_nan());
     }
 }
 

@@ -66,6 +66,10 @@ pub enum EngineError {
     #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]
     TokenOutOfRange { id: u32, n_vocab: usize },
     #[error(
+        "a context of {n_ctx} tokens: this model has learned {n_positions} positions and knows none beyond; use --ctx {n_positions} or less"
+    )]
+    TooFewPositions { n_ctx: usize, n_positions: usize },
+    #[error(
         "a context of {n_ctx} tokens needs {needed_mib} MiB of KV cache, {free_mib} MiB are free; use --ctx {fitting} or less"
     )]
     NoMemory {

@@ -66,7 +66,59 @@ fn logits_are_llama_cpp_s() {
 #[test]
 fn every_fact_counts() {
     let prompt = synth::prompt(80, 512);
-    let cases: [(&str, &str, OwnedValue, bool); 12] = [
+    let cases: [(&str, &str, OwnedValue, bool); 24] = [
+        (
+            "gemma2",
+            "gemma2.attn_logit_softcapping",
+            50f32.into(),
+            true,
+        ),
+        (
+            "gemma2",
+            "gemma2.final_logit_softcapping",
+            30f32.into(),
+            true,
+        ),
+        (
+            "gemma2",
+            "gemma2.attention.sliding_window",
+            0u32.into(),
+            true,
+        ),
+        (
+            "gemma2",
+            "gemma2.attention.sliding_window_pattern",
+            3u32.into(),
+            true,
+        ),
+        ("gemma2", "gemma2.rope.freq_base_swa", 5e3f32.into(), true),
+        (
+            "gemma3",
+            "gemma3.final_logit_softcapping",
+            5f32.into(),
+            true,
+        ),
+        (
+            "gemma3",
+            "gemma3.final_logit_softcapping",
+            0f32.into(),
+            false,
+        ),
+        (
+            "gemma3",
+            "gemma3.attention.sliding_window",
+            0u32.into(),
+            true,
+        ),
+        ("gemma3", "gemma3.rope.freq_base_swa", 5e3f32.into(), true),
+        ("gemma3", "gemma3.rope.freq_base_swa", 1e4f32.into(), false),
+        ("gemma3", "gemma3.rope.scaling.factor", 1f32.into(), true),
+        (
+            "starcoder2",
+            "starcoder2.rope.freq_base",
+            5e3f32.into(),
+            true,
+        ),
         ("granite", "granite.embedding_scale", 1f32.into(), true),
         ("granite", "granite.residual_scale", 1f32.into(), true),
         ("granite", "granite.residual_scale", 0f32.into(), true),
@@ -111,7 +163,43 @@ fn every_fact_counts() {
 
 #[test]
 fn facts_that_cannot_be_are_refused() {
-    let cases: [(&str, &str, OwnedValue, &str); 9] = [
+    let cases: [(&str, &str, OwnedValue, &str); 15] = [
+        (
+            "gemma2",
+            "gemma2.attn_logit_softcapping",
+            0f32.into(),
+            "a positive number",
+        ),
+        (
+            "gemma2",
+            "gemma2.final_logit_softcapping",
+            f32::NAN.into(),
+            "a positive number",
+        ),
+        (
+            "gemma3",
+            "gemma3.final_logit_softcapping",
+            (-1f32).into(),
+            "a positive number",
+        ),
+        (
+            "gemma3",
+            "gemma3.attention.sliding_window_pattern",
+            vec![true; 7].into(),
+            "7 flags",
+        ),
+        (
+            "gpt2",
+            "gpt2.attention.layer_norm_epsilon",
+            2f32.into(),
+            "between 0 and 1",
+        ),
+        (
+            "gpt2",
+            "gpt2.context_length",
+            1000u32.into(),
+            "`position_embd.weight` has shape [256, 2048], expected [256, 1000]",
+        ),
         (
             "granite",
             "granite.logit_scale",
@@ -179,6 +267,57 @@ fn facts_that_cannot_be_are_refused() {
     changed.set("llama.rope.scaling.type", "longrope");
     let message = load(&changed).unwrap_err().to_string();
     assert!(message.contains("`rope_factors_short.weight`"), "{message}");
+}
+
+/// The file without one of its tensors.
+fn without(name: &str, tensor: &str) -> Result<Model, EngineError> {
+    let gguf = Gguf::from_vec(writer(name).to_vec().unwrap()).unwrap();
+    let mut writer = Writer::new(name);
+    for (key, value) in gguf.metadata().iter() {
+        writer.set(key, value);
+    }
+    for info in gguf.tensors().iter().filter(|info| info.name != tensor) {
+        let data = gguf.tensor_data(info);
+        writer
+            .add_tensor(&info.name, &info.dims, info.ty, data)
+            .unwrap();
+    }
+    load(&writer)
+}
+
+#[test]
+fn tensors_that_a_family_must_have_are_asked_for() {
+    for (name, tensor) in [
+        ("gemma2", "blk.1.post_ffw_norm.weight"),
+        ("gemma3", "blk.1.post_attention_norm.weight"),
+        ("gemma3", "blk.7.attn_k_norm.weight"),
+        ("gpt2", "position_embd.weight"),
+        ("gpt2", "output_norm.bias"),
+        ("starcoder2", "blk.3.ffn_norm.bias"),
+        ("starcoder2", "blk.0.ffn_up.weight"),
+    ] {
+        let message = without(name, tensor).unwrap_err().to_string();
+        assert!(
+            message.contains(&format!("no tensor `{tensor}`")),
+            "{name}: {message}"
+        );
+    }
+}
+
+/// Learned positions end; rotary ones do not.
+#[test]
+fn no_context_reaches_beyond_learned_positions() {
+    let config = |n_ctx| EngineConfig {
+        n_ctx: Some(n_ctx),
+        ..EngineConfig::default()
+    };
+    let model = load(&writer("gpt2")).unwrap();
+    assert!(Engine::on_cpu(&model, None, &config(2048)).is_ok());
+    let error = Engine::on_cpu(&model, None, &config(2049)).err().unwrap();
+    let message = error.to_string();
+    assert!(message.contains("use --ctx 2048 or less"), "{message}");
+    let model = load(&writer("starcoder2")).unwrap();
+    assert!(Engine::on_cpu(&model, None, &config(2049)).is_ok());
 }
 
 /// The context decides between the two sets of factors, once for all tokens it will hold.

@@ -18,7 +18,11 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
                     let dot: f64 = (0..k_dim)
                         .map(|d| f64::from(query[d]) * element(tile.k, key + d))
                         .sum();
-                    dot * f64::from(tile.shape.scale)
+                    let score = dot * f64::from(tile.shape.scale);
+                    tile.shape.soft_cap.map_or(score, |cap| {
+                        let cap = f64::from(cap);
+                        cap * (score / cap).tanh()
+                    })
                 })
                 .collect();
             let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);

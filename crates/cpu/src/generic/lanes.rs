@@ -1,5 +1,5 @@
 //! Vector operations beyond arithmetic: whole and partial loads, pairs, sums of many vectors; and
-//! the exponential that softmax and SiLU share.
+//! the exponential that softmax and SiLU share, with the tanh that is made of it.
 
 use super::simd::SimdF32;
 
@@ -56,7 +56,8 @@ pub(crate) trait Lanes: SimdF32 {
 pub(crate) fn exp<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
     // `v` stands second because a comparison with NaN yields the second operand.
     let v = s.min(s.splat(89.0), s.max(s.splat(-104.0), v));
-    let (n, p) = exp_parts(s, v);
+    let (n, q) = exp_parts(s, v);
+    let p = s.add(q, s.splat(1.0));
     // 2^n in two factors, so that neither leaves the range of exponents.
     let half = s.round(s.mul(n, s.splat(0.5)));
     s.mul(
@@ -69,11 +70,24 @@ pub(crate) fn exp<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
 #[inline(always)]
 pub(crate) fn exp_nonpositive<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
     // At -88 n is -127, and 2^-127 comes out as 0.
-    let (n, p) = exp_parts(s, s.max(s.splat(-88.0), v));
-    s.mul(p, s.exp2_integral(n))
+    let (n, q) = exp_parts(s, s.max(s.splat(-88.0), v));
+    s.mul(s.add(q, s.splat(1.0)), s.exp2_integral(n))
 }
 
-/// Integral n and p in 0.7..1.5 with e^v = 2^n p.
+/// tanh v within 3 ulp, NaN for NaN.
+///
+/// `tanh(v) = m / (m + 2)` with `m = e^2v - 1`, and `m = (2^n - 1) + 2^n q` keeps what is small.
+#[inline(always)]
+pub(crate) fn tanh<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
+    // Beyond 20 the result is 1; `v` stands second as in [`exp`].
+    let v = s.min(s.splat(20.0), s.max(s.splat(-20.0), v));
+    let (n, q) = exp_parts(s, s.add(v, v));
+    let power = s.exp2_integral(n);
+    let m = s.mul_add(power, q, s.sub(power, s.splat(1.0)));
+    s.div(m, s.add(m, s.splat(2.0)))
+}
+
+/// Integral n and q in -0.3..0.5 with e^v = 2^n (1 + q).
 ///
 /// Cody-Waite reduction by ln 2 in two parts, then a polynomial of degree 6 that is minimax in
 /// relative error (3.1e-9) on |r| <= ln 2 / 2.
@@ -86,7 +100,7 @@ fn exp_parts<S: SimdF32>(s: S, v: S::F32) -> (S::F32, S::F32) {
     for c in [8.368_745e-3, 4.166_839e-2, 0.166_665_21, 0.499_999_94] {
         p = s.mul_add(p, r, s.splat(c));
     }
-    (n, s.add(s.mul_add(p, s.mul(r, r), r), s.splat(1.0)))
+    (n, s.mul_add(p, s.mul(r, r), r))
 }
 
 #[cfg(test)]

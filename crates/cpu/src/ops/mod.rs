@@ -5,17 +5,23 @@
 //! element depends on its row alone, with a fixed order of additions, so results are bit-equal for
 //! any number of rows and threads.
 
+mod activation;
 mod elementwise;
 mod kv;
 mod logits;
 mod norm;
 mod rope;
+mod soft_cap;
 
-pub use elementwise::{add, silu_mul};
+pub use activation::{Activation, activate, gated_activation};
+pub use elementwise::add;
 pub use kv::kv_append;
 pub use logits::{argmax, log_sum_exp};
-pub use norm::rms_norm;
+pub use norm::{layer_norm, rms_norm};
 pub use rope::{RopeStyle, rope};
+pub use soft_cap::soft_cap;
+
+pub(crate) use soft_cap::capped;
 
 use crate::pool::Pool;
 

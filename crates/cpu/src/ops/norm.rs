@@ -1,4 +1,4 @@
-//! Root mean square normalization (Zhang and Sennrich 2019).
+//! Root mean square normalization (Zhang and Sennrich 2019) and layer normalization (Ba et al. 2016).
 
 use super::rows_per_task;
 use crate::arch::Kernel;
@@ -33,6 +33,52 @@ pub fn rms_norm(isa: Isa, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out:
                 eps,
                 out,
             }),
+        }
+    });
+}
+
+/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, on rows of `weight.len()` values.
+///
+/// `x` and `out` [n_rows, weight.len()], `bias` `[weight.len()]`.
+///
+/// # Panics
+/// If `x` is not whole rows, or `out` or `bias` have another length.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "operands of one op, each a slice of its own"
+)]
+pub fn layer_norm(
+    isa: Isa,
+    pool: &Pool,
+    x: &[f32],
+    weight: &[f32],
+    bias: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    if x.is_empty() {
+        return;
+    }
+    let width = weight.len();
+    assert!(
+        width > 0 && x.len().is_multiple_of(width),
+        "x holds whole rows"
+    );
+    assert_eq!(bias.len(), width, "bias has the shape of weight");
+    let rows = rows_per_task(pool, x.len() / width, 2 * width);
+    pool.for_each_rows(out, width, rows, &|first, out| {
+        let x = &x[first * width..first * width + out.len()];
+        let rows = LayerNorm {
+            x,
+            weight,
+            bias,
+            eps,
+            out,
+        };
+        match isa.vector() {
+            None => rows.scalar(),
+            Some(isa) => isa.run(rows),
         }
     });
 }
@@ -81,6 +127,85 @@ impl Kernel for RmsNorm<'_> {
             }
         }
     }
+}
+
+struct LayerNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    bias: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl LayerNorm<'_> {
+    fn scalar(self) {
+        let width = self.weight.len();
+        let rows = self.x.chunks_exact(width);
+        for (x, out) in rows.zip(self.out.chunks_exact_mut(width)) {
+            let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
+            let squares: f64 = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum();
+            let scale = 1.0 / (squares / width as f64 + f64::from(self.eps)).sqrt();
+            for (i, (out, &x)) in out.iter_mut().zip(x).enumerate() {
+                let normed = (f64::from(x) - mean) * scale;
+                *out = (normed * f64::from(self.weight[i]) + f64::from(self.bias[i])) as f32;
+            }
+        }
+    }
+}
+
+impl Kernel for LayerNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.weight.len();
+        let (weights, weight_tail) = S::chunks(self.weight);
+        let (biases, bias_tail) = S::chunks(self.bias);
+        let rows = self.x.chunks_exact(width);
+        for (x, out) in rows.zip(self.out.chunks_exact_mut(width)) {
+            let mean = s.splat(sum(s, x) / width as f32);
+            let (xs, x_tail) = S::chunks(x);
+            let (outs, out_tail) = S::chunks_mut(out);
+            // The squares of what is left: the mean square less the square of the mean would cancel.
+            for (x, out) in xs.iter().zip(&mut *outs) {
+                s.store_chunk(s.sub(s.load_chunk(x), mean), out);
+            }
+            s.store_part(s.sub(s.load_part(x_tail, 0.0), mean), out_tail);
+            let (xs, x_tail) = S::chunks(out);
+            let variance = sum_of_squares(s, xs, x_tail) / width as f32;
+            let scale = s.splat(1.0 / (variance + self.eps).sqrt());
+            let (outs, out_tail) = S::chunks_mut(out);
+            for ((out, w), b) in outs.iter_mut().zip(weights).zip(biases) {
+                let normed = s.mul(s.load_chunk(out), scale);
+                s.store_chunk(s.mul_add(normed, s.load_chunk(w), s.load_chunk(b)), out);
+            }
+            if !out_tail.is_empty() {
+                let normed = s.mul(s.load_part(out_tail, 0.0), scale);
+                let (w, b) = (s.load_part(weight_tail, 0.0), s.load_part(bias_tail, 0.0));
+                s.store_part(s.mul_add(normed, w, b), out_tail);
+            }
+        }
+    }
+}
+
+/// In four accumulators, as [`sum_of_squares`].
+#[inline(always)]
+fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let (xs, tail) = S::chunks(x);
+    let mut acc = [s.splat(0.0); 4];
+    let (fours, rest) = xs.as_chunks::<4>();
+    for four in fours {
+        for j in 0..4 {
+            acc[j] = s.add(acc[j], s.load_chunk(&four[j]));
+        }
+    }
+    for (j, x) in rest.iter().enumerate() {
+        acc[j] = s.add(acc[j], s.load_chunk(x));
+    }
+    if !tail.is_empty() {
+        acc[3] = s.add(acc[3], s.load_part(tail, 0.0));
+    }
+    s.sum(s.add(s.add(acc[0], acc[1]), s.add(acc[2], acc[3])))
 }
 
 /// In four accumulators, which cover the latency of the multiply-add.

@@ -1,10 +1,12 @@
 //! The CPU backend: runs the plan operation by operation on the kernels of `rocmforge-cpu`.
 
+mod run_op;
+
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 use half::f16;
-use rocmforge_cpu::{self as cpu, Acts, AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool};
+use rocmforge_cpu::{self as cpu, Acts, Isa, KvSlice, KvSliceMut, Pool};
 use rocmforge_gguf::quant;
 
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply};
@@ -161,182 +163,6 @@ impl CpuBackend {
                 .map(|out| self.plan.buffers[out.0 as usize].rows),
         };
         rows == Some(RowCount::Logits)
-    }
-
-    fn buffer(&self, id: BufferId) -> &[f32] {
-        &self.buffers[id.0 as usize]
-    }
-
-    fn run_op(&mut self, op: &Op, batch: &Batch, tokens: &[TokenId], rotations: &[Vec<f32>]) {
-        let isa = self.options.isa;
-        match *op {
-            Op::Embed { table, scale, out } => {
-                let mut to = self.take(out);
-                cpu::get_rows(&self.weights.matrix(table), tokens, &mut to);
-                if scale != 1.0 {
-                    to.iter_mut().for_each(|value| *value *= scale);
-                }
-                self.put(out, to);
-            }
-            Op::RmsNorm {
-                x,
-                weight,
-                eps,
-                out,
-            } => {
-                let mut to = self.take(out);
-                cpu::rms_norm(
-                    isa,
-                    &self.pool,
-                    self.buffer(x),
-                    self.weights.vector(weight),
-                    eps,
-                    &mut to,
-                );
-                self.put(out, to);
-            }
-            Op::Quantize { x, out } => {
-                let info = self.plan.acts[out.0 as usize];
-                let from = &self.buffers[x.0 as usize];
-                let n_rows = from.len() / info.width;
-                self.acts[out.0 as usize].quantize(
-                    isa,
-                    &self.pool,
-                    from,
-                    n_rows,
-                    info.width,
-                    info.format,
-                );
-            }
-            Op::MatMul {
-                x,
-                weight,
-                bias,
-                mode,
-                out,
-            } => {
-                let mut to = self.take(out);
-                let bias = bias.map(|id| self.weights.vector(id));
-                cpu::matmul(
-                    isa,
-                    &self.pool,
-                    &self.weights.matrix(weight),
-                    &self.acts[x.0 as usize],
-                    bias,
-                    mode,
-                    &mut to,
-                );
-                self.put(out, to);
-            }
-            Op::Rope {
-                x,
-                head_dim,
-                table,
-                style,
-            } => {
-                let mut to = self.take(x);
-                let n_rot = self.plan.rope[table.0 as usize].n_rot();
-                cpu::rope(
-                    isa,
-                    &self.pool,
-                    &mut to,
-                    tokens.len(),
-                    head_dim,
-                    n_rot,
-                    style,
-                    &rotations[table.0 as usize],
-                );
-                self.put(x, to);
-            }
-            Op::KvAppend { layer, k, v } => {
-                let page = self.options.page;
-                let LayerCache {
-                    spec,
-                    k: k_cache,
-                    v: v_cache,
-                } = &mut self.cache[layer];
-                for (x, dim, cache) in [(k, spec.k_dim, k_cache), (v, spec.v_dim, v_cache)] {
-                    let rows = &self.buffers[x.0 as usize];
-                    cpu::kv_append(
-                        isa,
-                        &self.pool,
-                        rows,
-                        spec.n_kv_heads,
-                        dim,
-                        page,
-                        &batch.slots,
-                        cache.as_mut(),
-                    );
-                }
-            }
-            Op::Attention {
-                layer,
-                n_heads,
-                scale,
-                q,
-                out,
-            } => {
-                let mut to = self.take(out);
-                let LayerCache { spec, k, v } = &self.cache[layer];
-                let shape = AttnShape {
-                    n_heads,
-                    n_kv_heads: spec.n_kv_heads,
-                    k_dim: spec.k_dim,
-                    v_dim: spec.v_dim,
-                    page: self.options.page,
-                    scale,
-                    window: spec.window,
-                };
-                let seqs: Vec<AttnSeq<'_>> = batch
-                    .seqs
-                    .iter()
-                    .map(|seq| AttnSeq {
-                        first_row: seq.first_row,
-                        n_rows: seq.n_rows,
-                        first_pos: seq.first_pos,
-                        block_table: &seq.block_table,
-                    })
-                    .collect();
-                cpu::attention(
-                    isa,
-                    &self.pool,
-                    &shape,
-                    self.buffer(q),
-                    k.as_ref(),
-                    v.as_ref(),
-                    &seqs,
-                    &mut to,
-                );
-                self.put(out, to);
-            }
-            Op::SiluMul { gate, up, out } => {
-                let mut to = self.take(out);
-                cpu::silu_mul(isa, &self.pool, self.buffer(gate), self.buffer(up), &mut to);
-                self.put(out, to);
-            }
-            Op::Add { x, out } => {
-                let mut to = self.take(out);
-                cpu::add(isa, &self.pool, self.buffer(x), &mut to);
-                self.put(out, to);
-            }
-            Op::SelectRows { x, out } => {
-                let mut to = self.take(out);
-                let width = self.plan.buffers[out.0 as usize].width;
-                for (row, wanted) in to.chunks_exact_mut(width).zip(&batch.logits) {
-                    row.copy_from_slice(&self.buffer(x)[wanted.row * width..][..width]);
-                }
-                self.put(out, to);
-            }
-        }
-    }
-
-    /// Takes a buffer out so that it can be written while others are read; `put` brings it back.
-    fn take(&mut self, id: BufferId) -> Vec<f32> {
-        std::mem::take(&mut self.buffers[id.0 as usize])
-    }
-
-    fn put(&mut self, id: BufferId, buffer: Vec<f32>) {
-        self.buffers[id.0 as usize] = buffer;
     }
 
     /// Samples, scores or copies the wanted rows.

@@ -53,6 +53,9 @@ pub(super) fn resolve(
         Some(n_ctx) => n_ctx,
         None => model.config.n_ctx_train.min(DEFAULT_CTX).min(fitting),
     };
+    if let Some(n_positions) = model.config.n_positions.filter(|&n| n_ctx > n) {
+        return Err(EngineError::TooFewPositions { n_ctx, n_positions });
+    }
     let n_kv_tokens = config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx);
     if n_kv_tokens > fitting {
         return Err(EngineError::NoMemory {

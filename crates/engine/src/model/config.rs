@@ -2,111 +2,11 @@
 //! architecture's name.
 
 use rocmforge_cpu::RopeStyle;
-use rocmforge_gguf::{Gguf, Metadata, Value};
+use rocmforge_gguf::{Gguf, Value};
 
+use super::arch::Architecture;
+use super::keys::Keys;
 use crate::error::EngineError;
-
-/// The model families whose wiring is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
-    /// Llama 1, 2, 3.x and what uses that id: Mistral, Yi, TinyLlama, SmolLM.
-    Llama,
-    Qwen2,
-    Qwen3,
-    /// Granite 3 and 4 dense: Llama with constant factors.
-    Granite,
-    /// Every fourth layer has no positions.
-    SmolLm3,
-    /// OLMo 2 and 3: norms after attention and feed-forward, and over all heads together.
-    Olmo2,
-    /// Phi 3 and 4: fused projections, two sets of frequency factors.
-    Phi3,
-}
-
-/// What the norms of Q and K span.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HeadNorm {
-    /// Each head by itself, where the file has the tensors.
-    IfPresent,
-    /// Each head by itself, in every file.
-    Each,
-    /// All heads together, in every file.
-    Together,
-}
-
-/// Where the norm of an attention or feed-forward block stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BlockNorm {
-    /// On what the block reads.
-    Before,
-    /// On what the block adds to the residual stream.
-    After,
-}
-
-impl Architecture {
-    const ALL: [(&'static str, Architecture); 7] = [
-        ("llama", Architecture::Llama),
-        ("qwen2", Architecture::Qwen2),
-        ("qwen3", Architecture::Qwen3),
-        ("granite", Architecture::Granite),
-        ("smollm3", Architecture::SmolLm3),
-        ("olmo2", Architecture::Olmo2),
-        ("phi3", Architecture::Phi3),
-    ];
-    const NAMES: &'static str = "llama, qwen2, qwen3, granite, smollm3, olmo2, phi3";
-
-    /// The architecture of `general.architecture`, or a refusal by name.
-    pub fn from_name(name: &str) -> Result<Architecture, EngineError> {
-        let found = Architecture::ALL.iter().find(|(known, _)| *known == name);
-        found
-            .map(|(_, arch)| *arch)
-            .ok_or_else(|| EngineError::UnsupportedArchitecture {
-                name: rocmforge_gguf::escape_control(name).to_string(),
-                supported: Architecture::NAMES,
-            })
-    }
-
-    /// Files of Llama and its kin pair neighbouring values of a head, the others value `i` with value
-    /// `i + n_rot / 2`.
-    fn rope_style(self) -> RopeStyle {
-        match self {
-            Architecture::Llama | Architecture::Granite | Architecture::SmolLm3 => RopeStyle::Norm,
-            Architecture::Qwen2
-            | Architecture::Qwen3
-            | Architecture::Olmo2
-            | Architecture::Phi3 => RopeStyle::Neox,
-        }
-    }
-
-    /// Norms that every file must have: without its tensors it is incomplete.
-    pub(super) fn head_norm(self) -> HeadNorm {
-        match self {
-            Architecture::Qwen3 => HeadNorm::Each,
-            Architecture::Olmo2 => HeadNorm::Together,
-            _ => HeadNorm::IfPresent,
-        }
-    }
-
-    pub(super) fn block_norm(self) -> BlockNorm {
-        match self {
-            Architecture::Olmo2 => BlockNorm::After,
-            _ => BlockNorm::Before,
-        }
-    }
-
-    /// Whether `ffn_up` holds the rows of the gate and, below them, those of the up projection.
-    pub(super) fn fuses_gate_and_up(self) -> bool {
-        self == Architecture::Phi3
-    }
-
-    /// Whether frequency factors in the file (`rope_freqs.weight`) count; SmolLM3 and OLMo 2 have none.
-    pub(super) fn has_rope_freqs(self) -> bool {
-        !matches!(
-            self,
-            Architecture::SmolLm3 | Architecture::Olmo2 | Architecture::Phi3
-        )
-    }
-}
 
 /// How positions beyond the trained context are squeezed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -131,6 +31,16 @@ pub enum RopeScaling {
     },
 }
 
+/// How the positions of a layer turn its Q and K.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rotation {
+    /// Wavelengths grow to about `2 pi base` positions.
+    pub base: f64,
+    pub scaling: RopeScaling,
+    /// Factor on the rotated values of Q and K, whatever the scaling.
+    pub attn_factor: f64,
+}
+
 /// Constant factors of a model; 1 where a family has none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scales {
@@ -144,12 +54,20 @@ pub struct Scales {
     pub attention: f64,
 }
 
+/// Smooth bounds of a model: `cap * tanh(x / cap)` takes the place of `x`.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SoftCaps {
+    /// On the scaled product of Q and K.
+    pub attention: Option<f32>,
+    pub logits: Option<f32>,
+}
+
 /// How one layer sees the tokens before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerView {
     /// Whether Q and K are rotated by position.
     pub rotates: bool,
-    /// Only the last `window` positions are visible; such layers rotate without scaling.
+    /// Only the last `window` positions are visible; such layers rotate as `rope_in_window` says.
     pub window: Option<u32>,
 }
 
@@ -173,16 +91,18 @@ pub struct ModelConfig {
     /// How many values of a head are rotated.
     pub n_rot: usize,
     pub rope_style: RopeStyle,
-    pub rope_base: f64,
-    pub rope_scaling: RopeScaling,
-    /// Factor on the rotated values of Q and K, whatever the scaling.
-    pub rope_attn_factor: f64,
+    pub rope: Rotation,
+    /// Of layers with a window.
+    pub rope_in_window: Rotation,
     pub norm_eps: f32,
     pub scales: Scales,
+    pub soft_caps: SoftCaps,
     /// One for each layer.
     pub layers: Vec<LayerView>,
     /// Context the model was trained for.
     pub n_ctx_train: usize,
+    /// Rows of the matrix of learned positions; there are no positions beyond it.
+    pub n_positions: Option<usize>,
     /// Rows of the embedding; ids are below it.
     pub n_vocab: usize,
 }
@@ -202,6 +122,7 @@ impl ModelConfig {
             arch: &arch_name,
         };
 
+        let n_layers = keys.size("block_count", MAX_LAYERS)?;
         let n_embd = keys.size("embedding_length", MAX_DIM)?;
         let n_heads = keys.size("attention.head_count", MAX_DIM)?;
         let n_kv_heads = keys
@@ -228,10 +149,12 @@ impl ModelConfig {
         let v_dim = keys
             .opt_size("attention.value_length", MAX_DIM)?
             .unwrap_or(k_dim);
+        let layers = layers(&keys, arch, n_layers)?;
         let n_rot = keys
             .opt_size("rope.dimension_count", MAX_DIM)?
             .unwrap_or(k_dim);
-        if n_rot > k_dim || n_rot % 2 != 0 {
+        let rotates = layers.iter().any(|layer| layer.rotates);
+        if rotates && (n_rot > k_dim || n_rot % 2 != 0) {
             return Err(keys.bad(
                 "rope.dimension_count",
                 n_rot,
@@ -240,26 +163,16 @@ impl ModelConfig {
         }
         let n_experts = keys.meta.opt_u64(&keys.key("expert_count"))?.unwrap_or(0);
         if n_experts > 0 {
-            let feature = format!("a mixture of {n_experts} experts");
-            return Err(EngineError::UnsupportedFeature {
-                arch: arch_name,
-                feature,
-            });
+            return Err(keys.unsupported(format!("a mixture of {n_experts} experts")));
         }
         if keys.meta.opt_bool(&keys.key("attention.causal"))? == Some(false) {
-            return Err(EngineError::UnsupportedFeature {
-                arch: arch_name,
-                feature: "attention without a causal mask, as embedding models do".to_string(),
-            });
+            return Err(keys.unsupported("attention without a causal mask, as embedding models do"));
         }
         let n_ctx_train = keys.size("context_length", u32::MAX as usize)?;
-        let norm_eps = meta.f32(&keys.key("attention.layer_norm_rms_epsilon"))?;
+        let eps_key = arch.stream_norm().eps_key();
+        let norm_eps = meta.f32(&keys.key(eps_key))?;
         if !(norm_eps > 0.0 && norm_eps < 1.0) {
-            return Err(keys.bad(
-                "attention.layer_norm_rms_epsilon",
-                norm_eps,
-                "between 0 and 1",
-            ));
+            return Err(keys.bad(eps_key, norm_eps, "between 0 and 1"));
         }
         let embedding =
             gguf.tensor("token_embd.weight")
@@ -267,7 +180,12 @@ impl ModelConfig {
                     name: "token_embd.weight".into(),
                     arch: arch_name.clone(),
                 })?;
-        let n_layers = keys.size("block_count", MAX_LAYERS)?;
+        let rope = Rotation {
+            base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
+            scaling: rope_scaling(&keys, arch, gguf, n_ctx_train)?,
+            attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
+        };
+        let head_scale = attention_scale(arch, [n_layers, n_embd, n_heads, k_dim]);
         Ok(ModelConfig {
             arch,
             name: meta.opt_str("general.name")?.map(str::to_string),
@@ -280,52 +198,85 @@ impl ModelConfig {
             v_dim,
             n_rot,
             rope_style: arch.rope_style(),
-            rope_base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
-            rope_scaling: rope_scaling(&keys, arch, gguf, n_ctx_train)?,
-            rope_attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            rope,
+            rope_in_window: rope_in_window(&keys, arch, rope)?,
             norm_eps,
-            scales: scales(&keys, arch, k_dim)?,
-            layers: layers(&keys, arch, n_layers)?,
+            scales: scales(&keys, arch, n_embd, head_scale)?,
+            soft_caps: soft_caps(&keys, arch)?,
+            layers,
             n_ctx_train,
+            n_positions: arch.learns_positions().then_some(n_ctx_train),
             n_vocab: embedding.n_rows() as usize,
             arch_name,
         })
     }
 }
 
-/// Granite's factors; zero stands for none, as in llama.cpp.
-fn scales(keys: &Keys<'_>, arch: Architecture, k_dim: usize) -> Result<Scales, EngineError> {
+/// What the product of Q and K is multiplied with if the file does not say. The two largest Gemmas scale by
+/// the embedding's share of a head, which llama.cpp tells by their number of layers too.
+fn attention_scale(arch: Architecture, [n_layers, n_embd, n_heads, k_dim]: [usize; 4]) -> f64 {
+    let width = match (arch, n_layers) {
+        (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62) => (n_embd / n_heads).max(1),
+        _ => k_dim,
+    };
+    1.0 / (width as f64).sqrt()
+}
+
+/// Gemma's factor of the embedding and Granite's factors.
+fn scales(
+    keys: &Keys<'_>,
+    arch: Architecture,
+    n_embd: usize,
+    attention: f64,
+) -> Result<Scales, EngineError> {
     let none = Scales {
         embedding: 1.0,
         residual: 1.0,
         logits: 1.0,
-        attention: 1.0 / (k_dim as f64).sqrt(),
+        attention,
     };
+    if matches!(arch, Architecture::Gemma2 | Architecture::Gemma3) {
+        return Ok(Scales {
+            embedding: (n_embd as f64).sqrt(),
+            ..none
+        });
+    }
     if arch != Architecture::Granite {
         return Ok(none);
     }
     let deepstack = keys.key("deepstack_mapping");
     if keys.meta.get(&deepstack).is_some() {
-        return Err(EngineError::UnsupportedFeature {
-            arch: keys.arch.to_string(),
-            feature: format!("inputs of a vision model (`{deepstack}`)"),
-        });
+        return Err(keys.unsupported(format!("inputs of a vision model (`{deepstack}`)")));
     }
     let logits =
         keys.positive("logit_scale")?
             .ok_or_else(|| rocmforge_gguf::Error::MissingKey {
                 key: keys.key("logit_scale"),
             })?;
-    let factor = |name: &str| match keys.meta.opt_f32(&keys.key(name))? {
-        Some(0.0) => Ok(None),
-        _ => keys.positive(name),
-    };
+    let factor = |name: &str| keys.positive_or_zero(name);
     Ok(Scales {
         embedding: factor("embedding_scale")?.unwrap_or(none.embedding),
         residual: factor("residual_scale")?.unwrap_or(none.residual),
         logits,
         attention: factor("attention.scale")?.unwrap_or(none.attention),
     })
+}
+
+/// Gemma's bounds; those of Gemma 2 are in force where a file does not name them.
+fn soft_caps(keys: &Keys<'_>, arch: Architecture) -> Result<SoftCaps, EngineError> {
+    const ATTENTION: &str = "attn_logit_softcapping";
+    const LOGITS: &str = "final_logit_softcapping";
+    match arch {
+        Architecture::Gemma2 => Ok(SoftCaps {
+            attention: Some(keys.positive(ATTENTION)?.unwrap_or(50.0) as f32),
+            logits: Some(keys.positive(LOGITS)?.unwrap_or(30.0) as f32),
+        }),
+        Architecture::Gemma3 => Ok(SoftCaps {
+            attention: None,
+            logits: keys.positive_or_zero(LOGITS)?.map(|cap| cap as f32),
+        }),
+        _ => Ok(SoftCaps::default()),
+    }
 }
 
 /// Which layers rotate and which see a window.
@@ -335,7 +286,7 @@ fn layers(
     n_layers: usize,
 ) -> Result<Vec<LayerView>, EngineError> {
     let plain = LayerView {
-        rotates: true,
+        rotates: !arch.learns_positions(),
         window: None,
     };
     let mut layers = vec![plain; n_layers];
@@ -351,30 +302,45 @@ fn layers(
             let rotates = finetuned.unwrap_or(true);
             layers.iter_mut().for_each(|layer| layer.rotates = rotates);
         }
-        Architecture::Olmo2 => {
-            let window = keys
-                .meta
-                .opt_u32(&keys.key("attention.sliding_window"))?
-                .filter(|&window| window > 0);
-            if window.is_some() {
-                let pattern = windowed(keys, n_layers)?;
-                for (layer, windowed) in layers.iter_mut().zip(pattern) {
-                    layer.window = window.filter(|_| windowed);
-                }
-            }
-        }
+        Architecture::Olmo2 => set_windows(keys, &mut layers, None, 4)?,
+        Architecture::Gemma2 => set_windows(keys, &mut layers, Some(4096), 2)?,
+        Architecture::Gemma3 => set_windows(keys, &mut layers, None, 6)?,
         // Phi's files have a window that converters have filled in wrongly; llama.cpp ignores it as well.
-        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Phi3 => {}
+        Architecture::Llama
+        | Architecture::Qwen2
+        | Architecture::Qwen3
+        | Architecture::Phi3
+        | Architecture::Gpt2
+        | Architecture::StarCoder2 => {}
     }
     Ok(layers)
 }
 
-/// The layers with a window: a flag for each, or a period whose last layer has none (4 if the file is silent).
-fn windowed(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<bool>, EngineError> {
+/// The window of the file or `default`, for the layers that the file names, or all but the last of each
+/// `period`.
+fn set_windows(
+    keys: &Keys<'_>,
+    layers: &mut [LayerView],
+    default: Option<u32>,
+    period: usize,
+) -> Result<(), EngineError> {
+    let window = keys.meta.opt_u32(&keys.key("attention.sliding_window"))?;
+    let Some(window) = window.or(default).filter(|&window| window > 0) else {
+        return Ok(());
+    };
+    let pattern = windowed(keys, layers.len(), period)?;
+    for (layer, windowed) in layers.iter_mut().zip(pattern) {
+        layer.window = windowed.then_some(window);
+    }
+    Ok(())
+}
+
+/// The layers with a window: a flag for each, or a period whose last layer has none.
+fn windowed(keys: &Keys<'_>, n_layers: usize, period: usize) -> Result<Vec<bool>, EngineError> {
     const NAME: &str = "attention.sliding_window_pattern";
     let bad = |value: String| keys.bad(NAME, value, "a flag for each layer, or a period");
     let period = match keys.meta.get(&keys.key(NAME)) {
-        None => 4,
+        None => period,
         Some(Value::Array(flags)) => {
             let flag = |value: Value<'_>| match value {
                 Value::Bool(flag) => Some(flag),
@@ -394,6 +360,26 @@ fn windowed(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<bool>, EngineError> 
     };
     let has_window = |layer: usize| period == 0 || layer % period < period - 1;
     Ok((0..n_layers).map(has_window).collect())
+}
+
+/// Layers with a window rotate without scaling, those of Gemma 2 like all others. Gemma has a key for their
+/// base, and Gemma 3 a base of their own without it.
+fn rope_in_window(
+    keys: &Keys<'_>,
+    arch: Architecture,
+    rope: Rotation,
+) -> Result<Rotation, EngineError> {
+    let base = |default: f64| Ok(keys.positive("rope.freq_base_swa")?.unwrap_or(default));
+    let unscaled = |base: f64| Rotation {
+        base,
+        scaling: RopeScaling::None,
+        attn_factor: 1.0,
+    };
+    match arch {
+        Architecture::Gemma2 => base(rope.base).map(|base| Rotation { base, ..rope }),
+        Architecture::Gemma3 => base(10_000.0).map(unscaled),
+        _ => Ok(unscaled(rope.base)),
+    }
 }
 
 fn rope_scaling(
@@ -436,55 +422,9 @@ fn rope_scaling(
             factor,
             n_ctx_original: n_ctx_original()?,
         }),
-        Some(other) => Err(EngineError::UnsupportedFeature {
-            arch: keys.arch.to_string(),
-            feature: format!("RoPE scaling `{}`", rocmforge_gguf::escape_control(other)),
-        }),
-    }
-}
-
-/// Metadata of one architecture.
-struct Keys<'a> {
-    meta: &'a Metadata,
-    arch: &'a str,
-}
-
-impl Keys<'_> {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.arch)
-    }
-
-    fn bad(&self, name: &str, value: impl std::fmt::Display, wanted: &'static str) -> EngineError {
-        EngineError::BadMetadata {
-            key: self.key(name),
-            value: value.to_string(),
-            wanted,
-        }
-    }
-
-    fn size(&self, name: &str, max: usize) -> Result<usize, EngineError> {
-        self.check_size(name, self.meta.u64(&self.key(name))?, max)
-    }
-
-    fn opt_size(&self, name: &str, max: usize) -> Result<Option<usize>, EngineError> {
-        self.meta
-            .opt_u64(&self.key(name))?
-            .map(|value| self.check_size(name, value, max))
-            .transpose()
-    }
-
-    fn check_size(&self, name: &str, value: u64, max: usize) -> Result<usize, EngineError> {
-        match usize::try_from(value) {
-            Ok(size) if size > 0 && size <= max => Ok(size),
-            _ => Err(self.bad(name, value, "a sensible positive number")),
-        }
-    }
-
-    fn positive(&self, name: &str) -> Result<Option<f64>, EngineError> {
-        match self.meta.opt_f32(&self.key(name))? {
-            None => Ok(None),
-            Some(value) if value.is_finite() && value > 0.0 => Ok(Some(f64::from(value))),
-            Some(value) => Err(self.bad(name, value, "a positive number")),
-        }
+        Some(other) => Err(keys.unsupported(format!(
+            "RoPE scaling `{}`",
+            rocmforge_gguf::escape_control(other)
+        ))),
     }
 }

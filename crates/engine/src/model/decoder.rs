@@ -1,5 +1,5 @@
-//! The wiring of decoder-only transformers with RMSNorm, rotary positions and a gated feed-forward
-//! network (Llama and its kin): recorded once as a plan, for every backend.
+//! The wiring of decoder-only transformers (Llama and its kin): recorded once as a plan, for every backend.
+//! `feed_forward.rs` has the second half of a layer.
 //!
 //! What differs between the families is read off the file: biases and per-head Q/K norms exist where
 //! their tensors do, Q, K and V are rows of one matrix where it is there, the output projection is the
@@ -15,11 +15,12 @@ use std::sync::Arc;
 use rocmforge_cpu::act_format;
 use rocmforge_gguf::Gguf;
 
-use super::config::{BlockNorm, HeadNorm, ModelConfig, RopeScaling};
+use super::arch::{BlockNorm, HeadNorm, StreamNorm};
+use super::config::{ModelConfig, RopeScaling};
 use super::rope::{self, Factors};
 use super::weights::{WeightLoader, Weights};
 use crate::error::EngineError;
-use crate::plan::{BufferId, KvSpec, Plan, PlanBuilder, RopeId, RowCount, WeightId};
+use crate::plan::{BufferId, KvSpec, Plan, PlanBuilder, RopeId, RowCount, Scores, WeightId};
 
 /// Records the plan of `config` and collects the tensors it refers to.
 pub(super) fn record(
@@ -29,9 +30,16 @@ pub(super) fn record(
     let mut loader = WeightLoader::new(gguf.clone(), &config.arch_name);
     let factors = factors(config, &mut loader)?;
     let mut plan = PlanBuilder::new();
-    let rope = plan.rope_table(rope::table(config, &factors));
-    let has_window = config.layers.iter().any(|layer| layer.window.is_some());
-    let rope_in_window = has_window.then(|| plan.rope_table(rope::plain_table(config)));
+    let rotates = |in_window: bool| {
+        let mut layers = config.layers.iter();
+        layers.any(|layer| layer.rotates && layer.window.is_some() == in_window)
+    };
+    let rope = rotates(false).then(|| rope::table(config, &config.rope, &factors));
+    let rope = rope.map(|table| plan.rope_table(table));
+    // Factors are for long contexts, which layers with a window do not see.
+    let none = Factors::default();
+    let rope_in_window = rotates(true).then(|| rope::table(config, &config.rope_in_window, &none));
+    let rope_in_window = rope_in_window.map(|table| plan.rope_table(table));
     let n_q = config.n_heads * config.k_dim;
     let n_attn = config.n_heads * config.v_dim;
     let buffers = Buffers {
@@ -63,6 +71,12 @@ pub(super) fn record(
         .matrix("token_embd.weight", config.n_vocab, config.n_embd)?;
     let scale = config.scales.embedding / config.scales.residual;
     wiring.plan.embed(embedding, scale as f32, buffers.x);
+    if let Some(n_positions) = config.n_positions {
+        let table = wiring
+            .loader
+            .matrix("position_embd.weight", n_positions, config.n_embd)?;
+        wiring.plan.add_positions(table, buffers.x);
+    }
     for layer in 0..config.n_layers {
         wiring.attention(layer)?;
         wiring.feed_forward(layer)?;
@@ -86,7 +100,7 @@ fn factors(config: &ModelConfig, loader: &mut WeightLoader<'_>) -> Result<Factor
             wanted: "positive factors",
         })
     };
-    if let RopeScaling::LongRope { .. } = config.rope_scaling {
+    if let RopeScaling::LongRope { .. } = config.rope.scaling {
         let mut required = |name: &str| {
             read(name)?.ok_or_else(|| EngineError::MissingTensor {
                 name: name.to_string(),
@@ -107,9 +121,9 @@ fn factors(config: &ModelConfig, loader: &mut WeightLoader<'_>) -> Result<Factor
 
 /// The buffers all layers share.
 #[derive(Debug, Clone, Copy)]
-struct Buffers {
+pub(super) struct Buffers {
     /// The residual stream.
-    x: BufferId,
+    pub(super) x: BufferId,
     normed: BufferId,
     q: BufferId,
     k: BufferId,
@@ -117,21 +131,22 @@ struct Buffers {
     k_normed: BufferId,
     v: BufferId,
     attn: BufferId,
-    gate: BufferId,
-    up: BufferId,
-    activated: BufferId,
-    product: BufferId,
+    pub(super) gate: BufferId,
+    pub(super) up: BufferId,
+    pub(super) activated: BufferId,
+    /// What a block adds to the residual stream.
+    pub(super) product: BufferId,
 }
 
-struct Wiring<'a> {
-    config: &'a ModelConfig,
+pub(super) struct Wiring<'a> {
+    pub(super) config: &'a ModelConfig,
     gguf: &'a Gguf,
-    loader: WeightLoader<'a>,
-    plan: PlanBuilder,
-    rope: RopeId,
-    /// The table of layers with a window, if there are any.
+    pub(super) loader: WeightLoader<'a>,
+    pub(super) plan: PlanBuilder,
+    /// The tables of layers that rotate without and with a window, if there are any.
+    rope: Option<RopeId>,
     rope_in_window: Option<RopeId>,
-    buffers: Buffers,
+    pub(super) buffers: Buffers,
 }
 
 impl Wiring<'_> {
@@ -156,7 +171,7 @@ impl Wiring<'_> {
         );
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
 
-        let input = self.block_input(&name("attn_norm.weight"))?;
+        let input = self.block_input(&name("attn_norm"))?;
         let all = name("attn_qkv");
         let fused = self.loader.has(&format!("{all}.weight"));
         let mut first = 0;
@@ -173,9 +188,10 @@ impl Wiring<'_> {
         let k = self.normed_heads(k, &name("attn_k_norm.weight"), n_k, k_normed)?;
         if view.rotates {
             let table = match view.window {
-                Some(_) => self.rope_in_window.unwrap_or(self.rope),
+                Some(_) => self.rope_in_window,
                 None => self.rope,
             };
+            let table = table.expect("there is a table if a layer rotates");
             self.plan.rope(q, c.k_dim, table, c.rope_style);
             self.plan.rope(k, c.k_dim, table, c.rope_style);
         }
@@ -186,11 +202,14 @@ impl Wiring<'_> {
             window: view.window,
         });
         self.plan.kv_append(kv, k, v);
-        self.plan
-            .attention(kv, c.n_heads, c.scales.attention as f32, q, attn);
+        let scores = Scores {
+            scale: c.scales.attention as f32,
+            soft_cap: c.soft_caps.attention,
+        };
+        self.plan.attention(kv, c.n_heads, scores, q, attn);
         let n_attn = c.n_heads * c.v_dim;
         self.linear(attn, &name("attn_output"), c.n_embd, n_attn, product)?;
-        self.block_output(&name("post_attention_norm.weight"))
+        self.block_output(&name("post_attention_norm"))
     }
 
     /// The heads in `from` after their norm, where the family or the file has one; returns where they are.
@@ -212,38 +231,12 @@ impl Wiring<'_> {
         Ok(normed)
     }
 
-    /// `x += ffn_down(silu(ffn_gate(norm(x))) * ffn_up(norm(x)))`, or with the norm around it.
-    fn feed_forward(&mut self, layer: usize) -> Result<(), EngineError> {
-        let c = self.config;
-        let Buffers {
-            gate,
-            up,
-            activated,
-            product,
-            ..
-        } = self.buffers;
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}");
-
-        let input = self.block_input(&name("ffn_norm.weight"))?;
-        if c.arch.fuses_gate_and_up() {
-            let both = name("ffn_up");
-            self.linear_rows(input, &both, 2 * c.n_ff, c.n_embd, 0..c.n_ff, gate)?;
-            self.linear_rows(input, &both, 2 * c.n_ff, c.n_embd, c.n_ff..2 * c.n_ff, up)?;
-        } else {
-            self.linear(input, &name("ffn_gate"), c.n_ff, c.n_embd, gate)?;
-            self.linear(input, &name("ffn_up"), c.n_ff, c.n_embd, up)?;
-        }
-        self.plan.silu_mul(gate, up, activated);
-        self.linear(activated, &name("ffn_down"), c.n_embd, c.n_ff, product)?;
-        self.block_output(&name("post_ffw_norm.weight"))
-    }
-
     /// What a block reads: the residual stream, after the norm `tensor` if the family has it there.
-    fn block_input(&mut self, tensor: &str) -> Result<BufferId, EngineError> {
+    pub(super) fn block_input(&mut self, tensor: &str) -> Result<BufferId, EngineError> {
         let Buffers { x, normed, .. } = self.buffers;
         match self.config.arch.block_norm() {
             BlockNorm::After => Ok(x),
-            BlockNorm::Before => {
+            BlockNorm::Before | BlockNorm::Both => {
                 self.stream_norm(x, tensor, 1.0, normed)?;
                 Ok(normed)
             }
@@ -251,16 +244,14 @@ impl Wiring<'_> {
     }
 
     /// Adds `product` to the residual stream, after the norm `tensor` if the family has it there.
-    fn block_output(&mut self, tensor: &str) -> Result<(), EngineError> {
+    pub(super) fn block_output(&mut self, tensor: &str) -> Result<(), EngineError> {
         let Buffers {
             x, normed, product, ..
         } = self.buffers;
-        let c = self.config;
-        let output = match c.arch.block_norm() {
+        let output = match self.config.arch.block_norm() {
             BlockNorm::Before => product,
-            BlockNorm::After => {
-                let weight = self.loader.vector(tensor, c.n_embd, 1.0)?;
-                self.plan.rms_norm(product, weight, c.norm_eps, normed);
+            BlockNorm::After | BlockNorm::Both => {
+                self.norm(product, tensor, 1.0, self.config.norm_eps, normed)?;
                 normed
             }
         };
@@ -276,7 +267,7 @@ impl Wiring<'_> {
         let logits = self.plan.buffer(RowCount::Logits, c.n_vocab);
         self.plan.select_rows(self.buffers.x, selected);
         let factor = 1.0 / c.scales.logits;
-        self.stream_norm(selected, "output_norm.weight", factor, normed)?;
+        self.stream_norm(selected, "output_norm", factor, normed)?;
         let (weight, tensor) = match self
             .loader
             .opt_matrix("output.weight", c.n_vocab, c.n_embd)?
@@ -288,6 +279,9 @@ impl Wiring<'_> {
             .loader
             .opt_part("output.bias", c.n_vocab, 0..c.n_vocab, factor)?;
         self.product(normed, weight, tensor, bias, logits);
+        if let Some(cap) = c.soft_caps.logits {
+            self.plan.soft_cap(cap, logits);
+        }
         Ok(logits)
     }
 
@@ -300,15 +294,37 @@ impl Wiring<'_> {
         factor: f64,
         out: BufferId,
     ) -> Result<(), EngineError> {
+        let residual = self.config.scales.residual;
+        let eps = f64::from(self.config.norm_eps) / (residual * residual);
+        self.norm(from, tensor, factor, eps as f32, out)
+    }
+
+    /// The norm `tensor` of rows of `n_embd` values, in the form that the family has; `factor` is one on the
+    /// result.
+    fn norm(
+        &mut self,
+        from: BufferId,
+        tensor: &str,
+        factor: f64,
+        eps: f32,
+        out: BufferId,
+    ) -> Result<(), EngineError> {
         let c = self.config;
-        let weight = self.loader.vector(tensor, c.n_embd, factor)?;
-        let eps = f64::from(c.norm_eps) / (c.scales.residual * c.scales.residual);
-        self.plan.rms_norm(from, weight, eps as f32, out);
+        let weight = format!("{tensor}.weight");
+        let weight = self.loader.vector(&weight, c.n_embd, factor)?;
+        match c.arch.stream_norm() {
+            StreamNorm::Rms => self.plan.rms_norm(from, weight, eps, out),
+            StreamNorm::Layer => {
+                let bias = format!("{tensor}.bias");
+                let bias = self.loader.vector(&bias, c.n_embd, factor)?;
+                self.plan.layer_norm(from, weight, bias, eps, out);
+            }
+        }
         Ok(())
     }
 
     /// `out = from * {tensor}.weight^T`, plus `{tensor}.bias` where the file has one.
-    fn linear(
+    pub(super) fn linear(
         &mut self,
         from: BufferId,
         tensor: &str,
@@ -320,7 +336,7 @@ impl Wiring<'_> {
     }
 
     /// As `linear`, for some rows of a matrix that holds several projections.
-    fn linear_rows(
+    pub(super) fn linear_rows(
         &mut self,
         from: BufferId,
         tensor: &str,

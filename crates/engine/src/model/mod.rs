@@ -1,7 +1,10 @@
 //! A model read from a GGUF file: its facts, its weights, and the plan of its computation.
 
+mod arch;
 mod config;
 mod decoder;
+mod feed_forward;
+mod keys;
 mod rope;
 mod weights;
 
@@ -9,7 +12,8 @@ use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
 
-pub use config::{Architecture, LayerView, ModelConfig, RopeScaling, Scales};
+pub use arch::Architecture;
+pub use config::{LayerView, ModelConfig, RopeScaling, Rotation, Scales, SoftCaps};
 pub use weights::Weights;
 
 use crate::error::EngineError;

@@ -5,7 +5,7 @@
 
 use std::f64::consts::PI;
 
-use super::config::{ModelConfig, RopeScaling};
+use super::config::{ModelConfig, RopeScaling, Rotation};
 use crate::plan::{LongContext, RopeTable};
 
 /// Frequency factors of a file; they divide the frequencies of each pair.
@@ -17,17 +17,13 @@ pub(super) struct Factors {
     pub(super) long: Option<Vec<f32>>,
 }
 
-/// The table of layers whose rotation is not scaled, as those with a window.
-pub(super) fn plain_table(config: &ModelConfig) -> RopeTable {
-    RopeTable::new(frequencies(config, None).collect(), 1.0)
-}
-
-/// The table of `config`.
-pub(super) fn table(config: &ModelConfig, factors: &Factors) -> RopeTable {
+/// The table of `rotation` in a model of `config`.
+pub(super) fn table(config: &ModelConfig, rotation: &Rotation, factors: &Factors) -> RopeTable {
     let n_rot = config.n_rot as f64;
-    let original = frequencies(config, factors.usual.as_deref());
-    let attn_factor = config.rope_attn_factor;
-    match config.rope_scaling {
+    let frequencies = |factors| frequencies(rotation.base, config.n_rot, factors);
+    let original = frequencies(factors.usual.as_deref());
+    let attn_factor = rotation.attn_factor;
+    match rotation.scaling {
         RopeScaling::None => RopeTable::new(original.collect(), attn_factor),
         RopeScaling::Linear { factor } => {
             RopeTable::new(original.map(|f| f / factor).collect(), attn_factor)
@@ -38,7 +34,7 @@ pub(super) fn table(config: &ModelConfig, factors: &Factors) -> RopeTable {
         } => RopeTable {
             long: Some(LongContext {
                 n_ctx_original,
-                inv_freq: frequencies(config, factors.long.as_deref())
+                inv_freq: frequencies(factors.long.as_deref())
                     .map(|f| f / factor)
                     .collect(),
             }),
@@ -52,7 +48,7 @@ pub(super) fn table(config: &ModelConfig, factors: &Factors) -> RopeTable {
         } => {
             // The pair that makes `turns` rotations within the original context.
             let pair_of = |turns: f64| {
-                n_rot * (n_ctx_original / (turns * 2.0 * PI)).ln() / (2.0 * config.rope_base.ln())
+                n_rot * (n_ctx_original / (turns * 2.0 * PI)).ln() / (2.0 * rotation.base.ln())
             };
             let low = pair_of(beta_fast).floor().max(0.0);
             let high = pair_of(beta_slow).ceil().min(n_rot - 1.0);
@@ -70,13 +66,9 @@ pub(super) fn table(config: &ModelConfig, factors: &Factors) -> RopeTable {
 }
 
 /// Radians per position of each pair, before scaling.
-fn frequencies<'a>(
-    config: &'a ModelConfig,
-    factors: Option<&'a [f32]>,
-) -> impl Iterator<Item = f64> + 'a {
-    let n_rot = config.n_rot as f64;
-    (0..config.n_rot / 2).map(move |pair| {
-        let frequency = config.rope_base.powf(-2.0 * pair as f64 / n_rot);
+fn frequencies(base: f64, n_rot: usize, factors: Option<&[f32]>) -> impl Iterator<Item = f64> + '_ {
+    (0..n_rot / 2).map(move |pair| {
+        let frequency = base.powf(-2.0 * pair as f64 / n_rot as f64);
         factors.map_or(frequency, |factors| frequency / f64::from(factors[pair]))
     })
 }

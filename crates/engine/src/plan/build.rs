@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use rocmforge_cpu::{ActFormat, OutMode, RopeStyle};
+use rocmforge_cpu::{ActFormat, Activation, OutMode, RopeStyle};
 
 use super::op::{
-    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RowCount, WeightId,
+    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RowCount, Scores, WeightId,
 };
 use super::rope::RopeTable;
 
@@ -63,10 +63,31 @@ impl PlanBuilder {
         self.push(Op::Embed { table, scale, out });
     }
 
+    pub fn add_positions(&mut self, table: WeightId, out: BufferId) {
+        self.push(Op::AddPositions { table, out });
+    }
+
     pub fn rms_norm(&mut self, x: BufferId, weight: WeightId, eps: f32, out: BufferId) {
         self.push(Op::RmsNorm {
             x,
             weight,
+            eps,
+            out,
+        });
+    }
+
+    pub fn layer_norm(
+        &mut self,
+        x: BufferId,
+        weight: WeightId,
+        bias: WeightId,
+        eps: f32,
+        out: BufferId,
+    ) {
+        self.push(Op::LayerNorm {
+            x,
+            weight,
+            bias,
             eps,
             out,
         });
@@ -119,25 +140,44 @@ impl PlanBuilder {
         &mut self,
         layer: usize,
         n_heads: usize,
-        scale: f32,
+        scores: Scores,
         q: BufferId,
         out: BufferId,
     ) {
         self.push(Op::Attention {
             layer,
             n_heads,
-            scale,
+            scores,
             q,
             out,
         });
     }
 
-    pub fn silu_mul(&mut self, gate: BufferId, up: BufferId, out: BufferId) {
-        self.push(Op::SiluMul { gate, up, out });
+    pub fn activate(&mut self, activation: Activation, x: BufferId, out: BufferId) {
+        self.push(Op::Activate { activation, x, out });
+    }
+
+    pub fn gated_activation(
+        &mut self,
+        activation: Activation,
+        gate: BufferId,
+        up: BufferId,
+        out: BufferId,
+    ) {
+        self.push(Op::GatedActivation {
+            activation,
+            gate,
+            up,
+            out,
+        });
     }
 
     pub fn add(&mut self, x: BufferId, out: BufferId) {
         self.push(Op::Add { x, out });
+    }
+
+    pub fn soft_cap(&mut self, cap: f32, x: BufferId) {
+        self.push(Op::SoftCap { cap, x });
     }
 
     pub fn select_rows(&mut self, x: BufferId, out: BufferId) {

@@ -1,6 +1,6 @@
 //! The closed set of operations and the plan that holds them.
 
-use rocmforge_cpu::{ActFormat, OutMode, RopeStyle};
+use rocmforge_cpu::{ActFormat, Activation, OutMode, RopeStyle};
 
 use super::rope::RopeTable;
 use crate::kv_cache::KvType;
@@ -66,6 +66,15 @@ impl KvSpec {
     }
 }
 
+/// How the products of Q and K become attention scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scores {
+    /// Factor of the products.
+    pub scale: f32,
+    /// With `Some(cap)` a scaled product `x` counts as `cap * tanh(x / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
 /// One operation. Shapes are those of the buffers; `T` is the batch's number of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
@@ -75,10 +84,20 @@ pub enum Op {
         scale: f32,
         out: BufferId,
     },
+    /// `out[t] += table[position[t]]`, dequantized.
+    AddPositions { table: WeightId, out: BufferId },
     /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len()` values (a whole row, or each head).
     RmsNorm {
         x: BufferId,
         weight: WeightId,
+        eps: f32,
+        out: BufferId,
+    },
+    /// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over whole rows.
+    LayerNorm {
+        x: BufferId,
+        weight: WeightId,
+        bias: WeightId,
         eps: f32,
         out: BufferId,
     },
@@ -109,18 +128,27 @@ pub enum Op {
     Attention {
         layer: usize,
         n_heads: usize,
-        scale: f32,
+        scores: Scores,
         q: BufferId,
         out: BufferId,
     },
-    /// `out = silu(gate) * up`.
-    SiluMul {
+    /// `out = activation(x)`.
+    Activate {
+        activation: Activation,
+        x: BufferId,
+        out: BufferId,
+    },
+    /// `out = activation(gate) * up`.
+    GatedActivation {
+        activation: Activation,
         gate: BufferId,
         up: BufferId,
         out: BufferId,
     },
     /// `out += x`.
     Add { x: BufferId, out: BufferId },
+    /// `x = cap * tanh(x / cap)`.
+    SoftCap { cap: f32, x: BufferId },
     /// Keeps the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
 }
@@ -130,14 +158,18 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
+            Op::AddPositions { .. } => "add_positions",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
             Op::Quantize { .. } => "quantize",
             Op::MatMul { .. } => "matmul",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
-            Op::SiluMul { .. } => "silu_mul",
+            Op::Activate { .. } => "activate",
+            Op::GatedActivation { .. } => "gated_activation",
             Op::Add { .. } => "add",
+            Op::SoftCap { .. } => "soft_cap",
             Op::SelectRows { .. } => "select_rows",
         }
     }
@@ -146,9 +178,13 @@ impl Op {
     pub fn reads(&self) -> Vec<BufferId> {
         match *self {
             Op::Embed { .. } => vec![],
+            Op::AddPositions { out, .. } => vec![out],
             Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
             | Op::Quantize { x, .. }
             | Op::Rope { x, .. }
+            | Op::Activate { x, .. }
+            | Op::SoftCap { x, .. }
             | Op::SelectRows { x, .. } => vec![x],
             Op::MatMul { mode, out, .. } => match mode {
                 OutMode::Add => vec![out],
@@ -156,7 +192,7 @@ impl Op {
             },
             Op::KvAppend { k, v, .. } => vec![k, v],
             Op::Attention { q, .. } => vec![q],
-            Op::SiluMul { gate, up, .. } => vec![gate, up],
+            Op::GatedActivation { gate, up, .. } => vec![gate, up],
             Op::Add { x, out } => vec![x, out],
         }
     }
@@ -165,13 +201,16 @@ impl Op {
     pub fn writes(&self) -> Option<BufferId> {
         match *self {
             Op::Embed { out, .. }
+            | Op::AddPositions { out, .. }
             | Op::RmsNorm { out, .. }
+            | Op::LayerNorm { out, .. }
             | Op::MatMul { out, .. }
             | Op::Attention { out, .. }
-            | Op::SiluMul { out, .. }
+            | Op::Activate { out, .. }
+            | Op::GatedActivation { out, .. }
             | Op::Add { out, .. }
             | Op::SelectRows { out, .. } => Some(out),
-            Op::Rope { x, .. } => Some(x),
+            Op::Rope { x, .. } | Op::SoftCap { x, .. } => Some(x),
             Op::Quantize { .. } | Op::KvAppend { .. } => None,
         }
     }

@@ -7,17 +7,30 @@
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 /// Names that [`model`] takes: architectures, and `olmo3`, which is `olmo2` with windows and YaRN.
-pub(crate) const NAMES: [&str; 8] = [
-    "llama", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "olmo3", "phi3",
+pub(crate) const NAMES: [&str; 12] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "granite",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "starcoder2",
 ];
 
-const N_LAYERS: usize = 4;
 const N_EMBD: usize = 256;
 const N_FF: usize = 512;
 const N_HEADS: usize = 8;
 const N_KV_HEADS: usize = 2;
 const HEAD_DIM: usize = N_EMBD / N_HEADS;
 const N_VOCAB: usize = 512;
+const N_CTX: usize = 2048;
+/// Values of a head of Gemma 3.
+const GEMMA_HEAD_DIM: usize = 64;
 /// What Phi rotates of a head.
 const PHI_N_ROT: usize = 24;
 
@@ -58,22 +71,47 @@ impl Synth {
         self.writer.set(&format!("{}.{key}", self.arch), value);
     }
 
+    /// Layers: enough that each kind appears twice.
+    fn n_layers(&self) -> usize {
+        match self.arch {
+            "gemma3" => 8,
+            _ => 4,
+        }
+    }
+
+    fn n_kv_heads(&self) -> usize {
+        match self.arch {
+            "gpt2" => N_HEADS,
+            _ => N_KV_HEADS,
+        }
+    }
+
+    /// Whether norms subtract the mean and add a bias, as products do.
+    fn has_biases(&self) -> bool {
+        matches!(self.arch, "gpt2" | "starcoder2")
+    }
+
     fn facts(&mut self, name: &str) {
         // llama.cpp expects Phi's tokens of a file whose name says so.
         self.writer.set("general.name", "random");
         for (key, value) in [
-            ("block_count", N_LAYERS),
-            ("context_length", 2048),
+            ("block_count", self.n_layers()),
+            ("context_length", N_CTX),
             ("embedding_length", N_EMBD),
             ("feed_forward_length", N_FF),
             ("attention.head_count", N_HEADS),
-            ("attention.head_count_kv", N_KV_HEADS),
+            ("attention.head_count_kv", self.n_kv_heads()),
             ("vocab_size", N_VOCAB),
         ] {
             self.set(key, value as u32);
         }
-        self.set("attention.layer_norm_rms_epsilon", 1e-5f32);
-        self.set("rope.freq_base", 10_000f32);
+        match self.has_biases() {
+            true => self.set("attention.layer_norm_epsilon", 1e-5f32),
+            false => self.set("attention.layer_norm_rms_epsilon", 1e-5f32),
+        }
+        if self.arch != "gpt2" {
+            self.set("rope.freq_base", 10_000f32);
+        }
         match name {
             "granite" => {
                 self.set("embedding_scale", 12f32);
@@ -93,6 +131,20 @@ impl Synth {
                 self.set("rope.scaling.attn_factor", 1.19f32);
                 // Present in released files and without effect in llama.cpp.
                 self.set("attention.sliding_window", 64u32);
+            }
+            "gemma2" => {
+                self.set("attention.sliding_window", 64u32);
+                self.set("attn_logit_softcapping", 3f32);
+                self.set("final_logit_softcapping", 5f32);
+            }
+            "gemma3" => {
+                // Wider heads than the embedding's share, as in released files.
+                self.set("attention.key_length", GEMMA_HEAD_DIM as u32);
+                self.set("attention.value_length", GEMMA_HEAD_DIM as u32);
+                self.set("attention.sliding_window", 64u32);
+                self.set("rope.freq_base", 1_000_000f32);
+                self.set("rope.scaling.type", "linear");
+                self.set("rope.scaling.factor", 8f32);
             }
             _ => {}
         }
@@ -122,52 +174,93 @@ impl Synth {
     }
 
     fn tensors(&mut self, name: &str) -> Result<(), Error> {
-        let (n_q, n_kv) = (N_EMBD, N_KV_HEADS * HEAD_DIM);
         self.matrix("token_embd.weight", N_VOCAB, N_EMBD)?;
-        if !matches!(name, "granite" | "smollm3") {
+        if !matches!(
+            name,
+            "granite" | "smollm3" | "gemma2" | "gemma3" | "gpt2" | "starcoder2"
+        ) {
             self.matrix("output.weight", N_VOCAB, N_EMBD)?;
         }
-        self.vector("output_norm.weight", N_EMBD, 1.0, 0.3)?;
+        self.norm("output_norm", N_EMBD)?;
+        if name == "gpt2" {
+            self.matrix("position_embd.weight", N_CTX, N_EMBD)?;
+        }
         if name == "phi3" {
             self.vector("rope_factors_short.weight", PHI_N_ROT / 2, 1.3, 0.3)?;
             self.vector("rope_factors_long.weight", PHI_N_ROT / 2, 6.0, 4.0)?;
         }
-        for layer in 0..N_LAYERS {
+        for layer in 0..self.n_layers() {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
-            let (attn_norm, ffn_norm) = match self.arch {
-                "olmo2" => ("post_attention_norm.weight", "post_ffw_norm.weight"),
-                _ => ("attn_norm.weight", "ffn_norm.weight"),
-            };
-            self.vector(&tensor(attn_norm), N_EMBD, 1.0, 0.3)?;
-            self.vector(&tensor(ffn_norm), N_EMBD, 1.0, 0.3)?;
-            match self.arch {
-                "qwen3" => {
-                    self.vector(&tensor("attn_q_norm.weight"), HEAD_DIM, 1.0, 0.3)?;
-                    self.vector(&tensor("attn_k_norm.weight"), HEAD_DIM, 1.0, 0.3)?;
-                }
-                "olmo2" => {
-                    self.vector(&tensor("attn_q_norm.weight"), n_q, 1.0, 0.3)?;
-                    self.vector(&tensor("attn_k_norm.weight"), n_kv, 1.0, 0.3)?;
-                }
-                "qwen2" => {
-                    for (name, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
-                        self.vector(&tensor(&format!("attn_{name}.bias")), width, 0.0, 0.5)?;
-                    }
-                }
-                _ => {}
+            if self.arch != "olmo2" {
+                self.norm(&tensor("attn_norm"), N_EMBD)?;
+                self.norm(&tensor("ffn_norm"), N_EMBD)?;
             }
-            self.matrix(&tensor("attn_output.weight"), N_EMBD, n_q)?;
-            self.matrix(&tensor("ffn_down.weight"), N_EMBD, N_FF)?;
-            if self.arch == "phi3" {
-                self.matrix(&tensor("attn_qkv.weight"), n_q + 2 * n_kv, N_EMBD)?;
-                self.matrix(&tensor("ffn_up.weight"), 2 * N_FF, N_EMBD)?;
-            } else {
-                self.matrix(&tensor("attn_q.weight"), n_q, N_EMBD)?;
-                self.matrix(&tensor("attn_k.weight"), n_kv, N_EMBD)?;
-                self.matrix(&tensor("attn_v.weight"), n_kv, N_EMBD)?;
-                self.matrix(&tensor("ffn_gate.weight"), N_FF, N_EMBD)?;
-                self.matrix(&tensor("ffn_up.weight"), N_FF, N_EMBD)?;
+            if matches!(self.arch, "olmo2" | "gemma2" | "gemma3") {
+                self.norm(&tensor("post_attention_norm"), N_EMBD)?;
+                self.norm(&tensor("post_ffw_norm"), N_EMBD)?;
             }
+            self.attention(&tensor)?;
+            self.feed_forward(&tensor)?;
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
+        let head_dim = match self.arch {
+            "gemma3" => GEMMA_HEAD_DIM,
+            _ => HEAD_DIM,
+        };
+        let (n_q, n_kv) = (N_HEADS * head_dim, self.n_kv_heads() * head_dim);
+        match self.arch {
+            "qwen3" | "gemma3" => {
+                self.norm(&tensor("attn_q_norm"), head_dim)?;
+                self.norm(&tensor("attn_k_norm"), head_dim)?;
+            }
+            "olmo2" => {
+                self.norm(&tensor("attn_q_norm"), n_q)?;
+                self.norm(&tensor("attn_k_norm"), n_kv)?;
+            }
+            "qwen2" => {
+                for (name, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
+                    self.vector(&tensor(&format!("attn_{name}.bias")), width, 0.0, 0.5)?;
+                }
+            }
+            _ => {}
+        }
+        self.linear(&tensor("attn_output"), N_EMBD, n_q)?;
+        if matches!(self.arch, "phi3" | "gpt2") {
+            return self.linear(&tensor("attn_qkv"), n_q + 2 * n_kv, N_EMBD);
+        }
+        self.linear(&tensor("attn_q"), n_q, N_EMBD)?;
+        self.linear(&tensor("attn_k"), n_kv, N_EMBD)?;
+        self.linear(&tensor("attn_v"), n_kv, N_EMBD)
+    }
+
+    fn feed_forward(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
+        self.linear(&tensor("ffn_down"), N_EMBD, N_FF)?;
+        if self.arch == "phi3" {
+            return self.linear(&tensor("ffn_up"), 2 * N_FF, N_EMBD);
+        }
+        if !self.has_biases() {
+            self.linear(&tensor("ffn_gate"), N_FF, N_EMBD)?;
+        }
+        self.linear(&tensor("ffn_up"), N_FF, N_EMBD)
+    }
+
+    /// A norm's weight, and its bias where the architecture has biases.
+    fn norm(&mut self, name: &str, width: usize) -> Result<(), Error> {
+        self.vector(&format!("{name}.weight"), width, 1.0, 0.3)?;
+        if self.has_biases() {
+            self.vector(&format!("{name}.bias"), width, 0.0, 0.5)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Synth::matrix`], with a bias where the architecture has biases.
+    fn linear(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<(), Error> {
+        self.matrix(&format!("{name}.weight"), n_out, n_in)?;
+        if self.has_biases() {
+            self.vector(&format!("{name}.bias"), n_out, 0.0, 0.5)?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::products::{Coded, Half, Source, Wide, score, weigh};
 use super::{BLOCK, PAD, QueryTile};
 use crate::attention::KvSlice;
 use crate::generic::simd::Simd;
+use crate::ops::capped;
 
 /// Working memory of a tile beside its partials.
 pub(super) struct Buffers<'a> {
@@ -80,6 +81,11 @@ pub(super) fn walk<S: Simd>(
             Rows::Wide(k) => score::<S, Wide>(s, q, S::chunks(k).0, n, scores, &mut ahead),
             Rows::Half(k) => score::<S, Half>(s, q, S::half_chunks(k), n, scores, &mut ahead),
             Rows::Coded(k) => score::<S, Coded>(s, q, k, n, scores, &mut ahead),
+        }
+        if let Some(cap) = tile.shape.soft_cap {
+            for x in S::chunks_mut(scores).0 {
+                s.store_chunk(capped(s, cap, s.load_chunk(x)), x);
+            }
         }
         let v = rows(s, tile.v, slot, v_dim, queries.len(), buffers.v);
 

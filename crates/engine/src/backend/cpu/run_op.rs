@@ -1,0 +1,235 @@
+//! What the CPU backend does for each operation of a plan: picks the operands and calls the kernel.
+
+use rocmforge_cpu::{self as cpu, AttnSeq, AttnShape};
+
+use super::{CpuBackend, LayerCache};
+use crate::batch::Batch;
+use crate::plan::{BufferId, Op};
+use crate::tokenizer::TokenId;
+
+impl CpuBackend {
+    pub(super) fn run_op(
+        &mut self,
+        op: &Op,
+        batch: &Batch,
+        tokens: &[TokenId],
+        rotations: &[Vec<f32>],
+    ) {
+        let isa = self.options.isa;
+        match *op {
+            Op::Embed { table, scale, out } => {
+                let mut to = self.take(out);
+                cpu::get_rows(&self.weights.matrix(table), tokens, &mut to);
+                if scale != 1.0 {
+                    to.iter_mut().for_each(|value| *value *= scale);
+                }
+                self.put(out, to);
+            }
+            Op::AddPositions { table, out } => {
+                let mut to = self.take(out);
+                let mut rows = vec![0.0; to.len()];
+                cpu::get_rows(&self.weights.matrix(table), &batch.positions, &mut rows);
+                cpu::add(isa, &self.pool, &rows, &mut to);
+                self.put(out, to);
+            }
+            Op::RmsNorm {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let mut to = self.take(out);
+                cpu::rms_norm(
+                    isa,
+                    &self.pool,
+                    self.buffer(x),
+                    self.weights.vector(weight),
+                    eps,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::LayerNorm {
+                x,
+                weight,
+                bias,
+                eps,
+                out,
+            } => {
+                let mut to = self.take(out);
+                cpu::layer_norm(
+                    isa,
+                    &self.pool,
+                    self.buffer(x),
+                    self.weights.vector(weight),
+                    self.weights.vector(bias),
+                    eps,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::Quantize { x, out } => {
+                let info = self.plan.acts[out.0 as usize];
+                let from = &self.buffers[x.0 as usize];
+                let n_rows = from.len() / info.width;
+                self.acts[out.0 as usize].quantize(
+                    isa,
+                    &self.pool,
+                    from,
+                    n_rows,
+                    info.width,
+                    info.format,
+                );
+            }
+            Op::MatMul {
+                x,
+                weight,
+                bias,
+                mode,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let bias = bias.map(|id| self.weights.vector(id));
+                cpu::matmul(
+                    isa,
+                    &self.pool,
+                    &self.weights.matrix(weight),
+                    &self.acts[x.0 as usize],
+                    bias,
+                    mode,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::Rope {
+                x,
+                head_dim,
+                table,
+                style,
+            } => {
+                let mut to = self.take(x);
+                let n_rot = self.plan.rope[table.0 as usize].n_rot();
+                cpu::rope(
+                    isa,
+                    &self.pool,
+                    &mut to,
+                    tokens.len(),
+                    head_dim,
+                    n_rot,
+                    style,
+                    &rotations[table.0 as usize],
+                );
+                self.put(x, to);
+            }
+            Op::KvAppend { layer, k, v } => {
+                let page = self.options.page;
+                let LayerCache {
+                    spec,
+                    k: k_cache,
+                    v: v_cache,
+                } = &mut self.cache[layer];
+                for (x, dim, cache) in [(k, spec.k_dim, k_cache), (v, spec.v_dim, v_cache)] {
+                    let rows = &self.buffers[x.0 as usize];
+                    cpu::kv_append(
+                        isa,
+                        &self.pool,
+                        rows,
+                        spec.n_kv_heads,
+                        dim,
+                        page,
+                        &batch.slots,
+                        cache.as_mut(),
+                    );
+                }
+            }
+            Op::Attention {
+                layer,
+                n_heads,
+                scores,
+                q,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let LayerCache { spec, k, v } = &self.cache[layer];
+                let shape = AttnShape {
+                    n_heads,
+                    n_kv_heads: spec.n_kv_heads,
+                    k_dim: spec.k_dim,
+                    v_dim: spec.v_dim,
+                    page: self.options.page,
+                    scale: scores.scale,
+                    soft_cap: scores.soft_cap,
+                    window: spec.window,
+                };
+                let seqs: Vec<AttnSeq<'_>> = batch
+                    .seqs
+                    .iter()
+                    .map(|seq| AttnSeq {
+                        first_row: seq.first_row,
+                        n_rows: seq.n_rows,
+                        first_pos: seq.first_pos,
+                        block_table: &seq.block_table,
+                    })
+                    .collect();
+                cpu::attention(
+                    isa,
+                    &self.pool,
+                    &shape,
+                    self.buffer(q),
+                    k.as_ref(),
+                    v.as_ref(),
+                    &seqs,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::Activate { activation, x, out } => {
+                let mut to = self.take(out);
+                cpu::activate(isa, &self.pool, activation, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::GatedActivation {
+                activation,
+                gate,
+                up,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let (gate, up) = (self.buffer(gate), self.buffer(up));
+                cpu::gated_activation(isa, &self.pool, activation, gate, up, &mut to);
+                self.put(out, to);
+            }
+            Op::Add { x, out } => {
+                let mut to = self.take(out);
+                cpu::add(isa, &self.pool, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::SoftCap { cap, x } => {
+                let mut to = self.take(x);
+                cpu::soft_cap(isa, &self.pool, cap, &mut to);
+                self.put(x, to);
+            }
+            Op::SelectRows { x, out } => {
+                let mut to = self.take(out);
+                let width = self.plan.buffers[out.0 as usize].width;
+                for (row, wanted) in to.chunks_exact_mut(width).zip(&batch.logits) {
+                    row.copy_from_slice(&self.buffer(x)[wanted.row * width..][..width]);
+                }
+                self.put(out, to);
+            }
+        }
+    }
+
+    fn buffer(&self, id: BufferId) -> &[f32] {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// Takes a buffer out so that it can be written while others are read; `put` brings it back.
+    pub(super) fn take(&mut self, id: BufferId) -> Vec<f32> {
+        std::mem::take(&mut self.buffers[id.0 as usize])
+    }
+
+    pub(super) fn put(&mut self, id: BufferId, buffer: Vec<f32>) {
+        self.buffers[id.0 as usize] = buffer;
+    }
+}
