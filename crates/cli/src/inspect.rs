@@ -71,13 +71,7 @@ impl Needs {
         let n_ctx = config.n_ctx.unwrap_or(default_ctx);
         let cached = n_ctx.div_ceil(config.page).saturating_mul(config.page) as u64;
         let per_token = model.kv_bytes_per_token(config.kv_type);
-        let rows = |rows| {
-            if rows == RowCount::Tokens {
-                config.chunk_tokens
-            } else {
-                config.max_seqs
-            }
-        };
+        let rows = |rows: RowCount| rows.rows(config.chunk_tokens, config.max_seqs);
         let buffer_bytes = model
             .plan
             .buffers
@@ -136,6 +130,15 @@ fn weight_bytes(gguf: &Gguf) -> u64 {
         .fold(0, |sum, info| info.n_bytes.saturating_add(sum))
 }
 
+/// The number of experts and how many of them a token goes to, where the file has experts.
+fn experts(gguf: &Gguf) -> Option<(u64, u64)> {
+    let meta = gguf.metadata();
+    let arch = meta.str("general.architecture").ok()?;
+    let number = |name: &str| meta.opt_u64(&format!("{arch}.{name}")).ok().flatten();
+    let count = number("expert_count").filter(|&count| count > 0)?;
+    Some((count, number("expert_used_count")?))
+}
+
 /// A string of the metadata, escaped.
 fn meta_str(gguf: &Gguf, key: &str) -> Option<String> {
     match gguf.metadata().get(key) {
@@ -158,6 +161,11 @@ fn print(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
     out.line(&format!("name          {}", shown("general.name")))?;
     out.line(&format!("architecture  {}", shown("general.architecture")))?;
     out.line(&format!("parameters    {}", count(n_parameters(gguf))))?;
+    if let Some((count, used)) = experts(gguf) {
+        out.line(&format!(
+            "experts       {count}, of which a token uses {used}"
+        ))?;
+    }
     match needs {
         Needs::Runs { .. } => out.line("runs here     yes")?,
         Needs::CannotRun { reason } => out.line(&format!("runs here     no: {reason}"))?,
@@ -351,6 +359,7 @@ fn report(file: &ModelFile, needs: &Needs) -> Json {
         "architecture": meta_str(gguf, "general.architecture"),
         "name": meta_str(gguf, "general.name"),
         "parameters": n_parameters(gguf),
+        "experts": experts(gguf).map(|(count, used)| json!({ "count": count, "used": used })),
         "runs": reason.is_none(),
         "problem": reason,
         "memory": memory,

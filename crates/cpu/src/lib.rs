@@ -13,6 +13,7 @@ mod acts;
 mod aligned;
 mod arch;
 mod attention;
+mod experts;
 mod generic;
 mod isa;
 mod matmul;
@@ -22,10 +23,13 @@ pub mod pool;
 pub use acts::{ActFormat, Acts, act_format};
 pub use arch::{Avx2, Avx512};
 pub use attention::{AttnSeq, AttnShape, KvSlice, KvSliceMut, attention};
+pub use experts::{
+    Choice, ExpertActs, ExpertWeights, Router, Routing, RowsOf, combine_experts, expert_matmul,
+};
 pub use isa::Isa;
 pub use matmul::{OutMode, Weight, get_rows, is_fast, matmul};
 pub use ops::{
-    Activation, RopeStyle, activate, add, argmax, gated_activation, kv_append, layer_norm,
-    log_sum_exp, rms_norm, rope, soft_cap,
+    Activation, RopeStyle, activate, add, add_gated, argmax, gated_activation, kv_append,
+    layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
 };
 pub use pool::{MAX_THREADS, Pool, Tile, default_threads};

@@ -39,7 +39,7 @@ pub enum OutMode {
 impl Weight<'_> {
     /// # Panics
     /// If `data` is not [n_out, n_in] in this format, or rows are empty.
-    fn check(&self) -> usize {
+    pub(crate) fn check(&self) -> usize {
         assert!(self.n_in > 0, "rows of weights have values");
         let row_bytes = self.ty.row_bytes(self.n_in);
         let row_bytes = row_bytes.expect("a row of weights is whole blocks");
@@ -126,17 +126,28 @@ pub fn matmul(
         bias,
         mode,
     };
-    let run = |tile: &mut Tile<'_>| match (isa.vector(), fast_tile(w.ty)) {
-        (None, _) => scalar_tile(&job, tile),
-        (Some(isa), Some(run)) => run(isa, &job, tile),
-        (Some(isa), None) => isa.run(DequantizedTile { job: &job, tile }),
-    };
     let (tokens_per_task, rows_per_task) = task_shape(pool, w, acts, row_bytes);
-    pool.for_each_tile(out, w.n_out, tokens_per_task, rows_per_task, &run);
+    pool.for_each_tile(out, w.n_out, tokens_per_task, rows_per_task, &|tile| {
+        run_tile(isa, &job, tile);
+    });
+}
+
+/// One task of a product.
+pub(crate) fn run_tile(isa: Isa, job: &Job<'_>, tile: &mut Tile<'_>) {
+    match (isa.vector(), fast_tile(job.w.ty)) {
+        (None, _) => scalar_tile(job, tile),
+        (Some(isa), Some(run)) => run(isa, job, tile),
+        (Some(isa), None) => isa.run(DequantizedTile { job, tile }),
+    }
 }
 
 /// Tokens and weight rows of a task.
-fn task_shape(pool: &Pool, w: &Weight<'_>, acts: &Acts, row_bytes: usize) -> (usize, usize) {
+pub(crate) fn task_shape(
+    pool: &Pool,
+    w: &Weight<'_>,
+    acts: &Acts,
+    row_bytes: usize,
+) -> (usize, usize) {
     let act_bytes = match acts.format() {
         ActFormat::F32 => 4,
         ActFormat::Q8x32 | ActFormat::Q8x256 => 1,

@@ -5,8 +5,8 @@ mod common;
 use common::Rng;
 use half::f16;
 use rocmforge_cpu::{
-    Activation, Isa, KvSliceMut, Pool, RopeStyle, activate, add, argmax, gated_activation,
-    kv_append, layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
+    Activation, Isa, KvSliceMut, Pool, RopeStyle, activate, add, add_gated, argmax,
+    gated_activation, kv_append, layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::legacy::Q8_0;
@@ -184,6 +184,29 @@ fn activations_are_right_at_the_ends_of_the_range() {
             let mut out = [0.0; 9];
             activate(isa, &Pool::new(1), activation, &[f32::NAN; 9], &mut out);
             assert!(out.iter().all(|x| x.is_nan()), "{isa}: NaN goes through");
+        }
+    }
+}
+
+#[test]
+fn add_gated_follows_its_formula() {
+    let mut rng = Rng(14);
+    for isa in Isa::available() {
+        for width in WIDTHS {
+            for n_rows in [0, 1, 90] {
+                let (x, old) = (rng.vec(n_rows * width), rng.vec(n_rows * width));
+                let gate: Vec<f32> = rng.vec(n_rows).iter().map(|x| x * 9.0).collect();
+                let got = same_on_any_pool(|pool| {
+                    let mut out = old.clone();
+                    add_gated(isa, pool, &gate, &x, &mut out);
+                    out
+                });
+                let want = (0..n_rows * width).map(|i| {
+                    let factor = 1.0 / (1.0 + (-f64::from(gate[i / width])).exp());
+                    f64::from(old[i]) + factor * f64::from(x[i])
+                });
+                check(&format!("{isa} add_gated {n_rows} x {width}"), &got, want);
+            }
         }
     }
 }

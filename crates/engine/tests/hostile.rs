@@ -124,9 +124,9 @@ fn facts_that_are_not_supported_are_refused_by_name() {
         (
             "general.architecture",
             "mamba".into(),
-            "`mamba` is not supported; supported are: llama, qwen2, qwen3, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2",
+            "`mamba` is not supported; supported are: llama, qwen2, qwen2moe, qwen3, qwen3moe, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2",
         ),
-        ("llama.expert_count", 8u32.into(), "8 experts"),
+        ("llama.expert_count", 8u32.into(), "llama.expert_used_count"),
         (
             "llama.rope.scaling.type",
             "dynamic".into(),

@@ -72,6 +72,8 @@ fn inspect_describes_the_embedded_model() {
 fn inspect_shows_files_that_cannot_run() {
     let mut writer = Writer::new("fantasy");
     writer.set("general.name", "\x1b[31mred\u{202e}\u{9b}\n");
+    writer.set("fantasy.expert_count", 8u32);
+    writer.set("fantasy.expert_used_count", 2u32);
     writer
         .add_tensor("blk.0.\u{7f}odd", &[4], GgmlType::F32, vec![0; 16])
         .unwrap();
@@ -83,6 +85,10 @@ fn inspect_shows_files_that_cannot_run() {
     let report = run(&["inspect", path, "--json"]).json();
     assert_eq!(report["runs"], false);
     assert!(report["problem"].as_str().unwrap().contains("fantasy"));
+    assert_eq!(report["experts"]["count"], 8);
+    assert_eq!(report["experts"]["used"], 2);
+    let text = run(&["inspect", path]).ok();
+    assert!(text.text().contains("8, of which a token uses 2"));
     for args in [&["inspect", path][..], &["inspect", path, "--json"]] {
         let run = run(args).ok();
         let odd = run.text().chars().find(|c| c.is_control() && *c != '\n');

@@ -42,3 +42,55 @@ impl Kernel for Add<'_> {
         }
     }
 }
+
+/// `out[row] += x[row] / (1 + e^-gate[row])`: `x` and `out` [n_rows, width], `gate` `[n_rows]`.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn add_gated(isa: Isa, pool: &Pool, gate: &[f32], x: &[f32], out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    if gate.is_empty() || out.is_empty() {
+        assert!(out.is_empty(), "a gate for each row");
+        return;
+    }
+    assert!(out.len().is_multiple_of(gate.len()), "a gate for each row");
+    let width = out.len() / gate.len();
+    let per_task = rows_per_task(pool, gate.len(), width);
+    pool.for_each_rows(out, width, per_task, &|first, out| {
+        let rows = gate[first..].iter().zip(x[first * width..].chunks(width));
+        for (out, (&gate, x)) in out.chunks_exact_mut(width).zip(rows) {
+            let factor = (1.0 / (1.0 + f64::from(-gate).exp())) as f32;
+            match isa.vector() {
+                None => out
+                    .iter_mut()
+                    .zip(x)
+                    .for_each(|(out, x)| *out += factor * x),
+                Some(isa) => isa.run(AddScaled { factor, x, out }),
+            }
+        }
+    });
+}
+
+struct AddScaled<'a> {
+    factor: f32,
+    x: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for AddScaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let factor = s.splat(self.factor);
+        let (xs, x_tail) = S::chunks(self.x);
+        let (outs, out_tail) = S::chunks_mut(self.out);
+        for (x, out) in xs.iter().zip(outs) {
+            s.store_chunk(s.mul_add(s.load_chunk(x), factor, s.load_chunk(out)), out);
+        }
+        if !out_tail.is_empty() {
+            let sum = s.mul_add(s.load_part(x_tail, 0.0), factor, s.load_part(out_tail, 0.0));
+            s.store_part(sum, out_tail);
+        }
+    }
+}

@@ -14,7 +14,7 @@ mod rope;
 mod soft_cap;
 
 pub use activation::{Activation, activate, gated_activation};
-pub use elementwise::add;
+pub use elementwise::{add, add_gated};
 pub use kv::kv_append;
 pub use logits::{argmax, log_sum_exp};
 pub use norm::{layer_norm, rms_norm};
@@ -31,7 +31,7 @@ const MIN_TASK_WORK: usize = 8192;
 const TASKS_PER_THREAD: usize = 4;
 
 /// Rows to give to one task, each of them worth `row_work` additions; all if there is little to do.
-fn rows_per_task(pool: &Pool, n_rows: usize, row_work: usize) -> usize {
+pub(crate) fn rows_per_task(pool: &Pool, n_rows: usize, row_work: usize) -> usize {
     let least = MIN_TASK_WORK.div_ceil(row_work.max(1));
     n_rows
         .div_ceil(TASKS_PER_THREAD * pool.n_threads())

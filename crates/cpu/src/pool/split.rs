@@ -184,6 +184,23 @@ impl Tile<'_> {
         self.cols.clone()
     }
 
+    /// The same tile of the matrix that begins with row `first` of this one.
+    ///
+    /// # Panics
+    /// If the tile begins above `first`.
+    pub(crate) fn counted_from(&mut self, first: usize) -> Tile<'_> {
+        assert!(first <= self.rows.start, "the tile lies below row {first}");
+        Tile {
+            // SAFETY: `first` is at most the tile's first row, and `Matrix::tile` checked that the
+            // tile lies in the matrix, so row `first` begins in it or at its end.
+            base: unsafe { self.base.add(first * self.row_len) },
+            row_len: self.row_len,
+            rows: self.rows.start - first..self.rows.end - first,
+            cols: self.cols.clone(),
+            out: PhantomData,
+        }
+    }
+
     /// The tile's columns of row `r`, which counts from the top of the whole matrix.
     ///
     /// # Panics

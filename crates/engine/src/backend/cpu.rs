@@ -6,14 +6,14 @@ use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 use half::f16;
-use rocmforge_cpu::{self as cpu, Acts, Isa, KvSlice, KvSliceMut, Pool};
+use rocmforge_cpu::{self as cpu, Acts, ExpertActs, Isa, KvSlice, KvSliceMut, Pool, Routing};
 use rocmforge_gguf::quant;
 
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply};
 use crate::batch::{Batch, InputToken, RowOutput, Sampled, StepOutput, Want};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
-use crate::plan::{BufferId, KvSpec, Op, Plan, RowCount};
+use crate::plan::{ActsInfo, BufferId, KvSpec, Op, Plan, RowCount};
 use crate::sampler;
 use crate::tokenizer::TokenId;
 
@@ -44,6 +44,21 @@ enum CacheData {
     Q8_0(Vec<u8>),
 }
 
+/// Activations in the form that products read.
+enum ActsBuffer {
+    Rows(Acts),
+    ByExpert(ExpertActs),
+}
+
+impl ActsBuffer {
+    fn new(info: &ActsInfo) -> ActsBuffer {
+        match info.rows {
+            RowCount::Choices { .. } => ActsBuffer::ByExpert(ExpertActs::new()),
+            RowCount::Tokens | RowCount::Logits => ActsBuffer::Rows(Acts::new()),
+        }
+    }
+}
+
 /// The buffers, for observers.
 struct Floats<'a>(&'a [Vec<f32>]);
 
@@ -60,7 +75,8 @@ pub struct CpuBackend {
     plan: Plan,
     weights: Arc<Weights>,
     buffers: Vec<Vec<f32>>,
-    acts: Vec<Acts>,
+    acts: Vec<ActsBuffer>,
+    routings: Vec<Routing>,
     cache: Vec<LayerCache>,
     /// What each output row of the last step sampled.
     last_sampled: Vec<Option<Sampled>>,
@@ -81,7 +97,8 @@ impl CpuBackend {
         CpuBackend {
             pool: Pool::new(options.n_threads),
             buffers: vec![Vec::new(); plan.buffers.len()],
-            acts: plan.acts.iter().map(|_| Acts::new()).collect(),
+            acts: plan.acts.iter().map(ActsBuffer::new).collect(),
+            routings: (0..plan.n_routings).map(|_| Routing::new()).collect(),
             cache: plan.kv.iter().map(new_cache).collect(),
             last_sampled: Vec::new(),
             observer: None,
@@ -98,10 +115,7 @@ impl CpuBackend {
             .map(|&token| self.resolve(token))
             .collect();
         for (buffer, info) in self.buffers.iter_mut().zip(&self.plan.buffers) {
-            let rows = match info.rows {
-                RowCount::Tokens => tokens.len(),
-                RowCount::Logits => batch.logits.len(),
-            };
+            let rows = info.rows.rows(tokens.len(), batch.logits.len());
             buffer.resize(rows * info.width, 0.0);
         }
         let rotations: Vec<Vec<f32>> = self
@@ -269,7 +283,7 @@ impl Backend for CpuBackend {
     fn info(&self) -> BackendInfo {
         let mut slow_ops: Vec<(String, usize)> = Vec::new();
         for op in &self.plan.ops {
-            let Op::MatMul { weight, .. } = op else {
+            let (Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. }) = op else {
                 continue;
             };
             let ty = self.weights.matrix(*weight).ty;

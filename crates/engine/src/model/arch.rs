@@ -1,16 +1,19 @@
 //! The model families whose wiring is known, and what a file of each does not say.
 
-use rocmforge_cpu::{Activation, RopeStyle};
+use rocmforge_cpu::{Activation, ExpertWeights, RopeStyle};
 
 use crate::error::EngineError;
 
 /// The model families whose wiring is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama 1, 2, 3.x and what uses that id: Mistral, Yi, TinyLlama, SmolLM.
+    /// Llama 1, 2, 3.x and what uses that id: Mistral, Mixtral, Yi, TinyLlama, SmolLM.
     Llama,
     Qwen2,
+    /// Qwen 1.5 and 2 with experts, one of which every token goes to.
+    Qwen2Moe,
     Qwen3,
+    Qwen3Moe,
     /// Granite 3 and 4 dense: Llama with constant factors.
     Granite,
     /// Every fourth layer has no positions.
@@ -79,11 +82,22 @@ pub(super) enum FeedForward {
     Plain(Activation),
 }
 
+/// Whether the feed-forward network is a mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mixture {
+    Never,
+    /// Where the file counts experts; their weights.
+    IfCounted(ExpertWeights),
+    Always(ExpertWeights),
+}
+
 impl Architecture {
-    const ALL: [(&'static str, Architecture); 11] = [
+    const ALL: [(&'static str, Architecture); 13] = [
         ("llama", Architecture::Llama),
         ("qwen2", Architecture::Qwen2),
+        ("qwen2moe", Architecture::Qwen2Moe),
         ("qwen3", Architecture::Qwen3),
+        ("qwen3moe", Architecture::Qwen3Moe),
         ("granite", Architecture::Granite),
         ("smollm3", Architecture::SmolLm3),
         ("olmo2", Architecture::Olmo2),
@@ -93,8 +107,7 @@ impl Architecture {
         ("gpt2", Architecture::Gpt2),
         ("starcoder2", Architecture::StarCoder2),
     ];
-    const NAMES: &'static str =
-        "llama, qwen2, qwen3, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2";
+    const NAMES: &'static str = "llama, qwen2, qwen2moe, qwen3, qwen3moe, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2";
 
     /// The architecture of `general.architecture`, or a refusal by name.
     pub fn from_name(name: &str) -> Result<Architecture, EngineError> {
@@ -113,7 +126,9 @@ impl Architecture {
         match self {
             Architecture::Llama | Architecture::Granite | Architecture::SmolLm3 => RopeStyle::Norm,
             Architecture::Qwen2
+            | Architecture::Qwen2Moe
             | Architecture::Qwen3
+            | Architecture::Qwen3Moe
             | Architecture::Olmo2
             | Architecture::Phi3
             | Architecture::Gemma2
@@ -126,7 +141,7 @@ impl Architecture {
     /// Norms that every file must have: without its tensors it is incomplete.
     pub(super) fn head_norm(self) -> HeadNorm {
         match self {
-            Architecture::Qwen3 | Architecture::Gemma3 => HeadNorm::Each,
+            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3 => HeadNorm::Each,
             Architecture::Olmo2 => HeadNorm::Together,
             _ => HeadNorm::IfPresent,
         }
@@ -156,6 +171,20 @@ impl Architecture {
             }
             _ => FeedForward::Gated(Activation::Silu),
         }
+    }
+
+    pub(super) fn mixture(self) -> Mixture {
+        match self {
+            Architecture::Llama => Mixture::IfCounted(ExpertWeights::Normalized),
+            Architecture::Qwen2Moe => Mixture::Always(ExpertWeights::Softmax),
+            Architecture::Qwen3Moe => Mixture::Always(ExpertWeights::Normalized),
+            _ => Mixture::Never,
+        }
+    }
+
+    /// Whether one more expert, behind a gate of its own, sees every token.
+    pub(super) fn has_shared_expert(self) -> bool {
+        self == Architecture::Qwen2Moe
     }
 
     /// Whether positions are rows of a matrix (`position_embd`) that are added to the embeddings.

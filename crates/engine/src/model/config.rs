@@ -1,11 +1,12 @@
 //! A model's facts, from metadata only. Keys are those of the GGUF specification, prefixed by the
 //! architecture's name.
 
-use rocmforge_cpu::RopeStyle;
-use rocmforge_gguf::{Gguf, Value};
+use rocmforge_cpu::{RopeStyle, Router};
+use rocmforge_gguf::Gguf;
 
-use super::arch::Architecture;
+use super::arch::{Architecture, Mixture};
 use super::keys::Keys;
+use super::layers::{LayerView, layers};
 use crate::error::EngineError;
 
 /// How positions beyond the trained context are squeezed.
@@ -62,13 +63,15 @@ pub struct SoftCaps {
     pub logits: Option<f32>,
 }
 
-/// How one layer sees the tokens before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LayerView {
-    /// Whether Q and K are rotated by position.
-    pub rotates: bool,
-    /// Only the last `window` positions are visible; such layers rotate as `rope_in_window` says.
-    pub window: Option<u32>,
+/// The mixture of experts that takes the place of a feed-forward network.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experts {
+    pub n_experts: usize,
+    /// Width of one expert.
+    pub n_ff: usize,
+    pub router: Router,
+    /// Width of the expert that sees every token.
+    pub n_ff_shared: Option<usize>,
 }
 
 /// Facts of a model file.
@@ -81,7 +84,9 @@ pub struct ModelConfig {
     pub name: Option<String>,
     pub n_layers: usize,
     pub n_embd: usize,
+    /// Width of the feed-forward network; of one expert in a mixture.
     pub n_ff: usize,
+    pub experts: Option<Experts>,
     pub n_heads: usize,
     pub n_kv_heads: usize,
     /// Values of one head of Q and K; not always `n_embd / n_heads`.
@@ -108,8 +113,9 @@ pub struct ModelConfig {
 }
 
 /// More than any model has; a larger value is a damaged file.
-const MAX_LAYERS: usize = 4096;
+pub(super) const MAX_LAYERS: usize = 4096;
 const MAX_DIM: usize = 1 << 24;
+const MAX_EXPERTS: usize = 1024;
 
 impl ModelConfig {
     /// Reads the facts, or says which key is missing, wrong or not supported.
@@ -161,10 +167,7 @@ impl ModelConfig {
                 "an even number, at most the head size",
             ));
         }
-        let n_experts = keys.meta.opt_u64(&keys.key("expert_count"))?.unwrap_or(0);
-        if n_experts > 0 {
-            return Err(keys.unsupported(format!("a mixture of {n_experts} experts")));
-        }
+        let experts = experts(&keys, arch)?;
         if keys.meta.opt_bool(&keys.key("attention.causal"))? == Some(false) {
             return Err(keys.unsupported("attention without a causal mask, as embedding models do"));
         }
@@ -191,7 +194,11 @@ impl ModelConfig {
             name: meta.opt_str("general.name")?.map(str::to_string),
             n_layers,
             n_embd,
-            n_ff: keys.size("feed_forward_length", MAX_DIM)?,
+            n_ff: match experts {
+                Some(experts) => experts.n_ff,
+                None => keys.size("feed_forward_length", MAX_DIM)?,
+            },
+            experts,
             n_heads,
             n_kv_heads,
             k_dim,
@@ -210,6 +217,58 @@ impl ModelConfig {
             arch_name,
         })
     }
+}
+
+/// The mixture of experts, if the family or the file has one.
+fn experts(keys: &Keys<'_>, arch: Architecture) -> Result<Option<Experts>, EngineError> {
+    const COUNT: &str = "expert_count";
+    const USED: &str = "expert_used_count";
+    const WIDTH: &str = "expert_feed_forward_length";
+    let counted = keys.meta.opt_u64(&keys.key(COUNT))?.unwrap_or(0);
+    let weights = match arch.mixture() {
+        Mixture::Never | Mixture::IfCounted(_) if counted == 0 => return Ok(None),
+        Mixture::Never => {
+            return Err(keys.unsupported(format!("a mixture of {counted} experts")));
+        }
+        Mixture::IfCounted(weights) | Mixture::Always(weights) => weights,
+    };
+    let n_experts = keys.size(COUNT, MAX_EXPERTS)?;
+    let n_used = keys.meta.u64(&keys.key(USED))?;
+    let n_used = usize::try_from(n_used)
+        .ok()
+        .filter(|n| (1..=n_experts).contains(n))
+        .ok_or_else(|| keys.bad(USED, n_used, "at least 1 and at most the number of experts"))?;
+    let n_groups = keys.opt_size("expert_group_count", MAX_EXPERTS)?;
+    if n_groups.is_some_and(|n| n > 1) {
+        return Err(keys.unsupported("groups of experts"));
+    }
+    // Mixtral's width is that of each expert; Qwen's files share it out if they do not say.
+    let n_ff = match (arch, keys.opt_size(WIDTH, MAX_DIM)?) {
+        (Architecture::Llama, _) => keys.size("feed_forward_length", MAX_DIM)?,
+        (_, Some(width)) => width,
+        (_, None) => (keys.size("feed_forward_length", MAX_DIM)? / n_used).max(1),
+    };
+    let n_ff_shared = match arch.has_shared_expert() {
+        true => Some(
+            match keys.opt_size("expert_shared_feed_forward_length", MAX_DIM)? {
+                Some(width) => width,
+                None => keys.size("feed_forward_length", MAX_DIM)?,
+            },
+        ),
+        false => None,
+    };
+    Ok(Some(Experts {
+        n_experts,
+        n_ff,
+        router: Router {
+            n_used,
+            weights,
+            scale: keys
+                .positive_or_zero("expert_weights_scale")?
+                .unwrap_or(1.0) as f32,
+        },
+        n_ff_shared,
+    }))
 }
 
 /// What the product of Q and K is multiplied with if the file does not say. The two largest Gemmas scale by
@@ -277,89 +336,6 @@ fn soft_caps(keys: &Keys<'_>, arch: Architecture) -> Result<SoftCaps, EngineErro
         }),
         _ => Ok(SoftCaps::default()),
     }
-}
-
-/// Which layers rotate and which see a window.
-fn layers(
-    keys: &Keys<'_>,
-    arch: Architecture,
-    n_layers: usize,
-) -> Result<Vec<LayerView>, EngineError> {
-    let plain = LayerView {
-        rotates: !arch.learns_positions(),
-        window: None,
-    };
-    let mut layers = vec![plain; n_layers];
-    match arch {
-        // Without its key in the file: llama.cpp has the same constant.
-        Architecture::SmolLm3 => layers
-            .iter_mut()
-            .skip(3)
-            .step_by(4)
-            .for_each(|layer| layer.rotates = false),
-        Architecture::Granite => {
-            let finetuned = keys.meta.opt_bool(&keys.key("rope.scaling.finetuned"))?;
-            let rotates = finetuned.unwrap_or(true);
-            layers.iter_mut().for_each(|layer| layer.rotates = rotates);
-        }
-        Architecture::Olmo2 => set_windows(keys, &mut layers, None, 4)?,
-        Architecture::Gemma2 => set_windows(keys, &mut layers, Some(4096), 2)?,
-        Architecture::Gemma3 => set_windows(keys, &mut layers, None, 6)?,
-        // Phi's files have a window that converters have filled in wrongly; llama.cpp ignores it as well.
-        Architecture::Llama
-        | Architecture::Qwen2
-        | Architecture::Qwen3
-        | Architecture::Phi3
-        | Architecture::Gpt2
-        | Architecture::StarCoder2 => {}
-    }
-    Ok(layers)
-}
-
-/// The window of the file or `default`, for the layers that the file names, or all but the last of each
-/// `period`.
-fn set_windows(
-    keys: &Keys<'_>,
-    layers: &mut [LayerView],
-    default: Option<u32>,
-    period: usize,
-) -> Result<(), EngineError> {
-    let window = keys.meta.opt_u32(&keys.key("attention.sliding_window"))?;
-    let Some(window) = window.or(default).filter(|&window| window > 0) else {
-        return Ok(());
-    };
-    let pattern = windowed(keys, layers.len(), period)?;
-    for (layer, windowed) in layers.iter_mut().zip(pattern) {
-        layer.window = windowed.then_some(window);
-    }
-    Ok(())
-}
-
-/// The layers with a window: a flag for each, or a period whose last layer has none.
-fn windowed(keys: &Keys<'_>, n_layers: usize, period: usize) -> Result<Vec<bool>, EngineError> {
-    const NAME: &str = "attention.sliding_window_pattern";
-    let bad = |value: String| keys.bad(NAME, value, "a flag for each layer, or a period");
-    let period = match keys.meta.get(&keys.key(NAME)) {
-        None => period,
-        Some(Value::Array(flags)) => {
-            let flag = |value: Value<'_>| match value {
-                Value::Bool(flag) => Some(flag),
-                other => other.as_int().map(|n| n != 0),
-            };
-            let flags: Option<Vec<bool>> = flags.iter().take(MAX_LAYERS + 1).map(flag).collect();
-            return match flags {
-                Some(flags) if flags.len() == n_layers => Ok(flags),
-                Some(flags) => Err(bad(format!("{} flags", flags.len()))),
-                None => Err(bad("another kind of list".to_string())),
-            };
-        }
-        Some(value) => value
-            .as_int()
-            .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| bad("no number".to_string()))?,
-    };
-    let has_window = |layer: usize| period == 0 || layer % period < period - 1;
-    Ok((0..n_layers).map(has_window).collect())
 }
 
 /// Layers with a window rotate without scaling, those of Gemma 2 like all others. Gemma has a key for their

@@ -1,5 +1,5 @@
 //! The wiring of decoder-only transformers (Llama and its kin): recorded once as a plan, for every backend.
-//! `feed_forward.rs` has the second half of a layer.
+//! `feed_forward.rs` and `mixture.rs` have the second half of a layer.
 //!
 //! What differs between the families is read off the file: biases and per-head Q/K norms exist where
 //! their tensors do, Q, K and V are rows of one matrix where it is there, the output projection is the
@@ -12,11 +12,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_cpu::act_format;
+use rocmforge_cpu::{ActFormat, act_format};
 use rocmforge_gguf::Gguf;
 
 use super::arch::{BlockNorm, HeadNorm, StreamNorm};
 use super::config::{ModelConfig, RopeScaling};
+use super::mixture::ExpertBuffers;
 use super::rope::{self, Factors};
 use super::weights::{WeightLoader, Weights};
 use crate::error::EngineError;
@@ -42,6 +43,12 @@ pub(super) fn record(
     let rope_in_window = rope_in_window.map(|table| plan.rope_table(table));
     let n_q = config.n_heads * config.k_dim;
     let n_attn = config.n_heads * config.v_dim;
+    let experts = config
+        .experts
+        .map(|experts| ExpertBuffers::new(&mut plan, config, experts));
+    let n_ff = config
+        .experts
+        .map_or(config.n_ff, |experts| experts.n_ff_shared.unwrap_or(0));
     let buffers = Buffers {
         x: plan.buffer(RowCount::Tokens, config.n_embd),
         normed: plan.buffer(RowCount::Tokens, config.n_embd),
@@ -51,9 +58,9 @@ pub(super) fn record(
         k_normed: plan.buffer(RowCount::Tokens, config.n_kv_heads * config.k_dim),
         v: plan.buffer(RowCount::Tokens, config.n_kv_heads * config.v_dim),
         attn: plan.buffer(RowCount::Tokens, n_attn),
-        gate: plan.buffer(RowCount::Tokens, config.n_ff),
-        up: plan.buffer(RowCount::Tokens, config.n_ff),
-        activated: plan.buffer(RowCount::Tokens, config.n_ff),
+        gate: plan.buffer(RowCount::Tokens, n_ff),
+        up: plan.buffer(RowCount::Tokens, n_ff),
+        activated: plan.buffer(RowCount::Tokens, n_ff),
         product: plan.buffer(RowCount::Tokens, config.n_embd),
     };
     let mut wiring = Wiring {
@@ -79,7 +86,10 @@ pub(super) fn record(
     }
     for layer in 0..config.n_layers {
         wiring.attention(layer)?;
-        wiring.feed_forward(layer)?;
+        match experts {
+            Some(buffers) => wiring.mixture(layer, buffers)?,
+            None => wiring.feed_forward(layer)?,
+        }
     }
     let logits = wiring.output(embedding)?;
     let Wiring { plan, loader, .. } = wiring;
@@ -354,6 +364,12 @@ impl Wiring<'_> {
         Ok(())
     }
 
+    /// The form of activations that products with `tensor` read.
+    pub(super) fn act_format(&self, tensor: &str) -> ActFormat {
+        let info = self.gguf.tensor(tensor);
+        act_format(info.expect("the loader has found it").ty)
+    }
+
     fn product(
         &mut self,
         from: BufferId,
@@ -362,11 +378,7 @@ impl Wiring<'_> {
         bias: Option<WeightId>,
         out: BufferId,
     ) {
-        let ty = self
-            .gguf
-            .tensor(tensor)
-            .expect("the loader has found it")
-            .ty;
-        self.plan.matmul(from, weight, bias, act_format(ty), out);
+        let format = self.act_format(tensor);
+        self.plan.matmul(from, weight, bias, format, out);
     }
 }

@@ -5,6 +5,8 @@ mod config;
 mod decoder;
 mod feed_forward;
 mod keys;
+mod layers;
+mod mixture;
 mod rope;
 mod weights;
 
@@ -13,7 +15,8 @@ use std::sync::Arc;
 use rocmforge_gguf::Gguf;
 
 pub use arch::Architecture;
-pub use config::{LayerView, ModelConfig, RopeScaling, Rotation, Scales, SoftCaps};
+pub use config::{Experts, ModelConfig, RopeScaling, Rotation, Scales, SoftCaps};
+pub use layers::LayerView;
 pub use weights::Weights;
 
 use crate::error::EngineError;

@@ -106,9 +106,29 @@ impl<'a> WeightLoader<'a> {
         rows: Range<usize>,
     ) -> Result<WeightId, EngineError> {
         assert!(rows.end <= n_out, "rows of the matrix");
+        self.rows_of(name, &[n_in, n_out], rows)
+    }
+
+    /// The matrices `name` of `n_experts` experts, `[n_experts, n_out, n_in]`, one below the other.
+    pub(super) fn experts(
+        &mut self,
+        name: &str,
+        n_experts: usize,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<WeightId, EngineError> {
+        self.rows_of(name, &[n_in, n_out, n_experts], 0..n_out * n_experts)
+    }
+
+    fn rows_of(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        rows: Range<usize>,
+    ) -> Result<WeightId, EngineError> {
         let tensor = self.find(name).ok_or_else(|| self.missing(name))?;
         let info = &self.gguf.tensors()[tensor];
-        check_shape(name, &info.dims, &[n_in, n_out])?;
+        check_shape(name, &info.dims, dims)?;
         if !info.ty.can_dequantize() {
             return Err(EngineError::TensorType {
                 name: name.to_string(),

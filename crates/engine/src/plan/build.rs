@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use rocmforge_cpu::{ActFormat, Activation, OutMode, RopeStyle};
+use rocmforge_cpu::{ActFormat, Activation, OutMode, RopeStyle, Router, RowsOf};
 
 use super::op::{
-    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RowCount, Scores, WeightId,
+    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RoutingId, RowCount, Scores,
+    WeightId,
 };
 use super::rope::RopeTable;
 
@@ -17,10 +18,20 @@ pub struct PlanBuilder {
     acts: Vec<ActsInfo>,
     kv: Vec<KvSpec>,
     rope: Vec<RopeTable>,
+    n_routings: usize,
     /// The converted forms that are still equal to their buffer.
-    current: HashMap<(BufferId, ActFormat), ActsId>,
+    current: HashMap<Form, ActsId>,
     /// Activation buffers by shape, so that every layer uses the same memory.
-    by_source: HashMap<(BufferId, ActFormat), ActsId>,
+    by_source: HashMap<Form, ActsId>,
+}
+
+/// A form of a buffer's values for products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Form {
+    x: BufferId,
+    format: ActFormat,
+    /// By whose choices the rows are sorted, for products with experts.
+    routing: Option<RoutingId>,
 }
 
 impl PlanBuilder {
@@ -36,27 +47,68 @@ impl PlanBuilder {
 
     fn push(&mut self, op: Op) {
         if let Some(written) = op.writes() {
-            self.current.retain(|(buffer, _), _| *buffer != written);
+            self.current.retain(|form, _| form.x != written);
+        }
+        if let Op::Route { out, .. } = op {
+            self.current.retain(|form, _| form.routing != Some(out));
         }
         self.ops.push(op);
     }
 
     fn acts(&mut self, x: BufferId, format: ActFormat) -> ActsId {
-        if let Some(&acts) = self.current.get(&(x, format)) {
+        let form = Form {
+            x,
+            format,
+            routing: None,
+        };
+        if let Some(&acts) = self.current.get(&form) {
             return acts;
         }
-        let out = *self.by_source.entry((x, format)).or_insert_with(|| {
-            let BufferInfo { rows, width } = self.buffers[x.0 as usize];
+        let out = self.acts_buffer(form, self.buffers[x.0 as usize].rows);
+        self.push(Op::Quantize { x, out });
+        self.current.insert(form, out);
+        out
+    }
+
+    /// The form of `x`, which has a row for each token or for each choice of `routing`.
+    fn expert_acts(
+        &mut self,
+        x: BufferId,
+        format: ActFormat,
+        (routing, n_used): (RoutingId, usize),
+    ) -> ActsId {
+        let form = Form {
+            x,
+            format,
+            routing: Some(routing),
+        };
+        if let Some(&acts) = self.current.get(&form) {
+            return acts;
+        }
+        let rows_of = match self.buffers[x.0 as usize].rows {
+            RowCount::Choices { .. } => RowsOf::Choices,
+            RowCount::Tokens | RowCount::Logits => RowsOf::Tokens,
+        };
+        let out = self.acts_buffer(form, RowCount::Choices { n_used });
+        self.push(Op::QuantizeExperts {
+            x,
+            rows_of,
+            routing,
+            out,
+        });
+        self.current.insert(form, out);
+        out
+    }
+
+    fn acts_buffer(&mut self, form: Form, rows: RowCount) -> ActsId {
+        *self.by_source.entry(form).or_insert_with(|| {
             self.acts.push(ActsInfo {
                 rows,
-                width,
-                format,
+                width: self.buffers[form.x.0 as usize].width,
+                format: form.format,
             });
             ActsId(self.acts.len() as u32 - 1)
-        });
-        self.push(Op::Quantize { x, out });
-        self.current.insert((x, format), out);
-        out
+        })
     }
 
     pub fn embed(&mut self, table: WeightId, scale: f32, out: BufferId) {
@@ -110,6 +162,49 @@ impl PlanBuilder {
             mode: OutMode::Store,
             out,
         });
+    }
+
+    /// A routing, to be filled by `route`.
+    pub fn routing(&mut self) -> RoutingId {
+        self.n_routings += 1;
+        RoutingId(self.n_routings as u32 - 1)
+    }
+
+    pub fn route(&mut self, logits: BufferId, router: Router, out: RoutingId) {
+        self.push(Op::Route {
+            logits,
+            router,
+            out,
+        });
+    }
+
+    /// The product of every row with the matrix of its expert; `out` has rows of `RowCount::Choices`.
+    ///
+    /// # Panics
+    /// If `out` has other rows.
+    pub fn expert_matmul(
+        &mut self,
+        x: BufferId,
+        routing: RoutingId,
+        (weight, n_experts): (WeightId, usize),
+        format: ActFormat,
+        out: BufferId,
+    ) {
+        let RowCount::Choices { n_used } = self.buffers[out.0 as usize].rows else {
+            panic!("buffer {} has no rows for experts", out.0);
+        };
+        let x = self.expert_acts(x, format, (routing, n_used));
+        self.push(Op::ExpertMatMul {
+            x,
+            routing,
+            weight,
+            n_experts,
+            out,
+        });
+    }
+
+    pub fn combine_experts(&mut self, x: BufferId, routing: RoutingId, out: BufferId) {
+        self.push(Op::CombineExperts { x, routing, out });
     }
 
     pub fn rope_table(&mut self, table: RopeTable) -> RopeId {
@@ -176,6 +271,10 @@ impl PlanBuilder {
         self.push(Op::Add { x, out });
     }
 
+    pub fn add_gated(&mut self, gate: BufferId, x: BufferId, out: BufferId) {
+        self.push(Op::AddGated { gate, x, out });
+    }
+
     pub fn soft_cap(&mut self, cap: f32, x: BufferId) {
         self.push(Op::SoftCap { cap, x });
     }
@@ -190,6 +289,7 @@ impl PlanBuilder {
             buffers: self.buffers,
             acts: self.acts,
             kv: self.kv,
+            n_routings: self.n_routings,
             rope: self.rope,
             logits,
         }

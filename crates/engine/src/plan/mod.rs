@@ -12,6 +12,7 @@ mod rope;
 pub use build::PlanBuilder;
 pub use fuse::fuse;
 pub use op::{
-    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RowCount, Scores, WeightId,
+    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RoutingId, RowCount, Scores,
+    WeightId,
 };
 pub use rope::{LongContext, RopeTable};

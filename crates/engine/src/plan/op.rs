@@ -1,6 +1,6 @@
 //! The closed set of operations and the plan that holds them.
 
-use rocmforge_cpu::{ActFormat, Activation, OutMode, RopeStyle};
+use rocmforge_cpu::{ActFormat, Activation, OutMode, RopeStyle, Router, RowsOf};
 
 use super::rope::RopeTable;
 use crate::kv_cache::KvType;
@@ -21,6 +21,10 @@ pub struct WeightId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RopeId(pub u32);
 
+/// The experts that the tokens of a step go to, as `Op::Route` finds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RoutingId(pub u32);
+
 /// How many rows a buffer has in a given batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowCount {
@@ -28,6 +32,19 @@ pub enum RowCount {
     Tokens,
     /// One row for every token whose logits are wanted.
     Logits,
+    /// One row for every token and each of the `n_used` experts it goes to, sorted by expert.
+    Choices { n_used: usize },
+}
+
+impl RowCount {
+    /// Rows in a batch of `n_tokens` tokens, with logits wanted of `n_logits` of them.
+    pub fn rows(self, n_tokens: usize, n_logits: usize) -> usize {
+        match self {
+            RowCount::Tokens => n_tokens,
+            RowCount::Logits => n_logits,
+            RowCount::Choices { n_used } => n_tokens.saturating_mul(n_used),
+        }
+    }
 }
 
 /// Shape of a float buffer.
@@ -111,6 +128,34 @@ pub enum Op {
         mode: OutMode,
         out: BufferId,
     },
+    /// Chooses the experts of each token by `logits`, one for each expert, and their weights.
+    Route {
+        logits: BufferId,
+        router: Router,
+        out: RoutingId,
+    },
+    /// As `Quantize`, with a row for each token and expert: `rows_of` says what the rows of `x` are.
+    QuantizeExperts {
+        x: BufferId,
+        rows_of: RowsOf,
+        routing: RoutingId,
+        out: ActsId,
+    },
+    /// `out[row] = x[row] * weight[expert of row]^T`; `weight` is `[n_experts * n_out, n_in]`, the experts one
+    /// below the other.
+    ExpertMatMul {
+        x: ActsId,
+        routing: RoutingId,
+        weight: WeightId,
+        n_experts: usize,
+        out: BufferId,
+    },
+    /// `out[t] = sum(weight * x[row])` over the experts of token `t`, best first.
+    CombineExperts {
+        x: BufferId,
+        routing: RoutingId,
+        out: BufferId,
+    },
     /// Rotates the first `n_rot` values of every head of `x` by the token's position.
     Rope {
         x: BufferId,
@@ -147,6 +192,12 @@ pub enum Op {
     },
     /// `out += x`.
     Add { x: BufferId, out: BufferId },
+    /// `out[t] += x[t] / (1 + e^-gate[t])`; `gate` has one value a row.
+    AddGated {
+        gate: BufferId,
+        x: BufferId,
+        out: BufferId,
+    },
     /// `x = cap * tanh(x / cap)`.
     SoftCap { cap: f32, x: BufferId },
     /// Keeps the rows whose logits are wanted.
@@ -163,12 +214,17 @@ impl Op {
             Op::LayerNorm { .. } => "layer_norm",
             Op::Quantize { .. } => "quantize",
             Op::MatMul { .. } => "matmul",
+            Op::Route { .. } => "route",
+            Op::QuantizeExperts { .. } => "quantize_experts",
+            Op::ExpertMatMul { .. } => "expert_matmul",
+            Op::CombineExperts { .. } => "combine_experts",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
             Op::Activate { .. } => "activate",
             Op::GatedActivation { .. } => "gated_activation",
             Op::Add { .. } => "add",
+            Op::AddGated { .. } => "add_gated",
             Op::SoftCap { .. } => "soft_cap",
             Op::SelectRows { .. } => "select_rows",
         }
@@ -177,11 +233,14 @@ impl Op {
     /// The float buffers this operation reads.
     pub fn reads(&self) -> Vec<BufferId> {
         match *self {
-            Op::Embed { .. } => vec![],
+            Op::Embed { .. } | Op::ExpertMatMul { .. } => vec![],
+            Op::Route { logits, .. } => vec![logits],
             Op::AddPositions { out, .. } => vec![out],
             Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::Quantize { x, .. }
+            | Op::QuantizeExperts { x, .. }
+            | Op::CombineExperts { x, .. }
             | Op::Rope { x, .. }
             | Op::Activate { x, .. }
             | Op::SoftCap { x, .. }
@@ -194,6 +253,7 @@ impl Op {
             Op::Attention { q, .. } => vec![q],
             Op::GatedActivation { gate, up, .. } => vec![gate, up],
             Op::Add { x, out } => vec![x, out],
+            Op::AddGated { gate, x, out } => vec![gate, x, out],
         }
     }
 
@@ -205,13 +265,19 @@ impl Op {
             | Op::RmsNorm { out, .. }
             | Op::LayerNorm { out, .. }
             | Op::MatMul { out, .. }
+            | Op::ExpertMatMul { out, .. }
+            | Op::CombineExperts { out, .. }
             | Op::Attention { out, .. }
             | Op::Activate { out, .. }
             | Op::GatedActivation { out, .. }
             | Op::Add { out, .. }
+            | Op::AddGated { out, .. }
             | Op::SelectRows { out, .. } => Some(out),
             Op::Rope { x, .. } | Op::SoftCap { x, .. } => Some(x),
-            Op::Quantize { .. } | Op::KvAppend { .. } => None,
+            Op::Quantize { .. }
+            | Op::QuantizeExperts { .. }
+            | Op::Route { .. }
+            | Op::KvAppend { .. } => None,
         }
     }
 }
@@ -222,6 +288,8 @@ pub struct Plan {
     pub ops: Vec<Op>,
     pub buffers: Vec<BufferInfo>,
     pub acts: Vec<ActsInfo>,
+    /// How many routings there are.
+    pub n_routings: usize,
     /// One entry for each attention layer, in the order of `Op::KvAppend::layer`.
     pub kv: Vec<KvSpec>,
     pub rope: Vec<RopeTable>,
@@ -232,10 +300,7 @@ pub struct Plan {
 impl Plan {
     /// Bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits, at most.
     pub fn buffer_bytes(&self, n_tokens: usize, n_logits: usize) -> u64 {
-        let n_rows = |rows| match rows {
-            RowCount::Tokens => n_tokens as u64,
-            RowCount::Logits => n_logits as u64,
-        };
+        let n_rows = |rows: RowCount| rows.rows(n_tokens, n_logits) as u64;
         let floats = self
             .buffers
             .iter()

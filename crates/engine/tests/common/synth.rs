@@ -6,8 +6,9 @@
 
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
-/// Names that [`model`] takes: architectures, and `olmo3`, which is `olmo2` with windows and YaRN.
-pub(crate) const NAMES: [&str; 12] = [
+/// Names that [`model`] takes: architectures, `olmo3`, which is `olmo2` with windows and YaRN, and `mixtral`,
+/// which is `llama` with experts.
+pub(crate) const NAMES: [&str; 15] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -20,6 +21,9 @@ pub(crate) const NAMES: [&str; 12] = [
     "gemma3",
     "gpt2",
     "starcoder2",
+    "mixtral",
+    "qwen2moe",
+    "qwen3moe",
 ];
 
 const N_EMBD: usize = 256;
@@ -31,6 +35,10 @@ const N_VOCAB: usize = 512;
 const N_CTX: usize = 2048;
 /// Values of a head of Gemma 3.
 const GEMMA_HEAD_DIM: usize = 64;
+const N_EXPERTS: usize = 8;
+/// Width of an expert of Qwen, and of the one that sees every token.
+const EXPERT_N_FF: usize = 256;
+const SHARED_N_FF: usize = 768;
 /// What Phi rotates of a head.
 const PHI_N_ROT: usize = 24;
 
@@ -46,7 +54,11 @@ pub(crate) fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
 pub(crate) fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
     let name = NAMES.into_iter().find(|known| *known == name)?;
     let build = || {
-        let arch = if name == "olmo3" { "olmo2" } else { name };
+        let arch = match name {
+            "olmo3" => "olmo2",
+            "mixtral" => "llama",
+            name => name,
+        };
         let mut model = Synth {
             writer: Writer::new(arch),
             arch,
@@ -146,8 +158,23 @@ impl Synth {
                 self.set("rope.scaling.type", "linear");
                 self.set("rope.scaling.factor", 8f32);
             }
+            "mixtral" => self.experts(2),
+            "qwen2moe" => {
+                self.experts(4);
+                self.set("expert_feed_forward_length", EXPERT_N_FF as u32);
+                self.set("expert_shared_feed_forward_length", SHARED_N_FF as u32);
+            }
+            "qwen3moe" => {
+                self.experts(3);
+                self.set("expert_feed_forward_length", EXPERT_N_FF as u32);
+            }
             _ => {}
         }
+    }
+
+    fn experts(&mut self, n_used: u32) {
+        self.set("expert_count", N_EXPERTS as u32);
+        self.set("expert_used_count", n_used);
     }
 
     /// A SentencePiece vocabulary of bytes and numbered words.
@@ -200,7 +227,38 @@ impl Synth {
                 self.norm(&tensor("post_ffw_norm"), N_EMBD)?;
             }
             self.attention(&tensor)?;
-            self.feed_forward(&tensor)?;
+            match name {
+                "mixtral" => self.mixture(&tensor, N_FF)?,
+                "qwen2moe" | "qwen3moe" => self.mixture(&tensor, EXPERT_N_FF)?,
+                _ => self.feed_forward(&tensor)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn mixture(&mut self, tensor: &dyn Fn(&str) -> String, n_ff: usize) -> Result<(), Error> {
+        // Logits that favour some experts clearly, so that rounding changes no choice.
+        let router = uniform(&tensor("ffn_gate_inp.weight"), N_EXPERTS * N_EMBD, 0.0, 0.4);
+        let dims = [N_EMBD as u64, N_EXPERTS as u64];
+        let name = tensor("ffn_gate_inp.weight");
+        self.writer
+            .add_tensor_f32(&name, &dims, GgmlType::F32, &router)?;
+        for (name, n_out, n_in) in [
+            ("ffn_gate_exps.weight", n_ff, N_EMBD),
+            ("ffn_up_exps.weight", n_ff, N_EMBD),
+            ("ffn_down_exps.weight", N_EMBD, n_ff),
+        ] {
+            let dims = [n_in as u64, n_out as u64, N_EXPERTS as u64];
+            let reach = (3.0 / n_in as f64).sqrt() as f32;
+            let values = uniform(&tensor(name), n_in * n_out * N_EXPERTS, 0.0, reach);
+            self.writer
+                .add_tensor_f32(&tensor(name), &dims, self.ty, &values)?;
+        }
+        if self.arch == "qwen2moe" {
+            self.vector(&tensor("ffn_gate_inp_shexp.weight"), N_EMBD, 0.0, 0.2)?;
+            self.matrix(&tensor("ffn_gate_shexp.weight"), SHARED_N_FF, N_EMBD)?;
+            self.matrix(&tensor("ffn_up_shexp.weight"), SHARED_N_FF, N_EMBD)?;
+            self.matrix(&tensor("ffn_down_shexp.weight"), N_EMBD, SHARED_N_FF)?;
         }
         Ok(())
     }
@@ -212,7 +270,7 @@ impl Synth {
         };
         let (n_q, n_kv) = (N_HEADS * head_dim, self.n_kv_heads() * head_dim);
         match self.arch {
-            "qwen3" | "gemma3" => {
+            "qwen3" | "qwen3moe" | "gemma3" => {
                 self.norm(&tensor("attn_q_norm"), head_dim)?;
                 self.norm(&tensor("attn_k_norm"), head_dim)?;
             }
@@ -220,7 +278,7 @@ impl Synth {
                 self.norm(&tensor("attn_q_norm"), n_q)?;
                 self.norm(&tensor("attn_k_norm"), n_kv)?;
             }
-            "qwen2" => {
+            "qwen2" | "qwen2moe" => {
                 for (name, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
                     self.vector(&tensor(&format!("attn_{name}.bias")), width, 0.0, 0.5)?;
                 }

@@ -2,7 +2,7 @@
 
 use rocmforge_cpu::{self as cpu, AttnSeq, AttnShape};
 
-use super::{CpuBackend, LayerCache};
+use super::{ActsBuffer, CpuBackend, LayerCache};
 use crate::batch::Batch;
 use crate::plan::{BufferId, Op};
 use crate::tokenizer::TokenId;
@@ -72,14 +72,10 @@ impl CpuBackend {
                 let info = self.plan.acts[out.0 as usize];
                 let from = &self.buffers[x.0 as usize];
                 let n_rows = from.len() / info.width;
-                self.acts[out.0 as usize].quantize(
-                    isa,
-                    &self.pool,
-                    from,
-                    n_rows,
-                    info.width,
-                    info.format,
-                );
+                let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are sorted by expert", out.0);
+                };
+                acts.quantize(isa, &self.pool, from, n_rows, info.width, info.format);
             }
             Op::MatMul {
                 x,
@@ -90,15 +86,68 @@ impl CpuBackend {
             } => {
                 let mut to = self.take(out);
                 let bias = bias.map(|id| self.weights.vector(id));
+                let ActsBuffer::Rows(acts) = &self.acts[x.0 as usize] else {
+                    panic!("activations {} are sorted by expert", x.0);
+                };
                 cpu::matmul(
                     isa,
                     &self.pool,
                     &self.weights.matrix(weight),
-                    &self.acts[x.0 as usize],
+                    acts,
                     bias,
                     mode,
                     &mut to,
                 );
+                self.put(out, to);
+            }
+            Op::Route {
+                logits,
+                router,
+                out,
+            } => {
+                let n_experts = self.plan.buffers[logits.0 as usize].width;
+                let logits = &self.buffers[logits.0 as usize];
+                self.routings[out.0 as usize].route(&self.pool, &router, logits, n_experts);
+            }
+            Op::QuantizeExperts {
+                x,
+                rows_of,
+                routing,
+                out,
+            } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                let from = &self.buffers[x.0 as usize];
+                let routing = &self.routings[routing.0 as usize];
+                let ActsBuffer::ByExpert(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are not sorted by expert", out.0);
+                };
+                acts.quantize(isa, &self.pool, routing, (from, rows_of), format);
+            }
+            Op::ExpertMatMul {
+                x,
+                routing,
+                weight,
+                n_experts,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let ActsBuffer::ByExpert(acts) = &self.acts[x.0 as usize] else {
+                    panic!("activations {} are not sorted by expert", x.0);
+                };
+                cpu::expert_matmul(
+                    isa,
+                    &self.pool,
+                    (&self.weights.matrix(weight), n_experts),
+                    &self.routings[routing.0 as usize],
+                    acts,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::CombineExperts { x, routing, out } => {
+                let mut to = self.take(out);
+                let routing = &self.routings[routing.0 as usize];
+                cpu::combine_experts(isa, &self.pool, routing, self.buffer(x), &mut to);
                 self.put(out, to);
             }
             Op::Rope {
@@ -202,6 +251,11 @@ impl CpuBackend {
             Op::Add { x, out } => {
                 let mut to = self.take(out);
                 cpu::add(isa, &self.pool, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::AddGated { gate, x, out } => {
+                let mut to = self.take(out);
+                cpu::add_gated(isa, &self.pool, self.buffer(gate), self.buffer(x), &mut to);
                 self.put(out, to);
             }
             Op::SoftCap { cap, x } => {

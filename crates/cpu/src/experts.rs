@@ -1,0 +1,395 @@
+//! Mixtures of experts: which experts each token goes to, their products, and the weighted sum
+//! (Shazeer et al. 2017; the softmax routing of Mixtral, Jiang et al. 2024).
+//!
+//! What a token sends to one of its experts is a row. Rows are sorted by expert, and by token
+//! within an expert, so that each expert has a run of rows and its product is an ordinary matrix
+//! product with the kernels of `matmul`; only weights of experts that somebody chose are read.
+//! One dispatch runs the products of all experts.
+//!
+//! What a token gets depends on its own row of logits and of activations alone: ties go to the
+//! expert with the lower number, and the sum runs in the order of choice. So bits do not depend
+//! on company or threads.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use crate::acts::{ActFormat, Acts, act_format};
+use crate::arch::Kernel;
+use crate::generic::simd::Simd;
+use crate::isa::Isa;
+use crate::matmul::{Job, OutMode, Weight, run_tile, task_shape};
+use crate::ops::rows_per_task;
+use crate::pool::Pool;
+
+/// How experts are chosen and weighted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    /// Experts of each token; at least 1 and at most as many as there are.
+    pub n_used: usize,
+    /// Whether the weights of a token's experts are brought to a sum of 1. Otherwise they are
+    /// those of a softmax over all experts.
+    pub weights: ExpertWeights,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
+/// What the weights of a token's experts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertWeights {
+    /// Their share in a softmax over all experts.
+    Softmax,
+    /// The same, divided by their sum.
+    Normalized,
+}
+
+/// One of the experts that a token chose.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Choice {
+    pub expert: u32,
+    pub weight: f32,
+    /// Where the row of this token and expert lies.
+    pub row: u32,
+}
+
+/// Rows of one expert.
+#[derive(Clone, Debug)]
+struct Group {
+    expert: usize,
+    rows: Range<usize>,
+}
+
+/// The experts of all tokens of a step. A buffer to be reused: it keeps its memory.
+#[derive(Debug, Default)]
+pub struct Routing {
+    n_used: usize,
+    /// [n_tokens, n_used], best first.
+    choices: Vec<Choice>,
+    /// The token of each row.
+    tokens: Vec<u32>,
+    /// Experts with rows, those with most first.
+    groups: Vec<Group>,
+}
+
+impl Routing {
+    /// An empty buffer.
+    pub fn new() -> Routing {
+        Routing::default()
+    }
+
+    /// Chooses by `logits` [n_tokens, n_experts]: the largest, of equals the first.
+    ///
+    /// # Panics
+    /// If `logits` is not whole rows, or `n_used` is 0 or more than `n_experts`.
+    pub fn route(&mut self, pool: &Pool, router: &Router, logits: &[f32], n_experts: usize) {
+        let n_used = router.n_used;
+        assert!(
+            (1..=n_experts).contains(&n_used),
+            "{n_used} of {n_experts} experts"
+        );
+        assert!(
+            logits.len().is_multiple_of(n_experts),
+            "logits are [n_tokens, n_experts]"
+        );
+        let n_tokens = logits.len() / n_experts;
+        self.n_used = n_used;
+        self.choices.resize(n_tokens * n_used, Choice::default());
+        let per_task = rows_per_task(pool, n_tokens, 8 * n_experts);
+        pool.for_each_rows(&mut self.choices, n_used, per_task, &|first, choices| {
+            let logits = logits[first * n_experts..].chunks_exact(n_experts);
+            for (choices, logits) in choices.chunks_exact_mut(n_used).zip(logits) {
+                choose(router, logits, choices);
+            }
+        });
+        self.sort(n_experts);
+    }
+
+    /// Gives every choice its row.
+    fn sort(&mut self, n_experts: usize) {
+        let mut ends = vec![0usize; n_experts];
+        for choice in &self.choices {
+            ends[choice.expert as usize] += 1;
+        }
+        self.groups.clear();
+        let mut start = 0;
+        for (expert, end) in ends.iter_mut().enumerate() {
+            let rows = start..start + *end;
+            // From here on, where the expert's next row goes.
+            *end = start;
+            start = rows.end;
+            if !rows.is_empty() {
+                self.groups.push(Group { expert, rows });
+            }
+        }
+        self.groups.sort_by_key(|group| Reverse(group.rows.len()));
+        self.tokens.resize(self.choices.len(), 0);
+        for (i, choice) in self.choices.iter_mut().enumerate() {
+            let next = &mut ends[choice.expert as usize];
+            self.tokens[*next] = (i / self.n_used) as u32;
+            choice.row = *next as u32;
+            *next += 1;
+        }
+    }
+
+    /// The experts of `token`, best first.
+    ///
+    /// # Panics
+    /// If there is no such token.
+    pub fn choices(&self, token: usize) -> &[Choice] {
+        &self.choices[token * self.n_used..][..self.n_used]
+    }
+
+    /// Tokens of the step.
+    pub fn n_tokens(&self) -> usize {
+        self.choices.len() / self.n_used.max(1)
+    }
+
+    /// Rows of the step: `n_used` for each token.
+    pub fn n_rows(&self) -> usize {
+        self.choices.len()
+    }
+}
+
+/// The experts of one token. A logit that is not a number makes weights that are not.
+fn choose(router: &Router, logits: &[f32], choices: &mut [Choice]) {
+    let key = |i: usize| match logits[i] {
+        logit if logit.is_nan() => f32::NEG_INFINITY,
+        logit => logit,
+    };
+    for k in 0..choices.len() {
+        let (chosen, rest) = choices.split_at_mut(k);
+        let free = |i: &usize| chosen.iter().all(|choice| choice.expert as usize != *i);
+        // `max_by` keeps the last of equals, so experts go by from the last.
+        let best = (0..logits.len()).rev().filter(free);
+        let best = best.max_by(|&a, &b| key(a).total_cmp(&key(b)));
+        rest[0].expert = best.expect("there are as many experts as choices") as u32;
+    }
+    let max = logits.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+    let share = |i: usize| (f64::from(logits[i]) - f64::from(max)).exp();
+    let total: f64 = match router.weights {
+        ExpertWeights::Softmax => (0..logits.len()).map(share).sum(),
+        ExpertWeights::Normalized => choices.iter().map(|c| share(c.expert as usize)).sum(),
+    };
+    for choice in choices {
+        let weight = share(choice.expert as usize) / total;
+        choice.weight = (weight * f64::from(router.scale)) as f32;
+    }
+}
+
+/// What the rows of activations stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowsOf {
+    /// A row for each token, which goes to all its experts.
+    Tokens,
+    /// A row for each token and expert, in the order of a [`Routing`].
+    Choices,
+}
+
+/// Activations of the rows of a [`Routing`], by expert. A buffer to be reused.
+#[derive(Debug, Default)]
+pub struct ExpertActs {
+    format: Option<ActFormat>,
+    n_in: usize,
+    /// One for each group of the routing.
+    groups: Vec<Acts>,
+}
+
+impl ExpertActs {
+    /// An empty buffer.
+    pub fn new() -> ExpertActs {
+        ExpertActs::default()
+    }
+
+    /// Takes over `x` [n_tokens or n_rows, n_in], as [`Acts::quantize`].
+    ///
+    /// # Panics
+    /// If `x` has another shape, or a row is not whole blocks of `format`.
+    pub fn quantize(
+        &mut self,
+        isa: Isa,
+        pool: &Pool,
+        routing: &Routing,
+        (x, rows_of): (&[f32], RowsOf),
+        format: ActFormat,
+    ) {
+        let n_rows = match rows_of {
+            RowsOf::Tokens => routing.n_tokens(),
+            RowsOf::Choices => routing.n_rows(),
+        };
+        if n_rows == 0 {
+            return;
+        }
+        assert!(x.len().is_multiple_of(n_rows), "x holds whole rows");
+        let n_in = x.len() / n_rows;
+        (self.format, self.n_in) = (Some(format), n_in);
+        if self.groups.len() < routing.groups.len() {
+            self.groups.resize_with(routing.groups.len(), Acts::new);
+        }
+        let groups = &mut self.groups[..routing.groups.len()];
+        // Within a task the pool runs inline.
+        pool.for_each_rows(groups, 1, 1, &|first, acts| {
+            let rows = routing.groups[first].rows.clone();
+            let acts = &mut acts[0];
+            match rows_of {
+                RowsOf::Choices => {
+                    let x = &x[rows.start * n_in..rows.end * n_in];
+                    acts.quantize(isa, pool, x, rows.len(), n_in, format);
+                }
+                RowsOf::Tokens => {
+                    let tokens = routing.tokens[rows].iter();
+                    let gathered: Vec<f32> = tokens
+                        .flat_map(|&token| &x[token as usize * n_in..][..n_in])
+                        .copied()
+                        .collect();
+                    acts.quantize(isa, pool, &gathered, gathered.len() / n_in, n_in, format);
+                }
+            }
+        });
+    }
+}
+
+/// `out[row] = acts[row] * w[expert of row]^T`: `w` [n_experts * n_out, n_in], the matrices of all
+/// experts one below the other; `out` [n_rows, n_out].
+///
+/// Every element has the same bits for any number of tokens, rows and threads.
+///
+/// # Panics
+/// If shapes do not fit together, or `acts` are not in the form of [`act_format`].
+pub fn expert_matmul(
+    isa: Isa,
+    pool: &Pool,
+    (w, n_experts): (&Weight<'_>, usize),
+    routing: &Routing,
+    acts: &ExpertActs,
+    out: &mut [f32],
+) {
+    if routing.n_rows() == 0 {
+        return;
+    }
+    let row_bytes = w.check();
+    assert!(
+        n_experts > 0 && w.n_out.is_multiple_of(n_experts),
+        "weights are [n_experts * n_out, n_in]"
+    );
+    let n_out = w.n_out / n_experts;
+    assert_eq!(acts.n_in, w.n_in, "acts are [n_rows, n_in]");
+    assert_eq!(acts.format, Some(act_format(w.ty)), "{}", w.ty.name());
+    assert_eq!(
+        out.len(),
+        routing.n_rows() * n_out,
+        "out is [n_rows, n_out]"
+    );
+    let expert_bytes = n_out * row_bytes;
+    let experts: Vec<Weight<'_>> = routing
+        .groups
+        .iter()
+        .map(|group| Weight {
+            n_out,
+            data: &w.data[group.expert * expert_bytes..][..expert_bytes],
+            ..*w
+        })
+        .collect();
+    let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
+    let mut cols_per_task = n_out;
+    for (i, (group, w)) in routing.groups.iter().zip(&experts).enumerate() {
+        let (rows_per_task, cols) = task_shape(pool, w, &acts.groups[i], row_bytes);
+        cols_per_task = cols_per_task.min(cols);
+        for start in group.rows.clone().step_by(rows_per_task) {
+            parts.push((i, start..(start + rows_per_task).min(group.rows.end)));
+        }
+    }
+    let ranges: Vec<Range<usize>> = parts.iter().map(|(_, rows)| rows.clone()).collect();
+    pool.for_each_range(out, n_out, &ranges, cols_per_task, &|part, tile| {
+        let group = parts[part].0;
+        let job = Job {
+            w: &experts[group],
+            acts: &acts.groups[group],
+            bias: None,
+            mode: OutMode::Store,
+        };
+        let first = routing.groups[group].rows.start;
+        run_tile(isa, &job, &mut tile.counted_from(first));
+    });
+}
+
+/// `out[token] = sum(weight * x[row])` over the experts of each token, best first.
+///
+/// - `x` [n_rows, width]
+/// - `out` [n_tokens, width]
+///
+/// # Panics
+/// If shapes do not fit together.
+pub fn combine_experts(isa: Isa, pool: &Pool, routing: &Routing, x: &[f32], out: &mut [f32]) {
+    let n_tokens = routing.n_tokens();
+    if n_tokens == 0 {
+        return;
+    }
+    assert!(out.len().is_multiple_of(n_tokens), "out holds whole rows");
+    let width = out.len() / n_tokens;
+    assert_eq!(x.len(), routing.n_rows() * width, "x is [n_rows, width]");
+    if width == 0 {
+        return;
+    }
+    let per_task = rows_per_task(pool, n_tokens, width * routing.n_used);
+    pool.for_each_rows(out, width, per_task, &|first, out| {
+        let sum = WeightedSum {
+            x,
+            choices: &routing.choices[first * routing.n_used..],
+            n_used: routing.n_used,
+            width,
+            out,
+        };
+        match isa.vector() {
+            None => sum.scalar(),
+            Some(isa) => isa.run(sum),
+        }
+    });
+}
+
+struct WeightedSum<'a> {
+    x: &'a [f32],
+    /// Of the first token of `out` and those after it.
+    choices: &'a [Choice],
+    n_used: usize,
+    width: usize,
+    out: &'a mut [f32],
+}
+
+impl WeightedSum<'_> {
+    fn scalar(self) {
+        let tokens = self.out.chunks_exact_mut(self.width);
+        for (out, choices) in tokens.zip(self.choices.chunks_exact(self.n_used)) {
+            for (i, out) in out.iter_mut().enumerate() {
+                let parts = choices.iter().map(|choice| {
+                    let x = self.x[choice.row as usize * self.width + i];
+                    f64::from(choice.weight) * f64::from(x)
+                });
+                *out = parts.sum::<f64>() as f32;
+            }
+        }
+    }
+}
+
+impl Kernel for WeightedSum<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let tokens = self.out.chunks_exact_mut(self.width);
+        for (out, choices) in tokens.zip(self.choices.chunks_exact(self.n_used)) {
+            out.fill(0.0);
+            for choice in choices {
+                let x = &self.x[choice.row as usize * self.width..][..self.width];
+                let weight = s.splat(choice.weight);
+                let (xs, x_tail) = S::chunks(x);
+                let (outs, out_tail) = S::chunks_mut(out);
+                for (x, out) in xs.iter().zip(outs) {
+                    s.store_chunk(s.mul_add(s.load_chunk(x), weight, s.load_chunk(out)), out);
+                }
+                if !out_tail.is_empty() {
+                    let old = s.load_part(out_tail, 0.0);
+                    s.store_part(s.mul_add(s.load_part(x_tail, 0.0), weight, old), out_tail);
+                }
+            }
+        }
+    }
+}
