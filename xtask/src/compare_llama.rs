@@ -1,4 +1,5 @@
-//! Logits of this engine beside llama.cpp's, at every position of a random prompt.
+//! Logits of this engine beside llama.cpp's, at every position of a random prompt and of what this engine
+//! then decodes.
 //!
 //! llama.cpp runs in a Python that has `llama-cpp-python`, on the same machine in the same run. Both keep K and
 //! V in F32: with F16 llama.cpp rounds Q and the softmax to F16 too, which hides smaller errors. The measure
@@ -16,6 +17,9 @@ use rocmforge::gguf::{GgmlType, Gguf, LoadMode};
 
 use crate::gen_model::prompt;
 
+/// Tokens that are decoded after the prompt, the likeliest each.
+const N_DECODE: usize = 16;
+
 const SCRIPT: &str = include_str!("llama_logits.py");
 
 /// Compares every model and fails if one is outside its bound.
@@ -32,8 +36,8 @@ pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Resul
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         for &n_tokens in lengths {
             let prompt = prompt(n_tokens, model.config.n_vocab);
-            let ours = ours(&model, &prompt)?;
-            let theirs = llama_cpp(path, &prompt, python)?;
+            let (ids, ours) = ours(&model, &prompt)?;
+            let theirs = llama_cpp(path, &ids, N_DECODE - 1, python)?;
             let error = relative_error(&ours, &theirs)?;
             let verdict = if error < bound { "" } else { "  FAILED" };
             println!("{name:<40} {n_tokens:>7} {error:>12.3e} {bound:>12.0e}{verdict}");
@@ -74,34 +78,59 @@ fn bound(gguf: &Gguf) -> f64 {
         .fold(least, f64::max)
 }
 
-/// `[n_tokens, n_vocab]`.
-fn ours(model: &Model, prompt: &[u32]) -> Result<Vec<f32>> {
+/// The prompt and the tokens decoded after it but the last, and the logits of all, `[n_tokens, n_vocab]`.
+fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
     let config = EngineConfig {
-        n_ctx: Some(prompt.len()),
+        n_ctx: Some(prompt.len() + N_DECODE),
         kv_type: KvType::F32,
         ..EngineConfig::default()
     };
     let mut engine = Engine::on_cpu(model, None, &config)?;
-    let mut request = Request::greedy(prompt.to_vec(), 0);
-    request.prompt_output = PromptOutput::Logits;
-    let id = engine.submit(request)?;
-    let mut all = Vec::with_capacity(prompt.len() * model.config.n_vocab);
+    let mut decode = Request::greedy(prompt.to_vec(), N_DECODE);
+    decode.ignore_eos = true;
+    let id = engine.submit(decode)?;
+    let mut ids = prompt.to_vec();
     engine.run(id, |event| {
-        if let Event::PromptLogits { logits, .. } = event {
-            all.extend_from_slice(logits);
+        if let Event::Token { id, .. } = event {
+            ids.push(*id);
         }
         Continue::Yes
     })?;
-    Ok(all)
+    let decoded = ids.split_off(ids.len() - 1);
+    let mut request = Request::greedy(ids.clone(), 0);
+    request.prompt_output = PromptOutput::Logits;
+    let id = engine.submit(request)?;
+    let mut rows: Vec<Vec<f32>> = Vec::with_capacity(ids.len());
+    engine.run(id, |event| {
+        if let Event::PromptLogits { logits, .. } = event {
+            rows.push(logits.clone());
+        }
+        Continue::Yes
+    })?;
+    // The logits of all at once are those that the tokens were decoded with.
+    let next = ids[prompt.len()..].iter().chain(&decoded);
+    for (logits, &next) in rows[prompt.len() - 1..].iter().zip(next) {
+        let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if logits[next as usize] < best {
+            bail!("decoding chose token {next}, which is not the likeliest");
+        }
+    }
+    Ok((ids, rows.concat()))
 }
 
-/// llama.cpp's, as [`ours`].
-pub(crate) fn llama_cpp(model: &Path, prompt: &[u32], python: &Path) -> Result<Vec<f32>> {
+/// llama.cpp's logits after every id, `[n_tokens, n_vocab]`; it decodes the last `n_single` one by one.
+pub(crate) fn llama_cpp(
+    model: &Path,
+    prompt: &[u32],
+    n_single: usize,
+    python: &Path,
+) -> Result<Vec<f32>> {
     let ids: Vec<String> = prompt.iter().map(u32::to_string).collect();
     let output = Command::new(python)
         .args(["-c", SCRIPT])
         .arg(model)
         .arg(ids.join(","))
+        .arg(n_single.to_string())
         .output()
         .with_context(|| format!("cannot run {}", python.display()))?;
     if !output.status.success() {

@@ -51,7 +51,7 @@ pub(crate) fn golden(python: &Path) -> Result<()> {
         write!(json, "  \"{name}\": {{")?;
         for (j, n_tokens) in LENGTHS.into_iter().enumerate() {
             let ids = prompt(n_tokens, 512);
-            let logits = llama_cpp(&folder.join(format!("{name}-F32.gguf")), &ids, python)?;
+            let logits = llama_cpp(&folder.join(format!("{name}-F32.gguf")), &ids, 0, python)?;
             let last = &logits[logits.len() - logits.len() / n_tokens..];
             let kept: Vec<String> = last
                 .iter()
