@@ -110,8 +110,10 @@ fn layer_norm_follows_its_formula() {
     }
 }
 
+type Formula = fn(f64) -> f64;
+
 /// The definition of each activation.
-const ACTIVATIONS: [(Activation, fn(f64) -> f64); 2] = [
+const ACTIVATIONS: [(Activation, Formula); 2] = [
     (Activation::Silu, |x| x / (1.0 + (-x).exp())),
     (Activation::GeluTanh, |x| {
         let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));

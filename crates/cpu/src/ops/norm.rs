@@ -43,10 +43,6 @@ pub fn rms_norm(isa: Isa, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out:
 ///
 /// # Panics
 /// If `x` is not whole rows, or `out` or `bias` have another length.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "operands of one op, each a slice of its own"
-)]
 pub fn layer_norm(
     isa: Isa,
     pool: &Pool,
