@@ -9,9 +9,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::help;
 
+mod models;
 mod quantize;
 mod sampling;
 
+#[cfg(feature = "pull")]
+pub use models::PullArgs;
+pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
 pub use quantize::{ImatrixArgs, QuantizeArgs, file_type, file_types};
 pub use sampling::SamplingArgs;
 
@@ -57,6 +61,13 @@ pub enum Command {
     /// Show the devices of this machine that can run a model
     #[command(after_help = help::DEVICES)]
     Devices(DevicesArgs),
+    /// Show the models in the models folder, or remove one
+    #[command(after_help = help::MODELS, args_conflicts_with_subcommands = true)]
+    Models(ModelsArgs),
+    /// Download a model into the models folder
+    #[cfg(feature = "pull")]
+    #[command(after_help = help::PULL)]
+    Pull(PullArgs),
     /// Render a chat template under limits; the program calls itself with this
     #[command(name = RENDER_TEMPLATE, hide = true)]
     RenderTemplate,
@@ -69,7 +80,8 @@ pub const RENDER_TEMPLATE: &str = "render-template";
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF file of the model [default: forge-mini, a small model inside this program]
+    /// GGUF file of the model, or its name in the models folder [default: forge-mini, a small model
+    /// inside this program]
     #[arg(
         short,
         long,
@@ -96,6 +108,8 @@ pub struct LoadArgs {
     /// Read the file into memory instead of mapping it; for files that may change while they are used
     #[arg(long, env = "ROCMFORGE_NO_MMAP", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub no_mmap: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Where and how to compute.
@@ -323,7 +337,7 @@ pub struct ChatArgs {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// GGUF file [default: forge-mini, the model inside this program]
+    /// GGUF file, or its name in the models folder [default: forge-mini, the model inside this program]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// The same, as the other commands have it

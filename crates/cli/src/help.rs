@@ -98,3 +98,25 @@ pub const DEVICES: &str = "\
 Examples:
   rocmforge devices
   rocmforge devices --json | jq -r '.devices[0].isa'";
+
+pub const MODELS: &str = "\
+Examples:
+  rocmforge models
+  rocmforge models --json | jq -r '.models[].name'
+  rocmforge models rm OWNER/REPO:Q4_K_M
+
+The first column is what -m takes. Any .gguf file below the folder counts, however it came there.";
+
+#[cfg(feature = "pull")]
+pub const PULL: &str = "\
+Examples:
+  rocmforge pull hf:OWNER/REPO
+      The Q4_K_M file of the repository, else Q4_0, else its only model.
+  rocmforge pull hf:OWNER/REPO:Q8_0
+  rocmforge pull hf:OWNER/REPO/FOLDER/FILE.gguf@v1.0
+      One file, of a branch, tag or commit.
+  rocmforge chat -m OWNER/REPO
+      Use it.
+
+What was fetched is kept when a pull is stopped or fails; the same command goes on from there. The path of the
+file goes to stdout. For gated and private models set HF_TOKEN or ROCMFORGE_HUB_TOKEN.";

@@ -14,6 +14,7 @@ mod embedded;
 mod exit;
 mod generate;
 mod help;
+mod hub;
 mod imatrix;
 mod inspect;
 mod interrupt;
@@ -54,6 +55,9 @@ fn run(command: &Command) -> Result<()> {
         Command::Quantize(args) => quantize::run(args),
         Command::Imatrix(args) => imatrix::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Models(args) => hub::models::run(args),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => hub::pull::run(args),
         Command::RenderTemplate => Ok(sandbox::serve()?),
     }
 }

@@ -24,7 +24,7 @@ use crate::args::{
     SamplingArgs,
 };
 use crate::exit::usage;
-use crate::{embedded, output};
+use crate::{embedded, hub, output};
 
 /// An open GGUF file and what to call it.
 pub struct ModelFile {
@@ -34,7 +34,7 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Opens `path`, or the embedded model.
+    /// Opens `path`, which may be the name of a model in the models folder, or the embedded model.
     pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
         let Some(path) = path else {
             let gguf = embedded::open()
@@ -49,6 +49,7 @@ impl ModelFile {
         } else {
             LoadMode::Mmap
         };
+        let path = &hub::resolve(path, load.store.models_dir.as_deref())?;
         let gguf = Gguf::open(path, mode).map_err(|error| name_file(error, path))?;
         let name = path.file_name().unwrap_or(path.as_os_str());
         let label = escape_control(&name.to_string_lossy()).into_owned();

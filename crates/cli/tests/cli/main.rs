@@ -8,6 +8,13 @@ mod bad_input;
 mod chat;
 mod commands;
 mod generate;
+#[cfg(feature = "pull")]
+mod mock_hub;
+mod models;
 mod program;
+#[cfg(feature = "pull")]
+mod pull;
+#[cfg(feature = "pull")]
+mod pull_hostile;
 mod quantize;
 mod templates;
