@@ -68,6 +68,12 @@ pub enum Command {
     #[cfg(feature = "pull")]
     #[command(after_help = help::PULL)]
     Pull(PullArgs),
+    /// Print the completions of a shell
+    #[command(after_help = help::COMPLETIONS)]
+    Completions(CompletionsArgs),
+    /// Print a manual page, or write all of them
+    #[command(after_help = help::MAN)]
+    Man(ManArgs),
     /// Render a chat template under limits; the program calls itself with this
     #[command(name = RENDER_TEMPLATE, hide = true)]
     RenderTemplate,
@@ -409,6 +415,23 @@ pub struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Whose completions to print
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// The command whose page to print, such as models rm [default: the page of the program]
+    #[arg(value_name = "COMMAND", conflicts_with = "dir")]
+    pub command: Vec<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 #[cfg(test)]

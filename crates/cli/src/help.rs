@@ -120,3 +120,16 @@ Examples:
 
 What was fetched is kept when a pull is stopped or fails; the same command goes on from there. The path of the
 file goes to stdout. For gated and private models set HF_TOKEN or ROCMFORGE_HUB_TOKEN.";
+
+pub const COMPLETIONS: &str = "\
+Examples:
+  rocmforge completions bash > ~/.local/share/bash-completion/completions/rocmforge
+  rocmforge completions zsh > ~/.zfunc/_rocmforge
+      With ~/.zfunc in fpath, before compinit.
+  rocmforge completions fish > ~/.config/fish/completions/rocmforge.fish";
+
+pub const MAN: &str = "\
+Examples:
+  rocmforge man --dir ~/.local/share/man/man1
+      From then on: man rocmforge-generate
+  rocmforge man generate | man -l -";

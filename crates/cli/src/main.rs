@@ -8,6 +8,7 @@
 mod answer;
 mod args;
 mod chat;
+mod completions;
 mod conversation;
 mod devices;
 mod embedded;
@@ -19,6 +20,7 @@ mod imatrix;
 mod inspect;
 mod interrupt;
 mod lines;
+mod man;
 mod output;
 mod perplexity;
 mod prompt;
@@ -58,6 +60,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Models(args) => hub::models::run(args),
         #[cfg(feature = "pull")]
         Command::Pull(args) => hub::pull::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
         Command::RenderTemplate => Ok(sandbox::serve()?),
     }
 }

@@ -46,6 +46,11 @@ impl Out {
         checked(writeln!(self.stdout, "{line}"))
     }
 
+    /// Writes what is of our own making and has its line breaks.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        checked(self.stdout.write_all(bytes))
+    }
+
     /// Writes one JSON value, on lines of its own for a person and on one line for a program.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = match self.is_terminal {

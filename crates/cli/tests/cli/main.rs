@@ -8,6 +8,7 @@ mod bad_input;
 mod chat;
 mod commands;
 mod generate;
+mod manual;
 #[cfg(feature = "pull")]
 mod mock_hub;
 mod models;
