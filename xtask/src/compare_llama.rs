@@ -87,11 +87,22 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<Vec<f32>> {
 
 /// llama.cpp's, as [`ours`].
 pub(crate) fn llama_cpp(model: &Path, prompt: &[u32], python: &Path) -> Result<Vec<f32>> {
+    llama_cpp_with(model, prompt, python, &[])
+}
+
+/// As [`llama_cpp`]; `options` are a type of the KV cache, and adapters as FILE=SCALE.
+pub(crate) fn llama_cpp_with(
+    model: &Path,
+    prompt: &[u32],
+    python: &Path,
+    options: &[String],
+) -> Result<Vec<f32>> {
     let ids: Vec<String> = prompt.iter().map(u32::to_string).collect();
     let output = Command::new(python)
         .args(["-c", SCRIPT])
         .arg(model)
         .arg(ids.join(","))
+        .args(options)
         .output()
         .with_context(|| format!("cannot run {}", python.display()))?;
     if !output.status.success() {

@@ -139,6 +139,31 @@ pub struct DeviceArgs {
     pub threads: Option<usize>,
     #[command(flatten)]
     pub cache: CacheArgs,
+    #[command(flatten)]
+    pub lora: LoraArgs,
+}
+
+/// What changes the model.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct LoraArgs {
+    /// LoRA adapter in GGUF to add to the model; may be given more than once
+    #[arg(long, value_name = "FILE")]
+    pub lora: Vec<PathBuf>,
+    /// The same, times a factor; may be given more than once
+    #[arg(long, value_name = "FILE:SCALE", value_parser = scaled_file)]
+    pub lora_scaled: Vec<(PathBuf, f32)>,
+}
+
+/// FILE:SCALE, or FILE=SCALE.
+fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
+    let parts = text.rsplit_once([':', '=']);
+    let (file, scale) = parts.ok_or("a scale is missing: FILE:SCALE")?;
+    match scale.parse::<f32>() {
+        _ if file.is_empty() => Err("a file is missing: FILE:SCALE".to_string()),
+        Ok(scale) if scale.is_finite() => Ok((file.into(), scale)),
+        _ => Err(format!("`{scale}` is no scale: FILE:SCALE, SCALE a number")),
+    }
 }
 
 /// How the KV cache is kept.
@@ -439,6 +464,27 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+
+    #[test]
+    fn adapters_have_scales() {
+        for (text, file, scale) in [
+            ("a.gguf:0.5", "a.gguf", 0.5),
+            ("a.gguf=-2", "a.gguf", -2.0),
+            ("dir:1/a=b.gguf:1e-1", "dir:1/a=b.gguf", 0.1),
+        ] {
+            assert_eq!(scaled_file(text), Ok((file.into(), scale)));
+        }
+        for text in [
+            "a.gguf",
+            "a.gguf:",
+            "a.gguf:x",
+            ":1",
+            "a.gguf:nan",
+            "a.gguf:inf",
+        ] {
+            assert!(scaled_file(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn ids_are_lists() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rocmforge::engine::backend::BackendInfo;
 use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::model::Model;
+use rocmforge::engine::model::{Adapter, Model};
 use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
@@ -20,8 +20,8 @@ use rocmforge::engine::{
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
-    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, IsaArg, KvTypeArg, LoadArgs, ModelArgs,
-    SamplingArgs,
+    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs,
+    ModelArgs, SamplingArgs,
 };
 use crate::exit::usage;
 use crate::{embedded, hub, output};
@@ -140,7 +140,9 @@ impl Session {
                 file.label
             );
         }
-        let loaded = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
+        let adapters = adapters(&device.lora, &model.load)?;
+        let loaded = Model::load_with(Arc::clone(&file.gguf), &adapters)
+            .with_context(|| file.label.clone())?;
         let pre = model.pre.as_deref();
         let tokenizer = match vocabulary {
             Vocabulary::Needed => Some(file.tokenizer(pre)?),
@@ -173,6 +175,19 @@ impl Session {
             )
         })
     }
+}
+
+/// The adapters asked for, the scaled ones last.
+fn adapters(lora: &LoraArgs, load: &LoadArgs) -> Result<Vec<Adapter>> {
+    let plain = lora.lora.iter().map(|path| (path, 1.0));
+    let scaled = lora.lora_scaled.iter().map(|(path, scale)| (path, *scale));
+    plain
+        .chain(scaled)
+        .map(|(path, scale)| {
+            let file = ModelFile::open(Some(path), load)?;
+            Ok(Adapter::new(&file.label, file.gguf, scale)?)
+        })
+        .collect()
 }
 
 /// No silent fallback: the user learns why the model is slow.

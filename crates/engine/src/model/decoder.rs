@@ -13,9 +13,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_cpu::act_format;
-use rocmforge_gguf::Gguf;
+use rocmforge_gguf::{Gguf, TensorInfo};
 
 use super::config::{BlockNorm, HeadNorm, ModelConfig, RopeScaling};
+use super::lora::{Adapter, Adapters, Product};
 use super::rope::{self, Factors};
 use super::weights::{WeightLoader, Weights};
 use crate::error::EngineError;
@@ -25,7 +26,9 @@ use crate::plan::{BufferId, KvSpec, Plan, PlanBuilder, RopeId, RowCount, WeightI
 pub(super) fn record(
     config: &ModelConfig,
     gguf: Arc<Gguf>,
+    adapters: &[Adapter],
 ) -> Result<(Plan, Weights), EngineError> {
+    let adapters = Adapters::new(adapters, &config.arch_name)?;
     let mut loader = WeightLoader::new(gguf.clone(), &config.arch_name);
     let factors = factors(config, &mut loader)?;
     let mut plan = PlanBuilder::new();
@@ -56,6 +59,7 @@ pub(super) fn record(
         rope,
         rope_in_window,
         buffers,
+        adapters,
     };
 
     let embedding = wiring
@@ -63,12 +67,25 @@ pub(super) fn record(
         .matrix("token_embd.weight", config.n_vocab, config.n_embd)?;
     let scale = config.scales.embedding / config.scales.residual;
     wiring.plan.embed(embedding, scale as f32, buffers.x);
+    wiring.adapters.add_embedding(
+        tensor(&gguf, "token_embd.weight"),
+        scale as f32,
+        buffers.x,
+        &mut wiring.plan,
+        &mut wiring.loader,
+    )?;
     for layer in 0..config.n_layers {
         wiring.attention(layer)?;
         wiring.feed_forward(layer)?;
     }
     let logits = wiring.output(embedding)?;
-    let Wiring { plan, loader, .. } = wiring;
+    let Wiring {
+        plan,
+        loader,
+        adapters,
+        ..
+    } = wiring;
+    adapters.finish(&gguf)?;
     Ok((plan.finish(logits), loader.finish()?))
 }
 
@@ -132,6 +149,7 @@ struct Wiring<'a> {
     /// The table of layers with a window, if there are any.
     rope_in_window: Option<RopeId>,
     buffers: Buffers,
+    adapters: Adapters<'a>,
 }
 
 impl Wiring<'_> {
@@ -288,6 +306,10 @@ impl Wiring<'_> {
             .loader
             .opt_part("output.bias", c.n_vocab, 0..c.n_vocab, factor)?;
         self.product(normed, weight, tensor, bias, logits);
+        // An adapter of a tied embedding changes only what goes in, as where it was trained.
+        if tensor == "output.weight" {
+            self.adapt(normed, tensor, 0..c.n_vocab, logits)?;
+        }
         Ok(logits)
     }
 
@@ -333,9 +355,27 @@ impl Wiring<'_> {
         let weight = self.loader.rows(&name, n_out, n_in, rows.clone())?;
         let bias = self
             .loader
-            .opt_part(&format!("{tensor}.bias"), n_out, rows, 1.0)?;
+            .opt_part(&format!("{tensor}.bias"), n_out, rows.clone(), 1.0)?;
         self.product(from, weight, &name, bias, out);
-        Ok(())
+        self.adapt(from, &name, rows, out)
+    }
+
+    /// Adds what adapters have for some rows of `name` to the product with them.
+    fn adapt(
+        &mut self,
+        from: BufferId,
+        name: &str,
+        rows: Range<usize>,
+        out: BufferId,
+    ) -> Result<(), EngineError> {
+        let product = Product {
+            tensor: tensor(self.gguf, name),
+            rows,
+            from,
+            out,
+        };
+        self.adapters
+            .add(&product, &mut self.plan, &mut self.loader)
     }
 
     fn product(
@@ -346,11 +386,12 @@ impl Wiring<'_> {
         bias: Option<WeightId>,
         out: BufferId,
     ) {
-        let ty = self
-            .gguf
-            .tensor(tensor)
-            .expect("the loader has found it")
-            .ty;
+        let ty = self::tensor(self.gguf, tensor).ty;
         self.plan.matmul(from, weight, bias, act_format(ty), out);
     }
+}
+
+/// A tensor that the loader has found.
+fn tensor<'a>(gguf: &'a Gguf, name: &str) -> &'a TensorInfo {
+    gguf.tensor(name).expect("the loader has found it")
 }

@@ -2,6 +2,7 @@
 
 mod config;
 mod decoder;
+mod lora;
 mod rope;
 mod weights;
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use rocmforge_gguf::Gguf;
 
 pub use config::{Architecture, LayerView, ModelConfig, RopeScaling, Scales};
+pub use lora::{Adapter, AdapterError};
 pub use weights::Weights;
 
 use crate::error::EngineError;
@@ -28,8 +30,14 @@ pub struct Model {
 impl Model {
     /// Reads the model's facts, checks every tensor's shape and records the plan. Reads no weights.
     pub fn load(gguf: Arc<Gguf>) -> Result<Model, EngineError> {
+        Model::load_with(gguf, &[])
+    }
+
+    /// As [`Model::load`], changed by `adapters`, whose weights it reads.
+    pub fn load_with(gguf: Arc<Gguf>, adapters: &[Adapter]) -> Result<Model, EngineError> {
+        lora::refuse_adapter(&gguf)?;
         let config = ModelConfig::from_gguf(&gguf)?;
-        let (plan, weights) = decoder::record(&config, gguf)?;
+        let (plan, weights) = decoder::record(&config, gguf, adapters)?;
         Ok(Model {
             config,
             weights: Arc::new(weights),
