@@ -47,7 +47,7 @@ pub fn act_format(ty: GgmlType) -> ActFormat {
 }
 
 /// Activations [n_tokens, n_in] in one of the forms. A buffer to be reused: it keeps its memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Acts {
     format: ActFormat,
     n_tokens: usize,

@@ -18,6 +18,7 @@ mod isa;
 mod matmul;
 mod ops;
 pub mod pool;
+mod roofline;
 
 pub use acts::{ActFormat, Acts, act_format};
 pub use arch::{Avx2, Avx512};
@@ -26,3 +27,4 @@ pub use isa::Isa;
 pub use matmul::{OutMode, Weight, get_rows, is_fast, matmul};
 pub use ops::{RopeStyle, add, argmax, kv_append, log_sum_exp, rms_norm, rope, silu_mul};
 pub use pool::{MAX_THREADS, Pool, Tile, default_threads};
+pub use roofline::Roofline;
