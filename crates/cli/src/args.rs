@@ -9,10 +9,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::help;
 
+mod bench;
 mod models;
 mod quantize;
 mod sampling;
 
+pub use bench::{BenchArgs, BenchOutput, numbers};
 #[cfg(feature = "pull")]
 pub use models::PullArgs;
 pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
@@ -58,6 +60,12 @@ pub enum Command {
     /// Find out which weights matter most on a text, for quantize --imatrix
     #[command(after_help = help::IMATRIX)]
     Imatrix(ImatrixArgs),
+    /// Measure the speed of prompts and of generation, beside what the machine allows
+    #[command(after_help = help::BENCH)]
+    Bench(BenchArgs),
+    /// Compare every operation of a model with the plain path, on this machine
+    #[command(after_help = help::CHECK)]
+    Check(CheckArgs),
     /// Show the devices of this machine that can run a model
     #[command(after_help = help::DEVICES)]
     Devices(DevicesArgs),
@@ -428,6 +436,23 @@ pub struct PerplexityArgs {
     pub chunks: Option<usize>,
     /// Print one JSON object: ppl, stderr, tokens, chunks
     #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Compare every operation, not only one of each kind, shape and format
+    #[arg(long)]
+    pub all: bool,
+    /// Tokens in the cache before those that are compared
+    #[arg(short = 'd', long, value_name = "N", default_value_t = 112)]
+    pub depth: usize,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
     #[command(flatten)]
     pub model: ModelArgs,

@@ -94,6 +94,31 @@ Examples:
 The text is cut into windows of --ctx tokens, as perplexity does. The file is in the form that
 llama.cpp reads, and rocmforge quantize --imatrix.";
 
+pub const BENCH: &str = "\
+Examples:
+  rocmforge bench -m model.gguf
+      Prompts of 512 tokens and 128 tokens of generation, five times each.
+  rocmforge bench -m a.gguf -m b.gguf -p 512 -n 128 -d 0,4096 -t 1,2
+      Every combination; -d is the number of tokens in the cache before.
+  rocmforge bench -m model.gguf -p 0 -n 64 -b 1,4,8
+      Sequences decoded together; the tokens of all of them count.
+  rocmforge bench -m model.gguf -o json | jq '.[] | {n_prompt, n_gen, avg_ts, roofline_share}'
+
+Rows and fields are llama-bench's. The roofline is the least time that the machine allows: weights and
+cache at the read bandwidth, products at the peak of its arithmetic, both measured in the same run.
+A model that fits in the processor's caches may exceed it.";
+
+pub const CHECK: &str = "\
+Examples:
+  rocmforge check -m model.gguf
+      One operation of each kind, shape and format.
+  rocmforge check -m model.gguf --all --depth 2000 --json
+      Every operation, with 2000 tokens in the cache.
+
+The vector kernels of this processor and the scalar path compute the same parts of a text from the same
+inputs, operation by operation. The first operation that differs by more than rounding is named and the
+exit code is 1. The scalar path is slow: a model of 8 billion parameters takes about a minute.";
+
 pub const DEVICES: &str = "\
 Examples:
   rocmforge devices

@@ -7,7 +7,9 @@
 
 mod answer;
 mod args;
+mod bench;
 mod chat;
+mod check;
 mod completions;
 mod conversation;
 mod devices;
@@ -56,6 +58,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Perplexity(args) => perplexity::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Imatrix(args) => imatrix::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Check(args) => check::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Models(args) => hub::models::run(args),
         #[cfg(feature = "pull")]

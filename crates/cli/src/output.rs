@@ -60,6 +60,11 @@ impl Out {
         self.line(&escape_json(&text.context("cannot write JSON")?))
     }
 
+    /// What was written so far must arrive now.
+    pub fn flush(&mut self) -> Result<()> {
+        checked(self.stdout.flush())
+    }
+
     /// Everything written so far must arrive; call it at the end.
     pub fn finish(mut self) -> Result<()> {
         checked(self.stdout.flush())
@@ -68,7 +73,7 @@ impl Out {
 
 /// `json` with those control characters escaped too that JSON allows in strings (U+007F to U+009F): a
 /// terminal may obey them. They occur nowhere else in it.
-fn escape_json(json: &str) -> String {
+pub fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         match c {

@@ -191,7 +191,7 @@ fn adapters(lora: &LoraArgs, load: &LoadArgs) -> Result<Vec<Adapter>> {
 }
 
 /// No silent fallback: the user learns why the model is slow.
-fn tell_slow_ops(info: &BackendInfo) {
+pub fn tell_slow_ops(info: &BackendInfo) {
     if info.slow_ops.is_empty() {
         return;
     }
@@ -236,7 +236,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &[u8], bos: Bos, parse_special: bool)
 }
 
 /// The engine's configuration for these choices.
-fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<EngineConfig> {
+pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<EngineConfig> {
     // There is one device so far.
     let (Device::Auto | Device::Cpu) = device.device;
     Ok(EngineConfig {
@@ -261,7 +261,8 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
     }
 }
 
-fn isa(wanted: IsaArg) -> Result<Isa> {
+/// The instruction set asked for.
+pub fn isa(wanted: IsaArg) -> Result<Isa> {
     let name = match wanted {
         IsaArg::Auto => return Ok(Isa::detect()),
         IsaArg::Scalar => "scalar",

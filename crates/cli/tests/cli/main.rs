@@ -5,7 +5,9 @@
 )]
 
 mod bad_input;
+mod bench;
 mod chat;
+mod check;
 mod commands;
 mod generate;
 mod manual;
