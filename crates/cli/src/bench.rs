@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rocmforge::engine::model::Model;
-use rocmforge::engine::{EngineError, Isa, Roofline};
+use rocmforge::engine::{EngineError, Isa, Roofline, default_threads};
 
 use crate::answer::bar;
 use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
@@ -92,8 +92,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 
 /// The cross product of the flags.
 fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = numbers(&args.threads, cores);
+    let threads = numbers(&args.threads, default_threads());
     let batch = numbers(&args.batch, 1);
     let prompts = numbers(&args.n_prompt, 512);
     let generated = numbers(&args.n_gen, 128);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use criterion::Criterion;
-use rocmforge_cpu::{Isa, Pool, Roofline};
+use rocmforge_cpu::{Isa, Pool, Roofline, default_threads};
 
 /// What kernels run on.
 pub(crate) struct Machine {
@@ -18,7 +18,7 @@ impl Machine {
         let wanted = std::env::var("ROCMFORGE_THREADS").ok();
         let n_threads = wanted
             .and_then(|text| text.parse().ok())
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+            .unwrap_or_else(default_threads);
         let (isa, pool) = (Isa::detect(), Pool::new(n_threads));
         let best = Roofline::measure(isa, n_threads);
         println!(

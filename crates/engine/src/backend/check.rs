@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rocmforge_cpu::{Acts, Isa};
+use rocmforge_cpu::{Acts, Isa, default_threads};
 use serde::Serialize;
 
 use super::cpu::{CpuBackend, CpuOptions, LayerCache};
@@ -134,11 +134,10 @@ pub fn check_cpu(
         table.settle(n_ctx(n_depth));
     }
     let script = Script::new(tokens, n_depth, config.page);
-    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     let backend = |isa| {
         let options = CpuOptions {
             isa,
-            n_threads: config.n_threads.unwrap_or_else(cores),
+            n_threads: config.n_threads.unwrap_or_else(default_threads),
             page: config.page,
             n_blocks: script.n_blocks,
             kv_type: config.kv_type,
