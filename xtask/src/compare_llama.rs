@@ -37,7 +37,9 @@ pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Resul
         for &n_tokens in lengths {
             let prompt = prompt(n_tokens, model.config.n_vocab);
             let (ids, ours) = ours(&model, &prompt)?;
-            let theirs = llama_cpp(path, &ids, N_DECODE - 1, python)?;
+            let (prompt, decoded) = ids.split_at(n_tokens);
+            let batches: Vec<&[u32]> = [prompt].into_iter().chain(decoded.chunks(1)).collect();
+            let theirs = run_script(path, &batches, python, &[])?;
             let error = relative_error(&ours, &theirs)?;
             let verdict = if error < bound { "" } else { "  FAILED" };
             println!("{name:<40} {n_tokens:>7} {error:>12.3e} {bound:>12.0e}{verdict}");
@@ -118,19 +120,38 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
     Ok((ids, rows.concat()))
 }
 
-/// llama.cpp's logits after every id, `[n_tokens, n_vocab]`; it decodes the last `n_single` one by one.
-pub(crate) fn llama_cpp(
+/// llama.cpp's logits after every id, `[n_tokens, n_vocab]`.
+pub(crate) fn llama_cpp(model: &Path, prompt: &[u32], python: &Path) -> Result<Vec<f32>> {
+    llama_cpp_with(model, prompt, python, &[])
+}
+
+/// As [`llama_cpp`]; `options` are a type of the KV cache, and adapters as FILE=SCALE.
+pub(crate) fn llama_cpp_with(
     model: &Path,
     prompt: &[u32],
-    n_single: usize,
     python: &Path,
+    options: &[String],
 ) -> Result<Vec<f32>> {
-    let ids: Vec<String> = prompt.iter().map(u32::to_string).collect();
+    run_script(model, &[prompt], python, options)
+}
+
+/// Runs llama.cpp on the ids of all `batches`, one batch after the other.
+fn run_script(
+    model: &Path,
+    batches: &[&[u32]],
+    python: &Path,
+    options: &[String],
+) -> Result<Vec<f32>> {
+    let ids_of = |batch: &&[u32]| {
+        let ids: Vec<String> = batch.iter().map(u32::to_string).collect();
+        ids.join(",")
+    };
+    let batches: Vec<String> = batches.iter().map(ids_of).collect();
     let output = Command::new(python)
         .args(["-c", SCRIPT])
         .arg(model)
-        .arg(ids.join(","))
-        .arg(n_single.to_string())
+        .arg(batches.join(";"))
+        .args(options)
         .output()
         .with_context(|| format!("cannot run {}", python.display()))?;
     if !output.status.success() {

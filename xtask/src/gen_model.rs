@@ -11,7 +11,7 @@ use rocmforge::gguf::GgmlType;
 use crate::compare_llama::llama_cpp;
 
 #[path = "../../crates/engine/tests/common/synth.rs"]
-mod synth;
+pub(crate) mod synth;
 
 /// Prompt lengths of the committed logits: one token, a context below and one above Phi's original one.
 const LENGTHS: [usize; 3] = [1, 17, 300];
@@ -42,6 +42,17 @@ pub(crate) fn write_all(ty: &str, out: &Path) -> Result<()> {
     Ok(())
 }
 
+/// What is committed of the logits `[n_tokens, n_vocab]`: some of the last row.
+pub(crate) fn golden_row(logits: &[f32], n_tokens: usize) -> String {
+    let last = &logits[logits.len() - logits.len() / n_tokens..];
+    let kept: Vec<String> = last
+        .iter()
+        .step_by(STRIDE)
+        .map(|logit| format!("{logit:.6}"))
+        .collect();
+    kept.join(", ")
+}
+
 /// Writes llama.cpp's logits of the last position of each prompt to the engine's fixtures.
 pub(crate) fn golden(python: &Path) -> Result<()> {
     let folder = crate::root().join("target/gen-model");
@@ -51,15 +62,10 @@ pub(crate) fn golden(python: &Path) -> Result<()> {
         write!(json, "  \"{name}\": {{")?;
         for (j, n_tokens) in LENGTHS.into_iter().enumerate() {
             let ids = prompt(n_tokens, 512);
-            let logits = llama_cpp(&folder.join(format!("{name}-F32.gguf")), &ids, 0, python)?;
-            let last = &logits[logits.len() - logits.len() / n_tokens..];
-            let kept: Vec<String> = last
-                .iter()
-                .step_by(STRIDE)
-                .map(|logit| format!("{logit:.6}"))
-                .collect();
+            let logits = llama_cpp(&folder.join(format!("{name}-F32.gguf")), &ids, python)?;
             let comma = if j == 0 { "" } else { "," };
-            write!(json, "{comma}\n    \"{n_tokens}\": [{}]", kept.join(", "))?;
+            let row = golden_row(&logits, n_tokens);
+            write!(json, "{comma}\n    \"{n_tokens}\": [{row}]")?;
         }
         let comma = if i + 1 == synth::NAMES.len() { "" } else { "," };
         writeln!(json, "\n  }}{comma}")?;

@@ -1,20 +1,32 @@
-"""llama_logits.py MODEL ID,ID,... N: llama.cpp's logits after every id, as little-endian f32 on stdout.
-
-The last N ids are decoded one by one, those before them in one batch.
-"""
+"""llama_logits.py MODEL ID,ID,...[;ID,...] [KV_TYPE [FILE=SCALE ...]]: llama.cpp's logits after every id, as
+little-endian f32 on stdout, with LoRA adapters FILE. Ids before a semicolon are a batch of their own."""
+import ctypes
 import sys
 
 import llama_cpp
 import numpy as np
 
-ids = [int(i) for i in sys.argv[2].split(",")]
+batches = [[int(i) for i in batch.split(",")] for batch in sys.argv[2].split(";")]
+ids = sum(batches, [])
+kv_type = sys.argv[3] if len(sys.argv) > 3 else "F32"
+adapters = [adapter.rsplit("=", 1) for adapter in sys.argv[4:]]
+ggml_type = getattr(llama_cpp, "GGML_TYPE_" + kv_type)
+# Quantized values need the flash form of attention, which rounds queries too.
 model = llama_cpp.Llama(sys.argv[1], n_ctx=len(ids), n_batch=len(ids), n_ubatch=len(ids), logits_all=True, verbose=False,
-                        n_threads=2, n_threads_batch=2, flash_attn=False,
-                        type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
-n_prompt = len(ids) - int(sys.argv[3])
-model.eval(ids[:n_prompt])
-for id in ids[n_prompt:]:
-    model.eval([id])
+                        n_threads=2, n_threads_batch=2, flash_attn=kv_type.startswith("Q"),
+                        type_k=ggml_type, type_v=ggml_type, use_mmap=not adapters)
+loaded = []
+for path, _ in adapters:
+    adapter = llama_cpp.llama_adapter_lora_init(model._model.model, path.encode())
+    assert adapter, f"llama.cpp refuses {path}"
+    loaded.append(adapter)
+if adapters:
+    handles = (llama_cpp.llama_adapter_lora_p_ctypes * len(loaded))(*loaded)
+    scales = (ctypes.c_float * len(loaded))(*[float(scale) for _, scale in adapters])
+    assert llama_cpp.llama_set_adapters_lora(model._ctx.ctx, handles, len(loaded), scales) == 0
+for batch in batches:
+    model.eval(batch)
 scores = np.asarray(model.scores[: len(ids)], dtype="<f4")
 assert np.isfinite(scores).all(), "llama.cpp's logits are not finite"
 sys.stdout.buffer.write(scores.tobytes())
+sys.stdout.buffer.flush()

@@ -7,6 +7,7 @@ mod fuzz;
 mod gen_model;
 mod mix_golden;
 mod quant_errors;
+mod variants;
 
 use std::path::{Path, PathBuf};
 
@@ -107,6 +108,12 @@ enum Task {
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
     },
+    /// Take the logits of models with a quantized cache or LoRA adapters from llama.cpp, likewise
+    VariantGolden {
+        /// A Python that has the llama-cpp-python package
+        #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+        python: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
@@ -150,6 +157,7 @@ fn main() -> Result<()> {
             golden,
         }),
         Task::MixGolden { python } => mix_golden::write(&python),
+        Task::VariantGolden { python } => variants::golden(&python),
     }
 }
 

@@ -9,9 +9,15 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::help;
 
+mod bench;
+mod models;
 mod quantize;
 mod sampling;
 
+pub use bench::{BenchArgs, BenchOutput, numbers};
+#[cfg(feature = "pull")]
+pub use models::PullArgs;
+pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
 pub use quantize::{ImatrixArgs, QuantizeArgs, file_type, file_types};
 pub use sampling::SamplingArgs;
 
@@ -54,9 +60,28 @@ pub enum Command {
     /// Find out which weights matter most on a text, for quantize --imatrix
     #[command(after_help = help::IMATRIX)]
     Imatrix(ImatrixArgs),
+    /// Measure the speed of prompts and of generation, beside what the machine allows
+    #[command(after_help = help::BENCH)]
+    Bench(BenchArgs),
+    /// Compare every operation of a model with the plain path, on this machine
+    #[command(after_help = help::CHECK)]
+    Check(CheckArgs),
     /// Show the devices of this machine that can run a model
     #[command(after_help = help::DEVICES)]
     Devices(DevicesArgs),
+    /// Show the models in the models folder, or remove one
+    #[command(after_help = help::MODELS, args_conflicts_with_subcommands = true)]
+    Models(ModelsArgs),
+    /// Download a model into the models folder
+    #[cfg(feature = "pull")]
+    #[command(after_help = help::PULL)]
+    Pull(PullArgs),
+    /// Print the completions of a shell
+    #[command(after_help = help::COMPLETIONS)]
+    Completions(CompletionsArgs),
+    /// Print a manual page, or write all of them
+    #[command(after_help = help::MAN)]
+    Man(ManArgs),
     /// Render a chat template under limits; the program calls itself with this
     #[command(name = RENDER_TEMPLATE, hide = true)]
     RenderTemplate,
@@ -69,7 +94,8 @@ pub const RENDER_TEMPLATE: &str = "render-template";
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF file of the model [default: forge-mini, a small model inside this program]
+    /// GGUF file of the model, or its name in the models folder [default: forge-mini, a small model
+    /// inside this program]
     #[arg(
         short,
         long,
@@ -96,6 +122,8 @@ pub struct LoadArgs {
     /// Read the file into memory instead of mapping it; for files that may change while they are used
     #[arg(long, env = "ROCMFORGE_NO_MMAP", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub no_mmap: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Where and how to compute.
@@ -119,6 +147,31 @@ pub struct DeviceArgs {
     pub threads: Option<usize>,
     #[command(flatten)]
     pub cache: CacheArgs,
+    #[command(flatten)]
+    pub lora: LoraArgs,
+}
+
+/// What changes the model.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct LoraArgs {
+    /// LoRA adapter in GGUF to add to the model; may be given more than once
+    #[arg(long, value_name = "FILE")]
+    pub lora: Vec<PathBuf>,
+    /// The same, times a factor; may be given more than once
+    #[arg(long, value_name = "FILE:SCALE", value_parser = scaled_file)]
+    pub lora_scaled: Vec<(PathBuf, f32)>,
+}
+
+/// FILE:SCALE, or FILE=SCALE.
+fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
+    let parts = text.rsplit_once([':', '=']);
+    let (file, scale) = parts.ok_or("a scale is missing: FILE:SCALE")?;
+    match scale.parse::<f32>() {
+        _ if file.is_empty() => Err("a file is missing: FILE:SCALE".to_string()),
+        Ok(scale) if scale.is_finite() => Ok((file.into(), scale)),
+        _ => Err(format!("`{scale}` is no scale: FILE:SCALE, SCALE a number")),
+    }
 }
 
 /// How the KV cache is kept.
@@ -323,7 +376,7 @@ pub struct ChatArgs {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// GGUF file [default: forge-mini, the model inside this program]
+    /// GGUF file, or its name in the models folder [default: forge-mini, the model inside this program]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// The same, as the other commands have it
@@ -391,10 +444,44 @@ pub struct PerplexityArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Compare every operation, not only one of each kind, shape and format
+    #[arg(long)]
+    pub all: bool,
+    /// Tokens in the cache before those that are compared
+    #[arg(short = 'd', long, value_name = "N", default_value_t = 112)]
+    pub depth: usize,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
 pub struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Whose completions to print
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// The command whose page to print, such as models rm [default: the page of the program]
+    #[arg(value_name = "COMMAND", conflicts_with = "dir")]
+    pub command: Vec<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 #[cfg(test)]
@@ -402,6 +489,27 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+
+    #[test]
+    fn adapters_have_scales() {
+        for (text, file, scale) in [
+            ("a.gguf:0.5", "a.gguf", 0.5),
+            ("a.gguf=-2", "a.gguf", -2.0),
+            ("dir:1/a=b.gguf:1e-1", "dir:1/a=b.gguf", 0.1),
+        ] {
+            assert_eq!(scaled_file(text), Ok((file.into(), scale)));
+        }
+        for text in [
+            "a.gguf",
+            "a.gguf:",
+            "a.gguf:x",
+            ":1",
+            "a.gguf:nan",
+            "a.gguf:inf",
+        ] {
+            assert!(scaled_file(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn ids_are_lists() {

@@ -94,7 +94,7 @@ fn cpu() -> Cpu {
         .and_then(|text| text.trim_end_matches("kB").trim().parse::<u64>().ok());
     Cpu {
         id: "cpu",
-        name: field(&info, "model name").map(str::to_string),
+        name: cpu_name(),
         isa: Isa::detect().name(),
         isa_available: Isa::available().iter().map(|isa| isa.name()).collect(),
         features: features(),
@@ -103,6 +103,12 @@ fn cpu() -> Cpu {
         memory_bytes: kib.map(|kib| kib * 1024),
         memory_available_bytes: available_bytes(),
     }
+}
+
+/// The processor's name, if the system knows it.
+pub fn cpu_name() -> Option<String> {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    field(&info, "model name").map(str::to_string)
 }
 
 /// The value of the first line `name : value` of a /proc file.

@@ -94,7 +94,67 @@ Examples:
 The text is cut into windows of --ctx tokens, as perplexity does. The file is in the form that
 llama.cpp reads, and rocmforge quantize --imatrix.";
 
+pub const BENCH: &str = "\
+Examples:
+  rocmforge bench -m model.gguf
+      Prompts of 512 tokens and 128 tokens of generation, five times each.
+  rocmforge bench -m a.gguf -m b.gguf -p 512 -n 128 -d 0,4096 -t 1,2
+      Every combination; -d is the number of tokens in the cache before.
+  rocmforge bench -m model.gguf -p 0 -n 64 -b 1,4,8
+      Sequences decoded together; the tokens of all of them count.
+  rocmforge bench -m model.gguf -o json | jq '.[] | {n_prompt, n_gen, avg_ts, roofline_share}'
+
+Rows and fields are llama-bench's. The roofline is the least time that the machine allows: weights and
+cache at the read bandwidth, products at the peak of its arithmetic, both measured in the same run.
+A model that fits in the processor's caches may exceed it.";
+
+pub const CHECK: &str = "\
+Examples:
+  rocmforge check -m model.gguf
+      One operation of each kind, shape and format.
+  rocmforge check -m model.gguf --all --depth 2000 --json
+      Every operation, with 2000 tokens in the cache.
+
+The vector kernels of this processor and the scalar path compute the same parts of a text from the same
+inputs, operation by operation. The first operation that differs by more than rounding is named and the
+exit code is 1. The scalar path is slow: a model of 8 billion parameters takes about a minute.";
+
 pub const DEVICES: &str = "\
 Examples:
   rocmforge devices
   rocmforge devices --json | jq -r '.devices[0].isa'";
+
+pub const MODELS: &str = "\
+Examples:
+  rocmforge models
+  rocmforge models --json | jq -r '.models[].name'
+  rocmforge models rm OWNER/REPO:Q4_K_M
+
+The first column is what -m takes. Any .gguf file below the folder counts, however it came there.";
+
+#[cfg(feature = "pull")]
+pub const PULL: &str = "\
+Examples:
+  rocmforge pull hf:OWNER/REPO
+      The Q4_K_M file of the repository, else Q4_0, else its only model.
+  rocmforge pull hf:OWNER/REPO:Q8_0
+  rocmforge pull hf:OWNER/REPO/FOLDER/FILE.gguf@v1.0
+      One file, of a branch, tag or commit.
+  rocmforge chat -m OWNER/REPO
+      Use it.
+
+What was fetched is kept when a pull is stopped or fails; the same command goes on from there. The path of the
+file goes to stdout. For gated and private models set HF_TOKEN or ROCMFORGE_HUB_TOKEN.";
+
+pub const COMPLETIONS: &str = "\
+Examples:
+  rocmforge completions bash > ~/.local/share/bash-completion/completions/rocmforge
+  rocmforge completions zsh > ~/.zfunc/_rocmforge
+      With ~/.zfunc in fpath, before compinit.
+  rocmforge completions fish > ~/.config/fish/completions/rocmforge.fish";
+
+pub const MAN: &str = "\
+Examples:
+  rocmforge man --dir ~/.local/share/man/man1
+      From then on: man rocmforge-generate
+  rocmforge man generate | man -l -";

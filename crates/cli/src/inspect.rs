@@ -118,13 +118,15 @@ fn types(gguf: &Gguf) -> Vec<TypeTotal> {
     totals
 }
 
-fn n_parameters(gguf: &Gguf) -> u64 {
+/// Values of all tensors.
+pub fn n_parameters(gguf: &Gguf) -> u64 {
     gguf.tensors()
         .iter()
         .fold(0, |sum, info| info.n_elements().saturating_add(sum))
 }
 
-fn weight_bytes(gguf: &Gguf) -> u64 {
+/// Bytes of all tensors.
+pub fn weight_bytes(gguf: &Gguf) -> u64 {
     gguf.tensors()
         .iter()
         .fold(0, |sum, info| info.n_bytes.saturating_add(sum))
@@ -261,7 +263,7 @@ fn print(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
 }
 
 /// A number of values for people: `10.9 M`.
-fn count(n: u64) -> String {
+pub fn count(n: u64) -> String {
     match n as f64 {
         n if n >= 1e9 => format!("{:.2} B", n / 1e9),
         n if n >= 1e6 => format!("{:.1} M", n / 1e6),

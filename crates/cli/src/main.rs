@@ -7,17 +7,22 @@
 
 mod answer;
 mod args;
+mod bench;
 mod chat;
+mod check;
+mod completions;
 mod conversation;
 mod devices;
 mod embedded;
 mod exit;
 mod generate;
 mod help;
+mod hub;
 mod imatrix;
 mod inspect;
 mod interrupt;
 mod lines;
+mod man;
 mod output;
 mod perplexity;
 mod prompt;
@@ -53,7 +58,14 @@ fn run(command: &Command) -> Result<()> {
         Command::Perplexity(args) => perplexity::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Imatrix(args) => imatrix::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Check(args) => check::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Models(args) => hub::models::run(args),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => hub::pull::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
         Command::RenderTemplate => Ok(sandbox::serve()?),
     }
 }

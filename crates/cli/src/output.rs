@@ -46,6 +46,11 @@ impl Out {
         checked(writeln!(self.stdout, "{line}"))
     }
 
+    /// Writes what is of our own making and has its line breaks.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        checked(self.stdout.write_all(bytes))
+    }
+
     /// Writes one JSON value, on lines of its own for a person and on one line for a program.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = match self.is_terminal {
@@ -53,6 +58,11 @@ impl Out {
             false => serde_json::to_string(value),
         };
         self.line(&escape_json(&text.context("cannot write JSON")?))
+    }
+
+    /// What was written so far must arrive now.
+    pub fn flush(&mut self) -> Result<()> {
+        checked(self.stdout.flush())
     }
 
     /// Everything written so far must arrive; call it at the end.
@@ -63,7 +73,7 @@ impl Out {
 
 /// `json` with those control characters escaped too that JSON allows in strings (U+007F to U+009F): a
 /// terminal may obey them. They occur nowhere else in it.
-fn escape_json(json: &str) -> String {
+pub fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         match c {

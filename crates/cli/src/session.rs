@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rocmforge::engine::backend::BackendInfo;
 use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::model::Model;
+use rocmforge::engine::model::{Adapter, Model};
 use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
@@ -20,11 +20,11 @@ use rocmforge::engine::{
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
-    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, IsaArg, KvTypeArg, LoadArgs, ModelArgs,
-    SamplingArgs,
+    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs,
+    ModelArgs, SamplingArgs,
 };
 use crate::exit::usage;
-use crate::{embedded, output};
+use crate::{embedded, hub, output};
 
 /// An open GGUF file and what to call it.
 pub struct ModelFile {
@@ -34,7 +34,7 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Opens `path`, or the embedded model.
+    /// Opens `path`, which may be the name of a model in the models folder, or the embedded model.
     pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
         let Some(path) = path else {
             let gguf = embedded::open()
@@ -49,6 +49,7 @@ impl ModelFile {
         } else {
             LoadMode::Mmap
         };
+        let path = &hub::resolve(path, load.store.models_dir.as_deref())?;
         let gguf = Gguf::open(path, mode).map_err(|error| name_file(error, path))?;
         let name = path.file_name().unwrap_or(path.as_os_str());
         let label = escape_control(&name.to_string_lossy()).into_owned();
@@ -139,7 +140,9 @@ impl Session {
                 file.label
             );
         }
-        let loaded = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
+        let adapters = adapters(&device.lora, &model.load)?;
+        let loaded = Model::load_with(Arc::clone(&file.gguf), &adapters)
+            .with_context(|| file.label.clone())?;
         let pre = model.pre.as_deref();
         let tokenizer = match vocabulary {
             Vocabulary::Needed => Some(file.tokenizer(pre)?),
@@ -174,8 +177,21 @@ impl Session {
     }
 }
 
+/// The adapters asked for, the scaled ones last.
+fn adapters(lora: &LoraArgs, load: &LoadArgs) -> Result<Vec<Adapter>> {
+    let plain = lora.lora.iter().map(|path| (path, 1.0));
+    let scaled = lora.lora_scaled.iter().map(|(path, scale)| (path, *scale));
+    plain
+        .chain(scaled)
+        .map(|(path, scale)| {
+            let file = ModelFile::open(Some(path), load)?;
+            Ok(Adapter::new(&file.label, file.gguf, scale)?)
+        })
+        .collect()
+}
+
 /// No silent fallback: the user learns why the model is slow.
-fn tell_slow_ops(info: &BackendInfo) {
+pub fn tell_slow_ops(info: &BackendInfo) {
     if info.slow_ops.is_empty() {
         return;
     }
@@ -220,7 +236,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &[u8], bos: Bos, parse_special: bool)
 }
 
 /// The engine's configuration for these choices.
-fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<EngineConfig> {
+pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<EngineConfig> {
     // There is one device so far.
     let (Device::Auto | Device::Cpu) = device.device;
     Ok(EngineConfig {
@@ -245,7 +261,8 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
     }
 }
 
-fn isa(wanted: IsaArg) -> Result<Isa> {
+/// The instruction set asked for.
+pub fn isa(wanted: IsaArg) -> Result<Isa> {
     let name = match wanted {
         IsaArg::Auto => return Ok(Isa::detect()),
         IsaArg::Scalar => "scalar",

@@ -1,18 +1,24 @@
 //! Speed of dispatch, attention and the small ops, with the shapes of Llama 3.2 1B.
 //!
-//! `cargo bench -p rocmforge-cpu --bench ops [-- THREADS]`. Bandwidth is compared with that of
-//! touching every cache line of a large buffer with the same threads, measured in the same run.
+//! `cargo bench -p rocmforge-cpu --bench ops [-- FILTER]`, e.g. `-- attention`; `ROCMFORGE_THREADS` sets the
+//! threads. Throughput of attention's decode is bytes of keys and values, to be held against the read
+//! bandwidth that is printed first; that of its prefill is operations, two to a product; that of the small
+//! ops is bytes of the float buffers they read and write.
+
+mod common;
 
 use std::hint::black_box;
-use std::time::Instant;
 
+use criterion::{BenchmarkId, Criterion, Throughput};
 use half::f16;
 use rocmforge_cpu::{
-    Activation, AttnSeq, AttnShape, Isa, KvSlice, KvSliceMut, Pool, RopeStyle, attention,
-    gated_activation, kv_append, log_sum_exp, rms_norm, rope,
+    Activation, AttnSeq, AttnShape, KvSlice, KvSliceMut, RopeStyle, attention, gated_activation,
+    kv_append, log_sum_exp, rms_norm, rope,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::legacy::Q8_0;
+
+use common::Machine;
 
 const SHAPE: AttnShape = AttnShape {
     n_heads: 32,
@@ -24,103 +30,35 @@ const SHAPE: AttnShape = AttnShape {
     soft_cap: None,
     window: None,
 };
-const DEPTH: usize = 4096;
-/// Caches of this many layers are read in turn, so that none is found in L2.
-const N_LAYERS: usize = 16;
-const N_SAMPLES: usize = 31;
-
-struct Report {
-    isa: Isa,
-    pool: Pool,
-    read_gb_s: f64,
-}
+/// Heads, KV heads, values of a head.
+const DECODE_SHAPES: [(usize, usize, usize); 4] =
+    [(32, 8, 64), (32, 8, 128), (14, 2, 64), (8, 8, 64)];
+const DEPTHS: [usize; 3] = [512, 4096, 16_384];
+/// Caches are read in turn until so many bytes have passed, so that none is found in a cache of the processor.
+const COLD_BYTES: usize = 512 << 20;
+const MAX_LAYERS: usize = 64;
 
 fn main() {
-    let n_threads = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
-    let n_threads =
-        n_threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-    let mut report = Report {
-        isa: Isa::detect(),
-        pool: Pool::new(n_threads),
-        read_gb_s: 0.0,
-    };
-    println!("{}, {n_threads} threads, n = {N_SAMPLES}", report.isa);
-    println!("{:32} {:>12} {:>8} {:>10}", "", "median", "spread", "");
-    read_bandwidth(&mut report);
-    dispatch(&report);
-    decode(&report);
-    prefill(&report);
-    small_ops(&report);
+    let machine = Machine::new();
+    let mut criterion = common::criterion();
+    dispatch(&mut criterion, &machine);
+    decode_shapes(&mut criterion, &machine);
+    decode_depths(&mut criterion, &machine);
+    prefill(&mut criterion, &machine);
+    small_ops(&mut criterion, &machine);
+    criterion.final_summary();
 }
 
-/// Median seconds of `op`, printed with half the range of the middle half of samples.
-fn measure(name: &str, per_sample: usize, mut op: impl FnMut(usize)) -> f64 {
-    op(0);
-    let mut i = 1;
-    let mut samples: Vec<f64> = (0..N_SAMPLES)
-        .map(|_| {
-            let start = Instant::now();
-            for _ in 0..per_sample {
-                op(i);
-                i += 1;
-            }
-            start.elapsed().as_secs_f64() / per_sample as f64
-        })
-        .collect();
-    samples.sort_by(f64::total_cmp);
-    let median = samples[N_SAMPLES / 2];
-    let spread = (samples[N_SAMPLES * 3 / 4] - samples[N_SAMPLES / 4]) / 2.0 / median * 100.0;
-    let noisy = if spread > 5.0 { " (noisy)" } else { "" };
-    print!("{name:32} {:>9.2} us {spread:>6.1} %{noisy}", median * 1e6);
-    median
-}
-
-impl Report {
-    fn bandwidth(&self, bytes: usize, seconds: f64) {
-        let gb_s = bytes as f64 / seconds / 1e9;
-        let share = gb_s / self.read_gb_s * 100.0;
-        println!("  {gb_s:>7.2} GB/s, {share:.0} % of the read bandwidth");
-    }
-}
-
-/// What all threads together can read: several streams each, more than one prefetcher follows.
-fn read_bandwidth(report: &mut Report) {
-    const LEN: usize = 32 << 20;
-    const N_TASKS: usize = 64;
-    const N_STREAMS: usize = 4;
-    let data = vec![1u64; LEN];
-    let seconds = measure("read 256 MiB", 1, |_| {
-        report.pool.run(N_TASKS, &|task| {
-            let part = &data[task * (LEN / N_TASKS)..(task + 1) * (LEN / N_TASKS)];
-            let streams: [&[u64]; N_STREAMS] = std::array::from_fn(|i| {
-                &part[i * part.len() / N_STREAMS..][..part.len() / N_STREAMS]
-            });
-            let mut sums = [0u64; N_STREAMS];
-            // One value of each cache line.
-            for i in (0..streams[0].len()).step_by(8) {
-                for (sum, stream) in sums.iter_mut().zip(streams) {
-                    *sum = sum.wrapping_add(stream[i]);
-                }
-            }
-            black_box(sums);
-        });
-    });
-    report.read_gb_s = (LEN * 8) as f64 / seconds / 1e9;
-    println!("  {:>7.2} GB/s", report.read_gb_s);
-}
-
-fn dispatch(report: &Report) {
+fn dispatch(criterion: &mut Criterion, machine: &Machine) {
+    let mut group = criterion.benchmark_group("dispatch of empty tasks");
     for n_tasks in [2, 64] {
-        measure(
-            &format!("dispatch of {n_tasks} empty tasks"),
-            10_000,
-            |_| {
-                report.pool.run(n_tasks, &|task| {
+        group.bench_function(BenchmarkId::from_parameter(n_tasks), |b| {
+            b.iter(|| {
+                machine.pool.run(n_tasks, &|task| {
                     black_box(task);
                 });
-            },
-        );
-        println!();
+            });
+        });
     }
 }
 
@@ -131,50 +69,6 @@ fn noise(n: usize) -> Vec<f32> {
         .collect()
 }
 
-fn decode(report: &Report) {
-    let n_blocks = DEPTH / SHAPE.page;
-    // Blocks in an order that no prefetcher follows.
-    let block_table: Vec<u32> = (0..n_blocks).map(|i| (i * 37 % n_blocks) as u32).collect();
-    let seq = AttnSeq {
-        first_row: 0,
-        n_rows: 1,
-        first_pos: DEPTH - 1,
-        block_table: &block_table,
-    };
-    for (n_heads, n_kv_heads, dim) in [(32, 8, 64), (32, 8, 128), (14, 2, 64), (8, 8, 64)] {
-        let shape = AttnShape {
-            n_heads,
-            n_kv_heads,
-            k_dim: dim,
-            v_dim: dim,
-            ..SHAPE
-        };
-        let f32s: Vec<Vec<f32>> = (0..2 * N_LAYERS)
-            .map(|_| noise(n_kv_heads * DEPTH * dim))
-            .collect();
-        let f16s: Vec<Vec<u16>> = f32s.iter().map(|x| to_f16(x)).collect();
-        let q8s: Vec<Vec<Q8_0>> = f32s.iter().map(|x| to_q8_0(x)).collect();
-        let q = noise(n_heads * dim);
-        let mut out = vec![0.0; q.len()];
-        let dtypes: [(&str, usize, Vec<KvSlice<'_>>); 3] = [
-            ("f16", 64, f16s.iter().map(|x| KvSlice::F16(x)).collect()),
-            ("f32", 128, f32s.iter().map(|x| KvSlice::F32(x)).collect()),
-            ("q8_0", 34, q8s.iter().map(|x| KvSlice::Q8_0(x)).collect()),
-        ];
-        for (dtype, bytes_per_32, layers) in dtypes {
-            let seconds = measure(
-                &format!("decode {n_heads}/{n_kv_heads} x {dim} {dtype}"),
-                4,
-                |i| {
-                    let (k, v) = (layers[2 * (i % N_LAYERS)], layers[2 * (i % N_LAYERS) + 1]);
-                    attention(report.isa, &report.pool, &shape, &q, k, v, &[seq], &mut out);
-                },
-            );
-            report.bandwidth(2 * n_kv_heads * dim * DEPTH / 32 * bytes_per_32, seconds);
-        }
-    }
-}
-
 fn to_f16(x: &[f32]) -> Vec<u16> {
     x.iter().map(|&x| f16::from_f32(x).to_bits()).collect()
 }
@@ -183,73 +77,208 @@ fn to_q8_0(x: &[f32]) -> Vec<Q8_0> {
     x.chunks_exact(32).map(Q8_0::quantize).collect()
 }
 
-fn prefill(report: &Report) {
-    const N_TOKENS: usize = 512;
-    let n_blocks = N_TOKENS / SHAPE.page;
-    let block_table: Vec<u32> = (0..n_blocks as u32).rev().collect();
-    let kv = to_f16(&noise(N_TOKENS * SHAPE.n_kv_heads * SHAPE.k_dim));
-    let width = SHAPE.n_heads * SHAPE.k_dim;
-    let q = noise(N_TOKENS * width);
-    let mut out = vec![0.0; N_TOKENS * width];
-    let seq = AttnSeq {
-        first_row: 0,
-        n_rows: N_TOKENS,
-        first_pos: 0,
-        block_table: &block_table,
-    };
-    let seconds = measure("prefill of 512 tokens", 1, |_| {
-        let (k, v) = (KvSlice::F16(&kv), KvSlice::F16(&kv));
-        attention(report.isa, &report.pool, &SHAPE, &q, k, v, &[seq], &mut out);
-    });
-    let pairs = N_TOKENS * (N_TOKENS + 1) / 2;
-    let flops = SHAPE.n_heads * pairs * (SHAPE.k_dim + SHAPE.v_dim) * 2;
-    println!("  {:>7.2} GFLOP/s", flops as f64 / seconds / 1e9);
+/// Each type of cache at a depth of 4096.
+fn decode_shapes(criterion: &mut Criterion, machine: &Machine) {
+    let mut group = criterion.benchmark_group("attention decode at 4096");
+    for (n_heads, n_kv_heads, dim) in DECODE_SHAPES {
+        let shape = AttnShape {
+            n_heads,
+            n_kv_heads,
+            k_dim: dim,
+            v_dim: dim,
+            ..SHAPE
+        };
+        let values = noise(n_kv_heads * 4096 * dim);
+        let (f16s, q8s) = (to_f16(&values), to_q8_0(&values));
+        for (name, cache) in [
+            ("f16", KvSlice::F16(&f16s)),
+            ("f32", KvSlice::F32(&values)),
+            ("q8_0", KvSlice::Q8_0(&q8s)),
+        ] {
+            let id = BenchmarkId::new(name, format!("{n_heads}/{n_kv_heads}x{dim}"));
+            decode(&mut group, machine, id, (&shape, 4096), cache);
+        }
+    }
 }
 
-fn small_ops(report: &Report) {
-    let (isa, pool) = (report.isa, &report.pool);
+/// How the time grows with what stands in the cache.
+fn decode_depths(criterion: &mut Criterion, machine: &Machine) {
+    let mut group = criterion.benchmark_group("attention decode by depth");
+    for depth in DEPTHS {
+        let f16s = to_f16(&noise(SHAPE.n_kv_heads * depth * SHAPE.k_dim));
+        let id = BenchmarkId::new("f16", depth);
+        decode(
+            &mut group,
+            machine,
+            id,
+            (&SHAPE, depth),
+            KvSlice::F16(&f16s),
+        );
+    }
+}
+
+/// One token of a sequence of `depth` tokens, with copies of `cache` as the keys and values of many layers.
+fn decode(
+    group: &mut criterion::BenchmarkGroup<'_, criterion::measurement::WallTime>,
+    machine: &Machine,
+    id: BenchmarkId,
+    (shape, depth): (&AttnShape, usize),
+    cache: KvSlice<'_>,
+) {
+    let n_blocks = depth / shape.page;
+    // Blocks in an order that no prefetcher follows.
+    let block_table: Vec<u32> = (0..n_blocks).map(|i| (i * 37 % n_blocks) as u32).collect();
+    let seq = AttnSeq {
+        first_row: 0,
+        n_rows: 1,
+        first_pos: depth - 1,
+        block_table: &block_table,
+    };
+    let q = noise(shape.n_heads * shape.k_dim);
+    let mut out = vec![0.0; shape.n_heads * shape.v_dim];
+    let bytes = match cache {
+        KvSlice::F16(x) => size_of_val(x),
+        KvSlice::F32(x) => size_of_val(x),
+        KvSlice::Q8_0(x) => size_of_val(x),
+    };
+    let n_copies = (COLD_BYTES / bytes).clamp(2, 2 * MAX_LAYERS);
+    let copies = Copies::new(cache, n_copies);
+    group.throughput(Throughput::Bytes(2 * bytes as u64));
+    let mut i = 0;
+    group.bench_function(id, |b| {
+        b.iter(|| {
+            let (k, v) = (copies.get(i % n_copies), copies.get((i + 1) % n_copies));
+            i += 2;
+            attention(
+                machine.isa,
+                &machine.pool,
+                shape,
+                &q,
+                k,
+                v,
+                &[seq],
+                &mut out,
+            );
+        });
+    });
+}
+
+/// A cache many times over.
+enum Copies {
+    F16(Vec<Vec<u16>>),
+    F32(Vec<Vec<f32>>),
+    Q8_0(Vec<Vec<Q8_0>>),
+}
+
+impl Copies {
+    fn new(cache: KvSlice<'_>, n: usize) -> Copies {
+        match cache {
+            KvSlice::F16(x) => Copies::F16(vec![x.to_vec(); n]),
+            KvSlice::F32(x) => Copies::F32(vec![x.to_vec(); n]),
+            KvSlice::Q8_0(x) => Copies::Q8_0(vec![x.to_vec(); n]),
+        }
+    }
+
+    fn get(&self, i: usize) -> KvSlice<'_> {
+        match self {
+            Copies::F16(copies) => KvSlice::F16(&copies[i]),
+            Copies::F32(copies) => KvSlice::F32(&copies[i]),
+            Copies::Q8_0(copies) => KvSlice::Q8_0(&copies[i]),
+        }
+    }
+}
+
+fn prefill(criterion: &mut Criterion, machine: &Machine) {
+    let mut group = criterion.benchmark_group("attention prefill of 512");
+    for depth in [0, 4096] {
+        let n_tokens = 512;
+        let n_blocks = (depth + n_tokens) / SHAPE.page;
+        let block_table: Vec<u32> = (0..n_blocks as u32).rev().collect();
+        let kv = to_f16(&noise((depth + n_tokens) * SHAPE.n_kv_heads * SHAPE.k_dim));
+        let width = SHAPE.n_heads * SHAPE.k_dim;
+        let q = noise(n_tokens * width);
+        let mut out = vec![0.0; n_tokens * width];
+        let seq = AttnSeq {
+            first_row: 0,
+            n_rows: n_tokens,
+            first_pos: depth,
+            block_table: &block_table,
+        };
+        let pairs = n_tokens * depth + n_tokens * (n_tokens + 1) / 2;
+        let operations = 2 * SHAPE.n_heads * pairs * (SHAPE.k_dim + SHAPE.v_dim);
+        group.throughput(Throughput::Elements(operations as u64));
+        group.bench_function(BenchmarkId::new("after", depth), |b| {
+            b.iter(|| {
+                let (k, v) = (KvSlice::F16(&kv), KvSlice::F16(&kv));
+                attention(
+                    machine.isa,
+                    &machine.pool,
+                    &SHAPE,
+                    &q,
+                    k,
+                    v,
+                    &[seq],
+                    &mut out,
+                );
+            });
+        });
+    }
+}
+
+fn small_ops(criterion: &mut Criterion, machine: &Machine) {
+    let (isa, pool) = (machine.isa, &machine.pool);
     for n_tokens in [1, 512] {
+        let mut group = criterion.benchmark_group(format!("ops on {n_tokens} tokens"));
+        let bytes = |values: usize| Throughput::Bytes(4 * (n_tokens * values) as u64);
+
         let (x, weight) = (noise(n_tokens * 2048), noise(2048));
         let mut out = vec![0.0; x.len()];
-        measure(&format!("rms_norm {n_tokens} x 2048"), 20, |_| {
-            rms_norm(isa, pool, &x, &weight, 1e-5, &mut out);
+        group.throughput(bytes(2 * 2048));
+        group.bench_function("rms_norm 2048", |b| {
+            b.iter(|| rms_norm(isa, pool, &x, &weight, 1e-5, &mut out));
         });
-        println!();
+
         let (gate, up) = (noise(n_tokens * 8192), noise(n_tokens * 8192));
         let mut out = vec![0.0; gate.len()];
-        measure(&format!("gated silu {n_tokens} x 8192"), 20, |_| {
-            gated_activation(isa, pool, Activation::Silu, &gate, &up, &mut out);
+        group.throughput(bytes(3 * 8192));
+        group.bench_function("gated silu 8192", |b| {
+            b.iter(|| gated_activation(isa, pool, Activation::Silu, &gate, &up, &mut out));
         });
-        println!();
+
         let mut x = noise(n_tokens * 2048);
         // Turned by nothing, so that values keep their size however often they are turned.
         let angles = [1.0, 0.0].repeat(n_tokens * 32);
+        group.throughput(bytes(2 * 2048));
         for style in [RopeStyle::Norm, RopeStyle::Neox] {
-            measure(&format!("rope {style:?} {n_tokens} x 32 x 64"), 20, |_| {
-                rope(isa, pool, &mut x, n_tokens, 64, 64, style, &angles);
+            group.bench_function(format!("rope {style:?} 32 x 64"), |b| {
+                b.iter(|| rope(isa, pool, &mut x, n_tokens, 64, 64, style, &angles));
             });
-            println!();
         }
+
         let rows = noise(n_tokens * 512);
         let slots: Vec<u32> = (0..n_tokens as u32).collect();
         let mut cache = vec![0u16; 512 * 512];
-        measure(&format!("kv_append {n_tokens} x 8 x 64"), 20, |_| {
-            kv_append(
-                isa,
-                pool,
-                &rows,
-                8,
-                64,
-                32,
-                &slots,
-                KvSliceMut::F16(&mut cache),
-            );
+        // Read as f32, written as f16.
+        group.throughput(bytes(512 + 256));
+        group.bench_function("kv_append 8 x 64", |b| {
+            b.iter(|| {
+                kv_append(
+                    isa,
+                    pool,
+                    &rows,
+                    8,
+                    64,
+                    32,
+                    &slots,
+                    KvSliceMut::F16(&mut cache),
+                );
+            });
         });
-        println!();
     }
     let logits = noise(151_936);
-    measure("log_sum_exp of 151936", 20, |_| {
-        black_box(log_sum_exp(isa, &logits));
+    let mut group = criterion.benchmark_group("logits");
+    group.throughput(Throughput::Bytes(4 * logits.len() as u64));
+    group.bench_function("log_sum_exp 151936", |b| {
+        b.iter(|| log_sum_exp(isa, &logits));
     });
-    println!();
 }

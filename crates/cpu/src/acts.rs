@@ -47,7 +47,7 @@ pub fn act_format(ty: GgmlType) -> ActFormat {
 }
 
 /// Activations [n_tokens, n_in] in one of the forms. A buffer to be reused: it keeps its memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Acts {
     format: ActFormat,
     n_tokens: usize,
@@ -71,7 +71,7 @@ pub(crate) const PACK: usize = 4;
 
 /// Activations of groups of tokens in the order in which products of many tokens read them: what
 /// [`PACK`] tokens have at one place stands side by side. In the last group places beyond the last token hold anything.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Packed {
     /// [groups, n_in / 4]: four codes of each token.
     codes: Vec<[i8; 16]>,

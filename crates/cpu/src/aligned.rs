@@ -12,7 +12,7 @@ const LINE: usize = 16;
 struct Line([f32; LINE]);
 
 /// A slice of f32, whole cache lines.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Floats(Vec<Line>);
 
 impl Floats {

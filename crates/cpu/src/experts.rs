@@ -52,14 +52,14 @@ pub struct Choice {
 }
 
 /// Rows of one expert.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Group {
     expert: usize,
     rows: Range<usize>,
 }
 
 /// The experts of all tokens of a step. A buffer to be reused: it keeps its memory.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routing {
     n_used: usize,
     /// [n_tokens, n_used], best first.
@@ -185,18 +185,24 @@ pub enum RowsOf {
 }
 
 /// Activations of the rows of a [`Routing`], by expert. A buffer to be reused.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ExpertActs {
     format: Option<ActFormat>,
     n_in: usize,
-    /// One for each group of the routing.
+    /// One for each group of the routing, and what longer routings have left.
     groups: Vec<Acts>,
+    n_groups: usize,
 }
 
 impl ExpertActs {
     /// An empty buffer.
     pub fn new() -> ExpertActs {
         ExpertActs::default()
+    }
+
+    /// The rows of each expert that has some, the most rows first.
+    pub fn groups(&self) -> &[Acts] {
+        &self.groups[..self.n_groups]
     }
 
     /// Takes over `x` [n_tokens or n_rows, n_in], as [`Acts::quantize`].
@@ -216,11 +222,13 @@ impl ExpertActs {
             RowsOf::Choices => routing.n_rows(),
         };
         if n_rows == 0 {
+            self.n_groups = 0;
             return;
         }
         assert!(x.len().is_multiple_of(n_rows), "x holds whole rows");
         let n_in = x.len() / n_rows;
         (self.format, self.n_in) = (Some(format), n_in);
+        self.n_groups = routing.groups.len();
         if self.groups.len() < routing.groups.len() {
             self.groups.resize_with(routing.groups.len(), Acts::new);
         }

@@ -19,6 +19,7 @@ mod isa;
 mod matmul;
 mod ops;
 pub mod pool;
+mod roofline;
 
 pub use acts::{ActFormat, Acts, act_format};
 pub use arch::{Avx2, Avx512};
@@ -33,3 +34,4 @@ pub use ops::{
     layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
 };
 pub use pool::{MAX_THREADS, Pool, Tile, default_threads};
+pub use roofline::Roofline;

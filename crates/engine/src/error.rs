@@ -1,6 +1,7 @@
 //! The engine's errors. Each says what to do.
 
 use crate::chat_template::TemplateError;
+use crate::model::AdapterError;
 use crate::tokenizer::TokenizerError;
 
 /// Why a model could not be loaded or a request not be served.
@@ -12,6 +13,8 @@ pub enum EngineError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Template(#[from] TemplateError),
+    #[error("LoRA adapter {name}: {error}")]
+    Adapter { name: String, error: AdapterError },
     #[error("architecture `{name}` is not supported; supported are: {supported}")]
     UnsupportedArchitecture {
         name: String,

@@ -30,6 +30,6 @@ pub use error::EngineError;
 pub use memory::available_bytes;
 pub use new_file::{Existing, NewFile};
 pub use request::{Event, FinishReason, PromptOutput, Request, RequestId};
-pub use rocmforge_cpu::{Isa, default_threads};
+pub use rocmforge_cpu::{Isa, Roofline, default_threads};
 pub use sampler::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
 pub use scheduler::PrefixSharing;

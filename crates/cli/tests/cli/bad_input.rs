@@ -51,6 +51,8 @@ fn bad_files_are_refused_by_every_command() {
             &["inspect", path],
             &["tokenize", "-m", path, "-p", "x"],
             &["perplexity", "-m", path, "-f", text],
+            &["bench", "-m", path],
+            &["check", "-m", path],
         ] {
             run(args).fails(1, part);
         }

@@ -220,6 +220,8 @@ fn help_teaches_by_example() {
         &["perplexity"],
         &["quantize"],
         &["imatrix"],
+        &["bench"],
+        &["check"],
         &["devices"],
     ] {
         let run = run(&[command, &["--help"]].concat()).ok();

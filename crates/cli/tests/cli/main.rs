@@ -5,9 +5,19 @@
 )]
 
 mod bad_input;
+mod bench;
 mod chat;
+mod check;
 mod commands;
 mod generate;
+mod manual;
+#[cfg(feature = "pull")]
+mod mock_hub;
+mod models;
 mod program;
+#[cfg(feature = "pull")]
+mod pull;
+#[cfg(feature = "pull")]
+mod pull_hostile;
 mod quantize;
 mod templates;

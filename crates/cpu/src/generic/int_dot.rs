@@ -24,6 +24,8 @@
 //! Q8_0 needs four instructions for 32 products where the others need two and a fraction: its
 //! products do not leave room in i16 to add two of them up.
 
+use std::ops::Range;
+
 use super::bytes::SimdBytes;
 use super::format::{
     Codes, Format, Offset, PackedBlocks, TokenBlocks, dot_steps, n_scales, offset,
@@ -60,13 +62,17 @@ impl<F: Format> BlockRows<'_, F> {
         blocks.wrapping_add(row * self.blocks_per_row * size_of::<F::Block>())
     }
 
-    /// Asks for the group of rows from `first` on, which no [`stream`] before has asked for.
+    /// Asks for `blocks` of some rows, which nothing has asked for before.
     #[inline(always)]
-    pub(crate) fn prefetch<S: Simd>(self, s: S, first: usize) {
-        let mut line = self.address(first);
-        for _ in 0..(S::LANES * self.blocks_per_row * size_of::<F::Block>()).div_ceil(64) {
-            s.prefetch(line);
-            line = line.wrapping_add(64);
+    pub(crate) fn prefetch<S: Simd>(self, s: S, some: Range<usize>, blocks: Range<usize>) {
+        let n_lines = (blocks.len() * size_of::<F::Block>()).div_ceil(64);
+        for row in some {
+            let first = self.address(row);
+            let mut line = first.wrapping_add(blocks.start * size_of::<F::Block>());
+            for _ in 0..n_lines {
+                s.prefetch(line);
+                line = line.wrapping_add(64);
+            }
         }
     }
 }

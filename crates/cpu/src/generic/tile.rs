@@ -118,7 +118,8 @@ fn stream_n<S: Simd, F: Format, const N: usize>(
         TokenBlocks::new(job.acts.code_row(token))
     });
     let mut sums = [s.splat(0.0); N];
-    rows.prefetch(s, cols.start);
+    let first_group = cols.start..cols.end.min(cols.start + S::LANES);
+    rows.prefetch(s, first_group, 0..rows.blocks_per_row);
     for first in cols.clone().step_by(S::LANES) {
         stream::<S, F, N>(s, rows, (first, cols.end), &acts, &mut sums);
         for (token, sums) in tokens.clone().zip(sums) {
@@ -154,6 +155,14 @@ fn panel_tokens<S: Simd, F: Format>(
             for (r, panel) in panels.iter_mut().take(n_panels).enumerate() {
                 panel.fill(s, rows, (first + r * S::LANES, cols.end), block, n);
             }
+            // While this stretch is multiplied the next one comes in: rows are too many and too short
+            // for hardware prefetchers.
+            let (next, from) = match block + n < n_blocks {
+                true => (first, block + n),
+                false => (first + panel_rows, 0),
+            };
+            let next = next.min(cols.end)..(next + panel_rows).min(cols.end);
+            rows.prefetch(s, next, from..n_blocks.min(from + step));
             for (acts, sums) in acts.iter().zip(&mut sums) {
                 if S::PANELS == 2 && n_panels == 2 {
                     dot_panels::<S, F, 2>(s, &panels, *acts, sums);

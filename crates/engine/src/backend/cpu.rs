@@ -1,6 +1,7 @@
 //! The CPU backend: runs the plan operation by operation on the kernels of `rocmforge-cpu`.
 
 mod run_op;
+mod stepwise;
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
@@ -30,13 +31,15 @@ pub struct CpuOptions {
 }
 
 /// K and V of one layer, each `[n_blocks, n_kv_heads, page, dim]`.
-struct LayerCache {
+#[derive(Clone)]
+pub(super) struct LayerCache {
     spec: KvSpec,
     k: CacheData,
     v: CacheData,
 }
 
 /// F16 values are kept as bits.
+#[derive(Clone, PartialEq)]
 enum CacheData {
     F16(Vec<u16>),
     F32(Vec<f32>),
@@ -45,7 +48,8 @@ enum CacheData {
 }
 
 /// Activations in the form that products read.
-enum ActsBuffer {
+#[derive(Clone)]
+pub(super) enum ActsBuffer {
     Rows(Acts),
     ByExpert(ExpertActs),
 }
@@ -55,6 +59,14 @@ impl ActsBuffer {
         match info.rows {
             RowCount::Choices { .. } => ActsBuffer::ByExpert(ExpertActs::new()),
             RowCount::Tokens | RowCount::Logits => ActsBuffer::Rows(Acts::new()),
+        }
+    }
+
+    /// The rows, those of each expert by themselves.
+    pub(super) fn groups(&self) -> &[Acts] {
+        match self {
+            ActsBuffer::Rows(acts) => std::slice::from_ref(acts),
+            ActsBuffer::ByExpert(acts) => acts.groups(),
         }
     }
 }
@@ -108,7 +120,8 @@ impl CpuBackend {
         }
     }
 
-    fn run(&mut self, batch: &Batch) -> StepOutput {
+    /// Makes room for a batch; its tokens, and the rotations of each table, `[n_tokens, n_rot]`.
+    fn begin(&mut self, batch: &Batch) -> (Vec<TokenId>, Vec<Vec<f32>>) {
         let tokens: Vec<TokenId> = batch
             .tokens
             .iter()
@@ -128,6 +141,11 @@ impl CpuBackend {
                 rows
             })
             .collect();
+        (tokens, rotations)
+    }
+
+    fn run(&mut self, batch: &Batch) -> StepOutput {
+        let (tokens, rotations) = self.begin(batch);
         // The plan is lent out so that operations can borrow the rest of `self` mutably.
         let ops = std::mem::take(&mut self.plan.ops);
         for (index, op) in ops.iter().enumerate() {

@@ -1,5 +1,6 @@
 //! The device side of the engine: compiles a plan and runs batches.
 
+pub mod check;
 pub mod cpu;
 
 use std::borrow::Cow;

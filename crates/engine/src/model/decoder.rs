@@ -13,10 +13,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_cpu::{ActFormat, act_format};
-use rocmforge_gguf::Gguf;
+use rocmforge_gguf::{Gguf, TensorInfo};
 
 use super::arch::{BlockNorm, HeadNorm, StreamNorm};
 use super::config::{ModelConfig, RopeScaling};
+use super::lora::{Adapter, Adapters, Product};
 use super::mixture::ExpertBuffers;
 use super::rope::{self, Factors};
 use super::weights::{WeightLoader, Weights};
@@ -27,7 +28,9 @@ use crate::plan::{BufferId, KvSpec, Plan, PlanBuilder, RopeId, RowCount, Scores,
 pub(super) fn record(
     config: &ModelConfig,
     gguf: Arc<Gguf>,
+    adapters: &[Adapter],
 ) -> Result<(Plan, Weights), EngineError> {
+    let adapters = Adapters::new(adapters, &config.arch_name)?;
     let mut loader = WeightLoader::new(gguf.clone(), &config.arch_name);
     let factors = factors(config, &mut loader)?;
     let mut plan = PlanBuilder::new();
@@ -71,6 +74,7 @@ pub(super) fn record(
         rope,
         rope_in_window,
         buffers,
+        adapters,
     };
 
     let embedding = wiring
@@ -78,6 +82,13 @@ pub(super) fn record(
         .matrix("token_embd.weight", config.n_vocab, config.n_embd)?;
     let scale = config.scales.embedding / config.scales.residual;
     wiring.plan.embed(embedding, scale as f32, buffers.x);
+    wiring.adapters.add_embedding(
+        tensor(&gguf, "token_embd.weight"),
+        scale as f32,
+        buffers.x,
+        &mut wiring.plan,
+        &mut wiring.loader,
+    )?;
     if let Some(n_positions) = config.n_positions {
         let table = wiring
             .loader
@@ -92,7 +103,13 @@ pub(super) fn record(
         }
     }
     let logits = wiring.output(embedding)?;
-    let Wiring { plan, loader, .. } = wiring;
+    let Wiring {
+        plan,
+        loader,
+        adapters,
+        ..
+    } = wiring;
+    adapters.finish(&gguf)?;
     Ok((plan.finish(logits), loader.finish()?))
 }
 
@@ -157,6 +174,7 @@ pub(super) struct Wiring<'a> {
     rope: Option<RopeId>,
     rope_in_window: Option<RopeId>,
     pub(super) buffers: Buffers,
+    adapters: Adapters<'a>,
 }
 
 impl Wiring<'_> {
@@ -289,6 +307,10 @@ impl Wiring<'_> {
             .loader
             .opt_part("output.bias", c.n_vocab, 0..c.n_vocab, factor)?;
         self.product(normed, weight, tensor, bias, logits);
+        // An adapter of a tied embedding changes only what goes in, as where it was trained.
+        if tensor == "output.weight" {
+            self.adapt(normed, tensor, 0..c.n_vocab, logits)?;
+        }
         if let Some(cap) = c.soft_caps.logits {
             self.plan.soft_cap(cap, logits);
         }
@@ -359,9 +381,27 @@ impl Wiring<'_> {
         let weight = self.loader.rows(&name, n_out, n_in, rows.clone())?;
         let bias = self
             .loader
-            .opt_part(&format!("{tensor}.bias"), n_out, rows, 1.0)?;
+            .opt_part(&format!("{tensor}.bias"), n_out, rows.clone(), 1.0)?;
         self.product(from, weight, &name, bias, out);
-        Ok(())
+        self.adapt(from, &name, rows, out)
+    }
+
+    /// Adds what adapters have for some rows of `name` to the product with them.
+    fn adapt(
+        &mut self,
+        from: BufferId,
+        name: &str,
+        rows: Range<usize>,
+        out: BufferId,
+    ) -> Result<(), EngineError> {
+        let product = Product {
+            tensor: tensor(self.gguf, name),
+            rows,
+            from,
+            out,
+        };
+        self.adapters
+            .add(&product, &mut self.plan, &mut self.loader)
     }
 
     /// The form of activations that products with `tensor` read.
@@ -381,4 +421,9 @@ impl Wiring<'_> {
         let format = self.act_format(tensor);
         self.plan.matmul(from, weight, bias, format, out);
     }
+}
+
+/// A tensor that the loader has found.
+fn tensor<'a>(gguf: &'a Gguf, name: &str) -> &'a TensorInfo {
+    gguf.tensor(name).expect("the loader has found it")
 }

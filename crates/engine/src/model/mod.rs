@@ -6,6 +6,7 @@ mod decoder;
 mod feed_forward;
 mod keys;
 mod layers;
+mod lora;
 mod mixture;
 mod rope;
 mod weights;
@@ -17,6 +18,7 @@ use rocmforge_gguf::Gguf;
 pub use arch::Architecture;
 pub use config::{Experts, ModelConfig, RopeScaling, Rotation, Scales, SoftCaps};
 pub use layers::LayerView;
+pub use lora::{Adapter, AdapterError};
 pub use weights::Weights;
 
 use crate::error::EngineError;
@@ -35,8 +37,14 @@ pub struct Model {
 impl Model {
     /// Reads the model's facts, checks every tensor's shape and records the plan. Reads no weights.
     pub fn load(gguf: Arc<Gguf>) -> Result<Model, EngineError> {
+        Model::load_with(gguf, &[])
+    }
+
+    /// As [`Model::load`], changed by `adapters`, whose weights it reads.
+    pub fn load_with(gguf: Arc<Gguf>, adapters: &[Adapter]) -> Result<Model, EngineError> {
+        lora::refuse_adapter(&gguf)?;
         let config = ModelConfig::from_gguf(&gguf)?;
-        let (plan, weights) = decoder::record(&config, gguf)?;
+        let (plan, weights) = decoder::record(&config, gguf, adapters)?;
         Ok(Model {
             config,
             weights: Arc::new(weights),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_cpu as cpu;
-use rocmforge_gguf::{Gguf, quant};
+use rocmforge_gguf::{GgmlType, Gguf, quant};
 
 use crate::error::EngineError;
 use crate::plan::WeightId;
@@ -28,18 +28,31 @@ enum Entry {
     Vector {
         values: Vec<f32>,
     },
+    /// A matrix of F32 that is not in the model's file.
+    Owned {
+        n_in: usize,
+        data: Vec<u8>,
+    },
 }
 
 impl Weights {
     /// The matrix `[n_out, n_in]`.
     pub fn matrix(&self, id: WeightId) -> cpu::Weight<'_> {
-        let Entry::Matrix {
-            tensor,
-            first_row,
-            n_rows,
-        } = self.entries[id.0 as usize]
-        else {
-            panic!("weight {} is a vector", id.0);
+        let (tensor, first_row, n_rows) = match &self.entries[id.0 as usize] {
+            Entry::Matrix {
+                tensor,
+                first_row,
+                n_rows,
+            } => (*tensor, *first_row, *n_rows),
+            Entry::Owned { n_in, data } => {
+                return cpu::Weight {
+                    ty: GgmlType::F32,
+                    n_out: data.len() / size_of::<f32>() / n_in,
+                    n_in: *n_in,
+                    data,
+                };
+            }
+            Entry::Vector { .. } => panic!("weight {} is a vector", id.0),
         };
         let info = &self.gguf.tensors()[tensor];
         let row_bytes = (info.n_bytes / info.n_rows()) as usize;
@@ -51,18 +64,18 @@ impl Weights {
         }
     }
 
-    /// The tensor that a matrix is, or has rows of; `None` for a vector.
+    /// The tensor that a matrix is, or has rows of; `None` for a vector, and a matrix of an adapter.
     pub fn tensor_name(&self, id: WeightId) -> Option<&str> {
         match &self.entries[id.0 as usize] {
             Entry::Matrix { tensor, .. } => Some(&self.gguf.tensors()[*tensor].name),
-            Entry::Vector { .. } => None,
+            Entry::Vector { .. } | Entry::Owned { .. } => None,
         }
     }
 
     pub fn vector(&self, id: WeightId) -> &[f32] {
         match &self.entries[id.0 as usize] {
             Entry::Vector { values } => values,
-            Entry::Matrix { .. } => panic!("weight {} is a matrix", id.0),
+            Entry::Matrix { .. } | Entry::Owned { .. } => panic!("weight {} is a matrix", id.0),
         }
     }
 }
@@ -186,6 +199,18 @@ impl<'a> WeightLoader<'a> {
             scale(&mut values, factor);
             self.push(Entry::Vector { values })
         }))
+    }
+
+    /// A matrix of rows of `n_in` values that is not in the file.
+    pub(super) fn push_matrix(
+        &mut self,
+        n_in: usize,
+        values: &[f32],
+    ) -> Result<WeightId, EngineError> {
+        assert!(values.len().is_multiple_of(n_in), "whole rows");
+        let mut data = vec![0; size_of_val(values)];
+        quant::quantize(GgmlType::F32, values, &mut data)?;
+        Ok(self.push(Entry::Owned { n_in, data }))
     }
 
     /// The values of the vector `name` if the file has it.

@@ -45,6 +45,11 @@ impl PlanBuilder {
         BufferId(self.buffers.len() as u32 - 1)
     }
 
+    /// How many rows `buffer` has.
+    pub fn rows(&self, buffer: BufferId) -> RowCount {
+        self.buffers[buffer.0 as usize].rows
+    }
+
     fn push(&mut self, op: Op) {
         if let Some(written) = op.writes() {
             self.current.retain(|form, _| form.x != written);
@@ -205,6 +210,18 @@ impl PlanBuilder {
 
     pub fn combine_experts(&mut self, x: BufferId, routing: RoutingId, out: BufferId) {
         self.push(Op::CombineExperts { x, routing, out });
+    }
+
+    /// `out += x * weight^T`, with activations in the form `format`.
+    pub fn matmul_add(&mut self, x: BufferId, weight: WeightId, format: ActFormat, out: BufferId) {
+        let x = self.acts(x, format);
+        self.push(Op::MatMul {
+            x,
+            weight,
+            bias: None,
+            mode: OutMode::Add,
+            out,
+        });
     }
 
     pub fn rope_table(&mut self, table: RopeTable) -> RopeId {

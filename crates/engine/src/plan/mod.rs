@@ -5,11 +5,13 @@
 //! same list, so there is no second description of a model anywhere.
 
 mod build;
+mod cost;
 mod fuse;
 mod op;
 mod rope;
 
 pub use build::PlanBuilder;
+pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
 pub use fuse::fuse;
 pub use op::{
     ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RoutingId, RowCount, Scores,

@@ -342,7 +342,7 @@ impl Synth {
 }
 
 /// Values of the tensor `name`: splitmix64, seeded with its FNV-1a hash.
-fn uniform(name: &str, n: usize, mean: f32, reach: f32) -> Vec<f32> {
+pub(crate) fn uniform(name: &str, n: usize, mean: f32, reach: f32) -> Vec<f32> {
     let mut state = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
     });

@@ -1,0 +1,227 @@
+//! The flags of `bench`: llama-bench's, with lists and ranges.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{IsaArg, KvTypeArg, LoadArgs, page};
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// GGUF file; may be given more than once [default: forge-mini, the model inside this program]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        env = "ROCMFORGE_MODEL",
+        hide_env_values = true
+    )]
+    pub model: Vec<PathBuf>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// Tokens of a prompt; 0 measures none [default: 512]
+    #[arg(short = 'p', long, value_name = "N,...", help_heading = "Tests")]
+    pub n_prompt: Vec<Numbers>,
+    /// Tokens to generate; 0 measures none [default: 128]
+    #[arg(short = 'n', long, value_name = "N,...", help_heading = "Tests")]
+    pub n_gen: Vec<Numbers>,
+    /// A prompt and the tokens generated after it, measured together; may be repeated
+    #[arg(long, value_name = "P,N", value_parser = pair, help_heading = "Tests")]
+    pub pg: Vec<(usize, usize)>,
+    /// Tokens already in the cache before a test, whole pages of it [default: 0]
+    #[arg(short = 'd', long, value_name = "N,...", help_heading = "Tests")]
+    pub n_depth: Vec<Numbers>,
+    /// Sequences computed together; not llama-bench's -b, which is the tokens of a step [default: 1]
+    #[arg(short = 'b', long, value_name = "N,...", help_heading = "Tests")]
+    pub batch: Vec<Numbers>,
+    /// Threads that compute [default: one for each core this process may use]
+    #[arg(short, long, value_name = "N,...", help_heading = "Tests")]
+    pub threads: Vec<Numbers>,
+    /// How the KV cache keeps its values
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE,...",
+        value_delimiter = ',',
+        default_value = "f16",
+        help_heading = "Tests"
+    )]
+    pub kv_type: Vec<KvTypeArg>,
+    /// How often each test is measured
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=100_000)
+    )]
+    pub repetitions: u32,
+    /// Seconds to wait before each test
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub delay: u32,
+    /// Measure at once, without a run that does not count
+    #[arg(long)]
+    pub no_warmup: bool,
+    /// How to print the results
+    #[arg(
+        short,
+        long,
+        value_enum,
+        default_value_t = BenchOutput::Md,
+        help_heading = "Output"
+    )]
+    pub output: BenchOutput,
+    /// Instruction set of the CPU; auto takes the fastest
+    #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true, help_heading = "Device")]
+    pub isa: IsaArg,
+    /// Tokens in a page of the KV cache: 16, 32 or 64
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 32,
+        env = "ROCMFORGE_PAGE",
+        hide_env_values = true,
+        value_parser = page,
+        help_heading = "Device"
+    )]
+    pub page: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchOutput {
+    /// A table
+    Md,
+    Csv,
+    /// One array
+    Json,
+    /// An object a line
+    Jsonl,
+}
+
+/// Numbers of one flag: `1,4,8`, `1-4`, `0-4096+1024`, `1-64*2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Numbers(pub Vec<usize>);
+
+/// More than anybody has the patience for.
+const MAX_NUMBERS: usize = 1000;
+
+impl std::str::FromStr for Numbers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Numbers, String> {
+        let mut numbers = Vec::new();
+        for part in text.split(',') {
+            let range = range(part).ok_or_else(|| {
+                format!("'{part}' is neither a number nor a range such as 1-4, 0-4096+1024, 1-64*2")
+            })?;
+            for n in range {
+                if numbers.len() == MAX_NUMBERS {
+                    return Err(format!("more than {MAX_NUMBERS} numbers"));
+                }
+                numbers.push(n);
+            }
+        }
+        Ok(Numbers(numbers))
+    }
+}
+
+/// The numbers of `first`, `first-last`, `first-last+step` or `first-last*factor`.
+fn range(text: &str) -> Option<impl Iterator<Item = usize>> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let (first, last, step) = match text.split_once('-') {
+        None => (number(text)?, number(text)?, Step::Add(1)),
+        Some((first, rest)) => {
+            let (last, step) = match rest.split_once(['+', '*']) {
+                None => (rest, Step::Add(1)),
+                Some((last, by)) if rest.contains('+') => (last, Step::Add(number(by)?)),
+                Some((last, by)) => (last, Step::Multiply(number(by)?)),
+            };
+            (number(first)?, number(last)?, step)
+        }
+    };
+    if first > last || (first < last && step.after(first)? <= first) {
+        return None;
+    }
+    let next = move |n: &usize| step.after(*n).filter(|next| *next <= last);
+    Some(std::iter::successors(Some(first), next))
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Add(usize),
+    Multiply(usize),
+}
+
+impl Step {
+    fn after(self, n: usize) -> Option<usize> {
+        match self {
+            Step::Add(step) => n.checked_add(step),
+            Step::Multiply(factor) => n.checked_mul(factor),
+        }
+    }
+}
+
+fn pair(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once(',').and_then(|(prompt, generated)| {
+        Some((prompt.trim().parse().ok()?, generated.trim().parse().ok()?))
+    });
+    match numbers {
+        Some((prompt, generated)) if prompt > 0 && generated > 0 => Ok((prompt, generated)),
+        _ => Err("give the tokens of the prompt and those to generate, as in 512,128".to_string()),
+    }
+}
+
+/// All numbers of a repeated flag, or the default.
+pub fn numbers(lists: &[Numbers], default: usize) -> Vec<usize> {
+    if lists.is_empty() {
+        return vec![default];
+    }
+    lists.iter().flat_map(|list| list.0.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_ranges() {
+        for (text, expected) in [
+            ("512", vec![512]),
+            ("0,4096", vec![0, 4096]),
+            ("1-4", vec![1, 2, 3, 4]),
+            ("0-4096+2048", vec![0, 2048, 4096]),
+            ("1-8*2,3", vec![1, 2, 4, 8, 3]),
+            ("1-7*2", vec![1, 2, 4]),
+            ("5-5*0", vec![5]),
+        ] {
+            assert_eq!(text.parse(), Ok(Numbers(expected)), "{text}");
+        }
+        for bad in [
+            "",
+            "x",
+            "1,",
+            "4-1",
+            "1-4+0",
+            "1-4*1",
+            "0-4*2",
+            "-1",
+            "1-2-3",
+            "1-4+",
+            "1-1001",
+            "99999999999999999999",
+        ] {
+            assert!(bad.parse::<Numbers>().is_err(), "{bad}");
+        }
+        // Near the largest number a range ends instead of overflowing.
+        let text = format!("{}-{}", usize::MAX - 1, usize::MAX);
+        assert_eq!(text.parse::<Numbers>().unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn pairs() {
+        assert_eq!(pair("512,128"), Ok((512, 128)));
+        for bad in ["512", "0,1", "1,0", "1,2,3", "a,b"] {
+            assert!(pair(bad).is_err(), "{bad}");
+        }
+    }
+}

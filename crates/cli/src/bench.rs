@@ -1,0 +1,304 @@
+//! `rocmforge bench`: the speed of prompts and of generation, in llama-bench's rows, beside the least time
+//! that this machine allows.
+//!
+//! Flags become [`Test`]s (the cross product, in llama-bench's order), `measure` runs each on the engine
+//! that serves users, `report` prints it.
+
+mod measure;
+mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rocmforge::engine::model::Model;
+use rocmforge::engine::{EngineError, Isa, Roofline, default_threads};
+
+use crate::answer::bar;
+use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
+use crate::exit::{Early, usage};
+use crate::interrupt::Interrupt;
+use crate::output::{self, Out};
+use crate::session::{self, ModelFile};
+use measure::{Bench, Machine};
+use report::{Printer, Record};
+
+/// Above this share of the mean the samples' deviation is called noise.
+const NOISY: f64 = 0.05;
+
+/// One row: what is measured, and with what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Test {
+    /// Tokens of the prompt, or 0.
+    pub n_prompt: usize,
+    /// Tokens generated, or 0.
+    pub n_gen: usize,
+    /// Tokens in the cache before.
+    pub n_depth: usize,
+    /// Sequences.
+    pub n_seqs: usize,
+    pub n_threads: usize,
+    pub kv_type: KvTypeArg,
+}
+
+impl Test {
+    /// Tokens that count, of all sequences.
+    pub fn n_tokens(&self) -> usize {
+        self.n_seqs.saturating_mul(self.n_prompt + self.n_gen)
+    }
+
+    /// As llama-bench calls it; with several sequences their number stands at the end.
+    pub fn name(&self) -> String {
+        let mut name = match (self.n_prompt, self.n_gen) {
+            (n_prompt, 0) => format!("pp{n_prompt}"),
+            (0, n_gen) => format!("tg{n_gen}"),
+            (n_prompt, n_gen) => format!("pp{n_prompt}+tg{n_gen}"),
+        };
+        if self.n_depth > 0 {
+            name.push_str(&format!(" @ d{}", self.n_depth));
+        }
+        if self.n_seqs > 1 {
+            name.push_str(&format!(" B{}", self.n_seqs));
+        }
+        name
+    }
+}
+
+/// A model to measure.
+pub struct Subject {
+    /// The path as it was given.
+    pub name: String,
+    pub file: ModelFile,
+    pub model: Model,
+}
+
+pub fn run(args: &BenchArgs) -> Result<()> {
+    let tests = tests(args)?;
+    let isa = session::isa(args.isa)?;
+    let interrupt = Interrupt::install()?;
+    // All files before the first measurement: a wrong path is told at once.
+    let subjects = subjects(args)?;
+    for subject in &subjects {
+        check_context(subject, &tests)?;
+    }
+    let mut printer = Printer::new(args.output, Out::new());
+    printer.header(&tests)?;
+    let result = measure_all(args, isa, &subjects, &tests, &interrupt, &mut printer);
+    // What was printed stays complete, whatever happened after it.
+    printer.footer()?;
+    result
+}
+
+/// The cross product of the flags.
+fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
+    let threads = numbers(&args.threads, default_threads());
+    let batch = numbers(&args.batch, 1);
+    let prompts = numbers(&args.n_prompt, 512);
+    let generated = numbers(&args.n_gen, 128);
+    let alone = prompts.iter().map(|&n_prompt| (n_prompt, 0));
+    let alone = alone.chain(generated.iter().map(|&n_gen| (0, n_gen)));
+    let kinds: Vec<(usize, usize)> = alone
+        .filter(|kind| *kind != (0, 0))
+        .chain(args.pg.iter().copied())
+        .collect();
+    if kinds.is_empty() {
+        return Err(usage(
+            "nothing to measure: -p and -n are 0; give one of them, or --pg",
+        ));
+    }
+    for (flag, values) in [("-b", &batch), ("-t", &threads)] {
+        if values.contains(&0) {
+            return Err(usage(format!("{flag} 0 computes nothing; give 1 or more")));
+        }
+    }
+    let mut tests = Vec::new();
+    for &n_seqs in &batch {
+        for &kv_type in &args.kv_type {
+            for &n_threads in &threads {
+                for &n_depth in &numbers(&args.n_depth, 0) {
+                    if !n_depth.is_multiple_of(args.page) {
+                        return Err(usage(format!(
+                            "-d {n_depth} is not whole pages of the cache; give a multiple of {}",
+                            args.page
+                        )));
+                    }
+                    tests.extend(kinds.iter().map(|&(n_prompt, n_gen)| Test {
+                        n_prompt,
+                        n_gen,
+                        n_depth,
+                        n_seqs,
+                        n_threads,
+                        kv_type,
+                    }));
+                }
+            }
+        }
+    }
+    Ok(tests)
+}
+
+fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
+    let mut paths: Vec<Option<&PathBuf>> = args.model.iter().map(Some).collect();
+    if paths.is_empty() {
+        paths.push(None);
+    }
+    let open = |path: Option<&PathBuf>| {
+        let file = ModelFile::open(path, &args.load)?;
+        if file.gguf.tensors().is_empty() {
+            bail!("{} has no weights, so there is nothing to run", file.label);
+        }
+        let model = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
+        let name = match path {
+            Some(path) => output::for_terminal(&path.to_string_lossy()),
+            None => file.label.clone(),
+        };
+        Ok(Subject { name, file, model })
+    };
+    paths.into_iter().map(open).collect()
+}
+
+/// Refuses tests that are longer than the model's context.
+fn check_context(subject: &Subject, tests: &[Test]) -> Result<()> {
+    let n_ctx = subject.model.config.n_ctx_train;
+    for test in tests {
+        let parts = [test.n_depth, test.n_prompt, test.n_gen];
+        let needed = parts.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
+        if needed > n_ctx {
+            bail!(
+                "{} needs {needed} positions, {} was trained for {n_ctx}; take smaller -d, -p or -n",
+                test.name(),
+                subject.file.label
+            );
+        }
+    }
+    Ok(())
+}
+
+fn measure_all(
+    args: &BenchArgs,
+    isa: Isa,
+    subjects: &[Subject],
+    tests: &[Test],
+    interrupt: &Interrupt,
+    printer: &mut Printer,
+) -> Result<()> {
+    let bar = bar(
+        subjects.len() * tests.len() * args.repetitions as usize,
+        "{bar:30} {msg}, {eta} left",
+    );
+    let working = interrupt.guard();
+    let mut rooflines: Vec<(usize, Roofline)> = Vec::new();
+    for subject in subjects {
+        let same_engine = |a: &Test, b: &Test| {
+            (a.n_seqs, a.kv_type, a.n_threads) == (b.n_seqs, b.kv_type, b.n_threads)
+        };
+        for group in tests.chunk_by(same_engine) {
+            let n_threads = group[0].n_threads;
+            let cache = CacheArgs {
+                kv_type: group[0].kv_type,
+                page: args.page,
+            };
+            let mut bench = Bench::new(&subject.model, group, isa, &cache)
+                .map_err(|error| no_room(error, group))?;
+            session::tell_slow_ops(bench.backend_info());
+            let known = rooflines.iter().find(|(n, _)| *n == n_threads);
+            let roofline = match known {
+                Some((_, roofline)) => *roofline,
+                None => {
+                    bar.set_message("the machine's own speed");
+                    let roofline = Roofline::measure(isa, n_threads);
+                    rooflines.push((n_threads, roofline));
+                    roofline
+                }
+            };
+            let machine = Machine {
+                isa,
+                cache: &cache,
+                roofline,
+            };
+            for test in group {
+                std::thread::sleep(Duration::from_secs(args.delay.into()));
+                let measured = bench.measure(test, args, &working, &mut |run| {
+                    bar.set_message(format!("{} {run}", test.name()));
+                    bar.inc(1);
+                })?;
+                let Some(measured) = measured else {
+                    bar.finish_and_clear();
+                    return Err(Early::Interrupted.into());
+                };
+                let record = Record::new(subject, test, &machine, &measured);
+                bar.suspend(|| {
+                    printer.row(&record, test)?;
+                    if record.noise() > NOISY {
+                        output::note(&format!(
+                            "warning: {} was noisy, samples deviate by {:.0} % of their mean",
+                            test.name(),
+                            100.0 * record.noise()
+                        ));
+                    }
+                    anyhow::Ok(())
+                })?;
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Says in this command's flags what to do about memory.
+fn no_room(error: EngineError, group: &[Test]) -> anyhow::Error {
+    match error {
+        EngineError::NoMemory {
+            needed_mib,
+            free_mib,
+            ..
+        }
+        | EngineError::NoMemoryAtAll {
+            needed_mib,
+            free_mib,
+        } => anyhow::anyhow!(
+            "{} needs {needed_mib} MiB beside the weights, {free_mib} MiB are free; take smaller -d, -p, -n or -b",
+            group.iter().map(Test::name).collect::<Vec<_>>().join(", ")
+        ),
+        other => other.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn names(args: &[&str]) -> Vec<String> {
+        let cli = Cli::try_parse_from([&["rocmforge", "bench", "-t", "2"], args].concat()).unwrap();
+        let Command::Bench(args) = &cli.command else {
+            panic!("not bench");
+        };
+        tests(args).unwrap().iter().map(Test::name).collect()
+    }
+
+    #[test]
+    fn tests_are_the_cross_product_in_llama_bench_s_order() {
+        assert_eq!(names(&[]), ["pp512", "tg128"]);
+        assert_eq!(
+            names(&["-p", "16,32", "-p", "8", "-n", "0", "--pg", "16,4"]),
+            ["pp16", "pp32", "pp8", "pp16+tg4"]
+        );
+        assert_eq!(
+            names(&["-p", "16", "-n", "4", "-d", "0,4096", "-b", "1,8"]),
+            [
+                "pp16",
+                "tg4",
+                "pp16 @ d4096",
+                "tg4 @ d4096",
+                "pp16 B8",
+                "tg4 B8",
+                "pp16 @ d4096 B8",
+                "tg4 @ d4096 B8"
+            ]
+        );
+    }
+}

@@ -1,0 +1,435 @@
+//! The rows of `bench` in llama-bench's forms: its fields under its names and in its order, then ours.
+//! What has no meaning here has the value that llama-bench gives it when nothing is asked for.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use rocmforge::gguf::Gguf;
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use super::measure::{Machine, Measured};
+use super::{Subject, Test};
+use crate::args::{BenchOutput, KvTypeArg};
+use crate::output::{self, Out};
+use crate::{devices, inspect};
+
+/// One row. The order of the fields is that of the columns.
+#[derive(Debug, Serialize)]
+pub struct Record {
+    build_commit: &'static str,
+    build_number: u32,
+    cpu_info: String,
+    gpu_info: &'static str,
+    backends: &'static str,
+    model_filename: String,
+    model_type: String,
+    model_size: u64,
+    model_n_params: u64,
+    /// Sequences, as `-b` has it; llama-bench's is the most tokens of a step, `n_ubatch` here.
+    n_batch: usize,
+    n_ubatch: usize,
+    n_threads: usize,
+    cpu_mask: &'static str,
+    cpu_strict: bool,
+    poll: u32,
+    type_k: &'static str,
+    type_v: &'static str,
+    n_gpu_layers: i32,
+    n_cpu_moe: u32,
+    split_mode: &'static str,
+    main_gpu: u32,
+    no_kv_offload: bool,
+    flash_attn: i32,
+    devices: &'static str,
+    tensor_split: &'static str,
+    tensor_buft_overrides: &'static str,
+    load_mode: &'static str,
+    lazy_mode: &'static str,
+    embeddings: bool,
+    no_op_offload: u32,
+    no_host: bool,
+    repack: bool,
+    fit_target: u32,
+    fit_min_ctx: u32,
+    n_prompt: usize,
+    n_gen: usize,
+    n_depth: usize,
+    test_time: String,
+    avg_ns: u64,
+    stddev_ns: u64,
+    avg_ts: f64,
+    stddev_ts: f64,
+    samples_ns: Vec<u64>,
+    samples_ts: Vec<f64>,
+    // Ours.
+    n_sequences: usize,
+    isa: &'static str,
+    /// The least time that the machine allows, over the mean of the samples.
+    roofline_share: f64,
+    /// Read bandwidth, f32 multiply-adds and int8 dot products of this many threads, measured in this run.
+    read_gb_s: f64,
+    peak_gflop_s: f64,
+    peak_int8_gop_s: f64,
+}
+
+/// Columns that only JSON has, as with llama-bench.
+const JSON_ONLY: [&str; 2] = ["samples_ns", "samples_ts"];
+
+impl Record {
+    pub fn new(
+        subject: &Subject,
+        test: &Test,
+        machine: &Machine<'_>,
+        measured: &Measured,
+    ) -> Record {
+        let samples = &measured.samples;
+        let seconds: Vec<f64> = samples.iter().map(|time| time.as_secs_f64()).collect();
+        let ns: Vec<f64> = seconds.iter().map(|seconds| seconds * 1e9).collect();
+        let n_tokens = test.n_tokens() as f64;
+        let samples_ts: Vec<f64> = seconds.iter().map(|seconds| n_tokens / seconds).collect();
+        let type_kv = kv_type_name(test.kv_type);
+        let roofline = &machine.roofline;
+        Record {
+            build_commit: concat!("v", env!("CARGO_PKG_VERSION")),
+            build_number: 0,
+            cpu_info: devices::cpu_name().unwrap_or_default(),
+            gpu_info: "",
+            backends: "CPU",
+            model_filename: subject.name.clone(),
+            model_type: model_type(&subject.file.gguf, &subject.model.config.arch_name),
+            model_size: inspect::weight_bytes(&subject.file.gguf),
+            model_n_params: inspect::n_parameters(&subject.file.gguf),
+            n_batch: test.n_seqs,
+            n_ubatch: measured.chunk_tokens,
+            n_threads: test.n_threads,
+            cpu_mask: "0x0",
+            cpu_strict: false,
+            poll: 50,
+            type_k: type_kv,
+            type_v: type_kv,
+            n_gpu_layers: -1,
+            n_cpu_moe: 0,
+            split_mode: "layer",
+            main_gpu: 0,
+            no_kv_offload: false,
+            flash_attn: -1,
+            devices: "auto",
+            tensor_split: "0.00",
+            tensor_buft_overrides: "none",
+            load_mode: "auto",
+            lazy_mode: "auto",
+            embeddings: false,
+            no_op_offload: 0,
+            no_host: false,
+            repack: true,
+            fit_target: 0,
+            fit_min_ctx: 0,
+            n_prompt: test.n_prompt,
+            n_gen: test.n_gen,
+            n_depth: test.n_depth,
+            test_time: now(),
+            avg_ns: mean(&ns).round() as u64,
+            stddev_ns: deviation(&ns).round() as u64,
+            avg_ts: mean(&samples_ts),
+            stddev_ts: deviation(&samples_ts),
+            samples_ns: samples
+                .iter()
+                .map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+                .collect(),
+            samples_ts,
+            n_sequences: test.n_seqs,
+            isa: machine.isa.name(),
+            roofline_share: measured.at_roofline(&subject.model, machine) / mean(&seconds),
+            read_gb_s: roofline.read_bytes_per_s / 1e9,
+            peak_gflop_s: roofline.f32_ops_per_s / 1e9,
+            peak_int8_gop_s: roofline.i8_ops_per_s / 1e9,
+        }
+    }
+
+    /// The samples' deviation as a share of their mean.
+    pub fn noise(&self) -> f64 {
+        self.stddev_ts / self.avg_ts
+    }
+
+    /// Names and values in order.
+    fn fields(&self) -> Result<serde_json::Map<String, Json>> {
+        match serde_json::to_value(self)? {
+            Json::Object(fields) => Ok(fields),
+            other => unreachable!("a record is an object, not {other}"),
+        }
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The sample standard deviation; 0 of one value.
+fn deviation(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    let mean = mean(values);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() - 1) as f64).sqrt()
+}
+
+fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
+    match kv_type {
+        KvTypeArg::F16 => "f16",
+        KvTypeArg::F32 => "f32",
+        KvTypeArg::Q8_0 => "q8_0",
+    }
+}
+
+/// `llama 1B Q4_K - Medium`: architecture, size and mix.
+fn model_type(gguf: &Gguf, arch: &str) -> String {
+    let meta = gguf.metadata();
+    let size = match meta.opt_str("general.size_label") {
+        Ok(Some(label)) => output::for_terminal(label),
+        _ => inspect::count(inspect::n_parameters(gguf)),
+    };
+    let mix = meta.opt_u32("general.file_type").ok().flatten();
+    let mix = mix.and_then(|id| FILE_TYPES.iter().find(|(known, _)| *known == id));
+    let mix = mix.map_or("unknown", |(_, name)| name);
+    format!("{arch} {} {mix}", size.replace(' ', ""))
+}
+
+/// The values of `general.file_type` and what llama.cpp calls them.
+const FILE_TYPES: [(u32, &str); 21] = [
+    (0, "all F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K - Medium"),
+    (11, "Q3_K - Small"),
+    (12, "Q3_K - Medium"),
+    (13, "Q3_K - Large"),
+    (14, "Q4_K - Small"),
+    (15, "Q4_K - Medium"),
+    (16, "Q5_K - Small"),
+    (17, "Q5_K - Medium"),
+    (18, "Q6_K"),
+    (21, "Q2_K - Small"),
+    (25, "IQ4_NL - 4.5 bpw"),
+    (30, "IQ4_XS - 4.25 bpw"),
+    (32, "BF16"),
+    (38, "MXFP4 MoE"),
+];
+
+/// This moment as RFC 3339 has it, in UTC.
+fn now() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    rfc_3339(since.map_or(0, |time| time.as_secs()))
+}
+
+fn rfc_3339(seconds: u64) -> String {
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March put the odd day last (Hinnant, "chrono-compatible low-level date algorithms").
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = 400 * era + year + u64::from(month <= 2);
+    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Prints rows as they come.
+pub struct Printer {
+    form: BenchOutput,
+    out: Out,
+    n_rows: usize,
+    /// Whether the table says how the cache keeps its values.
+    with_kv_type: bool,
+}
+
+impl Printer {
+    pub fn new(form: BenchOutput, out: Out) -> Printer {
+        Printer {
+            form,
+            out,
+            n_rows: 0,
+            with_kv_type: false,
+        }
+    }
+
+    pub fn header(&mut self, tests: &[Test]) -> Result<()> {
+        self.with_kv_type = tests.iter().any(|test| test.kv_type != KvTypeArg::F16);
+        match self.form {
+            BenchOutput::Json => self.out.line("["),
+            BenchOutput::Md => {
+                let columns = self.columns();
+                let names: Vec<String> = columns.iter().map(|(n, w)| pad(n, *w)).collect();
+                let rules = columns.iter().map(|(_, width)| {
+                    let dashes = "-".repeat(width.unsigned_abs() - 1);
+                    format!("{dashes}{}", if *width > 0 { ":" } else { "-" })
+                });
+                let rules: Vec<String> = rules.collect();
+                self.out.line(&format!("| {} |", names.join(" | ")))?;
+                self.out.line(&format!("| {} |", rules.join(" | ")))
+            }
+            // The names come with the first row.
+            BenchOutput::Csv | BenchOutput::Jsonl => Ok(()),
+        }
+    }
+
+    pub fn row(&mut self, record: &Record, test: &Test) -> Result<()> {
+        match self.form {
+            BenchOutput::Md => self.table_row(record, test)?,
+            BenchOutput::Csv => self.csv_row(record)?,
+            BenchOutput::Json => {
+                let text = serde_json::to_string_pretty(record)?.replace('\n', "\n  ");
+                let before = if self.n_rows > 0 { "," } else { "" };
+                self.out
+                    .line(&format!("{before}  {}", output::escape_json(&text)))?;
+            }
+            BenchOutput::Jsonl => {
+                let text = serde_json::to_string(record)?;
+                self.out.line(&output::escape_json(&text))?;
+            }
+        }
+        self.n_rows += 1;
+        self.out.flush()
+    }
+
+    pub fn footer(&mut self) -> Result<()> {
+        match self.form {
+            BenchOutput::Json => self.out.line("]")?,
+            BenchOutput::Md => {
+                self.out
+                    .line(concat!("\nbuild: v", env!("CARGO_PKG_VERSION"), " (0)"))?
+            }
+            BenchOutput::Csv | BenchOutput::Jsonl => {}
+        }
+        self.out.flush()
+    }
+
+    /// Names and widths of the table's columns; text of negative width stands at the left.
+    fn columns(&self) -> Vec<(&'static str, isize)> {
+        let mut columns = vec![
+            ("model", -30),
+            ("size", 10),
+            ("params", 10),
+            ("backend", -10),
+            ("threads", 7),
+        ];
+        if self.with_kv_type {
+            columns.push(("type_k", 6));
+        }
+        columns.extend([("test", 15), ("t/s", 20), ("roofline", 8)]);
+        columns
+    }
+
+    fn table_row(&mut self, record: &Record, test: &Test) -> Result<()> {
+        let columns = self.columns();
+        let cells: Vec<String> = columns
+            .iter()
+            .map(|(name, width)| {
+                let value = match *name {
+                    "model" => record.model_type.clone(),
+                    "size" => size(record.model_size),
+                    "params" => params(record.model_n_params),
+                    "backend" => record.backends.to_string(),
+                    "threads" => record.n_threads.to_string(),
+                    "type_k" => record.type_k.to_string(),
+                    "test" => test.name(),
+                    "t/s" => format!("{:.2} ± {:.2}", record.avg_ts, record.stddev_ts),
+                    _ => format!("{:.1} %", 100.0 * record.roofline_share),
+                };
+                pad(&value, *width)
+            })
+            .collect();
+        self.out.line(&format!("| {} |", cells.join(" | ")))
+    }
+
+    fn csv_row(&mut self, record: &Record) -> Result<()> {
+        let mut fields = record.fields()?;
+        fields.retain(|name, _| !JSON_ONLY.contains(&name.as_str()));
+        if self.n_rows == 0 {
+            let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+            self.out.line(&names.join(","))?;
+        }
+        let values: Vec<String> = fields.values().map(csv_value).collect();
+        self.out.line(&values.join(","))
+    }
+}
+
+/// Quoted, and a yes as 1.
+fn csv_value(value: &Json) -> String {
+    let text = match value {
+        Json::String(text) => text.replace('"', "\"\""),
+        Json::Bool(yes) => u8::from(*yes).to_string(),
+        other => other.to_string(),
+    };
+    format!("\"{text}\"")
+}
+
+fn pad(text: &str, width: isize) -> String {
+    let columns = width.unsigned_abs();
+    match width < 0 {
+        true => format!("{text:columns$}"),
+        false => format!("{text:>columns$}"),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes as f64 / f64::from(1 << 20) {
+        mib if mib < 1024.0 => format!("{mib:.2} MiB"),
+        mib => format!("{:.2} GiB", mib / 1024.0),
+    }
+}
+
+fn params(n: u64) -> String {
+    match n as f64 / 1e6 {
+        millions if millions < 1000.0 => format!("{millions:.2} M"),
+        millions => format!("{:.2} B", millions / 1000.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_utc() {
+        // Of `date -u -d @SECONDS +%FT%TZ`.
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_210_096, "2024-02-29T12:34:56Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(rfc_3339(seconds), expected);
+        }
+    }
+
+    #[test]
+    fn deviation_is_that_of_a_sample() {
+        assert_eq!(deviation(&[3.0]), 0.0);
+        assert_eq!(deviation(&[1.0, 2.0, 3.0]), 1.0);
+        assert_eq!(
+            deviation(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]),
+            (32.0f64 / 7.0).sqrt()
+        );
+    }
+
+    #[test]
+    fn cells_are_llama_bench_s() {
+        assert_eq!(size(13_224_960), "12.61 MiB");
+        assert_eq!(size(5 << 30), "5.00 GiB");
+        assert_eq!(params(19_532_032), "19.53 M");
+        assert_eq!(params(1_235_814_432), "1.24 B");
+        assert_eq!(csv_value(&Json::from("a\"b")), "\"a\"\"b\"");
+        assert_eq!(csv_value(&Json::from(true)), "\"1\"");
+        assert_eq!(csv_value(&Json::from(2.5)), "\"2.5\"");
+    }
+}

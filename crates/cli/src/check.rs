@@ -1,0 +1,149 @@
+//! `rocmforge check`: whether this machine's kernels compute a model as the scalar path does.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use rocmforge::engine::Isa;
+use rocmforge::engine::backend::check::{self, Coverage, OpCheck, Report, Step};
+use rocmforge::engine::model::Model;
+use rocmforge::engine::tokenizer::TokenId;
+use serde::Serialize;
+
+use crate::args::CheckArgs;
+use crate::output::Out;
+use crate::session::{self, Bos, Session, Vocabulary};
+
+/// What models are given to read.
+const TEXT: &str = "The ship had been at sea for eleven days when the wind turned. Nobody on board had seen \
+    such a sky before: green at the edges, and in the middle as black as the inside of a stove.";
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Output<'a> {
+    model: &'a str,
+    device: &'a str,
+    passed: bool,
+    n_ops: usize,
+    n_checked: usize,
+    checks: &'a [OpCheck],
+}
+
+pub fn run(args: &CheckArgs) -> Result<()> {
+    let n_ctx = check::n_ctx(args.depth);
+    let config = session::engine_config(&args.device, Some(n_ctx))?;
+    // Says what is wrong with the file, the flags or the memory, as for every other command.
+    let session = Session::start(&args.model, &args.device, Some(n_ctx), Vocabulary::Optional)?;
+    if config.isa == Isa::Scalar {
+        bail!(
+            "there is nothing to compare: the scalar path is what would run; see rocmforge devices"
+        );
+    }
+    let model = Model::load(Arc::clone(&session.file.gguf))?;
+    let tokens = tokens(&session, &model);
+    let coverage = match args.all {
+        true => Coverage::All,
+        false => Coverage::Distinct,
+    };
+    let report = check::check_cpu(&model, &config, &tokens, args.depth, coverage);
+    let failed: Vec<&OpCheck> = report.failures().collect();
+    let mut out = Out::new();
+    if args.json {
+        out.json(&Output {
+            model: &session.file.label,
+            device: &session.engine.backend_info().device,
+            passed: failed.is_empty(),
+            n_ops: report.n_ops,
+            n_checked: report.checks.len(),
+            checks: &report.checks,
+        })?;
+    } else {
+        print(&mut out, &session, &report, coverage)?;
+    }
+    out.finish()?;
+    match failed.first() {
+        None => Ok(()),
+        Some(first) => bail!(
+            "{} of {} operations differ from the scalar path, first {} ({}, {}){}: {:.1e} of at most {:.0e}; \
+             results of this model are wrong here, please report it",
+            failed.len(),
+            report.checks.len(),
+            first.op,
+            first.shape,
+            first.format,
+            first
+                .tensor
+                .as_ref()
+                .map_or(String::new(), |name| format!(" of {name}")),
+            first.max_rel,
+            first.bound,
+        ),
+    }
+}
+
+/// A text for the model, or any ids if it has no vocabulary.
+fn tokens(session: &Session, model: &Model) -> Vec<TokenId> {
+    let n_vocab = model.config.n_vocab as u64;
+    let of_text = session
+        .tokenizer
+        .as_ref()
+        .map(|tokenizer| session::encode(tokenizer, TEXT.as_bytes(), Bos::AsTheFileSays, false));
+    match of_text {
+        Some(ids) if !ids.is_empty() && ids.iter().all(|&id| u64::from(id) < n_vocab) => ids,
+        _ => (0..64u64)
+            .map(|i| (i * 2_654_435_761 % n_vocab) as TokenId)
+            .collect(),
+    }
+}
+
+fn print(out: &mut Out, session: &Session, report: &Report, coverage: Coverage) -> Result<()> {
+    let cells = |check: &OpCheck| {
+        [
+            match check.step {
+                Step::Prompt => "prompt".to_string(),
+                Step::Decode => "decode".to_string(),
+            },
+            check.op.to_string(),
+            check.shape.clone(),
+            check.format.clone(),
+            format!("{:.1e}", check.max_abs),
+            format!("{:.1e}", check.max_rel),
+            format!("{:.0e}", check.bound),
+            if check.passed { "ok" } else { "WRONG" }.to_string(),
+            check.tensor.clone().unwrap_or_default(),
+        ]
+    };
+    let header = [
+        "step",
+        "operation",
+        "shape",
+        "format",
+        "error",
+        "relative",
+        "bound",
+        "",
+        "tensor",
+    ];
+    let mut rows = vec![header.map(str::to_string)];
+    rows.extend(report.checks.iter().map(cells));
+    let widths: [usize; 9] = std::array::from_fn(|column| {
+        let width = |row: &[String; 9]| row[column].chars().count();
+        rows.iter().map(width).max().unwrap_or(0)
+    });
+    for row in &rows {
+        let cells = row.iter().zip(widths);
+        let line: Vec<String> = cells
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        out.line(line.join("  ").trim_end())?;
+    }
+    let rest = match coverage {
+        Coverage::All => "",
+        Coverage::Distinct => ", one of each kind, shape and format (--all compares every one)",
+    };
+    out.line(&format!(
+        "\n{} of {} operations compared{rest}; {}",
+        report.checks.len(),
+        report.n_ops,
+        session.engine.backend_info().device
+    ))
+}

@@ -1,0 +1,85 @@
+//! `rocmforge man`: manual pages, made from the same description as `--help`.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use clap::{Command, CommandFactory as _};
+use clap_mangen::Man;
+use rocmforge::gguf::escape_control;
+
+use crate::args::{Cli, ManArgs};
+use crate::exit::usage;
+use crate::output::{self, Out};
+
+pub fn run(args: &ManArgs) -> Result<()> {
+    let mut top = Cli::command().disable_help_subcommand(true);
+    top.build();
+    if let Some(dir) = &args.dir {
+        return write_all(&top, dir);
+    }
+    let mut command = &top;
+    for name in &args.command {
+        command = shown(command)
+            .find(|sub| sub.get_name() == name)
+            .ok_or_else(|| {
+                let names: Vec<&str> = shown(command).map(Command::get_name).collect();
+                usage(format!(
+                    "'{}' is no command here; there are: {}",
+                    escape_control(name),
+                    names.join(", ")
+                ))
+            })?;
+    }
+    let mut out = Out::new();
+    out.bytes(&page(command)?.1)?;
+    out.finish()
+}
+
+fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|sub| !sub.is_hide_set())
+}
+
+/// A page's file name and its text in roff.
+fn page(command: &Command) -> Result<(String, Vec<u8>)> {
+    let man = Man::new(command.clone());
+    let mut text = Vec::new();
+    man.render(&mut text).context("cannot make the page")?;
+    Ok((man.get_filename(), text))
+}
+
+/// One page for each command.
+fn write_all(top: &Command, dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", name(dir)))?;
+    let mut left = vec![top];
+    let mut n = 0;
+    while let Some(command) = left.pop() {
+        left.extend(shown(command));
+        let (file, text) = page(command)?;
+        write(&dir.join(&file), &text)
+            .with_context(|| format!("cannot write {file} in {}", name(dir)))?;
+        n += 1;
+    }
+    output::note(&format!("{n} pages in {}", name(dir)));
+    Ok(())
+}
+
+/// Writes a file that is there whole or not at all.
+fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let unfinished = path.with_extension("1.tmp");
+    let written = File::create(&unfinished).and_then(|mut file| {
+        file.write_all(text)?;
+        file.sync_all()
+    });
+    let written = written.and_then(|()| fs::rename(&unfinished, path));
+    if written.is_err() {
+        // It may never have been made.
+        let _ = fs::remove_file(&unfinished);
+    }
+    written
+}
+
+fn name(path: &Path) -> String {
+    escape_control(&path.to_string_lossy()).into_owned()
+}

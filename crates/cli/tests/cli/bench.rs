@@ -1,0 +1,204 @@
+//! `bench`: rows and fields as scripts for llama-bench expect them. No speed is asserted.
+
+use serde_json::Value;
+
+use crate::program::run;
+
+/// The fields of a row of `llama-bench -o json`, in order.
+const LLAMA_BENCH: [&str; 44] = [
+    "build_commit",
+    "build_number",
+    "cpu_info",
+    "gpu_info",
+    "backends",
+    "model_filename",
+    "model_type",
+    "model_size",
+    "model_n_params",
+    "n_batch",
+    "n_ubatch",
+    "n_threads",
+    "cpu_mask",
+    "cpu_strict",
+    "poll",
+    "type_k",
+    "type_v",
+    "n_gpu_layers",
+    "n_cpu_moe",
+    "split_mode",
+    "main_gpu",
+    "no_kv_offload",
+    "flash_attn",
+    "devices",
+    "tensor_split",
+    "tensor_buft_overrides",
+    "load_mode",
+    "lazy_mode",
+    "embeddings",
+    "no_op_offload",
+    "no_host",
+    "repack",
+    "fit_target",
+    "fit_min_ctx",
+    "n_prompt",
+    "n_gen",
+    "n_depth",
+    "test_time",
+    "avg_ns",
+    "stddev_ns",
+    "avg_ts",
+    "stddev_ts",
+    "samples_ns",
+    "samples_ts",
+];
+const OURS: [&str; 6] = [
+    "n_sequences",
+    "isa",
+    "roofline_share",
+    "read_gb_s",
+    "peak_gflop_s",
+    "peak_int8_gop_s",
+];
+const SMALL: [&str; 9] = ["bench", "-p", "40", "-n", "3", "-t", "1", "-r", "3"];
+
+fn bench(args: &[&str]) -> crate::program::Run {
+    run(&[&SMALL[..], args].concat())
+}
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{field} in {row}"))
+}
+
+fn numbers(row: &Value, field: &str) -> Vec<f64> {
+    let list = row[field].as_array().unwrap();
+    list.iter().map(|n| n.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn json_has_llama_bench_s_rows() {
+    let report = bench(&["-d", "0,64", "-b", "1,2", "--pg", "40,3", "-o", "json"]).json();
+    let rows = report.as_array().unwrap();
+    let kinds: Vec<[u64; 4]> = rows
+        .iter()
+        .map(|row| ["n_prompt", "n_gen", "n_depth", "n_batch"].map(|f| row[f].as_u64().unwrap()))
+        .collect();
+    let mut expected = Vec::new();
+    for n_batch in [1, 2] {
+        for n_depth in [0, 64] {
+            for (n_prompt, n_gen) in [(40, 0), (0, 3), (40, 3)] {
+                expected.push([n_prompt, n_gen, n_depth, n_batch]);
+            }
+        }
+    }
+    assert_eq!(kinds, expected);
+    for row in rows {
+        let fields: Vec<&String> = row.as_object().unwrap().keys().collect();
+        let known: Vec<&str> = LLAMA_BENCH.into_iter().chain(OURS).collect();
+        assert_eq!(fields, known);
+        assert_eq!(row["n_threads"], 1);
+        assert_eq!(row["n_sequences"], row["n_batch"]);
+        assert_eq!(row["model_type"], "llama 11M Q4_K - Medium");
+        // Of llama-bench on the same model.
+        assert_eq!(row["model_size"], 6_791_424);
+        assert_eq!(row["model_n_params"], 10_884_352);
+        let (ns, ts) = (numbers(row, "samples_ns"), numbers(row, "samples_ts"));
+        assert_eq!((ns.len(), ts.len()), (3, 3));
+        let n_tokens = (number(row, "n_prompt") + number(row, "n_gen")) * number(row, "n_batch");
+        for (ns, ts) in ns.iter().zip(&ts) {
+            assert!((ts * ns / 1e9 / n_tokens - 1.0).abs() < 1e-6, "{row}");
+        }
+        assert!((ts.iter().sum::<f64>() / 3.0 / number(row, "avg_ts") - 1.0).abs() < 1e-9);
+        assert!((ns.iter().sum::<f64>() / 3.0 - number(row, "avg_ns")).abs() < 1.0);
+        for field in [
+            "roofline_share",
+            "read_gb_s",
+            "peak_gflop_s",
+            "peak_int8_gop_s",
+        ] {
+            assert!(number(row, field) > 0.0, "{field} in {row}");
+        }
+    }
+}
+
+#[test]
+fn every_output_has_its_form() {
+    let csv = bench(&["-o", "csv"]).ok();
+    let lines: Vec<&str> = csv.text().lines().collect();
+    let columns = LLAMA_BENCH[..42].iter().chain(&OURS);
+    let columns: Vec<&str> = columns.copied().collect();
+    assert_eq!(lines[0], columns.join(","));
+    assert_eq!(lines.len(), 3);
+    for line in &lines[1..] {
+        assert_eq!(line.split("\",\"").count(), columns.len(), "{line}");
+        assert!(line.starts_with("\"v") && line.ends_with('"'), "{line}");
+    }
+
+    let jsonl = bench(&["-o", "jsonl", "--no-warmup"]).ok();
+    let rows: Vec<Value> = jsonl
+        .text()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[1]["n_gen"], 3);
+
+    let table = bench(&["-d", "32", "-b", "2", "--kv-type", "f32"]).ok();
+    let lines: Vec<&str> = table.text().lines().collect();
+    let cells = |line: &str| {
+        let cells = line.trim_matches('|').split('|').map(str::trim);
+        cells.map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        cells(lines[0]),
+        [
+            "model", "size", "params", "backend", "threads", "type_k", "test", "t/s", "roofline"
+        ]
+    );
+    assert!(lines[1].starts_with("| ---"), "{}", lines[1]);
+    let row = cells(lines[2]);
+    assert_eq!(
+        row[..7],
+        [
+            "llama 11M Q4_K - Medium",
+            "6.48 MiB",
+            "10.88 M",
+            "CPU",
+            "1",
+            "f32",
+            "pp40 @ d32 B2"
+        ]
+    );
+    assert!(row[7].contains(" ± ") && row[8].ends_with(" %"), "{row:?}");
+    assert_eq!(cells(lines[3])[6], "tg3 @ d32 B2");
+    assert!(table.text().ends_with("(0)\n"));
+}
+
+#[test]
+fn wrong_tests_are_refused_before_anything_runs() {
+    for (args, code, part) in [
+        (&["-t", "0"][..], 2, "-t 0"),
+        (&["-t", "5000"], 2, "threads"),
+        (&["-b", "0"], 2, "-b 0"),
+        (&["-r", "0"], 2, "--repetitions"),
+        (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
+        (&["-p", "8-4"], 2, "8-4"),
+        (&["-p", "1-9999999"], 2, "1000 numbers"),
+        (&["--pg", "16"], 2, "512,128"),
+        (&["-d", "33"], 2, "a multiple of 32"),
+        (&["-o", "xml"], 2, "'xml'"),
+        (&["--kv-type", "q9"], 2, "'q9'"),
+        (&["-d", "4096"], 1, "was trained for 2048"),
+        (&["-n", "2049", "-p", "0"], 1, "was trained for 2048"),
+        (&["-p", "18446744073709551615"], 1, "was trained for 2048"),
+        (&["-b", "1000000"], 1, "-b"),
+    ] {
+        let run = run(&[&["bench"], args].concat());
+        run.fails(code, part);
+    }
+    let models = ["bench", "-m", "models/none.gguf", "-o", "json"];
+    let run = run(&models);
+    run.fails(1, "models/none.gguf");
+    assert_eq!(run.text(), "");
+}

@@ -1,0 +1,45 @@
+//! `check` on the embedded model. That it finds what is wrong is tested where it is written, in the engine.
+
+use rocmforge::engine::Isa;
+use serde_json::Value;
+
+use crate::program::run;
+
+#[test]
+fn the_embedded_model_passes() {
+    if Isa::detect() == Isa::Scalar {
+        println!("skipped: this processor has only the scalar path");
+        return;
+    }
+    let report = run(&["check", "--json", "--depth", "20"]).json();
+    assert_eq!(report["passed"], true);
+    let checks = report["checks"].as_array().unwrap();
+    assert_eq!(report["n_checked"], checks.len());
+    assert!(report["n_checked"].as_u64() < report["n_ops"].as_u64());
+    let output = |check: &&Value| check["tensor"] == "token_embd.weight" && check["op"] == "matmul";
+    let output: Vec<&Value> = checks.iter().filter(output).collect();
+    assert_eq!(output.len(), 2, "in the prompt's step and in the next");
+    assert_eq!(output[0]["shape"], "256 -> 4096, Store");
+    assert_eq!(output[0]["format"], "Q6_K x Q8x256");
+    for check in checks {
+        let (error, bound) = (&check["max_rel"], &check["bound"]);
+        assert!(error.as_f64() <= bound.as_f64(), "{check}");
+    }
+    let table = run(&["check", "--depth", "0", "--kv-type", "f32", "--page", "16"]).ok();
+    assert!(table.text().contains("attention"), "{}", table.text());
+    assert!(
+        table.text().contains(" operations compared, one of each"),
+        "{}",
+        table.text()
+    );
+    assert!(!table.text().contains("WRONG"), "{}", table.text());
+}
+
+#[test]
+fn what_cannot_be_checked_is_an_error() {
+    run(&["check", "--isa", "scalar"]).fails(1, "nothing to compare");
+    run(&["check", "--threads", "0"]).fails(2, "threads");
+    run(&["check", "--depth", "many"]).fails(2, "--depth");
+    run(&["check", "--depth", "18446744073709551615"]).fails(2, "context");
+    run(&["check", "--depth", "1000000000"]).fails(1, "KV cache");
+}

@@ -1,0 +1,107 @@
+//! `rocmforge models`: the folder as a user sees it.
+
+use std::fs;
+
+use crate::program::{Run, repository, run};
+
+/// A folder with a good model, a broken one, half of one and a part.
+fn folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("o/r-GGUF");
+    fs::create_dir_all(&repo).unwrap();
+    fs::create_dir(dir.path().join("empty")).unwrap();
+    let mini = repository("models/forge-mini-Q4_K_M.gguf");
+    fs::copy(mini, repo.join("mini-Q4_K_M.gguf")).unwrap();
+    fs::write(repo.join("mini-Q8_0.gguf"), "GGUF").unwrap();
+    fs::write(repo.join("mmproj-F16.gguf"), "GGUF").unwrap();
+    fs::write(repo.join("mini-F16.gguf.0123456789ab.part"), [0; 1000]).unwrap();
+    fs::write(repo.join(".pull.lock"), "").unwrap();
+    fs::write(repo.join("README.md"), "hello").unwrap();
+    fs::write(dir.path().join("loose.gguf"), "no model").unwrap();
+    dir
+}
+
+fn models(dir: &tempfile::TempDir, more: &[&str]) -> Run {
+    let mut args = vec!["models"];
+    args.extend(more);
+    args.extend(["--models-dir", dir.path().to_str().unwrap()]);
+    run(&args)
+}
+
+#[test]
+fn the_folder_is_listed() {
+    let dir = folder();
+    let report = models(&dir, &["--json"]).json();
+    let rows = report["models"].as_array().unwrap();
+    let names: Vec<&str> = rows
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["loose.gguf", "o/r-GGUF:Q4_K_M", "o/r-GGUF:Q8_0"]);
+    let mini = &rows[1];
+    let bytes = fs::metadata(repository("models/forge-mini-Q4_K_M.gguf"))
+        .unwrap()
+        .len();
+    assert_eq!(mini["bytes"], bytes);
+    assert_eq!(mini["architecture"], "llama");
+    assert_eq!(mini["quantization"], "Q4_K");
+    assert!(mini["problem"].is_null() && mini["modified"].as_u64().unwrap() > 1_600_000_000);
+    assert!(rows[0]["problem"].as_str().unwrap().contains("not a GGUF"));
+    assert!(rows[2]["problem"].as_str().unwrap().contains("truncated"));
+    assert_eq!(report["incomplete"][0]["bytes"], 1000);
+
+    let text = models(&dir, &[]).ok();
+    for part in ["o/r-GGUF:Q4_K_M", "llama", "broken: ", "incomplete"] {
+        assert!(text.text().contains(part), "{part:?} in {}", text.text());
+    }
+    let empty = tempfile::tempdir().unwrap();
+    assert!(models(&empty, &[]).ok().stderr.contains("no models"));
+    let none = models(&empty, &["--json"]).json();
+    assert_eq!(none["models"], serde_json::json!([]));
+}
+
+#[test]
+fn a_model_runs_by_its_name() {
+    let dir = folder();
+    let path = dir.path().to_str().unwrap();
+    let args = [
+        "generate",
+        "-m",
+        "o/r-GGUF:Q4_K_M",
+        "-p",
+        "Once",
+        "-n",
+        "1",
+        "--models-dir",
+        path,
+    ];
+    run(&args).ok();
+    // Broken models of the repository stand in the way of no other.
+    run(&["inspect", "o/r-GGUF", "--models-dir", path]).ok();
+    run(&["inspect", "o/r-GGUF:Q8_0", "--models-dir", path]).fails(1, "truncated");
+    run(&["inspect", "o/r-GGUF:Q5_K_M", "--models-dir", path])
+        .fails(1, "rocmforge pull hf:o/r-GGUF:Q5_K_M");
+}
+
+#[test]
+fn models_are_removed_after_a_yes() {
+    let dir = folder();
+    let repo = dir.path().join("o/r-GGUF");
+    models(&dir, &["rm", "o/r-GGUF:Q8_0"]).fails(2, "--yes");
+    assert!(repo.join("mini-Q8_0.gguf").exists());
+    models(&dir, &["rm", "nothing", "--yes"]).fails(1, "no model 'nothing'");
+    models(&dir, &["rm", "../etc", "--yes"]).fails(1, "no model");
+    models(&dir, &["rm", "o/r-GGUF:Q8_0", "--yes"]).ok();
+    assert!(!repo.join("mini-Q8_0.gguf").exists() && repo.join("mini-Q4_K_M.gguf").exists());
+    models(
+        &dir,
+        &["rm", "o/r-GGUF/mini-F16.gguf.0123456789ab.part", "--yes"],
+    )
+    .ok();
+    for other in ["README.md", "mmproj-F16.gguf"] {
+        fs::remove_file(repo.join(other)).unwrap();
+    }
+    // With its last model a repository's folder goes.
+    models(&dir, &["rm", "mini-Q4_K_M", "--yes"]).ok();
+    assert!(!dir.path().join("o").exists() && dir.path().exists());
+}

@@ -1,0 +1,468 @@
+//! `rocmforge pull` from a hub on this machine: what arrives, what is kept, and what is said.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rocmforge::gguf::{GgmlType, Writer};
+
+use crate::mock_hub::{Answer, Asked, MockHub, Repo, status};
+use crate::program::{Run, command, finish, run};
+
+/// A model of about 300 KB that differs by `fill`.
+pub fn model(fill: u8) -> Vec<u8> {
+    part(fill, None)
+}
+
+/// The same, or one of its two parts.
+fn part(fill: u8, no: Option<u16>) -> Vec<u8> {
+    let mut writer = Writer::new("llama");
+    if let Some(no) = no {
+        writer.set("split.no", no).set("split.count", 2u16);
+    }
+    let data: Vec<u8> = (0..300_000u32)
+        .map(|i| ((i * 31) >> 3) as u8 ^ fill)
+        .collect();
+    let name = format!("t{}", no.unwrap_or(0));
+    writer
+        .add_tensor(&name, &[75_000], GgmlType::F32, data)
+        .unwrap();
+    writer.to_vec().unwrap()
+}
+
+/// A models folder of its own, and pulls into it.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, hub: &MockHub, reference: &str, more: &[&str]) -> std::process::Command {
+        let dir = self.0.path().to_str().unwrap();
+        let url = hub.url();
+        let mut args = vec!["pull", reference, "--models-dir", dir, "--endpoint", &url];
+        args.extend(more);
+        let mut command = command(&args);
+        command.env_remove("HF_TOKEN");
+        for proxy in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
+            command.env_remove(proxy).env_remove(proxy.to_lowercase());
+        }
+        command
+    }
+
+    pub fn pull(&self, hub: &MockHub, reference: &str, more: &[&str]) -> Run {
+        finish(self.command(hub, reference, more))
+    }
+
+    /// The files below the repository's folder but the lock.
+    pub fn files(&self) -> Vec<String> {
+        fn walk(dir: &Path, prefix: &str, files: &mut Vec<String>) {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+                match entry.file_type().unwrap().is_dir() {
+                    true => walk(&entry.path(), &format!("{name}/"), files),
+                    false => files.push(name),
+                }
+            }
+        }
+        let mut files = Vec::new();
+        walk(self.0.path(), "", &mut files);
+        files.retain(|name| !name.ends_with(".pull.lock"));
+        files.sort();
+        files
+    }
+}
+
+/// The n-th request for a file, counted from 0, gets another answer.
+pub fn faulty(
+    repo: Repo,
+    fault: impl Fn(usize, Answer) -> Answer + Send + Sync + 'static,
+) -> MockHub {
+    let n = AtomicUsize::new(0);
+    MockHub::start(move |asked| {
+        let answer = repo.answer(asked);
+        match asked.is_file() {
+            true => fault(n.fetch_add(1, Ordering::SeqCst), answer),
+            false => answer,
+        }
+    })
+}
+
+pub fn hub(repo: Repo) -> MockHub {
+    faulty(repo, |_, answer| answer)
+}
+
+#[test]
+fn the_usual_file_arrives_and_is_used_by_name() {
+    let wanted = model(1);
+    let hub = hub(Repo::new(&[
+        ("README.md", b"# hi"),
+        ("m-F16.gguf", &model(2)),
+        ("m-Q4_K_M.gguf", &wanted),
+        ("mmproj-m-Q4_K_M.gguf", &model(3)),
+    ]));
+    let folder = Folder::new();
+    let pulled = folder.pull(&hub, "hf:o/r", &[]).ok();
+    let path = folder.path("o/r/m-Q4_K_M.gguf");
+    assert_eq!(pulled.text(), format!("{}\n", path.display()));
+    assert_eq!(fs::read(&path).unwrap(), wanted);
+    assert_eq!(folder.files(), ["o/r/m-Q4_K_M.gguf"]);
+
+    // What is there is not fetched again; what was damaged since is.
+    let again = folder.pull(&hub, "hf:o/r:q4_k_m", &[]).ok();
+    assert!(again.stderr.contains("already"), "{}", again.stderr);
+    assert_eq!(hub.asked_files().len(), 1);
+    let mut damaged = wanted.clone();
+    damaged[200_000] ^= 1;
+    fs::write(&path, damaged).unwrap();
+    folder.pull(&hub, "hf:o/r/m-Q4_K_M.gguf", &[]).ok();
+    assert_eq!(fs::read(&path).unwrap(), wanted);
+
+    let dir = folder.path("");
+    let dir = dir.to_str().unwrap();
+    for name in [
+        "o/r",
+        "o/r:Q4_K_M",
+        "hf:o/r",
+        "o/r/m-Q4_K_M.gguf",
+        "m-Q4_K_M",
+        "m-Q4_K_M.gguf",
+    ] {
+        let report = run(&["inspect", name, "--models-dir", dir, "--json"]).json();
+        assert_eq!(report["file"], "m-Q4_K_M.gguf", "{name}");
+    }
+    run(&["inspect", "hf:o/r:Q8_0", "--models-dir", dir]).fails(1, "rocmforge pull hf:o/r:Q8_0");
+    run(&["inspect", "o/other", "--models-dir", dir]).fails(1, "rocmforge pull hf:o/other");
+}
+
+#[test]
+fn a_cut_connection_is_continued() {
+    let wanted = model(1);
+    let hub = faulty(Repo::new(&[("m.gguf", &wanted)]), |n, answer| match n {
+        0 => answer.cut(100_000),
+        1 => status(503),
+        2 => answer.cut(70_000),
+        _ => answer,
+    });
+    let folder = Folder::new();
+    let first = folder.pull(&hub, "hf:o/r", &["--retries", "0"]);
+    first.fails(1, "the same command goes on");
+    let files = folder.files();
+    assert!(files.len() == 1 && files[0].ends_with(".part"), "{files:?}");
+
+    let second = folder.pull(&hub, "hf:o/r", &["--retries", "2"]).ok();
+    assert!(
+        second.stderr.contains("going on after"),
+        "{}",
+        second.stderr
+    );
+    let ranges: Vec<_> = hub.asked_files().iter().map(Asked::range).collect();
+    assert_eq!(ranges, [None, Some(100_000), Some(100_000), Some(170_000)]);
+    assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), wanted);
+    assert_eq!(folder.files(), ["o/r/m.gguf"]);
+}
+
+#[test]
+fn a_server_that_does_not_continue_sends_the_whole() {
+    let wanted = model(1);
+    let whole = wanted.clone();
+    let hub = faulty(
+        Repo::new(&[("m.gguf", &wanted)]),
+        move |n, answer| match n {
+            0 => answer.cut(100_000),
+            // The file from its beginning, as servers without ranges answer.
+            1 => status(200).body(&whole[..]),
+            _ => answer,
+        },
+    );
+    let folder = Folder::new();
+    folder.pull(&hub, "hf:o/r", &["--retries", "1"]).ok();
+    assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), wanted);
+}
+
+#[test]
+fn damage_is_noticed() {
+    let wanted = model(1);
+    let mut damaged = wanted.clone();
+    damaged[250_000] ^= 1;
+    let hub = faulty(
+        Repo::new(&[("m.gguf", &wanted)]),
+        move |n, answer| match n {
+            0 => status(200).body(&damaged[..]),
+            1 => answer.cut(100_000),
+            _ => answer,
+        },
+    );
+    let folder = Folder::new();
+    let retries = ["--retries", "0"];
+    folder
+        .pull(&hub, "hf:o/r", &retries)
+        .fails(1, "arrived damaged");
+    assert!(folder.files().is_empty(), "{:?}", folder.files());
+
+    // A part that changed on the disk is not continued to the end in vain.
+    folder.pull(&hub, "hf:o/r", &retries).fails(1, "goes on");
+    let part = folder.path(&folder.files()[0]);
+    let mut bytes = fs::read(&part).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&part, bytes).unwrap();
+    let again = folder.pull(&hub, "hf:o/r", &retries).ok();
+    assert!(again.stderr.contains("starting again"), "{}", again.stderr);
+    assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), wanted);
+}
+
+#[test]
+fn a_file_that_changed_meanwhile_is_fetched_anew() {
+    let (old, new) = (
+        Repo::new(&[("m.gguf", &model(1))]),
+        Repo::new(&[("m.gguf", &model(2))]),
+    );
+    let changed = Mutex::new(false);
+    let hub = MockHub::start(move |asked| {
+        let mut changed = changed.lock().unwrap();
+        match (*changed, asked.is_file()) {
+            (false, true) => {
+                *changed = true;
+                old.answer(asked).cut(100_000)
+            }
+            (false, false) => old.answer(asked),
+            (true, _) => new.answer(asked),
+        }
+    });
+    let folder = Folder::new();
+    folder
+        .pull(&hub, "hf:o/r", &["--retries", "0"])
+        .fails(1, "goes on");
+    folder.pull(&hub, "hf:o/r", &[]).ok();
+    assert_eq!(hub.asked_files()[1].range(), None);
+    assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), model(2));
+    assert_eq!(folder.files(), ["o/r/m.gguf"]);
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    for (answer, part) in [
+        (
+            status(401).header("X-Error-Code", "GatedRepo"),
+            "/o/r, and give a token",
+        ),
+        (
+            status(403).header("X-Error-Code", "GatedRepo"),
+            "accept its terms",
+        ),
+        (
+            status(401).header("X-Error-Code", "RepoNotFound"),
+            "HF_TOKEN",
+        ),
+        (status(403), "(403)"),
+        (status(404), "check the name"),
+        (
+            status(404).header("X-Error-Code", "RevisionNotFound"),
+            "no such revision",
+        ),
+        (status(418), "418"),
+        (status(302), "no valid address"),
+        (status(200).body("<html>"), "not understood"),
+        (status(200).body("{\"siblings\": []}"), "no GGUF files"),
+    ] {
+        let hub = MockHub::start(move |_| answer.clone());
+        let folder = Folder::new();
+        folder.pull(&hub, "hf:o/r", &[]).fails(1, part);
+        assert_eq!(hub.asked().len(), 1, "{part}");
+        assert!(!folder.path("o").exists(), "{part}");
+    }
+    let hub = MockHub::start(|_| status(500));
+    Folder::new()
+        .pull(&hub, "hf:o/r", &["--retries", "1"])
+        .fails(1, "after 2 tries");
+    assert_eq!(hub.asked().len(), 2);
+}
+
+#[test]
+fn a_busy_hub_is_asked_again() {
+    let repo = Repo::new(&[("m.gguf", &model(1))]);
+    let n = AtomicUsize::new(0);
+    let hub = MockHub::start(move |asked| match n.fetch_add(1, Ordering::SeqCst) {
+        0 | 2 => status(429).header("Retry-After", "0"),
+        _ => repo.answer(asked),
+    });
+    let folder = Folder::new();
+    let pulled = folder.pull(&hub, "hf:o/r", &[]).ok();
+    assert_eq!(pulled.stderr.matches("429").count(), 2, "{}", pulled.stderr);
+    assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), model(1));
+}
+
+#[test]
+fn the_token_goes_to_the_hub_only() {
+    let repo = Repo::new(&[("m.gguf", &model(1))]);
+    let body = model(1);
+    let storage = MockHub::start(move |_| status(200).body(&body[..]));
+    let other = MockHub::start({
+        let storage = storage.port;
+        move |_| {
+            status(302).header(
+                "Location",
+                &format!("http://127.0.0.1:{storage}/blob?signed"),
+            )
+        }
+    });
+    // The same machine under another name, then another port.
+    let target = format!("http://localhost:{}/blob", other.port);
+    let hub = faulty(repo, move |_, _| status(302).header("Location", &target));
+    for (flag, variable) in [
+        (Some("secret-flag"), None),
+        (None, Some(("ROCMFORGE_HUB_TOKEN", "secret-ours"))),
+        (None, Some(("HF_TOKEN", "secret-theirs"))),
+    ] {
+        let folder = Folder::new();
+        let more: Vec<&str> = flag.iter().flat_map(|token| ["--token", *token]).collect();
+        let mut command = folder.command(&hub, "hf:o/r", &more);
+        command.envs(variable);
+        let pulled = finish(command).ok();
+        let token = flag.or(variable.map(|(_, token)| token)).unwrap();
+        assert!(!pulled.stderr.contains("secret") && !pulled.text().contains("secret"));
+        let asked = hub.asked();
+        for asked in &asked[asked.len() - 2..] {
+            assert_eq!(asked.headers["authorization"], format!("Bearer {token}"));
+        }
+        assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), model(1));
+    }
+    let elsewhere = [other.asked(), storage.asked()].concat();
+    assert_eq!(elsewhere.len(), 6);
+    for asked in elsewhere {
+        assert!(!asked.headers.contains_key("authorization"), "{asked:?}");
+        assert!(!format!("{asked:?}").contains("secret"));
+    }
+    Folder::new()
+        .pull(&hub, "hf:o/r", &["--token", "se cret"])
+        .fails(2, "token");
+}
+
+#[test]
+fn all_parts_of_a_split_model_are_fetched() {
+    let parts = [part(1, Some(0)), part(2, Some(1))];
+    let names = [
+        "Q8_0/m-Q8_0-00001-of-00002.gguf",
+        "Q8_0/m-Q8_0-00002-of-00002.gguf",
+    ];
+    let repo = Repo::new(&[(names[0], &parts[0]), (names[1], &parts[1])]);
+    let folder = Folder::new();
+    folder.pull(&hub(repo.clone()), "hf:o/r:Q8_0", &[]).ok();
+    assert_eq!(folder.files(), names.map(|name| format!("o/r/{name}")));
+    let dir = folder.path("");
+    let report = run(&[
+        "inspect",
+        "o/r",
+        "--models-dir",
+        dir.to_str().unwrap(),
+        "--json",
+    ])
+    .json();
+    assert_eq!(report["tensors"].as_array().unwrap().len(), 2);
+    let models = run(&["models", "--models-dir", dir.to_str().unwrap(), "--json"]).json();
+    assert_eq!(models["models"][0]["files"], 2);
+    assert_eq!(models["models"][0]["name"], "o/r:Q8_0");
+
+    let half = Repo {
+        files: repo.files[..1].to_vec(),
+    };
+    Folder::new()
+        .pull(&hub(half), "hf:o/r", &[])
+        .fails(1, "only 1 of the 2 parts");
+}
+
+#[test]
+fn a_choice_is_asked_for_where_there_is_one() {
+    let bytes = model(1);
+    let repo = Repo::new(&[
+        ("a-Q8_0.gguf", &bytes),
+        ("b-Q8_0.gguf", &bytes),
+        ("a-F16.gguf", &bytes),
+    ]);
+    let hub = hub(repo);
+    let folder = Folder::new();
+    for (reference, part) in [
+        ("hf:o/r", "choose with"),
+        ("hf:o/r:Q8_0", "more than one"),
+        ("hf:o/r:Q2_K", "has no Q2_K"),
+        ("hf:o/r/c.gguf", "has no file c.gguf"),
+    ] {
+        let pulled = folder.pull(&hub, reference, &[]);
+        pulled.fails(1, part);
+        assert!(pulled.stderr.contains("a-F16.gguf"), "{}", pulled.stderr);
+    }
+    folder.pull(&hub, "hf:o/r/b-Q8_0.gguf", &[]).ok();
+    assert_eq!(folder.files(), ["o/r/b-Q8_0.gguf"]);
+}
+
+#[test]
+fn two_pulls_do_not_write_to_one_folder() {
+    let (release, released) = mpsc::channel::<()>();
+    let (arrive, arrived) = mpsc::channel::<()>();
+    let (released, arrive) = (Mutex::new(released), Mutex::new(arrive));
+    let hub = faulty(Repo::new(&[("m.gguf", &model(1))]), move |_, answer| {
+        arrive.lock().unwrap().send(()).unwrap();
+        released.lock().unwrap().recv().unwrap();
+        answer
+    });
+    let folder = Folder::new();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| folder.pull(&hub, "hf:o/r", &[]));
+        // The first has its lock when it asks for the file.
+        arrived.recv().unwrap();
+        folder
+            .pull(&hub, "hf:o/r", &[])
+            .fails(1, "another rocmforge pull");
+        release.send(()).unwrap();
+        first.join().unwrap().ok();
+    });
+    assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), model(1));
+}
+
+#[test]
+fn an_interrupted_pull_goes_on_later() {
+    let hub = faulty(Repo::new(&[("m.gguf", &model(1))]), |n, mut answer| {
+        if n == 0 {
+            answer.drip = Some(2_000);
+        }
+        answer
+    });
+    let folder = Folder::new();
+    let mut pull = folder.command(&hub, "hf:o/r", &[]);
+    let child = pull
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !folder
+        .files()
+        .iter()
+        .any(|name| fs::metadata(folder.path(name)).is_ok_and(|facts| facts.len() > 5_000))
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let interrupt = std::process::Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(interrupt.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("rocmforge pull hf:o/r goes on"), "{stderr}");
+    folder.pull(&hub, "hf:o/r", &[]).ok();
+    assert!(
+        hub.asked_files()[1]
+            .range()
+            .is_some_and(|from| from > 5_000)
+    );
+    assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), model(1));
+}

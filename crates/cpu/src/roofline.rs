@@ -1,0 +1,298 @@
+//! What the machine could do at best, measured: the ceilings of the roofline model (Williams, Waterman
+//! and Patterson 2009).
+//!
+//! Memory is read in long streams by all threads; arithmetic is independent chains of the instructions
+//! that the kernels are made of, on values in registers. Each number is the best of several passes, so a
+//! machine that is busy for a moment does not lower it.
+
+use std::collections::HashSet;
+use std::fs;
+use std::hint::black_box;
+use std::time::Instant;
+
+use crate::arch::Kernel;
+use crate::generic::simd::Simd;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// What some threads of this machine can do together, at best.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
+    /// Bytes read from memory in a second.
+    pub read_bytes_per_s: f64,
+    /// Operations on f32 in a second; a multiply-add counts as two.
+    pub f32_ops_per_s: f64,
+    /// Operations of int8 dot products in a second, sums left in the form that the instruction gives;
+    /// those on f32 where the kernels have no such instruction.
+    pub i8_ops_per_s: f64,
+}
+
+/// Passes over the memory and over the chains.
+const N_PASSES: usize = 5;
+/// A task's share of the memory, and what is timed together: short enough to fall between the moments in
+/// which others have the processor.
+const TASK_BYTES: usize = 1 << 20;
+const TIMED_BYTES: usize = 32 << 20;
+/// Tasks for each thread, so that one that wakes late is made up for.
+const TASKS_PER_THREAD: usize = 4;
+/// Steps of a chain in a task: about a millisecond.
+const CHAIN_STEPS: usize = 400_000;
+const MIN_BUFFER_BYTES: usize = 256 << 20;
+const MAX_BUFFER_BYTES: usize = 1 << 30;
+
+impl Roofline {
+    /// Measures for some tenths of a second, with memory of twice the caches (256 MiB to 1 GiB).
+    pub fn measure(isa: Isa, n_threads: usize) -> Roofline {
+        let pool = &Pool::new(n_threads);
+        let f32_ops_per_s = arithmetic(pool, &|| f32_chains(isa));
+        let i8_ops_per_s = match isa.vector() {
+            None => f32_ops_per_s,
+            Some(isa) => arithmetic(pool, &|| isa.run(I8Chains::new())),
+        };
+        Roofline {
+            read_bytes_per_s: read_bandwidth(isa, pool),
+            f32_ops_per_s,
+            i8_ops_per_s,
+        }
+    }
+}
+
+/// The shortest of `n` passes, in seconds.
+fn shortest(n: usize, mut pass: impl FnMut()) -> f64 {
+    let times = (0..n).map(|_| {
+        let started = Instant::now();
+        pass();
+        started.elapsed().as_secs_f64()
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
+
+fn read_bandwidth(isa: Isa, pool: &Pool) -> f64 {
+    let caches = last_level_cache_bytes().saturating_mul(2);
+    let n_bytes = caches.clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES) / TIMED_BYTES * TIMED_BYTES;
+    let per_task = TASK_BYTES / size_of::<f32>();
+    let per_time = TIMED_BYTES / size_of::<f32>();
+    let mut buffer = vec![0f32; n_bytes / size_of::<f32>()];
+    // Written by all threads: pages then lie near those that read them.
+    pool.for_each_rows(&mut buffer, per_task, 1, &|_, part| part.fill(1.0));
+    // Each part comes again only after all others, so none is in a cache.
+    let mut parts = buffer.chunks_exact(per_time).cycle();
+    let seconds = shortest(N_PASSES * (buffer.len() / per_time), || {
+        let part = parts.next().unwrap_or_default();
+        pool.run(per_time / per_task, &|task| {
+            let part = &part[task * per_task..(task + 1) * per_task];
+            black_box(match isa.vector() {
+                // An f32 sum has an order that keeps the compiler from making vectors.
+                None => part.iter().fold(0, |bits, x| bits | x.to_bits()) as f32,
+                Some(isa) => isa.run(Sum { x: part }),
+            });
+        });
+    });
+    TIMED_BYTES as f64 / seconds
+}
+
+/// The caches of the last level of all cores together; 0 where the system does not say.
+fn last_level_cache_bytes() -> usize {
+    let read = |path: std::path::PathBuf| fs::read_to_string(path).ok();
+    let Ok(cores) = fs::read_dir("/sys/devices/system/cpu") else {
+        return 0;
+    };
+    let mut caches = HashSet::new();
+    for core in cores.flatten() {
+        let Ok(indexes) = fs::read_dir(core.path().join("cache")) else {
+            continue;
+        };
+        for index in indexes.flatten() {
+            let field = |name: &str| read(index.path().join(name));
+            if let (Some(level), Some(size), Some(shared)) =
+                (field("level"), field("size"), field("shared_cpu_list"))
+                && let (Ok(level), Some(bytes)) = (level.trim().parse::<u32>(), cache_size(&size))
+            {
+                caches.insert((level, shared, bytes));
+            }
+        }
+    }
+    let last = caches.iter().map(|(level, ..)| *level).max();
+    let of_last = caches.iter().filter(|(level, ..)| Some(*level) == last);
+    of_last.fold(0, |sum, (.., bytes)| sum.saturating_add(*bytes))
+}
+
+/// Bytes of a size as sysfs writes it, e.g. `32768K`.
+fn cache_size(text: &str) -> Option<usize> {
+    let kib: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Operations in a second of all threads; `task` does some and says how many.
+fn arithmetic(pool: &Pool, task: &(dyn Fn() -> usize + Sync)) -> f64 {
+    let n_tasks = TASKS_PER_THREAD * pool.n_threads();
+    let n_ops = n_tasks * task();
+    let seconds = shortest(N_PASSES, || {
+        pool.run(n_tasks, &|_| {
+            task();
+        });
+    });
+    n_ops as f64 / seconds
+}
+
+fn f32_chains(isa: Isa) -> usize {
+    // Values that stay near 1 however long the chain.
+    let [start, factor, addend] = black_box([1.0, 0.5, 0.5]);
+    let chains = F32Chains {
+        start,
+        factor,
+        addend,
+    };
+    match isa.vector() {
+        None => chains.run_plain(),
+        Some(isa) => isa.run(chains),
+    }
+}
+
+/// The sum of `x`, read in four streams: more than one prefetcher follows.
+struct Sum<'a> {
+    x: &'a [f32],
+}
+
+impl Kernel for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let (chunks, _) = S::chunks(self.x);
+        let len = chunks.len() / 4;
+        let mut acc = [s.splat(0.0); 4];
+        let (a, b) = chunks.split_at(2 * len);
+        let ((a, b), (c, d)) = (a.split_at(len), b.split_at(len));
+        for (((a, b), c), d) in a.iter().zip(b).zip(c).zip(d) {
+            acc[0] = s.add(acc[0], s.load_chunk(a));
+            acc[1] = s.add(acc[1], s.load_chunk(b));
+            acc[2] = s.add(acc[2], s.load_chunk(c));
+            acc[3] = s.add(acc[3], s.load_chunk(d));
+        }
+        s.sum(s.add(s.add(acc[0], acc[1]), s.add(acc[2], acc[3])))
+    }
+}
+
+/// Multiply-adds in as many independent chains as cover the latency of two units.
+struct F32Chains {
+    start: f32,
+    factor: f32,
+    addend: f32,
+}
+
+const N_F32_CHAINS: usize = 12;
+
+impl Kernel for F32Chains {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> usize {
+        let (factor, addend) = (s.splat(self.factor), s.splat(self.addend));
+        let mut acc = [s.splat(self.start); N_F32_CHAINS];
+        for _ in 0..CHAIN_STEPS {
+            for acc in &mut acc {
+                *acc = s.mul_add(*acc, factor, addend);
+            }
+        }
+        let mut sum = s.splat(0.0);
+        for acc in acc {
+            sum = s.add(sum, acc);
+        }
+        black_box(s.sum(sum));
+        2 * S::LANES * N_F32_CHAINS * CHAIN_STEPS
+    }
+}
+
+impl F32Chains {
+    /// As the compiler makes it without being told of any instruction set.
+    fn run_plain(self) -> usize {
+        let mut acc = [self.start; 4 * N_F32_CHAINS];
+        for _ in 0..CHAIN_STEPS {
+            for acc in &mut acc {
+                *acc = *acc * self.factor + self.addend;
+            }
+        }
+        black_box(acc);
+        2 * acc.len() * CHAIN_STEPS
+    }
+}
+
+/// Dot products of bytes. The activations come from the first cache, another vector for each step, or the
+/// products would be made once for all steps.
+struct I8Chains {
+    codes: [[u8; 16]; 8],
+    acts: [[i8; 16]; 16],
+}
+
+impl I8Chains {
+    /// With values that the compiler does not know.
+    fn new() -> I8Chains {
+        I8Chains {
+            codes: black_box(std::array::from_fn(|i| [i as u8; 16])),
+            acts: black_box([[1; 16]; 16]),
+        }
+    }
+}
+
+impl Kernel for I8Chains {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> usize {
+        let mut codes = [s.zero(); 8];
+        for (vector, codes) in codes.iter_mut().zip(&self.codes) {
+            *vector = s.repeat_u8(codes);
+        }
+        let mut sums = [s.zero_dot(); 8];
+        for step in 0..CHAIN_STEPS {
+            let acts = s.repeat_i8(&self.acts[step % 16]);
+            for j in 0..8 {
+                sums[j] = s.dot(sums[j], codes[j], acts);
+            }
+        }
+        let mut total = s.zero_i32();
+        for sum in sums {
+            total = s.add_dot(total, sum);
+        }
+        black_box(s.sum(s.to_f32(total)));
+        // A vector has four bytes for each value of f32.
+        2 * 4 * S::LANES * 8 * CHAIN_STEPS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_sizes_are_read() {
+        assert_eq!(cache_size("32768K\n"), Some(32 << 20));
+        for bad in ["", "K", "12", "-1K", "99999999999999999999K"] {
+            assert_eq!(cache_size(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_sum_reads_every_value() {
+        for isa in Isa::available() {
+            let Some(isa) = isa.vector() else { continue };
+            let x: Vec<f32> = (0..4096).map(|i| (i % 7) as f32).collect();
+            assert_eq!(isa.run(Sum { x: &x }), x.iter().sum::<f32>());
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_has_ceilings() {
+        for isa in Isa::available() {
+            let roofline = Roofline::measure(isa, 2);
+            for rate in [
+                roofline.read_bytes_per_s,
+                roofline.f32_ops_per_s,
+                roofline.i8_ops_per_s,
+            ] {
+                assert!(rate.is_finite() && rate > 0.0, "{isa}: {roofline:?}");
+            }
+        }
+    }
+}

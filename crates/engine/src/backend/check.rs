@@ -1,0 +1,459 @@
+//! Compares a backend with the scalar path, operation by operation over the user's own plan.
+//!
+//! Both run a part of a prompt and then a step of generation. Before each operation that is compared, the
+//! scalar side gets the memory of the other: inputs are the same and errors do not add up, so what differs
+//! afterwards is that operation's doing. Everything that an operation may have written is compared: float
+//! buffers, converted activations, the KV cache. No operation is known by name here, so none can be forgotten.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use rocmforge_cpu::{Acts, Isa, Routing, default_threads};
+use serde::Serialize;
+
+use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
+use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
+use crate::engine::EngineConfig;
+use crate::model::{Model, Weights};
+use crate::plan::{BufferId, Op, Plan};
+use crate::tokenizer::TokenId;
+
+/// Largest error allowed, relative to the largest magnitude in its row. Sums of thousands of products in
+/// f32 differ from those in f64 by a few parts in a million.
+pub const BOUND: f64 = 1e-5;
+/// The same for attention: scores pass through an exponential, which turns their absolute error into a
+/// relative one.
+pub const ATTENTION_BOUND: f64 = 1e-4;
+
+/// Tokens of the compared parts of two prompts: more than one tile of rows, and a rest.
+const PROMPT_ROWS: [usize; 2] = [16, 5];
+/// Most tokens of a step that only fills the cache.
+const FILL_ROWS: usize = 256;
+
+/// A backend that runs one operation at a time and whose memory can be read and set.
+pub trait Stepwise {
+    /// Runs operation `index` of the plan for `batch`.
+    fn run_one(&mut self, index: usize, batch: &Batch);
+
+    /// All that operations read and write; a device copies it to the host.
+    fn memory(&self) -> Memory<'_>;
+
+    fn set_memory(&mut self, memory: &Memory<'_>);
+}
+
+/// What a plan's operations work on.
+pub struct Memory<'a> {
+    /// By [`BufferId`], each `[rows, width]`.
+    pub(super) buffers: Cow<'a, [Vec<f32>]>,
+    pub(super) acts: Cow<'a, [ActsBuffer]>,
+    pub(super) routings: Cow<'a, [Routing]>,
+    pub(super) cache: Cow<'a, [LayerCache]>,
+}
+
+/// Values in rows of `width`.
+pub(super) struct Part<'a> {
+    pub(super) values: Cow<'a, [f32]>,
+    pub(super) width: usize,
+}
+
+/// Which operations are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coverage {
+    /// One of each kind, shape and format in each step: the scalar path is slow.
+    Distinct,
+    All,
+}
+
+/// A part of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Step {
+    /// Some tokens each of two prompts.
+    Prompt,
+    /// The next token of both.
+    Decode,
+}
+
+/// One compared operation.
+#[derive(Debug, Clone, Serialize)]
+pub struct OpCheck {
+    pub step: Step,
+    /// Its place in the plan.
+    pub index: usize,
+    pub op: &'static str,
+    /// The matrix, where the operation has one.
+    pub tensor: Option<String>,
+    pub shape: String,
+    pub format: String,
+    /// Tokens in the step.
+    pub n_tokens: usize,
+    /// Largest difference. Infinite, and null in JSON, if one side has a number where the other has none.
+    pub max_abs: f64,
+    /// Largest difference relative to the largest magnitude in its row.
+    pub max_rel: f64,
+    /// What `max_rel` may be.
+    pub bound: f64,
+    pub passed: bool,
+}
+
+/// What came of a check.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Operations of all steps.
+    pub n_ops: usize,
+    /// In the order of the run.
+    pub checks: Vec<OpCheck>,
+}
+
+impl Report {
+    pub fn failures(&self) -> impl Iterator<Item = &OpCheck> {
+        self.checks.iter().filter(|check| !check.passed)
+    }
+}
+
+/// Positions that a check of `n_depth` tokens of context needs.
+pub fn n_ctx(n_depth: usize) -> usize {
+    n_depth.saturating_add(PROMPT_ROWS[0] + 1)
+}
+
+/// Compares the kernels that `config` chooses with the scalar path, on text that begins with `tokens`
+/// (repeated as needed), after `n_depth` tokens.
+///
+/// # Panics
+/// If there are no tokens, or `config` is not one that [`crate::Engine::on_cpu`] takes.
+pub fn check_cpu(
+    model: &Model,
+    config: &EngineConfig,
+    tokens: &[TokenId],
+    n_depth: usize,
+    coverage: Coverage,
+) -> Report {
+    assert!(!tokens.is_empty(), "there is a text");
+    let mut plan = model.plan.clone();
+    for table in &mut plan.rope {
+        table.settle(n_ctx(n_depth));
+    }
+    let script = Script::new(tokens, n_depth, config.page);
+    let backend = |isa| {
+        let options = CpuOptions {
+            isa,
+            n_threads: config.n_threads.unwrap_or_else(default_threads),
+            page: config.page,
+            n_blocks: script.n_blocks,
+            kv_type: config.kv_type,
+        };
+        CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
+    };
+    let labels = Labels {
+        plan: &plan,
+        weights: &model.weights,
+        kv_type: format!("{:?}", config.kv_type).to_lowercase(),
+    };
+    compare(
+        &mut backend(config.isa),
+        &mut backend(Isa::Scalar),
+        &script,
+        &labels,
+        coverage,
+    )
+}
+
+/// The steps of a check.
+struct Script {
+    /// Only run, by the checked backend.
+    fill: Vec<Batch>,
+    checked: [(Step, Batch); 2],
+    n_blocks: usize,
+}
+
+impl Script {
+    fn new(tokens: &[TokenId], n_depth: usize, page: usize) -> Script {
+        // The second prompt has pages of its own behind those of the first.
+        let first_blocks = [0, n_ctx(n_depth).div_ceil(page)];
+        let n_blocks = first_blocks[1] + (PROMPT_ROWS[1] + 1).div_ceil(page);
+        let rows = |seqs: &[(usize, usize, usize)]| {
+            let mut batch = Batch::default();
+            for &(seq, first_pos, n_rows) in seqs {
+                let first_row = batch.tokens.len();
+                let last_page = (first_pos + n_rows - 1) / page;
+                let block = |number: usize| (first_blocks[seq] + number) as u32;
+                for position in first_pos..first_pos + n_rows {
+                    let token = tokens[(seq + position) % tokens.len()];
+                    batch.tokens.push(InputToken::Id(token));
+                    batch.positions.push(position as u32);
+                    let slot = block(position / page) * page as u32 + (position % page) as u32;
+                    batch.slots.push(slot);
+                }
+                batch.seqs.push(BatchSeq {
+                    first_row,
+                    n_rows,
+                    first_pos,
+                    block_table: (0..=last_page).map(block).collect(),
+                });
+                batch.logits.push(LogitsRow {
+                    row: batch.tokens.len() - 1,
+                    want: Want::Logits,
+                });
+            }
+            batch
+        };
+        let fill = (0..n_depth).step_by(FILL_ROWS);
+        let fill = fill.map(|first| rows(&[(0, first, FILL_ROWS.min(n_depth - first))]));
+        let [long, short] = PROMPT_ROWS;
+        Script {
+            fill: fill.collect(),
+            checked: [
+                (Step::Prompt, rows(&[(0, n_depth, long), (1, 0, short)])),
+                (Step::Decode, rows(&[(0, n_depth + long, 1), (1, short, 1)])),
+            ],
+            n_blocks,
+        }
+    }
+}
+
+fn compare(
+    checked: &mut dyn Stepwise,
+    oracle: &mut dyn Stepwise,
+    script: &Script,
+    labels: &Labels<'_>,
+    coverage: Coverage,
+) -> Report {
+    let ops = &labels.plan.ops;
+    for batch in &script.fill {
+        (0..ops.len()).for_each(|index| checked.run_one(index, batch));
+    }
+    let mut seen = HashSet::new();
+    let mut checks = Vec::new();
+    for (step, batch) in &script.checked {
+        for (index, op) in ops.iter().enumerate() {
+            let (shape, format) = labels.of(op);
+            let is_new = seen.insert((*step, op.name(), shape.clone(), format.clone()));
+            if !is_new && coverage == Coverage::Distinct {
+                checked.run_one(index, batch);
+                continue;
+            }
+            oracle.set_memory(&checked.memory());
+            checked.run_one(index, batch);
+            oracle.run_one(index, batch);
+            let error = difference(&checked.memory(), &oracle.memory(), labels.plan);
+            let bound = match op {
+                Op::Attention { .. } => ATTENTION_BOUND,
+                _ => BOUND,
+            };
+            checks.push(OpCheck {
+                step: *step,
+                index,
+                op: op.name(),
+                tensor: labels.tensor(op),
+                shape,
+                format,
+                n_tokens: batch.tokens.len(),
+                max_abs: error.abs,
+                max_rel: error.rel,
+                bound,
+                passed: error.rel <= bound,
+            });
+        }
+    }
+    Report {
+        n_ops: script.checked.len() * ops.len(),
+        checks,
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Difference {
+    abs: f64,
+    rel: f64,
+}
+
+impl Difference {
+    const NONE: Difference = Difference { abs: 0.0, rel: 0.0 };
+
+    fn max(self, other: Difference) -> Difference {
+        Difference {
+            abs: self.abs.max(other.abs),
+            rel: self.rel.max(other.rel),
+        }
+    }
+}
+
+/// The largest difference anywhere.
+fn difference(got: &Memory<'_>, expected: &Memory<'_>, plan: &Plan) -> Difference {
+    let mut largest = Difference::NONE;
+    for ((got, expected), info) in got
+        .buffers
+        .iter()
+        .zip(expected.buffers.iter())
+        .zip(&plan.buffers)
+    {
+        largest = largest.max(of_rows(got, expected, info.width));
+    }
+    for (got, expected) in got.acts.iter().zip(expected.acts.iter()) {
+        for (got, expected) in got.groups().iter().zip(expected.groups()) {
+            let (got, expected) = (values(got), values(expected));
+            largest = largest.max(of_rows(&got.values, &expected.values, expected.width));
+        }
+    }
+    // Both sides choose by the same logits.
+    if got.routings != expected.routings {
+        largest = largest.max(Difference {
+            abs: f64::INFINITY,
+            rel: f64::INFINITY,
+        });
+    }
+    for (got, expected) in got.cache.iter().zip(expected.cache.iter()) {
+        if got.is_same(expected) {
+            continue;
+        }
+        for (got, expected) in got.parts().iter().zip(&expected.parts()) {
+            largest = largest.max(of_rows(&got.values, &expected.values, expected.width));
+        }
+    }
+    largest
+}
+
+fn values(acts: &Acts) -> Part<'static> {
+    let width = acts.n_in();
+    let mut values = vec![0.0; acts.n_tokens() * width];
+    if width > 0 {
+        for (token, row) in values.chunks_exact_mut(width).enumerate() {
+            acts.dequantize_row(token, row);
+        }
+    }
+    Part {
+        values: Cow::Owned(values),
+        width,
+    }
+}
+
+/// The largest difference of two matrices with rows of `width`.
+fn of_rows(got: &[f32], expected: &[f32], width: usize) -> Difference {
+    if got.len() != expected.len() {
+        return Difference {
+            abs: f64::INFINITY,
+            rel: f64::INFINITY,
+        };
+    }
+    if got.is_empty() {
+        return Difference::NONE;
+    }
+    let rows = got.chunks(width).zip(expected.chunks(width));
+    rows.fold(Difference::NONE, |largest, (got, expected)| {
+        largest.max(of_row(got, expected))
+    })
+}
+
+fn of_row(got: &[f32], expected: &[f32]) -> Difference {
+    let mut abs = 0f64;
+    let mut scale = f64::from(f32::MIN_POSITIVE);
+    for (&got, &expected) in got.iter().zip(expected) {
+        let same = got == expected || (got.is_nan() && expected.is_nan());
+        let difference = f64::from(got) - f64::from(expected);
+        abs = abs.max(match same {
+            true => 0.0,
+            false if difference.is_nan() => f64::INFINITY,
+            false => difference.abs(),
+        });
+        if expected.is_finite() {
+            scale = scale.max(f64::from(expected.abs()));
+        }
+    }
+    Difference {
+        abs,
+        rel: abs / scale,
+    }
+}
+
+/// What to call operations.
+struct Labels<'a> {
+    plan: &'a Plan,
+    weights: &'a Weights,
+    kv_type: String,
+}
+
+impl Labels<'_> {
+    /// Shape and format, which together with the name say which kernel an operation takes.
+    fn of(&self, op: &Op) -> (String, String) {
+        let width = |id: BufferId| self.plan.buffers[id.0 as usize].width;
+        match *op {
+            Op::MatMul {
+                x, weight, mode, ..
+            } => {
+                let matrix = self.weights.matrix(weight);
+                let acts = self.plan.acts[x.0 as usize].format;
+                let shape = format!("{} -> {}, {mode:?}", matrix.n_in, matrix.n_out);
+                (shape, format!("{} x {acts:?}", matrix.ty.name()))
+            }
+            Op::Embed { table, .. } => {
+                let matrix = self.weights.matrix(table);
+                let shape = format!("{} of {}", matrix.n_in, matrix.n_out);
+                (shape, matrix.ty.name().to_string())
+            }
+            Op::ExpertMatMul {
+                x,
+                weight,
+                n_experts,
+                ..
+            } => {
+                let matrices = self.weights.matrix(weight);
+                let acts = self.plan.acts[x.0 as usize].format;
+                let n_out = matrices.n_out / n_experts;
+                let shape = format!("{} -> {n_out}, {n_experts} experts", matrices.n_in);
+                (shape, format!("{} x {acts:?}", matrices.ty.name()))
+            }
+            Op::Quantize { x, out } | Op::QuantizeExperts { x, out, .. } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                (width(x).to_string(), format!("{format:?}"))
+            }
+            Op::Rope {
+                x, head_dim, style, ..
+            } => {
+                let shape = format!("{} heads of {head_dim}, {style:?}", width(x) / head_dim);
+                (shape, "f32".to_string())
+            }
+            Op::KvAppend { layer, .. } => {
+                let kv = self.plan.kv[layer];
+                let shape = format!("{} heads of {} + {}", kv.n_kv_heads, kv.k_dim, kv.v_dim);
+                (shape, self.kv_type.clone())
+            }
+            Op::Attention { layer, n_heads, .. } => {
+                let kv = self.plan.kv[layer];
+                let window = kv.window.map_or(String::new(), |n| format!(", window {n}"));
+                let shape = format!(
+                    "{n_heads}/{} heads of {} + {}{window}",
+                    kv.n_kv_heads, kv.k_dim, kv.v_dim
+                );
+                (shape, self.kv_type.clone())
+            }
+            ref other => {
+                let from: Vec<String> = other
+                    .reads()
+                    .into_iter()
+                    .map(|x| width(x).to_string())
+                    .collect();
+                let to = other
+                    .writes()
+                    .map_or(String::new(), |out| format!(" -> {}", width(out)));
+                (format!("{}{to}", from.join(", ")), "f32".to_string())
+            }
+        }
+    }
+
+    fn tensor(&self, op: &Op) -> Option<String> {
+        match *op {
+            Op::MatMul { weight, .. }
+            | Op::ExpertMatMul { weight, .. }
+            | Op::AddPositions { table: weight, .. }
+            | Op::Embed { table: weight, .. } => {
+                let name = self.weights.tensor_name(weight)?;
+                Some(rocmforge_gguf::escape_control(name).into_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

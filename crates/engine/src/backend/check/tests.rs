@@ -1,0 +1,224 @@
+//! The check passes what is right and names what is wrong.
+
+use std::path::Path;
+
+use rocmforge_cpu::Pool;
+use rocmforge_gguf::{Gguf, LoadMode};
+
+use super::*;
+use crate::kv_cache::KvType;
+
+fn model() -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
+    Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
+}
+
+fn tokens() -> Vec<TokenId> {
+    (0..40).map(|i| (i * 97 + 5) % 4096).collect()
+}
+
+fn config(isa: Isa) -> EngineConfig {
+    EngineConfig {
+        isa,
+        page: 16,
+        n_threads: Some(2),
+        ..EngineConfig::default()
+    }
+}
+
+#[test]
+fn the_kernels_of_this_machine_pass() {
+    let model = model();
+    for isa in Isa::available() {
+        let report = check_cpu(&model, &config(isa), &tokens(), 40, Coverage::Distinct);
+        assert_eq!(report.n_ops, 2 * model.plan.ops.len());
+        let failures: Vec<&OpCheck> = report.failures().collect();
+        assert!(failures.is_empty(), "{isa}: {failures:#?}");
+        // Every kind of operation of the plan, in both steps.
+        for step in [Step::Prompt, Step::Decode] {
+            let mut ran: Vec<&str> = model.plan.ops.iter().map(Op::name).collect();
+            let checks = report.checks.iter().filter(|check| check.step == step);
+            let mut compared: Vec<&str> = checks.map(|check| check.op).collect();
+            ran.sort_unstable();
+            ran.dedup();
+            compared.sort_unstable();
+            compared.dedup();
+            assert_eq!(ran, compared);
+        }
+        if isa == Isa::Scalar {
+            assert!(report.checks.iter().all(|check| check.max_abs == 0.0));
+        }
+    }
+}
+
+#[test]
+fn all_means_all() {
+    let model = model();
+    let report = check_cpu(&model, &config(Isa::detect()), &tokens(), 0, Coverage::All);
+    assert_eq!(report.checks.len(), report.n_ops);
+    let tensors: HashSet<&String> = report.checks.iter().flat_map(|c| &c.tensor).collect();
+    // Seven matrices in each of ten layers, and the embedding.
+    assert_eq!(tensors.len(), 71);
+    assert_eq!(report.failures().count(), 0);
+}
+
+/// Does one operation wrongly.
+struct Wrong {
+    backend: CpuBackend,
+    index: usize,
+    harm: fn(&mut Memory<'_>),
+}
+
+impl Stepwise for Wrong {
+    fn run_one(&mut self, index: usize, batch: &Batch) {
+        self.backend.run_one(index, batch);
+        if index == self.index {
+            let memory = self.backend.memory();
+            let mut memory = Memory {
+                buffers: Cow::Owned(memory.buffers.into_owned()),
+                acts: Cow::Owned(memory.acts.into_owned()),
+                routings: Cow::Owned(memory.routings.into_owned()),
+                cache: Cow::Owned(memory.cache.into_owned()),
+            };
+            (self.harm)(&mut memory);
+            self.backend.set_memory(&memory);
+        }
+    }
+
+    fn memory(&self) -> Memory<'_> {
+        self.backend.memory()
+    }
+
+    fn set_memory(&mut self, memory: &Memory<'_>) {
+        self.backend.set_memory(memory);
+    }
+}
+
+/// Checks a backend that does `harm` after operation `index`; what fails.
+fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step, usize)> {
+    let script = Script::new(&tokens(), 20, 16);
+    let backend = |isa| {
+        let options = CpuOptions {
+            isa,
+            n_threads: 1,
+            page: 16,
+            n_blocks: script.n_blocks,
+            kv_type: KvType::F16,
+        };
+        CpuBackend::new(model.plan.clone(), Arc::clone(&model.weights), options)
+    };
+    let labels = Labels {
+        plan: &model.plan,
+        weights: &model.weights,
+        kv_type: "f16".to_string(),
+    };
+    let mut wrong = Wrong {
+        backend: backend(Isa::detect()),
+        index,
+        harm,
+    };
+    let mut oracle = backend(Isa::Scalar);
+    let report = compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All);
+    let failures = report.failures();
+    failures.map(|check| (check.step, check.index)).collect()
+}
+
+/// The largest value of a buffer, a little too large.
+fn nudge(values: &mut [f32]) {
+    let largest = (0..values.len()).max_by(|&a, &b| values[a].abs().total_cmp(&values[b].abs()));
+    if let Some(at) = largest {
+        values[at] *= 1.0 + 1e-3;
+    }
+}
+
+#[test]
+fn a_wrong_operation_is_named_and_no_other() {
+    let model = model();
+    let ops = &model.plan.ops;
+    for (index, op) in ops.iter().enumerate().step_by(ops.len() / 7) {
+        let harm: fn(&mut Memory<'_>) = match op {
+            Op::Quantize { .. } | Op::KvAppend { .. } => continue,
+            _ => |memory| memory.buffers.to_mut().iter_mut().for_each(|b| nudge(b)),
+        };
+        let expected = [(Step::Prompt, index), (Step::Decode, index)];
+        assert_eq!(failures(&model, index, harm), expected, "{op:?}");
+    }
+}
+
+#[test]
+fn wrong_conversions_and_cache_writes_are_found() {
+    let model = model();
+    let at = |name: &str| {
+        model
+            .plan
+            .ops
+            .iter()
+            .position(|op| op.name() == name)
+            .unwrap()
+    };
+
+    let quantize = at("quantize");
+    let zeroed = failures(&model, quantize, |memory| {
+        for acts in memory.acts.to_mut() {
+            let ActsBuffer::Rows(acts) = acts else {
+                panic!("forge-mini has no experts");
+            };
+            let (n_tokens, n_in, format) = (acts.n_tokens(), acts.n_in(), acts.format());
+            let zeros = vec![0.0; n_tokens * n_in];
+            acts.quantize(Isa::Scalar, &Pool::new(1), &zeros, n_tokens, n_in, format);
+        }
+    });
+    assert_eq!(zeroed[0], (Step::Prompt, quantize));
+
+    let append = at("kv_append");
+    let lost = failures(&model, append, |memory| {
+        let cache = memory.cache.to_mut();
+        let other = cache[1].clone();
+        cache[0] = other;
+    });
+    assert_eq!(lost[0], (Step::Prompt, append));
+
+    let norm = at("rms_norm");
+    let not_a_number = failures(&model, norm, |memory| {
+        memory.buffers.to_mut()[1][0] = f32::NAN;
+    });
+    assert_eq!(not_a_number[0], (Step::Prompt, norm));
+}
+
+#[test]
+fn differences_are_relative_to_their_row() {
+    let inf = f32::INFINITY;
+    for (got, expected, abs, rel) in [
+        (vec![1.0, 2.0], vec![1.0, 2.0], 0.0, 0.0),
+        (vec![1.0, 2.5], vec![1.0, 2.0], 0.5, 0.25),
+        // The second row is small: its error counts more.
+        (vec![8.0, 8.0, 0.0, 1.5], vec![8.0, 8.5, 0.0, 1.0], 0.5, 0.5),
+        (vec![inf, 1.0], vec![inf, 1.0], 0.0, 0.0),
+        (vec![f32::NAN, 1.0], vec![f32::NAN, 1.0], 0.0, 0.0),
+        (
+            vec![f32::NAN, 1.0],
+            vec![0.0, 1.0],
+            f64::INFINITY,
+            f64::INFINITY,
+        ),
+        (
+            vec![0.0, 1.0],
+            vec![f32::NAN, 1.0],
+            f64::INFINITY,
+            f64::INFINITY,
+        ),
+        (
+            vec![inf, 1.0],
+            vec![-inf, 1.0],
+            f64::INFINITY,
+            f64::INFINITY,
+        ),
+        (vec![1.0], vec![], f64::INFINITY, f64::INFINITY),
+    ] {
+        assert_eq!(
+            of_rows(&got, &expected, 2),
+            Difference { abs, rel },
+            "{got:?}"
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! The CPU backend one operation at a time, for checks.
+
+use std::borrow::Cow;
+
+use half::f16;
+use rocmforge_gguf::{GgmlType, quant};
+
+use super::{CacheData, CpuBackend, LayerCache};
+use crate::backend::check::{Memory, Part, Stepwise};
+use crate::batch::Batch;
+
+impl Stepwise for CpuBackend {
+    fn run_one(&mut self, index: usize, batch: &Batch) {
+        let (tokens, rotations) = self.begin(batch);
+        let op = self.plan.ops[index].clone();
+        self.run_op(&op, batch, &tokens, &rotations);
+    }
+
+    fn memory(&self) -> Memory<'_> {
+        Memory {
+            buffers: Cow::Borrowed(&self.buffers),
+            acts: Cow::Borrowed(&self.acts),
+            routings: Cow::Borrowed(&self.routings),
+            cache: Cow::Borrowed(&self.cache),
+        }
+    }
+
+    fn set_memory(&mut self, memory: &Memory<'_>) {
+        self.buffers.clone_from_slice(&memory.buffers);
+        self.acts.clone_from_slice(&memory.acts);
+        self.routings.clone_from_slice(&memory.routings);
+        self.cache.clone_from_slice(&memory.cache);
+    }
+}
+
+impl LayerCache {
+    /// Keys and values, in rows of one head.
+    pub(in crate::backend) fn parts(&self) -> [Part<'_>; 2] {
+        let part = |data: &CacheData, width| Part {
+            values: Cow::Owned(data.to_f32()),
+            width,
+        };
+        [
+            part(&self.k, self.spec.k_dim),
+            part(&self.v, self.spec.v_dim),
+        ]
+    }
+
+    pub(in crate::backend) fn is_same(&self, other: &LayerCache) -> bool {
+        self.k == other.k && self.v == other.v
+    }
+}
+
+impl CacheData {
+    fn to_f32(&self) -> Vec<f32> {
+        match self {
+            CacheData::F16(bits) => bits
+                .iter()
+                .map(|&bits| f16::from_bits(bits).to_f32())
+                .collect(),
+            CacheData::F32(values) => values.clone(),
+            CacheData::Q8_0(bytes) => {
+                let ty = GgmlType::Q8_0;
+                let mut values = vec![0.0; bytes.len() / ty.block_bytes() * ty.block_len()];
+                quant::dequantize(ty, bytes, &mut values).expect("the cache is whole blocks");
+                values
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Gathering importance matrices, against what llama.cpp's `llama-imatrix` gathered on the same text.
+
+mod common;
+#[path = "common/synth.rs"]
+mod synth;
+
+use std::sync::Arc;
+
+use common::{load, models, read_json};
+use rocmforge_engine::imatrix::{Chunks, Imatrix, gather};
+use rocmforge_engine::model::Model;
+use rocmforge_engine::tokenizer::{EncodeOptions, TokenId};
+use rocmforge_engine::{Continue, Engine, EngineConfig, PrefixSharing};
+use rocmforge_gguf::{GgmlType, Gguf};
+
+fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
+    let config = EngineConfig {
+        n_ctx: Some(n_ctx),
+        prefix_sharing: PrefixSharing::Off,
+        // Steps that do not divide a window.
+        chunk_tokens: 24,
+        ..EngineConfig::default()
+    };
+    let mut engine = Engine::on_cpu(model, None, &config).unwrap();
+    let chunks = Chunks {
+        max: None,
+        on_chunk: &mut |_| Continue::Yes,
+    };
+    gather(&mut engine, model, tokens, None, n_ctx, chunks)
+        .unwrap()
+        .0
+}
+
+#[test]
+fn sums_are_those_of_llama_cpp() {
+    let golden = read_json(&models().join("../crates/engine/tests/fixtures/imatrix.json"));
+    let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
+    let options = EncodeOptions {
+        add_special: true,
+        parse_special: false,
+    };
+    let tokens = loaded
+        .tokenizer
+        .encode(golden["text"].as_str().unwrap(), options);
+    let imatrix = gathered(&loaded.model, &tokens, 64);
+    assert_eq!(
+        u64::from(imatrix.n_chunks),
+        golden["chunks"].as_u64().unwrap()
+    );
+    assert_eq!(imatrix.chunk_size, 64);
+    let expected = golden["entries"].as_object().unwrap();
+    let names = |names: &mut dyn Iterator<Item = &String>| names.cloned().collect::<Vec<_>>();
+    assert_eq!(
+        names(&mut imatrix.entries.keys()),
+        names(&mut expected.keys())
+    );
+    for (name, entry) in &imatrix.entries {
+        let expected: Vec<f64> = serde_json::from_value(expected[name].clone()).unwrap();
+        assert_eq!(entry.counts, [expected[0] as u64], "{name}");
+        let total: f64 = entry.sums.iter().map(|&sum| f64::from(sum)).sum();
+        let columns = entry.sums.iter().step_by(85).map(|&sum| f64::from(sum));
+        // Engines round activations differently; a column is less than a sum over all.
+        assert!((total / expected[1] - 1.0).abs() < 5e-3, "{name}: {total}");
+        for (found, expected) in columns.zip(&expected[2..]) {
+            let near = (found / expected - 1.0).abs() < 0.15;
+            assert!(near, "{name}: {found} instead of {expected}");
+        }
+    }
+}
+
+#[test]
+fn projections_in_one_tensor_count_once() {
+    let model = synth::model("phi3", GgmlType::F32).unwrap().unwrap();
+    let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let imatrix = gathered(&model, &synth::prompt(100, 512), 50);
+    let counts = |name: &str| imatrix.entries[name].counts.clone();
+    for name in ["attn_qkv", "attn_output", "ffn_up", "ffn_down"] {
+        assert_eq!(counts(&format!("blk.3.{name}.weight")), [100], "{name}");
+    }
+    assert_eq!(imatrix.entries.len(), 4 * 4);
+}
