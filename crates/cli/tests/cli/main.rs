@@ -10,6 +10,7 @@ mod chat;
 mod check;
 mod commands;
 mod generate;
+mod lora;
 mod manual;
 #[cfg(feature = "pull")]
 mod mock_hub;
