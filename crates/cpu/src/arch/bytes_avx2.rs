@@ -308,6 +308,11 @@ impl SimdBytes for Avx2 {
     }
 
     #[inline(always)]
+    fn add_scaled_small(self, sum: __m256i, dot: __m256i, scale: __m256i) -> __m256i {
+        self.add_scaled(sum, dot, scale)
+    }
+
+    #[inline(always)]
     fn dot_i16(self, sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
         values!(_mm256_add_epi32(sum, _mm256_madd_epi16(a, b)))
     }

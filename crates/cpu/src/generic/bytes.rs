@@ -126,6 +126,8 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn add_dot(self, sum: Self::I32, dot: Self::Dot) -> Self::I32;
     /// `sum + scale * dot`; [`SimdBytes::repeat_place`] and [`SimdBytes::split_pairs`] make the factors.
     fn add_scaled(self, sum: Self::I32, dot: Self::Dot, scale: Self::Bytes) -> Self::I32;
+    /// [`SimdBytes::add_scaled`] of dots within i16 and a scale that is not negative.
+    fn add_scaled_small(self, sum: Self::I32, dot: Self::Dot, scale: Self::Bytes) -> Self::I32;
     /// `sum` + products of the i16 places of `a` and `b`, neighbours added.
     fn dot_i16(self, sum: Self::I32, a: Self::Bytes, b: Self::Bytes) -> Self::I32;
     /// Adds up every lane of the four vectors: one sum per row, in row order.

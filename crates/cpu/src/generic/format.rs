@@ -52,6 +52,9 @@ pub(crate) trait Format: 'static {
     /// Whether there are integer scales. Without them a block has two groups.
     const SCALED: bool;
 
+    /// Whether no integer scale is negative.
+    const UNSIGNED_SCALES: bool;
+
     /// Activation codes of a block, `[[i8; 16]; GROUPS]`.
     type ActCodes: Fixed<[i8; 16]>;
     /// Sums of activation codes, one per scale, `[i16; GROUPS / GROUPS_PER_SCALE]`.
@@ -208,9 +211,8 @@ pub(crate) const fn offset<S: SimdBytes, F: Format>() -> Offset {
     }
 }
 
-/// Product steps of a scale's codes that one [`SimdBytes::Dot`] gathers without overflow, of
-/// `steps` that are to be made. Both are powers of two.
-pub(crate) const fn dot_steps<S: SimdBytes, F: Format>(steps: usize) -> usize {
+/// The largest power of two of product steps, at most `steps` (one, too), whose sum stays within `limit`.
+const fn steps_within<S: SimdBytes, F: Format>(limit: u32, steps: usize) -> usize {
     let max = match F::CODES {
         Codes::Unsigned { max } => max,
         Codes::Signed => match S::SIGNED_OFFSET {
@@ -218,12 +220,33 @@ pub(crate) const fn dot_steps<S: SimdBytes, F: Format>(steps: usize) -> usize {
             None => 128,
         },
     };
-    let limit = (S::DOT_LIMIT / (S::DOT_PRODUCTS * 127 * max)) as usize;
-    assert!(limit > 0, "one step does not overflow");
+    let limit = (limit / (S::DOT_PRODUCTS * 127 * max)) as usize;
+    if limit == 0 {
+        return 0;
+    }
     let mut n = 1;
     while 2 * n <= limit && 2 * n <= steps {
         n *= 2;
     }
+    n
+}
+
+/// Whether dots within i16, to which [`SimdBytes::add_scaled_small`] is limited, take up four steps: with
+/// fewer what it saves is lost on more of them.
+pub(crate) const fn has_small_dots<S: SimdBytes, F: Format>() -> bool {
+    F::UNSIGNED_SCALES && steps_within::<S, F>(i16::MAX as u32, 4) == 4
+}
+
+/// Product steps of a scale's codes that one [`SimdBytes::Dot`] gathers without overflow, of
+/// `steps` that are to be made. Both are powers of two.
+pub(crate) const fn dot_steps<S: SimdBytes, F: Format>(steps: usize) -> usize {
+    let limit = if has_small_dots::<S, F>() {
+        i16::MAX as u32
+    } else {
+        S::DOT_LIMIT
+    };
+    let n = steps_within::<S, F>(limit, steps);
+    assert!(n > 0, "one step does not overflow");
     n
 }
 

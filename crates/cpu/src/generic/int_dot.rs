@@ -28,7 +28,7 @@ use std::ops::Range;
 
 use super::bytes::SimdBytes;
 use super::format::{
-    Codes, Format, Offset, PackedBlocks, TokenBlocks, dot_steps, n_scales, offset,
+    Codes, Format, Offset, PackedBlocks, TokenBlocks, dot_steps, has_small_dots, n_scales, offset,
 };
 use super::simd::Simd;
 use crate::acts::PACK;
@@ -140,10 +140,12 @@ fn dot_step<S: SimdBytes, F: Format>(s: S, sum: S::Dot, codes: S::Bytes, acts: S
 
 #[inline(always)]
 fn add_dot<S: SimdBytes, F: Format>(s: S, sum: S::I32, dot: S::Dot, scale: S::Bytes) -> S::I32 {
-    if F::SCALED {
-        s.add_scaled(sum, dot, scale)
-    } else {
+    if !F::SCALED {
         s.add_dot(sum, dot)
+    } else if const { has_small_dots::<S, F>() } {
+        s.add_scaled_small(sum, dot, scale)
+    } else {
+        s.add_scaled(sum, dot, scale)
     }
 }
 

@@ -37,6 +37,7 @@ impl Format for Iq4Xs {
     const GROUPS: usize = 16;
     const GROUPS_PER_SCALE: usize = 2;
     const SCALED: bool = true;
+    const UNSIGNED_SCALES: bool = false;
     type ActCodes = [[i8; 16]; 16];
     type ActSums = [i16; 8];
     type PackedCodes = [[i8; 16]; 64];

@@ -76,6 +76,7 @@ fn scales_k4<S: SimdBytes>(s: S, head: S::Bytes) -> Scales<S> {
 
 impl Format for Q2K {
     block_of_256!(Q2K, per_scale: 1);
+    const UNSIGNED_SCALES: bool = true;
     const CODES: Codes = Codes::Unsigned { max: 3 };
     const OFFSET: Offset = Offset::Min;
 
@@ -111,6 +112,7 @@ impl Format for Q2K {
 
 impl Format for Q3K {
     block_of_256!(Q3K, per_scale: 1);
+    const UNSIGNED_SCALES: bool = false;
     const CODES: Codes = Codes::Unsigned { max: 7 };
     const OFFSET: Offset = Offset::Power { log2: 2 };
 
@@ -172,6 +174,7 @@ impl Format for Q3K {
 
 impl Format for Q4K {
     block_of_256!(Q4K, per_scale: 2);
+    const UNSIGNED_SCALES: bool = true;
     const CODES: Codes = Codes::Unsigned { max: 15 };
     const OFFSET: Offset = Offset::Min;
 
@@ -205,6 +208,7 @@ impl Format for Q4K {
 
 impl Format for Q5K {
     block_of_256!(Q5K, per_scale: 2);
+    const UNSIGNED_SCALES: bool = true;
     const CODES: Codes = Codes::Unsigned { max: 31 };
     const OFFSET: Offset = Offset::Min;
 
@@ -246,6 +250,7 @@ impl Format for Q5K {
 
 impl Format for Q6K {
     block_of_256!(Q6K, per_scale: 1);
+    const UNSIGNED_SCALES: bool = false;
     const CODES: Codes = Codes::Unsigned { max: 63 };
     const OFFSET: Offset = Offset::Power { log2: 5 };
 

@@ -34,6 +34,7 @@ macro_rules! block_of_32 {
         const GROUPS: usize = 2;
         const GROUPS_PER_SCALE: usize = 2;
         const SCALED: bool = false;
+        const UNSIGNED_SCALES: bool = false;
         type ActCodes = [[i8; 16]; 2];
         type ActSums = [i16; 1];
         type PackedCodes = [[i8; 16]; 8];
