@@ -4,15 +4,15 @@
 //! product does not depend on which kernel computes it. The two int8 forms are numerically those
 //! of llama.cpp (`quantize_row_q8_0`, `quantize_row_q8_K`).
 
+mod quantize;
+
 use rocmforge_gguf::quant::GgmlType;
-use rocmforge_gguf::quant::legacy::Q8_0;
-use rocmforge_gguf::quant::plain::F16;
 
 use crate::aligned::Floats;
-use crate::arch::Kernel;
-use crate::generic::bytes::Quantize;
-use crate::generic::simd::Simd;
 use crate::{Isa, Pool};
+use quantize::OutRow;
+
+pub(crate) use quantize::{Scalar, quantize_q8_0};
 
 /// The form of activations in a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +89,35 @@ const PAD: usize = 16;
 /// Rows are quantized on several threads in tasks of about this many values.
 const VALUES_PER_TASK: usize = 32 * 1024;
 
+/// Rows of activations before they are in some form.
+#[derive(Clone, Copy)]
+pub(crate) enum RowsFrom<'a> {
+    /// [n_tokens, n_in].
+    Memory(&'a [f32]),
+    /// Writes the row of a token, `[n_in]`.
+    Computed(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
+}
+
+impl RowsFrom<'_> {
+    fn write(self, token: usize, out: &mut [f32]) {
+        match self {
+            RowsFrom::Memory(x) => out.copy_from_slice(row(x, out.len(), token)),
+            RowsFrom::Computed(compute) => compute(token, out),
+        }
+    }
+
+    /// The row of `token`, in `scratch` if it has to be computed.
+    fn row<'s>(&'s self, token: usize, n_in: usize, scratch: &'s mut [f32]) -> &'s [f32] {
+        match self {
+            RowsFrom::Memory(x) => row(x, n_in, token),
+            RowsFrom::Computed(compute) => {
+                compute(token, scratch);
+                scratch
+            }
+        }
+    }
+}
+
 /// A group of tokens in an int8 form; see [`Packed`].
 #[derive(Clone, Copy)]
 pub(crate) struct PackedRow<'a> {
@@ -150,12 +179,24 @@ impl Acts {
         format: ActFormat,
     ) {
         assert_eq!(x.len(), n_tokens * n_in, "x is [n_tokens, n_in]");
+        self.fill(isa, pool, [n_tokens, n_in], format, RowsFrom::Memory(x));
+    }
+
+    /// [`Acts::quantize`] of rows from anywhere.
+    pub(crate) fn fill(
+        &mut self,
+        isa: Isa,
+        pool: &Pool,
+        [n_tokens, n_in]: [usize; 2],
+        format: ActFormat,
+        from: RowsFrom<'_>,
+    ) {
         assert!(
             n_in.is_multiple_of(format.block_len()),
             "a row of {n_in} values is not whole blocks of {format:?}"
         );
         (self.format, self.n_tokens, self.n_in) = (format, n_tokens, n_in);
-        if x.is_empty() {
+        if n_tokens * n_in == 0 {
             return;
         }
         let rows_per_task = (VALUES_PER_TASK / n_in).max(1);
@@ -163,12 +204,10 @@ impl Acts {
             let stride = self.stride();
             self.values.resize(n_tokens * stride);
             pool.for_each_rows(&mut self.values, stride, rows_per_task, &|first, rows| {
-                for (row, x) in rows
-                    .chunks_exact_mut(stride)
-                    .zip(x.chunks_exact(n_in).skip(first))
-                {
-                    row[..n_in].copy_from_slice(x);
-                    row[n_in..].fill(0.0);
+                for (i, row) in rows.chunks_exact_mut(stride).enumerate() {
+                    let (row, padding) = row.split_at_mut(n_in);
+                    from.write(first + i, row);
+                    padding.fill(0.0);
                 }
             });
             return;
@@ -178,25 +217,27 @@ impl Acts {
         self.scales.resize(n_tokens * n_blocks, 0.0);
         self.sums16.resize(n_tokens * n_in / 16, 0);
         self.sums32.resize(n_tokens * n_in / 32, 0);
-        let mut rows: Vec<QuantizeRow> = x
-            .chunks_exact(n_in)
-            .zip(self.codes.chunks_exact_mut(n_in / 16))
+        let mut rows: Vec<OutRow<'_>> = self
+            .codes
+            .chunks_exact_mut(n_in / 16)
             .zip(self.scales.chunks_exact_mut(n_blocks))
             .zip(self.sums16.chunks_exact_mut(n_in / 16))
             .zip(self.sums32.chunks_exact_mut(n_in / 32))
-            .map(|((((x, codes), scales), sums16), sums32)| QuantizeRow {
-                x,
+            .map(|(((codes, scales), sums16), sums32)| OutRow {
                 codes,
                 scales,
                 sums16,
                 sums32,
             })
             .collect();
-        pool.for_each_rows(&mut rows, 1, rows_per_task, &|_, rows| {
-            let kernel = QuantizeRows { rows, format };
-            match isa.vector() {
-                None => kernel.run_with(Scalar),
-                Some(isa) => isa.run(kernel),
+        pool.for_each_rows(&mut rows, 1, rows_per_task, &|first, rows| {
+            let mut scratch = match from {
+                RowsFrom::Memory(_) => Vec::new(),
+                RowsFrom::Computed(_) => vec![0.0; n_in],
+            };
+            for (i, out) in rows.iter_mut().enumerate() {
+                let x = from.row(first + i, n_in, &mut scratch);
+                quantize::row(isa, format, x, out);
             }
         });
         if n_tokens > 1 {
@@ -340,128 +381,4 @@ fn chunks_or_empty<T>(x: &mut [T], len: usize, n: usize) -> impl Iterator<Item =
 
 fn row<T>(rows: &[T], row_len: usize, i: usize) -> &[T] {
     &rows[i * row_len..(i + 1) * row_len]
-}
-
-struct QuantizeRow<'a> {
-    x: &'a [f32],
-    codes: &'a mut [[i8; 16]],
-    scales: &'a mut [f32],
-    sums16: &'a mut [i16],
-    sums32: &'a mut [i16],
-}
-
-struct QuantizeRows<'a, 'b> {
-    rows: &'a mut [QuantizeRow<'b>],
-    format: ActFormat,
-}
-
-impl Kernel for QuantizeRows<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        self.run_with(simd);
-    }
-}
-
-impl QuantizeRows<'_, '_> {
-    #[inline(always)]
-    fn run_with<Q: Quantize>(self, q: Q) {
-        for row in self.rows {
-            match self.format {
-                ActFormat::Q8x256 => quantize_row::<Q, 8>(q, row),
-                ActFormat::Q8x32 | ActFormat::F32 => quantize_row::<Q, 1>(q, row),
-            }
-        }
-    }
-}
-
-/// Quantizes blocks of `N` times 32 values.
-#[inline(always)]
-fn quantize_row<Q: Quantize, const N: usize>(q: Q, row: &mut QuantizeRow<'_>) {
-    let (x, _) = row.x.as_chunks::<32>();
-    let (x, _) = x.as_chunks::<N>();
-    let (codes, _) = row.codes.as_chunks_mut::<2>();
-    let (codes, _) = codes.as_chunks_mut::<N>();
-    let (sums16, _) = row.sums16.as_chunks_mut::<2>();
-    let (sums16, _) = sums16.as_chunks_mut::<N>();
-    let (sums32, _) = row.sums32.as_chunks_mut::<N>();
-    let blocks = x.iter().zip(codes).zip(sums16).zip(sums32);
-    for ((((x, codes), sums16), sums32), scale) in blocks.zip(row.scales.iter_mut()) {
-        let mut max_bits = 0;
-        for x in x {
-            max_bits = max_bits.max(q.max_abs_bits(x));
-        }
-        let max = f32::from_bits(max_bits);
-        let (factor, d) = match N {
-            1 => q8x32_scale(q, max),
-            _ => q8x256_scale(max),
-        };
-        *scale = if max.is_finite() { d } else { f32::NAN };
-        if !(max.is_finite() && factor.is_finite()) {
-            // Nothing that could be divided by the scale.
-            *codes = [[[0; 16]; 2]; N];
-            *sums16 = [[0; 2]; N];
-            *sums32 = [0; N];
-            continue;
-        }
-        for i in 0..N {
-            let sums = q.quantize(&x[i], factor, &mut codes[i]);
-            sums16[i] = sums;
-            sums32[i] = sums[0] + sums[1];
-        }
-    }
-}
-
-/// Quantizes a block of the KV cache, to what [`ActFormat::Q8x32`] makes of the same values.
-#[inline(always)]
-pub(crate) fn quantize_q8_0<Q: Quantize>(q: Q, x: &[f32; 32]) -> Q8_0 {
-    let max = f32::from_bits(q.max_abs_bits(x));
-    let (factor, d) = q8x32_scale(q, max);
-    let mut codes = [[0; 16]; 2];
-    if max.is_finite() && factor.is_finite() {
-        q.quantize(x, factor, &mut codes);
-    }
-    let mut block = Q8_0 {
-        d: F16::from_f32(if max.is_finite() { d } else { f32::NAN }),
-        qs: [0; 32],
-    };
-    block.qs.copy_from_slice(codes.as_flattened());
-    block
-}
-
-/// What values are multiplied with, and what codes are. The first is infinite for a block that is
-/// zero or too small to divide by.
-#[inline(always)]
-fn q8x32_scale<Q: Quantize>(q: Q, max: f32) -> (f32, f32) {
-    let d = max / 127.0;
-    (1.0 / d, q.round_to_f16(d))
-}
-
-/// As [`q8x32_scale`]; a scale is then zero.
-#[inline(always)]
-fn q8x256_scale(max: f32) -> (f32, f32) {
-    let factor = 127.0 / max;
-    (factor, 1.0 / factor)
-}
-
-/// Quantization without vectors.
-#[derive(Clone, Copy)]
-pub(crate) struct Scalar;
-
-impl Quantize for Scalar {
-    fn max_abs_bits(self, x: &[f32; 32]) -> u32 {
-        x.iter().fold(0, |max, x| max.max(x.abs().to_bits()))
-    }
-
-    fn quantize(self, x: &[f32; 32], factor: f32, q: &mut [[i8; 16]; 2]) -> [i16; 2] {
-        for (q, x) in q.as_flattened_mut().iter_mut().zip(x) {
-            *q = (x * factor).round_ties_even() as i8;
-        }
-        q.map(|half| half.iter().map(|&q| i16::from(q)).sum())
-    }
-
-    fn round_to_f16(self, x: f32) -> f32 {
-        F16::from_f32(x).to_f32()
-    }
 }

@@ -12,17 +12,18 @@ const LINE: usize = 16;
 struct Line([f32; LINE]);
 
 /// A slice of f32, whole cache lines.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Floats(Vec<Line>);
 
 impl Floats {
-    pub(crate) fn new() -> Floats {
-        Floats::default()
+    pub(crate) const fn new() -> Floats {
+        Floats(Vec::new())
     }
 
     /// Makes it `len` values long, rounded up to whole lines; new ones are 0.
     pub(crate) fn resize(&mut self, len: usize) {
-        self.0.resize(len.div_ceil(LINE), Line([0.0; LINE]));
+        let n_lines = len.div_ceil(LINE);
+        self.0.resize(n_lines, Line([0.0; LINE]));
     }
 }
 

@@ -299,7 +299,7 @@ pub fn expert_matmul(
     let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
     let mut cols_per_task = n_out;
     for (i, (group, w)) in routing.groups.iter().zip(&experts).enumerate() {
-        let (rows_per_task, cols) = task_shape(pool, w, &acts.groups[i], row_bytes);
+        let (rows_per_task, cols) = task_shape(pool, w.n_out, &acts.groups[i], row_bytes);
         cols_per_task = cols_per_task.min(cols);
         for start in group.rows.clone().step_by(rows_per_task) {
             parts.push((i, start..(start + rows_per_task).min(group.rows.end)));
@@ -309,7 +309,7 @@ pub fn expert_matmul(
     pool.for_each_range(out, n_out, &ranges, cols_per_task, &|part, tile| {
         let group = parts[part].0;
         let job = Job {
-            w: &experts[group],
+            w: experts[group],
             acts: &acts.groups[group],
             bias: None,
             mode: OutMode::Store,

@@ -28,10 +28,12 @@ pub use experts::{
     Choice, ExpertActs, ExpertWeights, Router, Routing, RowsOf, combine_experts, expert_matmul,
 };
 pub use isa::Isa;
-pub use matmul::{OutMode, Weight, get_rows, is_fast, matmul};
+pub use matmul::{
+    Gate, OutMode, Product, Weight, get_rows, is_fast, matmul, matmul_all, matmul_gated,
+};
 pub use ops::{
     Activation, RopeStyle, activate, add, add_gated, argmax, gated_activation, kv_append,
-    layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
+    layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, soft_cap,
 };
-pub use pool::{MAX_THREADS, Pool, Tile, default_threads};
+pub use pool::{MAX_THREADS, MatrixMut, Pool, Tile, default_threads};
 pub use roofline::Roofline;

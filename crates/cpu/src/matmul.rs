@@ -4,15 +4,18 @@
 //! [`matmul`] splits the output into tiles and runs each on the kernel of its format and
 //! instruction set. The scalar kernel dequantizes both sides and is the oracle of the others.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use rocmforge_gguf::quant::{self, GgmlType, iq, k, legacy, mxfp, plain};
 
 use crate::Isa;
 use crate::acts::{ActFormat, Acts, act_format};
+use crate::aligned::Floats;
 use crate::arch::Vector;
 use crate::generic::tile::{DequantizedTile, FloatTile, IntTile};
-use crate::pool::{Pool, Tile};
+use crate::ops::{Activation, gate_in_place};
+use crate::pool::{MatrixMut, Pool, Tile};
 
 /// A weight matrix [n_out, n_in], row-major, in blocks as in a file.
 #[derive(Clone, Copy)]
@@ -63,13 +66,30 @@ impl Weight<'_> {
 
 /// One product, as its tiles see it.
 pub(crate) struct Job<'a> {
-    pub w: &'a Weight<'a>,
+    pub w: Weight<'a>,
     pub acts: &'a Acts,
     pub bias: Option<&'a [f32]>,
     pub mode: OutMode,
 }
 
 impl Job<'_> {
+    /// # Panics
+    /// If shapes do not fit together, with `out_len` values of the output.
+    fn check(&self, out_len: usize) -> usize {
+        let row_bytes = self.w.check();
+        let (w, acts) = (&self.w, self.acts);
+        assert_eq!(acts.n_in(), w.n_in, "acts are [n_tokens, n_in]");
+        assert_eq!(acts.format(), act_format(w.ty), "{} weights", w.ty.name());
+        assert_eq!(
+            out_len,
+            acts.n_tokens() * w.n_out,
+            "out is [n_tokens, n_out]"
+        );
+        let bias = self.bias;
+        assert!(bias.is_none_or(|b| b.len() == w.n_out), "bias is [n_out]");
+        row_bytes
+    }
+
     /// Adds bias and residual to products of `token` with the weight rows from `first` on, and
     /// writes them to the tile.
     #[inline]
@@ -95,6 +115,17 @@ const TOKENS_BYTES: usize = 1024 * 1024;
 /// Rows of a task are a multiple of this: two of the longest vectors of any instruction set.
 const ROWS_STEP: usize = 32;
 
+/// A product of activations with one weight matrix.
+pub struct Product<'a> {
+    /// [n_out, n_in].
+    pub w: Weight<'a>,
+    /// `[n_out]`.
+    pub bias: Option<&'a [f32]>,
+    pub mode: OutMode,
+    /// [n_tokens, n_out].
+    pub out: &'a mut [f32],
+}
+
 /// out = acts * w^T + bias: `out` [n_tokens, n_out], `acts` [n_tokens, n_in], `bias` `[n_out]`.
 ///
 /// Every element has the same bits for any number of tokens, rows and threads.
@@ -111,25 +142,101 @@ pub fn matmul(
     mode: OutMode,
     out: &mut [f32],
 ) {
-    let row_bytes = w.check();
-    let n_tokens = acts.n_tokens();
-    assert_eq!(acts.n_in(), w.n_in, "acts are [n_tokens, n_in]");
-    assert_eq!(acts.format(), act_format(w.ty), "{} weights", w.ty.name());
-    assert_eq!(out.len(), n_tokens * w.n_out, "out is [n_tokens, n_out]");
-    assert!(bias.is_none_or(|b| b.len() == w.n_out), "bias is [n_out]");
+    let w = *w;
+    matmul_all(isa, pool, acts, vec![Product { w, bias, mode, out }]);
+}
+
+/// Several products with the same activations in one pass, which the threads of `pool` share without a
+/// wait in between: the bits are those of [`matmul`].
+///
+/// # Panics
+/// As [`matmul`].
+pub fn matmul_all(isa: Isa, pool: &Pool, acts: &Acts, products: Vec<Product<'_>>) {
+    let (mut jobs, mut outs) = (Vec::new(), Vec::new());
+    let (mut n_rows, mut row_bytes) = (0, 0);
+    for Product { w, bias, mode, out } in products {
+        let job = Job {
+            w,
+            acts,
+            bias,
+            mode,
+        };
+        row_bytes = job.check(out.len()).max(row_bytes);
+        n_rows += w.n_out;
+        if !out.is_empty() {
+            jobs.push(job);
+            outs.push(MatrixMut {
+                values: out,
+                row_len: w.n_out,
+            });
+        }
+    }
+    if outs.is_empty() {
+        return;
+    }
+    let (tokens_per_task, rows_per_task) = task_shape(pool, n_rows, acts, row_bytes);
+    pool.for_each_tile(outs, tokens_per_task, rows_per_task, &|i, tile| {
+        run_tile(isa, &jobs[i], tile);
+    });
+}
+
+/// One of two products whose rows meet in a gate.
+#[derive(Clone, Copy)]
+pub struct Gate<'a> {
+    /// [n_out, n_in].
+    pub w: Weight<'a>,
+    /// `[n_out]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// `out = activation(acts * gate^T) * (acts * up^T)`, in one pass: the bits are those of two products
+/// and [`crate::gated_activation`]. `out` [n_tokens, n_out].
+///
+/// # Panics
+/// As [`matmul`], or if the two matrices have different shapes.
+pub fn matmul_gated(
+    isa: Isa,
+    pool: &Pool,
+    acts: &Acts,
+    [gate, up]: [Gate<'_>; 2],
+    activation: Activation,
+    out: &mut [f32],
+) {
+    let [gate, up] = [gate, up].map(|side| Job {
+        w: side.w,
+        acts,
+        bias: side.bias,
+        mode: OutMode::Store,
+    });
+    let row_bytes = gate.check(out.len()) + up.check(out.len());
+    let row_len = gate.w.n_out;
     if out.is_empty() {
         return;
     }
-    let job = Job {
-        w,
-        acts,
-        bias,
-        mode,
-    };
-    let (tokens_per_task, rows_per_task) = task_shape(pool, w, acts, row_bytes);
-    pool.for_each_tile(out, w.n_out, tokens_per_task, rows_per_task, &|tile| {
-        run_tile(isa, &job, tile);
+    let (tokens_per_task, rows_per_task) = task_shape(pool, row_len, acts, row_bytes);
+    let outs = vec![MatrixMut {
+        values: out,
+        row_len,
+    }];
+    pool.for_each_tile(outs, tokens_per_task, rows_per_task, &|_, tile| {
+        let (tokens, cols) = (tile.rows(), tile.cols());
+        run_tile(isa, &gate, tile);
+        GATED.with_borrow_mut(|scratch| {
+            let n = tokens.len() * cols.len();
+            scratch.resize(n);
+            let ups = &mut scratch[..n];
+            let mut up_tile = Tile::of(ups, tokens.clone(), cols.clone());
+            run_tile(isa, &up, &mut up_tile);
+            for (token, up) in tokens.zip(ups.chunks_exact(cols.len())) {
+                gate_in_place(isa, activation, up, tile.row(token));
+            }
+        });
     });
+}
+
+thread_local! {
+    /// The other half of a tile of [`matmul_gated`].
+    static GATED: RefCell<Floats> = const { RefCell::new(Floats::new()) };
 }
 
 /// One task of a product.
@@ -141,10 +248,10 @@ pub(crate) fn run_tile(isa: Isa, job: &Job<'_>, tile: &mut Tile<'_>) {
     }
 }
 
-/// Tokens and weight rows of a task.
+/// Tokens and weight rows of a task, of `n_rows` rows of at most `row_bytes`.
 pub(crate) fn task_shape(
     pool: &Pool,
-    w: &Weight<'_>,
+    n_rows: usize,
     acts: &Acts,
     row_bytes: usize,
 ) -> (usize, usize) {
@@ -152,12 +259,12 @@ pub(crate) fn task_shape(
         ActFormat::F32 => 4,
         ActFormat::Q8x32 | ActFormat::Q8x256 => 1,
     };
-    let tokens = (TOKENS_BYTES / (w.n_in * act_bytes)).max(48) / 24 * 24;
+    let tokens = (TOKENS_BYTES / (acts.n_in() * act_bytes).max(1)).max(48) / 24 * 24;
     let tokens = tokens.min(acts.n_tokens());
     // Enough tasks that a thread which is late does not keep the others waiting.
-    let fair = w.n_out.div_ceil(4 * pool.n_threads());
+    let fair = n_rows.div_ceil(4 * pool.n_threads());
     let rows = if tokens <= 4 {
-        fair.min(STREAM_TASK_BYTES / row_bytes)
+        fair.min(STREAM_TASK_BYTES / row_bytes.max(1))
     } else {
         fair.min(128)
     };
@@ -248,6 +355,10 @@ mod tests {
         (0..bytes).map(|i| (i * i / 7 % 97) as u8 & 0x3f).collect()
     }
 
+    fn matrix(values: &mut [f32], row_len: usize) -> MatrixMut<'_> {
+        MatrixMut { values, row_len }
+    }
+
     /// Every format has a kernel today, so the path for those without is taken here by hand.
     #[test]
     fn dequantized_rows_match_the_oracle() {
@@ -273,17 +384,17 @@ mod tests {
                     let mut acts = Acts::new();
                     acts.quantize(isa, &pool, &x, n_tokens, n_in, ActFormat::F32);
                     let job = Job {
-                        w: &w,
+                        w,
                         acts: &acts,
                         bias: None,
                         mode: OutMode::Store,
                     };
                     let mut out = vec![f32::NAN; n_tokens * n_out];
-                    pool.for_each_tile(&mut out, n_out, 7, 16, &|tile| {
+                    pool.for_each_tile(vec![matrix(&mut out, n_out)], 7, 16, &|_, tile| {
                         vector.run(DequantizedTile { job: &job, tile });
                     });
                     let mut expected = vec![f32::NAN; n_tokens * n_out];
-                    pool.for_each_tile(&mut expected, n_out, 7, 16, &|tile| {
+                    pool.for_each_tile(vec![matrix(&mut expected, n_out)], 7, 16, &|_, tile| {
                         scalar_tile(&job, tile);
                     });
                     let largest = expected.iter().fold(0f32, |m, y| m.max(y.abs()));

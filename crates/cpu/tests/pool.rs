@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rocmforge_cpu::Pool;
+use rocmforge_cpu::{MatrixMut, Pool};
 
 fn check_each_task_once(pool: &Pool, n_tasks: usize) {
     let counts: Vec<AtomicU32> = (0..n_tasks).map(|_| AtomicU32::new(0)).collect();
@@ -171,19 +171,33 @@ fn idle_workers_use_no_cpu() {
 fn tiles_cover_the_matrix_once() {
     for n_threads in [1, 3] {
         let pool = Pool::new(n_threads);
-        for (n_rows, row_len) in [(1, 1), (1, 100), (7, 33), (64, 5)] {
+        for (n_rows, row_lens) in [
+            (1, vec![1]),
+            (1, vec![100, 3]),
+            (7, vec![33, 1, 64]),
+            (64, vec![5]),
+        ] {
             for (rows_per_task, cols_per_task) in [(1, 1), (2, 16), (3, 1000), (usize::MAX, 8)] {
-                let mut out = vec![0.0f32; n_rows * row_len];
-                pool.for_each_tile(&mut out, row_len, rows_per_task, cols_per_task, &|tile| {
+                let mut outs: Vec<Vec<f32>> =
+                    row_lens.iter().map(|n| vec![0.0; n_rows * n]).collect();
+                let matrices = outs.iter_mut().zip(&row_lens);
+                let matrices = matrices.map(|(values, row_len)| MatrixMut {
+                    values,
+                    row_len: *row_len,
+                });
+                let matrices = matrices.collect();
+                pool.for_each_tile(matrices, rows_per_task, cols_per_task, &|i, tile| {
                     for r in tile.rows() {
                         let cols = tile.cols();
                         for (x, c) in tile.row(r).iter_mut().zip(cols) {
-                            *x += (r * row_len + c + 1) as f32;
+                            *x += (1000 * i + r * row_lens[i] + c + 1) as f32;
                         }
                     }
                 });
-                for (i, &x) in out.iter().enumerate() {
-                    assert_eq!(x, (i + 1) as f32);
+                for (m, out) in outs.iter().enumerate() {
+                    for (i, &x) in out.iter().enumerate() {
+                        assert_eq!(x, (1000 * m + i + 1) as f32);
+                    }
                 }
             }
         }
@@ -228,5 +242,10 @@ fn ranges_that_leave_the_matrix_are_refused() {
 fn an_empty_matrix_has_no_tasks() {
     let pool = Pool::new(2);
     pool.for_each_rows::<f32>(&mut [], 4, 1, &|_, _| panic!("no task"));
-    pool.for_each_tile(&mut [], 4, 1, 1, &|_| panic!("no task"));
+    pool.for_each_tile(vec![], 1, 1, &|_, _| panic!("no task"));
+    let empty = MatrixMut {
+        values: &mut [],
+        row_len: 4,
+    };
+    pool.for_each_tile(vec![empty], 1, 1, &|_, _| panic!("no task"));
 }

@@ -296,7 +296,7 @@ impl<P: Plain> Rows for PlainRows<'_, P> {
     }
 }
 
-impl Rows for &Weight<'_> {
+impl Rows for Weight<'_> {
     #[inline(always)]
     fn widen<S: Simd>(&self, _: S, i: usize, from: usize, out: &mut [f32]) {
         let n = out.len().min(self.n_in - from);

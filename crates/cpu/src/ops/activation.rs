@@ -61,6 +61,25 @@ pub fn gated_activation(
     });
 }
 
+/// `out = activation(out) * up`, on this thread.
+pub(crate) fn gate_in_place(isa: Isa, activation: Activation, up: &[f32], out: &mut [f32]) {
+    match activation {
+        Activation::Silu => gate_with(isa, Silu, up, out),
+        Activation::GeluTanh => gate_with(isa, GeluTanh, up, out),
+    }
+}
+
+fn gate_with<C: Curve>(isa: Isa, curve: C, up: &[f32], out: &mut [f32]) {
+    match isa.vector() {
+        None => {
+            for (out, up) in out.iter_mut().zip(up) {
+                *out = curve.scalar(f64::from(*out)) as f32 * up;
+            }
+        }
+        Some(isa) => isa.run(InPlace { curve, up, out }),
+    }
+}
+
 /// A function of one value. Both of ours are `x / (1 + e^-t)`, for a `t` of `x`.
 trait Curve: Copy {
     /// By its definition.
@@ -162,6 +181,30 @@ impl<C: Curve> Kernel for Gated<'_, C> {
         }
         if !out_tail.is_empty() {
             let y = value(s, self.curve, s.load_part(x_tail, 0.0));
+            s.store_part(s.mul(y, s.load_part(up_tail, 0.0)), out_tail);
+        }
+    }
+}
+
+struct InPlace<'a, C> {
+    curve: C,
+    up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl<C: Curve> Kernel for InPlace<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (ups, up_tail) = S::chunks(self.up);
+        let (outs, out_tail) = S::chunks_mut(self.out);
+        for (up, out) in ups.iter().zip(outs) {
+            let y = value(s, self.curve, s.load_chunk(out));
+            s.store_chunk(s.mul(y, s.load_chunk(up)), out);
+        }
+        if !out_tail.is_empty() {
+            let y = value(s, self.curve, s.load_part(out_tail, 0.0));
             s.store_part(s.mul(y, s.load_part(up_tail, 0.0)), out_tail);
         }
     }

@@ -17,10 +17,11 @@ pub use activation::{Activation, activate, gated_activation};
 pub use elementwise::{add, add_gated};
 pub use kv::kv_append;
 pub use logits::{argmax, log_sum_exp};
-pub use norm::{layer_norm, rms_norm};
+pub use norm::{layer_norm, rms_norm, rms_norm_acts};
 pub use rope::{RopeStyle, rope};
 pub use soft_cap::soft_cap;
 
+pub(crate) use activation::gate_in_place;
 pub(crate) use soft_cap::capped;
 
 use crate::pool::Pool;

@@ -1,6 +1,7 @@
 //! Root mean square normalization (Zhang and Sennrich 2019) and layer normalization (Ba et al. 2016).
 
 use super::rows_per_task;
+use crate::acts::{ActFormat, Acts, RowsFrom};
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
@@ -25,16 +26,45 @@ pub fn rms_norm(isa: Isa, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out:
     let rows = rows_per_task(pool, x.len() / width, width);
     pool.for_each_rows(out, width, rows, &|first, out| {
         let x = &x[first * width..first * width + out.len()];
-        match isa.vector() {
-            None => scalar(x, weight, eps, out),
-            Some(isa) => isa.run(RmsNorm {
-                x,
-                weight,
-                eps,
-                out,
-            }),
-        }
+        rms_norm_rows(isa, x, weight, eps, out);
     });
+}
+
+/// [`rms_norm`] of the rows of `x` [n_rows, weight.len()], in the form `format` of activations: the same
+/// bits as one after the other.
+///
+/// # Panics
+/// If `x` is not whole rows, or a row is not whole blocks of `format`.
+pub fn rms_norm_acts(
+    isa: Isa,
+    pool: &Pool,
+    x: &[f32],
+    (weight, eps): (&[f32], f32),
+    format: ActFormat,
+    acts: &mut Acts,
+) {
+    let width = weight.len();
+    assert!(
+        width > 0 && x.len().is_multiple_of(width),
+        "x holds whole rows"
+    );
+    let norm = |token: usize, out: &mut [f32]| {
+        rms_norm_rows(isa, &x[token * width..][..width], weight, eps, out);
+    };
+    let shape = [x.len() / width, width];
+    acts.fill(isa, pool, shape, format, RowsFrom::Computed(&norm));
+}
+
+fn rms_norm_rows(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    match isa.vector() {
+        None => scalar(x, weight, eps, out),
+        Some(isa) => isa.run(RmsNorm {
+            x,
+            weight,
+            eps,
+            out,
+        }),
+    }
 }
 
 /// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, on rows of `weight.len()` values.

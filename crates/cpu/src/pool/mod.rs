@@ -23,5 +23,5 @@ mod split;
 mod topology;
 
 pub use run::{MAX_THREADS, Pool};
-pub use split::Tile;
+pub use split::{MatrixMut, Tile};
 pub use topology::default_threads;

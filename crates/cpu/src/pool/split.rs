@@ -41,38 +41,53 @@ impl Pool {
         });
     }
 
-    /// Splits `out` [n_rows, row_len] into tiles of `rows_per_task` rows by `cols_per_task`
-    /// columns and calls `f` on each. Tasks go through all rows of a column range before the next,
-    /// so that weights (one row per column of `out`) stay in cache.
+    /// Splits `outs`, matrices of the same number of rows, into tiles of `rows_per_task` rows by
+    /// `cols_per_task` columns and calls `f(i, tile)` on each tile of matrix `i`. Tasks go through
+    /// all rows of a column range before the next, so that weights (one row per column of an output)
+    /// stay in cache.
     ///
     /// # Panics
-    /// If `out` is not whole rows, or a tile size is 0.
+    /// If an output is not whole rows, numbers of rows differ, or a tile size is 0.
     pub fn for_each_tile(
         &self,
-        out: &mut [f32],
-        row_len: usize,
+        outs: Vec<MatrixMut<'_>>,
         rows_per_task: usize,
         cols_per_task: usize,
-        f: &(dyn Fn(&mut Tile<'_>) + Sync),
+        f: &(dyn Fn(usize, &mut Tile<'_>) + Sync),
     ) {
-        if out.is_empty() {
-            return;
-        }
         assert!(
             rows_per_task > 0 && cols_per_task > 0,
             "a tile is not empty"
         );
-        let matrix = Matrix::new(out, row_len);
-        let rows_per_task = rows_per_task.min(matrix.n_rows);
-        let cols_per_task = cols_per_task.min(row_len);
-        let n_row_tiles = matrix.n_rows.div_ceil(rows_per_task);
-        self.run(n_row_tiles * row_len.div_ceil(cols_per_task), &|task| {
+        let outs = outs.into_iter();
+        let matrices: Vec<Matrix<'_>> = outs
+            .map(|out| Matrix::new(out.values, out.row_len))
+            .collect();
+        let n_rows = matrices.first().map_or(0, |matrix| matrix.n_rows);
+        assert!(
+            matrices.iter().all(|matrix| matrix.n_rows == n_rows),
+            "outputs have the same number of rows"
+        );
+        if n_rows == 0 {
+            return;
+        }
+        let rows_per_task = rows_per_task.min(n_rows);
+        let n_row_tiles = n_rows.div_ceil(rows_per_task);
+        let n_tasks = |matrix: &Matrix<'_>| n_row_tiles * matrix.row_len.div_ceil(cols_per_task);
+        self.run(matrices.iter().map(n_tasks).sum(), &|task| {
+            let (mut i, mut task) = (0, task);
+            while task >= n_tasks(&matrices[i]) {
+                task -= n_tasks(&matrices[i]);
+                i += 1;
+            }
+            let matrix = &matrices[i];
             let first_row = task % n_row_tiles * rows_per_task;
             let first_col = task / n_row_tiles * cols_per_task;
-            let rows = first_row..(first_row + rows_per_task).min(matrix.n_rows);
-            let cols = first_col..(first_col + cols_per_task).min(row_len);
-            // SAFETY: different tasks have different row or column ranges of a grid.
-            f(&mut unsafe { matrix.tile(rows, cols) });
+            let rows = first_row..(first_row + rows_per_task).min(n_rows);
+            let cols = first_col..first_col.saturating_add(cols_per_task).min(matrix.row_len);
+            // SAFETY: different tasks have different matrices, each of them borrowed mutably, or
+            // different row or column ranges of one.
+            f(i, &mut unsafe { matrix.tile(rows, cols) });
         });
     }
 
@@ -122,6 +137,13 @@ impl Pool {
             });
         });
     }
+}
+
+/// An output matrix [n_rows, row_len].
+pub struct MatrixMut<'a> {
+    /// Row-major.
+    pub values: &'a mut [f32],
+    pub row_len: usize,
 }
 
 /// An output matrix that tasks take tiles of.
@@ -184,6 +206,32 @@ impl Tile<'_> {
         self.cols.clone()
     }
 
+    /// `values` [rows, cols] as a tile of a larger matrix that exists nowhere else.
+    ///
+    /// # Panics
+    /// If the length of `values` is another.
+    pub(crate) fn of<'a>(
+        values: &'a mut [f32],
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Tile<'a> {
+        assert_eq!(
+            values.len(),
+            rows.len() * cols.len(),
+            "values are [rows, cols]"
+        );
+        Tile {
+            // `row` adds again what is taken away here.
+            base: values
+                .as_mut_ptr()
+                .wrapping_sub(rows.start * cols.len() + cols.start),
+            row_len: cols.len(),
+            rows,
+            cols,
+            out: PhantomData,
+        }
+    }
+
     /// The same tile of the matrix that begins with row `first` of this one.
     ///
     /// # Panics
@@ -191,9 +239,7 @@ impl Tile<'_> {
     pub(crate) fn counted_from(&mut self, first: usize) -> Tile<'_> {
         assert!(first <= self.rows.start, "the tile lies below row {first}");
         Tile {
-            // SAFETY: `first` is at most the tile's first row, and `Matrix::tile` checked that the
-            // tile lies in the matrix, so row `first` begins in it or at its end.
-            base: unsafe { self.base.add(first * self.row_len) },
+            base: self.base.wrapping_add(first * self.row_len),
             row_len: self.row_len,
             rows: self.rows.start - first..self.rows.end - first,
             cols: self.cols.clone(),
@@ -207,13 +253,12 @@ impl Tile<'_> {
     /// If `r` is not in [`Tile::rows`].
     pub fn row(&mut self, r: usize) -> &mut [f32] {
         assert!(self.rows.contains(&r), "row {r} is outside of the tile");
-        // SAFETY: `Matrix::tile` checked that rows and cols lie in the matrix, which stays borrowed
-        // mutably while tiles exist; its caller promised that tiles are disjoint, and `&mut self`
-        // keeps two slices of one tile from existing at once.
-        unsafe {
-            let start = self.base.add(r * self.row_len + self.cols.start);
-            std::slice::from_raw_parts_mut(start, self.cols.len())
-        }
+        let start = self.base.wrapping_add(r * self.row_len + self.cols.start);
+        // SAFETY: `Matrix::tile` checked that rows and cols lie in the matrix, `Tile::of` that they
+        // are its values; these stay borrowed mutably while tiles exist. The caller of the first
+        // promised that tiles are disjoint, and `&mut self` keeps two slices of one tile from
+        // existing at once.
+        unsafe { std::slice::from_raw_parts_mut(start, self.cols.len()) }
     }
 }
 
