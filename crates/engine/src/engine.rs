@@ -13,6 +13,7 @@ use crate::executor::{Executor, Pending};
 use crate::kv_cache::{BlockPool, KvType};
 use crate::memory;
 use crate::model::Model;
+use crate::plan::Passes;
 use crate::request::{Event, FinishReason, Request, RequestId};
 use crate::sampler::{Breakers, SamplingParams};
 use crate::scheduler::{Limits, PrefixSharing, Scheduler, StepRecord};
@@ -40,6 +41,8 @@ pub struct EngineConfig {
     /// the engine; the end of a text is noticed one step late.
     pub steps_in_flight: usize,
     pub isa: rocmforge_cpu::Isa,
+    /// Observers that look at values need [`Passes::Separate`].
+    pub passes: Passes,
     /// `None` takes one thread for each core this process may use, not for each hardware thread.
     pub n_threads: Option<usize>,
 }
@@ -56,6 +59,7 @@ impl Default for EngineConfig {
             prefix_sharing: PrefixSharing::On,
             steps_in_flight: 1,
             isa: rocmforge_cpu::Isa::detect(),
+            passes: Passes::Merged,
             n_threads: None,
         }
     }
@@ -93,7 +97,8 @@ impl Engine {
             n_blocks,
             kv_type: config.kv_type,
         };
-        let (mut plan, weights) = (model.plan.clone(), Arc::clone(&model.weights));
+        let weights = Arc::clone(&model.weights);
+        let mut plan = model.compiled_plan(config.passes);
         for table in &mut plan.rope {
             table.settle(limits.n_ctx);
         }

@@ -29,6 +29,7 @@ pub use engine::{Continue, Engine, EngineConfig};
 pub use error::EngineError;
 pub use memory::available_bytes;
 pub use new_file::{Existing, NewFile};
+pub use plan::Passes;
 pub use request::{Event, FinishReason, PromptOutput, Request, RequestId};
 pub use rocmforge_cpu::{Isa, Roofline, default_threads};
 pub use sampler::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};

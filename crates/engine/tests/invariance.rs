@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use common::{forge_mini_files, greedy, load, logits, models};
 use rocmforge_engine::kv_cache::KvType;
 use rocmforge_engine::{
-    Dry, EngineConfig, Event, Isa, Mirostat, PrefixSharing, Request, RequestId, SamplingParams, Xtc,
+    Dry, EngineConfig, Event, Isa, Mirostat, Passes, PrefixSharing, Request, RequestId,
+    SamplingParams, Xtc,
 };
 
 const PROMPTS: [&str; 8] = [
@@ -132,6 +133,10 @@ fn eight_prompts_together_give_what_each_gives_alone() {
             .collect();
         let companies = [
             base.clone(),
+            EngineConfig {
+                passes: Passes::Separate,
+                ..base.clone()
+            },
             EngineConfig {
                 max_seqs: 8,
                 chunk_tokens: 8,

@@ -188,13 +188,11 @@ impl CpuBackend {
     }
 
     fn writes_logits_rows(&self, op: &Op) -> bool {
-        let rows = match op {
-            Op::Quantize { out, .. } => Some(self.plan.acts[out.0 as usize].rows),
-            _ => op
-                .writes()
-                .map(|out| self.plan.buffers[out.0 as usize].rows),
-        };
-        rows == Some(RowCount::Logits)
+        if let Op::Quantize { out, .. } | Op::NormQuantize { out, .. } = op {
+            return self.plan.acts[out.0 as usize].rows == RowCount::Logits;
+        }
+        let rows = |out: &BufferId| self.plan.buffers[out.0 as usize].rows;
+        op.writes().first().map(rows) == Some(RowCount::Logits)
     }
 
     /// Samples, scores or copies the wanted rows.
@@ -300,11 +298,8 @@ impl Backend for CpuBackend {
 
     fn info(&self) -> BackendInfo {
         let mut slow_ops: Vec<(String, usize)> = Vec::new();
-        for op in &self.plan.ops {
-            let (Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. }) = op else {
-                continue;
-            };
-            let ty = self.weights.matrix(*weight).ty;
+        for weight in self.plan.ops.iter().flat_map(Op::matrices) {
+            let ty = self.weights.matrix(weight).ty;
             if cpu::is_fast(self.options.isa, ty) {
                 continue;
             }

@@ -23,7 +23,7 @@ pub use weights::Weights;
 
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
-use crate::plan::{Plan, fuse};
+use crate::plan::{Passes, Plan, fuse, merge_passes};
 
 /// Everything a backend needs to run a model.
 #[derive(Debug, Clone)]
@@ -35,6 +35,14 @@ pub struct Model {
 }
 
 impl Model {
+    /// The plan as a backend runs it.
+    pub fn compiled_plan(&self, passes: Passes) -> Plan {
+        match passes {
+            Passes::Merged => merge_passes(self.plan.clone(), &self.weights),
+            Passes::Separate => self.plan.clone(),
+        }
+    }
+
     /// Reads the model's facts, checks every tensor's shape and records the plan. Reads no weights.
     pub fn load(gguf: Arc<Gguf>) -> Result<Model, EngineError> {
         Model::load_with(gguf, &[])

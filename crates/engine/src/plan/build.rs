@@ -51,7 +51,7 @@ impl PlanBuilder {
     }
 
     fn push(&mut self, op: Op) {
-        if let Some(written) = op.writes() {
+        for written in op.writes() {
             self.current.retain(|form, _| form.x != written);
         }
         if let Op::Route { out, .. } = op {

@@ -12,9 +12,9 @@ mod rope;
 
 pub use build::PlanBuilder;
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
-pub use fuse::fuse;
+pub use fuse::{Passes, fuse, merge_passes};
 pub use op::{
-    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId, RoutingId, RowCount, Scores,
-    WeightId,
+    ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Linear, Op, Plan, RopeId, RoutingId, RowCount,
+    Scores, WeightId,
 };
 pub use rope::{LongContext, RopeTable};

@@ -92,6 +92,13 @@ pub struct Scores {
     pub soft_cap: Option<f32>,
 }
 
+/// A matrix `[n_out, n_in]` and its bias `[n_out]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Linear {
+    pub weight: WeightId,
+    pub bias: Option<WeightId>,
+}
+
 /// One operation. Shapes are those of the buffers; `T` is the batch's number of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
@@ -126,6 +133,26 @@ pub enum Op {
         weight: WeightId,
         bias: Option<WeightId>,
         mode: OutMode,
+        out: BufferId,
+    },
+    /// `RmsNorm` and `Quantize` in one pass: the normed values are in no buffer. A group is a whole row.
+    NormQuantize {
+        x: BufferId,
+        weight: WeightId,
+        eps: f32,
+        out: ActsId,
+    },
+    /// `MatMul` of several matrices in one pass, each stored in its buffer.
+    MatMuls {
+        x: ActsId,
+        products: Vec<(Linear, BufferId)>,
+    },
+    /// `out = activation(x * gate^T) * (x * up^T)` in one pass.
+    GatedMatMul {
+        x: ActsId,
+        gate: Linear,
+        up: Linear,
+        activation: Activation,
         out: BufferId,
     },
     /// Chooses the experts of each token by `logits`, one for each expert, and their weights.
@@ -214,6 +241,9 @@ impl Op {
             Op::LayerNorm { .. } => "layer_norm",
             Op::Quantize { .. } => "quantize",
             Op::MatMul { .. } => "matmul",
+            Op::NormQuantize { .. } => "norm_quantize",
+            Op::MatMuls { .. } => "matmuls",
+            Op::GatedMatMul { .. } => "gated_matmul",
             Op::Route { .. } => "route",
             Op::QuantizeExperts { .. } => "quantize_experts",
             Op::ExpertMatMul { .. } => "expert_matmul",
@@ -233,12 +263,16 @@ impl Op {
     /// The float buffers this operation reads.
     pub fn reads(&self) -> Vec<BufferId> {
         match *self {
-            Op::Embed { .. } | Op::ExpertMatMul { .. } => vec![],
+            Op::Embed { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::MatMuls { .. }
+            | Op::GatedMatMul { .. } => vec![],
             Op::Route { logits, .. } => vec![logits],
             Op::AddPositions { out, .. } => vec![out],
             Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::Quantize { x, .. }
+            | Op::NormQuantize { x, .. }
             | Op::QuantizeExperts { x, .. }
             | Op::CombineExperts { x, .. }
             | Op::Rope { x, .. }
@@ -257,14 +291,27 @@ impl Op {
         }
     }
 
-    /// The float buffer this operation writes, if any.
-    pub fn writes(&self) -> Option<BufferId> {
+    /// The matrices this operation multiplies with.
+    pub fn matrices(&self) -> Vec<WeightId> {
+        match self {
+            Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. } => vec![*weight],
+            Op::MatMuls { products, .. } => {
+                products.iter().map(|(linear, _)| linear.weight).collect()
+            }
+            Op::GatedMatMul { gate, up, .. } => vec![gate.weight, up.weight],
+            _ => vec![],
+        }
+    }
+
+    /// The float buffers this operation writes.
+    pub fn writes(&self) -> Vec<BufferId> {
         match *self {
             Op::Embed { out, .. }
             | Op::AddPositions { out, .. }
             | Op::RmsNorm { out, .. }
             | Op::LayerNorm { out, .. }
             | Op::MatMul { out, .. }
+            | Op::GatedMatMul { out, .. }
             | Op::ExpertMatMul { out, .. }
             | Op::CombineExperts { out, .. }
             | Op::Attention { out, .. }
@@ -272,12 +319,14 @@ impl Op {
             | Op::GatedActivation { out, .. }
             | Op::Add { out, .. }
             | Op::AddGated { out, .. }
-            | Op::SelectRows { out, .. } => Some(out),
-            Op::Rope { x, .. } | Op::SoftCap { x, .. } => Some(x),
+            | Op::SelectRows { out, .. } => vec![out],
+            Op::MatMuls { ref products, .. } => products.iter().map(|(_, out)| *out).collect(),
+            Op::Rope { x, .. } | Op::SoftCap { x, .. } => vec![x],
             Op::Quantize { .. }
+            | Op::NormQuantize { .. }
             | Op::QuantizeExperts { .. }
             | Op::Route { .. }
-            | Op::KvAppend { .. } => None,
+            | Op::KvAppend { .. } => vec![],
         }
     }
 }

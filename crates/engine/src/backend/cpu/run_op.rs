@@ -1,13 +1,26 @@
 //! What the CPU backend does for each operation of a plan: picks the operands and calls the kernel.
 
-use rocmforge_cpu::{self as cpu, AttnSeq, AttnShape};
+use rocmforge_cpu::{self as cpu, Acts, AttnSeq, AttnShape, Gate, OutMode, Product, Weight};
 
 use super::{ActsBuffer, CpuBackend, LayerCache};
 use crate::batch::Batch;
-use crate::plan::{BufferId, Op};
+use crate::plan::{ActsId, BufferId, Linear, Op};
 use crate::tokenizer::TokenId;
 
 impl CpuBackend {
+    /// Activations with a row for each token.
+    fn rows(&self, id: ActsId) -> &Acts {
+        let ActsBuffer::Rows(acts) = &self.acts[id.0 as usize] else {
+            panic!("activations {} are sorted by expert", id.0);
+        };
+        acts
+    }
+
+    fn linear(&self, linear: Linear) -> (Weight<'_>, Option<&[f32]>) {
+        let bias = linear.bias.map(|id| self.weights.vector(id));
+        (self.weights.matrix(linear.weight), bias)
+    }
+
     pub(super) fn run_op(
         &mut self,
         op: &Op,
@@ -85,19 +98,51 @@ impl CpuBackend {
                 out,
             } => {
                 let mut to = self.take(out);
-                let bias = bias.map(|id| self.weights.vector(id));
-                let ActsBuffer::Rows(acts) = &self.acts[x.0 as usize] else {
-                    panic!("activations {} are sorted by expert", x.0);
+                let (w, bias) = self.linear(Linear { weight, bias });
+                cpu::matmul(isa, &self.pool, &w, self.rows(x), bias, mode, &mut to);
+                self.put(out, to);
+            }
+            Op::NormQuantize {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are sorted by expert", out.0);
                 };
-                cpu::matmul(
-                    isa,
-                    &self.pool,
-                    &self.weights.matrix(weight),
-                    acts,
-                    bias,
-                    mode,
-                    &mut to,
-                );
+                let norm = (self.weights.vector(weight), eps);
+                let x = &self.buffers[x.0 as usize];
+                cpu::rms_norm_acts(isa, &self.pool, x, norm, format, acts);
+            }
+            Op::MatMuls { x, ref products } => {
+                let outs = products.iter().map(|(_, out)| self.take(*out));
+                let mut outs: Vec<Vec<f32>> = outs.collect();
+                let parts = products.iter().zip(&mut outs).map(|((linear, _), out)| {
+                    let (w, bias) = self.linear(*linear);
+                    let mode = OutMode::Store;
+                    Product { w, bias, mode, out }
+                });
+                cpu::matmul_all(isa, &self.pool, self.rows(x), parts.collect());
+                for ((_, out), values) in products.iter().zip(outs) {
+                    self.put(*out, values);
+                }
+            }
+            Op::GatedMatMul {
+                x,
+                gate,
+                up,
+                activation,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let sides = [gate, up].map(|side| {
+                    let (w, bias) = self.linear(side);
+                    Gate { w, bias }
+                });
+                let acts = self.rows(x);
+                cpu::matmul_gated(isa, &self.pool, acts, sides, activation, &mut to);
                 self.put(out, to);
             }
             Op::Route {
