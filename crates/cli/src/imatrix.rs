@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use rocmforge::engine::imatrix::{Chunks, Imatrix, gather};
 use rocmforge::engine::perplexity::Perplexity;
-use rocmforge::engine::{Continue, Existing, NewFile, PrefixSharing};
+use rocmforge::engine::{Continue, Existing, NewFile};
 use rocmforge::gguf::escape_control;
 use serde_json::json;
 
@@ -33,12 +33,11 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     let create = || NewFile::create(&args.output, existing).with_context(failed);
     // A name that cannot be written is an error before the work.
     drop(create()?);
-    let mut session = Session::start_with(
+    let mut session = Session::start_observable(
         &args.model,
         &args.device,
         Some(args.ctx),
         Vocabulary::Needed,
-        PrefixSharing::Off,
     )?;
     let tokenizer = session.need_tokenizer()?.clone();
     let tokens = session::encode(&tokenizer, &text, Bos::AsTheFileSays, args.parse_special);

@@ -14,8 +14,8 @@ use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
 use rocmforge::engine::{
-    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, PrefixSharing, PromptOutput,
-    Request, SamplingParams, Xtc,
+    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, Passes, PrefixSharing,
+    PromptOutput, Request, SamplingParams, Xtc,
 };
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
@@ -117,22 +117,33 @@ impl Session {
         n_ctx: Option<usize>,
         vocabulary: Vocabulary,
     ) -> Result<Session> {
-        Session::start_with(model, device, n_ctx, vocabulary, PrefixSharing::On)
+        let config = engine_config(device, n_ctx)?;
+        Session::start_with(model, device, vocabulary, config)
     }
 
-    /// As [`Session::start`]; without prefix sharing every token of a prompt is computed.
-    pub fn start_with(
+    /// As [`Session::start`], for an observer: every token of a prompt is computed, and every value is in a
+    /// buffer once.
+    pub fn start_observable(
         model: &ModelArgs,
         device: &DeviceArgs,
         n_ctx: Option<usize>,
         vocabulary: Vocabulary,
-        prefix_sharing: PrefixSharing,
     ) -> Result<Session> {
-        let started = Instant::now();
         let config = EngineConfig {
-            prefix_sharing,
+            prefix_sharing: PrefixSharing::Off,
+            passes: Passes::Separate,
             ..engine_config(device, n_ctx)?
         };
+        Session::start_with(model, device, vocabulary, config)
+    }
+
+    fn start_with(
+        model: &ModelArgs,
+        device: &DeviceArgs,
+        vocabulary: Vocabulary,
+        config: EngineConfig,
+    ) -> Result<Session> {
+        let started = Instant::now();
         let file = ModelFile::open(model.model.as_ref(), &model.load)?;
         if file.gguf.tensors().is_empty() {
             bail!(

@@ -77,6 +77,7 @@ pub struct Engine {
     /// The sequence breakers asked for last: to find them in a vocabulary takes milliseconds, and requests
     /// seldom differ in them.
     last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
+    passes: Passes,
 }
 
 impl Engine {
@@ -104,14 +105,18 @@ impl Engine {
         }
         let executor = Executor::start(move || Ok(CpuBackend::new(plan, weights, options)))?;
         let pool = BlockPool::new(n_blocks, config.page);
-        Ok(Engine::new(
+        let engine = Engine::new(
             executor,
             limits,
             pool,
             config.steps_in_flight,
             model.config.n_vocab,
             tokenizer,
-        ))
+        );
+        Ok(Engine {
+            passes: config.passes,
+            ..engine
+        })
     }
 
     pub(crate) fn new(
@@ -135,7 +140,13 @@ impl Engine {
             n_vocab,
             next_id: 0,
             last_breakers: None,
+            passes: Passes::default(),
         }
+    }
+
+    /// How the device runs the plan.
+    pub fn passes(&self) -> Passes {
+        self.passes
     }
 
     /// Positions of one sequence.

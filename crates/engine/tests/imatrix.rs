@@ -10,13 +10,14 @@ use common::{load, models, read_json};
 use rocmforge_engine::imatrix::{Chunks, Imatrix, gather};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::tokenizer::{EncodeOptions, TokenId};
-use rocmforge_engine::{Continue, Engine, EngineConfig, PrefixSharing};
+use rocmforge_engine::{Continue, Engine, EngineConfig, Passes, PrefixSharing};
 use rocmforge_gguf::{GgmlType, Gguf};
 
 fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
     let config = EngineConfig {
         n_ctx: Some(n_ctx),
         prefix_sharing: PrefixSharing::Off,
+        passes: Passes::Separate,
         // Steps that do not divide a window.
         chunk_tokens: 24,
         ..EngineConfig::default()

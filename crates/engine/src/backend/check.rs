@@ -9,14 +9,14 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rocmforge_cpu::{Acts, Isa, Routing, default_threads};
+use rocmforge_cpu::{Acts, Isa, Routing, Weight, default_threads};
 use serde::Serialize;
 
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 use crate::engine::EngineConfig;
 use crate::model::{Model, Weights};
-use crate::plan::{BufferId, Op, Plan};
+use crate::plan::{ActsId, BufferId, Op, Plan};
 use crate::tokenizer::TokenId;
 
 /// Largest error allowed, relative to the largest magnitude in its row. Sums of thousands of products in
@@ -25,6 +25,10 @@ pub const BOUND: f64 = 1e-5;
 /// The same for attention: scores pass through an exponential, which turns their absolute error into a
 /// relative one.
 pub const ATTENTION_BOUND: f64 = 1e-4;
+
+/// The same for a norm and the conversion of its result in one pass: a value between two codes may become
+/// either.
+pub const CODE_BOUND: f64 = 1.01 / 127.0;
 
 /// Tokens of the compared parts of two prompts: more than one tile of rows, and a rest.
 const PROMPT_ROWS: [usize; 2] = [16, 5];
@@ -130,7 +134,7 @@ pub fn check_cpu(
     coverage: Coverage,
 ) -> Report {
     assert!(!tokens.is_empty(), "there is a text");
-    let mut plan = model.plan.clone();
+    let mut plan = model.compiled_plan(config.passes);
     for table in &mut plan.rope {
         table.settle(n_ctx(n_depth));
     }
@@ -239,6 +243,7 @@ fn compare(
             let error = difference(&checked.memory(), &oracle.memory(), labels.plan);
             let bound = match op {
                 Op::Attention { .. } => ATTENTION_BOUND,
+                Op::NormQuantize { .. } => CODE_BOUND,
                 _ => BOUND,
             };
             checks.push(OpCheck {
@@ -378,13 +383,18 @@ impl Labels<'_> {
     fn of(&self, op: &Op) -> (String, String) {
         let width = |id: BufferId| self.plan.buffers[id.0 as usize].width;
         match *op {
-            Op::MatMul {
-                x, weight, mode, ..
-            } => {
-                let matrix = self.weights.matrix(weight);
-                let acts = self.plan.acts[x.0 as usize].format;
-                let shape = format!("{} -> {}, {mode:?}", matrix.n_in, matrix.n_out);
-                (shape, format!("{} x {acts:?}", matrix.ty.name()))
+            Op::MatMul { x, mode, .. } => {
+                let (shape, format) = self.products(op, x);
+                (format!("{shape}, {mode:?}"), format)
+            }
+            Op::MatMuls { x, .. } => self.products(op, x),
+            Op::GatedMatMul { x, activation, .. } => {
+                let (shape, format) = self.products(op, x);
+                (format!("{shape}, {activation:?}"), format)
+            }
+            Op::NormQuantize { out, .. } => {
+                let info = self.plan.acts[out.0 as usize];
+                (info.width.to_string(), format!("{:?}", info.format))
             }
             Op::Embed { table, .. } => {
                 let matrix = self.weights.matrix(table);
@@ -433,25 +443,40 @@ impl Labels<'_> {
                     .into_iter()
                     .map(|x| width(x).to_string())
                     .collect();
-                let to = other
-                    .writes()
-                    .map_or(String::new(), |out| format!(" -> {}", width(out)));
+                let to = other.writes().into_iter();
+                let to: String = to.map(|out| format!(" -> {}", width(out))).collect();
                 (format!("{}{to}", from.join(", ")), "f32".to_string())
             }
         }
     }
 
+    /// Shapes of the matrices of `op`, and their formats with that of the activations.
+    fn products(&self, op: &Op, x: ActsId) -> (String, String) {
+        let matrices = op.matrices().into_iter().map(|id| self.weights.matrix(id));
+        let matrices: Vec<Weight<'_>> = matrices.collect();
+        let join = |part: fn(&Weight<'_>) -> String| {
+            let parts: Vec<String> = matrices.iter().map(part).collect();
+            parts.join(" + ")
+        };
+        let n_in = matrices.first().map_or(0, |matrix| matrix.n_in);
+        let shape = format!("{n_in} -> {}", join(|matrix| matrix.n_out.to_string()));
+        let acts = self.plan.acts[x.0 as usize].format;
+        let format = join(|matrix| matrix.ty.name().to_string());
+        (shape, format!("{format} x {acts:?}"))
+    }
+
+    /// The names of the matrices of `op`.
     fn tensor(&self, op: &Op) -> Option<String> {
-        match *op {
-            Op::MatMul { weight, .. }
-            | Op::ExpertMatMul { weight, .. }
-            | Op::AddPositions { table: weight, .. }
-            | Op::Embed { table: weight, .. } => {
-                let name = self.weights.tensor_name(weight)?;
-                Some(rocmforge_gguf::escape_control(name).into_owned())
-            }
-            _ => None,
-        }
+        let matrices = match *op {
+            Op::AddPositions { table, .. } | Op::Embed { table, .. } => vec![table],
+            _ => op.matrices(),
+        };
+        let names = matrices.into_iter().map(|id| {
+            let name = self.weights.tensor_name(id)?;
+            Some(rocmforge_gguf::escape_control(name).into_owned())
+        });
+        let names: Vec<String> = names.collect::<Option<_>>()?;
+        (!names.is_empty()).then(|| names.join(" + "))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::batch::Batch;
 use crate::engine::{Continue, Engine};
 use crate::model::Model;
 use crate::perplexity::{Perplexity, perplexity};
-use crate::plan::{ActsId, Op, WeightId};
+use crate::plan::{ActsId, Op, Passes, WeightId};
 use crate::tokenizer::TokenId;
 
 /// Runs up to `max_chunks` windows of `n_ctx` tokens and gathers what the layers' matrices meet.
@@ -23,6 +23,9 @@ use crate::tokenizer::TokenId;
 ///
 /// # Errors
 /// As [`perplexity`]; if activations are not finite.
+///
+/// # Panics
+/// If the engine merges passes: what goes into products is then in no buffer.
 pub fn gather(
     engine: &mut Engine,
     model: &Model,
@@ -31,6 +34,7 @@ pub fn gather(
     n_ctx: usize,
     chunks: Chunks<'_>,
 ) -> Result<(Imatrix, Perplexity), ImatrixError> {
+    assert_eq!(engine.passes(), Passes::Separate, "values are in buffers");
     let sums = Arc::new(Mutex::new(BTreeMap::new()));
     engine.observe(Some(Box::new(Collector::new(model, Arc::clone(&sums)))));
     let result = perplexity(engine, tokens, bos, n_ctx, chunks.max, chunks.on_chunk);

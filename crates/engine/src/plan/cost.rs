@@ -5,9 +5,11 @@
 //! and values. The float buffers between operations are counted apart, since they mostly stay in a cache.
 //! Exponentials count as one operation and those of attention's softmax are left out, as is usual.
 
+use std::iter::Sum;
+
 use rocmforge_cpu::{ActFormat, Roofline};
 
-use super::op::{BufferId, Op, Plan, WeightId};
+use super::op::{ActsId, BufferId, Linear, Op, Plan, WeightId};
 use crate::batch::Batch;
 use crate::kv_cache::KvType;
 use crate::model::Weights;
@@ -94,6 +96,25 @@ impl OpCost {
     }
 }
 
+impl Sum for OpCost {
+    fn sum<I: Iterator<Item = OpCost>>(costs: I) -> OpCost {
+        costs.fold(OpCost::default(), |a, b| OpCost {
+            weight_bytes: a.weight_bytes + b.weight_bytes,
+            kv_bytes: a.kv_bytes + b.kv_bytes,
+            buffer_bytes: a.buffer_bytes + b.buffer_bytes,
+            f32_ops: a.f32_ops + b.f32_ops,
+            i8_ops: a.i8_ops + b.i8_ops,
+        })
+    }
+}
+
+/// Operations for each value of a norm: a square and its sum, and two factors.
+const NORM_OPS: u64 = 4;
+/// Of a conversion: the largest magnitude, a factor and a rounding.
+const CONVERSION_OPS: u64 = 3;
+/// Of an activation with a gate: sign, exponential, sum, quotient, product.
+const GATED_OPS: u64 = 5;
+
 /// The costs of a model's plan.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanCost<'a> {
@@ -130,10 +151,9 @@ impl PlanCost<'_> {
                     ..self.elementwise(&[out, out], 1, shape)
                 }
             }
-            // A square and its sum, and two factors.
             Op::RmsNorm { x, weight, out, .. } => OpCost {
                 weight_bytes: self.vector_bytes(weight, self.shape(out, shape).0),
-                ..self.elementwise(&[x, out], 4, shape)
+                ..self.elementwise(&[x, out], NORM_OPS, shape)
             },
             // The mean and what is left of it, and the same with a bias.
             Op::LayerNorm {
@@ -151,38 +171,39 @@ impl PlanCost<'_> {
             }
             // An exponential and a sum.
             Op::Route { logits, .. } => self.elementwise(&[logits], 2, shape),
-            // The largest magnitude, a factor and a rounding.
             Op::Quantize { out, .. } | Op::QuantizeExperts { out, .. } => {
                 let acts = self.plan.acts[out.0 as usize];
                 let (rows, width) = (shape.n_rows(acts.rows) as u64, acts.width as u64);
                 OpCost {
                     // Codes and scales are about a byte for each value.
                     buffer_bytes: (4 + 1) * rows * width,
-                    f32_ops: 3 * rows * width,
+                    f32_ops: CONVERSION_OPS * rows * width,
                     ..OpCost::default()
                 }
             }
             Op::MatMul {
                 x, weight, bias, ..
-            } => {
-                let acts = self.plan.acts[x.0 as usize];
-                let rows = shape.n_rows(acts.rows) as u64;
-                if rows == 0 {
-                    return OpCost::default();
-                }
-                let matrix = self.weights.matrix(weight);
-                let (n_in, n_out) = (matrix.n_in as u64, matrix.n_out as u64);
-                let products = 2 * rows * n_in * n_out;
-                let (act_bytes, f32_ops, i8_ops) = match acts.format {
-                    ActFormat::F32 => (4, products, 0),
-                    ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
-                };
-                let bias_bytes = bias.map_or(0, |bias| self.vector_bytes(bias, rows));
+            } => self.product(x, Linear { weight, bias }, shape),
+            Op::MatMuls { x, ref products } => products
+                .iter()
+                .map(|(linear, _)| self.product(x, *linear, shape))
+                .sum(),
+            Op::GatedMatMul {
+                x, gate, up, out, ..
+            } => [
+                self.product(x, gate, shape),
+                self.product(x, up, shape),
+                self.elementwise(&[out], GATED_OPS, shape),
+            ]
+            .into_iter()
+            .sum(),
+            Op::NormQuantize { weight, out, .. } => {
+                let acts = self.plan.acts[out.0 as usize];
+                let (rows, width) = (shape.n_rows(acts.rows) as u64, acts.width as u64);
                 OpCost {
-                    weight_bytes: matrix.data.len() as u64 + bias_bytes,
-                    buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
-                    f32_ops,
-                    i8_ops,
+                    weight_bytes: self.vector_bytes(weight, rows),
+                    buffer_bytes: (4 + 1) * rows * width,
+                    f32_ops: (NORM_OPS + CONVERSION_OPS) * rows * width,
                     ..OpCost::default()
                 }
             }
@@ -250,9 +271,8 @@ impl PlanCost<'_> {
                     ..OpCost::default()
                 }
             }
-            // Sign, exponential, sum, quotient, product.
             Op::GatedActivation { gate, up, out, .. } => {
-                self.elementwise(&[gate, up, out], 5, shape)
+                self.elementwise(&[gate, up, out], GATED_OPS, shape)
             }
             Op::Activate { x, out, .. } => self.elementwise(&[x, out], 4, shape),
             // A quotient and a product around a tanh, which is an exponential and a quotient.
@@ -260,6 +280,31 @@ impl PlanCost<'_> {
             Op::AddGated { gate, x, out } => self.elementwise(&[gate, x, out, out], 2, shape),
             Op::Add { x, out } => self.elementwise(&[x, out, out], 1, shape),
             Op::SelectRows { out, .. } => self.elementwise(&[out, out], 0, shape),
+        }
+    }
+
+    /// The cost of one matrix product, its output included.
+    fn product(&self, x: ActsId, linear: Linear, shape: &BatchShape) -> OpCost {
+        let acts = self.plan.acts[x.0 as usize];
+        let rows = shape.n_rows(acts.rows) as u64;
+        if rows == 0 {
+            return OpCost::default();
+        }
+        let matrix = self.weights.matrix(linear.weight);
+        let (n_in, n_out) = (matrix.n_in as u64, matrix.n_out as u64);
+        let products = 2 * rows * n_in * n_out;
+        let (act_bytes, f32_ops, i8_ops) = match acts.format {
+            ActFormat::F32 => (4, products, 0),
+            ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
+        };
+        let bias = linear.bias;
+        OpCost {
+            weight_bytes: matrix.data.len() as u64
+                + bias.map_or(0, |bias| self.vector_bytes(bias, rows)),
+            buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
+            f32_ops,
+            i8_ops,
+            ..OpCost::default()
         }
     }
 
