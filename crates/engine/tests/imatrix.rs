@@ -81,3 +81,45 @@ fn projections_in_one_tensor_count_once() {
     }
     assert_eq!(imatrix.entries.len(), 4 * 4);
 }
+
+#[test]
+fn experts_have_sums_of_their_own() {
+    for name in ["mixtral", "qwen3moe"] {
+        let model = synth::model(name, GgmlType::F32).unwrap().unwrap();
+        let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
+        let n_used = gguf
+            .metadata()
+            .iter()
+            .find(|(key, _)| key.ends_with("expert_used_count"))
+            .and_then(|(key, _)| gguf.metadata().u32(key).ok())
+            .unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        let imatrix = gathered(&model, &synth::prompt(100, 512), 50);
+        let entry = |name: &str| &imatrix.entries[&format!("blk.1.{name}.weight")];
+        // The router reads what all experts of a token read together.
+        let router = entry("ffn_gate_inp");
+        assert_eq!(router.counts, [100], "{name}");
+        let width = router.sums.len();
+        for tensor in ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"] {
+            let experts = entry(tensor);
+            let n_rows: u64 = experts.counts.iter().sum();
+            assert_eq!(n_rows, 100 * u64::from(n_used), "{name} {tensor}");
+            assert!(experts.counts.iter().filter(|&&n| n > 0).count() > 1);
+            for (sums, &n) in experts
+                .sums
+                .chunks(experts.sums.len() / experts.counts.len())
+                .zip(&experts.counts)
+            {
+                assert_eq!(sums.iter().any(|&sum| sum > 0.0), n > 0, "{name} {tensor}");
+            }
+        }
+        let experts = entry("ffn_gate_exps");
+        assert_eq!(experts, entry("ffn_up_exps"));
+        for column in 0..width {
+            let sums = experts.sums.iter().skip(column).step_by(width);
+            let total: f32 = sums.sum();
+            let expected = router.sums[column] * n_used as f32;
+            assert!((total / expected - 1.0).abs() < 1e-4, "{name} {column}");
+        }
+    }
+}

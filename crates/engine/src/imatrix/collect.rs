@@ -2,10 +2,13 @@
 //! into its matrix products.
 //!
 //! The sums are taken where activations are brought into the form of the products (`Op::Quantize`), so that
-//! products that share them share the work. Projections that are rows of one tensor count once.
+//! products that share them share the work. Projections that are rows of one tensor count once; experts get
+//! sums of their own, over the tokens that were sent to them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
+
+use rocmforge_cpu::{Pool, Routing, RowsOf};
 
 use super::{Entry, Imatrix, ImatrixError};
 use crate::backend::{OpData, OpObserver};
@@ -13,7 +16,7 @@ use crate::batch::Batch;
 use crate::engine::{Continue, Engine};
 use crate::model::Model;
 use crate::perplexity::{Perplexity, perplexity};
-use crate::plan::{ActsId, Op, Passes, WeightId};
+use crate::plan::{ActsId, Op, Passes, RoutingId, WeightId};
 use crate::tokenizer::TokenId;
 
 /// Runs up to `max_chunks` windows of `n_ctx` tokens and gathers what the layers' matrices meet.
@@ -115,6 +118,11 @@ struct Collector {
     /// Activations that these products read.
     wanted: HashSet<ActsId>,
     widths: Vec<usize>,
+    buffer_widths: Vec<usize>,
+    /// The experts of this step's tokens, and how many there are to choose from.
+    routings: HashMap<RoutingId, (Routing, usize)>,
+    /// To find them: one thread, since it is little work.
+    pool: Pool,
     /// What the activations of this step have summed up to.
     acts: HashMap<ActsId, Sum>,
     sums: Arc<Mutex<BTreeMap<String, Sum>>>,
@@ -126,7 +134,7 @@ impl Collector {
         let mut wanted = HashSet::new();
         let mut names = HashSet::new();
         for op in &model.plan.ops {
-            let Op::MatMul { x, weight, .. } = op else {
+            let (Op::MatMul { x, weight, .. } | Op::ExpertMatMul { x, weight, .. }) = op else {
                 continue;
             };
             match model.weights.tensor_name(*weight) {
@@ -141,9 +149,30 @@ impl Collector {
             tensors,
             wanted,
             widths: model.plan.acts.iter().map(|info| info.width).collect(),
+            buffer_widths: model.plan.buffers.iter().map(|info| info.width).collect(),
+            routings: HashMap::new(),
+            pool: Pool::new(1),
             acts: HashMap::new(),
             sums,
         }
+    }
+}
+
+impl Collector {
+    /// The sums of the rows of `values`, each added to those of the experts that read it.
+    fn expert_sum(&self, routing: RoutingId, rows_of: RowsOf, values: &[f32], width: usize) -> Sum {
+        let (routing, n_experts) = &self.routings[&routing];
+        let mut sum = Sum::new(*n_experts, width);
+        for token in 0..routing.n_tokens() {
+            for choice in routing.choices(token) {
+                let row = match rows_of {
+                    RowsOf::Tokens => token,
+                    RowsOf::Choices => choice.row as usize,
+                };
+                sum.add_row(choice.expert as usize, &values[row * width..][..width]);
+            }
+        }
+        sum
     }
 }
 
@@ -158,7 +187,27 @@ impl OpObserver for Collector {
                 }
                 self.acts.insert(*out, sum);
             }
-            Op::MatMul { x, weight, .. } => {
+            Op::Route {
+                logits,
+                router,
+                out,
+            } => {
+                let n_experts = self.buffer_widths[logits.0 as usize];
+                let (routing, n) = self.routings.entry(*out).or_default();
+                *n = n_experts;
+                routing.route(&self.pool, router, &data.buffer(*logits), n_experts);
+            }
+            Op::QuantizeExperts {
+                x,
+                rows_of,
+                routing,
+                out,
+            } if self.wanted.contains(out) => {
+                let width = self.widths[out.0 as usize];
+                let sum = self.expert_sum(*routing, *rows_of, &data.buffer(*x), width);
+                self.acts.insert(*out, sum);
+            }
+            Op::MatMul { x, weight, .. } | Op::ExpertMatMul { x, weight, .. } => {
                 if let (Some(name), Some(sum)) = (self.tensors.get(weight), self.acts.get(x)) {
                     let mut sums = self.sums.lock().expect("nobody panics with the lock");
                     sums.entry(name.clone()).or_default().add(sum);
