@@ -1,7 +1,5 @@
 //! `rocmforge check`: whether this machine's kernels compute a model as the scalar path does.
 
-use std::sync::Arc;
-
 use anyhow::{Result, bail};
 use rocmforge::engine::Isa;
 use rocmforge::engine::backend::check::{self, Coverage, OpCheck, Report, Step};
@@ -38,13 +36,13 @@ pub fn run(args: &CheckArgs) -> Result<()> {
             "there is nothing to compare: the scalar path is what would run; see rocmforge devices"
         );
     }
-    let model = Model::load(Arc::clone(&session.file.gguf))?;
-    let tokens = tokens(&session, &model);
+    let model = &session.model;
+    let tokens = tokens(&session, model);
     let coverage = match args.all {
         true => Coverage::All,
         false => Coverage::Distinct,
     };
-    let report = check::check_cpu(&model, &config, &tokens, args.depth, coverage);
+    let report = check::check_cpu(model, &config, &tokens, args.depth, coverage);
     let failed: Vec<&OpCheck> = report.failures().collect();
     let mut out = Out::new();
     if args.json {
