@@ -142,7 +142,7 @@ fn range(text: &str) -> Option<impl Iterator<Item = usize>> {
     if first > last || (first < last && step.after(first)? <= first) {
         return None;
     }
-    let next = move |n: &usize| step.after(*n).filter(|next| *next <= last);
+    let next = move |n: &usize| step.after(*n).filter(|next| *n < *next && *next <= last);
     Some(std::iter::successors(Some(first), next))
 }
 

@@ -7,6 +7,7 @@ use rocmforge_gguf::{Gguf, LoadMode};
 
 use super::*;
 use crate::kv_cache::KvType;
+use crate::plan::Passes;
 
 fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -29,14 +30,21 @@ fn config(isa: Isa) -> EngineConfig {
 #[test]
 fn the_kernels_of_this_machine_pass() {
     let model = model();
-    for isa in Isa::available() {
-        let report = check_cpu(&model, &config(isa), &tokens(), 40, Coverage::Distinct);
-        assert_eq!(report.n_ops, 2 * model.plan.ops.len());
+    let isas = Isa::available().into_iter();
+    let all = isas.flat_map(|isa| [Passes::Merged, Passes::Separate].map(|passes| (isa, passes)));
+    for (isa, passes) in all {
+        let config = EngineConfig {
+            passes,
+            ..config(isa)
+        };
+        let report = check_cpu(&model, &config, &tokens(), 40, Coverage::Distinct);
+        let plan = model.compiled_plan(passes);
+        assert_eq!(report.n_ops, 2 * plan.ops.len());
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{isa}: {failures:#?}");
         // Every kind of operation of the plan, in both steps.
         for step in [Step::Prompt, Step::Decode] {
-            let mut ran: Vec<&str> = model.plan.ops.iter().map(Op::name).collect();
+            let mut ran: Vec<&str> = plan.ops.iter().map(Op::name).collect();
             let checks = report.checks.iter().filter(|check| check.step == step);
             let mut compared: Vec<&str> = checks.map(|check| check.op).collect();
             ran.sort_unstable();
@@ -56,7 +64,8 @@ fn all_means_all() {
     let model = model();
     let report = check_cpu(&model, &config(Isa::detect()), &tokens(), 0, Coverage::All);
     assert_eq!(report.checks.len(), report.n_ops);
-    let tensors: HashSet<&String> = report.checks.iter().flat_map(|c| &c.tensor).collect();
+    let tensors = report.checks.iter().flat_map(|check| &check.tensor);
+    let tensors: HashSet<&str> = tensors.flat_map(|names| names.split(" + ")).collect();
     // Seven matrices in each of ten layers, and the embedding.
     assert_eq!(tensors.len(), 71);
     assert_eq!(report.failures().count(), 0);

@@ -8,6 +8,7 @@ use rocmforge_gguf::{Gguf, LoadMode};
 
 use super::*;
 use crate::model::Model;
+use crate::plan::Passes;
 
 fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -109,7 +110,7 @@ fn buffers_are_counted_apart() {
     assert_eq!(of("rope"), 3 * 256 * (4 + 4));
     assert_eq!(of("kv_append"), 3 * 2 * (64 + 64) * 4);
     assert_eq!(of("attention"), 3 * 256 * (4 + 4));
-    assert_eq!(of("silu_mul"), 3 * 1024 * (4 + 4 + 4));
+    assert_eq!(of("gated_activation"), 3 * 1024 * (4 + 4 + 4));
     assert_eq!(of("select_rows"), 256 * (4 + 4));
 }
 
@@ -148,4 +149,29 @@ fn the_slower_ceiling_counts() {
         ..cost
     };
     assert_eq!(more.seconds(&roofline), 6.0);
+}
+
+#[test]
+fn merged_passes_compute_the_same_and_move_less() {
+    let model = model();
+    let merged = model.compiled_plan(Passes::Merged);
+    let shape = shape(&[(0, 3), (7, 1)], 1);
+    let total = |plan: &Plan| -> OpCost {
+        let cost = PlanCost {
+            plan,
+            weights: &model.weights,
+            kv_type: KvType::F16,
+        };
+        plan.ops.iter().map(|op| cost.op(op, &shape)).sum()
+    };
+    let (separate, merged) = (total(&model.plan), total(&merged));
+    assert!(merged.buffer_bytes < separate.buffer_bytes);
+    let buffer_bytes = separate.buffer_bytes;
+    assert_eq!(
+        OpCost {
+            buffer_bytes,
+            ..merged
+        },
+        separate
+    );
 }
