@@ -3,26 +3,28 @@
 //! Two routes compute the same numbers. [`stream`] reads a group of rows once, unpacks it in
 //! registers and multiplies it with up to four tokens: memory-bound decode. [`Panel`] unpacks and
 //! transposes a stretch of a group of rows once, so that every 32-bit place of a vector is a
-//! weight row, and [`Panel::dot`] then multiplies it with many tokens: prefill.
+//! weight row, and [`dot_panels`] then multiplies it with many tokens: prefill.
 //!
 //! Both sum a block's products in exact integers (the largest sum of any format is 2^28), and then
 //! add one f32 term per block, a second one for minimums, to a chain per row and token, in block
 //! order. The bits of a result therefore do not depend on the route, on how many tokens or rows
 //! are computed together, or on where a stretch ends.
 //!
-//! One thread of a Sapphire Rapids VM, AVX2, 2026-11, by `benches/matmul.rs` (best of 180; plain
-//! reads of the same memory 11 to 15 GB/s, f32 FMA peak 101 GFLOP/s):
+//! One thread of a Sapphire Rapids VM, 2026-11, weights [1024, 2048], best of 60 to 200; plain reads of
+//! the same memory 15 GB/s; f32 multiply-adds at most 101 GFLOP/s with AVX2 and 184 with AVX-512,
+//! `vpdpbusd` 760 GOP/s. AVX-512 streams with the code of AVX2.
 //!
-//! | weights | decode GB/s | with weights in L2 | prefill GFLOP/s |
-//! |---|---|---|---|
-//! | Q4_0 | 13.0 | 21 | 174 |
-//! | Q8_0 | 13.4 | 34 | 107 |
-//! | Q4_K | 12.9 | 20 | 216 |
-//! | Q5_K | 12.7 | 17 | 202 |
-//! | Q6_K | 12.9 | 19 | 179 |
+//! | weights | decode GB/s | in L2 | 8 tokens GOP/s | 128 tokens | 128 tokens, AVX2 |
+//! |---|---|---|---|---|---|
+//! | Q4_0 | 12.5 | 21 | 162 | 383 | 174 |
+//! | Q8_0 | 13.1 | 32 | 127 | 352 | 107 |
+//! | Q4_K | 12.2 | 18 | 169 | 395 | 216 |
+//! | Q5_K | 12.1 | 19 | 140 | 364 | 202 |
+//! | Q6_K | 11.9 | 20 | 124 | 303 | 179 |
 //!
-//! Q8_0 needs four instructions for 32 products where the others need two and a fraction: its
-//! products do not leave room in i16 to add two of them up.
+//! With AVX2 Q8_0 needs four instructions for 32 products where the others need two and a fraction:
+//! its products do not leave room in i16 to add two of them up. With 8 tokens about half of the time
+//! is unpacking.
 
 use std::ops::Range;
 
