@@ -224,7 +224,6 @@ mod tests {
         let model = Model::load(Arc::new(gguf)).unwrap();
         let plan = model.compiled_plan(Passes::Merged);
         let names: Vec<&str> = plan.ops.iter().map(Op::name).collect();
-        println!("{names:?}");
         let n_layers = model.config.n_layers;
         let layer = [
             "norm_quantize",
