@@ -1,0 +1,342 @@
+// One freestanding layer over the compilers' builtins: clang for amdgcn, clang for nvptx, and clang for the CPU
+// that only tests (GPU_HOST, see host.h). No vendor header is included and no library is linked.
+//
+// A kernel is written as
+//
+//     struct Params { const float* x; float* out; u32 n; };     // mirrored in Rust, #[repr(C)]
+//     KERNEL(scale, Params, 256) { u32 i = bid_x() * 256 + tid(); if (i < p.n) p.out[i] = 2 * p.x[i]; }
+//
+// with 256 the number of threads of a block, and `p` its parameters. Collectives (barrier, wave_*, shuffle_*, matrix
+// operations) stand only where all threads of the block, or of the wave, arrive: under conditions made with uniform().
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef _Float16 f16;
+
+static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2 && sizeof(f16) == 2, "sizes");
+
+// ---------------------------------------------------------------------------------------------- which machine
+// GPU_AMD, GPU_NV or GPU_HOST; and what the matrix units are: exactly one of
+// GPU_GFX10, GPU_GFX11, GPU_GFX12 (waves of 32), GPU_CDNA (waves of 64), GPU_NVIDIA. The host is built once for each.
+#if defined(GPU_HOST)
+// -DGPU_PERSONA_... says which.
+#if defined(GPU_PERSONA_GFX10)
+#define GPU_GFX10 1
+#elif defined(GPU_PERSONA_GFX11)
+#define GPU_GFX11 1
+#elif defined(GPU_PERSONA_GFX12)
+#define GPU_GFX12 1
+#elif defined(GPU_PERSONA_CDNA)
+#define GPU_CDNA 1
+#elif defined(GPU_PERSONA_NV)
+#define GPU_NVIDIA 1
+#else
+#error "say which GPU the host plays: -DGPU_PERSONA_GFX11 and so on"
+#endif
+#elif defined(__AMDGCN__)
+#define GPU_AMD 1
+#if defined(__gfx90a__) || defined(__gfx908__) || defined(__gfx906__) || defined(__gfx942__)
+#define GPU_CDNA 1
+#elif defined(__GFX10__)
+#define GPU_GFX10 1
+#elif defined(__GFX11__)
+#define GPU_GFX11 1
+#elif defined(__GFX12__)
+#define GPU_GFX12 1
+#else
+#error "unknown AMD target"
+#endif
+#elif defined(__CUDA_ARCH__)
+#define GPU_NV 1
+#define GPU_NVIDIA 1
+#else
+#error "compile for a device: --cuda-device-only, or -DGPU_HOST"
+#endif
+
+#if defined(GPU_CDNA)
+constexpr u32 WARP_SIZE = 64;
+#else
+constexpr u32 WARP_SIZE = 32;
+#endif
+
+// ---------------------------------------------------------------------------------------------- declarations
+#if defined(GPU_HOST)
+#define DEV static inline __attribute__((always_inline))
+#define DEV_MEMBER inline __attribute__((always_inline))
+#define KERNEL(NAME, PARAMS, THREADS)                                                                                  \
+    static void NAME##_body(const PARAMS& p);                                                                          \
+    extern "C" __attribute__((visibility("default"))) const u32 NAME##_threads = THREADS;                              \
+    extern "C" __attribute__((visibility("default"))) void NAME(const void* params) {                                  \
+        NAME##_body(*(const PARAMS*)params);                                                                           \
+    }                                                                                                                  \
+    static void NAME##_body(const PARAMS& p)
+// A number that the host needs, read from the image.
+#define EXPORT_U32(NAME, VALUE) extern "C" __attribute__((visibility("default"), used)) const u32 NAME = VALUE;
+#include "host.h"
+// Memory of a block: `SHARED(float, part, 8);` declares `float* part`. Full of NaN until written.
+#define SHARED(TYPE, NAME, COUNT)                                                                                      \
+    TYPE* NAME = (TYPE*)host::shared(__COUNTER__, sizeof(TYPE) * (COUNT))
+// As much as the launch asks for, 16-byte aligned.
+#define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = (TYPE*)host::dynamic_shared()
+#else
+#define DEV static __attribute__((device)) inline __attribute__((always_inline))
+#define DEV_MEMBER __attribute__((device)) inline __attribute__((always_inline))
+#define KERNEL(NAME, PARAMS, THREADS)                                                                                  \
+    extern "C" __attribute__((global, visibility("default"), launch_bounds(THREADS))) void NAME(const PARAMS p)
+#define EXPORT_U32(NAME, VALUE)                                                                                        \
+    extern "C" __attribute__((device, constant, visibility("default"), used)) const u32 NAME = VALUE;
+#define SHARED(TYPE, NAME, COUNT) static __attribute__((shared, aligned(16))) TYPE NAME[COUNT]
+#define DYNAMIC_SHARED(TYPE, NAME)                                                                                     \
+    extern __attribute__((shared, aligned(16))) u8 dynamic_shared_bytes[];                                             \
+    TYPE* NAME = (TYPE*)dynamic_shared_bytes
+#endif
+
+// ---------------------------------------------------------------------------------------------- threads
+#if defined(GPU_AMD)
+DEV u32 tid() { return __builtin_amdgcn_workitem_id_x(); }
+DEV u32 bid_x() { return __builtin_amdgcn_workgroup_id_x(); }
+DEV u32 bid_y() { return __builtin_amdgcn_workgroup_id_y(); }
+DEV u32 bid_z() { return __builtin_amdgcn_workgroup_id_z(); }
+DEV void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+#elif defined(GPU_NV)
+DEV u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
+DEV u32 bid_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+DEV u32 bid_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
+DEV u32 bid_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
+DEV void barrier() { __nvvm_bar_sync(0); }
+#endif
+DEV u32 lane() { return tid() % WARP_SIZE; }
+DEV u32 wave() { return tid() / WARP_SIZE; }
+
+// ---------------------------------------------------------------------------------------------- bits
+template <typename To, typename From> DEV To bits(From from) { return __builtin_bit_cast(To, from); }
+DEV float h2f(u16 half) { return (float)bits<f16>(half); }
+DEV u16 f2h(float value) { return bits<u16>((f16)value); }
+template <typename T> DEV T min_of(T a, T b) { return a < b ? a : b; }
+template <typename T> DEV T max_of(T a, T b) { return a > b ? a : b; }
+DEV u32 div_up(u32 a, u32 b) { return (a + b - 1) / b; }
+
+struct alignas(16) u32x4 {
+    u32 v[4];
+    DEV_MEMBER u32 operator[](u32 i) const { return v[i]; }
+};
+struct alignas(8) u32x2 {
+    u32 v[2];
+    DEV_MEMBER u32 operator[](u32 i) const { return v[i]; }
+};
+struct alignas(16) f32x4 {
+    float v[4];
+    DEV_MEMBER float operator[](u32 i) const { return v[i]; }
+};
+
+// Loads and stores of 16 bytes at once; `p` is 16-byte aligned.
+DEV u32x4 load16(const void* p) { return *(const u32x4*)p; }
+DEV void store16(void* p, u32x4 value) { *(u32x4*)p = value; }
+
+// Weights: read once and not again soon, so they need not stay in the caches.
+#if defined(GPU_AMD)
+typedef u32 u32_vec4 __attribute__((ext_vector_type(4)));
+typedef u32 u32_vec2 __attribute__((ext_vector_type(2)));
+DEV u32x4 stream16(const void* p) { return bits<u32x4>(__builtin_nontemporal_load((const u32_vec4*)p)); }
+DEV u32x2 stream8(const void* p) { return bits<u32x2>(__builtin_nontemporal_load((const u32_vec2*)p)); }
+DEV u32 stream4(const void* p) { return __builtin_nontemporal_load((const u32*)p); }
+#elif defined(GPU_NV)
+DEV u32x4 stream16(const void* p) {
+    u32x4 r;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3])
+        : "l"(p));
+    return r;
+}
+DEV u32x2 stream8(const void* p) {
+    u32x2 r;
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "l"(p));
+    return r;
+}
+DEV u32 stream4(const void* p) {
+    u32 r;
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
+    return r;
+}
+#else
+DEV u32x4 stream16(const void* p) { return *(const u32x4*)p; }
+DEV u32x2 stream8(const void* p) { return *(const u32x2*)p; }
+DEV u32 stream4(const void* p) { return *(const u32*)p; }
+#endif
+
+// ---------------------------------------------------------------------------------------------- inside a wave
+// A value that is the same in all lanes, moved to where branches on it leave the wave whole.
+#if defined(GPU_AMD)
+DEV u32 uniform(u32 v) { return __builtin_amdgcn_readfirstlane(v); }
+// The value of another lane of the wave.
+DEV u32 shuffle(u32 v, u32 from) { return __builtin_amdgcn_ds_bpermute((i32)(from * 4), v); }
+DEV u32 shuffle_xor(u32 v, u32 mask) { return shuffle(v, lane() ^ mask); }
+template <int CTRL> DEV u32 dpp(u32 v) { return __builtin_amdgcn_update_dpp(0, v, CTRL, 0xf, 0xf, true); }
+// Lane i of each row of 16 gets the value of lane i rotated by 8, 4, 2, 1 places.
+template <int N> DEV u32 row_rotate(u32 v) { return dpp<0x120 + N>(v); }
+#if !defined(GPU_CDNA)
+// Lane i gets the value of lane i ^ 16.
+DEV u32 swap_rows(u32 v) {
+    u32 r = __builtin_amdgcn_permlanex16(0, v, 0x76543210, 0xfedcba98, false, false);
+    // Keeps the instruction where it stands, under the whole EXEC mask, whatever the compiler's flags.
+    asm volatile("" : "+v"(r));
+    return r;
+}
+#endif
+#elif defined(GPU_NV)
+DEV u32 uniform(u32 v) { return v; }
+DEV u32 shuffle(u32 v, u32 from) { return __nvvm_shfl_sync_idx_i32(0xffffffffu, v, from, 0x1f); }
+DEV u32 shuffle_xor(u32 v, u32 mask) { return __nvvm_shfl_sync_bfly_i32(0xffffffffu, v, mask, 0x1f); }
+#else
+DEV u32 uniform(u32 v) { return host::uniform(v); }
+DEV u32 shuffle(u32 v, u32 from) { return (u32)host::exchange(v, from, __LINE__); }
+DEV u32 shuffle_xor(u32 v, u32 mask) { return (u32)host::exchange(v, lane() ^ mask, __LINE__); }
+#endif
+DEV float shuffle(float v, u32 from) { return bits<float>(shuffle(bits<u32>(v), from)); }
+DEV float shuffle_xor(float v, u32 mask) { return bits<float>(shuffle_xor(bits<u32>(v), mask)); }
+DEV i32 shuffle(i32 v, u32 from) { return (i32)shuffle((u32)v, from); }
+DEV i32 shuffle_xor(i32 v, u32 mask) { return (i32)shuffle_xor((u32)v, mask); }
+
+struct Sum {
+    template <typename T> DEV_MEMBER static T of(T a, T b) { return a + b; }
+};
+struct Max {
+    template <typename T> DEV_MEMBER static T of(T a, T b) { return a > b ? a : b; }
+};
+
+// The reduction over all lanes, in every lane, in an order that depends on nothing but the lane.
+template <typename R, typename T> DEV T wave_reduce(T v) {
+#if defined(GPU_AMD)
+    v = R::of(v, bits<T>(row_rotate<8>(bits<u32>(v))));
+    v = R::of(v, bits<T>(row_rotate<4>(bits<u32>(v))));
+    v = R::of(v, bits<T>(row_rotate<2>(bits<u32>(v))));
+    v = R::of(v, bits<T>(row_rotate<1>(bits<u32>(v))));
+#if defined(GPU_CDNA)
+    v = R::of(v, shuffle_xor(v, 16));
+    v = R::of(v, shuffle_xor(v, 32));
+#else
+    v = R::of(v, bits<T>(swap_rows(bits<u32>(v))));
+#endif
+#else
+#pragma unroll
+    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) v = R::of(v, shuffle_xor(v, mask));
+#endif
+    return v;
+}
+template <typename T> DEV T wave_sum(T v) { return wave_reduce<Sum>(v); }
+template <typename T> DEV T wave_max(T v) { return wave_reduce<Max>(v); }
+
+// The reduction over all threads of a block of THREADS, in every thread. `part` is memory of the block for
+// THREADS / WARP_SIZE values; it may be used again after the next barrier.
+template <typename R, u32 THREADS, typename T> DEV T block_reduce(T v, T* part) {
+    constexpr u32 N_WAVES = THREADS / WARP_SIZE;
+    static_assert(N_WAVES * WARP_SIZE == THREADS && N_WAVES >= 1, "whole waves");
+    v = wave_reduce<R>(v);
+    if constexpr (N_WAVES == 1) return v;
+    if (lane() == 0) part[wave()] = v;
+    barrier();
+    v = part[0];
+#pragma unroll
+    for (u32 i = 1; i < N_WAVES; i++) v = R::of(v, part[i]);
+    return v;
+}
+
+// ---------------------------------------------------------------------------------------------- arithmetic
+// c + the dot product of four int8 values each.
+#if defined(GPU_AMD)
+DEV i32 dot4(u32 a, u32 b, i32 c) {
+#if defined(GPU_GFX11) || defined(GPU_GFX12)
+    return __builtin_amdgcn_sudot4(true, a, true, b, c, false);
+#else
+    return __builtin_amdgcn_sdot4(a, b, c, false);
+#endif
+}
+#elif defined(GPU_NV)
+DEV i32 dot4(u32 a, u32 b, i32 c) {
+    i32 r;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+#else
+DEV i32 dot4(u32 a, u32 b, i32 c) {
+    for (int i = 0; i < 4; i++) c += (i32)(i8)(a >> 8 * i) * (i32)(i8)(b >> 8 * i);
+    return c;
+}
+#endif
+
+// a * b + c, rounded once.
+DEV float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+// 2^x with an error of about two units in the last place; 0 below 2^-126.
+DEV float exp2_fast(float x) {
+#if defined(GPU_AMD)
+    return __builtin_amdgcn_exp2f(x);
+#elif defined(GPU_NV)
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return x < -126.0f ? 0.0f : __builtin_exp2f(x);
+#endif
+}
+// log2(x) of a normal positive number.
+DEV float log2_fast(float x) {
+#if defined(GPU_AMD)
+    return __builtin_amdgcn_logf(x);
+#elif defined(GPU_NV)
+    float r;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return __builtin_log2f(x);
+#endif
+}
+// e^x: the product with log2(e) is carried in two parts, or its rounding would cost |x| units in the last place.
+DEV float exp_of(float x) {
+    constexpr float LOG2_E = 1.44269502f, REST = 1.92596299e-8f, LN_2 = 0.693147182f;
+    float whole = x * LOG2_E;
+    float rest = fma(x, LOG2_E, -whole) + x * REST;
+    float y = exp2_fast(whole);
+    float exact = fma(y * LN_2, rest, y);
+    // Beyond the range of f32 `rest` is not a number, and there is nothing to correct.
+    return y == 0.0f || y > 3.0e38f ? y : exact;
+}
+DEV float log_of(float x) { return log2_fast(x) * 0.693147182f; }
+DEV float tanh_of(float x) {
+    float e = exp_of(-2.0f * __builtin_fabsf(x));
+    return __builtin_copysignf((1.0f - e) / (1.0f + e), x);
+}
+// The nearest integer, ties to even.
+DEV float round_even(float x) {
+#if defined(GPU_NV)
+    float r;
+    asm("cvt.rni.f32.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return __builtin_rintf(x);
+#endif
+}
+DEV float sqrt_of(float x) {
+#if defined(GPU_NV)
+    float r;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return __builtin_sqrtf(x);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------- with the host
+// Words in host memory that both sides see while a kernel runs.
+DEV u32 load_system(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DEV void store_system(u32* p, u32 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }

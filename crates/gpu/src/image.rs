@@ -1,0 +1,30 @@
+//! The kernel images in this program.
+
+/// A compiled module for one target, compressed.
+pub struct Image {
+    /// e.g. `gfx1100`, `sm_90a`, `host-nv`.
+    pub target: &'static str,
+    /// e.g. `norm`, `matvec.Q4_K`.
+    pub module: &'static str,
+    packed: &'static [u8],
+}
+
+include!(concat!(env!("OUT_DIR"), "/images.rs"));
+
+/// All images, by module and target.
+pub fn images() -> &'static [Image] {
+    IMAGES
+}
+
+impl Image {
+    pub(crate) fn find(target: &str, module: &str) -> Option<&'static Image> {
+        IMAGES
+            .iter()
+            .find(|image| image.target == target && image.module == module)
+    }
+
+    /// The image as the compiler wrote it.
+    pub fn unpack(&self) -> Vec<u8> {
+        lz4_flex::decompress_size_prepended(self.packed).expect("the build compressed it")
+    }
+}

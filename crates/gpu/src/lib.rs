@@ -1,0 +1,17 @@
+//! GPU kernels and the drivers that run them.
+//!
+//! One set of kernel sources (`kernels/`) is compiled ahead of time for each target and embedded. A [`Gpu`] is one
+//! device opened through one of three drivers behind the same function table: HIP, CUDA, or `host`, where the CPU plays
+//! a GPU so that everything but speed is tested without one. `ops` has one safe function for each kernel.
+
+mod driver;
+mod error;
+mod gpu;
+mod image;
+mod memory;
+pub mod ops;
+
+pub use error::GpuError;
+pub use gpu::{Gpu, Params};
+pub use image::{Image, images};
+pub use memory::{Buffer, Slice};
