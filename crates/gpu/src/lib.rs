@@ -9,9 +9,13 @@ mod error;
 mod gpu;
 mod image;
 mod memory;
+mod operands;
 pub mod ops;
+mod step;
 
 pub use error::GpuError;
 pub use gpu::{Gpu, Params};
 pub use image::{Image, images};
 pub use memory::{Buffer, Slice};
+pub use operands::{ActForm, Activation, Acts, ActsBuffer, Matrix, OutMode};
+pub use step::{SeqRows, Step};

@@ -1,0 +1,13 @@
+// What kernels know of a step; mirrored by src/step.rs.
+#pragma once
+#include "gpu.h"
+
+// A row that only fills up a step: it has no sequence and appends nothing.
+constexpr u32 NO_ROW = 0xffffffffu;
+
+struct SeqRows {
+    u32 first_row;
+    u32 n_rows;
+    u32 first_pos;
+    u32 pad;
+};

@@ -1,0 +1,141 @@
+//! What matrix products work on: weights in device layout, and activations in the form that they are multiplied with.
+
+use rocmforge_gguf::GgmlType;
+
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::memory::{Buffer, Slice};
+
+/// The form of activations; numerically those of the CPU backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActForm {
+    /// f32 as they are.
+    F32,
+    /// int8 with a scale per 32 values: max|x| / 127, rounded to f16; codes are x / (max|x| / 127) before that
+    /// rounding, ties to even.
+    Q8x32,
+    /// int8 with a scale per 256 values: 1 / (127 / max|x|) in f32.
+    Q8x256,
+}
+
+impl ActForm {
+    /// Values that share a scale; rows are whole blocks of this many.
+    pub const fn block_len(self) -> usize {
+        match self {
+            ActForm::F32 => 1,
+            ActForm::Q8x32 => 32,
+            ActForm::Q8x256 => 256,
+        }
+    }
+}
+
+/// Activations `[n_rows, width]` in one of the forms.
+#[derive(Clone, Copy)]
+pub struct Acts<'a> {
+    pub form: ActForm,
+    pub n_rows: usize,
+    pub width: usize,
+    /// F32: `[n_rows, width]`; else empty.
+    pub values: Slice<'a, f32>,
+    /// int8: `[n_rows, width]`.
+    pub codes: Slice<'a, i8>,
+    /// int8: `[n_rows, width / block_len]`.
+    pub scales: Slice<'a, f32>,
+    /// int8: sums of 16 codes, `[n_rows, width / 16]`.
+    pub sums: Slice<'a, i16>,
+}
+
+/// Memory for activations of up to `max_rows` rows.
+pub struct ActsBuffer {
+    form: ActForm,
+    max_rows: usize,
+    width: usize,
+    values: Buffer,
+    codes: Buffer,
+    scales: Buffer,
+    sums: Buffer,
+}
+
+impl ActsBuffer {
+    /// # Panics
+    /// If a row is not whole blocks of `form`.
+    pub fn new(
+        gpu: &Gpu,
+        form: ActForm,
+        max_rows: usize,
+        width: usize,
+    ) -> Result<ActsBuffer, GpuError> {
+        assert!(width.is_multiple_of(form.block_len()), "whole blocks");
+        let n = max_rows * width;
+        let [n_values, n_codes] = match form {
+            ActForm::F32 => [n, 0],
+            ActForm::Q8x32 | ActForm::Q8x256 => [0, n],
+        };
+        Ok(ActsBuffer {
+            form,
+            max_rows,
+            width,
+            values: gpu.alloc::<f32>(n_values)?,
+            codes: gpu.alloc::<i8>(n_codes)?,
+            scales: gpu.alloc::<f32>(n_codes / form.block_len())?,
+            sums: gpu.alloc::<i16>(n_codes / 16)?,
+        })
+    }
+
+    /// The first `n_rows` rows.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn rows(&self, n_rows: usize) -> Acts<'_> {
+        assert!(
+            n_rows <= self.max_rows,
+            "{n_rows} of {} rows",
+            self.max_rows
+        );
+        let n = n_rows * self.width;
+        let [n_values, n_codes] = match self.form {
+            ActForm::F32 => [n, 0],
+            ActForm::Q8x32 | ActForm::Q8x256 => [0, n],
+        };
+        Acts {
+            form: self.form,
+            n_rows,
+            width: self.width,
+            values: self.values.as_slice().part(0..n_values),
+            codes: self.codes.as_slice().part(0..n_codes),
+            scales: self
+                .scales
+                .as_slice()
+                .part(0..n_codes / self.form.block_len()),
+            sums: self.sums.as_slice().part(0..n_codes / 16),
+        }
+    }
+}
+
+/// A weight matrix `[n_out, n_in]` in device layout: the fields of each block in planes of their own, so that all loads
+/// are aligned (`kernels/quant.h`).
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    pub ty: GgmlType,
+    pub n_out: usize,
+    pub n_in: usize,
+    pub data: Slice<'a, u8>,
+}
+
+/// What a product does with its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutMode {
+    /// `out = product`.
+    Store,
+    /// `out += product`.
+    Add,
+}
+
+/// The functions between the two products of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
+    GeluTanh,
+}
