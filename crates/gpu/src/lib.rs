@@ -17,5 +17,5 @@ pub use error::GpuError;
 pub use gpu::{Gpu, Params};
 pub use image::{Image, images};
 pub use memory::{Buffer, Slice};
-pub use operands::{ActForm, Activation, Acts, ActsBuffer, Matrix, OutMode};
+pub use operands::{ActForm, Activation, Acts, ActsBuffer, KvLayer, Matrix, OutMode};
 pub use step::{SeqRows, Step};
