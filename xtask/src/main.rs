@@ -5,6 +5,7 @@ mod compare_quantize;
 mod fixtures;
 mod fuzz;
 mod gen_model;
+mod gen_synthetic;
 mod mix_golden;
 mod quant_errors;
 mod variants;
@@ -74,6 +75,17 @@ enum Task {
         ty: String,
         out: PathBuf,
     },
+    /// Write a model of a released one's shape with random weights, the same every time
+    GenSynthetic {
+        /// Such as llama-3.1-8b
+        shape: String,
+        /// File type such as Q4_K_M, or the type of all matrices such as MXFP4
+        types: String,
+        out: PathBuf,
+        /// Fewer layers than the shape has
+        #[arg(long, value_name = "N")]
+        layers: Option<usize>,
+    },
     /// Take the logits of these models from llama.cpp, for the engine's tests
     ArchGolden {
         /// A Python that has the llama-cpp-python package
@@ -137,6 +149,12 @@ fn main() -> Result<()> {
             seconds,
             seed,
         } => fuzz::run(&target, seconds, seed),
+        Task::GenSynthetic {
+            shape,
+            types,
+            out,
+            layers,
+        } => gen_synthetic::write(&shape, &types, layers, &out),
         Task::FuzzSeeds => fuzz::write_seeds(),
         Task::GenModel { arch, ty, out } if arch == "all" => gen_model::write_all(&ty, &out),
         Task::GenModel { arch, ty, out } => gen_model::write(&arch, &ty, &out),

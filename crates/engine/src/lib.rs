@@ -22,6 +22,7 @@ pub mod request;
 pub mod sampler;
 mod scheduler;
 mod sequence;
+pub mod synthetic;
 mod text_stream;
 pub mod tokenizer;
 

@@ -113,18 +113,18 @@ pub(super) fn layer(name: &str) -> Option<usize> {
 
 /// What the choice depends on beside the tensor.
 #[derive(Debug)]
-pub(super) struct ModelFacts {
-    arch: String,
-    n_layers: usize,
-    n_experts: usize,
+pub(crate) struct ModelFacts {
+    pub(crate) arch: String,
+    pub(crate) n_layers: usize,
+    pub(crate) n_experts: usize,
     /// Query heads that share a K and V head in the first layer.
-    gqa: usize,
+    pub(crate) gqa: usize,
     /// One of the families whose 70B models have eight of them.
-    is_70b: bool,
+    pub(crate) is_70b: bool,
     /// Tensors like V, of all layers.
-    n_v: usize,
+    pub(crate) n_v: usize,
     /// Whether the embedding is the output projection, too.
-    is_tied: bool,
+    pub(crate) is_tied: bool,
 }
 
 impl ModelFacts {

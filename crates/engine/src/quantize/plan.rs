@@ -168,13 +168,20 @@ impl QuantizePlan {
 
 /// The plans of all tensors, in the order of the file.
 fn choose_all(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<TensorPlan>, QuantizeError> {
-    let facts = ModelFacts::read(gguf)?;
-    let infos = gguf.tensors();
+    choose_types(&ModelFacts::read(gguf)?, gguf.tensors(), options)
+}
+
+/// The plans of the tensors of a model of which these facts hold, in their order.
+pub(crate) fn choose_types(
+    facts: &ModelFacts,
+    infos: &[TensorInfo],
+    options: &QuantizeOptions,
+) -> Result<Vec<TensorPlan>, QuantizeError> {
     // A mix counts layers, whatever the order of the file.
     let mut order: Vec<usize> = (0..infos.len()).collect();
     order.sort_by_key(|&index| (mix::layer(&infos[index].name), &infos[index].name));
     let mut mix = Mix {
-        facts: &facts,
+        facts,
         file_type: options.file_type,
         output_type: options.output_type,
         has_importance: options.importance.is_some(),
