@@ -13,6 +13,7 @@ mod operands;
 pub mod ops;
 mod step;
 
+pub use driver::host::set_host_seed;
 pub use error::GpuError;
 pub use gpu::{Gpu, Params};
 pub use image::{Image, images};

@@ -1,11 +1,10 @@
 //! The CPU as a GPU: images are shared objects whose threads are fibres (`kernels/host.h`). Memory is full of NaN until
 //! it is written.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::Library;
 
@@ -20,10 +19,21 @@ const HEADER: usize = 256;
 
 thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+    /// The seed of the next launch's order.
+    static SEED: Cell<u64> = Cell::new(first_seed());
 }
 
-/// The seed of the next launch's wave order.
-static SEED: AtomicU64 = AtomicU64::new(1);
+/// What a thread begins with: the number in `ROCMFORGE_HOST_SEED`, or 1.
+fn first_seed() -> u64 {
+    let text = std::env::var("ROCMFORGE_HOST_SEED").unwrap_or_default();
+    text.parse().unwrap_or(1)
+}
+
+/// Chooses the order in which the host driver runs blocks, waves and lanes in the next launches of this thread, each
+/// another one. Results that depend on it come from a race. Other drivers know nothing of it.
+pub fn set_host_seed(seed: u64) {
+    SEED.set(seed);
+}
 
 struct Module {
     library: Library,
@@ -212,7 +222,7 @@ unsafe extern "C" fn launch(
     _extra: *mut *mut c_void,
 ) -> i32 {
     let mut text = [0u8; 256];
-    let seed = SEED.fetch_add(0x9e37_79b9, Ordering::Relaxed);
+    let seed = SEED.replace(SEED.get().wrapping_add(0x9e37_79b9));
     // SAFETY: `function` came from `module_function`; there is one parameter, the struct of the kernel.
     let code = unsafe {
         let function = &*function.cast::<Function>();

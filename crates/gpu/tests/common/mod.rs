@@ -1,6 +1,9 @@
 //! What the tests of kernels share.
 
-use rocmforge_gpu::Gpu;
+#![allow(dead_code, reason = "each test program takes what it needs of this")]
+
+use rocmforge_gpu::{Gpu, set_host_seed};
+use zerocopy::{Immutable, IntoBytes};
 
 /// The devices that tests run on: every persona of the host driver that this build has.
 pub(crate) fn gpus() -> Vec<Gpu> {
@@ -13,4 +16,23 @@ pub(crate) fn gpus() -> Vec<Gpu> {
         println!("skipped: built without the target host");
     }
     gpus
+}
+
+/// Runs `run` three times, on the host driver with blocks, waves and lanes in another order each time, and demands the
+/// same bits. `run` sets up its inputs and outputs itself and gives what it read back.
+pub(crate) fn three_orders<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> Vec<T> {
+    let ordered = |seed| {
+        set_host_seed(seed);
+        run()
+    };
+    let first = ordered(1);
+    for seed in [2, 3] {
+        let again = ordered(seed);
+        let pairs = first.as_bytes().iter().zip(again.as_bytes());
+        let differs = pairs.clone().position(|(a, b)| a != b);
+        let at = differs.map(|byte| byte / size_of::<T>());
+        assert_eq!(at, None, "the result depends on the order (seed {seed})");
+        assert_eq!(first.len(), again.len(), "as many values");
+    }
+    first
 }
