@@ -87,8 +87,14 @@ constexpr u32 WARP_SIZE = 32;
 #else
 #define DEV static __attribute__((device)) inline __attribute__((always_inline))
 #define DEV_MEMBER __attribute__((device)) inline __attribute__((always_inline))
+// The number of threads: without it clang for AMD expects 1024, with a quarter of the registers for each.
+#if defined(GPU_AMD)
+#define BLOCK_OF(THREADS) amdgpu_flat_work_group_size(THREADS, THREADS)
+#else
+#define BLOCK_OF(THREADS) launch_bounds(THREADS)
+#endif
 #define KERNEL(NAME, PARAMS, THREADS)                                                                                  \
-    extern "C" __attribute__((global, visibility("default"), launch_bounds(THREADS))) void NAME(const PARAMS p)
+    extern "C" __attribute__((global, visibility("default"), BLOCK_OF(THREADS))) void NAME(const PARAMS p)
 #define EXPORT_U32(NAME, VALUE)                                                                                        \
     extern "C" __attribute__((device, constant, visibility("default"), used)) const u32 NAME = VALUE;
 #define SHARED(TYPE, NAME, COUNT) static __attribute__((shared, aligned(16))) TYPE NAME[COUNT]
