@@ -1,0 +1,75 @@
+//! One product of the matrix units (`kernels/mma.hip`): shows that a device's tiles lie as `kernels/mma.h` says.
+
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::memory::Slice;
+
+/// A product of two tiles, `c [16, 16] = a [16, k] b [16, k]^T`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tile {
+    /// int8, k = 16, i32 sums.
+    I8K16,
+    /// int8, k = 32, i32 sums.
+    I8K32,
+    /// As `I8K32`, by way of the sums that become floats cheaply.
+    I8K32Float,
+    /// f16, k = 16, f32 sums.
+    F16,
+    /// As `F16`, with b as `[k, 16]`.
+    F16Transposed,
+}
+
+impl Tile {
+    /// Bytes of each operand.
+    pub const fn operand_bytes(self) -> usize {
+        match self {
+            Tile::I8K16 => 256,
+            _ => 512,
+        }
+    }
+
+    const fn kernel(self) -> &'static str {
+        match self {
+            Tile::I8K16 => "tile_i8_16",
+            Tile::I8K32 => "tile_i8_32",
+            Tile::I8K32Float => "tile_i8_started",
+            Tile::F16 => "tile_f16",
+            Tile::F16Transposed => "tile_f16_transposed",
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TileParams {
+    a: u64,
+    b: u64,
+    c: u64,
+}
+
+const _: () = assert!(size_of::<TileParams>() == 24);
+
+// SAFETY: as `TileParams` in mma.hip.
+unsafe impl Params for TileParams {}
+
+/// `c [256]`: the bits of i32 or f32.
+///
+/// # Panics
+/// If an operand has not `operand_bytes`, or `c` not 256 values.
+pub fn multiply_tiles(
+    gpu: &Gpu,
+    tile: Tile,
+    a: Slice<'_, u8>,
+    b: Slice<'_, u8>,
+    c: Slice<'_, u32>,
+) -> Result<(), GpuError> {
+    assert_eq!([a.len(), b.len()], [tile.operand_bytes(); 2], "whole tiles");
+    assert_eq!(c.len(), 256, "16 by 16 values");
+    let params = TileParams {
+        a: a.ptr(),
+        b: b.ptr(),
+        c: c.ptr(),
+    };
+    let n_threads = gpu.constant("mma", "tile_threads")?;
+    gpu.launch(("mma", tile.kernel()), [1, 1, 1], n_threads, 0, &params)
+}
