@@ -22,4 +22,9 @@ pub enum GpuError {
         module: String,
         name: String,
     },
+    /// A weight format without kernels.
+    #[error(
+        "there are no GPU kernels for weights in {ty}; quantize the model to another type, or run it on the CPU"
+    )]
+    Format { ty: &'static str },
 }

@@ -37,6 +37,8 @@ pub fn set_host_seed(seed: u64) {
 
 struct Module {
     library: Library,
+    /// Kept open: the loader knows libraries by path, and the next file would get this one's number.
+    _file: std::fs::File,
     #[expect(clippy::vec_box, reason = "their addresses are handles")]
     functions: RefCell<Vec<Box<Function>>>,
 }
@@ -159,6 +161,7 @@ fn open(image: &[u8]) -> Result<Module, String> {
     let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
     Ok(Module {
         library,
+        _file: file,
         functions: RefCell::new(Vec::new()),
     })
 }

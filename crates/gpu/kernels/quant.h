@@ -1,0 +1,649 @@
+// The weight formats: the only place on the GPU that knows how their bytes lie. What the numbers mean is defined by the
+// scalar code of crates/gguf (after ggml's ggml-quants.c); values here equal those bit for bit.
+//
+// Kernels work on chunks: as many consecutive values of a row as one thread takes at a time. A format is a struct with
+//
+//     LEN, FILE_BYTES   values and bytes of a block in a file
+//     CHUNK             values of a chunk: 32, and 16 bytes of float formats
+//     PLANES            {values, bytes} of each plane: which field of how many values has how many bytes
+//     fields(f)         names the fields of the chunk, in the order of the planes
+//     from_file(b, j)   takes chunk j of the block at `b` (any alignment)
+//
+// and `Block<T, Layout>` reads a row of chunks from either layout:
+//
+//     File     as in GGUF
+//     Planes   field by field: plane k of a matrix holds field k of all its blocks, row after row, and starts at a
+//              multiple of 256 bytes; rows are filled up to whole units of 32 values with zeros (float formats)
+//
+// In planes the codes of 32 values lie so that four at a time come out as bytes of a word with a shift and a mask
+// (word w of 8 holds values 4 w .. 4 w + 3):
+//
+//     4 bits    16 bytes: word w % 4, low nibbles for w < 4, high ones after; as in the file's Q4_0
+//     2 bits     8 bytes: word w / 4, bits 2 (w % 4) of each byte
+//     1 bit      4 bytes: bit w of each byte
+//     8 bits    two planes of 16 bytes, so that neighbouring lanes read neighbouring 16 bytes
+#pragma once
+#include "gpu.h"
+
+struct File {};
+struct Planes {};
+
+struct Plane {
+    u32 values, bytes;
+};
+
+// Planes start at multiples of this many bytes.
+constexpr u32 PLANE_ALIGN = 256;
+// Rows in planes are whole units of this many values.
+constexpr u32 UNIT = 32;
+
+// A matrix `[n_out, n_in]` in planes.
+struct Weights {
+    u8* data;
+    u32 n_out;
+    u32 n_in;
+};
+
+// ---------------------------------------------------------------------------------------------- reading
+template <typename P> DEV P stream(const u8* p) {
+    if constexpr (sizeof(P) == 16) return stream16(p);
+    else if constexpr (sizeof(P) == 8) return stream8(p);
+    else if constexpr (sizeof(P) == 4) return stream4(p);
+    else return *(const P*)p;
+}
+// Of any alignment.
+template <typename P> DEV P unaligned(const u8* p) {
+    P v;
+    __builtin_memcpy(&v, p, sizeof(P));
+    return v;
+}
+
+// a * b, rounded: never part of a fused multiply-add, because dequantized values have the bits of the scalar code.
+DEV float mul_rounded(float a, float b) {
+#if defined(GPU_NV)
+    float r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+#else
+#pragma clang fp contract(off)
+    return a * b;
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------- codes
+// Four codes are the bytes of a word; `q` are the eight words of 32 values.
+DEV u32 shifted(u32 v, i32 left) { return left >= 0 ? v << left : v >> -left; }
+DEV void take_nibbles(u32x4 nibbles, u32* q) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        q[i] = nibbles[i] & 0x0f0f0f0f;
+        q[4 + i] = nibbles[i] >> 4 & 0x0f0f0f0f;
+    }
+}
+// The two bits of each value, in bits `at` and up of its byte.
+DEV u32 two_bits(u32x2 packed, u32 w, i32 at) {
+    return shifted(packed[w / 4], at - 2 * (i32)(w % 4)) & 0x03030303u << at;
+}
+DEV u32 one_bit(u32 packed, u32 w, i32 at) { return shifted(packed, at - (i32)w) & 0x01010101u << at; }
+
+// The same from files. `shift` says which bits of the 32 bytes belong to the chunk.
+DEV u32x4 file_nibbles(const u8* bytes, u32 shift) {
+    u32x4 r;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 low = unaligned<u32>(bytes + 4 * i) >> shift & 0x0f0f0f0f;
+        u32 high = unaligned<u32>(bytes + 16 + 4 * i) >> shift & 0x0f0f0f0f;
+        r.v[i] = low | high << 4;
+    }
+    return r;
+}
+DEV u32x2 file_two_bits(const u8* bytes, u32 shift) {
+    u32x2 r = {{0, 0}};
+#pragma unroll
+    for (u32 w = 0; w < 8; w++) r.v[w / 4] |= (unaligned<u32>(bytes + 4 * w) >> shift & 0x03030303) << 2 * (w % 4);
+    return r;
+}
+DEV u32 file_one_bit(const u8* bytes, u32 shift) {
+    u32 r = 0;
+#pragma unroll
+    for (u32 w = 0; w < 8; w++) r |= (unaligned<u32>(bytes + 4 * w) >> shift & 0x01010101) << w;
+    return r;
+}
+// Bit j of `bits` belongs to value j.
+DEV u32 spread_bits(u32 bits) {
+    u32 r = 0;
+    for (u32 j = 0; j < 32; j++) r |= (bits >> j & 1) << (8 * (j % 4) + j / 4);
+    return r;
+}
+
+// What sixteen codes stand for, four a word.
+struct Table16 {
+    u32 v[4];
+};
+constexpr Table16 IQ4NL_VALUES = {{0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535}};
+constexpr Table16 MXFP4_VALUES = {{0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc}};
+
+#if defined(GPU_NV)
+DEV u32 permute(u32 low, u32 high, u32 select) { return __nvvm_prmt(low, high, select); }
+// Nibbles of the lower half of `four` choose the bytes.
+DEV u32 look_up_nibbles(Table16 t, u32 four) {
+    u32 below = permute(t.v[0], t.v[1], four & 0x7777);
+    u32 above = permute(t.v[2], t.v[3], four & 0x7777);
+    return permute(below, above, 0x3210 | (four & 0x8888) >> 1);
+}
+DEV void take_looked_up(Table16 t, u32x4 nibbles, u32* q) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 a = look_up_nibbles(t, nibbles[i]);
+        u32 b = look_up_nibbles(t, nibbles[i] >> 16);
+        q[i] = permute(a, b, 0x6420);
+        q[4 + i] = permute(a, b, 0x7531);
+    }
+}
+#else
+// Bytes of `select` choose among the eight bytes of low and high.
+DEV u32 permute(u32 low, u32 high, u32 select) {
+#if defined(GPU_AMD)
+    return __builtin_amdgcn_perm(high, low, select);
+#else
+    u64 both = (u64)high << 32 | low;
+    u32 r = 0;
+    for (u32 i = 0; i < 4; i++) r |= (u32)(u8)(both >> 8 * (select >> 8 * i & 7)) << 8 * i;
+    return r;
+#endif
+}
+DEV u32 look_up_bytes(Table16 t, u32 codes) {
+    u32 below = permute(t.v[0], t.v[1], codes & 0x07070707);
+    u32 above = permute(t.v[2], t.v[3], codes & 0x07070707);
+    return permute(below, above, 0x03020100 + (codes >> 1 & 0x04040404));
+}
+DEV void take_looked_up(Table16 t, u32x4 nibbles, u32* q) {
+    take_nibbles(nibbles, q);
+#pragma unroll
+    for (u32 w = 0; w < 8; w++) q[w] = look_up_bytes(t, q[w]);
+}
+#endif
+
+// 2^(e - 128), exact also where it is subnormal.
+DEV float e8m0_half(u32 e) { return bits<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+
+// ---------------------------------------------------------------------------------------------- formats
+// value = scale(h) * (code - OFFSET) - minimum(h), with h the group of GROUP values. `at` is the chunk's place in its
+// block.
+struct Codes32 {
+    static constexpr u32 CHUNK = 32;
+    static constexpr bool FLOAT = false;
+    // Values that share a scale.
+    static constexpr u32 GROUP = 32;
+    // Activations that share a scale.
+    static constexpr u32 ACT_BLOCK = 32;
+    static constexpr i32 OFFSET = 0;
+    static constexpr bool HAS_MIN = false;
+    DEV_MEMBER float minimum(u32, u32) const { return 0.0f; }
+};
+
+struct Q4_0 : Codes32 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 18, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 2}};
+    static constexpr i32 OFFSET = 8;
+    u32x4 low;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(d); }
+    DEV_MEMBER static Q4_0 from_file(const u8* b, u32) {
+        Q4_0 c;
+        c.d = unaligned<u16>(b);
+        c.low = unaligned<u32x4>(b + 2);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const { take_nibbles(low, q); }
+    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
+struct Q4_1 : Codes32 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 20, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 4}};
+    static constexpr bool HAS_MIN = true;
+    u32x4 low;
+    // Scale below, minimum above.
+    u32 dm;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(dm); }
+    DEV_MEMBER static Q4_1 from_file(const u8* b, u32) {
+        Q4_1 c;
+        c.dm = unaligned<u32>(b);
+        c.low = unaligned<u32x4>(b + 4);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const { take_nibbles(low, q); }
+    DEV_MEMBER float scale(u32, u32) const { return h2f((u16)dm); }
+    DEV_MEMBER float minimum(u32, u32) const { return -h2f((u16)(dm >> 16)); }
+};
+
+struct Q5_0 : Codes32 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 22, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 4}, {32, 2}};
+    static constexpr i32 OFFSET = 16;
+    u32x4 low;
+    u32 high;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(low), f.template on<1>(high), f.template on<2>(d);
+    }
+    DEV_MEMBER static Q5_0 from_file(const u8* b, u32) {
+        Q5_0 c;
+        c.d = unaligned<u16>(b);
+        c.high = spread_bits(unaligned<u32>(b + 2));
+        c.low = unaligned<u32x4>(b + 6);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+        take_nibbles(low, q);
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] |= one_bit(high, w, 4);
+    }
+    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
+struct Q5_1 : Codes32 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 24, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 4}, {32, 4}};
+    static constexpr bool HAS_MIN = true;
+    u32x4 low;
+    u32 high;
+    u32 dm;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(low), f.template on<1>(high), f.template on<2>(dm);
+    }
+    DEV_MEMBER static Q5_1 from_file(const u8* b, u32) {
+        Q5_1 c;
+        c.dm = unaligned<u32>(b);
+        c.high = spread_bits(unaligned<u32>(b + 4));
+        c.low = unaligned<u32x4>(b + 8);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+        take_nibbles(low, q);
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] |= one_bit(high, w, 4);
+    }
+    DEV_MEMBER float scale(u32, u32) const { return h2f((u16)dm); }
+    DEV_MEMBER float minimum(u32, u32) const { return -h2f((u16)(dm >> 16)); }
+};
+
+struct Q8_0 : Codes32 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 34, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 16}, {32, 2}};
+    u32x4 first, second;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(first), f.template on<1>(second), f.template on<2>(d);
+    }
+    DEV_MEMBER static Q8_0 from_file(const u8* b, u32) {
+        Q8_0 c;
+        c.d = unaligned<u16>(b);
+        c.first = unaligned<u32x4>(b + 2);
+        c.second = unaligned<u32x4>(b + 18);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) q[i] = first[i], q[4 + i] = second[i];
+    }
+    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
+struct IQ4_NL : Codes32 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 18, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 2}};
+    u32x4 low;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(d); }
+    DEV_MEMBER static IQ4_NL from_file(const u8* b, u32) {
+        IQ4_NL c;
+        c.d = unaligned<u16>(b);
+        c.low = unaligned<u32x4>(b + 2);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const { take_looked_up(IQ4NL_VALUES, low, q); }
+    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
+struct MXFP4 : Codes32 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 17, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 1}};
+    u32x4 low;
+    u8 e;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(e); }
+    DEV_MEMBER static MXFP4 from_file(const u8* b, u32) {
+        MXFP4 c;
+        c.e = b[0];
+        c.low = unaligned<u32x4>(b + 1);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const { take_looked_up(MXFP4_VALUES, low, q); }
+    DEV_MEMBER float scale(u32, u32) const { return e8m0_half(e); }
+};
+
+// Super-blocks of 256 values: eight chunks share a header.
+struct CodesK : Codes32 {
+    static constexpr u32 LEN = 256;
+    static constexpr u32 ACT_BLOCK = 256;
+};
+
+// The header of Q4_K and Q5_K: d and dmin, then three words with a nibble for each chunk: the lower four bits of the
+// scales, those of the minimums, and the upper two of both.
+struct HeaderK4 {
+    u32x4 v;
+    DEV_MEMBER static HeaderK4 from_file(const u8* b) {
+        const u8* s = b + 4;
+        u32 scales = 0, minimums = 0, upper = 0;
+        for (u32 j = 0; j < 8; j++) {
+            u32 sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
+            u32 m = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
+            scales |= (sc & 15) << 4 * j;
+            minimums |= (m & 15) << 4 * j;
+            upper |= (sc >> 4 | m >> 4 << 2) << 4 * j;
+        }
+        return {{{unaligned<u32>(b), scales, minimums, upper}}};
+    }
+    DEV_MEMBER float scale(u32 at) const {
+        u32 sc = (v[1] >> 4 * at & 15) | (v[3] >> 4 * at & 3) << 4;
+        return mul_rounded(h2f((u16)v[0]), (float)(i32)sc);
+    }
+    DEV_MEMBER float minimum(u32 at) const {
+        u32 m = (v[2] >> 4 * at & 15) | (v[3] >> (4 * at + 2) & 3) << 4;
+        return mul_rounded(h2f((u16)(v[0] >> 16)), (float)(i32)m);
+    }
+};
+
+struct Q4_K : CodesK {
+    static constexpr u32 FILE_BYTES = 144, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 16}, {256, 16}};
+    static constexpr bool HAS_MIN = true;
+    u32x4 low;
+    HeaderK4 header;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(header.v); }
+    DEV_MEMBER static Q4_K from_file(const u8* b, u32 at) {
+        Q4_K c;
+        c.header = HeaderK4::from_file(b);
+        c.low = file_nibbles(b + 16 + at / 2 * 32, at % 2 * 4);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const { take_nibbles(low, q); }
+    DEV_MEMBER float scale(u32 at, u32) const { return header.scale(at); }
+    DEV_MEMBER float minimum(u32 at, u32) const { return header.minimum(at); }
+};
+
+struct Q5_K : CodesK {
+    static constexpr u32 FILE_BYTES = 176, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 4}, {256, 16}};
+    static constexpr bool HAS_MIN = true;
+    u32x4 low;
+    u32 high;
+    HeaderK4 header;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(low), f.template on<1>(high), f.template on<2>(header.v);
+    }
+    DEV_MEMBER static Q5_K from_file(const u8* b, u32 at) {
+        Q5_K c;
+        c.header = HeaderK4::from_file(b);
+        c.high = file_one_bit(b + 16, at);
+        c.low = file_nibbles(b + 48 + at / 2 * 32, at % 2 * 4);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+        take_nibbles(low, q);
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] |= one_bit(high, w, 4);
+    }
+    DEV_MEMBER float scale(u32 at, u32) const { return header.scale(at); }
+    DEV_MEMBER float minimum(u32 at, u32) const { return header.minimum(at); }
+};
+
+struct Q2_K : CodesK {
+    static constexpr u32 FILE_BYTES = 84, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 8}, {32, 2}, {256, 4}};
+    static constexpr u32 GROUP = 16;
+    static constexpr bool HAS_MIN = true;
+    u32x2 low;
+    // Of both groups: scale in the low nibble, minimum in the high.
+    u16 scales;
+    // d below, dmin above.
+    u32 dm;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(low), f.template on<1>(scales), f.template on<2>(dm);
+    }
+    DEV_MEMBER static Q2_K from_file(const u8* b, u32 at) {
+        Q2_K c;
+        c.scales = unaligned<u16>(b + 2 * at);
+        c.low = file_two_bits(b + 16 + at / 4 * 32, at % 4 * 2);
+        c.dm = unaligned<u32>(b + 80);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0);
+    }
+    DEV_MEMBER float scale(u32, u32 h) const {
+        return mul_rounded(h2f((u16)dm), (float)(i32)(scales >> 8 * h & 15));
+    }
+    DEV_MEMBER float minimum(u32, u32 h) const {
+        return mul_rounded(h2f((u16)(dm >> 16)), (float)(i32)(scales >> (8 * h + 4) & 15));
+    }
+};
+
+struct Q3_K : CodesK {
+    static constexpr u32 FILE_BYTES = 110, N_PLANES = 4;
+    // The scales take a byte each instead of six bits.
+    static constexpr Plane PLANES[] = {{32, 8}, {32, 4}, {32, 2}, {256, 2}};
+    static constexpr u32 GROUP = 16;
+    static constexpr i32 OFFSET = 4;
+    u32x2 low;
+    u32 high;
+    u16 scales;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(low), f.template on<1>(high), f.template on<2>(scales), f.template on<3>(d);
+    }
+    DEV_MEMBER static Q3_K from_file(const u8* b, u32 at) {
+        Q3_K c;
+        c.high = file_one_bit(b, at);
+        c.low = file_two_bits(b + 32 + at / 4 * 32, at % 4 * 2);
+        const u8* s = b + 96;
+        u32 both = 0;
+        for (u32 h = 0; h < 2; h++) {
+            u32 j = 2 * at + h;
+            u32 six = (s[j % 8] >> 4 * (j / 8) & 15) | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4;
+            both |= (six - 32 & 0xff) << 8 * h;
+        }
+        c.scales = (u16)both;
+        c.d = unaligned<u16>(b + 108);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0) | one_bit(high, w, 2);
+    }
+    DEV_MEMBER float scale(u32, u32 h) const { return mul_rounded(h2f(d), (float)(i8)(scales >> 8 * h)); }
+};
+
+struct Q6_K : CodesK {
+    static constexpr u32 FILE_BYTES = 210, N_PLANES = 4;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 8}, {32, 2}, {256, 2}};
+    static constexpr u32 GROUP = 16;
+    static constexpr i32 OFFSET = 32;
+    u32x4 low;
+    u32x2 high;
+    u16 scales;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(low), f.template on<1>(high), f.template on<2>(scales), f.template on<3>(d);
+    }
+    DEV_MEMBER static Q6_K from_file(const u8* b, u32 at) {
+        Q6_K c;
+        c.low = file_nibbles(b + at / 4 * 64 + at % 2 * 32, at % 4 / 2 * 4);
+        c.high = file_two_bits(b + 128 + at / 4 * 32, at % 4 * 2);
+        c.scales = unaligned<u16>(b + 192 + 2 * at);
+        c.d = unaligned<u16>(b + 208);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+        take_nibbles(low, q);
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] |= two_bits(high, w, 4);
+    }
+    DEV_MEMBER float scale(u32, u32 h) const { return mul_rounded(h2f(d), (float)(i8)(scales >> 8 * h)); }
+};
+
+struct IQ4_XS : CodesK {
+    static constexpr u32 FILE_BYTES = 136, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 16}, {256, 8}};
+    u32x4 low;
+    // d, the upper two bits of the scales above it; then their lower four.
+    u32x2 header;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(header); }
+    DEV_MEMBER static IQ4_XS from_file(const u8* b, u32 at) {
+        IQ4_XS c;
+        c.header = unaligned<u32x2>(b);
+        c.low = unaligned<u32x4>(b + 8 + 16 * at);
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const { take_looked_up(IQ4NL_VALUES, low, q); }
+    DEV_MEMBER float scale(u32 at, u32) const {
+        u32 six = (header[1] >> 4 * at & 15) | (header[0] >> (16 + 2 * at) & 3) << 4;
+        return mul_rounded(h2f((u16)header[0]), (float)((i32)six - 32));
+    }
+};
+
+struct F32 {
+    static constexpr u32 LEN = 1, FILE_BYTES = 4, CHUNK = 4, N_PLANES = 1;
+    static constexpr Plane PLANES[] = {{4, 16}};
+    static constexpr bool FLOAT = true;
+    typedef u32 Value;
+    u32x4 raw;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(raw); }
+    DEV_MEMBER float value(u32 i) const { return bits<float>(raw[i]); }
+};
+
+struct F16 {
+    static constexpr u32 LEN = 1, FILE_BYTES = 2, CHUNK = 8, N_PLANES = 1;
+    static constexpr Plane PLANES[] = {{8, 16}};
+    static constexpr bool FLOAT = true;
+    typedef u16 Value;
+    u32x4 raw;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(raw); }
+    DEV_MEMBER float value(u32 i) const { return h2f((u16)(raw[i / 2] >> 16 * (i % 2))); }
+};
+
+struct BF16 {
+    static constexpr u32 LEN = 1, FILE_BYTES = 2, CHUNK = 8, N_PLANES = 1;
+    static constexpr Plane PLANES[] = {{8, 16}};
+    static constexpr bool FLOAT = true;
+    typedef u16 Value;
+    u32x4 raw;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(raw); }
+    DEV_MEMBER float value(u32 i) const {
+        return bits<float>(i % 2 ? raw[i / 2] & 0xffff0000 : raw[i / 2] << 16);
+    }
+};
+
+// ---------------------------------------------------------------------------------------------- layouts
+// A row's values in planes, and how many chunks that is.
+DEV u32 padded_len(u32 n_in) { return div_up(n_in, UNIT) * UNIT; }
+template <typename T> DEV u32 n_chunks(u32 n_in) { return padded_len(n_in) / T::CHUNK; }
+// A chunk's place in its block.
+template <typename T> DEV u32 place_in_block(u32 chunk) {
+    if constexpr (T::LEN > T::CHUNK) return chunk % (T::LEN / T::CHUNK);
+    else return 0;
+}
+
+// A row of blocks of format T.
+template <typename T, typename Layout> struct Block;
+
+template <typename T> struct Block<T, File> {
+    const u8* row;
+    u32 n_in;
+
+    DEV_MEMBER T load(u32 chunk) const {
+        if constexpr (T::FLOAT) {
+            typedef typename T::Value Value;
+            u32x4 raw = {{0, 0, 0, 0}};
+            constexpr u32 PER_WORD = 4 / sizeof(Value);
+#pragma unroll
+            for (u32 i = 0; i < T::CHUNK; i++) {
+                u32 at = chunk * T::CHUNK + i;
+                u32 v = at < n_in ? (u32)unaligned<Value>(row + (u64)at * sizeof(Value)) : 0;
+                raw.v[i / PER_WORD] |= v << 8 * sizeof(Value) * (i % PER_WORD);
+            }
+            return T{raw};
+        } else {
+            constexpr u32 PER_BLOCK = T::LEN / T::CHUNK;
+            return T::from_file(row + (u64)(chunk / PER_BLOCK) * T::FILE_BYTES, chunk % PER_BLOCK);
+        }
+    }
+};
+
+template <typename T> struct Block<T, Planes> {
+    u8* plane[T::N_PLANES];
+
+    template <u32 K = 0> DEV_MEMBER static void start(Block& block, const Weights& w, u8* data, u32 row) {
+        if constexpr (K < T::N_PLANES) {
+            constexpr Plane P = T::PLANES[K];
+            u64 row_bytes = (u64)(padded_len(w.n_in) / P.values) * P.bytes;
+            block.plane[K] = data + row * row_bytes;
+            u64 plane_bytes = (w.n_out * row_bytes + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN;
+            start<K + 1>(block, w, data + plane_bytes, row);
+        }
+    }
+    DEV_MEMBER static Block of(const Weights& w, u32 row) {
+        Block block;
+        start(block, w, w.data, row);
+        return block;
+    }
+
+    template <u32 K> DEV_MEMBER u8* field(u32 chunk) const {
+        constexpr Plane P = T::PLANES[K];
+        return plane[K] + chunk * T::CHUNK / P.values * P.bytes;
+    }
+
+    struct Load {
+        const Block& block;
+        u32 chunk;
+        template <u32 K, typename P> DEV_MEMBER void on(P& field) const {
+            static_assert(sizeof(P) == T::PLANES[K].bytes, "a field has the bytes of its plane");
+            field = stream<P>(block.template field<K>(chunk));
+        }
+    };
+    // Fields that several chunks share are written by the first.
+    struct Store {
+        const Block& block;
+        u32 chunk;
+        template <u32 K, typename P> DEV_MEMBER void on(const P& field) const {
+            if (chunk * T::CHUNK % T::PLANES[K].values == 0) *(P*)block.template field<K>(chunk) = field;
+        }
+    };
+
+    DEV_MEMBER T load(u32 chunk) const {
+        T t;
+        t.fields(Load{*this, chunk});
+        return t;
+    }
+    DEV_MEMBER void store(u32 chunk, T t) const { t.fields(Store{*this, chunk}); }
+};
+
+// The values of a chunk, `out` `[CHUNK]`, with the bits of the scalar code.
+template <typename T> DEV void dequantize_chunk(const T& t, u32 at, float* out) {
+    if constexpr (T::FLOAT) {
+        (void)at;
+#pragma unroll
+        for (u32 i = 0; i < T::CHUNK; i++) out[i] = t.value(i);
+    } else {
+        u32 q[8];
+        t.codes(q);
+#pragma unroll
+        for (u32 i = 0; i < 32; i++) {
+            i32 code = (i32)(i8)(q[i / 4] >> 8 * (i % 4)) - T::OFFSET;
+            float v = mul_rounded(t.scale(at, i / T::GROUP), (float)code);
+            out[i] = T::HAS_MIN ? v - t.minimum(at, i / T::GROUP) : v;
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The weight formats that kernels are compiled for, one module for each (`kernels/format`).
+
+use rocmforge_gguf::GgmlType;
+
+use crate::operands::ActForm;
+
+/// The module of a kernel file of `kernels/format` for a type, if there is one.
+macro_rules! format_module {
+    ($kernel:literal, $ty:expr) => {
+        $crate::ops::formats::format_module!(@match $kernel, $ty,
+            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4)
+    };
+    (@match $kernel:literal, $ty:expr, $($name:ident)*) => {
+        match $ty {
+            $(rocmforge_gguf::GgmlType::$name => Ok(concat!($kernel, ".", stringify!($name))),)*
+            other => Err($crate::GpuError::Format { ty: other.name() }),
+        }
+    };
+}
+pub(crate) use format_module;
+
+impl ActForm {
+    /// What weights of this type are multiplied with.
+    pub fn of(weights: GgmlType) -> ActForm {
+        match weights.block_len() {
+            1 => ActForm::F32,
+            256 => ActForm::Q8x256,
+            _ => ActForm::Q8x32,
+        }
+    }
+}
+
+/// Values of a row that one thread takes at a time: `CHUNK` in `kernels/quant.h`.
+pub(crate) fn chunk_len(ty: GgmlType) -> usize {
+    match ty.block_len() {
+        1 => 16 / ty.block_bytes(),
+        _ => 32,
+    }
+}
+
+/// Chunks of a row of `n_in` values; rows are filled up to whole units of 32 values.
+pub(crate) fn n_chunks(ty: GgmlType, n_in: usize) -> usize {
+    n_in.next_multiple_of(32) / chunk_len(ty)
+}

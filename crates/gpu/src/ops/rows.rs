@@ -1,0 +1,222 @@
+//! Rows of weight matrices: from a file's blocks to planes, and back to values (`kernels/format/rows.hip`).
+
+use rocmforge_gguf::GgmlType;
+
+use super::formats::{format_module, n_chunks};
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::memory::Slice;
+use crate::operands::{Matrix, OutMode};
+
+/// Threads of a block of every kernel here.
+const THREADS: u32 = 256;
+
+/// Planes start at multiples of this many bytes (`PLANE_ALIGN` in `kernels/quant.h`).
+const PLANE_ALIGN: usize = 256;
+
+/// A matrix as kernels read it (`Weights` in `kernels/quant.h`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Weights {
+    data: u64,
+    n_out: u32,
+    n_in: u32,
+}
+
+impl From<&Matrix<'_>> for Weights {
+    fn from(matrix: &Matrix<'_>) -> Weights {
+        Weights {
+            data: matrix.data.ptr(),
+            n_out: u32::try_from(matrix.n_out).expect("rows are counted in 32 bits"),
+            n_in: u32::try_from(matrix.n_in).expect("columns are counted in 32 bits"),
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RepackParams {
+    file: u64,
+    weights: Weights,
+    first_row: u32,
+    n_rows: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GetRowsParams {
+    weights: Weights,
+    ids: u64,
+    out: u64,
+    n_ids: u32,
+    scale: f32,
+    add: u32,
+    _pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DequantizeParams {
+    weights: Weights,
+    out: u64,
+}
+
+const _: () = assert!(size_of::<RepackParams>() == 32);
+const _: () = assert!(size_of::<GetRowsParams>() == 48);
+const _: () = assert!(size_of::<DequantizeParams>() == 24);
+
+// SAFETY: as `RepackParams` in rows.hip.
+unsafe impl Params for RepackParams {}
+// SAFETY: as `GetRowsParams` in rows.hip.
+unsafe impl Params for GetRowsParams {}
+// SAFETY: as `DequantizeParams` in rows.hip.
+unsafe impl Params for DequantizeParams {}
+
+/// Bytes of a matrix `[n_out, n_in]` in planes.
+///
+/// # Errors
+/// If there are no kernels for `ty`.
+///
+/// # Panics
+/// If a row is not whole blocks.
+pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Result<usize, GpuError> {
+    assert!(n_in.is_multiple_of(ty.block_len()), "whole blocks");
+    let module = format_module!("rows", ty)?;
+    let planes = [
+        ("plane_0_values", "plane_0_bytes"),
+        ("plane_1_values", "plane_1_bytes"),
+        ("plane_2_values", "plane_2_bytes"),
+        ("plane_3_values", "plane_3_bytes"),
+    ];
+    let n_values = n_out * n_in.next_multiple_of(32);
+    let mut total = 0;
+    for (values, bytes) in planes {
+        let n_fields = n_values / gpu.constant(module, values)? as usize;
+        let n_bytes = n_fields * gpu.constant(module, bytes)? as usize;
+        total += n_bytes.next_multiple_of(PLANE_ALIGN);
+    }
+    Ok(total)
+}
+
+/// Writes rows `first_row..` of `out` from blocks as they lie in a file, `file_rows` `[rows, row bytes]` of any
+/// alignment. `ty` and `[n_out, n_in]` are those of `out`.
+///
+/// # Errors
+/// If there are no kernels for `ty`, or the launch fails.
+///
+/// # Panics
+/// If `out` is not such a matrix, or `file_rows` are not whole rows of it.
+pub fn repack(
+    gpu: &Gpu,
+    ty: GgmlType,
+    [n_out, n_in]: [usize; 2],
+    file_rows: Slice<'_, u8>,
+    out: &Matrix<'_>,
+    first_row: usize,
+) -> Result<(), GpuError> {
+    assert_eq!(
+        (out.ty, out.n_out, out.n_in),
+        (ty, n_out, n_in),
+        "the matrix of these rows"
+    );
+    let row_bytes = ty.row_bytes(n_in).expect("rows are whole blocks");
+    assert!(
+        row_bytes > 0 && file_rows.len().is_multiple_of(row_bytes),
+        "whole rows"
+    );
+    let n_rows = file_rows.len() / row_bytes;
+    assert!(
+        first_row + n_rows <= n_out,
+        "rows {first_row}.. of {n_out} rows, {n_rows} of them"
+    );
+    let params = RepackParams {
+        file: file_rows.ptr(),
+        weights: out.into(),
+        first_row: first_row as u32,
+        n_rows: n_rows as u32,
+    };
+    let grid = grid(ty, n_rows, n_in);
+    gpu.launch(
+        (format_module!("rows", ty)?, "repack"),
+        grid,
+        THREADS,
+        0,
+        &params,
+    )
+}
+
+/// `out[i, :] (+)= scale * table[ids[i], :]`, out `[ids.len(), n_in]`. Ids beyond the table get its last row.
+///
+/// # Errors
+/// If there are no kernels for the table's type, or the launch fails.
+///
+/// # Panics
+/// If `out` has another shape, or the table has no row.
+pub fn get_rows(
+    gpu: &Gpu,
+    table: &Matrix<'_>,
+    ids: Slice<'_, u32>,
+    scale: f32,
+    mode: OutMode,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert!(table.n_out > 0, "a table has rows");
+    assert_eq!(out.len(), ids.len() * table.n_in, "[n_ids, n_in]");
+    let params = GetRowsParams {
+        weights: table.into(),
+        ids: ids.ptr(),
+        out: out.ptr(),
+        n_ids: ids.len() as u32,
+        scale,
+        add: u32::from(mode == OutMode::Add),
+        _pad: 0,
+    };
+    let module = format_module!("rows", table.ty)?;
+    let grid = grid(table.ty, ids.len(), table.n_in);
+    gpu.launch((module, "get_rows"), grid, THREADS, 0, &params)
+}
+
+/// All values of a matrix, out `[n_out, n_in]`.
+///
+/// # Errors
+/// If there are no kernels for its type, or the launch fails.
+///
+/// # Panics
+/// If `out` has another shape.
+pub fn dequantize(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, f32>) -> Result<(), GpuError> {
+    dequantize_to(gpu, matrix, "dequantize", out)
+}
+
+/// As [`dequantize`], rounded to f16 (bits).
+///
+/// # Errors
+/// As [`dequantize`].
+///
+/// # Panics
+/// As [`dequantize`].
+pub fn dequantize_f16(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, u16>) -> Result<(), GpuError> {
+    dequantize_to(gpu, matrix, "dequantize_f16", out)
+}
+
+fn dequantize_to<T>(
+    gpu: &Gpu,
+    matrix: &Matrix<'_>,
+    kernel: &'static str,
+    out: Slice<'_, T>,
+) -> Result<(), GpuError> {
+    assert_eq!(out.len(), matrix.n_out * matrix.n_in, "[n_out, n_in]");
+    let params = DequantizeParams {
+        weights: matrix.into(),
+        out: out.ptr(),
+    };
+    let module = format_module!("rows", matrix.ty)?;
+    let grid = grid(matrix.ty, matrix.n_out, matrix.n_in);
+    gpu.launch((module, kernel), grid, THREADS, 0, &params)
+}
+
+/// One thread for each chunk.
+fn grid(ty: GgmlType, n_rows: usize, n_in: usize) -> [u32; 3] {
+    let n_blocks = (n_rows * n_chunks(ty, n_in)).div_ceil(THREADS as usize);
+    let n_blocks = u32::try_from(n_blocks).expect("blocks are counted in 32 bits");
+    [n_blocks, 1, 1]
+}
