@@ -1,17 +1,117 @@
-// Operations on one value at a time.
+// Operations on one value at a time, and copies of rows.
 //
-// add: out[i] += x[i], i < n. One thread for each value; no shared memory.
-#include "gpu.h"
+// add:         out[i] += x[i]
+// add_gated:   out[row][i] += x[row][i] / (1 + e^-gate[row])
+// activate:    out[i] = f(x[i])
+// gated:       out[i] = f(x[i]) * up[i]
+// soft_cap:    out[i] = cap * tanh(out[i] / cap)
+// select_rows: out[row][i] = x[rows[row]][i]; rows past the end are the last one
+//
+// All as one long row of n values, but for add_gated and select_rows, which have [n_rows, width]. A thread takes four
+// neighbouring values, by 16 bytes where `aligned`. No shared memory.
+#include "activation.h"
 
 constexpr u32 THREADS = 256;
+constexpr u32 QUAD = 4;
 
-struct AddParams {
+struct Params {
     const float* x;
+    // up, gate or rows.
+    const void* other;
     float* out;
     u32 n;
+    u32 width;
+    u32 n_x_rows;
+    float cap;
+    // Rows are whole quads and all addresses multiples of 16.
+    u32 aligned;
+    u32 pad;
 };
 
-KERNEL(add, AddParams, THREADS) {
-    u32 i = bid_x() * THREADS + tid();
-    if (i < p.n) p.out[i] += p.x[i];
+struct Quad {
+    float v[QUAD];
+};
+
+DEV Quad load_quad(const float* x, u32 at, u32 end, u32 aligned) {
+    if (aligned) return bits<Quad>(load16(x + at));
+    Quad q = {};
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++)
+        if (at + i < end) q.v[i] = x[at + i];
+    return q;
+}
+
+DEV void store_quad(float* out, u32 at, u32 end, u32 aligned, const Quad& q) {
+    if (aligned) return store16(out + at, bits<u32x4>(q));
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++)
+        if (at + i < end) out[at + i] = q.v[i];
+}
+
+// The first value of this thread, of blocks side by side in one long row.
+DEV u32 first_value() { return (bid_x() * THREADS + tid()) * QUAD; }
+
+// The first value of this thread within the row bid_x().
+DEV u32 first_of_row() { return (bid_y() * THREADS + tid()) * QUAD; }
+
+KERNEL(add, Params, THREADS) {
+    u32 at = first_value();
+    if (at >= p.n) return;
+    Quad x = load_quad(p.x, at, p.n, p.aligned), y = load_quad(p.out, at, p.n, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) y.v[i] += x.v[i];
+    store_quad(p.out, at, p.n, p.aligned, y);
+}
+
+KERNEL(add_gated, Params, THREADS) {
+    u32 at = first_of_row(), row = bid_x();
+    if (at >= p.width) return;
+    float factor = 1.0f / (1.0f + exp_of(-((const float*)p.other)[row]));
+    const float* x = p.x + (u64)row * p.width;
+    float* out = p.out + (u64)row * p.width;
+    Quad a = load_quad(x, at, p.width, p.aligned), y = load_quad(out, at, p.width, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) y.v[i] = fma(a.v[i], factor, y.v[i]);
+    store_quad(out, at, p.width, p.aligned, y);
+}
+
+template <typename F> DEV void activate(const Params& p) {
+    u32 at = first_value();
+    if (at >= p.n) return;
+    Quad x = load_quad(p.x, at, p.n, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) x.v[i] = F::of(x.v[i]);
+    store_quad(p.out, at, p.n, p.aligned, x);
+}
+
+KERNEL(activate_silu, Params, THREADS) { activate<Silu>(p); }
+KERNEL(activate_gelu_tanh, Params, THREADS) { activate<GeluTanh>(p); }
+
+template <typename F> DEV void gated(const Params& p) {
+    u32 at = first_value();
+    if (at >= p.n) return;
+    Quad x = load_quad(p.x, at, p.n, p.aligned), up = load_quad((const float*)p.other, at, p.n, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) x.v[i] = F::of(x.v[i]) * up.v[i];
+    store_quad(p.out, at, p.n, p.aligned, x);
+}
+
+KERNEL(gated_silu, Params, THREADS) { gated<Silu>(p); }
+KERNEL(gated_gelu_tanh, Params, THREADS) { gated<GeluTanh>(p); }
+
+KERNEL(soft_cap, Params, THREADS) {
+    u32 at = first_value();
+    if (at >= p.n) return;
+    Quad x = load_quad(p.out, at, p.n, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) x.v[i] = p.cap * tanh_of(x.v[i] / p.cap);
+    store_quad(p.out, at, p.n, p.aligned, x);
+}
+
+KERNEL(select_rows, Params, THREADS) {
+    u32 at = first_of_row(), row = bid_x();
+    if (at >= p.width) return;
+    u32 from = min_of(((const u32*)p.other)[row], p.n_x_rows - 1);
+    Quad x = load_quad(p.x + (u64)from * p.width, at, p.width, p.aligned);
+    store_quad(p.out + (u64)row * p.width, at, p.width, p.aligned, x);
 }

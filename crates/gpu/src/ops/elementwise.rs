@@ -1,25 +1,35 @@
-//! Operations on one value at a time (`kernels/elementwise.hip`).
+//! Operations on one value at a time, and copies of rows (`kernels/elementwise.hip`).
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
 use crate::memory::Slice;
+use crate::operands::Activation;
 
 /// Threads of a block of every kernel here.
 const THREADS: u32 = 256;
 
+/// Values of a thread.
+const QUAD: usize = 4;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct AddParams {
+struct Params {
     x: u64,
+    /// The other operand: what gates, is gated, or says which rows.
+    other: u64,
     out: u64,
     n: u32,
+    width: u32,
+    n_x_rows: u32,
+    cap: f32,
+    aligned: u32,
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<AddParams>() == 24);
+const _: () = assert!(size_of::<Params>() == 48);
 
-// SAFETY: as `AddParams` in elementwise.hip.
-unsafe impl Params for AddParams {}
+// SAFETY: as `Params` in elementwise.hip.
+unsafe impl crate::gpu::Params for Params {}
 
 /// `out += x`, both `[n]`.
 ///
@@ -27,12 +37,149 @@ unsafe impl Params for AddParams {}
 /// If the lengths differ.
 pub fn add(gpu: &Gpu, x: Slice<'_, f32>, out: Slice<'_, f32>) -> Result<(), GpuError> {
     assert_eq!(x.len(), out.len(), "as many values");
-    let params = AddParams {
-        x: x.ptr(),
-        out: out.ptr(),
-        n: x.len() as u32,
-        _pad: 0,
+    flat(gpu, "add", [x.ptr(), 0], out)
+}
+
+/// `out[row] += x[row] / (1 + e^-gate[row])`: `x` and `out` [n_rows, width], `gate` `[n_rows]`.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn add_gated(
+    gpu: &Gpu,
+    gate: Slice<'_, f32>,
+    x: Slice<'_, f32>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    let n_rows = gate.len();
+    assert!(
+        out.is_empty() || n_rows > 0 && out.len().is_multiple_of(n_rows),
+        "a gate for each row"
+    );
+    let width = out.len() / n_rows.max(1);
+    let mut params = params([x.ptr(), gate.ptr()], out);
+    params.aligned = aligned(width, &[x.ptr(), out.ptr()]);
+    by_rows(gpu, "add_gated", params, [n_rows, width])
+}
+
+/// `out = activation(x)`, both `[n]`; they may be the same.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn activate(
+    gpu: &Gpu,
+    activation: Activation,
+    x: Slice<'_, f32>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(x.len(), out.len(), "as many values");
+    let kernel = match activation {
+        Activation::Silu => "activate_silu",
+        Activation::GeluTanh => "activate_gelu_tanh",
     };
-    let grid = [params.n.div_ceil(THREADS), 1, 1];
-    gpu.launch(("elementwise", "add"), grid, THREADS, 0, &params)
+    flat(gpu, kernel, [x.ptr(), 0], out)
+}
+
+/// `out = activation(gate) * up`, all `[n]`; `out` may be one of the others.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn gated_activation(
+    gpu: &Gpu,
+    activation: Activation,
+    gate: Slice<'_, f32>,
+    up: Slice<'_, f32>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(
+        [gate.len(), up.len()],
+        [out.len(); 2],
+        "as many values in gate, up and out"
+    );
+    let kernel = match activation {
+        Activation::Silu => "gated_silu",
+        Activation::GeluTanh => "gated_gelu_tanh",
+    };
+    flat(gpu, kernel, [gate.ptr(), up.ptr()], out)
+}
+
+/// `x = cap * tanh(x / cap)`, in place. `cap` is positive.
+pub fn soft_cap(gpu: &Gpu, cap: f32, x: Slice<'_, f32>) -> Result<(), GpuError> {
+    let mut params = params([0; 2], x);
+    params.cap = cap;
+    launch_flat(gpu, "soft_cap", params)
+}
+
+/// `out[i] = x[rows[i]]`: `x` [n, width], `out` [rows.len(), width]. An index past the end takes the last row.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn select_rows(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    rows: Slice<'_, u32>,
+    width: usize,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(out.len(), rows.len() * width, "a row for each index");
+    assert!(
+        width > 0 && x.len().is_multiple_of(width),
+        "x holds whole rows"
+    );
+    assert!(rows.is_empty() || !x.is_empty(), "a row to take");
+    let mut params = params([x.ptr(), rows.ptr()], out);
+    params.n_x_rows = (x.len() / width) as u32;
+    params.aligned = aligned(width, &[x.ptr(), out.ptr()]);
+    by_rows(gpu, "select_rows", params, [rows.len(), width])
+}
+
+/// # Panics
+/// If there are 2^32 values.
+fn params([x, other]: [u64; 2], out: Slice<'_, f32>) -> Params {
+    Params {
+        x,
+        other,
+        out: out.ptr(),
+        n: u32::try_from(out.len()).expect("fewer than 2^32 values"),
+        width: 0,
+        n_x_rows: 0,
+        cap: 0.0,
+        aligned: aligned(out.len(), &[x, other, out.ptr()]),
+        _pad: 0,
+    }
+}
+
+/// Whether quads of rows of `width` values can be moved 16 bytes at a time.
+fn aligned(width: usize, pointers: &[u64]) -> u32 {
+    u32::from(width.is_multiple_of(QUAD) && pointers.iter().all(|ptr| ptr.is_multiple_of(16)))
+}
+
+fn flat(
+    gpu: &Gpu,
+    kernel: &'static str,
+    inputs: [u64; 2],
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    launch_flat(gpu, kernel, params(inputs, out))
+}
+
+fn launch_flat(gpu: &Gpu, kernel: &'static str, params: Params) -> Result<(), GpuError> {
+    let grid = [n_blocks(params.n as usize), 1, 1];
+    gpu.launch(("elementwise", kernel), grid, THREADS, 0, &params)
+}
+
+/// Blocks of their own for each row.
+fn by_rows(
+    gpu: &Gpu,
+    kernel: &'static str,
+    mut params: Params,
+    [n_rows, width]: [usize; 2],
+) -> Result<(), GpuError> {
+    params.width = width as u32;
+    let grid = [n_rows as u32, n_blocks(width), 1];
+    gpu.launch(("elementwise", kernel), grid, THREADS, 0, &params)
+}
+
+fn n_blocks(n: usize) -> u32 {
+    n.div_ceil(THREADS as usize * QUAD) as u32
 }

@@ -2,9 +2,11 @@
 
 mod elementwise;
 mod formats;
+mod norm;
 mod rows;
 mod tile;
 
-pub use elementwise::add;
+pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
+pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use tile::{Tile, multiply_tiles};

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program takes what it needs of this")]
 
+pub(crate) mod values;
+
 use rocmforge_gpu::{Gpu, set_host_seed};
 use zerocopy::{Immutable, IntoBytes};
 

@@ -1,0 +1,158 @@
+// Normalization of rows, and conversion of activations (the forms: acts.h).
+//
+// rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight. With `delta`, x += delta comes first and x keeps the sum.
+// layer_norm: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+// quantize:   y = x
+//
+// x, delta [n_rows, width], weight and bias [width]; out: y in one of the forms.
+//
+// A team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`), which is for short rows such
+// as heads. Each thread takes 8 neighbouring values at a time and keeps up to 4 such octets in registers; what a row has
+// beyond these (16384 values in a block) is read again when it is written. Sums are of f32: of a thread's octets, then
+// over the threads in a fixed order.
+// Shared memory: one f32 for each wave and sum, at most 128 bytes.
+#include "acts.h"
+
+constexpr u32 HELD = 4;
+constexpr u32 BLOCK_THREADS = 512;
+constexpr u32 TEAM_THREADS = 256;
+// Threads of a team: a wave, or half of one.
+constexpr u32 TEAM = 32;
+
+struct NormParams {
+    float* x;
+    const float* delta;
+    const float* weight;
+    const float* bias;
+    ActsOut out;
+    u32 n_rows;
+    u32 width;
+    float eps;
+    // Rows are whole octets and all addresses multiples of 16.
+    u32 aligned;
+};
+
+// The sum over the N_THREADS that share a row.
+template <u32 N_THREADS> DEV float team_sum(float v, float* part) {
+    if constexpr (N_THREADS == TEAM) return group_reduce<Sum, TEAM>(v);
+    else return block_reduce<Sum, N_THREADS>(v, part);
+}
+
+// One row: `Norm` says what is summed. `part` is memory of the block for two sums. Rows past the end are empty.
+template <typename Norm, typename Form, u32 N_THREADS>
+DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part) {
+    constexpr u32 STRIDE = N_THREADS * OCTET;
+    const u32 first = thread * OCTET, width = p.width, end = row < p.n_rows ? width : 0;
+    const u64 base = (u64)row * width;
+    float* x = p.x + base;
+    auto take = [&](u32 at) {
+        Octet o = load_octet(x, at, end, p.aligned);
+        if (p.delta) {
+            Octet d = load_octet(p.delta + base, at, end, p.aligned);
+#pragma unroll
+            for (u32 i = 0; i < OCTET; i++) o.v[i] += d.v[i];
+            store_octet(x, at, end, p.aligned, o);
+        }
+        return o;
+    };
+    Octet held[HELD];
+    float sum = 0;
+#pragma unroll
+    for (u32 h = 0; h < HELD; h++) {
+        u32 at = first + h * STRIDE;
+        held[h] = take(at);
+        sum = Norm::first(sum, held[h]);
+    }
+    for (u32 start = HELD * STRIDE; start < width; start += STRIDE) sum = Norm::first(sum, take(start + first));
+    float mean = team_sum<N_THREADS>(sum, part) / (float)width, shift = 0;
+    if constexpr (Norm::CENTERED) {
+        shift = mean;
+        sum = 0;
+#pragma unroll
+        for (u32 h = 0; h < HELD; h++) sum = Norm::second(sum, held[h], shift, first + h * STRIDE, end);
+        for (u32 start = HELD * STRIDE; start < width; start += STRIDE)
+            sum = Norm::second(sum, load_octet(x, start + first, end, p.aligned), shift, start + first, end);
+        mean = team_sum<N_THREADS>(sum, part + N_THREADS / WARP_SIZE) / (float)width;
+    }
+    float scale = 1.0f / sqrt_of(mean + p.eps);
+    auto put = [&](u32 at, const Octet& o) {
+        Octet w = load_octet(p.weight, at, end, p.aligned);
+        Octet y;
+        if constexpr (Norm::CENTERED) {
+            Octet b = load_octet(p.bias, at, end, p.aligned);
+#pragma unroll
+            for (u32 i = 0; i < OCTET; i++) y.v[i] = fma((o.v[i] - shift) * scale, w.v[i], b.v[i]);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < OCTET; i++) y.v[i] = o.v[i] * scale * w.v[i];
+        }
+        Form::put(p.out, base, at, end, p.aligned, y);
+    };
+#pragma unroll
+    for (u32 h = 0; h < HELD; h++)
+        if (h * STRIDE < width) put(first + h * STRIDE, held[h]);
+    for (u32 start = HELD * STRIDE; start < width; start += STRIDE)
+        put(start + first, load_octet(x, start + first, end, p.aligned));
+}
+
+struct Rms {
+    static constexpr bool CENTERED = false;
+    DEV_MEMBER static float first(float sum, const Octet& o) {
+#pragma unroll
+        for (u32 i = 0; i < OCTET; i++) sum = fma(o.v[i], o.v[i], sum);
+        return sum;
+    }
+};
+
+struct Layer {
+    static constexpr bool CENTERED = true;
+    DEV_MEMBER static float first(float sum, const Octet& o) {
+#pragma unroll
+        for (u32 i = 0; i < OCTET; i++) sum += o.v[i];
+        return sum;
+    }
+    // The squares of what is left: the mean square less the square of the mean would cancel.
+    DEV_MEMBER static float second(float sum, const Octet& o, float mean, u32 at, u32 end) {
+#pragma unroll
+        for (u32 i = 0; i < OCTET; i++) {
+            float left = at + i < end ? o.v[i] - mean : 0.0f;
+            sum = fma(left, left, sum);
+        }
+        return sum;
+    }
+};
+
+template <typename Norm, typename Form> DEV void norm_block(const NormParams& p) {
+    SHARED(float, part, 2 * BLOCK_THREADS / WARP_SIZE);
+    norm_row<Norm, Form, BLOCK_THREADS>(p, bid_x(), tid(), part);
+}
+
+template <typename Norm, typename Form> DEV void norm_team(const NormParams& p) {
+    norm_row<Norm, Form, TEAM>(p, bid_x() * (TEAM_THREADS / TEAM) + tid() / TEAM, tid() % TEAM, nullptr);
+}
+
+KERNEL(rms_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Rms, FormF32>(p); }
+KERNEL(rms_norm_block_q8x32, NormParams, BLOCK_THREADS) { norm_block<Rms, FormQ8x32>(p); }
+KERNEL(rms_norm_block_q8x256, NormParams, BLOCK_THREADS) { norm_block<Rms, FormQ8x256>(p); }
+KERNEL(rms_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Rms, FormF32>(p); }
+KERNEL(rms_norm_team_q8x32, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x32>(p); }
+KERNEL(rms_norm_team_q8x256, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x256>(p); }
+KERNEL(layer_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Layer, FormF32>(p); }
+KERNEL(layer_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Layer, FormF32>(p); }
+
+struct QuantizeParams {
+    const float* x;
+    ActsOut out;
+    // x and out as one long row: rows are whole blocks.
+    u32 n;
+    u32 aligned;
+};
+
+template <typename Form> DEV void quantize(const QuantizeParams& p) {
+    u32 at = (bid_x() * TEAM_THREADS + tid()) * OCTET;
+    Form::put(p.out, 0, at, p.n, p.aligned, load_octet(p.x, at, p.n, p.aligned));
+}
+
+KERNEL(quantize_f32, QuantizeParams, TEAM_THREADS) { quantize<FormF32>(p); }
+KERNEL(quantize_q8x32, QuantizeParams, TEAM_THREADS) { quantize<FormQ8x32>(p); }
+KERNEL(quantize_q8x256, QuantizeParams, TEAM_THREADS) { quantize<FormQ8x256>(p); }

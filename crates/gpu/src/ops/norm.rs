@@ -1,0 +1,264 @@
+//! Normalization, and conversion of activations to the form that a product takes (`kernels/norm.hip`).
+
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::memory::Slice;
+use crate::operands::{ActForm, Acts};
+
+/// Threads of a block that has one row, and of one that has a row for each team of its threads.
+const BLOCK_THREADS: u32 = 512;
+const TEAM_THREADS: u32 = 256;
+const ROWS_OF_TEAMS: u32 = 8;
+
+/// Rows of up to this many values are a team's.
+const MAX_TEAM_WIDTH: usize = 1024;
+
+/// Values that a thread takes at a time.
+const OCTET: usize = 8;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ActsOut {
+    values: u64,
+    codes: u64,
+    scales: u64,
+    sums: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormParams {
+    x: u64,
+    delta: u64,
+    weight: u64,
+    bias: u64,
+    out: ActsOut,
+    n_rows: u32,
+    width: u32,
+    eps: f32,
+    aligned: u32,
+}
+
+const _: () = assert!(size_of::<NormParams>() == 80);
+
+// SAFETY: as `NormParams` in norm.hip.
+unsafe impl Params for NormParams {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QuantizeParams {
+    x: u64,
+    out: ActsOut,
+    n: u32,
+    aligned: u32,
+}
+
+const _: () = assert!(size_of::<QuantizeParams>() == 48);
+
+// SAFETY: as `QuantizeParams` in norm.hip.
+unsafe impl Params for QuantizeParams {}
+
+/// Converts `x` [n_rows, width] to the form of `out`.
+///
+/// # Panics
+/// If the shapes differ, or `x` has 2^32 values.
+pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuError> {
+    let n = acts_len(out);
+    assert_eq!(x.len(), n, "out has the shape of x");
+    let kernel = match out.form {
+        ActForm::F32 => "quantize_f32",
+        ActForm::Q8x32 => "quantize_q8x32",
+        ActForm::Q8x256 => "quantize_q8x256",
+    };
+    let params = QuantizeParams {
+        x: x.ptr(),
+        out: acts_out(out),
+        n: u32::try_from(n).expect("fewer than 2^32 values"),
+        aligned: u32::from(aligned(n, &[x.ptr(), out.values.ptr()])),
+    };
+    let n_blocks = n.div_ceil(TEAM_THREADS as usize * OCTET) as u32;
+    gpu.launch(("norm", kernel), [n_blocks, 1, 1], TEAM_THREADS, 0, &params)
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight`, on groups of `weight.len()` values: a row, or a head of one.
+///
+/// # Panics
+/// If `x` is not whole groups, or `out` has another length.
+pub fn rms_norm(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    weight: Slice<'_, f32>,
+    eps: f32,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    let norm = Norm::new(x, weight, eps);
+    norm.launch(gpu, Kind::Rms, &f32_acts(out, weight.len()))
+}
+
+/// [`rms_norm`] of the rows of `x` in the form of `out`; the same bits as [`quantize`] of its result.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn rms_norm_quantize(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    weight: Slice<'_, f32>,
+    eps: f32,
+    out: &Acts<'_>,
+) -> Result<(), GpuError> {
+    Norm::new(x, weight, eps).launch(gpu, Kind::Rms, out)
+}
+
+/// `x += delta`, then [`rms_norm_quantize`] of the sum.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn add_rms_norm_quantize(
+    gpu: &Gpu,
+    delta: Slice<'_, f32>,
+    x: Slice<'_, f32>,
+    weight: Slice<'_, f32>,
+    eps: f32,
+    out: &Acts<'_>,
+) -> Result<(), GpuError> {
+    assert_eq!(delta.len(), x.len(), "delta has the shape of x");
+    let mut norm = Norm::new(x, weight, eps);
+    norm.delta = delta.ptr();
+    norm.launch(gpu, Kind::Rms, out)
+}
+
+/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, on groups of `weight.len()` values.
+///
+/// # Panics
+/// If `x` is not whole groups, or `out` or `bias` have another length.
+pub fn layer_norm(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    weight: Slice<'_, f32>,
+    bias: Slice<'_, f32>,
+    eps: f32,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    assert_eq!(bias.len(), weight.len(), "bias has the shape of weight");
+    let mut norm = Norm::new(x, weight, eps);
+    norm.bias = bias.ptr();
+    norm.launch(gpu, Kind::Layer, &f32_acts(out, weight.len()))
+}
+
+enum Kind {
+    Rms,
+    Layer,
+}
+
+/// What is normalized.
+struct Norm {
+    x: u64,
+    /// 0 where there is none.
+    delta: u64,
+    bias: u64,
+    weight: u64,
+    n_rows: usize,
+    width: usize,
+    eps: f32,
+}
+
+impl Norm {
+    fn new(x: Slice<'_, f32>, weight: Slice<'_, f32>, eps: f32) -> Norm {
+        let width = weight.len();
+        assert!(
+            width > 0 && x.len().is_multiple_of(width),
+            "x holds whole rows"
+        );
+        Norm {
+            x: x.ptr(),
+            delta: 0,
+            bias: 0,
+            weight: weight.ptr(),
+            n_rows: x.len() / width,
+            width,
+            eps,
+        }
+    }
+
+    fn launch(&self, gpu: &Gpu, kind: Kind, out: &Acts<'_>) -> Result<(), GpuError> {
+        assert_eq!(
+            [self.n_rows, self.width],
+            [out.n_rows, out.width],
+            "out has the shape of x"
+        );
+        acts_len(out);
+        let is_team = self.width <= MAX_TEAM_WIDTH;
+        let kernel = match (kind, out.form, is_team) {
+            (Kind::Rms, ActForm::F32, false) => "rms_norm_block_f32",
+            (Kind::Rms, ActForm::Q8x32, false) => "rms_norm_block_q8x32",
+            (Kind::Rms, ActForm::Q8x256, false) => "rms_norm_block_q8x256",
+            (Kind::Rms, ActForm::F32, true) => "rms_norm_team_f32",
+            (Kind::Rms, ActForm::Q8x32, true) => "rms_norm_team_q8x32",
+            (Kind::Rms, ActForm::Q8x256, true) => "rms_norm_team_q8x256",
+            (Kind::Layer, _, false) => "layer_norm_block_f32",
+            (Kind::Layer, _, true) => "layer_norm_team_f32",
+        };
+        let pointers = [self.x, self.delta, self.weight, self.bias, out.values.ptr()];
+        let params = NormParams {
+            x: self.x,
+            delta: self.delta,
+            weight: self.weight,
+            bias: self.bias,
+            out: acts_out(out),
+            n_rows: self.n_rows as u32,
+            width: self.width as u32,
+            eps: self.eps,
+            aligned: u32::from(aligned(self.width, &pointers)),
+        };
+        let (n_blocks, n_threads) = if is_team {
+            (params.n_rows.div_ceil(ROWS_OF_TEAMS), TEAM_THREADS)
+        } else {
+            (params.n_rows, BLOCK_THREADS)
+        };
+        gpu.launch(("norm", kernel), [n_blocks, 1, 1], n_threads, 0, &params)
+    }
+}
+
+fn f32_acts(out: Slice<'_, f32>, width: usize) -> Acts<'_> {
+    Acts {
+        form: ActForm::F32,
+        n_rows: out.len() / width,
+        width,
+        values: out,
+        codes: out.part(0..0).cast(),
+        scales: out.part(0..0),
+        sums: out.part(0..0).cast(),
+    }
+}
+
+/// The number of values, once it is known that there is room for them.
+fn acts_len(out: &Acts<'_>) -> usize {
+    let n = out.n_rows * out.width;
+    let block_len = out.form.block_len();
+    assert!(out.width.is_multiple_of(block_len), "rows are whole blocks");
+    match out.form {
+        ActForm::F32 => assert_eq!(out.values.len(), n, "room for the values"),
+        ActForm::Q8x32 | ActForm::Q8x256 => assert_eq!(
+            [out.codes.len(), out.scales.len(), out.sums.len()],
+            [n, n / block_len, n / 16],
+            "room for the codes"
+        ),
+    }
+    n
+}
+
+fn acts_out(out: &Acts<'_>) -> ActsOut {
+    ActsOut {
+        values: out.values.ptr(),
+        codes: out.codes.ptr(),
+        scales: out.scales.ptr(),
+        sums: out.sums.ptr(),
+    }
+}
+
+/// Whether octets of rows of `width` values can be moved 16 bytes at a time.
+fn aligned(width: usize, pointers: &[u64]) -> bool {
+    width.is_multiple_of(OCTET) && pointers.iter().all(|ptr| ptr.is_multiple_of(16))
+}
