@@ -1,11 +1,13 @@
 //! One safe function for each kernel: checks shapes, picks the grid, launches.
 
+mod attention;
 mod elementwise;
 mod formats;
 mod norm;
 mod rows;
 mod tile;
 
+pub use attention::{AttentionScratch, Scores, attention, is_fast};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
 pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};

@@ -1,0 +1,79 @@
+// What the attention kernels share: where keys and values of a position are, and scores as exponents of two.
+//
+// Softmax is computed online (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) on base-2 exponents: the
+// query carries scale * log2(e), so that a weight is one exp2.
+#pragma once
+#include "step.h"
+
+// The exponent of what a row does not see: far below every score and, unlike an infinity, never not a number.
+constexpr float UNSEEN = -1.0e30f;
+constexpr float LOG2_E = 1.44269502f;
+
+// Keys and values of a layer, f16, each [n_blocks, n_kv_heads, page, dim].
+struct KvCache {
+    const u16* k;
+    const u16* v;
+    // [n_seqs, max_pages]
+    const u32* block_tables;
+    u32 max_pages;
+    // log2 of the positions in a page, at least 4.
+    u32 page_shift;
+    u32 n_kv_heads;
+    u32 pad;
+
+    // The slot of a position in units of rows of `dim` values, given the block that its page is in.
+    DEV_MEMBER u64 slot(u32 block, u32 kv_head, u32 pos) const {
+        return (((u64)block * n_kv_heads + kv_head) << page_shift) + (pos & ((1u << page_shift) - 1));
+    }
+    DEV_MEMBER u32 block(u32 seq, u32 pos) const { return block_tables[(u64)seq * max_pages + (pos >> page_shift)]; }
+};
+
+// How a product of a query and a key becomes an exponent.
+struct Scores {
+    float scale;
+    // A scaled product x counts as cap * tanh(x / cap); 0: as it is.
+    float soft_cap;
+    // A row sees itself and the window - 1 positions before it; 0: all before it.
+    u32 window;
+    u32 pad;
+
+    // What queries are multiplied with.
+    DEV_MEMBER float query_factor() const { return soft_cap > 0.0f ? scale / soft_cap : scale * LOG2_E; }
+    DEV_MEMBER float exponent(float product) const {
+        return soft_cap > 0.0f ? soft_cap * LOG2_E * tanh_of(product) : product;
+    }
+    // The first position that a row at `pos` sees.
+    DEV_MEMBER u32 first_seen(u32 pos) const { return window != 0 && pos >= window ? pos - window + 1 : 0; }
+};
+
+// The value of lane `lane() ^ MASK`; MASK is a power of two. Within 16 lanes AMD GPUs do it in the vector unit.
+template <u32 MASK> DEV u32 lane_xor(u32 v) {
+#if defined(GPU_AMD)
+    if constexpr (MASK == 1) return dpp<0xb1>(v);
+    if constexpr (MASK == 2) return dpp<0x4e>(v);
+    // Mirrors eight lanes (^ 7), then four (^ 3).
+    if constexpr (MASK == 4) return dpp<0x1b>(dpp<0x141>(v));
+    if constexpr (MASK == 8) return row_rotate<8>(v);
+#if !defined(GPU_CDNA)
+    if constexpr (MASK == 16) return swap_rows(v);
+#endif
+#endif
+    return shuffle_xor(v, MASK);
+}
+template <u32 MASK> DEV float lane_xor(float v) { return bits<float>(lane_xor<MASK>(bits<u32>(v))); }
+
+// The reduction over the lanes that differ in the bits FROM, 2 * FROM, ... below TO.
+template <typename R, u32 FROM, u32 TO> DEV float reduce_lanes(float v) {
+    if constexpr (FROM < TO) {
+        v = R::of(v, lane_xor<FROM>(v));
+        v = reduce_lanes<R, FROM * 2, TO>(v);
+    }
+    return v;
+}
+
+// Eight f16 values.
+struct Half8 {
+    u32x4 raw;
+    DEV_MEMBER float operator[](u32 i) const { return h2f((u16)(raw.v[i / 2] >> (i % 2 * 16))); }
+};
+DEV Half8 load_half8(const u16* p) { return Half8{load16(p)}; }

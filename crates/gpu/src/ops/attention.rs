@@ -1,0 +1,257 @@
+//! Attention over the paged cache (`kernels/attention_decode.hip`).
+
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::memory::{Buffer, Slice};
+use crate::operands::KvLayer;
+use crate::step::Step;
+
+/// Threads of a block of every kernel here.
+const THREADS: u32 = 128;
+/// `GRAIN` and `MAX_SPLITS` of the kernels.
+const SPLIT_GRAIN: usize = 64;
+const MAX_SPLITS: usize = 128;
+/// Splits are made until there are this many blocks: a few for each processor of the largest GPUs, each of which then
+/// has loads of several in flight.
+const TARGET_BLOCKS: usize = 512;
+/// Widths of keys and values that have a kernel of their own.
+const FAST_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
+/// Values that the generic kernel keeps in shared memory.
+const MAX_GENERIC_DIMS: usize = 8192;
+
+/// How a product of a query and a key becomes a weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// Factor of the products, usually 1 / sqrt(k_dim).
+    pub scale: f32,
+    /// With `Some(cap)` a scaled product `x` counts as `cap * tanh(x / cap)`. Positive.
+    pub soft_cap: Option<f32>,
+    /// With `Some(w)` a row sees itself and the w - 1 positions before it. Not 0.
+    pub window: Option<u32>,
+}
+
+/// Memory for the parts of rows whose context is split.
+pub struct AttentionScratch {
+    partial: Buffer,
+    n_ctx: usize,
+}
+
+impl AttentionScratch {
+    /// For steps of up to `max_seqs` rows (more are computed without splits where they do not fit), sequences of up to
+    /// `n_ctx` positions.
+    pub fn new(
+        gpu: &Gpu,
+        max_seqs: usize,
+        n_heads: usize,
+        v_dim: usize,
+        n_ctx: usize,
+    ) -> Result<AttentionScratch, GpuError> {
+        let most_splits = MAX_SPLITS.min(n_ctx.div_ceil(SPLIT_GRAIN)).max(1);
+        let parts = (TARGET_BLOCKS + max_seqs).min(max_seqs * most_splits);
+        Ok(AttentionScratch {
+            partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
+            n_ctx,
+        })
+    }
+
+    /// Into how many parts the context of each row is split. It depends on the shape of the step, not on the lengths of
+    /// its sequences, so that a step can be a graph.
+    fn n_splits(&self, n_rows: usize, blocks_per_split: usize, floats_per_split: usize) -> usize {
+        let fit = self.partial.n_bytes() / size_of::<f32>() / (n_rows * floats_per_split).max(1);
+        TARGET_BLOCKS
+            .div_ceil((n_rows * blocks_per_split).max(1))
+            .min(self.n_ctx.div_ceil(SPLIT_GRAIN))
+            .min(MAX_SPLITS)
+            .min(fit)
+            .max(1)
+    }
+}
+
+/// `KvCache` in attention.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CacheParams {
+    k: u64,
+    v: u64,
+    block_tables: u64,
+    max_pages: u32,
+    page_shift: u32,
+    n_kv_heads: u32,
+    _pad: u32,
+}
+
+/// `Scores` in attention.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ScoreParams {
+    scale: f32,
+    soft_cap: f32,
+    window: u32,
+    _pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DecodeParams {
+    q: u64,
+    out: u64,
+    partial: u64,
+    positions: u64,
+    seq_of_row: u64,
+    cache: CacheParams,
+    scores: ScoreParams,
+    n_rows: u32,
+    n_heads: u32,
+    n_splits: u32,
+    k_dim: u32,
+    v_dim: u32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<DecodeParams>() == 120);
+
+// SAFETY: as `DecodeParams` in attention_decode.hip.
+unsafe impl Params for DecodeParams {}
+
+/// Whether keys and values of these widths have a kernel of their own; others go through a slow one.
+pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
+    k_dim == v_dim && FAST_DIMS.contains(&k_dim)
+}
+
+/// The kernel for a width and a number of query heads to a block.
+fn decode_kernel(dim: usize, heads: usize) -> &'static str {
+    const NAMES: [[&str; 4]; 5] = [
+        ["decode_64_1", "decode_64_2", "decode_64_4", "decode_64_8"],
+        ["decode_80_1", "decode_80_2", "decode_80_4", "decode_80_8"],
+        ["decode_96_1", "decode_96_2", "decode_96_4", "decode_96_8"],
+        [
+            "decode_128_1",
+            "decode_128_2",
+            "decode_128_4",
+            "decode_128_8",
+        ],
+        [
+            "decode_256_1",
+            "decode_256_2",
+            "decode_256_4",
+            "decode_256_8",
+        ],
+    ];
+    let row = FAST_DIMS.iter().position(|&d| d == dim);
+    NAMES[row.expect("a fast width")][heads.trailing_zeros() as usize]
+}
+
+/// Attention of all rows of a step; rows without a sequence are left alone.
+///
+/// - `q` [n_rows, n_heads * k_dim]; `kv`: the keys and values of the rows themselves are already there. Slots that no
+///   row sees may hold anything.
+/// - `out` [n_rows, n_heads * v_dim]
+///
+/// Row t sees the positions up to its own of its sequence, less what lies outside of the window.
+///
+/// # Panics
+/// If lengths do not fit, or `n_heads` is not a multiple of `n_kv_heads`.
+#[expect(clippy::too_many_arguments, reason = "each is a different thing")]
+pub fn attention(
+    gpu: &Gpu,
+    q: Slice<'_, f32>,
+    n_heads: usize,
+    scores: Scores,
+    kv: &KvLayer<'_>,
+    step: &Step<'_>,
+    scratch: &AttentionScratch,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let n_rows = step.n_rows();
+    check(q, n_heads, &scores, kv, step, out);
+    let mut params = DecodeParams {
+        q: q.ptr(),
+        out: out.ptr(),
+        partial: scratch.partial.as_slice::<f32>().ptr(),
+        positions: step.positions.ptr(),
+        seq_of_row: step.seq_of_row.ptr(),
+        cache: CacheParams {
+            k: kv.k.ptr(),
+            v: kv.v.ptr(),
+            block_tables: step.block_tables.ptr(),
+            max_pages: step.max_pages as u32,
+            page_shift: kv.page.trailing_zeros(),
+            n_kv_heads: kv.n_kv_heads as u32,
+            _pad: 0,
+        },
+        scores: ScoreParams {
+            scale: scores.scale,
+            soft_cap: scores.soft_cap.unwrap_or(0.0),
+            window: scores.window.unwrap_or(0),
+            _pad: 0,
+        },
+        n_rows: n_rows as u32,
+        n_heads: n_heads as u32,
+        n_splits: 1,
+        k_dim: kv.k_dim as u32,
+        v_dim: kv.v_dim as u32,
+        _pad: 0,
+    };
+    if !is_fast(kv.k_dim, kv.v_dim) {
+        let grid = [n_heads as u32, n_rows as u32, 1];
+        let shared_bytes = (kv.k_dim + kv.v_dim) * size_of::<f32>();
+        return gpu.launch(
+            ("attention_decode", "generic"),
+            grid,
+            THREADS,
+            shared_bytes as u32,
+            &params,
+        );
+    }
+    let group = n_heads / kv.n_kv_heads;
+    let heads = group.next_power_of_two().min(8);
+    let blocks = kv.n_kv_heads * group.div_ceil(heads);
+    let n_splits = scratch.n_splits(n_rows, blocks, n_heads * (kv.v_dim + 2));
+    params.n_splits = n_splits as u32;
+    let kernel = decode_kernel(kv.k_dim, heads);
+    let grid = [blocks as u32, n_splits as u32, n_rows as u32];
+    gpu.launch(("attention_decode", kernel), grid, THREADS, 0, &params)?;
+    if n_splits > 1 {
+        let grid = [n_heads as u32, n_rows as u32, 1];
+        gpu.launch(("attention_decode", "combine"), grid, THREADS, 0, &params)?;
+    }
+    Ok(())
+}
+
+fn check(
+    q: Slice<'_, f32>,
+    n_heads: usize,
+    scores: &Scores,
+    kv: &KvLayer<'_>,
+    step: &Step<'_>,
+    out: Slice<'_, f32>,
+) {
+    let n_rows = step.n_rows();
+    assert!(
+        n_heads.is_multiple_of(kv.n_kv_heads),
+        "{n_heads} heads share {} heads of keys and values",
+        kv.n_kv_heads
+    );
+    assert!(
+        [16, 32, 64].contains(&kv.page),
+        "pages of {} tokens",
+        kv.page
+    );
+    assert!(
+        kv.k_dim + kv.v_dim <= MAX_GENERIC_DIMS,
+        "heads of {} and {} values",
+        kv.k_dim,
+        kv.v_dim
+    );
+    assert!(n_rows <= 65_535, "{n_rows} rows in a step");
+    assert_eq!(q.len(), n_rows * n_heads * kv.k_dim, "queries");
+    assert_eq!(out.len(), n_rows * n_heads * kv.v_dim, "outputs");
+    assert_eq!(step.seq_of_row.len(), n_rows, "sequences of rows");
+    assert_eq!(
+        step.block_tables.len(),
+        step.n_seqs() * step.max_pages,
+        "block tables"
+    );
+    assert!(scores.window != Some(0), "a window of no positions");
+    assert!(scores.soft_cap.is_none_or(|cap| cap > 0.0), "a soft cap");
+}

@@ -1,0 +1,348 @@
+//! Attention against its definition in f64, over caches that are not numbers where nothing was written.
+
+mod common;
+
+use half::f16;
+use rocmforge_gpu::ops::{self, AttentionScratch, Scores};
+use rocmforge_gpu::{Gpu, KvLayer, SeqRows, Step};
+
+/// The greatest error, relative to the greatest magnitude of a head's output.
+const TOLERANCE: f64 = 2e-5;
+
+/// A step: sequences of (first position, rows), and rows without a sequence after them.
+#[derive(Clone)]
+struct Case {
+    n_heads: usize,
+    n_kv_heads: usize,
+    k_dim: usize,
+    v_dim: usize,
+    page: usize,
+    n_ctx: usize,
+    scores: Scores,
+    seqs: Vec<(usize, usize)>,
+    n_padding: usize,
+    /// Queries are this much larger than keys.
+    magnitude: f32,
+}
+
+impl Case {
+    fn new(n_heads: usize, n_kv_heads: usize, dim: usize, seqs: &[(usize, usize)]) -> Case {
+        Case {
+            n_heads,
+            n_kv_heads,
+            k_dim: dim,
+            v_dim: dim,
+            page: 16,
+            n_ctx: 512,
+            scores: Scores {
+                scale: 1.0 / (dim as f32).sqrt(),
+                soft_cap: None,
+                window: None,
+            },
+            seqs: seqs.to_vec(),
+            n_padding: 1,
+            magnitude: 2.0,
+        }
+    }
+}
+
+/// Numbers from -1 to 1.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// What a case is in memory.
+struct Data {
+    q: Vec<f32>,
+    k: Vec<u16>,
+    v: Vec<u16>,
+    positions: Vec<u32>,
+    seq_of_row: Vec<u32>,
+    seqs: Vec<SeqRows>,
+    block_tables: Vec<u32>,
+    max_pages: usize,
+}
+
+impl Data {
+    fn new(case: &Case) -> Data {
+        let mut random = Random(7);
+        let max_pages = case.n_ctx.div_ceil(case.page);
+        let n_seqs = case.seqs.len() + 1;
+        let n_blocks = n_seqs * max_pages;
+        let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
+        for i in (1..n_blocks).rev() {
+            blocks.swap(i, random.below(i + 1));
+        }
+        // Entries past a sequence's end, and the place of a sequence that is not there, are never to be used.
+        let mut data = Data {
+            q: Vec::new(),
+            k: vec![0x7e00; n_blocks * case.n_kv_heads * case.page * case.k_dim],
+            v: vec![0x7e00; n_blocks * case.n_kv_heads * case.page * case.v_dim],
+            positions: Vec::new(),
+            seq_of_row: Vec::new(),
+            seqs: vec![SeqRows::default(); n_seqs],
+            block_tables: vec![u32::MAX; n_blocks],
+            max_pages,
+        };
+        for (s, &(first_pos, n_rows)) in case.seqs.iter().enumerate() {
+            data.seqs[s] = SeqRows {
+                first_row: data.positions.len() as u32,
+                n_rows: n_rows as u32,
+                first_pos: first_pos as u32,
+                _pad: 0,
+            };
+            let n_positions = first_pos + n_rows;
+            for page in 0..n_positions.div_ceil(case.page) {
+                data.block_tables[s * max_pages + page] = blocks[s * max_pages + page];
+            }
+            for pos in 0..n_positions {
+                for head in 0..case.n_kv_heads {
+                    let slot = data.slot(case, s, pos, head);
+                    for (x, dim) in [(&mut data.k, case.k_dim), (&mut data.v, case.v_dim)] {
+                        for value in &mut x[slot * dim..(slot + 1) * dim] {
+                            *value = f16::from_f32(random.next()).to_bits();
+                        }
+                    }
+                }
+            }
+            for row in 0..n_rows {
+                data.positions.push((first_pos + row) as u32);
+                data.seq_of_row.push(s as u32);
+            }
+        }
+        let n_values = data.positions.len() * case.n_heads * case.k_dim;
+        data.q = (0..n_values)
+            .map(|_| random.next() * case.magnitude)
+            .collect();
+        for _ in 0..case.n_padding {
+            data.positions.push(0);
+            data.seq_of_row.push(u32::MAX);
+            data.q.extend(vec![f32::NAN; case.n_heads * case.k_dim]);
+        }
+        data
+    }
+
+    /// The row of keys or values of a position.
+    fn slot(&self, case: &Case, seq: usize, pos: usize, kv_head: usize) -> usize {
+        let block = self.block_tables[seq * self.max_pages + pos / case.page] as usize;
+        (block * case.n_kv_heads + kv_head) * case.page + pos % case.page
+    }
+
+    /// The definition: [n_rows, n_heads * v_dim] without padding.
+    fn expected(&self, case: &Case) -> Vec<f64> {
+        let value = |x: &[u16], i: usize| f16::from_bits(x[i]).to_f64();
+        let group = case.n_heads / case.n_kv_heads;
+        let mut all = Vec::new();
+        for (row, &seq) in self.seq_of_row.iter().enumerate() {
+            if seq == u32::MAX {
+                break;
+            }
+            let last = self.positions[row] as usize;
+            let first = case
+                .scores
+                .window
+                .map_or(0, |w| (last + 1).saturating_sub(w as usize));
+            for head in 0..case.n_heads {
+                let slot = |pos| self.slot(case, seq as usize, pos, head / group);
+                let q = &self.q[(row * case.n_heads + head) * case.k_dim..][..case.k_dim];
+                let mut weights: Vec<f64> = (first..=last)
+                    .map(|pos| {
+                        let k = slot(pos) * case.k_dim;
+                        let dot: f64 = (0..case.k_dim)
+                            .map(|d| f64::from(q[d]) * value(&self.k, k + d))
+                            .sum();
+                        let x = dot * f64::from(case.scores.scale);
+                        case.scores
+                            .soft_cap
+                            .map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+                    })
+                    .collect();
+                let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                weights.iter_mut().for_each(|w| *w = (*w - max).exp());
+                let sum: f64 = weights.iter().sum();
+                let mut out = vec![0.0; case.v_dim];
+                for (pos, weight) in (first..=last).zip(&weights) {
+                    let v = slot(pos) * case.v_dim;
+                    for (d, x) in out.iter_mut().enumerate() {
+                        *x += weight / sum * value(&self.v, v + d);
+                    }
+                }
+                all.extend(out);
+            }
+        }
+        all
+    }
+
+    fn run(&self, gpu: &Gpu, case: &Case) -> Vec<f32> {
+        let (q, k, v) = (
+            gpu.upload(&self.q).unwrap(),
+            gpu.upload(&self.k).unwrap(),
+            gpu.upload(&self.v).unwrap(),
+        );
+        let positions = gpu.upload(&self.positions).unwrap();
+        let seq_of_row = gpu.upload(&self.seq_of_row).unwrap();
+        let seqs = gpu.upload(&self.seqs).unwrap();
+        let block_tables = gpu.upload(&self.block_tables).unwrap();
+        let n_rows = self.positions.len();
+        let out = gpu
+            .alloc::<f32>(n_rows * case.n_heads * case.v_dim)
+            .unwrap();
+        let scratch =
+            AttentionScratch::new(gpu, case.seqs.len(), case.n_heads, case.v_dim, case.n_ctx)
+                .unwrap();
+        let kv = KvLayer {
+            k: k.as_slice(),
+            v: v.as_slice(),
+            n_kv_heads: case.n_kv_heads,
+            k_dim: case.k_dim,
+            v_dim: case.v_dim,
+            page: case.page,
+        };
+        let step = Step {
+            positions: positions.as_slice(),
+            // Attention reads the cache through the block tables.
+            slots: positions.as_slice(),
+            seq_of_row: seq_of_row.as_slice(),
+            seqs: seqs.as_slice(),
+            block_tables: block_tables.as_slice(),
+            max_pages: self.max_pages,
+            max_rows_of_seq: case.seqs.iter().map(|&(_, n)| n).max().unwrap_or(0),
+        };
+        // Memory that must not be touched is all ones.
+        gpu.write(
+            out.as_slice::<u32>(),
+            &vec![u32::MAX; n_rows * case.n_heads * case.v_dim],
+        )
+        .unwrap();
+        ops::attention(
+            gpu,
+            q.as_slice(),
+            case.n_heads,
+            case.scores,
+            &kv,
+            &step,
+            &scratch,
+            out.as_slice(),
+        )
+        .unwrap();
+        gpu.read(out.as_slice::<f32>()).unwrap()
+    }
+}
+
+fn check(name: &str, case: &Case) {
+    let data = Data::new(case);
+    let expected = data.expected(case);
+    for gpu in common::gpus() {
+        let out = common::three_orders(|| data.run(&gpu, case));
+        let (rows, padding) = out.split_at(expected.len());
+        let mut worst: f64 = 0.0;
+        for (at, (got, want)) in rows
+            .chunks(case.v_dim)
+            .zip(expected.chunks(case.v_dim))
+            .enumerate()
+        {
+            let greatest = want.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            for (got, want) in got.iter().zip(want) {
+                let error = (f64::from(*got) - want).abs() / greatest;
+                assert!(
+                    error <= TOLERANCE,
+                    "{name} on {}: row {} head {}: {got} for {want}, error {error:e}",
+                    gpu.target(),
+                    at / case.n_heads,
+                    at % case.n_heads
+                );
+                worst = worst.max(error);
+            }
+        }
+        println!("{name} on {}: {worst:.1e}", gpu.target());
+        assert!(
+            padding.iter().all(|x| x.to_bits() == u32::MAX),
+            "{name} on {}: rows without a sequence were written",
+            gpu.target()
+        );
+    }
+}
+
+#[test]
+fn groups_of_heads() {
+    for (n_heads, n_kv_heads) in [(2, 2), (4, 2), (4, 1), (7, 1), (8, 1), (11, 1)] {
+        let case = Case::new(n_heads, n_kv_heads, 64, &[(20, 1), (0, 1), (70, 1)]);
+        check(&format!("{n_heads} heads on {n_kv_heads}"), &case);
+    }
+}
+
+#[test]
+fn widths_of_heads() {
+    for dim in [80, 96, 128, 256] {
+        check(
+            &format!("width {dim}"),
+            &Case::new(4, 1, dim, &[(40, 1), (100, 1)]),
+        );
+    }
+}
+
+#[test]
+fn widths_without_a_kernel_of_their_own() {
+    for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
+        assert!(!ops::is_fast(k_dim, v_dim));
+        let mut case = Case::new(2, 1, k_dim, &[(20, 1), (200, 1), (0, 2)]);
+        case.v_dim = v_dim;
+        check(&format!("widths {k_dim} and {v_dim}"), &case);
+    }
+}
+
+#[test]
+fn lengths_and_pages() {
+    for page in [16, 32, 64] {
+        let mut case = Case::new(
+            2,
+            1,
+            64,
+            &[(0, 1), (14, 1), (15, 1), (16, 1), (32, 1), (256, 1)],
+        );
+        case.page = page;
+        check(&format!("pages of {page}"), &case);
+    }
+}
+
+#[test]
+fn windows() {
+    for window in [1, 7, 64, 100] {
+        let mut case = Case::new(4, 2, 64, &[(0, 1), (63, 1), (230, 1)]);
+        case.scores.window = Some(window);
+        check(&format!("window {window}"), &case);
+    }
+}
+
+#[test]
+fn soft_caps() {
+    let mut case = Case::new(2, 1, 64, &[(5, 1), (90, 1)]);
+    case.scores.soft_cap = Some(5.0);
+    case.magnitude = 20.0;
+    check("soft cap", &case);
+}
+
+#[test]
+fn large_scores() {
+    let mut case = Case::new(4, 1, 64, &[(100, 1), (31, 1)]);
+    case.magnitude = 200.0;
+    check("large scores", &case);
+}
+
+#[test]
+fn many_rows() {
+    let seqs: Vec<(usize, usize)> = (0..40).map(|i| (i * 3, 1)).collect();
+    check("40 sequences", &Case::new(2, 1, 64, &seqs));
+}
