@@ -5,13 +5,16 @@
 //! afterwards is that operation's doing. Everything that an operation may have written is compared: float
 //! buffers, converted activations, the KV cache. No operation is known by name here, so none can be forgotten.
 
+mod difference;
+
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rocmforge_cpu::{Acts, Isa, Routing, Weight, default_threads};
+use rocmforge_cpu::{Isa, Routing, Weight, default_threads};
 use serde::Serialize;
 
+use self::difference::difference;
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 use crate::engine::EngineConfig;
@@ -19,8 +22,8 @@ use crate::model::{Model, Weights};
 use crate::plan::{ActsId, BufferId, Op, Plan};
 use crate::tokenizer::TokenId;
 
-/// Largest error allowed, relative to the largest magnitude in its row. Sums of thousands of products in
-/// f32 differ from those in f64 by a few parts in a million.
+/// Largest error allowed, relative to the largest magnitude in its row (where a product has few values a row, to that
+/// of its terms). Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
 pub const BOUND: f64 = 1e-5;
 /// The same for attention: scores pass through an exponential, which turns their absolute error into a
 /// relative one.
@@ -94,7 +97,7 @@ pub struct OpCheck {
     pub n_tokens: usize,
     /// Largest difference. Infinite, and null in JSON, if one side has a number where the other has none.
     pub max_abs: f64,
-    /// Largest difference relative to the largest magnitude in its row.
+    /// Largest difference relative to the magnitude of its row.
     pub max_rel: f64,
     /// What `max_rel` may be.
     pub bound: f64,
@@ -240,7 +243,9 @@ fn compare(
             oracle.set_memory(&checked.memory());
             checked.run_one(index, batch);
             oracle.run_one(index, batch);
-            let error = difference(&checked.memory(), &oracle.memory(), labels.plan);
+            let expected = oracle.memory();
+            let floors = labels.floors(op, &expected);
+            let error = difference(&checked.memory(), &expected, labels.plan, &floors);
             let bound = match op {
                 Op::Attention { .. } => ATTENTION_BOUND,
                 Op::NormQuantize { .. } => CODE_BOUND,
@@ -264,110 +269,6 @@ fn compare(
     Report {
         n_ops: script.checked.len() * ops.len(),
         checks,
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Difference {
-    abs: f64,
-    rel: f64,
-}
-
-impl Difference {
-    const NONE: Difference = Difference { abs: 0.0, rel: 0.0 };
-
-    fn max(self, other: Difference) -> Difference {
-        Difference {
-            abs: self.abs.max(other.abs),
-            rel: self.rel.max(other.rel),
-        }
-    }
-}
-
-/// The largest difference anywhere.
-fn difference(got: &Memory<'_>, expected: &Memory<'_>, plan: &Plan) -> Difference {
-    let mut largest = Difference::NONE;
-    for ((got, expected), info) in got
-        .buffers
-        .iter()
-        .zip(expected.buffers.iter())
-        .zip(&plan.buffers)
-    {
-        largest = largest.max(of_rows(got, expected, info.width));
-    }
-    for (got, expected) in got.acts.iter().zip(expected.acts.iter()) {
-        for (got, expected) in got.groups().iter().zip(expected.groups()) {
-            let (got, expected) = (values(got), values(expected));
-            largest = largest.max(of_rows(&got.values, &expected.values, expected.width));
-        }
-    }
-    // Both sides choose by the same logits.
-    if got.routings != expected.routings {
-        largest = largest.max(Difference {
-            abs: f64::INFINITY,
-            rel: f64::INFINITY,
-        });
-    }
-    for (got, expected) in got.cache.iter().zip(expected.cache.iter()) {
-        if got.is_same(expected) {
-            continue;
-        }
-        for (got, expected) in got.parts().iter().zip(&expected.parts()) {
-            largest = largest.max(of_rows(&got.values, &expected.values, expected.width));
-        }
-    }
-    largest
-}
-
-fn values(acts: &Acts) -> Part<'static> {
-    let width = acts.n_in();
-    let mut values = vec![0.0; acts.n_tokens() * width];
-    if width > 0 {
-        for (token, row) in values.chunks_exact_mut(width).enumerate() {
-            acts.dequantize_row(token, row);
-        }
-    }
-    Part {
-        values: Cow::Owned(values),
-        width,
-    }
-}
-
-/// The largest difference of two matrices with rows of `width`.
-fn of_rows(got: &[f32], expected: &[f32], width: usize) -> Difference {
-    if got.len() != expected.len() {
-        return Difference {
-            abs: f64::INFINITY,
-            rel: f64::INFINITY,
-        };
-    }
-    if got.is_empty() {
-        return Difference::NONE;
-    }
-    let rows = got.chunks(width).zip(expected.chunks(width));
-    rows.fold(Difference::NONE, |largest, (got, expected)| {
-        largest.max(of_row(got, expected))
-    })
-}
-
-fn of_row(got: &[f32], expected: &[f32]) -> Difference {
-    let mut abs = 0f64;
-    let mut scale = f64::from(f32::MIN_POSITIVE);
-    for (&got, &expected) in got.iter().zip(expected) {
-        let same = got == expected || (got.is_nan() && expected.is_nan());
-        let difference = f64::from(got) - f64::from(expected);
-        abs = abs.max(match same {
-            true => 0.0,
-            false if difference.is_nan() => f64::INFINITY,
-            false => difference.abs(),
-        });
-        if expected.is_finite() {
-            scale = scale.max(f64::from(expected.abs()));
-        }
-    }
-    Difference {
-        abs,
-        rel: abs / scale,
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use rocmforge_cpu::Pool;
 use rocmforge_gguf::{Gguf, LoadMode};
 
+use super::difference::{Difference, of_rows, term_norms};
 use super::*;
 use crate::kv_cache::KvType;
 use crate::plan::Passes;
@@ -225,9 +226,26 @@ fn differences_are_relative_to_their_row() {
         (vec![1.0], vec![], f64::INFINITY, f64::INFINITY),
     ] {
         assert_eq!(
-            of_rows(&got, &expected, 2),
+            of_rows(&got, &expected, 2, &[]),
             Difference { abs, rel },
             "{got:?}"
         );
     }
+}
+
+#[test]
+fn few_values_that_cancel_are_relative_to_what_they_are_sums_of() {
+    // Two tokens times two rows of weights: terms (3, 4) and (-3, 4); (12, -5) and (-12, -5).
+    let norms = term_norms(&[3.0, 2.0, 12.0, -2.5], &[1.0, 2.0, -1.0, 2.0], 2);
+    assert_eq!(norms, [5.0, 13.0]);
+    let (got, expected) = ([1e-3, 0.0, 13.0, 26.0], [0.0, 0.0, 13.0, 26.0]);
+    let alone = of_rows(&got, &expected, 2, &[]);
+    assert!(alone.rel > 1e30, "{alone:?}");
+    let of_terms = of_rows(&got, &expected, 2, &norms);
+    assert_eq!(of_terms.rel, f64::from(1e-3f32) / 5.0);
+    // A row that is larger than its floor is measured by itself.
+    let large = of_rows(&[13.0, 27.0], &[13.0, 26.0], 2, &[5.0]);
+    assert_eq!(large.rel, 1.0 / 26.0);
+    // A number that is none is not excused by any floor.
+    assert_eq!(of_rows(&[f32::NAN], &[0.0], 1, &[5.0]).rel, f64::INFINITY);
 }
