@@ -4,8 +4,9 @@
 //! best by turns of rounding and least squares.
 
 use super::codes::{Codes, bounds, sums};
+use super::lanes::F32x4;
 use super::scale::inverse;
-use super::{Half, Unit};
+use super::{Half, Search, Unit};
 
 /// A scale and a minimum and how well they do.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,7 @@ pub(super) enum Minimum {
 /// share of that is cut at the lower end.
 const WIDER: [f32; 7] = [-0.6, -0.3, 0.3, 0.6, 0.9, 1.2, 1.6];
 const CUTS: [f32; 3] = [0.0, 0.5, 1.0];
+const FEW: [(f32, f32); 2] = [(-0.6, 0.5), (0.6, 0.5)];
 const REFINEMENTS: usize = 3;
 
 /// As in the search for a scale; the error is a difference of the sums here.
@@ -53,6 +55,7 @@ pub(super) fn fit_affine<C: Codes, const N: usize>(
     x: &[f32; N],
     w: &[f32; N],
     minimum: Minimum,
+    search: Search,
 ) -> Affine {
     let (mut low, high) = bounds(x);
     if minimum == Minimum::NotPositive && low > 0.0 {
@@ -83,26 +86,15 @@ pub(super) fn fit_affine<C: Codes, const N: usize>(
         sum_uu,
         most,
     };
-    let noise = NOISE * sum_uu;
-    let mut best = group.least_squares(C::EXTREME, 0.0);
-    for wider in WIDER {
-        for cut in CUTS {
-            let trial = group.least_squares(C::EXTREME + wider, -wider * cut);
-            if trial.error < best.error - noise {
-                best = trial;
-            }
+    let best = match search {
+        Search::Brief => group.best_of(FEW),
+        Search::Thorough => {
+            let all = WIDER
+                .into_iter()
+                .flat_map(|wider| CUTS.map(|cut| (wider, cut)));
+            group.refine(group.best_of(all))
         }
-    }
-    for _ in 0..REFINEMENTS {
-        if best.scale == 0.0 {
-            break;
-        }
-        let trial = group.least_squares(1.0 / best.scale, -best.min / best.scale);
-        if trial.error >= best.error - noise {
-            break;
-        }
-        best = trial;
-    }
+    };
     Affine {
         scale: best.scale * range,
         min: low + best.min * range,
@@ -112,8 +104,38 @@ pub(super) fn fit_affine<C: Codes, const N: usize>(
 }
 
 impl<C: Codes, const N: usize> Group<'_, C, N> {
+    /// The first candidate, which covers the range, or one of these if it is better.
+    fn best_of(&self, candidates: impl IntoIterator<Item = (f32, f32)>) -> Affine {
+        let noise = NOISE * self.sum_uu;
+        let first = self.least_squares(C::EXTREME, 0.0);
+        candidates.into_iter().fold(first, |best, (wider, cut)| {
+            let trial = self.least_squares(C::EXTREME + wider, -wider * cut);
+            if trial.error < best.error - noise {
+                trial
+            } else {
+                best
+            }
+        })
+    }
+
+    /// Turns of rounding and least squares.
+    fn refine(&self, mut best: Affine) -> Affine {
+        for _ in 0..REFINEMENTS {
+            if best.scale == 0.0 {
+                break;
+            }
+            let trial = self.least_squares(1.0 / best.scale, -best.min / best.scale);
+            if trial.error >= best.error - NOISE * self.sum_uu {
+                break;
+            }
+            best = trial;
+        }
+        best
+    }
+
     /// Codes of `u * slope + start`, and the line that suits them best.
     fn least_squares(&self, slope: f32, start: f32) -> Affine {
+        let (slope, start) = (F32x4::splat(slope), F32x4::splat(start));
         let [l, ll, ul] = sums(&self.u, self.w, |u, w| {
             let l = self.codes.nearest(u * slope + start);
             let wl = w * l;
@@ -151,7 +173,7 @@ pub(super) fn error_of<C: Codes, const N: usize>(
     scale: f32,
     min: f32,
 ) -> (f32, f32) {
-    let inverse = inverse(scale);
+    let [inverse, scale, min] = [inverse(scale), scale, min].map(F32x4::splat);
     let [error, rest, weight] = sums(x, w, |x, w| {
         let rest = x - scale * codes.nearest((x - min) * inverse);
         let r = rest - min;
@@ -160,14 +182,22 @@ pub(super) fn error_of<C: Codes, const N: usize>(
     (error, rest / weight)
 }
 
-/// A scale and a minimum in half precision, chosen by the error that they leave.
+/// A scale and a minimum in half precision, after a thorough search chosen by the error that they leave.
 pub(super) fn fit_halves<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
     w: &[f32; N],
     unit: Unit,
+    search: Search,
 ) -> (Half, Half) {
-    let free = fit_affine(codes, x, w, Minimum::Any);
+    if search == Search::Brief {
+        let free = fit_affine(codes, x, w, Minimum::Any, search);
+        let [scale, min] = [free.scale, free.min].map(|x| unit.half(x));
+        if !scale.has_few_digits() {
+            return (scale, min);
+        }
+    }
+    let free = fit_affine(codes, x, w, Minimum::Any, Search::Thorough);
     let mut best = (f32::MAX, unit.half(free.scale), unit.half(free.min));
     for scale in unit.halves(free.scale) {
         let mut min = unit.half(free.min);

@@ -6,19 +6,35 @@
 
 mod affine;
 mod codes;
+mod lanes;
 mod pack;
 mod scale;
 mod super_block;
 
 use self::codes::sums;
+use self::lanes::F32x4;
 use super::Block;
 use super::plain::F16;
 
 /// A block that can be fitted to values.
 pub(super) trait Fit: Block {
+    /// How far to search where no importance is known. Brief for formats that ggml
+    /// then only rounds to, or searches little for.
+    const PLAIN: Search = Search::Thorough;
+
     /// The block with the least error found, for values in units of `unit` and
     /// their weights, [`super::GgmlType::block_len`] of each.
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self;
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self;
+}
+
+/// How far a search goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Search {
+    /// A few candidates, the best of which is taken as it is: most of the gain. Where
+    /// half precision has few digits, the thorough search.
+    Brief,
+    /// All candidates, refined, and half precision numbers chosen by error.
+    Thorough,
 }
 
 /// A power of two by which a block's values are divided, so that no product of the
@@ -33,6 +49,13 @@ struct Half {
     value: f32,
 }
 
+impl Half {
+    /// Whether it is below the normal numbers, so that the next ones are far away.
+    fn has_few_digits(self) -> bool {
+        self.stored.bits() & 0x7c00 == 0
+    }
+}
+
 impl Unit {
     /// `x` (in units) in half precision, the largest finite number at most.
     fn half(self, x: f32) -> Half {
@@ -43,8 +66,7 @@ impl Unit {
     /// digits the number beyond it, which no integer is too small for.
     fn factor(self, x: f32) -> Half {
         let near = self.half(x);
-        let few_digits = near.stored.bits() & 0x7c00 == 0;
-        if few_digits && near.value.abs() < x.abs() {
+        if near.has_few_digits() && near.value.abs() < x.abs() {
             self.beyond(near, x)
         } else {
             near
@@ -103,6 +125,10 @@ pub(super) fn fit_rows<B: Fit>(
     let mut out = dst.chunks_exact_mut(B::TYPE.block_bytes());
     let (mut x, mut w) = ([0.0; MAX_LEN], [0.0; MAX_LEN]);
     let (x, w) = (&mut x[..len], &mut w[..len]);
+    let search = match importance {
+        Some(_) => Search::Thorough,
+        None => B::PLAIN,
+    };
     for row in src.chunks_exact(row_len.max(1)) {
         for (i, values) in row.chunks_exact(len).enumerate() {
             let importance = importance.map(|all| &all[i * len..][..len]);
@@ -118,7 +144,7 @@ pub(super) fn fit_rows<B: Fit>(
                 *x = value * inverse;
             }
             weigh(x, importance, w);
-            out.copy_from_slice(B::fit(x, w, Unit(unit)).as_bytes());
+            out.copy_from_slice(B::fit(x, w, Unit(unit), search).as_bytes());
         }
     }
 }
@@ -149,18 +175,17 @@ fn weigh(x: &[f32], importance: Option<&[f32]>, w: &mut [f32]) {
 
 /// The largest magnitude.
 fn largest(x: &[f32]) -> f32 {
-    let lanes = x.as_chunks::<32>().0;
-    let lanes = lanes.iter().fold([0.0; 32], |mut most: [f32; 32], x| {
-        for (most, x) in most.iter_mut().zip(x) {
-            *most = if x.abs() > *most { x.abs() } else { *most };
-        }
-        most
+    let groups = x.as_chunks::<4>().0.as_chunks::<2>().0.iter();
+    let most = groups.fold([F32x4::splat(0.0); 2], |most, x| {
+        let [x, y] = x.map(|x| F32x4::new(x).abs());
+        [most[0].fast_max(x), most[1].fast_max(y)]
     });
-    lanes.into_iter().fold(0.0, f32::max)
+    let [a, b, c, d] = most[0].fast_max(most[1]).to_array();
+    a.max(c).max(b.max(d))
 }
 
 /// The sum of a term of every value.
-fn total(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+fn total(x: &[f32], term: impl Fn(F32x4) -> F32x4) -> f32 {
     let groups = x.as_chunks::<32>().0;
     groups.iter().map(|x| sums(x, x, |x, _| [term(x)])[0]).sum()
 }

@@ -1,10 +1,10 @@
 //! Fitted codes in the bytes of each format.
 
 use super::affine::fit_halves;
-use super::codes::{Codes, Ints, Iq4};
+use super::codes::{Codes, Ints, Iq4, indices};
 use super::scale::{fit_half, inverse};
 use super::super_block::{fit_affines, fit_scales};
-use super::{Fit, Unit};
+use super::{Fit, Search, Unit};
 use crate::quant::iq::{Iq4Nl, Iq4Xs};
 use crate::quant::k::{Q2K, Q3K, Q4K, Q5K, Q6K, QK_K};
 use crate::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, QK};
@@ -21,24 +21,28 @@ fn groups<const N: usize, const G: usize>(x: &[f32]) -> &[[f32; N]; G] {
 }
 
 /// Fits a block with a scale: the scale, and a code for each value.
-fn scaled<C: Codes>(codes: C, x: &[f32], w: &[f32], unit: Unit) -> (F16, [u8; QK]) {
+fn scaled<C: Codes>(codes: C, x: &[f32], w: &[f32], unit: Unit, search: Search) -> (F16, [u8; QK]) {
     let (x, w) = (one(x), one(w));
-    let d = fit_half(codes, x, w, unit);
-    let by_d = inverse(d.value);
-    (d.stored, x.map(|x| codes.index(x * by_d)))
+    let d = fit_half(codes, x, w, unit, search);
+    (d.stored, indices(codes, x, inverse(d.value), 0.0))
 }
 
 /// Fits a block with a scale and a minimum: both, and a code for each value.
-fn shifted<C: Codes>(codes: C, x: &[f32], w: &[f32], unit: Unit) -> (F16, F16, [u8; QK]) {
+fn shifted<C: Codes>(
+    codes: C,
+    x: &[f32],
+    w: &[f32],
+    unit: Unit,
+    search: Search,
+) -> (F16, F16, [u8; QK]) {
     let (x, w) = (one(x), one(w));
-    let (d, m) = fit_halves(codes, x, w, unit);
-    let by_d = inverse(d.value);
-    let codes = x.map(|x| codes.index((x - m.value) * by_d));
+    let (d, m) = fit_halves(codes, x, w, unit, search);
+    let codes = indices(codes, x, inverse(d.value), m.value);
     (d.stored, m.stored, codes)
 }
 
 /// Codes of groups with these steps from one number to the next and these starts.
-fn indices<C: Codes, const N: usize, const G: usize>(
+fn all_indices<C: Codes, const N: usize, const G: usize>(
     codes: C,
     x: &[[f32; N]; G],
     steps: &[f32; G],
@@ -46,8 +50,7 @@ fn indices<C: Codes, const N: usize, const G: usize>(
 ) -> [u8; QK_K] {
     let mut out = [0; QK_K];
     for (g, out) in out.as_chunks_mut::<N>().0.iter_mut().enumerate() {
-        let by_step = inverse(steps[g]);
-        *out = x[g].map(|x| codes.index((x - starts[g]) * by_step));
+        *out = indices(codes, &x[g], inverse(steps[g]), starts[g]);
     }
     out
 }
@@ -109,58 +112,68 @@ fn pack_q3(scales: &[f32; 16]) -> [u8; 12] {
 }
 
 impl Fit for Q4_0 {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
-        let (d, codes) = scaled(Ints::<-8, 7>, x, w, unit);
+    const PLAIN: Search = Search::Brief;
+
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, codes) = scaled(Ints::<-8, 7>, x, w, unit, search);
         let qs = nibbles(&codes);
         Q4_0 { d, qs }
     }
 }
 
 impl Fit for Q4_1 {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
-        let (d, m, codes) = shifted(Ints::<0, 15>, x, w, unit);
+    const PLAIN: Search = Search::Brief;
+
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, m, codes) = shifted(Ints::<0, 15>, x, w, unit, search);
         let qs = nibbles(&codes);
         Q4_1 { d, m, qs }
     }
 }
 
 impl Fit for Q5_0 {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
-        let (d, codes) = scaled(Ints::<-16, 15>, x, w, unit);
+    const PLAIN: Search = Search::Brief;
+
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, codes) = scaled(Ints::<-16, 15>, x, w, unit, search);
         let (qh, qs) = (fifth_bits(&codes), nibbles(&codes));
         Q5_0 { d, qh, qs }
     }
 }
 
 impl Fit for Q5_1 {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
-        let (d, m, codes) = shifted(Ints::<0, 31>, x, w, unit);
+    const PLAIN: Search = Search::Brief;
+
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, m, codes) = shifted(Ints::<0, 31>, x, w, unit, search);
         let (qh, qs) = (fifth_bits(&codes), nibbles(&codes));
         Q5_1 { d, m, qh, qs }
     }
 }
 
 impl Fit for Q8_0 {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
-        let (d, codes) = scaled(Ints::<-127, 127>, x, w, unit);
+    const PLAIN: Search = Search::Brief;
+
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, codes) = scaled(Ints::<-127, 127>, x, w, unit, search);
         let qs = codes.map(|code| code.wrapping_sub(127) as i8);
         Q8_0 { d, qs }
     }
 }
 
 impl Fit for Iq4Nl {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
-        let (d, codes) = scaled(Iq4, x, w, unit);
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, codes) = scaled(Iq4, x, w, unit, search);
         let qs = nibbles(&codes);
         Iq4Nl { d, qs }
     }
 }
 
 impl Fit for Iq4Xs {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
         let x = groups::<32, 8>(x);
-        let fit = fit_scales(Iq4, Ints::<-32, 31>, x, groups(w), unit);
-        let codes = indices(Iq4, x, &fit.steps, &[0.0; 8]);
+        let fit = fit_scales(Iq4, Ints::<-32, 31>, x, groups(w), unit, search);
+        let codes = all_indices(Iq4, x, &fit.steps, &[0.0; 8]);
         let scales = fit.scales.map(|scale| (scale + 32.0) as u8);
         let high = (0..8).fold(0, |bits, g| bits | u16::from(scales[g] >> 4) << (2 * g));
         let mut qs = [0; QK_K / 2];
@@ -177,10 +190,10 @@ impl Fit for Iq4Xs {
 }
 
 impl Fit for Q2K {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
         let (x, codes) = (groups::<16, 16>(x), Ints::<0, 3>);
-        let fit = fit_affines(codes, Ints::<0, 15>, x, groups(w), unit);
-        let codes = indices(codes, x, &fit.steps, &fit.starts);
+        let fit = fit_affines(codes, Ints::<0, 15>, x, groups(w), unit, search);
+        let codes = all_indices(codes, x, &fit.steps, &fit.starts);
         Q2K {
             scales: std::array::from_fn(|g| fit.scales[g] as u8 | (fit.mins[g] as u8) << 4),
             qs: two_bits(&codes, 0),
@@ -191,10 +204,12 @@ impl Fit for Q2K {
 }
 
 impl Fit for Q3K {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
+    const PLAIN: Search = Search::Brief;
+
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
         let (x, codes) = (groups::<16, 16>(x), Ints::<-4, 3>);
-        let fit = fit_scales(codes, Ints::<-32, 31>, x, groups(w), unit);
-        let codes = indices(codes, x, &fit.steps, &[0.0; 16]);
+        let fit = fit_scales(codes, Ints::<-32, 31>, x, groups(w), unit, search);
+        let codes = all_indices(codes, x, &fit.steps, &[0.0; 16]);
         Q3K {
             hmask: one_bit(&codes, 2),
             qs: two_bits(&codes, 0),
@@ -205,10 +220,10 @@ impl Fit for Q3K {
 }
 
 impl Fit for Q4K {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
         let (x, codes) = (groups::<32, 8>(x), Ints::<0, 15>);
-        let fit = fit_affines(codes, Ints::<0, 63>, x, groups(w), unit);
-        let codes = indices(codes, x, &fit.steps, &fit.starts);
+        let fit = fit_affines(codes, Ints::<0, 63>, x, groups(w), unit, search);
+        let codes = all_indices(codes, x, &fit.steps, &fit.starts);
         Q4K {
             d: fit.d,
             dmin: fit.dmin,
@@ -219,10 +234,10 @@ impl Fit for Q4K {
 }
 
 impl Fit for Q5K {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
         let (x, codes) = (groups::<32, 8>(x), Ints::<0, 31>);
-        let fit = fit_affines(codes, Ints::<0, 63>, x, groups(w), unit);
-        let codes = indices(codes, x, &fit.steps, &fit.starts);
+        let fit = fit_affines(codes, Ints::<0, 63>, x, groups(w), unit, search);
+        let codes = all_indices(codes, x, &fit.steps, &fit.starts);
         Q5K {
             d: fit.d,
             dmin: fit.dmin,
@@ -234,10 +249,10 @@ impl Fit for Q5K {
 }
 
 impl Fit for Q6K {
-    fn fit(x: &[f32], w: &[f32], unit: Unit) -> Self {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
         let (x, codes) = (groups::<16, 16>(x), Ints::<-32, 31>);
-        let fit = fit_scales(codes, Ints::<-128, 127>, x, groups(w), unit);
-        let codes = indices(codes, x, &fit.steps, &[0.0; 16]);
+        let fit = fit_scales(codes, Ints::<-128, 127>, x, groups(w), unit, search);
+        let codes = all_indices(codes, x, &fit.steps, &[0.0; 16]);
         Q6K {
             ql: four_bits(&codes, 64),
             qh: two_bits(&codes, 4),

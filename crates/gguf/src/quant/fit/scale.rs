@@ -4,7 +4,8 @@
 //! squares until nothing changes for the better.
 
 use super::codes::{Codes, bounds, sums};
-use super::{Half, Unit};
+use super::lanes::F32x4;
+use super::{Half, Search, Unit};
 
 /// A scale and how well it does.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,7 @@ pub(super) struct Scale {
 
 /// The candidates: by how many codes the extreme value lies beyond the extreme code.
 const STEPS: [f32; 10] = [-0.8, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25];
+const FEW_STEPS: [f32; 2] = [-0.6, 0.6];
 
 const REFINEMENTS: usize = 3;
 
@@ -26,6 +28,13 @@ const REFINEMENTS: usize = 3;
 const NOISE: f32 = 1e-8;
 
 impl Scale {
+    /// That of zeros.
+    const ZERO: Scale = Scale {
+        scale: 0.0,
+        error: 0.0,
+        stiffness: 0.0,
+    };
+
     fn is_better_than(&self, other: &Scale) -> bool {
         let energy = other.stiffness * other.scale * other.scale;
         self.error < other.error - NOISE * energy
@@ -33,8 +42,16 @@ impl Scale {
 }
 
 /// The scale of a group with the least error found.
-pub(super) fn fit_scale<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N]) -> Scale {
+pub(super) fn fit_scale<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    search: Search,
+) -> Scale {
     let extreme = extreme(x);
+    if search == Search::Brief {
+        return fit_briefly(codes, x, w, extreme);
+    }
     let mut best = fit_side(codes, x, w, C::EXTREME / extreme);
     if let Some(opposite) = C::OPPOSITE {
         let other = fit_side(codes, x, w, opposite / extreme);
@@ -51,14 +68,32 @@ fn extreme<const N: usize>(x: &[f32; N]) -> f32 {
     if -lo >= hi { lo } else { hi }
 }
 
+/// As [`fit_side`] for the extreme code, with few candidates and no refinement.
+fn fit_briefly<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32; N],
+    w: &[f32; N],
+    extreme: f32,
+) -> Scale {
+    let inverse = C::EXTREME / extreme;
+    if !inverse.is_finite() {
+        return Scale::ZERO;
+    }
+    let first = least_squares(codes, x, w, inverse);
+    FEW_STEPS.into_iter().fold(first, |best, step| {
+        let trial = least_squares(codes, x, w, inverse * (1.0 + step * C::SPACING));
+        if trial.is_better_than(&best) {
+            trial
+        } else {
+            best
+        }
+    })
+}
+
 /// The best scale around one that puts the extreme value at a certain code.
 fn fit_side<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N], inverse: f32) -> Scale {
     if !inverse.is_finite() {
-        return Scale {
-            scale: 0.0,
-            error: 0.0,
-            stiffness: 0.0,
-        };
+        return Scale::ZERO;
     }
     let mut best = least_squares(codes, x, w, inverse);
     for step in STEPS {
@@ -89,8 +124,9 @@ fn least_squares<C: Codes, const N: usize>(
 ) -> Scale {
     // Sums over what rounding leaves rather than over the values: the error is
     // not a small difference of large numbers.
+    let slope = F32x4::splat(inverse);
     let [rr, rl, ll] = sums(x, w, |x, w| {
-        let u = x * inverse;
+        let u = x * slope;
         let l = codes.nearest(u);
         let r = u - l;
         let wl = w * l;
@@ -118,7 +154,7 @@ pub(super) fn error_of<C: Codes, const N: usize>(
     w: &[f32; N],
     scale: f32,
 ) -> f32 {
-    let inverse = inverse(scale);
+    let [inverse, scale] = [inverse(scale), scale].map(F32x4::splat);
     let [error] = sums(x, w, |x, w| {
         let r = x - scale * codes.nearest(x * inverse);
         [w * r * r]
@@ -126,15 +162,23 @@ pub(super) fn error_of<C: Codes, const N: usize>(
     error
 }
 
-/// A scale in half precision, chosen by the error that it leaves: the better of
-/// both sides, or that of the extreme value at the extreme code.
+/// A scale in half precision; after a thorough search chosen by the error that it
+/// leaves: the better of both sides, or that of the extreme value at the extreme
+/// code.
 pub(super) fn fit_half<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
     w: &[f32; N],
     unit: Unit,
+    search: Search,
 ) -> Half {
     let extreme = extreme(x);
+    if search == Search::Brief {
+        let half = unit.half(fit_briefly(codes, x, w, extreme).scale);
+        if !half.has_few_digits() {
+            return half;
+        }
+    }
     let mut best = (f32::MAX, unit.half(0.0));
     let mut consider = |scale: f32| {
         for half in unit.halves(scale) {

@@ -4,10 +4,11 @@
 //! are chosen by the error of the values themselves, codes rounded anew. At last
 //! the super-scale is fitted once more to what was chosen.
 
-use super::Unit;
 use super::affine::{self, Minimum, fit_affine};
 use super::codes::{Codes, sums};
+use super::lanes::F32x4;
 use super::scale::{self, fit_scale, inverse};
+use super::{Search, Unit};
 use crate::quant::plain::F16;
 
 /// Turns of choosing integers and fitting the super-scale to them.
@@ -34,10 +35,11 @@ pub(super) fn fit_scales<C: Codes, S: Codes, const N: usize, const G: usize>(
     x: &[[f32; N]; G],
     w: &[[f32; N]; G],
     unit: Unit,
+    search: Search,
 ) -> Scales<G> {
-    let free: [_; G] = std::array::from_fn(|g| fit_scale(codes, &x[g], &w[g]));
+    let free: [_; G] = std::array::from_fn(|g| fit_scale(codes, &x[g], &w[g], search));
     let steps = free.map(|fit| fit.scale);
-    let first = fit_scale(integers, &steps, &free.map(|fit| fit.stiffness)).scale;
+    let first = super_scale(integers, &steps, &free.map(|fit| fit.stiffness));
     let mut least = f32::MAX;
     let mut best = (unit.half(first), [0.0; G]);
     // Chooses integers for a super-scale, and returns the one that suits them best.
@@ -57,7 +59,7 @@ pub(super) fn fit_scales<C: Codes, S: Codes, const N: usize, const G: usize>(
             }
             total += error;
             let scale = scales[g];
-            let by_step = inverse(d.value * scale);
+            let by_step = F32x4::splat(inverse(d.value * scale));
             let [xl, ll] = sums(x, w, |x, w| {
                 let l = codes.nearest(x * by_step);
                 [w * x * l, w * l * l]
@@ -88,6 +90,11 @@ pub(super) fn fit_scales<C: Codes, S: Codes, const N: usize, const G: usize>(
     }
 }
 
+/// What integers are multiplied with to come near the groups' scales.
+fn super_scale<S: Codes, const G: usize>(integers: S, scales: &[f32; G], w: &[f32; G]) -> f32 {
+    fit_scale(integers, scales, w, Search::Thorough).scale
+}
+
 /// Integer scales and minimums of groups times `d` and `dmin`.
 pub(super) struct Affines<const G: usize> {
     pub(super) d: F16,
@@ -108,15 +115,16 @@ pub(super) fn fit_affines<C: Codes, S: Codes, const N: usize, const G: usize>(
     x: &[[f32; N]; G],
     w: &[[f32; N]; G],
     unit: Unit,
+    search: Search,
 ) -> Affines<G> {
     let free: [_; G] =
-        std::array::from_fn(|g| fit_affine(codes, &x[g], &w[g], Minimum::NotPositive));
+        std::array::from_fn(|g| fit_affine(codes, &x[g], &w[g], Minimum::NotPositive, search));
     let steps = free.map(|fit| fit.scale);
     let depths = free.map(|fit| -fit.min);
     let moments: [[f32; 2]; G] = std::array::from_fn(|g| sums(&x[g], &w[g], |x, w| [w, w * x]));
     let first = (
-        fit_scale(integers, &steps, &free.map(|fit| fit.stiffness)).scale,
-        fit_scale(integers, &depths, &moments.map(|[weight, _]| weight)).scale,
+        super_scale(integers, &steps, &free.map(|fit| fit.stiffness)),
+        super_scale(integers, &depths, &moments.map(|[weight, _]| weight)),
     );
     let mut least = f32::MAX;
     let mut best = (unit.half(0.0), unit.half(0.0), [0.0; G], [0.0; G]);
@@ -146,7 +154,8 @@ pub(super) fn fit_affines<C: Codes, S: Codes, const N: usize, const G: usize>(
             }
             total += error;
             let (scale, min) = (scales[g], mins[g]);
-            let (by_step, start) = (inverse(d.value * scale), -dmin.value * min);
+            let by_step = F32x4::splat(inverse(d.value * scale));
+            let start = F32x4::splat(-dmin.value * min);
             let [l, ll, xl] = sums(x, w, |x, w| {
                 let l = codes.nearest((x - start) * by_step);
                 [w * l, w * l * l, w * x * l]
