@@ -22,8 +22,9 @@ pub mod pull;
 
 #[cfg(feature = "pull")]
 pub use client::Token;
+#[cfg(feature = "pull")]
 pub use reference::Reference;
+pub use store::resolve;
 
 /// The file that a pull locks, in the folder of the repository.
 const LOCK_NAME: &str = ".pull.lock";
-pub use store::resolve;
