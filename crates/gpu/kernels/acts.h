@@ -6,7 +6,7 @@
 // Codes are zero where 1 / d or f is infinite (a block of zeros, or too small to divide by), and where a value is not
 // finite; the scale of a block with such a value is NaN.
 #pragma once
-#include "gpu.h"
+#include "team.h"
 
 constexpr u32 OCTET = 8;
 
@@ -50,14 +50,6 @@ DEV void store_octet(float* out, u32 at, u32 end, u32 aligned, const Octet& o) {
         for (u32 i = 0; i < OCTET; i++)
             if (at + i < end) out[at + i] = o.v[i];
     }
-}
-
-// The reduction over N neighbouring lanes, in each of them, in an order that depends on nothing but the lane.
-template <typename R, u32 N, typename T> DEV T group_reduce(T v) {
-    if constexpr (N == WARP_SIZE) return wave_reduce<R>(v);
-#pragma unroll
-    for (u32 mask = 1; mask < N; mask *= 2) v = R::of(v, shuffle_xor(v, mask));
-    return v;
 }
 
 // The forms. put() writes the octet at `at` of a row that starts at value `base`. All lanes of a wave arrive; those at or

@@ -16,8 +16,6 @@
 constexpr u32 HELD = 4;
 constexpr u32 BLOCK_THREADS = 512;
 constexpr u32 TEAM_THREADS = 256;
-// Threads of a team: a wave, or half of one.
-constexpr u32 TEAM = 32;
 
 struct NormParams {
     float* x;

@@ -1,0 +1,250 @@
+//! Rotation of queries and keys by their positions, and the append of keys and values to the cache
+//! (`kernels/rope_kv.hip`).
+
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::memory::Slice;
+use crate::operands::KvLayer;
+use crate::step::Step;
+
+const THREADS: u32 = 256;
+
+/// Heads of a block.
+const TEAMS: u32 = 8;
+
+/// Which values of a head make a pair; `i` counts pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Neighbours: `2i` and `2i + 1`.
+    Norm,
+    /// Halves: `i` and `i + n_rot / 2`.
+    Neox,
+}
+
+/// RMS norms of each head of queries and keys, before they are rotated.
+#[derive(Clone, Copy)]
+pub struct HeadNorms<'a> {
+    /// Weights, `[k_dim]` each.
+    pub q: Slice<'a, f32>,
+    pub k: Slice<'a, f32>,
+    pub eps: f32,
+}
+
+/// The operands of [`rope_kv`].
+#[derive(Clone, Copy)]
+pub struct RopeKv<'a> {
+    /// `[n_rows, n_heads * k_dim]`, rotated in place.
+    pub q: Slice<'a, f32>,
+    /// `[n_rows, n_kv_heads * k_dim]`; stays as it is, what is rotated goes to the cache.
+    pub k: Slice<'a, f32>,
+    /// `[n_rows, n_kv_heads * v_dim]`.
+    pub v: Slice<'a, f32>,
+    pub style: RopeStyle,
+    /// Cosine and sine, `[n_ctx, n_rot / 2, 2]`. A position past the end takes the last.
+    pub table: Slice<'a, f32>,
+    /// How many values of a head turn.
+    pub n_rot: usize,
+    pub norms: Option<HeadNorms<'a>>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct RopeKvParams {
+    q: u64,
+    k: u64,
+    v: u64,
+    k_cache: u64,
+    v_cache: u64,
+    table: u64,
+    q_norm: u64,
+    k_norm: u64,
+    positions: u64,
+    slots: u64,
+    n_q_heads: u32,
+    n_kv_heads: u32,
+    k_dim: u32,
+    v_dim: u32,
+    n_rot: u32,
+    n_ctx: u32,
+    page: u32,
+    n_slots: u32,
+    eps: f32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<RopeKvParams>() == 120);
+
+// SAFETY: as `RopeKvParams` in rope_kv.hip.
+unsafe impl Params for RopeKvParams {}
+
+/// Rotates the first `n_rot` values of every head of `x` [n_rows, n_heads * head_dim] in place, by the angles of
+/// `table` [n_ctx, n_rot / 2, 2] (cosine and sine) at the row's position; one past the end takes the last.
+///
+/// # Panics
+/// If the shapes do not fit together, or `head_dim` or `n_rot` are odd.
+pub fn rope(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    head_dim: usize,
+    style: RopeStyle,
+    table: Slice<'_, f32>,
+    n_rot: usize,
+    step: &Step<'_>,
+) -> Result<(), GpuError> {
+    let mut params = RopeKvParams::default();
+    params.set_step(step);
+    params.set_queries(x, head_dim, step.n_rows());
+    params.set_table(table, n_rot);
+    params.launch(gpu, style, step.n_rows())
+}
+
+/// Writes the keys `k` [n_rows, n_kv_heads * k_dim] and values `v` [n_rows, n_kv_heads * v_dim] to the slots of their rows,
+/// as f16 rounded to nearest even. Rows whose slot is `u32::MAX` write nothing.
+///
+/// # Panics
+/// If the shapes do not fit together, or a head has an odd number of values.
+pub fn kv_append(
+    gpu: &Gpu,
+    layer: &KvLayer<'_>,
+    k: Slice<'_, f32>,
+    v: Slice<'_, f32>,
+    step: &Step<'_>,
+) -> Result<(), GpuError> {
+    let mut params = RopeKvParams::default();
+    params.set_step(step);
+    params.set_cache(layer, k, v, step.n_rows());
+    params.launch(gpu, RopeStyle::Norm, step.n_rows())
+}
+
+/// Both rotations and the append in one launch: [`rope`] of `q` and `k`, after the norms of their heads where there are
+/// any, and [`kv_append`].
+///
+/// # Panics
+/// If the shapes do not fit together, or `n_rot` or a head is odd.
+pub fn rope_kv(
+    gpu: &Gpu,
+    operands: &RopeKv<'_>,
+    layer: &KvLayer<'_>,
+    step: &Step<'_>,
+) -> Result<(), GpuError> {
+    let mut params = RopeKvParams::default();
+    params.set_step(step);
+    params.set_queries(operands.q, layer.k_dim, step.n_rows());
+    params.set_cache(layer, operands.k, operands.v, step.n_rows());
+    params.set_table(operands.table, operands.n_rot);
+    if let Some(norms) = &operands.norms {
+        assert_eq!(
+            [norms.q.len(), norms.k.len()],
+            [layer.k_dim; 2],
+            "a weight for each value of a head"
+        );
+        (params.q_norm, params.k_norm) = (norms.q.ptr(), norms.k.ptr());
+        params.eps = norms.eps;
+    }
+    params.launch(gpu, operands.style, step.n_rows())
+}
+
+impl RopeKvParams {
+    fn set_step(&mut self, step: &Step<'_>) {
+        assert_eq!(
+            step.slots.len(),
+            step.positions.len(),
+            "a slot for each row"
+        );
+        self.positions = step.positions.ptr();
+        self.slots = step.slots.ptr();
+    }
+
+    fn set_queries(&mut self, q: Slice<'_, f32>, head_dim: usize, n_rows: usize) {
+        let row = n_rows * head_dim;
+        assert!(
+            head_dim.is_multiple_of(2) && (q.is_empty() || q.len().is_multiple_of(row)),
+            "{n_rows} rows of heads of {head_dim} values"
+        );
+        self.q = q.ptr();
+        self.n_q_heads = (q.len() / row.max(1)) as u32;
+        self.k_dim = head_dim as u32;
+    }
+
+    fn set_cache(
+        &mut self,
+        layer: &KvLayer<'_>,
+        k: Slice<'_, f32>,
+        v: Slice<'_, f32>,
+        n_rows: usize,
+    ) {
+        let &KvLayer {
+            n_kv_heads,
+            k_dim,
+            v_dim,
+            page,
+            ..
+        } = layer;
+        assert!(
+            k_dim.is_multiple_of(2) && v_dim.is_multiple_of(2),
+            "heads of an even number of values"
+        );
+        assert_eq!(
+            [k.len(), v.len()],
+            [k_dim, v_dim].map(|dim| n_rows * n_kv_heads * dim),
+            "a key and a value of each head for each row"
+        );
+        let n_slots = |cache: Slice<'_, u16>, dim: usize| {
+            let block_len = n_kv_heads * page * dim;
+            assert!(
+                block_len > 0 && cache.len().is_multiple_of(block_len),
+                "the cache holds whole blocks"
+            );
+            cache.len() / block_len * page
+        };
+        let n_slots = n_slots(layer.k, k_dim).min(n_slots(layer.v, v_dim));
+        (self.k, self.v) = (k.ptr(), v.ptr());
+        (self.k_cache, self.v_cache) = (layer.k.ptr(), layer.v.ptr());
+        self.n_kv_heads = n_kv_heads as u32;
+        (self.k_dim, self.v_dim) = (k_dim as u32, v_dim as u32);
+        self.page = page as u32;
+        self.n_slots = u32::try_from(n_slots).unwrap_or(u32::MAX);
+    }
+
+    fn set_table(&mut self, table: Slice<'_, f32>, n_rot: usize) {
+        assert!(
+            n_rot.is_multiple_of(2) && n_rot <= self.k_dim as usize,
+            "{n_rot} of {} values turn",
+            self.k_dim
+        );
+        if n_rot > 0 {
+            assert!(
+                !table.is_empty() && table.len().is_multiple_of(n_rot),
+                "a cosine and a sine for each pair of each position"
+            );
+            self.n_ctx = (table.len() / n_rot) as u32;
+        }
+        self.table = table.ptr();
+        self.n_rot = n_rot as u32;
+    }
+
+    fn launch(&self, gpu: &Gpu, style: RopeStyle, n_rows: usize) -> Result<(), GpuError> {
+        let lengths = [self.k_dim, self.v_dim, self.n_rot];
+        let pointers = [
+            self.q,
+            self.k,
+            self.v,
+            self.k_cache,
+            self.v_cache,
+            self.table,
+            self.q_norm,
+            self.k_norm,
+        ];
+        let is_aligned = lengths.iter().all(|len| len.is_multiple_of(8))
+            && pointers.iter().all(|ptr| ptr.is_multiple_of(16));
+        let kernel = match (style, is_aligned) {
+            (RopeStyle::Norm, true) => "rope_kv_norm_4",
+            (RopeStyle::Norm, false) => "rope_kv_norm_1",
+            (RopeStyle::Neox, true) => "rope_kv_neox_4",
+            (RopeStyle::Neox, false) => "rope_kv_neox_1",
+        };
+        let n_heads = self.n_q_heads + 2 * self.n_kv_heads;
+        let grid = [n_rows as u32, n_heads.div_ceil(TEAMS), 1];
+        gpu.launch(("rope_kv", kernel), grid, THREADS, 0, self)
+    }
+}
