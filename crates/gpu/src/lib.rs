@@ -4,19 +4,30 @@
 //! device opened through one of three drivers behind the same function table: HIP, CUDA, or `host`, where the CPU plays
 //! a GPU so that everything but speed is tested without one. `ops` has one safe function for each kernel.
 
+mod device;
 mod driver;
 mod error;
+mod event;
 mod gpu;
+mod graph;
 mod image;
+mod keeper;
 mod memory;
 mod operands;
 pub mod ops;
+mod pinned;
 mod step;
+mod upload;
 
+pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
 pub use driver::host::set_host_seed;
 pub use error::GpuError;
+pub use event::Event;
 pub use gpu::{Gpu, Params};
+pub use graph::Graph;
 pub use image::{Image, images};
 pub use memory::{Buffer, Slice};
 pub use operands::{ActForm, Activation, Acts, ActsBuffer, KvLayer, Matrix, OutMode};
+pub use pinned::Pinned;
 pub use step::{SeqRows, Step};
+pub use upload::Uploader;

@@ -1,16 +1,20 @@
 //! Device memory: buffers that own it and slices that point into it.
 
+use std::fs;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::driver::api::code;
 use crate::error::GpuError;
 use crate::gpu::Inner;
+use crate::keeper::Memory;
 
 /// An allocation on the device, freed when it is dropped. Its first byte is aligned to 256 bytes.
 pub struct Buffer {
     pub(crate) ptr: u64,
     n_bytes: usize,
+    born: u64,
     gpu: Arc<Inner>,
 }
 
@@ -18,9 +22,17 @@ impl Buffer {
     pub(crate) fn new(gpu: Arc<Inner>, n_bytes: usize) -> Result<Buffer, GpuError> {
         let mut ptr = 0;
         // SAFETY: `ptr` is written before the call returns.
-        let code = unsafe { (gpu.api.alloc)(&raw mut ptr, n_bytes.max(1)) };
-        gpu.check("alloc", code)?;
-        Ok(Buffer { ptr, n_bytes, gpu })
+        let allocated = gpu.call("alloc", |calls| unsafe {
+            (calls.alloc)(&raw mut ptr, n_bytes.max(1))
+        });
+        allocated.map_err(|error| out_of_memory(&gpu, error, n_bytes))?;
+        let born = gpu.keeper.lock().tick();
+        Ok(Buffer {
+            ptr,
+            n_bytes,
+            born,
+            gpu,
+        })
     }
 
     pub fn n_bytes(&self) -> usize {
@@ -43,10 +55,74 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the buffer is not used after this; work that was queued before has its memory until it is done,
-        // because drivers free in order. A failure has nobody to be told to.
-        unsafe { (self.gpu.api.free)(self.ptr) };
+        self.gpu.give_up(self.born, Memory::Device(self.ptr));
     }
+}
+
+impl Inner {
+    /// Frees memory as soon as no graph may use it.
+    pub(crate) fn give_up(&self, born: u64, memory: Memory) {
+        let free = self.keeper.lock().give_up(born, memory);
+        self.free(&free);
+    }
+
+    pub(crate) fn end_recording(&self) {
+        let free = self.keeper.lock().end();
+        self.free(&free);
+    }
+
+    pub(crate) fn drop_graph(&self, born: u64) {
+        let free = self.keeper.lock().remove_graph(born);
+        self.free(&free);
+    }
+
+    /// Work that was queued before has its memory until it is done. A lost device has none to give back, and a failure
+    /// nobody to be told to.
+    fn free(&self, all: &[Memory]) {
+        if all.is_empty() {
+            return;
+        }
+        // SAFETY: nothing uses the memory after this: its owner is gone, and so are the graphs that knew it.
+        let _ = self.call("free", |calls| unsafe {
+            (calls.stream_synchronize)(self.stream);
+            for memory in all {
+                match memory {
+                    Memory::Device(ptr) => (calls.free)(*ptr),
+                    Memory::Pinned(ptr) => (calls.free_pinned)(*ptr),
+                };
+            }
+            0
+        });
+    }
+}
+
+/// What an allocation of that many bytes failed with: if for lack of memory, with how much there is.
+pub(crate) fn out_of_memory(gpu: &Inner, error: GpuError, n_bytes: usize) -> GpuError {
+    if !matches!(
+        error,
+        GpuError::Driver {
+            code: code::OUT_OF_MEMORY,
+            ..
+        }
+    ) {
+        return error;
+    }
+    let [free, total] = gpu.memory().unwrap_or_default();
+    GpuError::OutOfMemory {
+        bytes: n_bytes as u64,
+        free,
+        total,
+    }
+}
+
+/// A line of `/proc/meminfo`, in bytes.
+pub(crate) fn machine_bytes(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// Values in device memory, `[len]`. Copies refer to the same memory: the order of launches says who writes when.
@@ -65,6 +141,11 @@ impl<T> Clone for Slice<'_, T> {
 impl<T> Copy for Slice<'_, T> {}
 
 impl<'a, T> Slice<'a, T> {
+    pub(crate) fn of_address(ptr: u64, len: usize) -> Slice<'a, T> {
+        let lifetime = PhantomData;
+        Slice { ptr, len, lifetime }
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }

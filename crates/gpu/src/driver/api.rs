@@ -1,36 +1,169 @@
-//! The function table. Signatures are those of CUDA's driver API, which HIP's match call for call.
+//! The function table. HIP's module API and CUDA's driver API match call for call, so one table of signatures has the
+//! names of both; the CPU that plays a GPU fills it with functions of its own (`host.rs`).
+//!
+//! Signatures are those of `cuda.h` and `hip/hip_runtime_api.h`. Addresses of device memory are `u64` in both.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_uint, c_void};
 
-/// An opaque object of a driver.
+use libloading::Library;
+
+/// An opaque object of a driver: a context, stream, event, module, function or graph.
 pub(crate) type Handle = *mut c_void;
 
-/// What a driver can do. Results are the driver's own codes; 0 is success.
-pub(crate) struct Api {
-    pub(crate) alloc: unsafe extern "C" fn(*mut u64, usize) -> i32,
-    pub(crate) free: unsafe extern "C" fn(u64) -> i32,
-    pub(crate) copy_to_device: unsafe extern "C" fn(u64, *const c_void, usize) -> i32,
-    pub(crate) copy_to_host: unsafe extern "C" fn(*mut c_void, u64, usize) -> i32,
-    pub(crate) module_load: unsafe extern "C" fn(*mut Handle, *const c_void) -> i32,
-    pub(crate) module_unload: unsafe extern "C" fn(Handle) -> i32,
-    pub(crate) module_function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> i32,
-    pub(crate) module_global:
-        unsafe extern "C" fn(*mut u64, *mut usize, Handle, *const c_char) -> i32,
-    /// function, grid (x, y, z), block (x, y, z), dynamic shared bytes, stream, parameters, extra.
-    pub(crate) launch: unsafe extern "C" fn(
+/// Whose table it is. The number is the column of its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Vendor {
+    Hip = 0,
+    Cuda = 1,
+    Host = 2,
+}
+
+/// Declares a struct of C functions that return the driver's code, and how to find them in a library.
+macro_rules! functions {
+    (
+        $(#[$doc:meta])*
+        struct $table:ident;
+        $($(#[$field_doc:meta])* $field:ident = $($name:literal)|+ : fn($($arg:ty),* $(,)?);)*
+    ) => {
+        $(#[$doc])*
+        pub(crate) struct $table {
+            $($(#[$field_doc])* pub(crate) $field: unsafe extern "C" fn($($arg),*) -> i32,)*
+        }
+
+        impl $table {
+            /// The functions of a library, by the names in `column`. Fails with the first name that it lacks.
+            pub(crate) fn of_library(library: &Library, column: usize) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($field: {
+                        let name = [$($name),+][column];
+                        // SAFETY: the driver's headers give the function this signature under this name.
+                        let symbol = unsafe {
+                            library.get::<unsafe extern "C" fn($($arg),*) -> i32>(name.as_bytes())
+                        };
+                        *symbol.map_err(|_| name)?
+                    },)*
+                })
+            }
+        }
+    };
+}
+pub(crate) use functions;
+
+/// Names of the functions of [`Calls`], in the columns of [`Vendor`].
+macro_rules! calls {
+    ($($(#[$doc:meta])* $field:ident = $hip:literal | $cuda:literal : fn($($arg:ty),* $(,)?);)*) => {
+        functions! {
+            /// What every driver can do. Results are the driver's own codes; 0 is success.
+            struct Calls;
+            $($(#[$doc])* $field = $hip | $cuda : fn($($arg),*);)*
+        }
+
+        /// What a vendor calls a function of the table, for messages.
+        pub(crate) fn name_of(vendor: Vendor, field: &'static str) -> &'static str {
+            let row = match field {
+                $(stringify!($field) => [$hip, $cuda, stringify!($field)],)*
+                other => [other; 3],
+            };
+            row[vendor as usize]
+        }
+    };
+}
+
+calls! {
+    /// Flags are 0.
+    init = "hipInit" | "cuInit": fn(c_uint);
+    device_count = "hipGetDeviceCount" | "cuDeviceGetCount": fn(*mut i32);
+    device_name = "hipDeviceGetName" | "cuDeviceGetName": fn(*mut c_char, i32, i32);
+    /// The numbers of attributes are the vendor's own.
+    device_attribute = "hipDeviceGetAttribute" | "cuDeviceGetAttribute": fn(*mut i32, i32, i32);
+    driver_version = "hipDriverGetVersion" | "cuDriverGetVersion": fn(*mut i32);
+    /// Free and total bytes of the current device.
+    memory_info = "hipMemGetInfo" | "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
+
+    alloc = "hipMalloc" | "cuMemAlloc_v2": fn(*mut u64, usize);
+    free = "hipFree" | "cuMemFree_v2": fn(u64);
+    /// Flags: 1 portable, 2 mapped, the same in both.
+    alloc_pinned = "hipHostMalloc" | "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
+    free_pinned = "hipHostFree" | "cuMemFreeHost": fn(*mut c_void);
+    device_address = "hipHostGetDevicePointer" | "cuMemHostGetDevicePointer_v2":
+        fn(*mut u64, *mut c_void, c_uint);
+    copy_to_device = "hipMemcpyHtoDAsync" | "cuMemcpyHtoDAsync_v2":
+        fn(u64, *const c_void, usize, Handle);
+    copy_to_host = "hipMemcpyDtoHAsync" | "cuMemcpyDtoHAsync_v2":
+        fn(*mut c_void, u64, usize, Handle);
+    copy_on_device = "hipMemcpyDtoDAsync" | "cuMemcpyDtoDAsync_v2": fn(u64, u64, usize, Handle);
+    fill_bytes = "hipMemsetD8Async" | "cuMemsetD8Async": fn(u64, u8, usize, Handle);
+
+    module_unload = "hipModuleUnload" | "cuModuleUnload": fn(Handle);
+    module_function = "hipModuleGetFunction" | "cuModuleGetFunction":
+        fn(*mut Handle, Handle, *const c_char);
+    module_global = "hipModuleGetGlobal" | "cuModuleGetGlobal_v2":
+        fn(*mut u64, *mut usize, Handle, *const c_char);
+    /// Function, grid (x, y, z), block (x, y, z), dynamic shared bytes, stream, parameters, extra.
+    launch = "hipModuleLaunchKernel" | "cuLaunchKernel": fn(
         Handle,
-        u32,
-        u32,
-        u32,
-        u32,
-        u32,
-        u32,
-        u32,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
         Handle,
         *mut *mut c_void,
         *mut *mut c_void,
-    ) -> i32,
-    pub(crate) stream_synchronize: unsafe extern "C" fn(Handle) -> i32,
-    /// The text of a code.
-    pub(crate) error_text: fn(i32) -> String,
+    );
+
+    /// Flags: 1 is a stream that does not wait for the null stream.
+    stream_create = "hipStreamCreateWithFlags" | "cuStreamCreate": fn(*mut Handle, c_uint);
+    stream_destroy = "hipStreamDestroy" | "cuStreamDestroy_v2": fn(Handle);
+    stream_synchronize = "hipStreamSynchronize" | "cuStreamSynchronize": fn(Handle);
+    /// Flags are 0.
+    stream_wait = "hipStreamWaitEvent" | "cuStreamWaitEvent": fn(Handle, Handle, c_uint);
+
+    event_create = "hipEventCreateWithFlags" | "cuEventCreate": fn(*mut Handle, c_uint);
+    event_destroy = "hipEventDestroy" | "cuEventDestroy_v2": fn(Handle);
+    event_record = "hipEventRecord" | "cuEventRecord": fn(Handle, Handle);
+    event_query = "hipEventQuery" | "cuEventQuery": fn(Handle);
+    event_synchronize = "hipEventSynchronize" | "cuEventSynchronize": fn(Handle);
+    event_elapsed = "hipEventElapsedTime" | "cuEventElapsedTime": fn(*mut f32, Handle, Handle);
+
+    /// Modes: 2 is relaxed, so that other threads and first uses of modules may do what they need.
+    capture_begin = "hipStreamBeginCapture" | "cuStreamBeginCapture_v2": fn(Handle, i32);
+    capture_end = "hipStreamEndCapture" | "cuStreamEndCapture": fn(Handle, *mut Handle);
+    graph_instantiate = "hipGraphInstantiateWithFlags" | "cuGraphInstantiateWithFlags":
+        fn(*mut Handle, Handle, u64);
+    graph_destroy = "hipGraphDestroy" | "cuGraphDestroy": fn(Handle);
+    graph_launch = "hipGraphLaunch" | "cuGraphLaunch": fn(Handle, Handle);
+    graph_exec_destroy = "hipGraphExecDestroy" | "cuGraphExecDestroy": fn(Handle);
+}
+
+/// Codes that both vendors have in common.
+pub(crate) mod code {
+    pub(crate) const OUT_OF_MEMORY: i32 = 2;
+    pub(crate) const NO_DEVICE: i32 = 100;
+    pub(crate) const NOT_FOUND: i32 = 500;
+    pub(crate) const NOT_READY: i32 = 600;
+
+    /// Whether the device, or the process's use of it, is gone: every later call would fail too.
+    pub(crate) fn is_fatal(code: i32) -> bool {
+        // ECC, NVLink or HSA failures; illegal addresses and instructions; timeouts; asserts; a destroyed context;
+        // an unspecified launch failure; an unknown error.
+        matches!(
+            code,
+            214 | 220 | 700 | 702 | 709 | 710 | 714..=719 | 999 | 1052 | 1053
+        )
+    }
+}
+
+/// One launch of a kernel whose only parameter is a struct.
+pub(crate) struct Launch {
+    pub(crate) function: Handle,
+    pub(crate) grid: [u32; 3],
+    pub(crate) n_threads: u32,
+    /// Dynamic shared memory.
+    pub(crate) shared_bytes: u32,
+    pub(crate) params: *const c_void,
+    pub(crate) params_bytes: usize,
+    pub(crate) stream: Handle,
 }

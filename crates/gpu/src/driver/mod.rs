@@ -1,4 +1,233 @@
-//! The drivers: one function table, filled by HIP, by CUDA or by the CPU that plays a GPU.
+//! The drivers: one function table, filled by HIP, by CUDA or by the CPU that plays a GPU, and what differs between them.
 
 pub(crate) mod api;
+mod cuda;
+mod hip;
 pub(crate) mod host;
+mod kfd;
+
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock};
+
+use libloading::Library;
+
+use crate::error::{GpuError, advice};
+use api::{Calls, Handle, Launch, Vendor, code, name_of};
+
+/// What a driver says of one of its devices.
+pub(crate) struct Facts {
+    pub(crate) name: String,
+    /// e.g. `gfx1100`, `sm_90`.
+    pub(crate) architecture: String,
+    pub(crate) n_compute_units: u32,
+    /// Whether it shares the machine's memory.
+    pub(crate) integrated: bool,
+    /// The most shared memory that a block can have.
+    pub(crate) max_shared_bytes: u32,
+    /// Of the kernel's driver.
+    pub(crate) driver_version: String,
+    /// Of the library.
+    pub(crate) runtime_version: String,
+}
+
+/// A device in use. What the handle is depends on the vendor.
+#[derive(Clone, Copy)]
+pub(crate) struct Context {
+    pub(crate) ordinal: i32,
+    pub(crate) handle: Handle,
+}
+
+/// What drivers do in different ways.
+pub(crate) trait Own: Send + Sync {
+    fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError>;
+    fn open(&self, driver: &Driver, ordinal: i32) -> Result<Context, GpuError>;
+    /// Makes a device the calling thread's. The driver's code.
+    fn make_current(&self, context: Context) -> i32;
+    fn close(&self, context: Context);
+    /// Loads a module on the current device: the driver's code, and what it said of the image.
+    fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String);
+    /// Lets a function use this much dynamic shared memory. The driver's code.
+    fn allow_shared(&self, function: Handle, bytes: u32) -> i32;
+    fn error_text(&self, code: i32) -> String;
+
+    /// Queues a kernel. The driver's code.
+    fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
+        let mut params = [launch.params.cast_mut()];
+        let [x, y, z] = launch.grid;
+        // SAFETY: the function takes one struct, which `params` points to; drivers copy it before they return.
+        unsafe {
+            (calls.launch)(
+                launch.function,
+                x,
+                y,
+                z,
+                launch.n_threads,
+                1,
+                1,
+                launch.shared_bytes,
+                launch.stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut::<*mut c_void>(),
+            )
+        }
+    }
+}
+
+/// A driver that is loaded. It stays so until the program ends: the vendors' libraries keep threads.
+pub(crate) struct Driver {
+    pub(crate) vendor: Vendor,
+    pub(crate) calls: Calls,
+    pub(crate) own: Box<dyn Own>,
+}
+
+impl Driver {
+    /// The driver of a vendor from the first of these libraries that can be opened; none are needed for the host.
+    pub(crate) fn get(vendor: Vendor, libraries: &[PathBuf]) -> Result<&'static Driver, GpuError> {
+        static HOST: OnceLock<Driver> = OnceLock::new();
+        static LOADED: Mutex<Vec<(Vendor, PathBuf, &'static Driver)>> = Mutex::new(Vec::new());
+        if vendor == Vendor::Host {
+            return Ok(HOST.get_or_init(host::driver));
+        }
+        let mut loaded = LOADED.lock().unwrap_or_else(|e| e.into_inner());
+        let known = loaded
+            .iter()
+            .find(|(v, path, _)| *v == vendor && libraries.contains(path));
+        if let Some((_, _, driver)) = known {
+            return Ok(driver);
+        }
+        if vendor == Vendor::Hip {
+            hip::before_load();
+        }
+        let (path, library) = open_first(vendor, libraries)?;
+        let name = path.display().to_string();
+        let own: Result<Box<dyn Own>, &'static str> = match vendor {
+            Vendor::Hip => hip::Hip::of_library(&library).map(|own| Box::new(own) as _),
+            Vendor::Cuda | Vendor::Host => {
+                cuda::Cuda::of_library(&library).map(|own| Box::new(own) as _)
+            }
+        };
+        let tables = own.and_then(|own| Ok((own, Calls::of_library(&library, vendor as usize)?)));
+        // Vendors' libraries keep threads and do not stand being unloaded.
+        std::mem::forget(library);
+        let (own, calls) = tables.map_err(|symbol| GpuError::NoFunction {
+            driver: label(vendor),
+            library: name,
+            symbol,
+        })?;
+        let driver: &'static Driver = Box::leak(Box::new(Driver { vendor, calls, own }));
+        loaded.push((vendor, path, driver));
+        Ok(driver)
+    }
+
+    /// Starts the driver and counts its devices.
+    pub(crate) fn n_devices(&self) -> Result<usize, GpuError> {
+        // SAFETY: the driver takes no flags.
+        let code = unsafe { (self.calls.init)(0) };
+        if code == code::NO_DEVICE {
+            return Ok(0);
+        }
+        self.check("init", code)?;
+        let mut count = 0;
+        // SAFETY: `count` is written before the call returns.
+        let code = unsafe { (self.calls.device_count)(&raw mut count) };
+        if code == code::NO_DEVICE {
+            return Ok(0);
+        }
+        self.check("device_count", code)?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// A code of a function of the table as a result.
+    pub(crate) fn check(&self, field: &'static str, code: i32) -> Result<(), GpuError> {
+        match code {
+            0 => Ok(()),
+            code => Err(self.error(name_of(self.vendor, field), code, "")),
+        }
+    }
+
+    /// The error of a failed call, with what else is known of it.
+    pub(crate) fn error(&self, call: &'static str, code: i32, more: &str) -> GpuError {
+        let mut text = self.own.error_text(code);
+        if !more.is_empty() {
+            text = format!("{text}: {more}");
+        }
+        GpuError::Driver {
+            call,
+            code,
+            text,
+            advice: if self.vendor == Vendor::Host {
+                ""
+            } else {
+                advice(code)
+            },
+        }
+    }
+
+    /// A number of a device; `number` is the vendor's.
+    fn attribute(&self, number: i32, ordinal: i32) -> Result<i32, GpuError> {
+        let mut value = 0;
+        // SAFETY: `value` is written before the call returns.
+        let code = unsafe { (self.calls.device_attribute)(&raw mut value, number, ordinal) };
+        self.check("device_attribute", code)?;
+        Ok(value)
+    }
+
+    fn device_name(&self, ordinal: i32) -> Result<String, GpuError> {
+        let mut name = [0u8; 256];
+        // SAFETY: the driver writes at most as many bytes as it is told of, the last a zero.
+        let code = unsafe {
+            (self.calls.device_name)(name.as_mut_ptr().cast(), name.len() as i32, ordinal)
+        };
+        self.check("device_name", code)?;
+        Ok(text_of(&name))
+    }
+
+    fn version(&self) -> Result<i32, GpuError> {
+        let mut version = 0;
+        // SAFETY: `version` is written before the call returns.
+        let code = unsafe { (self.calls.driver_version)(&raw mut version) };
+        self.check("driver_version", code)?;
+        Ok(version)
+    }
+}
+
+/// What the vendor's driver is called in messages.
+pub(crate) fn label(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Hip => "HIP",
+        Vendor::Cuda => "CUDA",
+        Vendor::Host => "host",
+    }
+}
+
+/// Where the vendor's library is looked for.
+pub(crate) fn usual_libraries(vendor: Vendor) -> Vec<PathBuf> {
+    let names: &[&str] = match vendor {
+        Vendor::Hip => hip::LIBRARIES,
+        Vendor::Cuda => cuda::LIBRARIES,
+        Vendor::Host => &[],
+    };
+    names.iter().map(PathBuf::from).collect()
+}
+
+fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library), GpuError> {
+    let mut said: Vec<String> = Vec::new();
+    for path in libraries {
+        // SAFETY: these are the vendor's own libraries, or what the user named in their place.
+        match unsafe { Library::new(path) } {
+            Ok(library) => return Ok((path.clone(), library)),
+            Err(error) => said.push(error.to_string()),
+        }
+    }
+    Err(GpuError::NoLibrary {
+        driver: label(vendor),
+        text: said.join("; "),
+    })
+}
+
+/// A C string in a buffer, up to its first zero.
+fn text_of(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).trim().to_string()
+}

@@ -7,8 +7,13 @@ pub(crate) mod values;
 use rocmforge_gpu::{Gpu, set_host_seed};
 use zerocopy::{Immutable, IntoBytes};
 
-/// The devices that tests run on: every persona of the host driver that this build has.
+/// The devices that tests run on: every persona of the host driver that this build has, or the one that
+/// `ROCMFORGE_TEST_DEVICE` names (`cuda:0`).
 pub(crate) fn gpus() -> Vec<Gpu> {
+    if let Ok(name) = std::env::var("ROCMFORGE_TEST_DEVICE") {
+        let id = name.parse().expect("ROCMFORGE_TEST_DEVICE is a device");
+        return vec![Gpu::open(id).unwrap_or_else(|error| panic!("{name}: {error}"))];
+    }
     let personas = ["gfx10", "gfx11", "gfx12", "cdna", "nv"];
     let gpus: Vec<Gpu> = personas
         .iter()

@@ -1,0 +1,292 @@
+//! Which devices there are: their names on the command line, what their drivers say of them, and which image of this
+//! build each would run.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::driver::api::Vendor;
+use crate::driver::{self, Driver, Facts};
+use crate::error::GpuError;
+use crate::image::images;
+
+/// A GPU that the CPU can play, by its matrix units and wave size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Persona {
+    Gfx10,
+    Gfx11,
+    Gfx12,
+    /// Waves of 64.
+    Cdna,
+    Nv,
+}
+
+impl Persona {
+    pub const ALL: [Persona; 5] = [
+        Persona::Gfx10,
+        Persona::Gfx11,
+        Persona::Gfx12,
+        Persona::Cdna,
+        Persona::Nv,
+    ];
+
+    /// `gfx10`, `gfx11`, `gfx12`, `cdna` or `nv`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Persona::Gfx10 => "gfx10",
+            Persona::Gfx11 => "gfx11",
+            Persona::Gfx12 => "gfx12",
+            Persona::Cdna => "cdna",
+            Persona::Nv => "nv",
+        }
+    }
+
+    pub(crate) fn plays(self) -> &'static str {
+        match self {
+            Persona::Gfx10 => "an AMD RDNA2 GPU",
+            Persona::Gfx11 => "an AMD RDNA3 GPU",
+            Persona::Gfx12 => "an AMD RDNA4 GPU",
+            Persona::Cdna => "an AMD CDNA GPU",
+            Persona::Nv => "an NVIDIA GPU",
+        }
+    }
+}
+
+impl fmt::Display for Persona {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A device: `hip:0`, `cuda:1`, `host:gfx11`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceId {
+    /// The number of an AMD GPU among those that HIP shows.
+    Hip(u32),
+    /// The number of an NVIDIA GPU among those that CUDA shows.
+    Cuda(u32),
+    /// The CPU, for tests.
+    Host(Persona),
+}
+
+impl DeviceId {
+    pub(crate) fn vendor(self) -> Vendor {
+        match self {
+            DeviceId::Hip(_) => Vendor::Hip,
+            DeviceId::Cuda(_) => Vendor::Cuda,
+            DeviceId::Host(_) => Vendor::Host,
+        }
+    }
+
+    pub(crate) fn ordinal(self) -> u32 {
+        match self {
+            DeviceId::Hip(n) | DeviceId::Cuda(n) => n,
+            DeviceId::Host(persona) => persona as u32,
+        }
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceId::Hip(n) => write!(f, "hip:{n}"),
+            DeviceId::Cuda(n) => write!(f, "cuda:{n}"),
+            DeviceId::Host(persona) => write!(f, "host:{persona}"),
+        }
+    }
+}
+
+impl FromStr for DeviceId {
+    type Err = String;
+
+    /// `hip:N`, `cuda:N`, `host:PERSONA`; without a number the first, without a persona the first that was built.
+    fn from_str(text: &str) -> Result<DeviceId, String> {
+        let (kind, which) = text.split_once(':').unwrap_or((text, ""));
+        let number = || match which {
+            "" => Ok(0),
+            which => which
+                .parse()
+                .map_err(|_| format!("{which:?} is not the number of a device")),
+        };
+        match kind {
+            "hip" => Ok(DeviceId::Hip(number()?)),
+            "cuda" => Ok(DeviceId::Cuda(number()?)),
+            "host" if which.is_empty() => {
+                let built = |p: &Persona| has_image(&format!("host-{p}"));
+                let first = Persona::ALL.into_iter().find(built);
+                Ok(DeviceId::Host(first.unwrap_or(Persona::Gfx11)))
+            }
+            "host" => {
+                let persona = Persona::ALL.into_iter().find(|p| p.name() == which);
+                let persona = persona.ok_or_else(|| {
+                    format!("{which:?} is not one of gfx10, gfx11, gfx12, cdna, nv")
+                })?;
+                Ok(DeviceId::Host(persona))
+            }
+            _ => Err(format!(
+                "{text:?} is not a device such as hip:0, cuda:0 or host"
+            )),
+        }
+    }
+}
+
+/// How to open devices, where it is not as usual.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The image to run instead of the best one for the device.
+    pub image: Option<String>,
+    /// HIP's library instead of the usual places.
+    pub hip_library: Option<PathBuf>,
+    /// CUDA's library instead of the usual places.
+    pub cuda_library: Option<PathBuf>,
+}
+
+impl OpenOptions {
+    /// From `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY` and `ROCMFORGE_CUDA_LIBRARY`. The only place that reads them.
+    pub fn from_env() -> OpenOptions {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        OpenOptions {
+            image: set("ROCMFORGE_GPU_IMAGE").map(|name| name.to_string_lossy().into_owned()),
+            hip_library: set("ROCMFORGE_HIP_LIBRARY").map(PathBuf::from),
+            cuda_library: set("ROCMFORGE_CUDA_LIBRARY").map(PathBuf::from),
+        }
+    }
+
+    pub(crate) fn driver(&self, vendor: Vendor) -> Result<&'static Driver, GpuError> {
+        let library = match vendor {
+            Vendor::Hip => &self.hip_library,
+            Vendor::Cuda => &self.cuda_library,
+            Vendor::Host => &None,
+        };
+        match library {
+            Some(library) => Driver::get(vendor, std::slice::from_ref(library)),
+            None => Driver::get(vendor, &driver::usual_libraries(vendor)),
+        }
+    }
+}
+
+/// What is known of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    pub id: DeviceId,
+    /// The maker's name of it.
+    pub name: String,
+    /// e.g. `gfx1100`, `sm_90`, `host-nv`.
+    pub architecture: String,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    /// Whether it shares the machine's memory.
+    pub integrated: bool,
+    /// Compute units or multiprocessors.
+    pub n_compute_units: u32,
+    /// The most shared memory that a block can have.
+    pub max_shared_bytes: u32,
+    /// Of the kernel's driver; may be empty.
+    pub driver_version: String,
+    /// Of HIP or CUDA; empty for the host.
+    pub runtime_version: String,
+    /// The image of this build that it runs, or why there is none.
+    pub image: Result<String, GpuError>,
+}
+
+/// The devices that were found, and why others were not.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    pub devices: Vec<DeviceInfo>,
+    /// E.g. that a vendor's library is not installed.
+    pub errors: Vec<GpuError>,
+}
+
+fn has_image(target: &str) -> bool {
+    images().iter().any(|image| image.target == target)
+}
+
+/// The images of this build, each named once.
+pub fn image_targets() -> Vec<&'static str> {
+    let mut targets: Vec<&str> = Vec::new();
+    for image in images() {
+        if !targets.contains(&image.target) {
+            targets.push(image.target);
+        }
+    }
+    targets
+}
+
+/// The image to run on a device: what was asked for, or the best that its architecture takes. AMD takes exactly its own;
+/// NVIDIA's `a` images are for one compute capability, PTX of others for that and all later ones.
+pub(crate) fn choose_image(facts: &Facts, wanted: Option<&str>) -> Result<String, GpuError> {
+    if let Some(target) = wanted {
+        if has_image(target) {
+            return Ok(target.into());
+        }
+        return Err(GpuError::NoImage {
+            target: target.into(),
+        });
+    }
+    let candidates = candidates(&facts.architecture);
+    if let Some(target) = candidates.iter().find(|target| has_image(target)) {
+        return Ok(target.clone());
+    }
+    let targets = image_targets();
+    Err(GpuError::NoImageForDevice {
+        device: facts.name.clone(),
+        architecture: facts.architecture.clone(),
+        images: if targets.is_empty() {
+            "none".into()
+        } else {
+            targets.join(", ")
+        },
+        wanted: candidates.last().cloned().unwrap_or_default(),
+    })
+}
+
+/// Images that an architecture can run, the best first.
+fn candidates(architecture: &str) -> Vec<String> {
+    let capability = architecture
+        .strip_prefix("sm_")
+        .map(|n| n.parse::<u32>().unwrap_or(0));
+    match capability {
+        None => vec![architecture.into()],
+        Some(90) => vec!["sm_90a".into(), "sm_80".into()],
+        Some(80..) => vec!["sm_80".into()],
+        Some(_) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices() {
+        for name in ["hip:0", "cuda:3", "host:cdna", "host:nv"] {
+            assert_eq!(name.parse::<DeviceId>().unwrap().to_string(), name);
+        }
+        assert_eq!("hip".parse(), Ok(DeviceId::Hip(0)));
+        for name in [
+            "",
+            "gpu",
+            "hip:x",
+            "host:gfx9",
+            "cuda:-1",
+            "cuda:99999999999",
+        ] {
+            assert!(name.parse::<DeviceId>().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn images_of_architectures() {
+        for (architecture, expected) in [
+            ("gfx1101", &["gfx1101"][..]),
+            ("sm_75", &[]),
+            ("sm_80", &["sm_80"]),
+            ("sm_89", &["sm_80"]),
+            ("sm_90", &["sm_90a", "sm_80"]),
+            ("sm_100", &["sm_80"]),
+            ("sm_120", &["sm_80"]),
+        ] {
+            assert_eq!(candidates(architecture), expected, "{architecture}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! NVIDIA's driver API (`libcuda.so.1`). Images are PTX, which the driver compiles when a module is loaded.
+
+use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::fs;
+
+use libloading::Library;
+
+use super::api::{Handle, functions};
+use super::{Context, Driver, Facts, Own, text_of};
+use crate::error::GpuError;
+
+/// Where the library is: on the linker's path; where containers mount it; under WSL.
+pub(super) const LIBRARIES: &[&str] = &[
+    "libcuda.so.1",
+    "/usr/local/nvidia/lib64/libcuda.so.1",
+    "/usr/lib/wsl/lib/libcuda.so.1",
+];
+
+// Numbers of CUdevice_attribute.
+const MULTIPROCESSOR_COUNT: i32 = 16;
+const INTEGRATED: i32 = 18;
+const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+const MAX_SHARED_BYTES_OPTIN: i32 = 97;
+/// Of CUfunction_attribute: the most dynamic shared memory of a launch.
+const MAX_DYNAMIC_SHARED_BYTES: i32 = 8;
+// Of CUjit_option.
+const JIT_ERROR_LOG_BUFFER: c_uint = 5;
+const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
+
+functions! {
+    /// What only CUDA has.
+    struct CudaCalls;
+    device_get = "cuDeviceGet": fn(*mut i32, i32);
+    context_retain = "cuDevicePrimaryCtxRetain": fn(*mut Handle, i32);
+    context_release = "cuDevicePrimaryCtxRelease_v2": fn(i32);
+    context_set = "cuCtxSetCurrent": fn(Handle);
+    module_load = "cuModuleLoadDataEx":
+        fn(*mut Handle, *const c_void, c_uint, *mut c_uint, *mut *mut c_void);
+    function_set = "cuFuncSetAttribute": fn(Handle, i32, i32);
+    error_name = "cuGetErrorName": fn(i32, *mut *const c_char);
+    error_string = "cuGetErrorString": fn(i32, *mut *const c_char);
+}
+
+pub(super) struct Cuda {
+    calls: CudaCalls,
+}
+
+impl Cuda {
+    pub(super) fn of_library(library: &Library) -> Result<Cuda, &'static str> {
+        Ok(Cuda {
+            calls: CudaCalls::of_library(library, 0)?,
+        })
+    }
+
+    fn device(&self, driver: &Driver, ordinal: i32) -> Result<i32, GpuError> {
+        let mut device = 0;
+        // SAFETY: `device` is written before the call returns.
+        let code = unsafe { (self.calls.device_get)(&raw mut device, ordinal) };
+        match code {
+            0 => Ok(device),
+            code => Err(driver.error("cuDeviceGet", code, "")),
+        }
+    }
+}
+
+impl Own for Cuda {
+    fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
+        let device = self.device(driver, ordinal)?;
+        let attribute = |number| driver.attribute(number, device);
+        let major = attribute(COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(COMPUTE_CAPABILITY_MINOR)?;
+        let version = driver.version()?;
+        Ok(Facts {
+            name: driver.device_name(device)?,
+            architecture: format!("sm_{major}{minor}"),
+            n_compute_units: attribute(MULTIPROCESSOR_COUNT)?.max(0) as u32,
+            integrated: attribute(INTEGRATED)? != 0,
+            max_shared_bytes: attribute(MAX_SHARED_BYTES_OPTIN)?.max(0) as u32,
+            driver_version: kernel_driver_version().unwrap_or_default(),
+            runtime_version: format!("{}.{}", version / 1000, version % 1000 / 10),
+        })
+    }
+
+    fn open(&self, driver: &Driver, ordinal: i32) -> Result<Context, GpuError> {
+        let device = self.device(driver, ordinal)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is written before the call returns.
+        let code = unsafe { (self.calls.context_retain)(&raw mut handle, device) };
+        if code != 0 {
+            return Err(driver.error("cuDevicePrimaryCtxRetain", code, ""));
+        }
+        Ok(Context {
+            ordinal: device,
+            handle,
+        })
+    }
+
+    fn make_current(&self, context: Context) -> i32 {
+        // SAFETY: the context is retained until `close`.
+        unsafe { (self.calls.context_set)(context.handle) }
+    }
+
+    fn close(&self, context: Context) {
+        // SAFETY: it was retained once in `open`. A failure has nobody to be told to.
+        unsafe { (self.calls.context_release)(context.ordinal) };
+    }
+
+    fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String) {
+        // PTX is text, and ends with a zero.
+        let mut image = image.to_vec();
+        image.push(0);
+        let mut log = vec![0u8; 8192];
+        let mut options = [JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values: [*mut c_void; 2] = [
+            log.as_mut_ptr().cast(),
+            std::ptr::without_provenance_mut(log.len() - 1),
+        ];
+        // SAFETY: the image ends with a zero; the log has as many bytes as the driver is told.
+        let code = unsafe {
+            (self.calls.module_load)(
+                &raw mut *to,
+                image.as_ptr().cast(),
+                options.len() as c_uint,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        (code, text_of(&log))
+    }
+
+    fn allow_shared(&self, function: Handle, bytes: u32) -> i32 {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        // SAFETY: the function is of a module that is loaded.
+        unsafe { (self.calls.function_set)(function, MAX_DYNAMIC_SHARED_BYTES, bytes) }
+    }
+
+    fn error_text(&self, code: i32) -> String {
+        let text = |call: unsafe extern "C" fn(i32, *mut *const c_char) -> i32| {
+            let mut text = std::ptr::null();
+            // SAFETY: the driver points `text` to a constant of its own, or leaves it null.
+            unsafe {
+                if call(code, &raw mut text) != 0 || text.is_null() {
+                    return "unknown".to_string();
+                }
+                CStr::from_ptr(text).to_string_lossy().into_owned()
+            }
+        };
+        format!(
+            "{}: {}",
+            text(self.calls.error_name),
+            text(self.calls.error_string)
+        )
+    }
+}
+
+/// e.g. `580.159.03`, from the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  ...".
+fn kernel_driver_version() -> Option<String> {
+    let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let line = text.lines().next()?;
+    line.split_whitespace()
+        .find(|word| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
+        .map(String::from)
+}

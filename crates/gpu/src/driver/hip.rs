@@ -1,0 +1,225 @@
+//! AMD's HIP runtime (`libamdhip64.so`), ROCm 5.2 and newer. Images are code objects for one architecture.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::{env, fs};
+
+use libloading::Library;
+
+use super::api::{Handle, functions};
+use super::{Context, Driver, Facts, Own, kfd, text_of};
+use crate::error::GpuError;
+
+/// The newest major version first; then where ROCm is installed without telling the linker.
+pub(super) const LIBRARIES: &[&str] = &[
+    "libamdhip64.so.7",
+    "libamdhip64.so.6",
+    "libamdhip64.so.5",
+    "/opt/rocm/lib/libamdhip64.so",
+];
+
+// Numbers of hipDeviceAttribute_t since ROCm 5.
+const INTEGRATED: i32 = 16;
+const MULTIPROCESSOR_COUNT: i32 = 63;
+
+/// Shared memory of a block on every architecture that images are built for.
+const MAX_SHARED_BYTES: u32 = 64 * 1024;
+
+/// More than hipDeviceProp_t of any version (1472 bytes in ROCm 6).
+const PROPERTIES_BYTES: usize = 16 * 1024;
+/// hipDeviceProp_t begins with a name of that many bytes.
+const PROPERTIES_NAME: usize = 256;
+
+functions! {
+    /// What only HIP has.
+    struct HipCalls;
+    set_device = "hipSetDevice": fn(i32);
+    runtime_version = "hipRuntimeGetVersion": fn(*mut i32);
+    pci_bus_id = "hipDeviceGetPCIBusId": fn(*mut c_char, i32, i32);
+    module_load = "hipModuleLoadData": fn(*mut Handle, *const c_void);
+}
+
+type Properties = unsafe extern "C" fn(*mut c_void, i32) -> i32;
+type Text = unsafe extern "C" fn(i32) -> *const c_char;
+
+pub(super) struct Hip {
+    calls: HipCalls,
+    properties: Properties,
+    error_name: Text,
+    error_string: Text,
+}
+
+/// What must be so before the library is loaded.
+pub(super) fn before_load() {
+    // With more queues ROCm keeps an idle GPU at full load.
+    if env::var_os("GPU_MAX_HW_QUEUES").is_none() {
+        // SAFETY: this program reads its environment through std alone, which locks it; the only C code that reads
+        // this variable is the library about to be loaded by this thread.
+        unsafe { env::set_var("GPU_MAX_HW_QUEUES", "1") };
+    }
+}
+
+impl Hip {
+    pub(super) fn of_library(library: &Library) -> Result<Hip, &'static str> {
+        // SAFETY: both fill a struct, of different versions, whose architecture is found by what it looks like.
+        let properties = unsafe {
+            library
+                .get::<Properties>("hipGetDevicePropertiesR0600")
+                .or_else(|_| library.get::<Properties>("hipGetDeviceProperties"))
+                .map_err(|_| "hipGetDeviceProperties")?
+        };
+        let text = |name: &'static str| {
+            // SAFETY: both take a code and return a constant.
+            unsafe { library.get::<Text>(name) }
+                .map(|text| *text)
+                .map_err(|_| name)
+        };
+        Ok(Hip {
+            calls: HipCalls::of_library(library, 0)?,
+            properties: *properties,
+            error_name: text("hipGetErrorName")?,
+            error_string: text("hipGetErrorString")?,
+        })
+    }
+
+    /// e.g. `gfx90a`: from the properties, or else from the kernel's driver.
+    fn architecture(&self, driver: &Driver, ordinal: i32) -> Result<String, GpuError> {
+        let mut properties = vec![0u64; PROPERTIES_BYTES / 8];
+        // SAFETY: the struct of any version fits.
+        let code = unsafe { (self.properties)(properties.as_mut_ptr().cast(), ordinal) };
+        if code != 0 {
+            return Err(driver.error("hipGetDeviceProperties", code, ""));
+        }
+        let bytes = zerocopy::IntoBytes::as_bytes(properties.as_slice());
+        if let Some(name) = architecture_in(&bytes[PROPERTIES_NAME..]) {
+            return Ok(name);
+        }
+        let mut bus = [0u8; 64];
+        // SAFETY: the driver writes at most as many bytes as it is told of.
+        let code =
+            unsafe { (self.calls.pci_bus_id)(bus.as_mut_ptr().cast(), bus.len() as i32, ordinal) };
+        if code != 0 {
+            return Err(driver.error("hipDeviceGetPCIBusId", code, ""));
+        }
+        let nodes = kfd::nodes(kfd::TOPOLOGY.as_ref());
+        let at = kfd::parse_bus_id(&text_of(&bus));
+        let node = nodes.iter().find(|node| Some(node.location) == at);
+        Ok(node.map_or_else(|| "unknown".into(), |node| node.architecture.clone()))
+    }
+}
+
+/// The name of an architecture in a hipDeviceProp_t: `gfx90a` of `gfx90a:sramecc+:xnack-`. Its place differs between
+/// versions of the struct; no other field looks like it.
+fn architecture_in(properties: &[u8]) -> Option<String> {
+    let at = properties
+        .windows(4)
+        .position(|w| w.starts_with(b"gfx") && w[3].is_ascii_digit())?;
+    let name = properties[at..]
+        .iter()
+        .take_while(|b| b.is_ascii_alphanumeric());
+    Some(name.map(|b| char::from(*b)).collect())
+}
+
+impl Own for Hip {
+    fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
+        let mut runtime = 0;
+        // SAFETY: `runtime` is written before the call returns.
+        let code = unsafe { (self.calls.runtime_version)(&raw mut runtime) };
+        if code != 0 {
+            return Err(driver.error("hipRuntimeGetVersion", code, ""));
+        }
+        Ok(Facts {
+            name: driver.device_name(ordinal)?,
+            architecture: self.architecture(driver, ordinal)?,
+            n_compute_units: driver.attribute(MULTIPROCESSOR_COUNT, ordinal)?.max(0) as u32,
+            integrated: driver.attribute(INTEGRATED, ordinal)? != 0,
+            max_shared_bytes: MAX_SHARED_BYTES,
+            driver_version: kernel_driver_version().unwrap_or_default(),
+            runtime_version: version_text(runtime),
+        })
+    }
+
+    fn open(&self, driver: &Driver, ordinal: i32) -> Result<Context, GpuError> {
+        let context = Context {
+            ordinal,
+            handle: std::ptr::null_mut(),
+        };
+        match self.make_current(context) {
+            0 => Ok(context),
+            code => Err(driver.error("hipSetDevice", code, "")),
+        }
+    }
+
+    fn make_current(&self, context: Context) -> i32 {
+        // SAFETY: the call takes any number.
+        unsafe { (self.calls.set_device)(context.ordinal) }
+    }
+
+    /// HIP keeps its one context of a device until the program ends.
+    fn close(&self, _: Context) {}
+
+    fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String) {
+        // SAFETY: the image is a whole ELF file, which knows its size.
+        let code = unsafe { (self.calls.module_load)(&raw mut *to, image.as_ptr().cast()) };
+        (code, String::new())
+    }
+
+    /// AMD has no such limit to lift: what a block can have, a launch may ask for.
+    fn allow_shared(&self, _: Handle, _: u32) -> i32 {
+        0
+    }
+
+    fn error_text(&self, code: i32) -> String {
+        let text = |call: Text| {
+            // SAFETY: the driver returns a constant of its own, or null.
+            unsafe {
+                let text = call(code);
+                if text.is_null() {
+                    return "unknown".to_string();
+                }
+                CStr::from_ptr(text).to_string_lossy().into_owned()
+            }
+        };
+        format!("{}: {}", text(self.error_name), text(self.error_string))
+    }
+}
+
+/// e.g. `6.3.42134` of 60342134.
+fn version_text(version: i32) -> String {
+    let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
+    format!("{major}.{minor}.{}", version % 100_000)
+}
+
+/// The version of amdgpu where it is a module of its own, or else of the kernel that it is part of.
+fn kernel_driver_version() -> Option<String> {
+    let module = fs::read_to_string("/sys/module/amdgpu/version");
+    let version = module.or_else(|_| {
+        fs::read_to_string("/proc/sys/kernel/osrelease").map(|v| format!("Linux {v}"))
+    });
+    Some(version.ok()?.trim().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Properties as ROCm 6 and 5 lay them out, with the name at 1160 and at 396 bytes.
+    #[test]
+    fn architecture_without_its_features() {
+        for (at, name, expected) in [
+            (1160, "gfx90a:sramecc+:xnack-", Some("gfx90a")),
+            (396, "gfx1100", Some("gfx1100")),
+            (1160, "", None),
+            (1160, "gfx", None),
+        ] {
+            let mut bytes = vec![0u8; 4096];
+            bytes[at..at + name.len()].copy_from_slice(name.as_bytes());
+            assert_eq!(architecture_in(&bytes).as_deref(), expected);
+        }
+    }
+
+    #[test]
+    fn versions() {
+        assert_eq!(version_text(60342134), "6.3.42134");
+        assert_eq!(version_text(50221153), "5.2.21153");
+    }
+}

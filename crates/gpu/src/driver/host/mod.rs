@@ -1,0 +1,397 @@
+//! The CPU as a GPU: images are shared objects whose threads are fibres (`kernels/host.h`). Memory is full of NaN until
+//! it is written. Work is done when it is queued, in the calling thread; `queue.rs` has streams, events and graphs.
+
+mod queue;
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_void};
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::sync::Mutex;
+
+use libloading::Library;
+
+use super::api::{Calls, Handle, Launch, Vendor, code};
+use super::{Context, Driver, Facts, Own};
+use crate::device::Persona;
+use crate::error::GpuError;
+
+const FAILED: i32 = 1;
+
+/// Bytes before each allocation, which hold its size.
+const HEADER: usize = 256;
+
+/// Dynamic shared memory of a block, as on AMD.
+const MAX_SHARED_BYTES: u32 = 64 * 1024;
+
+thread_local! {
+    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+    /// The seed of the next launch's order.
+    static SEED: Cell<u64> = Cell::new(first_seed());
+}
+
+/// What a thread begins with: the number in `ROCMFORGE_HOST_SEED`, or 1.
+fn first_seed() -> u64 {
+    let text = std::env::var("ROCMFORGE_HOST_SEED").unwrap_or_default();
+    text.parse().unwrap_or(1)
+}
+
+/// Chooses the order in which the host driver runs blocks, waves and lanes in the next launches of this thread, each
+/// another one. Results that depend on it come from a race. Other drivers know nothing of it.
+pub fn set_host_seed(seed: u64) {
+    SEED.set(seed);
+}
+
+struct Module {
+    library: Library,
+    /// Kept open: the loader knows libraries by path, and the next file would get this one's number.
+    _file: std::fs::File,
+    #[expect(clippy::vec_box, reason = "their addresses are handles")]
+    functions: Mutex<Vec<Box<Function>>>,
+}
+
+type Kernel = unsafe extern "C" fn(*const c_void);
+type Run = unsafe extern "C" fn(
+    Kernel,
+    *const u32,
+    u32,
+    u32,
+    *const c_void,
+    u64,
+    *mut c_char,
+    usize,
+) -> i32;
+
+struct Function {
+    kernel: Kernel,
+    run: Run,
+}
+
+struct Host;
+
+pub(super) fn driver() -> Driver {
+    let calls = Calls {
+        init,
+        device_count,
+        device_name,
+        device_attribute,
+        driver_version,
+        memory_info,
+        alloc,
+        free,
+        alloc_pinned,
+        free_pinned,
+        device_address,
+        copy_to_device,
+        copy_to_host,
+        copy_on_device,
+        fill_bytes: queue::fill_bytes,
+        module_unload,
+        module_function,
+        module_global,
+        launch,
+        stream_create: queue::stream_create,
+        stream_destroy: queue::stream_destroy,
+        stream_synchronize: queue::stream_synchronize,
+        stream_wait: queue::stream_wait,
+        event_create: queue::event_create,
+        event_destroy: queue::event_destroy,
+        event_record: queue::event_record,
+        event_query: queue::event_done,
+        event_synchronize: queue::event_done,
+        event_elapsed: queue::event_elapsed,
+        capture_begin: queue::capture_begin,
+        capture_end: queue::capture_end,
+        graph_instantiate: queue::graph_instantiate,
+        graph_destroy: queue::graph_destroy,
+        graph_launch: queue::graph_launch,
+        graph_exec_destroy: queue::graph_destroy,
+    };
+    Driver {
+        vendor: Vendor::Host,
+        calls,
+        own: Box::new(Host),
+    }
+}
+
+impl Own for Host {
+    fn facts(&self, _: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
+        let persona = Persona::ALL[usize::try_from(ordinal).unwrap_or(0) % Persona::ALL.len()];
+        Ok(Facts {
+            name: format!("CPU that plays {}", persona.plays()),
+            architecture: format!("host-{persona}"),
+            n_compute_units: 1,
+            integrated: true,
+            max_shared_bytes: MAX_SHARED_BYTES,
+            driver_version: String::new(),
+            runtime_version: String::new(),
+        })
+    }
+
+    fn open(&self, _: &Driver, ordinal: i32) -> Result<Context, GpuError> {
+        Ok(Context {
+            ordinal,
+            handle: std::ptr::null_mut(),
+        })
+    }
+
+    fn make_current(&self, _: Context) -> i32 {
+        0
+    }
+
+    fn close(&self, _: Context) {}
+
+    fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String) {
+        match open(image) {
+            Ok(module) => {
+                *to = Box::into_raw(Box::new(module)).cast();
+                (0, String::new())
+            }
+            Err(error) => (FAILED, error),
+        }
+    }
+
+    fn allow_shared(&self, _: Handle, _: u32) -> i32 {
+        0
+    }
+
+    fn error_text(&self, code: i32) -> String {
+        match code {
+            code::NOT_FOUND => "no such symbol".into(),
+            code::OUT_OF_MEMORY => "out of memory".into(),
+            _ => LAST_ERROR.with(|text| text.borrow().clone()),
+        }
+    }
+
+    fn launch(&self, _: &Calls, launch: &Launch) -> i32 {
+        queue::launch(launch)
+    }
+}
+
+fn fail(text: impl Into<String>) -> i32 {
+    LAST_ERROR.with(|last| *last.borrow_mut() = text.into());
+    FAILED
+}
+
+/// Runs a kernel now.
+///
+/// # Safety
+/// The function is of a loaded module, and the parameters are the struct that it takes.
+unsafe fn run(
+    function: Handle,
+    grid: [u32; 3],
+    threads_shared: [u32; 2],
+    params: *const c_void,
+) -> i32 {
+    let mut text = [0u8; 256];
+    let seed = SEED.replace(SEED.get().wrapping_add(0x9e37_79b9));
+    let [n_threads, shared_bytes] = threads_shared;
+    // SAFETY: the caller gives a handle from `module_function` and the kernel's own parameters.
+    let code = unsafe {
+        let function = &*function.cast::<Function>();
+        (function.run)(
+            function.kernel,
+            grid.as_ptr(),
+            n_threads,
+            shared_bytes,
+            params,
+            seed,
+            text.as_mut_ptr().cast(),
+            text.len(),
+        )
+    };
+    if code == 0 {
+        return 0;
+    }
+    let text = CStr::from_bytes_until_nul(&text).map_or("", |text| text.to_str().unwrap_or(""));
+    fail(text)
+}
+
+unsafe extern "C" fn init(_: u32) -> i32 {
+    0
+}
+
+/// Launches come through `Own::launch`, which knows how many bytes the parameters have.
+unsafe extern "C" fn launch(
+    _: Handle,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: Handle,
+    _: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> i32 {
+    fail("a launch without the size of its parameters")
+}
+
+unsafe extern "C" fn device_count(count: *mut i32) -> i32 {
+    // SAFETY: `count` is the caller's.
+    unsafe { *count = Persona::ALL.len() as i32 };
+    0
+}
+
+unsafe extern "C" fn device_name(_: *mut c_char, _: i32, _: i32) -> i32 {
+    fail("the name is among the facts")
+}
+
+unsafe extern "C" fn device_attribute(_: *mut i32, _: i32, _: i32) -> i32 {
+    fail("there are no numbered attributes")
+}
+
+unsafe extern "C" fn driver_version(version: *mut i32) -> i32 {
+    // SAFETY: `version` is the caller's.
+    unsafe { *version = 0 };
+    0
+}
+
+unsafe extern "C" fn memory_info(free: *mut usize, total: *mut usize) -> i32 {
+    // SAFETY: both are the caller's.
+    unsafe {
+        *free = crate::memory::machine_bytes("MemAvailable").unwrap_or(0) as usize;
+        *total = crate::memory::machine_bytes("MemTotal").unwrap_or(0) as usize;
+    }
+    0
+}
+
+fn layout(bytes: usize) -> Option<std::alloc::Layout> {
+    std::alloc::Layout::from_size_align(bytes.checked_add(HEADER)?, HEADER).ok()
+}
+
+unsafe extern "C" fn alloc(to: *mut u64, bytes: usize) -> i32 {
+    let Some(layout) = layout(bytes) else {
+        return code::OUT_OF_MEMORY;
+    };
+    // SAFETY: the layout is not empty: it has a header.
+    let start = unsafe { std::alloc::alloc(layout) };
+    if start.is_null() {
+        return code::OUT_OF_MEMORY;
+    }
+    // SAFETY: `start` has HEADER + bytes bytes; `to` is the caller's.
+    unsafe {
+        start.cast::<usize>().write(bytes);
+        start.add(HEADER).write_bytes(0xff, bytes);
+        *to = start.add(HEADER) as u64;
+    }
+    0
+}
+
+unsafe extern "C" fn free(ptr: u64) -> i32 {
+    // SAFETY: `ptr` came from `alloc`, which put the size HEADER bytes before it.
+    unsafe {
+        let start = (ptr as *mut u8).sub(HEADER);
+        let bytes = start.cast::<usize>().read();
+        std::alloc::dealloc(start, layout(bytes).expect("it was allocated with it"));
+    }
+    0
+}
+
+unsafe extern "C" fn alloc_pinned(to: *mut *mut c_void, bytes: usize, _: u32) -> i32 {
+    let mut address = 0;
+    // SAFETY: as this function's.
+    let code = unsafe { alloc(&raw mut address, bytes) };
+    if code == 0 {
+        // SAFETY: `to` is the caller's.
+        unsafe { *to = address as *mut c_void };
+    }
+    code
+}
+
+unsafe extern "C" fn free_pinned(ptr: *mut c_void) -> i32 {
+    // SAFETY: it came from `alloc_pinned`, which calls `alloc`.
+    unsafe { free(ptr as u64) }
+}
+
+unsafe extern "C" fn device_address(to: *mut u64, ptr: *mut c_void, _: u32) -> i32 {
+    // SAFETY: `to` is the caller's.
+    unsafe { *to = ptr as u64 };
+    0
+}
+
+unsafe extern "C" fn copy_to_device(
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    stream: Handle,
+) -> i32 {
+    // SAFETY: the caller gives ranges of that many bytes.
+    unsafe { copy_on_device(to, from as u64, bytes, stream) }
+}
+
+unsafe extern "C" fn copy_to_host(to: *mut c_void, from: u64, bytes: usize, stream: Handle) -> i32 {
+    // SAFETY: the caller gives ranges of that many bytes.
+    unsafe { copy_on_device(to as u64, from, bytes, stream) }
+}
+
+unsafe extern "C" fn copy_on_device(to: u64, from: u64, bytes: usize, stream: Handle) -> i32 {
+    if queue::is_capturing(stream) {
+        return fail("a graph has launches only, not copies");
+    }
+    // SAFETY: the caller gives ranges of that many bytes.
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    0
+}
+
+fn open(image: &[u8]) -> Result<Module, String> {
+    let file = rustix::fs::memfd_create("rocmforge-kernels", rustix::fs::MemfdFlags::CLOEXEC)
+        .map_err(|error| error.to_string())?;
+    let mut file = std::fs::File::from(file);
+    file.write_all(image).map_err(|error| error.to_string())?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // SAFETY: the image is one of this program's own, and has no initializers.
+    let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+    Ok(Module {
+        library,
+        _file: file,
+        functions: Mutex::default(),
+    })
+}
+
+unsafe extern "C" fn module_unload(module: Handle) -> i32 {
+    // SAFETY: `module` came from `load_module`.
+    drop(unsafe { Box::from_raw(module.cast::<Module>()) });
+    0
+}
+
+unsafe extern "C" fn module_function(to: *mut Handle, module: Handle, name: *const c_char) -> i32 {
+    // SAFETY: `module` came from `load_module`; the symbols have these types in every host image.
+    unsafe {
+        let module = &*module.cast::<Module>();
+        let name = CStr::from_ptr(name).to_bytes_with_nul();
+        let kernel = module.library.get::<Kernel>(name);
+        let run = module.library.get::<Run>(b"host_launch\0");
+        let (Ok(kernel), Ok(run)) = (kernel, run) else {
+            return code::NOT_FOUND;
+        };
+        let mut function = Box::new(Function {
+            kernel: *kernel,
+            run: *run,
+        });
+        *to = (&raw mut *function).cast();
+        let mut functions = module.functions.lock().unwrap_or_else(|e| e.into_inner());
+        functions.push(function);
+    }
+    0
+}
+
+unsafe extern "C" fn module_global(
+    to: *mut u64,
+    bytes: *mut usize,
+    module: Handle,
+    name: *const c_char,
+) -> i32 {
+    // SAFETY: `module` came from `load_module`; the others are the caller's.
+    unsafe {
+        let module = &*module.cast::<Module>();
+        let name = CStr::from_ptr(name).to_bytes_with_nul();
+        let Ok(symbol) = module.library.get::<*const u32>(name) else {
+            return code::NOT_FOUND;
+        };
+        *to = symbol.try_as_raw_ptr().map_or(0, |ptr| ptr as u64);
+        *bytes = size_of::<u32>();
+    }
+    0
+}

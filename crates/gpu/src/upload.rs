@@ -1,0 +1,101 @@
+//! Bytes of a file to the device: while one chunk is read into pinned memory, the one before it is copied, and the one
+//! before that is repacked by kernels. Two staging places of each kind alternate; events say when each is free.
+
+use crate::error::GpuError;
+use crate::event::{Event, Stream};
+use crate::gpu::Gpu;
+use crate::memory::{Buffer, Slice};
+use crate::pinned::Pinned;
+
+/// Brings chunks of bytes to the device.
+pub struct Uploader {
+    /// First, so that its copies are over before their memory goes.
+    copies: Stream,
+    slots: [Slot; 2],
+    n_uploads: usize,
+    gpu: Gpu,
+}
+
+struct Slot {
+    host: Pinned<u8>,
+    device: Buffer,
+    /// The copy from `host` to `device`.
+    copied: Event,
+    /// The launches that read `device`.
+    used: Event,
+}
+
+impl Uploader {
+    /// For chunks of at most `chunk_bytes`; takes twice that in pinned and in device memory.
+    pub fn new(gpu: &Gpu, chunk_bytes: usize) -> Result<Uploader, GpuError> {
+        let slot = || {
+            Ok(Slot {
+                host: Pinned::new(gpu, chunk_bytes)?,
+                device: gpu.alloc::<u8>(chunk_bytes)?,
+                copied: Event::new(gpu)?,
+                used: Event::new(gpu)?,
+            })
+        };
+        Ok(Uploader {
+            copies: Stream::new(gpu)?,
+            slots: [slot()?, slot()?],
+            n_uploads: 0,
+            gpu: gpu.clone(),
+        })
+    }
+
+    pub fn chunk_bytes(&self) -> usize {
+        self.slots[0].host.len()
+    }
+
+    /// Brings one chunk to the device and calls `then` with it there, which queues the launches that use it. Returns
+    /// when the chunk is read, before it is copied.
+    ///
+    /// # Panics
+    /// If the chunk is too long.
+    pub fn upload(
+        &mut self,
+        chunk: &[u8],
+        then: impl FnOnce(Slice<'_, u8>) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        let slot = &mut self.slots[self.n_uploads % 2];
+        if self.n_uploads >= 2 {
+            slot.copied.wait()?;
+            slot.used.hold(self.copies.handle)?;
+        }
+        slot.host.write(chunk);
+        let (device, copies) = (
+            slot.device.as_slice::<u8>().part(0..chunk.len()),
+            self.copies.handle,
+        );
+        // SAFETY: both ranges have that many bytes. The pinned memory is not written before `copied`, the device's not
+        // before `used`.
+        self.gpu.inner.call("copy_to_device", |calls| unsafe {
+            (calls.copy_to_device)(device.ptr(), slot.host.host().cast(), chunk.len(), copies)
+        })?;
+        slot.copied.record_on(copies)?;
+        slot.copied.hold(self.gpu.inner.stream)?;
+        let queued = then(device);
+        slot.used.record()?;
+        self.n_uploads += 1;
+        queued
+    }
+
+    /// Brings chunks to the device, one after the other, and calls `then` with the number of each and the chunk there.
+    ///
+    /// # Panics
+    /// If a chunk is too long.
+    pub fn upload_all<'c>(
+        &mut self,
+        chunks: impl IntoIterator<Item = &'c [u8]>,
+        mut then: impl FnMut(usize, Slice<'_, u8>) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        let mut chunks = chunks.into_iter().enumerate();
+        chunks.try_for_each(|(i, chunk)| self.upload(chunk, |bytes| then(i, bytes)))
+    }
+
+    /// Waits until everything is on the device and used.
+    pub fn finish(self) -> Result<(), GpuError> {
+        self.gpu.synchronize()
+    }
+}
