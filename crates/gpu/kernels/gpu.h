@@ -157,23 +157,28 @@ DEV u32x4 stream16(const void* p) { return bits<u32x4>(__builtin_nontemporal_loa
 DEV u32x2 stream8(const void* p) { return bits<u32x2>(__builtin_nontemporal_load((const u32_vec2*)p)); }
 DEV u32 stream4(const void* p) { return __builtin_nontemporal_load((const u32*)p); }
 #elif defined(GPU_NV)
+#if __CUDA_ARCH__ >= 900
+#define STREAM "ld.global.nc.L1::no_allocate"
+#else
+// The PTX of the oldest drivers that this image is for does not know the hint.
+#define STREAM "ld.global.nc"
+#endif
 DEV u32x4 stream16(const void* p) {
     u32x4 r;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3])
-        : "l"(p));
+    asm(STREAM ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p));
     return r;
 }
 DEV u32x2 stream8(const void* p) {
     u32x2 r;
-    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "l"(p));
+    asm(STREAM ".v2.u32 {%0, %1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "l"(p));
     return r;
 }
 DEV u32 stream4(const void* p) {
     u32 r;
-    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
+    asm(STREAM ".u32 %0, [%1];" : "=r"(r) : "l"(p));
     return r;
 }
+#undef STREAM
 #else
 DEV u32x4 stream16(const void* p) { return *(const u32x4*)p; }
 DEV u32x2 stream8(const void* p) { return *(const u32x2*)p; }

@@ -25,15 +25,17 @@ pub(crate) fn gpus() -> Vec<Gpu> {
     gpus
 }
 
-/// Runs `run` three times, on the host driver with blocks, waves and lanes in another order each time, and demands the
-/// same bits. `run` sets up its inputs and outputs itself and gives what it read back.
+/// Runs `run` three times, on the host driver with blocks, waves and lanes in another order each time, or as often as
+/// `ROCMFORGE_TEST_REPEATS` says on a device, and demands the same bits. `run` sets up its inputs and outputs itself and gives what it read back.
 pub(crate) fn three_orders<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> Vec<T> {
     let ordered = |seed| {
         set_host_seed(seed);
         run()
     };
     let first = ordered(1);
-    for seed in [2, 3] {
+    let repeats =
+        std::env::var("ROCMFORGE_TEST_REPEATS").map_or(3, |n| n.parse().expect("a number"));
+    for seed in 2..=repeats {
         let again = ordered(seed);
         let pairs = first.as_bytes().iter().zip(again.as_bytes());
         let differs = pairs.clone().position(|(a, b)| a != b);
