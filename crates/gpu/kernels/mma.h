@@ -72,6 +72,29 @@ static_assert(ROWS * COLS == ELEMENTS, "a lane's part of the tile");
 DEV u32 row(u32 e) { return lane_row(row_index(e)); }
 DEV u32 col(u32 e) { return lane_col(col_index(e)); }
 
+// Numbers that belong to the rows of a tile are read fastest where those of a lane's ROWS rows lie side by side: that
+// of row r at row_slot(r), so that the lane reads ROWS of them from first_row_slot(). Columns alike.
+#if defined(GPU_NVIDIA)
+DEV u32 row_slot(u32 r) { return r % 8 * 2 + r / 8; }
+DEV u32 col_slot(u32 c) { return c % 8 / 2 * 4 + c / 8 * 2 + c % 2; }
+DEV u32 first_row_slot() { return lane() / 4 * ROWS; }
+DEV u32 first_col_slot() { return lane() % 4 * COLS; }
+#elif defined(GPU_GFX10)
+DEV u32 row_slot(u32 r) { return r; }
+DEV u32 col_slot(u32 c) { return c % 8 * 2 + c / 8; }
+DEV u32 first_row_slot() { return lane() / 8 * ROWS; }
+DEV u32 first_col_slot() { return lane() % 8 * COLS; }
+#else
+#if defined(GPU_GFX11)
+DEV u32 row_slot(u32 r) { return r % 2 * 8 + r / 2; }
+#else
+DEV u32 row_slot(u32 r) { return r; }
+#endif
+DEV u32 col_slot(u32 c) { return c; }
+DEV u32 first_row_slot() { return lane() / 16 * ROWS; }
+DEV u32 first_col_slot() { return lane() % 16; }
+#endif
+
 template <u32 N> struct Words {
     u32 v[N];
 };

@@ -1,0 +1,130 @@
+//! Products of many rows (`kernels/format/matmul.hip`).
+
+use super::formats::format_module;
+use super::matvec::Product;
+use super::rows::Weights;
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::operands::{ActForm, Acts, OutMode};
+
+/// With fewer blocks than this the large tiles leave most of a device idle.
+const FEW_BLOCKS: usize = 128;
+
+/// Up to so many rows the large tiles would mostly compute rows that there are not.
+const FEW_ROWS: usize = 64;
+
+/// How much of the output a block of threads computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatmulTiles {
+    /// The fewest loads for each product.
+    Large,
+    /// More blocks, whose waves also share the columns of the weights.
+    Small,
+}
+
+impl MatmulTiles {
+    const fn names(self) -> [&'static str; 3] {
+        match self {
+            MatmulTiles::Large => ["matmul_large", "large_outs", "large_rows"],
+            MatmulTiles::Small => ["matmul_small", "small_outs", "small_rows"],
+        }
+    }
+
+    /// Blocks over outputs and rows.
+    fn grid(
+        self,
+        gpu: &Gpu,
+        module: &'static str,
+        [n_out, n_rows]: [usize; 2],
+    ) -> Result<[usize; 2], GpuError> {
+        let [_, outs, rows] = self.names();
+        let blocks = |n: usize, tile| Ok(n.div_ceil(gpu.constant(module, tile)? as usize));
+        Ok([blocks(n_out, outs)?, blocks(n_rows, rows)?])
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MatmulParams {
+    weights: Weights,
+    codes: u64,
+    scales: u64,
+    sums: u64,
+    x: u64,
+    bias: u64,
+    out: u64,
+    n_rows: u32,
+    add: u32,
+}
+
+const _: () = assert!(size_of::<MatmulParams>() == 72);
+
+// SAFETY: as `MatmulParams` in matmul.hip.
+unsafe impl Params for MatmulParams {}
+
+/// `out[row, o] (+)= sum_i x[row, i] w[o, i] + bias[o]`, out `[n_rows, n_out]`, for any number of rows. The bits of the
+/// result depend on the shapes and the values alone.
+///
+/// # Errors
+/// If there are no kernels for the weights' type, or the launch fails.
+///
+/// # Panics
+/// If a shape does not fit, or `x` has not the form for these weights.
+pub fn matmul(gpu: &Gpu, x: &Acts<'_>, product: &Product<'_>) -> Result<(), GpuError> {
+    let module = format_module!("matmul", product.matrix.ty)?;
+    let [across, down] = MatmulTiles::Large.grid(gpu, module, [product.matrix.n_out, x.n_rows])?;
+    let tiles = if x.n_rows <= FEW_ROWS || across * down < FEW_BLOCKS {
+        MatmulTiles::Small
+    } else {
+        MatmulTiles::Large
+    };
+    matmul_tiled(gpu, tiles, x, product)
+}
+
+/// [`matmul`] by a kernel of the caller's choice.
+///
+/// # Errors
+/// As [`matmul`].
+///
+/// # Panics
+/// As [`matmul`].
+pub fn matmul_tiled(
+    gpu: &Gpu,
+    tiles: MatmulTiles,
+    x: &Acts<'_>,
+    product: &Product<'_>,
+) -> Result<(), GpuError> {
+    let Product {
+        matrix,
+        bias,
+        mode,
+        out,
+    } = product;
+    assert_eq!(x.form, ActForm::of(matrix.ty), "the form for these weights");
+    assert_eq!(x.width, matrix.n_in, "as many values as columns");
+    assert_eq!(out.len(), x.n_rows * matrix.n_out, "[n_rows, n_out]");
+    assert!(
+        bias.is_none_or(|bias| bias.len() == matrix.n_out),
+        "a bias for each output"
+    );
+    if out.is_empty() {
+        return Ok(());
+    }
+    let module = format_module!("matmul", matrix.ty)?;
+    let kernel = tiles.names()[0];
+    let grid = tiles.grid(gpu, module, [matrix.n_out, x.n_rows])?;
+    let params = MatmulParams {
+        weights: matrix.into(),
+        codes: x.codes.ptr(),
+        scales: x.scales.ptr(),
+        sums: x.sums.ptr(),
+        x: x.values.ptr(),
+        bias: bias.map_or(0, |bias| bias.ptr()),
+        out: out.ptr(),
+        n_rows: u32::try_from(x.n_rows).expect("rows are counted in 32 bits"),
+        add: u32::from(*mode == OutMode::Add),
+    };
+    let n_threads = gpu.constant(module, "n_threads")?;
+    let grid = [grid[0] as u32, grid[1] as u32, 1];
+    gpu.launch((module, kernel), grid, n_threads, 0, &params)
+}
