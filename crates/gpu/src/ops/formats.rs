@@ -2,6 +2,7 @@
 
 use rocmforge_gguf::GgmlType;
 
+use crate::gpu::Gpu;
 use crate::operands::ActForm;
 
 /// The module of a kernel file of `kernels/format` for a type, if there is one.
@@ -41,4 +42,13 @@ pub(crate) fn chunk_len(ty: GgmlType) -> usize {
 /// Chunks of a row of `n_in` values; rows are filled up to whole units of 32 values.
 pub(crate) fn n_chunks(ty: GgmlType, n_in: usize) -> usize {
     n_in.next_multiple_of(32) / chunk_len(ty)
+}
+
+/// Threads of a wave: `WARP_SIZE` in `kernels/gpu.h`.
+pub(crate) fn warp_size(gpu: &Gpu) -> usize {
+    match gpu.target() {
+        "host-cdna" => 64,
+        target if target.starts_with("gfx9") => 64,
+        _ => 32,
+    }
 }

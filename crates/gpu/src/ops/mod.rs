@@ -13,7 +13,7 @@ mod tile;
 pub use attention::{AttentionScratch, Scores, attention, is_fast};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
 pub use matmul::{MatmulTiles, matmul, matmul_tiled};
-pub use matvec::Product;
+pub use matvec::{MAX_ROWS, Product, matvec, matvec_gated};
 pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, kv_append, rope, rope_kv};
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
