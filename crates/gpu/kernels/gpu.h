@@ -145,14 +145,16 @@ struct alignas(16) f32x4 {
     DEV_MEMBER float operator[](u32 i) const { return v[i]; }
 };
 
-// Loads and stores of 16 bytes at once; `p` is 16-byte aligned.
-DEV u32x4 load16(const void* p) { return *(const u32x4*)p; }
-DEV void store16(void* p, u32x4 value) { *(u32x4*)p = value; }
+typedef u32 u32_vec4 __attribute__((ext_vector_type(4)));
+typedef u32 u32_vec2 __attribute__((ext_vector_type(2)));
+
+// Loads and stores of 16 bytes at once; `p` is 16-byte aligned. As vectors, because the compiler takes the members of a
+// struct apart to share some of them with other loads.
+DEV u32x4 load16(const void* p) { return bits<u32x4>(*(const u32_vec4*)p); }
+DEV void store16(void* p, u32x4 value) { *(u32_vec4*)p = bits<u32_vec4>(value); }
 
 // Weights: read once and not again soon, so they need not stay in the caches.
 #if defined(GPU_AMD)
-typedef u32 u32_vec4 __attribute__((ext_vector_type(4)));
-typedef u32 u32_vec2 __attribute__((ext_vector_type(2)));
 DEV u32x4 stream16(const void* p) { return bits<u32x4>(__builtin_nontemporal_load((const u32_vec4*)p)); }
 DEV u32x2 stream8(const void* p) { return bits<u32x2>(__builtin_nontemporal_load((const u32_vec2*)p)); }
 DEV u32 stream4(const void* p) { return __builtin_nontemporal_load((const u32*)p); }

@@ -105,13 +105,13 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         scale = 1.0f / sqrt_of(group_reduce<Sum, TEAM>(sum) / (float)dim + p.eps);
     }
 
-    u16* cache = nullptr;
+    u64 place = 0;
     if (!is_q && job < n_heads) {
         u32 slot = p.slots[row];
         if (slot >= p.n_slots) return;
-        u64 at = ((u64)(slot / p.page) * p.n_kv_heads + head) * p.page + slot % p.page;
-        cache = (is_v ? p.v_cache : p.k_cache) + at * dim;
+        place = (((u64)(slot / p.page) * p.n_kv_heads + head) * p.page + slot % p.page) * dim;
     }
+    u16* cache = (is_v ? p.v_cache : p.k_cache) + place;
     const float* angles = p.table;
     if (p.n_rot) angles += (u64)min_of(p.positions[row], p.n_ctx - 1) * p.n_rot;
     for (u32 unit = lane_of_team; unit < n_units; unit += TEAM) {

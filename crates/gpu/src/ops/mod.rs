@@ -1,5 +1,6 @@
 //! One safe function for each kernel: checks shapes, picks the grid, launches.
 
+mod argmax;
 mod attention;
 mod elementwise;
 mod formats;
@@ -10,6 +11,7 @@ mod rope_kv;
 mod rows;
 mod tile;
 
+pub use argmax::argmax;
 pub use attention::{AttentionScratch, Scores, attention, is_fast};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
 pub use matmul::{MatmulTiles, matmul, matmul_tiled};
