@@ -1,11 +1,23 @@
-//! Compiles the kernels ahead of time with clang, one image per target and module, and embeds them.
+//! Compiles the kernels ahead of time with clang, one image per target and module, and embeds them. `ROCMFORGE_GPU_TARGETS`
+//! says for what: `native` (the GPUs of this machine, the default), `ci`, `all`, `host`, or a list of targets. Images are
+//! kept by the content of their sources; what cannot be built here is left out, and said.
+
+#[path = "build/clang.rs"]
+mod clang;
+#[path = "build/inspect.rs"]
+mod inspect;
+#[path = "build/targets.rs"]
+mod targets;
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, exit};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
+
+use clang::Clang;
 
 /// Formats that `kernels/format/*.hip` are compiled for, one module each.
 const FORMATS: &[&str] = &[
@@ -13,106 +25,144 @@ const FORMATS: &[&str] = &[
     "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 ];
 
-const CI: &[&str] = &[
-    "gfx1030", "gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90a", "host",
-];
-
-const HOST: &[&str] = &[
-    "host-gfx10",
-    "host-gfx11",
-    "host-gfx12",
-    "host-cdna",
-    "host-nv",
-];
-
 fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rerun-if-changed=src/driver/kfd.rs");
     println!("cargo::rerun-if-env-changed=ROCMFORGE_GPU_TARGETS");
+    println!("cargo::rerun-if-env-changed=ROCMFORGE_CLANG");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let wanted = env::var("ROCMFORGE_GPU_TARGETS").unwrap_or_else(|_| "native".into());
-    let mut targets: Vec<String> = Vec::new();
-    for name in wanted.split(',') {
-        match name {
-            "native" | "" => {}
-            "ci" => targets.extend(CI.iter().map(|t| t.to_string())),
-            other => targets.push(other.into()),
-        }
-    }
-    if let Some(at) = targets.iter().position(|t| t == "host") {
-        targets.remove(at);
-        targets.extend(HOST.iter().map(|t| t.to_string()));
-    }
+    let targets = targets::expand(&wanted).unwrap_or_else(|error| fail(&[error]));
     let cache = out.join("cache");
     fs::create_dir_all(&cache).expect("the build may write to OUT_DIR");
+
+    let clangs = if targets.is_empty() {
+        Vec::new()
+    } else {
+        clang::find()
+    };
+    empty_if_of_others(&cache, &clangs);
+    let mut left_out: Vec<(String, String)> = Vec::new();
     let mut jobs: Vec<Job> = Vec::new();
-    for (file, module, defines) in modules() {
-        for target in &targets {
-            jobs.push(Job::new(&file, &module, target, &defines, &cache));
+    let modules = modules();
+    for target in &targets {
+        match clang::choose(&clangs, target, &out) {
+            Ok(clang) => jobs.extend(modules.iter().map(|m| Job::new(m, target, clang, &cache))),
+            Err(reason) => {
+                println!("cargo::warning=no GPU kernels for {target}: {reason}");
+                left_out.push((target.clone(), reason));
+            }
         }
     }
-    run(&jobs);
+    if !left_out.is_empty() {
+        // Looks again at the next build: a compiler may have been installed.
+        println!(
+            "cargo::rerun-if-changed={}",
+            out.join("no such file").display()
+        );
+    }
+    let errors = run(&jobs);
+    if !errors.is_empty() {
+        fail(&errors);
+    }
+    remove_older(&cache, &jobs);
+    fs::write(out.join("images.rs"), table(&jobs, &left_out))
+        .expect("the build may write to OUT_DIR");
+}
+
+fn fail(errors: &[String]) -> ! {
+    for error in errors {
+        eprintln!("error: {error}\n");
+    }
+    exit(1)
+}
+
+/// The source that `src/image.rs` includes.
+fn table(jobs: &[Job], left_out: &[(String, String)]) -> String {
     let mut table = String::from("static IMAGES: &[Image] = &[\n");
-    for job in &jobs {
-        let Job {
-            target,
-            module,
-            packed,
-            ..
-        } = job;
+    for Job {
+        target,
+        module,
+        packed,
+        ..
+    } in jobs
+    {
         table += &format!(
             "Image {{ target: {target:?}, module: {module:?}, packed: include_bytes!({packed:?}) }},\n"
         );
     }
-    table += "];\n";
-    fs::write(out.join("images.rs"), table).unwrap();
+    table + &format!("];\nstatic LEFT_OUT: &[(&str, &str)] = &{left_out:?};\n")
 }
 
 /// One image to compile.
-struct Job {
+struct Job<'a> {
     module: String,
     target: String,
+    clang: &'a Clang,
     args: Vec<String>,
-    /// The compressed image, named by all that it depends on.
+    /// The compressed image, named by all that it depends on but the compiler.
     packed: PathBuf,
 }
 
-impl Job {
-    fn new(file: &Path, module: &str, target: &str, defines: &[String], cache: &Path) -> Job {
-        let mut args = arguments(target);
-        args.extend(defines.iter().cloned());
-        args.push(file.display().to_string());
+/// A source file, the module made of it, and what is defined for it.
+struct Module {
+    file: PathBuf,
+    name: String,
+    defines: Vec<String>,
+}
+
+impl<'a> Job<'a> {
+    fn new(of: &Module, target: &str, clang: &'a Clang, cache: &Path) -> Job<'a> {
+        let mut args = targets::arguments(target);
+        args.extend(of.defines.iter().cloned());
+        args.push(of.file.display().to_string());
         let mut hash = DefaultHasher::new();
         args.hash(&mut hash);
         let mut seen = BTreeSet::new();
-        hash_sources(file, &mut seen, &mut hash);
-        let packed = cache.join(format!("{module}.{target}.{:016x}.lz4", hash.finish()));
+        hash_sources(&of.file, &mut seen, &mut hash);
+        let packed = cache.join(format!("{}.{target}.{:016x}.lz4", of.name, hash.finish()));
         Job {
-            module: module.into(),
+            module: of.name.clone(),
             target: target.into(),
+            clang,
             args,
             packed,
         }
     }
 
-    fn compile(&self) {
+    fn compile(&self) -> Result<(), String> {
         if self.packed.exists() {
-            return;
+            return Ok(());
         }
         let object = self.packed.with_extension("o");
-        let mut clang = Command::new("clang-19");
-        let status = clang.args(&self.args).arg("-o").arg(&object).status();
-        assert!(
-            status.is_ok_and(|s| s.success()),
-            "{} for {}: clang-19 {}",
-            self.module,
-            self.target,
-            self.args.join(" ")
-        );
-        let packed = lz4_flex::compress_prepend_size(&fs::read(&object).unwrap());
+        let mut clang = Command::new(&self.clang.path);
+        clang.args(&self.args).arg("-o").arg(&object);
+        let failed = |what: &str| {
+            let Job {
+                module,
+                target,
+                args,
+                clang,
+                ..
+            } = self;
+            let path = clang.path.display();
+            format!("{module} for {target}: {what}\n  {path} {}", args.join(" "))
+        };
+        let output = clang.output().map_err(|error| failed(&error.to_string()))?;
+        if !output.status.success() {
+            return Err(failed(&String::from_utf8_lossy(&output.stderr)));
+        }
+        let image = fs::read(&object).map_err(|error| failed(&error.to_string()))?;
+        if let Some(fault) = inspect::fault(&self.module, &self.target, &image) {
+            return Err(failed(&fault));
+        }
         let part = self.packed.with_extension("part");
-        fs::write(&part, packed).unwrap();
-        fs::rename(&part, &self.packed).unwrap();
-        fs::remove_file(&object).unwrap();
+        fs::write(&part, lz4_flex::compress_prepend_size(&image))
+            .and_then(|()| fs::rename(&part, &self.packed))
+            .and_then(|()| fs::remove_file(&object))
+            .map_err(|error| failed(&error.to_string()))
     }
 }
 
@@ -121,7 +171,9 @@ fn hash_sources(file: &Path, seen: &mut BTreeSet<PathBuf>, hash: &mut DefaultHas
     if !seen.insert(file.to_path_buf()) {
         return;
     }
-    let text = fs::read_to_string(file).unwrap();
+    let text = fs::read_to_string(file).unwrap_or_else(|error| {
+        fail(&[format!("{}: {error}", file.display())]);
+    });
     text.hash(hash);
     for line in text.lines() {
         if let Some(name) = line.strip_prefix("#include \"") {
@@ -131,99 +183,102 @@ fn hash_sources(file: &Path, seen: &mut BTreeSet<PathBuf>, hash: &mut DefaultHas
     }
 }
 
-fn run(jobs: &[Job]) {
+/// Runs all jobs, as many at once as cargo allows. What failed.
+fn run(jobs: &[Job]) -> Vec<String> {
     let next = AtomicUsize::new(0);
-    let n_workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let errors = Mutex::new(Vec::new());
+    let n_jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok());
+    let n_workers =
+        n_jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     std::thread::scope(|scope| {
         for _ in 0..n_workers {
             scope.spawn(|| {
                 while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    job.compile();
+                    if let Err(error) = job.compile() {
+                        errors.lock().expect("nothing panics in it").push(error);
+                    }
                 }
             });
         }
     });
+    errors.into_inner().expect("nothing panics in it")
 }
 
-fn modules() -> Vec<(PathBuf, String, Vec<String>)> {
-    let mut all = Vec::new();
-    for file in hip_files(Path::new("kernels")) {
-        let stem = file.file_stem().unwrap().to_string_lossy().into_owned();
-        all.push((file, stem, vec![]));
+/// Images that other compilers made are of no use.
+fn empty_if_of_others(cache: &Path, clangs: &[Clang]) {
+    let versions: Vec<&str> = clangs.iter().map(|clang| clang.version.as_str()).collect();
+    let (versions, file) = (versions.join("\n"), cache.join("compilers"));
+    let known = fs::read_to_string(&file);
+    if clangs.is_empty() || known.as_ref().is_ok_and(|known| *known == versions) {
+        return;
     }
-    for file in hip_files(Path::new("kernels/format")) {
-        let stem = file.file_stem().unwrap().to_string_lossy().into_owned();
-        for format in FORMATS {
-            all.push((
-                file.clone(),
-                format!("{stem}.{format}"),
-                vec![format!("-DFORMAT={format}")],
-            ));
+    if known.is_ok() {
+        for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_file(entry.path());
         }
+    }
+    fs::write(&file, versions).expect("the build may write to OUT_DIR");
+}
+
+/// Removes images of modules and targets that were just built anew. Those of other targets stay for the next change of
+/// the list.
+fn remove_older(cache: &Path, jobs: &[Job]) {
+    let name = |path: &Path| {
+        path.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
+    let current: BTreeSet<String> = jobs.iter().map(|job| name(&job.packed)).collect();
+    let built: BTreeSet<String> = jobs
+        .iter()
+        .map(|job| format!("{}.{}", job.module, job.target))
+        .collect();
+    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+        let file = name(&entry.path());
+        // MODULE.TARGET.HASH.lz4
+        let of = file
+            .strip_suffix(".lz4")
+            .and_then(|rest| Some(rest.rsplit_once('.')?.0));
+        if of.is_some_and(|of| built.contains(of)) && !current.contains(&file) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn modules() -> Vec<Module> {
+    let stem = |file: &Path| {
+        file.file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
+    let plain = hip_files(Path::new("kernels"))
+        .into_iter()
+        .map(|file| Module {
+            name: stem(&file),
+            defines: Vec::new(),
+            file,
+        });
+    let mut all: Vec<Module> = plain.collect();
+    for file in hip_files(Path::new("kernels/format")) {
+        all.extend(FORMATS.iter().map(|format| Module {
+            name: format!("{}.{format}", stem(&file)),
+            defines: vec![format!("-DFORMAT={format}")],
+            file: file.clone(),
+        }));
     }
     all
 }
 
 fn hip_files(dir: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return Vec::new();
-    };
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries
-        .map(|entry| entry.unwrap().path())
+        .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|e| e == "hip"))
         .collect();
     files.sort();
     files
-}
-
-fn arguments(target: &str) -> Vec<String> {
-    let common = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Ikernels"];
-    let mut args: Vec<String> = common.map(String::from).to_vec();
-    let mut add = |more: &[&str]| args.extend(more.iter().map(|arg| arg.to_string()));
-    if let Some(persona) = target.strip_prefix("host-") {
-        add(&[
-            "-x",
-            "c++",
-            "-DGPU_HOST",
-            "-O2",
-            "-march=x86-64-v3",
-            "-fPIC",
-            "-shared",
-        ]);
-        add(&[
-            "-Wno-unused-function",
-            &format!("-DGPU_PERSONA_{}", persona.to_uppercase()),
-        ]);
-    } else if target.starts_with("sm_") {
-        let ptx = if target == "sm_80" {
-            "+ptx70"
-        } else {
-            "+ptx80"
-        };
-        add(&[
-            "-x",
-            "cuda",
-            "--cuda-device-only",
-            "-nocudainc",
-            "-nocudalib",
-            "-S",
-            "-O3",
-        ]);
-        add(&[
-            &format!("--cuda-gpu-arch={target}"),
-            &format!("--cuda-feature={ptx}"),
-        ]);
-    } else {
-        add(&[
-            "-x",
-            "hip",
-            "--cuda-device-only",
-            "-nogpuinc",
-            "-nogpulib",
-            "-O3",
-        ]);
-        add(&["--no-gpu-bundle-output", "-mllvm", "-disable-machine-sink"]);
-        add(&[&format!("--offload-arch={target}")]);
-    }
-    args
 }

@@ -16,6 +16,11 @@ pub fn images() -> &'static [Image] {
     IMAGES
 }
 
+/// Targets that this build was asked for and could not make, each with the reason.
+pub fn left_out() -> &'static [(&'static str, &'static str)] {
+    LEFT_OUT
+}
+
 impl Image {
     pub(crate) fn find(target: &str, module: &str) -> Option<&'static Image> {
         IMAGES

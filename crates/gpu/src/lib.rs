@@ -25,7 +25,7 @@ pub use error::GpuError;
 pub use event::Event;
 pub use gpu::{Gpu, Params};
 pub use graph::Graph;
-pub use image::{Image, images};
+pub use image::{Image, images, left_out};
 pub use memory::{Buffer, Slice};
 pub use operands::{ActForm, Activation, Acts, ActsBuffer, KvLayer, Matrix, OutMode};
 pub use pinned::Pinned;

@@ -6,6 +6,7 @@ mod hip;
 pub(crate) mod host;
 mod kfd;
 
+use std::error::Error as _;
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
@@ -217,13 +218,20 @@ fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library
         // SAFETY: these are the vendor's own libraries, or what the user named in their place.
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok((path.clone(), library)),
-            Err(error) => said.push(error.to_string()),
+            Err(error) => said.push(words_of(&error)),
         }
     }
     Err(GpuError::NoLibrary {
         driver: label(vendor),
         text: said.join("; "),
     })
+}
+
+/// What the dynamic linker said.
+fn words_of(error: &libloading::Error) -> String {
+    error
+        .source()
+        .map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
 /// A C string in a buffer, up to its first zero.

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use libloading::Library;
 
 use super::api::{Calls, Handle, Launch, Vendor, code};
-use super::{Context, Driver, Facts, Own};
+use super::{Context, Driver, Facts, Own, words_of};
 use crate::device::Persona;
 use crate::error::GpuError;
 
@@ -342,7 +342,7 @@ fn open(image: &[u8]) -> Result<Module, String> {
     file.write_all(image).map_err(|error| error.to_string())?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: the image is one of this program's own, and has no initializers.
-    let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+    let library = unsafe { Library::new(path) }.map_err(|error| words_of(&error))?;
     Ok(Module {
         library,
         _file: file,

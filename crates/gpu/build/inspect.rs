@@ -1,0 +1,83 @@
+//! What an image must not have: calls to libraries, and memory for what did not fit into registers. A kernel that needs
+//! either is slow, or does not load.
+
+/// AMD modules that may use scratch memory, with the reason.
+const MAY_USE_SCRATCH: &[(&str, &str)] = &[];
+
+/// What is wrong with an image, if anything.
+pub(crate) fn fault(module: &str, target: &str, image: &[u8]) -> Option<String> {
+    if target.starts_with("sm_") {
+        return ptx_fault(&String::from_utf8_lossy(image));
+    }
+    if target.starts_with("gfx") && !MAY_USE_SCRATCH.iter().any(|(name, _)| *name == module) {
+        return scratch_fault(image);
+    }
+    None
+}
+
+fn ptx_fault(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| {
+        let code = line.split("//").next().unwrap_or("");
+        code.contains(".extern .func") || code.split_whitespace().any(|word| word == ".local")
+    })?;
+    Some(format!(
+        "the PTX calls a library or keeps values in local memory: {}",
+        line.trim()
+    ))
+}
+
+/// Reads the note with the kernels' metadata: MessagePack maps whose keys are sorted, so that a kernel's `.name` comes
+/// right before the size of its scratch memory.
+fn scratch_fault(image: &[u8]) -> Option<String> {
+    const KEY: &[u8] = b".private_segment_fixed_size";
+    let mut at = 0;
+    while let Some(found) = find(&image[at..], KEY) {
+        let value = at + found + KEY.len();
+        let bytes = integer(&image[value..]);
+        if bytes != Some(0) {
+            let name = kernel_name(&image[..at + found]);
+            return Some(format!(
+                "{name} uses {} bytes of scratch memory",
+                bytes.map_or_else(|| "unknown".into(), |b| b.to_string())
+            ));
+        }
+        at = value;
+    }
+    (at == 0).then(|| "the image has no metadata of kernels".into())
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
+    bytes.windows(what.len()).position(|window| window == what)
+}
+
+/// An unsigned number in MessagePack.
+fn integer(bytes: &[u8]) -> Option<u64> {
+    let n_bytes = match *bytes.first()? {
+        small @ 0..=0x7f => return Some(small.into()),
+        0xcc => 1,
+        0xcd => 2,
+        0xce => 4,
+        0xcf => 8,
+        _ => return None,
+    };
+    let digits = bytes.get(1..1 + n_bytes)?;
+    Some(
+        digits
+            .iter()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte)),
+    )
+}
+
+fn kernel_name(before: &[u8]) -> String {
+    let key = b".name";
+    let last = before.windows(key.len()).rposition(|window| window == key);
+    let Some(value) = last.and_then(|at| before.get(at + key.len()..)) else {
+        return "a kernel".into();
+    };
+    let (start, len) = match value {
+        [short @ 0xa0..=0xbf, ..] => (1, usize::from(short & 0x1f)),
+        [0xd9, len, ..] => (2, usize::from(*len)),
+        _ => (0, 0),
+    };
+    String::from_utf8_lossy(value.get(start..start + len).unwrap_or(b"a kernel")).into_owned()
+}

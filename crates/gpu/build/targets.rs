@@ -1,0 +1,146 @@
+//! What to compile for: names of targets, those of this machine, and the compiler's arguments for each.
+
+use std::path::Path;
+
+#[path = "../src/driver/kfd.rs"]
+#[expect(
+    dead_code,
+    reason = "the build does not look for one device among several"
+)]
+mod kfd;
+
+/// A set that stands for all generations, and the CPU for tests.
+const CI: &[&str] = &[
+    "gfx1030", "gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90a", "host",
+];
+
+/// Every GPU that there are kernels for, for releases.
+const ALL: &[&str] = &[
+    "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1031", "gfx1032", "gfx1034", "gfx1035",
+    "gfx1036", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152",
+    "gfx1200", "gfx1201", "sm_80", "sm_90a",
+];
+
+/// PTX that every supported NVIDIA GPU, and every Hopper, takes.
+const NVIDIA: &[&str] = &["sm_80", "sm_90a"];
+
+const HOST: &[&str] = &[
+    "host-gfx10",
+    "host-gfx11",
+    "host-gfx12",
+    "host-cdna",
+    "host-nv",
+];
+
+/// The targets of a list such as `native,host`, each once. An error names what is no target.
+pub(crate) fn expand(list: &str) -> Result<Vec<String>, String> {
+    let mut targets: Vec<String> = Vec::new();
+    for name in list
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+    {
+        let names = match name {
+            "native" => native(),
+            "ci" => owned(CI),
+            "all" => owned(ALL),
+            other => owned(&[other]),
+        };
+        for name in names {
+            let names = if name == "host" {
+                owned(HOST)
+            } else {
+                vec![name]
+            };
+            for name in names {
+                if !ALL.contains(&name.as_str()) && !HOST.contains(&name.as_str()) {
+                    return Err(format!(
+                        "ROCMFORGE_GPU_TARGETS has {name}, which is none of native, ci, all, host, {}, {}",
+                        HOST.join(", "),
+                        ALL.join(", ")
+                    ));
+                }
+                if !targets.contains(&name) {
+                    targets.push(name);
+                }
+            }
+        }
+    }
+    Ok(targets)
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+/// Targets of the GPUs of this machine. Some that nothing is built for are not among them.
+fn native() -> Vec<String> {
+    let nodes = kfd::nodes(kfd::TOPOLOGY.as_ref());
+    let known = |name: &String| ALL.contains(&name.as_str());
+    let mut targets: Vec<String> = nodes
+        .into_iter()
+        .map(|node| node.architecture)
+        .filter(known)
+        .collect();
+    if Path::new("/proc/driver/nvidia/version").exists()
+        || Path::new("/usr/lib/wsl/lib/libcuda.so.1").exists()
+    {
+        targets.extend(owned(NVIDIA));
+    }
+    targets
+}
+
+/// What clang is told for a target; sources and output come after it.
+pub(crate) fn arguments(target: &str) -> Vec<String> {
+    let common = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Ikernels"];
+    let mut args = owned(&common);
+    let mut add = |more: &[&str]| args.extend(owned(more));
+    if let Some(persona) = target.strip_prefix("host-") {
+        add(&[
+            "-x",
+            "c++",
+            "-DGPU_HOST",
+            "-O2",
+            "-march=x86-64-v3",
+            "-fPIC",
+            "-shared",
+        ]);
+        add(&[
+            "-Wno-unused-function",
+            &format!("-DGPU_PERSONA_{}", persona.to_uppercase()),
+        ]);
+    } else if target.starts_with("sm_") {
+        // The lowest versions that serve, so that older drivers take them.
+        let ptx = if target == "sm_80" {
+            "+ptx70"
+        } else {
+            "+ptx80"
+        };
+        add(&[
+            "-x",
+            "cuda",
+            "--cuda-device-only",
+            "-nocudainc",
+            "-nocudalib",
+            "-S",
+            "-O3",
+        ]);
+        add(&[
+            &format!("--cuda-gpu-arch={target}"),
+            &format!("--cuda-feature={ptx}"),
+        ]);
+    } else {
+        add(&[
+            "-x",
+            "hip",
+            "--cuda-device-only",
+            "-nogpuinc",
+            "-nogpulib",
+            "-O3",
+        ]);
+        // clang 19 sinks permlane and WMMA below branches, where lanes are missing: silently wrong results.
+        add(&["--no-gpu-bundle-output", "-mllvm", "-disable-machine-sink"]);
+        add(&[&format!("--offload-arch={target}")]);
+    }
+    args
+}

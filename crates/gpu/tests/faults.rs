@@ -1,0 +1,346 @@
+//! Drivers that are missing, broken or lose their device, played by libraries that the tests build: every failure is an
+//! error with the driver's words and advice; nothing panics or hangs.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use rocmforge_gpu::{
+    DeviceId, Event, Gpu, GpuError, OpenOptions, Pinned, Uploader, image_targets, ops,
+};
+
+const VENDORS: [DeviceId; 2] = [DeviceId::Hip(0), DeviceId::Cuda(0)];
+
+/// Options that open a driver built from `stub/driver.c` with these faults; `None`, said, without a compiler or an
+/// image that it can pretend to load.
+fn stub(id: DeviceId, name: &str, faults: &[&str]) -> Option<OpenOptions> {
+    let Some(image) = image_targets().first().copied() else {
+        println!("skipped: built without any kernels");
+        return None;
+    };
+    let is_hip = matches!(id, DeviceId::Hip(_));
+    let vendor = if is_hip { "HIP" } else { "CUDA" };
+    let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{vendor}-{name}.so"));
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/stub/driver.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-w", &format!("-D{vendor}")])
+        .args(faults);
+    let Ok(status) = cc.arg("-o").arg(&library).arg(source).status() else {
+        println!("skipped: no C compiler");
+        return None;
+    };
+    assert!(status.success());
+    Some(with_library(id, library, Some(image.to_string())))
+}
+
+fn with_library(id: DeviceId, library: PathBuf, image: Option<String>) -> OpenOptions {
+    let mut options = OpenOptions {
+        image,
+        ..OpenOptions::default()
+    };
+    match id {
+        DeviceId::Hip(_) => options.hip_library = Some(library),
+        _ => options.cuda_library = Some(library),
+    }
+    options
+}
+
+/// The error of opening a stub with these faults.
+fn open_error(id: DeviceId, name: &str, faults: &[&str]) -> Option<GpuError> {
+    let options = stub(id, name, faults)?;
+    Some(
+        Gpu::open_with(id, &options)
+            .err()
+            .expect("the stub is broken"),
+    )
+}
+
+#[test]
+fn a_whole_driver() {
+    for id in VENDORS {
+        let Some(options) = stub(id, "whole", &[]) else {
+            return;
+        };
+        let gpu = Gpu::open_with(id, &options).unwrap();
+        let [x, y] = [2.0f32, 1.0].map(|value| gpu.upload(&[value; 300]).unwrap());
+        ops::add(&gpu, x.as_slice(), y.as_slice()).unwrap();
+        assert_eq!(gpu.read(y.as_slice::<f32>()).unwrap(), [3.0; 300]);
+        gpu.fill_bytes(x.as_slice::<f32>(), 0).unwrap();
+        gpu.copy(x.as_slice::<f32>(), y.as_slice()).unwrap();
+        assert_eq!(gpu.read(y.as_slice::<f32>()).unwrap(), [0.0; 300]);
+        let mut pinned = Pinned::<u8>::new(&gpu, 8).unwrap();
+        pinned.write(&[7; 8]);
+        let bytes = gpu.alloc::<u8>(8).unwrap();
+        gpu.write_pinned(bytes.as_slice(), &pinned).unwrap();
+        gpu.read_pinned(bytes.as_slice(), &mut pinned).unwrap();
+        assert_eq!(pinned.get(7), 7);
+        let graph = gpu
+            .capture(|| ops::add(&gpu, x.as_slice(), y.as_slice()))
+            .unwrap();
+        graph.launch().unwrap();
+        let event = Event::new(&gpu).unwrap();
+        event.record().unwrap();
+        assert!(!event.is_done().unwrap());
+        event.wait().unwrap();
+        assert_eq!(event.elapsed_ms(&event).unwrap(), 1.5);
+        let mut uploader = Uploader::new(&gpu, 4).unwrap();
+        let chunks = [[1u8; 4], [2; 4], [3; 4]];
+        let all = chunks.iter().map(|chunk| chunk.as_slice());
+        let mut seen = Vec::new();
+        uploader
+            .upload_all(all, |_, chunk| {
+                seen.push(gpu.read(chunk)?[0]);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(seen, [1, 2, 3]);
+        let error = gpu.constant("elementwise", "nothing_such").unwrap_err();
+        assert!(matches!(error, GpuError::NoSymbol { .. }), "{error}");
+    }
+}
+
+#[test]
+fn devices_of_the_machine() {
+    let (Some(hip), Some(cuda)) = (stub(VENDORS[0], "list", &[]), stub(VENDORS[1], "list", &[]))
+    else {
+        return;
+    };
+    let options = OpenOptions {
+        cuda_library: cuda.cuda_library,
+        ..hip
+    };
+    let survey = Gpu::survey(&options);
+    assert_eq!(survey.errors, []);
+    let [amd, nvidia] = &survey.devices[..] else {
+        panic!("{survey:?}");
+    };
+    assert_eq!([&*amd.name, &*nvidia.name], ["Stub 9000"; 2]);
+    assert_eq!(
+        [&*amd.architecture, &*nvidia.architecture],
+        ["gfx90a", "sm_90"]
+    );
+    assert_eq!([amd.n_compute_units, nvidia.n_compute_units], [96, 132]);
+    assert_eq!(
+        [&*amd.runtime_version, &*nvidia.runtime_version],
+        ["6.3.42134", "13.2"]
+    );
+    assert_eq!(
+        [amd.max_shared_bytes, nvidia.max_shared_bytes],
+        [65536, 232448]
+    );
+    assert_eq!([amd.free_bytes, amd.total_bytes], [1000, 4000]);
+    assert_eq!(amd.image.as_deref(), Ok(options.image.as_deref().unwrap()));
+}
+
+#[test]
+fn no_library() {
+    for id in VENDORS {
+        let options = with_library(id, "/no/such/library.so".into(), None);
+        let error = Gpu::open_with(id, &options).err().unwrap();
+        assert!(matches!(error, GpuError::NoLibrary { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("/no/such/library.so") && text.contains("install"),
+            "{text}"
+        );
+        let survey = Gpu::survey(&options);
+        assert!(survey.errors.contains(&error), "{survey:?}");
+    }
+}
+
+#[test]
+fn a_library_that_is_no_library() {
+    for id in VENDORS {
+        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("text.so");
+        std::fs::write(&file, "not an ELF file").unwrap();
+        let error = Gpu::open_with(id, &with_library(id, file, None))
+            .err()
+            .unwrap();
+        assert!(matches!(error, GpuError::NoLibrary { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_function_is_missing() {
+    for (id, name) in VENDORS.into_iter().zip(["hipGraphLaunch", "cuGraphLaunch"]) {
+        let Some(error) = open_error(id, "symbol", &["-DWITHOUT_GRAPHS"]) else {
+            return;
+        };
+        assert!(
+            matches!(error, GpuError::NoFunction { symbol, .. } if symbol == name),
+            "{error}"
+        );
+        assert!(error.to_string().contains("newer"), "{error}");
+    }
+}
+
+#[test]
+fn the_driver_does_not_start() {
+    for (id, call) in VENDORS.into_iter().zip(["hipInit", "cuInit"]) {
+        let Some(error) = open_error(id, "init", &["-DINIT_CODE=3"]) else {
+            return;
+        };
+        let text = error.to_string();
+        assert!(
+            text.starts_with(call) && text.contains("the stub says no"),
+            "{text}"
+        );
+        assert!(text.contains("dmesg"), "{text}");
+    }
+}
+
+#[test]
+fn no_devices() {
+    for id in VENDORS {
+        for (name, fault) in [("none", "-DN_DEVICES=0"), ("no-device", "-DINIT_CODE=100")] {
+            let Some(error) = open_error(id, name, &[fault]) else {
+                return;
+            };
+            assert!(
+                matches!(error, GpuError::NoDevice { n_devices: 0, .. }),
+                "{error}"
+            );
+        }
+        let Some(options) = stub(id, "first-only", &[]) else {
+            return;
+        };
+        let second = match id {
+            DeviceId::Hip(_) => DeviceId::Hip(1),
+            _ => DeviceId::Cuda(1),
+        };
+        let error = Gpu::open_with(second, &options).err().unwrap();
+        assert!(
+            matches!(error, GpuError::NoDevice { n_devices: 1, .. }),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn no_image() {
+    for id in VENDORS {
+        let Some(options) = stub(id, "image", &[]) else {
+            return;
+        };
+        let options = OpenOptions {
+            image: Some("gfx000".into()),
+            ..options
+        };
+        let error = Gpu::open_with(id, &options).err().unwrap();
+        assert!(matches!(error, GpuError::NoImage { .. }), "{error}");
+        // The stub's own architecture, where this build has nothing for it.
+        let options = OpenOptions {
+            image: None,
+            ..options
+        };
+        let has = |names: &[&str]| names.iter().any(|name| image_targets().contains(name));
+        match (id, Gpu::open_with(id, &options)) {
+            (DeviceId::Hip(_), opened) if has(&["gfx90a"]) => drop(opened.unwrap()),
+            (DeviceId::Cuda(_), opened) if has(&["sm_80", "sm_90a"]) => drop(opened.unwrap()),
+            (_, opened) => {
+                let error = opened.err().unwrap();
+                assert!(
+                    matches!(error, GpuError::NoImageForDevice { .. }),
+                    "{error}"
+                );
+                assert!(
+                    error.to_string().contains("ROCMFORGE_GPU_TARGETS="),
+                    "{error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_driver_refuses_an_image() {
+    for id in VENDORS {
+        let Some(options) = stub(id, "load", &["-DLOAD_CODE=218"]) else {
+            return;
+        };
+        let gpu = Gpu::open_with(id, &options).unwrap();
+        let x = gpu.upload(&[1.0f32]).unwrap();
+        let text = ops::add(&gpu, x.as_slice(), x.as_slice())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("218") && text.contains("elementwise"),
+            "{text}"
+        );
+        assert!(
+            text.contains("ptxas: the stub takes no PTX") || id == VENDORS[0],
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn out_of_memory() {
+    for id in VENDORS {
+        let Some(options) = stub(id, "alloc", &["-DALLOC_CODE=2"]) else {
+            return;
+        };
+        let gpu = Gpu::open_with(id, &options).unwrap();
+        let error = gpu.alloc::<u8>(5000).err().unwrap();
+        let expected = GpuError::OutOfMemory {
+            bytes: 5000,
+            free: 1000,
+            total: 4000,
+        };
+        assert_eq!(error, expected);
+    }
+}
+
+#[test]
+fn a_launch_is_refused() {
+    for id in VENDORS {
+        let Some(options) = stub(id, "launch", &["-DLAUNCH_CODE=701"]) else {
+            return;
+        };
+        let gpu = Gpu::open_with(id, &options).unwrap();
+        let x = gpu.upload(&[1.0f32; 4]).unwrap();
+        let error = ops::add(&gpu, x.as_slice(), x.as_slice()).unwrap_err();
+        assert!(
+            error.to_string().contains("add") && !error.is_fatal(),
+            "{error}"
+        );
+        assert_eq!(gpu.read(x.as_slice::<f32>()).unwrap(), [1.0; 4]);
+    }
+}
+
+/// The device faults in the middle: that call says so, and every later one says why at once.
+#[test]
+fn the_device_is_lost() {
+    for id in VENDORS {
+        let faults = ["-DSYNC_CODE=719", "-DGOOD_SYNCS=1"];
+        let Some(options) = stub(id, "lost", &faults) else {
+            return;
+        };
+        let gpu = Gpu::open_with(id, &options).unwrap();
+        let x = gpu.upload(&[1.0f32; 4]).unwrap();
+        let graph = gpu
+            .capture(|| ops::add(&gpu, x.as_slice(), x.as_slice()))
+            .unwrap();
+        let error = gpu.read(x.as_slice::<f32>()).unwrap_err();
+        assert!(error.is_fatal(), "{error}");
+        assert!(
+            error.to_string().contains("the stub's kernel faulted"),
+            "{error}"
+        );
+        for later in [
+            ops::add(&gpu, x.as_slice(), x.as_slice()),
+            gpu.synchronize(),
+            graph.launch(),
+            gpu.alloc::<u8>(1).map(drop),
+            gpu.capture(|| Ok(())).map(drop),
+        ] {
+            let later = later.unwrap_err();
+            assert_eq!(
+                later,
+                GpuError::Lost {
+                    cause: Box::new(error.clone())
+                }
+            );
+            assert!(later.is_fatal());
+        }
+    }
+}

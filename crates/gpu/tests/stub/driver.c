@@ -1,0 +1,186 @@
+// A driver that plays one GPU in the test's own memory, under HIP's names (-DHIP) or CUDA's, and fails as it is told:
+// -DINIT_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n -DGOOD_SYNCS=n (the
+// first so many succeed), -DWITHOUT_GRAPHS. Its only kernel is `add` of elementwise.hip.
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef HIP
+#define NAME(hip, cuda) hip
+#else
+#define NAME(hip, cuda) cuda
+#endif
+#ifndef INIT_CODE
+#define INIT_CODE 0
+#endif
+#ifndef N_DEVICES
+#define N_DEVICES 1
+#endif
+#ifndef ALLOC_CODE
+#define ALLOC_CODE 0
+#endif
+#ifndef LAUNCH_CODE
+#define LAUNCH_CODE 0
+#endif
+#ifndef LOAD_CODE
+#define LOAD_CODE 0
+#endif
+#ifndef SYNC_CODE
+#define SYNC_CODE 0
+#define GOOD_SYNCS 0
+#endif
+
+typedef void* handle;
+static int n_syncs;
+static char object;
+
+static int text_into(char* to, int len, const char* text) {
+    strncpy(to, text, (size_t)len - 1);
+    to[len - 1] = 0;
+    return 0;
+}
+
+// What the vendors do in the same way.
+int NAME(hipInit, cuInit)(unsigned flags) { return flags ? 1 : INIT_CODE; }
+int NAME(hipGetDeviceCount, cuDeviceGetCount)(int* count) { return *count = N_DEVICES, 0; }
+int NAME(hipDeviceGetName, cuDeviceGetName)(char* to, int len, int device) {
+    return device ? 101 : text_into(to, len, "Stub 9000");
+}
+int NAME(hipDriverGetVersion, cuDriverGetVersion)(int* version) { return *version = 13020, 0; }
+int NAME(hipMemGetInfo, cuMemGetInfo_v2)(size_t* free, size_t* total) {
+    return *free = 1000, *total = 4000, 0;
+}
+int NAME(hipMalloc, cuMemAlloc_v2)(uint64_t* to, size_t bytes) {
+    if (ALLOC_CODE) return ALLOC_CODE;
+    *to = (uint64_t)malloc(bytes);
+    return *to ? 0 : 2;
+}
+int NAME(hipFree, cuMemFree_v2)(uint64_t ptr) { return free((void*)ptr), 0; }
+int NAME(hipHostMalloc, cuMemHostAlloc)(void** to, size_t bytes, unsigned flags) {
+    *to = flags == 3 ? malloc(bytes) : NULL;
+    return *to ? 0 : 2;
+}
+int NAME(hipHostFree, cuMemFreeHost)(void* ptr) { return free(ptr), 0; }
+int NAME(hipHostGetDevicePointer, cuMemHostGetDevicePointer_v2)(uint64_t* to, void* ptr, unsigned flags) {
+    return *to = (uint64_t)ptr, (int)flags;
+}
+int NAME(hipMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)(uint64_t to, const void* from, size_t bytes, handle stream) {
+    return memcpy((void*)to, from, bytes), stream == &object ? 0 : 400;
+}
+int NAME(hipMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2)(void* to, uint64_t from, size_t bytes, handle stream) {
+    return memcpy(to, (void*)from, bytes), stream == &object ? 0 : 400;
+}
+int NAME(hipMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)(uint64_t to, uint64_t from, size_t bytes, handle stream) {
+    return memmove((void*)to, (void*)from, bytes), stream == &object ? 0 : 400;
+}
+int NAME(hipMemsetD8Async, cuMemsetD8Async)(uint64_t to, unsigned char byte, size_t bytes, handle stream) {
+    return memset((void*)to, byte, bytes), stream == &object ? 0 : 400;
+}
+int NAME(hipModuleUnload, cuModuleUnload)(handle module) { return module == &object ? 0 : 400; }
+int NAME(hipModuleGetFunction, cuModuleGetFunction)(handle* to, handle module, const char* name) {
+    *to = &object;
+    return module != &object ? 400 : strcmp(name, "add") ? 500 : 0;
+}
+int NAME(hipModuleGetGlobal, cuModuleGetGlobal_v2)(uint64_t* to, size_t* bytes, handle module, const char* name) {
+    (void)to, (void)bytes, (void)module, (void)name;
+    return 500;
+}
+// How its `Params` begins.
+struct add_params {
+    const float *x, *other;
+    float* out;
+    unsigned n;
+};
+int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                                unsigned by, unsigned bz, unsigned shared, handle stream, void** params,
+                                                void** extra) {
+    if (LAUNCH_CODE) return LAUNCH_CODE;
+    if (function != &object || stream != &object || extra || shared || by != 1 || bz != 1 || gy != 1 || gz != 1) return 1;
+    const struct add_params* p = params[0];
+    if (gx * bx == 0) return 9;
+    for (unsigned i = 0; i < p->n; i++) p->out[i] += p->x[i];
+    return 0;
+}
+int NAME(hipStreamCreateWithFlags, cuStreamCreate)(handle* to, unsigned flags) {
+    return *to = &object, flags == 1 ? 0 : 1;
+}
+int NAME(hipStreamDestroy, cuStreamDestroy_v2)(handle stream) { return stream == &object ? 0 : 400; }
+int NAME(hipStreamSynchronize, cuStreamSynchronize)(handle stream) {
+    if (stream != &object) return 400;
+    return SYNC_CODE && n_syncs++ >= GOOD_SYNCS ? SYNC_CODE : 0;
+}
+int NAME(hipStreamWaitEvent, cuStreamWaitEvent)(handle stream, handle event, unsigned flags) {
+    return stream == &object && event == &object ? (int)flags : 400;
+}
+int NAME(hipEventCreateWithFlags, cuEventCreate)(handle* to, unsigned flags) { return *to = &object, (int)flags; }
+int NAME(hipEventDestroy, cuEventDestroy_v2)(handle event) { return event == &object ? 0 : 400; }
+int NAME(hipEventRecord, cuEventRecord)(handle event, handle stream) {
+    return event == &object && stream == &object ? 0 : 400;
+}
+int NAME(hipEventQuery, cuEventQuery)(handle event) { return event == &object ? 600 : 400; }
+int NAME(hipEventSynchronize, cuEventSynchronize)(handle event) { return event == &object ? 0 : 400; }
+int NAME(hipEventElapsedTime, cuEventElapsedTime)(float* ms, handle start, handle end) {
+    return *ms = 1.5f, start == &object && end == &object ? 0 : 400;
+}
+int NAME(hipStreamBeginCapture, cuStreamBeginCapture_v2)(handle stream, int mode) {
+    return stream == &object && mode == 2 ? 0 : 1;
+}
+int NAME(hipStreamEndCapture, cuStreamEndCapture)(handle stream, handle* graph) {
+    return *graph = &object, stream == &object ? 0 : 1;
+}
+int NAME(hipGraphInstantiateWithFlags, cuGraphInstantiateWithFlags)(handle* to, handle graph, unsigned long long flags) {
+    return *to = &object, graph == &object && !flags ? 0 : 1;
+}
+int NAME(hipGraphDestroy, cuGraphDestroy)(handle graph) { return graph == &object ? 0 : 400; }
+#ifndef WITHOUT_GRAPHS
+int NAME(hipGraphLaunch, cuGraphLaunch)(handle graph, handle stream) {
+    return graph == &object && stream == &object ? 0 : 400;
+}
+#endif
+int NAME(hipGraphExecDestroy, cuGraphExecDestroy)(handle graph) { return graph == &object ? 0 : 400; }
+
+#ifdef HIP
+int hipSetDevice(int device) { return device ? 101 : 0; }
+int hipRuntimeGetVersion(int* version) { return *version = 60342134, 0; }
+int hipDeviceGetPCIBusId(char* to, int len, int device) { return device ? 101 : text_into(to, len, "0000:03:00.0"); }
+int hipDeviceGetAttribute(int* value, int attribute, int device) {
+    // Integrated, and the number of compute units.
+    *value = attribute == 16 ? 0 : attribute == 63 ? 96 : -1;
+    return device ? 101 : *value < 0;
+}
+int hipGetDevicePropertiesR0600(char* to, int device) {
+    memset(to, 0, 1472);
+    strcpy(to, "Stub gfx");
+    strcpy(to + 1160, "gfx90a:sramecc+:xnack-");
+    return device ? 101 : 0;
+}
+int hipModuleLoadData(handle* to, const void* image) { return *to = &object, image ? LOAD_CODE : 1; }
+const char* hipGetErrorName(int code) { return code == 719 ? "hipErrorLaunchFailure" : "hipErrorStub"; }
+const char* hipGetErrorString(int code) { return code == 719 ? "the stub's kernel faulted" : "the stub says no"; }
+#else
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal ? 101 : 0; }
+int cuDevicePrimaryCtxRetain(handle* to, int device) { return *to = &object, device ? 101 : 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return device ? 101 : 0; }
+int cuCtxSetCurrent(handle context) { return context == &object ? 0 : 201; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    // Multiprocessors, integrated, compute capability, shared memory.
+    *value = attribute == 16 ? 132 : attribute == 18 ? 0 : attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : -1;
+    return device ? 101 : *value < 0;
+}
+int cuModuleLoadDataEx(handle* to, const void* image, unsigned n, unsigned* options, void** values) {
+    *to = &object;
+    if (!image || n != 2 || options[0] != 5 || options[1] != 6 || (size_t)values[1] < 100) return 1;
+    if (LOAD_CODE) strcpy(values[0], "ptxas: the stub takes no PTX");
+    return LOAD_CODE;
+}
+int cuFuncSetAttribute(handle function, int attribute, int value) {
+    return function == &object && attribute == 8 && value > 0 ? 0 : 1;
+}
+int cuGetErrorName(int code, const char** to) {
+    return *to = code == 719 ? "CUDA_ERROR_LAUNCH_FAILED" : "CUDA_ERROR_STUB", 0;
+}
+int cuGetErrorString(int code, const char** to) {
+    return *to = code == 719 ? "the stub's kernel faulted" : "the stub says no", 0;
+}
+#endif
