@@ -9,6 +9,7 @@ mod matvec;
 mod norm;
 mod rope_kv;
 mod rows;
+mod sample;
 mod tile;
 
 pub use argmax::argmax;
@@ -19,4 +20,5 @@ pub use matvec::{MAX_ROWS, Product, matvec, matvec_gated};
 pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, kv_append, rope, rope_kv};
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
+pub use sample::{MAX_TOP_K, SampleEntry, SampleRow, SampleStep, sample};
 pub use tile::{Tile, multiply_tiles};
