@@ -44,8 +44,13 @@ impl HostActs {
             }
         };
         let codes: Vec<i8> = (0..n).map(|i| code(i, random) as i8).collect();
+        // Rows of floats have sizes of their own.
+        let size = |i: usize| match form {
+            ActForm::F32 => f32::powi(2.0, (i / width % 5) as i32 * 20 - 40),
+            _ => 1.0,
+        };
         let scales: Vec<f32> = (0..n / form.block_len())
-            .map(|_| 0.01 + 0.01 * random.value().abs())
+            .map(|i| size(i) * (0.01 + 0.01 * random.value().abs()))
             .collect();
         let value = |(i, &code): (usize, &i8)| f32::from(code) * scales[i / form.block_len()];
         let values = codes.iter().enumerate().map(value).collect();

@@ -9,40 +9,9 @@
 //     Q8x256   part += d_w dot - m_w sum_x                  per group;   acc += d_x part   per step
 //
 // What the next step needs is loaded into registers while this one is multiplied. The order of all sums is fixed.
-// Memory of the block: (TM + TN) (STEP + 16) bytes of codes, TN scales and minimums and TM scales and sums for each group;
-// with WK > 1 also (WK - 1) TM TN floats.
-//
-// Float weights (F32, F16, BF16): x in f32, exact products, f32 sums: 16 by 16 threads with R by R outputs each, 32
-// values of k at a time. Memory of the block: 128 (16 R + 4) bytes of each.
-#include "mma.h"
-#include "quant.h"
-
-constexpr u32 THREADS = 256;
-constexpr u32 N_WAVES = THREADS / WARP_SIZE;
-
-struct MatmulParams {
-    Weights w;
-    // Quantized: [n_rows, n_in] codes, [n_rows, n_in / ACT_BLOCK] scales, [n_rows, n_in / 16] sums of 16 codes.
-    const i8* codes;
-    const float* scales;
-    const i16* sums;
-    // Floats: [n_rows, n_in].
-    const float* x;
-    // [n_out] or null.
-    const float* bias;
-    // [n_rows, n_out].
-    float* out;
-    u32 n_rows;
-    // 0: store, 1: add to what is there.
-    u32 add;
-};
-
-DEV void write_out(const MatmulParams& p, u32 row, u32 o, float v) {
-    if (row >= p.n_rows || o >= p.w.n_out) return;
-    if (p.bias) v += p.bias[o];
-    float* to = p.out + (u64)row * p.w.n_out + o;
-    *to = p.add ? *to + v : v;
-}
+// Memory of the block: (TM + TN) (STEP + 16) bytes of codes, TN scales and minimums and TM scales and sums for each
+// group; with WK > 1 also (WK - 1) TM TN floats. Float weights: matmul_float.h.
+#include "matmul_float.h"
 
 // ---------------------------------------------------------------------------------------------- quantized weights
 // A step of the product of TM rows and TN outputs: STEP values of k.
@@ -166,14 +135,6 @@ template <typename S> struct Share {
     }
 };
 
-// A lane's ROWS or COLS numbers of a tile.
-template <u32 N> DEV void load_floats(float* to, const float* from) {
-    u32 words[N];
-    mma::load_words<N>(words, from);
-#pragma unroll
-    for (u32 i = 0; i < N; i++) to[i] = bits<float>(words[i]);
-}
-
 // MT by NT tiles for each wave.
 template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK> DEV void product(const MatmulParams& p) {
     constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS;
@@ -280,53 +241,12 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK> DEV void
                           acc[mt][nt][e]);
 }
 
-// ---------------------------------------------------------------------------------------------- float weights
-// R by R outputs for each thread, TILE by TILE for the block.
-template <typename F, u32 R> DEV void float_product(const MatmulParams& p) {
-    constexpr u32 TILE = 16 * R, K = 32, PER_ROW = K / F::CHUNK, STRIDE = TILE + 4;
-    // [K, TILE] each.
-    SHARED(float, x, K * STRIDE);
-    SHARED(float, w, K * STRIDE);
-    const u32 first_out = bid_x() * TILE, first_row = bid_y() * TILE;
-    const u32 tx = tid() % 16 * R, ty = tid() / 16 * R;
-    float acc[R][R] = {};
-    for (u32 k = 0; k < p.w.n_in; k += K) {
-        barrier();
-#pragma unroll
-        for (u32 i = 0; i < TILE * K / THREADS; i++) {
-            u32 n = i * THREADS + tid(), row = min_of(first_row + n / K, p.n_rows - 1), at = k + n % K;
-            x[n % K * STRIDE + n / K] = at < p.w.n_in ? p.x[(u64)row * p.w.n_in + at] : 0.0f;
-        }
-#pragma unroll
-        for (u32 i = 0; i < TILE * PER_ROW; i += THREADS) {
-            u32 n = i + tid(), o = n / PER_ROW, chunk = n % PER_ROW;
-            if (n >= TILE * PER_ROW) break;
-            F t = Block<F, Planes>::of(p.w, min_of(first_out + o, p.w.n_out - 1)).load(k / F::CHUNK + chunk);
-#pragma unroll
-            for (u32 j = 0; j < F::CHUNK; j++) w[(chunk * F::CHUNK + j) * STRIDE + o] = t.value(j);
-        }
-        barrier();
-#pragma unroll 8
-        for (u32 j = 0; j < K; j++) {
-            float a[R], b[R];
-            load_floats<R>(a, x + j * STRIDE + ty);
-            load_floats<R>(b, w + j * STRIDE + tx);
-#pragma unroll
-            for (u32 r = 0; r < R; r++)
-#pragma unroll
-                for (u32 c = 0; c < R; c++) acc[r][c] = fma(a[r], b[c], acc[r][c]);
-        }
-    }
-#pragma unroll
-    for (u32 r = 0; r < R; r++)
-#pragma unroll
-        for (u32 c = 0; c < R; c++) write_out(p, first_row + ty + r, first_out + tx + c, acc[r][c]);
-}
-
 // ---------------------------------------------------------------------------------------------- kernels
 // matmul_large has the fewest loads for each product; matmul_small is for where that leaves the device empty.
 template <typename F, u32 LARGE> DEV void any_product(const MatmulParams& p) {
-    if constexpr (F::FLOAT) float_product<F, LARGE ? 4 : 2>(p);
+    if constexpr (SPLIT<F> && LARGE) split_product<F, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2>(p);
+    else if constexpr (SPLIT<F>) split_product<F, 1, WARP_SIZE / 32, 2, 128 / WARP_SIZE>(p);
+    else if constexpr (F::FLOAT) float_product<F, LARGE ? 4 : 2>(p);
     else if constexpr (LARGE) product<F, 128, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2, 1>(p);
     else product<F, 256, 2, 1, 1, 2, N_WAVES / 2>(p);
 }
@@ -341,10 +261,10 @@ template <typename F, u32 LARGE> DEV void any_product(const MatmulParams& p) {
 #endif
 
 EXPORT_U32(n_threads, THREADS)
-EXPORT_U32(large_rows, FORMAT::FLOAT ? 64 : 128)
+EXPORT_U32(large_rows, FORMAT::FLOAT && !SPLIT<FORMAT> ? 64 : 128)
 EXPORT_U32(large_outs, 64)
 EXPORT_U32(small_rows, 32)
-EXPORT_U32(small_outs, 32)
+EXPORT_U32(small_outs, SPLIT<FORMAT> ? 64 : 32)
 
 MATMUL_KERNEL(matmul_large) { any_product<FORMAT, 1>(p); }
 MATMUL_KERNEL(matmul_small) { any_product<FORMAT, 0>(p); }

@@ -1,0 +1,39 @@
+// What the products of many rows share (format/matmul.hip).
+#pragma once
+#include "mma.h"
+#include "quant.h"
+
+constexpr u32 THREADS = 256;
+constexpr u32 N_WAVES = THREADS / WARP_SIZE;
+
+struct MatmulParams {
+    Weights w;
+    // Quantized: [n_rows, n_in] codes, [n_rows, n_in / ACT_BLOCK] scales, [n_rows, n_in / 16] sums of 16 codes.
+    const i8* codes;
+    const float* scales;
+    const i16* sums;
+    // Floats: [n_rows, n_in].
+    const float* x;
+    // [n_out] or null.
+    const float* bias;
+    // [n_rows, n_out].
+    float* out;
+    u32 n_rows;
+    // 0: store, 1: add to what is there.
+    u32 add;
+};
+
+DEV void write_out(const MatmulParams& p, u32 row, u32 o, float v) {
+    if (row >= p.n_rows || o >= p.w.n_out) return;
+    if (p.bias) v += p.bias[o];
+    float* to = p.out + (u64)row * p.w.n_out + o;
+    *to = p.add ? *to + v : v;
+}
+
+// A lane's ROWS or COLS numbers of a tile.
+template <u32 N> DEV void load_floats(float* to, const float* from) {
+    u32 words[N];
+    mma::load_words<N>(words, from);
+#pragma unroll
+    for (u32 i = 0; i < N; i++) to[i] = bits<float>(words[i]);
+}

@@ -1,0 +1,208 @@
+// Products of many rows with float weights (format/matmul.hip).
+//
+// F32, and all where there are no matrix units: exact products, f32 sums. 16 by 16 threads with R by R outputs each, 32
+// values of k at a time. Memory of the block: 128 (16 R + 4) bytes of each operand.
+//
+// F16, BF16: on the matrix units in f16, 32 values of k at a time. Each row's 32 values of x are scaled by a power of
+// two that brings the largest to 2^14 .. 2^15, and split into two halves, x = hi + lo, together 22 bits. BF16 weights
+// (on gfx90a F16 too) are scaled alike and then exact in f16 as far as they matter. The sums of a step are scaled back
+// and added in f32:
+//
+//     acc += 2^(-e_x - e_w) (hi . w + lo . w)
+//
+// What is lost is below 2^-22 of a value or 2^-28 of the largest of its 32, whether or not the units keep subnormal
+// halves. Memory of the block: 80 bytes for each row of hi, lo and w, and the scales.
+#pragma once
+#include "matmul.h"
+
+// Which formats are split.
+#if defined(MMA_DOT)
+template <typename F> constexpr bool SPLIT = false;
+#else
+template <typename F> constexpr bool SPLIT = F::FLOAT && F::LEN == 1 && F::CHUNK == 8;
+#endif
+
+// Whose weights are scaled: BF16, which has numbers beyond f16, and all where the units take subnormal halves for zeros.
+#if defined(__gfx90a__)
+template <typename F> constexpr bool WEIGHTS_SCALED = true;
+#else
+template <typename F> constexpr bool WEIGHTS_SCALED = __is_same(F, BF16);
+#endif
+
+// R by R outputs for each thread, TILE by TILE for the block.
+template <typename F, u32 R> DEV void float_product(const MatmulParams& p) {
+    constexpr u32 TILE = 16 * R, K = 32, PER_ROW = K / F::CHUNK, STRIDE = TILE + 4;
+    // [K, TILE] each.
+    SHARED(float, x, K * STRIDE);
+    SHARED(float, w, K * STRIDE);
+    const u32 first_out = bid_x() * TILE, first_row = bid_y() * TILE;
+    const u32 tx = tid() % 16 * R, ty = tid() / 16 * R;
+    float acc[R][R] = {};
+    for (u32 k = 0; k < p.w.n_in; k += K) {
+        barrier();
+#pragma unroll
+        for (u32 i = 0; i < TILE * K / THREADS; i++) {
+            u32 n = i * THREADS + tid(), row = min_of(first_row + n / K, p.n_rows - 1), at = k + n % K;
+            x[n % K * STRIDE + n / K] = at < p.w.n_in ? p.x[(u64)row * p.w.n_in + at] : 0.0f;
+        }
+#pragma unroll
+        for (u32 i = 0; i < TILE * PER_ROW; i += THREADS) {
+            u32 n = i + tid(), o = n / PER_ROW, chunk = n % PER_ROW;
+            if (n >= TILE * PER_ROW) break;
+            F t = Block<F, Planes>::of(p.w, min_of(first_out + o, p.w.n_out - 1)).load(k / F::CHUNK + chunk);
+#pragma unroll
+            for (u32 j = 0; j < F::CHUNK; j++) w[(chunk * F::CHUNK + j) * STRIDE + o] = t.value(j);
+        }
+        barrier();
+#pragma unroll 8
+        for (u32 j = 0; j < K; j++) {
+            float a[R], b[R];
+            load_floats<R>(a, x + j * STRIDE + ty);
+            load_floats<R>(b, w + j * STRIDE + tx);
+#pragma unroll
+            for (u32 r = 0; r < R; r++)
+#pragma unroll
+                for (u32 c = 0; c < R; c++) acc[r][c] = fma(a[r], b[c], acc[r][c]);
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < R; r++)
+#pragma unroll
+        for (u32 c = 0; c < R; c++) write_out(p, first_row + ty + r, first_out + tx + c, acc[r][c]);
+}
+
+// A power of two that brings numbers up to `largest` below 2^15, and its inverse; both are normal numbers.
+struct Scale {
+    float up, down;
+    DEV_MEMBER static Scale of(float largest) {
+        u32 exponent = max_of(bits<u32>(largest) >> 23, 15u);
+        return {bits<float>((268 - exponent) << 23), bits<float>((exponent - 14) << 23)};
+    }
+};
+
+// MT by NT tiles for each wave, WM by WN waves.
+template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> DEV void split_product(const MatmulParams& p) {
+    static_assert(WM * WN == N_WAVES, "all waves have work");
+    constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS, K = 32, STRIDE = 2 * K + 16;
+    // Threads that share a row of x, and how many of its values each has.
+    constexpr u32 SHARERS = THREADS / TM, VALUES = K / SHARERS;
+    static_assert(TN * K / 8 == THREADS && VALUES % 4 == 0, "a chunk of weights for each thread");
+    constexpr bool SCALED = WEIGHTS_SCALED<F>;
+    using Tile = mma::F16;
+    SHARED(u8, x_hi, TM * STRIDE);
+    SHARED(u8, x_lo, TM * STRIDE);
+    SHARED(u8, w, TN * STRIDE);
+    // Scale::down, in slots.
+    SHARED(float, x_scale, TM);
+    SHARED(float, w_scale, TN);
+
+    const u32 first_out = bid_x() * TN, first_row = bid_y() * TM, n_in = p.w.n_in;
+    const u32 at = uniform(wave()), m0 = at % WM * 16 * MT, n0 = at / WM * 16 * NT;
+    const u32 x_row = tid() / SHARERS, x_at = tid() % SHARERS * VALUES, w_row = tid() / 4, w_chunk = tid() % 4;
+    const float* x_from = p.x + (u64)min_of(first_row + x_row, p.n_rows - 1) * n_in + x_at;
+    const Block<F, Planes> w_from = Block<F, Planes>::of(p.w, min_of(first_out + w_row, p.w.n_out - 1));
+    float acc[MT][NT][E] = {};
+    float x[VALUES];
+    F w_next;
+    const bool whole = n_in % 4 == 0 && (u64)p.x % 16 == 0;
+    auto load = [&](u32 k) {
+        w_next = w_from.load(k / 8 + w_chunk);
+#pragma unroll
+        for (u32 i = 0; i < VALUES; i += 4) {
+            if (whole) {
+                f32x4 four = {};
+                if (k + x_at + i < n_in) four = *(const f32x4*)(x_from + k + i);
+                for (u32 j = 0; j < 4; j++) x[i + j] = four[j];
+            } else {
+                for (u32 j = 0; j < 4; j++) x[i + j] = k + x_at + i + j < n_in ? x_from[k + i + j] : 0.0f;
+            }
+        }
+    };
+    load(0);
+    for (u32 k = 0; k < n_in; k += K) {
+        barrier();
+        float largest = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < VALUES; i++) largest = max_of(largest, __builtin_fabsf(x[i]));
+#pragma unroll
+        for (u32 mask = 1; mask < SHARERS; mask *= 2) largest = max_of(largest, shuffle_xor(largest, mask));
+        Scale scale = Scale::of(largest);
+        if (x_at == 0) x_scale[x_row / 16 * 16 + mma::row_slot(x_row % 16)] = scale.down;
+        u32 hi[VALUES / 2], lo[VALUES / 2];
+#pragma unroll
+        for (u32 i = 0; i < VALUES; i += 2) {
+            float a = x[i] * scale.up, b = x[i + 1] * scale.up;
+            u16 a_hi = f2h(a), b_hi = f2h(b);
+            hi[i / 2] = a_hi | (u32)b_hi << 16;
+            lo[i / 2] = f2h(a - h2f(a_hi)) | (u32)f2h(b - h2f(b_hi)) << 16;
+        }
+#pragma unroll
+        for (u32 i = 0; i < VALUES / 2; i += 2) {
+            u32 to = x_row * STRIDE + 2 * x_at + 4 * i;
+            *(u32x2*)(x_hi + to) = u32x2{{hi[i], hi[i + 1]}};
+            *(u32x2*)(x_lo + to) = u32x2{{lo[i], lo[i + 1]}};
+        }
+        u32x4 words = w_next.raw;
+        if constexpr (SCALED) {
+            largest = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) largest = max_of(largest, __builtin_fabsf(w_next.value(i)));
+            largest = max_of(largest, shuffle_xor(largest, 1));
+            largest = max_of(largest, shuffle_xor(largest, 2));
+            scale = Scale::of(largest);
+            if (w_chunk == 0) w_scale[w_row / 16 * 16 + mma::col_slot(w_row % 16)] = scale.down;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                words.v[i] = f2h(w_next.value(2 * i) * scale.up) | (u32)f2h(w_next.value(2 * i + 1) * scale.up) << 16;
+        }
+        store16(w + w_row * STRIDE + 16 * w_chunk, words);
+        barrier();
+        if (k + K < n_in) load(k + K);
+
+        typename Tile::Acc part[MT][NT];
+#pragma unroll
+        for (u32 mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (u32 nt = 0; nt < NT; nt++) part[mt][nt] = Tile::zero();
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            typename Tile::B b[NT];
+#pragma unroll
+            for (u32 nt = 0; nt < NT; nt++) b[nt] = Tile::load_b(w + (n0 + 16 * nt) * STRIDE + 32 * half, STRIDE);
+#pragma unroll
+            for (u32 mt = 0; mt < MT; mt++) {
+                const u32 from = (m0 + 16 * mt) * STRIDE + 32 * half;
+                typename Tile::A a = Tile::load_a(x_hi + from, STRIDE), rest = Tile::load_a(x_lo + from, STRIDE);
+#pragma unroll
+                for (u32 nt = 0; nt < NT; nt++) {
+                    Tile::mac(part[mt][nt], rest, b[nt]);
+                    Tile::mac(part[mt][nt], a, b[nt]);
+                }
+            }
+        }
+#pragma unroll
+        for (u32 nt = 0; nt < NT; nt++) {
+            float by_col[mma::COLS];
+            if constexpr (SCALED) load_floats<mma::COLS>(by_col, w_scale + n0 + 16 * nt + mma::first_col_slot());
+#pragma unroll
+            for (u32 mt = 0; mt < MT; mt++) {
+                float by_row[mma::ROWS];
+                load_floats<mma::ROWS>(by_row, x_scale + m0 + 16 * mt + mma::first_row_slot());
+#pragma unroll
+                for (u32 e = 0; e < E; e++) {
+                    float sum = part[mt][nt].v[e];
+                    if constexpr (SCALED) sum *= by_col[mma::col_index(e)];
+                    acc[mt][nt][e] = fma(sum, by_row[mma::row_index(e)], acc[mt][nt][e]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (u32 mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (u32 nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (u32 e = 0; e < E; e++)
+                write_out(p, first_row + m0 + 16 * mt + mma::row(e), first_out + n0 + 16 * nt + mma::col(e),
+                          acc[mt][nt][e]);
+}
