@@ -23,11 +23,9 @@
 
 constexpr u32 THREADS = 128;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
-// Splits are whole multiples of this many positions.
+// Splits are whole multiples of this many positions; both as in src/ops/attention.rs.
 constexpr u32 GRAIN = 64;
 constexpr u32 MAX_SPLITS = 128;
-EXPORT_U32(decode_grain, GRAIN)
-EXPORT_U32(decode_max_splits, MAX_SPLITS)
 
 struct DecodeParams {
     const float* q;

@@ -2,12 +2,10 @@
 
 mod common;
 
+use common::values::Random;
 use half::f16;
 use rocmforge_gpu::ops::{self, AttentionScratch, Scores};
 use rocmforge_gpu::{Gpu, KvLayer, SeqRows, Step};
-
-/// The greatest error, relative to the greatest magnitude of a head's output.
-const TOLERANCE: f64 = 2e-5;
 
 /// A step: sequences of (first position, rows), and rows without a sequence after them.
 #[derive(Clone)]
@@ -23,6 +21,8 @@ struct Case {
     n_padding: usize,
     /// Queries are this much larger than keys.
     magnitude: f32,
+    /// The greatest error, relative to the greatest magnitude of a head's output.
+    tolerance: f64,
 }
 
 impl Case {
@@ -42,24 +42,8 @@ impl Case {
             seqs: seqs.to_vec(),
             n_padding: 1,
             magnitude: 2.0,
+            tolerance: 5e-6,
         }
-    }
-}
-
-/// Numbers from -1 to 1.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % n
     }
 }
 
@@ -112,7 +96,7 @@ impl Data {
                     let slot = data.slot(case, s, pos, head);
                     for (x, dim) in [(&mut data.k, case.k_dim), (&mut data.v, case.v_dim)] {
                         for value in &mut x[slot * dim..(slot + 1) * dim] {
-                            *value = f16::from_f32(random.next()).to_bits();
+                            *value = f16::from_f32((random.unit() * 2.0 - 1.0) as f32).to_bits();
                         }
                     }
                 }
@@ -124,7 +108,7 @@ impl Data {
         }
         let n_values = data.positions.len() * case.n_heads * case.k_dim;
         data.q = (0..n_values)
-            .map(|_| random.next() * case.magnitude)
+            .map(|_| (random.unit() * 2.0 - 1.0) as f32 * case.magnitude)
             .collect();
         for _ in 0..case.n_padding {
             data.positions.push(0);
@@ -257,7 +241,7 @@ fn check(name: &str, case: &Case) {
             for (got, want) in got.iter().zip(want) {
                 let error = (f64::from(*got) - want).abs() / greatest;
                 assert!(
-                    error <= TOLERANCE,
+                    error <= case.tolerance,
                     "{name} on {}: row {} head {}: {got} for {want}, error {error:e}",
                     gpu.target(),
                     at / case.n_heads,
@@ -338,6 +322,7 @@ fn soft_caps() {
 fn large_scores() {
     let mut case = Case::new(4, 1, 64, &[(100, 1), (31, 1)]);
     case.magnitude = 200.0;
+    case.tolerance = 1e-4;
     check("large scores", &case);
 }
 
@@ -345,4 +330,60 @@ fn large_scores() {
 fn many_rows() {
     let seqs: Vec<(usize, usize)> = (0..40).map(|i| (i * 3, 1)).collect();
     check("40 sequences", &Case::new(2, 1, 64, &seqs));
+}
+
+#[test]
+fn prompts_of_groups_of_heads() {
+    for (n_heads, n_kv_heads) in [(2, 2), (4, 2), (7, 1), (8, 1)] {
+        let case = Case::new(n_heads, n_kv_heads, 64, &[(0, 17), (3, 6)]);
+        check(&format!("prompts, {n_heads} heads on {n_kv_heads}"), &case);
+    }
+}
+
+#[test]
+fn prompts_of_heads_of_every_width() {
+    for dim in [80, 96, 128, 256] {
+        let case = Case::new(1, 1, dim, &[(10, 33)]);
+        check(&format!("prompts, width {dim}"), &case);
+    }
+}
+
+#[test]
+fn prompts_of_every_length_and_page() {
+    for (page, lengths) in [
+        (16, vec![(0, 1), (0, 15), (0, 16)]),
+        (32, vec![(0, 33), (0, 0), (200, 17)]),
+        (64, vec![(0, 257)]),
+    ] {
+        let mut case = Case::new(1, 1, 64, &lengths);
+        case.page = page;
+        check(&format!("prompts, pages of {page}"), &case);
+    }
+}
+
+#[test]
+fn prompts_between_other_rows() {
+    let mut case = Case::new(2, 1, 64, &[(90, 1), (30, 40), (0, 1), (61, 5)]);
+    case.n_padding = 3;
+    check("prompts between other rows", &case);
+}
+
+#[test]
+fn prompts_with_windows() {
+    for window in [1, 20, 40] {
+        let mut case = Case::new(2, 2, 64, &[(0, 70), (150, 20)]);
+        case.scores.window = Some(window);
+        check(&format!("prompts, window {window}"), &case);
+    }
+}
+
+#[test]
+fn prompts_with_extreme_scores() {
+    let mut case = Case::new(2, 1, 64, &[(5, 40)]);
+    case.magnitude = 200.0;
+    case.tolerance = 1e-4;
+    check("prompts, large scores", &case);
+    case.magnitude = 20.0;
+    case.scores.soft_cap = Some(5.0);
+    check("prompts, soft cap", &case);
 }

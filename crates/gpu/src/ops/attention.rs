@@ -1,4 +1,5 @@
-//! Attention over the paged cache (`kernels/attention_decode.hip`).
+//! Attention over the paged cache: `kernels/attention_decode.hip` for steps with a few rows of each sequence,
+//! `kernels/attention_prefill.hip` for others.
 
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Params};
@@ -6,8 +7,11 @@ use crate::memory::{Buffer, Slice};
 use crate::operands::KvLayer;
 use crate::step::Step;
 
-/// Threads of a block of every kernel here.
+/// Threads of a block of the kernels for few rows.
 const THREADS: u32 = 128;
+/// With no more rows of any sequence than this, each row is computed on its own, from all processors; with more, rows
+/// share what they load.
+const MAX_DECODE_ROWS: usize = 4;
 /// `GRAIN` and `MAX_SPLITS` of the kernels.
 const SPLIT_GRAIN: usize = 64;
 const MAX_SPLITS: usize = 128;
@@ -34,6 +38,10 @@ pub struct Scores {
 pub struct AttentionScratch {
     partial: Buffer,
     n_ctx: usize,
+    /// Threads of a wave of this GPU.
+    wave_size: u32,
+    /// The widest heads of the prefill kernels; rows with wider ones are computed on their own.
+    widest_prefill: u32,
 }
 
 impl AttentionScratch {
@@ -51,6 +59,8 @@ impl AttentionScratch {
         Ok(AttentionScratch {
             partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
             n_ctx,
+            wave_size: gpu.constant("attention_prefill", "wave_size")?,
+            widest_prefill: gpu.constant("attention_prefill", "widest")?,
         })
     }
 
@@ -113,12 +123,31 @@ const _: () = assert!(size_of::<DecodeParams>() == 120);
 // SAFETY: as `DecodeParams` in attention_decode.hip.
 unsafe impl Params for DecodeParams {}
 
-/// Whether keys and values of these widths have a kernel of their own; others go through a slow one.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PrefillParams {
+    q: u64,
+    out: u64,
+    seqs: u64,
+    cache: CacheParams,
+    scores: ScoreParams,
+    n_heads: u32,
+    tile_rows: u32,
+    tile_heads: u32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<PrefillParams>() == 96);
+
+// SAFETY: as `PrefillParams` in attention_prefill.hip.
+unsafe impl Params for PrefillParams {}
+
+/// Whether keys and values of these widths have kernels of their own; others go through a slow one.
 pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
     k_dim == v_dim && FAST_DIMS.contains(&k_dim)
 }
 
-/// The kernel for a width and a number of query heads to a block.
+/// The decode kernel for a width and a number of query heads to a block.
 fn decode_kernel(dim: usize, heads: usize) -> &'static str {
     const NAMES: [[&str; 4]; 5] = [
         ["decode_64_1", "decode_64_2", "decode_64_4", "decode_64_8"],
@@ -139,6 +168,17 @@ fn decode_kernel(dim: usize, heads: usize) -> &'static str {
     ];
     let row = FAST_DIMS.iter().position(|&d| d == dim);
     NAMES[row.expect("a fast width")][heads.trailing_zeros() as usize]
+}
+
+/// The prefill kernel for a width, and the waves of a block, each with 16 queries.
+fn prefill_kernel(dim: usize) -> (&'static str, u32) {
+    match dim {
+        64 => ("prefill_64", 4),
+        80 => ("prefill_80", 4),
+        96 => ("prefill_96", 4),
+        128 => ("prefill_128", 4),
+        _ => ("prefill_256", 2),
+    }
 }
 
 /// Attention of all rows of a step; rows without a sequence are left alone.
@@ -162,60 +202,133 @@ pub fn attention(
     scratch: &AttentionScratch,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let n_rows = step.n_rows();
     check(q, n_heads, &scores, kv, step, out);
-    let mut params = DecodeParams {
-        q: q.ptr(),
-        out: out.ptr(),
-        partial: scratch.partial.as_slice::<f32>().ptr(),
-        positions: step.positions.ptr(),
-        seq_of_row: step.seq_of_row.ptr(),
-        cache: CacheParams {
-            k: kv.k.ptr(),
-            v: kv.v.ptr(),
-            block_tables: step.block_tables.ptr(),
-            max_pages: step.max_pages as u32,
-            page_shift: kv.page.trailing_zeros(),
-            n_kv_heads: kv.n_kv_heads as u32,
-            _pad: 0,
-        },
-        scores: ScoreParams {
-            scale: scores.scale,
-            soft_cap: scores.soft_cap.unwrap_or(0.0),
-            window: scores.window.unwrap_or(0),
-            _pad: 0,
-        },
-        n_rows: n_rows as u32,
-        n_heads: n_heads as u32,
-        n_splits: 1,
-        k_dim: kv.k_dim as u32,
-        v_dim: kv.v_dim as u32,
-        _pad: 0,
+    let call = Call {
+        q,
+        n_heads,
+        scores,
+        kv,
+        step,
+        scratch,
+        out,
     };
     if !is_fast(kv.k_dim, kv.v_dim) {
-        let grid = [n_heads as u32, n_rows as u32, 1];
-        let shared_bytes = (kv.k_dim + kv.v_dim) * size_of::<f32>();
-        return gpu.launch(
-            ("attention_decode", "generic"),
+        call.generic(gpu)
+    } else if step.max_rows_of_seq <= MAX_DECODE_ROWS || kv.k_dim > scratch.widest_prefill as usize
+    {
+        call.decode(gpu)
+    } else {
+        call.prefill(gpu)
+    }
+}
+
+/// The arguments of [`attention`], checked.
+struct Call<'a> {
+    q: Slice<'a, f32>,
+    n_heads: usize,
+    scores: Scores,
+    kv: &'a KvLayer<'a>,
+    step: &'a Step<'a>,
+    scratch: &'a AttentionScratch,
+    out: Slice<'a, f32>,
+}
+
+impl Call<'_> {
+    fn cache(&self) -> CacheParams {
+        CacheParams {
+            k: self.kv.k.ptr(),
+            v: self.kv.v.ptr(),
+            block_tables: self.step.block_tables.ptr(),
+            max_pages: self.step.max_pages as u32,
+            page_shift: self.kv.page.trailing_zeros(),
+            n_kv_heads: self.kv.n_kv_heads as u32,
+            _pad: 0,
+        }
+    }
+
+    fn scores(&self) -> ScoreParams {
+        ScoreParams {
+            scale: self.scores.scale,
+            soft_cap: self.scores.soft_cap.unwrap_or(0.0),
+            window: self.scores.window.unwrap_or(0),
+            _pad: 0,
+        }
+    }
+
+    fn group(&self) -> usize {
+        self.n_heads / self.kv.n_kv_heads
+    }
+
+    fn decode_params(&self, n_splits: usize) -> DecodeParams {
+        DecodeParams {
+            q: self.q.ptr(),
+            out: self.out.ptr(),
+            partial: self.scratch.partial.as_slice::<f32>().ptr(),
+            positions: self.step.positions.ptr(),
+            seq_of_row: self.step.seq_of_row.ptr(),
+            cache: self.cache(),
+            scores: self.scores(),
+            n_rows: self.step.n_rows() as u32,
+            n_heads: self.n_heads as u32,
+            n_splits: n_splits as u32,
+            k_dim: self.kv.k_dim as u32,
+            v_dim: self.kv.v_dim as u32,
+            _pad: 0,
+        }
+    }
+
+    fn decode(&self, gpu: &Gpu) -> Result<(), GpuError> {
+        let n_rows = self.step.n_rows();
+        let heads = self.group().next_power_of_two().min(8);
+        let n_blocks = self.kv.n_kv_heads * self.group().div_ceil(heads);
+        let n_floats = self.n_heads * (self.kv.v_dim + 2);
+        let n_splits = self.scratch.n_splits(n_rows, n_blocks, n_floats);
+        let params = self.decode_params(n_splits);
+        let kernel = ("attention_decode", decode_kernel(self.kv.k_dim, heads));
+        let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
+        gpu.launch(kernel, grid, THREADS, 0, &params)?;
+        if n_splits == 1 {
+            return Ok(());
+        }
+        let grid = [self.n_heads as u32, n_rows as u32, 1];
+        gpu.launch(("attention_decode", "combine"), grid, THREADS, 0, &params)
+    }
+
+    fn generic(&self, gpu: &Gpu) -> Result<(), GpuError> {
+        let grid = [self.n_heads as u32, self.step.n_rows() as u32, 1];
+        let shared_bytes = (self.kv.k_dim + self.kv.v_dim) * size_of::<f32>();
+        let kernel = ("attention_decode", "generic");
+        gpu.launch(
+            kernel,
             grid,
             THREADS,
             shared_bytes as u32,
-            &params,
-        );
+            &self.decode_params(1),
+        )
     }
-    let group = n_heads / kv.n_kv_heads;
-    let heads = group.next_power_of_two().min(8);
-    let blocks = kv.n_kv_heads * group.div_ceil(heads);
-    let n_splits = scratch.n_splits(n_rows, blocks, n_heads * (kv.v_dim + 2));
-    params.n_splits = n_splits as u32;
-    let kernel = decode_kernel(kv.k_dim, heads);
-    let grid = [blocks as u32, n_splits as u32, n_rows as u32];
-    gpu.launch(("attention_decode", kernel), grid, THREADS, 0, &params)?;
-    if n_splits > 1 {
-        let grid = [n_heads as u32, n_rows as u32, 1];
-        gpu.launch(("attention_decode", "combine"), grid, THREADS, 0, &params)?;
+
+    fn prefill(&self, gpu: &Gpu) -> Result<(), GpuError> {
+        let (kernel, n_waves) = prefill_kernel(self.kv.k_dim);
+        let n_queries = 16 * n_waves as usize;
+        let tile_heads = self.group().min(n_queries);
+        let tile_rows = n_queries / tile_heads;
+        let params = PrefillParams {
+            q: self.q.ptr(),
+            out: self.out.ptr(),
+            seqs: self.step.seqs.ptr(),
+            cache: self.cache(),
+            scores: self.scores(),
+            n_heads: self.n_heads as u32,
+            tile_rows: tile_rows as u32,
+            tile_heads: tile_heads as u32,
+            _pad: 0,
+        };
+        let n_tiles = self.step.max_rows_of_seq.div_ceil(tile_rows);
+        let n_blocks = self.kv.n_kv_heads * self.group().div_ceil(tile_heads);
+        let grid = [n_tiles as u32, n_blocks as u32, self.step.n_seqs() as u32];
+        let n_threads = n_waves * self.scratch.wave_size;
+        gpu.launch(("attention_prefill", kernel), grid, n_threads, 0, &params)
     }
-    Ok(())
 }
 
 fn check(
