@@ -50,6 +50,8 @@ pub(crate) struct Inner {
 struct Module {
     handle: Handle,
     functions: HashMap<&'static str, Function>,
+    /// Numbers that were read from the image: reading waits for the device, which a recording does not allow.
+    constants: HashMap<&'static str, u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -421,8 +423,12 @@ impl Gpu {
                 let more = format!("{said} (module {module} for {})", self.inner.target);
                 return Err(self.inner.failed("load module", code, more.trim()));
             }
-            let functions = HashMap::new();
-            modules.insert(module, Module { handle, functions });
+            let loaded = Module {
+                handle,
+                functions: HashMap::new(),
+                constants: HashMap::new(),
+            };
+            modules.insert(module, loaded);
         }
         Ok(modules)
     }
@@ -437,10 +443,17 @@ impl Gpu {
 
     /// A number that the image exports (`EXPORT_U32`).
     pub fn constant(&self, module: &'static str, name: &'static str) -> Result<u32, GpuError> {
+        self.inner.ready()?;
+        let handle = {
+            let modules = self.modules(module)?;
+            let module = &modules[module];
+            if let Some(value) = module.constants.get(name) {
+                return Ok(*value);
+            }
+            module.handle
+        };
         let c_name = CString::new(name).expect("names have no zeros");
         let (mut ptr, mut n_bytes) = (0, 0);
-        self.inner.ready()?;
-        let handle = self.modules(module)?[module].handle;
         // SAFETY: the module is loaded.
         let code = unsafe {
             (self.inner.driver.calls.module_global)(
@@ -455,6 +468,9 @@ impl Gpu {
         }
         let mut value = 0u32;
         self.read_bytes(ptr, value.as_mut_bytes())?;
+        let mut modules = self.modules(module)?;
+        let module = modules.get_mut(module).expect("it is loaded");
+        module.constants.insert(name, value);
         Ok(value)
     }
 
