@@ -546,6 +546,30 @@ struct BF16 {
     }
 };
 
+// MXFP6 with MANTISSA bits of mantissa (E2M3 or E3M2). GGUF has no type for it, so it has no planes.
+template <u32 MANTISSA> struct MXFP6 {
+    static constexpr u32 LEN = 32, FILE_BYTES = 25;
+    static constexpr u32 BIAS = (1u << (4 - MANTISSA)) - 1;
+
+    // The number of a code, exactly: an integer times a power of two. Exponent field 0 has that of field 1 and no
+    // leading one.
+    DEV_MEMBER static float number(u32 code) {
+        u32 mantissa = code & ((1u << MANTISSA) - 1), exponent = code >> MANTISSA & ((1u << (5 - MANTISSA)) - 1);
+        u32 integer = exponent == 0 ? mantissa : mantissa | 1u << MANTISSA;
+        float step = bits<float>((127 + max_of(exponent, 1u) - BIAS - MANTISSA) << 23);
+        float magnitude = mul_rounded((float)integer, step);
+        return code & 32 ? -magnitude : magnitude;
+    }
+    // Values 4 i .. 4 i + 3 of the block at `b`: three bytes.
+    DEV_MEMBER static void dequantize_four(const u8* b, u32 i, float* out) {
+        float scale = b[0] == 255 ? __builtin_nanf("") : mul_rounded(2.0f, e8m0_half(b[0]));
+        const u8* three = b + 1 + 3 * i;
+        u32 codes = three[0] | three[1] << 8 | three[2] << 16;
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) out[k] = mul_rounded(scale, number(codes >> 6 * k & 63));
+    }
+};
+
 // ---------------------------------------------------------------------------------------------- layouts
 // A row's values in planes, and how many chunks that is.
 DEV u32 padded_len(u32 n_in) { return div_up(n_in, UNIT) * UNIT; }

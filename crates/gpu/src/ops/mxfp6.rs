@@ -1,0 +1,95 @@
+//! Values of MXFP6 blocks (`kernels/mxfp6.hip`), a format of the library that no GGUF file has.
+
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::memory::Slice;
+
+/// Threads of a block of every kernel here.
+const THREADS: u32 = 256;
+
+/// Values and bytes of a block.
+const BLOCK: [usize; 2] = [32, 25];
+
+/// What the six bits of a number are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mxfp6 {
+    /// Two bits of exponent, three of mantissa.
+    E2M3,
+    /// Three bits of exponent, two of mantissa.
+    E3M2,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Mxfp6Params {
+    blocks: u64,
+    out: u64,
+    n_blocks: u32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<Mxfp6Params>() == 24);
+
+// SAFETY: as `Params` in mxfp6.hip.
+unsafe impl Params for Mxfp6Params {}
+
+/// The values of blocks as `gguf::quant::mxfp6` writes them, out `[32 * blocks]`.
+///
+/// # Errors
+/// If the launch fails.
+///
+/// # Panics
+/// If `blocks` are not whole blocks, or `out` has another length.
+pub fn dequantize_mxfp6(
+    gpu: &Gpu,
+    format: Mxfp6,
+    blocks: Slice<'_, u8>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let kernel = match format {
+        Mxfp6::E2M3 => "e2m3",
+        Mxfp6::E3M2 => "e3m2",
+    };
+    launch(gpu, kernel, blocks, out)
+}
+
+/// As [`dequantize_mxfp6`], rounded to f16 (bits).
+///
+/// # Errors
+/// As [`dequantize_mxfp6`].
+///
+/// # Panics
+/// As [`dequantize_mxfp6`].
+pub fn dequantize_mxfp6_f16(
+    gpu: &Gpu,
+    format: Mxfp6,
+    blocks: Slice<'_, u8>,
+    out: Slice<'_, u16>,
+) -> Result<(), GpuError> {
+    let kernel = match format {
+        Mxfp6::E2M3 => "e2m3_f16",
+        Mxfp6::E3M2 => "e3m2_f16",
+    };
+    launch(gpu, kernel, blocks, out)
+}
+
+fn launch<T>(
+    gpu: &Gpu,
+    kernel: &'static str,
+    blocks: Slice<'_, u8>,
+    out: Slice<'_, T>,
+) -> Result<(), GpuError> {
+    let [values, bytes] = BLOCK;
+    assert!(blocks.len().is_multiple_of(bytes), "whole blocks");
+    let n_blocks = blocks.len() / bytes;
+    assert_eq!(out.len(), n_blocks * values, "as many values");
+    let params = Mxfp6Params {
+        blocks: blocks.ptr(),
+        out: out.ptr(),
+        n_blocks: u32::try_from(n_blocks).expect("blocks are counted in 32 bits"),
+        _pad: 0,
+    };
+    let n_threads = n_blocks * (values / 4);
+    let grid = u32::try_from(n_threads.div_ceil(THREADS as usize)).expect("a grid has 32 bits");
+    gpu.launch(("mxfp6", kernel), [grid, 1, 1], THREADS, 0, &params)
+}
