@@ -112,6 +112,27 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
         };
     }
 
+    /// As [`Pinned::write`], from the value at `first` on; of those no queued work may read.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn write_at(&mut self, first: usize, values: &[T]) {
+        let end = first.checked_add(values.len());
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{} of {} values from {first}",
+            values.len(),
+            self.len
+        );
+        // SAFETY: both ranges have that many values, and do not overlap.
+        unsafe {
+            self.host
+                .add(first)
+                .copy_from_nonoverlapping(values.as_ptr(), values.len())
+        };
+        fence(Ordering::Release);
+    }
+
     pub(crate) fn host(&self) -> *const T {
         self.host
     }

@@ -1,0 +1,144 @@
+//! The first and the last launch of a step (`kernels/step_io.hip`): its words from the host, and what it found to the
+//! host, through memory of the host that the device reads and writes. So a step's graph needs no copies.
+
+use crate::error::GpuError;
+use crate::gpu::{Gpu, Params};
+use crate::memory::Slice;
+
+/// Threads of a block of both kernels.
+const THREADS: u32 = 256;
+
+/// Places in the words of a step: its number.
+pub const STEP_NUMBER: usize = 0;
+/// How many pages of the block tables are in use.
+pub const N_PAGES: usize = 1;
+
+/// The words of a step of one size.
+#[derive(Clone, Copy)]
+pub struct StepWords<'a> {
+    /// `[n_slots, slot_words]`, memory of the host. Step `n` has slot `n % n_slots`.
+    pub host: Slice<'a, u32>,
+    pub n_slots: usize,
+    /// Where they go, `[slot_words]`.
+    pub words: Slice<'a, u32>,
+    /// How many steps there were, `[1]`.
+    pub n_steps: Slice<'a, u32>,
+    /// What each output row of the step before sampled.
+    pub sampled: Slice<'a, u32>,
+    /// Words before the block tables.
+    pub n_words: usize,
+    /// The words of the tokens, and of the output rows that they come from (`u32::MAX` for tokens that are known).
+    pub tokens: usize,
+    pub from_row: usize,
+    pub n_rows: usize,
+    /// Where the block tables are, `[n_seqs, max_pages]`.
+    pub block_tables: usize,
+    pub n_seqs: usize,
+    pub max_pages: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BeginParams {
+    host: u64,
+    words: u64,
+    sampled: u64,
+    n_steps: u64,
+    slot_words: u32,
+    n_slots: u32,
+    n_words: u32,
+    tokens: u32,
+    from_row: u32,
+    n_rows: u32,
+    block_tables: u32,
+    max_pages: u32,
+    n_seqs: u32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<BeginParams>() == 72);
+
+// SAFETY: as `BeginParams` in step_io.hip.
+unsafe impl Params for BeginParams {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct EndParams {
+    ids: u64,
+    words: u64,
+    host: u64,
+    n_steps: u64,
+    slot_words: u32,
+    n_slots: u32,
+    n_ids: u32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<EndParams>() == 48);
+
+// SAFETY: as `EndParams` in step_io.hip.
+unsafe impl Params for EndParams {}
+
+/// Brings the words of the next step to the device.
+///
+/// # Panics
+/// If arrays go past their ends.
+pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
+    let slot_words = step.words.len();
+    assert_eq!(step.host.len(), step.n_slots * slot_words, "whole slots");
+    let ends = [
+        step.n_words,
+        step.tokens + step.n_rows,
+        step.from_row + step.n_rows,
+        step.block_tables + step.n_seqs * step.max_pages,
+    ];
+    assert!(
+        ends.iter().all(|&end| end <= slot_words) && step.n_words <= step.block_tables,
+        "places are within the words"
+    );
+    let n_threads = (step.n_words + step.n_seqs * step.max_pages) as u32;
+    let params = BeginParams {
+        host: step.host.ptr(),
+        words: step.words.ptr(),
+        sampled: step.sampled.ptr(),
+        n_steps: step.n_steps.ptr(),
+        slot_words: slot_words as u32,
+        n_slots: step.n_slots as u32,
+        n_words: step.n_words as u32,
+        tokens: step.tokens as u32,
+        from_row: step.from_row as u32,
+        n_rows: step.n_rows as u32,
+        block_tables: step.block_tables as u32,
+        max_pages: step.max_pages as u32,
+        n_seqs: step.n_seqs as u32,
+        _pad: 0,
+    };
+    let grid = [n_threads.div_ceil(THREADS), 1, 1];
+    gpu.launch(("step_io", "begin_step"), grid, THREADS, 0, &params)
+}
+
+/// Writes the step's number and `ids` to its slot of `host` `[n_slots, words]`, memory of the host, and lets the next
+/// step begin.
+///
+/// # Panics
+/// If a slot has no room for them.
+pub fn end_step(
+    gpu: &Gpu,
+    step: &StepWords<'_>,
+    ids: Slice<'_, u32>,
+    host: Slice<'_, u32>,
+) -> Result<(), GpuError> {
+    let slot_words = host.len() / step.n_slots;
+    assert!(ids.len() < slot_words, "a slot has room");
+    let params = EndParams {
+        ids: ids.ptr(),
+        words: step.words.ptr(),
+        host: host.ptr(),
+        n_steps: step.n_steps.ptr(),
+        slot_words: slot_words as u32,
+        n_slots: step.n_slots as u32,
+        n_ids: ids.len() as u32,
+        _pad: 0,
+    };
+    gpu.launch(("step_io", "end_step"), [1; 3], THREADS, 0, &params)
+}
