@@ -245,6 +245,34 @@ impl Acts {
         }
     }
 
+    /// Takes over rows that somebody else converted to an int8 form: `codes` `[n_tokens, n_in]`, and `scales`, one a
+    /// block.
+    ///
+    /// # Panics
+    /// If the lengths do not fit, or `format` is not one of int8.
+    pub fn set_codes(
+        &mut self,
+        pool: &Pool,
+        format: ActFormat,
+        [n_tokens, n_in]: [usize; 2],
+        codes: &[i8],
+        scales: &[f32],
+    ) {
+        assert_ne!(format, ActFormat::F32, "a form with codes");
+        assert!(n_in.is_multiple_of(format.block_len()), "whole blocks");
+        let n_blocks = n_tokens * n_in / format.block_len();
+        assert_eq!([codes.len(), scales.len()], [n_tokens * n_in, n_blocks]);
+        (self.format, self.n_tokens, self.n_in) = (format, n_tokens, n_in);
+        let sum = |codes: &[i8]| codes.iter().map(|&code| i16::from(code)).sum::<i16>();
+        self.codes = codes.as_chunks::<16>().0.to_vec();
+        self.scales = scales.to_vec();
+        self.sums16 = codes.chunks_exact(16).map(sum).collect();
+        self.sums32 = codes.chunks_exact(32).map(sum).collect();
+        if n_tokens > 1 {
+            self.pack(pool);
+        }
+    }
+
     /// Fills `packed` from the rows.
     fn pack(&mut self, pool: &Pool) {
         let n_groups = self.n_tokens.div_ceil(PACK);

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use crate::backend::BackendInfo;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuOptions};
 use crate::batch::{RowOutput, Sampled, TokenLogprob};
 use crate::error::EngineError;
 use crate::executor::{Executor, Pending};
 use crate::kv_cache::{BlockPool, KvType};
 use crate::memory;
 use crate::model::Model;
-use crate::plan::Passes;
+use crate::plan::{Passes, Plan};
 use crate::request::{Event, FinishReason, Request, RequestId};
 use crate::sampler::{Breakers, SamplingParams};
 use crate::scheduler::{Limits, PrefixSharing, Scheduler, StepRecord};
@@ -40,6 +41,8 @@ pub struct EngineConfig {
     /// Steps submitted before the first one's result is read: 1 or 2. With 2 the device never waits for
     /// the engine; the end of a text is noticed one step late.
     pub steps_in_flight: usize,
+    /// What computes.
+    pub device: Device,
     pub isa: rocmforge_cpu::Isa,
     /// Observers that look at values need [`Passes::Separate`].
     pub passes: Passes,
@@ -58,11 +61,20 @@ impl Default for EngineConfig {
             chunk_tokens: 256,
             prefix_sharing: PrefixSharing::On,
             steps_in_flight: 1,
+            device: Device::Cpu,
             isa: rocmforge_cpu::Isa::detect(),
             passes: Passes::Merged,
             n_threads: None,
         }
     }
+}
+
+/// What computes a model.
+#[derive(Debug, Clone, Default)]
+pub enum Device {
+    #[default]
+    Cpu,
+    Gpu(GpuConfig),
 }
 
 /// A model ready to serve.
@@ -81,29 +93,17 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts `model` on the CPU. Without a tokenizer events carry ids only and nothing ends the text.
-    pub fn on_cpu(
+    /// Starts `model` on the device of `config`. Without a tokenizer events carry ids only and nothing ends the text.
+    pub fn start(
         model: &Model,
         tokenizer: Option<Arc<Tokenizer>>,
         config: &EngineConfig,
     ) -> Result<Engine, EngineError> {
-        let Resolved { limits, n_blocks } =
-            limits::resolve(model, config, memory::available_bytes())?;
-        let options = CpuOptions {
-            isa: config.isa,
-            n_threads: config
-                .n_threads
-                .unwrap_or_else(rocmforge_cpu::default_threads),
-            page: config.page,
-            n_blocks,
-            kv_type: config.kv_type,
+        let (executor, resolved) = match &config.device {
+            Device::Cpu => start_cpu(model, config)?,
+            Device::Gpu(gpu) => start_gpu(model, config, gpu)?,
         };
-        let weights = Arc::clone(&model.weights);
-        let mut plan = model.compiled_plan(config.passes);
-        for table in &mut plan.rope {
-            table.settle(limits.n_ctx);
-        }
-        let executor = Executor::start(move || Ok(CpuBackend::new(plan, weights, options)))?;
+        let Resolved { limits, n_blocks } = resolved;
         let pool = BlockPool::new(n_blocks, config.page);
         let engine = Engine::new(
             executor,
@@ -117,6 +117,19 @@ impl Engine {
             passes: config.passes,
             ..engine
         })
+    }
+
+    /// As [`Engine::start`], on the CPU whatever `config` says.
+    pub fn on_cpu(
+        model: &Model,
+        tokenizer: Option<Arc<Tokenizer>>,
+        config: &EngineConfig,
+    ) -> Result<Engine, EngineError> {
+        let config = EngineConfig {
+            device: Device::Cpu,
+            ..config.clone()
+        };
+        Engine::start(model, tokenizer, &config)
     }
 
     pub(crate) fn new(
@@ -416,6 +429,69 @@ impl Engine {
     pub fn check_integrity(&self) -> Result<(), String> {
         self.scheduler.check_integrity()
     }
+}
+
+fn start_cpu(model: &Model, config: &EngineConfig) -> Result<(Executor, Resolved), EngineError> {
+    let resolved = limits::resolve(model, config, memory::available_bytes())?;
+    let options = CpuOptions {
+        isa: config.isa,
+        n_threads: n_threads(config),
+        page: config.page,
+        n_blocks: resolved.n_blocks,
+        kv_type: config.kv_type,
+    };
+    let weights = Arc::clone(&model.weights);
+    let plan = settled_plan(model, config, resolved.limits.n_ctx);
+    Executor::start(config.steps_in_flight, move || {
+        Ok((CpuBackend::new(plan, weights, options), resolved))
+    })
+}
+
+/// The device is opened on its own thread, and limits depend on its memory.
+fn start_gpu(
+    model: &Model,
+    config: &EngineConfig,
+    gpu: &GpuConfig,
+) -> Result<(Executor, Resolved), EngineError> {
+    if config.kv_type != KvType::F16 {
+        return Err(EngineError::GpuKvType);
+    }
+    let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
+    Executor::start(config.steps_in_flight, move || {
+        let device = gpu.open()?;
+        let free = gpu::free_for_steps(&device, &model, config.passes)?;
+        let resolved = limits::resolve(&model, &config, free)?;
+        let limits = &resolved.limits;
+        let options = GpuOptions {
+            n_ctx: limits.n_ctx,
+            max_tokens: limits.max_tokens,
+            max_logits: limits.max_logits,
+            max_seqs: limits.max_seqs,
+            page: config.page,
+            n_blocks: resolved.n_blocks,
+            graphs: gpu.graphs,
+            isa: config.isa,
+            n_threads: n_threads(&config),
+        };
+        let plan = settled_plan(&model, &config, limits.n_ctx);
+        let backend = GpuBackend::new(device, plan, &model.weights, options)?;
+        Ok((backend, resolved))
+    })
+}
+
+fn n_threads(config: &EngineConfig) -> usize {
+    config
+        .n_threads
+        .unwrap_or_else(rocmforge_cpu::default_threads)
+}
+
+/// The plan as it runs in contexts of `n_ctx` tokens.
+fn settled_plan(model: &Model, config: &EngineConfig, n_ctx: usize) -> Plan {
+    let mut plan = model.compiled_plan(config.passes);
+    for table in &mut plan.rope {
+        table.settle(n_ctx);
+    }
+    plan
 }
 
 /// What an event handler decides.

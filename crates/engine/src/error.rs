@@ -101,6 +101,22 @@ pub enum EngineError {
         "the model computes no numbers (NaN or infinite logits); its weights are damaged, get the file again"
     )]
     NotFinite,
+    #[error(
+        "the GPU answered step {step} with the results of another ({found}); its driver is at fault, try --no-graphs"
+    )]
+    LostStep { step: u64, found: u32 },
+    #[error("the GPU: {0}")]
+    Gpu(#[from] rocmforge_gpu::GpuError),
+    #[error("there is no GPU to run on: {reasons}")]
+    NoGpu { reasons: String },
+    #[error("{what} run on the CPU so far; use --device cpu")]
+    NotOnGpu { what: &'static str },
+    #[error(
+        "the weights need {needed_mib} MiB on the GPU, {free_mib} MiB are free; take a smaller quantization or --device cpu"
+    )]
+    NoMemoryForWeights { needed_mib: u64, free_mib: u64 },
+    #[error("the GPU keeps its KV cache in f16; use --kv-type f16, or --device cpu")]
+    GpuKvType,
     #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
 }

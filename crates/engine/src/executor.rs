@@ -5,10 +5,15 @@
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crate::backend::{Backend, BackendInfo, OpObserver};
+use crate::backend::{Backend, BackendInfo, OpObserver, Wait};
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
+
+/// How often a device is asked whether a step is over while the engine may still submit another: only the last step of
+/// all requests is waited for so.
+const POLL: Duration = Duration::from_micros(100);
 
 enum Command {
     Step(Batch, mpsc::Sender<Result<StepOutput, EngineError>>),
@@ -28,21 +33,23 @@ pub(crate) struct Pending {
 }
 
 impl Executor {
-    /// Starts the device's thread; `make` runs on it and builds the backend there.
-    pub(crate) fn start<B: Backend + 'static>(
-        make: impl FnOnce() -> Result<B, EngineError> + Send + 'static,
-    ) -> Result<Executor, EngineError> {
+    /// Starts the device's thread; `make` runs on it and builds the backend there, and what else it finds out.
+    /// A step is waited for only when `steps_in_flight` have no reply.
+    pub(crate) fn start<B: Backend + 'static, T: Send + 'static>(
+        steps_in_flight: usize,
+        make: impl FnOnce() -> Result<(B, T), EngineError> + Send + 'static,
+    ) -> Result<(Executor, T), EngineError> {
         let (commands, inbox) = mpsc::channel::<Command>();
         let (ready, made) = mpsc::channel();
         let work = move || {
-            let mut backend = match make() {
-                Ok(backend) => backend,
+            let (mut backend, found) = match make() {
+                Ok(made) => made,
                 Err(error) => return drop(ready.send(Err(error))),
             };
-            if ready.send(Ok(backend.info())).is_err() {
+            if ready.send(Ok((backend.info(), found))).is_err() {
                 return;
             }
-            for command in inbox {
+            while let Some(command) = next(&inbox, &mut backend, steps_in_flight) {
                 match command {
                     // The engine may be gone; then nobody wants the result.
                     Command::Step(batch, to) => {
@@ -57,11 +64,14 @@ impl Executor {
             .spawn(work)
             .map_err(EngineError::Threads)?;
         match made.recv() {
-            Ok(Ok(info)) => Ok(Executor {
-                commands: Some(commands),
-                thread: Some(thread),
-                info,
-            }),
+            Ok(Ok((info, found))) => {
+                let executor = Executor {
+                    commands: Some(commands),
+                    thread: Some(thread),
+                    info,
+                };
+                Ok((executor, found))
+            }
             Ok(Err(error)) => {
                 // The thread has returned or is about to: it sends the error last.
                 drop(thread.join());
@@ -112,6 +122,30 @@ impl Pending {
                 reason: "it did not answer a step".into(),
             })
         })
+    }
+}
+
+/// The next command. While steps are in flight it replies to those that are over, and waits for one if the engine
+/// does: when there is no room for more, or nobody to send more.
+fn next(
+    inbox: &mpsc::Receiver<Command>,
+    backend: &mut dyn Backend,
+    steps_in_flight: usize,
+) -> Option<Command> {
+    loop {
+        let n_in_flight = backend.n_in_flight();
+        if n_in_flight == 0 {
+            return inbox.recv().ok();
+        }
+        if n_in_flight >= steps_in_flight {
+            backend.finish(Wait::Oldest);
+            continue;
+        }
+        match inbox.recv_timeout(POLL) {
+            Ok(command) => return Some(command),
+            Err(mpsc::RecvTimeoutError::Timeout) => backend.finish(Wait::No),
+            Err(mpsc::RecvTimeoutError::Disconnected) => backend.finish(Wait::All),
+        }
     }
 }
 

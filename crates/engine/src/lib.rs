@@ -26,7 +26,7 @@ pub mod synthetic;
 mod text_stream;
 pub mod tokenizer;
 
-pub use engine::{Continue, Engine, EngineConfig};
+pub use engine::{Continue, Device, Engine, EngineConfig};
 pub use error::EngineError;
 pub use memory::available_bytes;
 pub use new_file::{Existing, NewFile};

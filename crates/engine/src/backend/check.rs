@@ -9,6 +9,7 @@ mod difference;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_cpu::{Isa, Routing, Weight, default_threads};
@@ -16,8 +17,10 @@ use serde::Serialize;
 
 use self::difference::difference;
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
+use super::gpu::{GpuBackend, GpuOptions};
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
-use crate::engine::EngineConfig;
+use crate::engine::{Device, EngineConfig};
+use crate::error::EngineError;
 use crate::model::{Model, Weights};
 use crate::plan::{ActsId, BufferId, Op, Plan};
 use crate::tokenizer::TokenId;
@@ -38,15 +41,29 @@ const PROMPT_ROWS: [usize; 2] = [16, 5];
 /// Most tokens of a step that only fills the cache.
 const FILL_ROWS: usize = 256;
 
-/// A backend that runs one operation at a time and whose memory can be read and set.
+/// A backend that runs one operation at a time and whose memory can be read.
 pub trait Stepwise {
-    /// Runs operation `index` of the plan for `batch`.
-    fn run_one(&mut self, index: usize, batch: &Batch);
+    /// What runs together with operation `index` of the plan.
+    fn pass(&self, _index: usize) -> Pass {
+        Pass {
+            n_ops: 1,
+            undefined: None,
+        }
+    }
 
-    /// All that operations read and write; a device copies it to the host.
-    fn memory(&self) -> Memory<'_>;
+    /// Runs the pass that begins with operation `index` of the plan for `batch`.
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError>;
 
-    fn set_memory(&mut self, memory: &Memory<'_>);
+    /// All that operations of `batch` read and write; a device copies it to the host.
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, EngineError>;
+}
+
+/// Operations that a backend runs at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    pub n_ops: usize,
+    /// A buffer that the plan's operations write, and this pass need not: nothing reads it afterwards.
+    pub undefined: Option<BufferId>,
 }
 
 /// What a plan's operations work on.
@@ -107,7 +124,7 @@ pub struct OpCheck {
 /// What came of a check.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Operations of all steps.
+    /// Operations of all steps, as the device runs them.
     pub n_ops: usize,
     /// In the order of the run.
     pub checks: Vec<OpCheck>,
@@ -124,28 +141,32 @@ pub fn n_ctx(n_depth: usize) -> usize {
     n_depth.saturating_add(PROMPT_ROWS[0] + 1)
 }
 
-/// Compares the kernels that `config` chooses with the scalar path, on text that begins with `tokens`
+/// Compares the kernels of the device that `config` chooses with the scalar path, on text that begins with `tokens`
 /// (repeated as needed), after `n_depth` tokens.
 ///
+/// # Errors
+/// Those of a device that is not the CPU.
+///
 /// # Panics
-/// If there are no tokens, or `config` is not one that [`crate::Engine::on_cpu`] takes.
-pub fn check_cpu(
+/// If there are no tokens, or `config` is not one that [`crate::Engine::start`] takes.
+pub fn check(
     model: &Model,
     config: &EngineConfig,
     tokens: &[TokenId],
     n_depth: usize,
     coverage: Coverage,
-) -> Report {
+) -> Result<Report, EngineError> {
     assert!(!tokens.is_empty(), "there is a text");
     let mut plan = model.compiled_plan(config.passes);
     for table in &mut plan.rope {
         table.settle(n_ctx(n_depth));
     }
     let script = Script::new(tokens, n_depth, config.page);
-    let backend = |isa| {
+    let n_threads = config.n_threads.unwrap_or_else(default_threads);
+    let on_cpu = |isa| {
         let options = CpuOptions {
             isa,
-            n_threads: config.n_threads.unwrap_or_else(default_threads),
+            n_threads,
             page: config.page,
             n_blocks: script.n_blocks,
             kv_type: config.kv_type,
@@ -157,13 +178,31 @@ pub fn check_cpu(
         weights: &model.weights,
         kv_type: format!("{:?}", config.kv_type).to_lowercase(),
     };
-    compare(
-        &mut backend(config.isa),
-        &mut backend(Isa::Scalar),
-        &script,
-        &labels,
-        coverage,
-    )
+    let mut checked: Box<dyn Stepwise> = match &config.device {
+        Device::Cpu => Box::new(on_cpu(config.isa)),
+        Device::Gpu(gpu) => {
+            let options = GpuOptions {
+                n_ctx: n_ctx(n_depth),
+                max_tokens: FILL_ROWS,
+                max_logits: PROMPT_ROWS.len(),
+                max_seqs: PROMPT_ROWS.len(),
+                page: config.page,
+                n_blocks: script.n_blocks,
+                graphs: gpu.graphs,
+                isa: config.isa,
+                n_threads,
+            };
+            let device = gpu.open()?;
+            Box::new(GpuBackend::new(
+                device,
+                plan.clone(),
+                &model.weights,
+                options,
+            )?)
+        }
+    };
+    let mut oracle = on_cpu(Isa::Scalar);
+    compare(checked.as_mut(), &mut oracle, &script, &labels, coverage)
 }
 
 /// The steps of a check.
@@ -221,31 +260,43 @@ impl Script {
 
 fn compare(
     checked: &mut dyn Stepwise,
-    oracle: &mut dyn Stepwise,
+    oracle: &mut CpuBackend,
     script: &Script,
     labels: &Labels<'_>,
     coverage: Coverage,
-) -> Report {
+) -> Result<Report, EngineError> {
     let ops = &labels.plan.ops;
+    let passes = passes(checked, ops.len());
     for batch in &script.fill {
-        (0..ops.len()).for_each(|index| checked.run_one(index, batch));
+        for (range, _) in &passes {
+            checked.run_one(range.start, batch)?;
+        }
     }
     let mut seen = HashSet::new();
     let mut checks = Vec::new();
     for (step, batch) in &script.checked {
-        for (index, op) in ops.iter().enumerate() {
+        for (range, undefined) in &passes {
+            // What several operations came to is told of the last of them.
+            let (index, op) = (range.end - 1, &ops[range.end - 1]);
             let (shape, format) = labels.of(op);
             let is_new = seen.insert((*step, op.name(), shape.clone(), format.clone()));
             if !is_new && coverage == Coverage::Distinct {
-                checked.run_one(index, batch);
+                checked.run_one(range.start, batch)?;
                 continue;
             }
-            oracle.set_memory(&checked.memory());
-            checked.run_one(index, batch);
-            oracle.run_one(index, batch);
-            let expected = oracle.memory();
+            oracle.set_memory(&checked.memory(batch)?);
+            checked.run_one(range.start, batch)?;
+            for index in range.clone() {
+                oracle.run_one(index, batch)?;
+            }
+            let mut got = checked.memory(batch)?;
+            let expected = oracle.memory(batch)?;
+            if let Some(id) = undefined {
+                let at = id.0 as usize;
+                got.buffers.to_mut()[at].clone_from(&expected.buffers[at]);
+            }
             let floors = labels.floors(op, &expected);
-            let error = difference(&checked.memory(), &expected, labels.plan, &floors);
+            let error = difference(&got, &expected, labels.plan, &floors);
             let bound = match op {
                 Op::Attention { .. } => ATTENTION_BOUND,
                 Op::NormQuantize { .. } => CODE_BOUND,
@@ -266,10 +317,22 @@ fn compare(
             });
         }
     }
-    Report {
-        n_ops: script.checked.len() * ops.len(),
+    Ok(Report {
+        n_ops: script.checked.len() * passes.len(),
         checks,
+    })
+}
+
+/// The operations of each pass, and the buffer that it leaves undefined.
+fn passes(backend: &dyn Stepwise, n_ops: usize) -> Vec<(Range<usize>, Option<BufferId>)> {
+    let mut passes = Vec::new();
+    let mut first = 0;
+    while first < n_ops {
+        let Pass { n_ops, undefined } = backend.pass(first);
+        passes.push((first..first + n_ops, undefined));
+        first += n_ops;
     }
+    passes
 }
 
 /// What to call operations.

@@ -4,18 +4,17 @@ mod run_op;
 mod stepwise;
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use half::f16;
 use rocmforge_cpu::{self as cpu, Acts, ExpertActs, Isa, KvSlice, KvSliceMut, Pool, Routing};
 use rocmforge_gguf::quant;
 
-use super::{Backend, BackendInfo, OpData, OpObserver, Reply};
-use crate::batch::{Batch, InputToken, RowOutput, Sampled, StepOutput, Want};
+use super::{Backend, BackendInfo, OpData, OpObserver, Reply, output};
+use crate::batch::{Batch, InputToken, Sampled, StepOutput};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
 use crate::plan::{ActsInfo, BufferId, KvSpec, Op, Plan, RowCount};
-use crate::sampler;
 use crate::tokenizer::TokenId;
 
 /// How to run on the CPU.
@@ -150,7 +149,7 @@ impl CpuBackend {
         let ops = std::mem::take(&mut self.plan.ops);
         for (index, op) in ops.iter().enumerate() {
             // Without wanted rows there is nothing to do past the last layer.
-            if batch.logits.is_empty() && self.writes_logits_rows(op) {
+            if batch.logits.is_empty() && self.plan.is_for_logits(op) {
                 continue;
             }
             if let Some(observer) = &mut self.observer {
@@ -162,17 +161,11 @@ impl CpuBackend {
             }
         }
         self.plan.ops = ops;
-        let rows = self.outputs(batch);
-        self.last_sampled = rows
-            .iter()
-            .map(|row| {
-                if let RowOutput::Sampled { sampled, .. } = row {
-                    Some(*sampled)
-                } else {
-                    None
-                }
-            })
-            .collect();
+        let mut logits = self.take(self.plan.logits);
+        let (isa, last_sampled) = (self.options.isa, &self.last_sampled);
+        let rows = output::rows(isa, &self.pool, &mut logits, batch, last_sampled);
+        self.put(self.plan.logits, logits);
+        self.last_sampled = output::sampled(&rows);
         StepOutput {
             step: batch.step,
             rows,
@@ -185,78 +178,6 @@ impl CpuBackend {
             // A row that could not sample has failed its request: what this row computes is dropped.
             InputToken::Sampled { row } => self.last_sampled[row].map_or(0, |sampled| sampled.id),
         }
-    }
-
-    fn writes_logits_rows(&self, op: &Op) -> bool {
-        if let Op::Quantize { out, .. } | Op::NormQuantize { out, .. } = op {
-            return self.plan.acts[out.0 as usize].rows == RowCount::Logits;
-        }
-        let rows = |out: &BufferId| self.plan.buffers[out.0 as usize].rows;
-        op.writes().first().map(rows) == Some(RowCount::Logits)
-    }
-
-    /// Samples, scores or copies the wanted rows.
-    fn outputs(&mut self, batch: &Batch) -> Vec<RowOutput> {
-        let mut logits = self.take(self.plan.logits);
-        let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width;
-        let outputs: Mutex<Vec<Option<RowOutput>>> = Mutex::new(vec![None; batch.logits.len()]);
-        self.pool
-            .for_each_rows(&mut logits, n_vocab, 1, &|index, row| {
-                let wanted = &batch.logits[index];
-                let just_sampled = match batch.tokens[wanted.row] {
-                    InputToken::Sampled { row } => self.last_sampled[row],
-                    InputToken::Id(_) => None,
-                };
-                let output = output_of(self.options.isa, row, &wanted.want, just_sampled);
-                outputs
-                    .lock()
-                    .expect("no task panics while it holds the lock")[index] = Some(output);
-            });
-        self.put(self.plan.logits, logits);
-        let outputs = outputs
-            .into_inner()
-            .expect("no task panics while it holds the lock");
-        outputs
-            .into_iter()
-            .map(|output| output.expect("every row has run"))
-            .collect()
-    }
-}
-
-/// Whether the best logit is a number, not NaN or infinite.
-fn has_finite_best(isa: Isa, logits: &[f32]) -> bool {
-    cpu::argmax(isa, logits).is_some_and(|best| logits[best].is_finite())
-}
-
-fn output_of(
-    isa: Isa,
-    logits: &mut [f32],
-    want: &Want,
-    just_sampled: Option<Sampled>,
-) -> RowOutput {
-    if *want != Want::Logits && !has_finite_best(isa, logits) {
-        return RowOutput::NotFinite;
-    }
-    match want {
-        Want::Sample(sample) => {
-            let top = match sample.top_logprobs {
-                0 => Vec::new(),
-                k => sampler::top_logprobs(logits, cpu::log_sum_exp(isa, logits), k),
-            };
-            RowOutput::Sampled {
-                sampled: sampler::sample(isa, logits, sample, just_sampled),
-                top,
-            }
-        }
-        Want::Score { target, top } => {
-            let log_sum_exp = cpu::log_sum_exp(isa, logits);
-            let logprob = logits[*target as usize] - log_sum_exp;
-            RowOutput::Scored {
-                logprob,
-                top: sampler::top_logprobs(logits, log_sum_exp, *top),
-            }
-        }
-        Want::Logits => RowOutput::Logits(logits.to_vec()),
     }
 }
 

@@ -2,6 +2,8 @@
 
 pub mod check;
 pub mod cpu;
+pub mod gpu;
+mod output;
 
 use std::borrow::Cow;
 
@@ -25,10 +27,27 @@ pub trait OpObserver: Send {
 /// Where a backend puts the result of a step. A device with a queue of its own may keep it and answer later.
 pub type Reply = Box<dyn FnOnce(Result<StepOutput, EngineError>) + Send>;
 
+/// Which steps to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// None: those that are over already.
+    No,
+    Oldest,
+    All,
+}
+
 /// A compiled model on a device.
 pub trait Backend: Send {
     /// Starts the step. Steps finish in the order they were submitted. Whatever goes wrong is the reply.
     fn submit(&mut self, batch: Batch, reply: Reply);
+
+    /// How many submitted steps have no reply yet.
+    fn n_in_flight(&self) -> usize {
+        0
+    }
+
+    /// Replies to steps that are over.
+    fn finish(&mut self, _wait: Wait) {}
 
     /// Sets the observer of the following steps.
     fn observe(&mut self, observer: Option<Box<dyn OpObserver>>);
@@ -41,7 +60,7 @@ pub trait Backend: Send {
 pub struct BackendInfo {
     /// Device in words, e.g. `CPU (avx2, 2 threads)`.
     pub device: String,
-    /// Products per step that have no fast kernel, by weight format.
+    /// Operations of a step that have no fast kernel, by what keeps them from it, such as a weight format.
     pub slow_ops: Vec<(String, usize)>,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,

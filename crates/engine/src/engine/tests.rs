@@ -116,7 +116,7 @@ fn engine(limits: Limits, n_blocks: usize, page: usize, steps_in_flight: usize) 
         slots: vec![None; n_blocks * page],
         last: Vec::new(),
     };
-    let executor = Executor::start(move || Ok(recorder)).unwrap();
+    let executor = Executor::start(1, move || Ok((recorder, ()))).unwrap().0;
     Engine::new(
         executor,
         limits,
@@ -384,7 +384,7 @@ fn a_dead_device_is_an_error_and_not_a_hang() {
         max_logits: 4,
         prefix_sharing: PrefixSharing::On,
     };
-    let executor = Executor::start(|| Ok(Broken)).unwrap();
+    let executor = Executor::start(1, || Ok((Broken, ()))).unwrap().0;
     let mut engine = Engine::new(
         executor,
         limits,
@@ -396,7 +396,7 @@ fn a_dead_device_is_an_error_and_not_a_hang() {
     engine.submit(Request::greedy(vec![1], 1)).unwrap();
     assert!(matches!(engine.step(), Err(EngineError::WorkerGone { .. })));
     assert!(
-        Executor::start(|| -> std::result::Result<Broken, EngineError> {
+        Executor::start(1, || -> std::result::Result<(Broken, ()), EngineError> {
             Err(EngineError::EmptyPrompt)
         })
         .is_err()

@@ -157,7 +157,7 @@ fn forget_unused_buffers(plan: &mut Plan) {
 }
 
 /// Whether nothing reads `buffer` before it is written again.
-fn is_dead(rest: &[Op], buffer: BufferId, logits: BufferId) -> bool {
+pub(crate) fn is_dead(rest: &[Op], buffer: BufferId, logits: BufferId) -> bool {
     for op in rest {
         if op.reads().contains(&buffer) {
             return false;

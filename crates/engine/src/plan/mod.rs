@@ -12,6 +12,7 @@ mod rope;
 
 pub use build::PlanBuilder;
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
+pub(crate) use fuse::is_dead;
 pub use fuse::{Passes, fuse, merge_passes};
 pub use op::{
     ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Linear, Op, Plan, RopeId, RoutingId, RowCount,

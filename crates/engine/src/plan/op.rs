@@ -303,6 +303,31 @@ impl Op {
         }
     }
 
+    /// The matrix whose rows this operation looks up.
+    pub fn table(&self) -> Option<WeightId> {
+        match *self {
+            Op::Embed { table, .. } | Op::AddPositions { table, .. } => Some(table),
+            _ => None,
+        }
+    }
+
+    /// The vectors this operation reads: weights of norms, and biases.
+    pub fn vectors(&self) -> Vec<WeightId> {
+        match self {
+            Op::RmsNorm { weight, .. } | Op::NormQuantize { weight, .. } => vec![*weight],
+            Op::LayerNorm { weight, bias, .. } => vec![*weight, *bias],
+            Op::MatMul { bias, .. } => bias.iter().copied().collect(),
+            Op::MatMuls { products, .. } => products
+                .iter()
+                .filter_map(|(linear, _)| linear.bias)
+                .collect(),
+            Op::GatedMatMul { gate, up, .. } => {
+                [gate.bias, up.bias].into_iter().flatten().collect()
+            }
+            _ => vec![],
+        }
+    }
+
     /// The float buffers this operation writes.
     pub fn writes(&self) -> Vec<BufferId> {
         match *self {
@@ -347,6 +372,15 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether `op` works on the rows whose logits are wanted, so that a step without such rows can leave it out.
+    pub fn is_for_logits(&self, op: &Op) -> bool {
+        if let Op::Quantize { out, .. } | Op::NormQuantize { out, .. } = op {
+            return self.acts[out.0 as usize].rows == RowCount::Logits;
+        }
+        let rows = |out: &BufferId| self.buffers[out.0 as usize].rows;
+        op.writes().first().map(rows) == Some(RowCount::Logits)
+    }
+
     /// Bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits, at most.
     pub fn buffer_bytes(&self, n_tokens: usize, n_logits: usize) -> u64 {
         let n_rows = |rows: RowCount| rows.rows(n_tokens, n_logits) as u64;

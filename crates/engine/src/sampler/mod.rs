@@ -57,10 +57,7 @@ pub fn sample(
     for &kind in deciding {
         run(isa, kind, &mut candidates, row, just_sampled);
     }
-    let takes_best = params.temperature == 0.0
-        && params.dynamic_temperature.range == 0.0
-        && others.contains(&SamplerKind::Temperature);
-    let id = if takes_best {
+    let id = if params.is_greedy(others) {
         candidates.best(isa)
     } else {
         for &kind in others {
@@ -70,6 +67,17 @@ pub fn sample(
         best[pick(&probabilities(best), chance(Use::Token))].id
     };
     Sampled { id, mu: None }
+}
+
+/// Whether a request always gets the token with the best logit, so that nothing else needs to be known.
+pub fn takes_best(params: &SamplingParams) -> bool {
+    params.mirostat.is_none()
+        && params.logit_bias.is_empty()
+        && params.is_greedy(&params.samplers)
+        && !params
+            .samplers
+            .iter()
+            .any(|&kind| params.may_change_best(kind))
 }
 
 /// Applies one sampler.

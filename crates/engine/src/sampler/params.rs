@@ -164,6 +164,13 @@ impl SamplingParams {
         self.mirostat.is_none() && self.samplers.contains(&kind)
     }
 
+    /// Whether `samplers` leave nothing but the best token.
+    pub(super) fn is_greedy(&self, samplers: &[SamplerKind]) -> bool {
+        self.temperature == 0.0
+            && self.dynamic_temperature.range == 0.0
+            && samplers.contains(&SamplerKind::Temperature)
+    }
+
     /// Whether `kind` may change which of the candidates is the best.
     pub(super) fn may_change_best(&self, kind: SamplerKind) -> bool {
         match kind {

@@ -38,7 +38,7 @@ fn the_kernels_of_this_machine_pass() {
             passes,
             ..config(isa)
         };
-        let report = check_cpu(&model, &config, &tokens(), 40, Coverage::Distinct);
+        let report = check(&model, &config, &tokens(), 40, Coverage::Distinct).unwrap();
         let plan = model.compiled_plan(passes);
         assert_eq!(report.n_ops, 2 * plan.ops.len());
         let failures: Vec<&OpCheck> = report.failures().collect();
@@ -63,7 +63,8 @@ fn the_kernels_of_this_machine_pass() {
 #[test]
 fn all_means_all() {
     let model = model();
-    let report = check_cpu(&model, &config(Isa::detect()), &tokens(), 0, Coverage::All);
+    let config = config(Isa::detect());
+    let report = check(&model, &config, &tokens(), 0, Coverage::All).unwrap();
     assert_eq!(report.checks.len(), report.n_ops);
     let tensors = report.checks.iter().flat_map(|check| &check.tensor);
     let tensors: HashSet<&str> = tensors.flat_map(|names| names.split(" + ")).collect();
@@ -80,10 +81,10 @@ struct Wrong {
 }
 
 impl Stepwise for Wrong {
-    fn run_one(&mut self, index: usize, batch: &Batch) {
-        self.backend.run_one(index, batch);
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError> {
+        self.backend.run_one(index, batch)?;
         if index == self.index {
-            let memory = self.backend.memory();
+            let memory = self.backend.memory(batch)?;
             let mut memory = Memory {
                 buffers: Cow::Owned(memory.buffers.into_owned()),
                 acts: Cow::Owned(memory.acts.into_owned()),
@@ -93,14 +94,11 @@ impl Stepwise for Wrong {
             (self.harm)(&mut memory);
             self.backend.set_memory(&memory);
         }
+        Ok(())
     }
 
-    fn memory(&self) -> Memory<'_> {
-        self.backend.memory()
-    }
-
-    fn set_memory(&mut self, memory: &Memory<'_>) {
-        self.backend.set_memory(memory);
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, EngineError> {
+        self.backend.memory(batch)
     }
 }
 
@@ -128,7 +126,7 @@ fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step
         harm,
     };
     let mut oracle = backend(Isa::Scalar);
-    let report = compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All);
+    let report = compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap();
     let failures = report.failures();
     failures.map(|check| (check.step, check.index)).collect()
 }

@@ -8,24 +8,30 @@ use rocmforge_gguf::{GgmlType, quant};
 use super::{CacheData, CpuBackend, LayerCache};
 use crate::backend::check::{Memory, Part, Stepwise};
 use crate::batch::Batch;
+use crate::error::EngineError;
+use crate::plan::KvSpec;
 
 impl Stepwise for CpuBackend {
-    fn run_one(&mut self, index: usize, batch: &Batch) {
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError> {
         let (tokens, rotations) = self.begin(batch);
         let op = self.plan.ops[index].clone();
         self.run_op(&op, batch, &tokens, &rotations);
+        Ok(())
     }
 
-    fn memory(&self) -> Memory<'_> {
-        Memory {
+    fn memory(&self, _batch: &Batch) -> Result<Memory<'_>, EngineError> {
+        Ok(Memory {
             buffers: Cow::Borrowed(&self.buffers),
             acts: Cow::Borrowed(&self.acts),
             routings: Cow::Borrowed(&self.routings),
             cache: Cow::Borrowed(&self.cache),
-        }
+        })
     }
+}
 
-    fn set_memory(&mut self, memory: &Memory<'_>) {
+impl CpuBackend {
+    /// Takes over the memory of another backend.
+    pub(in crate::backend) fn set_memory(&mut self, memory: &Memory<'_>) {
         self.buffers.clone_from_slice(&memory.buffers);
         self.acts.clone_from_slice(&memory.acts);
         self.routings.clone_from_slice(&memory.routings);
@@ -34,6 +40,15 @@ impl Stepwise for CpuBackend {
 }
 
 impl LayerCache {
+    /// Keys and values as bits of f16.
+    pub(in crate::backend) fn from_f16(spec: KvSpec, k: Vec<u16>, v: Vec<u16>) -> LayerCache {
+        LayerCache {
+            spec,
+            k: CacheData::F16(k),
+            v: CacheData::F16(v),
+        }
+    }
+
     /// Keys and values, in rows of one head.
     pub(in crate::backend) fn parts(&self) -> [Part<'_>; 2] {
         let part = |data: &CacheData, width| Part {

@@ -1,0 +1,410 @@
+//! The GPU backend: runs the plan on the kernels of `rocmforge-gpu`, through HIP, CUDA or the CPU that plays a GPU.
+//!
+//! A step is a row of launches between one that takes the step's words over from the host and one that writes back what
+//! was chosen; steps of generation are recorded as graphs. The device has its next step before the host has read what
+//! came of the last one.
+
+mod compile;
+mod device;
+mod memory;
+mod run_op;
+mod step;
+mod stepwise;
+mod weights;
+
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use rocmforge_cpu::{Isa, Pool};
+use rocmforge_gpu::{Event, Gpu, Graph, ops};
+
+use super::{Backend, BackendInfo, OpData, OpObserver, Reply, Wait, output};
+use crate::batch::{Batch, InputToken, RowOutput, Sampled, StepOutput, Want};
+use crate::error::EngineError;
+use crate::model::Weights;
+use crate::plan::{BufferId, Op, Plan};
+use crate::sampler;
+use compile::Stage;
+pub(crate) use device::free_for_steps;
+pub use device::{
+    DeviceId, DeviceInfo, GpuConfig, GpuError, Graphs, OpenOptions, Survey, first, image_targets,
+    survey,
+};
+use memory::{Memory, Sizes};
+use run_op::Launcher;
+use step::{N_SLOTS, StepShape, StepSizes, StepToken};
+use weights::DeviceWeights;
+
+/// Sequences of the largest graph; the sizes of graphs are powers of two.
+const MAX_BUCKET: usize = 64;
+/// What the device says of a row whose best logit is no number.
+const NOT_FINITE: u32 = u32::MAX;
+
+/// What a GPU backend is made for.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuOptions {
+    /// Positions of one sequence.
+    pub n_ctx: usize,
+    /// Tokens of a step, rows of logits and sequences, at most.
+    pub max_tokens: usize,
+    pub max_logits: usize,
+    pub max_seqs: usize,
+    /// Tokens per page of the KV cache.
+    pub page: usize,
+    /// Pages of the KV cache.
+    pub n_blocks: usize,
+    pub graphs: Graphs,
+    /// What the host samples with.
+    pub isa: Isa,
+    pub n_threads: usize,
+}
+
+/// A compiled plan with its memory on a device.
+pub struct GpuBackend {
+    gpu: Gpu,
+    /// The device in words.
+    name: String,
+    plan: Plan,
+    stages: Vec<Stage>,
+    weights: DeviceWeights,
+    memory: Memory,
+    options: GpuOptions,
+    pool: Pool,
+    /// By the number of sequences. The first step of a size is not recorded: it loads the kernels.
+    graphs: HashMap<usize, Option<Graph>>,
+    /// The end of the last step of each slot.
+    ends: [Event; N_SLOTS],
+    in_flight: VecDeque<InFlight>,
+    /// What each output row of the last finished step sampled.
+    last_sampled: Vec<Option<Sampled>>,
+    observer: Option<Box<dyn OpObserver>>,
+}
+
+/// A step without a reply.
+struct InFlight {
+    batch: Batch,
+    shape: StepShape,
+    slot: usize,
+    choice: Choice,
+    reply: Reply,
+}
+
+/// Where a step's tokens are chosen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    Device,
+    /// Its logits are read before the next step begins.
+    Host,
+}
+
+impl GpuBackend {
+    /// Takes the memory of everything and copies the weights. Rotations of `plan` are settled for the context.
+    pub fn new(
+        gpu: Gpu,
+        plan: Plan,
+        weights: &Arc<Weights>,
+        options: GpuOptions,
+    ) -> Result<GpuBackend, EngineError> {
+        let stages = compile::stages(&plan)?;
+        let name = format!("{} ({}, {})", gpu.info()?.name, gpu.id(), gpu.target());
+        let bucket = bucket(options.max_seqs);
+        let sizes = Sizes {
+            step: StepSizes {
+                max_rows: options.max_tokens.max(bucket),
+                max_logits: options.max_logits.max(bucket),
+                max_seqs: options.max_seqs.max(bucket),
+                max_pages: options.n_ctx.div_ceil(options.page),
+            },
+            n_ctx: options.n_ctx,
+            page: options.page,
+            n_blocks: options.n_blocks,
+        };
+        let memory = Memory::new(&gpu, &plan, &sizes)?;
+        let weights = DeviceWeights::upload(&gpu, &plan, weights)?;
+        Ok(GpuBackend {
+            name,
+            stages,
+            weights,
+            memory,
+            pool: Pool::new(options.n_threads),
+            graphs: HashMap::new(),
+            ends: [Event::new(&gpu)?, Event::new(&gpu)?],
+            in_flight: VecDeque::new(),
+            last_sampled: Vec::new(),
+            observer: None,
+            options,
+            gpu,
+            plan,
+        })
+    }
+
+    /// Queues a step; its slot and shape.
+    fn start(&mut self, batch: &Batch) -> Result<(usize, StepShape), GpuError> {
+        let (shape, kind) = self.shape(batch);
+        let tokens: Vec<StepToken> = batch
+            .tokens
+            .iter()
+            .map(|&token| self.resolve(token))
+            .collect();
+        let slot = self.memory.step.write(batch, &tokens, &shape);
+        let mut observer = self.observer.take();
+        let queued = match &mut observer {
+            Some(observer) => self.launch_observed(batch, &shape, observer.as_mut()),
+            None if kind == Kind::Decode && self.options.graphs == Graphs::On => {
+                self.launch_graph(&shape)
+            }
+            None => self.launch(&shape),
+        };
+        self.observer = observer;
+        queued?;
+        self.ends[slot].record()?;
+        Ok((slot, shape))
+    }
+
+    /// Steps in which every sequence has one row, whose logits are wanted, have a few sizes only.
+    fn shape(&self, batch: &Batch) -> (StepShape, Kind) {
+        let n = batch.tokens.len();
+        let is_decode = batch.seqs.len() == n && batch.logits.len() == n && n <= MAX_BUCKET;
+        match is_decode {
+            true => (StepShape::decode(bucket(n)), Kind::Decode),
+            false => (StepShape::of(batch), Kind::Mixed),
+        }
+    }
+
+    fn resolve(&self, token: InputToken) -> StepToken {
+        match token {
+            InputToken::Id(id) => StepToken::Id(id),
+            InputToken::Sampled { row } if !self.in_flight.is_empty() => StepToken::FromRow(row),
+            // A row that could not sample has failed its request: what this row computes is dropped.
+            InputToken::Sampled { row } => {
+                StepToken::Id(self.last_sampled[row].map_or(0, |sampled| sampled.id))
+            }
+        }
+    }
+
+    fn launcher<'a>(&'a self, shape: &'a StepShape) -> Launcher<'a> {
+        Launcher {
+            gpu: &self.gpu,
+            plan: &self.plan,
+            weights: &self.weights,
+            memory: &self.memory,
+            shape,
+        }
+    }
+
+    /// Whether an operation has nothing to do in a step without wanted rows.
+    fn is_idle(&self, index: usize, shape: &StepShape) -> bool {
+        shape.n_logits == 0 && self.plan.is_for_logits(&self.plan.ops[index])
+    }
+
+    fn launch(&self, shape: &StepShape) -> Result<(), GpuError> {
+        let launcher = self.launcher(shape);
+        self.begin(shape)?;
+        for &stage in &self.stages {
+            if !self.is_idle(stage.ops().start, shape) {
+                launcher.run(stage)?;
+            }
+        }
+        self.end(shape)
+    }
+
+    fn begin(&self, shape: &StepShape) -> Result<(), GpuError> {
+        ops::begin_step(&self.gpu, &self.memory.step.io(shape))
+    }
+
+    /// The best token of each row, to the host.
+    fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
+        let step = &self.memory.step;
+        let sampled = step.sampled(shape);
+        if shape.n_logits > 0 {
+            let logits = self.memory.buffer(self.plan.logits, shape);
+            ops::argmax(&self.gpu, logits, sampled)?;
+        }
+        ops::end_step(&self.gpu, &step.io(shape), sampled, step.results())
+    }
+
+    /// Replays the graph of this shape, which is recorded at its second use.
+    fn launch_graph(&mut self, shape: &StepShape) -> Result<(), GpuError> {
+        match self.graphs.get(&shape.n_seqs) {
+            None => {
+                self.graphs.insert(shape.n_seqs, None);
+                return self.launch(shape);
+            }
+            Some(None) => {
+                let graph = self.gpu.capture(|| self.launch(shape))?;
+                self.graphs.insert(shape.n_seqs, Some(graph));
+            }
+            Some(Some(_)) => {}
+        }
+        let graph = self.graphs[&shape.n_seqs].as_ref();
+        graph.expect("it is recorded").launch()
+    }
+
+    /// Operation by operation.
+    fn launch_observed(
+        &self,
+        batch: &Batch,
+        shape: &StepShape,
+        observer: &mut dyn OpObserver,
+    ) -> Result<(), GpuError> {
+        let launcher = self.launcher(shape);
+        self.begin(shape)?;
+        for (index, op) in self.plan.ops.iter().enumerate() {
+            if self.is_idle(index, shape) {
+                continue;
+            }
+            observer.before(index, op, batch, &launcher);
+            launcher.run(Stage::One(index))?;
+            observer.after(index, op, batch, &launcher);
+        }
+        self.end(shape)
+    }
+
+    /// Waits for the oldest step and replies.
+    fn finish_oldest(&mut self) {
+        if let Some(step) = self.in_flight.pop_front() {
+            let result = self.output(&step);
+            (step.reply)(result);
+        }
+    }
+
+    fn output(&mut self, step: &InFlight) -> Result<StepOutput, EngineError> {
+        let InFlight { batch, shape, .. } = step;
+        self.ends[step.slot].wait()?;
+        let ids = self
+            .memory
+            .step
+            .ids(step.slot, batch.step, batch.logits.len());
+        let ids = ids.map_err(|found| EngineError::LostStep {
+            step: batch.step,
+            found,
+        })?;
+        let rows = match step.choice {
+            Choice::Device => ids.into_iter().map(sampled).collect(),
+            Choice::Host => {
+                let all = self.memory.buffer(self.plan.logits, shape);
+                let n_values = all.len() / shape.n_logits.max(1) * batch.logits.len();
+                let mut logits = self.gpu.read(all.part(0..n_values))?;
+                let (isa, last) = (self.options.isa, &self.last_sampled);
+                output::rows(isa, &self.pool, &mut logits, batch, last)
+            }
+        };
+        self.last_sampled = output::sampled(&rows);
+        Ok(StepOutput {
+            step: batch.step,
+            rows,
+        })
+    }
+}
+
+/// Which steps are alike.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Of generation.
+    Decode,
+    Mixed,
+}
+
+/// Sequences of the smallest graph that takes `n`.
+fn bucket(n: usize) -> usize {
+    n.min(MAX_BUCKET).next_power_of_two()
+}
+
+/// What the device chose for a row.
+fn sampled(id: u32) -> RowOutput {
+    if id == NOT_FINITE {
+        return RowOutput::NotFinite;
+    }
+    RowOutput::Sampled {
+        sampled: Sampled { id, mu: None },
+        top: Vec::new(),
+    }
+}
+
+/// The device takes the best token; the host does all else.
+fn choice(batch: &Batch) -> Choice {
+    let takes_best = |want: &Want| match want {
+        Want::Sample(row) => row.top_logprobs == 0 && sampler::takes_best(&row.params),
+        Want::Score { .. } | Want::Logits => false,
+    };
+    match batch.logits.iter().all(|row| takes_best(&row.want)) {
+        true => Choice::Device,
+        false => Choice::Host,
+    }
+}
+
+impl OpData for Launcher<'_> {
+    fn buffer(&self, id: BufferId) -> Cow<'_, [f32]> {
+        let buffer = self.memory.buffer(id, self.shape);
+        // A device that cannot be read ends the step with its next launch; until then there are no numbers.
+        let values = self.gpu.read(buffer);
+        Cow::Owned(values.unwrap_or_else(|_| vec![f32::NAN; buffer.len()]))
+    }
+}
+
+impl Backend for GpuBackend {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        let needs_logits = |step: &InFlight| step.choice == Choice::Host;
+        while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(needs_logits) {
+            self.finish_oldest();
+        }
+        match self.start(&batch) {
+            Ok((slot, shape)) => self.in_flight.push_back(InFlight {
+                choice: choice(&batch),
+                batch,
+                shape,
+                slot,
+                reply,
+            }),
+            Err(error) => {
+                self.finish(Wait::All);
+                reply(Err(error.into()));
+            }
+        }
+    }
+
+    fn n_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn finish(&mut self, wait: Wait) {
+        if wait == Wait::Oldest {
+            self.finish_oldest();
+        }
+        while let Some(oldest) = self.in_flight.front() {
+            // An error is found again, and told, by the wait for the step.
+            if wait != Wait::All && matches!(self.ends[oldest.slot].is_done(), Ok(false)) {
+                return;
+            }
+            self.finish_oldest();
+        }
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
+        self.observer = observer;
+    }
+
+    fn info(&self) -> BackendInfo {
+        let mut slow_ops: Vec<(String, usize)> = Vec::new();
+        for op in &self.plan.ops {
+            let Op::Attention { layer, .. } = *op else {
+                continue;
+            };
+            let kv = &self.plan.kv[layer];
+            if ops::is_fast(kv.k_dim, kv.v_dim) {
+                continue;
+            }
+            let name = format!("attention with heads of {} values", kv.k_dim);
+            match slow_ops.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, count)) => *count += 1,
+                None => slow_ops.push((name, 1)),
+            }
+        }
+        BackendInfo {
+            device: self.name.clone(),
+            slow_ops,
+            kv_bytes: self.memory.kv_bytes(),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Which GPU a backend runs on, and what memory it has for it.
+
+pub use rocmforge_gpu::{DeviceId, DeviceInfo, GpuError, OpenOptions, Survey, image_targets};
+
+use rocmforge_gpu::Gpu;
+
+use super::{compile, weights};
+use crate::error::EngineError;
+use crate::model::Model;
+use crate::plan::Passes;
+
+/// Which GPU, and how to run on it.
+#[derive(Debug, Clone, Default)]
+pub struct GpuConfig {
+    /// `None` is the first GPU of this machine ([`first`]).
+    pub id: Option<DeviceId>,
+    pub open: OpenOptions,
+    pub graphs: Graphs,
+}
+
+/// Whether steps of generation run as graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Graphs {
+    #[default]
+    On,
+    /// Every launch is queued by itself, in every step.
+    Off,
+}
+
+impl GpuConfig {
+    pub(crate) fn open(&self) -> Result<Gpu, EngineError> {
+        match self.id {
+            Some(id) => Ok(Gpu::open_with(id, &self.open)?),
+            None => open_first(&self.open).map_err(|errors| EngineError::NoGpu {
+                reasons: reasons(&errors),
+            }),
+        }
+    }
+}
+
+/// The first GPU of this machine that this build has kernels for, AMD's before NVIDIA's; or why there is none.
+pub fn first(options: &OpenOptions) -> Result<DeviceId, Vec<GpuError>> {
+    open_first(options).map(|gpu| gpu.id())
+}
+
+fn open_first(options: &OpenOptions) -> Result<Gpu, Vec<GpuError>> {
+    let mut errors = Vec::new();
+    for id in [DeviceId::Hip(0), DeviceId::Cuda(0)] {
+        match Gpu::open_with(id, options) {
+            Ok(gpu) => return Ok(gpu),
+            Err(error) => errors.push(error),
+        }
+    }
+    Err(errors)
+}
+
+/// Errors in one line.
+fn reasons(errors: &[GpuError]) -> String {
+    let errors: Vec<String> = errors.iter().map(GpuError::to_string).collect();
+    errors.join("; ")
+}
+
+/// The AMD and NVIDIA devices of this machine.
+pub fn survey(options: &OpenOptions) -> Survey {
+    Gpu::survey(options)
+}
+
+/// Bytes that are free on `gpu` for steps and the cache once it has the weights of `model`; `None` if it does not
+/// say.
+pub(crate) fn free_for_steps(
+    gpu: &Gpu,
+    model: &Model,
+    passes: Passes,
+) -> Result<Option<u64>, EngineError> {
+    let plan = model.compiled_plan(passes);
+    // What it cannot compute at all is said before what does not fit.
+    compile::stages(&plan)?;
+    let needed = weights::device_bytes(gpu, &plan, &model.weights)?;
+    let free = gpu.free_bytes()?;
+    match free.checked_sub(needed) {
+        Some(left) => Ok(Some(left)),
+        None => Err(EngineError::NoMemoryForWeights {
+            needed_mib: needed >> 20,
+            free_mib: free >> 20,
+        }),
+    }
+}

@@ -1,0 +1,90 @@
+//! The GPU backend one operation at a time, for checks: its memory is copied to the host.
+
+use std::borrow::Cow;
+
+use rocmforge_cpu::{self as cpu, Isa};
+use rocmforge_gpu::{ActForm, GpuError, ops};
+
+use super::compile::{self, Stage};
+use super::step::{StepShape, StepToken};
+use super::{GpuBackend, NOT_FINITE};
+use crate::backend::check::{Memory, Pass, Stepwise};
+use crate::backend::cpu::{ActsBuffer, LayerCache};
+use crate::batch::{Batch, InputToken};
+use crate::error::EngineError;
+use crate::plan::{ActsId, BufferId};
+
+impl Stepwise for GpuBackend {
+    fn pass(&self, index: usize) -> Pass {
+        let is_here = |stage: &&Stage| stage.ops().start == index;
+        let stage = self.stages.iter().find(is_here);
+        let stage = *stage.expect("passes begin with the operations of a stage");
+        let rope_kv = compile::rope_kv(&self.plan, &self.plan.ops[index..]);
+        Pass {
+            n_ops: stage.ops().len(),
+            undefined: rope_kv.map(|ops| ops.k),
+        }
+    }
+
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError> {
+        let shape = StepShape::of(batch);
+        let tokens = batch.tokens.iter().map(|token| match *token {
+            InputToken::Id(id) => StepToken::Id(id),
+            InputToken::Sampled { .. } => StepToken::Id(NOT_FINITE),
+        });
+        let tokens: Vec<StepToken> = tokens.collect();
+        self.memory.step.write(batch, &tokens, &shape);
+        let stage = self.stages.iter().find(|stage| stage.ops().start == index);
+        let stage = *stage.expect("passes begin with the operations of a stage");
+        let step = &self.memory.step;
+        self.begin(&shape)?;
+        self.launcher(&shape).run(stage)?;
+        let (io, none) = (step.io(&shape), step.sampled(&shape).part(0..0));
+        ops::end_step(&self.gpu, &io, none, step.results())?;
+        Ok(self.gpu.synchronize()?)
+    }
+
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, EngineError> {
+        let shape = StepShape::of(batch);
+        let buffers = (0..self.plan.buffers.len()).map(|id| {
+            let buffer = self.memory.buffer(BufferId(id as u32), &shape);
+            self.gpu.read(buffer)
+        });
+        let acts = (0..self.plan.acts.len()).map(|id| self.acts(ActsId(id as u32), &shape));
+        let cache = self.plan.kv.iter().enumerate().map(|(i, spec)| {
+            let layer = self.memory.layer(i);
+            let (k, v) = (self.gpu.read(layer.k)?, self.gpu.read(layer.v)?);
+            Ok(LayerCache::from_f16(*spec, k, v))
+        });
+        Ok(Memory {
+            buffers: Cow::Owned(buffers.collect::<Result<_, GpuError>>()?),
+            acts: Cow::Owned(acts.collect::<Result<_, GpuError>>()?),
+            routings: Cow::Owned(Vec::new()),
+            cache: Cow::Owned(cache.collect::<Result<_, GpuError>>()?),
+        })
+    }
+}
+
+impl GpuBackend {
+    /// Activations as the CPU has them.
+    fn acts(&self, id: ActsId, shape: &StepShape) -> Result<ActsBuffer, GpuError> {
+        let acts = self.memory.acts(id, shape);
+        let (format, [n, width]) = (
+            self.plan.acts[id.0 as usize].format,
+            [acts.n_rows, acts.width],
+        );
+        let mut out = cpu::Acts::new();
+        match acts.form {
+            ActForm::F32 => {
+                let values = self.gpu.read(acts.values)?;
+                out.quantize(Isa::Scalar, &self.pool, &values, n, width, format);
+            }
+            ActForm::Q8x32 | ActForm::Q8x256 => {
+                let codes = self.gpu.read(acts.codes)?;
+                let scales = self.gpu.read(acts.scales)?;
+                out.set_codes(&self.pool, format, [n, width], &codes, &scales);
+            }
+        }
+        Ok(ActsBuffer::Rows(out))
+    }
+}

@@ -1,0 +1,262 @@
+//! The complete GPU path on the CPU that plays a GPU, against the CPU backend: logits of prompts and ids of generated
+//! text, with several sequences, chunks of prompts and pages of the cache.
+
+mod common;
+#[path = "common/synth.rs"]
+mod synth;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use common::{greedy, load as load_file, logits, models};
+use rocmforge_engine::backend::check::{self, Coverage, OpCheck};
+use rocmforge_engine::backend::gpu::{self, GpuConfig, Graphs};
+use rocmforge_engine::model::Model;
+use rocmforge_engine::{
+    Device, Engine, EngineConfig, Event, Isa, PrefixSharing, Request, RequestId,
+};
+use rocmforge_gguf::{GgmlType, Gguf};
+
+/// The device that `ROCMFORGE_TEST_DEVICE` names (`cuda:0`), or the first GPU that the CPU plays in this build.
+fn test_gpu() -> Option<GpuConfig> {
+    let built = || {
+        let mut targets = gpu::image_targets().into_iter();
+        let target = targets.find(|target| target.starts_with("host-"));
+        target.map(|target| target.replace("host-", "host:"))
+    };
+    let Some(id) = std::env::var("ROCMFORGE_TEST_DEVICE").ok().or_else(built) else {
+        println!("skipped: built without the target host");
+        return None;
+    };
+    Some(GpuConfig {
+        id: Some(id.parse().unwrap()),
+        ..GpuConfig::default()
+    })
+}
+
+/// Small chunks and pages, so that a short prompt has several of both.
+fn config(device: &Device) -> EngineConfig {
+    EngineConfig {
+        device: device.clone(),
+        isa: Isa::detect(),
+        n_threads: Some(1),
+        n_ctx: Some(64),
+        n_kv_tokens: Some(4 * 64),
+        max_seqs: 4,
+        page: 16,
+        chunk_tokens: 24,
+        prefix_sharing: PrefixSharing::Off,
+        ..EngineConfig::default()
+    }
+}
+
+fn engines(model: &Model, gpu: &Device) -> [Engine; 2] {
+    [&Device::Cpu, gpu].map(|device| Engine::start(model, None, &config(device)).unwrap())
+}
+
+fn model(name: &str, ty: GgmlType) -> Model {
+    let writer = synth::model(name, ty).unwrap().unwrap();
+    Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())).unwrap()
+}
+
+/// The largest difference of two rows, relative to the largest magnitude.
+fn difference(got: &[f32], expected: &[f32]) -> f32 {
+    let reach = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let pairs = got.iter().zip(expected);
+    let worst = pairs.fold(0f32, |most, (a, b)| {
+        let d = (a - b).abs();
+        if d.is_nan() {
+            f32::INFINITY
+        } else {
+            most.max(d)
+        }
+    });
+    worst / reach
+}
+
+/// The ids that several prompts together go on with.
+fn generate(engine: &mut Engine, prompts: &[Vec<u32>], n: usize) -> Vec<Vec<u32>> {
+    let ids: Vec<RequestId> = prompts
+        .iter()
+        .map(|prompt| {
+            let mut request = Request::greedy(prompt.clone(), n);
+            request.ignore_eos = true;
+            engine.submit(request).unwrap()
+        })
+        .collect();
+    let mut texts: HashMap<RequestId, Vec<u32>> = HashMap::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { request, id, .. } = event {
+                texts.entry(request).or_default().push(id);
+            }
+        }
+    }
+    ids.iter().map(|id| texts.remove(id).unwrap()).collect()
+}
+
+/// Every wiring that has no experts, in a format of its own, and every format once at least.
+const CASES: [(&str, GgmlType, f32); 16] = {
+    use GgmlType::*;
+    // A value between two codes may become either where activations are quantized.
+    [
+        ("llama", F32, 1e-4),
+        ("gemma2", F16, 1e-4),
+        ("gpt2", BF16, 1e-4),
+        ("qwen2", Q4_0, 5e-3),
+        ("qwen3", Q4_1, 5e-3),
+        ("granite", Q5_0, 5e-3),
+        ("phi3", Q5_1, 5e-3),
+        ("gemma3", Q8_0, 5e-3),
+        ("llama", Q2_K, 5e-3),
+        ("smollm3", Q3_K, 5e-3),
+        ("olmo2", Q4_K, 5e-3),
+        ("olmo3", Q5_K, 5e-3),
+        ("starcoder2", Q6_K, 5e-3),
+        ("llama", IQ4_NL, 5e-3),
+        ("qwen2", IQ4_XS, 5e-3),
+        ("llama", MXFP4, 5e-3),
+    ]
+};
+
+#[test]
+fn logits_are_the_cpu_backends() {
+    let Some(gpu) = test_gpu() else { return };
+    let gpu = Device::Gpu(gpu);
+    for (name, ty, bound) in CASES {
+        let model = model(name, ty);
+        let [mut cpu, mut gpu] = engines(&model, &gpu);
+        for n_tokens in [1, 17, 40] {
+            let prompt = synth::prompt(n_tokens, model.config.n_vocab);
+            let expected = logits(&mut cpu, &prompt);
+            let got = logits(&mut gpu, &prompt);
+            for (position, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let d = difference(got, expected);
+                assert!(
+                    d <= bound,
+                    "{name} {ty:?}, token {position} of {n_tokens}: {d:e}"
+                );
+            }
+        }
+        gpu.check_integrity().unwrap();
+    }
+}
+
+#[test]
+fn sequences_together_go_on_as_on_the_cpu() {
+    let Some(gpu) = test_gpu() else { return };
+    let gpu = Device::Gpu(gpu);
+    for (name, ty) in [("llama", GgmlType::F16), ("qwen2", GgmlType::Q4_K)] {
+        let model = model(name, ty);
+        let [mut cpu, mut gpu] = engines(&model, &gpu);
+        let prompts: Vec<Vec<u32>> = [1, 30, 9, 16]
+            .map(|n| synth::prompt(n, model.config.n_vocab))
+            .to_vec();
+        let expected = generate(&mut cpu, &prompts, 12);
+        assert_eq!(generate(&mut gpu, &prompts, 12), expected, "{name}");
+        for (prompt, expected) in prompts.iter().zip(&expected) {
+            assert_eq!(&greedy(&mut gpu, prompt, 12), expected, "{name} alone");
+        }
+        gpu.check_integrity().unwrap();
+    }
+}
+
+/// Log-probabilities of generated tokens, which a step's logits decide to the last bit, and the tokens.
+fn logprobs(engine: &mut Engine, prompts: &[Vec<u32>], n: usize) -> Vec<(u32, u32)> {
+    for prompt in prompts {
+        let request = Request {
+            ignore_eos: true,
+            logprobs: Some(1),
+            ..Request::greedy(prompt.clone(), n)
+        };
+        engine.submit(request).unwrap();
+    }
+    let mut all = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { id, top, .. } = event {
+                all.push((id, top[0].logprob.to_bits()));
+            }
+        }
+    }
+    all
+}
+
+/// Steps that are chosen on the host, in which nothing is in flight, and the others; as graphs and as launches.
+#[test]
+fn graphs_and_launches_agree_to_the_last_bit() {
+    let Some(gpu) = test_gpu() else { return };
+    let model = model("qwen3", GgmlType::Q8_0);
+    let run = |graphs, steps_in_flight| {
+        let device = Device::Gpu(GpuConfig {
+            graphs,
+            ..gpu.clone()
+        });
+        let config = EngineConfig {
+            steps_in_flight,
+            ..config(&device)
+        };
+        let mut engine = Engine::start(&model, None, &config).unwrap();
+        // Three sequences run as four; the third ends before the others.
+        let prompts = [5, 20, 1].map(|n| synth::prompt(n, model.config.n_vocab));
+        let bits = logprobs(&mut engine, &prompts, 6);
+        (bits, generate(&mut engine, &prompts, 6))
+    };
+    let expected = run(Graphs::Off, 1);
+    assert_eq!(run(Graphs::On, 1), expected);
+    assert_eq!(run(Graphs::On, 2), expected);
+    assert_eq!(run(Graphs::Off, 2), expected);
+}
+
+#[test]
+fn every_operation_passes_the_check() {
+    let Some(gpu) = test_gpu() else { return };
+    for (name, ty) in [("llama", GgmlType::Q4_K), ("gemma3", GgmlType::F16)] {
+        let model = model(name, ty);
+        let tokens = synth::prompt(30, model.config.n_vocab);
+        let config = config(&Device::Gpu(gpu.clone()));
+        let report = check::check(&model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+        let failures: Vec<&OpCheck> = report.failures().collect();
+        assert!(failures.is_empty(), "{name}: {failures:#?}");
+        let names: Vec<&str> = report.checks.iter().map(|check| check.op).collect();
+        for op in ["embed", "attention", "kv_append", "gated_matmul"] {
+            assert!(names.contains(&op), "{name}: {op} of {names:?}");
+        }
+    }
+}
+
+#[test]
+fn the_embedded_model_on_the_gpu() {
+    let Some(gpu) = test_gpu() else { return };
+    let gpu = Device::Gpu(gpu);
+    let loaded = load_file(&models().join("forge-mini-Q4_K_M.gguf"));
+    let [mut cpu, mut gpu] = engines(&loaded.model, &gpu);
+    let prompt: Vec<u32> = loaded.tokenizer.encode_bytes(
+        b"The ship had been at sea",
+        rocmforge_engine::tokenizer::EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        },
+    );
+    let expected = greedy(&mut cpu, &prompt, 8);
+    assert_eq!(greedy(&mut gpu, &prompt, 8), expected);
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_said_at_the_start() {
+    let Some(gpu) = test_gpu() else { return };
+    let gpu = Device::Gpu(gpu);
+    let start = |model: &Model, config: &EngineConfig| {
+        let error = Engine::start(model, None, config).err();
+        error.map(|error| error.to_string()).unwrap()
+    };
+    let mixture = model("mixtral", GgmlType::F32);
+    let message = start(&mixture, &config(&gpu));
+    assert!(message.contains("mixtures of experts"), "{message}");
+    let wide = EngineConfig {
+        kv_type: rocmforge_engine::kv_cache::KvType::F32,
+        ..config(&gpu)
+    };
+    let message = start(&model("llama", GgmlType::F32), &wide);
+    assert!(message.contains("f16"), "{message}");
+}
