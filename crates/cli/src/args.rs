@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use rocmforge::engine::backend::gpu::DeviceId;
+
 use crate::help;
 
 mod bench;
@@ -130,9 +132,8 @@ pub struct LoadArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// What computes; auto takes the best of this machine
-    #[arg(long, value_enum, default_value_t = Device::Auto, env = "ROCMFORGE_DEVICE", hide_env_values = true)]
-    pub device: Device,
+    #[command(flatten)]
+    pub on: OnArgs,
     /// Instruction set of the CPU; auto takes the fastest
     #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true)]
     pub isa: IsaArg,
@@ -149,6 +150,38 @@ pub struct DeviceArgs {
     pub cache: CacheArgs,
     #[command(flatten)]
     pub lora: LoraArgs,
+}
+
+/// Which device computes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct OnArgs {
+    /// What computes: auto, cpu, gpu, hip:N (AMD), cuda:N (NVIDIA), or host, a slow CPU that plays a GPU; auto takes a
+    /// GPU that this build has kernels for, else the CPU
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        default_value = "auto",
+        env = "ROCMFORGE_DEVICE",
+        hide_env_values = true
+    )]
+    pub device: Device,
+    /// Kernels of the GPU, of those that rocmforge devices lists [default: the best for it]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "ROCMFORGE_GPU_IMAGE",
+        hide_env_values = true
+    )]
+    pub gpu_image: Option<String>,
+    /// Queue every kernel of a generated token by itself, not as a graph: slower, for comparisons
+    #[arg(
+        long,
+        env = "ROCMFORGE_NO_GRAPHS",
+        hide_env_values = true,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub no_graphs: bool,
 }
 
 /// What changes the model.
@@ -217,10 +250,31 @@ pub struct ContextArgs {
     pub ctx: Option<usize>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
+    /// A GPU if there is one, else the CPU.
     Auto,
     Cpu,
+    /// The first GPU.
+    Gpu,
+    Id(DeviceId),
+}
+
+impl std::str::FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Device, String> {
+        match text {
+            "auto" => Ok(Device::Auto),
+            "cpu" => Ok(Device::Cpu),
+            "gpu" => Ok(Device::Gpu),
+            id => id
+                .parse()
+                .map(Device::Id)
+                .map_err(|error| format!("{error}; give auto, cpu, gpu, hip:N or cuda:N")),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

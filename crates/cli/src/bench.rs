@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rocmforge::engine::model::Model;
-use rocmforge::engine::{EngineError, Isa, Roofline, default_threads};
+use rocmforge::engine::{Device, EngineError, Isa, Roofline, default_threads};
 
 use crate::answer::bar;
 use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
@@ -76,6 +76,7 @@ pub struct Subject {
 pub fn run(args: &BenchArgs) -> Result<()> {
     let tests = tests(args)?;
     let isa = session::isa(args.isa)?;
+    let device = session::engine_device(&args.on)?;
     let interrupt = Interrupt::install()?;
     // All files before the first measurement: a wrong path is told at once.
     let subjects = subjects(args)?;
@@ -84,7 +85,14 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let mut printer = Printer::new(args.output, Out::new());
     printer.header(&tests)?;
-    let result = measure_all(args, isa, &subjects, &tests, &interrupt, &mut printer);
+    let result = measure_all(
+        args,
+        (isa, &device),
+        &subjects,
+        &tests,
+        &interrupt,
+        &mut printer,
+    );
     // What was printed stays complete, whatever happened after it.
     printer.footer()?;
     result
@@ -177,7 +185,7 @@ fn check_context(subject: &Subject, tests: &[Test]) -> Result<()> {
 
 fn measure_all(
     args: &BenchArgs,
-    isa: Isa,
+    (isa, device): (Isa, &Device),
     subjects: &[Subject],
     tests: &[Test],
     interrupt: &Interrupt,
@@ -199,22 +207,27 @@ fn measure_all(
                 kv_type: group[0].kv_type,
                 page: args.page,
             };
-            let mut bench = Bench::new(&subject.model, group, isa, &cache)
+            let mut bench = Bench::new(&subject.model, group, (isa, device), &cache)
                 .map_err(|error| no_room(error, group))?;
             session::tell_slow_ops(bench.backend_info());
             let known = rooflines.iter().find(|(n, _)| *n == n_threads);
-            let roofline = match known {
-                Some((_, roofline)) => *roofline,
-                None => {
+            let roofline = match (device, known) {
+                (Device::Gpu(_), _) => None,
+                (Device::Cpu, Some((_, roofline))) => Some(*roofline),
+                (Device::Cpu, None) => {
                     bar.set_message("the machine's own speed");
                     let roofline = Roofline::measure(isa, n_threads);
                     rooflines.push((n_threads, roofline));
-                    roofline
+                    Some(roofline)
                 }
             };
             let machine = Machine {
                 isa,
                 cache: &cache,
+                gpu: match device {
+                    Device::Cpu => None,
+                    Device::Gpu(_) => Some(bench.backend_info().device.clone()),
+                },
                 roofline,
             };
             for test in group {

@@ -1,10 +1,10 @@
 //! `rocmforge check`: whether this machine's kernels compute a model as the scalar path does.
 
 use anyhow::{Result, bail};
-use rocmforge::engine::Isa;
 use rocmforge::engine::backend::check::{self, Coverage, OpCheck, Report, Step};
 use rocmforge::engine::model::Model;
 use rocmforge::engine::tokenizer::TokenId;
+use rocmforge::engine::{Device, Isa};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
@@ -31,31 +31,39 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let config = session::engine_config(&args.device, Some(n_ctx))?;
     // Says what is wrong with the file, the flags or the memory, as for every other command.
     let session = Session::start(&args.model, &args.device, Some(n_ctx), Vocabulary::Optional)?;
-    if config.isa == Isa::Scalar {
+    if config.isa == Isa::Scalar && matches!(config.device, Device::Cpu) {
         bail!(
             "there is nothing to compare: the scalar path is what would run; see rocmforge devices"
         );
     }
-    let model = &session.model;
-    let tokens = tokens(&session, model);
+    let tokens = tokens(&session, &session.model);
+    let Session {
+        file,
+        engine,
+        model,
+        ..
+    } = session;
+    let device = engine.backend_info().device.clone();
+    // A device may have no room for the model twice.
+    drop(engine);
     let coverage = match args.all {
         true => Coverage::All,
         false => Coverage::Distinct,
     };
-    let report = check::check_cpu(model, &config, &tokens, args.depth, coverage);
+    let report = check::check(&model, &config, &tokens, args.depth, coverage)?;
     let failed: Vec<&OpCheck> = report.failures().collect();
     let mut out = Out::new();
     if args.json {
         out.json(&Output {
-            model: &session.file.label,
-            device: &session.engine.backend_info().device,
+            model: &file.label,
+            device: &device,
             passed: failed.is_empty(),
             n_ops: report.n_ops,
             n_checked: report.checks.len(),
             checks: &report.checks,
         })?;
     } else {
-        print(&mut out, &session, &report, coverage)?;
+        print(&mut out, &device, &report, coverage)?;
     }
     out.finish()?;
     match failed.first() {
@@ -93,7 +101,7 @@ fn tokens(session: &Session, model: &Model) -> Vec<TokenId> {
     }
 }
 
-fn print(out: &mut Out, session: &Session, report: &Report, coverage: Coverage) -> Result<()> {
+fn print(out: &mut Out, device: &str, report: &Report, coverage: Coverage) -> Result<()> {
     let cells = |check: &OpCheck| {
         [
             match check.step {
@@ -142,6 +150,6 @@ fn print(out: &mut Out, session: &Session, report: &Report, coverage: Coverage) 
         "\n{} of {} operations compared{rest}; {}",
         report.checks.len(),
         report.n_ops,
-        session.engine.backend_info().device
+        device
     ))
 }

@@ -3,19 +3,31 @@
 use std::fs;
 
 use anyhow::Result;
+use rocmforge::engine::backend::gpu::{self, DeviceInfo, OpenOptions};
 use rocmforge::engine::{Isa, available_bytes, default_threads};
+use rocmforge::gguf::escape_control;
 use serde::Serialize;
 
 use crate::args::DevicesArgs;
 use crate::output::{Out, size};
 
-/// Said wherever somebody may look for a GPU.
-const NO_GPU: &str = "GPU backends are not part of this build; models run on the CPU";
+/// Said of a build without kernels.
+const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 19 and ROCMFORGE_GPU_TARGETS=native or a \
+     list such as gfx1100,sm_80";
 
 #[derive(Serialize)]
 struct Report {
-    devices: Vec<Cpu>,
-    gpu: Gpu,
+    devices: Vec<Device>,
+    gpu: Gpus,
+    /// The GPU kernels of this build, by target.
+    images: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Device {
+    Cpu(Cpu),
+    Gpu(Gpu),
 }
 
 #[derive(Serialize)]
@@ -38,49 +50,140 @@ struct Cpu {
 
 #[derive(Serialize)]
 struct Gpu {
+    /// What `--device` takes.
+    id: String,
+    name: String,
+    architecture: String,
+    compute_units: u32,
+    memory_bytes: u64,
+    memory_available_bytes: u64,
+    /// Whether it shares the machine's memory.
+    integrated: bool,
+    driver_version: String,
+    runtime_version: String,
+    /// The kernels that it runs, of the build's images.
+    image: Option<String>,
+    /// Why it runs none.
+    problem: Option<String>,
+}
+
+/// Whether there is a GPU to run on, and what keeps others from it.
+#[derive(Serialize)]
+struct Gpus {
     supported: bool,
-    reason: &'static str,
+    reasons: Vec<String>,
 }
 
 pub fn run(args: &DevicesArgs) -> Result<()> {
     let cpu = cpu();
+    let survey = gpu::survey(&OpenOptions::from_env());
+    let gpus: Vec<Gpu> = survey.devices.iter().map(Gpu::new).collect();
+    let images = gpu::image_targets();
+    let mut reasons: Vec<String> = Vec::new();
+    if images.is_empty() {
+        reasons.push(NO_IMAGES.to_string());
+    }
+    reasons.extend(survey.errors.iter().map(ToString::to_string));
+    let supported = gpus.iter().any(|gpu| gpu.image.is_some());
     let mut out = Out::new();
     if args.json {
+        let gpus = gpus.into_iter().map(Device::Gpu);
         out.json(&Report {
-            devices: vec![cpu],
-            gpu: Gpu {
-                supported: false,
-                reason: NO_GPU,
-            },
+            devices: std::iter::once(Device::Cpu(cpu)).chain(gpus).collect(),
+            gpu: Gpus { supported, reasons },
+            images,
         })?;
         return out.finish();
     }
+    print_cpu(&mut out, &cpu)?;
+    for gpu in &gpus {
+        print_gpu(&mut out, gpu)?;
+    }
+    if !supported {
+        let none = "no GPU can be used, models run on the CPU";
+        out.line(&format!("gpu   {none}: {}", reasons.join("; ")))?;
+    }
+    let images = match images.is_empty() {
+        true => "none".to_string(),
+        false => images.join(", "),
+    };
+    out.line(&format!("GPU kernels in this build: {images}"))?;
+    out.finish()
+}
+
+fn print_cpu(out: &mut Out, cpu: &Cpu) -> Result<()> {
     let number = |n: Option<usize>| n.map_or("n/a".into(), |n| n.to_string());
     let bytes = |n: Option<u64>| n.map_or("n/a".into(), size);
+    let name = cpu.name.as_deref();
+    let (free, all) = (bytes(cpu.memory_available_bytes), bytes(cpu.memory_bytes));
+    let threads = format!("{} (of {} logical cores)", cpu.threads, number(cpu.cores));
+    let isas = cpu.isa_available.join(", ");
     out.line(&format!(
         "cpu   {}",
-        cpu.name
-            .as_deref()
-            .unwrap_or("(the system does not name it)")
+        name.unwrap_or("(the system does not name it)")
     ))?;
-    out.line(&format!(
-        "      instruction set  {} (available: {})",
-        cpu.isa,
-        cpu.isa_available.join(", ")
-    ))?;
-    out.line(&format!(
-        "      features         {}",
-        cpu.features.join(" ")
-    ))?;
-    out.line(&format!(
-        "      threads          {} (of {} logical cores)",
-        cpu.threads,
-        number(cpu.cores)
-    ))?;
-    let (free, all) = (bytes(cpu.memory_available_bytes), bytes(cpu.memory_bytes));
-    out.line(&format!("      memory           {free} available of {all}"))?;
-    out.line(&format!("gpu   {NO_GPU}"))?;
-    out.finish()
+    for (what, value) in [
+        (
+            "instruction set",
+            format!("{} (available: {isas})", cpu.isa),
+        ),
+        ("features", cpu.features.join(" ")),
+        ("threads", threads),
+        ("memory", format!("{free} available of {all}")),
+    ] {
+        out.line(&format!("      {what:<16} {value}"))?;
+    }
+    Ok(())
+}
+
+fn print_gpu(out: &mut Out, gpu: &Gpu) -> Result<()> {
+    let (free, all) = (size(gpu.memory_available_bytes), size(gpu.memory_bytes));
+    let shared = match gpu.integrated {
+        true => ", shared with the CPU",
+        false => "",
+    };
+    let known = |text: &str| {
+        if text.is_empty() {
+            "n/a".to_string()
+        } else {
+            text.to_string()
+        }
+    };
+    let units = format!("{}, {} compute units", gpu.architecture, gpu.compute_units);
+    let versions = format!(
+        "{} (runtime {})",
+        known(&gpu.driver_version),
+        known(&gpu.runtime_version)
+    );
+    let kernels = gpu.image.as_ref().or(gpu.problem.as_ref());
+    out.line(&format!("{:<5} {}", gpu.id, gpu.name))?;
+    for (what, value) in [
+        ("architecture", units),
+        ("memory", format!("{free} available of {all}{shared}")),
+        ("driver", versions),
+        ("kernels", kernels.cloned().unwrap_or_default()),
+    ] {
+        out.line(&format!("      {what:<16} {value}"))?;
+    }
+    Ok(())
+}
+
+impl Gpu {
+    fn new(info: &DeviceInfo) -> Gpu {
+        Gpu {
+            id: info.id.to_string(),
+            name: escape_control(&info.name).into_owned(),
+            architecture: info.architecture.clone(),
+            compute_units: info.n_compute_units,
+            memory_bytes: info.total_bytes,
+            memory_available_bytes: info.free_bytes,
+            integrated: info.integrated,
+            driver_version: info.driver_version.clone(),
+            runtime_version: info.runtime_version.clone(),
+            image: info.image.as_ref().ok().cloned(),
+            problem: info.image.as_ref().err().map(ToString::to_string),
+        }
+    }
 }
 
 fn cpu() -> Cpu {

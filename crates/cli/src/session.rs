@@ -8,20 +8,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rocmforge::engine::backend::BackendInfo;
+use rocmforge::engine::backend::gpu::{self, GpuConfig, GpuError, Graphs, OpenOptions};
 use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::model::{Adapter, Model};
 use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
 use rocmforge::engine::{
-    Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, Passes, PrefixSharing,
-    PromptOutput, Request, SamplingParams, Xtc,
+    Device as EngineDevice, Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, Passes,
+    PrefixSharing, PromptOutput, Request, SamplingParams, Xtc,
 };
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
     AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs,
-    ModelArgs, SamplingArgs,
+    ModelArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
 use crate::{embedded, hub, output};
@@ -159,7 +160,7 @@ impl Session {
             Vocabulary::Needed => Some(file.tokenizer(pre)?),
             Vocabulary::Optional => file.opt_tokenizer(pre)?,
         };
-        let engine = Engine::on_cpu(&loaded, tokenizer.clone(), &config)?;
+        let engine = Engine::start(&loaded, tokenizer.clone(), &config)?;
         if engine.n_ctx() > loaded.config.n_ctx_train {
             output::note(&format!(
                 "notice: the model was trained for {} tokens; past them its text becomes worse",
@@ -211,9 +212,9 @@ pub fn tell_slow_ops(info: &BackendInfo) {
         .iter()
         .map(|(format, _)| format.as_str())
         .collect();
-    let products: usize = info.slow_ops.iter().map(|(_, count)| count).sum();
+    let n_ops: usize = info.slow_ops.iter().map(|(_, count)| count).sum();
     output::note(&format!(
-        "notice: {} has no fast kernel for {}; {products} products of every step take a slower way",
+        "notice: {} has no fast kernel for {}; {n_ops} operations of every step take a slower way",
         info.device,
         formats.join(", ")
     ));
@@ -248,13 +249,66 @@ pub fn encode(tokenizer: &Tokenizer, text: &[u8], bos: Bos, parse_special: bool)
 
 /// The engine's configuration for these choices.
 pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<EngineConfig> {
-    // There is one device so far.
-    let (Device::Auto | Device::Cpu) = device.device;
-    Ok(EngineConfig {
+    let config = EngineConfig {
         isa: isa(device.isa)?,
         n_threads: device.threads,
         ..cache_config(&device.cache, n_ctx)
-    })
+    };
+    Ok(run_on(engine_device(&device.on)?, config))
+}
+
+/// Tokens of a step on a GPU: enough that its matrix units have work.
+const GPU_CHUNK_TOKENS: usize = 512;
+
+/// `config` on this device. With a GPU the host prepares a step while the one before runs.
+pub fn run_on(device: EngineDevice, config: EngineConfig) -> EngineConfig {
+    match device {
+        EngineDevice::Cpu => config,
+        EngineDevice::Gpu(_) => EngineConfig {
+            device,
+            steps_in_flight: 2,
+            chunk_tokens: GPU_CHUNK_TOKENS,
+            ..config
+        },
+    }
+}
+
+/// The device asked for. A GPU that cannot be used is an error where one is insisted on, and else is told.
+pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
+    let open = OpenOptions {
+        image: args.gpu_image.clone(),
+        ..OpenOptions::from_env()
+    };
+    let id = match args.device {
+        Device::Cpu => return Ok(EngineDevice::Cpu),
+        Device::Id(id) => Some(id),
+        Device::Gpu => None,
+        Device::Auto => match gpu::first(&open) {
+            Ok(id) => Some(id),
+            Err(errors) => {
+                for error in errors.iter().filter(|error| is_news(error)) {
+                    output::note(&format!("notice: {error}; the model runs on the CPU"));
+                }
+                return Ok(EngineDevice::Cpu);
+            }
+        },
+    };
+    Ok(EngineDevice::Gpu(GpuConfig {
+        id,
+        open,
+        graphs: match args.no_graphs {
+            true => Graphs::Off,
+            false => Graphs::On,
+        },
+    }))
+}
+
+/// Whether an error is about a GPU that this machine has.
+fn is_news(error: &GpuError) -> bool {
+    !matches!(
+        error,
+        GpuError::NoLibrary { .. } | GpuError::NoDevice { .. }
+    )
 }
 
 /// As far as the cache's size goes.

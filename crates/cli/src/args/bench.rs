@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{IsaArg, KvTypeArg, LoadArgs, page};
+use super::{IsaArg, KvTypeArg, LoadArgs, OnArgs, page};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -71,6 +71,8 @@ pub struct BenchArgs {
         help_heading = "Output"
     )]
     pub output: BenchOutput,
+    #[command(flatten)]
+    pub on: OnArgs,
     /// Instruction set of the CPU; auto takes the fastest
     #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true, help_heading = "Device")]
     pub isa: IsaArg,

@@ -19,7 +19,7 @@ use rocmforge::engine::batch::Batch;
 use rocmforge::engine::model::Model;
 use rocmforge::engine::plan::{BatchShape, Op, PlanCost};
 use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{Engine, EngineConfig, EngineError, Event, Isa, Request, Roofline};
+use rocmforge::engine::{Device, Engine, EngineConfig, EngineError, Event, Isa, Request, Roofline};
 
 use super::Test;
 use crate::args::{BenchArgs, CacheArgs};
@@ -30,7 +30,10 @@ use crate::session;
 pub struct Machine<'a> {
     pub isa: Isa,
     pub cache: &'a CacheArgs,
-    pub roofline: Roofline,
+    /// In words, if it is not the CPU.
+    pub gpu: Option<String>,
+    /// `None` where nothing measures it.
+    pub roofline: Option<Roofline>,
 }
 
 /// What came of a test.
@@ -45,14 +48,15 @@ pub struct Measured {
 
 impl Measured {
     /// The least time of the steps on `machine`, in seconds.
-    pub fn at_roofline(&self, model: &Model, machine: &Machine<'_>) -> f64 {
+    pub fn at_roofline(&self, model: &Model, machine: &Machine<'_>) -> Option<f64> {
+        let roofline = machine.roofline.as_ref()?;
         let cost = PlanCost {
             plan: &model.plan,
             weights: &model.weights,
             kv_type: session::cache_config(machine.cache, None).kv_type,
         };
-        let seconds = |shape| cost.step_seconds(shape, &machine.roofline);
-        self.steps.iter().map(seconds).sum()
+        let seconds = |shape| cost.step_seconds(shape, roofline);
+        Some(self.steps.iter().map(seconds).sum())
     }
 }
 
@@ -71,7 +75,7 @@ impl<'a> Bench<'a> {
     pub fn new(
         model: &'a Model,
         tests: &[Test],
-        isa: Isa,
+        (isa, device): (Isa, &Device),
         cache: &CacheArgs,
     ) -> Result<Bench<'a>, EngineError> {
         let n_seqs = tests[0].n_seqs;
@@ -90,7 +94,8 @@ impl<'a> Bench<'a> {
             n_threads: Some(tests[0].n_threads),
             ..session::cache_config(cache, Some(depth + after))
         };
-        let engine = Engine::on_cpu(model, None, &config)?;
+        let config = session::run_on(device.clone(), config);
+        let engine = Engine::start(model, None, &config)?;
         let mut random = Random(0);
         let n_vocab = model.config.n_vocab;
         let prefixes = (0..n_seqs).map(|_| random.tokens(depth, n_vocab)).collect();

@@ -4,6 +4,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use rocmforge::engine::Roofline;
 use rocmforge::gguf::Gguf;
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -20,7 +21,7 @@ pub struct Record {
     build_commit: &'static str,
     build_number: u32,
     cpu_info: String,
-    gpu_info: &'static str,
+    gpu_info: String,
     backends: &'static str,
     model_filename: String,
     model_type: String,
@@ -65,12 +66,13 @@ pub struct Record {
     // Ours.
     n_sequences: usize,
     isa: &'static str,
-    /// The least time that the machine allows, over the mean of the samples.
-    roofline_share: f64,
-    /// Read bandwidth, f32 multiply-adds and int8 dot products of this many threads, measured in this run.
-    read_gb_s: f64,
-    peak_gflop_s: f64,
-    peak_int8_gop_s: f64,
+    /// The least time that the machine allows, over the mean of the samples; null for a GPU.
+    roofline_share: Option<f64>,
+    /// Read bandwidth, f32 multiply-adds and int8 dot products of this many threads, measured in this run; null for a
+    /// GPU.
+    read_gb_s: Option<f64>,
+    peak_gflop_s: Option<f64>,
+    peak_int8_gop_s: Option<f64>,
 }
 
 /// Columns that only JSON has, as with llama-bench.
@@ -89,13 +91,17 @@ impl Record {
         let n_tokens = test.n_tokens() as f64;
         let samples_ts: Vec<f64> = seconds.iter().map(|seconds| n_tokens / seconds).collect();
         let type_kv = kv_type_name(test.kv_type);
-        let roofline = &machine.roofline;
+        let peak = |of: fn(&Roofline) -> f64| machine.roofline.as_ref().map(|r| of(r) / 1e9);
+        let least = measured.at_roofline(&subject.model, machine);
         Record {
             build_commit: concat!("v", env!("CARGO_PKG_VERSION")),
             build_number: 0,
             cpu_info: devices::cpu_name().unwrap_or_default(),
-            gpu_info: "",
-            backends: "CPU",
+            gpu_info: machine.gpu.clone().unwrap_or_default(),
+            backends: match machine.gpu {
+                None => "CPU",
+                Some(_) => "GPU",
+            },
             model_filename: subject.name.clone(),
             model_type: model_type(&subject.file.gguf, &subject.model.config.arch_name),
             model_size: inspect::weight_bytes(&subject.file.gguf),
@@ -140,10 +146,10 @@ impl Record {
             samples_ts,
             n_sequences: test.n_seqs,
             isa: machine.isa.name(),
-            roofline_share: measured.at_roofline(&subject.model, machine) / mean(&seconds),
-            read_gb_s: roofline.read_bytes_per_s / 1e9,
-            peak_gflop_s: roofline.f32_ops_per_s / 1e9,
-            peak_int8_gop_s: roofline.i8_ops_per_s / 1e9,
+            roofline_share: least.map(|least| least / mean(&seconds)),
+            read_gb_s: peak(|roofline| roofline.read_bytes_per_s),
+            peak_gflop_s: peak(|roofline| roofline.f32_ops_per_s),
+            peak_int8_gop_s: peak(|roofline| roofline.i8_ops_per_s),
         }
     }
 
@@ -342,7 +348,10 @@ impl Printer {
                     "type_k" => record.type_k.to_string(),
                     "test" => test.name(),
                     "t/s" => format!("{:.2} ± {:.2}", record.avg_ts, record.stddev_ts),
-                    _ => format!("{:.1} %", 100.0 * record.roofline_share),
+                    _ => match record.roofline_share {
+                        Some(share) => format!("{:.1} %", 100.0 * share),
+                        None => "n/a".to_string(),
+                    },
                 };
                 pad(&value, *width)
             })

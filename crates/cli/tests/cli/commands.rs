@@ -194,18 +194,23 @@ fn perplexity_reports_the_contract() {
 }
 
 #[test]
-fn devices_names_the_cpu_and_says_that_there_is_no_gpu() {
+fn devices_names_the_cpu_and_what_there_is_of_gpus() {
     let report = run(&["devices", "--json"]).json();
     assert_eq!(report["devices"][0]["id"], "cpu");
     assert!(report["devices"][0]["threads"].as_u64().unwrap() >= 1);
     let available = report["devices"][0]["isa_available"].as_array().unwrap();
     assert!(available.contains(&report["devices"][0]["isa"]));
-    assert_eq!(report["gpu"]["supported"], false);
+    let gpus = report["devices"].as_array().unwrap()[1..].iter();
+    let usable = gpus.filter(|gpu| gpu["image"].is_string()).count();
+    assert_eq!(report["gpu"]["supported"], usable > 0);
+    let reasons = report["gpu"]["reasons"].as_array().unwrap();
+    assert!(usable > 0 || !reasons.is_empty());
+    assert!(report["images"].is_array());
     assert!(
         run(&["devices"])
             .ok()
             .text()
-            .contains("GPU backends are not part of this build")
+            .contains("GPU kernels in this build: ")
     );
 }
 

@@ -10,6 +10,7 @@ mod chat;
 mod check;
 mod commands;
 mod generate;
+mod gpu;
 mod lora;
 mod manual;
 #[cfg(feature = "pull")]

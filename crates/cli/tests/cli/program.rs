@@ -64,12 +64,13 @@ impl Run {
     }
 }
 
-/// The program, without the settings of whoever runs the tests.
+/// The program on the CPU, without the settings of whoever runs the tests.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforge"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROCMFORGE_")) {
         command.env_remove(name);
     }
+    command.env("ROCMFORGE_DEVICE", "cpu");
     command.args(args).stdin(Stdio::null());
     command
 }

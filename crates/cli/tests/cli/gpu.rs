@@ -1,0 +1,47 @@
+//! `--device`: the embedded model on the CPU that plays a GPU, and what is said of devices that are not there.
+
+use serde_json::Value;
+
+use crate::program::run;
+
+/// A host image of this build, as `--device` takes it.
+fn host_device() -> Option<String> {
+    let report = run(&["devices", "--json"]).json();
+    let images: Vec<&Value> = report["images"].as_array().unwrap().iter().collect();
+    let names = images.iter().filter_map(|image| image.as_str());
+    let host = names.filter_map(|name| name.strip_prefix("host-")).next();
+    if host.is_none() {
+        println!("skipped: built without the target host");
+    }
+    host.map(|persona| format!("host:{persona}"))
+}
+
+#[test]
+fn a_text_is_the_same_on_the_gpu() {
+    let Some(device) = host_device() else { return };
+    let generate = |device: &str| {
+        let flags = [
+            "--temp", "0", "-n", "4", "--ctx", "64", "--json", "--device", device,
+        ];
+        run(&[&["generate", "-p", "The ship"], &flags[..]].concat()).json()
+    };
+    let (cpu, gpu) = (generate("cpu"), generate(&device));
+    assert_eq!(gpu["text"], cpu["text"]);
+    let name = gpu["device"].as_str().unwrap();
+    assert!(name.contains(&device), "{name}");
+}
+
+#[test]
+fn devices_that_are_not_there_are_errors() {
+    let generate = |flags: &[&str]| run(&[&["generate", "-p", "x", "-n", "1"], flags].concat());
+    generate(&["--device", "cuda:4095"]).fails(1, "CUDA");
+    generate(&["--device", "hip:4095"]).fails(1, "HIP");
+    generate(&["--device", "tpu"]).fails(2, "hip:N or cuda:N");
+    generate(&["--device", "host:gfx9"]).fails(2, "gfx10");
+    let image = ["--device", "host:nv", "--gpu-image", "gfx1"];
+    generate(&image).fails(1, "no kernels for gfx1");
+    if let Some(device) = host_device() {
+        let flags = ["--device", &device, "--kv-type", "f32"];
+        generate(&flags).fails(1, "--kv-type f16");
+    }
+}
