@@ -99,26 +99,22 @@ pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Resul
 }
 
 /// Writes rows `first_row..` of `out` from blocks as they lie in a file, `file_rows` `[rows, row bytes]` of any
-/// alignment. `ty` and `[n_out, n_in]` are those of `out`.
+/// alignment.
 ///
 /// # Errors
-/// If there are no kernels for `ty`, or the launch fails.
+/// If there are no kernels for the type, or the launch fails.
 ///
 /// # Panics
-/// If `out` is not such a matrix, or `file_rows` are not whole rows of it.
+/// If `file_rows` are not whole rows, or more than `out` has.
 pub fn repack(
     gpu: &Gpu,
-    ty: GgmlType,
-    [n_out, n_in]: [usize; 2],
     file_rows: Slice<'_, u8>,
     out: &Matrix<'_>,
     first_row: usize,
 ) -> Result<(), GpuError> {
-    assert_eq!(
-        (out.ty, out.n_out, out.n_in),
-        (ty, n_out, n_in),
-        "the matrix of these rows"
-    );
+    let Matrix {
+        ty, n_out, n_in, ..
+    } = *out;
     let row_bytes = ty.row_bytes(n_in).expect("rows are whole blocks");
     assert!(
         row_bytes > 0 && file_rows.len().is_multiple_of(row_bytes),

@@ -145,7 +145,7 @@ impl Packed {
             file.extend(&blocks[rows.start * row_bytes..rows.end * row_bytes]);
             let file = gpu.upload(&file).unwrap();
             let file = file.as_slice().part(1..1 + rows.len() * row_bytes);
-            ops::repack(gpu, ty, [n_out, n_in], file, &packed.matrix(), rows.start).unwrap();
+            ops::repack(gpu, file, &packed.matrix(), rows.start).unwrap();
             gpu.synchronize().unwrap();
         }
         packed

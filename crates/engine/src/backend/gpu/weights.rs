@@ -173,8 +173,7 @@ fn repack(
     let (row_bytes, n_rows) = (row_bytes(matrix), chunk_rows(matrix));
     let chunks = matrix.data.chunks(n_rows * row_bytes);
     uploader.upload_all(chunks, |i, blocks| {
-        let shape = [blocks.len() / row_bytes, matrix.n_in];
-        ops::repack(gpu, matrix.ty, shape, blocks, &out, i * n_rows)
+        ops::repack(gpu, blocks, &out, i * n_rows)
     })
 }
 
