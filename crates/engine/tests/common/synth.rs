@@ -4,6 +4,7 @@
 //! Weights mean nothing; they are scaled so that activations stay finite, and every factor, window and
 //! norm that a wiring has is far enough from its neutral value that leaving it out changes the logits.
 
+use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 /// Names that [`model`] takes: architectures, `olmo3`, which is `olmo2` with windows and YaRN, and `mixtral`,
@@ -251,8 +252,7 @@ impl Synth {
             let dims = [n_in as u64, n_out as u64, N_EXPERTS as u64];
             let reach = (3.0 / n_in as f64).sqrt() as f32;
             let values = uniform(&tensor(name), n_in * n_out * N_EXPERTS, 0.0, reach);
-            self.writer
-                .add_tensor_f32(&tensor(name), &dims, self.ty, &values)?;
+            self.add(&tensor(name), &dims, &values)?;
         }
         if self.arch == "qwen2moe" {
             self.vector(&tensor("ffn_gate_inp_shexp.weight"), N_EMBD, 0.0, 0.2)?;
@@ -328,7 +328,21 @@ impl Synth {
         let reach = (3.0 / n_in as f64).sqrt() as f32;
         let values = uniform(name, n_out * n_in, 0.0, reach);
         let dims = [n_in as u64, n_out as u64];
-        self.writer.add_tensor_f32(name, &dims, self.ty, &values)?;
+        self.add(name, &dims, &values)
+    }
+
+    /// A tensor of the model's type.
+    fn add(&mut self, name: &str, dims: &[u64], values: &[f32]) -> Result<(), Error> {
+        let ty = self.ty;
+        match self.writer.add_tensor_f32(name, dims, ty, values) {
+            // Types whose blocks are searched for.
+            Err(Error::Unsupported { .. }) => {
+                let mut blocks = vec![0; values.len() / ty.block_len() * ty.block_bytes()];
+                quantize_rows(ty, values, dims[0] as usize, None, &mut blocks)?;
+                self.writer.add_tensor(name, dims, ty, blocks)?;
+            }
+            added => drop(added?),
+        }
         Ok(())
     }
 
