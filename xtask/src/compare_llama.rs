@@ -94,7 +94,7 @@ const WITH_GELU: [&str; 4] = ["gemma2", "gemma3", "gpt2", "starcoder2"];
 
 /// The loosest bound of the file's matrix formats: rounding of activations differs between engines by more
 /// the coarser a format is.
-fn bound(gguf: &Gguf) -> f64 {
+pub(crate) fn bound(gguf: &Gguf) -> f64 {
     let arch = gguf.metadata().str("general.architecture").unwrap_or("");
     let least = match WITH_GELU.contains(&arch) {
         true => GELU_IN_F16,
@@ -200,7 +200,7 @@ fn run_script(
         .collect())
 }
 
-fn relative_error(ours: &[f32], theirs: &[f32]) -> Result<f64> {
+pub(crate) fn relative_error(ours: &[f32], theirs: &[f32]) -> Result<f64> {
     if ours.len() != theirs.len() {
         bail!(
             "{} logits here, {} from llama.cpp",

@@ -1,5 +1,6 @@
 //! Chores of the repository that are not part of the program: `cargo xtask`.
 
+mod compare_devices;
 mod compare_llama;
 mod compare_quantize;
 mod fixtures;
@@ -53,6 +54,23 @@ enum Task {
         /// A Python that has the llama-cpp-python package
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
+    },
+    /// Compare a GPU's logits with those of the CPU backend on the same files
+    CompareDevices {
+        #[arg(required = true, value_name = "MODEL")]
+        models: Vec<PathBuf>,
+        /// Such as cuda:0, hip:0 or host
+        #[arg(long, value_name = "DEVICE")]
+        device: String,
+        /// Lengths of the prompts
+        #[arg(long, value_delimiter = ',', default_value = "1,17,300")]
+        tokens: Vec<usize>,
+        /// Prompts at once
+        #[arg(long, value_delimiter = ',', default_value = "1,4")]
+        batch: Vec<usize>,
+        /// Tokens to decode after each prompt
+        #[arg(long, default_value_t = 16, value_name = "N")]
+        decode: usize,
     },
     /// Look for crashes and hangs with random changes of the committed inputs; needs no nightly compiler
     Fuzz {
@@ -144,6 +162,19 @@ fn main() -> Result<()> {
             tokens,
             python,
         } => compare_llama::run(&models, &tokens, &python),
+        Task::CompareDevices {
+            models,
+            device,
+            tokens,
+            batch,
+            decode,
+        } => compare_devices::run(&compare_devices::Comparison {
+            models,
+            lengths: tokens,
+            batches: batch,
+            n_decode: decode,
+            device: compare_devices::device(&device)?,
+        }),
         Task::Fuzz {
             target,
             seconds,
