@@ -6,6 +6,8 @@
 mod clang;
 #[path = "build/inspect.rs"]
 mod inspect;
+#[path = "build/modules.rs"]
+mod modules;
 #[path = "build/targets.rs"]
 mod targets;
 
@@ -18,12 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
 
 use clang::Clang;
-
-/// Formats that `kernels/format/*.hip` are compiled for, one module each.
-const FORMATS: &[&str] = &[
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
-];
+use modules::Module;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -46,7 +43,7 @@ fn main() {
     empty_if_of_others(&cache, &clangs);
     let mut left_out: Vec<(String, String)> = Vec::new();
     let mut jobs: Vec<Job> = Vec::new();
-    let modules = modules();
+    let modules = modules::all("kernels".as_ref());
     for target in &targets {
         match clang::choose(&clangs, target, &out) {
             Ok(clang) => jobs.extend(modules.iter().map(|m| Job::new(m, target, clang, &cache))),
@@ -106,13 +103,6 @@ struct Job<'a> {
     packed: PathBuf,
 }
 
-/// A source file, the module made of it, and what is defined for it.
-struct Module {
-    file: PathBuf,
-    name: String,
-    defines: Vec<String>,
-}
-
 impl<'a> Job<'a> {
     fn new(of: &Module, target: &str, clang: &'a Clang, cache: &Path) -> Job<'a> {
         let mut args = targets::arguments(target);
@@ -120,8 +110,7 @@ impl<'a> Job<'a> {
         args.push(of.file.display().to_string());
         let mut hash = DefaultHasher::new();
         args.hash(&mut hash);
-        let mut seen = BTreeSet::new();
-        hash_sources(&of.file, &mut seen, &mut hash);
+        of.hash("kernels".as_ref(), &mut hash);
         let packed = cache.join(format!("{}.{target}.{:016x}.lz4", of.name, hash.finish()));
         Job {
             module: of.name.clone(),
@@ -163,23 +152,6 @@ impl<'a> Job<'a> {
             .and_then(|()| fs::rename(&part, &self.packed))
             .and_then(|()| fs::remove_file(&object))
             .map_err(|error| failed(&error.to_string()))
-    }
-}
-
-/// A source and the headers it includes.
-fn hash_sources(file: &Path, seen: &mut BTreeSet<PathBuf>, hash: &mut DefaultHasher) {
-    if !seen.insert(file.to_path_buf()) {
-        return;
-    }
-    let text = fs::read_to_string(file).unwrap_or_else(|error| {
-        fail(&[format!("{}: {error}", file.display())]);
-    });
-    text.hash(hash);
-    for line in text.lines() {
-        if let Some(name) = line.strip_prefix("#include \"") {
-            let name = name.trim_end_matches('"');
-            hash_sources(&Path::new("kernels").join(name), seen, hash);
-        }
     }
 }
 
@@ -246,39 +218,4 @@ fn remove_older(cache: &Path, jobs: &[Job]) {
             let _ = fs::remove_file(entry.path());
         }
     }
-}
-
-fn modules() -> Vec<Module> {
-    let stem = |file: &Path| {
-        file.file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned()
-    };
-    let plain = hip_files(Path::new("kernels"))
-        .into_iter()
-        .map(|file| Module {
-            name: stem(&file),
-            defines: Vec::new(),
-            file,
-        });
-    let mut all: Vec<Module> = plain.collect();
-    for file in hip_files(Path::new("kernels/format")) {
-        all.extend(FORMATS.iter().map(|format| Module {
-            name: format!("{}.{format}", stem(&file)),
-            defines: vec![format!("-DFORMAT={format}")],
-            file: file.clone(),
-        }));
-    }
-    all
-}
-
-fn hip_files(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == "hip"))
-        .collect();
-    files.sort();
-    files
 }

@@ -7,6 +7,7 @@ mod fixtures;
 mod fuzz;
 mod gen_model;
 mod gen_synthetic;
+mod isa_report;
 mod mix_golden;
 mod quant_errors;
 mod variants;
@@ -132,6 +133,26 @@ enum Task {
         #[arg(long, value_name = "FOLDER")]
         golden: Option<PathBuf>,
     },
+    /// Report what the compiler made of the GPU kernels for AMD; fails on spills, scratch memory and collective
+    /// instructions that run while lanes are off
+    IsaReport {
+        /// Targets such as gfx1100,gfx942 [default: one of each generation]
+        #[arg(
+            long,
+            default_value = "",
+            hide_default_value = true,
+            value_name = "LIST"
+        )]
+        targets: String,
+        /// Part of a module's name, such as matvec.Q4_K, or of a kernel's
+        #[arg(
+            long,
+            default_value = "",
+            hide_default_value = true,
+            value_name = "NAME"
+        )]
+        kernel: String,
+    },
     /// Take the types of every quantization mix from llama.cpp, for the engine's tests
     MixGolden {
         /// A Python that has the llama-cpp-python and gguf packages
@@ -205,6 +226,9 @@ fn main() -> Result<()> {
             llama_perplexity,
             golden,
         }),
+        Task::IsaReport { targets, kernel } => {
+            isa_report::run(&isa_report::Options { targets, kernel })
+        }
         Task::MixGolden { python } => mix_golden::write(&python),
         Task::VariantGolden { python } => variants::golden(&python),
     }

@@ -1,0 +1,75 @@
+//! What to compile: the modules that the kernel sources make.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::hash::{Hash as _, Hasher};
+use std::path::{Path, PathBuf};
+
+/// Formats that `kernels/format/*.hip` are compiled for, one module each.
+const FORMATS: &[&str] = &[
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+];
+
+/// A source file, the module made of it, and what is defined for it.
+pub(crate) struct Module {
+    pub(crate) file: PathBuf,
+    pub(crate) name: String,
+    pub(crate) defines: Vec<String>,
+}
+
+impl Module {
+    /// Adds the text of the source and of the headers that it includes from the folder `kernels`.
+    pub(crate) fn hash(&self, kernels: &Path, hash: &mut impl Hasher) {
+        hash_sources(&self.file, kernels, &mut BTreeSet::new(), hash);
+    }
+}
+
+fn hash_sources(file: &Path, kernels: &Path, seen: &mut BTreeSet<PathBuf>, hash: &mut impl Hasher) {
+    if !seen.insert(file.to_path_buf()) {
+        return;
+    }
+    // What cannot be read, the compiler will name.
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.hash(hash);
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("#include \"") {
+            let name = name.trim_end_matches('"');
+            hash_sources(&kernels.join(name), kernels, seen, hash);
+        }
+    }
+}
+
+/// The modules of the folder `kernels`.
+pub(crate) fn all(kernels: &Path) -> Vec<Module> {
+    let stem = |file: &Path| {
+        file.file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
+    let plain = hip_files(kernels).into_iter().map(|file| Module {
+        name: stem(&file),
+        defines: Vec::new(),
+        file,
+    });
+    let mut all: Vec<Module> = plain.collect();
+    for file in hip_files(&kernels.join("format")) {
+        all.extend(FORMATS.iter().map(|format| Module {
+            name: format!("{}.{format}", stem(&file)),
+            defines: vec![format!("-DFORMAT={format}")],
+            file: file.clone(),
+        }));
+    }
+    all
+}
+
+fn hip_files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "hip"))
+        .collect();
+    files.sort();
+    files
+}

@@ -1,0 +1,88 @@
+//! What a kernel must not have, and the few that may.
+
+use super::code::Instruction;
+use super::metadata::Metadata;
+
+/// A kind of fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    /// Vector registers that did not fit.
+    VectorSpill,
+    /// Scalar registers that did not fit.
+    ScalarSpill,
+    /// Memory of a lane of its own, or instructions that could go there.
+    Scratch,
+    /// A collective instruction under a narrowed EXEC.
+    Narrowed,
+}
+
+/// A kernel that may have a fault. Why must be said.
+struct Exception {
+    module: &'static str,
+    kernel: &'static str,
+    fault: Fault,
+    #[expect(dead_code, reason = "for who reads the list")]
+    reason: &'static str,
+}
+
+const EXCEPTIONS: &[Exception] = &[Exception {
+    module: "matvec",
+    kernel: "matvec_2_8",
+    fault: Fault::ScalarSpill,
+    reason: "on gfx942 addresses of eight rows wait in lanes of a vector register until the loop is over",
+}];
+
+/// Whether the list of exceptions has it. `module` is with or without its format.
+pub(crate) fn is_excepted(module: &str, kernel: &str, fault: Fault) -> bool {
+    let file = module.split('.').next().unwrap_or(module);
+    EXCEPTIONS
+        .iter()
+        .any(|e| (e.module == module || e.module == file) && e.kernel == kernel && e.fault == fault)
+}
+
+/// The faults of a kernel, each kind once, with what shows it. `whole` says for each instruction whether it runs with
+/// all lanes.
+pub(crate) fn of(
+    code: &[Instruction],
+    whole: &[Option<bool>],
+    metadata: &Metadata,
+) -> Vec<(Fault, String)> {
+    let mut faults = Vec::new();
+    let spills = [
+        (Fault::VectorSpill, metadata.vector_spills, "vector"),
+        (Fault::ScalarSpill, metadata.scalar_spills, "scalar"),
+    ];
+    for (fault, n, kind) in spills {
+        if n > 0 {
+            faults.push((fault, format!("spills {n} {kind} registers")));
+        }
+    }
+    if metadata.scratch_bytes > 0 {
+        let bytes = metadata.scratch_bytes;
+        faults.push((
+            Fault::Scratch,
+            format!("uses {bytes} bytes of scratch memory a lane"),
+        ));
+    }
+    let reached = || code.iter().zip(whole).filter(|(_, whole)| whole.is_some());
+    let listed = |of: Vec<&Instruction>| {
+        let first = of.first()?;
+        Some(format!(
+            "{} at {:#x} ({} in all)",
+            first.mnemonic,
+            first.address,
+            of.len()
+        ))
+    };
+    let flat = reached()
+        .filter(|(i, _)| i.is_flat_or_scratch())
+        .map(|(i, _)| i);
+    if let Some(list) = listed(flat.collect()) {
+        faults.push((Fault::Scratch, format!("goes to memory by {list}")));
+    }
+    let narrowed = reached().filter(|(i, whole)| i.is_collective() && **whole == Some(false));
+    if let Some(list) = listed(narrowed.map(|(i, _)| i).collect()) {
+        faults.push((Fault::Narrowed, format!("lanes may be off at {list}")));
+    }
+    faults
+}

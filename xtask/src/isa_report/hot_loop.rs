@@ -1,0 +1,148 @@
+//! The loop in which a kernel spends its time, guessed from its code: the innermost one with most dot products and
+//! loaded bytes; and what it would cost if nothing but the issue of instructions held it back.
+
+use std::collections::BTreeMap;
+
+use super::blocks::{Block, Loop};
+use super::code::Instruction;
+use super::machine::Machine;
+
+/// Instructions of a loop, one pass over all its blocks; or of the whole kernel where there is no loop that loads.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Counts {
+    /// That a lane loads from global memory.
+    pub(crate) loaded_bytes: u64,
+    /// Those of them that are marked as not needed again: weights.
+    pub(crate) streamed_bytes: u64,
+    pub(crate) dots: u64,
+    pub(crate) matrix: u64,
+    pub(crate) vector: u64,
+    pub(crate) scalar: u64,
+    pub(crate) memory: u64,
+    pub(crate) shared: u64,
+    /// Cycles of a SIMD that the vector instructions take.
+    vector_cycles: f64,
+    /// Whether there is a loop within, which may run more than once.
+    pub(crate) has_inner: bool,
+}
+
+impl Counts {
+    /// Dot and matrix instructions for each byte that a lane loads from memory.
+    pub(crate) fn dots_per_byte(&self) -> Option<f64> {
+        let (bytes, dots) = (self.memory_bytes(), self.dots + self.matrix);
+        (bytes > 0 && !self.has_inner).then(|| dots as f64 / bytes as f64)
+    }
+
+    /// Bytes that come from memory: weights where the loop has such, else all.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        if self.streamed_bytes > 0 {
+            self.streamed_bytes
+        } else {
+            self.loaded_bytes
+        }
+    }
+
+    /// GB/s of these that the loop asks for at most. Instructions of different kinds are issued side by side, from different
+    /// waves, so the most frequent kind decides. `None` without loads, or where an inner loop hides the number.
+    pub(crate) fn issue_bandwidth(&self, machine: &Machine, wave_size: u64) -> Option<f64> {
+        if self.loaded_bytes == 0 || self.has_inner {
+            return None;
+        }
+        let most = self.scalar.max(self.memory).max(self.shared) as f64 * machine.other_cycles();
+        let cycles = self.vector_cycles.max(most).max(1.0);
+        let bytes = self.memory_bytes() * wave_size;
+        Some(machine.issue_bandwidth(bytes as f64, cycles))
+    }
+}
+
+/// Counts of the hottest loop.
+pub(crate) fn find(
+    code: &[Instruction],
+    blocks: &[Block],
+    loops: &[Loop],
+    machine: &Machine,
+) -> Counts {
+    let count = |numbers: &mut dyn Iterator<Item = usize>| {
+        let mut counts = Counts::default();
+        for number in numbers {
+            let range = blocks[number].range.clone();
+            code[range].iter().for_each(|i| counts.add(i, machine));
+        }
+        counts
+    };
+    let is_inside = |inner: &Loop, outer: &Loop| {
+        inner.blocks.len() < outer.blocks.len() && inner.blocks.is_subset(&outer.blocks)
+    };
+    let all_of = |of: &Loop| {
+        let mut counts = count(&mut of.blocks.iter().copied());
+        counts.has_inner = loops.iter().any(|inner| is_inside(inner, of));
+        counts
+    };
+    // By what it does outside the loops within it. A dot product is worth the four bytes that it takes, one of a matrix
+    // those of a wave.
+    let score = |of: &Loop| {
+        let within = |block: &usize| {
+            let inner = loops.iter().filter(|inner| is_inside(inner, of));
+            inner.into_iter().any(|inner| inner.blocks.contains(block))
+        };
+        let own = count(&mut of.blocks.iter().copied().filter(|block| !within(block)));
+        own.dots * 4 + own.matrix * 64 + own.loaded_bytes
+    };
+    let hottest = loops
+        .iter()
+        .map(|l| (score(l), l))
+        .filter(|(score, _)| *score > 0)
+        .max_by_key(|(score, _)| *score);
+    let Some((_, hottest)) = hottest else {
+        let mut all = count(&mut (0..blocks.len()));
+        all.has_inner = !loops.is_empty();
+        return all;
+    };
+    // Where its data come from shared memory, the loop around it that fills that.
+    let around = loops.iter().filter(|outer| is_inside(hottest, outer));
+    let mut by_size: Vec<&Loop> = around.chain([hottest]).collect();
+    by_size.sort_by_key(|l| l.blocks.len());
+    let loading = by_size.into_iter().map(all_of).find(|c| c.loaded_bytes > 0);
+    loading.unwrap_or_else(|| all_of(hottest))
+}
+
+impl Counts {
+    fn add(&mut self, instruction: &Instruction, machine: &Machine) {
+        let name = instruction.mnemonic.as_str();
+        let loaded = instruction.loaded_bytes().unwrap_or(0);
+        self.loaded_bytes += loaded;
+        self.streamed_bytes += u64::from(instruction.is_streamed()) * loaded;
+        self.dots += u64::from(instruction.is_dot());
+        self.matrix += u64::from(instruction.is_matrix());
+        if name.starts_with("v_") {
+            self.vector += 1;
+            self.vector_cycles += machine.vector_cycles(name);
+        } else if name.starts_with("ds_") {
+            self.shared += 1;
+        } else if ["global_", "flat_", "buffer_", "scratch_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
+            self.memory += 1;
+        } else if !["s_wait", "s_nop", "s_delay", "s_clause"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
+            self.scalar += 1;
+        }
+    }
+}
+
+/// How many loads of each width in bytes a kernel has.
+pub(crate) fn load_widths(code: &[Instruction], blocks: &[Block]) -> BTreeMap<u64, usize> {
+    let mut widths = BTreeMap::new();
+    for block in blocks {
+        for bytes in code[block.range.clone()]
+            .iter()
+            .filter_map(Instruction::loaded_bytes)
+        {
+            *widths.entry(bytes).or_default() += 1;
+        }
+    }
+    widths
+}

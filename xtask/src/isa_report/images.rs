@@ -1,0 +1,150 @@
+//! Where the code to judge comes from: the images that this program was built with, which are those that the engine
+//! loads; or, for targets that it was not built for, the same compiler with the same arguments.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::root;
+
+#[path = "../../../crates/gpu/build/clang.rs"]
+#[expect(
+    dead_code,
+    reason = "the report takes the first compiler, and says what it cannot"
+)]
+mod clang;
+#[path = "../../../crates/gpu/build/modules.rs"]
+mod modules;
+#[path = "../../../crates/gpu/build/targets.rs"]
+mod targets;
+
+/// One module for one target, as an object file.
+pub(crate) struct Image {
+    pub(crate) module: String,
+    pub(crate) target: String,
+    source: Source,
+}
+
+enum Source {
+    Embedded(&'static rocmforge_gpu::Image),
+    Compile(modules::Module),
+}
+
+/// The images of all modules whose name has `filter` in it.
+pub(crate) fn all(target: &str, filter: &str) -> Vec<Image> {
+    let embedded: Vec<Image> = embedded(target).collect();
+    let all = if embedded.is_empty() {
+        let modules = modules::all(&folder().join("kernels"));
+        let image = |module: modules::Module| Image {
+            module: module.name.clone(),
+            target: target.into(),
+            source: Source::Compile(module),
+        };
+        modules.into_iter().map(image).collect()
+    } else {
+        embedded
+    };
+    let wanted = all
+        .into_iter()
+        .filter(|image| image.module.contains(filter));
+    wanted.collect()
+}
+
+/// Those that this program was built with.
+pub(crate) fn embedded(target: &str) -> impl Iterator<Item = Image> {
+    let images = rocmforge_gpu::images().iter();
+    images
+        .filter(move |image| image.target == target)
+        .map(|image| Image {
+            module: image.module.into(),
+            target: image.target.into(),
+            source: Source::Embedded(image),
+        })
+}
+
+impl Image {
+    /// The object, read or made.
+    pub(crate) fn object(&self) -> Result<Vec<u8>> {
+        match &self.source {
+            Source::Embedded(image) => Ok(image.unpack()),
+            Source::Compile(module) => cached(module, &self.target),
+        }
+    }
+}
+
+/// The folder that the compiler's arguments refer to.
+fn folder() -> PathBuf {
+    root().join("crates/gpu")
+}
+
+/// The folder for files of the report.
+pub(crate) fn cache() -> Result<PathBuf> {
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
+    // The compiler runs in another folder.
+    let cache = std::path::absolute(target.join("isa-report"))?;
+    fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
+    Ok(cache)
+}
+
+fn cached(module: &modules::Module, target: &str) -> Result<Vec<u8>> {
+    let compiler = compiler()?;
+    let mut hash = DefaultHasher::new();
+    (
+        &compiler.version,
+        targets::arguments(target),
+        &module.defines,
+    )
+        .hash(&mut hash);
+    module.hash(&folder().join("kernels"), &mut hash);
+    let prefix = format!("{}.{target}.", module.name);
+    let object = cache()?.join(format!("{prefix}{:016x}.o", hash.finish()));
+    if !object.exists() {
+        for older in fs::read_dir(cache()?)?.flatten() {
+            let name = older.file_name();
+            if name.to_string_lossy().starts_with(&prefix) {
+                fs::remove_file(older.path())?;
+            }
+        }
+        let part = object.with_extension("part");
+        compile(&compiler, &module.file, &module.defines, target, &part)?;
+        fs::rename(&part, &object)?;
+    }
+    Ok(fs::read(object)?)
+}
+
+/// The compiler that the build would prefer.
+pub(crate) fn compiler() -> Result<clang::Clang> {
+    let found = clang::find().into_iter().next();
+    found.context("no clang was found; install clang-19 and lld-19, or set ROCMFORGE_CLANG")
+}
+
+/// Compiles with the arguments of the build.
+pub(crate) fn compile(
+    compiler: &clang::Clang,
+    file: &Path,
+    defines: &[String],
+    target: &str,
+    object: &Path,
+) -> Result<()> {
+    let output = Command::new(&compiler.path)
+        .current_dir(folder())
+        .args(targets::arguments(target))
+        .args(defines)
+        .arg(file)
+        .arg("-o")
+        .arg(object)
+        .output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{} for {target}: {said}", file.display());
+    }
+    Ok(())
+}
+
+/// The names of a list of targets such as `ci`; an error says what is none.
+pub(crate) fn expand(list: &str) -> Result<Vec<String>> {
+    targets::expand(list).map_err(anyhow::Error::msg)
+}

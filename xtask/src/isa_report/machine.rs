@@ -1,0 +1,279 @@
+//! The machines that kernels are judged on: a reference card for each target, how many waves fit, and how many cycles an
+//! instruction keeps a SIMD busy. From AMD's instruction set manuals and data sheets; LLVM's AMDGPU usage guide for the
+//! sizes of register files and how they are handed out.
+
+use super::metadata::Metadata;
+
+/// A card and the generation of its compute units.
+pub(crate) struct Machine {
+    pub(crate) card: &'static str,
+    /// Of its memory, GB/s.
+    pub(crate) bandwidth: f64,
+    n_units: f64,
+    clock_ghz: f64,
+    generation: Generation,
+    /// Vector registers of a lane on a SIMD, at the wave size of the kernels; and how many are handed out at once.
+    registers: (u64, u64),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Generation {
+    Rdna2,
+    Rdna3,
+    Rdna4,
+    Cdna2,
+    Cdna3,
+}
+
+const MACHINES: &[(&str, Machine)] = &[
+    (
+        "gfx1030",
+        machine(
+            "RX 6800 XT",
+            512.0,
+            (72.0, 2.25),
+            Generation::Rdna2,
+            (1024, 16),
+        ),
+    ),
+    (
+        "gfx1100",
+        machine(
+            "RX 7900 XT",
+            800.0,
+            (84.0, 2.4),
+            Generation::Rdna3,
+            (1536, 24),
+        ),
+    ),
+    (
+        "gfx1151",
+        machine(
+            "Radeon 8060S",
+            256.0,
+            (40.0, 2.9),
+            Generation::Rdna3,
+            (1536, 24),
+        ),
+    ),
+    (
+        "gfx1201",
+        machine(
+            "RX 9070 XT",
+            640.0,
+            (64.0, 2.97),
+            Generation::Rdna4,
+            (1536, 24),
+        ),
+    ),
+    (
+        "gfx90a",
+        machine(
+            "MI250X, one die",
+            1600.0,
+            (110.0, 1.7),
+            Generation::Cdna2,
+            (512, 8),
+        ),
+    ),
+    (
+        "gfx942",
+        machine("MI300X", 5300.0, (304.0, 2.1), Generation::Cdna3, (512, 8)),
+    ),
+];
+
+const fn machine(
+    card: &'static str,
+    bandwidth: f64,
+    (n_units, clock_ghz): (f64, f64),
+    generation: Generation,
+    registers: (u64, u64),
+) -> Machine {
+    Machine {
+        card,
+        bandwidth,
+        n_units,
+        clock_ghz,
+        generation,
+        registers,
+    }
+}
+
+/// The reference card of a target.
+pub(crate) fn of(target: &str) -> Option<&'static Machine> {
+    let found = MACHINES.iter().find(|(name, _)| *name == target);
+    found.map(|(_, machine)| machine)
+}
+
+/// The targets that have one.
+pub(crate) fn targets() -> impl Iterator<Item = &'static str> {
+    MACHINES.iter().map(|(name, _)| *name)
+}
+
+impl Machine {
+    fn is_cdna(&self) -> bool {
+        matches!(self.generation, Generation::Cdna2 | Generation::Cdna3)
+    }
+
+    /// SIMDs that share 64 KiB of shared memory: a compute unit's.
+    fn n_simds(&self) -> u64 {
+        if self.is_cdna() { 4 } else { 2 }
+    }
+
+    /// Waves of a kernel that a SIMD holds at once, by their registers, and by the shared memory of their blocks. What
+    /// a launch asks for beyond the static shared memory is not known here.
+    pub(crate) fn occupancy(&self, kernel: &Metadata) -> u64 {
+        let (file, granule) = self.registers;
+        let most = if self.is_cdna() { 8 } else { 16 };
+        let by_vgprs = file / kernel.vgprs.max(1).next_multiple_of(granule);
+        let by_sgprs = if self.is_cdna() {
+            800 / kernel.sgprs.max(1).next_multiple_of(16)
+        } else {
+            most
+        };
+        let waves_per_block = kernel.block_size.div_ceil(kernel.wave_size.max(1)).max(1);
+        let by_lds = match kernel.lds_bytes {
+            0 => most,
+            bytes => {
+                // Two units share on RDNA, which halves what rounding loses.
+                let pairs = if self.is_cdna() { 1 } else { 2 };
+                let blocks = pairs * 65_536 / bytes.next_multiple_of(512);
+                blocks * waves_per_block / (pairs * self.n_simds())
+            }
+        };
+        most.min(by_vgprs).min(by_sgprs).min(by_lds.max(1))
+    }
+
+    /// Cycles of a SIMD that a wave's vector instruction takes.
+    pub(crate) fn vector_cycles(&self, mnemonic: &str) -> f64 {
+        let base = if self.is_cdna() { 4.0 } else { 1.0 };
+        if let Some(operations) = matrix_operations(mnemonic) {
+            return operations / self.matrix_rate(mnemonic);
+        }
+        let quarter_rate = [
+            "v_exp_",
+            "v_log_",
+            "v_rcp_",
+            "v_rsq_",
+            "v_sqrt_",
+            "v_sin_",
+            "v_cos_",
+            "v_mul_lo_u32",
+            "v_mul_hi_",
+            "v_mad_u64",
+            "v_mad_i64",
+            "v_mad_co_u64",
+            "v_mad_co_i64",
+        ];
+        let is_slow = quarter_rate
+            .iter()
+            .any(|prefix| mnemonic.starts_with(prefix));
+        if is_slow { 4.0 * base } else { base }
+    }
+
+    /// Cycles between two instructions of another kind, scalar or to memory, on one SIMD.
+    pub(crate) fn other_cycles(&self) -> f64 {
+        if self.is_cdna() { 4.0 } else { 1.0 }
+    }
+
+    /// Multiplications and additions of a SIMD's matrix unit in a cycle.
+    fn matrix_rate(&self, mnemonic: &str) -> f64 {
+        let inputs = mnemonic.rsplit('x').next().unwrap_or("");
+        let is_int8 = inputs.contains("i8") || inputs.contains("iu8");
+        let is_f32 = inputs.contains("f32");
+        match self.generation {
+            Generation::Rdna2 | Generation::Rdna3 => 256.0,
+            Generation::Rdna4 if is_int8 => 1024.0,
+            Generation::Rdna4 => 512.0,
+            _ if is_f32 => 64.0,
+            Generation::Cdna2 => 256.0,
+            Generation::Cdna3 if is_int8 => 1024.0,
+            Generation::Cdna3 => 512.0,
+        }
+    }
+
+    /// Bytes per second, in GB, that loads ask for when nothing but the issue of instructions holds a loop back that
+    /// loads `bytes` in a wave and takes `cycles` of its SIMD.
+    pub(crate) fn issue_bandwidth(&self, bytes: f64, cycles: f64) -> f64 {
+        bytes / cycles * self.n_simds() as f64 * self.n_units * self.clock_ghz
+    }
+}
+
+/// Multiplications and additions of an instruction such as `v_wmma_i32_16x16x16_iu8`.
+fn matrix_operations(mnemonic: &str) -> Option<f64> {
+    let shape = ["v_wmma_", "v_swmmac_", "v_mfma_", "v_smfmac_"]
+        .iter()
+        .find_map(|prefix| mnemonic.strip_prefix(prefix))?
+        .split('_')
+        .find(|part| part.matches('x').count() == 2)?;
+    // The last side may run into the type: `16x16x32i8`.
+    let sides = shape.split('x').map(|side| {
+        let digits = side.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse::<f64>().ok()
+    });
+    sides.product::<Option<f64>>().map(|product| 2.0 * product)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn occupancy_is_that_of_the_compiler() {
+        // Expected: `clang -Rpass-analysis=kernel-resource-usage` of LLVM 19.
+        let cases = [
+            ("gfx1030", 24, 0, 16),
+            ("gfx1030", 65, 0, 12),
+            ("gfx1030", 129, 0, 7),
+            ("gfx1100", 96, 0, 16),
+            ("gfx1100", 97, 0, 12),
+            ("gfx1201", 193, 0, 7),
+            ("gfx90a", 64, 0, 8),
+            ("gfx942", 65, 0, 7),
+            ("gfx942", 129, 0, 3),
+            ("gfx942", 36, 32_768, 2),
+            ("gfx1100", 36, 32_768, 8),
+        ];
+        for (target, vgprs, lds_bytes, waves) in cases {
+            let kernel = Metadata {
+                vgprs,
+                sgprs: 30,
+                lds_bytes,
+                wave_size: if target.starts_with("gfx9") { 64 } else { 32 },
+                block_size: 256,
+                ..Metadata::default()
+            };
+            let machine = of(target).unwrap();
+            assert_eq!(
+                machine.occupancy(&kernel),
+                waves,
+                "{target} {vgprs} {lds_bytes}"
+            );
+        }
+    }
+
+    #[test]
+    fn matrix_instructions_take_as_long_as_the_manuals_say() {
+        let cases = [
+            ("gfx1100", "v_wmma_f32_16x16x16_f16", 32.0),
+            ("gfx1100", "v_wmma_i32_16x16x16_iu8", 32.0),
+            ("gfx1201", "v_wmma_f32_16x16x16_bf16", 16.0),
+            ("gfx1201", "v_wmma_i32_16x16x16_iu8", 8.0),
+            ("gfx90a", "v_mfma_f32_16x16x16f16", 32.0),
+            ("gfx90a", "v_mfma_i32_16x16x16i8", 32.0),
+            ("gfx942", "v_mfma_i32_16x16x32_i8", 16.0),
+            ("gfx942", "v_mfma_f32_16x16x16_f16", 16.0),
+            ("gfx942", "v_mfma_f32_16x16x4_f32", 32.0),
+            ("gfx1100", "v_fma_f32", 1.0),
+            ("gfx1100", "v_exp_f32_e32", 4.0),
+            ("gfx942", "v_dot4c_i32_i8_e32", 4.0),
+        ];
+        for (target, mnemonic, cycles) in cases {
+            assert_eq!(
+                of(target).unwrap().vector_cycles(mnemonic),
+                cycles,
+                "{mnemonic}"
+            );
+        }
+    }
+}

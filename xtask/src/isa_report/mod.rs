@@ -1,0 +1,240 @@
+//! `cargo xtask isa-report`: what the compiler made of the GPU kernels for AMD, where no such GPU is at hand. It prints
+//! resources, loads, the work of the hottest loop and what that would let the memory give, and fails on what makes a
+//! kernel slow or wrong: spills, scratch memory, and collective instructions that run while lanes are switched off.
+//!
+//! `images` → `tools` (LLVM's listing and notes) → `code`, `metadata` → `blocks` → `exec`, `hot_loop` → `faults`.
+
+mod blocks;
+mod code;
+mod exec;
+mod faults;
+mod hot_loop;
+mod images;
+mod machine;
+mod metadata;
+mod scalar;
+#[cfg(test)]
+mod tests;
+mod tools;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, Result, bail};
+
+use faults::Fault;
+use hot_loop::Counts;
+use images::Image;
+use machine::Machine;
+use metadata::Metadata;
+use tools::Tools;
+
+/// What to report on.
+pub(crate) struct Options {
+    /// AMD targets, or `ci`; empty for all that have a reference card.
+    pub(crate) targets: String,
+    /// Part of a module's or a kernel's name.
+    pub(crate) kernel: String,
+}
+
+/// What was found out about a kernel.
+struct Report {
+    target: String,
+    module: String,
+    name: String,
+    metadata: Metadata,
+    machine: &'static Machine,
+    /// Loads of each width in bytes.
+    loads: BTreeMap<u64, usize>,
+    hot: Counts,
+    faults: Vec<(Fault, String)>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let targets = if options.targets.is_empty() {
+        machine::targets().map(String::from).collect()
+    } else {
+        images::expand(&options.targets)?
+    };
+    let targets: Vec<String> = targets
+        .into_iter()
+        .filter(|t| t.starts_with("gfx"))
+        .collect();
+    // A name such as `matvec_1_1` is a kernel's, which only the code tells.
+    let all = || targets.iter().flat_map(|target| images::all(target, ""));
+    let images: Vec<Image> = all()
+        .filter(|i| i.module.contains(&options.kernel))
+        .collect();
+    let by_module = !images.is_empty();
+    let images = if by_module { images } else { all().collect() };
+    let mut reports = examine_all(&images)?;
+    reports.retain(|r| by_module || r.name.contains(&options.kernel));
+    if reports.is_empty() {
+        bail!("no kernel is called {:?}", options.kernel);
+    }
+    print(&reports, &targets);
+    let faults = faults_of(&reports);
+    if !faults.is_empty() {
+        bail!("{} faults\n{}", faults.len(), faults.join("\n"));
+    }
+    Ok(())
+}
+
+/// The faults that are not excepted, a line each.
+fn faults_of(reports: &[Report]) -> Vec<String> {
+    let lines = reports.iter().flat_map(|report| {
+        let Report {
+            module,
+            name,
+            target,
+            ..
+        } = report;
+        let faults = report.faults.iter();
+        faults
+            .filter(|(fault, _)| !faults::is_excepted(module, name, *fault))
+            .map(move |(_, what)| format!("{module} {name} for {target}: {what}"))
+    });
+    lines.collect()
+}
+
+/// Examines images side by side.
+fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
+    let tools = Tools::find()?;
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, Result<Vec<Report>>)>> = Mutex::default();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(image) = images.get(at) else { break };
+                    let reports = image
+                        .object()
+                        .and_then(|object| examine(&tools, &image.module, &image.target, &object))
+                        .with_context(|| format!("{} for {}", image.module, image.target));
+                    done.lock()
+                        .expect("nothing panics in it")
+                        .push((at, reports));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().expect("nothing panics in it");
+    done.sort_by_key(|(at, _)| *at);
+    let mut all = Vec::new();
+    for (_, reports) in done {
+        all.extend(reports?);
+    }
+    Ok(all)
+}
+
+/// All kernels of an object.
+fn examine(tools: &Tools, module: &str, target: &str, object: &[u8]) -> Result<Vec<Report>> {
+    let machine =
+        machine::of(target).with_context(|| format!("there is no reference card for {target}"))?;
+    let (listing, notes) = tools.take_apart(&format!("{module}.{target}"), object)?;
+    let mut kernels = metadata::parse(&notes);
+    let mut reports = Vec::new();
+    for code in code::parse(&listing) {
+        let metadata = kernels
+            .remove(&code.name)
+            .with_context(|| format!("{} is a function that was not inlined", code.name))?;
+        let blocks = blocks::blocks(&code.instructions).map_err(anyhow::Error::msg)?;
+        let whole = exec::whole(&code.instructions, &blocks, metadata.wave_size);
+        let loops = blocks::loops(&blocks);
+        reports.push(Report {
+            target: target.into(),
+            module: module.into(),
+            machine,
+            loads: hot_loop::load_widths(&code.instructions, &blocks),
+            hot: hot_loop::find(&code.instructions, &blocks, &loops, machine),
+            faults: faults::of(&code.instructions, &whole, &metadata),
+            name: code.name,
+            metadata,
+        });
+    }
+    if let Some(name) = kernels.keys().next() {
+        bail!("{name} has no code");
+    }
+    Ok(reports)
+}
+
+fn print(reports: &[Report], targets: &[String]) {
+    println!(
+        "waves: of a SIMD, by registers and static shared memory. loads: instructions by bytes a lane. hot loop, with\n\
+         both sides of each branch: bytes a lane loads, those of weights, vector instructions, dot products, matrix\n\
+         instructions (~ with an inner loop counted once). dot/B: dot and matrix instructions for a byte of weights, or\n\
+         where none are marked as streamed, for any byte. issue: an estimate of the GB/s of these that the hot loop asks\n\
+         for when only the issue of instructions holds it back; bytes that lanes share count for each. memory: GB/s of\n\
+         the card.\n"
+    );
+    for target in targets {
+        if let Some(machine) = machine::of(target) {
+            println!("{target}: {}, {} GB/s", machine.card, machine.bandwidth);
+        }
+    }
+    println!(
+        "\n{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {:<22} {:<26} {:>6} {:>7} {:>6}",
+        "target",
+        "module",
+        "kernel",
+        "VGPR",
+        "SGPR",
+        "LDS",
+        "spill",
+        "scratch",
+        "waves",
+        "loads 1-2/4/8/12/16",
+        "hot loop B/w/valu/dot/mat",
+        "dot/B",
+        "issue",
+        "memory"
+    );
+    for report in reports {
+        println!("{}", row(report));
+    }
+}
+
+fn row(report: &Report) -> String {
+    let Report {
+        metadata,
+        machine,
+        hot,
+        ..
+    } = report;
+    let loads = |bytes: u64| report.loads.get(&bytes).copied().unwrap_or(0);
+    let widths = format!(
+        "{}/{}/{}/{}/{}",
+        loads(1) + loads(2),
+        loads(4),
+        loads(8),
+        loads(12),
+        loads(16)
+    );
+    let inner = if hot.has_inner { "~" } else { "" };
+    let (bytes, vector, dots, matrix) = (hot.loaded_bytes, hot.vector, hot.dots, hot.matrix);
+    let work = format!(
+        "{inner}{bytes}/{}/{vector}/{dots}/{matrix}",
+        hot.streamed_bytes
+    );
+    let or_none = |number: Option<f64>, digits| {
+        number.map_or("n/a".into(), |number| format!("{number:.digits$}"))
+    };
+    let dots_per_byte = or_none(hot.dots_per_byte(), 2);
+    let issue = or_none(hot.issue_bandwidth(machine, metadata.wave_size), 0);
+    format!(
+        "{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {widths:<22} {work:<26} {dots_per_byte:>6} {issue:>7} {:>6}",
+        report.target,
+        report.module,
+        report.name,
+        metadata.vgprs,
+        metadata.sgprs,
+        metadata.lds_bytes,
+        metadata.vector_spills + metadata.scalar_spills,
+        metadata.scratch_bytes,
+        machine.occupancy(metadata),
+        machine.bandwidth,
+    )
+}

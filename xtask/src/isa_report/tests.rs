@@ -1,0 +1,135 @@
+//! The report on kernels that are known to be right or wrong, and on all that this program was built with.
+
+use std::fs;
+
+use super::*;
+
+const HEAD: &str = "#include \"gpu.h\"\nstruct Params { float* out; u32 n; };\n";
+
+/// Compiles a kernel and says what is wrong with it; `None` where there is no compiler.
+fn faults(name: &str, target: &str, source: &str) -> Option<Vec<Fault>> {
+    let (compiler, tools) = match (images::compiler(), Tools::find()) {
+        (Ok(compiler), Ok(tools)) => (compiler, tools),
+        (Err(error), _) | (_, Err(error)) => {
+            println!("skipped: {error}");
+            return None;
+        }
+    };
+    let file = |extension: &str| {
+        let name = format!("test.{name}.{target}.{}.{extension}", std::process::id());
+        images::cache().unwrap().join(name)
+    };
+    let (source_file, object) = (file("hip"), file("o"));
+    fs::write(&source_file, format!("{HEAD}{source}")).unwrap();
+    images::compile(&compiler, &source_file, &[], target, &object).unwrap();
+    let bytes = fs::read(&object).unwrap();
+    fs::remove_file(source_file).unwrap();
+    fs::remove_file(object).unwrap();
+    let reports = examine(&tools, &format!("test-{name}"), target, &bytes).unwrap();
+    assert_eq!(reports.len(), 1);
+    Some(reports[0].faults.iter().map(|(fault, _)| *fault).collect())
+}
+
+fn assert_faults(name: &str, source: &str, expected: &[Fault]) {
+    for target in machine::targets() {
+        if let Some(found) = faults(name, target, source) {
+            assert_eq!(found, expected, "{name} for {target}");
+        }
+    }
+}
+
+#[test]
+fn a_reduction_in_a_whole_wave_is_clean() {
+    // Ifs, and loops of a different length for each lane, lie before the collectives, and are over.
+    assert_faults(
+        "clean",
+        "KERNEL(clean, Params, 256) {
+            SHARED(float, part, 8);
+            float v = 0;
+            for (u32 i = tid(); i < p.n; i += 256) {
+                if (p.out[i] > 0) v += p.out[i]; else v -= 2 * p.out[i + 1];
+            }
+            for (u32 i = 0; i < p.n; i++) {
+                v = block_reduce<Sum, 256>(v, part);
+                barrier();
+            }
+            if (tid() == 0) p.out[0] = v;
+        }",
+        &[],
+    );
+}
+
+#[test]
+fn a_collective_under_a_condition_is_found() {
+    // As assembly, so that the compiler cannot move it to where all lanes are.
+    assert_faults(
+        "narrowed",
+        "KERNEL(narrowed, Params, 256) {
+            float v = p.out[tid()];
+            if (lane() < p.n) {
+                asm volatile(\"v_mov_b32_dpp %0, %0 row_ror:8 row_mask:0xf bank_mask:0xf\" : \"+v\"(v));
+            }
+            p.out[tid()] = v;
+        }",
+        &[Fault::Narrowed],
+    );
+}
+
+#[test]
+fn a_collective_in_a_loop_that_lanes_leave_is_found() {
+    assert_faults(
+        "leaving",
+        "KERNEL(leaving, Params, 256) {
+            float v = p.out[tid()];
+            for (u32 i = lane(); i < p.n; i += WARP_SIZE) {
+                asm volatile(\"v_mov_b32_dpp %0, %0 row_ror:8 row_mask:0xf bank_mask:0xf\" : \"+v\"(v));
+            }
+            p.out[tid()] = v;
+        }",
+        &[Fault::Narrowed],
+    );
+}
+
+#[test]
+fn a_collective_after_an_early_return_is_found() {
+    assert_faults(
+        "returned",
+        "KERNEL(returned, Params, 256) {
+            if (tid() >= p.n) return;
+            p.out[tid()] = wave_sum(p.out[tid()]);
+        }",
+        &[Fault::Narrowed],
+    );
+}
+
+#[test]
+fn an_array_in_scratch_memory_is_found() {
+    for target in machine::targets() {
+        let source = "KERNEL(scratch, Params, 256) {
+            volatile float values[64];
+            for (u32 i = 0; i < 64; i++) values[i] = p.out[i * p.n];
+            p.out[tid()] = values[tid() % 64];
+        }";
+        if let Some(found) = faults("scratch", target, source) {
+            assert!(
+                !found.is_empty() && found.iter().all(|f| *f == Fault::Scratch),
+                "{target}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_kernels_of_this_build_are_clean() {
+    let embedded: Vec<Image> = machine::targets().flat_map(images::embedded).collect();
+    if embedded.is_empty() {
+        println!("skipped: built without images for AMD");
+        return;
+    }
+    if let Err(error) = Tools::find() {
+        println!("skipped: {error}");
+        return;
+    }
+    let reports = examine_all(&embedded).unwrap();
+    assert_eq!(faults_of(&reports), Vec::<String>::new());
+}
