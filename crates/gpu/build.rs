@@ -8,6 +8,8 @@ mod clang;
 mod inspect;
 #[path = "build/modules.rs"]
 mod modules;
+#[path = "build/ptxas.rs"]
+mod ptxas;
 #[path = "build/targets.rs"]
 mod targets;
 
@@ -21,6 +23,7 @@ use std::{env, fs};
 
 use clang::Clang;
 use modules::Module;
+use ptxas::Ptxas;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -29,6 +32,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/driver/kfd.rs");
     println!("cargo::rerun-if-env-changed=ROCMFORGE_GPU_TARGETS");
     println!("cargo::rerun-if-env-changed=ROCMFORGE_CLANG");
+    println!("cargo::rerun-if-env-changed=ROCMFORGE_PTXAS");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let wanted = env::var("ROCMFORGE_GPU_TARGETS").unwrap_or_else(|_| "native".into());
     let targets = targets::expand(&wanted).unwrap_or_else(|error| fail(&[error]));
@@ -60,6 +64,11 @@ fn main() {
             out.join("no such file").display()
         );
     }
+    if let Some(ptxas) = Ptxas::find() {
+        for job in &mut jobs {
+            job.assemble(&ptxas, &cache);
+        }
+    }
     let errors = run(&jobs);
     if !errors.is_empty() {
         fail(&errors);
@@ -79,15 +88,13 @@ fn fail(errors: &[String]) -> ! {
 /// The source that `src/image.rs` includes.
 fn table(jobs: &[Job], left_out: &[(String, String)]) -> String {
     let mut table = String::from("static IMAGES: &[Image] = &[\n");
-    for Job {
-        target,
-        module,
-        packed,
-        ..
-    } in jobs
-    {
+    for job in jobs {
+        let (target, module, packed) = (&job.target, &job.module, &job.packed);
+        let assembled = job.assembled.as_ref().map_or("None".into(), |(_, path)| {
+            format!("Some(include_bytes!({path:?}).as_slice())")
+        });
         table += &format!(
-            "Image {{ target: {target:?}, module: {module:?}, packed: include_bytes!({packed:?}) }},\n"
+            "Image {{ target: {target:?}, module: {module:?}, packed: include_bytes!({packed:?}), assembled: {assembled} }},\n"
         );
     }
     table + &format!("];\nstatic LEFT_OUT: &[(&str, &str)] = &{left_out:?};\n")
@@ -101,6 +108,8 @@ struct Job<'a> {
     args: Vec<String>,
     /// The compressed image, named by all that it depends on but the compiler.
     packed: PathBuf,
+    /// The assembler of PTX, and the compressed machine code that it shall make.
+    assembled: Option<(Ptxas, PathBuf)>,
 }
 
 impl<'a> Job<'a> {
@@ -118,11 +127,26 @@ impl<'a> Job<'a> {
             clang,
             args,
             packed,
+            assembled: None,
         }
     }
 
+    /// Asks for machine code besides PTX, where a target is one processor.
+    fn assemble(&mut self, ptxas: &Ptxas, cache: &Path) {
+        if !self.target.ends_with('a') || !self.target.starts_with("sm_") {
+            return;
+        }
+        let name = self.packed.file_stem().expect("it has a name");
+        let name = format!("{}.{}.cubin", name.to_string_lossy(), ptxas.tag);
+        self.assembled = Some((ptxas.clone(), cache.join(name)));
+    }
+
     fn compile(&self) -> Result<(), String> {
-        if self.packed.exists() {
+        let is_assembled = self
+            .assembled
+            .as_ref()
+            .is_none_or(|(_, path)| path.exists());
+        if self.packed.exists() && is_assembled {
             return Ok(());
         }
         let object = self.packed.with_extension("o");
@@ -147,12 +171,22 @@ impl<'a> Job<'a> {
         if let Some(fault) = inspect::fault(&self.module, &self.target, &image) {
             return Err(failed(&fault));
         }
-        let part = self.packed.with_extension("part");
-        fs::write(&part, lz4_flex::compress_prepend_size(&image))
-            .and_then(|()| fs::rename(&part, &self.packed))
+        if let Some((ptxas, path)) = &self.assembled {
+            let code = ptxas.assemble(&self.target, &object);
+            let code = code.map_err(|error| failed(&error))?;
+            keep(&code, path).map_err(|error| failed(&error.to_string()))?;
+        }
+        keep(&image, &self.packed)
             .and_then(|()| fs::remove_file(&object))
             .map_err(|error| failed(&error.to_string()))
     }
+}
+
+/// Writes `image` compressed to `path`, all of it or nothing.
+fn keep(image: &[u8], path: &Path) -> std::io::Result<()> {
+    let part = path.with_extension("part");
+    fs::write(&part, lz4_flex::compress_prepend_size(image))?;
+    fs::rename(&part, path)
 }
 
 /// Runs all jobs, as many at once as cargo allows. What failed.
@@ -202,17 +236,22 @@ fn remove_older(cache: &Path, jobs: &[Job]) {
             .to_string_lossy()
             .into_owned()
     };
-    let current: BTreeSet<String> = jobs.iter().map(|job| name(&job.packed)).collect();
+    let assembled = jobs.iter().filter_map(|job| job.assembled.as_ref());
+    let packed = jobs.iter().map(|job| &job.packed);
+    let paths = packed.chain(assembled.map(|(_, path)| path));
+    let current: BTreeSet<String> = paths.map(|path| name(path)).collect();
     let built: BTreeSet<String> = jobs
         .iter()
         .map(|job| format!("{}.{}", job.module, job.target))
         .collect();
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let file = name(&entry.path());
-        // MODULE.TARGET.HASH.lz4
-        let of = file
-            .strip_suffix(".lz4")
-            .and_then(|rest| Some(rest.rsplit_once('.')?.0));
+        // MODULE.TARGET.HASH.lz4, or MODULE.TARGET.HASH.PTXAS.cubin
+        let of = match file.strip_suffix(".cubin") {
+            Some(rest) => rest.rsplit_once('.').map(|(rest, _)| rest),
+            None => file.strip_suffix(".lz4"),
+        };
+        let of = of.and_then(|rest| Some(rest.rsplit_once('.')?.0));
         if of.is_some_and(|of| built.contains(of)) && !current.contains(&file) {
             // What cannot be removed is in nobody's way.
             let _ = fs::remove_file(entry.path());

@@ -414,11 +414,12 @@ impl Gpu {
             let image =
                 Image::find(&self.inner.target, module).ok_or_else(|| self.no(module, "kernel"))?;
             let mut handle = std::ptr::null_mut();
-            let (code, said) = self
-                .inner
-                .driver
-                .own
-                .load_module(&image.unpack(), &mut handle);
+            let mut load = |image: &[u8]| self.inner.driver.own.load_module(image, &mut handle);
+            let assembled = image.unpack_assembled().map(|image| load(&image));
+            let (code, said) = match assembled {
+                Some((0, said)) => (0, said),
+                _ => load(&image.unpack()),
+            };
             if code != 0 {
                 let more = format!("{said} (module {module} for {})", self.inner.target);
                 return Err(self.inner.failed("load module", code, more.trim()));

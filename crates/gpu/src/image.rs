@@ -7,6 +7,8 @@ pub struct Image {
     /// e.g. `norm`, `matvec.Q4_K`.
     pub module: &'static str,
     packed: &'static [u8],
+    /// The same as machine code.
+    assembled: Option<&'static [u8]>,
 }
 
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
@@ -30,6 +32,16 @@ impl Image {
 
     /// The image as the compiler wrote it.
     pub fn unpack(&self) -> Vec<u8> {
-        lz4_flex::decompress_size_prepended(self.packed).expect("the build compressed it")
+        unpack(self.packed)
     }
+
+    /// The image as machine code, where the compiler's is not and the build had an assembler. Drivers older than that
+    /// do not take it.
+    pub fn unpack_assembled(&self) -> Option<Vec<u8>> {
+        self.assembled.map(unpack)
+    }
+}
+
+fn unpack(packed: &[u8]) -> Vec<u8> {
+    lz4_flex::decompress_size_prepended(packed).expect("the build compressed it")
 }
