@@ -62,6 +62,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .into_iter()
         .filter(|t| t.starts_with("gfx"))
         .collect();
+    if let Some(unknown) = targets.iter().find(|t| machine::of(t).is_none()) {
+        let known: Vec<&str> = machine::targets().collect();
+        bail!(
+            "there is no reference card for {unknown}, only for {}",
+            known.join(", ")
+        );
+    }
+    if targets.is_empty() {
+        bail!("{} has no target of AMD", options.targets);
+    }
     // A name such as `matvec_1_1` is a kernel's, which only the code tells.
     let all = || targets.iter().flat_map(|target| images::all(target, ""));
     let images: Vec<Image> = all()
@@ -132,8 +142,7 @@ fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
 
 /// All kernels of an object.
 fn examine(tools: &Tools, module: &str, target: &str, object: &[u8]) -> Result<Vec<Report>> {
-    let machine =
-        machine::of(target).with_context(|| format!("there is no reference card for {target}"))?;
+    let machine = machine::of(target).context("there is no reference card")?;
     let (listing, notes) = tools.take_apart(&format!("{module}.{target}"), object)?;
     let mut kernels = metadata::parse(&notes);
     let mut reports = Vec::new();

@@ -103,6 +103,24 @@ fn a_collective_after_an_early_return_is_found() {
 }
 
 #[test]
+fn the_build_keeps_collectives_where_all_lanes_are() {
+    // The result is used under a condition: clang 19 moves the instruction there unless it is told not to.
+    assert_faults(
+        "kept",
+        "KERNEL(kept, Params, 256) {
+            u32 v = bits<u32>(p.out[tid()]);
+        #if defined(GPU_CDNA)
+            v = row_rotate<8>(v);
+        #else
+            v = __builtin_amdgcn_permlanex16(0, v, 0x76543210, 0xfedcba98, false, false);
+        #endif
+            if (tid() < p.n) p.out[tid()] = bits<float>(v);
+        }",
+        &[],
+    );
+}
+
+#[test]
 fn an_array_in_scratch_memory_is_found() {
     for target in machine::targets() {
         let source = "KERNEL(scratch, Params, 256) {
