@@ -120,14 +120,14 @@ impl Machine {
         if self.is_cdna() { 4 } else { 2 }
     }
 
-    /// Waves of a kernel that a SIMD holds at once, by their registers, and by the shared memory of their blocks. What
+    /// Waves of a kernel that a SIMD holds at most, by their registers, and by the shared memory of their blocks. What
     /// a launch asks for beyond the static shared memory is not known here.
     pub(crate) fn occupancy(&self, kernel: &Metadata) -> u64 {
         let (file, granule) = self.registers;
         let most = if self.is_cdna() { 8 } else { 16 };
         let by_vgprs = file / kernel.vgprs.max(1).next_multiple_of(granule);
         let by_sgprs = if self.is_cdna() {
-            800 / kernel.sgprs.max(1).next_multiple_of(16)
+            800 / kernel.sgprs.max(1)
         } else {
             most
         };
@@ -138,7 +138,7 @@ impl Machine {
                 // Two units share on RDNA, which halves what rounding loses.
                 let pairs = if self.is_cdna() { 1 } else { 2 };
                 let blocks = pairs * 65_536 / bytes.next_multiple_of(512);
-                blocks * waves_per_block / (pairs * self.n_simds())
+                (blocks * waves_per_block).div_ceil(pairs * self.n_simds())
             }
         };
         most.min(by_vgprs).min(by_sgprs).min(by_lds.max(1))
@@ -220,27 +220,27 @@ mod tests {
 
     #[test]
     fn occupancy_is_that_of_the_compiler() {
-        // Expected: `clang -Rpass-analysis=kernel-resource-usage` of LLVM 19.
+        // Kernels of this project with what `clang -Rpass-analysis=kernel-resource-usage` of LLVM 19 says of them.
         let cases = [
-            ("gfx1030", 24, 0, 16),
-            ("gfx1030", 65, 0, 12),
-            ("gfx1030", 129, 0, 7),
-            ("gfx1100", 96, 0, 16),
-            ("gfx1100", 97, 0, 12),
-            ("gfx1201", 193, 0, 7),
-            ("gfx90a", 64, 0, 8),
-            ("gfx942", 65, 0, 7),
-            ("gfx942", 129, 0, 3),
-            ("gfx942", 36, 32_768, 2),
-            ("gfx1100", 36, 32_768, 8),
+            ("gfx1030", 65, 32, 256, 12),
+            ("gfx1030", 138, 1056, 128, 7),
+            ("gfx1030", 226, 8448, 128, 4),
+            ("gfx1100", 59, 128, 256, 16),
+            ("gfx1100", 100, 32, 256, 12),
+            ("gfx1100", 200, 8320, 128, 7),
+            ("gfx1100", 241, 42_240, 64, 2),
+            ("gfx1201", 163, 4160, 128, 9),
+            ("gfx942", 66, 64, 256, 7),
+            ("gfx942", 141, 1040, 128, 3),
+            ("gfx942", 257, 16_512, 128, 1),
         ];
-        for (target, vgprs, lds_bytes, waves) in cases {
+        for (target, vgprs, lds_bytes, block_size, waves) in cases {
             let kernel = Metadata {
                 vgprs,
                 sgprs: 30,
                 lds_bytes,
                 wave_size: if target.starts_with("gfx9") { 64 } else { 32 },
-                block_size: 256,
+                block_size,
                 ..Metadata::default()
             };
             let machine = of(target).unwrap();
