@@ -108,7 +108,13 @@ pub(crate) fn arguments(target: &str) -> Vec<String> {
             "-fPIC",
             "-shared",
         ]);
+        // What the compiler puts before each load and store for its thread sanitizer is answered by host_memory.h. It
+        // knows no access of more than 16 bytes.
+        add(&["-fsanitize=thread", "-mprefer-vector-width=128"]);
+        add(&["-mllvm", "-tsan-instrument-func-entry-exit=0"]);
+        add(&["-mllvm", "-tsan-instrument-atomics=0"]);
         add(&[
+            "-gline-tables-only",
             "-Wno-unused-function",
             // Whether loops are unrolled is of no matter here.
             "-Wno-pass-failed",

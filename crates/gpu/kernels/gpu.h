@@ -79,9 +79,13 @@ constexpr u32 WARP_SIZE = 32;
 // A number that the host needs, read from the image.
 #define EXPORT_U32(NAME, VALUE) extern "C" __attribute__((visibility("default"), used)) const u32 NAME = VALUE;
 #include "host.h"
+// Where a collective is called, for the host driver's errors: the default of the last argument of each.
+using Site = host::Site;
+#define HERE Site(__builtin_LINE(), __builtin_FILE())
 // Memory of a block: `SHARED(float, part, 8);` declares `float* part`. Full of NaN until written.
 #define SHARED(TYPE, NAME, COUNT)                                                                                      \
-    TYPE* NAME = (TYPE*)host::shared(__COUNTER__, sizeof(TYPE) * (COUNT))
+    static u8 NAME##_id;                                                                                               \
+    TYPE* NAME = (TYPE*)host::shared(&NAME##_id, #NAME, sizeof(TYPE) * (COUNT), sizeof(TYPE))
 // As much as the launch asks for, 16-byte aligned.
 #define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = (TYPE*)host::dynamic_shared()
 #else
@@ -97,6 +101,8 @@ constexpr u32 WARP_SIZE = 32;
     extern "C" __attribute__((global, visibility("default"), BLOCK_OF(THREADS))) void NAME(const PARAMS p)
 #define EXPORT_U32(NAME, VALUE)                                                                                        \
     extern "C" __attribute__((device, constant, visibility("default"), used)) const u32 NAME = VALUE;
+struct Site {};
+#define HERE Site()
 #define SHARED(TYPE, NAME, COUNT) static __attribute__((shared, aligned(16))) TYPE NAME[COUNT]
 #define DYNAMIC_SHARED(TYPE, NAME)                                                                                     \
     extern __attribute__((shared, aligned(16))) u8 dynamic_shared_bytes[];                                             \
@@ -109,7 +115,7 @@ DEV u32 tid() { return __builtin_amdgcn_workitem_id_x(); }
 DEV u32 bid_x() { return __builtin_amdgcn_workgroup_id_x(); }
 DEV u32 bid_y() { return __builtin_amdgcn_workgroup_id_y(); }
 DEV u32 bid_z() { return __builtin_amdgcn_workgroup_id_z(); }
-DEV void barrier() {
+DEV void barrier(Site = HERE) {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
@@ -119,7 +125,9 @@ DEV u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
 DEV u32 bid_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
 DEV u32 bid_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
 DEV u32 bid_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
-DEV void barrier() { __nvvm_bar_sync(0); }
+DEV void barrier(Site = HERE) { __nvvm_bar_sync(0); }
+#else
+DEV void barrier(Site at = HERE) { host::pause(host::State::AtBarrier, at); }
 #endif
 DEV u32 lane() { return tid() % WARP_SIZE; }
 DEV u32 wave() { return tid() / WARP_SIZE; }
@@ -150,8 +158,13 @@ typedef u32 u32_vec2 __attribute__((ext_vector_type(2)));
 
 // Loads and stores of 16 bytes at once; `p` is 16-byte aligned. As vectors, because the compiler takes the members of a
 // struct apart to share some of them with other loads.
+#if defined(GPU_HOST)
+DEV u32x4 load16(const void* p, Site at = HERE) { return bits<u32x4>(*(const u32_vec4*)host::aligned(p, 16, at)); }
+DEV void store16(void* p, u32x4 value, Site at = HERE) { *(u32_vec4*)host::aligned(p, 16, at) = bits<u32_vec4>(value); }
+#else
 DEV u32x4 load16(const void* p) { return bits<u32x4>(*(const u32_vec4*)p); }
 DEV void store16(void* p, u32x4 value) { *(u32_vec4*)p = bits<u32_vec4>(value); }
+#endif
 
 // Weights: read once and not again soon, so they need not stay in the caches.
 #if defined(GPU_AMD)
@@ -182,18 +195,18 @@ DEV u32 stream4(const void* p) {
 }
 #undef STREAM
 #else
-DEV u32x4 stream16(const void* p) { return *(const u32x4*)p; }
-DEV u32x2 stream8(const void* p) { return *(const u32x2*)p; }
-DEV u32 stream4(const void* p) { return *(const u32*)p; }
+DEV u32x4 stream16(const void* p, Site at = HERE) { return load16(p, at); }
+DEV u32x2 stream8(const void* p, Site at = HERE) { return bits<u32x2>(*(const u32_vec2*)host::aligned(p, 8, at)); }
+DEV u32 stream4(const void* p, Site at = HERE) { return *(const u32*)host::aligned(p, 4, at); }
 #endif
 
 // ---------------------------------------------------------------------------------------------- inside a wave
 // A value that is the same in all lanes, moved to where branches on it leave the wave whole.
 #if defined(GPU_AMD)
-DEV u32 uniform(u32 v) { return __builtin_amdgcn_readfirstlane(v); }
+DEV u32 uniform(u32 v, Site = HERE) { return __builtin_amdgcn_readfirstlane(v); }
 // The value of another lane of the wave.
-DEV u32 shuffle(u32 v, u32 from) { return __builtin_amdgcn_ds_bpermute((i32)(from * 4), v); }
-DEV u32 shuffle_xor(u32 v, u32 mask) { return shuffle(v, lane() ^ mask); }
+DEV u32 shuffle(u32 v, u32 from, Site = HERE) { return __builtin_amdgcn_ds_bpermute((i32)(from * 4), v); }
+DEV u32 shuffle_xor(u32 v, u32 mask, Site = HERE) { return shuffle(v, lane() ^ mask); }
 template <int CTRL> DEV u32 dpp(u32 v) { return __builtin_amdgcn_update_dpp(0, v, CTRL, 0xf, 0xf, true); }
 // Lane i of each row of 16 gets the value of lane i rotated by 8, 4, 2, 1 places.
 template <int N> DEV u32 row_rotate(u32 v) { return dpp<0x120 + N>(v); }
@@ -207,18 +220,18 @@ DEV u32 swap_rows(u32 v) {
 }
 #endif
 #elif defined(GPU_NV)
-DEV u32 uniform(u32 v) { return v; }
-DEV u32 shuffle(u32 v, u32 from) { return __nvvm_shfl_sync_idx_i32(0xffffffffu, v, from, 0x1f); }
-DEV u32 shuffle_xor(u32 v, u32 mask) { return __nvvm_shfl_sync_bfly_i32(0xffffffffu, v, mask, 0x1f); }
+DEV u32 uniform(u32 v, Site = HERE) { return v; }
+DEV u32 shuffle(u32 v, u32 from, Site = HERE) { return __nvvm_shfl_sync_idx_i32(0xffffffffu, v, from, 0x1f); }
+DEV u32 shuffle_xor(u32 v, u32 mask, Site = HERE) { return __nvvm_shfl_sync_bfly_i32(0xffffffffu, v, mask, 0x1f); }
 #else
-DEV u32 uniform(u32 v) { return host::uniform(v); }
-DEV u32 shuffle(u32 v, u32 from) { return (u32)host::exchange(v, from, __LINE__); }
-DEV u32 shuffle_xor(u32 v, u32 mask) { return (u32)host::exchange(v, lane() ^ mask, __LINE__); }
+DEV u32 uniform(u32 v, Site at = HERE) { return host::uniform(v, at); }
+DEV u32 shuffle(u32 v, u32 from, Site at = HERE) { return (u32)host::exchange(v, from, at); }
+DEV u32 shuffle_xor(u32 v, u32 mask, Site at = HERE) { return (u32)host::exchange(v, lane() ^ mask, at); }
 #endif
-DEV float shuffle(float v, u32 from) { return bits<float>(shuffle(bits<u32>(v), from)); }
-DEV float shuffle_xor(float v, u32 mask) { return bits<float>(shuffle_xor(bits<u32>(v), mask)); }
-DEV i32 shuffle(i32 v, u32 from) { return (i32)shuffle((u32)v, from); }
-DEV i32 shuffle_xor(i32 v, u32 mask) { return (i32)shuffle_xor((u32)v, mask); }
+DEV float shuffle(float v, u32 from, Site at = HERE) { return bits<float>(shuffle(bits<u32>(v), from, at)); }
+DEV float shuffle_xor(float v, u32 mask, Site at = HERE) { return bits<float>(shuffle_xor(bits<u32>(v), mask, at)); }
+DEV i32 shuffle(i32 v, u32 from, Site at = HERE) { return (i32)shuffle((u32)v, from, at); }
+DEV i32 shuffle_xor(i32 v, u32 mask, Site at = HERE) { return (i32)shuffle_xor((u32)v, mask, at); }
 
 struct Sum {
     template <typename T> DEV_MEMBER static T of(T a, T b) { return a + b; }
@@ -228,36 +241,37 @@ struct Max {
 };
 
 // The reduction over all lanes, in every lane, in an order that depends on nothing but the lane.
-template <typename R, typename T> DEV T wave_reduce(T v) {
+template <typename R, typename T> DEV T wave_reduce(T v, Site at = HERE) {
+    (void)at;
 #if defined(GPU_AMD)
     v = R::of(v, bits<T>(row_rotate<8>(bits<u32>(v))));
     v = R::of(v, bits<T>(row_rotate<4>(bits<u32>(v))));
     v = R::of(v, bits<T>(row_rotate<2>(bits<u32>(v))));
     v = R::of(v, bits<T>(row_rotate<1>(bits<u32>(v))));
 #if defined(GPU_CDNA)
-    v = R::of(v, shuffle_xor(v, 16));
-    v = R::of(v, shuffle_xor(v, 32));
+    v = R::of(v, shuffle_xor(v, 16, at));
+    v = R::of(v, shuffle_xor(v, 32, at));
 #else
     v = R::of(v, bits<T>(swap_rows(bits<u32>(v))));
 #endif
 #else
 #pragma unroll
-    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) v = R::of(v, shuffle_xor(v, mask));
+    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) v = R::of(v, shuffle_xor(v, mask, at));
 #endif
     return v;
 }
-template <typename T> DEV T wave_sum(T v) { return wave_reduce<Sum>(v); }
-template <typename T> DEV T wave_max(T v) { return wave_reduce<Max>(v); }
+template <typename T> DEV T wave_sum(T v, Site at = HERE) { return wave_reduce<Sum>(v, at); }
+template <typename T> DEV T wave_max(T v, Site at = HERE) { return wave_reduce<Max>(v, at); }
 
 // The reduction over all threads of a block of THREADS, in every thread. `part` is memory of the block for
 // THREADS / WARP_SIZE values; it may be used again after the next barrier.
-template <typename R, u32 THREADS, typename T> DEV T block_reduce(T v, T* part) {
+template <typename R, u32 THREADS, typename T> DEV T block_reduce(T v, T* part, Site at = HERE) {
     constexpr u32 N_WAVES = THREADS / WARP_SIZE;
     static_assert(N_WAVES * WARP_SIZE == THREADS && N_WAVES >= 1, "whole waves");
-    v = wave_reduce<R>(v);
+    v = wave_reduce<R>(v, at);
     if constexpr (N_WAVES == 1) return v;
     if (lane() == 0) part[wave()] = v;
-    barrier();
+    barrier(at);
     v = part[0];
 #pragma unroll
     for (u32 i = 1; i < N_WAVES; i++) v = R::of(v, part[i]);

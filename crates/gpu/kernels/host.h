@@ -1,7 +1,10 @@
 // GPU threads as fibres, for tests without a GPU: the same kernel sources run on the CPU, each thread of a block on a
-// stack of its own, switched by a few instructions of assembly. Barriers and collectives count who arrives: a barrier
-// or a wave operation that not all threads reach is an error with the place, not a hang. Waves run in an order drawn
-// from a seed, and memory of a block is full of NaN before it is written.
+// stack of its own, switched by a few instructions of assembly. Lanes, waves and blocks run in an order drawn from a
+// seed. What a GPU would do in silence is an error with its place: a collective that not all threads reach (here), and
+// races, accesses outside of arrays and wrong alignment (host_memory.h).
+//
+// A lane runs until it stops at a collective and then switches to the next lane of its wave, the last lane of the wave
+// to the next wave, the last of the block back to `host_launch`. Nothing but the last lane looks at the others.
 //
 // Included by gpu.h, so each host module carries its own copy; `host_launch` is its entry point.
 #pragma once
@@ -10,76 +13,96 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #if !defined(__x86_64__)
 #error "the host driver switches fibres with x86-64 assembly"
 #endif
 
+// Kernels are compiled with -fsanitize=thread, whose calls end in host_memory.h; what serves them is not.
+#pragma clang attribute push(__attribute__((disable_sanitizer_instrumentation)), apply_to = function)
+
 namespace host {
 
 constexpr u32 MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 64 * 1024;
-constexpr size_t SHARED_BYTES = 256 * 1024;
-constexpr u32 MAX_SHARED = 64;
+// Stacks lie one after the other in memory aligned to the whole, so that a thread finds its number in its stack
+// pointer. The block's books follow.
+constexpr size_t STACKS_BYTES = MAX_THREADS * STACK_BYTES;
 
-enum class State : u8 { Ready, AtBarrier, AtWave, Done };
+// Where a collective stands in the source.
+struct Site {
+    const char* file;
+    u32 line;
+    Site() = default;
+    constexpr Site(u32 line, const char* file = __builtin_FILE()) : file(file), line(line) {}
+    bool operator!=(const Site& other) const { return line != other.line || file != other.file; }
+};
+
+enum class State : u8 { AtBarrier, AtWave, Done };
 
 struct Fibre {
     void* sp;
     u32 tid;
-    State state;
     // Collectives of the wave so far; its parity says which slots are in use.
     u32 n_collectives;
-    // Source line of the collective it waits at.
-    u32 site;
 };
 
+struct Wave {
+    // Lanes that have stopped since all ran last, and where the first of them did.
+    u32 n_stopped;
+    State state;
+    Site site;
+    // The lane that runs now, and the distance to the next.
+    u32 at, step;
+};
+
+struct Memory;
+
 struct Block {
-    u32 n_threads;
+    u32 n_threads, n_waves;
     u32 bid[3];
+    Fibre* running;
     Fibre fibres[MAX_THREADS];
     u64 slots[2][MAX_THREADS];
-    u8* stacks;
-    u8* shared;
-    size_t shared_used;
-    void* arrays[MAX_SHARED];
-    u8* dynamic;
-    void* scheduler_sp;
-    Fibre* running;
+    Wave waves[MAX_THREADS / WARP_SIZE];
+    // Waves that are not at the barrier.
+    u32 runnable[MAX_THREADS / WARP_SIZE];
+    u32 n_runnable;
+    void* launcher_sp;
     void (*kernel)(const void*);
     const void* params;
     u64 random;
     char* error;
     size_t error_len;
     bool failed;
+    // The last barrier that all threads passed; line 0 before the first.
+    Site last_barrier;
+    Memory* memory;
 };
 
-static thread_local Block* block;
-
-// Saves the registers that calls preserve on this stack and takes up the other.
-__attribute__((naked, noinline)) static void switch_stack(void** save, void* load) {
-    asm("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
-        "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
-        "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+static inline __attribute__((always_inline)) uintptr_t stack_pointer() {
+    uintptr_t sp;
+    // Without `volatile`: what is computed from it is the same all through a thread's life.
+    asm("movq %%rsp, %0" : "=r"(sp));
+    return sp;
 }
+// Of the thread that calls.
+DEV u32 number() { return (u32)(stack_pointer() / STACK_BYTES) % MAX_THREADS; }
+DEV Block& here() { return *(Block*)((stack_pointer() & ~(uintptr_t)(STACKS_BYTES - 1)) + STACKS_BYTES); }
 
-// Where a fibre's thread-local pointer must be read anew after each switch: never inlined.
-__attribute__((noinline)) static Block& here() { return *block; }
-
-static void pause(State state, u32 site) {
-    Block& b = here();
-    b.running->state = state;
-    b.running->site = site;
-    switch_stack(&b.running->sp, b.scheduler_sp);
-}
-
-static void fibre_main() {
-    {
-        Block& b = here();
-        b.kernel(b.params);
-    }
-    pause(State::Done, 0);
-    __builtin_trap();
+// Goes on where `load` stopped; comes back when somebody loads what is saved here.
+DEV void switch_stack(void** save, void* load) {
+    // 128 bytes below the stack pointer may be in use.
+    asm volatile("leaq -128(%%rsp), %%rsp\n pushq %%rbp\n leaq 1f(%%rip), %%rax\n pushq %%rax\n"
+                 "movq %%rsp, (%0)\n movq %1, %%rsp\n"
+                 "popq %%rax\n popq %%rbp\n jmpq *%%rax\n"
+                 "1:\n leaq 128(%%rsp), %%rsp\n"
+                 : "+D"(save), "+S"(load)
+                 :
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
+                   "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
+                   "xmm15", "memory", "cc");
 }
 
 static inline u32 next_random(Block& b) {
@@ -90,159 +113,245 @@ static inline u32 next_random(Block& b) {
     return (u32)((z ^ (z >> 31)) >> 32);
 }
 
-__attribute__((noinline)) static void* shared(u32 id, size_t bytes) {
-    Block& b = here();
-    if (!b.arrays[id]) {
-        b.arrays[id] = b.shared + b.shared_used;
-        b.shared_used += (bytes + 15) & ~(size_t)15;
-        if (b.shared_used > SHARED_BYTES || id >= MAX_SHARED) {
-            fprintf(stderr, "a block takes more memory than there is\n");
-            abort();
-        }
+// Ends the launch with a text that begins with the block. Comes back only where no thread runs.
+template <typename... Args> __attribute__((noinline, cold)) static void fail(Block& b, const char* format, Args... args) {
+    if (!b.failed) {
+        b.failed = true;
+        int n = snprintf(b.error, b.error_len, "block %u,%u,%u: ", b.bid[0], b.bid[1], b.bid[2]);
+        snprintf(b.error + n, b.error_len - n, format, args...);
     }
-    return b.arrays[id];
+    void* abandoned;
+    if (b.running) switch_stack(&abandoned, b.launcher_sp);
 }
 
-__attribute__((noinline)) static void* dynamic_shared() { return here().dynamic; }
+struct Place {
+    char text[96];
+    Place(State state, Site site) {
+        const char* name = site.file ? strrchr(site.file, '/') : nullptr;
+        name = name ? name + 1 : site.file;
+        if (state == State::Done) snprintf(text, sizeof text, "done");
+        else snprintf(text, sizeof text, "at the %s of %s:%u", state == State::AtBarrier ? "barrier" : "wave operation", name, site.line);
+    }
+};
 
-__attribute__((noinline)) static u64 exchange(u64 value, u32 from, u32 site) {
-    Fibre& f = *here().running;
-    u32 parity = f.n_collectives++ & 1;
-    u32 first = f.tid & ~(WARP_SIZE - 1);
-    here().slots[parity][f.tid] = value;
+static void fail_divergent(Block& b, u32 one, State state, Site site, u32 other, State other_state, Site other_site) {
+    fail(b, "divergent collective: thread %u is %s, thread %u is %s", one, Place(state, site).text, other,
+         Place(other_state, other_site).text);
+}
+
+// A new order for the lanes of a wave. Returns the thread that goes first.
+static u32 shuffle_lanes(Block& b, u32 wave) {
+    u32 r = next_random(b);
+    Wave& w = b.waves[wave];
+    w.n_stopped = 0;
+    w.at = r % WARP_SIZE;
+    // An odd step meets all lanes; neighbours going up or down are the most telling orders, and the fastest.
+    u32 kind = r >> 8 & 3;
+    w.step = kind == 0 ? 1 : kind == 1 ? WARP_SIZE - 1 : (r >> 16 | 1) % WARP_SIZE;
+    return wave * WARP_SIZE + w.at;
+}
+
+// The thread to go on with among waves that are not at the barrier.
+static u32 some_wave(Block& b) {
+    u32 wave = b.runnable[next_random(b) % b.n_runnable];
+    return wave * WARP_SIZE + b.waves[wave].at;
+}
+
+static void start_waves(Block& b);
+
+// All lanes of the wave of thread `t` have stopped at one place. The thread to go on with.
+__attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
+    u32 wave = t / WARP_SIZE;
+    Wave& w = b.waves[wave];
+    if (w.state == State::AtWave) {
+        u32 next = shuffle_lanes(b, wave);
+        // Another wave may go first.
+        return next_random(b) % 4 ? next : some_wave(b);
+    }
+    for (u32 i = 0; i < b.n_runnable; i++)
+        if (b.runnable[i] == wave) b.runnable[i] = b.runnable[--b.n_runnable];
+    if (b.n_runnable) return some_wave(b);
+    // Every wave stands: at the barrier, or at the end.
+    for (u32 i = 0; i < b.n_waves; i++) {
+        const Wave& other = b.waves[i];
+        if (other.state != w.state || (w.state != State::Done && other.site != w.site))
+            fail_divergent(b, t, w.state, w.site, i * WARP_SIZE, other.state, other.site);
+    }
+    if (w.state == State::Done) return MAX_THREADS;
+    b.last_barrier = w.site;
+    start_waves(b);
+    return some_wave(b);
+}
+
+// Stops the thread that calls until all of its wave, or of its block, have come there.
+__attribute__((noinline)) static void pause(State state, Site site) {
+    Block& b = here();
+    u32 t = number();
+    Wave& w = b.waves[t / WARP_SIZE];
+    if (w.n_stopped == 0) {
+        w.state = state;
+        w.site = site;
+    } else if (w.state != state || w.site != site) {
+        u32 before = (t & ~(WARP_SIZE - 1)) + (w.at - w.step) % WARP_SIZE;
+        fail_divergent(b, t, state, site, before, w.state, w.site);
+    }
+    u32 next;
+    if (++w.n_stopped < WARP_SIZE) {
+        w.at = (w.at + w.step) % WARP_SIZE;
+        next = (t & ~(WARP_SIZE - 1)) + w.at;
+    } else {
+        next = end_of_round(b, t);
+    }
+    if (next == t) return;
+    b.running = next < MAX_THREADS ? &b.fibres[next] : nullptr;
+    switch_stack(&b.fibres[t].sp, b.running ? b.running->sp : b.launcher_sp);
+}
+
+static u64 exchange(u64 value, u32 from, Site site) {
+    Block& b = here();
+    u32 t = number();
+    u64* slots = b.slots[b.fibres[t].n_collectives++ & 1];
+    slots[t] = value;
     pause(State::AtWave, site);
-    return here().slots[parity][first + from % WARP_SIZE];
+    return slots[(t & ~(WARP_SIZE - 1)) + from % WARP_SIZE];
 }
 
 // What all lanes of the wave say, with an error if they differ.
-__attribute__((noinline)) static u32 uniform(u32 v) {
-    u32 first = (u32)exchange(v, 0, 1);
-    Block& b = here();
-    if (first != v && !b.failed) {
-        b.failed = true;
-        snprintf(b.error, b.error_len, "block %u,%u,%u: thread %u has %u where lane 0 has %u in uniform()", b.bid[0], b.bid[1],
-                 b.bid[2], b.running->tid, v, first);
-    }
+static u32 uniform(u32 v, Site site) {
+    u32 first = (u32)exchange(v, 0, site);
+    if (first != v)
+        fail(here(), "thread %u has %u where lane 0 of its wave has %u in the uniform() %s", number(), v, first,
+             Place(State::AtWave, site).text);
     return first;
 }
 
-static const char* state_name(State s) {
-    return s == State::AtBarrier ? "at the barrier" : s == State::AtWave ? "at a wave operation" : s == State::Done ? "done" : "running";
-}
-
-static void fail(Block& b, const Fibre& one, const Fibre& other) {
-    b.failed = true;
-    snprintf(b.error, b.error_len,
-             "block %u,%u,%u: divergent collective: thread %u is %s (line %u), thread %u is %s (line %u)", b.bid[0], b.bid[1],
-             b.bid[2], one.tid, state_name(one.state), one.site, other.tid, state_name(other.state), other.site);
-}
-
-static void resume(Block& b, Fibre& f) {
-    b.running = &f;
-    switch_stack(&b.scheduler_sp, f.sp);
-}
-
-// Runs the fibres of one wave until all have stopped; releases its collective. True if any ran.
-static bool run_wave(Block& b, u32 first) {
-    bool ran = false;
+static void fibre_main() {
     for (;;) {
-        u32 start = next_random(b) % WARP_SIZE;
-        bool any = false;
-        for (u32 i = 0; i < WARP_SIZE; i++) {
-            Fibre& f = b.fibres[first + (start + i) % WARP_SIZE];
-            if (f.state != State::Ready) continue;
-            any = true;
-            resume(b, f);
-            if (b.failed) return true;
-        }
-        ran |= any;
-        if (!any) return ran;
-        const Fibre& lead = b.fibres[first];
-        for (u32 i = 1; i < WARP_SIZE; i++) {
-            const Fibre& f = b.fibres[first + i];
-            if (f.state != lead.state || f.site != lead.site) {
-                fail(b, lead, f);
-                return true;
-            }
-        }
-        if (lead.state != State::AtWave) return true;
-        for (u32 i = 0; i < WARP_SIZE; i++) b.fibres[first + i].state = State::Ready;
-        // Another wave may go first.
-        if (next_random(b) % 4 == 0) return true;
-    }
-}
-
-static void run_block(Block& b, size_t dynamic_bytes) {
-    memset(b.shared, 0xff, b.shared_used + dynamic_bytes + 16);
-    memset(b.arrays, 0, sizeof b.arrays);
-    b.dynamic = b.shared;
-    b.shared_used = (dynamic_bytes + 15) & ~(size_t)15;
-    for (u32 t = 0; t < b.n_threads; t++) {
-        u64* top = (u64*)(b.stacks + (t + 1) * STACK_BYTES);
-        *--top = 0;
-        *--top = (u64)&fibre_main;
-        top -= 6;
-        b.fibres[t] = Fibre{top, t, State::Ready, 0, 0};
-    }
-    u32 n_waves = b.n_threads / WARP_SIZE;
-    while (!b.failed) {
-        u32 start = next_random(b), step = next_random(b) % 2 ? 1 : n_waves - 1;
-        bool ran = false;
-        for (u32 i = 0; i < n_waves && !b.failed; i++) ran |= run_wave(b, (start % n_waves + i * step) % n_waves * WARP_SIZE);
-        if (b.failed || ran) continue;
-        // Every wave stands: at the barrier, or at the end.
-        const Fibre& lead = b.fibres[0];
-        for (u32 t = 1; t < b.n_threads; t++)
-            if (b.fibres[t].state != lead.state || b.fibres[t].site != lead.site) {
-                fail(b, lead, b.fibres[t]);
-                return;
-            }
-        if (lead.state == State::Done) return;
-        for (u32 t = 0; t < b.n_threads; t++) b.fibres[t].state = State::Ready;
+        Block& b = here();
+        b.kernel(b.params);
+        pause(State::Done, Site(0));
     }
 }
 
 } // namespace host
 
-DEV u32 tid() { return host::here().running->tid; }
+#include "host_memory.h"
+
+namespace host {
+
+static void start_waves(Block& b) {
+    b.n_runnable = b.n_waves;
+    for (u32 i = 0; i < b.n_waves; i++) {
+        b.runnable[i] = i;
+        shuffle_lanes(b, i);
+    }
+    next_epoch(b);
+}
+
+// Stacks whose threads begin at `fibre_main`. The tops are spread, or they would all meet in the same lines of the caches.
+static void start_threads(Block& b) {
+    for (u32 t = 0; t < b.n_threads; t++) {
+        u8* stack = (u8*)&b - STACKS_BYTES + t * STACK_BYTES;
+        *(u64*)stack = STACK_END;
+        u64* top = (u64*)(stack + STACK_BYTES - t % 64 * 192 - 64);
+        *--top = 0;
+        *--top = 0;
+        *--top = (u64)&fibre_main;
+        b.fibres[t] = Fibre{top, t, 0};
+    }
+}
+
+static void run_block(Block& b) {
+    start_block(b);
+    start_waves(b);
+    b.last_barrier = Site(0);
+    b.running = &b.fibres[some_wave(b)];
+    switch_stack(&b.launcher_sp, b.running->sp);
+    b.running = nullptr;
+    for (u32 t = 0; t < b.n_threads && !b.failed; t++)
+        if (*(u64*)((u8*)&b - STACKS_BYTES + t * STACK_BYTES) != STACK_END) fail(b, "thread %u takes more stack than %zu bytes", t, STACK_BYTES);
+}
+
+// The memory of the launch before, for the next.
+static Block* spare;
+
+static void release(Block* b) {
+    if (b) munmap((u8*)b - STACKS_BYTES, STACKS_BYTES + sizeof(Block) + sizeof(Memory));
+}
+
+static Block* obtain() {
+    if (Block* b = __atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL)) return b;
+    size_t wanted = STACKS_BYTES + sizeof(Block) + sizeof(Memory);
+    u8* start = (u8*)mmap(nullptr, wanted + STACKS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return nullptr;
+    u8* aligned = (u8*)(((uintptr_t)start + STACKS_BYTES - 1) & ~(uintptr_t)(STACKS_BYTES - 1));
+    if (aligned > start) munmap(start, aligned - start);
+    size_t end = ((size_t)(aligned - start) + wanted + 4095) & ~(size_t)4095;
+    if (wanted + STACKS_BYTES > end) munmap(start + end, wanted + STACKS_BYTES - end);
+    Block* b = (Block*)(aligned + STACKS_BYTES);
+    b->memory = (Memory*)(b + 1);
+    return b;
+}
+
+__attribute__((destructor)) static void release_spare() { release(__atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL)); }
+
+} // namespace host
+
+DEV u32 tid() { return host::number(); }
 DEV u32 bid_x() { return host::here().bid[0]; }
 DEV u32 bid_y() { return host::here().bid[1]; }
 DEV u32 bid_z() { return host::here().bid[2]; }
-#define barrier() host::pause(host::State::AtBarrier, __LINE__)
+
+struct HostLaunch {
+    void (*kernel)(const void*);
+    const void* params;
+    u32 grid[3];
+    u32 n_threads;
+    u32 dynamic_bytes;
+    u32 n_ranges;
+    // The device memory there is, in ascending order.
+    const host::Range* ranges;
+    u64 seed;
+    char* error;
+    u64 error_len;
+};
 
 // Runs a kernel of this module. 0, or 1 with a text in `error`.
-extern "C" __attribute__((visibility("default"))) int host_launch(void (*kernel)(const void*), const u32* grid, u32 n_threads,
-                                                                  u32 dynamic_bytes, const void* params, u64 seed, char* error,
-                                                                  size_t error_len) {
+extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaunch* launch) {
     using namespace host;
-    if (n_threads == 0 || n_threads > MAX_THREADS || n_threads % WARP_SIZE || dynamic_bytes > SHARED_BYTES / 2) {
-        snprintf(error, error_len, "a block of %u threads and %u bytes cannot be launched", n_threads, dynamic_bytes);
+    const HostLaunch& l = *launch;
+    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE || l.dynamic_bytes > MAX_SHARED_BYTES) {
+        snprintf(l.error, l.error_len, "a block of %u threads and %u bytes of shared memory cannot be launched", l.n_threads, l.dynamic_bytes);
         return 1;
     }
-    static thread_local Block* memory = nullptr;
+    Block* memory = obtain();
     if (!memory) {
-        memory = (Block*)calloc(1, sizeof(Block));
-        memory->stacks = (u8*)malloc(MAX_THREADS * STACK_BYTES);
-        memory->shared = (u8*)aligned_alloc(64, SHARED_BYTES);
-        memory->shared_used = SHARED_BYTES / 2;
+        snprintf(l.error, l.error_len, "no memory for the stacks of a block");
+        return 1;
     }
-    block = memory;
-    Block& b = *block;
-    b.n_threads = n_threads;
-    b.kernel = kernel;
-    b.params = params;
-    b.random = seed;
-    b.error = error;
-    b.error_len = error_len;
+    Block& b = *memory;
+    b.n_threads = l.n_threads;
+    b.n_waves = l.n_threads / WARP_SIZE;
+    b.running = nullptr;
+    b.kernel = l.kernel;
+    b.params = l.params;
+    b.random = l.seed;
+    b.error = l.error;
+    b.error_len = l.error_len;
     b.failed = false;
-    u64 n_blocks = (u64)grid[0] * grid[1] * grid[2];
-    u64 start = n_blocks ? next_random(b) % n_blocks : 0;
+    start_memory(b, l.dynamic_bytes, l.ranges, l.n_ranges);
+    start_threads(b);
+    u64 n_blocks = (u64)l.grid[0] * l.grid[1] * l.grid[2];
+    u64 start = next_random(b) % n_blocks, backwards = next_random(b) % 2;
     for (u64 i = 0; i < n_blocks && !b.failed; i++) {
-        u64 at = (start + i) % n_blocks;
-        b.bid[0] = at % grid[0];
-        b.bid[1] = at / grid[0] % grid[1];
-        b.bid[2] = at / grid[0] / grid[1];
-        run_block(b, dynamic_bytes);
+        u64 at = (start + (backwards ? n_blocks - i : i)) % n_blocks;
+        b.bid[0] = at % l.grid[0];
+        b.bid[1] = at / l.grid[0] % l.grid[1];
+        b.bid[2] = at / l.grid[0] / l.grid[1];
+        run_block(b);
     }
-    return b.failed;
+    bool failed = b.failed;
+    release(__atomic_exchange_n(&spare, memory, __ATOMIC_ACQ_REL));
+    return failed;
 }
+#pragma clang attribute pop

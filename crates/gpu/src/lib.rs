@@ -20,7 +20,7 @@ mod step;
 mod upload;
 
 pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
-pub use driver::host::set_host_seed;
+pub use driver::host::checks::set_host_seed;
 pub use error::GpuError;
 pub use event::Event;
 pub use gpu::{Gpu, Params};

@@ -1,13 +1,16 @@
 //! The CPU as a GPU: images are shared objects whose threads are fibres (`kernels/host.h`). Memory is full of NaN until
-//! it is written. Work is done when it is queued, in the calling thread; `queue.rs` has streams, events and graphs.
+//! it is written. Work is done when it is queued, in the calling thread; `queue.rs` has streams, events and graphs,
+//! `checks.rs` runs a kernel.
 
+pub(crate) mod checks;
 mod queue;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
+use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use libloading::Library;
 
@@ -21,50 +24,31 @@ const FAILED: i32 = 1;
 /// Bytes before each allocation, which hold its size.
 const HEADER: usize = 256;
 
-/// Dynamic shared memory of a block, as on AMD.
-const MAX_SHARED_BYTES: u32 = 64 * 1024;
+/// Shared memory of a block, as in `kernels/host_memory.h`.
+fn max_shared_bytes(persona: Persona) -> u32 {
+    match persona {
+        Persona::Nv => 227 * 1024,
+        _ => 64 * 1024,
+    }
+}
 
 thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
-    /// The seed of the next launch's order.
-    static SEED: Cell<u64> = Cell::new(first_seed());
-}
-
-/// What a thread begins with: the number in `ROCMFORGE_HOST_SEED`, or 1.
-fn first_seed() -> u64 {
-    let text = std::env::var("ROCMFORGE_HOST_SEED").unwrap_or_default();
-    text.parse().unwrap_or(1)
-}
-
-/// Chooses the order in which the host driver runs blocks, waves and lanes in the next launches of this thread, each
-/// another one. Results that depend on it come from a race. Other drivers know nothing of it.
-pub fn set_host_seed(seed: u64) {
-    SEED.set(seed);
 }
 
 struct Module {
     library: Library,
-    /// Kept open: the loader knows libraries by path, and the next file would get this one's number.
-    _file: std::fs::File,
+    /// The image, for the lines of its errors. Open as long as the library: the loader knows libraries by path, and the
+    /// next file would get this one's number.
+    file: Arc<File>,
     #[expect(clippy::vec_box, reason = "their addresses are handles")]
     functions: Mutex<Vec<Box<Function>>>,
 }
 
-type Kernel = unsafe extern "C" fn(*const c_void);
-type Run = unsafe extern "C" fn(
-    Kernel,
-    *const u32,
-    u32,
-    u32,
-    *const c_void,
-    u64,
-    *mut c_char,
-    usize,
-) -> i32;
-
 struct Function {
-    kernel: Kernel,
-    run: Run,
+    kernel: checks::Kernel,
+    run: checks::Run,
+    file: Arc<File>,
 }
 
 struct Host;
@@ -122,7 +106,7 @@ impl Own for Host {
             architecture: format!("host-{persona}"),
             n_compute_units: 1,
             integrated: true,
-            max_shared_bytes: MAX_SHARED_BYTES,
+            max_shared_bytes: max_shared_bytes(persona),
             driver_version: String::new(),
             runtime_version: String::new(),
         })
@@ -183,28 +167,20 @@ unsafe fn run(
     threads_shared: [u32; 2],
     params: *const c_void,
 ) -> i32 {
-    let mut text = [0u8; 256];
-    let seed = SEED.replace(SEED.get().wrapping_add(0x9e37_79b9));
     let [n_threads, shared_bytes] = threads_shared;
     // SAFETY: the caller gives a handle from `module_function` and the kernel's own parameters.
-    let code = unsafe {
+    let result = unsafe {
         let function = &*function.cast::<Function>();
-        (function.run)(
-            function.kernel,
-            grid.as_ptr(),
+        let launch = checks::Launch {
+            kernel: function.kernel,
+            params,
+            grid,
             n_threads,
             shared_bytes,
-            params,
-            seed,
-            text.as_mut_ptr().cast(),
-            text.len(),
-        )
+        };
+        checks::run(function.run, &launch, &function.file)
     };
-    if code == 0 {
-        return 0;
-    }
-    let text = CStr::from_bytes_until_nul(&text).map_or("", |text| text.to_str().unwrap_or(""));
-    fail(text)
+    result.map_or_else(fail, |()| 0)
 }
 
 unsafe extern "C" fn init(_: u32) -> i32 {
@@ -275,11 +251,13 @@ unsafe extern "C" fn alloc(to: *mut u64, bytes: usize) -> i32 {
         start.cast::<usize>().write(bytes);
         start.add(HEADER).write_bytes(0xff, bytes);
         *to = start.add(HEADER) as u64;
+        checks::add_buffer(*to, bytes);
     }
     0
 }
 
 unsafe extern "C" fn free(ptr: u64) -> i32 {
+    checks::remove_buffer(ptr);
     // SAFETY: `ptr` came from `alloc`, which put the size HEADER bytes before it.
     unsafe {
         let start = (ptr as *mut u8).sub(HEADER);
@@ -338,14 +316,14 @@ unsafe extern "C" fn copy_on_device(to: u64, from: u64, bytes: usize, stream: Ha
 fn open(image: &[u8]) -> Result<Module, String> {
     let file = rustix::fs::memfd_create("rocmforge-kernels", rustix::fs::MemfdFlags::CLOEXEC)
         .map_err(|error| error.to_string())?;
-    let mut file = std::fs::File::from(file);
+    let mut file = File::from(file);
     file.write_all(image).map_err(|error| error.to_string())?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    // SAFETY: the image is one of this program's own, and has no initializers.
+    // SAFETY: the image is one of this program's own, and its initializers do nothing.
     let library = unsafe { Library::new(path) }.map_err(|error| words_of(&error))?;
     Ok(Module {
         library,
-        _file: file,
+        file: Arc::new(file),
         functions: Mutex::default(),
     })
 }
@@ -361,14 +339,15 @@ unsafe extern "C" fn module_function(to: *mut Handle, module: Handle, name: *con
     unsafe {
         let module = &*module.cast::<Module>();
         let name = CStr::from_ptr(name).to_bytes_with_nul();
-        let kernel = module.library.get::<Kernel>(name);
-        let run = module.library.get::<Run>(b"host_launch\0");
+        let kernel = module.library.get::<checks::Kernel>(name);
+        let run = module.library.get::<checks::Run>(b"host_launch\0");
         let (Ok(kernel), Ok(run)) = (kernel, run) else {
             return code::NOT_FOUND;
         };
         let mut function = Box::new(Function {
             kernel: *kernel,
             run: *run,
+            file: Arc::clone(&module.file),
         });
         *to = (&raw mut *function).cast();
         let mut functions = module.functions.lock().unwrap_or_else(|e| e.into_inner());

@@ -1,0 +1,239 @@
+// The memory checks of the host driver. Kernels are compiled for it with -fsanitize=thread, but without that sanitizer's
+// library: the calls which the compiler puts before each load and store end here. They know
+//   - shared memory byte by byte: the array it belongs to, and who read and wrote it since the last barrier. Two threads
+//     at one byte, one of them writing and no barrier between, are a race, also within a wave: neither AMD's nor
+//     NVIDIA's compiler promises more;
+//   - device memory by its allocations. Order that blocks must not depend on is left to the tests: they run each kernel
+//     under several orders and compare bits.
+// Shared memory is full of NaN when a block begins.
+#pragma once
+
+namespace host {
+
+constexpr u32 MAX_ARRAYS = 64;
+// No array is nearer to the next.
+constexpr u32 GUARD_BYTES = 256;
+constexpr u32 MAX_STATIC_BYTES = 48 * 1024;
+#if defined(GPU_NVIDIA)
+constexpr u32 MAX_SHARED_BYTES = 227 * 1024;
+#else
+constexpr u32 MAX_SHARED_BYTES = 64 * 1024;
+#endif
+constexpr u32 ARENA_BYTES = MAX_SHARED_BYTES + MAX_STATIC_BYTES + (MAX_ARRAYS + 1) * (GUARD_BYTES + 16);
+// In the last word of a stack.
+constexpr u64 STACK_END = 0x5afe57ac5afe57acull;
+
+struct Range {
+    u64 start, len;
+};
+
+// A declaration of shared memory; `id` is the address of something that exists once for each.
+struct Array {
+    const void* id;
+    const char* name;
+    u32 start, len, element;
+};
+
+struct Memory {
+    alignas(64) u8 shared[ARENA_BYTES];
+    // The last write and read of each byte: the epoch in the upper 21 bits, the thread in the lower 11.
+    u32 writes[ARENA_BYTES], reads[ARENA_BYTES];
+    // Which array each 16 bytes belong to, plus 1.
+    u8 owner[ARENA_BYTES / 16];
+    Array arrays[MAX_ARRAYS];
+    u32 n_arrays, used, static_bytes, dynamic_bytes;
+    // Counts barriers.
+    u32 epoch;
+    const Range* ranges;
+    u32 n_ranges;
+    // Ranges seen last.
+    Range recent[8];
+};
+
+constexpr u32 THREAD_BITS = 11, MANY = 1u << (THREAD_BITS - 1);
+constexpr u32 MAX_EPOCH = (1u << (32 - THREAD_BITS)) - 1;
+
+static void next_epoch(Block& b) {
+    Memory& m = *b.memory;
+    if (m.epoch++ < MAX_EPOCH) return;
+    memset(m.writes, 0, sizeof m.writes);
+    memset(m.reads, 0, sizeof m.reads);
+    m.epoch = 1;
+}
+
+static const Array* add_array(Memory& m, const void* id, const char* name, u32 len, u32 element) {
+    Array& a = m.arrays[m.n_arrays++];
+    a = Array{id, name, m.used, len, element};
+    u32 padded = (len + 15) / 16 * 16;
+    memset(m.owner + m.used / 16, (int)m.n_arrays, padded / 16);
+    memset(m.shared + m.used, 0xff, padded);
+    m.used += padded + GUARD_BYTES;
+    return &a;
+}
+
+static void start_memory(Block& b, u32 dynamic_bytes, const Range* ranges, u32 n_ranges) {
+    Memory& m = *b.memory;
+    memset(m.owner, 0, m.used / 16);
+    memset(m.recent, 0, sizeof m.recent);
+    m.n_arrays = m.used = m.static_bytes = 0;
+    m.dynamic_bytes = dynamic_bytes;
+    m.ranges = ranges;
+    m.n_ranges = n_ranges;
+    if (dynamic_bytes) add_array(m, &m.dynamic_bytes, "dynamic shared memory", dynamic_bytes, 1);
+}
+
+static void start_block(Block& b) {
+    Memory& m = *b.memory;
+    for (u32 i = 0; i < m.n_arrays; i++) memset(m.shared + m.arrays[i].start, 0xff, m.arrays[i].len);
+}
+
+__attribute__((noinline)) static void* shared(const void* id, const char* name, size_t bytes, u32 element) {
+    Block& b = here();
+    Memory& m = *b.memory;
+    for (u32 i = 0; i < m.n_arrays; i++)
+        if (m.arrays[i].id == id) return m.shared + m.arrays[i].start;
+    m.static_bytes += (bytes + 15) / 16 * 16;
+    if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > MAX_SHARED_BYTES || m.n_arrays == MAX_ARRAYS)
+        fail(b, "with %s the shared memory is %u bytes of the kernel's and %u of the launch", name, m.static_bytes, m.dynamic_bytes);
+    return m.shared + add_array(m, id, name, bytes, element)->start;
+}
+
+static void* dynamic_shared() { return here().memory->shared; }
+
+// What an error says of the place of an access: the array, the line of the access (its address in the image, which the
+// driver looks up) and the last barrier.
+struct Access {
+    char text[160];
+    Access(const Block& b, const Array* a, u32 offset, const void* at) {
+        int n = 0;
+        if (a) n = snprintf(text, sizeof text, "%s[%u]", a->name, (offset - a->start) / a->element);
+        else n = snprintf(text, sizeof text, "shared memory");
+        extern const u8 image asm("__ehdr_start") __attribute__((visibility("hidden")));
+        n += snprintf(text + n, sizeof text - n, " at <%zx>", (size_t)((const u8*)at - &image) - 1);
+        if (!b.last_barrier.line) snprintf(text + n, sizeof text - n, ", before any barrier");
+        else snprintf(text + n, sizeof text - n, ", after the barrier of line %u", b.last_barrier.line);
+    }
+};
+
+__attribute__((noinline, cold)) static void fail_race(Block& b, u32 offset, u32 n, bool write, const void* at) {
+    Memory& m = *b.memory;
+    u32 me = m.epoch << THREAD_BITS | number();
+    for (u32 i = offset; i < offset + n; i++) {
+        bool wrote = m.writes[i] >> THREAD_BITS == m.epoch && m.writes[i] != me;
+        bool read = write && m.reads[i] >> THREAD_BITS == m.epoch && m.reads[i] != me;
+        if (!wrote && !read) continue;
+        u32 other = (wrote ? m.writes[i] : m.reads[i]) % (1u << THREAD_BITS);
+        char who[32] = "several threads";
+        if (other != MANY) snprintf(who, sizeof who, "thread %u", other);
+        const Array* a = &m.arrays[m.owner[i / 16] - 1];
+        fail(b, "race: thread %u %s what %s %s without a barrier between: %s", number(), write ? "writes" : "reads", who,
+             wrote ? "wrote" : "read", Access(b, a, i, at).text);
+        return;
+    }
+}
+
+template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n, const void* at) {
+    Memory& m = *b.memory;
+    u32 owner = m.owner[offset / 16];
+    const Array& a = m.arrays[owner - 1];
+    if (__builtin_expect(owner == 0 || offset + n > a.start + a.len, false)) {
+        const Array* nearest = nullptr;
+        for (u32 i = 0; i < m.n_arrays; i++)
+            if (m.arrays[i].start <= offset) nearest = &m.arrays[i];
+        fail(b, "thread %u %s outside of shared memory: %s", number(), WRITE ? "writes" : "reads", Access(b, nearest, offset, at).text);
+    }
+    u32 count = N ? N : n;
+    u32 epoch = m.epoch, me = epoch << THREAD_BITS | number();
+    u32 *writes = m.writes + offset, *reads = m.reads + offset;
+    bool bad = false;
+    for (u32 i = 0; i < count; i++) {
+        bad |= (writes[i] >> THREAD_BITS == epoch) & (writes[i] != me);
+        if (WRITE) bad |= (reads[i] >> THREAD_BITS == epoch) & (reads[i] != me);
+    }
+    if (__builtin_expect(bad, false)) fail_race(b, offset, n, WRITE, at);
+    for (u32 i = 0; i < count; i++) {
+        if (WRITE) writes[i] = me;
+        else reads[i] = reads[i] >> THREAD_BITS != epoch || reads[i] == me ? me : epoch << THREAD_BITS | MANY;
+    }
+}
+
+// Device memory that no recent access was in.
+__attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool write, const void* at) {
+    Memory& m = *b.memory;
+    u32 low = 0, high = m.n_ranges;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (m.ranges[middle].start <= p) low = middle + 1;
+        else high = middle;
+    }
+    if (low) {
+        const Range& r = m.ranges[low - 1];
+        if (p - r.start + n <= r.len) {
+            m.recent[p >> 12 & 7] = r;
+            return;
+        }
+    }
+    extern const u8 image asm("__ehdr_start") __attribute__((visibility("hidden")));
+    extern const u8 image_end asm("_end") __attribute__((visibility("hidden")));
+    if (!write && p >= (u64)&image && p + n <= (u64)&image_end) return;
+    if (!write && p - (u64)b.params < 4096) return;
+    char where[96] = "far from any buffer";
+    if (low) snprintf(where, sizeof where, "%llu bytes after the start of a buffer of %llu", p - m.ranges[low - 1].start, m.ranges[low - 1].len);
+    fail(b, "thread %u %s outside of device memory: %u bytes, %s, %s", number(), write ? "writes" : "reads", n, where,
+         Access(b, nullptr, 0, at).text + sizeof "shared memory");
+}
+
+template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* at) {
+    Block& b = here();
+    Memory& m = *b.memory;
+    u64 offset = (u64)p - (u64)m.shared;
+    if (offset < ARENA_BYTES) return access_shared<N, WRITE>(b, (u32)offset, n, at);
+    const Range& r = m.recent[(u64)p >> 12 & 7];
+    if ((u64)p - r.start + n <= r.len && (u64)p >= r.start) return;
+    // Stacks, and what the host itself keeps.
+    if ((u64)p - ((u64)&b - STACKS_BYTES) < STACKS_BYTES + sizeof(Block)) return;
+    access_other(b, (u64)p, n, WRITE, at);
+}
+
+// What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.
+static const void* aligned(const void* p, u32 n, Site site) {
+    if ((u64)p % n) fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n, Place(State::AtWave, site).text);
+    return p;
+}
+static void* aligned(void* p, u32 n, Site site) { return (void*)aligned((const void*)p, n, site); }
+
+} // namespace host
+
+#define HOST_ACCESS(N)                                                                                                 \
+    extern "C" __attribute__((visibility("hidden"))) void __tsan_read##N(void* p) {                                    \
+        host::access<N, false>(p, N, __builtin_return_address(0));                                                     \
+    }                                                                                                                  \
+    extern "C" __attribute__((visibility("hidden"))) void __tsan_write##N(void* p) {                                   \
+        host::access<N, true>(p, N, __builtin_return_address(0));                                                      \
+    }                                                                                                                  \
+    extern "C" __attribute__((visibility("hidden"))) void __tsan_unaligned_read##N(void* p) {                          \
+        host::access<N, false>(p, N, __builtin_return_address(0));                                                     \
+    }                                                                                                                  \
+    extern "C" __attribute__((visibility("hidden"))) void __tsan_unaligned_write##N(void* p) {                         \
+        host::access<N, true>(p, N, __builtin_return_address(0));                                                      \
+    }
+HOST_ACCESS(1)
+HOST_ACCESS(2)
+HOST_ACCESS(4)
+HOST_ACCESS(8)
+HOST_ACCESS(16)
+extern "C" __attribute__((visibility("hidden"))) void* __tsan_memcpy(void* to, const void* from, size_t n) {
+    host::access<0, false>(from, n, __builtin_return_address(0));
+    host::access<0, true>(to, n, __builtin_return_address(0));
+    return memcpy(to, from, n);
+}
+extern "C" __attribute__((visibility("hidden"))) void* __tsan_memmove(void* to, const void* from, size_t n) {
+    host::access<0, false>(from, n, __builtin_return_address(0));
+    host::access<0, true>(to, n, __builtin_return_address(0));
+    return memmove(to, from, n);
+}
+extern "C" __attribute__((visibility("hidden"))) void* __tsan_memset(void* to, int value, size_t n) {
+    host::access<0, true>(to, n, __builtin_return_address(0));
+    return memset(to, value, n);
+}
+extern "C" __attribute__((visibility("hidden"))) void __tsan_init() {}

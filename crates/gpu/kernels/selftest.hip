@@ -1,0 +1,156 @@
+// What tests of the drivers run: gpu.h's functions, one value for each thread, and, on the host driver only, kernels
+// with one fault each, which it must name.
+//
+// functions: out[function, i] of x[i] and its neighbours, i < n; one thread for each i, whole blocks. THREADS / WARP_SIZE
+// words of shared memory. The kernels with faults: what they do besides is of no interest.
+#include "gpu.h"
+
+constexpr u32 THREADS = 128;
+
+struct Params {
+    const u32* x;
+    u32* out;
+    u32 n;
+    u32 which;
+};
+
+KERNEL(functions, Params, THREADS) {
+    u32 i = bid_x() * THREADS + tid();
+    u32 v = p.x[i];
+    float f = bits<float>(v);
+    SHARED(float, part, THREADS / WARP_SIZE);
+    u32* out = p.out + i;
+    u32 stride = p.n, k = 0;
+    auto give = [&](u32 result) { out[stride * k++] = result; };
+    give(bits<u32>(wave_sum(f)));
+    give(bits<u32>(wave_max(f)));
+    give(bits<u32>(block_reduce<Sum, THREADS>(f, part)));
+    give(shuffle(v, (lane() * 5 + 3) % WARP_SIZE));
+    give(shuffle_xor(v, 1));
+    give(shuffle_xor(v, WARP_SIZE / 2));
+    give((u32)dot4(v, v * 2654435761u, (i32)(v >> 9)));
+    give(bits<u32>(exp_of(f)));
+    give(bits<u32>(tanh_of(f)));
+    give(bits<u32>(log_of(__builtin_fabsf(f))));
+    give(bits<u32>(round_even(f)));
+    give(bits<u32>(sqrt_of(__builtin_fabsf(f))));
+    give(f2h(f));
+    give(bits<u32>(h2f((u16)v)));
+    give(wave_sum(v % 1000));
+    give(uniform(wave_max(v)));
+}
+EXPORT_U32(n_functions, 16)
+
+#if defined(GPU_HOST)
+
+// What a switch costs: 128 for each of n.
+KERNEL(many_collectives, Params, THREADS) {
+    u32 v = p.x[tid()];
+    for (u32 i = 0; i < p.n; i++) v += shuffle_xor(v, 1);
+    p.out[tid()] = v;
+}
+KERNEL(many_barriers, Params, THREADS) {
+    for (u32 i = 0; i < p.n; i++) barrier();
+    p.out[tid()] = p.n;
+}
+
+KERNEL(good, Params, THREADS) {
+    SHARED(u32, values, THREADS);
+    values[tid()] = p.x[tid()];
+    barrier();
+    p.out[tid()] = values[THREADS - 1 - tid()];
+}
+
+KERNEL(missed_barrier, Params, THREADS) {
+    if (tid() != p.which) barrier();
+    p.out[tid()] = 1;
+}
+
+KERNEL(two_barriers, Params, THREADS) {
+    if (wave() == p.which) barrier();
+    else barrier();
+    p.out[tid()] = 1;
+}
+
+KERNEL(shuffle_in_branch, Params, THREADS) {
+    u32 v = tid();
+    if (lane() < p.which) v = shuffle_xor(v, 1);
+    p.out[tid()] = v;
+}
+
+KERNEL(reduce_in_branch, Params, THREADS) {
+    u32 v = tid();
+    if (lane() < p.which) v = wave_sum(v);
+    else v = wave_max(v);
+    p.out[tid()] = v;
+}
+
+KERNEL(not_uniform, Params, THREADS) { p.out[tid()] = uniform(tid() == p.which); }
+
+// Thread i + 1 reads what thread i wrote.
+KERNEL(race, Params, THREADS) {
+    SHARED(u32, values, THREADS);
+    values[tid()] = tid();
+    p.out[tid()] = values[(tid() + 1) % THREADS];
+}
+
+// The second round overwrites what the first may still read.
+KERNEL(race_of_rounds, Params, THREADS) {
+    SHARED(u8, bytes, THREADS);
+    for (u32 i = 0; i < 2; i++) {
+        bytes[tid()] = i;
+        barrier();
+        p.out[tid()] = bytes[tid() ^ 1];
+    }
+}
+
+KERNEL(all_write, Params, THREADS) {
+    SHARED(u32, total, 1);
+    total[0] = tid();
+    barrier();
+    p.out[tid()] = total[0];
+}
+
+KERNEL(shared_overrun, Params, THREADS) {
+    SHARED(u32, values, THREADS);
+    SHARED(u32, others, THREADS);
+    others[tid()] = 0;
+    values[tid() + p.which] = 0;
+    barrier();
+    p.out[tid()] = values[tid()] + others[tid()];
+}
+
+KERNEL(dynamic_overrun, Params, THREADS) {
+    DYNAMIC_SHARED(u32, values);
+    values[tid()] = 0;
+    barrier();
+    p.out[tid()] = values[0];
+}
+
+KERNEL(too_much_shared, Params, THREADS) {
+    SHARED(u32, values, 13000);
+    values[tid()] = 0;
+    p.out[tid()] = values[tid()];
+}
+
+KERNEL(read_outside, Params, THREADS) { p.out[tid()] = p.x[tid() + p.which]; }
+
+KERNEL(write_outside, Params, THREADS) { p.out[tid() + p.which] = 1; }
+
+KERNEL(write_far, Params, THREADS) { ((u32*)0)[tid() + p.which] = 1; }
+
+KERNEL(misaligned, Params, THREADS) { store16(p.out + tid() / 4 * 4 + p.which, load16(p.x + tid() / 4 * 4)); }
+
+// A kernel whose result depends on the order of blocks.
+KERNEL(order_of_blocks, Params, THREADS) { p.out[tid()] = bid_x(); }
+
+KERNEL(unwritten_shared, Params, THREADS) {
+    SHARED(float, values, THREADS);
+    SHARED(float, sums, THREADS);
+    if (tid() != p.which) values[tid()] = 1.0f;
+    barrier();
+    sums[tid()] = values[tid()] + values[0];
+    p.out[tid()] = bits<u32>(sums[tid()]);
+}
+
+#endif
