@@ -59,7 +59,8 @@ struct Wave {
 
 struct Memory;
 
-struct Block {
+// Its size is whole lines, so that the shared memory which follows is aligned.
+struct alignas(64) Block {
     u32 n_threads, n_waves;
     u32 bid[3];
     Fibre* running;
