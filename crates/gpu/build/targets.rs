@@ -103,10 +103,12 @@ pub(crate) fn arguments(target: &str) -> Vec<String> {
             "-x",
             "c++",
             "-DGPU_HOST",
-            "-O2",
+            "-O1",
             "-march=x86-64-v3",
+            "-fno-math-errno",
             "-fPIC",
             "-shared",
+            "-lm",
         ]);
         // What the compiler puts before each load and store for its thread sanitizer is answered by host_memory.h. It
         // knows no access of more than 16 bytes.
