@@ -177,8 +177,9 @@ impl Engine {
     }
 
     /// Accepts a request; its events come from [`Engine::step`].
-    pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check(&request)?;
+        SamplingParams::order_bias(&mut request.sampling);
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let text = self.tokenizer.is_some().then(|| {

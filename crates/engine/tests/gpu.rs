@@ -13,7 +13,7 @@ use rocmforge_engine::backend::check::{self, Coverage, OpCheck};
 use rocmforge_engine::backend::gpu::{self, GpuConfig, Graphs};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::{
-    Device, Engine, EngineConfig, Event, Isa, PrefixSharing, Request, RequestId,
+    Device, Engine, EngineConfig, Event, Isa, PrefixSharing, Request, RequestId, SamplingParams,
 };
 use rocmforge_gguf::{GgmlType, Gguf};
 
@@ -198,6 +198,115 @@ fn graphs_and_launches_agree_to_the_last_bit() {
     assert_eq!(run(Graphs::On, 1), expected);
     assert_eq!(run(Graphs::On, 2), expected);
     assert_eq!(run(Graphs::Off, 2), expected);
+}
+
+/// Sampling of every kind that the device does, and in the last two rows one that it leaves to the host.
+fn samplings() -> Vec<SamplingParams> {
+    let default = |seed| SamplingParams {
+        seed,
+        ..SamplingParams::default()
+    };
+    vec![
+        default(1),
+        SamplingParams {
+            temperature: 1.5,
+            top_k: 200,
+            top_p: 0.99,
+            min_p: 0.0,
+            repeat_penalty: 1.3,
+            frequency_penalty: 0.5,
+            penalty_last_n: 4,
+            ..default(2)
+        },
+        SamplingParams::greedy(),
+        SamplingParams {
+            presence_penalty: 2.0,
+            // The second of the same token adds to the first.
+            logit_bias: vec![(9, 1.0), (3, f32::NEG_INFINITY), (9, 0.5)],
+            ..SamplingParams::greedy()
+        },
+        SamplingParams {
+            typical_p: 0.9,
+            ..default(3)
+        },
+        default(4),
+    ]
+}
+
+/// What each of `samplings` makes of `prompt`, together.
+fn sampled(
+    engine: &mut Engine,
+    prompt: &[u32],
+    samplings: &[SamplingParams],
+    n: usize,
+) -> Vec<Vec<u32>> {
+    let requests = samplings.iter().map(|sampling| Request {
+        sampling: Arc::new(sampling.clone()),
+        ignore_eos: true,
+        ..Request::greedy(prompt.to_vec(), n)
+    });
+    let ids: Vec<RequestId> = requests.map(|r| engine.submit(r).unwrap()).collect();
+    let mut texts: HashMap<RequestId, Vec<u32>> = HashMap::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { request, id, .. } = event {
+                texts.entry(request).or_default().push(id);
+            }
+        }
+    }
+    ids.iter().map(|id| texts.remove(id).unwrap()).collect()
+}
+
+/// Tokens drawn on the device are the CPU backend's, alone and together, with penalties that look at tokens the host
+/// does not know yet.
+#[test]
+fn sampled_texts_are_the_cpu_backends() {
+    let Some(gpu) = test_gpu() else { return };
+    let loaded = load_file(&models().join("forge-mini-Q4_K_M.gguf"));
+    let synthetic = model("llama", GgmlType::F32);
+    let all = samplings();
+    for (model, n, together, variants) in [
+        (
+            &synthetic,
+            6,
+            &[1..2, 0..4, 2..6][..],
+            &[
+                (Graphs::Off, 1),
+                (Graphs::Off, 2),
+                (Graphs::On, 1),
+                (Graphs::On, 2),
+            ][..],
+        ),
+        // Alone: the products of many rows round otherwise, and a draw may turn on that.
+        (&loaded.model, 4, &[1..2], &[(Graphs::On, 2)]),
+    ] {
+        let prompt = synth::prompt(5, model.config.n_vocab);
+        let mut cpu = Engine::start(model, None, &config(&Device::Cpu)).unwrap();
+        let mut expected: Vec<Vec<u32>> = Vec::new();
+        for sampling in &all {
+            let one = std::slice::from_ref(sampling);
+            expected.extend(sampled(&mut cpu, &prompt, one, n));
+        }
+        for &(graphs, steps_in_flight) in variants {
+            let config = EngineConfig {
+                steps_in_flight,
+                ..config(&Device::Gpu(GpuConfig {
+                    graphs,
+                    ..gpu.clone()
+                }))
+            };
+            let mut engine = Engine::start(model, None, &config).unwrap();
+            for rows in together {
+                let got = sampled(&mut engine, &prompt, &all[rows.clone()], n);
+                assert_eq!(
+                    got,
+                    expected[rows.clone()],
+                    "{rows:?}, {graphs:?}, {steps_in_flight} steps in flight"
+                );
+            }
+            engine.check_integrity().unwrap();
+        }
+    }
 }
 
 #[test]

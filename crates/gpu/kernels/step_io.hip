@@ -2,7 +2,8 @@
 // the step's graph, so a replay needs no copy before or after it.
 //
 // begin_step: the words of a step, from the host's slot number (n_steps % n_slots) to their place on the device: first
-// `n_words` words as they are, then of each of n_seqs block tables [max_pages] the first words[N_PAGES]. A token whose
+// `n_words` words as they are, then of each of n_seqs block tables [max_pages] the first words[N_PAGES], and
+// words[N_LIST_WORDS] of the max_list_words that lists may have. A token whose
 // word in from_row is not NO_ROW is what that output row of the step before sampled. One thread for each word; no
 // shared memory.
 //
@@ -11,9 +12,10 @@
 #include "step.h"
 
 constexpr u32 THREADS = 256;
-// Places in the words of a step: its number, and how many pages of the block tables are in use.
+// Places in the words of a step: its number, and how many pages of the block tables and words of the lists are in use.
 constexpr u32 STEP_NUMBER = 0;
 constexpr u32 N_PAGES = 1;
+constexpr u32 N_LIST_WORDS = 2;
 
 struct BeginParams {
     const u32* host;     // [n_slots, slot_words], memory of the host
@@ -29,6 +31,9 @@ struct BeginParams {
     u32 block_tables;  // n_words at least
     u32 max_pages;
     u32 n_seqs;
+    u32 lists;
+    u32 max_list_words;
+    u32 pad;
 };
 
 KERNEL(begin_step, BeginParams, THREADS) {
@@ -46,9 +51,16 @@ KERNEL(begin_step, BeginParams, THREADS) {
     }
     i -= p.n_words;
     u32 seq = i / p.max_pages;
-    u32 page = i % p.max_pages;
     u32 at = p.block_tables + i;
-    if (seq < p.n_seqs && page < host[N_PAGES]) p.words[at] = host[at];
+    bool in_use;
+    if (seq < p.n_seqs) {
+        in_use = i % p.max_pages < host[N_PAGES];
+    } else {
+        i -= p.n_seqs * p.max_pages;
+        at = p.lists + i;
+        in_use = i < p.max_list_words && i < host[N_LIST_WORDS];
+    }
+    if (in_use) p.words[at] = host[at];
 }
 
 struct EndParams {

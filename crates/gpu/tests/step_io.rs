@@ -3,7 +3,7 @@
 mod common;
 
 use common::three_orders;
-use rocmforge_gpu::ops::{self, N_PAGES, STEP_NUMBER, StepWords};
+use rocmforge_gpu::ops::{self, N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords};
 use rocmforge_gpu::{Buffer, Gpu, Pinned};
 
 const N_SLOTS: usize = 2;
@@ -13,7 +13,9 @@ const MAX_PAGES: usize = 5;
 const TOKENS: usize = 64;
 const FROM_ROW: usize = 384;
 const TABLES: usize = 704;
-const SLOT_WORDS: usize = TABLES + N_SEQS * MAX_PAGES + 7;
+const LISTS: usize = TABLES + N_SEQS * MAX_PAGES + 7;
+const LIST_WORDS: usize = 600;
+const SLOT_WORDS: usize = LISTS + LIST_WORDS + 5;
 const N_IDS: usize = 270;
 /// A token that is known.
 const KNOWN: u32 = u32::MAX;
@@ -25,6 +27,7 @@ fn words(n: u32) -> Vec<u32> {
     let mut words: Vec<u32> = (0..SLOT_WORDS as u32).map(|i| 1000 * (n + 1) + i).collect();
     words[STEP_NUMBER] = 70 + n;
     words[N_PAGES] = 1 + n % MAX_PAGES as u32;
+    words[N_LIST_WORDS] = [0, 1, 300, LIST_WORDS as u32, 7][n as usize % 5];
     for row in 0..N_ROWS {
         let is_known = (row + n as usize).is_multiple_of(3);
         words[FROM_ROW + row] = if is_known {
@@ -74,6 +77,8 @@ impl Steps {
             block_tables: TABLES,
             n_seqs: N_SEQS,
             max_pages: MAX_PAGES,
+            lists: LISTS,
+            max_list_words: LIST_WORDS,
         };
         ops::begin_step(gpu, &step).unwrap();
         ops::end_step(gpu, &step, self.ids.as_slice(), self.results.device()).unwrap();
@@ -114,6 +119,8 @@ fn words_come_in_and_ids_go_out() {
                             wanted[at] = given[at];
                         }
                     }
+                    let list = LISTS..LISTS + given[N_LIST_WORDS] as usize;
+                    wanted[list.clone()].copy_from_slice(&given[list]);
                     assert_eq!(gpu.read(steps.device.as_slice::<u32>()).unwrap(), wanted);
                     let first = slot * (N_IDS + 1);
                     let results = (first..=first + N_IDS).map(|i| steps.results.get(i));

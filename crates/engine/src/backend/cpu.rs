@@ -11,7 +11,7 @@ use rocmforge_cpu::{self as cpu, Acts, ExpertActs, Isa, KvSlice, KvSliceMut, Poo
 use rocmforge_gguf::quant;
 
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, output};
-use crate::batch::{Batch, InputToken, Sampled, StepOutput};
+use crate::batch::{Batch, InputToken, LogitsRow, Sampled, StepOutput};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
 use crate::plan::{ActsInfo, BufferId, KvSpec, Op, Plan, RowCount};
@@ -163,7 +163,9 @@ impl CpuBackend {
         self.plan.ops = ops;
         let mut logits = self.take(self.plan.logits);
         let (isa, last_sampled) = (self.options.isa, &self.last_sampled);
-        let rows = output::rows(isa, &self.pool, &mut logits, batch, last_sampled);
+        let wanted: Vec<&LogitsRow> = batch.logits.iter().collect();
+        let tokens = &batch.tokens;
+        let rows = output::rows(isa, &self.pool, &mut logits, tokens, &wanted, last_sampled);
         self.put(self.plan.logits, logits);
         self.last_sampled = output::sampled(&rows);
         StepOutput {

@@ -4,6 +4,7 @@
 //! was chosen; steps of generation are recorded as graphs. The device has its next step before the host has read what
 //! came of the last one.
 
+mod choices;
 mod compile;
 mod device;
 mod memory;
@@ -20,11 +21,11 @@ use rocmforge_cpu::{Isa, Pool};
 use rocmforge_gpu::{Event, Gpu, Graph, ops};
 
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, Wait, output};
-use crate::batch::{Batch, InputToken, RowOutput, Sampled, StepOutput, Want};
+use crate::batch::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
 use crate::error::EngineError;
 use crate::model::Weights;
 use crate::plan::{BufferId, Op, Plan};
-use crate::sampler;
+use choices::{Choices, Chooser};
 use compile::Stage;
 pub(crate) use device::free_for_steps;
 pub use device::{
@@ -71,8 +72,8 @@ pub struct GpuBackend {
     memory: Memory,
     options: GpuOptions,
     pool: Pool,
-    /// By the number of sequences. The first step of a size is not recorded: it loads the kernels.
-    graphs: HashMap<usize, Option<Graph>>,
+    /// By the shape of the step. The first step of a shape is not recorded: it loads the kernels.
+    graphs: HashMap<StepShape, Option<Graph>>,
     /// The end of the last step of each slot.
     ends: [Event; N_SLOTS],
     in_flight: VecDeque<InFlight>,
@@ -86,16 +87,9 @@ struct InFlight {
     batch: Batch,
     shape: StepShape,
     slot: usize,
-    choice: Choice,
+    /// The rows whose logits are read before the next step begins.
+    of_host: Vec<usize>,
     reply: Reply,
-}
-
-/// Where a step's tokens are chosen.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Choice {
-    Device,
-    /// Its logits are read before the next step begins.
-    Host,
 }
 
 impl GpuBackend {
@@ -140,14 +134,14 @@ impl GpuBackend {
     }
 
     /// Queues a step; its slot and shape.
-    fn start(&mut self, batch: &Batch) -> Result<(usize, StepShape), GpuError> {
-        let (shape, kind) = self.shape(batch);
+    fn start(&mut self, batch: &Batch, choices: &Choices) -> Result<(usize, StepShape), GpuError> {
+        let (shape, kind) = self.shape(batch, choices.chooser());
         let tokens: Vec<StepToken> = batch
             .tokens
             .iter()
             .map(|&token| self.resolve(token))
             .collect();
-        let slot = self.memory.step.write(batch, &tokens, &shape);
+        let slot = self.memory.step.write(batch, &tokens, choices, &shape);
         let mut observer = self.observer.take();
         let queued = match &mut observer {
             Some(observer) => self.launch_observed(batch, &shape, observer.as_mut()),
@@ -163,12 +157,12 @@ impl GpuBackend {
     }
 
     /// Steps in which every sequence has one row, whose logits are wanted, have a few sizes only.
-    fn shape(&self, batch: &Batch) -> (StepShape, Kind) {
+    fn shape(&self, batch: &Batch, chooser: Chooser) -> (StepShape, Kind) {
         let n = batch.tokens.len();
         let is_decode = batch.seqs.len() == n && batch.logits.len() == n && n <= MAX_BUCKET;
         match is_decode {
-            true => (StepShape::decode(bucket(n)), Kind::Decode),
-            false => (StepShape::of(batch), Kind::Mixed),
+            true => (StepShape::decode(bucket(n), chooser), Kind::Decode),
+            false => (StepShape::of(batch, chooser), Kind::Mixed),
         }
     }
 
@@ -213,31 +207,37 @@ impl GpuBackend {
         ops::begin_step(&self.gpu, &self.memory.step.io(shape))
     }
 
-    /// The best token of each row, to the host.
+    /// The token of each row, to the host.
     fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
         let step = &self.memory.step;
         let sampled = step.sampled(shape);
         if shape.n_logits > 0 {
             let logits = self.memory.buffer(self.plan.logits, shape);
-            ops::argmax(&self.gpu, logits, sampled)?;
+            match shape.chooser {
+                Chooser::Best => ops::argmax(&self.gpu, logits, sampled)?,
+                Chooser::Sample => {
+                    let choices = step.choices(shape);
+                    ops::sample(&self.gpu, logits, &choices, sampled)?;
+                }
+            }
         }
         ops::end_step(&self.gpu, &step.io(shape), sampled, step.results())
     }
 
     /// Replays the graph of this shape, which is recorded at its second use.
     fn launch_graph(&mut self, shape: &StepShape) -> Result<(), GpuError> {
-        match self.graphs.get(&shape.n_seqs) {
+        match self.graphs.get(shape) {
             None => {
-                self.graphs.insert(shape.n_seqs, None);
+                self.graphs.insert(*shape, None);
                 return self.launch(shape);
             }
             Some(None) => {
                 let graph = self.gpu.capture(|| self.launch(shape))?;
-                self.graphs.insert(shape.n_seqs, Some(graph));
+                self.graphs.insert(*shape, Some(graph));
             }
             Some(Some(_)) => {}
         }
-        let graph = self.graphs[&shape.n_seqs].as_ref();
+        let graph = self.graphs[shape].as_ref();
         graph.expect("it is recorded").launch()
     }
 
@@ -270,7 +270,7 @@ impl GpuBackend {
     }
 
     fn output(&mut self, step: &InFlight) -> Result<StepOutput, EngineError> {
-        let InFlight { batch, shape, .. } = step;
+        let batch = &step.batch;
         self.ends[step.slot].wait()?;
         let ids = self
             .memory
@@ -280,21 +280,42 @@ impl GpuBackend {
             step: batch.step,
             found,
         })?;
-        let rows = match step.choice {
-            Choice::Device => ids.into_iter().map(sampled).collect(),
-            Choice::Host => {
-                let all = self.memory.buffer(self.plan.logits, shape);
-                let n_values = all.len() / shape.n_logits.max(1) * batch.logits.len();
-                let mut logits = self.gpu.read(all.part(0..n_values))?;
-                let (isa, last) = (self.options.isa, &self.last_sampled);
-                output::rows(isa, &self.pool, &mut logits, batch, last)
-            }
-        };
+        let mut rows: Vec<RowOutput> = ids.into_iter().map(sampled).collect();
+        for (&index, output) in step.of_host.iter().zip(self.host_rows(step)?) {
+            rows[index] = output;
+        }
         self.last_sampled = output::sampled(&rows);
         Ok(StepOutput {
             step: batch.step,
             rows,
         })
+    }
+
+    /// What the host makes of the rows that are left to it.
+    fn host_rows(&self, step: &InFlight) -> Result<Vec<RowOutput>, GpuError> {
+        let InFlight {
+            batch,
+            shape,
+            of_host,
+            ..
+        } = step;
+        let all = self.memory.buffer(self.plan.logits, shape);
+        let n_vocab = all.len() / shape.n_logits.max(1);
+        let mut logits = Vec::with_capacity(of_host.len() * n_vocab);
+        // One copy for rows that follow each other.
+        for rows in of_host.chunk_by(|a, b| a + 1 == *b) {
+            let (first, end) = (rows[0] * n_vocab, (rows[0] + rows.len()) * n_vocab);
+            logits.extend(self.gpu.read(all.part(first..end))?);
+        }
+        let wanted: Vec<&LogitsRow> = of_host.iter().map(|&row| &batch.logits[row]).collect();
+        Ok(output::rows(
+            self.options.isa,
+            &self.pool,
+            &mut logits,
+            &batch.tokens,
+            &wanted,
+            &self.last_sampled,
+        ))
     }
 }
 
@@ -322,18 +343,6 @@ fn sampled(id: u32) -> RowOutput {
     }
 }
 
-/// The device takes the best token; the host does all else.
-fn choice(batch: &Batch) -> Choice {
-    let takes_best = |want: &Want| match want {
-        Want::Sample(row) => row.top_logprobs == 0 && sampler::takes_best(&row.params),
-        Want::Score { .. } | Want::Logits => false,
-    };
-    match batch.logits.iter().all(|row| takes_best(&row.want)) {
-        true => Choice::Device,
-        false => Choice::Host,
-    }
-}
-
 impl OpData for Launcher<'_> {
     fn buffer(&self, id: BufferId) -> Cow<'_, [f32]> {
         let buffer = self.memory.buffer(id, self.shape);
@@ -345,13 +354,14 @@ impl OpData for Launcher<'_> {
 
 impl Backend for GpuBackend {
     fn submit(&mut self, batch: Batch, reply: Reply) {
-        let needs_logits = |step: &InFlight| step.choice == Choice::Host;
+        let needs_logits = |step: &InFlight| !step.of_host.is_empty();
         while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(needs_logits) {
             self.finish_oldest();
         }
-        match self.start(&batch) {
+        let choices = Choices::of(&batch);
+        match self.start(&batch, &choices) {
             Ok((slot, shape)) => self.in_flight.push_back(InFlight {
-                choice: choice(&batch),
+                of_host: choices.of_host,
                 batch,
                 shape,
                 slot,

@@ -1,29 +1,31 @@
-//! From rows of logits to what a batch wants of them, on the host: for every backend whose device has none of it to do.
+//! From rows of logits to what a batch wants of them, on the host: all rows of the CPU, and those that another device
+//! does not choose a token of itself.
 
 use std::sync::Mutex;
 
 use rocmforge_cpu::{self as cpu, Isa, Pool};
 
-use crate::batch::{Batch, InputToken, RowOutput, Sampled, Want};
+use crate::batch::{InputToken, LogitsRow, RowOutput, Sampled, Want};
 use crate::sampler;
 
-/// Samples, scores or copies the wanted rows of `logits` `[n_rows, n_vocab]`, which it may change.
-/// `last_sampled` is what the rows of the step before sampled.
+/// Samples, scores or copies the rows of `logits` `[wanted.len(), n_vocab]`, which it may change. `tokens` is the
+/// step's input, `last_sampled` what the rows of the step before sampled.
 pub(super) fn rows(
     isa: Isa,
     pool: &Pool,
     logits: &mut [f32],
-    batch: &Batch,
+    tokens: &[InputToken],
+    wanted: &[&LogitsRow],
     last_sampled: &[Option<Sampled>],
 ) -> Vec<RowOutput> {
-    if batch.logits.is_empty() {
+    if wanted.is_empty() {
         return Vec::new();
     }
-    let n_vocab = logits.len() / batch.logits.len();
-    let outputs: Mutex<Vec<Option<RowOutput>>> = Mutex::new(vec![None; batch.logits.len()]);
+    let n_vocab = logits.len() / wanted.len();
+    let outputs: Mutex<Vec<Option<RowOutput>>> = Mutex::new(vec![None; wanted.len()]);
     pool.for_each_rows(logits, n_vocab, 1, &|index, row| {
-        let wanted = &batch.logits[index];
-        let just_sampled = match batch.tokens[wanted.row] {
+        let wanted = wanted[index];
+        let just_sampled = match tokens[wanted.row] {
             InputToken::Sampled { row } => last_sampled[row],
             InputToken::Id(_) => None,
         };

@@ -8,6 +8,7 @@
 mod breakers;
 mod candidates;
 mod dry;
+mod fixed_order;
 mod kind;
 mod mirostat;
 mod params;
@@ -20,6 +21,7 @@ mod xtc;
 use rocmforge_cpu::Isa;
 
 pub use breakers::Breakers;
+pub(crate) use fixed_order::FixedOrder;
 pub use kind::{SamplerKind, UnknownSampler};
 pub use params::{Dry, DynamicTemperature, Mirostat, SamplingParams, Xtc};
 

@@ -1,5 +1,7 @@
 //! The parameters of sampling, one set for each request. Names and defaults are llama.cpp's.
 
+use std::sync::Arc;
+
 use super::SamplerKind;
 use crate::error::EngineError;
 use crate::tokenizer::TokenId;
@@ -169,6 +171,42 @@ impl SamplingParams {
         self.temperature == 0.0
             && self.dynamic_temperature.range == 0.0
             && samplers.contains(&SamplerKind::Temperature)
+    }
+
+    /// Whether `kind`, where it runs, may change anything.
+    pub(super) fn has_effect(&self, kind: SamplerKind) -> bool {
+        match kind {
+            SamplerKind::TopNSigma => self.top_n_sigma > 0.0,
+            SamplerKind::TopK => self.top_k > 0,
+            SamplerKind::TopP => self.top_p < 1.0,
+            SamplerKind::MinP => self.min_p > 0.0,
+            SamplerKind::Temperature => {
+                self.temperature != 1.0 || self.dynamic_temperature.range > 0.0
+            }
+            SamplerKind::Penalties
+            | SamplerKind::Dry
+            | SamplerKind::TypicalP
+            | SamplerKind::Xtc => self.may_change_best(kind),
+        }
+    }
+
+    /// Whether biases are by ascending id, one for each token.
+    pub(super) fn has_ordered_bias(&self) -> bool {
+        self.logit_bias.is_sorted_by(|(a, _), (b, _)| a < b)
+    }
+
+    /// Puts biases in order; those of the same token are added up.
+    pub(crate) fn order_bias(params: &mut Arc<SamplingParams>) {
+        if params.has_ordered_bias() {
+            return;
+        }
+        let bias = &mut Arc::make_mut(params).logit_bias;
+        bias.sort_by_key(|&(id, _)| id);
+        bias.dedup_by(|(id, more), (kept, sum)| {
+            let is_same = id == kept;
+            *sum += if is_same { *more } else { 0.0 };
+            is_same
+        });
     }
 
     /// Whether `kind` may change which of the candidates is the best.

@@ -24,5 +24,5 @@ pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_q
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, kv_append, rope, rope_kv};
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{MAX_TOP_K, SampleEntry, SampleRow, SampleStep, sample};
-pub use step_io::{N_PAGES, STEP_NUMBER, StepWords, begin_step, end_step};
+pub use step_io::{N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords, begin_step, end_step};
 pub use tile::{Tile, multiply_tiles};

@@ -12,6 +12,8 @@ const THREADS: u32 = 256;
 pub const STEP_NUMBER: usize = 0;
 /// How many pages of the block tables are in use.
 pub const N_PAGES: usize = 1;
+/// How many words of the lists are in use.
+pub const N_LIST_WORDS: usize = 2;
 
 /// The words of a step of one size.
 #[derive(Clone, Copy)]
@@ -35,6 +37,9 @@ pub struct StepWords<'a> {
     pub block_tables: usize,
     pub n_seqs: usize,
     pub max_pages: usize,
+    /// Where lists of any length are, and how long they may be together; 0 leaves them where they are.
+    pub lists: usize,
+    pub max_list_words: usize,
 }
 
 #[repr(C)]
@@ -53,10 +58,12 @@ struct BeginParams {
     block_tables: u32,
     max_pages: u32,
     n_seqs: u32,
+    lists: u32,
+    max_list_words: u32,
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<BeginParams>() == 72);
+const _: () = assert!(size_of::<BeginParams>() == 80);
 
 // SAFETY: as `BeginParams` in step_io.hip.
 unsafe impl Params for BeginParams {}
@@ -91,12 +98,13 @@ pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
         step.tokens + step.n_rows,
         step.from_row + step.n_rows,
         step.block_tables + step.n_seqs * step.max_pages,
+        step.lists + step.max_list_words,
     ];
     assert!(
         ends.iter().all(|&end| end <= slot_words) && step.n_words <= step.block_tables,
         "places are within the words"
     );
-    let n_threads = (step.n_words + step.n_seqs * step.max_pages) as u32;
+    let n_threads = (step.n_words + step.n_seqs * step.max_pages + step.max_list_words) as u32;
     let params = BeginParams {
         host: step.host.ptr(),
         words: step.words.ptr(),
@@ -111,6 +119,8 @@ pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
         block_tables: step.block_tables as u32,
         max_pages: step.max_pages as u32,
         n_seqs: step.n_seqs as u32,
+        lists: step.lists as u32,
+        max_list_words: step.max_list_words as u32,
         _pad: 0,
     };
     let grid = [n_threads.div_ceil(THREADS), 1, 1];

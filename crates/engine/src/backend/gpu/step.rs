@@ -1,10 +1,13 @@
 //! What the device knows of a step: words at fixed places of one buffer. The host writes them to memory that the device
 //! reads; the first kernel of a step takes them over, the last one writes back what was chosen.
 
-use rocmforge_gpu::ops::{N_PAGES, STEP_NUMBER, StepWords};
+use rocmforge_gpu::ops::{
+    N_LIST_WORDS, N_PAGES, STEP_NUMBER, SampleEntry, SampleRow, SampleStep, StepWords,
+};
 use rocmforge_gpu::{Buffer, Gpu, GpuError, Pinned, SeqRows, Slice, Step};
 use zerocopy::IntoBytes as _;
 
+use super::choices::{Choices, Chooser, MAX_ENTRIES};
 use crate::batch::Batch;
 
 /// A row that only fills up a step, as kernels know it; or a token that is known.
@@ -13,6 +16,9 @@ const NO_ROW: u32 = u32::MAX;
 const ALIGN: usize = 64;
 /// Words of [`SeqRows`].
 const SEQ_WORDS: usize = size_of::<SeqRows>() / size_of::<u32>();
+/// Words of [`SampleRow`] and of all [`SampleEntry`]s.
+const SAMPLE_WORDS: usize = size_of::<SampleRow>() / size_of::<u32>();
+const LIST_WORDS: usize = MAX_ENTRIES * size_of::<SampleEntry>() / size_of::<u32>();
 /// Steps that may be in flight.
 pub(super) const N_SLOTS: usize = 2;
 
@@ -33,26 +39,29 @@ pub(super) struct StepShape {
     pub(super) n_logits: usize,
     pub(super) n_seqs: usize,
     pub(super) max_rows_of_seq: usize,
+    pub(super) chooser: Chooser,
 }
 
 impl StepShape {
     /// That of `batch` as it is.
-    pub(super) fn of(batch: &Batch) -> StepShape {
+    pub(super) fn of(batch: &Batch, chooser: Chooser) -> StepShape {
         StepShape {
             n_rows: batch.tokens.len(),
             n_logits: batch.logits.len(),
             n_seqs: batch.seqs.len(),
             max_rows_of_seq: batch.seqs.iter().map(|seq| seq.n_rows).max().unwrap_or(0),
+            chooser,
         }
     }
 
     /// A step of generation for `n` sequences: each has one row, and its logits are wanted.
-    pub(super) fn decode(n: usize) -> StepShape {
+    pub(super) fn decode(n: usize, chooser: Chooser) -> StepShape {
         StepShape {
             n_rows: n,
             n_logits: n,
             n_seqs: n,
             max_rows_of_seq: 1,
+            chooser,
         }
     }
 }
@@ -65,7 +74,7 @@ pub(super) enum StepToken {
     FromRow(usize),
 }
 
-/// Where each array begins, in words. The first ones are the step's number and the pages in use.
+/// Where each array begins, in words. The first ones are the step's number, and the pages and the list in use.
 struct Places {
     tokens: usize,
     from_row: usize,
@@ -74,7 +83,9 @@ struct Places {
     seq_of_row: usize,
     logits_rows: usize,
     seqs: usize,
+    sample_rows: usize,
     block_tables: usize,
+    lists: usize,
     end: usize,
 }
 
@@ -104,7 +115,7 @@ impl StepMemory {
             end += n_words.next_multiple_of(ALIGN);
             at
         };
-        place(N_PAGES + 1);
+        place(N_LIST_WORDS + 1);
         let places = Places {
             tokens: place(sizes.max_rows),
             from_row: place(sizes.max_rows),
@@ -113,7 +124,9 @@ impl StepMemory {
             seq_of_row: place(sizes.max_rows),
             logits_rows: place(sizes.max_logits),
             seqs: place(sizes.max_seqs * SEQ_WORDS),
+            sample_rows: place(sizes.max_logits * SAMPLE_WORDS),
             block_tables: place(sizes.max_seqs * sizes.max_pages),
+            lists: place(LIST_WORDS),
             end: place(0),
         };
         Ok(StepMemory {
@@ -129,7 +142,7 @@ impl StepMemory {
         })
     }
 
-    /// Writes `batch` as a step of `shape`, with these tokens, for the step that begins next; its slot.
+    /// Writes `batch` as a step of `shape`, with these tokens and choices, for the step that begins next; its slot.
     ///
     /// # Panics
     /// If the batch is larger than the shape, or the shape than the memory.
@@ -137,6 +150,7 @@ impl StepMemory {
         &mut self,
         batch: &Batch,
         tokens: &[StepToken],
+        choices: &Choices,
         shape: &StepShape,
     ) -> usize {
         assert!(
@@ -195,6 +209,16 @@ impl StepMemory {
         words[places.seqs..][..shape.n_seqs * SEQ_WORDS]
             .as_mut_bytes()
             .copy_from_slice(seqs.as_bytes());
+        let list = choices.entries.as_bytes();
+        words[N_LIST_WORDS] = (list.len() / size_of::<u32>()) as u32;
+        if shape.chooser == Chooser::Sample {
+            // A row of zeros only fills up a step.
+            let rows = words[places.sample_rows..][..shape.n_logits * SAMPLE_WORDS].as_mut_bytes();
+            let given = choices.rows.as_bytes();
+            rows[..given.len()].copy_from_slice(given);
+            rows[given.len()..].fill(0);
+            words[places.lists..].as_mut_bytes()[..list.len()].copy_from_slice(list);
+        }
         let tables = words[places.block_tables..].chunks_exact_mut(max_pages);
         for (table, seq) in tables.zip(&batch.seqs) {
             table[..seq.block_table.len()].copy_from_slice(&seq.block_table);
@@ -203,6 +227,8 @@ impl StepMemory {
         self.n_begun += 1;
         let n_words = places.block_tables + shape.n_seqs * max_pages;
         self.host.write_at(slot * places.end, &words[..n_words]);
+        let list = &words[places.lists..][..words[N_LIST_WORDS] as usize];
+        self.host.write_at(slot * places.end + places.lists, list);
         slot
     }
 
@@ -221,6 +247,21 @@ impl StepMemory {
             block_tables: self.places.block_tables,
             n_seqs: shape.n_seqs,
             max_pages: self.sizes.max_pages,
+            lists: self.places.lists,
+            max_list_words: match shape.chooser {
+                Chooser::Best => 0,
+                Chooser::Sample => LIST_WORDS,
+            },
+        }
+    }
+
+    /// How the rows of a step of `shape` are sampled.
+    pub(super) fn choices(&self, shape: &StepShape) -> SampleStep<'_> {
+        let n_words = shape.n_logits * SAMPLE_WORDS;
+        SampleStep {
+            rows: self.words(self.places.sample_rows, n_words).cast(),
+            entries: self.words(self.places.lists, LIST_WORDS).cast(),
+            tokens: self.tokens(shape),
         }
     }
 

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use rocmforge_cpu::{self as cpu, Isa};
 use rocmforge_gpu::{ActForm, GpuError, ops};
 
+use super::choices::{Choices, Chooser};
 use super::compile::{self, Stage};
 use super::step::{StepShape, StepToken};
 use super::{GpuBackend, NOT_FINITE};
@@ -27,13 +28,14 @@ impl Stepwise for GpuBackend {
     }
 
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError> {
-        let shape = StepShape::of(batch);
+        let shape = StepShape::of(batch, Chooser::Best);
         let tokens = batch.tokens.iter().map(|token| match *token {
             InputToken::Id(id) => StepToken::Id(id),
             InputToken::Sampled { .. } => StepToken::Id(NOT_FINITE),
         });
         let tokens: Vec<StepToken> = tokens.collect();
-        self.memory.step.write(batch, &tokens, &shape);
+        let choices = Choices::default();
+        self.memory.step.write(batch, &tokens, &choices, &shape);
         let stage = self.stages.iter().find(|stage| stage.ops().start == index);
         let stage = *stage.expect("passes begin with the operations of a stage");
         let step = &self.memory.step;
@@ -45,7 +47,7 @@ impl Stepwise for GpuBackend {
     }
 
     fn memory(&self, batch: &Batch) -> Result<Memory<'_>, EngineError> {
-        let shape = StepShape::of(batch);
+        let shape = StepShape::of(batch, Chooser::Best);
         let buffers = (0..self.plan.buffers.len()).map(|id| {
             let buffer = self.memory.buffer(BufferId(id as u32), &shape);
             self.gpu.read(buffer)
