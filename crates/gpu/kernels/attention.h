@@ -37,10 +37,11 @@ struct Scores {
     u32 window;
     u32 pad;
 
-    // What queries are multiplied with.
-    DEV_MEMBER float query_factor() const { return soft_cap > 0.0f ? scale / soft_cap : scale * LOG2_E; }
+    // What queries are multiplied with. They are not divided by soft_cap: that would leave them so small that the
+    // second f16 of each, what rounding lost in the first, would lose bits of its own.
+    DEV_MEMBER float query_factor() const { return soft_cap > 0.0f ? scale : scale * LOG2_E; }
     DEV_MEMBER float exponent(float product) const {
-        return soft_cap > 0.0f ? soft_cap * LOG2_E * tanh_of(product) : product;
+        return soft_cap > 0.0f ? soft_cap * LOG2_E * tanh_of(product * (1.0f / soft_cap)) : product;
     }
     // The first position that a row at `pos` sees.
     DEV_MEMBER u32 first_seen(u32 pos) const { return window != 0 && pos >= window ? pos - window + 1 : 0; }

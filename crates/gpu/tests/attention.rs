@@ -387,3 +387,12 @@ fn prompts_with_extreme_scores() {
     case.scores.soft_cap = Some(5.0);
     check("prompts, soft cap", &case);
 }
+
+#[test]
+fn prompts_with_soft_caps() {
+    for soft_cap in [5.0, 50.0] {
+        let mut case = Case::new(2, 1, 128, &[(40, 21), (0, 5)]);
+        case.scores.soft_cap = Some(soft_cap);
+        check(&format!("prompts, soft cap {soft_cap}"), &case);
+    }
+}
