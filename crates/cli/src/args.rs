@@ -182,6 +182,25 @@ pub struct OnArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub no_graphs: bool,
+    /// When a GPU is compared with the CPU before it is used: auto at its first use with a driver, a build and a
+    /// model's formats
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t = GpuCheckArg::Auto,
+        env = "ROCMFORGE_GPU_CHECK",
+        hide_env_values = true
+    )]
+    pub gpu_check: GpuCheckArg,
+    /// The folder that remembers such checks [default: $XDG_CACHE_HOME/rocmforge, ~/.cache/rocmforge]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "ROCMFORGE_CACHE",
+        hide_env_values = true
+    )]
+    pub cache_dir: Option<PathBuf>,
 }
 
 /// What changes the model.
@@ -248,6 +267,14 @@ pub struct ContextArgs {
         hide_env_values = true
     )]
     pub ctx: Option<usize>,
+}
+
+/// When a GPU is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GpuCheckArg {
+    Auto,
+    Always,
+    Never,
 }
 
 /// What computes.

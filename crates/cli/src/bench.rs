@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use rocmforge::engine::backend::gpu::{self, DeviceId, GpuConfig};
 use rocmforge::engine::model::Model;
 use rocmforge::engine::{Device, EngineError, Isa, Roofline, default_threads};
 
@@ -197,6 +198,11 @@ fn measure_all(
     );
     let working = interrupt.guard();
     let mut rooflines: Vec<(usize, Roofline)> = Vec::new();
+    // Before a model takes the GPU's memory.
+    let gpu_roofline = match device {
+        Device::Cpu => None,
+        Device::Gpu(gpu) => gpu_roofline(gpu),
+    };
     for subject in subjects {
         let same_engine = |a: &Test, b: &Test| {
             (a.n_seqs, a.kv_type, a.n_threads) == (b.n_seqs, b.kv_type, b.n_threads)
@@ -209,10 +215,10 @@ fn measure_all(
             };
             let mut bench = Bench::new(&subject.model, group, (isa, device), &cache)
                 .map_err(|error| no_room(error, group))?;
-            session::tell_slow_ops(bench.backend_info());
+            session::tell_backend(bench.backend_info());
             let known = rooflines.iter().find(|(n, _)| *n == n_threads);
             let roofline = match (device, known) {
-                (Device::Gpu(_), _) => None,
+                (Device::Gpu(_), _) => gpu_roofline,
                 (Device::Cpu, Some((_, roofline))) => Some(*roofline),
                 (Device::Cpu, None) => {
                     bar.set_message("the machine's own speed");
@@ -257,6 +263,19 @@ fn measure_all(
     }
     bar.finish_and_clear();
     Ok(())
+}
+
+/// The bandwidth of a GPU; its arithmetic is not measured and counts as free. `None` for the CPU that plays one.
+fn gpu_roofline(config: &GpuConfig) -> Option<Roofline> {
+    if matches!(config.id, Some(DeviceId::Host(_))) {
+        return None;
+    }
+    let read_bytes_per_s = gpu::read_bandwidth(config).ok()?;
+    read_bytes_per_s.is_finite().then_some(Roofline {
+        read_bytes_per_s,
+        f32_ops_per_s: f64::INFINITY,
+        i8_ops_per_s: f64::INFINITY,
+    })
 }
 
 /// Says in this command's flags what to do about memory.

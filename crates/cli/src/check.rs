@@ -7,7 +7,7 @@ use rocmforge::engine::tokenizer::TokenId;
 use rocmforge::engine::{Device, Isa};
 use serde::Serialize;
 
-use crate::args::CheckArgs;
+use crate::args::{CheckArgs, GpuCheckArg};
 use crate::output::Out;
 use crate::session::{self, Bos, Session, Vocabulary};
 
@@ -28,9 +28,12 @@ struct Output<'a> {
 
 pub fn run(args: &CheckArgs) -> Result<()> {
     let n_ctx = check::n_ctx(args.depth);
-    let config = session::engine_config(&args.device, Some(n_ctx))?;
+    // A GPU that computes wrongly is to be shown here, not refused.
+    let mut device_args = args.device.clone();
+    device_args.on.gpu_check = GpuCheckArg::Never;
+    let config = session::engine_config(&device_args, Some(n_ctx))?;
     // Says what is wrong with the file, the flags or the memory, as for every other command.
-    let session = Session::start(&args.model, &args.device, Some(n_ctx), Vocabulary::Optional)?;
+    let session = Session::start(&args.model, &device_args, Some(n_ctx), Vocabulary::Optional)?;
     if config.isa == Isa::Scalar && matches!(config.device, Device::Cpu) {
         bail!(
             "there is nothing to compare: the scalar path is what would run; see rocmforge devices"

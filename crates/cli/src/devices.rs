@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::Result;
-use rocmforge::engine::backend::gpu::{self, DeviceInfo, OpenOptions};
+use rocmforge::engine::backend::gpu::{self, DeviceInfo, GpuConfig, OpenOptions};
 use rocmforge::engine::{Isa, available_bytes, default_threads};
 use rocmforge::gguf::escape_control;
 use serde::Serialize;
@@ -65,6 +65,8 @@ struct Gpu {
     image: Option<String>,
     /// Why it runs none.
     problem: Option<String>,
+    /// Reads from its memory, measured now; null where it runs no kernels.
+    read_gb_s: Option<f64>,
 }
 
 /// Whether there is a GPU to run on, and what keeps others from it.
@@ -76,8 +78,10 @@ struct Gpus {
 
 pub fn run(args: &DevicesArgs) -> Result<()> {
     let cpu = cpu();
-    let survey = gpu::survey(&OpenOptions::from_env());
-    let gpus: Vec<Gpu> = survey.devices.iter().map(Gpu::new).collect();
+    let options = OpenOptions::from_env();
+    let survey = gpu::survey(&options);
+    let gpus = survey.devices.iter().map(|info| Gpu::new(info, &options));
+    let gpus: Vec<Gpu> = gpus.collect();
     let images = gpu::image_targets();
     let mut reasons: Vec<String> = Vec::new();
     if images.is_empty() {
@@ -156,10 +160,14 @@ fn print_gpu(out: &mut Out, gpu: &Gpu) -> Result<()> {
         known(&gpu.runtime_version)
     );
     let kernels = gpu.image.as_ref().or(gpu.problem.as_ref());
+    let bandwidth = gpu
+        .read_gb_s
+        .map_or("n/a".into(), |speed| format!("{speed:.0} GB/s"));
     out.line(&format!("{:<5} {}", gpu.id, gpu.name))?;
     for (what, value) in [
         ("architecture", units),
         ("memory", format!("{free} available of {all}{shared}")),
+        ("read bandwidth", bandwidth),
         ("driver", versions),
         ("kernels", kernels.cloned().unwrap_or_default()),
     ] {
@@ -169,7 +177,7 @@ fn print_gpu(out: &mut Out, gpu: &Gpu) -> Result<()> {
 }
 
 impl Gpu {
-    fn new(info: &DeviceInfo) -> Gpu {
+    fn new(info: &DeviceInfo, options: &OpenOptions) -> Gpu {
         Gpu {
             id: info.id.to_string(),
             name: escape_control(&info.name).into_owned(),
@@ -182,8 +190,21 @@ impl Gpu {
             runtime_version: info.runtime_version.clone(),
             image: info.image.as_ref().ok().cloned(),
             problem: info.image.as_ref().err().map(ToString::to_string),
+            read_gb_s: read_gb_s(info, options),
         }
     }
+}
+
+/// What loads alone reach on a device that runs kernels; takes a moment and a part of its free memory.
+fn read_gb_s(info: &DeviceInfo, options: &OpenOptions) -> Option<f64> {
+    info.image.as_ref().ok()?;
+    let config = GpuConfig {
+        id: Some(info.id),
+        open: options.clone(),
+        ..GpuConfig::default()
+    };
+    let measured = gpu::read_bandwidth(&config).ok()?;
+    Some(measured / 1e9).filter(|speed| speed.is_finite())
 }
 
 fn cpu() -> Cpu {

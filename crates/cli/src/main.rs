@@ -16,6 +16,7 @@ mod devices;
 mod embedded;
 mod exit;
 mod generate;
+mod gpu_check;
 mod help;
 mod hub;
 mod imatrix;

@@ -15,8 +15,8 @@ use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
 use rocmforge::engine::{
-    Device as EngineDevice, Dry, DynamicTemperature, Engine, EngineConfig, Isa, Mirostat, Passes,
-    PrefixSharing, PromptOutput, Request, SamplingParams, Xtc,
+    Device as EngineDevice, Dry, DynamicTemperature, Engine, EngineConfig, EngineError, Isa,
+    Mirostat, Passes, PrefixSharing, PromptOutput, Request, SamplingParams, Xtc,
 };
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
@@ -25,7 +25,7 @@ use crate::args::{
     ModelArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
-use crate::{embedded, hub, output};
+use crate::{embedded, gpu_check, hub, output};
 
 /// An open GGUF file and what to call it.
 pub struct ModelFile {
@@ -160,14 +160,14 @@ impl Session {
             Vocabulary::Needed => Some(file.tokenizer(pre)?),
             Vocabulary::Optional => file.opt_tokenizer(pre)?,
         };
-        let engine = Engine::start(&loaded, tokenizer.clone(), &config)?;
+        let (engine, config) = start_engine(&loaded, &tokenizer, config, device.on.device)?;
         if engine.n_ctx() > loaded.config.n_ctx_train {
             output::note(&format!(
                 "notice: the model was trained for {} tokens; past them its text becomes worse",
                 loaded.config.n_ctx_train
             ));
         }
-        tell_slow_ops(engine.backend_info());
+        tell_backend(engine.backend_info());
         Ok(Session {
             file,
             tokenizer,
@@ -202,8 +202,34 @@ fn adapters(lora: &LoraArgs, load: &LoadArgs) -> Result<Vec<Adapter>> {
         .collect()
 }
 
+/// The engine on the device of `config`, or on the CPU, and told, if that is a GPU which computes wrongly and nobody
+/// `asked` for it.
+fn start_engine(
+    model: &Model,
+    tokenizer: &Option<Arc<Tokenizer>>,
+    config: EngineConfig,
+    asked: Device,
+) -> Result<(Engine, EngineConfig)> {
+    match Engine::start(model, tokenizer.clone(), &config) {
+        Err(error @ EngineError::WrongGpu { .. }) if asked == Device::Auto => {
+            output::note(&format!("warning: {error}; the model runs on the CPU"));
+            let config = EngineConfig {
+                device: EngineDevice::Cpu,
+                steps_in_flight: EngineConfig::default().steps_in_flight,
+                chunk_tokens: EngineConfig::default().chunk_tokens,
+                ..config
+            };
+            Ok((Engine::start(model, tokenizer.clone(), &config)?, config))
+        }
+        started => Ok((started?, config)),
+    }
+}
+
 /// No silent fallback: the user learns why the model is slow.
-pub fn tell_slow_ops(info: &BackendInfo) {
+pub fn tell_backend(info: &BackendInfo) {
+    for notice in &info.notices {
+        output::note(&format!("notice: {notice}"));
+    }
     if info.slow_ops.is_empty() {
         return;
     }
@@ -300,6 +326,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
             true => Graphs::Off,
             false => Graphs::On,
         },
+        self_check: gpu_check::self_check(args, id),
     }))
 }
 

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::backend::BackendInfo;
+use crate::backend::check::FirstUse;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuOptions};
 use crate::batch::{RowOutput, Sampled, TokenLogprob};
@@ -460,8 +461,17 @@ fn start_gpu(
     let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
     Executor::start(config.steps_in_flight, move || {
         let device = gpu.open()?;
-        let free = gpu::free_for_steps(&device, &model, config.passes)?;
-        let resolved = limits::resolve(&model, &config, free)?;
+        let resolve = || {
+            let free = gpu::free_for_steps(&device, &model, config.passes)?;
+            limits::resolve(&model, &config, free)
+        };
+        let mut resolved = resolve()?;
+        let checked = FirstUse::due(&device, &model, &config, (&gpu.self_check, gpu.graphs))?;
+        if let Some(check) = &checked {
+            check.compare_operations(&device)?;
+            // Kernels that it loaded stay.
+            resolved = resolve()?;
+        }
         let limits = &resolved.limits;
         let options = GpuOptions {
             n_ctx: limits.n_ctx,
@@ -475,7 +485,12 @@ fn start_gpu(
             n_threads: n_threads(&config),
         };
         let plan = settled_plan(&model, &config, limits.n_ctx);
-        let backend = GpuBackend::new(device, plan, &model.weights, options)?;
+        let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
+        if let Some(check) = checked
+            && backend.check_graphs()?
+        {
+            check.passed();
+        }
         Ok((backend, resolved))
     })
 }

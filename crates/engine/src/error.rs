@@ -1,5 +1,6 @@
 //! The engine's errors. Each says what to do.
 
+use crate::backend::check::OpCheck;
 use crate::chat_template::TemplateError;
 use crate::model::AdapterError;
 use crate::tokenizer::TokenizerError;
@@ -107,6 +108,18 @@ pub enum EngineError {
     LostStep { step: u64, found: u32 },
     #[error("the GPU: {0}")]
     Gpu(#[from] rocmforge_gpu::GpuError),
+    #[error(
+        "{device} ({id}) computes wrongly: {n_failed} of {n_checked} operations differ from the CPU, first {} ({}, {}){}: {:.1e} of at most {:.0e}; use --device cpu, and see what `rocmforge check --device {id}` says of this model",
+        first.op, first.shape, first.format, of_tensor(first.tensor.as_deref()), first.max_rel, first.bound
+    )]
+    WrongGpu {
+        device: String,
+        /// As `--device` takes it.
+        id: String,
+        n_failed: usize,
+        n_checked: usize,
+        first: Box<OpCheck>,
+    },
     #[error("there is no GPU to run on: {reasons}")]
     NoGpu { reasons: String },
     #[error("{what} run on the CPU so far; use --device cpu")]
@@ -119,4 +132,8 @@ pub enum EngineError {
     GpuKvType,
     #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
+}
+
+fn of_tensor(name: Option<&str>) -> String {
+    name.map_or(String::new(), |name| format!(" of {name}"))
 }

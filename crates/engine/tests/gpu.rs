@@ -6,10 +6,10 @@ mod common;
 mod synth;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::{greedy, load as load_file, logits, models};
-use rocmforge_engine::backend::check::{self, Coverage, OpCheck};
+use rocmforge_engine::backend::check::{self, Coverage, OpCheck, PassedChecks, SelfCheck};
 use rocmforge_engine::backend::gpu::{self, GpuConfig, Graphs};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::{
@@ -360,4 +360,68 @@ fn what_a_gpu_cannot_do_is_said_at_the_start() {
     };
     let message = start(&model("llama", GgmlType::F32), &wide);
     assert!(message.contains("f16"), "{message}");
+}
+
+/// Keys that were inserted.
+#[derive(Debug, Default)]
+struct Passed(Mutex<Vec<String>>);
+
+impl PassedChecks for Passed {
+    fn contains(&self, key: &str) -> bool {
+        self.0.lock().unwrap().iter().any(|known| known == key)
+    }
+
+    fn insert(&self, key: &str) {
+        self.0.lock().unwrap().push(key.to_string());
+    }
+}
+
+#[test]
+fn the_first_use_of_a_gpu_is_checked_once() {
+    let Some(gpu) = test_gpu() else { return };
+    let passed = Arc::new(Passed::default());
+    let keys = || passed.0.lock().unwrap().clone();
+    let start = |model: &Model, graphs| {
+        let checks: Arc<dyn PassedChecks> = Arc::clone(&passed) as _;
+        let gpu = GpuConfig {
+            self_check: SelfCheck::FirstUse(checks),
+            graphs,
+            ..gpu.clone()
+        };
+        let config = EngineConfig {
+            n_ctx: Some(16),
+            ..config(&Device::Gpu(gpu))
+        };
+        Engine::start(model, None, &config).unwrap()
+    };
+    let llama = model("llama", GgmlType::Q4_K);
+    let engine = start(&llama, Graphs::On);
+    assert_eq!(engine.backend_info().notices, [] as [String; 0]);
+    assert_eq!(keys().len(), 1);
+    assert!(!keys()[0].contains('\n'), "{:?}", keys());
+    // The same again is known.
+    drop(engine);
+    drop(start(&llama, Graphs::On));
+    assert_eq!(keys().len(), 1);
+    // Other formats, or graphs that were not looked at, are not.
+    drop(start(&model("llama", GgmlType::Q8_0), Graphs::Off));
+    drop(start(&llama, Graphs::Off));
+    let distinct: std::collections::HashSet<String> = keys().into_iter().collect();
+    assert_eq!((keys().len(), distinct.len()), (3, 3));
+}
+
+#[test]
+fn a_checked_engine_computes_as_before() {
+    let Some(gpu) = test_gpu() else { return };
+    let llama = model("llama", GgmlType::Q4_0);
+    let prompts = [synth::prompt(20, llama.config.n_vocab)];
+    let run = |self_check| {
+        let gpu = GpuConfig {
+            self_check,
+            ..gpu.clone()
+        };
+        let mut engine = Engine::start(&llama, None, &config(&Device::Gpu(gpu))).unwrap();
+        generate(&mut engine, &prompts, 6)
+    };
+    assert_eq!(run(SelfCheck::Always), run(SelfCheck::Never));
 }

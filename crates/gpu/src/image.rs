@@ -1,5 +1,7 @@
 //! The kernel images in this program.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 /// A compiled module for one target, compressed.
 pub struct Image {
     /// e.g. `gfx1100`, `sm_90a`, `host-nv`.
@@ -21,6 +23,15 @@ pub fn images() -> &'static [Image] {
 /// Targets that this build was asked for and could not make, each with the reason.
 pub fn left_out() -> &'static [(&'static str, &'static str)] {
     LEFT_OUT
+}
+
+/// A number that differs between builds whose kernels for `target` do.
+pub fn fingerprint(target: &str) -> u64 {
+    let mut hash = DefaultHasher::new();
+    for image in IMAGES.iter().filter(|image| image.target == target) {
+        (image.module, image.packed, image.assembled).hash(&mut hash);
+    }
+    hash.finish()
 }
 
 impl Image {

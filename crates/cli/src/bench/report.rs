@@ -66,10 +66,10 @@ pub struct Record {
     // Ours.
     n_sequences: usize,
     isa: &'static str,
-    /// The least time that the machine allows, over the mean of the samples; null for a GPU.
+    /// The least time that the machine allows, over the mean of the samples; null for prompts on a GPU.
     roofline_share: Option<f64>,
-    /// Read bandwidth, f32 multiply-adds and int8 dot products of this many threads, measured in this run; null for a
-    /// GPU.
+    /// Read bandwidth, f32 multiply-adds and int8 dot products of this many threads, measured in this run; of a GPU only
+    /// the bandwidth.
     read_gb_s: Option<f64>,
     peak_gflop_s: Option<f64>,
     peak_int8_gop_s: Option<f64>,
@@ -91,8 +91,14 @@ impl Record {
         let n_tokens = test.n_tokens() as f64;
         let samples_ts: Vec<f64> = seconds.iter().map(|seconds| n_tokens / seconds).collect();
         let type_kv = kv_type_name(test.kv_type);
-        let peak = |of: fn(&Roofline) -> f64| machine.roofline.as_ref().map(|r| of(r) / 1e9);
+        let peak = |of: fn(&Roofline) -> f64| {
+            let peak = machine.roofline.as_ref().map(|r| of(r) / 1e9);
+            peak.filter(|peak| peak.is_finite())
+        };
+        // Arithmetic bounds a prompt, and a GPU's is not measured.
+        let is_bounded = machine.gpu.is_none() || test.n_prompt == 0;
         let least = measured.at_roofline(&subject.model, machine);
+        let least = least.filter(|_| is_bounded);
         Record {
             build_commit: concat!("v", env!("CARGO_PKG_VERSION")),
             build_number: 0,

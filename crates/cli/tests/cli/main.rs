@@ -11,6 +11,7 @@ mod check;
 mod commands;
 mod generate;
 mod gpu;
+mod gpu_faults;
 mod lora;
 mod manual;
 #[cfg(feature = "pull")]

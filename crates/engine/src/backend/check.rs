@@ -6,6 +6,7 @@
 //! buffers, converted activations, the KV cache. No operation is known by name here, so none can be forgotten.
 
 mod difference;
+mod first_use;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -16,6 +17,8 @@ use rocmforge_cpu::{Isa, Routing, Weight, default_threads};
 use serde::Serialize;
 
 use self::difference::difference;
+pub(crate) use self::first_use::FirstUse;
+pub use self::first_use::{PassedChecks, SelfCheck};
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
 use super::gpu::{GpuBackend, GpuOptions};
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
@@ -161,7 +164,7 @@ pub fn check(
     for table in &mut plan.rope {
         table.settle(n_ctx(n_depth));
     }
-    let script = Script::new(tokens, n_depth, config.page);
+    let script = Script::new(tokens, n_depth, config.page, PROMPT_ROWS);
     let n_threads = config.n_threads.unwrap_or_else(default_threads);
     let on_cpu = |isa| {
         let options = CpuOptions {
@@ -210,14 +213,19 @@ struct Script {
     /// Only run, by the checked backend.
     fill: Vec<Batch>,
     checked: [(Step, Batch); 2],
+    /// Positions of the longer prompt.
+    n_ctx: usize,
     n_blocks: usize,
 }
 
 impl Script {
-    fn new(tokens: &[TokenId], n_depth: usize, page: usize) -> Script {
+    /// `prompt_rows` tokens of two prompts, the first after `n_depth` others.
+    fn new(tokens: &[TokenId], n_depth: usize, page: usize, prompt_rows: [usize; 2]) -> Script {
         // The second prompt has pages of its own behind those of the first.
-        let first_blocks = [0, n_ctx(n_depth).div_ceil(page)];
-        let n_blocks = first_blocks[1] + (PROMPT_ROWS[1] + 1).div_ceil(page);
+        let [long, short] = prompt_rows;
+        let n_ctx = n_depth.saturating_add(long + 1);
+        let first_blocks = [0, n_ctx.div_ceil(page)];
+        let n_blocks = first_blocks[1] + (short + 1).div_ceil(page);
         let rows = |seqs: &[(usize, usize, usize)]| {
             let mut batch = Batch::default();
             for &(seq, first_pos, n_rows) in seqs {
@@ -246,13 +254,13 @@ impl Script {
         };
         let fill = (0..n_depth).step_by(FILL_ROWS);
         let fill = fill.map(|first| rows(&[(0, first, FILL_ROWS.min(n_depth - first))]));
-        let [long, short] = PROMPT_ROWS;
         Script {
             fill: fill.collect(),
             checked: [
                 (Step::Prompt, rows(&[(0, n_depth, long), (1, 0, short)])),
                 (Step::Decode, rows(&[(0, n_depth + long, 1), (1, short, 1)])),
             ],
+            n_ctx,
             n_blocks,
         }
     }

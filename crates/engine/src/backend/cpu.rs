@@ -243,6 +243,7 @@ impl Backend for CpuBackend {
             ),
             slow_ops,
             kv_bytes: n_tokens * per_token,
+            notices: Vec::new(),
         }
     }
 }

@@ -7,6 +7,7 @@
 mod choices;
 mod compile;
 mod device;
+mod graph_check;
 mod memory;
 mod run_op;
 mod step;
@@ -30,7 +31,7 @@ use compile::Stage;
 pub(crate) use device::free_for_steps;
 pub use device::{
     DeviceId, DeviceInfo, GpuConfig, GpuError, Graphs, OpenOptions, Survey, first, image_targets,
-    survey,
+    read_bandwidth, survey,
 };
 use memory::{Memory, Sizes};
 use run_op::Launcher;
@@ -80,6 +81,7 @@ pub struct GpuBackend {
     /// What each output row of the last finished step sampled.
     last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
+    notices: Vec<String>,
 }
 
 /// A step without a reply.
@@ -127,6 +129,7 @@ impl GpuBackend {
             in_flight: VecDeque::new(),
             last_sampled: Vec::new(),
             observer: None,
+            notices: Vec::new(),
             options,
             gpu,
             plan,
@@ -415,6 +418,7 @@ impl Backend for GpuBackend {
             device: self.name.clone(),
             slow_ops,
             kv_bytes: self.memory.kv_bytes(),
+            notices: self.notices.clone(),
         }
     }
 }

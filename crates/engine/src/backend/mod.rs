@@ -64,4 +64,6 @@ pub struct BackendInfo {
     pub slow_ops: Vec<(String, usize)>,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,
+    /// What the user should know of how it runs.
+    pub notices: Vec<String>,
 }

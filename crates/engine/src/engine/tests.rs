@@ -106,6 +106,7 @@ impl Backend for Recorder {
             device: "recorder".into(),
             slow_ops: Vec::new(),
             kv_bytes: 0,
+            notices: Vec::new(),
         }
     }
 }
@@ -371,6 +372,7 @@ impl Backend for Broken {
             device: "broken".into(),
             slow_ops: Vec::new(),
             kv_bytes: 0,
+            notices: Vec::new(),
         }
     }
 }

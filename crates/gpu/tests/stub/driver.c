@@ -1,6 +1,8 @@
 // A driver that plays one GPU in the test's own memory, under HIP's names (-DHIP) or CUDA's, and fails as it is told:
 // -DINIT_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n -DGOOD_SYNCS=n (the
-// first so many succeed), -DWITHOUT_GRAPHS. Its only kernel is `add` of elementwise.hip.
+// first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of launches), -DWITHOUT_GRAPHS; -DFREE_BYTES=n of 4 times as many. Its
+// only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and the
+// last of a step: each row chooses token 300.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -23,6 +25,16 @@
 #ifndef LAUNCH_CODE
 #define LAUNCH_CODE 0
 #endif
+#ifndef EVENT_SYNC_CODE
+#define EVENT_SYNC_CODE 0
+#define GOOD_EVENT_SYNCS 0
+#endif
+#ifndef GOOD_LAUNCHES
+#define GOOD_LAUNCHES 0
+#endif
+#ifndef FREE_BYTES
+#define FREE_BYTES 1000
+#endif
 #ifndef LOAD_CODE
 #define LOAD_CODE 0
 #endif
@@ -32,7 +44,7 @@
 #endif
 
 typedef void* handle;
-static int n_syncs;
+static int n_syncs, n_event_syncs, n_launches;
 static char object;
 
 static int text_into(char* to, int len, const char* text) {
@@ -49,7 +61,7 @@ int NAME(hipDeviceGetName, cuDeviceGetName)(char* to, int len, int device) {
 }
 int NAME(hipDriverGetVersion, cuDriverGetVersion)(int* version) { return *version = 13020, 0; }
 int NAME(hipMemGetInfo, cuMemGetInfo_v2)(size_t* free, size_t* total) {
-    return *free = 1000, *total = 4000, 0;
+    return *free = FREE_BYTES, *total = 4 * (size_t)FREE_BYTES, 0;
 }
 int NAME(hipMalloc, cuMemAlloc_v2)(uint64_t* to, size_t bytes) {
     if (ALLOC_CODE) return ALLOC_CODE;
@@ -78,6 +90,42 @@ int NAME(hipMemsetD8Async, cuMemsetD8Async)(uint64_t to, unsigned char byte, siz
     return memset((void*)to, byte, bytes), stream == &object ? 0 : 400;
 }
 int NAME(hipModuleUnload, cuModuleUnload)(handle module) { return module == &object ? 0 : 400; }
+#ifdef ANY_KERNEL
+static char begin_step, end_step, other;
+static uint32_t constant = 32;
+int NAME(hipModuleGetFunction, cuModuleGetFunction)(handle* to, handle module, const char* name) {
+    *to = !strcmp(name, "begin_step") ? &begin_step : !strcmp(name, "end_step") ? &end_step : &other;
+    return module != &object ? 400 : 0;
+}
+int NAME(hipModuleGetGlobal, cuModuleGetGlobal_v2)(uint64_t* to, size_t* bytes, handle module, const char* name) {
+    (void)module, (void)name;
+    return *to = (uint64_t)&constant, *bytes = sizeof(constant), 0;
+}
+// How the parameters of step_io.hip begin.
+struct begin_params {
+    const uint32_t* host;
+    uint32_t* words;
+    const uint32_t *sampled, *n_steps;
+    unsigned slot_words, n_slots, n_words;
+};
+struct end_params {
+    const uint32_t *ids, *words;
+    uint32_t *host, *n_steps;
+    unsigned slot_words, n_slots, n_ids;
+};
+static void run(handle function, const void* params) {
+    if (function == &begin_step) {
+        const struct begin_params* p = params;
+        memcpy(p->words, p->host + *p->n_steps % p->n_slots * p->slot_words, 4 * p->n_words);
+    } else if (function == &end_step) {
+        const struct end_params* p = params;
+        uint32_t* host = p->host + *p->n_steps % p->n_slots * p->slot_words;
+        for (unsigned i = 0; i < p->n_ids; i++) host[1 + i] = 300;
+        host[0] = p->words[0];
+        ++*p->n_steps;
+    }
+}
+#else
 int NAME(hipModuleGetFunction, cuModuleGetFunction)(handle* to, handle module, const char* name) {
     *to = &object;
     return module != &object ? 400 : strcmp(name, "add") ? 500 : 0;
@@ -86,6 +134,7 @@ int NAME(hipModuleGetGlobal, cuModuleGetGlobal_v2)(uint64_t* to, size_t* bytes, 
     (void)to, (void)bytes, (void)module, (void)name;
     return 500;
 }
+#endif
 // How its `Params` begins.
 struct add_params {
     const float *x, *other;
@@ -95,7 +144,10 @@ struct add_params {
 int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                                 unsigned by, unsigned bz, unsigned shared, handle stream, void** params,
                                                 void** extra) {
-    if (LAUNCH_CODE) return LAUNCH_CODE;
+    if (LAUNCH_CODE && n_launches++ >= GOOD_LAUNCHES) return LAUNCH_CODE;
+#ifdef ANY_KERNEL
+    return run(function, params[0]), gx && gy && gz && bx ? 0 : 9;
+#endif
     if (function != &object || stream != &object || extra || shared || by != 1 || bz != 1 || gy != 1 || gz != 1) return 1;
     const struct add_params* p = params[0];
     if (gx * bx == 0) return 9;
@@ -118,8 +170,16 @@ int NAME(hipEventDestroy, cuEventDestroy_v2)(handle event) { return event == &ob
 int NAME(hipEventRecord, cuEventRecord)(handle event, handle stream) {
     return event == &object && stream == &object ? 0 : 400;
 }
-int NAME(hipEventQuery, cuEventQuery)(handle event) { return event == &object ? 600 : 400; }
-int NAME(hipEventSynchronize, cuEventSynchronize)(handle event) { return event == &object ? 0 : 400; }
+int NAME(hipEventQuery, cuEventQuery)(handle event) {
+#ifdef ANY_KERNEL
+    return 0;
+#endif
+    return event == &object ? 600 : 400;
+}
+int NAME(hipEventSynchronize, cuEventSynchronize)(handle event) {
+    if (event != &object) return 400;
+    return EVENT_SYNC_CODE && n_event_syncs++ >= GOOD_EVENT_SYNCS ? EVENT_SYNC_CODE : 0;
+}
 int NAME(hipEventElapsedTime, cuEventElapsedTime)(float* ms, handle start, handle end) {
     return *ms = 1.5f, start == &object && end == &object ? 0 : 400;
 }

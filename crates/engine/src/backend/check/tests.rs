@@ -4,6 +4,7 @@ use std::path::Path;
 
 use rocmforge_cpu::Pool;
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_gpu::DeviceInfo;
 
 use super::difference::{Difference, of_rows, term_norms};
 use super::*;
@@ -104,7 +105,14 @@ impl Stepwise for Wrong {
 
 /// Checks a backend that does `harm` after operation `index`; what fails.
 fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step, usize)> {
-    let script = Script::new(&tokens(), 20, 16);
+    let report = check_wrong(model, &model.plan, index, harm);
+    let failures = report.failures();
+    failures.map(|check| (check.step, check.index)).collect()
+}
+
+/// Checks a backend that does `harm` after operation `index` of `plan`.
+fn check_wrong(model: &Model, plan: &Plan, index: usize, harm: fn(&mut Memory<'_>)) -> Report {
+    let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
     let backend = |isa| {
         let options = CpuOptions {
             isa,
@@ -113,10 +121,10 @@ fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step
             n_blocks: script.n_blocks,
             kv_type: KvType::F16,
         };
-        CpuBackend::new(model.plan.clone(), Arc::clone(&model.weights), options)
+        CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
     };
     let labels = Labels {
-        plan: &model.plan,
+        plan,
         weights: &model.weights,
         kv_type: "f16".to_string(),
     };
@@ -126,9 +134,7 @@ fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step
         harm,
     };
     let mut oracle = backend(Isa::Scalar);
-    let report = compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap();
-    let failures = report.failures();
-    failures.map(|check| (check.step, check.index)).collect()
+    compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap()
 }
 
 /// The largest value of a buffer, a little too large.
@@ -191,6 +197,79 @@ fn wrong_conversions_and_cache_writes_are_found() {
         memory.buffers.to_mut()[1][0] = f32::NAN;
     });
     assert_eq!(not_a_number[0], (Step::Prompt, norm));
+}
+
+/// All that names an operation of a kind, a shape and a format.
+fn kinds(model: &Model, plan: &Plan) -> HashSet<(&'static str, (String, String))> {
+    let labels = Labels {
+        plan,
+        weights: &model.weights,
+        kv_type: "f16".to_string(),
+    };
+    let ops = plan.ops.iter();
+    ops.map(|op| (op.name(), labels.of(op))).collect()
+}
+
+#[test]
+fn a_part_of_the_plan_stands_for_all_of_it() {
+    let model = model();
+    for passes in [Passes::Merged, Passes::Separate] {
+        let plan = model.compiled_plan(passes);
+        let part = first_use::representative(&plan, &model.weights);
+        // Its layers are of two mixtures of formats.
+        assert!((2..5).contains(&part.kv.len()), "{}", part.kv.len());
+        assert!(part.ops.len() < plan.ops.len() / 2);
+        assert_eq!(kinds(&model, &part), kinds(&model, &plan));
+        // All of it has numbers to compute with.
+        let report = check_wrong(&model, &part, usize::MAX, |_| ());
+        assert_eq!(report.failures().count(), 0);
+        assert!(report.checks.iter().all(|check| check.max_abs.is_finite()));
+    }
+}
+
+#[test]
+fn a_device_that_computes_wrongly_is_refused_by_name() {
+    let model = model();
+    let part = first_use::representative(&model.plan, &model.weights);
+    let info = DeviceInfo {
+        id: "cuda:3".parse().unwrap(),
+        name: "Some GPU".into(),
+        architecture: "sm_90".into(),
+        total_bytes: 0,
+        free_bytes: 0,
+        integrated: false,
+        n_compute_units: 1,
+        max_shared_bytes: 0,
+        driver_version: String::new(),
+        runtime_version: String::new(),
+        image: Ok("sm_90a".into()),
+    };
+    let right = check_wrong(&model, &part, usize::MAX, |_| ());
+    first_use::verdict(&info, &right).unwrap();
+    let is_product = |op: &Op| matches!(op, Op::MatMul { .. });
+    let index = part.ops.iter().position(is_product).unwrap();
+    let wrong = check_wrong(&model, &part, index, |memory| {
+        memory.buffers.to_mut().iter_mut().for_each(|b| nudge(b));
+    });
+    let error = first_use::verdict(&info, &wrong).unwrap_err();
+    let EngineError::WrongGpu {
+        n_failed, first, ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((*n_failed, first.index), (2, index));
+    let message = error.to_string();
+    let facts = [
+        "Some GPU (cuda:3)",
+        "matmul",
+        "blk.0.attn",
+        "--device cpu",
+        "check --device cuda:3",
+    ];
+    for fact in facts {
+        assert!(message.contains(fact), "{fact:?} is not in {message}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ pub use rocmforge_gpu::{DeviceId, DeviceInfo, GpuError, OpenOptions, Survey, ima
 use rocmforge_gpu::Gpu;
 
 use super::{compile, weights};
+use crate::backend::check::SelfCheck;
 use crate::error::EngineError;
 use crate::model::Model;
 use crate::plan::Passes;
@@ -16,6 +17,7 @@ pub struct GpuConfig {
     pub id: Option<DeviceId>,
     pub open: OpenOptions,
     pub graphs: Graphs,
+    pub self_check: SelfCheck,
 }
 
 /// Whether steps of generation run as graphs.
@@ -63,6 +65,11 @@ fn reasons(errors: &[GpuError]) -> String {
 /// The AMD and NVIDIA devices of this machine.
 pub fn survey(options: &OpenOptions) -> Survey {
     Gpu::survey(options)
+}
+
+/// Bytes that a second reads from the GPU's memory, measured.
+pub fn read_bandwidth(config: &GpuConfig) -> Result<f64, EngineError> {
+    Ok(rocmforge_gpu::read_bandwidth(&config.open()?)?)
 }
 
 /// Bytes that are free on `gpu` for steps and the cache once it has the weights of `model`; `None` if it does not

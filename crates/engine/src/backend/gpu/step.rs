@@ -232,6 +232,13 @@ impl StepMemory {
         slot
     }
 
+    /// Counts steps anew, on both sides: what the host began may not have run.
+    pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
+        gpu.synchronize()?;
+        self.n_begun = 0;
+        gpu.write(self.n_steps.as_slice(), &[0u32])
+    }
+
     /// What the first and the last kernel of a step of `shape` take.
     pub(super) fn io(&self, shape: &StepShape) -> StepWords<'_> {
         StepWords {

@@ -1,0 +1,320 @@
+//! Drivers that are missing, broken, out of memory, wrong or lose their device: one line that says what to do, an exit
+//! code, and an end. Libraries that the tests build play them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::program::{Run, command, finish, repository, run};
+
+/// Far longer than any of this takes: a program that hangs ends here.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A vendor's names: of its API, in `--device`, of its calls.
+struct Vendor {
+    name: &'static str,
+    device: &'static str,
+    prefix: &'static str,
+    launch: &'static str,
+}
+
+const VENDORS: [Vendor; 2] = [
+    Vendor {
+        name: "HIP",
+        device: "hip:0",
+        prefix: "hip",
+        launch: "hipModuleLaunchKernel",
+    },
+    Vendor {
+        name: "CUDA",
+        device: "cuda:0",
+        prefix: "cu",
+        launch: "cuLaunchKernel",
+    },
+];
+
+/// An image for the stub to pretend with.
+fn image() -> Option<String> {
+    let report = run(&["devices", "--json"]).json();
+    let image = report["images"][0].as_str().map(str::to_string);
+    if image.is_none() {
+        println!("skipped: built without any kernels");
+    }
+    image
+}
+
+/// The library of a driver with these faults; `None`, said, without a C compiler.
+fn stub(vendor: &Vendor, name: &str, faults: &[&str]) -> Option<PathBuf> {
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}.so", vendor.name));
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-w", &format!("-D{}", vendor.name)]);
+    cc.args(faults).arg("-o").arg(&library);
+    let Ok(status) = cc
+        .arg(repository("crates/gpu/tests/stub/driver.c"))
+        .status()
+    else {
+        println!("skipped: no C compiler");
+        return None;
+    };
+    assert!(status.success());
+    Some(library)
+}
+
+/// `generate` with these flags, where `vendor` has this library and the other none.
+fn generate(vendor: &Vendor, library: &Path, flags: &[&str]) -> Run {
+    let prompt = [
+        "generate", "-p", "The ship", "--temp", "0", "-n", "8", "--ctx", "64",
+    ];
+    let mut command = command(&[&prompt[..], flags].concat());
+    for other in VENDORS {
+        let library = match other.name == vendor.name {
+            true => library,
+            false => Path::new("/no/such/library.so"),
+        };
+        command.env(format!("ROCMFORGE_{}_LIBRARY", other.name), library);
+    }
+    in_time(command)
+}
+
+/// Runs the program, which must end by itself.
+fn in_time(mut command: Command) -> Run {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // What it prints fits into the pipes.
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if started.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("the program hangs: {command:?}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    Run {
+        stdout: output.stdout,
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        code: output.status.code(),
+    }
+}
+
+#[test]
+fn no_library() {
+    let none = Path::new("/no/such/library.so");
+    for vendor in VENDORS {
+        let part = format!("no {} driver library", vendor.name);
+        let on = |device| generate(&vendor, none, &["--device", device]);
+        on(vendor.device).fails(1, &part);
+        assert!(on(vendor.device).stderr.contains("install"));
+        on("gpu").fails(1, &part);
+        // Nobody insists on a GPU.
+        let auto = on("auto").ok();
+        assert_eq!(auto.stdout, on("cpu").ok().stdout);
+        assert!(!auto.stderr.contains("librar"), "{}", auto.stderr);
+    }
+}
+
+#[test]
+fn drivers_that_do_not_work() {
+    let Some(image) = image() else { return };
+    for vendor in VENDORS {
+        let call = |name: &str| format!("{}{name}", vendor.prefix);
+        let cases: [(&str, &[&str], String); 6] = [
+            (
+                "none",
+                &["-DN_DEVICES=0"],
+                format!("no device {}", vendor.device),
+            ),
+            (
+                "symbol",
+                &["-DWITHOUT_GRAPHS"],
+                format!("has no function {}", call("GraphLaunch")),
+            ),
+            (
+                "init",
+                &["-DINIT_CODE=3"],
+                format!("{} failed with 3 (", call("Init")),
+            ),
+            ("load", &["-DLOAD_CODE=218"], "218".to_string()),
+            (
+                "number",
+                &["-DFREE_BYTES=1<<30"],
+                "has no plane".to_string(),
+            ),
+            (
+                "refuse",
+                &["-DANY_KERNEL", "-DFREE_BYTES=1<<30", "-DLAUNCH_CODE=701"],
+                format!("{} failed with 701", vendor.launch),
+            ),
+        ];
+        for (name, faults, part) in cases {
+            let name = format!("cli-{name}");
+            let Some(library) = stub(&vendor, &name, faults) else {
+                return;
+            };
+            let flags = ["--device", vendor.device, "--gpu-image", &image];
+            generate(&vendor, &library, &flags).fails(1, &part);
+        }
+    }
+}
+
+#[test]
+fn too_little_memory() {
+    let Some(image) = image() else { return };
+    for vendor in VENDORS {
+        let cases: [(&str, &[&str], &str, &str); 3] = [
+            ("tiny", &["-DFREE_BYTES=1<<20"], "64", "the weights need"),
+            // The stub's weights take 4 bytes each; what is left holds a shorter context.
+            ("small", &["-DFREE_BYTES=1<<27"], "1000000", "or less"),
+            (
+                "full",
+                &["-DFREE_BYTES=1<<30", "-DALLOC_CODE=2"],
+                "64",
+                "has no room for",
+            ),
+        ];
+        for (name, faults, n_ctx, part) in cases {
+            let faults = [&["-DANY_KERNEL"][..], faults].concat();
+            let name = format!("cli-{name}");
+            let Some(library) = stub(&vendor, &name, &faults) else {
+                return;
+            };
+            let on = ["--device", vendor.device, "--gpu-image", &image];
+            let refused = generate(&vendor, &library, &[&on[..], &["--ctx", n_ctx]].concat());
+            refused.fails(1, part);
+            let Some((_, fitting)) = refused.stderr.split_once("use --ctx ") else {
+                continue;
+            };
+            // The context that it names fits.
+            let fitting = fitting.split_whitespace().next().unwrap();
+            let flags = ["--ctx", fitting, "--gpu-check", "never", "--no-graphs"];
+            generate(&vendor, &library, &[&on[..], &flags].concat()).ok();
+        }
+    }
+}
+
+/// The device faults while it generates, at a launch or at a wait.
+#[test]
+fn the_device_is_lost_while_it_generates() {
+    let Some(image) = image() else { return };
+    for vendor in VENDORS {
+        let on = ["--device", vendor.device, "--gpu-image", &image];
+        let flags = ["--gpu-check", "never", "--no-graphs", "--ignore-eos"];
+        let flags = [&on[..], &flags].concat();
+        let works = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
+        let Some(library) = stub(&vendor, "cli-works", &works) else {
+            return;
+        };
+        let whole = generate(&vendor, &library, &flags).ok();
+        // Further and further into the work, until it comes to its end.
+        for (what, fault, count, stride) in [
+            ("launch", "-DLAUNCH_CODE=719", "-DGOOD_LAUNCHES", 300),
+            ("wait", "-DEVENT_SYNC_CODE=719", "-DGOOD_EVENT_SYNCS", 6),
+        ] {
+            let mut n_partial = 0;
+            for n in (0..).step_by(stride) {
+                let good = format!("{count}={n}");
+                let faults = [&works[..], &[fault, &good]].concat();
+                let Some(library) = stub(&vendor, &format!("cli-lost-{what}"), &faults) else {
+                    return;
+                };
+                let lost = generate(&vendor, &library, &flags);
+                if lost.code == Some(0) {
+                    assert_eq!(lost.stdout, whole.stdout);
+                    break;
+                }
+                lost.fails(1, "719");
+                assert!(
+                    lost.stderr.contains("start the program again"),
+                    "{}",
+                    lost.stderr
+                );
+                let len = lost.stdout.len();
+                n_partial += usize::from(len > 0 && len < whole.stdout.len());
+            }
+            assert!(n_partial > 0, "no {what} failed between two tokens");
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_computes_wrongly_is_refused() {
+    let Some(image) = image() else { return };
+    let cache = tempfile::tempdir().unwrap();
+    let cache = cache.path().to_str().unwrap();
+    for vendor in VENDORS {
+        let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
+        let Some(library) = stub(&vendor, "cli-wrong", &faults) else {
+            return;
+        };
+        let on = |device: &str, more: &[&str]| {
+            let flags = [
+                "--device",
+                device,
+                "--gpu-image",
+                &image,
+                "--cache-dir",
+                cache,
+            ];
+            generate(&vendor, &library, &[&flags[..], more].concat())
+        };
+        for device in [vendor.device, "gpu"] {
+            let refused = on(device, &[]);
+            refused.fails(1, "computes wrongly");
+            let advice = format!("rocmforge check --device {}", vendor.device);
+            for part in ["Stub", "embed", "--device cpu", &advice] {
+                assert!(refused.stderr.contains(part), "{part}: {}", refused.stderr);
+            }
+        }
+        let auto = on("auto", &["--json"]);
+        assert!(
+            auto.stderr.contains("the model runs on the CPU"),
+            "{}",
+            auto.stderr
+        );
+        let (auto, cpu) = (auto.json(), on("cpu", &["--json"]).json());
+        assert_eq!(auto["text"], cpu["text"]);
+        assert_eq!(auto["device"], cpu["device"]);
+        // Only what passes is remembered.
+        assert!(!Path::new(cache).join("gpu-checks").exists());
+        // Where nobody looks, it answers.
+        on(vendor.device, &["--gpu-check", "never", "--no-graphs"]).ok();
+        // The check that it names shows it instead of refusing.
+        let mut check = command(&[
+            "check",
+            "--json",
+            "--device",
+            vendor.device,
+            "--gpu-image",
+            &image,
+        ]);
+        check.env(format!("ROCMFORGE_{}_LIBRARY", vendor.name), &library);
+        let check = finish(check);
+        check.fails(1, "operations differ");
+        let report: Value = serde_json::from_slice(&check.stdout).unwrap();
+        assert_eq!(report["passed"], false);
+    }
+}
+
+/// A device that works is asked once; the CPU that plays a GPU only on demand.
+#[test]
+fn a_gpu_that_computes_rightly_is_used() {
+    let Some(image) = image() else { return };
+    let Some(persona) = image.strip_prefix("host-") else {
+        println!("skipped: built without the target host");
+        return;
+    };
+    let device = format!("host:{persona}");
+    let run = |flags: &[&str]| {
+        let all = [
+            "generate", "-p", "The", "--temp", "0", "-n", "2", "--ctx", "8", "--json",
+        ];
+        in_time(command(&[&all[..], flags].concat())).json()
+    };
+    let checked = run(&["--device", &device, "--gpu-check", "always"]);
+    assert_eq!(checked["text"], run(&["--device", "cpu"])["text"]);
+}
