@@ -278,7 +278,12 @@ fn sampled_texts_are_the_cpu_backends() {
             ][..],
         ),
         // Alone: the products of many rows round otherwise, and a draw may turn on that.
-        (&loaded.model, 4, &[1..2], &[(Graphs::On, 2)]),
+        (
+            &loaded.model,
+            4,
+            std::slice::from_ref(&(1..2)),
+            &[(Graphs::On, 2)],
+        ),
     ] {
         let prompt = synth::prompt(5, model.config.n_vocab);
         let mut cpu = Engine::start(model, None, &config(&Device::Cpu)).unwrap();
