@@ -53,6 +53,15 @@ struct Memory {
 constexpr u32 THREAD_BITS = 11, MANY = 1u << (THREAD_BITS - 1);
 constexpr u32 MAX_EPOCH = (1u << (32 - THREAD_BITS)) - 1;
 
+// The lanes of a wave have met, and `bytes` of shared memory at `p` are theirs alone: what they did there before is in
+// order.
+static void wave_owns(const void* p, u32 bytes) {
+    Memory& m = *here().memory;
+    u32 offset = (u32)((const u8*)p - m.shared);
+    memset(m.writes + offset, 0, bytes * sizeof(u32));
+    memset(m.reads + offset, 0, bytes * sizeof(u32));
+}
+
 static void next_epoch(Block& b) {
     Memory& m = *b.memory;
     if (m.epoch++ < MAX_EPOCH) return;
