@@ -104,8 +104,10 @@ pub fn run(args: &DevicesArgs) -> Result<()> {
         print_gpu(&mut out, gpu)?;
     }
     if !supported {
-        let none = "no GPU can be used, models run on the CPU";
-        out.line(&format!("gpu   {none}: {}", reasons.join("; ")))?;
+        out.line("gpu   no GPU can be used, models run on the CPU")?;
+        for reason in &reasons {
+            out.line(&format!("      {reason}"))?;
+        }
     }
     let images = match images.is_empty() {
         true => "none".to_string(),

@@ -213,19 +213,33 @@ pub(crate) fn usual_libraries(vendor: Vendor) -> Vec<PathBuf> {
 }
 
 fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library), GpuError> {
+    let mut absent: Vec<String> = Vec::new();
     let mut said: Vec<String> = Vec::new();
     for path in libraries {
         // SAFETY: these are the vendor's own libraries, or what the user named in their place.
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok((path.clone(), library)),
-            Err(error) => said.push(words_of(&error)),
+            Err(error) => {
+                let (words, path) = (words_of(&error), path.display().to_string());
+                // Another name there is that of a library which this one needs.
+                match words == format!("{path}: {NOT_THERE}") {
+                    true => absent.push(path),
+                    false => said.push(words),
+                }
+            }
         }
+    }
+    if !absent.is_empty() {
+        said.push(format!("not found: {}", absent.join(", ")));
     }
     Err(GpuError::NoLibrary {
         driver: label(vendor),
         text: said.join("; "),
     })
 }
+
+/// The dynamic linker's words for a library that is not there, after its name.
+const NOT_THERE: &str = "cannot open shared object file: No such file or directory";
 
 /// What the dynamic linker said.
 fn words_of(error: &libloading::Error) -> String {
