@@ -1,0 +1,1 @@
+//! Measurements that were kept, and what later ones are beside them.

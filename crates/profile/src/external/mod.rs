@@ -1,0 +1,1 @@
+//! The vendors' profilers and the counters of the system.

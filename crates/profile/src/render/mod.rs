@@ -1,0 +1,1 @@
+//! Files of a profile: trace, flame graph, page.
