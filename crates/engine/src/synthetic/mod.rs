@@ -4,6 +4,7 @@
 //! Writing one takes little longer than its bytes do: each tensor is made of runs of blocks from a small stock, which
 //! was quantized from normal values of the spread that the tensor is to have.
 
+mod named;
 mod shapes;
 
 use std::collections::HashMap;
@@ -12,8 +13,9 @@ use std::io::Write;
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, TensorInfo, Writer};
 
-use crate::quantize::{ModelFacts, QuantizeError, QuantizeOptions, choose_types};
+use crate::quantize::{ModelFacts, QuantizeError, QuantizeOptions, TensorPlan, choose_types};
 
+pub use named::SyntheticError;
 pub use shapes::{SHAPES, Shape};
 
 /// Values of a stock.
@@ -54,12 +56,7 @@ impl Synthetic {
     /// If the file type cannot be had for these tensors, and what `out` reports.
     pub fn write(&self, out: impl Write) -> Result<(), QuantizeError> {
         let tensors = self.tensors();
-        let infos: Vec<TensorInfo> = tensors.iter().map(|tensor| tensor.info.clone()).collect();
-        let plans = choose_types(&self.facts(), &infos, &self.types)?;
-        let mut writer = self.header();
-        for plan in &plans {
-            writer.declare_tensor(&plan.name, &plan.dims, plan.to)?;
-        }
+        let (writer, plans) = self.declared(&tensors)?;
         let mut stream = writer.stream(out)?;
         let mut random = Random::new(1);
         let mut stocks: HashMap<(GgmlType, u64), Vec<u8>> = HashMap::new();
@@ -89,6 +86,28 @@ impl Synthetic {
         }
         stream.finish()?;
         Ok(())
+    }
+
+    /// Length of the file.
+    ///
+    /// # Errors
+    /// If the file type cannot be had for these tensors.
+    pub fn file_bytes(&self) -> Result<u64, QuantizeError> {
+        Ok(self.declared(&self.tensors())?.0.file_bytes()?)
+    }
+
+    /// A writer that knows of every tensor, and their types.
+    fn declared(
+        &self,
+        tensors: &[Tensor],
+    ) -> Result<(Writer<'static>, Vec<TensorPlan>), QuantizeError> {
+        let infos: Vec<TensorInfo> = tensors.iter().map(|tensor| tensor.info.clone()).collect();
+        let plans = choose_types(&self.facts(), &infos, &self.types)?;
+        let mut writer = self.header();
+        for plan in &plans {
+            writer.declare_tensor(&plan.name, &plan.dims, plan.to)?;
+        }
+        Ok((writer, plans))
     }
 
     fn n_layers(&self) -> usize {
