@@ -1,11 +1,12 @@
 //! How fast a model runs, what it waits for, whether that got worse, and whether it is the machine's limit.
 //!
-//! [`report::Profile`] is what a profiled run found; [`render`] makes files for people and tools of it. [`baseline`]
-//! keeps measurements and compares them; [`external`] drives the vendors' profilers. All of them summarise samples with
-//! [`stats`].
+//! [`report::Profile`] is what a profiled run found; [`render`] makes files for people and tools of it. [`mod@bench`]
+//! measures parts of the program by themselves; [`baseline`] keeps measurements and compares them; [`external`] drives
+//! the vendors' profilers. All of them summarise samples with [`stats`].
 #![forbid(unsafe_code)]
 
 pub mod baseline;
+pub mod bench;
 pub mod external;
 pub mod render;
 pub mod report;

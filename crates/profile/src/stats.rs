@@ -59,6 +59,31 @@ pub fn percentile(sorted: &[f64], p: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * part
 }
 
+/// The samples between which the median of all that might be measured lies, in 95 of 100 cases or more: order
+/// statistics and the binomial distribution, so nothing is assumed of how samples are spread. `None` of fewer than 6
+/// samples, which cannot say so much.
+pub fn median_interval(samples: &[f64]) -> Option<[f64; 2]> {
+    let n = samples.len();
+    // Of `n` samples that are below the median as often as above, the probability that exactly `below` are below; its
+    // logarithm, since 2^-n is no number for long series.
+    let mut ln_exactly = -(n as f64) * std::f64::consts::LN_2;
+    let (mut at_most, mut rank) = (0.0, 0);
+    for below in 0..n / 2 {
+        at_most += f64::exp(ln_exactly);
+        if at_most > 0.025 {
+            break;
+        }
+        rank = below + 1;
+        ln_exactly += f64::ln((n - below) as f64 / (below + 1) as f64);
+    }
+    if rank == 0 {
+        return None;
+    }
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    Some([sorted[rank - 1], sorted[n - rank]])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +101,30 @@ mod tests {
         assert_eq!((one.std_dev, one.p50, one.p99), (0.0, 7.0, 7.0));
         assert_eq!(Summary::of(&[]), None);
         assert_eq!(Summary::of(&[1.0, f64::NAN]), None);
+    }
+
+    /// Ranks by sums of exact binomial coefficients; those of 20 and 30 stand in tables (Conover, "Practical
+    /// Nonparametric Statistics").
+    #[test]
+    fn median_intervals_have_the_ranks_of_the_tables() {
+        for (n, ranks) in [
+            (5, None),
+            (6, Some([1, 6])),
+            (8, Some([1, 8])),
+            (9, Some([2, 8])),
+            (10, Some([2, 9])),
+            (20, Some([6, 15])),
+            (30, Some([10, 21])),
+            (100, Some([40, 61])),
+            (1000, Some([469, 532])),
+        ] {
+            // Not in order: the ranks are those of the sorted samples.
+            let samples: Vec<f64> = (1..=n).rev().map(f64::from).collect();
+            let expected = ranks.map(|ranks| ranks.map(f64::from));
+            assert_eq!(median_interval(&samples), expected, "{n}");
+        }
+        // 2^-5000 is no f64.
+        assert!(median_interval(&vec![1.0; 5000]).is_some());
+        assert_eq!(median_interval(&[]), None);
     }
 }
