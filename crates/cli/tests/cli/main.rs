@@ -23,5 +23,4 @@ mod pull;
 #[cfg(feature = "pull")]
 mod pull_hostile;
 mod quantize;
-mod suites;
 mod templates;
