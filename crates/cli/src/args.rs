@@ -15,6 +15,7 @@ mod bench;
 mod models;
 mod quantize;
 mod sampling;
+mod suite;
 
 pub use bench::{BenchArgs, BenchOutput, numbers};
 #[cfg(feature = "pull")]
@@ -22,6 +23,7 @@ pub use models::PullArgs;
 pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
 pub use quantize::{ImatrixArgs, QuantizeArgs, file_type, file_types};
 pub use sampling::SamplingArgs;
+pub use suite::{ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
 
 /// Run GGUF language models on this machine
 #[derive(Debug, Parser)]
@@ -63,7 +65,7 @@ pub enum Command {
     #[command(after_help = help::IMATRIX)]
     Imatrix(ImatrixArgs),
     /// Measure the speed of prompts and of generation, beside what the machine allows
-    #[command(after_help = help::BENCH)]
+    #[command(after_help = help::BENCH, args_conflicts_with_subcommands = true)]
     Bench(BenchArgs),
     /// Compare every operation of a model with the plain path, on this machine
     #[command(after_help = help::CHECK)]
@@ -166,6 +168,14 @@ pub struct OnArgs {
         hide_env_values = true
     )]
     pub device: Device,
+    #[command(flatten)]
+    pub gpu: GpuArgs,
+}
+
+/// How a GPU is used.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct GpuArgs {
     /// Kernels of the GPU, of those that rocmforge devices lists [default: the best for it]
     #[arg(
         long,

@@ -2,10 +2,11 @@
 //! that this machine allows.
 //!
 //! Flags become [`Test`]s (the cross product, in llama-bench's order), `measure` runs each on the engine
-//! that serves users, `report` prints it.
+//! that serves users, `report` prints it. The bench suites are commands below this one (`suite`).
 
 mod measure;
 mod report;
+mod suite;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,6 +76,9 @@ pub struct Subject {
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
+    if let Some(suite) = &args.suite {
+        return suite::run(suite);
+    }
     let tests = tests(args)?;
     let isa = session::isa(args.isa)?;
     let device = session::engine_device(&args.on)?;
@@ -148,23 +152,36 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
 }
 
 fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
-    let mut paths: Vec<Option<&PathBuf>> = args.model.iter().map(Some).collect();
-    if paths.is_empty() {
-        paths.push(None);
+    let mut names: Vec<Source<'_>> = args.model.iter().map(Source::File).collect();
+    names.extend(args.synthetic.iter().map(|name| Source::Synthetic(name)));
+    if names.is_empty() {
+        names.push(Source::Embedded);
     }
-    let open = |path: Option<&PathBuf>| {
-        let file = ModelFile::open(path, &args.load)?;
+    let open = |source: Source<'_>| {
+        let file = match source {
+            Source::File(path) => ModelFile::open(Some(path), &args.load)?,
+            Source::Synthetic(name) => ModelFile::synthetic(name)?,
+            Source::Embedded => ModelFile::open(None, &args.load)?,
+        };
         if file.gguf.tensors().is_empty() {
             bail!("{} has no weights, so there is nothing to run", file.label);
         }
         let model = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
-        let name = match path {
-            Some(path) => output::for_terminal(&path.to_string_lossy()),
-            None => file.label.clone(),
+        let name = match source {
+            Source::File(path) => output::for_terminal(&path.to_string_lossy()),
+            Source::Synthetic(_) | Source::Embedded => file.label.clone(),
         };
         Ok(Subject { name, file, model })
     };
-    paths.into_iter().map(open).collect()
+    names.into_iter().map(open).collect()
+}
+
+/// Where a model comes from.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    File(&'a PathBuf),
+    Synthetic(&'a str),
+    Embedded,
 }
 
 /// Refuses tests that are longer than the model's context.

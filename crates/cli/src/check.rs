@@ -30,7 +30,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let n_ctx = check::n_ctx(args.depth);
     // A GPU that computes wrongly is to be shown here, not refused.
     let mut device_args = args.device.clone();
-    device_args.on.gpu_check = GpuCheckArg::Never;
+    device_args.on.gpu.gpu_check = GpuCheckArg::Never;
     let config = session::engine_config(&device_args, Some(n_ctx))?;
     // Says what is wrong with the file, the flags or the memory, as for every other command.
     let session = Session::start(&args.model, &device_args, Some(n_ctx), Vocabulary::Optional)?;

@@ -11,10 +11,10 @@ use rocmforge::engine::backend::check::{PassedChecks, SelfCheck};
 use rocmforge::engine::backend::gpu::DeviceId;
 use rocmforge::engine::{Existing, NewFile};
 
-use crate::args::{GpuCheckArg, OnArgs};
+use crate::args::{GpuArgs, GpuCheckArg};
 
 /// The check that `args` ask for of the device `id`. A CPU that plays a GPU is slow, so it is compared only on demand.
-pub fn self_check(args: &OnArgs, id: Option<DeviceId>) -> SelfCheck {
+pub fn self_check(args: &GpuArgs, id: Option<DeviceId>) -> SelfCheck {
     match (args.gpu_check, id) {
         (GpuCheckArg::Never, _) | (GpuCheckArg::Auto, Some(DeviceId::Host(_))) => SelfCheck::Never,
         (GpuCheckArg::Always, _) => SelfCheck::Always,

@@ -103,10 +103,28 @@ Examples:
   rocmforge bench -m model.gguf -p 0 -n 64 -b 1,4,8
       Sequences decoded together; the tokens of all of them count.
   rocmforge bench -m model.gguf -o json | jq '.[] | {n_prompt, n_gen, avg_ts, roofline_share}'
+  rocmforge bench --synthetic llama-3.1-8b:Q4_K_M
+      What speed a model of that shape would have; nothing to download.
+  rocmforge bench matmul --filter Q4_K
+      One of the suites that measure parts of the program: matmul, attention, dequant, inference, memory, batch.
 
 Rows and fields are llama-bench's. The roofline is the least time that the machine allows: weights and
 cache at the read bandwidth, products at the peak of its arithmetic, both measured in the same run.
 A model that fits in the processor's caches may exceed it.";
+
+pub const SUITE: &str = "\
+Examples:
+  rocmforge bench matmul
+      Every case, on the CPU and on every GPU.
+  rocmforge bench matmul --filter 'quantized/Q4_K/1x' --device cpu -t 1
+      Rows of this name, with one thread.
+  rocmforge bench inference --synthetic llama-3.1-8b:Q4_K_M -o markdown
+      A model of that shape and type with random weights, made in memory.
+  rocmforge bench dequant -o json | jq -r '.[] | [.name, .p50_ms, .bandwidth_roofline_share] | @tsv'
+
+A row is printed when it is measured, and Ctrl-C leaves those that were. Rates are those of the median. \"of BW\"
+and \"of peak\" are shares of the read bandwidth and of the peak of the arithmetic, measured in the same run; what
+stays in a cache may exceed the first. A CPU that plays a GPU has no shares, and its times mean nothing.";
 
 pub const CHECK: &str = "\
 Examples:

@@ -11,6 +11,7 @@ use rocmforge::engine::backend::BackendInfo;
 use rocmforge::engine::backend::gpu::{self, GpuConfig, GpuError, Graphs, OpenOptions};
 use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::model::{Adapter, Model};
+use rocmforge::engine::synthetic::{Synthetic, SyntheticError};
 use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
@@ -21,8 +22,8 @@ use rocmforge::engine::{
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
-    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs,
-    ModelArgs, OnArgs, SamplingArgs,
+    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, GpuArgs, IsaArg, KvTypeArg, LoadArgs,
+    LoraArgs, ModelArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
 use crate::{embedded, gpu_check, hub, output};
@@ -57,6 +58,21 @@ impl ModelFile {
         Ok(ModelFile {
             gguf: Arc::new(gguf),
             label,
+        })
+    }
+
+    /// A model of random weights, made in memory: `SHAPE:TYPE`.
+    pub fn synthetic(name: &str) -> Result<ModelFile> {
+        let wrong = |error: SyntheticError| match error {
+            SyntheticError::NoPair { .. }
+            | SyntheticError::Shape { .. }
+            | SyntheticError::Type { .. } => usage(format!("--synthetic: {error}")),
+            other => other.into(),
+        };
+        let model: Synthetic = name.parse().map_err(wrong)?;
+        Ok(ModelFile {
+            gguf: Arc::new(model.open().map_err(wrong)?),
+            label: format!("synthetic {name}"),
         })
     }
 
@@ -301,10 +317,7 @@ pub fn run_on(device: EngineDevice, config: EngineConfig) -> EngineConfig {
 
 /// The device asked for. A GPU that cannot be used is an error where one is insisted on, and else is told.
 pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
-    let open = OpenOptions {
-        image: args.gpu_image.clone(),
-        ..OpenOptions::from_env()
-    };
+    let open = open_options(&args.gpu);
     let id = match args.device {
         Device::Cpu => return Ok(EngineDevice::Cpu),
         Device::Id(id) => Some(id),
@@ -322,16 +335,24 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
     Ok(EngineDevice::Gpu(GpuConfig {
         id,
         open,
-        graphs: match args.no_graphs {
+        graphs: match args.gpu.no_graphs {
             true => Graphs::Off,
             false => Graphs::On,
         },
-        self_check: gpu_check::self_check(args, id),
+        self_check: gpu_check::self_check(&args.gpu, id),
     }))
 }
 
+/// How GPUs are opened.
+pub fn open_options(args: &GpuArgs) -> OpenOptions {
+    OpenOptions {
+        image: args.gpu_image.clone(),
+        ..OpenOptions::from_env()
+    }
+}
+
 /// Whether an error is about a GPU that this machine has.
-fn is_news(error: &GpuError) -> bool {
+pub fn is_news(error: &GpuError) -> bool {
     !matches!(
         error,
         GpuError::NoLibrary { .. } | GpuError::NoDevice { .. }

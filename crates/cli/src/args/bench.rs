@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{IsaArg, KvTypeArg, LoadArgs, OnArgs, page};
+use super::{IsaArg, KvTypeArg, LoadArgs, OnArgs, SuiteCommand, page};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub suite: Option<SuiteCommand>,
     /// GGUF file; may be given more than once [default: forge-mini, the model inside this program]
     #[arg(
         short,
@@ -17,6 +19,10 @@ pub struct BenchArgs {
         hide_env_values = true
     )]
     pub model: Vec<PathBuf>,
+    /// A model of this shape and type with random weights, made in memory, such as llama-3.1-8b:Q4_K_M; may be given
+    /// more than once
+    #[arg(long, value_name = "SHAPE:TYPE")]
+    pub synthetic: Vec<String>,
     #[command(flatten)]
     pub load: LoadArgs,
     /// Tokens of a prompt; 0 measures none [default: 512]

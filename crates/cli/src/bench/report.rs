@@ -202,10 +202,19 @@ fn model_type(gguf: &Gguf, arch: &str) -> String {
         Ok(Some(label)) => output::for_terminal(label),
         _ => inspect::count(inspect::n_parameters(gguf)),
     };
-    let mix = meta.opt_u32("general.file_type").ok().flatten();
-    let mix = mix.and_then(|id| FILE_TYPES.iter().find(|(known, _)| *known == id));
-    let mix = mix.map_or("unknown", |(_, name)| name);
+    let mix = file_type(gguf).unwrap_or("unknown");
     format!("{arch} {} {mix}", size.replace(' ', ""))
+}
+
+/// The mix of types that the file names, as llama.cpp calls it.
+pub fn file_type(gguf: &Gguf) -> Option<&'static str> {
+    let id = gguf
+        .metadata()
+        .opt_u32("general.file_type")
+        .ok()
+        .flatten()?;
+    let known = FILE_TYPES.iter().find(|(known, _)| *known == id);
+    known.map(|(_, name)| *name)
 }
 
 /// The values of `general.file_type` and what llama.cpp calls them.

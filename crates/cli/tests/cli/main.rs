@@ -23,4 +23,5 @@ mod pull;
 #[cfg(feature = "pull")]
 mod pull_hostile;
 mod quantize;
+mod suites;
 mod templates;

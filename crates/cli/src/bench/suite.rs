@@ -1,0 +1,183 @@
+//! `rocmforge bench SUITE`: cases of the library's suites, printed as they are done.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use indicatif::ProgressBar;
+use rocmforge::engine::backend::gpu;
+use rocmforge::engine::model::Model;
+use rocmforge::engine::{Continue, Device as EngineDevice, default_threads};
+use rocmforge::profile::bench::export::{Detail, Exporter, Form};
+use rocmforge::profile::bench::{
+    self, BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
+};
+
+use super::report::file_type;
+use crate::answer::bar;
+use crate::args::{Device, ModelSuiteArgs, OnArgs, SuiteArgs, SuiteCommand, SuiteDevice};
+use crate::exit::{Early, usage};
+use crate::interrupt::{Interrupt, Working};
+use crate::output::{self, Out};
+use crate::session::{self, ModelFile};
+
+pub fn run(command: &SuiteCommand) -> Result<()> {
+    let (suite, args, of_model) = command.parts();
+    let isa = session::isa(args.isa)?;
+    let devices = devices(args)?;
+    let interrupt = Interrupt::install()?;
+    let loaded = of_model.map(load).transpose()?;
+    let subject = loaded.as_ref().map(|(file, model)| Subject {
+        name: &file.label,
+        format: file_type(&file.gguf),
+        model,
+    });
+    let filter = args.filter.as_deref().map(Filter::new);
+    let options = Options {
+        suite,
+        devices: &devices,
+        isa,
+        n_threads: args.threads.map_or_else(default_threads, usize::from),
+        effort: match args.quick {
+            true => Effort::Quick,
+            false => Effort::Full,
+        },
+        filter: filter.as_ref(),
+        subject,
+    };
+    let names = bench::wanted_names(&options).map_err(|error| match error {
+        BenchError::NoMatch { .. } => usage(error.to_string()),
+        other => other.into(),
+    })?;
+    let form = args.output.form();
+    let detail = match args.verbose {
+        true => Detail::All,
+        false => Detail::Short,
+    };
+    let mut printer = Printer {
+        form,
+        exporter: Exporter::new(form, detail, &names),
+        out: Out::new(),
+        bar: bar(names.len(), "{bar:30} {msg}"),
+        working: interrupt.guard(),
+        error: None,
+    };
+    printer.print(&printer.exporter.header())?;
+    let outcome = bench::run(&options, &mut printer);
+    printer.bar.finish_and_clear();
+    if let Some(error) = printer.error.take() {
+        return Err(error);
+    }
+    // What was printed stays complete, whatever happened after it.
+    printer.print(&printer.exporter.footer())?;
+    match outcome? {
+        Outcome::Finished { n_rows: 0 } => bail!(
+            "none of the {} cases could be measured; the notes above say why",
+            names.len()
+        ),
+        Outcome::Finished { .. } => Ok(()),
+        Outcome::Stopped => Err(Early::Interrupted.into()),
+    }
+}
+
+/// The model of a suite that runs one.
+fn load(args: &ModelSuiteArgs) -> Result<(ModelFile, Model)> {
+    let file = match &args.synthetic {
+        Some(name) => ModelFile::synthetic(name)?,
+        None => ModelFile::open(args.model.as_ref(), &args.load)?,
+    };
+    if file.gguf.tensors().is_empty() {
+        bail!("{} has no weights, so there is nothing to run", file.label);
+    }
+    let model = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
+    Ok((file, model))
+}
+
+/// What the flags ask for; GPUs that cannot be used are told where all are asked for.
+fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
+    let with = |device: Device| {
+        session::engine_device(&OnArgs {
+            device,
+            gpu: args.gpu.clone(),
+        })
+    };
+    let SuiteDevice::One(device) = args.device else {
+        let open = session::open_options(&args.gpu);
+        let (ids, errors) = bench::found_gpus(&open);
+        for error in errors.iter().filter(|error| session::is_news(error)) {
+            output::note(&format!("notice: {error}; it is left out"));
+        }
+        let mut devices = vec![BenchDevice::Cpu];
+        for id in ids {
+            if let EngineDevice::Gpu(config) = with(Device::Id(id))? {
+                devices.push(BenchDevice::Gpu(id, config));
+            }
+        }
+        return Ok(devices);
+    };
+    Ok(vec![match with(device)? {
+        EngineDevice::Cpu => BenchDevice::Cpu,
+        EngineDevice::Gpu(config) => {
+            let first = || {
+                gpu::first(&config.open).map_err(|errors| {
+                    let reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
+                    anyhow!("there is no GPU to measure: {}", reasons.join("; "))
+                })
+            };
+            let id = config.id.map_or_else(first, Ok)?;
+            BenchDevice::Gpu(id, config)
+        }
+    }])
+}
+
+/// Prints rows as they come, and is asked whether Ctrl-C was pressed.
+struct Printer<'a> {
+    form: Form,
+    exporter: Exporter,
+    out: Out,
+    bar: ProgressBar,
+    working: Working<'a>,
+    /// Of the output.
+    error: Option<anyhow::Error>,
+}
+
+impl Printer<'_> {
+    fn print(&mut self, text: &str) -> Result<()> {
+        // Names of models come from files.
+        let text = match self.form {
+            Form::Json => output::escape_json(text),
+            Form::Table | Form::Csv | Form::Markdown => output::for_terminal(text),
+        };
+        let out = &mut self.out;
+        self.bar.suspend(|| {
+            out.bytes(text.as_bytes())?;
+            out.flush()
+        })
+    }
+}
+
+impl Sink for Printer<'_> {
+    fn begins(&mut self, name: &str) {
+        self.bar.set_message(name.to_string());
+    }
+
+    fn row(&mut self, row: &BenchRow) -> Continue {
+        self.bar.inc(1);
+        let text = self.exporter.row(row);
+        match self.print(&text) {
+            Ok(()) => Continue::Yes,
+            Err(error) => {
+                self.error = Some(error);
+                Continue::No
+            }
+        }
+    }
+
+    fn note(&mut self, text: &str) {
+        self.bar
+            .suspend(|| output::note(&format!("notice: {text}")));
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.working.asked()
+    }
+}

@@ -1,0 +1,281 @@
+//! `bench SUITE`: rows in every form, what is left out and why, wrong usage. No speed is asserted.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::program::{Run, command, run};
+
+fn quick(suite: &str, args: &[&str]) -> Run {
+    run(&[&["bench", suite, "--quick", "-t", "1"], args].concat())
+}
+
+fn rows(suite: &str, args: &[&str]) -> Vec<Value> {
+    let report = quick(suite, &[&["-o", "json"], args].concat()).json();
+    report.as_array().unwrap().clone()
+}
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{field} in {row}"))
+}
+
+/// A GPU that the CPU plays, if this build has one.
+fn host_device() -> Option<String> {
+    let report = run(&["devices", "--json"]).json();
+    let images = report["images"].as_array().unwrap();
+    let host = images
+        .iter()
+        .find_map(|image| image.as_str()?.strip_prefix("host-"));
+    if host.is_none() {
+        println!("skipped: built without the target host");
+    }
+    host.map(|persona| format!("host:{persona}"))
+}
+
+#[test]
+fn every_suite_gives_rows_with_the_fields_of_baselines() {
+    for (suite, filter, n_rows, rates) in [
+        ("matmul", "Q4_K", 4, &["gflop_s", "gb_s", "tokens_s"][..]),
+        ("attention", "/64x1x64/", 3, &["gflop_s", "tokens_s"]),
+        ("dequant", "MXFP", 3, &["gb_s", "elements_s"]),
+        (
+            "inference",
+            "pp8/B[12]/",
+            4,
+            &["gflop_s", "gb_s", "tokens_s"],
+        ),
+        ("memory", "page-16", 9, &[]),
+        ("batch", "(Q6_K/8|decode)", 6, &["gflop_s", "tokens_s"]),
+    ] {
+        let rows = rows(suite, &["--filter", filter]);
+        assert_eq!(rows.len(), n_rows, "{suite} {filter}");
+        for row in &rows {
+            assert_eq!(
+                (&row["suite"], &row["device"]),
+                (&suite.into(), &"cpu".into())
+            );
+            let name = row["name"].as_str().unwrap();
+            assert!(
+                name.starts_with(&format!("{suite}/")) && name.ends_with("/cpu"),
+                "{name}"
+            );
+            let times = ["min_ms", "p50_ms", "p95_ms", "p99_ms", "max_ms"].map(|t| number(row, t));
+            assert!(times[0] > 0.0 && times.is_sorted(), "{row}");
+            let avg = number(row, "avg_ms");
+            assert!((times[0]..=times[4]).contains(&avg), "{row}");
+            let samples = row["samples_ms"].as_array().unwrap();
+            let per_sample = number(row, "runs_per_sample");
+            assert_eq!(number(row, "iterations"), samples.len() as f64 * per_sample);
+            for rate in rates {
+                assert!(number(row, rate) > 0.0, "{rate} in {row}");
+            }
+            assert_eq!(row["hardware"]["n_threads"], 1);
+            assert_eq!(row["metadata"]["backend"], "cpu");
+            assert!(row["metadata"]["version"].is_string() && row["timestamp"].is_u64());
+        }
+    }
+}
+
+/// Rates belong to the median, and shares to the ceilings of the run: they have the ratio of bytes to operations.
+#[test]
+fn rates_are_those_of_the_median() {
+    for row in rows("matmul", &["--filter", "quantized/Q8_0/4x"]) {
+        // 4 tokens, 64 outputs, 256 inputs; 34 bytes of 32 weights, activations of a byte, results of four.
+        let (ops, bytes) = (
+            2.0 * 4.0 * 64.0 * 256.0,
+            64.0 * 8.0 * 34.0 + 4.0 * (256.0 + 4.0 * 64.0),
+        );
+        let seconds = number(&row, "p50_ms") / 1e3;
+        for (field, expected) in [
+            ("gflop_s", ops / seconds / 1e9),
+            ("gb_s", bytes / seconds / 1e9),
+            ("tokens_s", 4.0 / seconds),
+        ] {
+            assert!(
+                (number(&row, field) / expected - 1.0).abs() < 1e-9,
+                "{field} in {row}"
+            );
+        }
+        assert!(number(&row, "bandwidth_roofline_share") > 0.0);
+        assert!(number(&row, "compute_roofline_share") > 0.0);
+        assert_eq!(row["metrics"]["weight_bytes"], 64.0 * 8.0 * 34.0);
+    }
+}
+
+#[test]
+fn bytes_of_the_cache_are_measured_for_models_of_known_shapes() {
+    let rows = rows("memory", &["--filter", "kv-growth"]);
+    let bytes: Vec<f64> = rows
+        .iter()
+        .map(|row| row["metrics"]["kv_bytes_per_token"].as_f64().unwrap())
+        .collect();
+    assert_eq!(bytes, [22_528.0, 524_288.0, 819_200.0, 327_680.0]);
+}
+
+#[test]
+fn every_output_has_its_form() {
+    let filter = ["--filter", "quantized/Q4_[01]/1x"];
+    let table = quick("matmul", &[&filter[..], &["--verbose"]].concat()).ok();
+    let lines: Vec<&str> = table.text().lines().collect();
+    assert!(
+        lines[0].starts_with("case ") && lines[0].contains("p50 ms"),
+        "{}",
+        lines[0]
+    );
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.starts_with("matmul/quantized/Q4_1/1x64x256/cpu "))
+    );
+    assert!(
+        lines.iter().any(|line| line.trim() == "weight_bytes 9216"),
+        "{}",
+        table.text()
+    );
+
+    let csv = quick("matmul", &[&filter[..], &["-o", "csv"]].concat()).ok();
+    assert_eq!(csv.text().lines().count(), 3);
+    let markdown = quick("matmul", &[&filter[..], &["-o", "markdown"]].concat()).ok();
+    let pipes: Vec<usize> = markdown
+        .text()
+        .lines()
+        .map(|line| line.matches('|').count())
+        .collect();
+    assert!(
+        pipes.len() == 4 && pipes.iter().all(|n| *n == pipes[0]),
+        "{}",
+        markdown.text()
+    );
+}
+
+#[test]
+fn wrong_usage_is_refused_before_anything_runs() {
+    for (args, part) in [
+        (&["bench", "matmuls"][..], "matmuls"),
+        (
+            &["bench", "matmul", "--filter", "Q9_K"],
+            "no case of matmul matches 'Q9_K'",
+        ),
+        (&["bench", "matmul", "-o", "xml"], "'xml'"),
+        (&["bench", "matmul", "-t", "0"], "0 is not in 1..=1024"),
+        (&["bench", "matmul", "--device", "tpu"], "tpu"),
+        (&["bench", "matmul", "-p", "4"], "-p"),
+        (&["bench", "--synthetic", "llama-9-1b:Q4_0"], "llama-3.1-8b"),
+        (
+            &["bench", "inference", "--synthetic", "llama-3.1-8b:Q9"],
+            "Q4_K_M",
+        ),
+        (
+            &["bench", "batch", "--synthetic", "llama-3.1-8b"],
+            "SHAPE:TYPE",
+        ),
+    ] {
+        let run = run(args);
+        run.fails(2, part);
+        assert_eq!(run.text(), "", "{args:?}");
+    }
+    run(&["bench", "matmul", "--device", "cuda:4095"]).fails(1, "CUDA");
+}
+
+#[test]
+fn a_model_of_a_known_shape_runs_without_a_file() {
+    let name = "qwen2.5-0.5b:Q4_0";
+    let args = [
+        "-p",
+        "4",
+        "-n",
+        "1",
+        "-r",
+        "1",
+        "--no-warmup",
+        "-t",
+        "2",
+        "-o",
+        "json",
+    ];
+    let report = run(&[&["bench", "--synthetic", name], &args[..]].concat()).json();
+    let rows = report.as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[0]["model_filename"], "synthetic qwen2.5-0.5b:Q4_0");
+    // 494 million weights, of which the embedding is the output, too.
+    let n_params = number(&rows[0], "model_n_params");
+    assert!((4.93e8..4.95e8).contains(&n_params), "{n_params}");
+}
+
+/// Rows that were measured stay when the run is stopped, and the array is closed.
+#[test]
+#[cfg(unix)]
+fn a_stopped_run_keeps_its_rows() {
+    let mut command = command(&[
+        "bench",
+        "matmul",
+        "-t",
+        "1",
+        "-o",
+        "json",
+        "--filter",
+        "dense.*32x",
+    ]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    // The end of the first row.
+    while !text.ends_with("\n  }\n") {
+        assert!(lines.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    lines.read_to_string(&mut text).unwrap();
+    let status = child.wait().unwrap();
+    let rows: Value = serde_json::from_str(&text).unwrap();
+    let n_rows = rows.as_array().unwrap().len();
+    // It may have been done before the signal came.
+    match status.code() {
+        Some(130) => assert!(n_rows >= 1),
+        code => assert_eq!((code, n_rows), (Some(0), 2)),
+    }
+}
+
+#[test]
+fn an_emulated_gpu_is_called_so_and_has_no_shares() {
+    let Some(device) = host_device() else { return };
+    for (suite, filter, n_rows) in [
+        ("matmul", "quantized/(Q4_K|F16)/(1|16)x", 4),
+        ("attention", "32x", 4),
+        ("dequant", "(Q6_K|E2M3)", 2),
+        ("inference", "ttft/pp8/B1", 1),
+        ("memory", "(kv-growth/1B|page-table/page-32)", 3),
+        ("batch", "Q4_K.*/1/", 8),
+    ] {
+        let rows = rows(suite, &["--device", &device, "--filter", filter]);
+        assert_eq!(rows.len(), n_rows, "{suite}: {rows:?}");
+        for row in &rows {
+            assert_eq!(
+                (&row["device"], &row["emulated"]),
+                (&device.as_str().into(), &true.into())
+            );
+            assert!(number(row, "p50_ms") > 0.0);
+            for share in ["bandwidth_roofline_share", "compute_roofline_share"] {
+                assert!(row[share].is_null(), "{share} in {row}");
+            }
+            let has_slow_path = row["notes"].to_string().contains("slow path");
+            let is_slow = suite == "attention" && row["shape"].as_str().unwrap().ends_with("x32");
+            assert_eq!(has_slow_path, is_slow, "{row}");
+        }
+    }
+    let table = quick("matmul", &["--device", &device, "--filter", "Q4_0/1x"]).ok();
+    assert!(table.text().contains("emulated"), "{}", table.text());
+}

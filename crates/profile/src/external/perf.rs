@@ -1,0 +1,220 @@
+//! perf, Linux's profiler: counters of a run (`perf stat`) and functions by their time (`perf record`).
+//!
+//! `perf stat -x,` writes lines of value, unit, event, time it counted, share of the time, and a derived number. Time
+//! is sampled by the clock (`cpu-clock`), which every machine has, virtual ones too; a sample's period is nanoseconds.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use super::command::CommandLine;
+use super::csv::number;
+use super::error::ExternalError;
+use super::process::printable;
+use super::table::{CounterRow, Times};
+
+const PERF: &str = "perf";
+
+/// Samples a second; odd, so that it does not keep in step with anything.
+const FREQUENCY: u32 = 999;
+
+/// More lines than perf writes.
+const MAX_LINES: usize = 100_000;
+
+/// Counts `events` over a run, to the file `out`.
+pub fn stat(out: &Path, events: &[String], app: &OsStr, args: &[OsString]) -> CommandLine {
+    CommandLine::new(PERF)
+        .args(["stat", "-x", ",", "-o"])
+        .arg(out)
+        .args(["-e".to_string(), events.join(","), "--".to_string()])
+        .application(app, args)
+}
+
+/// Samples where the run is, with callers, to the file `out`.
+pub fn record(out: &Path, app: &OsStr, args: &[OsString]) -> CommandLine {
+    CommandLine::new(PERF)
+        .args(["record", "-g", "-e", "cpu-clock", "-F"])
+        .args([FREQUENCY.to_string(), "-o".to_string()])
+        .arg(out)
+        .arg("--")
+        .application(app, args)
+}
+
+/// The functions of a recording, each by itself.
+pub fn report(recording: &Path) -> CommandLine {
+    CommandLine::new(PERF)
+        .args(["report", "--stdio", "--no-children", "-g", "none"])
+        .args(["-F", "overhead,sample,period,symbol", "-t", "|", "-i"])
+        .arg(recording)
+}
+
+/// What `perf stat` counted, and the events that it could not count.
+///
+/// # Errors
+/// It is not of perf's form.
+pub fn parse_stat(bytes: &[u8]) -> Result<(Vec<CounterRow>, Vec<String>), ExternalError> {
+    let text = String::from_utf8_lossy(bytes);
+    let (mut rows, mut unavailable) = (Vec::new(), Vec::new());
+    for (i, line) in text.lines().enumerate().take(MAX_LINES) {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let fields: Vec<&str> = line.split(',').collect();
+        let [value, unit, event, ..] = fields[..] else {
+            return Err(wrong_line("perf stat", i, line));
+        };
+        let event = printable(event, 100);
+        if matches!(value, "<not supported>" | "<not counted>") {
+            unavailable.push(event);
+            continue;
+        }
+        let value = number(value).ok_or_else(|| wrong_line("perf stat", i, line))?;
+        rows.push(CounterRow {
+            kernel: None,
+            counter: event,
+            unit: (!unit.is_empty()).then(|| printable(unit, 40)),
+            calls: 1,
+            total: Some(value),
+            mean: value,
+        });
+    }
+    Ok((rows, unavailable))
+}
+
+/// Reads what [`report`] prints: `28.57% | 2 | 500000 |[.] name`; `[k]` marks the kernel's.
+pub(super) fn read_report(bytes: &[u8], times: &mut Times) -> Result<(), ExternalError> {
+    let text = String::from_utf8_lossy(bytes);
+    for (i, line) in text.lines().enumerate().take(MAX_LINES) {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let fields: Vec<&str> = line.splitn(4, '|').map(str::trim).collect();
+        let [_, samples, period, symbol] = fields[..] else {
+            return Err(wrong_line("perf report", i, line));
+        };
+        let whole = |text: &str| {
+            text.parse::<u64>()
+                .map_err(|_| wrong_line("perf report", i, line))
+        };
+        let name = match symbol.strip_prefix("[.]") {
+            Some(name) => name.trim(),
+            None => symbol,
+        };
+        times.add(name, whole(samples)?, whole(period)? as f64);
+    }
+    Ok(())
+}
+
+fn wrong_line(what: &str, i: usize, line: &str) -> ExternalError {
+    let reason = format!("line {}: \"{}\"", i + 1, printable(line, 100));
+    ExternalError::malformed(PERF, format!("the output of {what}"), reason)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Of perf 6.1 on a virtual machine without hardware counters, shortened.
+    pub(in super::super) const STAT: &str = "\
+# started on Sat Nov 21 19:42:09 2026
+
+1.46,msec,task-clock,1460154,100.00,0.036,CPUs utilized
+<not supported>,,cycles,0,100.00,,
+<not counted>,,LLC-load-misses,0,0.00,,
+50,,page-faults,1460154,100.00,34.243,K/sec
+0,,cpu-migrations,1460154,100.00,0.000,/sec
+";
+
+    /// Of perf 6.1.
+    pub(in super::super) const REPORT: &str = "\
+# To display the perf.data header info, please use --header/--header-only options.
+#
+#
+# Total Lost Samples: 0
+#
+# Samples: 7  of event 'cpu-clock'
+# Event count (approx.): 1750000
+#
+# Overhead|     Samples|      Period|Symbol                               
+ 57.14% | 4          | 1000000    |[.] rocmforge_cpu::matmul::<A|B>::run
+ 42.86% | 3          | 750000     |[k] perf_event_mmap
+
+
+#
+# (Tip: Show current config key-value pairs: perf config --list)
+#
+";
+
+    #[test]
+    fn events_are_counted_or_not_there() {
+        let (rows, unavailable) = parse_stat(STAT.as_bytes()).unwrap();
+        let found: Vec<_> = rows
+            .iter()
+            .map(|row| {
+                (
+                    row.counter.as_str(),
+                    row.unit.as_deref(),
+                    row.total.unwrap(),
+                )
+            })
+            .collect();
+        // No migration is a count, not a lack of one.
+        assert_eq!(
+            found,
+            [
+                ("task-clock", Some("msec"), 1.46),
+                ("page-faults", None, 50.0),
+                ("cpu-migrations", None, 0.0)
+            ]
+        );
+        assert_eq!(unavailable, ["cycles", "LLC-load-misses"]);
+        for wrong in ["1,2", "x,,cycles", "\u{0}"] {
+            let error = parse_stat(wrong.as_bytes()).unwrap_err().to_string();
+            assert!(
+                error.contains("perf stat is not what perf writes"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn functions_have_samples_and_time() {
+        let mut times = Times::default();
+        read_report(REPORT.as_bytes(), &mut times).unwrap();
+        let rows = times.rows();
+        let found: Vec<_> = rows
+            .iter()
+            .map(|row| (row.name.as_str(), row.calls, row.total_ms))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("rocmforge_cpu::matmul::<A|B>::run", 4, 1.0),
+                ("[k] perf_event_mmap", 3, 0.75)
+            ]
+        );
+        assert!(read_report(b"1%|x|1|f\n", &mut Times::default()).is_err());
+        assert!(read_report(b"something else\n", &mut Times::default()).is_err());
+    }
+
+    #[test]
+    fn commands_are_the_documented_ones() {
+        let (app, args) = (OsStr::new("rocmforge"), ["bench".into()]);
+        let events = ["cycles".to_string(), "instructions".to_string()];
+        for (command, expected) in [
+            (
+                stat(Path::new("o.csv"), &events, app, &args),
+                "perf stat -x , -o o.csv -e cycles,instructions -- rocmforge bench",
+            ),
+            (
+                record(Path::new("o.data"), app, &args),
+                "perf record -g -e cpu-clock -F 999 -o o.data -- rocmforge bench",
+            ),
+            (
+                report(Path::new("o.data")),
+                "perf report --stdio --no-children -g none -F overhead,sample,period,symbol -t '|' -i o.data",
+            ),
+        ] {
+            assert_eq!(command.to_string(), expected);
+        }
+    }
+}
