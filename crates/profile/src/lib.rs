@@ -7,6 +7,7 @@
 
 pub mod baseline;
 pub mod bench;
+pub mod clock;
 pub mod external;
 pub mod render;
 pub mod report;
