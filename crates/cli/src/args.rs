@@ -11,13 +11,20 @@ use rocmforge::engine::backend::gpu::DeviceId;
 
 use crate::help;
 
+mod baseline;
 mod bench;
+mod compare;
 mod models;
 mod quantize;
 mod sampling;
 mod suite;
 
+pub use baseline::{
+    BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineShowArgs,
+    BaselineStoreArgs, BaselineTrendArgs, KeepArgs, ReportForm,
+};
 pub use bench::{BenchArgs, BenchOutput, numbers};
+pub use compare::CompareArgs;
 #[cfg(feature = "pull")]
 pub use models::PullArgs;
 pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
@@ -67,6 +74,12 @@ pub enum Command {
     /// Measure the speed of prompts and of generation, beside what the machine allows
     #[command(after_help = help::BENCH, args_conflicts_with_subcommands = true)]
     Bench(BenchArgs),
+    /// Show baselines of benchmarks, compare them, follow them over time
+    #[command(after_help = help::BASELINE)]
+    Baseline(BaselineArgs),
+    /// Measure another engine's bench and ours in turn, on the same model
+    #[command(after_help = help::COMPARE)]
+    Compare(CompareArgs),
     /// Compare every operation of a model with the plain path, on this machine
     #[command(after_help = help::CHECK)]
     Check(CheckArgs),

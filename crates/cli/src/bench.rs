@@ -19,12 +19,13 @@ use rocmforge::engine::{Device, EngineError, Isa, Roofline, default_threads};
 
 use crate::answer::bar;
 use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
+use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
 use crate::session::{self, ModelFile};
 use measure::{Bench, Machine};
-use report::{Printer, Record};
+use report::{Printer, Record, model_type};
 
 /// Above this share of the mean the samples' deviation is called noise.
 const NOISY: f64 = 0.05;
@@ -73,6 +74,14 @@ pub struct Subject {
     pub name: String,
     pub file: ModelFile,
     pub model: Model,
+    /// What baselines call it: the model's type, wherever its file lies.
+    pub kept_name: String,
+}
+
+/// Where rows go.
+struct Results<'a> {
+    printer: Printer,
+    keeper: Keeper<'a>,
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -84,23 +93,36 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let device = session::engine_device(&args.on)?;
     let interrupt = Interrupt::install()?;
     // All files before the first measurement: a wrong path is told at once.
+    let keeper = Keeper::open(&args.keep)?;
     let subjects = subjects(args)?;
     for subject in &subjects {
         check_context(subject, &tests)?;
     }
-    let mut printer = Printer::new(args.output, Out::new());
-    printer.header(&tests)?;
+    if keeper.is_active() {
+        let machines = tests
+            .iter()
+            .map(|test| baseline::hardware(&device, test.n_threads));
+        keeper.check(&machines.collect::<Vec<_>>())?;
+    }
+    let mut results = Results {
+        printer: Printer::new(args.output, Out::new()),
+        keeper,
+    };
+    results.printer.header(&tests)?;
     let result = measure_all(
         args,
         (isa, &device),
         &subjects,
         &tests,
         &interrupt,
-        &mut printer,
+        &mut results,
     );
-    // What was printed stays complete, whatever happened after it.
-    printer.footer()?;
-    result
+    // What was measured is printed and kept, whatever happened after it.
+    results.printer.footer()?;
+    let kept = results
+        .keeper
+        .finish(|report| results.printer.report(report));
+    result.and(kept)
 }
 
 /// The cross product of the flags.
@@ -171,9 +193,22 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
             Source::File(path) => output::for_terminal(&path.to_string_lossy()),
             Source::Synthetic(_) | Source::Embedded => file.label.clone(),
         };
-        Ok(Subject { name, file, model })
+        Ok(Subject {
+            kept_name: model_type(&file.gguf, &model.config.arch_name),
+            name,
+            file,
+            model,
+        })
     };
-    names.into_iter().map(open).collect()
+    let mut subjects: Vec<Subject> = names.into_iter().map(open).collect::<Result<_>>()?;
+    let types: Vec<String> = subjects.iter().map(|of| of.kept_name.clone()).collect();
+    for subject in &mut subjects {
+        // Two of a type are told apart by their files.
+        if types.iter().filter(|of| **of == subject.kept_name).count() > 1 {
+            subject.kept_name = format!("{} ({})", subject.kept_name, subject.file.label);
+        }
+    }
+    Ok(subjects)
 }
 
 /// Where a model comes from.
@@ -207,7 +242,7 @@ fn measure_all(
     subjects: &[Subject],
     tests: &[Test],
     interrupt: &Interrupt,
-    printer: &mut Printer,
+    results: &mut Results<'_>,
 ) -> Result<()> {
     let bar = bar(
         subjects.len() * tests.len() * args.repetitions as usize,
@@ -253,6 +288,8 @@ fn measure_all(
                 },
                 roofline,
             };
+            let keeps = results.keeper.is_active();
+            let hardware = keeps.then(|| baseline::hardware(device, n_threads));
             for test in group {
                 std::thread::sleep(Duration::from_secs(args.delay.into()));
                 let measured = bench.measure(test, args, &working, &mut |run| {
@@ -264,8 +301,13 @@ fn measure_all(
                     return Err(Early::Interrupted.into());
                 };
                 let record = Record::new(subject, test, &machine, &measured);
+                if let Some(hardware) = &hardware
+                    && let Some(measurement) = record.measurement(subject, test)
+                {
+                    results.keeper.add(hardware, measurement);
+                }
                 bar.suspend(|| {
-                    printer.row(&record, test)?;
+                    results.printer.row(&record, test)?;
                     if record.noise() > NOISY {
                         output::note(&format!(
                             "warning: {} was noisy, samples deviate by {:.0} % of their mean",

@@ -15,6 +15,10 @@ pub enum Early {
     PipeClosed,
     /// Ctrl-C, after what was asked of it has been done.
     Interrupted,
+    /// Something got worse than in the baseline it was compared with.
+    Regression(String),
+    /// The baseline to compare with is of another machine.
+    HardwareMismatch(String),
     /// The command line makes no sense, in a way that only the command could see.
     Usage(String),
 }
@@ -24,7 +28,9 @@ impl fmt::Display for Early {
         match self {
             Early::PipeClosed => f.write_str("the output was closed"),
             Early::Interrupted => f.write_str("interrupted"),
-            Early::Usage(message) => f.write_str(message),
+            Early::Regression(message)
+            | Early::HardwareMismatch(message)
+            | Early::Usage(message) => f.write_str(message),
         }
     }
 }
@@ -39,15 +45,18 @@ pub fn usage(message: impl Into<String>) -> Error {
 /// Exit code of a Ctrl-C, as shells have it: 128 + SIGINT.
 pub const INTERRUPTED: u8 = 130;
 
+/// Exit codes of comparisons with baselines, for scripts that act on them.
+pub const REGRESSION: u8 = 3;
+pub const HARDWARE_MISMATCH: u8 = 4;
+
 /// Reports `error` on one line of stderr and returns the exit code.
 pub fn report(error: &Error) -> ExitCode {
     match error.downcast_ref::<Early>() {
         Some(Early::PipeClosed) => ExitCode::SUCCESS,
         Some(Early::Interrupted) => ExitCode::from(INTERRUPTED),
-        Some(Early::Usage(message)) => {
-            output::note(&format!("error: {message}"));
-            ExitCode::from(2)
-        }
+        Some(Early::Usage(message)) => fail(message, 2),
+        Some(Early::Regression(message)) => fail(message, REGRESSION),
+        Some(Early::HardwareMismatch(message)) => fail(message, HARDWARE_MISMATCH),
         None => {
             output::note(&format!("error: {}", one_line(error)));
             match error.downcast_ref::<EngineError>() {
@@ -56,6 +65,11 @@ pub fn report(error: &Error) -> ExitCode {
             }
         }
     }
+}
+
+fn fail(message: &str, code: u8) -> ExitCode {
+    output::note(&format!("error: {message}"));
+    ExitCode::from(code)
 }
 
 /// The chain of causes on one line. A cause that its effect's message already ends with is not repeated.

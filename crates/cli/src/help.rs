@@ -126,6 +126,33 @@ A row is printed when it is measured, and Ctrl-C leaves those that were. Rates a
 and \"of peak\" are shares of the read bandwidth and of the peak of the arithmetic, measured in the same run; what
 stays in a cache may exceed the first. A CPU that plays a GPU has no shares, and its times mean nothing.";
 
+pub const BASELINE: &str = "\
+Examples:
+  rocmforge bench -m model.gguf -r 20 --save-baseline main
+      Keep what was measured.
+  rocmforge bench -m model.gguf -r 20 --compare-baseline main
+      Measure again and compare: exit code 3 if anything got worse by 10 % or more.
+  rocmforge baseline compare main mine --threshold 5 --format junit -o report.xml
+  rocmforge baseline compare baselines/h200.json mine --allow-other-hardware
+      A file instead of a name: anything with a slash or .json at its end.
+  rocmforge baseline trend -o trend.html
+      All baselines over time, as charts.
+
+A change counts when it is no noise (ranks of the samples, 99 % confidence) and when a loss of the threshold is not
+excluded. Where noise hides that, more samples are asked for; twelve do where they deviate by 5 % of their mean.
+Exit codes: 0 nothing is worse, 3 something is, 4 the baseline is of other hardware, 1 failure, 2 wrong usage.";
+
+pub const COMPARE: &str = "\
+Examples:
+  rocmforge compare --with llama-bench ~/llama.cpp/build/bin/llama-bench -m model.gguf
+      Five pairs of runs, prompts of 512 tokens and 128 tokens of generation.
+  rocmforge compare --with llama-bench ./llama-bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 8 --pairs 9 --json
+  rocmforge compare --with llama-bench ./llama-bench -m model.gguf --device cpu -- -ngl 0
+      What stands after -- goes to llama-bench.
+
+Each pair is a process of each program, one after the other, the order turning with every pair: whatever the machine
+does besides meets both. The ratio is ours over theirs, its median over the pairs with a 95 % bootstrap interval.";
+
 pub const CHECK: &str = "\
 Examples:
   rocmforge check -m model.gguf

@@ -7,14 +7,17 @@
 
 mod answer;
 mod args;
+mod baseline;
 mod bench;
 mod chat;
 mod check;
+mod compare;
 mod completions;
 mod conversation;
 mod devices;
 mod embedded;
 mod exit;
+mod folders;
 mod generate;
 mod gpu_check;
 mod help;
@@ -60,6 +63,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Quantize(args) => quantize::run(args),
         Command::Imatrix(args) => imatrix::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Baseline(args) => baseline::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Check(args) => check::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Models(args) => hub::models::run(args),

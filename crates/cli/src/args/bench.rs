@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{IsaArg, KvTypeArg, LoadArgs, OnArgs, SuiteCommand, page};
+use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand, page};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -77,6 +77,8 @@ pub struct BenchArgs {
         help_heading = "Output"
     )]
     pub output: BenchOutput,
+    #[command(flatten)]
+    pub keep: KeepArgs,
     #[command(flatten)]
     pub on: OnArgs,
     /// Instruction set of the CPU; auto takes the fastest

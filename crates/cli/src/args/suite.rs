@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use rocmforge::profile::bench::Suite;
 use rocmforge::profile::bench::export::Form;
 
-use super::{Device, GpuArgs, IsaArg, LoadArgs};
+use super::{Device, GpuArgs, IsaArg, KeepArgs, LoadArgs};
 use crate::help;
 
 #[derive(Debug, Subcommand)]
@@ -59,6 +59,8 @@ pub struct SuiteArgs {
     /// How to print the results
     #[arg(short, long, value_enum, default_value_t = SuiteOutput::Table, help_heading = "Output")]
     pub output: SuiteOutput,
+    #[command(flatten)]
+    pub keep: KeepArgs,
     /// What is measured: all (the CPU and every GPU), cpu, gpu, hip:N (AMD), cuda:N (NVIDIA), or host, a slow CPU that
     /// plays a GPU
     #[arg(

@@ -1,11 +1,11 @@
 //! The rows of `bench` in llama-bench's forms: its fields under its names and in its order, then ours.
 //! What has no meaning here has the value that llama-bench gives it when nothing is asked for.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use anyhow::Result;
-use rocmforge::engine::Roofline;
+use rocmforge::engine::{Roofline, default_threads};
 use rocmforge::gguf::Gguf;
+use rocmforge::profile::baseline::Measurement;
+use rocmforge::profile::clock;
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -140,7 +140,7 @@ impl Record {
             n_prompt: test.n_prompt,
             n_gen: test.n_gen,
             n_depth: test.n_depth,
-            test_time: now(),
+            test_time: clock::rfc_3339(clock::unix_now()),
             avg_ns: mean(&ns).round() as u64,
             stddev_ns: deviation(&ns).round() as u64,
             avg_ts: mean(&samples_ts),
@@ -162,6 +162,36 @@ impl Record {
     /// The samples' deviation as a share of their mean.
     pub fn noise(&self) -> f64 {
         self.stddev_ts / self.avg_ts
+    }
+
+    /// What a baseline keeps of it. The name says all that was asked for; the threads only where that is not what the
+    /// machine takes by default, so that the same command has the same names elsewhere.
+    pub fn measurement(&self, subject: &Subject, test: &Test) -> Option<Measurement> {
+        let mut name = format!("{} {}", subject.kept_name, test.name());
+        if test.kv_type != KvTypeArg::F16 {
+            name.push_str(&format!(" {}", self.type_k));
+        }
+        if self.gpu_info.is_empty() && test.n_threads != default_threads() {
+            name.push_str(&format!(" t{}", test.n_threads));
+        }
+        let ms: Vec<f64> = self.samples_ns.iter().map(|ns| *ns as f64 / 1e6).collect();
+        let mut measured = Measurement::of_times(name, &ms)?;
+        let p50_s = measured.metrics["p50_ms"] / 1e3;
+        let rate = (test.n_tokens() as f64 / p50_s, "tokens_s");
+        let share = self.roofline_share.map(|share| (share, "roofline_share"));
+        for (value, metric) in std::iter::once(rate).chain(share) {
+            measured.metrics.insert(metric.to_string(), value);
+        }
+        for (fact, text) in [
+            ("backend", self.backends.to_lowercase()),
+            ("format", self.model_type.clone()),
+            ("model", subject.file.label.clone()),
+            ("isa", self.isa.to_string()),
+            ("n_ubatch", self.n_ubatch.to_string()),
+        ] {
+            measured.metadata.insert(fact.to_string(), text);
+        }
+        Some(measured)
     }
 
     /// Names and values in order.
@@ -196,7 +226,7 @@ fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
 }
 
 /// `llama 1B Q4_K - Medium`: architecture, size and mix.
-fn model_type(gguf: &Gguf, arch: &str) -> String {
+pub fn model_type(gguf: &Gguf, arch: &str) -> String {
     let meta = gguf.metadata();
     let size = match meta.opt_str("general.size_label") {
         Ok(Some(label)) => output::for_terminal(label),
@@ -241,27 +271,6 @@ const FILE_TYPES: [(u32, &str); 21] = [
     (32, "BF16"),
     (38, "MXFP4 MoE"),
 ];
-
-/// This moment as RFC 3339 has it, in UTC.
-fn now() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    rfc_3339(since.map_or(0, |time| time.as_secs()))
-}
-
-fn rfc_3339(seconds: u64) -> String {
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March put the odd day last (Hinnant, "chrono-compatible low-level date algorithms").
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = 400 * era + year + u64::from(month <= 2);
-    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
 
 /// Prints rows as they come.
 pub struct Printer {
@@ -349,6 +358,17 @@ impl Printer {
         columns
     }
 
+    /// Prints a comparison with a baseline: after a table, or beside what programs read.
+    pub fn report(&mut self, text: &str) -> Result<()> {
+        if self.form != BenchOutput::Md {
+            output::note(text.trim_end());
+            return Ok(());
+        }
+        self.out.line("")?;
+        self.out.bytes(text.as_bytes())?;
+        self.out.flush()
+    }
+
     fn table_row(&mut self, record: &Record, test: &Test) -> Result<()> {
         let columns = self.columns();
         let cells: Vec<String> = columns
@@ -421,20 +441,6 @@ fn params(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_utc() {
-        // Of `date -u -d @SECONDS +%FT%TZ`.
-        for (seconds, expected) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_210_096, "2024-02-29T12:34:56Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(rfc_3339(seconds), expected);
-        }
-    }
 
     #[test]
     fn deviation_is_that_of_a_sample() {

@@ -15,6 +15,7 @@ use rocmforge::profile::bench::{
 use super::report::file_type;
 use crate::answer::bar;
 use crate::args::{Device, ModelSuiteArgs, OnArgs, SuiteArgs, SuiteCommand, SuiteDevice};
+use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
@@ -24,6 +25,18 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
     let (suite, args, of_model) = command.parts();
     let isa = session::isa(args.isa)?;
     let devices = devices(args)?;
+    let n_threads = args.threads.map_or_else(default_threads, usize::from);
+    let keeper = Keeper::open(&args.keep)?;
+    if keeper.is_active() {
+        let machines = devices.iter().map(|device| {
+            let device = match device {
+                BenchDevice::Cpu => EngineDevice::Cpu,
+                BenchDevice::Gpu(_, config) => EngineDevice::Gpu(config.clone()),
+            };
+            baseline::hardware(&device, n_threads)
+        });
+        keeper.check(&machines.collect::<Vec<_>>())?;
+    }
     let interrupt = Interrupt::install()?;
     let loaded = of_model.map(load).transpose()?;
     let subject = loaded.as_ref().map(|(file, model)| Subject {
@@ -36,7 +49,7 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
         suite,
         devices: &devices,
         isa,
-        n_threads: args.threads.map_or_else(default_threads, usize::from),
+        n_threads,
         effort: match args.quick {
             true => Effort::Quick,
             false => Effort::Full,
@@ -60,6 +73,7 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
         bar: bar(names.len(), "{bar:30} {msg}"),
         working: interrupt.guard(),
         error: None,
+        keeper,
     };
     printer.print(&printer.exporter.header())?;
     let outcome = bench::run(&options, &mut printer);
@@ -69,12 +83,26 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
     }
     // What was printed stays complete, whatever happened after it.
     printer.print(&printer.exporter.footer())?;
+    let Printer {
+        keeper, mut out, ..
+    } = printer;
+    // So are the baselines.
+    let kept = keeper.finish(|report| match form {
+        Form::Json | Form::Csv => {
+            output::note(report.trim_end());
+            Ok(())
+        }
+        Form::Table | Form::Markdown => {
+            out.bytes(format!("\n{report}").as_bytes())?;
+            out.flush()
+        }
+    });
     match outcome? {
         Outcome::Finished { n_rows: 0 } => bail!(
             "none of the {} cases could be measured; the notes above say why",
             names.len()
         ),
-        Outcome::Finished { .. } => Ok(()),
+        Outcome::Finished { .. } => kept,
         Outcome::Stopped => Err(Early::Interrupted.into()),
     }
 }
@@ -138,6 +166,7 @@ struct Printer<'a> {
     working: Working<'a>,
     /// Of the output.
     error: Option<anyhow::Error>,
+    keeper: Keeper<'a>,
 }
 
 impl Printer<'_> {
@@ -162,6 +191,7 @@ impl Sink for Printer<'_> {
 
     fn row(&mut self, row: &BenchRow) -> Continue {
         self.bar.inc(1);
+        self.keeper.add_row(row);
         let text = self.exporter.row(row);
         match self.print(&text) {
             Ok(()) => Continue::Yes,

@@ -1,7 +1,6 @@
 //! The models folder: `OWNER/REPO/FILE.gguf` below one root. Lists what is there and finds a model by the name
 //! that a user gives it.
 
-use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -11,6 +10,7 @@ use rocmforge::gguf::escape_control;
 
 use super::names::{self, Group, NoChoice, check_path};
 use super::reference::{Reference, SCHEME, Want};
+use crate::folders;
 
 /// What ends the name of a file that is not complete.
 pub const PART_SUFFIX: &str = ".part";
@@ -47,9 +47,11 @@ impl Store {
     pub fn open(dir: Option<&Path>) -> Result<Store> {
         let root = match dir {
             Some(dir) => dir.to_owned(),
-            None => default_root().context(
-                "cannot tell where models are kept, since HOME is not set; say it with --models-dir",
-            )?,
+            None => folders::data()
+                .context(
+                    "cannot tell where models are kept, since HOME is not set; say it with --models-dir",
+                )?
+                .join("models"),
         };
         Ok(Store { root })
     }
@@ -259,17 +261,6 @@ fn list<'a>(models: impl IntoIterator<Item = &'a Group<File>>) -> String {
 /// A path, safe to print.
 pub fn shown(path: &Path) -> String {
     escape_control(&path.to_string_lossy()).into_owned()
-}
-
-/// Where the XDG base directory specification puts data: `~/.local/share/rocmforge/models`.
-fn default_root() -> Option<PathBuf> {
-    let data = match env::var_os("XDG_DATA_HOME").filter(|dir| Path::new(dir).is_absolute()) {
-        Some(dir) => PathBuf::from(dir),
-        None => {
-            PathBuf::from(env::var_os("HOME").filter(|home| !home.is_empty())?).join(".local/share")
-        }
-    };
-    Some(data.join("rocmforge/models"))
 }
 
 /// The file that `-m` means: a path, else a model of the folder. A name that is neither stays a path, so that

@@ -5,10 +5,12 @@
 )]
 
 mod bad_input;
+mod baseline;
 mod bench;
 mod chat;
 mod check;
 mod commands;
+mod compare;
 mod generate;
 mod gpu;
 mod gpu_faults;

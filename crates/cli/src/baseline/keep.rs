@@ -1,0 +1,164 @@
+//! What a benchmark does with baselines: the one to compare with is read before anything is measured, results are
+//! gathered, and at the end they are compared and saved, also when the run was stopped.
+
+use anyhow::Result;
+use rocmforge::engine::Device;
+use rocmforge::engine::backend::gpu::{self, DeviceId};
+use rocmforge::profile::baseline::{
+    Hardware, HardwareRule, Measurement, PerformanceBaseline, RegressionReport, Store, check_name,
+};
+use rocmforge::profile::bench::BenchRow;
+
+use super::{in_form, shown, store, told, verdict, write};
+use crate::args::KeepArgs;
+use crate::devices;
+use crate::exit::Early;
+use crate::output;
+
+/// The machine, with this device and this many threads of the CPU.
+pub fn hardware(device: &Device, n_threads: usize) -> Hardware {
+    let mut hardware = Hardware {
+        cpu_model: devices::cpu_name(),
+        ..Hardware::of_this_build()
+    };
+    let Device::Gpu(config) = device else {
+        hardware.n_threads = Some(n_threads as u64);
+        return hardware;
+    };
+    let known = |text: &str| (!text.is_empty()).then(|| text.to_string());
+    let survey = gpu::survey(&config.open);
+    let is_meant = |id: DeviceId| config.id.is_none_or(|meant| meant == id);
+    let mut found = survey.devices.iter();
+    if let Some(info) = found.find(|info| is_meant(info.id) && info.image.is_ok()) {
+        hardware.gpu_name = known(&info.name);
+        hardware.gpu_architecture = known(&info.architecture);
+        hardware.driver = known(&info.driver_version);
+        if matches!(info.id, DeviceId::Hip(_)) {
+            hardware.rocm_version = known(&info.runtime_version);
+        }
+    }
+    // A GPU without a name is still not the CPU.
+    hardware
+        .gpu_name
+        .get_or_insert_with(|| "unknown GPU".to_string());
+    hardware
+}
+
+/// The baselines of a run.
+pub struct Keeper<'a> {
+    args: &'a KeepArgs,
+    /// `None` if no baseline is wanted.
+    store: Option<Store>,
+    then: Option<PerformanceBaseline>,
+    now: PerformanceBaseline,
+}
+
+impl<'a> Keeper<'a> {
+    /// Reads the baseline to compare with and checks the name to save.
+    pub fn open(args: &'a KeepArgs) -> Result<Keeper<'a>> {
+        let mut keeper = Keeper {
+            args,
+            store: None,
+            then: None,
+            now: PerformanceBaseline::default(),
+        };
+        if args.save_baseline.is_none() && args.compare_baseline.is_none() {
+            return Ok(keeper);
+        }
+        let store = store(&args.store)?;
+        if let Some(name) = &args.save_baseline {
+            check_name(name).map_err(told)?;
+        }
+        if let Some(name) = &args.compare_baseline {
+            keeper.then = Some(store.load(name).map_err(told)?);
+        }
+        keeper.store = Some(store);
+        Ok(keeper)
+    }
+
+    /// Whether results are wanted at all.
+    pub fn is_active(&self) -> bool {
+        self.store.is_some()
+    }
+
+    /// Refuses a baseline of which nothing was measured on one of `machines`, before time is spent on measuring.
+    pub fn check(&self, machines: &[Hardware]) -> Result<()> {
+        let (Some(then), Some(name)) = (&self.then, &self.args.compare_baseline) else {
+            return Ok(());
+        };
+        if self.args.rules.rules().hardware == HardwareRule::Any {
+            return Ok(());
+        }
+        let differences = then.benchmarks.iter().flat_map(|benchmark| {
+            machines
+                .iter()
+                .map(|machine| benchmark.hardware.differences(machine))
+        });
+        let mut closest = None;
+        for found in differences {
+            if found.is_empty() {
+                return Ok(());
+            }
+            closest = Some(found);
+        }
+        let Some(found) = closest else {
+            return Ok(());
+        };
+        let facts: Vec<String> = found.iter().map(ToString::to_string).collect();
+        Err(Early::HardwareMismatch(format!(
+            "'{}' was measured on other hardware ({}); compare anyway with --allow-other-hardware",
+            output::for_terminal(name),
+            output::for_terminal(&facts.join("; "))
+        ))
+        .into())
+    }
+
+    /// Adds a result.
+    pub fn add(&mut self, hardware: &Hardware, measured: Measurement) {
+        if !self.is_active() {
+            return;
+        }
+        self.now
+            .extend(PerformanceBaseline::of(hardware, [measured]));
+    }
+
+    /// Adds a row of a suite.
+    pub fn add_row(&mut self, row: &BenchRow) {
+        if self.is_active() {
+            self.add(&Hardware::from(&row.hardware), Measurement::from(row));
+        }
+    }
+
+    /// Compares and saves what was added. `print` gets the report unless it goes to a file.
+    ///
+    /// # Errors
+    /// Also that something got worse, once everything else is done.
+    pub fn finish(self, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+        let Some(store) = &self.store else {
+            return Ok(());
+        };
+        if self.now.benchmarks.is_empty() {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        if let (Some(then), Some(name)) = (&self.then, &self.args.compare_baseline) {
+            let report = RegressionReport::compare(then, &self.now, &self.args.rules.rules())
+                .called(name, "this run");
+            let text = in_form(&report, self.args.report);
+            match &self.args.report_file {
+                Some(path) => write(path, text.as_bytes())?,
+                None => print(&text)?,
+            }
+            result = verdict(&report);
+        }
+        if let Some(name) = &self.args.save_baseline {
+            let n = self.now.benchmarks.len();
+            let path = store.save(name, self.now)?;
+            output::note(&format!(
+                "saved {n} benchmarks as '{name}' in {}",
+                shown(&path)
+            ));
+        }
+        result
+    }
+}

@@ -1,0 +1,410 @@
+//! Baselines: saved by `bench`, compared, listed, drawn; each error with its exit code. Regressions are made by changing
+//! kept samples, so nothing depends on the speed of the machine that runs the tests.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::program::{Run, command, finish, repository, run};
+
+const SMALL: [&str; 11] = [
+    "bench", "-p", "16", "-n", "0", "-t", "1", "-r", "6", "-o", "json",
+];
+
+/// A run with a baselines folder.
+fn in_folder(dir: &Path, args: &[&str]) -> Run {
+    let mut command = command(args);
+    command.env("ROCMFORGE_BASELINE_DIR", dir);
+    finish(command)
+}
+
+fn bench(dir: &Path, args: &[&str]) -> Run {
+    in_folder(dir, &[&SMALL[..], args].concat())
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// A baseline whose times are `factor` times those of `from`.
+fn scaled(from: &Value, factor: f64) -> Value {
+    let mut baseline = from.clone();
+    for entry in baseline["baselines"].as_object_mut().unwrap().values_mut() {
+        let times = |value: &mut Value| *value = json!(value.as_f64().unwrap() * factor);
+        for (name, value) in entry["metrics"].as_object_mut().unwrap() {
+            if name.ends_with("_ms") {
+                times(value);
+            }
+        }
+        for sample in entry["samples"]["ms"].as_array_mut().unwrap() {
+            times(sample);
+        }
+    }
+    baseline
+}
+
+fn write(dir: &Path, name: &str, value: &Value) {
+    fs::write(dir.join(name), serde_json::to_string(value).unwrap()).unwrap();
+}
+
+#[test]
+fn a_bench_is_saved_and_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let saved = bench(dir, &["--save-baseline", "main"]);
+    // What programs read on stdout has the rows and nothing else.
+    assert_eq!(saved.json().as_array().unwrap().len(), 1);
+    assert!(
+        saved.stderr.contains("saved 1 benchmarks as 'main'"),
+        "{}",
+        saved.stderr
+    );
+    let baseline = read(&dir.join("main.json"));
+    let [(name, entry)] = &baseline["baselines"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .collect::<Vec<_>>()[..]
+    else {
+        panic!("{baseline}");
+    };
+    assert!(name.starts_with("llama 11M Q4_K - Medium pp16"), "{name}");
+    let row = &saved.json()[0];
+    let samples = |list: &Value| -> Vec<f64> {
+        list.as_array()
+            .unwrap()
+            .iter()
+            .map(|n| n.as_f64().unwrap())
+            .collect()
+    };
+    let ms: Vec<f64> = samples(&row["samples_ns"])
+        .iter()
+        .map(|ns| ns / 1e6)
+        .collect();
+    assert_eq!(samples(&entry["samples"]["ms"]), ms);
+    assert_eq!(entry["metrics"]["iterations"], 6);
+    for (metric, expected) in [
+        ("avg_ms", ms.iter().sum::<f64>() / 6.0),
+        ("min_ms", ms.iter().copied().fold(f64::INFINITY, f64::min)),
+        (
+            "tokens_s",
+            16e3 / entry["metrics"]["p50_ms"].as_f64().unwrap(),
+        ),
+    ] {
+        let found = entry["metrics"][metric].as_f64().unwrap();
+        assert!(
+            (found / expected - 1.0).abs() < 1e-9,
+            "{metric}: {found} {expected}"
+        );
+    }
+    let hardware = &entry["hardware"];
+    assert_eq!(
+        (&hardware["n_threads"], &hardware["gpu_name"]),
+        (&json!(1), &Value::Null)
+    );
+    for fact in ["cpu_arch", "os", "rustc_version", "program_version"] {
+        assert!(
+            hardware[fact].as_str().is_some_and(|text| !text.is_empty()),
+            "{fact} in {hardware}"
+        );
+    }
+
+    // Against times a hundred times as short now is worse, against long ones better.
+    write(dir, "fast.json", &scaled(&baseline, 0.01));
+    write(dir, "slow.json", &scaled(&baseline, 100.0));
+    let worse = bench(
+        dir,
+        &["--compare-baseline", "fast", "--save-baseline", "second"],
+    );
+    worse.fails(3, "1 of 1 benchmarks got worse than in 'fast'");
+    assert!(worse.stderr.contains("REGRESSION"), "{}", worse.stderr);
+    assert!(dir.join("second.json").exists(), "saved all the same");
+    let report = dir.join("reports/junit.xml");
+    let better = bench(
+        dir,
+        &[
+            "--compare-baseline",
+            "slow",
+            "--report",
+            "junit",
+            "--report-file",
+            report.to_str().unwrap(),
+        ],
+    );
+    better.ok();
+    let report = fs::read_to_string(report).unwrap();
+    assert!(
+        report.starts_with("<?xml") && report.contains("improved"),
+        "{report}"
+    );
+    // A file instead of a name.
+    bench(
+        dir,
+        &[
+            "--compare-baseline",
+            dir.join("fast.json").to_str().unwrap(),
+        ],
+    )
+    .fails(3, "got worse");
+    // Beside a table the report goes to stdout.
+    let table = in_folder(
+        dir,
+        &[
+            "bench",
+            "-p",
+            "16",
+            "-n",
+            "0",
+            "-t",
+            "1",
+            "-r",
+            "6",
+            "--compare-baseline",
+            "slow",
+        ],
+    );
+    assert!(table.ok().text().contains("this run against slow"));
+}
+
+#[test]
+fn suites_keep_their_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let suite = [
+        "bench", "dequant", "--quick", "--device", "cpu", "-t", "1", "--filter", "/Q4_", "-o",
+        "json",
+    ];
+    let suite = |args: &[&str]| in_folder(dir, &[&suite[..], args].concat());
+    let saved = suite(&["--save-baseline", "main"]);
+    let rows = saved.json();
+    let baseline = read(&dir.join("main.json"));
+    let kept = baseline["baselines"].as_object().unwrap();
+    assert!(rows.as_array().unwrap().len() > 1, "{rows}");
+    assert_eq!(kept.len(), rows.as_array().unwrap().len());
+    for row in rows.as_array().unwrap() {
+        let entry = &kept[row["name"].as_str().unwrap()];
+        for metric in ["p50_ms", "avg_ms", "gb_s", "iterations"] {
+            assert_eq!(entry["metrics"][metric], row[metric], "{metric}");
+        }
+        assert_eq!(entry["samples"]["ms"], row["samples_ms"]);
+        assert_eq!(entry["hardware"]["n_threads"], row["hardware"]["n_threads"]);
+    }
+    write(dir, "fast.json", &scaled(&baseline, 0.01));
+    suite(&["--compare-baseline", "fast"]).fails(3, "benchmarks got worse than in 'fast'");
+    // A name goes on with more benchmarks.
+    bench(dir, &["--save-baseline", "main"]).ok();
+    assert_eq!(
+        read(&dir.join("main.json"))["baselines"]
+            .as_object()
+            .unwrap()
+            .len(),
+        kept.len() + 1
+    );
+    suite(&["--compare-baseline", "none"]).fails(1, "no baseline is called 'none'");
+}
+
+#[test]
+fn what_cannot_be_compared_is_told_before_anything_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    bench(dir, &["--save-baseline"]).ok();
+    let baseline = read(&dir.join("default.json"));
+    let mut foreign = baseline.clone();
+    for entry in foreign["baselines"].as_object_mut().unwrap().values_mut() {
+        entry["hardware"]["cpu_model"] = "Another CPU".into();
+    }
+    write(dir, "foreign.json", &scaled(&foreign, 100.0));
+    write(
+        dir,
+        "typed.json",
+        &json!({"baselines": {"a": {"metrics": 3}}}),
+    );
+    write(dir, "rows.json", &json!([1]));
+    fs::write(
+        dir.join("cut.json"),
+        &fs::read(dir.join("default.json")).unwrap()[..200],
+    )
+    .unwrap();
+    fs::create_dir(dir.join("folder.json")).unwrap();
+    for (name, code, part) in [
+        ("defualt", 1, "there are: default"),
+        ("foreign", 4, "cpu_model: Another CPU then"),
+        ("typed", 1, "baselines.a.metrics should be an object"),
+        ("rows", 1, "it is a list"),
+        ("cut", 1, "it was cut off or damaged"),
+        ("folder", 1, "it is no file"),
+        ("../default", 1, "../default"),
+        ("a b", 2, "is no name of a baseline"),
+    ] {
+        let run = bench(dir, &["--compare-baseline", name]);
+        run.fails(code, part);
+        assert_eq!(run.text(), "", "{name}");
+    }
+    for (args, part) in [
+        (&["--save-baseline", "../x"][..], "is no name of a baseline"),
+        (
+            &["--compare-baseline", "default", "--threshold", "x"],
+            "percentage",
+        ),
+        (&["--report", "json"], "--compare-baseline"),
+    ] {
+        let run = bench(dir, args);
+        assert!(
+            matches!(run.code, Some(1 | 2)) && run.stderr.contains(part),
+            "{}",
+            run.stderr
+        );
+        assert_eq!(run.text(), "");
+    }
+    bench(
+        dir,
+        &["--compare-baseline", "foreign", "--allow-other-hardware"],
+    )
+    .ok();
+    // A baseline that cannot be read is not replaced.
+    bench(dir, &["--save-baseline", "cut"]).fails(1, "cut.json");
+    assert_eq!(fs::read(dir.join("cut.json")).unwrap().len(), 200);
+    bench(Path::new("/dev/null/x"), &["--save-baseline"]).fails(1, "--baseline-dir");
+}
+
+#[test]
+fn the_folder_is_listed_shown_compared_and_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let empty = in_folder(dir, &["baseline", "list"]).ok();
+    assert!(empty.text().is_empty() && empty.stderr.contains("--save-baseline"));
+    in_folder(dir, &["baseline", "trend"]).fails(1, "no baselines");
+
+    bench(dir, &["--save-baseline", "a"]).ok();
+    // Times without the noise of the machine that runs the test.
+    let mut a = read(&dir.join("a.json"));
+    for entry in a["baselines"].as_object_mut().unwrap().values_mut() {
+        entry["samples"]["ms"] = json!([10.0, 10.01, 10.02, 10.03, 10.04, 10.05]);
+    }
+    write(dir, "a.json", &a);
+    let mut slower = scaled(&a, 1.5);
+    for entry in slower["baselines"].as_object_mut().unwrap().values_mut() {
+        entry["timestamp"] = json!(entry["timestamp"].as_u64().unwrap() + 1000);
+    }
+    write(dir, "b.json", &slower);
+    fs::write(dir.join("broken.json"), "{").unwrap();
+
+    let list = in_folder(dir, &["baseline", "list"]).ok();
+    let names: Vec<&str> = list
+        .text()
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    assert_eq!(names, ["a", "b"]);
+    assert!(
+        list.stderr.contains("warning: ") && list.stderr.contains("broken.json"),
+        "{}",
+        list.stderr
+    );
+    let list = in_folder(dir, &["baseline", "list", "--json"]).json();
+    assert_eq!(list["baselines"][1]["benchmarks"], 1);
+    assert!(
+        list["baselines"][2]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("not JSON")
+    );
+
+    let shown = in_folder(dir, &["baseline", "show", "a"]).ok();
+    assert!(
+        shown.text().contains("pp16") && shown.text().contains("6 samples"),
+        "{}",
+        shown.text()
+    );
+    let shown = in_folder(dir, &["baseline", "show", "a", "--json"]).json();
+    assert_eq!(shown["baselines"], a["baselines"]);
+
+    let path = dir.join("b.json");
+    for other in ["b", path.to_str().unwrap()] {
+        let worse = in_folder(dir, &["baseline", "compare", "a", other]);
+        worse.fails(3, "got worse than in 'a'");
+        assert!(
+            worse.text().contains("+50.0 %") && worse.text().contains("REGRESSION"),
+            "{}",
+            worse.text()
+        );
+    }
+    in_folder(dir, &["baseline", "compare", "b", "a"]).ok();
+    in_folder(dir, &["baseline", "compare", "a", "b", "--threshold", "60"]).ok();
+    in_folder(dir, &["baseline", "compare", "a", "c"]).fails(1, "no baseline is called 'c'");
+    let json = in_folder(dir, &["baseline", "compare", "b", "a", "--format", "json"]).json();
+    assert_eq!(
+        (&json["result"], &json["baseline"]),
+        (&json!("improved"), &json!("b"))
+    );
+    let out = dir.join("out.md");
+    in_folder(
+        dir,
+        &[
+            "baseline",
+            "compare",
+            "b",
+            "a",
+            "--format",
+            "markdown",
+            "-o",
+            out.to_str().unwrap(),
+        ],
+    )
+    .ok();
+    assert!(fs::read_to_string(&out).unwrap().contains("| improved |"));
+    write(dir, "none.json", &json!({"baselines": {}}));
+    in_folder(dir, &["baseline", "compare", "a", "none"]).fails(1, "nothing was compared");
+    fs::remove_file(dir.join("none.json")).unwrap();
+
+    let trend = in_folder(dir, &["baseline", "trend"]).ok();
+    assert!(
+        trend.text().contains("! ") && trend.text().contains("+50.0 %"),
+        "{}",
+        trend.text()
+    );
+    let page = dir.join("pages/trend.html");
+    let trend = in_folder(dir, &["baseline", "trend", "-o", page.to_str().unwrap()]).ok();
+    assert!(
+        trend.stderr.contains("1 with regressions"),
+        "{}",
+        trend.stderr
+    );
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("class=\"worse\""));
+}
+
+#[test]
+fn the_form_of_the_seeds_is_read() {
+    // Schema B as other tools write it: one moment and one machine, flat metrics.
+    let dir = tempfile::tempdir().unwrap();
+    let b = |tps: f64| {
+        json!({
+            "timestamp": "2026-01-18T00:00:00Z",
+            "hardware": {"gpu": "Some GPU", "architecture": "gfx1100", "rocm_version": "7.1"},
+            "baselines": {"inference": {"ttft_ms": 145.2, "generation_tps": tps, "peak_memory_gb": 5.2}}
+        })
+    };
+    write(dir.path(), "then.json", &b(42.5));
+    write(dir.path(), "now.json", &b(30.0));
+    let worse = in_folder(dir.path(), &["baseline", "compare", "then", "now"]);
+    worse.fails(3, "1 of 1");
+    assert!(worse.text().contains("generation_tps"), "{}", worse.text());
+}
+
+#[test]
+fn committed_baselines_can_be_read() {
+    let folder = repository("baselines");
+    let names = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    for path in names.filter(|path| path.extension().is_some_and(|end| end == "json")) {
+        let shown = run(&["baseline", "show", path.to_str().unwrap(), "--json"]).json();
+        assert!(
+            !shown["baselines"].as_object().unwrap().is_empty(),
+            "{}",
+            path.display()
+        );
+    }
+}

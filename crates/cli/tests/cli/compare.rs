@@ -1,0 +1,170 @@
+//! `compare`: another program stands in for llama-bench and prints what llama-bench printed.
+
+#![cfg(unix)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::program::{Run, repository, run};
+
+/// A program that does `script`.
+fn program(dir: &Path, script: &str) -> PathBuf {
+    let path = dir.join("llama-bench");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// What llama-bench printed for a prompt of 16 tokens and 4 of generation.
+fn recorded() -> PathBuf {
+    repository("crates/cli/tests/cli/llama-bench.json")
+}
+
+fn compare(program: &Path, args: &[&str]) -> Run {
+    let model = repository("models/forge-mini-Q4_K_M.gguf");
+    let fixed = [
+        "compare",
+        "--with",
+        "llama-bench",
+        program.to_str().unwrap(),
+        "-m",
+        model.to_str().unwrap(),
+    ];
+    run(&[
+        &fixed[..],
+        &["-p", "16", "-n", "4", "-t", "1", "-r", "2"],
+        args,
+    ]
+    .concat())
+}
+
+#[test]
+fn pairs_alternate_and_give_ratios() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let script = format!(
+        "echo \"$@\" >> {}; cat {}",
+        log.display(),
+        recorded().display()
+    );
+    let program = program(dir.path(), &script);
+    let json = compare(&program, &["--pairs", "3", "--json", "--", "-ngl", "0"]).json();
+    assert_eq!(
+        (&json["pairs"], &json["model"]),
+        (&3.into(), &"llama 11M Q4_K - Medium".into())
+    );
+    let calls = fs::read_to_string(&log).unwrap();
+    let calls: Vec<&str> = calls.lines().collect();
+    assert_eq!(calls.len(), 3);
+    for call in calls {
+        assert!(
+            call.ends_with("-p 16 -n 4 -d 0 -t 1 -r 2 -o json -ngl 0"),
+            "{call}"
+        );
+    }
+    let theirs: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(recorded()).unwrap()).unwrap();
+    for (test, name) in json["tests"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(["pp16", "tg4"])
+    {
+        assert_eq!(test["test"], name);
+        let of = |field: &str| {
+            theirs
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|row| row[field].as_u64().unwrap() > 0)
+                .unwrap()
+        };
+        let row = of(if name == "pp16" { "n_prompt" } else { "n_gen" });
+        let samples = row["samples_ts"].as_array().unwrap();
+        let sum: f64 = samples.iter().map(|sample| sample.as_f64().unwrap()).sum();
+        // The median of two.
+        assert_eq!(samples.len(), 2);
+        let speed = test["theirs"]["median"].as_f64().unwrap();
+        assert!((speed / (sum / 2.0) - 1.0).abs() < 1e-9);
+        let ours = test["ours"]["runs"].as_array().unwrap();
+        let ratios = test["ratio"]["pairs"].as_array().unwrap();
+        assert_eq!((ours.len(), ratios.len()), (3, 3));
+        for (ours, ratio) in ours.iter().zip(ratios) {
+            assert!((ours.as_f64().unwrap() / speed / ratio.as_f64().unwrap() - 1.0).abs() < 1e-9);
+        }
+        let [low, median, high] =
+            ["low", "median", "high"].map(|part| test["ratio"][part].as_f64().unwrap());
+        assert!(low <= median && median <= high && low > 0.0);
+    }
+
+    let table = compare(&program, &["--pairs", "1"]).ok();
+    assert!(
+        table.text().contains("| pp16 ") && table.text().contains("1 pairs"),
+        "{}",
+        table.text()
+    );
+}
+
+#[test]
+fn what_goes_wrong_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = dir.path().join("none");
+    compare(&none, &[]).fails(1, "there is no llama-bench at");
+    compare(dir.path(), &[]).fails(1, "there is no llama-bench at");
+    let not_runnable = dir.path().join("text");
+    fs::write(&not_runnable, "x").unwrap();
+    compare(&not_runnable, &["--pairs", "1"]).fails(1, "cannot run llama-bench");
+    for (script, part) in [
+        (
+            "echo 'error: no such model' >&2; exit 7",
+            "llama-bench failed (exit status: 7): error: no such model",
+        ),
+        ("kill -9 $$", "llama-bench failed (signal: 9"),
+        ("echo hello", "it printed: hello"),
+        ("true", "it printed: nothing"),
+        ("echo '[]'", "llama-bench gave no row for pp16"),
+        ("echo '[{\"n_prompt\": 16}]'", "`samples_ts` is missing"),
+        ("printf '\\377\\376'", "no text"),
+    ] {
+        let program = program(dir.path(), script);
+        compare(&program, &["--pairs", "1"]).fails(1, part);
+    }
+    let fine = program(dir.path(), &format!("cat {}", recorded().display()));
+    for (args, code, part) in [
+        (&["-t", "0"][..], 2, "-t 0"),
+        (&["--pairs", "0"], 2, "--pairs"),
+        (&["--device", "xpu"], 2, "--device"),
+        (&["-d", "33", "--pairs", "1"], 1, "rocmforge failed"),
+        (
+            &["-n", "8", "--pairs", "1"],
+            1,
+            "llama-bench gave no row for tg8",
+        ),
+    ] {
+        compare(&fine, args).fails(code, part);
+    }
+    let fine = fine.to_str().unwrap();
+    run(&["compare", "--with", "other-bench", fine, "-m", "x.gguf"]).fails(2, "--with other-bench");
+    run(&["compare", "--with", "llama-bench", fine, "-m", "none.gguf"]).fails(1, "none.gguf");
+    run(&["compare", "--with", "llama-bench", fine]).fails(2, "--model");
+}
+
+#[test]
+fn finished_pairs_count_when_a_later_one_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let mark = dir.path().join("mark");
+    let script = format!(
+        "test -e {mark} && exit 3; touch {mark}; cat {recorded}",
+        mark = mark.display(),
+        recorded = recorded().display()
+    );
+    let run = compare(&program(dir.path(), &script), &["--pairs", "4", "--json"]);
+    run.fails(1, "llama-bench failed");
+    let json: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!(
+        (&json["pairs"], &json["pairs_asked"]),
+        (&1.into(), &4.into())
+    );
+    assert!(run.stderr.contains("only 1 of 4 pairs"), "{}", run.stderr);
+}
