@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -15,6 +16,7 @@ use crate::error::GpuError;
 use crate::image::Image;
 use crate::keeper::Keeper;
 use crate::memory::{Buffer, Slice, machine_bytes};
+use crate::trace;
 
 /// Dynamic shared memory that a launch may have without asking for more.
 const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
@@ -41,6 +43,8 @@ pub(crate) struct Inner {
     target: String,
     modules: Mutex<HashMap<&'static str, Module>>,
     pub(crate) keeper: Keeper,
+    /// Bytes of all buffers.
+    pub(crate) allocated: AtomicU64,
     /// The error after which the device can do no more.
     lost: OnceLock<GpuError>,
     /// Tells devices in use apart, for `CURRENT`.
@@ -210,6 +214,7 @@ impl Gpu {
                 target,
                 modules: Mutex::default(),
                 keeper: Keeper::default(),
+                allocated: AtomicU64::new(0),
                 lost: OnceLock::new(),
                 serial,
             }),
@@ -296,6 +301,11 @@ impl Gpu {
 
     pub fn id(&self) -> DeviceId {
         self.inner.id
+    }
+
+    /// Bytes of device memory that buffers of this process's use of the device have now.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.inner.allocated.load(Ordering::Relaxed)
     }
 
     /// Compute units or multiprocessors.
@@ -538,6 +548,7 @@ impl Gpu {
         if grid.contains(&0) {
             return Ok(());
         }
+        let traced = trace::is_on(self).then(Instant::now);
         self.inner.ready()?;
         let launch = Launch {
             function: self.function(module, name, shared_bytes)?,
@@ -554,7 +565,10 @@ impl Gpu {
             .own
             .launch(&self.inner.driver.calls, &launch)
         {
-            0 => Ok(()),
+            0 => match traced {
+                Some(at) => trace::launched((module, name), at),
+                None => Ok(()),
+            },
             code => Err(self
                 .inner
                 .failed(name_of(self.inner.driver.vendor, "launch"), code, name)),

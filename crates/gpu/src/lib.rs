@@ -18,6 +18,7 @@ pub mod ops;
 mod pinned;
 mod roofline;
 mod step;
+mod trace;
 mod upload;
 
 pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
@@ -32,4 +33,5 @@ pub use operands::{ActForm, Activation, Acts, ActsBuffer, KvLayer, Matrix, OutMo
 pub use pinned::Pinned;
 pub use roofline::{read_all, read_bandwidth};
 pub use step::{SeqRows, Step};
+pub use trace::{KernelTime, Trace, n_traced};
 pub use upload::Uploader;

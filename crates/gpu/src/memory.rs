@@ -4,6 +4,7 @@ use std::fs;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::driver::api::code;
 use crate::error::GpuError;
@@ -27,6 +28,7 @@ impl Buffer {
         });
         allocated.map_err(|error| out_of_memory(&gpu, error, n_bytes))?;
         let born = gpu.keeper.lock().tick();
+        gpu.allocated.fetch_add(n_bytes as u64, Ordering::Relaxed);
         Ok(Buffer {
             ptr,
             n_bytes,
@@ -55,6 +57,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        let n_bytes = self.n_bytes as u64;
+        self.gpu.allocated.fetch_sub(n_bytes, Ordering::Relaxed);
         self.gpu.give_up(self.born, Memory::Device(self.ptr));
     }
 }
