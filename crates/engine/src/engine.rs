@@ -5,14 +5,14 @@ mod limits;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::backend::BackendInfo;
 use crate::backend::check::FirstUse;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuOptions};
+use crate::backend::{BackendInfo, StepObserver};
 use crate::batch::{RowOutput, Sampled, TokenLogprob};
 use crate::error::EngineError;
 use crate::executor::{Executor, Pending};
-use crate::kv_cache::{BlockPool, KvType};
+use crate::kv_cache::{BlockPool, KvType, KvUsage};
 use crate::memory;
 use crate::model::Model;
 use crate::plan::{Passes, Plan};
@@ -91,6 +91,7 @@ pub struct Engine {
     /// seldom differ in them.
     last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
     passes: Passes,
+    kv_usage: KvUsage,
 }
 
 impl Engine {
@@ -155,6 +156,7 @@ impl Engine {
             next_id: 0,
             last_breakers: None,
             passes: Passes::default(),
+            kv_usage: KvUsage::default(),
         }
     }
 
@@ -175,6 +177,16 @@ impl Engine {
     /// Sets what is told of every operation of the following steps.
     pub fn observe(&mut self, observer: Option<Box<dyn crate::backend::OpObserver>>) {
         self.executor.observe(observer);
+    }
+
+    /// Sets who is told what the following steps take.
+    pub fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
+        self.executor.observe_steps(observer);
+    }
+
+    /// What of the KV cache the sequences had when the last step was submitted.
+    pub fn kv_usage(&self) -> KvUsage {
+        self.kv_usage
     }
 
     /// Accepts a request; its events come from [`Engine::step`].
@@ -247,6 +259,7 @@ impl Engine {
         let scheduled = self.scheduler.schedule();
         let submitted = scheduled.is_some();
         if let Some((batch, record)) = scheduled {
+            self.kv_usage = self.scheduler.kv_usage();
             self.in_flight
                 .push_back((self.executor.submit(batch), record));
         }

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendInfo, OpObserver, Wait};
+use crate::backend::{Backend, BackendInfo, OpObserver, StepObserver, Wait};
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
 
@@ -18,6 +18,7 @@ const POLL: Duration = Duration::from_micros(100);
 enum Command {
     Step(Batch, mpsc::Sender<Result<StepOutput, EngineError>>),
     Observe(Option<Box<dyn OpObserver>>),
+    ObserveSteps(Option<Box<dyn StepObserver>>),
 }
 
 /// A running device.
@@ -56,6 +57,7 @@ impl Executor {
                         backend.submit(batch, Box::new(move |result| drop(to.send(result))))
                     }
                     Command::Observe(observer) => backend.observe(observer),
+                    Command::ObserveSteps(observer) => backend.observe_steps(observer),
                 }
             }
         };
@@ -96,6 +98,11 @@ impl Executor {
     /// Sets the observer of the steps submitted from here on.
     pub(crate) fn observe(&self, observer: Option<Box<dyn OpObserver>>) {
         self.send(Command::Observe(observer));
+    }
+
+    /// Sets who is told what the steps take that are submitted from here on.
+    pub(crate) fn observe_steps(&self, observer: Option<Box<dyn StepObserver>>) {
+        self.send(Command::ObserveSteps(observer));
     }
 
     fn send(&self, command: Command) {

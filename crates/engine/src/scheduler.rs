@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
-use crate::kv_cache::{BlockId, BlockPool};
+use crate::kv_cache::{BlockId, BlockPool, KvUsage};
 use crate::request::{PromptOutput, RequestId};
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
 
@@ -187,6 +187,14 @@ impl Scheduler {
             if self.running.len() == at {
                 return false;
             }
+        }
+    }
+
+    pub(crate) fn kv_usage(&self) -> KvUsage {
+        let n_pages = self.running.iter().map(|s| s.table.blocks().len());
+        KvUsage {
+            n_slots: n_pages.sum::<usize>() * self.pool.page(),
+            n_tokens: self.running.iter().map(|s| s.n_submitted).sum(),
         }
     }
 

@@ -10,11 +10,12 @@ use half::f16;
 use rocmforge_cpu::{self as cpu, Acts, ExpertActs, Isa, KvSlice, KvSliceMut, Pool, Routing};
 use rocmforge_gguf::quant;
 
-use super::{Backend, BackendInfo, OpData, OpObserver, Reply, output};
+use super::times::{StepPart, Stopwatch};
+use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, output};
 use crate::batch::{Batch, InputToken, LogitsRow, Sampled, StepOutput};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
-use crate::plan::{ActsInfo, BufferId, KvSpec, Op, Plan, RowCount};
+use crate::plan::{ActsInfo, BatchShape, BufferId, KvSpec, Op, Plan, RowCount};
 use crate::tokenizer::TokenId;
 
 /// How to run on the CPU.
@@ -92,6 +93,7 @@ pub struct CpuBackend {
     /// What each output row of the last step sampled.
     last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
+    step_observer: Option<Box<dyn StepObserver>>,
 }
 
 impl CpuBackend {
@@ -113,6 +115,7 @@ impl CpuBackend {
             cache: plan.kv.iter().map(new_cache).collect(),
             last_sampled: Vec::new(),
             observer: None,
+            step_observer: None,
             options,
             plan,
             weights,
@@ -144,7 +147,14 @@ impl CpuBackend {
     }
 
     fn run(&mut self, batch: &Batch) -> StepOutput {
+        let mut watch = self.step_observer.as_ref().map(|_| Stopwatch::start());
+        let mut lap = |part: &dyn Fn() -> StepPart| {
+            if let Some(watch) = &mut watch {
+                watch.lap(part());
+            }
+        };
         let (tokens, rotations) = self.begin(batch);
+        lap(&|| StepPart::Begin);
         // The plan is lent out so that operations can borrow the rest of `self` mutably.
         let ops = std::mem::take(&mut self.plan.ops);
         for (index, op) in ops.iter().enumerate() {
@@ -159,6 +169,7 @@ impl CpuBackend {
             if let Some(observer) = &mut self.observer {
                 observer.after(index, op, batch, &Floats(&self.buffers));
             }
+            lap(&|| StepPart::Ops(index..index + 1));
         }
         self.plan.ops = ops;
         let mut logits = self.take(self.plan.logits);
@@ -168,6 +179,10 @@ impl CpuBackend {
         let rows = output::rows(isa, &self.pool, &mut logits, tokens, &wanted, last_sampled);
         self.put(self.plan.logits, logits);
         self.last_sampled = output::sampled(&rows);
+        lap(&|| StepPart::Choose);
+        if let (Some(watch), Some(observer)) = (watch, &mut self.step_observer) {
+            observer.step(watch.finish(batch.step, BatchShape::of(batch)));
+        }
         StepOutput {
             step: batch.step,
             rows,
@@ -219,6 +234,10 @@ impl Backend for CpuBackend {
         self.observer = observer;
     }
 
+    fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
+        self.step_observer = observer;
+    }
+
     fn info(&self) -> BackendInfo {
         let mut slow_ops: Vec<(String, usize)> = Vec::new();
         for weight in self.plan.ops.iter().flat_map(Op::matrices) {
@@ -243,6 +262,7 @@ impl Backend for CpuBackend {
             ),
             slow_ops,
             kv_bytes: n_tokens * per_token,
+            device_memory: None,
             notices: Vec::new(),
         }
     }

@@ -12,6 +12,7 @@ mod memory;
 mod run_op;
 mod step;
 mod stepwise;
+mod timed;
 mod weights;
 
 use std::borrow::Cow;
@@ -21,7 +22,10 @@ use std::sync::Arc;
 use rocmforge_cpu::{Isa, Pool};
 use rocmforge_gpu::{Event, Gpu, Graph, ops};
 
-use super::{Backend, BackendInfo, OpData, OpObserver, Reply, Wait, output};
+use super::times::StepPart;
+use super::{
+    Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, StepObserver, Wait, output,
+};
 use crate::batch::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
 use crate::error::EngineError;
 use crate::model::Weights;
@@ -36,6 +40,7 @@ pub use device::{
 use memory::{Memory, Sizes};
 use run_op::Launcher;
 use step::{N_SLOTS, StepShape, StepSizes, StepToken};
+use timed::{TimedStep, Timing};
 use weights::DeviceWeights;
 
 /// Sequences of the largest graph; the sizes of graphs are powers of two.
@@ -81,6 +86,8 @@ pub struct GpuBackend {
     /// What each output row of the last finished step sampled.
     last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
+    timing: Timing,
+    device_memory: DeviceMemory,
     notices: Vec<String>,
 }
 
@@ -91,6 +98,7 @@ struct InFlight {
     slot: usize,
     /// The rows whose logits are read before the next step begins.
     of_host: Vec<usize>,
+    times: Option<TimedStep>,
     reply: Reply,
 }
 
@@ -116,8 +124,11 @@ impl GpuBackend {
             page: options.page,
             n_blocks: options.n_blocks,
         };
+        let before = gpu.allocated_bytes();
         let memory = Memory::new(&gpu, &plan, &sizes)?;
+        let scratch = gpu.allocated_bytes() - before - memory.kv_bytes();
         let weights = DeviceWeights::upload(&gpu, &plan, weights)?;
+        let total = gpu.allocated_bytes() - before;
         Ok(GpuBackend {
             name,
             stages,
@@ -129,6 +140,8 @@ impl GpuBackend {
             in_flight: VecDeque::new(),
             last_sampled: Vec::new(),
             observer: None,
+            timing: Timing::default(),
+            device_memory: DeviceMemory { total, scratch },
             notices: Vec::new(),
             options,
             gpu,
@@ -136,8 +149,12 @@ impl GpuBackend {
         })
     }
 
-    /// Queues a step; its slot and shape.
-    fn start(&mut self, batch: &Batch, choices: &Choices) -> Result<(usize, StepShape), GpuError> {
+    /// Queues a step; its slot and shape, and what its times are read from.
+    fn start(
+        &mut self,
+        batch: &Batch,
+        choices: &Choices,
+    ) -> Result<(usize, StepShape, Option<TimedStep>), GpuError> {
         let (shape, kind) = self.shape(batch, choices.chooser());
         let tokens: Vec<StepToken> = batch
             .tokens
@@ -145,9 +162,14 @@ impl GpuBackend {
             .map(|&token| self.resolve(token))
             .collect();
         let slot = self.memory.step.write(batch, &tokens, choices, &shape);
+        let mut times = None;
         let mut observer = self.observer.take();
         let queued = match &mut observer {
             Some(observer) => self.launch_observed(batch, &shape, observer.as_mut()),
+            None if self.timing.is_on() => {
+                let timed = self.launch_timed(&shape);
+                timed.map(|timed| times = Some(timed))
+            }
             None if kind == Kind::Decode && self.options.graphs == Graphs::On => {
                 self.launch_graph(&shape)
             }
@@ -156,7 +178,7 @@ impl GpuBackend {
         self.observer = observer;
         queued?;
         self.ends[slot].record()?;
-        Ok((slot, shape))
+        Ok((slot, shape, times))
     }
 
     /// Steps in which every sequence has one row, whose logits are wanted, have a few sizes only.
@@ -196,22 +218,37 @@ impl GpuBackend {
     }
 
     fn launch(&self, shape: &StepShape) -> Result<(), GpuError> {
+        self.launch_marked(shape, &mut |_| {})
+    }
+
+    /// `mark` is told of each part once its launches are queued.
+    fn launch_marked(
+        &self,
+        shape: &StepShape,
+        mark: &mut dyn FnMut(StepPart),
+    ) -> Result<(), GpuError> {
         let launcher = self.launcher(shape);
         self.begin(shape)?;
+        mark(StepPart::Begin);
         for &stage in &self.stages {
             if !self.is_idle(stage.ops().start, shape) {
                 launcher.run(stage)?;
+                mark(StepPart::Ops(stage.ops()));
             }
         }
-        self.end(shape)
+        self.choose(shape)?;
+        mark(StepPart::Choose);
+        self.end(shape)?;
+        mark(StepPart::End);
+        Ok(())
     }
 
     fn begin(&self, shape: &StepShape) -> Result<(), GpuError> {
         ops::begin_step(&self.gpu, &self.memory.step.io(shape))
     }
 
-    /// The token of each row, to the host.
-    fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
+    /// The token of each row.
+    fn choose(&self, shape: &StepShape) -> Result<(), GpuError> {
         let step = &self.memory.step;
         let sampled = step.sampled(shape);
         if shape.n_logits > 0 {
@@ -224,7 +261,14 @@ impl GpuBackend {
                 }
             }
         }
-        ops::end_step(&self.gpu, &step.io(shape), sampled, step.results())
+        Ok(())
+    }
+
+    /// What was chosen, to the host.
+    fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
+        let step = &self.memory.step;
+        let (io, sampled) = (step.io(shape), step.sampled(shape));
+        ops::end_step(&self.gpu, &io, sampled, step.results())
     }
 
     /// Replays the graph of this shape, which is recorded at its second use.
@@ -261,13 +305,20 @@ impl GpuBackend {
             launcher.run(Stage::One(index))?;
             observer.after(index, op, batch, &launcher);
         }
+        self.choose(shape)?;
         self.end(shape)
     }
 
     /// Waits for the oldest step and replies.
     fn finish_oldest(&mut self) {
-        if let Some(step) = self.in_flight.pop_front() {
-            let result = self.output(&step);
+        if let Some(mut step) = self.in_flight.pop_front() {
+            let times = step.times.take();
+            let result = self.output(&step).and_then(|output| {
+                if let Some(times) = times {
+                    self.tell_times(&step.batch, times)?;
+                }
+                Ok(output)
+            });
             (step.reply)(result);
         }
     }
@@ -363,7 +414,8 @@ impl Backend for GpuBackend {
         }
         let choices = Choices::of(&batch);
         match self.start(&batch, &choices) {
-            Ok((slot, shape)) => self.in_flight.push_back(InFlight {
+            Ok((slot, shape, times)) => self.in_flight.push_back(InFlight {
+                times,
                 of_host: choices.of_host,
                 batch,
                 shape,
@@ -398,6 +450,12 @@ impl Backend for GpuBackend {
         self.observer = observer;
     }
 
+    fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
+        // Steps in flight are told of to the one they were begun for.
+        self.finish(Wait::All);
+        self.timing.set(observer);
+    }
+
     fn info(&self) -> BackendInfo {
         let mut slow_ops: Vec<(String, usize)> = Vec::new();
         for op in &self.plan.ops {
@@ -418,6 +476,7 @@ impl Backend for GpuBackend {
             device: self.name.clone(),
             slow_ops,
             kv_bytes: self.memory.kv_bytes(),
+            device_memory: Some(self.device_memory),
             notices: self.notices.clone(),
         }
     }

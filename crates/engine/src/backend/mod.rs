@@ -4,12 +4,14 @@ pub mod check;
 pub mod cpu;
 pub mod gpu;
 mod output;
+pub mod times;
 
 use std::borrow::Cow;
 
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
 use crate::plan::{BufferId, Op};
+pub use times::StepObserver;
 
 /// The float buffers of a step as they are when an observer looks.
 pub trait OpData {
@@ -52,7 +54,19 @@ pub trait Backend: Send {
     /// Sets the observer of the following steps.
     fn observe(&mut self, observer: Option<Box<dyn OpObserver>>);
 
+    /// Sets who is told what the following steps take.
+    fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>);
+
     fn info(&self) -> BackendInfo;
+}
+
+/// Bytes that a backend has on its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Weights as the device has them, the cache and what steps need.
+    pub total: u64,
+    /// What steps need beside weights and cache.
+    pub scratch: u64,
 }
 
 /// What a backend says of itself once it has compiled the model.
@@ -64,6 +78,8 @@ pub struct BackendInfo {
     pub slow_ops: Vec<(String, usize)>,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,
+    /// The memory of a device that takes all of it at once.
+    pub device_memory: Option<DeviceMemory>,
     /// What the user should know of how it runs.
     pub notices: Vec<String>,
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::backend::{Backend, OpObserver, Reply};
+use crate::backend::{Backend, OpObserver, Reply, StepObserver};
 use crate::batch::{Batch, InputToken, StepOutput, Want};
 use crate::request::PromptOutput;
 use crate::sampler::SamplingParams;
@@ -101,11 +101,14 @@ impl Backend for Recorder {
 
     fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
 
+    fn observe_steps(&mut self, _: Option<Box<dyn StepObserver>>) {}
+
     fn info(&self) -> BackendInfo {
         BackendInfo {
             device: "recorder".into(),
             slow_ops: Vec::new(),
             kv_bytes: 0,
+            device_memory: None,
             notices: Vec::new(),
         }
     }
@@ -367,11 +370,14 @@ impl Backend for Broken {
 
     fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
 
+    fn observe_steps(&mut self, _: Option<Box<dyn StepObserver>>) {}
+
     fn info(&self) -> BackendInfo {
         BackendInfo {
             device: "broken".into(),
             slow_ops: Vec::new(),
             kv_bytes: 0,
+            device_memory: None,
             notices: Vec::new(),
         }
     }

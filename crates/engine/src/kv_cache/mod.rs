@@ -15,6 +15,15 @@ pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
 pub use prefix::PrefixHash;
 
+/// What of the cache sequences have. Pages that several share count for each of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KvUsage {
+    /// Slots for tokens in the pages that are taken.
+    pub n_slots: usize,
+    /// Tokens in them.
+    pub n_tokens: usize,
+}
+
 /// How cached keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvType {
