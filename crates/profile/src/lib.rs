@@ -5,10 +5,19 @@
 //! the vendors' profilers. All of them summarise samples with [`stats`].
 #![forbid(unsafe_code)]
 
+pub mod advisor;
 pub mod baseline;
 pub mod bench;
+mod ceilings;
 pub mod clock;
 pub mod external;
+pub mod launches;
+pub mod ops;
+pub mod phases;
 pub mod render;
 pub mod report;
 pub mod stats;
+pub mod telemetry;
+pub mod timeline;
+pub mod timer;
+pub mod ttft;

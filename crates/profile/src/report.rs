@@ -84,6 +84,8 @@ pub struct Ceilings {
     pub read_bytes_per_s: f64,
     pub f32_ops_per_s: Option<f64>,
     pub i8_ops_per_s: Option<f64>,
+    /// What starting an operation costs, microseconds: handing work to the threads on a CPU, a launch among others on a GPU.
+    pub start_us: Option<f64>,
 }
 
 /// Time to the first token, in its parts. Parts that overlap others say so in `notes`.
@@ -169,7 +171,18 @@ pub struct Launches {
     pub submit_us: Summary,
     /// What a step takes beyond its kernels, microseconds.
     pub overhead_us: f64,
+    /// The first that applies, and its reason.
     pub recommendation: Recommendation,
+    pub reason: String,
+    /// All of them, those with the most to gain first.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// Whether a recommendation applies, and the numbers that say so.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    pub recommendation: Recommendation,
+    pub applies: bool,
     pub reason: String,
 }
 

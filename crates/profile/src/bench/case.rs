@@ -183,6 +183,7 @@ mod tests {
             read_bytes_per_s: 1e10,
             f32_ops_per_s: Some(1e10),
             i8_ops_per_s: Some(4e10),
+            start_us: None,
         };
         let rates = work.rates(0.5, Some(&ceilings));
         let near = |found: Option<f64>, expected: f64| {
@@ -203,6 +204,7 @@ mod tests {
         let gpu = Ceilings {
             f32_ops_per_s: None,
             i8_ops_per_s: None,
+            start_us: None,
             ..ceilings
         };
         assert_eq!(work.rates(0.5, Some(&gpu)).compute_roofline_share, None);
@@ -226,6 +228,7 @@ mod tests {
             read_bytes_per_s: 1e9,
             f32_ops_per_s: None,
             i8_ops_per_s: None,
+            start_us: None,
         };
         let (whole, half) = (
             work.rates(1e-3, Some(&ceilings)),

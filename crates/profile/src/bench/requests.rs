@@ -58,6 +58,12 @@ pub struct Requests {
     random: Random,
 }
 
+/// A prompt of `n` tokens of a vocabulary of `n_vocab`, the same each time.
+pub fn random_prompt(n: usize, n_vocab: usize) -> Vec<TokenId> {
+    let mut random = Random(0);
+    (0..n).map(|_| random.below(n_vocab) as TokenId).collect()
+}
+
 /// Tokens that the cache must hold for `n_seqs` sequences with up to `depth` tokens in it and `after` tokens behind them:
 /// pages are taken from those unused for longest, so those of the depth stay if the others suffice for the run before
 /// and this one.

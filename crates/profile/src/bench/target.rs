@@ -91,6 +91,7 @@ impl Target {
                     read_bytes_per_s: roofline.read_bytes_per_s,
                     f32_ops_per_s: Some(roofline.f32_ops_per_s),
                     i8_ops_per_s: Some(roofline.i8_ops_per_s),
+                    start_us: None,
                 };
                 let pool = Pool::new(n_threads);
                 hardware.n_threads = pool.n_threads();
@@ -112,6 +113,7 @@ impl Target {
                         read_bytes_per_s: read_bandwidth(&gpu)?,
                         f32_ops_per_s: None,
                         i8_ops_per_s: None,
+                        start_us: None,
                     }),
                 };
                 (Opened::Gpu(gpu), ceilings)

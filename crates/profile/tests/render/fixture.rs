@@ -239,6 +239,7 @@ pub(crate) fn cpu() -> Profile {
         read_bytes_per_s: 29.9e9,
         f32_ops_per_s: Some(361.0e9),
         i8_ops_per_s: Some(1.31e12),
+        start_us: None,
     };
     let phases = vec![
         phase("prefill", 1, &ceilings),
@@ -344,6 +345,7 @@ pub(crate) fn gpu() -> Profile {
         read_bytes_per_s: 4.405e12,
         f32_ops_per_s: None,
         i8_ops_per_s: None,
+        start_us: None,
     });
     for phase in &mut profile.phases {
         for row in &mut phase.ops {
@@ -368,6 +370,7 @@ pub(crate) fn gpu() -> Profile {
         overhead_us: 38.0,
         recommendation: Recommendation::NoAction,
         reason: "A step takes 38 µs beyond its kernels, 1.8 % of it.".to_owned(),
+        verdicts: Vec::new(),
     });
     profile.utilization = Some(Utilization {
         source: "NVML".to_owned(),

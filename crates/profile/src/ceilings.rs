@@ -1,0 +1,125 @@
+//! What a device can do at best, measured in the run that it is compared with.
+
+use std::time::Instant;
+
+use rocmforge_cpu::Pool;
+use rocmforge_engine::backend::gpu::{self, DeviceId, GpuConfig};
+use rocmforge_engine::{EngineError, Isa, Roofline};
+use rocmforge_gpu::{Gpu, GpuError, ops};
+
+use crate::report::Ceilings;
+use crate::timer::KernelTimer;
+
+/// Starts that are timed together, and how often; the best counts, since others may use the machine too.
+const N_STARTS: usize = 200;
+const N_BATCHES: usize = 7;
+/// Values of the smallest launch that is timed.
+const FEW_VALUES: usize = 32;
+
+impl Ceilings {
+    /// Of this many threads, for some tenths of a second.
+    pub fn of_cpu(isa: Isa, n_threads: usize) -> Ceilings {
+        let roofline = Roofline::measure(isa, n_threads);
+        Ceilings {
+            read_bytes_per_s: roofline.read_bytes_per_s,
+            f32_ops_per_s: Some(roofline.f32_ops_per_s),
+            i8_ops_per_s: Some(roofline.i8_ops_per_s),
+            start_us: Some(pool_start_us(n_threads)),
+        }
+    }
+
+    /// Of a GPU, before anything else has its memory. Its arithmetic is not measured. `None` for the CPU that plays one.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn of_gpu(config: &GpuConfig) -> Result<Option<Ceilings>, EngineError> {
+        if matches!(config.id, Some(DeviceId::Host(_))) {
+            return Ok(None);
+        }
+        let read_bytes_per_s = gpu::read_bandwidth(config)?;
+        let id = match config.id {
+            Some(id) => Some(id),
+            None => gpu::first(&config.open).ok(),
+        };
+        let start_us = match id {
+            Some(id) => Some(launch_us(&Gpu::open_with(id, &config.open)?)?),
+            None => None,
+        };
+        Ok(Some(Ceilings {
+            read_bytes_per_s,
+            f32_ops_per_s: None,
+            i8_ops_per_s: None,
+            start_us,
+        }))
+    }
+}
+
+/// Time to hand next to no work to the threads and to have it done.
+fn pool_start_us(n_threads: usize) -> f64 {
+    let pool = Pool::new(n_threads);
+    let batch = |_| {
+        let started = Instant::now();
+        for _ in 0..N_STARTS {
+            pool.run(n_threads, &|task| {
+                std::hint::black_box(task);
+            });
+        }
+        started.elapsed().as_secs_f64() * 1e6 / N_STARTS as f64
+    };
+    (0..N_BATCHES).map(batch).fold(f64::INFINITY, f64::min)
+}
+
+/// Time of a launch among others, on the device.
+fn launch_us(gpu: &Gpu) -> Result<f64, GpuError> {
+    let x = gpu.upload(&[0f32; FEW_VALUES])?;
+    let mut best = f64::INFINITY;
+    // The first batch loads the kernel.
+    for _ in 0..=N_BATCHES {
+        let mut timer = KernelTimer::for_kernel("add");
+        timer.start(gpu)?;
+        for _ in 0..N_STARTS {
+            ops::add(gpu, x.as_slice(), x.as_slice())?;
+        }
+        timer.stop(gpu)?;
+        if let Some(ms) = timer.elapsed()? {
+            best = best.min(ms * 1e3 / N_STARTS as f64);
+        }
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_has_ceilings() {
+        let ceilings = Ceilings::of_cpu(Isa::detect(), 2);
+        for value in [
+            Some(ceilings.read_bytes_per_s),
+            ceilings.f32_ops_per_s,
+            ceilings.i8_ops_per_s,
+            ceilings.start_us,
+        ] {
+            assert!(value.is_some_and(|value| value.is_finite() && value > 0.0));
+        }
+    }
+
+    #[test]
+    fn a_launch_takes_time() {
+        let targets = gpu::image_targets();
+        let mut personas = targets.iter().filter_map(|t| t.strip_prefix("host-"));
+        let Some(persona) = personas.next() else {
+            println!("skipped: built without the target host");
+            return;
+        };
+        let us = launch_us(&Gpu::host(persona).unwrap()).unwrap();
+        assert!(us.is_finite() && us > 0.0, "{us}");
+        // It has no memory of its own that a bandwidth would be of.
+        let config = GpuConfig {
+            id: Some(format!("host:{persona}").parse().unwrap()),
+            ..GpuConfig::default()
+        };
+        assert_eq!(Ceilings::of_gpu(&config).unwrap(), None);
+    }
+}

@@ -1,0 +1,342 @@
+//! Times of operations beside what they must move and compute: groups of operations that are alike, as rows of a table.
+//!
+//! Times come from the engine ([`StepTimes`]), bytes and operations from the plan ([`PlanCost`]), ceilings from
+//! measurements of the same run ([`Ceilings`]).
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use rocmforge_engine::Roofline;
+use rocmforge_engine::backend::times::{StepPart, StepTimes};
+use rocmforge_engine::plan::{ActsId, BatchShape, BufferId, Op, OpCost, PlanCost, WeightId};
+
+use crate::report::{Bound, Ceilings, OpRow};
+use crate::stats::Summary;
+
+/// Operations for each byte below which every device waits for its memory; it decides where the peak of the arithmetic
+/// is not measured. GPUs do 14 f32 operations for each byte they read, or more.
+const MEMORY_BOUND_BELOW: f64 = 8.0;
+
+/// Rows of operations that are alike, in the order in which they were first seen.
+#[derive(Debug, Clone, Default)]
+pub struct Groups {
+    rows: Vec<Group>,
+    by_name: HashMap<String, usize>,
+}
+
+#[derive(Debug, Clone)]
+struct Group {
+    name: String,
+    kind: String,
+    total: Duration,
+    calls_us: Vec<f64>,
+    cost: Cost,
+}
+
+/// What must come from memory, and operations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    pub bytes: u64,
+    pub f32_ops: u64,
+    pub i8_ops: u64,
+}
+
+impl From<OpCost> for Cost {
+    fn from(cost: OpCost) -> Cost {
+        Cost {
+            bytes: cost.weight_bytes + cost.kv_bytes,
+            f32_ops: cost.f32_ops,
+            i8_ops: cost.i8_ops,
+        }
+    }
+}
+
+impl Cost {
+    fn add(&mut self, other: Cost) {
+        self.bytes += other.bytes;
+        self.f32_ops += other.f32_ops;
+        self.i8_ops += other.i8_ops;
+    }
+
+    /// Seconds of memory and of arithmetic at the ceilings; of arithmetic `None` where its peaks are not known.
+    fn seconds(&self, ceilings: &Ceilings) -> (f64, Option<f64>) {
+        let memory = self.bytes as f64 / ceilings.read_bytes_per_s;
+        let arithmetic = ceilings.f32_ops_per_s.zip(ceilings.i8_ops_per_s);
+        let arithmetic =
+            arithmetic.map(|(f32, i8)| self.f32_ops as f64 / f32 + self.i8_ops as f64 / i8);
+        (memory, arithmetic)
+    }
+
+    /// The least time, if it is known.
+    pub fn least_seconds(&self, ceilings: &Ceilings) -> Option<f64> {
+        match self.seconds(ceilings) {
+            (memory, Some(arithmetic)) => Some(memory.max(arithmetic)),
+            (memory, None) if self.waits_for_memory() => Some(memory),
+            _ => None,
+        }
+    }
+
+    /// Whether it waits for memory on any device.
+    fn waits_for_memory(&self) -> bool {
+        let n_ops = (self.f32_ops + self.i8_ops) as f64;
+        self.bytes > 0 && n_ops <= MEMORY_BOUND_BELOW * self.bytes as f64
+    }
+}
+
+/// What `calls` calls of this cost wait for.
+pub fn bound(cost: &Cost, calls: u64, ceilings: &Ceilings) -> Option<Bound> {
+    if *cost == Cost::default() || calls == 0 {
+        return None;
+    }
+    let (memory, arithmetic) = cost.seconds(ceilings);
+    let least = memory.max(arithmetic.unwrap_or(0.0));
+    if let Some(start_us) = ceilings.start_us
+        && (arithmetic.is_some() || cost.waits_for_memory())
+        && least * 1e6 <= start_us * calls as f64
+    {
+        return Some(Bound::Launch);
+    }
+    match arithmetic {
+        Some(arithmetic) if arithmetic > memory => Some(Bound::Compute),
+        Some(_) => Some(Bound::Memory),
+        None => cost.waits_for_memory().then_some(Bound::Memory),
+    }
+}
+
+impl Groups {
+    /// One call.
+    pub fn add(&mut self, kind: &str, name: &str, time: Duration, cost: Cost) {
+        let index = match self.by_name.get(name) {
+            Some(index) => *index,
+            None => {
+                self.rows.push(Group {
+                    name: name.to_string(),
+                    kind: kind.to_string(),
+                    total: Duration::ZERO,
+                    calls_us: Vec::new(),
+                    cost: Cost::default(),
+                });
+                self.by_name.insert(name.to_string(), self.rows.len() - 1);
+                self.rows.len() - 1
+            }
+        };
+        let group = &mut self.rows[index];
+        group.total += time;
+        group.calls_us.push(time.as_secs_f64() * 1e6);
+        group.cost.add(cost);
+    }
+
+    /// Sum over all calls.
+    pub fn total(&self) -> Duration {
+        self.rows.iter().map(|group| group.total).sum()
+    }
+
+    /// The rows of one of `n_runs` runs that were alike, by share of time.
+    pub fn rows(&self, n_runs: usize, ceilings: Option<&Ceilings>) -> Vec<OpRow> {
+        let all = self.total().as_secs_f64();
+        let n = n_runs.max(1) as u64;
+        let mut rows: Vec<OpRow> = Vec::with_capacity(self.rows.len());
+        for group in &self.rows {
+            let Some(call_us) = Summary::of(&group.calls_us) else {
+                continue;
+            };
+            let seconds = group.total.as_secs_f64();
+            let shares = ceilings.map(|ceilings| group.cost.seconds(ceilings));
+            let of_time = |least: f64| (seconds > 0.0).then(|| least / seconds);
+            rows.push(OpRow {
+                name: group.name.clone(),
+                kind: group.kind.clone(),
+                calls: group.calls_us.len() as u64 / n,
+                total_ms: seconds * 1e3 / n as f64,
+                call_us,
+                share: if all > 0.0 { seconds / all } else { 0.0 },
+                bytes: group.cost.bytes / n,
+                f32_ops: group.cost.f32_ops / n,
+                i8_ops: group.cost.i8_ops / n,
+                bandwidth_share: shares.and_then(|(memory, _)| of_time(memory)),
+                ops_share: shares.and_then(|(_, arithmetic)| of_time(arithmetic?)),
+                bound: ceilings.and_then(|c| bound(&group.cost, group.calls_us.len() as u64, c)),
+            });
+        }
+        rows.sort_by(|a, b| b.share.total_cmp(&a.share));
+        rows
+    }
+}
+
+/// The operations of a plan, in words and with their costs.
+pub struct PlanOps<'a> {
+    cost: PlanCost<'a>,
+    names: Vec<String>,
+}
+
+impl<'a> PlanOps<'a> {
+    /// `cost.plan` is the plan as the backend runs it.
+    pub fn new(cost: PlanCost<'a>) -> PlanOps<'a> {
+        let names = cost.plan.ops.iter().map(|op| name(&cost, op)).collect();
+        PlanOps { cost, names }
+    }
+
+    /// Type and name of a part of a step.
+    pub fn describe(&self, part: &StepPart) -> (&str, &str) {
+        match part {
+            StepPart::Begin => ("begin", "begin step"),
+            StepPart::Choose => ("choose", "choose tokens"),
+            StepPart::End => ("end", "end step"),
+            StepPart::Ops(ops) if ops.len() == 1 => {
+                (self.cost.plan.ops[ops.start].name(), &self.names[ops.start])
+            }
+            StepPart::Ops(_) => ("rope_kv", "rope_kv"),
+        }
+    }
+
+    /// Whether it works on rows whose logits are wanted only.
+    pub fn is_for_logits(&self, part: &StepPart) -> bool {
+        match part {
+            StepPart::Ops(ops) => self.cost.plan.is_for_logits(&self.cost.plan.ops[ops.start]),
+            StepPart::Choose => true,
+            StepPart::Begin | StepPart::End => false,
+        }
+    }
+
+    /// Whether it looks up the rows of tokens or positions.
+    pub fn is_embedding(&self, part: &StepPart) -> bool {
+        match part {
+            StepPart::Ops(ops) => self.cost.plan.ops[ops.start].table().is_some(),
+            _ => false,
+        }
+    }
+
+    pub fn cost(&self, part: &StepPart, shape: &BatchShape) -> Cost {
+        match part {
+            StepPart::Ops(ops) => self.cost_of(ops, shape),
+            _ => Cost::default(),
+        }
+    }
+
+    fn cost_of(&self, ops: &Range<usize>, shape: &BatchShape) -> Cost {
+        let ops = self.cost.plan.ops[ops.clone()].iter();
+        let sum: OpCost = ops.map(|op| self.cost.op(op, shape)).sum();
+        sum.into()
+    }
+
+    /// The least time of a step, each operation at the roofline. `None` if a peak would be needed that is not known.
+    pub fn least_seconds(&self, shape: &BatchShape, ceilings: &Ceilings) -> Option<f64> {
+        let ops = self.cost.plan.ops.iter();
+        let all: OpCost = ops.map(|op| self.cost.op(op, shape)).sum();
+        let peaks = ceilings.f32_ops_per_s.zip(ceilings.i8_ops_per_s);
+        if peaks.is_none() && !Cost::from(all).waits_for_memory() {
+            return None;
+        }
+        let (f32_ops_per_s, i8_ops_per_s) = peaks.unwrap_or((f64::INFINITY, f64::INFINITY));
+        let roofline = Roofline {
+            read_bytes_per_s: ceilings.read_bytes_per_s,
+            f32_ops_per_s,
+            i8_ops_per_s,
+        };
+        Some(self.cost.step_seconds(shape, &roofline))
+    }
+
+    /// Adds the parts of a step to `ops`, and its launches to `kernels`.
+    pub fn add_step(&self, times: &StepTimes, ops: &mut Groups, kernels: &mut Groups) {
+        for (index, part) in times.parts.iter().enumerate() {
+            let (kind, name) = self.describe(&part.part);
+            let cost = self.cost(&part.part, &times.shape);
+            ops.add(kind, name, part.duration, cost);
+            self.add_launches(times, index, cost, kernels);
+        }
+    }
+
+    /// What a part moves and computes is the work of the kernel that takes most of its time; the others prepare it or
+    /// put its results together.
+    fn add_launches(&self, times: &StepTimes, part: usize, cost: Cost, kernels: &mut Groups) {
+        let own = || times.launches.iter().filter(|launch| launch.part == part);
+        let total = |kernel| -> Duration {
+            let alike = own().filter(|launch| launch.kernel == kernel);
+            alike.map(|launch| launch.duration).sum()
+        };
+        let main = own().map(|launch| launch.kernel).max_by_key(|k| total(*k));
+        let mut cost = Some(cost);
+        for launch in own() {
+            let (module, kernel) = launch.kernel;
+            // All of its launches together do the work of the part.
+            let share = match Some(launch.kernel) == main {
+                true => cost.take().unwrap_or_default(),
+                false => Cost::default(),
+            };
+            let name = format!("{module}::{kernel}");
+            kernels.add(module, &name, launch.duration, share);
+        }
+    }
+}
+
+/// Such as `matmul ffn_down Q6_K [4096, 14336]`: type, tensors without their layer, formats, `[n_out, n_in]`.
+fn name(cost: &PlanCost<'_>, op: &Op) -> String {
+    let kind = op.name();
+    let matrices = match op.table() {
+        Some(table) => vec![table],
+        None => op.matrices(),
+    };
+    if !matrices.is_empty() {
+        return format!("{kind} {}", matrices_in_words(cost, &matrices));
+    }
+    let width = |id: BufferId| cost.plan.buffers[id.0 as usize].width;
+    let acts_width = |id: ActsId| cost.plan.acts[id.0 as usize].width;
+    match *op {
+        Op::Attention { layer, n_heads, .. } => {
+            let kv = &cost.plan.kv[layer];
+            format!("{kind} {n_heads}/{} heads [{}]", kv.n_kv_heads, kv.k_dim)
+        }
+        Op::KvAppend { layer, .. } => {
+            let kv = &cost.plan.kv[layer];
+            format!("{kind} [{}]", kv.n_kv_heads * (kv.k_dim + kv.v_dim))
+        }
+        Op::Quantize { out, .. }
+        | Op::NormQuantize { out, .. }
+        | Op::QuantizeExperts { out, .. } => format!("{kind} [{}]", acts_width(out)),
+        Op::Route { logits, .. } => format!("{kind} [{}]", width(logits)),
+        _ => match op.writes().first() {
+            Some(out) => format!("{kind} [{}]", width(*out)),
+            None => kind.to_string(),
+        },
+    }
+}
+
+fn matrices_in_words(cost: &PlanCost<'_>, ids: &[WeightId]) -> String {
+    let matrix = |id: &WeightId| cost.weights.matrix(*id);
+    let roles = ids.iter().map(|id| {
+        let name = cost.weights.tensor_name(*id);
+        name.map_or("adapter", role).to_string()
+    });
+    let formats = ids.iter().map(|id| matrix(id).ty.name().to_string());
+    let n_out: Vec<String> = ids.iter().map(|id| matrix(id).n_out.to_string()).collect();
+    format!(
+        "{} {} [{}, {}]",
+        distinct(roles),
+        distinct(formats),
+        n_out.join("+"),
+        ids.first().map_or(0, |id| matrix(id).n_in)
+    )
+}
+
+/// `a+b`; those that are all alike once.
+fn distinct(words: impl Iterator<Item = String>) -> String {
+    let mut words: Vec<String> = words.collect();
+    if words.windows(2).all(|pair| pair[0] == pair[1]) {
+        words.truncate(1);
+    }
+    words.join("+")
+}
+
+/// `ffn_down` of `blk.3.ffn_down.weight`.
+fn role(tensor: &str) -> &str {
+    let name = tensor.strip_suffix(".weight").unwrap_or(tensor);
+    let of_layer = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'))
+        .filter(|(layer, _)| layer.bytes().all(|c| c.is_ascii_digit()));
+    of_layer.map_or(name, |(_, role)| role)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! What ran when, as spans on two lanes: the program, its steps and launches on the CPU's, kernels on the device's. On a
+//! CPU the operations themselves are on the CPU's lane.
+
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::backend::times::StepTimes;
+
+use crate::ops::PlanOps;
+use crate::report::{Lane, Span};
+use crate::timer::Scope;
+
+/// Collects spans.
+#[derive(Debug, Clone)]
+pub struct Timeline {
+    origin: Instant,
+    spans: Vec<Span>,
+}
+
+impl Timeline {
+    /// Times count from `origin`.
+    pub fn new(origin: Instant) -> Timeline {
+        Timeline {
+            origin,
+            spans: Vec::new(),
+        }
+    }
+
+    /// Scopes of a collector with the same origin.
+    pub fn add_scopes(&mut self, scopes: &[Scope]) {
+        self.spans.extend(scopes.iter().map(Scope::span));
+    }
+
+    pub fn add_step(&mut self, ops: &PlanOps<'_>, times: &StepTimes) {
+        let begin = times.started.saturating_duration_since(self.origin);
+        let on_host = times.launches.is_empty();
+        let n_tokens = times.shape.n_tokens();
+        let name = match n_tokens {
+            1 => "step of 1 token".to_string(),
+            n => format!("step of {n} tokens"),
+        };
+        let last = match on_host {
+            true => times.parts.last().map(|p| p.start + p.duration),
+            false => times.launches.last().map(|l| l.queued + l.submit),
+        };
+        self.push(Lane::Cpu, ("step", &name), begin, last.unwrap_or_default());
+        let lane = match on_host {
+            true => Lane::Cpu,
+            false => Lane::Device,
+        };
+        for part in &times.parts {
+            let described = ops.describe(&part.part);
+            self.push(lane, described, begin + part.start, part.duration);
+        }
+        for launch in &times.launches {
+            let kernel = launch.kernel.1;
+            self.push(
+                Lane::Cpu,
+                ("launch", kernel),
+                begin + launch.queued,
+                launch.submit,
+            );
+            self.push(
+                Lane::Device,
+                ("kernel", kernel),
+                begin + launch.start,
+                launch.duration,
+            );
+        }
+    }
+
+    fn push(&mut self, lane: Lane, (kind, name): (&str, &str), start: Duration, time: Duration) {
+        self.spans.push(Span {
+            name: name.to_string(),
+            kind: kind.to_string(),
+            lane,
+            start_us: start.as_secs_f64() * 1e6,
+            duration_us: time.as_secs_f64() * 1e6,
+            depth: 0,
+        });
+    }
+
+    /// By start, each with the number of spans around it on its lane.
+    pub fn finish(self) -> Vec<Span> {
+        let mut spans = self.spans;
+        // What begins together is around what ends earlier; a part of one launch around its kernel.
+        spans.sort_by(|a, b| {
+            let starts = a.start_us.total_cmp(&b.start_us);
+            let longer = b.duration_us.total_cmp(&a.duration_us);
+            starts
+                .then(longer)
+                .then((a.kind == "kernel").cmp(&(b.kind == "kernel")))
+        });
+        let mut open: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
+        for span in &mut spans {
+            let around = &mut open[span.lane as usize];
+            let end = span.start_us + span.duration_us;
+            // Ends are sums of roundings.
+            while around
+                .last()
+                .is_some_and(|last| *last <= span.start_us + 1e-3)
+            {
+                around.pop();
+            }
+            span.depth = around.len();
+            around.push(end);
+        }
+        spans
+    }
+}

@@ -1,0 +1,341 @@
+//! Timers: [`ScopedTimer`] for stretches of the program on the CPU's clock, nested as they are in the code, and
+//! [`KernelTimer`] for work on a device, by the device's events.
+//!
+//! A scope costs two looks at the clock and a push under a lock that is seldom contended; [`Collector::scope_ns`] says
+//! how much that is on this machine.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rocmforge_gpu::{Event, Gpu, GpuError};
+
+use crate::report::{Lane, Span};
+use crate::stats::Summary;
+
+/// Scopes that are kept; later ones are counted only, so that a long run does not fill the memory.
+const MAX_SCOPES: usize = 1 << 20;
+
+/// Gathers scopes of any number of threads. Clones gather together.
+#[derive(Debug, Clone)]
+pub struct Collector {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    origin: Instant,
+    scopes: Mutex<Scopes>,
+}
+
+#[derive(Debug, Default)]
+struct Scopes {
+    all: Vec<Scope>,
+    n_dropped: usize,
+}
+
+/// A stretch of time that was measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scope {
+    pub name: Cow<'static, str>,
+    /// Since the collector was made.
+    pub start: Duration,
+    pub duration: Duration,
+    /// Open scopes around it on its thread when it began.
+    pub depth: usize,
+    /// Tells threads apart, in the order in which they first measured something.
+    pub thread: usize,
+}
+
+static N_THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    static THREAD: usize = N_THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Default for Collector {
+    fn default() -> Collector {
+        Collector::new()
+    }
+}
+
+impl Collector {
+    pub fn new() -> Collector {
+        Collector {
+            inner: Arc::new(Inner {
+                origin: Instant::now(),
+                scopes: Mutex::default(),
+            }),
+        }
+    }
+
+    /// What times count from.
+    pub fn origin(&self) -> Instant {
+        self.inner.origin
+    }
+
+    /// Measures from now until the timer is dropped.
+    pub fn scope(&self, name: impl Into<Cow<'static, str>>) -> ScopedTimer<'_> {
+        let depth = DEPTH.get();
+        DEPTH.set(depth + 1);
+        ScopedTimer {
+            collector: self,
+            name: name.into(),
+            depth,
+            started: Instant::now(),
+        }
+    }
+
+    /// The scopes that have ended, by start, those that begin together from the outside in; and how many were too many
+    /// to keep.
+    pub fn take(&self) -> (Vec<Scope>, usize) {
+        let Scopes { mut all, n_dropped } = std::mem::take(&mut *self.lock());
+        all.sort_by_key(|scope| (scope.start, scope.depth));
+        (all, n_dropped)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Scopes> {
+        let scopes = &self.inner.scopes;
+        scopes.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// What a scope costs here, in nanoseconds, measured on a collector of its own.
+    pub fn scope_ns() -> f64 {
+        const N_BATCHES: usize = 20;
+        const N_SCOPES: usize = 1000;
+        let collector = Collector::new();
+        let batch = |_| {
+            let started = Instant::now();
+            for _ in 0..N_SCOPES {
+                drop(collector.scope("empty"));
+            }
+            let taken = started.elapsed();
+            collector.lock().all.clear();
+            taken.as_nanos() as f64 / N_SCOPES as f64
+        };
+        let costs: Vec<f64> = (0..N_BATCHES).map(batch).collect();
+        Summary::of(&costs).map_or(0.0, |costs| costs.p50)
+    }
+}
+
+/// A scope that is open; it ends when this is dropped.
+#[derive(Debug)]
+#[must_use = "it measures until it is dropped"]
+pub struct ScopedTimer<'a> {
+    collector: &'a Collector,
+    name: Cow<'static, str>,
+    depth: usize,
+    started: Instant,
+}
+
+impl Drop for ScopedTimer<'_> {
+    fn drop(&mut self) {
+        let duration = self.started.elapsed();
+        DEPTH.set(self.depth);
+        let scope = Scope {
+            name: std::mem::take(&mut self.name),
+            start: self.started.duration_since(self.collector.inner.origin),
+            duration,
+            depth: self.depth,
+            thread: THREAD.with(|thread| *thread),
+        };
+        let mut scopes = self.collector.lock();
+        if scopes.all.len() < MAX_SCOPES {
+            scopes.all.push(scope);
+        } else {
+            scopes.n_dropped += 1;
+        }
+    }
+}
+
+impl Scope {
+    /// As a span of the CPU's lane.
+    pub fn span(&self) -> Span {
+        Span {
+            name: self.name.to_string(),
+            kind: "scope".to_string(),
+            lane: Lane::Cpu,
+            start_us: self.start.as_secs_f64() * 1e6,
+            duration_us: self.duration.as_secs_f64() * 1e6,
+            depth: self.depth,
+        }
+    }
+}
+
+/// Times a kernel, or several, on a device or on the CPU.
+pub struct KernelTimer {
+    name: String,
+    state: State,
+}
+
+enum State {
+    Idle,
+    OnDevice { start: Event, end: Option<Event> },
+    OnCpu(Instant),
+    Over(Duration),
+}
+
+impl KernelTimer {
+    pub fn for_kernel(name: impl Into<String>) -> KernelTimer {
+        KernelTimer {
+            name: name.into(),
+            state: State::Idle,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// From behind what is queued on the stream of `gpu` so far.
+    pub fn start(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
+        let start = Event::new(gpu)?;
+        start.record()?;
+        self.state = State::OnDevice { start, end: None };
+        Ok(())
+    }
+
+    /// To behind what is queued on the stream of `gpu` by now; nothing is waited for. Does nothing if no [`start`] came
+    /// before.
+    ///
+    /// [`start`]: KernelTimer::start
+    pub fn stop(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
+        if let State::OnDevice { end, .. } = &mut self.state {
+            let event = Event::new(gpu)?;
+            event.record()?;
+            *end = Some(event);
+        }
+        Ok(())
+    }
+
+    pub fn start_cpu(&mut self) {
+        self.state = State::OnCpu(Instant::now());
+    }
+
+    /// Does nothing if no [`KernelTimer::start_cpu`] came before.
+    pub fn stop_cpu(&mut self) {
+        if let State::OnCpu(started) = self.state {
+            self.state = State::Over(started.elapsed());
+        }
+    }
+
+    /// Milliseconds from start to stop; `None` if one of them is missing. Waits for the device.
+    pub fn elapsed(&self) -> Result<Option<f64>, GpuError> {
+        match &self.state {
+            State::Over(time) => Ok(Some(time.as_secs_f64() * 1e3)),
+            State::OnDevice {
+                start,
+                end: Some(end),
+            } => {
+                end.wait()?;
+                Ok(Some(f64::from(end.elapsed_ms(start)?)))
+            }
+            State::Idle | State::OnCpu(_) | State::OnDevice { end: None, .. } => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_are_nested_as_in_the_code() {
+        let collector = Collector::new();
+        {
+            let _run = collector.scope("run");
+            for name in ["a", "b"] {
+                let _part = collector.scope(name);
+                let _inner = collector.scope(format!("in {name}"));
+            }
+        }
+        let of_thread = collector.clone();
+        let thread = std::thread::spawn(move || drop(of_thread.scope("thread")));
+        thread.join().unwrap();
+        let (scopes, n_dropped) = collector.take();
+        let shape: Vec<(&str, usize)> = scopes.iter().map(|s| (&*s.name, s.depth)).collect();
+        let nested = [("run", 0), ("a", 1), ("in a", 2), ("b", 1), ("in b", 2)];
+        assert_eq!(shape[..5], nested);
+        // Another thread begins at its own depth.
+        assert_eq!(shape[5], ("thread", 0));
+        assert_ne!(scopes[5].thread, scopes[0].thread);
+        assert_eq!(n_dropped, 0);
+        let end = |s: &Scope| s.start + s.duration;
+        let run = &scopes[0];
+        for part in &scopes[1..5] {
+            assert!(part.start >= run.start && end(part) <= end(run), "{part:?}");
+        }
+        assert_eq!(collector.take(), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn what_is_too_much_is_counted() {
+        let collector = Collector::new();
+        for _ in 0..MAX_SCOPES + 3 {
+            drop(collector.scope(""));
+        }
+        let (scopes, n_dropped) = collector.take();
+        assert_eq!((scopes.len(), n_dropped), (MAX_SCOPES, 3));
+    }
+
+    #[test]
+    fn a_scope_has_a_cost() {
+        let ns = Collector::scope_ns();
+        assert!(ns.is_finite() && ns > 0.0, "{ns}");
+    }
+
+    #[test]
+    fn a_timer_of_the_cpu() {
+        let mut timer = KernelTimer::for_kernel("dot");
+        assert_eq!(timer.name(), "dot");
+        assert_eq!(timer.elapsed(), Ok(None));
+        timer.stop_cpu();
+        assert_eq!(timer.elapsed(), Ok(None));
+        let outer = Instant::now();
+        timer.start_cpu();
+        assert_eq!(timer.elapsed(), Ok(None));
+        let inner = Instant::now();
+        while inner.elapsed() < Duration::from_micros(50) {}
+        let least = inner.elapsed().as_secs_f64() * 1e3;
+        timer.stop_cpu();
+        let most = outer.elapsed().as_secs_f64() * 1e3;
+        let ms = timer.elapsed().unwrap().unwrap();
+        assert!(least <= ms && ms <= most, "{least} <= {ms} <= {most}");
+    }
+
+    /// As two clocks of the host around the same work see it.
+    #[test]
+    fn a_timer_of_a_device() {
+        let images = rocmforge_gpu::image_targets();
+        let mut targets = images
+            .iter()
+            .filter_map(|target| target.strip_prefix("host-"));
+        let Some(persona) = targets.next() else {
+            println!("skipped: built without the target host");
+            return;
+        };
+        let gpu = Gpu::host(persona).unwrap();
+        let x = gpu.upload(&vec![1f32; 4096]).unwrap();
+        let mut timer = KernelTimer::for_kernel("add");
+        timer.stop(&gpu).unwrap();
+        assert_eq!(timer.elapsed(), Ok(None));
+        let outer = Instant::now();
+        timer.start(&gpu).unwrap();
+        let inner = Instant::now();
+        rocmforge_gpu::ops::add(&gpu, x.as_slice(), x.as_slice()).unwrap();
+        // The CPU that plays a GPU works while a launch is queued.
+        let least = inner.elapsed().as_secs_f64() * 1e3;
+        timer.stop(&gpu).unwrap();
+        let most = outer.elapsed().as_secs_f64() * 1e3;
+        let ms = timer.elapsed().unwrap().unwrap();
+        // Events are of 32 bits.
+        let slack = 1e-3 * most;
+        assert!(
+            least - slack <= ms && ms <= most + slack,
+            "{least} <= {ms} <= {most}"
+        );
+    }
+}

@@ -1,0 +1,415 @@
+//! The time to the first token in its parts: what to load, read and compute before a text begins.
+//!
+//! Parts come from the CPU's clock (`start_*`, `stop_*`) or were measured elsewhere ([`TtftProfiler::add`]), as
+//! operations on a device are. What nobody measured stays `None`.
+
+use std::time::{Duration, Instant};
+
+use crate::report::Ttft;
+
+/// What [`Ttft::meets_target`] compares with, unless the user says otherwise.
+pub const DEFAULT_TARGET_MS: f64 = 200.0;
+
+/// A part of the time to the first token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Component {
+    ModelLoading,
+    Tokenization,
+    Embedding,
+    Prefill,
+    FirstToken,
+    /// What the host gives the device, and the device the host.
+    H2d,
+    D2h,
+}
+
+impl Component {
+    pub const ALL: [Component; 7] = [
+        Component::ModelLoading,
+        Component::Tokenization,
+        Component::Embedding,
+        Component::Prefill,
+        Component::FirstToken,
+        Component::H2d,
+        Component::D2h,
+    ];
+
+    /// As the fields of [`Ttft`] are called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Component::ModelLoading => "model_load",
+            Component::Tokenization => "tokenize",
+            Component::Embedding => "embedding",
+            Component::Prefill => "prefill",
+            Component::FirstToken => "first_token",
+            Component::H2d => "h2d",
+            Component::D2h => "d2h",
+        }
+    }
+
+    /// What to do where this takes longest.
+    fn remedy(self) -> &'static str {
+        match self {
+            Component::ModelLoading => {
+                "keep the process for several prompts, as chat does; a mapped file that is in the system's cache loads \
+                 fastest"
+            }
+            Component::Tokenization => "tokenize once and give the ids (generate --ids)",
+            Component::Embedding => "the lookup of rows should be a copy; see its row in the table",
+            Component::Prefill => {
+                "see the operations of prefill: those furthest from their bound gain most; a shorter prompt, or one \
+                 whose beginning is in the cache already, leaves work out"
+            }
+            Component::FirstToken => {
+                "the product with the vocabulary's matrix and the choice of the token; see their rows in the table"
+            }
+            Component::H2d => "less to hand over, or larger chunks of the prompt",
+            Component::D2h => "let the device choose tokens: the default sampling does",
+        }
+    }
+}
+
+/// Takes the times.
+#[derive(Debug, Default)]
+pub struct TtftProfiler {
+    started: Option<Instant>,
+    open: [Option<Instant>; 7],
+    times: [Option<Duration>; 7],
+    target_ms: Option<f64>,
+    notes: Vec<String>,
+}
+
+/// `start_x` and `stop_x` of a component.
+macro_rules! components {
+    ($($start:ident, $stop:ident: $component:ident;)*) => {
+        $(
+            pub fn $start(&mut self) {
+                self.start(Component::$component);
+            }
+
+            /// Adds to what was measured before. Without a start it does nothing.
+            pub fn $stop(&mut self) {
+                self.stop(Component::$component);
+            }
+        )*
+    };
+}
+
+impl TtftProfiler {
+    pub fn new() -> TtftProfiler {
+        TtftProfiler::default()
+    }
+
+    /// Another target than [`DEFAULT_TARGET_MS`].
+    pub fn with_target(target_ms: f64) -> TtftProfiler {
+        TtftProfiler {
+            target_ms: Some(target_ms),
+            ..TtftProfiler::default()
+        }
+    }
+
+    /// The request is there: its text is to be read.
+    pub fn start_ttft(&mut self) {
+        self.started = Some(Instant::now());
+    }
+
+    components! {
+        start_model_loading, stop_model_loading: ModelLoading;
+        start_tokenization, stop_tokenization: Tokenization;
+        start_embedding, stop_embedding: Embedding;
+        start_prefill, stop_prefill: Prefill;
+        start_first_token, stop_first_token: FirstToken;
+        start_h2d, stop_h2d: H2d;
+        start_d2h, stop_d2h: D2h;
+    }
+
+    fn start(&mut self, component: Component) {
+        self.open[component as usize] = Some(Instant::now());
+    }
+
+    fn stop(&mut self, component: Component) {
+        if let Some(started) = self.open[component as usize].take() {
+            self.add(component, started.elapsed());
+        }
+    }
+
+    /// Adds what was measured elsewhere.
+    pub fn add(&mut self, component: Component, time: Duration) {
+        let sum = &mut self.times[component as usize];
+        *sum = Some(sum.unwrap_or_default() + time);
+    }
+
+    /// What the reader should know.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// The first token is there.
+    pub fn finish_ttft(self) -> Ttft {
+        let total = self.started.map_or(Duration::ZERO, |at| at.elapsed());
+        self.finish_with(total)
+    }
+
+    /// As [`TtftProfiler::finish_ttft`], with a total that was measured elsewhere.
+    pub fn finish_with(self, total: Duration) -> Ttft {
+        let total = ms(total);
+        let target = self.target_ms.unwrap_or(DEFAULT_TARGET_MS);
+        let time = |component: Component| self.times[component as usize].map(ms);
+        let mut ttft = Ttft {
+            model_load: time(Component::ModelLoading),
+            tokenize: time(Component::Tokenization),
+            embedding: time(Component::Embedding),
+            prefill: time(Component::Prefill),
+            first_token: time(Component::FirstToken),
+            h2d: time(Component::H2d),
+            d2h: time(Component::D2h),
+            total,
+            target,
+            meets_target: total <= target,
+            dominant: String::new(),
+            notes: self.notes,
+        };
+        ttft.dominant = ttft
+            .dominant_component()
+            .map_or_else(String::new, |component| component.name().to_string());
+        ttft
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Ttft {
+    /// Milliseconds, where they were measured.
+    pub fn time(&self, component: Component) -> Option<f64> {
+        match component {
+            Component::ModelLoading => self.model_load,
+            Component::Tokenization => self.tokenize,
+            Component::Embedding => self.embedding,
+            Component::Prefill => self.prefill,
+            Component::FirstToken => self.first_token,
+            Component::H2d => self.h2d,
+            Component::D2h => self.d2h,
+        }
+    }
+
+    /// The part that takes longest, loading included; `None` if nothing was measured.
+    pub fn dominant_component(&self) -> Option<Component> {
+        let measured = Component::ALL
+            .into_iter()
+            .filter_map(|component| Some((self.time(component)?, component)));
+        measured
+            .max_by(|a, b| a.0.total_cmp(&b.0))
+            .map(|(_, component)| component)
+    }
+
+    /// Whether the total, which leaves loading out, is within the target.
+    pub fn meets_target(&self) -> bool {
+        self.total <= self.target
+    }
+
+    /// A line for each part, with its share of the whole time from the start of loading to the token.
+    pub fn format_table(&self) -> String {
+        let whole = self.total + self.model_load.unwrap_or(0.0);
+        let mut table = format!("{:<14} {:>12} {:>8}\n", "part", "ms", "share");
+        let mut line = |name: &str, time: Option<f64>| {
+            let text = match time {
+                Some(ms) => format!("{name:<14} {ms:>12.3} {:>6.1} %\n", 100.0 * ms / whole),
+                None => format!("{name:<14} {:>12} {:>8}\n", "n/a", ""),
+            };
+            table.push_str(&text);
+        };
+        for component in Component::ALL {
+            line(component.name(), self.time(component));
+        }
+        line("total", Some(self.total));
+        let verdict = match self.meets_target() {
+            true => "met",
+            false => "missed",
+        };
+        table.push_str(&format!(
+            "target         {:>12.3}          {verdict} (the total leaves loading out)\n",
+            self.target
+        ));
+        table
+    }
+
+    /// What takes longest and what helps.
+    pub fn optimization_summary(&self) -> String {
+        let Some(component) = self.dominant_component() else {
+            return "no part was measured".to_string();
+        };
+        let time = self.time(component).unwrap_or(0.0);
+        let whole = self.total + self.model_load.unwrap_or(0.0);
+        format!(
+            "{} takes longest, {time:.1} of {whole:.1} ms: {}",
+            component.name(),
+            component.remedy()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Times of the parts in the order of `Component::ALL`, and a total.
+    fn ttft(parts: [Option<u32>; 7], total: u32, target_ms: f64) -> Ttft {
+        let mut profiler = TtftProfiler::with_target(target_ms);
+        for (component, part) in Component::ALL.into_iter().zip(parts) {
+            if let Some(ms) = part {
+                profiler.add(component, ms * MS);
+            }
+        }
+        profiler.finish_with(total * MS)
+    }
+
+    #[test]
+    fn the_longest_part_dominates() {
+        for (parts, dominant) in [
+            (
+                [Some(9), Some(1), Some(1), Some(8), Some(2), None, None],
+                "model_load",
+            ),
+            (
+                [Some(1), Some(9), None, Some(8), Some(2), None, None],
+                "tokenize",
+            ),
+            (
+                [None, None, Some(5), Some(4), None, None, None],
+                "embedding",
+            ),
+            (
+                [
+                    Some(1),
+                    Some(1),
+                    Some(1),
+                    Some(8),
+                    Some(2),
+                    Some(1),
+                    Some(1),
+                ],
+                "prefill",
+            ),
+            (
+                [
+                    Some(1),
+                    Some(1),
+                    Some(1),
+                    Some(8),
+                    Some(9),
+                    Some(1),
+                    Some(1),
+                ],
+                "first_token",
+            ),
+            ([None, None, None, None, None, Some(3), Some(2)], "h2d"),
+            ([None, None, None, None, None, Some(3), Some(4)], "d2h"),
+        ] {
+            let ttft = ttft(parts, 20, 200.0);
+            assert_eq!(ttft.dominant, dominant);
+            let summary = ttft.optimization_summary();
+            assert!(summary.starts_with(dominant), "{summary}");
+        }
+        let nothing = ttft([None; 7], 20, 200.0);
+        assert_eq!(
+            (nothing.dominant.as_str(), nothing.dominant_component()),
+            ("", None)
+        );
+    }
+
+    #[test]
+    fn the_target_leaves_loading_out() {
+        let parts = [Some(900), Some(1), Some(2), Some(100), Some(7), None, None];
+        let default = {
+            let mut profiler = TtftProfiler::new();
+            profiler.add(Component::ModelLoading, 900 * MS);
+            profiler.finish_with(110 * MS)
+        };
+        assert_eq!(default.target, DEFAULT_TARGET_MS);
+        assert!(default.meets_target && default.meets_target());
+        for (target, met) in [(110.0, true), (109.9, false)] {
+            let ttft = ttft(parts, 110, target);
+            assert_eq!(
+                (ttft.meets_target, ttft.meets_target()),
+                (met, met),
+                "{target}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_table_has_every_part() {
+        let parts = [Some(90), Some(1), Some(2), Some(100), Some(7), None, None];
+        let table = ttft(parts, 110, 100.0).format_table();
+        let lines: Vec<Vec<&str>> = table
+            .lines()
+            .map(|l| l.split_whitespace().collect())
+            .collect();
+        let expected = [
+            "part ms share",
+            "model_load 90.000 45.0 %",
+            "tokenize 1.000 0.5 %",
+            "embedding 2.000 1.0 %",
+            "prefill 100.000 50.0 %",
+            "first_token 7.000 3.5 %",
+            "h2d n/a",
+            "d2h n/a",
+            "total 110.000 55.0 %",
+            "target 100.000 missed (the total leaves loading out)",
+        ];
+        let lines: Vec<String> = lines.iter().map(|words| words.join(" ")).collect();
+        assert_eq!(lines, expected);
+    }
+
+    /// The clock of each part runs from its start to its stop, and adds up.
+    #[test]
+    fn parts_are_measured_by_the_clock() {
+        let mut profiler = TtftProfiler::new();
+        let outer = Instant::now();
+        profiler.start_ttft();
+        // Without a start there is nothing to stop.
+        profiler.stop_h2d();
+        type Method = fn(&mut TtftProfiler);
+        let methods: [(Method, Method); 6] = [
+            (
+                TtftProfiler::start_model_loading,
+                TtftProfiler::stop_model_loading,
+            ),
+            (
+                TtftProfiler::start_tokenization,
+                TtftProfiler::stop_tokenization,
+            ),
+            (TtftProfiler::start_embedding, TtftProfiler::stop_embedding),
+            (TtftProfiler::start_prefill, TtftProfiler::stop_prefill),
+            (
+                TtftProfiler::start_first_token,
+                TtftProfiler::stop_first_token,
+            ),
+            (TtftProfiler::start_d2h, TtftProfiler::stop_d2h),
+        ];
+        let mut least = [0.0; 6];
+        for _ in 0..2 {
+            for ((start, stop), least) in methods.iter().zip(&mut least) {
+                start(&mut profiler);
+                let inner = Instant::now();
+                while inner.elapsed() < Duration::from_micros(20) {}
+                *least += ms(inner.elapsed());
+                stop(&mut profiler);
+            }
+        }
+        let ttft = profiler.finish_ttft();
+        let most = ms(outer.elapsed());
+        assert_eq!(ttft.h2d, None);
+        let measured = Component::ALL.into_iter().filter_map(|c| ttft.time(c));
+        let measured: Vec<f64> = measured.collect();
+        assert_eq!(measured.len(), 6);
+        for (ms, least) in measured.iter().zip(least) {
+            assert!(*ms >= least, "{ms} < {least}");
+        }
+        assert!(measured.iter().sum::<f64>() <= ttft.total && ttft.total <= most);
+    }
+}
