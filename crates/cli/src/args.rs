@@ -15,6 +15,7 @@ mod baseline;
 mod bench;
 mod compare;
 mod models;
+mod profile;
 mod quantize;
 mod sampling;
 mod suite;
@@ -28,6 +29,7 @@ pub use compare::CompareArgs;
 #[cfg(feature = "pull")]
 pub use models::PullArgs;
 pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
+pub use profile::ProfileArgs;
 pub use quantize::{ImatrixArgs, QuantizeArgs, file_type, file_types};
 pub use sampling::SamplingArgs;
 pub use suite::{ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
@@ -80,6 +82,9 @@ pub enum Command {
     /// Measure another engine's bench and ours in turn, on the same model
     #[command(after_help = help::COMPARE)]
     Compare(CompareArgs),
+    /// Find out what a prompt and an answer spend their time on
+    #[command(after_help = help::PROFILE)]
+    Profile(ProfileArgs),
     /// Compare every operation of a model with the plain path, on this machine
     #[command(after_help = help::CHECK)]
     Check(CheckArgs),

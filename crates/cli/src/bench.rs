@@ -5,7 +5,7 @@
 //! that serves users, `report` prints it. The bench suites are commands below this one (`suite`).
 
 mod measure;
-mod report;
+pub mod report;
 mod suite;
 
 use std::path::PathBuf;

@@ -153,6 +153,19 @@ Examples:
 Each pair is a process of each program, one after the other, the order turning with every pair: whatever the machine
 does besides meets both. The ratio is ours over theirs, its median over the pairs with a 95 % bootstrap interval.";
 
+pub const PROFILE: &str = "\
+Examples:
+  rocmforge profile -m model.gguf
+      A prompt of 512 random tokens and 64 tokens after it: where the time goes, and what would help.
+  rocmforge profile -m model.gguf -p \"Why is the sky blue?\" -n 200 --runs 5
+  rocmforge profile -m model.gguf --device gpu --json > profile.json
+  rocmforge profile -m model.gguf --json | jq '.advice[0]'
+  rocmforge profile -m model.gguf --html report.html --trace trace.json --flamegraph ops.svg
+      A page for a browser, a trace for Perfetto, and where the time goes as one picture.
+
+Runs with and without the observer take turns, and both are shown. On a GPU, tokens run as graphs without
+it, and kernel by kernel with events between them with it.";
+
 pub const CHECK: &str = "\
 Examples:
   rocmforge check -m model.gguf

@@ -29,6 +29,7 @@ mod lines;
 mod man;
 mod output;
 mod perplexity;
+mod profile;
 mod prompt;
 mod quantize;
 mod session;
@@ -65,6 +66,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Baseline(args) => baseline::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Check(args) => check::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Models(args) => hub::models::run(args),

@@ -123,6 +123,8 @@ pub struct Session {
     pub model: Model,
     /// Tokens of one step of a prompt.
     pub chunk_tokens: usize,
+    /// What the engine runs with.
+    pub config: EngineConfig,
     pub load_time: Duration,
 }
 
@@ -150,6 +152,20 @@ impl Session {
             prefix_sharing: PrefixSharing::Off,
             passes: Passes::Separate,
             ..engine_config(device, n_ctx)?
+        };
+        Session::start_with(model, device, vocabulary, config)
+    }
+
+    /// As [`Session::start`], for measurements: a prompt that came before is computed again.
+    pub fn start_measured(
+        model: &ModelArgs,
+        device: &DeviceArgs,
+        vocabulary: Vocabulary,
+        config: EngineConfig,
+    ) -> Result<Session> {
+        let config = EngineConfig {
+            prefix_sharing: PrefixSharing::Off,
+            ..config
         };
         Session::start_with(model, device, vocabulary, config)
     }
@@ -190,6 +206,7 @@ impl Session {
             engine,
             model: loaded,
             chunk_tokens: config.chunk_tokens,
+            config,
             load_time: started.elapsed(),
         })
     }

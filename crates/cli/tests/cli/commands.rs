@@ -226,6 +226,7 @@ fn help_teaches_by_example() {
         &["quantize"],
         &["imatrix"],
         &["bench"],
+        &["profile"],
         &["check"],
         &["devices"],
     ] {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::program::run;
 
 /// A host image of this build, as `--device` takes it.
-fn host_device() -> Option<String> {
+pub fn host_device() -> Option<String> {
     let report = run(&["devices", "--json"]).json();
     let images: Vec<&Value> = report["images"].as_array().unwrap().iter().collect();
     let names = images.iter().filter_map(|image| image.as_str());

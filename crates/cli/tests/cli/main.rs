@@ -19,6 +19,7 @@ mod manual;
 #[cfg(feature = "pull")]
 mod mock_hub;
 mod models;
+mod profile;
 mod program;
 #[cfg(feature = "pull")]
 mod pull;

@@ -1,0 +1,68 @@
+//! The flags of `profile`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{ContextArgs, DeviceArgs, ModelArgs, PromptArgs};
+
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// A prompt of so many random tokens instead of a text [default: 512]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with_all = ["prompt", "file"]
+    )]
+    pub prompt_tokens: Option<u32>,
+    /// Tokens to generate
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..),
+        aliases = ["predict", "n-predict"]
+    )]
+    pub max_tokens: u32,
+    /// Runs with the observer, and as many without
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
+    pub runs: u32,
+    /// Milliseconds that the first token may take
+    #[arg(long, value_name = "MS", default_value_t = 200.0, value_parser = positive)]
+    pub ttft_target: f64,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    /// Write what ran when, for Perfetto and chrome://tracing
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub trace: Option<PathBuf>,
+    /// Write a page with plots, a timeline and all tables; it needs no network
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub html: Option<PathBuf>,
+    /// Write a flame graph of the operations, as SVG
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub flamegraph: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ms) if ms.is_finite() && ms > 0.0 => Ok(ms),
+        _ => Err(format!("'{text}' is no time; give milliseconds above 0")),
+    }
+}

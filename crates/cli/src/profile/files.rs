@@ -1,0 +1,67 @@
+//! The files that `profile` writes beside what it prints. Each has its name only when it is complete.
+
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use rocmforge::engine::{Existing, NewFile};
+use rocmforge::gguf::escape_control;
+use rocmforge::profile::render::{flamegraph, page, trace};
+use rocmforge::profile::report::Profile;
+
+use crate::args::ProfileArgs;
+use crate::output;
+
+/// Writes a profile in some form.
+type Render = fn(&Profile, &mut dyn Write) -> io::Result<()>;
+
+/// Files that were asked for and have no content yet.
+pub struct Files<'a> {
+    all: Vec<(NewFile, &'a Path, Render)>,
+}
+
+impl<'a> Files<'a> {
+    /// Begins them, so that a folder that cannot be written to is told before the work.
+    pub fn create(args: &'a ProfileArgs) -> Result<Files<'a>> {
+        let wanted: [(&Option<PathBuf>, Render); 3] = [
+            (&args.trace, |profile, out| trace::write(profile, out)),
+            (&args.html, |profile, out| page::write(profile, out)),
+            (&args.flamegraph, |profile, out| {
+                flamegraph::write(profile, out)
+            }),
+        ];
+        let mut all = Vec::new();
+        for (path, render) in wanted {
+            if let Some(path) = path {
+                let file = NewFile::create(path, Existing::Replace);
+                all.push((file.with_context(|| cannot(path))?, path.as_path(), render));
+            }
+        }
+        Ok(Files { all })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub fn write(self, profile: &Profile) -> Result<()> {
+        for (mut file, path, render) in self.all {
+            let mut buffered = BufWriter::new(&mut file);
+            let written = render(profile, &mut buffered).and_then(|()| buffered.flush());
+            drop(buffered);
+            written
+                .and_then(|()| file.commit())
+                .with_context(|| cannot(path))?;
+            output::note(&format!("wrote {}", shown(path)));
+        }
+        Ok(())
+    }
+}
+
+fn shown(path: &Path) -> String {
+    escape_control(&path.to_string_lossy()).into_owned()
+}
+
+fn cannot(path: &Path) -> String {
+    format!("cannot write '{}'", shown(path))
+}

@@ -1,0 +1,412 @@
+//! From runs to a profile: times joined with what operations cost, and facts about machine, model and memory.
+
+use std::fs;
+use std::time::Duration;
+
+use rocmforge::engine::backend::gpu::{self, Graphs};
+use rocmforge::engine::backend::times::{StepPart, StepTimes};
+use rocmforge::engine::kv_cache::KvType;
+use rocmforge::engine::plan::{Plan, PlanCost};
+use rocmforge::engine::{Device, EngineConfig, default_threads};
+use rocmforge::profile::advisor::{self, Facts, MoreThreads, SmallerKv};
+use rocmforge::profile::clock;
+use rocmforge::profile::launches::{LaunchOverheadTracker, Unprofiled};
+use rocmforge::profile::ops::PlanOps;
+use rocmforge::profile::phases::{PhaseTimes, Walls};
+use rocmforge::profile::report::{
+    Ceilings, Launches, Machine, Memory, ModelFacts, Overhead, Phase, Profile, SCHEMA, SlowOp,
+    Span, Ttft, Workload,
+};
+use rocmforge::profile::telemetry::{BackendExecutionSummary, ExecutionEvent};
+use rocmforge::profile::timeline::Timeline;
+use rocmforge::profile::timer::Collector;
+use rocmforge::profile::ttft::{Component, TtftProfiler};
+
+use super::runs::{Run, Runs, backend_name};
+use crate::args::ProfileArgs;
+use crate::bench::report::file_type;
+use crate::session::Session;
+use crate::{devices, inspect};
+
+/// Steps of generation that the timeline shows.
+const N_TIMELINE_TOKENS: usize = 4;
+
+/// What is known beside the runs.
+pub struct Found<'a> {
+    pub args: &'a ProfileArgs,
+    pub session: &'a Session,
+    pub ceilings: Option<Ceilings>,
+    /// Whether the system's peak of this process is that since the model was loaded.
+    pub counts_peak: bool,
+    pub load: Duration,
+    /// `None` where there was no text.
+    pub tokenize: Option<Duration>,
+    pub n_prompt: usize,
+    pub scopes: &'a Collector,
+}
+
+impl Found<'_> {
+    fn config(&self) -> &EngineConfig {
+        &self.session.config
+    }
+
+    /// `None` if a kind of run is missing.
+    pub fn profile(&self, runs: &Runs) -> Option<Profile> {
+        let plan = self.session.model.compiled_plan(self.config().passes);
+        let ops = PlanOps::new(PlanCost {
+            plan: &plan,
+            weights: &self.session.model.weights,
+            kv_type: self.config().kv_type,
+        });
+        let phases = self.phases(runs, &ops)?;
+        let telemetry = self.telemetry(runs, &ops);
+        let total = |run: &Run| run.prefill + run.decode;
+        let mut profile = Profile {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            created: clock::rfc_3339(clock::unix_now()),
+            command: command(),
+            machine: self.machine(),
+            model: self.model(),
+            workload: Workload {
+                n_prompt: self.n_prompt,
+                n_gen: self.args.max_tokens as usize,
+                n_seqs: 1,
+                n_profiled: runs.profiled.len(),
+                n_unprofiled: runs.unprofiled.len(),
+            },
+            ceilings: self.ceilings,
+            ttft: self.ttft(runs, &ops),
+            launches: self.launches(runs, &phases),
+            phases,
+            time_by_backend: telemetry
+                .time_by_backend
+                .iter()
+                .map(|(backend, time)| (backend.clone(), ms(*time)))
+                .collect(),
+            ops_by_type: telemetry.operations_by_type,
+            slow_ops: self.slow_ops(),
+            memory: self.memory(runs, &plan),
+            utilization: runs
+                .utilization
+                .as_ref()
+                .and_then(|found| found.as_ref().ok().cloned()),
+            overhead: Overhead {
+                profiled_ms: mean(runs.profiled.iter().map(|(run, _)| total(run))),
+                unprofiled_ms: mean(runs.unprofiled.iter().map(total)),
+                scope_ns: Collector::scope_ns(),
+            },
+            advice: Vec::new(),
+            timeline: self.timeline(runs, &ops),
+            notes: self.notes(runs),
+        };
+        profile.advice = advisor::advise(&profile, &self.facts());
+        Some(profile)
+    }
+
+    /// Steps that have tokens of the prompt.
+    fn is_prefill(&self, step: &StepTimes) -> bool {
+        let seqs = &step.shape.seqs;
+        seqs.iter().any(|seq| seq.first_pos < self.n_prompt)
+    }
+
+    fn phases(&self, runs: &Runs, ops: &PlanOps<'_>) -> Option<Vec<Phase>> {
+        let ceilings = self.ceilings.as_ref();
+        let mut times = [PhaseTimes::default(), PhaseTimes::default()];
+        for step in runs.profiled.iter().flat_map(|(_, steps)| steps) {
+            let [prefill, decode] = &mut times;
+            match self.is_prefill(step) {
+                true => prefill.add_step(ops, step, ceilings),
+                false => decode.add_step(ops, step, ceilings),
+            }
+        }
+        let walls = |of: fn(&Run) -> Duration| Walls {
+            profiled: runs.profiled.iter().map(|(run, _)| ms(of(run))).collect(),
+            unprofiled: runs.unprofiled.iter().map(|run| ms(of(run))).collect(),
+        };
+        let [prefill, decode] = times;
+        let of_prompt = walls(|run| run.prefill);
+        let mut phases = vec![prefill.phase("prefill", self.n_prompt, &of_prompt, ceilings)?];
+        // The first token is the prompt's.
+        let n_decode = self.args.max_tokens as usize - 1;
+        if n_decode > 0 {
+            phases.push(decode.phase("decode", n_decode, &walls(|run| run.decode), ceilings)?);
+        }
+        Some(phases)
+    }
+
+    /// Means over the profiled runs.
+    fn ttft(&self, runs: &Runs, ops: &PlanOps<'_>) -> Ttft {
+        let n = runs.profiled.len() as u32;
+        let on_gpu = matches!(self.config().device, Device::Gpu(_));
+        let mut sums = [Duration::ZERO; 4];
+        let [embedding, first_token, h2d, d2h] = &mut sums;
+        let steps = runs.profiled.iter().flat_map(|(_, steps)| steps);
+        for step in steps.filter(|step| self.is_prefill(step)) {
+            for part in &step.parts {
+                let sum = match part.part {
+                    _ if ops.is_embedding(&part.part) => &mut *embedding,
+                    _ if ops.is_for_logits(&part.part) => &mut *first_token,
+                    StepPart::Begin if on_gpu => &mut *h2d,
+                    StepPart::End => &mut *d2h,
+                    _ => continue,
+                };
+                *sum += part.duration;
+            }
+        }
+        let [embedding, first_token, h2d, d2h] = sums.map(|sum| sum / n);
+        let wall = runs.profiled.iter().map(|(run, _)| run.prefill);
+        let wall = wall.sum::<Duration>() / n;
+        let mut ttft = TtftProfiler::with_target(self.args.ttft_target);
+        ttft.add(Component::ModelLoading, self.load);
+        match self.tokenize {
+            Some(time) => ttft.add(Component::Tokenization, time),
+            None => ttft.note("the prompt is random tokens: there was no text to cut"),
+        }
+        ttft.add(Component::Embedding, embedding);
+        ttft.add(Component::FirstToken, first_token);
+        if on_gpu {
+            ttft.add(Component::H2d, h2d);
+            ttft.add(Component::D2h, d2h);
+            ttft.note(
+                "h2d and d2h are the first and the last kernel of a step, which read and write the host's memory; the \
+                 weights went to the device in model_load",
+            );
+        } else {
+            ttft.note("nothing goes to a device and back");
+        }
+        let others = embedding + first_token + h2d + d2h;
+        ttft.add(Component::Prefill, wall.saturating_sub(others));
+        let unprofiled = mean(runs.unprofiled.iter().map(|run| run.prefill));
+        ttft.note(format!(
+            "means of {n} profiled runs; prefill is what the other parts leave of the time from the request to the \
+             token, which is {:.3} ms with the observer and {unprofiled:.3} ms without",
+            ms(wall)
+        ));
+        ttft.finish_with(self.tokenize.unwrap_or_default() + wall)
+    }
+
+    fn launches(&self, runs: &Runs, phases: &[Phase]) -> Option<Launches> {
+        let Device::Gpu(gpu) = &self.config().device else {
+            return None;
+        };
+        let decode = phases.iter().find(|phase| phase.name == "decode")?;
+        let mut tracker = LaunchOverheadTracker::new();
+        let steps = runs.profiled.iter().flat_map(|(_, steps)| steps);
+        for step in steps.filter(|step| !self.is_prefill(step)) {
+            for launch in &step.launches {
+                tracker.add_launch(launch.submit);
+            }
+            tracker.add_token(step.duration());
+        }
+        tracker.report(Unprofiled {
+            graphs: gpu.graphs == Graphs::On && !self.tells_of_graphs(),
+            token_us: decode.unprofiled.mean * 1e3 / decode.n_tokens as f64,
+        })
+    }
+
+    /// Whether the backend said that it runs without graphs.
+    fn tells_of_graphs(&self) -> bool {
+        let notices = &self.session.engine.backend_info().notices;
+        notices
+            .iter()
+            .any(|notice| notice.contains("without graphs"))
+    }
+
+    fn backend(&self) -> String {
+        backend_name(self.config())
+    }
+
+    /// Of one run.
+    fn telemetry(&self, runs: &Runs, ops: &PlanOps<'_>) -> BackendExecutionSummary {
+        let mut summary = BackendExecutionSummary::default();
+        let backend = self.backend();
+        for step in runs.profiled.iter().take(1).flat_map(|(_, steps)| steps) {
+            for part in &step.parts {
+                summary.record(&ExecutionEvent {
+                    backend: backend.clone(),
+                    op_type: ops.describe(&part.part).0.to_string(),
+                    step: step.step,
+                    duration: part.duration,
+                });
+            }
+            if !step.launches.is_empty() {
+                let submits = step.launches.iter().map(|launch| launch.submit);
+                summary.add_time("cpu", submits.sum());
+            }
+        }
+        summary
+    }
+
+    fn timeline(&self, runs: &Runs, ops: &PlanOps<'_>) -> Vec<Span> {
+        let mut timeline = Timeline::new(self.scopes.origin());
+        let (scopes, _) = self.scopes.take();
+        timeline.add_scopes(&scopes);
+        let mut n_tokens = 0;
+        for step in runs.profiled.iter().take(1).flat_map(|(_, steps)| steps) {
+            n_tokens += usize::from(!self.is_prefill(step));
+            if n_tokens > N_TIMELINE_TOKENS {
+                break;
+            }
+            timeline.add_step(ops, step);
+        }
+        timeline.finish()
+    }
+
+    fn machine(&self) -> Machine {
+        let driver = match &self.config().device {
+            Device::Cpu => None,
+            Device::Gpu(gpu) => {
+                let found = gpu::survey(&gpu.open).devices;
+                let own = found.into_iter().find(|device| Some(device.id) == gpu.id);
+                own.map(|device| device.driver_version)
+            }
+        };
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Machine {
+            device: self.session.engine.backend_info().device.clone(),
+            backend: self.backend(),
+            cpu: devices::cpu_name().unwrap_or_default(),
+            isa: self.config().isa.name().to_string(),
+            n_threads: self.n_threads(),
+            os: format!("{} {}", std::env::consts::OS, release.trim())
+                .trim()
+                .to_string(),
+            driver,
+        }
+    }
+
+    fn n_threads(&self) -> usize {
+        self.config().n_threads.unwrap_or_else(default_threads)
+    }
+
+    fn model(&self) -> ModelFacts {
+        let file = &self.session.file;
+        ModelFacts {
+            name: file.label.clone(),
+            arch: self.session.model.config.arch_name.clone(),
+            format: file_type(&file.gguf).unwrap_or("unknown").to_string(),
+            n_params: inspect::n_parameters(&file.gguf),
+            weight_bytes: inspect::weight_bytes(&file.gguf),
+        }
+    }
+
+    fn slow_ops(&self) -> Vec<SlowOp> {
+        let slow = self.session.engine.backend_info().slow_ops.iter();
+        slow.map(|(reason, count)| SlowOp {
+            reason: reason.clone(),
+            count: *count,
+        })
+        .collect()
+    }
+
+    fn memory(&self, runs: &Runs, plan: &Plan) -> Memory {
+        let info = self.session.engine.backend_info();
+        let n_rows = self.n_prompt.min(self.session.chunk_tokens);
+        let usage = runs.kv_usage;
+        let empty = usage.n_slots - usage.n_tokens.min(usage.n_slots);
+        Memory {
+            weights: inspect::weight_bytes(&self.session.file.gguf),
+            kv_pool: info.kv_bytes,
+            kv_per_token: self.session.model.kv_bytes_per_token(self.config().kv_type),
+            scratch: Some(match info.device_memory {
+                Some(memory) => memory.scratch,
+                None => plan.buffer_bytes(n_rows, 1),
+            }),
+            peak: match info.device_memory {
+                Some(memory) => Some(memory.total),
+                None => peak_resident_bytes().filter(|_| self.counts_peak),
+            },
+            fragmentation: empty as f64 / usage.n_slots.max(1) as f64,
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        let on_cpu = matches!(self.config().device, Device::Cpu);
+        let n_cores = default_threads();
+        let more_threads = (on_cpu && self.n_threads() < n_cores).then(|| MoreThreads {
+            n_cores,
+            ceilings: Ceilings::of_cpu(self.config().isa, n_cores),
+        });
+        let bytes = |kv_type| self.session.model.kv_bytes_per_token(kv_type) as f64;
+        let smaller_kv = (on_cpu && self.config().kv_type != KvType::Q8_0).then(|| SmallerKv {
+            name: "q8_0".to_string(),
+            bytes_share: bytes(KvType::Q8_0) / bytes(self.config().kv_type),
+        });
+        Facts {
+            more_threads,
+            smaller_kv,
+        }
+    }
+
+    fn notes(&self, runs: &Runs) -> Vec<String> {
+        let mut notes = Vec::new();
+        match &self.config().device {
+            Device::Cpu => notes.push(
+                "operations are timed by the device's thread, one look at the clock between two of them".to_string(),
+            ),
+            Device::Gpu(gpu) => {
+                notes.push(
+                    "kernels are timed by events of the device, one between two launches; a device that waits for the \
+                     next launch waits within its time"
+                        .to_string(),
+                );
+                if gpu.graphs == Graphs::On && !self.tells_of_graphs() {
+                    notes.push(
+                        "tokens run as graphs without the observer and launch by launch with it: compare the two totals \
+                         of decode"
+                            .to_string(),
+                    );
+                }
+                notes.push(
+                    "the device begins a token before the host has the last one: its operations may take a little longer \
+                     than the wall clock of decode"
+                        .to_string(),
+                );
+                notes.push("time_by_backend has the host's time for launches as cpu, beside the device's".to_string());
+            }
+        }
+        if let Some(Err(error)) = &runs.utilization {
+            notes.push(format!("how busy the device was is not known: {error}"));
+        }
+        if self.ceilings.is_none() {
+            notes.push("the ceilings of this device are not measured".to_string());
+        }
+        notes
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn mean(times: impl ExactSizeIterator<Item = Duration>) -> f64 {
+    let n = times.len().max(1) as f64;
+    times.map(ms).sum::<f64>() / n
+}
+
+/// The command as it was typed.
+fn command() -> String {
+    let words = std::env::args_os().enumerate().map(|(i, word)| {
+        let word = word.to_string_lossy().into_owned();
+        match i {
+            // Where the program is, is nobody's business.
+            0 => "rocmforge".to_string(),
+            _ if word.is_empty() || word.contains([' ', '\'', '"', '\n', '\t']) => {
+                format!("{word:?}")
+            }
+            _ => word,
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The most memory that this process had since it was asked to count anew; `None` where the system does not say.
+fn peak_resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}

@@ -1,0 +1,429 @@
+//! `profile` on the embedded model: that its numbers fit together and to the work. No speed is asserted.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rocmforge::profile::report::{Lane, Phase, Profile, Recommendation, SCHEMA};
+use serde_json::Value;
+
+use crate::gpu::host_device;
+use crate::program::{command, repository, run};
+
+/// Layers of the embedded model, as its file has them.
+fn n_layers() -> u64 {
+    let path = repository("models/forge-mini-Q4_K_M.gguf");
+    let report = run(&["inspect", path.to_str().unwrap(), "--json"]).json();
+    let layers = report["metadata"]["llama.block_count"].as_u64();
+    layers.unwrap_or_else(|| panic!("{report}"))
+}
+
+fn parse(json: Value) -> Profile {
+    assert_eq!(json["schema"], SCHEMA);
+    serde_json::from_value(json).unwrap()
+}
+
+fn near(a: f64, b: f64) {
+    assert!(
+        (a - b).abs() <= 1e-6 * a.abs().max(b.abs()).max(1e-3),
+        "{a} is not {b}"
+    );
+}
+
+/// Checks that a phase's parts come to its totals.
+fn reconcile(phase: &Phase) {
+    near(phase.ops_ms + phase.between_ops_ms, phase.profiled.mean);
+    near(phase.ops.iter().map(|row| row.total_ms).sum(), phase.ops_ms);
+    near(phase.ops.iter().map(|row| row.share).sum(), 1.0);
+    near(
+        phase.tokens_per_s,
+        phase.n_tokens as f64 / phase.unprofiled.mean * 1e3,
+    );
+    assert!(
+        phase
+            .ops
+            .windows(2)
+            .all(|pair| pair[0].share >= pair[1].share)
+    );
+    for row in &phase.ops {
+        assert!(row.calls > 0 && row.call_us.min >= 0.0, "{row:?}");
+        near(row.call_us.mean * row.calls as f64 / 1e3, row.total_ms);
+    }
+}
+
+/// What does not depend on the device.
+fn check(profile: &Profile, n_prompt: usize, n_gen: usize, n_runs: usize) {
+    let workload = &profile.workload;
+    assert_eq!(
+        (workload.n_prompt, workload.n_gen, workload.n_seqs),
+        (n_prompt, n_gen, 1)
+    );
+    assert_eq!(
+        (workload.n_profiled, workload.n_unprofiled),
+        (n_runs, n_runs)
+    );
+    let [prefill, decode] = &profile.phases[..] else {
+        panic!("two phases: {:?}", profile.phases);
+    };
+    assert_eq!(
+        (prefill.name.as_str(), prefill.n_tokens),
+        ("prefill", n_prompt)
+    );
+    assert_eq!(
+        (decode.name.as_str(), decode.n_tokens),
+        ("decode", n_gen - 1)
+    );
+    assert_eq!(decode.n_steps, n_gen - 1);
+    for phase in [prefill, decode] {
+        reconcile(phase);
+        assert_eq!((phase.profiled.n, phase.unprofiled.n), (n_runs, n_runs));
+    }
+    // Every operation that ran is counted in both.
+    let of_types: u64 = profile.ops_by_type.values().sum();
+    let of_rows = profile.phases.iter().flat_map(|phase| &phase.ops);
+    assert_eq!(of_types, of_rows.map(|row| row.calls).sum::<u64>());
+    let layers = n_layers();
+    for phase in [prefill, decode] {
+        let attention = phase.ops.iter().filter(|row| row.kind == "attention");
+        let calls: u64 = attention.map(|row| row.calls).sum();
+        assert_eq!(calls, layers * phase.n_steps as u64);
+    }
+    // The parts of the first token come to its total, in which loading has no part.
+    let ttft = &profile.ttft;
+    let parts = [
+        ttft.tokenize,
+        ttft.embedding,
+        ttft.prefill,
+        ttft.first_token,
+        ttft.h2d,
+        ttft.d2h,
+    ];
+    near(parts.iter().flatten().sum(), ttft.total);
+    near(
+        ttft.total,
+        prefill.profiled.mean + ttft.tokenize.unwrap_or(0.0),
+    );
+    assert!(ttft.model_load.is_some_and(|load| load > 0.0));
+    assert_eq!(ttft.meets_target, ttft.total <= ttft.target);
+    let overhead = &profile.overhead;
+    near(
+        overhead.profiled_ms,
+        prefill.profiled.mean + decode.profiled.mean,
+    );
+    near(
+        overhead.unprofiled_ms,
+        prefill.unprofiled.mean + decode.unprofiled.mean,
+    );
+    assert!(overhead.scope_ns > 0.0);
+    assert_eq!(profile.slow_ops, []);
+    // The last token is never put into the cache.
+    let (page, tokens) = (32, n_prompt + n_gen - 1);
+    let slots = tokens.div_ceil(page) * page;
+    near(
+        profile.memory.fragmentation,
+        (slots - tokens) as f64 / slots as f64,
+    );
+    assert!(profile.memory.kv_per_token.is_multiple_of(layers));
+    assert!(
+        profile
+            .timeline
+            .windows(2)
+            .all(|pair| pair[0].start_us <= pair[1].start_us)
+    );
+    let scopes: Vec<&str> = profile
+        .timeline
+        .iter()
+        .filter(|span| span.kind == "scope")
+        .map(|span| span.name.as_str())
+        .collect();
+    assert!(
+        scopes.contains(&"load model") && scopes.ends_with(&["prefill", "decode"]),
+        "{scopes:?}"
+    );
+}
+
+#[test]
+fn json_is_a_profile_that_adds_up() {
+    let profile = parse(
+        run(&[
+            "profile",
+            "--prompt-tokens",
+            "300",
+            "-n",
+            "5",
+            "--runs",
+            "2",
+            "--json",
+        ])
+        .json(),
+    );
+    check(&profile, 300, 5, 2);
+    let [prefill, decode] = &profile.phases[..] else {
+        unreachable!("checked");
+    };
+    // The thread that computes is within the wall clock. (A GPU begins a token before the host has the last one.)
+    assert!(prefill.between_ops_ms >= 0.0 && decode.between_ops_ms >= 0.0);
+    // Chunks of 256 tokens.
+    assert_eq!(prefill.n_steps, 2);
+    assert_eq!(profile.machine.backend, "cpu");
+    assert!(
+        profile.ttft.h2d.is_none() && profile.ttft.d2h.is_none() && profile.ttft.tokenize.is_none()
+    );
+    assert_eq!(profile.launches, None);
+    let backends: Vec<&str> = profile.time_by_backend.keys().map(String::as_str).collect();
+    assert_eq!(backends, ["cpu"]);
+    // A product has the name of its tensor, its format and its shape, and a token reads each weight once.
+    let down = decode
+        .ops
+        .iter()
+        .filter(|row| row.name.starts_with("matmul ffn_down "));
+    let down: Vec<_> = down.collect();
+    assert!(
+        down.iter()
+            .all(|row| row.name.ends_with(']') && row.bytes > 0 && row.i8_ops > 0)
+    );
+    assert_eq!(
+        down.iter().map(|row| row.calls).sum::<u64>(),
+        n_layers() * 4
+    );
+    let ceilings = profile.ceilings.unwrap();
+    for row in &decode.ops {
+        let seconds = row.bytes as f64 / ceilings.read_bytes_per_s;
+        near(row.bandwidth_share.unwrap() * row.total_ms / 1e3, seconds);
+    }
+    assert!(prefill.least_ms.unwrap() > 0.0 && decode.least_ms.unwrap() > 0.0);
+    assert!(prefill.kernels.is_empty() && decode.kernels.is_empty());
+    assert!(profile.timeline.iter().all(|span| span.lane == Lane::Cpu));
+    // Where the system counts it.
+    let peak = profile.memory.peak;
+    assert!(peak.is_none_or(|peak| peak > profile.memory.weights / 2));
+    assert!(profile.memory.scratch.unwrap() > 0);
+}
+
+#[test]
+fn a_text_is_tokenized_and_the_target_is_the_user_s() {
+    let flags = [
+        "profile",
+        "-p",
+        "Once upon a time",
+        "-n",
+        "2",
+        "--runs",
+        "1",
+    ];
+    let profile = parse(run(&[&flags[..], &["--ttft-target", "0.001", "--json"]].concat()).json());
+    assert!(profile.ttft.tokenize.is_some());
+    assert_eq!(
+        (profile.ttft.target, profile.ttft.meets_target),
+        (0.001, false)
+    );
+    check(&profile, profile.workload.n_prompt, 2, 1);
+    let ids = run(&["tokenize", "-p", "Once upon a time", "--ids"]).ok();
+    let ids: Value = serde_json::from_slice(&ids.stdout).unwrap();
+    let n_ids = ids.as_array().unwrap().len();
+    // With the start token, if tokenize leaves it out.
+    assert!((n_ids..=n_ids + 1).contains(&profile.workload.n_prompt));
+}
+
+#[test]
+fn tables_for_people() {
+    let run = run(&["profile", "--prompt-tokens", "8", "-n", "3", "--runs", "1"]).ok();
+    let text = run.text();
+    for part in [
+        "forge-mini",
+        "Time to the first token",
+        "model_load",
+        "prefill: 8 tokens in 1 step\n",
+        "decode: 2 tokens in 2 steps\n",
+        "without the observer",
+        "least by the roofline",
+        "gated_matmul ffn_gate+ffn_up Q4_K",
+        "slow paths: none",
+        "KV cache",
+        "a timed scope costs",
+        "What to do next",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    assert!(
+        text.lines()
+            .all(|line| !line.contains("NaN") && !line.contains("inf")),
+        "{text}"
+    );
+}
+
+#[test]
+fn files_are_written_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (trace, html, flames) = (path("trace.json"), path("page.html"), path("ops.svg"));
+    // What has the name already is replaced.
+    std::fs::write(&trace, "old").unwrap();
+    let small = [
+        "profile",
+        "--prompt-tokens",
+        "8",
+        "-n",
+        "3",
+        "--runs",
+        "1",
+        "--json",
+    ];
+    let files = ["--trace", &trace, "--html", &html, "--flamegraph", &flames];
+    run(&[&small[..], &files].concat()).ok();
+    let read = |path: &str| std::fs::read_to_string(path).unwrap();
+    let events: Value = serde_json::from_str(&read(&trace)).unwrap();
+    let events = events["traceEvents"].as_array().unwrap();
+    assert!(events.iter().any(|event| event["name"] == "prefill"));
+    assert!(read(&html).contains("</html>"));
+    assert!(read(&flames).trim_end().ends_with("</svg>"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+    // A folder that is not there is told before the work, and nothing is left behind.
+    let nowhere = path("none/trace.json");
+    let args = ["profile", "--html", &html, "--trace", &nowhere];
+    run(&args).fails(1, "none/trace.json");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn one_token_has_no_decode() {
+    let flags = [
+        "profile",
+        "--prompt-tokens",
+        "3",
+        "-n",
+        "1",
+        "--runs",
+        "1",
+        "--json",
+    ];
+    let profile = parse(run(&flags).json());
+    let names: Vec<&str> = profile
+        .phases
+        .iter()
+        .map(|phase| phase.name.as_str())
+        .collect();
+    assert_eq!(names, ["prefill"]);
+}
+
+#[test]
+fn what_cannot_be_profiled_is_an_error() {
+    let profile = |flags: &[&str]| run(&[&["profile"], flags].concat());
+    profile(&["--prompt-tokens", "0"]).fails(2, "--prompt-tokens");
+    profile(&["-n", "0"]).fails(2, "--max-tokens");
+    profile(&["--runs", "0"]).fails(2, "--runs");
+    for target in ["0", "-1", "nan", "inf", "x"] {
+        profile(&[&format!("--ttft-target={target}")]).fails(2, "milliseconds above 0");
+    }
+    profile(&["-p", "x", "--prompt-tokens", "3"]).fails(2, "cannot be used with");
+    profile(&["-p", ""]).fails(1, "prompt");
+    profile(&["-f", "/nonexistent/text"]).fails(1, "/nonexistent/text");
+    profile(&["-m", "/nonexistent/model.gguf"]).fails(1, "/nonexistent/model.gguf");
+    profile(&["--prompt-tokens", "100", "-n", "29", "--ctx", "128"]).fails(1, "--prompt-tokens");
+    profile(&["--device", "cuda:4095"]).fails(1, "CUDA");
+}
+
+/// What was finished before Ctrl-C is told. The later the signal comes, the more there is.
+#[test]
+fn an_interrupted_profile_keeps_what_is_finished() {
+    for seconds in [4, 16, 64] {
+        let flags = [
+            "profile",
+            "--prompt-tokens",
+            "1",
+            "-n",
+            "2",
+            "--runs",
+            "1000",
+            "--json",
+        ];
+        let mut command = command(&flags);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(seconds));
+        // It may have been too fast for the signal.
+        let kill = Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status();
+        let output = child.wait_with_output().unwrap();
+        if kill.is_err() {
+            println!("skipped: there is no kill command");
+            return;
+        }
+        if output.stdout.is_empty() || output.status.code() == Some(0) {
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(130));
+        let profile = parse(serde_json::from_slice(&output.stdout).unwrap());
+        let workload = &profile.workload;
+        assert!((1..1000).contains(&workload.n_profiled));
+        assert!((workload.n_profiled..=workload.n_profiled + 1).contains(&workload.n_unprofiled));
+        profile.phases.iter().for_each(reconcile);
+        return;
+    }
+    println!("skipped: no run ended in time");
+}
+
+#[test]
+fn a_gpu_is_profiled_by_its_events() {
+    let Some(device) = host_device() else { return };
+    let flags = [
+        "profile",
+        "--prompt-tokens",
+        "6",
+        "-n",
+        "3",
+        "--runs",
+        "1",
+        "--json",
+    ];
+    let on_device = |more: &[&str]| {
+        let device = ["--ctx", "64", "--device", &device];
+        parse(run(&[&flags[..], &device, more].concat()).json())
+    };
+    let profile = on_device(&[]);
+    check(&profile, 6, 3, 1);
+    assert_eq!(profile.machine.backend, device);
+    let ttft = &profile.ttft;
+    assert!(ttft.h2d.is_some_and(|ms| ms > 0.0) && ttft.d2h.is_some_and(|ms| ms > 0.0));
+    let layers = n_layers();
+    for phase in &profile.phases {
+        // The pass that the GPU merges.
+        let merged = phase.ops.iter().find(|row| row.kind == "rope_kv").unwrap();
+        assert_eq!(merged.calls, layers * phase.n_steps as u64);
+        near(
+            phase.kernels.iter().map(|row| row.total_ms).sum(),
+            phase.ops_ms,
+        );
+        let kernel = |name: &str| phase.kernels.iter().find(|row| row.name == name);
+        assert_eq!(
+            kernel("step_io::begin_step").unwrap().calls,
+            phase.n_steps as u64
+        );
+        let bytes =
+            |rows: &[rocmforge::profile::report::OpRow]| rows.iter().map(|r| r.bytes).sum::<u64>();
+        assert_eq!(bytes(&phase.kernels), bytes(&phase.ops));
+    }
+    let decode = &profile.phases[1];
+    let n_launches: u64 = decode.kernels.iter().map(|row| row.calls).sum();
+    let launches = profile.launches.as_ref().unwrap();
+    near(launches.per_token, n_launches as f64 / 2.0);
+    assert!(launches.graphs);
+    assert_eq!(launches.verdicts.len(), 4);
+    assert!(profile.notes.iter().any(|note| note.contains("graphs")));
+    assert!(
+        profile
+            .timeline
+            .iter()
+            .any(|span| span.lane == Lane::Device && span.kind == "kernel")
+    );
+    assert!(
+        profile.time_by_backend.contains_key(&device)
+            && profile.time_by_backend.contains_key("cpu")
+    );
+    let memory = &profile.memory;
+    assert!(memory.peak.unwrap() > memory.kv_pool + memory.scratch.unwrap());
+    // Without graphs the launches of this device, which computes in them, are far above what a graph pays for.
+    let launches = on_device(&["--no-graphs"]).launches.unwrap();
+    assert!(!launches.graphs);
+    assert_eq!(launches.recommendation, Recommendation::UseHipGraph);
+}
