@@ -14,6 +14,7 @@ use crate::help;
 mod baseline;
 mod bench;
 mod compare;
+mod external;
 mod models;
 mod profile;
 mod quantize;
@@ -26,6 +27,7 @@ pub use baseline::{
 };
 pub use bench::{BenchArgs, BenchOutput, numbers};
 pub use compare::CompareArgs;
+pub use external::ExternalArgs;
 #[cfg(feature = "pull")]
 pub use models::PullArgs;
 pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
@@ -85,6 +87,9 @@ pub enum Command {
     /// Find out what a prompt and an answer spend their time on
     #[command(after_help = help::PROFILE)]
     Profile(ProfileArgs),
+    /// Run a command below rocprofv3, nsys, ncu, perf and others, and show what they found
+    #[command(name = "profile-with", after_help = help::PROFILE_WITH)]
+    ProfileWith(ExternalArgs),
     /// Compare every operation of a model with the plain path, on this machine
     #[command(after_help = help::CHECK)]
     Check(CheckArgs),

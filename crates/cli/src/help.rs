@@ -166,6 +166,21 @@ Examples:
 Runs with and without the observer take turns, and both are shown. On a GPU, tokens run as graphs without
 it, and kernel by kernel with events between them with it.";
 
+pub const PROFILE_WITH: &str = "\
+Examples:
+  rocmforge profile-with --list
+      The tools, which of them are on this machine, and what became of those with other names.
+  rocmforge profile-with perf -o out -- rocmforge bench -m model.gguf -p 0 -n 64
+      The functions that took the CPU's time. With --counters cache: hits and misses.
+  rocmforge profile-with rocprofv3 --counters memory,stalls -o out -- rocmforge generate -m model.gguf -p Hello
+      Kernels, calls and counters of an AMD GPU. The command runs once for the times and once for each set of
+      counters.
+  rocmforge profile-with ncu --counters memory --dry-run -- rocmforge bench -m model.gguf
+      What would be run.
+
+What the tool wrote stays in the folder, which should be empty before. Exit codes: 0 success, 1 the tool is not
+there, failed or may not count, 2 wrong usage, 130 stopped by Ctrl-C.";
+
 pub const CHECK: &str = "\
 Examples:
   rocmforge check -m model.gguf

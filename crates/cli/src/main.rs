@@ -17,6 +17,7 @@ mod conversation;
 mod devices;
 mod embedded;
 mod exit;
+mod external;
 mod folders;
 mod generate;
 mod gpu_check;
@@ -67,6 +68,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Baseline(args) => baseline::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Profile(args) => profile::run(args),
+        Command::ProfileWith(args) => external::run(args),
         Command::Check(args) => check::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Models(args) => hub::models::run(args),

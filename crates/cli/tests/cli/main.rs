@@ -11,6 +11,8 @@ mod chat;
 mod check;
 mod commands;
 mod compare;
+#[cfg(unix)]
+mod external;
 mod generate;
 mod gpu;
 mod gpu_faults;

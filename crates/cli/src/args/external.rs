@@ -1,0 +1,59 @@
+//! The flags of `profile-with`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub struct ExternalArgs {
+    /// rocprofv3, rocprof-compute, amd-smi, nsys, ncu, nvidia-smi or perf
+    #[arg(value_name = "TOOL", required_unless_present = "list")]
+    pub tool: Option<String>,
+    /// Show which tools are on this machine
+    #[arg(long, conflicts_with_all = ["tool", "command", "dry_run"])]
+    pub list: bool,
+    /// Counters by what they are about: instructions, waves, memory, cache, compute-unit, lds, stalls
+    #[arg(long, value_name = "CATEGORY,...", value_delimiter = ',')]
+    pub counters: Vec<String>,
+    /// Counters by the hardware's names, collected in one run
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub pmc: Vec<String>,
+    /// Architecture of the AMD GPU, for the names of counters, as in gfx1100 [default: the first GPU here]
+    #[arg(long, value_name = "NAME")]
+    pub arch: Option<String>,
+    /// Folder for what the tool writes
+    #[arg(
+        short,
+        long,
+        value_name = "DIR",
+        required_unless_present_any = ["list", "dry_run"]
+    )]
+    pub output: Option<PathBuf>,
+    /// Print the tool's commands and run nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stop a command of the tool, and what it started, after this many seconds
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub timeout: Duration,
+    /// Rows to show of each table
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub rows: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The command to watch
+    #[arg(value_name = "COMMAND", last = true)]
+    pub command: Vec<OsString>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse::<f64>()
+        .ok()
+        .filter(|seconds| *seconds > 0.0 && *seconds <= 1e6);
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "give seconds, more than 0 and at most 1000000".to_string())
+}

@@ -1,0 +1,240 @@
+//! `rocmforge profile-with`: runs a command below a vendor's profiler and shows what it found.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use rocmforge::engine::backend::gpu::{self, OpenOptions};
+use rocmforge::gguf::escape_control;
+use rocmforge::profile::external::{
+    CounterCategory, CounterRow, ExternalError, GpuFamily, Request, TimeRow, Tool, ToolReport,
+    available_tools, tools::FORMER,
+};
+use serde_json::json;
+
+use crate::args::ExternalArgs;
+use crate::exit::{self, Early};
+use crate::interrupt::Interrupt;
+use crate::output::{Out, note, size};
+
+pub fn run(args: &ExternalArgs) -> Result<()> {
+    if args.list {
+        return list(args);
+    }
+    let request = request(args).map_err(ended)?;
+    let mut out = Out::new();
+    if args.dry_run {
+        for command in request.commands().map_err(ended)? {
+            out.line(&escape_control(&command.to_string()))?;
+        }
+        return out.finish();
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let program = request.tool.find(&path)?;
+    let interrupt = Interrupt::install()?;
+    let working = interrupt.guard_output();
+    let found = request.run(&program, &|| working.asked());
+    drop(working);
+    let report = found.map_err(ended)?;
+    match args.json {
+        true => out.json(&json!({"tool": request.tool.name(), "report": report}))?,
+        false => show(&mut out, request.tool, &report, args.rows)?,
+    }
+    for remark in &report.notes {
+        note(&format!("note: {}", escape_control(remark)));
+    }
+    out.finish()
+}
+
+/// The exit code of an error: what the user typed wrongly, and what the user stopped, have their own.
+fn ended(error: ExternalError) -> anyhow::Error {
+    match error {
+        ExternalError::Renamed { .. }
+        | ExternalError::UnknownTool { .. }
+        | ExternalError::BadRequest(_) => exit::usage(error.to_string()),
+        ExternalError::Cancelled { .. } => Early::Interrupted.into(),
+        error => error.into(),
+    }
+}
+
+fn request(args: &ExternalArgs) -> Result<Request, ExternalError> {
+    let tool: Tool = args.tool.as_deref().unwrap_or_default().parse()?;
+    let categories = args.counters.iter().map(|name| name.parse());
+    let categories = categories.collect::<Result<Vec<CounterCategory>, ExternalError>>()?;
+    let Some((app, rest)) = args.command.split_first() else {
+        return Err(ExternalError::BadRequest(
+            "there is no command to watch; give it after --, as in -- rocmforge bench".to_string(),
+        ));
+    };
+    let family = match &args.arch {
+        Some(name) => Some(GpuFamily::of_architecture(name).ok_or_else(|| {
+            let name = escape_control(name);
+            ExternalError::BadRequest(format!(
+                "the counters of '{name}' are not known; name them with --pmc (rocprofv3-avail list --pmc)"
+            ))
+        })?),
+        None if tool == Tool::Rocprofv3 && !categories.is_empty() => found_family(),
+        None => None,
+    };
+    Ok(Request {
+        tool,
+        dir: args.output.clone().unwrap_or_else(|| PathBuf::from("DIR")),
+        app: app.clone(),
+        args: rest.to_vec(),
+        categories,
+        counters: args.pmc.clone(),
+        family,
+        timeout: Some(args.timeout),
+    })
+}
+
+/// Of the first AMD GPU here.
+fn found_family() -> Option<GpuFamily> {
+    let survey = gpu::survey(&OpenOptions::from_env());
+    let architectures = survey
+        .devices
+        .iter()
+        .map(|device| device.architecture.as_str());
+    architectures.filter_map(GpuFamily::of_architecture).next()
+}
+
+fn list(args: &ExternalArgs) -> Result<()> {
+    let tools = available_tools();
+    let mut out = Out::new();
+    if args.json {
+        let tools: Vec<_> = tools
+            .iter()
+            .map(|found| {
+                json!({
+                    "tool": found.tool.name(),
+                    "purpose": found.tool.purpose(),
+                    "path": found.path,
+                    "version": found.version,
+                })
+            })
+            .collect();
+        let former: BTreeMap<_, _> = FORMER
+            .iter()
+            .map(|former| (former.name, former.successor.name()))
+            .collect();
+        out.json(&json!({"tools": tools, "former": former}))?;
+        return out.finish();
+    }
+    for found in &tools {
+        out.line(&format!(
+            "{:<16} {}",
+            found.tool.name(),
+            found.tool.purpose()
+        ))?;
+        let state = match (&found.path, &found.version) {
+            (None, _) => format!("not in PATH; {}", found.tool.install()),
+            (Some(path), None) => path.display().to_string(),
+            (Some(path), Some(version)) => format!("{} ({version})", path.display()),
+        };
+        out.line(&format!("{:<16} {}", "", escape_control(&state)))?;
+    }
+    let former = FORMER.map(|former| format!("{} is {}", former.name, former.successor.name()));
+    out.line(&format!("former names: {}", former.join(", ")))?;
+    out.finish()
+}
+
+fn show(out: &mut Out, tool: Tool, report: &ToolReport, n_rows: usize) -> Result<()> {
+    for device in &report.devices {
+        out.line(&escape_control(device))?;
+    }
+    let what = match tool {
+        Tool::Perf => ("function", "samples"),
+        _ => ("kernel", "calls"),
+    };
+    times(out, what, &report.kernels, n_rows)?;
+    times(out, ("call of the host", "calls"), &report.calls, n_rows)?;
+    counters(out, &report.counters, n_rows)?;
+    if !report.unavailable.is_empty() {
+        let names = escape_control(&report.unavailable.join(", ")).into_owned();
+        out.line(&format!("not available here: {names}"))?;
+    }
+    if let Some(found) = &report.utilization {
+        let busy = &found.busy_percent;
+        let verdict = match found.meets_target {
+            true => "above 80 %",
+            false => "not above 80 %",
+        };
+        out.line(&format!(
+            "busy {:.0} % ({verdict}; p50 {:.0}, {} readings of {})",
+            busy.mean, busy.p50, busy.n, found.source
+        ))?;
+        if let Some(bytes) = found.memory_used_bytes {
+            out.line(&format!("memory in use {}", size(bytes)))?;
+        }
+    }
+    Ok(())
+}
+
+fn times(out: &mut Out, (what, count): (&str, &str), rows: &[TimeRow], n: usize) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    out.line(&format!(
+        "{:>9} {:>12} {:>12} {:>7}  {what}",
+        count, "total ms", "mean us", "share"
+    ))?;
+    for row in rows.iter().take(n) {
+        out.line(&format!(
+            "{:>9} {:>12.3} {:>12.2} {:>6.1}%  {}",
+            row.calls,
+            row.total_ms,
+            row.mean_us,
+            100.0 * row.share,
+            escape_control(&row.name)
+        ))?;
+    }
+    rest(out, rows.len(), n)
+}
+
+fn counters(out: &mut Out, rows: &[CounterRow], n: usize) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    out.line(&format!(
+        "{:>9} {:>18} {:>18}  counter",
+        "calls", "total", "mean"
+    ))?;
+    let mut kernel = None;
+    for row in rows.iter().take(n) {
+        if row.kernel != kernel {
+            kernel.clone_from(&row.kernel);
+            if let Some(name) = &kernel {
+                out.line(&format!("{}:", escape_control(name)))?;
+            }
+        }
+        let unit = row
+            .unit
+            .as_deref()
+            .map(|unit| format!(" [{unit}]"))
+            .unwrap_or_default();
+        out.line(&format!(
+            "{:>9} {:>18} {:>18}  {}",
+            row.calls,
+            row.total.map_or("-".to_string(), count_text),
+            count_text(row.mean),
+            escape_control(&format!("{}{unit}", row.counter))
+        ))?;
+    }
+    rest(out, rows.len(), n)
+}
+
+/// Whole numbers as such, others with what matters of them.
+fn count_text(value: f64) -> String {
+    match value.fract() == 0.0 || value.abs() >= 1e6 {
+        true => format!("{value:.0}"),
+        false => format!("{value:.3}"),
+    }
+}
+
+fn rest(out: &mut Out, len: usize, shown: usize) -> Result<()> {
+    match len > shown {
+        true => out.line(&format!("({} more; --rows shows them)", len - shown)),
+        false => Ok(()),
+    }
+}
