@@ -1,7 +1,8 @@
 //! Broken inputs: cut, changed and random forms of what the tools write. The parsers may refuse; they may not panic.
 
 use super::amd_smi;
-use super::nsight::{self, StatsFormat, StatsReport};
+use super::ncu;
+use super::nsys::{self, StatsFormat, StatsReport};
 use super::perf;
 use super::rocprof;
 use super::rocprof_compute;
@@ -12,10 +13,10 @@ fn all(bytes: &[u8]) {
     let (mut times, mut counters) = (Times::default(), Counters::default());
     for table in [StatsReport::Kernels, StatsReport::Calls] {
         for format in [StatsFormat::Csv, StatsFormat::Json] {
-            let _ = nsight::read_stats(bytes, table, format, &mut times);
+            let _ = nsys::read_stats(bytes, table, format, &mut times);
         }
     }
-    let _ = nsight::read_ncu(bytes, "fuzz", &mut times, &mut counters);
+    let _ = ncu::read(bytes, "fuzz", &mut times, &mut counters);
     let _ = perf::parse_stat(bytes);
     let _ = perf::read_report(bytes, &mut times);
     let _ = amd_smi::parse_metric(bytes);
@@ -40,8 +41,8 @@ impl Random {
 #[test]
 fn no_input_panics() {
     let seeds: [&str; 8] = [
-        nsight::tests::STATS,
-        nsight::tests::RAW,
+        nsys::tests::STATS,
+        ncu::tests::RAW,
         perf::tests::STAT,
         perf::tests::REPORT,
         amd_smi::tests::METRIC,

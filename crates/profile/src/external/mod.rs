@@ -17,7 +17,8 @@ mod files;
 #[cfg(test)]
 mod fuzz;
 pub mod helpers;
-pub mod nsight;
+pub mod ncu;
+pub mod nsys;
 pub mod perf;
 pub mod process;
 mod request;

@@ -9,14 +9,14 @@ use std::time::Duration;
 use super::command::CommandLine;
 use super::counters::{CounterCategory, GpuFamily};
 use super::error::ExternalError;
-use super::nsight::{self, StatsFormat, StatsReport};
+use super::nsys::{self, StatsFormat, StatsReport};
 use super::process::{self, Captured, Limits};
 use super::rocprof::{ProfilingConfig, RocprofSession};
 use super::rocprof_compute::{self, RocprofCompute};
 use super::sampler::{self, Sampler, Source};
 use super::table::{Counters, Times, ToolReport};
 use super::tools::Tool;
-use super::{amd_smi, diagnosis, files, perf};
+use super::{amd_smi, diagnosis, files, ncu, perf};
 
 /// First part of the names of files that the tools write.
 const NAME: &str = "rocmforge";
@@ -68,13 +68,13 @@ impl Request {
                 vec![gauge, self.application()]
             }
             Tool::Nsys => vec![
-                nsight::nsys_profile(&self.file(""), app, args),
-                nsight::nsys_stats(&self.file(""), StatsReport::Kernels, StatsFormat::Csv),
-                nsight::nsys_stats(&self.file(""), StatsReport::Calls, StatsFormat::Csv),
+                nsys::profile(&self.file(""), app, args),
+                nsys::stats(&self.file(""), StatsReport::Kernels, StatsFormat::Csv),
+                nsys::stats(&self.file(""), StatsReport::Calls, StatsFormat::Csv),
             ],
             Tool::Ncu => {
                 let metrics = self.names(|category| Ok(category.of_nvidia()))?;
-                vec![nsight::ncu(
+                vec![ncu::command(
                     &self.file("-ncu.csv"),
                     &metrics,
                     MAX_LAUNCHES,
@@ -275,18 +275,14 @@ impl Runs<'_> {
     fn nsys(&mut self) -> Result<ToolReport, ExternalError> {
         let request = self.request;
         let (app, args) = (request.app.as_os_str(), request.args.as_slice());
-        self.run(&nsight::nsys_profile(&request.file(""), app, args))?;
+        self.run(&nsys::profile(&request.file(""), app, args))?;
         let (mut kernels, mut calls) = (Times::default(), Times::default());
         for (table, times) in [
             (StatsReport::Kernels, &mut kernels),
             (StatsReport::Calls, &mut calls),
         ] {
-            let done = self.run(&nsight::nsys_stats(
-                &request.file(""),
-                table,
-                StatsFormat::Csv,
-            ))?;
-            nsight::read_stats(&done.stdout, table, StatsFormat::Csv, times)?;
+            let done = self.run(&nsys::stats(&request.file(""), table, StatsFormat::Csv))?;
+            nsys::read_stats(&done.stdout, table, StatsFormat::Csv, times)?;
         }
         self.not_empty(ToolReport {
             kernels: kernels.rows(),
@@ -309,7 +305,7 @@ impl Runs<'_> {
         if String::from_utf8_lossy(&said).contains("No kernels were profiled") {
             return self.not_empty(ToolReport::default());
         }
-        let mut unavailable = nsight::read_ncu(&said[..], &what, &mut times, &mut counters)?;
+        let mut unavailable = ncu::read(&said[..], &what, &mut times, &mut counters)?;
         let (counters, zero) = counters.rows();
         unavailable.extend(zero);
         let kernels = times.rows();

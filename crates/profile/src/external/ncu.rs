@@ -1,0 +1,251 @@
+//! Nsight Compute, NVIDIA's counters of kernels.
+//!
+//! It prints CSV in two forms, both of which are read (2022 to 2025): the page `raw` with a row for each kernel and a
+//! second row of units, and the page `details` with a row for each metric of a kernel.
+
+use std::ffi::{OsStr, OsString};
+use std::io::BufRead;
+use std::path::Path;
+
+use super::command::CommandLine;
+use super::csv::{Table, number};
+use super::error::ExternalError;
+use super::table::{Counters, Times};
+
+const NCU: &str = "ncu";
+
+/// The metric that says how long a kernel took.
+pub const DURATION: &str = "gpu__time_duration.sum";
+
+/// `ncu`, writing CSV to `log`: the duration of every kernel, and `metrics`. It runs each kernel several times, so
+/// that `max_launches` bounds how long it takes.
+pub fn command(
+    log: &Path,
+    metrics: &[String],
+    max_launches: u32,
+    app: &OsStr,
+    args: &[OsString],
+) -> CommandLine {
+    let mut all = vec![DURATION];
+    all.extend(
+        metrics
+            .iter()
+            .map(String::as_str)
+            .filter(|metric| *metric != DURATION),
+    );
+    CommandLine::new(NCU)
+        .args([
+            "--csv",
+            "--page",
+            "raw",
+            "--print-units",
+            "base",
+            "--log-file",
+        ])
+        .arg(log)
+        .args(["--metrics".to_string(), all.join(",")])
+        .args(["--launch-count".to_string(), max_launches.to_string()])
+        .application(app, args)
+}
+
+/// Reads its CSV. Metrics without a value (`n/a`) are returned: they are not available on this GPU.
+pub(super) fn read(
+    reader: impl BufRead,
+    what: &str,
+    times: &mut Times,
+    counters: &mut Counters,
+) -> Result<Vec<String>, ExternalError> {
+    let is_header = |fields: &[String]| {
+        fields.first().is_some_and(|id| id == "ID") && fields.iter().any(|f| f == "Kernel Name")
+    };
+    let table = Table::open(reader, NCU, what, is_header)?;
+    match table.header().iter().any(|column| column == "Metric Name") {
+        true => details(table, times, counters),
+        false => raw(table, times, counters),
+    }
+}
+
+/// One value of a kernel.
+fn add(
+    kernel: &str,
+    (metric, unit, value): (&str, &str, &str),
+    (times, counters): (&mut Times, &mut Counters),
+    missing: &mut Vec<String>,
+) {
+    let Some(value) = number(value) else {
+        if !missing.iter().any(|known| known == metric) && missing.len() < 1000 {
+            missing.push(super::process::printable(metric, 100));
+        }
+        return;
+    };
+    if metric == DURATION {
+        times.add(kernel, 1, value * ns_per(unit));
+    } else {
+        counters.add(kernel, metric, (!unit.is_empty()).then_some(unit), value);
+    }
+}
+
+/// Nanoseconds in a unit of time, in the names of all versions.
+fn ns_per(unit: &str) -> f64 {
+    match unit {
+        "s" | "second" => 1e9,
+        "ms" | "msecond" => 1e6,
+        "us" | "usecond" => 1e3,
+        _ => 1.0,
+    }
+}
+
+fn raw<R: BufRead>(
+    mut table: Table<R>,
+    times: &mut Times,
+    counters: &mut Counters,
+) -> Result<Vec<String>, ExternalError> {
+    // Metrics have dots or two underscores in their names, facts of a launch do not.
+    let metrics: Vec<(usize, String)> = table
+        .header()
+        .iter()
+        .enumerate()
+        .filter(|(_, name)| name.contains("__"))
+        .map(|(at, name)| (at, name.clone()))
+        .collect();
+    let mut units: Vec<String> = Vec::new();
+    let mut missing = Vec::new();
+    while let Some(row) = table.next_row()? {
+        if row.get("ID").is_some_and(str::is_empty) {
+            units = row.fields().to_vec();
+            continue;
+        }
+        let Some(kernel) = row.get("Kernel Name") else {
+            continue;
+        };
+        for (at, metric) in &metrics {
+            let unit = units.get(*at).map_or("", String::as_str);
+            let value = row.fields().get(*at).map_or("", String::as_str);
+            add(
+                kernel,
+                (metric, unit, value),
+                (&mut *times, &mut *counters),
+                &mut missing,
+            );
+        }
+    }
+    Ok(missing)
+}
+
+fn details<R: BufRead>(
+    mut table: Table<R>,
+    times: &mut Times,
+    counters: &mut Counters,
+) -> Result<Vec<String>, ExternalError> {
+    let mut missing = Vec::new();
+    while let Some(row) = table.next_row()? {
+        // Advice has rows without a metric, and talk no row.
+        let (Some(kernel), Some(metric)) = (row.get("Kernel Name"), row.get("Metric Name")) else {
+            continue;
+        };
+        if metric.is_empty() {
+            continue;
+        }
+        let (unit, value) = (
+            row.get("Metric Unit").unwrap_or(""),
+            row.text("Metric Value")?,
+        );
+        add(
+            kernel,
+            (metric, unit, value),
+            (&mut *times, &mut *counters),
+            &mut missing,
+        );
+    }
+    Ok(missing)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) const RAW: &str = "\
+==PROF== Connected to process 4242 (/usr/bin/rocmforge)
+==PROF== Profiling \"matvec\" - 0: 0%....50%....100% - 1 pass
+==PROF== Disconnected from process 4242
+\"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\"Kernel Name\",\"Context\",\"Stream\",\"Block Size\",\"Grid Size\",\"Device\",\"CC\",\"dram__bytes_read.sum\",\"dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"gpu__time_duration.sum\",\"sm__inst_executed_pipe_tensor.sum\"
+\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"byte\",\"%\",\"nsecond\",\"inst\"
+\"0\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"9,437,184\",\"81.25\",\"10,000\",\"n/a\"
+\"1\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"9,437,184\",\"78.75\",\"12,000\",\"n/a\"
+";
+
+    #[test]
+    fn pages_of_ncu_say_the_same() {
+        let details = "\"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\"Kernel Name\",\"Context\",\"Stream\",\"Block Size\",\"Grid Size\",\"Device\",\"CC\",\"Section Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n\
+            \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"dram__bytes_read.sum\",\"byte\",\"9,437,184\"\n\
+            \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"81.25\"\n\
+            \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"gpu__time_duration.sum\",\"us\",\"10.00\"\n\
+            \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"sm__inst_executed_pipe_tensor.sum\",\"inst\",\"n/a\"\n\
+            \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"SpeedOfLight\",\"\",\"\",\"\"\n";
+        for (text, calls, total_ms, throughput) in
+            [(RAW, 2, 0.022, 80.0), (details, 1, 0.010, 81.25)]
+        {
+            let (mut times, mut counters) = (Times::default(), Counters::default());
+            let missing = read(text.as_bytes(), "ncu.csv", &mut times, &mut counters).unwrap();
+            assert_eq!(missing, ["sm__inst_executed_pipe_tensor.sum"]);
+            let rows = times.rows();
+            assert_eq!((rows[0].calls, rows[0].total_ms), (calls, total_ms));
+            let (rows, zero) = counters.rows();
+            assert_eq!(zero, [""; 0]);
+            let found: Vec<_> = rows
+                .iter()
+                .map(|row| {
+                    (
+                        row.counter.as_str(),
+                        row.unit.as_deref().unwrap(),
+                        row.total,
+                        row.mean,
+                    )
+                })
+                .collect();
+            let bytes = 9_437_184.0;
+            assert_eq!(
+                found,
+                [
+                    (
+                        "dram__bytes_read.sum",
+                        "byte",
+                        Some(bytes * f64::from(calls as u32)),
+                        bytes
+                    ),
+                    (
+                        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+                        "%",
+                        None,
+                        throughput
+                    ),
+                ]
+            );
+        }
+        let (mut times, mut counters) = (Times::default(), Counters::default());
+        let none = read(
+            &b"==WARNING== No kernels were profiled.\n"[..],
+            "ncu.csv",
+            &mut times,
+            &mut counters,
+        );
+        assert!(none.unwrap_err().to_string().contains("ncu.csv"));
+    }
+
+    #[test]
+    fn the_command_is_the_documented_one() {
+        let metrics = ["dram__bytes_read.sum".to_string(), DURATION.to_string()];
+        let command = command(
+            Path::new("n.csv"),
+            &metrics,
+            200,
+            OsStr::new("app"),
+            &["-p".into()],
+        );
+        assert_eq!(
+            command.to_string(),
+            "ncu --csv --page raw --print-units base --log-file n.csv --metrics \
+             gpu__time_duration.sum,dram__bytes_read.sum --launch-count 200 app -p"
+        );
+    }
+}
