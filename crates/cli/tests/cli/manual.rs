@@ -88,7 +88,7 @@ fn every_command_has_a_page() {
     let top = fs::read_to_string(pages.join("rocmforge.1")).unwrap();
     for name in &names {
         assert!(
-            top.contains(&format!("rocmforge\\-{name}(1)")),
+            top.contains(&format!("rocmforge\\-{}(1)", name.replace('-', "\\-"))),
             "{name} in {top}"
         );
     }
