@@ -3,7 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::program::{Run, command, finish, run};
 
@@ -46,15 +48,20 @@ impl Tools {
     }
 
     fn run(&self, args: &[&str]) -> Run {
+        finish(self.command(args))
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = command(&["profile-with"]);
         command.args(args);
         // The scripts need the system's commands, but none of its profilers.
         let linked = self.path("bin");
-        for name in ["cat", "cp", "sleep", "true"] {
+        for name in ["cat", "cp", "mv", "sleep", "true"] {
+            // It may be there from the run before.
             let _ = std::os::unix::fs::symlink(Path::new("/bin").join(name), linked.join(name));
         }
         command.env("PATH", linked);
-        finish(command)
+        command
     }
 
     fn out(&self) -> String {
@@ -385,4 +392,42 @@ fn the_list_names_every_tool() {
         );
     }
     run(&["profile-with", "--list", "perf"]).fails(2, "--list");
+}
+
+#[test]
+fn ctrl_c_ends_the_tool_too() {
+    let tools = Tools::new();
+    let pid = tools.path("pid");
+    tools.script(
+        "rocprofv3",
+        &format!(
+            "echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 1; done",
+            pid.display()
+        ),
+    );
+    let mut child = tools
+        .command(&["rocprofv3", "-o", &tools.out(), "--", "app"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let waits = || start.elapsed() < Duration::from_secs(60);
+    while !pid.exists() && waits() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let tool = fs::read_to_string(&pid).unwrap();
+    let interrupt = ["-c".to_string(), format!("kill -INT {}", child.id())];
+    assert!(
+        Command::new("sh")
+            .args(interrupt)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let process = Path::new("/proc").join(tool.trim());
+    while process.exists() && waits() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!process.exists(), "{} runs", process.display());
 }
