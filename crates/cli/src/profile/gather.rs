@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use rocmforge::engine::backend::gpu::{self, Graphs};
+use rocmforge::engine::backend::gpu;
 use rocmforge::engine::backend::times::{StepPart, StepTimes};
 use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::plan::{Plan, PlanCost};
@@ -187,9 +187,6 @@ impl Found<'_> {
     }
 
     fn launches(&self, runs: &Runs, phases: &[Phase]) -> Option<Launches> {
-        let Device::Gpu(gpu) = &self.config().device else {
-            return None;
-        };
         let decode = phases.iter().find(|phase| phase.name == "decode")?;
         let mut tracker = LaunchOverheadTracker::new();
         let steps = runs.profiled.iter().flat_map(|(_, steps)| steps);
@@ -200,17 +197,9 @@ impl Found<'_> {
             tracker.add_token(step.duration());
         }
         tracker.report(Unprofiled {
-            graphs: gpu.graphs == Graphs::On && !self.tells_of_graphs(),
+            graphs: self.session.engine.backend_info().graphs,
             token_us: decode.unprofiled.mean * 1e3 / decode.n_tokens as f64,
         })
-    }
-
-    /// Whether the backend said that it runs without graphs.
-    fn tells_of_graphs(&self) -> bool {
-        let notices = &self.session.engine.backend_info().notices;
-        notices
-            .iter()
-            .any(|notice| notice.contains("without graphs"))
     }
 
     fn backend(&self) -> String {
@@ -345,13 +334,13 @@ impl Found<'_> {
             Device::Cpu => notes.push(
                 "operations are timed by the device's thread, one look at the clock between two of them".to_string(),
             ),
-            Device::Gpu(gpu) => {
+            Device::Gpu(_) => {
                 notes.push(
                     "kernels are timed by events of the device, one between two launches; a device that waits for the \
                      next launch waits within its time"
                         .to_string(),
                 );
-                if gpu.graphs == Graphs::On && !self.tells_of_graphs() {
+                if self.session.engine.backend_info().graphs {
                     notes.push(
                         "tokens run as graphs without the observer and launch by launch with it: compare the two totals \
                          of decode"

@@ -93,7 +93,7 @@ impl Runs {
         );
         let steps = Steps::default();
         let mut runs = Runs::default();
-        // Two, so that a step of each shape has been recorded as a graph: that happens at its second use.
+        // The first run does not count: it loads kernels and records graphs.
         let plain = |runs: &mut Runs, session: &mut Session| {
             let run = runs.run(session, prompt, n_gen, working, None);
             bar.inc(1);

@@ -263,6 +263,7 @@ impl Backend for CpuBackend {
             slow_ops,
             kv_bytes: n_tokens * per_token,
             device_memory: None,
+            graphs: false,
             notices: Vec::new(),
         }
     }

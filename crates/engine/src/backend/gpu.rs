@@ -477,6 +477,7 @@ impl Backend for GpuBackend {
             slow_ops,
             kv_bytes: self.memory.kv_bytes(),
             device_memory: Some(self.device_memory),
+            graphs: self.options.graphs == Graphs::On,
             notices: self.notices.clone(),
         }
     }

@@ -80,6 +80,8 @@ pub struct BackendInfo {
     pub kv_bytes: u64,
     /// The memory of a device that takes all of it at once.
     pub device_memory: Option<DeviceMemory>,
+    /// Whether steps of generation run as graphs.
+    pub graphs: bool,
     /// What the user should know of how it runs.
     pub notices: Vec<String>,
 }

@@ -109,6 +109,7 @@ impl Backend for Recorder {
             slow_ops: Vec::new(),
             kv_bytes: 0,
             device_memory: None,
+            graphs: false,
             notices: Vec::new(),
         }
     }
@@ -378,6 +379,7 @@ impl Backend for Broken {
             slow_ops: Vec::new(),
             kv_bytes: 0,
             device_memory: None,
+            graphs: false,
             notices: Vec::new(),
         }
     }
