@@ -128,7 +128,7 @@ fn expected(suite: Suite) -> Vec<String> {
             let lengths = ["short/", "mixed/", "long/"];
             names.extend(combined(&[&["fragmentation/"], &lengths, &pages]));
             names.extend(combined(&[
-                &["page-table/"],
+                &["page-table/4096/"],
                 &pages,
                 &["/in-order", "/scattered"],
             ]));
@@ -144,8 +144,8 @@ fn expected(suite: Suite) -> Vec<String> {
                 "gated/Q4_0+Q4_0",
             ];
             let passes = ["/merged", "/separate"];
-            let mut names = combined(&[&sets, &["/1", "/4", "/8"], &passes]);
-            names.extend(combined(&[&["decode/"], &["B1", "B4", "B8"]]));
+            let mut names = combined(&[&sets, &["/1x4096", "/4x4096", "/8x4096"], &passes]);
+            names.extend(combined(&[&["decode/tg32/"], &["B1", "B4", "B8"]]));
             names
         }
     }

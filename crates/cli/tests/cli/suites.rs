@@ -48,7 +48,7 @@ fn every_suite_gives_rows_with_the_fields_of_baselines() {
             &["gflop_s", "gb_s", "tokens_s"],
         ),
         ("memory", "page-16", 9, &[]),
-        ("batch", "(Q6_K/8|decode)", 6, &["gflop_s", "tokens_s"]),
+        ("batch", "(Q6_K/8x|decode)", 6, &["gflop_s", "tokens_s"]),
     ] {
         let rows = rows(suite, &["--filter", filter]);
         assert_eq!(rows.len(), n_rows, "{suite} {filter}");
@@ -257,8 +257,8 @@ fn an_emulated_gpu_is_called_so_and_has_no_shares() {
         ("attention", "32x", 4),
         ("dequant", "(Q6_K|E2M3)", 2),
         ("inference", "ttft/pp8/B1", 1),
-        ("memory", "(kv-growth/1B|page-table/page-32)", 3),
-        ("batch", "Q4_K.*/1/", 8),
+        ("memory", "(kv-growth/1B|page-table/128/page-32)", 3),
+        ("batch", "Q4_K.*/1x", 8),
     ] {
         let rows = rows(suite, &["--device", &device, "--filter", filter]);
         assert_eq!(rows.len(), n_rows, "{suite}: {rows:?}");

@@ -73,7 +73,7 @@ pub(super) fn cases(effort: Effort, subject: Option<Subject<'_>>) -> Vec<Case> {
     let batches = effort.pick(&BATCHES[..], &QUICK_BATCHES[..]).iter();
     let n_gen = effort.pick(32, 2);
     let decode = batches.flat_map(|&n| {
-        subject.map(|subject| decode_case(format!("decode/B{n}"), subject, n, n_gen))
+        subject.map(|subject| decode_case(format!("decode/tg{n_gen}/B{n}"), subject, n, n_gen))
     });
     products.chain(decode).collect()
 }
@@ -150,7 +150,7 @@ fn case(set: Set, passes: Passes) -> Case {
         Kind::Gated => "gated",
     };
     let (formats, n_tokens) = (set.formats(), set.n_tokens);
-    let name = format!("{kind}/{formats}/{n_tokens}/{}", passes.name());
+    let name = format!("{kind}/{formats}/{n_tokens}x{}/{}", set.n_in, passes.name());
     let n_outs: Vec<String> = set.matrices.iter().map(|(_, n)| n.to_string()).collect();
     let shape = format!("{n_tokens}x({})x{}", n_outs.join("+"), set.n_in);
     Case::new(name, Some(&formats), shape, move |target| {

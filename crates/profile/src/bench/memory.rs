@@ -49,7 +49,7 @@ impl KvShape {
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = growth::cases(effort);
-    cases.extend(books::cases(effort));
+    cases.extend(books::cases());
     cases.extend(page_table::cases(effort));
     cases
 }

@@ -4,12 +4,14 @@
 use rocmforge_engine::kv_cache::{BlockPool, BlockTable};
 
 use super::PAGES;
+use crate::bench::BenchError;
 use crate::bench::case::{Case, On, Prepared, Work, time_cpu};
 use crate::bench::values::Random;
-use crate::bench::{BenchError, Effort};
 
 /// Tokens that a sequence grows by at a time: one when it generates, the others when a prompt comes in chunks.
 const CHUNKS: [usize; 4] = [1, 16, 64, 256];
+/// Length of the sequence that grows.
+const N_TOKENS: usize = 4096;
 /// Sequences at once.
 const N_SEQS: usize = 64;
 /// Ends of a sequence, each followed by the beginning of another.
@@ -22,21 +24,20 @@ const LENGTHS: [(&str, [usize; 2]); 3] = [
     ("long", [2048, 8192]),
 ];
 
-pub(super) fn cases(effort: Effort) -> Vec<Case> {
-    let n_tokens = effort.pick(4096, 512);
-    let n_changes = effort.pick(N_CHANGES, 64);
+pub(super) fn cases() -> Vec<Case> {
     let growing = CHUNKS
         .into_iter()
-        .flat_map(|chunk| PAGES.map(|page| growing(page, chunk, n_tokens)));
+        .flat_map(|chunk| PAGES.map(|page| growing(page, chunk)));
     let changing = LENGTHS
         .into_iter()
-        .flat_map(|lengths| PAGES.map(|page| changing(page, lengths, n_changes)));
+        .flat_map(|lengths| PAGES.map(|page| changing(page, lengths)));
     growing.chain(changing).collect()
 }
 
-/// A sequence from nothing to `n_tokens`, `chunk` tokens at a time, as the scheduler does it: the pages are reserved,
+/// A sequence from nothing to [`N_TOKENS`], `chunk` tokens at a time, as the scheduler does it: the pages are reserved,
 /// those that are full can be found by others.
-fn growing(page: usize, chunk: usize, n_tokens: usize) -> Case {
+fn growing(page: usize, chunk: usize) -> Case {
+    let n_tokens = N_TOKENS;
     let name = format!("allocation/{chunk}-tokens/page-{page}");
     let shape = format!("{n_tokens} tokens by {chunk}");
     let case = Case::new(name, None, shape, move |_| {
@@ -68,7 +69,7 @@ fn growing(page: usize, chunk: usize, n_tokens: usize) -> Case {
 }
 
 /// Sequences that end and begin, and what of their pages holds no token.
-fn changing(page: usize, (kind, lengths): (&'static str, [usize; 2]), n_changes: usize) -> Case {
+fn changing(page: usize, (kind, lengths): (&'static str, [usize; 2])) -> Case {
     let name = format!("fragmentation/{kind}/page-{page}");
     let [least, most] = lengths;
     let shape = format!("{N_SEQS} sequences of {least} to {most} tokens");
@@ -76,17 +77,17 @@ fn changing(page: usize, (kind, lengths): (&'static str, [usize; 2]), n_changes:
         let mut all = Sequences::new(page, lengths);
         // Enough changes that nothing of the beginning is left.
         let mut unused = 0.0;
-        for _ in 0..n_changes {
+        for _ in 0..N_CHANGES {
             all.change();
-            unused += all.unused() / n_changes as f64;
+            unused += all.unused() / N_CHANGES as f64;
         }
         all.check()?;
         let work = Work {
-            elements: n_changes as u64,
+            elements: N_CHANGES as u64,
             ..Work::default()
         };
         let prepared = Prepared::new(work, move |n| {
-            time_cpu(n, || (0..n_changes).for_each(|_| all.change()))
+            time_cpu(n, || (0..N_CHANGES).for_each(|_| all.change()))
         });
         Ok(prepared.metric("fragmentation", unused))
     });

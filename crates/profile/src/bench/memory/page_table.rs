@@ -60,7 +60,7 @@ const fn n_values(n_ctx: usize) -> usize {
 }
 
 fn case(effort: Effort, page: usize, order: Order, n_ctx: usize) -> Case {
-    let name = format!("page-table/page-{page}/{}", order.name());
+    let name = format!("page-table/{n_ctx}/page-{page}/{}", order.name());
     let shape = format!("1 row, {n_ctx} positions, {N_HEADS}/{N_KV_HEADS} heads x {DIM}");
     Case::new(name, Some("F16"), shape, move |target| {
         let table = order.table(n_ctx / page);
