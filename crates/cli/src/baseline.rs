@@ -15,6 +15,7 @@ use rocmforge::profile::baseline::{
     Trend,
 };
 use rocmforge::profile::clock::rfc_3339;
+use rocmforge::profile::render::numbers::digits;
 use serde_json::json;
 
 pub use keep::{Keeper, hardware};
@@ -280,7 +281,7 @@ fn trend_row(series: &Series) -> [String; 5] {
                 Some(ComparisonResult::Regression) => "!",
                 _ => "",
             };
-            format!("{:.4}{mark}", point.value)
+            format!("{}{mark}", digits(point.value))
         })
         .collect();
     let change = series.since_first.as_ref();

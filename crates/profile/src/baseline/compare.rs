@@ -10,8 +10,8 @@
 //!   was lost, and more samples would tell.
 //!
 //! So noise alone is called a regression less than once in 200 metrics, and a true loss of t is missed only if it cannot
-//! be told from no change. Telling a loss of 10 % in 97 of 100 cases takes about 12 samples on each side where samples
-//! deviate by 5 % of their mean, 45 at 10 % and 100 at 15 %.
+//! be told from no change. Finding a loss of 10 % in 95 of 100 cases takes 6 samples on each side where samples deviate by
+//! 2 % of their mean, 14 at 5 %, 50 at 10 % and 110 at 15 %.
 //!
 //! The interval comes from kept samples where both sides have enough; else from the spread that the metrics tell (p95
 //! against p50 or the mean, over the root of the iterations); else there is none, and the ratio itself is held against

@@ -267,20 +267,18 @@ pub(super) fn method(method: Method) -> &'static str {
 
 /// Four significant digits, without an exponent where a person would write none.
 pub(super) fn number(value: f64) -> String {
-    let digits = match value.abs() {
-        x if x >= 1000.0 => 0,
-        x if x >= 100.0 => 1,
-        x if x >= 10.0 => 2,
-        x if x >= 1.0 || x == 0.0 => 3,
-        x if x >= 1e-4 => 7,
-        _ => return format!("{value:.3e}"),
-    };
-    match value.abs() < 1.0 && value != 0.0 {
-        true => format!("{value:.digits$}")
-            .trim_end_matches('0')
-            .to_string(),
-        false => format!("{value:.digits$}"),
+    let size = value.abs();
+    if size < 1e-4 && value != 0.0 {
+        return format!("{value:.3e}");
     }
+    // Digits before the point, less one.
+    let power = if value == 0.0 {
+        0.0
+    } else {
+        size.log10().floor()
+    };
+    let decimals = (3.0 - power).max(0.0) as usize;
+    format!("{value:.decimals$}")
 }
 
 #[cfg(test)]
@@ -417,9 +415,10 @@ pub(crate) mod tests {
             (123.45, "123.5"),
             (12.345, "12.35"),
             (1.2345, "1.234"),
-            (0.123_45, "0.12345"),
-            (0.000_123, "0.000123"),
-            (0.5, "0.5"),
+            (0.123_45, "0.1235"),
+            (0.597_728_1, "0.5977"),
+            (0.000_123_46, "0.0001235"),
+            (0.5, "0.5000"),
             (0.0, "0.000"),
             (1.2e-7, "1.200e-7"),
         ] {

@@ -42,6 +42,11 @@ impl From<&BenchRow> for Measurement {
                 measured.metadata.insert(fact.to_string(), text.to_string());
             }
         }
+        if row.emulated {
+            measured
+                .metadata
+                .insert("emulated".to_string(), "true".to_string());
+        }
         measured
             .samples
             .insert("ms".to_string(), times.samples_ms.clone());
