@@ -12,6 +12,7 @@ use common::{greedy, load as load_file, logits, models};
 use rocmforge_engine::backend::check::{self, Coverage, OpCheck, PassedChecks, SelfCheck};
 use rocmforge_engine::backend::gpu::{self, GpuConfig, Graphs};
 use rocmforge_engine::model::Model;
+use rocmforge_engine::plan::Passes;
 use rocmforge_engine::{
     Device, Engine, EngineConfig, Event, Isa, PrefixSharing, Request, RequestId, SamplingParams,
 };
@@ -327,6 +328,57 @@ fn every_operation_passes_the_check() {
         let names: Vec<&str> = report.checks.iter().map(|check| check.op).collect();
         for op in ["embed", "attention", "kv_append", "gated_matmul"] {
             assert!(names.contains(&op), "{name}: {op} of {names:?}");
+        }
+    }
+}
+
+/// Launches that stand for several operations: the norms of the heads of queries and keys, both rotations and the append.
+#[test]
+fn rotations_and_the_append_are_one_pass() {
+    let Some(gpu) = test_gpu() else { return };
+    let n_passes = |model: &Model, variants: &str| {
+        let mut gpu = gpu.clone();
+        if !variants.is_empty() {
+            gpu.open.variants = variants.parse().unwrap();
+        }
+        let tokens = synth::prompt(30, model.config.n_vocab);
+        let config = config(&Device::Gpu(gpu));
+        let report = check::check(model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+        let failures: Vec<&OpCheck> = report.failures().collect();
+        assert!(failures.is_empty(), "{variants}: {failures:#?}");
+        // A prompt and a step of generation.
+        report.n_ops / 2
+    };
+    // Operations of a layer that run in one pass; norms of whole rows are not among them.
+    for (name, n_together) in [("qwen3", 5), ("gemma3", 5), ("llama", 3), ("olmo2", 3)] {
+        let model = model(name, GgmlType::Q4_0);
+        let n_ops = model.compiled_plan(Passes::Merged).ops.len();
+        let n_saved = model.config.n_layers * (n_together - 1);
+        assert_eq!(n_passes(&model, ""), n_ops - n_saved, "{name}");
+        assert_eq!(n_passes(&model, "rope=separate"), n_ops, "{name}");
+    }
+}
+
+#[test]
+fn other_kernels_stay_within_the_bounds() {
+    let Some(gpu) = test_gpu() else { return };
+    for (name, ty, bound) in [
+        ("qwen3", GgmlType::Q4_K, 5e-3),
+        ("gemma2", GgmlType::F16, 1e-5),
+    ] {
+        let model = model(name, ty);
+        let mut cpu = Engine::start(&model, None, &config(&Device::Cpu)).unwrap();
+        let prompts = [1, 40].map(|n| synth::prompt(n, model.config.n_vocab));
+        let expected = prompts.each_ref().map(|prompt| logits(&mut cpu, prompt));
+        for variants in ["plain", "products=matmul,tiles=large,attention=prefill"] {
+            let mut gpu = gpu.clone();
+            gpu.open.variants = variants.parse().unwrap();
+            let mut engine = Engine::start(&model, None, &config(&Device::Gpu(gpu))).unwrap();
+            for (prompt, expected) in prompts.iter().zip(&expected) {
+                let got = logits(&mut engine, prompt);
+                let d = difference(&got.concat(), &expected.concat());
+                assert!(d <= bound, "{name} {variants}: {d:e}");
+            }
         }
     }
 }

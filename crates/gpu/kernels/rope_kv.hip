@@ -4,7 +4,7 @@
 // table[position][i], (a, b) becomes (a cos - b sin, a sin + b cos); values from n_rot on stay. With norm weights, the head
 // is first x / sqrt(mean(x^2) + eps) * weight.
 //
-// q [n_rows, n_q_heads, k_dim] in place; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads, v_dim] go, as f16
+// q [n_rows, n_q_heads, k_dim] goes to q_out, which may be q; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads, v_dim] go, as f16
 // rounded to nearest even, to k_cache and v_cache [n_blocks, n_kv_heads, page, dim] at slots[row] = block * page +
 // offset. A row whose slot is beyond the cache (NO_ROW) appends nothing. table [n_ctx, n_rot / 2, 2].
 //
@@ -17,7 +17,8 @@
 constexpr u32 THREADS = 256;
 
 struct RopeKvParams {
-    float* q;
+    const float* q;
+    float* q_out;
     const float* k;
     const float* v;
     u16* k_cache;
@@ -137,7 +138,7 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
             }
         }
         if (is_q) {
-            store_run<W>(p.q + base + first, a), store_run<W>(p.q + base + second, b);
+            store_run<W>(p.q_out + base + first, a), store_run<W>(p.q_out + base + second, b);
         } else {
             store_run_f16<W>(cache + first, a), store_run_f16<W>(cache + second, b);
         }

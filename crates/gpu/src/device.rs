@@ -9,6 +9,7 @@ use crate::driver::api::Vendor;
 use crate::driver::{self, Driver, Facts};
 use crate::error::GpuError;
 use crate::image::images;
+use crate::variant::Variants;
 
 /// A GPU that the CPU can play, by its matrix units and wave size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -135,6 +136,8 @@ impl FromStr for DeviceId {
 pub struct OpenOptions {
     /// The image to run instead of the best one for the device.
     pub image: Option<String>,
+    /// Kernels to take instead of those that launches would choose.
+    pub variants: Variants,
     /// HIP's library instead of the usual places.
     pub hip_library: Option<PathBuf>,
     /// CUDA's library instead of the usual places.
@@ -146,6 +149,7 @@ impl OpenOptions {
     pub fn from_env() -> OpenOptions {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         OpenOptions {
+            variants: Variants::default(),
             image: set("ROCMFORGE_GPU_IMAGE").map(|name| name.to_string_lossy().into_owned()),
             hip_library: set("ROCMFORGE_HIP_LIBRARY").map(PathBuf::from),
             cuda_library: set("ROCMFORGE_CUDA_LIBRARY").map(PathBuf::from),

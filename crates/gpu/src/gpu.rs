@@ -1,37 +1,24 @@
-//! An open device: its images, its memory and its queue.
+//! An open device: which it is, what is known of it, and calls of its driver.
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
-
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, choose_image};
-use crate::driver::api::{Calls, Handle, Launch, Vendor, name_of};
+use crate::driver::api::{Calls, Handle, Vendor, name_of};
 use crate::driver::{Context, Driver, Facts, label};
 use crate::error::GpuError;
-use crate::image::Image;
 use crate::keeper::Keeper;
-use crate::memory::{Buffer, Slice, machine_bytes};
-use crate::trace;
-
-/// Dynamic shared memory that a launch may have without asking for more.
-const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
-
-/// The parameters of a kernel, as its source declares them.
-///
-/// # Safety
-/// The type is `#[repr(C)]` and has the fields of the kernel's struct, in its order; addresses in it are of memory
-/// that the kernel may use as its source says.
-pub unsafe trait Params: Copy {}
+use crate::launch::Module;
+use crate::memory::machine_bytes;
+use crate::variant::{Variant, Variants};
 
 /// A device in use. Launches are queued on its one stream and run in order. Clones are the same device.
 #[derive(Clone)]
 pub struct Gpu {
     pub(crate) inner: Arc<Inner>,
+    variants: Variants,
 }
 
 pub(crate) struct Inner {
@@ -40,8 +27,8 @@ pub(crate) struct Inner {
     pub(crate) stream: Handle,
     id: DeviceId,
     facts: Facts,
-    target: String,
-    modules: Mutex<HashMap<&'static str, Module>>,
+    pub(crate) target: String,
+    pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
     pub(crate) keeper: Keeper,
     /// Bytes of all buffers.
     pub(crate) allocated: AtomicU64,
@@ -49,20 +36,6 @@ pub(crate) struct Inner {
     lost: OnceLock<GpuError>,
     /// Tells devices in use apart, for `CURRENT`.
     serial: u64,
-}
-
-struct Module {
-    handle: Handle,
-    functions: HashMap<&'static str, Function>,
-    /// Numbers that were read from the image: reading waits for the device, which a recording does not allow.
-    constants: HashMap<&'static str, u32>,
-}
-
-#[derive(Clone, Copy)]
-struct Function {
-    handle: Handle,
-    /// Dynamic shared memory that its launches may have.
-    shared_bytes: u32,
 }
 
 thread_local! {
@@ -179,7 +152,8 @@ impl Gpu {
         }
         let facts = driver.own.facts(driver, id.ordinal() as i32)?;
         let target = choose_image(&facts, options.image.as_deref())?;
-        Gpu::start(driver, id, facts, target)
+        let gpu = Gpu::start(driver, id, facts, target)?;
+        Ok(gpu.with_variants(options.variants))
     }
 
     /// Opens a device whose image is chosen.
@@ -218,6 +192,7 @@ impl Gpu {
                 lost: OnceLock::new(),
                 serial,
             }),
+            variants: Variants::default(),
         })
     }
 
@@ -332,246 +307,22 @@ impl Gpu {
         &self.inner.target
     }
 
-    /// Takes device memory. What is in it is not defined.
-    pub fn alloc<T>(&self, len: usize) -> Result<Buffer, GpuError> {
-        Buffer::new(Arc::clone(&self.inner), len * size_of::<T>())
-    }
-
-    /// A buffer with these values.
-    pub fn upload<T: IntoBytes + Immutable>(&self, values: &[T]) -> Result<Buffer, GpuError> {
-        let buffer = self.alloc::<T>(values.len())?;
-        self.write(buffer.as_slice(), values)?;
-        Ok(buffer)
-    }
-
-    /// Overwrites `to`.
-    ///
-    /// # Panics
-    /// If the lengths differ.
-    pub fn write<T: IntoBytes + Immutable>(
-        &self,
-        to: Slice<'_, T>,
-        values: &[T],
-    ) -> Result<(), GpuError> {
-        assert_eq!(to.len(), values.len(), "as many values");
-        let bytes = values.as_bytes();
-        let stream = self.inner.stream;
-        // SAFETY: both ranges have that many bytes, and are there until the wait below is over.
-        self.inner.call("copy_to_device", |calls| unsafe {
-            (calls.copy_to_device)(to.ptr(), bytes.as_ptr().cast(), bytes.len(), stream)
-        })?;
-        self.synchronize()
-    }
-
-    /// Queues a copy on the device.
-    ///
-    /// # Panics
-    /// If the lengths differ.
-    pub fn copy<T>(&self, from: Slice<'_, T>, to: Slice<'_, T>) -> Result<(), GpuError> {
-        assert_eq!(to.len(), from.len(), "as many values");
-        let stream = self.inner.stream;
-        // SAFETY: both ranges have that many bytes.
-        self.inner.call("copy_on_device", |calls| unsafe {
-            (calls.copy_on_device)(to.ptr(), from.ptr(), to.len() * size_of::<T>(), stream)
-        })
-    }
-
-    /// Queues setting every byte to `byte`.
-    pub fn fill_bytes<T>(&self, to: Slice<'_, T>, byte: u8) -> Result<(), GpuError> {
-        let stream = self.inner.stream;
-        // SAFETY: the range has that many bytes.
-        self.inner.call("fill_bytes", |calls| unsafe {
-            (calls.fill_bytes)(to.ptr(), byte, to.len() * size_of::<T>(), stream)
-        })
-    }
-
-    /// The values after all launches so far.
-    pub fn read<T: FromBytes + IntoBytes + Clone>(
-        &self,
-        from: Slice<'_, T>,
-    ) -> Result<Vec<T>, GpuError> {
-        let mut values = vec![T::new_zeroed(); from.len()];
-        let bytes = values.as_mut_slice().as_mut_bytes();
-        self.read_bytes(from.ptr(), bytes)?;
-        Ok(values)
-    }
-
-    fn read_bytes(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
-        let stream = self.inner.stream;
-        // SAFETY: both ranges have that many bytes, and are there until the wait below is over.
-        let copied = self.inner.call("copy_to_host", |calls| unsafe {
-            (calls.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream)
-        });
-        copied.and_then(|()| self.synchronize())
-    }
-
-    /// Waits for all launches so far.
-    pub fn synchronize(&self) -> Result<(), GpuError> {
-        let stream = self.inner.stream;
-        // SAFETY: the stream is there as long as the device.
-        self.inner.call("stream_synchronize", |calls| unsafe {
-            (calls.stream_synchronize)(stream)
-        })
-    }
-
-    /// The module of this name, loaded at its first use.
-    fn modules(
-        &self,
-        module: &'static str,
-    ) -> Result<MutexGuard<'_, HashMap<&'static str, Module>>, GpuError> {
-        let mut modules = self.inner.modules.lock().unwrap_or_else(|e| e.into_inner());
-        if !modules.contains_key(module) {
-            let image =
-                Image::find(&self.inner.target, module).ok_or_else(|| self.no(module, "kernel"))?;
-            let mut handle = std::ptr::null_mut();
-            let mut load = |image: &[u8]| self.inner.driver.own.load_module(image, &mut handle);
-            let assembled = image.unpack_assembled().map(|image| load(&image));
-            let (code, said) = match assembled {
-                Some((0, said)) => (0, said),
-                _ => load(&image.unpack()),
-            };
-            if code != 0 {
-                let more = format!("{said} (module {module} for {})", self.inner.target);
-                return Err(self.inner.failed("load module", code, more.trim()));
-            }
-            let loaded = Module {
-                handle,
-                functions: HashMap::new(),
-                constants: HashMap::new(),
-            };
-            modules.insert(module, loaded);
-        }
-        Ok(modules)
-    }
-
-    fn no(&self, module: &str, name: &str) -> GpuError {
-        GpuError::NoSymbol {
-            target: self.inner.target.clone(),
-            module: module.into(),
-            name: name.into(),
+    /// The same device, where operations of the new handle take these kernels.
+    #[must_use]
+    pub fn with_variants(&self, variants: Variants) -> Gpu {
+        Gpu {
+            variants,
+            ..self.clone()
         }
     }
 
-    /// A number that the image exports (`EXPORT_U32`).
-    pub fn constant(&self, module: &'static str, name: &'static str) -> Result<u32, GpuError> {
-        self.inner.ready()?;
-        let handle = {
-            let modules = self.modules(module)?;
-            let module = &modules[module];
-            if let Some(value) = module.constants.get(name) {
-                return Ok(*value);
-            }
-            module.handle
-        };
-        let c_name = CString::new(name).expect("names have no zeros");
-        let (mut ptr, mut n_bytes) = (0, 0);
-        // SAFETY: the module is loaded.
-        let code = unsafe {
-            (self.inner.driver.calls.module_global)(
-                &raw mut ptr,
-                &raw mut n_bytes,
-                handle,
-                c_name.as_ptr(),
-            )
-        };
-        if code != 0 || n_bytes != size_of::<u32>() {
-            return Err(self.no(module, name));
-        }
-        let mut value = 0u32;
-        self.read_bytes(ptr, value.as_mut_bytes())?;
-        let mut modules = self.modules(module)?;
-        let module = modules.get_mut(module).expect("it is loaded");
-        module.constants.insert(name, value);
-        Ok(value)
+    /// The kernels that were asked for.
+    pub fn variants(&self) -> Variants {
+        self.variants
     }
 
-    /// A kernel of a module, allowed this much dynamic shared memory.
-    fn function(
-        &self,
-        module: &'static str,
-        name: &'static str,
-        shared_bytes: u32,
-    ) -> Result<Handle, GpuError> {
-        let mut modules = self.modules(module)?;
-        let module = modules.get_mut(module).expect("it is loaded");
-        let known = module.functions.get(name).copied();
-        let mut function = match known {
-            Some(function) if function.shared_bytes >= shared_bytes => return Ok(function.handle),
-            Some(function) => function,
-            None => self.find_function(module.handle, name)?,
-        };
-        if shared_bytes > function.shared_bytes {
-            let code = self
-                .inner
-                .driver
-                .own
-                .allow_shared(function.handle, shared_bytes);
-            if code != 0 {
-                let more = format!("{shared_bytes} bytes of shared memory for {name}");
-                return Err(self.inner.failed("allow shared memory", code, &more));
-            }
-            function.shared_bytes = shared_bytes;
-        }
-        module.functions.insert(name, function);
-        Ok(function.handle)
-    }
-
-    fn find_function(&self, module: Handle, name: &'static str) -> Result<Function, GpuError> {
-        let c_name = CString::new(name).expect("names have no zeros");
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the module is loaded.
-        let code = unsafe {
-            (self.inner.driver.calls.module_function)(&raw mut handle, module, c_name.as_ptr())
-        };
-        match code {
-            0 => Ok(Function {
-                handle,
-                shared_bytes: PLAIN_SHARED_BYTES,
-            }),
-            code => Err(self.inner.failed(
-                name_of(self.inner.driver.vendor, "module_function"),
-                code,
-                name,
-            )),
-        }
-    }
-
-    /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory.
-    pub fn launch<P: Params>(
-        &self,
-        (module, name): (&'static str, &'static str),
-        grid: [u32; 3],
-        n_threads: u32,
-        shared_bytes: u32,
-        params: &P,
-    ) -> Result<(), GpuError> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        let traced = trace::is_on(self).then(Instant::now);
-        self.inner.ready()?;
-        let launch = Launch {
-            function: self.function(module, name, shared_bytes)?,
-            grid,
-            n_threads,
-            shared_bytes,
-            params: std::ptr::from_ref(params).cast(),
-            params_bytes: size_of::<P>(),
-            stream: self.inner.stream,
-        };
-        match self
-            .inner
-            .driver
-            .own
-            .launch(&self.inner.driver.calls, &launch)
-        {
-            0 => match traced {
-                Some(at) => trace::launched((module, name), at),
-                None => Ok(()),
-            },
-            code => Err(self
-                .inner
-                .failed(name_of(self.inner.driver.vendor, "launch"), code, name)),
-        }
+    /// Whether this variant was asked for.
+    pub fn takes(&self, variant: Variant) -> bool {
+        self.variants.contains(variant)
     }
 }

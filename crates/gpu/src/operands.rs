@@ -1,6 +1,8 @@
 //! What operations work on: weights in device layout, activations in the form that they are multiplied with, and the
 //! cache of keys and values.
 
+use std::ops::Range;
+
 use rocmforge_gguf::GgmlType;
 
 use crate::error::GpuError;
@@ -46,6 +48,31 @@ pub struct Acts<'a> {
     pub sums: Slice<'a, i16>,
 }
 
+impl<'a> Acts<'a> {
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(&self, rows: Range<usize>) -> Acts<'a> {
+        assert!(rows.end <= self.n_rows, "{rows:?} of {}", self.n_rows);
+        let values = rows.start * self.width..rows.end * self.width;
+        let [floats, codes] = match self.form {
+            ActForm::F32 => [values, 0..0],
+            ActForm::Q8x32 | ActForm::Q8x256 => [0..0, values],
+        };
+        let of_codes = |len: usize| codes.start / len..codes.end / len;
+        Acts {
+            form: self.form,
+            n_rows: rows.len(),
+            width: self.width,
+            values: self.values.part(floats),
+            scales: self.scales.part(of_codes(self.form.block_len())),
+            sums: self.sums.part(of_codes(16)),
+            codes: self.codes.part(codes),
+        }
+    }
+}
+
 /// Memory for activations of up to `max_rows` rows.
 pub struct ActsBuffer {
     form: ActForm,
@@ -88,28 +115,16 @@ impl ActsBuffer {
     /// # Panics
     /// If there are fewer.
     pub fn rows(&self, n_rows: usize) -> Acts<'_> {
-        assert!(
-            n_rows <= self.max_rows,
-            "{n_rows} of {} rows",
-            self.max_rows
-        );
-        let n = n_rows * self.width;
-        let [n_values, n_codes] = match self.form {
-            ActForm::F32 => [n, 0],
-            ActForm::Q8x32 | ActForm::Q8x256 => [0, n],
-        };
-        Acts {
+        let all = Acts {
             form: self.form,
-            n_rows,
+            n_rows: self.max_rows,
             width: self.width,
-            values: self.values.as_slice().part(0..n_values),
-            codes: self.codes.as_slice().part(0..n_codes),
-            scales: self
-                .scales
-                .as_slice()
-                .part(0..n_codes / self.form.block_len()),
-            sums: self.sums.as_slice().part(0..n_codes / 16),
-        }
+            values: self.values.as_slice(),
+            codes: self.codes.as_slice(),
+            scales: self.scales.as_slice(),
+            sums: self.sums.as_slice(),
+        };
+        all.part(0..n_rows)
     }
 }
 

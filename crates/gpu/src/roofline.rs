@@ -2,7 +2,8 @@
 
 use crate::error::GpuError;
 use crate::event::Event;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 
 const THREADS: u32 = 256;

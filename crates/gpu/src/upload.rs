@@ -1,11 +1,36 @@
 //! Bytes of a file to the device: while one chunk is read into pinned memory, the one before it is copied, and the one
 //! before that is repacked by kernels. Two staging places of each kind alternate; events say when each is free.
 
+use rocmforge_gguf::GgmlType;
+
 use crate::error::GpuError;
 use crate::event::{Event, Stream};
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
+use crate::operands::Matrix;
+use crate::ops;
 use crate::pinned::Pinned;
+
+/// Bytes of a matrix that are copied at once, and then repacked on the device. Rows are not split.
+const CHUNK_BYTES: usize = 16 << 20;
+/// Rows that are repacked at once are a multiple of this, but for the last ones.
+const ROW_STEP: usize = 16;
+
+/// Bytes of the whole rows of a matrix `[n_out, n_in]` that [`Uploader::repack`] copies at once.
+///
+/// # Panics
+/// If a row is not whole blocks.
+pub fn chunk_bytes(ty: GgmlType, shape: [usize; 2]) -> usize {
+    let [n_rows, row_bytes] = chunk(ty, shape);
+    n_rows * row_bytes
+}
+
+/// Rows that are copied at once, and the bytes of one.
+fn chunk(ty: GgmlType, [n_out, n_in]: [usize; 2]) -> [usize; 2] {
+    let row_bytes = ty.row_bytes(n_in).expect("rows are whole blocks").max(1);
+    let fitting = CHUNK_BYTES / row_bytes / ROW_STEP * ROW_STEP;
+    [fitting.max(ROW_STEP).min(n_out.max(1)), row_bytes]
+}
 
 /// Brings chunks of bytes to the device.
 pub struct Uploader {
@@ -92,6 +117,21 @@ impl Uploader {
     ) -> Result<(), GpuError> {
         let mut chunks = chunks.into_iter().enumerate();
         chunks.try_for_each(|(i, chunk)| self.upload(chunk, |bytes| then(i, bytes)))
+    }
+
+    /// Brings a matrix to the device and repacks it into `out`; `blocks` are its rows as they lie in a file.
+    ///
+    /// # Errors
+    /// If there are no kernels for its type. Those of the device.
+    ///
+    /// # Panics
+    /// If the uploader was made for less than [`chunk_bytes`] of the matrix, or the rows are not those of `out`.
+    pub fn repack(&mut self, blocks: &[u8], out: &Matrix<'_>) -> Result<(), GpuError> {
+        let gpu = self.gpu.clone();
+        let [n_rows, row_bytes] = chunk(out.ty, [out.n_out, out.n_in]);
+        self.upload_all(blocks.chunks(n_rows * row_bytes), |i, blocks| {
+            ops::repack(&gpu, blocks, out, i * n_rows)
+        })
     }
 
     /// Waits until everything is on the device and used.

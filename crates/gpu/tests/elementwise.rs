@@ -47,7 +47,7 @@ fn inputs(random: &mut Random, n: usize) -> Vec<f32> {
 #[test]
 fn add() {
     let mut random = Random(1);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
         for n in LENGTHS {
             // One off the alignment of 16 bytes as well.
             for skip in [0, 1] {
@@ -70,7 +70,7 @@ fn add() {
 #[test]
 fn add_gated() {
     let mut random = Random(2);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
         for (n_rows, width) in [(1, 1), (6, 5), (6, 1028), (3, 2050)] {
             let (x, y) = (
                 random.normals(n_rows * width),
@@ -89,7 +89,7 @@ fn add_gated() {
             let wanted: Vec<f64> = (0..x.len())
                 .map(|i| f64::from(y[i]) + f64::from(x[i]) * sigmoid(f64::from(gate[i / width])))
                 .collect();
-            assert_close(&got, &wanted, 1e-6, gpu.target());
+            assert_close(&got, &wanted, 1e-6, &common::name(&gpu));
         }
     }
 }
@@ -97,12 +97,12 @@ fn add_gated() {
 #[test]
 fn activations() {
     let mut random = Random(3);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
         for (n, activation) in LENGTHS.iter().flat_map(|&n| ACTIVATIONS.map(|a| (n, a))) {
             let (x, up) = (inputs(&mut random, n), random.normals(n));
             let (dx, dup) = (gpu.upload(&x).unwrap(), gpu.upload(&up).unwrap());
             let out = gpu.alloc::<f32>(n).unwrap();
-            let what = format!("{activation:?} of {n} on {}", gpu.target());
+            let what = format!("{activation:?} of {n} on {}", common::name(&gpu));
             let got = three_orders(|| {
                 ops::activate(&gpu, activation, dx.as_slice(), out.as_slice()).unwrap();
                 gpu.read(out.as_slice::<f32>()).unwrap()
@@ -131,12 +131,12 @@ fn activations_far_out() {
         -90.0,
         0.0,
     ];
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
         for activation in ACTIVATIONS {
             let dx = gpu.upload(&x).unwrap();
             ops::activate(&gpu, activation, dx.as_slice(), dx.as_slice()).unwrap();
             let y = gpu.read(dx.as_slice::<f32>()).unwrap();
-            let what = format!("{activation:?} on {}: {y:?}", gpu.target());
+            let what = format!("{activation:?} on {}: {y:?}", common::name(&gpu));
             assert_eq!(y[0], f32::INFINITY, "{what}");
             assert!(y[1].is_nan() || y[1] == 0.0, "{what}");
             assert!(y[2].is_nan(), "{what}");
@@ -149,7 +149,7 @@ fn activations_far_out() {
 #[test]
 fn soft_cap() {
     let mut random = Random(4);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
         for (n, cap) in LENGTHS
             .iter()
             .flat_map(|&n| [30.0f32, 50.0].map(|cap| (n, cap)))
@@ -163,7 +163,7 @@ fn soft_cap() {
             });
             let wanted = |&x: &f32| f64::from(cap) * (f64::from(x) / f64::from(cap)).tanh();
             let wanted: Vec<f64> = x.iter().map(wanted).collect();
-            assert_close(&got, &wanted, 1e-6, gpu.target());
+            assert_close(&got, &wanted, 1e-6, &common::name(&gpu));
         }
     }
 }
@@ -171,7 +171,7 @@ fn soft_cap() {
 #[test]
 fn select_rows() {
     let mut random = Random(5);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
         for (n, width) in [(1, 1), (5, 7), (4, 1028)] {
             let x = random.normals(n * width);
             let rows = [n as u32 - 1, 0, 0, n as u32 / 2, u32::MAX];

@@ -5,7 +5,7 @@ mod common;
 mod weights;
 
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{MatmulTiles, Product, matmul, matmul_tiled};
+use rocmforge_gpu::ops::{self, MatmulTiles, Product, matmul, matmul_tiled};
 use rocmforge_gpu::{ActForm, Acts, Buffer, Gpu, OutMode};
 use weights::{FORMATS, Fill, Packed, Random, blocks, values};
 
@@ -104,6 +104,9 @@ impl DeviceActs {
     }
 }
 
+/// Some way to compute products of the same activations.
+type Multiply<'a> = dyn Fn(&Acts<'_>, &[Product<'_>]) + 'a;
+
 /// One product to test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -161,8 +164,9 @@ impl Case {
         }
     }
 
-    /// Runs it with and without bias, storing and adding.
-    fn check(&self, gpu: &Gpu, problem: &Problem, tiles: MatmulTiles) {
+    /// Runs it with and without bias, storing and adding, and returns the sums of the latter.
+    fn check(&self, gpu: &Gpu, problem: &Problem, multiply: &Multiply<'_>) -> Vec<f32> {
+        let mut last = Vec::new();
         let [n_rows, n_out, n_in] = self.shape;
         let packed = Packed::new(gpu, self.ty, n_out, n_in, &problem.file);
         let x = problem.x.upload(gpu);
@@ -179,7 +183,7 @@ impl Case {
                     mode,
                     out: out.as_slice(),
                 };
-                matmul_tiled(gpu, tiles, &x.acts(), &product).unwrap();
+                multiply(&x.acts(), &[product]);
                 gpu.read(out.as_slice::<f32>()).unwrap()
             };
             let found = match (mode, self.codes) {
@@ -204,14 +208,16 @@ impl Case {
                     let error = (f64::from(found[row * n_out + o]) - at(o)).abs();
                     assert!(
                         error <= bound,
-                        "{} {tiles:?} {self:?} {mode:?}: [{row}, {o}] is {}, not {}",
-                        gpu.target(),
+                        "{} {self:?} {mode:?}: [{row}, {o}] is {}, not {}",
+                        common::name(gpu),
                         found[row * n_out + o],
                         at(o)
                     );
                 }
             }
+            last = found;
         }
+        last
     }
 }
 
@@ -226,7 +232,11 @@ fn check_all(cases: impl Iterator<Item = Case>, tiles: &[MatmulTiles]) {
         let problem = case.problem();
         for gpu in &gpus {
             for &tiles in tiles {
-                case.check(gpu, &problem, tiles);
+                let run = |x: &Acts<'_>, products: &[Product<'_>]| {
+                    let products = products.iter();
+                    products.for_each(|product| matmul_tiled(gpu, tiles, x, product).unwrap());
+                };
+                case.check(gpu, &problem, &run);
             }
         }
     }
@@ -265,6 +275,44 @@ fn extreme_values() {
         .iter()
         .flat_map(|&ty| kinds.map(|kind| case(ty, kind)));
     check_all(cases, &TILES);
+}
+
+/// The same products by every way to choose a kernel, below and above the most rows of a mat-vec.
+#[test]
+fn products_by_any_kernel() {
+    const VARIANTS: [&str; 5] = [
+        "products=matvec",
+        "products=matmul",
+        "products=matvec,splits=off",
+        "products=matmul,tiles=small",
+        "products=matmul,tiles=large",
+    ];
+    for (ty, n_rows) in [
+        (GgmlType::Q4_K, 19),
+        (GgmlType::Q4_K, 8),
+        (GgmlType::F16, 9),
+        (GgmlType::Q8_0, 1),
+    ] {
+        let case = Case {
+            ty,
+            shape: [n_rows, 40, 512],
+            fill: Fill::Random,
+            codes: Codes::Random,
+        };
+        let problem = case.problem();
+        for gpu in &common::gpus() {
+            let mut found = Vec::new();
+            for gpu in common::with_variants(gpu, &VARIANTS) {
+                let run = |x: &Acts<'_>, products: &[Product<'_>]| {
+                    ops::products(&gpu, x, products).unwrap();
+                };
+                found.push(case.check(&gpu, &problem, &run));
+            }
+            // What is chosen is one of the two ways.
+            let usual = if n_rows <= ops::MAX_ROWS { 1 } else { 2 };
+            assert_eq!(found[0], found[usual], "{} {case:?}", gpu.target());
+        }
+    }
 }
 
 #[test]

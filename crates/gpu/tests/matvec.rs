@@ -9,7 +9,7 @@ mod weights;
 use acts::TestActs;
 use common::three_orders;
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, Product};
+use rocmforge_gpu::ops::{self, Gated, Product};
 use rocmforge_gpu::{ActForm, Activation, Gpu, OutMode};
 use weights::{FORMATS, Fill, Packed, Random, blocks, values};
 
@@ -120,13 +120,13 @@ const CASES: [(usize, usize, [usize; 2], W, X); 10] = [
 
 #[test]
 fn products_of_every_format() {
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["splits=off"]) {
         for ty in FORMATS {
             for (i, &(n_rows, n_out, n_in, w, x)) in CASES.iter().enumerate() {
                 let n_in = n_in[usize::from(ty.block_len() == 1)];
                 let what = format!(
                     "{} {} [{n_rows}, {n_in}] x [{n_out}, {n_in}] {w:?} {x:?}",
-                    gpu.target(),
+                    common::name(&gpu),
                     ty.name()
                 );
                 let random = &mut Random(i as u64);
@@ -149,7 +149,7 @@ fn products_of_every_format() {
                     }
                 }
                 let bias = bias.map(|bias| gpu.upload(&bias).unwrap());
-                let found = three_orders(|| {
+                let run = || {
                     let out = gpu.upload(&before).unwrap();
                     let product = Product {
                         matrix: packed.matrix(),
@@ -159,7 +159,11 @@ fn products_of_every_format() {
                     };
                     ops::matvec(&gpu, &x.acts(), &[product]).unwrap();
                     gpu.read(out.as_slice::<f32>()).unwrap()
-                });
+                };
+                let found = match gpu.variants().is_empty() {
+                    true => three_orders(run),
+                    false => run(),
+                };
                 assert_close(&found, &expected, n_out, &what);
             }
         }
@@ -273,22 +277,31 @@ fn gate_and_up() {
                     size: gate.size.max(gate.value.abs()) * up.size.max(up.value.abs()),
                 })
                 .collect();
-            let found = three_orders(|| {
+            let run = |gpu: &Gpu, gated: &dyn Fn(&Gpu, &Gated<'_>)| {
                 let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
-                ops::matvec_gated(
-                    &gpu,
-                    &x.acts(),
-                    &gate.matrix(),
-                    &up.matrix(),
-                    [0, 1].map(|k| Some(device_biases[k].as_slice())),
+                let operands = Gated {
+                    matrices: [gate.matrix(), up.matrix()],
+                    biases: [0, 1].map(|k| Some(device_biases[k].as_slice())),
                     activation,
-                    out.as_slice(),
-                )
-                .unwrap();
+                    out: out.as_slice(),
+                };
+                gated(gpu, &operands);
                 gpu.read(out.as_slice::<f32>()).unwrap()
-            });
+            };
             let what = format!("{} {types:?} {activation:?}", gpu.target());
+            let matvec = |gpu: &Gpu, gated: &Gated<'_>| {
+                ops::matvec_gated(gpu, &x.acts(), gated).unwrap();
+            };
+            let found = three_orders(|| run(&gpu, &matvec));
             assert_close(&found, &expected, n_out, &what);
+            // The same by way of the choice, which may fall on the kernels for many rows.
+            let beside = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+            let chosen = |gpu: &Gpu, gated: &Gated<'_>| {
+                ops::gated_products(gpu, &x.acts(), gated, beside.as_slice()).unwrap();
+            };
+            assert_eq!(run(&gpu, &chosen), found, "{what}");
+            let matmul = gpu.with_variants("products=matmul".parse().unwrap());
+            assert_close(&run(&matmul, &chosen), &expected, n_out, &what);
         }
     }
 }

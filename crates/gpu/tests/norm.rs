@@ -92,7 +92,7 @@ fn adversarial() -> Vec<f32> {
 #[test]
 fn quantization_has_the_bits_of_its_definition() {
     let mut random = Random(2);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
         for (n_rows, width, x) in [
             (1, 32, random.normals(32)),
             (3, 96, random.normals(3 * 96)),
@@ -114,7 +114,7 @@ fn quantization_has_the_bits_of_its_definition() {
                     assert!(
                         run() == quantized(&x, form),
                         "{form:?} {n_rows} x {width} on {}",
-                        gpu.target()
+                        common::name(&gpu)
                     );
                 }
             }
@@ -125,7 +125,7 @@ fn quantization_has_the_bits_of_its_definition() {
 #[test]
 fn the_form_f32_is_a_copy() {
     let x = Random(3).normals(3 * 77);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
         let dx = gpu.upload(&x).unwrap();
         let acts = ActsBuffer::new(&gpu, ActForm::F32, 3, 77).unwrap();
         ops::quantize(&gpu, dx.as_slice(), &acts.rows(3)).unwrap();
@@ -190,7 +190,7 @@ fn rows() -> Vec<(usize, Vec<Vec<f32>>)> {
 #[test]
 fn norms_of_rows_and_heads() {
     let mut random = Random(5);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
         for (width, rows) in rows() {
             let (weight, bias) = (random.normals(width), random.normals(width));
             let x = gpu.upload(&rows.concat()).unwrap();
@@ -207,7 +207,7 @@ fn norms_of_rows_and_heads() {
             });
             for (i, row) in rows.iter().enumerate() {
                 let at = i * width..(i + 1) * width;
-                let what = format!("row {i} of {width} on {}", gpu.target());
+                let what = format!("row {i} of {width} on {}", common::name(&gpu));
                 assert_close(&rms[at.clone()], &rms_norm(row, &weight), 1e-6, &what);
                 // Where the mean is far from zero, the differences to it have its rounding.
                 let bound = if i == 5 { 1e-4 } else { 2e-6 };
@@ -220,7 +220,7 @@ fn norms_of_rows_and_heads() {
 #[test]
 fn the_fused_norm_has_the_bits_of_its_parts() {
     let mut random = Random(6);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
         for (width, n_rows) in [(32, 3), (77, 2), (256, 9), (1024, 2), (2816, 2), (16640, 1)] {
             let (x, delta) = (
                 random.normals(n_rows * width),
@@ -244,7 +244,7 @@ fn the_fused_norm_has_the_bits_of_its_parts() {
                 if !width.is_multiple_of(form.block_len()) {
                     continue;
                 }
-                let what = format!("{form:?} {n_rows} x {width} on {}", gpu.target());
+                let what = format!("{form:?} {n_rows} x {width} on {}", common::name(&gpu));
                 let acts = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
                 let check = |acts: &ActsBuffer, what: &str| {
                     if form == ActForm::F32 {

@@ -5,7 +5,7 @@ mod common;
 use common::three_orders;
 use common::values::{Random, assert_close};
 use half::f16;
-use rocmforge_gpu::ops::{HeadNorms, RopeKv, RopeStyle};
+use rocmforge_gpu::ops::{HeadNorms, RopeKv, RopeStyle, Rotation};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, SeqRows, Step, ops};
 
 const N_CTX: usize = 50;
@@ -259,8 +259,12 @@ fn rotation_in_place() {
                     let dx = gpu.alloc::<f32>(n + skip).unwrap();
                     let dx = dx.as_slice::<f32>().part(skip..n + skip);
                     gpu.write(dx, &x).unwrap();
-                    let (dim, table) = (shape.k_dim, angles.as_slice());
-                    ops::rope(&gpu, dx, dim, style, table, shape.n_rot, &rows.step()).unwrap();
+                    let rotation = Rotation {
+                        style,
+                        table: angles.as_slice(),
+                        n_rot: shape.n_rot,
+                    };
+                    ops::rope(&gpu, dx, shape.k_dim, &rotation, &rows.step()).unwrap();
                     gpu.read(dx).unwrap()
                 });
                 let wanted = expected(&x, shape.k_dim, &rows, (style, shape.n_rot), None);
@@ -279,7 +283,7 @@ fn rotation_in_place() {
 #[test]
 fn rotation_and_append_in_one() {
     let mut random = Random(3);
-    for gpu in common::gpus() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
         for (shape, style) in shapes().flat_map(|shape| STYLES.map(|style| (shape, style))) {
             let rows = Rows::new(&gpu, shape.page as u32);
             let q = random.normals(rows.n() * shape.n_heads * shape.k_dim);
@@ -288,8 +292,11 @@ fn rotation_and_append_in_one() {
             let weights = [random.normals(shape.k_dim), random.normals(shape.k_dim)];
             let [dk, dv, dt] = [&k, &v, &table(shape.n_rot)].map(|x| gpu.upload(x).unwrap());
             let d_weights = [&weights[0], &weights[1]].map(|w| gpu.upload(w).unwrap());
-            for has_norms in [false, true] {
+            // Normed queries go elsewhere, as a model's do.
+            for (has_norms, in_place) in [(false, true), (true, true), (true, false)] {
                 let dq = gpu.upload(&q).unwrap();
+                let elsewhere = gpu.alloc::<f32>(q.len()).unwrap();
+                let q_out = if in_place { &dq } else { &elsewhere };
                 let caches = caches(&gpu, &shape);
                 let norms = has_norms.then(|| HeadNorms {
                     q: d_weights[0].as_slice(),
@@ -298,28 +305,33 @@ fn rotation_and_append_in_one() {
                 });
                 let operands = RopeKv {
                     q: dq.as_slice(),
+                    q_out: q_out.as_slice(),
                     k: dk.as_slice(),
                     v: dv.as_slice(),
-                    style,
-                    table: dt.as_slice(),
-                    n_rot: shape.n_rot,
+                    rotation: Rotation {
+                        style,
+                        table: dt.as_slice(),
+                        n_rot: shape.n_rot,
+                    },
                     norms,
                 };
                 ops::rope_kv(&gpu, &operands, &layer(&shape, &caches), &rows.step()).unwrap();
                 let what = format!(
                     "{style:?}, head {}, norms {has_norms}, {}",
                     shape.k_dim,
-                    gpu.target()
+                    common::name(&gpu)
                 );
                 let [wq, wk] = [0, 1].map(|i| has_norms.then_some(&weights[i][..]));
                 let turn = (style, shape.n_rot);
                 let wanted = expected(&q, shape.k_dim, &rows, turn, wq);
                 assert_close(
-                    &gpu.read(dq.as_slice::<f32>()).unwrap(),
+                    &gpu.read(q_out.as_slice::<f32>()).unwrap(),
                     &wanted,
                     2e-6,
                     &what,
                 );
+                let kept = in_place || gpu.read(dq.as_slice::<f32>()).unwrap() == q;
+                assert!(kept, "{what}: what is read stays");
 
                 let got_k: Vec<u16> = gpu.read(caches[0].as_slice()).unwrap();
                 let mut n_written = 0;

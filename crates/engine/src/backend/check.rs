@@ -303,6 +303,11 @@ fn compare(
                 let at = id.0 as usize;
                 got.buffers.to_mut()[at].clone_from(&expected.buffers[at]);
             }
+            if range.len() > 1 {
+                // A key that the pass itself computes, and that lies between two numbers of f16, may become either.
+                let pairs = got.cache.to_mut().iter_mut().zip(expected.cache.iter());
+                pairs.for_each(|(got, expected)| got.take_next(expected));
+            }
             let floors = labels.floors(op, &expected);
             let error = difference(&got, &expected, labels.plan, &floors);
             let bound = match op {

@@ -34,8 +34,8 @@ use choices::{Choices, Chooser};
 use compile::Stage;
 pub(crate) use device::free_for_steps;
 pub use device::{
-    DeviceId, DeviceInfo, GpuConfig, GpuError, Graphs, OpenOptions, Survey, first, image_targets,
-    read_bandwidth, survey,
+    DeviceId, DeviceInfo, GpuConfig, GpuError, Graphs, OpenOptions, Survey, Variants, first,
+    image_targets, read_bandwidth, survey,
 };
 use memory::{Memory, Sizes};
 use run_op::Launcher;
@@ -110,8 +110,12 @@ impl GpuBackend {
         weights: &Arc<Weights>,
         options: GpuOptions,
     ) -> Result<GpuBackend, EngineError> {
-        let stages = compile::stages(&plan)?;
-        let name = format!("{} ({}, {})", gpu.info()?.name, gpu.id(), gpu.target());
+        let stages = compile::stages(&plan, weights, gpu.variants())?;
+        let mut name = format!("{} ({}, {}", gpu.info()?.name, gpu.id(), gpu.target());
+        if !gpu.variants().is_empty() {
+            name.push_str(&format!(", {}", gpu.variants()));
+        }
+        name.push(')');
         let bucket = bucket(options.max_seqs);
         let sizes = Sizes {
             step: StepSizes {
@@ -230,7 +234,7 @@ impl GpuBackend {
         let launcher = self.launcher(shape);
         self.begin(shape)?;
         mark(StepPart::Begin);
-        for &stage in &self.stages {
+        for stage in &self.stages {
             if !self.is_idle(stage.ops().start, shape) {
                 launcher.run(stage)?;
                 mark(StepPart::Ops(stage.ops()));
@@ -302,7 +306,7 @@ impl GpuBackend {
                 continue;
             }
             observer.before(index, op, batch, &launcher);
-            launcher.run(Stage::One(index))?;
+            launcher.run(&Stage::One(index))?;
             observer.after(index, op, batch, &launcher);
         }
         self.choose(shape)?;

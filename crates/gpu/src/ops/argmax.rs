@@ -1,8 +1,10 @@
 //! The best logit of each row (`kernels/argmax.hip`).
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
+use crate::variant::Variant;
 
 const THREADS: u32 = 1024;
 
@@ -39,7 +41,11 @@ pub fn argmax(gpu: &Gpu, logits: Slice<'_, f32>, out_ids: Slice<'_, u32>) -> Res
         logits: logits.ptr(),
         ids: out_ids.ptr(),
         n_vocab: n_vocab as u32,
-        aligned: u32::from(n_vocab.is_multiple_of(4) && logits.ptr().is_multiple_of(16)),
+        aligned: u32::from(
+            n_vocab.is_multiple_of(4)
+                && logits.ptr().is_multiple_of(16)
+                && !gpu.takes(Variant::LoadsNarrow),
+        ),
     };
     gpu.launch(
         ("argmax", "argmax"),

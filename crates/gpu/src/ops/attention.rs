@@ -2,10 +2,12 @@
 //! `kernels/attention_prefill.hip` for others.
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::{Buffer, Slice};
 use crate::operands::KvLayer;
 use crate::step::Step;
+use crate::variant::Variant;
 
 /// Threads of a block of the kernels for few rows.
 const THREADS: u32 = 128;
@@ -181,56 +183,56 @@ fn prefill_kernel(dim: usize) -> (&'static str, u32) {
     }
 }
 
-/// Attention of all rows of a step; rows without a sequence are left alone.
-///
-/// - `q` [n_rows, n_heads * k_dim]; `kv`: the keys and values of the rows themselves are already there. Slots that no
-///   row sees may hold anything.
-/// - `out` [n_rows, n_heads * v_dim]
-///
-/// Row t sees the positions up to its own of its sequence, less what lies outside of the window.
+/// What attends, and where the results go.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
+    /// `[n_rows, n_heads * k_dim]`.
+    pub q: Slice<'a, f32>,
+    pub n_heads: usize,
+    pub scores: Scores,
+    /// `[n_rows, n_heads * v_dim]`.
+    pub out: Slice<'a, f32>,
+}
+
+/// Attention of all rows of a step; rows without a sequence are left alone. `kv` has the keys and values of the rows
+/// themselves already; slots that no row sees may hold anything. Row t sees the positions up to its own of its sequence,
+/// less what lies outside of the window.
 ///
 /// # Panics
 /// If lengths do not fit, or `n_heads` is not a multiple of `n_kv_heads`.
-#[expect(clippy::too_many_arguments, reason = "each is a different thing")]
 pub fn attention(
     gpu: &Gpu,
-    q: Slice<'_, f32>,
-    n_heads: usize,
-    scores: Scores,
+    queries: &Queries<'_>,
     kv: &KvLayer<'_>,
     step: &Step<'_>,
     scratch: &AttentionScratch,
-    out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    check(q, n_heads, &scores, kv, step, out);
     let call = Call {
-        q,
-        n_heads,
-        scores,
+        gpu,
+        queries,
         kv,
         step,
         scratch,
-        out,
     };
-    if !is_fast(kv.k_dim, kv.v_dim) {
-        call.generic(gpu)
-    } else if step.max_rows_of_seq <= MAX_DECODE_ROWS || kv.k_dim > scratch.widest_prefill as usize
-    {
-        call.decode(gpu)
+    call.check();
+    let is_for_prefill = kv.k_dim <= scratch.widest_prefill as usize;
+    let is_short = step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
+    if !is_fast(kv.k_dim, kv.v_dim) || gpu.takes(Variant::AttentionGeneric) {
+        call.generic()
+    } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
+        call.decode()
     } else {
-        call.prefill(gpu)
+        call.prefill()
     }
 }
 
-/// The arguments of [`attention`], checked.
+/// The arguments of [`attention`].
 struct Call<'a> {
-    q: Slice<'a, f32>,
-    n_heads: usize,
-    scores: Scores,
+    gpu: &'a Gpu,
+    queries: &'a Queries<'a>,
     kv: &'a KvLayer<'a>,
     step: &'a Step<'a>,
     scratch: &'a AttentionScratch,
-    out: Slice<'a, f32>,
 }
 
 impl Call<'_> {
@@ -248,28 +250,28 @@ impl Call<'_> {
 
     fn scores(&self) -> ScoreParams {
         ScoreParams {
-            scale: self.scores.scale,
-            soft_cap: self.scores.soft_cap.unwrap_or(0.0),
-            window: self.scores.window.unwrap_or(0),
+            scale: self.queries.scores.scale,
+            soft_cap: self.queries.scores.soft_cap.unwrap_or(0.0),
+            window: self.queries.scores.window.unwrap_or(0),
             _pad: 0,
         }
     }
 
     fn group(&self) -> usize {
-        self.n_heads / self.kv.n_kv_heads
+        self.queries.n_heads / self.kv.n_kv_heads
     }
 
     fn decode_params(&self, n_splits: usize) -> DecodeParams {
         DecodeParams {
-            q: self.q.ptr(),
-            out: self.out.ptr(),
+            q: self.queries.q.ptr(),
+            out: self.queries.out.ptr(),
             partial: self.scratch.partial.as_slice::<f32>().ptr(),
             positions: self.step.positions.ptr(),
             seq_of_row: self.step.seq_of_row.ptr(),
             cache: self.cache(),
             scores: self.scores(),
             n_rows: self.step.n_rows() as u32,
-            n_heads: self.n_heads as u32,
+            n_heads: self.queries.n_heads as u32,
             n_splits: n_splits as u32,
             k_dim: self.kv.k_dim as u32,
             v_dim: self.kv.v_dim as u32,
@@ -277,28 +279,32 @@ impl Call<'_> {
         }
     }
 
-    fn decode(&self, gpu: &Gpu) -> Result<(), GpuError> {
+    fn decode(&self) -> Result<(), GpuError> {
         let n_rows = self.step.n_rows();
         let heads = self.group().next_power_of_two().min(8);
         let n_blocks = self.kv.n_kv_heads * self.group().div_ceil(heads);
-        let n_floats = self.n_heads * (self.kv.v_dim + 2);
-        let n_splits = self.scratch.n_splits(n_rows, n_blocks, n_floats);
+        let n_floats = self.queries.n_heads * (self.kv.v_dim + 2);
+        let n_splits = match self.gpu.takes(Variant::SplitsOff) {
+            true => 1,
+            false => self.scratch.n_splits(n_rows, n_blocks, n_floats),
+        };
         let params = self.decode_params(n_splits);
         let kernel = ("attention_decode", decode_kernel(self.kv.k_dim, heads));
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
-        gpu.launch(kernel, grid, THREADS, 0, &params)?;
+        self.gpu.launch(kernel, grid, THREADS, 0, &params)?;
         if n_splits == 1 {
             return Ok(());
         }
-        let grid = [self.n_heads as u32, n_rows as u32, 1];
-        gpu.launch(("attention_decode", "combine"), grid, THREADS, 0, &params)
+        let grid = [self.queries.n_heads as u32, n_rows as u32, 1];
+        self.gpu
+            .launch(("attention_decode", "combine"), grid, THREADS, 0, &params)
     }
 
-    fn generic(&self, gpu: &Gpu) -> Result<(), GpuError> {
-        let grid = [self.n_heads as u32, self.step.n_rows() as u32, 1];
+    fn generic(&self) -> Result<(), GpuError> {
+        let grid = [self.queries.n_heads as u32, self.step.n_rows() as u32, 1];
         let shared_bytes = (self.kv.k_dim + self.kv.v_dim) * size_of::<f32>();
         let kernel = ("attention_decode", "generic");
-        gpu.launch(
+        self.gpu.launch(
             kernel,
             grid,
             THREADS,
@@ -307,18 +313,18 @@ impl Call<'_> {
         )
     }
 
-    fn prefill(&self, gpu: &Gpu) -> Result<(), GpuError> {
+    fn prefill(&self) -> Result<(), GpuError> {
         let (kernel, n_waves) = prefill_kernel(self.kv.k_dim);
         let n_queries = 16 * n_waves as usize;
         let tile_heads = self.group().min(n_queries);
         let tile_rows = n_queries / tile_heads;
         let params = PrefillParams {
-            q: self.q.ptr(),
-            out: self.out.ptr(),
+            q: self.queries.q.ptr(),
+            out: self.queries.out.ptr(),
             seqs: self.step.seqs.ptr(),
             cache: self.cache(),
             scores: self.scores(),
-            n_heads: self.n_heads as u32,
+            n_heads: self.queries.n_heads as u32,
             tile_rows: tile_rows as u32,
             tile_heads: tile_heads as u32,
             _pad: 0,
@@ -327,44 +333,44 @@ impl Call<'_> {
         let n_blocks = self.kv.n_kv_heads * self.group().div_ceil(tile_heads);
         let grid = [n_tiles as u32, n_blocks as u32, self.step.n_seqs() as u32];
         let n_threads = n_waves * self.scratch.wave_size;
-        gpu.launch(("attention_prefill", kernel), grid, n_threads, 0, &params)
+        self.gpu
+            .launch(("attention_prefill", kernel), grid, n_threads, 0, &params)
     }
-}
 
-fn check(
-    q: Slice<'_, f32>,
-    n_heads: usize,
-    scores: &Scores,
-    kv: &KvLayer<'_>,
-    step: &Step<'_>,
-    out: Slice<'_, f32>,
-) {
-    let n_rows = step.n_rows();
-    assert!(
-        n_heads.is_multiple_of(kv.n_kv_heads),
-        "{n_heads} heads share {} heads of keys and values",
-        kv.n_kv_heads
-    );
-    assert!(
-        [16, 32, 64].contains(&kv.page),
-        "pages of {} tokens",
-        kv.page
-    );
-    assert!(
-        kv.k_dim + kv.v_dim <= MAX_GENERIC_DIMS,
-        "heads of {} and {} values",
-        kv.k_dim,
-        kv.v_dim
-    );
-    assert!(n_rows <= 65_535, "{n_rows} rows in a step");
-    assert_eq!(q.len(), n_rows * n_heads * kv.k_dim, "queries");
-    assert_eq!(out.len(), n_rows * n_heads * kv.v_dim, "outputs");
-    assert_eq!(step.seq_of_row.len(), n_rows, "sequences of rows");
-    assert_eq!(
-        step.block_tables.len(),
-        step.n_seqs() * step.max_pages,
-        "block tables"
-    );
-    assert!(scores.window != Some(0), "a window of no positions");
-    assert!(scores.soft_cap.is_none_or(|cap| cap > 0.0), "a soft cap");
+    fn check(&self) {
+        let Queries {
+            q,
+            n_heads,
+            scores,
+            out,
+        } = *self.queries;
+        let (kv, step, n_rows) = (self.kv, self.step, self.step.n_rows());
+        assert!(
+            n_heads.is_multiple_of(kv.n_kv_heads),
+            "{n_heads} heads share {} heads of keys and values",
+            kv.n_kv_heads
+        );
+        assert!(
+            [16, 32, 64].contains(&kv.page),
+            "pages of {} tokens",
+            kv.page
+        );
+        assert!(
+            kv.k_dim + kv.v_dim <= MAX_GENERIC_DIMS,
+            "heads of {} and {} values",
+            kv.k_dim,
+            kv.v_dim
+        );
+        assert!(n_rows <= 65_535, "{n_rows} rows in a step");
+        assert_eq!(q.len(), n_rows * n_heads * kv.k_dim, "queries");
+        assert_eq!(out.len(), n_rows * n_heads * kv.v_dim, "outputs");
+        assert_eq!(step.seq_of_row.len(), n_rows, "sequences of rows");
+        assert_eq!(
+            step.block_tables.len(),
+            step.n_seqs() * step.max_pages,
+            "block tables"
+        );
+        assert!(scores.window != Some(0), "a window of no positions");
+        assert!(scores.soft_cap.is_none_or(|cap| cap > 0.0), "a soft cap");
+    }
 }

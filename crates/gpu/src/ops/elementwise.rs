@@ -4,6 +4,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::Slice;
 use crate::operands::Activation;
+use crate::variant::Variant;
 
 /// Threads of a block of every kernel here.
 const THREADS: u32 = 256;
@@ -29,7 +30,7 @@ struct Params {
 const _: () = assert!(size_of::<Params>() == 48);
 
 // SAFETY: as `Params` in elementwise.hip.
-unsafe impl crate::gpu::Params for Params {}
+unsafe impl crate::launch::Params for Params {}
 
 /// `out += x`, both `[n]`.
 ///
@@ -165,7 +166,7 @@ fn flat(
 
 fn launch_flat(gpu: &Gpu, kernel: &'static str, params: Params) -> Result<(), GpuError> {
     let grid = [n_blocks(params.n as usize), 1, 1];
-    gpu.launch(("elementwise", kernel), grid, THREADS, 0, &params)
+    launch(gpu, kernel, grid, params)
 }
 
 /// Blocks of their own for each row.
@@ -177,6 +178,18 @@ fn by_rows(
 ) -> Result<(), GpuError> {
     params.width = width as u32;
     let grid = [n_rows as u32, n_blocks(width), 1];
+    launch(gpu, kernel, grid, params)
+}
+
+fn launch(
+    gpu: &Gpu,
+    kernel: &'static str,
+    grid: [u32; 3],
+    mut params: Params,
+) -> Result<(), GpuError> {
+    if gpu.takes(Variant::LoadsNarrow) {
+        params.aligned = 0;
+    }
     gpu.launch(("elementwise", kernel), grid, THREADS, 0, &params)
 }
 

@@ -4,8 +4,10 @@ use super::formats::format_module;
 use super::matvec::Product;
 use super::rows::Weights;
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::operands::{ActForm, Acts, OutMode};
+use crate::variant::Variant;
 
 /// With fewer blocks than this the large tiles leave most of a device idle.
 const FEW_BLOCKS: usize = 128;
@@ -73,10 +75,11 @@ unsafe impl Params for MatmulParams {}
 pub fn matmul(gpu: &Gpu, x: &Acts<'_>, product: &Product<'_>) -> Result<(), GpuError> {
     let module = format_module!("matmul", product.matrix.ty)?;
     let [across, down] = MatmulTiles::Large.grid(gpu, module, [product.matrix.n_out, x.n_rows])?;
-    let tiles = if x.n_rows <= FEW_ROWS || across * down < FEW_BLOCKS {
-        MatmulTiles::Small
-    } else {
-        MatmulTiles::Large
+    let is_small = x.n_rows <= FEW_ROWS || across * down < FEW_BLOCKS;
+    let tiles = match is_small && !gpu.takes(Variant::TilesLarge) || gpu.takes(Variant::TilesSmall)
+    {
+        true => MatmulTiles::Small,
+        false => MatmulTiles::Large,
     };
     matmul_tiled(gpu, tiles, x, product)
 }

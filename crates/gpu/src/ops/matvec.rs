@@ -3,15 +3,17 @@
 use super::formats::{format_module, n_chunks, warp_size};
 use super::rows::Weights;
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 use crate::operands::{ActForm, Activation, Acts, Matrix, OutMode};
+use crate::variant::Variant;
 
 /// The most rows of activations that [`matvec`] takes.
 pub const MAX_ROWS: usize = 8;
 
-/// Matrices of a launch.
-const MAX_JOBS: usize = 3;
+/// The most matrices that [`matvec`] takes.
+pub(super) const MAX_JOBS: usize = 3;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -26,6 +28,18 @@ pub struct Product<'a> {
     /// `[n_out]`.
     pub bias: Option<Slice<'a, f32>>,
     pub mode: OutMode,
+    /// `[n_rows, n_out]`.
+    pub out: Slice<'a, f32>,
+}
+
+/// Two products that meet in a gate, `out = activation(x * gate + biases[0]) * (x * up + biases[1])`.
+#[derive(Clone, Copy)]
+pub struct Gated<'a> {
+    /// Gate and up, of one shape and any formats.
+    pub matrices: [Matrix<'a>; 2],
+    /// `[n_out]` each.
+    pub biases: [Option<Slice<'a, f32>>; 2],
+    pub activation: Activation,
     /// `[n_rows, n_out]`.
     pub out: Slice<'a, f32>,
 }
@@ -112,41 +126,34 @@ pub fn matvec(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), G
     Ok(())
 }
 
-/// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, out `[n_rows, n_out]`; in one launch if both have
-/// the same format.
+/// Both products and the gate, in one launch if both matrices have the same format, else in two.
 ///
 /// # Errors
 /// As [`matvec`].
 ///
 /// # Panics
 /// As [`matvec`], and if the matrices have different shapes.
-pub fn matvec_gated(
-    gpu: &Gpu,
-    x: &Acts<'_>,
-    gate: &Matrix<'_>,
-    up: &Matrix<'_>,
-    biases: [Option<Slice<'_, f32>>; 2],
-    activation: Activation,
-    out: Slice<'_, f32>,
-) -> Result<(), GpuError> {
+pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), GpuError> {
+    let [gate, up] = gated.matrices;
     assert_eq!(
         (gate.n_out, gate.n_in),
         (up.n_out, up.n_in),
         "gate and up have one shape"
     );
-    let [gate, up] = [(gate, biases[0]), (up, biases[1])].map(|(matrix, bias)| Product {
-        matrix: *matrix,
-        bias,
-        mode: OutMode::Store,
-        out,
-    });
+    let [gate, up] =
+        [(gate, gated.biases[0]), (up, gated.biases[1])].map(|(matrix, bias)| Product {
+            matrix,
+            bias,
+            mode: OutMode::Store,
+            out: gated.out,
+        });
     if gate.matrix.ty == up.matrix.ty {
         let mut launch = Launch::new(gpu, x, Rows::GateAndUp);
-        launch.push(&gate, activation.into());
+        launch.push(&gate, gated.activation.into());
         launch.push(&up, Mode::Store);
         return launch.run();
     }
-    for (product, mode) in [(gate, Mode::Store), (up, activation.into())] {
+    for (product, mode) in [(gate, Mode::Store), (up, gated.activation.into())] {
         let mut launch = Launch::new(gpu, x, Rows::Next);
         launch.push(&product, mode);
         launch.run()?;
@@ -220,7 +227,10 @@ impl<'a> Launch<'a> {
         );
         let warp_size = warp_size(self.gpu);
         let n_waves = THREADS as usize / warp_size;
-        let split = split(warp_size, n_waves, matrix);
+        let split = match self.gpu.takes(Variant::SplitsOff) {
+            true => 1,
+            false => split(warp_size, n_waves, matrix),
+        };
         let rows_of_wave = match self.rows {
             Rows::Next => self.kernel().1,
             Rows::GateAndUp => 1,

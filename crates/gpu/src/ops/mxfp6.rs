@@ -1,7 +1,8 @@
 //! Values of MXFP6 blocks (`kernels/mxfp6.hip`), a format of the library that no GGUF file has.
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 
 /// Threads of a block of every kernel here.

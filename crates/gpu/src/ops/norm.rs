@@ -1,9 +1,11 @@
 //! Normalization, and conversion of activations to the form that a product takes (`kernels/norm.hip`).
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 use crate::operands::{ActForm, Acts};
+use crate::variant::Variant;
 
 /// Threads of a block that has one row, and of one that has a row for each team of its threads.
 const BLOCK_THREADS: u32 = 512;
@@ -74,7 +76,7 @@ pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuE
         x: x.ptr(),
         out: acts_out(out),
         n: u32::try_from(n).expect("fewer than 2^32 values"),
-        aligned: u32::from(aligned(n, &[x.ptr(), out.values.ptr()])),
+        aligned: aligned(gpu, n, &[x.ptr(), out.values.ptr()]),
     };
     let n_blocks = n.div_ceil(TEAM_THREADS as usize * OCTET) as u32;
     gpu.launch(("norm", kernel), [n_blocks, 1, 1], TEAM_THREADS, 0, &params)
@@ -189,7 +191,7 @@ impl Norm {
             "out has the shape of x"
         );
         acts_len(out);
-        let is_team = self.width <= MAX_TEAM_WIDTH;
+        let is_team = self.width <= MAX_TEAM_WIDTH && !gpu.takes(Variant::NormsBlock);
         let kernel = match (kind, out.form, is_team) {
             (Kind::Rms, ActForm::F32, false) => "rms_norm_block_f32",
             (Kind::Rms, ActForm::Q8x32, false) => "rms_norm_block_q8x32",
@@ -210,7 +212,7 @@ impl Norm {
             n_rows: self.n_rows as u32,
             width: self.width as u32,
             eps: self.eps,
-            aligned: u32::from(aligned(self.width, &pointers)),
+            aligned: aligned(gpu, self.width, &pointers),
         };
         let (n_blocks, n_threads) = if is_team {
             (params.n_rows.div_ceil(ROWS_OF_TEAMS), TEAM_THREADS)
@@ -258,7 +260,8 @@ fn acts_out(out: &Acts<'_>) -> ActsOut {
     }
 }
 
-/// Whether octets of rows of `width` values can be moved 16 bytes at a time.
-fn aligned(width: usize, pointers: &[u64]) -> bool {
-    width.is_multiple_of(OCTET) && pointers.iter().all(|ptr| ptr.is_multiple_of(16))
+/// Whether octets of rows of `width` values are moved 16 bytes at a time.
+fn aligned(gpu: &Gpu, width: usize, pointers: &[u64]) -> u32 {
+    let can = width.is_multiple_of(OCTET) && pointers.iter().all(|ptr| ptr.is_multiple_of(16));
+    u32::from(can && !gpu.takes(Variant::LoadsNarrow))
 }

@@ -2,10 +2,12 @@
 //! (`kernels/rope_kv.hip`).
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 use crate::operands::KvLayer;
 use crate::step::Step;
+use crate::variant::Variant;
 
 const THREADS: u32 = 256;
 
@@ -30,20 +32,28 @@ pub struct HeadNorms<'a> {
     pub eps: f32,
 }
 
+/// How heads turn by their positions.
+#[derive(Clone, Copy)]
+pub struct Rotation<'a> {
+    pub style: RopeStyle,
+    /// Cosine and sine, `[n_ctx, n_rot / 2, 2]`. A position past the end takes the last.
+    pub table: Slice<'a, f32>,
+    /// How many values of a head turn, the first ones.
+    pub n_rot: usize,
+}
+
 /// The operands of [`rope_kv`].
 #[derive(Clone, Copy)]
 pub struct RopeKv<'a> {
-    /// `[n_rows, n_heads * k_dim]`, rotated in place.
+    /// `[n_rows, n_heads * k_dim]`.
     pub q: Slice<'a, f32>,
+    /// The rotated queries, as `q`, and maybe the same memory.
+    pub q_out: Slice<'a, f32>,
     /// `[n_rows, n_kv_heads * k_dim]`; stays as it is, what is rotated goes to the cache.
     pub k: Slice<'a, f32>,
     /// `[n_rows, n_kv_heads * v_dim]`.
     pub v: Slice<'a, f32>,
-    pub style: RopeStyle,
-    /// Cosine and sine, `[n_ctx, n_rot / 2, 2]`. A position past the end takes the last.
-    pub table: Slice<'a, f32>,
-    /// How many values of a head turn.
-    pub n_rot: usize,
+    pub rotation: Rotation<'a>,
     pub norms: Option<HeadNorms<'a>>,
 }
 
@@ -51,6 +61,7 @@ pub struct RopeKv<'a> {
 #[derive(Clone, Copy, Default)]
 struct RopeKvParams {
     q: u64,
+    q_out: u64,
     k: u64,
     v: u64,
     k_cache: u64,
@@ -72,13 +83,12 @@ struct RopeKvParams {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<RopeKvParams>() == 120);
+const _: () = assert!(size_of::<RopeKvParams>() == 128);
 
 // SAFETY: as `RopeKvParams` in rope_kv.hip.
 unsafe impl Params for RopeKvParams {}
 
-/// Rotates the first `n_rot` values of every head of `x` [n_rows, n_heads * head_dim] in place, by the angles of
-/// `table` [n_ctx, n_rot / 2, 2] (cosine and sine) at the row's position; one past the end takes the last.
+/// Rotates every head of `x` [n_rows, n_heads * head_dim] in place, by the angles at the row's position.
 ///
 /// # Panics
 /// If the shapes do not fit together, or `head_dim` or `n_rot` are odd.
@@ -86,16 +96,14 @@ pub fn rope(
     gpu: &Gpu,
     x: Slice<'_, f32>,
     head_dim: usize,
-    style: RopeStyle,
-    table: Slice<'_, f32>,
-    n_rot: usize,
+    rotation: &Rotation<'_>,
     step: &Step<'_>,
 ) -> Result<(), GpuError> {
     let mut params = RopeKvParams::default();
     params.set_step(step);
-    params.set_queries(x, head_dim, step.n_rows());
-    params.set_table(table, n_rot);
-    params.launch(gpu, style, step.n_rows())
+    params.set_queries([x, x], head_dim, step.n_rows());
+    params.set_table(rotation);
+    params.launch(gpu, rotation.style, step.n_rows())
 }
 
 /// Writes the keys `k` [n_rows, n_kv_heads * k_dim] and values `v` [n_rows, n_kv_heads * v_dim] to the slots of their rows,
@@ -116,8 +124,8 @@ pub fn kv_append(
     params.launch(gpu, RopeStyle::Norm, step.n_rows())
 }
 
-/// Both rotations and the append in one launch: [`rope`] of `q` and `k`, after the norms of their heads where there are
-/// any, and [`kv_append`].
+/// Both rotations and the append in one launch: [`rope`] of `q` to `q_out` and of `k` to the cache, after the norms of
+/// their heads where there are any, and [`kv_append`] of `v`.
 ///
 /// # Panics
 /// If the shapes do not fit together, or `n_rot` or a head is odd.
@@ -129,9 +137,9 @@ pub fn rope_kv(
 ) -> Result<(), GpuError> {
     let mut params = RopeKvParams::default();
     params.set_step(step);
-    params.set_queries(operands.q, layer.k_dim, step.n_rows());
+    params.set_queries([operands.q, operands.q_out], layer.k_dim, step.n_rows());
     params.set_cache(layer, operands.k, operands.v, step.n_rows());
-    params.set_table(operands.table, operands.n_rot);
+    params.set_table(&operands.rotation);
     if let Some(norms) = &operands.norms {
         assert_eq!(
             [norms.q.len(), norms.k.len()],
@@ -141,7 +149,7 @@ pub fn rope_kv(
         (params.q_norm, params.k_norm) = (norms.q.ptr(), norms.k.ptr());
         params.eps = norms.eps;
     }
-    params.launch(gpu, operands.style, step.n_rows())
+    params.launch(gpu, operands.rotation.style, step.n_rows())
 }
 
 impl RopeKvParams {
@@ -155,13 +163,14 @@ impl RopeKvParams {
         self.slots = step.slots.ptr();
     }
 
-    fn set_queries(&mut self, q: Slice<'_, f32>, head_dim: usize, n_rows: usize) {
+    fn set_queries(&mut self, [q, out]: [Slice<'_, f32>; 2], head_dim: usize, n_rows: usize) {
         let row = n_rows * head_dim;
+        assert_eq!(q.len(), out.len(), "as many rotated queries");
         assert!(
             head_dim.is_multiple_of(2) && (q.is_empty() || q.len().is_multiple_of(row)),
             "{n_rows} rows of heads of {head_dim} values"
         );
-        self.q = q.ptr();
+        (self.q, self.q_out) = (q.ptr(), out.ptr());
         self.n_q_heads = (q.len() / row.max(1)) as u32;
         self.k_dim = head_dim as u32;
     }
@@ -206,7 +215,7 @@ impl RopeKvParams {
         self.n_slots = u32::try_from(n_slots).unwrap_or(u32::MAX);
     }
 
-    fn set_table(&mut self, table: Slice<'_, f32>, n_rot: usize) {
+    fn set_table(&mut self, &Rotation { table, n_rot, .. }: &Rotation<'_>) {
         assert!(
             n_rot.is_multiple_of(2) && n_rot <= self.k_dim as usize,
             "{n_rot} of {} values turn",
@@ -227,6 +236,7 @@ impl RopeKvParams {
         let lengths = [self.k_dim, self.v_dim, self.n_rot];
         let pointers = [
             self.q,
+            self.q_out,
             self.k,
             self.v,
             self.k_cache,
@@ -236,7 +246,8 @@ impl RopeKvParams {
             self.k_norm,
         ];
         let is_aligned = lengths.iter().all(|len| len.is_multiple_of(8))
-            && pointers.iter().all(|ptr| ptr.is_multiple_of(16));
+            && pointers.iter().all(|ptr| ptr.is_multiple_of(16))
+            && !gpu.takes(Variant::LoadsNarrow);
         let kernel = match (style, is_aligned) {
             (RopeStyle::Norm, true) => "rope_kv_norm_4",
             (RopeStyle::Norm, false) => "rope_kv_norm_1",

@@ -4,7 +4,8 @@ use rocmforge_gguf::GgmlType;
 
 use super::formats::{format_module, n_chunks};
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 use crate::operands::{Matrix, OutMode};
 

@@ -4,7 +4,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::argmax;
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 
 const THREADS: u32 = 1024;

@@ -2,7 +2,8 @@
 //! host, through memory of the host that the device reads and writes. So a step's graph needs no copies.
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 
 /// Threads of a block of both kernels.

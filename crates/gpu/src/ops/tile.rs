@@ -1,7 +1,8 @@
 //! One product of the matrix units (`kernels/mma.hip`): shows that a device's tiles lie as `kernels/mma.h` says.
 
 use crate::error::GpuError;
-use crate::gpu::{Gpu, Params};
+use crate::gpu::Gpu;
+use crate::launch::Params;
 use crate::memory::Slice;
 
 /// A product of two tiles, `c [16, 16] = a [16, k] b [16, k]^T`.

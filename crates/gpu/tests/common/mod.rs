@@ -4,7 +4,7 @@
 
 pub(crate) mod values;
 
-use rocmforge_gpu::{Gpu, set_host_seed};
+use rocmforge_gpu::{Gpu, Variants, set_host_seed};
 use zerocopy::{Immutable, IntoBytes};
 
 /// The devices that tests run on: every persona of the host driver that this build has, or the one that
@@ -23,6 +23,27 @@ pub(crate) fn gpus() -> Vec<Gpu> {
         println!("skipped: built without the target host");
     }
     gpus
+}
+
+/// The device as it is, and with each of these variants (`Variants` as text).
+pub(crate) fn with_variants(gpu: &Gpu, variants: &[&str]) -> Vec<Gpu> {
+    let others = variants.iter().map(|variant| {
+        let parsed: Variants = variant.parse().expect("a variant");
+        gpu.with_variants(parsed)
+    });
+    std::iter::once(gpu.clone()).chain(others).collect()
+}
+
+/// The devices of [`gpus`], and each with each of these variants.
+pub(crate) fn gpus_with(variants: &[&str]) -> Vec<Gpu> {
+    let gpus = gpus();
+    let all = gpus.iter().flat_map(|gpu| with_variants(gpu, variants));
+    all.collect()
+}
+
+/// What a test's message says of where it ran.
+pub(crate) fn name(gpu: &Gpu) -> String {
+    format!("{} {}", gpu.target(), gpu.variants())
 }
 
 /// Runs `run` three times, on the host driver with blocks, waves and lanes in another order each time, or as often as

@@ -288,8 +288,13 @@ fn launch(
     match (kind, passes) {
         (Kind::Products, Passes::Merged) => ops::matvec(gpu, x, products),
         (Kind::Gated, Passes::Merged) => {
-            let (gate, up) = (&products[0].matrix, &products[1].matrix);
-            ops::matvec_gated(gpu, x, gate, up, [None; 2], Activation::Silu, out)
+            let gated = ops::Gated {
+                matrices: [products[0].matrix, products[1].matrix],
+                biases: [None; 2],
+                activation: Activation::Silu,
+                out,
+            };
+            ops::matvec_gated(gpu, x, &gated)
         }
         (_, Passes::Separate) => {
             for product in products {

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use rocmforge_cpu::{Isa, default_threads};
-use rocmforge_gpu::{DeviceInfo, Gpu, fingerprint};
+use rocmforge_gpu::{DeviceInfo, Gpu, Variants, fingerprint};
 
 use super::{Coverage, FILL_ROWS, Labels, OpCheck, Report, Script, compare};
 use crate::backend::cpu::{CpuBackend, CpuOptions};
@@ -76,7 +76,12 @@ impl<'a> FirstUse<'a> {
         }
         let plan = representative(&model.compiled_plan(config.passes), &model.weights);
         let info = gpu.info()?;
-        let key = key(&info, gpu.target(), &plan, (model, config, graphs));
+        let key = key(
+            &info,
+            (gpu.target(), gpu.variants()),
+            &plan,
+            (model, config, graphs),
+        );
         if passed.as_ref().is_some_and(|passed| passed.contains(&key)) {
             return Ok(None);
         }
@@ -206,7 +211,7 @@ pub(super) fn representative(plan: &Plan, weights: &Weights) -> Plan {
 /// All that a check's result depends on, in one line.
 fn key(
     info: &DeviceInfo,
-    target: &str,
+    (target, variants): (&str, Variants),
     plan: &Plan,
     (model, config, graphs): (&Model, &EngineConfig, Graphs),
 ) -> String {
@@ -233,7 +238,8 @@ fn key(
         Graphs::On => "graphs",
         Graphs::Off => "no graphs",
     };
-    format!("{}; {graphs}; {:016x}", facts.join("; "), hash.finish())
+    let facts = facts.join("; ");
+    format!("{facts}; {variants}; {graphs}; {:016x}", hash.finish())
 }
 
 fn kv_type(config: &EngineConfig) -> String {

@@ -9,7 +9,7 @@ use rocmforge_gpu::DeviceInfo;
 use super::difference::{Difference, of_rows, term_norms};
 use super::*;
 use crate::kv_cache::KvType;
-use crate::plan::Passes;
+use crate::plan::{KvSpec, Passes};
 
 fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -270,6 +270,22 @@ fn a_device_that_computes_wrongly_is_refused_by_name() {
     for fact in facts {
         assert!(message.contains(fact), "{fact:?} is not in {message}");
     }
+}
+
+#[test]
+fn only_keys_next_to_each_other_are_the_same() {
+    let spec = KvSpec {
+        n_kv_heads: 1,
+        k_dim: 4,
+        v_dim: 1,
+        window: None,
+    };
+    // 1, its neighbours and the one after.
+    let mut got = LayerCache::from_f16(spec, vec![0x3c01, 0x3c02, 0x3bff, 0x3c00], vec![0x3c01]);
+    got.take_next(&LayerCache::from_f16(spec, vec![0x3c00; 4], vec![0x3c00]));
+    let [k, v] = got.parts();
+    assert_eq!(k.values[..], [1.0, 1.0 + 2.0 / 1024.0, 1.0, 1.0]);
+    assert_eq!(v.values[..], [1.0 + 1.0 / 1024.0]);
 }
 
 #[test]

@@ -61,6 +61,17 @@ impl LayerCache {
         ]
     }
 
+    /// Takes those keys of `other` that are equal to its own or next to them among the numbers of f16.
+    pub(in crate::backend) fn take_next(&mut self, other: &LayerCache) {
+        if let (CacheData::F16(own), CacheData::F16(other)) = (&mut self.k, &other.k) {
+            for (own, other) in own.iter_mut().zip(other) {
+                if own.abs_diff(*other) <= 1 {
+                    *own = *other;
+                }
+            }
+        }
+    }
+
     pub(in crate::backend) fn is_same(&self, other: &LayerCache) -> bool {
         self.k == other.k && self.v == other.v
     }

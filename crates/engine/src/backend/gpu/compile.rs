@@ -2,40 +2,79 @@
 
 use std::ops::Range;
 
+use rocmforge_gpu::{Variant, Variants};
+
 use crate::error::EngineError;
-use crate::plan::{BufferId, Op, Plan, RopeId, is_dead};
+use crate::model::Weights;
+use crate::plan::{BufferId, Op, Plan, RopeId, WeightId, is_dead};
 
 /// Operations of a plan that one call runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Stage {
     /// An operation by itself.
     One(usize),
-    /// The rotations of queries and keys and the append of keys and values, from this operation on.
-    RopeKv(usize),
+    /// The rotations of queries and keys, after the norms of their heads where there are any, and the append of keys and
+    /// values.
+    RopeKv { first: usize, ops: RopeKvOps },
+}
+
+/// The operands of [`Stage::RopeKv`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct RopeKvOps {
+    pub(super) q: BufferId,
+    /// Where the rotated queries go; `q`, if there are no norms.
+    pub(super) q_out: BufferId,
+    pub(super) k: BufferId,
+    pub(super) v: BufferId,
+    pub(super) layer: usize,
+    pub(super) table: RopeId,
+    pub(super) style: rocmforge_cpu::RopeStyle,
+    pub(super) norms: Option<HeadNorms>,
+    /// What the plan's operations make of the keys: here they go to the cache and to no buffer.
+    pub(super) k_unwritten: BufferId,
+}
+
+/// Weights of the norms of heads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct HeadNorms {
+    pub(super) q: WeightId,
+    pub(super) k: WeightId,
+    pub(super) eps: f32,
 }
 
 impl Stage {
     /// The operations' places in the plan.
-    pub(super) fn ops(self) -> Range<usize> {
-        match self {
+    pub(super) fn ops(&self) -> Range<usize> {
+        match *self {
             Stage::One(index) => index..index + 1,
-            Stage::RopeKv(first) => first..first + 3,
+            Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
         }
     }
 }
 
 /// The stages of `plan`, in order.
-pub(super) fn stages(plan: &Plan) -> Result<Vec<Stage>, EngineError> {
+///
+/// # Errors
+/// If it has operations that no GPU runs.
+pub(super) fn stages(
+    plan: &Plan,
+    weights: &Weights,
+    variants: Variants,
+) -> Result<Vec<Stage>, EngineError> {
     let mut stages = Vec::new();
     let mut at = 0;
     while at < plan.ops.len() {
         refuse_unknown(&plan.ops[at])?;
-        let stage = match rope_kv(plan, &plan.ops[at..]) {
-            Some(_) => Stage::RopeKv(at),
+        let merged = match variants.contains(Variant::RopeSeparate) {
+            true => None,
+            false => rope_kv(plan, weights, &plan.ops[at..]),
+        };
+        let stage = match merged {
+            Some(ops) => Stage::RopeKv { first: at, ops },
             None => Stage::One(at),
         };
-        stages.push(stage);
         at = stage.ops().end;
+        stages.push(stage);
     }
     Ok(stages)
 }
@@ -53,18 +92,13 @@ fn refuse_unknown(op: &Op) -> Result<(), EngineError> {
     }
 }
 
-/// The operands of [`Stage::RopeKv`].
-pub(super) struct RopeKvOps {
-    pub(super) q: BufferId,
-    pub(super) k: BufferId,
-    pub(super) v: BufferId,
-    pub(super) layer: usize,
-    pub(super) table: RopeId,
-    pub(super) style: rocmforge_cpu::RopeStyle,
-}
-
-/// `ops` begin with rotations of queries and keys alike, and the append of those keys.
-pub(super) fn rope_kv(plan: &Plan, ops: &[Op]) -> Option<RopeKvOps> {
+/// `ops` begin with norms of the heads of queries and keys, if any, rotations of both alike, and the append of those
+/// keys.
+fn rope_kv(plan: &Plan, weights: &Weights, ops: &[Op]) -> Option<RopeKvOps> {
+    let (norms, after) = match ops {
+        [q @ Op::RmsNorm { .. }, k @ Op::RmsNorm { .. }, after @ ..] => (Some((q, k)), after),
+        _ => (None, ops),
+    };
     let &[
         Op::Rope {
             x: q,
@@ -80,7 +114,7 @@ pub(super) fn rope_kv(plan: &Plan, ops: &[Op]) -> Option<RopeKvOps> {
         },
         Op::KvAppend { layer, k, v },
         ref rest @ ..,
-    ] = ops
+    ] = after
     else {
         return None;
     };
@@ -88,12 +122,52 @@ pub(super) fn rope_kv(plan: &Plan, ops: &[Op]) -> Option<RopeKvOps> {
     let is_of_cache = rotated == k && q != k && plan.kv[layer].k_dim == k_dim;
     let k_is_read = !is_dead(rest, k, plan.logits);
     let alike = (head_dim, table, style) == (k_dim, k_table, k_style);
-    (alike && is_of_cache && !k_is_read).then_some(RopeKvOps {
+    if !alike || !is_of_cache || k_is_read {
+        return None;
+    }
+    let mut found = RopeKvOps {
         q,
+        q_out: q,
         k,
         v,
         layer,
         table,
         style,
-    })
+        norms: None,
+        k_unwritten: k,
+    };
+    if let Some((
+        &Op::RmsNorm {
+            x: q_in,
+            weight: q_weight,
+            eps,
+            out: q_normed,
+        },
+        &Op::RmsNorm {
+            x: k_in,
+            weight: k_weight,
+            eps: k_eps,
+            out: k_normed,
+        },
+    )) = norms
+    {
+        let is_by_head = |weight| weights.vector(weight).len() == head_dim;
+        // Nothing that is read later is written before it, and nothing twice.
+        let inputs = [q_in, k_in, v];
+        let apart = !inputs.contains(&q_normed) && !inputs.contains(&k_normed);
+        if (q_normed, k_normed, eps) != (q, k, k_eps)
+            || !apart
+            || !is_by_head(q_weight)
+            || !is_by_head(k_weight)
+        {
+            return None;
+        }
+        (found.q, found.k) = (q_in, k_in);
+        found.norms = Some(HeadNorms {
+            q: q_weight,
+            k: k_weight,
+            eps,
+        });
+    }
+    Some(found)
 }

@@ -1,6 +1,8 @@
 //! Which GPU a backend runs on, and what memory it has for it.
 
-pub use rocmforge_gpu::{DeviceId, DeviceInfo, GpuError, OpenOptions, Survey, image_targets};
+pub use rocmforge_gpu::{
+    DeviceId, DeviceInfo, GpuError, OpenOptions, Survey, Variants, image_targets,
+};
 
 use rocmforge_gpu::Gpu;
 
@@ -81,7 +83,7 @@ pub(crate) fn free_for_steps(
 ) -> Result<Option<u64>, EngineError> {
     let plan = model.compiled_plan(passes);
     // What it cannot compute at all is said before what does not fit.
-    compile::stages(&plan)?;
+    compile::stages(&plan, &model.weights, gpu.variants())?;
     let needed = weights::device_bytes(gpu, &plan, &model.weights)?;
     let free = gpu.free_bytes()?;
     match free.checked_sub(needed) {

@@ -1,17 +1,16 @@
 //! What the GPU backend launches for each operation of a plan.
 
 use rocmforge_cpu as cpu;
-use rocmforge_gpu::ops::{self, MAX_ROWS, Product, RopeKv, RopeStyle, Scores};
-use rocmforge_gpu::{Activation, Gpu, GpuError, Matrix, OutMode, Slice};
+use rocmforge_gpu::ops::{
+    self, Gated, HeadNorms, Product, Queries, RopeKv, RopeStyle, Rotation, Scores,
+};
+use rocmforge_gpu::{Activation, Gpu, GpuError, OutMode, Slice};
 
-use super::compile::{self, Stage};
+use super::compile::{RopeKvOps, Stage};
 use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
-use crate::plan::{ActsId, BufferId, Linear, Op, Plan};
-
-/// Matrices that one call of the product of few rows takes.
-const MAX_PRODUCTS: usize = 3;
+use crate::plan::{ActsId, BufferId, Linear, Op, Plan, RopeId};
 
 /// All that launches need; what they change is on the device.
 #[derive(Clone, Copy)]
@@ -24,10 +23,10 @@ pub(super) struct Launcher<'a> {
 }
 
 impl<'a> Launcher<'a> {
-    pub(super) fn run(&self, stage: Stage) -> Result<(), GpuError> {
+    pub(super) fn run(&self, stage: &Stage) -> Result<(), GpuError> {
         match stage {
-            Stage::One(index) => self.run_op(&self.plan.ops[index]),
-            Stage::RopeKv(first) => self.rope_kv(first),
+            Stage::One(index) => self.run_op(&self.plan.ops[*index]),
+            Stage::RopeKv { ops, .. } => self.rope_kv(ops),
         }
     }
 
@@ -121,9 +120,8 @@ impl<'a> Launcher<'a> {
                 table,
                 style,
             } => {
-                let (table, n_rot) = memory.rope(table);
-                let style = rope_style(style);
-                ops::rope(gpu, self.buffer(x), head_dim, style, table, n_rot, &step)
+                let rotation = self.rotation(table, style);
+                ops::rope(gpu, self.buffer(x), head_dim, &rotation, &step)
             }
             Op::KvAppend { layer, k, v } => {
                 let (k, v) = (self.buffer(k), self.buffer(v));
@@ -141,16 +139,14 @@ impl<'a> Launcher<'a> {
                     soft_cap: scores.soft_cap,
                     window: self.plan.kv[layer].window,
                 };
-                ops::attention(
-                    gpu,
-                    self.buffer(q),
+                let queries = Queries {
+                    q: self.buffer(q),
                     n_heads,
                     scores,
-                    &memory.layer(layer),
-                    &step,
-                    &memory.attention,
-                    self.buffer(out),
-                )
+                    out: self.buffer(out),
+                };
+                let kv = memory.layer(layer);
+                ops::attention(gpu, &queries, &kv, &step, &memory.attention)
             }
             Op::Activate {
                 activation: function,
@@ -199,63 +195,51 @@ impl<'a> Launcher<'a> {
 
     /// Products of the same activations.
     fn products(&self, x: ActsId, products: &[Product<'_>]) -> Result<(), GpuError> {
-        let x = self.memory.acts(x, self.shape);
-        if x.n_rows <= MAX_ROWS {
-            let mut calls = products.chunks(MAX_PRODUCTS);
-            return calls.try_for_each(|products| ops::matvec(self.gpu, &x, products));
-        }
-        let mut products = products.iter();
-        products.try_for_each(|product| ops::matmul(self.gpu, &x, product))
+        ops::products(self.gpu, &self.memory.acts(x, self.shape), products)
     }
 
     /// `out = activation(x * gate^T) * (x * up^T)`.
     fn gated(
         &self,
         x: ActsId,
-        [gate, up]: [Linear; 2],
+        matrices: [Linear; 2],
         function: cpu::Activation,
         out: Slice<'a, f32>,
     ) -> Result<(), GpuError> {
-        let function = activation(function);
-        let acts = self.memory.acts(x, self.shape);
-        if acts.n_rows <= MAX_ROWS {
-            let [gate_matrix, up_matrix]: [Matrix<'_>; 2] =
-                [gate, up].map(|linear| self.weights.matrix(linear.weight));
-            let biases = [gate, up].map(|linear| self.bias(linear));
-            return ops::matvec_gated(
-                self.gpu,
-                &acts,
-                &gate_matrix,
-                &up_matrix,
-                biases,
-                function,
-                out,
-            );
-        }
-        let beside = self.memory.gated(out.len());
-        let products = [(gate, out), (up, beside)];
-        self.products(
-            x,
-            &products.map(|(linear, out)| self.product(linear, OutMode::Store, out)),
-        )?;
-        ops::gated_activation(self.gpu, function, out, beside, out)
+        let gated = Gated {
+            matrices: matrices.map(|linear| self.weights.matrix(linear.weight)),
+            biases: matrices.map(|linear| self.bias(linear)),
+            activation: activation(function),
+            out,
+        };
+        let x = self.memory.acts(x, self.shape);
+        ops::gated_products(self.gpu, &x, &gated, self.memory.gated(out.len()))
     }
 
-    fn rope_kv(&self, first: usize) -> Result<(), GpuError> {
-        let ops = compile::rope_kv(self.plan, &self.plan.ops[first..]);
-        let found = ops.expect("the plan was compiled so");
-        let (table, n_rot) = self.memory.rope(found.table);
-        let operands = RopeKv {
-            q: self.buffer(found.q),
-            k: self.buffer(found.k),
-            v: self.buffer(found.v),
-            style: rope_style(found.style),
+    fn rotation(&self, table: RopeId, style: cpu::RopeStyle) -> Rotation<'a> {
+        let (table, n_rot) = self.memory.rope(table);
+        Rotation {
+            style: rope_style(style),
             table,
             n_rot,
-            norms: None,
+        }
+    }
+
+    fn rope_kv(&self, ops: &RopeKvOps) -> Result<(), GpuError> {
+        let operands = RopeKv {
+            q: self.buffer(ops.q),
+            q_out: self.buffer(ops.q_out),
+            k: self.buffer(ops.k),
+            v: self.buffer(ops.v),
+            rotation: self.rotation(ops.table, ops.style),
+            norms: ops.norms.map(|norms| HeadNorms {
+                q: self.weights.vector(norms.q),
+                k: self.weights.vector(norms.k),
+                eps: norms.eps,
+            }),
         };
         let step = self.memory.step.step(self.shape);
-        ops::rope_kv(self.gpu, &operands, &self.memory.layer(found.layer), &step)
+        ops::rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
     }
 }
 

@@ -6,7 +6,7 @@ use rocmforge_cpu::{self as cpu, Isa};
 use rocmforge_gpu::{ActForm, GpuError, ops};
 
 use super::choices::{Choices, Chooser};
-use super::compile::{self, Stage};
+use super::compile::Stage;
 use super::step::{StepShape, StepToken};
 use super::{GpuBackend, NOT_FINITE};
 use crate::backend::check::{Memory, Pass, Stepwise};
@@ -17,13 +17,13 @@ use crate::plan::{ActsId, BufferId};
 
 impl Stepwise for GpuBackend {
     fn pass(&self, index: usize) -> Pass {
-        let is_here = |stage: &&Stage| stage.ops().start == index;
-        let stage = self.stages.iter().find(is_here);
-        let stage = *stage.expect("passes begin with the operations of a stage");
-        let rope_kv = compile::rope_kv(&self.plan, &self.plan.ops[index..]);
+        let stage = self.stage(index);
         Pass {
             n_ops: stage.ops().len(),
-            undefined: rope_kv.map(|ops| ops.k),
+            undefined: match stage {
+                Stage::One(_) => None,
+                Stage::RopeKv { ops, .. } => Some(ops.k_unwritten),
+            },
         }
     }
 
@@ -36,11 +36,9 @@ impl Stepwise for GpuBackend {
         let tokens: Vec<StepToken> = tokens.collect();
         let choices = Choices::default();
         self.memory.step.write(batch, &tokens, &choices, &shape);
-        let stage = self.stages.iter().find(|stage| stage.ops().start == index);
-        let stage = *stage.expect("passes begin with the operations of a stage");
         let step = &self.memory.step;
         self.begin(&shape)?;
-        self.launcher(&shape).run(stage)?;
+        self.launcher(&shape).run(self.stage(index))?;
         let (io, none) = (step.io(&shape), step.sampled(&shape).part(0..0));
         ops::end_step(&self.gpu, &io, none, step.results())?;
         Ok(self.gpu.synchronize()?)
@@ -68,6 +66,13 @@ impl Stepwise for GpuBackend {
 }
 
 impl GpuBackend {
+    /// The stage that begins with operation `index` of the plan.
+    fn stage(&self, index: usize) -> &Stage {
+        let mut stages = self.stages.iter();
+        let stage = stages.find(|stage| stage.ops().start == index);
+        stage.expect("passes begin with the operations of a stage")
+    }
+
     /// Activations as the CPU has them.
     fn acts(&self, id: ActsId, shape: &StepShape) -> Result<ActsBuffer, GpuError> {
         let acts = self.memory.acts(id, shape);

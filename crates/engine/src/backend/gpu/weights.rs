@@ -3,16 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 
 use rocmforge_cpu as cpu;
-use rocmforge_gpu::{Buffer, Gpu, GpuError, Matrix, Slice, Uploader, ops};
+use rocmforge_gpu::{Buffer, Gpu, Matrix, Slice, Uploader, chunk_bytes, ops};
 
 use crate::error::EngineError;
 use crate::model::Weights;
 use crate::plan::{Plan, WeightId};
 
-/// Bytes of a file that are copied at once, and then repacked on the device. Rows are not split.
-const CHUNK_BYTES: usize = 16 << 20;
-/// Rows that are repacked at once are a multiple of this, but for the last ones.
-const ROW_STEP: usize = 16;
 /// Vectors begin at multiples of this many values, which suits the widest loads.
 const VECTOR_ALIGN: usize = 64;
 
@@ -105,9 +101,9 @@ impl DeviceWeights {
         }
         let vector_data = gpu.upload(&values)?;
         let mut data = Vec::with_capacity(inventory.matrices.len());
-        let chunk_bytes = |matrix: &cpu::Weight<'_>| chunk_rows(matrix) * row_bytes(matrix);
-        let most = inventory.matrices.iter().map(chunk_bytes).max();
-        let mut uploader = Uploader::new(gpu, most.unwrap_or(0))?;
+        let chunks = inventory.matrices.iter();
+        let chunks = chunks.map(|matrix| chunk_bytes(matrix.ty, [matrix.n_out, matrix.n_in]));
+        let mut uploader = Uploader::new(gpu, chunks.max().unwrap_or(0))?;
         for matrix in &inventory.matrices {
             let packed = gpu.alloc::<u8>(ops::packed_bytes(
                 gpu,
@@ -115,7 +111,13 @@ impl DeviceWeights {
                 matrix.n_out,
                 matrix.n_in,
             )?)?;
-            repack(gpu, &mut uploader, matrix, &packed)?;
+            let out = Matrix {
+                ty: matrix.ty,
+                n_out: matrix.n_out,
+                n_in: matrix.n_in,
+                data: packed.as_slice(),
+            };
+            uploader.repack(matrix.data, &out)?;
             data.push(packed);
         }
         uploader.finish()?;
@@ -155,34 +157,4 @@ impl DeviceWeights {
         let (first, len) = self.vectors[&id];
         self.vector_data.as_slice().part(first..first + len)
     }
-}
-
-/// Brings `matrix` to the device, a chunk being read while the one before is copied and repacked into `packed`.
-fn repack(
-    gpu: &Gpu,
-    uploader: &mut Uploader,
-    matrix: &cpu::Weight<'_>,
-    packed: &Buffer,
-) -> Result<(), GpuError> {
-    let out = Matrix {
-        ty: matrix.ty,
-        n_out: matrix.n_out,
-        n_in: matrix.n_in,
-        data: packed.as_slice(),
-    };
-    let (row_bytes, n_rows) = (row_bytes(matrix), chunk_rows(matrix));
-    let chunks = matrix.data.chunks(n_rows * row_bytes);
-    uploader.upload_all(chunks, |i, blocks| {
-        ops::repack(gpu, blocks, &out, i * n_rows)
-    })
-}
-
-fn row_bytes(matrix: &cpu::Weight<'_>) -> usize {
-    matrix.n_in / matrix.ty.block_len() * matrix.ty.block_bytes()
-}
-
-/// Rows of a chunk.
-fn chunk_rows(matrix: &cpu::Weight<'_>) -> usize {
-    let fitting = CHUNK_BYTES / row_bytes(matrix) / ROW_STEP * ROW_STEP;
-    fitting.max(ROW_STEP).min(matrix.n_out)
 }

@@ -1,6 +1,6 @@
 //! Attention on a GPU: the cases' rows as a step in device memory.
 
-use rocmforge_gpu::ops::{self, AttentionScratch, Scores};
+use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, SeqRows, Slice, Step};
 
 use super::{Data, Kind, Layout, PAGE, Shape, paged};
@@ -96,17 +96,13 @@ pub(super) fn prepare(
             page: PAGE,
         };
         time_gpu(gpu, n, || {
-            let step = step.step();
-            ops::attention(
-                gpu,
-                q.as_slice(),
-                layout.n_heads,
+            let queries = Queries {
+                q: q.as_slice(),
+                n_heads: layout.n_heads,
                 scores,
-                &kv,
-                &step,
-                &scratch,
                 out,
-            )
+            };
+            ops::attention(gpu, &queries, &kv, &step.step(), &scratch)
         })
     });
     Ok(match (ops::is_fast(shape.dim, shape.dim), kind) {

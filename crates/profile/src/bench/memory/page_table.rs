@@ -2,7 +2,7 @@
 //! that lie in order (as without a table) and in an order that nothing can foresee.
 
 use rocmforge_cpu::{AttnSeq, AttnShape, KvSlice, attention};
-use rocmforge_gpu::ops::{self, AttentionScratch, Scores};
+use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer};
 
 use super::PAGES;
@@ -162,8 +162,13 @@ fn on_gpu(
                 v_dim: DIM,
                 page,
             };
-            let (q, out) = (q.as_slice(), out.as_slice());
-            ops::attention(gpu, q, N_HEADS, scores, &kv, &step.step(), &scratch, out)
+            let queries = Queries {
+                q: q.as_slice(),
+                n_heads: N_HEADS,
+                scores,
+                out: out.as_slice(),
+            };
+            ops::attention(gpu, &queries, &kv, &step.step(), &scratch)
         })
     }))
 }

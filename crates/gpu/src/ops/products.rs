@@ -1,0 +1,93 @@
+//! Products of weights with any number of rows of activations: which kernels take them.
+
+use super::elementwise::gated_activation;
+use super::matmul::matmul;
+use super::matvec::{Gated, MAX_JOBS, MAX_ROWS, Product, matvec, matvec_gated};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::memory::Slice;
+use crate::operands::{Acts, OutMode};
+use crate::variant::Variant;
+
+/// Multiplies the rows of `x` with each matrix: up to [`MAX_ROWS`] rows by the kernels for few, more by those for many.
+///
+/// # Errors
+/// If a format has no kernels, or a launch fails.
+///
+/// # Panics
+/// If `x` has another form or width than a matrix is multiplied with, or a bias or output another shape.
+pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
+    if !is_for_few(gpu, x.n_rows) {
+        return products
+            .iter()
+            .try_for_each(|product| matmul(gpu, x, product));
+    }
+    for first in (0..x.n_rows).step_by(MAX_ROWS) {
+        let rows = first..x.n_rows.min(first + MAX_ROWS);
+        let x = x.part(rows.clone());
+        for products in products.chunks(MAX_JOBS) {
+            let products: Vec<Product<'_>> = products
+                .iter()
+                .map(|product| Product {
+                    out: rows_of(product.out, rows.clone(), product.matrix.n_out),
+                    ..*product
+                })
+                .collect();
+            matvec(gpu, &x, &products)?;
+        }
+    }
+    Ok(())
+}
+
+/// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, as [`products`] and a gate. `beside` has room for
+/// another output, of which nothing is kept.
+///
+/// # Errors
+/// As [`products`].
+///
+/// # Panics
+/// As [`products`], if the matrices have different shapes, or `beside` is shorter than the output.
+pub fn gated_products(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    gated: &Gated<'_>,
+    beside: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let Gated {
+        matrices: [gate, up],
+        biases,
+        activation,
+        out,
+    } = *gated;
+    if !is_for_few(gpu, x.n_rows) {
+        let beside = beside.part(0..out.len());
+        let product = |matrix, bias, out| Product {
+            matrix,
+            bias,
+            mode: OutMode::Store,
+            out,
+        };
+        matmul(gpu, x, &product(gate, biases[0], out))?;
+        matmul(gpu, x, &product(up, biases[1], beside))?;
+        return gated_activation(gpu, activation, out, beside, out);
+    }
+    for first in (0..x.n_rows).step_by(MAX_ROWS) {
+        let rows = first..x.n_rows.min(first + MAX_ROWS);
+        let part = Gated {
+            out: rows_of(out, rows.clone(), gate.n_out),
+            ..*gated
+        };
+        matvec_gated(gpu, &x.part(rows), &part)?;
+    }
+    Ok(())
+}
+
+fn is_for_few(gpu: &Gpu, n_rows: usize) -> bool {
+    let few = n_rows <= MAX_ROWS && !gpu.takes(Variant::ProductsMatmul);
+    few || gpu.takes(Variant::ProductsMatvec)
+}
+
+/// Rows of `[n_rows, width]`.
+fn rows_of(out: Slice<'_, f32>, rows: std::ops::Range<usize>, width: usize) -> Slice<'_, f32> {
+    out.part(rows.start * width..rows.end * width)
+}
