@@ -1,21 +1,19 @@
 //! The engine: takes requests, schedules steps, submits them to a device and turns results into events.
 
 mod limits;
+mod start;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::backend::check::FirstUse;
-use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuOptions};
+use crate::backend::gpu::GpuConfig;
 use crate::backend::{BackendInfo, StepObserver};
 use crate::batch::{RowOutput, Sampled, TokenLogprob};
 use crate::error::EngineError;
 use crate::executor::{Executor, Pending};
 use crate::kv_cache::{BlockPool, KvType, KvUsage};
-use crate::memory;
 use crate::model::Model;
-use crate::plan::{Passes, Plan};
+use crate::plan::Passes;
 use crate::request::{Event, FinishReason, Request, RequestId};
 use crate::sampler::{Breakers, SamplingParams};
 use crate::scheduler::{Limits, PrefixSharing, Scheduler, StepRecord};
@@ -102,8 +100,8 @@ impl Engine {
         config: &EngineConfig,
     ) -> Result<Engine, EngineError> {
         let (executor, resolved) = match &config.device {
-            Device::Cpu => start_cpu(model, config)?,
-            Device::Gpu(gpu) => start_gpu(model, config, gpu)?,
+            Device::Cpu => start::on_cpu(model, config)?,
+            Device::Gpu(gpu) => start::on_gpu(model, config, gpu)?,
         };
         let Resolved { limits, n_blocks } = resolved;
         let pool = BlockPool::new(n_blocks, config.page);
@@ -444,83 +442,6 @@ impl Engine {
     pub fn check_integrity(&self) -> Result<(), String> {
         self.scheduler.check_integrity()
     }
-}
-
-fn start_cpu(model: &Model, config: &EngineConfig) -> Result<(Executor, Resolved), EngineError> {
-    let resolved = limits::resolve(model, config, memory::available_bytes())?;
-    let options = CpuOptions {
-        isa: config.isa,
-        n_threads: n_threads(config),
-        page: config.page,
-        n_blocks: resolved.n_blocks,
-        kv_type: config.kv_type,
-    };
-    let weights = Arc::clone(&model.weights);
-    let plan = settled_plan(model, config, resolved.limits.n_ctx);
-    Executor::start(config.steps_in_flight, move || {
-        Ok((CpuBackend::new(plan, weights, options), resolved))
-    })
-}
-
-/// The device is opened on its own thread, and limits depend on its memory.
-fn start_gpu(
-    model: &Model,
-    config: &EngineConfig,
-    gpu: &GpuConfig,
-) -> Result<(Executor, Resolved), EngineError> {
-    if config.kv_type != KvType::F16 {
-        return Err(EngineError::GpuKvType);
-    }
-    let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
-    Executor::start(config.steps_in_flight, move || {
-        let device = gpu.open()?;
-        let resolve = || {
-            let free = gpu::free_for_steps(&device, &model, config.passes)?;
-            limits::resolve(&model, &config, free)
-        };
-        let mut resolved = resolve()?;
-        let checked = FirstUse::due(&device, &model, &config, (&gpu.self_check, gpu.graphs))?;
-        if let Some(check) = &checked {
-            check.compare_operations(&device)?;
-            // Kernels that it loaded stay.
-            resolved = resolve()?;
-        }
-        let limits = &resolved.limits;
-        let options = GpuOptions {
-            n_ctx: limits.n_ctx,
-            max_tokens: limits.max_tokens,
-            max_logits: limits.max_logits,
-            max_seqs: limits.max_seqs,
-            page: config.page,
-            n_blocks: resolved.n_blocks,
-            graphs: gpu.graphs,
-            isa: config.isa,
-            n_threads: n_threads(&config),
-        };
-        let plan = settled_plan(&model, &config, limits.n_ctx);
-        let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
-        if let Some(check) = checked
-            && backend.check_graphs()?
-        {
-            check.passed();
-        }
-        Ok((backend, resolved))
-    })
-}
-
-fn n_threads(config: &EngineConfig) -> usize {
-    config
-        .n_threads
-        .unwrap_or_else(rocmforge_cpu::default_threads)
-}
-
-/// The plan as it runs in contexts of `n_ctx` tokens.
-fn settled_plan(model: &Model, config: &EngineConfig, n_ctx: usize) -> Plan {
-    let mut plan = model.compiled_plan(config.passes);
-    for table in &mut plan.rope {
-        table.settle(n_ctx);
-    }
-    plan
 }
 
 /// What an event handler decides.
