@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use rocmforge::engine::backend::gpu::DeviceId;
+use rocmforge::engine::backend::gpu::{DeviceId, Variants};
 
 use crate::help;
 
@@ -207,6 +207,15 @@ pub struct GpuArgs {
         hide_env_values = true
     )]
     pub gpu_image: Option<String>,
+    /// Kernels that the GPU takes instead of the fastest for a shape, with commas between them: plain, or such as
+    /// attention=generic,tiles=small
+    #[arg(
+        long,
+        value_name = "NAMES",
+        env = "ROCMFORGE_KERNEL_VARIANT",
+        hide_env_values = true
+    )]
+    pub kernel_variant: Option<Variants>,
     /// Queue every kernel of a generated token by itself, not as a graph: slower, for comparisons
     #[arg(
         long,

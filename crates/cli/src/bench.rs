@@ -250,8 +250,9 @@ fn measure_all(
     );
     let working = interrupt.guard();
     let mut rooflines: Vec<(usize, Roofline)> = Vec::new();
+    let mut device = device.clone();
     // Before a model takes the GPU's memory.
-    let gpu_roofline = match device {
+    let gpu_roofline = match &device {
         Device::Cpu => None,
         Device::Gpu(gpu) => gpu_roofline(gpu),
     };
@@ -265,11 +266,14 @@ fn measure_all(
                 kv_type: group[0].kv_type,
                 page: args.page,
             };
-            let mut bench = Bench::new(&subject.model, group, (isa, device), &cache)
+            let on = (isa, &device, args.on.device);
+            let mut bench = Bench::new(&subject.model, group, on, &cache)
                 .map_err(|error| no_room(error, group))?;
             session::tell_backend(bench.backend_info());
+            // A GPU that computes wrongly is not tried again.
+            device = bench.device().clone();
             let known = rooflines.iter().find(|(n, _)| *n == n_threads);
-            let roofline = match (device, known) {
+            let roofline = match (&device, known) {
                 (Device::Gpu(_), _) => gpu_roofline,
                 (Device::Cpu, Some((_, roofline))) => Some(*roofline),
                 (Device::Cpu, None) => {
@@ -282,9 +286,13 @@ fn measure_all(
             let machine = Machine {
                 isa,
                 cache: &cache,
-                gpu: match device {
+                gpu: match &device {
                     Device::Cpu => None,
                     Device::Gpu(_) => Some(bench.backend_info().device.clone()),
+                },
+                kernel_variant: match &device {
+                    Device::Cpu => String::new(),
+                    Device::Gpu(gpu) => gpu.open.variants.to_string(),
                 },
                 roofline,
             };

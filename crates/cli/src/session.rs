@@ -192,7 +192,9 @@ impl Session {
             Vocabulary::Needed => Some(file.tokenizer(pre)?),
             Vocabulary::Optional => file.opt_tokenizer(pre)?,
         };
-        let (engine, config) = start_engine(&loaded, &tokenizer, config, device.on.device)?;
+        let (engine, config) = start_or_on_cpu(config, device.on.device, |config| {
+            Engine::start(&loaded, tokenizer.clone(), config)
+        })?;
         if engine.n_ctx() > loaded.config.n_ctx_train {
             output::note(&format!(
                 "notice: the model was trained for {} tokens; past them its text becomes worse",
@@ -235,15 +237,14 @@ fn adapters(lora: &LoraArgs, load: &LoadArgs) -> Result<Vec<Adapter>> {
         .collect()
 }
 
-/// The engine on the device of `config`, or on the CPU, and told, if that is a GPU which computes wrongly and nobody
-/// `asked` for it.
-fn start_engine(
-    model: &Model,
-    tokenizer: &Option<Arc<Tokenizer>>,
+/// What `start` starts on the device of `config`, or on the CPU, and told, if that is a GPU which computes wrongly and
+/// nobody `asked` for it; and the configuration that it has.
+pub fn start_or_on_cpu<T>(
     config: EngineConfig,
     asked: Device,
-) -> Result<(Engine, EngineConfig)> {
-    match Engine::start(model, tokenizer.clone(), &config) {
+    start: impl Fn(&EngineConfig) -> Result<T, EngineError>,
+) -> Result<(T, EngineConfig), EngineError> {
+    match start(&config) {
         Err(error @ EngineError::WrongGpu { .. }) if asked == Device::Auto => {
             output::note(&format!("warning: {error}; the model runs on the CPU"));
             let config = EngineConfig {
@@ -252,7 +253,7 @@ fn start_engine(
                 chunk_tokens: EngineConfig::default().chunk_tokens,
                 ..config
             };
-            Ok((Engine::start(model, tokenizer.clone(), &config)?, config))
+            Ok((start(&config)?, config))
         }
         started => Ok((started?, config)),
     }
@@ -364,6 +365,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
 pub fn open_options(args: &GpuArgs) -> OpenOptions {
     OpenOptions {
         image: args.gpu_image.clone(),
+        variants: args.kernel_variant.unwrap_or_default(),
         ..OpenOptions::from_env()
     }
 }

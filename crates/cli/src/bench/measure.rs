@@ -20,7 +20,7 @@ use rocmforge::profile::bench::BenchError;
 use rocmforge::profile::bench::requests::{Requests, Watch, Workload, kv_tokens};
 
 use super::Test;
-use crate::args::{BenchArgs, CacheArgs};
+use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};
 use crate::interrupt::Working;
 use crate::session;
 
@@ -30,6 +30,8 @@ pub struct Machine<'a> {
     pub cache: &'a CacheArgs,
     /// In words, if it is not the CPU.
     pub gpu: Option<String>,
+    /// The kernels that the user asked for; empty if none.
+    pub kernel_variant: String,
     /// `None` where nothing measures it.
     pub roofline: Option<Roofline>,
 }
@@ -62,14 +64,16 @@ impl Measured {
 pub struct Bench {
     requests: Requests,
     chunk_tokens: usize,
+    device: Device,
 }
 
 impl Bench {
-    /// An engine with room for each of `tests`.
+    /// An engine with room for each of `tests` on `device`, or on the CPU if that computes wrongly and was not `asked`
+    /// for.
     pub fn new(
         model: &Model,
         tests: &[Test],
-        (isa, device): (Isa, &Device),
+        (isa, device, asked): (Isa, &Device, DeviceArg),
         cache: &CacheArgs,
     ) -> Result<Bench, EngineError> {
         let n_seqs = tests[0].n_seqs;
@@ -85,10 +89,18 @@ impl Bench {
             ..session::cache_config(cache, Some(depth + after))
         };
         let config = session::run_on(device.clone(), config);
+        let (requests, config) =
+            session::start_or_on_cpu(config, asked, |config| Requests::new(model, config, depth))?;
         Ok(Bench {
-            requests: Requests::new(model, &config, depth)?,
+            requests,
             chunk_tokens: config.chunk_tokens,
+            device: config.device,
         })
+    }
+
+    /// What computes.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     pub fn backend_info(&self) -> &BackendInfo {

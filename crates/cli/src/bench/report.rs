@@ -66,6 +66,8 @@ pub struct Record {
     // Ours.
     n_sequences: usize,
     isa: &'static str,
+    /// As `--kernel-variant` has it; empty if nothing was asked for.
+    kernel_variant: String,
     /// The least time that the machine allows, over the mean of the samples; null for prompts on a GPU.
     roofline_share: Option<f64>,
     /// Read bandwidth, f32 multiply-adds and int8 dot products of this many threads, measured in this run; of a GPU only
@@ -152,6 +154,7 @@ impl Record {
             samples_ts,
             n_sequences: test.n_seqs,
             isa: machine.isa.name(),
+            kernel_variant: machine.kernel_variant.clone(),
             roofline_share: least.map(|least| least / mean(&seconds)),
             read_gb_s: peak(|roofline| roofline.read_bytes_per_s),
             peak_gflop_s: peak(|roofline| roofline.f32_ops_per_s),

@@ -51,9 +51,10 @@ const LLAMA_BENCH: [&str; 44] = [
     "samples_ns",
     "samples_ts",
 ];
-const OURS: [&str; 6] = [
+const OURS: [&str; 7] = [
     "n_sequences",
     "isa",
+    "kernel_variant",
     "roofline_share",
     "read_gb_s",
     "peak_gflop_s",

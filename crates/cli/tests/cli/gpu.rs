@@ -32,6 +32,58 @@ fn a_text_is_the_same_on_the_gpu() {
 }
 
 #[test]
+fn a_text_is_the_same_with_other_kernels() {
+    let Some(device) = host_device() else { return };
+    let on = |device: &str, variant: &str| {
+        let flags = [
+            "--temp",
+            "0",
+            "-n",
+            "3",
+            "--ctx",
+            "64",
+            "--json",
+            "--device",
+            device,
+            "--kernel-variant",
+            variant,
+        ];
+        run(&[&["generate", "-p", "The ship"], &flags[..]].concat()).json()
+    };
+    // The CPU has no other kernels.
+    let cpu = on("cpu", "plain");
+    let gpu = on(&device, "plain");
+    assert_eq!(gpu["text"], cpu["text"]);
+    let name = gpu["device"].as_str().unwrap();
+    assert!(name.contains("attention=generic"), "{name}");
+}
+
+#[test]
+fn rows_of_bench_name_the_kernels_asked_for() {
+    let Some(device) = host_device() else { return };
+    let bench = |more: &[&str]| {
+        let small = [
+            "bench",
+            "-p",
+            "0",
+            "-n",
+            "1",
+            "-r",
+            "1",
+            "--no-warmup",
+            "-o",
+            "json",
+            "--device",
+            &device,
+        ];
+        run(&[&small[..], more].concat()).json()[0]["kernel_variant"].clone()
+    };
+    assert_eq!(bench(&[]), "");
+    let asked = ["--kernel-variant", "splits=off,tiles=small"];
+    assert_eq!(bench(&asked), "tiles=small,splits=off");
+}
+
+#[test]
 fn devices_that_are_not_there_are_errors() {
     let generate = |flags: &[&str]| run(&[&["generate", "-p", "x", "-n", "1"], flags].concat());
     generate(&["--device", "cuda:4095"]).fails(1, "CUDA");
@@ -40,6 +92,13 @@ fn devices_that_are_not_there_are_errors() {
     generate(&["--device", "host:gfx9"]).fails(2, "gfx10");
     let image = ["--device", "host:nv", "--gpu-image", "gfx1"];
     generate(&image).fails(1, "no kernels for gfx1");
+    let variant = ["--device", "host:nv", "--kernel-variant", "tiles=tiny"];
+    let refused = generate(&variant);
+    refused.fails(2, "tiles=tiny");
+    assert!(
+        refused.stderr.contains("attention=generic"),
+        "what there is"
+    );
     if let Some(device) = host_device() {
         let flags = ["--device", &device, "--kv-type", "f32"];
         generate(&flags).fails(1, "--kv-type f16");

@@ -279,6 +279,40 @@ fn a_gpu_that_computes_wrongly_is_refused() {
         let (auto, cpu) = (auto.json(), on("cpu", &["--json"]).json());
         assert_eq!(auto["text"], cpu["text"]);
         assert_eq!(auto["device"], cpu["device"]);
+        let mut bench = command(&[
+            "bench",
+            "-p",
+            "8,16",
+            "-n",
+            "0",
+            "-r",
+            "1",
+            "--no-warmup",
+            "-b",
+            "1,2",
+            "-o",
+            "json",
+            "--device",
+            "auto",
+            "--gpu-image",
+            &image,
+            "--cache-dir",
+            cache,
+        ]);
+        for other in VENDORS {
+            let library = match other.name == vendor.name {
+                true => library.as_path(),
+                false => Path::new("/no/such/library.so"),
+            };
+            bench.env(format!("ROCMFORGE_{}_LIBRARY", other.name), library);
+        }
+        let bench = in_time(bench);
+        let told = bench.stderr.matches("the model runs on the CPU").count();
+        assert_eq!(told, 1, "{}", bench.stderr);
+        let rows = bench.json();
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 4);
+        assert!(rows.iter().all(|row| row["backends"] == "CPU"), "{rows:?}");
         // Only what passes is remembered.
         assert!(!Path::new(cache).join("gpu-checks").exists());
         // Where nobody looks, it answers.
