@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{GpuConfig, OpenOptions};
+use rocmforge::engine::backend::gpu::{GpuConfig, OpenOptions, Variants};
 use rocmforge::engine::model::Model;
 use rocmforge::engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
 use rocmforge::gguf::{Gguf, LoadMode};
@@ -37,15 +37,18 @@ struct Answers {
     decoded: Vec<Vec<(u32, f32)>>,
 }
 
-/// The GPU of this name.
-pub(crate) fn device(name: &str) -> Result<Device> {
+/// The GPU of this name, with the kernels that were asked for.
+pub(crate) fn device(name: &str, variants: Option<Variants>) -> Result<Device> {
     Ok(Device::Gpu(GpuConfig {
         id: Some(
             name.parse()
                 .ok()
                 .with_context(|| format!("no device {name}"))?,
         ),
-        open: OpenOptions::from_env(),
+        open: OpenOptions {
+            variants: variants.unwrap_or_default(),
+            ..OpenOptions::from_env()
+        },
         ..GpuConfig::default()
     }))
 }

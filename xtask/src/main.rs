@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use rocmforge::engine::backend::gpu::Variants;
 
 #[derive(Parser)]
 #[command(about = "Chores of the ROCmForge repository")]
@@ -63,6 +64,9 @@ enum Task {
         /// Such as cuda:0, hip:0 or host
         #[arg(long, value_name = "DEVICE")]
         device: String,
+        /// Kernels that the GPU takes, as `rocmforge generate` has it
+        #[arg(long, value_name = "NAMES")]
+        kernel_variant: Option<Variants>,
         /// Lengths of the prompts
         #[arg(long, value_delimiter = ',', default_value = "1,17,300")]
         tokens: Vec<usize>,
@@ -186,6 +190,7 @@ fn main() -> Result<()> {
         Task::CompareDevices {
             models,
             device,
+            kernel_variant,
             tokens,
             batch,
             decode,
@@ -194,7 +199,7 @@ fn main() -> Result<()> {
             lengths: tokens,
             batches: batch,
             n_decode: decode,
-            device: compare_devices::device(&device)?,
+            device: compare_devices::device(&device, kernel_variant)?,
         }),
         Task::Fuzz {
             target,
