@@ -297,7 +297,7 @@ fn measure_all(
                 roofline,
             };
             let keeps = results.keeper.is_active();
-            let hardware = keeps.then(|| baseline::hardware(device, n_threads));
+            let hardware = keeps.then(|| baseline::hardware(&device, n_threads));
             for test in group {
                 std::thread::sleep(Duration::from_secs(args.delay.into()));
                 let measured = bench.measure(test, args, &working, &mut |run| {
