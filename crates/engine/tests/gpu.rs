@@ -368,7 +368,8 @@ fn other_kernels_stay_within_the_bounds() {
     ] {
         let model = model(name, ty);
         let mut cpu = Engine::start(&model, None, &config(&Device::Cpu)).unwrap();
-        let prompts = [1, 40].map(|n| synth::prompt(n, model.config.n_vocab));
+        // The longer one has more rows than a mat-vec takes.
+        let prompts = [1, 12].map(|n| synth::prompt(n, model.config.n_vocab));
         let expected = prompts.each_ref().map(|prompt| logits(&mut cpu, prompt));
         for variants in ["plain", "products=matmul,tiles=large,attention=prefill"] {
             let mut gpu = gpu.clone();
