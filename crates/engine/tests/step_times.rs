@@ -12,9 +12,9 @@ use rocmforge_engine::backend::times::{StepObserver, StepPart, StepTimes};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, Passes, PrefixSharing, Request};
 
-/// Tokens of a step, of the prompt, and generated.
-const CHUNK: usize = 24;
-const N_PROMPT: usize = 40;
+/// Tokens of a step, of the prompt, and generated: few, since a CPU that plays a GPU is slow.
+const CHUNK: usize = 3;
+const N_PROMPT: usize = 5;
 const N_GEN: usize = 3;
 
 #[derive(Clone, Default)]

@@ -349,10 +349,13 @@ fn an_interrupted_profile_keeps_what_is_finished() {
             println!("skipped: there is no kill command");
             return;
         }
-        if output.stdout.is_empty() || output.status.code() == Some(0) {
+        let code = output.status.code();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(code, Some(0 | 130)), "{code:?}: {stderr}");
+        // It ended by itself, or before a pair of runs was done.
+        if code == Some(0) || output.stdout.is_empty() {
             continue;
         }
-        assert_eq!(output.status.code(), Some(130));
         let profile = parse(serde_json::from_slice(&output.stdout).unwrap());
         let workload = &profile.workload;
         assert!((1..1000).contains(&workload.n_profiled));
@@ -366,22 +369,14 @@ fn an_interrupted_profile_keeps_what_is_finished() {
 #[test]
 fn a_gpu_is_profiled_by_its_events() {
     let Some(device) = host_device() else { return };
-    let flags = [
-        "profile",
-        "--prompt-tokens",
-        "6",
-        "-n",
-        "3",
-        "--runs",
-        "1",
-        "--json",
-    ];
-    let on_device = |more: &[&str]| {
-        let device = ["--ctx", "64", "--device", &device];
-        parse(run(&[&flags[..], &device, more].concat()).json())
+    // Few tokens: such a device is slow.
+    let on_device = |n_prompt: &str, n_gen: &str, more: &[&str]| {
+        let work = ["--prompt-tokens", n_prompt, "-n", n_gen, "--runs", "1"];
+        let flags = ["profile", "--json", "--ctx", "64", "--device", &device];
+        parse(run(&[&flags[..], &work, more].concat()).json())
     };
-    let profile = on_device(&[]);
-    check(&profile, 6, 3, 1);
+    let profile = on_device("2", "3", &[]);
+    check(&profile, 2, 3, 1);
     assert_eq!(profile.machine.backend, device);
     let ttft = &profile.ttft;
     assert!(ttft.h2d.is_some_and(|ms| ms > 0.0) && ttft.d2h.is_some_and(|ms| ms > 0.0));
@@ -423,7 +418,7 @@ fn a_gpu_is_profiled_by_its_events() {
     let memory = &profile.memory;
     assert!(memory.peak.unwrap() > memory.kv_pool + memory.scratch.unwrap());
     // Without graphs the launches of this device, which computes in them, are far above what a graph pays for.
-    let launches = on_device(&["--no-graphs"]).launches.unwrap();
+    let launches = on_device("1", "2", &["--no-graphs"]).launches.unwrap();
     assert!(!launches.graphs);
     assert_eq!(launches.recommendation, Recommendation::UseHipGraph);
 }
