@@ -109,6 +109,8 @@ impl fmt::Display for Escaped<'_> {
                 '\t' | '\n' => f.write_char(c)?,
                 // XML has no form for these, and a reader would stop at them.
                 '\u{fffe}' | '\u{ffff}' => f.write_char('\u{fffd}')?,
+                // These would turn round what follows them.
+                '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => f.write_char('\u{fffd}')?,
                 c if c.is_control() => f.write_char('\u{fffd}')?,
                 c => f.write_char(c)?,
             }
@@ -297,6 +299,7 @@ mod tests {
                 "tab\tline\nnul\u{fffd}bell\u{fffd}\u{fffd}\u{fffd}",
             ),
             ("größer 模型", "größer 模型"),
+            ("a\u{202e}b\u{2069}c", "a\u{fffd}b\u{fffd}c"),
         ] {
             assert_eq!(Escaped(text).to_string(), want);
         }

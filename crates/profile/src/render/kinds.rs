@@ -1,6 +1,6 @@
 //! Types of operations in order of their time, and the colours that all pictures of a profile give them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::html::Escaped;
 use super::tracks::Placed;
@@ -17,16 +17,19 @@ pub(super) struct Kinds<'a> {
 }
 
 impl<'a> Kinds<'a> {
-    /// Kinds of the operations by their time, then those that occur in the timeline only.
+    /// Kinds of the operations by their time, then those that occur in the timeline only and never around others.
     pub(super) fn of(profile: &'a Profile, placed: &[Placed<'a>]) -> Kinds<'a> {
         let mut of_ops: BTreeMap<&str, f64> = BTreeMap::new();
         for row in profile.phases.iter().flat_map(|phase| &phase.ops) {
             *of_ops.entry(&row.kind).or_default() += row.total_ms;
         }
+        let around = placed.iter().filter(|placed| !placed.is_leaf);
+        let around: BTreeSet<&str> = around.map(|outer| outer.span.kind.as_str()).collect();
         let mut of_spans: BTreeMap<&str, f64> = BTreeMap::new();
-        for leaf in placed.iter().filter(|placed| placed.is_leaf) {
-            if !of_ops.contains_key(leaf.span.kind.as_str()) {
-                *of_spans.entry(&leaf.span.kind).or_default() += leaf.span.duration_us;
+        for placed in placed {
+            let kind = placed.span.kind.as_str();
+            if !of_ops.contains_key(kind) && !around.contains(kind) {
+                *of_spans.entry(kind).or_default() += placed.span.duration_us;
             }
         }
         let mut names = Vec::new();
@@ -43,7 +46,7 @@ impl<'a> Kinds<'a> {
         Kinds { names, index }
     }
 
-    /// Number of the colour. `None` of what only holds other spans.
+    /// Number of the colour. `None` of what stands around other spans, such as a step.
     pub(super) fn colour(&self, kind: &str) -> Option<usize> {
         self.index.get(kind).map(|i| (*i).min(N_COLOURS - 1))
     }

@@ -3,7 +3,8 @@
 use rocmforge_profile::render::flamegraph;
 use rocmforge_profile::report::Profile;
 
-use crate::fixture::{self, HOSTILE};
+use crate::fixture;
+use crate::hostile::{HOSTILE, hostile};
 
 fn svg(profile: &Profile) -> String {
     let mut svg = Vec::new();
@@ -64,7 +65,7 @@ fn widths_are_times() {
 
 #[test]
 fn stacks_add_up() {
-    let profile = fixture::hostile(&fixture::cpu());
+    let profile = hostile(&fixture::cpu());
     let mut text = Vec::new();
     flamegraph::collapsed(&profile, &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
@@ -89,7 +90,7 @@ fn stacks_add_up() {
 #[test]
 fn any_profile_makes_a_picture() {
     assert!(svg(&fixture::bare()).contains("n/a: no operation was timed"));
-    let svg = svg(&fixture::hostile(&fixture::cpu()));
+    let svg = svg(&hostile(&fixture::cpu()));
     assert_eq!(svg.matches("<script>").count(), 1);
     assert!(!svg.contains(HOSTILE) && !svg.contains("<img") && !svg.contains('\0'));
     assert_eq!(svg.matches("]]>").count(), 2);

@@ -3,5 +3,7 @@
 mod browser;
 mod fixture;
 mod flamegraph;
+mod hostile;
 mod page;
+mod shown;
 mod trace;

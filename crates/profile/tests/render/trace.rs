@@ -8,6 +8,7 @@ use rocmforge_profile::report::Profile;
 use serde_json::Value;
 
 use crate::fixture;
+use crate::hostile::hostile;
 
 /// What a trace has, by a reader that refuses what the format does not allow.
 #[derive(Default)]
@@ -159,7 +160,7 @@ fn counters_add_up_to_the_time_in_which_something_ran() {
 
 #[test]
 fn names_and_times_that_are_hostile_stay_data() {
-    let mut profile = fixture::hostile(&fixture::gpu());
+    let mut profile = hostile(&fixture::gpu());
     profile.timeline[3].start_us = f64::NAN;
     profile.timeline[4].duration_us = f64::INFINITY;
     profile.timeline[5].duration_us = -1.0;

@@ -24,7 +24,9 @@
     const y = (log) => height - margin.bottom - (log - y0) / (y1 - y0) * (height - margin.top - margin.bottom);
 
     const parts = [];
-    const label = (text, attributes) => parts.push(page.svg("text", attributes, text));
+    // Names of lines come last, so that no mark covers them.
+    const names = [];
+    const label = (text, attributes) => (attributes.class ? names : parts).push(page.svg("text", attributes, text));
     const decades = (low, high) => Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, i) => Math.ceil(low) + i);
     for (const log of decades(x0, x1)) {
       parts.push(page.svg("line", { class: "grid", x1: x(log), x2: x(log), y1: margin.top, y2: height - margin.bottom }));
@@ -72,7 +74,7 @@
       shape.addEventListener("blur", page.hideTip);
       parts.push(shape);
     }
-    figure.replaceChildren(page.svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Roofline plot" }, ...parts));
+    figure.replaceChildren(page.svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Roofline plot" }, ...parts, ...names));
     figure.dataset.drawn = shown.length;
   };
 

@@ -30,12 +30,17 @@
   const first = least(spans.map((span) => span[4]));
   const last = greatest(spans.map((span) => span[4] + span[5]));
   const whole = Math.max(last - first, 0.001);
-  let from = first, size = whole, width = 1;
+  // The first view is of what happened within something, such as a step: before it, loading may have taken long.
+  const inner = spans.filter((span) => span[3] > 0);
+  const home = inner.length ? [least(inner.map((span) => span[4])), greatest(inner.map((span) => span[4] + span[5]))] : [first, last];
+  let from, size, width = 1;
 
   const limit = () => {
     size = Math.min(whole, Math.max(size, Math.min(whole, 0.5)));
     from = Math.min(Math.max(from, first), last - size);
   };
+  const goHome = () => { from = home[0]; size = home[1] - home[0]; };
+  goHome();
   const toX = (us) => left + (us - from) / size * (width - left);
   const toTime = (x) => from + (x - left) / (width - left) * size;
 
@@ -69,6 +74,9 @@
     context.fillRect(0, 0, width, height);
 
     const gap = step(size / Math.max(2, width / 110));
+    // In a unit of which the gap is a multiple, so that neighbours differ however far the view is zoomed in.
+    const [unit, unitName] = [[1e6, "s"], [1e3, "ms"]].find(([us]) => gap >= us) ?? [1, "µs"];
+    const tick = (us) => `${(us / unit).toLocaleString("en", { maximumFractionDigits: 3 })} ${unitName}`;
     context.fillStyle = muted;
     context.strokeStyle = line;
     context.lineWidth = 1;
@@ -77,8 +85,8 @@
       const x = Math.round(toX(us + first)) + 0.5;
       context.moveTo(x, axisHeight - 4);
       context.lineTo(x, height);
-      context.textAlign = x < 24 ? "left" : x > width - 24 ? "right" : "center";
-      context.fillText(us === 0 ? "0" : page.time(us), Math.min(Math.max(x, 1), width - 1), 10);
+      context.textAlign = x < 44 ? "left" : x > width - 44 ? "right" : "center";
+      context.fillText(us === 0 ? "0" : tick(us), Math.min(Math.max(x, 1), width - 1), 10);
     }
     context.stroke();
     context.textAlign = "left";
@@ -114,12 +122,8 @@
     box.dataset.drawn = drawn;
   };
 
-  let queued = false;
-  const redraw = () => {
-    if (queued) return;
-    queued = true;
-    requestAnimationFrame(() => { queued = false; limit(); draw(); });
-  };
+  // Browsers give pointer and wheel events once a frame, so there is nothing to wait for.
+  const redraw = () => { limit(); draw(); };
   const zoom = (factor, x) => {
     const at = toTime(x);
     size *= factor;
@@ -189,6 +193,7 @@
     "+": () => zoom(0.6, width / 2),
     "-": () => zoom(1 / 0.6, width / 2),
     "0": () => { from = first; size = whole; redraw(); },
+    h: () => { goHome(); redraw(); },
     ArrowLeft: () => { from -= size * 0.15; redraw(); },
     ArrowRight: () => { from += size * 0.15; redraw(); },
   };
@@ -200,5 +205,5 @@
   });
   for (const button of document.querySelectorAll("[data-zoom]")) button.addEventListener("click", () => actions[button.dataset.zoom]());
 
-  page.redraw(box, (now) => { width = Math.max(now, 50); limit(); draw(); });
+  page.redraw(box, (now) => { width = Math.max(now, 50); redraw(); });
 })();

@@ -2,7 +2,7 @@
 
 use crate::render::html::{Align, Cell, Column, Escaped, Table, not_available};
 use crate::render::numbers::{NOT_AVAILABLE, bytes, count, digits, percent, time_ms};
-use crate::report::{Memory, Profile, Recommendation};
+use crate::report::{Memory, Profile, Recommendation, Verdict};
 
 /// A definition list of names and markup.
 fn facts(facts: &[(&str, String)]) -> String {
@@ -21,12 +21,6 @@ pub(super) fn launches(profile: &Profile) -> String {
         };
     };
     let us = |us: f64| time_ms(us / 1e3);
-    let advice = match launches.recommendation {
-        Recommendation::NoAction => "No action",
-        Recommendation::DeferSynchronization => "Defer synchronization",
-        Recommendation::BatchOperations => "Batch operations",
-        Recommendation::UseHipGraph => "Use graphs",
-    };
     facts(&[
         ("Per token", digits(launches.per_token)),
         (
@@ -37,9 +31,36 @@ pub(super) fn launches(profile: &Profile) -> String {
         ("Host time of a launch, p95", us(launches.submit_us.p95)),
         ("Step beyond its kernels", us(launches.overhead_us)),
     ]) + &format!(
-        "<p><strong>{advice}</strong>: <span class=\"bidi\">{}</span></p>\n",
+        "<p><strong>{}</strong>: <span class=\"bidi\">{}</span></p>\n",
+        name_of(launches.recommendation),
         Escaped(&launches.reason)
-    )
+    ) + &verdicts(&launches.verdicts)
+}
+
+fn name_of(recommendation: Recommendation) -> &'static str {
+    match recommendation {
+        Recommendation::NoAction => "No action",
+        Recommendation::DeferSynchronization => "Defer synchronization",
+        Recommendation::BatchOperations => "Batch operations",
+        Recommendation::UseHipGraph => "Use graphs",
+    }
+}
+
+fn verdicts(verdicts: &[Verdict]) -> String {
+    if verdicts.is_empty() {
+        return String::new();
+    }
+    let start = |label| column(label, Align::Start);
+    let columns = [start("Recommendation"), start("Applies"), start("Reason")];
+    let mut table = Table::new("Recommendations", &columns);
+    for verdict in verdicts {
+        table.row(&[
+            Cell::text(name_of(verdict.recommendation)),
+            Cell::text(if verdict.applies { "yes" } else { "no" }),
+            Cell::text(&verdict.reason),
+        ]);
+    }
+    table.finish()
 }
 
 pub(super) fn memory(memory: &Memory) -> String {
@@ -138,7 +159,7 @@ pub(super) fn telemetry(profile: &Profile) -> String {
         ]);
     }
     let busy = match &profile.utilization {
-        None => not_available("how busy the device was, because nothing on this machine says so"),
+        None => not_available("how busy the device was, because no source of it could be read"),
         Some(busy) => facts(&[
             (
                 "Busy, mean",

@@ -263,6 +263,12 @@ pub(super) fn roofline(profile: &Profile, data: &Data<'_>, kinds: &Kinds<'_>) ->
                     its data came from caches.</p>\n"
             .to_owned(),
     };
+    if let Some(us) = profile.ceilings.and_then(|ceilings| ceilings.start_us) {
+        remarks += &format!(
+            "<p class=\"muted\">Starting an operation costs {}; one that takes little longer is bound by that.</p>\n",
+            time_ms(us / 1e3)
+        );
+    }
     if roofline.n_without_place > 0 {
         remarks += &format!(
             "<p class=\"muted\">{} rows have no place here, since they do no arithmetic or need nothing from memory.</p>\n",
@@ -291,7 +297,8 @@ pub(super) fn timeline(data: &Data<'_>, kinds: &Kinds<'_>) -> String {
     };
     format!(
         "<div class=\"controls\"><button type=\"button\" data-zoom=\"+\">Zoom in</button>\
-         <button type=\"button\" data-zoom=\"-\">Zoom out</button><button type=\"button\" data-zoom=\"0\">All</button>\
+         <button type=\"button\" data-zoom=\"-\">Zoom out</button><button type=\"button\" data-zoom=\"h\">Steps</button>\
+         <button type=\"button\" data-zoom=\"0\">All</button>\
          <span class=\"muted\">drag to move, Ctrl and wheel to zoom; with the focus on it also the wheel, arrows, + and -</span></div>\n\
          <figure id=\"timeline-plot\"><canvas tabindex=\"0\" role=\"img\" aria-label=\"Timeline of {} spans; the tables below have the same times by operation\"></canvas></figure>\n\
          {}{left_out}",

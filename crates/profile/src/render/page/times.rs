@@ -89,7 +89,7 @@ pub(super) fn ttft(ttft: &Ttft) -> String {
         .collect();
     if !missing.is_empty() {
         remarks.push(format!(
-            "n/a, since this backend does not time them apart: {}.",
+            "n/a, not timed apart in this run: {}.",
             missing.join(", ")
         ));
     }
@@ -232,7 +232,7 @@ fn rows(caption: &str, what: &str, rows: &[OpRow], kinds: &Kinds<'_>) -> String 
         let rate = |amount: u64| (amount > 0).then_some(amount as f64 / seconds);
         let colour = kinds.class(&row.kind);
         let share = format!(
-            "<span class=\"share\"><i class=\"{colour}\" style=\"width:{:.1}%\"></i></span>{}",
+            "<span class=\"share\"><i class=\"{colour}\" style=\"width:{:.1}%\"></i></span><span>{}</span>",
             row.share.clamp(0.0, 1.0) * 100.0,
             percent(row.share)
         );
