@@ -16,7 +16,13 @@ fn all(bytes: &[u8]) {
             let _ = nsys::read_stats(bytes, table, format, &mut times);
         }
     }
-    let _ = ncu::read(bytes, "fuzz", &mut times, &mut counters);
+    let _ = ncu::read(
+        bytes,
+        "fuzz",
+        &["dram__bytes_read.sum".into()],
+        &mut times,
+        &mut counters,
+    );
     let _ = perf::parse_stat(bytes);
     let _ = perf::read_report(bytes, &mut times);
     let _ = amd_smi::parse_metric(bytes);

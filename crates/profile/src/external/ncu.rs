@@ -48,10 +48,12 @@ pub fn command(
         .application(app, args)
 }
 
-/// Reads its CSV. Metrics without a value (`n/a`) are returned: they are not available on this GPU.
+/// Reads the durations and the metrics `asked` for from its CSV, which has hundreds of facts of the device and of launches
+/// beside them. Metrics without a value (`n/a`) are returned: they are not available on this GPU.
 pub(super) fn read(
     reader: impl BufRead,
     what: &str,
+    asked: &[String],
     times: &mut Times,
     counters: &mut Counters,
 ) -> Result<Vec<String>, ExternalError> {
@@ -60,9 +62,18 @@ pub(super) fn read(
     };
     let table = Table::open(reader, NCU, what, is_header)?;
     match table.header().iter().any(|column| column == "Metric Name") {
-        true => details(table, times, counters),
-        false => raw(table, times, counters),
+        true => details(table, asked, times, counters),
+        false => raw(table, asked, times, counters),
     }
+}
+
+/// Whether it was asked for, perhaps by a name that stands for its sum, average and extremes.
+fn is_wanted(metric: &str, asked: &[String]) -> bool {
+    let is_of = |name: &String| {
+        let rest = metric.strip_prefix(name.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    metric == DURATION || asked.iter().any(is_of)
 }
 
 /// One value of a kernel.
@@ -97,15 +108,15 @@ fn ns_per(unit: &str) -> f64 {
 
 fn raw<R: BufRead>(
     mut table: Table<R>,
+    asked: &[String],
     times: &mut Times,
     counters: &mut Counters,
 ) -> Result<Vec<String>, ExternalError> {
-    // Metrics have dots or two underscores in their names, facts of a launch do not.
     let metrics: Vec<(usize, String)> = table
         .header()
         .iter()
         .enumerate()
-        .filter(|(_, name)| name.contains("__"))
+        .filter(|(_, name)| is_wanted(name, asked))
         .map(|(at, name)| (at, name.clone()))
         .collect();
     let mut units: Vec<String> = Vec::new();
@@ -134,6 +145,7 @@ fn raw<R: BufRead>(
 
 fn details<R: BufRead>(
     mut table: Table<R>,
+    asked: &[String],
     times: &mut Times,
     counters: &mut Counters,
 ) -> Result<Vec<String>, ExternalError> {
@@ -143,7 +155,7 @@ fn details<R: BufRead>(
         let (Some(kernel), Some(metric)) = (row.get("Kernel Name"), row.get("Metric Name")) else {
             continue;
         };
-        if metric.is_empty() {
+        if !is_wanted(metric, asked) {
             continue;
         }
         let (unit, value) = (
@@ -168,10 +180,10 @@ pub(super) mod tests {
 ==PROF== Connected to process 4242 (/usr/bin/rocmforge)
 ==PROF== Profiling \"matvec\" - 0: 0%....50%....100% - 1 pass
 ==PROF== Disconnected from process 4242
-\"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\"Kernel Name\",\"Context\",\"Stream\",\"Block Size\",\"Grid Size\",\"Device\",\"CC\",\"dram__bytes_read.sum\",\"dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"gpu__time_duration.sum\",\"sm__inst_executed_pipe_tensor.sum\"
-\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"byte\",\"%\",\"nsecond\",\"inst\"
-\"0\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"9,437,184\",\"81.25\",\"10,000\",\"n/a\"
-\"1\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"9,437,184\",\"78.75\",\"12,000\",\"n/a\"
+\"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\"Kernel Name\",\"Context\",\"Stream\",\"Block Size\",\"Grid Size\",\"Device\",\"CC\",\"device__attribute_clock_rate\",\"dram__bytes_read.max\",\"dram__bytes_read.sum\",\"dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"gpu__time_duration.sum\",\"launch__cluster_scheduling_policy\",\"sm__inst_executed_pipe_tensor.sum\"
+\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"byte\",\"byte\",\"%\",\"ns\",\"\",\"inst\"
+\"0\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"1,980,000\",\"65,536\",\"9,437,184\",\"81.25\",\"10,000\",\"PolicySpread\",\"n/a\"
+\"1\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"1,980,000\",\"65,536\",\"9,437,184\",\"78.75\",\"12,000\",\"PolicySpread\",\"n/a\"
 ";
 
     #[test]
@@ -182,11 +194,24 @@ pub(super) mod tests {
             \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"gpu__time_duration.sum\",\"us\",\"10.00\"\n\
             \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"sm__inst_executed_pipe_tensor.sum\",\"inst\",\"n/a\"\n\
             \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"SpeedOfLight\",\"\",\"\",\"\"\n";
+        let asked = [
+            "dram__bytes_read.sum",
+            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+            "sm__inst_executed_pipe_tensor.sum",
+        ]
+        .map(String::from);
         for (text, calls, total_ms, throughput) in
             [(RAW, 2, 0.022, 80.0), (details, 1, 0.010, 81.25)]
         {
             let (mut times, mut counters) = (Times::default(), Counters::default());
-            let missing = read(text.as_bytes(), "ncu.csv", &mut times, &mut counters).unwrap();
+            let missing = read(
+                text.as_bytes(),
+                "ncu.csv",
+                &asked,
+                &mut times,
+                &mut counters,
+            )
+            .unwrap();
             assert_eq!(missing, ["sm__inst_executed_pipe_tensor.sum"]);
             let rows = times.rows();
             assert_eq!((rows[0].calls, rows[0].total_ms), (calls, total_ms));
@@ -226,6 +251,7 @@ pub(super) mod tests {
         let none = read(
             &b"==WARNING== No kernels were profiled.\n"[..],
             "ncu.csv",
+            &asked,
             &mut times,
             &mut counters,
         );

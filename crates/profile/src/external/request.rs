@@ -305,7 +305,8 @@ impl Runs<'_> {
         if String::from_utf8_lossy(&said).contains("No kernels were profiled") {
             return self.not_empty(ToolReport::default());
         }
-        let mut unavailable = ncu::read(&said[..], &what, &mut times, &mut counters)?;
+        let asked = request.names(|category| Ok(category.of_nvidia()))?;
+        let mut unavailable = ncu::read(&said[..], &what, &asked, &mut times, &mut counters)?;
         let (counters, zero) = counters.rows();
         unavailable.extend(zero);
         let kernels = times.rows();
