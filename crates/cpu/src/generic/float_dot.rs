@@ -6,7 +6,7 @@
 //! vectors is filled up with zeros.
 //!
 //! BF16 rows are widened, too: `vdpbf16ps` makes half the products that the multiply-add makes in the
-//! same time (Sapphire Rapids VM, 2026-11: 89 GFLOP/s against 184), and it would round activations.
+//! same time (Emerald Rapids VM, 2026-11: 89 GFLOP/s against 184), and it would round activations.
 
 use rocmforge_gguf::quant::plain::{BF16, F16, F32};
 

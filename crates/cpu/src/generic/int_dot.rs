@@ -10,7 +10,7 @@
 //! order. The bits of a result therefore do not depend on the route, on how many tokens or rows
 //! are computed together, or on where a stretch ends.
 //!
-//! One thread of a Sapphire Rapids VM, 2026-11, weights [1024, 2048], best of 60 to 200; plain reads of
+//! One thread of a Emerald Rapids VM, 2026-11, weights [1024, 2048], best of 60 to 200; plain reads of
 //! the same memory 15 GB/s; f32 multiply-adds at most 101 GFLOP/s with AVX2 and 184 with AVX-512,
 //! `vpdpbusd` 760 GOP/s. AVX-512 streams with the code of AVX2.
 //!
@@ -167,7 +167,7 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     }
     let mut chains = [s.splat(0.0); N];
     // While a group is multiplied, the next one comes in, line by line in memory order. Hardware
-    // prefetchers alone do not keep up with eight short rows: 6 GB/s against 13 (Sapphire Rapids,
+    // prefetchers alone do not keep up with eight short rows: 6 GB/s against 13 (Emerald Rapids,
     // 2026-11, one thread). After the last group the hint is a line that is there already.
     let next = if first + S::LANES < end {
         first + S::LANES

@@ -260,9 +260,9 @@ pub(crate) fn cpu() -> Profile {
         created: "2030-01-02T03:04:05Z".to_owned(),
         command: "rocmforge profile -m llama-3.2-1b-Q4_K_M.gguf -p 128 -n 32 --html report.html".to_owned(),
         machine: Machine {
-            device: "Intel Xeon (Sapphire Rapids)".to_owned(),
+            device: "Intel Xeon (Emerald Rapids)".to_owned(),
             backend: "cpu".to_owned(),
-            cpu: "Intel Xeon (Sapphire Rapids)".to_owned(),
+            cpu: "Intel Xeon (Emerald Rapids)".to_owned(),
             isa: "AVX-512 VNNI".to_owned(),
             n_threads: 2,
             os: "Linux 6.12".to_owned(),
