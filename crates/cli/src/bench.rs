@@ -109,14 +109,15 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         keeper,
     };
     results.printer.header(&tests)?;
-    let result = measure_all(
+    let mut run = Run {
         args,
-        (isa, &device),
-        &subjects,
-        &tests,
-        &interrupt,
-        &mut results,
-    );
+        isa,
+        device,
+        subjects: &subjects,
+        tests: &tests,
+        results: &mut results,
+    };
+    let result = run.measure_all(&interrupt);
     // What was measured is printed and kept, whatever happened after it.
     results.printer.footer()?;
     let kept = results
@@ -236,100 +237,168 @@ fn check_context(subject: &Subject, tests: &[Test]) -> Result<()> {
     Ok(())
 }
 
-fn measure_all(
-    args: &BenchArgs,
-    (isa, device): (Isa, &Device),
-    subjects: &[Subject],
-    tests: &[Test],
-    interrupt: &Interrupt,
-    results: &mut Results<'_>,
-) -> Result<()> {
-    let bar = bar(
-        subjects.len() * tests.len() * args.repetitions as usize,
-        "{bar:30} {msg}, {eta} left",
-    );
-    let working = interrupt.guard();
-    let mut rooflines: Vec<(usize, Roofline)> = Vec::new();
-    let mut device = device.clone();
-    // Before a model takes the GPU's memory.
-    let gpu_roofline = match &device {
-        Device::Cpu => None,
-        Device::Gpu(gpu) => gpu_roofline(gpu),
-    };
-    for subject in subjects {
-        let same_engine = |a: &Test, b: &Test| {
-            (a.n_seqs, a.kv_type, a.n_threads) == (b.n_seqs, b.kv_type, b.n_threads)
+/// What is measured, on what, and where results go.
+struct Run<'r, 'k> {
+    args: &'r BenchArgs,
+    isa: Isa,
+    device: Device,
+    subjects: &'r [Subject],
+    tests: &'r [Test],
+    results: &'r mut Results<'k>,
+}
+
+/// Which tests are measured.
+#[derive(Clone, Copy)]
+enum Pass<'a> {
+    All,
+    /// Those of these names were worse than the baseline.
+    Again(&'a [String]),
+}
+
+impl Run<'_, '_> {
+    fn measure_all(&mut self, interrupt: &Interrupt) -> Result<()> {
+        self.measure(Pass::All, interrupt)?;
+        for round in 1.. {
+            let worse = self.results.keeper.again(round);
+            if worse.is_empty() {
+                break;
+            }
+            output::note(&format!(
+                "notice: {} worse than the baseline, measured again",
+                worse.len()
+            ));
+            self.measure(Pass::Again(&worse), interrupt)?;
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, pass: Pass<'_>, interrupt: &Interrupt) -> Result<()> {
+        let args = self.args;
+        let is_meant = |subject: &Subject, test: &Test, device: &Device| match pass {
+            Pass::All => true,
+            Pass::Again(names) => names.contains(&kept_name(subject, test, device)),
         };
-        for group in tests.chunk_by(same_engine) {
-            let n_threads = group[0].n_threads;
-            let cache = CacheArgs {
-                kv_type: group[0].kv_type,
-                page: args.page,
+        let meant = |subject: &Subject, device: &Device| -> Vec<Test> {
+            let tests = self.tests.iter().copied();
+            tests
+                .filter(|test| is_meant(subject, test, device))
+                .collect()
+        };
+        let all = self.subjects.iter();
+        let n_tests: usize = all.map(|of| meant(of, &self.device).len()).sum();
+        let bar = bar(
+            n_tests * args.repetitions as usize,
+            "{bar:30} {msg}, {eta} left",
+        );
+        let working = interrupt.guard();
+        let mut rooflines: Vec<(usize, Roofline)> = Vec::new();
+        let mut device = self.device.clone();
+        // Before a model takes the GPU's memory.
+        let gpu_roofline = match &device {
+            Device::Cpu => None,
+            Device::Gpu(gpu) => gpu_roofline(gpu),
+        };
+        for subject in self.subjects {
+            let same_engine = |a: &Test, b: &Test| {
+                (a.n_seqs, a.kv_type, a.n_threads) == (b.n_seqs, b.kv_type, b.n_threads)
             };
-            let on = (isa, &device, args.on.device);
-            let mut bench = Bench::new(&subject.model, group, on, &cache)
-                .map_err(|error| no_room(error, group))?;
-            session::tell_backend(bench.backend_info());
-            // A GPU that computes wrongly is not tried again.
-            device = bench.device().clone();
-            let known = rooflines.iter().find(|(n, _)| *n == n_threads);
-            let roofline = match (&device, known) {
-                (Device::Gpu(_), _) => gpu_roofline,
-                (Device::Cpu, Some((_, roofline))) => Some(*roofline),
-                (Device::Cpu, None) => {
-                    bar.set_message("the machine's own speed");
-                    let roofline = Roofline::measure(isa, n_threads);
-                    rooflines.push((n_threads, roofline));
-                    Some(roofline)
-                }
-            };
-            let machine = Machine {
-                isa,
-                cache: &cache,
-                gpu: match &device {
-                    Device::Cpu => None,
-                    Device::Gpu(_) => Some(bench.backend_info().device.clone()),
-                },
-                kernel_variant: match &device {
-                    Device::Cpu => String::new(),
-                    Device::Gpu(gpu) => gpu.open.variants.to_string(),
-                },
-                roofline,
-            };
-            let keeps = results.keeper.is_active();
-            let hardware = keeps.then(|| baseline::hardware(&device, n_threads));
-            for test in group {
-                std::thread::sleep(Duration::from_secs(args.delay.into()));
-                let measured = bench.measure(test, args, &working, &mut |run| {
-                    bar.set_message(format!("{} {run}", test.name()));
-                    bar.inc(1);
-                })?;
-                let Some(measured) = measured else {
-                    bar.finish_and_clear();
-                    return Err(Early::Interrupted.into());
+            for group in meant(subject, &device).chunk_by(same_engine) {
+                let n_threads = group[0].n_threads;
+                let cache = CacheArgs {
+                    kv_type: group[0].kv_type,
+                    page: args.page,
                 };
-                let record = Record::new(subject, test, &machine, &measured);
-                if let Some(hardware) = &hardware
-                    && let Some(measurement) = record.measurement(subject, test)
-                {
-                    results.keeper.add(hardware, measurement);
-                }
-                bar.suspend(|| {
-                    results.printer.row(&record, test)?;
-                    if record.noise() > NOISY {
-                        output::note(&format!(
-                            "warning: {} was noisy, samples deviate by {:.0} % of their mean",
-                            test.name(),
-                            100.0 * record.noise()
-                        ));
+                let on = (self.isa, &device, args.on.device);
+                let mut bench = Bench::new(&subject.model, group, on, &cache)
+                    .map_err(|error| no_room(error, group))?;
+                session::tell_backend(bench.backend_info());
+                // A GPU that computes wrongly is not tried again.
+                device = bench.device().clone();
+                let known = rooflines.iter().find(|(n, _)| *n == n_threads);
+                let roofline = match (&device, known) {
+                    (Device::Gpu(_), _) => gpu_roofline,
+                    (Device::Cpu, Some((_, roofline))) => Some(*roofline),
+                    (Device::Cpu, None) => {
+                        bar.set_message("the machine's own speed");
+                        let roofline = Roofline::measure(self.isa, n_threads);
+                        rooflines.push((n_threads, roofline));
+                        Some(roofline)
                     }
-                    anyhow::Ok(())
-                })?;
+                };
+                let machine = Machine {
+                    isa: self.isa,
+                    cache: &cache,
+                    gpu: match &device {
+                        Device::Cpu => None,
+                        Device::Gpu(_) => Some(bench.backend_info().device.clone()),
+                    },
+                    kernel_variant: match &device {
+                        Device::Cpu => String::new(),
+                        Device::Gpu(gpu) => gpu.open.variants.to_string(),
+                    },
+                    roofline,
+                };
+                let keeps = self.results.keeper.is_active();
+                let hardware = keeps.then(|| baseline::hardware(&device, n_threads));
+                for test in group {
+                    std::thread::sleep(Duration::from_secs(args.delay.into()));
+                    let measured = bench.measure(test, args, &working, &mut |run| {
+                        bar.set_message(format!("{} {run}", test.name()));
+                        bar.inc(1);
+                    })?;
+                    let Some(measured) = measured else {
+                        bar.finish_and_clear();
+                        return Err(Early::Interrupted.into());
+                    };
+                    let record = Record::new(subject, test, &machine, &measured);
+                    let kept = hardware.as_ref().zip(record.measurement(
+                        kept_name(subject, test, &device),
+                        subject,
+                        test,
+                    ));
+                    let keeper = &mut self.results.keeper;
+                    match (kept, pass) {
+                        (Some((hardware, measurement)), Pass::All) => {
+                            keeper.add(hardware, measurement);
+                        }
+                        (Some((hardware, measurement)), Pass::Again(_)) => {
+                            keeper.add_again(hardware, measurement);
+                        }
+                        (None, _) => {}
+                    }
+                    bar.suspend(|| {
+                        if let Pass::All = pass {
+                            self.results.printer.row(&record, test)?;
+                        }
+                        if record.noise() > NOISY {
+                            output::note(&format!(
+                                "warning: {} was noisy, samples deviate by {:.0} % of their mean",
+                                test.name(),
+                                100.0 * record.noise()
+                            ));
+                        }
+                        anyhow::Ok(())
+                    })?;
+                }
             }
         }
+        bar.finish_and_clear();
+        self.device = device;
+        Ok(())
     }
-    bar.finish_and_clear();
-    Ok(())
+}
+
+/// What baselines call a test. The name says all that was asked for; the threads only where that is not what the machine
+/// takes by default, so that the same command has the same names elsewhere.
+fn kept_name(subject: &Subject, test: &Test, device: &Device) -> String {
+    let mut name = format!("{} {}", subject.kept_name, test.name());
+    if test.kv_type != KvTypeArg::F16 {
+        name.push_str(&format!(" {}", report::kv_type_name(test.kv_type)));
+    }
+    if matches!(device, Device::Cpu) && test.n_threads != default_threads() {
+        name.push_str(&format!(" t{}", test.n_threads));
+    }
+    name
 }
 
 /// The bandwidth of a GPU; its arithmetic is not measured and counts as free. `None` for the CPU that plays one.

@@ -54,6 +54,16 @@ pub struct KeepArgs {
     /// default]
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "default")]
     pub compare_baseline: Option<String>,
+    /// Measure what is worse than the baseline again, up to this often, once all else is done: the best measurement
+    /// counts, since what disturbs a machine passes and a regression stays
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u8).range(..=100),
+        requires = "compare_baseline"
+    )]
+    pub recheck: u8,
     #[command(flatten)]
     pub rules: RuleArgs,
     /// How to print the comparison

@@ -129,6 +129,31 @@ impl<'a> Keeper<'a> {
         }
     }
 
+    /// What to measure again, in round `round` after the first: the names of results that are worse than the baseline.
+    pub fn again(&self, round: u8) -> Vec<String> {
+        match &self.then {
+            Some(then) if round <= self.args.recheck => {
+                self.now.worse_than(then, &self.args.rules.rules())
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Adds a later result of what [`Keeper::again`] named.
+    pub fn add_again(&mut self, hardware: &Hardware, measured: Measurement) {
+        let Some(then) = &self.then else {
+            return;
+        };
+        for again in PerformanceBaseline::of(hardware, [measured]).benchmarks {
+            self.now.add_again(again, then, &self.args.rules.rules());
+        }
+    }
+
+    /// Adds a later row of what [`Keeper::again`] named.
+    pub fn add_row_again(&mut self, row: &BenchRow) {
+        self.add_again(&Hardware::from(&row.hardware), Measurement::from(row));
+    }
+
     /// Compares and saves what was added. `print` gets the report unless it goes to a file.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //! What has no meaning here has the value that llama-bench gives it when nothing is asked for.
 
 use anyhow::Result;
-use rocmforge::engine::{Roofline, default_threads};
+use rocmforge::engine::Roofline;
 use rocmforge::gguf::Gguf;
 use rocmforge::profile::baseline::Measurement;
 use rocmforge::profile::clock;
@@ -167,16 +167,8 @@ impl Record {
         self.stddev_ts / self.avg_ts
     }
 
-    /// What a baseline keeps of it. The name says all that was asked for; the threads only where that is not what the
-    /// machine takes by default, so that the same command has the same names elsewhere.
-    pub fn measurement(&self, subject: &Subject, test: &Test) -> Option<Measurement> {
-        let mut name = format!("{} {}", subject.kept_name, test.name());
-        if test.kv_type != KvTypeArg::F16 {
-            name.push_str(&format!(" {}", self.type_k));
-        }
-        if self.gpu_info.is_empty() && test.n_threads != default_threads() {
-            name.push_str(&format!(" t{}", test.n_threads));
-        }
+    /// What a baseline keeps of it, by this name.
+    pub fn measurement(&self, name: String, subject: &Subject, test: &Test) -> Option<Measurement> {
         let ms: Vec<f64> = self.samples_ns.iter().map(|ns| *ns as f64 / 1e6).collect();
         let mut measured = Measurement::of_times(name, &ms)?;
         let p50_s = measured.metrics["p50_ms"] / 1e3;
@@ -220,7 +212,7 @@ fn deviation(values: &[f64]) -> f64 {
     (squares / (values.len() - 1) as f64).sqrt()
 }
 
-fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
+pub fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
     match kv_type {
         KvTypeArg::F16 => "f16",
         KvTypeArg::F32 => "f32",

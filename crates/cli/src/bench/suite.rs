@@ -76,7 +76,12 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
         keeper,
     };
     printer.print(&printer.exporter.header())?;
-    let outcome = bench::run(&options, &mut printer);
+    let mut outcome = bench::run(&options, &mut printer);
+    if matches!(outcome, Ok(Outcome::Finished { .. }))
+        && let Some(ended) = measure_again(&options, &mut printer)
+    {
+        outcome = ended;
+    }
     printer.bar.finish_and_clear();
     if let Some(error) = printer.error.take() {
         return Err(error);
@@ -105,6 +110,31 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
         Outcome::Finished { .. } => kept,
         Outcome::Stopped => Err(Early::Interrupted.into()),
     }
+}
+
+/// Measures what is worse than the baseline again. `None` unless that was stopped or failed.
+fn measure_again(
+    options: &Options<'_>,
+    printer: &mut Printer<'_>,
+) -> Option<Result<Outcome, BenchError>> {
+    for round in 1.. {
+        let names = printer.keeper.again(round);
+        if names.is_empty() {
+            break;
+        }
+        let text = format!("{} worse than the baseline, measured again", names.len());
+        printer.note(&text);
+        let filter = Filter::names(names);
+        let options = Options {
+            filter: Some(&filter),
+            ..*options
+        };
+        match bench::run(&options, &mut Again(printer)) {
+            Ok(Outcome::Finished { .. }) => {}
+            ended => return Some(ended),
+        }
+    }
+    None
 }
 
 /// The model of a suite that runs one.
@@ -209,5 +239,27 @@ impl Sink for Printer<'_> {
 
     fn is_stopped(&self) -> bool {
         self.working.asked()
+    }
+}
+
+/// Takes rows that were printed before.
+struct Again<'p, 'a>(&'p mut Printer<'a>);
+
+impl Sink for Again<'_, '_> {
+    fn begins(&mut self, name: &str) {
+        self.0.begins(name);
+    }
+
+    fn row(&mut self, row: &BenchRow) -> Continue {
+        self.0.keeper.add_row_again(row);
+        Continue::Yes
+    }
+
+    fn note(&mut self, text: &str) {
+        self.0.note(text);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.is_stopped()
     }
 }

@@ -118,7 +118,9 @@ fn a_bench_is_saved_and_compared() {
         &["--compare-baseline", "fast", "--save-baseline", "second"],
     );
     worse.fails(3, "1 of 1 benchmarks got worse than in 'fast'");
-    assert!(worse.stderr.contains("REGRESSION"), "{}", worse.stderr);
+    for part in ["REGRESSION", "measured 3 times, the best counts"] {
+        assert!(worse.stderr.contains(part), "{}", worse.stderr);
+    }
     assert!(dir.join("second.json").exists(), "saved all the same");
     let report = dir.join("reports/junit.xml");
     let better = bench(
@@ -191,7 +193,13 @@ fn suites_keep_their_rows() {
         assert_eq!(entry["hardware"]["n_threads"], row["hardware"]["n_threads"]);
     }
     write(dir, "fast.json", &scaled(&baseline, 0.01));
-    suite(&["--compare-baseline", "fast"]).fails(3, "benchmarks got worse than in 'fast'");
+    let worse = suite(&["--compare-baseline", "fast", "--recheck", "1"]);
+    worse.fails(3, "benchmarks got worse than in 'fast'");
+    let rows: Vec<Value> = serde_json::from_slice(&worse.stdout).unwrap();
+    assert_eq!(rows.len(), kept.len());
+    for part in ["measured again", "measured 2 times, the best counts"] {
+        assert!(worse.stderr.contains(part), "{}", worse.stderr);
+    }
     // A name goes on with more benchmarks.
     bench(dir, &["--save-baseline", "main"]).ok();
     assert_eq!(

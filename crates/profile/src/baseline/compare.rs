@@ -19,6 +19,7 @@
 
 use serde::Serialize;
 
+use super::again::MEASUREMENTS;
 use super::hardware::Difference;
 use super::metric::{Direction, Statistic, direction, is_restated, samples_of};
 use super::ratio::{Interval, Uncertain, by_bootstrap, by_ranks, by_spread};
@@ -214,7 +215,11 @@ fn notes(baseline: &Benchmark, current: &Benchmark) -> Vec<String> {
     let software = baseline.hardware.software_differences(&current.hardware);
     let mut notes: Vec<String> = software.iter().map(ToString::to_string).collect();
     let now = &current.measured.metadata;
-    for (fact, was) in &baseline.measured.metadata {
+    if let Some(n) = now.get(MEASUREMENTS) {
+        notes.push(format!("measured {n} times, the best counts"));
+    }
+    let facts = baseline.measured.metadata.iter();
+    for (fact, was) in facts.filter(|(fact, _)| *fact != MEASUREMENTS) {
         if let Some(is) = now.get(fact).filter(|is| *is != was) {
             notes.push(format!("{fact}: {was} then, {is} now"));
         }

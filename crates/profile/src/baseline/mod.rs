@@ -4,6 +4,7 @@
 //! a file of a [`Store`]: schema A is written, A and B are read. [`compare_metrics`] decides for a benchmark what
 //! became of it, [`RegressionReport`] prints many of them, [`Trend`] shows all files of a folder over time.
 
+mod again;
 mod compare;
 mod error;
 mod hardware;

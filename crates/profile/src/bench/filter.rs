@@ -1,4 +1,6 @@
-//! Which rows are wanted: by a part of their name, or by a regular expression.
+//! Which rows are wanted: by a part of their name, by a regular expression, or one by one.
+
+use std::collections::BTreeSet;
 
 use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
@@ -6,13 +8,21 @@ use regex_automata::util::syntax;
 /// Memory that a pattern may take, in bytes: patterns are short.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
-/// A pattern for names, in any case.
+/// A pattern for names, in any case; or the names themselves.
 #[derive(Debug)]
 pub struct Filter {
     text: String,
-    lower: String,
-    /// `None` if the text is no regular expression.
-    regex: Option<Regex>,
+    by: By,
+}
+
+#[derive(Debug)]
+enum By {
+    Pattern {
+        lower: String,
+        /// `None` if the text is no regular expression.
+        regex: Option<Regex>,
+    },
+    Names(BTreeSet<String>),
 }
 
 impl Filter {
@@ -24,8 +34,19 @@ impl Filter {
             .build(text);
         Filter {
             text: text.to_string(),
-            lower: text.to_lowercase(),
-            regex: regex.ok(),
+            by: By::Pattern {
+                lower: text.to_lowercase(),
+                regex: regex.ok(),
+            },
+        }
+    }
+
+    /// Only these rows.
+    pub fn names(names: impl IntoIterator<Item = String>) -> Filter {
+        let names = BTreeSet::from_iter(names);
+        Filter {
+            text: Vec::from_iter(names.iter().map(String::as_str)).join(", "),
+            by: By::Names(names),
         }
     }
 
@@ -34,13 +55,15 @@ impl Filter {
         &self.text
     }
 
-    /// Whether the text is part of `name`, or matches a part of it.
+    /// Whether the text is part of `name`, or matches a part of it; or the name is one of those wanted.
     pub fn matches(&self, name: &str) -> bool {
-        name.to_lowercase().contains(&self.lower)
-            || self
-                .regex
-                .as_ref()
-                .is_some_and(|regex| regex.is_match(name))
+        match &self.by {
+            By::Pattern { lower, regex } => {
+                name.to_lowercase().contains(lower)
+                    || regex.as_ref().is_some_and(|regex| regex.is_match(name))
+            }
+            By::Names(names) => names.contains(name),
+        }
     }
 }
 
@@ -66,5 +89,12 @@ mod tests {
         ] {
             assert_eq!(Filter::new(text).matches(name), expected, "{text:?}");
         }
+    }
+
+    #[test]
+    fn names_match_themselves_only() {
+        let filter = Filter::names(["a/b".to_string(), "a.c".to_string()]);
+        let found = ["a/b", "A/B", "a/b/c", "a", "abc", "a.c"].map(|name| filter.matches(name));
+        assert_eq!(found, [true, false, false, false, false, true]);
     }
 }
