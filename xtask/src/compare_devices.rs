@@ -1,8 +1,8 @@
 //! `cargo xtask compare-devices`: a device's logits beside those of the CPU backend on the same files, prompts alone
 //! and several at once, and what it then decodes.
 //!
-//! Both convert activations alike and keep K and V in F16, so that they differ by the order of sums only. The
-//! measure is the mean squared difference over the variance of the CPU's logits.
+//! Both convert activations alike and keep K and V in the same type, so that they differ by the order of sums only, and
+//! where a sum lies between two codes. The measure is the mean squared difference over the variance of the CPU's logits.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use rocmforge::engine::backend::gpu::{GpuConfig, OpenOptions, Variants};
+use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::model::Model;
 use rocmforge::engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
 use rocmforge::gguf::{Gguf, LoadMode};
@@ -27,6 +28,15 @@ pub(crate) struct Comparison {
     /// Tokens to decode after each prompt.
     pub(crate) n_decode: usize,
     pub(crate) device: Device,
+    pub(crate) kv_type: KvType,
+}
+
+/// The type of this name.
+pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
+    let mut types = KvType::ALL.into_iter();
+    types
+        .find(|kv_type| kv_type.name() == name)
+        .ok_or_else(|| format!("no type of a KV cache: {name}"))
 }
 
 /// What came of some prompts.
@@ -71,16 +81,15 @@ pub(crate) fn run(comparison: &Comparison) -> Result<()> {
                     .map(|i| prompt(n_tokens + i, model.config.n_vocab).split_off(i))
                     .collect();
                 let started = Instant::now();
-                let cpu = answers(
-                    &model,
-                    &EngineConfig::default(),
-                    &prompts,
-                    comparison.n_decode,
-                )?;
+                let config = EngineConfig {
+                    kv_type: comparison.kv_type,
+                    ..EngineConfig::default()
+                };
+                let cpu = answers(&model, &config, &prompts, comparison.n_decode)?;
                 let cpu_time = started.elapsed();
                 let config = EngineConfig {
                     device: comparison.device.clone(),
-                    ..EngineConfig::default()
+                    ..config
                 };
                 let gpu = answers(&model, &config, &prompts, comparison.n_decode)?;
                 let error = relative_error(&gpu.logits.concat(), &cpu.logits.concat())?;

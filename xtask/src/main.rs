@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use rocmforge::engine::backend::gpu::Variants;
+use rocmforge::engine::kv_cache::KvType;
 
 #[derive(Parser)]
 #[command(about = "Chores of the ROCmForge repository")]
@@ -76,6 +77,9 @@ enum Task {
         /// Tokens to decode after each prompt
         #[arg(long, default_value_t = 16, value_name = "N")]
         decode: usize,
+        /// How both keep the KV cache: f16, q8_0 or fp8
+        #[arg(long, default_value = "f16", value_parser = compare_devices::kv_type, value_name = "TYPE")]
+        kv_type: KvType,
     },
     /// Look for crashes and hangs with random changes of the committed inputs; needs no nightly compiler
     Fuzz {
@@ -194,12 +198,14 @@ fn main() -> Result<()> {
             tokens,
             batch,
             decode,
+            kv_type,
         } => compare_devices::run(&compare_devices::Comparison {
             models,
             lengths: tokens,
             batches: batch,
             n_decode: decode,
             device: compare_devices::device(&device, kernel_variant)?,
+            kv_type,
         }),
         Task::Fuzz {
             target,

@@ -359,6 +359,8 @@ pub enum KvTypeArg {
     F32,
     #[value(name = "q8_0")]
     Q8_0,
+    #[value(name = "fp8", aliases = ["f8_e4m3", "fp8_e4m3"])]
+    F8E4M3,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

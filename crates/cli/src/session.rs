@@ -388,6 +388,7 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
             KvTypeArg::F16 => KvType::F16,
             KvTypeArg::F32 => KvType::F32,
             KvTypeArg::Q8_0 => KvType::Q8_0,
+            KvTypeArg::F8E4M3 => KvType::F8E4M3,
         },
         ..EngineConfig::default()
     }

@@ -37,13 +37,15 @@ const MIN_SPLIT_ROWS: usize = 4;
 /// Values of a block of [`Q8_0`].
 const QK: usize = 32;
 
-/// Keys or values of one layer: `[n_blocks, n_kv_heads, page, dim]`, as f16 bits, f32, or blocks of
-/// 32 values, of which `dim` is a multiple then.
+/// Keys or values of one layer: `[n_blocks, n_kv_heads, page, dim]`, as f16 bits, f32, blocks of
+/// 32 values, of which `dim` is a multiple then, or heads of `dim` codes of eight bits after their
+/// scale ([`rocmforge_gguf::quant::f8`]).
 #[derive(Clone, Copy, Debug)]
 pub enum KvSlice<'a> {
     F16(&'a [u16]),
     F32(&'a [f32]),
     Q8_0(&'a [Q8_0]),
+    F8E4M3 { heads: &'a [u8], dim: usize },
 }
 
 /// Keys or values of one layer, to be written: see [`KvSlice`].
@@ -52,15 +54,21 @@ pub enum KvSliceMut<'a> {
     F16(&'a mut [u16]),
     F32(&'a mut [f32]),
     Q8_0(&'a mut [Q8_0]),
+    F8E4M3 { heads: &'a mut [u8], dim: usize },
 }
 
 impl<'a> KvSlice<'a> {
-    /// The values of `range`, which are whole blocks.
+    /// The values of `range`, which are whole blocks or heads.
     pub(crate) fn get(self, range: Range<usize>) -> KvSlice<'a> {
         match self {
             KvSlice::F16(x) => KvSlice::F16(&x[range]),
             KvSlice::F32(x) => KvSlice::F32(&x[range]),
             KvSlice::Q8_0(x) => KvSlice::Q8_0(&x[range.start / QK..range.end / QK]),
+            KvSlice::F8E4M3 { heads, dim } => {
+                let head = dim + 1;
+                let heads = &heads[range.start / dim * head..range.end / dim * head];
+                KvSlice::F8E4M3 { heads, dim }
+            }
         }
     }
 
@@ -69,6 +77,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => x.as_ptr().cast(),
             KvSlice::F32(x) => x.as_ptr().cast(),
             KvSlice::Q8_0(x) => x.as_ptr().cast(),
+            KvSlice::F8E4M3 { heads, .. } => heads.as_ptr(),
         }
     }
 
@@ -77,6 +86,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => size_of_val(x),
             KvSlice::F32(x) => size_of_val(x),
             KvSlice::Q8_0(x) => size_of_val(x),
+            KvSlice::F8E4M3 { heads, .. } => heads.len(),
         }
     }
 
@@ -85,6 +95,7 @@ impl<'a> KvSlice<'a> {
         match self {
             KvSlice::F16(_) | KvSlice::F32(_) => 1,
             KvSlice::Q8_0(_) => QK,
+            KvSlice::F8E4M3 { dim, .. } => dim,
         }
     }
 
@@ -94,6 +105,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => x.len(),
             KvSlice::F32(x) => x.len(),
             KvSlice::Q8_0(x) => x.len() * QK,
+            KvSlice::F8E4M3 { heads, dim } => heads.len() / (dim + 1) * dim,
         }
     }
 

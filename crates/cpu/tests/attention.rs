@@ -6,6 +6,7 @@ use common::Rng;
 use half::f16;
 use rocmforge_cpu::{AttnSeq, AttnShape, Isa, KvSlice, Pool, attention};
 use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
 
@@ -25,13 +26,15 @@ enum Dtype {
     F16,
     F32,
     Q8,
+    F8,
 }
 
 /// The types that can keep heads of `shape`.
 fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
     let blocks = shape.k_dim.is_multiple_of(32) && shape.v_dim.is_multiple_of(32);
     let q8 = blocks.then_some(Dtype::Q8);
-    [Dtype::F16, Dtype::F32].into_iter().chain(q8).collect()
+    let any = [Dtype::F16, Dtype::F32, Dtype::F8];
+    any.into_iter().chain(q8).collect()
 }
 
 /// A sequence whose content depends on its seed alone.
@@ -44,7 +47,7 @@ struct Seq {
 }
 
 impl Seq {
-    /// Values that every cache type holds exactly, so that all of them see the same ones: each run of
+    /// Values that every cache type but F8 holds exactly, so that these see the same ones: each run of
     /// 32 is integers up to 127, which occurs, times a power of two.
     fn new(shape: &AttnShape, len: usize, seed: u64) -> Seq {
         let mut rng = Rng(seed);
@@ -67,6 +70,20 @@ impl Seq {
                 .collect(),
             len,
         }
+    }
+
+    /// With the keys and values that are left in F8.
+    fn in_f8(mut self, shape: &AttnShape) -> Seq {
+        for (x, dim) in [(&mut self.k, shape.k_dim), (&mut self.v, shape.v_dim)] {
+            for row in x.chunks_exact_mut(dim) {
+                let mut codes = vec![0; dim];
+                let scale = f8::quantize(row, &mut codes);
+                for (x, code) in row.iter_mut().zip(codes) {
+                    *x = f8::number(code) * f8::factor(scale);
+                }
+            }
+        }
+        self
     }
 
     fn q_row(&self, shape: &AttnShape, pos: usize) -> &[f32] {
@@ -121,6 +138,9 @@ struct Cache {
     v16: Vec<u16>,
     k8: Vec<Q8_0>,
     v8: Vec<Q8_0>,
+    k_f8: Vec<u8>,
+    v_f8: Vec<u8>,
+    dims: [usize; 2],
 }
 
 /// The blocks of whole rows; those of slots without a position have a scale that is NaN.
@@ -134,6 +154,16 @@ fn blocks(x: &[f32]) -> Vec<Q8_0> {
             false => Q8_0::quantize(x),
         })
         .collect()
+}
+
+/// Scale and codes of each row.
+fn heads_f8(x: &[f32], dim: usize) -> Vec<u8> {
+    let mut heads = vec![0; x.len() / dim * (dim + 1)];
+    for (row, head) in x.chunks_exact(dim).zip(heads.chunks_exact_mut(dim + 1)) {
+        let (scale, codes) = head.split_at_mut(1);
+        scale[0] = f8::quantize(row, codes);
+    }
+    heads
 }
 
 impl Cache {
@@ -165,11 +195,18 @@ impl Cache {
         let (k16, v16) = (bits(&k), bits(&v));
         let (k8, v8) = match dtype {
             Dtype::Q8 => (blocks(&k), blocks(&v)),
-            Dtype::F16 | Dtype::F32 => (Vec::new(), Vec::new()),
+            Dtype::F16 | Dtype::F32 | Dtype::F8 => (Vec::new(), Vec::new()),
+        };
+        let (k_f8, v_f8) = match dtype {
+            Dtype::F8 => (heads_f8(&k, shape.k_dim), heads_f8(&v, shape.v_dim)),
+            Dtype::F16 | Dtype::F32 | Dtype::Q8 => (Vec::new(), Vec::new()),
         };
         Cache {
             k8,
             v8,
+            k_f8,
+            v_f8,
+            dims: [shape.k_dim, shape.v_dim],
             k,
             v,
             tables,
@@ -184,6 +221,13 @@ impl Cache {
             Dtype::F16 => (KvSlice::F16(&self.k16), KvSlice::F16(&self.v16)),
             Dtype::F32 => (KvSlice::F32(&self.k), KvSlice::F32(&self.v)),
             Dtype::Q8 => (KvSlice::Q8_0(&self.k8), KvSlice::Q8_0(&self.v8)),
+            Dtype::F8 => {
+                let slice = |heads, dim| KvSlice::F8E4M3 { heads, dim };
+                (
+                    slice(&self.k_f8, self.dims[0]),
+                    slice(&self.v_f8, self.dims[1]),
+                )
+            }
         }
     }
 }
@@ -224,13 +268,15 @@ fn attend(
 }
 
 fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
-    let seq = Seq::new(shape, to, 7);
-    let expected: Vec<f64> = (from..to)
-        .flat_map(|pos| seq.expected(shape, pos))
-        .collect();
     let pool = Pool::new(2);
-    for isa in Isa::available() {
-        for dtype in dtypes(shape) {
+    let (f8, exact): (Vec<_>, Vec<_>) = dtypes(shape).into_iter().partition(|d| *d == Dtype::F8);
+    let seq = || Seq::new(shape, to, 7);
+    for (seq, dtypes) in [(seq(), exact), (seq().in_f8(shape), f8)] {
+        let expected: Vec<f64> = (from..to)
+            .flat_map(|pos| seq.expected(shape, pos))
+            .collect();
+        let cases = Isa::available().into_iter();
+        for (isa, dtype) in cases.flat_map(|isa| dtypes.iter().map(move |&dtype| (isa, dtype))) {
             let out = attend(isa, &pool, shape, &[(&seq, from, to)], dtype, &mut Rng(1)).remove(0);
             assert_eq!(out.len(), expected.len());
             for (i, (&got, &want)) in out.iter().zip(&expected).enumerate() {

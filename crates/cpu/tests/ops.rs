@@ -9,6 +9,7 @@ use rocmforge_cpu::{
     gated_activation, kv_append, layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 
 /// Widths around every boundary of vectors of 8 and 16 and runs of four of them.
@@ -391,6 +392,52 @@ fn kv_append_quantizes_as_ggml_does() {
         let to = KvSliceMut::Q8_0(&mut cache);
         kv_append(isa, &Pool::new(1), &row, 1, 32, 1, &[0], to);
         assert!(cache[0].d.to_f32().is_nan());
+    }
+}
+
+/// The largest magnitude of a head takes a code between 224 and 448; others are the nearest to `x` over the scale.
+#[test]
+fn kv_append_scales_heads_in_f8() {
+    let (dim, n) = (40, 50);
+    let mut rng = Rng(8);
+    let mut x = rng.vec(dim * n);
+    for (i, x) in x.chunks_mut(dim).enumerate() {
+        let magnitude = (i as f32 - 25.0).exp2();
+        x.iter_mut().for_each(|x| *x *= magnitude);
+    }
+    x[3 * dim + 5] = f32::NAN;
+    x[4 * dim..5 * dim].fill(0.0);
+    let slots: Vec<u32> = (0..n as u32).rev().collect();
+    for isa in Isa::available() {
+        let mut heads = vec![7; n * (dim + 1)];
+        let to = KvSliceMut::F8E4M3 {
+            heads: &mut heads,
+            dim,
+        };
+        kv_append(isa, &Pool::new(2), &x, 1, dim, n, &slots, to);
+        for (i, (x, head)) in x
+            .chunks_exact(dim)
+            .zip(heads.rchunks_exact(dim + 1))
+            .enumerate()
+        {
+            let factor = f64::from(f8::factor(head[0]));
+            let got = |i: usize| f64::from(f8::number(head[1 + i]));
+            if i == 3 {
+                assert!(factor.is_nan());
+                continue;
+            }
+            let largest = (0..dim).map(|i| got(i).abs()).fold(0.0, f64::max);
+            assert!(
+                (224.0..=448.0).contains(&largest) || i == 4,
+                "{isa}: {largest}"
+            );
+            for (at, &x) in x.iter().enumerate() {
+                let x = f64::from(x) / factor;
+                // Half a step: three bits of mantissa, or steps of 2^-9.
+                let allowed = (x.abs() / 16.0).max(1.0 / 1024.0);
+                assert!((got(at) - x).abs() <= allowed, "{isa}: {} for {x}", got(at));
+            }
+        }
     }
 }
 

@@ -83,7 +83,7 @@ pub enum EngineError {
         fitting: usize,
     },
     #[error(
-        "a KV cache of {kv_type} keeps blocks of {block_len} values, but this model has heads of {head_dim} values; use --kv-type f16"
+        "a KV cache of {kv_type} keeps blocks of {block_len} values, but this model has heads of {head_dim} values; use --kv-type f16 or fp8"
     )]
     KvTypeHeadDim {
         kv_type: &'static str,
@@ -128,8 +128,10 @@ pub enum EngineError {
         "the weights need {needed_mib} MiB on the GPU, {free_mib} MiB are free; take a smaller quantization or --device cpu"
     )]
     NoMemoryForWeights { needed_mib: u64, free_mib: u64 },
-    #[error("the GPU keeps its KV cache in f16; use --kv-type f16, or --device cpu")]
-    GpuKvType,
+    #[error(
+        "a GPU keeps its KV cache in f16, q8_0 or fp8, not in {kv_type}; use --kv-type f16, or --device cpu"
+    )]
+    GpuKvType { kv_type: &'static str },
     #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
 }

@@ -232,20 +232,40 @@ fn forge_mini_has_llama_cpp_s_perplexity() {
     }
 }
 
-/// Blocks of 8 bits lose next to nothing.
+/// Blocks of 8 bits lose next to nothing, three bits of mantissa little.
 #[test]
-fn a_cache_in_q8_0_keeps_the_perplexity() {
+fn a_cache_of_8_bits_keeps_the_perplexity() {
     let Some(folder) = conformance("models") else {
         return;
     };
     let text = std::fs::read(folder.join("heldout.txt")).unwrap();
     for file in ["forge-mini-F16.gguf", "forge-mini-Q4_K_M.gguf"] {
         let ppl = |kv_type| measure(&folder.join(file), &text, 512, Some(16), kv_type).0;
-        let (half, coded) = (ppl(KvType::F16), ppl(KvType::Q8_0));
-        println!("{file}: {coded:.4}, with a cache in F16 {half:.4}");
-        assert!((coded / half - 1.0).abs() < 0.005, "{file}");
-        assert!(coded != half, "{file}");
+        let half = ppl(KvType::F16);
+        for (kv_type, bound) in [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)] {
+            let coded = ppl(kv_type);
+            check_coded(&format!("{file} {kv_type:?}"), coded, half, bound);
+        }
     }
+}
+
+fn check_coded(label: &str, coded: f64, half: f64, bound: f64) {
+    println!("{label}: {coded:.4}, with a cache in F16 {half:.4}");
+    assert!((coded / half - 1.0).abs() < bound, "{label}");
+    assert!(coded != half, "{label}");
+}
+
+/// Heads of 8 values: no blocks of 32.
+#[test]
+fn a_cache_in_fp8_keeps_the_perplexity_of_stories() {
+    let Some(data) = conformance("data") else {
+        return;
+    };
+    let text = std::fs::read(data.join("text/tinystories_valid_part.txt")).unwrap();
+    let path = data.join("models/stories260K.gguf");
+    let ppl = |kv_type| measure(&path, &text[..20_000], 256, Some(16), kv_type).0;
+    let (half, coded) = (ppl(KvType::F16), ppl(KvType::F8E4M3));
+    check_coded("stories260K", coded, half, 0.02);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use common::{greedy, load as load_file, logits, models};
 use rocmforge_engine::backend::check::{self, Coverage, OpCheck, PassedChecks, SelfCheck};
 use rocmforge_engine::backend::gpu::{self, GpuConfig, Graphs};
+use rocmforge_engine::kv_cache::KvType;
 use rocmforge_engine::model::Model;
 use rocmforge_engine::plan::Passes;
 use rocmforge_engine::{
@@ -151,6 +152,57 @@ fn sequences_together_go_on_as_on_the_cpu() {
             assert_eq!(&greedy(&mut gpu, prompt, 12), expected, "{name} alone");
         }
         gpu.check_integrity().unwrap();
+    }
+}
+
+/// Every type of the cache that a GPU has. What the GPU computes of a key may lie on the other side of the middle between
+/// two codes, and the matrix units take values of Q8_0 rounded to f16.
+#[test]
+fn every_type_of_cache_gives_the_logits_of_the_cpu() {
+    let Some(gpu) = test_gpu() else { return };
+    let forge_mini = load_file(&models().join("forge-mini-Q4_K_M.gguf")).model;
+    // Heads of 64 values, and of 32 behind norms.
+    let models = [
+        ("forge-mini", forge_mini, 24),
+        ("qwen3", model("qwen3", GgmlType::F32), 40),
+    ];
+    for kv_type in [KvType::F16, KvType::Q8_0, KvType::F8E4M3] {
+        for (name, model, n_tokens) in &models {
+            let on = |device: Device, page| EngineConfig {
+                kv_type,
+                page,
+                ..config(&device)
+            };
+            let start = |config| Engine::start(model, None, &config).unwrap();
+            let prompt = synth::prompt(*n_tokens, model.config.n_vocab);
+            let mut cpu = start(on(Device::Cpu, 16));
+            let expected = logits(&mut cpu, &prompt);
+            let with = |graphs| {
+                Device::Gpu(GpuConfig {
+                    graphs,
+                    ..gpu.clone()
+                })
+            };
+            let mut engine = start(on(with(Graphs::On), 32));
+            let got = logits(&mut engine, &prompt);
+            let d = difference(&got.concat(), &expected.concat());
+            println!("{name}, {kv_type:?}: {d:.1e}");
+            assert!(d <= 1e-3, "{name}, {kv_type:?}: {d:e}");
+            assert_eq!(
+                engine.backend_info().kv_bytes,
+                256 * model.kv_bytes_per_token(kv_type)
+            );
+
+            // Of a few tokens by graphs and by launches, the same bits.
+            let prompts = [prompt[..7].to_vec()];
+            let bits = logprobs(&mut engine, &prompts, 4);
+            let mut launched = start(on(with(Graphs::Off), 32));
+            assert_eq!(
+                logprobs(&mut launched, &prompts, 4),
+                bits,
+                "{name}, {kv_type:?}"
+            );
+        }
     }
 }
 
@@ -413,11 +465,13 @@ fn what_a_gpu_cannot_do_is_said_at_the_start() {
     let message = start(&mixture, &config(&gpu));
     assert!(message.contains("mixtures of experts"), "{message}");
     let wide = EngineConfig {
-        kv_type: rocmforge_engine::kv_cache::KvType::F32,
+        kv_type: KvType::F32,
         ..config(&gpu)
     };
     let message = start(&model("llama", GgmlType::F32), &wide);
-    assert!(message.contains("f16"), "{message}");
+    for part in ["f16, q8_0 or fp8", "not in f32"] {
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 /// Keys that were inserted.
@@ -439,7 +493,7 @@ fn the_first_use_of_a_gpu_is_checked_once() {
     let Some(gpu) = test_gpu() else { return };
     let passed = Arc::new(Passed::default());
     let keys = || passed.0.lock().unwrap().clone();
-    let start = |model: &Model, graphs| {
+    let start_with = |model: &Model, graphs, kv_type| {
         let checks: Arc<dyn PassedChecks> = Arc::clone(&passed) as _;
         let gpu = GpuConfig {
             self_check: SelfCheck::FirstUse(checks),
@@ -448,10 +502,12 @@ fn the_first_use_of_a_gpu_is_checked_once() {
         };
         let config = EngineConfig {
             n_ctx: Some(16),
+            kv_type,
             ..config(&Device::Gpu(gpu))
         };
         Engine::start(model, None, &config).unwrap()
     };
+    let start = |model: &Model, graphs| start_with(model, graphs, KvType::F16);
     let llama = model("llama", GgmlType::Q4_K);
     let engine = start(&llama, Graphs::On);
     assert_eq!(engine.backend_info().notices, [] as [String; 0]);
@@ -461,11 +517,14 @@ fn the_first_use_of_a_gpu_is_checked_once() {
     drop(engine);
     drop(start(&llama, Graphs::On));
     assert_eq!(keys().len(), 1);
-    // Other formats, or graphs that were not looked at, are not.
+    // Other formats, other types of the cache, or graphs that were not looked at, are not.
     drop(start(&model("llama", GgmlType::Q8_0), Graphs::Off));
     drop(start(&llama, Graphs::Off));
+    for kv_type in [KvType::Q8_0, KvType::F8E4M3] {
+        drop(start_with(&llama, Graphs::Off, kv_type));
+    }
     let distinct: std::collections::HashSet<String> = keys().into_iter().collect();
-    assert_eq!((keys().len(), distinct.len()), (3, 3));
+    assert_eq!((keys().len(), distinct.len()), (5, 5));
 }
 
 #[test]

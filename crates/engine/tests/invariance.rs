@@ -100,11 +100,14 @@ fn sampling(at: usize) -> SamplingParams {
 #[test]
 fn eight_prompts_together_give_what_each_gives_alone() {
     let embedded = models().join("forge-mini-Q4_K_M.gguf");
-    let coded = ("Q4_K_M, cache in Q8_0".to_string(), embedded);
+    let coded = [KvType::Q8_0, KvType::F8E4M3].map(|kv_type| {
+        let what = format!("Q4_K_M, cache in {}", kv_type.name());
+        ((what, embedded.clone()), kv_type)
+    });
     let files = forge_mini_files()
         .into_iter()
         .map(|file| (file, KvType::F16));
-    for ((variant, path), kv_type) in files.chain([(coded, KvType::Q8_0)]) {
+    for ((variant, path), kv_type) in files.chain(coded) {
         let loaded = load(&path);
         let options = rocmforge_engine::tokenizer::EncodeOptions {
             parse_special: true,
@@ -171,7 +174,7 @@ fn a_prompt_s_logits_do_not_depend_on_its_chunks() {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let text = PROMPTS.concat();
     let prompt = loaded.tokenizer.encode(&text, Default::default());
-    let kv_types = [KvType::F16, KvType::F32, KvType::Q8_0];
+    let kv_types = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::F8E4M3];
     let cases = Isa::available()
         .into_iter()
         .flat_map(|isa| kv_types.map(|kv_type| (isa, kv_type)));

@@ -11,6 +11,9 @@ const FORMATS: &[&str] = &[
     "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 ];
 
+/// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each.
+const KV_TYPES: &[&str] = &["F16", "Q8_0", "F8E4M3"];
+
 /// A source file, the module made of it, and what is defined for it.
 pub(crate) struct Module {
     pub(crate) file: PathBuf,
@@ -54,12 +57,15 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
         file,
     });
     let mut all: Vec<Module> = plain.collect();
-    for file in hip_files(&kernels.join("format")) {
-        all.extend(FORMATS.iter().map(|format| Module {
-            name: format!("{}.{format}", stem(&file)),
-            defines: vec![format!("-DFORMAT={format}")],
-            file: file.clone(),
-        }));
+    for (folder, macro_name, values) in [("format", "FORMAT", FORMATS), ("kv", "KV_TYPE", KV_TYPES)]
+    {
+        for file in hip_files(&kernels.join(folder)) {
+            all.extend(values.iter().map(|value| Module {
+                name: format!("{}.{value}", stem(&file)),
+                defines: vec![format!("-D{macro_name}={value}")],
+                file: file.clone(),
+            }));
+        }
     }
     all
 }

@@ -3,16 +3,17 @@
 // Softmax is computed online (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) on base-2 exponents: the
 // query carries scale * log2(e), so that a weight is one exp2.
 #pragma once
+#include "kv_type.h"
 #include "step.h"
 
 // The exponent of what a row does not see: far below every score and, unlike an infinity, never not a number.
 constexpr float UNSEEN = -1.0e30f;
 constexpr float LOG2_E = 1.44269502f;
 
-// Keys and values of a layer, f16, each [n_blocks, n_kv_heads, page, dim].
+// Keys and values of a layer, each [n_blocks, n_kv_heads, page, dim] as kv_type.h has them.
 struct KvCache {
-    const u16* k;
-    const u16* v;
+    kv::Planes k;
+    kv::Planes v;
     // [n_seqs, max_pages]
     const u32* block_tables;
     u32 max_pages;
@@ -21,7 +22,7 @@ struct KvCache {
     u32 n_kv_heads;
     u32 pad;
 
-    // The slot of a position in units of rows of `dim` values, given the block that its page is in.
+    // The row of a position, given the block that its page is in.
     DEV_MEMBER u64 slot(u32 block, u32 kv_head, u32 pos) const {
         return (((u64)block * n_kv_heads + kv_head) << page_shift) + (pos & ((1u << page_shift) - 1));
     }
@@ -71,10 +72,3 @@ template <typename R, u32 FROM, u32 TO> DEV float reduce_lanes(float v) {
     }
     return v;
 }
-
-// Eight f16 values.
-struct Half8 {
-    u32x4 raw;
-    DEV_MEMBER float operator[](u32 i) const { return h2f((u16)(raw.v[i / 2] >> (i % 2 * 16))); }
-};
-DEV Half8 load_half8(const u16* p) { return Half8{load16(p)}; }

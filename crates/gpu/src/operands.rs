@@ -1,5 +1,5 @@
-//! What operations work on: weights in device layout, activations in the form that they are multiplied with, and the
-//! cache of keys and values.
+//! What operations work on: weights in device layout, and activations in the form that they are multiplied with. The
+//! cache is in `kv.rs`.
 
 use std::ops::Range;
 
@@ -154,17 +154,4 @@ pub enum Activation {
     Silu,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
     GeluTanh,
-}
-
-/// The keys and values of a layer, in pages that tokens of any sequence may take: `[n_blocks, n_kv_heads, page, dim]`,
-/// f16 bits.
-#[derive(Clone, Copy)]
-pub struct KvLayer<'a> {
-    pub k: Slice<'a, u16>,
-    pub v: Slice<'a, u16>,
-    pub n_kv_heads: usize,
-    pub k_dim: usize,
-    pub v_dim: usize,
-    /// Tokens of a block: 16, 32 or 64.
-    pub page: usize,
 }

@@ -2,14 +2,16 @@
 
 mod common;
 
+use common::kv::{self, Stored};
 use common::values::Random;
 use half::f16;
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
-use rocmforge_gpu::{Gpu, KvLayer, SeqRows, Step};
+use rocmforge_gpu::{Gpu, KvLayer, KvShape, KvType, SeqRows, Step};
 
 /// A step: sequences of (first position, rows), and rows without a sequence after them.
 #[derive(Clone)]
 struct Case {
+    ty: KvType,
     n_heads: usize,
     n_kv_heads: usize,
     k_dim: usize,
@@ -28,6 +30,7 @@ struct Case {
 impl Case {
     fn new(n_heads: usize, n_kv_heads: usize, dim: usize, seqs: &[(usize, usize)]) -> Case {
         Case {
+            ty: KvType::F16,
             n_heads,
             n_kv_heads,
             k_dim: dim,
@@ -45,13 +48,32 @@ impl Case {
             tolerance: 5e-6,
         }
     }
+
+    fn of(mut self, ty: KvType) -> Case {
+        self.ty = ty;
+        self
+    }
+
+    fn shape(&self) -> KvShape {
+        KvShape {
+            ty: self.ty,
+            n_blocks: (self.seqs.len() + 1) * self.n_ctx.div_ceil(self.page),
+            n_kv_heads: self.n_kv_heads,
+            page: self.page,
+            k_dim: self.k_dim,
+            v_dim: self.v_dim,
+        }
+    }
 }
+
+/// Types whose values are not the codes.
+const CODED: [KvType; 2] = [KvType::Q8_0, KvType::F8E4M3];
 
 /// What a case is in memory.
 struct Data {
     q: Vec<f32>,
-    k: Vec<u16>,
-    v: Vec<u16>,
+    k: Stored,
+    v: Stored,
     positions: Vec<u32>,
     seq_of_row: Vec<u32>,
     seqs: Vec<SeqRows>,
@@ -72,8 +94,8 @@ impl Data {
         // Entries past a sequence's end, and the place of a sequence that is not there, are never to be used.
         let mut data = Data {
             q: Vec::new(),
-            k: vec![0x7e00; n_blocks * case.n_kv_heads * case.page * case.k_dim],
-            v: vec![0x7e00; n_blocks * case.n_kv_heads * case.page * case.v_dim],
+            k: Stored::new(case.ty, n_blocks * case.n_kv_heads * case.page, case.k_dim),
+            v: Stored::new(case.ty, n_blocks * case.n_kv_heads * case.page, case.v_dim),
             positions: Vec::new(),
             seq_of_row: Vec::new(),
             seqs: vec![SeqRows::default(); n_seqs],
@@ -94,10 +116,16 @@ impl Data {
             for pos in 0..n_positions {
                 for head in 0..case.n_kv_heads {
                     let slot = data.slot(case, s, pos, head);
+                    // Scales differ from row to row.
+                    let factor = match case.ty {
+                        KvType::F16 => 1.0,
+                        KvType::Q8_0 | KvType::F8E4M3 => [1.0, 0.03, 0.4, 2.5][pos % 4],
+                    };
                     for (x, dim) in [(&mut data.k, case.k_dim), (&mut data.v, case.v_dim)] {
-                        for value in &mut x[slot * dim..(slot + 1) * dim] {
-                            *value = f16::from_f32((random.unit() * 2.0 - 1.0) as f32).to_bits();
-                        }
+                        let row = (0..dim).map(|_| (random.unit() * 2.0 - 1.0) as f32 * factor);
+                        let row: Vec<f32> = row.collect();
+                        let [codes, scales] = &kv::encode(case.ty, &row);
+                        x.set(slot, [codes, scales]);
                     }
                 }
             }
@@ -124,9 +152,10 @@ impl Data {
         (block * case.n_kv_heads + kv_head) * case.page + pos % case.page
     }
 
-    /// The definition: [n_rows, n_heads * v_dim] without padding.
-    fn expected(&self, case: &Case) -> Vec<f64> {
-        let value = |x: &[u16], i: usize| f16::from_bits(x[i]).to_f64();
+    /// The definition: [n_rows, n_heads * v_dim] without padding. Of keys and values rounded to f16, if so wanted.
+    fn expected(&self, case: &Case, keep: fn(f64) -> f64) -> Vec<f64> {
+        let values = |x: &Stored| -> Vec<f64> { x.values().into_iter().map(keep).collect() };
+        let (all_k, all_v) = (values(&self.k), values(&self.v));
         let group = case.n_heads / case.n_kv_heads;
         let mut all = Vec::new();
         for (row, &seq) in self.seq_of_row.iter().enumerate() {
@@ -145,7 +174,7 @@ impl Data {
                     .map(|pos| {
                         let k = slot(pos) * case.k_dim;
                         let dot: f64 = (0..case.k_dim)
-                            .map(|d| f64::from(q[d]) * value(&self.k, k + d))
+                            .map(|d| f64::from(q[d]) * all_k[k + d])
                             .sum();
                         let x = dot * f64::from(case.scores.scale);
                         case.scores
@@ -160,7 +189,7 @@ impl Data {
                 for (pos, weight) in (first..=last).zip(&weights) {
                     let v = slot(pos) * case.v_dim;
                     for (d, x) in out.iter_mut().enumerate() {
-                        *x += weight / sum * value(&self.v, v + d);
+                        *x += weight / sum * all_v[v + d];
                     }
                 }
                 all.extend(out);
@@ -170,11 +199,8 @@ impl Data {
     }
 
     fn run(&self, gpu: &Gpu, case: &Case) -> Vec<f32> {
-        let (q, k, v) = (
-            gpu.upload(&self.q).unwrap(),
-            gpu.upload(&self.k).unwrap(),
-            gpu.upload(&self.v).unwrap(),
-        );
+        let q = gpu.upload(&self.q).unwrap();
+        let cache = [&self.k, &self.v].map(|x| gpu.upload(&x.bytes()).unwrap());
         let positions = gpu.upload(&self.positions).unwrap();
         let seq_of_row = gpu.upload(&self.seq_of_row).unwrap();
         let seqs = gpu.upload(&self.seqs).unwrap();
@@ -183,17 +209,16 @@ impl Data {
         let out = gpu
             .alloc::<f32>(n_rows * case.n_heads * case.v_dim)
             .unwrap();
-        let scratch =
-            AttentionScratch::new(gpu, case.seqs.len(), case.n_heads, case.v_dim, case.n_ctx)
-                .unwrap();
-        let kv = KvLayer {
-            k: k.as_slice(),
-            v: v.as_slice(),
-            n_kv_heads: case.n_kv_heads,
-            k_dim: case.k_dim,
-            v_dim: case.v_dim,
-            page: case.page,
-        };
+        let scratch = AttentionScratch::new(
+            gpu,
+            case.ty,
+            case.seqs.len(),
+            case.n_heads,
+            case.v_dim,
+            case.n_ctx,
+        )
+        .unwrap();
+        let kv = KvLayer::new(case.shape(), &cache);
         let step = Step {
             positions: positions.as_slice(),
             // Attention reads the cache through the block tables.
@@ -231,14 +256,28 @@ const VARIANTS: [&str; 4] = [
 
 fn check(name: &str, case: &Case) {
     let data = Data::new(case);
-    let expected = data.expected(case);
+    let exact = data.expected(case, |x| x);
+    // The prefill kernels take values of Q8_0 as f16.
+    let rounded =
+        (case.ty == KvType::Q8_0).then(|| data.expected(case, |x| f16::from_f64(x).to_f64()));
     for gpu in common::gpus_with(&VARIANTS) {
         let out = match gpu.variants().is_empty() {
             true => common::three_orders(|| data.run(&gpu, case)),
             false => data.run(&gpu, case),
         };
-        let target = common::name(&gpu);
-        let (rows, padding) = out.split_at(expected.len());
+        let target = format!("{:?} {}", case.ty, common::name(&gpu));
+        let (rows, padding) = out.split_at(exact.len());
+        let is_decode = ["decode", "generic"]
+            .iter()
+            .any(|name| target.contains(name));
+        let distance = |to: &[f64]| {
+            let pairs = rows.iter().zip(to);
+            pairs.fold(0f64, |worst, (a, b)| worst.max((f64::from(*a) - b).abs()))
+        };
+        let expected = match &rounded {
+            Some(rounded) if !is_decode && distance(rounded) < distance(&exact) => rounded,
+            _ => &exact,
+        };
         let mut worst: f64 = 0.0;
         for (at, (got, want)) in rows
             .chunks(case.v_dim)
@@ -290,6 +329,113 @@ fn widths_without_a_kernel_of_their_own() {
         let mut case = Case::new(2, 1, k_dim, &[(20, 1), (200, 1), (0, 2)]);
         case.v_dim = v_dim;
         check(&format!("widths {k_dim} and {v_dim}"), &case);
+    }
+}
+
+/// Heads that are not whole blocks of 32 among them.
+#[test]
+fn coded_caches() {
+    for ty in CODED {
+        for (dim, n_heads) in [(64, 1), (80, 2), (96, 7), (128, 4), (256, 8)] {
+            let mut case = Case::new(n_heads, 1, dim, &[(0, 1), (100, 1), (31, 2)]).of(ty);
+            case.page = [16, 32, 64][dim / 16 % 3];
+            check(&format!("width {dim}"), &case);
+        }
+        for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
+            let mut case = Case::new(2, 1, k_dim, &[(50, 1), (0, 2)]).of(ty);
+            case.v_dim = v_dim;
+            check(&format!("widths {k_dim} and {v_dim}"), &case);
+        }
+        for page in [16, 32, 64] {
+            let mut case = Case::new(2, 2, 64, &[(14, 1), (16, 1), (257, 1)]).of(ty);
+            case.page = page;
+            case.scores.window = Some(70);
+            case.scores.soft_cap = Some(5.0);
+            check(&format!("pages of {page}"), &case);
+        }
+    }
+}
+
+#[test]
+fn prompts_over_coded_caches() {
+    for ty in CODED {
+        for (dim, page) in [(64, 16), (80, 32), (96, 64), (128, 16), (256, 32)] {
+            let mut case = Case::new(2, 1, dim, &[(10, 33), (0, 0), (70, 1)]).of(ty);
+            case.page = page;
+            case.scores.window = (dim == 128).then_some(20);
+            check(&format!("prompts, width {dim}"), &case);
+        }
+    }
+}
+
+/// A row that sees one position gives its values as they are: every code, times scales of both ends.
+#[test]
+fn every_code_is_read_exactly() {
+    for gpu in common::gpus_with(&VARIANTS) {
+        for ty in CODED {
+            let mut case = Case::new(4, 4, 64, &[(0, 1), (0, 1), (0, 1)]).of(ty);
+            case.n_padding = 0;
+            let mut data = Data::new(&case);
+            for seq in 0..case.seqs.len() {
+                for head in 0..4 {
+                    let codes = (0..64).map(|i| (head * 64 + i) as u8);
+                    // Those that are never stored.
+                    let codes = codes.map(|code| match (ty, code) {
+                        (KvType::F8E4M3, 0x7f | 0x80 | 0xff) => 0,
+                        _ => code,
+                    });
+                    let scales = match ty {
+                        KvType::F8E4M3 => vec![[127, 118, 134][seq]],
+                        _ => f16::from_f32([1.0, 0.001, 511.5][seq])
+                            .to_le_bytes()
+                            .repeat(2),
+                    };
+                    let slot = data.slot(&case, seq, 0, head);
+                    data.v.set(slot, [&codes.collect::<Vec<u8>>(), &scales]);
+                }
+            }
+            let got = data.run(&gpu, &case);
+            let name = common::name(&gpu);
+            let is_rounded = ty == KvType::Q8_0 && name.contains("prefill");
+            for (i, (got, wanted)) in got.iter().zip(data.expected(&case, |x| x)).enumerate() {
+                let wanted = match is_rounded {
+                    true => f16::from_f64(wanted).to_f32(),
+                    false => wanted as f32,
+                };
+                assert_eq!(*got, wanted, "{ty:?} on {name}: value {i}");
+            }
+        }
+    }
+}
+
+/// As with F16, what is not a number is seen in the output of whoever sees it, and of no other.
+#[test]
+fn what_is_no_number_shows() {
+    for gpu in common::gpus_with(&VARIANTS) {
+        for ty in KvType::ALL {
+            let case = Case::new(2, 1, 64, &[(20, 1), (20, 1)]).of(ty);
+            for of_keys in [true, false] {
+                let mut data = Data::new(&case);
+                let slot = data.slot(&case, 1, 7, 0);
+                let [codes, scales] = &kv::encode(ty, &[f32::INFINITY; 64]);
+                match of_keys {
+                    true => data.k.set(slot, [codes, scales]),
+                    false => data.v.set(slot, [codes, scales]),
+                }
+                let out = data.run(&gpu, &case);
+                let (good, rest) = out.split_at(128);
+                assert!(
+                    good.iter().all(|x| x.is_finite()),
+                    "{ty:?} on {}",
+                    common::name(&gpu)
+                );
+                assert!(
+                    rest[..128].iter().all(|x| !x.is_finite()),
+                    "{ty:?} on {}",
+                    common::name(&gpu)
+                );
+            }
+        }
     }
 }
 

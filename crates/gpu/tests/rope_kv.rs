@@ -1,12 +1,14 @@
-//! Rotation by position and the append to the cache, against the formulas in f64 and `half`'s rounding.
+//! Rotation by position and the append to the cache, against the formulas in f64 and the rounding of each type.
 
 mod common;
 
+use common::kv::{self, Stored};
 use common::three_orders;
 use common::values::{Random, assert_close};
 use half::f16;
+use rocmforge_gguf::quant::f8;
 use rocmforge_gpu::ops::{HeadNorms, RopeKv, RopeStyle, Rotation};
-use rocmforge_gpu::{Buffer, Gpu, KvLayer, SeqRows, Step, ops};
+use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Step, ops};
 
 const N_CTX: usize = 50;
 const EPS: f32 = 1e-5;
@@ -16,7 +18,10 @@ const STYLES: [RopeStyle; 2] = [RopeStyle::Norm, RopeStyle::Neox];
 const NO_ROW: u32 = u32::MAX;
 
 /// What was in the cache before.
-const OLD: u16 = 0x1234;
+const OLD: u8 = 0x12;
+
+/// Blocks of the cache.
+const N_BLOCKS: usize = 3;
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -147,36 +152,47 @@ fn expected(
     out
 }
 
-/// Where the cache has each value of `[n_rows, n_heads, dim]`, if anywhere.
-fn places(rows: &Rows, n_heads: usize, dim: usize, page: usize) -> Vec<Option<usize>> {
+/// Where the cache has each head of `[n_rows, n_heads]`, if anywhere.
+fn places(rows: &Rows, n_heads: usize, page: usize) -> Vec<Option<usize>> {
     let mut places = Vec::new();
     for &slot in &rows.slots {
         for head in 0..n_heads {
             let (block, offset) = (slot as usize / page, slot as usize % page);
-            let at = ((block * n_heads + head) * page + offset) * dim;
-            places.extend((0..dim).map(|i| (block < 3).then_some(at + i)));
+            let at = (block * n_heads + head) * page + offset;
+            places.push((block < N_BLOCKS).then_some(at));
         }
     }
     places
 }
 
-/// Both caches of three blocks.
-fn caches(gpu: &Gpu, shape: &Shape) -> [Buffer; 2] {
-    [shape.k_dim, shape.v_dim].map(|dim| {
-        let n = 3 * shape.n_kv_heads * shape.page * dim;
-        gpu.upload(&vec![OLD; n]).unwrap()
-    })
-}
-
-fn layer<'a>(shape: &Shape, [k, v]: &'a [Buffer; 2]) -> KvLayer<'a> {
-    KvLayer {
-        k: k.as_slice(),
-        v: v.as_slice(),
+fn kv_shape(shape: &Shape, ty: KvType) -> KvShape {
+    KvShape {
+        ty,
+        n_blocks: N_BLOCKS,
         n_kv_heads: shape.n_kv_heads,
+        page: shape.page,
         k_dim: shape.k_dim,
         v_dim: shape.v_dim,
-        page: shape.page,
     }
+}
+
+/// Both caches as they were.
+fn caches(gpu: &Gpu, shape: &KvShape) -> [Buffer; 2] {
+    shape.n_bytes().map(|n| gpu.upload(&vec![OLD; n]).unwrap())
+}
+
+/// What a cache is after an append of `x` [n_rows, n_kv_heads * dim].
+fn appended(shape: &KvShape, which: usize, rows: &Rows, x: &[f32]) -> Vec<u8> {
+    let (dim, n_bytes) = ([shape.k_dim, shape.v_dim][which], shape.n_bytes()[which]);
+    let mut stored = Stored::of_bytes(shape, which, &vec![OLD; n_bytes]);
+    let places = places(rows, shape.n_kv_heads, shape.page);
+    for (place, head) in places.iter().zip(x.chunks(dim)) {
+        if let Some(at) = *place {
+            let [codes, scales] = &kv::encode(shape.ty, head);
+            stored.set(at, [codes, scales]);
+        }
+    }
+    stored.bytes()
 }
 
 /// Values that are hard to round to f16.
@@ -201,44 +217,85 @@ fn with_specials(mut x: Vec<f32>) -> Vec<f32> {
     x
 }
 
+/// Where F16 has NaN, its own one.
+fn with_one_nan(ty: KvType, mut bytes: Vec<u8>) -> Vec<u8> {
+    if ty == KvType::F16 {
+        for bytes in bytes.chunks_exact_mut(2) {
+            if f16::from_le_bytes([bytes[0], bytes[1]]).is_nan() {
+                bytes.copy_from_slice(&f16::NAN.to_le_bytes());
+            }
+        }
+    }
+    bytes
+}
+
 #[test]
-fn append_writes_the_nearest_f16_and_nothing_else() {
+fn append_writes_the_nearest_numbers_and_nothing_else() {
     let mut random = Random(1);
     for gpu in common::gpus() {
-        for shape in shapes() {
+        for (shape, ty) in shapes().flat_map(|shape| KvType::ALL.map(|ty| (shape, ty))) {
             let rows = Rows::new(&gpu, shape.page as u32);
             let n = rows.n() * shape.n_kv_heads;
-            let k = with_specials(random.normals(n * shape.k_dim));
-            let v = with_specials(random.normals(n * shape.v_dim));
+            let mut k = random.normals(n * shape.k_dim);
+            for (i, head) in k.chunks_mut(shape.k_dim).enumerate() {
+                let magnitude = [1.0, 1e-3, 300.0, 1e-30, 0.0][i % 5];
+                head.iter_mut().for_each(|x| *x *= magnitude);
+            }
+            let k = with_specials(k);
+            let v = random.normals(n * shape.v_dim);
             let (dk, dv) = (gpu.upload(&k).unwrap(), gpu.upload(&v).unwrap());
-            let run = |which: usize| {
-                three_orders(|| {
-                    let caches = caches(&gpu, &shape);
-                    let layer = layer(&shape, &caches);
+            let kv_shape = kv_shape(&shape, ty);
+            for (which, x) in [(0, &k), (1, &v)] {
+                let got = three_orders(|| {
+                    let caches = caches(&gpu, &kv_shape);
+                    let layer = KvLayer::new(kv_shape, &caches);
                     ops::kv_append(&gpu, &layer, dk.as_slice(), dv.as_slice(), &rows.step())
                         .unwrap();
-                    gpu.read(caches[which].as_slice::<u16>()).unwrap()
-                })
-            };
-            for (which, x, dim) in [(0, &k, shape.k_dim), (1, &v, shape.v_dim)] {
-                let mut wanted = vec![OLD; 3 * shape.n_kv_heads * shape.page * dim];
-                for (place, &x) in places(&rows, shape.n_kv_heads, dim, shape.page)
-                    .iter()
-                    .zip(x)
-                {
-                    if let Some(at) = *place {
-                        wanted[at] = f16::from_f32(x).to_bits();
-                    }
-                }
-                let got = run(which);
-                for (i, (&got, &wanted)) in got.iter().zip(&wanted).enumerate() {
-                    let both_nan = f16::from_bits(got).is_nan() && f16::from_bits(wanted).is_nan();
-                    assert!(
-                        got == wanted || both_nan,
-                        "{i}: {got:#x}, not {wanted:#x}, on {}",
-                        gpu.target()
-                    );
-                }
+                    gpu.read(caches[which].as_slice::<u8>()).unwrap()
+                });
+                let got = with_one_nan(ty, got);
+                let wanted = with_one_nan(ty, appended(&kv_shape, which, &rows, x));
+                let differs = got.iter().zip(&wanted).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{ty:?} {} on {}", shape.k_dim, gpu.target());
+            }
+        }
+    }
+}
+
+/// Every number, the middles between neighbours and what is next to those.
+#[test]
+fn f8_rounds_to_the_nearest() {
+    // With the largest magnitude 448 the scale is 1.
+    let mut values = Vec::new();
+    for code in 0..0x7e {
+        let (a, b) = (f8::number(code), f8::number(code + 1));
+        let middle = (a + b) / 2.0;
+        let near = |by: i32| f32::from_bits(middle.to_bits().wrapping_add_signed(by));
+        values.extend([a, middle, near(1), near(-1)]);
+    }
+    values.extend(values.clone().iter().map(|x| -x));
+    let mut shape = shapes().next().unwrap();
+    (shape.n_kv_heads, shape.k_dim, shape.v_dim) = (values.len().div_ceil(63), 64, 64);
+    let mut heads = Vec::new();
+    for values in values.chunks(63) {
+        heads.push(448.0);
+        heads.extend(values);
+        heads.resize(heads.len().next_multiple_of(64), 0.0);
+    }
+    let kv_shape = kv_shape(&shape, KvType::F8E4M3);
+    for gpu in common::gpus() {
+        let rows = Rows::new(&gpu, shape.page as u32);
+        let x = gpu.upload(&heads.repeat(rows.n())).unwrap();
+        let caches = caches(&gpu, &kv_shape);
+        let layer = KvLayer::new(kv_shape, &caches);
+        ops::kv_append(&gpu, &layer, x.as_slice(), x.as_slice(), &rows.step()).unwrap();
+        let stored = Stored::of_bytes(&kv_shape, 0, &gpu.read(layer.k).unwrap());
+        let places = places(&rows, shape.n_kv_heads, shape.page);
+        for (head, place) in heads.chunks(64).zip(places) {
+            let [codes, scale] = stored.row(place.unwrap());
+            assert_eq!(scale, [127]);
+            for (&x, &code) in head.iter().zip(codes) {
+                assert_eq!(code, f8::nearest(x), "{x} on {}", gpu.target());
             }
         }
     }
@@ -284,7 +341,9 @@ fn rotation_in_place() {
 fn rotation_and_append_in_one() {
     let mut random = Random(3);
     for gpu in common::gpus_with(&["loads=narrow"]) {
-        for (shape, style) in shapes().flat_map(|shape| STYLES.map(|style| (shape, style))) {
+        let cases = shapes().flat_map(|shape| STYLES.map(|style| (shape, style)));
+        for (i, (shape, style)) in cases.enumerate() {
+            let kv_shape = kv_shape(&shape, KvType::ALL[(i / 2 + i) % 3]);
             let rows = Rows::new(&gpu, shape.page as u32);
             let q = random.normals(rows.n() * shape.n_heads * shape.k_dim);
             let k = random.normals(rows.n() * shape.n_kv_heads * shape.k_dim);
@@ -297,7 +356,8 @@ fn rotation_and_append_in_one() {
                 let dq = gpu.upload(&q).unwrap();
                 let elsewhere = gpu.alloc::<f32>(q.len()).unwrap();
                 let q_out = if in_place { &dq } else { &elsewhere };
-                let caches = caches(&gpu, &shape);
+                let caches = caches(&gpu, &kv_shape);
+                let layer = KvLayer::new(kv_shape, &caches);
                 let norms = has_norms.then(|| HeadNorms {
                     q: d_weights[0].as_slice(),
                     k: d_weights[1].as_slice(),
@@ -315,10 +375,11 @@ fn rotation_and_append_in_one() {
                     },
                     norms,
                 };
-                ops::rope_kv(&gpu, &operands, &layer(&shape, &caches), &rows.step()).unwrap();
+                ops::rope_kv(&gpu, &operands, &layer, &rows.step()).unwrap();
                 let what = format!(
-                    "{style:?}, head {}, norms {has_norms}, {}",
+                    "{style:?}, head {}, {:?}, norms {has_norms}, {}",
                     shape.k_dim,
+                    kv_shape.ty,
                     common::name(&gpu)
                 );
                 let [wq, wk] = [0, 1].map(|i| has_norms.then_some(&weights[i][..]));
@@ -333,34 +394,30 @@ fn rotation_and_append_in_one() {
                 let kept = in_place || gpu.read(dq.as_slice::<f32>()).unwrap() == q;
                 assert!(kept, "{what}: what is read stays");
 
-                let got_k: Vec<u16> = gpu.read(caches[0].as_slice()).unwrap();
-                let mut n_written = 0;
+                let got = Stored::of_bytes(&kv_shape, 0, &gpu.read(layer.k).unwrap()).values();
                 let wanted = expected(&k, shape.k_dim, &rows, turn, wk);
-                let places_k = places(&rows, shape.n_kv_heads, shape.k_dim, shape.page);
-                for (place, wanted) in places_k.iter().zip(&wanted) {
-                    if let Some(at) = *place {
-                        let got = f64::from(f16::from_bits(got_k[at]).to_f32());
-                        // Half a unit in the last place of f16, and f32's error.
-                        let allowed = wanted.abs() / 2048.0 * 1.001 + 1e-5;
+                let places = places(&rows, shape.n_kv_heads, shape.page);
+                for (place, wanted) in places.iter().zip(wanted.chunks(shape.k_dim)) {
+                    let Some(at) = *place else { continue };
+                    let largest = wanted.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+                    for (got, wanted) in got[at * shape.k_dim..].iter().zip(wanted) {
+                        // Half a unit in the last place of F16 and F8, whose smallest are 2^-18 of the largest at most, and
+                        // half a step of Q8_0 with its scale rounded; and f32's error.
+                        let rounding = match kv_shape.ty {
+                            KvType::F16 => wanted.abs() / 2048.0 * 1.001,
+                            KvType::Q8_0 => largest * (0.501 / 127.0 + 1.0 / 2048.0),
+                            KvType::F8E4M3 => wanted.abs() / 16.0 * 1.001 + largest / 200_000.0,
+                        };
                         assert!(
-                            (got - wanted).abs() <= allowed,
+                            (got - wanted).abs() <= rounding + 1e-5,
                             "{what}: key {got}, not {wanted}"
                         );
-                        n_written += 1;
                     }
                 }
-                assert_eq!(n_written, 4 * shape.n_kv_heads * shape.k_dim);
-
-                let mut wanted = vec![OLD; 3 * shape.n_kv_heads * shape.page * shape.v_dim];
-                let places_v = places(&rows, shape.n_kv_heads, shape.v_dim, shape.page);
-                for (place, &v) in places_v.iter().zip(&v) {
-                    if let Some(at) = *place {
-                        wanted[at] = f16::from_f32(v).to_bits();
-                    }
-                }
+                assert_eq!(places.iter().flatten().count(), 4 * shape.n_kv_heads);
                 assert_eq!(
-                    gpu.read(caches[1].as_slice::<u16>()).unwrap(),
-                    wanted,
+                    gpu.read(layer.v).unwrap(),
+                    appended(&kv_shape, 1, &rows, &v),
                     "{what}: values"
                 );
             }

@@ -217,6 +217,7 @@ pub fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
         KvTypeArg::F16 => "f16",
         KvTypeArg::F32 => "f32",
         KvTypeArg::Q8_0 => "q8_0",
+        KvTypeArg::F8E4M3 => "fp8",
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rocmforge::engine::backend::gpu;
 use rocmforge::engine::backend::times::{StepPart, StepTimes};
 use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::plan::{Plan, PlanCost};
+use rocmforge::engine::plan::{KvSpec, Plan, PlanCost};
 use rocmforge::engine::{Device, EngineConfig, default_threads};
 use rocmforge::profile::advisor::{self, Facts, MoreThreads, SmallerKv};
 use rocmforge::profile::clock;
@@ -317,10 +317,17 @@ impl Found<'_> {
             n_cores,
             ceilings: Ceilings::of_cpu(self.config().isa, n_cores),
         });
-        let bytes = |kv_type| self.session.model.kv_bytes_per_token(kv_type) as f64;
-        let smaller_kv = (on_cpu && self.config().kv_type != KvType::Q8_0).then(|| SmallerKv {
-            name: "q8_0".to_string(),
-            bytes_share: bytes(KvType::Q8_0) / bytes(self.config().kv_type),
+        let model = &self.session.model;
+        let bytes = |kv_type| model.kv_bytes_per_token(kv_type) as f64;
+        let has_blocks = |kv: &KvSpec| [kv.k_dim, kv.v_dim].iter().all(|n| n % 32 == 0);
+        let smaller = match model.plan.kv.iter().all(has_blocks) {
+            true => KvType::Q8_0,
+            false => KvType::F8E4M3,
+        };
+        let bytes_share = bytes(smaller) / bytes(self.config().kv_type);
+        let smaller_kv = (bytes_share < 1.0).then(|| SmallerKv {
+            name: smaller.name().to_string(),
+            bytes_share,
         });
         Facts {
             more_threads,

@@ -1,5 +1,7 @@
 //! Attention as its definition says, in f64: all scores, softmax, weighted sum. The oracle.
 
+use rocmforge_gguf::quant::f8;
+
 use super::KvSlice;
 use crate::generic::attention::QueryTile;
 use crate::pool::Tile;
@@ -47,5 +49,9 @@ fn element(cache: KvSlice<'_>, i: usize) -> f64 {
         KvSlice::F16(x) => half::f16::from_bits(x[i]).to_f64(),
         KvSlice::F32(x) => f64::from(x[i]),
         KvSlice::Q8_0(x) => f64::from(x[i / 32].d.to_f32()) * f64::from(x[i / 32].qs[i % 32]),
+        KvSlice::F8E4M3 { heads, dim } => {
+            let head = &heads[i / dim * (dim + 1)..];
+            f64::from(f8::factor(head[0])) * f64::from(f8::number(head[1 + i % dim]))
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Writing new keys and values into the paged cache.
 
+use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 
 use super::{MIN_TASK_WORK, TASKS_PER_THREAD};
@@ -12,7 +13,8 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// Writes the key (or value) rows of tokens into their slots: as f16 rounded to nearest even, as
-/// Q8_0 quantized like activations ([`crate::ActFormat::Q8x32`]).
+/// Q8_0 quantized like activations ([`crate::ActFormat::Q8x32`]), as codes of eight bits with a scale
+/// for each head ([`f8::quantize`]).
 ///
 /// - `x` [n_tokens, n_kv_heads * dim]
 /// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot
@@ -35,18 +37,24 @@ pub fn kv_append(
     slots: &[u32],
     cache: KvSliceMut<'_>,
 ) {
-    let block_len = match cache {
-        KvSliceMut::F16(_) | KvSliceMut::F32(_) => 1,
-        KvSliceMut::Q8_0(_) => 32,
+    let head_len = match cache {
+        KvSliceMut::F16(_) | KvSliceMut::F32(_) => dim,
+        KvSliceMut::Q8_0(_) => {
+            assert!(
+                dim.is_multiple_of(32),
+                "heads of {dim} values are not blocks of 32"
+            );
+            dim / 32
+        }
+        KvSliceMut::F8E4M3 { dim: cached, .. } => {
+            assert_eq!(dim, cached, "heads as wide as those of the cache");
+            dim + 1
+        }
     };
-    assert!(
-        dim.is_multiple_of(block_len),
-        "heads of {dim} values are not blocks of {block_len}"
-    );
     let layout = Layout {
         n_kv_heads,
         dim,
-        block_len,
+        head_len,
         page,
     };
     assert_eq!(
@@ -86,14 +94,20 @@ pub fn kv_append(
                 }
             });
         }
+        KvSliceMut::F8E4M3 { heads, .. } => {
+            append(pool, &layout, x, slots, heads, &|row, out| {
+                let (scale, codes) = out.split_at_mut(1);
+                scale[0] = f8::quantize(row, codes);
+            });
+        }
     }
 }
 
 struct Layout {
     n_kv_heads: usize,
     dim: usize,
-    /// Values of an element of the cache; divides `dim`.
-    block_len: usize,
+    /// Elements of the cache that keep a head.
+    head_len: usize,
     page: usize,
 }
 
@@ -101,11 +115,6 @@ impl Layout {
     /// Values of a token.
     fn row_len(&self) -> usize {
         self.n_kv_heads * self.dim
-    }
-
-    /// Elements of the cache that keep a head.
-    fn head_len(&self) -> usize {
-        self.dim / self.block_len
     }
 }
 
@@ -126,7 +135,7 @@ fn append<T: Send>(
     if slots.is_empty() || layout.row_len() == 0 {
         return;
     }
-    let head_len = layout.head_len();
+    let head_len = layout.head_len;
     let block_len = layout.n_kv_heads * head_len * layout.page;
     assert!(
         block_len > 0 && cache.len().is_multiple_of(block_len),

@@ -45,6 +45,11 @@ enum CacheData {
     F32(Vec<f32>),
     /// Blocks of `Q8_0`, as bytes because those come zeroed from the system.
     Q8_0(Vec<u8>),
+    /// Heads of `dim` codes after their scale.
+    F8E4M3 {
+        heads: Vec<u8>,
+        dim: usize,
+    },
 }
 
 /// Activations in the form that products read.
@@ -205,6 +210,10 @@ impl CacheData {
             KvType::F16 => CacheData::F16(vec![f16::ZERO.to_bits(); n_heads * dim]),
             KvType::F32 => CacheData::F32(vec![0.0; n_heads * dim]),
             KvType::Q8_0 => CacheData::Q8_0(vec![0; n_heads * kv_type.head_bytes(dim)]),
+            KvType::F8E4M3 => CacheData::F8E4M3 {
+                heads: vec![0; n_heads * kv_type.head_bytes(dim)],
+                dim,
+            },
         }
     }
 
@@ -213,6 +222,7 @@ impl CacheData {
             CacheData::F16(values) => KvSlice::F16(values),
             CacheData::F32(values) => KvSlice::F32(values),
             CacheData::Q8_0(bytes) => KvSlice::Q8_0(quant::blocks(bytes)),
+            CacheData::F8E4M3 { heads, dim } => KvSlice::F8E4M3 { heads, dim: *dim },
         }
     }
 
@@ -221,6 +231,7 @@ impl CacheData {
             CacheData::F16(values) => KvSliceMut::F16(values),
             CacheData::F32(values) => KvSliceMut::F32(values),
             CacheData::Q8_0(bytes) => KvSliceMut::Q8_0(quant::blocks_mut(bytes)),
+            CacheData::F8E4M3 { heads, dim } => KvSliceMut::F8E4M3 { heads, dim: *dim },
         }
     }
 }

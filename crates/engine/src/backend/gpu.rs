@@ -28,15 +28,16 @@ use super::{
 };
 use crate::batch::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
 use crate::error::EngineError;
+use crate::kv_cache::KvType;
 use crate::model::Weights;
 use crate::plan::{BufferId, Op, Plan};
 use choices::{Choices, Chooser};
 use compile::Stage;
-pub(crate) use device::free_for_steps;
 pub use device::{
     DeviceId, DeviceInfo, GpuConfig, GpuError, Graphs, OpenOptions, Survey, Variants, first,
     image_targets, read_bandwidth, survey,
 };
+pub(crate) use device::{free_for_steps, kv_type};
 use memory::{Memory, Sizes};
 use run_op::Launcher;
 use step::{N_SLOTS, StepShape, StepSizes, StepToken};
@@ -61,6 +62,7 @@ pub struct GpuOptions {
     pub page: usize,
     /// Pages of the KV cache.
     pub n_blocks: usize,
+    pub kv_type: KvType,
     pub graphs: Graphs,
     /// What the host samples with.
     pub isa: Isa,
@@ -104,6 +106,9 @@ struct InFlight {
 
 impl GpuBackend {
     /// Takes the memory of everything and copies the weights. Rotations of `plan` are settled for the context.
+    ///
+    /// # Errors
+    /// Those of the device, and what it does not compute.
     pub fn new(
         gpu: Gpu,
         plan: Plan,
@@ -127,6 +132,7 @@ impl GpuBackend {
             n_ctx: options.n_ctx,
             page: options.page,
             n_blocks: options.n_blocks,
+            kv_type: kv_type(options.kv_type)?,
         };
         let before = gpu.allocated_bytes();
         let memory = Memory::new(&gpu, &plan, &sizes)?;

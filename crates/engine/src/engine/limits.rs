@@ -79,8 +79,7 @@ pub(super) fn resolve(
 
 /// Refuses a cache type whose blocks do not fit the model's heads.
 fn check_heads(model: &Model, kv_type: KvType) -> Result<(), EngineError> {
-    let ty = kv_type.ggml_type();
-    let block_len = ty.block_len();
+    let block_len = kv_type.block_len();
     let mut dims = model
         .plan
         .kv
@@ -89,7 +88,7 @@ fn check_heads(model: &Model, kv_type: KvType) -> Result<(), EngineError> {
     match dims.find(|dim| !dim.is_multiple_of(block_len)) {
         None => Ok(()),
         Some(head_dim) => Err(EngineError::KvTypeHeadDim {
-            kv_type: ty.name(),
+            kv_type: kv_type.name(),
             block_len,
             head_dim,
         }),
@@ -207,6 +206,13 @@ mod tests {
         // 34 bytes instead of 64.
         let narrow = resolve(&narrow, Some(20 * MIB)).0;
         assert_eq!(narrow, (tight * 64 / 34).min(2048) / 32 * 32);
+        let float = EngineConfig {
+            kv_type: KvType::F8E4M3,
+            ..config.clone()
+        };
+        // A byte for each value, and one for each head.
+        let float = resolve(&float, Some(20 * MIB)).0;
+        assert_eq!(float, (tight * 128 / 65).min(2048) / 32 * 32);
         let asked = EngineConfig {
             n_ctx: Some(5000),
             n_kv_tokens: Some(100),
@@ -226,8 +232,8 @@ mod tests {
         model.plan.kv[3].v_dim = 80;
         let message = resolve(&model, &config, None).unwrap_err().to_string();
         assert!(message.contains("heads of 80 values"), "{message}");
-        assert!(message.contains("f16"), "{message}");
-        for kv_type in [KvType::F16, KvType::F32] {
+        assert!(message.contains("f16 or fp8"), "{message}");
+        for kv_type in [KvType::F16, KvType::F32, KvType::F8E4M3] {
             let config = EngineConfig {
                 kv_type,
                 ..EngineConfig::default()

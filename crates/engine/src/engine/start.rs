@@ -10,7 +10,6 @@ use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuOptions};
 use crate::error::EngineError;
 use crate::executor::Executor;
-use crate::kv_cache::KvType;
 use crate::memory;
 use crate::model::Model;
 use crate::plan::Plan;
@@ -41,9 +40,7 @@ pub(super) fn on_gpu(
     config: &EngineConfig,
     gpu: &GpuConfig,
 ) -> Result<(Executor, Resolved), EngineError> {
-    if config.kv_type != KvType::F16 {
-        return Err(EngineError::GpuKvType);
-    }
+    gpu::kv_type(config.kv_type)?;
     let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
     Executor::start(config.steps_in_flight, move || {
         let device = gpu.open()?;
@@ -66,6 +63,7 @@ pub(super) fn on_gpu(
             max_seqs: limits.max_seqs,
             page: config.page,
             n_blocks: resolved.n_blocks,
+            kv_type: config.kv_type,
             graphs: gpu.graphs,
             isa: config.isa,
             n_threads: n_threads(&config),

@@ -9,8 +9,6 @@ mod block_pool;
 mod block_table;
 mod prefix;
 
-use rocmforge_gguf::GgmlType;
-
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
 pub use prefix::PrefixHash;
@@ -32,21 +30,39 @@ pub enum KvType {
     F32,
     /// Codes of 8 bits in blocks of 32 values of a head, with an f16 scale.
     Q8_0,
+    /// Floating point of 8 bits, 4 of them the exponent's, with a power of two for each head
+    /// ([`rocmforge_gguf::quant::f8`]).
+    F8E4M3,
 }
 
 impl KvType {
-    /// The format of the values.
-    pub fn ggml_type(self) -> GgmlType {
+    pub const ALL: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::F8E4M3];
+
+    /// As options and messages name it.
+    pub fn name(self) -> &'static str {
         match self {
-            KvType::F16 => GgmlType::F16,
-            KvType::F32 => GgmlType::F32,
-            KvType::Q8_0 => GgmlType::Q8_0,
+            KvType::F16 => "f16",
+            KvType::F32 => "f32",
+            KvType::Q8_0 => "q8_0",
+            KvType::F8E4M3 => "fp8",
+        }
+    }
+
+    /// Values that share a scale, where a head must be whole blocks of them.
+    pub fn block_len(self) -> usize {
+        match self {
+            KvType::F16 | KvType::F32 | KvType::F8E4M3 => 1,
+            KvType::Q8_0 => 32,
         }
     }
 
     /// Bytes of a head of `dim` values, rounded up to whole blocks.
     pub fn head_bytes(self, dim: usize) -> usize {
-        let ty = self.ggml_type();
-        dim.div_ceil(ty.block_len()) * ty.block_bytes()
+        match self {
+            KvType::F16 => 2 * dim,
+            KvType::F32 => 4 * dim,
+            KvType::Q8_0 => 34 * dim.div_ceil(32),
+            KvType::F8E4M3 => dim + 1,
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+pub mod f8;
 mod fit;
 pub mod iq;
 pub mod k;

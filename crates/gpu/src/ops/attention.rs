@@ -1,11 +1,11 @@
-//! Attention over the paged cache: `kernels/attention_decode.hip` for steps with a few rows of each sequence,
-//! `kernels/attention_prefill.hip` for others.
+//! Attention over the paged cache: `kernels/kv/attention_decode.hip` for steps with a few rows of each sequence,
+//! `kernels/kv/attention_prefill.hip` for others.
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
+use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
 use crate::launch::Params;
 use crate::memory::{Buffer, Slice};
-use crate::operands::KvLayer;
 use crate::step::Step;
 use crate::variant::Variant;
 
@@ -48,9 +48,10 @@ pub struct AttentionScratch {
 
 impl AttentionScratch {
     /// For steps of up to `max_seqs` rows (more are computed without splits where they do not fit), sequences of up to
-    /// `n_ctx` positions.
+    /// `n_ctx` positions, over caches of type `ty`.
     pub fn new(
         gpu: &Gpu,
+        ty: KvType,
         max_seqs: usize,
         n_heads: usize,
         v_dim: usize,
@@ -61,8 +62,8 @@ impl AttentionScratch {
         Ok(AttentionScratch {
             partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
             n_ctx,
-            wave_size: gpu.constant("attention_prefill", "wave_size")?,
-            widest_prefill: gpu.constant("attention_prefill", "widest")?,
+            wave_size: gpu.constant(kv_module!("attention_prefill", ty), "wave_size")?,
+            widest_prefill: gpu.constant(kv_module!("attention_prefill", ty), "widest")?,
         })
     }
 
@@ -83,8 +84,8 @@ impl AttentionScratch {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CacheParams {
-    k: u64,
-    v: u64,
+    k: Planes,
+    v: Planes,
     block_tables: u64,
     max_pages: u32,
     page_shift: u32,
@@ -120,7 +121,7 @@ struct DecodeParams {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<DecodeParams>() == 120);
+const _: () = assert!(size_of::<DecodeParams>() == 136);
 
 // SAFETY: as `DecodeParams` in attention_decode.hip.
 unsafe impl Params for DecodeParams {}
@@ -139,7 +140,7 @@ struct PrefillParams {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<PrefillParams>() == 96);
+const _: () = assert!(size_of::<PrefillParams>() == 112);
 
 // SAFETY: as `PrefillParams` in attention_prefill.hip.
 unsafe impl Params for PrefillParams {}
@@ -215,9 +216,10 @@ pub fn attention(
         scratch,
     };
     call.check();
-    let is_for_prefill = kv.k_dim <= scratch.widest_prefill as usize;
+    let KvShape { k_dim, v_dim, .. } = kv.shape;
+    let is_for_prefill = k_dim <= scratch.widest_prefill as usize;
     let is_short = step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
-    if !is_fast(kv.k_dim, kv.v_dim) || gpu.takes(Variant::AttentionGeneric) {
+    if !is_fast(k_dim, v_dim) || gpu.takes(Variant::AttentionGeneric) {
         call.generic()
     } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
         call.decode()
@@ -237,13 +239,14 @@ struct Call<'a> {
 
 impl Call<'_> {
     fn cache(&self) -> CacheParams {
+        let [k, v] = self.kv.planes();
         CacheParams {
-            k: self.kv.k.ptr(),
-            v: self.kv.v.ptr(),
+            k,
+            v,
             block_tables: self.step.block_tables.ptr(),
             max_pages: self.step.max_pages as u32,
-            page_shift: self.kv.page.trailing_zeros(),
-            n_kv_heads: self.kv.n_kv_heads as u32,
+            page_shift: self.kv.shape.page.trailing_zeros(),
+            n_kv_heads: self.kv.shape.n_kv_heads as u32,
             _pad: 0,
         }
     }
@@ -258,7 +261,7 @@ impl Call<'_> {
     }
 
     fn group(&self) -> usize {
-        self.queries.n_heads / self.kv.n_kv_heads
+        self.queries.n_heads / self.kv.shape.n_kv_heads
     }
 
     fn decode_params(&self, n_splits: usize) -> DecodeParams {
@@ -273,23 +276,28 @@ impl Call<'_> {
             n_rows: self.step.n_rows() as u32,
             n_heads: self.queries.n_heads as u32,
             n_splits: n_splits as u32,
-            k_dim: self.kv.k_dim as u32,
-            v_dim: self.kv.v_dim as u32,
+            k_dim: self.kv.shape.k_dim as u32,
+            v_dim: self.kv.shape.v_dim as u32,
             _pad: 0,
         }
+    }
+
+    /// The module of the kernels for few rows.
+    fn module(&self) -> &'static str {
+        kv_module!("attention_decode", self.kv.shape.ty)
     }
 
     fn decode(&self) -> Result<(), GpuError> {
         let n_rows = self.step.n_rows();
         let heads = self.group().next_power_of_two().min(8);
-        let n_blocks = self.kv.n_kv_heads * self.group().div_ceil(heads);
-        let n_floats = self.queries.n_heads * (self.kv.v_dim + 2);
+        let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(heads);
+        let n_floats = self.queries.n_heads * (self.kv.shape.v_dim + 2);
         let n_splits = match self.gpu.takes(Variant::SplitsOff) {
             true => 1,
             false => self.scratch.n_splits(n_rows, n_blocks, n_floats),
         };
         let params = self.decode_params(n_splits);
-        let kernel = ("attention_decode", decode_kernel(self.kv.k_dim, heads));
+        let kernel = (self.module(), decode_kernel(self.kv.shape.k_dim, heads));
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
         self.gpu.launch(kernel, grid, THREADS, 0, &params)?;
         if n_splits == 1 {
@@ -297,13 +305,13 @@ impl Call<'_> {
         }
         let grid = [self.queries.n_heads as u32, n_rows as u32, 1];
         self.gpu
-            .launch(("attention_decode", "combine"), grid, THREADS, 0, &params)
+            .launch((self.module(), "combine"), grid, THREADS, 0, &params)
     }
 
     fn generic(&self) -> Result<(), GpuError> {
         let grid = [self.queries.n_heads as u32, self.step.n_rows() as u32, 1];
-        let shared_bytes = (self.kv.k_dim + self.kv.v_dim) * size_of::<f32>();
-        let kernel = ("attention_decode", "generic");
+        let shared_bytes = (self.kv.shape.k_dim + self.kv.shape.v_dim) * size_of::<f32>();
+        let kernel = (self.module(), "generic");
         self.gpu.launch(
             kernel,
             grid,
@@ -314,7 +322,7 @@ impl Call<'_> {
     }
 
     fn prefill(&self) -> Result<(), GpuError> {
-        let (kernel, n_waves) = prefill_kernel(self.kv.k_dim);
+        let (kernel, n_waves) = prefill_kernel(self.kv.shape.k_dim);
         let n_queries = 16 * n_waves as usize;
         let tile_heads = self.group().min(n_queries);
         let tile_rows = n_queries / tile_heads;
@@ -330,11 +338,11 @@ impl Call<'_> {
             _pad: 0,
         };
         let n_tiles = self.step.max_rows_of_seq.div_ceil(tile_rows);
-        let n_blocks = self.kv.n_kv_heads * self.group().div_ceil(tile_heads);
+        let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);
         let grid = [n_tiles as u32, n_blocks as u32, self.step.n_seqs() as u32];
         let n_threads = n_waves * self.scratch.wave_size;
-        self.gpu
-            .launch(("attention_prefill", kernel), grid, n_threads, 0, &params)
+        let kernel = (kv_module!("attention_prefill", self.kv.shape.ty), kernel);
+        self.gpu.launch(kernel, grid, n_threads, 0, &params)
     }
 
     fn check(&self) {
@@ -344,16 +352,11 @@ impl Call<'_> {
             scores,
             out,
         } = *self.queries;
-        let (kv, step, n_rows) = (self.kv, self.step, self.step.n_rows());
+        let (kv, step, n_rows) = (self.kv.shape, self.step, self.step.n_rows());
         assert!(
             n_heads.is_multiple_of(kv.n_kv_heads),
             "{n_heads} heads share {} heads of keys and values",
             kv.n_kv_heads
-        );
-        assert!(
-            [16, 32, 64].contains(&kv.page),
-            "pages of {} tokens",
-            kv.page
         );
         assert!(
             kv.k_dim + kv.v_dim <= MAX_GENERIC_DIMS,

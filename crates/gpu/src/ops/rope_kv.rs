@@ -1,11 +1,11 @@
 //! Rotation of queries and keys by their positions, and the append of keys and values to the cache
-//! (`kernels/rope_kv.hip`).
+//! (`kernels/kv/rope_kv.hip`).
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
+use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
 use crate::launch::Params;
 use crate::memory::Slice;
-use crate::operands::KvLayer;
 use crate::step::Step;
 use crate::variant::Variant;
 
@@ -64,8 +64,8 @@ struct RopeKvParams {
     q_out: u64,
     k: u64,
     v: u64,
-    k_cache: u64,
-    v_cache: u64,
+    k_cache: Planes,
+    v_cache: Planes,
     table: u64,
     q_norm: u64,
     k_norm: u64,
@@ -80,10 +80,10 @@ struct RopeKvParams {
     page: u32,
     n_slots: u32,
     eps: f32,
-    _pad: u32,
+    widest: u32,
 }
 
-const _: () = assert!(size_of::<RopeKvParams>() == 128);
+const _: () = assert!(size_of::<RopeKvParams>() == 144);
 
 // SAFETY: as `RopeKvParams` in rope_kv.hip.
 unsafe impl Params for RopeKvParams {}
@@ -103,11 +103,11 @@ pub fn rope(
     params.set_step(step);
     params.set_queries([x, x], head_dim, step.n_rows());
     params.set_table(rotation);
-    params.launch(gpu, rotation.style, step.n_rows())
+    params.launch(gpu, KvType::F16, rotation.style, step.n_rows())
 }
 
 /// Writes the keys `k` [n_rows, n_kv_heads * k_dim] and values `v` [n_rows, n_kv_heads * v_dim] to the slots of their rows,
-/// as f16 rounded to nearest even. Rows whose slot is `u32::MAX` write nothing.
+/// as the type of the cache has them. Rows whose slot is `u32::MAX` write nothing.
 ///
 /// # Panics
 /// If the shapes do not fit together, or a head has an odd number of values.
@@ -121,7 +121,7 @@ pub fn kv_append(
     let mut params = RopeKvParams::default();
     params.set_step(step);
     params.set_cache(layer, k, v, step.n_rows());
-    params.launch(gpu, RopeStyle::Norm, step.n_rows())
+    params.launch(gpu, layer.shape.ty, RopeStyle::Norm, step.n_rows())
 }
 
 /// Both rotations and the append in one launch: [`rope`] of `q` to `q_out` and of `k` to the cache, after the norms of
@@ -137,19 +137,21 @@ pub fn rope_kv(
 ) -> Result<(), GpuError> {
     let mut params = RopeKvParams::default();
     params.set_step(step);
-    params.set_queries([operands.q, operands.q_out], layer.k_dim, step.n_rows());
+    let k_dim = layer.shape.k_dim;
+    params.set_queries([operands.q, operands.q_out], k_dim, step.n_rows());
     params.set_cache(layer, operands.k, operands.v, step.n_rows());
     params.set_table(&operands.rotation);
     if let Some(norms) = &operands.norms {
         assert_eq!(
             [norms.q.len(), norms.k.len()],
-            [layer.k_dim; 2],
+            [k_dim; 2],
             "a weight for each value of a head"
         );
         (params.q_norm, params.k_norm) = (norms.q.ptr(), norms.k.ptr());
         params.eps = norms.eps;
     }
-    params.launch(gpu, operands.rotation.style, step.n_rows())
+    let style = operands.rotation.style;
+    params.launch(gpu, layer.shape.ty, style, step.n_rows())
 }
 
 impl RopeKvParams {
@@ -182,13 +184,14 @@ impl RopeKvParams {
         v: Slice<'_, f32>,
         n_rows: usize,
     ) {
-        let &KvLayer {
+        let KvShape {
+            n_blocks,
             n_kv_heads,
+            page,
             k_dim,
             v_dim,
-            page,
             ..
-        } = layer;
+        } = layer.shape;
         assert!(
             k_dim.is_multiple_of(2) && v_dim.is_multiple_of(2),
             "heads of an even number of values"
@@ -198,21 +201,13 @@ impl RopeKvParams {
             [k_dim, v_dim].map(|dim| n_rows * n_kv_heads * dim),
             "a key and a value of each head for each row"
         );
-        let n_slots = |cache: Slice<'_, u16>, dim: usize| {
-            let block_len = n_kv_heads * page * dim;
-            assert!(
-                block_len > 0 && cache.len().is_multiple_of(block_len),
-                "the cache holds whole blocks"
-            );
-            cache.len() / block_len * page
-        };
-        let n_slots = n_slots(layer.k, k_dim).min(n_slots(layer.v, v_dim));
         (self.k, self.v) = (k.ptr(), v.ptr());
-        (self.k_cache, self.v_cache) = (layer.k.ptr(), layer.v.ptr());
+        [self.k_cache, self.v_cache] = layer.planes();
         self.n_kv_heads = n_kv_heads as u32;
         (self.k_dim, self.v_dim) = (k_dim as u32, v_dim as u32);
         self.page = page as u32;
-        self.n_slots = u32::try_from(n_slots).unwrap_or(u32::MAX);
+        self.n_slots = u32::try_from(n_blocks * page).unwrap_or(u32::MAX);
+        self.widest = self.k_dim.max(self.v_dim);
     }
 
     fn set_table(&mut self, &Rotation { table, n_rot, .. }: &Rotation<'_>) {
@@ -232,15 +227,21 @@ impl RopeKvParams {
         self.n_rot = n_rot as u32;
     }
 
-    fn launch(&self, gpu: &Gpu, style: RopeStyle, n_rows: usize) -> Result<(), GpuError> {
+    fn launch(
+        &self,
+        gpu: &Gpu,
+        ty: KvType,
+        style: RopeStyle,
+        n_rows: usize,
+    ) -> Result<(), GpuError> {
         let lengths = [self.k_dim, self.v_dim, self.n_rot];
         let pointers = [
             self.q,
             self.q_out,
             self.k,
             self.v,
-            self.k_cache,
-            self.v_cache,
+            self.k_cache.codes,
+            self.v_cache.codes,
             self.table,
             self.q_norm,
             self.k_norm,
@@ -256,6 +257,11 @@ impl RopeKvParams {
         };
         let n_heads = self.n_q_heads + 2 * self.n_kv_heads;
         let grid = [n_rows as u32, n_heads.div_ceil(TEAMS), 1];
-        gpu.launch(("rope_kv", kernel), grid, THREADS, 0, self)
+        let shared_bytes = match ty.has_scales() {
+            true => TEAMS * self.widest * size_of::<f32>() as u32,
+            false => 0,
+        };
+        let kernel = (kv_module!("rope_kv", ty), kernel);
+        gpu.launch(kernel, grid, THREADS, shared_bytes, self)
     }
 }

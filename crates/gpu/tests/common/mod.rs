@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program takes what it needs of this")]
 
+pub(crate) mod kv;
 pub(crate) mod values;
 
 use rocmforge_gpu::{Gpu, Variants, set_host_seed};

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 
 use super::ahead::Ahead;
@@ -172,6 +173,12 @@ fn rows<'a, S: Simd>(
                 }
             }
         }
+        KvSlice::F8E4M3 { heads, .. } => {
+            let heads = heads[slot * (dim + 1)..].chunks_exact(dim + 1);
+            for (head, out) in heads.zip(buffer.chunks_exact_mut(pad)).take(BLOCK) {
+                widen_f8(s, head, out);
+            }
+        }
         KvSlice::F32(cache) if dim == pad => return Rows::Wide(&cache[elements]),
         KvSlice::F16(cache) if dim == pad && n_queries <= 4 => return Rows::Half(&cache[elements]),
         KvSlice::F16(cache) if dim == pad => {
@@ -212,4 +219,27 @@ fn rows<'a, S: Simd>(
         }
     }
     Rows::Wide(buffer)
+}
+
+/// A head of codes after their scale as f32, padded with 0.
+#[inline(always)]
+fn widen_f8<S: Simd>(s: S, head: &[u8], out: &mut [f32]) {
+    let (scale, codes) = (f8::factor(head[0]), &head[1..]);
+    // A half with the bits of a code is 2^8 times less than it.
+    let factor = s.splat(scale * 256.0);
+    let (out, padding) = out.split_at_mut(codes.len());
+    for (codes, out) in codes.chunks(S::LANES).zip(out.chunks_mut(S::LANES)) {
+        if codes.len() == S::LANES {
+            let mut halves = [0; PAD];
+            for (half, &code) in halves.iter_mut().zip(codes) {
+                *half = u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7;
+            }
+            s.store(s.mul(s.load_f16(&halves), factor), out);
+        } else {
+            for (&code, out) in codes.iter().zip(out) {
+                *out = f8::number(code) * scale;
+            }
+        }
+    }
+    padding.fill(0.0);
 }

@@ -15,6 +15,7 @@ use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::gpu::{GpuBackend, GpuOptions, Graphs};
 use crate::engine::EngineConfig;
 use crate::error::EngineError;
+use crate::kv_cache::KvType;
 use crate::model::{Model, Weights};
 use crate::plan::{Op, Plan};
 use crate::tokenizer::TokenId;
@@ -116,6 +117,7 @@ impl<'a> FirstUse<'a> {
             max_seqs: PROMPT_ROWS.len(),
             page,
             n_blocks: script.n_blocks,
+            kv_type: self.config.kv_type,
             graphs: Graphs::Off,
             isa,
             n_threads,
@@ -133,7 +135,7 @@ impl<'a> FirstUse<'a> {
         let labels = Labels {
             plan: &plan,
             weights,
-            kv_type: kv_type(self.config),
+            kv_type: self.config.kv_type,
         };
         let report = compare(
             &mut checked,
@@ -174,7 +176,7 @@ pub(super) fn representative(plan: &Plan, weights: &Weights) -> Plan {
     let labels = Labels {
         plan,
         weights,
-        kv_type: String::new(),
+        kv_type: KvType::default(),
     };
     let mut seen = HashSet::new();
     let (mut ops, mut kv) = (Vec::new(), Vec::new());
@@ -218,7 +220,7 @@ fn key(
     let labels = Labels {
         plan,
         weights: &model.weights,
-        kv_type: kv_type(config),
+        kv_type: config.kv_type,
     };
     let mut hash = DefaultHasher::new();
     (fingerprint(target), config.page, plan.kv.len()).hash(&mut hash);
@@ -240,10 +242,6 @@ fn key(
     };
     let facts = facts.join("; ");
     format!("{facts}; {variants}; {graphs}; {:016x}", hash.finish())
-}
-
-fn kv_type(config: &EngineConfig) -> String {
-    format!("{:?}", config.kv_type).to_lowercase()
 }
 
 /// Ids without a pattern.

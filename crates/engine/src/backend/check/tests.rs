@@ -126,7 +126,7 @@ fn check_wrong(model: &Model, plan: &Plan, index: usize, harm: fn(&mut Memory<'_
     let labels = Labels {
         plan,
         weights: &model.weights,
-        kv_type: "f16".to_string(),
+        kv_type: KvType::F16,
     };
     let mut wrong = Wrong {
         backend: backend(Isa::detect()),
@@ -204,7 +204,7 @@ fn kinds(model: &Model, plan: &Plan) -> HashSet<(&'static str, (String, String))
     let labels = Labels {
         plan,
         weights: &model.weights,
-        kv_type: "f16".to_string(),
+        kv_type: KvType::F16,
     };
     let ops = plan.ops.iter();
     ops.map(|op| (op.name(), labels.of(op))).collect()

@@ -3,12 +3,14 @@
 use std::borrow::Cow;
 
 use half::f16;
-use rocmforge_gguf::{GgmlType, quant};
+use rocmforge_gguf::GgmlType;
+use rocmforge_gguf::quant::{self, f8};
 
 use super::{CacheData, CpuBackend, LayerCache};
 use crate::backend::check::{Memory, Part, Stepwise};
 use crate::batch::Batch;
 use crate::error::EngineError;
+use crate::kv_cache::KvType;
 use crate::plan::KvSpec;
 
 impl Stepwise for CpuBackend {
@@ -40,12 +42,16 @@ impl CpuBackend {
 }
 
 impl LayerCache {
-    /// Keys and values as bits of f16.
-    pub(in crate::backend) fn from_f16(spec: KvSpec, k: Vec<u16>, v: Vec<u16>) -> LayerCache {
+    /// Keys and values as a GPU keeps them: all codes, then all scales.
+    pub(in crate::backend) fn from_planes(
+        spec: KvSpec,
+        kv_type: KvType,
+        [k, v]: [&[u8]; 2],
+    ) -> LayerCache {
         LayerCache {
             spec,
-            k: CacheData::F16(k),
-            v: CacheData::F16(v),
+            k: CacheData::from_planes(kv_type, spec.k_dim, k),
+            v: CacheData::from_planes(kv_type, spec.v_dim, v),
         }
     }
 
@@ -61,14 +67,42 @@ impl LayerCache {
         ]
     }
 
-    /// Takes those keys of `other` that are equal to its own or next to them among the numbers of f16.
+    /// Takes those keys of `other` that are equal to its own or next to them among the numbers of the cache: single
+    /// ones, or all that share a scale.
     pub(in crate::backend) fn take_next(&mut self, other: &LayerCache) {
-        if let (CacheData::F16(own), CacheData::F16(other)) = (&mut self.k, &other.k) {
-            for (own, other) in own.iter_mut().zip(other) {
-                if own.abs_diff(*other) <= 1 {
-                    *own = *other;
+        match (&mut self.k, &other.k) {
+            (CacheData::F16(own), CacheData::F16(other)) => {
+                for (own, other) in own.iter_mut().zip(other) {
+                    if own.abs_diff(*other) <= 1 {
+                        *own = *other;
+                    }
                 }
             }
+            (CacheData::Q8_0(own), CacheData::Q8_0(other)) => {
+                let len = GgmlType::Q8_0.block_bytes();
+                take_near(own, other, len, |block| {
+                    let mut values = vec![0.0; GgmlType::Q8_0.block_len()];
+                    quant::dequantize(GgmlType::Q8_0, block, &mut values).expect("a block");
+                    // A code, and the last bit of the scale.
+                    let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+                    let step = vec![largest * 1.1 / 127.0; values.len()];
+                    (values, step)
+                });
+            }
+            (CacheData::F8E4M3 { heads: own, dim }, CacheData::F8E4M3 { heads: other, .. }) => {
+                take_near(own, other, *dim + 1, |head| {
+                    let factor = f8::factor(head[0]);
+                    let values: Vec<f32> = head[1..]
+                        .iter()
+                        .map(|&code| f8::number(code) * factor)
+                        .collect();
+                    // Three bits of mantissa, or steps of 2^-9.
+                    let step = values.iter().map(|x| (x.abs() / 7.5).max(factor / 500.0));
+                    let step = step.collect();
+                    (values, step)
+                });
+            }
+            _ => {}
         }
     }
 
@@ -77,7 +111,58 @@ impl LayerCache {
     }
 }
 
+/// Takes over groups of `len` bytes whose values, by `read` with how far each may be off, are near each other.
+fn take_near(
+    own: &mut [u8],
+    other: &[u8],
+    len: usize,
+    read: impl Fn(&[u8]) -> (Vec<f32>, Vec<f32>),
+) {
+    for (own, other) in own.chunks_exact_mut(len).zip(other.chunks_exact(len)) {
+        if own == other {
+            continue;
+        }
+        let ((a, _), (b, step)) = (read(own), read(other));
+        let pairs = a.iter().zip(&b).zip(&step);
+        if pairs
+            .into_iter()
+            .all(|((a, b), step)| (a - b).abs() <= *step)
+        {
+            own.copy_from_slice(other);
+        }
+    }
+}
+
 impl CacheData {
+    fn from_planes(kv_type: KvType, dim: usize, planes: &[u8]) -> CacheData {
+        // Each `n_codes` bytes of codes have `n_scale` bytes of a scale, which comes first on the CPU.
+        let together = |n_scale: usize, n_codes: usize| -> Vec<u8> {
+            let n = planes.len() / (n_scale + n_codes);
+            let (codes, scales) = planes.split_at(n * n_codes);
+            let pairs = scales
+                .chunks_exact(n_scale)
+                .zip(codes.chunks_exact(n_codes));
+            pairs
+                .flat_map(|(scale, codes)| [scale, codes].concat())
+                .collect()
+        };
+        match kv_type {
+            KvType::F16 => {
+                let pairs = planes.as_chunks::<2>().0.iter();
+                CacheData::F16(pairs.map(|&bytes| u16::from_le_bytes(bytes)).collect())
+            }
+            KvType::F32 => {
+                let values = planes.as_chunks::<4>().0.iter();
+                CacheData::F32(values.map(|&bytes| f32::from_le_bytes(bytes)).collect())
+            }
+            KvType::Q8_0 => CacheData::Q8_0(together(2, 32)),
+            KvType::F8E4M3 => CacheData::F8E4M3 {
+                heads: together(1, dim),
+                dim,
+            },
+        }
+    }
+
     fn to_f32(&self) -> Vec<f32> {
         match self {
             CacheData::F16(bits) => bits
@@ -90,6 +175,15 @@ impl CacheData {
                 let mut values = vec![0.0; bytes.len() / ty.block_bytes() * ty.block_len()];
                 quant::dequantize(ty, bytes, &mut values).expect("the cache is whole blocks");
                 values
+            }
+            CacheData::F8E4M3 { heads, dim } => {
+                let heads = heads.chunks_exact(dim + 1);
+                heads
+                    .flat_map(|head| {
+                        let factor = f8::factor(head[0]);
+                        head[1..].iter().map(move |&code| f8::number(code) * factor)
+                    })
+                    .collect()
             }
         }
     }

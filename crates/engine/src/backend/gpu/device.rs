@@ -9,6 +9,7 @@ use rocmforge_gpu::Gpu;
 use super::{compile, weights};
 use crate::backend::check::SelfCheck;
 use crate::error::EngineError;
+use crate::kv_cache::KvType;
 use crate::model::Model;
 use crate::plan::Passes;
 
@@ -62,6 +63,19 @@ fn open_first(options: &OpenOptions) -> Result<Gpu, Vec<GpuError>> {
 fn reasons(errors: &[GpuError]) -> String {
     let errors: Vec<String> = errors.iter().map(GpuError::to_string).collect();
     errors.join("; ")
+}
+
+/// How a device keeps a cache of this type.
+pub(crate) fn kv_type(kv_type: KvType) -> Result<rocmforge_gpu::KvType, EngineError> {
+    match kv_type {
+        KvType::F16 => Ok(rocmforge_gpu::KvType::F16),
+        KvType::Q8_0 => Ok(rocmforge_gpu::KvType::Q8_0),
+        KvType::F8E4M3 => Ok(rocmforge_gpu::KvType::F8E4M3),
+        // Prompts are multiplied in f16: a cache of f32 would not be what it says.
+        KvType::F32 => Err(EngineError::GpuKvType {
+            kv_type: kv_type.name(),
+        }),
+    }
 }
 
 /// The AMD and NVIDIA devices of this machine.

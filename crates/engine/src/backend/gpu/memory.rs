@@ -2,10 +2,12 @@
 //! captured as a graph.
 
 use rocmforge_gpu::ops::AttentionScratch;
-use rocmforge_gpu::{ActForm, Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, Slice};
+use rocmforge_gpu::{
+    ActForm, Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice,
+};
 
 use super::step::{StepMemory, StepShape, StepSizes};
-use crate::plan::{ActsId, BufferId, BufferInfo, KvSpec, Op, Plan, RopeId};
+use crate::plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId};
 
 /// Positions whose rotations are computed at once.
 const ROPE_ROWS: usize = 1024;
@@ -18,6 +20,7 @@ pub(super) struct Sizes {
     /// Tokens of a block of the cache, and blocks.
     pub(super) page: usize,
     pub(super) n_blocks: usize,
+    pub(super) kv_type: KvType,
 }
 
 /// What operations read and write beside the weights.
@@ -29,18 +32,11 @@ pub(super) struct Memory {
     /// `[n_ctx, n_rot / 2, 2]` of each table.
     rope: Vec<(usize, Buffer)>,
     /// K and V of each layer.
-    cache: Vec<LayerCache>,
+    cache: Vec<(KvShape, [Buffer; 2])>,
     /// The other side of a gate, where gate and activation are separate.
     gated: Buffer,
     pub(super) attention: AttentionScratch,
     pub(super) step: StepMemory,
-}
-
-struct LayerCache {
-    spec: KvSpec,
-    page: usize,
-    k: Buffer,
-    v: Buffer,
 }
 
 impl Memory {
@@ -61,13 +57,15 @@ impl Memory {
             Ok((*info, acts))
         });
         let layers = plan.kv.iter().map(|spec| {
-            let n_heads = sizes.n_blocks * sizes.page * spec.n_kv_heads;
-            Ok(LayerCache {
-                spec: *spec,
+            let shape = KvShape {
+                ty: sizes.kv_type,
+                n_blocks: sizes.n_blocks,
+                n_kv_heads: spec.n_kv_heads,
                 page: sizes.page,
-                k: gpu.alloc::<u16>(n_heads * spec.k_dim)?,
-                v: gpu.alloc::<u16>(n_heads * spec.v_dim)?,
-            })
+                k_dim: spec.k_dim,
+                v_dim: spec.v_dim,
+            };
+            Ok((shape, shape.alloc(gpu)?))
         });
         let gated = plan.ops.iter().map(|op| match op {
             Op::GatedMatMul { out, .. } => plan.buffers[out.0 as usize].width,
@@ -85,7 +83,14 @@ impl Memory {
             rope: rope_tables(gpu, plan, sizes.n_ctx)?,
             cache: layers.collect::<Result<_, GpuError>>()?,
             gated: gpu.alloc::<f32>(gated)?,
-            attention: AttentionScratch::new(gpu, max_seqs, n_heads, v_dim, sizes.n_ctx)?,
+            attention: AttentionScratch::new(
+                gpu,
+                sizes.kv_type,
+                max_seqs,
+                n_heads,
+                v_dim,
+                sizes.n_ctx,
+            )?,
             step: StepMemory::new(gpu, sizes.step)?,
         })
     }
@@ -115,20 +120,13 @@ impl Memory {
     }
 
     pub(super) fn layer(&self, layer: usize) -> KvLayer<'_> {
-        let LayerCache { spec, page, k, v } = &self.cache[layer];
-        KvLayer {
-            k: k.as_slice(),
-            v: v.as_slice(),
-            n_kv_heads: spec.n_kv_heads,
-            k_dim: spec.k_dim,
-            v_dim: spec.v_dim,
-            page: *page,
-        }
+        let (shape, memory) = &self.cache[layer];
+        KvLayer::new(*shape, memory)
     }
 
     pub(super) fn kv_bytes(&self) -> u64 {
-        let layers = self.cache.iter();
-        layers.map(|l| (l.k.n_bytes() + l.v.n_bytes()) as u64).sum()
+        let buffers = self.cache.iter().flat_map(|(_, memory)| memory);
+        buffers.map(|buffer| buffer.n_bytes() as u64).sum()
     }
 }
 

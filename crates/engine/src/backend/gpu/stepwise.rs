@@ -54,7 +54,8 @@ impl Stepwise for GpuBackend {
         let cache = self.plan.kv.iter().enumerate().map(|(i, spec)| {
             let layer = self.memory.layer(i);
             let (k, v) = (self.gpu.read(layer.k)?, self.gpu.read(layer.v)?);
-            Ok(LayerCache::from_f16(*spec, k, v))
+            let kv_type = self.options.kv_type;
+            Ok(LayerCache::from_planes(*spec, kv_type, [&k, &v]))
         });
         Ok(Memory {
             buffers: Cow::Owned(buffers.collect::<Result<_, GpuError>>()?),

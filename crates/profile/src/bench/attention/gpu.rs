@@ -1,7 +1,7 @@
 //! Attention on a GPU: the cases' rows as a step in device memory.
 
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
-use rocmforge_gpu::{Buffer, Gpu, KvLayer, SeqRows, Slice, Step};
+use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Slice, Step};
 
 use super::{Data, Kind, Layout, PAGE, Shape, paged};
 use crate::bench::BenchError;
@@ -73,12 +73,29 @@ pub(super) fn prepare(
 ) -> Result<Prepared<'_>, BenchError> {
     let layout = Layout::new(kind, &shape);
     let q = gpu.upload(&layout.rows(&shape, &data.q))?;
-    let k = gpu.upload(&paged(&shape, &data.k))?;
-    let v = gpu.upload(&paged(&shape, &data.v))?;
+    let cache = [
+        gpu.upload(&paged(&shape, &data.k))?,
+        gpu.upload(&paged(&shape, &data.v))?,
+    ];
+    let kv_shape = KvShape {
+        ty: KvType::F16,
+        n_blocks: shape.n / PAGE,
+        n_kv_heads: shape.n_heads,
+        page: PAGE,
+        k_dim: shape.dim,
+        v_dim: shape.dim,
+    };
     let table: Vec<u32> = (0..(shape.n / PAGE) as u32).collect();
     let spans = layout.seqs(kind, &shape);
     let step = GpuStep::new(gpu, &spans, &table, PAGE)?;
-    let scratch = AttentionScratch::new(gpu, spans.len(), layout.n_heads, shape.dim, shape.n)?;
+    let scratch = AttentionScratch::new(
+        gpu,
+        KvType::F16,
+        spans.len(),
+        layout.n_heads,
+        shape.dim,
+        shape.n,
+    )?;
     let out = gpu.alloc::<f32>(shape.len())?;
     let scores = Scores {
         scale: shape.scale(),
@@ -87,14 +104,7 @@ pub(super) fn prepare(
     };
     let prepared = Prepared::new(shape.work(kind), move |n| {
         let out: Slice<'_, f32> = out.as_slice();
-        let kv = KvLayer {
-            k: k.as_slice(),
-            v: v.as_slice(),
-            n_kv_heads: shape.n_heads,
-            k_dim: shape.dim,
-            v_dim: shape.dim,
-            page: PAGE,
-        };
+        let kv = KvLayer::new(kv_shape, &cache);
         time_gpu(gpu, n, || {
             let queries = Queries {
                 q: q.as_slice(),

@@ -2,7 +2,7 @@
 //! model.
 
 use rocmforge_cpu::{KvSliceMut, kv_append};
-use rocmforge_gpu::{Buffer, Gpu, KvLayer, ops};
+use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvType, ops};
 
 use super::{KvShape, MODELS};
 use crate::bench::attention::GpuStep;
@@ -85,11 +85,18 @@ fn on_cpu(cpu: &Cpu, model: KvShape, n_ctx: usize) -> (usize, Prepared<'_>) {
 
 fn on_gpu(gpu: &Gpu, model: KvShape, n_ctx: usize) -> Result<(usize, Prepared<'_>), BenchError> {
     let width = model.n_kv_heads * model.head_dim;
-    let cache = |_| gpu.alloc::<u16>(n_ctx * width);
-    let caches: Vec<Buffer> = (0..2 * model.n_layers)
-        .map(cache)
+    let shape = rocmforge_gpu::KvShape {
+        ty: KvType::F16,
+        n_blocks: n_ctx / PAGE,
+        n_kv_heads: model.n_kv_heads,
+        page: PAGE,
+        k_dim: model.head_dim,
+        v_dim: model.head_dim,
+    };
+    let caches: Vec<[Buffer; 2]> = (0..model.n_layers)
+        .map(|_| shape.alloc(gpu))
         .collect::<Result<_, _>>()?;
-    let n_bytes = caches.iter().map(Buffer::n_bytes).sum();
+    let n_bytes = caches.iter().flatten().map(Buffer::n_bytes).sum();
     let rows = gpu.upload(&Random(4).floats(CHUNK.min(n_ctx) * width))?;
     let table: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
     let step = |[start, len]: [usize; 2]| GpuStep::new(gpu, &[[0, len, start]], &table, PAGE);
@@ -99,15 +106,8 @@ fn on_gpu(gpu: &Gpu, model: KvShape, n_ctx: usize) -> Result<(usize, Prepared<'_
             for step in &steps {
                 let step = step.step();
                 let rows = rows.as_slice::<f32>().part(0..step.n_rows() * width);
-                for kv in caches.chunks_exact(2) {
-                    let layer = KvLayer {
-                        k: kv[0].as_slice(),
-                        v: kv[1].as_slice(),
-                        n_kv_heads: model.n_kv_heads,
-                        k_dim: model.head_dim,
-                        v_dim: model.head_dim,
-                        page: PAGE,
-                    };
+                for cache in &caches {
+                    let layer = KvLayer::new(shape, cache);
                     ops::kv_append(gpu, &layer, rows, rows, &step)?;
                 }
             }

@@ -3,7 +3,7 @@
 
 use rocmforge_cpu::{AttnSeq, AttnShape, KvSlice, attention};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
-use rocmforge_gpu::{Buffer, Gpu, KvLayer};
+use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType};
 
 use super::PAGES;
 use crate::bench::attention::GpuStep;
@@ -142,26 +142,26 @@ fn on_gpu(
         copies.push([gpu.upload(&values[0])?, gpu.upload(&values[1])?]);
     }
     let step = GpuStep::new(gpu, &[[0, 1, n_ctx - 1]], &table, page)?;
-    let scratch = AttentionScratch::new(gpu, 1, N_HEADS, DIM, n_ctx)?;
+    let scratch = AttentionScratch::new(gpu, KvType::F16, 1, N_HEADS, DIM, n_ctx)?;
     let out = gpu.alloc::<f32>(N_HEADS * DIM)?;
     let scores = Scores {
         scale: 1.0 / (DIM as f32).sqrt(),
         soft_cap: None,
         window: None,
     };
+    let kv_shape = KvShape {
+        ty: KvType::F16,
+        n_blocks: n_values(n_ctx) / (N_KV_HEADS * page * DIM),
+        n_kv_heads: N_KV_HEADS,
+        page,
+        k_dim: DIM,
+        v_dim: DIM,
+    };
     let mut i = 0;
     Ok(Prepared::new(work(n_ctx), move |n| {
         time_gpu(gpu, n, || {
-            let [k, v] = &copies[i];
+            let kv = KvLayer::new(kv_shape, &copies[i]);
             i = (i + 1) % copies.len();
-            let kv = KvLayer {
-                k: k.as_slice(),
-                v: v.as_slice(),
-                n_kv_heads: N_KV_HEADS,
-                k_dim: DIM,
-                v_dim: DIM,
-                page,
-            };
             let queries = Queries {
                 q: q.as_slice(),
                 n_heads: N_HEADS,

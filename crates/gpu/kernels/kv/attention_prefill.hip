@@ -7,7 +7,7 @@
 // a wave, so that a key loaded once serves all of them. Blocks walk KEYS positions at a time, from the first that a row
 // of the tile sees to the last; waves leave out what none of their rows sees.
 //
-// Keys and values are f16 as they are. Queries and weights are each the sum of two f16, the second what rounding lost in
+// Keys and values are f16 in the memory of the block, whatever the cache keeps. Queries and weights are each the sum of two f16, the second what rounding lost in
 // the first: two products for one, and an error near that of f32.
 //
 // Where matrix units have a lane hold whole columns of C, scores are computed as k q^T and the output as v^T p^T: a
@@ -74,8 +74,6 @@ template <bool SHORT> DEV void hold_loads() {
 #endif
 }
 
-DEV u32 pack_halves(float low, float high) { return f2h(low) | (u32)f2h(high) << 16; }
-
 // Weights [query, position] of a tile as an operand; `memory` is the wave's own, WEIGHT_BYTES.
 #if defined(MMA_DOT)
 constexpr u32 WEIGHT_PITCH = 48, WEIGHT_BYTES = 16 * WEIGHT_PITCH;
@@ -121,13 +119,15 @@ DEV QueryOperand weight_operand(const float* p, u8*) {
 }
 #endif
 
+using Piece = kv::Piece<Kv>;
+
 template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     static constexpr u32 THREADS = WAVES * WARP_SIZE;
     static constexpr u32 QUERIES = WAVES * 16;
     static constexpr u32 PITCH = DIM * 2 + 16;
     static constexpr u32 STEPS = DIM / 16;
     static constexpr u32 TILES = KEYS / 16;
-    // 16-byte pieces of a row, of the keys of a block, and of those for each thread.
+    // Pieces of 8 values of a row, of the keys of a block, and of those for each thread.
     static constexpr u32 PIECES = DIM / 8;
     static constexpr u32 N_PIECES = KEYS * PIECES;
     static constexpr u32 LOADS = (N_PIECES + THREADS - 1) / THREADS;
@@ -217,21 +217,21 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     DEV_MEMBER const u8* query_part(u32 part) const { return memory + (part * QUERIES + wave() * 16) * PITCH; }
 
     // Keys or values from position `from` on, on their way to memory; those that no row sees are read as others.
-    DEV_MEMBER void load(const u16* base, u32 from, u32x4* to) const {
+    DEV_MEMBER void load(const kv::Planes& planes, u32 from, Piece* to) const {
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
             u32 piece = min_of(tid() + i * THREADS, N_PIECES - 1);
             u32 pos = min_of(max_of(from + piece / PIECES, first_key), last_pos);
             u64 slot = p.cache.slot(p.cache.block(seq, pos), kv_head, pos);
-            to[i] = load16(base + slot * DIM + piece % PIECES * 8);
+            to[i] = Piece::load(planes, slot, DIM, piece % PIECES * 8);
         }
     }
-    DEV_MEMBER void store(u8* place, const u32x4* from) const {
+    DEV_MEMBER void store(u8* place, const Piece* from) const {
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
             u32 piece = tid() + i * THREADS;
             if (N_PIECES % THREADS == 0 || piece < N_PIECES)
-                store16(place + piece / PIECES * PITCH + piece % PIECES * 16, from[i]);
+                store16(place + piece / PIECES * PITCH + piece % PIECES * 16, from[i].halves());
         }
     }
 
@@ -264,7 +264,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
         for (u32 i = 0; i < STEPS; i++) out[i] = Tile::zero();
         u32 wave_first = uniform(position_of(wave() * 16)), wave_last = uniform(position_of(wave() * 16 + 15));
 
-        u32x4 coming[LOADS];
+        Piece coming[LOADS];
         u32 begin = first_key / KEYS * KEYS;
         load(p.cache.k, begin, coming);
         for (u32 at = begin; at <= last_pos; at += KEYS) {

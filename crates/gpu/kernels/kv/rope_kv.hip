@@ -4,15 +4,15 @@
 // table[position][i], (a, b) becomes (a cos - b sin, a sin + b cos); values from n_rot on stay. With norm weights, the head
 // is first x / sqrt(mean(x^2) + eps) * weight.
 //
-// q [n_rows, n_q_heads, k_dim] goes to q_out, which may be q; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads, v_dim] go, as f16
-// rounded to nearest even, to k_cache and v_cache [n_blocks, n_kv_heads, page, dim] at slots[row] = block * page +
+// q [n_rows, n_q_heads, k_dim] goes to q_out, which may be q; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads, v_dim] go, as
+// kv_type.h stores them, to k_cache and v_cache [n_blocks, n_kv_heads, page, dim] at slots[row] = block * page +
 // offset. A row whose slot is beyond the cache (NO_ROW) appends nothing. table [n_ctx, n_rot / 2, 2].
 //
 // Block (row, eight heads): a team of 32 lanes per head, queries first, then keys, then values. A lane takes W pairs at a
-// time, in two runs of W neighbouring values: W is 4 where all is aligned to 16 bytes and whole runs, else 1. No shared
-// memory.
+// time, in two runs of W neighbouring values: W is 4 where all is aligned to 16 bytes and whole runs, else 1. For types
+// with scales the rows of the block's heads meet in shared memory first, widest * 4 bytes a head; else there is none.
+#include "kv_type.h"
 #include "step.h"
-#include "team.h"
 
 constexpr u32 THREADS = 256;
 
@@ -21,8 +21,8 @@ struct RopeKvParams {
     float* q_out;
     const float* k;
     const float* v;
-    u16* k_cache;
-    u16* v_cache;
+    kv::Planes k_cache;
+    kv::Planes v_cache;
     const float* table;
     // Weights of the norms of heads, or null.
     const float* q_norm;
@@ -38,7 +38,8 @@ struct RopeKvParams {
     u32 page;
     u32 n_slots;
     float eps;
-    u32 pad;
+    // The larger of k_dim and v_dim.
+    u32 widest;
 };
 
 template <u32 W> struct Run {
@@ -106,13 +107,22 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         scale = 1.0f / sqrt_of(group_reduce<Sum, TEAM>(sum) / (float)dim + p.eps);
     }
 
-    u64 place = 0;
+    constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None;
+    // Rows that are gathered for their scales.
+    [[maybe_unused]] float* gathered = nullptr;
+    if constexpr (HAS_SCALES) {
+        DYNAMIC_SHARED(float, memory);
+        gathered = memory + tid() / TEAM * p.widest;
+    }
+    u64 cached = 0;
+    [[maybe_unused]] bool is_cached = false;
     if (!is_q && job < n_heads) {
         u32 slot = p.slots[row];
-        if (slot >= p.n_slots) return;
-        place = (((u64)(slot / p.page) * p.n_kv_heads + head) * p.page + slot % p.page) * dim;
+        is_cached = slot < p.n_slots;
+        if (!HAS_SCALES && !is_cached) return;
+        if (is_cached) cached = ((u64)(slot / p.page) * p.n_kv_heads + head) * p.page + slot % p.page;
     }
-    u16* cache = (is_v ? p.v_cache : p.k_cache) + place;
+    const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;
     const float* angles = p.table;
     if (p.n_rot) angles += (u64)min_of(p.positions[row], p.n_ctx - 1) * p.n_rot;
     for (u32 unit = lane_of_team; unit < n_units; unit += TEAM) {
@@ -139,9 +149,16 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         }
         if (is_q) {
             store_run<W>(p.q_out + base + first, a), store_run<W>(p.q_out + base + second, b);
+        } else if constexpr (HAS_SCALES) {
+            store_run<W>(gathered + first, a), store_run<W>(gathered + second, b);
         } else {
-            store_run_f16<W>(cache + first, a), store_run_f16<W>(cache + second, b);
+            u16* to = (u16*)cache.codes + cached * dim;
+            store_run_f16<W>(to + first, a), store_run_f16<W>(to + second, b);
         }
+    }
+    if constexpr (HAS_SCALES) {
+        barrier();
+        kv::store_row<Kv>(cache, cached, is_cached ? dim : 0, p.widest, gathered);
     }
 }
 

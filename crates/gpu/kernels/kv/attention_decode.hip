@@ -7,7 +7,7 @@
 //
 // decode_DIM_HEADS: one block of 128 threads for (up to HEADS query heads of a KV head, split, row), so that each key
 // and value is loaded once for the heads that share it. A wave takes tiles of positions on its own: 8 dimensions of a
-// key to a lane in one 16-byte load, DIM / 8 lanes (the next power of two) to a position. The products of a tile are
+// key to a lane in one load of 16 or 8 bytes, DIM / 8 lanes (the next power of two) to a position. The products of a tile are
 // summed over lanes by halving exchanges, which leave each lane with scores of its own, so each exponential is computed
 // once. Loads of the next keys are in flight meanwhile. Nothing waits for other waves before the end, where the waves
 // are merged in their order. Shared memory: waves * HEADS * (DIM + 2) * 4 bytes, at most 33 KB.
@@ -105,14 +105,22 @@ template <u32 DIM, u32 HEADS> struct Decode {
     // Lanes of a position that hold scores of different heads.
     static constexpr u32 HEAD_LANES = HEADS / PER;
     static_assert(PER <= HEADS && SLOTS >= 1 && SLOTS <= 16, "the distribution of scores");
+    // Scales of blocks come with the loads; the scale of a row only to the lanes that hold the position's scores.
+    static constexpr u32 N_SCALES = Kv::SCALES == kv::Scales::Block ? LOADS : 1;
+
+    // What a lane has of the keys or values of a tile.
+    struct Pieces {
+        typename Kv::Eight eight[LOADS];
+        typename Kv::Scale scale[N_SCALES];
+    };
 
     const DecodeParams& p;
     Span span;
     u32 seq, kv_head;
     u32 slot, dim;
 
-    // 16-byte pieces of the positions from `tile` on. Positions that are not seen are read as the nearest that is.
-    DEV_MEMBER void load(const u16* base, u32 tile, Half8* to) const {
+    // Pieces of the positions from `tile` on. Positions that are not seen are read as the nearest that is.
+    DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces& to) const {
         u64 run = 0;
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
@@ -121,9 +129,17 @@ template <u32 DIM, u32 HEADS> struct Decode {
                 run = p.cache.slot(p.cache.block(seq, pos), kv_head, 0);
             }
             u32 pos = clamp(tile + i * SLOTS + slot) & ((1u << p.cache.page_shift) - 1);
-            to[i] = load_half8(base + (run + pos) * DIM + dim);
+            to.eight[i] = Kv::load(from, run + pos, DIM, dim);
+            if constexpr (Kv::SCALES == kv::Scales::Block) to.scale[i] = Kv::load_scale(from, run + pos, DIM, dim);
+        }
+        if constexpr (Kv::SCALES == kv::Scales::Row) {
+            u32 pos = clamp(position_of_scores(tile));
+            to.scale[0] = Kv::load_scale(from, p.cache.slot(p.cache.block(seq, pos), kv_head, pos), DIM, 0);
         }
     }
+    // Where this lane's scores of a tile are: PER of them, of one position.
+    static DEV_MEMBER u32 first_score() { return lane() % LANES / DUP * PER; }
+    DEV_MEMBER u32 position_of_scores(u32 tile) const { return tile + first_score() / HEADS * SLOTS + slot; }
     DEV_MEMBER u32 clamp(u32 pos) const { return min_of(max_of(pos, span.first), span.last); }
 
     // The lane of a position that holds the score of (load, head), and which of its PER.
@@ -171,35 +187,42 @@ template <u32 DIM, u32 HEADS> struct Decode {
 
         u32 begin = span.start + split * span.split_len, end = min_of(begin + span.split_len, span.last + 1);
         u32 mine = uniform(begin + wave() * TILE);
-        Half8 k[LOADS], v[LOADS];
+        Pieces k, v;
         if (mine < end) load(p.cache.k, mine, k);
         for (u32 tile = mine; tile < end; tile += N_WAVES * TILE) {
             load(p.cache.v, tile, v);
             float s[N_SCORES];
 #pragma unroll
-            for (u32 i = 0; i < LOADS; i++)
+            for (u32 i = 0; i < LOADS; i++) {
+                float key[8];
+                k.eight[i].unpack(key);
 #pragma unroll
                 for (u32 h = 0; h < HEADS; h++) {
                     float dot = 0.0f;
 #pragma unroll
-                    for (u32 j = 0; j < 8; j++) dot = fma(k[i][j], q[h][j], dot);
+                    for (u32 j = 0; j < 8; j++) dot = fma(key[j], q[h][j], dot);
+                    if constexpr (Kv::SCALES == kv::Scales::Block) dot *= Kv::factor(k.scale[i]);
                     s[i * HEADS + h] = dot;
                 }
+            }
+            [[maybe_unused]] float key_factor = 1.0f;
+            if constexpr (Kv::SCALES == kv::Scales::Row) key_factor = Kv::factor(k.scale[0]);
             u32 next = tile + N_WAVES * TILE;
             if (next < end) load(p.cache.k, next, k);
             sum_and_scatter<LANES / 2, N_SCORES>(s);
             float rescale[PER];
-            u32 first_score = lane() % LANES / DUP * PER;
+            u32 pos = position_of_scores(tile);
+            bool seen = pos >= span.first && pos < end;
 #pragma unroll
             for (u32 i = 0; i < PER; i++) {
-                u32 pos = tile + (first_score + i) / HEADS * SLOTS + slot;
-                bool seen = pos >= span.first && pos < end;
+                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] *= key_factor;
                 float x = seen ? p.scores.exponent(s[i]) : UNSEEN;
                 float max = max_of(greatest[i], reduce_lanes<Max, DUP * HEAD_LANES, WARP_SIZE>(x));
                 rescale[i] = exp2_fast(greatest[i] - max);
                 greatest[i] = max;
                 s[i] = seen ? exp2_fast(x - max) : 0.0f;
                 sum[i] = fma(sum[i], rescale[i], s[i]);
+                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] *= Kv::factor(v.scale[0]);
             }
 #pragma unroll
             for (u32 h = 0; h < HEADS; h++) {
@@ -208,13 +231,17 @@ template <u32 DIM, u32 HEADS> struct Decode {
                 for (u32 j = 0; j < 8; j++) acc[h][j] *= r;
             }
 #pragma unroll
-            for (u32 i = 0; i < LOADS; i++)
+            for (u32 i = 0; i < LOADS; i++) {
+                float value[8];
+                v.eight[i].unpack(value);
 #pragma unroll
                 for (u32 h = 0; h < HEADS; h++) {
                     float weight = shuffle(s[held(i, h)], slot * LANES + holder(i, h));
+                    if constexpr (Kv::SCALES == kv::Scales::Block) weight *= Kv::factor(v.scale[i]);
 #pragma unroll
-                    for (u32 j = 0; j < 8; j++) acc[h][j] = fma(v[i][j], weight, acc[h][j]);
+                    for (u32 j = 0; j < 8; j++) acc[h][j] = fma(value[j], weight, acc[h][j]);
                 }
+            }
         }
         merge_waves(row, split, head, n_heads, acc, greatest, sum);
     }
@@ -337,9 +364,9 @@ KERNEL(generic, DecodeParams, THREADS) {
         u32 pos = tile + tid();
         float x = UNSEEN;
         if (pos <= span.last) {
-            const u16* k = p.cache.k + p.cache.slot(p.cache.block(seq, pos), kv_head, pos) * p.k_dim;
+            u64 row_of_k = p.cache.slot(p.cache.block(seq, pos), kv_head, pos);
             float dot = 0.0f;
-            for (u32 i = 0; i < p.k_dim; i++) dot = fma(h2f(k[i]), query[i], dot);
+            for (u32 i = 0; i < p.k_dim; i++) dot = fma(Kv::one(p.cache.k, row_of_k, p.k_dim, i), query[i], dot);
             x = p.scores.exponent(dot);
         }
         float max = max_of(greatest, block_reduce<Max, THREADS>(x, part));
@@ -352,8 +379,8 @@ KERNEL(generic, DecodeParams, THREADS) {
         for (u32 i = tid(); i < p.v_dim; i += THREADS) {
             float total = acc[i] * rescale;
             for (u32 j = 0; j < n; j++) {
-                const u16* v = p.cache.v + p.cache.slot(p.cache.block(seq, tile + j), kv_head, tile + j) * p.v_dim;
-                total = fma(h2f(v[i]), weights[j], total);
+                u64 row_of_v = p.cache.slot(p.cache.block(seq, tile + j), kv_head, tile + j);
+                total = fma(Kv::one(p.cache.v, row_of_v, p.v_dim, i), weights[j], total);
             }
             acc[i] = total;
         }

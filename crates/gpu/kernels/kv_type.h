@@ -1,0 +1,272 @@
+// How cached keys and values are stored: the templates that write a head and read it again, one struct for each type.
+// The modules of kernels/kv are compiled once for each, with -DKV_TYPE=F16 and so on, and name theirs `Kv`.
+//
+// K and V of a layer are two planes each, so that every load is of whole aligned words: codes [n_rows, dim], then scales
+// [n_rows, n_scales]. A row is one head at one position: n_rows counts [n_blocks, n_kv_heads, page].
+//
+//     type     code               scales of a row                     value
+//     F16      f16                none                                the code; nearest even
+//     Q8_0     int8               f16, one for 32 values              code * scale, as blocks of gguf's Q8_0 bit by bit
+//     F8E4M3   e4m3fn of OCP 1.0  one E8M0, s                         code * 2^(s - 127)
+//
+// Why F8E4M3 has a scale: a code ends at 448 and has its three bits of mantissa down to 2^-6 only. Keys of models whose
+// projections have a bias (Qwen2) have values of several hundreds in a few dimensions, which would saturate, and values
+// of early layers lie below 2^-6, where what is left of a code is one bit or none. A power of two costs no rounding,
+// one byte for a head, and one multiplication for a score. It brings the largest magnitude of the row to 224 to 448, so
+// that nothing saturates. One for a head of a token rather than a constant of the layer: there is nothing to calibrate,
+// and a token's bits do not depend on others. Bits are the same on every device and on the CPU.
+//
+// A row with a value that is not finite has scales that are not numbers, so that its attention is none, as with F16.
+// The codes 0x7f, 0x80 and 0xff are never stored: they are NaN, -0 and NaN in OCP's e4m3fn, and 240, NaN and -240 in the
+// FNUZ form that gfx942 converts.
+#pragma once
+#include "team.h"
+
+#if defined(GPU_HOST)
+namespace host {
+// What a GPU's instructions make of an fp8 code, by the formats' definitions: bias 7 is OCP's e4m3fn, 8 the FNUZ form.
+static float float_of_fp8(u8 code, u32 bias) {
+    if (bias == 8 ? code == 0x80 : (code & 0x7f) == 0x7f) return __builtin_nanf("");
+    i32 exponent = code >> 3 & 15, mantissa = code & 7;
+    i32 lowest = exponent ? exponent : 1;
+    float magnitude = __builtin_ldexpf(exponent ? 8 + mantissa : mantissa, lowest - (i32)bias - 3);
+    return code & 0x80 ? -magnitude : magnitude;
+}
+} // namespace host
+#endif
+
+namespace kv {
+
+struct Planes {
+    u8* codes;
+    u8* scales;
+};
+
+// What a scale belongs to.
+enum class Scales { None, Block, Row };
+
+// Values of a block with a scale of its own.
+constexpr u32 BLOCK = 32;
+
+constexpr u32 FINITE = 0x7f800000u, NOT_A_NUMBER = 0x7fc00000u;
+
+// ---------------------------------------------------------------------------------------------- conversions
+// Eight int8, exactly.
+DEV void unpack_i8(u32x2 codes, float* to) {
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+#if defined(GPU_NV)
+        // 2^23 + 128 + code by its bits: conversions of bytes are slow.
+        u32 biased = __nvvm_prmt(codes[i / 4] ^ 0x80808080u, 0x4b000000u, 0x7440 + i % 4);
+        to[i] = bits<float>(biased) - 8388736.0f;
+#else
+        to[i] = (float)(i8)(codes[i / 4] >> i % 4 * 8);
+#endif
+    }
+}
+
+// Eight e4m3 codes as values that are 2^E4M3_SHIFT times too small; exactly.
+#if defined(GPU_NV) && __CUDA_ARCH__ >= 890
+constexpr u32 E4M3_SHIFT = 0;
+DEV u32 e4m3_pair(u16 codes) {
+    u32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+    return halves;
+}
+#elif defined(GPU_HOST) && defined(GPU_NVIDIA)
+constexpr u32 E4M3_SHIFT = 0;
+DEV u32 e4m3_pair(u16 codes) {
+    return f2h(host::float_of_fp8((u8)codes, 7)) | (u32)f2h(host::float_of_fp8((u8)(codes >> 8), 7)) << 16;
+}
+#elif defined(__gfx1200__) || defined(__gfx1201__)
+#define E4M3_TO_FLOATS
+constexpr u32 E4M3_SHIFT = 0;
+#elif defined(__gfx942__)
+// FNUZ: the same bits are half as much.
+#define E4M3_TO_FLOATS
+constexpr u32 E4M3_SHIFT = 1;
+#elif defined(GPU_HOST) && (defined(GPU_GFX12) || defined(GPU_CDNA))
+#define E4M3_TO_FLOATS
+#if defined(GPU_CDNA)
+constexpr u32 E4M3_SHIFT = 1;
+#else
+constexpr u32 E4M3_SHIFT = 0;
+#endif
+#else
+#define E4M3_BY_BITS
+constexpr u32 E4M3_SHIFT = 8;
+#endif
+
+DEV void unpack_e4m3(u32x2 codes, float* to) {
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 word = codes[i];
+        float* v = to + 4 * i;
+#if defined(E4M3_TO_FLOATS) && defined(GPU_AMD)
+        auto low = __builtin_amdgcn_cvt_pk_f32_fp8((i32)word, false);
+        auto high = __builtin_amdgcn_cvt_pk_f32_fp8((i32)word, true);
+        v[0] = low[0], v[1] = low[1], v[2] = high[0], v[3] = high[1];
+#elif defined(E4M3_TO_FLOATS)
+        for (u32 j = 0; j < 4; j++) v[j] = host::float_of_fp8((u8)(word >> 8 * j), 7 + E4M3_SHIFT);
+#elif defined(E4M3_BY_BITS)
+        // An f16 with the same exponent and mantissa bits, two at a time: its bias is 8 more, subnormal numbers as well.
+        u32 evens = (word << 8 & 0x80008000u) | (word << 7 & 0x3f803f80u);
+        u32 odds = (word & 0x80008000u) | (word >> 1 & 0x3f803f80u);
+        v[0] = h2f((u16)evens), v[1] = h2f((u16)odds), v[2] = h2f((u16)(evens >> 16)), v[3] = h2f((u16)(odds >> 16));
+#else
+        u32 low = e4m3_pair((u16)word), high = e4m3_pair((u16)(word >> 16));
+        v[0] = h2f((u16)low), v[1] = h2f((u16)(low >> 16)), v[2] = h2f((u16)high), v[3] = h2f((u16)(high >> 16));
+#endif
+    }
+}
+
+// The code nearest to x, ties to even, at most 448; never -0. By integers everywhere: a token has few values to write, and
+// the instructions that there are differ in what they make of zeros and of large numbers.
+DEV u8 to_e4m3(float x) {
+    u32 sign = bits<u32>(x) >> 24 & 0x80, magnitude = bits<u32>(x) & 0x7fffffffu;
+    if (magnitude > FINITE) return 0x7f;
+    // Below 2^-6 in steps of 2^-9, those of f32 at 2^14; above, three bits of mantissa.
+    u32 subnormal = bits<u32>(bits<float>(magnitude) + 16384.0f) - bits<u32>(16384.0f);
+    u32 normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
+    u32 code = min_of(magnitude < bits<u32>(0.015625f) ? subnormal : normal, 0x7eu);
+    return (u8)(code ? code | sign : 0);
+}
+
+// The scale of a row whose largest magnitude has these bits: the least s with magnitude <= 448 * 2^(s - 127), at least 1.
+// Rows beyond 1.75 * 2^121 count as not finite, so that no power of two that loads need is beyond f32.
+constexpr u32 E8M0_NAN = 255, E8M0_LARGEST = 240;
+DEV u32 to_e8m0(u32 max_bits) {
+    u32 exponent = max_bits >> 23, above = (max_bits & 0x7fffffu) > 0x600000u;
+    u32 s = max_of(exponent + above, 9u) - 8;
+    return s <= E8M0_LARGEST ? s : E8M0_NAN;
+}
+// 2^(s - 127), times 2^shift.
+DEV float of_e8m0(u32 s, u32 shift) { return bits<float>(s == E8M0_NAN ? NOT_A_NUMBER : (s + shift) << 23); }
+
+// ---------------------------------------------------------------------------------------------- types
+// Each has
+//   SCALES, CODE_BYTES;
+//   Eight, eight neighbouring codes of a row as loaded, and load() of those from value `at` on, a multiple of 8;
+//     unpack() gives them as f32, to be multiplied with
+//   factor(load_scale()), the scale of value `at` of a row; 1 where there are none.
+struct F16 {
+    static constexpr Scales SCALES = Scales::None;
+    static constexpr u32 CODE_BYTES = 2;
+    struct Eight {
+        u32x4 raw;
+        DEV_MEMBER void unpack(float* to) const {
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) to[i] = h2f((u16)(raw.v[i / 2] >> (i % 2 * 16)));
+        }
+    };
+    struct Scale {};
+    DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) {
+        return {load16((const u16*)from.codes + row * dim + at)};
+    }
+    DEV_MEMBER static Scale load_scale(const Planes&, u64, u32, u32) { return {}; }
+    DEV_MEMBER static float factor(Scale) { return 1.0f; }
+    DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
+        return h2f(((const u16*)from.codes)[row * dim + at]);
+    }
+};
+
+struct Bytes {
+    static constexpr u32 CODE_BYTES = 1;
+    DEV_MEMBER static u32x2 load8(const Planes& from, u64 row, u32 dim, u32 at) {
+        return *(const u32x2*)(from.codes + row * dim + at);
+    }
+};
+
+struct Q8_0 : Bytes {
+    static constexpr Scales SCALES = Scales::Block;
+    struct Eight {
+        u32x2 raw;
+        DEV_MEMBER void unpack(float* to) const { unpack_i8(raw, to); }
+    };
+    typedef u16 Scale;
+    DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) { return {load8(from, row, dim, at)}; }
+    DEV_MEMBER static Scale load_scale(const Planes& from, u64 row, u32 dim, u32 at) {
+        return ((const u16*)from.scales)[row * div_up(dim, BLOCK) + at / BLOCK];
+    }
+    DEV_MEMBER static float factor(Scale scale) { return h2f(scale); }
+    DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
+        return (float)(i8)from.codes[row * dim + at] * factor(load_scale(from, row, dim, at));
+    }
+    // See store_row().
+    DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
+        u32 lane_of_team = tid() % TEAM;
+        for (u32 first = 0; first < n; first += BLOCK) {
+            u32 i = first + lane_of_team;
+            float v = i < dim ? x[i] : 0.0f;
+            u32 max_bits = group_reduce<Max, TEAM>(bits<u32>(v) & 0x7fffffffu);
+            float d = bits<float>(max_bits) / 127.0f, inverse = 1.0f / d;
+            bool is_number = max_bits < FINITE, zero = !is_number || bits<u32>(inverse) == FINITE;
+            if (i >= dim) continue;
+            to.codes[row * dim + i] = zero ? 0 : (u8)(i32)round_even(v * inverse);
+            if (lane_of_team == 0)
+                ((u16*)to.scales)[row * div_up(dim, BLOCK) + first / BLOCK] = is_number ? f2h(d) : 0x7e00;
+        }
+    }
+};
+
+struct F8E4M3 : Bytes {
+    static constexpr Scales SCALES = Scales::Row;
+    struct Eight {
+        u32x2 raw;
+        DEV_MEMBER void unpack(float* to) const { unpack_e4m3(raw, to); }
+    };
+    typedef u8 Scale;
+    DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) { return {load8(from, row, dim, at)}; }
+    DEV_MEMBER static Scale load_scale(const Planes& from, u64 row, u32, u32) { return from.scales[row]; }
+    DEV_MEMBER static float factor(Scale scale) { return of_e8m0(scale, E4M3_SHIFT); }
+    DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
+        float values[8];
+        unpack_e4m3({{from.codes[row * dim + at], 0}}, values);
+        return values[0] * factor(from.scales[row]);
+    }
+    // See store_row().
+    DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32, const float* x) {
+        u32 lane_of_team = tid() % TEAM, max_bits = 0;
+        for (u32 i = lane_of_team; i < dim; i += TEAM) max_bits = max_of(max_bits, bits<u32>(x[i]) & 0x7fffffffu);
+        u32 s = to_e8m0(group_reduce<Max, TEAM>(max_bits));
+        if (dim == 0) return;
+        float inverse = s == E8M0_NAN ? 0.0f : bits<float>((254 - s) << 23);
+        for (u32 i = lane_of_team; i < dim; i += TEAM) to.codes[row * dim + i] = s == E8M0_NAN ? 0 : to_e4m3(x[i] * inverse);
+        if (lane_of_team == 0) to.scales[row] = (u8)s;
+    }
+};
+
+// Writes x [dim] to a row of a type with scales: by a team of 32 lanes (team.h). All lanes of the wave arrive, with the
+// same n, the largest dim among them; a team with nothing to write has a dim of 0.
+template <typename Type> DEV void store_row(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
+    Type::store(to, row, dim, n, x);
+}
+
+// Eight values of a row and their scale, on their way to memory as f16.
+template <typename Type> struct Piece {
+    typename Type::Eight eight;
+    typename Type::Scale scale;
+
+    DEV_MEMBER static Piece load(const Planes& from, u64 row, u32 dim, u32 at) {
+        return {Type::load(from, row, dim, at), Type::load_scale(from, row, dim, at)};
+    }
+    // Values of Q8_0 are rounded to nearest even; those of F8E4M3 are exact within the range of f16.
+    DEV_MEMBER u32x4 halves() const {
+        if constexpr (Type::SCALES == Scales::None) {
+            return eight.raw;
+        } else {
+            float v[8], factor = Type::factor(scale);
+            eight.unpack(v);
+            u32x4 packed;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) packed.v[i] = pack_halves(v[2 * i] * factor, v[2 * i + 1] * factor);
+            return packed;
+        }
+    }
+};
+
+} // namespace kv
+
+#if defined(KV_TYPE)
+using Kv = kv::KV_TYPE;
+#endif
