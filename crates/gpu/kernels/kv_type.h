@@ -35,6 +35,8 @@ static float float_of_fp8(u8 code, u32 bias) {
 } // namespace host
 #endif
 
+DEV u32 pack_halves(float low, float high) { return f2h(low) | (u32)f2h(high) << 16; }
+
 namespace kv {
 
 struct Planes {

@@ -319,7 +319,7 @@ impl Found<'_> {
         });
         let model = &self.session.model;
         let bytes = |kv_type| model.kv_bytes_per_token(kv_type) as f64;
-        let has_blocks = |kv: &KvSpec| [kv.k_dim, kv.v_dim].iter().all(|n| n % 32 == 0);
+        let has_blocks = |kv: &KvSpec| [kv.k_dim, kv.v_dim].iter().all(|n| n.is_multiple_of(32));
         let smaller = match model.plan.kv.iter().all(has_blocks) {
             true => KvType::Q8_0,
             false => KvType::F8E4M3,

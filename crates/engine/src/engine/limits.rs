@@ -210,9 +210,10 @@ mod tests {
             kv_type: KvType::F8E4M3,
             ..config.clone()
         };
-        // A byte for each value, and one for each head.
+        // A byte for each value and one for each head: 65 instead of 128.
         let float = resolve(&float, Some(20 * MIB)).0;
-        assert_eq!(float, (tight * 128 / 65).min(2048) / 32 * 32);
+        let fitting = (20 * MIB / 4 * 3 - step) / 2600 / 32 * 32;
+        assert_eq!(float, fitting.min(2048) as usize);
         let asked = EngineConfig {
             n_ctx: Some(5000),
             n_kv_tokens: Some(100),

@@ -7,10 +7,11 @@
 //
 // decode_DIM_HEADS: one block of 128 threads for (up to HEADS query heads of a KV head, split, row), so that each key
 // and value is loaded once for the heads that share it. A wave takes tiles of positions on its own: 8 dimensions of a
-// key to a lane in one load of 16 or 8 bytes, DIM / 8 lanes (the next power of two) to a position. The products of a tile are
-// summed over lanes by halving exchanges, which leave each lane with scores of its own, so each exponential is computed
-// once. Loads of the next keys are in flight meanwhile. Nothing waits for other waves before the end, where the waves
-// are merged in their order. Shared memory: waves * HEADS * (DIM + 2) * 4 bytes, at most 33 KB.
+// key to a lane in one load of 16 or 8 bytes, DIM / 8 lanes (the next power of two) to a position. The products of a
+// tile are summed over lanes by halving exchanges, which leave each lane with scores of its own, so each exponential is
+// computed once. Loads of the next keys are in flight meanwhile. Nothing waits for other waves before the end, where the
+// waves are merged in their order. Codes are multiplied as they are: the scale of a row goes to its scores and weights,
+// that of a block to the sums and weights of a lane. Shared memory: waves * HEADS * (DIM + 2) * 4 bytes, at most 33 KB.
 //
 // A split is a run of positions; their number is the host's, their length follows from the row's position, in units of
 // GRAIN. If there is one, `out` is written, else `partial`:
