@@ -7,8 +7,8 @@
 // a wave, so that a key loaded once serves all of them. Blocks walk KEYS positions at a time, from the first that a row
 // of the tile sees to the last; waves leave out what none of their rows sees.
 //
-// Keys and values are f16 in the memory of the block, whatever the cache keeps. Queries and weights are each the sum of two f16, the second what rounding lost in
-// the first: two products for one, and an error near that of f32.
+// Keys and values are f16 in the memory of the block, whatever the cache keeps. Queries and weights are each the sum of
+// two f16, the second what rounding lost in the first: two products for one, and an error near that of f32.
 //
 // Where matrix units have a lane hold whole columns of C, scores are computed as k q^T and the output as v^T p^T: a
 // lane's scores and outputs are all of one query, and its weights are an operand of the second product as they stand.
