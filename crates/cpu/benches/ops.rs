@@ -16,6 +16,7 @@ use rocmforge_cpu::{
     kv_append, log_sum_exp, rms_norm, rope,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 
 use common::Machine;
@@ -73,6 +74,19 @@ fn to_f16(x: &[f32]) -> Vec<u16> {
     x.iter().map(|&x| f16::from_f32(x).to_bits()).collect()
 }
 
+/// Scale and codes of each head.
+fn to_f8(values: &[f32], dim: usize) -> Vec<u8> {
+    let mut heads = vec![0; values.len() / dim * (dim + 1)];
+    for (row, head) in values
+        .chunks_exact(dim)
+        .zip(heads.chunks_exact_mut(dim + 1))
+    {
+        let (scale, codes) = head.split_at_mut(1);
+        scale[0] = f8::quantize(row, codes);
+    }
+    heads
+}
+
 fn to_q8_0(x: &[f32]) -> Vec<Q8_0> {
     x.chunks_exact(32).map(Q8_0::quantize).collect()
 }
@@ -90,10 +104,12 @@ fn decode_shapes(criterion: &mut Criterion, machine: &Machine) {
         };
         let values = noise(n_kv_heads * 4096 * dim);
         let (f16s, q8s) = (to_f16(&values), to_q8_0(&values));
+        let f8s = to_f8(&values, dim);
         for (name, cache) in [
             ("f16", KvSlice::F16(&f16s)),
             ("f32", KvSlice::F32(&values)),
             ("q8_0", KvSlice::Q8_0(&q8s)),
+            ("fp8", KvSlice::F8E4M3 { heads: &f8s, dim }),
         ] {
             let id = BenchmarkId::new(name, format!("{n_heads}/{n_kv_heads}x{dim}"));
             decode(&mut group, machine, id, (&shape, 4096), cache);
@@ -140,6 +156,7 @@ fn decode(
         KvSlice::F16(x) => size_of_val(x),
         KvSlice::F32(x) => size_of_val(x),
         KvSlice::Q8_0(x) => size_of_val(x),
+        KvSlice::F8E4M3 { heads, .. } => heads.len(),
     };
     let n_copies = (COLD_BYTES / bytes).clamp(2, 2 * MAX_LAYERS);
     let copies = Copies::new(cache, n_copies);
@@ -168,6 +185,7 @@ enum Copies {
     F16(Vec<Vec<u16>>),
     F32(Vec<Vec<f32>>),
     Q8_0(Vec<Vec<Q8_0>>),
+    F8E4M3 { heads: Vec<Vec<u8>>, dim: usize },
 }
 
 impl Copies {
@@ -176,6 +194,10 @@ impl Copies {
             KvSlice::F16(x) => Copies::F16(vec![x.to_vec(); n]),
             KvSlice::F32(x) => Copies::F32(vec![x.to_vec(); n]),
             KvSlice::Q8_0(x) => Copies::Q8_0(vec![x.to_vec(); n]),
+            KvSlice::F8E4M3 { heads, dim } => Copies::F8E4M3 {
+                heads: vec![heads.to_vec(); n],
+                dim,
+            },
         }
     }
 
@@ -184,6 +206,10 @@ impl Copies {
             Copies::F16(copies) => KvSlice::F16(&copies[i]),
             Copies::F32(copies) => KvSlice::F32(&copies[i]),
             Copies::Q8_0(copies) => KvSlice::Q8_0(&copies[i]),
+            Copies::F8E4M3 { heads, dim } => KvSlice::F8E4M3 {
+                heads: &heads[i],
+                dim: *dim,
+            },
         }
     }
 }

@@ -281,11 +281,44 @@ fn only_keys_next_to_each_other_are_the_same() {
         window: None,
     };
     // 1, its neighbours and the one after.
-    let mut got = LayerCache::from_f16(spec, vec![0x3c01, 0x3c02, 0x3bff, 0x3c00], vec![0x3c01]);
-    got.take_next(&LayerCache::from_f16(spec, vec![0x3c00; 4], vec![0x3c00]));
+    let f16 = |k: &[u16], v: &[u16]| {
+        let [k, v] = [k, v].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        LayerCache::from_planes(spec, KvType::F16, [&k, &v])
+    };
+    let mut got = f16(&[0x3c01, 0x3c02, 0x3bff, 0x3c00], &[0x3c01]);
+    got.take_next(&f16(&[0x3c00; 4], &[0x3c00]));
     let [k, v] = got.parts();
     assert_eq!(k.values[..], [1.0, 1.0 + 2.0 / 1024.0, 1.0, 1.0]);
     assert_eq!(v.values[..], [1.0 + 1.0 / 1024.0]);
+}
+
+/// Of caches with scales, all that share one.
+#[test]
+fn only_heads_next_to_each_other_are_the_same() {
+    let taken = |kv_type: KvType, dim: usize, own: &[u8], other: &[u8]| {
+        let spec = KvSpec {
+            n_kv_heads: 1,
+            k_dim: dim,
+            v_dim: dim,
+            window: None,
+        };
+        let layer = |planes| LayerCache::from_planes(spec, kv_type, [planes, planes]);
+        let (mut got, other) = (layer(own), layer(other));
+        got.take_next(&other);
+        let [got, other] = [&got, &other].map(|layer| layer.parts()[0].values.to_vec());
+        let rows = got.chunks(dim).zip(other.chunks(dim));
+        rows.map(|(got, other)| got == other).collect::<Vec<bool>>()
+    };
+    // Scales are 1; the second head is one code off, the third three.
+    let codes = |off: [u8; 3]| off.map(|off| [[124 + off; 16], [3; 16]].concat()).concat();
+    let planes = |off| [codes(off), [0x00, 0x3c].repeat(3)].concat();
+    let got = taken(KvType::Q8_0, 32, &planes([0, 1, 3]), &planes([0; 3]));
+    assert_eq!(got, [true, true, false]);
+    // Neighbours, numbers two apart, and neighbours with scales two apart.
+    let own = [0x38, 0x41, 0x38, 0x42, 0x70, 0x77, 127, 127, 127];
+    let other = [0x38, 0x40, 0x38, 0x40, 0x78, 0x7e, 127, 127, 126];
+    let got = taken(KvType::F8E4M3, 2, &own, &other);
+    assert_eq!(got, [true, false, true]);
 }
 
 #[test]
