@@ -2,10 +2,10 @@
 //! two thin ones, `NAME.lora_a` and `NAME.lora_b`, and the product becomes
 //! `y = W x + scale * alpha / rank * B (A x)`.
 //!
-//! The wiring records two small products after each one that an adapter changes, so the model's own weights
-//! stay as they are in their file, several adapters add up, and slices of fused projections take the rows of
-//! `B` that are theirs. The factor becomes part of `A` at load. Both are kept in F32: they are small, and
-//! products with F32 round no activations.
+//! The wiring adds two small products to each one that an adapter changes (`PlanBuilder::add_low_rank`), so
+//! the model's own weights stay as they are in their file, several adapters add up, and slices of fused
+//! projections take the rows of `B` that are theirs. The factor becomes part of `A` at load. Both are kept in
+//! F32: they are small, and products with F32 round no activations.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use rocmforge_gguf::{Gguf, TensorInfo, escape_control, quant};
 
 use super::weights::WeightLoader;
 use crate::error::EngineError;
-use crate::plan::{BufferId, PlanBuilder, RowCount, WeightId};
+use crate::plan::{BufferId, PlanBuilder, WeightId};
 
 /// Why an adapter cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -246,8 +246,6 @@ pub(super) struct Adapters<'a> {
     list: &'a [Adapter],
     /// For each pair of each adapter its `A`, once a product has asked for it.
     used: Vec<Vec<Option<WeightId>>>,
-    /// Buffers of `A x`, by their shape.
-    low: Vec<((RowCount, usize), BufferId)>,
 }
 
 impl<'a> Adapters<'a> {
@@ -262,7 +260,6 @@ impl<'a> Adapters<'a> {
         Ok(Adapters {
             list,
             used: list.iter().map(|it| vec![None; it.pairs.len()]).collect(),
-            low: Vec::new(),
         })
     }
 
@@ -294,9 +291,7 @@ impl<'a> Adapters<'a> {
             let b_values = adapter.values(adapter.pairs[j].b, rows, 1.0);
             let values = b_values.map_err(|error| adapter.failed(error))?;
             let second = loader.push_matrix(rank as usize, &values)?;
-            let low = self.low(plan, product.out, rank as usize);
-            plan.matmul(product.from, first, None, ActFormat::F32, low);
-            plan.matmul_add(low, second, ActFormat::F32, product.out);
+            plan.add_low_rank(product.from, [first, second], rank as usize, product.out);
         }
         Ok(())
     }
@@ -329,7 +324,7 @@ impl<'a> Adapters<'a> {
             let first = weight(adapter.pairs[j].a, a[1], factor, loader)?;
             let second = weight(adapter.pairs[j].b, b[1], 1.0, loader)?;
             self.used[i][j] = Some(first);
-            let low = self.low(plan, out, rank as usize);
+            let low = plan.buffer(plan.rows(out), rank as usize);
             plan.embed(first, 1.0, low);
             plan.matmul_add(low, second, ActFormat::F32, out);
         }
@@ -349,17 +344,6 @@ impl<'a> Adapters<'a> {
             }));
         }
         Ok(())
-    }
-
-    /// The buffer of `A x` of `rank` values for rows like those of `out`.
-    fn low(&mut self, plan: &mut PlanBuilder, out: BufferId, rank: usize) -> BufferId {
-        let shape = (plan.rows(out), rank);
-        if let Some((_, low)) = self.low.iter().find(|(known, _)| *known == shape) {
-            return *low;
-        }
-        let low = plan.buffer(shape.0, rank);
-        self.low.push((shape, low));
-        low
     }
 }
 

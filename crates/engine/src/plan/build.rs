@@ -23,6 +23,20 @@ pub struct PlanBuilder {
     current: HashMap<Form, ActsId>,
     /// Activation buffers by shape, so that every layer uses the same memory.
     by_source: HashMap<Form, ActsId>,
+    /// Products of low rank that nothing has asked for yet.
+    pending: Vec<LowRank>,
+    /// Buffers of `A x` by shape, so that every layer uses the same memory.
+    low: Vec<(BufferInfo, BufferId)>,
+}
+
+/// `out += b (a x)`.
+#[derive(Debug, Clone, Copy)]
+struct LowRank {
+    x: BufferId,
+    a: WeightId,
+    low: BufferId,
+    b: WeightId,
+    out: BufferId,
 }
 
 /// A form of a buffer's values for products.
@@ -51,6 +65,13 @@ impl PlanBuilder {
     }
 
     fn push(&mut self, op: Op) {
+        let (reads, writes) = (op.reads(), op.writes());
+        let touches = |p: &LowRank| {
+            reads.contains(&p.out) || writes.contains(&p.out) || writes.contains(&p.x)
+        };
+        if self.pending.iter().any(touches) {
+            self.add_pending();
+        }
         for written in op.writes() {
             self.current.retain(|form, _| form.x != written);
         }
@@ -224,6 +245,36 @@ impl PlanBuilder {
         });
     }
 
+    /// `out += x * a^T * b^T` in f32, with `a` of `rank` rows. What is added to several products of the same `x`, such as
+    /// queries, keys and values, is recorded together behind them, so that their passes can be merged.
+    pub fn add_low_rank(&mut self, x: BufferId, [a, b]: [WeightId; 2], rank: usize, out: BufferId) {
+        let info = BufferInfo {
+            rows: self.rows(out),
+            width: rank,
+        };
+        let is_free = |low: BufferId| self.pending.iter().all(|p| p.low != low);
+        let mut known = self.low.iter();
+        let low = match known.find(|(known, low)| *known == info && is_free(*low)) {
+            Some((_, low)) => *low,
+            None => {
+                let low = self.buffer(info.rows, rank);
+                self.low.push((info, low));
+                low
+            }
+        };
+        self.pending.push(LowRank { x, a, low, b, out });
+    }
+
+    fn add_pending(&mut self) {
+        let pending = std::mem::take(&mut self.pending);
+        for p in &pending {
+            self.matmul(p.x, p.a, None, ActFormat::F32, p.low);
+        }
+        for p in &pending {
+            self.matmul_add(p.low, p.b, ActFormat::F32, p.out);
+        }
+    }
+
     pub fn rope_table(&mut self, table: RopeTable) -> RopeId {
         self.rope.push(table);
         RopeId(self.rope.len() as u32 - 1)
@@ -300,7 +351,8 @@ impl PlanBuilder {
         self.push(Op::SelectRows { x, out });
     }
 
-    pub fn finish(self, logits: BufferId) -> Plan {
+    pub fn finish(mut self, logits: BufferId) -> Plan {
+        self.add_pending();
         Plan {
             ops: self.ops,
             buffers: self.buffers,
@@ -341,5 +393,31 @@ mod tests {
             })
             .collect();
         assert_eq!(converted, [ActsId(0), ActsId(1), ActsId(0)]);
+    }
+
+    /// Both adapters of queries and keys come behind the products and before what reads the queries.
+    #[test]
+    fn products_of_low_rank_stand_together() {
+        let mut b = PlanBuilder::new();
+        let [x, q, k] = [0; 3].map(|_| b.buffer(RowCount::Tokens, 32));
+        b.embed(WeightId(0), 1.0, x);
+        b.matmul(x, WeightId(1), None, ActFormat::Q8x32, q);
+        b.add_low_rank(x, [WeightId(10), WeightId(11)], 4, q);
+        b.add_low_rank(x, [WeightId(12), WeightId(13)], 4, q);
+        b.matmul(x, WeightId(2), None, ActFormat::Q8x32, k);
+        b.add_low_rank(x, [WeightId(14), WeightId(15)], 4, k);
+        b.add(q, k);
+        b.add_low_rank(k, [WeightId(16), WeightId(17)], 4, x);
+        let plan = b.finish(x);
+        let weights: Vec<u32> = plan
+            .ops
+            .iter()
+            .flat_map(Op::matrices)
+            .map(|w| w.0)
+            .collect();
+        assert_eq!(weights, [1, 2, 10, 12, 14, 11, 13, 15, 16, 17]);
+        // Three of the first flush, of which the second takes one again.
+        let lows = plan.buffers.iter().filter(|buffer| buffer.width == 4);
+        assert_eq!(lows.count(), 3);
     }
 }

@@ -8,31 +8,60 @@ use rocmforge_cpu::OutMode;
 use super::op::{BufferId, Linear, Op, Plan};
 use crate::model::Weights;
 
-/// Applies all rewrites: a product that is only added to another buffer accumulates into it.
+/// Applies all rewrites: a product that is only added to another buffer accumulates into it, and so do those that were
+/// added to it.
 pub fn fuse(mut plan: Plan) -> Plan {
     let mut fused: Vec<Op> = Vec::with_capacity(plan.ops.len());
     for at in 0..plan.ops.len() {
         let op = plan.ops[at].clone();
-        if let (
-            Op::Add { x, out },
-            Some(Op::MatMul {
-                mode: mode @ OutMode::Store,
-                out: product,
-                ..
-            }),
-        ) = (&op, fused.last_mut())
-            && product == x
+        if let Op::Add { x, out } = op
             && out != x
-            && is_dead(&plan.ops[at + 1..], *x, plan.logits)
+            && is_dead(&plan.ops[at + 1..], x, plan.logits)
+            && let Some(first) = product_of(&fused, x, out)
         {
-            *mode = OutMode::Add;
-            *product = *out;
+            for op in &mut fused[first..] {
+                if let Op::MatMul {
+                    mode, out: product, ..
+                } = op
+                    && *product == x
+                {
+                    *mode = OutMode::Add;
+                    *product = out;
+                }
+            }
             continue;
         }
         fused.push(op);
     }
     plan.ops = fused;
     plan
+}
+
+/// Where the product that is stored in `x` stands, if nothing behind it does more with `x` than adding products, and
+/// nothing has to do with `sum`.
+fn product_of(ops: &[Op], x: BufferId, sum: BufferId) -> Option<usize> {
+    for (at, op) in ops.iter().enumerate().rev() {
+        match op {
+            Op::MatMul {
+                mode: OutMode::Store,
+                out,
+                ..
+            } if *out == x => return Some(at),
+            Op::MatMul { out, .. } if *out == x => {}
+            // What adapters need beside it.
+            Op::MatMul { .. } | Op::Quantize { .. } => {
+                if [op.reads(), op.writes()]
+                    .concat()
+                    .iter()
+                    .any(|id| [x, sum].contains(id))
+                {
+                    return None;
+                }
+            }
+            _ => return None,
+        }
+    }
+    None
 }
 
 /// Whether operations share passes over their rows.
@@ -211,6 +240,35 @@ mod tests {
     #[test]
     fn a_product_that_is_read_again_stays() {
         assert_eq!(fuse(plan(true)), plan(true));
+    }
+
+    #[test]
+    fn adapters_of_a_residual_s_product_accumulate_too() {
+        let record = |reads_sum: bool| {
+            let mut b = PlanBuilder::new();
+            let [x, h, y] = [0; 3].map(|_| b.buffer(RowCount::Tokens, 32));
+            b.embed(WeightId(0), 1.0, x);
+            b.embed(WeightId(0), 1.0, h);
+            b.matmul(h, WeightId(1), None, ActFormat::Q8x32, y);
+            let from = if reads_sum { x } else { h };
+            b.add_low_rank(from, [WeightId(2), WeightId(3)], 4, y);
+            b.add(y, x);
+            b.finish(x)
+        };
+        let fused = fuse(record(false));
+        let to_x = fused.ops.iter().filter(|op| {
+            matches!(
+                op,
+                Op::MatMul {
+                    mode: OutMode::Add,
+                    out: BufferId(0),
+                    ..
+                }
+            )
+        });
+        assert_eq!(to_x.count(), 2);
+        assert!(!fused.ops.iter().any(|op| matches!(op, Op::Add { .. })));
+        assert_eq!(fuse(record(true)), record(true));
     }
 
     /// The operations of the embedded model's first layer, and of what follows its last.
