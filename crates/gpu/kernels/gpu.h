@@ -200,6 +200,14 @@ DEV u32x2 stream8(const void* p, Site at = HERE) { return bits<u32x2>(*(const u3
 DEV u32 stream4(const void* p, Site at = HERE) { return *(const u32*)host::aligned(p, 4, at); }
 #endif
 
+// An address of device memory that came out of device memory. Without this the compiler does not know that it is no
+// address of shared memory, and loads through it are slower.
+#if defined(GPU_HOST)
+template <typename T> DEV T* global(T* p) { return p; }
+#else
+template <typename T> DEV T* global(T* p) { return (T*)(__attribute__((address_space(1))) T*)(u64)p; }
+#endif
+
 // ---------------------------------------------------------------------------------------------- inside a wave
 // A value that is the same in all lanes, moved to where branches on it leave the wave whole.
 #if defined(GPU_AMD)
@@ -367,3 +375,31 @@ DEV float sqrt_of(float x) {
 // Words in host memory that both sides see while a kernel runs.
 DEV u32 load_system(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 DEV void store_system(u32* p, u32 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+
+// ---------------------------------------------------------------------------------------------- time
+// A clock that all blocks share. NVIDIA: nanoseconds; AMD: ticks of the rate that the driver names (wall_clock64); the
+// host: nanoseconds.
+#if defined(GPU_AMD)
+DEV u64 device_clock() {
+#if defined(GPU_GFX11) || defined(GPU_GFX12)
+    // MSG_RTN_GET_REALTIME
+    return __builtin_amdgcn_s_sendmsg_rtnl(0x83);
+#else
+    return __builtin_amdgcn_s_memrealtime();
+#endif
+}
+DEV void atomic_min(u64* p, u64 v) { __hip_atomic_fetch_min(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+DEV void atomic_max(u64* p, u64 v) { __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+#elif defined(GPU_NV)
+DEV u64 device_clock() {
+    u64 t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t) : : "memory");
+    return t;
+}
+DEV void atomic_min(u64* p, u64 v) { asm volatile("red.global.min.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
+DEV void atomic_max(u64* p, u64 v) { asm volatile("red.global.max.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
+#else
+DEV u64 device_clock() { return host::now(); }
+DEV void atomic_min(u64* p, u64 v) { __atomic_fetch_min(p, v, __ATOMIC_RELAXED); }
+DEV void atomic_max(u64* p, u64 v) { __atomic_fetch_max(p, v, __ATOMIC_RELAXED); }
+#endif

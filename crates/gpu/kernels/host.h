@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #if !defined(__x86_64__)
 #error "the host driver switches fibres with x86-64 assembly"
@@ -104,6 +105,13 @@ DEV void switch_stack(void** save, void* load) {
                  : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
                    "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
                    "xmm15", "memory", "cc");
+}
+
+// Nanoseconds.
+__attribute__((noinline)) static u64 now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (u64)t.tv_sec * 1000000000 + (u64)t.tv_nsec;
 }
 
 static inline u32 next_random(Block& b) {

@@ -75,6 +75,73 @@ pub enum GpuError {
         "there are no GPU kernels for weights in {ty}; quantize the model to another type, or run it on the CPU"
     )]
     Format { ty: &'static str },
+    /// A batch of products that cannot be run.
+    #[error(transparent)]
+    Batch(BatchError),
+}
+
+/// What is wrong with a batch of products, or with a weight for it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    #[error("the batch has no operations; add one at least")]
+    Empty,
+    #[error("the batch has {n} operations; {most} are the most, so split it")]
+    TooManyOperations { n: usize, most: usize },
+    #[error("operation {op} has no rows of activations; give one at least")]
+    NoRows { op: usize },
+    #[error(
+        "operation {op} has {n_rows} rows; {most} are the most, since a product of more keeps a device busy alone: run it \
+         with ops::matmul, or split it"
+    )]
+    TooManyRows {
+        op: usize,
+        n_rows: usize,
+        most: usize,
+    },
+    #[error("operation {op} names a weight of another batch; add the weight to this one")]
+    UnknownWeight { op: usize },
+    #[error(
+        "operation {op} has {found} values of input; {n_rows} rows of {n_in} columns are {expected}"
+    )]
+    InputLength {
+        op: usize,
+        found: usize,
+        n_rows: usize,
+        n_in: usize,
+        expected: usize,
+    },
+    #[error("the input of operation {op} is in the memory of another device; copy it to this one")]
+    OtherDevice { op: usize },
+    #[error("the batch has {values} values of {what}; {most} are the most, so split it")]
+    TooLarge {
+        what: &'static str,
+        values: usize,
+        most: usize,
+    },
+    #[error("a weight of {n_out} rows and {n_in} columns is no matrix")]
+    EmptyWeight { n_out: usize, n_in: usize },
+    #[error(
+        "rows of {n_in} columns are not whole blocks of {block_len} values, which {ty} has; fill them up"
+    )]
+    Columns {
+        ty: &'static str,
+        n_in: usize,
+        block_len: usize,
+    },
+    #[error(
+        "{found} bytes are not the blocks of a weight in {ty}; {n_out} rows of {n_in} columns have {expected}"
+    )]
+    WeightBytes {
+        ty: &'static str,
+        n_out: usize,
+        n_in: usize,
+        found: usize,
+        expected: String,
+    },
+    #[error("{n} batches are in flight, as many as the launcher takes; wait for one")]
+    QueueFull { n: usize },
+    #[error("a launcher for no batches can do nothing; give it room for one at least")]
+    NoRoom,
 }
 
 impl GpuError {

@@ -293,6 +293,12 @@ impl Gpu {
         self.inner.facts.max_shared_bytes
     }
 
+    /// Ticks in a second of the clock that kernels read, as far as the driver says.
+    pub(crate) fn clock_hz(&self) -> Option<f64> {
+        let khz = self.inner.facts.clock_khz;
+        (khz > 0).then(|| f64::from(khz) * 1e3)
+    }
+
     /// Device memory that is free now. A device that shares the machine's memory has no more than the machine.
     pub fn free_bytes(&self) -> Result<u64, GpuError> {
         Ok(self.inner.memory()?[0])

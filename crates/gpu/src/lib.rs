@@ -2,8 +2,10 @@
 //!
 //! One set of kernel sources (`kernels/`) is compiled ahead of time for each target and embedded. A [`Gpu`] is one
 //! device opened through one of three drivers behind the same function table: HIP, CUDA, or `host`, where the CPU plays
-//! a GPU so that everything but speed is tested without one. `ops` has one safe function for each kernel.
+//! a GPU so that everything but speed is tested without one. `ops` has one safe function for each kernel;
+//! [`BatchQuantizedMatmul`] runs many products with few launches.
 
+mod batch;
 mod device;
 mod driver;
 mod error;
@@ -25,9 +27,14 @@ mod transfer;
 mod upload;
 mod variant;
 
+pub use batch::{
+    AsyncKernelLauncher, BatchMatmulResult, BatchQuantizedMatmul, LaunchHandle,
+    MAX_BATCH_OPERATIONS, MAX_BATCH_ROWS, MatmulInput, OperationTime, QuantizedMatmulOp,
+    WeightHandle,
+};
 pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
 pub use driver::host::checks::set_host_seed;
-pub use error::GpuError;
+pub use error::{BatchError, GpuError};
 pub use event::Event;
 pub use gpu::Gpu;
 pub use graph::Graph;

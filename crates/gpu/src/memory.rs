@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crate::driver::api::code;
 use crate::error::GpuError;
-use crate::gpu::Inner;
+use crate::gpu::{Gpu, Inner};
 use crate::keeper::Memory;
 
 /// An allocation on the device, freed when it is dropped. Its first byte is aligned to 256 bytes.
@@ -39,6 +39,11 @@ impl Buffer {
 
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
+    }
+
+    /// Whether it is memory of this device.
+    pub(crate) fn is_of(&self, gpu: &Gpu) -> bool {
+        Arc::ptr_eq(&self.gpu, &gpu.inner)
     }
 
     /// The whole buffer as values of `T`.

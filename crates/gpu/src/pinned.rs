@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -81,6 +82,21 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
         let value = unsafe { self.host.add(i).read_volatile() };
         fence(Ordering::Acquire);
         value
+    }
+
+    /// The values, of which no queued work may write any.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn read(&self, range: Range<usize>) -> Vec<T> {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of {} values",
+            self.len
+        );
+        fence(Ordering::Acquire);
+        // SAFETY: the range is within the memory, every pattern of bits is a value, and nothing writes it meanwhile.
+        unsafe { std::slice::from_raw_parts(self.host.add(range.start), range.len()) }.to_vec()
     }
 
     /// Overwrites a value; what was written before is seen by the device before it.

@@ -4,8 +4,12 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use std::sync::Arc;
+
+use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{
-    DeviceId, Event, Gpu, GpuError, OpenOptions, Pinned, Uploader, image_targets, ops,
+    AsyncKernelLauncher, BatchQuantizedMatmul, DeviceId, Event, Gpu, GpuError, LaunchHandle,
+    MatmulInput, OpenOptions, Pinned, QuantizedMatmulOp, Uploader, image_targets, ops,
 };
 
 const VENDORS: [DeviceId; 2] = [DeviceId::Hip(0), DeviceId::Cuda(0)];
@@ -341,6 +345,55 @@ fn the_device_is_lost() {
                 }
             );
             assert!(later.is_fatal());
+        }
+    }
+}
+
+/// Of three batches the second breaks the device: at once, or while it runs, which the third is the first to hear of.
+/// The second is told so, the third what it was lost by, and the first has its results.
+#[test]
+fn a_batch_is_told_its_own_failure() {
+    for id in VENDORS {
+        for (name, faults) in [
+            ("batch", &["-DLAUNCH_CODE=719", "-DGOOD_LAUNCHES=2"][..]),
+            ("batch-late", &["-DFAULT_LAUNCHES=2"]),
+        ] {
+            let faults = [faults, &["-DANY_KERNEL", "-DFREE_BYTES=1000000"]].concat();
+            let Some(options) = stub(id, name, &faults) else {
+                return;
+            };
+            let gpu = Gpu::open_with(id, &options).unwrap();
+            let mut batch = BatchQuantizedMatmul::new(&gpu);
+            // One launch to repack it, and one for each batch: f32 is not converted.
+            let shape = [4, 8];
+            let weight = batch.add_weight(GgmlType::F32, shape, &[0; 128]).unwrap();
+            let launcher = AsyncKernelLauncher::new(Arc::new(batch), 3).unwrap();
+            let x = [1.0; 8];
+            let op = QuantizedMatmulOp {
+                weight,
+                n_rows: 1,
+                input: MatmulInput::Host(&x),
+            };
+            let [first, second] = [0; 2].map(|_| launcher.submit(&[op]).unwrap());
+            assert!(first.is_done(), "{name}");
+            // A device that is known to be lost takes no more.
+            let third = launcher.submit(&[op]).and_then(LaunchHandle::wait);
+            let third = third.map(drop).unwrap_err();
+            assert!(second.is_done(), "{name}");
+            let second = second.wait().map(drop).unwrap_err();
+            assert!(
+                second.to_string().contains("the stub's kernel faulted"),
+                "{second}"
+            );
+            let cause = Box::new(second);
+            assert_eq!(third, GpuError::Lost { cause }, "{name}");
+            assert_eq!(launcher.n_in_flight(), 0);
+            let first = first.wait().unwrap();
+            assert_eq!((first.len(), first.output(0).len()), (1, 4));
+            // HIP's stub does not know the rate of the clock.
+            let knows_clock = matches!(id, DeviceId::Cuda(_));
+            assert_eq!(first.timing(0).is_some(), knows_clock);
+            assert!(launcher.submit(&[op]).is_err(), "{name}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Run GGUF language models from Rust: the same parts that the `rocmforge` command is made of.
 //!
-//! [`gguf`] reads model files, [`engine`] runs them, [`profile`] says how fast and why. A whole program:
+//! [`gguf`] reads model files, [`engine`] runs them, [`profile`] says how fast and why. Products of quantized matrices
+//! without a model: [`gpu::BatchQuantizedMatmul`], [`gpu::AsyncKernelLauncher`]. A whole program:
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -32,4 +33,5 @@
 
 pub use rocmforge_engine as engine;
 pub use rocmforge_gguf as gguf;
+pub use rocmforge_gpu as gpu;
 pub use rocmforge_profile as profile;

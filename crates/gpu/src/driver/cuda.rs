@@ -77,6 +77,7 @@ impl Own for Cuda {
             n_compute_units: attribute(MULTIPROCESSOR_COUNT)?.max(0) as u32,
             integrated: attribute(INTEGRATED)? != 0,
             max_shared_bytes: attribute(MAX_SHARED_BYTES_OPTIN)?.max(0) as u32,
+            clock_khz: 1_000_000,
             driver_version: kernel_driver_version().unwrap_or_default(),
             runtime_version: format!("{}.{}", version / 1000, version % 1000 / 10),
         })

@@ -20,6 +20,8 @@ pub(super) const LIBRARIES: &[&str] = &[
 // Numbers of hipDeviceAttribute_t since ROCm 5.
 const INTEGRATED: i32 = 16;
 const MULTIPROCESSOR_COUNT: i32 = 63;
+/// Of ROCm 5.5 and newer.
+const WALL_CLOCK_RATE: i32 = 10017;
 
 /// Shared memory of a block on every architecture that images are built for.
 const MAX_SHARED_BYTES: u32 = 64 * 1024;
@@ -133,6 +135,9 @@ impl Own for Hip {
             n_compute_units: driver.attribute(MULTIPROCESSOR_COUNT, ordinal)?.max(0) as u32,
             integrated: driver.attribute(INTEGRATED, ordinal)? != 0,
             max_shared_bytes: MAX_SHARED_BYTES,
+            clock_khz: driver
+                .attribute(WALL_CLOCK_RATE, ordinal)
+                .map_or(0, |khz| khz.max(0) as u32),
             driver_version: kernel_driver_version().unwrap_or_default(),
             runtime_version: version_text(runtime),
         })

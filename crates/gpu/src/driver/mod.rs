@@ -26,6 +26,8 @@ pub(crate) struct Facts {
     pub(crate) integrated: bool,
     /// The most shared memory that a block can have.
     pub(crate) max_shared_bytes: u32,
+    /// Thousands of ticks of `device_clock()` in a second; 0 if the driver does not say.
+    pub(crate) clock_khz: u32,
     /// Of the kernel's driver.
     pub(crate) driver_version: String,
     /// Of the library.

@@ -2,6 +2,7 @@
 
 use rocmforge_gguf::GgmlType;
 
+use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::operands::ActForm;
 
@@ -19,6 +20,12 @@ macro_rules! format_module {
     };
 }
 pub(crate) use format_module;
+
+/// # Errors
+/// If there are no kernels for weights of this type.
+pub(crate) fn check_format(ty: GgmlType) -> Result<(), GpuError> {
+    format_module!("rows", ty).map(|_: &str| ())
+}
 
 impl ActForm {
     /// What weights of this type are multiplied with.

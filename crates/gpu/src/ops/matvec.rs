@@ -1,5 +1,7 @@
 //! Products of weights with a few rows of activations (`kernels/format/matvec.hip`).
 
+use zerocopy::{Immutable, IntoBytes};
+
 use super::formats::{format_module, n_chunks, warp_size};
 use super::rows::Weights;
 use crate::error::GpuError;
@@ -16,7 +18,7 @@ pub const MAX_ROWS: usize = 8;
 pub(super) const MAX_JOBS: usize = 3;
 
 /// Threads of a block.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 
 /// Waves that are enough to keep the memory of any GPU busy. A matrix with fewer rows has several waves for each.
 const ENOUGH_WAVES: usize = 4096;
@@ -72,9 +74,10 @@ impl From<Activation> for Mode {
     }
 }
 
+/// A product as kernels read it (`Job` in matvec.hip).
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct Job {
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+pub(super) struct Job {
     weights: Weights,
     bias: u64,
     out: u64,
@@ -82,6 +85,58 @@ struct Job {
     split_log: u32,
     mode: u32,
     _pad: u32,
+}
+
+impl Job {
+    /// The product of `x` with rows of weights, `rows_of_wave` of them for each wave, in blocks from `first_block` on; and
+    /// how many blocks it has.
+    ///
+    /// # Panics
+    /// If a shape does not fit.
+    pub(super) fn new(
+        gpu: &Gpu,
+        x: &Acts<'_>,
+        product: &Product<'_>,
+        rows_of_wave: usize,
+        first_block: u32,
+    ) -> (Job, u32) {
+        let Product {
+            matrix, bias, out, ..
+        } = product;
+        assert_eq!(
+            (x.form, x.width),
+            (ActForm::of(matrix.ty), matrix.n_in),
+            "activations as {} weights take them",
+            matrix.ty.name()
+        );
+        assert!(
+            matrix.n_in > 0 && matrix.n_out > 0,
+            "a matrix has rows and columns"
+        );
+        assert_eq!(out.len(), x.n_rows * matrix.n_out, "out [n_rows, n_out]");
+        assert!(
+            bias.is_none_or(|bias| bias.len() == matrix.n_out),
+            "bias [n_out]"
+        );
+        let warp_size = warp_size(gpu);
+        let n_waves = THREADS as usize / warp_size;
+        let split = match gpu.takes(Variant::SplitsOff) {
+            true => 1,
+            false => split(warp_size, n_waves, matrix),
+        };
+        let n_blocks = matrix.n_out.div_ceil(n_waves / split * rows_of_wave);
+        let job = Job {
+            weights: matrix.into(),
+            bias: bias.map_or(0, |bias| bias.ptr()),
+            out: out.ptr(),
+            first_block,
+            split_log: split.ilog2(),
+            mode: Mode::from(product.mode) as u32,
+            _pad: 0,
+        };
+        let n_blocks = u32::try_from(n_blocks).expect("blocks are counted in 32 bits");
+        (job, n_blocks)
+    }
 }
 
 #[repr(C)]
@@ -203,54 +258,16 @@ impl<'a> Launch<'a> {
     }
 
     fn push(&mut self, product: &Product<'a>, mode: Mode) {
-        let Product {
-            matrix, bias, out, ..
-        } = product;
-        assert_eq!(
-            (self.x.form, self.x.width),
-            (ActForm::of(matrix.ty), matrix.n_in),
-            "activations as {} weights take them",
-            matrix.ty.name()
-        );
-        assert!(
-            matrix.n_in > 0 && matrix.n_out > 0,
-            "a matrix has rows and columns"
-        );
-        assert_eq!(
-            out.len(),
-            self.x.n_rows * matrix.n_out,
-            "out [n_rows, n_out]"
-        );
-        assert!(
-            bias.is_none_or(|bias| bias.len() == matrix.n_out),
-            "bias [n_out]"
-        );
-        let warp_size = warp_size(self.gpu);
-        let n_waves = THREADS as usize / warp_size;
-        let split = match self.gpu.takes(Variant::SplitsOff) {
-            true => 1,
-            false => split(warp_size, n_waves, matrix),
-        };
         let rows_of_wave = match self.rows {
             Rows::Next => self.kernel().1,
             Rows::GateAndUp => 1,
         };
-        let first_block = self.n_blocks;
-        let rows_of_block = n_waves / split * rows_of_wave;
+        let (job, n_blocks) = Job::new(self.gpu, self.x, product, rows_of_wave, self.n_blocks);
         if self.jobs.is_empty() || self.rows == Rows::Next {
-            let n_blocks = matrix.n_out.div_ceil(rows_of_block);
-            self.n_blocks += u32::try_from(n_blocks).expect("blocks are counted in 32 bits");
+            self.n_blocks += n_blocks;
         }
-        let job = Job {
-            weights: matrix.into(),
-            bias: bias.map_or(0, |bias| bias.ptr()),
-            out: out.ptr(),
-            first_block,
-            split_log: split.ilog2(),
-            mode: mode as u32,
-            _pad: 0,
-        };
-        self.jobs.push((*matrix, job));
+        let mode = mode as u32;
+        self.jobs.push((product.matrix, Job { mode, ..job }));
     }
 
     fn run(self) -> Result<(), GpuError> {
@@ -266,12 +283,8 @@ impl<'a> Launch<'a> {
         for (to, (_, job)) in jobs.iter_mut().zip(&self.jobs) {
             *to = *job;
         }
-        let x = match self.x.form {
-            ActForm::F32 => self.x.values.ptr(),
-            ActForm::Q8x32 | ActForm::Q8x256 => self.x.codes.ptr(),
-        };
         let params = MatvecParams {
-            x,
+            x: operand(self.x),
             scales: self.x.scales.ptr(),
             sums: self.x.sums.ptr(),
             n_rows: self.x.n_rows as u32,
@@ -281,6 +294,14 @@ impl<'a> Launch<'a> {
         let function = (format_module!("matvec", matrix.ty)?, self.kernel().0);
         let grid = [self.n_blocks, 1, 1];
         self.gpu.launch(function, grid, THREADS, 0, &params)
+    }
+}
+
+/// Where the kernels find the values or the codes.
+pub(super) fn operand(x: &Acts<'_>) -> u64 {
+    match x.form {
+        ActForm::F32 => x.values.ptr(),
+        ActForm::Q8x32 | ActForm::Q8x256 => x.codes.ptr(),
     }
 }
 

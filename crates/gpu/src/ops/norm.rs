@@ -1,5 +1,7 @@
 //! Normalization, and conversion of activations to the form that a product takes (`kernels/norm.hip`).
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
@@ -16,11 +18,12 @@ const ROWS_OF_TEAMS: u32 = 8;
 const MAX_TEAM_WIDTH: usize = 1024;
 
 /// Values that a thread takes at a time.
-const OCTET: usize = 8;
+pub(super) const OCTET: usize = 8;
 
+/// Where activations go (`ActsOut` in acts.h).
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct ActsOut {
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+pub(super) struct ActsOut {
     values: u64,
     codes: u64,
     scales: u64,
@@ -236,7 +239,7 @@ fn f32_acts(out: Slice<'_, f32>, width: usize) -> Acts<'_> {
 }
 
 /// The number of values, once it is known that there is room for them.
-fn acts_len(out: &Acts<'_>) -> usize {
+pub(super) fn acts_len(out: &Acts<'_>) -> usize {
     let n = out.n_rows * out.width;
     let block_len = out.form.block_len();
     assert!(out.width.is_multiple_of(block_len), "rows are whole blocks");
@@ -251,7 +254,7 @@ fn acts_len(out: &Acts<'_>) -> usize {
     n
 }
 
-fn acts_out(out: &Acts<'_>) -> ActsOut {
+pub(super) fn acts_out(out: &Acts<'_>) -> ActsOut {
     ActsOut {
         values: out.values.ptr(),
         codes: out.codes.ptr(),
@@ -261,7 +264,7 @@ fn acts_out(out: &Acts<'_>) -> ActsOut {
 }
 
 /// Whether octets of rows of `width` values are moved 16 bytes at a time.
-fn aligned(gpu: &Gpu, width: usize, pointers: &[u64]) -> u32 {
+pub(super) fn aligned(gpu: &Gpu, width: usize, pointers: &[u64]) -> u32 {
     let can = width.is_multiple_of(OCTET) && pointers.iter().all(|ptr| ptr.is_multiple_of(16));
     u32::from(can && !gpu.takes(Variant::LoadsNarrow))
 }

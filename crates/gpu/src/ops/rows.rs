@@ -1,6 +1,7 @@
 //! Rows of weight matrices: from a file's blocks to planes, and back to values (`kernels/format/rows.hip`).
 
 use rocmforge_gguf::GgmlType;
+use zerocopy::{Immutable, IntoBytes};
 
 use super::formats::{format_module, n_chunks};
 use crate::error::GpuError;
@@ -17,7 +18,7 @@ const PLANE_ALIGN: usize = 256;
 
 /// A matrix as kernels read it (`Weights` in `kernels/quant.h`).
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(crate) struct Weights {
     data: u64,
     n_out: u32,

@@ -1,6 +1,8 @@
 // A driver that plays one GPU in the test's own memory, under HIP's names (-DHIP) or CUDA's, and fails as it is told:
 // -DINIT_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n -DGOOD_SYNCS=n (the
-// first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of launches), -DWITHOUT_GRAPHS; -DFREE_BYTES=n of 4 times as many. Its
+// first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of launches), -DWITHOUT_GRAPHS;
+// -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
+// waiting says 719); -DFREE_BYTES=n of 4 times as many. Its
 // only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and the
 // last of a step: each row chooses token 300.
 #include <stddef.h>
@@ -45,6 +47,14 @@
 
 typedef void* handle;
 static int n_syncs, n_event_syncs, n_launches;
+#ifdef FAULT_LAUNCHES
+static int n_runs;
+#define FAULTED (n_runs > FAULT_LAUNCHES)
+#define RUNS n_runs++
+#else
+#define FAULTED 0
+#define RUNS (void)0
+#endif
 static char object;
 
 static int text_into(char* to, int len, const char* text) {
@@ -81,7 +91,8 @@ int NAME(hipMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)(uint64_t to, const void* from
     return memcpy((void*)to, from, bytes), stream == &object ? 0 : 400;
 }
 int NAME(hipMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2)(void* to, uint64_t from, size_t bytes, handle stream) {
-    return memcpy(to, (void*)from, bytes), stream == &object ? 0 : 400;
+    if (!FAULTED) memcpy(to, (void*)from, bytes);
+    return stream == &object ? 0 : 400;
 }
 int NAME(hipMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)(uint64_t to, uint64_t from, size_t bytes, handle stream) {
     return memmove((void*)to, (void*)from, bytes), stream == &object ? 0 : 400;
@@ -145,6 +156,7 @@ int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, un
                                                 unsigned by, unsigned bz, unsigned shared, handle stream, void** params,
                                                 void** extra) {
     if (LAUNCH_CODE && n_launches++ >= GOOD_LAUNCHES) return LAUNCH_CODE;
+    RUNS;
 #ifdef ANY_KERNEL
     return run(function, params[0]), gx && gy && gz && bx ? 0 : 9;
 #endif
@@ -171,6 +183,7 @@ int NAME(hipEventRecord, cuEventRecord)(handle event, handle stream) {
     return event == &object && stream == &object ? 0 : 400;
 }
 int NAME(hipEventQuery, cuEventQuery)(handle event) {
+    if (FAULTED) return 719;
 #ifdef ANY_KERNEL
     return 0;
 #endif
@@ -178,6 +191,7 @@ int NAME(hipEventQuery, cuEventQuery)(handle event) {
 }
 int NAME(hipEventSynchronize, cuEventSynchronize)(handle event) {
     if (event != &object) return 400;
+    if (FAULTED) return 719;
     return EVENT_SYNC_CODE && n_event_syncs++ >= GOOD_EVENT_SYNCS ? EVENT_SYNC_CODE : 0;
 }
 int NAME(hipEventElapsedTime, cuEventElapsedTime)(float* ms, handle start, handle end) {

@@ -107,6 +107,7 @@ impl Own for Host {
             n_compute_units: 1,
             integrated: true,
             max_shared_bytes: max_shared_bytes(persona),
+            clock_khz: 1_000_000,
             driver_version: String::new(),
             runtime_version: String::new(),
         })

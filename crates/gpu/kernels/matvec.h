@@ -1,0 +1,259 @@
+// Products of weight matrices with a few rows of activations (format/matvec.hip, format/matvec_group.hip).
+//
+//     out[n, o] (+)= sum_i x[n, i] * w[o, i] + bias[o]        x [n_rows, n_in], w [n_out, n_in], out [n_rows, n_out]
+//     gated: out[n, o] = act(gate[n, o]) * up[n, o]           both such products
+//
+// Up to three matrices with the same n_in share a launch (jobs); their blocks follow one another.
+//
+// A wave takes ROWS rows of w at a time (of gate and up one each when gated), lane after lane a chunk of 16 bytes or
+// more (quant.h), so that each load of the wave is one stretch of memory; LOADS chunks are under way before the first is
+// used. Activations come through the cache. `split` (a power of two) waves share a row, or a small matrix would leave
+// most of the GPU without work; it depends on the matrix alone. Each lane adds up its chunks in order, then the wave its
+// lanes, then a thread the waves: an order that neither N, nor ROWS, nor the company in the launch changes. Products and
+// sums are fused by hand, so that all variants round alike.
+//
+// Blocks of 256 threads; shared memory: (256 / WARP_SIZE) * ROWS * N floats.
+#pragma once
+#include "activation.h"
+#include "quant.h"
+
+constexpr u32 THREADS = 256;
+constexpr u32 N_WAVES = THREADS / WARP_SIZE;
+
+// What becomes of a product.
+enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
+
+// act(gate) * up
+DEV float gated_value(Mode mode, float gate, float up) {
+    return (mode == GATE_SILU ? Silu::of(gate) : GeluTanh::of(gate)) * up;
+}
+
+struct Job {
+    Weights w;
+    // [n_out], or null.
+    const float* bias;
+    float* out;
+    u32 first_block;
+    // log2 of the waves that share a row.
+    u32 split_log;
+    Mode mode;
+    u32 pad;
+};
+
+struct MatvecParams {
+    // F32: f32 [n_rows, n_in]; else int8 codes with scales [n_rows, n_in / ACT_BLOCK] and sums of 16 codes.
+    const u8* x;
+    const float* scales;
+    const i16* sums;
+    u32 n_rows;
+    // Whether jobs 0 and 1 are gate and up, and job 0 says what becomes of both.
+    u32 gated;
+    // Those that are not there begin after the last block.
+    Job jobs[3];
+};
+
+// Field by field, so that the parameters need no copy in memory that could be indexed.
+DEV Job choose(bool second, const Job& a, const Job& b) {
+    Job j;
+    j.w.data = second ? b.w.data : a.w.data;
+    j.w.n_out = second ? b.w.n_out : a.w.n_out;
+    j.w.n_in = a.w.n_in;
+    j.bias = second ? b.bias : a.bias;
+    j.out = second ? b.out : a.out;
+    j.first_block = second ? b.first_block : a.first_block;
+    j.split_log = second ? b.split_log : a.split_log;
+    j.mode = second ? b.mode : a.mode;
+    return j;
+}
+
+// Which of the N rows of activations there are: all, as far as the products go, since others repeat the last one; or, in a
+// group, whose operations have different numbers, the first few. The branch that leaves out the others is the same for all
+// threads.
+struct AllRows {
+    DEV_MEMBER static bool has(u32) { return true; }
+};
+struct FirstRows {
+    u32 n;
+    DEV_MEMBER bool has(u32 row) const { return row < n; }
+};
+
+// Adds a chunk of each of ROWS rows times the same chunk of N activation rows. `x_row[n]` is the activation row.
+template <typename T, u32 ROWS, u32 N, typename Some>
+DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
+                      Some some, float (&acc)[ROWS][N]) {
+    constexpr u32 N_GROUPS = 32 / T::GROUP;
+    constexpr bool SUMS = T::OFFSET != 0 || T::HAS_MIN;
+    // Whole waves step through the chunks, so the place in a block is that of the lane.
+    u32 place = place_in_block<T>(lane());
+    u32 q[ROWS][8];
+    float scale[ROWS][N_GROUPS], minimum[ROWS][N_GROUPS];
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        w[r].codes(q[r]);
+#pragma unroll
+        for (u32 h = 0; h < N_GROUPS; h++) scale[r][h] = w[r].scale(place, h), minimum[r][h] = w[r].minimum(place, h);
+    }
+#pragma unroll
+    for (u32 n = 0; n < N; n++) {
+        if (!some.has(n)) continue;
+        const u8* codes = p.x + (u64)x_row[n] * n_in;
+        u32x4 x[2] = {load16(codes + chunk * 32), load16(codes + chunk * 32 + 16)};
+        float x_scale = p.scales[x_row[n] * (n_in / T::ACT_BLOCK) + chunk * 32 / T::ACT_BLOCK];
+        // Of the two halves of the chunk.
+        i32 sums[2] = {0, 0};
+        if constexpr (SUMS) {
+            u32 both = *(const u32*)((const u8*)(p.sums + x_row[n] * (n_in / 16)) + chunk * 4);
+            sums[0] = (i16)both, sums[1] = (i16)(both >> 16);
+            if constexpr (N_GROUPS == 1) sums[0] += sums[1];
+        }
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            float total = 0.0f;
+#pragma unroll
+            for (u32 h = 0; h < N_GROUPS; h++) {
+                i32 dot = SUMS ? -T::OFFSET * sums[h] : 0;
+#pragma unroll
+                for (u32 i = 0; i < 8 / N_GROUPS; i++) {
+                    u32 at = h * (8 / N_GROUPS) + i;
+                    dot = dot4(q[r][at], x[at / 4][at % 4], dot);
+                }
+                total = fma(scale[r][h], (float)dot, total);
+                if constexpr (T::HAS_MIN) total = fma(-minimum[r][h], (float)sums[h], total);
+            }
+            acc[r][n] = valid ? fma(x_scale, total, acc[r][n]) : acc[r][n];
+        }
+    }
+}
+
+// The same for float formats. ALIGNED: activation rows are 16-byte aligned and whole chunks.
+template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
+DEV void add_float_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
+                            Some some, float (&acc)[ROWS][N]) {
+#pragma unroll
+    for (u32 n = 0; n < N; n++) {
+        if (!some.has(n)) continue;
+        const float* row = (const float*)p.x + (u64)x_row[n] * n_in + chunk * T::CHUNK;
+        float x[T::CHUNK];
+#pragma unroll
+        for (u32 i = 0; i < T::CHUNK; i++) {
+            if constexpr (ALIGNED) {
+                if (i % 4 == 0) {
+                    u32x4 four = load16(row + i);
+                    for (u32 j = 0; j < 4; j++) x[i + j] = bits<float>(four[j]);
+                }
+            } else {
+                // Weights are filled up with zeros, activations are not.
+                x[i] = chunk * T::CHUNK + i < n_in ? row[i] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            float total = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < T::CHUNK; i++) total = fma(x[i], w[r].value(i), total);
+            acc[r][n] = valid ? acc[r][n] + total : acc[r][n];
+        }
+    }
+}
+
+// The part of lane `lane()` of the products of the rows: chunks first + lane, then each `step` chunks on.
+template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
+DEV void dot_rows(const MatvecParams& p, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
+                  Some some, float (&acc)[ROWS][N]) {
+    // About 64 bytes under way for each lane.
+    constexpr u32 LOADS = !ALIGNED ? 1 : ROWS * N == 1 ? 4 : N <= 4 ? 2 : 1;
+    u32 n = div_up(n_in, T::CHUNK);
+    for (u32 base = first; base < n; base += step * LOADS) {
+        T w[LOADS][ROWS];
+#pragma unroll
+        for (u32 u = 0; u < LOADS; u++) {
+            // Lanes past the end load what the last one does, and add nothing.
+            u32 chunk = min_of(base + u * step + lane(), n - 1);
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) w[u][r] = rows[r].load(chunk);
+        }
+#pragma unroll
+        for (u32 u = 0; u < LOADS; u++) {
+            u32 chunk = base + u * step + lane();
+            bool valid = chunk < n;
+            chunk = min_of(chunk, n - 1);
+            if constexpr (T::FLOAT) add_float_products<T, ALIGNED>(p, w[u], x_row, n_in, chunk, valid, some, acc);
+            else add_products(p, w[u], x_row, n_in, chunk, valid, some, acc);
+        }
+    }
+}
+
+// What a block of threads computes: which block it is of those of the jobs, and for which rows of activations.
+struct Part {
+    u32 block;
+    u32 first_row, n_rows;
+    // Bytes from the matrices of the jobs to those that are meant.
+    u64 offset;
+};
+
+// Products of up to N rows of activations with the rows of the block's waves.
+template <u32 ROWS, u32 N, typename Some = AllRows> DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
+    SHARED(float, part, N_WAVES * ROWS * N);
+    bool gated = ROWS == 2 && p.gated;
+    Job job = choose(!gated && of.block >= p.jobs[1].first_block, p.jobs[0], p.jobs[1]);
+    job = choose(!gated && of.block >= p.jobs[2].first_block, job, p.jobs[2]);
+    // Rows of w, or pairs of rows of gate and up.
+    u32 n_groups = N_WAVES >> job.split_log, per_group = gated ? 1 : ROWS;
+    u32 first_row = (of.block - job.first_block) * n_groups * per_group;
+    u32 w = uniform(wave());
+    u32 first_of_wave = first_row + (w >> job.split_log) * per_group;
+
+    Block<FORMAT, Planes> rows[ROWS];
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        Weights from = job.w;
+        if (r == 1 && gated) from.data = p.jobs[1].w.data;
+        from.data += of.offset;
+        u32 row = gated ? first_of_wave : first_of_wave + r;
+        rows[r] = Block<FORMAT, Planes>::of(from, min_of(row, from.n_out - 1));
+    }
+    u32 x_row[N];
+#pragma unroll
+    for (u32 n = 0; n < N; n++) x_row[n] = of.first_row + (N == 1 ? 0 : min_of(n, of.n_rows - 1));
+
+    float acc[ROWS][N];
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++)
+#pragma unroll
+        for (u32 n = 0; n < N; n++) acc[r][n] = 0.0f;
+    u32 first = (w & ((1u << job.split_log) - 1)) * WARP_SIZE, step = WARP_SIZE << job.split_log;
+    if (!FORMAT::FLOAT || job.w.n_in % FORMAT::CHUNK == 0)
+        dot_rows<FORMAT, true>(p, rows, x_row, job.w.n_in, first, step, some, acc);
+    else if constexpr (FORMAT::FLOAT) dot_rows<FORMAT, false>(p, rows, x_row, job.w.n_in, first, step, some, acc);
+
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++)
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            float sum = wave_sum(acc[r][n]);
+            if (lane() == 0) part[(w * ROWS + r) * N + n] = sum;
+        }
+    barrier();
+
+    // A thread for each output: rows next to one another, so that stores are too.
+    u32 n_outputs = n_groups * per_group, n = tid() / n_outputs, at = tid() % n_outputs;
+    u32 row = first_row + at;
+    if (n >= min_of(N, of.n_rows) || row >= job.w.n_out) return;
+    u32 group = at / per_group;
+    float value[2] = {0.0f, 0.0f};
+    for (u32 k = 0; k < 1u << job.split_log; k++) {
+        const float* of_wave = part + ((group << job.split_log) + k) * ROWS * N;
+        if (gated) value[0] += of_wave[n], value[1] += of_wave[N + n];
+        else value[0] += of_wave[at % per_group * N + n];
+    }
+    if (job.bias) value[0] += job.bias[row];
+    float* out = job.out + (u64)(of.first_row + n) * job.w.n_out + row;
+    if (gated) {
+        if (p.jobs[1].bias) value[1] += p.jobs[1].bias[row];
+        *out = gated_value(job.mode, value[0], value[1]);
+    } else if (job.mode == STORE) {
+        *out = value[0];
+    } else {
+        *out = job.mode == ADD ? *out + value[0] : gated_value(job.mode, *out, value[0]);
+    }
+}

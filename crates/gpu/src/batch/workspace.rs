@@ -1,0 +1,102 @@
+//! Memory of a batch that runs: on the device, and pinned for what goes there and comes back. It is used again by the
+//! next batch that it is large enough for.
+
+use std::sync::{Arc, Mutex};
+
+use crate::error::GpuError;
+use crate::event::Event;
+use crate::gpu::Gpu;
+use crate::memory::Buffer;
+use crate::pinned::Pinned;
+
+/// How many workspaces wait for use.
+const MAX_IDLE: usize = 4;
+
+/// What a batch needs.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sizes {
+    /// Bytes of inputs and tables that go to the device.
+    pub(super) upload: usize,
+    /// Bytes of converted activations.
+    pub(super) work: usize,
+    /// Values of outputs.
+    pub(super) out: usize,
+    pub(super) n_ops: usize,
+}
+
+impl Sizes {
+    fn fit(&self, room: &Sizes) -> bool {
+        let pairs = [
+            (self.upload, room.upload),
+            (self.work, room.work),
+            (self.out, room.out),
+            (self.n_ops, room.n_ops),
+        ];
+        pairs.iter().all(|(wanted, room)| wanted <= room)
+    }
+}
+
+pub(super) struct Workspace {
+    sizes: Sizes,
+    pub(super) upload: Pinned<u8>,
+    pub(super) uploaded: Buffer,
+    pub(super) work: Buffer,
+    pub(super) out: Buffer,
+    /// `[2, n_ops]`.
+    pub(super) times: Buffer,
+    /// A word that is not 0: its copy to `host_mark` is the last that a batch queues.
+    pub(super) mark: Buffer,
+    pub(super) host_out: Pinned<f32>,
+    pub(super) host_times: Pinned<u64>,
+    pub(super) host_mark: Pinned<u32>,
+    pub(super) started: Event,
+    pub(super) ended: Event,
+}
+
+impl Workspace {
+    fn new(gpu: &Gpu, sizes: Sizes) -> Result<Workspace, GpuError> {
+        let mark = gpu.alloc::<u32>(1)?;
+        gpu.fill_bytes(mark.as_slice::<u32>(), 0xff)?;
+        Ok(Workspace {
+            sizes,
+            upload: Pinned::new(gpu, sizes.upload)?,
+            uploaded: gpu.alloc::<u8>(sizes.upload)?,
+            work: gpu.alloc::<u8>(sizes.work)?,
+            out: gpu.alloc::<f32>(sizes.out)?,
+            times: gpu.alloc::<u64>(2 * sizes.n_ops)?,
+            mark,
+            host_out: Pinned::new(gpu, sizes.out)?,
+            host_times: Pinned::new(gpu, 2 * sizes.n_ops)?,
+            host_mark: Pinned::new(gpu, 1)?,
+            started: Event::new(gpu)?,
+            ended: Event::new(gpu)?,
+        })
+    }
+}
+
+/// Workspaces that nothing uses.
+#[derive(Clone, Default)]
+pub(super) struct Pool(Arc<Mutex<Vec<Workspace>>>);
+
+impl Pool {
+    pub(super) fn take(&self, gpu: &Gpu, sizes: Sizes) -> Result<Workspace, GpuError> {
+        let idle = {
+            let mut idle = self.0.lock().unwrap_or_else(|e| e.into_inner());
+            let fits = idle.iter().position(|idle| sizes.fit(&idle.sizes));
+            fits.map(|at| idle.swap_remove(at))
+        };
+        idle.map_or_else(|| Workspace::new(gpu, sizes), Ok)
+    }
+
+    /// Takes back a workspace that no queued work uses.
+    pub(super) fn give_back(&self, workspace: Workspace) {
+        let mut idle = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        idle.push(workspace);
+        if idle.len() > MAX_IDLE {
+            // The one that has waited longest.
+            let oldest = idle.remove(0);
+            drop(idle);
+            drop(oldest);
+        }
+    }
+}

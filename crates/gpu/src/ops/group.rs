@@ -1,0 +1,250 @@
+//! Launches of many operations at once (`kernels/group.h`): products that each have weights, activations and an output of
+//! their own, and the conversions of those activations. What an operation does is an entry of a table in device memory.
+
+use zerocopy::{Immutable, IntoBytes};
+
+use super::formats::format_module;
+use super::matvec::{Job, MAX_ROWS, Product, THREADS, operand};
+use super::norm::{ActsOut, OCTET, acts_len, acts_out, aligned};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::launch::Params;
+use crate::memory::Slice;
+use crate::operands::{ActForm, Acts};
+
+/// Tables start at multiples of this many bytes.
+const TABLE_ALIGN: usize = 16;
+
+/// Activations and the form of 8 bits that they go to.
+#[derive(Clone, Copy)]
+pub(crate) struct Conversion<'a> {
+    /// `[n_rows, width]`.
+    pub(crate) x: Slice<'a, f32>,
+    pub(crate) out: Acts<'a>,
+}
+
+/// A product of a group, with activations of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupedProduct<'a> {
+    pub(crate) x: Acts<'a>,
+    pub(crate) product: Product<'a>,
+    /// Its place among the times of [`Group::launch`].
+    pub(crate) timed: usize,
+}
+
+/// `Conversion` in batch.hip.
+#[repr(C)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+struct ConversionEntry {
+    x: u64,
+    out: ActsOut,
+    n: u32,
+    aligned: u32,
+    form: u32,
+    first_block: u32,
+}
+
+/// `GroupProduct` in matvec_group.hip.
+#[repr(C)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+struct ProductEntry {
+    job: Job,
+    x: u64,
+    scales: u64,
+    sums: u64,
+    n_rows: u32,
+    timed: u32,
+}
+
+const _: () = assert!(size_of::<ConversionEntry>() == 56 && size_of::<ProductEntry>() == 80);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GroupParams {
+    first_blocks: u64,
+    ops: u64,
+    times: u64,
+    n_ops: u32,
+    n_timed: u32,
+}
+
+const _: () = assert!(size_of::<GroupParams>() == 32);
+
+// SAFETY: as `GroupParams` in group.h.
+unsafe impl Params for GroupParams {}
+
+/// A kernel, its blocks, and where in the tables its operations are.
+struct GroupLaunch {
+    function: (&'static str, &'static str),
+    n_blocks: u32,
+    n_ops: u32,
+    first_blocks: usize,
+    ops: usize,
+}
+
+/// Launches of many operations, as they are collected; then their tables, which go to the device before they are run.
+#[derive(Default)]
+pub(crate) struct Group {
+    tables: Vec<u8>,
+    launches: Vec<GroupLaunch>,
+}
+
+impl Group {
+    /// No less than the tables' bytes, for that many conversions and for products of these numbers of rows.
+    pub(crate) fn max_bytes(n_conversions: usize, n_rows: impl Iterator<Item = usize>) -> usize {
+        let parts: usize = n_rows.map(|n_rows| n_rows.div_ceil(MAX_ROWS)).sum();
+        let product = size_of::<u32>() + size_of::<ProductEntry>() + 2 * TABLE_ALIGN;
+        let conversion = size_of::<u32>() + size_of::<ConversionEntry>() + 2 * TABLE_ALIGN;
+        parts * product + n_conversions * conversion
+    }
+
+    /// Adds the launch of all these conversions.
+    ///
+    /// # Panics
+    /// If a shape does not fit, or a form is f32.
+    pub(crate) fn convert(&mut self, gpu: &Gpu, conversions: &[Conversion<'_>]) {
+        if conversions.is_empty() {
+            return;
+        }
+        let mut first_blocks = Vec::with_capacity(conversions.len());
+        let mut n_blocks = 0u32;
+        let entry = |Conversion { x, out }: &Conversion<'_>| {
+            let n = acts_len(out);
+            assert_eq!(x.len(), n, "out has the shape of x");
+            first_blocks.push(n_blocks);
+            let entry = ConversionEntry {
+                x: x.ptr(),
+                out: acts_out(out),
+                n: u32::try_from(n).expect("fewer than 2^32 values"),
+                aligned: aligned(gpu, n, &[x.ptr()]),
+                form: match out.form {
+                    ActForm::Q8x32 => 0,
+                    ActForm::Q8x256 => 1,
+                    ActForm::F32 => unreachable!("f32 is not converted"),
+                },
+                first_block: n_blocks,
+            };
+            n_blocks += n.div_ceil(THREADS as usize * OCTET) as u32;
+            entry
+        };
+        let entries: Vec<ConversionEntry> = conversions.iter().map(entry).collect();
+        self.push(
+            ("batch", "quantize_group"),
+            n_blocks,
+            &first_blocks,
+            &entries,
+        );
+    }
+
+    /// Adds the products, in one launch for each format of weights among them. More than [`MAX_ROWS`] rows are several
+    /// parts of that launch. An output has the bits that [`super::matvec`] gives.
+    ///
+    /// # Errors
+    /// If a format has no kernels.
+    ///
+    /// # Panics
+    /// If a shape does not fit.
+    pub(crate) fn multiply(
+        &mut self,
+        gpu: &Gpu,
+        products: &[GroupedProduct<'_>],
+    ) -> Result<(), GpuError> {
+        for (i, first) in products.iter().enumerate() {
+            let ty = first.product.matrix.ty;
+            let is_of_ty = |other: &&GroupedProduct<'_>| other.product.matrix.ty == ty;
+            if products[..i].iter().any(|other| is_of_ty(&other)) {
+                continue;
+            }
+            let same = || products[i..].iter().filter(is_of_ty);
+            let module = format_module!("matvec_group", ty)?;
+            let (kernel, rows_of_wave) = match same().all(|product| product.x.n_rows == 1) {
+                true => ("matvec_group_1", 1),
+                false => ("matvec_group_8", 2),
+            };
+            let (mut first_blocks, mut entries, mut n_blocks) = (Vec::new(), Vec::new(), 0);
+            for GroupedProduct { x, product, timed } in same() {
+                for first in (0..x.n_rows).step_by(MAX_ROWS) {
+                    let rows = first..x.n_rows.min(first + MAX_ROWS);
+                    let n_out = product.matrix.n_out;
+                    let part = Product {
+                        out: product.out.part(rows.start * n_out..rows.end * n_out),
+                        ..*product
+                    };
+                    let x = x.part(rows);
+                    let (job, n) = Job::new(gpu, &x, &part, rows_of_wave, n_blocks);
+                    first_blocks.push(n_blocks);
+                    entries.push(ProductEntry {
+                        job,
+                        x: operand(&x),
+                        scales: x.scales.ptr(),
+                        sums: x.sums.ptr(),
+                        n_rows: x.n_rows as u32,
+                        timed: *timed as u32,
+                    });
+                    n_blocks += n;
+                }
+            }
+            self.push((module, kernel), n_blocks, &first_blocks, &entries);
+        }
+        Ok(())
+    }
+
+    fn push<T: IntoBytes + Immutable>(
+        &mut self,
+        function: (&'static str, &'static str),
+        n_blocks: u32,
+        first_blocks: &[u32],
+        entries: &[T],
+    ) {
+        let ops = self.place(entries.as_bytes());
+        let first_blocks_at = self.place(first_blocks.as_bytes());
+        self.launches.push(GroupLaunch {
+            function,
+            n_blocks,
+            n_ops: entries.len() as u32,
+            first_blocks: first_blocks_at,
+            ops,
+        });
+    }
+
+    fn place(&mut self, bytes: &[u8]) -> usize {
+        let at = self.tables.len().next_multiple_of(TABLE_ALIGN);
+        self.tables.resize(at, 0);
+        self.tables.extend_from_slice(bytes);
+        at
+    }
+
+    /// What [`Group::launch`] expects on the device.
+    pub(crate) fn tables(&self) -> &[u8] {
+        &self.tables
+    }
+
+    pub(crate) fn n_launches(&self) -> usize {
+        self.launches.len()
+    }
+
+    /// Queues the launches. `times` `[2, n_timed]` gets when the blocks of an operation began and ended, on the clock of
+    /// the device: the first half has all bits set before, the second none.
+    ///
+    /// # Panics
+    /// If `tables` are others.
+    pub(crate) fn launch(
+        &self,
+        gpu: &Gpu,
+        tables: Slice<'_, u8>,
+        times: Slice<'_, u64>,
+    ) -> Result<(), GpuError> {
+        assert_eq!(tables.len(), self.tables.len(), "the group's tables");
+        self.launches.iter().try_for_each(|launch| {
+            let params = GroupParams {
+                first_blocks: tables.ptr() + launch.first_blocks as u64,
+                ops: tables.ptr() + launch.ops as u64,
+                times: times.ptr(),
+                n_ops: launch.n_ops,
+                n_timed: (times.len() / 2) as u32,
+            };
+            let grid = [launch.n_blocks, 1, 1];
+            gpu.launch(launch.function, grid, THREADS, 0, &params)
+        })
+    }
+}
