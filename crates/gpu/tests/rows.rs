@@ -14,6 +14,8 @@ const N_OUT: usize = 7;
 fn n_in(ty: GgmlType) -> usize {
     match ty.block_len() {
         1 => 101,
+        // More chunks than a block has threads.
+        256 => 5 * 256,
         len => 3 * len,
     }
 }
@@ -39,10 +41,13 @@ fn for_all(test: impl Fn(&Gpu, &Packed, &[f32], &str)) {
 #[test]
 fn dequantized_bits() {
     for_all(|gpu, packed, expected, what| {
-        let out = gpu.alloc::<f32>(expected.len()).unwrap();
-        ops::dequantize(gpu, &packed.matrix(), out.as_slice()).unwrap();
-        let found = gpu.read(out.as_slice::<f32>()).unwrap();
-        assert_eq!(bits(&found), bits(expected), "{what}");
+        // Where 16 bytes can be stored at once, and where they cannot.
+        for first in [0, 1] {
+            let out = gpu.alloc::<f32>(first + expected.len()).unwrap();
+            let out = out.as_slice().part(first..first + expected.len());
+            ops::dequantize(gpu, &packed.matrix(), out).unwrap();
+            assert_eq!(bits(&gpu.read(out).unwrap()), bits(expected), "{what}");
+        }
 
         let out = gpu.alloc::<u16>(expected.len()).unwrap();
         ops::dequantize_f16(gpu, &packed.matrix(), out.as_slice()).unwrap();

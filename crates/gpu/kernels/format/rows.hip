@@ -1,8 +1,10 @@
-// Rows of weight matrices, for each FORMAT. One thread for each chunk (quant.h) in blocks of 256; no shared memory.
+// Rows of weight matrices, for each FORMAT. One thread for each chunk (quant.h) in blocks of 256.
 //
 // repack: blocks as they lie in a file -> planes. file [n_rows, file row], the rows first_row.. of w.
 // get_rows: out[i, :] (+)= scale * table[ids[i], :], ids beyond the table clamped. out [n_ids, n_in].
-// dequantize, dequantize_f16: out [n_out, n_in].
+// dequantize, dequantize_f16: out [n_out, n_in]. The 32 values of a chunk of blocks go by way of 80 bytes of shared memory
+// for each thread, 64 of values at a time: stored by the threads that have them, each store of a wave would touch as many
+// lines as it has lanes, with one value each.
 #include "quant.h"
 
 constexpr u32 THREADS = 256;
@@ -75,18 +77,58 @@ template <typename Out> struct DequantizeParams {
     Out* out;
 };
 
+// Chunks of 32 values, which follow one another in `out` as they do in rows; `out` is 16-byte aligned.
+template <typename Out, typename F> DEV void dequantize_staged(const DequantizeParams<Out>& p, F convert) {
+    // Values of a chunk that are staged at a time, 16-byte pieces of these, bytes from one thread's to the next's.
+    constexpr u32 PART = 64 / sizeof(Out), PIECES = 4, STRIDE = 80, PER_WORD = 4 / sizeof(Out);
+    SHARED(u8, staged, THREADS * STRIDE);
+    const u32 per_row = n_chunks<FORMAT>(p.w.n_in);
+    const u64 n = (u64)p.w.n_out * per_row, first = (u64)bid_x() * THREADS;
+    float values[32] = {};
+    if (first + tid() < n) {
+        u32 row = (u32)((first + tid()) / per_row), chunk = (u32)((first + tid()) % per_row);
+        dequantize_chunk(Block<FORMAT, Planes>::of(p.w, row).load(chunk), place_in_block<FORMAT>(chunk), values);
+    }
+#pragma unroll
+    for (u32 k = 0; k < 32; k += PART) {
+        if (k > 0) barrier();
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            u32x4 piece = {};
+#pragma unroll
+            for (u32 j = 0; j < 16 / sizeof(Out); j++)
+                piece.v[j / PER_WORD] |= convert(values[k + i * (16 / sizeof(Out)) + j]) << j % PER_WORD * 16;
+            store16(staged + tid() * STRIDE + i * 16, piece);
+        }
+        barrier();
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            u32 at = i * THREADS + tid(), chunk = at / PIECES, piece = at % PIECES;
+            Out* to = p.out + (first + chunk) * 32 + k + piece * (16 / sizeof(Out));
+            if (first + chunk < n) store16(to, load16(staged + chunk * STRIDE + piece * 16));
+        }
+    }
+}
+
+// `convert` gives the bits of a value in the form of the output.
 template <typename Out, typename F> DEV void dequantize_all(const DequantizeParams<Out>& p, F convert) {
+    if constexpr (!FORMAT::FLOAT) {
+        if ((u64)p.out % 16 == 0) {
+            dequantize_staged(p, convert);
+            return;
+        }
+    }
     u32 per_row = n_chunks<FORMAT>(p.w.n_in);
     u64 i = (u64)bid_x() * THREADS + tid();
     if (i >= (u64)p.w.n_out * per_row) return;
     u32 row = (u32)(i / per_row);
     Out* out = p.out + (u64)row * p.w.n_in;
-    each_value(p.w, row, (u32)(i % per_row), [&](u32 at, float v) __attribute__((always_inline)) { out[at] = convert(v); });
+    each_value(p.w, row, (u32)(i % per_row), [&](u32 at, float v) __attribute__((always_inline)) { out[at] = (Out)convert(v); });
 }
 
-KERNEL(dequantize, DequantizeParams<float>, THREADS) {
-    dequantize_all(p, [](float v) __attribute__((always_inline)) { return v; });
+KERNEL(dequantize, DequantizeParams<u32>, THREADS) {
+    dequantize_all(p, [](float v) __attribute__((always_inline)) { return bits<u32>(v); });
 }
 KERNEL(dequantize_f16, DequantizeParams<u16>, THREADS) {
-    dequantize_all(p, [](float v) __attribute__((always_inline)) { return f2h(v); });
+    dequantize_all(p, [](float v) __attribute__((always_inline)) { return (u32)f2h(v); });
 }
