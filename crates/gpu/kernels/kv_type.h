@@ -62,7 +62,7 @@ DEV void unpack_i8(u32x2 codes, float* to) {
         u32 biased = __nvvm_prmt(codes[i / 4] ^ 0x80808080u, 0x4b000000u, 0x7440 + i % 4);
         to[i] = bits<float>(biased) - 8388736.0f;
 #else
-        // AMD's instruction for a byte of a register knows unsigned ones only.
+        // Fewer instructions on AMD GPUs than to extend the sign of each.
         to[i] = (float)((codes[i / 4] ^ 0x80808080u) >> i % 4 * 8 & 0xff) - 128.0f;
 #endif
     }
