@@ -46,8 +46,11 @@ fn inspect_describes_the_embedded_model() {
         coded["memory"]["kv_bytes"],
         10 * 2 * (64 / 32 * 34) * 2 * 2048
     );
-    let float = run(&["inspect", "--json", "--kv-type", "fp8"]).json();
-    assert_eq!(float["memory"]["kv_bytes"], 10 * 2 * (64 + 1) * 2 * 2048);
+    for name in ["fp8", "f8_e4m3", "fp8_e4m3"] {
+        let float = run(&["inspect", "--json", "--kv-type", name]).json();
+        let kv_bytes = 10 * 2 * (64 + 1) * 2 * 2048;
+        assert_eq!(float["memory"]["kv_bytes"], kv_bytes, "{name}");
+    }
     // Long arrays are cut, strings are not.
     assert_eq!(report["metadata"]["tokenizer.ggml.tokens"]["len"], 4096);
     assert!(
