@@ -32,8 +32,8 @@ pub use matmul::{
     Gate, OutMode, Product, Weight, get_rows, is_fast, matmul, matmul_all, matmul_gated,
 };
 pub use ops::{
-    Activation, RopeStyle, activate, add, add_gated, argmax, gated_activation, kv_append,
-    layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, soft_cap,
+    Activation, KvLayout, RopeStyle, SlotRun, activate, add, add_gated, argmax, gated_activation,
+    kv_append, kv_copy, kv_read, layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, soft_cap,
 };
 pub use pool::{MAX_THREADS, MatrixMut, Pool, Tile, default_threads};
 pub use roofline::Roofline;

@@ -5,8 +5,9 @@ mod common;
 use common::Rng;
 use half::f16;
 use rocmforge_cpu::{
-    Activation, Isa, KvSliceMut, Pool, RopeStyle, activate, add, add_gated, argmax,
-    gated_activation, kv_append, layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
+    Activation, Isa, KvLayout, KvSlice, KvSliceMut, Pool, RopeStyle, SlotRun, activate, add,
+    add_gated, argmax, gated_activation, kv_append, kv_copy, kv_read, layer_norm, log_sum_exp,
+    rms_norm, rope, soft_cap,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
@@ -568,4 +569,92 @@ fn argmax_is_the_first_largest() {
         assert_eq!(argmax(isa, &[f32::NAN; 9]), None);
         assert_eq!(argmax(isa, &[f32::NEG_INFINITY; 9]), Some(0));
     }
+}
+
+#[test]
+fn cached_tokens_are_read_and_moved() {
+    let mut rng = Rng(9);
+    let pool = Pool::new(3);
+    for isa in Isa::available() {
+        for (n_kv_heads, dim, page) in [(2, 64, 16), (3, 32, 16), (1, 96, 64)] {
+            let layout = KvLayout {
+                n_kv_heads,
+                dim,
+                page,
+            };
+            let n_blocks = 4;
+            let width = n_kv_heads * dim;
+            let slots: Vec<u32> = (0..(n_blocks * page) as u32).collect();
+            let mut x = vec![0.0; slots.len() * width];
+            for block in x.chunks_exact_mut(32) {
+                block.fill_with(|| (rng.vec(1)[0] * 8.0).round_ties_even());
+            }
+            let mut f16 = vec![0; x.len()];
+            let mut f32 = vec![0.0; x.len()];
+            let mut q8_0 = vec![Q8_0::quantize(&[0.0; 32]); x.len() / 32];
+            let mut f8 = vec![0; x.len() / dim * (dim + 1)];
+            let runs = [(3, page + 1, 5), (2 * page - 1, 3 * page, 1), (7, 7, 2)].map(
+                |(from, to, n_tokens)| SlotRun {
+                    from: from as u32,
+                    to: to as u32,
+                    n_tokens,
+                },
+            );
+            type AsMut<'a> = &'a mut dyn FnMut(&mut dyn FnMut(KvSliceMut<'_>));
+            // The largest value of each block is one that all others of its type are held exactly beside.
+            let caches: [(f32, AsMut<'_>); 4] = [
+                (127.0, &mut |f| f(KvSliceMut::F16(&mut f16))),
+                (127.0, &mut |f| f(KvSliceMut::F32(&mut f32))),
+                (127.0, &mut |f| f(KvSliceMut::Q8_0(&mut q8_0))),
+                (128.0, &mut |f| {
+                    f(KvSliceMut::F8E4M3 {
+                        heads: &mut f8,
+                        dim,
+                    })
+                }),
+            ];
+            for (largest, cache) in caches {
+                x.iter_mut().step_by(32).for_each(|x| *x = largest);
+                let mut wanted = x.clone();
+                for run in &runs {
+                    let [from, to] = [run.from, run.to].map(|slot| slot as usize * width);
+                    let n = run.n_tokens as usize * width;
+                    wanted[to..to + n].copy_from_slice(&x[from..from + n]);
+                }
+                cache(&mut |to| kv_append(isa, &pool, &x, n_kv_heads, dim, page, &slots, to));
+                let read = |cache: AsMut<'_>| {
+                    let mut out = vec![f32::NAN; x.len()];
+                    cache(&mut |from| {
+                        let from = match from {
+                            KvSliceMut::F16(x) => KvSlice::F16(x),
+                            KvSliceMut::F32(x) => KvSlice::F32(x),
+                            KvSliceMut::Q8_0(x) => KvSlice::Q8_0(x),
+                            KvSliceMut::F8E4M3 { heads, dim } => KvSlice::F8E4M3 { heads, dim },
+                        };
+                        kv_read(isa, &pool, &layout, &slots, from, &mut out);
+                    });
+                    out
+                };
+                assert_eq!(read(cache), x, "{isa}");
+                cache(&mut |to| kv_copy(&layout, &runs, to));
+                assert_eq!(read(cache), wanted, "{isa}");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "is in a block")]
+fn tokens_of_two_blocks_are_no_run() {
+    let layout = KvLayout {
+        n_kv_heads: 1,
+        dim: 2,
+        page: 4,
+    };
+    let run = SlotRun {
+        from: 2,
+        to: 8,
+        n_tokens: 3,
+    };
+    kv_copy(&layout, &[run], KvSliceMut::F32(&mut [0.0; 32]));
 }

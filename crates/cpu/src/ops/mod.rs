@@ -8,6 +8,7 @@
 mod activation;
 mod elementwise;
 mod kv;
+mod kv_move;
 mod logits;
 mod norm;
 mod rope;
@@ -16,6 +17,7 @@ mod soft_cap;
 pub use activation::{Activation, activate, gated_activation};
 pub use elementwise::{add, add_gated};
 pub use kv::kv_append;
+pub use kv_move::{KvLayout, SlotRun, kv_copy, kv_read};
 pub use logits::{argmax, log_sum_exp};
 pub use norm::{layer_norm, rms_norm, rms_norm_acts};
 pub use rope::{RopeStyle, rope};

@@ -1,0 +1,148 @@
+//! Cached tokens moved to other slots: copied bit by bit, or read as f32 to be changed and appended again. With [`rope`]
+//! between, keys get other positions, since rotations add up.
+//!
+//! [`rope`]: super::rope
+
+use rocmforge_gguf::quant::f8;
+
+use super::rows_per_task;
+use crate::arch::Kernel;
+use crate::attention::{KvSlice, KvSliceMut};
+use crate::generic::simd::Simd;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// Tokens that follow each other in the cache, and where they go. Neither side leaves its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotRun {
+    /// The first slots: `block * page + offset`.
+    pub from: u32,
+    pub to: u32,
+    pub n_tokens: u32,
+}
+
+/// What a layer's cache keeps of a token: `n_kv_heads` heads of `dim` values, in blocks of `page` tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct KvLayout {
+    pub n_kv_heads: usize,
+    pub dim: usize,
+    pub page: usize,
+}
+
+impl KvLayout {
+    /// The heads of the token at `slot` in units of heads of the cache `[n_blocks, n_kv_heads, page]`, first to last.
+    fn heads(&self, slot: u32) -> impl Iterator<Item = usize> {
+        let (block, offset) = (slot as usize / self.page, slot as usize % self.page);
+        let (first, page) = (block * self.n_kv_heads * self.page + offset, self.page);
+        (0..self.n_kv_heads).map(move |head| first + head * page)
+    }
+}
+
+/// Copies the heads of all tokens of `runs`, one run after the other.
+///
+/// - `cache` [n_blocks, n_kv_heads, page, dim]
+///
+/// # Panics
+/// If a run is not in the cache or leaves its block.
+pub fn kv_copy(layout: &KvLayout, runs: &[SlotRun], cache: KvSliceMut<'_>) {
+    match cache {
+        KvSliceMut::F16(cache) => copy(layout, layout.dim, runs, cache),
+        KvSliceMut::F32(cache) => copy(layout, layout.dim, runs, cache),
+        KvSliceMut::Q8_0(cache) => copy(layout, layout.dim / 32, runs, cache),
+        KvSliceMut::F8E4M3 { heads, dim } => copy(layout, dim + 1, runs, heads),
+    }
+}
+
+/// `head_len`: elements of the cache that keep a head.
+fn copy<T: Copy>(layout: &KvLayout, head_len: usize, runs: &[SlotRun], cache: &mut [T]) {
+    for run in runs.iter().filter(|run| run.from != run.to) {
+        let n = run.n_tokens as usize;
+        let stays = |slot: u32| slot as usize % layout.page + n <= layout.page;
+        assert!(stays(run.from) && stays(run.to), "{run:?} is in a block");
+        for (from, to) in layout.heads(run.from).zip(layout.heads(run.to)) {
+            let from = from * head_len..(from + n) * head_len;
+            cache.copy_within(from, to * head_len);
+        }
+    }
+}
+
+/// Reads the tokens in `slots`.
+///
+/// - `cache` [n_blocks, n_kv_heads, page, dim]
+/// - `out` [n_slots, n_kv_heads * dim]
+///
+/// # Panics
+/// If lengths do not fit, or a slot is not in the cache.
+pub fn kv_read(
+    isa: Isa,
+    pool: &Pool,
+    layout: &KvLayout,
+    slots: &[u32],
+    cache: KvSlice<'_>,
+    out: &mut [f32],
+) {
+    let width = layout.n_kv_heads * layout.dim;
+    assert_eq!(out.len(), slots.len() * width, "a row for each slot");
+    if out.is_empty() {
+        return;
+    }
+    let per_task = rows_per_task(pool, slots.len(), width);
+    pool.for_each_rows(out, width, per_task, &|first, out| {
+        for (row, &slot) in out.chunks_exact_mut(width).zip(&slots[first..]) {
+            for (head, at) in row.chunks_exact_mut(layout.dim).zip(layout.heads(slot)) {
+                read(isa, cache.get(at * layout.dim..(at + 1) * layout.dim), head);
+            }
+        }
+    });
+}
+
+fn read(isa: Isa, head: KvSlice<'_>, out: &mut [f32]) {
+    match head {
+        KvSlice::F32(x) => out.copy_from_slice(x),
+        KvSlice::F16(x) => match isa.vector() {
+            None => {
+                for (out, &x) in out.iter_mut().zip(x) {
+                    *out = half::f16::from_bits(x).to_f32();
+                }
+            }
+            Some(isa) => isa.run(Widen { x, out }),
+        },
+        KvSlice::Q8_0(blocks) => {
+            for (out, block) in out.chunks_exact_mut(32).zip(blocks) {
+                let scale = block.d.to_f32();
+                for (out, &code) in out.iter_mut().zip(&block.qs) {
+                    *out = scale * f32::from(code);
+                }
+            }
+        }
+        KvSlice::F8E4M3 { heads: head, .. } => {
+            let factor = f8::factor(head[0]);
+            for (out, &code) in out.iter_mut().zip(&head[1..]) {
+                *out = f8::number(code) * factor;
+            }
+        }
+    }
+}
+
+/// f16 bits to f32.
+struct Widen<'a> {
+    x: &'a [u16],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let whole = self.x.len() / S::LANES * S::LANES;
+        let (x, x_tail) = self.x.split_at(whole);
+        let (out, out_tail) = self.out.split_at_mut(whole);
+        for (x, out) in x.chunks_exact(S::LANES).zip(out.chunks_exact_mut(S::LANES)) {
+            s.store(s.load_f16(x), out);
+        }
+        for (&x, out) in x_tail.iter().zip(out_tail) {
+            *out = half::f16::from_bits(x).to_f32();
+        }
+    }
+}
