@@ -1,0 +1,104 @@
+// Cached tokens move to other slots, and the keys of those that take lower positions turn back: rotations add up, so
+// R(-d) R(p) k = R(p - d) k, whatever the magnitude was that R(p) k was scaled with.
+//
+// k_cache and v_cache [n_blocks, n_kv_heads, page, dim] as kv_type.h stores them. runs [n_runs]: `n_tokens` tokens at slot
+// `from` go to slot `to`; neither side leaves its block. Keys of the runs from n_copied on turn back by `back_by` positions,
+// by the angles of that row of table [n_ctx, n_rot / 2, 2], which has cosines and sines times 1 / inverse_magnitude; pairs
+// as in rope_kv.hip. Whatever does not turn keeps its bits. A run may stay where it is. No slot is read that another run
+// writes, so their order does not matter. A run beyond the cache moves nothing.
+//
+// Block (run, eight rows): a team of 32 lanes for a head of a token, keys first, then values. A lane has whole pairs. For
+// types with scales what has turned meets in shared memory first, k_dim * 4 bytes a row; else there is none, and what a
+// lane writes nobody else reads.
+#include "kv_type.h"
+
+constexpr u32 THREADS = 256;
+
+struct SlotRun {
+    u32 from;
+    u32 to;
+    u32 n_tokens;
+};
+
+struct KvMoveParams {
+    kv::Planes k_cache;
+    kv::Planes v_cache;
+    const float* table;
+    const SlotRun* runs;
+    u32 n_copied;
+    u32 n_kv_heads;
+    u32 k_dim;
+    u32 v_dim;
+    u32 n_rot;
+    u32 page;
+    u32 n_slots;
+    u32 back_by;
+    float inverse_magnitude;
+    u32 pad;
+};
+
+struct Neox {
+    // The first value of pair i, and how far the second is from it.
+    DEV_MEMBER static u32 first(u32 i) { return i; }
+    DEV_MEMBER static u32 stride(u32 n_rot) { return n_rot / 2; }
+};
+struct Norm {
+    DEV_MEMBER static u32 first(u32 i) { return 2 * i; }
+    DEV_MEMBER static u32 stride(u32) { return 1; }
+};
+
+// Scales of a row and their bytes.
+DEV u32 scale_bytes(u32 dim) {
+    if constexpr (Kv::SCALES == kv::Scales::Block) return 2 * div_up(dim, kv::BLOCK);
+    return Kv::SCALES == kv::Scales::Row ? 1 : 0;
+}
+
+DEV void copy_row(const kv::Planes& cache, u64 from, u64 to, u32 dim) {
+    const u32 n_codes = dim * Kv::CODE_BYTES, n_scales = scale_bytes(dim);
+    for (u32 i = tid() % TEAM; i < n_codes; i += TEAM) cache.codes[to * n_codes + i] = cache.codes[from * n_codes + i];
+    for (u32 i = tid() % TEAM; i < n_scales; i += TEAM) cache.scales[to * n_scales + i] = cache.scales[from * n_scales + i];
+}
+
+template <typename Style> DEV void kv_move(const KvMoveParams& p) {
+    constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None;
+    const SlotRun run = p.runs[bid_x()];
+    const u32 row = bid_y() * (THREADS / TEAM) + tid() / TEAM, lane_of_team = tid() % TEAM;
+    const u32 head = row / p.page % p.n_kv_heads, token = row % p.page;
+    const bool is_v = row >= p.n_kv_heads * p.page;
+    const u32 from_slot = run.from + token, to_slot = run.to + token;
+    const bool moves = row < 2 * p.n_kv_heads * p.page && token < run.n_tokens && max_of(from_slot, to_slot) < p.n_slots;
+    const u32 n_rot = !moves || is_v || bid_x() < p.n_copied ? 0 : p.n_rot;
+
+    const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;
+    const u32 dim = is_v ? p.v_dim : p.k_dim;
+    auto place = [&](u32 slot) { return ((u64)(slot / p.page) * p.n_kv_heads + head) * p.page + slot % p.page; };
+    const u64 from = place(from_slot), to = place(to_slot);
+    if (moves && n_rot == 0 && from != to) copy_row(cache, from, to, dim);
+
+    [[maybe_unused]] float* gathered = nullptr;
+    if constexpr (HAS_SCALES) {
+        DYNAMIC_SHARED(float, memory);
+        gathered = memory + tid() / TEAM * p.k_dim;
+    }
+    auto put = [&](u32 i, float x) {
+        if constexpr (HAS_SCALES) gathered[i] = x;
+        else ((u16*)cache.codes)[to * dim + i] = f2h(x);
+    };
+    const float* angles = p.table + (u64)p.back_by * n_rot;
+    for (u32 i = lane_of_team; i < n_rot / 2; i += TEAM) {
+        const u32 first = Style::first(i), second = first + Style::stride(n_rot);
+        const float a = Kv::one(cache, from, dim, first), b = Kv::one(cache, from, dim, second);
+        const float cos = angles[2 * i] * p.inverse_magnitude, sin = angles[2 * i + 1] * p.inverse_magnitude;
+        put(first, a * cos + b * sin);
+        put(second, b * cos - a * sin);
+    }
+    if (n_rot != 0)
+        for (u32 i = n_rot + lane_of_team; i < dim; i += TEAM) put(i, Kv::one(cache, from, dim, i));
+    if constexpr (HAS_SCALES) {
+        barrier();
+        kv::store_row<Kv>(cache, to, n_rot != 0 ? dim : 0, p.k_dim, gathered);
+    }
+}
+
+KERNEL(kv_move_norm, KvMoveParams, THREADS) { kv_move<Norm>(p); }
+KERNEL(kv_move_neox, KvMoveParams, THREADS) { kv_move<Neox>(p); }

@@ -1,0 +1,135 @@
+//! Cached tokens that move to other slots, and keys that take lower positions (`kernels/kv/kv_move.hip`).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::rope_kv::{RopeStyle, Rotation};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::kv::{KvLayer, KvShape, Planes, kv_module};
+use crate::launch::Params;
+use crate::memory::Slice;
+
+const THREADS: u32 = 256;
+
+/// Heads of tokens that a block moves.
+const TEAMS: usize = 8;
+
+/// Tokens that follow each other in the cache, and the slots they go to. Neither side leaves its block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+pub struct SlotRun {
+    pub from: u32,
+    pub to: u32,
+    pub n_tokens: u32,
+}
+
+/// Runs in no order: none reads a slot that another writes.
+#[derive(Clone, Copy)]
+pub struct KvMoves<'a> {
+    /// First those that keep their positions.
+    pub runs: Slice<'a, SlotRun>,
+    pub n_copied: usize,
+    /// How many positions lower the others are.
+    pub back_by: u32,
+}
+
+/// How the keys of a layer were rotated.
+#[derive(Clone, Copy)]
+pub struct KeyTurn<'a> {
+    pub rotation: Rotation<'a>,
+    /// Factor on all of the table.
+    pub magnitude: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct KvMoveParams {
+    k_cache: Planes,
+    v_cache: Planes,
+    table: u64,
+    runs: u64,
+    n_copied: u32,
+    n_kv_heads: u32,
+    k_dim: u32,
+    v_dim: u32,
+    n_rot: u32,
+    page: u32,
+    n_slots: u32,
+    back_by: u32,
+    inverse_magnitude: f32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<KvMoveParams>() == 88);
+
+// SAFETY: as `KvMoveParams` in kv_move.hip.
+unsafe impl Params for KvMoveParams {}
+
+/// Moves keys and values of a layer. Keys that take lower positions turn as `turn` says; without it they do not depend on
+/// their positions. Runs beyond the cache move nothing.
+///
+/// # Panics
+/// If `back_by` is beyond the table, or shapes do not fit together.
+pub fn kv_move(
+    gpu: &Gpu,
+    layer: &KvLayer<'_>,
+    moves: &KvMoves<'_>,
+    turn: Option<&KeyTurn<'_>>,
+) -> Result<(), GpuError> {
+    if moves.runs.is_empty() {
+        return Ok(());
+    }
+    let KvShape {
+        ty,
+        n_blocks,
+        n_kv_heads,
+        page,
+        k_dim,
+        v_dim,
+    } = layer.shape;
+    let [k_cache, v_cache] = layer.planes();
+    let mut params = KvMoveParams {
+        k_cache,
+        v_cache,
+        runs: moves.runs.ptr(),
+        n_copied: moves.n_copied as u32,
+        n_kv_heads: n_kv_heads as u32,
+        k_dim: k_dim as u32,
+        v_dim: v_dim as u32,
+        page: page as u32,
+        n_slots: u32::try_from(n_blocks * page).unwrap_or(u32::MAX),
+        back_by: moves.back_by,
+        ..KvMoveParams::default()
+    };
+    let mut kernel = "kv_move_norm";
+    if let Some(turn) = turn {
+        let Rotation {
+            style,
+            table,
+            n_rot,
+        } = turn.rotation;
+        assert!(
+            n_rot.is_multiple_of(2) && n_rot <= k_dim,
+            "{n_rot} of {k_dim} values turn"
+        );
+        assert!(
+            (moves.back_by as usize + 1) * n_rot <= table.len(),
+            "an angle for {} positions",
+            moves.back_by
+        );
+        params.table = table.ptr();
+        params.n_rot = n_rot as u32;
+        params.inverse_magnitude = 1.0 / turn.magnitude;
+        if style == RopeStyle::Neox {
+            kernel = "kv_move_neox";
+        }
+    }
+    let n_rows = 2 * n_kv_heads * page;
+    let grid = [moves.runs.len() as u32, n_rows.div_ceil(TEAMS) as u32, 1];
+    let shared_bytes = match ty.has_scales() {
+        true => TEAMS as u32 * params.k_dim * size_of::<f32>() as u32,
+        false => 0,
+    };
+    let kernel = (kv_module!("kv_move", ty), kernel);
+    gpu.launch(kernel, grid, THREADS, shared_bytes, &params)
+}
