@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::kv_cache::KvShift;
 use crate::sampler::{Breakers, SamplingParams};
 use crate::tokenizer::TokenId;
 
@@ -89,6 +90,8 @@ pub struct LogitsRow {
 pub struct Batch {
     /// Number of the step, repeated in its [`StepOutput`].
     pub step: u64,
+    /// What happens to the cache before anything else, one after the other.
+    pub shifts: Vec<KvShift>,
     pub tokens: Vec<InputToken>,
     /// Position of each token in its sequence.
     pub positions: Vec<u32>,

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use crate::backend::gpu::GpuConfig;
 use crate::backend::{BackendInfo, StepObserver};
 use crate::batch::{RowOutput, Sampled, TokenLogprob};
+use crate::context::ContextPolicy;
 use crate::error::EngineError;
 use crate::executor::{Executor, Pending};
-use crate::kv_cache::{BlockPool, KvType, KvUsage};
+use crate::kv_cache::{BlockPool, ContextShifts, KvType, KvUsage};
 use crate::model::Model;
 use crate::plan::Passes;
 use crate::request::{Event, FinishReason, Request, RequestId};
@@ -27,6 +28,8 @@ use limits::Resolved;
 pub struct EngineConfig {
     /// Positions of one sequence; `None` takes the smallest of the trained context, 8192 and what memory allows.
     pub n_ctx: Option<usize>,
+    /// What happens to a sequence whose context is full.
+    pub context_policy: ContextPolicy,
     /// Sequences served at once.
     pub max_seqs: usize,
     /// Tokens that the cache holds for all sequences together; `None` is one full context.
@@ -53,6 +56,7 @@ impl Default for EngineConfig {
     fn default() -> EngineConfig {
         EngineConfig {
             n_ctx: None,
+            context_policy: ContextPolicy::Stop,
             max_seqs: 64,
             n_kv_tokens: None,
             page: 32,
@@ -187,6 +191,12 @@ impl Engine {
         self.kv_usage
     }
 
+    /// How often sequences forgot tokens because their context was full. Those of a sequence that had to be computed
+    /// again count again.
+    pub fn context_shifts(&self) -> ContextShifts {
+        self.scheduler.context_shifts()
+    }
+
     /// Accepts a request; its events come from [`Engine::step`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check(&request)?;
@@ -198,9 +208,15 @@ impl Engine {
             TextStream::new(detokenizer, request.stop.clone())
         });
         let breakers = self.breakers(&request.sampling);
+        let policy = self.context_policy(&request);
         self.scheduler
-            .add(Sequence::new(id, request, text, breakers));
+            .add(Sequence::new(id, request, text, breakers, policy));
         Ok(id)
+    }
+
+    fn context_policy(&self, request: &Request) -> ContextPolicy {
+        let default = self.scheduler.limits().context_policy;
+        request.context_policy.unwrap_or(default)
     }
 
     /// The request's sequence breakers as tokens, if DRY is on and there is text at all.
@@ -228,6 +244,11 @@ impl Engine {
         let n_tokens = request.prompt.len();
         if n_tokens + usize::from(request.max_tokens > 0) > n_ctx {
             return Err(EngineError::PromptTooLong { n_tokens, n_ctx });
+        }
+        let policy = self.context_policy(request);
+        policy.check(n_ctx)?;
+        if policy != ContextPolicy::Stop && !self.scheduler.limits().can_shift {
+            return Err(EngineError::FixedPositions);
         }
         let biased = request.sampling.logit_bias.iter().map(|(id, _)| id);
         let mut ids = request.prompt.iter().chain(biased);

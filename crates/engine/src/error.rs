@@ -64,6 +64,14 @@ pub enum EngineError {
     )]
     PromptTooLong { n_tokens: usize, n_ctx: usize },
     #[error(
+        "a context of {n_ctx} tokens with {n_sinks} that are never forgotten has no room to shift; it takes two more than those: use a larger --ctx or a smaller --context-sinks"
+    )]
+    TooManySinks { n_sinks: usize, n_ctx: usize },
+    #[error(
+        "this model has learned a vector for each position, so what it has computed cannot take others; use --context-policy stop"
+    )]
+    FixedPositions,
+    #[error(
         "the text has {n_tokens} tokens, a window has {n_ctx}; take a longer text or a smaller --ctx"
     )]
     TextTooShort { n_tokens: usize, n_ctx: usize },

@@ -7,6 +7,7 @@
 pub mod backend;
 pub mod batch;
 pub mod chat_template;
+mod context;
 mod engine;
 mod error;
 mod executor;
@@ -26,6 +27,7 @@ pub mod synthetic;
 mod text_stream;
 pub mod tokenizer;
 
+pub use context::ContextPolicy;
 pub use engine::{Continue, Device, Engine, EngineConfig};
 pub use error::EngineError;
 pub use memory::available_bytes;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::batch::TokenLogprob;
+use crate::context::ContextPolicy;
 use crate::sampler::SamplingParams;
 use crate::tokenizer::{LeadingSpace, SpecialText, TokenId};
 
@@ -37,6 +38,8 @@ pub struct Request {
     /// How many of the best log-probabilities to report with each generated token.
     pub logprobs: Option<usize>,
     pub prompt_output: PromptOutput,
+    /// What happens when the context is full; `None` takes the engine's policy. A prompt has to fit in any case.
+    pub context_policy: Option<ContextPolicy>,
 }
 
 impl Request {
@@ -52,6 +55,7 @@ impl Request {
             leading_space: LeadingSpace::Keep,
             logprobs: None,
             prompt_output: PromptOutput::Nothing,
+            context_policy: None,
         }
     }
 }

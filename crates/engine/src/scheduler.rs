@@ -3,12 +3,14 @@
 //! Every running sequence gets its next token (decode) or its next chunk of prompt (prefill) in the same
 //! batch, oldest first, within a budget of tokens; waiting requests are admitted while room is left.
 //! When the cache runs out of blocks the youngest sequence gives its blocks back and waits; its tokens
-//! are computed again later, mostly from the prefix cache.
+//! are computed again later, mostly from the prefix cache. One that has forgotten tokens forgets them again at the same
+//! places, so that its text stays what it would have been.
 
 use std::collections::VecDeque;
 
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
-use crate::kv_cache::{BlockId, BlockPool, KvUsage};
+use crate::context::{self, ContextPolicy};
+use crate::kv_cache::{BlockId, BlockPool, ContextShifts, KvUsage};
 use crate::request::{PromptOutput, RequestId};
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
 
@@ -24,6 +26,10 @@ pub(crate) struct Limits {
     /// Rows of logits of one step.
     pub(crate) max_logits: usize,
     pub(crate) prefix_sharing: PrefixSharing,
+    /// Of requests that name none.
+    pub(crate) context_policy: ContextPolicy,
+    /// Whether cached tokens can take other positions.
+    pub(crate) can_shift: bool,
 }
 
 /// Whether requests may use what earlier ones left in the cache.
@@ -52,6 +58,7 @@ pub(crate) struct Scheduler {
     /// In order of admission.
     running: Vec<Sequence>,
     next_step: u64,
+    shifts: ContextShifts,
 }
 
 impl Scheduler {
@@ -62,6 +69,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             next_step: 0,
+            shifts: ContextShifts::default(),
         }
     }
 
@@ -117,7 +125,8 @@ impl Scheduler {
         while at < self.running.len() {
             let n_tokens = step.rows_for(&self.running[at]);
             if n_tokens > 0 {
-                if !self.make_room(at, n_tokens) {
+                let is_full = self.running[at].n_positions() == self.limits.n_ctx;
+                if is_full && !self.shift(at, &mut step.batch) || !self.make_room(at, n_tokens) {
                     // The youngest gave way and that was this one.
                     break;
                 }
@@ -134,7 +143,8 @@ impl Scheduler {
                 break;
             }
             let n_tokens = step.rows_for(&sequence);
-            if n_tokens > 0 {
+            // One that found a full context in the cache shifts in the next step.
+            if n_tokens > 0 && sequence.n_positions() < self.limits.n_ctx {
                 step.push(&mut sequence, n_tokens, &mut self.pool);
             }
             self.running.push(sequence);
@@ -149,7 +159,7 @@ impl Scheduler {
     /// Gives a waiting sequence blocks for all of its tokens and the next one.
     fn admit(&mut self, sequence: &mut Sequence) -> bool {
         if self.limits.prefix_sharing == PrefixSharing::On {
-            let n_shareable = sequence.n_shareable();
+            let n_shareable = sequence.n_shareable().min(self.limits.n_ctx);
             sequence.n_submitted =
                 sequence
                     .table
@@ -176,25 +186,62 @@ impl Scheduler {
             let sequence = &mut self.running[at];
             if sequence
                 .table
-                .reserve(&mut self.pool, sequence.n_submitted + n_tokens)
+                .reserve(&mut self.pool, sequence.n_positions() + n_tokens)
             {
                 return true;
             }
-            let mut youngest = self.running.pop().expect("running[at] exists");
-            youngest.table.release(&mut self.pool);
-            youngest.n_submitted = 0;
-            self.waiting.push_front(youngest);
+            self.youngest_gives_way();
             if self.running.len() == at {
                 return false;
             }
         }
     }
 
+    fn youngest_gives_way(&mut self) {
+        let mut youngest = self.running.pop().expect("a sequence is running");
+        youngest.table.release(&mut self.pool);
+        youngest.n_submitted = 0;
+        youngest.n_forgotten = 0;
+        self.waiting.push_front(youngest);
+    }
+
+    /// Has `running[at]`, whose positions are all taken, forget tokens, before `batch` is computed. Blocks for copies are
+    /// found as in [`Scheduler::make_room`].
+    fn shift(&mut self, at: usize, batch: &mut Batch) -> bool {
+        let n_ctx = self.limits.n_ctx;
+        let ContextPolicy::Shift { n_sinks } = self.running[at].context_policy else {
+            unreachable!("a sequence that stops has no token past its context");
+        };
+        let n_forgotten = context::n_forgotten(n_ctx, n_sinks, self.pool.page());
+        loop {
+            let sequence = &mut self.running[at];
+            let positions = n_sinks..n_sinks + n_forgotten;
+            if let Some((shift, compaction)) =
+                sequence.table.forget(&mut self.pool, positions, n_ctx)
+            {
+                sequence.n_forgotten += n_forgotten;
+                batch.shifts.push(shift);
+                self.shifts.n_shifts += 1;
+                self.shifts.n_tokens += n_forgotten;
+                self.shifts.compaction = compaction;
+                return true;
+            }
+            self.youngest_gives_way();
+            if self.running.len() == at {
+                return false;
+            }
+        }
+    }
+
+    pub(crate) fn context_shifts(&self) -> ContextShifts {
+        self.shifts
+    }
+
     pub(crate) fn kv_usage(&self) -> KvUsage {
         let n_pages = self.running.iter().map(|s| s.table.blocks().len());
         KvUsage {
             n_slots: n_pages.sum::<usize>() * self.pool.page(),
-            n_tokens: self.running.iter().map(|s| s.n_submitted).sum(),
+            n_tokens: self.running.iter().map(Sequence::n_positions).sum(),
         }
     }
 
@@ -241,8 +288,17 @@ impl Step {
         {
             return 0;
         }
+        let n_left = match (
+            self.limits.n_ctx - sequence.n_positions(),
+            sequence.context_policy,
+        ) {
+            // A shift makes room for more, but more than one there are only when a sequence is computed again.
+            (0, ContextPolicy::Shift { .. }) => 1,
+            (n_left, _) => n_left,
+        };
         let mut n = sequence
             .n_unsubmitted()
+            .min(n_left)
             .min(self.limits.max_tokens - self.batch.tokens.len());
         let room = self.limits.max_logits - self.batch.logits.len();
         if self.outputs_in(sequence, n) > room {
@@ -273,11 +329,13 @@ impl Step {
     /// Adds the sequence's next `n` tokens.
     fn push(&mut self, sequence: &mut Sequence, n: usize, pool: &mut BlockPool) {
         let first_row = self.batch.tokens.len();
-        let first_pos = sequence.n_submitted;
-        let end = first_pos + n;
-        for position in first_pos..end {
+        let first = sequence.n_submitted;
+        let first_pos = sequence.n_positions();
+        let end = first + n;
+        for index in first..end {
             let row = self.batch.tokens.len();
-            let token = match (sequence.tokens.get(position), sequence.pending) {
+            let position = index - sequence.n_forgotten;
+            let token = match (sequence.tokens.get(index), sequence.pending) {
                 (Some(&id), _) => InputToken::Id(id),
                 (None, Some(pending)) => InputToken::Sampled { row: pending.row },
                 (None, None) => unreachable!("only tokens that exist are submitted"),
@@ -287,7 +345,7 @@ impl Step {
             self.batch
                 .slots
                 .push(sequence.table.slot(pool.page(), position));
-            self.prompt_output(sequence, position, row);
+            self.prompt_output(sequence, index, row);
         }
         self.batch.seqs.push(BatchSeq {
             first_row,
@@ -300,12 +358,11 @@ impl Step {
                 .map(|block| block.0)
                 .collect(),
         });
-        if first_pos < sequence.n_prompt && end >= sequence.n_prompt && sequence.n_generated() == 0
-        {
+        if first < sequence.n_prompt && end >= sequence.n_prompt && sequence.n_generated() == 0 {
             self.record.prompts_done.push(sequence.id);
         }
         let samples = end == sequence.len() && sequence.wants_sample(self.limits.n_ctx);
-        let sample = samples.then(|| sequence.sample_row());
+        let sample = samples.then(|| sequence.sample_row(self.limits.n_ctx));
         sequence.n_submitted = end;
         sequence.n_prompt_outputs = sequence.n_prompt_outputs.max(end.min(sequence.n_prompt));
         sequence

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::batch::{DryHistory, SampleRow};
+use crate::context::ContextPolicy;
 use crate::kv_cache::BlockTable;
 use crate::request::{FinishReason, PromptOutput, Request, RequestId};
 use crate::sampler::Breakers;
@@ -27,6 +28,9 @@ pub(crate) struct Sequence {
     pub(crate) n_prompt: usize,
     /// How many tokens have been submitted since the sequence last got its blocks.
     pub(crate) n_submitted: usize,
+    /// How many of them the cache has forgotten again, behind the sinks.
+    pub(crate) n_forgotten: usize,
+    pub(crate) context_policy: ContextPolicy,
     /// How many of them came from the prefix cache at first.
     pub(crate) n_cached: usize,
     /// How many prompt positions have had their output requested.
@@ -46,12 +50,15 @@ impl Sequence {
         request: Request,
         text: Option<TextStream>,
         breakers: Arc<Breakers>,
+        context_policy: ContextPolicy,
     ) -> Sequence {
         Sequence {
             id,
             tokens: request.prompt.clone(),
             n_prompt: request.prompt.len(),
             n_submitted: 0,
+            n_forgotten: 0,
+            context_policy,
             n_cached: 0,
             n_prompt_outputs: 0,
             pending: None,
@@ -73,6 +80,11 @@ impl Sequence {
         self.len() - self.n_submitted
     }
 
+    /// Positions that are taken in the cache.
+    pub(crate) fn n_positions(&self) -> usize {
+        self.n_submitted - self.n_forgotten
+    }
+
     /// Generated tokens, known or not.
     pub(crate) fn n_generated(&self) -> usize {
         self.len() - self.n_prompt
@@ -80,7 +92,8 @@ impl Sequence {
 
     /// Whether the token after the last one is wanted, in a context of `n_ctx`.
     pub(crate) fn wants_sample(&self, n_ctx: usize) -> bool {
-        self.n_generated() < self.request.max_tokens && self.len() < n_ctx
+        let has_room = self.context_policy != ContextPolicy::Stop || self.len() < n_ctx;
+        has_room && self.n_generated() < self.request.max_tokens
     }
 
     /// What the last generated token, now known, ends. `is_eog` says whether it ends the text.
@@ -89,24 +102,25 @@ impl Sequence {
             Some(FinishReason::Stop)
         } else if self.tokens.len() - self.n_prompt >= self.request.max_tokens {
             Some(FinishReason::Length)
-        } else if self.tokens.len() >= n_ctx {
+        } else if self.context_policy == ContextPolicy::Stop && self.tokens.len() >= n_ctx {
             Some(FinishReason::Context)
         } else {
             None
         }
     }
 
-    /// How to sample the next token; a pending one is added by the device.
-    pub(crate) fn sample_row(&self) -> SampleRow {
+    /// How to sample the next token; a pending one is added by the device. What looks back sees `n_ctx` tokens at
+    /// most, forgotten ones included.
+    pub(crate) fn sample_row(&self, n_ctx: usize) -> SampleRow {
         let params = &self.request.sampling;
         let dry = params.has_dry().then(|| DryHistory {
-            tokens: self.last_known(params.dry.last_n).to_vec(),
+            tokens: self.last_known(params.dry.last_n.min(n_ctx)).to_vec(),
             breakers: Arc::clone(&self.breakers),
         });
         SampleRow {
             params: Arc::clone(params),
             index: self.n_generated() as u64,
-            counts: self.penalty_counts(),
+            counts: self.penalty_counts(n_ctx),
             dry,
             mu: self.mu,
             top_logprobs: self.request.logprobs.unwrap_or(0),
@@ -120,12 +134,12 @@ impl Sequence {
     }
 
     /// How often each token occurs in the penalty window, by ascending id.
-    fn penalty_counts(&self) -> Vec<(TokenId, u32)> {
+    fn penalty_counts(&self, n_ctx: usize) -> Vec<(TokenId, u32)> {
         let params = &self.request.sampling;
         if !params.has_penalties() {
             return Vec::new();
         }
-        let mut last = self.last_known(params.penalty_last_n).to_vec();
+        let mut last = self.last_known(params.penalty_last_n.min(n_ctx)).to_vec();
         last.sort_unstable();
         last.chunk_by(|a, b| a == b)
             .map(|same| (same[0], same.len() as u32))

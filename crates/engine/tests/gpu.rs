@@ -8,9 +8,9 @@ mod synth;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use common::{greedy, load as load_file, logits, models};
+use common::{greedy, load as load_file, logits, models, test_gpu};
 use rocmforge_engine::backend::check::{self, Coverage, OpCheck, PassedChecks, SelfCheck};
-use rocmforge_engine::backend::gpu::{self, GpuConfig, Graphs};
+use rocmforge_engine::backend::gpu::{GpuConfig, Graphs};
 use rocmforge_engine::kv_cache::KvType;
 use rocmforge_engine::model::Model;
 use rocmforge_engine::plan::Passes;
@@ -18,23 +18,6 @@ use rocmforge_engine::{
     Device, Engine, EngineConfig, Event, Isa, PrefixSharing, Request, RequestId, SamplingParams,
 };
 use rocmforge_gguf::{GgmlType, Gguf};
-
-/// The device that `ROCMFORGE_TEST_DEVICE` names (`cuda:0`), or the first GPU that the CPU plays in this build.
-fn test_gpu() -> Option<GpuConfig> {
-    let built = || {
-        let mut targets = gpu::image_targets().into_iter();
-        let target = targets.find(|target| target.starts_with("host-"));
-        target.map(|target| target.replace("host-", "host:"))
-    };
-    let Some(id) = std::env::var("ROCMFORGE_TEST_DEVICE").ok().or_else(built) else {
-        println!("skipped: built without the target host");
-        return None;
-    };
-    Some(GpuConfig {
-        id: Some(id.parse().unwrap()),
-        ..GpuConfig::default()
-    })
-}
 
 /// Small chunks and pages, so that a short prompt has several of both.
 fn config(device: &Device) -> EngineConfig {

@@ -7,6 +7,7 @@
 
 mod difference;
 mod first_use;
+mod moves;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -24,7 +25,7 @@ use super::gpu::{GpuBackend, GpuOptions};
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 use crate::engine::{Device, EngineConfig};
 use crate::error::EngineError;
-use crate::kv_cache::KvType;
+use crate::kv_cache::{KvShift, KvType};
 use crate::model::{Model, Weights};
 use crate::plan::{ActsId, BufferId, Op, Plan};
 use crate::tokenizer::TokenId;
@@ -60,6 +61,9 @@ pub trait Stepwise {
 
     /// Runs the pass that begins with operation `index` of the plan for `batch`.
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError>;
+
+    /// Moves tokens in the cache.
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), EngineError>;
 
     /// All that operations of `batch` read and write; a device copies it to the host.
     fn memory(&self, batch: &Batch) -> Result<Memory<'_>, EngineError>;

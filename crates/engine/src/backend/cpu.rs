@@ -1,6 +1,7 @@
 //! The CPU backend: runs the plan operation by operation on the kernels of `rocmforge-cpu`.
 
 mod run_op;
+mod shift;
 mod stepwise;
 
 use std::borrow::Cow;
@@ -15,7 +16,7 @@ use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, outpu
 use crate::batch::{Batch, InputToken, LogitsRow, Sampled, StepOutput};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
-use crate::plan::{ActsInfo, BatchShape, BufferId, KvSpec, Op, Plan, RowCount};
+use crate::plan::{ActsInfo, BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, RowCount};
 use crate::tokenizer::TokenId;
 
 /// How to run on the CPU.
@@ -95,6 +96,8 @@ pub struct CpuBackend {
     acts: Vec<ActsBuffer>,
     routings: Vec<Routing>,
     cache: Vec<LayerCache>,
+    /// By layer.
+    key_turns: Vec<Option<KeyTurn>>,
     /// What each output row of the last step sampled.
     last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
@@ -118,6 +121,7 @@ impl CpuBackend {
             acts: plan.acts.iter().map(ActsBuffer::new).collect(),
             routings: (0..plan.n_routings).map(|_| Routing::new()).collect(),
             cache: plan.kv.iter().map(new_cache).collect(),
+            key_turns: plan.key_turns(),
             last_sampled: Vec::new(),
             observer: None,
             step_observer: None,
@@ -158,6 +162,9 @@ impl CpuBackend {
                 watch.lap(part());
             }
         };
+        for shift in &batch.shifts {
+            self.shift(shift);
+        }
         let (tokens, rotations) = self.begin(batch);
         lap(&|| StepPart::Begin);
         // The plan is lent out so that operations can borrow the rest of `self` mutably.

@@ -10,6 +10,7 @@ mod device;
 mod graph_check;
 mod memory;
 mod run_op;
+mod shift;
 mod step;
 mod stepwise;
 mod timed;
@@ -30,7 +31,7 @@ use crate::batch::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput}
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
 use crate::model::Weights;
-use crate::plan::{BufferId, Op, Plan};
+use crate::plan::{BufferId, KeyTurn, Op, Plan};
 use choices::{Choices, Chooser};
 use compile::Stage;
 pub use device::{
@@ -78,6 +79,8 @@ pub struct GpuBackend {
     stages: Vec<Stage>,
     weights: DeviceWeights,
     memory: Memory,
+    /// By layer.
+    key_turns: Vec<Option<KeyTurn>>,
     options: GpuOptions,
     pool: Pool,
     /// By the shape of the step. The first step of a shape is not recorded: it loads the kernels.
@@ -144,6 +147,7 @@ impl GpuBackend {
             stages,
             weights,
             memory,
+            key_turns: plan.key_turns(),
             pool: Pool::new(options.n_threads),
             graphs: HashMap::new(),
             ends: [Event::new(&gpu)?, Event::new(&gpu)?],
@@ -172,6 +176,7 @@ impl GpuBackend {
             .map(|&token| self.resolve(token))
             .collect();
         let slot = self.memory.step.write(batch, &tokens, choices, &shape);
+        self.shift(&batch.shifts, slot)?;
         let mut times = None;
         let mut observer = self.observer.take();
         let queued = match &mut observer {

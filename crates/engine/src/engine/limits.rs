@@ -2,6 +2,7 @@
 //! the machine.
 
 use super::EngineConfig;
+use crate::context::ContextPolicy;
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
 use crate::model::Model;
@@ -56,6 +57,11 @@ pub(super) fn resolve(
     if let Some(n_positions) = model.config.n_positions.filter(|&n| n_ctx > n) {
         return Err(EngineError::TooFewPositions { n_ctx, n_positions });
     }
+    config.context_policy.check(n_ctx)?;
+    let can_shift = model.plan.can_shift();
+    if config.context_policy != ContextPolicy::Stop && !can_shift {
+        return Err(EngineError::FixedPositions);
+    }
     let n_kv_tokens = config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx);
     if n_kv_tokens > fitting {
         return Err(EngineError::NoMemory {
@@ -72,6 +78,8 @@ pub(super) fn resolve(
             max_tokens,
             max_logits,
             prefix_sharing: config.prefix_sharing,
+            context_policy: config.context_policy,
+            can_shift,
         },
         n_blocks: n_kv_tokens.div_ceil(config.page),
     })

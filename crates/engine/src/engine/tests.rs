@@ -1,54 +1,90 @@
-//! The engine against a device that computes nothing but remembers everything: its "model" is a hash of
+//! The engine against a device that computes nothing but remembers everything: its "model" is a hash of what it made of
 //! exactly those tokens that the block table makes visible, so a wrong slot, a stale block, a lost or
-//! doubled token or a wrong prefix changes the output.
+//! doubled token, a wrong prefix or a token that is moved wrongly changes the output.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::backend::{Backend, OpObserver, Reply, StepObserver};
 use crate::batch::{Batch, InputToken, StepOutput, Want};
+use crate::kv_cache::KvShift;
 use crate::request::PromptOutput;
 use crate::sampler::SamplingParams;
 use crate::tokenizer::TokenId;
 
 const N_VOCAB: u32 = 50;
 
-fn hash(tokens: &[TokenId]) -> u64 {
-    tokens.iter().fold(0xcbf2_9ce4_8422_2325, |h, &t| {
-        (h ^ u64::from(t + 1)).wrapping_mul(0x0100_0000_01b3)
+/// What the device makes of `token` after what it made of the tokens before it.
+fn computed(before: &[u64], token: TokenId) -> u64 {
+    let fold = |h: u64, x: u64| (h ^ x).wrapping_mul(0x0100_0000_01b3);
+    fold(
+        before.iter().copied().fold(0xcbf2_9ce4_8422_2325, fold),
+        u64::from(token) + 1,
+    )
+}
+
+/// What the device makes of all `tokens`.
+fn states(tokens: &[TokenId]) -> Vec<u64> {
+    tokens.iter().fold(Vec::new(), |mut states, &token| {
+        states.push(computed(&states, token));
+        states
     })
 }
 
-fn next_token(prefix: &[TokenId]) -> TokenId {
-    ((hash(prefix) >> 20) % u64::from(N_VOCAB)) as TokenId
+fn next_token(state: u64) -> TokenId {
+    ((state >> 20) % u64::from(N_VOCAB)) as TokenId
 }
 
-fn score(prefix: &[TokenId], target: TokenId) -> f32 {
-    -(((hash(prefix) >> 30) % 1000 + u64::from(target)) as f32)
+fn score(state: u64, target: TokenId) -> f32 {
+    -(((state >> 30) % 1000 + u64::from(target)) as f32)
 }
 
-/// A cache of token ids instead of keys and values.
+/// What a slot holds.
+#[derive(Clone, Copy)]
+struct Entry {
+    state: u64,
+    position: usize,
+}
+
+/// A cache of what tokens became instead of keys and values.
 struct Recorder {
     page: usize,
-    slots: Vec<Option<TokenId>>,
+    slots: Vec<Option<Entry>>,
     last: Vec<Option<TokenId>>,
 }
 
 impl Recorder {
     fn run(&mut self, batch: &Batch) -> StepOutput {
         assert!(!batch.tokens.is_empty(), "an empty step was submitted");
+        batch.shifts.iter().for_each(|shift| self.shift(shift));
         let resolve = |token: &InputToken| match *token {
             InputToken::Id(id) => id,
             InputToken::Sampled { row } => self.last[row].expect("the row sampled"),
         };
         let tokens: Vec<TokenId> = batch.tokens.iter().map(resolve).collect();
-        for (&token, &slot) in tokens.iter().zip(&batch.slots) {
-            self.slots[slot as usize] = Some(token);
+        let mut made = vec![0; tokens.len()];
+        for seq in &batch.seqs {
+            for row in seq.first_row..seq.first_row + seq.n_rows {
+                let position = seq.first_pos + row - seq.first_row;
+                let slot =
+                    |p: usize| seq.block_table[p / self.page] as usize * self.page + p % self.page;
+                assert_eq!(batch.positions[row] as usize, position);
+                assert_eq!(batch.slots[row] as usize, slot(position));
+                let before: Vec<u64> = (0..position)
+                    .map(|p| {
+                        let entry = self.slots[slot(p)].expect("written before");
+                        assert_eq!(entry.position, p, "its place in the sequence");
+                        entry.state
+                    })
+                    .collect();
+                made[row] = computed(&before, tokens[row]);
+                let state = made[row];
+                self.slots[slot(position)] = Some(Entry { state, position });
+            }
         }
-        let rows: Vec<RowOutput> = batch
-            .logits
-            .iter()
-            .map(|wanted| self.output(batch, wanted.row, &wanted.want))
+        let wanted = batch.logits.iter();
+        let rows: Vec<RowOutput> = wanted
+            .map(|wanted| output(made[wanted.row], batch.positions[wanted.row], &wanted.want))
             .collect();
         let sampled = |row: &RowOutput| {
             if let RowOutput::Sampled { sampled, .. } = row {
@@ -64,33 +100,33 @@ impl Recorder {
         }
     }
 
-    fn output(&self, batch: &Batch, row: usize, want: &Want) -> RowOutput {
-        let seq = batch
-            .seqs
-            .iter()
-            .find(|seq| (seq.first_row..seq.first_row + seq.n_rows).contains(&row))
-            .unwrap();
-        let position = seq.first_pos + row - seq.first_row;
-        assert_eq!(batch.positions[row] as usize, position);
-        let slot = |p: usize| seq.block_table[p / self.page] as usize * self.page + p % self.page;
-        assert_eq!(batch.slots[row] as usize, slot(position));
-        let prefix: Vec<TokenId> = (0..=position)
-            .map(|p| self.slots[slot(p)].expect("written before"))
-            .collect();
-        match want {
-            Want::Sample(_) => RowOutput::Sampled {
-                sampled: Sampled {
-                    id: next_token(&prefix),
-                    mu: None,
-                },
-                top: Vec::new(),
-            },
-            Want::Score { target, .. } => RowOutput::Scored {
-                logprob: score(&prefix, *target),
-                top: Vec::new(),
-            },
-            Want::Logits => RowOutput::Logits(vec![position as f32]),
+    fn shift(&mut self, shift: &KvShift) {
+        for (runs, back_by) in [(&shift.copied, 0), (&shift.turned, shift.back_by)] {
+            for run in runs {
+                for i in 0..run.n_tokens {
+                    let mut entry = self.slots[(run.from + i) as usize].expect("written before");
+                    entry.position -= back_by as usize;
+                    self.slots[(run.to + i) as usize] = Some(entry);
+                }
+            }
         }
+    }
+}
+
+fn output(state: u64, position: u32, want: &Want) -> RowOutput {
+    match want {
+        Want::Sample(_) => RowOutput::Sampled {
+            sampled: Sampled {
+                id: next_token(state),
+                mu: None,
+            },
+            top: Vec::new(),
+        },
+        Want::Score { target, .. } => RowOutput::Scored {
+            logprob: score(state, *target),
+            top: Vec::new(),
+        },
+        Want::Logits => RowOutput::Logits(vec![position as f32]),
     }
 }
 
@@ -153,8 +189,9 @@ struct Result {
     reason: Option<FinishReason>,
 }
 
-fn expected(request: &Request, n_ctx: usize) -> Result {
-    let mut tokens = request.prompt.clone();
+fn expected(request: &Request, n_ctx: usize, page: usize) -> Result {
+    // What the cache holds, position by position.
+    let mut visible = states(&request.prompt);
     let mut result = Result {
         prompts_done: 1,
         ..Result::default()
@@ -162,16 +199,28 @@ fn expected(request: &Request, n_ctx: usize) -> Result {
     match request.prompt_output {
         PromptOutput::Nothing => {}
         PromptOutput::Scores { from, .. } => {
-            result.scores = (from.max(1)..tokens.len())
-                .map(|p| (p, score(&tokens[..p], tokens[p])))
+            result.scores = (from.max(1)..request.prompt.len())
+                .map(|p| (p, score(visible[p - 1], request.prompt[p])))
                 .collect();
         }
-        PromptOutput::Logits => result.logits = (0..tokens.len()).collect(),
+        PromptOutput::Logits => result.logits = (0..request.prompt.len()).collect(),
     }
-    while result.ids.len() < request.max_tokens && tokens.len() < n_ctx {
-        let id = next_token(&tokens);
-        tokens.push(id);
+    let mut n_tokens = request.prompt.len();
+    let policy = request.context_policy.unwrap_or_default();
+    while result.ids.len() < request.max_tokens {
+        if policy == ContextPolicy::Stop && n_tokens == n_ctx {
+            break;
+        }
+        let id = next_token(*visible.last().unwrap());
         result.ids.push(id);
+        n_tokens += 1;
+        if let ContextPolicy::Shift { n_sinks } = policy
+            && visible.len() == n_ctx
+        {
+            let n = crate::context::n_forgotten(n_ctx, n_sinks, page);
+            visible.drain(n_sinks..n_sinks + n);
+        }
+        visible.push(computed(&visible, id));
     }
     let full = result.ids.len() < request.max_tokens;
     result.reason = Some(if full {
@@ -204,11 +253,17 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
         1 => PromptOutput::Logits,
         _ => PromptOutput::Nothing,
     };
+    if random.below(3) == 0 {
+        let n_sinks = random.below((n_ctx - 1).min(20));
+        request.context_policy = Some(ContextPolicy::Shift { n_sinks });
+        request.max_tokens = random.below(3 * n_ctx);
+    }
     request
 }
 
 #[test]
 fn random_traffic_gives_every_request_what_it_gets_alone() {
+    let mut n_shifts = 0;
     for seed in 0..150u64 {
         let mut random = Random(seed);
         let page = [1, 4, 16][random.below(3)];
@@ -224,6 +279,8 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
             } else {
                 PrefixSharing::On
             },
+            context_policy: ContextPolicy::Stop,
+            can_shift: true,
         };
         // Sometimes one context's worth, so that sequences have to give way.
         let n_blocks = n_ctx.div_ceil(page) * (1 + random.below(3)) + random.below(3);
@@ -234,7 +291,7 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
         let mut steps = 0;
         while left > 0 || !engine.is_idle() {
             steps += 1;
-            assert!(steps < 20_000, "seed {seed}: no progress");
+            assert!(steps < 50_000, "seed {seed}: no progress");
             if left > 0 && random.below(3) == 0 {
                 left -= 1;
                 let request = random_request(&mut random, n_ctx);
@@ -270,7 +327,7 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
                 if finished {
                     assert_eq!(
                         *result,
-                        expected(&open[&id], n_ctx),
+                        expected(&open[&id], n_ctx, page),
                         "seed {seed}, {:?}",
                         open[&id]
                     );
@@ -287,7 +344,9 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
             "seed {seed}: {} requests never ended",
             open.len()
         );
+        n_shifts += engine.context_shifts().n_shifts;
     }
+    assert!(n_shifts > 1000, "{n_shifts}");
 }
 
 #[test]
@@ -298,6 +357,8 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
         max_tokens: 8,
         max_logits: 4,
         prefix_sharing: PrefixSharing::On,
+        context_policy: ContextPolicy::Stop,
+        can_shift: true,
     };
     let mut engine = engine(limits, 2, 4, 1);
     let mut refuse = |request: Request, part: &str| {
@@ -323,6 +384,15 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
         ..SamplingParams::default()
     });
     refuse(request, "top-p is NaN");
+    for n_sinks in [7, 8, usize::MAX] {
+        let mut request = Request::greedy(vec![1], 100);
+        request.context_policy = Some(ContextPolicy::Shift { n_sinks });
+        refuse(request, "--context-sinks");
+    }
+    // A prompt is never shortened.
+    let mut request = Request::greedy(vec![1; 9], 1);
+    request.context_policy = Some(ContextPolicy::Shift { n_sinks: 4 });
+    refuse(request, "9 tokens, the context holds 8");
     assert!(engine.submit(Request::greedy(vec![1; 8], 0)).is_ok());
 }
 
@@ -334,6 +404,8 @@ fn running_one_request_loses_nothing_of_another() {
         max_tokens: 16,
         max_logits: 8,
         prefix_sharing: PrefixSharing::On,
+        context_policy: ContextPolicy::Stop,
+        can_shift: true,
     };
     for stop_after in [1, 3, usize::MAX] {
         let mut engine = engine(limits, 16, 4, 1);
@@ -356,7 +428,7 @@ fn running_one_request_loses_nothing_of_another() {
                 })
                 .unwrap();
         }
-        assert_eq!(ids[&submitted[1]], expected(&requests[1], 32).ids);
+        assert_eq!(ids[&submitted[1]], expected(&requests[1], 32, 4).ids);
         assert!(engine.is_idle());
     }
 }
@@ -393,6 +465,8 @@ fn a_dead_device_is_an_error_and_not_a_hang() {
         max_tokens: 8,
         max_logits: 4,
         prefix_sharing: PrefixSharing::On,
+        context_policy: ContextPolicy::Stop,
+        can_shift: true,
     };
     let executor = Executor::start(1, || Ok((Broken, ()))).unwrap().0;
     let mut engine = Engine::new(

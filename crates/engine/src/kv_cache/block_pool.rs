@@ -70,12 +70,10 @@ impl BlockPool {
             if block.refs > 0 || block.epoch != epoch {
                 continue;
             }
-            if let Some(hash) = block.hash.take() {
-                self.by_hash.remove(&hash);
-            }
             block.refs = 1;
             block.epoch += 1;
             self.n_free -= 1;
+            self.forget_content(id);
             return Some(id);
         }
     }
@@ -99,6 +97,18 @@ impl BlockPool {
         if block.hash.is_none() && !self.by_hash.contains_key(&hash) {
             block.hash = Some(hash);
             self.by_hash.insert(hash, id);
+        }
+    }
+
+    /// Sequences that use the block.
+    pub(super) fn n_references(&self, id: BlockId) -> u32 {
+        self.blocks[id.0 as usize].refs
+    }
+
+    /// Makes a block's content no longer findable, before it changes.
+    pub(super) fn forget_content(&mut self, id: BlockId) {
+        if let Some(hash) = self.blocks[id.0 as usize].hash.take() {
+            self.by_hash.remove(&hash);
         }
     }
 

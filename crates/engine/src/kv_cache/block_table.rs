@@ -10,6 +10,9 @@ pub struct BlockTable {
     blocks: Vec<BlockId>,
     n_indexed: usize,
     last_hash: Option<PrefixHash>,
+    /// Whether tokens were forgotten. What is computed after that follows from them too, so no hash of the tokens that
+    /// are left names it.
+    has_forgotten: bool,
 }
 
 impl BlockTable {
@@ -47,8 +50,12 @@ impl BlockTable {
         true
     }
 
-    /// Makes the pages that `tokens` fill findable; `tokens` are those whose K and V are submitted.
+    /// Makes the pages that `tokens` fill findable; `tokens` are those whose K and V are submitted. None are, once
+    /// tokens were forgotten.
     pub fn index_full_pages(&mut self, pool: &mut BlockPool, tokens: &[TokenId]) {
+        if self.has_forgotten {
+            return;
+        }
         for (page, tokens) in tokens
             .chunks_exact(pool.page())
             .enumerate()
@@ -67,6 +74,13 @@ impl BlockTable {
             pool.release(block);
         }
         *self = BlockTable::default();
+    }
+
+    /// Takes over the blocks of a sequence that has forgotten tokens; the first `n_same` are those it had.
+    pub(super) fn replace(&mut self, blocks: Vec<BlockId>, n_same: usize) {
+        self.blocks = blocks;
+        self.n_indexed = self.n_indexed.min(n_same);
+        self.has_forgotten = true;
     }
 
     pub fn blocks(&self) -> &[BlockId] {

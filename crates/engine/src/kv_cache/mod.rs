@@ -7,10 +7,12 @@
 
 mod block_pool;
 mod block_table;
+mod forget;
 mod prefix;
 
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
+pub use forget::{Compaction, KvShift};
 pub use prefix::PrefixHash;
 
 /// What of the cache sequences have. Pages that several share count for each of them.
@@ -20,6 +22,24 @@ pub struct KvUsage {
     pub n_slots: usize,
     /// Tokens in them.
     pub n_tokens: usize,
+}
+
+impl KvUsage {
+    /// The share of slots without a token.
+    pub fn fragmentation(&self) -> f64 {
+        let n_empty = self.n_slots - self.n_tokens.min(self.n_slots);
+        n_empty as f64 / self.n_slots.max(1) as f64
+    }
+}
+
+/// How often sequences forgot tokens so far, and what became of their pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ContextShifts {
+    pub n_shifts: usize,
+    /// Tokens that were forgotten.
+    pub n_tokens: usize,
+    /// Of the last time.
+    pub compaction: Compaction,
 }
 
 /// How cached keys and values are stored.

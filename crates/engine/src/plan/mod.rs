@@ -9,6 +9,7 @@ mod cost;
 mod fuse;
 mod op;
 mod rope;
+mod turns;
 
 pub use build::PlanBuilder;
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
@@ -19,3 +20,4 @@ pub use op::{
     Scores, WeightId,
 };
 pub use rope::{LongContext, RopeTable};
+pub use turns::KeyTurn;

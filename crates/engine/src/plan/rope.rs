@@ -45,6 +45,17 @@ impl RopeTable {
         2 * self.inv_freq.len()
     }
 
+    /// Writes `(cos, sin)` of what turns a rotated head back by `n_positions`: `out [n_rot / 2, 2]`. Its magnitude is 1:
+    /// the head has that of its own rotation already.
+    pub fn fill_back(&self, n_positions: u32, out: &mut [f32]) {
+        assert_eq!(out.len(), self.n_rot(), "a pair of values for each");
+        for (pair, inv_freq) in out.chunks_exact_mut(2).zip(&self.inv_freq) {
+            let (sin, cos) = (-f64::from(n_positions) * inv_freq).sin_cos();
+            pair[0] = cos as f32;
+            pair[1] = sin as f32;
+        }
+    }
+
     /// Writes `(cos, sin)` of every pair: `out [n_positions, n_rot / 2, 2]`.
     pub fn fill(&self, positions: &[u32], out: &mut [f32]) {
         assert_eq!(

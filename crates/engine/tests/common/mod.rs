@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rocmforge_engine::backend::gpu::{GpuConfig, OpenOptions};
+use rocmforge_engine::backend::gpu::{self, GpuConfig, OpenOptions};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::tokenizer::{TokenId, Tokenizer};
 use rocmforge_engine::{Continue, Device, Engine, EngineConfig, Event, PromptOutput, Request};
@@ -105,6 +105,23 @@ pub(crate) fn test_device() -> Option<Device> {
         open: OpenOptions::from_env(),
         ..GpuConfig::default()
     }))
+}
+
+/// The device that `ROCMFORGE_TEST_DEVICE` names (`cuda:0`), or the first GPU that the CPU plays in this build.
+pub(crate) fn test_gpu() -> Option<GpuConfig> {
+    let built = || {
+        let mut targets = gpu::image_targets().into_iter();
+        let target = targets.find(|target| target.starts_with("host-"));
+        target.map(|target| target.replace("host-", "host:"))
+    };
+    let Some(id) = std::env::var("ROCMFORGE_TEST_DEVICE").ok().or_else(built) else {
+        println!("skipped: built without the target host");
+        return None;
+    };
+    Some(GpuConfig {
+        id: Some(id.parse().unwrap()),
+        ..GpuConfig::default()
+    })
 }
 
 /// Logits after every token of `prompt`.

@@ -53,6 +53,20 @@ pub(crate) fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
 
 /// The model `name` with matrices of type `ty`; `None` if the name is not one of [`NAMES`].
 pub(crate) fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
+    // Layers: enough that each kind appears twice.
+    let n_layers = match name {
+        "gemma3" => 8,
+        _ => 4,
+    };
+    model_of(name, ty, n_layers)
+}
+
+/// As [`model`], with the first `n_layers` layers.
+pub(crate) fn model_of(
+    name: &str,
+    ty: GgmlType,
+    n_layers: usize,
+) -> Option<Result<Writer<'static>, Error>> {
     let name = NAMES.into_iter().find(|known| *known == name)?;
     let build = || {
         let arch = match name {
@@ -64,6 +78,7 @@ pub(crate) fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, 
             writer: Writer::new(arch),
             arch,
             ty,
+            n_layers,
         };
         model.facts(name);
         model.vocabulary();
@@ -77,19 +92,12 @@ struct Synth {
     writer: Writer<'static>,
     arch: &'static str,
     ty: GgmlType,
+    n_layers: usize,
 }
 
 impl Synth {
     fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
         self.writer.set(&format!("{}.{key}", self.arch), value);
-    }
-
-    /// Layers: enough that each kind appears twice.
-    fn n_layers(&self) -> usize {
-        match self.arch {
-            "gemma3" => 8,
-            _ => 4,
-        }
     }
 
     fn n_kv_heads(&self) -> usize {
@@ -108,7 +116,7 @@ impl Synth {
         // llama.cpp expects Phi's tokens of a file whose name says so.
         self.writer.set("general.name", "random");
         for (key, value) in [
-            ("block_count", self.n_layers()),
+            ("block_count", self.n_layers),
             ("context_length", N_CTX),
             ("embedding_length", N_EMBD),
             ("feed_forward_length", N_FF),
@@ -217,7 +225,7 @@ impl Synth {
             self.vector("rope_factors_short.weight", PHI_N_ROT / 2, 1.3, 0.3)?;
             self.vector("rope_factors_long.weight", PHI_N_ROT / 2, 6.0, 4.0)?;
         }
-        for layer in 0..self.n_layers() {
+        for layer in 0..self.n_layers {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
             if self.arch != "olmo2" {
                 self.norm(&tensor("attn_norm"), N_EMBD)?;

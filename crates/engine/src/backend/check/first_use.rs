@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_gpu::{DeviceInfo, Gpu, Variants, fingerprint};
 
+use super::moves::compare_moves;
 use super::{Coverage, FILL_ROWS, Labels, OpCheck, Report, Script, compare};
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::gpu::{GpuBackend, GpuOptions, Graphs};
@@ -137,13 +138,18 @@ impl<'a> FirstUse<'a> {
             weights,
             kv_type: self.config.kv_type,
         };
-        let report = compare(
+        let mut report = compare(
             &mut checked,
             &mut oracle,
             &script,
             &labels,
             Coverage::Distinct,
         )?;
+        if plan.can_shift() {
+            let pages = (page, self.config.kv_type);
+            let check = compare_moves(&mut checked, &mut oracle, &script, &plan, pages)?;
+            report.checks.push(check);
+        }
         verdict(&self.info, &report)
     }
 

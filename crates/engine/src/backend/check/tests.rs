@@ -98,8 +98,48 @@ impl Stepwise for Wrong {
         Ok(())
     }
 
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), EngineError> {
+        let turned_too_far = KvShift {
+            back_by: shift.back_by + self.index as u32,
+            ..shift.clone()
+        };
+        self.backend.run_shift(&turned_too_far)
+    }
+
     fn memory(&self, batch: &Batch) -> Result<Memory<'_>, EngineError> {
         self.backend.memory(batch)
+    }
+}
+
+#[test]
+fn keys_that_turn_wrongly_fail() {
+    let model = model();
+    let script = Script::new(&tokens(), 24, 16, [8, 2]);
+    let options = |isa| CpuOptions {
+        isa,
+        n_threads: 1,
+        page: 16,
+        n_blocks: script.n_blocks,
+        kv_type: KvType::F16,
+    };
+    let backend =
+        |isa| CpuBackend::new(model.plan.clone(), Arc::clone(&model.weights), options(isa));
+    for too_far in [0, 1] {
+        let mut wrong = Wrong {
+            backend: backend(Isa::detect()),
+            index: too_far,
+            harm: |_| {},
+        };
+        for batch in &script.fill {
+            for index in 0..model.plan.ops.len() {
+                wrong.backend.run_one(index, batch).unwrap();
+            }
+        }
+        let mut oracle = backend(Isa::Scalar);
+        let plan = &model.plan;
+        let found = moves::compare_moves(&mut wrong, &mut oracle, &script, plan, (16, KvType::F16))
+            .unwrap();
+        assert_eq!(found.passed, too_far == 0, "{found:?}");
     }
 }
 

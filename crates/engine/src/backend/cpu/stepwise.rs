@@ -10,7 +10,7 @@ use super::{CacheData, CpuBackend, LayerCache};
 use crate::backend::check::{Memory, Part, Stepwise};
 use crate::batch::Batch;
 use crate::error::EngineError;
-use crate::kv_cache::KvType;
+use crate::kv_cache::{KvShift, KvType};
 use crate::plan::KvSpec;
 
 impl Stepwise for CpuBackend {
@@ -18,6 +18,11 @@ impl Stepwise for CpuBackend {
         let (tokens, rotations) = self.begin(batch);
         let op = self.plan.ops[index].clone();
         self.run_op(&op, batch, &tokens, &rotations);
+        Ok(())
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), EngineError> {
+        self.shift(shift);
         Ok(())
     }
 

@@ -61,6 +61,7 @@ impl GpuBackend {
         let (reply, result) = mpsc::channel();
         let batch = Batch {
             step: FIRST_STEP + position as u64,
+            shifts: Vec::new(),
             tokens: vec![InputToken::Id(((position + 1) * 97 % n_vocab) as u32)],
             positions: vec![position as u32],
             slots: vec![position as u32],

@@ -6,6 +6,7 @@ use rocmforge_gpu::{
     ActForm, Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice,
 };
 
+use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
 use crate::plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId};
 
@@ -37,6 +38,7 @@ pub(super) struct Memory {
     gated: Buffer,
     pub(super) attention: AttentionScratch,
     pub(super) step: StepMemory,
+    pub(super) shifts: ShiftMemory,
 }
 
 impl Memory {
@@ -92,6 +94,7 @@ impl Memory {
                 sizes.n_ctx,
             )?,
             step: StepMemory::new(gpu, sizes.step)?,
+            shifts: ShiftMemory::new(gpu, sizes.step.max_pages)?,
         })
     }
 

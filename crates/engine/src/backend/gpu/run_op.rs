@@ -250,7 +250,7 @@ fn activation(activation: cpu::Activation) -> Activation {
     }
 }
 
-fn rope_style(style: cpu::RopeStyle) -> RopeStyle {
+pub(super) fn rope_style(style: cpu::RopeStyle) -> RopeStyle {
     match style {
         cpu::RopeStyle::Norm => RopeStyle::Norm,
         cpu::RopeStyle::Neox => RopeStyle::Neox,

@@ -13,6 +13,7 @@ use crate::backend::check::{Memory, Pass, Stepwise};
 use crate::backend::cpu::{ActsBuffer, LayerCache};
 use crate::batch::{Batch, InputToken};
 use crate::error::EngineError;
+use crate::kv_cache::KvShift;
 use crate::plan::{ActsId, BufferId};
 
 impl Stepwise for GpuBackend {
@@ -41,6 +42,11 @@ impl Stepwise for GpuBackend {
         self.launcher(&shape).run(self.stage(index))?;
         let (io, none) = (step.io(&shape), step.sampled(&shape).part(0..0));
         ops::end_step(&self.gpu, &io, none, step.results())?;
+        Ok(self.gpu.synchronize()?)
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), EngineError> {
+        self.shift(std::slice::from_ref(shift), 0)?;
         Ok(self.gpu.synchronize()?)
     }
 
