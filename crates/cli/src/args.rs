@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use rocmforge::engine::ContextPolicy;
 use rocmforge::engine::backend::gpu::{DeviceId, Variants};
 
 use crate::help;
@@ -311,6 +312,40 @@ pub struct ContextArgs {
     pub ctx: Option<usize>,
 }
 
+/// The context of an answer, and what happens at its end.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct AnswerContextArgs {
+    #[command(flatten)]
+    pub context: ContextArgs,
+    /// At the end of the context: stop, or shift, which forgets the older half and goes on
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHAT",
+        default_value_t = ContextPolicyArg::Stop,
+        env = "ROCMFORGE_CONTEXT_POLICY",
+        hide_env_values = true
+    )]
+    pub context_policy: ContextPolicyArg,
+    /// With shift: how many tokens of the beginning are never forgotten
+    #[arg(
+        long,
+        value_name = "N",
+        alias = "keep",
+        default_value_t = ContextPolicy::DEFAULT_SINKS,
+        env = "ROCMFORGE_CONTEXT_SINKS",
+        hide_env_values = true
+    )]
+    pub context_sinks: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ContextPolicyArg {
+    Stop,
+    Shift,
+}
+
 /// When a GPU is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GpuCheckArg {
@@ -437,7 +472,7 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
-    pub context: ContextArgs,
+    pub context: AnswerContextArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }
@@ -494,7 +529,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
-    pub context: ContextArgs,
+    pub context: AnswerContextArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

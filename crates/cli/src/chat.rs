@@ -8,14 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
-use rocmforge::engine::tokenizer::LeadingSpace;
-use rocmforge::engine::{EngineError, FinishReason, SamplingParams};
+use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
+use rocmforge::engine::{ContextPolicy, EngineError, FinishReason, SamplingParams};
 
 use crate::answer::{self, Answer};
 use crate::args::ChatArgs;
 use crate::conversation::{Conversation, Message};
 use crate::exit::Early;
-use crate::generate::{context_full, speed};
+use crate::generate::{context_full, shifted, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::{Input, Lines, Remember};
 use crate::output::{self, Out, note};
@@ -34,12 +34,8 @@ a message of many lines. To send a line that begins with a slash, put a space be
 pub fn run(args: &ChatArgs) -> Result<()> {
     let sampling = session::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
-    let session = Session::start(
-        &args.model,
-        &args.device,
-        args.context.n_ctx(),
-        Vocabulary::Needed,
-    )?;
+    let session =
+        Session::start_to_answer(&args.model, &args.device, &args.context, Vocabulary::Needed)?;
     let conversation = Conversation::new(&session, args.template.think)?;
     conversation.check()?;
     let mut lines = Lines::open(if args.no_history {
@@ -63,6 +59,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         conversation,
         system: args.template.system.clone(),
         turns: Vec::new(),
+        n_left_out: 0,
         last: None,
         out: Out::new(),
     };
@@ -115,6 +112,8 @@ struct Chat<'a> {
     system: Option<String>,
     /// Messages of the user and the model, in turn.
     turns: Vec<Message>,
+    /// How many of the first ones the context has no room for any more.
+    n_left_out: usize,
     last: Option<Answer>,
     out: Out,
 }
@@ -154,7 +153,7 @@ impl Chat<'_> {
     }
 
     fn answer(&mut self) -> Result<Answer> {
-        let prompt = self.conversation.encode(&self.session, &self.messages())?;
+        let prompt = self.prompt()?;
         let request = self
             .args
             .answer
@@ -165,10 +164,50 @@ impl Chat<'_> {
         })
     }
 
+    /// The conversation as tokens. With a context that shifts, one that does not fit leaves out its first turns until it
+    /// takes half of the context, so that it is not computed anew in every turn from then on.
+    fn prompt(&mut self) -> Result<Vec<TokenId>> {
+        let prompt = self.prompt_without(self.n_left_out)?;
+        let n_ctx = self.session.engine.n_ctx();
+        let stops = self.session.config.context_policy == ContextPolicy::Stop;
+        // Turns go in pairs, and the message to answer stays.
+        let n_pairs = (self.turns.len() - 1 - self.n_left_out) / 2;
+        if stops || prompt.len() < n_ctx || n_pairs == 0 {
+            return Ok(prompt);
+        }
+        let (mut too_few, mut enough) = (0, n_pairs);
+        let mut shortest = self.prompt_without(self.n_left_out + 2 * n_pairs)?;
+        while enough - too_few > 1 {
+            let middle = (too_few + enough) / 2;
+            let prompt = self.prompt_without(self.n_left_out + 2 * middle)?;
+            if prompt.len() <= n_ctx / 2 {
+                (enough, shortest) = (middle, prompt);
+            } else {
+                too_few = middle;
+            }
+        }
+        self.n_left_out += 2 * enough;
+        note(&format!(
+            "(the first {} messages no longer fit the context and are left out)",
+            self.n_left_out
+        ));
+        Ok(shortest)
+    }
+
+    fn prompt_without(&self, n_left_out: usize) -> Result<Vec<TokenId>> {
+        let turns = &self.turns[n_left_out..];
+        let messages = self.with_system(turns);
+        self.conversation.encode(&self.session, &messages)
+    }
+
     /// The conversation as the template takes it.
     fn messages(&self) -> Vec<Message> {
+        self.with_system(&self.turns)
+    }
+
+    fn with_system(&self, turns: &[Message]) -> Vec<Message> {
         let system = self.system.iter().map(|text| Message::new("system", text));
-        system.chain(self.turns.iter().cloned()).collect()
+        system.chain(turns.iter().cloned()).collect()
     }
 
     fn command(&mut self, command: &str) -> Result<Next> {
@@ -180,6 +219,7 @@ impl Chat<'_> {
             ("quit" | "exit" | "q", _) => return Ok(Next::Quit),
             ("clear", _) => {
                 self.turns.clear();
+                self.n_left_out = 0;
                 note("(the conversation begins anew)");
             }
             ("system", "") => match &self.system {
@@ -221,9 +261,11 @@ impl Chat<'_> {
         let Some(answer) = &self.last else {
             return "(no answer yet)".to_string();
         };
-        let used = answer.n_prompt + answer.ids.len();
+        let used = (answer.n_prompt + answer.ids.len()).min(self.session.engine.n_ctx());
+        let shifts = self.session.engine.context_shifts();
+        let shifts = shifted(&shifts).map_or(String::new(), |line| format!(" | {line}"));
         format!(
-            "(prompt {}, {} from the cache | answer {} | first token {:.0} ms | context {used} of {} | seed {})",
+            "(prompt {}, {} from the cache | answer {} | first token {:.0} ms | context {used} of {}{shifts} | seed {})",
             speed(answer.n_prompt, answer.prompt_per_second()),
             answer.n_cached,
             speed(answer.ids.len(), answer.predicted_per_second()),

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use rocmforge::engine::batch::TokenLogprob;
+use rocmforge::engine::kv_cache::ContextShifts;
 use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
-use rocmforge::engine::{FinishReason, PromptOutput, Request, available_bytes};
+use rocmforge::engine::{ContextPolicy, FinishReason, PromptOutput, Request, available_bytes};
 use serde::Serialize;
 
 use crate::answer::{self, Answer};
@@ -36,7 +37,8 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     } else {
         Vocabulary::Optional
     };
-    let mut session = Session::start(&args.model, &args.device, args.context.n_ctx(), vocabulary)?;
+    let mut session =
+        Session::start_to_answer(&args.model, &args.device, &args.context, vocabulary)?;
 
     let started = Instant::now();
     let mut out = Out::new();
@@ -87,6 +89,9 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         "{line_break}{}",
         times.line(&answer, &session, sampling.seed)
     ));
+    if let Some(line) = shifted(&session.engine.context_shifts()) {
+        output::note(&format!("({line})"));
+    }
     match answer.finish {
         None => Err(Early::Interrupted.into()),
         Some(FinishReason::Context) => {
@@ -107,7 +112,10 @@ fn check_report(request: &Request, session: &Session) -> Result<()> {
         .as_ref()
         .map_or(usize::MAX, |t| t.n_vocab());
     let n_prompt = request.prompt.len();
-    let n_answer = request.max_tokens.min(session.engine.n_ctx());
+    let n_answer = match session.config.context_policy {
+        ContextPolicy::Stop => request.max_tokens.min(session.engine.n_ctx()),
+        ContextPolicy::Shift { .. } => request.max_tokens,
+    };
     let of_prompt = match request.prompt_output {
         PromptOutput::Scores { top, .. } => n_prompt.saturating_mul(top.min(n_vocab)),
         PromptOutput::Logits | PromptOutput::Nothing => 0,
@@ -130,9 +138,23 @@ fn check_report(request: &Request, session: &Session) -> Result<()> {
 /// What to tell when an answer ended for want of room.
 pub fn context_full(session: &Session) -> String {
     format!(
-        "notice: the context of {} tokens is full; ask for more with --ctx",
+        "notice: the context of {} tokens is full; ask for more with --ctx, or go on with --context-policy shift",
         session.engine.n_ctx()
     )
+}
+
+/// How often the context was shifted, if it was, and what share of its slots was empty the last time.
+pub fn shifted(shifts: &ContextShifts) -> Option<String> {
+    let plural = if shifts.n_shifts == 1 { "" } else { "s" };
+    (shifts.n_shifts > 0).then(|| {
+        format!(
+            "context shifted {} time{plural}, {} tokens forgotten | slots without a token {:.0} % before it was closed up, {:.0} % after",
+            shifts.n_shifts,
+            shifts.n_tokens,
+            shifts.compaction.before.fragmentation() * 100.0,
+            shifts.compaction.after.fragmentation() * 100.0,
+        )
+    })
 }
 
 fn encode(args: &GenerateArgs, session: &Session, text: Text, out: &Out) -> Result<Vec<TokenId>> {
@@ -238,6 +260,9 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_logprobs: Option<Vec<Option<f32>>>,
     timings: &'a Times,
+    /// With `--context-policy shift`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_shifts: Option<ShiftReport>,
     /// Products per step without a fast kernel, by weight format.
     slow_ops: serde_json::Map<String, serde_json::Value>,
 }
@@ -272,11 +297,33 @@ impl<'a> Report<'a> {
             prompt_token_logprobs: scores
                 .map(|scores| first_null(scores.iter().map(|(logprob, _)| *logprob))),
             timings: times,
+            context_shifts: (session.config.context_policy != ContextPolicy::Stop)
+                .then(|| ShiftReport::from(session.engine.context_shifts())),
             slow_ops: info
                 .slow_ops
                 .iter()
                 .map(|(name, n)| (name.clone(), (*n).into()))
                 .collect(),
+        }
+    }
+}
+
+/// How often tokens were forgotten, and the share of slots without a token the last time.
+#[derive(Debug, Serialize)]
+struct ShiftReport {
+    n_shifts: usize,
+    n_forgotten: usize,
+    fragmentation_before: f64,
+    fragmentation_after: f64,
+}
+
+impl From<ContextShifts> for ShiftReport {
+    fn from(shifts: ContextShifts) -> ShiftReport {
+        ShiftReport {
+            n_shifts: shifts.n_shifts,
+            n_forgotten: shifts.n_tokens,
+            fragmentation_before: shifts.compaction.before.fragmentation(),
+            fragmentation_after: shifts.compaction.after.fragmentation(),
         }
     }
 }

@@ -16,14 +16,14 @@ use rocmforge::engine::tokenizer::{
     EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
 };
 use rocmforge::engine::{
-    Device as EngineDevice, Dry, DynamicTemperature, Engine, EngineConfig, EngineError, Isa,
-    Mirostat, Passes, PrefixSharing, PromptOutput, Request, SamplingParams, Xtc,
+    ContextPolicy, Device as EngineDevice, Dry, DynamicTemperature, Engine, EngineConfig,
+    EngineError, Isa, Mirostat, Passes, PrefixSharing, PromptOutput, Request, SamplingParams, Xtc,
 };
 use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
-    AnswerArgs, CacheArgs, ContextArgs, Device, DeviceArgs, GpuArgs, IsaArg, KvTypeArg, LoadArgs,
-    LoraArgs, ModelArgs, OnArgs, SamplingArgs,
+    AnswerArgs, AnswerContextArgs, CacheArgs, ContextArgs, ContextPolicyArg, Device, DeviceArgs,
+    GpuArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs, ModelArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
 use crate::{embedded, gpu_check, hub, output};
@@ -137,6 +137,25 @@ impl Session {
         vocabulary: Vocabulary,
     ) -> Result<Session> {
         let config = engine_config(device, n_ctx)?;
+        Session::start_with(model, device, vocabulary, config)
+    }
+
+    /// As [`Session::start`], for answers that may go on past the end of the context.
+    pub fn start_to_answer(
+        model: &ModelArgs,
+        device: &DeviceArgs,
+        context: &AnswerContextArgs,
+        vocabulary: Vocabulary,
+    ) -> Result<Session> {
+        let config = EngineConfig {
+            context_policy: match context.context_policy {
+                ContextPolicyArg::Stop => ContextPolicy::Stop,
+                ContextPolicyArg::Shift => ContextPolicy::Shift {
+                    n_sinks: context.context_sinks,
+                },
+            },
+            ..engine_config(device, context.context.n_ctx())?
+        };
         Session::start_with(model, device, vocabulary, config)
     }
 
@@ -496,6 +515,7 @@ impl AnswerArgs {
             leading_space,
             logprobs: None,
             prompt_output: PromptOutput::Nothing,
+            context_policy: None,
         }
     }
 }

@@ -293,7 +293,6 @@ impl Found<'_> {
         let info = self.session.engine.backend_info();
         let n_rows = self.n_prompt.min(self.session.chunk_tokens);
         let usage = runs.kv_usage;
-        let empty = usage.n_slots - usage.n_tokens.min(usage.n_slots);
         Memory {
             weights: inspect::weight_bytes(&self.session.file.gguf),
             kv_pool: info.kv_bytes,
@@ -306,7 +305,7 @@ impl Found<'_> {
                 Some(memory) => Some(memory.total),
                 None => peak_resident_bytes().filter(|_| self.counts_peak),
             },
-            fragmentation: empty as f64 / usage.n_slots.max(1) as f64,
+            fragmentation: usage.fragmentation(),
         }
     }
 

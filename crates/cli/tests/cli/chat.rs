@@ -63,3 +63,27 @@ fn chat_says_when_the_context_is_full() {
     let run = run_with_stdin(&["chat", "--temp", "0", "--ctx", "96"], script.as_bytes());
     run.fails(1, "no longer fits the context of 96");
 }
+
+#[test]
+fn chat_goes_on_past_a_context_that_shifts() {
+    let script = "Tell me a story about a dog.\n".repeat(8) + "/stats\n";
+    let args = [
+        "chat",
+        "--temp",
+        "0",
+        "--ctx",
+        "96",
+        "-n",
+        "60",
+        "--context-policy",
+        "shift",
+    ];
+    let run = run_with_stdin(&args, script.as_bytes()).ok();
+    assert!(
+        run.stderr
+            .contains("no longer fit the context and are left out"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.stderr.contains("context shifted"), "{}", run.stderr);
+}

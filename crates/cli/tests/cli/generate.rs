@@ -345,6 +345,53 @@ fn a_full_context_is_a_finish_reason() {
 }
 
 #[test]
+fn a_context_that_shifts_has_no_end() {
+    let args = |policy: &[&'static str]| {
+        let mut args = vec!["generate", "-p", "Once upon a time", "--ctx", "32"];
+        args.extend(["--ignore-eos", "--temp", "0", "--json", "-n", "70"]);
+        args.extend(policy);
+        args
+    };
+    let stopped = run(&args(&[])).json();
+    let report = run(&args(&["--context-policy", "shift"])).json();
+    assert_eq!(report["finish_reason"], "length");
+    let (all, first) = (ids(&report["ids"]), ids(&stopped["ids"]));
+    assert_eq!((all.len(), &all[..28]), (70, &first[..]));
+    assert_eq!(stopped.get("context_shifts"), None);
+    // 73 tokens were computed: 32, then 14 for each time that half of 28 were forgotten.
+    let shifts = &report["context_shifts"];
+    assert_eq!(
+        (&shifts["n_shifts"], &shifts["n_forgotten"]),
+        (&json!(3), &json!(42))
+    );
+    let other = run(&args(&[
+        "--context-policy",
+        "shift",
+        "--context-sinks",
+        "20",
+    ]))
+    .json();
+    assert_eq!(other["context_shifts"]["n_shifts"], 7);
+    assert_ne!(other["ids"], report["ids"]);
+    run(&args(&[
+        "--context-policy",
+        "shift",
+        "--context-sinks",
+        "31",
+    ]))
+    .fails(1, "a context of 32 tokens with 31 that are never forgotten");
+    let prompt = [
+        "--ids",
+        "1,2,3,4,5,6,7",
+        "--ctx",
+        "7",
+        "--context-policy",
+        "shift",
+    ];
+    run(&[&["generate", "-n", "1"], &prompt[..]].concat()).fails(1, "--ctx");
+}
+
+#[test]
 fn a_closed_pipe_ends_quietly() {
     let mut command = command(&[
         "generate",
