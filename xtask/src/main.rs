@@ -10,6 +10,7 @@ mod gen_synthetic;
 mod isa_report;
 mod mix_golden;
 mod quant_errors;
+mod shift_golden;
 mod variants;
 
 use std::path::{Path, PathBuf};
@@ -173,6 +174,12 @@ enum Task {
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
     },
+    /// Take texts from llama.cpp that go on past a context that shifts, likewise
+    ShiftGolden {
+        /// A Python that has the llama-cpp-python package
+        #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+        python: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
@@ -242,6 +249,7 @@ fn main() -> Result<()> {
         }
         Task::MixGolden { python } => mix_golden::write(&python),
         Task::VariantGolden { python } => variants::golden(&python),
+        Task::ShiftGolden { python } => shift_golden::write(&python),
     }
 }
 
