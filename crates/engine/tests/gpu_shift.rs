@@ -38,7 +38,7 @@ fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
 }
 
 /// Both ways to forget: whole pages of a context of 64, and tokens of one that is too small for that. The CPU takes its
-/// time to play a GPU, so that it gets only these, and few layers.
+/// time to play a GPU, so that it gets the small one, and few layers.
 #[test]
 fn a_gpu_goes_on_past_a_full_context_as_the_cpu_does() {
     let Some(gpu) = test_gpu() else { return };
