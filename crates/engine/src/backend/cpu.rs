@@ -131,8 +131,11 @@ impl CpuBackend {
         }
     }
 
-    /// Makes room for a batch; its tokens, and the rotations of each table, `[n_tokens, n_rot]`.
+    /// Moves what a batch wants moved in the cache and makes room for it; its tokens, and the rotations of each table, `[n_tokens, n_rot]`.
     fn begin(&mut self, batch: &Batch) -> (Vec<TokenId>, Vec<Vec<f32>>) {
+        for shift in &batch.shifts {
+            self.shift(shift);
+        }
         let tokens: Vec<TokenId> = batch
             .tokens
             .iter()
@@ -162,9 +165,6 @@ impl CpuBackend {
                 watch.lap(part());
             }
         };
-        for shift in &batch.shifts {
-            self.shift(shift);
-        }
         let (tokens, rotations) = self.begin(batch);
         lap(&|| StepPart::Begin);
         // The plan is lent out so that operations can borrow the rest of `self` mutably.
