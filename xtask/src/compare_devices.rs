@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{GpuConfig, OpenOptions, Variants};
+use rocmforge::engine::backend::gpu::{GpuConfig, Offload, OpenOptions, Variants};
 use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::model::Model;
 use rocmforge::engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
@@ -51,8 +51,8 @@ struct Answers {
     decoded: Vec<Vec<(u32, f32)>>,
 }
 
-/// The GPU of this name, with the kernels that were asked for.
-pub(crate) fn device(name: &str, variants: Option<Variants>) -> Result<Device> {
+/// The GPU of this name, with the kernels that were asked for, and what of a model goes there.
+pub(crate) fn device(name: &str, variants: Option<Variants>, offload: Offload) -> Result<Device> {
     Ok(Device::Gpu(GpuConfig {
         id: Some(
             name.parse()
@@ -63,6 +63,7 @@ pub(crate) fn device(name: &str, variants: Option<Variants>) -> Result<Device> {
             variants: variants.unwrap_or_default(),
             ..OpenOptions::from_env()
         },
+        offload,
         ..GpuConfig::default()
     }))
 }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use rocmforge::engine::backend::gpu::Variants;
+use rocmforge::engine::backend::gpu::{Experts, GpuLayers, Offload, Variants};
 use rocmforge::engine::kv_cache::KvType;
 
 #[derive(Parser)]
@@ -69,6 +69,12 @@ enum Task {
         /// Kernels that the GPU takes, as `rocmforge generate` has it
         #[arg(long, value_name = "NAMES")]
         kernel_variant: Option<Variants>,
+        /// Layers that the GPU computes, as `rocmforge generate` has it
+        #[arg(long, value_name = "N", default_value = "all")]
+        gpu_layers: GpuLayers,
+        /// Leave experts to the CPU
+        #[arg(long)]
+        cpu_moe: bool,
         /// Lengths of the prompts
         #[arg(long, value_delimiter = ',', default_value = "1,17,300")]
         tokens: Vec<usize>,
@@ -202,6 +208,8 @@ fn main() -> Result<()> {
             models,
             device,
             kernel_variant,
+            gpu_layers,
+            cpu_moe,
             tokens,
             batch,
             decode,
@@ -211,7 +219,16 @@ fn main() -> Result<()> {
             lengths: tokens,
             batches: batch,
             n_decode: decode,
-            device: compare_devices::device(&device, kernel_variant)?,
+            device: {
+                let offload = Offload {
+                    layers: gpu_layers,
+                    experts: match cpu_moe {
+                        true => Experts::OnCpu,
+                        false => Experts::WithTheirLayer,
+                    },
+                };
+                compare_devices::device(&device, kernel_variant, offload)?
+            },
             kv_type,
         }),
         Task::Fuzz {

@@ -8,7 +8,7 @@ use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use rocmforge::engine::ContextPolicy;
-use rocmforge::engine::backend::gpu::{DeviceId, Variants};
+use rocmforge::engine::backend::gpu::{DeviceId, GpuLayers, Variants};
 
 use crate::help;
 
@@ -160,6 +160,8 @@ pub struct LoadArgs {
 pub struct DeviceArgs {
     #[command(flatten)]
     pub on: OnArgs,
+    #[command(flatten)]
+    pub offload: OffloadArgs,
     /// Instruction set of the CPU; auto takes the fastest
     #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true)]
     pub isa: IsaArg,
@@ -196,6 +198,32 @@ pub struct OnArgs {
     pub gpu: GpuArgs,
 }
 
+/// What of a model a GPU computes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct OffloadArgs {
+    /// Layers that the GPU computes, the last ones and the output: a number, auto, which takes as many as its memory has
+    /// room for, or all; the CPU computes the others (-ngl is the same)
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "all",
+        alias = "n-gpu-layers",
+        allow_negative_numbers = true,
+        env = "ROCMFORGE_GPU_LAYERS",
+        hide_env_values = true
+    )]
+    pub gpu_layers: GpuLayers,
+    /// Leave the experts of a mixture to the CPU, the rest of their layers to the GPU
+    #[arg(
+        long,
+        env = "ROCMFORGE_CPU_MOE",
+        hide_env_values = true,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub cpu_moe: bool,
+}
+
 /// How a GPU is used.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
@@ -217,6 +245,15 @@ pub struct GpuArgs {
         hide_env_values = true
     )]
     pub kernel_variant: Option<Variants>,
+    /// Take at most so many MiB of the GPU's memory [default: what is free]
+    #[arg(
+        long,
+        value_name = "MIB",
+        env = "ROCMFORGE_GPU_MEMORY",
+        hide_env_values = true,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub gpu_memory: Option<u32>,
     /// Queue every kernel of a generated token by itself, not as a graph: slower, for comparisons
     #[arg(
         long,
@@ -244,6 +281,25 @@ pub struct GpuArgs {
         hide_env_values = true
     )]
     pub cache_dir: Option<PathBuf>,
+}
+
+/// llama.cpp's names of flags that have several letters after one dash, by this program's. What follows `--`, or is the
+/// text of a flag, stays as it is.
+pub fn with_long_names(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    const TEXTS: [&str; 5] = ["-p", "--prompt", "--stop", "--system", "--"];
+    let mut is_text = false;
+    let mut long = Vec::new();
+    for arg in args {
+        let name = match arg.to_str() {
+            Some("-ngl") if !is_text => "--gpu-layers".into(),
+            Some("-cmoe") if !is_text => "--cpu-moe".into(),
+            _ => arg,
+        };
+        let is_after_dashes = long.contains(&OsString::from("--"));
+        is_text = is_after_dashes || name.to_str().is_some_and(|name| TEXTS.contains(&name));
+        long.push(name);
+    }
+    long
 }
 
 /// What changes the model.
@@ -678,6 +734,31 @@ mod tests {
         assert_eq!(parse_ids("[1,2]"), Ok(Ids(vec![1, 2])));
         for bad in ["", "1,", "x", "-1", "1 2", "4294967296", "[]"] {
             assert!(parse_ids(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn short_names_of_llama_cpp() {
+        let long = |args: &[&str]| with_long_names(args.iter().map(OsString::from));
+        for (given, expected) in [
+            (
+                &["x", "-ngl", "3", "-cmoe"][..],
+                &["x", "--gpu-layers", "3", "--cpu-moe"][..],
+            ),
+            (
+                &["x", "-p", "-ngl", "-n", "1"],
+                &["x", "-p", "-ngl", "-n", "1"],
+            ),
+            (&["x", "--", "a", "-ngl"], &["x", "--", "a", "-ngl"]),
+            (
+                &["x", "-p", "a", "-ngl", "1"],
+                &["x", "-p", "a", "--gpu-layers", "1"],
+            ),
+        ] {
+            assert_eq!(
+                long(given),
+                expected.iter().map(OsString::from).collect::<Vec<_>>()
+            );
         }
     }
 

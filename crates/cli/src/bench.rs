@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{self, DeviceId, GpuConfig};
+use rocmforge::engine::backend::gpu::{self, DeviceId, Experts, GpuConfig, GpuLayers, Offload};
 use rocmforge::engine::model::Model;
 use rocmforge::engine::{Device, EngineError, Isa, Roofline, default_threads};
 
@@ -43,6 +43,8 @@ pub struct Test {
     pub n_seqs: usize,
     pub n_threads: usize,
     pub kv_type: KvTypeArg,
+    /// What of the model is on the GPU.
+    pub offload: Offload,
 }
 
 impl Test {
@@ -51,7 +53,7 @@ impl Test {
         self.n_seqs.saturating_mul(self.n_prompt + self.n_gen)
     }
 
-    /// As llama-bench calls it; with several sequences their number stands at the end.
+    /// As llama-bench calls it; with several sequences, or with a part of the model on the CPU, that stands at the end.
     pub fn name(&self) -> String {
         let mut name = match (self.n_prompt, self.n_gen) {
             (n_prompt, 0) => format!("pp{n_prompt}"),
@@ -63,6 +65,14 @@ impl Test {
         }
         if self.n_seqs > 1 {
             name.push_str(&format!(" B{}", self.n_seqs));
+        }
+        match self.offload.layers {
+            GpuLayers::All => {}
+            GpuLayers::Auto => name.push_str(" ngl auto"),
+            GpuLayers::Count(n) => name.push_str(&format!(" ngl {n}")),
+        }
+        if self.offload.experts == Experts::OnCpu {
+            name.push_str(" cpu-moe");
         }
         name
     }
@@ -148,30 +158,48 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
             return Err(usage(format!("{flag} 0 computes nothing; give 1 or more")));
         }
     }
+    let depths = numbers(&args.n_depth, 0);
+    if let Some(depth) = depths.iter().find(|depth| !depth.is_multiple_of(args.page)) {
+        return Err(usage(format!(
+            "-d {depth} is not whole pages of the cache; give a multiple of {}",
+            args.page
+        )));
+    }
     let mut tests = Vec::new();
     for &n_seqs in &batch {
         for &kv_type in &args.kv_type {
-            for &n_threads in &threads {
-                for &n_depth in &numbers(&args.n_depth, 0) {
-                    if !n_depth.is_multiple_of(args.page) {
-                        return Err(usage(format!(
-                            "-d {n_depth} is not whole pages of the cache; give a multiple of {}",
-                            args.page
-                        )));
+            for &offload in &offloads(args) {
+                for &n_threads in &threads {
+                    for &n_depth in &depths {
+                        tests.extend(kinds.iter().map(|&(n_prompt, n_gen)| Test {
+                            n_prompt,
+                            n_gen,
+                            n_depth,
+                            n_seqs,
+                            n_threads,
+                            kv_type,
+                            offload,
+                        }));
                     }
-                    tests.extend(kinds.iter().map(|&(n_prompt, n_gen)| Test {
-                        n_prompt,
-                        n_gen,
-                        n_depth,
-                        n_seqs,
-                        n_threads,
-                        kv_type,
-                    }));
                 }
             }
         }
     }
     Ok(tests)
+}
+
+/// What of a model is on the GPU, for each of the flag's numbers.
+fn offloads(args: &BenchArgs) -> Vec<Offload> {
+    let experts = match args.cpu_moe {
+        true => Experts::OnCpu,
+        false => Experts::WithTheirLayer,
+    };
+    let layers = match args.gpu_layers.is_empty() {
+        true => vec![GpuLayers::All],
+        false => args.gpu_layers.clone(),
+    };
+    let offload = |layers| Offload { layers, experts };
+    layers.into_iter().map(offload).collect()
 }
 
 fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
@@ -300,7 +328,8 @@ impl Run<'_, '_> {
         };
         for subject in self.subjects {
             let same_engine = |a: &Test, b: &Test| {
-                (a.n_seqs, a.kv_type, a.n_threads) == (b.n_seqs, b.kv_type, b.n_threads)
+                (a.n_seqs, a.kv_type, a.offload, a.n_threads)
+                    == (b.n_seqs, b.kv_type, b.offload, b.n_threads)
             };
             for group in meant(subject, &device).chunk_by(same_engine) {
                 let n_threads = group[0].n_threads;
@@ -308,15 +337,21 @@ impl Run<'_, '_> {
                     kv_type: group[0].kv_type,
                     page: args.page,
                 };
-                let on = (self.isa, &device, args.on.device);
+                let wanted = session::with_offload(device.clone(), group[0].offload);
+                let on = (self.isa, &wanted, args.on.device);
                 let mut bench = Bench::new(&subject.model, group, on, &cache)
                     .map_err(|error| no_room(error, group))?;
                 session::tell_backend(bench.backend_info());
                 // A GPU that computes wrongly is not tried again.
-                device = bench.device().clone();
+                let used = bench.device().clone();
+                if matches!((&wanted, &used), (Device::Gpu(_), Device::Cpu)) {
+                    device = Device::Cpu;
+                }
+                let is_shared = !bench.backend_info().parts.is_empty();
                 let known = rooflines.iter().find(|(n, _)| *n == n_threads);
-                let roofline = match (&device, known) {
-                    (Device::Gpu(_), _) => gpu_roofline,
+                let roofline = match (&used, known) {
+                    // The least time of two devices together is not known.
+                    (Device::Gpu(_), _) => gpu_roofline.filter(|_| !is_shared),
                     (Device::Cpu, Some((_, roofline))) => Some(*roofline),
                     (Device::Cpu, None) => {
                         bar.set_message("the machine's own speed");
@@ -328,18 +363,19 @@ impl Run<'_, '_> {
                 let machine = Machine {
                     isa: self.isa,
                     cache: &cache,
-                    gpu: match &device {
+                    gpu: match &used {
                         Device::Cpu => None,
                         Device::Gpu(_) => Some(bench.backend_info().device.clone()),
                     },
-                    kernel_variant: match &device {
+                    is_shared,
+                    kernel_variant: match &used {
                         Device::Cpu => String::new(),
                         Device::Gpu(gpu) => gpu.open.variants.to_string(),
                     },
                     roofline,
                 };
                 let keeps = self.results.keeper.is_active();
-                let hardware = keeps.then(|| baseline::hardware(&device, n_threads));
+                let hardware = keeps.then(|| baseline::hardware(&used, n_threads));
                 for test in group {
                     std::thread::sleep(Duration::from_secs(args.delay.into()));
                     let measured = bench.measure(test, args, &working, &mut |run| {
@@ -395,7 +431,8 @@ fn kept_name(subject: &Subject, test: &Test, device: &Device) -> String {
     if test.kv_type != KvTypeArg::F16 {
         name.push_str(&format!(" {}", report::kv_type_name(test.kv_type)));
     }
-    if matches!(device, Device::Cpu) && test.n_threads != default_threads() {
+    let on_cpu = matches!(device, Device::Cpu) || test.offload != Offload::default();
+    if on_cpu && test.n_threads != default_threads() {
         name.push_str(&format!(" t{}", test.n_threads));
     }
     name
@@ -446,6 +483,19 @@ mod tests {
             panic!("not bench");
         };
         tests(args).unwrap().iter().map(Test::name).collect()
+    }
+
+    #[test]
+    fn names_say_what_is_on_the_gpu() {
+        assert_eq!(
+            names(&["-n", "0", "--gpu-layers", "0,16,auto,all", "--cpu-moe"]),
+            [
+                "pp512 ngl 0 cpu-moe",
+                "pp512 ngl 16 cpu-moe",
+                "pp512 ngl auto cpu-moe",
+                "pp512 cpu-moe"
+            ]
+        );
     }
 
     #[test]

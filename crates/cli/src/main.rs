@@ -45,7 +45,7 @@ use rocmforge::engine::chat_template::sandbox;
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(args::with_long_names(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => return show(&error),
     };

@@ -89,8 +89,11 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     }
     let found = Found {
         args,
-        // Those of a GPU that was not taken in the end are not the CPU's.
-        ceilings: ceilings.filter(|_| is_on_gpu(&asked) == is_on_gpu(&session.config.device)),
+        // Those of a GPU that was not taken in the end, or has a part of the model only, are not the CPU's.
+        ceilings: ceilings.filter(|_| {
+            is_on_gpu(&asked) == is_on_gpu(&session.config.device)
+                && session.engine.backend_info().parts.is_empty()
+        }),
         session: &session,
         counts_peak,
         load,

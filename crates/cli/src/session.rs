@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rocmforge::engine::backend::BackendInfo;
-use rocmforge::engine::backend::gpu::{self, GpuConfig, GpuError, Graphs, OpenOptions};
+use rocmforge::engine::backend::gpu::{
+    self, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions,
+};
 use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::model::{Adapter, Model};
 use rocmforge::engine::synthetic::{Synthetic, SyntheticError};
@@ -23,7 +25,7 @@ use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
     AnswerArgs, AnswerContextArgs, CacheArgs, ContextArgs, ContextPolicyArg, Device, DeviceArgs,
-    GpuArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs, ModelArgs, OnArgs, SamplingArgs,
+    GpuArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs, ModelArgs, OffloadArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
 use crate::{embedded, gpu_check, hub, output};
@@ -333,7 +335,51 @@ pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<Engine
         n_threads: device.threads,
         ..cache_config(&device.cache, n_ctx)
     };
-    Ok(run_on(engine_device(&device.on)?, config))
+    Ok(run_on(offloaded(device)?, config))
+}
+
+/// The device asked for, and what of the model goes there.
+fn offloaded(device: &DeviceArgs) -> Result<EngineDevice> {
+    let offload = offload(&device.offload);
+    if offload.layers == GpuLayers::Count(0) {
+        return Ok(EngineDevice::Cpu);
+    }
+    let layers = match offload.layers {
+        GpuLayers::Count(n) => Some(format!("--gpu-layers {n}")),
+        GpuLayers::Auto | GpuLayers::All => None,
+    };
+    if let (Device::Cpu, Some(layers)) = (device.on.device, &layers) {
+        return Err(usage(format!(
+            "{layers} needs a GPU, and --device cpu takes none; leave one of them out"
+        )));
+    }
+    let found = engine_device(&device.on)?;
+    if let (EngineDevice::Cpu, Some(layers)) = (&found, layers) {
+        output::note(&format!(
+            "notice: there is no GPU for {layers}; the model runs on the CPU"
+        ));
+    }
+    Ok(with_offload(found, offload))
+}
+
+/// What of a model goes to a GPU.
+pub fn offload(args: &OffloadArgs) -> Offload {
+    Offload {
+        layers: args.gpu_layers,
+        experts: match args.cpu_moe {
+            true => Experts::OnCpu,
+            false => Experts::WithTheirLayer,
+        },
+    }
+}
+
+/// `device` with this of the model on it; the CPU, if that is nothing.
+pub fn with_offload(device: EngineDevice, offload: Offload) -> EngineDevice {
+    match device {
+        EngineDevice::Gpu(_) if offload.layers == GpuLayers::Count(0) => EngineDevice::Cpu,
+        EngineDevice::Gpu(gpu) => EngineDevice::Gpu(GpuConfig { offload, ..gpu }),
+        EngineDevice::Cpu => EngineDevice::Cpu,
+    }
 }
 
 /// Tokens of a step on a GPU: enough that its matrix units have work.
@@ -377,6 +423,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
             false => Graphs::On,
         },
         self_check: gpu_check::self_check(&args.gpu, id),
+        offload: Offload::default(),
     }))
 }
 
@@ -385,6 +432,7 @@ pub fn open_options(args: &GpuArgs) -> OpenOptions {
     OpenOptions {
         image: args.gpu_image.clone(),
         variants: args.kernel_variant.unwrap_or_default(),
+        memory_bytes: args.gpu_memory.map(|mib| u64::from(mib) << 20),
         ..OpenOptions::from_env()
     }
 }

@@ -1,6 +1,7 @@
 //! The engine: takes requests, schedules steps, submits them to a device and turns results into events.
 
 mod limits;
+mod place;
 mod start;
 
 use std::collections::VecDeque;
@@ -22,6 +23,8 @@ use crate::sequence::{RowPurpose, Sequence};
 use crate::text_stream::{Piece, TextStream};
 use crate::tokenizer::{Detokenizer, Tokenizer};
 use limits::Resolved;
+pub(crate) use place::{Place, place};
+use start::Started;
 
 /// The user's choices.
 #[derive(Debug, Clone)]
@@ -103,7 +106,11 @@ impl Engine {
         tokenizer: Option<Arc<Tokenizer>>,
         config: &EngineConfig,
     ) -> Result<Engine, EngineError> {
-        let (executor, resolved) = match &config.device {
+        let Started {
+            executor,
+            resolved,
+            steps_in_flight,
+        } = match &config.device {
             Device::Cpu => start::on_cpu(model, config)?,
             Device::Gpu(gpu) => start::on_gpu(model, config, gpu)?,
         };
@@ -113,7 +120,7 @@ impl Engine {
             executor,
             limits,
             pool,
-            config.steps_in_flight,
+            steps_in_flight,
             model.config.n_vocab,
             tokenizer,
         );

@@ -99,7 +99,7 @@ pub enum EngineError {
         head_dim: usize,
     },
     #[error(
-        "{needed_mib} MiB are needed beside the weights to run this model at all, {free_mib} MiB are free; close other programs or take a smaller model"
+        "{needed_mib} MiB are needed beside the weights to run this model at all, {free_mib} MiB are free; close other programs, take a smaller model or, on a GPU, --gpu-layers auto"
     )]
     NoMemoryAtAll { needed_mib: u64, free_mib: u64 },
     #[error("the compute thread ended unexpectedly: {reason}")]
@@ -133,9 +133,13 @@ pub enum EngineError {
     #[error("{what} run on the CPU so far; use --device cpu")]
     NotOnGpu { what: &'static str },
     #[error(
-        "the weights need {needed_mib} MiB on the GPU, {free_mib} MiB are free; take a smaller quantization or --device cpu"
+        "the weights need {needed_mib} MiB on the GPU, {free_mib} MiB are free; use --gpu-layers auto, which leaves the rest to the CPU, or take a smaller quantization"
     )]
     NoMemoryForWeights { needed_mib: u64, free_mib: u64 },
+    #[error(
+        "{n} layers on the GPU: this model has {n_layers}; give --gpu-layers a number up to {n_layers}, all or auto"
+    )]
+    TooManyGpuLayers { n: usize, n_layers: usize },
     #[error(
         "a GPU keeps its KV cache in f16, q8_0 or fp8, not in {kv_type}; use --kv-type f16, or --device cpu"
     )]

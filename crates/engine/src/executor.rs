@@ -83,6 +83,11 @@ impl Executor {
         }
     }
 
+    /// Adds what the backend does not know of how it came about.
+    pub(crate) fn add_notices(&mut self, notices: impl IntoIterator<Item = String>) {
+        self.info.notices.extend(notices);
+    }
+
     pub(crate) fn info(&self) -> &BackendInfo {
         &self.info
     }

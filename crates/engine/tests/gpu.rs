@@ -2,6 +2,8 @@
 //! text, with several sequences, chunks of prompts and pages of the cache.
 
 mod common;
+#[path = "common/device.rs"]
+mod device;
 #[path = "common/synth.rs"]
 mod synth;
 
@@ -9,71 +11,17 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use common::{greedy, load as load_file, logits, models, test_gpu};
+use device::{config, difference, generate, model};
 use rocmforge_engine::backend::check::{self, Coverage, OpCheck, PassedChecks, SelfCheck};
 use rocmforge_engine::backend::gpu::{GpuConfig, Graphs};
 use rocmforge_engine::kv_cache::KvType;
 use rocmforge_engine::model::Model;
 use rocmforge_engine::plan::Passes;
-use rocmforge_engine::{
-    Device, Engine, EngineConfig, Event, Isa, PrefixSharing, Request, RequestId, SamplingParams,
-};
-use rocmforge_gguf::{GgmlType, Gguf};
-
-/// Small chunks and pages, so that a short prompt has several of both.
-fn config(device: &Device) -> EngineConfig {
-    EngineConfig {
-        device: device.clone(),
-        isa: Isa::detect(),
-        n_threads: Some(1),
-        n_ctx: Some(64),
-        n_kv_tokens: Some(4 * 64),
-        max_seqs: 4,
-        page: 16,
-        chunk_tokens: 24,
-        prefix_sharing: PrefixSharing::Off,
-        ..EngineConfig::default()
-    }
-}
+use rocmforge_engine::{Device, Engine, EngineConfig, Event, Request, RequestId, SamplingParams};
+use rocmforge_gguf::GgmlType;
 
 fn engines(model: &Model, gpu: &Device) -> [Engine; 2] {
     [&Device::Cpu, gpu].map(|device| Engine::start(model, None, &config(device)).unwrap())
-}
-
-fn model(name: &str, ty: GgmlType) -> Model {
-    let writer = synth::model(name, ty).unwrap().unwrap();
-    Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())).unwrap()
-}
-
-/// The mean squared difference of all logits over their variance.
-fn difference(got: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(got.len(), expected.len());
-    let n = expected.len() as f64;
-    let mean = expected.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
-    let pairs = got.iter().zip(expected);
-    let squares = pairs.map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2));
-    let variance = expected.iter().map(|&x| (f64::from(x) - mean).powi(2));
-    squares.sum::<f64>() / variance.sum::<f64>()
-}
-
-/// The ids that several prompts together go on with.
-fn generate(engine: &mut Engine, prompts: &[Vec<u32>], n: usize) -> Vec<Vec<u32>> {
-    let ids: Vec<RequestId> = prompts
-        .iter()
-        .map(|prompt| {
-            let mut request = Request::greedy(prompt.clone(), n);
-            request.ignore_eos = true;
-            engine.submit(request).unwrap()
-        })
-        .collect();
-    let mut texts: HashMap<RequestId, Vec<u32>> = HashMap::new();
-    while !engine.is_idle() {
-        for event in engine.step().unwrap() {
-            if let Event::Token { request, id, .. } = event {
-                texts.entry(request).or_default().push(id);
-            }
-        }
-    }
-    ids.iter().map(|id| texts.remove(id).unwrap()).collect()
 }
 
 /// Every wiring that has no experts, in a format of its own, and every format once at least.

@@ -138,6 +138,8 @@ pub struct OpenOptions {
     pub image: Option<String>,
     /// Kernels to take instead of those that launches would choose.
     pub variants: Variants,
+    /// The most bytes that buffers may take; `None` leaves it to the device.
+    pub memory_bytes: Option<u64>,
     /// HIP's library instead of the usual places.
     pub hip_library: Option<PathBuf>,
     /// CUDA's library instead of the usual places.
@@ -150,6 +152,7 @@ impl OpenOptions {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         OpenOptions {
             variants: Variants::default(),
+            memory_bytes: None,
             image: set("ROCMFORGE_GPU_IMAGE").map(|name| name.to_string_lossy().into_owned()),
             hip_library: set("ROCMFORGE_HIP_LIBRARY").map(PathBuf::from),
             cuda_library: set("ROCMFORGE_CUDA_LIBRARY").map(PathBuf::from),

@@ -30,8 +30,9 @@ pub(crate) struct Inner {
     pub(crate) target: String,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
     pub(crate) keeper: Keeper,
-    /// Bytes of all buffers.
+    /// Bytes of all buffers, and how many there may be.
     pub(crate) allocated: AtomicU64,
+    memory_bytes: u64,
     /// The error after which the device can do no more.
     lost: OnceLock<GpuError>,
     /// Tells devices in use apart, for `CURRENT`.
@@ -120,11 +121,17 @@ impl Inner {
         self.call("memory_info", |calls| unsafe {
             (calls.memory_info)(&raw mut free, &raw mut total)
         })?;
-        let mut free = free as u64;
+        let mut free = (free as u64).min(self.allowed());
         if self.facts.integrated {
             free = free.min(machine_bytes("MemAvailable").unwrap_or(free));
         }
-        Ok([free, total as u64])
+        Ok([free, (total as u64).min(self.memory_bytes)])
+    }
+
+    /// Bytes that buffers may still take.
+    pub(crate) fn allowed(&self) -> u64 {
+        let allocated = self.allocated.load(Ordering::Relaxed);
+        self.memory_bytes.saturating_sub(allocated)
     }
 }
 
@@ -152,16 +159,16 @@ impl Gpu {
         }
         let facts = driver.own.facts(driver, id.ordinal() as i32)?;
         let target = choose_image(&facts, options.image.as_deref())?;
-        let gpu = Gpu::start(driver, id, facts, target)?;
+        let gpu = Gpu::start((driver, id), facts, target, options.memory_bytes)?;
         Ok(gpu.with_variants(options.variants))
     }
 
     /// Opens a device whose image is chosen.
     fn start(
-        driver: &'static Driver,
-        id: DeviceId,
+        (driver, id): (&'static Driver, DeviceId),
         facts: Facts,
         target: String,
+        memory_bytes: Option<u64>,
     ) -> Result<Gpu, GpuError> {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let context = driver.own.open(driver, id.ordinal() as i32)?;
@@ -189,6 +196,7 @@ impl Gpu {
                 modules: Mutex::default(),
                 keeper: Keeper::default(),
                 allocated: AtomicU64::new(0),
+                memory_bytes: memory_bytes.unwrap_or(u64::MAX),
                 lost: OnceLock::new(),
                 serial,
             }),
@@ -250,7 +258,8 @@ impl Gpu {
     ) -> Result<DeviceInfo, GpuError> {
         let facts = driver.own.facts(driver, id.ordinal() as i32)?;
         let image = choose_image(&facts, options.image.as_deref());
-        let mut info = Gpu::start(driver, id, facts, String::new())?.info()?;
+        let gpu = Gpu::start((driver, id), facts, String::new(), options.memory_bytes)?;
+        let mut info = gpu.info()?;
         info.image = image;
         Ok(info)
     }

@@ -22,6 +22,11 @@ pub struct Buffer {
 impl Buffer {
     pub(crate) fn new(gpu: Arc<Inner>, n_bytes: usize) -> Result<Buffer, GpuError> {
         let mut ptr = 0;
+        if n_bytes as u64 > gpu.allowed() {
+            let [free, total] = gpu.memory()?;
+            let bytes = n_bytes as u64;
+            return Err(GpuError::OutOfMemory { bytes, free, total });
+        }
         // SAFETY: `ptr` is written before the call returns.
         let allocated = gpu.call("alloc", |calls| unsafe {
             (calls.alloc)(&raw mut ptr, n_bytes.max(1))

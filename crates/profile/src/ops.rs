@@ -183,6 +183,7 @@ impl<'a> PlanOps<'a> {
             StepPart::Begin => ("begin", "begin step"),
             StepPart::Choose => ("choose", "choose tokens"),
             StepPart::End => ("end", "end step"),
+            StepPart::Copy => ("copy", "copy between devices"),
             StepPart::Ops(ops) if ops.len() == 1 => {
                 (self.cost.plan.ops[ops.start].name(), &self.names[ops.start])
             }
@@ -195,7 +196,7 @@ impl<'a> PlanOps<'a> {
         match part {
             StepPart::Ops(ops) => self.cost.plan.is_for_logits(&self.cost.plan.ops[ops.start]),
             StepPart::Choose => true,
-            StepPart::Begin | StepPart::End => false,
+            StepPart::Begin | StepPart::End | StepPart::Copy => false,
         }
     }
 

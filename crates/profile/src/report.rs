@@ -31,6 +31,9 @@ pub struct Profile {
     pub launches: Option<Launches>,
     /// Milliseconds by backend, such as `cpu` and `cuda:0`.
     pub time_by_backend: BTreeMap<String, f64>,
+    /// Executions by backend; empty in profiles of versions that did not count them.
+    #[serde(default)]
+    pub ops_by_backend: BTreeMap<String, u64>,
     /// Executions by type of operation.
     pub ops_by_type: BTreeMap<String, u64>,
     pub slow_ops: Vec<SlowOp>,

@@ -20,6 +20,7 @@ pub struct ExecutionEvent {
 pub struct BackendExecutionSummary {
     pub ops_executed: u64,
     pub time_by_backend: BTreeMap<String, Duration>,
+    pub operations_by_backend: BTreeMap<String, u64>,
     pub operations_by_type: BTreeMap<String, u64>,
 }
 
@@ -27,6 +28,7 @@ impl BackendExecutionSummary {
     pub fn record(&mut self, event: &ExecutionEvent) {
         self.ops_executed += 1;
         add(&mut self.time_by_backend, &event.backend, event.duration);
+        add(&mut self.operations_by_backend, &event.backend, 1);
         add(&mut self.operations_by_type, &event.op_type, 1);
     }
 
@@ -72,11 +74,13 @@ mod tests {
             .map(|(name, time)| (name.as_str(), *time))
             .collect();
         assert_eq!(times, [("cpu", ms(33)), ("cuda:0", ms(11))]);
-        let ops: Vec<(&str, u64)> = summary
-            .operations_by_type
-            .iter()
-            .map(|(name, n)| (name.as_str(), *n))
-            .collect();
-        assert_eq!(ops, [("embed", 1), ("matmul", 3)]);
+        let counts = |counts: &BTreeMap<String, u64>| -> Vec<(String, u64)> {
+            counts.iter().map(|(name, n)| (name.clone(), *n)).collect()
+        };
+        let expected = |all: [(&str, u64); 2]| all.map(|(name, n)| (name.to_string(), n));
+        let by_type = counts(&summary.operations_by_type);
+        assert_eq!(by_type, expected([("embed", 1), ("matmul", 3)]));
+        let by_backend = counts(&summary.operations_by_backend);
+        assert_eq!(by_backend, expected([("cpu", 2), ("cuda:0", 2)]));
     }
 }

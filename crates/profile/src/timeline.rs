@@ -1,9 +1,10 @@
-//! What ran when, as spans on two lanes: the program, its steps and launches on the CPU's, kernels on the device's. On a
-//! CPU the operations themselves are on the CPU's lane.
+//! What ran when, as spans on two lanes: the program, its steps and launches on the CPU's, kernels on the device's. What
+//! the CPU computes is on its lane.
 
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::backend::times::StepTimes;
+use rocmforge_engine::plan::Side;
 
 use crate::ops::PlanOps;
 use crate::report::{Lane, Span};
@@ -32,22 +33,22 @@ impl Timeline {
 
     pub fn add_step(&mut self, ops: &PlanOps<'_>, times: &StepTimes) {
         let begin = times.started.saturating_duration_since(self.origin);
-        let on_host = times.launches.is_empty();
         let n_tokens = times.shape.n_tokens();
         let name = match n_tokens {
             1 => "step of 1 token".to_string(),
             n => format!("step of {n} tokens"),
         };
-        let last = match on_host {
-            true => times.parts.last().map(|p| p.start + p.duration),
-            false => times.launches.last().map(|l| l.queued + l.submit),
-        };
+        // What the host does: its own operations, and launches.
+        let own = times.parts.iter().filter(|part| part.side == Side::Cpu);
+        let ends = own.map(|part| part.start + part.duration);
+        let launched = times.launches.iter().map(|l| l.queued + l.submit);
+        let last = ends.chain(launched).max();
         self.push(Lane::Cpu, ("step", &name), begin, last.unwrap_or_default());
-        let lane = match on_host {
-            true => Lane::Cpu,
-            false => Lane::Device,
-        };
         for part in &times.parts {
+            let lane = match part.side {
+                Side::Cpu => Lane::Cpu,
+                Side::Gpu => Lane::Device,
+            };
             let described = ops.describe(&part.part);
             self.push(lane, described, begin + part.start, part.duration);
         }

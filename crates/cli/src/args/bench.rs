@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
+use rocmforge::engine::backend::gpu::GpuLayers;
 
 use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand, page};
 
@@ -53,6 +55,27 @@ pub struct BenchArgs {
         help_heading = "Tests"
     )]
     pub kv_type: Vec<KvTypeArg>,
+    /// Layers that the GPU computes, as generate has it: numbers, auto, all [default: all]
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        alias = "n-gpu-layers",
+        allow_negative_numbers = true,
+        env = "ROCMFORGE_GPU_LAYERS",
+        hide_env_values = true,
+        help_heading = "Tests"
+    )]
+    pub gpu_layers: Vec<GpuLayers>,
+    /// Leave the experts of a mixture to the CPU
+    #[arg(
+        long,
+        env = "ROCMFORGE_CPU_MOE",
+        hide_env_values = true,
+        value_parser = BoolishValueParser::new(),
+        help_heading = "Device"
+    )]
+    pub cpu_moe: bool,
     /// How often each test is measured
     #[arg(
         short,

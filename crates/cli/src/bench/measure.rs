@@ -30,6 +30,8 @@ pub struct Machine<'a> {
     pub cache: &'a CacheArgs,
     /// In words, if it is not the CPU.
     pub gpu: Option<String>,
+    /// Whether the CPU has a part of the model beside a GPU.
+    pub is_shared: bool,
     /// The kernels that the user asked for; empty if none.
     pub kernel_variant: String,
     /// `None` where nothing measures it.

@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 use rocmforge::engine::Roofline;
+use rocmforge::engine::backend::gpu::{Experts, GpuLayers};
 use rocmforge::gguf::Gguf;
 use rocmforge::profile::baseline::Measurement;
 use rocmforge::profile::clock;
@@ -108,6 +109,7 @@ impl Record {
             gpu_info: machine.gpu.clone().unwrap_or_default(),
             backends: match machine.gpu {
                 None => "CPU",
+                Some(_) if machine.is_shared => "GPU,CPU",
                 Some(_) => "GPU",
             },
             model_filename: subject.name.clone(),
@@ -122,8 +124,14 @@ impl Record {
             poll: 50,
             type_k: type_kv,
             type_v: type_kv,
-            n_gpu_layers: -1,
-            n_cpu_moe: 0,
+            n_gpu_layers: match test.offload.layers {
+                GpuLayers::Count(n) => i32::try_from(n).unwrap_or(i32::MAX),
+                GpuLayers::Auto | GpuLayers::All => -1,
+            },
+            n_cpu_moe: match test.offload.experts {
+                Experts::OnCpu => subject.model.config.n_layers as u32,
+                Experts::WithTheirLayer => 0,
+            },
             split_mode: "layer",
             main_gpu: 0,
             no_kv_offload: false,

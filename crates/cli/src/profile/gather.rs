@@ -6,7 +6,7 @@ use std::time::Duration;
 use rocmforge::engine::backend::gpu;
 use rocmforge::engine::backend::times::{StepPart, StepTimes};
 use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::plan::{KvSpec, Plan, PlanCost};
+use rocmforge::engine::plan::{KvSpec, Plan, PlanCost, Side};
 use rocmforge::engine::{Device, EngineConfig, default_threads};
 use rocmforge::profile::advisor::{self, Facts, MoreThreads, SmallerKv};
 use rocmforge::profile::clock;
@@ -84,6 +84,7 @@ impl Found<'_> {
                 .iter()
                 .map(|(backend, time)| (backend.clone(), ms(*time)))
                 .collect(),
+            ops_by_backend: telemetry.operations_by_backend,
             ops_by_type: telemetry.operations_by_type,
             slow_ops: self.slow_ops(),
             memory: self.memory(runs, &plan),
@@ -147,8 +148,8 @@ impl Found<'_> {
                 let sum = match part.part {
                     _ if ops.is_embedding(&part.part) => &mut *embedding,
                     _ if ops.is_for_logits(&part.part) => &mut *first_token,
-                    StepPart::Begin if on_gpu => &mut *h2d,
-                    StepPart::End => &mut *d2h,
+                    StepPart::Begin | StepPart::Copy if part.side == Side::Gpu => &mut *h2d,
+                    StepPart::End | StepPart::Copy => &mut *d2h,
                     _ => continue,
                 };
                 *sum += part.duration;
@@ -169,8 +170,8 @@ impl Found<'_> {
             ttft.add(Component::H2d, h2d);
             ttft.add(Component::D2h, d2h);
             ttft.note(
-                "h2d and d2h are the first and the last kernel of a step, which read and write the host's memory; the \
-                 weights went to the device in model_load",
+                "h2d and d2h are the first and the last kernel of a step, which read and write the host's memory, and \
+                 copies where the CPU computes a part of the model; the weights went to the device in model_load",
             );
         } else {
             ttft.note("nothing goes to a device and back");
@@ -209,11 +210,14 @@ impl Found<'_> {
     /// Of one run.
     fn telemetry(&self, runs: &Runs, ops: &PlanOps<'_>) -> BackendExecutionSummary {
         let mut summary = BackendExecutionSummary::default();
-        let backend = self.backend();
+        let of_gpu = self.backend();
         for step in runs.profiled.iter().take(1).flat_map(|(_, steps)| steps) {
             for part in &step.parts {
                 summary.record(&ExecutionEvent {
-                    backend: backend.clone(),
+                    backend: match part.side {
+                        Side::Cpu => "cpu".to_string(),
+                        Side::Gpu => of_gpu.clone(),
+                    },
                     op_type: ops.describe(&part.part).0.to_string(),
                     step: step.step,
                     duration: part.duration,
@@ -263,6 +267,11 @@ impl Found<'_> {
                 .to_string(),
             driver,
         }
+    }
+
+    /// Whether a GPU and the CPU have parts of the model.
+    fn is_shared(&self) -> bool {
+        !self.session.engine.backend_info().parts.is_empty()
     }
 
     fn n_threads(&self) -> usize {
@@ -353,11 +362,16 @@ impl Found<'_> {
                             .to_string(),
                     );
                 }
-                notes.push(
-                    "the device begins a token before the host has the last one: its operations may take a little longer \
-                     than the wall clock of decode"
-                        .to_string(),
-                );
+                notes.push(match self.is_shared() {
+                    false => {
+                        "the device begins a token before the host has the last one: its operations may take a little \
+                         longer than the wall clock of decode"
+                    }
+                    true => {
+                        "the CPU computes a part of each step; with the observer it waits for the device at each change \
+                         between them, and copies count where they go to"
+                    }
+                }.to_string());
                 notes.push("time_by_backend has the host's time for launches as cpu, beside the device's".to_string());
             }
         }
@@ -365,7 +379,10 @@ impl Found<'_> {
             notes.push(format!("how busy the device was is not known: {error}"));
         }
         if self.ceilings.is_none() {
-            notes.push("the ceilings of this device are not measured".to_string());
+            notes.push(match self.is_shared() {
+                false => "the ceilings of this device are not measured".to_string(),
+                true => "two devices share the model, so there are no ceilings of both".to_string(),
+            });
         }
         notes
     }

@@ -206,7 +206,10 @@ impl Text<'_> {
         self.title("Executed in one run")?;
         let times = profile.time_by_backend.iter();
         let times: Vec<String> = times
-            .map(|(name, ms)| format!("{name} {ms:.3} ms"))
+            .map(|(name, ms)| match profile.ops_by_backend.get(name) {
+                Some(n) => format!("{name} {ms:.3} ms in {n} operations"),
+                None => format!("{name} {ms:.3} ms"),
+            })
             .collect();
         self.line(&format!("  time by backend: {}", times.join(", ")))?;
         let ops = profile.ops_by_type.iter();

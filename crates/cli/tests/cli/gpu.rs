@@ -84,6 +84,84 @@ fn rows_of_bench_name_the_kernels_asked_for() {
 }
 
 #[test]
+fn a_text_is_the_same_where_the_cpu_has_a_part() {
+    let Some(device) = host_device() else { return };
+    let generate = |flags: &[&str]| {
+        let all = [
+            "generate", "-p", "The ship", "--temp", "0", "-n", "3", "--ctx", "64", "--json",
+        ];
+        run(&[&all[..], flags].concat())
+    };
+    let cpu = generate(&["--device", "cpu"]).json();
+    let half = generate(&["--device", &device, "-ngl", "5"]).json();
+    assert_eq!(half["text"], cpu["text"]);
+    let name = half["device"].as_str().unwrap();
+    assert!(
+        name.starts_with("5 of 10 layers") && name.contains("CPU ("),
+        "{name}"
+    );
+    // With none of them no GPU is needed.
+    let none = generate(&["--device", "cuda:4095", "--gpu-layers", "0"]).json();
+    assert_eq!(none["device"], cpu["device"]);
+    let limited = ["--device", &device, "--gpu-memory", "6"];
+    generate(&limited).fails(1, "--gpu-layers auto");
+    let auto = generate(&[&limited[..], &["--gpu-layers", "auto"]].concat());
+    assert!(
+        auto.stderr.contains("notice: --gpu-layers auto: "),
+        "{}",
+        auto.stderr
+    );
+    assert_eq!(auto.json()["text"], cpu["text"]);
+}
+
+#[test]
+fn layers_that_a_model_does_not_have_are_refused() {
+    let generate = |flags: &[&str]| run(&[&["generate", "-p", "x", "-n", "1"], flags].concat());
+    for layers in ["-1", "ten", "1.5", ""] {
+        generate(&["--gpu-layers", layers]).fails(2, "0 or more, auto or all");
+    }
+    generate(&["--device", "cpu", "-ngl", "3"]).fails(2, "--device cpu");
+    generate(&["--gpu-memory", "0"]).fails(2, "--gpu-memory");
+    if let Some(device) = host_device() {
+        let refused = generate(&["--device", &device, "-ngl", "99"]);
+        refused.fails(1, "this model has 10");
+    }
+}
+
+#[test]
+fn bench_takes_numbers_of_layers() {
+    let Some(device) = host_device() else { return };
+    let args = [
+        "bench",
+        "-p",
+        "0",
+        "-n",
+        "1",
+        "-r",
+        "1",
+        "--no-warmup",
+        "-o",
+        "json",
+        "--device",
+        &device,
+        "-ngl",
+        "0,5",
+    ];
+    let rows = run(&args).json();
+    let of = |i: usize, field: &str| rows[i][field].clone();
+    assert_eq!(
+        (of(0, "n_gpu_layers"), of(1, "n_gpu_layers")),
+        (0.into(), 5.into())
+    );
+    assert_eq!(
+        (of(0, "backends"), of(1, "backends")),
+        ("CPU".into(), "GPU,CPU".into())
+    );
+    // Of two devices together nobody knows the least time.
+    assert!(of(1, "roofline_share").is_null() && !of(0, "roofline_share").is_null());
+}
+
+#[test]
 fn devices_that_are_not_there_are_errors() {
     let generate = |flags: &[&str]| run(&[&["generate", "-p", "x", "-n", "1"], flags].concat());
     generate(&["--device", "cuda:4095"]).fails(1, "CUDA");

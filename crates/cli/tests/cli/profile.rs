@@ -79,6 +79,7 @@ fn check(profile: &Profile, n_prompt: usize, n_gen: usize, n_runs: usize) {
     }
     // Every operation that ran is counted in both.
     let of_types: u64 = profile.ops_by_type.values().sum();
+    assert_eq!(profile.ops_by_backend.values().sum::<u64>(), of_types);
     let of_rows = profile.phases.iter().flat_map(|phase| &phase.ops);
     assert_eq!(of_types, of_rows.map(|row| row.calls).sum::<u64>());
     let layers = n_layers();
@@ -197,6 +198,28 @@ fn json_is_a_profile_that_adds_up() {
     let peak = profile.memory.peak;
     assert!(peak.is_none_or(|peak| peak > profile.memory.weights / 2));
     assert!(profile.memory.scratch.unwrap() > 0);
+}
+
+#[test]
+fn a_shared_model_has_times_of_both_devices() {
+    let Some(device) = host_device() else { return };
+    let flags = ["--prompt-tokens", "2", "-n", "2", "--runs", "1", "--json"];
+    let shared = ["profile", "--device", &device, "-ngl", "4"];
+    let profile = parse(run(&[&shared[..], &flags[..]].concat()).json());
+    check(&profile, 2, 2, 1);
+    let cpu = parse(run(&[&["profile"], &flags[..]].concat()).json());
+    let of = |backend: &str| profile.ops_by_backend[backend];
+    assert!(profile.time_by_backend.contains_key(&device));
+    // Two steps of six layers of twelve operations each, the embeddings and the beginning, on a CPU.
+    assert_eq!(
+        (of("cpu"), cpu.ops_by_backend["cpu"]),
+        (2 * (6 * 12 + 2), 2 * (10 * 12 + 6))
+    );
+    // There rotations and the append are three; copies, beginning and end of a step are the GPU's.
+    assert_eq!(of(&device), 2 * (4 * 10 + 3 + 4));
+    assert_eq!(profile.ops_by_type["copy"], 2);
+    assert!(profile.machine.device.starts_with("4 of 10 layers"));
+    assert!(profile.ceilings.is_none());
 }
 
 #[test]

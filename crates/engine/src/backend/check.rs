@@ -22,12 +22,13 @@ pub(crate) use self::first_use::FirstUse;
 pub use self::first_use::{PassedChecks, SelfCheck};
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
 use super::gpu::{GpuBackend, GpuOptions};
+use super::hybrid::{HybridBackend, HybridOptions};
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
-use crate::engine::{Device, EngineConfig};
+use crate::engine::{Device, EngineConfig, Place, place};
 use crate::error::EngineError;
 use crate::kv_cache::{KvShift, KvType};
 use crate::model::{Model, Weights};
-use crate::plan::{ActsId, BufferId, Op, Plan};
+use crate::plan::{ActsId, BufferId, Op, Plan, Side};
 use crate::tokenizer::TokenId;
 
 /// Largest error allowed, relative to the largest magnitude in its row (where a product has few values a row, to that
@@ -54,6 +55,7 @@ pub trait Stepwise {
     /// What runs together with operation `index` of the plan.
     fn pass(&self, _index: usize) -> Pass {
         Pass {
+            side: Side::Cpu,
             n_ops: 1,
             undefined: None,
         }
@@ -72,6 +74,8 @@ pub trait Stepwise {
 /// Operations that a backend runs at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
+    /// Where they run.
+    pub side: Side,
     pub n_ops: usize,
     /// A buffer that the plan's operations write, and this pass need not: nothing reads it afterwards.
     pub undefined: Option<BufferId>,
@@ -174,23 +178,22 @@ pub fn check(
     }
     let script = Script::new(tokens, n_depth, config.page, PROMPT_ROWS);
     let n_threads = config.n_threads.unwrap_or_else(default_threads);
-    let on_cpu = |isa| {
-        let options = CpuOptions {
-            isa,
-            n_threads,
-            page: config.page,
-            n_blocks: script.n_blocks,
-            kv_type: config.kv_type,
-        };
-        CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
-    };
-    let labels = Labels {
-        plan: &plan,
-        weights: &model.weights,
+    let on_cpu = |isa| CpuOptions {
+        isa,
+        n_threads,
+        page: config.page,
+        n_blocks: script.n_blocks,
         kv_type: config.kv_type,
     };
+    let weights = &model.weights;
+    let labels = Labels {
+        plan: &plan,
+        weights,
+        kv_type: config.kv_type,
+    };
+    let cpu = |isa| CpuBackend::new(plan.clone(), Arc::clone(weights), on_cpu(isa));
     let mut checked: Box<dyn Stepwise> = match &config.device {
-        Device::Cpu => Box::new(on_cpu(config.isa)),
+        Device::Cpu => Box::new(cpu(config.isa)),
         Device::Gpu(gpu) => {
             let options = GpuOptions {
                 n_ctx: n_ctx(n_depth),
@@ -205,15 +208,22 @@ pub fn check(
                 n_threads,
             };
             let device = gpu.open()?;
-            Box::new(GpuBackend::new(
-                device,
-                plan.clone(),
-                &model.weights,
-                options,
-            )?)
+            match place(&device, model, config, gpu.offload)?.place {
+                Place::Cpu => Box::new(cpu(config.isa)),
+                Place::Gpu => Box::new(GpuBackend::new(device, plan.clone(), weights, options)?),
+                Place::Both(placement) => {
+                    let options = HybridOptions {
+                        cpu: on_cpu(config.isa),
+                        gpu: options,
+                    };
+                    let plan = plan.clone();
+                    let hybrid = HybridBackend::new(device, plan, placement, weights, options)?;
+                    Box::new(hybrid)
+                }
+            }
         }
     };
-    let mut oracle = on_cpu(Isa::Scalar);
+    let mut oracle = cpu(Isa::Scalar);
     compare(checked.as_mut(), &mut oracle, &script, &labels, coverage)
 }
 
@@ -292,11 +302,11 @@ fn compare(
     let mut seen = HashSet::new();
     let mut checks = Vec::new();
     for (step, batch) in &script.checked {
-        for (range, undefined) in &passes {
+        for (range, pass) in &passes {
             // What several operations came to is told of the last of them.
             let (index, op) = (range.end - 1, &ops[range.end - 1]);
             let (shape, format) = labels.of(op);
-            let is_new = seen.insert((*step, op.name(), shape.clone(), format.clone()));
+            let is_new = seen.insert((*step, pass.side, op.name(), shape.clone(), format.clone()));
             if !is_new && coverage == Coverage::Distinct {
                 checked.run_one(range.start, batch)?;
                 continue;
@@ -308,7 +318,7 @@ fn compare(
             }
             let mut got = checked.memory(batch)?;
             let expected = oracle.memory(batch)?;
-            if let Some(id) = undefined {
+            if let Some(id) = pass.undefined {
                 let at = id.0 as usize;
                 got.buffers.to_mut()[at].clone_from(&expected.buffers[at]);
             }
@@ -345,14 +355,14 @@ fn compare(
     })
 }
 
-/// The operations of each pass, and the buffer that it leaves undefined.
-fn passes(backend: &dyn Stepwise, n_ops: usize) -> Vec<(Range<usize>, Option<BufferId>)> {
+/// Each pass and its operations.
+fn passes(backend: &dyn Stepwise, n_ops: usize) -> Vec<(Range<usize>, Pass)> {
     let mut passes = Vec::new();
     let mut first = 0;
     while first < n_ops {
-        let Pass { n_ops, undefined } = backend.pass(first);
-        passes.push((first..first + n_ops, undefined));
-        first += n_ops;
+        let pass = backend.pass(first);
+        passes.push((first..first + pass.n_ops, pass));
+        first += pass.n_ops;
     }
     passes
 }

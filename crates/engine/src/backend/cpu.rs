@@ -5,6 +5,7 @@ mod shift;
 mod stepwise;
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
@@ -13,10 +14,10 @@ use rocmforge_gguf::quant;
 
 use super::times::{StepPart, Stopwatch};
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, output};
-use crate::batch::{Batch, InputToken, LogitsRow, Sampled, StepOutput};
+use crate::batch::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
 use crate::kv_cache::KvType;
 use crate::model::Weights;
-use crate::plan::{ActsInfo, BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, RowCount};
+use crate::plan::{ActsInfo, BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart, RowCount};
 use crate::tokenizer::TokenId;
 
 /// How to run on the CPU.
@@ -86,7 +87,31 @@ impl OpData for Floats<'_> {
     }
 }
 
-/// A compiled plan with its memory.
+/// What operations of a step need beside buffers.
+pub(super) struct CpuStep {
+    tokens: Vec<TokenId>,
+    /// Of each table, `[n_tokens, n_rot]`.
+    rotations: Vec<Vec<f32>>,
+}
+
+/// Who looks on while operations run.
+#[derive(Default)]
+pub(super) struct Onlookers<'a> {
+    pub(super) observer: Option<&'a mut dyn OpObserver>,
+    pub(super) watch: Option<&'a mut Stopwatch>,
+    /// The place in the whole plan of the first operation that runs, less its place here.
+    pub(super) shift: usize,
+}
+
+impl Onlookers<'_> {
+    fn lap(&mut self, part: StepPart) {
+        if let Some(watch) = &mut self.watch {
+            watch.lap(part);
+        }
+    }
+}
+
+/// A compiled plan, or a part of one, with its memory.
 pub struct CpuBackend {
     options: CpuOptions,
     pool: Pool,
@@ -106,7 +131,12 @@ pub struct CpuBackend {
 
 impl CpuBackend {
     /// Takes the memory of the cache; the pages are touched only when tokens arrive.
-    pub fn new(plan: Plan, weights: Arc<Weights>, options: CpuOptions) -> CpuBackend {
+    pub fn new(
+        plan: impl Into<PlanPart>,
+        weights: Arc<Weights>,
+        options: CpuOptions,
+    ) -> CpuBackend {
+        let plan = plan.into().plan;
         let new_cache = |spec: &KvSpec| {
             let n_heads = options.n_blocks * options.page * spec.n_kv_heads;
             LayerCache {
@@ -131,8 +161,8 @@ impl CpuBackend {
         }
     }
 
-    /// Moves what a batch wants moved in the cache and makes room for it; its tokens, and the rotations of each table, `[n_tokens, n_rot]`.
-    fn begin(&mut self, batch: &Batch) -> (Vec<TokenId>, Vec<Vec<f32>>) {
+    /// Moves what a batch wants moved in the cache and makes room for it.
+    pub(super) fn begin(&mut self, batch: &Batch) -> CpuStep {
         for shift in &batch.shifts {
             self.shift(shift);
         }
@@ -155,43 +185,23 @@ impl CpuBackend {
                 rows
             })
             .collect();
-        (tokens, rotations)
+        CpuStep { tokens, rotations }
     }
 
     fn run(&mut self, batch: &Batch) -> StepOutput {
         let mut watch = self.step_observer.as_ref().map(|_| Stopwatch::start());
-        let mut lap = |part: &dyn Fn() -> StepPart| {
-            if let Some(watch) = &mut watch {
-                watch.lap(part());
-            }
+        let mut observer = self.observer.take();
+        let mut onlookers = Onlookers {
+            observer: observer.as_mut().map(|observer| observer.as_mut() as _),
+            watch: watch.as_mut(),
+            shift: 0,
         };
-        let (tokens, rotations) = self.begin(batch);
-        lap(&|| StepPart::Begin);
-        // The plan is lent out so that operations can borrow the rest of `self` mutably.
-        let ops = std::mem::take(&mut self.plan.ops);
-        for (index, op) in ops.iter().enumerate() {
-            // Without wanted rows there is nothing to do past the last layer.
-            if batch.logits.is_empty() && self.plan.is_for_logits(op) {
-                continue;
-            }
-            if let Some(observer) = &mut self.observer {
-                observer.before(index, op, batch, &Floats(&self.buffers));
-            }
-            self.run_op(op, batch, &tokens, &rotations);
-            if let Some(observer) = &mut self.observer {
-                observer.after(index, op, batch, &Floats(&self.buffers));
-            }
-            lap(&|| StepPart::Ops(index..index + 1));
-        }
-        self.plan.ops = ops;
-        let mut logits = self.take(self.plan.logits);
-        let (isa, last_sampled) = (self.options.isa, &self.last_sampled);
-        let wanted: Vec<&LogitsRow> = batch.logits.iter().collect();
-        let tokens = &batch.tokens;
-        let rows = output::rows(isa, &self.pool, &mut logits, tokens, &wanted, last_sampled);
-        self.put(self.plan.logits, logits);
-        self.last_sampled = output::sampled(&rows);
-        lap(&|| StepPart::Choose);
+        let step = self.begin(batch);
+        onlookers.lap(StepPart::Begin);
+        self.run_ops(0..self.plan.ops.len(), batch, &step, &mut onlookers);
+        let rows = self.choose(batch);
+        onlookers.lap(StepPart::Choose);
+        self.observer = observer;
         if let (Some(watch), Some(observer)) = (watch, &mut self.step_observer) {
             observer.step(watch.finish(batch.step, BatchShape::of(batch)));
         }
@@ -199,6 +209,57 @@ impl CpuBackend {
             step: batch.step,
             rows,
         }
+    }
+
+    /// Runs operations of a step that was begun.
+    pub(super) fn run_ops(
+        &mut self,
+        range: Range<usize>,
+        batch: &Batch,
+        step: &CpuStep,
+        onlookers: &mut Onlookers<'_>,
+    ) {
+        // The plan is lent out so that operations can borrow the rest of `self` mutably.
+        let ops = std::mem::take(&mut self.plan.ops);
+        for (index, op) in range.clone().zip(&ops[range]) {
+            // Without wanted rows there is nothing to do past the last layer.
+            if batch.logits.is_empty() && self.plan.is_for_logits(op) {
+                continue;
+            }
+            let index = index + onlookers.shift;
+            if let Some(observer) = &mut onlookers.observer {
+                observer.before(index, op, batch, &Floats(&self.buffers));
+            }
+            self.run_op(op, batch, step);
+            if let Some(observer) = &mut onlookers.observer {
+                observer.after(index, op, batch, &Floats(&self.buffers));
+            }
+            onlookers.lap(StepPart::Ops(index..index + 1));
+        }
+        self.plan.ops = ops;
+    }
+
+    /// What the batch wants of the rows of logits.
+    pub(super) fn choose(&mut self, batch: &Batch) -> Vec<RowOutput> {
+        let mut logits = self.take(self.plan.logits);
+        let (isa, last_sampled) = (self.options.isa, &self.last_sampled);
+        let wanted: Vec<&LogitsRow> = batch.logits.iter().collect();
+        let tokens = &batch.tokens;
+        let rows = output::rows(isa, &self.pool, &mut logits, tokens, &wanted, last_sampled);
+        self.put(self.plan.logits, logits);
+        self.set_last_sampled(&rows);
+        rows
+    }
+
+    /// The rows of a step are those that tokens of the next one may come from.
+    pub(super) fn set_last_sampled(&mut self, rows: &[RowOutput]) {
+        self.last_sampled = output::sampled(rows);
+    }
+
+    /// Bytes of the KV cache of the layers that are here.
+    pub(super) fn kv_bytes(&self) -> u64 {
+        let per_token = self.plan.kv_bytes_per_token(self.options.kv_type);
+        per_token * (self.options.n_blocks * self.options.page) as u64
     }
 
     fn resolve(&self, token: InputToken) -> TokenId {
@@ -268,10 +329,6 @@ impl Backend for CpuBackend {
                 None => slow_ops.push((ty.name().to_string(), 1)),
             }
         }
-        let kv_type = self.options.kv_type;
-        let layers = self.plan.kv.iter();
-        let per_token: u64 = layers.map(|spec| spec.bytes_per_token(kv_type)).sum();
-        let n_tokens = (self.options.n_blocks * self.options.page) as u64;
         BackendInfo {
             device: format!(
                 "CPU ({}, {} threads)",
@@ -279,10 +336,11 @@ impl Backend for CpuBackend {
                 self.pool.n_threads()
             ),
             slow_ops,
-            kv_bytes: n_tokens * per_token,
+            kv_bytes: self.kv_bytes(),
             device_memory: None,
             graphs: false,
             notices: Vec::new(),
+            parts: Vec::new(),
         }
     }
 }

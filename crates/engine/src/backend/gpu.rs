@@ -6,10 +6,12 @@
 
 mod choices;
 mod compile;
+mod crossing;
 mod device;
 mod graph_check;
 mod memory;
 mod run_op;
+mod segments;
 mod shift;
 mod step;
 mod stepwise;
@@ -23,25 +25,26 @@ use std::sync::Arc;
 use rocmforge_cpu::{Isa, Pool};
 use rocmforge_gpu::{Event, Gpu, Graph, ops};
 
-use super::times::StepPart;
 use super::{
     Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, StepObserver, Wait, output,
 };
-use crate::batch::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
+use crate::batch::{Batch, LogitsRow, RowOutput, Sampled, StepOutput};
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
 use crate::model::Weights;
-use crate::plan::{BufferId, KeyTurn, Op, Plan};
-use choices::{Choices, Chooser};
-use compile::Stage;
+use crate::plan::{BufferId, KeyTurn, Op, Plan, PlanPart};
+pub(in crate::backend) use choices::Choices;
+use compile::Segment;
+use crossing::Crossing;
 pub use device::{
-    DeviceId, DeviceInfo, GpuConfig, GpuError, Graphs, OpenOptions, Survey, Variants, first,
-    image_targets, read_bandwidth, survey,
+    DeviceId, DeviceInfo, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions,
+    Survey, Variants, first, image_targets, read_bandwidth, survey,
 };
-pub(crate) use device::{free_for_steps, kv_type};
+pub(crate) use device::{free_for_steps, kv_type, weight_bytes};
 use memory::{Memory, Sizes};
 use run_op::Launcher;
-use step::{N_SLOTS, StepShape, StepSizes, StepToken};
+pub(in crate::backend) use segments::{Begun, Look};
+use step::{N_SLOTS, StepShape, StepSizes};
 use timed::{TimedStep, Timing};
 use weights::DeviceWeights;
 
@@ -70,21 +73,25 @@ pub struct GpuOptions {
     pub n_threads: usize,
 }
 
-/// A compiled plan with its memory on a device.
+/// A compiled plan, or a part of one, with its memory on a device.
 pub struct GpuBackend {
     gpu: Gpu,
     /// The device in words.
     name: String,
     plan: Plan,
-    stages: Vec<Stage>,
+    /// Those of a whole plan are one.
+    segments: Vec<Segment>,
+    /// Whether the logits are made here.
+    has_output: bool,
     weights: DeviceWeights,
     memory: Memory,
     /// By layer.
     key_turns: Vec<Option<KeyTurn>>,
+    crossing: Crossing,
     options: GpuOptions,
     pool: Pool,
-    /// By the shape of the step. The first step of a shape is not recorded: it loads the kernels.
-    graphs: HashMap<StepShape, Option<Graph>>,
+    /// By segment and the shape of the step. The first step of a shape is not recorded: it loads the kernels.
+    graphs: HashMap<(usize, StepShape), Option<Graph>>,
     /// The end of the last step of each slot.
     ends: [Event; N_SLOTS],
     in_flight: VecDeque<InFlight>,
@@ -99,8 +106,7 @@ pub struct GpuBackend {
 /// A step without a reply.
 struct InFlight {
     batch: Batch,
-    shape: StepShape,
-    slot: usize,
+    begun: Begun,
     /// The rows whose logits are read before the next step begins.
     of_host: Vec<usize>,
     times: Option<TimedStep>,
@@ -114,11 +120,12 @@ impl GpuBackend {
     /// Those of the device, and what it does not compute.
     pub fn new(
         gpu: Gpu,
-        plan: Plan,
+        plan: impl Into<PlanPart>,
         weights: &Arc<Weights>,
         options: GpuOptions,
     ) -> Result<GpuBackend, EngineError> {
-        let stages = compile::stages(&plan, weights, gpu.variants())?;
+        let part: PlanPart = plan.into();
+        let segments = compile::segments(&part, weights, gpu.variants())?;
         let mut name = format!("{} ({}, {}", gpu.info()?.name, gpu.id(), gpu.target());
         if !gpu.variants().is_empty() {
             name.push_str(&format!(", {}", gpu.variants()));
@@ -138,16 +145,22 @@ impl GpuBackend {
             kv_type: kv_type(options.kv_type)?,
         };
         let before = gpu.allocated_bytes();
-        let memory = Memory::new(&gpu, &plan, &sizes)?;
+        let memory = Memory::new(&gpu, &part.plan, &sizes)?;
         let scratch = gpu.allocated_bytes() - before - memory.kv_bytes();
+        let crossing = Crossing::new(&gpu, &part, &sizes.step)?;
+        let PlanPart {
+            plan, has_output, ..
+        } = part;
         let weights = DeviceWeights::upload(&gpu, &plan, weights)?;
         let total = gpu.allocated_bytes() - before;
         Ok(GpuBackend {
             name,
-            stages,
+            segments,
+            has_output,
             weights,
             memory,
             key_turns: plan.key_turns(),
+            crossing,
             pool: Pool::new(options.n_threads),
             graphs: HashMap::new(),
             ends: [Event::new(&gpu)?, Event::new(&gpu)?],
@@ -163,213 +176,85 @@ impl GpuBackend {
         })
     }
 
-    /// Queues a step; its slot and shape, and what its times are read from.
+    /// Queues a step, and what its times are read from.
     fn start(
         &mut self,
         batch: &Batch,
         choices: &Choices,
-    ) -> Result<(usize, StepShape, Option<TimedStep>), GpuError> {
-        let (shape, kind) = self.shape(batch, choices.chooser());
-        let tokens: Vec<StepToken> = batch
-            .tokens
-            .iter()
-            .map(|&token| self.resolve(token))
-            .collect();
-        let slot = self.memory.step.write(batch, &tokens, choices, &shape);
-        self.shift(&batch.shifts, slot)?;
-        let mut times = None;
+    ) -> Result<(Begun, Option<TimedStep>), GpuError> {
+        let begun = self.write_step(batch, choices)?;
         let mut observer = self.observer.take();
-        let queued = match &mut observer {
-            Some(observer) => self.launch_observed(batch, &shape, observer.as_mut()),
-            None if self.timing.is_on() => {
-                let timed = self.launch_timed(&shape);
-                timed.map(|timed| times = Some(timed))
-            }
-            None if kind == Kind::Decode && self.options.graphs == Graphs::On => {
-                self.launch_graph(&shape)
-            }
-            None => self.launch(&shape),
+        let look = match &mut observer {
+            Some(observer) => Look::Values(observer.as_mut(), 0),
+            None if self.timing.is_on() => Look::Times,
+            None => Look::Away,
         };
+        let queued = self.queue_segment(0, &begun, batch, look);
         self.observer = observer;
-        queued?;
-        self.ends[slot].record()?;
-        Ok((slot, shape, times))
-    }
-
-    /// Steps in which every sequence has one row, whose logits are wanted, have a few sizes only.
-    fn shape(&self, batch: &Batch, chooser: Chooser) -> (StepShape, Kind) {
-        let n = batch.tokens.len();
-        let is_decode = batch.seqs.len() == n && batch.logits.len() == n && n <= MAX_BUCKET;
-        match is_decode {
-            true => (StepShape::decode(bucket(n), chooser), Kind::Decode),
-            false => (StepShape::of(batch, chooser), Kind::Mixed),
-        }
-    }
-
-    fn resolve(&self, token: InputToken) -> StepToken {
-        match token {
-            InputToken::Id(id) => StepToken::Id(id),
-            InputToken::Sampled { row } if !self.in_flight.is_empty() => StepToken::FromRow(row),
-            // A row that could not sample has failed its request: what this row computes is dropped.
-            InputToken::Sampled { row } => {
-                StepToken::Id(self.last_sampled[row].map_or(0, |sampled| sampled.id))
-            }
-        }
-    }
-
-    fn launcher<'a>(&'a self, shape: &'a StepShape) -> Launcher<'a> {
-        Launcher {
-            gpu: &self.gpu,
-            plan: &self.plan,
-            weights: &self.weights,
-            memory: &self.memory,
-            shape,
-        }
-    }
-
-    /// Whether an operation has nothing to do in a step without wanted rows.
-    fn is_idle(&self, index: usize, shape: &StepShape) -> bool {
-        shape.n_logits == 0 && self.plan.is_for_logits(&self.plan.ops[index])
-    }
-
-    fn launch(&self, shape: &StepShape) -> Result<(), GpuError> {
-        self.launch_marked(shape, &mut |_| {})
-    }
-
-    /// `mark` is told of each part once its launches are queued.
-    fn launch_marked(
-        &self,
-        shape: &StepShape,
-        mark: &mut dyn FnMut(StepPart),
-    ) -> Result<(), GpuError> {
-        let launcher = self.launcher(shape);
-        self.begin(shape)?;
-        mark(StepPart::Begin);
-        for stage in &self.stages {
-            if !self.is_idle(stage.ops().start, shape) {
-                launcher.run(stage)?;
-                mark(StepPart::Ops(stage.ops()));
-            }
-        }
-        self.choose(shape)?;
-        mark(StepPart::Choose);
-        self.end(shape)?;
-        mark(StepPart::End);
-        Ok(())
-    }
-
-    fn begin(&self, shape: &StepShape) -> Result<(), GpuError> {
-        ops::begin_step(&self.gpu, &self.memory.step.io(shape))
-    }
-
-    /// The token of each row.
-    fn choose(&self, shape: &StepShape) -> Result<(), GpuError> {
-        let step = &self.memory.step;
-        let sampled = step.sampled(shape);
-        if shape.n_logits > 0 {
-            let logits = self.memory.buffer(self.plan.logits, shape);
-            match shape.chooser {
-                Chooser::Best => ops::argmax(&self.gpu, logits, sampled)?,
-                Chooser::Sample => {
-                    let choices = step.choices(shape);
-                    ops::sample(&self.gpu, logits, &choices, sampled)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What was chosen, to the host.
-    fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
-        let step = &self.memory.step;
-        let (io, sampled) = (step.io(shape), step.sampled(shape));
-        ops::end_step(&self.gpu, &io, sampled, step.results())
-    }
-
-    /// Replays the graph of this shape, which is recorded at its second use.
-    fn launch_graph(&mut self, shape: &StepShape) -> Result<(), GpuError> {
-        match self.graphs.get(shape) {
-            None => {
-                self.graphs.insert(*shape, None);
-                return self.launch(shape);
-            }
-            Some(None) => {
-                let graph = self.gpu.capture(|| self.launch(shape))?;
-                self.graphs.insert(*shape, Some(graph));
-            }
-            Some(Some(_)) => {}
-        }
-        let graph = self.graphs[shape].as_ref();
-        graph.expect("it is recorded").launch()
-    }
-
-    /// Operation by operation.
-    fn launch_observed(
-        &self,
-        batch: &Batch,
-        shape: &StepShape,
-        observer: &mut dyn OpObserver,
-    ) -> Result<(), GpuError> {
-        let launcher = self.launcher(shape);
-        self.begin(shape)?;
-        for (index, op) in self.plan.ops.iter().enumerate() {
-            if self.is_idle(index, shape) {
-                continue;
-            }
-            observer.before(index, op, batch, &launcher);
-            launcher.run(&Stage::One(index))?;
-            observer.after(index, op, batch, &launcher);
-        }
-        self.choose(shape)?;
-        self.end(shape)
+        let times = queued?;
+        self.end_queue(&begun)?;
+        Ok((begun, times))
     }
 
     /// Waits for the oldest step and replies.
     fn finish_oldest(&mut self) {
         if let Some(mut step) = self.in_flight.pop_front() {
             let times = step.times.take();
-            let result = self.output(&step).and_then(|output| {
+            let rows = self.output(&step.batch, &step.begun, &step.of_host);
+            let result = rows.and_then(|rows| {
                 if let Some(times) = times {
                     self.tell_times(&step.batch, times)?;
                 }
-                Ok(output)
+                Ok(StepOutput {
+                    step: step.batch.step,
+                    rows,
+                })
             });
             (step.reply)(result);
         }
     }
 
-    fn output(&mut self, step: &InFlight) -> Result<StepOutput, EngineError> {
-        let batch = &step.batch;
-        self.ends[step.slot].wait()?;
-        let ids = self
-            .memory
-            .step
-            .ids(step.slot, batch.step, batch.logits.len());
+    /// Waits for a step that is queued to its end, and for what the batch wants of its logits, if they are made here;
+    /// `of_host` are the rows that are left to the host.
+    pub(in crate::backend) fn output(
+        &mut self,
+        batch: &Batch,
+        begun: &Begun,
+        of_host: &[usize],
+    ) -> Result<Vec<RowOutput>, EngineError> {
+        self.ends[begun.slot].wait()?;
+        let n_rows = match self.has_output {
+            true => batch.logits.len(),
+            false => 0,
+        };
+        let ids = self.memory.step.ids(begun.slot, batch.step, n_rows);
         let ids = ids.map_err(|found| EngineError::LostStep {
             step: batch.step,
             found,
         })?;
         let mut rows: Vec<RowOutput> = ids.into_iter().map(sampled).collect();
-        for (&index, output) in step.of_host.iter().zip(self.host_rows(step)?) {
+        let host_rows = self.host_rows(batch, begun, of_host)?;
+        for (&index, output) in of_host.iter().zip(host_rows) {
             rows[index] = output;
         }
-        self.last_sampled = output::sampled(&rows);
-        Ok(StepOutput {
-            step: batch.step,
-            rows,
-        })
+        self.set_last_sampled(&rows);
+        Ok(rows)
+    }
+
+    /// The rows of a step are those that tokens of the next one may come from.
+    pub(in crate::backend) fn set_last_sampled(&mut self, rows: &[RowOutput]) {
+        self.last_sampled = output::sampled(rows);
     }
 
     /// What the host makes of the rows that are left to it.
-    fn host_rows(&self, step: &InFlight) -> Result<Vec<RowOutput>, GpuError> {
-        let InFlight {
-            batch,
-            shape,
-            of_host,
-            ..
-        } = step;
-        let all = self.memory.buffer(self.plan.logits, shape);
-        let n_vocab = all.len() / shape.n_logits.max(1);
+    fn host_rows(
+        &self,
+        batch: &Batch,
+        begun: &Begun,
+        of_host: &[usize],
+    ) -> Result<Vec<RowOutput>, GpuError> {
+        let all = self.memory.buffer(self.plan.logits, &begun.shape);
+        let n_vocab = all.len() / begun.shape.n_logits.max(1);
         let mut logits = Vec::with_capacity(of_host.len() * n_vocab);
         // One copy for rows that follow each other.
         for rows in of_host.chunk_by(|a, b| a + 1 == *b) {
@@ -386,14 +271,6 @@ impl GpuBackend {
             &self.last_sampled,
         ))
     }
-}
-
-/// Which steps are alike.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Of generation.
-    Decode,
-    Mixed,
 }
 
 /// Sequences of the smallest graph that takes `n`.
@@ -429,12 +306,11 @@ impl Backend for GpuBackend {
         }
         let choices = Choices::of(&batch);
         match self.start(&batch, &choices) {
-            Ok((slot, shape, times)) => self.in_flight.push_back(InFlight {
+            Ok((begun, times)) => self.in_flight.push_back(InFlight {
                 times,
                 of_host: choices.of_host,
                 batch,
-                shape,
-                slot,
+                begun,
                 reply,
             }),
             Err(error) => {
@@ -454,7 +330,7 @@ impl Backend for GpuBackend {
         }
         while let Some(oldest) = self.in_flight.front() {
             // An error is found again, and told, by the wait for the step.
-            if wait != Wait::All && matches!(self.ends[oldest.slot].is_done(), Ok(false)) {
+            if wait != Wait::All && matches!(self.ends[oldest.begun.slot].is_done(), Ok(false)) {
                 return;
             }
             self.finish_oldest();
@@ -494,6 +370,7 @@ impl Backend for GpuBackend {
             device_memory: Some(self.device_memory),
             graphs: self.options.graphs == Graphs::On,
             notices: self.notices.clone(),
+            parts: Vec::new(),
         }
     }
 }

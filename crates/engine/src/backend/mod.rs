@@ -3,6 +3,7 @@
 pub mod check;
 pub mod cpu;
 pub mod gpu;
+pub mod hybrid;
 mod output;
 pub mod times;
 
@@ -10,7 +11,7 @@ use std::borrow::Cow;
 
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
-use crate::plan::{BufferId, Op};
+use crate::plan::{BufferId, Op, Side};
 pub use times::StepObserver;
 
 /// The float buffers of a step as they are when an observer looks.
@@ -84,4 +85,46 @@ pub struct BackendInfo {
     pub graphs: bool,
     /// What the user should know of how it runs.
     pub notices: Vec<String>,
+    /// What each device has, where several share the model; otherwise empty.
+    pub parts: Vec<BackendPart>,
+}
+
+/// A device of several that share a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendPart {
+    pub side: Side,
+    /// In words.
+    pub device: String,
+    /// Layers whose cache it has.
+    pub n_layers: usize,
+    /// Operations of a step.
+    pub n_ops: usize,
+    /// Bytes of its KV cache.
+    pub kv_bytes: u64,
+}
+
+impl Backend for Box<dyn Backend> {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        (**self).submit(batch, reply);
+    }
+
+    fn n_in_flight(&self) -> usize {
+        (**self).n_in_flight()
+    }
+
+    fn finish(&mut self, wait: Wait) {
+        (**self).finish(wait);
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
+        (**self).observe(observer);
+    }
+
+    fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
+        (**self).observe_steps(observer);
+    }
+
+    fn info(&self) -> BackendInfo {
+        (**self).info()
+    }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::plan::BatchShape;
+use crate::plan::{BatchShape, Side};
 
 /// Told what each step took, before its result is known to anybody; runs on the device's thread.
 pub trait StepObserver: Send {
@@ -43,11 +43,15 @@ pub enum StepPart {
     Choose,
     /// What was chosen is given to the host.
     End,
+    /// Buffers go to the other device; it counts there.
+    Copy,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartTime {
     pub part: StepPart,
+    /// Which device it ran on.
+    pub side: Side,
     /// By the clock of the device.
     pub start: Duration,
     pub duration: Duration,
@@ -69,6 +73,7 @@ pub struct LaunchTime {
 }
 
 /// Takes the times of parts that follow each other on one clock.
+#[derive(Clone)]
 pub(super) struct Stopwatch {
     started: Instant,
     last: Instant,
@@ -85,17 +90,34 @@ impl Stopwatch {
         }
     }
 
-    /// `part` took the time since the last one.
+    /// `part`, on the CPU, took the time since the last one.
     pub(super) fn lap(&mut self, part: StepPart) {
+        self.lap_on(Side::Cpu, part);
+    }
+
+    /// As [`Stopwatch::lap`], of what the host waited for.
+    pub(super) fn lap_on(&mut self, side: Side, part: StepPart) {
         let now = Instant::now();
         self.parts.push(PartTime {
             part,
+            side,
             start: self.last - self.started,
             duration: now - self.last,
         });
         self.last = now;
     }
 
+    /// The time since the last part belongs to none.
+    pub(super) fn skip(&mut self) {
+        self.last = Instant::now();
+    }
+
+    /// The parts so far.
+    pub(super) fn take(&mut self) -> Vec<PartTime> {
+        std::mem::take(&mut self.parts)
+    }
+
+    /// The times of a step with the parts so far.
     pub(super) fn finish(self, step: u64, shape: BatchShape) -> StepTimes {
         StepTimes {
             step,

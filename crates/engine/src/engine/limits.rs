@@ -6,6 +6,7 @@ use crate::context::ContextPolicy;
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
 use crate::model::Model;
+use crate::plan::Plan;
 use crate::scheduler::Limits;
 
 /// Default context when the model was trained for more.
@@ -19,9 +20,28 @@ const MAX_TOKENS: usize = u32::MAX as usize / 2;
 
 /// The limits of an engine and the pages of its cache.
 #[derive(Debug)]
-pub(super) struct Resolved {
-    pub(super) limits: Limits,
-    pub(super) n_blocks: usize,
+pub(crate) struct Resolved {
+    pub(crate) limits: Limits,
+    pub(crate) n_blocks: usize,
+}
+
+/// What of a model one device runs, and the bytes of its memory that may be taken beside the weights; `None` where the
+/// system does not say.
+pub(super) struct Room<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) available: Option<u64>,
+}
+
+/// Rows of a step, and of its logits, at most.
+pub(super) fn step_rows(config: &EngineConfig) -> (usize, usize) {
+    let max_tokens = config.chunk_tokens.max(config.max_seqs);
+    (max_tokens, MAX_LOGITS_ROWS.max(config.max_seqs))
+}
+
+/// The context where memory allows it.
+pub(super) fn wanted_ctx(model: &Model, config: &EngineConfig) -> usize {
+    let usual = model.config.n_ctx_train.min(DEFAULT_CTX);
+    config.n_ctx.unwrap_or(usual)
 }
 
 /// Resolves `config` for `model` where `available` bytes of memory may be taken; `None` where the system does
@@ -31,28 +51,45 @@ pub(super) fn resolve(
     config: &EngineConfig,
     available: Option<u64>,
 ) -> Result<Resolved, EngineError> {
+    let plan = &model.plan;
+    resolve_in(model, config, &[Room { plan, available }])
+}
+
+/// As [`resolve`], where several devices share the model: the one with least room decides.
+pub(super) fn resolve_in(
+    model: &Model,
+    config: &EngineConfig,
+    rooms: &[Room<'_>],
+) -> Result<Resolved, EngineError> {
     check(config)?;
     check_heads(model, config.kv_type)?;
-    let max_tokens = config.chunk_tokens.max(config.max_seqs);
-    let max_logits = MAX_LOGITS_ROWS.max(config.max_seqs);
+    let (max_tokens, max_logits) = step_rows(config);
 
-    let free = available.map_or(u64::MAX, |bytes| bytes - RESERVE_BYTES.min(bytes / 4));
-    let step = model.plan.buffer_bytes(max_tokens, max_logits);
-    let per_token = model.kv_bytes_per_token(config.kv_type).max(1);
-    let left = free.saturating_sub(step);
-    let fitting =
-        usize::try_from(left / per_token).unwrap_or(usize::MAX) / config.page * config.page;
-    if fitting == 0 {
-        let page = per_token.saturating_mul(config.page as u64);
-        return Err(EngineError::NoMemoryAtAll {
-            needed_mib: step.saturating_add(page) >> 20,
-            free_mib: free >> 20,
-        });
+    // Tokens that fit, and what they take of what memory.
+    let (mut fitting, mut per_token, mut left) = (usize::MAX, 1, u64::MAX);
+    for room in rooms {
+        let available = room.available;
+        let free = available.map_or(u64::MAX, |bytes| bytes - RESERVE_BYTES.min(bytes / 4));
+        let step = room.plan.buffer_bytes(max_tokens, max_logits);
+        let per_token_here = room.plan.kv_bytes_per_token(config.kv_type).max(1);
+        let left_here = free.saturating_sub(step);
+        let fitting_here = usize::try_from(left_here / per_token_here).unwrap_or(usize::MAX);
+        let fitting_here = fitting_here / config.page * config.page;
+        if fitting_here == 0 {
+            let page = per_token_here.saturating_mul(config.page as u64);
+            return Err(EngineError::NoMemoryAtAll {
+                needed_mib: step.saturating_add(page) >> 20,
+                free_mib: free >> 20,
+            });
+        }
+        if fitting_here < fitting {
+            (fitting, per_token, left) = (fitting_here, per_token_here, left_here);
+        }
     }
 
     let n_ctx = match config.n_ctx {
         Some(n_ctx) => n_ctx,
-        None => model.config.n_ctx_train.min(DEFAULT_CTX).min(fitting),
+        None => wanted_ctx(model, config).min(fitting),
     };
     if let Some(n_positions) = model.config.n_positions.filter(|&n| n_ctx > n) {
         return Err(EngineError::TooFewPositions { n_ctx, n_positions });

@@ -5,78 +5,147 @@ use std::sync::Arc;
 
 use super::EngineConfig;
 use super::limits::{self, Resolved};
+use super::place::{self, Place, Placed};
+use crate::backend::Backend;
 use crate::backend::check::FirstUse;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuOptions};
+use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs};
+use crate::backend::hybrid::{HybridBackend, HybridOptions};
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::memory;
 use crate::model::Model;
 use crate::plan::Plan;
 
-/// The CPU backend of `model` on its thread, and the limits of what it can serve.
-pub(super) fn on_cpu(
+/// A backend on its thread.
+pub(super) struct Started {
+    pub(super) executor: Executor,
+    /// The limits of what it can serve.
+    pub(super) resolved: Resolved,
+    /// Steps that are submitted before the first one's result is read.
+    pub(super) steps_in_flight: usize,
+}
+
+/// The CPU backend of `model`.
+pub(super) fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, EngineError> {
+    let resolved = limits::resolve(model, config, memory::available_bytes())?;
+    let (options, weights) = (cpu_options(config, &resolved), Arc::clone(&model.weights));
+    let plan = settled_plan(model, config, resolved.limits.n_ctx);
+    let (executor, resolved) = Executor::start(config.steps_in_flight, move || {
+        Ok((CpuBackend::new(plan, weights, options), resolved))
+    })?;
+    Ok(Started {
+        executor,
+        resolved,
+        steps_in_flight: config.steps_in_flight,
+    })
+}
+
+/// The backend of `model` that has as much of it on a GPU as is asked for. The device is opened on its own thread, and
+/// limits depend on its memory.
+pub(super) fn on_gpu(
     model: &Model,
     config: &EngineConfig,
-) -> Result<(Executor, Resolved), EngineError> {
-    let resolved = limits::resolve(model, config, memory::available_bytes())?;
-    let options = CpuOptions {
+    gpu: &GpuConfig,
+) -> Result<Started, EngineError> {
+    if gpu.offload.layers == GpuLayers::Count(0) {
+        return on_cpu(model, config);
+    }
+    gpu::kv_type(config.kv_type)?;
+    let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
+    let (mut executor, (placed, steps_in_flight)) =
+        Executor::start(config.steps_in_flight, move || make(&model, &config, &gpu))?;
+    let Placed {
+        resolved, notice, ..
+    } = placed;
+    executor.add_notices(notice);
+    Ok(Started {
+        executor,
+        resolved,
+        steps_in_flight,
+    })
+}
+
+/// What a device's thread starts with: a backend, where it is, and the steps in flight that suit it.
+type Made = (Box<dyn Backend>, (Placed, usize));
+
+fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, EngineError> {
+    let device = gpu.open()?;
+    let place = || place::place(&device, model, config, gpu.offload);
+    let mut placed = place()?;
+    let placement = match &placed.place {
+        Place::Cpu => return make_on_cpu(model, config, placed),
+        Place::Gpu => None,
+        Place::Both(placement) => Some(placement),
+    };
+    let check = (&gpu.self_check, gpu.graphs);
+    let checked = FirstUse::due((&device, placement), model, config, check)?;
+    if let Some(check) = &checked {
+        check.compare_operations(&device)?;
+        // Kernels that it loaded stay.
+        placed = place()?;
+    }
+    let resolved = &placed.resolved;
+    let options = gpu_options(config, resolved, gpu.graphs);
+    let plan = settled_plan(model, config, resolved.limits.n_ctx);
+    let passed = |graphs_agree: bool| {
+        if let Some(check) = checked.as_ref().filter(|_| graphs_agree) {
+            check.passed();
+        }
+    };
+    let is_checked = checked.is_some();
+    match &placed.place {
+        Place::Cpu => make_on_cpu(model, config, placed),
+        Place::Gpu => {
+            let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
+            passed(is_checked && backend.check_graphs()?);
+            Ok((Box::new(backend), (placed, config.steps_in_flight)))
+        }
+        Place::Both(placement) => {
+            let options = HybridOptions {
+                cpu: cpu_options(config, resolved),
+                gpu: options,
+            };
+            let placement = placement.clone();
+            let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
+            passed(is_checked && backend.check_graphs()?);
+            // The host has the step's results as soon as it is over.
+            Ok((Box::new(backend), (placed, 1)))
+        }
+    }
+}
+
+fn make_on_cpu(model: &Model, config: &EngineConfig, placed: Placed) -> Result<Made, EngineError> {
+    let plan = settled_plan(model, config, placed.resolved.limits.n_ctx);
+    let options = cpu_options(config, &placed.resolved);
+    let backend = CpuBackend::new(plan, Arc::clone(&model.weights), options);
+    Ok((Box::new(backend), (placed, config.steps_in_flight)))
+}
+
+fn cpu_options(config: &EngineConfig, resolved: &Resolved) -> CpuOptions {
+    CpuOptions {
         isa: config.isa,
         n_threads: n_threads(config),
         page: config.page,
         n_blocks: resolved.n_blocks,
         kv_type: config.kv_type,
-    };
-    let weights = Arc::clone(&model.weights);
-    let plan = settled_plan(model, config, resolved.limits.n_ctx);
-    Executor::start(config.steps_in_flight, move || {
-        Ok((CpuBackend::new(plan, weights, options), resolved))
-    })
+    }
 }
 
-/// As [`on_cpu`]. The device is opened on its own thread, and limits depend on its memory.
-pub(super) fn on_gpu(
-    model: &Model,
-    config: &EngineConfig,
-    gpu: &GpuConfig,
-) -> Result<(Executor, Resolved), EngineError> {
-    gpu::kv_type(config.kv_type)?;
-    let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
-    Executor::start(config.steps_in_flight, move || {
-        let device = gpu.open()?;
-        let resolve = || {
-            let free = gpu::free_for_steps(&device, &model, config.passes)?;
-            limits::resolve(&model, &config, free)
-        };
-        let mut resolved = resolve()?;
-        let checked = FirstUse::due(&device, &model, &config, (&gpu.self_check, gpu.graphs))?;
-        if let Some(check) = &checked {
-            check.compare_operations(&device)?;
-            // Kernels that it loaded stay.
-            resolved = resolve()?;
-        }
-        let limits = &resolved.limits;
-        let options = GpuOptions {
-            n_ctx: limits.n_ctx,
-            max_tokens: limits.max_tokens,
-            max_logits: limits.max_logits,
-            max_seqs: limits.max_seqs,
-            page: config.page,
-            n_blocks: resolved.n_blocks,
-            kv_type: config.kv_type,
-            graphs: gpu.graphs,
-            isa: config.isa,
-            n_threads: n_threads(&config),
-        };
-        let plan = settled_plan(&model, &config, limits.n_ctx);
-        let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
-        if let Some(check) = checked
-            && backend.check_graphs()?
-        {
-            check.passed();
-        }
-        Ok((backend, resolved))
-    })
+fn gpu_options(config: &EngineConfig, resolved: &Resolved, graphs: Graphs) -> GpuOptions {
+    let limits = &resolved.limits;
+    GpuOptions {
+        n_ctx: limits.n_ctx,
+        max_tokens: limits.max_tokens,
+        max_logits: limits.max_logits,
+        max_seqs: limits.max_seqs,
+        page: config.page,
+        n_blocks: resolved.n_blocks,
+        kv_type: config.kv_type,
+        graphs,
+        isa: config.isa,
+        n_threads: n_threads(config),
+    }
 }
 
 fn n_threads(config: &EngineConfig) -> usize {

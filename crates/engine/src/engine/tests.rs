@@ -147,6 +147,7 @@ impl Backend for Recorder {
             device_memory: None,
             graphs: false,
             notices: Vec::new(),
+            parts: Vec::new(),
         }
     }
 }
@@ -453,6 +454,7 @@ impl Backend for Broken {
             device_memory: None,
             graphs: false,
             notices: Vec::new(),
+            parts: Vec::new(),
         }
     }
 }

@@ -62,7 +62,6 @@ impl Model {
 
     /// Bytes that one token takes in a KV cache of `kv_type`.
     pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
-        let layers = self.plan.kv.iter();
-        layers.map(|spec| spec.bytes_per_token(kv_type)).sum()
+        self.plan.kv_bytes_per_token(kv_type)
     }
 }

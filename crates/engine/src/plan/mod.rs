@@ -8,6 +8,7 @@ mod build;
 mod cost;
 mod fuse;
 mod op;
+mod placement;
 mod rope;
 mod turns;
 
@@ -19,5 +20,6 @@ pub use op::{
     ActsId, ActsInfo, BufferId, BufferInfo, KvSpec, Linear, Op, Plan, RopeId, RoutingId, RowCount,
     Scores, WeightId,
 };
+pub use placement::{Placement, PlanPart, Segment, Side, Split};
 pub use rope::{LongContext, RopeTable};
 pub use turns::KeyTurn;

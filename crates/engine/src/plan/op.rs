@@ -328,6 +328,46 @@ impl Op {
         }
     }
 
+    /// The converted activations this operation reads.
+    pub fn acts_read(&self) -> Option<ActsId> {
+        match *self {
+            Op::MatMul { x, .. }
+            | Op::MatMuls { x, .. }
+            | Op::GatedMatMul { x, .. }
+            | Op::ExpertMatMul { x, .. } => Some(x),
+            _ => None,
+        }
+    }
+
+    /// The converted activations this operation writes.
+    pub fn acts_written(&self) -> Option<ActsId> {
+        match *self {
+            Op::Quantize { out, .. }
+            | Op::NormQuantize { out, .. }
+            | Op::QuantizeExperts { out, .. } => Some(out),
+            _ => None,
+        }
+    }
+
+    /// The routing that this operation writes or reads.
+    pub fn routing(&self) -> Option<RoutingId> {
+        match *self {
+            Op::Route { out, .. } => Some(out),
+            Op::QuantizeExperts { routing, .. }
+            | Op::ExpertMatMul { routing, .. }
+            | Op::CombineExperts { routing, .. } => Some(routing),
+            _ => None,
+        }
+    }
+
+    /// The layer of the KV cache that this operation writes or reads.
+    pub fn kv_layer(&self) -> Option<usize> {
+        match *self {
+            Op::KvAppend { layer, .. } | Op::Attention { layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+
     /// The float buffers this operation writes.
     pub fn writes(&self) -> Vec<BufferId> {
         match *self {
@@ -379,6 +419,12 @@ impl Plan {
         }
         let rows = |out: &BufferId| self.buffers[out.0 as usize].rows;
         op.writes().first().map(rows) == Some(RowCount::Logits)
+    }
+
+    /// Bytes that one token takes in a KV cache of `kv_type`.
+    pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+        let layers = self.kv.iter();
+        layers.map(|spec| spec.bytes_per_token(kv_type)).sum()
     }
 
     /// Bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits, at most.

@@ -100,6 +100,7 @@ fn profile(phases: Vec<Phase>) -> Profile {
         phases,
         launches: None,
         time_by_backend: Default::default(),
+        ops_by_backend: Default::default(),
         ops_by_type: Default::default(),
         slow_ops: Vec::new(),
         memory: Memory {

@@ -6,7 +6,7 @@ use rocmforge_engine::Passes;
 use rocmforge_engine::backend::times::{LaunchTime, PartTime};
 use rocmforge_engine::kv_cache::KvType;
 use rocmforge_engine::model::Model;
-use rocmforge_engine::plan::SeqShape;
+use rocmforge_engine::plan::{SeqShape, Side};
 use rocmforge_gguf::{Gguf, LoadMode};
 
 use super::*;
@@ -205,6 +205,7 @@ fn step(with_launches: bool) -> StepTimes {
     ];
     let part = |(i, part): (usize, &StepPart)| PartTime {
         part: part.clone(),
+        side: Side::Gpu,
         start: 10 * i as u32 * US,
         duration: 10 * US,
     };

@@ -253,6 +253,7 @@ pub(crate) fn cpu() -> Profile {
                 *types.entry(work.kind.to_owned()).or_default() += work.calls * 33;
                 types
             });
+    let n_ops = ops_by_type.values().sum();
     let prefill = phases[0].profiled.p50;
     Profile {
         schema: SCHEMA,
@@ -300,6 +301,7 @@ pub(crate) fn cpu() -> Profile {
         phases,
         launches: None,
         time_by_backend: BTreeMap::from([("cpu".to_owned(), run_ms)]),
+        ops_by_backend: BTreeMap::from([("cpu".to_owned(), n_ops)]),
         ops_by_type,
         slow_ops: Vec::new(),
         memory: Memory {
@@ -425,6 +427,7 @@ pub(crate) fn bare() -> Profile {
     profile.ceilings = None;
     profile.phases.clear();
     profile.time_by_backend.clear();
+    profile.ops_by_backend.clear();
     profile.ops_by_type.clear();
     profile.timeline.clear();
     profile.advice.clear();

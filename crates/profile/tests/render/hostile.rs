@@ -18,7 +18,7 @@ pub(crate) fn hostile(profile: &Profile) -> Profile {
                     .iter_mut()
                     .filter(|(key, _)| is_free(key))
                     .for_each(|(_, value)| poison(value));
-                for map in ["time_by_backend", "ops_by_type"] {
+                for map in ["time_by_backend", "ops_by_backend", "ops_by_type"] {
                     if let Some(serde_json::Value::Object(entries)) = fields.get_mut(map) {
                         *entries = std::mem::take(entries)
                             .into_iter()

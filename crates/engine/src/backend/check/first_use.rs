@@ -11,14 +11,15 @@ use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_gpu::{DeviceInfo, Gpu, Variants, fingerprint};
 
 use super::moves::compare_moves;
-use super::{Coverage, FILL_ROWS, Labels, OpCheck, Report, Script, compare};
+use super::{Coverage, FILL_ROWS, Labels, OpCheck, Report, Script, Stepwise, compare};
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::gpu::{GpuBackend, GpuOptions, Graphs};
+use crate::backend::hybrid::{HybridBackend, HybridOptions};
 use crate::engine::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
 use crate::model::{Model, Weights};
-use crate::plan::{Op, Plan};
+use crate::plan::{Op, Placement, Plan, Side};
 use crate::tokenizer::TokenId;
 
 /// Tokens of the compared parts of two prompts: more rows together than a product of few takes.
@@ -50,18 +51,20 @@ pub(crate) struct FirstUse<'a> {
     model: &'a Model,
     config: &'a EngineConfig,
     plan: Plan,
+    /// Where its operations run, if some are the CPU's.
+    placement: Option<Placement>,
     info: DeviceInfo,
     key: String,
     passed: Option<Arc<dyn PassedChecks>>,
 }
 
 impl<'a> FirstUse<'a> {
-    /// The check of `gpu` with `model`; `None` if it need not be made.
+    /// The check of `gpu` with `model`, or with what a placement leaves it of it; `None` if it need not be made.
     ///
     /// # Errors
     /// Those of the device.
     pub(crate) fn due(
-        gpu: &Gpu,
+        (gpu, placement): (&Gpu, Option<&Placement>),
         model: &'a Model,
         config: &'a EngineConfig,
         (check, graphs): (&SelfCheck, Graphs),
@@ -76,12 +79,21 @@ impl<'a> FirstUse<'a> {
             // There is no context to compare anything in.
             return Ok(None);
         }
-        let plan = representative(&model.compiled_plan(config.passes), &model.weights);
+        let whole = model.compiled_plan(config.passes);
+        let sides = match placement {
+            Some(placement) => placement.sides().to_vec(),
+            None => vec![Side::Gpu; whole.ops.len()],
+        };
+        let (plan, sides) = representative(&whole, &model.weights, &sides);
+        let placement = placement.map(|_| Placement::new(&plan, sides));
+        let of_gpu = placement
+            .as_ref()
+            .map(|placement| placement.part(&plan, Side::Gpu));
         let info = gpu.info()?;
         let key = key(
             &info,
             (gpu.target(), gpu.variants()),
-            &plan,
+            of_gpu.as_ref().map_or(&plan, |part| &part.plan),
             (model, config, graphs),
         );
         if passed.as_ref().is_some_and(|passed| passed.contains(&key)) {
@@ -91,6 +103,7 @@ impl<'a> FirstUse<'a> {
             model,
             config,
             plan,
+            placement,
             info,
             key,
             passed,
@@ -124,22 +137,37 @@ impl<'a> FirstUse<'a> {
             n_threads,
         };
         let weights = &self.model.weights;
-        let mut checked = GpuBackend::new(gpu.clone(), plan.clone(), weights, options)?;
-        let options = CpuOptions {
-            isa: Isa::Scalar,
+        let on_cpu = |isa| CpuOptions {
+            isa,
             n_threads,
             page,
             n_blocks: script.n_blocks,
             kv_type: self.config.kv_type,
         };
-        let mut oracle = CpuBackend::new(plan.clone(), Arc::clone(weights), options);
+        let mut checked: Box<dyn Stepwise> = match &self.placement {
+            None => Box::new(GpuBackend::new(
+                gpu.clone(),
+                plan.clone(),
+                weights,
+                options,
+            )?),
+            Some(placement) => {
+                let options = HybridOptions {
+                    cpu: on_cpu(isa),
+                    gpu: options,
+                };
+                let (gpu, plan, placement) = (gpu.clone(), plan.clone(), placement.clone());
+                Box::new(HybridBackend::new(gpu, plan, placement, weights, options)?)
+            }
+        };
+        let mut oracle = CpuBackend::new(plan.clone(), Arc::clone(weights), on_cpu(Isa::Scalar));
         let labels = Labels {
             plan: &plan,
             weights,
             kv_type: self.config.kv_type,
         };
         let mut report = compare(
-            &mut checked,
+            checked.as_mut(),
             &mut oracle,
             &script,
             &labels,
@@ -147,7 +175,7 @@ impl<'a> FirstUse<'a> {
         )?;
         if plan.can_shift() {
             let pages = (page, self.config.kv_type);
-            let check = compare_moves(&mut checked, &mut oracle, &script, &plan, pages)?;
+            let check = compare_moves(checked.as_mut(), &mut oracle, &script, &plan, pages)?;
             report.checks.push(check);
         }
         verdict(&self.info, &report)
@@ -177,24 +205,28 @@ pub(super) fn verdict(info: &DeviceInfo, report: &Report) -> Result<(), EngineEr
 }
 
 /// The operations of `plan` without the layers in which all are of kinds, shapes and formats that come before. Each
-/// layer reads and writes the same buffers, so that those that stay are still a plan.
-pub(super) fn representative(plan: &Plan, weights: &Weights) -> Plan {
+/// layer reads and writes the same buffers, so that those that stay are still a plan. `sides` says where each runs, which makes it another kind; also the sides of those that stay.
+pub(super) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> (Plan, Vec<Side>) {
     let labels = Labels {
         plan,
         weights,
         kv_type: KvType::default(),
     };
     let mut seen = HashSet::new();
-    let (mut ops, mut kv) = (Vec::new(), Vec::new());
+    let (mut ops, mut kv, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     let ends_layer = |op: &Op| matches!(op, Op::Attention { .. });
+    let mut next = 0;
     for layer_ops in plan.ops.split_inclusive(ends_layer) {
+        let sides = &sides[next..next + layer_ops.len()];
+        next += layer_ops.len();
         let mut is_new = false;
-        for op in layer_ops {
-            is_new |= seen.insert((op.name(), labels.of(op)));
+        for (op, side) in layer_ops.iter().zip(sides) {
+            is_new |= seen.insert((side, op.name(), labels.of(op)));
         }
         if !is_new {
             continue;
         }
+        kept.extend(sides);
         for op in layer_ops {
             let mut op = op.clone();
             match &mut op {
@@ -209,11 +241,12 @@ pub(super) fn representative(plan: &Plan, weights: &Weights) -> Plan {
             ops.push(op);
         }
     }
-    Plan {
+    let plan = Plan {
         ops,
         kv,
         ..plan.clone()
-    }
+    };
+    (plan, kept)
 }
 
 /// All that a check's result depends on, in one line.

@@ -255,7 +255,8 @@ fn a_part_of_the_plan_stands_for_all_of_it() {
     let model = model();
     for passes in [Passes::Merged, Passes::Separate] {
         let plan = model.compiled_plan(passes);
-        let part = first_use::representative(&plan, &model.weights);
+        let sides = vec![Side::Gpu; plan.ops.len()];
+        let (part, _) = first_use::representative(&plan, &model.weights, &sides);
         // Its layers are of two mixtures of formats.
         assert!((2..5).contains(&part.kv.len()), "{}", part.kv.len());
         assert!(part.ops.len() < plan.ops.len() / 2);
@@ -270,7 +271,8 @@ fn a_part_of_the_plan_stands_for_all_of_it() {
 #[test]
 fn a_device_that_computes_wrongly_is_refused_by_name() {
     let model = model();
-    let part = first_use::representative(&model.plan, &model.weights);
+    let sides = vec![Side::Gpu; model.plan.ops.len()];
+    let (part, _) = first_use::representative(&model.plan, &model.weights, &sides);
     let info = DeviceInfo {
         id: "cuda:3".parse().unwrap(),
         name: "Some GPU".into(),

@@ -2,10 +2,9 @@
 
 use rocmforge_cpu::{self as cpu, Acts, AttnSeq, AttnShape, Gate, OutMode, Product, Weight};
 
-use super::{ActsBuffer, CpuBackend, LayerCache};
+use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
 use crate::batch::Batch;
 use crate::plan::{ActsId, BufferId, Linear, Op};
-use crate::tokenizer::TokenId;
 
 impl CpuBackend {
     /// Activations with a row for each token.
@@ -21,13 +20,8 @@ impl CpuBackend {
         (self.weights.matrix(linear.weight), bias)
     }
 
-    pub(super) fn run_op(
-        &mut self,
-        op: &Op,
-        batch: &Batch,
-        tokens: &[TokenId],
-        rotations: &[Vec<f32>],
-    ) {
+    pub(super) fn run_op(&mut self, op: &Op, batch: &Batch, step: &CpuStep) {
+        let CpuStep { tokens, rotations } = step;
         let isa = self.options.isa;
         match *op {
             Op::Embed { table, scale, out } => {
@@ -319,8 +313,13 @@ impl CpuBackend {
         }
     }
 
-    fn buffer(&self, id: BufferId) -> &[f32] {
+    pub(in crate::backend) fn buffer(&self, id: BufferId) -> &[f32] {
         &self.buffers[id.0 as usize]
+    }
+
+    /// A buffer that is written elsewhere.
+    pub(in crate::backend) fn buffer_mut(&mut self, id: BufferId) -> &mut [f32] {
+        &mut self.buffers[id.0 as usize]
     }
 
     /// Takes a buffer out so that it can be written while others are read; `put` brings it back.

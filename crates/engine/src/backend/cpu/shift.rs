@@ -12,6 +12,10 @@ impl CpuBackend {
     pub(super) fn shift(&mut self, shift: &KvShift) {
         for layer in 0..self.cache.len() {
             let LayerCache { spec, k, v } = &mut self.cache[layer];
+            // The cache of some layers may be another device's.
+            if spec.n_kv_heads == 0 {
+                continue;
+            }
             let layout = |dim| KvLayout {
                 n_kv_heads: spec.n_kv_heads,
                 dim,

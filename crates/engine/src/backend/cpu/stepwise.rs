@@ -15,9 +15,9 @@ use crate::plan::KvSpec;
 
 impl Stepwise for CpuBackend {
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError> {
-        let (tokens, rotations) = self.begin(batch);
+        let step = self.begin(batch);
         let op = self.plan.ops[index].clone();
-        self.run_op(&op, batch, &tokens, &rotations);
+        self.run_op(&op, batch, &step);
         Ok(())
     }
 

@@ -38,16 +38,16 @@ pub(super) enum Chooser {
 
 /// The choices of a step.
 #[derive(Debug, Default)]
-pub(super) struct Choices {
+pub(in crate::backend) struct Choices {
     /// Of each wanted row.
     pub(super) rows: Vec<SampleRow>,
     pub(super) entries: Vec<SampleEntry>,
     /// The rows whose logits the host needs, ascending.
-    pub(super) of_host: Vec<usize>,
+    pub(in crate::backend) of_host: Vec<usize>,
 }
 
 impl Choices {
-    pub(super) fn of(batch: &Batch) -> Choices {
+    pub(in crate::backend) fn of(batch: &Batch) -> Choices {
         let mut choices = Choices::default();
         for (index, wanted) in batch.logits.iter().enumerate() {
             let row = choices.row(batch, wanted);

@@ -6,7 +6,7 @@ use rocmforge_gpu::{Variant, Variants};
 
 use crate::error::EngineError;
 use crate::model::Weights;
-use crate::plan::{BufferId, Op, Plan, RopeId, WeightId, is_dead};
+use crate::plan::{BufferId, Op, Plan, PlanPart, RopeId, WeightId, is_dead};
 
 /// Operations of a plan that one call runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,31 +52,45 @@ impl Stage {
     }
 }
 
-/// The stages of `plan`, in order.
+/// Operations that run one after the other.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Segment {
+    /// Their places.
+    pub(super) ops: Range<usize>,
+    pub(super) stages: Vec<Stage>,
+}
+
+/// The segments of `part`, in order.
 ///
 /// # Errors
 /// If it has operations that no GPU runs.
-pub(super) fn stages(
-    plan: &Plan,
+pub(super) fn segments(
+    part: &PlanPart,
     weights: &Weights,
     variants: Variants,
-) -> Result<Vec<Stage>, EngineError> {
-    let mut stages = Vec::new();
-    let mut at = 0;
-    while at < plan.ops.len() {
-        refuse_unknown(&plan.ops[at])?;
-        let merged = match variants.contains(Variant::RopeSeparate) {
-            true => None,
-            false => rope_kv(plan, weights, &plan.ops[at..]),
-        };
-        let stage = match merged {
-            Some(ops) => Stage::RopeKv { first: at, ops },
-            None => Stage::One(at),
-        };
-        at = stage.ops().end;
-        stages.push(stage);
-    }
-    Ok(stages)
+) -> Result<Vec<Segment>, EngineError> {
+    let segments = part.segments.iter().map(|ops| {
+        let mut stages = Vec::new();
+        let mut at = ops.start;
+        while at < ops.end {
+            refuse_unknown(&part.plan.ops[at])?;
+            let merged = match variants.contains(Variant::RopeSeparate) {
+                true => None,
+                false => rope_kv(&part.plan, weights, at..ops.end),
+            };
+            // What the other device reads is in its buffer.
+            let merged = merged.filter(|merged| !part.exports.contains(&merged.k_unwritten));
+            let stage = match merged {
+                Some(ops) => Stage::RopeKv { first: at, ops },
+                None => Stage::One(at),
+            };
+            at = stage.ops().end;
+            stages.push(stage);
+        }
+        let ops = ops.clone();
+        Ok(Segment { ops, stages })
+    });
+    segments.collect()
 }
 
 /// What mixtures of experts need.
@@ -92,9 +106,11 @@ fn refuse_unknown(op: &Op) -> Result<(), EngineError> {
     }
 }
 
-/// `ops` begin with norms of the heads of queries and keys, if any, rotations of both alike, and the append of those
+/// The operations at `range` begin with norms of the heads of queries and keys, if any, rotations of both alike, and the append of those
 /// keys.
-fn rope_kv(plan: &Plan, weights: &Weights, ops: &[Op]) -> Option<RopeKvOps> {
+fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKvOps> {
+    let end = range.end;
+    let ops = &plan.ops[range];
     let (norms, after) = match ops {
         [q @ Op::RmsNorm { .. }, k @ Op::RmsNorm { .. }, after @ ..] => (Some((q, k)), after),
         _ => (None, ops),
@@ -120,7 +136,7 @@ fn rope_kv(plan: &Plan, weights: &Weights, ops: &[Op]) -> Option<RopeKvOps> {
     };
     // The rotated keys go to the cache and to no buffer.
     let is_of_cache = rotated == k && q != k && plan.kv[layer].k_dim == k_dim;
-    let k_is_read = !is_dead(rest, k, plan.logits);
+    let k_is_read = !is_dead(&plan.ops[end - rest.len()..], k, plan.logits);
     let alike = (head_dim, table, style) == (k_dim, k_table, k_style);
     if !alike || !is_of_cache || k_is_read {
         return None;

@@ -10,8 +10,8 @@ use super::{compile, weights};
 use crate::backend::check::SelfCheck;
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
-use crate::model::Model;
-use crate::plan::Passes;
+use crate::model::Weights;
+use crate::plan::PlanPart;
 
 /// Which GPU, and how to run on it.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +21,47 @@ pub struct GpuConfig {
     pub open: OpenOptions,
     pub graphs: Graphs,
     pub self_check: SelfCheck,
+    pub offload: Offload,
+}
+
+/// What of a model is computed on the GPU; the CPU has the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Offload {
+    pub layers: GpuLayers,
+    pub experts: Experts,
+}
+
+/// How many of a model's layers are the GPU's: the last ones, and the output with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GpuLayers {
+    #[default]
+    All,
+    /// As many as its memory has room for.
+    Auto,
+    Count(usize),
+}
+
+/// Where the experts of a mixture are, of layers that are the GPU's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Experts {
+    #[default]
+    WithTheirLayer,
+    OnCpu,
+}
+
+impl std::str::FromStr for GpuLayers {
+    type Err = String;
+
+    /// `auto`, `all` or a number.
+    fn from_str(text: &str) -> Result<GpuLayers, String> {
+        match text {
+            "auto" => Ok(GpuLayers::Auto),
+            "all" => Ok(GpuLayers::All),
+            count => count.parse().map(GpuLayers::Count).map_err(|_| {
+                format!("{text:?} is no number of layers; give 0 or more, auto or all")
+            }),
+        }
+    }
 }
 
 /// Whether steps of generation run as graphs.
@@ -88,20 +129,33 @@ pub fn read_bandwidth(config: &GpuConfig) -> Result<f64, EngineError> {
     Ok(rocmforge_gpu::read_bandwidth(&config.open()?)?)
 }
 
-/// Bytes that are free on `gpu` for steps and the cache once it has the weights of `model`; `None` if it does not
-/// say.
+/// Bytes that the weights of `part` take on `gpu`.
+///
+/// # Errors
+/// If it cannot compute the part: said before what does not fit.
+pub(crate) fn weight_bytes(
+    gpu: &Gpu,
+    part: &PlanPart,
+    weights: &Weights,
+) -> Result<u64, EngineError> {
+    compile::segments(part, weights, gpu.variants())?;
+    weights::device_bytes(gpu, &part.plan, weights)
+}
+
+/// Bytes that are free on `gpu` for steps and the cache once it has the weights of `part`.
+///
+/// # Errors
+/// If it cannot compute the part, or has no room for its weights.
 pub(crate) fn free_for_steps(
     gpu: &Gpu,
-    model: &Model,
-    passes: Passes,
-) -> Result<Option<u64>, EngineError> {
-    let plan = model.compiled_plan(passes);
-    // What it cannot compute at all is said before what does not fit.
-    compile::stages(&plan, &model.weights, gpu.variants())?;
-    let needed = weights::device_bytes(gpu, &plan, &model.weights)?;
+    part: &PlanPart,
+    weights: &Weights,
+) -> Result<u64, EngineError> {
+    let staged = weights::staging_bytes(&part.plan, weights);
+    let needed = weight_bytes(gpu, part, weights)? + staged;
     let free = gpu.free_bytes()?;
     match free.checked_sub(needed) {
-        Some(left) => Ok(Some(left)),
+        Some(left) => Ok(left),
         None => Err(EngineError::NoMemoryForWeights {
             needed_mib: needed >> 20,
             free_mib: free >> 20,

@@ -1,10 +1,9 @@
 //! Whether the graph of a step computes what its launches do: drivers differ in what they make of a recording.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::mpsc;
 
-use super::{GpuBackend, Graphs};
-use crate::backend::{Backend as _, Wait};
+use super::choices::Choices;
+use super::{GpuBackend, Graphs, Look};
 use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
 use crate::error::EngineError;
 
@@ -15,7 +14,7 @@ const FIRST_STEP: u64 = 1 << 31;
 
 impl GpuBackend {
     /// Generates for one sequence, launch by launch and then with the graph that will serve it, and compares the bits of
-    /// all logits. Where they differ, or the driver takes no graph, steps run without from here on, and a notice says
+    /// all logits, or of what goes to the other device. Where they differ, or the driver takes no graph, steps run without from here on, and a notice says
     /// so. What is in the cache is lost.
     ///
     /// # Errors
@@ -48,17 +47,20 @@ impl GpuBackend {
         // What an earlier run left must not stand in for what this one does not write.
         for layer in 0..self.plan.kv.len() {
             let layer = self.memory.layer(layer);
-            self.gpu.fill_bytes(layer.k, 0)?;
-            self.gpu.fill_bytes(layer.v, 0)?;
+            // Layers of another device have no cache here.
+            if !layer.k.is_empty() {
+                self.gpu.fill_bytes(layer.k, 0)?;
+                self.gpu.fill_bytes(layer.v, 0)?;
+            }
         }
-        let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width;
+        // Where the logits are made elsewhere, so are tokens looked up.
+        let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width.max(1);
         let n_steps = N_STEPS.min(self.options.n_ctx);
         (0..n_steps).map(|i| self.generated(i, n_vocab)).collect()
     }
 
     fn generated(&mut self, position: usize, n_vocab: usize) -> Result<u64, EngineError> {
         let last_page = (position / self.options.page) as u32;
-        let (reply, result) = mpsc::channel();
         let batch = Batch {
             step: FIRST_STEP + position as u64,
             shifts: Vec::new(),
@@ -76,11 +78,30 @@ impl GpuBackend {
                 want: Want::Logits,
             }],
         };
-        self.submit(batch, Box::new(move |output| drop(reply.send(output))));
-        self.finish(Wait::All);
-        let output = result.recv().expect("a finished step has its reply")?;
+        let choices = match self.has_output {
+            true => Choices::of(&batch),
+            false => Choices::default(),
+        };
+        let begun = self.write_step(&batch, &choices)?;
+        let [imports, exports] = [self.crossing.imports(), self.crossing.exports()];
+        let (imports, exports) = (imports.to_vec(), exports.to_vec());
         let mut hash = DefaultHasher::new();
-        for row in &output.rows {
+        for segment in 0..self.segments.len() {
+            for id in &imports {
+                let width = self.plan.buffers[id.0 as usize].width;
+                self.import(*id, &numbers(position + segment, width), &begun)?;
+            }
+            self.queue_segment(segment, &begun, &batch, Look::Away)?;
+            self.queue_export(&exports, &begun)?;
+            self.gpu.synchronize()?;
+            for id in &exports {
+                let mut values = vec![0.0; self.plan.buffers[id.0 as usize].width];
+                self.exported(*id, &mut values);
+                values.iter().for_each(|x| x.to_bits().hash(&mut hash));
+            }
+        }
+        self.end_queue(&begun)?;
+        for row in &self.output(&batch, &begun, &choices.of_host)? {
             match row {
                 RowOutput::Logits(logits) => {
                     logits.iter().for_each(|x| x.to_bits().hash(&mut hash))
@@ -90,4 +111,10 @@ impl GpuBackend {
         }
         Ok(hash.finish())
     }
+}
+
+/// What the other device might give: values between -1 and 1 without a pattern.
+fn numbers(seed: usize, n: usize) -> Vec<f32> {
+    let number = |i: usize| (i * 7919 + seed * 104_729) % 2003;
+    (0..n).map(|i| number(i) as f32 / 1001.0 - 1.0).collect()
 }

@@ -55,6 +55,10 @@ impl GpuBackend {
                 back_by: shift.back_by,
             };
             for (layer, turn) in self.key_turns.iter().enumerate() {
+                // The cache of some layers may be another device's.
+                if self.plan.kv[layer].n_kv_heads == 0 {
+                    continue;
+                }
                 let turn = turn.map(|turn| {
                     let (table, n_rot) = self.memory.rope(turn.table);
                     ops::KeyTurn {

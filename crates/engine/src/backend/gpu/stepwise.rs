@@ -14,12 +14,13 @@ use crate::backend::cpu::{ActsBuffer, LayerCache};
 use crate::batch::{Batch, InputToken};
 use crate::error::EngineError;
 use crate::kv_cache::KvShift;
-use crate::plan::{ActsId, BufferId};
+use crate::plan::{ActsId, BufferId, Side};
 
 impl Stepwise for GpuBackend {
     fn pass(&self, index: usize) -> Pass {
         let stage = self.stage(index);
         Pass {
+            side: Side::Gpu,
             n_ops: stage.ops().len(),
             undefined: match stage {
                 Stage::One(_) => None,
@@ -73,9 +74,30 @@ impl Stepwise for GpuBackend {
 }
 
 impl GpuBackend {
+    /// A buffer of a step of `batch`.
+    pub(in crate::backend) fn values(
+        &self,
+        id: BufferId,
+        batch: &Batch,
+    ) -> Result<Vec<f32>, GpuError> {
+        let shape = StepShape::of(batch, Chooser::Best);
+        self.gpu.read(self.memory.buffer(id, &shape))
+    }
+
+    /// Overwrites a buffer of a step of `batch`.
+    pub(in crate::backend) fn set_values(
+        &self,
+        id: BufferId,
+        values: &[f32],
+        batch: &Batch,
+    ) -> Result<(), GpuError> {
+        let shape = StepShape::of(batch, Chooser::Best);
+        self.gpu.write(self.memory.buffer(id, &shape), values)
+    }
+
     /// The stage that begins with operation `index` of the plan.
     fn stage(&self, index: usize) -> &Stage {
-        let mut stages = self.stages.iter();
+        let mut stages = self.segments.iter().flat_map(|segment| &segment.stages);
         let stage = stages.find(|stage| stage.ops().start == index);
         stage.expect("passes begin with the operations of a stage")
     }
@@ -88,6 +110,10 @@ impl GpuBackend {
             [acts.n_rows, acts.width],
         );
         let mut out = cpu::Acts::new();
+        if width == 0 {
+            // Another device has them.
+            return Ok(ActsBuffer::Rows(out));
+        }
         match acts.form {
             ActForm::F32 => {
                 let values = self.gpu.read(acts.values)?;

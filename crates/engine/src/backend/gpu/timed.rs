@@ -9,7 +9,7 @@ use super::GpuBackend;
 use super::step::StepShape;
 use crate::backend::times::{LaunchTime, PartTime, StepObserver, StepPart, StepTimes};
 use crate::batch::Batch;
-use crate::plan::BatchShape;
+use crate::plan::{BatchShape, Side};
 
 /// Who is told of times, and what they are taken with.
 #[derive(Default)]
@@ -26,8 +26,8 @@ struct Clock {
     at: Instant,
 }
 
-/// A step that runs.
-pub(super) struct TimedStep {
+/// A step, or a segment of one, that runs.
+pub(in crate::backend) struct TimedStep {
     started: Instant,
     trace: Trace,
     /// Each part, and how many launches there were at its end.
@@ -45,8 +45,12 @@ impl Timing {
 }
 
 impl GpuBackend {
-    /// Queues a step whose times are to be taken.
-    pub(super) fn launch_timed(&mut self, shape: &StepShape) -> Result<TimedStep, GpuError> {
+    /// Queues a segment whose times are to be taken.
+    pub(super) fn launch_timed(
+        &mut self,
+        segment: usize,
+        shape: &StepShape,
+    ) -> Result<TimedStep, GpuError> {
         if self.timing.clock.is_none() {
             let origin = Event::new(&self.gpu)?;
             origin.record()?;
@@ -58,7 +62,10 @@ impl GpuBackend {
         let mut trace = spare.unwrap_or_else(|| Trace::new(&self.gpu));
         let mut parts = Vec::new();
         let started = Instant::now();
-        trace.record(|| self.launch_marked(shape, &mut |part| parts.push((part, n_traced()))))?;
+        trace.record(|| {
+            let mut mark = |part| parts.push((part, n_traced()));
+            self.launch_marked(segment, shape, &mut mark)
+        })?;
         Ok(TimedStep {
             started,
             trace,
@@ -68,39 +75,48 @@ impl GpuBackend {
 
     /// Tells what a step took that is over.
     pub(super) fn tell_times(&mut self, batch: &Batch, step: TimedStep) -> Result<(), GpuError> {
-        let Timing {
-            observer: Some(observer),
-            clock: Some(clock),
-            spare,
-        } = &mut self.timing
-        else {
-            return Ok(());
+        let mut times = StepTimes {
+            step: batch.step,
+            shape: BatchShape::of(batch),
+            started: step.started,
+            parts: Vec::new(),
+            launches: Vec::new(),
         };
-        let kernels = step.trace.times(&clock.origin)?;
-        observer.step(step_times(&step, clock.at, batch, &kernels));
-        spare.push(step.trace);
+        self.add_times(step, 0, &mut times)?;
+        if let Some(observer) = &mut self.timing.observer {
+            observer.step(times);
+        }
+        Ok(())
+    }
+
+    /// Adds what a segment took that is over; its operations have places that are `shift` more in the whole plan.
+    pub(in crate::backend) fn add_times(
+        &mut self,
+        step: TimedStep,
+        shift: usize,
+        times: &mut StepTimes,
+    ) -> Result<(), GpuError> {
+        if let Some(clock) = &self.timing.clock {
+            let kernels = step.trace.times(&clock.origin)?;
+            add_kernels(&step.parts, (clock.at, shift), &kernels, times);
+        }
+        self.timing.spare.push(step.trace);
         Ok(())
     }
 }
 
 /// `kernels` count from `origin`.
-fn step_times(
-    step: &TimedStep,
-    origin: Instant,
-    batch: &Batch,
+fn add_kernels(
+    parts: &[(StepPart, usize)],
+    (origin, shift): (Instant, usize),
     kernels: &[KernelTime],
-) -> StepTimes {
+    times: &mut StepTimes,
+) {
+    let started = times.started;
     // A device's clock may be a little before the host's.
-    let since_started = |time: Duration| (origin + time).saturating_duration_since(step.started);
-    let mut times = StepTimes {
-        step: batch.step,
-        shape: BatchShape::of(batch),
-        started: step.started,
-        parts: Vec::with_capacity(step.parts.len()),
-        launches: Vec::with_capacity(kernels.len()),
-    };
+    let since_started = |time: Duration| (origin + time).saturating_duration_since(started);
     let mut first = 0;
-    for (part, end) in &step.parts {
+    for (part, end) in parts {
         // A part may have had nothing to launch.
         let of_part = &kernels[first..*end];
         let Some(begin) = of_part.first() else {
@@ -108,7 +124,11 @@ fn step_times(
         };
         let index = times.parts.len();
         times.parts.push(PartTime {
-            part: part.clone(),
+            part: match part {
+                StepPart::Ops(ops) => StepPart::Ops(ops.start + shift..ops.end + shift),
+                other => other.clone(),
+            },
+            side: Side::Gpu,
             start: since_started(begin.start),
             duration: of_part.iter().map(|kernel| kernel.duration).sum(),
         });
@@ -117,12 +137,11 @@ fn step_times(
             .extend(of_part.iter().map(|kernel| LaunchTime {
                 kernel: (kernel.module, kernel.kernel),
                 part: index,
-                queued: kernel.queued.saturating_duration_since(step.started),
+                queued: kernel.queued.saturating_duration_since(started),
                 submit: kernel.submit,
                 start: since_started(kernel.start),
                 duration: kernel.duration,
             }));
         first = *end;
     }
-    times
 }

@@ -73,6 +73,13 @@ pub(super) fn device_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<
     Ok(n_bytes + vectors as u64)
 }
 
+/// Bytes that the weights of `plan` pass through on their way to the device.
+pub(super) fn staging_bytes(plan: &Plan, weights: &Weights) -> u64 {
+    let matrices = Inventory::new(plan, weights).matrices.into_iter();
+    let chunks = matrices.map(|matrix| chunk_bytes(matrix.ty, [matrix.n_out, matrix.n_in]));
+    2 * chunks.max().unwrap_or(0) as u64
+}
+
 /// First value and length of each vector, and the values of all.
 fn vector_places(plan: &Plan, weights: &Weights) -> (HashMap<WeightId, (usize, usize)>, usize) {
     let ids: BTreeSet<WeightId> = plan.ops.iter().flat_map(|op| op.vectors()).collect();

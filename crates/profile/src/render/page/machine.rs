@@ -123,6 +123,7 @@ pub(super) fn telemetry(profile: &Profile) -> String {
         "Time by backend",
         &[
             column("Backend", Align::Start),
+            column("Executions", Align::End),
             column("Time", Align::End),
             column("Share", Align::End),
         ],
@@ -131,6 +132,10 @@ pub(super) fn telemetry(profile: &Profile) -> String {
     for (backend, ms) in &profile.time_by_backend {
         backends.row(&[
             Cell::text(backend),
+            match profile.ops_by_backend.get(backend) {
+                Some(n) => Cell::markup(count(*n), Some(*n as f64)),
+                None => Cell::number(None, time_ms),
+            },
             Cell::number(Some(*ms), time_ms),
             Cell::number(Some(ms / total), percent),
         ]);
