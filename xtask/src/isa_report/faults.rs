@@ -25,12 +25,20 @@ struct Exception {
     reason: &'static str,
 }
 
-const EXCEPTIONS: &[Exception] = &[Exception {
-    module: "matvec",
-    kernel: "matvec_2_8",
-    fault: Fault::ScalarSpill,
-    reason: "on gfx942 addresses of eight rows wait in lanes of a vector register until the loop is over",
-}];
+const EXCEPTIONS: &[Exception] = &[
+    Exception {
+        module: "matvec",
+        kernel: "matvec_2_8",
+        fault: Fault::ScalarSpill,
+        reason: "on gfx942 addresses of eight rows wait in lanes of a vector register until the loop is over",
+    },
+    Exception {
+        module: "matvec_group",
+        kernel: "matvec_group_8",
+        fault: Fault::ScalarSpill,
+        reason: "as matvec_2_8: one to three addresses, with Q3_K and Q6_K",
+    },
+];
 
 /// Whether the list of exceptions has it. `module` is with or without its format.
 pub(crate) fn is_excepted(module: &str, kernel: &str, fault: Fault) -> bool {
