@@ -10,9 +10,9 @@
 // All as one long row of n values, but for add_gated and select_rows, which have [n_rows, width]. A thread takes four
 // neighbouring values, by 16 bytes where `aligned`. No shared memory.
 #include "activation.h"
+#include "quad.h"
 
 constexpr u32 THREADS = 256;
-constexpr u32 QUAD = 4;
 
 struct Params {
     const float* x;
@@ -27,26 +27,6 @@ struct Params {
     u32 aligned;
     u32 pad;
 };
-
-struct Quad {
-    float v[QUAD];
-};
-
-DEV Quad load_quad(const float* x, u32 at, u32 end, u32 aligned) {
-    if (aligned) return bits<Quad>(load16(x + at));
-    Quad q = {};
-#pragma unroll
-    for (u32 i = 0; i < QUAD; i++)
-        if (at + i < end) q.v[i] = x[at + i];
-    return q;
-}
-
-DEV void store_quad(float* out, u32 at, u32 end, u32 aligned, const Quad& q) {
-    if (aligned) return store16(out + at, bits<u32x4>(q));
-#pragma unroll
-    for (u32 i = 0; i < QUAD; i++)
-        if (at + i < end) out[at + i] = q.v[i];
-}
 
 // The first value of this thread, of blocks side by side in one long row.
 DEV u32 first_value() { return (bid_x() * THREADS + tid()) * QUAD; }

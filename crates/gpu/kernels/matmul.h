@@ -1,4 +1,4 @@
-// What the products of many rows share (format/matmul.hip).
+// What the products of many rows share (format/matmul.hip, format/expert_matmul.hip).
 #pragma once
 #include "mma.h"
 #include "quant.h"
@@ -23,6 +23,13 @@ struct MatmulParams {
     u32 add;
 };
 
+// What a block computes: which block of outputs, and which of the rows from `row` on.
+struct Place {
+    u32 out_block, row_block, row;
+    DEV_MEMBER u32 first_out(u32 n) const { return out_block * n; }
+    DEV_MEMBER u32 first_row(u32 n) const { return row + row_block * n; }
+};
+
 DEV void write_out(const MatmulParams& p, u32 row, u32 o, float v) {
     if (row >= p.n_rows || o >= p.w.n_out) return;
     if (p.bias) v += p.bias[o];
@@ -37,3 +44,12 @@ template <u32 N> DEV void load_floats(float* to, const float* from) {
 #pragma unroll
     for (u32 i = 0; i < N; i++) to[i] = bits<float>(words[i]);
 }
+
+// With registers for two blocks at a time, where the driver's compiler is the one to decide on them: one loads while
+// the other multiplies.
+#if defined(GPU_NV)
+#define MATMUL_KERNEL(NAME, PARAMS)                                                                                    \
+    extern "C" __attribute__((global, visibility("default"), launch_bounds(THREADS, 2))) void NAME(const PARAMS p)
+#else
+#define MATMUL_KERNEL(NAME, PARAMS) KERNEL(NAME, PARAMS, THREADS)
+#endif

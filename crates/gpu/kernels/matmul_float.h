@@ -1,4 +1,4 @@
-// Products of many rows with float weights (format/matmul.hip).
+// Products of many rows with float weights (format/matmul.hip, format/expert_matmul.hip).
 //
 // F32, and all where there are no matrix units: exact products, f32 sums. 16 by 16 threads with R by R outputs each, 32
 // values of k at a time. Memory of the block: 128 (16 R + 4) bytes of each operand.
@@ -30,12 +30,12 @@ template <typename F> constexpr bool WEIGHTS_SCALED = __is_same(F, BF16);
 #endif
 
 // R by R outputs for each thread, TILE by TILE for the block.
-template <typename F, u32 R> DEV void float_product(const MatmulParams& p) {
+template <typename F, u32 R> DEV void float_product(const MatmulParams& p, const Place& place) {
     constexpr u32 TILE = 16 * R, K = 32, PER_ROW = K / F::CHUNK, STRIDE = TILE + 4;
     // [K, TILE] each.
     SHARED(float, x, K * STRIDE);
     SHARED(float, w, K * STRIDE);
-    const u32 first_out = bid_x() * TILE, first_row = bid_y() * TILE;
+    const u32 first_out = place.first_out(TILE), first_row = place.first_row(TILE);
     const u32 tx = tid() % 16 * R, ty = tid() / 16 * R;
     float acc[R][R] = {};
     for (u32 k = 0; k < p.w.n_in; k += K) {
@@ -81,7 +81,8 @@ struct Scale {
 };
 
 // MT by NT tiles for each wave, WM by WN waves.
-template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> DEV void split_product(const MatmulParams& p) {
+template <typename F, u32 MT, u32 NT, u32 WM, u32 WN>
+DEV void split_product(const MatmulParams& p, const Place& place) {
     static_assert(WM * WN == N_WAVES, "all waves have work");
     constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS, K = 32, STRIDE = 2 * K + 16;
     // Threads that share a row of x, and how many of its values each has.
@@ -96,7 +97,7 @@ template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> DEV void split_product(con
     SHARED(float, x_scale, TM);
     SHARED(float, w_scale, TN);
 
-    const u32 first_out = bid_x() * TN, first_row = bid_y() * TM, n_in = p.w.n_in;
+    const u32 first_out = place.first_out(TN), first_row = place.first_row(TM), n_in = p.w.n_in;
     const u32 at = uniform(wave()), m0 = at % WM * 16 * MT, n0 = at / WM * 16 * NT;
     const u32 x_row = tid() / SHARERS, x_at = tid() % SHARERS * VALUES, w_row = tid() / 4, w_chunk = tid() % 4;
     const float* x_from = p.x + (u64)min_of(first_row + x_row, p.n_rows - 1) * n_in + x_at;

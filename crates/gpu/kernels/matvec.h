@@ -1,4 +1,5 @@
-// Products of weight matrices with a few rows of activations (format/matvec.hip, format/matvec_group.hip).
+// Products of weight matrices with a few rows of activations (format/matvec.hip, format/matvec_group.hip,
+// format/expert_matvec.hip).
 //
 //     out[n, o] (+)= sum_i x[n, i] * w[o, i] + bias[o]        x [n_rows, n_in], w [n_out, n_in], out [n_rows, n_out]
 //     gated: out[n, o] = act(gate[n, o]) * up[n, o]           both such products

@@ -42,7 +42,7 @@ pub use image::{Image, fingerprint, images, left_out};
 pub use kv::{KvLayer, KvShape, KvType};
 pub use launch::Params;
 pub use memory::{Buffer, Slice};
-pub use operands::{ActForm, Activation, Acts, ActsBuffer, Matrix, OutMode};
+pub use operands::{ActForm, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode};
 pub use pinned::Pinned;
 pub use roofline::{read_all, read_bandwidth};
 pub use step::{SeqRows, Step};

@@ -138,6 +138,38 @@ pub struct Matrix<'a> {
     pub data: Slice<'a, u8>,
 }
 
+/// Matrices `[n_out, n_in]` of the experts of a mixture, each as [`Matrix`] is, one after the other.
+#[derive(Clone, Copy)]
+pub struct ExpertMatrices<'a> {
+    pub ty: GgmlType,
+    pub n_experts: usize,
+    pub n_out: usize,
+    pub n_in: usize,
+    pub data: Slice<'a, u8>,
+}
+
+impl<'a> ExpertMatrices<'a> {
+    /// That of an expert.
+    ///
+    /// # Panics
+    /// If there is no such expert.
+    pub fn matrix(&self, expert: usize) -> Matrix<'a> {
+        assert!(expert < self.n_experts, "{expert} of {}", self.n_experts);
+        let n_bytes = self.expert_bytes();
+        Matrix {
+            ty: self.ty,
+            n_out: self.n_out,
+            n_in: self.n_in,
+            data: self.data.part(expert * n_bytes..(expert + 1) * n_bytes),
+        }
+    }
+
+    /// Bytes of each.
+    pub(crate) fn expert_bytes(&self) -> usize {
+        self.data.len() / self.n_experts
+    }
+}
+
 /// What a product does with its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutMode {

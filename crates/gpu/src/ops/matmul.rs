@@ -47,7 +47,7 @@ impl MatmulTiles {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MatmulParams {
+pub(super) struct MatmulParams {
     weights: Weights,
     codes: u64,
     scales: u64,
@@ -61,7 +61,24 @@ struct MatmulParams {
 
 const _: () = assert!(size_of::<MatmulParams>() == 72);
 
-// SAFETY: as `MatmulParams` in matmul.hip.
+impl MatmulParams {
+    /// `out = x * matrix + bias`, stored or added.
+    pub(super) fn new(x: &Acts<'_>, product: &Product<'_>) -> MatmulParams {
+        MatmulParams {
+            weights: (&product.matrix).into(),
+            codes: x.codes.ptr(),
+            scales: x.scales.ptr(),
+            sums: x.sums.ptr(),
+            x: x.values.ptr(),
+            bias: product.bias.map_or(0, |bias| bias.ptr()),
+            out: product.out.ptr(),
+            n_rows: u32::try_from(x.n_rows).expect("rows are counted in 32 bits"),
+            add: u32::from(product.mode == OutMode::Add),
+        }
+    }
+}
+
+// SAFETY: as `MatmulParams` in matmul.h.
 unsafe impl Params for MatmulParams {}
 
 /// `out[row, o] (+)= sum_i x[row, i] w[o, i] + bias[o]`, out `[n_rows, n_out]`, for any number of rows. The bits of the
@@ -98,10 +115,7 @@ pub fn matmul_tiled(
     product: &Product<'_>,
 ) -> Result<(), GpuError> {
     let Product {
-        matrix,
-        bias,
-        mode,
-        out,
+        matrix, bias, out, ..
     } = product;
     assert_eq!(x.form, ActForm::of(matrix.ty), "the form for these weights");
     assert_eq!(x.width, matrix.n_in, "as many values as columns");
@@ -116,17 +130,7 @@ pub fn matmul_tiled(
     let module = format_module!("matmul", matrix.ty)?;
     let kernel = tiles.names()[0];
     let grid = tiles.grid(gpu, module, [matrix.n_out, x.n_rows])?;
-    let params = MatmulParams {
-        weights: matrix.into(),
-        codes: x.codes.ptr(),
-        scales: x.scales.ptr(),
-        sums: x.sums.ptr(),
-        x: x.values.ptr(),
-        bias: bias.map_or(0, |bias| bias.ptr()),
-        out: out.ptr(),
-        n_rows: u32::try_from(x.n_rows).expect("rows are counted in 32 bits"),
-        add: u32::from(*mode == OutMode::Add),
-    };
+    let params = MatmulParams::new(x, product);
     let n_threads = gpu.constant(module, "n_threads")?;
     let grid = [grid[0] as u32, grid[1] as u32, 1];
     gpu.launch((module, kernel), grid, n_threads, 0, &params)

@@ -49,7 +49,7 @@ pub struct Gated<'a> {
 /// What becomes of a product: `Mode` in matvec.hip.
 #[derive(Clone, Copy)]
 #[repr(u32)]
-enum Mode {
+pub(super) enum Mode {
     Store = 0,
     Add = 1,
     GateSilu = 2,
@@ -78,13 +78,13 @@ impl From<Activation> for Mode {
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(super) struct Job {
-    weights: Weights,
-    bias: u64,
-    out: u64,
-    first_block: u32,
-    split_log: u32,
-    mode: u32,
-    _pad: u32,
+    pub(super) weights: Weights,
+    pub(super) bias: u64,
+    pub(super) out: u64,
+    pub(super) first_block: u32,
+    pub(super) split_log: u32,
+    pub(super) mode: u32,
+    pub(super) _pad: u32,
 }
 
 impl Job {
@@ -122,7 +122,7 @@ impl Job {
         let n_waves = THREADS as usize / warp_size;
         let split = match gpu.takes(Variant::SplitsOff) {
             true => 1,
-            false => split(warp_size, n_waves, matrix),
+            false => split(warp_size, n_waves, matrix, matrix.n_out),
         };
         let n_blocks = matrix.n_out.div_ceil(n_waves / split * rows_of_wave);
         let job = Job {
@@ -141,13 +141,34 @@ impl Job {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MatvecParams {
+pub(super) struct MatvecParams {
     x: u64,
     scales: u64,
     sums: u64,
     n_rows: u32,
     gated: u32,
     jobs: [Job; MAX_JOBS],
+}
+
+impl MatvecParams {
+    /// At most [`MAX_JOBS`] jobs, or the two of a gate, on the rows of `x`.
+    pub(super) fn new(x: &Acts<'_>, jobs: &[Job], gated: bool) -> MatvecParams {
+        // What is not there begins after the last block.
+        let after = Job {
+            first_block: u32::MAX,
+            ..jobs[0]
+        };
+        let mut all = [after; MAX_JOBS];
+        all[..jobs.len()].copy_from_slice(jobs);
+        MatvecParams {
+            x: operand(x),
+            scales: x.scales.ptr(),
+            sums: x.sums.ptr(),
+            n_rows: u32::try_from(x.n_rows).expect("rows are counted in 32 bits"),
+            gated: u32::from(gated),
+            jobs: all,
+        }
+    }
 }
 
 const _: () = assert!(size_of::<Job>() == 48 && size_of::<MatvecParams>() == 176);
@@ -271,26 +292,12 @@ impl<'a> Launch<'a> {
     }
 
     fn run(self) -> Result<(), GpuError> {
-        let (matrix, first) = self.jobs[0];
         if self.x.n_rows == 0 {
             return Ok(());
         }
-        let after = Job {
-            first_block: u32::MAX,
-            ..first
-        };
-        let mut jobs = [after; MAX_JOBS];
-        for (to, (_, job)) in jobs.iter_mut().zip(&self.jobs) {
-            *to = *job;
-        }
-        let params = MatvecParams {
-            x: operand(self.x),
-            scales: self.x.scales.ptr(),
-            sums: self.x.sums.ptr(),
-            n_rows: self.x.n_rows as u32,
-            gated: u32::from(self.rows == Rows::GateAndUp),
-            jobs,
-        };
+        let (matrix, _) = self.jobs[0];
+        let jobs: Vec<Job> = self.jobs.iter().map(|(_, job)| *job).collect();
+        let params = MatvecParams::new(self.x, &jobs, self.rows == Rows::GateAndUp);
         let function = (format_module!("matvec", matrix.ty)?, self.kernel().0);
         let grid = [self.n_blocks, 1, 1];
         self.gpu.launch(function, grid, THREADS, 0, &params)
@@ -305,12 +312,13 @@ pub(super) fn operand(x: &Acts<'_>) -> u64 {
     }
 }
 
-/// How many waves share a row: a power of two that depends on the matrix alone, so that the order of additions does too.
-fn split(warp_size: usize, n_waves: usize, matrix: &Matrix<'_>) -> usize {
+/// How many waves share a row: a power of two that depends on the matrix, and how many rows like its there are for each
+/// row of activations, alone, so that the order of additions does too.
+pub(super) fn split(warp_size: usize, n_waves: usize, matrix: &Matrix<'_>, n_rows: usize) -> usize {
     // Every wave should have a chunk for each lane.
     let most = (n_chunks(matrix.ty, matrix.n_in) / warp_size).clamp(1, n_waves);
     let mut split = 1;
-    while split * 2 <= most && matrix.n_out * split < ENOUGH_WAVES {
+    while split * 2 <= most && n_rows * split < ENOUGH_WAVES {
         split *= 2;
     }
     split

@@ -3,6 +3,7 @@
 mod argmax;
 mod attention;
 mod elementwise;
+mod experts;
 mod formats;
 mod group;
 mod kv_move;
@@ -12,6 +13,7 @@ mod mxfp6;
 mod norm;
 mod products;
 mod rope_kv;
+mod routing;
 mod rows;
 mod sample;
 mod step_io;
@@ -20,6 +22,7 @@ mod tile;
 pub use argmax::argmax;
 pub use attention::{AttentionScratch, Queries, Scores, attention, is_fast};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
+pub use experts::{ExpertGated, expert_gated_products, expert_products};
 pub(crate) use formats::check_format;
 pub(crate) use group::{Conversion, Group, GroupedProduct};
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
@@ -29,6 +32,10 @@ pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use products::{gated_products, products};
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
+pub use routing::{
+    ExpertTile, ExpertWeights, Router, Routing, RoutingBuffer, combine_experts, quantize_experts,
+    route,
+};
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{MAX_TOP_K, SampleEntry, SampleRow, SampleStep, sample};
 pub use step_io::{N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords, begin_step, end_step};

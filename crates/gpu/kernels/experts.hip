@@ -1,0 +1,280 @@
+// Mixtures of experts: who goes where, and the way there and back.
+//
+// route:         the experts of each token, those with the largest logits (of equals the first; a logit that is not a
+//                number counts as negative infinity), and their weights: shares of a softmax over all experts, or over
+//                the chosen ones, times `scale`. logits [n_tokens, n_experts]. A wave for each token.
+// sort:          rows for all choices, sorted by expert and within an expert by token, and the tiles of rows that the
+//                products take. One block of 1024 threads.
+// route_sort:    both in one block, for steps of few tokens.
+// quantize_rows: out[row] = x[token of row], in one of the forms of activations. Blocks of 256 for each row.
+// combine:       out[token] (+)= sum of weight * x[row] over its choices, best first. Blocks of 256 for each token.
+//
+// Choices are [n_tokens, n_used]. A token that only fills up a step (step.h) has no experts, rows or sum. Nothing here
+// depends on the order of blocks or waves. Shared memory of sort: 41 KB.
+#include "acts.h"
+#include "experts.h"
+#include "logits.h"
+#include "quad.h"
+#include "step.h"
+
+constexpr u32 ROUTE_THREADS = 256;
+constexpr u32 SORT_THREADS = 1024;
+constexpr u32 ROW_THREADS = 256;
+constexpr u32 SORT_WAVES = SORT_THREADS / WARP_SIZE;
+// A thread for each.
+constexpr u32 MAX_EXPERTS = SORT_THREADS;
+// Numbers of rows by chunk of choices and expert.
+constexpr u32 N_COUNTS = 8192;
+// Rows of a tile, of each kind of tiles (TILE_ROWS in src/ops/routing.rs).
+constexpr u32 N_KINDS = 3;
+
+struct TileList {
+    ExpertTile* tiles;
+    u32 n_rows;
+    // As many as there can be.
+    u32 len;
+};
+
+struct RouteParams {
+    const float* logits;
+    // [n_tokens]
+    const u32* seq_of_row;
+    // [n_tokens, n_used]
+    u32* experts;
+    float* weights;
+    u32* rows;
+    // [n_rows]
+    u32* tokens;
+    // How many rows there are.
+    u32* n_rows;
+    TileList lists[N_KINDS];
+    u32 n_tokens;
+    u32 n_experts;
+    u32 n_used;
+    // Whether weights are brought to a sum of 1.
+    u32 normalized;
+    float scale;
+    u32 pad;
+};
+
+DEV u64 wave_best(u64 key) {
+#pragma unroll
+    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) {
+        u32 low = shuffle_xor((u32)key, mask), high = shuffle_xor((u32)(key >> 32), mask);
+        key = max_of(key, (u64)high << 32 | low);
+    }
+    return key;
+}
+
+DEV float without_nan(float x) {
+    return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x;
+}
+
+// The experts of a token, by a whole wave. Lane k % WARP_SIZE keeps the books of choice k.
+DEV void route_token(const RouteParams& p, u32 token) {
+    const float* logits = p.logits + (u64)token * p.n_experts;
+    u32* experts = p.experts + token * p.n_used;
+    float* weights = p.weights + token * p.n_used;
+    if (uniform(p.seq_of_row[token]) == NO_ROW) {
+        for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) experts[k] = NO_EXPERT, weights[k] = 0.0f;
+        return;
+    }
+    u64 last = ~0ull;
+    float max = 0.0f, total = 0.0f;
+    for (u32 k = 0; k < p.n_used; k++) {
+        // Keys are distinct, so the next choice is the largest below the last.
+        u64 best = 0;
+        for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) {
+            u64 key = key_of(without_nan(logits[e]), e);
+            if (key < last && key > best) best = key;
+        }
+        last = wave_best(best);
+        const u32 expert = id_of(last);
+        if (k == 0) max = logit_of(last);
+        total += exp_of(logits[expert] - max);
+        if (lane() == k % WARP_SIZE) experts[k] = expert;
+    }
+    if (!p.normalized) {
+        total = 0.0f;
+        for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) total += exp_of(logits[e] - max);
+        total = wave_sum(total);
+    }
+    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE)
+        weights[k] = exp_of(logits[experts[k]] - max) / total * p.scale;
+}
+
+// The sum over the threads before this one, and over all. `part` is memory of the block for a number of each wave; it may
+// be used again after the next barrier.
+struct Sums {
+    u32 before, all;
+};
+DEV Sums sums_before(u32 v, u32* part) {
+    u32 sum = v;
+#pragma unroll
+    for (u32 step = 1; step < WARP_SIZE; step *= 2) {
+        u32 other = shuffle(sum, lane() - step);
+        if (lane() >= step) sum += other;
+    }
+    if (lane() == WARP_SIZE - 1) part[wave()] = sum;
+    barrier();
+    Sums sums = {sum - v, 0};
+    for (u32 w = 0; w < SORT_WAVES; w++) {
+        if (w < wave()) sums.before += part[w];
+        sums.all += part[w];
+    }
+    return sums;
+}
+
+// Choices lie in as many chunks as there are counts for, one for each wave. A wave goes through its chunk WARP_SIZE
+// choices at a time and counts those of each expert, which says the place of each among the chunk's; sums over the chunks
+// and the experts before make it a row.
+DEV void sort_choices(const RouteParams& p) {
+    SHARED(u32, counts, N_COUNTS);
+    // First row of each expert, and the end; first tile of each.
+    SHARED(u32, starts, MAX_EXPERTS + 1);
+    SHARED(u32, first_tiles, MAX_EXPERTS);
+    SHARED(u32, part, SORT_WAVES);
+    const u32 n = p.n_tokens * p.n_used, n_experts = p.n_experts;
+    const u32 n_chunks = min_of(min_of(SORT_WAVES, N_COUNTS / n_experts), div_up(n, WARP_SIZE));
+    const u32 n_rounds = div_up(n, n_chunks * WARP_SIZE);
+    const u32 chunk_len = n_rounds * WARP_SIZE, chunk = uniform(wave());
+    for (u32 i = tid(); i < n_chunks * n_experts; i += SORT_THREADS) counts[i] = 0;
+    barrier();
+    for (u32 round = 0; round < n_rounds; round++) {
+        const u32 first = chunk * chunk_len + round * WARP_SIZE, i = first + lane();
+        u32 expert = NO_EXPERT, before = 0, after = 0, so_far = 0;
+        u32* count = counts;
+        if (chunk < n_chunks && first < n) {
+            if (i < n) expert = p.experts[i];
+            for (u32 other = 0; other < WARP_SIZE; other++) {
+                const bool same = shuffle(expert, other) == expert;
+                before += same && other < lane();
+                after += same && other > lane();
+            }
+            if (expert != NO_EXPERT) {
+                count += chunk * n_experts + expert;
+                so_far = *count;
+            }
+        }
+        barrier();
+        if (expert != NO_EXPERT) {
+            if (after == 0) *count = so_far + before + 1;
+            p.rows[i] = so_far + before;
+        }
+        barrier();
+    }
+    u32 n_of_expert = 0;
+    if (tid() < n_experts)
+        for (u32 c = 0; c < n_chunks; c++) {
+            u32* count = counts + c * n_experts + tid();
+            u32 of_chunk = *count;
+            *count = n_of_expert;
+            n_of_expert += of_chunk;
+        }
+    Sums rows = sums_before(n_of_expert, part);
+    if (tid() < n_experts) starts[tid()] = rows.before;
+    if (tid() == 0) {
+        starts[n_experts] = rows.all;
+        *p.n_rows = rows.all;
+    }
+    barrier();
+    for (u32 i = tid(); i < n; i += SORT_THREADS) {
+        const u32 expert = p.experts[i];
+        u32 row = NO_ROW;
+        if (expert != NO_EXPERT) {
+            row = starts[expert] + counts[i / chunk_len * n_experts + expert] + p.rows[i];
+            p.tokens[row] = i / p.n_used;
+        }
+        p.rows[i] = row;
+    }
+#pragma unroll
+    for (u32 kind = 0; kind < N_KINDS; kind++) {
+        const TileList& list = p.lists[kind];
+        Sums tiles = sums_before(div_up(n_of_expert, list.n_rows), part);
+        if (tid() < n_experts) first_tiles[tid()] = tiles.before;
+        barrier();
+        for (u32 t = tid(); t < list.len; t += SORT_THREADS) {
+            // The last expert whose first tile is not past t: those without tiles come before it.
+            u32 expert = 0, end = n_experts;
+            while (end - expert > 1) {
+                u32 middle = (expert + end) / 2;
+                if (first_tiles[middle] <= t) expert = middle;
+                else end = middle;
+            }
+            ExpertTile tile = {NO_EXPERT, 0, 0, 0};
+            if (t < tiles.all) {
+                tile.expert = expert;
+                tile.first_row = starts[expert] + (t - first_tiles[expert]) * list.n_rows;
+                tile.n_rows = min_of(starts[expert + 1] - tile.first_row, list.n_rows);
+            }
+            store16(list.tiles + t, bits<u32x4>(tile));
+        }
+        barrier();
+    }
+}
+
+KERNEL(route, RouteParams, ROUTE_THREADS) {
+    const u32 token = bid_x() * (ROUTE_THREADS / WARP_SIZE) + uniform(wave());
+    if (token < p.n_tokens) route_token(p, token);
+}
+
+KERNEL(sort, RouteParams, SORT_THREADS) { sort_choices(p); }
+
+KERNEL(route_sort, RouteParams, SORT_THREADS) {
+    for (u32 token = uniform(wave()); token < p.n_tokens; token += SORT_WAVES) route_token(p, token);
+    barrier();
+    sort_choices(p);
+}
+
+struct QuantizeRowsParams {
+    const float* x;
+    const u32* tokens;
+    const u32* n_rows;
+    ActsOut out;
+    u32 width;
+    u32 aligned;
+};
+
+template <typename Form> DEV void quantize_rows(const QuantizeRowsParams& p) {
+    const u32 row = bid_x(), at = (bid_y() * ROW_THREADS + tid()) * OCTET;
+    const bool is_row = row < *p.n_rows;
+    const u32 end = is_row ? p.width : 0;
+    const float* x = p.x + (is_row ? (u64)p.tokens[row] * p.width : 0);
+    Form::put(p.out, (u64)row * p.width, at, end, p.aligned, load_octet(x, at, end, p.aligned));
+}
+
+KERNEL(quantize_rows_f32, QuantizeRowsParams, ROW_THREADS) { quantize_rows<FormF32>(p); }
+KERNEL(quantize_rows_q8x32, QuantizeRowsParams, ROW_THREADS) { quantize_rows<FormQ8x32>(p); }
+KERNEL(quantize_rows_q8x256, QuantizeRowsParams, ROW_THREADS) { quantize_rows<FormQ8x256>(p); }
+
+struct CombineParams {
+    const float* x;
+    const u32* rows;
+    const float* weights;
+    float* out;
+    u32 width;
+    u32 n_used;
+    // 0: store, 1: add to what is there.
+    u32 add;
+    u32 aligned;
+};
+
+KERNEL(combine, CombineParams, ROW_THREADS) {
+    const u32 token = bid_x(), at = (bid_y() * ROW_THREADS + tid()) * QUAD;
+    if (at >= p.width) return;
+    Quad sum = {};
+    for (u32 k = token * p.n_used; k < (token + 1) * p.n_used; k++) {
+        const u32 row = p.rows[k];
+        if (row == NO_ROW) continue;
+        const Quad x = load_quad(p.x + (u64)row * p.width, at, p.width, p.aligned);
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) sum.v[i] = fma(x.v[i], p.weights[k], sum.v[i]);
+    }
+    float* out = p.out + (u64)token * p.width;
+    if (p.add) {
+        const Quad before = load_quad(out, at, p.width, p.aligned);
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) sum.v[i] += before.v[i];
+    }
+    store_quad(out, at, p.width, p.aligned, sum);
+}

@@ -1,0 +1,243 @@
+// Products of many rows with quantized weights (format/matmul.hip, format/expert_matmul.hip).
+//
+// x as int8 codes with scales d_x (ActForm::Q8x32, Q8x256), w = d_w code - m_w. A block of 256 threads computes TM rows
+// by TN outputs. Step by step it brings STEP values of k of both into memory of the block as int8; its waves (WM by WN of
+// them side by side, WK over the groups of k) multiply tiles of 16x16 on the matrix units, one group of values with a
+// common scale at a time, and there the sums become floats:
+//
+//     Q8x32    acc += d_w d_x dot - m_w d_x sum_x           per group
+//     Q8x256   part += d_w dot - m_w sum_x                  per group;   acc += d_x part   per step
+//
+// What the next step needs is loaded into registers while this one is multiplied. The order of all sums is fixed.
+// Memory of the block: (TM + TN) (STEP + 16) bytes of codes, TN scales and minimums and TM scales and sums for each
+// group; with WK > 1 also (WK - 1) TM TN floats.
+#pragma once
+#include "matmul.h"
+
+// A step of the product of TM rows and TN outputs: STEP values of k.
+template <typename Format, u32 STEP, u32 TM, u32 TN> struct Step {
+    using F = Format;
+    static constexpr u32 LEN = STEP, ROWS = TM, OUTS = TN;
+    static constexpr u32 CHUNKS = STEP / 32, GROUPS = STEP / F::GROUP, PER_CHUNK = 32 / F::GROUP;
+    // Scales of x for a row.
+    static constexpr u32 X_SCALES = F::ACT_BLOCK == 32 ? CHUNKS : 1;
+    // Bytes from one row of codes to the next: an odd multiple of 16.
+    static constexpr u32 STRIDE = STEP + 16;
+
+    // What the block has in its memory. Numbers of rows and columns lie in slots (mma.h), 16 by 16.
+    struct alignas(16) Memory {
+        i8 x[TM * STRIDE];
+        i8 w[TN * STRIDE];
+        float w_scale[GROUPS][TN];
+        float w_min[F::HAS_MIN ? GROUPS : 1][TN];
+        float x_scale[X_SCALES][TM];
+        float x_sum[F::HAS_MIN ? GROUPS : 1][TM];
+    };
+};
+
+// Subtracts OFFSET from each byte; all are below 128 before.
+template <i32 OFFSET> DEV u32 centered(u32 four) {
+    if constexpr (OFFSET == 0) return four;
+    else return ((four | 0x80808080u) - 0x01010101u * OFFSET) ^ 0x80808080u;
+}
+
+// A thread's share of a step, on its way from device memory to memory of the block: a chunk of weights, pieces of 16
+// codes of x, scales and sums of x.
+template <typename S> struct Share {
+    using F = typename S::F;
+    using Memory = typename S::Memory;
+    static constexpr u32 TM = S::ROWS, TN = S::OUTS, CHUNKS = S::CHUNKS, X_SCALES = S::X_SCALES, STRIDE = S::STRIDE;
+    static constexpr u32 ROW_PIECES = S::LEN / 16, PIECES = TM * ROW_PIECES / THREADS;
+    static constexpr u32 SCALES = (TM * X_SCALES + THREADS - 1) / THREADS;
+    static_assert(PIECES * THREADS == TM * ROW_PIECES && TN * CHUNKS == THREADS && TM <= THREADS, "whole shares");
+
+    Block<F, Planes> w_row;
+    u32 w_chunk;
+    F w;
+    u32x4 x[PIECES];
+    float x_scale[SCALES];
+    // Two sums of 16 codes each, for every chunk.
+    u32 x_sum[CHUNKS];
+
+    DEV_MEMBER static u32 slot_of_row(u32 row) { return row / 16 * 16 + mma::row_slot(row % 16); }
+    DEV_MEMBER static u32 slot_of_col(u32 col) { return col / 16 * 16 + mma::col_slot(col % 16); }
+
+    DEV_MEMBER void begin(const MatmulParams& p, u32 first_out) {
+        w_row = Block<F, Planes>::of(p.w, min_of(first_out + tid() / CHUNKS, p.w.n_out - 1));
+    }
+
+    DEV_MEMBER void load(const MatmulParams& p, u32 first_row, u32 k) {
+        const u32 n_in = p.w.n_in;
+        w_chunk = k / 32 + tid() % CHUNKS;
+        w = F{};
+        if (w_chunk < n_in / 32) w = w_row.load(w_chunk);
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            u32 piece = i * THREADS + tid();
+            u32 row = min_of(first_row + piece / ROW_PIECES, p.n_rows - 1), at = k + piece % ROW_PIECES * 16;
+            x[i] = u32x4{};
+            if (at < n_in) x[i] = load16(p.codes + (u64)row * n_in + at);
+        }
+#pragma unroll
+        for (u32 i = 0; i < SCALES; i++) {
+            u32 n = i * THREADS + tid();
+            u32 row = min_of(first_row + n / X_SCALES, p.n_rows - 1), at = k + n % X_SCALES * 32;
+            x_scale[i] = 0.0f;
+            if (at < n_in) x_scale[i] = p.scales[(u64)row * (n_in / F::ACT_BLOCK) + at / F::ACT_BLOCK];
+        }
+        if constexpr (F::HAS_MIN) {
+            u32 row = min_of(first_row + tid() % TM, p.n_rows - 1);
+            const u32* pairs = (const u32*)p.sums + (u64)row * (n_in / 32) + k / 32;
+#pragma unroll
+            for (u32 i = 0; i < CHUNKS; i++) x_sum[i] = k + 32 * i < n_in ? pairs[i] : 0;
+        }
+    }
+
+    DEV_MEMBER void store(Memory& m) const {
+        const u32 o = tid() / CHUNKS, chunk = tid() % CHUNKS, place = place_in_block<F>(w_chunk);
+        u32 q[8];
+        w.codes(q);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) q[i] = centered<F::OFFSET>(q[i]);
+        i8* to = m.w + o * STRIDE + chunk * 32;
+        store16(to, u32x4{{q[0], q[1], q[2], q[3]}});
+        store16(to + 16, u32x4{{q[4], q[5], q[6], q[7]}});
+#pragma unroll
+        for (u32 h = 0; h < S::PER_CHUNK; h++) {
+            m.w_scale[chunk * S::PER_CHUNK + h][slot_of_col(o)] = w.scale(place, h);
+            if constexpr (F::HAS_MIN) m.w_min[chunk * S::PER_CHUNK + h][slot_of_col(o)] = w.minimum(place, h);
+        }
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            u32 piece = i * THREADS + tid();
+            store16(m.x + piece / ROW_PIECES * STRIDE + piece % ROW_PIECES * 16, x[i]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < SCALES; i++) {
+            u32 n = i * THREADS + tid();
+            if (n < TM * X_SCALES) m.x_scale[n % X_SCALES][slot_of_row(n / X_SCALES)] = x_scale[i];
+        }
+    }
+
+    // For Q8x32 after the scales are there.
+    DEV_MEMBER void store_sums(Memory& m) const {
+        if (tid() >= TM) return;
+        const u32 slot = slot_of_row(tid());
+#pragma unroll
+        for (u32 g = 0; g < S::GROUPS; g++) {
+            u32 pair = x_sum[g / S::PER_CHUNK];
+            i32 low = (i16)pair, high = (i16)(pair >> 16);
+            i32 sum = S::PER_CHUNK == 1 ? low + high : g % 2 == 0 ? low : high;
+            float d = 1.0f;
+            if constexpr (F::ACT_BLOCK == 32) d = m.x_scale[g / S::PER_CHUNK][slot];
+            m.x_sum[g][slot] = d * (float)sum;
+        }
+    }
+};
+
+// MT by NT tiles for each wave.
+template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK>
+DEV void product(const MatmulParams& p, const Place& place) {
+    constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS;
+    constexpr bool BY_STEP = F::ACT_BLOCK > 32;
+    using S = Step<F, STEP, TM, TN>;
+    static_assert(WM * WN * WK == N_WAVES && S::GROUPS % WK == 0, "all waves have work");
+    constexpr u32 STRIDE = S::STRIDE;
+    using Tile = mma::I8<F::GROUP>;
+    using Memory = typename S::Memory;
+    SHARED(Memory, memory, 1);
+    Memory& m = *memory;
+
+    const u32 first_out = place.first_out(TN), first_row = place.first_row(TM);
+    const u32 at = uniform(wave());
+    const u32 m0 = at % WM * 16 * MT, n0 = at / WM % WN * 16 * NT, wave_k = at / (WM * WN);
+    float acc[MT][NT][E] = {};
+
+    Share<S> share;
+    share.begin(p, first_out);
+    share.load(p, first_row, 0);
+    for (u32 k = 0; k < p.w.n_in; k += STEP) {
+        barrier();
+        share.store(m);
+        if constexpr (F::HAS_MIN) {
+            if constexpr (!BY_STEP) barrier();
+            share.store_sums(m);
+        }
+        barrier();
+        if (k + STEP < p.w.n_in) share.load(p, first_row, k + STEP);
+
+        float part[MT][NT][E] = {};
+        // One group at a time: unrolled, the loads of the next take the registers of another block.
+#pragma unroll 1
+        for (u32 i = 0; i < S::GROUPS / WK; i++) {
+            const u32 g = i * WK + wave_k;
+            typename Tile::A a[MT];
+            float x_sum[MT][mma::ROWS], x_scale[MT][mma::ROWS];
+#pragma unroll
+            for (u32 mt = 0; mt < MT; mt++) {
+                const u32 row = m0 + 16 * mt, slot = row + mma::first_row_slot();
+                a[mt] = Tile::load_a(m.x + row * STRIDE + g * F::GROUP, STRIDE);
+                if constexpr (F::HAS_MIN) load_floats<mma::ROWS>(x_sum[mt], m.x_sum[g] + slot);
+                if constexpr (!BY_STEP) load_floats<mma::ROWS>(x_scale[mt], m.x_scale[g] + slot);
+            }
+#pragma unroll
+            for (u32 nt = 0; nt < NT; nt++) {
+                const u32 col = n0 + 16 * nt, slot = col + mma::first_col_slot();
+                typename Tile::B b = Tile::load_b(m.w + col * STRIDE + g * F::GROUP, STRIDE);
+                float w_scale[mma::COLS], w_min[mma::COLS];
+                load_floats<mma::COLS>(w_scale, m.w_scale[g] + slot);
+                if constexpr (F::HAS_MIN) load_floats<mma::COLS>(w_min, m.w_min[g] + slot);
+#pragma unroll
+                for (u32 mt = 0; mt < MT; mt++) {
+                    typename Tile::Acc dot = Tile::start();
+                    Tile::mac(dot, a[mt], b);
+#pragma unroll
+                    for (u32 e = 0; e < E; e++) {
+                        const u32 r = mma::row_index(e), c = mma::col_index(e);
+                        float& sum = BY_STEP ? part[mt][nt][e] : acc[mt][nt][e];
+                        float scale = BY_STEP ? w_scale[c] : w_scale[c] * x_scale[mt][r];
+                        sum = fma(Tile::value(dot.v[e]), scale, sum);
+                        if constexpr (F::HAS_MIN) sum = fma(-w_min[c], x_sum[mt][r], sum);
+                    }
+                }
+            }
+        }
+        if constexpr (BY_STEP) {
+#pragma unroll
+            for (u32 mt = 0; mt < MT; mt++) {
+                float x_scale[mma::ROWS];
+                load_floats<mma::ROWS>(x_scale, m.x_scale[0] + m0 + 16 * mt + mma::first_row_slot());
+#pragma unroll
+                for (u32 nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (u32 e = 0; e < E; e++)
+                        acc[mt][nt][e] = fma(part[mt][nt][e], x_scale[mma::row_index(e)], acc[mt][nt][e]);
+            }
+        }
+    }
+
+    if constexpr (WK > 1) {
+        // The waves that shared k hand their sums to the first, which adds them in order.
+        SHARED(float, sums, (WK - 1) * TM * TN);
+        float* of_lane = sums + at % (WM * WN) * MT * NT * 256 + lane();
+        if (wave_k > 0) {
+#pragma unroll
+            for (u32 i = 0; i < MT * NT * E; i++)
+                of_lane[(wave_k - 1) * TM * TN + i * WARP_SIZE] = acc[i / E / NT][i / E % NT][i % E];
+        }
+        barrier();
+        if (wave_k > 0) return;
+#pragma unroll
+        for (u32 i = 0; i < MT * NT * E; i++)
+#pragma unroll
+            for (u32 w = 0; w < WK - 1; w++) acc[i / E / NT][i / E % NT][i % E] += of_lane[w * TM * TN + i * WARP_SIZE];
+    }
+#pragma unroll
+    for (u32 mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (u32 nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (u32 e = 0; e < E; e++)
+                write_out(p, first_row + m0 + 16 * mt + mma::row(e), first_out + n0 + 16 * nt + mma::col(e),
+                          acc[mt][nt][e]);
+}

@@ -1,0 +1,206 @@
+//! Products of the rows of each expert of a mixture with that expert's matrix (`kernels/format/expert_matvec.hip`,
+//! `kernels/format/expert_matmul.hip`).
+
+use super::elementwise::gated_activation;
+use super::formats::{format_module, warp_size};
+use super::matmul::MatmulParams;
+use super::matvec::{Job, MAX_ROWS, MatvecParams, Mode, Product, THREADS, split};
+use super::routing::{Routing, TILE_ROWS};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::launch::Params;
+use crate::memory::Slice;
+use crate::operands::{ActForm, Activation, Acts, ExpertMatrices, OutMode};
+use crate::variant::Variant;
+
+/// With more rows than this for each expert, large tiles are mostly full.
+const ROWS_OF_LARGE: usize = 64;
+
+/// Two products that meet in a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`.
+#[derive(Clone, Copy)]
+pub struct ExpertGated<'a> {
+    /// Gate and up, of one shape and any formats.
+    pub matrices: [ExpertMatrices<'a>; 2],
+    pub activation: Activation,
+    /// `[n_tokens * n_used, n_out]`.
+    pub out: Slice<'a, f32>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct OfExperts<P> {
+    product: P,
+    tiles: u64,
+    expert_bytes: u64,
+}
+
+const _: () = assert!(size_of::<OfExperts<MatvecParams>>() == 192);
+const _: () = assert!(size_of::<OfExperts<MatmulParams>>() == 88);
+
+// SAFETY: as `ExpertMatvecParams` in expert_matvec.hip.
+unsafe impl Params for OfExperts<MatvecParams> {}
+// SAFETY: as `ExpertMatmulParams` in expert_matmul.hip.
+unsafe impl Params for OfExperts<MatmulParams> {}
+
+/// `out[row] = x[row] * matrix of the row's expert`, `out` [n_tokens * n_used, n_out]. Rows that no choice has keep what is
+/// there.
+///
+/// # Errors
+/// If there are no kernels for the format, or the launch fails.
+///
+/// # Panics
+/// If the shapes do not fit together, or `x` has not the form for these weights.
+pub fn expert_products(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    matrices: &ExpertMatrices<'_>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    check(x, routing, matrices, out);
+    match is_for_few(gpu, routing) {
+        true => matvec(gpu, x, routing, &[(matrices, Mode::Store)], out),
+        false => matmul(gpu, x, routing, matrices, out),
+    }
+}
+
+/// Both products and the gate: for few rows in one launch if both matrices have the same format, else in two. `beside` has
+/// room for another output, of which nothing is kept.
+///
+/// # Errors
+/// As [`expert_products`].
+///
+/// # Panics
+/// As [`expert_products`], if the matrices have different shapes, or `beside` is shorter than the output.
+pub fn expert_gated_products(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    gated: &ExpertGated<'_>,
+    beside: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let ExpertGated {
+        matrices: [gate, up],
+        activation,
+        out,
+    } = *gated;
+    check(x, routing, &gate, out);
+    check(x, routing, &up, out);
+    if !is_for_few(gpu, routing) {
+        let beside = beside.part(0..out.len());
+        matmul(gpu, x, routing, &gate, out)?;
+        matmul(gpu, x, routing, &up, beside)?;
+        return gated_activation(gpu, activation, out, beside, out);
+    }
+    let jobs = [(&gate, activation.into()), (&up, Mode::Store)];
+    if gate.ty == up.ty {
+        return matvec(gpu, x, routing, &jobs, out);
+    }
+    matvec(gpu, x, routing, &[(&gate, Mode::Store)], out)?;
+    matvec(gpu, x, routing, &[(&up, activation.into())], out)
+}
+
+/// Whether experts have so few rows that reading their weights is all the work.
+fn is_for_few(gpu: &Gpu, routing: &Routing<'_>) -> bool {
+    let few = routing.n_tokens <= MAX_ROWS || routing.max_rows() <= routing.n_experts;
+    few && !gpu.takes(Variant::ProductsMatmul) || gpu.takes(Variant::ProductsMatvec)
+}
+
+fn check(x: &Acts<'_>, routing: &Routing<'_>, matrices: &ExpertMatrices<'_>, out: Slice<'_, f32>) {
+    let ExpertMatrices {
+        ty,
+        n_experts,
+        n_out,
+        n_in,
+        ..
+    } = *matrices;
+    assert!(n_out > 0 && n_in > 0, "a matrix has rows and columns");
+    assert_eq!(n_experts, routing.n_experts, "a matrix for each expert");
+    assert_eq!(
+        (x.form, x.width),
+        (ActForm::of(ty), n_in),
+        "activations as {} weights take them",
+        ty.name()
+    );
+    assert_eq!(x.n_rows, routing.max_rows(), "a row for each choice");
+    assert_eq!(out.len(), x.n_rows * n_out, "[n_rows, n_out]");
+}
+
+/// One matrix, or gate and up.
+fn matvec(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    matrices: &[(&ExpertMatrices<'_>, Mode)],
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let (first, warp_size) = (matrices[0].0.matrix(0), warp_size(gpu));
+    let n_waves = THREADS as usize / warp_size;
+    let split = match gpu.takes(Variant::SplitsOff) {
+        true => 1,
+        // The experts of one token run together.
+        false => split(warp_size, n_waves, &first, first.n_out * routing.n_used),
+    };
+    let jobs = matrices.iter().map(|(matrices, mode)| Job {
+        weights: (&matrices.matrix(0)).into(),
+        bias: 0,
+        out: out.ptr(),
+        first_block: 0,
+        split_log: split.ilog2(),
+        mode: *mode as u32,
+        _pad: 0,
+    });
+    let jobs: Vec<Job> = jobs.collect();
+    let gated = jobs.len() == 2;
+    // The experts of a token are distinct.
+    let kernel = match routing.n_tokens {
+        1 => "expert_matvec_1",
+        _ => "expert_matvec_4",
+    };
+    let params = OfExperts {
+        product: MatvecParams::new(x, &jobs, gated),
+        tiles: routing.tiles[0].ptr(),
+        expert_bytes: matrices[0].0.expert_bytes() as u64,
+    };
+    let rows_of_block = n_waves / split * if gated { 1 } else { 2 };
+    let n_blocks = first.n_out.div_ceil(rows_of_block);
+    let grid = [routing.tiles[0].len() as u32, n_blocks as u32, 1];
+    let module = format_module!("expert_matvec", first.ty)?;
+    gpu.launch((module, kernel), grid, THREADS, 0, &params)
+}
+
+fn matmul(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    matrices: &ExpertMatrices<'_>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let module = format_module!("expert_matmul", matrices.ty)?;
+    let is_large = routing.max_rows() > ROWS_OF_LARGE * routing.n_experts;
+    let is_large = is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
+    let [kernel, rows] = match is_large {
+        true => ["expert_matmul_large", "large_rows"],
+        false => ["expert_matmul_small", "small_rows"],
+    };
+    let rows = gpu.constant(module, rows)? as usize;
+    let kind = TILE_ROWS.iter().position(|&of_kind| of_kind == rows);
+    let tiles = routing.tiles[kind.expect("there are tiles of the kernel's size")];
+    let product = Product {
+        matrix: matrices.matrix(0),
+        bias: None,
+        mode: OutMode::Store,
+        out,
+    };
+    let params = OfExperts {
+        product: MatmulParams::new(x, &product),
+        tiles: tiles.ptr(),
+        expert_bytes: matrices.expert_bytes() as u64,
+    };
+    let n_blocks = matrices
+        .n_out
+        .div_ceil(gpu.constant(module, "outs")? as usize);
+    let grid = [tiles.len() as u32, n_blocks as u32, 1];
+    let n_threads = gpu.constant(module, "n_threads")?;
+    gpu.launch((module, kernel), grid, n_threads, 0, &params)
+}

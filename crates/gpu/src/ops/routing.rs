@@ -1,0 +1,341 @@
+//! Mixtures of experts: which experts the tokens of a step go to, and the way of their rows there and back
+//! (`kernels/experts.hip`). All of it stays on the device; the host knows only how many choices there are.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::norm::{ActsOut, OCTET, acts_out, aligned};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::launch::Params;
+use crate::memory::{Buffer, Slice};
+use crate::operands::{ActForm, Acts, OutMode};
+use crate::variant::Variant;
+
+/// Threads of a block of `route`, of `sort`, and of what moves rows.
+const ROUTE_THREADS: u32 = 256;
+const SORT_THREADS: u32 = 1024;
+const ROW_THREADS: usize = 256;
+
+/// The most experts of a mixture: a thread of `sort` for each.
+const MAX_EXPERTS: usize = 1024;
+
+/// Up to so many tokens, one block chooses and sorts.
+const ROUTED_AT_ONCE: usize = 64;
+
+/// Rows of a tile: for products of few rows, and for those of many with small and large tiles.
+pub(super) const TILE_ROWS: [usize; 3] = [4, 32, 128];
+
+/// Values that a thread of `combine` takes at a time.
+const QUAD: usize = 4;
+
+/// Neighbouring rows of one expert, as kernels read them (`kernels/experts.h`). Past the last tile the expert is
+/// `u32::MAX`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+pub struct ExpertTile {
+    pub expert: u32,
+    pub first_row: u32,
+    pub n_rows: u32,
+    pub _pad: u32,
+}
+
+/// How experts are chosen and weighted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    pub weights: ExpertWeights,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
+/// What the weights of a token's experts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertWeights {
+    /// Their share in a softmax over all experts.
+    Softmax,
+    /// The same, divided by their sum.
+    Normalized,
+}
+
+/// Memory for the choices of steps of up to `max_tokens` tokens.
+pub struct RoutingBuffer {
+    n_experts: usize,
+    n_used: usize,
+    experts: Buffer,
+    weights: Buffer,
+    rows: Buffer,
+    tokens: Buffer,
+    n_rows: Buffer,
+    tiles: [Buffer; TILE_ROWS.len()],
+}
+
+/// The choices of the tokens of a step. `[n_tokens, n_used]` where nothing else is said, best first.
+#[derive(Clone, Copy)]
+pub struct Routing<'a> {
+    pub n_tokens: usize,
+    pub n_experts: usize,
+    /// Experts of each token.
+    pub n_used: usize,
+    /// `u32::MAX` for a token that only fills up the step.
+    pub experts: Slice<'a, u32>,
+    pub weights: Slice<'a, f32>,
+    /// The row of each choice: rows are sorted by expert, and by token within an expert. `u32::MAX` as above.
+    pub rows: Slice<'a, u32>,
+    /// The token of each row, `[n_rows]`.
+    pub tokens: Slice<'a, u32>,
+    /// How many rows there are, `[1]`.
+    pub n_rows: Slice<'a, u32>,
+    /// Tiles of rows of one expert, of up to 4, 32 and 128 rows; as many as there can be.
+    pub tiles: [Slice<'a, ExpertTile>; TILE_ROWS.len()],
+}
+
+impl Routing<'_> {
+    /// Rows if no token only fills up the step.
+    pub fn max_rows(&self) -> usize {
+        self.n_tokens * self.n_used
+    }
+}
+
+impl RoutingBuffer {
+    /// # Panics
+    /// If a token has no experts or more than there are, or there are more than 1024.
+    pub fn new(
+        gpu: &Gpu,
+        [n_experts, n_used]: [usize; 2],
+        max_tokens: usize,
+    ) -> Result<RoutingBuffer, GpuError> {
+        assert!(
+            (1..=n_experts).contains(&n_used) && n_experts <= MAX_EXPERTS,
+            "{n_used} of {n_experts} experts"
+        );
+        let n = max_tokens * n_used;
+        let tiles = |rows| gpu.alloc::<ExpertTile>(max_tiles(n, n_experts, rows));
+        let [few, small, large] = TILE_ROWS;
+        Ok(RoutingBuffer {
+            n_experts,
+            n_used,
+            experts: gpu.alloc::<u32>(n)?,
+            weights: gpu.alloc::<f32>(n)?,
+            rows: gpu.alloc::<u32>(n)?,
+            tokens: gpu.alloc::<u32>(n)?,
+            n_rows: gpu.alloc::<u32>(1)?,
+            tiles: [tiles(few)?, tiles(small)?, tiles(large)?],
+        })
+    }
+
+    /// That of a step of `n_tokens` tokens.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    pub fn of(&self, n_tokens: usize) -> Routing<'_> {
+        let n = n_tokens * self.n_used;
+        let tiles = |kind: usize| {
+            let n_tiles = max_tiles(n, self.n_experts, TILE_ROWS[kind]);
+            self.tiles[kind].as_slice().part(0..n_tiles)
+        };
+        Routing {
+            n_tokens,
+            n_experts: self.n_experts,
+            n_used: self.n_used,
+            experts: self.experts.as_slice().part(0..n),
+            weights: self.weights.as_slice().part(0..n),
+            rows: self.rows.as_slice().part(0..n),
+            tokens: self.tokens.as_slice().part(0..n),
+            n_rows: self.n_rows.as_slice(),
+            tiles: [tiles(0), tiles(1), tiles(2)],
+        }
+    }
+}
+
+/// The most tiles of `n` rows: each expert with rows has at most one that is not full.
+fn max_tiles(n: usize, n_experts: usize, tile_rows: usize) -> usize {
+    n.min(n_experts) + n / tile_rows
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TileList {
+    tiles: u64,
+    n_rows: u32,
+    len: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RouteParams {
+    logits: u64,
+    seq_of_row: u64,
+    experts: u64,
+    weights: u64,
+    rows: u64,
+    tokens: u64,
+    n_rows: u64,
+    lists: [TileList; TILE_ROWS.len()],
+    n_tokens: u32,
+    n_experts: u32,
+    n_used: u32,
+    normalized: u32,
+    scale: f32,
+    _pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QuantizeRowsParams {
+    x: u64,
+    tokens: u64,
+    n_rows: u64,
+    out: ActsOut,
+    width: u32,
+    aligned: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CombineParams {
+    x: u64,
+    rows: u64,
+    weights: u64,
+    out: u64,
+    width: u32,
+    n_used: u32,
+    add: u32,
+    aligned: u32,
+}
+
+const _: () = assert!(size_of::<RouteParams>() == 128);
+const _: () = assert!(size_of::<QuantizeRowsParams>() == 64);
+const _: () = assert!(size_of::<CombineParams>() == 48);
+
+// SAFETY: as `RouteParams` in experts.hip.
+unsafe impl Params for RouteParams {}
+// SAFETY: as `QuantizeRowsParams` in experts.hip.
+unsafe impl Params for QuantizeRowsParams {}
+// SAFETY: as `CombineParams` in experts.hip.
+unsafe impl Params for CombineParams {}
+
+/// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest, of equals the first; a logit that is
+/// not a number counts as negative infinity. Gives every choice its row. A token with `u32::MAX` in `seq_of_row`
+/// `[n_tokens]` only fills up the step and chooses nothing.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn route(
+    gpu: &Gpu,
+    logits: Slice<'_, f32>,
+    router: Router,
+    seq_of_row: Slice<'_, u32>,
+    routing: &Routing<'_>,
+) -> Result<(), GpuError> {
+    let Routing {
+        n_tokens,
+        n_experts,
+        n_used,
+        ..
+    } = *routing;
+    assert_eq!(logits.len(), n_tokens * n_experts, "[n_tokens, n_experts]");
+    assert_eq!(seq_of_row.len(), n_tokens, "a sequence for each token");
+    if n_tokens == 0 {
+        return Ok(());
+    }
+    let list = |kind: usize| TileList {
+        tiles: routing.tiles[kind].ptr(),
+        n_rows: TILE_ROWS[kind] as u32,
+        len: routing.tiles[kind].len() as u32,
+    };
+    let params = RouteParams {
+        logits: logits.ptr(),
+        seq_of_row: seq_of_row.ptr(),
+        experts: routing.experts.ptr(),
+        weights: routing.weights.ptr(),
+        rows: routing.rows.ptr(),
+        tokens: routing.tokens.ptr(),
+        n_rows: routing.n_rows.ptr(),
+        lists: [list(0), list(1), list(2)],
+        n_tokens: u32::try_from(n_tokens).expect("rows are counted in 32 bits"),
+        n_experts: n_experts as u32,
+        n_used: n_used as u32,
+        normalized: u32::from(router.weights == ExpertWeights::Normalized),
+        scale: router.scale,
+        _pad: 0,
+    };
+    if n_tokens <= ROUTED_AT_ONCE {
+        let function = ("experts", "route_sort");
+        return gpu.launch(function, [1, 1, 1], SORT_THREADS, 0, &params);
+    }
+    let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
+    let grid = [params.n_tokens.div_ceil(tokens_of_block), 1, 1];
+    gpu.launch(("experts", "route"), grid, ROUTE_THREADS, 0, &params)?;
+    gpu.launch(("experts", "sort"), [1, 1, 1], SORT_THREADS, 0, &params)
+}
+
+/// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`: `x` [n_tokens, width]. Rows that no
+/// choice has keep what is there.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn quantize_experts(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    routing: &Routing<'_>,
+    out: &Acts<'_>,
+) -> Result<(), GpuError> {
+    let width = out.width;
+    assert_eq!(x.len(), routing.n_tokens * width, "[n_tokens, width]");
+    assert_eq!(out.n_rows, routing.max_rows(), "a row for each choice");
+    let kernel = match out.form {
+        ActForm::F32 => "quantize_rows_f32",
+        ActForm::Q8x32 => "quantize_rows_q8x32",
+        ActForm::Q8x256 => "quantize_rows_q8x256",
+    };
+    let params = QuantizeRowsParams {
+        x: x.ptr(),
+        tokens: routing.tokens.ptr(),
+        n_rows: routing.n_rows.ptr(),
+        out: acts_out(out),
+        width: width as u32,
+        aligned: aligned(gpu, width, &[x.ptr(), out.values.ptr()]),
+    };
+    let n_blocks = width.div_ceil(ROW_THREADS * OCTET);
+    let grid = [out.n_rows as u32, n_blocks as u32, 1];
+    gpu.launch(("experts", kernel), grid, ROW_THREADS as u32, 0, &params)
+}
+
+/// `out[token] (+)= sum(weight * x[row])` over the choices of each token, best first: `x` [n_tokens * n_used, width],
+/// `out` [n_tokens, width]. A token that only fills up the step gets nothing.
+///
+/// # Panics
+/// If the shapes do not fit together.
+pub fn combine_experts(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    routing: &Routing<'_>,
+    mode: OutMode,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    if routing.n_tokens == 0 {
+        return Ok(());
+    }
+    assert!(
+        out.len().is_multiple_of(routing.n_tokens),
+        "out holds whole rows"
+    );
+    let width = out.len() / routing.n_tokens;
+    assert_eq!(x.len(), routing.max_rows() * width, "a row for each choice");
+    let can_quads = width.is_multiple_of(QUAD)
+        && [x.ptr(), out.ptr()]
+            .iter()
+            .all(|ptr| ptr.is_multiple_of(16));
+    let params = CombineParams {
+        x: x.ptr(),
+        rows: routing.rows.ptr(),
+        weights: routing.weights.ptr(),
+        out: out.ptr(),
+        width: width as u32,
+        n_used: routing.n_used as u32,
+        add: u32::from(mode == OutMode::Add),
+        aligned: u32::from(can_quads && !gpu.takes(Variant::LoadsNarrow)),
+    };
+    let n_blocks = width.div_ceil(ROW_THREADS * QUAD);
+    let grid = [routing.n_tokens as u32, n_blocks as u32, 1];
+    gpu.launch(("experts", "combine"), grid, ROW_THREADS as u32, 0, &params)
+}
