@@ -103,6 +103,39 @@ impl Routing {
         self.sort(n_experts);
     }
 
+    /// The routing of choices that were made elsewhere: experts and weights `[n_tokens, n_used]`, best first. `None` if
+    /// there is no such expert, or the choices are not whole tokens.
+    pub fn of_choices(
+        n_experts: usize,
+        n_used: usize,
+        choices: impl IntoIterator<Item = (u32, f32)>,
+    ) -> Option<Routing> {
+        let choices = choices.into_iter().map(|(expert, weight)| Choice {
+            expert,
+            weight,
+            row: 0,
+        });
+        let mut routing = Routing {
+            n_used,
+            choices: choices.collect(),
+            ..Routing::default()
+        };
+        let are_known = routing
+            .choices
+            .iter()
+            .all(|choice| (choice.expert as usize) < n_experts);
+        if !are_known || n_used == 0 || !routing.choices.len().is_multiple_of(n_used) {
+            return None;
+        }
+        routing.sort(n_experts);
+        Some(routing)
+    }
+
+    /// The rows of each expert that has some, the most rows first.
+    pub fn groups(&self) -> impl Iterator<Item = Range<usize>> {
+        self.groups.iter().map(|group| group.rows.clone())
+    }
+
     /// Gives every choice its row.
     fn sort(&mut self, n_experts: usize) {
         let mut ends = vec![0usize; n_experts];
@@ -198,6 +231,29 @@ impl ExpertActs {
     /// An empty buffer.
     pub fn new() -> ExpertActs {
         ExpertActs::default()
+    }
+
+    /// Rows that are in their form already: those of each group of [`Routing::groups`].
+    ///
+    /// # Panics
+    /// If groups differ in form or width.
+    pub fn of_groups(groups: Vec<Acts>) -> ExpertActs {
+        let Some(first) = groups.first() else {
+            return ExpertActs::new();
+        };
+        let (format, n_in) = (first.format(), first.n_in());
+        assert!(
+            groups
+                .iter()
+                .all(|acts| (acts.format(), acts.n_in()) == (format, n_in)),
+            "groups of one form"
+        );
+        ExpertActs {
+            format: Some(format),
+            n_in,
+            n_groups: groups.len(),
+            groups,
+        }
     }
 
     /// The rows of each expert that has some, the most rows first.

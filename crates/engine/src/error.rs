@@ -130,8 +130,6 @@ pub enum EngineError {
     },
     #[error("there is no GPU to run on: {reasons}")]
     NoGpu { reasons: String },
-    #[error("{what} run on the CPU so far; use --device cpu")]
-    NotOnGpu { what: &'static str },
     #[error(
         "the weights need {needed_mib} MiB on the GPU, {free_mib} MiB are free; use --gpu-layers auto, which leaves the rest to the CPU, or take a smaller quantization"
     )]

@@ -18,14 +18,20 @@ use rocmforge_engine::kv_cache::KvType;
 use rocmforge_engine::model::Model;
 use rocmforge_engine::plan::Passes;
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, Request, RequestId, SamplingParams};
-use rocmforge_gguf::GgmlType;
+use rocmforge_gguf::{GgmlType, Gguf};
 
 fn engines(model: &Model, gpu: &Device) -> [Engine; 2] {
     [&Device::Cpu, gpu].map(|device| Engine::start(model, None, &config(device)).unwrap())
 }
 
+/// The first two layers of a model.
+fn short_model(name: &str, ty: GgmlType) -> Model {
+    let writer = synth::model_of(name, ty, 2).unwrap().unwrap();
+    Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())).unwrap()
+}
+
 /// Every wiring that has no experts, in a format of its own, and every format once at least.
-const CASES: [(&str, GgmlType, f64); 16] = {
+const CASES: [(&str, GgmlType, f64); 17] = {
     use GgmlType::*;
     // A value between two of F16's may become either in the cache, and one between two codes where activations
     // are quantized.
@@ -46,17 +52,39 @@ const CASES: [(&str, GgmlType, f64); 16] = {
         ("llama", IQ4_NL, 1e-3),
         ("qwen2", IQ4_XS, 5e-3),
         ("llama", MXFP4, 1e-3),
+        ("uneven", F16, 1e-5),
     ]
 };
 
+/// Those with experts.
+const MIXTURES: [(&str, GgmlType, f64); 3] = [
+    ("mixtral", GgmlType::Q4_K, 5e-3),
+    ("qwen2moe", GgmlType::Q8_0, 1e-3),
+    ("qwen3moe", GgmlType::F16, 1e-5),
+];
+
 #[test]
 fn logits_are_the_cpu_backends() {
+    assert_logits(model, &CASES, &[1, 17, 40]);
+}
+
+#[test]
+fn logits_of_mixtures_are_the_cpu_backends() {
+    // The longer one has more rows than a mat-vec takes.
+    assert_logits(short_model, &MIXTURES, &[1, 11]);
+}
+
+fn assert_logits(
+    model: fn(&str, GgmlType) -> Model,
+    cases: &[(&str, GgmlType, f64)],
+    lengths: &[usize],
+) {
     let Some(gpu) = test_gpu() else { return };
     let gpu = Device::Gpu(gpu);
-    for (name, ty, bound) in CASES {
+    for &(name, ty, bound) in cases {
         let model = model(name, ty);
         let [mut cpu, mut gpu] = engines(&model, &gpu);
-        for n_tokens in [1, 17, 40] {
+        for &n_tokens in lengths {
             let prompt = synth::prompt(n_tokens, model.config.n_vocab);
             let expected = logits(&mut cpu, &prompt);
             let got = logits(&mut gpu, &prompt);
@@ -65,6 +93,78 @@ fn logits_are_the_cpu_backends() {
         }
         gpu.check_integrity().unwrap();
     }
+}
+
+/// What the device generates, four sequences at once and one alone, has the log-probabilities that the CPU backend gives
+/// to the same text.
+#[test]
+fn generated_tokens_are_as_likely_as_on_the_cpu() {
+    let is_mixture = |name: &&str| MIXTURES.iter().any(|(mixture, ..)| mixture == name);
+    synth::NAMES
+        .iter()
+        .filter(|name| !is_mixture(name))
+        .for_each(|name| assert_generated(name));
+}
+
+#[test]
+fn tokens_of_mixtures_are_as_likely_as_on_the_cpu() {
+    MIXTURES
+        .iter()
+        .for_each(|(name, ..)| assert_generated(name));
+}
+
+fn assert_generated(name: &str) {
+    const N: usize = 2;
+    const N_TOP: usize = 16;
+    let Some(gpu) = test_gpu() else { return };
+    let gpu = Device::Gpu(gpu);
+    let model = short_model(name, GgmlType::F16);
+    let [mut cpu, mut gpu] = engines(&model, &gpu);
+    let prompts = [4, 1, 2, 3].map(|n| synth::prompt(n, model.config.n_vocab));
+    let (mut got, mut expected) = (Vec::new(), Vec::new());
+    for prompts in [&prompts[..], &prompts[1..2]] {
+        for (prompt, texts) in prompts.iter().zip(likeliest(&mut gpu, prompts, N, N_TOP)) {
+            let ids = texts.iter().map(|top| top[0].0);
+            let text: Vec<u32> = prompt.iter().copied().chain(ids).collect();
+            let rows = logits(&mut cpu, &text);
+            for (top, row) in texts.iter().zip(&rows[prompt.len() - 1..]) {
+                let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum: f32 = row.iter().map(|x| (x - largest).exp()).sum();
+                let logprob = |id: u32| row[id as usize] - largest - sum.ln();
+                got.extend(top.iter().map(|(_, logprob)| *logprob));
+                expected.extend(top.iter().map(|(id, _)| logprob(*id)));
+            }
+        }
+    }
+    assert_eq!(got.len(), (4 + 1) * N * N_TOP, "{name}");
+    let d = difference(&got, &expected);
+    assert!(d <= 1e-5, "{name}: {d:e}");
+    gpu.check_integrity().unwrap();
+}
+
+/// Of each prompt and token generated after it, the likeliest tokens with their log-probabilities, best first.
+fn likeliest(
+    engine: &mut Engine,
+    prompts: &[Vec<u32>],
+    n: usize,
+    n_top: usize,
+) -> Vec<Vec<Vec<(u32, f32)>>> {
+    let requests = prompts.iter().map(|prompt| Request {
+        ignore_eos: true,
+        logprobs: Some(n_top),
+        ..Request::greedy(prompt.clone(), n)
+    });
+    let ids: Vec<RequestId> = requests.map(|r| engine.submit(r).unwrap()).collect();
+    let mut all: HashMap<RequestId, Vec<Vec<(u32, f32)>>> = HashMap::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { request, top, .. } = event {
+                let top = top.iter().map(|top| (top.id, top.logprob));
+                all.entry(request).or_default().push(top.collect());
+            }
+        }
+    }
+    ids.iter().map(|id| all.remove(id).unwrap()).collect()
 }
 
 #[test]
@@ -157,26 +257,28 @@ fn logprobs(engine: &mut Engine, prompts: &[Vec<u32>], n: usize) -> Vec<(u32, u3
 #[test]
 fn graphs_and_launches_agree_to_the_last_bit() {
     let Some(gpu) = test_gpu() else { return };
-    let model = model("qwen3", GgmlType::Q8_0);
-    let run = |graphs, steps_in_flight| {
-        let device = Device::Gpu(GpuConfig {
-            graphs,
-            ..gpu.clone()
-        });
-        let config = EngineConfig {
-            steps_in_flight,
-            ..config(&device)
+    for (name, ty) in [("qwen3", GgmlType::Q8_0), ("qwen2moe", GgmlType::Q4_K)] {
+        let model = model(name, ty);
+        let run = |graphs, steps_in_flight| {
+            let device = Device::Gpu(GpuConfig {
+                graphs,
+                ..gpu.clone()
+            });
+            let config = EngineConfig {
+                steps_in_flight,
+                ..config(&device)
+            };
+            let mut engine = Engine::start(&model, None, &config).unwrap();
+            // Three sequences run as four; the third ends before the others.
+            let prompts = [5, 20, 1].map(|n| synth::prompt(n, model.config.n_vocab));
+            let bits = logprobs(&mut engine, &prompts, 6);
+            (bits, generate(&mut engine, &prompts, 6))
         };
-        let mut engine = Engine::start(&model, None, &config).unwrap();
-        // Three sequences run as four; the third ends before the others.
-        let prompts = [5, 20, 1].map(|n| synth::prompt(n, model.config.n_vocab));
-        let bits = logprobs(&mut engine, &prompts, 6);
-        (bits, generate(&mut engine, &prompts, 6))
-    };
-    let expected = run(Graphs::Off, 1);
-    assert_eq!(run(Graphs::On, 1), expected);
-    assert_eq!(run(Graphs::On, 2), expected);
-    assert_eq!(run(Graphs::Off, 2), expected);
+        let expected = run(Graphs::Off, 1);
+        assert_eq!(run(Graphs::On, 1), expected, "{name}");
+        assert_eq!(run(Graphs::On, 2), expected, "{name}");
+        assert_eq!(run(Graphs::Off, 2), expected, "{name}");
+    }
 }
 
 /// Sampling of every kind that the device does, and in the last two rows one that it leaves to the host.
@@ -296,7 +398,28 @@ fn sampled_texts_are_the_cpu_backends() {
 #[test]
 fn every_operation_passes_the_check() {
     let Some(gpu) = test_gpu() else { return };
-    for (name, ty) in [("llama", GgmlType::Q4_K), ("gemma3", GgmlType::F16)] {
+    for (name, ty, ops) in [
+        ("llama", GgmlType::Q4_K, &["gated_matmul"][..]),
+        ("gemma3", GgmlType::F16, &["gated_matmul", "rms_norm"]),
+        (
+            "gpt2",
+            GgmlType::Q8_0,
+            &["add_positions", "layer_norm", "activate"],
+        ),
+        (
+            "qwen2moe",
+            GgmlType::Q4_K,
+            &[
+                "route",
+                "quantize_experts",
+                // Of gate and up, and of the down projection.
+                "gated_activation",
+                "expert_matmul",
+                "combine_experts",
+                "add_gated",
+            ],
+        ),
+    ] {
         let model = model(name, ty);
         let tokens = synth::prompt(30, model.config.n_vocab);
         let config = config(&Device::Gpu(gpu.clone()));
@@ -304,15 +427,16 @@ fn every_operation_passes_the_check() {
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{name}: {failures:#?}");
         let names: Vec<&str> = report.checks.iter().map(|check| check.op).collect();
-        for op in ["embed", "attention", "kv_append", "gated_matmul"] {
-            assert!(names.contains(&op), "{name}: {op} of {names:?}");
+        for op in ["embed", "attention", "kv_append"].iter().chain(ops) {
+            assert!(names.contains(op), "{name}: {op} of {names:?}");
         }
     }
 }
 
-/// Launches that stand for several operations: the norms of the heads of queries and keys, both rotations and the append.
+/// Launches that stand for several operations: the norms of the heads of queries and keys, both rotations and the append;
+/// in mixtures gate, up and activation, and the sum of what experts give and its addition.
 #[test]
-fn rotations_and_the_append_are_one_pass() {
+fn operations_run_in_one_pass() {
     let Some(gpu) = test_gpu() else { return };
     let n_passes = |model: &Model, variants: &str| {
         let mut gpu = gpu.clone();
@@ -328,9 +452,16 @@ fn rotations_and_the_append_are_one_pass() {
         report.n_ops / 2
     };
     // Operations of a layer that run in one pass; norms of whole rows are not among them.
-    for (name, n_together) in [("qwen3", 5), ("gemma3", 5), ("llama", 3), ("olmo2", 3)] {
+    for (name, n_together, n_of_experts) in [
+        ("qwen3", 5, 0),
+        ("gemma3", 5, 0),
+        ("llama", 3, 0),
+        ("olmo2", 3, 0),
+        ("mixtral", 3, 3),
+    ] {
         let model = model(name, GgmlType::Q4_0);
         let n_ops = model.compiled_plan(Passes::Merged).ops.len();
+        let n_ops = n_ops - model.config.n_layers * n_of_experts;
         let n_saved = model.config.n_layers * (n_together - 1);
         assert_eq!(n_passes(&model, ""), n_ops - n_saved, "{name}");
         assert_eq!(n_passes(&model, "rope=separate"), n_ops, "{name}");
@@ -343,6 +474,7 @@ fn other_kernels_stay_within_the_bounds() {
     for (name, ty, bound) in [
         ("qwen3", GgmlType::Q4_K, 5e-3),
         ("gemma2", GgmlType::F16, 1e-5),
+        ("qwen3moe", GgmlType::Q8_0, 1e-3),
     ] {
         let model = model(name, ty);
         let mut cpu = Engine::start(&model, None, &config(&Device::Cpu)).unwrap();
@@ -387,9 +519,6 @@ fn what_a_gpu_cannot_do_is_said_at_the_start() {
         let error = Engine::start(model, None, config).err();
         error.map(|error| error.to_string()).unwrap()
     };
-    let mixture = model("mixtral", GgmlType::F32);
-    let message = start(&mixture, &config(&gpu));
-    assert!(message.contains("mixtures of experts"), "{message}");
     let wide = EngineConfig {
         kv_type: KvType::F32,
         ..config(&gpu)

@@ -2,6 +2,9 @@
 //! step, and that taking them changes no result. How long anything took is not asserted.
 
 mod common;
+#[allow(dead_code, reason = "this needs no prompts of its vocabulary")]
+#[path = "common/synth.rs"]
+mod synth;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,6 +14,7 @@ use rocmforge_engine::backend::gpu::{self, GpuConfig};
 use rocmforge_engine::backend::times::{StepObserver, StepPart, StepTimes};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, Passes, PrefixSharing, Request};
+use rocmforge_gguf::{GgmlType, Gguf};
 
 /// Tokens of a step, of the prompt, and generated: few, since a CPU that plays a GPU is slow.
 const CHUNK: usize = 3;
@@ -159,4 +163,37 @@ fn a_gpu_s_times_are_of_its_launches() {
             assert!(pair[0].start + pair[0].duration <= pair[1].start);
         }
     }
+}
+
+/// What a token launches for each layer's mixture: the router in one, the products of all its experts in two.
+#[test]
+fn a_mixture_is_few_launches() {
+    let Some(gpu) = test_gpu() else { return };
+    let writer = synth::model("mixtral", GgmlType::Q8_0).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let steps = watched(&model, &gpu);
+    let layer = [
+        "route_sort",
+        "quantize_rows_q8x32",
+        "expert_matvec_1",
+        "quantize_q8x32",
+        "expert_matvec_1",
+        "combine",
+    ];
+    let launches = &steps.last().unwrap().launches;
+    let kernels: Vec<&str> = launches.iter().map(|l| l.kernel.1).collect();
+    let first = |rest: &[&str]| rest.iter().position(|kernel| *kernel == layer[0]);
+    let (mut rest, mut n) = (&kernels[..], 0);
+    while let Some(at) = first(rest) {
+        assert_eq!(rest[at..at + layer.len()], layer, "{kernels:?}");
+        rest = &rest[at + layer.len()..];
+        n += 1;
+    }
+    assert_eq!(n, model.config.n_layers);
+    assert!(
+        kernels.len() <= 16 * n + 8,
+        "{} launches: {kernels:?}",
+        kernels.len()
+    );
 }

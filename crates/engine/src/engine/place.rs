@@ -284,6 +284,5 @@ fn is_for_lack_of_room(error: &EngineError) -> bool {
         EngineError::NoMemory { .. }
             | EngineError::NoMemoryAtAll { .. }
             | EngineError::NoMemoryForWeights { .. }
-            | EngineError::NotOnGpu { .. }
     )
 }

@@ -27,6 +27,9 @@ pub(crate) const NAMES: [&str; 15] = [
     "qwen3moe",
 ];
 
+/// Another name that [`model`] takes, which llama.cpp does not run: `llama` whose values have other widths than its keys.
+const UNEVEN: &str = "uneven";
+
 const N_EMBD: usize = 256;
 const N_FF: usize = 512;
 const N_HEADS: usize = 8;
@@ -34,6 +37,8 @@ const N_KV_HEADS: usize = 2;
 const HEAD_DIM: usize = N_EMBD / N_HEADS;
 const N_VOCAB: usize = 512;
 const N_CTX: usize = 2048;
+/// Values of a head of `uneven`.
+const UNEVEN_V_DIM: usize = 48;
 /// Values of a head of Gemma 3.
 const GEMMA_HEAD_DIM: usize = 64;
 const N_EXPERTS: usize = 8;
@@ -51,7 +56,7 @@ pub(crate) fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
         .collect()
 }
 
-/// The model `name` with matrices of type `ty`; `None` if the name is not one of [`NAMES`].
+/// The model `name` with matrices of type `ty`; `None` if there is none of that name.
 pub(crate) fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
     // Layers: enough that each kind appears twice.
     let n_layers = match name {
@@ -67,18 +72,26 @@ pub(crate) fn model_of(
     ty: GgmlType,
     n_layers: usize,
 ) -> Option<Result<Writer<'static>, Error>> {
-    let name = NAMES.into_iter().find(|known| *known == name)?;
+    let names = NAMES.into_iter().chain([UNEVEN]);
+    let name = { names }.find(|known| *known == name)?;
     let build = || {
         let arch = match name {
             "olmo3" => "olmo2",
-            "mixtral" => "llama",
+            "mixtral" | UNEVEN => "llama",
             name => name,
+        };
+        let head_dims = match name {
+            UNEVEN => [HEAD_DIM, UNEVEN_V_DIM],
+            // Wider heads than the embedding's share, as in released files.
+            "gemma3" => [GEMMA_HEAD_DIM; 2],
+            _ => [HEAD_DIM; 2],
         };
         let mut model = Synth {
             writer: Writer::new(arch),
             arch,
             ty,
             n_layers,
+            head_dims,
         };
         model.facts(name);
         model.vocabulary();
@@ -93,6 +106,8 @@ struct Synth {
     arch: &'static str,
     ty: GgmlType,
     n_layers: usize,
+    /// Values of a head of K and V.
+    head_dims: [usize; 2],
 }
 
 impl Synth {
@@ -125,6 +140,11 @@ impl Synth {
             ("vocab_size", N_VOCAB),
         ] {
             self.set(key, value as u32);
+        }
+        if self.head_dims != [HEAD_DIM; 2] {
+            let [k_dim, v_dim] = self.head_dims;
+            self.set("attention.key_length", k_dim as u32);
+            self.set("attention.value_length", v_dim as u32);
         }
         match self.has_biases() {
             true => self.set("attention.layer_norm_epsilon", 1e-5f32),
@@ -159,9 +179,6 @@ impl Synth {
                 self.set("final_logit_softcapping", 5f32);
             }
             "gemma3" => {
-                // Wider heads than the embedding's share, as in released files.
-                self.set("attention.key_length", GEMMA_HEAD_DIM as u32);
-                self.set("attention.value_length", GEMMA_HEAD_DIM as u32);
                 self.set("attention.sliding_window", 64u32);
                 self.set("rope.freq_base", 1_000_000f32);
                 self.set("rope.scaling.type", "linear");
@@ -272,11 +289,9 @@ impl Synth {
     }
 
     fn attention(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
-        let head_dim = match self.arch {
-            "gemma3" => GEMMA_HEAD_DIM,
-            _ => HEAD_DIM,
-        };
+        let [head_dim, v_dim] = self.head_dims;
         let (n_q, n_kv) = (N_HEADS * head_dim, self.n_kv_heads() * head_dim);
+        let n_v = self.n_kv_heads() * v_dim;
         match self.arch {
             "qwen3" | "qwen3moe" | "gemma3" => {
                 self.norm(&tensor("attn_q_norm"), head_dim)?;
@@ -293,13 +308,13 @@ impl Synth {
             }
             _ => {}
         }
-        self.linear(&tensor("attn_output"), N_EMBD, n_q)?;
+        self.linear(&tensor("attn_output"), N_EMBD, N_HEADS * v_dim)?;
         if matches!(self.arch, "phi3" | "gpt2") {
             return self.linear(&tensor("attn_qkv"), n_q + 2 * n_kv, N_EMBD);
         }
         self.linear(&tensor("attn_q"), n_q, N_EMBD)?;
         self.linear(&tensor("attn_k"), n_kv, N_EMBD)?;
-        self.linear(&tensor("attn_v"), n_kv, N_EMBD)
+        self.linear(&tensor("attn_v"), n_v, N_EMBD)
     }
 
     fn feed_forward(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {

@@ -204,7 +204,6 @@ impl BenchError {
                 EngineError::NoMemory { .. }
                     | EngineError::NoMemoryAtAll { .. }
                     | EngineError::NoMemoryForWeights { .. }
-                    | EngineError::NotOnGpu { .. }
                     | EngineError::TooFewPositions { .. }
             ),
             _ => false,

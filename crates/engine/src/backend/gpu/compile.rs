@@ -1,12 +1,11 @@
-//! From a plan to launches: what a GPU runs in one, and what it cannot run at all.
+//! From a plan to launches: what a GPU runs in one.
 
 use std::ops::Range;
 
 use rocmforge_gpu::{Variant, Variants};
 
-use crate::error::EngineError;
 use crate::model::Weights;
-use crate::plan::{BufferId, Op, Plan, PlanPart, RopeId, WeightId, is_dead};
+use crate::plan::{ActsId, BufferId, Op, Plan, PlanPart, RopeId, RoutingId, WeightId, is_dead};
 
 /// Operations of a plan that one call runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,6 +15,17 @@ pub(super) enum Stage {
     /// The rotations of queries and keys, after the norms of their heads where there are any, and the append of keys and
     /// values.
     RopeKv { first: usize, ops: RopeKvOps },
+    /// Gate and up of the experts of a mixture, and the activation.
+    ExpertGate { first: usize, ops: ExpertGateOps },
+    /// The weighted sum of what experts give, and its addition to `out`.
+    CombineAdd {
+        first: usize,
+        x: BufferId,
+        routing: RoutingId,
+        /// Where the plan's operations have the sum: here it is nowhere by itself.
+        sum_unwritten: BufferId,
+        out: BufferId,
+    },
 }
 
 /// The operands of [`Stage::RopeKv`].
@@ -34,6 +44,19 @@ pub(super) struct RopeKvOps {
     pub(super) k_unwritten: BufferId,
 }
 
+/// The operands of [`Stage::ExpertGate`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ExpertGateOps {
+    pub(super) x: ActsId,
+    pub(super) routing: RoutingId,
+    pub(super) gate: WeightId,
+    pub(super) up: WeightId,
+    pub(super) activation: rocmforge_cpu::Activation,
+    pub(super) out: BufferId,
+    /// What the plan's operations make of gate and up; here they have no values, and the second is room to work in.
+    pub(super) unwritten: [BufferId; 2],
+}
+
 /// Weights of the norms of heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct HeadNorms {
@@ -48,6 +71,18 @@ impl Stage {
         match *self {
             Stage::One(index) => index..index + 1,
             Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
+            Stage::ExpertGate { first, .. } => first..first + 3,
+            Stage::CombineAdd { first, .. } => first..first + 2,
+        }
+    }
+
+    /// Buffers that the plan's operations write, and this need not.
+    pub(super) fn undefined(&self) -> Vec<BufferId> {
+        match *self {
+            Stage::One(_) => vec![],
+            Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
+            Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
+            Stage::CombineAdd { sum_unwritten, .. } => vec![sum_unwritten],
         }
     }
 }
@@ -61,49 +96,107 @@ pub(super) struct Segment {
 }
 
 /// The segments of `part`, in order.
-///
-/// # Errors
-/// If it has operations that no GPU runs.
-pub(super) fn segments(
-    part: &PlanPart,
-    weights: &Weights,
-    variants: Variants,
-) -> Result<Vec<Segment>, EngineError> {
+pub(super) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -> Vec<Segment> {
+    let plan = &part.plan;
     let segments = part.segments.iter().map(|ops| {
         let mut stages = Vec::new();
         let mut at = ops.start;
         while at < ops.end {
-            refuse_unknown(&part.plan.ops[at])?;
-            let merged = match variants.contains(Variant::RopeSeparate) {
+            let range = at..ops.end;
+            let rope_kv = match variants.contains(Variant::RopeSeparate) {
                 true => None,
-                false => rope_kv(&part.plan, weights, at..ops.end),
+                false => rope_kv(plan, weights, range.clone()),
             };
+            let merged = rope_kv
+                .map(|ops| Stage::RopeKv { first: at, ops })
+                .or_else(|| expert_gate(plan, range.clone()))
+                .or_else(|| combine_add(plan, range));
             // What the other device reads is in its buffer.
-            let merged = merged.filter(|merged| !part.exports.contains(&merged.k_unwritten));
-            let stage = match merged {
-                Some(ops) => Stage::RopeKv { first: at, ops },
-                None => Stage::One(at),
+            let is_exported = |stage: &Stage| {
+                let mut undefined = stage.undefined().into_iter();
+                undefined.any(|buffer| part.exports.contains(&buffer))
             };
+            let stage = merged.filter(|stage| !is_exported(stage));
+            let stage = stage.unwrap_or(Stage::One(at));
             at = stage.ops().end;
             stages.push(stage);
         }
         let ops = ops.clone();
-        Ok(Segment { ops, stages })
+        Segment { ops, stages }
     });
     segments.collect()
 }
 
-/// What mixtures of experts need.
-fn refuse_unknown(op: &Op) -> Result<(), EngineError> {
-    match op {
-        Op::Route { .. }
-        | Op::QuantizeExperts { .. }
-        | Op::ExpertMatMul { .. }
-        | Op::CombineExperts { .. } => Err(EngineError::NotOnGpu {
-            what: "mixtures of experts",
-        }),
-        _ => Ok(()),
-    }
+/// The operations at `range` begin with two products of the same rows of experts that only meet in a gate.
+fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
+    let first = range.start;
+    let &[
+        Op::ExpertMatMul {
+            x,
+            routing,
+            weight: gate,
+            out: gate_out,
+            ..
+        },
+        Op::ExpertMatMul {
+            x: up_x,
+            routing: up_routing,
+            weight: up,
+            out: up_out,
+            ..
+        },
+        Op::GatedActivation {
+            activation,
+            gate: gate_read,
+            up: up_read,
+            out,
+        },
+        ..,
+    ] = &plan.ops[range]
+    else {
+        return None;
+    };
+    let rest = &plan.ops[first + 3..];
+    let alike = (x, routing) == (up_x, up_routing);
+    let meet = (gate_read, up_read) == (gate_out, up_out) && gate_out != up_out;
+    let apart = out != gate_out && out != up_out;
+    let dead = [gate_out, up_out].map(|side| is_dead(rest, side, plan.logits));
+    let ops = ExpertGateOps {
+        x,
+        routing,
+        gate,
+        up,
+        activation,
+        out,
+        unwritten: [gate_out, up_out],
+    };
+    (alike && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
+}
+
+/// The operations at `range` begin with the sum of what experts give, which is only added to something.
+fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
+    let first = range.start;
+    let &[
+        Op::CombineExperts {
+            x,
+            routing,
+            out: sum,
+        },
+        Op::Add { x: added, out },
+        ..,
+    ] = &plan.ops[range]
+    else {
+        return None;
+    };
+    let rest = &plan.ops[first + 2..];
+    let is_only_added = added == sum && out != sum && out != x;
+    (is_only_added && is_dead(rest, sum, plan.logits)).then_some(Stage::CombineAdd {
+        first,
+        x,
+        routing,
+        sum_unwritten: sum,
+        out,
+    })
 }
 
 /// The operations at `range` begin with norms of the heads of queries and keys, if any, rotations of both alike, and the append of those

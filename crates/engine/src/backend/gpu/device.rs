@@ -6,7 +6,7 @@ pub use rocmforge_gpu::{
 
 use rocmforge_gpu::Gpu;
 
-use super::{compile, weights};
+use super::weights;
 use crate::backend::check::SelfCheck;
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
@@ -138,7 +138,6 @@ pub(crate) fn weight_bytes(
     part: &PlanPart,
     weights: &Weights,
 ) -> Result<u64, EngineError> {
-    compile::segments(part, weights, gpu.variants())?;
     weights::device_bytes(gpu, &part.plan, weights)
 }
 

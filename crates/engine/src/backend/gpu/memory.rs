@@ -1,14 +1,14 @@
 //! Device memory of a compiled plan, taken once for the largest step: addresses never change, so that a step can be
 //! captured as a graph.
 
-use rocmforge_gpu::ops::AttentionScratch;
+use rocmforge_gpu::ops::{AttentionScratch, Routing, RoutingBuffer};
 use rocmforge_gpu::{
     ActForm, Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice,
 };
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
-use crate::plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId};
+use crate::plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId};
 
 /// Positions whose rotations are computed at once.
 const ROPE_ROWS: usize = 1024;
@@ -30,6 +30,8 @@ pub(super) struct Memory {
     buffers: Vec<(BufferInfo, Buffer)>,
     /// By [`ActsId`].
     acts: Vec<(crate::plan::ActsInfo, ActsBuffer)>,
+    /// By [`RoutingId`].
+    routings: Vec<RoutingBuffer>,
     /// `[n_ctx, n_rot / 2, 2]` of each table.
     rope: Vec<(usize, Buffer)>,
     /// K and V of each layer.
@@ -82,6 +84,7 @@ impl Memory {
         Ok(Memory {
             buffers: buffers.collect::<Result<_, GpuError>>()?,
             acts: acts.collect::<Result<_, GpuError>>()?,
+            routings: routings(gpu, plan, max_rows)?,
             rope: rope_tables(gpu, plan, sizes.n_ctx)?,
             cache: layers.collect::<Result<_, GpuError>>()?,
             gated: gpu.alloc::<f32>(gated)?,
@@ -109,6 +112,11 @@ impl Memory {
     pub(super) fn acts(&self, id: ActsId, shape: &StepShape) -> Acts<'_> {
         let (info, acts) = &self.acts[id.0 as usize];
         acts.rows(info.rows.rows(shape.n_rows, shape.n_logits))
+    }
+
+    /// The choices of a step of `shape`.
+    pub(super) fn routing(&self, id: RoutingId, shape: &StepShape) -> Routing<'_> {
+        self.routings[id.0 as usize].of(shape.n_rows)
     }
 
     /// `[n_values]` for what only one operation sees.
@@ -140,6 +148,26 @@ pub(super) fn form(format: rocmforge_cpu::ActFormat) -> ActForm {
         rocmforge_cpu::ActFormat::Q8x32 => ActForm::Q8x32,
         rocmforge_cpu::ActFormat::Q8x256 => ActForm::Q8x256,
     }
+}
+
+/// Room for the choices of each routing of steps of up to `max_rows` tokens.
+fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer>, GpuError> {
+    let all = (0..plan.n_routings).map(|id| {
+        let shape = plan.ops.iter().find_map(|op| match *op {
+            Op::Route {
+                logits,
+                router,
+                out,
+            } if out.0 as usize == id => {
+                let n_experts = plan.buffers[logits.0 as usize].width;
+                Some([n_experts, router.n_used])
+            }
+            _ => None,
+        });
+        // One that is never filled is never read.
+        RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows)
+    });
+    all.collect()
 }
 
 /// `n_rot` and the rotations of each table.

@@ -2,15 +2,16 @@
 
 use rocmforge_cpu as cpu;
 use rocmforge_gpu::ops::{
-    self, Gated, HeadNorms, Product, Queries, RopeKv, RopeStyle, Rotation, Scores,
+    self, ExpertGated, ExpertWeights, Gated, HeadNorms, Product, Queries, RopeKv, RopeStyle,
+    Rotation, Router, Scores,
 };
 use rocmforge_gpu::{Activation, Gpu, GpuError, OutMode, Slice};
 
-use super::compile::{RopeKvOps, Stage};
+use super::compile::{ExpertGateOps, RopeKvOps, Stage};
 use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
-use crate::plan::{ActsId, BufferId, Linear, Op, Plan, RopeId};
+use crate::plan::{ActsId, BufferId, Linear, Op, Plan, RopeId, RoutingId};
 
 /// All that launches need; what they change is on the device.
 #[derive(Clone, Copy)]
@@ -27,6 +28,10 @@ impl<'a> Launcher<'a> {
         match stage {
             Stage::One(index) => self.run_op(&self.plan.ops[*index]),
             Stage::RopeKv { ops, .. } => self.rope_kv(ops),
+            Stage::ExpertGate { ops, .. } => self.expert_gate(ops),
+            Stage::CombineAdd {
+                x, routing, out, ..
+            } => self.combine(*x, *routing, OutMode::Add, *out),
         }
     }
 
@@ -173,10 +178,48 @@ impl<'a> Launcher<'a> {
                 let width = self.width(out);
                 ops::select_rows(gpu, self.buffer(x), rows, width, self.buffer(out))
             }
-            Op::Route { .. }
-            | Op::QuantizeExperts { .. }
-            | Op::ExpertMatMul { .. }
-            | Op::CombineExperts { .. } => unreachable!("a plan with experts is not compiled"),
+            Op::Route {
+                logits,
+                router,
+                out,
+            } => {
+                let router = Router {
+                    weights: expert_weights(router.weights),
+                    scale: router.scale,
+                };
+                let routing = memory.routing(out, self.shape);
+                ops::route(gpu, self.buffer(logits), router, step.seq_of_row, &routing)
+            }
+            Op::QuantizeExperts {
+                x,
+                rows_of,
+                routing,
+                out,
+            } => {
+                let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
+                match rows_of {
+                    cpu::RowsOf::Choices => ops::quantize(gpu, x, &out),
+                    cpu::RowsOf::Tokens => {
+                        let routing = memory.routing(routing, self.shape);
+                        ops::quantize_experts(gpu, x, &routing, &out)
+                    }
+                }
+            }
+            Op::ExpertMatMul {
+                x,
+                routing,
+                weight,
+                out,
+                ..
+            } => {
+                let (x, routing) = (
+                    memory.acts(x, self.shape),
+                    memory.routing(routing, self.shape),
+                );
+                let experts = weights.experts(weight);
+                ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
+            }
+            Op::CombineExperts { x, routing, out } => self.combine(x, routing, OutMode::Store, out),
         }
     }
 
@@ -216,6 +259,28 @@ impl<'a> Launcher<'a> {
         ops::gated_products(self.gpu, &x, &gated, self.memory.gated(out.len()))
     }
 
+    fn expert_gate(&self, of: &ExpertGateOps) -> Result<(), GpuError> {
+        let gated = ExpertGated {
+            matrices: [of.gate, of.up].map(|id| self.weights.experts(id)),
+            activation: activation(of.activation),
+            out: self.buffer(of.out),
+        };
+        let x = self.memory.acts(of.x, self.shape);
+        let routing = self.memory.routing(of.routing, self.shape);
+        ops::expert_gated_products(self.gpu, &x, &routing, &gated, self.buffer(of.unwritten[1]))
+    }
+
+    fn combine(
+        &self,
+        x: BufferId,
+        routing: RoutingId,
+        mode: OutMode,
+        out: BufferId,
+    ) -> Result<(), GpuError> {
+        let routing = self.memory.routing(routing, self.shape);
+        ops::combine_experts(self.gpu, self.buffer(x), &routing, mode, self.buffer(out))
+    }
+
     fn rotation(&self, table: RopeId, style: cpu::RopeStyle) -> Rotation<'a> {
         let (table, n_rot) = self.memory.rope(table);
         Rotation {
@@ -247,6 +312,13 @@ fn activation(activation: cpu::Activation) -> Activation {
     match activation {
         cpu::Activation::Silu => Activation::Silu,
         cpu::Activation::GeluTanh => Activation::GeluTanh,
+    }
+}
+
+fn expert_weights(weights: cpu::ExpertWeights) -> ExpertWeights {
+    match weights {
+        cpu::ExpertWeights::Softmax => ExpertWeights::Softmax,
+        cpu::ExpertWeights::Normalized => ExpertWeights::Normalized,
     }
 }
 

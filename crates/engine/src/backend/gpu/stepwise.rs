@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use rocmforge_cpu::{self as cpu, Isa};
-use rocmforge_gpu::{ActForm, GpuError, ops};
+use rocmforge_gpu::{ActForm, Acts, GpuError, ops};
 
 use super::choices::{Choices, Chooser};
 use super::compile::Stage;
@@ -14,7 +14,7 @@ use crate::backend::cpu::{ActsBuffer, LayerCache};
 use crate::batch::{Batch, InputToken};
 use crate::error::EngineError;
 use crate::kv_cache::KvShift;
-use crate::plan::{ActsId, BufferId, Side};
+use crate::plan::{ActsId, BufferId, Op, RoutingId, Side};
 
 impl Stepwise for GpuBackend {
     fn pass(&self, index: usize) -> Pass {
@@ -22,10 +22,7 @@ impl Stepwise for GpuBackend {
         Pass {
             side: Side::Gpu,
             n_ops: stage.ops().len(),
-            undefined: match stage {
-                Stage::One(_) => None,
-                Stage::RopeKv { ops, .. } => Some(ops.k_unwritten),
-            },
+            undefined: stage.undefined(),
         }
     }
 
@@ -57,7 +54,19 @@ impl Stepwise for GpuBackend {
             let buffer = self.memory.buffer(BufferId(id as u32), &shape);
             self.gpu.read(buffer)
         });
-        let acts = (0..self.plan.acts.len()).map(|id| self.acts(ActsId(id as u32), &shape));
+        let routings =
+            (0..self.plan.n_routings).map(|id| self.routing(RoutingId(id as u32), &shape));
+        let routings: Vec<cpu::Routing> = routings.collect::<Result<_, GpuError>>()?;
+        let acts = (0..self.plan.acts.len()).map(|id| {
+            let id = ActsId(id as u32);
+            match self.routing_of(id) {
+                Some(routing) => self.sorted_acts(id, &routings[routing.0 as usize], &shape),
+                None => Ok(ActsBuffer::Rows(
+                    self.acts(id, self.memory.acts(id, &shape))?,
+                )),
+            }
+        });
+        let acts = acts.collect::<Result<Vec<ActsBuffer>, GpuError>>()?;
         let cache = self.plan.kv.iter().enumerate().map(|(i, spec)| {
             let layer = self.memory.layer(i);
             let (k, v) = (self.gpu.read(layer.k)?, self.gpu.read(layer.v)?);
@@ -66,8 +75,8 @@ impl Stepwise for GpuBackend {
         });
         Ok(Memory {
             buffers: Cow::Owned(buffers.collect::<Result<_, GpuError>>()?),
-            acts: Cow::Owned(acts.collect::<Result<_, GpuError>>()?),
-            routings: Cow::Owned(Vec::new()),
+            acts: Cow::Owned(acts),
+            routings: Cow::Owned(routings),
             cache: Cow::Owned(cache.collect::<Result<_, GpuError>>()?),
         })
     }
@@ -102,9 +111,46 @@ impl GpuBackend {
         stage.expect("passes begin with the operations of a stage")
     }
 
+    /// The choices of a step, as the CPU has them; none where the device's are not sorted as they should be, or are those
+    /// of another step.
+    fn routing(&self, id: RoutingId, shape: &StepShape) -> Result<cpu::Routing, GpuError> {
+        let routing = self.memory.routing(id, shape);
+        let experts = self.gpu.read(routing.experts)?;
+        let weights = self.gpu.read(routing.weights)?;
+        let choices = experts.into_iter().zip(weights);
+        let found = cpu::Routing::of_choices(routing.n_experts, routing.n_used, choices);
+        let rows = self.gpu.read(routing.rows)?;
+        Ok(found
+            .filter(|found| {
+                let tokens = 0..found.n_tokens();
+                let choices = tokens.flat_map(|token| found.choices(token));
+                choices.map(|choice| choice.row).eq(rows)
+            })
+            .unwrap_or_default())
+    }
+
+    /// What sorted these activations, if they are sorted by expert.
+    fn routing_of(&self, id: ActsId) -> Option<RoutingId> {
+        self.plan.ops.iter().find_map(|op| match *op {
+            Op::QuantizeExperts { routing, out, .. } if out == id => Some(routing),
+            _ => None,
+        })
+    }
+
+    fn sorted_acts(
+        &self,
+        id: ActsId,
+        routing: &cpu::Routing,
+        shape: &StepShape,
+    ) -> Result<ActsBuffer, GpuError> {
+        let all = self.memory.acts(id, shape);
+        let groups = routing.groups().map(|rows| self.acts(id, all.part(rows)));
+        let groups = groups.collect::<Result<_, GpuError>>()?;
+        Ok(ActsBuffer::ByExpert(cpu::ExpertActs::of_groups(groups)))
+    }
+
     /// Activations as the CPU has them.
-    fn acts(&self, id: ActsId, shape: &StepShape) -> Result<ActsBuffer, GpuError> {
-        let acts = self.memory.acts(id, shape);
+    fn acts(&self, id: ActsId, acts: Acts<'_>) -> Result<cpu::Acts, GpuError> {
         let (format, [n, width]) = (
             self.plan.acts[id.0 as usize].format,
             [acts.n_rows, acts.width],
@@ -112,7 +158,7 @@ impl GpuBackend {
         let mut out = cpu::Acts::new();
         if width == 0 {
             // Another device has them.
-            return Ok(ActsBuffer::Rows(out));
+            return Ok(out);
         }
         match acts.form {
             ActForm::F32 => {
@@ -125,6 +171,6 @@ impl GpuBackend {
                 out.set_codes(&self.pool, format, [n, width], &codes, &scales);
             }
         }
-        Ok(ActsBuffer::Rows(out))
+        Ok(out)
     }
 }
