@@ -107,6 +107,9 @@ impl Architecture {
         ("gpt2", Architecture::Gpt2),
         ("starcoder2", Architecture::StarCoder2),
     ];
+    /// How many there are.
+    #[cfg(test)]
+    pub(crate) const COUNT: usize = Architecture::ALL.len();
     const NAMES: &'static str = "llama, qwen2, qwen2moe, qwen3, qwen3moe, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2";
 
     /// The architecture of `general.architecture`, or a refusal by name.

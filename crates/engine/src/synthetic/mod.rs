@@ -6,6 +6,7 @@
 
 mod named;
 mod shapes;
+mod tensors;
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -16,7 +17,7 @@ use rocmforge_gguf::{Error, GgmlType, TensorInfo, Writer};
 use crate::quantize::{ModelFacts, QuantizeError, QuantizeOptions, TensorPlan, choose_types};
 
 pub use named::SyntheticError;
-pub use shapes::{SHAPES, Shape};
+pub use shapes::{SHAPES, Shape, ShapeExperts};
 
 /// Values of a stock.
 const STOCK: usize = 1 << 20;
@@ -125,7 +126,7 @@ impl Synthetic {
         ModelFacts {
             arch: arch.to_string(),
             n_layers: self.n_layers(),
-            n_experts: 0,
+            n_experts: self.shape.experts.map_or(0, |experts| experts.n_experts),
             gqa: n_heads / n_kv_heads,
             is_70b: self.n_layers() == 80,
             n_v: self.n_layers(),
@@ -157,92 +158,14 @@ impl Synthetic {
         ] {
             w.set(&format!("{}.{key}", shape.arch), value as u32);
         }
-        for (key, value) in [
-            ("rope.freq_base", shape.rope_base),
-            ("attention.layer_norm_rms_epsilon", shape.norm_eps),
-        ] {
-            w.set(&format!("{}.{key}", shape.arch), value);
-        }
+        w.set(&format!("{}.rope.freq_base", shape.arch), shape.rope_base);
+        tensors::add_facts(shape, &mut w);
         w.set("tokenizer.ggml.model", "no_vocab");
         w
     }
 
     fn tensors(&self) -> Vec<Tensor> {
-        let Shape {
-            arch,
-            n_embd,
-            n_ff,
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            n_vocab,
-            ..
-        } = self.shape;
-        let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
-        let norm = Values::Vector {
-            mean: 1.0,
-            reach: 0.3,
-        };
-        let mut all = List(Vec::new());
-        all.add("token_embd.weight", &[n_embd, n_vocab], Values::Matrix);
-        for layer in 0..self.n_layers() {
-            let name = |part: &str| format!("blk.{layer}.{part}");
-            for (part, dims) in [
-                ("attn_q.weight", [n_embd, n_q]),
-                ("attn_k.weight", [n_embd, n_kv]),
-                ("attn_v.weight", [n_embd, n_kv]),
-                ("attn_output.weight", [n_q, n_embd]),
-                ("ffn_gate.weight", [n_embd, n_ff]),
-                ("ffn_up.weight", [n_embd, n_ff]),
-                ("ffn_down.weight", [n_ff, n_embd]),
-            ] {
-                all.add(&name(part), &dims, Values::Matrix);
-            }
-            for part in ["attn_norm.weight", "ffn_norm.weight"] {
-                all.add(&name(part), &[n_embd], norm);
-            }
-            if arch == "qwen2" {
-                let bias = Values::Vector {
-                    mean: 0.0,
-                    reach: 0.5,
-                };
-                for (part, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
-                    all.add(&name(&format!("attn_{part}.bias")), &[width], bias);
-                }
-            }
-            if arch == "qwen3" {
-                for part in ["attn_q_norm.weight", "attn_k_norm.weight"] {
-                    all.add(&name(part), &[head_dim], norm);
-                }
-            }
-        }
-        all.add("output_norm.weight", &[n_embd], norm);
-        if !self.shape.is_tied {
-            all.add("output.weight", &[n_embd, n_vocab], Values::Matrix);
-        }
-        if self.shape.has_rope_freqs {
-            all.add("rope_freqs.weight", &[head_dim / 2], Values::RopeFreqs);
-        }
-        all.0
-    }
-}
-
-struct List(Vec<Tensor>);
-
-impl List {
-    fn add(&mut self, name: &str, dims: &[usize], values: Values) {
-        let n_elements: usize = dims.iter().product();
-        self.0.push(Tensor {
-            info: TensorInfo {
-                name: name.to_string(),
-                dims: dims.iter().map(|&dim| dim as u64).collect(),
-                ty: GgmlType::F32,
-                offset: 0,
-                n_bytes: (n_elements * size_of::<f32>()) as u64,
-                part: 0,
-            },
-            values,
-        });
+        tensors::all(&self.shape, self.n_layers())
     }
 }
 
@@ -310,23 +233,26 @@ mod tests {
     use rocmforge_gguf::Gguf;
 
     use super::*;
-    use crate::model::Model;
+    use crate::model::{Architecture, Model};
     use crate::quantize::FileType;
 
-    /// A narrow model of every architecture loads, with the types of its mix.
+    /// A narrow model of every shape loads, with the types of its mix.
     #[test]
     fn models_load() {
-        for (name, file_type) in [
-            ("llama-3.2-1b", FileType::Q4_K_M),
-            ("qwen2.5-0.5b", FileType::Q4_0),
-            ("qwen3-0.6b", FileType::Q8_0),
-        ] {
-            let shape = Shape::find(name).unwrap();
+        let mut archs = Vec::new();
+        for (i, shape) in SHAPES.iter().enumerate() {
+            let file_type = [FileType::Q4_K_M, FileType::Q4_0, FileType::Q8_0][i % 3];
             let small = Shape {
                 n_embd: 256,
                 n_ff: 512,
                 n_vocab: 512,
-                ..shape
+                n_ctx: 64,
+                experts: shape.experts.map(|experts| ShapeExperts {
+                    n_ff: 512,
+                    n_ff_shared: experts.n_ff_shared.map(|_| 512),
+                    ..experts
+                }),
+                ..*shape
             };
             let synthetic = Synthetic {
                 shape: small,
@@ -336,15 +262,26 @@ mod tests {
             let mut bytes = Vec::new();
             synthetic.write(&mut bytes).unwrap();
             let gguf = Arc::new(Gguf::from_vec(bytes).unwrap());
-            let v = gguf.tensor("blk.1.attn_v.weight").unwrap().ty;
-            let expected = match file_type {
-                FileType::Q4_K_M => GgmlType::Q6_K,
-                other => other.tensor_type().unwrap(),
-            };
-            assert_eq!(v, expected, "{name}");
-            let model = Model::load(gguf).unwrap();
+            if let Some(v) = gguf.tensor("blk.1.attn_v.weight") {
+                let expected = match file_type {
+                    _ if shape.experts.is_some_and(|experts| experts.n_experts == 8) => {
+                        GgmlType::Q8_0
+                    }
+                    FileType::Q4_K_M => GgmlType::Q6_K,
+                    other => other.tensor_type().unwrap(),
+                };
+                assert_eq!(v.ty, expected, "{}", shape.name);
+            }
+            let model = Model::load(gguf).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
             assert_eq!(model.config.n_layers, 2);
             assert_eq!(model.config.n_vocab, 512);
+            archs.push(shape.arch);
         }
+        archs.sort_unstable();
+        archs.dedup();
+        for arch in &archs {
+            Architecture::from_name(arch).unwrap();
+        }
+        assert_eq!(archs.len(), Architecture::COUNT, "{archs:?}");
     }
 }

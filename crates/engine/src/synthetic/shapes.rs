@@ -1,6 +1,6 @@
 //! The shapes of released models, as their configuration files give them.
 
-/// What decides the tensors of a model without experts.
+/// What decides the tensors of a model; the wiring is its architecture's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     pub name: &'static str,
@@ -8,6 +8,8 @@ pub struct Shape {
     pub n_layers: usize,
     pub n_embd: usize,
     pub n_ff: usize,
+    /// In place of a feed-forward network.
+    pub experts: Option<ShapeExperts>,
     pub n_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
@@ -19,6 +21,20 @@ pub struct Shape {
     pub is_tied: bool,
     /// Whether the file has factors of the rotation's frequencies, as those of Llama 3 do.
     pub has_rope_freqs: bool,
+    /// Positions that layers with a window see.
+    pub window: Option<usize>,
+}
+
+/// A mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeExperts {
+    pub n_experts: usize,
+    /// Of each token.
+    pub n_used: usize,
+    /// Of each; in files of Mixtral that is [`Shape::n_ff`], too.
+    pub n_ff: usize,
+    /// Width of the one that sees every token.
+    pub n_ff_shared: Option<usize>,
 }
 
 const fn shape(
@@ -34,6 +50,7 @@ const fn shape(
         n_layers,
         n_embd,
         n_ff,
+        experts: None,
         n_heads,
         n_kv_heads,
         head_dim,
@@ -43,6 +60,7 @@ const fn shape(
         norm_eps,
         is_tied: false,
         has_rope_freqs: false,
+        window: None,
     }
 }
 
@@ -60,6 +78,41 @@ const fn llama3(shape: Shape) -> Shape {
     }
 }
 
+const fn window(n: usize, shape: Shape) -> Shape {
+    Shape {
+        window: Some(n),
+        ..shape
+    }
+}
+
+/// `n_used` of `n_experts` of width `n_ff`.
+const fn mixture([n_used, n_experts, n_ff]: [usize; 3], shape: Shape) -> Shape {
+    let experts = ShapeExperts {
+        n_experts,
+        n_used,
+        n_ff,
+        n_ff_shared: None,
+    };
+    Shape {
+        experts: Some(experts),
+        ..shape
+    }
+}
+
+/// As [`mixture`], with an expert of width `n_shared` that sees every token.
+const fn shared(n_shared: usize, [n_used, n_experts, n_ff]: [usize; 3], shape: Shape) -> Shape {
+    let experts = ShapeExperts {
+        n_experts,
+        n_used,
+        n_ff,
+        n_ff_shared: Some(n_shared),
+    };
+    Shape {
+        experts: Some(experts),
+        ..shape
+    }
+}
+
 /// Every known shape: layers, embedding, feed-forward; heads, KV heads, head; vocabulary, context; RoPE base, epsilon.
 #[rustfmt::skip]
 pub const SHAPES: &[Shape] = &[
@@ -73,6 +126,17 @@ pub const SHAPES: &[Shape] = &[
     shape(("qwen2.5-7b", "qwen2"), [28, 3584, 18944], [28, 4, 128], [152_064, 32_768], [1e6, 1e-6]),
     tied(shape(("qwen3-0.6b", "qwen3"), [28, 1024, 3072], [16, 8, 128], [151_936, 40_960], [1e6, 1e-6])),
     shape(("qwen3-8b", "qwen3"), [36, 4096, 12288], [32, 8, 128], [151_936, 40_960], [1e6, 1e-6]),
+    mixture([2, 8, 14336], shape(("mixtral-8x7b", "llama"), [32, 4096, 14336], [32, 8, 128], [32_000, 32_768], [1e6, 1e-5])),
+    mixture([8, 128, 768], shape(("qwen3-30b-a3b", "qwen3moe"), [48, 2048, 6144], [32, 4, 128], [151_936, 40_960], [1e6, 1e-6])),
+    shared(5632, [4, 60, 1408], shape(("qwen1.5-moe-a2.7b", "qwen2moe"), [24, 2048, 5632], [16, 16, 128], [151_936, 8192], [1e6, 1e-6])),
+    shape(("phi-3-mini", "phi3"), [32, 3072, 8192], [32, 32, 96], [32_064, 4096], [1e4, 1e-5]),
+    window(4096, tied(shape(("gemma-2-2b", "gemma2"), [26, 2304, 9216], [8, 4, 256], [256_000, 8192], [1e4, 1e-6]))),
+    window(1024, tied(shape(("gemma-3-4b", "gemma3"), [34, 2560, 10240], [8, 4, 256], [262_144, 131_072], [1e6, 1e-6]))),
+    shape(("olmo2-7b", "olmo2"), [32, 4096, 11008], [32, 32, 128], [100_352, 4096], [5e5, 1e-6]),
+    tied(shape(("granite-3.1-2b", "granite"), [40, 2048, 8192], [32, 8, 64], [49_155, 131_072], [5e6, 1e-5])),
+    tied(shape(("smollm3-3b", "smollm3"), [36, 2048, 11008], [16, 4, 128], [128_256, 65_536], [5e6, 1e-6])),
+    tied(shape(("gpt2", "gpt2"), [12, 768, 3072], [12, 12, 64], [50_257, 1024], [1e4, 1e-5])),
+    tied(shape(("starcoder2-3b", "starcoder2"), [30, 3072, 12288], [24, 2, 128], [49_152, 16_384], [1e6, 1e-5])),
 ];
 
 impl Shape {

@@ -1,0 +1,226 @@
+//! The tensors and facts of a synthetic model: what the wiring of its architecture asks for, with the names that GGUF
+//! has for them.
+
+use rocmforge_gguf::{GgmlType, TensorInfo, Writer};
+
+use super::shapes::{Shape, ShapeExperts};
+use super::{Tensor, Values};
+
+const NORM: Values = Values::Vector {
+    mean: 1.0,
+    reach: 0.3,
+};
+const BIAS: Values = Values::Vector {
+    mean: 0.0,
+    reach: 0.5,
+};
+
+/// Of a sum over a row: the gate is neither open nor closed.
+const GATE: Values = Values::Vector {
+    mean: 0.0,
+    reach: 0.05,
+};
+
+/// Metadata that a shape's architecture has beyond the usual.
+pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
+    let arch = shape.arch;
+    let key = |name: &str| format!("{arch}.{name}");
+    let eps = match is_with_biases(arch) {
+        true => "attention.layer_norm_epsilon",
+        false => "attention.layer_norm_rms_epsilon",
+    };
+    w.set(&key(eps), shape.norm_eps);
+    if let Some(window) = shape.window {
+        w.set(&key("attention.sliding_window"), window as u32);
+    }
+    if let Some(experts) = shape.experts {
+        for (name, value) in [
+            ("expert_count", Some(experts.n_experts)),
+            ("expert_used_count", Some(experts.n_used)),
+            ("expert_feed_forward_length", Some(experts.n_ff)),
+            ("expert_shared_feed_forward_length", experts.n_ff_shared),
+        ] {
+            if let Some(value) = value {
+                w.set(&key(name), value as u32);
+            }
+        }
+    }
+    match arch {
+        "granite" => {
+            w.set(&key("embedding_scale"), 12f32);
+            w.set(&key("residual_scale"), 0.22f32);
+            w.set(&key("attention.scale"), 0.015_625f32);
+            w.set(&key("logit_scale"), 8f32);
+        }
+        "gemma3" => {
+            w.set(&key("rope.scaling.type"), "linear");
+            w.set(&key("rope.scaling.factor"), 8f32);
+        }
+        _ => {}
+    }
+}
+
+/// Whether norms subtract the mean, and they and products add a bias.
+fn is_with_biases(arch: &str) -> bool {
+    matches!(arch, "gpt2" | "starcoder2")
+}
+
+/// All tensors of the first `n_layers` layers of `shape`, and of what is around them.
+pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
+    let Shape {
+        arch,
+        n_embd,
+        n_vocab,
+        ..
+    } = *shape;
+    let mut all = List {
+        shape,
+        tensors: Vec::new(),
+    };
+    all.add("token_embd.weight", &[n_embd, n_vocab], Values::Matrix);
+    if arch == "gpt2" {
+        let dims = [n_embd, shape.n_ctx];
+        all.add("position_embd.weight", &dims, Values::Matrix);
+    }
+    for layer in 0..n_layers {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        if arch != "olmo2" {
+            all.norm(&name("attn_norm"), n_embd);
+            all.norm(&name("ffn_norm"), n_embd);
+        }
+        if matches!(arch, "olmo2" | "gemma2" | "gemma3") {
+            all.norm(&name("post_attention_norm"), n_embd);
+            all.norm(&name("post_ffw_norm"), n_embd);
+        }
+        all.attention(&name);
+        match shape.experts {
+            Some(experts) => all.mixture(&name, experts),
+            None => all.feed_forward(&name),
+        }
+    }
+    all.norm("output_norm", n_embd);
+    if !shape.is_tied {
+        all.add("output.weight", &[n_embd, n_vocab], Values::Matrix);
+    }
+    if shape.has_rope_freqs {
+        all.add(
+            "rope_freqs.weight",
+            &[shape.head_dim / 2],
+            Values::RopeFreqs,
+        );
+    }
+    all.tensors
+}
+
+struct List<'a> {
+    shape: &'a Shape,
+    tensors: Vec<Tensor>,
+}
+
+impl List<'_> {
+    fn attention(&mut self, name: &dyn Fn(&str) -> String) {
+        let Shape {
+            arch,
+            n_embd,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = *self.shape;
+        let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        match arch {
+            "phi3" | "gpt2" => self.linear(&name("attn_qkv"), [n_embd, n_q + 2 * n_kv]),
+            _ => {
+                self.linear(&name("attn_q"), [n_embd, n_q]);
+                self.linear(&name("attn_k"), [n_embd, n_kv]);
+                self.linear(&name("attn_v"), [n_embd, n_kv]);
+            }
+        }
+        self.linear(&name("attn_output"), [n_q, n_embd]);
+        match arch {
+            "qwen2" | "qwen2moe" => {
+                for (part, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
+                    self.add(&name(&format!("attn_{part}.bias")), &[width], BIAS);
+                }
+            }
+            "qwen3" | "qwen3moe" | "gemma3" => {
+                self.norm(&name("attn_q_norm"), head_dim);
+                self.norm(&name("attn_k_norm"), head_dim);
+            }
+            "olmo2" => {
+                self.norm(&name("attn_q_norm"), n_q);
+                self.norm(&name("attn_k_norm"), n_kv);
+            }
+            _ => {}
+        }
+    }
+
+    fn feed_forward(&mut self, name: &dyn Fn(&str) -> String) {
+        let Shape {
+            arch, n_embd, n_ff, ..
+        } = *self.shape;
+        if arch == "phi3" {
+            // The rows of the gate are in it.
+            self.linear(&name("ffn_up"), [n_embd, 2 * n_ff]);
+        } else {
+            if !is_with_biases(arch) {
+                self.linear(&name("ffn_gate"), [n_embd, n_ff]);
+            }
+            self.linear(&name("ffn_up"), [n_embd, n_ff]);
+        }
+        self.linear(&name("ffn_down"), [n_ff, n_embd]);
+    }
+
+    fn mixture(&mut self, name: &dyn Fn(&str) -> String, experts: ShapeExperts) {
+        let n_embd = self.shape.n_embd;
+        let ShapeExperts {
+            n_experts, n_ff, ..
+        } = experts;
+        let router = name("ffn_gate_inp.weight");
+        self.add(&router, &[n_embd, n_experts], Values::Matrix);
+        for (part, [n_in, n_out]) in [
+            ("ffn_gate_exps.weight", [n_embd, n_ff]),
+            ("ffn_up_exps.weight", [n_embd, n_ff]),
+            ("ffn_down_exps.weight", [n_ff, n_embd]),
+        ] {
+            self.add(&name(part), &[n_in, n_out, n_experts], Values::Matrix);
+        }
+        if let Some(n_ff) = experts.n_ff_shared {
+            self.add(&name("ffn_gate_inp_shexp.weight"), &[n_embd], GATE);
+            self.linear(&name("ffn_gate_shexp"), [n_embd, n_ff]);
+            self.linear(&name("ffn_up_shexp"), [n_embd, n_ff]);
+            self.linear(&name("ffn_down_shexp"), [n_ff, n_embd]);
+        }
+    }
+
+    /// The weight of a norm, and its bias where the architecture has biases.
+    fn norm(&mut self, name: &str, width: usize) {
+        self.add(&format!("{name}.weight"), &[width], NORM);
+        if is_with_biases(self.shape.arch) {
+            self.add(&format!("{name}.bias"), &[width], BIAS);
+        }
+    }
+
+    /// A matrix, and its bias where the architecture has biases.
+    fn linear(&mut self, name: &str, dims: [usize; 2]) {
+        self.add(&format!("{name}.weight"), &dims, Values::Matrix);
+        if is_with_biases(self.shape.arch) {
+            self.add(&format!("{name}.bias"), &dims[1..], BIAS);
+        }
+    }
+
+    fn add(&mut self, name: &str, dims: &[usize], values: Values) {
+        let n_elements: usize = dims.iter().product();
+        self.tensors.push(Tensor {
+            info: TensorInfo {
+                name: name.to_string(),
+                dims: dims.iter().map(|&dim| dim as u64).collect(),
+                ty: GgmlType::F32,
+                offset: 0,
+                n_bytes: (n_elements * size_of::<f32>()) as u64,
+                part: 0,
+            },
+            values,
+        });
+    }
+}
