@@ -438,17 +438,13 @@ fn kept_name(subject: &Subject, test: &Test, device: &Device) -> String {
     name
 }
 
-/// The bandwidth of a GPU; its arithmetic is not measured and counts as free. `None` for the CPU that plays one.
+/// What a GPU can do at best. `None` for the CPU that plays one.
 fn gpu_roofline(config: &GpuConfig) -> Option<Roofline> {
     if matches!(config.id, Some(DeviceId::Host(_))) {
         return None;
     }
-    let read_bytes_per_s = gpu::read_bandwidth(config).ok()?;
-    read_bytes_per_s.is_finite().then_some(Roofline {
-        read_bytes_per_s,
-        f32_ops_per_s: f64::INFINITY,
-        i8_ops_per_s: f64::INFINITY,
-    })
+    let measured = gpu::roofline(config).ok()?;
+    measured.read_bytes_per_s.is_finite().then_some(measured)
 }
 
 /// Says in this command's flags what to do about memory.

@@ -44,7 +44,7 @@ pub use launch::Params;
 pub use memory::{Buffer, Slice};
 pub use operands::{ActForm, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode};
 pub use pinned::Pinned;
-pub use roofline::{read_all, read_bandwidth};
+pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
 pub use step::{SeqRows, Step};
 pub use trace::{KernelTime, Trace, n_traced};
 pub use upload::{Uploader, chunk_bytes};

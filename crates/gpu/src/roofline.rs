@@ -1,4 +1,5 @@
-//! What a device's memory can do at best (`kernels/bandwidth.hip`): the bound of everything that reads each weight once.
+//! What a device can do at best: its memory (`kernels/bandwidth.hip`), the bound of everything that reads each weight once,
+//! and its matrix units (`kernels/arithmetic.hip`), the bound of everything that uses each weight often.
 
 use crate::error::GpuError;
 use crate::event::Event;
@@ -16,6 +17,11 @@ const PART_OF_FREE: u64 = 4;
 /// Timed passes, of which the best counts: others may use the device too.
 const N_PASSES: usize = 5;
 
+/// Bytes of the rows of a tile's operand.
+const OPERAND_BYTES: usize = 16 * 32;
+/// Steps of the measurement of arithmetic: milliseconds on any GPU.
+const N_STEPS: u32 = 1024;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ReadParams {
@@ -30,6 +36,21 @@ const _: () = assert!(size_of::<ReadParams>() == 32);
 
 // SAFETY: as `ReadParams` in bandwidth.hip.
 unsafe impl Params for ReadParams {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ArithmeticParams {
+    a: u64,
+    b: u64,
+    sums: u64,
+    n_steps: u32,
+    _pad: u32,
+}
+
+const _: () = assert!(size_of::<ArithmeticParams>() == 32);
+
+// SAFETY: as `ArithmeticParams` in arithmetic.hip.
+unsafe impl Params for ArithmeticParams {}
 
 /// Reads all of `words`, which begin at a multiple of 16 bytes. `sums` `[n_blocks]`: what the words that each block read
 /// add up to, mod 2^32.
@@ -66,14 +87,126 @@ pub fn read_bandwidth(gpu: &Gpu) -> Result<f64, GpuError> {
     // Memory that was never written may not be there.
     gpu.fill_bytes(words.as_slice::<u32>(), 1)?;
     read_all(gpu, words.as_slice(), sums.as_slice())?;
+    let best_ms = best_ms(gpu, || read_all(gpu, words.as_slice(), sums.as_slice()))?;
+    Ok(words.n_bytes() as f64 / best_ms * 1e3)
+}
+
+/// The least of 5 times of what `launch` queues, in milliseconds of the device.
+fn best_ms(gpu: &Gpu, launch: impl Fn() -> Result<(), GpuError>) -> Result<f64, GpuError> {
     let (start, end) = (Event::new(gpu)?, Event::new(gpu)?);
     let mut best_ms = f32::INFINITY;
     for _ in 0..N_PASSES {
         start.record()?;
-        read_all(gpu, words.as_slice(), sums.as_slice())?;
+        launch()?;
         end.record()?;
         end.wait()?;
         best_ms = best_ms.min(end.elapsed_ms(&start)?);
     }
-    Ok(words.n_bytes() as f64 / f64::from(best_ms) * 1e3)
+    Ok(f64::from(best_ms))
+}
+
+/// What matrix units multiply; sums have 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factors {
+    I8,
+    F16,
+}
+
+impl Factors {
+    fn kernel(self) -> &'static str {
+        match self {
+            Factors::I8 => "multiply_i8",
+            Factors::F16 => "multiply_f16",
+        }
+    }
+
+    /// Values in a row of an operand, 32 bytes.
+    fn k(self) -> usize {
+        match self {
+            Factors::I8 => 32,
+            Factors::F16 => 16,
+        }
+    }
+}
+
+/// What a wave does in a step of [`multiply_all`].
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixStep {
+    /// Accumulators of 16 x 16 values.
+    pub n_tiles: usize,
+    /// Products that are added to each.
+    pub n_products: usize,
+    /// Threads of a wave.
+    pub wave_size: usize,
+}
+
+impl MatrixStep {
+    /// That of the device's kernel.
+    ///
+    /// # Errors
+    /// Those of loading it.
+    pub fn of(gpu: &Gpu) -> Result<MatrixStep, GpuError> {
+        let constant = |name| Ok::<_, GpuError>(gpu.constant("arithmetic", name)? as usize);
+        Ok(MatrixStep {
+            n_tiles: constant("arithmetic_tiles")?,
+            n_products: constant("arithmetic_unrolled")?,
+            wave_size: constant("arithmetic_wave")?,
+        })
+    }
+}
+
+/// Multiplies `a` with `b`, 16 rows of 32 bytes each, `n_steps` times in every wave. `sums`, one for each of 256 threads of
+/// a block as f32 or i32: what the accumulators of the thread add up to; accumulator i begins as i everywhere.
+///
+/// # Panics
+/// If the operands have other sizes, or the sums are not those of whole blocks.
+pub fn multiply_all(
+    gpu: &Gpu,
+    factors: Factors,
+    [a, b]: [Slice<'_, u8>; 2],
+    sums: Slice<'_, u32>,
+    n_steps: u32,
+) -> Result<(), GpuError> {
+    assert_eq!(
+        [a.len(), b.len()],
+        [OPERAND_BYTES; 2],
+        "16 rows of 32 bytes"
+    );
+    assert!(sums.len().is_multiple_of(THREADS as usize), "whole blocks");
+    let params = ArithmeticParams {
+        a: a.ptr(),
+        b: b.ptr(),
+        sums: sums.ptr(),
+        n_steps,
+        _pad: 0,
+    };
+    let n_blocks = (sums.len() / THREADS as usize) as u32;
+    gpu.launch(
+        ("arithmetic", factors.kernel()),
+        [n_blocks, 1, 1],
+        THREADS,
+        0,
+        &params,
+    )
+}
+
+/// Operations (a product and a sum are two) that a second does on the matrix units of `gpu`, measured: the best of 5
+/// passes over all compute units with operands in registers. On GPUs without such units by dot product instructions.
+///
+/// # Errors
+/// Those of the device.
+pub fn matrix_ops(gpu: &Gpu, factors: Factors) -> Result<f64, GpuError> {
+    // Bytes that are small numbers in both forms: 0x2c2c is 0.065 as f16.
+    let operand = gpu.upload(&[0x2cu8; OPERAND_BYTES])?;
+    let operands = [operand.as_slice(), operand.as_slice()];
+    let n_blocks = (gpu.n_compute_units() * BLOCKS_PER_UNIT) as usize;
+    let n_threads = n_blocks * THREADS as usize;
+    let sums = gpu.alloc::<u32>(n_threads)?;
+    let multiply = || multiply_all(gpu, factors, operands, sums.as_slice(), N_STEPS);
+    multiply()?;
+    let best_ms = best_ms(gpu, multiply)?;
+    let step = MatrixStep::of(gpu)?;
+    let of_wave = step.n_tiles * step.n_products * N_STEPS as usize;
+    let products = (n_threads / step.wave_size * of_wave) as f64;
+    Ok(products * (2 * 16 * 16 * factors.k()) as f64 / best_ms * 1e3)
 }

@@ -1,10 +1,11 @@
-//! The measurement of bandwidth reads every word once.
+//! The measurement of bandwidth reads every word once, that of arithmetic makes every product.
 
 mod common;
 
 use common::three_orders;
 use common::values::Random;
-use rocmforge_gpu::read_all;
+use half::f16;
+use rocmforge_gpu::{Factors, MatrixStep, multiply_all, read_all};
 
 #[test]
 fn every_word_is_read_once() {
@@ -35,6 +36,55 @@ fn every_word_is_read_once() {
                 add(&words),
                 "{n_words} words, {n_blocks} blocks"
             );
+        }
+    }
+}
+
+#[test]
+fn every_product_is_made() {
+    const N_BLOCKS: usize = 2;
+    const N_STEPS: u32 = 3;
+    // Small whole numbers, so that all sums are exact.
+    let value = |i: usize, seed: usize| ((i * 7 + seed) % 9) as i32 - 4;
+    for gpu in common::gpus() {
+        for (factors, k) in [(Factors::I8, 32), (Factors::F16, 16)] {
+            let operand = |seed: usize| -> (Vec<i32>, Vec<u8>) {
+                let values: Vec<i32> = (0..16 * k).map(|i| value(i, seed)).collect();
+                let bytes = values.iter().flat_map(|&v| match factors {
+                    Factors::I8 => vec![v as i8 as u8],
+                    Factors::F16 => f16::from_f32(v as f32).to_le_bytes().to_vec(),
+                });
+                let bytes = bytes.collect();
+                (values, bytes)
+            };
+            let ((a, a_bytes), (b, b_bytes)) = (operand(1), operand(5));
+            let step = MatrixStep::of(&gpu).unwrap();
+            let tile: i32 = (0..256)
+                .map(|i| -> i32 { (0..k).map(|j| a[i / 16 * k + j] * b[i % 16 * k + j]).sum() })
+                .sum();
+            let begins = 256 * (0..step.n_tiles as i32).sum::<i32>();
+            let n_products = (step.n_tiles * step.n_products) as i32 * N_STEPS as i32;
+            let of_wave = n_products * tile + begins;
+            let (a, b) = (gpu.upload(&a_bytes).unwrap(), gpu.upload(&b_bytes).unwrap());
+            let sums = three_orders(|| {
+                let sums = gpu.alloc::<u32>(N_BLOCKS * 256).unwrap();
+                let operands = [a.as_slice(), b.as_slice()];
+                multiply_all(&gpu, factors, operands, sums.as_slice(), N_STEPS).unwrap();
+                gpu.read(sums.as_slice::<u32>()).unwrap()
+            });
+            let number = |bits: &u32| match factors {
+                Factors::I8 => *bits as i32,
+                Factors::F16 => f32::from_bits(*bits) as i32,
+            };
+            for (wave, sums) in sums.chunks(step.wave_size).enumerate() {
+                let sum: i32 = sums.iter().map(number).sum();
+                assert_eq!(
+                    sum,
+                    of_wave,
+                    "{factors:?}, wave {wave} on {}",
+                    common::name(&gpu)
+                );
+            }
         }
     }
 }

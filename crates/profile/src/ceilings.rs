@@ -28,7 +28,7 @@ impl Ceilings {
         }
     }
 
-    /// Of a GPU, before anything else has its memory. Its arithmetic is not measured. `None` for the CPU that plays one.
+    /// Of a GPU, before anything else has its memory. `None` for the CPU that plays one.
     ///
     /// # Errors
     /// Those of the device.
@@ -36,7 +36,7 @@ impl Ceilings {
         if matches!(config.id, Some(DeviceId::Host(_))) {
             return Ok(None);
         }
-        let read_bytes_per_s = gpu::read_bandwidth(config)?;
+        let roofline = gpu::roofline(config)?;
         let id = match config.id {
             Some(id) => Some(id),
             None => gpu::first(&config.open).ok(),
@@ -46,9 +46,9 @@ impl Ceilings {
             None => None,
         };
         Ok(Some(Ceilings {
-            read_bytes_per_s,
-            f32_ops_per_s: None,
-            i8_ops_per_s: None,
+            read_bytes_per_s: roofline.read_bytes_per_s,
+            f32_ops_per_s: Some(roofline.f32_ops_per_s),
+            i8_ops_per_s: Some(roofline.i8_ops_per_s),
             start_us,
         }))
     }

@@ -85,6 +85,7 @@ pub struct Workload {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
     pub read_bytes_per_s: f64,
+    /// Of floats: multiply-adds of f32 on a CPU; on a GPU its matrix units with factors in f16 and sums in f32.
     pub f32_ops_per_s: Option<f64>,
     pub i8_ops_per_s: Option<f64>,
     /// What starting an operation costs, microseconds: handing work to the threads on a CPU, a launch among others on a GPU.

@@ -49,7 +49,7 @@ pub struct ProfileArgs {
     /// Write a page with plots, a timeline and all tables; it needs no network
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub html: Option<PathBuf>,
-    /// Write a flame graph of the operations, as SVG
+    /// Write a flame graph of the operations, as SVG; or, to FILE.folded, its stacks for other tools
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub flamegraph: Option<PathBuf>,
     #[command(flatten)]

@@ -69,10 +69,9 @@ pub struct Record {
     isa: &'static str,
     /// As `--kernel-variant` has it; empty if nothing was asked for.
     kernel_variant: String,
-    /// The least time that the machine allows, over the mean of the samples; null for prompts on a GPU.
+    /// The least time that the machine allows, over the mean of the samples; null where that is not measured.
     roofline_share: Option<f64>,
-    /// Read bandwidth, f32 multiply-adds and int8 dot products of this many threads, measured in this run; of a GPU only
-    /// the bandwidth.
+    /// Read bandwidth, multiply-adds of floats and of int8, of this many threads or of the GPU, measured in this run.
     read_gb_s: Option<f64>,
     peak_gflop_s: Option<f64>,
     peak_int8_gop_s: Option<f64>,
@@ -98,10 +97,7 @@ impl Record {
             let peak = machine.roofline.as_ref().map(|r| of(r) / 1e9);
             peak.filter(|peak| peak.is_finite())
         };
-        // Arithmetic bounds a prompt, and a GPU's is not measured.
-        let is_bounded = machine.gpu.is_none() || test.n_prompt == 0;
         let least = measured.at_roofline(&subject.model, machine);
-        let least = least.filter(|_| is_bounded);
         Record {
             build_commit: concat!("v", env!("CARGO_PKG_VERSION")),
             build_number: 0,

@@ -26,9 +26,7 @@ impl<'a> Files<'a> {
         let wanted: [(&Option<PathBuf>, Render); 3] = [
             (&args.trace, |profile, out| trace::write(profile, out)),
             (&args.html, |profile, out| page::write(profile, out)),
-            (&args.flamegraph, |profile, out| {
-                flamegraph::write(profile, out)
-            }),
+            (&args.flamegraph, flame_graph(args.flamegraph.as_deref())),
         ];
         let mut all = Vec::new();
         for (path, render) in wanted {
@@ -55,6 +53,14 @@ impl<'a> Files<'a> {
             output::note(&format!("wrote {}", shown(path)));
         }
         Ok(())
+    }
+}
+
+/// The form that the name of the file asks for.
+fn flame_graph(path: Option<&Path>) -> Render {
+    match path.and_then(Path::extension) {
+        Some(end) if end == "folded" => |profile, out| flamegraph::collapsed(profile, out),
+        _ => |profile, out| flamegraph::write(profile, out),
     }
 }
 

@@ -60,7 +60,7 @@ impl Text<'_> {
             None => format!("{unit} not measured"),
         };
         self.line(&format!(
-            "at best: reads {}, f32 {}, int8 {}, {} to start an operation",
+            "at best: reads {}, floats {}, int8 {}, {} to start an operation",
             rate(Some(ceilings.read_bytes_per_s), "GB/s"),
             rate(ceilings.f32_ops_per_s, "GFLOP/s"),
             rate(ceilings.i8_ops_per_s, "GOP/s"),

@@ -300,11 +300,19 @@ fn files_are_written_whole() {
     assert!(read(&html).contains("</html>"));
     assert!(read(&flames).trim_end().ends_with("</svg>"));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+    let stacks = path("ops.folded");
+    run(&[&small[..], &["--flamegraph", &stacks]].concat()).ok();
+    let stacks = read(&stacks);
+    let parts: Vec<_> = stacks.lines().map(|line| line.rsplit_once(' ')).collect();
+    let is_stack = |part: &Option<(&str, &str)>| {
+        part.is_some_and(|(names, us)| names.contains(';') && us.parse::<u64>().is_ok())
+    };
+    assert!(parts.len() > 3 && parts.iter().all(is_stack), "{stacks}");
     // A folder that is not there is told before the work, and nothing is left behind.
     let nowhere = path("none/trace.json");
     let args = ["profile", "--html", &html, "--trace", &nowhere];
     run(&args).fails(1, "none/trace.json");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4);
 }
 
 #[test]

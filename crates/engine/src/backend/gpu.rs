@@ -38,7 +38,7 @@ use compile::Segment;
 use crossing::Crossing;
 pub use device::{
     DeviceId, DeviceInfo, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions,
-    Survey, Variants, first, image_targets, read_bandwidth, survey,
+    Survey, Variants, first, image_targets, read_bandwidth, roofline, survey,
 };
 pub(crate) use device::{free_for_steps, kv_type, weight_bytes};
 use memory::{Memory, Sizes};

@@ -200,7 +200,7 @@ mod tests {
         near(rates.compute_roofline_share, 0.6);
         assert_eq!(rates.tokens_s, None);
 
-        // A GPU's arithmetic is not measured, an emulated GPU's memory is not either.
+        // Without a peak there is no share of it; an emulated GPU has none at all.
         let gpu = Ceilings {
             f32_ops_per_s: None,
             i8_ops_per_s: None,

@@ -108,7 +108,7 @@ pub struct Rates {
     /// `gb_s` over the read bandwidth that was measured in the same run. Above 1 where the data stays in a cache.
     pub bandwidth_roofline_share: Option<f64>,
     /// The least time of the operations at the peaks that were measured in the same run, over the median time. `None` on
-    /// a GPU, whose arithmetic is not measured.
+    /// an emulated GPU.
     pub compute_roofline_share: Option<f64>,
 }
 

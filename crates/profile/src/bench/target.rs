@@ -5,7 +5,7 @@ use std::fs;
 use rocmforge_cpu::{Isa, Pool, Roofline};
 use rocmforge_engine::Device;
 use rocmforge_engine::backend::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, survey};
-use rocmforge_gpu::{Gpu, read_bandwidth};
+use rocmforge_gpu::{Factors, Gpu, matrix_ops, read_bandwidth};
 
 use super::BenchError;
 use super::row::Hardware;
@@ -111,8 +111,8 @@ impl Target {
                     true => None,
                     false => Some(Ceilings {
                         read_bytes_per_s: read_bandwidth(&gpu)?,
-                        f32_ops_per_s: None,
-                        i8_ops_per_s: None,
+                        f32_ops_per_s: Some(matrix_ops(&gpu, Factors::F16)?),
+                        i8_ops_per_s: Some(matrix_ops(&gpu, Factors::I8)?),
                         start_us: None,
                     }),
                 };

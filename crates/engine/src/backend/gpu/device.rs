@@ -4,7 +4,8 @@ pub use rocmforge_gpu::{
     DeviceId, DeviceInfo, GpuError, OpenOptions, Survey, Variants, image_targets,
 };
 
-use rocmforge_gpu::Gpu;
+use rocmforge_cpu::Roofline;
+use rocmforge_gpu::{Factors, Gpu};
 
 use super::weights;
 use crate::backend::check::SelfCheck;
@@ -127,6 +128,17 @@ pub fn survey(options: &OpenOptions) -> Survey {
 /// Bytes that a second reads from the GPU's memory, measured.
 pub fn read_bandwidth(config: &GpuConfig) -> Result<f64, EngineError> {
     Ok(rocmforge_gpu::read_bandwidth(&config.open()?)?)
+}
+
+/// What the GPU can do at best, measured: its memory, and its matrix units with factors in f16 and in 8 bits, which is how
+/// its kernels multiply floats and quantized values.
+pub fn roofline(config: &GpuConfig) -> Result<Roofline, EngineError> {
+    let gpu = config.open()?;
+    Ok(Roofline {
+        read_bytes_per_s: rocmforge_gpu::read_bandwidth(&gpu)?,
+        f32_ops_per_s: rocmforge_gpu::matrix_ops(&gpu, Factors::F16)?,
+        i8_ops_per_s: rocmforge_gpu::matrix_ops(&gpu, Factors::I8)?,
+    })
 }
 
 /// Bytes that the weights of `part` take on `gpu`.

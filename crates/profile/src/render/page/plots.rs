@@ -154,7 +154,7 @@ impl<'a> Roofline<'a> {
                 .filter(is_rate),
             roofs: [
                 roof("8-bit", |c| c.i8_ops_per_s),
-                roof("f32", |c| c.f32_ops_per_s),
+                roof("floats", |c| c.f32_ops_per_s),
             ]
             .into_iter()
             .flatten()
