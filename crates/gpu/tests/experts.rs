@@ -123,7 +123,7 @@ fn products_of_every_format() {
         for (f, ty) in FORMATS.into_iter().enumerate() {
             let random = &mut Random(f as u64);
             let n_in = [256, 512][f % 2] + usize::from(ty.block_len() == 1) * (f % 3 * 2 + 1);
-            for i in 0..LOADS.len() {
+            for (i, load) in LOADS.iter().enumerate() {
                 let step = step_of(i, random);
                 let choices = step.choices();
                 let n_out = [40, 33, 7][(f + i) % 3];
@@ -136,7 +136,7 @@ fn products_of_every_format() {
                     .collect();
                 let buffer = step.route(&gpu);
                 let routing = buffer.of(step.n_tokens());
-                for (v, gpu) in common::with_variants(&gpu, LOADS[i].3).iter().enumerate() {
+                for (v, gpu) in common::with_variants(&gpu, load.3).iter().enumerate() {
                     let run = || {
                         let out = gpu.upload(&vec![0.5f32; max_rows * n_out]).unwrap();
                         let matrices = experts.matrices();
@@ -148,7 +148,7 @@ fn products_of_every_format() {
                         true => three_orders(run),
                         false => run(),
                     };
-                    let what = format!("{} {} {:?}", common::name(gpu), ty.name(), LOADS[i]);
+                    let what = format!("{} {} {:?}", common::name(gpu), ty.name(), load);
                     assert_rows(&found, &expected, 0.5, &what);
                 }
             }
@@ -178,7 +178,7 @@ fn gate_and_up() {
         for (k, types) in pairs.into_iter().enumerate() {
             let (n_out, n_in, random) = (33, 256, &mut Random(k as u64));
             let activation = [Activation::Silu, Activation::GeluTanh][k % 2];
-            for i in 0..LOADS.len() {
+            for (i, load) in LOADS.iter().enumerate() {
                 let step = step_of(i, random);
                 let choices = step.choices();
                 let shape = [step.n_experts, n_out, n_in];
@@ -200,7 +200,7 @@ fn gate_and_up() {
                 let expected: Vec<Vec<(f64, f64)>> = expected.collect();
                 let buffer = step.route(&gpu);
                 let routing = buffer.of(step.n_tokens());
-                for gpu in common::with_variants(&gpu, LOADS[i].3) {
+                for gpu in common::with_variants(&gpu, load.3) {
                     let found = three_orders(|| {
                         let [out, beside] =
                             [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
@@ -215,7 +215,7 @@ fn gate_and_up() {
                         let rows = 0..choices.of_row.len() * n_out;
                         gpu.read(out.as_slice::<f32>().part(rows)).unwrap()
                     });
-                    let what = format!("{} {types:?} {:?}", common::name(&gpu), LOADS[i]);
+                    let what = format!("{} {types:?} {:?}", common::name(&gpu), load);
                     assert_rows(&found, &expected, 0.0, &what);
                 }
             }
