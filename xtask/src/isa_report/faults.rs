@@ -38,6 +38,12 @@ const EXCEPTIONS: &[Exception] = &[
         fault: Fault::ScalarSpill,
         reason: "as matvec_2_8: one to three addresses, with Q3_K and Q6_K",
     },
+    Exception {
+        module: "expert_matvec",
+        kernel: "expert_matvec_4",
+        fault: Fault::ScalarSpill,
+        reason: "as matvec_2_8, on gfx90a: one to nine addresses, with Q3_K and Q6_K",
+    },
 ];
 
 /// Whether the list of exceptions has it. `module` is with or without its format.

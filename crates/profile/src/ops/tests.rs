@@ -205,7 +205,10 @@ fn step(with_launches: bool) -> StepTimes {
     ];
     let part = |(i, part): (usize, &StepPart)| PartTime {
         part: part.clone(),
-        side: Side::Gpu,
+        side: match with_launches {
+            true => Side::Gpu,
+            false => Side::Cpu,
+        },
         start: 10 * i as u32 * US,
         duration: 10 * US,
     };
