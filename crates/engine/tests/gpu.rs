@@ -196,8 +196,8 @@ fn every_type_of_cache_gives_the_logits_of_the_cpu() {
     let qwen3 = model("qwen3", GgmlType::F32);
     for (kv_type, bounds) in [
         (KvType::F16, [5e-3, 1e-5]),
-        (KvType::Q8_0, [0.1, 1e-2]),
-        (KvType::F8E4M3, [0.1, 1e-2]),
+        (KvType::Q8_0, [2e-2, 1e-2]),
+        (KvType::F8E4M3, [2e-2, 1e-2]),
     ] {
         let start = |model: &Model, graphs| {
             let gpu = Device::Gpu(GpuConfig {
