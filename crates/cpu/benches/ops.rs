@@ -76,13 +76,10 @@ fn to_f16(x: &[f32]) -> Vec<u16> {
 
 /// Scale and codes of each head.
 fn to_f8(values: &[f32], dim: usize) -> Vec<u8> {
-    let mut heads = vec![0; values.len() / dim * (dim + 1)];
-    for (row, head) in values
-        .chunks_exact(dim)
-        .zip(heads.chunks_exact_mut(dim + 1))
-    {
-        let (scale, codes) = head.split_at_mut(1);
-        scale[0] = f8::quantize(row, codes);
+    let len = dim + f8::SCALE_BYTES;
+    let mut heads = vec![0; values.len() / dim * len];
+    for (row, head) in values.chunks_exact(dim).zip(heads.chunks_exact_mut(len)) {
+        f8::store(row, head);
     }
     heads
 }

@@ -19,6 +19,7 @@ mod scalar;
 use std::cell::RefCell;
 use std::ops::Range;
 
+use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 
 use crate::generic::attention::{
@@ -65,7 +66,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F32(x) => KvSlice::F32(&x[range]),
             KvSlice::Q8_0(x) => KvSlice::Q8_0(&x[range.start / QK..range.end / QK]),
             KvSlice::F8E4M3 { heads, dim } => {
-                let head = dim + 1;
+                let head = dim + f8::SCALE_BYTES;
                 let heads = &heads[range.start / dim * head..range.end / dim * head];
                 KvSlice::F8E4M3 { heads, dim }
             }
@@ -105,7 +106,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => x.len(),
             KvSlice::F32(x) => x.len(),
             KvSlice::Q8_0(x) => x.len() * QK,
-            KvSlice::F8E4M3 { heads, dim } => heads.len() / (dim + 1) * dim,
+            KvSlice::F8E4M3 { heads, dim } => heads.len() / (dim + f8::SCALE_BYTES) * dim,
         }
     }
 

@@ -77,9 +77,9 @@ impl Seq {
         for (x, dim) in [(&mut self.k, shape.k_dim), (&mut self.v, shape.v_dim)] {
             for row in x.chunks_exact_mut(dim) {
                 let mut codes = vec![0; dim];
-                let scale = f8::quantize(row, &mut codes);
+                let scale = f8::quantize(row, &mut codes).to_f32();
                 for (x, code) in row.iter_mut().zip(codes) {
-                    *x = f8::number(code) * f8::factor(scale);
+                    *x = f8::number(code) * scale;
                 }
             }
         }
@@ -158,10 +158,10 @@ fn blocks(x: &[f32]) -> Vec<Q8_0> {
 
 /// Scale and codes of each row.
 fn heads_f8(x: &[f32], dim: usize) -> Vec<u8> {
-    let mut heads = vec![0; x.len() / dim * (dim + 1)];
-    for (row, head) in x.chunks_exact(dim).zip(heads.chunks_exact_mut(dim + 1)) {
-        let (scale, codes) = head.split_at_mut(1);
-        scale[0] = f8::quantize(row, codes);
+    let len = dim + f8::SCALE_BYTES;
+    let mut heads = vec![0; x.len() / dim * len];
+    for (row, head) in x.chunks_exact(dim).zip(heads.chunks_exact_mut(len)) {
+        f8::store(row, head);
     }
     heads
 }

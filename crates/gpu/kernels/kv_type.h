@@ -7,14 +7,14 @@
 //     type     code               scales of a row                     value
 //     F16      f16                none                                the code; nearest even
 //     Q8_0     int8               f16, one for 32 values              code * scale, as blocks of gguf's Q8_0 bit by bit
-//     F8E4M3   e4m3fn of OCP 1.0  one E8M0, s                         code * 2^(s - 127)
+//     F8E4M3   e4m3fn of OCP 1.0  bf16, one                           code * scale, as rows of gguf's f8 bit by bit
 //
 // Why F8E4M3 has a scale: a code ends at 448 and has its three bits of mantissa down to 2^-6 only. Keys of models whose
 // projections have a bias (Qwen2) have values of several hundreds in a few dimensions, which would saturate, and values
-// of early layers lie below 2^-6, where what is left of a code is one bit or none. A power of two costs no rounding,
-// one byte for a head, and one multiplication for a score. It brings the largest magnitude of the row to 224 to 448, so
-// that nothing saturates. One for a head of a token rather than a constant of the layer: there is nothing to calibrate,
-// and a token's bits do not depend on others. Bits are the same on every device and on the CPU.
+// of early layers lie below 2^-6, where what is left of a code is one bit or none. It brings the largest magnitude of the
+// row to 448, for two bytes of a head and one multiplication of a score. The product of a code, 4 bits, and a scale, 8, is
+// exact. One for a head of a token rather than a constant of the layer: there is nothing to calibrate, and a token's bits
+// do not depend on others. Bits are the same on every device and on the CPU.
 //
 // A row with a value that is not finite has scales that are not numbers, so that its attention is none, as with F16.
 // The codes 0x7f, 0x80 and 0xff are never stored: they are NaN, -0 and NaN in OCP's e4m3fn, and 240, NaN and -240 in the
@@ -135,16 +135,15 @@ DEV u8 to_e4m3(float x) {
     return (u8)(code ? code | sign : 0);
 }
 
-// The scale of a row whose largest magnitude has these bits: the least s with magnitude <= 448 * 2^(s - 127), at least 1.
-// Rows beyond 1.75 * 2^121 count as not finite, so that no power of two that loads need is beyond f32.
-constexpr u32 E8M0_NAN = 255, E8M0_LARGEST = 240;
-DEV u32 to_e8m0(u32 max_bits) {
-    u32 exponent = max_bits >> 23, above = (max_bits & 0x7fffffu) > 0x600000u;
-    u32 s = max_of(exponent + above, 9u) - 8;
-    return s <= E8M0_LARGEST ? s : E8M0_NAN;
+DEV float of_bf16(u32 code) { return bits<float>(code << 16); }
+
+// The scale, as bf16, of a row whose largest magnitude has these bits: that over 448, to nearest even, at least 2^-126. The
+// largest is 146 * 2^112: 448 times as much is finite, and so is the factor that loads need.
+DEV u32 e4m3_scale(u32 max_bits) {
+    if (max_bits >= FINITE) return NOT_A_NUMBER >> 16;
+    u32 quotient = bits<u32>(bits<float>(max_bits) / 448.0f);
+    return max_of((quotient + 0x7fffu + (quotient >> 16 & 1)) >> 16, 0x0080u);
 }
-// 2^(s - 127), times 2^shift.
-DEV float of_e8m0(u32 s, u32 shift) { return bits<float>(s == E8M0_NAN ? NOT_A_NUMBER : (s + shift) << 23); }
 
 // ---------------------------------------------------------------------------------------------- types
 // Each has
@@ -218,24 +217,26 @@ struct F8E4M3 : Bytes {
         u32x2 raw;
         DEV_MEMBER void unpack(float* to) const { unpack_e4m3(raw, to); }
     };
-    typedef u8 Scale;
+    typedef u16 Scale;
     DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) { return {load8(from, row, dim, at)}; }
-    DEV_MEMBER static Scale load_scale(const Planes& from, u64 row, u32, u32) { return from.scales[row]; }
-    DEV_MEMBER static float factor(Scale scale) { return of_e8m0(scale, E4M3_SHIFT); }
+    DEV_MEMBER static Scale load_scale(const Planes& from, u64 row, u32, u32) { return ((const u16*)from.scales)[row]; }
+    DEV_MEMBER static float factor(Scale scale) { return of_bf16(scale) * (float)(1u << E4M3_SHIFT); }
     DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
         float values[8];
         unpack_e4m3({{from.codes[row * dim + at], 0}}, values);
-        return values[0] * factor(from.scales[row]);
+        return values[0] * factor(load_scale(from, row, dim, at));
     }
     // See store_row().
     DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32, const float* x) {
         u32 lane_of_team = tid() % TEAM, max_bits = 0;
         for (u32 i = lane_of_team; i < dim; i += TEAM) max_bits = max_of(max_bits, bits<u32>(x[i]) & 0x7fffffffu);
-        u32 s = to_e8m0(group_reduce<Max, TEAM>(max_bits));
+        max_bits = group_reduce<Max, TEAM>(max_bits);
         if (dim == 0) return;
-        float inverse = s == E8M0_NAN ? 0.0f : bits<float>((254 - s) << 23);
-        for (u32 i = lane_of_team; i < dim; i += TEAM) to.codes[row * dim + i] = s == E8M0_NAN ? 0 : to_e4m3(x[i] * inverse);
-        if (lane_of_team == 0) to.scales[row] = (u8)s;
+        u32 scale = e4m3_scale(max_bits);
+        // Divided, not multiplied with an inverse: so the code is the nearest to the exact quotient (gguf's f8).
+        for (u32 i = lane_of_team; i < dim; i += TEAM)
+            to.codes[row * dim + i] = max_bits < FINITE ? to_e4m3(x[i] / of_bf16(scale)) : 0;
+        if (lane_of_team == 0) ((u16*)to.scales)[row] = (u16)scale;
     }
 };
 
@@ -253,7 +254,7 @@ template <typename Type> struct Piece {
     DEV_MEMBER static Piece load(const Planes& from, u64 row, u32 dim, u32 at) {
         return {Type::load(from, row, dim, at), Type::load_scale(from, row, dim, at)};
     }
-    // Values of Q8_0 are rounded to nearest even; those of F8E4M3 are exact within the range of f16.
+    // Values of types with scales have up to 15 and 12 bits and are rounded to nearest even.
     DEV_MEMBER u32x4 halves() const {
         if constexpr (Type::SCALES == Scales::None) {
             return eight.raw;

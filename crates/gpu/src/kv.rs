@@ -12,7 +12,7 @@ pub enum KvType {
     F16,
     /// Blocks of 32 values of a head, as `gguf`'s `Q8_0`.
     Q8_0,
-    /// Eight bits a value (e4m3fn of OCP) and a power of two for each head.
+    /// Eight bits a value (e4m3fn of OCP) and a bf16 scale for each head, as `gguf`'s `f8`.
     F8E4M3,
 }
 
@@ -32,7 +32,7 @@ impl KvType {
         match self {
             KvType::F16 => 0,
             KvType::Q8_0 => 2 * dim.div_ceil(32),
-            KvType::F8E4M3 => 1,
+            KvType::F8E4M3 => 2,
         }
     }
 
@@ -91,7 +91,7 @@ impl KvShape {
 
 /// The keys and values of a layer, in pages that tokens of any sequence may take. Each is a plane of codes
 /// `[n_blocks, n_kv_heads, page, dim]`, then one of scales `[n_blocks, n_kv_heads, page, n_scales]`: f16 bits in blocks of
-/// 32 values for [`KvType::Q8_0`], one byte for [`KvType::F8E4M3`], none for [`KvType::F16`].
+/// 32 values for [`KvType::Q8_0`], those of a bf16 for [`KvType::F8E4M3`], none for [`KvType::F16`].
 #[derive(Clone, Copy)]
 pub struct KvLayer<'a> {
     pub shape: KvShape,

@@ -4,7 +4,7 @@ mod common;
 
 use common::kv::{self, Stored};
 use common::values::Random;
-use half::f16;
+use half::{bf16, f16};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Gpu, KvLayer, KvShape, KvType, SeqRows, Step};
 
@@ -257,9 +257,9 @@ const VARIANTS: [&str; 4] = [
 fn check(name: &str, case: &Case) {
     let data = Data::new(case);
     let exact = data.expected(case, |x| x);
-    // The prefill kernels take values of Q8_0 as f16.
+    // The prefill kernels take values of types with scales as f16.
     let rounded =
-        (case.ty == KvType::Q8_0).then(|| data.expected(case, |x| f16::from_f64(x).to_f64()));
+        (case.ty != KvType::F16).then(|| data.expected(case, |x| f16::from_f64(x).to_f64()));
     for gpu in common::gpus_with(&VARIANTS) {
         let out = match gpu.variants().is_empty() {
             true => common::three_orders(|| data.run(&gpu, case)),
@@ -385,7 +385,9 @@ fn every_code_is_read_exactly() {
                         _ => code,
                     });
                     let scales = match ty {
-                        KvType::F8E4M3 => vec![[127, 118, 134][seq]],
+                        KvType::F8E4M3 => bf16::from_f32([1.0, 0.0019, 1.75][seq])
+                            .to_le_bytes()
+                            .to_vec(),
                         _ => f16::from_f32([1.0, 0.001, 511.5][seq])
                             .to_le_bytes()
                             .repeat(2),
@@ -396,7 +398,7 @@ fn every_code_is_read_exactly() {
             }
             let got = data.run(&gpu, &case);
             let name = common::name(&gpu);
-            let is_rounded = ty == KvType::Q8_0 && name.contains("prefill");
+            let is_rounded = name.contains("prefill");
             for (i, (got, wanted)) in got.iter().zip(data.expected(&case, |x| x)).enumerate() {
                 let wanted = match is_rounded {
                     true => f16::from_f64(wanted).to_f32(),

@@ -5,7 +5,7 @@ mod common;
 use common::kv::{self, Stored};
 use common::three_orders;
 use common::values::{Random, assert_close};
-use half::f16;
+use half::{bf16, f16};
 use rocmforge_gguf::quant::f8;
 use rocmforge_gpu::ops::{HeadNorms, RopeKv, RopeStyle, Rotation};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Step, ops};
@@ -238,7 +238,7 @@ fn append_writes_the_nearest_numbers_and_nothing_else() {
             let n = rows.n() * shape.n_kv_heads;
             let mut k = random.normals(n * shape.k_dim);
             for (i, head) in k.chunks_mut(shape.k_dim).enumerate() {
-                let magnitude = [1.0, 1e-3, 300.0, 1e-30, 0.0][i % 5];
+                let magnitude = [1.0, 1e-3, 300.0, 1e-30, 0.0, 1e37, 1e-38][i % 7];
                 head.iter_mut().for_each(|x| *x *= magnitude);
             }
             let k = with_specials(k);
@@ -262,26 +262,27 @@ fn append_writes_the_nearest_numbers_and_nothing_else() {
     }
 }
 
-/// Every number, the middles between neighbours and what is next to those.
+/// Every number, the middles between neighbours and what is next to those, times scales of few and of many bits.
 #[test]
 fn f8_rounds_to_the_nearest() {
-    // With the largest magnitude 448 the scale is 1.
-    let mut values = Vec::new();
-    for code in 0..0x7e {
-        let (a, b) = (f8::number(code), f8::number(code + 1));
-        let middle = (a + b) / 2.0;
-        let near = |by: i32| f32::from_bits(middle.to_bits().wrapping_add_signed(by));
-        values.extend([a, middle, near(1), near(-1)]);
-    }
-    values.extend(values.clone().iter().map(|x| -x));
-    let mut shape = shapes().next().unwrap();
-    (shape.n_kv_heads, shape.k_dim, shape.v_dim) = (values.len().div_ceil(63), 64, 64);
     let mut heads = Vec::new();
-    for values in values.chunks(63) {
-        heads.push(448.0);
-        heads.extend(values);
-        heads.resize(heads.len().next_multiple_of(64), 0.0);
+    for scale in [1.0, 221.0 / 128.0 * 2f32.powi(-20)] {
+        let mut values = Vec::new();
+        for code in 0..0x7e {
+            let (a, b) = (f8::number(code) * scale, f8::number(code + 1) * scale);
+            let middle = (a + b) / 2.0;
+            let near = |by: i32| f32::from_bits(middle.to_bits().wrapping_add_signed(by));
+            values.extend([a, middle, near(1), near(-1)]);
+        }
+        values.extend(values.clone().iter().map(|x| -x));
+        for values in values.chunks(63) {
+            heads.push(448.0 * scale);
+            heads.extend(values);
+            heads.resize(heads.len().next_multiple_of(64), 0.0);
+        }
     }
+    let mut shape = shapes().next().unwrap();
+    (shape.n_kv_heads, shape.k_dim, shape.v_dim) = (heads.len() / 64, 64, 64);
     let kv_shape = kv_shape(&shape, KvType::F8E4M3);
     for gpu in common::gpus() {
         let rows = Rows::new(&gpu, shape.page as u32);
@@ -293,9 +294,10 @@ fn f8_rounds_to_the_nearest() {
         let places = places(&rows, shape.n_kv_heads, shape.page);
         for (head, place) in heads.chunks(64).zip(places) {
             let [codes, scale] = stored.row(place.unwrap());
-            assert_eq!(scale, [127]);
+            let factor = bf16::from_le_bytes([scale[0], scale[1]]).to_f32();
+            assert_eq!(factor, head[0] / 448.0);
             for (&x, &code) in head.iter().zip(codes) {
-                assert_eq!(code, f8::nearest(x), "{x} on {}", gpu.target());
+                assert_eq!(code, f8::nearest(x / factor), "{x} on {}", gpu.target());
             }
         }
     }

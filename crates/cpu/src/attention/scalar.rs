@@ -50,8 +50,8 @@ fn element(cache: KvSlice<'_>, i: usize) -> f64 {
         KvSlice::F32(x) => f64::from(x[i]),
         KvSlice::Q8_0(x) => f64::from(x[i / 32].d.to_f32()) * f64::from(x[i / 32].qs[i % 32]),
         KvSlice::F8E4M3 { heads, dim } => {
-            let head = &heads[i / dim * (dim + 1)..];
-            f64::from(f8::factor(head[0])) * f64::from(f8::number(head[1 + i % dim]))
+            let (factor, codes) = f8::load(&heads[i / dim * (dim + f8::SCALE_BYTES)..]);
+            f64::from(factor) * f64::from(f8::number(codes[i % dim]))
         }
     }
 }

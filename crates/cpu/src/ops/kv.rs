@@ -14,7 +14,7 @@ use crate::pool::Pool;
 
 /// Writes the key (or value) rows of tokens into their slots: as f16 rounded to nearest even, as
 /// Q8_0 quantized like activations ([`crate::ActFormat::Q8x32`]), as codes of eight bits with a scale
-/// for each head ([`f8::quantize`]).
+/// for each head ([`f8::store`]).
 ///
 /// - `x` [n_tokens, n_kv_heads * dim]
 /// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot
@@ -48,7 +48,7 @@ pub fn kv_append(
         }
         KvSliceMut::F8E4M3 { dim: cached, .. } => {
             assert_eq!(dim, cached, "heads as wide as those of the cache");
-            dim + 1
+            dim + f8::SCALE_BYTES
         }
     };
     let layout = Layout {
@@ -95,10 +95,7 @@ pub fn kv_append(
             });
         }
         KvSliceMut::F8E4M3 { heads, .. } => {
-            append(pool, &layout, x, slots, heads, &|row, out| {
-                let (scale, codes) = out.split_at_mut(1);
-                scale[0] = f8::quantize(row, codes);
-            });
+            append(pool, &layout, x, slots, heads, &f8::store);
         }
     }
 }

@@ -49,7 +49,7 @@ pub fn kv_copy(layout: &KvLayout, runs: &[SlotRun], cache: KvSliceMut<'_>) {
         KvSliceMut::F16(cache) => copy(layout, layout.dim, runs, cache),
         KvSliceMut::F32(cache) => copy(layout, layout.dim, runs, cache),
         KvSliceMut::Q8_0(cache) => copy(layout, layout.dim / 32, runs, cache),
-        KvSliceMut::F8E4M3 { heads, dim } => copy(layout, dim + 1, runs, heads),
+        KvSliceMut::F8E4M3 { heads, dim } => copy(layout, dim + f8::SCALE_BYTES, runs, heads),
     }
 }
 
@@ -116,8 +116,8 @@ fn read(isa: Isa, head: KvSlice<'_>, out: &mut [f32]) {
             }
         }
         KvSlice::F8E4M3 { heads: head, .. } => {
-            let factor = f8::factor(head[0]);
-            for (out, &code) in out.iter_mut().zip(&head[1..]) {
+            let (factor, codes) = f8::load(head);
+            for (out, &code) in out.iter_mut().zip(codes) {
                 *out = f8::number(code) * factor;
             }
         }

@@ -10,6 +10,8 @@ mod block_table;
 mod forget;
 mod prefix;
 
+use rocmforge_gguf::quant::f8;
+
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
 pub use forget::{Compaction, KvShift};
@@ -50,8 +52,7 @@ pub enum KvType {
     F32,
     /// Codes of 8 bits in blocks of 32 values of a head, with an f16 scale.
     Q8_0,
-    /// Floating point of 8 bits, 4 of them the exponent's, with a power of two for each head
-    /// ([`rocmforge_gguf::quant::f8`]).
+    /// Floating point of 8 bits, 4 of them the exponent's, with a bf16 scale for each head ([`f8`]).
     F8E4M3,
 }
 
@@ -82,7 +83,7 @@ impl KvType {
             KvType::F16 => 2 * dim,
             KvType::F32 => 4 * dim,
             KvType::Q8_0 => 34 * dim.div_ceil(32),
-            KvType::F8E4M3 => dim + 1,
+            KvType::F8E4M3 => dim + f8::SCALE_BYTES,
         }
     }
 }

@@ -50,7 +50,7 @@ struct Norm {
 // Scales of a row and their bytes.
 DEV u32 scale_bytes(u32 dim) {
     if constexpr (Kv::SCALES == kv::Scales::Block) return 2 * div_up(dim, kv::BLOCK);
-    return Kv::SCALES == kv::Scales::Row ? 1 : 0;
+    return Kv::SCALES == kv::Scales::Row ? 2 : 0;
 }
 
 DEV void copy_row(const kv::Planes& cache, u64 from, u64 to, u32 dim) {

@@ -1,6 +1,6 @@
 //! Caches of keys and values as tests fill them: rows encoded by plain loops, and the numbers that are left.
 
-use half::f16;
+use half::{bf16, f16};
 use rocmforge_gguf::quant::f8;
 use rocmforge_gpu::{KvShape, KvType};
 
@@ -45,7 +45,7 @@ pub(crate) fn encode(ty: KvType, x: &[f32]) -> [Vec<u8>; 2] {
         KvType::F8E4M3 => {
             let mut codes = vec![0; x.len()];
             let scale = f8::quantize(x, &mut codes);
-            [codes, vec![scale]]
+            [codes, scale.to_le_bytes().to_vec()]
         }
     }
 }
@@ -63,7 +63,7 @@ pub(crate) fn decode(ty: KvType, codes: &[u8], scales: &[u8]) -> Vec<f64> {
                 .collect()
         }
         KvType::F8E4M3 => {
-            let factor = f64::from(f8::factor(scales[0]));
+            let factor = bf16::from_le_bytes([scales[0], scales[1]]).to_f64();
             let numbers = codes.iter().map(|&code| f64::from(f8::number(code)));
             numbers.map(|x| x * factor).collect()
         }

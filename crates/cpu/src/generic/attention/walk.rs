@@ -174,7 +174,8 @@ fn rows<'a, S: Simd>(
             }
         }
         KvSlice::F8E4M3 { heads, .. } => {
-            let heads = heads[slot * (dim + 1)..].chunks_exact(dim + 1);
+            let head = dim + f8::SCALE_BYTES;
+            let heads = heads[slot * head..].chunks_exact(head);
             for (head, out) in heads.zip(buffer.chunks_exact_mut(pad)).take(BLOCK) {
                 widen_f8(s, head, out);
             }
@@ -224,7 +225,7 @@ fn rows<'a, S: Simd>(
 /// A head of codes after their scale as f32, padded with 0.
 #[inline(always)]
 fn widen_f8<S: Simd>(s: S, head: &[u8], out: &mut [f32]) {
-    let (scale, codes) = (f8::factor(head[0]), &head[1..]);
+    let (scale, codes) = f8::load(head);
     // A half with the bits of a code is 2^8 times less than it.
     let factor = s.splat(scale * 256.0);
     let (out, padding) = out.split_at_mut(codes.len());

@@ -356,11 +356,21 @@ fn only_heads_next_to_each_other_are_the_same() {
     let planes = |off| [codes(off), [0x00, 0x3c].repeat(3)].concat();
     let got = taken(KvType::Q8_0, 32, &planes([0, 1, 3]), &planes([0; 3]));
     assert_eq!(got, [true, true, false]);
-    // Neighbours, numbers two apart, and neighbours with scales two apart.
-    let own = [0x38, 0x41, 0x38, 0x42, 0x70, 0x77, 127, 127, 127];
-    let other = [0x38, 0x40, 0x38, 0x40, 0x78, 0x7e, 127, 127, 126];
+    // Neighbours, numbers two apart, neighbours with scales next to each other, equal codes with scales that are not.
+    let planes = |codes: [u8; 8], scales: [u16; 4]| {
+        let scales = scales.iter().flat_map(|scale| scale.to_le_bytes());
+        codes.into_iter().chain(scales).collect::<Vec<u8>>()
+    };
+    let own = planes(
+        [0x38, 0x41, 0x38, 0x42, 0x70, 0x77, 0x7e, 0x38],
+        [0x3f80, 0x3f80, 0x3f80, 0x3f80],
+    );
+    let other = planes(
+        [0x38, 0x40, 0x38, 0x40, 0x71, 0x77, 0x7e, 0x38],
+        [0x3f80, 0x3f80, 0x3f7f, 0x3fa0],
+    );
     let got = taken(KvType::F8E4M3, 2, &own, &other);
-    assert_eq!(got, [true, false, true]);
+    assert_eq!(got, [true, false, true, false]);
 }
 
 #[test]

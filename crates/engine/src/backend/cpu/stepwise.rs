@@ -95,14 +95,14 @@ impl LayerCache {
                 });
             }
             (CacheData::F8E4M3 { heads: own, dim }, CacheData::F8E4M3 { heads: other, .. }) => {
-                take_near(own, other, *dim + 1, |head| {
-                    let factor = f8::factor(head[0]);
-                    let values: Vec<f32> = head[1..]
+                take_near(own, other, *dim + f8::SCALE_BYTES, |head| {
+                    let (factor, codes) = f8::load(head);
+                    let values: Vec<f32> = codes
                         .iter()
                         .map(|&code| f8::number(code) * factor)
                         .collect();
-                    // Three bits of mantissa, or steps of 2^-9.
-                    let step = values.iter().map(|x| (x.abs() / 7.5).max(factor / 500.0));
+                    // Three bits of mantissa, or steps of 2^-9, and the last bit of the scale.
+                    let step = values.iter().map(|x| (x.abs() / 7.0).max(factor / 500.0));
                     let step = step.collect();
                     (values, step)
                 });
@@ -162,7 +162,7 @@ impl CacheData {
             }
             KvType::Q8_0 => CacheData::Q8_0(together(2, 32)),
             KvType::F8E4M3 => CacheData::F8E4M3 {
-                heads: together(1, dim),
+                heads: together(f8::SCALE_BYTES, dim),
                 dim,
             },
         }
@@ -182,11 +182,11 @@ impl CacheData {
                 values
             }
             CacheData::F8E4M3 { heads, dim } => {
-                let heads = heads.chunks_exact(dim + 1);
+                let heads = heads.chunks_exact(dim + f8::SCALE_BYTES);
                 heads
                     .flat_map(|head| {
-                        let factor = f8::factor(head[0]);
-                        head[1..].iter().map(move |&code| f8::number(code) * factor)
+                        let (factor, codes) = f8::load(head);
+                        codes.iter().map(move |&code| f8::number(code) * factor)
                     })
                     .collect()
             }
