@@ -48,7 +48,7 @@ fn inspect_describes_the_embedded_model() {
     );
     for name in ["fp8", "f8_e4m3", "fp8_e4m3"] {
         let float = run(&["inspect", "--json", "--kv-type", name]).json();
-        let kv_bytes = 10 * 2 * (64 + 1) * 2 * 2048;
+        let kv_bytes = 10 * 2 * (64 + 2) * 2 * 2048;
         assert_eq!(float["memory"]["kv_bytes"], kv_bytes, "{name}");
     }
     // Long arrays are cut, strings are not.

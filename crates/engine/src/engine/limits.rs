@@ -255,9 +255,9 @@ mod tests {
             kv_type: KvType::F8E4M3,
             ..config.clone()
         };
-        // A byte for each value and one for each head: 65 instead of 128.
+        // A byte for each value and two for each head: 66 instead of 128.
         let float = resolve(&float, Some(20 * MIB)).0;
-        let fitting = (20 * MIB / 4 * 3 - step) / 2600 / 32 * 32;
+        let fitting = (20 * MIB / 4 * 3 - step) / 2640 / 32 * 32;
         assert_eq!(float, fitting.min(2048) as usize);
         let asked = EngineConfig {
             n_ctx: Some(5000),
