@@ -6,6 +6,12 @@
 constexpr u32 THREADS = 256;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 
+// Adds to what is there instead of storing.
+constexpr u32 ADD = 1;
+// Blocks of all rows of some outputs begin before those of the next outputs, so that weights are read once where the cache
+// does not hold them; else blocks of all outputs of some rows. Block bid_x() of the first kind, bid_y() of the other.
+constexpr u32 ROWS_FIRST = 2;
+
 struct MatmulParams {
     Weights w;
     // Quantized: [n_rows, n_in] codes, [n_rows, n_in / ACT_BLOCK] scales, [n_rows, n_in / 16] sums of 16 codes.
@@ -19,8 +25,8 @@ struct MatmulParams {
     // [n_rows, n_out].
     float* out;
     u32 n_rows;
-    // 0: store, 1: add to what is there.
-    u32 add;
+    // ADD, ROWS_FIRST.
+    u32 flags;
 };
 
 // What a block computes: which block of outputs, and which of the rows from `row` on.
@@ -34,7 +40,7 @@ DEV void write_out(const MatmulParams& p, u32 row, u32 o, float v) {
     if (row >= p.n_rows || o >= p.w.n_out) return;
     if (p.bias) v += p.bias[o];
     float* to = p.out + (u64)row * p.w.n_out + o;
-    *to = p.add ? *to + v : v;
+    *to = p.flags & ADD ? *to + v : v;
 }
 
 // A lane's ROWS or COLS numbers of a tile.

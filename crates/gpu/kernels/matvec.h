@@ -8,12 +8,16 @@
 //
 // A wave takes ROWS rows of w at a time (of gate and up one each when gated), lane after lane a chunk of 16 bytes or
 // more (quant.h), so that each load of the wave is one stretch of memory; LOADS chunks are under way before the first is
-// used. Activations come through the cache. `split` (a power of two) waves share a row, or a small matrix would leave
-// most of the GPU without work; it depends on the matrix alone. Each lane adds up its chunks in order, then the wave its
-// lanes, then a thread the waves: an order that neither N, nor ROWS, nor the company in the launch changes. Products and
-// sums are fused by hand, so that all variants round alike.
+// used. Activations come through the cache. A row is shared by `split` (a power of two) waves, or a small matrix would
+// leave most of the GPU without work; it depends on the matrix alone. Each lane adds up its chunks in order, then the wave
+// its lanes, then a thread the waves: an order that neither N, nor ROWS, nor the company in the launch changes. Products
+// and sums are fused by hand, so that all variants round alike.
 //
-// Blocks of 256 threads; shared memory: (256 / WARP_SIZE) * ROWS * N floats.
+// IN_TURNS: the waves of a row are virtual. A wave of the device computes a power of two of them one after the other, each
+// with sums of its own, so that the order of additions is the same for any number of turns. The loop takes registers, so
+// that it is a kernel of its own.
+//
+// Blocks of 256 threads; shared memory: (256 / WARP_SIZE) * ROWS * N floats, IN_TURNS (256 / WARP_SIZE) times as many.
 #pragma once
 #include "activation.h"
 #include "quant.h"
@@ -35,10 +39,11 @@ struct Job {
     const float* bias;
     float* out;
     u32 first_block;
-    // log2 of the waves that share a row.
+    // log2 of the virtual waves that share a row.
     u32 split_log;
     Mode mode;
-    u32 pad;
+    // IN_TURNS: log2 of the virtual waves that a wave computes, no more than split_log.
+    u32 turns_log;
 };
 
 struct MatvecParams {
@@ -64,6 +69,7 @@ DEV Job choose(bool second, const Job& a, const Job& b) {
     j.first_block = second ? b.first_block : a.first_block;
     j.split_log = second ? b.split_log : a.split_log;
     j.mode = second ? b.mode : a.mode;
+    j.turns_log = second ? b.turns_log : a.turns_log;
     return j;
 }
 
@@ -193,16 +199,18 @@ struct Part {
 };
 
 // Products of up to N rows of activations with the rows of the block's waves.
-template <u32 ROWS, u32 N, typename Some = AllRows> DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
-    SHARED(float, part, N_WAVES * ROWS * N);
+template <u32 ROWS, u32 N, typename Some = AllRows, bool IN_TURNS = false>
+DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
+    SHARED(float, part, N_WAVES * (IN_TURNS ? N_WAVES : 1) * ROWS * N);
     bool gated = ROWS == 2 && p.gated;
     Job job = choose(!gated && of.block >= p.jobs[1].first_block, p.jobs[0], p.jobs[1]);
     job = choose(!gated && of.block >= p.jobs[2].first_block, job, p.jobs[2]);
     // Rows of w, or pairs of rows of gate and up.
-    u32 n_groups = N_WAVES >> job.split_log, per_group = gated ? 1 : ROWS;
+    const u32 turns_log = IN_TURNS ? job.turns_log : 0, waves_log = job.split_log - turns_log;
+    u32 n_groups = N_WAVES >> waves_log, per_group = gated ? 1 : ROWS;
     u32 first_row = (of.block - job.first_block) * n_groups * per_group;
     u32 w = uniform(wave());
-    u32 first_of_wave = first_row + (w >> job.split_log) * per_group;
+    u32 first_of_wave = first_row + (w >> waves_log) * per_group;
 
     Block<FORMAT, Planes> rows[ROWS];
 #pragma unroll
@@ -217,23 +225,29 @@ template <u32 ROWS, u32 N, typename Some = AllRows> DEV void products(const Matv
 #pragma unroll
     for (u32 n = 0; n < N; n++) x_row[n] = of.first_row + (N == 1 ? 0 : min_of(n, of.n_rows - 1));
 
-    float acc[ROWS][N];
+    const u32 step = WARP_SIZE << job.split_log;
+#pragma unroll 1
+    for (u32 turn = 0; turn < 1u << turns_log; turn++) {
+        // From 0 on in the block.
+        const u32 virtual_wave = (w << turns_log) + turn;
+        float acc[ROWS][N];
 #pragma unroll
-    for (u32 r = 0; r < ROWS; r++)
+        for (u32 r = 0; r < ROWS; r++)
 #pragma unroll
-        for (u32 n = 0; n < N; n++) acc[r][n] = 0.0f;
-    u32 first = (w & ((1u << job.split_log) - 1)) * WARP_SIZE, step = WARP_SIZE << job.split_log;
-    if (!FORMAT::FLOAT || job.w.n_in % FORMAT::CHUNK == 0)
-        dot_rows<FORMAT, true>(p, rows, x_row, job.w.n_in, first, step, some, acc);
-    else if constexpr (FORMAT::FLOAT) dot_rows<FORMAT, false>(p, rows, x_row, job.w.n_in, first, step, some, acc);
+            for (u32 n = 0; n < N; n++) acc[r][n] = 0.0f;
+        u32 first = (virtual_wave & ((1u << job.split_log) - 1)) * WARP_SIZE;
+        if (!FORMAT::FLOAT || job.w.n_in % FORMAT::CHUNK == 0)
+            dot_rows<FORMAT, true>(p, rows, x_row, job.w.n_in, first, step, some, acc);
+        else if constexpr (FORMAT::FLOAT) dot_rows<FORMAT, false>(p, rows, x_row, job.w.n_in, first, step, some, acc);
 
 #pragma unroll
-    for (u32 r = 0; r < ROWS; r++)
+        for (u32 r = 0; r < ROWS; r++)
 #pragma unroll
-        for (u32 n = 0; n < N; n++) {
-            float sum = wave_sum(acc[r][n]);
-            if (lane() == 0) part[(w * ROWS + r) * N + n] = sum;
-        }
+            for (u32 n = 0; n < N; n++) {
+                float sum = wave_sum(acc[r][n]);
+                if (lane() == 0) part[(virtual_wave * ROWS + r) * N + n] = sum;
+            }
+    }
     barrier();
 
     // A thread for each output: rows next to one another, so that stores are too.

@@ -12,6 +12,7 @@ use crate::error::GpuError;
 use crate::keeper::Keeper;
 use crate::launch::Module;
 use crate::memory::machine_bytes;
+use crate::tuning::{Choice, Shape, Tuning};
 use crate::variant::{Variant, Variants};
 
 /// A device in use. Launches are queued on its one stream and run in order. Clones are the same device.
@@ -19,6 +20,7 @@ use crate::variant::{Variant, Variants};
 pub struct Gpu {
     pub(crate) inner: Arc<Inner>,
     variants: Variants,
+    tuning: Arc<Tuning>,
 }
 
 pub(crate) struct Inner {
@@ -201,6 +203,7 @@ impl Gpu {
                 serial,
             }),
             variants: Variants::default(),
+            tuning: Arc::default(),
         })
     }
 
@@ -334,6 +337,27 @@ impl Gpu {
     /// The kernels that were asked for.
     pub fn variants(&self) -> Variants {
         self.variants
+    }
+
+    /// The same device, where operations of the new handle are made as `tuning` says.
+    #[must_use]
+    pub fn with_tuning(&self, tuning: Arc<Tuning>) -> Gpu {
+        Gpu {
+            tuning,
+            ..self.clone()
+        }
+    }
+
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// How launches of this shape are made, if that is known. Who asks for kernels gets those and no others.
+    pub(crate) fn tuned(&self, shape: impl FnOnce() -> Shape) -> Option<Choice> {
+        match self.tuning.is_empty() || !self.variants.is_empty() {
+            true => None,
+            false => self.tuning.get(&shape()),
+        }
     }
 
     /// Whether this variant was asked for.

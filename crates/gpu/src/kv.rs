@@ -19,6 +19,14 @@ pub enum KvType {
 impl KvType {
     pub const ALL: [KvType; 3] = [KvType::F16, KvType::Q8_0, KvType::F8E4M3];
 
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "F16",
+            KvType::Q8_0 => "Q8_0",
+            KvType::F8E4M3 => "F8E4M3",
+        }
+    }
+
     /// Bytes of a value's code.
     fn code_bytes(self) -> usize {
         match self {
@@ -73,7 +81,7 @@ pub struct KvShape {
 
 impl KvShape {
     /// Heads of all positions.
-    fn n_rows(&self) -> usize {
+    pub(crate) fn n_rows(&self) -> usize {
         self.n_blocks * self.n_kv_heads * self.page
     }
 

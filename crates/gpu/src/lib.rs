@@ -24,6 +24,8 @@ mod roofline;
 mod step;
 mod trace;
 mod transfer;
+mod tune;
+mod tuning;
 mod upload;
 mod variant;
 
@@ -47,5 +49,7 @@ pub use pinned::Pinned;
 pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
 pub use step::{SeqRows, Step};
 pub use trace::{KernelTime, Trace, n_traced};
+pub use tune::{Decided, Trial, Work, choose};
+pub use tuning::{BlockOrder, Choice, NoTuning, Shape, Tuning, tuning_key};
 pub use upload::{Uploader, chunk_bytes};
 pub use variant::{Variant, Variants};

@@ -30,10 +30,12 @@ pub enum Variant {
     LoadsNarrow,
     /// Norms of heads, rotations and the append to the cache are launches of their own.
     RopeSeparate,
+    /// Launches are made as without measurements. They are so with any other variant, too.
+    TuningOff,
 }
 
 /// Every variant's name, `KIND=NAME`: of each kind one can be asked for.
-const NAMES: [(Variant, &str); 11] = [
+const NAMES: [(Variant, &str); 12] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
     (Variant::TilesSmall, "tiles=small"),
@@ -45,12 +47,13 @@ const NAMES: [(Variant, &str); 11] = [
     (Variant::NormsBlock, "norms=block"),
     (Variant::LoadsNarrow, "loads=narrow"),
     (Variant::RopeSeparate, "rope=separate"),
+    (Variant::TuningOff, "tuning=off"),
 ];
 
 /// The simplest of each kind.
 const PLAIN: (&str, &str) = (
     "plain",
-    "products=matvec,tiles=small,attention=generic,splits=off,norms=block,loads=narrow,rope=separate",
+    "products=matvec,tiles=small,attention=generic,splits=off,norms=block,loads=narrow,rope=separate,tuning=off",
 );
 
 /// Kernels that were asked for; by default none.

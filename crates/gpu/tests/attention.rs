@@ -6,7 +6,9 @@ use common::kv::{self, Stored};
 use common::values::Random;
 use half::{bf16, f16};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
-use rocmforge_gpu::{Gpu, KvLayer, KvShape, KvType, SeqRows, Step};
+use rocmforge_gpu::{
+    Choice, Event, Gpu, KvLayer, KvShape, KvType, SeqRows, Shape, Step, Trace, Tuning,
+};
 
 /// A step: sequences of (first position, rows), and rows without a sequence after them.
 #[derive(Clone)]
@@ -319,6 +321,57 @@ fn widths_of_heads() {
             &format!("width {dim}"),
             &Case::new(4, 1, dim, &[(40, 1), (100, 1)]),
         );
+    }
+}
+
+/// Fewer heads for a block, by a table: other kernels and the same bits. Blocks of 8 heads have other tiles, so that those
+/// are neither left nor taken.
+#[test]
+fn heads_of_a_block_change_no_bit() {
+    let kernels = |gpu: &Gpu, data: &Data, case: &Case| {
+        let origin = Event::new(gpu).unwrap();
+        origin.record().unwrap();
+        let (mut trace, mut bits) = (Trace::new(gpu), Vec::new());
+        let run = || {
+            bits = data.run(gpu, case).iter().map(|x| x.to_bits()).collect();
+            Ok(())
+        };
+        trace.record(run).unwrap();
+        let times = trace.times(&origin).unwrap();
+        let kernels: Vec<&str> = times.iter().map(|time| time.kernel).collect();
+        (bits, kernels.join(" "))
+    };
+    for (n_heads, n_kv_heads, dim) in [(4, 1, 64), (6, 2, 128), (4, 2, 256), (8, 1, 96)] {
+        for ty in KvType::ALL {
+            let case = Case::new(n_heads, n_kv_heads, dim, &[(75, 1), (0, 1), (150, 1)]).of(ty);
+            let data = Data::new(&case);
+            let most = (n_heads / n_kv_heads).next_power_of_two();
+            for gpu in common::gpus() {
+                let usual = kernels(&gpu, &data, &case);
+                assert_eq!(usual.1, format!("decode_{dim}_{most} combine"));
+                for heads in [1, 2, 4, 8] {
+                    let shape = Shape::Attention {
+                        ty,
+                        n_heads,
+                        n_kv_heads,
+                        dim,
+                        n_rows: data.positions.len().next_power_of_two(),
+                    };
+                    let table = Tuning::only(shape, Choice::Attention { heads });
+                    let tuned = gpu.with_tuning(table.into());
+                    let (bits, launched) = kernels(&tuned, &data, &case);
+                    let is_taken = heads < most && most < 8;
+                    let taken = if is_taken { heads } else { most };
+                    assert_eq!(launched, format!("decode_{dim}_{taken} combine"));
+                    assert!(
+                        bits == usual.0,
+                        "{} {case_name}",
+                        gpu.target(),
+                        case_name = launched
+                    );
+                }
+            }
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 
 // matmul_large has the fewest loads for each product; matmul_small is for where that leaves the device empty.
 template <typename F, u32 LARGE> DEV void any_product(const MatmulParams& p) {
-    const Place place = {bid_x(), bid_y(), 0};
+    const bool rows_first = p.flags & ROWS_FIRST;
+    const Place place = {rows_first ? bid_y() : bid_x(), rows_first ? bid_x() : bid_y(), 0};
     if constexpr (SPLIT<F> && LARGE) split_product<F, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2>(p, place);
     else if constexpr (SPLIT<F>) split_product<F, 1, WARP_SIZE / 32, 2, 128 / WARP_SIZE>(p, place);
     else if constexpr (F::FLOAT) float_product<F, LARGE ? 4 : 2>(p, place);

@@ -7,6 +7,7 @@ use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
 use crate::launch::Params;
 use crate::memory::{Buffer, Slice};
 use crate::step::Step;
+use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
 /// Threads of a block of the kernels for few rows.
@@ -22,6 +23,9 @@ const MAX_SPLITS: usize = 128;
 const TARGET_BLOCKS: usize = 512;
 /// Widths of keys and values that have a kernel of their own.
 const FAST_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
+/// The most query heads of a block, and up to how many its tiles have twice the positions (`Decode::LOADS`).
+const MAX_HEADS: usize = 8;
+const HEADS_OF_LONG_TILES: usize = 4;
 /// Values that the generic kernel keeps in shared memory.
 const MAX_GENERIC_DIMS: usize = 8192;
 
@@ -228,6 +232,74 @@ pub fn attention(
     }
 }
 
+/// Whether blocks of `heads` query heads add up in the order that those of `most` do: tiles have as many positions.
+fn is_alike(heads: usize, most: usize) -> bool {
+    heads == most || heads.is_power_of_two() && heads < most && most <= HEADS_OF_LONG_TILES
+}
+
+/// What the blocks of a launch for a few rows depend on.
+#[derive(Clone, Copy)]
+pub(crate) struct DecodeExtents {
+    pub(crate) n_rows: usize,
+    pub(crate) n_heads: usize,
+    pub(crate) kv: KvShape,
+}
+
+impl DecodeExtents {
+    fn group(&self) -> usize {
+        self.n_heads / self.kv.n_kv_heads
+    }
+
+    /// The most query heads that a block can have here: as few loads as there can be.
+    fn most_heads(&self) -> usize {
+        self.group().next_power_of_two().min(MAX_HEADS)
+    }
+
+    /// Blocks of a row and a split.
+    fn n_blocks(&self, heads: usize) -> usize {
+        self.kv.n_kv_heads * self.group().div_ceil(heads)
+    }
+
+    /// Into how many parts the context of each row is split. Where a part ends decides on the order of additions, so that
+    /// the number follows from the usual blocks, whatever blocks there are.
+    fn n_splits(&self, gpu: &Gpu, scratch: &AttentionScratch) -> usize {
+        let n_floats = self.n_heads * (self.kv.v_dim + 2);
+        match gpu.takes(Variant::SplitsOff) {
+            true => 1,
+            false => scratch.n_splits(self.n_rows, self.n_blocks(self.most_heads()), n_floats),
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape::Attention {
+            ty: self.kv.ty,
+            n_heads: self.n_heads,
+            n_kv_heads: self.kv.n_kv_heads,
+            dim: self.kv.k_dim,
+            n_rows: self.n_rows.next_power_of_two(),
+        }
+    }
+
+    /// Query heads of a block: as measured, else as many as there can be.
+    fn heads(&self, gpu: &Gpu) -> usize {
+        let most = self.most_heads();
+        match gpu.tuned(|| self.shape()) {
+            Some(Choice::Attention { heads }) if is_alike(heads, most) => heads,
+            _ => most,
+        }
+    }
+
+    /// The shape of the launch, and the ways to make it, the usual one first; none where no kernel for the width is.
+    pub(crate) fn ways(&self) -> (Shape, Vec<Choice>) {
+        let most = self.most_heads();
+        let fewer = std::iter::successors(Some(most), |heads| Some(heads / 2));
+        let alike = fewer.take_while(|&heads| heads > 0 && is_alike(heads, most));
+        let alike = alike.filter(|_| is_fast(self.kv.k_dim, self.kv.v_dim));
+        let ways = alike.map(|heads| Choice::Attention { heads });
+        (self.shape(), ways.collect())
+    }
+}
+
 /// The arguments of [`attention`].
 struct Call<'a> {
     gpu: &'a Gpu,
@@ -289,13 +361,14 @@ impl Call<'_> {
 
     fn decode(&self) -> Result<(), GpuError> {
         let n_rows = self.step.n_rows();
-        let heads = self.group().next_power_of_two().min(8);
-        let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(heads);
-        let n_floats = self.queries.n_heads * (self.kv.shape.v_dim + 2);
-        let n_splits = match self.gpu.takes(Variant::SplitsOff) {
-            true => 1,
-            false => self.scratch.n_splits(n_rows, n_blocks, n_floats),
+        let extents = DecodeExtents {
+            n_rows,
+            n_heads: self.queries.n_heads,
+            kv: self.kv.shape,
         };
+        let n_splits = extents.n_splits(self.gpu, self.scratch);
+        let heads = extents.heads(self.gpu);
+        let n_blocks = extents.n_blocks(heads);
         let params = self.decode_params(n_splits);
         let kernel = (self.module(), decode_kernel(self.kv.shape.k_dim, heads));
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];

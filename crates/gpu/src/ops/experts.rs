@@ -148,7 +148,7 @@ fn matvec(
         first_block: 0,
         split_log: split.ilog2(),
         mode: *mode as u32,
-        _pad: 0,
+        turns_log: 0,
     });
     let jobs: Vec<Job> = jobs.collect();
     let gated = jobs.len() == 2;

@@ -4,7 +4,7 @@
 use zerocopy::{Immutable, IntoBytes};
 
 use super::formats::format_module;
-use super::matvec::{Job, MAX_ROWS, Product, THREADS, operand};
+use super::matvec::{Job, MAX_ROWS, Product, THREADS, Waves, operand};
 use super::norm::{ActsOut, OCTET, acts_len, acts_out, aligned};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -157,9 +157,9 @@ impl Group {
             }
             let same = || products[i..].iter().filter(is_of_ty);
             let module = format_module!("matvec_group", ty)?;
-            let (kernel, rows_of_wave) = match same().all(|product| product.x.n_rows == 1) {
-                true => ("matvec_group_1", 1),
-                false => ("matvec_group_8", 2),
+            let (kernel, waves) = match same().all(|product| product.x.n_rows == 1) {
+                true => ("matvec_group_1", Waves::of_rows(1)),
+                false => ("matvec_group_8", Waves::of_rows(2)),
             };
             let (mut first_blocks, mut entries, mut n_blocks) = (Vec::new(), Vec::new(), 0);
             for GroupedProduct { x, product, timed } in same() {
@@ -171,7 +171,7 @@ impl Group {
                         ..*product
                     };
                     let x = x.part(rows);
-                    let (job, n) = Job::new(gpu, &x, &part, rows_of_wave, n_blocks);
+                    let (job, n) = Job::new(gpu, &x, &part, waves, n_blocks);
                     first_blocks.push(n_blocks);
                     entries.push(ProductEntry {
                         job,

@@ -6,7 +6,8 @@ use super::rows::Weights;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
-use crate::operands::{ActForm, Acts, OutMode};
+use crate::operands::{ActForm, Acts, Matrix, OutMode};
+use crate::tuning::{BlockOrder, Choice, Shape};
 use crate::variant::Variant;
 
 /// With fewer blocks than this the large tiles leave most of a device idle.
@@ -14,6 +15,9 @@ const FEW_BLOCKS: usize = 128;
 
 /// Up to so many rows the large tiles would mostly compute rows that there are not.
 const FEW_ROWS: usize = 64;
+
+/// Blocks that a grid can have in its second and third direction.
+const MAX_DOWN: u32 = 65_535;
 
 /// How much of the output a block of threads computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +60,12 @@ pub(super) struct MatmulParams {
     bias: u64,
     out: u64,
     n_rows: u32,
-    add: u32,
+    flags: u32,
 }
+
+/// `ADD` and `ROWS_FIRST` in matmul.h.
+const ADD: u32 = 1;
+const ROWS_FIRST: u32 = 2;
 
 const _: () = assert!(size_of::<MatmulParams>() == 72);
 
@@ -73,7 +81,10 @@ impl MatmulParams {
             bias: product.bias.map_or(0, |bias| bias.ptr()),
             out: product.out.ptr(),
             n_rows: u32::try_from(x.n_rows).expect("rows are counted in 32 bits"),
-            add: u32::from(product.mode == OutMode::Add),
+            flags: match product.mode {
+                OutMode::Store => 0,
+                OutMode::Add => ADD,
+            },
         }
     }
 }
@@ -130,8 +141,34 @@ pub fn matmul_tiled(
     let module = format_module!("matmul", matrix.ty)?;
     let kernel = tiles.names()[0];
     let grid = tiles.grid(gpu, module, [matrix.n_out, x.n_rows])?;
-    let params = MatmulParams::new(x, product);
+    let mut params = MatmulParams::new(x, product);
     let n_threads = gpu.constant(module, "n_threads")?;
-    let grid = [grid[0] as u32, grid[1] as u32, 1];
-    gpu.launch((module, kernel), grid, n_threads, 0, &params)
+    let [mut across, mut down] = grid.map(|n| n as u32);
+    if is_rows_first(gpu, matrix, x.n_rows) && across <= MAX_DOWN {
+        params.flags |= ROWS_FIRST;
+        (across, down) = (down, across);
+    }
+    gpu.launch((module, kernel), [across, down, 1], n_threads, 0, &params)
+}
+
+/// Whether that order was measured to be the faster.
+fn is_rows_first(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> bool {
+    let order = BlockOrder::RowsFirst;
+    gpu.tuned(|| shape(matrix, n_rows)) == Some(Choice::Matmul { order })
+}
+
+fn shape(matrix: &Matrix<'_>, n_rows: usize) -> Shape {
+    Shape::Matmul {
+        ty: matrix.ty,
+        n_out: matrix.n_out,
+        n_in: matrix.n_in,
+        n_rows: n_rows.next_power_of_two(),
+    }
+}
+
+/// The shape of [`matmul`]'s launch, and the ways to make it, the usual one first.
+pub(crate) fn ways_of_many(matrix: &Matrix<'_>, n_rows: usize) -> (Shape, Vec<Choice>) {
+    let orders = [BlockOrder::OutputsFirst, BlockOrder::RowsFirst];
+    let ways = orders.map(|order| Choice::Matmul { order });
+    (shape(matrix, n_rows), ways.to_vec())
 }

@@ -1,5 +1,6 @@
 //! Products of weights with a few rows of activations (`kernels/format/matvec.hip`).
 
+use rocmforge_gguf::GgmlType;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::formats::{format_module, n_chunks, warp_size};
@@ -9,6 +10,7 @@ use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::memory::Slice;
 use crate::operands::{ActForm, Activation, Acts, Matrix, OutMode};
+use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
 /// The most rows of activations that [`matvec`] takes.
@@ -84,12 +86,32 @@ pub(super) struct Job {
     pub(super) first_block: u32,
     pub(super) split_log: u32,
     pub(super) mode: u32,
-    pub(super) _pad: u32,
+    pub(super) turns_log: u32,
+}
+
+/// What the waves of a product take.
+#[derive(Clone, Copy)]
+pub(super) struct Waves {
+    /// Rows of weights of each at a time.
+    pub(super) rows: usize,
+    /// How many share a row at most, a power of two; a kernel that is not one of turns has as many as there are virtual
+    /// ones.
+    pub(super) most_of_row: usize,
+}
+
+impl Waves {
+    /// As many for a row as there are virtual ones.
+    pub(super) const fn of_rows(rows: usize) -> Waves {
+        Waves {
+            rows,
+            most_of_row: usize::MAX,
+        }
+    }
 }
 
 impl Job {
-    /// The product of `x` with rows of weights, `rows_of_wave` of them for each wave, in blocks from `first_block` on; and
-    /// how many blocks it has.
+    /// The product of `x` with rows of weights, as `waves` take them, in blocks from `first_block` on; and how many blocks
+    /// it has.
     ///
     /// # Panics
     /// If a shape does not fit.
@@ -97,7 +119,7 @@ impl Job {
         gpu: &Gpu,
         x: &Acts<'_>,
         product: &Product<'_>,
-        rows_of_wave: usize,
+        waves: Waves,
         first_block: u32,
     ) -> (Job, u32) {
         let Product {
@@ -118,13 +140,10 @@ impl Job {
             bias.is_none_or(|bias| bias.len() == matrix.n_out),
             "bias [n_out]"
         );
-        let warp_size = warp_size(gpu);
-        let n_waves = THREADS as usize / warp_size;
-        let split = match gpu.takes(Variant::SplitsOff) {
-            true => 1,
-            false => split(warp_size, n_waves, matrix, matrix.n_out),
-        };
-        let n_blocks = matrix.n_out.div_ceil(n_waves / split * rows_of_wave);
+        let n_waves = THREADS as usize / warp_size(gpu);
+        let split = virtual_split(gpu, matrix);
+        let waves_of_row = split.min(waves.most_of_row);
+        let n_blocks = matrix.n_out.div_ceil(n_waves / waves_of_row * waves.rows);
         let job = Job {
             weights: matrix.into(),
             bias: bias.map_or(0, |bias| bias.ptr()),
@@ -132,7 +151,7 @@ impl Job {
             first_block,
             split_log: split.ilog2(),
             mode: Mode::from(product.mode) as u32,
-            _pad: 0,
+            turns_log: (split / waves_of_row).ilog2(),
         };
         let n_blocks = u32::try_from(n_blocks).expect("blocks are counted in 32 bits");
         (job, n_blocks)
@@ -193,11 +212,8 @@ pub fn matvec(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), G
             continue;
         }
         let same = products.iter().filter(|other| other.matrix.ty == ty);
-        let mut launch = Launch::new(gpu, x, Rows::Next);
-        for product in same {
-            launch.push(product, product.mode.into());
-        }
-        launch.run()?;
+        let same: Vec<(Product<'_>, Mode)> = same.map(|p| (*p, p.mode.into())).collect();
+        launch(gpu, x, &same)?;
     }
     Ok(())
 }
@@ -223,84 +239,135 @@ pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), Gp
             mode: OutMode::Store,
             out: gated.out,
         });
-    if gate.matrix.ty == up.matrix.ty {
-        let mut launch = Launch::new(gpu, x, Rows::GateAndUp);
-        launch.push(&gate, gated.activation.into());
-        launch.push(&up, Mode::Store);
-        return launch.run();
+    let (up, both) = ((up, Mode::Store), (gate, gated.activation.into()));
+    if gate.matrix.ty == up.0.matrix.ty {
+        return launch_gated(gpu, x, &[both, up]);
     }
-    for (product, mode) in [(gate, Mode::Store), (up, gated.activation.into())] {
-        let mut launch = Launch::new(gpu, x, Rows::Next);
-        launch.push(&product, mode);
-        launch.run()?;
-    }
-    Ok(())
+    launch(gpu, x, &[(gate, Mode::Store)])?;
+    launch(gpu, x, &[(up.0, gated.activation.into())])
 }
 
-/// Which rows of weights a wave takes together.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Rows {
-    /// One, or with several rows of activations two that follow each other.
-    Next,
-    /// One of the gate, one of up.
-    GateAndUp,
+/// Launches products with matrices of one format, one after the other's blocks.
+fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(), GpuError> {
+    let (kernel, waves) = match x.n_rows {
+        1 => kernel_of_one(gpu, products),
+        n_rows => (kernel_of(n_rows), Waves::of_rows(2)),
+    };
+    let (mut jobs, mut n_blocks) = (Vec::with_capacity(MAX_JOBS), 0);
+    for (product, mode) in products {
+        let (job, n) = Job::new(gpu, x, product, waves, n_blocks);
+        let mode = *mode as u32;
+        jobs.push(Job { mode, ..job });
+        n_blocks += n;
+    }
+    let params = MatvecParams::new(x, &jobs, false);
+    run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
 }
 
-/// Products with matrices of one format, as they are collected.
-struct Launch<'a> {
-    gpu: &'a Gpu,
-    x: &'a Acts<'a>,
-    rows: Rows,
-    n_blocks: u32,
-    jobs: Vec<(Matrix<'a>, Job)>,
-}
-
-impl<'a> Launch<'a> {
-    fn new(gpu: &'a Gpu, x: &'a Acts<'a>, rows: Rows) -> Launch<'a> {
-        assert!(x.n_rows <= MAX_ROWS, "{} rows of activations", x.n_rows);
-        Launch {
-            gpu,
-            x,
-            rows,
-            n_blocks: 0,
-            jobs: Vec::with_capacity(MAX_JOBS),
-        }
-    }
-
-    /// The kernel, and how many rows of weights its waves take.
-    fn kernel(&self) -> (&'static str, usize) {
-        match (self.x.n_rows, self.rows) {
-            (1, Rows::Next) => ("matvec_1_1", 1),
-            (1, Rows::GateAndUp) => ("matvec_2_1", 2),
-            (2, _) => ("matvec_2_2", 2),
-            (3 | 4, _) => ("matvec_2_4", 2),
-            _ => ("matvec_2_8", 2),
-        }
-    }
-
-    fn push(&mut self, product: &Product<'a>, mode: Mode) {
-        let rows_of_wave = match self.rows {
-            Rows::Next => self.kernel().1,
-            Rows::GateAndUp => 1,
-        };
-        let (job, n_blocks) = Job::new(self.gpu, self.x, product, rows_of_wave, self.n_blocks);
-        if self.jobs.is_empty() || self.rows == Rows::Next {
-            self.n_blocks += n_blocks;
-        }
+/// Launches gate and up, whose waves take a row of each.
+fn launch_gated(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    products: &[(Product<'_>, Mode); 2],
+) -> Result<(), GpuError> {
+    let mut n_blocks = 0;
+    let jobs = products.map(|(product, mode)| {
+        let (job, n) = Job::new(gpu, x, &product, Waves::of_rows(1), 0);
+        n_blocks = n;
         let mode = mode as u32;
-        self.jobs.push((product.matrix, Job { mode, ..job }));
-    }
+        Job { mode, ..job }
+    });
+    let kernel = match x.n_rows {
+        1 => "matvec_2_1",
+        n_rows => kernel_of(n_rows),
+    };
+    let params = MatvecParams::new(x, &jobs, true);
+    run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
+}
 
-    fn run(self) -> Result<(), GpuError> {
-        if self.x.n_rows == 0 {
-            return Ok(());
+fn run(
+    gpu: &Gpu,
+    (ty, kernel): (GgmlType, &'static str),
+    n_blocks: u32,
+    params: &MatvecParams,
+) -> Result<(), GpuError> {
+    assert!(params.n_rows as usize <= MAX_ROWS, "rows of activations");
+    if params.n_rows == 0 {
+        return Ok(());
+    }
+    let function = (format_module!("matvec", ty)?, kernel);
+    gpu.launch(function, [n_blocks, 1, 1], THREADS, 0, params)
+}
+
+/// The kernel for several rows of activations.
+fn kernel_of(n_rows: usize) -> &'static str {
+    match n_rows {
+        0..=2 => "matvec_2_2",
+        3 | 4 => "matvec_2_4",
+        _ => "matvec_2_8",
+    }
+}
+
+/// The kernel for one row of activations, and what its waves take: as measured, else a row.
+fn kernel_of_one(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, Waves) {
+    let matrices = || products.iter().map(|(product, _)| product.matrix);
+    let most = matrices().map(|matrix| virtual_split(gpu, &matrix)).max();
+    match gpu.tuned(|| shape(matrices())) {
+        Some(Choice::Matvec { rows: 2, .. }) => ("matvec_2_1", Waves::of_rows(2)),
+        // Without turns the plain kernel does the same.
+        Some(Choice::Matvec { rows: 1, split })
+            if split.is_power_of_two() && Some(split) < most =>
+        {
+            let waves = Waves {
+                rows: 1,
+                most_of_row: split,
+            };
+            ("matvec_1_1_turns", waves)
         }
-        let (matrix, _) = self.jobs[0];
-        let jobs: Vec<Job> = self.jobs.iter().map(|(_, job)| *job).collect();
-        let params = MatvecParams::new(self.x, &jobs, self.rows == Rows::GateAndUp);
-        let function = (format_module!("matvec", matrix.ty)?, self.kernel().0);
-        let grid = [self.n_blocks, 1, 1];
-        self.gpu.launch(function, grid, THREADS, 0, &params)
+        _ => ("matvec_1_1", Waves::of_rows(1)),
+    }
+}
+
+/// That of the product of a row with these matrices.
+fn shape<'a>(matrices: impl Iterator<Item = Matrix<'a>>) -> Shape {
+    let mut n_out = [0; MAX_JOBS];
+    let (mut ty, mut n_in) = (GgmlType::F32, 0);
+    for (to, matrix) in n_out.iter_mut().zip(matrices) {
+        (ty, n_in, *to) = (matrix.ty, matrix.n_in, matrix.n_out);
+    }
+    Shape::Matvec { ty, n_out, n_in }
+}
+
+/// The shape of [`matvec`]'s launch of one row with these matrices of one format, and the ways to make it, the usual one
+/// first.
+pub(crate) fn ways_of_one(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
+    let most = matrices
+        .iter()
+        .map(|matrix| virtual_split(gpu, matrix))
+        .max();
+    let most = most.unwrap_or(1);
+    let way = |rows, split| Choice::Matvec { rows, split };
+    let mut ways = vec![way(1, most), way(2, most)];
+    let fewer = std::iter::successors(Some(most / 2), |split| Some(split / 2));
+    ways.extend(
+        fewer
+            .take_while(|&split| split > 0)
+            .map(|split| way(1, split)),
+    );
+    (shape(matrices.iter().copied()), ways)
+}
+
+/// How many virtual waves share a row of a matrix.
+fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
+    let warp_size = warp_size(gpu);
+    match gpu.takes(Variant::SplitsOff) {
+        true => 1,
+        false => split(
+            warp_size,
+            THREADS as usize / warp_size,
+            matrix,
+            matrix.n_out,
+        ),
     }
 }
 
@@ -312,7 +379,7 @@ pub(super) fn operand(x: &Acts<'_>) -> u64 {
     }
 }
 
-/// How many waves share a row: a power of two that depends on the matrix, and how many rows like its there are for each
+/// How many virtual waves share a row: a power of two that depends on the matrix, and how many rows like its there are for each
 /// row of activations, alone, so that the order of additions does too.
 pub(super) fn split(warp_size: usize, n_waves: usize, matrix: &Matrix<'_>, n_rows: usize) -> usize {
     // Every wave should have a chunk for each lane.

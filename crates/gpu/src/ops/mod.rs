@@ -20,13 +20,16 @@ mod step_io;
 mod tile;
 
 pub use argmax::argmax;
+pub(crate) use attention::DecodeExtents;
 pub use attention::{AttentionScratch, Queries, Scores, attention, is_fast};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
 pub use experts::{ExpertGated, expert_gated_products, expert_products};
 pub(crate) use formats::check_format;
 pub(crate) use group::{Conversion, Group, GroupedProduct};
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
+pub(crate) use matmul::ways_of_many;
 pub use matmul::{MatmulTiles, matmul, matmul_tiled};
+pub(crate) use matvec::ways_of_one;
 pub use matvec::{Gated, MAX_ROWS, Product, matvec, matvec_gated};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_quantize};

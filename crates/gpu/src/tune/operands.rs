@@ -1,0 +1,261 @@
+//! What a launch that is measured reads and writes beside the model's matrices.
+
+use super::Work;
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::kv::{KvLayer, KvShape};
+use crate::memory::Buffer;
+use crate::operands::{ActForm, ActsBuffer, Matrix, OutMode};
+use crate::ops::{self, Product, Queries};
+use crate::step::{SeqRows, Step};
+
+/// Bytes of the caches that attention is measured with: more than those of GPUs, where a few copies are.
+const CACHE_BYTES: usize = 96 << 20;
+const MAX_CACHES: usize = 8;
+/// The bytes of outputs before a launch, of which no product gives four.
+const UNWRITTEN: u8 = 0xff;
+
+/// Memory of a launch.
+pub(super) enum Operands {
+    Products {
+        acts: ActsBuffer,
+        n_rows: usize,
+        /// Of each matrix of a launch.
+        outs: Vec<Buffer>,
+    },
+    Attention(Attention),
+}
+
+/// A step with a row of each sequence, and caches of a layer, to take in turn.
+pub(super) struct Attention {
+    q: Buffer,
+    out: Buffer,
+    shape: KvShape,
+    caches: Vec<[Buffer; 2]>,
+    positions: Buffer,
+    seq_of_row: Buffer,
+    seqs: Buffer,
+    block_tables: Buffer,
+    max_pages: usize,
+}
+
+/// Numbers between -1 and 1 without a pattern (splitmix64).
+fn values(n: usize) -> Vec<f32> {
+    let mut state = 0u64;
+    let value = |_| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(value).collect()
+}
+
+impl Operands {
+    pub(super) fn new(gpu: &Gpu, work: &Work<'_>) -> Result<Operands, GpuError> {
+        match work {
+            Work::Few { sets } => Operands::products(gpu, &sets[0], 1),
+            Work::Many { matrices, n_rows } => Operands::products(gpu, &matrices[..1], *n_rows),
+            Work::Attention { .. } => Ok(Operands::Attention(Attention::new(gpu, work)?)),
+        }
+    }
+
+    fn products(gpu: &Gpu, set: &[Matrix<'_>], n_rows: usize) -> Result<Operands, GpuError> {
+        let (ty, n_in) = (set[0].ty, set[0].n_in);
+        let form = ActForm::of(ty);
+        let acts = ActsBuffer::new(gpu, form, n_rows, n_in)?;
+        let x = values(n_rows * n_in);
+        match form {
+            ActForm::F32 => gpu.write(acts.rows(n_rows).values, &x)?,
+            ActForm::Q8x32 | ActForm::Q8x256 => {
+                let x = gpu.upload(&x)?;
+                ops::quantize(gpu, x.as_slice(), &acts.rows(n_rows))?;
+            }
+        }
+        let outs = set
+            .iter()
+            .map(|matrix| gpu.alloc::<f32>(n_rows * matrix.n_out));
+        Ok(Operands::Products {
+            acts,
+            n_rows,
+            outs: outs.collect::<Result<_, GpuError>>()?,
+        })
+    }
+
+    fn outs(&self) -> Vec<&Buffer> {
+        match self {
+            Operands::Products { outs, .. } => outs.iter().collect(),
+            Operands::Attention(attention) => vec![&attention.out],
+        }
+    }
+
+    /// Queues `n` launches, on one set of matrices or cache after the other.
+    pub(super) fn queue(&self, gpu: &Gpu, work: &Work<'_>, n: usize) -> Result<(), GpuError> {
+        (0..n).try_for_each(|i| self.launch(gpu, work, i))
+    }
+
+    /// The bits of each of `n` launches.
+    pub(super) fn results(
+        &self,
+        gpu: &Gpu,
+        work: &Work<'_>,
+        n: usize,
+    ) -> Result<Vec<u32>, GpuError> {
+        let mut bits = Vec::new();
+        for i in 0..n {
+            for out in self.outs() {
+                gpu.fill_bytes(out.as_slice::<u32>(), UNWRITTEN)?;
+            }
+            self.launch(gpu, work, i)?;
+            for out in self.outs() {
+                bits.extend(gpu.read(out.as_slice::<u32>())?);
+            }
+        }
+        Ok(bits)
+    }
+
+    fn launch(&self, gpu: &Gpu, work: &Work<'_>, i: usize) -> Result<(), GpuError> {
+        match (self, work) {
+            (Operands::Products { acts, n_rows, outs }, Work::Few { sets }) => {
+                let set = &sets[i % sets.len()];
+                let products = set
+                    .iter()
+                    .zip(outs)
+                    .map(|(matrix, out)| product(matrix, out));
+                ops::matvec(gpu, &acts.rows(*n_rows), &products.collect::<Vec<_>>())
+            }
+            (Operands::Products { acts, n_rows, outs }, Work::Many { matrices, .. }) => {
+                let product = product(&matrices[i % matrices.len()], &outs[0]);
+                ops::matmul(gpu, &acts.rows(*n_rows), &product)
+            }
+            (
+                Operands::Attention(memory),
+                Work::Attention {
+                    n_heads,
+                    scores,
+                    scratch,
+                    ..
+                },
+            ) => {
+                let queries = Queries {
+                    q: memory.q.as_slice(),
+                    n_heads: *n_heads,
+                    scores: *scores,
+                    out: memory.out.as_slice(),
+                };
+                let cache = &memory.caches[i % memory.caches.len()];
+                let kv = KvLayer::new(memory.shape, cache);
+                ops::attention(gpu, &queries, &kv, &memory.step(), scratch)
+            }
+            _ => unreachable!("operands are of the work"),
+        }
+    }
+}
+
+fn product<'a>(matrix: &Matrix<'a>, out: &'a Buffer) -> Product<'a> {
+    Product {
+        matrix: *matrix,
+        bias: None,
+        mode: OutMode::Store,
+        out: out.as_slice(),
+    }
+}
+
+impl Attention {
+    fn new(gpu: &Gpu, work: &Work<'_>) -> Result<Attention, GpuError> {
+        let Work::Attention {
+            n_rows,
+            n_heads,
+            kv,
+            n_positions,
+            ..
+        } = *work
+        else {
+            unreachable!("attention");
+        };
+        let max_pages = n_positions.div_ceil(kv.page);
+        let shape = KvShape {
+            n_blocks: n_rows * max_pages,
+            ..kv
+        };
+        let n_bytes: usize = shape.n_bytes().iter().sum();
+        let n_caches = (CACHE_BYTES / n_bytes.max(1)).clamp(1, MAX_CACHES);
+        let caches = (0..n_caches).map(|_| {
+            let cache = shape.alloc(gpu)?;
+            for (memory, bytes) in cache.iter().zip(shape.example()) {
+                gpu.write(memory.as_slice(), &bytes)?;
+            }
+            Ok(cache)
+        });
+        let caches = caches.collect::<Result<_, GpuError>>()?;
+        let rows = 0..n_rows as u32;
+        let last = n_positions as u32 - 1;
+        let seqs: Vec<SeqRows> = rows
+            .clone()
+            .map(|row| SeqRows {
+                first_row: row,
+                n_rows: 1,
+                first_pos: last,
+                _pad: 0,
+            })
+            .collect();
+        Ok(Attention {
+            q: gpu.upload(&values(n_rows * n_heads * kv.k_dim))?,
+            out: gpu.alloc::<f32>(n_rows * n_heads * kv.v_dim)?,
+            caches,
+            positions: gpu.upload(&vec![last; n_rows])?,
+            seq_of_row: gpu.upload(&rows.collect::<Vec<u32>>())?,
+            seqs: gpu.upload(&seqs)?,
+            block_tables: gpu.upload(&(0..shape.n_blocks as u32).collect::<Vec<u32>>())?,
+            shape,
+            max_pages,
+        })
+    }
+
+    fn step(&self) -> Step<'_> {
+        Step {
+            positions: self.positions.as_slice(),
+            // Nothing is appended.
+            slots: self.positions.as_slice(),
+            seq_of_row: self.seq_of_row.as_slice(),
+            seqs: self.seqs.as_slice(),
+            block_tables: self.block_tables.as_slice(),
+            max_pages: self.max_pages,
+            max_rows_of_seq: 1,
+        }
+    }
+}
+
+impl KvShape {
+    /// Keys and values, as bytes of a layer, that are numbers between -2 and 2.
+    fn example(&self) -> [Vec<u8>; 2] {
+        [self.k_dim, self.v_dim].map(|dim| {
+            let n_rows = self.n_rows();
+            let n_codes = n_rows * dim;
+            let mut bytes: Vec<u8> = match self.ty {
+                crate::KvType::F16 => values(n_codes)
+                    .iter()
+                    .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
+                    .collect(),
+                crate::KvType::Q8_0 => values(n_codes)
+                    .iter()
+                    .map(|&x| (x * 127.0) as i8 as u8)
+                    .collect(),
+                // Less than 2 with exponents up to 7.
+                crate::KvType::F8E4M3 => values(n_codes)
+                    .iter()
+                    .map(|&x| (x.abs() * 63.0) as u8 | u8::from(x < 0.0) << 7)
+                    .collect(),
+            };
+            let scales = match self.ty {
+                crate::KvType::F16 => vec![],
+                crate::KvType::Q8_0 => half::f16::from_f32(1.0 / 64.0).to_le_bytes().to_vec(),
+                crate::KvType::F8E4M3 => half::bf16::from_f32(1.0).to_le_bytes().to_vec(),
+            };
+            let n_scales = n_rows * self.ty.head_bytes(dim) - bytes.len();
+            bytes.extend(scales.iter().cycle().take(n_scales));
+            bytes
+        })
+    }
+}

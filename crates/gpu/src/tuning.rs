@@ -1,0 +1,367 @@
+//! Which kernel a launch takes where several give the same bits: a table that measurements fill (`tune`), and that the ops
+//! ask when they choose.
+//!
+//! Only choices that cannot change a result are here. The rows of weights that a wave takes, how many waves of the device
+//! are behind the virtual waves of a row, the query heads of a block that share a split and the order in which blocks are
+//! begun leave each sum its terms in its order. Large or small tiles, the splits of a context, and whether few rows go to
+//! the kernels for many decide on the order of additions: those stay with fixed rules, so that a model answers alike before
+//! and after it was tuned, here and on another machine.
+//!
+//! A table may come from a file that says anything: what a kernel cannot do for a shape is ignored where it is asked for.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::str::FromStr;
+
+use rocmforge_gguf::GgmlType;
+
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::image::fingerprint;
+use crate::kv::KvType;
+
+/// The most matrices of a launch.
+const MAX_MATRICES: usize = 3;
+/// Waves of a block, at most: no row is shared by more.
+const MAX_SPLIT: usize = 8;
+
+/// A launch, as far as a choice depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shape {
+    /// Products of one row of activations with matrices of one format, `n_out` of each, 0 where there are fewer.
+    Matvec {
+        ty: GgmlType,
+        n_out: [usize; MAX_MATRICES],
+        n_in: usize,
+    },
+    /// Products of many rows, their number rounded up to a power of two.
+    Matmul {
+        ty: GgmlType,
+        n_out: usize,
+        n_in: usize,
+        n_rows: usize,
+    },
+    /// Attention of a few rows; `n_rows` as above. How long a context is, and its splits, are not part of it: few blocks
+    /// are few in a short context, too, where attention takes little time.
+    Attention {
+        ty: KvType,
+        n_heads: usize,
+        n_kv_heads: usize,
+        dim: usize,
+        n_rows: usize,
+    },
+}
+
+/// In which order blocks of a product's output are begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockOrder {
+    /// All outputs of some rows, then those of the next.
+    OutputsFirst,
+    /// All rows of some outputs, so that their weights are read once.
+    RowsFirst,
+}
+
+/// How a launch is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Choice {
+    Matvec {
+        /// Rows of weights that a wave takes at a time: 1 or 2.
+        rows: usize,
+        /// Waves of the device that share a row, at most: a power of two. A matrix that has fewer virtual waves for a row
+        /// has as many.
+        split: usize,
+    },
+    Matmul {
+        order: BlockOrder,
+    },
+    Attention {
+        /// Query heads of a block, a power of two.
+        heads: usize,
+    },
+}
+
+/// Choices by shape.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    choices: HashMap<Shape, Choice>,
+}
+
+impl Tuning {
+    /// Nothing but this.
+    pub fn only(shape: Shape, choice: Choice) -> Tuning {
+        Tuning::from_iter([(shape, choice)])
+    }
+
+    pub fn get(&self, shape: &Shape) -> Option<Choice> {
+        self.choices.get(shape).copied()
+    }
+
+    pub fn contains(&self, shape: &Shape) -> bool {
+        self.choices.contains_key(shape)
+    }
+
+    pub fn len(&self) -> usize {
+        self.choices.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.choices.is_empty()
+    }
+
+    /// A number that differs between tables that do.
+    pub fn fingerprint(&self) -> u64 {
+        let of_each = self.choices.iter().map(|entry| {
+            let mut hash = DefaultHasher::new();
+            entry.hash(&mut hash);
+            hash.finish()
+        });
+        of_each.fold(0, u64::wrapping_add)
+    }
+}
+
+impl FromIterator<(Shape, Choice)> for Tuning {
+    fn from_iter<T: IntoIterator<Item = (Shape, Choice)>>(entries: T) -> Tuning {
+        Tuning {
+            choices: entries.into_iter().collect(),
+        }
+    }
+}
+
+/// What choices are good for, in one line of text: device, driver and kernels.
+///
+/// # Errors
+/// Those of the device.
+pub fn tuning_key(gpu: &Gpu) -> Result<String, GpuError> {
+    let info = gpu.info()?;
+    let facts = [
+        info.name.as_str(),
+        info.architecture.as_str(),
+        info.driver_version.as_str(),
+        info.runtime_version.as_str(),
+        gpu.target(),
+    ];
+    let facts = facts.map(|fact| fact.replace(char::is_control, " "));
+    let kernels = fingerprint(gpu.target());
+    Ok(format!("{}; {kernels:016x}", facts.join("; ")))
+}
+
+impl fmt::Display for Shape {
+    /// As [`FromStr`] takes it, such as `matvec Q4_K 4096+1024x4096`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shape::Matvec { ty, n_out, n_in } => {
+                let outs: Vec<String> = matrices(n_out).map(|n| n.to_string()).collect();
+                write!(f, "matvec {} {}x{n_in}", ty.name(), outs.join("+"))
+            }
+            Shape::Matmul {
+                ty,
+                n_out,
+                n_in,
+                n_rows,
+            } => write!(f, "matmul {} {n_out}x{n_in} rows {n_rows}", ty.name()),
+            Shape::Attention {
+                ty,
+                n_heads,
+                n_kv_heads,
+                dim,
+                n_rows,
+            } => write!(
+                f,
+                "attention {} {n_heads}/{n_kv_heads}x{dim} rows {n_rows}",
+                ty.name()
+            ),
+        }
+    }
+}
+
+fn matrices(n_out: &[usize; MAX_MATRICES]) -> impl Iterator<Item = usize> {
+    n_out.iter().copied().filter(|&n| n > 0)
+}
+
+impl fmt::Display for Choice {
+    /// As [`FromStr`] takes it, such as `rows 1 split 4`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Matvec { rows, split } => write!(f, "rows {rows} split {split}"),
+            Choice::Matmul { order } => f.write_str(match order {
+                BlockOrder::OutputsFirst => "outputs first",
+                BlockOrder::RowsFirst => "rows first",
+            }),
+            Choice::Attention { heads } => write!(f, "heads {heads}"),
+        }
+    }
+}
+
+/// Text that is no shape, or no choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoTuning;
+
+fn number(text: &str) -> Result<usize, NoTuning> {
+    // As it is written, and no more than a launch can have.
+    match text.parse::<u32>() {
+        Ok(n) if n > 0 && n.to_string() == text => Ok(n as usize),
+        _ => Err(NoTuning),
+    }
+}
+
+fn pair<'a>(text: &'a str, by: &str) -> Result<[&'a str; 2], NoTuning> {
+    let (a, b) = text.split_once(by).ok_or(NoTuning)?;
+    Ok([a, b])
+}
+
+fn format(text: &str) -> Result<GgmlType, NoTuning> {
+    let ty = GgmlType::from_name(text).filter(|ty| ty.name() == text);
+    ty.ok_or(NoTuning)
+}
+
+impl FromStr for Shape {
+    type Err = NoTuning;
+
+    fn from_str(text: &str) -> Result<Shape, NoTuning> {
+        let words: Vec<&str> = text.split(' ').collect();
+        match words[..] {
+            ["matvec", ty, extents] => {
+                let [outs, n_in] = pair(extents, "x")?;
+                let mut n_out = [0; MAX_MATRICES];
+                let outs: Vec<&str> = outs.split('+').collect();
+                if outs.len() > MAX_MATRICES {
+                    return Err(NoTuning);
+                }
+                for (to, n) in n_out.iter_mut().zip(outs) {
+                    *to = number(n)?;
+                }
+                Ok(Shape::Matvec {
+                    ty: format(ty)?,
+                    n_out,
+                    n_in: number(n_in)?,
+                })
+            }
+            ["matmul", ty, extents, "rows", n_rows] => {
+                let [n_out, n_in] = pair(extents, "x")?;
+                Ok(Shape::Matmul {
+                    ty: format(ty)?,
+                    n_out: number(n_out)?,
+                    n_in: number(n_in)?,
+                    n_rows: number(n_rows)?,
+                })
+            }
+            ["attention", ty, extents, "rows", n_rows] => {
+                let [heads, dim] = pair(extents, "x")?;
+                let [n_heads, n_kv_heads] = pair(heads, "/")?;
+                let ty = KvType::ALL.into_iter().find(|known| known.name() == ty);
+                Ok(Shape::Attention {
+                    ty: ty.ok_or(NoTuning)?,
+                    n_heads: number(n_heads)?,
+                    n_kv_heads: number(n_kv_heads)?,
+                    dim: number(dim)?,
+                    n_rows: number(n_rows)?,
+                })
+            }
+            _ => Err(NoTuning),
+        }
+    }
+}
+
+impl FromStr for Choice {
+    type Err = NoTuning;
+
+    fn from_str(text: &str) -> Result<Choice, NoTuning> {
+        let words: Vec<&str> = text.split(' ').collect();
+        match words[..] {
+            ["rows", rows, "split", split] => {
+                let (rows, split) = (number(rows)?, number(split)?);
+                let known = rows <= 2 && split <= MAX_SPLIT && split.is_power_of_two();
+                match known {
+                    true => Ok(Choice::Matvec { rows, split }),
+                    false => Err(NoTuning),
+                }
+            }
+            ["outputs", "first"] => Ok(Choice::Matmul {
+                order: BlockOrder::OutputsFirst,
+            }),
+            ["rows", "first"] => Ok(Choice::Matmul {
+                order: BlockOrder::RowsFirst,
+            }),
+            ["heads", heads] => match number(heads)? {
+                heads if heads.is_power_of_two() && heads <= 8 => Ok(Choice::Attention { heads }),
+                _ => Err(NoTuning),
+            },
+            _ => Err(NoTuning),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPES: [&str; 5] = [
+        "matvec Q4_K 4096x14336",
+        "matvec F16 1+2+3x4",
+        "matmul MXFP4 128256x4096 rows 512",
+        "attention F16 32/8x128 rows 1",
+        "attention F8E4M3 8/1x256 rows 8",
+    ];
+    const CHOICES: [&str; 6] = [
+        "rows 1 split 8",
+        "rows 2 split 1",
+        "outputs first",
+        "rows first",
+        "heads 1",
+        "heads 8",
+    ];
+
+    #[test]
+    fn shapes_and_choices_are_read_as_they_are_written() {
+        for text in SHAPES {
+            assert_eq!(text.parse::<Shape>().unwrap().to_string(), text);
+        }
+        for text in CHOICES {
+            assert_eq!(text.parse::<Choice>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn other_text_is_none() {
+        for text in [
+            "",
+            "matvec",
+            "matvec Q4_K",
+            "matvec q4_k 1x1",
+            "matvec Q4_K 1x0",
+            "matvec Q4_K 01x1",
+            "matvec Q4_K 1+2+3+4x5",
+            "matvec Q4_K 99999999999x1",
+            "matvec Q9_K 1x1",
+            "matmul Q4_K 1x1 rows -1",
+            "attention F32 1/1x1 rows 1",
+            "attention F16 1x1 rows 1",
+        ] {
+            assert_eq!(text.parse::<Shape>(), Err(NoTuning), "{text}");
+        }
+        for text in [
+            "",
+            "rows 3 split 1",
+            "rows 1 split 3",
+            "rows 1 split 16",
+            "rows 0 split 1",
+            "heads 16",
+            "heads 3",
+            "first",
+        ] {
+            assert_eq!(text.parse::<Choice>(), Err(NoTuning), "{text}");
+        }
+    }
+
+    #[test]
+    fn tables_differ_by_their_number() {
+        let entries = SHAPES.map(|shape| (shape.parse().unwrap(), "heads 1".parse().unwrap()));
+        let all = Tuning::from_iter(entries);
+        let reversed: Tuning = entries.into_iter().rev().collect();
+        assert_eq!(all.fingerprint(), reversed.fingerprint());
+        let fewer = Tuning::from_iter(entries[1..].to_vec());
+        assert_ne!(all.fingerprint(), fewer.fingerprint());
+        assert_eq!(Tuning::default().fingerprint(), 0);
+    }
+}
