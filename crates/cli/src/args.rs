@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use rocmforge::engine::ContextPolicy;
 use rocmforge::engine::backend::gpu::{DeviceId, GpuLayers, Variants};
 
 use crate::help;
@@ -384,16 +383,16 @@ pub struct AnswerContextArgs {
         hide_env_values = true
     )]
     pub context_policy: ContextPolicyArg,
-    /// With shift: how many tokens of the beginning are never forgotten
+    /// With shift: how many tokens of the beginning are never forgotten [default: 4, or what all conversations with this
+    /// system prompt begin with]
     #[arg(
         long,
         value_name = "N",
         alias = "keep",
-        default_value_t = ContextPolicy::DEFAULT_SINKS,
         env = "ROCMFORGE_CONTEXT_SINKS",
         hide_env_values = true
     )]
-    pub context_sinks: usize,
+    pub context_sinks: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

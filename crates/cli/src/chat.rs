@@ -38,6 +38,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         Session::start_to_answer(&args.model, &args.device, &args.context, Vocabulary::Needed)?;
     let conversation = Conversation::new(&session, args.template.think)?;
     conversation.check()?;
+    let system = args.template.system.clone();
+    let context_policy = conversation.context_policy(&session, &args.context, system.as_deref())?;
     let mut lines = Lines::open(if args.no_history {
         Remember::No
     } else {
@@ -57,7 +59,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         interrupt,
         session,
         conversation,
-        system: args.template.system.clone(),
+        system,
+        context_policy,
         turns: Vec::new(),
         n_left_out: 0,
         last: None,
@@ -110,6 +113,8 @@ struct Chat<'a> {
     session: Session,
     conversation: Conversation,
     system: Option<String>,
+    /// Of the answers, where it is not the session's; it depends on `system`.
+    context_policy: Option<ContextPolicy>,
     /// Messages of the user and the model, in turn.
     turns: Vec<Message>,
     /// How many of the first ones the context has no room for any more.
@@ -154,10 +159,11 @@ impl Chat<'_> {
 
     fn answer(&mut self) -> Result<Answer> {
         let prompt = self.prompt()?;
-        let request = self
+        let mut request = self
             .args
             .answer
             .request(prompt, &self.sampling, LeadingSpace::Strip);
+        request.context_policy = self.context_policy;
         let out = &mut self.out;
         answer::run(&mut self.session, request, &self.interrupt, |text| {
             out.stream(text)
@@ -227,11 +233,11 @@ impl Chat<'_> {
                 None => note("(no system instruction; /system TEXT sets one)"),
             },
             ("system", "none") => {
-                self.system = None;
+                self.set_system(None)?;
                 note("(no system instruction from now on)");
             }
             ("system", text) => {
-                self.system = Some(text.to_string());
+                self.set_system(Some(text.to_string()))?;
                 note("(set; it stands before the whole conversation from the next message on)");
             }
             ("save", "") => note("(/save needs the name of a file)"),
@@ -249,6 +255,15 @@ impl Chat<'_> {
             )),
         }
         Ok(Next::Go)
+    }
+
+    fn set_system(&mut self, system: Option<String>) -> Result<()> {
+        let context = &self.args.context;
+        self.context_policy =
+            self.conversation
+                .context_policy(&self.session, context, system.as_deref())?;
+        self.system = system;
+        Ok(())
     }
 
     fn save(&self, path: &Path) -> Result<()> {

@@ -8,12 +8,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use rocmforge::engine::ContextPolicy;
 use rocmforge::engine::chat_template::{self, ChatTemplate, Sandbox};
 use rocmforge::engine::tokenizer::TokenId;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::args::{OnOff, RENDER_TEMPLATE};
+use crate::args::{AnswerContextArgs, OnOff, RENDER_TEMPLATE};
 use crate::exit::usage;
 use crate::output;
 use crate::session::{self, Bos, Session};
@@ -73,6 +74,44 @@ impl Conversation {
     /// Finds a damaged template before the first message.
     pub fn check(&self) -> Result<()> {
         Ok(self.template.check()?)
+    }
+
+    /// What an answer forgets at the end of the context, where that is not what the session says: with `shift`, and no
+    /// number of sinks asked for, the tokens that all conversations with this system prompt begin with are never forgotten,
+    /// if they leave half of the context. If not, that is told.
+    pub fn context_policy(
+        &self,
+        session: &Session,
+        asked: &AnswerContextArgs,
+        system: Option<&str>,
+    ) -> Result<Option<ContextPolicy>> {
+        let ContextPolicy::Shift { n_sinks } = session.config.context_policy else {
+            return Ok(None);
+        };
+        if asked.context_sinks.is_some() {
+            return Ok(None);
+        }
+        // What two conversations that differ in their first word have in common.
+        let encode = |first: &str| {
+            let system = system.map(|text| Message::new("system", text));
+            let messages: Vec<Message> = system
+                .into_iter()
+                .chain([Message::new("user", first)])
+                .collect();
+            self.encode(session, &messages)
+        };
+        let (a, b) = (encode("a")?, encode("1")?);
+        let n_common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+        let n_ctx = session.engine.n_ctx();
+        if 2 * n_common < n_ctx {
+            let n_sinks = n_sinks.max(n_common);
+            return Ok(Some(ContextPolicy::Shift { n_sinks }));
+        }
+        output::note(&format!(
+            "notice: the first {n_common} tokens, with the system prompt, are half of the context of {n_ctx} or more, so they \
+             are forgotten when it shifts; ask for more with --ctx, or keep them with --context-sinks {n_common}"
+        ));
+        Ok(None)
     }
 
     /// The prompt for the answer to `messages`.

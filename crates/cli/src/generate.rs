@@ -42,9 +42,13 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
 
     let started = Instant::now();
     let mut out = Out::new();
-    let prompt = match text {
-        Some(text) => encode(args, &session, text, &out)?,
-        None => args.ids.as_ref().map_or_else(Vec::new, |ids| ids.0.clone()),
+    let (prompt, context_policy) = match text {
+        Some(text) if args.chat => converse(args, &session, text)?,
+        Some(text) => (encode(args, &session, text, &out)?, None),
+        None => {
+            let ids = args.ids.as_ref().map_or_else(Vec::new, |ids| ids.0.clone());
+            (ids, None)
+        }
     };
     let tokenize = started.elapsed();
 
@@ -56,6 +60,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let mut request = args
         .answer
         .request(prompt.clone(), &sampling, leading_space);
+    request.context_policy = context_policy;
     request.logprobs = args.logprobs;
     if let Some(top) = args.prompt_logprobs {
         request.prompt_output = PromptOutput::Scores { from: 1, top };
@@ -157,20 +162,28 @@ pub fn shifted(shifts: &ContextShifts) -> Option<String> {
     })
 }
 
+/// The prompt of a conversation of one message, and what its answer forgets, if not what the session says.
+fn converse(
+    args: &GenerateArgs,
+    session: &Session,
+    text: Text,
+) -> Result<(Vec<TokenId>, Option<ContextPolicy>)> {
+    let text = text.into_string()?;
+    let conversation = Conversation::new(session, args.template.think)?;
+    let system = args.template.system.as_deref();
+    let policy = conversation.context_policy(session, &args.context, system)?;
+    let system = system.map(|text| Message::new("system", text));
+    let messages: Vec<Message> = system
+        .into_iter()
+        .chain([Message::new("user", text)])
+        .collect();
+    Ok((conversation.encode(session, &messages)?, policy))
+}
+
 fn encode(args: &GenerateArgs, session: &Session, text: Text, out: &Out) -> Result<Vec<TokenId>> {
     let tokenizer = session.need_tokenizer()?;
     let source = text.source;
     let text = text.into_string()?;
-    if args.chat {
-        let conversation = Conversation::new(session, args.template.think)?;
-        let system = args
-            .template
-            .system
-            .iter()
-            .map(|text| Message::new("system", text));
-        let messages: Vec<Message> = system.chain([Message::new("user", text)]).collect();
-        return conversation.encode(session, &messages);
-    }
     // On a terminal the answer goes on where the prompt ends.
     if source == Source::Flag && !args.json && out.is_terminal() && io::stderr().is_terminal() {
         let _ = write!(io::stderr(), "{}", output::for_terminal(&text));

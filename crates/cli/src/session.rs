@@ -153,7 +153,9 @@ impl Session {
             context_policy: match context.context_policy {
                 ContextPolicyArg::Stop => ContextPolicy::Stop,
                 ContextPolicyArg::Shift => ContextPolicy::Shift {
-                    n_sinks: context.context_sinks,
+                    n_sinks: context
+                        .context_sinks
+                        .unwrap_or(ContextPolicy::DEFAULT_SINKS),
                 },
             },
             ..engine_config(device, context.context.n_ctx())?

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::program::{golden, run_with_stdin};
+use crate::program::{golden, ids, run, run_with_stdin};
 
 #[test]
 fn chat_remembers_over_turns() {
@@ -86,4 +86,58 @@ fn chat_goes_on_past_a_context_that_shifts() {
         run.stderr
     );
     assert!(run.stderr.contains("context shifted"), "{}", run.stderr);
+}
+
+/// What a context that shifts never forgets, unless told how much, is what conversations with this instruction begin with.
+#[test]
+fn a_context_that_shifts_keeps_the_system_prompt() {
+    let system = "You are an old sailor who answers in short sentences.";
+    let generate = |flags: &[&str]| {
+        let args = [
+            "generate",
+            "--chat",
+            "-p",
+            "Tell me a story about a dog.",
+            "--system",
+            system,
+            "--ctx",
+            "96",
+            "-n",
+            "120",
+            "--ignore-eos",
+            "--temp",
+            "0",
+            "--json",
+            "--context-policy",
+            "shift",
+        ];
+        run(&[&args[..], flags].concat()).json()
+    };
+    // As the model's template, ChatML, has it.
+    let begin = format!("<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n");
+    let begin = run(&["tokenize", "-p", &begin, "--parse-special", "--ids"]).json();
+    let n_sinks = ids(&begin).len().to_string();
+    let kept = generate(&[]);
+    assert_eq!(ids(&kept["prompt_ids"])[..ids(&begin).len()], ids(&begin));
+    assert_ne!(kept["context_shifts"]["n_shifts"], 0);
+    assert_eq!(kept["ids"], generate(&["--context-sinks", &n_sinks])["ids"]);
+    assert_ne!(kept["ids"], generate(&["--context-sinks", "4"])["ids"]);
+}
+
+#[test]
+fn a_system_prompt_that_cannot_be_kept_is_told() {
+    let long = "Answer in short sentences. ".repeat(12);
+    let chat = |flags: &[&str]| {
+        let script = format!("/system Be brief.\n/system {long}\n");
+        let args = [&["chat", "--ctx", "96", "--context-policy", "shift"], flags].concat();
+        run_with_stdin(&args, script.as_bytes()).ok().stderr
+    };
+    let told = chat(&[]);
+    let notices = told
+        .lines()
+        .filter(|line| line.contains("forgotten when it shifts"));
+    assert_eq!(notices.count(), 1, "{told}");
+    assert!(told.contains("keep them with --context-sinks"), "{told}");
+    let asked = chat(&["--context-sinks", "4"]);
+    assert!(!asked.contains("forgotten"), "{asked}");
 }
