@@ -100,6 +100,11 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let tests = tests(args)?;
     let isa = session::isa(args.isa)?;
+    for offload in offloads(args) {
+        if offload.layers != GpuLayers::Count(0) {
+            session::refuse_without_gpu(&args.on, offload)?;
+        }
+    }
     let device = session::engine_device(&args.on)?;
     let interrupt = Interrupt::install()?;
     // All files before the first measurement: a wrong path is told at once.

@@ -346,22 +346,34 @@ fn offloaded(device: &DeviceArgs) -> Result<EngineDevice> {
     if offload.layers == GpuLayers::Count(0) {
         return Ok(EngineDevice::Cpu);
     }
-    let layers = match offload.layers {
-        GpuLayers::Count(n) => Some(format!("--gpu-layers {n}")),
-        GpuLayers::Auto | GpuLayers::All => None,
-    };
-    if let (Device::Cpu, Some(layers)) = (device.on.device, &layers) {
-        return Err(usage(format!(
-            "{layers} needs a GPU, and --device cpu takes none; leave one of them out"
-        )));
-    }
+    refuse_without_gpu(&device.on, offload)?;
     let found = engine_device(&device.on)?;
-    if let (EngineDevice::Cpu, Some(layers)) = (&found, layers) {
+    if let (EngineDevice::Cpu, Some(flag)) = (&found, flag_of_gpu(&device.on.gpu, offload)) {
         output::note(&format!(
-            "notice: there is no GPU for {layers}; the model runs on the CPU"
+            "notice: there is no GPU for {flag}; the model runs on the CPU"
         ));
     }
     Ok(with_offload(found, offload))
+}
+
+/// Refuses flags that say what a GPU does where `--device cpu` takes none.
+pub fn refuse_without_gpu(on: &OnArgs, offload: Offload) -> Result<()> {
+    match flag_of_gpu(&on.gpu, offload) {
+        Some(flag) if on.device == Device::Cpu => Err(usage(format!(
+            "{flag} needs a GPU, and --device cpu takes none; leave one of them out"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A flag that divides a model or a GPU's memory, as it was given.
+fn flag_of_gpu(gpu: &GpuArgs, offload: Offload) -> Option<String> {
+    match (offload.layers, offload.experts, gpu.gpu_memory) {
+        (GpuLayers::Count(n), ..) => Some(format!("--gpu-layers {n}")),
+        (_, Experts::OnCpu, _) => Some("--cpu-moe".to_string()),
+        (.., Some(mib)) => Some(format!("--gpu-memory {mib}")),
+        (.., None) => None,
+    }
 }
 
 /// What of a model goes to a GPU.

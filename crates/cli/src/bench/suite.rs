@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use indicatif::ProgressBar;
-use rocmforge::engine::backend::gpu;
+use rocmforge::engine::backend::gpu::{self, Offload};
 use rocmforge::engine::model::Model;
 use rocmforge::engine::{Continue, Device as EngineDevice, default_threads};
 use rocmforge::profile::bench::export::{Detail, Exporter, Form};
@@ -153,10 +153,12 @@ fn load(args: &ModelSuiteArgs) -> Result<(ModelFile, Model)> {
 /// What the flags ask for; GPUs that cannot be used are told where all are asked for.
 fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
     let with = |device: Device| {
-        session::engine_device(&OnArgs {
+        let on = OnArgs {
             device,
             gpu: args.gpu.clone(),
-        })
+        };
+        session::refuse_without_gpu(&on, Offload::default())?;
+        session::engine_device(&on)
     };
     let SuiteDevice::One(device) = args.device else {
         let open = session::open_options(&args.gpu);

@@ -120,8 +120,18 @@ fn layers_that_a_model_does_not_have_are_refused() {
     for layers in ["-1", "ten", "1.5", ""] {
         generate(&["--gpu-layers", layers]).fails(2, "0 or more, auto or all");
     }
-    generate(&["--device", "cpu", "-ngl", "3"]).fails(2, "--device cpu");
     generate(&["--gpu-memory", "0"]).fails(2, "--gpu-memory");
+    for flags in [&["-ngl", "3"][..], &["--cpu-moe"], &["--gpu-memory", "6"]] {
+        let on_cpu = [&["--device", "cpu"], flags].concat();
+        generate(&on_cpu).fails(2, "needs a GPU, and --device cpu takes none");
+        run(&[&["bench", "-p", "1", "-n", "0"], &on_cpu[..]].concat()).fails(2, "--device cpu");
+        // Where nothing is the GPU's, nothing is asked of it.
+        if flags[0] != "-ngl" {
+            generate(&[&on_cpu[..], &["-ngl", "0"]].concat()).ok();
+        }
+    }
+    let suite = ["bench", "matmul", "--device", "cpu", "--gpu-memory", "6"];
+    run(&suite).fails(2, "--gpu-memory 6 needs a GPU");
     if let Some(device) = host_device() {
         let refused = generate(&["--device", &device, "-ngl", "99"]);
         refused.fails(1, "this model has 10");
