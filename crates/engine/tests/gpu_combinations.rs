@@ -1,0 +1,191 @@
+//! Modes of a GPU together, on the CPU that plays one: contexts that shift, caches of 8 bits, layers or experts that stay
+//! on the CPU. Each gives what the CPU backend gives, within the bounds of a GPU, and as graphs what it gives launch by
+//! launch, to the last bit.
+
+mod common;
+#[path = "common/device.rs"]
+mod device;
+#[path = "common/synth.rs"]
+mod synth;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::test_gpu;
+use device::config;
+use rocmforge_engine::backend::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
+use rocmforge_engine::kv_cache::KvType;
+use rocmforge_engine::model::Model;
+use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Event, Request, RequestId};
+use rocmforge_gguf::{GgmlType, Gguf};
+
+const STOP: ContextPolicy = ContextPolicy::Stop;
+const SHIFT: ContextPolicy = ContextPolicy::Shift { n_sinks: 4 };
+const ALL: GpuLayers = GpuLayers::All;
+const HALF: GpuLayers = GpuLayers::Count(1);
+
+/// Models of two layers.
+#[derive(Clone, Copy, Debug)]
+struct Mode {
+    model: &'static str,
+    kv_type: KvType,
+    layers: GpuLayers,
+    experts: Experts,
+    policy: ContextPolicy,
+}
+
+const fn mode(
+    model: &'static str,
+    kv_type: KvType,
+    layers: GpuLayers,
+    policy: ContextPolicy,
+) -> Mode {
+    Mode {
+        model,
+        kv_type,
+        layers,
+        experts: Experts::WithTheirLayer,
+        policy,
+    }
+}
+
+const MODES: [Mode; 5] = [
+    mode("qwen3", KvType::Q8_0, ALL, SHIFT),
+    mode("qwen3", KvType::F8E4M3, ALL, SHIFT),
+    mode("llama", KvType::F8E4M3, HALF, STOP),
+    mode("phi3", KvType::Q8_0, HALF, SHIFT),
+    Mode {
+        experts: Experts::OnCpu,
+        ..mode("mixtral", KvType::F8E4M3, ALL, SHIFT)
+    },
+];
+
+/// How an engine runs its steps.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Cpu,
+    Gpu {
+        graphs: Graphs,
+        steps_in_flight: usize,
+    },
+}
+
+impl Mode {
+    fn load(&self) -> Model {
+        let writer = synth::model_of(self.model, GgmlType::F32, 2);
+        let bytes = writer.unwrap().unwrap().to_vec().unwrap();
+        Model::load(Arc::new(Gguf::from_vec(bytes).unwrap())).unwrap()
+    }
+
+    fn start(&self, model: &Model, gpu: &GpuConfig, way: Way) -> Engine {
+        let (device, steps_in_flight) = match way {
+            Way::Cpu => (Device::Cpu, 1),
+            Way::Gpu {
+                graphs,
+                steps_in_flight,
+            } => {
+                let offload = Offload {
+                    layers: self.layers,
+                    experts: self.experts,
+                };
+                let gpu = GpuConfig {
+                    graphs,
+                    offload,
+                    ..gpu.clone()
+                };
+                (Device::Gpu(gpu), steps_in_flight)
+            }
+        };
+        // Small, so that it is soon full: the CPU takes its time to play a GPU.
+        let n_ctx = if self.policy == STOP { 32 } else { 12 };
+        let config = EngineConfig {
+            kv_type: self.kv_type,
+            context_policy: self.policy,
+            n_ctx: Some(n_ctx),
+            steps_in_flight,
+            ..config(&device)
+        };
+        let engine = Engine::start(model, None, &config).unwrap();
+        let is_shared = self.layers == HALF || self.experts == Experts::OnCpu;
+        let on_cpu = matches!(way, Way::Cpu);
+        let n_parts = engine.backend_info().parts.len();
+        assert_eq!(n_parts, if is_shared && !on_cpu { 2 } else { 0 });
+        engine
+    }
+
+    /// What two sequences together go on with: ids, and log-probabilities of `n_logprobs` tokens before each choice.
+    fn run(&self, engine: &mut Engine, model: &Model, n_logprobs: Option<usize>) -> Vec<Row> {
+        let prompts = [10, 9].map(|n| synth::prompt(n, model.config.n_vocab));
+        let ids = prompts.map(|prompt| {
+            let request = Request {
+                ignore_eos: true,
+                logprobs: n_logprobs,
+                ..Request::greedy(prompt, 6)
+            };
+            engine.submit(request).unwrap()
+        });
+        let mut rows: BTreeMap<RequestId, Vec<Row>> = BTreeMap::new();
+        while !engine.is_idle() {
+            for event in engine.step().unwrap() {
+                if let Event::Token {
+                    request, id, top, ..
+                } = event
+                {
+                    let mut logprobs = vec![0.0; top.len()];
+                    top.iter().for_each(|t| logprobs[t.id as usize] = t.logprob);
+                    rows.entry(request).or_default().push((id, logprobs));
+                }
+            }
+            engine.check_integrity().unwrap();
+        }
+        let shifts = engine.context_shifts().n_shifts;
+        assert_eq!(shifts > 0, self.policy != STOP, "{self:?}: {shifts} shifts");
+        ids.iter().flat_map(|id| rows.remove(id).unwrap()).collect()
+    }
+}
+
+/// An id, and log-probabilities by id.
+type Row = (u32, Vec<f32>);
+
+fn bits(rows: &[Row]) -> Vec<(u32, Vec<u32>)> {
+    let bits = |logprobs: &[f32]| logprobs.iter().map(|x| x.to_bits()).collect();
+    rows.iter().map(|(id, row)| (*id, bits(row))).collect()
+}
+
+/// The largest difference of log-probabilities, of what is not all but impossible.
+fn difference(got: &[Row], expected: &[Row]) -> f32 {
+    let pairs = got.iter().zip(expected);
+    let pairs = pairs.flat_map(|((_, a), (_, b))| a.iter().zip(b));
+    let likely = pairs.filter(|(_, expected)| **expected > -12.0);
+    likely.fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
+}
+
+#[test]
+fn modes_together_go_on_as_on_the_cpu_as_graphs_and_as_launches() {
+    let Some(gpu) = test_gpu() else { return };
+    for mode in MODES {
+        let model = mode.load();
+        let n_vocab = model.config.n_vocab;
+        let way = |graphs, steps_in_flight| Way::Gpu {
+            graphs,
+            steps_in_flight,
+        };
+        let run = |way, n_logprobs| {
+            let mut engine = mode.start(&model, &gpu, way);
+            mode.run(&mut engine, &model, n_logprobs)
+        };
+        let expected = run(Way::Cpu, Some(n_vocab));
+        let launched = run(way(Graphs::Off, 1), Some(n_vocab));
+        let ids = |rows: &[Row]| rows.iter().map(|row| row.0).collect::<Vec<u32>>();
+        assert_eq!(ids(&launched), ids(&expected), "{mode:?}");
+        let d = difference(&launched, &expected);
+        // What the GPU computes of a key may lie on the other side of the middle between two codes.
+        println!("{mode:?}: {d:.1e}");
+        assert!(d < 0.05, "{mode:?}: {d}");
+        let recorded = run(way(Graphs::On, 1), Some(n_vocab));
+        assert_eq!(bits(&recorded), bits(&launched), "{mode:?}");
+        // With tokens that only the device knows when the context shifts.
+        let ahead = run(way(Graphs::On, 2), None);
+        assert_eq!(ids(&ahead), ids(&launched), "{mode:?}");
+    }
+}
