@@ -12,8 +12,8 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use half::f16;
 use rocmforge_cpu::{
-    Activation, AttnSeq, AttnShape, KvSlice, KvSliceMut, RopeStyle, attention, gated_activation,
-    kv_append, log_sum_exp, rms_norm, rope,
+    Activation, AttnSeq, AttnShape, HeadCode, KvSlice, KvSliceMut, RopeStyle, attention,
+    gated_activation, kv_append, log_sum_exp, rms_norm, rope,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
@@ -106,7 +106,14 @@ fn decode_shapes(criterion: &mut Criterion, machine: &Machine) {
             ("f16", KvSlice::F16(&f16s)),
             ("f32", KvSlice::F32(&values)),
             ("q8_0", KvSlice::Q8_0(&q8s)),
-            ("fp8", KvSlice::F8E4M3 { heads: &f8s, dim }),
+            (
+                "fp8",
+                KvSlice::Heads {
+                    code: HeadCode::F8E4M3,
+                    heads: &f8s,
+                    dim,
+                },
+            ),
         ] {
             let id = BenchmarkId::new(name, format!("{n_heads}/{n_kv_heads}x{dim}"));
             decode(&mut group, machine, id, (&shape, 4096), cache);
@@ -153,7 +160,7 @@ fn decode(
         KvSlice::F16(x) => size_of_val(x),
         KvSlice::F32(x) => size_of_val(x),
         KvSlice::Q8_0(x) => size_of_val(x),
-        KvSlice::F8E4M3 { heads, .. } => heads.len(),
+        KvSlice::Heads { heads, .. } => heads.len(),
     };
     let n_copies = (COLD_BYTES / bytes).clamp(2, 2 * MAX_LAYERS);
     let copies = Copies::new(cache, n_copies);
@@ -182,7 +189,11 @@ enum Copies {
     F16(Vec<Vec<u16>>),
     F32(Vec<Vec<f32>>),
     Q8_0(Vec<Vec<Q8_0>>),
-    F8E4M3 { heads: Vec<Vec<u8>>, dim: usize },
+    Heads {
+        code: HeadCode,
+        heads: Vec<Vec<u8>>,
+        dim: usize,
+    },
 }
 
 impl Copies {
@@ -191,7 +202,8 @@ impl Copies {
             KvSlice::F16(x) => Copies::F16(vec![x.to_vec(); n]),
             KvSlice::F32(x) => Copies::F32(vec![x.to_vec(); n]),
             KvSlice::Q8_0(x) => Copies::Q8_0(vec![x.to_vec(); n]),
-            KvSlice::F8E4M3 { heads, dim } => Copies::F8E4M3 {
+            KvSlice::Heads { code, heads, dim } => Copies::Heads {
+                code,
                 heads: vec![heads.to_vec(); n],
                 dim,
             },
@@ -203,7 +215,8 @@ impl Copies {
             Copies::F16(copies) => KvSlice::F16(&copies[i]),
             Copies::F32(copies) => KvSlice::F32(&copies[i]),
             Copies::Q8_0(copies) => KvSlice::Q8_0(&copies[i]),
-            Copies::F8E4M3 { heads, dim } => KvSlice::F8E4M3 {
+            Copies::Heads { code, heads, dim } => KvSlice::Heads {
+                code: *code,
                 heads: &heads[i],
                 dim: *dim,
             },

@@ -21,6 +21,7 @@ use std::ops::Range;
 
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
+use rocmforge_gguf::quant::plain::F16;
 
 use crate::generic::attention::{
     BLOCK, MergeTile, QueryTile, Scratch, SegmentOfTile, WholeTile, partial_len, segments, visible,
@@ -38,15 +39,63 @@ const MIN_SPLIT_ROWS: usize = 4;
 /// Values of a block of [`Q8_0`].
 const QK: usize = 32;
 
+/// How a head is kept as a scale of two bytes and a code of eight bits for each value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadCode {
+    /// As rows of [`rocmforge_gguf::quant::f8`].
+    F8E4M3,
+    /// As a block of `Q8_0`, but of as many values as the head has, less than 32.
+    Q8_0,
+}
+
+impl HeadCode {
+    /// Bytes of a head of `dim` values.
+    pub const fn head_bytes(self, dim: usize) -> usize {
+        f8::SCALE_BYTES + dim
+    }
+
+    /// The scale of a head and its codes.
+    #[inline(always)]
+    pub(crate) fn load(self, head: &[u8]) -> (f32, &[u8]) {
+        match self {
+            HeadCode::F8E4M3 => f8::load(head),
+            HeadCode::Q8_0 => {
+                let (scale, codes) = head
+                    .split_first_chunk()
+                    .expect("a head begins with its scale");
+                (F16(*scale).to_f32(), codes)
+            }
+        }
+    }
+
+    /// What a code is multiplied with the scale for; the product is exact in f32.
+    #[inline(always)]
+    pub(crate) fn number(self, code: u8) -> f32 {
+        match self {
+            HeadCode::F8E4M3 => f8::number(code),
+            HeadCode::Q8_0 => f32::from(code as i8),
+        }
+    }
+
+    /// The values of a head.
+    pub fn values(self, head: &[u8]) -> impl Iterator<Item = f32> {
+        let (scale, codes) = self.load(head);
+        codes.iter().map(move |&code| self.number(code) * scale)
+    }
+}
+
 /// Keys or values of one layer: `[n_blocks, n_kv_heads, page, dim]`, as f16 bits, f32, blocks of
-/// 32 values, of which `dim` is a multiple then, or heads of `dim` codes of eight bits after their
-/// scale ([`rocmforge_gguf::quant::f8`]).
+/// 32 values, of which `dim` is a multiple then, or heads with a scale each.
 #[derive(Clone, Copy, Debug)]
 pub enum KvSlice<'a> {
     F16(&'a [u16]),
     F32(&'a [f32]),
     Q8_0(&'a [Q8_0]),
-    F8E4M3 { heads: &'a [u8], dim: usize },
+    Heads {
+        code: HeadCode,
+        heads: &'a [u8],
+        dim: usize,
+    },
 }
 
 /// Keys or values of one layer, to be written: see [`KvSlice`].
@@ -55,7 +104,11 @@ pub enum KvSliceMut<'a> {
     F16(&'a mut [u16]),
     F32(&'a mut [f32]),
     Q8_0(&'a mut [Q8_0]),
-    F8E4M3 { heads: &'a mut [u8], dim: usize },
+    Heads {
+        code: HeadCode,
+        heads: &'a mut [u8],
+        dim: usize,
+    },
 }
 
 impl<'a> KvSlice<'a> {
@@ -65,10 +118,10 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => KvSlice::F16(&x[range]),
             KvSlice::F32(x) => KvSlice::F32(&x[range]),
             KvSlice::Q8_0(x) => KvSlice::Q8_0(&x[range.start / QK..range.end / QK]),
-            KvSlice::F8E4M3 { heads, dim } => {
-                let head = dim + f8::SCALE_BYTES;
+            KvSlice::Heads { code, heads, dim } => {
+                let head = code.head_bytes(dim);
                 let heads = &heads[range.start / dim * head..range.end / dim * head];
-                KvSlice::F8E4M3 { heads, dim }
+                KvSlice::Heads { code, heads, dim }
             }
         }
     }
@@ -78,7 +131,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => x.as_ptr().cast(),
             KvSlice::F32(x) => x.as_ptr().cast(),
             KvSlice::Q8_0(x) => x.as_ptr().cast(),
-            KvSlice::F8E4M3 { heads, .. } => heads.as_ptr(),
+            KvSlice::Heads { heads, .. } => heads.as_ptr(),
         }
     }
 
@@ -87,7 +140,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => size_of_val(x),
             KvSlice::F32(x) => size_of_val(x),
             KvSlice::Q8_0(x) => size_of_val(x),
-            KvSlice::F8E4M3 { heads, .. } => heads.len(),
+            KvSlice::Heads { heads, .. } => heads.len(),
         }
     }
 
@@ -96,7 +149,7 @@ impl<'a> KvSlice<'a> {
         match self {
             KvSlice::F16(_) | KvSlice::F32(_) => 1,
             KvSlice::Q8_0(_) => QK,
-            KvSlice::F8E4M3 { dim, .. } => dim,
+            KvSlice::Heads { dim, .. } => dim,
         }
     }
 
@@ -106,7 +159,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(x) => x.len(),
             KvSlice::F32(x) => x.len(),
             KvSlice::Q8_0(x) => x.len() * QK,
-            KvSlice::F8E4M3 { heads, dim } => heads.len() / (dim + f8::SCALE_BYTES) * dim,
+            KvSlice::Heads { code, heads, dim } => heads.len() / code.head_bytes(*dim) * dim,
         }
     }
 

@@ -23,7 +23,7 @@ mod roofline;
 
 pub use acts::{ActFormat, Acts, act_format};
 pub use arch::{Avx2, Avx512};
-pub use attention::{AttnSeq, AttnShape, KvSlice, KvSliceMut, attention};
+pub use attention::{AttnSeq, AttnShape, HeadCode, KvSlice, KvSliceMut, attention};
 pub use experts::{
     Choice, ExpertActs, ExpertWeights, Router, Routing, RowsOf, combine_experts, expert_matmul,
 };

@@ -4,7 +4,7 @@ mod common;
 
 use common::Rng;
 use half::f16;
-use rocmforge_cpu::{AttnSeq, AttnShape, Isa, KvSlice, Pool, attention};
+use rocmforge_cpu::{AttnSeq, AttnShape, HeadCode, Isa, KvSlice, Pool, attention};
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
@@ -26,15 +26,16 @@ enum Dtype {
     F16,
     F32,
     Q8,
-    F8,
+    Heads(HeadCode),
 }
 
 /// The types that can keep heads of `shape`.
 fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
     let blocks = shape.k_dim.is_multiple_of(32) && shape.v_dim.is_multiple_of(32);
     let q8 = blocks.then_some(Dtype::Q8);
-    let any = [Dtype::F16, Dtype::F32, Dtype::F8];
-    any.into_iter().chain(q8).collect()
+    let small = (shape.k_dim < 32 && shape.v_dim < 32).then_some(Dtype::Heads(HeadCode::Q8_0));
+    let any = [Dtype::F16, Dtype::F32, Dtype::Heads(HeadCode::F8E4M3)];
+    any.into_iter().chain(q8).chain(small).collect()
 }
 
 /// A sequence whose content depends on its seed alone.
@@ -47,7 +48,7 @@ struct Seq {
 }
 
 impl Seq {
-    /// Values that every cache type but F8 holds exactly, so that these see the same ones: each run of
+    /// Values that every cache type but those of heads holds exactly, so that these see the same ones: each run of
     /// 32 is integers up to 127, which occurs, times a power of two.
     fn new(shape: &AttnShape, len: usize, seed: u64) -> Seq {
         let mut rng = Rng(seed);
@@ -72,14 +73,18 @@ impl Seq {
         }
     }
 
-    /// With the keys and values that are left in F8.
-    fn in_f8(mut self, shape: &AttnShape) -> Seq {
+    /// With the keys and values that are left in such heads.
+    fn in_heads(mut self, shape: &AttnShape, code: HeadCode) -> Seq {
         for (x, dim) in [(&mut self.k, shape.k_dim), (&mut self.v, shape.v_dim)] {
             for row in x.chunks_exact_mut(dim) {
-                let mut codes = vec![0; dim];
-                let scale = f8::quantize(row, &mut codes).to_f32();
-                for (x, code) in row.iter_mut().zip(codes) {
-                    *x = f8::number(code) * scale;
+                let head = stored(row, code);
+                let (scale, codes) = head.split_at(2);
+                let half = f16::from_le_bytes([scale[0], scale[1]]).to_f32();
+                for (x, &byte) in row.iter_mut().zip(codes) {
+                    *x = match code {
+                        HeadCode::F8E4M3 => f8::number(byte) * f8::load(&head).0,
+                        HeadCode::Q8_0 => f32::from(byte as i8) * half,
+                    };
                 }
             }
         }
@@ -138,8 +143,8 @@ struct Cache {
     v16: Vec<u16>,
     k8: Vec<Q8_0>,
     v8: Vec<Q8_0>,
-    k_f8: Vec<u8>,
-    v_f8: Vec<u8>,
+    k_heads: Vec<u8>,
+    v_heads: Vec<u8>,
     dims: [usize; 2],
 }
 
@@ -156,14 +161,29 @@ fn blocks(x: &[f32]) -> Vec<Q8_0> {
         .collect()
 }
 
-/// Scale and codes of each row.
-fn heads_f8(x: &[f32], dim: usize) -> Vec<u8> {
-    let len = dim + f8::SCALE_BYTES;
-    let mut heads = vec![0; x.len() / dim * len];
-    for (row, head) in x.chunks_exact(dim).zip(heads.chunks_exact_mut(len)) {
-        f8::store(row, head);
+/// Scale and codes of a row.
+fn stored(row: &[f32], code: HeadCode) -> Vec<u8> {
+    let mut head = vec![0; code.head_bytes(row.len())];
+    match code {
+        HeadCode::F8E4M3 => f8::store(row, &mut head),
+        // A block of which the rest is zeros, which says nothing of its scale.
+        HeadCode::Q8_0 => {
+            let mut x = [0.0; 32];
+            x[..row.len()].copy_from_slice(row);
+            let block = blocks(&x)[0];
+            head[..2].copy_from_slice(&block.d.0);
+            let codes = block.qs.map(|code| code as u8);
+            head[2..].copy_from_slice(&codes[..row.len()]);
+        }
     }
-    heads
+    head
+}
+
+/// Scale and codes of each row.
+fn heads(x: &[f32], dim: usize, code: HeadCode) -> Vec<u8> {
+    x.chunks_exact(dim)
+        .flat_map(|row| stored(row, code))
+        .collect()
 }
 
 impl Cache {
@@ -195,17 +215,17 @@ impl Cache {
         let (k16, v16) = (bits(&k), bits(&v));
         let (k8, v8) = match dtype {
             Dtype::Q8 => (blocks(&k), blocks(&v)),
-            Dtype::F16 | Dtype::F32 | Dtype::F8 => (Vec::new(), Vec::new()),
+            Dtype::F16 | Dtype::F32 | Dtype::Heads(_) => (Vec::new(), Vec::new()),
         };
-        let (k_f8, v_f8) = match dtype {
-            Dtype::F8 => (heads_f8(&k, shape.k_dim), heads_f8(&v, shape.v_dim)),
+        let (k_heads, v_heads) = match dtype {
+            Dtype::Heads(code) => (heads(&k, shape.k_dim, code), heads(&v, shape.v_dim, code)),
             Dtype::F16 | Dtype::F32 | Dtype::Q8 => (Vec::new(), Vec::new()),
         };
         Cache {
             k8,
             v8,
-            k_f8,
-            v_f8,
+            k_heads,
+            v_heads,
             dims: [shape.k_dim, shape.v_dim],
             k,
             v,
@@ -221,11 +241,11 @@ impl Cache {
             Dtype::F16 => (KvSlice::F16(&self.k16), KvSlice::F16(&self.v16)),
             Dtype::F32 => (KvSlice::F32(&self.k), KvSlice::F32(&self.v)),
             Dtype::Q8 => (KvSlice::Q8_0(&self.k8), KvSlice::Q8_0(&self.v8)),
-            Dtype::F8 => {
-                let slice = |heads, dim| KvSlice::F8E4M3 { heads, dim };
+            Dtype::Heads(code) => {
+                let slice = |heads, dim| KvSlice::Heads { code, heads, dim };
                 (
-                    slice(&self.k_f8, self.dims[0]),
-                    slice(&self.v_f8, self.dims[1]),
+                    slice(&self.k_heads, self.dims[0]),
+                    slice(&self.v_heads, self.dims[1]),
                 )
             }
         }
@@ -269,9 +289,16 @@ fn attend(
 
 fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
     let pool = Pool::new(2);
-    let (f8, exact): (Vec<_>, Vec<_>) = dtypes(shape).into_iter().partition(|d| *d == Dtype::F8);
     let seq = || Seq::new(shape, to, 7);
-    for (seq, dtypes) in [(seq(), exact), (seq().in_f8(shape), f8)] {
+    let (mut exact, mut cases) = (Vec::new(), Vec::new());
+    for dtype in dtypes(shape) {
+        match dtype {
+            Dtype::Heads(code) => cases.push((seq().in_heads(shape, code), vec![dtype])),
+            _ => exact.push(dtype),
+        }
+    }
+    cases.push((seq(), exact));
+    for (seq, dtypes) in cases {
         let expected: Vec<f64> = (from..to)
             .flat_map(|pos| seq.expected(shape, pos))
             .collect();
@@ -323,6 +350,7 @@ fn follows_the_definition() {
         (shape(3, 3, 160, 96, 16, None), &[(0, 20), (40, 41)]),
         (shape(3, 3, 37, 5, 48, None), &[(0, 50), (96, 97)]),
         (shape(2, 2, 1, 1, 16, None), &[(0, 20)]),
+        (shape(8, 2, 8, 16, 16, None), &[(0, 40), (70, 71)]),
         // Several segments, whole and behind a window.
         (
             shape(2, 1, 32, 32, 64, None),

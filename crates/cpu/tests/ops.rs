@@ -5,8 +5,8 @@ mod common;
 use common::Rng;
 use half::f16;
 use rocmforge_cpu::{
-    Activation, Isa, KvLayout, KvSlice, KvSliceMut, Pool, RopeStyle, SlotRun, activate, add,
-    add_gated, argmax, gated_activation, kv_append, kv_copy, kv_read, layer_norm, log_sum_exp,
+    Activation, HeadCode, Isa, KvLayout, KvSlice, KvSliceMut, Pool, RopeStyle, SlotRun, activate,
+    add, add_gated, argmax, gated_activation, kv_append, kv_copy, kv_read, layer_norm, log_sum_exp,
     rms_norm, rope, soft_cap,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
@@ -412,7 +412,8 @@ fn kv_append_scales_heads_in_f8() {
     for isa in Isa::available() {
         let len = dim + f8::SCALE_BYTES;
         let mut heads = vec![7; n * len];
-        let to = KvSliceMut::F8E4M3 {
+        let to = KvSliceMut::Heads {
+            code: HeadCode::F8E4M3,
             heads: &mut heads,
             dim,
         };
@@ -437,6 +438,38 @@ fn kv_append_scales_heads_in_f8() {
                 let allowed = (x.abs() / 16.0).max(1.0 / 1024.0);
                 assert!((got(at) - x).abs() <= allowed, "{isa}: {} for {x}", got(at));
             }
+        }
+    }
+}
+
+/// A head of less than 32 values is a block of its own: what a whole block of it and zeros is.
+#[test]
+fn kv_append_takes_small_heads_as_blocks() {
+    let mut rng = Rng(10);
+    for (dim, magnitude) in [(8, 1.0), (16, 1e-5), (31, 300.0), (8, f32::NAN), (1, 0.0)] {
+        let (n, len) = (6, HeadCode::Q8_0.head_bytes(dim));
+        let x: Vec<f32> = rng.vec(n * dim).iter().map(|x| x * magnitude).collect();
+        let slots: Vec<u32> = (0..n as u32).rev().collect();
+        let mut small = vec![7; n * len];
+        let to = KvSliceMut::Heads {
+            code: HeadCode::Q8_0,
+            heads: &mut small,
+            dim,
+        };
+        kv_append(Isa::detect(), &Pool::new(1), &x, 1, dim, n, &slots, to);
+        let mut padded = vec![0.0; n * 32];
+        for (x, padded) in x.chunks_exact(dim).zip(padded.chunks_exact_mut(32)) {
+            padded[..dim].copy_from_slice(x);
+        }
+        let mut whole = vec![Q8_0::quantize(&[1.0; 32]); n];
+        let to = KvSliceMut::Q8_0(&mut whole);
+        kv_append(Isa::detect(), &Pool::new(1), &padded, 1, 32, n, &slots, to);
+        for (head, block) in small.chunks_exact(len).zip(&whole) {
+            assert_eq!(head[..2], block.d.0, "{dim}");
+            assert!(
+                head[2..].iter().zip(&block.qs).all(|(&a, &b)| a as i8 == b),
+                "{dim}"
+            );
         }
     }
 }
@@ -606,7 +639,8 @@ fn cached_tokens_are_read_and_moved() {
                 (127.0, &mut |f| f(KvSliceMut::F32(&mut f32))),
                 (127.0, &mut |f| f(KvSliceMut::Q8_0(&mut q8_0))),
                 (448.0, &mut |f| {
-                    f(KvSliceMut::F8E4M3 {
+                    f(KvSliceMut::Heads {
+                        code: HeadCode::F8E4M3,
                         heads: &mut f8,
                         dim,
                     })
@@ -628,7 +662,9 @@ fn cached_tokens_are_read_and_moved() {
                             KvSliceMut::F16(x) => KvSlice::F16(x),
                             KvSliceMut::F32(x) => KvSlice::F32(x),
                             KvSliceMut::Q8_0(x) => KvSlice::Q8_0(x),
-                            KvSliceMut::F8E4M3 { heads, dim } => KvSlice::F8E4M3 { heads, dim },
+                            KvSliceMut::Heads { code, heads, dim } => {
+                                KvSlice::Heads { code, heads, dim }
+                            }
                         };
                         kv_read(isa, &pool, &layout, &slots, from, &mut out);
                     });

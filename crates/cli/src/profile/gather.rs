@@ -327,7 +327,8 @@ impl Found<'_> {
         });
         let model = &self.session.model;
         let bytes = |kv_type| model.kv_bytes_per_token(kv_type) as f64;
-        let has_blocks = |kv: &KvSpec| [kv.k_dim, kv.v_dim].iter().all(|n| n.is_multiple_of(32));
+        let is_blocks = |dim: usize| dim.is_multiple_of(KvType::Q8_0.block_len(dim));
+        let has_blocks = |kv: &KvSpec| is_blocks(kv.k_dim) && is_blocks(kv.v_dim);
         let smaller = match model.plan.kv.iter().all(has_blocks) {
             true => KvType::Q8_0,
             false => KvType::F8E4M3,

@@ -1,7 +1,5 @@
 //! Attention as its definition says, in f64: all scores, softmax, weighted sum. The oracle.
 
-use rocmforge_gguf::quant::f8;
-
 use super::KvSlice;
 use crate::generic::attention::QueryTile;
 use crate::pool::Tile;
@@ -49,9 +47,9 @@ fn element(cache: KvSlice<'_>, i: usize) -> f64 {
         KvSlice::F16(x) => half::f16::from_bits(x[i]).to_f64(),
         KvSlice::F32(x) => f64::from(x[i]),
         KvSlice::Q8_0(x) => f64::from(x[i / 32].d.to_f32()) * f64::from(x[i / 32].qs[i % 32]),
-        KvSlice::F8E4M3 { heads, dim } => {
-            let (factor, codes) = f8::load(&heads[i / dim * (dim + f8::SCALE_BYTES)..]);
-            f64::from(factor) * f64::from(f8::number(codes[i % dim]))
+        KvSlice::Heads { code, heads, dim } => {
+            let (scale, codes) = code.load(&heads[i / dim * code.head_bytes(dim)..]);
+            f64::from(scale) * f64::from(code.number(codes[i % dim]))
         }
     }
 }

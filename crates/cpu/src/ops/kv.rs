@@ -6,7 +6,7 @@ use rocmforge_gguf::quant::legacy::Q8_0;
 use super::{MIN_TASK_WORK, TASKS_PER_THREAD};
 use crate::acts::{Scalar, quantize_q8_0};
 use crate::arch::Kernel;
-use crate::attention::KvSliceMut;
+use crate::attention::{HeadCode, KvSliceMut};
 use crate::generic::bytes::Quantize;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
@@ -14,7 +14,7 @@ use crate::pool::Pool;
 
 /// Writes the key (or value) rows of tokens into their slots: as f16 rounded to nearest even, as
 /// Q8_0 quantized like activations ([`crate::ActFormat::Q8x32`]), as codes of eight bits with a scale
-/// for each head ([`f8::store`]).
+/// for each head ([`HeadCode`]).
 ///
 /// - `x` [n_tokens, n_kv_heads * dim]
 /// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot
@@ -46,9 +46,15 @@ pub fn kv_append(
             );
             dim / 32
         }
-        KvSliceMut::F8E4M3 { dim: cached, .. } => {
+        KvSliceMut::Heads {
+            code, dim: cached, ..
+        } => {
             assert_eq!(dim, cached, "heads as wide as those of the cache");
-            dim + f8::SCALE_BYTES
+            assert!(
+                code != HeadCode::Q8_0 || dim < 32,
+                "heads of less than a block"
+            );
+            code.head_bytes(dim)
         }
     };
     let layout = Layout {
@@ -94,9 +100,30 @@ pub fn kv_append(
                 }
             });
         }
-        KvSliceMut::F8E4M3 { heads, .. } => {
-            append(pool, &layout, x, slots, heads, &f8::store);
-        }
+        KvSliceMut::Heads {
+            code: HeadCode::F8E4M3,
+            heads,
+            ..
+        } => append(pool, &layout, x, slots, heads, &f8::store),
+        KvSliceMut::Heads {
+            code: HeadCode::Q8_0,
+            heads,
+            ..
+        } => append(pool, &layout, x, slots, heads, &store_q8_0),
+    }
+}
+
+/// Writes a head of less than 32 values as a block of Q8_0 that is as long.
+fn store_q8_0(row: &[f32], to: &mut [u8]) {
+    let mut x = [0.0; 32];
+    x[..row.len()].copy_from_slice(row);
+    let block = quantize_q8_0(Scalar, &x);
+    let (scale, codes) = to
+        .split_first_chunk_mut()
+        .expect("a head begins with its scale");
+    *scale = block.d.0;
+    for (to, code) in codes.iter_mut().zip(block.qs) {
+        *to = code as u8;
     }
 }
 

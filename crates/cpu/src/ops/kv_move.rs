@@ -3,8 +3,6 @@
 //!
 //! [`rope`]: super::rope
 
-use rocmforge_gguf::quant::f8;
-
 use super::rows_per_task;
 use crate::arch::Kernel;
 use crate::attention::{KvSlice, KvSliceMut};
@@ -49,7 +47,9 @@ pub fn kv_copy(layout: &KvLayout, runs: &[SlotRun], cache: KvSliceMut<'_>) {
         KvSliceMut::F16(cache) => copy(layout, layout.dim, runs, cache),
         KvSliceMut::F32(cache) => copy(layout, layout.dim, runs, cache),
         KvSliceMut::Q8_0(cache) => copy(layout, layout.dim / 32, runs, cache),
-        KvSliceMut::F8E4M3 { heads, dim } => copy(layout, dim + f8::SCALE_BYTES, runs, heads),
+        KvSliceMut::Heads { code, heads, dim } => {
+            copy(layout, code.head_bytes(dim), runs, heads);
+        }
     }
 }
 
@@ -115,11 +115,10 @@ fn read(isa: Isa, head: KvSlice<'_>, out: &mut [f32]) {
                 }
             }
         }
-        KvSlice::F8E4M3 { heads: head, .. } => {
-            let (factor, codes) = f8::load(head);
-            for (out, &code) in out.iter_mut().zip(codes) {
-                *out = f8::number(code) * factor;
-            }
+        KvSlice::Heads { code, heads, .. } => {
+            out.iter_mut()
+                .zip(code.values(heads))
+                .for_each(|(out, x)| *out = x);
         }
     }
 }

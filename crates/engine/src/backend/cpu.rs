@@ -9,7 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
-use rocmforge_cpu::{self as cpu, Acts, ExpertActs, Isa, KvSlice, KvSliceMut, Pool, Routing};
+use rocmforge_cpu::{
+    self as cpu, Acts, ExpertActs, HeadCode, Isa, KvSlice, KvSliceMut, Pool, Routing,
+};
 use rocmforge_gguf::quant;
 
 use super::times::{StepPart, Stopwatch};
@@ -48,7 +50,8 @@ enum CacheData {
     /// Blocks of `Q8_0`, as bytes because those come zeroed from the system.
     Q8_0(Vec<u8>),
     /// Heads of `dim` codes after their scale.
-    F8E4M3 {
+    Heads {
+        code: HeadCode,
         heads: Vec<u8>,
         dim: usize,
     },
@@ -277,12 +280,20 @@ impl CacheData {
         match kv_type {
             KvType::F16 => CacheData::F16(vec![f16::ZERO.to_bits(); n_heads * dim]),
             KvType::F32 => CacheData::F32(vec![0.0; n_heads * dim]),
-            KvType::Q8_0 => CacheData::Q8_0(vec![0; n_heads * kv_type.head_bytes(dim)]),
-            KvType::F8E4M3 => CacheData::F8E4M3 {
-                heads: vec![0; n_heads * kv_type.head_bytes(dim)],
-                dim,
-            },
+            KvType::Q8_0 | KvType::F8E4M3 => {
+                CacheData::of_bytes(kv_type, dim, vec![0; n_heads * kv_type.head_bytes(dim)])
+            }
         }
+    }
+
+    /// Heads of a type that has codes of eight bits.
+    fn of_bytes(kv_type: KvType, dim: usize, heads: Vec<u8>) -> CacheData {
+        let code = match kv_type {
+            KvType::Q8_0 if dim >= 32 => return CacheData::Q8_0(heads),
+            KvType::Q8_0 => HeadCode::Q8_0,
+            KvType::F16 | KvType::F32 | KvType::F8E4M3 => HeadCode::F8E4M3,
+        };
+        CacheData::Heads { code, heads, dim }
     }
 
     fn as_ref(&self) -> KvSlice<'_> {
@@ -290,7 +301,11 @@ impl CacheData {
             CacheData::F16(values) => KvSlice::F16(values),
             CacheData::F32(values) => KvSlice::F32(values),
             CacheData::Q8_0(bytes) => KvSlice::Q8_0(quant::blocks(bytes)),
-            CacheData::F8E4M3 { heads, dim } => KvSlice::F8E4M3 { heads, dim: *dim },
+            CacheData::Heads { code, heads, dim } => KvSlice::Heads {
+                code: *code,
+                heads,
+                dim: *dim,
+            },
         }
     }
 
@@ -299,7 +314,11 @@ impl CacheData {
             CacheData::F16(values) => KvSliceMut::F16(values),
             CacheData::F32(values) => KvSliceMut::F32(values),
             CacheData::Q8_0(bytes) => KvSliceMut::Q8_0(quant::blocks_mut(bytes)),
-            CacheData::F8E4M3 { heads, dim } => KvSliceMut::F8E4M3 { heads, dim: *dim },
+            CacheData::Heads { code, heads, dim } => KvSliceMut::Heads {
+                code: *code,
+                heads,
+                dim: *dim,
+            },
         }
     }
 }

@@ -124,17 +124,16 @@ pub(super) fn resolve_in(
 
 /// Refuses a cache type whose blocks do not fit the model's heads.
 fn check_heads(model: &Model, kv_type: KvType) -> Result<(), EngineError> {
-    let block_len = kv_type.block_len();
     let mut dims = model
         .plan
         .kv
         .iter()
         .flat_map(|spec| [spec.k_dim, spec.v_dim]);
-    match dims.find(|dim| !dim.is_multiple_of(block_len)) {
+    match dims.find(|&dim| !dim.is_multiple_of(kv_type.block_len(dim))) {
         None => Ok(()),
         Some(head_dim) => Err(EngineError::KvTypeHeadDim {
             kv_type: kv_type.name(),
-            block_len,
+            block_len: kv_type.block_len(head_dim),
             head_dim,
         }),
     }
@@ -275,9 +274,13 @@ mod tests {
             ..EngineConfig::default()
         };
         assert!(resolve(&model, &config, None).is_ok());
+        // Small heads are blocks of their own.
+        model.plan.kv[3].v_dim = 8;
+        assert!(resolve(&model, &config, None).is_ok());
         model.plan.kv[3].v_dim = 80;
         let message = resolve(&model, &config, None).unwrap_err().to_string();
         assert!(message.contains("heads of 80 values"), "{message}");
+        assert!(message.contains("blocks of 32 values"), "{message}");
         assert!(message.contains("f16 or fp8"), "{message}");
         for kv_type in [KvType::F16, KvType::F32, KvType::F8E4M3] {
             let config = EngineConfig {

@@ -50,7 +50,7 @@ pub enum KvType {
     #[default]
     F16,
     F32,
-    /// Codes of 8 bits in blocks of 32 values of a head, with an f16 scale.
+    /// Codes of 8 bits in blocks of 32 values of a head, or of all values of a smaller one, with an f16 scale.
     Q8_0,
     /// Floating point of 8 bits, 4 of them the exponent's, with a bf16 scale for each head ([`f8`]).
     F8E4M3,
@@ -69,20 +69,20 @@ impl KvType {
         }
     }
 
-    /// Values that share a scale, where a head must be whole blocks of them.
-    pub fn block_len(self) -> usize {
+    /// Values that share a scale, where a head of `dim` values must be whole blocks of them.
+    pub fn block_len(self, dim: usize) -> usize {
         match self {
             KvType::F16 | KvType::F32 | KvType::F8E4M3 => 1,
-            KvType::Q8_0 => 32,
+            KvType::Q8_0 => dim.clamp(1, 32),
         }
     }
 
-    /// Bytes of a head of `dim` values, rounded up to whole blocks.
+    /// Bytes of a head of `dim` values.
     pub fn head_bytes(self, dim: usize) -> usize {
         match self {
             KvType::F16 => 2 * dim,
             KvType::F32 => 4 * dim,
-            KvType::Q8_0 => 34 * dim.div_ceil(32),
+            KvType::Q8_0 => dim + 2 * dim.div_ceil(32),
             KvType::F8E4M3 => dim + f8::SCALE_BYTES,
         }
     }

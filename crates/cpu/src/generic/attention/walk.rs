@@ -9,7 +9,7 @@ use super::ahead::Ahead;
 use super::partial::{Partial, softmax};
 use super::products::{Coded, Half, Source, Wide, score, weigh};
 use super::{BLOCK, PAD, QueryTile};
-use crate::attention::KvSlice;
+use crate::attention::{HeadCode, KvSlice};
 use crate::generic::simd::Simd;
 use crate::ops::capped;
 
@@ -173,11 +173,20 @@ fn rows<'a, S: Simd>(
                 }
             }
         }
-        KvSlice::F8E4M3 { heads, .. } => {
-            let head = dim + f8::SCALE_BYTES;
+        KvSlice::Heads { code, heads, .. } => {
+            let head = code.head_bytes(dim);
             let heads = heads[slot * head..].chunks_exact(head);
             for (head, out) in heads.zip(buffer.chunks_exact_mut(pad)).take(BLOCK) {
-                widen_f8(s, head, out);
+                match code {
+                    HeadCode::F8E4M3 => widen_f8(s, head, out),
+                    HeadCode::Q8_0 => {
+                        let (out, padding) = out.split_at_mut(dim);
+                        out.iter_mut()
+                            .zip(code.values(head))
+                            .for_each(|(out, x)| *out = x);
+                        padding.fill(0.0);
+                    }
+                }
             }
         }
         KvSlice::F32(cache) if dim == pad => return Rows::Wide(&cache[elements]),

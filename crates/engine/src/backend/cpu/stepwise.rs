@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use half::f16;
+use rocmforge_cpu::HeadCode;
 use rocmforge_gguf::GgmlType;
-use rocmforge_gguf::quant::{self, f8};
+use rocmforge_gguf::quant;
 
 use super::{CacheData, CpuBackend, LayerCache};
 use crate::backend::check::{Memory, Part, Stepwise};
@@ -94,16 +95,24 @@ impl LayerCache {
                     (values, step)
                 });
             }
-            (CacheData::F8E4M3 { heads: own, dim }, CacheData::F8E4M3 { heads: other, .. }) => {
-                take_near(own, other, *dim + f8::SCALE_BYTES, |head| {
-                    let (factor, codes) = f8::load(head);
-                    let values: Vec<f32> = codes
-                        .iter()
-                        .map(|&code| f8::number(code) * factor)
-                        .collect();
-                    // Three bits of mantissa, or steps of 2^-9, and the last bit of the scale.
-                    let step = values.iter().map(|x| (x.abs() / 7.0).max(factor / 500.0));
-                    let step = step.collect();
+            (
+                CacheData::Heads {
+                    code,
+                    heads: own,
+                    dim,
+                },
+                CacheData::Heads { heads: other, .. },
+            ) => {
+                let code = *code;
+                take_near(own, other, code.head_bytes(*dim), |head| {
+                    let values: Vec<f32> = code.values(head).collect();
+                    let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+                    let step = |x: &f32| match code {
+                        HeadCode::Q8_0 => largest * 1.1 / 127.0,
+                        // Three bits of mantissa, or steps of 2^-9, and the last bit of the scale.
+                        HeadCode::F8E4M3 => (x.abs() / 7.0).max(largest / 448.0 / 500.0),
+                    };
+                    let step = values.iter().map(step).collect();
                     (values, step)
                 });
             }
@@ -160,11 +169,8 @@ impl CacheData {
                 let values = planes.as_chunks::<4>().0.iter();
                 CacheData::F32(values.map(|&bytes| f32::from_le_bytes(bytes)).collect())
             }
-            KvType::Q8_0 => CacheData::Q8_0(together(2, 32)),
-            KvType::F8E4M3 => CacheData::F8E4M3 {
-                heads: together(f8::SCALE_BYTES, dim),
-                dim,
-            },
+            KvType::Q8_0 => CacheData::of_bytes(kv_type, dim, together(2, dim.min(32))),
+            KvType::F8E4M3 => CacheData::of_bytes(kv_type, dim, together(2, dim)),
         }
     }
 
@@ -181,14 +187,9 @@ impl CacheData {
                 quant::dequantize(ty, bytes, &mut values).expect("the cache is whole blocks");
                 values
             }
-            CacheData::F8E4M3 { heads, dim } => {
-                let heads = heads.chunks_exact(dim + f8::SCALE_BYTES);
-                heads
-                    .flat_map(|head| {
-                        let (factor, codes) = f8::load(head);
-                        codes.iter().map(move |&code| f8::number(code) * factor)
-                    })
-                    .collect()
+            CacheData::Heads { code, heads, dim } => {
+                let heads = heads.chunks_exact(code.head_bytes(*dim));
+                heads.flat_map(|head| code.values(head)).collect()
             }
         }
     }
