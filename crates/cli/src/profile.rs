@@ -48,7 +48,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         true => Vocabulary::Needed,
         false => Vocabulary::Optional,
     };
-    let mut config = session::engine_config(&args.device, args.context.n_ctx())?;
+    let mut config = session::answer_config(&args.device, &args.context)?;
     if let Device::Gpu(gpu) = &mut config.device
         && gpu.id.is_none()
     {

@@ -149,17 +149,7 @@ impl Session {
         context: &AnswerContextArgs,
         vocabulary: Vocabulary,
     ) -> Result<Session> {
-        let config = EngineConfig {
-            context_policy: match context.context_policy {
-                ContextPolicyArg::Stop => ContextPolicy::Stop,
-                ContextPolicyArg::Shift => ContextPolicy::Shift {
-                    n_sinks: context
-                        .context_sinks
-                        .unwrap_or(ContextPolicy::DEFAULT_SINKS),
-                },
-            },
-            ..engine_config(device, context.context.n_ctx())?
-        };
+        let config = answer_config(device, context)?;
         Session::start_with(model, device, vocabulary, config)
     }
 
@@ -328,6 +318,20 @@ pub fn encode(tokenizer: &Tokenizer, text: &[u8], bos: Bos, parse_special: bool)
         ids.insert(0, start);
     }
     ids
+}
+
+/// As [`engine_config`], for answers that may go on past the end of the context.
+pub fn answer_config(device: &DeviceArgs, context: &AnswerContextArgs) -> Result<EngineConfig> {
+    let n_sinks = context.context_sinks;
+    Ok(EngineConfig {
+        context_policy: match context.context_policy {
+            ContextPolicyArg::Stop => ContextPolicy::Stop,
+            ContextPolicyArg::Shift => ContextPolicy::Shift {
+                n_sinks: n_sinks.unwrap_or(ContextPolicy::DEFAULT_SINKS),
+            },
+        },
+        ..engine_config(device, context.context.n_ctx())?
+    })
 }
 
 /// The engine's configuration for these choices.

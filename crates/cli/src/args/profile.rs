@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{ContextArgs, DeviceArgs, ModelArgs, PromptArgs};
+use super::{AnswerContextArgs, DeviceArgs, ModelArgs, PromptArgs};
 
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
@@ -55,7 +55,7 @@ pub struct ProfileArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
-    pub context: ContextArgs,
+    pub context: AnswerContextArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

@@ -105,18 +105,27 @@ impl Found<'_> {
         Some(profile)
     }
 
-    /// Steps that have tokens of the prompt.
-    fn is_prefill(&self, step: &StepTimes) -> bool {
-        let seqs = &step.shape.seqs;
-        seqs.iter().any(|seq| seq.first_pos < self.n_prompt)
+    /// The steps of a run, and whether they have tokens of the prompt. Positions do not say so: they fall where a context
+    /// shifts.
+    fn steps<'r>(&self, steps: &'r [StepTimes]) -> impl Iterator<Item = (bool, &'r StepTimes)> {
+        let (mut n_before, n_prompt) = (0, self.n_prompt);
+        steps.iter().map(move |step| {
+            let is_prefill = n_before < n_prompt;
+            n_before += step.shape.seqs.iter().map(|seq| seq.n_rows).sum::<usize>();
+            (is_prefill, step)
+        })
     }
 
     fn phases(&self, runs: &Runs, ops: &PlanOps<'_>) -> Option<Vec<Phase>> {
         let ceilings = self.ceilings.as_ref();
         let mut times = [PhaseTimes::default(), PhaseTimes::default()];
-        for step in runs.profiled.iter().flat_map(|(_, steps)| steps) {
+        let steps = runs
+            .profiled
+            .iter()
+            .flat_map(|(_, steps)| self.steps(steps));
+        for (is_prefill, step) in steps {
             let [prefill, decode] = &mut times;
-            match self.is_prefill(step) {
+            match is_prefill {
                 true => prefill.add_step(ops, step, ceilings),
                 false => decode.add_step(ops, step, ceilings),
             }
@@ -142,8 +151,11 @@ impl Found<'_> {
         let on_gpu = matches!(self.config().device, Device::Gpu(_));
         let mut sums = [Duration::ZERO; 4];
         let [embedding, first_token, h2d, d2h] = &mut sums;
-        let steps = runs.profiled.iter().flat_map(|(_, steps)| steps);
-        for step in steps.filter(|step| self.is_prefill(step)) {
+        let steps = runs
+            .profiled
+            .iter()
+            .flat_map(|(_, steps)| self.steps(steps));
+        for (_, step) in steps.filter(|(is_prefill, _)| *is_prefill) {
             for part in &step.parts {
                 let sum = match part.part {
                     _ if ops.is_embedding(&part.part) => &mut *embedding,
@@ -190,8 +202,11 @@ impl Found<'_> {
     fn launches(&self, runs: &Runs, phases: &[Phase]) -> Option<Launches> {
         let decode = phases.iter().find(|phase| phase.name == "decode")?;
         let mut tracker = LaunchOverheadTracker::new();
-        let steps = runs.profiled.iter().flat_map(|(_, steps)| steps);
-        for step in steps.filter(|step| !self.is_prefill(step)) {
+        let steps = runs
+            .profiled
+            .iter()
+            .flat_map(|(_, steps)| self.steps(steps));
+        for (_, step) in steps.filter(|(is_prefill, _)| !is_prefill) {
             for launch in &step.launches {
                 tracker.add_launch(launch.submit);
             }
@@ -236,8 +251,9 @@ impl Found<'_> {
         let (scopes, _) = self.scopes.take();
         timeline.add_scopes(&scopes);
         let mut n_tokens = 0;
-        for step in runs.profiled.iter().take(1).flat_map(|(_, steps)| steps) {
-            n_tokens += usize::from(!self.is_prefill(step));
+        let steps = runs.profiled.iter().take(1);
+        for (is_prefill, step) in steps.flat_map(|(_, steps)| self.steps(steps)) {
+            n_tokens += usize::from(!is_prefill);
             if n_tokens > N_TIMELINE_TOKENS {
                 break;
             }

@@ -8,7 +8,9 @@ use anyhow::{Result, bail};
 use rocmforge::engine::backend::times::{StepObserver, StepTimes};
 use rocmforge::engine::kv_cache::KvUsage;
 use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{Device, EngineConfig, EngineError, Event, Request, default_threads};
+use rocmforge::engine::{
+    ContextPolicy, Device, EngineConfig, EngineError, Event, Request, default_threads,
+};
 use rocmforge::profile::external::ExternalError;
 use rocmforge::profile::external::sampler::{EVERY, Sampler, Source};
 use rocmforge::profile::report::Utilization;
@@ -80,10 +82,11 @@ impl Runs {
     ) -> Result<Runs> {
         let n_gen = args.max_tokens as usize;
         let n_ctx = session.engine.n_ctx();
-        if prompt.len().saturating_add(n_gen) > n_ctx {
+        let stops = session.config.context_policy == ContextPolicy::Stop;
+        if stops && prompt.len().saturating_add(n_gen) > n_ctx {
             bail!(
                 "the prompt of {} tokens and {n_gen} more do not fit in the context of {n_ctx}; take fewer with \
-                 --prompt-tokens and -n, or a larger --ctx",
+                 --prompt-tokens and -n, a larger --ctx, or --context-policy shift",
                 prompt.len()
             );
         }

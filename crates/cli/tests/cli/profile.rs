@@ -316,6 +316,32 @@ fn files_are_written_whole() {
 }
 
 #[test]
+fn a_context_that_shifts_is_profiled() {
+    let args = [
+        "profile",
+        "--prompt-tokens",
+        "40",
+        "-n",
+        "20",
+        "--runs",
+        "1",
+        "--ctx",
+        "48",
+        "--json",
+    ];
+    run(&args).fails(1, "or --context-policy shift");
+    let profile = run(&[&args[..], &["--context-policy", "shift"]].concat());
+    let profile = parse(profile.json());
+    let [prefill, decode] = &profile.phases[..] else {
+        panic!("two phases: {:?}", profile.phases);
+    };
+    assert_eq!((prefill.n_steps, prefill.n_tokens), (1, 40));
+    assert_eq!((decode.n_steps, decode.n_tokens), (19, 19));
+    reconcile(prefill);
+    reconcile(decode);
+}
+
+#[test]
 fn one_token_has_no_decode() {
     let flags = [
         "profile",
