@@ -6,8 +6,10 @@ mod start;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::gpu::GpuConfig;
+use crate::backend::tuning::TuneProgress;
 use crate::backend::{BackendInfo, StepObserver};
 use crate::batch::{RowOutput, Sampled, TokenLogprob};
 use crate::context::ContextPolicy;
@@ -191,6 +193,20 @@ impl Engine {
     /// Sets who is told what the following steps take.
     pub fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
         self.executor.observe_steps(observer);
+    }
+
+    /// Lets the device measure the ways to make its launches, for about `budget`; `None` if there is nothing to choose on
+    /// it. What was found is for the next start with a [`TuningStore`](crate::backend::tuning::TuningStore) that has it;
+    /// nothing that this engine computes changes.
+    ///
+    /// # Errors
+    /// Those of the device.
+    ///
+    /// # Panics
+    /// If a request is under way.
+    pub fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
+        assert!(self.is_idle(), "no request is under way");
+        self.executor.tune(budget)
     }
 
     /// What of the KV cache the sequences had when the last step was submitted.

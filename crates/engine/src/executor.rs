@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::backend::tuning::TuneProgress;
 use crate::backend::{Backend, BackendInfo, OpObserver, StepObserver, Wait};
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
@@ -15,10 +16,19 @@ use crate::error::EngineError;
 /// all requests is waited for so.
 const POLL: Duration = Duration::from_micros(100);
 
+/// A device that has had no step for so long is idle: nobody waits for an answer that comes in between.
+const IDLE_AFTER: Duration = Duration::from_millis(200);
+/// How long a request may wait for an idle device to leave what it does.
+const IDLE_SLICE: Duration = Duration::from_millis(2);
+
 enum Command {
     Step(Batch, mpsc::Sender<Result<StepOutput, EngineError>>),
     Observe(Option<Box<dyn OpObserver>>),
     ObserveSteps(Option<Box<dyn StepObserver>>),
+    Tune(
+        Duration,
+        mpsc::Sender<Result<Option<TuneProgress>, EngineError>>,
+    ),
 }
 
 /// A running device.
@@ -58,6 +68,7 @@ impl Executor {
                     }
                     Command::Observe(observer) => backend.observe(observer),
                     Command::ObserveSteps(observer) => backend.observe_steps(observer),
+                    Command::Tune(budget, to) => drop(to.send(backend.tune(budget))),
                 }
             }
         };
@@ -110,6 +121,13 @@ impl Executor {
         self.send(Command::ObserveSteps(observer));
     }
 
+    /// Lets the device measure launches for about `budget`, and waits for it.
+    pub(crate) fn tune(&self, budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
+        let (to, result) = mpsc::channel();
+        self.send(Command::Tune(budget, to));
+        result.recv().unwrap_or_else(|_| Err(no_answer()))
+    }
+
     fn send(&self, command: Command) {
         if let Some(commands) = &self.commands {
             drop(commands.send(command));
@@ -129,25 +147,37 @@ impl Drop for Executor {
 impl Pending {
     /// Waits for the step's result.
     pub(crate) fn wait(self) -> Result<StepOutput, EngineError> {
-        self.result.recv().unwrap_or_else(|_| {
-            Err(EngineError::WorkerGone {
-                reason: "it did not answer a step".into(),
-            })
-        })
+        self.result.recv().unwrap_or_else(|_| Err(no_answer()))
     }
 }
 
-/// The next command. While steps are in flight it replies to those that are over, and waits for one if the engine
+fn no_answer() -> EngineError {
+    EngineError::WorkerGone {
+        reason: "it did not answer".into(),
+    }
+}
+
+/// The next command. A device that has waited a while for one does what it can do meanwhile, piece by piece. While steps are in flight it replies to those that are over, and waits for one if the engine
 /// does: when there is no room for more, or nobody to send more.
 fn next(
     inbox: &mpsc::Receiver<Command>,
     backend: &mut dyn Backend,
     steps_in_flight: usize,
 ) -> Option<Command> {
+    let (mut has_more_to_do, mut patience) = (true, IDLE_AFTER);
     loop {
         let n_in_flight = backend.n_in_flight();
-        if n_in_flight == 0 {
+        if n_in_flight == 0 && !has_more_to_do {
             return inbox.recv().ok();
+        }
+        if n_in_flight == 0 {
+            match inbox.recv_timeout(patience) {
+                Ok(command) => return Some(command),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(mpsc::RecvTimeoutError::Timeout) => has_more_to_do = backend.idle(IDLE_SLICE),
+            }
+            patience = Duration::ZERO;
+            continue;
         }
         if n_in_flight >= steps_in_flight {
             backend.finish(Wait::Oldest);

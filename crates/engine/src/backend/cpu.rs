@@ -358,6 +358,7 @@ impl Backend for CpuBackend {
             kv_bytes: self.kv_bytes(),
             device_memory: None,
             graphs: false,
+            n_tuned: 0,
             notices: Vec::new(),
             parts: Vec::new(),
         }

@@ -16,15 +16,18 @@ mod shift;
 mod step;
 mod stepwise;
 mod timed;
+mod tune;
 mod weights;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_cpu::{Isa, Pool};
 use rocmforge_gpu::{Event, Gpu, Graph, ops};
 
+use super::tuning::TuneProgress;
 use super::{
     Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, StepObserver, Wait, output,
 };
@@ -38,7 +41,8 @@ use compile::Segment;
 use crossing::Crossing;
 pub use device::{
     DeviceId, DeviceInfo, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions,
-    Survey, Variants, first, image_targets, read_bandwidth, roofline, survey,
+    Survey, TuningUse, Variants, WhenIdle, first, image_targets, read_bandwidth, roofline, survey,
+    tuning_key,
 };
 pub(crate) use device::{free_for_steps, kv_type, weight_bytes};
 use memory::{Memory, Sizes};
@@ -46,6 +50,7 @@ use run_op::Launcher;
 pub(in crate::backend) use segments::{Begun, Look};
 use step::{N_SLOTS, StepShape, StepSizes};
 use timed::{TimedStep, Timing};
+use tune::{Idle, Tuner};
 use weights::DeviceWeights;
 
 /// Sequences of the largest graph; the sizes of graphs are powers of two.
@@ -101,6 +106,8 @@ pub struct GpuBackend {
     timing: Timing,
     device_memory: DeviceMemory,
     notices: Vec<String>,
+    tuner: Option<Tuner>,
+    idle: Option<Idle>,
 }
 
 /// A step without a reply.
@@ -170,6 +177,8 @@ impl GpuBackend {
             timing: Timing::default(),
             device_memory: DeviceMemory { total, scratch },
             notices: Vec::new(),
+            tuner: None,
+            idle: None,
             options,
             gpu,
             plan,
@@ -347,6 +356,15 @@ impl Backend for GpuBackend {
         self.timing.set(observer);
     }
 
+    fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
+        self.finish(Wait::All);
+        self.go_on_tuning(budget).map(Some)
+    }
+
+    fn idle(&mut self, budget: Duration) -> bool {
+        self.in_flight.is_empty() && self.go_on_idly(budget)
+    }
+
     fn info(&self) -> BackendInfo {
         let mut slow_ops: Vec<(String, usize)> = Vec::new();
         for op in &self.plan.ops {
@@ -369,6 +387,10 @@ impl Backend for GpuBackend {
             kv_bytes: self.memory.kv_bytes(),
             device_memory: Some(self.device_memory),
             graphs: self.options.graphs == Graphs::On,
+            n_tuned: match self.gpu.variants().is_empty() {
+                true => self.gpu.tuning().len(),
+                false => 0,
+            },
             notices: self.notices.clone(),
             parts: Vec::new(),
         }

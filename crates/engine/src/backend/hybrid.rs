@@ -8,6 +8,7 @@
 mod stepwise;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_gpu::{Gpu, GpuError};
 
@@ -15,6 +16,7 @@ use self::stepwise::Homes;
 use super::cpu::{CpuBackend, CpuOptions, CpuStep, Onlookers};
 use super::gpu::{Begun, Choices, GpuBackend, GpuOptions, Look};
 use super::times::{StepPart, StepTimes, Stopwatch};
+use super::tuning::{TuneProgress, TuningStore};
 use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, StepObserver};
 use crate::batch::{Batch, RowOutput, StepOutput};
 use crate::error::EngineError;
@@ -97,6 +99,11 @@ impl HybridBackend {
     /// Those of steps without graphs, and a lost device.
     pub(crate) fn check_graphs(&mut self) -> Result<bool, EngineError> {
         self.gpu.check_graphs()
+    }
+
+    /// As [`GpuBackend::tune_when_idle`], of what is the GPU's.
+    pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
+        self.gpu.tune_when_idle(store);
     }
 
     fn run(&mut self, batch: &Batch) -> Result<StepOutput, EngineError> {
@@ -265,6 +272,14 @@ impl Backend for HybridBackend {
 
     fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
         self.step_observer = observer;
+    }
+
+    fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
+        self.gpu.tune(budget)
+    }
+
+    fn idle(&mut self, budget: Duration) -> bool {
+        self.gpu.idle(budget)
     }
 
     fn info(&self) -> BackendInfo {

@@ -6,13 +6,16 @@ pub mod gpu;
 pub mod hybrid;
 mod output;
 pub mod times;
+pub mod tuning;
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
 use crate::plan::{BufferId, Op, Side};
 pub use times::StepObserver;
+use tuning::TuneProgress;
 
 /// The float buffers of a step as they are when an observer looks.
 pub trait OpData {
@@ -58,6 +61,17 @@ pub trait Backend: Send {
     /// Sets who is told what the following steps take.
     fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>);
 
+    /// Measures ways to make its launches, for about so long or a little more; `None` if there is nothing to choose on
+    /// this device. No step may be in flight.
+    fn tune(&mut self, _budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
+        Ok(None)
+    }
+
+    /// Does what can be done while there is no step to run, for about so long; whether there is more.
+    fn idle(&mut self, _budget: Duration) -> bool {
+        false
+    }
+
     fn info(&self) -> BackendInfo;
 }
 
@@ -83,6 +97,8 @@ pub struct BackendInfo {
     pub device_memory: Option<DeviceMemory>,
     /// Whether steps of generation run as graphs.
     pub graphs: bool,
+    /// Launches whose making was measured on the device before.
+    pub n_tuned: usize,
     /// What the user should know of how it runs.
     pub notices: Vec<String>,
     /// What each device has, where several share the model; otherwise empty.
@@ -122,6 +138,14 @@ impl Backend for Box<dyn Backend> {
 
     fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
         (**self).observe_steps(observer);
+    }
+
+    fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
+        (**self).tune(budget)
+    }
+
+    fn idle(&mut self, budget: Duration) -> bool {
+        (**self).idle(budget)
     }
 
     fn info(&self) -> BackendInfo {

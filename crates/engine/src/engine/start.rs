@@ -9,7 +9,7 @@ use super::place::{self, Place, Placed};
 use crate::backend::Backend;
 use crate::backend::check::FirstUse;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs};
+use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs, WhenIdle};
 use crate::backend::hybrid::{HybridBackend, HybridOptions};
 use crate::error::EngineError;
 use crate::executor::Executor;
@@ -94,11 +94,17 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, E
         }
     };
     let is_checked = checked.is_some();
+    // What was asked for is launched, and nothing else is looked for.
+    let is_free = device.variants().is_empty() && gpu.tuning.when_idle == WhenIdle::Tune;
+    let when_idle = gpu.tuning.store.clone().filter(|_| is_free);
     match &placed.place {
         Place::Cpu => make_on_cpu(model, config, placed),
         Place::Gpu => {
             let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
+            if let Some(store) = when_idle {
+                backend.tune_when_idle(store);
+            }
             Ok((Box::new(backend), (placed, config.steps_in_flight)))
         }
         Place::Both(placement) => {
@@ -109,6 +115,9 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, E
             let placement = placement.clone();
             let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
+            if let Some(store) = when_idle {
+                backend.tune_when_idle(store);
+            }
             // The host has the step's results as soon as it is over.
             Ok((Box::new(backend), (placed, 1)))
         }

@@ -146,6 +146,7 @@ impl Backend for Recorder {
             kv_bytes: 0,
             device_memory: None,
             graphs: false,
+            n_tuned: 0,
             notices: Vec::new(),
             parts: Vec::new(),
         }
@@ -453,6 +454,7 @@ impl Backend for Broken {
             kv_bytes: 0,
             device_memory: None,
             graphs: false,
+            n_tuned: 0,
             notices: Vec::new(),
             parts: Vec::new(),
         }

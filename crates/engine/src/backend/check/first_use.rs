@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use rocmforge_cpu::{Isa, default_threads};
-use rocmforge_gpu::{DeviceInfo, Gpu, Variants, fingerprint};
+use rocmforge_gpu::{DeviceInfo, Gpu, fingerprint};
 
 use super::moves::compare_moves;
 use super::{Coverage, FILL_ROWS, Labels, OpCheck, Report, Script, Stepwise, compare};
@@ -92,7 +92,7 @@ impl<'a> FirstUse<'a> {
         let info = gpu.info()?;
         let key = key(
             &info,
-            (gpu.target(), gpu.variants()),
+            gpu,
             of_gpu.as_ref().map_or(&plan, |part| &part.plan),
             (model, config, graphs),
         );
@@ -252,7 +252,7 @@ pub(super) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
 /// All that a check's result depends on, in one line.
 fn key(
     info: &DeviceInfo,
-    (target, variants): (&str, Variants),
+    gpu: &Gpu,
     plan: &Plan,
     (model, config, graphs): (&Model, &EngineConfig, Graphs),
 ) -> String {
@@ -261,7 +261,12 @@ fn key(
         weights: &model.weights,
         kv_type: config.kv_type,
     };
+    let (target, variants, tuning) = (gpu.target(), gpu.variants(), gpu.tuning());
     let mut hash = DefaultHasher::new();
+    if !tuning.is_empty() {
+        // Other launches are other code.
+        tuning.fingerprint().hash(&mut hash);
+    }
     (fingerprint(target), config.page, plan.kv.len()).hash(&mut hash);
     for op in &plan.ops {
         (op.name(), labels.of(op)).hash(&mut hash);

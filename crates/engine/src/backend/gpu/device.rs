@@ -4,11 +4,14 @@ pub use rocmforge_gpu::{
     DeviceId, DeviceInfo, GpuError, OpenOptions, Survey, Variants, image_targets,
 };
 
+use std::sync::Arc;
+
 use rocmforge_cpu::Roofline;
 use rocmforge_gpu::{Factors, Gpu};
 
 use super::weights;
 use crate::backend::check::SelfCheck;
+use crate::backend::tuning::TuningStore;
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
 use crate::model::Weights;
@@ -23,6 +26,24 @@ pub struct GpuConfig {
     pub graphs: Graphs,
     pub self_check: SelfCheck,
     pub offload: Offload,
+    pub tuning: TuningUse,
+}
+
+/// Whose measurements decide how launches are made where the result is the same, and who measures more.
+#[derive(Debug, Clone, Default)]
+pub struct TuningUse {
+    /// Without one, all launches are made in the usual way.
+    pub store: Option<Arc<dyn TuningStore>>,
+    pub when_idle: WhenIdle,
+}
+
+/// What a device does that has no step to run for a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenIdle {
+    #[default]
+    Wait,
+    /// It measures launches for the store, a few milliseconds at a time.
+    Tune,
 }
 
 /// What of a model is computed on the GPU; the CPU has the rest.
@@ -76,11 +97,18 @@ pub enum Graphs {
 
 impl GpuConfig {
     pub(crate) fn open(&self) -> Result<Gpu, EngineError> {
-        match self.id {
-            Some(id) => Ok(Gpu::open_with(id, &self.open)?),
+        let gpu = match self.id {
+            Some(id) => Gpu::open_with(id, &self.open)?,
             None => open_first(&self.open).map_err(|errors| EngineError::NoGpu {
                 reasons: reasons(&errors),
-            }),
+            })?,
+        };
+        match &self.tuning.store {
+            Some(store) => {
+                let known = store.load(&rocmforge_gpu::tuning_key(&gpu)?);
+                Ok(gpu.with_tuning(Arc::new(known)))
+            }
+            None => Ok(gpu),
         }
     }
 }
@@ -123,6 +151,14 @@ pub(crate) fn kv_type(kv_type: KvType) -> Result<rocmforge_gpu::KvType, EngineEr
 /// The AMD and NVIDIA devices of this machine.
 pub fn survey(options: &OpenOptions) -> Survey {
     Gpu::survey(options)
+}
+
+/// What tuning is remembered by: device, driver and kernels in one line of text.
+///
+/// # Errors
+/// Those of the device.
+pub fn tuning_key(config: &GpuConfig) -> Result<String, EngineError> {
+    Ok(rocmforge_gpu::tuning_key(&config.open()?)?)
 }
 
 /// Bytes that a second reads from the GPU's memory, measured.
