@@ -90,6 +90,9 @@ pub enum Command {
     /// Run a command below rocprofv3, nsys, ncu, perf and others, and show what they found
     #[command(name = "profile-with", after_help = help::PROFILE_WITH)]
     ProfileWith(ExternalArgs),
+    /// Measure the ways to launch a model's kernels on a GPU, and remember the fastest
+    #[command(after_help = help::TUNE)]
+    Tune(TuneArgs),
     /// Compare every operation of a model with the plain path, on this machine
     #[command(after_help = help::CHECK)]
     Check(CheckArgs),
@@ -236,7 +239,7 @@ pub struct GpuArgs {
     )]
     pub gpu_image: Option<String>,
     /// Kernels that the GPU takes instead of the fastest for a shape, with commas between them: plain, or such as
-    /// attention=generic,tiles=small
+    /// attention=generic,tiles=small; tuning=off takes none but ignores what was tuned
     #[arg(
         long,
         value_name = "NAMES",
@@ -272,7 +275,7 @@ pub struct GpuArgs {
         hide_env_values = true
     )]
     pub gpu_check: GpuCheckArg,
-    /// The folder that remembers such checks [default: $XDG_CACHE_HOME/rocmforge, ~/.cache/rocmforge]
+    /// The folder that remembers such checks and what was tuned [default: $XDG_CACHE_HOME/rocmforge, ~/.cache/rocmforge]
     #[arg(
         long,
         value_name = "DIR",
@@ -671,6 +674,36 @@ pub struct CheckArgs {
     pub json: bool,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct TuneArgs {
+    /// Measure for so long at most; what is left can be done another time
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 120,
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
+    pub budget: u64,
+    /// Measure again what is known
+    #[arg(long)]
+    pub again: bool,
+    /// Forget what is known for this GPU, its driver and this build, and do nothing else
+    #[arg(long, conflicts_with_all = ["again", "dry_run", "json"])]
+    pub clear: bool,
+    /// Measure, and store nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

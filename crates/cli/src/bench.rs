@@ -377,6 +377,7 @@ impl Run<'_, '_> {
                         Device::Cpu => String::new(),
                         Device::Gpu(gpu) => gpu.open.variants.to_string(),
                     },
+                    n_tuned: bench.backend_info().n_tuned,
                     roofline,
                 };
                 let keeps = self.results.keeper.is_active();

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
+use rocmforge::engine::backend::gpu::WhenIdle;
 use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
 use rocmforge::engine::{ContextPolicy, EngineError, FinishReason, SamplingParams};
 
@@ -34,8 +35,13 @@ a message of many lines. To send a line that begins with a slash, put a space be
 pub fn run(args: &ChatArgs) -> Result<()> {
     let sampling = session::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
-    let session =
-        Session::start_to_answer(&args.model, &args.device, &args.context, Vocabulary::Needed)?;
+    let session = Session::start_to_answer(
+        &args.model,
+        &args.device,
+        &args.context,
+        Vocabulary::Needed,
+        WhenIdle::Tune,
+    )?;
     let conversation = Conversation::new(&session, args.template.think)?;
     conversation.check()?;
     let system = args.template.system.clone();

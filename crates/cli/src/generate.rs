@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use rocmforge::engine::backend::gpu::WhenIdle;
 use rocmforge::engine::batch::TokenLogprob;
 use rocmforge::engine::kv_cache::ContextShifts;
 use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
@@ -37,8 +38,13 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     } else {
         Vocabulary::Optional
     };
-    let mut session =
-        Session::start_to_answer(&args.model, &args.device, &args.context, vocabulary)?;
+    let mut session = Session::start_to_answer(
+        &args.model,
+        &args.device,
+        &args.context,
+        vocabulary,
+        WhenIdle::Wait,
+    )?;
 
     let started = Instant::now();
     let mut out = Out::new();

@@ -12,27 +12,18 @@ use rocmforge::engine::backend::gpu::DeviceId;
 use rocmforge::engine::{Existing, NewFile};
 
 use crate::args::{GpuArgs, GpuCheckArg};
+use crate::folders;
 
 /// The check that `args` ask for of the device `id`. A CPU that plays a GPU is slow, so it is compared only on demand.
 pub fn self_check(args: &GpuArgs, id: Option<DeviceId>) -> SelfCheck {
     match (args.gpu_check, id) {
         (GpuCheckArg::Never, _) | (GpuCheckArg::Auto, Some(DeviceId::Host(_))) => SelfCheck::Never,
         (GpuCheckArg::Always, _) => SelfCheck::Always,
-        (GpuCheckArg::Auto, _) => match args.cache_dir.clone().or_else(default_cache) {
+        (GpuCheckArg::Auto, _) => match args.cache_dir.clone().or_else(folders::cache) {
             Some(dir) => SelfCheck::FirstUse(Arc::new(Passed::below(&dir))),
             None => SelfCheck::Always,
         },
     }
-}
-
-/// The user's folder for what can be found out again.
-fn default_cache() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let cache = match set("XDG_CACHE_HOME").map(PathBuf::from) {
-        Some(dir) if dir.is_absolute() => dir,
-        _ => PathBuf::from(set("HOME")?).join(".cache"),
-    };
-    Some(cache.join("rocmforge"))
 }
 
 /// The checks that passed. Whatever cannot be read or written only means that a check is made again.

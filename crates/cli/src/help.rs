@@ -182,6 +182,19 @@ Examples:
 What the tool wrote stays in the folder, which should be empty before. Exit codes: 0 success, 1 the tool is not
 there, failed or may not count, 2 wrong usage, 130 stopped by Ctrl-C.";
 
+pub const TUNE: &str = "\
+Examples:
+  rocmforge tune -m model.gguf
+      Measure the launches of this model on the first GPU; seconds for most models.
+  rocmforge tune -m model.gguf --again --dry-run --json
+      Measure all again and only show it.
+  rocmforge bench -m model.gguf --kernel-variant tuning=off
+      What the model does without.
+
+Only what cannot change a result is chosen: each way to make a launch gives the same bits, which is checked before
+it is measured. What was found is used by every command from its next start on, for any model with the same shapes,
+until the driver or the program changes. A chat measures, too, while it waits for its user.";
+
 pub const CHECK: &str = "\
 Examples:
   rocmforge check -m model.gguf

@@ -35,6 +35,8 @@ mod prompt;
 mod quantize;
 mod session;
 mod tokenize;
+mod tune;
+mod tuning_cache;
 
 use std::process::ExitCode;
 
@@ -70,6 +72,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Profile(args) => profile::run(args),
         Command::ProfileWith(args) => external::run(args),
         Command::Check(args) => check::run(args),
+        Command::Tune(args) => tune::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Models(args) => hub::models::run(args),
         #[cfg(feature = "pull")]

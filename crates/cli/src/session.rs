@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rocmforge::engine::backend::BackendInfo;
 use rocmforge::engine::backend::gpu::{
-    self, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions,
+    self, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions, WhenIdle,
 };
 use rocmforge::engine::kv_cache::KvType;
 use rocmforge::engine::model::{Adapter, Model};
@@ -28,7 +28,7 @@ use crate::args::{
     GpuArgs, IsaArg, KvTypeArg, LoadArgs, LoraArgs, ModelArgs, OffloadArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
-use crate::{embedded, gpu_check, hub, output};
+use crate::{embedded, gpu_check, hub, output, tuning_cache};
 
 /// An open GGUF file and what to call it.
 pub struct ModelFile {
@@ -142,14 +142,19 @@ impl Session {
         Session::start_with(model, device, vocabulary, config)
     }
 
-    /// As [`Session::start`], for answers that may go on past the end of the context.
+    /// As [`Session::start`], for answers that may go on past the end of the context. `when_idle` is what a GPU does
+    /// while there is nothing to answer.
     pub fn start_to_answer(
         model: &ModelArgs,
         device: &DeviceArgs,
         context: &AnswerContextArgs,
         vocabulary: Vocabulary,
+        when_idle: WhenIdle,
     ) -> Result<Session> {
-        let config = answer_config(device, context)?;
+        let mut config = answer_config(device, context)?;
+        if let EngineDevice::Gpu(gpu) = &mut config.device {
+            gpu.tuning.when_idle = when_idle;
+        }
         Session::start_with(model, device, vocabulary, config)
     }
 
@@ -442,6 +447,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
         },
         self_check: gpu_check::self_check(&args.gpu, id),
         offload: Offload::default(),
+        tuning: tuning_cache::tuning(&args.gpu, id, WhenIdle::Wait),
     }))
 }
 

@@ -34,6 +34,8 @@ pub struct Machine<'a> {
     pub is_shared: bool,
     /// The kernels that the user asked for; empty if none.
     pub kernel_variant: String,
+    /// Launches of the GPU that are made as measured.
+    pub n_tuned: usize,
     /// `None` where nothing measures it.
     pub roofline: Option<Roofline>,
 }

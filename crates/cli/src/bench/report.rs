@@ -69,6 +69,8 @@ pub struct Record {
     isa: &'static str,
     /// As `--kernel-variant` has it; empty if nothing was asked for.
     kernel_variant: String,
+    /// Launches that `tune` or an idle chat found a way for, in all models; 0 where they are made in the usual way.
+    n_tuned: usize,
     /// The least time that the machine allows, over the mean of the samples; null where that is not measured.
     roofline_share: Option<f64>,
     /// Read bandwidth, multiply-adds of floats and of int8, of this many threads or of the GPU, measured in this run.
@@ -159,6 +161,7 @@ impl Record {
             n_sequences: test.n_seqs,
             isa: machine.isa.name(),
             kernel_variant: machine.kernel_variant.clone(),
+            n_tuned: machine.n_tuned,
             roofline_share: least.map(|least| least / mean(&seconds)),
             read_gb_s: peak(|roofline| roofline.read_bytes_per_s),
             peak_gflop_s: peak(|roofline| roofline.f32_ops_per_s),
@@ -189,6 +192,10 @@ impl Record {
             ("n_ubatch", self.n_ubatch.to_string()),
         ] {
             measured.metadata.insert(fact.to_string(), text);
+        }
+        if self.n_tuned > 0 {
+            let n_tuned = self.n_tuned.to_string();
+            measured.metadata.insert("n_tuned".to_string(), n_tuned);
         }
         Some(measured)
     }

@@ -379,6 +379,12 @@ impl Found<'_> {
                             .to_string(),
                     );
                 }
+                let n_tuned = self.session.engine.backend_info().n_tuned;
+                if n_tuned > 0 {
+                    notes.push(format!(
+                        "the GPU's launches are made as rocmforge tune measured: {n_tuned} of all models are known"
+                    ));
+                }
                 notes.push(match self.is_shared() {
                     false => {
                         "the device begins a token before the host has the last one: its operations may take a little \

@@ -51,10 +51,11 @@ const LLAMA_BENCH: [&str; 44] = [
     "samples_ns",
     "samples_ts",
 ];
-const OURS: [&str; 7] = [
+const OURS: [&str; 8] = [
     "n_sequences",
     "isa",
     "kernel_variant",
+    "n_tuned",
     "roofline_share",
     "read_gb_s",
     "peak_gflop_s",

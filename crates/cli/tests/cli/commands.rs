@@ -232,6 +232,7 @@ fn help_teaches_by_example() {
         &["imatrix"],
         &["bench"],
         &["profile"],
+        &["tune"],
         &["check"],
         &["devices"],
     ] {

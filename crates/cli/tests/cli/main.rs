@@ -30,3 +30,4 @@ mod pull_hostile;
 mod quantize;
 mod suites;
 mod templates;
+mod tune;

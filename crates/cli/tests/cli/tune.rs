@@ -1,0 +1,97 @@
+//! `rocmforge tune` on the CPU that plays a GPU: a table, a file, and the same text before and after.
+
+use serde_json::Value;
+
+use crate::gpu::host_device;
+use crate::program::run;
+
+#[test]
+fn what_was_tuned_is_used_and_changes_no_text() {
+    let Some(device) = host_device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().to_str().unwrap();
+    let on = ["--device", &device, "--ctx", "64"];
+    let stored = ["--cache-dir", cache];
+    let tune = |flags: &[&str]| run(&[&["tune"], &on[..], flags].concat());
+    let n_tuned = |flags: &[&str]| {
+        let small = [
+            "bench",
+            "-p",
+            "0",
+            "-n",
+            "1",
+            "-r",
+            "1",
+            "--no-warmup",
+            "-o",
+            "json",
+        ];
+        let row = run(&[&small[..], &["--device", &device], flags].concat()).json();
+        row[0]["n_tuned"].as_u64().unwrap()
+    };
+    let generate = |flags: &[&str]| {
+        let text = [
+            "generate", "-p", "The ship", "--temp", "0", "-n", "3", "--json",
+        ];
+        run(&[&text[..], &on[..], flags].concat()).json()["text"].clone()
+    };
+    // Too short for more than a few launches.
+    let dry = tune(&["--budget", "1", "--dry-run", "--json"]).json();
+    let shapes = dry["shapes"].as_array().unwrap();
+    assert!(dry["stored"].is_null() && !shapes.is_empty());
+    let counts = ["n_shapes", "n_left", "n_known"].map(|name| dry[name].as_u64().unwrap());
+    assert_eq!(counts[0], counts[1] + shapes.len() as u64);
+    assert_eq!(counts[2], 0);
+    for row in shapes {
+        let ways = row["ways"].as_array().unwrap();
+        assert!(
+            ways.len() > 1 && row["differing"] == Value::Array(vec![]),
+            "{row}"
+        );
+        let is_chosen = |way: &&Value| way["choice"] == row["chosen"];
+        assert_eq!(ways[0]["choice"], row["usual"]);
+        assert!(ways.iter().any(|way| is_chosen(&way)), "{row}");
+        let samples = |way: &Value| way["n"] == 15 && way["median_us"].as_f64() > Some(0.0);
+        assert!(ways.iter().all(samples), "{row}");
+    }
+    assert_eq!(n_tuned(&stored), 0);
+    let usual = generate(&[]);
+    // To a folder.
+    let told = tune(&[&["--budget", "1", "--json"], &stored[..]].concat()).json();
+    let path = told["stored"].as_str().unwrap();
+    let found = n_tuned(&stored);
+    assert!(found > 0);
+    assert_eq!(n_tuned(&[]), 0, "a CPU's times are kept on demand only");
+    assert_eq!(
+        n_tuned(&[&["--kernel-variant", "tuning=off"], &stored[..]].concat()),
+        0
+    );
+    assert_eq!(generate(&stored), usual);
+    // It goes on where it was, and says what is wrong with a file.
+    let more = tune(&[&["--budget", "1", "--dry-run", "--json"], &stored[..]].concat()).json();
+    assert_eq!(more["n_known"].as_u64().unwrap(), found);
+    std::fs::write(path, "{").unwrap();
+    assert_eq!(n_tuned(&stored), 0);
+    let told = tune(&[&["--budget", "1"], &stored[..]].concat());
+    assert!(told.text().contains("launches measured"), "{}", told.text());
+    assert!(
+        told.stderr.contains("is not used: it is damaged"),
+        "{}",
+        told.stderr
+    );
+    assert!(n_tuned(&stored) > 0);
+    tune(&[&["--clear"], &stored[..]].concat()).ok();
+    assert_eq!(n_tuned(&stored), 0);
+}
+
+#[test]
+fn what_cannot_be_tuned_is_said() {
+    run(&["tune", "--device", "cpu"]).fails(2, "tuning is for GPUs");
+    run(&["tune", "--budget", "0"]).fails(2, "--budget");
+    if let Some(device) = host_device() {
+        let asked = ["tune", "--device", &device, "--kernel-variant", "plain"];
+        run(&asked).fails(2, "leave it out");
+        let split = ["tune", "--device", &device, "--gpu-layers", "0"];
+        run(&split).fails(2, "tuning is for GPUs");
+    }
+}
