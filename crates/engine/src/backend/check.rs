@@ -37,8 +37,8 @@ pub const BOUND: f64 = 1e-5;
 /// The same for attention: scores pass through an exponential, which turns their absolute error into a
 /// relative one.
 pub const ATTENTION_BOUND: f64 = 1e-4;
-/// The same for prompts over a cache of [`KvType::Q8_0`]: a GPU's matrix units take its values rounded to f16, which have
-/// eleven bits where a code and its scale have up to nineteen.
+/// The same for prompts over a cache of [`KvType::Q8_0`] or [`KvType::F8E4M3`]: a GPU's matrix units take its values
+/// rounded to f16, which have eleven bits where a code and its scale have up to nineteen, or twelve.
 pub const ROUNDED_ATTENTION_BOUND: f64 = 2e-3;
 
 /// The same for a norm and the conversion of its result in one pass: a value between two codes may become
@@ -388,7 +388,7 @@ struct Labels<'a> {
 impl Labels<'_> {
     fn attention_bound(&self, step: Step) -> f64 {
         match (self.kv_type, step) {
-            (KvType::Q8_0, Step::Prompt) => ROUNDED_ATTENTION_BOUND,
+            (KvType::Q8_0 | KvType::F8E4M3, Step::Prompt) => ROUNDED_ATTENTION_BOUND,
             _ => ATTENTION_BOUND,
         }
     }
