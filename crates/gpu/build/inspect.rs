@@ -1,13 +1,19 @@
-//! What an image must not have: calls to libraries, and memory for what did not fit into registers. A kernel that needs
-//! either is slow, or does not load.
+//! What an image must not have: calls to libraries, and memory for what did not fit into registers (a kernel that needs
+//! either is slow, or does not load), and kernels that do not wait for what they read.
 
 /// AMD modules that may use scratch memory, with the reason.
 const MAY_USE_SCRATCH: &[(&str, &str)] = &[];
 
 /// What is wrong with an image, if anything.
 pub(crate) fn fault(module: &str, target: &str, image: &[u8]) -> Option<String> {
-    if target.starts_with("sm_") {
-        return ptx_fault(&String::from_utf8_lossy(image));
+    if let Some(number) = target.strip_prefix("sm_") {
+        let text = String::from_utf8_lossy(image);
+        let overlaps = number
+            .trim_end_matches('a')
+            .parse()
+            .is_ok_and(|n: u32| n >= 90);
+        let waits = || overlaps.then(|| missing_wait(&text)).flatten();
+        return ptx_fault(&text).or_else(waits);
     }
     if target.starts_with("gfx") && !MAY_USE_SCRATCH.iter().any(|(name, _)| *name == module) {
         return scratch_fault(image);
@@ -24,6 +30,14 @@ fn ptx_fault(text: &str) -> Option<String> {
         "the PTX calls a library or keeps values in local memory: {}",
         line.trim()
     ))
+}
+
+/// A kernel that never waits for the one before it, though launches overlap (`wait_for_predecessor` of gpu.h).
+fn missing_wait(text: &str) -> Option<String> {
+    let mut kernels = text.split(".entry").skip(1);
+    let kernel = kernels.find(|kernel| !kernel.contains("griddepcontrol.wait"))?;
+    let name = kernel.split('(').next().unwrap_or("").trim();
+    Some(format!("{name} does not wait for its predecessor"))
 }
 
 /// Reads the note with the kernels' metadata: MessagePack maps whose keys are sorted, so that a kernel's `.name` comes

@@ -91,14 +91,38 @@ using Site = host::Site;
 #else
 #define DEV static __attribute__((device)) inline __attribute__((always_inline))
 #define DEV_MEMBER __attribute__((device)) inline __attribute__((always_inline))
+// Where kernels overlap (programmatic dependent launch), the blocks of one start while the last blocks of the one before
+// it still run, so that the time to start is hidden. Each thread waits for the end of that kernel before it reads what
+// may be new or writes anything, and then lets one further kernel start.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define OVERLAPS
+DEV void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEV void let_successor_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+DEV void wait_for_predecessor() {}
+DEV void let_successor_start() {}
+#endif
 // The number of threads: without it clang for AMD expects 1024, with a quarter of the registers for each.
 #if defined(GPU_AMD)
 #define BLOCK_OF(THREADS) amdgpu_flat_work_group_size(THREADS, THREADS)
 #else
 #define BLOCK_OF(THREADS) launch_bounds(THREADS)
 #endif
-#define KERNEL(NAME, PARAMS, THREADS)                                                                                  \
-    extern "C" __attribute__((global, visibility("default"), BLOCK_OF(THREADS))) void NAME(const PARAMS p)
+#define KERNEL(NAME, PARAMS, THREADS) KERNEL_WITH(NAME, PARAMS, BLOCK_OF(THREADS), let_successor_start())
+#define ENTRY(NAME, PARAMS, BLOCK)                                                                                     \
+    extern "C" __attribute__((global, visibility("default"), BLOCK)) void NAME(const PARAMS p)
+#if defined(OVERLAPS)
+#define KERNEL_WITH(NAME, PARAMS, BLOCK, FIRST)                                                                        \
+    DEV void NAME##_body(const PARAMS& p);                                                                             \
+    ENTRY(NAME, PARAMS, BLOCK) {                                                                                       \
+        wait_for_predecessor();                                                                                        \
+        FIRST;                                                                                                         \
+        NAME##_body(p);                                                                                                \
+    }                                                                                                                  \
+    DEV void NAME##_body(const PARAMS& p)
+#else
+#define KERNEL_WITH(NAME, PARAMS, BLOCK, FIRST) ENTRY(NAME, PARAMS, BLOCK)
+#endif
 #define EXPORT_U32(NAME, VALUE)                                                                                        \
     extern "C" __attribute__((device, constant, visibility("default"), used)) const u32 NAME = VALUE;
 struct Site {};
@@ -136,7 +160,7 @@ DEV u32 wave() { return tid() / WARP_SIZE; }
 template <typename To, typename From> DEV To bits(From from) { return __builtin_bit_cast(To, from); }
 DEV float h2f(u16 half) { return (float)bits<f16>(half); }
 DEV u16 f2h(float value) { return bits<u16>((f16)value); }
-template <typename T> DEV T min_of(T a, T b) { return a < b ? a : b; }
+template <typename T> DEV constexpr T min_of(T a, T b) { return a < b ? a : b; }
 template <typename T> DEV T max_of(T a, T b) { return a > b ? a : b; }
 DEV u32 div_up(u32 a, u32 b) { return (a + b - 1) / b; }
 

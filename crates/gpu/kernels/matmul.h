@@ -52,10 +52,9 @@ template <u32 N> DEV void load_floats(float* to, const float* from) {
 }
 
 // With registers for two blocks at a time, where the driver's compiler is the one to decide on them: one loads while
-// the other multiplies.
+// the other multiplies. No successor starts early: its blocks would crowd on the processors that finish first.
 #if defined(GPU_NV)
-#define MATMUL_KERNEL(NAME, PARAMS)                                                                                    \
-    extern "C" __attribute__((global, visibility("default"), launch_bounds(THREADS, 2))) void NAME(const PARAMS p)
+#define MATMUL_KERNEL(NAME, PARAMS) KERNEL_WITH(NAME, PARAMS, launch_bounds(THREADS, 2), )
 #else
 #define MATMUL_KERNEL(NAME, PARAMS) KERNEL(NAME, PARAMS, THREADS)
 #endif

@@ -30,6 +30,8 @@ pub(crate) struct Inner {
     id: DeviceId,
     facts: Facts,
     pub(crate) target: String,
+    /// Whether its kernels may start before those before them have ended.
+    pub(crate) overlaps: bool,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
     pub(crate) keeper: Keeper,
     /// Bytes of all buffers, and how many there may be.
@@ -194,6 +196,7 @@ impl Gpu {
                 stream,
                 id,
                 facts,
+                overlaps: driver.own.can_overlap(driver, &target),
                 target,
                 modules: Mutex::default(),
                 keeper: Keeper::default(),

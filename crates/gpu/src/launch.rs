@@ -36,6 +36,8 @@ struct Function {
     handle: Handle,
     /// Dynamic shared memory that its launches may have.
     shared_bytes: u32,
+    /// Threads of a block, and how many such blocks the device runs at once, where that was asked for.
+    at_once: Option<(u32, usize)>,
 }
 
 impl Gpu {
@@ -141,6 +143,31 @@ impl Gpu {
         Ok(function.handle)
     }
 
+    /// How many blocks of `n_threads` threads of a kernel without dynamic shared memory the device runs at once.
+    pub(crate) fn blocks_at_once(
+        &self,
+        (module, name): (&'static str, &'static str),
+        n_threads: u32,
+    ) -> Result<usize, GpuError> {
+        self.inner.ready()?;
+        let handle = self.function(module, name, 0)?;
+        let mut modules = self.modules(module)?;
+        let functions = &mut modules.get_mut(module).expect("it is loaded").functions;
+        let function = functions.get_mut(name).expect("it was found");
+        if let Some((_, known)) = function.at_once.filter(|known| known.0 == n_threads) {
+            return Ok(known);
+        }
+        let mut of_unit = 0;
+        // SAFETY: the function is of a loaded module; the number is written before the call returns.
+        self.inner.call("active_blocks", |calls| unsafe {
+            (calls.active_blocks)(&raw mut of_unit, handle, n_threads as i32, 0)
+        })?;
+        let n_units = self.n_compute_units() as usize;
+        let at_once = (usize::try_from(of_unit).unwrap_or(0) * n_units).max(1);
+        function.at_once = Some((n_threads, at_once));
+        Ok(at_once)
+    }
+
     fn find_function(&self, module: Handle, name: &'static str) -> Result<Function, GpuError> {
         let c_name = CString::new(name).expect("names have no zeros");
         let mut handle = std::ptr::null_mut();
@@ -152,6 +179,7 @@ impl Gpu {
             0 => Ok(Function {
                 handle,
                 shared_bytes: PLAIN_SHARED_BYTES,
+                at_once: None,
             }),
             code => Err(self.inner.failed(
                 name_of(self.inner.driver.vendor, "module_function"),
@@ -161,14 +189,39 @@ impl Gpu {
         }
     }
 
-    /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory.
+    /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory. Where kernels
+    /// can wait for those before them (`gpu.h`), its blocks start while the last ones of the kernel before it still run.
     pub fn launch<P: Params>(
         &self,
-        (module, name): (&'static str, &'static str),
+        kernel: (&'static str, &'static str),
         grid: [u32; 3],
         n_threads: u32,
         shared_bytes: u32,
         params: &P,
+    ) -> Result<(), GpuError> {
+        let blocks = (grid, n_threads, shared_bytes);
+        self.queue(kernel, blocks, params, self.inner.overlaps)
+    }
+
+    /// [`Gpu::launch`] of a kernel that starts when the one before it has ended: for blocks that last long, of which there
+    /// are about as many as processors. Those that start early go where there is room and leave other processors idle.
+    pub(crate) fn launch_alone<P: Params>(
+        &self,
+        kernel: (&'static str, &'static str),
+        grid: [u32; 3],
+        n_threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), GpuError> {
+        self.queue(kernel, (grid, n_threads, shared_bytes), params, false)
+    }
+
+    fn queue<P: Params>(
+        &self,
+        (module, name): (&'static str, &'static str),
+        (grid, n_threads, shared_bytes): ([u32; 3], u32, u32),
+        params: &P,
+        overlaps: bool,
     ) -> Result<(), GpuError> {
         if grid.contains(&0) {
             return Ok(());
@@ -183,6 +236,7 @@ impl Gpu {
             params: std::ptr::from_ref(params).cast(),
             params_bytes: size_of::<P>(),
             stream: self.inner.stream,
+            overlaps,
         };
         match self
             .inner

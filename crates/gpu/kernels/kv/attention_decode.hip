@@ -100,6 +100,8 @@ template <u32 DIM, u32 HEADS> struct Decode {
     static constexpr u32 SLOTS = WARP_SIZE / LANES;
     static constexpr u32 LOADS = HEADS <= 4 ? 8 : 4;
     static constexpr u32 TILE = SLOTS * LOADS;
+    // Positions of a tile that are in one page.
+    static constexpr u32 RUN = min_of(TILE, 16u);
     static constexpr u32 N_SCORES = LOADS * HEADS;
     static constexpr u32 PER = Transposed<LANES, N_SCORES>::PER;
     static constexpr u32 DUP = Transposed<LANES, N_SCORES>::DUP;
@@ -120,28 +122,35 @@ template <u32 DIM, u32 HEADS> struct Decode {
     u32 seq, kv_head;
     u32 slot, dim;
 
-    // Pieces of the positions from `tile` on. Positions that are not seen are read as the nearest that is.
+    // Pieces of the positions from `tile` on. Those that are not seen hold anything.
     DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces& to) const {
         u64 run = 0;
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
-            if (i * SLOTS % 16 == 0) {
-                u32 pos = clamp(tile + i * SLOTS);
-                run = p.cache.slot(p.cache.block(seq, pos), kv_head, 0);
-            }
-            u32 pos = clamp(tile + i * SLOTS + slot) & ((1u << p.cache.page_shift) - 1);
-            to.eight[i] = Kv::load(from, run + pos, DIM, dim);
-            if constexpr (Kv::SCALES == kv::Scales::Block) to.scale[i] = Kv::load_scale(from, run + pos, DIM, dim);
+            if (i * SLOTS % RUN == 0) run = row_of(min_of(tile + i * SLOTS, span.last & ~(RUN - 1))) + slot;
+            to.eight[i] = Kv::load(from, run + i * SLOTS % RUN, DIM, dim);
+            if constexpr (Kv::SCALES == kv::Scales::Block)
+                to.scale[i] = Kv::load_scale(from, run + i * SLOTS % RUN, DIM, dim);
         }
-        if constexpr (Kv::SCALES == kv::Scales::Row) {
-            u32 pos = clamp(position_of_scores(tile));
-            to.scale[0] = Kv::load_scale(from, p.cache.slot(p.cache.block(seq, pos), kv_head, pos), DIM, 0);
+        if constexpr (Kv::SCALES == kv::Scales::Row)
+            to.scale[0] = Kv::load_scale(from, row_of(min_of(position_of_scores(tile), span.last)), DIM, 0);
+    }
+    // Makes zeros of what a tile has of values that are not seen, since their weight of zero would not make them that.
+    DEV_MEMBER void blank(u32 tile, Pieces& values) const {
+        if (tile >= span.first && tile + TILE - 1 <= span.last) return;
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) {
+            u32 pos = tile + i * SLOTS + slot;
+            if (pos >= span.first && pos <= span.last) continue;
+            values.eight[i] = {};
+            if constexpr (Kv::SCALES == kv::Scales::Block) values.scale[i] = {};
         }
     }
+    // The row of a position.
+    DEV_MEMBER u64 row_of(u32 pos) const { return p.cache.slot(p.cache.block(seq, pos), kv_head, pos); }
     // Where this lane's scores of a tile are: PER of them, of one position.
     static DEV_MEMBER u32 first_score() { return lane() % LANES / DUP * PER; }
     DEV_MEMBER u32 position_of_scores(u32 tile) const { return tile + first_score() / HEADS * SLOTS + slot; }
-    DEV_MEMBER u32 clamp(u32 pos) const { return min_of(max_of(pos, span.first), span.last); }
 
     // The lane of a position that holds the score of (load, head), and which of its PER.
     static constexpr u32 holder(u32 load, u32 head) { return (load * HEADS + head) / PER * DUP; }
@@ -223,8 +232,9 @@ template <u32 DIM, u32 HEADS> struct Decode {
                 greatest[i] = max;
                 s[i] = seen ? exp2_fast(x - max) : 0.0f;
                 sum[i] = fma(sum[i], rescale[i], s[i]);
-                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] *= Kv::factor(v.scale[0]);
+                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] = seen ? s[i] * Kv::factor(v.scale[0]) : 0.0f;
             }
+            blank(tile, v);
 #pragma unroll
             for (u32 h = 0; h < HEADS; h++) {
                 float r = shuffle(rescale[held(0, h)], holder(0, h));

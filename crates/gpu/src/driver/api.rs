@@ -114,6 +114,10 @@ calls! {
         *mut *mut c_void,
     );
 
+    /// How many blocks of a function a compute unit has at once: function, threads of a block, dynamic shared bytes.
+    active_blocks = "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"
+        | "cuOccupancyMaxActiveBlocksPerMultiprocessor": fn(*mut i32, Handle, i32, usize);
+
     /// Flags: 1 is a stream that does not wait for the null stream.
     stream_create = "hipStreamCreateWithFlags" | "cuStreamCreate": fn(*mut Handle, c_uint);
     stream_destroy = "hipStreamDestroy" | "cuStreamDestroy_v2": fn(Handle);
@@ -166,4 +170,6 @@ pub(crate) struct Launch {
     pub(crate) params: *const c_void,
     pub(crate) params_bytes: usize,
     pub(crate) stream: Handle,
+    /// Whether it may start before the kernel before it has ended, for which it then waits itself.
+    pub(crate) overlaps: bool,
 }

@@ -5,8 +5,8 @@ use std::fs;
 
 use libloading::Library;
 
-use super::api::{Handle, functions};
-use super::{Context, Driver, Facts, Own, text_of};
+use super::api::{Calls, Handle, Launch, functions};
+use super::{Context, Driver, Facts, Own, launch_plainly, text_of};
 use crate::error::GpuError;
 
 /// Where the library is: on the linker's path; where containers mount it; under WSL.
@@ -42,14 +42,50 @@ functions! {
     error_string = "cuGetErrorString": fn(i32, *mut *const c_char);
 }
 
+/// The first version whose graphs keep launches that overlap.
+const OVERLAPS_IN_GRAPHS: i32 = 12_030;
+/// The least of the architectures whose kernels wait for their predecessors themselves (`gpu.h`).
+const FIRST_THAT_WAITS: u32 = 90;
+/// Of CUlaunchAttributeID: the kernel may start before the one before it in the stream has ended.
+const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
+/// `CUlaunchAttribute`, whose value is a union of 64 bytes.
+#[repr(C, align(8))]
+struct Attribute {
+    id: c_uint,
+    _pad: u32,
+    value: [u32; 16],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Handle,
+    attributes: *const Attribute,
+    n_attributes: c_uint,
+}
+
+const _: () = assert!(size_of::<Attribute>() == 72 && size_of::<Config>() == 56);
+
+/// `cuLaunchKernelEx`, which drivers have since 11.8.
+type LaunchEx =
+    unsafe extern "C" fn(*const Config, Handle, *mut *mut c_void, *mut *mut c_void) -> i32;
+
 pub(super) struct Cuda {
     calls: CudaCalls,
+    launch_ex: Option<LaunchEx>,
 }
 
 impl Cuda {
     pub(super) fn of_library(library: &Library) -> Result<Cuda, &'static str> {
+        // SAFETY: the driver's header gives the function this signature under this name.
+        let launch_ex = unsafe { library.get::<LaunchEx>(b"cuLaunchKernelEx") };
         Ok(Cuda {
             calls: CudaCalls::of_library(library, 0)?,
+            launch_ex: launch_ex.ok().map(|symbol| *symbol),
         })
     }
 
@@ -136,6 +172,43 @@ impl Own for Cuda {
         unsafe { (self.calls.function_set)(function, MAX_DYNAMIC_SHARED_BYTES, bytes) }
     }
 
+    fn can_overlap(&self, driver: &Driver, target: &str) -> bool {
+        kernels_wait(target)
+            && self.launch_ex.is_some()
+            && driver.version().is_ok_and(|v| v >= OVERLAPS_IN_GRAPHS)
+    }
+
+    fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
+        let Some(launch_ex) = self.launch_ex.filter(|_| launch.overlaps) else {
+            return launch_plainly(calls, launch);
+        };
+        let mut value = [0; 16];
+        value[0] = 1;
+        let attribute = Attribute {
+            id: PROGRAMMATIC_STREAM_SERIALIZATION,
+            _pad: 0,
+            value,
+        };
+        let config = Config {
+            grid: launch.grid,
+            block: [launch.n_threads, 1, 1],
+            shared_bytes: launch.shared_bytes,
+            stream: launch.stream,
+            attributes: &raw const attribute,
+            n_attributes: 1,
+        };
+        let mut params = [launch.params.cast_mut()];
+        // SAFETY: the function takes one struct, which `params` points to; the driver copies all before it returns.
+        unsafe {
+            launch_ex(
+                &raw const config,
+                launch.function,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+    }
+
     fn error_text(&self, code: i32) -> String {
         let text = |call: unsafe extern "C" fn(i32, *mut *const c_char) -> i32| {
             let mut text = std::ptr::null();
@@ -155,6 +228,12 @@ impl Own for Cuda {
     }
 }
 
+/// Whether the kernels of an image wait for their predecessors themselves.
+fn kernels_wait(target: &str) -> bool {
+    let number = target.strip_prefix("sm_").map(|n| n.trim_end_matches('a'));
+    number.is_some_and(|n| n.parse().is_ok_and(|n: u32| n >= FIRST_THAT_WAITS))
+}
+
 /// e.g. `580.159.03`, from the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  ...".
 fn kernel_driver_version() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
@@ -162,4 +241,15 @@ fn kernel_driver_version() -> Option<String> {
     line.split_whitespace()
         .find(|word| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
         .map(String::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::kernels_wait;
+
+    #[test]
+    fn images_whose_kernels_wait() {
+        assert!(["sm_90", "sm_90a", "sm_100", "sm_120a"].map(kernels_wait) == [true; 4]);
+        assert!(["sm_80", "sm_89", "gfx1100", "host-nv", "sm_"].map(kernels_wait) == [false; 5]);
+    }
 }

@@ -54,26 +54,36 @@ pub(crate) trait Own: Send + Sync {
     fn allow_shared(&self, function: Handle, bytes: u32) -> i32;
     fn error_text(&self, code: i32) -> String;
 
+    /// Whether kernels of this image may start before those before them have ended.
+    fn can_overlap(&self, _driver: &Driver, _target: &str) -> bool {
+        false
+    }
+
     /// Queues a kernel. The driver's code.
     fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
-        let mut params = [launch.params.cast_mut()];
-        let [x, y, z] = launch.grid;
-        // SAFETY: the function takes one struct, which `params` points to; drivers copy it before they return.
-        unsafe {
-            (calls.launch)(
-                launch.function,
-                x,
-                y,
-                z,
-                launch.n_threads,
-                1,
-                1,
-                launch.shared_bytes,
-                launch.stream,
-                params.as_mut_ptr(),
-                std::ptr::null_mut::<*mut c_void>(),
-            )
-        }
+        launch_plainly(calls, launch)
+    }
+}
+
+/// Queues a kernel that starts when the one before it has ended.
+fn launch_plainly(calls: &Calls, launch: &Launch) -> i32 {
+    let mut params = [launch.params.cast_mut()];
+    let [x, y, z] = launch.grid;
+    // SAFETY: the function takes one struct, which `params` points to; drivers copy it before they return.
+    unsafe {
+        (calls.launch)(
+            launch.function,
+            x,
+            y,
+            z,
+            launch.n_threads,
+            1,
+            1,
+            launch.shared_bytes,
+            launch.stream,
+            params.as_mut_ptr(),
+            std::ptr::null_mut::<*mut c_void>(),
+        )
     }
 }
 

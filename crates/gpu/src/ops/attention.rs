@@ -18,9 +18,8 @@ const MAX_DECODE_ROWS: usize = 4;
 /// `GRAIN` and `MAX_SPLITS` of the kernels.
 const SPLIT_GRAIN: usize = 64;
 const MAX_SPLITS: usize = 128;
-/// Splits are made until there are this many blocks: a few for each processor of the largest GPUs, each of which then
-/// has loads of several in flight.
-const TARGET_BLOCKS: usize = 512;
+/// Parts of rows that there is memory for; more rows than that are not split.
+const MAX_PARTS: usize = 512;
 /// Widths of keys and values that have a kernel of their own.
 const FAST_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 /// The most query heads of a block, and up to how many its tiles have twice the positions (`Decode::LOADS`).
@@ -62,7 +61,7 @@ impl AttentionScratch {
         n_ctx: usize,
     ) -> Result<AttentionScratch, GpuError> {
         let most_splits = MAX_SPLITS.min(n_ctx.div_ceil(SPLIT_GRAIN)).max(1);
-        let parts = (TARGET_BLOCKS + max_seqs).min(max_seqs * most_splits);
+        let parts = (MAX_PARTS + max_seqs).min(max_seqs * most_splits);
         Ok(AttentionScratch {
             partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
             n_ctx,
@@ -71,17 +70,25 @@ impl AttentionScratch {
         })
     }
 
-    /// Into how many parts the context of each row is split. It depends on the shape of the step, not on the lengths of
-    /// its sequences, so that a step can be a graph.
-    fn n_splits(&self, n_rows: usize, blocks_per_split: usize, floats_per_split: usize) -> usize {
-        let fit = self.partial.n_bytes() / size_of::<f32>() / (n_rows * floats_per_split).max(1);
-        TARGET_BLOCKS
-            .div_ceil((n_rows * blocks_per_split).max(1))
-            .min(self.n_ctx.div_ceil(SPLIT_GRAIN))
-            .min(MAX_SPLITS)
-            .min(fit)
-            .max(1)
+    /// Into how many parts the context of each row is split, if a part has so many blocks and floats for each row and the
+    /// device runs `at_once` blocks at once. It depends on the shape of the step, not on the lengths
+    /// of its sequences, so that a step can be a graph.
+    fn n_splits(&self, n_rows: usize, [blocks, floats]: [usize; 2], at_once: usize) -> usize {
+        let (blocks, floats) = ((n_rows * blocks).max(1), (n_rows * floats).max(1));
+        let fit = self.partial.n_bytes() / size_of::<f32>() / floats;
+        let most = self.n_ctx.div_ceil(SPLIT_GRAIN).min(MAX_SPLITS).min(fit);
+        splits_of(blocks, most, at_once)
     }
+}
+
+/// Into how many parts, at most `most`, the work of so many blocks is split where `at_once` run at once: until these are
+/// busy, or, with more blocks than that, so that the last ones do not run alone.
+fn splits_of(blocks: usize, most: usize, at_once: usize) -> usize {
+    let enough = (at_once / blocks).max(4).min(most).max(1);
+    // A round is shorter by the number of parts.
+    let rounds = |n_splits: usize| (blocks * n_splits).div_ceil(at_once);
+    let shorter = |a: &usize, b: &usize| (rounds(*a) * b).cmp(&(rounds(*b) * a));
+    (1..=enough).min_by(shorter).unwrap_or(1)
 }
 
 /// `KvCache` in attention.h.
@@ -262,12 +269,19 @@ impl DecodeExtents {
 
     /// Into how many parts the context of each row is split. Where a part ends decides on the order of additions, so that
     /// the number follows from the usual blocks, whatever blocks there are.
-    fn n_splits(&self, gpu: &Gpu, scratch: &AttentionScratch) -> usize {
-        let n_floats = self.n_heads * (self.kv.v_dim + 2);
-        match gpu.takes(Variant::SplitsOff) {
-            true => 1,
-            false => scratch.n_splits(self.n_rows, self.n_blocks(self.most_heads()), n_floats),
+    fn n_splits(&self, gpu: &Gpu, scratch: &AttentionScratch) -> Result<usize, GpuError> {
+        if gpu.takes(Variant::SplitsOff) {
+            return Ok(1);
         }
+        let heads = self.most_heads();
+        let at_once = gpu.blocks_at_once(self.kernel(heads), THREADS)?;
+        let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
+        Ok(scratch.n_splits(self.n_rows, of_row, at_once))
+    }
+
+    fn kernel(&self, heads: usize) -> (&'static str, &'static str) {
+        let module = kv_module!("attention_decode", self.kv.ty);
+        (module, decode_kernel(self.kv.k_dim, heads))
     }
 
     fn shape(&self) -> Shape {
@@ -366,11 +380,11 @@ impl Call<'_> {
             n_heads: self.queries.n_heads,
             kv: self.kv.shape,
         };
-        let n_splits = extents.n_splits(self.gpu, self.scratch);
+        let n_splits = extents.n_splits(self.gpu, self.scratch)?;
         let heads = extents.heads(self.gpu);
         let n_blocks = extents.n_blocks(heads);
         let params = self.decode_params(n_splits);
-        let kernel = (self.module(), decode_kernel(self.kv.shape.k_dim, heads));
+        let kernel = extents.kernel(heads);
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
         self.gpu.launch(kernel, grid, THREADS, 0, &params)?;
         if n_splits == 1 {
@@ -448,5 +462,29 @@ impl Call<'_> {
         );
         assert!(scores.window != Some(0), "a window of no positions");
         assert!(scores.soft_cap.is_none_or(|cap| cap > 0.0), "a soft cap");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::splits_of;
+
+    #[test]
+    fn splits_fill_a_device_once() {
+        // 132 units with two blocks each.
+        for (blocks, most, expected) in [
+            (8, 128, 33),
+            (8, 20, 20),
+            (64, 128, 4),
+            (264, 128, 1),
+            // Two rounds of two thirds each are less than one round of the whole.
+            (160, 128, 3),
+            (300, 128, 4),
+            (1000, 128, 1),
+            (8, 0, 1),
+        ] {
+            assert_eq!(splits_of(blocks, most, 264), expected, "{blocks} blocks");
+        }
+        assert_eq!(splits_of(32, 128, 1), 1);
     }
 }
