@@ -11,7 +11,7 @@ mod synth;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::test_gpu;
+use common::{conformance, load, logits, test_gpu};
 use device::config;
 use rocmforge_engine::backend::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 use rocmforge_engine::kv_cache::KvType;
@@ -24,7 +24,7 @@ const SHIFT: ContextPolicy = ContextPolicy::Shift { n_sinks: 4 };
 const ALL: GpuLayers = GpuLayers::All;
 const HALF: GpuLayers = GpuLayers::Count(1);
 
-/// Models of two layers.
+/// Of models of one layer where all are the GPU's, else of two.
 #[derive(Clone, Copy, Debug)]
 struct Mode {
     model: &'static str,
@@ -71,8 +71,14 @@ enum Way {
 }
 
 impl Mode {
+    /// Whether the CPU has a part, too.
+    fn is_shared(&self) -> bool {
+        self.layers == HALF || self.experts == Experts::OnCpu
+    }
+
     fn load(&self) -> Model {
-        let writer = synth::model_of(self.model, GgmlType::F32, 2);
+        let n_layers = if self.is_shared() { 2 } else { 1 };
+        let writer = synth::model_of(self.model, GgmlType::F32, n_layers);
         let bytes = writer.unwrap().unwrap().to_vec().unwrap();
         Model::load(Arc::new(Gguf::from_vec(bytes).unwrap())).unwrap()
     }
@@ -106,10 +112,9 @@ impl Mode {
             ..config(&device)
         };
         let engine = Engine::start(model, None, &config).unwrap();
-        let is_shared = self.layers == HALF || self.experts == Experts::OnCpu;
-        let on_cpu = matches!(way, Way::Cpu);
+        let has_parts = self.is_shared() && !matches!(way, Way::Cpu);
         let n_parts = engine.backend_info().parts.len();
-        assert_eq!(n_parts, if is_shared && !on_cpu { 2 } else { 0 });
+        assert_eq!(n_parts, if has_parts { 2 } else { 0 });
         engine
     }
 
@@ -187,5 +192,30 @@ fn modes_together_go_on_as_on_the_cpu_as_graphs_and_as_launches() {
         // With tokens that only the device knows when the context shifts.
         let ahead = run(way(Graphs::On, 2), None);
         assert_eq!(ids(&ahead), ids(&launched), "{mode:?}");
+    }
+}
+
+/// Heads of 8 values, a block of Q8_0 each, and wide enough for no kernel of their own.
+#[test]
+fn small_heads_in_8_bits_give_the_logits_of_the_cpu() {
+    let (Some(gpu), Some(data)) = (test_gpu(), conformance("data")) else {
+        return;
+    };
+    let model = load(&data.join("models/stories260K.gguf")).model;
+    let prompt = synth::prompt(9, model.config.n_vocab);
+    for kv_type in [KvType::Q8_0, KvType::F8E4M3] {
+        let [cpu, gpu] = [Device::Cpu, Device::Gpu(gpu.clone())].map(|device| {
+            let config = EngineConfig {
+                kv_type,
+                ..config(&device)
+            };
+            let mut engine = Engine::start(&model, None, &config).unwrap();
+            let n_bytes = 256 * model.kv_bytes_per_token(kv_type);
+            assert_eq!(engine.backend_info().kv_bytes, n_bytes);
+            logits(&mut engine, &prompt).concat()
+        });
+        let d = device::difference(&gpu, &cpu);
+        println!("{kv_type:?}: {d:.1e}");
+        assert!(d < 2e-2, "{kv_type:?}: {d:e}");
     }
 }
