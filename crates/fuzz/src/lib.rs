@@ -31,7 +31,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target {
         name: "gguf",
         run: gguf::run,
@@ -61,6 +61,13 @@ pub const TARGETS: [Target; 5] = [
         run: template::run,
         seeds: seeds::template,
         max_bytes: 2048,
+    },
+    Target {
+        name: "external",
+        run: rocmforge_profile::external::read_any,
+        // Samples of what the vendors' profilers write; the committed ones are all there are.
+        seeds: Vec::new,
+        max_bytes: 4096,
     },
 ];
 

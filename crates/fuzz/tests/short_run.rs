@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
 /// Some seconds for all targets together, without optimisation of the whole.
-const ROUNDS: [(&str, usize); 5] = [
+const ROUNDS: [(&str, usize); 6] = [
     ("gguf", 20_000),
     ("split", 2_000),
     ("tokenizer", 3_000),
     ("text", 1_000),
     ("template", 3_000),
+    ("external", 3_000),
 ];
 
 /// Runs one input; if it finds a bug, keeps it where it can be looked at.
@@ -70,6 +71,11 @@ fn text() {
 #[test]
 fn template() {
     short_run("template");
+}
+
+#[test]
+fn external() {
+    short_run("external");
 }
 
 #[test]

@@ -98,33 +98,7 @@ fn number(value: &Value) -> Option<f64> {
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) const METRIC: &str = r#"{
-    "gpu_data": [
-        {
-            "gpu": 0,
-            "usage": {
-                "gfx_activity": {"value": 97, "unit": "%"},
-                "umc_activity": {"value": 61, "unit": "%"},
-                "mm_activity": "N/A"
-            },
-            "power": {
-                "socket_power": {"value": 268, "unit": "W"},
-                "gfx_voltage": {"value": 906, "unit": "mV"},
-                "throttle_status": "UNTHROTTLED"
-            },
-            "temperature": {
-                "edge": {"value": 62, "unit": "C"},
-                "hotspot": {"value": 81, "unit": "C"},
-                "mem": {"value": 84, "unit": "C"}
-            },
-            "mem_usage": {
-                "total_vram": {"value": 20464, "unit": "MB"},
-                "used_vram": {"value": 5120, "unit": "MB"},
-                "free_vram": {"value": 15344, "unit": "MB"}
-            }
-        }
-    ]
-}"#;
+    pub(in super::super) const METRIC: &str = include_str!(sample!("amd-smi-metric"));
 
     #[test]
     fn versions_differ_in_form_not_in_facts() {

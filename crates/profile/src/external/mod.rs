@@ -7,15 +7,26 @@
 //! The tools' flags and forms are those of their documentation: rocprofiler-sdk of ROCm 6.2 to 7, AMD SMI 24 to 27,
 //! rocprof-compute 3, Nsight Systems and Nsight Compute 2022 to 2025, perf 6.
 
+/// A sample of what a tool writes, among the seeds of the fuzzers.
+#[cfg(test)]
+macro_rules! sample {
+    ($name:literal) => {
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../fuzz/seeds/external/",
+            $name
+        )
+    };
+}
+
 pub mod amd_smi;
+mod any;
 mod command;
 pub mod counters;
 mod csv;
 mod diagnosis;
 mod error;
 mod files;
-#[cfg(test)]
-mod fuzz;
 pub mod helpers;
 pub mod ncu;
 pub mod nsys;
@@ -29,6 +40,7 @@ pub mod sysfs;
 mod table;
 pub mod tools;
 
+pub use any::read_any;
 pub use command::CommandLine;
 pub use counters::{CounterCategory, GpuFamily};
 pub use error::ExternalError;

@@ -176,15 +176,7 @@ fn details<R: BufRead>(
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) const RAW: &str = "\
-==PROF== Connected to process 4242 (/usr/bin/rocmforge)
-==PROF== Profiling \"matvec\" - 0: 0%....50%....100% - 1 pass
-==PROF== Disconnected from process 4242
-\"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\"Kernel Name\",\"Context\",\"Stream\",\"Block Size\",\"Grid Size\",\"Device\",\"CC\",\"device__attribute_clock_rate\",\"dram__bytes_read.max\",\"dram__bytes_read.sum\",\"dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"gpu__time_duration.sum\",\"launch__cluster_scheduling_policy\",\"sm__inst_executed_pipe_tensor.sum\"
-\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"byte\",\"byte\",\"%\",\"ns\",\"\",\"inst\"
-\"0\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"1,980,000\",\"65,536\",\"9,437,184\",\"81.25\",\"10,000\",\"PolicySpread\",\"n/a\"
-\"1\",\"4242\",\"rocmforge\",\"127.0.0.1\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(128, 1, 1)\",\"(512, 1, 1)\",\"0\",\"9.0\",\"1,980,000\",\"65,536\",\"9,437,184\",\"78.75\",\"12,000\",\"PolicySpread\",\"n/a\"
-";
+    const RAW: &str = include_str!(sample!("ncu-raw"));
 
     #[test]
     fn pages_of_ncu_say_the_same() {

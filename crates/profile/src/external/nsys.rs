@@ -154,13 +154,7 @@ fn stats_json(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(),
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) const STATS: &str = "\
-Generating SQLite file out/rocmforge.sqlite from out/rocmforge.nsys-rep
-Processing [out/rocmforge.sqlite] with [/opt/nvidia/nsight-systems/host-linux-x64/reports/cuda_gpu_kern_sum.py]...
-Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
-75.0,3000000,300,10000.0,9984.0,9600,12000,310.2,\"void matvec<1, 2>(Params)\"
-25.0,1000000,100,10000.0,10000.0,10000,10000,0.0,rms_norm
-";
+    const STATS: &str = include_str!(sample!("nsys-stats"));
 
     #[test]
     fn stats_are_read_in_both_forms() {

@@ -114,35 +114,10 @@ pub(super) mod tests {
     use super::*;
 
     /// Of perf 6.1 on a virtual machine without hardware counters, shortened.
-    pub(in super::super) const STAT: &str = "\
-# started on Sat Nov 21 19:42:09 2026
-
-1.46,msec,task-clock,1460154,100.00,0.036,CPUs utilized
-<not supported>,,cycles,0,100.00,,
-<not counted>,,LLC-load-misses,0,0.00,,
-50,,page-faults,1460154,100.00,34.243,K/sec
-0,,cpu-migrations,1460154,100.00,0.000,/sec
-";
+    const STAT: &str = include_str!(sample!("perf-stat"));
 
     /// Of perf 6.1.
-    pub(in super::super) const REPORT: &str = "\
-# To display the perf.data header info, please use --header/--header-only options.
-#
-#
-# Total Lost Samples: 0
-#
-# Samples: 7  of event 'cpu-clock'
-# Event count (approx.): 1750000
-#
-# Overhead|     Samples|      Period|Symbol                               
- 57.14% | 4          | 1000000    |[.] rocmforge_cpu::matmul::<A|B>::run
- 42.86% | 3          | 750000     |[k] perf_event_mmap
-
-
-#
-# (Tip: Show current config key-value pairs: perf config --list)
-#
-";
+    const REPORT: &str = include_str!(sample!("perf-report"));
 
     #[test]
     fn events_are_counted_or_not_there() {
