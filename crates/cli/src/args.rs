@@ -1,19 +1,19 @@
 //! The command line: every flag, its default and its environment variable, and nothing that acts on
 //! them. `session.rs` resolves these choices once into the engine's own types.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use rocmforge::engine::backend::gpu::{DeviceId, GpuLayers, Variants};
-
 use crate::help;
 
+mod answer;
 mod baseline;
 mod bench;
 mod compare;
+mod context;
+mod device;
 mod external;
 mod models;
 mod profile;
@@ -21,12 +21,17 @@ mod quantize;
 mod sampling;
 mod suite;
 
+pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs};
 pub use baseline::{
     BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineShowArgs,
     BaselineStoreArgs, BaselineTrendArgs, KeepArgs, ReportForm,
 };
 pub use bench::{BenchArgs, BenchOutput, numbers};
 pub use compare::CompareArgs;
+pub use context::{AnswerContextArgs, CacheArgs, ContextArgs, ContextPolicyArg, KvTypeArg};
+pub use device::{
+    Device, DeviceArgs, GpuArgs, GpuCheckArg, IsaArg, OffloadArgs, OnArgs, with_long_names,
+};
 pub use external::ExternalArgs;
 #[cfg(feature = "pull")]
 pub use models::PullArgs;
@@ -156,154 +161,6 @@ pub struct LoadArgs {
     pub store: StoreArgs,
 }
 
-/// Where and how to compute.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
-pub struct DeviceArgs {
-    #[command(flatten)]
-    pub on: OnArgs,
-    #[command(flatten)]
-    pub offload: OffloadArgs,
-    /// Instruction set of the CPU; auto takes the fastest
-    #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true)]
-    pub isa: IsaArg,
-    /// Threads that compute [default: one for each core this process may use]
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        env = "ROCMFORGE_THREADS",
-        hide_env_values = true
-    )]
-    pub threads: Option<usize>,
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    #[command(flatten)]
-    pub lora: LoraArgs,
-}
-
-/// Which device computes.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
-pub struct OnArgs {
-    /// What computes: auto, cpu, gpu, hip:N (AMD), cuda:N (NVIDIA), or host, a slow CPU that plays a GPU; auto takes a
-    /// GPU that this build has kernels for, else the CPU
-    #[arg(
-        long,
-        value_name = "DEVICE",
-        default_value = "auto",
-        env = "ROCMFORGE_DEVICE",
-        hide_env_values = true
-    )]
-    pub device: Device,
-    #[command(flatten)]
-    pub gpu: GpuArgs,
-}
-
-/// What of a model a GPU computes.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
-pub struct OffloadArgs {
-    /// Layers that the GPU computes, the last ones and the output: a number, auto, which takes as many as its memory has
-    /// room for, or all; the CPU computes the others (-ngl is the same)
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "all",
-        alias = "n-gpu-layers",
-        allow_negative_numbers = true,
-        env = "ROCMFORGE_GPU_LAYERS",
-        hide_env_values = true
-    )]
-    pub gpu_layers: GpuLayers,
-    /// Leave the experts of a mixture to the CPU, the rest of their layers to the GPU
-    #[arg(
-        long,
-        env = "ROCMFORGE_CPU_MOE",
-        hide_env_values = true,
-        value_parser = BoolishValueParser::new()
-    )]
-    pub cpu_moe: bool,
-}
-
-/// How a GPU is used.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
-pub struct GpuArgs {
-    /// Kernels of the GPU, of those that rocmforge devices lists [default: the best for it]
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "ROCMFORGE_GPU_IMAGE",
-        hide_env_values = true
-    )]
-    pub gpu_image: Option<String>,
-    /// Kernels that the GPU takes instead of the fastest for a shape, with commas between them: plain, or such as
-    /// attention=generic,tiles=small; tuning=off takes none but ignores what was tuned
-    #[arg(
-        long,
-        value_name = "NAMES",
-        env = "ROCMFORGE_KERNEL_VARIANT",
-        hide_env_values = true
-    )]
-    pub kernel_variant: Option<Variants>,
-    /// Take at most so many MiB of the GPU's memory [default: what is free]
-    #[arg(
-        long,
-        value_name = "MIB",
-        env = "ROCMFORGE_GPU_MEMORY",
-        hide_env_values = true,
-        value_parser = clap::value_parser!(u32).range(1..)
-    )]
-    pub gpu_memory: Option<u32>,
-    /// Queue every kernel of a generated token by itself, not as a graph: slower, for comparisons
-    #[arg(
-        long,
-        env = "ROCMFORGE_NO_GRAPHS",
-        hide_env_values = true,
-        value_parser = BoolishValueParser::new()
-    )]
-    pub no_graphs: bool,
-    /// When a GPU is compared with the CPU before it is used: auto at its first use with a driver, a build and a
-    /// model's formats
-    #[arg(
-        long,
-        value_enum,
-        value_name = "WHEN",
-        default_value_t = GpuCheckArg::Auto,
-        env = "ROCMFORGE_GPU_CHECK",
-        hide_env_values = true
-    )]
-    pub gpu_check: GpuCheckArg,
-    /// The folder that remembers such checks and what was tuned [default: $XDG_CACHE_HOME/rocmforge, ~/.cache/rocmforge]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "ROCMFORGE_CACHE",
-        hide_env_values = true
-    )]
-    pub cache_dir: Option<PathBuf>,
-}
-
-/// llama.cpp's names of flags that have several letters after one dash, by this program's. What follows `--`, or is the
-/// text of a flag, stays as it is.
-pub fn with_long_names(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    const TEXTS: [&str; 5] = ["-p", "--prompt", "--stop", "--system", "--"];
-    let mut is_text = false;
-    let mut long = Vec::new();
-    for arg in args {
-        let name = match arg.to_str() {
-            Some("-ngl") if !is_text => "--gpu-layers".into(),
-            Some("-cmoe") if !is_text => "--cpu-moe".into(),
-            _ => arg,
-        };
-        let is_after_dashes = long.contains(&OsString::from("--"));
-        is_text = is_after_dashes || name.to_str().is_some_and(|name| TEXTS.contains(&name));
-        long.push(name);
-    }
-    long
-}
-
 /// What changes the model.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
@@ -327,269 +184,10 @@ fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
     }
 }
 
-/// How the KV cache is kept.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
-pub struct CacheArgs {
-    /// How the KV cache keeps its values
-    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16, env = "ROCMFORGE_KV_TYPE", hide_env_values = true)]
-    pub kv_type: KvTypeArg,
-    /// Tokens in a page of the KV cache: 16, 32 or 64
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 32,
-        env = "ROCMFORGE_PAGE",
-        hide_env_values = true,
-        value_parser = page
-    )]
-    pub page: usize,
-}
-
-fn page(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(page @ (16 | 32 | 64)) => Ok(page),
-        _ => Err("pages have 16, 32 or 64 tokens".to_string()),
-    }
-}
-
-/// The context of a conversation or a text.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
-pub struct ContextArgs {
-    /// Tokens that prompt and answer may have together [default: the smallest of what the model was
-    /// trained for, 8192 and what memory allows]
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        alias = "ctx-size",
-        env = "ROCMFORGE_CTX",
-        hide_env_values = true
-    )]
-    pub ctx: Option<usize>,
-}
-
-/// The context of an answer, and what happens at its end.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
-pub struct AnswerContextArgs {
-    #[command(flatten)]
-    pub context: ContextArgs,
-    /// At the end of the context: stop, or shift, which forgets the older half and goes on
-    #[arg(
-        long,
-        value_enum,
-        value_name = "WHAT",
-        default_value_t = ContextPolicyArg::Stop,
-        env = "ROCMFORGE_CONTEXT_POLICY",
-        hide_env_values = true
-    )]
-    pub context_policy: ContextPolicyArg,
-    /// With shift: how many tokens of the beginning are never forgotten [default: 4, or what all conversations with this
-    /// system prompt begin with]
-    #[arg(
-        long,
-        value_name = "N",
-        alias = "keep",
-        env = "ROCMFORGE_CONTEXT_SINKS",
-        hide_env_values = true
-    )]
-    pub context_sinks: Option<usize>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ContextPolicyArg {
-    Stop,
-    Shift,
-}
-
-/// When a GPU is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum GpuCheckArg {
-    Auto,
-    Always,
-    Never,
-}
-
-/// What computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// A GPU if there is one, else the CPU.
-    Auto,
-    Cpu,
-    /// The first GPU.
-    Gpu,
-    Id(DeviceId),
-}
-
-impl std::str::FromStr for Device {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Device, String> {
-        match text {
-            "auto" => Ok(Device::Auto),
-            "cpu" => Ok(Device::Cpu),
-            "gpu" => Ok(Device::Gpu),
-            id => id
-                .parse()
-                .map(Device::Id)
-                .map_err(|error| format!("{error}; give auto, cpu, gpu, hip:N or cuda:N")),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum IsaArg {
-    Auto,
-    Scalar,
-    Avx2,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KvTypeArg {
-    F16,
-    F32,
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "fp8", aliases = ["f8_e4m3", "fp8_e4m3"])]
-    F8E4M3,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnOff {
     On,
     Off,
-}
-
-/// When an answer ends and what of it is shown.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Answer")]
-pub struct AnswerArgs {
-    /// Tokens to generate at most; -1 goes on until the model ends the text or the context is full
-    #[arg(
-        short = 'n',
-        long,
-        value_name = "N",
-        default_value_t = -1,
-        allow_negative_numbers = true,
-        aliases = ["predict", "n-predict"]
-    )]
-    pub max_tokens: i64,
-    /// End before the first appearance of this text; may be given more than once
-    #[arg(long, value_name = "TEXT")]
-    pub stop: Vec<String>,
-    /// Go on past the end that the model gives the text
-    #[arg(long)]
-    pub ignore_eos: bool,
-    /// Show control tokens such as <|im_end|>
-    #[arg(long)]
-    pub special: bool,
-}
-
-/// How a conversation is put to the model.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Chat")]
-pub struct TemplateArgs {
-    /// Instruction that stands before the conversation
-    #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
-    /// Let the model think before it answers, or not; for models whose template knows it
-    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
-    pub think: Option<OnOff>,
-}
-
-#[derive(Debug, Args)]
-pub struct GenerateArgs {
-    #[command(flatten)]
-    pub prompt: PromptArgs,
-    /// The prompt as token ids, taken as they are: 1,2,3 or what tokenize --ids prints
-    #[arg(long, value_parser = parse_ids, conflicts_with_all = ["prompt", "file", "chat", "parse_special"])]
-    pub ids: Option<Ids>,
-    /// Read control tokens in a raw prompt as such, instead of as text
-    #[arg(long, conflicts_with = "chat")]
-    pub parse_special: bool,
-    /// Put the prompt to the model as a message, with the template of its file
-    #[arg(long, help_heading = "Chat")]
-    pub chat: bool,
-    #[command(flatten)]
-    pub template: TemplateArgs,
-    #[command(flatten)]
-    pub answer: AnswerArgs,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
-    /// Print one JSON object: ids, text, finish_reason, timings and more
-    #[arg(long, help_heading = "Output")]
-    pub json: bool,
-    /// With --json: the K best log-probabilities of every step
-    #[arg(long, value_name = "K", requires = "json", help_heading = "Output")]
-    pub logprobs: Option<usize>,
-    /// With --json: the K best log-probabilities of every position of the prompt
-    #[arg(long, value_name = "K", requires = "json", help_heading = "Output")]
-    pub prompt_logprobs: Option<usize>,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub context: AnswerContextArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-}
-
-/// Token ids from the command line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ids(pub Vec<u32>);
-
-fn parse_ids(text: &str) -> Result<Ids, String> {
-    let inner = text
-        .strip_prefix('[')
-        .and_then(|text| text.strip_suffix(']'))
-        .unwrap_or(text);
-    let parse = |id: &str| {
-        id.trim()
-            .parse()
-            .map_err(|_| format!("'{id}' is not a token id; give numbers as in 1,2,3"))
-    };
-    inner
-        .split(',')
-        .map(parse)
-        .collect::<Result<_, _>>()
-        .map(Ids)
-}
-
-/// Where the text comes from.
-#[derive(Debug, Clone, Args)]
-pub struct PromptArgs {
-    /// The text
-    #[arg(
-        short,
-        long,
-        value_name = "TEXT",
-        conflicts_with = "file",
-        allow_hyphen_values = true
-    )]
-    pub prompt: Option<OsString>,
-    /// A file with the text, taken byte for byte
-    #[arg(short, long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub struct ChatArgs {
-    #[command(flatten)]
-    pub template: TemplateArgs,
-    #[command(flatten)]
-    pub answer: AnswerArgs,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
-    /// Do not read or write the history of typed lines
-    #[arg(long, env = "ROCMFORGE_NO_HISTORY", hide_env_values = true, value_parser = BoolishValueParser::new())]
-    pub no_history: bool,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub context: AnswerContextArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -756,41 +354,6 @@ mod tests {
             "a.gguf:inf",
         ] {
             assert!(scaled_file(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn ids_are_lists() {
-        assert_eq!(parse_ids("1"), Ok(Ids(vec![1])));
-        assert_eq!(parse_ids("1,2, 3"), Ok(Ids(vec![1, 2, 3])));
-        assert_eq!(parse_ids("[1,2]"), Ok(Ids(vec![1, 2])));
-        for bad in ["", "1,", "x", "-1", "1 2", "4294967296", "[]"] {
-            assert!(parse_ids(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn short_names_of_llama_cpp() {
-        let long = |args: &[&str]| with_long_names(args.iter().map(OsString::from));
-        for (given, expected) in [
-            (
-                &["x", "-ngl", "3", "-cmoe"][..],
-                &["x", "--gpu-layers", "3", "--cpu-moe"][..],
-            ),
-            (
-                &["x", "-p", "-ngl", "-n", "1"],
-                &["x", "-p", "-ngl", "-n", "1"],
-            ),
-            (&["x", "--", "a", "-ngl"], &["x", "--", "a", "-ngl"]),
-            (
-                &["x", "-p", "a", "-ngl", "1"],
-                &["x", "-p", "a", "--gpu-layers", "1"],
-            ),
-        ] {
-            assert_eq!(
-                long(given),
-                expected.iter().map(OsString::from).collect::<Vec<_>>()
-            );
         }
     }
 

@@ -6,7 +6,8 @@ use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 use rocmforge::engine::backend::gpu::GpuLayers;
 
-use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand, page};
+use super::context::page;
+use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
