@@ -157,8 +157,9 @@ fn no_answer() -> EngineError {
     }
 }
 
-/// The next command. A device that has waited a while for one does what it can do meanwhile, piece by piece. While steps are in flight it replies to those that are over, and waits for one if the engine
-/// does: when there is no room for more, or nobody to send more.
+/// The next command. A device that has waited a while for one does what it can do meanwhile, piece by piece. While steps
+/// are in flight it replies to those that are over, and waits for one if the engine does: when there is no room for more,
+/// or nobody to send more.
 fn next(
     inbox: &mpsc::Receiver<Command>,
     backend: &mut dyn Backend,

@@ -203,17 +203,17 @@ impl Gpu {
         self.queue(kernel, blocks, params, self.inner.overlaps)
     }
 
-    /// [`Gpu::launch`] of a kernel that starts when the one before it has ended: for blocks that last long, of which there
-    /// are about as many as processors. Those that start early go where there is room and leave other processors idle.
+    /// [`Gpu::launch`] of a kernel without dynamic shared memory that starts when the one before it has ended: for blocks
+    /// that last long, of which there are about as many as processors. Those that start early go where there is room and
+    /// leave other processors idle.
     pub(crate) fn launch_alone<P: Params>(
         &self,
         kernel: (&'static str, &'static str),
         grid: [u32; 3],
         n_threads: u32,
-        shared_bytes: u32,
         params: &P,
     ) -> Result<(), GpuError> {
-        self.queue(kernel, (grid, n_threads, shared_bytes), params, false)
+        self.queue(kernel, (grid, n_threads, 0), params, false)
     }
 
     fn queue<P: Params>(

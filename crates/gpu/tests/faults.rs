@@ -58,6 +58,31 @@ fn open_error(id: DeviceId, name: &str, faults: &[&str]) -> Option<GpuError> {
     )
 }
 
+/// Launches overlap where the kernels wait for one another and graphs of the driver keep it, and nowhere else.
+#[test]
+fn launches_that_overlap() {
+    let id = DeviceId::Cuda(0);
+    for (image, name, flags) in [
+        ("sm_90a", "overlapping", &["-DONLY_OVERLAPPING"][..]),
+        ("sm_90a", "old", &["-DONLY_PLAIN", "-DVERSION=12020"]),
+        ("sm_80", "plain", &["-DONLY_PLAIN"]),
+    ] {
+        if !image_targets().contains(&image) {
+            println!("skipped: built without {image}");
+            continue;
+        }
+        let Some(mut options) = stub(id, name, flags) else {
+            return;
+        };
+        options.image = Some(image.into());
+        let gpu = Gpu::open_with(id, &options).unwrap();
+        let [x, y] = [2.0f32, 1.0].map(|value| gpu.upload(&[value; 300]).unwrap());
+        ops::add(&gpu, x.as_slice(), y.as_slice()).unwrap();
+        let sum = gpu.read(y.as_slice::<f32>()).unwrap();
+        assert_eq!(sum, [3.0; 300], "{name}");
+    }
+}
+
 #[test]
 fn a_whole_driver() {
     for id in VENDORS {

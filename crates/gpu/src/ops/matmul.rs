@@ -148,7 +148,7 @@ pub fn matmul_tiled(
         params.flags |= ROWS_FIRST;
         (across, down) = (down, across);
     }
-    gpu.launch_alone((module, kernel), [across, down, 1], n_threads, 0, &params)
+    gpu.launch_alone((module, kernel), [across, down, 1], n_threads, &params)
 }
 
 /// Whether that order was measured to be the faster.

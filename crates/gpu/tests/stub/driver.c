@@ -2,7 +2,8 @@
 // -DINIT_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n -DGOOD_SYNCS=n (the
 // first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of launches), -DWITHOUT_GRAPHS;
 // -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
-// waiting says 719); -DFREE_BYTES=n of 4 times as many. Its
+// waiting says 719); -DFREE_BYTES=n of 4 times as many; -DVERSION=n; -DONLY_OVERLAPPING or -DONLY_PLAIN: it has CUDA's
+// launches that overlap, and takes none of the other kind. Its
 // only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and the
 // last of a step: each row chooses token 300.
 #include <stddef.h>
@@ -45,6 +46,10 @@
 #define GOOD_SYNCS 0
 #endif
 
+#ifndef VERSION
+#define VERSION 13020
+#endif
+
 typedef void* handle;
 static int n_syncs, n_event_syncs, n_launches;
 #ifdef FAULT_LAUNCHES
@@ -69,7 +74,7 @@ int NAME(hipGetDeviceCount, cuDeviceGetCount)(int* count) { return *count = N_DE
 int NAME(hipDeviceGetName, cuDeviceGetName)(char* to, int len, int device) {
     return device ? 101 : text_into(to, len, "Stub 9000");
 }
-int NAME(hipDriverGetVersion, cuDriverGetVersion)(int* version) { return *version = 13020, 0; }
+int NAME(hipDriverGetVersion, cuDriverGetVersion)(int* version) { return *version = VERSION, 0; }
 int NAME(hipMemGetInfo, cuMemGetInfo_v2)(size_t* free, size_t* total) {
     return *free = FREE_BYTES, *total = 4 * (size_t)FREE_BYTES, 0;
 }
@@ -146,23 +151,26 @@ int NAME(hipModuleGetGlobal, cuModuleGetGlobal_v2)(uint64_t* to, size_t* bytes, 
     return 500;
 }
 #endif
-// How its `Params` begins.
-struct add_params {
-    const float *x, *other;
-    float* out;
-    unsigned n;
-};
 int NAME(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor)(
     int* n_blocks, handle function, int n_threads, size_t shared_bytes) {
     (void)function, (void)n_threads, (void)shared_bytes;
     *n_blocks = 2;
     return 0;
 }
-
+// How its `Params` begins.
+struct add_params {
+    const float *x, *other;
+    float* out;
+    unsigned n;
+};
+static int is_overlapping;
 int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                                 unsigned by, unsigned bz, unsigned shared, handle stream, void** params,
                                                 void** extra) {
     if (LAUNCH_CODE && n_launches++ >= GOOD_LAUNCHES) return LAUNCH_CODE;
+#ifdef ONLY_OVERLAPPING
+    if (!is_overlapping) return 9;
+#endif
     RUNS;
 #ifdef ANY_KERNEL
     return run(function, params[0]), gx && gy && gz && bx ? 0 : 9;
@@ -173,6 +181,34 @@ int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, un
     for (unsigned i = 0; i < p->n; i++) p->out[i] += p->x[i];
     return 0;
 }
+#if defined(ONLY_OVERLAPPING) || defined(ONLY_PLAIN)
+// cuda.h's CUlaunchAttribute and CUlaunchConfig.
+struct attribute {
+    int id;
+    char pad[4];
+    union {
+        char pad[64];
+        int allowed;
+    } value;
+};
+struct config {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    handle stream;
+    struct attribute* attributes;
+    unsigned n_attributes;
+};
+int cuLaunchKernelEx(const struct config* c, handle function, void** params, void** extra) {
+#ifdef ONLY_PLAIN
+    return 9;
+#endif
+    // Programmatic stream serialization, which is allowed.
+    if (c->n_attributes != 1 || c->attributes->id != 6 || c->attributes->value.allowed != 1) return 1;
+    is_overlapping = 1;
+    int code = cuLaunchKernel(function, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, params, extra);
+    is_overlapping = 0;
+    return code;
+}
+#endif
 int NAME(hipStreamCreateWithFlags, cuStreamCreate)(handle* to, unsigned flags) {
     return *to = &object, flags == 1 ? 0 : 1;
 }
