@@ -123,16 +123,76 @@ DEV void unpack_e4m3(u32x2 codes, float* to) {
     }
 }
 
-// The code nearest to x, ties to even, at most 448; never -0. By integers everywhere: a token has few values to write, and
-// the instructions that there are differ in what they make of zeros and of large numbers.
-DEV u8 to_e4m3(float x) {
+// The low bytes of four words.
+DEV u32 pack_bytes(u32 a, u32 b, u32 c, u32 d) {
+#if defined(GPU_NV)
+    return __nvvm_prmt(__nvvm_prmt(a, b, 0x0040), __nvvm_prmt(c, d, 0x0040), 0x5410);
+#else
+    return (a & 0xff) | (b & 0xff) << 8 | (c & 0xff) << 16 | d << 24;
+#endif
+}
+
+// 1 / x to nearest even, for x from 2^-125 to 2^125.
+DEV float inverse_of(float x) {
+#if defined(GPU_NV)
+    // What rcp.rn.f32 does with such numbers, without its branch for others.
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return fma(r, fma(-x, r, 1.0f), r);
+#else
+    return 1.0f / x;
+#endif
+}
+
+// x / divisor to nearest even, for a divisor of at most 8 bits whose inverse is given, within two units in the last place;
+// x / divisor is normal. No branch, unlike `/`.
+//
+// The first quotient is wrong by a few units in its last place, so what remains of x has few bits and is exact. The sum
+// before it is rounded is wrong by less than 2^-16 of a unit, and x / divisor is at least 2^-9 of one from the middle of two
+// numbers: the middle times the divisor has more bits than x has.
+DEV float quotient_of(float x, float divisor, float inverse) {
+    float quotient = x * inverse;
+    return fma(fma(-quotient, divisor, x), inverse, quotient);
+}
+
+// Small numbers are multiplied with this before they are divided, exactly, so that nothing underflows.
+constexpr float UP = 18446744073709551616.0f;
+DEV float up_of(u32 max_bits) { return max_bits < bits<u32>(1.0f / (1ull << 56)) ? UP : 1.0f; }
+
+// The int8 code of x in its low byte: x * inverse, rounded to f32, to nearest even.
+DEV u32 to_i8(float x, float inverse) {
+#if defined(GPU_NV)
+    // Conversions are slow. In a product that the compiler fuses with the sum, the first rounding would be missing.
+    float product;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(x), "f"(inverse));
+    return bits<u32>(product + 12582912.0f);
+#else
+    return (u32)(i32)round_even(x * inverse);
+#endif
+}
+
+// The e4m3 code nearest to x, ties to even, at most 448; zeros have the sign of x.
+DEV u32 to_e4m3(float x) {
     u32 sign = bits<u32>(x) >> 24 & 0x80, magnitude = bits<u32>(x) & 0x7fffffffu;
-    if (magnitude > FINITE) return 0x7f;
     // Below 2^-6 in steps of 2^-9, those of f32 at 2^14; above, three bits of mantissa.
     u32 subnormal = bits<u32>(bits<float>(magnitude) + 16384.0f) - bits<u32>(16384.0f);
     u32 normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
-    u32 code = min_of(magnitude < bits<u32>(0.015625f) ? subnormal : normal, 0x7eu);
-    return (u8)(code ? code | sign : 0);
+    return sign | min_of(magnitude < bits<u32>(0.015625f) ? subnormal : normal, 0x7eu);
+}
+
+// Those of four numbers; never -0.
+DEV u32 to_e4m3x4(const float* x) {
+#if defined(GPU_NV) && __CUDA_ARCH__ >= 890
+    u16 low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+    u32 word = low | (u32)high << 16;
+#else
+    u32 word = pack_bytes(to_e4m3(x[0]), to_e4m3(x[1]), to_e4m3(x[2]), to_e4m3(x[3]));
+#endif
+    // A magnitude carries into the sign unless it is 0.
+    u32 carried = (word & 0x7f7f7f7fu) + 0x7f7f7f7fu;
+    return word & (carried | 0x7f7f7f7fu);
 }
 
 DEV float of_bf16(u32 code) { return bits<float>(code << 16); }
@@ -140,9 +200,42 @@ DEV float of_bf16(u32 code) { return bits<float>(code << 16); }
 // The scale, as bf16, of a row whose largest magnitude has these bits: that over 448, to nearest even, at least 2^-126. The
 // largest is 146 * 2^112: 448 times as much is finite, and so is the factor that loads need.
 DEV u32 e4m3_scale(u32 max_bits) {
-    if (max_bits >= FINITE) return NOT_A_NUMBER >> 16;
-    u32 quotient = bits<u32>(bits<float>(max_bits) / 448.0f);
-    return max_of((quotient + 0x7fffu + (quotient >> 16 & 1)) >> 16, 0x0080u);
+    u32 quotient = bits<u32>(quotient_of(bits<float>(max_bits), 448.0f, 1.0f / 448.0f));
+    u32 scale = max_of((quotient + 0x7fffu + (quotient >> 16 & 1)) >> 16, 0x0080u);
+    return max_bits < FINITE ? scale : NOT_A_NUMBER >> 16;
+}
+
+// ---------------------------------------------------------------------------------------------- values of a lane
+// V neighbouring ones, 1 or 8, of a row in shared memory; 0 past its end.
+template <u32 V> DEV void read(const float* x, u32 at, u32 dim, float* v) {
+    const bool is_in = at < dim;
+    if constexpr (V == 1) {
+        v[0] = is_in ? x[at] : 0.0f;
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < V; i += 4) {
+            u32x4 four = is_in ? load16(x + at + i) : u32x4{};
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) v[i + j] = bits<float>(four[j]);
+        }
+    }
+}
+
+// The bits of the largest magnitude.
+template <u32 V> DEV u32 largest(const float* v) {
+    u32 max_bits[V];
+#pragma unroll
+    for (u32 i = 0; i < V; i++) max_bits[i] = bits<u32>(v[i]) & 0x7fffffffu;
+#pragma unroll
+    for (u32 n = V / 2; n > 0; n /= 2)
+#pragma unroll
+        for (u32 i = 0; i < n; i++) max_bits[i] = max_of(max_bits[i], max_bits[i + n]);
+    return max_bits[0];
+}
+
+template <u32 V> DEV void write_codes(u8* to, const u32* codes) {
+    if constexpr (V == 1) *to = (u8)codes[0];
+    else *(u32x2*)to = {{codes[0], codes[1]}};
 }
 
 // ---------------------------------------------------------------------------------------------- types
@@ -194,19 +287,32 @@ struct Q8_0 : Bytes {
     DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
         return (float)(i8)from.codes[row * dim + at] * factor(load_scale(from, row, dim, at));
     }
-    // See store_row().
-    DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
-        u32 lane_of_team = tid() % TEAM;
-        for (u32 first = 0; first < n; first += BLOCK) {
-            u32 i = first + lane_of_team;
-            float v = i < dim ? x[i] : 0.0f;
-            u32 max_bits = group_reduce<Max, TEAM>(bits<u32>(v) & 0x7fffffffu);
-            float d = bits<float>(max_bits) / 127.0f, inverse = 1.0f / d;
-            bool is_number = max_bits < FINITE, zero = !is_number || bits<u32>(inverse) == FINITE;
-            if (i >= dim) continue;
-            to.codes[row * dim + i] = zero ? 0 : (u8)(i32)round_even(v * inverse);
-            if (lane_of_team == 0)
-                ((u16*)to.scales)[row * div_up(dim, BLOCK) + first / BLOCK] = is_number ? f2h(d) : 0x7e00;
+    // See store_row(). Divisions by 127 are right for every number: subnormal quotients are multiples of the least f32, and
+    // so is what remains.
+    template <u32 V> DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
+        for (u32 first = 0; first < n; first += TEAM * V) {
+            const u32 at = first + tid() % TEAM * V;
+            float v[V];
+            read<V>(x, at, dim, v);
+            const u32 max_bits = group_reduce<Max, BLOCK / V>(largest<V>(v));
+            const bool is_number = max_bits < FINITE;
+            const float d = quotient_of(bits<float>(max_bits), 127.0f, 1.0f / 127.0f), up = up_of(max_bits);
+            // 1 / d is this times `up`, and infinite from there on.
+            const float inverse = inverse_of(d * up);
+            if (at >= dim) continue;
+            u32 codes[(V + 3) / 4] = {};
+            if (is_number && inverse < UP) {
+#pragma unroll
+                for (u32 i = 0; i < V; i += 4) {
+                    u32 byte[4] = {};
+#pragma unroll
+                    for (u32 j = 0; j < 4 && i + j < V; j++) byte[j] = to_i8(v[i + j] * up, inverse);
+                    codes[i / 4] = pack_bytes(byte[0], byte[1], byte[2], byte[3]);
+                }
+            }
+            write_codes<V>(to.codes + row * dim + at, codes);
+            if (at % BLOCK == 0)
+                ((u16*)to.scales)[row * div_up(dim, BLOCK) + at / BLOCK] = is_number ? f2h(d) : 0x7e00;
         }
     }
 };
@@ -227,23 +333,47 @@ struct F8E4M3 : Bytes {
         return values[0] * factor(load_scale(from, row, dim, at));
     }
     // See store_row().
-    DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32, const float* x) {
-        u32 lane_of_team = tid() % TEAM, max_bits = 0;
-        for (u32 i = lane_of_team; i < dim; i += TEAM) max_bits = max_of(max_bits, bits<u32>(x[i]) & 0x7fffffffu);
+    template <u32 V> DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32, const float* x) {
+        const u32 first = tid() % TEAM * V;
+        float v[V];
+        read<V>(x, first, dim, v);
+        u32 max_bits = largest<V>(v);
+#pragma unroll 1
+        for (u32 at = first + TEAM * V; at < dim; at += TEAM * V) {
+            float more[V];
+            read<V>(x, at, dim, more);
+            max_bits = max_of(max_bits, largest<V>(more));
+        }
         max_bits = group_reduce<Max, TEAM>(max_bits);
-        if (dim == 0) return;
-        u32 scale = e4m3_scale(max_bits);
-        // Divided, not multiplied with an inverse: so the code is the nearest to the exact quotient (gguf's f8).
-        for (u32 i = lane_of_team; i < dim; i += TEAM)
-            to.codes[row * dim + i] = max_bits < FINITE ? to_e4m3(x[i] / of_bf16(scale)) : 0;
-        if (lane_of_team == 0) ((u16*)to.scales)[row] = (u16)scale;
+        const u32 scale = e4m3_scale(max_bits);
+        // Divided, not multiplied with an inverse: so the code is the nearest to the exact quotient (gguf's f8). Quotients
+        // that are not normal have code 0.
+        const float up = up_of(max_bits), divisor = of_bf16(scale) * up, inverse = inverse_of(divisor);
+        for (u32 at = first; at < dim; at += TEAM * V) {
+            if (at != first) read<V>(x, at, dim, v);
+            u32 codes[(V + 3) / 4] = {};
+            if (max_bits < FINITE) {
+#pragma unroll
+                for (u32 i = 0; i < V; i += 4) {
+                    float quotients[4] = {};
+#pragma unroll
+                    for (u32 j = 0; j < 4 && i + j < V; j++) quotients[j] = quotient_of(v[i + j] * up, divisor, inverse);
+                    codes[i / 4] = to_e4m3x4(quotients);
+                }
+            }
+            write_codes<V>(to.codes + row * dim + at, codes);
+            if (at == 0) ((u16*)to.scales)[row] = (u16)scale;
+        }
     }
 };
 
-// Writes x [dim] to a row of a type with scales: by a team of 32 lanes (team.h). All lanes of the wave arrive, with the
-// same n, the largest dim among them; a team with nothing to write has a dim of 0.
-template <typename Type> DEV void store_row(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
-    Type::store(to, row, dim, n, x);
+// Writes x [dim], which is in shared memory, to a row of a type with scales: by a team of 32 lanes (team.h), V neighbouring
+// values each: 1, or 8 of rows of whole eights at addresses of whole 16 bytes. All lanes of the wave arrive, with the same
+// n, the largest dim among them; a team with nothing to write has a dim of 0.
+template <typename Type, u32 V> DEV void store_row(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
+    // Where a wave is one team, it need not meet another.
+    if (WARP_SIZE == TEAM && uniform(dim) == 0) return;
+    Type::template store<V>(to, row, dim, n, x);
 }
 
 // Eight values of a row and their scale, on their way to memory as f16.

@@ -6,8 +6,25 @@ constexpr u32 TEAM = 32;
 
 // The reduction over N neighbouring lanes, in each of them, in an order that depends on nothing but the lane.
 template <typename R, u32 N, typename T> DEV T group_reduce(T v) {
+#if defined(GPU_NV)
+    if constexpr (N == WARP_SIZE && __is_same(R, Max) && __is_same(T, u32)) return (u32)__nvvm_redux_sync_umax((i32)v, -1);
+#endif
     if constexpr (N == WARP_SIZE) return wave_reduce<R>(v);
 #pragma unroll
     for (u32 mask = 1; mask < N; mask *= 2) v = R::of(v, shuffle_xor(v, mask));
     return v;
+}
+
+// All lanes of the wave have written what others of them read next: `bytes` of shared memory, which no other wave touches.
+DEV void wave_barrier([[maybe_unused]] const void* memory, [[maybe_unused]] u32 bytes, [[maybe_unused]] Site at = HERE) {
+#if defined(GPU_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+#elif defined(GPU_NV)
+    __nvvm_bar_warp_sync(0xffffffffu);
+#else
+    shuffle(0u, 0, at);
+    host::wave_owns(memory, bytes);
+#endif
 }

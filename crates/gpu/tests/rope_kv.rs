@@ -262,15 +262,66 @@ fn append_writes_the_nearest_numbers_and_nothing_else() {
     }
 }
 
-/// Every number, the middles between neighbours and what is next to those, times scales of few and of many bits.
+/// From the least number to the largest, with steps where a quotient is no normal number, or its divisor is scaled.
+#[test]
+fn rows_of_every_magnitude() {
+    let mut random = Random(4);
+    let edges = [
+        -149, -148, -140, -128, -127, -126, -125, -122, -121, -120, -119, -118, -58, -57, -56, -55,
+        120, 125, 126,
+    ];
+    let exponents: Vec<i32> = edges.into_iter().chain((-145..126).step_by(9)).collect();
+    let mut shape = shapes().next().unwrap();
+    // A row of more than one step of a team, with a block that ends early.
+    (shape.n_kv_heads, shape.k_dim, shape.v_dim) = (exponents.len(), 296, 64);
+    let heads_of = |dim: usize, random: &mut Random| {
+        let heads = exponents.iter().flat_map(|&exponent| {
+            let normals = random.normals(dim).into_iter();
+            normals
+                .map(move |x| (f64::from(x).clamp(-3.9, 3.9) * 2f64.powi(exponent)) as f32)
+                .collect::<Vec<_>>()
+        });
+        heads.collect::<Vec<f32>>()
+    };
+    let [k, v] = [shape.k_dim, shape.v_dim].map(|dim| heads_of(dim, &mut random));
+    for gpu in common::gpus_with(&["loads=narrow"]) {
+        let rows = Rows::new(&gpu, shape.page as u32);
+        let [k, v] = [&k, &v].map(|row| row.repeat(rows.n()));
+        let [dk, dv] = [&k, &v].map(|x| gpu.upload(x).unwrap());
+        for ty in [KvType::Q8_0, KvType::F8E4M3] {
+            let kv_shape = kv_shape(&shape, ty);
+            let caches = caches(&gpu, &kv_shape);
+            let layer = KvLayer::new(kv_shape, &caches);
+            ops::kv_append(&gpu, &layer, dk.as_slice(), dv.as_slice(), &rows.step()).unwrap();
+            for (which, x) in [(0, &k), (1, &v)] {
+                let got = gpu.read(caches[which].as_slice::<u8>()).unwrap();
+                let wanted = appended(&kv_shape, which, &rows, x);
+                let differs = got.iter().zip(&wanted).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{ty:?} {which} on {}", common::name(&gpu));
+            }
+        }
+    }
+}
+
+/// Every number, the middles between neighbours and what is next to those, times scales of few and of many bits, the least
+/// and the largest among them.
 #[test]
 fn f8_rounds_to_the_nearest() {
     let mut heads = Vec::new();
-    for scale in [1.0, 221.0 / 128.0 * 2f32.powi(-20)] {
+    let scales = [
+        (128, 0),
+        (221, -20),
+        (128, -126),
+        (255, -126),
+        (197, -65),
+        (197, -64),
+        (146, 119),
+    ];
+    for scale in scales.map(|(bits, exponent)| bits as f32 / 128.0 * 2f32.powi(exponent)) {
         let mut values = Vec::new();
         for code in 0..0x7e {
             let (a, b) = (f8::number(code) * scale, f8::number(code + 1) * scale);
-            let middle = (a + b) / 2.0;
+            let middle = a / 2.0 + b / 2.0;
             let near = |by: i32| f32::from_bits(middle.to_bits().wrapping_add_signed(by));
             values.extend([a, middle, near(1), near(-1)]);
         }

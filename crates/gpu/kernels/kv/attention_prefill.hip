@@ -77,24 +77,11 @@ template <bool SHORT> DEV void hold_loads() {
 // Weights [query, position] of a tile as an operand; `memory` is the wave's own, WEIGHT_BYTES.
 #if defined(MMA_DOT)
 constexpr u32 WEIGHT_PITCH = 48, WEIGHT_BYTES = 16 * WEIGHT_PITCH;
-// All lanes of the wave have written what others read next.
-DEV void wave_barrier([[maybe_unused]] const u8* memory) {
-#if defined(GPU_AMD)
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
-    __builtin_amdgcn_wave_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
-#else
-    shuffle(0u, 0);
-#if defined(GPU_HOST)
-    host::wave_owns(memory, WEIGHT_BYTES);
-#endif
-#endif
-}
 DEV QueryOperand weight_operand(const float* p, u8* memory) {
-    wave_barrier(memory);
+    wave_barrier(memory, WEIGHT_BYTES);
 #pragma unroll
     for (u32 e = 0; e < ELEMENTS; e++) *(u16*)(memory + mma::row(e) * WEIGHT_PITCH + mma::col(e) * 2) = f2h(p[e]);
-    wave_barrier(memory);
+    wave_barrier(memory, WEIGHT_BYTES);
     return Tile::load_a(memory, WEIGHT_PITCH);
 }
 #else

@@ -95,8 +95,8 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     if (n_rot != 0)
         for (u32 i = n_rot + lane_of_team; i < dim; i += TEAM) put(i, Kv::one(cache, from, dim, i));
     if constexpr (HAS_SCALES) {
-        barrier();
-        kv::store_row<Kv>(cache, to, n_rot != 0 ? dim : 0, p.k_dim, gathered);
+        wave_barrier(gathered, p.k_dim * 4);
+        kv::store_row<Kv, 1>(cache, to, n_rot != 0 ? dim : 0, p.k_dim, gathered);
     }
 }
 

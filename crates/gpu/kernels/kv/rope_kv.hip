@@ -10,7 +10,7 @@
 //
 // Block (row, eight heads): a team of 32 lanes per head, queries first, then keys, then values. A lane takes W pairs at a
 // time, in two runs of W neighbouring values: W is 4 where all is aligned to 16 bytes and whole runs, else 1. For types
-// with scales the rows of the block's heads meet in shared memory first, widest * 4 bytes a head; else there is none.
+// with scales the values of a head meet in shared memory first, widest * 4 bytes a head; else there is none.
 #include "kv_type.h"
 #include "step.h"
 
@@ -79,30 +79,79 @@ struct Norm {
     static constexpr bool HALVES = false;
 };
 
+// W pairs of a head.
+template <u32 W> struct Unit {
+    bool turns;
+    // The first values of its two runs.
+    u32 first, second;
+    Run<W> a, b;
+    // What they are multiplied with by the norm.
+    Run<W> weight_a, weight_b;
+    // Cosine and sine of each pair.
+    Run<W> angles[2];
+};
+
+template <typename Style, u32 W> DEV void turn(Unit<W>& u) {
+    float t[2 * W];
+#pragma unroll
+    for (u32 i = 0; i < W; i++) t[i] = u.angles[0].v[i], t[W + i] = u.angles[1].v[i];
+    if constexpr (Style::HALVES || W == 1) {
+#pragma unroll
+        for (u32 i = 0; i < W; i++) turn(u.a.v[i], u.b.v[i], t + 2 * i);
+    } else {
+        turn(u.a.v[0], u.a.v[1], t), turn(u.a.v[2], u.a.v[3], t + 2);
+        turn(u.b.v[0], u.b.v[1], t + 4), turn(u.b.v[2], u.b.v[3], t + 6);
+    }
+}
+
 template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const u32 row = bid_x(), lane_of_team = tid() % TEAM, n_heads = p.n_q_heads + 2 * p.n_kv_heads;
+    // A step of few rows lasts as long as the loads that wait for each other: all others begin here and in the first load().
+    const u32 position = p.positions[row], slot = p.slots[row];
     const u32 job = bid_y() * (THREADS / TEAM) + tid() / TEAM;
     const bool is_q = job < p.n_q_heads, is_v = job >= p.n_q_heads + p.n_kv_heads;
-    const u32 head = is_q ? job : is_v ? job - p.n_q_heads - p.n_kv_heads : job - p.n_q_heads;
+    // What is a query's, a key's or a value's, without a branch.
+    auto of = [&](auto query, auto key, auto value) { return is_q ? query : is_v ? value : key; };
+    const u32 head = of(job, job - p.n_q_heads, job - p.n_q_heads - p.n_kv_heads);
     const u32 dim = is_v ? p.v_dim : p.k_dim, n_rot = is_v ? 0 : p.n_rot;
     const u32 n_units = job < n_heads ? dim / (2 * W) : 0;
-    const u64 base = ((u64)row * (is_q ? p.n_q_heads : p.n_kv_heads) + head) * dim;
-    const float* x = (is_q ? p.q : is_v ? p.v : p.k) + base;
-    const float* weight = is_q ? p.q_norm : is_v ? nullptr : p.k_norm;
-    // The first values of the two runs of a unit.
-    auto first_of = [&](u32 unit) {
-        if (Style::HALVES && unit * 2 * W < n_rot) return unit * W;
-        return unit * 2 * W;
+    const u64 base = ((u64)row * of(p.n_q_heads, p.n_kv_heads, p.n_kv_heads) + head) * dim;
+    const float* x = global(of(p.q, p.k, p.v) + base);
+    const float* weight = global(of(p.q_norm, p.k_norm, (const float*)nullptr));
+
+    auto load_values = [&](Unit<W>& u, u32 unit) {
+        u.a = u.b = {};
+        u.turns = unit * 2 * W < n_rot;
+        u.first = Style::HALVES && u.turns ? unit * W : unit * 2 * W;
+        u.second = u.first + (Style::HALVES && u.turns ? n_rot / 2 : W);
+        if (unit < n_units) u.a = load_run<W>(x + u.first), u.b = load_run<W>(x + u.second);
     };
-    auto second_of = [&](u32 unit) { return first_of(unit) + (Style::HALVES && unit * 2 * W < n_rot ? n_rot / 2 : W); };
+    auto load = [&](Unit<W>& u, u32 unit) {
+        load_values(u, unit);
+        if (unit >= n_units) return;
+        if (weight) u.weight_a = load_run<W>(weight + u.first), u.weight_b = load_run<W>(weight + u.second);
+        if (u.turns) {
+            const float* angles = p.table + (u64)min_of(position, p.n_ctx - 1) * n_rot + unit * 2 * W;
+            u.angles[0] = load_run<W>(angles), u.angles[1] = load_run<W>(angles + W);
+        }
+    };
+    // Nearly always the only one of a lane.
+    Unit<W> u;
+    load(u, lane_of_team);
 
     float scale = 1;
     if (p.q_norm || p.k_norm) {
         float sum = 0;
-        for (u32 unit = lane_of_team; unit < n_units; unit += TEAM) {
-            Run<W> a = load_run<W>(x + first_of(unit)), b = load_run<W>(x + second_of(unit));
+        auto add = [&](const Run<W>& a, const Run<W>& b) {
 #pragma unroll
             for (u32 i = 0; i < W; i++) sum = fma(a.v[i], a.v[i], fma(b.v[i], b.v[i], sum));
+        };
+        add(u.a, u.b);
+#pragma unroll 1
+        for (u32 unit = lane_of_team + TEAM; unit < n_units; unit += TEAM) {
+            Unit<W> more;
+            load_values(more, unit);
+            add(more.a, more.b);
         }
         scale = 1.0f / sqrt_of(group_reduce<Sum, TEAM>(sum) / (float)dim + p.eps);
     }
@@ -114,51 +163,35 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         DYNAMIC_SHARED(float, memory);
         gathered = memory + tid() / TEAM * p.widest;
     }
-    u64 cached = 0;
-    [[maybe_unused]] bool is_cached = false;
-    if (!is_q && job < n_heads) {
-        u32 slot = p.slots[row];
-        is_cached = slot < p.n_slots;
-        if (!HAS_SCALES && !is_cached) return;
-        if (is_cached) cached = ((u64)(slot / p.page) * p.n_kv_heads + head) * p.page + slot % p.page;
-    }
+    const bool is_cached = !is_q && job < n_heads && slot < p.n_slots;
+    // A page has a power of two of tokens: (slot / page * n_kv_heads + head) * page + slot % page.
+    const u32 offset = slot & (p.page - 1);
+    const u64 cached = (u64)(slot - offset) * p.n_kv_heads + head * p.page + offset;
     const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;
-    const float* angles = p.table;
-    if (p.n_rot) angles += (u64)min_of(p.positions[row], p.n_ctx - 1) * p.n_rot;
+#pragma unroll 1
     for (u32 unit = lane_of_team; unit < n_units; unit += TEAM) {
-        u32 first = first_of(unit), second = second_of(unit);
-        Run<W> a = load_run<W>(x + first), b = load_run<W>(x + second);
+        if (unit != lane_of_team) load(u, unit);
         if (weight) {
-            Run<W> wa = load_run<W>(weight + first), wb = load_run<W>(weight + second);
 #pragma unroll
-            for (u32 i = 0; i < W; i++) a.v[i] = a.v[i] * scale * wa.v[i], b.v[i] = b.v[i] * scale * wb.v[i];
+            for (u32 i = 0; i < W; i++)
+                u.a.v[i] = u.a.v[i] * scale * u.weight_a.v[i], u.b.v[i] = u.b.v[i] * scale * u.weight_b.v[i];
         }
-        if (unit * 2 * W < n_rot) {
-            // Cosine and sine of W pairs.
-            Run<W> c0 = load_run<W>(angles + unit * 2 * W), c1 = load_run<W>(angles + unit * 2 * W + W);
-            float t[2 * W];
-#pragma unroll
-            for (u32 i = 0; i < W; i++) t[i] = c0.v[i], t[W + i] = c1.v[i];
-            if constexpr (Style::HALVES || W == 1) {
-#pragma unroll
-                for (u32 i = 0; i < W; i++) turn(a.v[i], b.v[i], t + 2 * i);
-            } else {
-                turn(a.v[0], a.v[1], t), turn(a.v[2], a.v[3], t + 2);
-                turn(b.v[0], b.v[1], t + 4), turn(b.v[2], b.v[3], t + 6);
-            }
-        }
+        if (u.turns) turn<Style, W>(u);
         if (is_q) {
-            store_run<W>(p.q_out + base + first, a), store_run<W>(p.q_out + base + second, b);
-        } else if constexpr (HAS_SCALES) {
-            store_run<W>(gathered + first, a), store_run<W>(gathered + second, b);
-        } else {
+            float* out = global(p.q_out + base);
+            store_run<W>(out + u.first, u.a), store_run<W>(out + u.second, u.b);
+        }
+        if constexpr (HAS_SCALES) {
+            // Queries as well, in vain: where that were a branch, both stores would be made one to either kind of memory.
+            store_run<W>(gathered + u.first, u.a), store_run<W>(gathered + u.second, u.b);
+        } else if (is_cached) {
             u16* to = (u16*)cache.codes + cached * dim;
-            store_run_f16<W>(to + first, a), store_run_f16<W>(to + second, b);
+            store_run_f16<W>(to + u.first, u.a), store_run_f16<W>(to + u.second, u.b);
         }
     }
     if constexpr (HAS_SCALES) {
-        barrier();
-        kv::store_row<Kv>(cache, cached, is_cached ? dim : 0, p.widest, gathered);
+        wave_barrier(gathered, p.widest * 4);
+        kv::store_row<Kv, W == 4 ? 8 : 1>(cache, cached, is_cached ? dim : 0, p.widest, gathered);
     }
 }
 
