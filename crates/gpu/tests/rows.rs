@@ -11,12 +11,14 @@ use weights::{FORMATS, Fill, Packed, Random, blocks, values};
 
 const N_OUT: usize = 7;
 
-fn n_in(ty: GgmlType) -> usize {
+/// Rows that end within a chunk, where a format has them, and whole ones.
+fn widths(ty: GgmlType) -> Vec<usize> {
     match ty.block_len() {
-        1 => 101,
+        // More values than those of a block of threads.
+        1 => vec![101, 352],
         // More chunks than a block has threads.
-        256 => 5 * 256,
-        len => 3 * len,
+        256 => vec![5 * 256],
+        len => vec![3 * len],
     }
 }
 
@@ -27,11 +29,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// Runs `test` for every device, format and kind of block, with the matrix and its values.
 fn for_all(test: impl Fn(&Gpu, &Packed, &[f32], &str)) {
     for gpu in common::gpus() {
-        for ty in FORMATS {
+        for (ty, n_in) in FORMATS
+            .iter()
+            .flat_map(|&ty| widths(ty).into_iter().map(move |n| (ty, n)))
+        {
             for fill in [Fill::Random, Fill::Ones, Fill::ZeroScales, Fill::TinyScales] {
-                let file = blocks(ty, N_OUT * n_in(ty), fill, &mut Random(ty.id().into()));
-                let packed = Packed::new(&gpu, ty, N_OUT, n_in(ty), &file);
-                let what = format!("{} {} {fill:?}", gpu.target(), ty.name());
+                let file = blocks(ty, N_OUT * n_in, fill, &mut Random(ty.id().into()));
+                let packed = Packed::new(&gpu, ty, N_OUT, n_in, &file);
+                let what = format!("{} {} {n_in} {fill:?}", gpu.target(), ty.name());
                 test(&gpu, &packed, &values(ty, &file), &what);
             }
         }

@@ -4,7 +4,8 @@
 // get_rows: out[i, :] (+)= scale * table[ids[i], :], ids beyond the table clamped. out [n_ids, n_in].
 // dequantize, dequantize_f16: out [n_out, n_in]. The 32 values of a chunk of blocks go by way of 80 bytes of shared memory
 // for each thread, 64 of values at a time: stored by the threads that have them, each store of a wave would touch as many
-// lines as it has lanes, with one value each.
+// lines as it has lanes, with one value each. Float formats have rows without padding where n_in is whole chunks of 32: a
+// wave then loads and stores neighbouring values, four in a lane, whatever row they are of.
 #include "quant.h"
 
 constexpr u32 THREADS = 256;
@@ -110,13 +111,40 @@ template <typename Out, typename F> DEV void dequantize_staged(const DequantizeP
     }
 }
 
+// Float formats, rows without padding; `out` is 16-byte aligned. As many values for each thread as a chunk has.
+template <typename T, typename Out, typename F> DEV void dequantize_flat(const DequantizeParams<Out>& p, F convert) {
+    constexpr u32 QUADS = T::CHUNK / 4, QUAD_BYTES = 4 * T::FILE_BYTES;
+    const u64 n = (u64)p.w.n_out * p.w.n_in / 4, first = (u64)bid_x() * THREADS * QUADS + tid();
+    T quads[QUADS];
+#pragma unroll
+    for (u32 i = 0; i < QUADS; i++) {
+        u64 at = first + i * THREADS;
+        if (at >= n) continue;
+        if constexpr (QUAD_BYTES == 16) {
+            quads[i].raw = stream16(p.w.data + at * QUAD_BYTES);
+        } else {
+            u32x2 half = stream8(p.w.data + at * QUAD_BYTES);
+            quads[i].raw = {{half[0], half[1]}};
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < QUADS; i++) {
+        u64 at = first + i * THREADS;
+        u32 values[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) values[j] = convert(quads[i].value(j));
+        if (at >= n) continue;
+        if constexpr (sizeof(Out) == 4) store16(p.out + at * 4, {{values[0], values[1], values[2], values[3]}});
+        else *(u32x2*)(p.out + at * 4) = {{values[0] | values[1] << 16, values[2] | values[3] << 16}};
+    }
+}
+
 // `convert` gives the bits of a value in the form of the output.
 template <typename Out, typename F> DEV void dequantize_all(const DequantizeParams<Out>& p, F convert) {
-    if constexpr (!FORMAT::FLOAT) {
-        if ((u64)p.out % 16 == 0) {
-            dequantize_staged(p, convert);
-            return;
-        }
+    if ((u64)p.out % 16 == 0 && p.w.n_in % UNIT == 0) {
+        if constexpr (FORMAT::FLOAT) dequantize_flat<FORMAT>(p, convert);
+        else dequantize_staged(p, convert);
+        return;
     }
     u32 per_row = n_chunks<FORMAT>(p.w.n_in);
     u64 i = (u64)bid_x() * THREADS + tid();
