@@ -59,10 +59,16 @@ enum Task {
         #[arg(long, default_value = "python3", value_name = "PROGRAM")]
         python: PathBuf,
     },
-    /// Compare a GPU's logits with those of the CPU backend on the same files
+    /// Compare a GPU's logits with those of the CPU backend on the same models
     CompareDevices {
-        #[arg(required = true, value_name = "MODEL")]
+        #[arg(required_unless_present = "synthetic", value_name = "MODEL")]
         models: Vec<PathBuf>,
+        /// A model with random weights, made in memory, as `gen-synthetic` writes it; may be given more than once
+        #[arg(long, value_name = "SHAPE:TYPE")]
+        synthetic: Vec<String>,
+        /// Fewer layers of those than their shapes have
+        #[arg(long, requires = "synthetic", value_name = "N")]
+        layers: Option<usize>,
         /// Such as cuda:0, hip:0 or host
         #[arg(long, value_name = "DEVICE")]
         device: String,
@@ -87,6 +93,9 @@ enum Task {
         /// How both keep the KV cache: f16, q8_0 or fp8
         #[arg(long, default_value = "f16", value_parser = compare_devices::kv_type, value_name = "TYPE")]
         kv_type: KvType,
+        /// Threads of the CPU backend [default: one for each core]
+        #[arg(long, value_name = "N")]
+        threads: Option<usize>,
     },
     /// Look for crashes and hangs with random changes of the committed inputs; needs no nightly compiler
     Fuzz {
@@ -206,6 +215,8 @@ fn main() -> Result<()> {
         } => compare_llama::run(&models, &tokens, &python),
         Task::CompareDevices {
             models,
+            synthetic,
+            layers,
             device,
             kernel_variant,
             gpu_layers,
@@ -214,8 +225,13 @@ fn main() -> Result<()> {
             batch,
             decode,
             kv_type,
+            threads,
         } => compare_devices::run(&compare_devices::Comparison {
-            models,
+            models: {
+                let random = |name| compare_devices::Subject::Synthetic(name, layers);
+                let files = models.into_iter().map(compare_devices::Subject::File);
+                files.chain(synthetic.into_iter().map(random)).collect()
+            },
             lengths: tokens,
             batches: batch,
             n_decode: decode,
@@ -230,6 +246,7 @@ fn main() -> Result<()> {
                 compare_devices::device(&device, kernel_variant, offload)?
             },
             kv_type,
+            n_threads: threads,
         }),
         Task::Fuzz {
             target,

@@ -97,6 +97,14 @@ impl Synthetic {
         Ok(self.declared(&self.tensors())?.0.file_bytes()?)
     }
 
+    /// The type that each tensor will have, and the one that it was to have where its rows are no whole blocks of that.
+    ///
+    /// # Errors
+    /// If the file type cannot be had for these tensors.
+    pub fn plan(&self) -> Result<Vec<TensorPlan>, QuantizeError> {
+        Ok(self.declared(&self.tensors())?.1)
+    }
+
     /// A writer that knows of every tensor, and their types.
     fn declared(
         &self,
@@ -235,6 +243,32 @@ mod tests {
     use super::*;
     use crate::model::{Architecture, Model};
     use crate::quantize::FileType;
+
+    /// A release's experts of 1408 values a row are no whole blocks of 256.
+    #[test]
+    fn rows_without_whole_blocks_are_told() {
+        for (name, expected) in [
+            ("gpt2:Q2_K", vec![]),
+            ("qwen1.5-moe-a2.7b:Q8_0", vec![]),
+            (
+                "qwen1.5-moe-a2.7b:Q4_K_M",
+                vec![("blk.0.ffn_down_exps.weight", GgmlType::Q8_0)],
+            ),
+            (
+                "qwen1.5-moe-a2.7b:IQ4_XS",
+                vec![("blk.0.ffn_down_exps.weight", GgmlType::IQ4_NL)],
+            ),
+        ] {
+            let model = Synthetic {
+                n_layers: Some(1),
+                ..name.parse().unwrap()
+            };
+            let plan = model.plan().unwrap();
+            let replaced = plan.iter().filter(|tensor| tensor.instead_of.is_some());
+            let replaced: Vec<_> = replaced.map(|t| (t.name.as_str(), t.to)).collect();
+            assert_eq!(replaced, expected, "{name}");
+        }
+    }
 
     /// A narrow model of every shape loads, with the types of its mix.
     #[test]

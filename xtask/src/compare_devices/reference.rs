@@ -1,0 +1,109 @@
+//! What the CPU backend computes of texts: the logits after each token, and how clearly a mixture's routers chose there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, bail};
+use rocmforge::engine::backend::{OpData, OpObserver};
+use rocmforge::engine::batch::Batch;
+use rocmforge::engine::model::Model;
+use rocmforge::engine::plan::Op;
+use rocmforge::engine::{
+    Continue, Device, Engine, EngineConfig, Event, PrefixSharing, PromptOutput, Request,
+};
+
+use super::rows::margin;
+
+/// What is expected of a text.
+pub(super) struct Expected {
+    /// After each of its tokens.
+    pub(super) rows: Vec<ExpectedRow>,
+}
+
+/// What is expected after a token.
+pub(super) struct ExpectedRow {
+    /// `[n_vocab]`
+    pub(super) logits: Vec<f32>,
+    /// The least margin of a router, see [`margin`]; infinite without one.
+    pub(super) margin: f64,
+}
+
+/// Runs the texts one after the other, which gives the bits that they have in any company; the device of `config` is not
+/// looked at.
+pub(super) fn on_cpu(
+    model: &Model,
+    config: &EngineConfig,
+    texts: &[Vec<u32>],
+) -> Result<Vec<Expected>> {
+    let n_ctx = texts.iter().map(Vec::len).max().unwrap_or(0) + 1;
+    let config = EngineConfig {
+        n_ctx: Some(n_ctx),
+        n_kv_tokens: Some(n_ctx + config.page),
+        max_seqs: 1,
+        // Tokens of a cache would not be seen.
+        prefix_sharing: PrefixSharing::Off,
+        device: Device::Cpu,
+        ..config.clone()
+    };
+    let mut engine = Engine::start(model, None, &config)?;
+    let margins = Margins::default();
+    engine.observe(Some(Box::new(margins.clone())));
+    let mut all = Vec::new();
+    for text in texts {
+        let mut request = Request::greedy(text.clone(), 0);
+        request.prompt_output = PromptOutput::Logits;
+        let id = engine.submit(request)?;
+        let mut logits: Vec<f32> = Vec::new();
+        engine.run(id, |event| {
+            if let Event::PromptLogits { logits: row, .. } = event {
+                logits.extend(row);
+            }
+            Continue::Yes
+        })?;
+        let margins = margins.take(text.len());
+        let logits = logits.chunks(model.config.n_vocab).map(<[f32]>::to_vec);
+        let rows = logits.zip(margins);
+        let rows: Vec<ExpectedRow> = rows
+            .map(|(logits, margin)| ExpectedRow { logits, margin })
+            .collect();
+        if rows.len() != text.len() {
+            bail!("the CPU backend has {} of {} rows", rows.len(), text.len());
+        }
+        all.push(Expected { rows });
+    }
+    Ok(all)
+}
+
+/// Watches routers; its copies share what they saw.
+#[derive(Clone, Default)]
+struct Margins(Arc<Mutex<BTreeMap<usize, Vec<f64>>>>);
+
+impl Margins {
+    /// The least margin of each of `n_tokens` tokens, which were all since the last time.
+    fn take(&self, n_tokens: usize) -> Vec<f64> {
+        let mut by_router = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut least = vec![f64::INFINITY; n_tokens];
+        for margins in std::mem::take(&mut *by_router).into_values() {
+            for (least, margin) in least.iter_mut().zip(margins) {
+                *least = least.min(margin);
+            }
+        }
+        least
+    }
+}
+
+impl OpObserver for Margins {
+    fn before(&mut self, index: usize, op: &Op, batch: &Batch, data: &dyn OpData) {
+        let Op::Route { logits, router, .. } = op else {
+            return;
+        };
+        let logits = data.buffer(*logits);
+        let n_experts = logits.len() / batch.tokens.len().max(1);
+        let margins = logits.chunks(n_experts.max(1));
+        let mut by_router = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = by_router.entry(index).or_default();
+        seen.extend(margins.map(|logits| margin(logits, router.n_used)));
+    }
+
+    fn after(&mut self, _index: usize, _op: &Op, _batch: &Batch, _data: &dyn OpData) {}
+}
