@@ -241,9 +241,11 @@ impl Places {
             bail!("{} logits for {} tokens", found.len(), expected.rows.len());
         }
         for (found, expected) in found.chunks(n_vocab).zip(&expected.rows) {
-            let pairs = found.iter().zip(&expected.logits);
-            let pairs = pairs.map(|(&a, &b)| (f64::from(a), f64::from(b)));
-            let row = Row::new(&expected.logits, expected.margin, pairs);
+            let differences = found
+                .iter()
+                .zip(&expected.logits)
+                .map(|(&a, &b)| f64::from(a) - f64::from(b));
+            let row = Row::new(&expected.logits, expected.margin, differences);
             self.prompt.push(row);
         }
         Ok(())
@@ -253,15 +255,16 @@ impl Places {
     fn add_decoded(&mut self, expected: &Expected, decoded: &[Decoded], first: usize) {
         for (decoded, expected) in decoded.iter().zip(&expected.rows[first..]) {
             let logits = &expected.logits;
-            let wide = || logits.iter().map(|&x| f64::from(x));
-            let most = wide().fold(f64::NEG_INFINITY, f64::max);
-            let log_sum_exp = most + wide().map(|x| (x - most).exp()).sum::<f64>().ln();
-            let pairs = decoded.best.iter().map(|best| {
-                let logit = f64::from(logits[best.id as usize]);
-                (f64::from(best.logprob), logit - log_sum_exp)
-            });
-            self.decode.push(Row::new(logits, expected.margin, pairs));
-            self.n_same += usize::from(f64::from(logits[decoded.id as usize]) == most);
+            // A log-probability is a logit less a constant, which depends on the likeliest tokens most.
+            let differences: Vec<f64> = decoded
+                .best
+                .iter()
+                .map(|best| f64::from(best.logprob) - f64::from(logits[best.id as usize]))
+                .collect();
+            let row = Row::up_to_constant(logits, expected.margin, &differences);
+            self.decode.push(row);
+            let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            self.n_same += usize::from(logits[decoded.id as usize] == most);
         }
     }
 }
@@ -317,7 +320,7 @@ mod tests {
     use super::reference::ExpectedRow;
     use super::*;
 
-    /// Three logits whose log-sum-exp is 0 and whose variance is 2/9 ln(2)^2, by hand.
+    /// Three logits whose variance is 2/9 ln(2)^2, by hand.
     #[test]
     fn decoding_is_measured_in_the_variance_of_logits() {
         let logits: Vec<f32> = [0.25f32, 0.5, 0.25].map(f32::ln).to_vec();
@@ -337,7 +340,7 @@ mod tests {
             }
         };
         let exact = at(1, &[(1, 0.5), (0, 0.25)]);
-        // Its second token is twice as likely as it should be: ln(2)^2 / 2 over 2/9 ln(2)^2.
+        // Its second token is twice as likely as it should be: differences of 0 and ln(2).
         let wrong = at(0, &[(1, 0.5), (0, 0.5)]);
         for (decoded, error, n_same) in [
             (vec![], 0.0, 0),

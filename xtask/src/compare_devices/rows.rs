@@ -35,8 +35,8 @@ pub(super) struct Difference {
 }
 
 impl Row {
-    /// Compares pairs of found and expected values, of a row that is expected to have these logits.
-    pub(super) fn new(logits: &[f32], margin: f64, pairs: impl Iterator<Item = (f64, f64)>) -> Row {
+    /// A row that is expected to have these logits, and differences of what was found.
+    pub(super) fn new(logits: &[f32], margin: f64, differences: impl Iterator<Item = f64>) -> Row {
         let mut row = Row {
             n: logits.len(),
             margin,
@@ -46,11 +46,22 @@ impl Row {
             row.sum += f64::from(logit);
             row.squares += f64::from(logit).powi(2);
         }
-        for (found, expected) in pairs {
-            row.squared += (found - expected).powi(2);
+        for difference in differences {
+            row.squared += difference.powi(2);
             row.n_compared += 1;
         }
         row
+    }
+
+    /// As [`Row::new`], where what was found is known up to a constant.
+    pub(super) fn up_to_constant(logits: &[f32], margin: f64, differences: &[f64]) -> Row {
+        let mean = differences.iter().sum::<f64>() / differences.len() as f64;
+        let row = Row::new(logits, margin, differences.iter().map(|x| x - mean));
+        Row {
+            // The constant takes one of them.
+            n_compared: row.n_compared.saturating_sub(1),
+            ..row
+        }
     }
 }
 
@@ -108,8 +119,7 @@ mod tests {
     /// Logits of variance 1, and every value off by `error.sqrt()`.
     fn row(error: f64, margin: f64) -> Row {
         let expected = [1.0f32, -1.0, 1.0, -1.0];
-        let pairs = expected.map(|x| (f64::from(x) + error.sqrt(), f64::from(x)));
-        Row::new(&expected, margin, pairs.into_iter())
+        Row::new(&expected, margin, [error.sqrt(); 4].into_iter())
     }
 
     /// Eight rows, of which these are the first; the errors of the others are 1e-4.
@@ -160,11 +170,13 @@ mod tests {
 
     #[test]
     fn what_is_no_number_or_was_not_compared_is_outside() {
-        let lost = Row::new(&[1.0, 2.0], CLOSE, [(f64::NAN, 1.0)].into_iter());
+        let lost = Row::new(&[1.0, 2.0], CLOSE, [f64::NAN].into_iter());
         let nothing = Row::new(&[1.0, 2.0], CLOSE, std::iter::empty());
+        let only_constant = Row::up_to_constant(&[1.0, 2.0], CLOSE, &[3.0]);
         for rows in [
             [lost, row(0.0, CLOSE)].as_slice(),
             &[nothing],
+            &[only_constant],
             &[row(1.0, CLOSE)],
         ] {
             assert!(!Difference::of(rows, 1e-3).is_within, "{rows:?}");
