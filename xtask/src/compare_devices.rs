@@ -21,7 +21,7 @@ use rocmforge::engine::synthetic::Synthetic;
 use rocmforge::engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
 use rocmforge::gguf::{Gguf, LoadMode};
 
-use self::reference::{Expected, on_cpu};
+use self::reference::{Expected, ExpectedRow, on_cpu};
 use self::rows::{Difference, Row};
 use crate::compare_llama::bound;
 use crate::gen_model::prompt;
@@ -216,6 +216,17 @@ fn compare(
         ..EngineConfig::default()
     };
     let device = answers(model, &config, &texts, comparison.n_decode)?;
+    if let Some(decoded) = device
+        .decoded
+        .iter()
+        .find(|d| d.len() != comparison.n_decode)
+    {
+        bail!(
+            "{} of {} tokens were decoded",
+            decoded.len(),
+            comparison.n_decode
+        );
+    }
     for (text, decoded) in texts.iter_mut().zip(&device.decoded) {
         let n_given = decoded.len().saturating_sub(1);
         text.extend(decoded[..n_given].iter().map(|decoded| decoded.id));
@@ -227,20 +238,20 @@ fn compare(
         ..Places::default()
     };
     for (i, expected) in all_expected.iter().enumerate() {
-        places.add_prompt(expected, &device.logits[i], n_vocab)?;
+        places.add_prompt(&expected.rows[..n_tokens], &device.logits[i])?;
         places.add_decoded(expected, &device.decoded[i], n_tokens - 1);
     }
     Ok(places)
 }
 
 impl Places {
-    /// `found` is `[n_tokens, n_vocab]`.
-    fn add_prompt(&mut self, expected: &Expected, found: &[f32], n_vocab: usize) -> Result<()> {
-        let n_tokens = found.len() / n_vocab;
-        if n_tokens == 0 || n_tokens > expected.rows.len() || !found.len().is_multiple_of(n_vocab) {
-            bail!("{} logits for {} tokens", found.len(), expected.rows.len());
+    /// `found` is `[n_tokens, n_vocab]`, one row for each of `expected`.
+    fn add_prompt(&mut self, expected: &[ExpectedRow], found: &[f32]) -> Result<()> {
+        let n_vocab = expected.first().map_or(0, |row| row.logits.len());
+        if found.len() != expected.len() * n_vocab {
+            bail!("{} logits for {} tokens", found.len(), expected.len());
         }
-        for (found, expected) in found.chunks(n_vocab).zip(&expected.rows) {
+        for (found, expected) in found.chunks(n_vocab).zip(expected) {
             let differences = found
                 .iter()
                 .zip(&expected.logits)
@@ -317,7 +328,6 @@ fn answers(
 
 #[cfg(test)]
 mod tests {
-    use super::reference::ExpectedRow;
     use super::*;
 
     /// Three logits whose variance is 2/9 ln(2)^2, by hand.
@@ -363,10 +373,10 @@ mod tests {
             logits: vec![1.0, 2.0],
             margin: f64::INFINITY,
         };
-        let expected = Expected { rows: vec![row] };
         for found in [&[][..], &[1.0], &[1.0, 2.0, 3.0], &[1.0, 2.0, 3.0, 4.0]] {
-            let result = Places::default().add_prompt(&expected, found, 2);
+            let result = Places::default().add_prompt(std::slice::from_ref(&row), found);
             assert!(result.is_err(), "{found:?}");
         }
+        assert!(Places::default().add_prompt(&[row], &[1.0, 2.0]).is_ok());
     }
 }
