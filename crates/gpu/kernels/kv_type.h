@@ -35,7 +35,15 @@ static float float_of_fp8(u8 code, u32 bias) {
 } // namespace host
 #endif
 
-DEV u32 pack_halves(float low, float high) { return f2h(low) | (u32)f2h(high) << 16; }
+DEV u32 pack_halves(float low, float high) {
+#if defined(GPU_NV)
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return f2h(low) | (u32)f2h(high) << 16;
+#endif
+}
 
 namespace kv {
 
@@ -122,6 +130,45 @@ DEV void unpack_e4m3(u32x2 codes, float* to) {
 #endif
     }
 }
+
+#if defined(GPU_NVIDIA)
+// For matrix units: halves() gives the codes of a word in their order as f16, exactly, two to a word.
+
+// Nibbles of `select`, the lowest first, choose among the eight bytes of low and high.
+DEV u32 pick_bytes(u32 low, u32 high, u32 select) {
+#if defined(GPU_NV)
+    return __nvvm_prmt(low, high, select);
+#else
+    u64 both = (u64)high << 32 | low;
+    u32 r = 0;
+    for (u32 i = 0; i < 4; i++) r |= (u32)(both >> (select >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return r;
+#endif
+}
+
+DEV void halves_of_i8(u32 codes, u32* to) {
+    typedef f16 f16_vec2 __attribute__((ext_vector_type(2)));
+    constexpr u32 THOUSANDS = 0x64646464;
+    // 1024 + 128 + code by its bits.
+    u32 biased = codes ^ 0x80808080u;
+    f16_vec2 bias = {1152.0f16, 1152.0f16};
+    to[0] = bits<u32>(bits<f16_vec2>(pick_bytes(biased, THOUSANDS, 0x4140)) - bias);
+    to[1] = bits<u32>(bits<f16_vec2>(pick_bytes(biased, THOUSANDS, 0x4342)) - bias);
+}
+
+DEV void halves_of_e4m3(u32 codes, u32* to) {
+#if defined(E4M3_BY_BITS)
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 high_bytes = pick_bytes(codes, 0, i ? 0x3424 : 0x1404);
+        to[i] = (high_bytes & 0x80008000u) | (high_bytes >> 1 & 0x3f803f80u);
+    }
+#else
+    to[0] = e4m3_pair((u16)codes);
+    to[1] = e4m3_pair((u16)(codes >> 16));
+#endif
+}
+#endif
 
 // The low bytes of four words.
 DEV u32 pack_bytes(u32 a, u32 b, u32 c, u32 d) {
@@ -254,12 +301,15 @@ struct F16 {
             for (u32 i = 0; i < 8; i++) to[i] = h2f((u16)(raw.v[i / 2] >> (i % 2 * 16)));
         }
     };
-    struct Scale {};
+    typedef u16 Scale;
     DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) {
         return {load16((const u16*)from.codes + row * dim + at)};
     }
-    DEV_MEMBER static Scale load_scale(const Planes&, u64, u32, u32) { return {}; }
+    DEV_MEMBER static Scale load_scale(const Planes&, u64, u32, u32) { return 0; }
     DEV_MEMBER static float factor(Scale) { return 1.0f; }
+#if defined(GPU_NVIDIA)
+    DEV_MEMBER static void halves(u32 word, u32* to) { to[0] = word; }
+#endif
     DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
         return h2f(((const u16*)from.codes)[row * dim + at]);
     }
@@ -278,6 +328,9 @@ struct Q8_0 : Bytes {
         u32x2 raw;
         DEV_MEMBER void unpack(float* to) const { unpack_i8(raw, to); }
     };
+#if defined(GPU_NVIDIA)
+    DEV_MEMBER static void halves(u32 word, u32* to) { halves_of_i8(word, to); }
+#endif
     typedef u16 Scale;
     DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) { return {load8(from, row, dim, at)}; }
     DEV_MEMBER static Scale load_scale(const Planes& from, u64 row, u32 dim, u32 at) {
@@ -323,6 +376,9 @@ struct F8E4M3 : Bytes {
         u32x2 raw;
         DEV_MEMBER void unpack(float* to) const { unpack_e4m3(raw, to); }
     };
+#if defined(GPU_NVIDIA)
+    DEV_MEMBER static void halves(u32 word, u32* to) { halves_of_e4m3(word, to); }
+#endif
     typedef u16 Scale;
     DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) { return {load8(from, row, dim, at)}; }
     DEV_MEMBER static Scale load_scale(const Planes& from, u64 row, u32, u32) { return ((const u16*)from.scales)[row]; }

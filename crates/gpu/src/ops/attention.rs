@@ -22,7 +22,7 @@ const MAX_SPLITS: usize = 128;
 const MAX_PARTS: usize = 512;
 /// Widths of keys and values that have a kernel of their own.
 const FAST_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
-/// The most query heads of a block, and up to how many its tiles have twice the positions (`Decode::LOADS`).
+/// The most query heads of a block, and up to how many its tiles have twice the positions (`LOADS` and `GROUPS` of the kernels).
 const MAX_HEADS: usize = 8;
 const HEADS_OF_LONG_TILES: usize = 4;
 /// Values that the generic kernel keeps in shared memory.
@@ -239,9 +239,10 @@ pub fn attention(
     }
 }
 
-/// Whether blocks of `heads` query heads add up in the order that those of `most` do: tiles have as many positions.
+/// Whether blocks of `heads` query heads add up in the order that those of `most` do: by the same instructions, which on
+/// NVIDIA GPUs are others for a single head, over tiles of as many positions.
 fn is_alike(heads: usize, most: usize) -> bool {
-    heads == most || heads.is_power_of_two() && heads < most && most <= HEADS_OF_LONG_TILES
+    heads == most || [2, 4].contains(&heads) && heads < most && most <= HEADS_OF_LONG_TILES
 }
 
 /// What the blocks of a launch for a few rows depend on.

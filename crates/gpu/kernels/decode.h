@@ -1,0 +1,119 @@
+// What the two ways of attention of a few rows share (kv/attention_decode.hip): what a block computes, and how the sums of
+// its waves come together.
+#pragma once
+#include "attention.h"
+
+constexpr u32 THREADS = 128;
+constexpr u32 N_WAVES = THREADS / WARP_SIZE;
+// Splits are whole multiples of this many positions; both as in src/ops/attention.rs.
+constexpr u32 GRAIN = 64;
+constexpr u32 MAX_SPLITS = 128;
+
+struct DecodeParams {
+    const float* q;
+    float* out;
+    float* partial;
+    const u32* positions;
+    const u32* seq_of_row;
+    KvCache cache;
+    Scores scores;
+    u32 n_rows;
+    u32 n_heads;
+    u32 n_splits;
+    u32 k_dim;
+    u32 v_dim;
+    u32 pad;
+};
+
+// The positions of a row, and how they are split.
+struct Span {
+    u32 first;
+    u32 last;
+    // A multiple of 16, so that 16 positions from here are in one page.
+    u32 start;
+    u32 split_len;
+    u32 n_used;
+};
+
+DEV Span span_of(const DecodeParams& p, u32 last) {
+    Span s;
+    s.last = last;
+    s.first = p.scores.first_seen(s.last);
+    s.start = s.first & ~15u;
+    u32 n = s.last + 1 - s.start;
+    s.split_len = div_up(div_up(n, p.n_splits), GRAIN) * GRAIN;
+    s.n_used = div_up(n, s.split_len);
+    return s;
+}
+
+// What a block computes: `n_heads` query heads from `head` on, which share a KV head, over the positions of a split.
+struct DecodeJob {
+    Span span;
+    u32 row;
+    u32 seq;
+    u32 split;
+    u32 kv_head;
+    u32 head;
+    u32 n_heads;
+    // Of the split.
+    u32 begin;
+    u32 end;
+
+    // False if there is nothing to do.
+    template <u32 HEADS> static DEV_MEMBER bool of_block(const DecodeParams& p, DecodeJob& job) {
+        job.row = bid_z();
+        job.seq = uniform(p.seq_of_row[job.row]);
+        job.span = span_of(p, uniform(p.positions[job.row]));
+        job.split = bid_y();
+        if (job.seq == NO_ROW) return false;
+        if (job.split >= job.span.n_used) return false;
+        u32 group = p.n_heads / p.cache.n_kv_heads;
+        u32 parts = div_up(group, HEADS);
+        job.kv_head = bid_x() / parts;
+        u32 in_group = bid_x() % parts * HEADS;
+        job.head = job.kv_head * group + in_group;
+        job.n_heads = min_of(HEADS, group - in_group);
+        job.begin = job.span.start + job.split * job.span.split_len;
+        job.end = min_of(job.begin + job.span.split_len, job.span.last + 1);
+        return true;
+    }
+
+    DEV_MEMBER bool sees(u32 pos) const { return pos >= span.first && pos < end; }
+    // Whether all of the positions from `pos` on are seen.
+    DEV_MEMBER bool sees_all(u32 pos, u32 n) const { return pos >= span.first && pos + n <= end; }
+    // A query head of the block; one that is not there is the last.
+    DEV_MEMBER const float* query(const DecodeParams& p, u32 h, u32 dim) const {
+        return p.q + ((u64)row * p.n_heads + head + min_of(h, n_heads - 1)) * dim;
+    }
+};
+
+// What the waves of a block have summed: sums [N_WAVES, HEADS, DIM] and, for each [N_WAVES, HEADS], the greatest exponent
+// and the sum of weights. Merges them in the order of the waves and writes the result of the block.
+template <u32 DIM, u32 HEADS>
+DEV void merge_waves(const DecodeParams& p, const DecodeJob& job, const float* sums, const float* stats) {
+    barrier();
+    for (u32 i = tid(); i < job.n_heads * DIM; i += THREADS) {
+        u32 h = i / DIM;
+        float max = UNSEEN, weights = 0.0f, total = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < N_WAVES; w++) max = max_of(max, stats[(w * HEADS + h) * 2]);
+#pragma unroll
+        for (u32 w = 0; w < N_WAVES; w++) {
+            float r = exp2_fast(stats[(w * HEADS + h) * 2] - max);
+            weights = fma(stats[(w * HEADS + h) * 2 + 1], r, weights);
+            total = fma(sums[w * HEADS * DIM + i], r, total);
+        }
+        u64 of_row = (u64)job.row * p.n_heads + job.head + h;
+        if (job.span.n_used == 1) {
+            p.out[of_row * DIM + i % DIM] = total / weights;
+            continue;
+        }
+        u64 at = of_row * p.n_splits + job.split;
+        p.partial[at * DIM + i % DIM] = total;
+        if (i % DIM == 0) {
+            float* to = p.partial + (u64)p.n_rows * p.n_heads * p.n_splits * DIM + at * 2;
+            to[0] = max;
+            to[1] = weights;
+        }
+    }
+}

@@ -1,0 +1,212 @@
+// Attention of a few rows by multiply-adds: where there are no matrix units whose operands lanes can load by themselves.
+//
+// A wave takes tiles of positions on its own: 8 dimensions of a key to a lane in one load of 16 or 8 bytes, DIM / 8 lanes
+// (the next power of two) to a position. The products of a tile are summed over lanes by halving exchanges, which leave
+// each lane with scores of its own, so each exponential is computed once. Loads of the next keys are in flight meanwhile.
+// Codes are multiplied as they are: the scale of a row goes to its scores and weights, that of a block to the sums and
+// weights of a lane.
+#pragma once
+#include "decode.h"
+
+constexpr u32 next_power_of_2(u32 n) {
+    u32 p = 1;
+    while (p < n) p *= 2;
+    return p;
+}
+
+// N sums over LANES lanes: lane l gets those with the indices l / DUP * PER .. + PER.
+template <u32 LANES, u32 N> struct Transposed {
+    static constexpr u32 PER = N > LANES ? N / LANES : 1;
+    static constexpr u32 DUP = LANES > N ? LANES / N : 1;
+};
+template <u32 MASK, u32 N> DEV void sum_and_scatter(float* v) {
+    if constexpr (MASK > 0) {
+        constexpr u32 HALF = N > 1 ? N / 2 : 1;
+        if constexpr (N > 1) {
+            bool upper = (lane() & MASK) != 0;
+#pragma unroll
+            for (u32 i = 0; i < HALF; i++) {
+                float low = v[i], high = v[i + HALF];
+                float send = upper ? low : high;
+                v[i] = (upper ? high : low) + lane_xor<MASK>(send);
+            }
+        } else {
+            v[0] += lane_xor<MASK>(v[0]);
+        }
+        sum_and_scatter<MASK / 2, HALF>(v);
+    }
+}
+
+template <u32 DIM, u32 HEADS> struct DecodeLanes {
+    // Lanes to a position, positions in a load of the wave, loads in a tile, positions in a tile.
+    static constexpr u32 LANES = next_power_of_2(DIM / 8);
+    static constexpr u32 SLOTS = WARP_SIZE / LANES;
+    static constexpr u32 LOADS = HEADS <= 4 ? 8 : 4;
+    static constexpr u32 TILE = SLOTS * LOADS;
+    // Positions of a tile that are in one page.
+    static constexpr u32 RUN = min_of(TILE, 16u);
+    static constexpr u32 N_SCORES = LOADS * HEADS;
+    static constexpr u32 PER = Transposed<LANES, N_SCORES>::PER;
+    static constexpr u32 DUP = Transposed<LANES, N_SCORES>::DUP;
+    // Lanes of a position that hold scores of different heads.
+    static constexpr u32 HEAD_LANES = HEADS / PER;
+    static_assert(PER <= HEADS && SLOTS >= 1 && SLOTS <= 16, "the distribution of scores");
+    // Scales of blocks come with the loads; the scale of a row only to the lanes that hold the position's scores.
+    static constexpr u32 N_SCALES = Kv::SCALES == kv::Scales::Block ? LOADS : 1;
+
+    // What a lane has of the keys or values of a tile.
+    struct Pieces {
+        typename Kv::Eight eight[LOADS];
+        typename Kv::Scale scale[N_SCALES];
+    };
+
+    const DecodeParams& p;
+    const DecodeJob& job;
+    u32 slot, dim;
+
+    // Pieces of the positions from `tile` on. Those that are not seen hold anything.
+    DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces& to) const {
+        u64 run = 0;
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) {
+            if (i * SLOTS % RUN == 0) run = row_of(min_of(tile + i * SLOTS, job.span.last & ~(RUN - 1))) + slot;
+            to.eight[i] = Kv::load(from, run + i * SLOTS % RUN, DIM, dim);
+            if constexpr (Kv::SCALES == kv::Scales::Block)
+                to.scale[i] = Kv::load_scale(from, run + i * SLOTS % RUN, DIM, dim);
+        }
+        if constexpr (Kv::SCALES == kv::Scales::Row)
+            to.scale[0] = Kv::load_scale(from, row_of(min_of(position_of_scores(tile), job.span.last)), DIM, 0);
+    }
+    // Makes zeros of what a tile has of values that are not seen, since their weight of zero would not make them that.
+    DEV_MEMBER void blank(u32 tile, Pieces& values) const {
+        if (job.sees_all(tile, TILE)) return;
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) {
+            if (job.sees(tile + i * SLOTS + slot)) continue;
+            values.eight[i] = {};
+            if constexpr (Kv::SCALES == kv::Scales::Block) values.scale[i] = {};
+        }
+    }
+    // The row of a position.
+    DEV_MEMBER u64 row_of(u32 pos) const { return p.cache.slot(p.cache.block(job.seq, pos), job.kv_head, pos); }
+    // Where this lane's scores of a tile are: PER of them, of one position.
+    static DEV_MEMBER u32 first_score() { return lane() % LANES / DUP * PER; }
+    DEV_MEMBER u32 position_of_scores(u32 tile) const { return tile + first_score() / HEADS * SLOTS + slot; }
+
+    // The lane of a position that holds the score of (load, head), and which of its PER.
+    static constexpr u32 holder(u32 load, u32 head) { return (load * HEADS + head) / PER * DUP; }
+    static constexpr u32 held(u32 load, u32 head) { return (load * HEADS + head) % PER; }
+
+    static DEV_MEMBER void run(const DecodeParams& p, const DecodeJob& job) {
+        u32 in_slot = lane() % LANES;
+        bool unused = in_slot * 8 >= DIM;
+        DecodeLanes d{p, job, lane() / LANES, unused ? 0 : in_slot * 8};
+        d.attend(unused);
+    }
+
+    DEV_MEMBER void attend(bool unused) {
+        float q[HEADS][8], acc[HEADS][8], greatest[PER], sum[PER];
+        float factor = unused ? 0.0f : p.scores.query_factor();
+#pragma unroll
+        for (u32 h = 0; h < HEADS; h++) {
+            const float* from = job.query(p, h, DIM) + dim;
+            f32x4 low = *(const f32x4*)from, high = *(const f32x4*)(from + 4);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                q[h][i] = low[i] * factor;
+                q[h][i + 4] = high[i] * factor;
+            }
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) acc[h][i] = 0.0f;
+        }
+#pragma unroll
+        for (u32 i = 0; i < PER; i++) {
+            greatest[i] = UNSEEN;
+            sum[i] = 0.0f;
+        }
+
+        u32 mine = uniform(job.begin + wave() * TILE), end = job.end;
+        Pieces k, v;
+        if (mine < end) load(p.cache.k, mine, k);
+        for (u32 tile = mine; tile < end; tile += N_WAVES * TILE) {
+            load(p.cache.v, tile, v);
+            float s[N_SCORES];
+#pragma unroll
+            for (u32 i = 0; i < LOADS; i++) {
+                float key[8];
+                k.eight[i].unpack(key);
+#pragma unroll
+                for (u32 h = 0; h < HEADS; h++) {
+                    float dot = 0.0f;
+#pragma unroll
+                    for (u32 j = 0; j < 8; j++) dot = fma(key[j], q[h][j], dot);
+                    if constexpr (Kv::SCALES == kv::Scales::Block) dot *= Kv::factor(k.scale[i]);
+                    s[i * HEADS + h] = dot;
+                }
+            }
+            [[maybe_unused]] float key_factor = 1.0f;
+            if constexpr (Kv::SCALES == kv::Scales::Row) key_factor = Kv::factor(k.scale[0]);
+            u32 next = tile + N_WAVES * TILE;
+            if (next < end) load(p.cache.k, next, k);
+            sum_and_scatter<LANES / 2, N_SCORES>(s);
+            float rescale[PER];
+            u32 pos = position_of_scores(tile);
+            bool seen = job.sees(pos);
+#pragma unroll
+            for (u32 i = 0; i < PER; i++) {
+                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] *= key_factor;
+                float x = seen ? p.scores.exponent(s[i]) : UNSEEN;
+                float max = max_of(greatest[i], reduce_lanes<Max, DUP * HEAD_LANES, WARP_SIZE>(x));
+                rescale[i] = exp2_fast(greatest[i] - max);
+                greatest[i] = max;
+                s[i] = seen ? exp2_fast(x - max) : 0.0f;
+                sum[i] = fma(sum[i], rescale[i], s[i]);
+                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] = seen ? s[i] * Kv::factor(v.scale[0]) : 0.0f;
+            }
+            blank(tile, v);
+#pragma unroll
+            for (u32 h = 0; h < HEADS; h++) {
+                float r = shuffle(rescale[held(0, h)], holder(0, h));
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) acc[h][j] *= r;
+            }
+#pragma unroll
+            for (u32 i = 0; i < LOADS; i++) {
+                float value[8];
+                v.eight[i].unpack(value);
+#pragma unroll
+                for (u32 h = 0; h < HEADS; h++) {
+                    float weight = shuffle(s[held(i, h)], slot * LANES + holder(i, h));
+                    if constexpr (Kv::SCALES == kv::Scales::Block) weight *= Kv::factor(v.scale[i]);
+#pragma unroll
+                    for (u32 j = 0; j < 8; j++) acc[h][j] = fma(value[j], weight, acc[h][j]);
+                }
+            }
+        }
+        finish(acc, greatest, sum);
+    }
+
+    DEV_MEMBER void finish(float (*acc)[8], const float* greatest, const float* sum) {
+        SHARED(float, sums, N_WAVES * HEADS * DIM);
+        SHARED(float, stats, N_WAVES * HEADS * 2);
+        // Lanes that hold the same head have weights of different positions, or the same ones DUP times.
+        u32 in_slot = lane() % LANES;
+#pragma unroll
+        for (u32 i = 0; i < PER; i++) {
+            float total = reduce_lanes<Sum, DUP * HEAD_LANES, WARP_SIZE>(sum[i]);
+            if (lane() < DUP * HEAD_LANES && lane() % DUP == 0) {
+                u32 h = lane() / DUP * PER + i;
+                stats[(wave() * HEADS + h) * 2] = greatest[i];
+                stats[(wave() * HEADS + h) * 2 + 1] = total;
+            }
+        }
+#pragma unroll
+        for (u32 h = 0; h < HEADS; h++)
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                float total = reduce_lanes<Sum, LANES, WARP_SIZE>(acc[h][j]);
+                if (slot == 0 && in_slot * 8 < DIM) sums[(wave() * HEADS + h) * DIM + dim + j] = total;
+            }
+        merge_waves<DIM, HEADS>(p, job, sums, stats);
+    }
+};

@@ -1,0 +1,425 @@
+// Attention of a few rows on NVIDIA's matrix units, whose operands a lane can have straight from the cache: no word goes
+// through memory of the block, and there are a tenth of the instructions that multiply-adds would need.
+//
+// A wave takes tiles of 16 positions, in GROUPS, on its own. Both products are transposed, so that a KV head's positions
+// and dimensions are the 16 rows of an operand and its query heads the 8 columns: four heads, each in two parts, the f16
+// nearest to a number and the f16 nearest to the rest. So products have an error near that of f32.
+//
+//     scores [position, (head, part)] = k [position, dim] q^T            sum of both parts: in one lane
+//     out^T [dim, (head, part)] += v^T [dim, position] weights^T
+//
+// With g = lane / 4 and t = lane % 4 (mma.h): the lane has keys of the positions g and g + 8, of each step of 16 dimensions
+// any four that it has of queries too, so that several steps lie side by side and are one load. Its scores are those of
+// head t of these positions. It has values of the positions 2t, 2t + 1, 2t + 8 and 2t + 9, of each tile of 16 dimensions
+// two, side by side with those of other tiles. Weights, in two parts as well, get to the lanes by transposing 8 by 8.
+//
+// Codes are exact as f16. Scales of keys go to scores, those of values to weights, which f16 can hold since they are kept
+// in units of the largest scale seen, rounded down to a power of two, and queries in units of their largest magnitude. The
+// scale of a block belongs to two steps or tiles: their products are summed on their own, and there are weights for each.
+//
+// The next keys are on their way while scores become weights, and values while scores are computed.
+#pragma once
+#include "decode.h"
+#include "mma.h"
+
+template <u32 DIM, u32 HEADS> struct DecodeMatrix {
+    static constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None, BY_BLOCK = Kv::SCALES == kv::Scales::Block;
+    static constexpr u32 BYTES = Kv::CODE_BYTES;
+    // Steps of a score are tiles of an output.
+    static constexpr u32 STEPS = DIM / 16;
+    static constexpr u32 SETS = (HEADS + 3) / 4;
+    // Whether a lane's registers have room, and there is more than one head: multiply-adds are few for one.
+    static constexpr bool FITS = DIM * SETS <= 256 && DIM * BYTES <= 256 && HEADS > 1;
+    static constexpr u32 GROUPS = DIM * SETS <= 128 ? 2 : 1;
+    static constexpr u32 TILE = 16 * GROUPS;
+
+    // Steps that a scale covers, and scales of a row.
+    static constexpr u32 BLOCK_STEPS = BY_BLOCK ? kv::BLOCK / 16 : STEPS;
+    static constexpr u32 N_SCALES = (STEPS + BLOCK_STEPS - 1) / BLOCK_STEPS;
+    // How many steps of which a lane has `bytes` each are one load.
+    static constexpr u32 steps_of_load(u32 bytes) {
+        u32 n = 1;
+        while (STEPS % (2 * n) == 0 && BLOCK_STEPS % (2 * n) == 0 && 2 * n * bytes <= 16) n *= 2;
+        return n;
+    }
+    // A lane has 4 codes of a step of keys and 2 of a tile of values: a word of bytes has those of two tiles, and one that
+    // is loaded alone is half a word.
+    static constexpr u32 KEY_STEPS = steps_of_load(4 * BYTES), VALUE_STEPS = steps_of_load(2 * BYTES);
+    static constexpr u32 KEY_WORDS = KEY_STEPS * BYTES, VALUE_WORDS = (VALUE_STEPS * BYTES + 1) / 2;
+    static constexpr u32 KEY_LOADS = STEPS / KEY_STEPS, VALUE_LOADS = STEPS / VALUE_STEPS;
+    static constexpr u32 TILES_OF_WORD = min_of(VALUE_STEPS, 2 / BYTES);
+
+    // What a lane has of a tile: codes of so many positions of each group, and scales of the positions of its scores.
+    template <u32 POSITIONS, u32 WORDS> struct Part {
+        u32 codes[GROUPS][POSITIONS][WORDS];
+        u32 scales[GROUPS][2][HAS_SCALES ? (N_SCALES + 1) / 2 : 1];
+
+        DEV_MEMBER float factor(u32 group, u32 i, u32 n) const {
+            if constexpr (HAS_SCALES) return Kv::factor((u16)(scales[group][i][n / 2] >> n % 2 * 16));
+            return 1.0f;
+        }
+    };
+    using Keys = Part<2, KEY_LOADS * KEY_WORDS>;
+    using Values = Part<4, VALUE_LOADS * VALUE_WORDS>;
+
+    const DecodeParams& p;
+    const DecodeJob& job;
+    // The lane's rows or columns of operands, its words of them.
+    u32 g, t;
+
+    static DEV_MEMBER void run(const DecodeParams& p, const DecodeJob& job) {
+        DecodeMatrix d{p, job, lane() / 4, lane() % 4};
+        d.attend();
+    }
+
+    // ------------------------------------------------------------------------------------------ loads
+    // The first positions of the groups of a tile, but none beyond the last of the row, and the blocks they are in.
+    struct Place {
+        u32 pos[GROUPS];
+        u32 block[GROUPS];
+    };
+    DEV_MEMBER Place place_of(u32 tile) const {
+        Place place;
+#pragma unroll
+        for (u32 i = 0; i < GROUPS; i++) {
+            place.pos[i] = min_of(tile + 16 * i, job.span.last & ~15u);
+            place.block[i] = p.cache.block(job.seq, place.pos[i]);
+        }
+        return place;
+    }
+    DEV_MEMBER u64 row_of(const Place& place, u32 group) const {
+        return p.cache.slot(place.block[group], job.kv_head, place.pos[group]);
+    }
+    // N bytes, of which the address is a multiple of as much of N as is a power of two.
+    template <u32 N> static DEV_MEMBER void load_bytes(u32* to, const u8* from) {
+        if constexpr (N % 16 == 0) {
+#pragma unroll
+            for (u32 i = 0; i < N / 16; i++) {
+                u32x4 words = load16(from + 16 * i);
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) to[4 * i + j] = words[j];
+            }
+        } else if constexpr (N == 8) {
+            u32x2 words = *(const u32x2*)from;
+            to[0] = words[0];
+            to[1] = words[1];
+        } else if constexpr (N == 4) {
+            to[0] = *(const u32*)from;
+        } else {
+            static_assert(N % 4 == 2 && N <= 6, "half words");
+#pragma unroll
+            for (u32 i = 0; i < N / 2; i++) {
+                u32 half = *(const u16*)(from + 2 * i);
+                to[i / 2] = i % 2 ? to[i / 2] | half << 16 : half;
+            }
+        }
+    }
+    template <typename P> DEV_MEMBER void load_scales(const kv::Planes& from, u64 row, u32 group, P& to) const {
+        if constexpr (HAS_SCALES) {
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+                load_bytes<2 * N_SCALES>(to.scales[group][i], from.scales + (row + g + 8 * i) * (2 * N_SCALES));
+        }
+    }
+    // Those of positions that are not seen hold anything.
+    DEV_MEMBER void load(const Place& place, Keys& to) const {
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+            u64 row = row_of(place, group);
+            const u8* from = p.cache.k.codes + ((row + g) * DIM + t * 4 * KEY_STEPS) * BYTES;
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+#pragma unroll
+                for (u32 l = 0; l < KEY_LOADS; l++)
+                    load_bytes<4 * KEY_WORDS>(to.codes[group][i] + l * KEY_WORDS,
+                                              from + (8 * i * DIM + l * 16 * KEY_STEPS) * BYTES);
+            load_scales(p.cache.k, row, group, to);
+        }
+    }
+    DEV_MEMBER void load(const Place& place, Values& to) const {
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+            u64 row = row_of(place, group);
+            const u8* from = p.cache.v.codes + ((row + 2 * t) * DIM + g * 2 * VALUE_STEPS) * BYTES;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+#pragma unroll
+                for (u32 l = 0; l < VALUE_LOADS; l++)
+                    load_bytes<2 * VALUE_STEPS * BYTES>(
+                        to.codes[group][i] + l * VALUE_WORDS,
+                        from + ((i % 2 + i / 2 * 8) * DIM + l * 16 * VALUE_STEPS) * BYTES);
+            load_scales(p.cache.v, row, group, to);
+        }
+    }
+    // Makes zeros of what a tile has of values that are not seen, since their weight of zero would not make them that.
+    DEV_MEMBER void blank(u32 tile, Values& values) const {
+        if (job.sees_all(tile, TILE)) return;
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (job.sees(tile + 16 * group + 2 * t + i % 2 + i / 2 * 8)) continue;
+#pragma unroll
+                for (u32 w = 0; w < VALUE_LOADS * VALUE_WORDS; w++) values.codes[group][i][w] = 0;
+            }
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                if (job.sees(tile + 16 * group + g + 8 * i)) continue;
+#pragma unroll
+                for (u32& word : values.scales[group][i]) word = 0;
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ queries
+    // Queries as an operand, in units of 2^-14 of their largest magnitude's power of two.
+    struct Query {
+        u32 words[STEPS][2];
+        // What scores of head t are in.
+        float unit;
+    };
+    DEV_MEMBER Query load_query(u32 set) const {
+        const float* from = job.query(p, set * 4 + g / 2, DIM) + t * 4 * KEY_STEPS;
+        float x[STEPS][4], factor = p.scores.query_factor();
+        u32 max = 0;
+#pragma unroll
+        for (u32 i = 0; i < STEPS; i++) {
+            f32x4 four = *(const f32x4*)(from + i / KEY_STEPS * 16 * KEY_STEPS + i % KEY_STEPS * 4);
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                x[i][j] = four[j] * factor;
+                max = max_of(max, bits<u32>(x[i][j]) & 0x7fffffffu);
+            }
+        }
+        max = max_of(max, shuffle_xor(max, 1));
+        max = max_of(max, shuffle_xor(max, 2));
+        u32 exponent = power_of_two(max);
+        float to_unit = bits<float>(((254u + 14) << 23) - exponent);
+        Query query;
+        query.unit = shuffle(bits<float>(exponent - (14u << 23)), t * 8);
+#pragma unroll
+        for (u32 i = 0; i < STEPS; i++) {
+            float part[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                float whole = x[i][j] * to_unit;
+                part[j] = g % 2 ? whole - h2f(f2h(whole)) : whole;
+            }
+            query.words[i][0] = pack_halves(part[0], part[1]);
+            query.words[i][1] = pack_halves(part[2], part[3]);
+        }
+        return query;
+    }
+    // The bits of the greatest power of two that is no more than a positive number; between 2^-100 and 2^112, so that its
+    // inverse is a normal number, and 2^14 times that as well.
+    static DEV_MEMBER u32 power_of_two(u32 number) {
+        return min_of(max_of(number & 0x7f800000u, 27u << 23), 239u << 23);
+    }
+
+    // ------------------------------------------------------------------------------------------ products
+    // Scores of head t and the positions g and g + 8 of a group.
+    DEV_MEMBER void score(const Keys& keys, u32 group, const Query (&query)[SETS], float (*s)[GROUPS][2]) const {
+        // As many sums as there are scales, but more than one so that not all products wait for each other.
+        constexpr u32 N = BY_BLOCK ? N_SCALES : 2;
+        float c[SETS][N][4];
+#pragma unroll
+        for (u32 set = 0; set < SETS; set++)
+#pragma unroll
+            for (u32 n = 0; n < N; n++)
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) c[set][n][e] = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < STEPS; i++) {
+            u32 low[2], high[2];
+#pragma unroll
+            for (u32 w = 0; w < BYTES; w++) {
+                Kv::halves(keys.codes[group][0][i * BYTES + w], low + w);
+                Kv::halves(keys.codes[group][1][i * BYTES + w], high + w);
+            }
+            u32 n = BY_BLOCK ? i / BLOCK_STEPS : i % N;
+#pragma unroll
+            for (u32 set = 0; set < SETS; set++)
+                mma::mma_f16(c[set][n], {{low[0], high[0], low[1], high[1]}}, query[set].words[i][0],
+                             query[set].words[i][1]);
+        }
+#pragma unroll
+        for (u32 set = 0; set < SETS; set++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                float sum = 0.0f;
+#pragma unroll
+                for (u32 n = 0; n < N; n++) {
+                    float both = c[set][n][2 * i] + c[set][n][2 * i + 1];
+                    sum = BY_BLOCK ? fma(both, keys.factor(group, i, n), sum) : sum + both;
+                }
+                if constexpr (HAS_SCALES && !BY_BLOCK) sum *= keys.factor(group, i, 0);
+                s[set][group][i] = sum * query[set].unit;
+            }
+    }
+
+    // Words of four lanes are a row: gives the lane halves 2t and 2t + 1 of column g.
+    DEV_MEMBER u32 transpose(u32 row) const {
+        u32 from = t * 8 + g / 2;
+        u32 low = shuffle(row, from), high = shuffle(row, from + 4);
+        return kv::pick_bytes(low, high, g % 2 ? 0x7632 : 0x5410);
+    }
+
+    // The codes of two words in pairs as f16, the first with the first and so on.
+    static DEV_MEMBER void zipped_halves(u32 a, u32 b, u32* to) {
+        if constexpr (BYTES == 1) {
+            Kv::halves(kv::pick_bytes(a, b, 0x5140), to);
+            Kv::halves(kv::pick_bytes(a, b, 0x7362), to + 2);
+        } else {
+            to[0] = kv::pick_bytes(a, b, 0x5410);
+            to[1] = kv::pick_bytes(a, b, 0x7632);
+        }
+    }
+
+    // out += weights * values of a group; weights of head t and the positions g and g + 8, times factor_of_scales.
+    DEV_MEMBER void add(const Values& values, u32 group, const float (*weights)[GROUPS][2],
+                        [[maybe_unused]] float factor_of_scales, float (*out)[STEPS][4]) const {
+        u32 weight[SETS][2];
+#pragma unroll
+        for (u32 l = 0; l < VALUE_LOADS; l++) {
+            if (l * VALUE_STEPS % BLOCK_STEPS == 0) {
+#pragma unroll
+                for (u32 set = 0; set < SETS; set++)
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) {
+                        float w = weights[set][group][i];
+                        if constexpr (HAS_SCALES)
+                            w *= values.factor(group, i, l * VALUE_STEPS / BLOCK_STEPS) * factor_of_scales;
+                        weight[set][i] = transpose(pack_halves(w, w - h2f(f2h(w))));
+                    }
+            }
+#pragma unroll
+            for (u32 w = 0; w < VALUE_WORDS; w++) {
+                const u32(*codes)[VALUE_LOADS * VALUE_WORDS] = values.codes[group];
+                u32 at = l * VALUE_WORDS + w;
+                u32 low[4], high[4];
+                zipped_halves(codes[0][at], codes[1][at], low);
+                zipped_halves(codes[2][at], codes[3][at], high);
+#pragma unroll
+                for (u32 i = 0; i < TILES_OF_WORD; i++)
+#pragma unroll
+                    for (u32 set = 0; set < SETS; set++)
+                        mma::mma_f16(out[set][l * VALUE_STEPS + w * TILES_OF_WORD + i],
+                                     {{low[2 * i], low[2 * i + 1], high[2 * i], high[2 * i + 1]}}, weight[set][0],
+                                     weight[set][1]);
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ the loop
+    DEV_MEMBER void attend() {
+        // The first keys come while queries are made operands.
+        constexpr u32 STRIDE = N_WAVES * TILE;
+        u32 mine = uniform(job.begin + wave() * TILE);
+        Keys keys;
+        Values values;
+        Place here = place_of(mine), next = place_of(mine + STRIDE);
+        if (mine < job.end) load(here, keys);
+        Query query[SETS];
+        float out[SETS][STEPS][4], greatest[SETS], sum[SETS];
+#pragma unroll
+        for (u32 set = 0; set < SETS; set++) {
+            query[set] = load_query(set);
+            greatest[set] = UNSEEN;
+            sum[set] = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < STEPS; i++)
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) out[set][i][e] = 0.0f;
+        }
+        u32 unit = power_of_two(0);
+        for (u32 tile = mine; tile < job.end; tile += STRIDE) {
+            load(here, values);
+            float s[SETS][GROUPS][2];
+#pragma unroll
+            for (u32 group = 0; group < GROUPS; group++) score(keys, group, query, s);
+            if (tile + STRIDE < job.end) load(next, keys);
+            here = next;
+            next = place_of(tile + 2 * STRIDE);
+
+            blank(tile, values);
+            float change = 1.0f, factor_of_scales = 1.0f;
+            if constexpr (HAS_SCALES) {
+                u32 larger = max_of(unit, power_of_two(group_reduce<Max, WARP_SIZE>(bits<u32>(largest_scale(values)))));
+                change = bits<float>(max_of(i32((127u << 23) + unit - larger), 0));
+                factor_of_scales = bits<float>((254u << 23) - larger);
+                unit = larger;
+            }
+#pragma unroll
+            for (u32 set = 0; set < SETS; set++) {
+                float rescale = to_weights(tile, s[set], greatest[set], sum[set]) * change;
+#pragma unroll
+                for (u32 i = 0; i < STEPS; i++)
+#pragma unroll
+                    for (u32 e = 0; e < 4; e++) out[set][i][e] *= rescale;
+            }
+#pragma unroll
+            for (u32 group = 0; group < GROUPS; group++) add(values, group, s, factor_of_scales, out);
+        }
+        finish(out, greatest, sum, HAS_SCALES ? bits<float>(unit) : 1.0f);
+    }
+
+    DEV_MEMBER float largest_scale(const Values& values) const {
+        float max = 0.0f;
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+#pragma unroll
+                for (u32 n = 0; n < N_SCALES; n++) max = __builtin_fmaxf(max, values.factor(group, i, n));
+        return max;
+    }
+
+    // Scores of head t to weights, 2^14 times as large, for which f16 has room. Returns what the outputs are to be
+    // multiplied with.
+    DEV_MEMBER float to_weights(u32 tile, float (*s)[2], float& greatest, float& sum) const {
+        float max = UNSEEN;
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                bool seen = job.sees(tile + 16 * group + g + 8 * i);
+                s[group][i] = seen ? p.scores.exponent(s[group][i]) : UNSEEN;
+                max = max_of(max, s[group][i]);
+            }
+        max = max_of(greatest, reduce_lanes<Max, 4, WARP_SIZE>(max));
+        float rescale = exp2_fast(greatest - max);
+        greatest = max;
+        sum *= rescale;
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                bool seen = job.sees(tile + 16 * group + g + 8 * i);
+                s[group][i] = seen ? exp2_fast(s[group][i] - (max - 14.0f)) : 0.0f;
+                sum += s[group][i];
+            }
+        return rescale;
+    }
+
+    DEV_MEMBER void finish(const float (*out)[STEPS][4], const float* greatest, const float* sum, float unit) const {
+        SHARED(float, sums, N_WAVES * HEADS * DIM);
+        SHARED(float, stats, N_WAVES * HEADS * 2);
+#pragma unroll
+        for (u32 set = 0; set < SETS; set++) {
+            u32 of_wave = wave() * HEADS + set * 4 + t;
+            float total = reduce_lanes<Sum, 4, WARP_SIZE>(sum[set]);
+            if (set * 4 + t >= HEADS) continue;
+            if (g == 0) {
+                stats[of_wave * 2] = greatest[set];
+                stats[of_wave * 2 + 1] = total;
+            }
+#pragma unroll
+            for (u32 i = 0; i < STEPS; i++) {
+                u32 dim = (i / VALUE_STEPS * 16 + g * 2) * VALUE_STEPS + i % VALUE_STEPS * 2;
+                sums[of_wave * DIM + dim] = (out[set][i][0] + out[set][i][1]) * unit;
+                sums[of_wave * DIM + dim + 1] = (out[set][i][2] + out[set][i][3]) * unit;
+            }
+        }
+        merge_waves<DIM, HEADS>(p, job, sums, stats);
+    }
+};
