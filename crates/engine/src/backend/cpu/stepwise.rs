@@ -45,6 +45,28 @@ impl CpuBackend {
         self.routings.clone_from_slice(&memory.routings);
         self.cache.clone_from_slice(&memory.cache);
     }
+
+    /// Rounds the values of the cache to f16. Returns what they were, for [`CpuBackend::set_cache`].
+    pub(in crate::backend) fn round_cache(&mut self) -> Vec<LayerCache> {
+        let rounded = self.cache.iter().map(|layer| LayerCache {
+            spec: layer.spec,
+            k: layer.k.rounded(),
+            v: layer.v.rounded(),
+        });
+        let rounded = rounded.collect();
+        std::mem::replace(&mut self.cache, rounded)
+    }
+
+    pub(in crate::backend) fn set_cache(&mut self, cache: Vec<LayerCache>) {
+        self.cache = cache;
+    }
+}
+
+impl CacheData {
+    fn rounded(&self) -> CacheData {
+        let bits = |x: f32| f16::from_f32(x).to_bits();
+        CacheData::F16(self.to_f32().into_iter().map(bits).collect())
+    }
 }
 
 impl LayerCache {
