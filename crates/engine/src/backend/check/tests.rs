@@ -111,6 +111,85 @@ impl Stepwise for Wrong {
     }
 }
 
+/// Attends to the values of the cache rounded to f16.
+struct Rounding {
+    backend: CpuBackend,
+    attention: Vec<usize>,
+}
+
+impl Stepwise for Rounding {
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError> {
+        if !self.attention.contains(&index) {
+            return self.backend.run_one(index, batch);
+        }
+        let kept = self.backend.round_cache();
+        self.backend.run_one(index, batch)?;
+        self.backend.set_cache(kept);
+        Ok(())
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), EngineError> {
+        self.backend.run_shift(shift)
+    }
+
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, EngineError> {
+        self.backend.memory(batch)
+    }
+}
+
+/// Prompts over codes may be computed from rounded values, generated tokens may not, and nothing else passes for it.
+#[test]
+fn only_prompts_may_round_what_codes_stand_for() {
+    let model = model();
+    let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
+    let ops = &model.plan.ops;
+    let attention = (0..ops.len()).filter(|&i| matches!(ops[i], Op::Attention { .. }));
+    let attention: Vec<usize> = attention.collect();
+    for kv_type in [KvType::Q8_0, KvType::F8E4M3, KvType::F32] {
+        let backend = |isa| {
+            let options = CpuOptions {
+                isa,
+                n_threads: 1,
+                page: 16,
+                n_blocks: script.n_blocks,
+                kv_type,
+            };
+            CpuBackend::new(model.plan.clone(), Arc::clone(&model.weights), options)
+        };
+        let labels = Labels {
+            plan: &model.plan,
+            weights: &model.weights,
+            kv_type,
+        };
+        let failures = |checked: &mut dyn Stepwise| {
+            let mut oracle = backend(Isa::Scalar);
+            let report = compare(checked, &mut oracle, &script, &labels, Coverage::All).unwrap();
+            let places = report.failures().map(|check| (check.step, check.index));
+            places.collect::<Vec<(Step, usize)>>()
+        };
+        let found = failures(&mut Rounding {
+            backend: backend(Isa::detect()),
+            attention: attention.clone(),
+        });
+        let in_prompts = found.iter().any(|&(step, _)| step == Step::Prompt);
+        assert_eq!(in_prompts, kv_type == KvType::F32, "{kv_type:?}: {found:?}");
+        let is_rounded = |index: &usize| found.contains(&(Step::Decode, *index));
+        assert!(attention.iter().any(is_rounded), "{kv_type:?}: {found:?}");
+
+        let index = attention[1];
+        let found = failures(&mut Wrong {
+            backend: backend(Isa::detect()),
+            index,
+            harm: |memory| {
+                let buffers = memory.buffers.to_mut();
+                buffers.iter_mut().for_each(|values| nudge(values));
+            },
+        });
+        let places = [(Step::Prompt, index), (Step::Decode, index)];
+        assert_eq!(found, places, "{kv_type:?}");
+    }
+}
+
 #[test]
 fn keys_that_turn_wrongly_fail() {
     let model = model();
