@@ -1,5 +1,5 @@
 // Attention of a few rows on NVIDIA's matrix units, whose operands a lane can have straight from the cache: no word goes
-// through memory of the block, and there are a tenth of the instructions that multiply-adds would need.
+// through memory of the block, and there are a third of the instructions that multiply-adds would need, or less.
 //
 // A wave takes tiles of 16 positions, in GROUPS, on its own. Both products are transposed, so that a KV head's positions
 // and dimensions are the 16 rows of an operand and its query heads the 8 columns: four heads, each in two parts, the f16

@@ -25,6 +25,8 @@ struct Case {
     n_padding: usize,
     /// Queries are this much larger than keys.
     magnitude: f32,
+    /// What values of a position are multiplied with.
+    growth: fn(usize) -> f32,
     /// The greatest error, relative to the greatest magnitude of a head's output.
     tolerance: f64,
 }
@@ -47,6 +49,7 @@ impl Case {
             seqs: seqs.to_vec(),
             n_padding: 1,
             magnitude: 2.0,
+            growth: |_| 1.0,
             tolerance: 5e-6,
         }
     }
@@ -123,7 +126,12 @@ impl Data {
                         KvType::F16 => 1.0,
                         KvType::Q8_0 | KvType::F8E4M3 => [1.0, 0.03, 0.4, 2.5][pos % 4],
                     };
-                    for (x, dim) in [(&mut data.k, case.k_dim), (&mut data.v, case.v_dim)] {
+                    let of_values = factor * (case.growth)(pos);
+                    let planes = [
+                        (&mut data.k, case.k_dim, factor),
+                        (&mut data.v, case.v_dim, of_values),
+                    ];
+                    for (x, dim, factor) in planes {
                         let row = (0..dim).map(|_| (random.unit() * 2.0 - 1.0) as f32 * factor);
                         let row: Vec<f32> = row.collect();
                         let [codes, scales] = &kv::encode(case.ty, &row);
@@ -405,6 +413,24 @@ fn coded_caches() {
             case.scores.window = Some(70);
             case.scores.soft_cap = Some(5.0);
             check(&format!("pages of {page}"), &case);
+        }
+    }
+}
+
+/// Sums over codes are kept in units that follow the scales.
+#[test]
+fn values_that_grow_and_shrink() {
+    let growths: [fn(usize) -> f32; 4] = [
+        |pos| 0.5f32.powi(10 - pos as i32 / 20),
+        |pos| 2f32.powi(10 - pos as i32 / 20),
+        |pos| if pos % 150 == 149 { 4096.0 } else { 1.0 },
+        |_| 1e-4,
+    ];
+    for ty in KvType::ALL {
+        for growth in growths {
+            let mut case = Case::new(4, 1, 64, &[(400, 1), (130, 1)]).of(ty);
+            case.growth = growth;
+            check("growth", &case);
         }
     }
 }
