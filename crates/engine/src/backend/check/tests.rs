@@ -74,6 +74,23 @@ fn all_means_all() {
     assert_eq!(report.failures().count(), 0);
 }
 
+/// The CPU backend with the memory that a script takes.
+fn backend(
+    model: &Model,
+    plan: &Plan,
+    script: &Script,
+    (isa, kv_type): (Isa, KvType),
+) -> CpuBackend {
+    let options = CpuOptions {
+        isa,
+        n_threads: 1,
+        page: 16,
+        n_blocks: script.n_blocks,
+        kv_type,
+    };
+    CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
+}
+
 /// Does one operation wrongly.
 struct Wrong {
     backend: CpuBackend,
@@ -146,16 +163,7 @@ fn only_prompts_may_round_what_codes_stand_for() {
     let attention = (0..ops.len()).filter(|&i| matches!(ops[i], Op::Attention { .. }));
     let attention: Vec<usize> = attention.collect();
     for kv_type in [KvType::Q8_0, KvType::F8E4M3, KvType::F32] {
-        let backend = |isa| {
-            let options = CpuOptions {
-                isa,
-                n_threads: 1,
-                page: 16,
-                n_blocks: script.n_blocks,
-                kv_type,
-            };
-            CpuBackend::new(model.plan.clone(), Arc::clone(&model.weights), options)
-        };
+        let backend = |isa| backend(&model, &model.plan, &script, (isa, kv_type));
         let labels = Labels {
             plan: &model.plan,
             weights: &model.weights,
@@ -194,15 +202,7 @@ fn only_prompts_may_round_what_codes_stand_for() {
 fn keys_that_turn_wrongly_fail() {
     let model = model();
     let script = Script::new(&tokens(), 24, 16, [8, 2]);
-    let options = |isa| CpuOptions {
-        isa,
-        n_threads: 1,
-        page: 16,
-        n_blocks: script.n_blocks,
-        kv_type: KvType::F16,
-    };
-    let backend =
-        |isa| CpuBackend::new(model.plan.clone(), Arc::clone(&model.weights), options(isa));
+    let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16));
     for too_far in [0, 1] {
         let mut wrong = Wrong {
             backend: backend(Isa::detect()),
@@ -232,16 +232,7 @@ fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step
 /// Checks a backend that does `harm` after operation `index` of `plan`.
 fn check_wrong(model: &Model, plan: &Plan, index: usize, harm: fn(&mut Memory<'_>)) -> Report {
     let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
-    let backend = |isa| {
-        let options = CpuOptions {
-            isa,
-            n_threads: 1,
-            page: 16,
-            n_blocks: script.n_blocks,
-            kv_type: KvType::F16,
-        };
-        CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
-    };
+    let backend = |isa| backend(model, plan, &script, (isa, KvType::F16));
     let labels = Labels {
         plan,
         weights: &model.weights,
