@@ -1,4 +1,4 @@
-// Attention of a few rows by multiply-adds: where there are no matrix units whose operands lanes can load by themselves.
+// Attention of a few rows by multiply-adds: everywhere but on NVIDIA, and there where decode_matrix.h does not fit.
 //
 // A wave takes tiles of positions on its own: 8 dimensions of a key to a lane in one load of 16 or 8 bytes, DIM / 8 lanes
 // (the next power of two) to a position. The products of a tile are summed over lanes by halving exchanges, which leave
