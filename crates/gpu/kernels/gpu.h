@@ -160,6 +160,16 @@ DEV u32 wave() { return tid() / WARP_SIZE; }
 template <typename To, typename From> DEV To bits(From from) { return __builtin_bit_cast(To, from); }
 DEV float h2f(u16 half) { return (float)bits<f16>(half); }
 DEV u16 f2h(float value) { return bits<u16>((f16)value); }
+// Two numbers as f16 in a word, the first in its low half.
+DEV u32 pack_halves(float low, float high) {
+#if defined(GPU_NV)
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return f2h(low) | (u32)f2h(high) << 16;
+#endif
+}
 template <typename T> DEV constexpr T min_of(T a, T b) { return a < b ? a : b; }
 template <typename T> DEV T max_of(T a, T b) { return a > b ? a : b; }
 DEV u32 div_up(u32 a, u32 b) { return (a + b - 1) / b; }

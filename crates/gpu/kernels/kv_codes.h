@@ -15,16 +15,6 @@ static float float_of_fp8(u8 code, u32 bias) {
 } // namespace host
 #endif
 
-DEV u32 pack_halves(float low, float high) {
-#if defined(GPU_NV)
-    u32 both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-#else
-    return f2h(low) | (u32)f2h(high) << 16;
-#endif
-}
-
 namespace kv {
 
 constexpr u32 FINITE = 0x7f800000u, NOT_A_NUMBER = 0x7fc00000u;

@@ -133,9 +133,9 @@ DEV void split_product(const MatmulParams& p, const Place& place) {
 #pragma unroll
         for (u32 i = 0; i < VALUES; i += 2) {
             float a = x[i] * scale.up, b = x[i + 1] * scale.up;
-            u16 a_hi = f2h(a), b_hi = f2h(b);
-            hi[i / 2] = a_hi | (u32)b_hi << 16;
-            lo[i / 2] = f2h(a - h2f(a_hi)) | (u32)f2h(b - h2f(b_hi)) << 16;
+            u32 both = pack_halves(a, b);
+            hi[i / 2] = both;
+            lo[i / 2] = pack_halves(a - h2f((u16)both), b - h2f((u16)(both >> 16)));
         }
 #pragma unroll
         for (u32 i = 0; i < VALUES / 2; i += 2) {
@@ -154,7 +154,7 @@ DEV void split_product(const MatmulParams& p, const Place& place) {
             if (w_chunk == 0) w_scale[w_row / 16 * 16 + mma::col_slot(w_row % 16)] = scale.down;
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                words.v[i] = f2h(w_next.value(2 * i) * scale.up) | (u32)f2h(w_next.value(2 * i + 1) * scale.up) << 16;
+                words.v[i] = pack_halves(w_next.value(2 * i) * scale.up, w_next.value(2 * i + 1) * scale.up);
         }
         store16(w + w_row * STRIDE + 16 * w_chunk, words);
         barrier();

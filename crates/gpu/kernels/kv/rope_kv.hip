@@ -58,8 +58,7 @@ template <u32 W> DEV void store_run(float* out, const Run<W>& x) {
 
 template <u32 W> DEV void store_run_f16(u16* out, const Run<W>& x) {
     if constexpr (W == 4) {
-        u32x2 packed = {{f2h(x.v[0]) | (u32)f2h(x.v[1]) << 16, f2h(x.v[2]) | (u32)f2h(x.v[3]) << 16}};
-        *(u32x2*)out = packed;
+        *(u32x2*)out = {{pack_halves(x.v[0], x.v[1]), pack_halves(x.v[2], x.v[3])}};
     } else {
         out[0] = f2h(x.v[0]);
     }
