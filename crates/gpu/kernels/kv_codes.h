@@ -42,11 +42,6 @@ DEV u32 e4m3_pair(u16 codes) {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
     return halves;
 }
-#elif defined(GPU_HOST) && defined(GPU_NVIDIA)
-constexpr u32 E4M3_SHIFT = 0;
-DEV u32 e4m3_pair(u16 codes) {
-    return f2h(host::float_of_fp8((u8)codes, 7)) | (u32)f2h(host::float_of_fp8((u8)(codes >> 8), 7)) << 16;
-}
 #elif defined(__gfx1200__) || defined(__gfx1201__)
 #define E4M3_TO_FLOATS
 constexpr u32 E4M3_SHIFT = 0;
