@@ -130,10 +130,10 @@ template <typename T, typename Out, typename F> DEV void dequantize_flat(const D
 #pragma unroll
     for (u32 i = 0; i < QUADS; i++) {
         u64 at = first + i * THREADS;
+        if (at >= n) continue;
         u32 values[4];
 #pragma unroll
         for (u32 j = 0; j < 4; j++) values[j] = convert(quads[i].value(j));
-        if (at >= n) continue;
         if constexpr (sizeof(Out) == 4) store16(p.out + at * 4, {{values[0], values[1], values[2], values[3]}});
         else *(u32x2*)(p.out + at * 4) = {{values[0] | values[1] << 16, values[2] | values[3] << 16}};
     }
