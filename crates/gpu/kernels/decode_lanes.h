@@ -43,6 +43,9 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     static constexpr u32 SLOTS = WARP_SIZE / LANES;
     static constexpr u32 LOADS = HEADS <= 4 ? 8 : 4;
     static constexpr u32 TILE = SLOTS * LOADS;
+    // See ORDERS in kv/attention_decode.hip: which positions a wave takes together decides on the order.
+    static constexpr u32 ORDER = TILE;
+    static_assert(ORDER < 128, "a byte, unlike those of decode_matrix.h");
     // Positions of a tile that are in one page.
     static constexpr u32 RUN = min_of(TILE, 16u);
     static constexpr u32 N_SCORES = LOADS * HEADS;

@@ -32,6 +32,8 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
     static constexpr bool FITS = DIM * SETS <= 256 && DIM * BYTES <= 256 && HEADS > 1;
     static constexpr u32 GROUPS = DIM * SETS <= 128 ? 2 : 1;
     static constexpr u32 TILE = 16 * GROUPS;
+    // See ORDERS in kv/attention_decode.hip: unlike those of multiply-adds, which are below.
+    static constexpr u32 ORDER = 128 + TILE;
 
     // Steps that a scale covers, and scales of a row.
     static constexpr u32 BLOCK_STEPS = BY_BLOCK ? kv::BLOCK / 16 : STEPS;

@@ -22,19 +22,27 @@
 #include "decode_matrix.h"
 #endif
 
-template <u32 DIM, u32 HEADS> DEV void decode(const DecodeParams& p) {
-    DecodeJob job;
-    if (!DecodeJob::of_block<HEADS>(p, job)) return;
 #if defined(GPU_NVIDIA)
-    if constexpr (DecodeMatrix<DIM, HEADS>::FITS) DecodeMatrix<DIM, HEADS>::run(p, job);
-    else
+template <u32 DIM, u32 HEADS, bool FITS = DecodeMatrix<DIM, HEADS>::FITS> struct Decode : DecodeMatrix<DIM, HEADS> {};
+template <u32 DIM, u32 HEADS> struct Decode<DIM, HEADS, false> : DecodeLanes<DIM, HEADS> {};
+#else
+template <u32 DIM, u32 HEADS> struct Decode : DecodeLanes<DIM, HEADS> {};
 #endif
-        DecodeLanes<DIM, HEADS>::run(p, job);
-}
+
+// A byte for each of HEADS = 1, 2, 4, 8, the lowest first: where they are equal, the same is added in the same order, so
+// that the bits are the same.
+template <u32 DIM>
+constexpr u32 ORDERS =
+    Decode<DIM, 1>::ORDER | Decode<DIM, 2>::ORDER << 8 | Decode<DIM, 4>::ORDER << 16 | Decode<DIM, 8>::ORDER << 24;
 
 #define DECODE(DIM, HEADS)                                                                                             \
-    KERNEL(decode_##DIM##_##HEADS, DecodeParams, THREADS) { decode<DIM, HEADS>(p); }
-#define DECODE_DIM(DIM) DECODE(DIM, 1) DECODE(DIM, 2) DECODE(DIM, 4) DECODE(DIM, 8)
+    KERNEL(decode_##DIM##_##HEADS, DecodeParams, THREADS) {                                                            \
+        DecodeJob job;                                                                                                 \
+        if (DecodeJob::of_block<HEADS>(p, job)) Decode<DIM, HEADS>::run(p, job);                                       \
+    }
+#define DECODE_DIM(DIM)                                                                                                \
+    EXPORT_U32(orders_##DIM, ORDERS<DIM>)                                                                              \
+    DECODE(DIM, 1) DECODE(DIM, 2) DECODE(DIM, 4) DECODE(DIM, 8)
 DECODE_DIM(64)
 DECODE_DIM(80)
 DECODE_DIM(96)

@@ -22,9 +22,8 @@ const MAX_SPLITS: usize = 128;
 const MAX_PARTS: usize = 512;
 /// Widths of keys and values that have a kernel of their own.
 const FAST_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
-/// The most query heads of a block, and up to how many its tiles have twice the positions (`LOADS` and `GROUPS` of the kernels).
+/// The most query heads of a block.
 const MAX_HEADS: usize = 8;
-const HEADS_OF_LONG_TILES: usize = 4;
 /// Values that the generic kernel keeps in shared memory.
 const MAX_GENERIC_DIMS: usize = 8192;
 
@@ -47,6 +46,8 @@ pub struct AttentionScratch {
     wave_size: u32,
     /// The widest heads of the prefill kernels; rows with wider ones are computed on their own.
     widest_prefill: u32,
+    /// Of the kernels for few rows of each of [`FAST_DIMS`].
+    orders: [Orders; FAST_DIMS.len()],
 }
 
 impl AttentionScratch {
@@ -62,11 +63,16 @@ impl AttentionScratch {
     ) -> Result<AttentionScratch, GpuError> {
         let most_splits = MAX_SPLITS.min(n_ctx.div_ceil(SPLIT_GRAIN)).max(1);
         let parts = (MAX_PARTS + max_seqs).min(max_seqs * most_splits);
+        let mut orders = [Orders(0); FAST_DIMS.len()];
+        for (orders, dim) in orders.iter_mut().zip(FAST_DIMS) {
+            *orders = Orders(gpu.constant(kv_module!("attention_decode", ty), orders_name(dim))?);
+        }
         Ok(AttentionScratch {
             partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
             n_ctx,
             wave_size: gpu.constant(kv_module!("attention_prefill", ty), "wave_size")?,
             widest_prefill: gpu.constant(kv_module!("attention_prefill", ty), "widest")?,
+            orders,
         })
     }
 
@@ -161,6 +167,36 @@ pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
     k_dim == v_dim && FAST_DIMS.contains(&k_dim)
 }
 
+/// `ORDERS` of a width in attention_decode.hip: a byte for each number of query heads to a block, equal where the bits are.
+#[derive(Clone, Copy)]
+struct Orders(u32);
+
+impl Orders {
+    /// Whether blocks of `heads` query heads add up in the order that those of `most` do.
+    fn are_equal(self, heads: usize, most: usize) -> bool {
+        let order = |heads: usize| self.0.to_le_bytes()[heads.trailing_zeros() as usize];
+        order(heads) == order(most)
+    }
+}
+
+/// What the image calls [`Orders`] of a width.
+fn orders_name(dim: usize) -> &'static str {
+    const NAMES: [&str; 5] = [
+        "orders_64",
+        "orders_80",
+        "orders_96",
+        "orders_128",
+        "orders_256",
+    ];
+    NAMES[fast_dim(dim)]
+}
+
+/// The place of a width among [`FAST_DIMS`].
+fn fast_dim(dim: usize) -> usize {
+    let place = FAST_DIMS.iter().position(|&d| d == dim);
+    place.expect("a fast width")
+}
+
 /// The decode kernel for a width and a number of query heads to a block.
 fn decode_kernel(dim: usize, heads: usize) -> &'static str {
     const NAMES: [[&str; 4]; 5] = [
@@ -180,8 +216,7 @@ fn decode_kernel(dim: usize, heads: usize) -> &'static str {
             "decode_256_8",
         ],
     ];
-    let row = FAST_DIMS.iter().position(|&d| d == dim);
-    NAMES[row.expect("a fast width")][heads.trailing_zeros() as usize]
+    NAMES[fast_dim(dim)][heads.trailing_zeros() as usize]
 }
 
 /// The prefill kernel for a width, and the waves of a block, each with 16 queries.
@@ -239,12 +274,6 @@ pub fn attention(
     }
 }
 
-/// Whether blocks of `heads` query heads add up in the order that those of `most` do: by the same instructions, which on
-/// NVIDIA GPUs are others for a single head, over tiles of as many positions.
-fn is_alike(heads: usize, most: usize) -> bool {
-    heads == most || [2, 4].contains(&heads) && heads < most && most <= HEADS_OF_LONG_TILES
-}
-
 /// What the blocks of a launch for a few rows depend on.
 #[derive(Clone, Copy)]
 pub(crate) struct DecodeExtents {
@@ -296,20 +325,29 @@ impl DecodeExtents {
     }
 
     /// Query heads of a block: as measured, else as many as there can be.
-    fn heads(&self, gpu: &Gpu) -> usize {
-        let most = self.most_heads();
+    fn heads(&self, gpu: &Gpu, scratch: &AttentionScratch) -> usize {
         match gpu.tuned(|| self.shape()) {
-            Some(Choice::Attention { heads }) if is_alike(heads, most) => heads,
-            _ => most,
+            Some(Choice::Attention { heads }) if self.is_alike(heads, scratch) => heads,
+            _ => self.most_heads(),
         }
     }
 
-    /// The shape of the launch, and the ways to make it, the usual one first; none where no kernel for the width is.
-    pub(crate) fn ways(&self) -> (Shape, Vec<Choice>) {
+    /// Whether blocks of so many query heads, at most the usual ones, give the same bits.
+    fn is_alike(&self, heads: usize, scratch: &AttentionScratch) -> bool {
         let most = self.most_heads();
-        let fewer = std::iter::successors(Some(most), |heads| Some(heads / 2));
-        let alike = fewer.take_while(|&heads| heads > 0 && is_alike(heads, most));
-        let alike = alike.filter(|_| is_fast(self.kv.k_dim, self.kv.v_dim));
+        let orders = scratch.orders[fast_dim(self.kv.k_dim)];
+        heads.is_power_of_two() && heads <= most && orders.are_equal(heads, most)
+    }
+
+    /// The shape of the launch, and the ways to make it, the usual one first; none where no kernel for the width is.
+    pub(crate) fn ways(&self, scratch: &AttentionScratch) -> (Shape, Vec<Choice>) {
+        if !is_fast(self.kv.k_dim, self.kv.v_dim) {
+            return (self.shape(), Vec::new());
+        }
+        let fewer = std::iter::successors(Some(self.most_heads()), |heads| Some(heads / 2));
+        let alike = fewer
+            .take_while(|&heads| heads > 0)
+            .filter(|&heads| self.is_alike(heads, scratch));
         let ways = alike.map(|heads| Choice::Attention { heads });
         (self.shape(), ways.collect())
     }
@@ -382,7 +420,7 @@ impl Call<'_> {
             kv: self.kv.shape,
         };
         let n_splits = extents.n_splits(self.gpu, self.scratch)?;
-        let heads = extents.heads(self.gpu);
+        let heads = extents.heads(self.gpu, self.scratch);
         let n_blocks = extents.n_blocks(heads);
         let params = self.decode_params(n_splits);
         let kernel = extents.kernel(heads);

@@ -66,6 +66,7 @@ impl Work<'_> {
                 n_rows,
                 n_heads,
                 kv,
+                scratch,
                 ..
             } => {
                 let extents = DecodeExtents {
@@ -73,7 +74,7 @@ impl Work<'_> {
                     n_heads: *n_heads,
                     kv: *kv,
                 };
-                extents.ways()
+                extents.ways(scratch)
             }
         }
     }
