@@ -5,6 +5,9 @@
 // each lane with scores of its own, so each exponential is computed once. Loads of the next keys are in flight meanwhile.
 // Codes are multiplied as they are: the scale of a row goes to its scores and weights, that of a block to the sums and
 // weights of a lane.
+//
+// Tuned on an H200, which reads 4.5 TB/s and waits for these instructions: 32 heads of 128 values on 8, 32,768 positions of
+// one row in Q8_0, take 40.4 us at 40 % of that, and decode_matrix.h has them there. Of AMD nothing was measured.
 #pragma once
 #include "decode.h"
 

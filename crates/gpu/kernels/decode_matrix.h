@@ -1,5 +1,9 @@
 // Attention of a few rows on NVIDIA's matrix units, whose operands a lane can have straight from the cache: no word goes
-// through memory of the block, and there are a third of the instructions that multiply-adds would need, or less.
+// through memory of the block, and there are fewer instructions than of multiply-adds, which 8-bit caches would wait for
+// (decode_lanes.h).
+//
+// Tuned on an H200, which reads 4.5 TB/s. 32 heads of 128 values on 8, 32,768 positions of one row: F16 36.7 us at 81 % of
+// that, Q8_0 27.5 us at 58 %, F8E4M3 23.3 us at 66 %.
 //
 // A wave takes tiles of 16 positions, in GROUPS, on its own. Both products are transposed, so that a KV head's positions
 // and dimensions are the 16 rows of an operand and its query heads the 8 columns: four heads, each in two parts, the f16
@@ -213,7 +217,8 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
         return query;
     }
     // The bits of the greatest power of two that is no more than a positive number; between 2^-100 and 2^112, so that its
-    // inverse is a normal number, and 2^14 times that as well.
+    // inverse is a normal number, and 2^14 times that as well. In units of 2^112 queries and scales of values from 2^114 on
+    // overflow f16, and outputs are not numbers, where multiply-adds may have some.
     static DEV_MEMBER u32 power_of_two(u32 number) {
         return min_of(max_of(number & 0x7f800000u, 27u << 23), 239u << 23);
     }
