@@ -153,6 +153,14 @@ DEV void barrier(Site = HERE) { __nvvm_bar_sync(0); }
 #else
 DEV void barrier(Site at = HERE) { host::pause(host::State::AtBarrier, at); }
 #endif
+// The same number, which the compiler does not know to be the same: what is computed of it within a loop is computed
+// there, and holds no registers over the loop, for which ptxas would spill others.
+DEV u32 opaque(u32 v) {
+#if defined(GPU_NV)
+    asm volatile("" : "+r"(v));
+#endif
+    return v;
+}
 DEV u32 lane() { return tid() % WARP_SIZE; }
 DEV u32 wave() { return tid() / WARP_SIZE; }
 

@@ -8,7 +8,7 @@
 //     Q8x32    acc += d_w d_x dot - m_w d_x sum_x           per group
 //     Q8x256   part += d_w dot - m_w sum_x                  per group;   acc += d_x part   per step
 //
-// What the next step needs is loaded into registers while this one is multiplied. The order of all sums is fixed.
+// What the next DEPTH steps need is on its way into registers while a step is multiplied. The order of all sums is fixed.
 // Memory of the block: (TM + TN) (STEP + 16) bytes of codes, TN scales and minimums and TM scales and sums for each
 // group; with WK > 1 also (WK - 1) TM TN floats.
 #pragma once
@@ -19,19 +19,23 @@ template <typename Format, u32 STEP, u32 TM, u32 TN> struct Step {
     using F = Format;
     static constexpr u32 LEN = STEP, ROWS = TM, OUTS = TN;
     static constexpr u32 CHUNKS = STEP / 32, GROUPS = STEP / F::GROUP, PER_CHUNK = 32 / F::GROUP;
+    // Sums of a step take the scale of x at its end.
+    static constexpr bool BY_STEP = F::ACT_BLOCK > 32;
     // Scales of x for a row.
-    static constexpr u32 X_SCALES = F::ACT_BLOCK == 32 ? CHUNKS : 1;
+    static constexpr u32 X_SCALES = BY_STEP ? 1 : CHUNKS;
     // Bytes from one row of codes to the next: an odd multiple of 16.
     static constexpr u32 STRIDE = STEP + 16;
+    // Floats after the scales of a group: neighbouring groups are stored at once, to other banks.
+    static constexpr u32 PAD = 4;
 
     // What the block has in its memory. Numbers of rows and columns lie in slots (mma.h), 16 by 16.
     struct alignas(16) Memory {
         i8 x[TM * STRIDE];
         i8 w[TN * STRIDE];
-        float w_scale[GROUPS][TN];
-        float w_min[F::HAS_MIN ? GROUPS : 1][TN];
-        float x_scale[X_SCALES][TM];
-        float x_sum[F::HAS_MIN ? GROUPS : 1][TM];
+        float w_scale[GROUPS][TN + PAD];
+        float w_min[F::HAS_MIN ? GROUPS : 1][TN + PAD];
+        float x_scale[X_SCALES][TM + PAD];
+        float x_sum[F::HAS_MIN ? GROUPS : 1][TM + PAD];
     };
 };
 
@@ -41,56 +45,22 @@ template <i32 OFFSET> DEV u32 centered(u32 four) {
     else return ((four | 0x80808080u) - 0x01010101u * OFFSET) ^ 0x80808080u;
 }
 
-// A thread's share of a step, on its way from device memory to memory of the block: a chunk of weights, pieces of 16
-// codes of x, scales and sums of x.
-template <typename S> struct Share {
+// A thread's share of the weights of a step, on its way from device memory to memory of the block: a chunk.
+template <typename S> struct WeightShare {
     using F = typename S::F;
     using Memory = typename S::Memory;
-    static constexpr u32 TM = S::ROWS, TN = S::OUTS, CHUNKS = S::CHUNKS, X_SCALES = S::X_SCALES, STRIDE = S::STRIDE;
-    static constexpr u32 ROW_PIECES = S::LEN / 16, PIECES = TM * ROW_PIECES / THREADS;
-    static constexpr u32 SCALES = (TM * X_SCALES + THREADS - 1) / THREADS;
-    static_assert(PIECES * THREADS == TM * ROW_PIECES && TN * CHUNKS == THREADS && TM <= THREADS, "whole shares");
+    static constexpr u32 TN = S::OUTS, CHUNKS = S::CHUNKS, STRIDE = S::STRIDE;
+    static_assert(TN * CHUNKS == THREADS, "whole shares");
 
-    Block<F, Planes> w_row;
     u32 w_chunk;
     F w;
-    u32x4 x[PIECES];
-    float x_scale[SCALES];
-    // Two sums of 16 codes each, for every chunk.
-    u32 x_sum[CHUNKS];
 
-    DEV_MEMBER static u32 slot_of_row(u32 row) { return row / 16 * 16 + mma::row_slot(row % 16); }
     DEV_MEMBER static u32 slot_of_col(u32 col) { return col / 16 * 16 + mma::col_slot(col % 16); }
 
-    DEV_MEMBER void begin(const MatmulParams& p, u32 first_out) {
-        w_row = Block<F, Planes>::of(p.w, min_of(first_out + tid() / CHUNKS, p.w.n_out - 1));
-    }
-
-    DEV_MEMBER void load(const MatmulParams& p, u32 first_row, u32 k) {
-        const u32 n_in = p.w.n_in;
+    DEV_MEMBER void load(const MatmulParams& p, const Block<F, Planes>& row, u32 k) {
         w_chunk = k / 32 + tid() % CHUNKS;
         w = F{};
-        if (w_chunk < n_in / 32) w = w_row.load(w_chunk);
-#pragma unroll
-        for (u32 i = 0; i < PIECES; i++) {
-            u32 piece = i * THREADS + tid();
-            u32 row = min_of(first_row + piece / ROW_PIECES, p.n_rows - 1), at = k + piece % ROW_PIECES * 16;
-            x[i] = u32x4{};
-            if (at < n_in) x[i] = load16(p.codes + (u64)row * n_in + at);
-        }
-#pragma unroll
-        for (u32 i = 0; i < SCALES; i++) {
-            u32 n = i * THREADS + tid();
-            u32 row = min_of(first_row + n / X_SCALES, p.n_rows - 1), at = k + n % X_SCALES * 32;
-            x_scale[i] = 0.0f;
-            if (at < n_in) x_scale[i] = p.scales[(u64)row * (n_in / F::ACT_BLOCK) + at / F::ACT_BLOCK];
-        }
-        if constexpr (F::HAS_MIN) {
-            u32 row = min_of(first_row + tid() % TM, p.n_rows - 1);
-            const u32* pairs = (const u32*)p.sums + (u64)row * (n_in / 32) + k / 32;
-#pragma unroll
-            for (u32 i = 0; i < CHUNKS; i++) x_sum[i] = k + 32 * i < n_in ? pairs[i] : 0;
-        }
+        if (w_chunk < p.w.n_in / 32) w = row.load(w_chunk);
     }
 
     DEV_MEMBER void store(Memory& m) const {
@@ -107,6 +77,53 @@ template <typename S> struct Share {
             m.w_scale[chunk * S::PER_CHUNK + h][slot_of_col(o)] = w.scale(place, h);
             if constexpr (F::HAS_MIN) m.w_min[chunk * S::PER_CHUNK + h][slot_of_col(o)] = w.minimum(place, h);
         }
+    }
+};
+
+// A thread's share of x: pieces of 16 codes, scales and sums.
+template <typename S> struct RowShare {
+    using F = typename S::F;
+    using Memory = typename S::Memory;
+    static constexpr u32 TM = S::ROWS, CHUNKS = S::CHUNKS, X_SCALES = S::X_SCALES, STRIDE = S::STRIDE;
+    static constexpr u32 ROW_PIECES = S::LEN / 16, PIECES = TM * ROW_PIECES / THREADS;
+    static constexpr u32 SCALES = (TM * X_SCALES + THREADS - 1) / THREADS;
+    // Threads that share the sums of a row.
+    static constexpr u32 PER_ROW = min_of(THREADS / TM, CHUNKS), SUMS = CHUNKS / PER_ROW;
+    static_assert(PIECES * THREADS == TM * ROW_PIECES && TM <= THREADS, "whole shares");
+
+    u32x4 x[PIECES];
+    float x_scale[SCALES];
+    // Two sums of 16 codes each, for every chunk.
+    u32 x_sum[SUMS];
+
+    DEV_MEMBER static u32 slot_of_row(u32 row) { return row / 16 * 16 + mma::row_slot(row % 16); }
+
+    DEV_MEMBER void load(const MatmulParams& p, u32 first_row, u32 k) {
+        const u32 n_in = p.w.n_in;
+        const u32 thread = opaque(tid());
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            u32 piece = i * THREADS + thread;
+            u32 row = min_of(first_row + piece / ROW_PIECES, p.n_rows - 1), at = k + piece % ROW_PIECES * 16;
+            x[i] = u32x4{};
+            if (at < n_in) x[i] = load16(p.codes + (u64)row * n_in + at);
+        }
+#pragma unroll
+        for (u32 i = 0; i < SCALES; i++) {
+            u32 n = i * THREADS + thread;
+            u32 row = min_of(first_row + n / X_SCALES, p.n_rows - 1), at = k + n % X_SCALES * 32;
+            x_scale[i] = 0.0f;
+            if (at < n_in) x_scale[i] = p.scales[(u64)row * (n_in / F::ACT_BLOCK) + at / F::ACT_BLOCK];
+        }
+        if constexpr (F::HAS_MIN) {
+            u32 row = min_of(first_row + thread % TM, p.n_rows - 1), from = thread / TM % PER_ROW * SUMS;
+            const u32* pairs = (const u32*)p.sums + (u64)row * (n_in / 32) + k / 32;
+#pragma unroll
+            for (u32 i = 0; i < SUMS; i++) x_sum[i] = k + 32 * (from + i) < n_in ? pairs[from + i] : 0;
+        }
+    }
+
+    DEV_MEMBER void store(Memory& m) const {
 #pragma unroll
         for (u32 i = 0; i < PIECES; i++) {
             u32 piece = i * THREADS + tid();
@@ -121,29 +138,86 @@ template <typename S> struct Share {
 
     // For Q8x32 after the scales are there.
     DEV_MEMBER void store_sums(Memory& m) const {
-        if (tid() >= TM) return;
-        const u32 slot = slot_of_row(tid());
+        if (tid() >= TM * PER_ROW) return;
+        const u32 slot = slot_of_row(tid() % TM), from = tid() / TM * SUMS;
 #pragma unroll
-        for (u32 g = 0; g < S::GROUPS; g++) {
-            u32 pair = x_sum[g / S::PER_CHUNK];
-            i32 low = (i16)pair, high = (i16)(pair >> 16);
-            i32 sum = S::PER_CHUNK == 1 ? low + high : g % 2 == 0 ? low : high;
+        for (u32 i = 0; i < SUMS; i++) {
+            const i32 low = (i16)x_sum[i], high = (i16)(x_sum[i] >> 16);
             float d = 1.0f;
-            if constexpr (F::ACT_BLOCK == 32) d = m.x_scale[g / S::PER_CHUNK][slot];
-            m.x_sum[g][slot] = d * (float)sum;
+            if constexpr (F::ACT_BLOCK == 32) d = m.x_scale[from + i][slot];
+            if constexpr (S::PER_CHUNK == 1) {
+                m.x_sum[from + i][slot] = d * (float)(low + high);
+            } else {
+                m.x_sum[2 * (from + i)][slot] = d * (float)low;
+                m.x_sum[2 * (from + i) + 1][slot] = d * (float)high;
+            }
         }
     }
 };
 
-// MT by NT tiles for each wave.
-template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK>
+// acc += the products of a step by one wave: MT by NT tiles from row m0 and output n0 on, of groups wave_k, wave_k + WK, ...
+// The values of UNROLLED groups are loaded together.
+template <typename S, u32 MT, u32 NT, u32 WK, u32 UNROLLED>
+DEV void multiply(float (&acc)[MT][NT][mma::ELEMENTS], const typename S::Memory& m, u32 m0, u32 n0, u32 wave_k) {
+    using F = typename S::F;
+    using Tile = mma::I8<F::GROUP>;
+    constexpr u32 STRIDE = S::STRIDE, E = mma::ELEMENTS;
+    constexpr bool BY_STEP = S::BY_STEP;
+    float part[MT][NT][E] = {};
+#pragma unroll UNROLLED
+    for (u32 i = 0; i < S::GROUPS / WK; i++) {
+        const u32 g = i * WK + wave_k;
+        typename Tile::A a[MT];
+        float x_sum[MT][mma::ROWS], x_scale[MT][mma::ROWS];
+#pragma unroll
+        for (u32 mt = 0; mt < MT; mt++) {
+            const u32 row = m0 + 16 * mt, slot = row + mma::first_row_slot();
+            a[mt] = Tile::load_a(m.x + row * STRIDE + g * F::GROUP, STRIDE);
+            if constexpr (F::HAS_MIN) load_floats<mma::ROWS>(x_sum[mt], m.x_sum[g] + slot);
+            if constexpr (!BY_STEP) load_floats<mma::ROWS>(x_scale[mt], m.x_scale[g] + slot);
+        }
+#pragma unroll
+        for (u32 nt = 0; nt < NT; nt++) {
+            const u32 col = n0 + 16 * nt, slot = col + mma::first_col_slot();
+            typename Tile::B b = Tile::load_b(m.w + col * STRIDE + g * F::GROUP, STRIDE);
+            float w_scale[mma::COLS], w_min[mma::COLS];
+            load_floats<mma::COLS>(w_scale, m.w_scale[g] + slot);
+            if constexpr (F::HAS_MIN) load_floats<mma::COLS>(w_min, m.w_min[g] + slot);
+#pragma unroll
+            for (u32 mt = 0; mt < MT; mt++) {
+                typename Tile::Acc dot = Tile::start();
+                Tile::mac(dot, a[mt], b);
+#pragma unroll
+                for (u32 e = 0; e < E; e++) {
+                    const u32 r = mma::row_index(e), c = mma::col_index(e);
+                    float& sum = BY_STEP ? part[mt][nt][e] : acc[mt][nt][e];
+                    float scale = BY_STEP ? w_scale[c] : w_scale[c] * x_scale[mt][r];
+                    sum = fma(Tile::value(dot.v[e]), scale, sum);
+                    if constexpr (F::HAS_MIN) sum = fma(-w_min[c], x_sum[mt][r], sum);
+                }
+            }
+        }
+    }
+    if constexpr (BY_STEP) {
+#pragma unroll
+        for (u32 mt = 0; mt < MT; mt++) {
+            float x_scale[mma::ROWS];
+            load_floats<mma::ROWS>(x_scale, m.x_scale[0] + m0 + 16 * mt + mma::first_row_slot());
+#pragma unroll
+            for (u32 nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (u32 e = 0; e < E; e++)
+                    acc[mt][nt][e] = fma(part[mt][nt][e], x_scale[mma::row_index(e)], acc[mt][nt][e]);
+        }
+    }
+}
+
+// MT by NT tiles for each wave, DEPTH steps on their way: as the registers allow.
+template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPTH>
 DEV void product(const MatmulParams& p, const Place& place) {
     constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS;
-    constexpr bool BY_STEP = F::ACT_BLOCK > 32;
     using S = Step<F, STEP, TM, TN>;
     static_assert(WM * WN * WK == N_WAVES && S::GROUPS % WK == 0, "all waves have work");
-    constexpr u32 STRIDE = S::STRIDE;
-    using Tile = mma::I8<F::GROUP>;
     using Memory = typename S::Memory;
     SHARED(Memory, memory, 1);
     Memory& m = *memory;
@@ -153,66 +227,32 @@ DEV void product(const MatmulParams& p, const Place& place) {
     const u32 m0 = at % WM * 16 * MT, n0 = at / WM % WN * 16 * NT, wave_k = at / (WM * WN);
     float acc[MT][NT][E] = {};
 
-    Share<S> share;
-    share.begin(p, first_out);
-    share.load(p, first_row, 0);
-    for (u32 k = 0; k < p.w.n_in; k += STEP) {
-        barrier();
-        share.store(m);
-        if constexpr (F::HAS_MIN) {
-            if constexpr (!BY_STEP) barrier();
-            share.store_sums(m);
-        }
-        barrier();
-        if (k + STEP < p.w.n_in) share.load(p, first_row, k + STEP);
-
-        float part[MT][NT][E] = {};
-        // One group at a time: unrolled, the loads of the next take the registers of another block.
-#pragma unroll 1
-        for (u32 i = 0; i < S::GROUPS / WK; i++) {
-            const u32 g = i * WK + wave_k;
-            typename Tile::A a[MT];
-            float x_sum[MT][mma::ROWS], x_scale[MT][mma::ROWS];
+    const auto w_row = Block<F, Planes>::of(p.w, min_of(first_out + tid() / S::CHUNKS, p.w.n_out - 1));
+    WeightShare<S> w[DEPTH];
+    RowShare<S> x[DEPTH];
 #pragma unroll
-            for (u32 mt = 0; mt < MT; mt++) {
-                const u32 row = m0 + 16 * mt, slot = row + mma::first_row_slot();
-                a[mt] = Tile::load_a(m.x + row * STRIDE + g * F::GROUP, STRIDE);
-                if constexpr (F::HAS_MIN) load_floats<mma::ROWS>(x_sum[mt], m.x_sum[g] + slot);
-                if constexpr (!BY_STEP) load_floats<mma::ROWS>(x_scale[mt], m.x_scale[g] + slot);
+    for (u32 i = 0; i < DEPTH; i++) {
+        w[i].load(p, w_row, i * STEP);
+        x[i].load(p, first_row, i * STEP);
+    }
+    for (u32 round = 0; round < p.w.n_in; round += DEPTH * STEP) {
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; i++) {
+            const u32 k = round + i * STEP;
+            if (k >= p.w.n_in) break;
+            barrier();
+            w[i].store(m);
+            x[i].store(m);
+            if constexpr (F::HAS_MIN) {
+                if constexpr (!S::BY_STEP) barrier();
+                x[i].store_sums(m);
             }
-#pragma unroll
-            for (u32 nt = 0; nt < NT; nt++) {
-                const u32 col = n0 + 16 * nt, slot = col + mma::first_col_slot();
-                typename Tile::B b = Tile::load_b(m.w + col * STRIDE + g * F::GROUP, STRIDE);
-                float w_scale[mma::COLS], w_min[mma::COLS];
-                load_floats<mma::COLS>(w_scale, m.w_scale[g] + slot);
-                if constexpr (F::HAS_MIN) load_floats<mma::COLS>(w_min, m.w_min[g] + slot);
-#pragma unroll
-                for (u32 mt = 0; mt < MT; mt++) {
-                    typename Tile::Acc dot = Tile::start();
-                    Tile::mac(dot, a[mt], b);
-#pragma unroll
-                    for (u32 e = 0; e < E; e++) {
-                        const u32 r = mma::row_index(e), c = mma::col_index(e);
-                        float& sum = BY_STEP ? part[mt][nt][e] : acc[mt][nt][e];
-                        float scale = BY_STEP ? w_scale[c] : w_scale[c] * x_scale[mt][r];
-                        sum = fma(Tile::value(dot.v[e]), scale, sum);
-                        if constexpr (F::HAS_MIN) sum = fma(-w_min[c], x_sum[mt][r], sum);
-                    }
-                }
+            barrier();
+            if (k + DEPTH * STEP < p.w.n_in) {
+                w[i].load(p, w_row, k + DEPTH * STEP);
+                x[i].load(p, first_row, k + DEPTH * STEP);
             }
-        }
-        if constexpr (BY_STEP) {
-#pragma unroll
-            for (u32 mt = 0; mt < MT; mt++) {
-                float x_scale[mma::ROWS];
-                load_floats<mma::ROWS>(x_scale, m.x_scale[0] + m0 + 16 * mt + mma::first_row_slot());
-#pragma unroll
-                for (u32 nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (u32 e = 0; e < E; e++)
-                        acc[mt][nt][e] = fma(part[mt][nt][e], x_scale[mma::row_index(e)], acc[mt][nt][e]);
-            }
+            multiply<S, MT, NT, WK, DEPTH>(acc, m, m0, n0, wave_k);
         }
     }
 

@@ -23,8 +23,8 @@ template <typename F, u32 LARGE> DEV void of_expert(const ExpertMatmulParams& p)
     if constexpr (SPLIT<F> && LARGE) split_product<F, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2>(own, place);
     else if constexpr (SPLIT<F>) split_product<F, 1, WARP_SIZE / 32, 2, 128 / WARP_SIZE>(own, place);
     else if constexpr (F::FLOAT) float_product<F, 2>(own, place);
-    else if constexpr (LARGE) product<F, 128, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2, 1>(own, place);
-    else product<F, 128, 1, 2, 2, 2, N_WAVES / 4>(own, place);
+    else if constexpr (LARGE) product<F, 128, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2, 1, 1>(own, place);
+    else product<F, 128, 1, 2, 2, 2, N_WAVES / 4, 1>(own, place);
 }
 
 constexpr bool PLAIN_FLOAT = FORMAT::FLOAT && !SPLIT<FORMAT>;

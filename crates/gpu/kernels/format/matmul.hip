@@ -10,8 +10,8 @@ template <typename F, u32 LARGE> DEV void any_product(const MatmulParams& p) {
     if constexpr (SPLIT<F> && LARGE) split_product<F, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2>(p, place);
     else if constexpr (SPLIT<F>) split_product<F, 1, WARP_SIZE / 32, 2, 128 / WARP_SIZE>(p, place);
     else if constexpr (F::FLOAT) float_product<F, LARGE ? 4 : 2>(p, place);
-    else if constexpr (LARGE) product<F, 128, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2, 1>(p, place);
-    else product<F, 256, 2, 1, 1, 2, N_WAVES / 2>(p, place);
+    else if constexpr (LARGE) product<F, 128, WARP_SIZE / 16, 2, 128 / WARP_SIZE, 2, 1, 1>(p, place);
+    else product<F, 256, 2, 1, 1, 2, N_WAVES / 2, 2>(p, place);
 }
 
 EXPORT_U32(n_threads, THREADS)
