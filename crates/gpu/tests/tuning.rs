@@ -233,7 +233,7 @@ fn trials_of_every_kind() {
         );
         for ty in KvType::ALL {
             let scratch = AttentionScratch::new(&gpu, ty, 2, 4, 64, 128).unwrap();
-            let attention = |n_heads| Work::Attention {
+            let attention = |n_heads, dim| Work::Attention {
                 n_rows: 2,
                 n_heads,
                 scores: Scores {
@@ -246,16 +246,16 @@ fn trials_of_every_kind() {
                     n_blocks: 0,
                     n_kv_heads: 1,
                     page: 16,
-                    k_dim: 64,
-                    v_dim: 64,
+                    k_dim: dim,
+                    v_dim: dim,
                 },
                 n_positions: 90,
                 scratch: &scratch,
             };
-            run(&gpu, &attention(4));
-            for alone in [1, 8] {
-                let trial = Trial::begin(&gpu, &attention(alone)).unwrap();
-                assert!(trial.is_none(), "{alone} heads have one way");
+            run(&gpu, &attention(4, 64));
+            for (n_heads, dim) in [(1, 64), (8, 128), (4, 40)] {
+                let trial = Trial::begin(&gpu, &attention(n_heads, dim)).unwrap();
+                assert!(trial.is_none(), "{n_heads} heads of {dim} have one way");
             }
         }
     }
