@@ -324,11 +324,23 @@ fn groups_of_heads() {
 
 #[test]
 fn widths_of_heads() {
-    for dim in [80, 96, 128, 256] {
+    for (dim, n_heads) in [(80, 4), (96, 4), (128, 4), (256, 4), (80, 8), (128, 8)] {
         check(
-            &format!("width {dim}"),
-            &Case::new(4, 1, dim, &[(40, 1), (100, 1)]),
+            &format!("width {dim}, {n_heads} heads"),
+            &Case::new(n_heads, 1, dim, &[(40, 1), (100, 1)]),
         );
+    }
+}
+
+/// More parts than `combine` loads before it has their weights.
+#[test]
+fn long_contexts() {
+    for (dim, n_ctx) in [(256, 2048), (128, 2560)] {
+        let mut case = Case::new(2, 1, dim, &[(n_ctx - 48, 1)]);
+        case.n_ctx = n_ctx;
+        // Memory for parts is that of the sequences.
+        case.n_padding = 0;
+        check(&format!("{n_ctx} positions of width {dim}"), &case);
     }
 }
 
@@ -416,7 +428,15 @@ fn widths_without_a_kernel_of_their_own() {
 #[test]
 fn coded_caches() {
     for ty in CODED {
-        for (dim, n_heads) in [(64, 1), (80, 2), (96, 7), (128, 4), (256, 8)] {
+        for (dim, n_heads) in [
+            (64, 1),
+            (80, 2),
+            (96, 7),
+            (128, 4),
+            (256, 8),
+            (80, 8),
+            (128, 8),
+        ] {
             let mut case = Case::new(n_heads, 1, dim, &[(0, 1), (100, 1), (31, 2)]).of(ty);
             case.page = [16, 32, 64][dim / 16 % 3];
             check(&format!("width {dim}"), &case);
@@ -466,15 +486,17 @@ fn prompts_over_coded_caches() {
     }
 }
 
-/// A row that sees one position gives its values as they are: every code, times scales of both ends.
+/// A row that sees one position, even or odd, gives its values as they are: every code, times scales of both ends. Single
+/// heads and pairs, which NVIDIA's matrix units attend for.
 #[test]
 fn every_code_is_read_exactly() {
     for gpu in common::gpus_with(&VARIANTS) {
-        for ty in CODED {
-            let mut case = Case::new(4, 4, 64, &[(0, 1), (0, 1), (0, 1)]).of(ty);
+        for (ty, n_heads) in CODED.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
+            let mut case = Case::new(n_heads, 4, 64, &[(0, 1), (9, 1), (18, 1)]).of(ty);
             case.n_padding = 0;
+            case.scores.window = Some(1);
             let mut data = Data::new(&case);
-            for seq in 0..case.seqs.len() {
+            for (seq, &(position, _)) in case.seqs.iter().enumerate() {
                 for head in 0..4 {
                     let codes = (0..64).map(|i| (head * 64 + i) as u8);
                     // Those that are never stored.
@@ -490,7 +512,7 @@ fn every_code_is_read_exactly() {
                             .to_le_bytes()
                             .repeat(2),
                     };
-                    let slot = data.slot(&case, seq, 0, head);
+                    let slot = data.slot(&case, seq, position, head);
                     data.v.set(slot, [&codes.collect::<Vec<u8>>(), &scales]);
                 }
             }
@@ -502,7 +524,7 @@ fn every_code_is_read_exactly() {
                     true => f16::from_f64(wanted).to_f32(),
                     false => wanted as f32,
                 };
-                assert_eq!(*got, wanted, "{ty:?} on {name}: value {i}");
+                assert_eq!(*got, wanted, "{ty:?}, {n_heads} heads on {name}: value {i}");
             }
         }
     }
