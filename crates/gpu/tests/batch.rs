@@ -14,6 +14,7 @@ mod common;
 mod weights;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use acts::TestActs;
 use common::three_orders;
@@ -22,8 +23,9 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::mxfp6;
 use rocmforge_gpu::ops::{self, Mxfp6, Product};
 use rocmforge_gpu::{
-    ActForm, AsyncKernelLauncher, BatchError, BatchQuantizedMatmul, Gpu, GpuError, MatmulInput,
-    OutMode, QuantizedMatmulOp, WeightHandle,
+    ActForm, AsyncKernelLauncher, BatchError, BatchMatmulResult, BatchQuantizedMatmul, DeviceId,
+    Gpu, GpuError, MatmulInput, OperationTime, OutMode, QuantizedMatmulOp, WeightHandle,
+    set_host_seed,
 };
 use weights::{FORMATS, Fill, Packed, Random, blocks, values};
 use zerocopy::IntoBytes as _;
@@ -135,10 +137,8 @@ fn a_batch_of_all_formats() {
         let run = || {
             let result = batch.execute(&ops).unwrap();
             assert_eq!(result.n_launches(), 1 + FORMATS.len());
-            assert!(result.total().is_some());
+            check_times(&gpu, &result);
             for i in 0..ops.len() {
-                let time = result.timing(i).expect("the clock's rate is known");
-                assert!(time.start <= time.end);
                 let on_device = gpu.read(result.device_output(i)).unwrap();
                 assert_eq!(bits(&on_device), bits(result.output(i)));
             }
@@ -160,6 +160,60 @@ fn a_batch_of_all_formats() {
             if case.n_out > 1 {
                 assert_close(of_case, &case.expected(&gpu), 2e-5, &what);
             }
+        }
+    }
+}
+
+fn is_host(gpu: &Gpu) -> bool {
+    matches!(gpu.id(), DeviceId::Host(_))
+}
+
+/// The times of all operations, which are within the whole; clocks of other devices have steps that may be longer than an
+/// operation, and events have clocks of their own there.
+fn check_times(gpu: &Gpu, result: &BatchMatmulResult) -> Vec<OperationTime> {
+    let times = (0..result.len()).map(|op| result.timing(op).expect("the clock's rate is known"));
+    let times: Vec<OperationTime> = times.collect();
+    assert!(times.iter().any(|time| time.start.is_zero()), "{times:?}");
+    let total = result.total().expect("the device is there");
+    // Milliseconds in f32.
+    let most = total.mul_f64(1.0 + 1e-6) + Duration::from_nanos(1);
+    let is_within = |time: &OperationTime| !time.duration().is_zero() && time.end <= most;
+    assert!(
+        !is_host(gpu) || times.iter().all(is_within),
+        "{total:?}: {times:?}"
+    );
+    times
+}
+
+/// The host driver runs block after block from one that the seed chooses, here in the midst of the large operation: the
+/// two others have a block each, neither overlaps the other, and the large one is around both.
+#[test]
+fn times_are_those_of_their_operations() {
+    for gpu in common::gpus() {
+        if !is_host(&gpu) {
+            println!("skipped: blocks run side by side on {}", gpu.id());
+            continue;
+        }
+        let random = &mut Random(26);
+        let mut batch = BatchQuantizedMatmul::new(&gpu);
+        let [small, large] = [1, 3200].map(|n_out| {
+            let case = Case::new(GgmlType::Q4_0, [n_out, 64], 1, random);
+            let weight = batch.add_weight(case.ty, [n_out, 64], &case.file).unwrap();
+            (case, weight)
+        });
+        for place in 0..3 {
+            let mut ops = [&small; 3];
+            ops[place] = &large;
+            let ops = ops.map(|(case, weight)| case.op(*weight, host(case)));
+            set_host_seed(1);
+            let mut times = check_times(&gpu, &batch.execute(&ops).unwrap());
+            let what = format!("{}, {place}: {times:?}", gpu.target());
+            let around = times.remove(place);
+            for time in &times {
+                assert!(around.start < time.start && time.end < around.end, "{what}");
+            }
+            times.sort_by_key(|time| time.start);
+            assert!(times[0].end <= times[1].start, "{what}");
         }
     }
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{
-    AsyncKernelLauncher, BatchQuantizedMatmul, DeviceId, Event, Gpu, GpuError, LaunchHandle,
-    MatmulInput, OpenOptions, Pinned, QuantizedMatmulOp, Uploader, image_targets, ops,
+    AsyncKernelLauncher, BatchError, BatchQuantizedMatmul, DeviceId, Event, Gpu, GpuError,
+    LaunchHandle, MatmulInput, OpenOptions, Pinned, QuantizedMatmulOp, Uploader, image_targets,
+    ops,
 };
 
 const VENDORS: [DeviceId; 2] = [DeviceId::Hip(0), DeviceId::Cuda(0)];
@@ -420,5 +421,32 @@ fn a_batch_is_told_its_own_failure() {
             assert_eq!(first.timing(0).is_some(), knows_clock);
             assert!(launcher.submit(&[op]).is_err(), "{name}");
         }
+    }
+}
+
+/// A launcher takes as many batches as it is for until the device has done one.
+#[test]
+fn a_full_launcher_takes_no_more() {
+    for id in VENDORS {
+        let faults = ["-DLATE_COPIES", "-DANY_KERNEL", "-DFREE_BYTES=1000000"];
+        let Some(options) = stub(id, "late", &faults) else {
+            return;
+        };
+        let gpu = Gpu::open_with(id, &options).unwrap();
+        let mut batch = BatchQuantizedMatmul::new(&gpu);
+        let shape = [4, 8];
+        let weight = batch.add_weight(GgmlType::F32, shape, &[0; 128]).unwrap();
+        let launcher = AsyncKernelLauncher::new(Arc::new(batch), 2).unwrap();
+        let op = QuantizedMatmulOp {
+            weight,
+            n_rows: 1,
+            input: MatmulInput::Host(&[1.0; 8]),
+        };
+        let [first, _second] = [0; 2].map(|_| launcher.submit(&[op]).unwrap());
+        let full = GpuError::Batch(BatchError::QueueFull { n: 2 });
+        assert_eq!(launcher.submit(&[op]).map(drop).unwrap_err(), full);
+        assert_eq!(launcher.n_in_flight(), 2);
+        assert_eq!(first.wait().unwrap().len(), 1);
+        assert!(launcher.submit(&[op]).is_ok());
     }
 }

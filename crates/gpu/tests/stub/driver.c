@@ -2,10 +2,10 @@
 // -DINIT_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n -DGOOD_SYNCS=n (the
 // first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of launches), -DWITHOUT_GRAPHS;
 // -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
-// waiting says 719); -DFREE_BYTES=n of 4 times as many; -DVERSION=n; -DONLY_OVERLAPPING or -DONLY_PLAIN: it has CUDA's
-// launches that overlap, and takes none of the other kind. Its
-// only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and the
-// last of a step: each row chooses token 300.
+// waiting says 719); -DLATE_COPIES (nothing comes back before it is waited for); -DFREE_BYTES=n of 4 times as many;
+// -DVERSION=n; -DONLY_OVERLAPPING or -DONLY_PLAIN: it has CUDA's launches that overlap, and takes none of the other kind.
+// Its only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and
+// the last of a step: each row chooses token 300.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -51,6 +51,14 @@
 #endif
 
 typedef void* handle;
+#ifdef LATE_COPIES
+static struct {
+    void* to;
+    const void* from;
+    size_t bytes;
+} late[64];
+static unsigned n_late;
+#endif
 static int n_syncs, n_event_syncs, n_launches;
 #ifdef FAULT_LAUNCHES
 static int n_runs;
@@ -61,6 +69,11 @@ static int n_runs;
 #define RUNS (void)0
 #endif
 static char object;
+static void deliver(void) {
+#ifdef LATE_COPIES
+    for (; n_late; n_late--) memcpy(late[n_late - 1].to, late[n_late - 1].from, late[n_late - 1].bytes);
+#endif
+}
 
 static int text_into(char* to, int len, const char* text) {
     strncpy(to, text, (size_t)len - 1);
@@ -96,6 +109,11 @@ int NAME(hipMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)(uint64_t to, const void* from
     return memcpy((void*)to, from, bytes), stream == &object ? 0 : 400;
 }
 int NAME(hipMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2)(void* to, uint64_t from, size_t bytes, handle stream) {
+#ifdef LATE_COPIES
+    if (n_late == sizeof(late) / sizeof(late[0])) return 2;
+    late[n_late].to = to, late[n_late].from = (void*)from, late[n_late++].bytes = bytes;
+    return stream == &object ? 0 : 400;
+#endif
     if (!FAULTED) memcpy(to, (void*)from, bytes);
     return stream == &object ? 0 : 400;
 }
@@ -215,6 +233,7 @@ int NAME(hipStreamCreateWithFlags, cuStreamCreate)(handle* to, unsigned flags) {
 int NAME(hipStreamDestroy, cuStreamDestroy_v2)(handle stream) { return stream == &object ? 0 : 400; }
 int NAME(hipStreamSynchronize, cuStreamSynchronize)(handle stream) {
     if (stream != &object) return 400;
+    deliver();
     return SYNC_CODE && n_syncs++ >= GOOD_SYNCS ? SYNC_CODE : 0;
 }
 int NAME(hipStreamWaitEvent, cuStreamWaitEvent)(handle stream, handle event, unsigned flags) {
@@ -235,6 +254,7 @@ int NAME(hipEventQuery, cuEventQuery)(handle event) {
 int NAME(hipEventSynchronize, cuEventSynchronize)(handle event) {
     if (event != &object) return 400;
     if (FAULTED) return 719;
+    deliver();
     return EVENT_SYNC_CODE && n_event_syncs++ >= GOOD_EVENT_SYNCS ? EVENT_SYNC_CODE : 0;
 }
 int NAME(hipEventElapsedTime, cuEventElapsedTime)(float* ms, handle start, handle end) {
