@@ -344,9 +344,7 @@ fn compare(
                 _ => BOUND,
             };
             if error.rel > bound && labels.may_round(op, *step) {
-                let kept = oracle.round_cache();
-                oracle.run_one(index, batch)?;
-                oracle.set_cache(kept);
+                oracle.run_rounded(index, batch)?;
                 let rounded = difference(&got, &oracle.memory(batch)?, labels.plan, &floors);
                 if rounded.rel < error.rel {
                     error = rounded;

@@ -12,7 +12,7 @@ use crate::backend::check::{Memory, Part, Stepwise};
 use crate::batch::Batch;
 use crate::error::EngineError;
 use crate::kv_cache::{KvShift, KvType};
-use crate::plan::KvSpec;
+use crate::plan::{KvSpec, Op};
 
 impl Stepwise for CpuBackend {
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), EngineError> {
@@ -46,19 +46,25 @@ impl CpuBackend {
         self.cache.clone_from_slice(&memory.cache);
     }
 
-    /// Rounds the values of the cache to f16. Returns what they were, for [`CpuBackend::set_cache`].
-    pub(in crate::backend) fn round_cache(&mut self) -> Vec<LayerCache> {
-        let rounded = self.cache.iter().map(|layer| LayerCache {
-            spec: layer.spec,
-            k: layer.k.rounded(),
-            v: layer.v.rounded(),
-        });
-        let rounded = rounded.collect();
-        std::mem::replace(&mut self.cache, rounded)
-    }
-
-    pub(in crate::backend) fn set_cache(&mut self, cache: Vec<LayerCache>) {
-        self.cache = cache;
+    /// Runs an operation, attention over its layer's keys and values rounded to f16.
+    pub(in crate::backend) fn run_rounded(
+        &mut self,
+        index: usize,
+        batch: &Batch,
+    ) -> Result<(), EngineError> {
+        let Op::Attention { layer, .. } = self.plan.ops[index] else {
+            return self.run_one(index, batch);
+        };
+        let LayerCache { spec, k, v } = &self.cache[layer];
+        let rounded = LayerCache {
+            spec: *spec,
+            k: k.rounded(),
+            v: v.rounded(),
+        };
+        let kept = std::mem::replace(&mut self.cache[layer], rounded);
+        let ran = self.run_one(index, batch);
+        self.cache[layer] = kept;
+        ran
     }
 }
 
