@@ -1,7 +1,13 @@
-//! Modes of a GPU together, on the CPU that plays one: contexts that shift, caches of 8 bits, layers or experts that stay
-//! on the CPU. Each gives what the CPU backend gives, within the bounds of a GPU, and as graphs what it gives launch by
+//! Modes of a GPU together, on the CPU that plays one: contexts that shift, caches of 8 bits, adapters, layers or experts
+//! that stay on the CPU. Each gives what the CPU backend gives, within the bounds of a GPU, and as graphs what it gives launch by
 //! launch, to the last bit.
 
+#[path = "common/adapters.rs"]
+#[expect(
+    dead_code,
+    reason = "the cases with llama.cpp's logits are not run here"
+)]
+mod adapters;
 mod common;
 #[path = "common/device.rs"]
 mod device;
@@ -15,9 +21,9 @@ use common::{conformance, load, logits, test_gpu};
 use device::config;
 use rocmforge_engine::backend::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 use rocmforge_engine::kv_cache::KvType;
-use rocmforge_engine::model::Model;
+use rocmforge_engine::model::{Adapter, Model};
 use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Event, Request, RequestId};
-use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gguf::{GgmlType, Gguf, Writer};
 
 const STOP: ContextPolicy = ContextPolicy::Stop;
 const SHIFT: ContextPolicy = ContextPolicy::Shift { n_sinks: 4 };
@@ -32,6 +38,8 @@ struct Mode {
     layers: GpuLayers,
     experts: Experts,
     policy: ContextPolicy,
+    /// By seed and scale.
+    adapters: &'static [(&'static str, f32)],
 }
 
 const fn mode(
@@ -46,16 +54,25 @@ const fn mode(
         layers,
         experts: Experts::WithTheirLayer,
         policy,
+        adapters: &[],
     }
 }
 
-const MODES: [Mode; 5] = [
+const MODES: [Mode; 6] = [
+    mode("gpt2", KvType::F16, ALL, STOP),
     mode("qwen3", KvType::Q8_0, ALL, SHIFT),
-    mode("qwen3", KvType::F8E4M3, ALL, SHIFT),
-    mode("llama", KvType::F8E4M3, HALF, STOP),
+    Mode {
+        adapters: &[("one", 0.7), ("two", -0.5)],
+        ..mode("qwen3", KvType::F8E4M3, ALL, SHIFT)
+    },
+    Mode {
+        adapters: &[("one", 1.0)],
+        ..mode("llama", KvType::F8E4M3, HALF, STOP)
+    },
     mode("phi3", KvType::Q8_0, HALF, SHIFT),
     Mode {
         experts: Experts::OnCpu,
+        adapters: &[("two", 1.0)],
         ..mode("mixtral", KvType::F8E4M3, ALL, SHIFT)
     },
 ];
@@ -79,8 +96,13 @@ impl Mode {
     fn load(&self) -> Model {
         let n_layers = if self.is_shared() { 2 } else { 1 };
         let writer = synth::model_of(self.model, GgmlType::F32, n_layers);
-        let bytes = writer.unwrap().unwrap().to_vec().unwrap();
-        Model::load(Arc::new(Gguf::from_vec(bytes).unwrap())).unwrap()
+        let gguf = open(&writer.unwrap().unwrap());
+        let load = |&(seed, scale): &(&str, f32)| {
+            let file = open(&adapters::adapter(&gguf, seed).unwrap());
+            Adapter::new(seed, file, scale).unwrap()
+        };
+        let adapters: Vec<Adapter> = self.adapters.iter().map(load).collect();
+        Model::load_with(gguf, &adapters).unwrap()
     }
 
     fn start(&self, model: &Model, gpu: &GpuConfig, way: Way) -> Engine {
@@ -147,6 +169,10 @@ impl Mode {
         assert_eq!(shifts > 0, self.policy != STOP, "{self:?}: {shifts} shifts");
         ids.iter().flat_map(|id| rows.remove(id).unwrap()).collect()
     }
+}
+
+fn open(writer: &Writer<'_>) -> Arc<Gguf> {
+    Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
 }
 
 /// An id, and log-probabilities by id.
