@@ -34,7 +34,7 @@ pub struct Profile {
     /// Executions by backend; empty in profiles of versions that did not count them.
     #[serde(default)]
     pub ops_by_backend: BTreeMap<String, u64>,
-    /// Executions by type of operation.
+    /// Executions by type of operation, counted as [`crate::telemetry::BackendExecutionSummary`] does.
     pub ops_by_type: BTreeMap<String, u64>,
     pub slow_ops: Vec<SlowOp>,
     pub memory: Memory,

@@ -1,30 +1,77 @@
-//! What was executed where: an event for each operation, summed up by backend and by type of operation.
+//! What was executed where: an event for each part of a step, summed up by backend and by type.
+//!
+//! Times come from a [`StepObserver`](rocmforge_engine::backend::StepObserver), words from the plan ([`PlanOps`]). The
+//! example `execution_summary` prints the summary of a model that a GPU and the CPU share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// One operation that ran.
+use rocmforge_engine::backend::times::StepTimes;
+use rocmforge_engine::plan::Side;
+
+use crate::ops::PlanOps;
+
+/// One part of a step that ran: an operation, or operations that run as one pass; or what surrounds them, which is of the
+/// types `begin`, `choose`, `end` and `copy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutionEvent {
     /// `cpu`, `cuda:0`, ...
     pub backend: String,
-    /// Type of operation, such as `matmul`.
+    /// Type of operation, such as `matmul`; of several as one pass, such as `rope_kv`, theirs together.
     pub op_type: String,
     /// Number of the engine's step.
     pub step: u64,
+    /// By the clock of the device. On a GPU from the end of the launch before, so that a device that waits for the host
+    /// waits here.
     pub duration: Duration,
 }
 
-/// What all operations come to.
+/// The events of a step, in the order in which its parts ran. `ops` is of the whole plan that the engine runs
+/// ([`Model::compiled_plan`](rocmforge_engine::model::Model::compiled_plan)); `gpu` names the backend of what a GPU ran, such
+/// as `cuda:0`.
+pub fn events<'a>(
+    times: &'a StepTimes,
+    ops: &'a PlanOps<'_>,
+    gpu: &'a str,
+) -> impl Iterator<Item = ExecutionEvent> + 'a {
+    times.parts.iter().map(move |part| ExecutionEvent {
+        backend: match part.side {
+            Side::Cpu => "cpu".to_string(),
+            Side::Gpu => gpu.to_string(),
+        },
+        op_type: ops.describe(&part.part).0.to_string(),
+        step: times.step,
+        duration: part.duration,
+    })
+}
+
+/// What all events come to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BackendExecutionSummary {
+    /// Events. Several operations that run as one pass are one; `begin`, `choose`, `end` and `copy` count, too, and
+    /// [`BackendExecutionSummary::operations_by_type`] says how many those are.
     pub ops_executed: u64,
+    /// Sums of durations by backend; of `cpu` with the host's time for the launches of a GPU.
     pub time_by_backend: BTreeMap<String, Duration>,
+    /// Events by backend; they add up to `ops_executed`.
     pub operations_by_backend: BTreeMap<String, u64>,
+    /// Events by type; they add up to `ops_executed`.
     pub operations_by_type: BTreeMap<String, u64>,
 }
 
 impl BackendExecutionSummary {
+    /// Adds the [`events`] of a step, and to the time of `cpu` what the host took to queue its launches.
+    pub fn add_step(&mut self, times: &StepTimes, ops: &PlanOps<'_>, gpu: &str) {
+        for event in events(times, ops, gpu) {
+            self.record(&event);
+        }
+        if !times.launches.is_empty() {
+            let submits = times.launches.iter().map(|launch| launch.submit);
+            self.add_time("cpu", submits.sum());
+        }
+    }
+
+    /// Adds one event.
     pub fn record(&mut self, event: &ExecutionEvent) {
         self.ops_executed += 1;
         add(&mut self.time_by_backend, &event.backend, event.duration);
@@ -32,7 +79,7 @@ impl BackendExecutionSummary {
         add(&mut self.operations_by_type, &event.op_type, 1);
     }
 
-    /// Time of a backend that no operation of its own took, such as the host's while it queues launches.
+    /// Adds time of a backend that no operation of its own took, such as the host's while it queues launches.
     pub fn add_time(&mut self, backend: &str, time: Duration) {
         add(&mut self.time_by_backend, backend, time);
     }

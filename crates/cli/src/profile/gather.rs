@@ -17,7 +17,7 @@ use rocmforge::profile::report::{
     Ceilings, Launches, Machine, Memory, ModelFacts, Overhead, Phase, Profile, SCHEMA, SlowOp,
     Span, Ttft, Workload,
 };
-use rocmforge::profile::telemetry::{BackendExecutionSummary, ExecutionEvent};
+use rocmforge::profile::telemetry::BackendExecutionSummary;
 use rocmforge::profile::timeline::Timeline;
 use rocmforge::profile::timer::Collector;
 use rocmforge::profile::ttft::{Component, TtftProfiler};
@@ -225,23 +225,9 @@ impl Found<'_> {
     /// Of one run.
     fn telemetry(&self, runs: &Runs, ops: &PlanOps<'_>) -> BackendExecutionSummary {
         let mut summary = BackendExecutionSummary::default();
-        let of_gpu = self.backend();
+        let gpu = self.backend();
         for step in runs.profiled.iter().take(1).flat_map(|(_, steps)| steps) {
-            for part in &step.parts {
-                summary.record(&ExecutionEvent {
-                    backend: match part.side {
-                        Side::Cpu => "cpu".to_string(),
-                        Side::Gpu => of_gpu.clone(),
-                    },
-                    op_type: ops.describe(&part.part).0.to_string(),
-                    step: step.step,
-                    duration: part.duration,
-                });
-            }
-            if !step.launches.is_empty() {
-                let submits = step.launches.iter().map(|launch| launch.submit);
-                summary.add_time("cpu", submits.sum());
-            }
+            summary.add_step(step, ops, &gpu);
         }
         summary
     }

@@ -12,6 +12,7 @@ use rocmforge_gguf::{Gguf, LoadMode};
 use super::*;
 use crate::phases::{PhaseTimes, Walls};
 use crate::report::{Lane, Span};
+use crate::telemetry::{self, BackendExecutionSummary, ExecutionEvent};
 use crate::timeline::Timeline;
 
 const US: Duration = Duration::from_micros(1);
@@ -367,5 +368,38 @@ fn spans_are_nested_on_their_lanes() {
             gpu.windows(2)
                 .all(|pair| pair[0].start_us <= pair[1].start_us)
         );
+    });
+}
+
+#[test]
+fn the_events_of_a_step_say_what_ran_where() {
+    with_model(|_, ops| {
+        let mut times = step(true);
+        times.step = 7;
+        times.parts[1].side = Side::Cpu;
+        let all: Vec<ExecutionEvent> = telemetry::events(&times, ops, "cuda:1").collect();
+        let words: Vec<(&str, &str)> = all
+            .iter()
+            .map(|event| (event.backend.as_str(), event.op_type.as_str()))
+            .collect();
+        assert_eq!(
+            words,
+            [
+                ("cuda:1", "begin"),
+                ("cpu", "embed"),
+                ("cuda:1", "norm_quantize"),
+                ("cuda:1", "rope_kv"),
+                ("cuda:1", "choose"),
+            ]
+        );
+        assert!(all.iter().all(|of| of.step == 7 && of.duration == 10 * US));
+        let mut summary = BackendExecutionSummary::default();
+        summary.add_step(&times, ops, "cuda:1");
+        assert_eq!(summary.ops_executed, 5);
+        assert_eq!(summary.operations_by_backend["cuda:1"], 4);
+        // An operation, and the host's time for six launches.
+        assert_eq!(summary.time_by_backend["cpu"], 16 * US);
+        assert_eq!(summary.time_by_backend["cuda:1"], 40 * US);
+        assert_eq!(summary.operations_by_type.values().sum::<u64>(), 5);
     });
 }
