@@ -53,8 +53,9 @@ impl Test {
         self.n_seqs.saturating_mul(self.n_prompt + self.n_gen)
     }
 
-    /// As llama-bench calls it; with several sequences, or with a part of the model on the CPU, that stands at the end.
-    pub fn name(&self) -> String {
+    /// As llama-bench calls it; with several sequences, or with a part of the model on the CPU, that stands at the end:
+    /// what of it was asked for, and where `auto` chose, what `placed` says that it did.
+    pub fn name(&self, placed: Option<Offload>) -> String {
         let mut name = match (self.n_prompt, self.n_gen) {
             (n_prompt, 0) => format!("pp{n_prompt}"),
             (0, n_gen) => format!("tg{n_gen}"),
@@ -68,10 +69,17 @@ impl Test {
         }
         match self.offload.layers {
             GpuLayers::All => {}
-            GpuLayers::Auto => name.push_str(" ngl auto"),
+            GpuLayers::Auto => {
+                name.push_str(" ngl auto");
+                match placed.map(|placed| placed.layers) {
+                    Some(GpuLayers::Count(n)) => name.push_str(&format!(" {n}")),
+                    Some(GpuLayers::All) => name.push_str(" all"),
+                    Some(GpuLayers::Auto) | None => {}
+                }
+            }
             GpuLayers::Count(n) => name.push_str(&format!(" ngl {n}")),
         }
-        if self.offload.experts == Experts::OnCpu {
+        if placed.unwrap_or(self.offload).experts == Experts::OnCpu {
             name.push_str(" cpu-moe");
         }
         name
@@ -100,10 +108,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let tests = tests(args)?;
     let isa = session::isa(args.isa)?;
-    for offload in offloads(args) {
-        if offload.layers != GpuLayers::Count(0) {
-            session::refuse_without_gpu(&args.on, offload)?;
-        }
+    let offloads = offloads(args);
+    let on_gpu = offloads.iter().copied().filter(is_for_gpu);
+    for offload in on_gpu.clone() {
+        session::refuse_without_gpu(&args.on, offload)?;
+    }
+    if on_gpu.count() == 0 {
+        session::refuse_without_layers(&args.on.gpu, experts(args))?;
     }
     let device = session::engine_device(&args.on)?;
     let interrupt = Interrupt::install()?;
@@ -112,12 +123,22 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let subjects = subjects(args)?;
     for subject in &subjects {
         check_context(subject, &tests)?;
+        let is_dense = subject.model.config.experts.is_none();
+        if is_dense && args.cpu_moe && matches!(device, Device::Gpu(_)) {
+            return Err(EngineError::NoExperts).with_context(|| subject.file.label.clone());
+        }
     }
     if keeper.is_active() {
-        let machines = tests
-            .iter()
-            .map(|test| baseline::hardware(&device, test.n_threads));
-        keeper.check(&machines.collect::<Vec<_>>())?;
+        let mut machines = Vec::new();
+        for test in &tests {
+            let asked = session::with_offload(device.clone(), test.offload);
+            machines.push(baseline::hardware(&asked, test.n_threads));
+            if test.offload.layers == GpuLayers::Auto {
+                // There may be room for nothing on the GPU.
+                machines.push(baseline::hardware(&Device::Cpu, test.n_threads));
+            }
+        }
+        keeper.check(&machines)?;
     }
     let mut results = Results {
         printer: Printer::new(args.output, Out::new()),
@@ -131,6 +152,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         subjects: &subjects,
         tests: &tests,
         results: &mut results,
+        kept: Vec::new(),
     };
     let result = run.measure_all(&interrupt);
     // What was measured is printed and kept, whatever happened after it.
@@ -193,17 +215,30 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-/// What of a model is on the GPU, for each of the flag's numbers.
-fn offloads(args: &BenchArgs) -> Vec<Offload> {
-    let experts = match args.cpu_moe {
+fn experts(args: &BenchArgs) -> Experts {
+    match args.cpu_moe {
         true => Experts::OnCpu,
         false => Experts::WithTheirLayer,
-    };
+    }
+}
+
+fn is_for_gpu(offload: &Offload) -> bool {
+    offload.layers != GpuLayers::Count(0)
+}
+
+/// What of a model is on the GPU, for each of the flag's numbers.
+fn offloads(args: &BenchArgs) -> Vec<Offload> {
     let layers = match args.gpu_layers.is_empty() {
         true => vec![GpuLayers::All],
         false => args.gpu_layers.clone(),
     };
-    let offload = |layers| Offload { layers, experts };
+    let offload = |layers| match layers {
+        GpuLayers::Count(0) => Offload::NOTHING,
+        layers => Offload {
+            layers,
+            experts: experts(args),
+        },
+    };
     layers.into_iter().map(offload).collect()
 }
 
@@ -262,7 +297,7 @@ fn check_context(subject: &Subject, tests: &[Test]) -> Result<()> {
         if needed > n_ctx {
             bail!(
                 "{} needs {needed} positions, {} was trained for {n_ctx}; take smaller -d, -p or -n",
-                test.name(),
+                test.name(None),
                 subject.file.label
             );
         }
@@ -278,6 +313,15 @@ struct Run<'r, 'k> {
     subjects: &'r [Subject],
     tests: &'r [Test],
     results: &'r mut Results<'k>,
+    kept: Vec<Kept>,
+}
+
+/// What baselines call a test of a model.
+struct Kept {
+    name: String,
+    /// The model's place among the subjects.
+    subject: usize,
+    test: Test,
 }
 
 /// Which tests are measured.
@@ -307,18 +351,19 @@ impl Run<'_, '_> {
 
     fn measure(&mut self, pass: Pass<'_>, interrupt: &Interrupt) -> Result<()> {
         let args = self.args;
-        let is_meant = |subject: &Subject, test: &Test, device: &Device| match pass {
+        let is_meant = |subject: usize, test: &Test| match pass {
             Pass::All => true,
-            Pass::Again(names) => names.contains(&kept_name(subject, test, device)),
+            Pass::Again(names) => self.kept.iter().any(|kept| {
+                (kept.subject, kept.test) == (subject, *test) && names.contains(&kept.name)
+            }),
         };
-        let meant = |subject: &Subject, device: &Device| -> Vec<Test> {
+        let meant = |(at, subject)| -> (usize, &Subject, Vec<Test>) {
             let tests = self.tests.iter().copied();
-            tests
-                .filter(|test| is_meant(subject, test, device))
-                .collect()
+            let tests = tests.filter(|test| is_meant(at, test));
+            (at, subject, tests.collect())
         };
-        let all = self.subjects.iter();
-        let n_tests: usize = all.map(|of| meant(of, &self.device).len()).sum();
+        let meant: Vec<_> = self.subjects.iter().enumerate().map(meant).collect();
+        let n_tests: usize = meant.iter().map(|(.., tests)| tests.len()).sum();
         let bar = bar(
             n_tests * args.repetitions as usize,
             "{bar:30} {msg}, {eta} left",
@@ -331,12 +376,12 @@ impl Run<'_, '_> {
             Device::Cpu => None,
             Device::Gpu(gpu) => gpu_roofline(gpu),
         };
-        for subject in self.subjects {
+        for (at, subject, tests) in &meant {
             let same_engine = |a: &Test, b: &Test| {
                 (a.n_seqs, a.kv_type, a.offload, a.n_threads)
                     == (b.n_seqs, b.kv_type, b.offload, b.n_threads)
             };
-            for group in meant(subject, &device).chunk_by(same_engine) {
+            for group in tests.chunk_by(same_engine) {
                 let n_threads = group[0].n_threads;
                 let cache = CacheArgs {
                     kv_type: group[0].kv_type,
@@ -348,10 +393,11 @@ impl Run<'_, '_> {
                     .map_err(|error| no_room(error, group))?;
                 session::tell_backend(bench.backend_info());
                 // A GPU that computes wrongly is not tried again.
-                let used = bench.device().clone();
-                if matches!((&wanted, &used), (Device::Gpu(_), Device::Cpu)) {
+                if bench.is_gpu_wrong() {
                     device = Device::Cpu;
                 }
+                let used = bench.device().clone();
+                let offload = bench.backend_info().offload;
                 let is_shared = !bench.backend_info().parts.is_empty();
                 let known = rooflines.iter().find(|(n, _)| *n == n_threads);
                 let roofline = match (&used, known) {
@@ -373,6 +419,7 @@ impl Run<'_, '_> {
                         Device::Gpu(_) => Some(bench.backend_info().device.clone()),
                     },
                     is_shared,
+                    offload,
                     kernel_variant: match &used {
                         Device::Cpu => String::new(),
                         Device::Gpu(gpu) => gpu.open.variants.to_string(),
@@ -384,8 +431,9 @@ impl Run<'_, '_> {
                 let hardware = keeps.then(|| baseline::hardware(&used, n_threads));
                 for test in group {
                     std::thread::sleep(Duration::from_secs(args.delay.into()));
+                    let name = test.name(Some(offload));
                     let measured = bench.measure(test, args, &working, &mut |run| {
-                        bar.set_message(format!("{} {run}", test.name()));
+                        bar.set_message(format!("{name} {run}"));
                         bar.inc(1);
                     })?;
                     let Some(measured) = measured else {
@@ -393,11 +441,16 @@ impl Run<'_, '_> {
                         return Err(Early::Interrupted.into());
                     };
                     let record = Record::new(subject, test, &machine, &measured);
-                    let kept = hardware.as_ref().zip(record.measurement(
-                        kept_name(subject, test, &device),
-                        subject,
-                        test,
-                    ));
+                    let kept_name = kept_name(subject, test, offload);
+                    if let Pass::All = pass {
+                        self.kept.push(Kept {
+                            name: kept_name.clone(),
+                            subject: *at,
+                            test: *test,
+                        });
+                    }
+                    let measurement = record.measurement(kept_name, subject, test);
+                    let kept = hardware.as_ref().zip(measurement);
                     let keeper = &mut self.results.keeper;
                     match (kept, pass) {
                         (Some((hardware, measurement)), Pass::All) => {
@@ -410,12 +463,11 @@ impl Run<'_, '_> {
                     }
                     bar.suspend(|| {
                         if let Pass::All = pass {
-                            self.results.printer.row(&record, test)?;
+                            self.results.printer.row(&record, &name)?;
                         }
                         if record.noise() > NOISY {
                             output::note(&format!(
-                                "warning: {} was noisy, samples deviate by {:.0} % of their mean",
-                                test.name(),
+                                "warning: {name} was noisy, samples deviate by {:.0} % of their mean",
                                 100.0 * record.noise()
                             ));
                         }
@@ -430,14 +482,14 @@ impl Run<'_, '_> {
     }
 }
 
-/// What baselines call a test. The name says all that was asked for; the threads only where that is not what the machine
-/// takes by default, so that the same command has the same names elsewhere.
-fn kept_name(subject: &Subject, test: &Test, device: &Device) -> String {
-    let mut name = format!("{} {}", subject.kept_name, test.name());
+/// What baselines call a test that ran like this. The name says all that was asked for; the threads only where that is not
+/// what the machine takes by default, so that the same command has the same names elsewhere.
+fn kept_name(subject: &Subject, test: &Test, placed: Offload) -> String {
+    let mut name = format!("{} {}", subject.kept_name, test.name(Some(placed)));
     if test.kv_type != KvTypeArg::F16 {
         name.push_str(&format!(" {}", report::kv_type_name(test.kv_type)));
     }
-    let on_cpu = matches!(device, Device::Cpu) || test.offload != Offload::default();
+    let on_cpu = placed != Offload::default();
     if on_cpu && test.n_threads != default_threads() {
         name.push_str(&format!(" t{}", test.n_threads));
     }
@@ -466,7 +518,11 @@ fn no_room(error: EngineError, group: &[Test]) -> anyhow::Error {
             free_mib,
         } => anyhow::anyhow!(
             "{} needs {needed_mib} MiB beside the weights, {free_mib} MiB are free; take smaller -d, -p, -n or -b",
-            group.iter().map(Test::name).collect::<Vec<_>>().join(", ")
+            group
+                .iter()
+                .map(|test| test.name(None))
+                .collect::<Vec<_>>()
+                .join(", ")
         ),
         other => other.into(),
     }
@@ -484,7 +540,8 @@ mod tests {
         let Command::Bench(args) = &cli.command else {
             panic!("not bench");
         };
-        tests(args).unwrap().iter().map(Test::name).collect()
+        let tests = tests(args).unwrap();
+        tests.iter().map(|test| test.name(None)).collect()
     }
 
     #[test]
@@ -492,7 +549,7 @@ mod tests {
         assert_eq!(
             names(&["-n", "0", "--gpu-layers", "0,16,auto,all", "--cpu-moe"]),
             [
-                "pp512 ngl 0 cpu-moe",
+                "pp512 ngl 0",
                 "pp512 ngl 16 cpu-moe",
                 "pp512 ngl auto cpu-moe",
                 "pp512 cpu-moe"

@@ -220,6 +220,7 @@ impl Session {
             ));
         }
         tell_backend(engine.backend_info());
+        let config = settled(config, engine.backend_info());
         Ok(Session {
             file,
             tokenizer,
@@ -277,6 +278,17 @@ pub fn start_or_on_cpu<T>(
     }
 }
 
+/// `config` with the CPU as its device if nothing of the model went to a GPU.
+pub fn settled(config: EngineConfig, info: &BackendInfo) -> EngineConfig {
+    match info.is_on_gpu() {
+        true => config,
+        false => EngineConfig {
+            device: EngineDevice::Cpu,
+            ..config
+        },
+    }
+}
+
 /// No silent fallback: the user learns why the model is slow.
 pub fn tell_backend(info: &BackendInfo) {
     for notice in &info.notices {
@@ -328,6 +340,12 @@ pub fn encode(tokenizer: &Tokenizer, text: &[u8], bos: Bos, parse_special: bool)
 /// As [`engine_config`], for answers that may go on past the end of the context.
 pub fn answer_config(device: &DeviceArgs, context: &AnswerContextArgs) -> Result<EngineConfig> {
     let n_sinks = context.context_sinks;
+    if let (ContextPolicyArg::Stop, Some(n)) = (context.context_policy, n_sinks) {
+        return Err(usage(format!(
+            "--context-sinks {n} says what is kept where the context shifts, and nothing shifts it; add \
+             --context-policy shift, or leave it out"
+        )));
+    }
     Ok(EngineConfig {
         context_policy: match context.context_policy {
             ContextPolicyArg::Stop => ContextPolicy::Stop,
@@ -353,6 +371,7 @@ pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<Engine
 fn offloaded(device: &DeviceArgs) -> Result<EngineDevice> {
     let offload = offload(&device.offload);
     if offload.layers == GpuLayers::Count(0) {
+        refuse_without_layers(&device.on.gpu, offload.experts)?;
         return Ok(EngineDevice::Cpu);
     }
     refuse_without_gpu(&device.on, offload)?;
@@ -373,6 +392,19 @@ pub fn refuse_without_gpu(on: &OnArgs, offload: Offload) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Refuses flags that say what a GPU does where `--gpu-layers 0` gives it nothing.
+pub fn refuse_without_layers(gpu: &GpuArgs, experts: Experts) -> Result<()> {
+    let flag = match (experts, gpu.gpu_memory, gpu.kernel_variant) {
+        (Experts::OnCpu, ..) => "--cpu-moe".to_string(),
+        (_, Some(mib), _) => format!("--gpu-memory {mib}"),
+        (.., Some(_)) => "--kernel-variant".to_string(),
+        (_, None, None) => return Ok(()),
+    };
+    Err(usage(format!(
+        "{flag} says what a GPU does, and --gpu-layers 0 leaves it nothing to do; leave one of them out"
+    )))
 }
 
 /// A flag that divides a model or a GPU's memory, as it was given.

@@ -139,6 +139,10 @@ pub enum EngineError {
     )]
     TooManyGpuLayers { n: usize, n_layers: usize },
     #[error(
+        "--cpu-moe leaves the experts of a mixture to the CPU, and this model has none; leave the flag out, or divide its layers with --gpu-layers"
+    )]
+    NoExperts,
+    #[error(
         "a GPU keeps its KV cache in f16, q8_0 or fp8, not in {kv_type}; use --kv-type f16, or --device cpu"
     )]
     GpuKvType { kv_type: &'static str },

@@ -17,7 +17,7 @@ use rocmforge_engine::backend::times::{StepObserver, StepPart, StepTimes};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::plan::{Passes, Side};
 use rocmforge_engine::{
-    Device, Engine, EngineConfig, Event, PrefixSharing, Request, SamplingParams,
+    Device, Engine, EngineConfig, EngineError, Event, PrefixSharing, Request, SamplingParams,
 };
 use rocmforge_gguf::GgmlType;
 
@@ -72,8 +72,13 @@ fn every_division_computes_the_same() {
             let engine = start(&model, &device);
             let info = engine.backend_info();
             match n {
-                0 => assert!(info.device_memory.is_none() && info.parts.is_empty()),
+                0 => {
+                    assert!(info.device_memory.is_none() && info.parts.is_empty());
+                    assert_eq!(info.offload, Offload::NOTHING);
+                }
                 n if n < n_layers => {
+                    assert_eq!(info.offload.layers, GpuLayers::Count(n));
+                    assert_eq!(info.offload.experts, Experts::WithTheirLayer);
                     let parts = info.parts.iter().map(|part| (part.side, part.n_layers));
                     let expected = [(Side::Gpu, n), (Side::Cpu, n_layers - n)];
                     assert_eq!(parts.collect::<Vec<_>>(), expected);
@@ -82,7 +87,10 @@ fn every_division_computes_the_same() {
                     assert_eq!(kv(0) + kv(1), info.kv_bytes);
                 }
                 // Nothing is left for the CPU.
-                _ => assert!(info.device_memory.is_some() && info.parts.is_empty()),
+                _ => {
+                    assert!(info.device_memory.is_some() && info.parts.is_empty());
+                    assert_eq!(info.offload, Offload::default());
+                }
             }
             drop(engine);
             compare(&model, &device, bound, &format!("{name}, {n} layers"));
@@ -100,8 +108,14 @@ fn experts_stay_on_the_cpu() {
     ] {
         let model = model(name, ty);
         let device = with(&gpu, n, Experts::OnCpu);
+        let offload = start(&model, &device).backend_info().offload;
+        assert_eq!((offload.layers, offload.experts), (n, Experts::OnCpu));
         compare(&model, &device, 1e-5, name);
     }
+    let dense = model("llama", GgmlType::F16);
+    let device = with(&gpu, GpuLayers::All, Experts::OnCpu);
+    let error = Engine::start(&dense, None, &config(&device)).err().unwrap();
+    assert!(matches!(error, EngineError::NoExperts), "{error}");
 }
 
 #[test]

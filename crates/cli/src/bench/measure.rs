@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rocmforge::engine::backend::BackendInfo;
+use rocmforge::engine::backend::gpu::Offload;
 use rocmforge::engine::model::Model;
 use rocmforge::engine::plan::{BatchShape, PlanCost};
 use rocmforge::engine::{Device, EngineConfig, EngineError, Isa, Roofline};
@@ -32,6 +33,8 @@ pub struct Machine<'a> {
     pub gpu: Option<String>,
     /// Whether the CPU has a part of the model beside a GPU.
     pub is_shared: bool,
+    /// What of the model is on the GPU.
+    pub offload: Offload,
     /// The kernels that the user asked for; empty if none.
     pub kernel_variant: String,
     /// Launches of the GPU that are made as measured.
@@ -69,6 +72,7 @@ pub struct Bench {
     requests: Requests,
     chunk_tokens: usize,
     device: Device,
+    is_gpu_wrong: bool,
 }
 
 impl Bench {
@@ -95,11 +99,19 @@ impl Bench {
         let config = session::run_on(device.clone(), config);
         let (requests, config) =
             session::start_or_on_cpu(config, asked, |config| Requests::new(model, config, depth))?;
+        let is_gpu_wrong = matches!((device, &config.device), (Device::Gpu(_), Device::Cpu));
+        let config = session::settled(config, requests.backend_info());
         Ok(Bench {
             requests,
             chunk_tokens: config.chunk_tokens,
             device: config.device,
+            is_gpu_wrong,
         })
+    }
+
+    /// Whether the GPU asked for computes wrongly, so that the CPU is there instead.
+    pub fn is_gpu_wrong(&self) -> bool {
+        self.is_gpu_wrong
     }
 
     /// What computes.

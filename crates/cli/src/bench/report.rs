@@ -122,11 +122,8 @@ impl Record {
             poll: 50,
             type_k: type_kv,
             type_v: type_kv,
-            n_gpu_layers: match test.offload.layers {
-                GpuLayers::Count(n) => i32::try_from(n).unwrap_or(i32::MAX),
-                GpuLayers::Auto | GpuLayers::All => -1,
-            },
-            n_cpu_moe: match test.offload.experts {
+            n_gpu_layers: n_gpu_layers(subject, test, machine),
+            n_cpu_moe: match machine.offload.experts {
                 Experts::OnCpu => subject.model.config.n_layers as u32,
                 Experts::WithTheirLayer => 0,
             },
@@ -207,6 +204,16 @@ impl Record {
             other => unreachable!("a record is an object, not {other}"),
         }
     }
+}
+
+/// Layers on the GPU; -1 for all of them where no number was asked for, as llama-bench has it.
+fn n_gpu_layers(subject: &Subject, test: &Test, machine: &Machine<'_>) -> i32 {
+    let n = match (test.offload.layers, machine.offload.layers) {
+        (GpuLayers::All, _) => return -1,
+        (_, GpuLayers::Count(n)) => n,
+        (_, GpuLayers::All | GpuLayers::Auto) => subject.model.config.n_layers,
+    };
+    i32::try_from(n).unwrap_or(i32::MAX)
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -318,9 +325,10 @@ impl Printer {
         }
     }
 
-    pub fn row(&mut self, record: &Record, test: &Test) -> Result<()> {
+    /// Prints a row; a table calls its test `name`.
+    pub fn row(&mut self, record: &Record, name: &str) -> Result<()> {
         match self.form {
-            BenchOutput::Md => self.table_row(record, test)?,
+            BenchOutput::Md => self.table_row(record, name)?,
             BenchOutput::Csv => self.csv_row(record)?,
             BenchOutput::Json => {
                 let text = serde_json::to_string_pretty(record)?.replace('\n', "\n  ");
@@ -376,19 +384,19 @@ impl Printer {
         self.out.flush()
     }
 
-    fn table_row(&mut self, record: &Record, test: &Test) -> Result<()> {
+    fn table_row(&mut self, record: &Record, name: &str) -> Result<()> {
         let columns = self.columns();
         let cells: Vec<String> = columns
             .iter()
-            .map(|(name, width)| {
-                let value = match *name {
+            .map(|(column, width)| {
+                let value = match *column {
                     "model" => record.model_type.clone(),
                     "size" => size(record.model_size),
                     "params" => params(record.model_n_params),
                     "backend" => record.backends.to_string(),
                     "threads" => record.n_threads.to_string(),
                     "type_k" => record.type_k.to_string(),
-                    "test" => test.name(),
+                    "test" => name.to_string(),
                     "t/s" => format!("{:.2} ± {:.2}", record.avg_ts, record.stddev_ts),
                     _ => match record.roofline_share {
                         Some(share) => format!("{:.1} %", 100.0 * share),

@@ -380,6 +380,11 @@ fn a_context_that_shifts_has_no_end() {
         "31",
     ]))
     .fails(1, "a context of 32 tokens with 31 that are never forgotten");
+    // Where nothing shifts there is nothing to keep.
+    for flags in [&[][..], &["--context-policy", "stop"]] {
+        let refused = run(&args(&[&["--context-sinks", "4"], flags].concat()));
+        refused.fails(2, "add --context-policy shift");
+    }
     let prompt = [
         "--ids",
         "1,2,3,4,5,6,7",

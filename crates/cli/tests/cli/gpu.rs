@@ -125,9 +125,16 @@ fn layers_that_a_model_does_not_have_are_refused() {
         let on_cpu = [&["--device", "cpu"], flags].concat();
         generate(&on_cpu).fails(2, "needs a GPU, and --device cpu takes none");
         run(&[&["bench", "-p", "1", "-n", "0"], &on_cpu[..]].concat()).fails(2, "--device cpu");
-        // Where nothing is the GPU's, nothing is asked of it.
-        if flags[0] != "-ngl" {
-            generate(&[&on_cpu[..], &["-ngl", "0"]].concat()).ok();
+    }
+    // Where nothing is the GPU's, there is nothing to say of it.
+    for (flags, told) in [
+        (&["--cpu-moe"][..], "--cpu-moe"),
+        (&["--gpu-memory", "6"], "--gpu-memory 6"),
+        (&["--kernel-variant", "plain"], "--kernel-variant"),
+    ] {
+        for command in [&["generate", "-p", "x", "-n", "1"][..], &["bench"]] {
+            let refused = run(&[command, &["-ngl", "0"], flags].concat());
+            refused.fails(2, &format!("{told} says what a GPU does"));
         }
     }
     let suite = ["bench", "matmul", "--device", "cpu", "--gpu-memory", "6"];
@@ -169,6 +176,103 @@ fn bench_takes_numbers_of_layers() {
     );
     // Of two devices together nobody knows the least time.
     assert!(of(1, "roofline_share").is_null() && !of(0, "roofline_share").is_null());
+}
+
+#[test]
+fn bench_says_what_auto_chose() {
+    let Some(device) = host_device() else { return };
+    let bench = |mib: &str, form: &str| {
+        let fixed = "bench -p 0 -n 1 -r 1 --no-warmup -t 1 -ngl auto";
+        let fixed: Vec<&str> = fixed.split(' ').collect();
+        let more = ["--device", &device, "--gpu-memory", mib, "-o", form];
+        run(&[&fixed[..], &more].concat()).ok()
+    };
+    let row = |mib: &str| bench(mib, "json").json()[0].clone();
+    let none = row("1");
+    assert_eq!(
+        (&none["backends"], &none["n_gpu_layers"]),
+        (&"CPU".into(), &0.into())
+    );
+    assert_eq!(
+        (&none["gpu_info"], &none["kernel_variant"]),
+        (&"".into(), &"".into())
+    );
+    assert!(!none["roofline_share"].is_null(), "the CPU's");
+    let (some, all) = (row("14"), row("512"));
+    let n = some["n_gpu_layers"].as_u64().unwrap();
+    assert!((1..10).contains(&n), "{n}");
+    assert_eq!(some["backends"], "GPU,CPU");
+    assert_eq!(
+        (&all["backends"], &all["n_gpu_layers"]),
+        (&"GPU".into(), &10.into())
+    );
+    assert!(bench("1", "md").text().contains(" tg1 ngl auto 0 "));
+}
+
+#[test]
+fn baselines_know_what_auto_chose() {
+    let Some(device) = host_device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let with = |mib: &str, more: &[&str]| {
+        let fixed = "bench -p 0 -n 1 -r 3 --no-warmup -t 1 -ngl auto";
+        let fixed: Vec<&str> = fixed.split(' ').collect();
+        let where_ = [
+            "--device",
+            &device,
+            "--gpu-memory",
+            mib,
+            "--baseline-dir",
+            folder,
+        ];
+        run(&[&fixed[..], &where_, more].concat())
+    };
+    with("1", &["--save-baseline", "none"]).ok();
+    with("512", &["--save-baseline", "all"]).ok();
+    let show = |name: &str| {
+        let text = std::fs::read_to_string(format!("{folder}/{name}.json")).unwrap();
+        let file: Value = serde_json::from_str(&text).unwrap();
+        let benchmarks = file["baselines"].as_object().unwrap();
+        benchmarks.values().next().unwrap().clone()
+    };
+    let (none, all) = (show("none"), show("all"));
+    assert_eq!(none["name"], "llama 11M Q4_K - Medium tg1 ngl auto 0 t1");
+    assert_eq!(all["name"], "llama 11M Q4_K - Medium tg1 ngl auto all");
+    assert!(none["hardware"]["gpu_name"].is_null() && none["hardware"]["n_threads"] == 1);
+    assert!(all["hardware"]["gpu_name"].is_string());
+    // What runs on the CPU is compared with what ran there, however fast.
+    let compared = with("1", &["--compare-baseline", "none"]);
+    assert!(matches!(compared.code, Some(0 | 3)), "{}", compared.stderr);
+    assert!(
+        compared.text().contains("ngl auto 0"),
+        "{}",
+        compared.text()
+    );
+}
+
+#[test]
+fn profile_says_where_the_model_is() {
+    let Some(device) = host_device() else { return };
+    let fixed = "profile --prompt-tokens 3 -n 2 --runs 1 --json -ngl auto --gpu-memory 1 --device";
+    let fixed: Vec<&str> = fixed.split(' ').collect();
+    let profile = run(&[&fixed[..], &[&device]].concat()).json();
+    assert_eq!(profile["machine"]["backend"], "cpu");
+    let ttft = &profile["ttft"];
+    assert!(ttft["h2d"].is_null() && ttft["d2h"].is_null(), "{ttft}");
+}
+
+#[test]
+fn experts_of_a_dense_model_are_refused() {
+    let Some(device) = host_device() else { return };
+    let flags = ["--device", &device, "--cpu-moe"];
+    for command in [
+        &["generate", "-p", "x", "-n", "1"][..],
+        &["bench", "-p", "1", "-n", "0"],
+        &["profile", "--prompt-tokens", "1", "-n", "1"],
+    ] {
+        let refused = run(&[command, &flags].concat());
+        refused.fails(1, "this model has none");
+    }
 }
 
 #[test]

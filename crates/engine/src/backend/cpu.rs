@@ -14,6 +14,7 @@ use rocmforge_cpu::{
 };
 use rocmforge_gguf::quant;
 
+use super::gpu::Offload;
 use super::times::{StepPart, Stopwatch};
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, output};
 use crate::batch::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
@@ -360,6 +361,7 @@ impl Backend for CpuBackend {
             graphs: false,
             n_tuned: 0,
             notices: Vec::new(),
+            offload: Offload::NOTHING,
             parts: Vec::new(),
         }
     }

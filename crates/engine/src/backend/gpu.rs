@@ -392,6 +392,7 @@ impl Backend for GpuBackend {
                 false => 0,
             },
             notices: self.notices.clone(),
+            offload: Offload::default(),
             parts: Vec::new(),
         }
     }

@@ -14,7 +14,7 @@ use rocmforge_gpu::{Gpu, GpuError};
 
 use self::stepwise::Homes;
 use super::cpu::{CpuBackend, CpuOptions, CpuStep, Onlookers};
-use super::gpu::{Begun, Choices, GpuBackend, GpuOptions, Look};
+use super::gpu::{Begun, Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Look, Offload};
 use super::times::{StepPart, StepTimes, Stopwatch};
 use super::tuning::{TuneProgress, TuningStore};
 use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, StepObserver};
@@ -91,6 +91,21 @@ impl HybridBackend {
             observer: None,
             step_observer: None,
         })
+    }
+
+    /// What the GPU has. Past its first operation the CPU has experts only, if anything.
+    fn offload(&self) -> Offload {
+        let from_first = self.placement.sides().iter();
+        let mut from_first = from_first.skip_while(|side| **side == Side::Cpu);
+        let experts = match from_first.any(|side| *side == Side::Cpu) {
+            true => Experts::OnCpu,
+            false => Experts::WithTheirLayer,
+        };
+        let layers = match self.placement.n_layers(&self.plan, Side::Gpu) {
+            n if n == self.plan.kv.len() && experts == Experts::OnCpu => GpuLayers::All,
+            n => GpuLayers::Count(n),
+        };
+        Offload { layers, experts }
     }
 
     /// As [`GpuBackend::check_graphs`], of the GPU's segments.
@@ -310,6 +325,7 @@ impl Backend for HybridBackend {
             slow_ops: [gpu.slow_ops, cpu.slow_ops].concat(),
             kv_bytes: gpu.kv_bytes + cpu.kv_bytes,
             notices: [gpu.notices, cpu.notices].concat(),
+            offload: self.offload(),
             parts,
             ..gpu
         }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
 use crate::plan::{BufferId, Op, Side};
+use gpu::Offload;
 pub use times::StepObserver;
 use tuning::TuneProgress;
 
@@ -101,6 +102,8 @@ pub struct BackendInfo {
     pub n_tuned: usize,
     /// What the user should know of how it runs.
     pub notices: Vec<String>,
+    /// What of the model is on a GPU, as it was settled: never [`GpuLayers::Auto`](gpu::GpuLayers::Auto).
+    pub offload: Offload,
     /// What each device has, where several share the model; otherwise empty.
     pub parts: Vec<BackendPart>,
 }
@@ -117,6 +120,13 @@ pub struct BackendPart {
     pub n_ops: usize,
     /// Bytes of its KV cache.
     pub kv_bytes: u64,
+}
+
+impl BackendInfo {
+    /// Whether a GPU has any of the model.
+    pub fn is_on_gpu(&self) -> bool {
+        self.offload != Offload::NOTHING
+    }
 }
 
 impl Backend for Box<dyn Backend> {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::backend::gpu::Offload;
 use crate::backend::{Backend, OpObserver, Reply, StepObserver};
 use crate::batch::{Batch, InputToken, StepOutput, Want};
 use crate::kv_cache::KvShift;
@@ -148,6 +149,7 @@ impl Backend for Recorder {
             graphs: false,
             n_tuned: 0,
             notices: Vec::new(),
+            offload: Offload::NOTHING,
             parts: Vec::new(),
         }
     }
@@ -456,6 +458,7 @@ impl Backend for Broken {
             graphs: false,
             n_tuned: 0,
             notices: Vec::new(),
+            offload: Offload::NOTHING,
             parts: Vec::new(),
         }
     }

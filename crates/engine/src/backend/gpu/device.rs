@@ -71,6 +71,14 @@ pub enum Experts {
     OnCpu,
 }
 
+impl Offload {
+    /// The CPU computes everything.
+    pub const NOTHING: Offload = Offload {
+        layers: GpuLayers::Count(0),
+        experts: Experts::WithTheirLayer,
+    };
+}
+
 impl std::str::FromStr for GpuLayers {
     type Err = String;
 
