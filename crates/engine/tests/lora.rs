@@ -296,7 +296,7 @@ impl Parts {
 #[test]
 fn broken_and_foreign_adapters_are_refused() {
     let model = base("llama", GgmlType::F32);
-    let cases: [Break; 19] = [
+    let cases: [Break; 21] = [
         ("whole", |_| {}, ""),
         (
             "a model",
@@ -376,6 +376,22 @@ fn broken_and_foreign_adapters_are_refused() {
             "two ranks",
             |p| p.tensors[1].1 = vec![5, 256],
             "do not give one of [256, 256]",
+        ),
+        (
+            "the highest rank",
+            |p| {
+                p.tensors[0].1 = vec![256, 256];
+                p.tensors[1].1 = vec![256, 256];
+            },
+            "",
+        ),
+        (
+            "a rank that no matrix of its size has",
+            |p| {
+                p.tensors[0].1 = vec![256, 257];
+                p.tensors[1].1 = vec![257, 256];
+            },
+            "`blk.0.attn_q.weight` have rank 257, at most 256",
         ),
         ("experts", |p| p.tensors[1].1 = vec![4, 256, 2], "experts"),
     ];

@@ -18,6 +18,9 @@ use super::weights::WeightLoader;
 use crate::error::EngineError;
 use crate::plan::{BufferId, PlanBuilder, WeightId};
 
+/// Ranks up to this are taken for any matrix: trainers give one rank to all, and routers have few rows.
+const SMALL_RANK: u64 = 256;
+
 /// Why an adapter cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
@@ -65,6 +68,14 @@ pub enum AdapterError {
         a: [u64; 2],
         b: [u64; 2],
         expected: [u64; 2],
+    },
+    #[error(
+        "the factors of `{tensor}` have rank {rank}, at most {most} makes sense for a matrix of its size; the file is damaged"
+    )]
+    Rank {
+        tensor: String,
+        rank: u64,
+        most: u64,
     },
     #[error(
         "tensor `{name}` times the scale has values that are not finite; the file is damaged or the scale too large"
@@ -365,15 +376,25 @@ impl Adapter {
         let pair = &self.pairs[j];
         let [a, b] = [pair.a, pair.b].map(|index| matrix_dims(&self.gguf.tensors()[index]));
         let [n_in, n_out, rank, same] = inner_last(a, b);
-        if [n_in, n_out] == expected && rank == same {
-            return Ok([a, b]);
+        let tensor = || pair.tensor.clone();
+        if [n_in, n_out] != expected || rank != same {
+            return Err(self.failed(AdapterError::Shape {
+                tensor: tensor(),
+                a,
+                b,
+                expected,
+            }));
         }
-        Err(self.failed(AdapterError::Shape {
-            tensor: pair.tensor.clone(),
-            a,
-            b,
-            expected,
-        }))
+        // A few bytes of a file may stand for gigabytes of F32; a higher rank than the matrix can have adds nothing.
+        let most = n_in.min(n_out).max(SMALL_RANK);
+        if rank > most {
+            return Err(self.failed(AdapterError::Rank {
+                tensor: tensor(),
+                rank,
+                most,
+            }));
+        }
+        Ok([a, b])
     }
 }
 
