@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge::engine::backend::gpu::{DeviceId, TuningUse, WhenIdle};
-use rocmforge::engine::backend::tuning::{Choice, Shape, Tuning, TuningStore};
+use rocmforge::engine::backend::tuning::{Choice, Kept, Shape, Tuning, TuningStore};
 use rocmforge::engine::{Existing, NewFile};
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +25,6 @@ const VERSION: u32 = 1;
 /// Limits of what is read: a model has a few dozen shapes.
 const MAX_BYTES: u64 = 1 << 20;
 const MAX_ENTRIES: usize = 4096;
-/// How long a program that has other things to do waits for another one to write.
-const PATIENCE: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 
 /// What a GPU is used with, as `args` have it. What is measured on a CPU that plays a GPU says nothing of a GPU, so that it
@@ -42,7 +40,8 @@ pub fn files(args: &GpuArgs, id: Option<DeviceId>) -> Option<TuningFiles> {
         Some(DeviceId::Host(_)) => args.cache_dir.clone(),
         _ => args.cache_dir.clone().or_else(folders::cache),
     };
-    dir.map(|dir| TuningFiles::below(&dir, PATIENCE))
+    // Who has other things to do does not wait for another program.
+    dir.map(|dir| TuningFiles::below(&dir, Duration::ZERO))
 }
 
 /// A file as it is written: shapes and choices as their text.
@@ -206,9 +205,12 @@ impl TuningStore for TuningFiles {
         self.known(key).entries().into_iter().collect()
     }
 
-    fn keep(&self, key: &str, found: &[(Shape, Choice)]) {
-        // A folder that cannot be written to costs the next start what it might have gained.
-        let _: io::Result<()> = self.add(key, found);
+    fn keep(&self, key: &str, found: &[(Shape, Choice)]) -> Kept {
+        match self.add(key, found) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Kept::Busy,
+            // A folder that cannot be written to costs the next start what it might have gained.
+            _ => Kept::Settled,
+        }
     }
 }
 
@@ -329,6 +331,22 @@ mod tests {
         files.keep(KEY, &many);
         assert_eq!(files.load(KEY).len(), MAX_ENTRIES);
         assert!(fs::metadata(files.path(KEY)).unwrap().len() < MAX_BYTES);
+    }
+
+    #[test]
+    fn who_has_no_patience_is_told_that_another_writes() {
+        let cache = tempfile::tempdir().unwrap();
+        let (patient, files) = (
+            files(cache.path()),
+            TuningFiles::below(cache.path(), Duration::ZERO),
+        );
+        let [one, two] = [1, 2].map(|n| entry(n, "rows 1 split 1"));
+        assert_eq!(files.keep(KEY, &[one]), Kept::Settled);
+        let lock = patient.lock(&files.path(KEY).with_extension("lock"));
+        assert_eq!(files.keep(KEY, &[two]), Kept::Busy);
+        drop(lock);
+        assert_eq!(files.keep(KEY, &[two]), Kept::Settled);
+        assert_eq!(files.load(KEY), table(&[one, two]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::backend::tuning::TuneProgress;
-use crate::backend::{Backend, BackendInfo, OpObserver, StepObserver, Wait};
+use crate::backend::{Backend, BackendInfo, OpObserver, Rest, StepObserver, Wait};
 use crate::batch::{Batch, StepOutput};
 use crate::error::EngineError;
 
@@ -165,19 +165,22 @@ fn next(
     backend: &mut dyn Backend,
     steps_in_flight: usize,
 ) -> Option<Command> {
-    let (mut has_more_to_do, mut patience) = (true, IDLE_AFTER);
+    let (mut rest, mut patience) = (Rest::Later, IDLE_AFTER);
     loop {
         let n_in_flight = backend.n_in_flight();
-        if n_in_flight == 0 && !has_more_to_do {
+        if n_in_flight == 0 && rest == Rest::Nothing {
             return inbox.recv().ok();
         }
         if n_in_flight == 0 {
             match inbox.recv_timeout(patience) {
                 Ok(command) => return Some(command),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-                Err(mpsc::RecvTimeoutError::Timeout) => has_more_to_do = backend.idle(IDLE_SLICE),
+                Err(mpsc::RecvTimeoutError::Timeout) => rest = backend.idle(IDLE_SLICE),
             }
-            patience = Duration::ZERO;
+            patience = match rest {
+                Rest::Later => IDLE_AFTER,
+                Rest::Now | Rest::Nothing => Duration::ZERO,
+            };
             continue;
         }
         if n_in_flight >= steps_in_flight {

@@ -14,7 +14,7 @@ use common::test_gpu;
 use device::{config, generate};
 use rocmforge_engine::backend::check::{PassedChecks, SelfCheck};
 use rocmforge_engine::backend::gpu::{GpuConfig, Graphs, TuningUse, WhenIdle};
-use rocmforge_engine::backend::tuning::{Choice, Shape, TuneProgress, Tuning, TuningStore};
+use rocmforge_engine::backend::tuning::{Choice, Kept, Shape, TuneProgress, Tuning, TuningStore};
 use rocmforge_engine::model::Model;
 use rocmforge_engine::{Device, Engine, Event, Request};
 use rocmforge_gguf::{GgmlType, Gguf};
@@ -24,6 +24,8 @@ use rocmforge_gguf::{GgmlType, Gguf};
 struct Store {
     entries: Mutex<HashMap<String, Vec<(Shape, Choice)>>>,
     added: Condvar,
+    /// How often another program is writing.
+    n_busy: Mutex<usize>,
 }
 
 impl TuningStore for Store {
@@ -32,10 +34,16 @@ impl TuningStore for Store {
         entries.get(key).into_iter().flatten().copied().collect()
     }
 
-    fn keep(&self, key: &str, found: &[(Shape, Choice)]) {
+    fn keep(&self, key: &str, found: &[(Shape, Choice)]) -> Kept {
+        let mut n_busy = self.n_busy.lock().unwrap();
+        if let Some(left) = n_busy.checked_sub(1) {
+            *n_busy = left;
+            return Kept::Busy;
+        }
         let mut entries = self.entries.lock().unwrap();
         entries.entry(key.to_string()).or_default().extend(found);
         self.added.notify_all();
+        Kept::Settled
     }
 }
 
@@ -158,6 +166,34 @@ fn an_idle_device_tunes_and_a_busy_one_does_not() {
     std::thread::sleep(Duration::from_millis(400));
     drop(engine);
     assert_eq!(store.load(&key), known);
+}
+
+/// Only an engine that loses something is waited for so long.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+#[test]
+fn what_a_busy_store_does_not_take_is_handed_over_later() {
+    let Some(gpu) = test_gpu() else { return };
+    let model = model("llama", GgmlType::Q4_0);
+    let n_shapes = start(&model, with(&gpu, None, WhenIdle::Wait))
+        .tune(Duration::ZERO)
+        .unwrap()
+        .unwrap()
+        .n_shapes;
+    let store = Arc::new(Store::default());
+    *store.n_busy.lock().unwrap() = 3;
+    let engine = start(&model, with(&gpu, Some(&store), WhenIdle::Tune));
+    let n_kept = |entries: &HashMap<String, Vec<(Shape, Choice)>>| {
+        entries.values().map(Vec::len).sum::<usize>()
+    };
+    let entries = store.entries.lock().unwrap();
+    let waited = store
+        .added
+        .wait_timeout_while(entries, PATIENCE, |entries| n_kept(entries) < n_shapes);
+    let (entries, _) = waited.unwrap();
+    assert_eq!(n_kept(&entries), n_shapes);
+    drop(entries);
+    drop(engine);
 }
 
 #[derive(Debug, Default)]

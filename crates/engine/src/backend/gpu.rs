@@ -29,7 +29,7 @@ use rocmforge_gpu::{Event, Gpu, Graph, ops};
 
 use super::tuning::TuneProgress;
 use super::{
-    Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, StepObserver, Wait, output,
+    Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, Rest, StepObserver, Wait, output,
 };
 use crate::batch::{Batch, LogitsRow, RowOutput, Sampled, StepOutput};
 use crate::error::EngineError;
@@ -361,8 +361,11 @@ impl Backend for GpuBackend {
         self.go_on_tuning(budget).map(Some)
     }
 
-    fn idle(&mut self, budget: Duration) -> bool {
-        self.in_flight.is_empty() && self.go_on_idly(budget)
+    fn idle(&mut self, budget: Duration) -> Rest {
+        match self.in_flight.is_empty() {
+            true => self.go_on_idly(budget),
+            false => Rest::Nothing,
+        }
     }
 
     fn info(&self) -> BackendInfo {

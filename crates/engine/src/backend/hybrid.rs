@@ -17,7 +17,7 @@ use super::cpu::{CpuBackend, CpuOptions, CpuStep, Onlookers};
 use super::gpu::{Begun, Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Look, Offload};
 use super::times::{StepPart, StepTimes, Stopwatch};
 use super::tuning::{TuneProgress, TuningStore};
-use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, StepObserver};
+use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, Rest, StepObserver};
 use crate::batch::{Batch, RowOutput, StepOutput};
 use crate::error::EngineError;
 use crate::model::Weights;
@@ -293,7 +293,7 @@ impl Backend for HybridBackend {
         self.gpu.tune(budget)
     }
 
-    fn idle(&mut self, budget: Duration) -> bool {
+    fn idle(&mut self, budget: Duration) -> Rest {
         self.gpu.idle(budget)
     }
 

@@ -43,6 +43,15 @@ pub enum Wait {
     All,
 }
 
+/// What a device without a step has left to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    Nothing,
+    Now,
+    /// Something else has to end first.
+    Later,
+}
+
 /// A compiled model on a device.
 pub trait Backend: Send {
     /// Starts the step. Steps finish in the order they were submitted. Whatever goes wrong is the reply.
@@ -68,9 +77,9 @@ pub trait Backend: Send {
         Ok(None)
     }
 
-    /// Does what can be done while there is no step to run, for about so long; whether there is more.
-    fn idle(&mut self, _budget: Duration) -> bool {
-        false
+    /// Does what can be done while there is no step to run, for about so long; when there is more.
+    fn idle(&mut self, _budget: Duration) -> Rest {
+        Rest::Nothing
     }
 
     fn info(&self) -> BackendInfo;
@@ -154,7 +163,7 @@ impl Backend for Box<dyn Backend> {
         (**self).tune(budget)
     }
 
-    fn idle(&mut self, budget: Duration) -> bool {
+    fn idle(&mut self, budget: Duration) -> Rest {
         (**self).idle(budget)
     }
 

@@ -13,8 +13,17 @@ pub trait TuningStore: Debug + Send + Sync {
     /// What is known for `key`, one line of text.
     fn load(&self, key: &str) -> Tuning;
 
-    /// Adds to it. Nothing is lost but time if it cannot be remembered.
-    fn keep(&self, key: &str, found: &[(Shape, Choice)]);
+    /// Adds to it, at once or not: requests wait meanwhile. Nothing is lost but time if it cannot be remembered.
+    fn keep(&self, key: &str, found: &[(Shape, Choice)]) -> Kept;
+}
+
+/// What came of the wish to remember.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// It is remembered, or never will be.
+    Settled,
+    /// Another program is about to add something; later there is room for this.
+    Busy,
 }
 
 /// How far the tuning of a model is, and what came of it since the last time.

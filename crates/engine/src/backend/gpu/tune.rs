@@ -14,7 +14,8 @@ use rocmforge_gpu::{Gpu, GpuError, Matrix, Shape, Trial, Work, tuning_key};
 use super::memory::Memory;
 use super::weights::DeviceWeights;
 use super::{GpuBackend, GpuOptions};
-use crate::backend::tuning::{TuneProgress, TuningStore, Untuned};
+use crate::backend::Rest;
+use crate::backend::tuning::{Choice, Kept, TuneProgress, TuningStore, Untuned};
 use crate::error::EngineError;
 use crate::plan::{Op, Plan, RowCount, WeightId};
 
@@ -248,8 +249,21 @@ fn is_of_tokens(plan: &Plan, op: &Op) -> bool {
 
 /// What a backend does when it has nothing else to do.
 pub(super) struct Idle {
-    pub(super) store: Arc<dyn TuningStore>,
-    pub(super) is_over: bool,
+    store: Arc<dyn TuningStore>,
+    /// What the store does not have yet, and its key.
+    found: Vec<(Shape, Choice)>,
+    key: String,
+    is_tuned: bool,
+}
+
+impl Idle {
+    /// Hands over what was found; whether the store has taken it.
+    fn keep(&mut self) -> bool {
+        if !self.found.is_empty() && self.store.keep(&self.key, &self.found) == Kept::Settled {
+            self.found.clear();
+        }
+        self.found.is_empty()
+    }
 }
 
 impl GpuBackend {
@@ -257,7 +271,9 @@ impl GpuBackend {
     pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
         self.idle = Some(Idle {
             store,
-            is_over: false,
+            found: Vec::new(),
+            key: String::new(),
+            is_tuned: false,
         });
     }
 
@@ -281,26 +297,31 @@ impl GpuBackend {
         Ok(progress)
     }
 
-    /// Tunes for `budget` if that is wanted; whether there is more to do.
-    pub(in crate::backend) fn go_on_idly(&mut self, budget: Duration) -> bool {
-        let Some(idle) = self.idle.take().filter(|idle| !idle.is_over) else {
-            return false;
+    /// Tunes for `budget` if that is wanted, and hands over what was found; when there is more to do.
+    pub(in crate::backend) fn go_on_idly(&mut self, budget: Duration) -> Rest {
+        let Some(mut idle) = self.idle.take() else {
+            return Rest::Nothing;
         };
-        // A device that fails here fails in the next step, too, which tells it.
-        let progress = self.go_on_tuning(budget);
-        let is_over = progress
-            .as_ref()
-            .map_or(true, |progress| progress.n_left == 0);
-        if let Ok(progress) = progress
-            && !progress.decided.is_empty()
-        {
-            idle.store.keep(&progress.key, &progress.found());
+        if !idle.is_tuned {
+            // A device that fails here fails in the next step, too, which tells it.
+            let progress = self.go_on_tuning(budget).unwrap_or_default();
+            idle.is_tuned = progress.n_left == 0;
+            idle.found.extend(progress.found());
+            idle.key = progress.key;
         }
-        if is_over {
+        let is_kept = idle.keep();
+        let rest = match (idle.is_tuned, is_kept) {
+            (false, _) => Rest::Now,
+            (true, false) => Rest::Later,
+            (true, true) => Rest::Nothing,
+        };
+        if idle.is_tuned {
             // Memory and graphs of the trials go back.
             self.tuner = None;
         }
-        self.idle = Some(Idle { is_over, ..idle });
-        !is_over
+        if rest != Rest::Nothing {
+            self.idle = Some(idle);
+        }
+        rest
     }
 }
