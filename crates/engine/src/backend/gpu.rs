@@ -44,7 +44,7 @@ pub use device::{
     Survey, TuningUse, Variants, WhenIdle, first, image_targets, read_bandwidth, roofline, survey,
     tuning_key,
 };
-pub(crate) use device::{free_for_steps, kv_type, weight_bytes};
+pub(crate) use device::{kv_type, weight_bytes};
 use memory::{Memory, Sizes};
 use run_op::Launcher;
 pub(in crate::backend) use segments::{Begun, Look};

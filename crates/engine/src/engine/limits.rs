@@ -25,11 +25,75 @@ pub(crate) struct Resolved {
     pub(crate) n_blocks: usize,
 }
 
-/// What of a model one device runs, and the bytes of its memory that may be taken beside the weights; `None` where the
-/// system does not say.
-pub(super) struct Room<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) available: Option<u64>,
+/// A memory, and what of it a model takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Room {
+    /// Weights that are not there yet, and what they pass through on their way.
+    pub(super) weight_bytes: u64,
+    /// Buffers of the largest step.
+    pub(super) step_bytes: u64,
+    /// What a token takes of the cache.
+    pub(super) token_bytes: u64,
+    /// Bytes that may be taken; `None` where the system does not say.
+    pub(super) free: Option<u64>,
+}
+
+impl Room {
+    /// Of a device that runs `plan` and has its weights already.
+    pub(super) fn of(plan: &Plan, config: &EngineConfig, free: Option<u64>) -> Room {
+        let (max_tokens, max_logits) = step_rows(config);
+        Room {
+            weight_bytes: 0,
+            step_bytes: plan.buffer_bytes(max_tokens, max_logits),
+            token_bytes: plan.kv_bytes_per_token(config.kv_type).max(1),
+            free,
+        }
+    }
+
+    /// This memory where another device takes of it, too.
+    pub(super) fn beside(self, other: Room) -> Room {
+        Room {
+            weight_bytes: self.weight_bytes.saturating_add(other.weight_bytes),
+            step_bytes: self.step_bytes.saturating_add(other.step_bytes),
+            token_bytes: self.token_bytes.saturating_add(other.token_bytes),
+            free: self.free,
+        }
+    }
+
+    /// Bytes for steps and cache, less what is left to others.
+    fn for_steps(&self) -> Result<u64, EngineError> {
+        let Some(free) = self.free else {
+            return Ok(u64::MAX);
+        };
+        let left = free.checked_sub(self.weight_bytes);
+        let left = left.ok_or(EngineError::NoMemoryForWeights {
+            needed_mib: self.weight_bytes >> 20,
+            free_mib: free >> 20,
+        })?;
+        Ok(left - RESERVE_BYTES.min(left / 4))
+    }
+
+    /// Bytes that must be free for a cache of `n_tokens` tokens in whole pages: those of weights, steps and cache, and
+    /// what is left to others.
+    pub(super) fn needed(&self, n_tokens: usize, page: usize) -> u64 {
+        let n_tokens = n_tokens.div_ceil(page).saturating_mul(page) as u64;
+        let cache = self.token_bytes.saturating_mul(n_tokens);
+        let taken = self.step_bytes.saturating_add(cache);
+        // The least from which so much is left.
+        let reserve = match taken.checked_sub(1) {
+            None => 0,
+            Some(below) => RESERVE_BYTES.min(below / 3),
+        };
+        self.weight_bytes
+            .saturating_add(taken)
+            .saturating_add(reserve)
+    }
+
+    /// Whether there is room for a cache of `n_tokens` tokens.
+    pub(super) fn has_room(&self, n_tokens: usize, page: usize) -> bool {
+        self.free
+            .is_none_or(|free| self.needed(n_tokens, page) <= free)
+    }
 }
 
 /// Rows of a step, and of its logits, at most.
@@ -44,6 +108,11 @@ pub(super) fn wanted_ctx(model: &Model, config: &EngineConfig) -> usize {
     config.n_ctx.unwrap_or(usual)
 }
 
+/// Tokens of the cache where sequences have `n_ctx` positions.
+pub(super) fn cache_tokens(config: &EngineConfig, n_ctx: usize) -> usize {
+    config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx)
+}
+
 /// Resolves `config` for `model` where `available` bytes of memory may be taken; `None` where the system does
 /// not say.
 pub(super) fn resolve(
@@ -51,27 +120,24 @@ pub(super) fn resolve(
     config: &EngineConfig,
     available: Option<u64>,
 ) -> Result<Resolved, EngineError> {
-    let plan = &model.plan;
-    resolve_in(model, config, &[Room { plan, available }])
+    resolve_in(model, config, &[Room::of(&model.plan, config, available)])
 }
 
 /// As [`resolve`], where several devices share the model: the one with least room decides.
 pub(super) fn resolve_in(
     model: &Model,
     config: &EngineConfig,
-    rooms: &[Room<'_>],
+    rooms: &[Room],
 ) -> Result<Resolved, EngineError> {
-    check(config)?;
-    check_heads(model, config.kv_type)?;
+    check(model, config)?;
     let (max_tokens, max_logits) = step_rows(config);
 
     // Tokens that fit, and what they take of what memory.
     let (mut fitting, mut per_token, mut left) = (usize::MAX, 1, u64::MAX);
     for room in rooms {
-        let available = room.available;
-        let free = available.map_or(u64::MAX, |bytes| bytes - RESERVE_BYTES.min(bytes / 4));
-        let step = room.plan.buffer_bytes(max_tokens, max_logits);
-        let per_token_here = room.plan.kv_bytes_per_token(config.kv_type).max(1);
+        let free = room.for_steps()?;
+        let step = room.step_bytes;
+        let per_token_here = room.token_bytes;
         let left_here = free.saturating_sub(step);
         let fitting_here = usize::try_from(left_here / per_token_here).unwrap_or(usize::MAX);
         let fitting_here = fitting_here / config.page * config.page;
@@ -99,7 +165,7 @@ pub(super) fn resolve_in(
     if config.context_policy != ContextPolicy::Stop && !can_shift {
         return Err(EngineError::FixedPositions);
     }
-    let n_kv_tokens = config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx);
+    let n_kv_tokens = cache_tokens(config, n_ctx);
     if n_kv_tokens > fitting {
         return Err(EngineError::NoMemory {
             n_ctx: n_kv_tokens,
@@ -139,8 +205,14 @@ fn check_heads(model: &Model, kv_type: KvType) -> Result<(), EngineError> {
     }
 }
 
+/// Refuses what no machine could serve, or not with this model.
+pub(super) fn check(model: &Model, config: &EngineConfig) -> Result<(), EngineError> {
+    check_config(config)?;
+    check_heads(model, config.kv_type)
+}
+
 /// Refuses values that no machine could serve, by name.
-fn check(config: &EngineConfig) -> Result<(), EngineError> {
+fn check_config(config: &EngineConfig) -> Result<(), EngineError> {
     let check = |ok: bool, name: &'static str, value: usize, wanted: &'static str| {
         if ok {
             Ok(())

@@ -1,5 +1,9 @@
 //! Which layers of a model go to the GPU: as the user says, or as its memory has room for.
 
+mod cpu_bytes;
+
+use std::ops::RangeInclusive;
+
 use rocmforge_gpu::Gpu;
 
 use super::EngineConfig;
@@ -8,12 +12,8 @@ use crate::backend::gpu::{self, Experts, GpuLayers, Offload};
 use crate::error::EngineError;
 use crate::memory;
 use crate::model::Model;
-use crate::plan::{
-    BatchShape, Op, OpCost, Placement, Plan, PlanCost, PlanPart, SeqShape, Side, Split,
-};
-
-/// A buffer that crosses counts as so many bytes that the CPU reads: the wait for the other side takes about as long.
-const CROSSING_BYTES: u64 = 512 << 10;
+use crate::plan::{Placement, Plan, PlanPart, Side, Split};
+use cpu_bytes::CpuBytes;
 
 /// What runs a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,11 +42,13 @@ pub(crate) fn place(
     config: &EngineConfig,
     offload: Offload,
 ) -> Result<Placed, EngineError> {
+    limits::check(model, config)?;
     let planner = Planner {
         gpu,
         model,
         config,
         plan: model.compiled_plan(config.passes),
+        memory: Memory::of(gpu)?,
     };
     let place = match offload.layers {
         GpuLayers::Auto => return planner.automatic(offload.experts),
@@ -67,11 +69,73 @@ pub(crate) fn place(
     })
 }
 
+/// Bytes that are free.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    gpu: u64,
+    /// `None` where the system does not say.
+    machine: Option<u64>,
+    /// Whether what the GPU takes is the machine's.
+    is_shared: bool,
+}
+
+impl Memory {
+    fn of(gpu: &Gpu) -> Result<Memory, EngineError> {
+        let info = gpu.info()?;
+        Ok(Memory {
+            gpu: info.free_bytes,
+            machine: memory::available_bytes(),
+            is_shared: info.integrated,
+        })
+    }
+}
+
+/// What a place takes of each memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Rooms {
+    gpu: Option<Room>,
+    /// On a GPU that shares it, what both take.
+    machine: Option<Room>,
+}
+
+impl Rooms {
+    /// Those of two parts of a model.
+    fn of_both(gpu: Room, cpu: Room, memory: Memory) -> Rooms {
+        let machine = match memory.is_shared {
+            true => cpu.beside(gpu),
+            false => cpu,
+        };
+        Rooms {
+            gpu: Some(gpu),
+            machine: Some(machine),
+        }
+    }
+
+    fn all(&self) -> Vec<Room> {
+        [self.gpu, self.machine].into_iter().flatten().collect()
+    }
+}
+
+/// A place that `auto` may choose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Candidate {
+    Whole,
+    Split(Split),
+    Cpu,
+}
+
+/// A place with room, and the next faster one, which has none.
+struct Fastest {
+    candidate: Candidate,
+    faster: Option<Candidate>,
+}
+
 struct Planner<'a> {
     gpu: &'a Gpu,
     model: &'a Model,
     config: &'a EngineConfig,
     plan: Plan,
+    memory: Memory,
 }
 
 impl Planner<'_> {
@@ -103,6 +167,14 @@ impl Planner<'_> {
         Place::Both(Placement::split(&self.plan, split))
     }
 
+    fn place(&self, candidate: Candidate) -> Place {
+        match candidate {
+            Candidate::Whole => Place::Gpu,
+            Candidate::Split(split) => self.split(split.n_gpu_layers, split.experts),
+            Candidate::Cpu => Place::Cpu,
+        }
+    }
+
     /// What the GPU runs.
     fn of_gpu(&self, place: &Place) -> Option<PlanPart> {
         match place {
@@ -112,55 +184,68 @@ impl Planner<'_> {
         }
     }
 
-    /// The limits of `place`, or that there is no room for it.
-    fn resolve(&self, place: &Place, config: &EngineConfig) -> Result<Resolved, EngineError> {
-        let weights = &self.model.weights;
-        let free = |part: &PlanPart| gpu::free_for_steps(self.gpu, part, weights).map(Some);
-        match (place, self.of_gpu(place)) {
-            (Place::Both(placement), Some(of_gpu)) => {
-                let of_cpu = placement.part(&self.plan, Side::Cpu);
-                let rooms = [
-                    Room {
-                        plan: &of_gpu.plan,
-                        available: free(&of_gpu)?,
-                    },
-                    Room {
-                        plan: &of_cpu.plan,
-                        available: memory::available_bytes(),
-                    },
-                ];
-                limits::resolve_in(self.model, config, &rooms)
+    /// What `place` takes, or that the GPU does not compute its part.
+    fn rooms(&self, place: &Place) -> Result<Rooms, EngineError> {
+        let whole = |free| Room::of(&self.model.plan, self.config, free);
+        let Some(PlanPart { plan: of_gpu, .. }) = self.of_gpu(place) else {
+            return Ok(Rooms {
+                gpu: None,
+                machine: Some(whole(self.memory.machine)),
+            });
+        };
+        let weight_bytes = gpu::weight_bytes(self.gpu, &of_gpu, &self.model.weights)?;
+        let free = Some(self.memory.gpu);
+        let with_weights = |room| Room {
+            weight_bytes,
+            ..room
+        };
+        match place {
+            Place::Both(placement) => {
+                let of_cpu = placement.part(&self.plan, Side::Cpu).plan;
+                let gpu = with_weights(Room::of(&of_gpu, self.config, free));
+                let cpu = Room::of(&of_cpu, self.config, self.memory.machine);
+                Ok(Rooms::of_both(gpu, cpu, self.memory))
             }
-            (_, Some(of_gpu)) => limits::resolve(self.model, config, free(&of_gpu)?),
-            (_, None) => limits::resolve(self.model, config, memory::available_bytes()),
+            _ => Ok(Rooms {
+                gpu: Some(with_weights(whole(free))),
+                machine: None,
+            }),
         }
     }
 
-    /// The fastest place that has room for the context.
+    /// The limits of `place`, or that there is no room for it.
+    fn resolve(&self, place: &Place, config: &EngineConfig) -> Result<Resolved, EngineError> {
+        limits::resolve_in(self.model, config, &self.rooms(place)?.all())
+    }
+
+    /// The fastest place that has room for the context, or, if none has, for a half of it, and so on.
     fn automatic(&self, experts: Experts) -> Result<Placed, EngineError> {
-        let n_ctx = limits::wanted_ctx(self.model, self.config);
-        let wanted = EngineConfig {
-            n_ctx: Some(n_ctx),
-            ..self.config.clone()
-        };
-        let mut places = self.candidates(experts);
-        places.sort_by_cached_key(|place| self.cpu_bytes(place, n_ctx));
-        let mut too_large = None;
-        for place in places {
-            match self.resolve(&place, &wanted) {
-                Ok(resolved) => {
-                    let notice = self.notice(&place, too_large.as_ref(), n_ctx)?;
-                    return Ok(Placed {
-                        place,
-                        resolved,
-                        notice: Some(notice),
-                    });
+        let wanted = limits::wanted_ctx(self.model, self.config);
+        let candidates = self.candidates(experts, wanted);
+        // What the GPU does not compute is no question of room.
+        self.rooms(&self.place(candidates[0]))?;
+        let mut n_ctx = wanted;
+        loop {
+            if let Some(Fastest { candidate, faster }) = self.fastest(&candidates, n_ctx)? {
+                let place = self.place(candidate);
+                let resolved = self.resolve(&place, self.config)?;
+                let n_ctx = resolved.limits.n_ctx;
+                let mut notice = self.notice(candidate, faster, n_ctx)?;
+                if n_ctx < wanted {
+                    notice.push_str(&format!("; nothing has room for a context of {wanted}"));
                 }
-                Err(error) if is_for_lack_of_room(&error) => too_large = Some(place),
-                Err(error) => return Err(error),
+                return Ok(Placed {
+                    place,
+                    resolved,
+                    notice: Some(notice),
+                });
             }
+            if self.config.n_ctx.is_some() || n_ctx <= self.config.page {
+                break;
+            }
+            n_ctx /= 2;
         }
-        // Not even the CPU has room for the context that is usual.
+        // The error says what the CPU would need.
         Ok(Placed {
             resolved: self.resolve(&Place::Cpu, self.config)?,
             place: Place::Cpu,
@@ -168,121 +253,175 @@ impl Planner<'_> {
         })
     }
 
-    fn candidates(&self, experts: Experts) -> Vec<Place> {
-        let counts = (1..=self.n_layers()).rev();
-        let with_experts = match experts {
-            Experts::OnCpu if self.has_experts() => Vec::new(),
-            // The table of embeddings may be what there is no room for.
-            _ => counts.clone().map(|n| self.split(n, Side::Gpu)).collect(),
+    /// All places, the fastest first.
+    fn candidates(&self, experts: Experts, n_ctx: usize) -> Vec<Candidate> {
+        let splits = |experts| {
+            let counts = (1..=self.n_layers()).rev();
+            counts.map(move |n_gpu_layers| {
+                Candidate::Split(Split {
+                    n_gpu_layers,
+                    experts,
+                })
+            })
         };
-        let without = counts.map(|n| self.split(n, Side::Cpu));
-        let without = without.filter(|_| self.has_experts());
-        let whole = self.fixed(self.n_layers(), experts);
-        let places = std::iter::once(whole).chain(with_experts).chain(without);
-        places.chain([Place::Cpu]).collect()
+        let mut candidates = Vec::new();
+        if experts == Experts::WithTheirLayer || !self.has_experts() {
+            candidates.push(Candidate::Whole);
+            // The table of embeddings may be what there is no room for.
+            candidates.extend(splits(Side::Gpu));
+        }
+        if self.has_experts() {
+            candidates.extend(splits(Side::Cpu));
+        }
+        candidates.push(Candidate::Cpu);
+        let bytes = CpuBytes::of(&self.plan, self.model, self.config.kv_type, n_ctx);
+        candidates.sort_by_key(|candidate| match candidate {
+            Candidate::Whole => 0,
+            Candidate::Split(split) => bytes.of_split(*split),
+            Candidate::Cpu => bytes.of_all(),
+        });
+        candidates
     }
 
-    /// What the CPU reads of weights and cache for one token in the middle of the context: what a token takes most of
-    /// its time for, since a GPU reads the rest many times as fast.
-    fn cpu_bytes(&self, place: &Place, n_ctx: usize) -> u64 {
-        let cost = PlanCost {
-            plan: &self.plan,
-            weights: &self.model.weights,
-            kv_type: self.config.kv_type,
-        };
-        let shape = BatchShape {
-            seqs: vec![SeqShape {
-                first_pos: n_ctx / 2,
-                n_rows: 1,
-            }],
-            n_logits: 1,
-        };
-        let bytes = |op: &Op| {
-            let OpCost {
-                weight_bytes,
-                kv_bytes,
-                ..
-            } = cost.op(op, &shape);
-            weight_bytes + kv_bytes
-        };
-        let ops = &self.plan.ops;
-        match place {
-            Place::Gpu => 0,
-            Place::Cpu => ops.iter().map(bytes).sum(),
-            Place::Both(placement) => {
-                let sides = ops.iter().zip(placement.sides());
-                let on_cpu = sides.filter(|(_, side)| **side == Side::Cpu);
-                let crossings = placement.segments().iter().map(|s| s.imports.len() as u64);
-                on_cpu.map(|(op, _)| bytes(op)).sum::<u64>()
-                    + crossings.sum::<u64>() * CROSSING_BYTES
+    /// The first of `candidates` that has room for contexts of `n_ctx` tokens. Only some are looked at: of all splits that
+    /// have the experts on one side those with room follow each other.
+    fn fastest(
+        &self,
+        candidates: &[Candidate],
+        n_ctx: usize,
+    ) -> Result<Option<Fastest>, EngineError> {
+        let mut with_room = [None, None];
+        for (at, &candidate) in candidates.iter().enumerate() {
+            let fits = match candidate {
+                Candidate::Split(Split {
+                    n_gpu_layers,
+                    experts,
+                }) => {
+                    let known = &mut with_room[experts as usize];
+                    let counts = match known {
+                        Some(counts) => counts,
+                        None => known.insert(self.counts_with_room(experts, n_ctx)?),
+                    };
+                    counts.contains(&n_gpu_layers)
+                }
+                candidate => self.has_room(candidate, n_ctx)? == [true; 2],
+            };
+            if fits {
+                let faster = at.checked_sub(1).map(|before| candidates[before]);
+                return Ok(Some(Fastest { candidate, faster }));
             }
         }
+        Ok(None)
     }
 
-    /// MiB that a place takes of the GPU's memory: weights, the cache of `n_ctx` tokens and the buffers of a step.
-    fn needed_mib(&self, place: &Place, n_ctx: usize) -> Result<u64, EngineError> {
-        let Some(of_gpu) = self.of_gpu(place) else {
-            return Ok(0);
+    /// Whether the memory of the GPU has room for its part, and that of the machine.
+    fn has_room(&self, candidate: Candidate, n_ctx: usize) -> Result<[bool; 2], EngineError> {
+        let n_tokens = limits::cache_tokens(self.config, n_ctx);
+        let Rooms { gpu, machine } = self.rooms(&self.place(candidate))?;
+        let has_room = |room: Room| room.has_room(n_tokens, self.config.page);
+        Ok([gpu, machine].map(|room| room.is_none_or(has_room)))
+    }
+
+    /// How many layers with the experts on this side can be the GPU's. More take more of its memory and less of the CPU's.
+    fn counts_with_room(
+        &self,
+        experts: Side,
+        n_ctx: usize,
+    ) -> Result<RangeInclusive<usize>, EngineError> {
+        let has_room = |n_gpu_layers| {
+            let split = Split {
+                n_gpu_layers,
+                experts,
+            };
+            self.has_room(Candidate::Split(split), n_ctx)
         };
-        let weights = gpu::weight_bytes(self.gpu, &of_gpu, &self.model.weights)?;
-        let (max_tokens, max_logits) = limits::step_rows(self.config);
-        let n_tokens = self.config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx) as u64;
-        let kv = of_gpu.plan.kv_bytes_per_token(self.config.kv_type) * n_tokens;
-        Ok((weights + kv + of_gpu.plan.buffer_bytes(max_tokens, max_logits)) >> 20)
+        let is_shared = self.memory.is_shared;
+        let most_on_gpu = |n| has_room(n).map(|[gpu, machine]| gpu && (machine || !is_shared));
+        let n_layers = self.n_layers();
+        // With the last layer the buffers of layers leave the CPU, which may be more than the layer takes.
+        let most = match most_on_gpu(n_layers)? {
+            true => n_layers,
+            false => last(n_layers.saturating_sub(1), most_on_gpu)?,
+        };
+        let too_few = match is_shared {
+            true => 0,
+            false => last(most, |n| has_room(n).map(|[_, machine]| !machine))?,
+        };
+        Ok(too_few + 1..=most)
     }
 
     /// What was chosen, and what the next faster place would have needed.
     fn notice(
         &self,
-        place: &Place,
-        faster: Option<&Place>,
+        chosen: Candidate,
+        faster: Option<Candidate>,
         n_ctx: usize,
     ) -> Result<String, EngineError> {
-        let free = self.gpu.free_bytes()? >> 20;
-        let why = match faster {
-            None => String::new(),
-            Some(faster) => match self.needed_mib(faster, n_ctx) {
-                Ok(needed) => format!("; {} would need {needed} MiB", self.words(faster)),
-                // What it cannot compute has no size there.
-                Err(_) => String::new(),
-            },
+        let n_tokens = limits::cache_tokens(self.config, n_ctx);
+        let needed = |room: &Room| room.needed(n_tokens, self.config.page);
+        // What fits is rounded down and what does not up, so that no number says otherwise.
+        let on_gpu = self.rooms(&self.place(chosen))?.gpu;
+        let taken = on_gpu.as_ref().map_or(0, needed) >> 20;
+        let free = self.memory.gpu >> 20;
+        let mut notice = format!(
+            "--gpu-layers auto: {} ({taken} of {free} MiB free there, with a context of {n_ctx})",
+            self.words(chosen)
+        );
+        let Some(faster) = faster else {
+            return Ok(notice);
         };
-        Ok(format!(
-            "--gpu-layers auto: {} ({} of {free} MiB free there, with a context of {n_ctx}){why}",
-            self.words(place),
-            self.needed_mib(place, n_ctx)?
-        ))
+        let Rooms { gpu, machine } = self.rooms(&self.place(faster))?;
+        let too_large = |room: Option<Room>| {
+            let room = room.filter(|room| !room.has_room(n_tokens, self.config.page))?;
+            Some(needed(&room).div_ceil(1 << 20))
+        };
+        let words = self.words(faster);
+        if let Some(needed) = too_large(gpu) {
+            notice.push_str(&format!("; {words} would need {needed} MiB"));
+        } else if let Some(needed) = too_large(machine) {
+            let free = self.memory.machine.unwrap_or(u64::MAX) >> 20;
+            notice.push_str(&format!(
+                "; {words} would need {needed} MiB of the {free} MiB free on the machine"
+            ));
+        }
+        Ok(notice)
     }
 
-    fn words(&self, place: &Place) -> String {
+    fn words(&self, candidate: Candidate) -> String {
         let n_layers = self.n_layers();
-        match place {
-            Place::Cpu => "nothing on the GPU".to_string(),
-            Place::Gpu => format!("all {n_layers} layers on the GPU"),
-            Place::Both(placement) => {
-                let ops = self.plan.ops.iter().zip(placement.sides());
-                let mut of_experts = ops.filter(|(op, _)| op.routing().is_some());
-                let n_gpu = placement.n_layers(&self.plan, Side::Gpu);
-                let experts = match of_experts.all(|(_, side)| *side == Side::Cpu) {
-                    true if self.has_experts() => " without their experts",
-                    _ => "",
+        match candidate {
+            Candidate::Cpu => "nothing on the GPU".to_string(),
+            Candidate::Whole => format!("all {n_layers} layers on the GPU"),
+            Candidate::Split(Split {
+                n_gpu_layers,
+                experts,
+            }) => {
+                let without = match (experts, n_gpu_layers == n_layers) {
+                    (Side::Cpu, _) => " without their experts",
+                    (Side::Gpu, true) => " without the embeddings",
+                    (Side::Gpu, false) => "",
                 };
-                let embeddings = match n_gpu == n_layers && experts.is_empty() {
-                    true => " without the embeddings",
-                    false => "",
-                };
-                format!("{n_gpu} of {n_layers} layers{experts}{embeddings} on the GPU")
+                format!("{n_gpu_layers} of {n_layers} layers{without} on the GPU")
             }
         }
     }
 }
 
-/// Whether another place may do.
-fn is_for_lack_of_room(error: &EngineError) -> bool {
-    matches!(
-        error,
-        EngineError::NoMemory { .. }
-            | EngineError::NoMemoryAtAll { .. }
-            | EngineError::NoMemoryForWeights { .. }
-    )
+/// The last of `1..=n` for which `holds`, which does so up to some number; 0 if it never does.
+fn last(
+    n: usize,
+    mut holds: impl FnMut(usize) -> Result<bool, EngineError>,
+) -> Result<usize, EngineError> {
+    let (mut low, mut high) = (0, n);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        match holds(middle)? {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    Ok(low)
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,5 +21,6 @@ pub use op::{
     Scores, WeightId,
 };
 pub use placement::{Placement, PlanPart, Segment, Side, Split};
+pub(crate) use placement::{is_of_experts, layer_starts};
 pub use rope::{LongContext, RopeTable};
 pub use turns::KeyTurn;

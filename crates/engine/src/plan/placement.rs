@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::op::{BufferId, Op, Plan, RowCount};
+use super::op::{ActsId, BufferId, Op, Plan, RowCount};
 
 /// Where an operation runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -144,10 +144,9 @@ impl Placement {
     /// The layers of `plan` divided as `split` says. What comes before the first layer, the lookup of embeddings, is the
     /// CPU's: it reads a few rows of a large table.
     pub fn split(plan: &Plan, split: Split) -> Placement {
-        let n_layers = plan.kv.len();
         let first = match split.n_gpu_layers {
             0 => plan.ops.len(),
-            n => layer_start(plan, n_layers.saturating_sub(n)),
+            n => layer_starts(plan)[plan.kv.len().saturating_sub(n)],
         };
         let side = |(at, op): (usize, &Op)| match at < first {
             true => Side::Cpu,
@@ -216,7 +215,7 @@ struct Home {
 }
 
 /// Whether `op` works with the experts that tokens are sent to.
-fn is_of_experts(plan: &Plan, op: &Op) -> bool {
+pub(crate) fn is_of_experts(plan: &Plan, op: &Op) -> bool {
     let of_choices = |id: &BufferId| {
         let rows = plan.buffers[id.0 as usize].rows;
         matches!(rows, RowCount::Choices { .. })
@@ -224,12 +223,12 @@ fn is_of_experts(plan: &Plan, op: &Op) -> bool {
     op.routing().is_some() || op.reads().iter().chain(&op.writes()).any(of_choices)
 }
 
-/// The operation that `layer` begins with: the last place before its cache is written at which nothing but one buffer,
+/// The operation that each layer begins with: the last place before its cache is written at which nothing but one buffer,
 /// the residual stream, is used afterwards.
-fn layer_start(plan: &Plan, layer: usize) -> usize {
-    let appends = |op: &Op| matches!(op, Op::KvAppend { layer: own, .. } if *own == layer);
-    let append = plan.ops.iter().position(appends);
-    let append = append.expect("every layer writes its cache");
+pub(crate) fn layer_starts(plan: &Plan) -> Vec<usize> {
+    let mut starts = vec![0; plan.kv.len()];
+    // Layers whose append is behind this place, and whose start is not found yet.
+    let mut open = Vec::new();
     let mut buffers = BTreeSet::from([plan.logits]);
     let mut acts = BTreeSet::new();
     let mut routings = BTreeSet::new();
@@ -237,18 +236,25 @@ fn layer_start(plan: &Plan, layer: usize) -> usize {
         for written in op.writes() {
             buffers.remove(&written);
         }
-        acts = &acts - &op.acts_written().into_iter().collect();
+        if let Some(written) = op.acts_written() {
+            acts.remove(&written);
+        }
         buffers.extend(op.reads());
         acts.extend(op.acts_read());
         routings.extend(op.routing());
         if let Op::Route { out, .. } = op {
             routings.remove(out);
         }
-        if at <= append && buffers.len() == 1 && acts.is_empty() && routings.is_empty() {
-            return at;
+        if let Op::KvAppend { layer, .. } = op {
+            open.push(*layer);
+        }
+        if buffers.len() == 1 && acts.is_empty() && routings.is_empty() {
+            for layer in open.drain(..) {
+                starts[layer] = at;
+            }
         }
     }
-    0
+    starts
 }
 
 /// Takes the memory from what no operation of `plan` touches.
@@ -269,14 +275,15 @@ fn forget_the_rest(plan: &mut Plan) {
             buffer.width = 0;
         }
     }
-    for (id, acts) in acts.iter_mut().enumerate() {
-        let is_touched = |op: &Op| op.acts_written().is_some_and(|own| own.0 as usize == id);
-        if !ops.iter().any(is_touched) {
+    let written: BTreeSet<ActsId> = ops.iter().filter_map(Op::acts_written).collect();
+    for (id, acts) in (0..).zip(acts) {
+        if !written.contains(&ActsId(id)) {
             acts.width = 0;
         }
     }
+    let cached: BTreeSet<usize> = ops.iter().filter_map(Op::kv_layer).collect();
     for (layer, kv) in kv.iter_mut().enumerate() {
-        if !ops.iter().any(|op| op.kv_layer() == Some(layer)) {
+        if !cached.contains(&layer) {
             kv.n_kv_heads = 0;
         }
     }

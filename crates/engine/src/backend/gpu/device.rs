@@ -15,7 +15,7 @@ use crate::backend::tuning::TuningStore;
 use crate::error::EngineError;
 use crate::kv_cache::KvType;
 use crate::model::Weights;
-use crate::plan::PlanPart;
+use crate::plan::Plan;
 
 /// Which GPU, and how to run on it.
 #[derive(Debug, Clone, Default)]
@@ -185,35 +185,10 @@ pub fn roofline(config: &GpuConfig) -> Result<Roofline, EngineError> {
     })
 }
 
-/// Bytes that the weights of `part` take on `gpu`.
+/// Bytes that the weights of `plan` take on `gpu`, and what they pass through on their way there.
 ///
 /// # Errors
-/// If it cannot compute the part: said before what does not fit.
-pub(crate) fn weight_bytes(
-    gpu: &Gpu,
-    part: &PlanPart,
-    weights: &Weights,
-) -> Result<u64, EngineError> {
-    weights::device_bytes(gpu, &part.plan, weights)
-}
-
-/// Bytes that are free on `gpu` for steps and the cache once it has the weights of `part`.
-///
-/// # Errors
-/// If it cannot compute the part, or has no room for its weights.
-pub(crate) fn free_for_steps(
-    gpu: &Gpu,
-    part: &PlanPart,
-    weights: &Weights,
-) -> Result<u64, EngineError> {
-    let staged = weights::staging_bytes(&part.plan, weights);
-    let needed = weight_bytes(gpu, part, weights)? + staged;
-    let free = gpu.free_bytes()?;
-    match free.checked_sub(needed) {
-        Some(left) => Ok(left),
-        None => Err(EngineError::NoMemoryForWeights {
-            needed_mib: needed >> 20,
-            free_mib: free >> 20,
-        }),
-    }
+/// If it has no kernels for one of their formats.
+pub(crate) fn weight_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<u64, EngineError> {
+    Ok(weights::device_bytes(gpu, plan, weights)? + weights::staging_bytes(plan, weights))
 }
