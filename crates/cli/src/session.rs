@@ -256,15 +256,17 @@ fn adapters(lora: &LoraArgs, load: &LoadArgs) -> Result<Vec<Adapter>> {
         .collect()
 }
 
-/// What `start` starts on the device of `config`, or on the CPU, and told, if that is a GPU which computes wrongly and
-/// nobody `asked` for it; and the configuration that it has.
+/// What `start` starts on the device of `config`, or on the CPU, and told, if that is a GPU which computes wrongly or not
+/// what this model takes, and nobody `asked` for it; and the configuration that it has.
 pub fn start_or_on_cpu<T>(
     config: EngineConfig,
     asked: Device,
     start: impl Fn(&EngineConfig) -> Result<T, EngineError>,
 ) -> Result<(T, EngineConfig), EngineError> {
     match start(&config) {
-        Err(error @ EngineError::WrongGpu { .. }) if asked == Device::Auto => {
+        Err(error @ (EngineError::WrongGpu { .. } | EngineError::GpuLimit(_)))
+            if asked == Device::Auto =>
+        {
             output::note(&format!("warning: {error}; the model runs on the CPU"));
             let config = EngineConfig {
                 device: EngineDevice::Cpu,
@@ -654,5 +656,37 @@ impl ContextArgs {
     /// The context asked for; 0 means the default, as llama.cpp has it.
     pub fn n_ctx(&self) -> Option<usize> {
         self.ctx.filter(|&n| n > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge::engine::backend::gpu::Limit;
+
+    use super::*;
+
+    #[test]
+    fn a_model_that_a_gpu_does_not_take_runs_on_the_cpu_unless_the_gpu_was_asked_for() {
+        let config = || EngineConfig {
+            device: EngineDevice::Gpu(GpuConfig::default()),
+            ..EngineConfig::default()
+        };
+        let start = |config: &EngineConfig| match config.device {
+            EngineDevice::Cpu => Ok("the CPU"),
+            EngineDevice::Gpu(_) => Err(EngineError::GpuLimit(Limit {
+                wanted: "heads of an even number of values".into(),
+                value: 15,
+            })),
+        };
+        let (started, config_of_it) = start_or_on_cpu(config(), Device::Auto, start).unwrap();
+        assert_eq!(started, "the CPU");
+        assert!(matches!(config_of_it.device, EngineDevice::Cpu));
+        for asked in [Device::Gpu, Device::Id(gpu::DeviceId::Cuda(0))] {
+            let error = start_or_on_cpu(config(), asked, start).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "the GPU's kernels take heads of an even number of values, not 15; use --device cpu"
+            );
+        }
     }
 }

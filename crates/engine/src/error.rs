@@ -146,6 +146,8 @@ pub enum EngineError {
         "a GPU keeps its KV cache in f16, q8_0 or fp8, not in {kv_type}; use --kv-type f16, or --device cpu"
     )]
     GpuKvType { kv_type: &'static str },
+    #[error("the GPU's kernels take {0}; use --device cpu")]
+    GpuLimit(rocmforge_gpu::Limit),
     #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
 }

@@ -2,7 +2,9 @@
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
+use crate::limit::Limit;
 use crate::memory::{Buffer, Slice};
+use crate::ops;
 
 /// How cached keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -88,6 +90,13 @@ impl KvShape {
     /// Bytes of the keys, and of the values.
     pub fn n_bytes(&self) -> [usize; 2] {
         [self.k_dim, self.v_dim].map(|dim| self.n_rows() * self.ty.head_bytes(dim))
+    }
+
+    /// Whether kernels on `gpu` write such a cache, move what is there, and attend to it with `n_heads` heads of queries.
+    pub fn check(&self, gpu: &Gpu, n_heads: usize) -> Result<(), Limit> {
+        ops::check_append(gpu, self, n_heads)?;
+        ops::check_move(self)?;
+        ops::check_heads(self.k_dim, self.v_dim)
     }
 
     /// Memory for the keys and the values.

@@ -9,6 +9,7 @@ mod compile;
 mod crossing;
 mod device;
 mod graph_check;
+mod limits;
 mod memory;
 mod run_op;
 mod segments;
@@ -40,11 +41,12 @@ pub(in crate::backend) use choices::Choices;
 use compile::Segment;
 use crossing::Crossing;
 pub use device::{
-    DeviceId, DeviceInfo, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions,
-    Survey, TuningUse, Variants, WhenIdle, first, image_targets, read_bandwidth, roofline, survey,
-    tuning_key,
+    DeviceId, DeviceInfo, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Limit, Offload,
+    OpenOptions, Survey, TuningUse, Variants, WhenIdle, first, image_targets, read_bandwidth,
+    roofline, survey, tuning_key,
 };
 pub(crate) use device::{kv_type, weight_bytes};
+pub(crate) use limits::check;
 use memory::{Memory, Sizes};
 use run_op::Launcher;
 pub(in crate::backend) use segments::{Begun, Look};

@@ -35,7 +35,7 @@ pub(crate) struct Placed {
 /// Places the model of `config` on `gpu` and the CPU.
 ///
 /// # Errors
-/// [`EngineError::TooManyGpuLayers`]; if there is no room where the user wants it.
+/// [`EngineError::TooManyGpuLayers`]; [`EngineError::GpuLimit`]; if there is no room where the user wants it.
 pub(crate) fn place(
     gpu: &Gpu,
     model: &Model,
@@ -193,6 +193,8 @@ impl Planner<'_> {
                 machine: Some(whole(self.memory.machine)),
             });
         };
+        let (max_tokens, max_logits) = limits::step_rows(self.config);
+        gpu::check(self.gpu, &of_gpu, self.config, [max_tokens, max_logits])?;
         let weight_bytes = gpu::weight_bytes(self.gpu, &of_gpu, &self.model.weights)?;
         let free = Some(self.memory.gpu);
         let with_weights = |room| Room {

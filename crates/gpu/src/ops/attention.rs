@@ -5,6 +5,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
 use crate::launch::Params;
+use crate::limit::{Limit, MAX_GRID};
 use crate::memory::{Buffer, Slice};
 use crate::step::Step;
 use crate::tuning::{Choice, Shape};
@@ -165,6 +166,21 @@ unsafe impl Params for PrefillParams {}
 /// Whether keys and values of these widths have kernels of their own; others go through a slow one.
 pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
     k_dim == v_dim && FAST_DIMS.contains(&k_dim)
+}
+
+/// Whether heads of these widths can attend.
+pub(crate) fn check_heads(k_dim: usize, v_dim: usize) -> Result<(), Limit> {
+    let dims = k_dim.saturating_add(v_dim);
+    Limit::check(dims <= MAX_GENERIC_DIMS, dims, || {
+        format!("a key and a value of at most {MAX_GENERIC_DIMS} values together")
+    })
+}
+
+/// Whether steps may have so many rows.
+pub fn check_rows(n_rows: usize) -> Result<(), Limit> {
+    Limit::check(n_rows <= MAX_GRID, n_rows, || {
+        format!("at most {MAX_GRID} rows in a step")
+    })
 }
 
 /// `ORDERS` of a width in attention_decode.hip: a byte for each number of query heads to a block, equal where the bits are.
@@ -484,13 +500,8 @@ impl Call<'_> {
             "{n_heads} heads share {} heads of keys and values",
             kv.n_kv_heads
         );
-        assert!(
-            kv.k_dim + kv.v_dim <= MAX_GENERIC_DIMS,
-            "heads of {} and {} values",
-            kv.k_dim,
-            kv.v_dim
-        );
-        assert!(n_rows <= 65_535, "{n_rows} rows in a step");
+        assert_eq!(check_heads(kv.k_dim, kv.v_dim), Ok(()));
+        assert_eq!(check_rows(n_rows), Ok(()));
         assert_eq!(q.len(), n_rows * n_heads * kv.k_dim, "queries");
         assert_eq!(out.len(), n_rows * n_heads * kv.v_dim, "outputs");
         assert_eq!(step.seq_of_row.len(), n_rows, "sequences of rows");

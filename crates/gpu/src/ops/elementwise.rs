@@ -1,5 +1,6 @@
 //! Operations on one value at a time, and copies of rows (`kernels/elementwise.hip`).
 
+use super::norm::n_values;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::Slice;
@@ -141,7 +142,7 @@ fn params([x, other]: [u64; 2], out: Slice<'_, f32>) -> Params {
         x,
         other,
         out: out.ptr(),
-        n: u32::try_from(out.len()).expect("fewer than 2^32 values"),
+        n: n_values(out.len()).expect("fewer than 2^32 values"),
         width: 0,
         n_x_rows: 0,
         cap: 0.0,

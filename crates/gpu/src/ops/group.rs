@@ -5,7 +5,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::formats::format_module;
 use super::matvec::{Job, MAX_ROWS, Product, THREADS, Waves, operand};
-use super::norm::{ActsOut, OCTET, acts_len, acts_out, aligned};
+use super::norm::{ActsOut, OCTET, acts_len, acts_out, aligned, n_values};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
@@ -115,7 +115,7 @@ impl Group {
             let entry = ConversionEntry {
                 x: x.ptr(),
                 out: acts_out(out),
-                n: u32::try_from(n).expect("fewer than 2^32 values"),
+                n: n_values(n).expect("fewer than 2^32 values"),
                 aligned: aligned(gpu, n, &[x.ptr()]),
                 form: match out.form {
                     ActForm::Q8x32 => 0,

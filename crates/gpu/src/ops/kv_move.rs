@@ -7,6 +7,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kv::{KvLayer, KvShape, Planes, kv_module};
 use crate::launch::Params;
+use crate::limit::{Limit, MAX_GRID};
 use crate::memory::Slice;
 
 const THREADS: u32 = 256;
@@ -64,6 +65,14 @@ const _: () = assert!(size_of::<KvMoveParams>() == 88);
 
 // SAFETY: as `KvMoveParams` in kv_move.hip.
 unsafe impl Params for KvMoveParams {}
+
+/// Whether tokens of a cache of this shape can be moved.
+pub(crate) fn check_move(shape: &KvShape) -> Result<(), Limit> {
+    let most = MAX_GRID * TEAMS / 2 / shape.page;
+    Limit::check(shape.n_kv_heads <= most, shape.n_kv_heads, || {
+        format!("at most {most} heads of keys")
+    })
+}
 
 /// Moves keys and values of a layer. Keys that take lower positions turn as `turn` says; without it they do not depend on
 /// their positions. Runs beyond the cache move nothing.

@@ -20,24 +20,28 @@ mod step_io;
 mod tile;
 
 pub use argmax::argmax;
-pub(crate) use attention::DecodeExtents;
-pub use attention::{AttentionScratch, Queries, Scores, attention, is_fast};
+pub use attention::{AttentionScratch, Queries, Scores, attention, check_rows, is_fast};
+pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
 pub use experts::{ExpertGated, expert_gated_products, expert_products};
 pub(crate) use formats::check_format;
 pub(crate) use group::{Conversion, Group, GroupedProduct};
+pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
 pub(crate) use matmul::ways_of_many;
 pub use matmul::{MatmulTiles, matmul, matmul_tiled};
 pub(crate) use matvec::ways_of_one;
 pub use matvec::{Gated, MAX_ROWS, Product, matvec, matvec_gated};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
-pub use norm::{add_rms_norm_quantize, layer_norm, quantize, rms_norm, rms_norm_quantize};
+pub use norm::{
+    add_rms_norm_quantize, check_values, layer_norm, quantize, rms_norm, rms_norm_quantize,
+};
 pub use products::{gated_products, products};
+pub(crate) use rope_kv::check_append;
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
 pub use routing::{
-    ExpertTile, ExpertWeights, Router, Routing, RoutingBuffer, combine_experts, quantize_experts,
-    route,
+    ExpertTile, ExpertWeights, Router, Routing, RoutingBuffer, check_experts, combine_experts,
+    quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{MAX_TOP_K, SampleEntry, SampleRow, SampleStep, sample};

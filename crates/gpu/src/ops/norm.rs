@@ -5,6 +5,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
+use crate::limit::Limit;
 use crate::memory::Slice;
 use crate::operands::{ActForm, Acts};
 use crate::variant::Variant;
@@ -63,6 +64,18 @@ const _: () = assert!(size_of::<QuantizeParams>() == 48);
 // SAFETY: as `QuantizeParams` in norm.hip.
 unsafe impl Params for QuantizeParams {}
 
+/// Whether operations may have so many values: they are counted in 32 bits.
+pub fn check_values(n: usize) -> Result<(), Limit> {
+    n_values(n).map(|_| ())
+}
+
+pub(super) fn n_values(n: usize) -> Result<u32, Limit> {
+    u32::try_from(n).map_err(|_| Limit {
+        wanted: format!("at most {} values in the buffers of a step", u32::MAX),
+        value: n,
+    })
+}
+
 /// Converts `x` [n_rows, width] to the form of `out`.
 ///
 /// # Panics
@@ -78,7 +91,7 @@ pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuE
     let params = QuantizeParams {
         x: x.ptr(),
         out: acts_out(out),
-        n: u32::try_from(n).expect("fewer than 2^32 values"),
+        n: n_values(n).expect("fewer than 2^32 values"),
         aligned: aligned(gpu, n, &[x.ptr(), out.values.ptr()]),
     };
     let n_blocks = n.div_ceil(TEAM_THREADS as usize * OCTET) as u32;

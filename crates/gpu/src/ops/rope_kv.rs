@@ -5,6 +5,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
 use crate::launch::Params;
+use crate::limit::{Limit, MAX_GRID};
 use crate::memory::Slice;
 use crate::step::Step;
 use crate::variant::Variant;
@@ -88,6 +89,38 @@ const _: () = assert!(size_of::<RopeKvParams>() == 144);
 // SAFETY: as `RopeKvParams` in rope_kv.hip.
 unsafe impl Params for RopeKvParams {}
 
+/// Whether heads of `dim` values go in pairs.
+pub(crate) fn check_pairs(dim: usize) -> Result<(), Limit> {
+    Limit::check(dim.is_multiple_of(2), dim, || {
+        "heads of an even number of values".into()
+    })
+}
+
+/// Whether `n_heads` heads of queries can be rotated and their keys and values be written to caches of this shape on `gpu`.
+pub(crate) fn check_append(gpu: &Gpu, shape: &KvShape, n_heads: usize) -> Result<(), Limit> {
+    check_pairs(shape.k_dim)?;
+    check_pairs(shape.v_dim)?;
+    let most = MAX_GRID * TEAMS as usize;
+    let n_heads = n_heads.saturating_add(shape.n_kv_heads.saturating_mul(2));
+    Limit::check(n_heads <= most, n_heads, || {
+        format!("at most {most} heads of queries, keys and values")
+    })?;
+    let widest = shape.k_dim.max(shape.v_dim);
+    let most = gpu.max_shared_bytes() as usize / TEAMS as usize / size_of::<f32>();
+    Limit::check(!shape.ty.has_scales() || widest <= most, widest, || {
+        let ty = shape.ty.name();
+        format!("heads of at most {most} values in a cache of {ty}")
+    })
+}
+
+/// Bytes of shared memory for the heads of a block.
+fn shared_bytes(ty: KvType, widest: u32) -> u32 {
+    match ty.has_scales() {
+        true => TEAMS * widest * size_of::<f32>() as u32,
+        false => 0,
+    }
+}
+
 /// Rotates every head of `x` [n_rows, n_heads * head_dim] in place, by the angles at the row's position.
 ///
 /// # Panics
@@ -168,8 +201,9 @@ impl RopeKvParams {
     fn set_queries(&mut self, [q, out]: [Slice<'_, f32>; 2], head_dim: usize, n_rows: usize) {
         let row = n_rows * head_dim;
         assert_eq!(q.len(), out.len(), "as many rotated queries");
+        assert_eq!(check_pairs(head_dim), Ok(()));
         assert!(
-            head_dim.is_multiple_of(2) && (q.is_empty() || q.len().is_multiple_of(row)),
+            q.is_empty() || q.len().is_multiple_of(row),
             "{n_rows} rows of heads of {head_dim} values"
         );
         (self.q, self.q_out) = (q.ptr(), out.ptr());
@@ -192,10 +226,7 @@ impl RopeKvParams {
             v_dim,
             ..
         } = layer.shape;
-        assert!(
-            k_dim.is_multiple_of(2) && v_dim.is_multiple_of(2),
-            "heads of an even number of values"
-        );
+        assert_eq!([k_dim, v_dim].map(check_pairs), [Ok(()), Ok(())]);
         assert_eq!(
             [k.len(), v.len()],
             [k_dim, v_dim].map(|dim| n_rows * n_kv_heads * dim),
@@ -257,11 +288,7 @@ impl RopeKvParams {
         };
         let n_heads = self.n_q_heads + 2 * self.n_kv_heads;
         let grid = [n_rows as u32, n_heads.div_ceil(TEAMS), 1];
-        let shared_bytes = match ty.has_scales() {
-            true => TEAMS * self.widest * size_of::<f32>() as u32,
-            false => 0,
-        };
         let kernel = (kv_module!("rope_kv", ty), kernel);
-        gpu.launch(kernel, grid, THREADS, shared_bytes, self)
+        gpu.launch(kernel, grid, THREADS, shared_bytes(ty, self.widest), self)
     }
 }

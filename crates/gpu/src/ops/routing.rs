@@ -7,6 +7,7 @@ use super::norm::{ActsOut, OCTET, acts_out, aligned};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
+use crate::limit::Limit;
 use crate::memory::{Buffer, Slice};
 use crate::operands::{ActForm, Acts, OutMode};
 use crate::variant::Variant;
@@ -88,6 +89,16 @@ pub struct Routing<'a> {
     pub tiles: [Slice<'a, ExpertTile>; TILE_ROWS.len()],
 }
 
+/// Whether tokens can be sent to `n_used` of `n_experts` experts.
+pub fn check_experts([n_experts, n_used]: [usize; 2]) -> Result<(), Limit> {
+    Limit::check(n_experts <= MAX_EXPERTS, n_experts, || {
+        format!("at most {MAX_EXPERTS} experts")
+    })?;
+    Limit::check((1..=n_experts).contains(&n_used), n_used, || {
+        format!("tokens with 1 to {n_experts} experts")
+    })
+}
+
 impl Routing<'_> {
     /// Rows if no token only fills up the step.
     pub fn max_rows(&self) -> usize {
@@ -103,10 +114,7 @@ impl RoutingBuffer {
         [n_experts, n_used]: [usize; 2],
         max_tokens: usize,
     ) -> Result<RoutingBuffer, GpuError> {
-        assert!(
-            (1..=n_experts).contains(&n_used) && n_experts <= MAX_EXPERTS,
-            "{n_used} of {n_experts} experts"
-        );
+        assert_eq!(check_experts([n_experts, n_used]), Ok(()));
         let n = max_tokens * n_used;
         let tiles = |rows| gpu.alloc::<ExpertTile>(max_tiles(n, n_experts, rows));
         let [few, small, large] = TILE_ROWS;

@@ -1,7 +1,7 @@
 //! Which GPU a backend runs on, and what memory it has for it.
 
 pub use rocmforge_gpu::{
-    DeviceId, DeviceInfo, GpuError, OpenOptions, Survey, Variants, image_targets,
+    DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, image_targets,
 };
 
 use std::sync::Arc;
