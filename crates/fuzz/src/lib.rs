@@ -5,6 +5,7 @@
 //! [`Mutator`], and for a moment in this crate's test.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod gguf;
 mod mutate;
 mod seeds;
@@ -12,6 +13,7 @@ mod split;
 mod template;
 mod text;
 mod tokenizer;
+mod tuning;
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +33,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 8] = [
     Target {
         name: "gguf",
         run: gguf::run,
@@ -61,6 +63,18 @@ pub const TARGETS: [Target; 6] = [
         run: template::run,
         seeds: seeds::template,
         max_bytes: 2048,
+    },
+    Target {
+        name: "adapter",
+        run: adapter::run,
+        seeds: seeds::adapter,
+        max_bytes: 4096,
+    },
+    Target {
+        name: "tuning",
+        run: tuning::run,
+        seeds: seeds::tuning,
+        max_bytes: 512,
     },
     Target {
         name: "external",

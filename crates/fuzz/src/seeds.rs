@@ -2,6 +2,7 @@
 
 use rocmforge_gguf::{GgmlType, OwnedArray, OwnedValue, Writer};
 
+use crate::adapter::{N_EMBD, N_VOCAB};
 use crate::tokenizer::{Description, build};
 
 type Seeds = Vec<(String, Vec<u8>)>;
@@ -105,6 +106,60 @@ pub(crate) fn split() -> Seeds {
             ),
         ),
     ])
+}
+
+pub(crate) fn adapter() -> Seeds {
+    let file = |alpha: Option<f32>, tensors: &[(&str, [u64; 2], GgmlType)]| {
+        let mut writer = Writer::new("llama");
+        writer
+            .set("general.type", "adapter")
+            .set("adapter.type", "lora");
+        if let Some(alpha) = alpha {
+            writer.set("adapter.lora.alpha", alpha);
+        }
+        for (name, dims, ty) in tensors {
+            let n_values = dims.iter().product::<u64>() as usize;
+            let data = vec![0x3a; n_values / ty.block_len() * ty.block_bytes()];
+            writer
+                .add_tensor(name, dims, *ty, data)
+                .expect("whole rows");
+        }
+        bytes(&writer)
+    };
+    let matrix = |name: [&'static str; 2], [n_in, rank, n_out]: [u64; 3], types: [GgmlType; 2]| {
+        let [a, b] = name;
+        [(a, [n_in, rank], types[0]), (b, [rank, n_out], types[1])]
+    };
+    let q = ["blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"];
+    let table = ["token_embd.weight.lora_a", "token_embd.weight.lora_b"];
+    let (f32, f16, q8_0) = (GgmlType::F32, GgmlType::F16, GgmlType::Q8_0);
+    let high = matrix(q, [N_EMBD, 1 << 9, N_EMBD], [q8_0, q8_0]);
+    named([
+        (
+            "attention",
+            file(Some(4.0), &matrix(q, [N_EMBD, 2, N_EMBD], [f32, f16])),
+        ),
+        (
+            "blocks",
+            file(None, &matrix(q, [N_EMBD, 32, N_EMBD], [q8_0, q8_0])),
+        ),
+        (
+            "embedding",
+            file(
+                Some(1.0),
+                &[(table[0], [2, N_VOCAB], f16), (table[1], [2, N_EMBD], f16)],
+            ),
+        ),
+        ("one-half", file(None, &high[..1])),
+        ("high-rank", file(None, &high)),
+    ])
+}
+
+pub(crate) fn tuning() -> Seeds {
+    let shapes = "matvec Q4_K 4096x14336\nmatvec F16 1+2+3x4\nmatmul MXFP4 128256x4096 rows 512\n\
+                  attention F8E4M3 8/1x256 rows 8\n";
+    let choices = "rows 1 split 8\noutputs first\nrows first\nheads 8\n";
+    named([("shapes", shapes.into()), ("choices", choices.into())])
 }
 
 /// A SentencePiece vocabulary that spells every byte.

@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
 /// Some seconds for all targets together, without optimisation of the whole.
-const ROUNDS: [(&str, usize); 6] = [
+const ROUNDS: [(&str, usize); 8] = [
     ("gguf", 20_000),
     ("split", 2_000),
     ("tokenizer", 3_000),
     ("text", 1_000),
     ("template", 3_000),
+    ("adapter", 5_000),
+    ("tuning", 20_000),
     ("external", 3_000),
 ];
 
@@ -71,6 +73,16 @@ fn text() {
 #[test]
 fn template() {
     short_run("template");
+}
+
+#[test]
+fn adapter() {
+    short_run("adapter");
+}
+
+#[test]
+fn tuning() {
+    short_run("tuning");
 }
 
 #[test]
