@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::gpu::{Experts, GpuConfig};
+use crate::backend::gpu::GpuConfig;
 use crate::backend::tuning::TuneProgress;
 use crate::backend::{BackendInfo, StepObserver};
 use crate::batch::{RowOutput, Sampled, TokenLogprob};
@@ -114,20 +114,7 @@ impl Engine {
             steps_in_flight,
         } = match &config.device {
             Device::Cpu => start::on_cpu(model, config)?,
-            Device::Gpu(gpu) => {
-                if gpu.offload.experts == Experts::OnCpu && model.config.experts.is_none() {
-                    return Err(EngineError::NoExperts);
-                }
-                let started = start::on_gpu(model, config, gpu)?;
-                match started.executor.info().is_on_gpu() {
-                    true => started,
-                    // Nothing is left for the host to prepare while the CPU computes.
-                    false => Started {
-                        steps_in_flight: 1,
-                        ..started
-                    },
-                }
-            }
+            Device::Gpu(gpu) => start::on_gpu(model, config, gpu)?,
         };
         let Resolved { limits, n_blocks } = resolved;
         let pool = BlockPool::new(n_blocks, config.page);

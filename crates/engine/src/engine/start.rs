@@ -9,7 +9,9 @@ use super::place::{self, Place, Placed};
 use crate::backend::Backend;
 use crate::backend::check::FirstUse;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::gpu::{self, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs, WhenIdle};
+use crate::backend::gpu::{
+    self, Experts, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs, WhenIdle,
+};
 use crate::backend::hybrid::{HybridBackend, HybridOptions};
 use crate::error::EngineError;
 use crate::executor::Executor;
@@ -48,6 +50,9 @@ pub(super) fn on_gpu(
     config: &EngineConfig,
     gpu: &GpuConfig,
 ) -> Result<Started, EngineError> {
+    if gpu.offload.experts == Experts::OnCpu && model.config.experts.is_none() {
+        return Err(EngineError::NoExperts);
+    }
     if gpu.offload.layers == GpuLayers::Count(0) {
         return on_cpu(model, config);
     }
@@ -128,7 +133,8 @@ fn make_on_cpu(model: &Model, config: &EngineConfig, placed: Placed) -> Result<M
     let plan = settled_plan(model, config, placed.resolved.limits.n_ctx);
     let options = cpu_options(config, &placed.resolved);
     let backend = CpuBackend::new(plan, Arc::clone(&model.weights), options);
-    Ok((Box::new(backend), (placed, config.steps_in_flight)))
+    // Nothing is left for the host to prepare while the CPU computes.
+    Ok((Box::new(backend), (placed, 1)))
 }
 
 fn cpu_options(config: &EngineConfig, resolved: &Resolved) -> CpuOptions {
