@@ -210,7 +210,7 @@ impl Session {
             Vocabulary::Needed => Some(file.tokenizer(pre)?),
             Vocabulary::Optional => file.opt_tokenizer(pre)?,
         };
-        let (engine, config) = start_or_on_cpu(config, device.on.device, |config| {
+        let Started { engine, config, .. } = start_or_on_cpu(config, device.on.device, |config| {
             Engine::start(&loaded, tokenizer.clone(), config)
         })?;
         if engine.n_ctx() > loaded.config.n_ctx_train {
@@ -256,13 +256,21 @@ fn adapters(lora: &LoraArgs, load: &LoadArgs) -> Result<Vec<Adapter>> {
         .collect()
 }
 
-/// What `start` starts on the device of `config`, or on the CPU, and told, if that is a GPU which computes wrongly or not
-/// what this model takes, and nobody `asked` for it; and the configuration that it has.
+/// What was started.
+pub struct Started<T> {
+    pub engine: T,
+    pub config: EngineConfig,
+    /// Why the CPU has the place of a GPU.
+    pub not_on_gpu: Option<EngineError>,
+}
+
+/// Starts on the device of `config`, or on the CPU, and told, if that is a GPU which computes wrongly or not what this model
+/// takes, and nobody `asked` for it.
 pub fn start_or_on_cpu<T>(
     config: EngineConfig,
     asked: Device,
     start: impl Fn(&EngineConfig) -> Result<T, EngineError>,
-) -> Result<(T, EngineConfig), EngineError> {
+) -> Result<Started<T>, EngineError> {
     match start(&config) {
         Err(error @ (EngineError::WrongGpu { .. } | EngineError::GpuLimit(_)))
             if asked == Device::Auto =>
@@ -274,9 +282,17 @@ pub fn start_or_on_cpu<T>(
                 chunk_tokens: EngineConfig::default().chunk_tokens,
                 ..config
             };
-            Ok((start(&config)?, config))
+            Ok(Started {
+                engine: start(&config)?,
+                config,
+                not_on_gpu: Some(error),
+            })
         }
-        started => Ok((started?, config)),
+        started => Ok(Started {
+            engine: started?,
+            config,
+            not_on_gpu: None,
+        }),
     }
 }
 
@@ -678,11 +694,13 @@ mod tests {
                 value: 15,
             })),
         };
-        let (started, config_of_it) = start_or_on_cpu(config(), Device::Auto, start).unwrap();
-        assert_eq!(started, "the CPU");
-        assert!(matches!(config_of_it.device, EngineDevice::Cpu));
+        let started = start_or_on_cpu(config(), Device::Auto, start).unwrap();
+        assert_eq!(started.engine, "the CPU");
+        assert!(matches!(started.config.device, EngineDevice::Cpu));
+        // The GPU itself is fine, and another model may run there.
+        assert!(matches!(started.not_on_gpu, Some(EngineError::GpuLimit(_))));
         for asked in [Device::Gpu, Device::Id(gpu::DeviceId::Cuda(0))] {
-            let error = start_or_on_cpu(config(), asked, start).unwrap_err();
+            let error = start_or_on_cpu(config(), asked, start).err().unwrap();
             assert_eq!(
                 error.to_string(),
                 "the GPU's kernels take heads of an even number of values, not 15; use --device cpu"

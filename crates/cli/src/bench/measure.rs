@@ -76,8 +76,8 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// An engine with room for each of `tests` on `device`, or on the CPU if that computes wrongly and was not `asked`
-    /// for.
+    /// An engine with room for each of `tests` on `device`, or on the CPU if that computes wrongly, or not what the model
+    /// takes, and was not `asked` for.
     pub fn new(
         model: &Model,
         tests: &[Test],
@@ -97,15 +97,17 @@ impl Bench {
             ..session::cache_config(cache, Some(depth + after))
         };
         let config = session::run_on(device.clone(), config);
-        let (requests, config) =
-            session::start_or_on_cpu(config, asked, |config| Requests::new(model, config, depth))?;
-        let is_gpu_wrong = matches!((device, &config.device), (Device::Gpu(_), Device::Cpu));
+        let session::Started {
+            engine: requests,
+            config,
+            not_on_gpu,
+        } = session::start_or_on_cpu(config, asked, |config| Requests::new(model, config, depth))?;
         let config = session::settled(config, requests.backend_info());
         Ok(Bench {
             requests,
             chunk_tokens: config.chunk_tokens,
             device: config.device,
-            is_gpu_wrong,
+            is_gpu_wrong: matches!(not_on_gpu, Some(EngineError::WrongGpu { .. })),
         })
     }
 
