@@ -8,14 +8,14 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::{Existing, NewFile};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::baseline::{
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_profile::baseline::{
     BaselineError, ComparisonResult, PerformanceBaseline, RegressionReport, Rules, Series, Store,
     Trend,
 };
-use rocmforge::profile::clock::rfc_3339;
-use rocmforge::profile::render::numbers::digits;
+use rocmforge_profile::clock::rfc_3339;
+use rocmforge_profile::render::numbers::digits;
 use serde_json::json;
 
 pub use keep::{Keeper, hardware};

@@ -3,9 +3,11 @@
 use std::fs;
 
 use anyhow::Result;
-use rocmforge::engine::backend::gpu::{self, DeviceInfo, GpuConfig, OpenOptions};
-use rocmforge::engine::{Isa, available_bytes, default_threads};
-use rocmforge::gguf::escape_control;
+use rocmforge_cpu::memory::available_bytes;
+use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_gguf::escape_control;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{DeviceInfo, GpuConfig, OpenOptions};
 use serde::Serialize;
 
 use crate::args::DevicesArgs;

@@ -1,6 +1,6 @@
 //! The model inside the program: forge-mini, 11 million parameters, used when no file is named.
 
-use rocmforge::gguf::{Error, Gguf};
+use rocmforge_gguf::{Error, Gguf};
 
 /// Bytes at an address that any tensor may want; `include_bytes!` alone promises none.
 #[repr(align(64))]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::Error;
-use rocmforge::engine::EngineError;
+use rocmforge_engine::{ConfigError, EngineError, RequestError};
 
 use crate::output;
 
@@ -60,7 +60,10 @@ pub fn report(error: &Error) -> ExitCode {
         None => {
             output::note(&format!("error: {}", one_line(error)));
             match error.downcast_ref::<EngineError>() {
-                Some(EngineError::BadParameter { .. }) => ExitCode::from(2),
+                Some(
+                    EngineError::Config(ConfigError::Parameter(_))
+                    | EngineError::Request(RequestError::Parameter(_)),
+                ) => ExitCode::from(2),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -42,7 +42,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use rocmforge::engine::chat_template::sandbox;
+use rocmforge_text::chat_template::sandbox;
 
 use args::{Cli, Command};
 

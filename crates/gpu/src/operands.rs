@@ -1,6 +1,7 @@
 //! What operations work on: weights in device layout, and activations in the form that they are multiplied with. The
 //! cache is in `kv.rs`.
 
+pub use rocmforge_plan::{Activation, OutMode};
 use std::ops::Range;
 
 use rocmforge_gguf::GgmlType;
@@ -168,22 +169,4 @@ impl<'a> ExpertMatrices<'a> {
     pub(crate) fn expert_bytes(&self) -> usize {
         self.data.len() / self.n_experts
     }
-}
-
-/// What a product does with its output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutMode {
-    /// `out = product`.
-    Store,
-    /// `out += product`.
-    Add,
-}
-
-/// The functions between the two products of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
-    GeluTanh,
 }

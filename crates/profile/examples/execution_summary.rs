@@ -7,15 +7,15 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rocmforge_engine::backend::gpu::{GpuConfig, GpuLayers, Offload};
-use rocmforge_engine::backend::times::{StepObserver, StepTimes};
-use rocmforge_engine::model::Model;
-use rocmforge_engine::plan::PlanCost;
 use rocmforge_engine::{Device, Engine, EngineConfig, Request};
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
+use rocmforge_plan::PlanCost;
 use rocmforge_profile::bench::requests::random_prompt;
 use rocmforge_profile::ops::PlanOps;
 use rocmforge_profile::telemetry::{self, BackendExecutionSummary};
+use rocmforge_runtime::gpu::{GpuConfig, GpuLayers, Offload};
+use rocmforge_runtime::times::{StepObserver, StepTimes};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -64,7 +64,7 @@ fn main() -> Result<()> {
         engine.step()?;
     }
 
-    let plan = model.compiled_plan(config.passes);
+    let plan = model.compiled_plan(config.fusion);
     let ops = PlanOps::new(PlanCost {
         plan: &plan,
         weights: &model.weights,

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::backend::times::StepTimes;
-use rocmforge_engine::plan::Side;
+use rocmforge_plan::Side;
+use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::PlanOps;
 use crate::report::{Lane, Span};

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rocmforge_engine::Isa;
-use rocmforge_engine::model::Model;
+use rocmforge_cpu::Isa;
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
 use rocmforge_profile::bench::{BenchDevice, Effort, Options, Subject, Suite, row_names};
 
 fn model() -> Model {

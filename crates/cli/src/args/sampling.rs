@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use rocmforge::engine::SamplerKind;
+use rocmforge_plan::SamplerKind;
 
 /// How the next token is chosen. Names and defaults are llama.cpp's.
 #[derive(Debug, Clone, Args)]

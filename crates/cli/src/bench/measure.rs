@@ -1,4 +1,4 @@
-//! Runs a test as requests to the engine ([`rocmforge::profile::bench::requests`]) and takes times where `generate` takes
+//! Runs a test as requests to the engine ([`rocmforge_profile::bench::requests`]) and takes times where `generate` takes
 //! them:
 //!
 //! - a prompt counts from its submission to its first sampled token, as `prefill_ms` of `generate`;
@@ -12,13 +12,15 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use rocmforge::engine::backend::BackendInfo;
-use rocmforge::engine::backend::gpu::Offload;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::plan::{BatchShape, PlanCost};
-use rocmforge::engine::{Device, EngineConfig, EngineError, Isa, Roofline};
-use rocmforge::profile::bench::BenchError;
-use rocmforge::profile::bench::requests::{Requests, Watch, Workload, kv_tokens};
+use rocmforge_cpu::Isa;
+use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError};
+use rocmforge_model::Model;
+use rocmforge_plan::Roofline;
+use rocmforge_plan::{BatchShape, PlanCost};
+use rocmforge_profile::bench::BenchError;
+use rocmforge_profile::bench::requests::{Requests, Watch, Workload, kv_tokens};
+use rocmforge_runtime::BackendInfo;
+use rocmforge_runtime::gpu::Offload;
 
 use super::Test;
 use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};
@@ -107,7 +109,10 @@ impl Bench {
             requests,
             chunk_tokens: config.chunk_tokens,
             device: config.device,
-            is_gpu_wrong: matches!(not_on_gpu, Some(EngineError::WrongGpu { .. })),
+            is_gpu_wrong: matches!(
+                not_on_gpu,
+                Some(EngineError::Device(DeviceError::WrongGpu { .. }))
+            ),
         })
     }
 

@@ -2,7 +2,7 @@
 //! Fields as the hub's `GET /api/models/OWNER/REPO/revision/REV?blobs=true` gives them.
 
 use anyhow::{Result, anyhow, bail};
-use rocmforge::gguf::escape_control;
+use rocmforge_gguf::escape_control;
 use serde::Deserialize;
 
 use super::client::{Answer, Client};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::gguf::{Gguf, LoadMode, Value, escape_control};
+use rocmforge_gguf::{Gguf, LoadMode, Value, escape_control};
 use serde::Serialize;
 
 use super::names::Group;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use rocmforge::gguf::{Gguf, LoadMode};
+use rocmforge_gguf::{Gguf, LoadMode};
 
 use super::LOCK_NAME;
 use super::api::{self, Plan, RemoteFile};
@@ -123,7 +123,7 @@ fn fetch(
     output::note(&format!(
         "{}/{} ({})",
         reference.repo,
-        rocmforge::gguf::escape_control(&file.path),
+        rocmforge_gguf::escape_control(&file.path),
         size(file.bytes)
     ));
     let download = Download {

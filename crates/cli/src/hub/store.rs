@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use rocmforge::gguf::escape_control;
+use rocmforge_gguf::escape_control;
 
 use super::names::{self, Group, NoChoice, check_path};
 use super::reference::{Reference, SCHEME, Want};

@@ -1,10 +1,10 @@
 //! A profile for people: tables on the terminal.
 
 use anyhow::Result;
-use rocmforge::profile::report::{
+use rocmforge_profile::report::{
     Bound, Launches, Memory, OpRow, Phase, Profile, Recommendation, Utilization,
 };
-use rocmforge::profile::stats::Summary;
+use rocmforge_profile::stats::Summary;
 
 use crate::output::{self, Out};
 

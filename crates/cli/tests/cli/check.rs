@@ -1,6 +1,6 @@
 //! `check` on the embedded model. That it finds what is wrong is tested where it is written, in the engine.
 
-use rocmforge::engine::Isa;
+use rocmforge_cpu::Isa;
 use serde_json::Value;
 
 use crate::program::run;

@@ -1,6 +1,7 @@
 //! Mixtures of experts: which experts the tokens of a step go to, and the way of their rows there and back
 //! (`kernels/experts.hip`). All of it stays on the device; the host knows only how many choices there are.
 
+pub use rocmforge_plan::ExpertWeights;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
@@ -46,15 +47,6 @@ pub struct Router {
     pub weights: ExpertWeights,
     /// Factor on the weights.
     pub scale: f32,
-}
-
-/// What the weights of a token's experts are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertWeights {
-    /// Their share in a softmax over all experts.
-    Softmax,
-    /// The same, divided by their sum.
-    Normalized,
 }
 
 /// Memory for the choices of steps of up to `max_tokens` tokens.

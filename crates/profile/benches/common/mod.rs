@@ -6,11 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use rocmforge_engine::backend::gpu::{DeviceId, GpuConfig, OpenOptions};
-use rocmforge_engine::model::Model;
-use rocmforge_engine::synthetic::Synthetic;
-use rocmforge_engine::{Continue, Isa, default_threads};
+use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
 use rocmforge_profile::baseline::{
     ComparisonResult, Hardware, Measurement, PerformanceBaseline, RegressionReport, Rules, Store,
     check_name,
@@ -20,6 +18,9 @@ use rocmforge_profile::bench::{
     BenchDevice, BenchRow, Effort, Filter, Options, Sink, Subject, Suite, found_gpus, run,
     wanted_names,
 };
+use rocmforge_quantize::synthetic::Synthetic;
+use rocmforge_runtime::gpu::{DeviceId, GpuConfig, OpenOptions};
+use std::ops::ControlFlow;
 
 const USAGE: &str = "flags: [FILTER] [--filter TEXT] [--quick] [--verbose] [-t N] \
     [--device all|cpu|hip:N|cuda:N|host:NAME] [-o table|json|csv|markdown] [-m FILE] [--synthetic SHAPE:TYPE] \
@@ -242,13 +243,13 @@ struct Printer {
 impl Sink for Printer {
     fn begins(&mut self, _: &str) {}
 
-    fn row(&mut self, row: &BenchRow) -> Continue {
+    fn row(&mut self, row: &BenchRow) -> ControlFlow<()> {
         let hardware = Hardware::from(&row.hardware);
         let kept = PerformanceBaseline::of(&hardware, [Measurement::from(row)]);
         self.now.extend(kept);
         match print(&self.exporter.row(row)) {
-            Ok(()) => Continue::Yes,
-            Err(_) => Continue::No,
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
         }
     }
 

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::{Existing, NewFile};
+use rocmforge_gguf::{Existing, NewFile};
 
 use super::error::BaselineError;
 use super::schema::PerformanceBaseline;

@@ -180,11 +180,11 @@ fn on_cpu(
         time_cpu(n, || {
             let blocks = &copies[i];
             i = (i + 1) % copies.len();
-            let weights: Vec<cpu::Weight<'_>> = set
+            let weights: Vec<rocmforge_plan::Weight<'_>> = set
                 .matrices
                 .iter()
                 .zip(blocks)
-                .map(|(&(ty, n_out), data)| cpu::Weight {
+                .map(|(&(ty, n_out), data)| rocmforge_plan::Weight {
                     ty,
                     n_out,
                     n_in: set.n_in,
@@ -200,11 +200,11 @@ fn on_cpu(
 fn compute(
     cpu: &Cpu,
     (kind, passes): (Kind, Passes),
-    weights: &[cpu::Weight<'_>],
+    weights: &[rocmforge_plan::Weight<'_>],
     acts: &cpu::Acts,
     outs: &mut [Vec<f32>],
 ) {
-    let mode = cpu::OutMode::Store;
+    let mode = rocmforge_plan::OutMode::Store;
     match (kind, passes) {
         (Kind::Products, Passes::Merged) => {
             let products = weights.iter().zip(outs).map(|(&w, out)| cpu::Product {
@@ -220,7 +220,7 @@ fn compute(
                 w: weights[i],
                 bias: None,
             };
-            let (sides, silu) = ([gate(0), gate(1)], cpu::Activation::Silu);
+            let (sides, silu) = ([gate(0), gate(1)], rocmforge_plan::Activation::Silu);
             cpu::matmul_gated(cpu.isa, &cpu.pool, acts, sides, silu, &mut outs[2]);
         }
         (_, Passes::Separate) => {
@@ -229,7 +229,7 @@ fn compute(
             }
             if kind == Kind::Gated {
                 let (sides, out) = outs.split_at_mut(2);
-                let silu = cpu::Activation::Silu;
+                let silu = rocmforge_plan::Activation::Silu;
                 cpu::gated_activation(cpu.isa, &cpu.pool, silu, &sides[0], &sides[1], &mut out[0]);
             }
         }
@@ -332,11 +332,11 @@ mod tests {
             let blocks: Vec<Vec<u8>> = formats
                 .map(|&(ty, n_out)| Format::Ggml(ty).matrix(n_out, set.n_in).unwrap())
                 .collect();
-            let weights: Vec<cpu::Weight<'_>> = set
+            let weights: Vec<rocmforge_plan::Weight<'_>> = set
                 .matrices
                 .iter()
                 .zip(&blocks)
-                .map(|(&(ty, n_out), data)| cpu::Weight {
+                .map(|(&(ty, n_out), data)| rocmforge_plan::Weight {
                     ty,
                     n_out,
                     n_in: set.n_in,

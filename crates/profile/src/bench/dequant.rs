@@ -65,7 +65,7 @@ fn on_cpu(cpu: &Cpu, format: Format, side: usize, data: Vec<u8>) -> Prepared<'_>
         time_cpu(n, || {
             let rows = |first: usize, out: &mut [f32]| match format {
                 Format::Ggml(ty) => {
-                    let table = cpu::Weight {
+                    let table = rocmforge_plan::Weight {
                         ty,
                         n_out: side,
                         n_in: side,

@@ -7,9 +7,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use rocmforge_engine::EngineConfig;
-use rocmforge_engine::kv_cache::KvType;
-use rocmforge_engine::model::Model;
-use rocmforge_engine::plan::{BatchShape, OpCost, PlanCost};
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use rocmforge_plan::{BatchShape, OpCost, PlanCost};
 
 use super::case::{Case, On, Part, Prepared, Work};
 use super::harness::Stop;

@@ -81,9 +81,9 @@ struct Copies {
 /// What a product of weights of `ty` reads, writes and computes.
 pub(super) fn work(ty: GgmlType, [n_tokens, n_out, n_in]: Shape) -> Work {
     let n_ops = 2 * (n_tokens * n_out * n_in) as u64;
-    let act_bytes = match cpu::act_format(ty) {
-        cpu::ActFormat::F32 => size_of::<f32>(),
-        cpu::ActFormat::Q8x32 | cpu::ActFormat::Q8x256 => size_of::<i8>(),
+    let act_bytes = match rocmforge_plan::act_format(ty) {
+        rocmforge_plan::ActFormat::F32 => size_of::<f32>(),
+        rocmforge_plan::ActFormat::Q8x32 | rocmforge_plan::ActFormat::Q8x256 => size_of::<i8>(),
     };
     let bytes = Format::Ggml(ty).bytes(n_out * n_in)
         + n_tokens * (n_in * act_bytes + n_out * size_of::<f32>());
@@ -101,7 +101,7 @@ pub(super) fn work(ty: GgmlType, [n_tokens, n_out, n_in]: Shape) -> Work {
 pub(super) fn cpu_acts(cpu: &Cpu, ty: GgmlType, n_tokens: usize, n_in: usize) -> cpu::Acts {
     let x = Random(2).floats(n_tokens * n_in);
     let mut acts = cpu::Acts::new();
-    let format = cpu::act_format(ty);
+    let format = rocmforge_plan::act_format(ty);
     acts.quantize(cpu.isa, &cpu.pool, &x, n_tokens, n_in, format);
     acts
 }
@@ -115,14 +115,14 @@ fn on_cpu(cpu: &Cpu, copies: Copies, ty: GgmlType, shape: Shape) -> Prepared<'_>
     let mut i = 0;
     let prepared = Prepared::new(work(ty, shape), move |n| {
         time_cpu(n, || {
-            let w = cpu::Weight {
+            let w = rocmforge_plan::Weight {
                 ty,
                 n_out,
                 n_in,
                 data: &data[i * bytes..][..bytes],
             };
             i = (i + 1) % copies.n;
-            let mode = cpu::OutMode::Store;
+            let mode = rocmforge_plan::OutMode::Store;
             cpu::matmul(cpu.isa, &cpu.pool, &w, &acts, None, mode, &mut out);
         })
     });

@@ -56,8 +56,8 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_engine::kv_cache::KvType;
-    use rocmforge_engine::plan::KvSpec;
+    use rocmforge_plan::KvSpec;
+    use rocmforge_plan::KvType;
 
     use super::*;
 

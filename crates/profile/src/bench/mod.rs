@@ -23,9 +23,11 @@ mod values;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rocmforge_engine::model::Model;
-use rocmforge_engine::{Continue, EngineError, Isa};
+use rocmforge_cpu::Isa;
+use rocmforge_engine::{ConfigError, EngineError};
 use rocmforge_gpu::GpuError;
+use rocmforge_model::Model;
+use std::ops::ControlFlow;
 
 use case::Case;
 use harness::{Budget, Series};
@@ -140,7 +142,7 @@ pub trait Sink {
     /// The case that is measured next.
     fn begins(&mut self, name: &str);
     /// A finished row.
-    fn row(&mut self, row: &BenchRow) -> Continue;
+    fn row(&mut self, row: &BenchRow) -> ControlFlow<()>;
     /// A case that gives no row, and why; or what the reader should know of a device.
     fn note(&mut self, text: &str);
     /// Whether to stop; asked before every sample.
@@ -201,10 +203,12 @@ impl BenchError {
             ),
             BenchError::Engine(error) => matches!(
                 error,
-                EngineError::NoMemory { .. }
-                    | EngineError::NoMemoryAtAll { .. }
-                    | EngineError::NoMemoryForWeights { .. }
-                    | EngineError::TooFewPositions { .. }
+                EngineError::Config(
+                    ConfigError::NoMemory { .. }
+                        | ConfigError::NoMemoryAtAll { .. }
+                        | ConfigError::NoMemoryForWeights { .. }
+                        | ConfigError::TooFewPositions { .. }
+                )
             ),
             _ => false,
         }
@@ -328,7 +332,7 @@ fn run_case(
             continue;
         };
         n_rows += 1;
-        if sink.row(&row) == Continue::No {
+        if sink.row(&row) == ControlFlow::Break(()) {
             return Err(BenchError::Stopped);
         }
     }

@@ -8,12 +8,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::backend::{BackendInfo, OpData, OpObserver};
-use rocmforge_engine::batch::Batch;
-use rocmforge_engine::model::Model;
-use rocmforge_engine::plan::{BatchShape, Op};
-use rocmforge_engine::tokenizer::TokenId;
-use rocmforge_engine::{Engine, EngineConfig, EngineError, Event, Request};
+use rocmforge_engine::{Engine, EngineConfig, EngineError, Event, Request, RequestError};
+use rocmforge_gguf::TokenId;
+use rocmforge_model::Model;
+use rocmforge_plan::Batch;
+use rocmforge_plan::{BatchShape, Op};
+use rocmforge_runtime::{BackendInfo, OpData, OpObserver};
 
 use super::BenchError;
 use super::harness::Stop;
@@ -176,7 +176,9 @@ impl Requests {
                         }
                         n_without_token -= 1;
                     }
-                    Event::Failed { .. } => return Err(EngineError::NotFinite.into()),
+                    Event::Failed { .. } => {
+                        return Err(EngineError::from(RequestError::NotFinite).into());
+                    }
                     _ => {}
                 }
             }
@@ -217,8 +219,8 @@ impl OpObserver for Shapes {
 mod tests {
     use std::path::Path;
 
-    use rocmforge_engine::plan::SeqShape;
     use rocmforge_gguf::{Gguf, LoadMode};
+    use rocmforge_plan::SeqShape;
 
     use super::*;
 

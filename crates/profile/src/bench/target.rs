@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use rocmforge_cpu::{Isa, Pool, Roofline};
+use rocmforge_cpu::{Isa, Pool};
 use rocmforge_engine::Device;
-use rocmforge_engine::backend::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, survey};
 use rocmforge_gpu::{Factors, Gpu, matrix_ops, read_bandwidth};
+use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, survey};
 
 use super::BenchError;
 use super::row::Hardware;
@@ -86,7 +86,7 @@ impl Target {
         };
         let (on, ceilings) = match device {
             BenchDevice::Cpu => {
-                let roofline = Roofline::measure(isa, n_threads);
+                let roofline = rocmforge_cpu::measure_roofline(isa, n_threads);
                 let ceilings = Ceilings {
                     read_bytes_per_s: roofline.read_bytes_per_s,
                     f32_ops_per_s: Some(roofline.f32_ops_per_s),
@@ -169,7 +169,7 @@ impl Target {
     /// Refuses a case that needs more memory than the device has.
     pub(super) fn check_memory(&self, needed: u64) -> Result<(), BenchError> {
         let free = match &self.on {
-            Opened::Cpu(_) => rocmforge_engine::available_bytes(),
+            Opened::Cpu(_) => rocmforge_cpu::memory::available_bytes(),
             Opened::Gpu(gpu) => Some(gpu.free_bytes()?),
         };
         match free {
