@@ -1,27 +1,28 @@
-//! When memory may be given back: at once, unless a graph that was recorded while it was there may still use it.
+//! Decides when memory can be freed: at once, unless a graph recorded during its lifetime may still use it.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard};
 
-/// Memory of a driver.
+/// An allocation of a driver.
 #[derive(Clone, Copy)]
 pub(crate) enum Memory {
     Device(u64),
     Pinned(*mut c_void),
 }
 
-/// What graphs there are, and the memory that waits for them.
+/// The live graphs, and the freed memory they may still use.
 #[derive(Default)]
 pub(crate) struct Keeper(Mutex<State>);
 
+/// Times are ticks of `clock`, which counts allocations and recorded graphs.
 #[derive(Default)]
 pub(crate) struct State {
     clock: u64,
     n_recordings: u32,
     /// When each graph was recorded.
     graphs: BTreeSet<u64>,
-    /// Memory given up, with the time since when it is there.
+    /// Freed memory, each with the time of its allocation.
     waiting: Vec<(u64, Memory)>,
 }
 
@@ -32,7 +33,7 @@ impl Keeper {
 }
 
 impl State {
-    /// The time of something new.
+    /// Returns the time of a new allocation or graph.
     pub(crate) fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -48,19 +49,19 @@ impl State {
         born
     }
 
-    /// A recording is over. What may be freed now.
+    /// Ends a recording. Returns the memory to free now.
     pub(crate) fn end(&mut self) -> Vec<Memory> {
         self.n_recordings -= 1;
         self.free_now()
     }
 
-    /// A graph is gone. What may be freed now.
+    /// Removes a graph. Returns the memory to free now.
     pub(crate) fn remove_graph(&mut self, born: u64) -> Vec<Memory> {
         self.graphs.remove(&born);
         self.free_now()
     }
 
-    /// Memory is given up. What may be freed now: nothing, or this.
+    /// Gives up memory allocated at `born`. Returns the memory to free now: nothing, or this.
     pub(crate) fn give_up(&mut self, born: u64, memory: Memory) -> Vec<Memory> {
         self.waiting.push((born, memory));
         self.free_now()
@@ -70,7 +71,7 @@ impl State {
         if self.n_recordings > 0 {
             return Vec::new();
         }
-        // A graph knows what was there before it; the latest decides.
+        // A graph may use all memory allocated before it, so the latest graph decides.
         let latest = self.graphs.last().copied().unwrap_or(0);
         let mut free = Vec::new();
         self.waiting.retain(|(born, memory)| {
@@ -97,13 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_waits_for_graphs_that_may_know_it() {
+    fn memory_waits_for_graphs_that_may_use_it() {
         let mut state = State::default();
         let a = state.tick();
         assert_eq!(addresses(state.give_up(a, Memory::Device(1))), [1]);
         let [b, c] = [state.tick(), state.tick()];
         state.begin();
-        // Given up while a graph is recorded that may have used it.
+        // Freed while a graph is being recorded that may have used it.
         assert_eq!(addresses(state.give_up(b, Memory::Device(2))), []);
         let first = state.add_graph();
         assert_eq!(addresses(state.end()), []);

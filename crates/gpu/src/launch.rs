@@ -1,4 +1,4 @@
-//! Kernels of a device: modules are loaded at their first use, and launches queued.
+//! Loads kernel modules at their first use and queues launches.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -13,35 +13,36 @@ use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::trace;
 
-/// Dynamic shared memory that a launch may have without asking for more.
+/// Dynamic shared memory that a launch may use without raising the function's limit.
 const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
 
-/// The parameters of a kernel, as its source declares them.
+/// The parameters of a kernel, as declared in its source.
 ///
 /// # Safety
-/// The type is `#[repr(C)]` and has the fields of the kernel's struct, in its order; addresses in it are of memory
-/// that the kernel may use as its source says.
+/// The type is `#[repr(C)]` and has the fields of the kernel's struct in the same order. Addresses in it point to
+/// memory that the kernel may use as its source says.
 pub unsafe trait Params: Copy {}
 
 /// A loaded image.
 pub(crate) struct Module {
     pub(crate) handle: Handle,
     functions: HashMap<&'static str, Function>,
-    /// Numbers that were read from the image: reading waits for the device, which a recording does not allow.
+    /// Constants read from the image. Reading waits for the device, which is not allowed during a recording, so they
+    /// are kept.
     constants: HashMap<&'static str, u32>,
 }
 
 #[derive(Clone, Copy)]
 struct Function {
     handle: Handle,
-    /// Dynamic shared memory that its launches may have.
+    /// Dynamic shared memory that its launches may use.
     shared_bytes: u32,
-    /// Threads of a block, and how many such blocks the device runs at once, where that was asked for.
+    /// Threads per block and how many such blocks run at once, if this was queried.
     at_once: Option<(u32, usize)>,
 }
 
 impl Gpu {
-    /// The module of this name, loaded at its first use.
+    /// Returns the loaded modules, after loading `module` if this is its first use.
     fn modules(
         &self,
         module: &'static str,
@@ -79,7 +80,7 @@ impl Gpu {
         }
     }
 
-    /// A number that the image exports (`EXPORT_U32`).
+    /// Reads a constant that the image exports (`EXPORT_U32`).
     pub fn constant(&self, module: &'static str, name: &'static str) -> Result<u32, GpuError> {
         self.inner.ready()?;
         let handle = {
@@ -90,7 +91,7 @@ impl Gpu {
             }
             module.handle
         };
-        let c_name = CString::new(name).expect("names have no zeros");
+        let c_name = CString::new(name).expect("names contain no NUL");
         let (mut ptr, mut n_bytes) = (0, 0);
         // SAFETY: the module is loaded.
         let code = unsafe {
@@ -112,7 +113,7 @@ impl Gpu {
         Ok(value)
     }
 
-    /// A kernel of a module, allowed this much dynamic shared memory.
+    /// Returns a kernel of a module, with its limit of dynamic shared memory raised to `shared_bytes`.
     fn function(
         &self,
         module: &'static str,
@@ -143,7 +144,8 @@ impl Gpu {
         Ok(function.handle)
     }
 
-    /// How many blocks of `n_threads` threads of a kernel without dynamic shared memory the device runs at once.
+    /// Returns how many blocks of `n_threads` threads the device runs at once, for a kernel without dynamic shared
+    /// memory.
     pub(crate) fn blocks_at_once(
         &self,
         (module, name): (&'static str, &'static str),
@@ -153,7 +155,7 @@ impl Gpu {
         let handle = self.function(module, name, 0)?;
         let mut modules = self.modules(module)?;
         let functions = &mut modules.get_mut(module).expect("it is loaded").functions;
-        let function = functions.get_mut(name).expect("it was found");
+        let function = functions.get_mut(name).expect("`function` inserted it");
         if let Some((_, known)) = function.at_once.filter(|known| known.0 == n_threads) {
             return Ok(known);
         }
@@ -169,7 +171,7 @@ impl Gpu {
     }
 
     fn find_function(&self, module: Handle, name: &'static str) -> Result<Function, GpuError> {
-        let c_name = CString::new(name).expect("names have no zeros");
+        let c_name = CString::new(name).expect("names contain no NUL");
         let mut handle = std::ptr::null_mut();
         // SAFETY: the module is loaded.
         let code = unsafe {
@@ -189,8 +191,9 @@ impl Gpu {
         }
     }
 
-    /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory. Where kernels
-    /// can wait for those before them (`gpu.h`), its blocks start while the last ones of the kernel before it still run.
+    /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory. Kernels
+    /// that can wait for their predecessor (`gpu.h`) start their blocks while the last blocks of the previous kernel
+    /// still run.
     pub fn launch<P: Params>(
         &self,
         kernel: (&'static str, &'static str),
@@ -203,9 +206,9 @@ impl Gpu {
         self.queue(kernel, blocks, params, self.inner.overlaps)
     }
 
-    /// [`Gpu::launch`] of a kernel without dynamic shared memory that starts when the one before it has ended: for blocks
-    /// that last long, of which there are about as many as processors. Those that start early go where there is room and
-    /// leave other processors idle.
+    /// Queues a kernel without dynamic shared memory that starts only after the previous kernel has ended. For
+    /// long-running blocks of about the number of processors: blocks that start early would share processors that have
+    /// room and leave others idle.
     pub(crate) fn launch_alone<P: Params>(
         &self,
         kernel: (&'static str, &'static str),

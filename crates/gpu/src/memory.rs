@@ -11,7 +11,7 @@ use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
 use crate::keeper::Memory;
 
-/// An allocation on the device, freed when it is dropped. Its first byte is aligned to 256 bytes.
+/// An allocation on the device, freed on drop. Aligned to 256 bytes.
 pub struct Buffer {
     pub(crate) ptr: u64,
     n_bytes: usize,
@@ -46,17 +46,17 @@ impl Buffer {
         self.n_bytes
     }
 
-    /// Whether it is memory of this device.
+    /// Whether this memory belongs to `gpu`.
     pub(crate) fn is_of(&self, gpu: &Gpu) -> bool {
         Arc::ptr_eq(&self.gpu, &gpu.inner)
     }
 
-    /// The whole buffer as values of `T`.
+    /// Returns the whole buffer as values of `T`.
     ///
     /// # Panics
-    /// If it is not a whole number of them.
+    /// If the size is not a multiple of the size of `T`.
     pub fn as_slice<T>(&self) -> Slice<'_, T> {
-        assert!(self.n_bytes.is_multiple_of(size_of::<T>()), "whole values");
+        assert!(self.n_bytes.is_multiple_of(size_of::<T>()), "the buffer is not a whole number of values");
         Slice {
             ptr: self.ptr,
             len: self.n_bytes / size_of::<T>(),
@@ -90,13 +90,13 @@ impl Inner {
         self.free(&free);
     }
 
-    /// Work that was queued before has its memory until it is done. A lost device has none to give back, and a failure
-    /// nobody to be told to.
+    /// Frees memory after all queued work is done. Errors cannot be reported here; a lost device has no memory to free.
     fn free(&self, all: &[Memory]) {
         if all.is_empty() {
             return;
         }
-        // SAFETY: nothing uses the memory after this: its owner is gone, and so are the graphs that knew it.
+        // SAFETY: nothing uses the memory after this: its owner is dropped, and so are the graphs that may have used
+        // it.
         let _ = self.call("free", |calls| unsafe {
             (calls.stream_synchronize)(self.stream);
             for memory in all {
@@ -110,7 +110,7 @@ impl Inner {
     }
 }
 
-/// What an allocation of that many bytes failed with: if for lack of memory, with how much there is.
+/// Converts the error of an allocation of `n_bytes`. If memory ran out, the result says how much is free.
 pub(crate) fn out_of_memory(gpu: &Inner, error: GpuError, n_bytes: usize) -> GpuError {
     if !matches!(
         error,
@@ -129,7 +129,7 @@ pub(crate) fn out_of_memory(gpu: &Inner, error: GpuError, n_bytes: usize) -> Gpu
     }
 }
 
-/// A line of `/proc/meminfo`, in bytes.
+/// Returns a line of `/proc/meminfo` in bytes.
 pub(crate) fn machine_bytes(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -139,7 +139,7 @@ pub(crate) fn machine_bytes(name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Values in device memory, `[len]`. Copies refer to the same memory: the order of launches says who writes when.
+/// Values in device memory, `[len]`. Copies refer to the same memory; the order of launches decides who writes when.
 pub struct Slice<'a, T> {
     ptr: u64,
     len: usize,
@@ -168,12 +168,12 @@ impl<'a, T> Slice<'a, T> {
         self.len == 0
     }
 
-    /// The address, for the parameters of a kernel.
+    /// The device address, for kernel parameters.
     pub fn ptr(&self) -> u64 {
         self.ptr
     }
 
-    /// Part of the values.
+    /// Returns part of the values.
     ///
     /// # Panics
     /// If the range goes past the end.
@@ -190,16 +190,16 @@ impl<'a, T> Slice<'a, T> {
         }
     }
 
-    /// The same bytes as other values.
+    /// Reinterprets the bytes as values of `U`.
     ///
     /// # Panics
-    /// If they are not a whole number of them, or not aligned for them.
+    /// If the size or the alignment does not suit `U`.
     pub fn cast<U>(&self) -> Slice<'a, U> {
         let n_bytes = self.len * size_of::<T>();
         assert!(
             n_bytes.is_multiple_of(size_of::<U>())
                 && self.ptr.is_multiple_of(align_of::<U>() as u64),
-            "whole and aligned values"
+            "the bytes are not whole, aligned values"
         );
         Slice {
             ptr: self.ptr,
