@@ -1,4 +1,4 @@
-//! One safe function for each kernel: checks shapes, picks the grid, launches.
+//! One safe function for each operation: checks shapes, picks kernel and grid, launches.
 
 mod argmax;
 mod attention;

@@ -1,4 +1,4 @@
-//! Products of weights with any number of rows of activations: which kernels take them.
+//! Matrix products for any number of rows: chooses between GEMV and GEMM.
 
 use super::elementwise::gated_activation;
 use super::matmul::matmul;
@@ -9,13 +9,13 @@ use crate::memory::Slice;
 use crate::operands::{Acts, OutMode};
 use crate::variant::Variant;
 
-/// Multiplies the rows of `x` with each matrix: up to [`MAX_ROWS`] rows by the kernels for few, more by those for many.
+/// Multiplies the rows of `x` with each matrix: up to [`MAX_ROWS`] rows by GEMV, more by GEMM.
 ///
 /// # Errors
 /// If a format has no kernels, or a launch fails.
 ///
 /// # Panics
-/// If `x` has another form or width than a matrix is multiplied with, or a bias or output another shape.
+/// If `x` does not have the form or width that a matrix takes, or a bias or output has another shape.
 pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
     if !is_for_few(gpu, x.n_rows) {
         return products
@@ -39,14 +39,14 @@ pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(),
     Ok(())
 }
 
-/// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, as [`products`] and a gate. `beside` has room for
-/// another output, of which nothing is kept.
+/// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, by GEMV or GEMM as [`products`]. `beside` is
+/// scratch memory for another output.
 ///
 /// # Errors
 /// As [`products`].
 ///
 /// # Panics
-/// As [`products`], if the matrices have different shapes, or `beside` is shorter than the output.
+/// As [`products`]; also if the matrices have different shapes, or `beside` is shorter than the output.
 pub fn gated_products(
     gpu: &Gpu,
     x: &Acts<'_>,
@@ -87,7 +87,7 @@ fn is_for_few(gpu: &Gpu, n_rows: usize) -> bool {
     few || gpu.takes(Variant::ProductsMatvec)
 }
 
-/// Rows of `[n_rows, width]`.
+/// Returns a range of rows of `[n_rows, width]`.
 fn rows_of(out: Slice<'_, f32>, rows: std::ops::Range<usize>, width: usize) -> Slice<'_, f32> {
     out.part(rows.start * width..rows.end * width)
 }
