@@ -41,8 +41,8 @@ pub enum GpuError {
     Lost { cause: Box<GpuError> },
     /// Device memory, or pinned host memory, ran out.
     #[error(
-        "the GPU has no room for {bytes} bytes: {free} of {total} bytes are free; use a smaller model or a smaller context, \
-         or stop other programs that use the GPU"
+        "the GPU has no room for {bytes} bytes: {free} of {total} bytes are free; use a smaller model or a smaller \
+         context, or stop other programs that use the GPU"
     )]
     OutOfMemory { bytes: u64, free: u64, total: u64 },
     /// The build has no image of this name.
@@ -90,8 +90,8 @@ pub enum BatchError {
     #[error("operation {op} has no rows of activations; give at least one")]
     NoRows { op: usize },
     #[error(
-        "operation {op} has {n_rows} rows; the limit is {most}, since a larger product keeps a device busy alone: run it \
-         with ops::matmul, or split it"
+        "operation {op} has {n_rows} rows; the limit is {most}, since a larger product keeps a device busy alone: run \
+         it with ops::matmul, or split it"
     )]
     TooManyRows {
         op: usize,
@@ -128,9 +128,7 @@ pub enum BatchError {
         n_in: usize,
         block_len: usize,
     },
-    #[error(
-        "the weight has {found} bytes; {n_out} rows of {n_in} columns in {ty} have {expected}"
-    )]
+    #[error("the weight has {found} bytes; {n_out} rows of {n_in} columns in {ty} have {expected}")]
     WeightBytes {
         ty: &'static str,
         n_out: usize,
@@ -161,7 +159,9 @@ fn advice_for_library(driver: &str) -> &'static str {
             "on a machine with an AMD GPU, install the HIP runtime (package hip-runtime-amd, rocm-hip-runtime or \
              libamdhip64)"
         }
-        _ => "on a machine with an NVIDIA GPU, install the NVIDIA driver (which contains libcuda.so.1)",
+        _ => {
+            "on a machine with an NVIDIA GPU, install the NVIDIA driver (which contains libcuda.so.1)"
+        }
     }
 }
 
@@ -174,8 +174,7 @@ fn advice_for_symbol(driver: &str) -> &'static str {
 
 fn advice_for_image(wanted: &str) -> String {
     if wanted.is_empty() {
-        return "; the oldest supported NVIDIA GPUs have compute capability 8.0"
-            .into();
+        return "; the oldest supported NVIDIA GPUs have compute capability 8.0".into();
     }
     format!("; rebuild it with ROCMFORGE_GPU_TARGETS={wanted}")
 }
@@ -191,11 +190,15 @@ fn advice_text(advice: &str) -> String {
 pub(crate) fn advice(code: i32) -> &'static str {
     match code {
         3 => "check the kernel log (dmesg) and the installation of the driver",
-        34 => "a stub library of the CUDA toolkit was loaded; remove its folder from LD_LIBRARY_PATH",
+        34 => {
+            "a stub library of the CUDA toolkit was loaded; remove its folder from LD_LIBRARY_PATH"
+        }
         35 | 803 | 804 => {
             "the kernel driver and the library have different versions; install matching ones, or reboot"
         }
-        46 => "another program has exclusive use of the GPU; stop it, or change the GPU's compute mode",
+        46 => {
+            "another program has exclusive use of the GPU; stop it, or change the GPU's compute mode"
+        }
         100 | 101 => {
             "check that the GPU is present (lspci) and that this user may open it: /dev/kfd and /dev/dri/render* need \
              the groups render and video; HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES hide devices"

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::deferred_free::DeferredFree;
 use crate::device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, choose_image};
 use crate::driver::api::{Calls, Handle, Vendor, name_of};
 use crate::driver::{Context, Driver, Facts, label};
 use crate::error::GpuError;
-use crate::keeper::Keeper;
 use crate::launch::Module;
-use crate::memory::machine_bytes;
+use crate::memory::meminfo_bytes;
 use crate::tuning::{Choice, Shape, Tuning};
 use crate::variant::{Variant, Variants};
 
@@ -33,7 +33,7 @@ pub(crate) struct Inner {
     /// Whether its kernels may start before their predecessors have ended.
     pub(crate) overlaps: bool,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
-    pub(crate) keeper: Keeper,
+    pub(crate) deferred_free: DeferredFree,
     /// Bytes of all buffers.
     pub(crate) allocated: AtomicU64,
     /// Limit on `allocated`.
@@ -66,7 +66,7 @@ impl Drop for Inner {
             }
             // SAFETY: as above.
             unsafe { (calls.stream_destroy)(self.stream) };
-            self.driver.own.close(self.context);
+            self.driver.vendor_api.close(self.context);
         }
         CURRENT.set(0);
     }
@@ -78,7 +78,7 @@ impl Inner {
         if CURRENT.get() == self.serial {
             return Ok(());
         }
-        let code = self.driver.own.make_current(self.context);
+        let code = self.driver.vendor_api.make_current(self.context);
         if code != 0 {
             return Err(self.failed("select the device", code, ""));
         }
@@ -127,15 +127,15 @@ impl Inner {
         self.call("memory_info", |calls| unsafe {
             (calls.memory_info)(&raw mut free, &raw mut total)
         })?;
-        let mut free = (free as u64).min(self.allowed());
+        let mut free = (free as u64).min(self.remaining_bytes());
         if self.facts.integrated {
-            free = free.min(machine_bytes("MemAvailable").unwrap_or(free));
+            free = free.min(meminfo_bytes("MemAvailable").unwrap_or(free));
         }
         Ok([free, (total as u64).min(self.memory_bytes)])
     }
 
     /// Bytes that buffers may still allocate.
-    pub(crate) fn allowed(&self) -> u64 {
+    pub(crate) fn remaining_bytes(&self) -> u64 {
         let allocated = self.allocated.load(Ordering::Relaxed);
         self.memory_bytes.saturating_sub(allocated)
     }
@@ -164,7 +164,7 @@ impl Gpu {
                 n_devices,
             });
         }
-        let facts = driver.own.facts(driver, id.ordinal() as i32)?;
+        let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
         let target = choose_image(&facts, options.image.as_deref())?;
         let gpu = Gpu::start((driver, id), facts, target, options.memory_bytes)?;
         Ok(gpu.with_variants(options.variants))
@@ -178,17 +178,17 @@ impl Gpu {
         memory_bytes: Option<u64>,
     ) -> Result<Gpu, GpuError> {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
-        let context = driver.own.open(driver, id.ordinal() as i32)?;
+        let context = driver.vendor_api.open(driver, id.ordinal() as i32)?;
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let mut stream = std::ptr::null_mut();
-        let mut code = driver.own.make_current(context);
+        let mut code = driver.vendor_api.make_current(context);
         if code == 0 {
             CURRENT.set(serial);
             // SAFETY: `stream` is written before the call returns.
             code = unsafe { (driver.calls.stream_create)(&raw mut stream, 1) };
         }
         if code != 0 {
-            driver.own.close(context);
+            driver.vendor_api.close(context);
             CURRENT.set(0);
             return Err(driver.error(name_of(driver.vendor, "stream_create"), code, ""));
         }
@@ -199,10 +199,10 @@ impl Gpu {
                 stream,
                 id,
                 facts,
-                overlaps: driver.own.can_overlap(driver, &target),
+                overlaps: driver.vendor_api.can_overlap(driver, &target),
                 target,
                 modules: Mutex::default(),
-                keeper: Keeper::default(),
+                deferred_free: DeferredFree::default(),
                 allocated: AtomicU64::new(0),
                 memory_bytes: memory_bytes.unwrap_or(u64::MAX),
                 lost: OnceLock::new(),
@@ -265,7 +265,7 @@ impl Gpu {
         id: DeviceId,
         options: &OpenOptions,
     ) -> Result<DeviceInfo, GpuError> {
-        let facts = driver.own.facts(driver, id.ordinal() as i32)?;
+        let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
         let image = choose_image(&facts, options.image.as_deref());
         let gpu = Gpu::start((driver, id), facts, String::new(), options.memory_bytes)?;
         let mut info = gpu.info()?;

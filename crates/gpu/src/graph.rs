@@ -1,5 +1,5 @@
 //! Graphs: launches recorded once and replayed as a whole. Their parameters hold the addresses of the recording, so
-//! memory that a graph may use is freed only after the graph (`keeper.rs`).
+//! memory that a graph may use is freed only after the graph (`deferred_free.rs`).
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ const CAPTURE_RELAXED: i32 = 2;
 /// Recorded launches. Replays are queued like launches.
 pub struct Graph {
     exec: Handle,
-    /// When it was recorded, by the keeper's clock.
-    born: u64,
+    /// When it was recorded, by the clock of `deferred_free`.
+    created_at: u64,
     gpu: Arc<Inner>,
 }
 
@@ -36,7 +36,7 @@ impl Gpu {
         gpu.call("capture_begin", |calls| unsafe {
             (calls.capture_begin)(gpu.stream, CAPTURE_RELAXED)
         })?;
-        gpu.keeper.lock().begin();
+        gpu.deferred_free.lock().begin();
         let mut recording = Recording { gpu, is_open: true };
         let queued = launches();
         let template = recording.end();
@@ -50,10 +50,10 @@ impl Gpu {
         gpu.call("graph_instantiate", |calls| unsafe {
             (calls.graph_instantiate)(&raw mut exec, template.handle, 0)
         })?;
-        let born = gpu.keeper.lock().add_graph();
+        let created_at = gpu.deferred_free.lock().add_graph();
         Ok(Graph {
             exec,
-            born,
+            created_at,
             gpu: Arc::clone(gpu),
         })
     }
@@ -129,6 +129,6 @@ impl Drop for Graph {
             (calls.stream_synchronize)(self.gpu.stream);
             (calls.graph_exec_destroy)(self.exec)
         });
-        self.gpu.drop_graph(self.born);
+        self.gpu.drop_graph(self.created_at);
     }
 }

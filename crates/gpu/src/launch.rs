@@ -14,7 +14,7 @@ use crate::image::Image;
 use crate::trace;
 
 /// Dynamic shared memory that a launch may use without raising the function's limit.
-const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
+const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
 /// The parameters of a kernel, as declared in its source.
 ///
@@ -38,7 +38,7 @@ struct Function {
     /// Dynamic shared memory that its launches may use.
     shared_bytes: u32,
     /// Threads per block and how many such blocks run at once, if this was queried.
-    at_once: Option<(u32, usize)>,
+    concurrency: Option<(u32, usize)>,
 }
 
 impl Gpu {
@@ -49,17 +49,18 @@ impl Gpu {
     ) -> Result<MutexGuard<'_, HashMap<&'static str, Module>>, GpuError> {
         let mut modules = self.inner.modules.lock().unwrap_or_else(|e| e.into_inner());
         if !modules.contains_key(module) {
-            let image =
-                Image::find(&self.inner.target, module).ok_or_else(|| self.no(module, "kernel"))?;
+            let image = Image::find(&self.inner.target, module)
+                .ok_or_else(|| self.no_symbol(module, "kernel"))?;
             let mut handle = std::ptr::null_mut();
-            let mut load = |image: &[u8]| self.inner.driver.own.load_module(image, &mut handle);
+            let mut load =
+                |image: &[u8]| self.inner.driver.vendor_api.load_module(image, &mut handle);
             let assembled = image.unpack_assembled().map(|image| load(&image));
-            let (code, said) = match assembled {
-                Some((0, said)) => (0, said),
+            let (code, message) = match assembled {
+                Some((0, message)) => (0, message),
                 _ => load(&image.unpack()),
             };
             if code != 0 {
-                let more = format!("{said} (module {module} for {})", self.inner.target);
+                let more = format!("{message} (module {module} for {})", self.inner.target);
                 return Err(self.inner.failed("load module", code, more.trim()));
             }
             let loaded = Module {
@@ -72,7 +73,7 @@ impl Gpu {
         Ok(modules)
     }
 
-    fn no(&self, module: &str, name: &str) -> GpuError {
+    fn no_symbol(&self, module: &str, name: &str) -> GpuError {
         GpuError::NoSymbol {
             target: self.inner.target.clone(),
             module: module.into(),
@@ -103,7 +104,7 @@ impl Gpu {
             )
         };
         if code != 0 || n_bytes != size_of::<u32>() {
-            return Err(self.no(module, name));
+            return Err(self.no_symbol(module, name));
         }
         let mut value = 0u32;
         self.read_bytes(ptr, value.as_mut_bytes())?;
@@ -132,7 +133,7 @@ impl Gpu {
             let code = self
                 .inner
                 .driver
-                .own
+                .vendor_api
                 .allow_shared(function.handle, shared_bytes);
             if code != 0 {
                 let more = format!("{shared_bytes} bytes of shared memory for {name}");
@@ -146,7 +147,7 @@ impl Gpu {
 
     /// Returns how many blocks of `n_threads` threads the device runs at once, for a kernel without dynamic shared
     /// memory.
-    pub(crate) fn blocks_at_once(
+    pub(crate) fn n_concurrent_blocks(
         &self,
         (module, name): (&'static str, &'static str),
         n_threads: u32,
@@ -156,17 +157,17 @@ impl Gpu {
         let mut modules = self.modules(module)?;
         let functions = &mut modules.get_mut(module).expect("it is loaded").functions;
         let function = functions.get_mut(name).expect("`function` inserted it");
-        if let Some((_, known)) = function.at_once.filter(|known| known.0 == n_threads) {
+        if let Some((_, known)) = function.concurrency.filter(|known| known.0 == n_threads) {
             return Ok(known);
         }
-        let mut of_unit = 0;
+        let mut blocks_per_unit = 0;
         // SAFETY: the function is of a loaded module; the number is written before the call returns.
         self.inner.call("active_blocks", |calls| unsafe {
-            (calls.active_blocks)(&raw mut of_unit, handle, n_threads as i32, 0)
+            (calls.active_blocks)(&raw mut blocks_per_unit, handle, n_threads as i32, 0)
         })?;
         let n_units = self.n_compute_units() as usize;
-        let at_once = (usize::try_from(of_unit).unwrap_or(0) * n_units).max(1);
-        function.at_once = Some((n_threads, at_once));
+        let at_once = (usize::try_from(blocks_per_unit).unwrap_or(0) * n_units).max(1);
+        function.concurrency = Some((n_threads, at_once));
         Ok(at_once)
     }
 
@@ -180,8 +181,8 @@ impl Gpu {
         match code {
             0 => Ok(Function {
                 handle,
-                shared_bytes: PLAIN_SHARED_BYTES,
-                at_once: None,
+                shared_bytes: DEFAULT_SHARED_BYTES,
+                concurrency: None,
             }),
             code => Err(self.inner.failed(
                 name_of(self.inner.driver.vendor, "module_function"),
@@ -229,7 +230,7 @@ impl Gpu {
         if grid.contains(&0) {
             return Ok(());
         }
-        let traced = trace::is_on(self).then(Instant::now);
+        let traced = trace::is_tracing(self).then(Instant::now);
         self.inner.ready()?;
         let launch = Launch {
             function: self.function(module, name, shared_bytes)?,
@@ -244,11 +245,11 @@ impl Gpu {
         match self
             .inner
             .driver
-            .own
+            .vendor_api
             .launch(&self.inner.driver.calls, &launch)
         {
             0 => match traced {
-                Some(at) => trace::launched((module, name), at),
+                Some(at) => trace::record_launch((module, name), at),
                 None => Ok(()),
             },
             code => Err(self

@@ -6,6 +6,7 @@
 //! matrix products in few launches.
 
 mod batch;
+mod deferred_free;
 mod device;
 mod driver;
 mod error;
@@ -13,7 +14,6 @@ mod event;
 mod gpu;
 mod graph;
 mod image;
-mod keeper;
 mod kv;
 mod launch;
 mod limit;

@@ -6,23 +6,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::deferred_free::Memory;
 use crate::driver::api::code;
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
-use crate::keeper::Memory;
 
 /// An allocation on the device, freed on drop. Aligned to 256 bytes.
 pub struct Buffer {
     pub(crate) ptr: u64,
     n_bytes: usize,
-    born: u64,
+    created_at: u64,
     gpu: Arc<Inner>,
 }
 
 impl Buffer {
     pub(crate) fn new(gpu: Arc<Inner>, n_bytes: usize) -> Result<Buffer, GpuError> {
         let mut ptr = 0;
-        if n_bytes as u64 > gpu.allowed() {
+        if n_bytes as u64 > gpu.remaining_bytes() {
             let [free, total] = gpu.memory()?;
             let bytes = n_bytes as u64;
             return Err(GpuError::OutOfMemory { bytes, free, total });
@@ -32,12 +32,12 @@ impl Buffer {
             (calls.alloc)(&raw mut ptr, n_bytes.max(1))
         });
         allocated.map_err(|error| out_of_memory(&gpu, error, n_bytes))?;
-        let born = gpu.keeper.lock().tick();
+        let created_at = gpu.deferred_free.lock().tick();
         gpu.allocated.fetch_add(n_bytes as u64, Ordering::Relaxed);
         Ok(Buffer {
             ptr,
             n_bytes,
-            born,
+            created_at,
             gpu,
         })
     }
@@ -56,7 +56,10 @@ impl Buffer {
     /// # Panics
     /// If the size is not a multiple of the size of `T`.
     pub fn as_slice<T>(&self) -> Slice<'_, T> {
-        assert!(self.n_bytes.is_multiple_of(size_of::<T>()), "the buffer is not a whole number of values");
+        assert!(
+            self.n_bytes.is_multiple_of(size_of::<T>()),
+            "the buffer is not a whole number of values"
+        );
         Slice {
             ptr: self.ptr,
             len: self.n_bytes / size_of::<T>(),
@@ -69,24 +72,24 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let n_bytes = self.n_bytes as u64;
         self.gpu.allocated.fetch_sub(n_bytes, Ordering::Relaxed);
-        self.gpu.give_up(self.born, Memory::Device(self.ptr));
+        self.gpu.release(self.created_at, Memory::Device(self.ptr));
     }
 }
 
 impl Inner {
     /// Frees memory as soon as no graph may use it.
-    pub(crate) fn give_up(&self, born: u64, memory: Memory) {
-        let free = self.keeper.lock().give_up(born, memory);
+    pub(crate) fn release(&self, created_at: u64, memory: Memory) {
+        let free = self.deferred_free.lock().release(created_at, memory);
         self.free(&free);
     }
 
     pub(crate) fn end_recording(&self) {
-        let free = self.keeper.lock().end();
+        let free = self.deferred_free.lock().end();
         self.free(&free);
     }
 
-    pub(crate) fn drop_graph(&self, born: u64) {
-        let free = self.keeper.lock().remove_graph(born);
+    pub(crate) fn drop_graph(&self, created_at: u64) {
+        let free = self.deferred_free.lock().remove_graph(created_at);
         self.free(&free);
     }
 
@@ -130,7 +133,7 @@ pub(crate) fn out_of_memory(gpu: &Inner, error: GpuError, n_bytes: usize) -> Gpu
 }
 
 /// Returns a line of `/proc/meminfo` in bytes.
-pub(crate) fn machine_bytes(name: &str) -> Option<u64> {
+pub(crate) fn meminfo_bytes(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()

@@ -92,7 +92,10 @@ impl ActsBuffer {
         max_rows: usize,
         width: usize,
     ) -> Result<ActsBuffer, GpuError> {
-        assert!(width.is_multiple_of(form.block_len()), "a row is not a whole number of blocks");
+        assert!(
+            width.is_multiple_of(form.block_len()),
+            "a row is not a whole number of blocks"
+        );
         let n = max_rows * width;
         let [n_values, n_codes] = match form {
             ActForm::F32 => [n, 0],

@@ -8,9 +8,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::deferred_free::Memory;
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
-use crate::keeper::Memory;
 use crate::memory::{Slice, out_of_memory};
 
 /// Portable (usable by every context) and mapped (has a device address).
@@ -22,7 +22,7 @@ pub struct Pinned<T> {
     host: *mut T,
     device: u64,
     len: usize,
-    born: u64,
+    created_at: u64,
     gpu: Arc<Inner>,
     values: PhantomData<T>,
 }
@@ -40,14 +40,14 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
             (calls.alloc_pinned)(&raw mut host, n_bytes, PORTABLE_MAPPED)
         });
         allocated.map_err(|error| out_of_memory(&gpu, error, n_bytes))?;
-        let born = gpu.keeper.lock().tick();
+        let created_at = gpu.deferred_free.lock().tick();
         // SAFETY: the memory has that many bytes.
         unsafe { host.cast::<u8>().write_bytes(0, n_bytes) };
         let mut pinned = Pinned {
             host: host.cast(),
             device: 0,
             len,
-            born,
+            created_at,
             gpu,
             values: PhantomData,
         };
@@ -157,7 +157,7 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
         self.gpu
-            .give_up(self.born, Memory::Pinned(self.host.cast()));
+            .release(self.created_at, Memory::Pinned(self.host.cast()));
     }
 }
 

@@ -58,7 +58,10 @@ unsafe impl Params for ArithmeticParams {}
 /// # Panics
 /// If the words are not aligned.
 pub fn read_all(gpu: &Gpu, words: Slice<'_, u32>, sums: Slice<'_, u32>) -> Result<(), GpuError> {
-    assert!(words.ptr().is_multiple_of(16), "words are not aligned to 16 bytes");
+    assert!(
+        words.ptr().is_multiple_of(16),
+        "words are not aligned to 16 bytes"
+    );
     let params = ReadParams {
         words: words.ptr(),
         sums: sums.ptr(),
@@ -172,7 +175,10 @@ pub fn multiply_all(
         [OPERAND_BYTES; 2],
         "16 rows of 32 bytes"
     );
-    assert!(sums.len().is_multiple_of(THREADS as usize), "one sum per thread");
+    assert!(
+        sums.len().is_multiple_of(THREADS as usize),
+        "one sum per thread"
+    );
     let params = ArithmeticParams {
         a: a.ptr(),
         b: b.ptr(),

@@ -120,7 +120,7 @@ pub fn n_traced() -> usize {
 }
 
 /// Whether launches of `gpu` on this thread are traced.
-pub(crate) fn is_on(gpu: &Gpu) -> bool {
+pub(crate) fn is_tracing(gpu: &Gpu) -> bool {
     CURRENT.with_borrow(|trace| {
         let traced = trace.as_ref().map(|trace| &trace.gpu.inner);
         traced.is_some_and(|traced| Arc::ptr_eq(traced, &gpu.inner))
@@ -128,7 +128,7 @@ pub(crate) fn is_on(gpu: &Gpu) -> bool {
 }
 
 /// Records a launch that the host began to queue at `at`.
-pub(crate) fn launched(
+pub(crate) fn record_launch(
     (module, kernel): (&'static str, &'static str),
     at: Instant,
 ) -> Result<(), GpuError> {

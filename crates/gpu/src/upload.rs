@@ -28,7 +28,10 @@ pub fn chunk_bytes(ty: GgmlType, shape: [usize; 2]) -> usize {
 
 /// Returns the rows copied at once, and the bytes of one row.
 fn chunk(ty: GgmlType, [n_out, n_in]: [usize; 2]) -> [usize; 2] {
-    let row_bytes = ty.row_bytes(n_in).expect("rows are a whole number of blocks").max(1);
+    let row_bytes = ty
+        .row_bytes(n_in)
+        .expect("rows are a whole number of blocks")
+        .max(1);
     let fitting = CHUNK_BYTES / row_bytes / ROW_STEP * ROW_STEP;
     [fitting.max(ROW_STEP).min(n_out.max(1)), row_bytes]
 }
@@ -87,7 +90,7 @@ impl Uploader {
         let slot = &mut self.slots[self.n_uploads % 2];
         if self.n_uploads >= 2 {
             slot.copied.wait()?;
-            slot.used.hold(self.copies.handle)?;
+            slot.used.block_stream(self.copies.handle)?;
         }
         slot.host.write(chunk);
         let (device, copies) = (
@@ -100,7 +103,7 @@ impl Uploader {
             (calls.copy_to_device)(device.ptr(), slot.host.host().cast(), chunk.len(), copies)
         })?;
         slot.copied.record_on(copies)?;
-        slot.copied.hold(self.gpu.inner.stream)?;
+        slot.copied.block_stream(self.gpu.inner.stream)?;
         let queued = then(device);
         slot.used.record()?;
         self.n_uploads += 1;

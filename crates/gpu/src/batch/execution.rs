@@ -56,7 +56,7 @@ impl Execution {
         }
         let group = group(gpu, &layout, &workspace)?;
         workspace.upload.write_at(layout.tables, group.tables());
-        workspace.host_mark.set(0, 0);
+        workspace.host_done_flag.set(0, 0);
         let n_upload = layout.tables + group.tables().len();
         let outputs = layout.operations.iter().map(|op| op.output.clone());
         Ok(Execution {
@@ -93,7 +93,10 @@ impl Execution {
         let out = workspace.out.as_slice::<f32>().part(0..self.n_out);
         gpu.read_pinned(out, &mut workspace.host_out)?;
         gpu.read_pinned(times, &mut workspace.host_times)?;
-        gpu.read_pinned(workspace.mark.as_slice(), &mut workspace.host_mark)?;
+        gpu.read_pinned(
+            workspace.done_flag.as_slice(),
+            &mut workspace.host_done_flag,
+        )?;
         self.done.record()
     }
 
@@ -105,7 +108,7 @@ impl Execution {
     /// Whether the results are in host memory. They stay valid even if the device is lost later.
     pub(super) fn has_results(&self) -> bool {
         let workspace = self.workspace.as_ref();
-        workspace.is_some_and(|workspace| workspace.host_mark.get(0) != 0)
+        workspace.is_some_and(|workspace| workspace.host_done_flag.get(0) != 0)
     }
 
     pub(super) fn wait(&self) -> Result<(), GpuError> {
@@ -133,7 +136,7 @@ impl Drop for Execution {
         };
         // Memory that queued work may still use is reused only after that work. If the wait fails, the memory is freed
         // instead, which waits by itself.
-        if !self.is_queued || self.done.wait().is_ok() && workspace.host_mark.get(0) != 0 {
+        if !self.is_queued || self.done.wait().is_ok() && workspace.host_done_flag.get(0) != 0 {
             self.pool.give_back(workspace);
         }
     }

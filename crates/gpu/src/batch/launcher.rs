@@ -107,7 +107,7 @@ impl AsyncKernelLauncher {
             Err(error) if error.is_fatal() => {
                 // The error reported here may stem from an earlier batch that broke the device.
                 queue.push_back(Arc::clone(&in_flight));
-                blame(&queue, &error);
+                assign_failure(&queue, &error);
             }
             Err(error) => {
                 let _ = in_flight.failure.set(error);
@@ -138,7 +138,7 @@ impl AsyncKernelLauncher {
                 }
             };
             if let Err(error) = first.done.wait() {
-                blame(&lock(&self.queue), &error);
+                assign_failure(&lock(&self.queue), &error);
             }
         }
     }
@@ -148,7 +148,7 @@ impl AsyncKernelLauncher {
         let all: Vec<_> = lock(&self.queue).iter().cloned().collect();
         for in_flight in all {
             if let Err(error) = in_flight.done.wait() {
-                blame(&lock(&self.queue), &error);
+                assign_failure(&lock(&self.queue), &error);
             }
         }
     }
@@ -164,7 +164,7 @@ impl LaunchHandle {
         match in_flight.done.is_done() {
             Ok(is_done) => is_done,
             Err(error) => {
-                blame(&lock(&self.queue), &error);
+                assign_failure(&lock(&self.queue), &error);
                 true
             }
         }
@@ -181,7 +181,7 @@ impl LaunchHandle {
             && let Err(error) = in_flight.done.wait()
             && !in_flight.has_results()
         {
-            blame(&lock(&self.queue), &error);
+            assign_failure(&lock(&self.queue), &error);
             // For batches that are no longer in the queue.
             let _ = in_flight.failure.set(error);
         }
@@ -204,20 +204,20 @@ fn retire(queue: &mut VecDeque<Arc<InFlight>>) {
 
 /// Assigns a device error to the first batch without results, which caused it, and [`GpuError::Lost`] to the batches
 /// behind.
-fn blame(queue: &VecDeque<Arc<InFlight>>, error: &GpuError) {
+fn assign_failure(queue: &VecDeque<Arc<InFlight>>, error: &GpuError) {
     let without = queue.iter().filter(|in_flight| !in_flight.has_results());
     let cause = match error {
         GpuError::Lost { cause } => cause,
         error => &Box::new(error.clone()),
     };
     for (i, in_flight) in without.enumerate() {
-        let told = match i {
+        let failure = match i {
             0 => (**cause).clone(),
             _ => GpuError::Lost {
                 cause: cause.clone(),
             },
         };
         // The first error is the most informative one.
-        let _ = in_flight.failure.set(told);
+        let _ = in_flight.failure.set(failure);
     }
 }

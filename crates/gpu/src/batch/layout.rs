@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::weights::Weights;
 use super::workspace::Sizes;
-use super::{MAX_BATCH_OPERATIONS, MAX_BATCH_ROWS, MatmulInput, QuantizedMatmulOp, at_most};
+use super::{MAX_BATCH_OPERATIONS, MAX_BATCH_ROWS, MatmulInput, QuantizedMatmulOp, check_limit};
 use crate::error::BatchError;
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
@@ -113,7 +113,7 @@ impl<'a> Layout<'a> {
             }
         };
         let n_inputs = self.inputs.iter().map(|input| input.len).sum();
-        at_most("input", n_inputs, MAX_INPUTS)?;
+        check_limit("input", n_inputs, MAX_INPUTS)?;
         let form = ActForm::of(matrix.ty);
         let same = |c: &Converted| c.input == input && c.form == form;
         let converted = match form {
@@ -127,7 +127,7 @@ impl<'a> Layout<'a> {
         };
         let first = self.sizes.out;
         let output = first..first + op.n_rows * matrix.n_out;
-        at_most("output", output.end, MAX_OUTPUTS)?;
+        check_limit("output", output.end, MAX_OUTPUTS)?;
         // Align the outputs of each operation to cache lines.
         self.sizes.out = output.end.next_multiple_of(ALIGN / size_of::<f32>());
         self.operations.push(Operation {

@@ -142,7 +142,7 @@ impl BatchQuantizedMatmul {
 }
 
 /// Fails if `value` exceeds `most`.
-fn at_most(what: &'static str, value: usize, most: usize) -> Result<(), BatchError> {
+fn check_limit(what: &'static str, value: usize, most: usize) -> Result<(), BatchError> {
     match value <= most {
         true => Ok(()),
         false => Err(BatchError::TooLarge {

@@ -108,15 +108,15 @@ impl Weights {
         const { assert!(size_of::<E2M3>() == size_of::<E3M2>()) };
         check_shape(name, block, shape, blocks.len()).map_err(GpuError::Batch)?;
         let halves = match format {
-            Mxfp6::E2M3 => bf16_of::<3>(blocks),
-            Mxfp6::E3M2 => bf16_of::<2>(blocks),
+            Mxfp6::E2M3 => to_bf16::<3>(blocks),
+            Mxfp6::E3M2 => to_bf16::<2>(blocks),
         };
         self.add(gpu, GgmlType::BF16, shape, &halves)
     }
 }
 
 /// Converts blocks to bytes of BF16. Exact: numbers have at most 4 significant bits, and bf16 has 8 exponent bits.
-fn bf16_of<const MANTISSA: u32>(blocks: &[u8]) -> Vec<u8> {
+fn to_bf16<const MANTISSA: u32>(blocks: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(blocks.len() / size_of::<E2M3>() * mxfp6::LEN * 2);
     let mut values = [0.0; mxfp6::LEN];
     for block in blocks.chunks_exact(size_of::<E2M3>()) {
@@ -157,5 +157,5 @@ fn check_shape(
         });
     }
     // Kernels count rows and columns in 32 bits, and repacking launches count chunks in 32 bits.
-    super::at_most("weights", n_out.max(n_in), u32::MAX as usize / 64)
+    super::check_limit("weights", n_out.max(n_in), u32::MAX as usize / 64)
 }

@@ -44,19 +44,19 @@ pub(super) struct Workspace {
     pub(super) out: Buffer,
     /// `[2, n_ops]`.
     pub(super) times: Buffer,
-    /// A word other than 0. Its copy to `host_mark` is the last one that a batch queues.
-    pub(super) mark: Buffer,
+    /// A word other than 0. Its copy to `host_done_flag` is the last one that a batch queues.
+    pub(super) done_flag: Buffer,
     pub(super) host_out: Pinned<f32>,
     pub(super) host_times: Pinned<u64>,
-    pub(super) host_mark: Pinned<u32>,
+    pub(super) host_done_flag: Pinned<u32>,
     pub(super) started: Event,
     pub(super) ended: Event,
 }
 
 impl Workspace {
     fn new(gpu: &Gpu, sizes: Sizes) -> Result<Workspace, GpuError> {
-        let mark = gpu.alloc::<u32>(1)?;
-        gpu.fill_bytes(mark.as_slice::<u32>(), 0xff)?;
+        let done_flag = gpu.alloc::<u32>(1)?;
+        gpu.fill_bytes(done_flag.as_slice::<u32>(), 0xff)?;
         Ok(Workspace {
             sizes,
             upload: Pinned::new(gpu, sizes.upload)?,
@@ -64,10 +64,10 @@ impl Workspace {
             work: gpu.alloc::<u8>(sizes.work)?,
             out: gpu.alloc::<f32>(sizes.out)?,
             times: gpu.alloc::<u64>(2 * sizes.n_ops)?,
-            mark,
+            done_flag,
             host_out: Pinned::new(gpu, sizes.out)?,
             host_times: Pinned::new(gpu, 2 * sizes.n_ops)?,
-            host_mark: Pinned::new(gpu, 1)?,
+            host_done_flag: Pinned::new(gpu, 1)?,
             started: Event::new(gpu)?,
             ended: Event::new(gpu)?,
         })

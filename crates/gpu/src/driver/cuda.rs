@@ -6,7 +6,7 @@ use std::fs;
 use libloading::Library;
 
 use super::api::{Calls, Handle, Launch, functions};
-use super::{Context, Driver, Facts, Own, launch_plainly, text_of};
+use super::{Context, Driver, Facts, VendorApi, c_string, launch_in_order};
 use crate::error::GpuError;
 
 /// Library locations: the linker's path, mounts of containers, WSL.
@@ -45,7 +45,7 @@ functions! {
 /// The first driver version whose graphs keep overlapping launches.
 const OVERLAPS_IN_GRAPHS: i32 = 12_030;
 /// The first architecture whose kernels wait for their predecessors themselves (`gpu.h`).
-const FIRST_THAT_WAITS: u32 = 90;
+const FIRST_OVERLAPPING_SM: u32 = 90;
 /// Value of CUlaunchAttributeID: the kernel may start before its predecessor in the stream has ended.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
@@ -100,7 +100,7 @@ impl Cuda {
     }
 }
 
-impl Own for Cuda {
+impl VendorApi for Cuda {
     fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
         let device = self.device(driver, ordinal)?;
         let attribute = |number| driver.attribute(number, device);
@@ -163,7 +163,7 @@ impl Own for Cuda {
                 values.as_mut_ptr(),
             )
         };
-        (code, text_of(&log))
+        (code, c_string(&log))
     }
 
     fn allow_shared(&self, function: Handle, bytes: u32) -> i32 {
@@ -180,7 +180,7 @@ impl Own for Cuda {
 
     fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
         let Some(launch_ex) = self.launch_ex.filter(|_| launch.overlaps) else {
-            return launch_plainly(calls, launch);
+            return launch_in_order(calls, launch);
         };
         let mut value = [0; 16];
         value[0] = 1;
@@ -232,7 +232,7 @@ impl Own for Cuda {
 /// Whether the kernels of an image wait for their predecessors themselves.
 fn kernels_wait(target: &str) -> bool {
     let number = target.strip_prefix("sm_").map(|n| n.trim_end_matches('a'));
-    number.is_some_and(|n| n.parse().is_ok_and(|n: u32| n >= FIRST_THAT_WAITS))
+    number.is_some_and(|n| n.parse().is_ok_and(|n: u32| n >= FIRST_OVERLAPPING_SM))
 }
 
 /// Returns e.g. `580.159.03`, from the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  ...".

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libloading::Library;
 
 use super::api::{Handle, functions};
-use super::{Context, Driver, Facts, Own, kfd, text_of};
+use super::{Context, Driver, Facts, VendorApi, c_string, kfd};
 use crate::error::GpuError;
 
 /// Library locations: the newest major version first, then ROCm installations that the linker does not know.
@@ -104,7 +104,7 @@ impl Hip {
             return Err(driver.error("hipDeviceGetPCIBusId", code, ""));
         }
         let nodes = kfd::nodes(kfd::TOPOLOGY.as_ref());
-        let at = kfd::parse_bus_id(&text_of(&bus));
+        let at = kfd::parse_bus_id(&c_string(&bus));
         let node = nodes.iter().find(|node| Some(node.location) == at);
         Ok(node.map_or_else(|| "unknown".into(), |node| node.architecture.clone()))
     }
@@ -122,7 +122,7 @@ fn architecture_in(properties: &[u8]) -> Option<String> {
     Some(name.map(|b| char::from(*b)).collect())
 }
 
-impl Own for Hip {
+impl VendorApi for Hip {
     fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
         let mut runtime = 0;
         // SAFETY: `runtime` is written before the call returns.

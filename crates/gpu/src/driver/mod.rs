@@ -42,7 +42,7 @@ pub(crate) struct Context {
 }
 
 /// The operations that differ between drivers.
-pub(crate) trait Own: Send + Sync {
+pub(crate) trait VendorApi: Send + Sync {
     fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError>;
     fn open(&self, driver: &Driver, ordinal: i32) -> Result<Context, GpuError>;
     /// Makes a device current in the calling thread. Returns the driver's code.
@@ -61,12 +61,12 @@ pub(crate) trait Own: Send + Sync {
 
     /// Queues a kernel. Returns the driver's code.
     fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
-        launch_plainly(calls, launch)
+        launch_in_order(calls, launch)
     }
 }
 
 /// Queues a kernel that starts after its predecessor has ended.
-fn launch_plainly(calls: &Calls, launch: &Launch) -> i32 {
+fn launch_in_order(calls: &Calls, launch: &Launch) -> i32 {
     let mut params = [launch.params.cast_mut()];
     let [x, y, z] = launch.grid;
     // SAFETY: the function takes one struct, which `params` points to. Drivers copy it before they return.
@@ -91,7 +91,7 @@ fn launch_plainly(calls: &Calls, launch: &Launch) -> i32 {
 pub(crate) struct Driver {
     pub(crate) vendor: Vendor,
     pub(crate) calls: Calls,
-    pub(crate) own: Box<dyn Own>,
+    pub(crate) vendor_api: Box<dyn VendorApi>,
 }
 
 impl Driver {
@@ -114,21 +114,28 @@ impl Driver {
         }
         let (path, library) = open_first(vendor, libraries)?;
         let name = path.display().to_string();
-        let own: Result<Box<dyn Own>, &'static str> = match vendor {
-            Vendor::Hip => hip::Hip::of_library(&library).map(|own| Box::new(own) as _),
+        let vendor_api: Result<Box<dyn VendorApi>, &'static str> = match vendor {
+            Vendor::Hip => {
+                hip::Hip::of_library(&library).map(|vendor_api| Box::new(vendor_api) as _)
+            }
             Vendor::Cuda | Vendor::Host => {
-                cuda::Cuda::of_library(&library).map(|own| Box::new(own) as _)
+                cuda::Cuda::of_library(&library).map(|vendor_api| Box::new(vendor_api) as _)
             }
         };
-        let tables = own.and_then(|own| Ok((own, Calls::of_library(&library, vendor as usize)?)));
+        let tables = vendor_api
+            .and_then(|vendor_api| Ok((vendor_api, Calls::of_library(&library, vendor as usize)?)));
         // Vendor libraries keep threads and cannot be unloaded safely.
         std::mem::forget(library);
-        let (own, calls) = tables.map_err(|symbol| GpuError::NoFunction {
+        let (vendor_api, calls) = tables.map_err(|symbol| GpuError::NoFunction {
             driver: label(vendor),
             library: name,
             symbol,
         })?;
-        let driver: &'static Driver = Box::leak(Box::new(Driver { vendor, calls, own }));
+        let driver: &'static Driver = Box::leak(Box::new(Driver {
+            vendor,
+            calls,
+            vendor_api,
+        }));
         loaded.push((vendor, path, driver));
         Ok(driver)
     }
@@ -161,7 +168,7 @@ impl Driver {
 
     /// Builds the error of a failed call; `more` is appended to the driver's text.
     pub(crate) fn error(&self, call: &'static str, code: i32, more: &str) -> GpuError {
-        let mut text = self.own.error_text(code);
+        let mut text = self.vendor_api.error_text(code);
         if !more.is_empty() {
             text = format!("{text}: {more}");
         }
@@ -193,7 +200,7 @@ impl Driver {
             (self.calls.device_name)(name.as_mut_ptr().cast(), name.len() as i32, ordinal)
         };
         self.check("device_name", code)?;
-        Ok(text_of(&name))
+        Ok(c_string(&name))
     }
 
     fn version(&self) -> Result<i32, GpuError> {
@@ -232,9 +239,9 @@ fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok((path.clone(), library)),
             Err(error) => {
-                let (words, path) = (words_of(&error), path.display().to_string());
+                let (words, path) = (linker_message(&error), path.display().to_string());
                 // Another path in the message is a library that this one depends on.
-                match words == format!("{path}: {NOT_THERE}") {
+                match words == format!("{path}: {NO_SUCH_FILE}") {
                     true => absent.push(path),
                     false => said.push(words),
                 }
@@ -251,17 +258,17 @@ fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library
 }
 
 /// The dynamic linker's message for a missing library, after its name.
-const NOT_THERE: &str = "cannot open shared object file: No such file or directory";
+const NO_SUCH_FILE: &str = "cannot open shared object file: No such file or directory";
 
 /// Returns the dynamic linker's message.
-fn words_of(error: &libloading::Error) -> String {
+fn linker_message(error: &libloading::Error) -> String {
     error
         .source()
         .map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
 /// Returns the C string in a buffer, up to its first NUL.
-fn text_of(bytes: &[u8]) -> String {
+fn c_string(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).trim().to_string()
 }

@@ -321,7 +321,7 @@ impl DecodeExtents {
             return Ok(1);
         }
         let heads = self.most_heads();
-        let at_once = gpu.blocks_at_once(self.kernel(heads), THREADS)?;
+        let at_once = gpu.n_concurrent_blocks(self.kernel(heads), THREADS)?;
         let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
         Ok(scratch.n_splits(self.n_rows, of_row, at_once))
     }
@@ -344,13 +344,13 @@ impl DecodeExtents {
     /// Returns the query heads per block: the tuned number, else the maximum.
     fn heads(&self, gpu: &Gpu, scratch: &AttentionScratch) -> usize {
         match gpu.tuned(|| self.shape()) {
-            Some(Choice::Attention { heads }) if self.is_alike(heads, scratch) => heads,
+            Some(Choice::Attention { heads }) if self.gives_equal_bits(heads, scratch) => heads,
             _ => self.most_heads(),
         }
     }
 
     /// Whether blocks of `heads` query heads, at most the default number, give the same bits.
-    fn is_alike(&self, heads: usize, scratch: &AttentionScratch) -> bool {
+    fn gives_equal_bits(&self, heads: usize, scratch: &AttentionScratch) -> bool {
         let most = self.most_heads();
         let orders = scratch.orders[fast_dim(self.kv.k_dim)];
         heads.is_power_of_two() && heads <= most && orders.are_equal(heads, most)
@@ -365,7 +365,7 @@ impl DecodeExtents {
         let fewer = std::iter::successors(Some(self.most_heads()), |heads| Some(heads / 2));
         let alike = fewer
             .take_while(|&heads| heads > 0)
-            .filter(|&heads| self.is_alike(heads, scratch));
+            .filter(|&heads| self.gives_equal_bits(heads, scratch));
         let ways = alike.map(|heads| Choice::Attention { heads });
         (self.shape(), ways.collect())
     }
@@ -513,7 +513,10 @@ impl Call<'_> {
             "length of block tables"
         );
         assert!(scores.window != Some(0), "the window must not be 0");
-        assert!(scores.soft_cap.is_none_or(|cap| cap > 0.0), "the soft cap must be positive");
+        assert!(
+            scores.soft_cap.is_none_or(|cap| cap > 0.0),
+            "the soft cap must be positive"
+        );
     }
 }
 

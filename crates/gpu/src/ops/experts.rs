@@ -14,7 +14,7 @@ use crate::operands::{ActForm, Activation, Acts, ExpertMatrices, OutMode};
 use crate::variant::Variant;
 
 /// Above this many rows per expert, large tiles are mostly full.
-const ROWS_OF_LARGE: usize = 64;
+const LARGE_TILE_ROWS: usize = 64;
 
 /// Two products combined by a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`.
 #[derive(Clone, Copy)]
@@ -28,19 +28,19 @@ pub struct ExpertGated<'a> {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct OfExperts<P> {
+struct ExpertParams<P> {
     product: P,
     tiles: u64,
     expert_bytes: u64,
 }
 
-const _: () = assert!(size_of::<OfExperts<MatvecParams>>() == 192);
-const _: () = assert!(size_of::<OfExperts<MatmulParams>>() == 88);
+const _: () = assert!(size_of::<ExpertParams<MatvecParams>>() == 192);
+const _: () = assert!(size_of::<ExpertParams<MatmulParams>>() == 88);
 
 // SAFETY: as `ExpertMatvecParams` in expert_matvec.hip.
-unsafe impl Params for OfExperts<MatvecParams> {}
+unsafe impl Params for ExpertParams<MatvecParams> {}
 // SAFETY: as `ExpertMatmulParams` in expert_matmul.hip.
-unsafe impl Params for OfExperts<MatmulParams> {}
+unsafe impl Params for ExpertParams<MatmulParams> {}
 
 /// `out[row] = x[row] * matrix of the row's expert`, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
 /// values.
@@ -58,26 +58,26 @@ pub fn expert_products(
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     check(x, routing, matrices, out);
-    match is_for_few(gpu, routing) {
+    match uses_gemv(gpu, routing) {
         true => matvec(gpu, x, routing, &[(matrices, Mode::Store)], out),
         false => matmul(gpu, x, routing, matrices, out),
     }
 }
 
 /// Computes both products and the gate: by GEMV in one launch if both matrices have the same format, else in two
-/// launches. `beside` is scratch memory for another output.
+/// launches. `scratch` has room for a second output.
 ///
 /// # Errors
 /// As [`expert_products`].
 ///
 /// # Panics
-/// As [`expert_products`]; also if the matrices have different shapes, or `beside` is shorter than the output.
+/// As [`expert_products`]; also if the matrices have different shapes, or `scratch` is shorter than the output.
 pub fn expert_gated_products(
     gpu: &Gpu,
     x: &Acts<'_>,
     routing: &Routing<'_>,
     gated: &ExpertGated<'_>,
-    beside: Slice<'_, f32>,
+    scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let ExpertGated {
         matrices: [gate, up],
@@ -86,11 +86,11 @@ pub fn expert_gated_products(
     } = *gated;
     check(x, routing, &gate, out);
     check(x, routing, &up, out);
-    if !is_for_few(gpu, routing) {
-        let beside = beside.part(0..out.len());
+    if !uses_gemv(gpu, routing) {
+        let scratch = scratch.part(0..out.len());
         matmul(gpu, x, routing, &gate, out)?;
-        matmul(gpu, x, routing, &up, beside)?;
-        return gated_activation(gpu, activation, out, beside, out);
+        matmul(gpu, x, routing, &up, scratch)?;
+        return gated_activation(gpu, activation, out, scratch, out);
     }
     let jobs = [(&gate, activation.into()), (&up, Mode::Store)];
     if gate.ty == up.ty {
@@ -101,7 +101,7 @@ pub fn expert_gated_products(
 }
 
 /// Whether experts have so few rows that GEMV is faster: reading the weights dominates.
-fn is_for_few(gpu: &Gpu, routing: &Routing<'_>) -> bool {
+fn uses_gemv(gpu: &Gpu, routing: &Routing<'_>) -> bool {
     let few = routing.n_tokens <= MAX_ROWS || routing.max_rows() <= routing.n_experts;
     few && !gpu.takes(Variant::ProductsMatmul) || gpu.takes(Variant::ProductsMatvec)
 }
@@ -151,18 +151,21 @@ fn matvec(
         turns_log: 0,
     });
     let jobs: Vec<Job> = jobs.collect();
-    let gated = jobs.len() == 2;
+    let (product, rows_of_wave) = match jobs[..] {
+        [gate, up] => (MatvecParams::gated(x, &[gate, up]), 1),
+        _ => (MatvecParams::independent(x, &jobs), 2),
+    };
     // The experts of a token are distinct, so each has one row.
     let kernel = match routing.n_tokens {
         1 => "expert_matvec_1",
         _ => "expert_matvec_4",
     };
-    let params = OfExperts {
-        product: MatvecParams::new(x, &jobs, gated),
+    let params = ExpertParams {
+        product,
         tiles: routing.tiles[0].ptr(),
         expert_bytes: matrices[0].0.expert_bytes() as u64,
     };
-    let rows_of_block = n_waves / split * if gated { 1 } else { 2 };
+    let rows_of_block = n_waves / split * rows_of_wave;
     let n_blocks = first.n_out.div_ceil(rows_of_block);
     let grid = [routing.tiles[0].len() as u32, n_blocks as u32, 1];
     let module = format_module!("expert_matvec", first.ty)?;
@@ -177,7 +180,7 @@ fn matmul(
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let module = format_module!("expert_matmul", matrices.ty)?;
-    let is_large = routing.max_rows() > ROWS_OF_LARGE * routing.n_experts;
+    let is_large = routing.max_rows() > LARGE_TILE_ROWS * routing.n_experts;
     let is_large = is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
     let [kernel, rows] = match is_large {
         true => ["expert_matmul_large", "large_rows"],
@@ -192,7 +195,7 @@ fn matmul(
         mode: OutMode::Store,
         out,
     };
-    let params = OfExperts {
+    let params = ExpertParams {
         product: MatmulParams::new(x, &product),
         tiles: tiles.ptr(),
         expert_bytes: matrices.expert_bytes() as u64,

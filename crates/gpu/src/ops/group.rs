@@ -5,7 +5,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::formats::format_module;
 use super::matvec::{Job, MAX_ROWS, Product, THREADS, Waves, operand};
-use super::norm::{ActsOut, OCTET, acts_len, acts_out, aligned, n_values};
+use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len, n_values};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
@@ -110,7 +110,7 @@ impl Group {
         let mut first_blocks = Vec::with_capacity(conversions.len());
         let mut n_blocks = 0u32;
         let entry = |Conversion { x, out }: &Conversion<'_>| {
-            let n = acts_len(out);
+            let n = checked_len(out);
             assert_eq!(x.len(), n, "x and out differ in length");
             first_blocks.push(n_blocks);
             let entry = ConversionEntry {
@@ -236,7 +236,11 @@ impl Group {
         tables: Slice<'_, u8>,
         times: Slice<'_, u64>,
     ) -> Result<(), GpuError> {
-        assert_eq!(tables.len(), self.tables.len(), "length of the group's tables");
+        assert_eq!(
+            tables.len(),
+            self.tables.len(),
+            "length of the group's tables"
+        );
         self.launches.iter().try_for_each(|launch| {
             let params = GroupParams {
                 first_blocks: tables.ptr() + launch.first_blocks as u64,

@@ -6,6 +6,7 @@ use super::rows::Weights;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
+use crate::limit::MAX_GRID;
 use crate::operands::{ActForm, Acts, Matrix, OutMode};
 use crate::tuning::{BlockOrder, Choice, Shape};
 use crate::variant::Variant;
@@ -15,9 +16,6 @@ const FEW_BLOCKS: usize = 128;
 
 /// Up to this many rows, large tiles would mostly compute padding rows.
 const FEW_ROWS: usize = 64;
-
-/// Maximum number of blocks in the second dimension of a grid.
-const MAX_DOWN: u32 = 65_535;
 
 /// The output tile of a block of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +126,11 @@ pub fn matmul_tiled(
     let Product {
         matrix, bias, out, ..
     } = product;
-    assert_eq!(x.form, ActForm::of(matrix.ty), "form of activations for these weights");
+    assert_eq!(
+        x.form,
+        ActForm::of(matrix.ty),
+        "form of activations for these weights"
+    );
     assert_eq!(x.width, matrix.n_in, "width of activations");
     assert_eq!(out.len(), x.n_rows * matrix.n_out, "[n_rows, n_out]");
     assert!(
@@ -144,7 +146,7 @@ pub fn matmul_tiled(
     let mut params = MatmulParams::new(x, product);
     let n_threads = gpu.constant(module, "n_threads")?;
     let [mut across, mut down] = grid.map(|n| n as u32);
-    if is_rows_first(gpu, matrix, x.n_rows) && across <= MAX_DOWN {
+    if is_rows_first(gpu, matrix, x.n_rows) && across as usize <= MAX_GRID {
         params.flags |= ROWS_FIRST;
         (across, down) = (down, across);
     }
@@ -167,7 +169,7 @@ fn shape(matrix: &Matrix<'_>, n_rows: usize) -> Shape {
 }
 
 /// Returns the shape of [`matmul`]'s launch and its candidate choices, the default first.
-pub(crate) fn ways_of_many(matrix: &Matrix<'_>, n_rows: usize) -> (Shape, Vec<Choice>) {
+pub(crate) fn matmul_choices(matrix: &Matrix<'_>, n_rows: usize) -> (Shape, Vec<Choice>) {
     let orders = [BlockOrder::OutputsFirst, BlockOrder::RowsFirst];
     let ways = orders.map(|order| Choice::Matmul { order });
     (shape(matrix, n_rows), ways.to_vec())

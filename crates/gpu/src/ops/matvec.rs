@@ -96,7 +96,7 @@ pub(super) struct Waves {
     pub(super) rows: usize,
     /// Maximum number of waves that share a row, a power of two. Only kernels with turns may have fewer than the
     /// virtual waves.
-    pub(super) most_of_row: usize,
+    pub(super) max_split: usize,
 }
 
 impl Waves {
@@ -104,7 +104,7 @@ impl Waves {
     pub(super) const fn of_rows(rows: usize) -> Waves {
         Waves {
             rows,
-            most_of_row: usize::MAX,
+            max_split: usize::MAX,
         }
     }
 }
@@ -130,10 +130,7 @@ impl Job {
             "form and width of activations for {} weights",
             matrix.ty.name()
         );
-        assert!(
-            matrix.n_in > 0 && matrix.n_out > 0,
-            "the matrix is empty"
-        );
+        assert!(matrix.n_in > 0 && matrix.n_out > 0, "the matrix is empty");
         assert_eq!(out.len(), x.n_rows * matrix.n_out, "out is [n_rows, n_out]");
         assert!(
             bias.is_none_or(|bias| bias.len() == matrix.n_out),
@@ -141,7 +138,7 @@ impl Job {
         );
         let n_waves = THREADS as usize / warp_size(gpu);
         let split = virtual_split(gpu, matrix);
-        let waves_of_row = split.min(waves.most_of_row);
+        let waves_of_row = split.min(waves.max_split);
         let n_blocks = matrix.n_out.div_ceil(n_waves / waves_of_row * waves.rows);
         let job = Job {
             weights: matrix.into(),
@@ -169,8 +166,8 @@ pub(super) struct MatvecParams {
 }
 
 impl MatvecParams {
-    /// Parameters of up to [`MAX_JOBS`] independent products, or of the two of a gate, on the rows of `x`.
-    pub(super) fn new(x: &Acts<'_>, jobs: &[Job], gated: bool) -> MatvecParams {
+    /// Parameters of up to [`MAX_JOBS`] independent products of the rows of `x`.
+    pub(super) fn independent(x: &Acts<'_>, jobs: &[Job]) -> MatvecParams {
         // Unused jobs begin after the last block.
         let after = Job {
             first_block: u32::MAX,
@@ -183,8 +180,16 @@ impl MatvecParams {
             scales: x.scales.ptr(),
             sums: x.sums.ptr(),
             n_rows: u32::try_from(x.n_rows).expect("the number of rows fits 32 bits"),
-            gated: u32::from(gated),
+            gated: 0,
             jobs: all,
+        }
+    }
+
+    /// Parameters of the products gate and up, whose results are combined.
+    pub(super) fn gated(x: &Acts<'_>, gate_up: &[Job; 2]) -> MatvecParams {
+        MatvecParams {
+            gated: 1,
+            ..MatvecParams::independent(x, gate_up)
         }
     }
 }
@@ -249,8 +254,8 @@ pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), Gp
 /// Launches products with matrices of one format. Their blocks follow one another.
 fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(), GpuError> {
     let (kernel, waves) = match x.n_rows {
-        1 => kernel_of_one(gpu, products),
-        n_rows => (kernel_of(n_rows), Waves::of_rows(2)),
+        1 => single_row_kernel(gpu, products),
+        n_rows => (multi_row_kernel(n_rows), Waves::of_rows(2)),
     };
     let (mut jobs, mut n_blocks) = (Vec::with_capacity(MAX_JOBS), 0);
     for (product, mode) in products {
@@ -259,7 +264,7 @@ fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(
         jobs.push(Job { mode, ..job });
         n_blocks += n;
     }
-    let params = MatvecParams::new(x, &jobs, false);
+    let params = MatvecParams::independent(x, &jobs);
     run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
 }
 
@@ -278,9 +283,9 @@ fn launch_gated(
     });
     let kernel = match x.n_rows {
         1 => "matvec_2_1",
-        n_rows => kernel_of(n_rows),
+        n_rows => multi_row_kernel(n_rows),
     };
-    let params = MatvecParams::new(x, &jobs, true);
+    let params = MatvecParams::gated(x, &jobs);
     run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
 }
 
@@ -290,7 +295,10 @@ fn run(
     n_blocks: u32,
     params: &MatvecParams,
 ) -> Result<(), GpuError> {
-    assert!(params.n_rows as usize <= MAX_ROWS, "too many rows of activations");
+    assert!(
+        params.n_rows as usize <= MAX_ROWS,
+        "too many rows of activations"
+    );
     if params.n_rows == 0 {
         return Ok(());
     }
@@ -299,7 +307,7 @@ fn run(
 }
 
 /// Returns the kernel for several rows of activations.
-fn kernel_of(n_rows: usize) -> &'static str {
+fn multi_row_kernel(n_rows: usize) -> &'static str {
     match n_rows {
         0..=2 => "matvec_2_2",
         3 | 4 => "matvec_2_4",
@@ -308,7 +316,7 @@ fn kernel_of(n_rows: usize) -> &'static str {
 }
 
 /// Returns the kernel for one row of activations, and its waves: as tuned, else one row per wave.
-fn kernel_of_one(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, Waves) {
+fn single_row_kernel(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, Waves) {
     let matrices = || products.iter().map(|(product, _)| product.matrix);
     let most = matrices().map(|matrix| virtual_split(gpu, &matrix)).max();
     match gpu.tuned(|| shape(matrices())) {
@@ -319,7 +327,7 @@ fn kernel_of_one(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, 
         {
             let waves = Waves {
                 rows: 1,
-                most_of_row: split,
+                max_split: split,
             };
             ("matvec_1_1_turns", waves)
         }
@@ -339,7 +347,7 @@ fn shape<'a>(matrices: impl Iterator<Item = Matrix<'a>>) -> Shape {
 
 /// Returns the shape of [`matvec`]'s launch of one row with these matrices of one format, and its candidate choices,
 /// the default first.
-pub(crate) fn ways_of_one(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
+pub(crate) fn matvec_choices(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
     let most = matrices
         .iter()
         .map(|matrix| virtual_split(gpu, matrix))

@@ -14,7 +14,7 @@ use crate::variant::Variant;
 const BLOCK_THREADS: u32 = 512;
 /// Threads and rows of a block that handles several rows, each by a team of 32 threads.
 const TEAM_THREADS: u32 = 256;
-const ROWS_OF_TEAMS: u32 = 8;
+const TEAM_ROWS: u32 = 8;
 
 /// Rows of up to this many values are handled by a team.
 const MAX_TEAM_WIDTH: usize = 1024;
@@ -82,7 +82,7 @@ pub(super) fn n_values(n: usize) -> Result<u32, Limit> {
 /// # Panics
 /// If the shapes differ, or `x` has 2^32 or more values.
 pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuError> {
-    let n = acts_len(out);
+    let n = checked_len(out);
     assert_eq!(x.len(), n, "out has the shape of x");
     let kernel = match out.form {
         ActForm::F32 => "quantize_f32",
@@ -207,7 +207,7 @@ impl Norm {
             [out.n_rows, out.width],
             "out has the shape of x"
         );
-        acts_len(out);
+        checked_len(out);
         let is_team = self.width <= MAX_TEAM_WIDTH && !gpu.takes(Variant::NormsBlock);
         let kernel = match (kind, out.form, is_team) {
             (Kind::Rms, ActForm::F32, false) => "rms_norm_block_f32",
@@ -232,7 +232,7 @@ impl Norm {
             aligned: aligned(gpu, self.width, &pointers),
         };
         let (n_blocks, n_threads) = if is_team {
-            (params.n_rows.div_ceil(ROWS_OF_TEAMS), TEAM_THREADS)
+            (params.n_rows.div_ceil(TEAM_ROWS), TEAM_THREADS)
         } else {
             (params.n_rows, BLOCK_THREADS)
         };
@@ -253,10 +253,13 @@ fn f32_acts(out: Slice<'_, f32>, width: usize) -> Acts<'_> {
 }
 
 /// Returns the number of values, after checking that the buffers have that size.
-pub(super) fn acts_len(out: &Acts<'_>) -> usize {
+pub(super) fn checked_len(out: &Acts<'_>) -> usize {
     let n = out.n_rows * out.width;
     let block_len = out.form.block_len();
-    assert!(out.width.is_multiple_of(block_len), "a row is not whole blocks");
+    assert!(
+        out.width.is_multiple_of(block_len),
+        "a row is not whole blocks"
+    );
     match out.form {
         ActForm::F32 => assert_eq!(out.values.len(), n, "length of the values"),
         ActForm::Q8x32 | ActForm::Q8x256 => assert_eq!(

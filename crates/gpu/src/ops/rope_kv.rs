@@ -189,11 +189,7 @@ pub fn rope_kv(
 
 impl RopeKvParams {
     fn set_step(&mut self, step: &Step<'_>) {
-        assert_eq!(
-            step.slots.len(),
-            step.positions.len(),
-            "one slot per row"
-        );
+        assert_eq!(step.slots.len(), step.positions.len(), "one slot per row");
         self.positions = step.positions.ptr();
         self.slots = step.slots.ptr();
     }

@@ -21,7 +21,7 @@ const ROW_THREADS: usize = 256;
 const MAX_EXPERTS: usize = 1024;
 
 /// Up to this many tokens are routed and sorted by one block.
-const ROUTED_AT_ONCE: usize = 64;
+const MAX_SINGLE_BLOCK_TOKENS: usize = 64;
 
 /// Rows of a tile: for GEMV, and for GEMM with small and with large tiles.
 pub(super) const TILE_ROWS: [usize; 3] = [4, 32, 128];
@@ -266,7 +266,7 @@ pub fn route(
         scale: router.scale,
         _pad: 0,
     };
-    if n_tokens <= ROUTED_AT_ONCE {
+    if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {
         let function = ("experts", "route_sort");
         return gpu.launch(function, [1, 1, 1], SORT_THREADS, 0, &params);
     }

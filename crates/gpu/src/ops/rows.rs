@@ -82,7 +82,10 @@ unsafe impl Params for DequantizeParams {}
 /// # Panics
 /// If a row is not a whole number of blocks.
 pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Result<usize, GpuError> {
-    assert!(n_in.is_multiple_of(ty.block_len()), "a row is not whole blocks");
+    assert!(
+        n_in.is_multiple_of(ty.block_len()),
+        "a row is not whole blocks"
+    );
     let module = format_module!("rows", ty)?;
     let planes = [
         ("plane_0_values", "plane_0_bytes"),
@@ -116,7 +119,9 @@ pub fn repack(
     let Matrix {
         ty, n_out, n_in, ..
     } = *out;
-    let row_bytes = ty.row_bytes(n_in).expect("rows are a whole number of blocks");
+    let row_bytes = ty
+        .row_bytes(n_in)
+        .expect("rows are a whole number of blocks");
     assert!(
         row_bytes > 0 && file_rows.len().is_multiple_of(row_bytes),
         "file_rows is not whole rows"

@@ -65,7 +65,11 @@ pub fn multiply_tiles(
     b: Slice<'_, u8>,
     c: Slice<'_, u32>,
 ) -> Result<(), GpuError> {
-    assert_eq!([a.len(), b.len()], [tile.operand_bytes(); 2], "bytes of the operands");
+    assert_eq!(
+        [a.len(), b.len()],
+        [tile.operand_bytes(); 2],
+        "bytes of the operands"
+    );
     assert_eq!(c.len(), 256, "16 by 16 values");
     let params = TileParams {
         a: a.ptr(),

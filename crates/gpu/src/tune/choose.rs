@@ -13,18 +13,18 @@ const RISK: f64 = 0.05;
 /// Returns the index of the fastest candidate. `samples` is `[candidates, rounds]` in any unit of time, the default
 /// first. The default wins unless another candidate is significantly faster.
 pub fn choose(samples: &[&[f32]]) -> usize {
-    let Some((usual, others)) = samples.split_first() else {
+    let Some((baseline, others)) = samples.split_first() else {
         return 0;
     };
-    let n_rounds = samples.iter().map(|of_way| of_way.len()).min().unwrap_or(0);
+    let n_rounds = samples.iter().map(|times| times.len()).min().unwrap_or(0);
     let Some(enough) = wins_needed(n_rounds, RISK / others.len().max(1) as f64) else {
         return 0;
     };
     let mut chosen = (0, 1.0);
-    for (i, of_way) in others.iter().enumerate() {
-        let pairs = || of_way[..n_rounds].iter().zip(&usual[..n_rounds]);
-        let wins = pairs().filter(|&(way, usual)| *way < (1.0 - GAIN) * usual);
-        let mut ratios: Vec<f32> = pairs().map(|(way, usual)| way / usual).collect();
+    for (i, times) in others.iter().enumerate() {
+        let pairs = || times[..n_rounds].iter().zip(&baseline[..n_rounds]);
+        let wins = pairs().filter(|&(time, baseline)| *time < (1.0 - GAIN) * baseline);
+        let mut ratios: Vec<f32> = pairs().map(|(time, baseline)| time / baseline).collect();
         ratios.sort_by(f32::total_cmp);
         let ratio = ratios[n_rounds / 2];
         if wins.count() >= enough && ratio < chosen.1 {
@@ -82,18 +82,18 @@ mod tests {
 
     #[test]
     fn takes_only_clear_gains() {
-        let usual = series(10.0, 0.001);
-        let of = |ways: &[Vec<f32>]| {
-            let ways: Vec<&[f32]> = [&usual].into_iter().chain(ways).map(|w| &w[..]).collect();
-            choose(&ways)
+        let baseline = series(10.0, 0.001);
+        let of = |others: &[Vec<f32>]| {
+            let all: Vec<&[f32]> = [&baseline]
+                .into_iter()
+                .chain(others)
+                .map(|w| &w[..])
+                .collect();
+            choose(&all)
         };
         assert_eq!(of(&[]), 0);
         assert_eq!(of(&[series(9.0, 0.001)]), 1, "10 % faster");
-        assert_eq!(
-            of(&[series(9.95, 0.001)]),
-            0,
-            "0.5 % is not worth it"
-        );
+        assert_eq!(of(&[series(9.95, 0.001)]), 0, "0.5 % is not worth it");
         assert_eq!(of(&[series(10.5, 0.001)]), 0, "slower");
         let three = [series(9.5, 0.001), series(9.0, 0.001), series(9.2, 0.001)];
         assert_eq!(of(&three), 2, "the fastest");

@@ -62,8 +62,8 @@ impl Work<'_> {
     /// Returns the shape and the candidate choices, the default first. There may be no other.
     pub fn ways(&self, gpu: &Gpu) -> (Shape, Vec<Choice>) {
         match self {
-            Work::Few { sets } => ops::ways_of_one(gpu, &sets[0]),
-            Work::Many { matrices, n_rows } => ops::ways_of_many(&matrices[0], *n_rows),
+            Work::Few { sets } => ops::matvec_choices(gpu, &sets[0]),
+            Work::Many { matrices, n_rows } => ops::matmul_choices(&matrices[0], *n_rows),
             Work::Attention {
                 n_rows,
                 n_heads,
@@ -83,7 +83,7 @@ impl Work<'_> {
 }
 
 /// A candidate configuration.
-struct Way {
+struct Candidate {
     choice: Choice,
     /// A handle whose launches use `choice`.
     gpu: Gpu,
@@ -97,10 +97,10 @@ pub struct Trial {
     shape: Shape,
     gpu: Gpu,
     /// Choices still to be compared, the default first.
-    unproved: VecDeque<Choice>,
+    unchecked: VecDeque<Choice>,
     /// Output bits of the default, while choices are compared.
     expected: Vec<u32>,
-    ways: Vec<Way>,
+    candidates: Vec<Candidate>,
     differing: Vec<Choice>,
     operands: Operands,
     /// Launches per sample; 0 until known.
@@ -123,7 +123,7 @@ pub struct Decided {
 
 impl Decided {
     pub fn choice(&self) -> Choice {
-        self.ways[self.chosen].0
+        self.candidates[self.chosen].0
     }
 }
 
@@ -140,9 +140,9 @@ impl Trial {
         Ok(Some(Trial {
             shape,
             gpu: gpu.clone(),
-            unproved: choices.into(),
+            unchecked: choices.into(),
             expected: Vec::new(),
-            ways: Vec::new(),
+            candidates: Vec::new(),
             differing: Vec::new(),
             operands: Operands::new(gpu, work)?,
             n_launches: 0,
@@ -158,8 +158,8 @@ impl Trial {
     /// Whether all choices are compared and measured.
     pub fn is_done(&self) -> bool {
         // The first round is warm-up.
-        let is_measured = self.n_samples == (1 + N_ROUNDS) * self.ways.len();
-        self.unproved.is_empty() && (self.ways.len() < 2 || is_measured)
+        let is_measured = self.n_samples == (1 + N_ROUNDS) * self.candidates.len();
+        self.unchecked.is_empty() && (self.candidates.len() < 2 || is_measured)
     }
 
     /// Compares the next choice with the default, or takes the next sample. `work` must be that of [`Trial::begin`].
@@ -170,7 +170,7 @@ impl Trial {
         if self.is_done() {
             return Ok(());
         }
-        match self.unproved.pop_front() {
+        match self.unchecked.pop_front() {
             Some(choice) => self.compare(choice, work),
             None => self.sample(work),
         }
@@ -180,19 +180,19 @@ impl Trial {
         let tuning = Tuning::only(self.shape, choice);
         let gpu = self.gpu.with_tuning(Arc::new(tuning));
         let found = self.operands.results(&gpu, work, N_PROBES)?;
-        if self.ways.is_empty() {
+        if self.candidates.is_empty() {
             self.expected = found;
         } else if self.expected != found {
             self.differing.push(choice);
             return Ok(());
         }
-        self.ways.push(Way {
+        self.candidates.push(Candidate {
             choice,
             gpu,
             graph: None,
             samples: Vec::with_capacity(N_ROUNDS),
         });
-        if self.unproved.is_empty() {
+        if self.unchecked.is_empty() {
             self.expected = Vec::new();
         }
         Ok(())
@@ -200,35 +200,35 @@ impl Trial {
 
     /// Returns how many launches take [`SAMPLE_MS`].
     fn n_launches(&self, work: &Work<'_>) -> Result<usize, GpuError> {
-        let usual = &self.ways[0].gpu;
-        let ms = self.time(|trial| trial.operands.queue(usual, work, N_PROBES))?;
-        let of_one = (ms / N_PROBES as f32).max(SAMPLE_MS / MAX_LAUNCHES as f32);
-        Ok(((SAMPLE_MS / of_one) as usize).max(1))
+        let default = &self.candidates[0].gpu;
+        let ms = self.time(|trial| trial.operands.queue(default, work, N_PROBES))?;
+        let ms_of_one = (ms / N_PROBES as f32).max(SAMPLE_MS / MAX_LAUNCHES as f32);
+        Ok(((SAMPLE_MS / ms_of_one) as usize).max(1))
     }
 
     fn sample(&mut self, work: &Work<'_>) -> Result<(), GpuError> {
         if self.n_launches == 0 {
             self.n_launches = self.n_launches(work)?;
         }
-        let (n_ways, n) = (self.ways.len(), self.n_launches);
-        let (round, place) = (self.n_samples / n_ways, self.n_samples % n_ways);
+        let (n_candidates, n) = (self.candidates.len(), self.n_launches);
+        let (round, place) = (self.n_samples / n_candidates, self.n_samples % n_candidates);
         // Alternate the direction, so that drift over time favours no candidate.
         let at = match round % 2 {
             0 => place,
-            _ => n_ways - 1 - place,
+            _ => n_candidates - 1 - place,
         };
-        let graph = match self.ways[at].graph.take() {
+        let graph = match self.candidates[at].graph.take() {
             Some(graph) => graph,
             None => {
-                let gpu = &self.ways[at].gpu;
+                let gpu = &self.candidates[at].gpu;
                 gpu.capture(|| self.operands.queue(gpu, work, n))?
             }
         };
         let ms = self.time(|_| graph.launch())?;
-        let way = &mut self.ways[at];
-        way.graph = Some(graph);
+        let candidate = &mut self.candidates[at];
+        candidate.graph = Some(graph);
         if round > 0 {
-            way.samples.push(ms / n as f32);
+            candidate.samples.push(ms / n as f32);
         }
         self.n_samples += 1;
         Ok(())
@@ -247,9 +247,9 @@ impl Trial {
     /// Chooses the fastest candidate by the rounds that are complete.
     pub fn decide(self) -> Decided {
         let ways: Vec<(Choice, Vec<f32>)> = self
-            .ways
+            .candidates
             .into_iter()
-            .map(|way| (way.choice, way.samples))
+            .map(|candidate| (candidate.choice, candidate.samples))
             .collect();
         let samples: Vec<&[f32]> = ways.iter().map(|(_, samples)| &samples[..]).collect();
         Decided {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use libloading::Library;
 
 use super::api::{Calls, Handle, Launch, Vendor, code};
-use super::{Context, Driver, Facts, Own, words_of};
+use super::{Context, Driver, Facts, VendorApi, linker_message};
 use crate::device::Persona;
 use crate::error::GpuError;
 
@@ -95,11 +95,11 @@ pub(super) fn driver() -> Driver {
     Driver {
         vendor: Vendor::Host,
         calls,
-        own: Box::new(Host),
+        vendor_api: Box::new(Host),
     }
 }
 
-impl Own for Host {
+impl VendorApi for Host {
     fn facts(&self, _: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
         let persona = Persona::ALL[usize::try_from(ordinal).unwrap_or(0) % Persona::ALL.len()];
         Ok(Facts {
@@ -236,8 +236,8 @@ unsafe extern "C" fn driver_version(version: *mut i32) -> i32 {
 unsafe extern "C" fn memory_info(free: *mut usize, total: *mut usize) -> i32 {
     // SAFETY: both are the caller's.
     unsafe {
-        *free = crate::memory::machine_bytes("MemAvailable").unwrap_or(0) as usize;
-        *total = crate::memory::machine_bytes("MemTotal").unwrap_or(0) as usize;
+        *free = crate::memory::meminfo_bytes("MemAvailable").unwrap_or(0) as usize;
+        *total = crate::memory::meminfo_bytes("MemTotal").unwrap_or(0) as usize;
     }
     0
 }
@@ -329,7 +329,7 @@ fn open(image: &[u8]) -> Result<Module, String> {
     file.write_all(image).map_err(|error| error.to_string())?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: the image is embedded in this program, and its initializers do nothing.
-    let library = unsafe { Library::new(path) }.map_err(|error| words_of(&error))?;
+    let library = unsafe { Library::new(path) }.map_err(|error| linker_message(&error))?;
     Ok(Module {
         library,
         file: Arc::new(file),

@@ -13,7 +13,7 @@ pub(crate) enum Memory {
 
 /// The live graphs, and the freed memory they may still use.
 #[derive(Default)]
-pub(crate) struct Keeper(Mutex<State>);
+pub(crate) struct DeferredFree(Mutex<State>);
 
 /// Times are ticks of `clock`, which counts allocations and recorded graphs.
 #[derive(Default)]
@@ -23,10 +23,10 @@ pub(crate) struct State {
     /// When each graph was recorded.
     graphs: BTreeSet<u64>,
     /// Freed memory, each with the time of its allocation.
-    waiting: Vec<(u64, Memory)>,
+    deferred: Vec<(u64, Memory)>,
 }
 
-impl Keeper {
+impl DeferredFree {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -44,38 +44,38 @@ impl State {
     }
 
     pub(crate) fn add_graph(&mut self) -> u64 {
-        let born = self.tick();
-        self.graphs.insert(born);
-        born
+        let created_at = self.tick();
+        self.graphs.insert(created_at);
+        created_at
     }
 
     /// Ends a recording. Returns the memory to free now.
     pub(crate) fn end(&mut self) -> Vec<Memory> {
         self.n_recordings -= 1;
-        self.free_now()
+        self.take_freeable()
     }
 
     /// Removes a graph. Returns the memory to free now.
-    pub(crate) fn remove_graph(&mut self, born: u64) -> Vec<Memory> {
-        self.graphs.remove(&born);
-        self.free_now()
+    pub(crate) fn remove_graph(&mut self, created_at: u64) -> Vec<Memory> {
+        self.graphs.remove(&created_at);
+        self.take_freeable()
     }
 
-    /// Gives up memory allocated at `born`. Returns the memory to free now: nothing, or this.
-    pub(crate) fn give_up(&mut self, born: u64, memory: Memory) -> Vec<Memory> {
-        self.waiting.push((born, memory));
-        self.free_now()
+    /// Gives up memory allocated at `created_at`. Returns the memory to free now: nothing, or this.
+    pub(crate) fn release(&mut self, created_at: u64, memory: Memory) -> Vec<Memory> {
+        self.deferred.push((created_at, memory));
+        self.take_freeable()
     }
 
-    fn free_now(&mut self) -> Vec<Memory> {
+    fn take_freeable(&mut self) -> Vec<Memory> {
         if self.n_recordings > 0 {
             return Vec::new();
         }
         // A graph may use all memory allocated before it, so the latest graph decides.
         let latest = self.graphs.last().copied().unwrap_or(0);
         let mut free = Vec::new();
-        self.waiting.retain(|(born, memory)| {
-            let is_used = *born < latest;
+        self.deferred.retain(|(created_at, memory)| {
+            let is_used = *created_at < latest;
             if !is_used {
                 free.push(*memory);
             }
@@ -101,17 +101,17 @@ mod tests {
     fn memory_waits_for_graphs_that_may_use_it() {
         let mut state = State::default();
         let a = state.tick();
-        assert_eq!(addresses(state.give_up(a, Memory::Device(1))), [1]);
+        assert_eq!(addresses(state.release(a, Memory::Device(1))), [1]);
         let [b, c] = [state.tick(), state.tick()];
         state.begin();
         // Freed while a graph is being recorded that may have used it.
-        assert_eq!(addresses(state.give_up(b, Memory::Device(2))), []);
+        assert_eq!(addresses(state.release(b, Memory::Device(2))), []);
         let first = state.add_graph();
         assert_eq!(addresses(state.end()), []);
         let second = state.add_graph();
         let d = state.tick();
-        assert_eq!(addresses(state.give_up(d, Memory::Device(4))), [4]);
-        assert_eq!(addresses(state.give_up(c, Memory::Device(3))), []);
+        assert_eq!(addresses(state.release(d, Memory::Device(4))), [4]);
+        assert_eq!(addresses(state.release(c, Memory::Device(3))), []);
         assert_eq!(addresses(state.remove_graph(first)), []);
         assert_eq!(addresses(state.remove_graph(second)), [2, 3]);
     }
