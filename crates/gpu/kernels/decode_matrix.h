@@ -152,9 +152,9 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
             for (u32 i = 0; i < 4; i++)
 #pragma unroll
                 for (u32 l = 0; l < VALUE_LOADS; l++)
-                    load_bytes<2 * VALUE_STEPS * BYTES>(
-                        to.codes[group][i] + l * VALUE_WORDS,
-                        from + ((i % 2 + i / 2 * 8) * DIM + l * 16 * VALUE_STEPS) * BYTES);
+                    load_bytes<2 * VALUE_STEPS * BYTES>(to.codes[group][i] + l * VALUE_WORDS,
+                                                        from +
+                                                            ((i % 2 + i / 2 * 8) * DIM + l * 16 * VALUE_STEPS) * BYTES);
             load_scales(p.cache.v, row, group, to);
         }
     }

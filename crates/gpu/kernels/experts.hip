@@ -67,9 +67,7 @@ DEV u64 wave_best(u64 key) {
     return key;
 }
 
-DEV float without_nan(float x) {
-    return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x;
-}
+DEV float without_nan(float x) { return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x; }
 
 // Chooses the experts of a token; run by a whole wave. Lane k % WARP_SIZE stores choice k.
 DEV void route_token(const RouteParams& p, u32 token) {
@@ -100,8 +98,7 @@ DEV void route_token(const RouteParams& p, u32 token) {
         for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) total += exp_of(logits[e] - max);
         total = wave_sum(total);
     }
-    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE)
-        weights[k] = exp_of(logits[experts[k]] - max) / total * p.scale;
+    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) weights[k] = exp_of(logits[experts[k]] - max) / total * p.scale;
 }
 
 // The sum over the threads before this one, and over all threads. `part` is shared memory for one number per wave. It

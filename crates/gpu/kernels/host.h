@@ -103,9 +103,9 @@ DEV void switch_stack(void** save, void* load) {
                  "1:\n leaq 128(%%rsp), %%rsp\n"
                  : "+D"(save), "+S"(load)
                  :
-                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
-                   "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
-                   "xmm15", "memory", "cc");
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1",
+                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+                   "xmm14", "xmm15", "memory", "cc");
 }
 
 // Nanoseconds.
@@ -124,7 +124,8 @@ static inline u32 next_random(Block& b) {
 }
 
 // Ends the launch with an error that begins with the block. Returns only if no thread is running.
-template <typename... Args> __attribute__((noinline, cold)) static void fail(Block& b, const char* format, Args... args) {
+template <typename... Args>
+__attribute__((noinline, cold)) static void fail(Block& b, const char* format, Args... args) {
     if (!b.failed) {
         b.failed = true;
         int n = snprintf(b.error, b.error_len, "block %u,%u,%u: ", b.bid[0], b.bid[1], b.bid[2]);
@@ -140,7 +141,9 @@ struct Place {
         const char* name = site.file ? strrchr(site.file, '/') : nullptr;
         name = name ? name + 1 : site.file;
         if (state == State::Done) snprintf(text, sizeof text, "done");
-        else snprintf(text, sizeof text, "at the %s of %s:%u", state == State::AtBarrier ? "barrier" : "wave operation", name, site.line);
+        else
+            snprintf(text, sizeof text, "at the %s of %s:%u", state == State::AtBarrier ? "barrier" : "wave operation",
+                     name, site.line);
     }
 };
 
@@ -281,7 +284,8 @@ static void run_block(Block& b) {
     switch_stack(&b.launcher_sp, b.running->sp);
     b.running = nullptr;
     for (u32 t = 0; t < b.n_threads && !b.failed; t++)
-        if (*(u64*)((u8*)&b - STACKS_BYTES + t * STACK_BYTES) != STACK_END) fail(b, "thread %u uses more than %zu bytes of stack", t, STACK_BYTES);
+        if (*(u64*)((u8*)&b - STACKS_BYTES + t * STACK_BYTES) != STACK_END)
+            fail(b, "thread %u uses more than %zu bytes of stack", t, STACK_BYTES);
 }
 
 // The memory of the previous launch, kept for the next one.
@@ -294,7 +298,8 @@ static void release(Block* b) {
 static Block* obtain() {
     if (Block* b = __atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL)) return b;
     size_t wanted = STACKS_BYTES + sizeof(Block) + sizeof(Memory);
-    u8* start = (u8*)mmap(nullptr, wanted + STACKS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    u8* start = (u8*)mmap(nullptr, wanted + STACKS_BYTES, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) return nullptr;
     u8* aligned = (u8*)(((uintptr_t)start + STACKS_BYTES - 1) & ~(uintptr_t)(STACKS_BYTES - 1));
     if (aligned > start) munmap(start, aligned - start);
@@ -305,7 +310,9 @@ static Block* obtain() {
     return b;
 }
 
-__attribute__((destructor)) static void release_spare() { release(__atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL)); }
+__attribute__((destructor)) static void release_spare() {
+    release(__atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL));
+}
 
 } // namespace host
 
@@ -332,8 +339,10 @@ struct HostLaunch {
 extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaunch* launch) {
     using namespace host;
     const HostLaunch& l = *launch;
-    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE || l.dynamic_bytes > MAX_SHARED_BYTES) {
-        snprintf(l.error, l.error_len, "cannot launch a block of %u threads with %u bytes of shared memory", l.n_threads, l.dynamic_bytes);
+    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE ||
+        l.dynamic_bytes > MAX_SHARED_BYTES) {
+        snprintf(l.error, l.error_len, "cannot launch a block of %u threads with %u bytes of shared memory",
+                 l.n_threads, l.dynamic_bytes);
         return 1;
     }
     Block* memory = obtain();

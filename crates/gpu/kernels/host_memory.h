@@ -102,8 +102,10 @@ __attribute__((noinline)) static void* shared(const void* id, const char* name, 
     for (u32 i = 0; i < m.n_arrays; i++)
         if (m.arrays[i].id == id) return m.shared + m.arrays[i].start;
     m.static_bytes += (bytes + 15) / 16 * 16;
-    if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > MAX_SHARED_BYTES || m.n_arrays == MAX_ARRAYS)
-        fail(b, "with %s the kernel uses %u bytes of static and %u of dynamic shared memory", name, m.static_bytes, m.dynamic_bytes);
+    if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > MAX_SHARED_BYTES ||
+        m.n_arrays == MAX_ARRAYS)
+        fail(b, "with %s the kernel uses %u bytes of static and %u of dynamic shared memory", name, m.static_bytes,
+             m.dynamic_bytes);
     return m.shared + add_array(m, id, name, bytes, element)->start;
 }
 
@@ -135,8 +137,8 @@ __attribute__((noinline, cold)) static void fail_race(Block& b, u32 offset, u32 
         char who[32] = "several threads";
         if (other != MANY) snprintf(who, sizeof who, "thread %u", other);
         const Array* a = &m.arrays[m.owner[i / 16] - 1];
-        fail(b, "race: thread %u %s what %s %s without a barrier between: %s", number(), write ? "writes" : "reads", who,
-             wrote ? "wrote" : "read", Access(b, a, i, at).text);
+        fail(b, "race: thread %u %s what %s %s without a barrier between: %s", number(), write ? "writes" : "reads",
+             who, wrote ? "wrote" : "read", Access(b, a, i, at).text);
         return;
     }
 }
@@ -149,7 +151,8 @@ template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n,
         const Array* nearest = nullptr;
         for (u32 i = 0; i < m.n_arrays; i++)
             if (m.arrays[i].start <= offset) nearest = &m.arrays[i];
-        fail(b, "thread %u %s outside of shared memory: %s", number(), WRITE ? "writes" : "reads", Access(b, nearest, offset, at).text);
+        fail(b, "thread %u %s outside of shared memory: %s", number(), WRITE ? "writes" : "reads",
+             Access(b, nearest, offset, at).text);
     }
     u32 count = N ? N : n;
     u32 epoch = m.epoch, me = epoch << THREAD_BITS | number();
@@ -187,7 +190,9 @@ __attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool 
     if (!write && p >= (u64)&image && p + n <= (u64)&image_end) return;
     if (!write && p - (u64)b.params < 4096) return;
     char where[96] = "far from any buffer";
-    if (low) snprintf(where, sizeof where, "%llu bytes after the start of a buffer of %llu", p - m.ranges[low - 1].start, m.ranges[low - 1].len);
+    if (low)
+        snprintf(where, sizeof where, "%llu bytes after the start of a buffer of %llu", p - m.ranges[low - 1].start,
+                 m.ranges[low - 1].len);
     fail(b, "thread %u %s outside of device memory: %u bytes, %s, %s", number(), write ? "writes" : "reads", n, where,
          Access(b, nullptr, 0, at).text + sizeof "shared memory");
 }
@@ -206,7 +211,9 @@ template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* a
 
 // Data loaded or stored by one instruction must be aligned: NVIDIA GPUs fault otherwise.
 static const void* aligned(const void* p, u32 n, Site site) {
-    if ((u64)p % n) fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n, Place(State::AtWave, site).text);
+    if ((u64)p % n)
+        fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n,
+             Place(State::AtWave, site).text);
     return p;
 }
 static void* aligned(void* p, u32 n, Site site) { return (void*)aligned((const void*)p, n, site); }

@@ -148,8 +148,7 @@ struct Q8_0 : Bytes {
                 }
             }
             write_codes<V>(to.codes + row * dim + at, codes);
-            if (at % BLOCK == 0)
-                ((u16*)to.scales)[row * div_up(dim, BLOCK) + at / BLOCK] = is_number ? f2h(d) : 0x7e00;
+            if (at % BLOCK == 0) ((u16*)to.scales)[row * div_up(dim, BLOCK) + at / BLOCK] = is_number ? f2h(d) : 0x7e00;
         }
     }
 };
@@ -197,7 +196,8 @@ struct F8E4M3 : Bytes {
                 for (u32 i = 0; i < V; i += 4) {
                     float quotients[4] = {};
 #pragma unroll
-                    for (u32 j = 0; j < 4 && i + j < V; j++) quotients[j] = quotient_of(v[i + j] * up, divisor, inverse);
+                    for (u32 j = 0; j < 4 && i + j < V; j++)
+                        quotients[j] = quotient_of(v[i + j] * up, divisor, inverse);
                     codes[i / 4] = to_e4m3x4(quotients);
                 }
             }

@@ -87,8 +87,8 @@ struct FirstRows {
 // Adds the products of one chunk of each of ROWS rows with the same chunk of N activation rows. `x_row[n]` is the index
 // of an activation row.
 template <typename T, u32 ROWS, u32 N, typename Some>
-DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
-                      Some some, float (&acc)[ROWS][N]) {
+DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
+                      float (&acc)[ROWS][N]) {
     constexpr u32 N_GROUPS = 32 / T::GROUP;
     constexpr bool SUMS = T::OFFSET != 0 || T::HAS_MIN;
     // Whole waves step through the chunks, so the lane number gives the place in the block.

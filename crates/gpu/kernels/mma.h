@@ -131,17 +131,23 @@ template <u32 N> DEV Words<N> load_matrices(const void* p) {
     u32 at = (u32)(u64)(__attribute__((address_space(3))) const void*)p;
     if constexpr (N == 4)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(at) : "memory");
+                     : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3])
+                     : "r"(at)
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(w.v[0]), "=r"(w.v[1]) : "r"(at) : "memory");
+                     : "=r"(w.v[0]), "=r"(w.v[1])
+                     : "r"(at)
+                     : "memory");
     return w;
 }
 DEV Words<4> load_matrices_transposed(const void* p) {
     Words<4> w;
     u32 at = (u32)(u64)(__attribute__((address_space(3))) const void*)p;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(at) : "memory");
+                 : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3])
+                 : "r"(at)
+                 : "memory");
     return w;
 }
 #else
@@ -159,7 +165,8 @@ DEV Words<4> load_columns(const void* p, u32 stride) {
 
 #if defined(GPU_NV)
 DEV void mma_s8(i32* c, Words<4> a, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b0), "r"(b1));
 }
@@ -271,7 +278,9 @@ typedef f16 f16_vec16 __attribute__((ext_vector_type(16)));
 // One instruction with N words of each operand.
 #if defined(MMA_DOT)
 #elif defined(GPU_HOST)
-template <u32 N> DEV void multiply(Accumulator<i32>& c, Words<N> a, Words<N> b) { host::mma_16x16<i8, N>(c.v, a.v, b.v); }
+template <u32 N> DEV void multiply(Accumulator<i32>& c, Words<N> a, Words<N> b) {
+    host::mma_16x16<i8, N>(c.v, a.v, b.v);
+}
 template <u32 N> DEV void multiply(Accumulator<float>& c, Words<N> a, Words<N> b) {
     host::mma_16x16<f16, N>(c.v, a.v, b.v);
 }
@@ -383,7 +392,7 @@ struct F16 : Tile<float, 32> {
 #pragma unroll
             for (u32 w = 0; w < N; w++) {
                 const u8* at = (const u8*)p + 2 * (k_word() + w) * stride + 2 * operand_row_b(i);
-                b.v[N * i + w] = *(const u16*)at | (u32)*(const u16*)(at + stride) << 16;
+                b.v[N * i + w] = *(const u16*)at | (u32)(*(const u16*)(at + stride)) << 16;
             }
         return b;
     }

@@ -89,7 +89,8 @@ template <typename T, u32 N> static void mma_16x16(typename SumOf<T>::Type* c, c
 #if defined(GPU_GFX11)
         u32 row = 2 * e + lane() / 16;
         // The instruction is defined only if lanes 16 to 31 repeat lanes 0 to 15.
-        if (memcmp(all_a[row], all_a[row + 16], sizeof all_a[0]) || memcmp(all_b[col], all_b[col + 16], sizeof all_b[0]))
+        if (memcmp(all_a[row], all_a[row + 16], sizeof all_a[0]) ||
+            memcmp(all_b[col], all_b[col + 16], sizeof all_b[0]))
             c[e] += (typename SumOf<T>::Type)0x10000000;
 #elif defined(GPU_GFX12)
         u32 row = 8 * (lane() / 16) + e;

@@ -423,9 +423,7 @@ struct Q2_K : CodesK {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0);
     }
-    DEV_MEMBER float scale(u32, u32 h) const {
-        return mul_rounded(h2f((u16)dm), (float)(i32)(scales >> 8 * h & 15));
-    }
+    DEV_MEMBER float scale(u32, u32 h) const { return mul_rounded(h2f((u16)dm), (float)(i32)(scales >> 8 * h & 15)); }
     DEV_MEMBER float minimum(u32, u32 h) const {
         return mul_rounded(h2f((u16)(dm >> 16)), (float)(i32)(scales >> (8 * h + 4) & 15));
     }
@@ -541,9 +539,7 @@ struct BF16 {
     typedef u16 Value;
     u32x4 raw;
     template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(raw); }
-    DEV_MEMBER float value(u32 i) const {
-        return bits<float>(i % 2 ? raw[i / 2] & 0xffff0000 : raw[i / 2] << 16);
-    }
+    DEV_MEMBER float value(u32 i) const { return bits<float>(i % 2 ? raw[i / 2] & 0xffff0000 : raw[i / 2] << 16); }
 };
 
 // MXFP6 with MANTISSA mantissa bits (E2M3 or E3M2). GGUF has no type for it, so it has no planes.

@@ -17,17 +17,17 @@ constexpr u32 N_PAGES = 1;
 constexpr u32 N_LIST_WORDS = 2;
 
 struct BeginParams {
-    const u32* host;     // [n_slots, slot_words], host memory
-    u32* words;          // [slot_words]
-    const u32* sampled;  // [rows of logits]
-    const u32* n_steps;  // [1]
+    const u32* host;    // [n_slots, slot_words], host memory
+    u32* words;         // [slot_words]
+    const u32* sampled; // [rows of logits]
+    const u32* n_steps; // [1]
     u32 slot_words;
     u32 n_slots;
     u32 n_words;
-    u32 tokens;    // offset of the tokens in the words of a step, [n_rows]
-    u32 from_row;  // offset of the output rows that they come from
+    u32 tokens;   // offset of the tokens in the words of a step, [n_rows]
+    u32 from_row; // offset of the output rows that they come from
     u32 n_rows;
-    u32 block_tables;  // at least n_words
+    u32 block_tables; // at least n_words
     u32 max_pages;
     u32 n_seqs;
     u32 lists;
@@ -63,11 +63,11 @@ KERNEL(begin_step, BeginParams, THREADS) {
 }
 
 struct EndParams {
-    const u32* ids;    // [n_ids]
-    const u32* words;  // of the step
-    u32* host;         // [n_slots, slot_words], host memory
-    u32* n_steps;      // [1]
-    u32 slot_words;    // at least n_ids + 1
+    const u32* ids;   // [n_ids]
+    const u32* words; // of the step
+    u32* host;        // [n_slots, slot_words], host memory
+    u32* n_steps;     // [1]
+    u32 slot_words;   // at least n_ids + 1
     u32 n_slots;
     u32 n_ids;
     u32 pad;

@@ -7,7 +7,8 @@ constexpr u32 TEAM = 32;
 // The reduction over N neighbouring lanes, in each of them. The order depends only on the lane.
 template <typename R, u32 N, typename T> DEV T group_reduce(T v) {
 #if defined(GPU_NV)
-    if constexpr (N == WARP_SIZE && __is_same(R, Max) && __is_same(T, u32)) return (u32)__nvvm_redux_sync_umax((i32)v, -1);
+    if constexpr (N == WARP_SIZE && __is_same(R, Max) && __is_same(T, u32))
+        return (u32)__nvvm_redux_sync_umax((i32)v, -1);
 #endif
     if constexpr (N == WARP_SIZE) return wave_reduce<R>(v);
 #pragma unroll
@@ -16,7 +17,8 @@ template <typename R, u32 N, typename T> DEV T group_reduce(T v) {
 }
 
 // Makes the writes of a wave's lanes visible to its other lanes: `bytes` of shared memory that no other wave accesses.
-DEV void wave_barrier([[maybe_unused]] const void* memory, [[maybe_unused]] u32 bytes, [[maybe_unused]] Site at = HERE) {
+DEV void wave_barrier([[maybe_unused]] const void* memory, [[maybe_unused]] u32 bytes,
+                      [[maybe_unused]] Site at = HERE) {
 #if defined(GPU_AMD)
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();

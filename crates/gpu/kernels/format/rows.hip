@@ -155,7 +155,8 @@ template <typename Out, typename F> DEV void dequantize_all(const DequantizePara
     if (i >= (u64)p.w.n_out * per_row) return;
     u32 row = (u32)(i / per_row);
     Out* out = p.out + (u64)row * p.w.n_in;
-    each_value(p.w, row, (u32)(i % per_row), [&](u32 at, float v) __attribute__((always_inline)) { out[at] = (Out)convert(v); });
+    each_value(p.w, row, (u32)(i % per_row),
+               [&](u32 at, float v) __attribute__((always_inline)) { out[at] = (Out)convert(v); });
 }
 
 KERNEL(dequantize, DequantizeParams<u32>, THREADS) {

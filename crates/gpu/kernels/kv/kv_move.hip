@@ -57,7 +57,8 @@ DEV u32 scale_bytes(u32 dim) {
 DEV void copy_row(const kv::Planes& cache, u64 from, u64 to, u32 dim) {
     const u32 n_codes = dim * Kv::CODE_BYTES, n_scales = scale_bytes(dim);
     for (u32 i = tid() % TEAM; i < n_codes; i += TEAM) cache.codes[to * n_codes + i] = cache.codes[from * n_codes + i];
-    for (u32 i = tid() % TEAM; i < n_scales; i += TEAM) cache.scales[to * n_scales + i] = cache.scales[from * n_scales + i];
+    for (u32 i = tid() % TEAM; i < n_scales; i += TEAM)
+        cache.scales[to * n_scales + i] = cache.scales[from * n_scales + i];
 }
 
 template <typename Style> DEV void kv_move(const KvMoveParams& p) {
@@ -67,7 +68,8 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     const u32 head = row / p.page % p.n_kv_heads, token = row % p.page;
     const bool is_v = row >= p.n_kv_heads * p.page;
     const u32 from_slot = run.from + token, to_slot = run.to + token;
-    const bool moves = row < 2 * p.n_kv_heads * p.page && token < run.n_tokens && max_of(from_slot, to_slot) < p.n_slots;
+    const bool moves =
+        row < 2 * p.n_kv_heads * p.page && token < run.n_tokens && max_of(from_slot, to_slot) < p.n_slots;
     const u32 n_rot = !moves || is_v || bid_x() < p.n_copied ? 0 : p.n_rot;
 
     const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;
