@@ -40,12 +40,11 @@ struct Operation {
 }
 
 impl Operation {
-    fn new(
-        seed: usize,
-        (name, ty, n_rows, large, small): Row,
-        is_large: bool,
-    ) -> Result<Operation> {
-        let shape = if is_large { large } else { small };
+    fn new(gpu: &Gpu, seed: usize, (name, ty, n_rows, large, small): Row) -> Result<Operation> {
+        let shape = match gpu.id() {
+            DeviceId::Host(_) => small,
+            DeviceId::Hip(_) | DeviceId::Cuda(_) => large,
+        };
         let [n_out, n_in] = shape;
         // Repeat a few rows of random weights, since quantizing is slow on the CPU.
         let some = numbers(seed, 16 * n_in);
@@ -141,9 +140,8 @@ impl Single {
 /// # Errors
 /// Errors of the device; if an output differs.
 pub(crate) fn run(gpu: &Gpu, n_runs: usize) -> Result<()> {
-    let is_large = !matches!(gpu.id(), DeviceId::Host(_));
     let operations = OPERATIONS.iter().enumerate();
-    let operations = operations.map(|(i, row)| Operation::new(i + 1, *row, is_large));
+    let operations = operations.map(|(i, row)| Operation::new(gpu, i + 1, *row));
     let operations: Vec<Operation> = operations.collect::<Result<_>>()?;
 
     // One by one.

@@ -16,6 +16,13 @@ use crate::trace;
 /// Dynamic shared memory that a launch may use without raising the function's limit.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
+/// When a kernel may start.
+enum Start {
+    /// While the last blocks of its predecessor still run, on devices where kernels overlap.
+    Overlapping,
+    AfterPredecessor,
+}
+
 /// The parameters of a kernel, as declared in its source.
 ///
 /// # Safety
@@ -204,7 +211,7 @@ impl Gpu {
         params: &P,
     ) -> Result<(), GpuError> {
         let blocks = (grid, n_threads, shared_bytes);
-        self.queue(kernel, blocks, params, self.inner.overlaps)
+        self.queue(kernel, blocks, params, Start::Overlapping)
     }
 
     /// Queues a kernel without dynamic shared memory that starts only after the previous kernel has ended. For
@@ -217,7 +224,12 @@ impl Gpu {
         n_threads: u32,
         params: &P,
     ) -> Result<(), GpuError> {
-        self.queue(kernel, (grid, n_threads, 0), params, false)
+        self.queue(
+            kernel,
+            (grid, n_threads, 0),
+            params,
+            Start::AfterPredecessor,
+        )
     }
 
     fn queue<P: Params>(
@@ -225,7 +237,7 @@ impl Gpu {
         (module, name): (&'static str, &'static str),
         (grid, n_threads, shared_bytes): ([u32; 3], u32, u32),
         params: &P,
-        overlaps: bool,
+        start: Start,
     ) -> Result<(), GpuError> {
         if grid.contains(&0) {
             return Ok(());
@@ -240,7 +252,7 @@ impl Gpu {
             params: std::ptr::from_ref(params).cast(),
             params_bytes: size_of::<P>(),
             stream: self.inner.stream,
-            overlaps,
+            overlaps: self.inner.overlaps && matches!(start, Start::Overlapping),
         };
         match self
             .inner
