@@ -123,7 +123,7 @@ pub struct Decided {
 
 impl Decided {
     pub fn choice(&self) -> Choice {
-        self.candidates[self.chosen].0
+        self.ways[self.chosen].0
     }
 }
 
