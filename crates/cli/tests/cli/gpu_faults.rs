@@ -229,7 +229,7 @@ fn the_device_is_lost_while_it_generates() {
                 }
                 lost.fails(1, "719");
                 assert!(
-                    lost.stderr.contains("start the program again"),
+                    lost.stderr.contains("restart the program"),
                     "{}",
                     lost.stderr
                 );
