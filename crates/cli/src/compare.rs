@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use rocmforge::bench::baseline::{Interval, median_interval};
 use rocmforge::engine::default_threads;
-use rocmforge::profile::baseline::{Interval, median_interval};
 use rocmforge::profile::stats::Summary;
 use serde_json::{Value as Json, json};
 

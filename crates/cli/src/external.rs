@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use rocmforge::engine::backend::gpu::{self, OpenOptions};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::external::{
+use rocmforge::external::{
     CounterCategory, CounterRow, ExternalError, GpuFamily, Request, TimeRow, Tool, ToolReport,
     available_tools, tools::FORMER,
 };
+use rocmforge::gguf::escape_control;
 use serde_json::json;
 
 use crate::args::ExternalArgs;

@@ -12,11 +12,11 @@ mod text;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use rocmforge::bench::requests::random_prompt;
 use rocmforge::engine::backend::gpu;
 use rocmforge::engine::tokenizer::TokenId;
 use rocmforge::engine::{Device, EngineConfig, default_threads};
-use rocmforge::profile::bench::requests::random_prompt;
-use rocmforge::profile::report::Ceilings;
+use rocmforge::profile::schema::Ceilings;
 use rocmforge::profile::timer::Collector;
 
 use crate::args::ProfileArgs;

@@ -7,7 +7,7 @@ use rocmforge_engine::backend::gpu::{self, DeviceId, GpuConfig};
 use rocmforge_engine::{EngineError, Isa, Roofline};
 use rocmforge_gpu::{Gpu, GpuError, ops};
 
-use crate::report::Ceilings;
+use crate::schema::Ceilings;
 use crate::timer::KernelTimer;
 
 /// Starts that are timed together, and how often; the best counts, since others may use the machine too.

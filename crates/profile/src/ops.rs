@@ -11,7 +11,7 @@ use rocmforge_engine::Roofline;
 use rocmforge_engine::backend::times::{StepPart, StepTimes};
 use rocmforge_engine::plan::{ActsId, BatchShape, BufferId, Op, OpCost, PlanCost, WeightId};
 
-use crate::report::{Bound, Ceilings, OpRow};
+use crate::schema::{Bound, Ceilings, OpRow};
 use crate::stats::Summary;
 
 /// Operations for each byte below which every device waits for its memory; it decides where the peak of the arithmetic

@@ -7,7 +7,7 @@ use rocmforge_engine::backend::times::StepTimes;
 use rocmforge_engine::plan::Side;
 
 use crate::ops::PlanOps;
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::timer::Scope;
 
 /// Collects spans.

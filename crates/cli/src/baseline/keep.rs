@@ -2,12 +2,12 @@
 //! gathered, and at the end they are compared and saved, also when the run was stopped.
 
 use anyhow::Result;
-use rocmforge::engine::Device;
-use rocmforge::engine::backend::gpu::{self, DeviceId};
-use rocmforge::profile::baseline::{
+use rocmforge::bench::BenchRow;
+use rocmforge::bench::baseline::{
     Hardware, HardwareRule, Measurement, PerformanceBaseline, RegressionReport, Store, check_name,
 };
-use rocmforge::profile::bench::BenchRow;
+use rocmforge::engine::Device;
+use rocmforge::engine::backend::gpu::{self, DeviceId};
 
 use super::{in_form, shown, store, told, verdict, write};
 use crate::args::KeepArgs;

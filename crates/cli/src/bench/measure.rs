@@ -1,4 +1,4 @@
-//! Runs a test as requests to the engine ([`rocmforge::profile::bench::requests`]) and takes times where `generate` takes
+//! Runs a test as requests to the engine ([`rocmforge::bench::requests`]) and takes times where `generate` takes
 //! them:
 //!
 //! - a prompt counts from its submission to its first sampled token, as `prefill_ms` of `generate`;
@@ -12,13 +12,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use rocmforge::bench::BenchError;
+use rocmforge::bench::requests::{Requests, Watch, Workload, kv_tokens};
 use rocmforge::engine::backend::BackendInfo;
 use rocmforge::engine::backend::gpu::Offload;
 use rocmforge::engine::model::Model;
 use rocmforge::engine::plan::{BatchShape, PlanCost};
 use rocmforge::engine::{Device, EngineConfig, EngineError, Isa, Roofline};
-use rocmforge::profile::bench::BenchError;
-use rocmforge::profile::bench::requests::{Requests, Watch, Workload, kv_tokens};
 
 use super::Test;
 use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};

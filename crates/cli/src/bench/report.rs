@@ -2,10 +2,10 @@
 //! What has no meaning here has the value that llama-bench gives it when nothing is asked for.
 
 use anyhow::Result;
+use rocmforge::bench::baseline::Measurement;
 use rocmforge::engine::Roofline;
 use rocmforge::engine::backend::gpu::{Experts, GpuLayers};
 use rocmforge::gguf::Gguf;
-use rocmforge::profile::baseline::Measurement;
 use rocmforge::profile::clock;
 use serde::Serialize;
 use serde_json::Value as Json;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use indicatif::ProgressBar;
+use rocmforge::bench::export::{Detail, Exporter, Form};
+use rocmforge::bench::{
+    self, BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
+};
 use rocmforge::engine::backend::gpu::{self, Offload};
 use rocmforge::engine::model::Model;
 use rocmforge::engine::{Continue, Device as EngineDevice, default_threads};
-use rocmforge::profile::bench::export::{Detail, Exporter, Form};
-use rocmforge::profile::bench::{
-    self, BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
-};
 
 use super::report::file_type;
 use crate::answer::bar;

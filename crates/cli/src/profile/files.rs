@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rocmforge::engine::{Existing, NewFile};
 use rocmforge::gguf::escape_control;
-use rocmforge::profile::render::{flamegraph, page, trace};
-use rocmforge::profile::report::Profile;
+use rocmforge::profile::schema::Profile;
+use rocmforge::report::{flamegraph, page, trace};
 
 use crate::args::ProfileArgs;
 use crate::output;

@@ -13,7 +13,7 @@ use rocmforge::profile::clock;
 use rocmforge::profile::launches::{LaunchOverheadTracker, Unprofiled};
 use rocmforge::profile::ops::PlanOps;
 use rocmforge::profile::phases::{PhaseTimes, Walls};
-use rocmforge::profile::report::{
+use rocmforge::profile::schema::{
     Ceilings, Launches, Machine, Memory, ModelFacts, Overhead, Phase, Profile, SCHEMA, SlowOp,
     Span, Ttft, Workload,
 };

@@ -11,9 +11,9 @@ use rocmforge::engine::tokenizer::TokenId;
 use rocmforge::engine::{
     ContextPolicy, Device, EngineConfig, EngineError, Event, Request, default_threads,
 };
-use rocmforge::profile::external::ExternalError;
-use rocmforge::profile::external::sampler::{EVERY, Sampler, Source};
-use rocmforge::profile::report::Utilization;
+use rocmforge::external::ExternalError;
+use rocmforge::external::sampler::{EVERY, Sampler, Source};
+use rocmforge::profile::schema::Utilization;
 use rocmforge::profile::timer::Collector;
 
 use crate::answer::bar;

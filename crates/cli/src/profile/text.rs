@@ -1,7 +1,7 @@
 //! A profile for people: tables on the terminal.
 
 use anyhow::Result;
-use rocmforge::profile::report::{
+use rocmforge::profile::schema::{
     Bound, Launches, Memory, OpRow, Phase, Profile, Recommendation, Utilization,
 };
 use rocmforge::profile::stats::Summary;
