@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use rocmforge_bench::baseline::{Interval, median_interval};
 use rocmforge_cpu::default_threads;
-use rocmforge_profile::baseline::{Interval, median_interval};
 use rocmforge_profile::stats::Summary;
 use serde_json::{Value as Json, json};
 

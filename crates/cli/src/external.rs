@@ -5,12 +5,12 @@ use std::env;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use rocmforge_gguf::escape_control;
-use rocmforge_profile::external::tools::FORMER;
-use rocmforge_profile::external::{
+use rocmforge_external::tools::FORMER;
+use rocmforge_external::{
     CounterCategory, CounterRow, ExternalError, GpuFamily, Request, TimeRow, Tool, ToolReport,
     available_tools,
 };
+use rocmforge_gguf::escape_control;
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::OpenOptions;
 use serde_json::json;

@@ -12,11 +12,11 @@ mod text;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use rocmforge_bench::requests::random_prompt;
 use rocmforge_cpu::default_threads;
 use rocmforge_engine::{Device, EngineConfig};
 use rocmforge_gguf::TokenId;
-use rocmforge_profile::bench::requests::random_prompt;
-use rocmforge_profile::report::Ceilings;
+use rocmforge_profile::schema::Ceilings;
 use rocmforge_profile::timer::Collector;
 use rocmforge_runtime::gpu;
 

@@ -9,7 +9,7 @@ use rocmforge_gpu::{Gpu, GpuError, ops};
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{DeviceId, GpuConfig};
 
-use crate::report::Ceilings;
+use crate::schema::Ceilings;
 use crate::timer::KernelTimer;
 
 /// Starts that are timed together, and how often; the best counts, since others may use the machine too.

@@ -3,7 +3,7 @@
 use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::{Groups, PlanOps};
-use crate::report::{Ceilings, Phase};
+use crate::schema::{Ceilings, Phase};
 use crate::stats::Summary;
 
 /// The steps of a phase, of all profiled runs.

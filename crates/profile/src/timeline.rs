@@ -7,7 +7,7 @@ use rocmforge_plan::Side;
 use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::PlanOps;
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::timer::Scope;
 
 /// Collects spans.

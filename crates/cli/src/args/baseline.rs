@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rocmforge_profile::baseline::{HardwareRule, Rules, Thresholds};
+use rocmforge_bench::baseline::{HardwareRule, Rules, Thresholds};
 
 /// Where baselines are kept.
 #[derive(Debug, Clone, Args)]

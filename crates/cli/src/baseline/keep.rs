@@ -2,11 +2,11 @@
 //! gathered, and at the end they are compared and saved, also when the run was stopped.
 
 use anyhow::Result;
-use rocmforge_engine::Device;
-use rocmforge_profile::baseline::{
+use rocmforge_bench::BenchRow;
+use rocmforge_bench::baseline::{
     Hardware, HardwareRule, Measurement, PerformanceBaseline, RegressionReport, Store, check_name,
 };
-use rocmforge_profile::bench::BenchRow;
+use rocmforge_engine::Device;
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::DeviceId;
 

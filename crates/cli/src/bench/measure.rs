@@ -1,4 +1,4 @@
-//! Runs a test as requests to the engine ([`rocmforge_profile::bench::requests`]) and takes times where `generate` takes
+//! Runs a test as requests to the engine ([`rocmforge_bench::requests`]) and takes times where `generate` takes
 //! them:
 //!
 //! - a prompt counts from its submission to its first sampled token, as `prefill_ms` of `generate`;
@@ -12,13 +12,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use rocmforge_bench::BenchError;
+use rocmforge_bench::requests::{Requests, Watch, Workload, kv_tokens};
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError};
 use rocmforge_model::Model;
 use rocmforge_plan::Roofline;
 use rocmforge_plan::{BatchShape, PlanCost};
-use rocmforge_profile::bench::BenchError;
-use rocmforge_profile::bench::requests::{Requests, Watch, Workload, kv_tokens};
 use rocmforge_runtime::BackendInfo;
 use rocmforge_runtime::gpu::Offload;
 

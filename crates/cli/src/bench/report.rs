@@ -2,9 +2,9 @@
 //! What has no meaning here has the value that llama-bench gives it when nothing is asked for.
 
 use anyhow::Result;
+use rocmforge_bench::baseline::Measurement;
 use rocmforge_gguf::Gguf;
 use rocmforge_plan::Roofline;
-use rocmforge_profile::baseline::Measurement;
 use rocmforge_profile::clock;
 use rocmforge_runtime::gpu::{Experts, GpuLayers};
 use serde::Serialize;

@@ -1,17 +1,18 @@
 //! `rocmforge bench SUITE`: cases of the library's suites, printed as they are done.
 
+use rocmforge_bench as bench;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use indicatif::ProgressBar;
+use rocmforge_bench;
+use rocmforge_bench::export::{Detail, Exporter, Form};
+use rocmforge_bench::{
+    BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
+};
 use rocmforge_cpu::default_threads;
 use rocmforge_engine::Device as EngineDevice;
 use rocmforge_model::Model;
-use rocmforge_profile::bench;
-use rocmforge_profile::bench::export::{Detail, Exporter, Form};
-use rocmforge_profile::bench::{
-    BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
-};
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::Offload;
 use std::ops::ControlFlow;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rocmforge_gguf::escape_control;
 use rocmforge_gguf::{Existing, NewFile};
-use rocmforge_profile::render::{flamegraph, page, trace};
-use rocmforge_profile::report::Profile;
+use rocmforge_profile::schema::Profile;
+use rocmforge_report::{flamegraph, page, trace};
 
 use crate::args::ProfileArgs;
 use crate::output;

@@ -13,7 +13,7 @@ use rocmforge_profile::clock;
 use rocmforge_profile::launches::{LaunchOverheadTracker, Unprofiled};
 use rocmforge_profile::ops::PlanOps;
 use rocmforge_profile::phases::{PhaseTimes, Walls};
-use rocmforge_profile::report::{
+use rocmforge_profile::schema::{
     Ceilings, Launches, Machine, Memory, ModelFacts, Overhead, Phase, Profile, SCHEMA, SlowOp,
     Span, Ttft, Workload,
 };

@@ -10,10 +10,10 @@ use rocmforge_engine::kv_cache::KvUsage;
 use rocmforge_engine::{
     ContextPolicy, Device, EngineConfig, EngineError, Event, Request, RequestError,
 };
+use rocmforge_external::ExternalError;
+use rocmforge_external::sampler::{EVERY, Sampler, Source};
 use rocmforge_gguf::TokenId;
-use rocmforge_profile::external::ExternalError;
-use rocmforge_profile::external::sampler::{EVERY, Sampler, Source};
-use rocmforge_profile::report::Utilization;
+use rocmforge_profile::schema::Utilization;
 use rocmforge_profile::timer::Collector;
 use rocmforge_runtime::times::{StepObserver, StepTimes};
 

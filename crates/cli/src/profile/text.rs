@@ -1,7 +1,7 @@
 //! A profile for people: tables on the terminal.
 
 use anyhow::Result;
-use rocmforge_profile::report::{
+use rocmforge_profile::schema::{
     Bound, Launches, Memory, OpRow, Phase, Profile, Recommendation, Utilization,
 };
 use rocmforge_profile::stats::Summary;

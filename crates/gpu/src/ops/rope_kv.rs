@@ -1,6 +1,5 @@
 //! RoPE of queries and keys, and the append of keys and values to the KV cache (`kernels/kv/rope_kv.hip`).
 
-pub use rocmforge_plan::RopeStyle;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
@@ -9,6 +8,7 @@ use crate::limit::{Limit, MAX_GRID};
 use crate::memory::Slice;
 use crate::step::Step;
 use crate::variant::Variant;
+pub use rocmforge_plan::RopeStyle;
 
 const THREADS: u32 = 256;
 

@@ -11,7 +11,7 @@ use rocmforge_runtime::times::{LaunchTime, PartTime};
 
 use super::*;
 use crate::phases::{PhaseTimes, Walls};
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::telemetry::{self, BackendExecutionSummary, ExecutionEvent};
 use crate::timeline::Timeline;
 
