@@ -18,7 +18,6 @@ mod devices;
 mod embedded;
 mod exit;
 mod external;
-mod folders;
 mod generate;
 mod gpu_check;
 mod help;
@@ -28,10 +27,13 @@ mod inspect;
 mod interrupt;
 mod lines;
 mod man;
+mod models;
 mod output;
 mod perplexity;
 mod profile;
 mod prompt;
+#[cfg(feature = "pull")]
+mod pull;
 mod quantize;
 mod session;
 mod tokenize;
@@ -42,6 +44,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
+use rocmforge_hub::dirs as folders;
 use rocmforge_text::chat_template::sandbox;
 
 use args::{Cli, Command};
@@ -74,9 +77,9 @@ fn run(command: &Command) -> Result<()> {
         Command::Check(args) => check::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Devices(args) => devices::run(args),
-        Command::Models(args) => hub::models::run(args),
+        Command::Models(args) => models::run(args),
         #[cfg(feature = "pull")]
-        Command::Pull(args) => hub::pull::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::RenderTemplate => Ok(sandbox::serve()?),

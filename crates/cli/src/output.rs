@@ -4,6 +4,7 @@
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
 
 use anyhow::{Context as _, Result};
+pub use rocmforge_hub::display::size;
 use serde::Serialize;
 
 use crate::exit::Early;
@@ -111,25 +112,6 @@ pub fn for_terminal(text: &str) -> String {
     out
 }
 
-/// A size for people: `6.6 MiB`.
-pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in UNITS {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    if unit == "B" {
-        format!("{bytes} B")
-    } else {
-        format!("{value:.1} {unit}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,18 +137,5 @@ mod tests {
             serde_json::from_str::<serde_json::Value>(&text).unwrap(),
             value
         );
-    }
-
-    #[test]
-    fn sizes_are_readable() {
-        for (bytes, expected) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (6_924_992, "6.6 MiB"),
-            (1 << 40, "1.0 TiB"),
-        ] {
-            assert_eq!(size(bytes), expected);
-        }
     }
 }

@@ -51,7 +51,7 @@ pub struct RemoveArgs {
 pub struct PullArgs {
     /// hf:OWNER/REPO[:QUANT][@REVISION], or hf:OWNER/REPO/FILE.gguf[@REVISION]
     #[arg(value_name = "MODEL")]
-    pub model: crate::hub::Reference,
+    pub model: rocmforge_hub::Reference,
     #[command(flatten)]
     pub store: StoreArgs,
     /// Address of the hub
@@ -71,7 +71,7 @@ pub struct PullArgs {
         env = "ROCMFORGE_HUB_TOKEN",
         hide_env_values = true
     )]
-    pub token: Option<crate::hub::Token>,
+    pub token: Option<rocmforge_hub::Token>,
     /// Trust these certificates (PEM) instead of the built-in ones
     #[arg(
         long,

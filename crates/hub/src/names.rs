@@ -1,24 +1,24 @@
-//! How repositories name their files: which are models, which parts make one, which quantization it is, and
-//! which names a folder of ours takes. Used on what a server says and on what lies in the models folder.
+//! How repositories name their files: which are models, which parts belong together, which quantization a name
+//! states, and which names are safe to write. Applies to the hub's listings and to the models folder.
 
-/// Bytes of a path, and of one name in it.
+/// Longest path, and longest name in it.
 const MAX_PATH_BYTES: usize = 1024;
 const MAX_NAME_BYTES: usize = 200;
-/// Folders above a file.
+/// Most folders above a file.
 const MAX_DEPTH: usize = 8;
 
-/// What an unnamed quantization means, best first.
-const USUAL: [&str; 2] = ["Q4_K_M", "Q4_0"];
+/// Quantizations to choose when none is named, best first.
+const DEFAULT_QUANTS: [&str; 2] = ["Q4_K_M", "Q4_0"];
 
-/// Names that some systems take for devices, whatever follows the first dot.
+/// Names that Windows reserves for devices, with any extension.
 const DEVICES: [&str; 6] = ["con", "prn", "aux", "nul", "com", "lpt"];
 
-/// Whether `path` is a plain path below a folder on any system: names between single slashes, none hidden,
-/// none that leads elsewhere.
+/// Checks that `path` is safe to create below a folder on any system: relative, without `..`, hidden names,
+/// reserved names or reserved characters.
 ///
 /// # Errors
-/// Says what is wrong.
-pub fn check_path(path: &str) -> Result<(), String> {
+/// States the problem.
+pub(crate) fn check_path(path: &str) -> Result<(), String> {
     let problem = |what: &str| {
         let shown: String = path.chars().take(80).collect();
         Err(format!("the file name '{}' {what}", shown.escape_debug()))
@@ -42,35 +42,33 @@ pub fn check_path(path: &str) -> Result<(), String> {
             return problem("is too long");
         }
         if is_device {
-            return problem("is the name of a device");
+            return problem("is reserved for a device");
         }
         if name.contains(['\\', ':', '*', '?', '"', '<', '>', '|'])
             || name.contains(char::is_control)
         {
-            return problem("has characters that no file name may have");
+            return problem("has characters that file names may not contain");
         }
     }
     Ok(())
 }
 
-/// Whether a file is a model, by its name: GGUF, and no companion of one (the vision part of a multimodal
-/// model, an importance matrix).
-pub fn is_model(path: &str) -> bool {
+/// Returns whether the name is that of a model: GGUF, and neither a vision projector (`mmproj`) nor an importance
+/// matrix.
+pub(crate) fn is_model(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     name.ends_with(".gguf") && !name.contains("mmproj") && !name.starts_with("imatrix")
 }
 
-/// A file that is one of several: `STEM-00001-of-00003.gguf`.
+/// The name of one file of a split model: `STEM-00001-of-00003.gguf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part<'a> {
-    pub stem: &'a str,
-    /// Counted from 1.
-    pub no: usize,
-    pub count: usize,
+struct Part<'a> {
+    stem: &'a str,
+    count: usize,
 }
 
-/// Reads the name of a part.
-pub fn part(path: &str) -> Option<Part<'_>> {
+/// Parses the name of a part.
+fn part(path: &str) -> Option<Part<'_>> {
     let (rest, count) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, no) = rest.rsplit_once('-')?;
     let number = |text: &str| match text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit()) {
@@ -78,31 +76,29 @@ pub fn part(path: &str) -> Option<Part<'_>> {
         false => None,
     };
     let (no, count) = (number(no)?, number(count)?);
-    (1..=count)
-        .contains(&no)
-        .then_some(Part { stem, no, count })
+    (1..=count).contains(&no).then_some(Part { stem, count })
 }
 
-/// A model: one file, or all its parts.
+/// The files of one model: a single file, or all parts of a split model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group<T> {
-    /// Path of the file, or of the first part.
+pub struct ModelFiles<T> {
+    /// Path of the file or of the first part, below the folder or repository.
     pub name: String,
-    /// In order.
+    /// In the order of the parts.
     pub files: Vec<T>,
-    /// Parts that are not there.
+    /// Parts that are missing.
     pub n_missing: usize,
 }
 
-/// Puts the parts of each model together. The order is that of the names.
-pub fn groups<T>(files: impl IntoIterator<Item = (String, T)>) -> Vec<Group<T>> {
+/// Groups files by model and sorts the models by name.
+pub(crate) fn group<T>(files: impl IntoIterator<Item = (String, T)>) -> Vec<ModelFiles<T>> {
     let mut files: Vec<_> = files.into_iter().collect();
     files.sort_by(|a, b| a.0.cmp(&b.0));
     files.dedup_by(|a, b| a.0 == b.0);
-    let mut groups: Vec<Group<T>> = Vec::new();
+    let mut groups: Vec<ModelFiles<T>> = Vec::new();
     for (name, file) in files {
         let this = part(&name);
-        let same = |group: &&mut Group<T>| {
+        let same = |group: &&mut ModelFiles<T>| {
             let first = part(&group.name);
             this.is_some_and(|this| {
                 first.is_some_and(|first| (first.stem, first.count) == (this.stem, this.count))
@@ -114,7 +110,7 @@ pub fn groups<T>(files: impl IntoIterator<Item = (String, T)>) -> Vec<Group<T>> 
             continue;
         }
         let n_missing = this.map_or(0, |part| part.count - 1);
-        groups.push(Group {
+        groups.push(ModelFiles {
             name,
             files: vec![file],
             n_missing,
@@ -123,15 +119,15 @@ pub fn groups<T>(files: impl IntoIterator<Item = (String, T)>) -> Vec<Group<T>> 
     groups
 }
 
-impl<T> Group<T> {
-    /// Whether the name says this quantization: `MODEL-Q4_K_M.gguf`, `Q4_K_M/MODEL-00001-of-00002.gguf`.
-    pub fn is_quant(&self, quant: &str) -> bool {
+impl<T> ModelFiles<T> {
+    /// Returns whether the name states this quantization: `MODEL-Q4_K_M.gguf`, `Q4_K_M/MODEL-00001-of-00002.gguf`.
+    pub(crate) fn is_quant(&self, quant: &str) -> bool {
         let name = self.name.to_ascii_lowercase();
         let quant = quant.to_ascii_lowercase();
         name.match_indices(&quant).any(|(at, _)| {
             let before = name[..at].chars().next_back();
             let after = name[at + quant.len()..].chars().next();
-            // An underscore goes on with the name of a quantization: Q4_K is not Q4_K_M.
+            // An underscore continues the name: Q4_K does not match Q4_K_M.
             !before.is_some_and(char::is_alphanumeric)
                 && !after.is_some_and(|c| c.is_alphanumeric() || c == '_')
         })
@@ -140,18 +136,18 @@ impl<T> Group<T> {
 
 /// Why no model could be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoChoice {
-    /// None is of the wanted quantization.
+pub(crate) enum NoChoice {
+    /// No model matches.
     Missing,
-    /// More than one could be meant.
+    /// More than one model matches.
     Ambiguous,
 }
 
-/// The model of the wanted quantization; without one the usual quantization, or the only model.
-pub fn choose<'a, T>(
-    groups: &'a [Group<T>],
+/// Chooses the model with the given quantization; without one, with a default quantization, else the only model.
+pub(crate) fn choose<'a, T>(
+    groups: &'a [ModelFiles<T>],
     quant: Option<&str>,
-) -> Result<&'a Group<T>, NoChoice> {
+) -> Result<&'a ModelFiles<T>, NoChoice> {
     let only = |quant: &str| {
         let mut found = groups.iter().filter(|group| group.is_quant(quant));
         match (found.next(), found.next()) {
@@ -163,7 +159,7 @@ pub fn choose<'a, T>(
     if let Some(quant) = quant {
         return only(quant);
     }
-    for quant in USUAL {
+    for quant in DEFAULT_QUANTS {
         match only(quant) {
             Err(NoChoice::Missing) => {}
             other => return other,
@@ -181,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_stay_below_their_folder() {
+    fn accepts_only_paths_below_the_folder() {
         for good in [
             "a.gguf",
             "Q4_K_M/model-00001-of-00002.gguf",
@@ -222,12 +218,12 @@ mod tests {
         }
     }
 
-    fn of(names: &[&str]) -> Vec<Group<()>> {
-        groups(names.iter().map(|name| (name.to_string(), ())))
+    fn of(names: &[&str]) -> Vec<ModelFiles<()>> {
+        group(names.iter().map(|name| (name.to_string(), ())))
     }
 
     #[test]
-    fn parts_make_one_model() {
+    fn groups_parts_into_one_model() {
         let found = of(&[
             "m-Q8_0-00002-of-00002.gguf",
             "m-Q4_0.gguf",
@@ -260,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantization_is_a_word_of_the_name() {
+    fn matches_quantizations_as_whole_words() {
         for (name, quant, expected) in [
             ("m-Q4_K_M.gguf", "q4_k_m", true),
             ("m.q4_k_m.gguf", "Q4_K_M", true),
@@ -276,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_the_usual_one_or_the_only_one() {
+    fn chooses_the_named_default_or_only_model() {
         let choice =
             |names: &[&str], quant| choose(&of(names), quant).map(|group| group.name.clone());
         let all = ["m-F16.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf"];
@@ -297,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn companions_are_no_models() {
+    fn excludes_projectors_and_importance_matrices() {
         for (name, expected) in [
             ("a/m.gguf", true),
             ("m.GGUF", true),

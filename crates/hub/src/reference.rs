@@ -1,52 +1,55 @@
-//! What a user calls a model of the hub: `hf:OWNER/REPO`, with `:QUANT`, `/FOLDER/FILE.gguf` and `@REVISION`
-//! where wanted.
+//! Names of models on the hub: `hf:OWNER/REPO`, optionally with `:QUANT` or `/FOLDER/FILE.gguf`, and `@REVISION`.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::names::check_path;
+use crate::error::Error;
+use crate::names::check_path;
 
-/// A model of the hub.
+/// The name of a model on the hub: `hf:OWNER/REPO[:QUANT][@REVISION]` or `hf:OWNER/REPO/FILE.gguf[@REVISION]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
     /// `OWNER/REPO`.
     pub repo: String,
-    /// A branch, tag or commit; `None` is the main branch.
+    /// A branch, tag or commit; `None` means the main branch.
     pub revision: Option<String>,
-    pub want: Want,
+    pub selection: Selection,
 }
 
-/// Which file of a repository.
+/// Which model of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// The usual quantization.
-    Any,
-    /// The file of this quantization.
+pub enum Selection {
+    /// A default quantization (Q4_K_M, else Q4_0), else the only model.
+    Default,
+    /// The model with this quantization.
     Quant(String),
     /// The file at this path.
     File(String),
 }
 
-/// What marks a reference.
-pub const SCHEME: &str = "hf:";
+/// Prefix of a reference.
+pub(crate) const SCHEME: &str = "hf:";
 
-/// Bytes of an owner's, repository's or revision's name.
+/// Longest name of an owner, repository, revision or quantization.
 const MAX_NAME_BYTES: usize = 128;
 
 impl FromStr for Reference {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Reference, String> {
-        let text = text.strip_prefix(SCHEME).ok_or_else(|| {
-            format!("a model of the hub is written hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE.gguf, not '{}'", text.escape_debug())
+    fn from_str(text: &str) -> Result<Reference, Error> {
+        let path = text.strip_prefix(SCHEME).ok_or_else(|| {
+            Error::BadReference(format!(
+                "'{}' is not a hub model; write hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE.gguf",
+                text.escape_debug()
+            ))
         })?;
-        Reference::without_scheme(text)
+        Reference::without_scheme(path)
     }
 }
 
 impl Reference {
-    /// Reads what follows `hf:`.
-    pub fn without_scheme(text: &str) -> Result<Reference, String> {
+    /// Parses a reference without its `hf:` prefix.
+    pub(crate) fn without_scheme(text: &str) -> Result<Reference, Error> {
         let (model, revision) = match text.split_once('@') {
             Some((model, revision)) => (model, Some(revision)),
             None => (text, None),
@@ -58,36 +61,45 @@ impl Reference {
         // hf:OWNER/REPO@REVISION:QUANT means the same as hf:OWNER/REPO:QUANT@REVISION.
         let (revision, quant) = match revision.and_then(|text| text.split_once(':')) {
             Some((revision, late)) if quant.is_none() => (Some(revision), Some(late)),
-            Some(_) => return Err("the quantization is given twice".into()),
+            Some(_) => {
+                return Err(Error::BadReference(
+                    "the quantization is given twice".into(),
+                ));
+            }
             None => (revision, quant),
         };
         let mut path = model.splitn(3, '/');
         let owner = name("owner", path.next().unwrap_or_default())?;
         let repo = name("repository", path.next().unwrap_or_default())?;
-        let want = match (path.next(), quant) {
-            (None, None) => Want::Any,
-            (None, Some(quant)) => Want::Quant(name("quantization", quant)?.to_owned()),
+        let selection = match (path.next(), quant) {
+            (None, None) => Selection::Default,
+            (None, Some(quant)) => Selection::Quant(name("quantization", quant)?.to_owned()),
             (Some(_), Some(_)) => {
-                return Err("give a file or a quantization, not both".into());
+                return Err(Error::BadReference(
+                    "give a file or a quantization, not both".into(),
+                ));
             }
             (Some(file), None) => {
-                check_path(file)?;
+                check_path(file).map_err(Error::BadReference)?;
                 if !file.to_ascii_lowercase().ends_with(".gguf") {
-                    return Err(format!("'{}' is no .gguf file", file.escape_debug()));
+                    return Err(Error::BadReference(format!(
+                        "'{}' is not a .gguf file",
+                        file.escape_debug()
+                    )));
                 }
-                Want::File(file.to_owned())
+                Selection::File(file.to_owned())
             }
         };
         Ok(Reference {
             repo: format!("{owner}/{repo}"),
             revision: revision.map(check_revision).transpose()?,
-            want,
+            selection,
         })
     }
 }
 
 /// Checks one name of a reference.
-fn name<'a>(what: &str, text: &'a str) -> Result<&'a str, String> {
+fn name<'a>(what: &str, text: &'a str) -> Result<&'a str, Error> {
     let valid = !text.is_empty()
         && text.len() <= MAX_NAME_BYTES
         && !text.starts_with(['.', '-'])
@@ -97,14 +109,14 @@ fn name<'a>(what: &str, text: &'a str) -> Result<&'a str, String> {
     if valid {
         return Ok(text);
     }
-    Err(format!(
-        "'{}' is no name of a {what}; a model of the hub is written hf:OWNER/REPO[:QUANT]",
+    Err(Error::BadReference(format!(
+        "'{}' is not a valid {what} name; write hf:OWNER/REPO[:QUANT]",
         text.escape_debug()
-    ))
+    )))
 }
 
-fn check_revision(text: &str) -> Result<String, String> {
-    // Branches may be called as paths are: refs/pr/1.
+fn check_revision(text: &str) -> Result<String, Error> {
+    // Branch names may contain slashes: refs/pr/1.
     for part in text.split('/') {
         name("revision", part)?;
     }
@@ -114,10 +126,10 @@ fn check_revision(text: &str) -> Result<String, String> {
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SCHEME}{}", self.repo)?;
-        match &self.want {
-            Want::Any => {}
-            Want::Quant(quant) => write!(f, ":{quant}")?,
-            Want::File(file) => write!(f, "/{file}")?,
+        match &self.selection {
+            Selection::Default => {}
+            Selection::Quant(quant) => write!(f, ":{quant}")?,
+            Selection::File(file) => write!(f, "/{file}")?,
         }
         match &self.revision {
             Some(revision) => write!(f, "@{revision}"),
@@ -131,28 +143,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_are_read_and_written() {
-        for (text, repo, revision, want) in [
-            ("hf:a/b", "a/b", None, Want::Any),
-            ("hf:a/b:Q4_K_M", "a/b", None, Want::Quant("Q4_K_M".into())),
-            ("hf:a/b.c-d@v1", "a/b.c-d", Some("v1"), Want::Any),
+    fn parses_and_formats_references() {
+        for (text, repo, revision, selection) in [
+            ("hf:a/b", "a/b", None, Selection::Default),
+            (
+                "hf:a/b:Q4_K_M",
+                "a/b",
+                None,
+                Selection::Quant("Q4_K_M".into()),
+            ),
+            ("hf:a/b.c-d@v1", "a/b.c-d", Some("v1"), Selection::Default),
             (
                 "hf:a/b:Q8_0@refs/pr/1",
                 "a/b",
                 Some("refs/pr/1"),
-                Want::Quant("Q8_0".into()),
+                Selection::Quant("Q8_0".into()),
             ),
             (
                 "hf:a/b/x y/c.gguf@main",
                 "a/b",
                 Some("main"),
-                Want::File("x y/c.gguf".into()),
+                Selection::File("x y/c.gguf".into()),
             ),
         ] {
             let reference: Reference = text.parse().unwrap();
             assert_eq!(reference.repo, repo);
             assert_eq!(reference.revision.as_deref(), revision);
-            assert_eq!(reference.want, want);
+            assert_eq!(reference.selection, selection);
             assert_eq!(reference.to_string(), text);
         }
         let swapped: Reference = "hf:a/b@v1:Q8_0".parse().unwrap();
@@ -160,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reference_is_refused() {
+    fn rejects_malformed_references() {
         for text in [
             "",
             "a/b",

@@ -1,26 +1,31 @@
-//! HTTP to one hub: GET with redirects, and what each refusal means.
+//! HTTP client of one hub: GET with redirects, and the meaning of error statuses.
 //!
-//! Redirects are followed here and not by the HTTP library, so that it is plain to see where the token goes:
-//! only to the hub itself, never to the storage hosts that it sends us to, and never over an open connection.
+//! Redirects are followed here rather than by the HTTP library, to control where the token goes: only to the hub,
+//! never to the storage hosts it redirects to, and never unencrypted.
 
+use std::env;
 use std::fmt;
-use std::io;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
 use ureq::http::{HeaderMap, Response, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
-use super::failure::Failure;
-use super::store::shown;
+use crate::error::Error;
+use crate::retry::Failure;
 
 const MAX_REDIRECTS: usize = 8;
 const MAX_HEADER_BYTES: usize = 64 << 10;
+const MAX_CERTIFICATE_BYTES: u64 = 16 << 20;
 
-/// Proves to a hub who asks. Shown nowhere.
+/// The variable that other programs read the hub's token from.
+const TOKEN_VARIABLE: &str = "HF_TOKEN";
+
+/// An access token of a hub. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -31,48 +36,79 @@ impl fmt::Debug for Token {
 }
 
 impl FromStr for Token {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Token, String> {
+    fn from_str(text: &str) -> Result<Token, Error> {
         let text = text.trim();
         if text.is_empty() || !text.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err("a token is a word of printable ASCII characters".into());
+            return Err(Error::BadToken);
         }
         Ok(Token(text.to_owned()))
     }
 }
 
-/// Where a hub is and how to talk to it.
-pub struct ClientConfig<'a> {
-    /// `https://HOST`, maybe with a path.
-    pub endpoint: &'a str,
-    pub token: Option<Token>,
-    /// PEM certificates to trust instead of the built-in ones.
-    pub ca_file: Option<&'a Path>,
-    /// A connection that stays silent for longer is given up.
-    pub timeout: Duration,
+impl Token {
+    /// Reads the token from `HF_TOKEN`; `None` if the variable is unset or blank.
+    ///
+    /// # Errors
+    /// The variable does not hold a token.
+    pub fn from_env() -> Result<Option<Token>, Error> {
+        match env::var(TOKEN_VARIABLE) {
+            Ok(text) if !text.trim().is_empty() => text.parse().map(Some),
+            _ => Ok(None),
+        }
+    }
 }
 
-/// A hub.
-pub struct Client {
+/// The address of a hub and how to talk to it.
+#[derive(Clone, Debug)]
+pub struct HubConfig {
+    /// `https://HOST`, optionally with a path.
+    pub endpoint: String,
+    /// Needed for gated and private models.
+    pub token: Option<Token>,
+    /// PEM certificates to trust instead of the built-in ones.
+    pub ca_file: Option<PathBuf>,
+    /// Longest time without data.
+    pub timeout: Duration,
+    /// Retries of a failed request; the count restarts when data arrives.
+    pub retries: u32,
+}
+
+impl Default for HubConfig {
+    /// huggingface.co without a token, 60 s timeout, 5 retries.
+    fn default() -> HubConfig {
+        HubConfig {
+            endpoint: "https://huggingface.co".into(),
+            token: None,
+            ca_file: None,
+            timeout: Duration::from_secs(60),
+            retries: 5,
+        }
+    }
+}
+
+/// A client of one hub. Connects on the first request.
+pub struct Hub {
     agent: Agent,
     /// Without a slash at the end.
     endpoint: String,
     origin: Origin,
     token: Option<Token>,
     timeout: Duration,
+    retries: u32,
 }
 
-/// How much time an answer may take.
+/// How the timeout applies to a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
-    /// A short one, all of it within the timeout.
+pub(crate) enum Answer {
+    /// To the whole response.
     Short,
-    /// A long one that must keep coming.
+    /// To each read.
     Long,
 }
 
-/// Who answers: scheme, host and port.
+/// Scheme, host and port of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Origin {
     is_https: bool,
@@ -106,29 +142,24 @@ impl Origin {
     }
 }
 
-impl Client {
+impl Hub {
     /// # Errors
-    /// The endpoint is no URL, the certificates cannot be read, or the token would go over an open connection.
-    pub fn new(config: ClientConfig<'_>) -> Result<Client> {
+    /// The endpoint is not a URL, the certificates cannot be read, or the token would be sent unencrypted.
+    pub fn new(config: HubConfig) -> Result<Hub, Error> {
         let endpoint = config.endpoint.trim_end_matches('/');
         let origin = endpoint
             .parse::<Uri>()
             .ok()
             .filter(|url| url.query().is_none() && !endpoint.contains('@'))
             .and_then(|url| Origin::of(&url))
-            .with_context(|| {
-                format!(
-                    "'{}' is no address of a hub; give one such as https://huggingface.co",
-                    endpoint.escape_debug()
-                )
+            .ok_or_else(|| Error::BadEndpoint {
+                endpoint: endpoint.to_owned(),
             })?;
         if config.token.is_some() && !origin.is_https && !origin.is_loopback() {
-            bail!(
-                "a token must not go over an open connection; give the hub's address with https://, or no token"
-            );
+            return Err(Error::TokenWithoutTls);
         }
         let mut tls = TlsConfig::builder();
-        if let Some(path) = config.ca_file {
+        if let Some(path) = &config.ca_file {
             tls = tls.root_certs(certificates(path)?);
         }
         let agent = Agent::config_builder()
@@ -145,22 +176,26 @@ impl Client {
             .accept_encoding("identity")
             .tls_config(tls.build())
             .build();
-        Ok(Client {
+        Ok(Hub {
             agent: agent.into(),
             endpoint: endpoint.to_owned(),
             origin,
             token: config.token,
             timeout: config.timeout,
+            retries: config.retries,
         })
     }
 
-    pub fn timeout(&self) -> Duration {
+    pub(crate) fn retries(&self) -> u32 {
+        self.retries
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Asks for `path` of the hub, from byte `offset` on, on behalf of the repository `repo`. The answer's
-    /// status is a success, or 416.
-    pub fn get(
+    /// Requests `path` of the hub from byte `offset` on; `repo` is for messages. The response's status is 2xx or 416.
+    pub(crate) fn get(
         &self,
         repo: &str,
         path: &str,
@@ -169,7 +204,7 @@ impl Client {
     ) -> Result<Response<Body>, Failure> {
         let mut url: Uri = format!("{}{path}", self.endpoint)
             .parse()
-            .map_err(|_| Failure::fatal(format!("{repo} does not make a valid address")))?;
+            .map_err(|_| Failure::fatal(format!("{repo} does not form a valid address")))?;
         let mut origin = self.origin.clone();
         for _ in 0..=MAX_REDIRECTS {
             let response = self.get_once(&url, &origin, offset, body)?;
@@ -179,12 +214,13 @@ impl Client {
                 301 | 302 | 303 | 307 | 308 => {
                     let target = header(response.headers(), "location").unwrap_or_default();
                     url = follow(&url, target)
-                        .ok_or_else(|| Failure::fatal("the hub redirects to no valid address"))?;
-                    let next = Origin::of(&url)
-                        .ok_or_else(|| Failure::fatal("the hub redirects to no web address"))?;
+                        .ok_or_else(|| Failure::fatal("the hub redirects to an invalid address"))?;
+                    let next = Origin::of(&url).ok_or_else(|| {
+                        Failure::fatal("the hub redirects to an address that is not HTTP")
+                    })?;
                     if origin.is_https && !next.is_https {
                         return Err(Failure::fatal(format!(
-                            "the hub redirects to an open connection ({})",
+                            "the hub redirects to an unencrypted connection ({})",
                             next.host.escape_debug()
                         )));
                     }
@@ -225,57 +261,56 @@ impl Client {
             .map_err(|error| no_answer(error, origin))
     }
 
-    /// What a status that is no success means to the user.
+    /// Explains an error status.
     fn refusal(&self, repo: &str, status: u16, headers: &HeaderMap, origin: &Origin) -> Failure {
         if *origin != self.origin && matches!(status, 401 | 403) {
-            // Links to storage hosts are signed for a while; the next try gets a new one.
-            return Failure::again(format!("the storage host answers {status}"));
+            // Links to storage hosts expire; the next try gets a new one.
+            return Failure::transient(format!("the storage host answers {status}"));
         }
         let code = header(headers, "x-error-code").unwrap_or_default();
         let how = match &self.token {
-            Some(_) => "the token that was given does not open it",
-            None => "give a token with --token, ROCMFORGE_HUB_TOKEN or HF_TOKEN",
+            Some(_) => "use a token that has access",
+            None => "set a token (HF_TOKEN)",
         };
+        let refused = |reason: String| Failure::refused(status, reason);
         match (status, code) {
-            (401 | 403, "GatedRepo") => Failure::fatal(format!(
+            (401 | 403, "GatedRepo") => refused(format!(
                 "{repo} is gated: accept its terms at {}/{repo}, and {how}",
                 self.endpoint
             )),
-            (401, _) => Failure::fatal(format!(
-                "{repo} does not exist, or is private or gated ({status}); check the name, or {how}"
+            (401, _) => refused(format!(
+                "{repo} does not exist, or is private or gated (401); check the name, or {how}"
             )),
-            (403, _) => Failure::fatal(format!(
-                "the hub refuses {repo} (403): its terms may have to be accepted at {}/{repo}; {how}",
+            (403, _) => refused(format!(
+                "the hub refuses access to {repo} (403): accept its terms at {}/{repo} if it has any, and {how}",
                 self.endpoint
             )),
-            (404, "RevisionNotFound") => {
-                Failure::fatal(format!("{repo} has no such revision (404)"))
-            }
-            (404, "EntryNotFound") => Failure::fatal(format!("{repo} has no such file (404)")),
-            (404, _) => Failure::fatal(format!(
+            (404, "RevisionNotFound") => refused(format!("{repo} has no such revision (404)")),
+            (404, "EntryNotFound") => refused(format!("{repo} has no such file (404)")),
+            (404, _) => refused(format!(
                 "{repo} is not on {} (404); check the name",
                 self.endpoint
             )),
-            (429, _) => Failure::Again {
-                reason: "the hub wants fewer requests (429)".into(),
-                after: header(headers, "retry-after")
+            (429, _) => Failure::Transient {
+                reason: "the hub limits the request rate (429)".into(),
+                retry_after: header(headers, "retry-after")
                     .and_then(|text| text.parse().ok())
                     .map(Duration::from_secs),
             },
-            (408 | 500..=599, _) => Failure::again(format!("the hub has a problem ({status})")),
-            _ => Failure::fatal(format!(
+            (408 | 500..=599, _) => Failure::transient(format!("the hub has an error ({status})")),
+            _ => refused(format!(
                 "the hub answers {status} to the request for {repo}"
             )),
         }
     }
 }
 
-/// A header that is text.
-pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+/// Returns a header's text.
+pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Where a redirect from `from` to `target` leads.
+/// Resolves the redirect `target` against the address `from`.
 fn follow(from: &Uri, target: &str) -> Option<Uri> {
     let (scheme, authority) = (from.scheme_str()?, from.authority()?);
     let whole = match target {
@@ -287,46 +322,55 @@ fn follow(from: &Uri, target: &str) -> Option<Uri> {
     whole.parse().ok()
 }
 
-/// What it means that there was no answer at all.
+/// Explains why there was no response.
 fn no_answer(error: ureq::Error, origin: &Origin) -> Failure {
     let host = origin.host.escape_debug();
     match error {
-        ureq::Error::HostNotFound => {
-            Failure::again(format!("there is no host '{host}', or no network"))
-        }
-        ureq::Error::Timeout(_) => Failure::again(format!("{host} does not answer in time")),
-        ureq::Error::ConnectionFailed => Failure::again(format!("cannot connect to {host}")),
+        ureq::Error::HostNotFound => Failure::transient(format!(
+            "cannot find the host {host}; check the address and the network"
+        )),
+        ureq::Error::Timeout(_) => Failure::transient(format!("{host} does not respond in time")),
+        ureq::Error::ConnectionFailed => Failure::transient(format!("cannot connect to {host}")),
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
-            no_trust(&host.to_string(), &error)
+            untrusted(&host.to_string(), &error)
         }
-        ureq::Error::Io(error) => Failure::again(format!("cannot talk to {host}: {error}")),
-        ureq::Error::Tls(error) => no_trust(&host.to_string(), &error),
-        ureq::Error::Rustls(error) => no_trust(&host.to_string(), &error),
+        ureq::Error::Io(error) => {
+            Failure::transient(format!("connection to {host} failed: {error}"))
+        }
+        ureq::Error::Tls(error) => untrusted(&host.to_string(), &error),
+        ureq::Error::Rustls(error) => untrusted(&host.to_string(), &error),
         ureq::Error::BodyExceedsLimit(limit) => {
-            Failure::fatal(format!("{host} answers with more than {limit} bytes"))
+            Failure::fatal(format!("{host} sends more than {limit} bytes"))
         }
-        other => Failure::fatal(format!("cannot talk to {host}: {other}")),
+        other => Failure::fatal(format!("connection to {host} failed: {other}")),
     }
 }
 
-fn no_trust(host: &str, error: &dyn fmt::Display) -> Failure {
+fn untrusted(host: &str, error: &dyn fmt::Display) -> Failure {
     Failure::fatal(format!(
-        "no safe connection to {host}: {error}; where a proxy has certificates of its own, name them with --ca-file"
+        "cannot verify {host}: {error}; if a proxy uses its own certificates, set ca_file"
     ))
 }
 
-fn certificates(path: &Path) -> Result<RootCerts> {
-    let bytes = crate::session::read_file(path)?;
+fn certificates(path: &Path) -> Result<RootCerts, Error> {
+    let bad = |problem: String| Error::BadCertificates {
+        path: path.to_owned(),
+        problem,
+    };
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_CERTIFICATE_BYTES).read_to_end(&mut bytes))
+        .map_err(Error::io("read", path))?;
     let mut found = Vec::new();
     for item in parse_pem(&bytes) {
         if let PemItem::Certificate(certificate) =
-            item.map_err(|error| anyhow!("{} is damaged: {error}", shown(path)))?
+            item.map_err(|error| bad(format!("invalid certificate: {error}")))?
         {
             found.push(certificate);
         }
     }
     if found.is_empty() {
-        bail!("{} holds no PEM certificates", shown(path));
+        return Err(bad("no PEM certificates found".into()));
     }
     Ok(RootCerts::new_with_certs(&found))
 }
@@ -336,14 +380,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_not_shown() {
+    fn tokens_are_not_printed() {
         let token: Token = "hf_secret\n".parse().unwrap();
         assert!(!format!("{token:?}").contains("secret"));
         assert!("two words".parse::<Token>().is_err());
     }
 
     #[test]
-    fn redirects_are_read_as_browsers_do() {
+    fn resolves_redirects_like_browsers() {
         let from: Uri = "https://a.example:8443/x/y?z".parse().unwrap();
         for (target, expected) in [
             ("/b?c", Some("https://a.example:8443/b?c")),
@@ -357,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_scheme_host_and_port() {
+    fn origins_compare_scheme_host_and_port() {
         let of = |url: &str| Origin::of(&url.parse().unwrap());
         assert_eq!(of("https://A.example/x"), of("https://a.example:443"));
         assert_ne!(of("https://a.example"), of("http://a.example"));
@@ -369,13 +413,12 @@ mod tests {
     }
 
     #[test]
-    fn a_token_goes_over_no_open_connection() {
-        let client = |endpoint| {
-            Client::new(ClientConfig {
-                endpoint,
+    fn rejects_tokens_without_tls_and_bad_endpoints() {
+        let client = |endpoint: &str| {
+            Hub::new(HubConfig {
+                endpoint: endpoint.into(),
                 token: Some("t".parse().unwrap()),
-                ca_file: None,
-                timeout: Duration::from_secs(1),
+                ..HubConfig::default()
             })
         };
         assert!(client("http://hub.example").is_err());

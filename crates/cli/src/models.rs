@@ -1,16 +1,13 @@
-//! `rocmforge models`: what lies in the models folder, and `rocmforge models rm`.
+//! `rocmforge models`: lists the models folder. `rocmforge models rm`: removes a model from it.
 
-use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use rocmforge_gguf::{Gguf, LoadMode, Value, escape_control};
+use rocmforge_hub::{Listing, LocalModel, ModelsFolder, display};
 use serde::Serialize;
 
-use super::names::Group;
-use super::store::{Contents, File, Store, shown};
 use crate::args::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
 use crate::exit::usage;
 use crate::output::{self, Out, size};
@@ -22,20 +19,20 @@ struct Report<'a> {
     incomplete: Vec<Incomplete<'a>>,
 }
 
-/// One model of the folder.
+/// A model of the folder.
 #[derive(Serialize)]
 struct Model {
-    /// What `-m` takes.
+    /// A name for `-m`.
     name: String,
     path: String,
     files: usize,
     bytes: u64,
     architecture: Option<String>,
-    /// The format of most of its bytes.
+    /// The tensor format with the most bytes.
     quantization: Option<&'static str>,
-    /// Seconds since 1970 of the newest file.
+    /// Unix time of the newest file, in seconds.
     modified: Option<u64>,
-    /// Why it cannot be opened.
+    /// Why the file cannot be opened.
     problem: Option<String>,
 }
 
@@ -46,44 +43,48 @@ struct Incomplete<'a> {
 }
 
 pub fn run(args: &ModelsArgs) -> Result<()> {
-    let open = |args: &StoreArgs| Store::open(args.models_dir.as_deref());
+    let open = |args: &StoreArgs| ModelsFolder::open(args.models_dir.as_deref());
     match &args.command {
         None => show(&open(&args.store)?, args.json),
         Some(ModelsCommand::Rm(remove)) => rm(&open(&remove.store)?, remove),
     }
 }
 
-fn show(store: &Store, json: bool) -> Result<()> {
-    let contents = store.contents()?;
-    let models: Vec<Model> = contents
-        .models
-        .iter()
-        .map(|model| describe(&contents, model))
-        .collect();
+fn show(folder: &ModelsFolder, json: bool) -> Result<()> {
+    let listing = folder.list()?;
+    let models = listing.models.iter();
+    let models: Vec<Model> = models.map(|model| describe(&listing, model)).collect();
     let mut out = Out::new();
     if json {
-        let incomplete = contents.incomplete.iter().map(|file| Incomplete {
+        let incomplete = listing.incomplete.iter().map(|file| Incomplete {
             name: &file.name,
             bytes: file.bytes,
         });
         out.json(&Report {
-            models_dir: store.root().to_string_lossy().into_owned(),
+            models_dir: folder.root().to_string_lossy().into_owned(),
             models,
             incomplete: incomplete.collect(),
         })?;
-        return out.finish();
+    } else if models.is_empty() && listing.incomplete.is_empty() {
+        output::note(&format!("no models in {}", display::path(folder.root())));
+    } else {
+        table(&mut out, &models, &listing)?;
     }
-    if models.is_empty() && contents.incomplete.is_empty() {
-        output::note(&format!("no models in {}", shown(store.root())));
-        return out.finish();
-    }
+    out.finish()
+}
+
+fn table(out: &mut Out, models: &[Model], listing: &Listing) -> Result<()> {
     let names = models.iter().map(|model| model.name.chars().count());
     let width = names.max().unwrap_or(0).clamp(4, 60);
     out.line(&format!(
         "{:width$}  {:>10}  {:12}  {:7}  date",
         "name", "size", "architecture", "type"
     ))?;
-    for model in &models {
+    let mut row = |name: &str, bytes: u64, facts: &str| {
+        let (name, bytes) = (escape_control(name), size(bytes));
+        out.line(&format!("{name:width$}  {bytes:>10}  {facts}"))
+    };
+    for model in models {
         let facts = match &model.problem {
             Some(problem) => format!("broken: {problem}"),
             None => format!(
@@ -93,23 +94,15 @@ fn show(store: &Store, json: bool) -> Result<()> {
                 model.modified.map_or("n/a".into(), date)
             ),
         };
-        let name = escape_control(&model.name);
-        out.line(&format!(
-            "{name:width$}  {:>10}  {facts}",
-            size(model.bytes)
-        ))?;
+        row(&model.name, model.bytes, &facts)?;
     }
-    for file in &contents.incomplete {
-        let name = escape_control(&file.name);
-        out.line(&format!(
-            "{name:width$}  {:>10}  incomplete",
-            size(file.bytes)
-        ))?;
+    for file in &listing.incomplete {
+        row(&file.name, file.bytes, "incomplete")?;
     }
-    out.finish()
+    Ok(())
 }
 
-fn describe(contents: &Contents, model: &Group<File>) -> Model {
+fn describe(listing: &Listing, model: &LocalModel) -> Model {
     let (mut architecture, mut quantization, mut problem) = (None, None, None);
     let first = &model.files[0].path;
     match Gguf::open(first, LoadMode::Mmap) {
@@ -126,10 +119,10 @@ fn describe(contents: &Contents, model: &Group<File>) -> Model {
     }
     let modified = model.files.iter().filter_map(|file| file.modified).max();
     Model {
-        name: contents.name_of(model).into_owned(),
+        name: listing.name_of(model).into_owned(),
         path: first.to_string_lossy().into_owned(),
         files: model.files.len(),
-        bytes: total(model),
+        bytes: total(model.files.iter().map(|file| file.bytes)),
         architecture,
         quantization,
         modified: modified.and_then(seconds),
@@ -137,13 +130,11 @@ fn describe(contents: &Contents, model: &Group<File>) -> Model {
     }
 }
 
-fn total(model: &Group<File>) -> u64 {
-    model
-        .files
-        .iter()
-        .fold(0, |sum: u64, file| sum.saturating_add(file.bytes))
+fn total(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
 }
 
+/// Returns the format that most of the file's bytes have.
 fn most_bytes(gguf: &Gguf) -> Option<&'static str> {
     let mut totals: Vec<(&'static str, u64)> = Vec::new();
     for info in gguf.tensors() {
@@ -163,14 +154,14 @@ fn seconds(time: SystemTime) -> Option<u64> {
         .map(|since| since.as_secs())
 }
 
-/// The day in UTC, `2026-03-01`. Method: Howard Hinnant, "chrono-compatible low-level date algorithms".
+/// Returns the date in UTC, `2026-03-01`. Method: Howard Hinnant, "chrono-compatible low-level date algorithms".
 fn date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era =
         (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    // Months are counted from March, so that the leap day is the last of the year.
+    // Months count from March, so that the leap day is the last day of the year.
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
     let year = era * 400 + year_of_era + u64::from(month >= 10);
@@ -178,36 +169,27 @@ fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-fn rm(store: &Store, args: &RemoveArgs) -> Result<()> {
-    let contents = store.contents()?;
-    let by_name = |file: &&File| file.name == args.name;
-    let files: Vec<&File> = match contents.incomplete.iter().find(by_name) {
-        Some(file) => vec![file],
-        None => match contents.find(&args.name)? {
-            Some(model) => model.files.iter().collect(),
-            None => bail!(
-                "there is no model '{}' in {}; rocmforge models lists what there is",
-                escape_control(&args.name),
-                shown(store.root())
-            ),
-        },
+fn rm(folder: &ModelsFolder, args: &RemoveArgs) -> Result<()> {
+    let listing = folder.list()?;
+    let Some(files) = listing.find_files(&args.name)? else {
+        bail!(
+            "no model '{}' in {}; list the models with: rocmforge models",
+            escape_control(&args.name),
+            display::path(folder.root())
+        );
     };
-    let bytes = files
-        .iter()
-        .fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
+    let bytes = total(files.iter().map(|file| file.bytes));
     for file in &files {
-        output::note(&shown(&file.path));
+        output::note(&display::path(&file.path));
     }
     if !args.yes && !confirmed(bytes)? {
-        output::note("nothing was removed");
+        output::note("nothing removed");
         return Ok(());
     }
     for file in files {
-        fs::remove_file(&file.path)
-            .with_context(|| format!("cannot remove {}", shown(&file.path)))?;
-        remove_empty(file.path.parent(), store.root());
+        folder.remove(file)?;
     }
-    output::note(&format!("removed, {} are free", size(bytes)));
+    output::note(&format!("removed, {} freed", size(bytes)));
     Ok(())
 }
 
@@ -215,10 +197,10 @@ fn confirmed(bytes: u64) -> Result<bool> {
     let stdin = io::stdin();
     if !stdin.is_terminal() {
         return Err(usage(
-            "removing asks first and stdin is not a terminal; give --yes",
+            "cannot ask for confirmation, stdin is not a terminal; use --yes",
         ));
     }
-    // Nobody reads a question that cannot be written; the answer is no then.
+    // If the question cannot be written, there is no answer either, and nothing is removed.
     let _ = write!(io::stderr(), "Remove {}? [y/N] ", size(bytes));
     let mut answer = String::new();
     stdin
@@ -227,34 +209,12 @@ fn confirmed(bytes: u64) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// Removes `dir` and those above it as far as they are empty, below `root`.
-fn remove_empty(dir: Option<&Path>, root: &Path) {
-    let mut dir = dir;
-    while let Some(this) = dir
-        && this.starts_with(root)
-        && this != root
-    {
-        // Not empty: done. The lock of a pull does not count.
-        let only_lock = fs::read_dir(this).is_ok_and(|mut entries| {
-            entries.all(|entry| entry.is_ok_and(|entry| entry.file_name() == super::LOCK_NAME))
-        });
-        if !only_lock {
-            return;
-        }
-        let _ = fs::remove_file(this.join(super::LOCK_NAME));
-        if fs::remove_dir(this).is_err() {
-            return;
-        }
-        dir = this.parent();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn formats_unix_times_as_dates() {
         // From `date -u -d @N +%F`.
         for (seconds, expected) in [
             (0, "1970-01-01"),
