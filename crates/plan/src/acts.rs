@@ -1,14 +1,14 @@
-//! The formats of activations that GEMM and GEMV kernels read.
+//! Activation formats that GEMM and GEMV kernels read.
 //!
 //! The weight format determines the activation format ([`act_format`]), so a product does not depend on
 //! which kernel computes it.
 
 use rocmforge_gguf::GgmlType;
 
-/// The form of activations in a matrix product.
+/// The format of activations in a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActFormat {
-    /// f32 as they are.
+    /// f32, unconverted.
     F32,
     /// int8 with a scale per 32 values: max|x| / 127, rounded to f16.
     Q8x32,
@@ -17,7 +17,7 @@ pub enum ActFormat {
 }
 
 impl ActFormat {
-    /// Values that share a scale; a row is whole blocks of this many.
+    /// Number of values that share a scale; a row is a whole number of blocks of this length.
     pub const fn block_len(self) -> usize {
         match self {
             ActFormat::F32 => 1,
@@ -27,7 +27,7 @@ impl ActFormat {
     }
 }
 
-/// The form of activations that a weight format is multiplied with.
+/// Returns the activation format that goes with a weight format.
 pub fn act_format(ty: GgmlType) -> ActFormat {
     use GgmlType::*;
     match ty {

@@ -1,6 +1,6 @@
-//! What one step of the engine computes, as plain data: it crosses from the engine to a device's thread.
+//! What one step of the engine computes, as plain data that the engine sends to the device's thread.
 //!
-//! Prefill, decode, mixtures of both and scoring are shapes of the same [`Batch`].
+//! Prefill, decode, mixed steps and scoring are all the same [`Batch`].
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use rocmforge_gguf::TokenId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputToken {
     Id(TokenId),
-    /// What output row `row` of the previous step sampled; known to the device before it is known here.
+    /// The token sampled for output row `row` of the previous step. The device has it before the engine does.
     Sampled {
         row: usize,
     },
@@ -21,54 +21,54 @@ pub enum InputToken {
 /// The rows of one sequence in a batch: `n_rows` consecutive tokens at `first_pos, first_pos + 1, ...`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchSeq {
-    /// Index of its first row in `Batch::tokens`.
+    /// Index in `Batch::tokens` of the sequence's first row.
     pub first_row: usize,
     pub n_rows: usize,
-    /// Position of its first row in the sequence.
+    /// Position of the first row in the sequence.
     pub first_pos: usize,
-    /// Cache block of each page of the sequence, by page number; covers all rows of this batch.
+    /// The cache block of each page of the sequence, by page number; covers all rows of this batch.
     pub block_table: Vec<u32>,
 }
 
-/// How to choose a token from a row of logits. Plain data, so that a device can do it.
+/// How to choose a token from a row of logits. Plain data, so that a device can do the sampling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleRow {
     pub params: Arc<SamplingParams>,
-    /// How many tokens the sequence has generated before; with the seed it fixes the random number.
+    /// Number of tokens generated before this one; together with the seed it determines the random number.
     pub index: u64,
-    /// Tokens in the penalty window, by ascending id, and how often each occurs. A row whose input is
-    /// [`InputToken::Sampled`] has that token added where it is known.
+    /// Tokens in the penalty window, by ascending id, with their number of occurrences. For a row whose input is
+    /// [`InputToken::Sampled`], the device adds that token.
     pub counts: Vec<(TokenId, u32)>,
-    /// What DRY looks at, where it is on.
+    /// The token history that DRY searches; `None` if DRY is off.
     pub dry: Option<DryHistory>,
-    /// Mirostat's state as the last token left it. A row whose input is [`InputToken::Sampled`] has it from
-    /// there instead.
+    /// Mirostat's state after the last token. For a row whose input is [`InputToken::Sampled`], the device uses
+    /// the state of the previous step instead.
     pub mu: Option<f32>,
-    /// How many of the best log-probabilities to report.
+    /// Number of best tokens whose log-probabilities to report.
     pub top_logprobs: usize,
 }
 
-/// The end of a sequence, in which DRY looks for repetitions.
+/// The last tokens of a sequence, in which DRY looks for repetitions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DryHistory {
-    /// Oldest first. A row whose input is [`InputToken::Sampled`] has that token added where it is known.
+    /// Oldest first. For a row whose input is [`InputToken::Sampled`], the device adds that token.
     pub tokens: Vec<TokenId>,
     pub breakers: Arc<Breakers>,
 }
 
-/// A sampled token, and what the choice of the next one depends on besides it.
+/// A sampled token and the sampler state after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampled {
     pub id: TokenId,
-    /// Mirostat's state, where it is on: the surprise in bits from which tokens are left out.
+    /// Mirostat's state, if it is on: the surprise in bits above which tokens are dropped.
     pub mu: Option<f32>,
 }
 
-/// What is wanted of a row's logits.
+/// What to compute from a row's logits.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Want {
     Sample(SampleRow),
-    /// The log-probability of `target`, and the `top` best tokens.
+    /// The log-probability of `target`, and the `top` most likely tokens.
     Score {
         target: TokenId,
         top: usize,
@@ -77,7 +77,7 @@ pub enum Want {
     Logits,
 }
 
-/// A row of the batch whose logits are wanted.
+/// A row of the batch whose logits are needed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogitsRow {
     /// Index in `Batch::tokens`.
@@ -88,14 +88,14 @@ pub struct LogitsRow {
 /// One step: tokens of any number of sequences.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Batch {
-    /// Number of the step, repeated in its [`StepOutput`].
+    /// Number of the step; its [`StepOutput`] repeats it.
     pub step: u64,
-    /// What happens to the cache before anything else, one after the other.
+    /// Cache shifts to apply, in order, before anything else.
     pub shifts: Vec<KvShift>,
     pub tokens: Vec<InputToken>,
     /// Position of each token in its sequence.
     pub positions: Vec<u32>,
-    /// Where each token's K and V go: `block * page + offset`.
+    /// The cache slot for each token's K and V: `block * page + offset`.
     pub slots: Vec<u32>,
     pub seqs: Vec<BatchSeq>,
     pub logits: Vec<LogitsRow>,
@@ -108,7 +108,7 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// Result of one [`LogitsRow`].
+/// The result of one [`LogitsRow`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowOutput {
     Sampled {
@@ -121,11 +121,11 @@ pub enum RowOutput {
     },
     /// `[n_vocab]`, as computed.
     Logits(Vec<f32>),
-    /// Nothing can be chosen or scored: no logit is a number.
+    /// No logit is a finite number, so nothing can be sampled or scored.
     NotFinite,
 }
 
-/// Result of a step: one entry for each of `Batch::logits`, in order.
+/// The result of a step: one entry for each of `Batch::logits`, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutput {
     pub step: u64,

@@ -1,29 +1,30 @@
-//! The sequence breakers of DRY sampling, as tokens.
+//! Sequence breakers of DRY sampling, as tokens.
 
 use std::collections::HashMap;
 
 use rocmforge_gguf::TokenId;
 
-/// The tokens that hold or begin a breaker.
+/// Tokens that contain a breaker or begin one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Breakers {
-    /// For each token the tokens that have to follow; none for a token that holds a whole breaker.
+    /// For each token, the token sequences that complete a breaker; an empty one if the token contains a whole breaker.
     tails: HashMap<TokenId, Vec<Vec<TokenId>>>,
 }
 
 impl Breakers {
-    /// Creates breakers from the token sequences that hold or begin each text.
+    /// Creates breakers from a map of tokens to the token sequences that complete a breaker.
     pub fn new(tails: HashMap<TokenId, Vec<Vec<TokenId>>>) -> Breakers {
         Breakers { tails }
     }
 
-    /// Whether the token holds a whole breaker.
+    /// Returns whether the token contains a whole breaker.
     pub fn is_whole(&self, id: TokenId) -> bool {
         let tails = self.tails.get(&id);
         tails.is_some_and(|tails| tails.iter().any(Vec::is_empty))
     }
 
-    /// How many tokens came since the last breaker, in a text given backwards; all if there is none.
+    /// Returns the number of tokens since the last breaker in a reversed token sequence, or its length if there is
+    /// none.
     pub fn tokens_since(&self, reversed: &[TokenId]) -> usize {
         for (at, id) in reversed.iter().enumerate() {
             let after = &reversed[..at];

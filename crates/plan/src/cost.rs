@@ -1,9 +1,9 @@
-//! What every operation of a plan must move and compute in a given batch, and how long that takes at least
-//! on a machine whose ceilings are known (the roofline model: the slower of memory and arithmetic).
+//! Cost estimates: what each operation of a plan moves and computes in a given batch, and the least time that
+//! takes by the roofline model (the slower of memory and arithmetic).
 //!
-//! Counted as memory are the bytes that no cache can save a model larger than the caches: weights, and keys
-//! and values. The float buffers between operations are counted apart, since they mostly stay in a cache.
-//! Exponentials count as one operation and those of attention's softmax are left out, as is usual.
+//! Memory traffic means the bytes that no cache can save for a model larger than the caches: weights, keys and
+//! values. Float buffers between operations are counted separately, since they mostly stay in a cache.
+//! An exponential counts as one operation; those of attention's softmax are left out, as is usual.
 
 use std::iter::Sum;
 
@@ -15,18 +15,18 @@ use crate::kv::KvType;
 use crate::op::RowCount;
 use crate::weights::Weights;
 
-/// What of a batch its cost depends on.
+/// The properties of a batch that determine its cost.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchShape {
     pub seqs: Vec<SeqShape>,
-    /// Rows whose logits are wanted.
+    /// Number of rows whose logits are needed.
     pub n_logits: usize,
 }
 
 /// The rows of one sequence in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeqShape {
-    /// Position of the first row: what of the sequence is in the cache already.
+    /// Position of the first row, which is also the number of tokens already in the cache.
     pub first_pos: usize,
     pub n_rows: usize,
 }
@@ -53,7 +53,7 @@ impl BatchShape {
 }
 
 impl SeqShape {
-    /// Pairs of a row and a position that it sees.
+    /// Number of (row, visible position) pairs.
     fn pairs(&self, window: Option<u32>) -> u64 {
         let seen = |row: usize| {
             let before = (self.first_pos + row + 1) as u64;
@@ -62,7 +62,7 @@ impl SeqShape {
         (0..self.n_rows).map(seen).sum()
     }
 
-    /// Positions that any of the rows sees.
+    /// Number of positions visible to at least one row.
     fn positions(&self, window: Option<u32>) -> u64 {
         let first = window.map_or(0, |window| {
             (self.first_pos + 1).saturating_sub(window as usize)
@@ -74,20 +74,20 @@ impl SeqShape {
 /// What one operation moves and computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpCost {
-    /// Bytes of weights that are read.
+    /// Bytes of weights read.
     pub weight_bytes: u64,
-    /// Bytes of the KV cache that are read or written.
+    /// Bytes of the KV cache read or written.
     pub kv_bytes: u64,
-    /// Bytes of float buffers and converted activations that are read or written.
+    /// Bytes of float buffers and converted activations read or written.
     pub buffer_bytes: u64,
-    /// Operations on f32; a multiply-add counts as two.
+    /// f32 operations; a multiply-add counts as two.
     pub f32_ops: u64,
-    /// Operations of int8 dot products.
+    /// Operations of int8 dot products; a multiply-add counts as two.
     pub i8_ops: u64,
 }
 
 impl OpCost {
-    /// The least time this takes: what must come from memory, or the arithmetic, whichever is longer.
+    /// Returns the least time in seconds: that of memory traffic or of arithmetic, whichever is longer.
     pub fn seconds(&self, roofline: &Roofline) -> f64 {
         let memory = (self.weight_bytes + self.kv_bytes) as f64 / roofline.read_bytes_per_s;
         let arithmetic = self.f32_ops as f64 / roofline.f32_ops_per_s
@@ -108,14 +108,14 @@ impl Sum for OpCost {
     }
 }
 
-/// Operations for each value of a norm: a square and its sum, and two factors.
+/// Operations per value of a norm: a square, its sum and two factors.
 const NORM_OPS: u64 = 4;
-/// Of a conversion: the largest magnitude, a factor and a rounding.
+/// Operations per value of a conversion: the largest magnitude, a factor and a rounding.
 const CONVERSION_OPS: u64 = 3;
-/// Of an activation with a gate: sign, exponential, sum, quotient, product.
+/// Operations per value of a gated activation: sign, exponential, sum, quotient, product.
 const GATED_OPS: u64 = 5;
 
-/// The costs of a model's plan.
+/// Computes the costs of a model's plan.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanCost<'a> {
     pub plan: &'a Plan,
@@ -124,13 +124,13 @@ pub struct PlanCost<'a> {
 }
 
 impl PlanCost<'_> {
-    /// The least time of a step: every operation at the roofline, one after the other.
+    /// Returns the least time of a step in seconds: every operation at the roofline, one after the other.
     pub fn step_seconds(&self, shape: &BatchShape, roofline: &Roofline) -> f64 {
         let ops = self.plan.ops.iter();
         ops.map(|op| self.op(op, shape).seconds(roofline)).sum()
     }
 
-    /// The cost of `op` in a batch of this shape; nothing if it has no rows there.
+    /// Returns the cost of `op` in a batch of this shape; zero if it has no rows there.
     pub fn op(&self, op: &Op, shape: &BatchShape) -> OpCost {
         match *op {
             Op::Embed { table, scale, out } => {
@@ -155,7 +155,7 @@ impl PlanCost<'_> {
                 weight_bytes: self.vector_bytes(weight, self.shape(out, shape).0),
                 ..self.elementwise(&[x, out], NORM_OPS, shape)
             },
-            // The mean and what is left of it, and the same with a bias.
+            // As an RMS norm, plus subtracting the mean and adding the bias.
             Op::LayerNorm {
                 x,
                 weight,
@@ -224,7 +224,7 @@ impl PlanCost<'_> {
                     ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
                 };
                 OpCost {
-                    // Of the experts that are chosen: at most one for each row.
+                    // Each row chooses at most one expert that no other row has chosen.
                     weight_bytes: matrices.data.len() as u64 / n_experts * rows.min(n_experts),
                     buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
                     f32_ops,
@@ -233,7 +233,7 @@ impl PlanCost<'_> {
                 }
             }
             Op::CombineExperts { x, out, .. } => self.elementwise(&[out, x], 2, shape),
-            // Four products and two sums for each pair.
+            // Four multiplications and two additions per pair.
             Op::Rope {
                 x, head_dim, table, ..
             } => {
@@ -255,7 +255,7 @@ impl PlanCost<'_> {
                     ..OpCost::default()
                 }
             }
-            // A product with every visible key, and one with every visible value.
+            // A dot product with every visible key, and a multiply-add of every visible value.
             Op::Attention {
                 layer, n_heads, q, ..
             } => {
@@ -275,7 +275,7 @@ impl PlanCost<'_> {
                 self.elementwise(&[gate, up, out], GATED_OPS, shape)
             }
             Op::Activate { x, out, .. } => self.elementwise(&[x, out], 4, shape),
-            // A quotient and a product around a tanh, which is an exponential and a quotient.
+            // A quotient and a factor around tanh, which is an exponential, a sum and a quotient.
             Op::SoftCap { x, .. } => self.elementwise(&[x, x], 5, shape),
             Op::AddGated { gate, x, out } => self.elementwise(&[gate, x, out, out], 2, shape),
             Op::Add { x, out } => self.elementwise(&[x, out, out], 1, shape),
@@ -283,7 +283,7 @@ impl PlanCost<'_> {
         }
     }
 
-    /// The cost of one matrix product, its output included.
+    /// Returns the cost of one matrix product, including its output.
     fn product(&self, x: ActsId, linear: Linear, shape: &BatchShape) -> OpCost {
         let acts = self.plan.acts[x.0 as usize];
         let rows = shape.n_rows(acts.rows) as u64;
@@ -308,13 +308,14 @@ impl PlanCost<'_> {
         }
     }
 
-    /// Rows and width of a buffer.
+    /// Returns the rows and width of a buffer.
     fn shape(&self, buffer: BufferId, shape: &BatchShape) -> (u64, u64) {
         let info = self.plan.buffers[buffer.0 as usize];
         (shape.n_rows(info.rows) as u64, info.width as u64)
     }
 
-    /// Buffers read or written once, with so many operations for each value of the last.
+    /// Returns the cost of reading or writing each buffer once, with `ops_per_value` operations for each value of the
+    /// last.
     fn elementwise(&self, buffers: &[BufferId], ops_per_value: u64, shape: &BatchShape) -> OpCost {
         let values = |&buffer: &BufferId| {
             let (rows, width) = self.shape(buffer, shape);
@@ -340,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_limits_what_rows_see() {
+    fn window_limits_visible_positions() {
         for (first_pos, n_rows, window, pairs, positions) in [
             (0, 4, None, 10, 4),
             (0, 4, Some(2), 7, 4),

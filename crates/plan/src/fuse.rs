@@ -1,5 +1,4 @@
-//! Rewrites of a recorded plan that every backend profits from. A fusion is a rewrite here, never a new
-//! way to write a model.
+//! Plan rewrites that help every backend. A model is written once; fusion is a rewrite of its plan here.
 
 use std::collections::HashSet;
 
@@ -8,8 +7,8 @@ use crate::OutMode;
 use super::op::{BufferId, Linear, Op, Plan};
 use crate::weights::Weights;
 
-/// Applies all rewrites: a product that is only added to another buffer accumulates into it, and so do those that were
-/// added to it.
+/// Lets products accumulate: a product whose only use is to be added to another buffer writes there directly, and so do
+/// the products that were added to it.
 pub fn fuse(mut plan: Plan) -> Plan {
     let mut fused: Vec<Op> = Vec::with_capacity(plan.ops.len());
     for at in 0..plan.ops.len() {
@@ -37,8 +36,8 @@ pub fn fuse(mut plan: Plan) -> Plan {
     plan
 }
 
-/// Where the product that is stored in `x` stands, if nothing behind it does more with `x` than adding products, and
-/// nothing has to do with `sum`.
+/// Returns the index of the product stored in `x`, if the operations after it only add products to `x` and do not
+/// touch `sum`.
 fn product_of(ops: &[Op], x: BufferId, sum: BufferId) -> Option<usize> {
     for (at, op) in ops.iter().enumerate().rev() {
         match op {
@@ -48,7 +47,7 @@ fn product_of(ops: &[Op], x: BufferId, sum: BufferId) -> Option<usize> {
                 ..
             } if *out == x => return Some(at),
             Op::MatMul { out, .. } if *out == x => {}
-            // What adapters need beside it.
+            // Low-rank products of adapters may stand in between.
             Op::MatMul { .. } | Op::Quantize { .. } => {
                 if [op.reads(), op.writes()]
                     .concat()
@@ -64,19 +63,19 @@ fn product_of(ops: &[Op], x: BufferId, sum: BufferId) -> Option<usize> {
     None
 }
 
-/// Whether operations that can share a pass over their rows are fused.
+/// Whether to fuse operations that can share a pass over their rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fusion {
-    /// Fuses them, for speed.
+    /// Fuse, for speed.
     #[default]
     On,
-    /// Keeps them apart: every value is in a buffer once, where an observer can read it.
+    /// Do not fuse: every value is in a buffer once, where an observer can read it.
     Off,
 }
 
-/// Merges operations that can share one pass over their rows, after which some values are in no buffer: a
-/// norm goes into the form that products read, products of the same activations run together, and two
-/// whose rows meet in a gate become its result. The results have the same bits.
+/// Fuses operations that can share one pass over their rows, with bit-identical results: a norm with the conversion of
+/// its output, products of the same activations, and the two products of a gate with its activation. Some values are
+/// then never stored in a buffer.
 pub fn fuse_passes(mut plan: Plan, weights: &Weights) -> Plan {
     let ops = std::mem::take(&mut plan.ops);
     let mut rest = &ops[..];
@@ -91,7 +90,7 @@ pub fn fuse_passes(mut plan: Plan, weights: &Weights) -> Plan {
     plan
 }
 
-/// A norm that only a conversion reads; also how many operations it stands for.
+/// Returns a norm that only a conversion reads, fused with it, and the number of operations replaced.
 fn norm_quantize(plan: &Plan, weights: &Weights, ops: &[Op]) -> Option<(Op, usize)> {
     let [
         Op::RmsNorm {
@@ -118,7 +117,7 @@ fn norm_quantize(plan: &Plan, weights: &Weights, ops: &[Op]) -> Option<(Op, usiz
     ))
 }
 
-/// Neighbouring products of the same activations.
+/// Returns consecutive products of the same activations, fused, and the number of operations replaced.
 fn products(plan: &Plan, ops: &[Op]) -> Option<(Op, usize)> {
     let stored = |op: &Op| {
         if let &Op::MatMul {
@@ -171,7 +170,7 @@ fn products(plan: &Plan, ops: &[Op]) -> Option<(Op, usize)> {
     Some((Op::MatMuls { x, products }, n))
 }
 
-/// Buffers that no operation touches any more take no memory.
+/// Sets the width of buffers that no operation uses to 0, so that they take no memory.
 fn forget_unused_buffers(plan: &mut Plan) {
     let mut used: HashSet<BufferId> = HashSet::from([plan.logits]);
     for op in &plan.ops {
@@ -185,7 +184,7 @@ fn forget_unused_buffers(plan: &mut Plan) {
     }
 }
 
-/// Whether nothing reads `buffer` before it is written again.
+/// Returns whether nothing reads `buffer` before it is written again.
 pub fn is_dead(rest: &[Op], buffer: BufferId, logits: BufferId) -> bool {
     for op in rest {
         if op.reads().contains(&buffer) {
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_residual_becomes_an_accumulating_product() {
+    fn fuses_residual_add_into_product() {
         let fused = fuse(plan(false));
         assert_eq!(fused.ops.len(), 3);
         assert!(matches!(
@@ -233,12 +232,12 @@ mod tests {
     }
 
     #[test]
-    fn a_product_that_is_read_again_stays() {
+    fn keeps_products_that_are_read_again() {
         assert_eq!(fuse(plan(true)), plan(true));
     }
 
     #[test]
-    fn adapters_of_a_residual_s_product_accumulate_too() {
+    fn fuses_adapter_products_of_a_residual_add() {
         let record = |reads_sum: bool| {
             let mut b = Recorder::new();
             let [x, h, y] = [0; 3].map(|_| b.buffer(RowCount::Tokens, 32));

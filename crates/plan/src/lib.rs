@@ -1,8 +1,8 @@
-//! What a model computes, as data: a list of operations over numbered buffers, and the batches it runs on.
+//! A model's computation as data: a list of operations over numbered buffers, and the batches it runs on.
 //!
-//! The recorder of a model family writes a [`Plan`] once; a backend compiles it and runs it for every [`Batch`].
-//! Profiling, checking one backend against another and cost estimates are loops over the same list. This crate
-//! knows no device: kernels, models and backends share its vocabulary.
+//! Invariant: this crate is only vocabulary. It knows no device and runs no kernel; kernels, models and backends all
+//! speak in its types. A model records its [`Plan`] once, and everything else (execution, fusion, placement, cost
+//! estimates, checks of one backend against another) is a loop over that list.
 #![forbid(unsafe_code)]
 
 mod acts;

@@ -5,39 +5,39 @@ use crate::{ActFormat, Activation, OutMode, RopeStyle, Router, RowsOf};
 use super::rope::RopeTable;
 use crate::kv::{KvSpec, KvType};
 
-/// A float buffer of the plan, `[rows, width]`, row-major.
+/// Id of a float buffer of the plan, `[rows, width]`, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub u32);
 
-/// A buffer of activations in the form a matrix product reads (see [`ActFormat`]).
+/// Id of a buffer of activations in the format that a matrix product reads (see [`ActFormat`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActsId(pub u32);
 
-/// A tensor of the model, in the order of `model::Weights`.
+/// Id of a tensor of the model: its index in [`Weights`](crate::Weights).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightId(pub u32);
 
-/// A rotation table of the plan.
+/// Id of a rotation table of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RopeId(pub u32);
 
-/// The experts that the tokens of a step go to, as `Op::Route` finds them.
+/// Id of a routing: the experts chosen for each token of a step by `Op::Route`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RoutingId(pub u32);
 
-/// How many rows a buffer has in a given batch.
+/// The number of rows of a buffer, which depends on the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowCount {
-    /// One row for every token of the batch.
+    /// One row per token of the batch.
     Tokens,
-    /// One row for every token whose logits are wanted.
+    /// One row per token whose logits are needed.
     Logits,
-    /// One row for every token and each of the `n_used` experts it goes to, sorted by expert.
+    /// One row per token and chosen expert (`n_used` of them), sorted by expert.
     Choices { n_used: usize },
 }
 
 impl RowCount {
-    /// Rows in a batch of `n_tokens` tokens, with logits wanted of `n_logits` of them.
+    /// Returns the number of rows in a batch of `n_tokens` tokens, `n_logits` of which need logits.
     pub fn rows(self, n_tokens: usize, n_logits: usize) -> usize {
         match self {
             RowCount::Tokens => n_tokens,
@@ -55,7 +55,7 @@ pub struct BufferInfo {
     pub width: usize,
 }
 
-/// Shape and form of an activation buffer.
+/// Shape and format of an activation buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActsInfo {
     pub rows: RowCount,
@@ -63,12 +63,12 @@ pub struct ActsInfo {
     pub format: ActFormat,
 }
 
-/// How the products of Q and K become attention scores.
+/// How dot products of Q and K become attention scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scores {
-    /// Factor of the products.
+    /// Factor on the dot products.
     pub scale: f32,
-    /// With `Some(cap)` a scaled product `x` counts as `cap * tanh(x / cap)`.
+    /// `Some(cap)` replaces a scaled product `x` by `cap * tanh(x / cap)`.
     pub soft_cap: Option<f32>,
 }
 
@@ -79,7 +79,7 @@ pub struct Linear {
     pub bias: Option<WeightId>,
 }
 
-/// One operation. Shapes are those of the buffers; `T` is the batch's number of tokens.
+/// One operation. Shapes are those of its buffers; `t` is a token of the batch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
     /// `out[t] = table[token[t]] * scale`, dequantized.
@@ -105,7 +105,7 @@ pub enum Op {
         eps: f32,
         out: BufferId,
     },
-    /// Brings `x` into the form that the following products read.
+    /// Converts `x` to the format that the following products read.
     Quantize { x: BufferId, out: ActsId },
     /// `out (+)= x * weight^T (+ bias)`; `weight` is `[n_out, n_in]`.
     MatMul {
@@ -115,14 +115,14 @@ pub enum Op {
         mode: OutMode,
         out: BufferId,
     },
-    /// `RmsNorm` and `Quantize` in one pass: the normed values are in no buffer. A group is a whole row.
+    /// `RmsNorm` and `Quantize` in one pass; the normed values are not stored in a buffer. Groups are whole rows.
     NormQuantize {
         x: BufferId,
         weight: WeightId,
         eps: f32,
         out: ActsId,
     },
-    /// `MatMul` of several matrices in one pass, each stored in its buffer.
+    /// `MatMul` with several matrices in one pass, each product stored in its own buffer.
     MatMuls {
         x: ActsId,
         products: Vec<(Linear, BufferId)>,
@@ -135,21 +135,21 @@ pub enum Op {
         activation: Activation,
         out: BufferId,
     },
-    /// Chooses the experts of each token by `logits`, one for each expert, and their weights.
+    /// Chooses the experts of each token, and their weights, from `logits` (one per expert).
     Route {
         logits: BufferId,
         router: Router,
         out: RoutingId,
     },
-    /// As `Quantize`, with a row for each token and expert: `rows_of` says what the rows of `x` are.
+    /// As `Quantize`, with a row per token and expert; `rows_of` says what the rows of `x` are.
     QuantizeExperts {
         x: BufferId,
         rows_of: RowsOf,
         routing: RoutingId,
         out: ActsId,
     },
-    /// `out[row] = x[row] * weight[expert of row]^T`; `weight` is `[n_experts * n_out, n_in]`, the experts one
-    /// below the other.
+    /// `out[row] = x[row] * weight[expert of row]^T`; `weight` is `[n_experts * n_out, n_in]`, the experts' matrices
+    /// stacked.
     ExpertMatMul {
         x: ActsId,
         routing: RoutingId,
@@ -176,7 +176,7 @@ pub enum Op {
         k: BufferId,
         v: BufferId,
     },
-    /// Softmax attention of each token over its sequence's cache up to and including itself.
+    /// Softmax attention of each token over its sequence's cache, up to and including the token itself.
     Attention {
         layer: usize,
         n_heads: usize,
@@ -199,7 +199,7 @@ pub enum Op {
     },
     /// `out += x`.
     Add { x: BufferId, out: BufferId },
-    /// `out[t] += x[t] / (1 + e^-gate[t])`; `gate` has one value a row.
+    /// `out[t] += x[t] / (1 + e^-gate[t])`; `gate` has one value per row.
     AddGated {
         gate: BufferId,
         x: BufferId,
@@ -207,7 +207,7 @@ pub enum Op {
     },
     /// `x = cap * tanh(x / cap)`.
     SoftCap { cap: f32, x: BufferId },
-    /// Keeps the rows whose logits are wanted.
+    /// Copies the rows whose logits are needed.
     SelectRows { x: BufferId, out: BufferId },
 }
 
@@ -240,7 +240,7 @@ impl Op {
         }
     }
 
-    /// The float buffers this operation reads.
+    /// Returns the float buffers this operation reads.
     pub fn reads(&self) -> Vec<BufferId> {
         match *self {
             Op::Embed { .. }
@@ -271,7 +271,7 @@ impl Op {
         }
     }
 
-    /// The matrices this operation multiplies with.
+    /// Returns the matrices this operation multiplies with.
     pub fn matrices(&self) -> Vec<WeightId> {
         match self {
             Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. } => vec![*weight],
@@ -283,7 +283,7 @@ impl Op {
         }
     }
 
-    /// The matrix whose rows this operation looks up.
+    /// Returns the matrix whose rows this operation looks up.
     pub fn table(&self) -> Option<WeightId> {
         match *self {
             Op::Embed { table, .. } | Op::AddPositions { table, .. } => Some(table),
@@ -291,7 +291,7 @@ impl Op {
         }
     }
 
-    /// The vectors this operation reads: weights of norms, and biases.
+    /// Returns the vectors this operation reads: norm weights and biases.
     pub fn vectors(&self) -> Vec<WeightId> {
         match self {
             Op::RmsNorm { weight, .. } | Op::NormQuantize { weight, .. } => vec![*weight],
@@ -308,7 +308,7 @@ impl Op {
         }
     }
 
-    /// The converted activations this operation reads.
+    /// Returns the converted activations this operation reads.
     pub fn acts_read(&self) -> Option<ActsId> {
         match *self {
             Op::MatMul { x, .. }
@@ -319,7 +319,7 @@ impl Op {
         }
     }
 
-    /// The converted activations this operation writes.
+    /// Returns the converted activations this operation writes.
     pub fn acts_written(&self) -> Option<ActsId> {
         match *self {
             Op::Quantize { out, .. }
@@ -329,7 +329,7 @@ impl Op {
         }
     }
 
-    /// The routing that this operation writes or reads.
+    /// Returns the routing this operation writes or reads.
     pub fn routing(&self) -> Option<RoutingId> {
         match *self {
             Op::Route { out, .. } => Some(out),
@@ -340,7 +340,7 @@ impl Op {
         }
     }
 
-    /// The layer of the KV cache that this operation writes or reads.
+    /// Returns the layer of the KV cache this operation writes or reads.
     pub fn kv_layer(&self) -> Option<usize> {
         match *self {
             Op::KvAppend { layer, .. } | Op::Attention { layer, .. } => Some(layer),
@@ -348,7 +348,7 @@ impl Op {
         }
     }
 
-    /// The float buffers this operation writes.
+    /// Returns the float buffers this operation writes.
     pub fn writes(&self) -> Vec<BufferId> {
         match *self {
             Op::Embed { out, .. }
@@ -376,15 +376,15 @@ impl Op {
     }
 }
 
-/// The recorded computation of one step: token ids in, logits of the wanted rows out.
+/// The recorded computation of one step, from token ids to the logits of the requested rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub ops: Vec<Op>,
     pub buffers: Vec<BufferInfo>,
     pub acts: Vec<ActsInfo>,
-    /// How many routings there are.
+    /// Number of routings.
     pub n_routings: usize,
-    /// One entry for each attention layer, in the order of `Op::KvAppend::layer`.
+    /// One entry per attention layer, indexed by `Op::KvAppend::layer`.
     pub kv: Vec<KvSpec>,
     pub rope: Vec<RopeTable>,
     /// `[n_logits_rows, n_vocab]`.
@@ -392,7 +392,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether `op` works on the rows whose logits are wanted, so that a step without such rows can leave it out.
+    /// Returns whether `op` works only on rows that need logits, so that a step without such rows can skip it.
     pub fn is_for_logits(&self, op: &Op) -> bool {
         if let Op::Quantize { out, .. } | Op::NormQuantize { out, .. } = op {
             return self.acts[out.0 as usize].rows == RowCount::Logits;
@@ -401,13 +401,13 @@ impl Plan {
         op.writes().first().map(rows) == Some(RowCount::Logits)
     }
 
-    /// Bytes that one token takes in a KV cache of `kv_type`.
+    /// Returns the bytes that one token takes in a KV cache of type `kv_type`.
     pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
         let layers = self.kv.iter();
         layers.map(|spec| spec.bytes_per_token(kv_type)).sum()
     }
 
-    /// Bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits, at most.
+    /// Returns an upper bound of the bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits.
     pub fn buffer_bytes(&self, n_tokens: usize, n_logits: usize) -> u64 {
         let n_rows = |rows: RowCount| rows.rows(n_tokens, n_logits) as u64;
         let floats = self
@@ -417,7 +417,7 @@ impl Plan {
         let acts = self.acts.iter().map(|acts| {
             let value_bytes = match acts.format {
                 ActFormat::F32 => 4,
-                // A byte, and a share of scales and sums.
+                // One byte, and a share of scales and sums.
                 ActFormat::Q8x32 | ActFormat::Q8x256 => 2,
             };
             (acts.rows, acts.width, value_bytes)

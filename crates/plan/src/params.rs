@@ -1,11 +1,11 @@
-//! Parameters of operations that plans, models and kernels share.
+//! Parameters of operations, shared by plans, models and kernels.
 
-/// What a product does with the output's old values.
+/// Whether a product replaces the output's values or adds to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutMode {
-    /// Replaces them.
+    /// Replaces the old values.
     Store,
-    /// Is added to them (the residual stream).
+    /// Adds to the old values (the residual stream).
     Add,
 }
 
@@ -14,12 +14,12 @@ pub enum OutMode {
 pub enum Activation {
     /// `x / (1 + e^-x)` (Elfwing et al. 2018).
     Silu,
-    /// GELU with the tanh in place of the error function (Hendrycks and Gimpel 2016):
+    /// The tanh approximation of GELU (Hendrycks and Gimpel 2016):
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
     GeluTanh,
 }
 
-/// Which values of a head make a pair; `i` counts pairs.
+/// Which values of a head form the pairs that RoPE rotates; `i` counts pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
     /// Neighbours: `2i` and `2i + 1` (llama).
@@ -28,32 +28,31 @@ pub enum RopeStyle {
     Neox,
 }
 
-/// How experts are chosen and weighted.
+/// How the router of a mixture-of-experts (MoE) layer chooses and weights experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router {
-    /// Experts of each token; at least 1 and at most as many as there are.
+    /// Experts per token; at least 1 and at most the number of experts.
     pub n_used: usize,
-    /// Whether the weights of a token's experts are brought to a sum of 1. Otherwise they are
-    /// those of a softmax over all experts.
+    /// How the weights of a token's experts are computed.
     pub weights: ExpertWeights,
     /// Factor on the weights.
     pub scale: f32,
 }
 
-/// What the weights of a token's experts are.
+/// How the weights of a token's experts are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertWeights {
-    /// Their share in a softmax over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// The same, divided by their sum.
+    /// Softmax over all experts, then divided by the sum over the chosen ones.
     Normalized,
 }
 
-/// What the rows of activations stand for.
+/// What the rows of activations for experts stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowsOf {
-    /// A row for each token, which goes to all its experts.
+    /// One row per token, read by all its experts.
     Tokens,
-    /// A row for each token and expert, in the order of a [`Routing`].
+    /// One row per token and chosen expert, in the order of the routing.
     Choices,
 }

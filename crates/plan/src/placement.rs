@@ -1,22 +1,22 @@
-//! Which device runs each operation of a plan, where two share it: the CPU and a GPU.
+//! Placement: which operations of a plan run on the CPU and which on the GPU.
 //!
-//! Operations that follow each other on one side are a segment. Before a segment begins, the buffers that it reads and
-//! that the other side has written last come over. Converted activations, routings and the cache never cross, so what
-//! reads them is on the side of what writes them.
+//! Consecutive operations on one side form a segment. Before a segment runs, the buffers that it reads and that the
+//! other side wrote last are copied over. Converted activations, routings and the KV cache are never copied, so their
+//! readers are on the same side as their writers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::op::{ActsId, BufferId, Op, Plan, RowCount};
 
-/// Where an operation runs.
+/// The device that an operation runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
     Cpu,
     Gpu,
 }
 
-/// Where each operation of a plan runs.
+/// The side of each operation of a plan, and the segments that follow from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     sides: Vec<Side>,
@@ -24,43 +24,43 @@ pub struct Placement {
     output: Side,
 }
 
-/// Operations that follow each other on one side.
+/// Consecutive operations on one side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     pub side: Side,
-    /// Their places in the plan.
+    /// Indices of the operations in the plan.
     pub ops: Range<usize>,
-    /// Their places among the operations of their side.
+    /// Indices of the operations among those of their side.
     pub own_ops: Range<usize>,
-    /// What comes over from the other side before the first of them.
+    /// Buffers to copy from the other side before the first operation.
     pub imports: Vec<BufferId>,
 }
 
-/// What one side runs of a plan.
+/// The part of a plan that one side runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanPart {
-    /// Its operations. Ids and layers are those of the whole plan; what these operations do not touch takes no memory.
+    /// The side's operations. Ids and layers are those of the whole plan; unused buffers and layers take no memory.
     pub plan: Plan,
-    /// The operations of each segment, in order.
+    /// Operations of each segment, in order.
     pub segments: Vec<Range<usize>>,
-    /// Buffers that come from the other side, and that go there.
+    /// Buffers that are copied from the other side.
     pub imports: Vec<BufferId>,
     pub exports: Vec<BufferId>,
-    /// Whether it makes the logits.
+    /// Whether this side computes the logits.
     pub has_output: bool,
 }
 
-/// How layers are divided.
+/// How layers are divided between CPU and GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
-    /// The last so many layers and the output are the GPU's; with 0 nothing is.
+    /// Number of layers on the GPU: the last ones, with the output. With 0, nothing runs on the GPU.
     pub n_gpu_layers: usize,
-    /// Where the experts of the GPU's layers are.
+    /// Side of the experts of the GPU's layers.
     pub experts: Side,
 }
 
 impl From<Plan> for PlanPart {
-    /// All of it.
+    /// The whole plan as one part.
     fn from(plan: Plan) -> PlanPart {
         let all = 0..plan.ops.len();
         PlanPart {
@@ -74,11 +74,11 @@ impl From<Plan> for PlanPart {
 }
 
 impl Placement {
-    /// The operations of `plan` on these sides.
+    /// Places each operation of `plan` on the side given for it.
     ///
     /// # Panics
-    /// If there is not a side for each operation, or one reads converted activations, a routing or a layer of the cache
-    /// that the other side writes.
+    /// If `sides` does not have one entry per operation, or an operation reads converted activations, a routing or a cache
+    /// layer that the other side writes.
     pub fn new(plan: &Plan, sides: Vec<Side>) -> Placement {
         assert_eq!(sides.len(), plan.ops.len(), "each operation has a side");
         let mut buffers: Vec<Option<Home>> = vec![None; plan.buffers.len()];
@@ -141,8 +141,8 @@ impl Placement {
         }
     }
 
-    /// The layers of `plan` divided as `split` says. What comes before the first layer, the lookup of embeddings, is the
-    /// CPU's: it reads a few rows of a large table.
+    /// Places the layers of `plan` as `split` says. What precedes the first layer, the embedding lookup, stays on the
+    /// CPU: it reads a few rows of a large table.
     pub fn split(plan: &Plan, split: Split) -> Placement {
         let first = match split.n_gpu_layers {
             0 => plan.ops.len(),
@@ -156,29 +156,29 @@ impl Placement {
         Placement::new(plan, plan.ops.iter().enumerate().map(side).collect())
     }
 
-    /// Of each operation.
+    /// The side of each operation.
     pub fn sides(&self) -> &[Side] {
         &self.sides
     }
 
-    /// In the order in which they run.
+    /// The segments in execution order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// Which side has the logits, and so chooses tokens.
+    /// The side that computes the logits, and so samples tokens.
     pub fn output(&self) -> Side {
         self.output
     }
 
-    /// How many of the plan's layers have their cache on `side`.
+    /// Returns the number of layers whose cache is on `side`.
     pub fn n_layers(&self, plan: &Plan, side: Side) -> usize {
         let ops = plan.ops.iter().zip(&self.sides);
         let own = ops.filter(|(op, own)| **own == side && matches!(op, Op::Attention { .. }));
         own.count()
     }
 
-    /// What `side` runs of `plan`, which this is the placement of.
+    /// Returns the part of `plan` that runs on `side`. `plan` is the one this placement was made for.
     pub fn part(&self, plan: &Plan, side: Side) -> PlanPart {
         let own = |(op, own): (&Op, &Side)| (*own == side).then(|| op.clone());
         let ops = plan.ops.iter().zip(&self.sides).filter_map(own).collect();
@@ -207,14 +207,14 @@ impl Placement {
     }
 }
 
-/// Who has written a buffer last, and whether the other side has it, too.
+/// Which side wrote a buffer last, and whether the other side has a copy.
 #[derive(Clone, Copy)]
 struct Home {
     side: Side,
     crossed: bool,
 }
 
-/// Whether `op` works with the experts that tokens are sent to.
+/// Returns whether `op` works on rows of chosen experts.
 pub fn is_of_experts(plan: &Plan, op: &Op) -> bool {
     let of_choices = |id: &BufferId| {
         let rows = plan.buffers[id.0 as usize].rows;
@@ -223,11 +223,11 @@ pub fn is_of_experts(plan: &Plan, op: &Op) -> bool {
     op.routing().is_some() || op.reads().iter().chain(&op.writes()).any(of_choices)
 }
 
-/// The operation that each layer begins with: the last place before its cache is written at which nothing but one buffer,
-/// the residual stream, is used afterwards.
+/// Returns the index of each layer's first operation: the last one before the layer's cache is written after which
+/// only one earlier buffer, the residual stream, is still read.
 pub fn layer_starts(plan: &Plan) -> Vec<usize> {
     let mut starts = vec![0; plan.kv.len()];
-    // Layers whose append is behind this place, and whose start is not found yet.
+    // Layers whose append has been passed (going backwards) and whose start has not been found.
     let mut open = Vec::new();
     let mut buffers = BTreeSet::from([plan.logits]);
     let mut acts = BTreeSet::new();
@@ -257,7 +257,7 @@ pub fn layer_starts(plan: &Plan) -> Vec<usize> {
     starts
 }
 
-/// Takes the memory from what no operation of `plan` touches.
+/// Sets the width of everything that no operation of `plan` uses to 0, so that it takes no memory.
 fn forget_the_rest(plan: &mut Plan) {
     let Plan {
         ops,

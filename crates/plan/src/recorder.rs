@@ -1,4 +1,4 @@
-//! The recorder: a model's wiring calls one method for each operation.
+//! The recorder: a model's code calls one method per operation, and gets a plan.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::op::{
 use super::rope::RopeTable;
 use crate::kv::KvSpec;
 
-/// Records a [`Plan`]. An activation that several products read in the same form is converted once.
+/// Records a [`Plan`]. Activations that several products read in the same format are converted once.
 #[derive(Debug, Default)]
 pub struct Recorder {
     ops: Vec<Op>,
@@ -19,13 +19,13 @@ pub struct Recorder {
     kv: Vec<KvSpec>,
     rope: Vec<RopeTable>,
     n_routings: usize,
-    /// The converted forms that are still equal to their buffer.
+    /// Converted activations that are still equal to their source buffer.
     current: HashMap<Form, ActsId>,
-    /// Activation buffers by shape, so that every layer uses the same memory.
+    /// Activation buffers by format, shared by all layers.
     by_source: HashMap<Form, ActsId>,
-    /// Products of low rank that nothing has asked for yet.
+    /// Low-rank products that no later operation has needed so far.
     pending: Vec<LowRank>,
-    /// Buffers of `A x` by shape, so that every layer uses the same memory.
+    /// Buffers of `A x` by shape, shared by all layers.
     low: Vec<(BufferInfo, BufferId)>,
 }
 
@@ -39,12 +39,12 @@ struct LowRank {
     out: BufferId,
 }
 
-/// A form of a buffer's values for products.
+/// A buffer's values converted to a format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Form {
     x: BufferId,
     format: ActFormat,
-    /// By whose choices the rows are sorted, for products with experts.
+    /// The routing that sorts the rows, for products with experts.
     routing: Option<RoutingId>,
 }
 
@@ -53,13 +53,13 @@ impl Recorder {
         Recorder::default()
     }
 
-    /// A new float buffer of `width` values per row.
+    /// Creates a float buffer of `width` values per row.
     pub fn buffer(&mut self, rows: RowCount, width: usize) -> BufferId {
         self.buffers.push(BufferInfo { rows, width });
         BufferId(self.buffers.len() as u32 - 1)
     }
 
-    /// How many rows `buffer` has.
+    /// Returns the row count of `buffer`.
     pub fn rows(&self, buffer: BufferId) -> RowCount {
         self.buffers[buffer.0 as usize].rows
     }
@@ -96,7 +96,7 @@ impl Recorder {
         out
     }
 
-    /// The form of `x`, which has a row for each token or for each choice of `routing`.
+    /// Returns `x` converted for products with experts; its rows are tokens, or choices of `routing`.
     fn expert_acts(
         &mut self,
         x: BufferId,
@@ -171,7 +171,7 @@ impl Recorder {
         });
     }
 
-    /// `out = x * weight^T + bias`, with activations in the form `format`.
+    /// Records `out = x * weight^T + bias`, with activations converted to `format`.
     pub fn matmul(
         &mut self,
         x: BufferId,
@@ -190,7 +190,7 @@ impl Recorder {
         });
     }
 
-    /// A routing, to be filled by `route`.
+    /// Creates a routing, to be filled by `route`.
     pub fn routing(&mut self) -> RoutingId {
         self.n_routings += 1;
         RoutingId(self.n_routings as u32 - 1)
@@ -204,7 +204,7 @@ impl Recorder {
         });
     }
 
-    /// The product of every row with the matrix of its expert; `out` has rows of `RowCount::Choices`.
+    /// Records the product of every row with its expert's matrix; `out` has rows of `RowCount::Choices`.
     ///
     /// # Panics
     /// If `out` has other rows.
@@ -233,7 +233,7 @@ impl Recorder {
         self.push(Op::CombineExperts { x, routing, out });
     }
 
-    /// `out += x * weight^T`, with activations in the form `format`.
+    /// Records `out += x * weight^T`, with activations converted to `format`.
     pub fn matmul_add(&mut self, x: BufferId, weight: WeightId, format: ActFormat, out: BufferId) {
         let x = self.acts(x, format);
         self.push(Op::MatMul {
@@ -245,8 +245,8 @@ impl Recorder {
         });
     }
 
-    /// `out += x * a^T * b^T` in f32, with `a` of `rank` rows. What is added to several products of the same `x`, such as
-    /// queries, keys and values, is recorded together behind them, so that their passes can be merged.
+    /// Records `out += x * a^T * b^T` in f32, where `a` has `rank` rows. Low-rank products of the same `x`, such as
+    /// those of queries, keys and values, are recorded together after the main products, so that they can be fused.
     pub fn add_low_rank(&mut self, x: BufferId, [a, b]: [WeightId; 2], rank: usize, out: BufferId) {
         let info = BufferInfo {
             rows: self.rows(out),
@@ -289,7 +289,7 @@ impl Recorder {
         });
     }
 
-    /// A layer of the KV cache; its index is what `kv_append` and `attention` take.
+    /// Adds a layer to the KV cache; returns the index that `kv_append` and `attention` take.
     pub fn kv_layer(&mut self, spec: KvSpec) -> usize {
         self.kv.push(spec);
         self.kv.len() - 1
@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_activation_is_converted_once_until_it_changes() {
+    fn converts_an_activation_once_until_it_changes() {
         let mut b = Recorder::new();
         let x = b.buffer(RowCount::Tokens, 32);
         let y = b.buffer(RowCount::Tokens, 32);
@@ -395,9 +395,10 @@ mod tests {
         assert_eq!(converted, [ActsId(0), ActsId(1), ActsId(0)]);
     }
 
-    /// Both adapters of queries and keys come behind the products and before what reads the queries.
+    /// The low-rank products of queries and keys stand after the main products and before the first read of the
+    /// queries.
     #[test]
-    fn products_of_low_rank_stand_together() {
+    fn records_low_rank_products_together() {
         let mut b = Recorder::new();
         let [x, q, k] = [0; 3].map(|_| b.buffer(RowCount::Tokens, 32));
         b.embed(WeightId(0), 1.0, x);
@@ -416,7 +417,7 @@ mod tests {
             .map(|w| w.0)
             .collect();
         assert_eq!(weights, [1, 2, 10, 12, 14, 11, 13, 15, 16, 17]);
-        // Three of the first flush, of which the second takes one again.
+        // The first flush has three products, the second of which reuses a buffer.
         let lows = plan.buffers.iter().filter(|buffer| buffer.width == 4);
         assert_eq!(lows.count(), 3);
     }

@@ -1,27 +1,27 @@
-//! Rotary position embedding tables: cos and sin computed on the host in f64, for every backend alike.
+//! Rotary position embedding (RoPE) tables: cos and sin, computed on the host in f64 for every backend.
 
-/// A rotation per position: pair `i` turns by `position * inv_freq[i]`, scaled by `magnitude`.
+/// RoPE frequencies: pair `i` rotates by `position * inv_freq[i]` and is scaled by `magnitude`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
-    /// Radians per position of each pair; half as many as values rotated.
+    /// Radians per position of each pair; half as many entries as rotated values.
     pub inv_freq: Vec<f64>,
     /// Factor on both cos and sin; 1 unless the file or YaRN says otherwise.
     pub magnitude: f64,
-    /// Frequencies that replace `inv_freq` in a long context.
+    /// Frequencies that replace `inv_freq` for a long context.
     pub long: Option<LongContext>,
 }
 
-/// The frequencies of contexts that are longer than what a model was first trained for.
+/// Frequencies for contexts longer than the one a model was first trained for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongContext {
-    /// The longest context that keeps the usual frequencies.
+    /// The longest context that uses the usual frequencies.
     pub n_ctx_original: usize,
     /// As [`RopeTable::inv_freq`].
     pub inv_freq: Vec<f64>,
 }
 
 impl RopeTable {
-    /// A table for contexts of any length.
+    /// Creates a table that is the same for every context length.
     pub fn new(inv_freq: Vec<f64>, magnitude: f64) -> RopeTable {
         RopeTable {
             inv_freq,
@@ -30,8 +30,8 @@ impl RopeTable {
         }
     }
 
-    /// Settles on the frequencies of a context of `n_ctx` tokens. One choice holds for all that the context
-    /// will hold, since keys in the cache are already rotated.
+    /// Fixes the frequencies for a context of `n_ctx` tokens. The choice holds for the whole context, since keys in the
+    /// cache are already rotated.
     pub fn settle(&mut self, n_ctx: usize) {
         if let Some(long) = self.long.take()
             && n_ctx > long.n_ctx_original
@@ -40,13 +40,13 @@ impl RopeTable {
         }
     }
 
-    /// How many values of a head are rotated.
+    /// Number of rotated values per head.
     pub fn n_rot(&self) -> usize {
         2 * self.inv_freq.len()
     }
 
-    /// Writes `(cos, sin)` of what turns a rotated head back by `n_positions`: `out [n_rot / 2, 2]`. Its magnitude is 1:
-    /// the head has that of its own rotation already.
+    /// Writes the `(cos, sin)` that rotate a head back by `n_positions`: `out [n_rot / 2, 2]`. The magnitude is 1,
+    /// because the head was already scaled by its own rotation.
     pub fn fill_back(&self, n_positions: u32, out: &mut [f32]) {
         assert_eq!(out.len(), self.n_rot(), "a pair of values for each");
         for (pair, inv_freq) in out.chunks_exact_mut(2).zip(&self.inv_freq) {

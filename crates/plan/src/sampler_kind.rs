@@ -1,10 +1,10 @@
-//! The samplers that a request may put in an order of its own. Names and default order are llama.cpp's
+//! The samplers that a request can put in any order. Names and default order are llama.cpp's
 //! (`common_params_sampling::samplers`).
 
 use std::fmt;
 use std::str::FromStr;
 
-/// One step on the way from logits to a token.
+/// One step between logits and a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SamplerKind {
     Penalties,
@@ -53,7 +53,7 @@ impl fmt::Display for SamplerKind {
     }
 }
 
-/// A name that no sampler has.
+/// An unknown sampler name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no sampler '{0}'; the samplers are {all}", all = SamplerKind::ALL.map(SamplerKind::name).join(";"))]
 pub struct UnknownSampler(pub String);
@@ -61,7 +61,7 @@ pub struct UnknownSampler(pub String);
 impl FromStr for SamplerKind {
     type Err = UnknownSampler;
 
-    /// The name, also with `-` for `_` and in the other spellings that llama.cpp reads.
+    /// Parses a name; `-` may stand for `_`, and llama.cpp's alternative names are accepted.
     fn from_str(text: &str) -> Result<SamplerKind, UnknownSampler> {
         let name = text.trim().replace('-', "_");
         let name = match name.as_str() {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn parses_names_and_aliases() {
         for kind in SamplerKind::ALL {
             assert_eq!(kind.name().parse(), Ok(kind));
             assert_eq!(kind.name().replace('_', "-").parse(), Ok(kind));

@@ -1,4 +1,4 @@
-//! The parameters of sampling, one set for each request. Names and defaults are llama.cpp's.
+//! Sampling parameters, one set per request. Names and defaults are llama.cpp's.
 
 use std::sync::Arc;
 
@@ -6,89 +6,89 @@ use crate::SamplerKind;
 use crate::error::ParameterError;
 use rocmforge_gguf::TokenId;
 
-/// How the next token is chosen. The logit bias comes first, then the samplers in their order, then one
-/// draw from what they left.
+/// How to choose the next token: the logit bias is added, the samplers run in order, and one of the remaining tokens is
+/// drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// The samplers in the order in which they run; those not listed do not.
+    /// Samplers in the order in which they run; those not listed are off.
     pub samplers: Vec<SamplerKind>,
-    /// Added to the logits of these tokens; negative infinity forbids a token.
+    /// Values to add to the logits of these tokens; negative infinity forbids a token.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// 0 takes the best token; larger is more varied.
+    /// 0 takes the most likely token; larger values give more varied text.
     pub temperature: f32,
     pub dynamic_temperature: DynamicTemperature,
-    /// Only the `top_k` best tokens; 0 means all.
+    /// Keeps the `top_k` most likely tokens; 0 means all.
     pub top_k: usize,
-    /// The smallest set of best tokens whose probability reaches `top_p`; 1 means all.
+    /// Keeps the smallest set of most likely tokens whose total probability reaches `top_p`; 1 means all.
     pub top_p: f32,
-    /// Only tokens with at least `min_p` times the best one's probability; 0 means all.
+    /// Keeps tokens with at least `min_p` times the probability of the most likely one; 0 means all.
     pub min_p: f32,
-    /// The tokens whose information is closest to the distribution's entropy, up to this probability; 1
-    /// means all.
+    /// Keeps the tokens whose information is closest to the entropy of the distribution, up to this total probability;
+    /// 1 means all.
     pub typical_p: f32,
-    /// Only tokens whose logit is at most this many standard deviations below the best; 0 or less means all.
+    /// Keeps tokens whose logit is at most this many standard deviations below the largest; 0 or less means all.
     pub top_n_sigma: f32,
     pub xtc: Xtc,
-    /// Logits of tokens seen in the window are divided (positive) or multiplied (negative) by this; 1 is off.
+    /// Divides (if positive) or multiplies (if negative) the logits of tokens in the window; 1 is off.
     pub repeat_penalty: f32,
-    /// Subtracted from the logit of a token that occurs in the window; 0 is off.
+    /// Subtracted from the logit of every token that occurs in the window; 0 is off.
     pub presence_penalty: f32,
-    /// Subtracted for each occurrence in the window; 0 is off.
+    /// Subtracted from a token's logit once per occurrence in the window; 0 is off.
     pub frequency_penalty: f32,
-    /// How many of the last tokens, prompt included, the penalties look at.
+    /// Length of the penalty window: this many of the last tokens, including the prompt.
     pub penalty_last_n: usize,
     pub dry: Dry,
-    /// Takes the place of all samplers; only logit bias and `temperature` come before it.
+    /// Replaces all samplers; only logit bias and `temperature` are applied before it.
     pub mirostat: Option<Mirostat>,
-    /// Random seed; the same request with the same seed gives the same tokens in any company.
+    /// Random seed. The same request with the same seed gives the same tokens, whatever else is in the batch.
     pub seed: u64,
 }
 
-/// A temperature between `temperature - range` and `temperature + range`, by the entropy of the candidates.
+/// Dynamic temperature: between `temperature - range` and `temperature + range`, by the entropy of the candidates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DynamicTemperature {
     /// 0 is off.
     pub range: f32,
-    /// Power of the normalized entropy.
+    /// Exponent of the normalized entropy.
     pub exponent: f32,
 }
 
-/// Exclude top choices: of the tokens above a threshold all but the least likely are left out.
+/// XTC ("exclude top choices"): removes all tokens above a probability threshold except the least likely of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Xtc {
-    /// How often it happens; 0 is off.
+    /// Probability that XTC is applied to a token; 0 is off.
     pub probability: f32,
-    /// Probability from which a token counts as a top choice; above 0.5 is off.
+    /// Probability above which a token is a top choice; above 0.5 is off.
     pub threshold: f32,
 }
 
-/// "Don't repeat yourself": a token that would go on with a repetition loses
-/// `multiplier * base ^ (length - allowed_length)` of its logit.
+/// DRY ("don't repeat yourself"): lowers the logit of a token that would extend a repetition by
+/// `multiplier * base ^ (length - allowed_length)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dry {
     /// 0 is off.
     pub multiplier: f32,
     pub base: f32,
-    /// Repetitions shorter than this, in tokens, are free.
+    /// Repetitions shorter than this number of tokens are not penalized.
     pub allowed_length: usize,
-    /// How many of the last tokens, prompt included, are searched.
+    /// Number of last tokens, including the prompt, that are searched.
     pub last_n: usize,
-    /// A repetition does not reach across these texts. Without a tokenizer there are none.
+    /// Texts that end a repetition. Without a tokenizer there are none.
     pub sequence_breakers: Vec<String>,
 }
 
-/// Mirostat 2.0 (Basu et al. 2021): keeps the surprise of the text near `tau` bits a token.
+/// Mirostat 2.0 (Basu et al. 2021): keeps the surprise of the text near `tau` bits per token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mirostat {
-    /// Wanted surprise in bits.
+    /// Target surprise in bits.
     pub tau: f32,
     /// Learning rate.
     pub eta: f32,
 }
 
-/// Breakers of one request; each costs a pass over the vocabulary.
+/// Maximum breakers per request; each costs a pass over the vocabulary.
 const MAX_BREAKERS: usize = 32;
-/// Bytes of one breaker.
+/// Maximum bytes of one breaker.
 const MAX_BREAKER_BYTES: usize = 40;
 
 impl Default for SamplingParams {
@@ -140,7 +140,7 @@ impl Default for Mirostat {
 }
 
 impl SamplingParams {
-    /// The best token every time.
+    /// Parameters that take the most likely token every time.
     pub fn greedy() -> SamplingParams {
         SamplingParams {
             temperature: 0.0,
@@ -148,7 +148,7 @@ impl SamplingParams {
         }
     }
 
-    /// Whether penalties change the logits.
+    /// Returns whether penalties change the logits.
     pub fn has_penalties(&self) -> bool {
         self.runs(SamplerKind::Penalties)
             && self.penalty_last_n > 0
@@ -157,7 +157,7 @@ impl SamplingParams {
                 || self.frequency_penalty != 0.0)
     }
 
-    /// Whether DRY changes the logits.
+    /// Returns whether DRY changes the logits.
     pub fn has_dry(&self) -> bool {
         self.runs(SamplerKind::Dry) && self.dry.multiplier > 0.0 && self.dry.last_n > 0
     }
@@ -166,14 +166,14 @@ impl SamplingParams {
         self.mirostat.is_none() && self.samplers.contains(&kind)
     }
 
-    /// Whether `samplers` leave nothing but the best token.
+    /// Returns whether `samplers` always leave only the most likely token.
     pub fn is_greedy(&self, samplers: &[SamplerKind]) -> bool {
         self.temperature == 0.0
             && self.dynamic_temperature.range == 0.0
             && samplers.contains(&SamplerKind::Temperature)
     }
 
-    /// Whether `kind`, where it runs, may change anything.
+    /// Returns whether `kind` can change anything when it runs.
     pub fn has_effect(&self, kind: SamplerKind) -> bool {
         match kind {
             SamplerKind::TopNSigma => self.top_n_sigma > 0.0,
@@ -190,12 +190,12 @@ impl SamplingParams {
         }
     }
 
-    /// Whether biases are by ascending id, one for each token.
+    /// Returns whether biases are sorted by token id, with one entry per token.
     pub fn has_ordered_bias(&self) -> bool {
         self.logit_bias.is_sorted_by(|(a, _), (b, _)| a < b)
     }
 
-    /// Puts biases in order; those of the same token are added up.
+    /// Sorts biases by token id and adds up those of the same token.
     pub fn order_bias(params: &mut Arc<SamplingParams>) {
         if params.has_ordered_bias() {
             return;
@@ -209,7 +209,7 @@ impl SamplingParams {
         });
     }
 
-    /// Whether `kind` may change which of the candidates is the best.
+    /// Returns whether `kind` can change which candidate is the most likely.
     pub fn may_change_best(&self, kind: SamplerKind) -> bool {
         match kind {
             SamplerKind::Penalties => self.has_penalties(),
@@ -224,7 +224,7 @@ impl SamplingParams {
         }
     }
 
-    /// Refuses values that have no meaning, by name.
+    /// Checks that every value is in its range. The error names the parameter.
     pub fn validate(&self) -> Result<(), ParameterError> {
         let finite = "a finite number";
         let not_negative = "0 or more";
@@ -311,13 +311,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid() {
+    fn accepts_the_defaults() {
         assert!(SamplingParams::default().validate().is_ok());
         assert!(SamplingParams::greedy().validate().is_ok());
     }
 
     #[test]
-    fn values_without_meaning_are_refused_by_name() {
+    fn rejects_out_of_range_values_by_name() {
         type Change = fn(&mut SamplingParams, f32);
         let numbers: [(&str, Change, &[f32]); 16] = [
             ("temperature", |p, v| p.temperature = v, &[-0.1]),

@@ -1,4 +1,4 @@
-//! How cached keys take other positions: what a plan says of their rotations.
+//! Which rotations the cached keys of a plan have, so that cached tokens can move to other positions.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use crate::RopeStyle;
 
 use super::op::{BufferId, Op, Plan, RopeId};
 
-/// How the keys in a layer's cache were rotated.
+/// The rotation that was applied to a layer's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyTurn {
     pub table: RopeId,
@@ -14,8 +14,8 @@ pub struct KeyTurn {
 }
 
 impl Plan {
-    /// Whether cached tokens can take other positions. They cannot where a vector for each position is part of what
-    /// keys and values were computed from.
+    /// Returns whether cached tokens can move to other positions. They cannot if learned position embeddings are part
+    /// of what keys and values were computed from.
     pub fn can_shift(&self) -> bool {
         !self
             .ops
@@ -23,7 +23,7 @@ impl Plan {
             .any(|op| matches!(op, Op::AddPositions { .. }))
     }
 
-    /// How each layer's keys were rotated; `None` where they do not depend on their position.
+    /// Returns the rotation of each layer's keys; `None` if they do not depend on position.
     pub fn key_turns(&self) -> Vec<Option<KeyTurn>> {
         let mut turned: HashMap<BufferId, KeyTurn> = HashMap::new();
         let mut layers = vec![None; self.kv.len()];

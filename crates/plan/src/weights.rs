@@ -7,24 +7,24 @@ use rocmforge_gguf::{GgmlType, Gguf, quant};
 
 use crate::op::WeightId;
 
-/// A weight matrix [n_out, n_in], row-major, in blocks as in a file.
+/// A weight matrix `[n_out, n_in]`, row-major, in the file's block format.
 #[derive(Clone, Copy)]
 pub struct Weight<'a> {
-    /// Format of the blocks.
+    /// Block format.
     pub ty: GgmlType,
     /// Rows.
     pub n_out: usize,
-    /// Values of a row: whole blocks.
+    /// Values per row; a whole number of blocks.
     pub n_in: usize,
     /// All rows, without padding.
     pub data: &'a [u8],
 }
 
 impl Weight<'_> {
-    /// Checks the shape and returns the bytes of a row.
+    /// Checks the shape and returns the bytes per row.
     ///
     /// # Panics
-    /// If `data` is not [n_out, n_in] in this format, or rows are empty.
+    /// If `data` is not `[n_out, n_in]` in this format, or rows are empty.
     pub fn check(&self) -> usize {
         assert!(self.n_in > 0, "rows of weights have values");
         let row_bytes = self.ty.row_bytes(self.n_in);
@@ -38,7 +38,7 @@ impl Weight<'_> {
         row_bytes
     }
 
-    /// Dequantizes values of row `i`, from column `from` on; whole blocks.
+    /// Dequantizes values of row `i`, starting at column `from`; both ends at block boundaries.
     pub fn dequantize(&self, i: usize, from: usize, out: &mut [f32]) {
         let bytes = |n: usize| self.ty.row_bytes(n).expect("whole blocks");
         let start = i * bytes(self.n_in) + bytes(from);
@@ -47,17 +47,17 @@ impl Weight<'_> {
     }
 }
 
-/// Tensors by [`WeightId`].
+/// The tensors of a model, by [`WeightId`].
 #[derive(Debug)]
 pub struct Weights {
     gguf: Arc<Gguf>,
     entries: Vec<WeightEntry>,
 }
 
-/// Where the values of a weight come from.
+/// Where the values of a weight are stored.
 #[derive(Debug)]
 pub enum WeightEntry {
-    /// Rows of one of the file's tensors, by its index; not all of them where a projection is fused.
+    /// Rows of a tensor of the file, by tensor index; a part of them if the tensor holds several projections.
     Matrix {
         tensor: usize,
         first_row: usize,
@@ -66,7 +66,7 @@ pub enum WeightEntry {
     Vector {
         values: Vec<f32>,
     },
-    /// A matrix of F32 that is not in the model's file.
+    /// An F32 matrix that is not in the model's file.
     Owned {
         n_in: usize,
         data: Vec<u8>,
@@ -74,12 +74,12 @@ pub enum WeightEntry {
 }
 
 impl Weights {
-    /// Tensors of `gguf` and others, by [`WeightId`]. Rows of [`WeightEntry::Matrix`] must be in the file.
+    /// Creates weights from tensors of `gguf` and others. Rows of [`WeightEntry::Matrix`] must be in the file.
     pub fn new(gguf: Arc<Gguf>, entries: Vec<WeightEntry>) -> Weights {
         Weights { gguf, entries }
     }
 
-    /// The matrix `[n_out, n_in]`.
+    /// Returns the matrix `[n_out, n_in]`.
     pub fn matrix(&self, id: WeightId) -> Weight<'_> {
         let (tensor, first_row, n_rows) = match &self.entries[id.0 as usize] {
             WeightEntry::Matrix {
@@ -107,7 +107,7 @@ impl Weights {
         }
     }
 
-    /// The tensor that a matrix is, or has rows of; `None` for a vector, and a matrix of an adapter.
+    /// Returns the tensor that contains a matrix; `None` for a vector and for a matrix of an adapter.
     pub fn tensor_name(&self, id: WeightId) -> Option<&str> {
         match &self.entries[id.0 as usize] {
             WeightEntry::Matrix { tensor, .. } => Some(&self.gguf.tensors()[*tensor].name),
