@@ -1,69 +1,69 @@
-//! The model families whose wiring is known, and what a file of each does not say.
+//! The supported model families, and the facts about each that its files do not state.
 
 use rocmforge_plan::{Activation, ExpertWeights, RopeStyle};
 
 use crate::error::LoadError;
 
-/// The model families whose wiring is known.
+/// The supported model families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama 1, 2, 3.x and what uses that id: Mistral, Mixtral, Yi, TinyLlama, SmolLM.
+    /// Llama 1, 2, 3.x and families that use its id: Mistral, Mixtral, Yi, TinyLlama, SmolLM.
     Llama,
     Qwen2,
-    /// Qwen 1.5 and 2 with experts, one of which every token goes to.
+    /// Qwen 1.5 and 2 with experts, including a shared expert that every token uses.
     Qwen2Moe,
     Qwen3,
     Qwen3Moe,
     /// Granite 3 and 4 dense: Llama with constant factors.
     Granite,
-    /// Every fourth layer has no positions.
+    /// SmolLM 3: every fourth layer has no RoPE.
     SmolLm3,
-    /// OLMo 2 and 3: norms after attention and feed-forward, and over all heads together.
+    /// OLMo 2 and 3: norms after attention and feed-forward; Q and K norms span all heads.
     Olmo2,
     /// Phi 3 and 4: fused projections, two sets of frequency factors.
     Phi3,
-    /// Norms before and after each block, every other layer with a window, soft caps.
+    /// Gemma 2: norms before and after each block, sliding-window attention in every other layer, soft caps.
     Gemma2,
-    /// As Gemma 2 with norms of Q and K; five layers of six have a window and frequencies of their own.
+    /// Gemma 3: as Gemma 2 with norms of Q and K; five of six layers have a window and RoPE frequencies of their own.
     Gemma3,
-    /// Layer norms, learned positions, a feed-forward network without a gate.
+    /// GPT-2: layer norms, learned positions, a feed-forward network without a gate.
     Gpt2,
-    /// As GPT-2, with rotary positions.
+    /// As GPT-2, with RoPE.
     StarCoder2,
 }
 
-/// What the norms of Q and K span.
+/// Which values each norm of Q and K spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HeadNorm {
-    /// Each head by itself, where the file has the tensors.
+pub(crate) enum HeadNorm {
+    /// Each head separately, if the file has the tensors.
     IfPresent,
-    /// Each head by itself, in every file.
+    /// Each head separately; the tensors are required.
     Each,
-    /// All heads together, in every file.
+    /// All heads together; the tensors are required.
     Together,
 }
 
-/// Where the norm of an attention or feed-forward block stands.
+/// Where the norms of an attention or feed-forward block stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BlockNorm {
-    /// On what the block reads.
+pub(crate) enum BlockNorm {
+    /// On the block's input.
     Before,
-    /// On what the block adds to the residual stream.
+    /// On the block's output, before it is added to the residual stream.
     After,
     Both,
 }
 
 /// How the residual stream is normalized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StreamNorm {
+pub(crate) enum StreamNorm {
     Rms,
-    /// With the mean taken away and a bias.
+    /// LayerNorm: subtracts the mean and adds a bias.
     Layer,
 }
 
 impl StreamNorm {
-    /// The key of what is added to the variance.
-    pub(super) fn eps_key(self) -> &'static str {
+    /// The metadata key of the epsilon that is added to the variance.
+    pub(crate) fn eps_key(self) -> &'static str {
         match self {
             StreamNorm::Rms => "attention.layer_norm_rms_epsilon",
             StreamNorm::Layer => "attention.layer_norm_epsilon",
@@ -71,22 +71,22 @@ impl StreamNorm {
     }
 }
 
-/// The form of a feed-forward network.
+/// The structure of a feed-forward network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FeedForward {
+pub(crate) enum FeedForward {
     /// `down(activation(gate(x)) * up(x))`.
     Gated(Activation),
-    /// As `Gated`; `ffn_up` holds the rows of the gate and, below them, those of the up projection.
+    /// As `Gated`, with the rows of the gate and then those of the up projection in one tensor, `ffn_up`.
     FusedGated(Activation),
     /// `down(activation(up(x)))`.
     Plain(Activation),
 }
 
-/// Whether the feed-forward network is a mixture of experts.
+/// Whether the feed-forward network is a mixture of experts (MoE), and how experts are weighted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mixture {
+pub(crate) enum Mixture {
     Never,
-    /// Where the file counts experts; their weights.
+    /// If the file has an expert count.
     IfCounted(ExpertWeights),
     Always(ExpertWeights),
 }
@@ -109,7 +109,7 @@ impl Architecture {
     ];
     const NAMES: &'static str = "llama, qwen2, qwen2moe, qwen3, qwen3moe, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2";
 
-    /// The architecture of `general.architecture`, or a refusal by name.
+    /// Returns the architecture named in `general.architecture`. The error lists the supported names.
     pub fn from_name(name: &str) -> Result<Architecture, LoadError> {
         let found = Architecture::ALL.iter().find(|(known, _)| *known == name);
         found
@@ -120,9 +120,9 @@ impl Architecture {
             })
     }
 
-    /// Files of Llama and its kin pair neighbouring values of a head, the others value `i` with value
+    /// Which values of a head form RoPE pairs: neighbours in Llama and its relatives, otherwise value `i` and value
     /// `i + n_rot / 2`.
-    pub(super) fn rope_style(self) -> RopeStyle {
+    pub(crate) fn rope_style(self) -> RopeStyle {
         match self {
             Architecture::Llama | Architecture::Granite | Architecture::SmolLm3 => RopeStyle::Norm,
             Architecture::Qwen2
@@ -138,8 +138,8 @@ impl Architecture {
         }
     }
 
-    /// Norms that every file must have: without its tensors it is incomplete.
-    pub(super) fn head_norm(self) -> HeadNorm {
+    /// The norms of Q and K; a file without tensors required here is incomplete.
+    pub(crate) fn head_norm(self) -> HeadNorm {
         match self {
             Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3 => HeadNorm::Each,
             Architecture::Olmo2 => HeadNorm::Together,
@@ -147,7 +147,7 @@ impl Architecture {
         }
     }
 
-    pub(super) fn block_norm(self) -> BlockNorm {
+    pub(crate) fn block_norm(self) -> BlockNorm {
         match self {
             Architecture::Olmo2 => BlockNorm::After,
             Architecture::Gemma2 | Architecture::Gemma3 => BlockNorm::Both,
@@ -155,14 +155,14 @@ impl Architecture {
         }
     }
 
-    pub(super) fn stream_norm(self) -> StreamNorm {
+    pub(crate) fn stream_norm(self) -> StreamNorm {
         match self {
             Architecture::Gpt2 | Architecture::StarCoder2 => StreamNorm::Layer,
             _ => StreamNorm::Rms,
         }
     }
 
-    pub(super) fn feed_forward(self) -> FeedForward {
+    pub(crate) fn feed_forward(self) -> FeedForward {
         match self {
             Architecture::Phi3 => FeedForward::FusedGated(Activation::Silu),
             Architecture::Gemma2 | Architecture::Gemma3 => FeedForward::Gated(Activation::GeluTanh),
@@ -173,7 +173,7 @@ impl Architecture {
         }
     }
 
-    pub(super) fn mixture(self) -> Mixture {
+    pub(crate) fn mixture(self) -> Mixture {
         match self {
             Architecture::Llama => Mixture::IfCounted(ExpertWeights::Normalized),
             Architecture::Qwen2Moe => Mixture::Always(ExpertWeights::Softmax),
@@ -182,18 +182,18 @@ impl Architecture {
         }
     }
 
-    /// Whether one more expert, behind a gate of its own, sees every token.
-    pub(super) fn has_shared_expert(self) -> bool {
+    /// Whether there is a shared expert, with a gate of its own, that every token uses.
+    pub(crate) fn has_shared_expert(self) -> bool {
         self == Architecture::Qwen2Moe
     }
 
-    /// Whether positions are rows of a matrix (`position_embd`) that are added to the embeddings.
-    pub(super) fn learns_positions(self) -> bool {
+    /// Whether positions are learned: rows of a matrix (`position_embd`) that are added to the embeddings.
+    pub(crate) fn learns_positions(self) -> bool {
         self == Architecture::Gpt2
     }
 
-    /// Whether frequency factors in the file (`rope_freqs.weight`) count.
-    pub(super) fn has_rope_freqs(self) -> bool {
+    /// Whether frequency factors in the file (`rope_freqs.weight`) are used.
+    pub(crate) fn has_rope_freqs(self) -> bool {
         matches!(
             self,
             Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Granite

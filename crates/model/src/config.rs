@@ -1,15 +1,15 @@
-//! A model's facts, from metadata only. Keys are those of the GGUF specification, prefixed by the
+//! The configuration of a model, from the file's metadata. Keys are those of the GGUF specification, prefixed by the
 //! architecture's name.
 
 use rocmforge_gguf::Gguf;
 use rocmforge_plan::{RopeStyle, Router};
 
-use super::arch::{Architecture, Mixture};
-use super::keys::Keys;
-use super::layers::{LayerView, layers};
+use crate::arch::{Architecture, Mixture};
 use crate::error::LoadError;
+use crate::keys::Keys;
+use crate::layers::{LayerView, layers};
 
-/// How positions beyond the trained context are squeezed.
+/// How RoPE positions are scaled for contexts longer than the trained one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
     None,
@@ -17,64 +17,64 @@ pub enum RopeScaling {
     Linear {
         factor: f64,
     },
-    /// YaRN (Peng et al. 2023): high frequencies kept, low ones divided by `factor`.
+    /// YaRN (Peng et al. 2023): keeps high frequencies and divides low ones by `factor`.
     Yarn {
         factor: f64,
         n_ctx_original: f64,
         beta_fast: f64,
         beta_slow: f64,
     },
-    /// LongRoPE (Ding et al. 2024): one tensor of frequency factors for contexts up to `n_ctx_original`,
-    /// another for longer ones; positions divided by `factor`, which files of Phi leave at 1.
+    /// LongRoPE (Ding et al. 2024): one tensor of frequency factors for contexts up to `n_ctx_original` and another
+    /// for longer ones; positions are also divided by `factor`, which files of Phi leave at 1.
     LongRope {
         factor: f64,
         n_ctx_original: usize,
     },
 }
 
-/// How the positions of a layer turn its Q and K.
+/// The RoPE parameters of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rotation {
-    /// Wavelengths grow to about `2 pi base` positions.
+    /// Base of the frequencies; wavelengths grow to about `2 pi base` positions.
     pub base: f64,
     pub scaling: RopeScaling,
-    /// Factor on the rotated values of Q and K, whatever the scaling.
+    /// Factor on the rotated values of Q and K, with any scaling.
     pub attn_factor: f64,
 }
 
-/// Constant factors of a model; 1 where a family has none.
+/// Constant factors of a model; 1 if a family has none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scales {
     /// On the embeddings.
     pub embedding: f64,
-    /// On what each block adds to the residual stream.
+    /// On the output of each block, before it is added to the residual stream.
     pub residual: f64,
     /// Divides the logits.
     pub logits: f64,
-    /// On the product of Q and K, before the softmax.
+    /// On the dot products of Q and K, before the softmax.
     pub attention: f64,
 }
 
-/// Smooth bounds of a model: `cap * tanh(x / cap)` takes the place of `x`.
+/// Soft caps of a model: `x` becomes `cap * tanh(x / cap)`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SoftCaps {
-    /// On the scaled product of Q and K.
+    /// On the scaled dot products of Q and K.
     pub attention: Option<f32>,
     pub logits: Option<f32>,
 }
 
-/// The mixture of experts that takes the place of a feed-forward network.
+/// The mixture of experts (MoE) that replaces a feed-forward network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     pub n_experts: usize,
     /// Width of one expert.
     pub n_ff: usize,
     pub router: Router,
-    /// Width of the expert that sees every token.
+    /// Width of the shared expert, which every token uses.
     pub n_ff_shared: Option<usize>,
 }
 
-/// Facts of a model file.
+/// The configuration of a model file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     pub arch: Architecture,
@@ -84,41 +84,41 @@ pub struct ModelConfig {
     pub name: Option<String>,
     pub n_layers: usize,
     pub n_embd: usize,
-    /// Width of the feed-forward network; of one expert in a mixture.
+    /// Width of the feed-forward network, or of one expert.
     pub n_ff: usize,
     pub experts: Option<Experts>,
     pub n_heads: usize,
     pub n_kv_heads: usize,
-    /// Values of one head of Q and K; not always `n_embd / n_heads`.
+    /// Values per head of Q and K; not always `n_embd / n_heads`.
     pub k_dim: usize,
-    /// Values of one head of V.
+    /// Values per head of V.
     pub v_dim: usize,
-    /// How many values of a head are rotated.
+    /// Number of values per head that RoPE rotates.
     pub n_rot: usize,
     pub rope_style: RopeStyle,
     pub rope: Rotation,
-    /// Of layers with a window.
+    /// RoPE parameters of layers with a window.
     pub rope_in_window: Rotation,
     pub norm_eps: f32,
     pub scales: Scales,
     pub soft_caps: SoftCaps,
-    /// One for each layer.
+    /// One entry per layer.
     pub layers: Vec<LayerView>,
     /// Context the model was trained for.
     pub n_ctx_train: usize,
-    /// Rows of the matrix of learned positions; there are no positions beyond it.
+    /// Rows of the learned position matrix, which limit the context.
     pub n_positions: Option<usize>,
-    /// Rows of the embedding; ids are below it.
+    /// Rows of the embedding matrix; token ids are below it.
     pub n_vocab: usize,
 }
 
-/// More than any model has; a larger value is a damaged file.
-pub(super) const MAX_LAYERS: usize = 4096;
+/// Upper bounds for metadata values, above those of any real model; a larger value means a damaged file.
+pub(crate) const MAX_LAYERS: usize = 4096;
 const MAX_DIM: usize = 1 << 24;
 const MAX_EXPERTS: usize = 1024;
 
 impl ModelConfig {
-    /// Reads the facts, or says which key is missing, wrong or not supported.
+    /// Reads the configuration. The error names the key that is missing, out of range or not supported.
     pub fn from_gguf(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         let meta = gguf.metadata();
         let arch_name = meta.str("general.architecture")?.to_string();
@@ -219,7 +219,7 @@ impl ModelConfig {
     }
 }
 
-/// The mixture of experts, if the family or the file has one.
+/// Reads the mixture of experts, if the family or the file has one.
 fn experts(keys: &Keys<'_>, arch: Architecture) -> Result<Option<Experts>, LoadError> {
     const COUNT: &str = "expert_count";
     const USED: &str = "expert_used_count";
@@ -242,7 +242,7 @@ fn experts(keys: &Keys<'_>, arch: Architecture) -> Result<Option<Experts>, LoadE
     if n_groups.is_some_and(|n| n > 1) {
         return Err(keys.unsupported("groups of experts"));
     }
-    // Mixtral's width is that of each expert; Qwen's files share it out if they do not say.
+    // In Mixtral files this is the width of each expert; Qwen files without the key divide it among the used experts.
     let n_ff = match (arch, keys.opt_size(WIDTH, MAX_DIM)?) {
         (Architecture::Llama, _) => keys.size("feed_forward_length", MAX_DIM)?,
         (_, Some(width)) => width,
@@ -271,8 +271,8 @@ fn experts(keys: &Keys<'_>, arch: Architecture) -> Result<Option<Experts>, LoadE
     }))
 }
 
-/// What the product of Q and K is multiplied with if the file does not say. The two largest Gemmas scale by
-/// the embedding's share of a head, which llama.cpp tells by their number of layers too.
+/// Returns the factor on dot products of Q and K if the file does not give it. The two largest Gemmas scale by
+/// `n_embd / n_heads` instead of the head size; llama.cpp also recognizes them by their number of layers.
 fn attention_scale(arch: Architecture, [n_layers, n_embd, n_heads, k_dim]: [usize; 4]) -> f64 {
     let width = match (arch, n_layers) {
         (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62) => (n_embd / n_heads).max(1),
@@ -281,7 +281,7 @@ fn attention_scale(arch: Architecture, [n_layers, n_embd, n_heads, k_dim]: [usiz
     1.0 / (width as f64).sqrt()
 }
 
-/// Gemma's factor of the embedding and Granite's factors.
+/// Reads Granite's factors, and computes Gemma's factor on the embedding.
 fn scales(
     keys: &Keys<'_>,
     arch: Architecture,
@@ -321,7 +321,7 @@ fn scales(
     })
 }
 
-/// Gemma's bounds; those of Gemma 2 are in force where a file does not name them.
+/// Reads Gemma's soft caps. Those of Gemma 2 apply even if a file does not state them.
 fn soft_caps(keys: &Keys<'_>, arch: Architecture) -> Result<SoftCaps, LoadError> {
     const ATTENTION: &str = "attn_logit_softcapping";
     const LOGITS: &str = "final_logit_softcapping";
@@ -338,8 +338,8 @@ fn soft_caps(keys: &Keys<'_>, arch: Architecture) -> Result<SoftCaps, LoadError>
     }
 }
 
-/// Layers with a window rotate without scaling, those of Gemma 2 like all others. Gemma has a key for their
-/// base, and Gemma 3 a base of their own without it.
+/// Returns the RoPE parameters of layers with a window: unscaled, except in Gemma 2, where they are those of all
+/// layers. Gemma has a key for their base; without it, Gemma 3 uses a base of its own.
 fn rope_in_window(
     keys: &Keys<'_>,
     arch: Architecture,
@@ -365,13 +365,13 @@ fn rope_scaling(
     n_ctx_train: usize,
 ) -> Result<RopeScaling, LoadError> {
     let kind = match keys.meta.opt_str(&keys.key("rope.scaling.type"))? {
-        // Phi's converter writes the factors and no type.
+        // Phi's converter writes the factors without a scaling type.
         None if arch == Architecture::Phi3 && gguf.tensor("rope_factors_long.weight").is_some() => {
             Some("longrope")
         }
         kind => kind,
     };
-    // Early files have the linear factor under its first name and no type.
+    // Early files have the linear factor under its first name and no scaling type.
     let factor = match keys.positive("rope.scaling.factor")? {
         Some(factor) => factor,
         None => keys.positive("rope.scale_linear")?.unwrap_or(1.0),
@@ -384,7 +384,7 @@ fn rope_scaling(
         None | Some("none") if factor == 1.0 => Ok(RopeScaling::None),
         None | Some("linear") => Ok(RopeScaling::Linear { factor }),
         Some("none") => Ok(RopeScaling::None),
-        // Llama 3's scaling is a tensor of frequency factors (`rope_freqs.weight`); the type adds nothing.
+        // Llama 3's scaling is in a tensor of frequency factors (`rope_freqs.weight`); the type adds nothing.
         Some("llama3") => Ok(RopeScaling::None),
         Some("yarn") => Ok(RopeScaling::Yarn {
             factor,

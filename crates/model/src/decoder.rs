@@ -1,32 +1,33 @@
-//! The wiring of decoder-only transformers (Llama and its kin): recorded once as a plan, for every backend.
-//! `feed_forward.rs` and `mixture.rs` have the second half of a layer.
+//! Decoder-only transformers (Llama and its relatives), recorded once as a plan for every backend.
+//! The second half of a layer is in `feed_forward.rs` and `mixture.rs`.
 //!
-//! What differs between the families is read off the file: biases and per-head Q/K norms exist where
-//! their tensors do, Q, K and V are rows of one matrix where it is there, the output projection is the
-//! embedding where it has no tensor of its own. What a file does not say is a method of `Architecture`.
+//! Most differences between families are read from the file: biases and per-head Q/K norms exist if their
+//! tensors do, Q, K and V are rows of one matrix if that matrix exists, and the output projection is the
+//! embedding if it has no tensor of its own. What a file does not state is a method of `Architecture`.
 //!
-//! Constant factors cost nothing. With a residual factor `r` the stream is kept divided by `r`: each
-//! block then adds its output as it is, and a norm reads the same values if its epsilon is divided by
-//! `r * r`. The factor on the logits is part of the last norm's weight.
+//! Constant factors cost nothing at run time. With a residual factor `r`, the residual stream is kept divided by
+//! `r`: each block then adds its output unscaled, and a norm gives the same values if its epsilon is divided
+//! by `r * r`. The factor on the logits is folded into the last norm's weight.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, TensorInfo};
-use rocmforge_plan::{ActFormat, act_format};
+use rocmforge_plan::{
+    ActFormat, BufferId, KvSpec, Plan, Recorder, RopeId, RowCount, Scores, WeightId, Weights,
+    act_format,
+};
 
-use super::arch::{BlockNorm, HeadNorm, StreamNorm};
-use super::config::{ModelConfig, RopeScaling};
-use super::lora::{Adapter, Adapters, Product};
-use super::mixture::ExpertBuffers;
-use super::rope::{self, Factors};
-use super::weights::WeightLoader;
+use crate::arch::{BlockNorm, HeadNorm, StreamNorm};
+use crate::config::{ModelConfig, RopeScaling};
 use crate::error::LoadError;
-use rocmforge_plan::Weights;
-use rocmforge_plan::{BufferId, KvSpec, Plan, Recorder, RopeId, RowCount, Scores, WeightId};
+use crate::lora::{Adapter, Adapters, Product};
+use crate::mixture::ExpertBuffers;
+use crate::rope::{self, Factors};
+use crate::weights::WeightLoader;
 
-/// Records the plan of `config` and collects the tensors it refers to.
-pub(super) fn record(
+/// Records the plan of a model and collects the tensors it refers to.
+pub(crate) fn record(
     config: &ModelConfig,
     gguf: Arc<Gguf>,
     adapters: &[Adapter],
@@ -41,7 +42,7 @@ pub(super) fn record(
     };
     let rope = rotates(false).then(|| rope::table(config, &config.rope, &factors));
     let rope = rope.map(|table| plan.rope_table(table));
-    // Factors are for long contexts, which layers with a window do not see.
+    // Frequency factors are for long contexts, which layers with a window do not see.
     let none = Factors::default();
     let rope_in_window = rotates(true).then(|| rope::table(config, &config.rope_in_window, &none));
     let rope_in_window = rope_in_window.map(|table| plan.rope_table(table));
@@ -114,7 +115,7 @@ pub(super) fn record(
     Ok((plan.finish(logits), loader.finish()?))
 }
 
-/// The frequency factors that the file has and the family uses.
+/// Reads the frequency factors that the file has and the family uses.
 fn factors(config: &ModelConfig, loader: &mut WeightLoader<'_>) -> Result<Factors, LoadError> {
     let mut read = |name: &str| -> Result<Option<Vec<f32>>, LoadError> {
         let factors = loader.opt_values(name, config.n_rot / 2)?;
@@ -147,11 +148,11 @@ fn factors(config: &ModelConfig, loader: &mut WeightLoader<'_>) -> Result<Factor
     Ok(Factors { usual, long: None })
 }
 
-/// The buffers all layers share.
+/// Buffers that all layers share.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     /// The residual stream.
-    pub(super) x: BufferId,
+    pub(crate) x: BufferId,
     normed: BufferId,
     q: BufferId,
     k: BufferId,
@@ -159,27 +160,27 @@ pub(super) struct Buffers {
     k_normed: BufferId,
     v: BufferId,
     attn: BufferId,
-    pub(super) gate: BufferId,
-    pub(super) up: BufferId,
-    pub(super) activated: BufferId,
-    /// What a block adds to the residual stream.
-    pub(super) product: BufferId,
+    pub(crate) gate: BufferId,
+    pub(crate) up: BufferId,
+    pub(crate) activated: BufferId,
+    /// The output of a block, before it is added to the residual stream.
+    pub(crate) product: BufferId,
 }
 
-pub(super) struct Wiring<'a> {
-    pub(super) config: &'a ModelConfig,
+pub(crate) struct Wiring<'a> {
+    pub(crate) config: &'a ModelConfig,
     gguf: &'a Gguf,
-    pub(super) loader: WeightLoader<'a>,
-    pub(super) plan: Recorder,
-    /// The tables of layers that rotate without and with a window, if there are any.
+    pub(crate) loader: WeightLoader<'a>,
+    pub(crate) plan: Recorder,
+    /// The RoPE tables of layers without and with a window, if there are such layers.
     rope: Option<RopeId>,
     rope_in_window: Option<RopeId>,
-    pub(super) buffers: Buffers,
+    pub(crate) buffers: Buffers,
     adapters: Adapters<'a>,
 }
 
 impl Wiring<'_> {
-    /// `x += attn_output(attention(norm(x)))`, or with the norm around it.
+    /// Records `x += attn_output(attention(norm(x)))`, with the norms where the family has them.
     fn attention(&mut self, layer: usize) -> Result<(), LoadError> {
         let c = self.config;
         let view = c.layers[layer];
@@ -241,7 +242,7 @@ impl Wiring<'_> {
         self.block_output(&name("post_attention_norm"))
     }
 
-    /// The heads in `from` after their norm, where the family or the file has one; returns where they are.
+    /// Applies the head norm to `from`, if there is one; returns the buffer that holds the result.
     fn normed_heads(
         &mut self,
         from: BufferId,
@@ -260,8 +261,8 @@ impl Wiring<'_> {
         Ok(normed)
     }
 
-    /// What a block reads: the residual stream, after the norm `tensor` if the family has it there.
-    pub(super) fn block_input(&mut self, tensor: &str) -> Result<BufferId, LoadError> {
+    /// Returns a block's input: the residual stream, after the norm `tensor` if the family has one there.
+    pub(crate) fn block_input(&mut self, tensor: &str) -> Result<BufferId, LoadError> {
         let Buffers { x, normed, .. } = self.buffers;
         match self.config.arch.block_norm() {
             BlockNorm::After => Ok(x),
@@ -272,8 +273,8 @@ impl Wiring<'_> {
         }
     }
 
-    /// Adds `product` to the residual stream, after the norm `tensor` if the family has it there.
-    pub(super) fn block_output(&mut self, tensor: &str) -> Result<(), LoadError> {
+    /// Adds `product` to the residual stream, after the norm `tensor` if the family has one there.
+    pub(crate) fn block_output(&mut self, tensor: &str) -> Result<(), LoadError> {
         let Buffers {
             x, normed, product, ..
         } = self.buffers;
@@ -288,7 +289,7 @@ impl Wiring<'_> {
         Ok(())
     }
 
-    /// Logits of the wanted rows.
+    /// Records the logits of the requested rows.
     fn output(&mut self, embedding: WeightId) -> Result<BufferId, LoadError> {
         let c = self.config;
         let selected = self.plan.buffer(RowCount::Logits, c.n_embd);
@@ -308,7 +309,7 @@ impl Wiring<'_> {
             .loader
             .opt_part("output.bias", c.n_vocab, 0..c.n_vocab, factor)?;
         self.product(normed, weight, tensor, bias, logits);
-        // An adapter of a tied embedding changes only what goes in, as where it was trained.
+        // An adapter of a tied embedding changes only the input side, as it did in training.
         if tensor == "output.weight" {
             self.adapt(normed, tensor, 0..c.n_vocab, logits)?;
         }
@@ -318,8 +319,8 @@ impl Wiring<'_> {
         Ok(logits)
     }
 
-    /// The norm of the residual stream in `from`, which is kept divided by the residual factor; `factor` is
-    /// one on the result.
+    /// Records the norm of the residual stream in `from`, which is kept divided by the residual factor. The result is
+    /// multiplied by `factor`.
     fn stream_norm(
         &mut self,
         from: BufferId,
@@ -332,8 +333,8 @@ impl Wiring<'_> {
         self.norm(from, tensor, factor, eps as f32, out)
     }
 
-    /// The norm `tensor` of rows of `n_embd` values, in the form that the family has; `factor` is one on the
-    /// result.
+    /// Records the norm `tensor` of rows of `n_embd` values, in the family's form. The result is multiplied by
+    /// `factor`.
     fn norm(
         &mut self,
         from: BufferId,
@@ -356,8 +357,8 @@ impl Wiring<'_> {
         Ok(())
     }
 
-    /// `out = from * {tensor}.weight^T`, plus `{tensor}.bias` where the file has one.
-    pub(super) fn linear(
+    /// Records `out = from * {tensor}.weight^T`, plus `{tensor}.bias` if the file has one.
+    pub(crate) fn linear(
         &mut self,
         from: BufferId,
         tensor: &str,
@@ -369,7 +370,7 @@ impl Wiring<'_> {
     }
 
     /// As `linear`, for some rows of a matrix that holds several projections.
-    pub(super) fn linear_rows(
+    pub(crate) fn linear_rows(
         &mut self,
         from: BufferId,
         tensor: &str,
@@ -387,7 +388,7 @@ impl Wiring<'_> {
         self.adapt(from, &name, rows, out)
     }
 
-    /// Adds what adapters have for some rows of `name` to the product with them.
+    /// Adds the adapters' terms for some rows of `name` to their product.
     fn adapt(
         &mut self,
         from: BufferId,
@@ -405,8 +406,8 @@ impl Wiring<'_> {
             .add(&product, &mut self.plan, &mut self.loader)
     }
 
-    /// The form of activations that products with `tensor` read.
-    pub(super) fn act_format(&self, tensor: &str) -> ActFormat {
+    /// Returns the activation format for products with `tensor`.
+    pub(crate) fn act_format(&self, tensor: &str) -> ActFormat {
         let info = self.gguf.tensor(tensor);
         act_format(info.expect("the loader has found it").ty)
     }
@@ -424,7 +425,7 @@ impl Wiring<'_> {
     }
 }
 
-/// A tensor that the loader has found.
+/// Returns a tensor that the loader has already found.
 fn tensor<'a>(gguf: &'a Gguf, name: &str) -> &'a TensorInfo {
     gguf.tensor(name).expect("the loader has found it")
 }

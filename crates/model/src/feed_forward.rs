@@ -1,12 +1,12 @@
-//! The second half of a layer: the feed-forward network, in the forms that families have.
+//! The second half of a layer: the feed-forward network, in the forms that the families use.
 
-use super::arch::FeedForward;
-use super::decoder::{Buffers, Wiring};
+use crate::arch::FeedForward;
+use crate::decoder::{Buffers, Wiring};
 use crate::error::LoadError;
 
 impl Wiring<'_> {
-    /// `x += feed_forward(norm(x))`, or with the norm around it.
-    pub(super) fn feed_forward(&mut self, layer: usize) -> Result<(), LoadError> {
+    /// Records `x += feed_forward(norm(x))`, with the norms where the family has them.
+    pub(crate) fn feed_forward(&mut self, layer: usize) -> Result<(), LoadError> {
         let c = self.config;
         let Buffers {
             gate,

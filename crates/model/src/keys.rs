@@ -1,21 +1,21 @@
-//! Metadata of one architecture: keys with its prefix, values checked for sense.
+//! Typed access to the metadata of one architecture, with range checks.
 
 use rocmforge_gguf::Metadata;
 
 use crate::error::LoadError;
 
 /// Reads keys of the GGUF specification, prefixed by the architecture's name.
-pub(super) struct Keys<'a> {
-    pub(super) meta: &'a Metadata,
-    pub(super) arch: &'a str,
+pub(crate) struct Keys<'a> {
+    pub(crate) meta: &'a Metadata,
+    pub(crate) arch: &'a str,
 }
 
 impl Keys<'_> {
-    pub(super) fn key(&self, name: &str) -> String {
+    pub(crate) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
 
-    pub(super) fn bad(
+    pub(crate) fn bad(
         &self,
         name: &str,
         value: impl std::fmt::Display,
@@ -28,18 +28,18 @@ impl Keys<'_> {
         }
     }
 
-    pub(super) fn unsupported(&self, feature: impl Into<String>) -> LoadError {
+    pub(crate) fn unsupported(&self, feature: impl Into<String>) -> LoadError {
         LoadError::UnsupportedFeature {
             arch: self.arch.to_string(),
             feature: feature.into(),
         }
     }
 
-    pub(super) fn size(&self, name: &str, max: usize) -> Result<usize, LoadError> {
+    pub(crate) fn size(&self, name: &str, max: usize) -> Result<usize, LoadError> {
         self.check_size(name, self.meta.u64(&self.key(name))?, max)
     }
 
-    pub(super) fn opt_size(&self, name: &str, max: usize) -> Result<Option<usize>, LoadError> {
+    pub(crate) fn opt_size(&self, name: &str, max: usize) -> Result<Option<usize>, LoadError> {
         self.meta
             .opt_u64(&self.key(name))?
             .map(|value| self.check_size(name, value, max))
@@ -53,7 +53,7 @@ impl Keys<'_> {
         }
     }
 
-    pub(super) fn positive(&self, name: &str) -> Result<Option<f64>, LoadError> {
+    pub(crate) fn positive(&self, name: &str) -> Result<Option<f64>, LoadError> {
         match self.meta.opt_f32(&self.key(name))? {
             None => Ok(None),
             Some(value) if value.is_finite() && value > 0.0 => Ok(Some(f64::from(value))),
@@ -61,8 +61,8 @@ impl Keys<'_> {
         }
     }
 
-    /// As [`Keys::positive`]; zero stands for none, as in llama.cpp.
-    pub(super) fn positive_or_zero(&self, name: &str) -> Result<Option<f64>, LoadError> {
+    /// As [`Keys::positive`]; zero means absent, as in llama.cpp.
+    pub(crate) fn positive_or_zero(&self, name: &str) -> Result<Option<f64>, LoadError> {
         match self.meta.opt_f32(&self.key(name))? {
             Some(0.0) => Ok(None),
             _ => self.positive(name),

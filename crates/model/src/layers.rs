@@ -1,23 +1,23 @@
-//! What differs from layer to layer: which rotate by position, and which see only a window.
+//! Differences between layers: which use RoPE, and which have a sliding window.
 
 use rocmforge_gguf::Value;
 
-use super::arch::Architecture;
-use super::config::MAX_LAYERS;
-use super::keys::Keys;
+use crate::arch::Architecture;
+use crate::config::MAX_LAYERS;
 use crate::error::LoadError;
+use crate::keys::Keys;
 
-/// How one layer sees the tokens before it.
+/// The attention properties of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerView {
-    /// Whether Q and K are rotated by position.
+    /// Whether RoPE is applied to Q and K.
     pub rotates: bool,
-    /// Only the last `window` positions are visible; such layers rotate as `rope_in_window` says.
+    /// Only the last `window` positions are visible; layers with a window use `rope_in_window`.
     pub window: Option<u32>,
 }
 
-/// Which layers rotate and which see a window.
-pub(super) fn layers(
+/// Returns the attention properties of each layer.
+pub(crate) fn layers(
     keys: &Keys<'_>,
     arch: Architecture,
     n_layers: usize,
@@ -28,7 +28,7 @@ pub(super) fn layers(
     };
     let mut layers = vec![plain; n_layers];
     match arch {
-        // Without its key in the file: llama.cpp has the same constant.
+        // The file has no key for this; llama.cpp has the same constant.
         Architecture::SmolLm3 => layers
             .iter_mut()
             .skip(3)
@@ -42,7 +42,7 @@ pub(super) fn layers(
         Architecture::Olmo2 => set_windows(keys, &mut layers, None, 4)?,
         Architecture::Gemma2 => set_windows(keys, &mut layers, Some(4096), 2)?,
         Architecture::Gemma3 => set_windows(keys, &mut layers, None, 6)?,
-        // Phi's files have a window that converters have filled in wrongly; llama.cpp ignores it as well.
+        // The window in Phi's files is a converter's mistake; llama.cpp ignores it as well.
         Architecture::Llama
         | Architecture::Qwen2
         | Architecture::Qwen2Moe
@@ -55,8 +55,7 @@ pub(super) fn layers(
     Ok(layers)
 }
 
-/// The window of the file or `default`, for the layers that the file names, or all but the last of each
-/// `period`.
+/// Sets the file's window, or `default`, on the layers that the file lists, or on all but the last of each `period`.
 fn set_windows(
     keys: &Keys<'_>,
     layers: &mut [LayerView],
@@ -74,7 +73,7 @@ fn set_windows(
     Ok(())
 }
 
-/// The layers with a window: a flag for each, or a period whose last layer has none.
+/// Returns which layers have a window, from a flag per layer or a period whose last layer has none.
 fn windowed(keys: &Keys<'_>, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
     const NAME: &str = "attention.sliding_window_pattern";
     let bad = |value: String| keys.bad(NAME, value, "a flag for each layer, or a period");

@@ -1,24 +1,23 @@
-//! LoRA adapters (Hu et al. 2021) in GGUF, as llama.cpp's converter writes them: for a matrix `W` of the model
-//! two thin ones, `NAME.lora_a` and `NAME.lora_b`, and the product becomes
+//! LoRA adapters (Hu et al. 2021) in GGUF, as llama.cpp's converter writes them: for a matrix `W` of the model,
+//! two thin matrices `NAME.lora_a` and `NAME.lora_b`, and the product becomes
 //! `y = W x + scale * alpha / rank * B (A x)`.
 //!
-//! The wiring adds two small products to each one that an adapter changes (`Recorder::add_low_rank`), so
-//! the model's own weights stay as they are in their file, several adapters add up, and slices of fused
-//! projections take the rows of `B` that are theirs. The factor becomes part of `A` at load. Both are kept in
-//! F32: they are small, and products with F32 round no activations.
+//! The plan gets two small products beside each one that an adapter changes (`Recorder::add_low_rank`). The
+//! model's weights stay as they are in the file, several adapters add up, and slices of fused projections
+//! use their own rows of `B`. The factor is multiplied into `A` at load. Both are kept in F32: they are small,
+//! and F32 products do not round activations.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, TensorInfo, escape_control, quant};
-use rocmforge_plan::ActFormat;
+use rocmforge_plan::{ActFormat, BufferId, Recorder, WeightId};
 
-use super::weights::WeightLoader;
 use crate::error::LoadError;
-use rocmforge_plan::{BufferId, Recorder, WeightId};
+use crate::weights::WeightLoader;
 
-/// Ranks up to this are taken for any matrix: trainers give one rank to all, and routers have few rows.
+/// Ranks up to this are accepted for any matrix: trainers use one rank for all, and routers have few rows.
 const SMALL_RANK: u64 = 256;
 
 /// Why an adapter cannot be used.
@@ -26,22 +25,24 @@ const SMALL_RANK: u64 = 256;
 pub enum AdapterError {
     #[error(transparent)]
     Gguf(#[from] rocmforge_gguf::Error),
-    #[error("this is no adapter (general.type is {found}); give a LoRA adapter in GGUF")]
+    #[error("not an adapter (general.type is {found}); use a LoRA adapter in GGUF")]
     NotAnAdapter { found: String },
-    #[error("it is no model; give the model it was made for, and this file with --lora")]
+    #[error("not a model; open the model it was made for, and add this file as an adapter")]
     NotAModel,
     #[error("adapters of type `{kind}` are not supported, only `lora`")]
     Kind { kind: String },
-    #[error("it begins to act at certain tokens (aLoRA), which is not supported")]
+    #[error("it is activated by certain tokens (aLoRA), which is not supported")]
     Invocation,
-    #[error("it is for `{adapter}` models, this one is `{model}`; take the model it was made for")]
+    #[error(
+        "it is for `{adapter}` models, and this model is `{model}`; use the model it was made for"
+    )]
     Architecture { adapter: String, model: String },
     #[error("{name} is {value}, expected a finite number")]
     Number { name: &'static str, value: f32 },
     #[error("it has no tensors; the file is incomplete")]
     Empty,
     #[error(
-        "it has a tensor `{name}`, neither .lora_a nor .lora_b; running without it would give other text, so the adapter is refused"
+        "tensor `{name}` is neither .lora_a nor .lora_b; ignoring it could give wrong text, so the adapter is not loaded"
     )]
     UnknownTensor { name: String },
     #[error("`{tensor}` has {present} but no {missing}; the file is incomplete")]
@@ -50,18 +51,16 @@ pub enum AdapterError {
         present: &'static str,
         missing: &'static str,
     },
-    #[error("`{tensor}` is of the experts of a mixture; adapters of experts are not supported")]
+    #[error("it changes `{tensor}`, a tensor of experts, which is not supported")]
     Experts { tensor: String },
-    #[error("it changes `{tensor}`, which the model does not have; take the model it was made for")]
+    #[error("it changes `{tensor}`, which the model does not have; use the model it was made for")]
     NoSuchTensor { tensor: String },
-    #[error("it changes `{tensor}`, which is no matrix that adapters can change")]
+    #[error("it changes `{tensor}`, which is not a matrix that adapters can change")]
     NotAMatrix { tensor: String },
-    #[error(
-        "tensor `{name}` has type {ty}, which cannot be computed with; convert the adapter to F16"
-    )]
+    #[error("tensor `{name}` has type {ty}, which is not supported; convert the adapter to F16")]
     TensorType { name: String, ty: &'static str },
     #[error(
-        "the factors of `{tensor}` have shapes {a:?} and {b:?}, which do not give one of {expected:?}; take the model the adapter was made for"
+        "the factors of `{tensor}` have shapes {a:?} and {b:?}, whose product is not {expected:?}; use the model the adapter was made for"
     )]
     Shape {
         tensor: String,
@@ -70,7 +69,7 @@ pub enum AdapterError {
         expected: [u64; 2],
     },
     #[error(
-        "the factors of `{tensor}` have rank {rank}, at most {most} makes sense for a matrix of its size; the file is damaged"
+        "the factors of `{tensor}` have rank {rank}, which is above the limit of {most} for a matrix of its size; the file is damaged"
     )]
     Rank {
         tensor: String,
@@ -83,30 +82,30 @@ pub enum AdapterError {
     Values { name: String },
 }
 
-/// An adapter's file, checked as far as it goes without the model, and how strongly it acts.
+/// A LoRA adapter file and its scale. Whatever can be checked without the model has been checked.
 #[derive(Debug, Clone)]
 pub struct Adapter {
     name: String,
     gguf: Arc<Gguf>,
     arch: String,
     scale: f64,
-    /// 0 where the file does not say: the factor is then `scale`.
+    /// 0 if the file does not give it; the factor is then `scale`.
     alpha: f64,
     pairs: Vec<Pair>,
 }
 
-/// The factors of one tensor of the model.
+/// The two factors of one tensor of the model.
 #[derive(Debug, Clone)]
 struct Pair {
     tensor: String,
-    /// Indices of the adapter's tensors.
+    /// Indices of the factors among the adapter's tensors.
     a: usize,
     b: usize,
 }
 
 impl Adapter {
-    /// Reads the header of an adapter; `name` is what errors call it. `scale` multiplies all that the adapter
-    /// adds; 1 is as trained.
+    /// Reads the header of an adapter. Errors refer to it by `name`. `scale` multiplies everything the adapter adds;
+    /// 1 is as trained.
     pub fn new(name: &str, gguf: Arc<Gguf>, scale: f32) -> Result<Adapter, LoadError> {
         let name = escape_control(name).into_owned();
         Adapter::read(&name, gguf, scale).map_err(|error| LoadError::Adapter { name, error })
@@ -148,7 +147,7 @@ impl Adapter {
         })
     }
 
-    /// The factor of a product with factors of `rank`.
+    /// Returns the factor on `B (A x)` for a given rank.
     fn factor(&self, rank: u64) -> f64 {
         match self.alpha {
             0.0 => self.scale,
@@ -156,7 +155,7 @@ impl Adapter {
         }
     }
 
-    /// Some rows of one of its tensors, times `factor`.
+    /// Returns some rows of one of the adapter's tensors, times `factor`.
     fn values(
         &self,
         tensor: usize,
@@ -193,7 +192,7 @@ impl Adapter {
     }
 }
 
-/// The tensors of an adapter, two by two.
+/// Pairs up the tensors of an adapter.
 fn pairs(gguf: &Gguf) -> Result<Vec<Pair>, AdapterError> {
     let mut halves: BTreeMap<&str, [Option<usize>; 2]> = BTreeMap::new();
     for (index, info) in gguf.tensors().iter().enumerate() {
@@ -232,8 +231,8 @@ fn pairs(gguf: &Gguf) -> Result<Vec<Pair>, AdapterError> {
     halves.into_iter().map(pair).collect()
 }
 
-/// Refuses an adapter in the place of a model.
-pub(super) fn refuse_adapter(gguf: &Gguf) -> Result<(), LoadError> {
+/// Returns an error if the file is an adapter instead of a model.
+pub(crate) fn refuse_adapter(gguf: &Gguf) -> Result<(), LoadError> {
     match gguf.metadata().opt_str("general.type") {
         Ok(Some("adapter")) => Err(LoadError::Adapter {
             name: "given as the model".to_string(),
@@ -243,25 +242,25 @@ pub(super) fn refuse_adapter(gguf: &Gguf) -> Result<(), LoadError> {
     }
 }
 
-/// A product of the plan, or a part of it.
-pub(super) struct Product<'a> {
-    pub(super) tensor: &'a TensorInfo,
-    /// The rows of the tensor that it takes.
-    pub(super) rows: Range<usize>,
-    pub(super) from: BufferId,
-    pub(super) out: BufferId,
+/// A product of the plan, with all rows of a tensor or some of them.
+pub(crate) struct Product<'a> {
+    pub(crate) tensor: &'a TensorInfo,
+    /// The tensor's rows that the product uses.
+    pub(crate) rows: Range<usize>,
+    pub(crate) from: BufferId,
+    pub(crate) out: BufferId,
 }
 
-/// What a wiring adds to its products, and which pairs of the adapters it has used.
-pub(super) struct Adapters<'a> {
+/// Applies adapters to the products of a plan, and tracks which of their pairs have been used.
+pub(crate) struct Adapters<'a> {
     list: &'a [Adapter],
-    /// For each pair of each adapter its `A`, once a product has asked for it.
+    /// For each pair of each adapter, the id of its `A` once a product has used it.
     used: Vec<Vec<Option<WeightId>>>,
 }
 
 impl<'a> Adapters<'a> {
-    /// Adapters for a model of the architecture `arch`.
-    pub(super) fn new(list: &'a [Adapter], arch: &str) -> Result<Adapters<'a>, LoadError> {
+    /// Creates the state for a model of the architecture `arch`.
+    pub(crate) fn new(list: &'a [Adapter], arch: &str) -> Result<Adapters<'a>, LoadError> {
         if let Some(other) = list.iter().find(|adapter| adapter.arch != arch) {
             return Err(other.failed(AdapterError::Architecture {
                 adapter: escape_control(&other.arch).into_owned(),
@@ -274,8 +273,8 @@ impl<'a> Adapters<'a> {
         })
     }
 
-    /// Adds what the adapters have for `product`, which has just been recorded.
-    pub(super) fn add(
+    /// Adds the adapters' terms to `product`, which has just been recorded.
+    pub(crate) fn add(
         &mut self,
         product: &Product<'_>,
         plan: &mut Recorder,
@@ -307,9 +306,9 @@ impl<'a> Adapters<'a> {
         Ok(())
     }
 
-    /// Adds what the adapters have for the embedding of tokens `table` in `out`, which is multiplied with
-    /// `scale`. `A` has a row for each token there.
-    pub(super) fn add_embedding(
+    /// Adds the adapters' terms for the embedding `table` to the rows in `out`, times `scale`. `A` of an embedding has
+    /// a row per token.
+    pub(crate) fn add_embedding(
         &mut self,
         table: &TensorInfo,
         scale: f32,
@@ -342,8 +341,8 @@ impl<'a> Adapters<'a> {
         Ok(())
     }
 
-    /// Ends the wiring: every pair must have been used.
-    pub(super) fn finish(self, model: &Gguf) -> Result<(), LoadError> {
+    /// Checks that every pair has been used.
+    pub(crate) fn finish(self, model: &Gguf) -> Result<(), LoadError> {
         for (adapter, used) in self.list.iter().zip(&self.used) {
             let Some(j) = used.iter().position(Option::is_none) else {
                 continue;
@@ -365,8 +364,8 @@ impl Adapter {
             .position(|pair| pair.tensor == tensor.name)
     }
 
-    /// The dimensions of both factors of pair `j`; `inner_last` puts them in the order of the product's
-    /// `expected` dimensions, then the two that must agree.
+    /// Returns the indices of both factors of pair `j` after checking their shapes; `inner_last` sorts the dimensions
+    /// into those of the product, to be compared with `expected`, and the two that must agree.
     fn factors(
         &self,
         j: usize,
@@ -385,7 +384,7 @@ impl Adapter {
                 expected,
             }));
         }
-        // A few bytes of a file may stand for gigabytes of F32; a higher rank than the matrix can have adds nothing.
+        // A few bytes of a file may expand to gigabytes of F32, and a rank above the matrix's own adds nothing.
         let most = n_in.min(n_out).max(SMALL_RANK);
         if rank > most {
             return Err(self.failed(AdapterError::Rank {
@@ -398,7 +397,7 @@ impl Adapter {
     }
 }
 
-/// Row length and rows of a matrix.
+/// Returns the row length and the number of rows of a matrix.
 fn matrix_dims(info: &TensorInfo) -> [u64; 2] {
     [info.row_len(), info.n_rows()]
 }

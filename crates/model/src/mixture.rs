@@ -1,30 +1,29 @@
 //! The second half of a layer whose feed-forward network is a mixture of experts (Mixtral, Qwen).
 
-use rocmforge_plan::Activation;
+use rocmforge_plan::{Activation, BufferId, Recorder, RoutingId, RowCount};
 
-use super::config::{Experts, ModelConfig};
-use super::decoder::{Buffers, Wiring};
+use crate::config::{Experts, ModelConfig};
+use crate::decoder::{Buffers, Wiring};
 use crate::error::LoadError;
-use rocmforge_plan::{BufferId, Recorder, RoutingId, RowCount};
 
-/// The buffers that the mixtures of all layers share.
+/// Buffers that the MoE networks of all layers share.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ExpertBuffers {
+pub(crate) struct ExpertBuffers {
     facts: Experts,
-    /// One logit for each expert.
+    /// Router logits, one per expert.
     logits: BufferId,
     routing: RoutingId,
     gate: BufferId,
     up: BufferId,
     activated: BufferId,
-    /// What each expert of each token adds.
+    /// The output of each chosen expert of each token.
     product: BufferId,
-    /// The gate of the shared expert and what it adds.
+    /// The gate of the shared expert, and its output.
     shared: Option<(BufferId, BufferId)>,
 }
 
 impl ExpertBuffers {
-    pub(super) fn new(plan: &mut Recorder, config: &ModelConfig, facts: Experts) -> ExpertBuffers {
+    pub(crate) fn new(plan: &mut Recorder, config: &ModelConfig, facts: Experts) -> ExpertBuffers {
         let rows = RowCount::Choices {
             n_used: facts.router.n_used,
         };
@@ -45,9 +44,9 @@ impl ExpertBuffers {
 }
 
 impl Wiring<'_> {
-    /// `x += sum(weight * expert(norm(x)))` over the experts of each token, and the shared expert if there
+    /// Records `x += sum(weight * expert(norm(x)))` over the experts of each token, plus the shared expert if there
     /// is one.
-    pub(super) fn mixture(
+    pub(crate) fn mixture(
         &mut self,
         layer: usize,
         experts: ExpertBuffers,
@@ -102,7 +101,7 @@ impl Wiring<'_> {
         self.block_output(&name("post_ffw_norm"))
     }
 
-    /// `out = from * w^T` with the matrix of each row's expert, `[n_out, n_in]`.
+    /// Records `out = from * w^T` with the matrix of each row's expert, `[n_out, n_in]`.
     fn expert_linear(
         &mut self,
         from: BufferId,

@@ -1,24 +1,25 @@
-//! Rotation frequencies of a model: base, frequency factors and scaling.
+//! RoPE frequencies of a model, from base, frequency factors and scaling.
 //!
 //! YaRN's blend follows Peng et al. 2023 ("YaRN: Efficient Context Window Extension"), section 3. LongRoPE's
-//! two sets of factors and when each counts follow llama.cpp's `get_rope_factors`.
+//! two sets of factors, and when each is used, follow llama.cpp's `get_rope_factors`.
 
 use std::f64::consts::PI;
 
-use super::config::{ModelConfig, RopeScaling, Rotation};
 use rocmforge_plan::{LongContext, RopeTable};
 
-/// Frequency factors of a file; they divide the frequencies of each pair.
+use crate::config::{ModelConfig, RopeScaling, Rotation};
+
+/// Frequency factors of a file. Each divides the frequency of one pair.
 #[derive(Debug, Default)]
-pub(super) struct Factors {
+pub(crate) struct Factors {
     /// `rope_freqs.weight` or `rope_factors_short.weight`.
-    pub(super) usual: Option<Vec<f32>>,
+    pub(crate) usual: Option<Vec<f32>>,
     /// `rope_factors_long.weight`, for contexts longer than the original one.
-    pub(super) long: Option<Vec<f32>>,
+    pub(crate) long: Option<Vec<f32>>,
 }
 
-/// The table of `rotation` in a model of `config`.
-pub(super) fn table(config: &ModelConfig, rotation: &Rotation, factors: &Factors) -> RopeTable {
+/// Computes the RoPE table of `rotation` in a model.
+pub(crate) fn table(config: &ModelConfig, rotation: &Rotation, factors: &Factors) -> RopeTable {
     let n_rot = config.n_rot as f64;
     let frequencies = |factors| frequencies(rotation.base, config.n_rot, factors);
     let original = frequencies(factors.usual.as_deref());
@@ -46,7 +47,7 @@ pub(super) fn table(config: &ModelConfig, rotation: &Rotation, factors: &Factors
             beta_fast,
             beta_slow,
         } => {
-            // The pair that makes `turns` rotations within the original context.
+            // Index of the pair that makes `turns` rotations within the original context.
             let pair_of = |turns: f64| {
                 n_rot * (n_ctx_original / (turns * 2.0 * PI)).ln() / (2.0 * rotation.base.ln())
             };

@@ -1,17 +1,17 @@
-//! The tensors a plan refers to. Matrices stay in the file's mapping; vectors (norms, biases) are
-//! small and become f32 at load.
+//! Loads the tensors a plan refers to. Matrices stay in the mapped file; vectors (norms, biases) are small and
+//! are converted to f32 at load.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_gguf::{GgmlType, Gguf, quant};
-
-use crate::error::LoadError;
 use rocmforge_plan::{WeightEntry, WeightId, Weights};
 
-/// Collects the tensors that a wiring asks for, and in the end refuses a file with tensors nobody asked for.
+use crate::error::LoadError;
+
+/// Collects the tensors that a plan uses, and finally rejects a file with unused tensors.
 #[derive(Debug)]
-pub(super) struct WeightLoader<'a> {
+pub(crate) struct WeightLoader<'a> {
     gguf: Arc<Gguf>,
     arch: &'a str,
     entries: Vec<WeightEntry>,
@@ -19,7 +19,7 @@ pub(super) struct WeightLoader<'a> {
 }
 
 impl<'a> WeightLoader<'a> {
-    pub(super) fn new(gguf: Arc<Gguf>, arch: &'a str) -> WeightLoader<'a> {
+    pub(crate) fn new(gguf: Arc<Gguf>, arch: &'a str) -> WeightLoader<'a> {
         let used = vec![false; gguf.tensors().len()];
         WeightLoader {
             gguf,
@@ -29,8 +29,8 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
-    /// The matrix `name`, `[n_out, n_in]`.
-    pub(super) fn matrix(
+    /// Returns the matrix `name`, `[n_out, n_in]`.
+    pub(crate) fn matrix(
         &mut self,
         name: &str,
         n_out: usize,
@@ -39,8 +39,8 @@ impl<'a> WeightLoader<'a> {
         self.rows(name, n_out, n_in, 0..n_out)
     }
 
-    /// Some rows of the matrix `name`, `[n_out, n_in]`: one projection of several that are fused.
-    pub(super) fn rows(
+    /// Returns some rows of the matrix `name`, `[n_out, n_in]`: one of several fused projections.
+    pub(crate) fn rows(
         &mut self,
         name: &str,
         n_out: usize,
@@ -51,8 +51,8 @@ impl<'a> WeightLoader<'a> {
         self.rows_of(name, &[n_in, n_out], rows)
     }
 
-    /// The matrices `name` of `n_experts` experts, `[n_experts, n_out, n_in]`, one below the other.
-    pub(super) fn experts(
+    /// Returns the matrices `name` of `n_experts` experts, stacked: `[n_experts, n_out, n_in]`.
+    pub(crate) fn experts(
         &mut self,
         name: &str,
         n_experts: usize,
@@ -84,8 +84,8 @@ impl<'a> WeightLoader<'a> {
         }))
     }
 
-    /// The matrix `name` if the file has it.
-    pub(super) fn opt_matrix(
+    /// Returns the matrix `name` if the file has it.
+    pub(crate) fn opt_matrix(
         &mut self,
         name: &str,
         n_out: usize,
@@ -96,12 +96,12 @@ impl<'a> WeightLoader<'a> {
             .transpose()
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.gguf.tensor(name).is_some()
     }
 
-    /// The vector `name` of `len` values, times `factor`.
-    pub(super) fn vector(
+    /// Returns the vector `name` of `len` values, times `factor`.
+    pub(crate) fn vector(
         &mut self,
         name: &str,
         len: usize,
@@ -114,8 +114,8 @@ impl<'a> WeightLoader<'a> {
         Ok(self.push(WeightEntry::Vector { values }))
     }
 
-    /// Some values of the vector `name` of `len` values, times `factor`, if the file has it.
-    pub(super) fn opt_part(
+    /// Returns some values of the vector `name` of `len` values, times `factor`, if the file has it.
+    pub(crate) fn opt_part(
         &mut self,
         name: &str,
         len: usize,
@@ -130,8 +130,8 @@ impl<'a> WeightLoader<'a> {
         }))
     }
 
-    /// A matrix of rows of `n_in` values that is not in the file.
-    pub(super) fn push_matrix(
+    /// Adds a matrix with rows of `n_in` values that is not in the file.
+    pub(crate) fn push_matrix(
         &mut self,
         n_in: usize,
         values: &[f32],
@@ -142,8 +142,8 @@ impl<'a> WeightLoader<'a> {
         Ok(self.push(WeightEntry::Owned { n_in, data }))
     }
 
-    /// The values of the vector `name` if the file has it.
-    pub(super) fn opt_values(
+    /// Returns the values of the vector `name` if the file has it.
+    pub(crate) fn opt_values(
         &mut self,
         name: &str,
         len: usize,
@@ -164,8 +164,8 @@ impl<'a> WeightLoader<'a> {
         Ok(Some(values))
     }
 
-    /// Ends the collection. A tensor that was not asked for means that the wiring is not the file's.
-    pub(super) fn finish(self) -> Result<Weights, LoadError> {
+    /// Finishes loading. An unused tensor means that the plan does not match the file, which is an error.
+    pub(crate) fn finish(self) -> Result<Weights, LoadError> {
         for (info, used) in self.gguf.tensors().iter().zip(&self.used) {
             if !used && !is_known_unused(&info.name) {
                 return Err(LoadError::UnusedTensor {
@@ -209,14 +209,14 @@ fn scale(values: &mut [f32], factor: f64) {
     }
 }
 
-/// Tensors of old converters that repeat what metadata says.
+/// Returns whether a tensor, as old converters wrote it, only repeats metadata.
 fn is_known_unused(name: &str) -> bool {
     name.ends_with(".attn_rot_embd") || name.ends_with(".attn_rot_embd.weight")
 }
 
 fn check_shape(name: &str, got: &[u64], expected: &[usize]) -> Result<(), LoadError> {
     let expected: Vec<u64> = expected.iter().map(|&dim| dim as u64).collect();
-    // Trailing dimensions of 1 say nothing.
+    // Trailing dimensions of 1 carry no information.
     let trimmed = got
         .iter()
         .rposition(|&dim| dim != 1)

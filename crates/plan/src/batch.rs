@@ -4,9 +4,11 @@
 
 use std::sync::Arc;
 
-use crate::kv::KvShift;
-use crate::{Breakers, SamplingParams};
 use rocmforge_gguf::TokenId;
+
+use crate::breakers::Breakers;
+use crate::kv::KvShift;
+use crate::sampling::SamplingParams;
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,12 +7,11 @@
 
 use std::iter::Sum;
 
-use crate::{ActFormat, Roofline};
-
-use super::op::{ActsId, BufferId, Linear, Op, Plan, WeightId};
-use crate::batch::Batch;
+use crate::acts::ActFormat;
+use crate::batch::{Batch, BatchSeq};
 use crate::kv::KvType;
-use crate::op::RowCount;
+use crate::op::{ActsId, BufferId, Linear, Op, Plan, RowCount, WeightId};
+use crate::roofline::Roofline;
 use crate::weights::Weights;
 
 /// The properties of a batch that determine its cost.
@@ -33,7 +32,7 @@ pub struct SeqShape {
 
 impl BatchShape {
     pub fn of(batch: &Batch) -> BatchShape {
-        let shape = |seq: &crate::batch::BatchSeq| SeqShape {
+        let shape = |seq: &BatchSeq| SeqShape {
             first_pos: seq.first_pos,
             n_rows: seq.n_rows,
         };

@@ -2,9 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::OutMode;
-
-use super::op::{BufferId, Linear, Op, Plan};
+use crate::op::{BufferId, Linear, Op, Plan};
+use crate::params::OutMode;
 use crate::weights::Weights;
 
 /// Lets products accumulate: a product whose only use is to be added to another buffer writes there directly, and so do
@@ -199,10 +198,10 @@ pub fn is_dead(rest: &[Op], buffer: BufferId, logits: BufferId) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::ActFormat;
-
     use super::*;
-    use crate::{Recorder, RowCount, WeightId};
+    use crate::acts::ActFormat;
+    use crate::op::{RowCount, WeightId};
+    use crate::recorder::Recorder;
 
     fn plan(read_later: bool) -> Plan {
         let mut b = Recorder::new();

@@ -1,9 +1,9 @@
 //! The closed set of operations and the plan that holds them.
 
-use crate::{ActFormat, Activation, OutMode, RopeStyle, Router, RowsOf};
-
-use super::rope::RopeTable;
+use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
+use crate::params::{Activation, OutMode, RopeStyle, Router, RowsOf};
+use crate::rope::RopeTable;
 
 /// Id of a float buffer of the plan, `[rows, width]`, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::op::{ActsId, BufferId, Op, Plan, RowCount};
+use crate::op::{ActsId, BufferId, Op, Plan, RowCount};
 
 /// The device that an operation runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use crate::{ActFormat, Activation, OutMode, RopeStyle, Router, RowsOf};
-
-use super::op::{
+use crate::acts::ActFormat;
+use crate::kv::KvSpec;
+use crate::op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Scores, WeightId,
 };
-use super::rope::RopeTable;
-use crate::kv::KvSpec;
+use crate::params::{Activation, OutMode, RopeStyle, Router, RowsOf};
+use crate::rope::RopeTable;
 
 /// Records a [`Plan`]. Activations that several products read in the same format are converted once.
 #[derive(Debug, Default)]

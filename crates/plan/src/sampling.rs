@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::SamplerKind;
-use crate::error::ParameterError;
 use rocmforge_gguf::TokenId;
+
+use crate::error::ParameterError;
+use crate::sampler_kind::SamplerKind;
 
 /// How to choose the next token: the logit bias is added, the samplers run in order, and one of the remaining tokens is
 /// drawn.

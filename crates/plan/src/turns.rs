@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::RopeStyle;
-
-use super::op::{BufferId, Op, Plan, RopeId};
+use crate::op::{BufferId, Op, Plan, RopeId};
+use crate::params::RopeStyle;
 
 /// The rotation that was applied to a layer's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -67,10 +67,10 @@ fn adapters_that_cannot_be_used_are_refused() {
     let missing = missing.to_str().unwrap();
     for (args, code, part) in [
         (["--lora", other], 1, "qwen2.gguf: it is for `qwen2` models"),
-        (["--lora", model], 1, "this is no adapter"),
+        (["--lora", model], 1, "not an adapter"),
         (["--lora", missing], 1, "missing.gguf"),
         (["--lora-scaled", model], 2, "a scale is missing"),
-        (["-m", other], 1, "--lora"),
+        (["-m", other], 1, "add this file as an adapter"),
     ] {
         run(&[&["generate", "-p", "x", "-n", "1"], &args[..]].concat()).fails(code, part);
     }

@@ -317,7 +317,7 @@ fn broken_and_foreign_adapters_are_refused() {
         (
             "another architecture",
             |p| p.set("general.architecture", "qwen2"),
-            "for `qwen2` models, this one is `llama`",
+            "for `qwen2` models, and this model is `llama`",
         ),
         (
             "aLoRA",
@@ -361,17 +361,17 @@ fn broken_and_foreign_adapters_are_refused() {
                 p.tensors[0].0 = "output_norm.weight.lora_a";
                 p.tensors[1].0 = "output_norm.weight.lora_b";
             },
-            "no matrix that adapters can change",
+            "not a matrix that adapters can change",
         ),
         (
             "another width",
             |p| p.tensors[0].1 = vec![128, 4],
-            "do not give one of [256, 256]",
+            "whose product is not [256, 256]",
         ),
         (
             "two ranks",
             |p| p.tensors[1].1 = vec![5, 256],
-            "do not give one of [256, 256]",
+            "whose product is not [256, 256]",
         ),
         (
             "the highest rank",
@@ -387,7 +387,7 @@ fn broken_and_foreign_adapters_are_refused() {
                 p.tensors[0].1 = vec![256, 257];
                 p.tensors[1].1 = vec![257, 256];
             },
-            "`blk.0.attn_q.weight` have rank 257, at most 256",
+            "`blk.0.attn_q.weight` have rank 257, which is above the limit of 256",
         ),
         ("experts", |p| p.tensors[1].1 = vec![4, 256, 2], "experts"),
     ];
