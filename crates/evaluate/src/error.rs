@@ -1,9 +1,9 @@
-//! Why an importance matrix cannot be gathered.
+//! Errors of gathering an importance matrix.
 
 use rocmforge_engine::EngineError;
 use rocmforge_quantize::imatrix::ImatrixError;
 
-/// Why an importance matrix cannot be gathered.
+/// Why an importance matrix could not be gathered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GatherError {

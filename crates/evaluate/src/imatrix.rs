@@ -1,37 +1,35 @@
-//! Makes an importance matrix: runs a model over text in windows, as perplexity does, and watches what goes
-//! into its matrix products.
+//! Gathers an importance matrix: runs a model over the windows of a text, as perplexity does, and sums the squares
+//! of what goes into its matrix products.
 //!
-//! The sums are taken where activations are brought into the form of the products (`Op::Quantize`), so that
-//! products that share them share the work. Projections that are rows of one tensor count once; experts get
-//! sums of their own, over the tokens that were sent to them.
+//! The sums are taken where activations are converted for products (`Op::Quantize`), so that products of the same
+//! activations share the work. Projections that are rows of one tensor count once. Experts have separate sums, over
+//! the tokens routed to them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use rocmforge_cpu::{Pool, Routing};
-use rocmforge_plan::RowsOf;
-
-use crate::GatherError;
-use crate::perplexity::{Perplexity, perplexity};
 use rocmforge_engine::Engine;
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
-use rocmforge_plan::Batch;
-use rocmforge_plan::{ActsId, Fusion, Op, RoutingId, WeightId};
+use rocmforge_plan::{ActsId, Batch, Fusion, Op, RoutingId, RowsOf, WeightId};
 use rocmforge_quantize::imatrix::{Entry, Imatrix, ImatrixError};
 use rocmforge_runtime::{OpData, OpObserver};
 
-/// Runs up to `max_chunks` windows of `n_ctx` tokens and gathers what the layers' matrices meet.
+use crate::GatherError;
+use crate::perplexity::{Perplexity, perplexity};
+
+/// Runs the windows of a text and returns the sums of squares of the inputs of all matrices in layers.
 ///
-/// `engine` runs `model`, without prefix sharing: tokens from its cache would not be seen. `bos` and
-/// `on_chunk` are those of [`perplexity`], whose result comes along.
+/// `engine` must run `model` without prefix sharing: tokens taken from its cache would be missed. `bos` and the
+/// callback of `chunks` are those of [`perplexity`], whose result is returned as well.
 ///
 /// # Errors
-/// As [`perplexity`]; if activations are not finite.
+/// As [`perplexity`], and if activations are not finite.
 ///
 /// # Panics
-/// If the engine merges passes: what goes into products is then in no buffer.
+/// If the engine fuses operations, because some inputs of products are then in no buffer.
 pub fn gather(
     engine: &mut Engine,
     model: &Model,
@@ -59,19 +57,19 @@ pub fn gather(
     Ok((imatrix, result))
 }
 
-/// How many windows to run, and what is told after each and may end the work.
+/// The number of windows to run, and a callback after each.
 pub struct Chunks<'a> {
-    /// `None` is all of the text.
+    /// Maximum number of windows; `None` means the whole text.
     pub max: Option<usize>,
     pub on_chunk: &'a mut dyn FnMut(&Perplexity) -> ControlFlow<()>,
 }
 
-/// Sums over the rows of some activations, apart for each of the matrices that read them.
+/// Sums over the rows of some activations, separate for each matrix that reads them.
 #[derive(Debug, Clone, Default)]
 struct Sum {
-    /// Of squares, `[n_matrices, width]`.
+    /// Sums of squares, `[n_matrices, width]`.
     squares: Vec<f64>,
-    /// Rows, `[n_matrices]`.
+    /// Row counts, `[n_matrices]`.
     n_rows: Vec<u64>,
 }
 
@@ -114,19 +112,19 @@ impl Sum {
     }
 }
 
-/// Watches the products with the layers' matrices.
+/// An observer of the products with matrices in layers.
 struct Collector {
-    /// The tensors to gather for, each at the first of the products that read it.
+    /// The tensors to gather for, each at the first product that reads it.
     tensors: HashMap<WeightId, String>,
-    /// Activations that these products read.
+    /// The activations that these products read.
     wanted: HashSet<ActsId>,
     widths: Vec<usize>,
     buffer_widths: Vec<usize>,
-    /// The experts of this step's tokens, and how many there are to choose from.
+    /// The experts chosen for this step's tokens, and the number of experts.
     routings: HashMap<RoutingId, (Routing, usize)>,
-    /// To find them: one thread, since it is little work.
+    /// Runs the router. One thread, since it is little work.
     pool: Pool,
-    /// What the activations of this step have summed up to.
+    /// The sums of this step's activations.
     acts: HashMap<ActsId, Sum>,
     sums: Arc<Mutex<BTreeMap<String, Sum>>>,
 }
@@ -162,7 +160,7 @@ impl Collector {
 }
 
 impl Collector {
-    /// The sums of the rows of `values`, each added to those of the experts that read it.
+    /// Returns the sums of the rows of `values` per expert that reads them.
     fn expert_sum(&self, routing: RoutingId, rows_of: RowsOf, values: &[f32], width: usize) -> Sum {
         let (routing, n_experts) = &self.routings[&routing];
         let mut sum = Sum::new(*n_experts, width);

@@ -1,4 +1,6 @@
-//! Runs a text through an engine and measures: perplexity, and importance matrices for quantization.
+//! Measures a model on a text by running it through an engine: perplexity, and importance matrices for quantization.
+//!
+//! Invariant: both cut the text into the same windows as llama.cpp's tools do, so the results can be compared.
 #![forbid(unsafe_code)]
 
 mod error;

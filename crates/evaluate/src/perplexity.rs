@@ -1,31 +1,32 @@
-//! Perplexity of a text as llama-perplexity computes it.
+//! The perplexity of a text, computed as llama.cpp's `llama-perplexity` does.
 //!
-//! The text is cut into windows of `n_ctx` tokens, without overlap; the first token of each window is the
-//! start token if the model uses one; the second half of each window is scored, given all before it.
+//! The text is cut into windows of `n_ctx` tokens without overlap. The first token of each window is replaced by the
+//! start token if the model uses one. The second half of each window is scored, given everything before it.
 
-use rocmforge_engine::Engine;
-use rocmforge_engine::{EngineError, RequestError};
-use rocmforge_engine::{Event, PromptOutput, Request};
-use rocmforge_gguf::TokenId;
-use rocmforge_plan::ParameterError;
 use std::ops::ControlFlow;
 
-/// The result over all windows.
+use rocmforge_engine::{Engine, EngineError, Event, PromptOutput, Request, RequestError};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::ParameterError;
+
+/// The perplexity over all windows so far.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Perplexity {
     pub ppl: f64,
     /// Standard error of `ppl`.
     pub stderr: f64,
-    /// Tokens of the text.
+    /// Number of tokens in the text.
     pub tokens: usize,
-    /// Windows scored.
+    /// Number of windows scored.
     pub chunks: usize,
 }
 
-/// Scores up to `max_chunks` windows of `tokens`; `on_chunk` gets the result so far after each and may stop.
+/// Scores up to `max_chunks` windows of `tokens`. `on_chunk` gets the result so far after each window, and may stop.
 ///
-/// `bos` is the start token to put in each window's first place, if any. Fails if the text is shorter than
-/// one window or `n_ctx` is above the engine's context.
+/// `bos` is the start token to put at the beginning of each window, if any.
+///
+/// # Errors
+/// If the text is shorter than one window, or `n_ctx` is above the engine's context.
 pub fn perplexity(
     engine: &mut Engine,
     tokens: &[TokenId],
@@ -101,7 +102,7 @@ impl Moments {
         self.sum_of_squares += nll * nll;
     }
 
-    /// The perplexity and its standard error (of the mean, propagated through exp).
+    /// Returns the perplexity and its standard error (that of the mean, propagated through exp).
     fn perplexity(&self) -> (f64, f64) {
         let mean = self.sum / self.n;
         let variance = self.sum_of_squares / self.n - mean * mean;

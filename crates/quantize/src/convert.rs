@@ -1,7 +1,7 @@
-//! Converts the rows of one tensor on all threads, a slab of rows at a time, and measures what it costs.
+//! Converts the rows of one tensor on all threads, a slab of rows at a time, and measures the error.
 //!
-//! A task takes some rows from their old type to f32, from there to the new type, and back again for the
-//! error. Sums are added in the order of the rows, so they do not depend on the number of threads.
+//! A task dequantizes some rows to f32, quantizes them to the new type, and dequantizes them again to get the
+//! error. Sums are added in row order, so they do not depend on the number of threads.
 
 use std::sync::Mutex;
 
@@ -9,39 +9,39 @@ use rocmforge_cpu::Pool;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::{dequantize, quantize_rows};
 
-use super::QuantizeError;
+use crate::QuantizeError;
 
-/// Values of a task at least: enough to make its dispatch cheap, few enough that Ctrl-C is prompt.
+/// Minimum values per task: enough to make dispatch cheap, few enough that Ctrl-C is prompt.
 const TASK_VALUES: usize = 1 << 16;
-/// Tasks of a slab for each thread.
+/// Tasks per thread in a slab.
 const TASKS_PER_THREAD: usize = 8;
 
-/// What a conversion has cost.
+/// The error of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Errors {
-    /// Root of the mean squared difference.
+    /// Root mean square difference.
     pub rmse: f64,
-    /// Root of the squared differences over the squared values: 0.1 is a tenth of the signal.
+    /// Root of the sum of squared differences over the sum of squared values: 0.1 is a tenth of the signal.
     pub relative: f64,
     /// As `relative`, each square weighted by the importance of its column.
     pub weighted: Option<f64>,
 }
 
-/// Rows and what they are to become.
+/// The rows to convert.
 pub(super) struct Conversion<'a> {
     /// Blocks of type `from`.
     pub(super) data: &'a [u8],
     pub(super) from: GgmlType,
     pub(super) to: GgmlType,
     pub(super) row_len: usize,
-    /// Experts of a layer are several matrices in one tensor.
+    /// Rows of each matrix; the experts of a layer are several matrices in one tensor.
     pub(super) rows_per_matrix: usize,
     /// `[n_matrices, row_len]`.
     pub(super) importance: Option<&'a [f32]>,
 }
 
 impl Conversion<'_> {
-    /// Gives the new blocks to `sink` in order, with the number of bytes they came from.
+    /// Passes the new blocks to `sink` in order, with the number of source bytes they came from.
     pub(super) fn run(
         &self,
         pool: &Pool,
@@ -79,7 +79,7 @@ impl Conversion<'_> {
         Ok(sums.errors(n_rows * self.row_len))
     }
 
-    /// Converts the rows from `first` on that fill `out`.
+    /// Converts as many rows as `out` holds, starting at row `first`.
     fn rows(&self, first: usize, out: &mut [u8]) -> Result<Sums, rocmforge_gguf::Error> {
         let bytes = |ty: GgmlType| ty.row_bytes(self.row_len).expect("rows are whole blocks");
         let (from_bytes, to_bytes) = (bytes(self.from), bytes(self.to));
@@ -109,7 +109,7 @@ impl Conversion<'_> {
     }
 }
 
-/// The error, with its row counted from the tensor's first instead of from `first`.
+/// Shifts the row in an error from one relative to `first` to one relative to the tensor.
 fn in_tensor(error: rocmforge_gguf::Error, first: usize) -> rocmforge_gguf::Error {
     match error {
         rocmforge_gguf::Error::Unrepresentable {
@@ -127,7 +127,7 @@ fn in_tensor(error: rocmforge_gguf::Error, first: usize) -> rocmforge_gguf::Erro
     }
 }
 
-/// Sums over values `x` and their differences `e` from what the blocks say.
+/// Sums over values `x` and their differences `e` from the dequantized result.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     x2: f64,

@@ -1,8 +1,8 @@
-//! Why a model could not be quantized.
+//! Quantization errors.
 
 use rocmforge_gguf::escape_control;
 
-/// Names come from the file, so they are escaped.
+/// Why a model could not be quantized. Names come from the file, so they are escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantizeError {
@@ -10,10 +10,10 @@ pub enum QuantizeError {
     Gguf(#[from] rocmforge_gguf::Error),
     #[error("cannot read the rule '{rule}': {problem}; write REGEX=TYPE, such as 'ffn_down=Q6_K'")]
     Rule { rule: String, problem: String },
-    #[error("no tensor type '{name}' can be made; these can: {supported}")]
+    #[error("tensor type '{name}' is not supported; supported types: {supported}")]
     UnknownType { name: String, supported: String },
     #[error(
-        "tensor '{}' is quantized already ({ty}); making it smaller again adds the errors of both: quantize the F16, BF16 or F32 model instead, or say --allow-requantize",
+        "tensor '{}' is already quantized ({ty}), and quantizing it again adds the errors of both; quantize the F16, BF16 or F32 model instead, or allow requantizing",
         escape_control(name)
     )]
     AlreadyQuantized { name: String, ty: &'static str },
@@ -23,12 +23,12 @@ pub enum QuantizeError {
     )]
     Unreadable { name: String, ty: &'static str },
     #[error(
-        "tensor '{}' in {ty} is useless without an importance matrix; give one with --imatrix (rocmforge imatrix makes it), or take a larger file type",
+        "tensor '{}' in {ty} is useless without an importance matrix; give one (rocmforge imatrix makes it), or use a larger file type",
         escape_control(name)
     )]
     NeedsImportance { name: String, ty: &'static str },
     #[error(
-        "the importance matrix has {found} values for tensor '{}', {expected} are needed; it was made from another model",
+        "the importance matrix has {found} values for tensor '{}', expected {expected}; it was made from another model",
         escape_control(name)
     )]
     ImportanceShape {
@@ -41,12 +41,12 @@ pub enum QuantizeError {
     )]
     ForeignImportance,
     #[error(
-        "tensor '{}' names no layer below {n_layers}, so its type cannot be chosen; name it with --tensor-type, or say --pure",
+        "tensor '{}' names no layer below {n_layers}, so its type cannot be chosen; choose its type by name, or turn mixing off",
         escape_control(name)
     )]
     Layer { name: String, n_layers: usize },
     #[error(
-        "tensor '{}' has rows of {row_len} values, {limit} are the most; no model has such rows, get the file again",
+        "tensor '{}' has rows of {row_len} values, above the limit of {limit}; the file is damaged, download it again",
         escape_control(name)
     )]
     RowTooLong {
@@ -59,6 +59,6 @@ pub enum QuantizeError {
         name: String,
         source: rocmforge_gguf::Error,
     },
-    #[error("stopped before the end")]
+    #[error("the work was stopped before the end")]
     Stopped,
 }

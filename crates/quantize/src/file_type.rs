@@ -1,16 +1,16 @@
-//! The recipes for whole files, by the names, numbers and aliases that llama.cpp gives them (`llama_ftype`).
+//! File types (recipes for whole files), with llama.cpp's names, numbers and aliases (`llama_ftype`).
 
 use rocmforge_gguf::GgmlType;
 
 /// Declares [`FileType`] from one table of variant, number, type of most tensors and description.
 macro_rules! file_types {
     ($($name:ident = $id:literal: $ty:ident, $about:literal;)*) => {
-        /// What a quantized file is called: the type of most of its tensors, and how the others differ.
+        /// A file type: the type of most tensors, and how the others differ.
         #[expect(non_camel_case_types, reason = "GGML's names, as users and file names spell them")]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum FileType {
             $(#[doc = $about] $name,)*
-            /// every tensor as it is
+            /// Keeps the type of every tensor.
             COPY,
         }
 
@@ -25,7 +25,7 @@ macro_rules! file_types {
                 }
             }
 
-            /// What it is, in a few words.
+            /// A description of a few words.
             pub fn about(self) -> &'static str {
                 match self {
                     $(FileType::$name => $about,)*
@@ -33,7 +33,7 @@ macro_rules! file_types {
                 }
             }
 
-            /// The value of `general.file_type`; `None` for a copy, which keeps what it has.
+            /// The value of `general.file_type`; `None` for a copy, which keeps the old value.
             pub fn id(self) -> Option<u32> {
                 match self {
                     $(FileType::$name => Some($id),)*
@@ -41,7 +41,7 @@ macro_rules! file_types {
                 }
             }
 
-            /// The type that a tensor gets unless the mix says otherwise; `None` for a copy.
+            /// The type of a tensor unless the mix chooses another; `None` for a copy.
             pub fn tensor_type(self) -> Option<GgmlType> {
                 match self {
                     $(FileType::$name => Some(GgmlType::$ty),)*
@@ -77,7 +77,7 @@ file_types! {
 }
 
 impl FileType {
-    /// The file type of this name, in any case; `Q3_K`, `Q4_K` and `Q5_K` mean the `_M` mixes.
+    /// Returns the file type with this name, in any case; `Q3_K`, `Q4_K` and `Q5_K` mean the `_M` mixes.
     pub fn from_name(name: &str) -> Option<FileType> {
         let upper = name.to_ascii_uppercase();
         let wanted = match upper.as_str() {

@@ -1,7 +1,8 @@
-//! Makes a smaller file of a model: chooses a type for each tensor ([`QuantizePlan`]) and converts them one
-//! after the other, so that a model may be larger than memory.
+//! Quantizes GGUF files, reads and writes importance matrices, and writes synthetic models.
 //!
-//! The choice is llama.cpp's (`mix.rs`), so that a file has the types that its name promises.
+//! Invariant: a file has the tensor types that its name promises, because types are chosen as llama.cpp chooses
+//! them (`mix.rs`). Tensors are converted one after the other, so a model may be larger than memory. The bytes
+//! written do not depend on the number of threads.
 
 #![forbid(unsafe_code)]
 

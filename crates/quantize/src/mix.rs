@@ -1,17 +1,17 @@
-//! The type of each tensor of a mix, as llama.cpp's quantizer chooses it (`llama_tensor_get_type` and
+//! Chooses the type of each tensor of a mix as llama.cpp's quantizer does (`llama_tensor_get_type` and
 //! `tensor_allows_quantization` in its `llama-quant.cpp`): by the tensor's role, its layer, and facts of the
-//! model. Files made here and there have the same types; the table in the tests is llama.cpp's.
+//! model. The tests compare with a table of llama.cpp's choices.
 
 use rocmforge_gguf::{GgmlType, Gguf, Metadata, TensorInfo, Value};
 
-use super::{FileType, QuantizeError};
+use crate::{FileType, QuantizeError};
 
-/// What a tensor does in the model, by its name.
+/// The role of a tensor in the model, from its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     TokenEmbedding,
     Output,
-    /// Q, K and V in one.
+    /// Q, K and V in one tensor.
     AttnQkv,
     /// The second factor of K and V in latent attention.
     AttnKvB,
@@ -48,13 +48,13 @@ impl Role {
         }
     }
 
-    /// Whether errors in it matter as much as those in V.
+    /// Whether errors in this tensor matter as much as those in V.
     fn is_like_v(self) -> bool {
         matches!(self, Role::AttnV | Role::AttnQkv | Role::AttnKvB)
     }
 }
 
-/// Parts of the names of matrices that stay as they are: routing, positions, convolutions and other small ones.
+/// Name parts of matrices that keep their type: routing, positions, convolutions and other small ones.
 const KEPT: [&str; 37] = [
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -95,7 +95,7 @@ const KEPT: [&str; 37] = [
     "mm.a.code_embd",
 ];
 
-/// Whether a tensor is a matrix, or several, that any file type changes.
+/// Returns whether file types change this tensor: it is a matrix, or several, and not in [`KEPT`].
 pub(super) fn is_quantizable(tensor: &TensorInfo) -> bool {
     let n_dims = tensor.dims.iter().rposition(|&dim| dim != 1);
     n_dims.is_some_and(|last| last >= 1)
@@ -103,7 +103,7 @@ pub(super) fn is_quantizable(tensor: &TensorInfo) -> bool {
         && !KEPT.iter().any(|part| tensor.name.contains(part))
 }
 
-/// The layer in a name such as `blk.12.attn_q.weight`.
+/// Returns the layer in a name such as `blk.12.attn_q.weight`.
 pub(super) fn layer(name: &str) -> Option<usize> {
     let rest = name.strip_prefix("blk.")?;
     rest[..rest.find(|c: char| !c.is_ascii_digit())?]
@@ -111,19 +111,19 @@ pub(super) fn layer(name: &str) -> Option<usize> {
         .ok()
 }
 
-/// What the choice depends on beside the tensor.
+/// Facts of the model that determine types.
 #[derive(Debug)]
 pub(crate) struct ModelFacts {
     pub(crate) arch: String,
     pub(crate) n_layers: usize,
     pub(crate) n_experts: usize,
-    /// Query heads that share a K and V head in the first layer.
+    /// Query heads per K and V head in the first layer.
     pub(crate) gqa: usize,
-    /// One of the families whose 70B models have eight of them.
+    /// Whether the model is of a family whose 70B models have eight query heads per K and V head.
     pub(crate) is_70b: bool,
-    /// Tensors like V, of all layers.
+    /// Number of tensors in all layers that are like V.
     pub(crate) n_v: usize,
-    /// Whether the embedding is the output projection, too.
+    /// Whether the embedding is also the output projection.
     pub(crate) is_tied: bool,
 }
 
@@ -154,7 +154,7 @@ impl ModelFacts {
     }
 }
 
-/// The number at `key`, or the first of the numbers there.
+/// Returns the number at `key`, or the first one of an array.
 fn first_u32(metadata: &Metadata, key: &str) -> Result<Option<usize>, QuantizeError> {
     let number = match metadata.get(key) {
         Some(Value::Array(_)) => metadata.u32s(key)?.first().copied(),
@@ -163,22 +163,22 @@ fn first_u32(metadata: &Metadata, key: &str) -> Result<Option<usize>, QuantizeEr
     Ok(number.map(|number| number as usize))
 }
 
-/// Chooses types, tensor by tensor, in the order of the layers.
+/// Chooses types tensor by tensor, in layer order.
 #[derive(Debug)]
 pub(super) struct Mix<'a> {
     pub(super) facts: &'a ModelFacts,
     pub(super) file_type: FileType,
-    /// What the user wants for the output projection.
+    /// The user's type for the output projection.
     pub(super) output_type: Option<GgmlType>,
     pub(super) has_importance: bool,
-    /// Tensors like V that have a type.
+    /// Number of tensors like V that already have a type.
     pub(super) n_v_seen: usize,
-    /// Tensors `ffn_down` that have a type.
+    /// Number of `ffn_down` tensors that already have a type.
     pub(super) n_down_seen: usize,
 }
 
 impl Mix<'_> {
-    /// The type for the next tensor, where most get `usual`; the rows may be no whole blocks of it.
+    /// Chooses the type of the next tensor; `usual` is that of most. Rows need not be whole blocks of the result.
     pub(super) fn choose(
         &mut self,
         tensor: &TensorInfo,
@@ -238,7 +238,7 @@ impl Mix<'_> {
             _ => usual,
         };
         match ty {
-            // The matrix is an eighth of Q's there, so that its bits cost little.
+            // The matrix is an eighth as large as Q's here, so extra bits cost little.
             GgmlType::Q3_K | GgmlType::Q4_K if self.facts.is_70b => GgmlType::Q5_K,
             ty => ty,
         }
@@ -294,8 +294,8 @@ impl Mix<'_> {
         })
     }
 
-    /// The layer of a tensor `ffn_down`: its place among them, except that experts of a layer may be
-    /// several tensors and say their layer themselves.
+    /// Returns the layer of an `ffn_down` tensor: its index among them, except in a mixture of experts, where a layer
+    /// may have several such tensors and the name gives the layer.
     fn down_layer(&self, tensor: &TensorInfo) -> Result<usize, QuantizeError> {
         if self.facts.n_experts <= 1 {
             return Ok(self.n_down_seen);
@@ -310,12 +310,12 @@ impl Mix<'_> {
     }
 }
 
-/// The first and the last eighth of the layers and every third between them.
+/// Returns whether a layer is in the first or last eighth, or every third between them.
 fn wants_more_bits(layer: usize, n_layers: usize) -> bool {
     layer < n_layers / 8 || layer >= 7 * n_layers / 8 || (layer - n_layers / 8) % 3 == 2
 }
 
-/// The type for rows of `row_len` values that are to be of type `ty`: another where they are no whole blocks.
+/// Returns `ty`, or a replacement if rows of `row_len` values are not whole blocks of `ty`.
 pub(super) fn fitting(ty: GgmlType, row_len: u64) -> GgmlType {
     let fits = |ty: GgmlType| row_len.is_multiple_of(ty.block_len() as u64);
     if fits(ty) {

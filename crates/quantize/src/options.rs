@@ -1,33 +1,33 @@
-//! What the user asks of a quantization.
+//! Quantization options.
 
 use regex_automata::meta::Regex;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::can_quantize;
 
-use super::{FileType, QuantizeError};
 use crate::imatrix::Imatrix;
+use crate::{FileType, QuantizeError};
 
-/// Memory that a pattern may take, in bytes: patterns are short.
+/// Memory limit of a compiled pattern, in bytes; patterns are short.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
 /// The user's choices.
 #[derive(Debug, Clone)]
 pub struct QuantizeOptions {
     pub file_type: FileType,
-    /// The first rule that fits a tensor's name decides, before the mix.
+    /// Rules for tensor names. The first match overrides the mix.
     pub rules: Vec<TypeRule>,
-    /// For `output.weight`, and for the embedding where it is the output projection, too.
+    /// The type of `output.weight`, or of the embedding if it is also the output projection.
     pub output_type: Option<GgmlType>,
-    /// For `token_embd.weight`.
+    /// The type of `token_embd.weight`.
     pub embedding_type: Option<GgmlType>,
     pub mixing: Mixing,
     pub requantize: Requantize,
-    /// Which columns of each tensor matter, and the name of the file that says so.
+    /// The importance matrix, and the name of its file.
     pub importance: Option<(Imatrix, String)>,
 }
 
 impl QuantizeOptions {
-    /// The mix of `file_type` without anything special.
+    /// Options for `file_type` with nothing else changed.
     pub fn new(file_type: FileType) -> QuantizeOptions {
         QuantizeOptions {
             file_type,
@@ -41,22 +41,22 @@ impl QuantizeOptions {
     }
 }
 
-/// Whether tensors that matter more get more bits.
+/// Whether important tensors get more bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mixing {
     Mixed,
-    /// Every tensor gets the type of most.
+    /// Every tensor gets the same type.
     Pure,
 }
 
-/// Whether tensors that are quantized already may be converted.
+/// Whether tensors that are already quantized may be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requantize {
     Refuse,
     Allow,
 }
 
-/// Tensors whose name contains a match of a pattern, and the type they get.
+/// The type of tensors whose name contains a match of a pattern.
 #[derive(Debug, Clone)]
 pub struct TypeRule {
     pattern: Regex,
@@ -64,10 +64,10 @@ pub struct TypeRule {
 }
 
 impl TypeRule {
-    /// Reads `REGEX=TYPE`. Matching takes time linear in the name.
+    /// Parses `REGEX=TYPE`. Matching takes time linear in the name.
     ///
     /// # Errors
-    /// If it is no such pair, the pattern is no regular expression, or no tensor can be made of that type.
+    /// If it is not such a pair, the pattern is not a regular expression, or the type cannot be written.
     pub fn parse(rule: &str) -> Result<TypeRule, QuantizeError> {
         let bad = |problem: &str| QuantizeError::Rule {
             rule: rule.to_string(),
@@ -87,16 +87,16 @@ impl TypeRule {
         })
     }
 
-    /// The type for the tensor `name`, if the rule is about it.
+    /// Returns the type for the tensor `name` if the rule matches it.
     pub(super) fn apply(&self, name: &str) -> Option<GgmlType> {
         self.pattern.is_match(name).then_some(self.ty)
     }
 }
 
-/// The tensor type `name`, in any case.
+/// Returns the tensor type with this name, in any case.
 ///
 /// # Errors
-/// If there is none, or none that can be made.
+/// If there is no such type, or it cannot be written.
 pub fn tensor_type(name: &str) -> Result<GgmlType, QuantizeError> {
     GgmlType::from_name(name)
         .filter(|&ty| can_quantize(ty))
@@ -106,19 +106,19 @@ pub fn tensor_type(name: &str) -> Result<GgmlType, QuantizeError> {
         })
 }
 
-/// Names of the types that tensors can be made of.
+/// Returns the names of the types that tensors can be quantized to.
 fn supported_types() -> Vec<&'static str> {
     let supported = GgmlType::ALL.iter().filter(|&&ty| can_quantize(ty));
     supported.map(|ty| ty.name()).collect()
 }
 
-/// What is wrong with a pattern, on one line.
+/// Returns what is wrong with a pattern, on one line.
 fn error_text(error: &regex_automata::meta::BuildError) -> String {
     if error.size_limit().is_some() {
         return "the pattern is too large".to_string();
     }
     match error.syntax_error() {
-        // Its last line says what is wrong, those before it show where.
+        // The last line says what is wrong; those before show where.
         Some(error) => error
             .to_string()
             .lines()

@@ -1,5 +1,5 @@
-//! A quantization before and while it happens: which tensor becomes what, how large the file will be, and
-//! its making, tensor after tensor, through the streaming writer.
+//! Plans and runs a quantization: the type of each tensor, the size of the file, and the conversion of one tensor
+//! after the other through the streaming writer.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -7,60 +7,60 @@ use std::sync::Arc;
 use rocmforge_cpu::Pool;
 use rocmforge_gguf::{GgmlType, Gguf, TensorInfo, Writer};
 
-use super::convert::{Conversion, Errors};
-use super::mix::{self, Mix, ModelFacts, Role};
-use super::{FileType, Mixing, QuantizeError, QuantizeOptions, Requantize};
+use crate::convert::{Conversion, Errors};
 use crate::imatrix::Imatrix;
+use crate::mix::{self, Mix, ModelFacts, Role};
+use crate::{FileType, Mixing, QuantizeError, QuantizeOptions, Requantize};
 use std::ops::ControlFlow;
 
-/// Values of a row at most: 64 MiB as floats. The longest rows of models have about 100,000.
+/// Maximum values per row: 64 MiB as f32. The longest rows of real models have about 100,000.
 const MAX_ROW_LEN: u64 = 1 << 24;
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 const COPY_BYTES: usize = 16 << 20;
 /// The version of GGML's block formats.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// What happens to one tensor.
+/// How one tensor will be converted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorPlan {
     pub name: String,
-    /// Row length first.
+    /// Dimensions, row length first.
     pub dims: Vec<u64>,
     pub from: GgmlType,
     pub to: GgmlType,
-    /// The type it was to have, but its rows are no whole blocks of that.
+    /// The type originally chosen, if rows are not whole blocks of it.
     pub instead_of: Option<GgmlType>,
     /// Whether the importance matrix has an entry for it.
     pub is_weighted: bool,
-    /// Whether the result is useless without.
+    /// Whether the result is useless without an importance matrix.
     pub needs_importance: bool,
     pub bytes_before: u64,
     pub bytes: u64,
 }
 
-/// A tensor and what its conversion has cost; no errors where it was copied.
+/// A converted tensor and its error; no error if it was copied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorReport {
     pub tensor: TensorPlan,
     pub errors: Option<Errors>,
 }
 
-/// How far the work is.
+/// The progress of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// The tensor in hand, counted from 0.
+    /// Index of the current tensor.
     pub tensor: usize,
-    /// Bytes of the model's tensors that have been read.
+    /// Bytes of the model's tensors read so far.
     pub bytes_read: u64,
 }
 
-/// Everything decided: [`QuantizePlan::write`] does it.
+/// A planned quantization, with the type of every tensor chosen; [`QuantizePlan::write`] runs it.
 #[derive(Debug)]
 pub struct QuantizePlan {
     gguf: Arc<Gguf>,
     tensors: Vec<TensorPlan>,
     importance: Option<Imatrix>,
-    /// Metadata, and the tensors as declared.
+    /// Metadata and declared tensors.
     writer: Writer<'static>,
     file_bytes: u64,
 }
@@ -86,26 +86,26 @@ impl QuantizePlan {
         })
     }
 
-    /// In the order of the file.
+    /// The tensors, in file order.
     pub fn tensors(&self) -> &[TensorPlan] {
         &self.tensors
     }
 
-    /// Length of the file to be.
+    /// The size of the file to write, in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Bytes of all tensors as they are.
+    /// The size of all tensors before quantization, in bytes.
     pub fn bytes_before(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes_before).sum()
     }
 
-    /// Writes the file to `out` with `n_threads` threads. `on_progress` is told often and may stop the work.
+    /// Writes the file to `out` on `n_threads` threads. `on_progress` is called often and may stop the work.
     ///
     /// # Errors
-    /// If a tensor holds what its type cannot, an importance matrix is missing, `out` refuses, or the work
-    /// was stopped. What `out` has got then is no file.
+    /// If a tensor holds values that its type cannot represent, a needed importance matrix is missing, `out` returns an
+    /// error, or the work was stopped. What was written to `out` is then incomplete.
     pub fn write(
         &self,
         out: impl Write,
@@ -166,18 +166,18 @@ impl QuantizePlan {
     }
 }
 
-/// The plans of all tensors, in the order of the file.
+/// Returns the plans of all tensors, in file order.
 fn choose_all(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<TensorPlan>, QuantizeError> {
     choose_types(&ModelFacts::read(gguf)?, gguf.tensors(), options)
 }
 
-/// The plans of the tensors of a model of which these facts hold, in their order.
+/// Returns the plans of the given tensors of a model, in order.
 pub(crate) fn choose_types(
     facts: &ModelFacts,
     infos: &[TensorInfo],
     options: &QuantizeOptions,
 ) -> Result<Vec<TensorPlan>, QuantizeError> {
-    // A mix counts layers, whatever the order of the file.
+    // A mix counts layers, so the order of the file must not matter.
     let mut order: Vec<usize> = (0..infos.len()).collect();
     order.sort_by_key(|&index| (mix::layer(&infos[index].name), &infos[index].name));
     let mut mix = Mix {
@@ -230,7 +230,7 @@ fn choose(
     })
 }
 
-/// The type a tensor is to have if its rows are whole blocks of it.
+/// Returns the type chosen for a tensor, whether or not its rows are whole blocks of it.
 fn wanted_type(
     info: &TensorInfo,
     options: &QuantizeOptions,
@@ -279,7 +279,7 @@ fn check_convertible(info: &TensorInfo, requantize: Requantize) -> Result<(), Qu
     Ok(())
 }
 
-/// Whether the importance matrix has an entry for a tensor, of the right length.
+/// Returns whether the importance matrix has an entry for a tensor. An entry of the wrong length is an error.
 fn has_importance(info: &TensorInfo, options: &QuantizeOptions) -> Result<bool, QuantizeError> {
     let Some((imatrix, _)) = &options.importance else {
         return Ok(false);
@@ -292,7 +292,7 @@ fn has_importance(info: &TensorInfo, options: &QuantizeOptions) -> Result<bool, 
     if found as u64 == expected {
         return Ok(true);
     }
-    // An embedding is looked up, not multiplied; an entry under its name is of something else.
+    // An embedding is looked up, not multiplied; an entry under its name is for something else.
     if Role::of(&info.name) == Role::TokenEmbedding {
         return Ok(false);
     }
@@ -303,12 +303,12 @@ fn has_importance(info: &TensorInfo, options: &QuantizeOptions) -> Result<bool, 
     })
 }
 
-/// Bytes of a row of whole blocks.
+/// Returns the bytes of a row of whole blocks.
 fn row_bytes(ty: GgmlType, row_len: u64) -> u64 {
     (row_len / ty.block_len() as u64).saturating_mul(ty.block_bytes() as u64)
 }
 
-/// The metadata of `gguf`, and what has been done to it, under llama.cpp's keys.
+/// Copies the metadata of `gguf` and records the quantization under llama.cpp's keys.
 fn set_metadata(writer: &mut Writer<'_>, gguf: &Gguf, options: &QuantizeOptions) {
     const OF_SPLIT: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
     for (key, value) in gguf.metadata().iter() {

@@ -1,19 +1,19 @@
-//! Random LoRA adapters of a model, the same bytes every time, and the cases that tests compare with
-//! committed logits of llama.cpp (`cargo xtask variant-golden`).
+//! Random LoRA adapters, with the same bytes every time, and the variants of models whose logits are compared with
+//! committed ones of llama.cpp (`cargo xtask variant-golden`).
 
 use rocmforge_gguf::{Error, GgmlType, Gguf, Writer};
 
 use crate::models::uniform;
 
-/// A small random model run with a cache type or adapters.
+/// A small random model with a cache type or adapters.
 pub struct Variant {
-    /// Its key among the committed logits.
+    /// Key of the committed logits.
     pub name: &'static str,
     /// One of `models::NAMES`.
     pub model: &'static str,
     /// Type of the KV cache: `F32` or `Q8_0`.
     pub kv_type: &'static str,
-    /// Adapters by their seeds, and their scales.
+    /// Adapters by seed, with their scales.
     pub adapters: &'static [(&'static str, f32)],
 }
 
@@ -47,7 +47,7 @@ const fn variant(
     }
 }
 
-/// Rank and alpha of the adapter of `seed`; an alpha of 0 leaves the division by the rank out.
+/// Returns the rank and alpha of the adapter of `seed`; with an alpha of 0 there is no division by the rank.
 pub fn rank_and_alpha(seed: &str) -> (usize, f32) {
     match seed {
         "one" => (4, 6.0),
@@ -55,14 +55,14 @@ pub fn rank_and_alpha(seed: &str) -> (usize, f32) {
     }
 }
 
-/// An adapter of every matrix of `model`. Embeddings that are tied to the output are left out: llama.cpp
-/// cannot run those.
+/// Creates an adapter for every matrix of `model`, except embeddings that are tied to the output: llama.cpp cannot run
+/// those.
 pub fn adapter(model: &Gguf, seed: &str) -> Result<Writer<'static>, Error> {
     let tied = model.tensor("output.weight").is_none();
     adapter_of(model, seed, |name| !tied || name != "token_embd.weight")
 }
 
-/// An adapter of the matrices of `model` that `wanted` names.
+/// Creates an adapter for the matrices of `model` selected by `wanted`.
 pub fn adapter_of(
     model: &Gguf,
     seed: &str,
@@ -77,7 +77,7 @@ pub fn adapter_of(
     let matrices = model.tensors().iter().filter(|info| info.dims.len() == 2);
     for info in matrices.filter(|info| wanted(&info.name)) {
         let (n_in, n_out) = (info.dims[0], info.dims[1]);
-        // The embedding's first factor has a row for each token.
+        // The embedding's first factor has a row per token.
         let (a, b) = match info.name.as_str() {
             "token_embd.weight" => ([rank as u64, n_out], [rank as u64, n_in]),
             _ => ([n_in, rank as u64], [rank as u64, n_out]),
@@ -85,7 +85,7 @@ pub fn adapter_of(
         for (suffix, dims) in [("lora_a", a), ("lora_b", b)] {
             let name = format!("{}.{suffix}", info.name);
             let n_values = (dims[0] * dims[1]) as usize;
-            // Both factors together add about a fifth of what the matrix itself gives.
+            // Both factors together add about a fifth of the matrix's own output.
             let reach = match suffix {
                 "lora_a" => (3.0 / dims[0] as f32).sqrt(),
                 _ => 0.3 / (rank as f32).sqrt(),

@@ -1,18 +1,18 @@
-//! Models and golden results on disk: the repository's own, and the conformance data where this machine has them.
+//! Models and golden results on disk: those of the repository, and the conformance data if present.
 
 use std::path::{Path, PathBuf};
 
 use rocmforge_gguf::TokenId;
 use serde_json::Value;
 
-/// The repository's `models` folder. Where a test program is run by itself on another machine, the variable of
-/// cargo's says where it is.
+/// Returns the repository's `models` folder. A test program that runs alone on another machine finds it through cargo's
+/// environment variable.
 pub fn models() -> PathBuf {
     let here = std::env::var("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
     Path::new(&here).join("../../models")
 }
 
-/// A path below the conformance data, if this machine has them; prints the skip otherwise.
+/// Returns a path in the conformance data; prints that the test is skipped if there are none.
 pub fn conformance(path: &str) -> Option<PathBuf> {
     match std::env::var_os("ROCMFORGE_CONFORMANCE_DATA") {
         Some(root) => Some(Path::new(&root).join(path)),
@@ -23,7 +23,7 @@ pub fn conformance(path: &str) -> Option<PathBuf> {
     }
 }
 
-/// The embedded model, and every other forge-mini file of the conformance data, by variant.
+/// Returns the embedded model and the other forge-mini files of the conformance data, by variant.
 pub fn forge_mini_files() -> Vec<(String, PathBuf)> {
     let mut files = vec![(
         "Q4_K_M".to_string(),
@@ -32,7 +32,7 @@ pub fn forge_mini_files() -> Vec<(String, PathBuf)> {
     if let Some(folder) = conformance("models") {
         for (variant, _) in golden()["variants"].as_object().unwrap() {
             let path = folder.join(format!("forge-mini-{variant}.gguf"));
-            // What can be carried to the machine with a device is limited: it comes in parts.
+            // Machines with a device may have only some of the files.
             if std::env::var_os("ROCMFORGE_TEST_DEVICE").is_some() && !path.is_file() {
                 println!("skipped: no {}", path.display());
                 continue;
@@ -45,7 +45,7 @@ pub fn forge_mini_files() -> Vec<(String, PathBuf)> {
     files
 }
 
-/// The golden results of the embedded model.
+/// Reads the golden results of the embedded model.
 pub fn golden() -> Value {
     read_json(&models().join("golden.json"))
 }
@@ -58,7 +58,7 @@ pub fn read_json(path: &Path) -> Value {
     .unwrap()
 }
 
-/// The token ids of a JSON array.
+/// Returns the token ids of a JSON array.
 pub fn ids(value: &Value) -> Vec<TokenId> {
     value
         .as_array()

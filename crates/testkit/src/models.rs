@@ -1,14 +1,13 @@
-//! Small random models of every wiring, the same bytes every time: the tests run them against committed
-//! logits of llama.cpp, and `cargo xtask gen-model` writes them as files for llama.cpp itself.
+//! Small random models of every architecture, with the same bytes every time. Tests compare their logits with
+//! committed ones of llama.cpp; `cargo xtask gen-model` writes them as files for llama.cpp itself.
 //!
-//! Weights mean nothing; they are scaled so that activations stay finite, and every factor, window and
-//! norm that a wiring has is far enough from its neutral value that leaving it out changes the logits.
+//! The weights mean nothing. They are scaled so that activations stay finite, and every factor, window and norm
+//! is far enough from its neutral value that leaving it out changes the logits.
 
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
-/// Names that [`model`] takes: architectures, `olmo3`, which is `olmo2` with windows and YaRN, and `mixtral`,
-/// which is `llama` with experts.
+/// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), and `mixtral` (`llama` with experts).
 pub const NAMES: [&str; 15] = [
     "llama",
     "qwen2",
@@ -27,7 +26,7 @@ pub const NAMES: [&str; 15] = [
     "qwen3moe",
 ];
 
-/// Another name that [`model`] takes, which llama.cpp does not run: `llama` whose values have other widths than its keys.
+/// A model that llama.cpp does not run: `llama` with different widths of keys and values.
 const UNEVEN: &str = "uneven";
 
 const N_EMBD: usize = 256;
@@ -37,18 +36,18 @@ const N_KV_HEADS: usize = 2;
 const HEAD_DIM: usize = N_EMBD / N_HEADS;
 const N_VOCAB: usize = 512;
 const N_CTX: usize = 2048;
-/// Values of a head of `uneven`.
+/// Values per head of V in `uneven`.
 const UNEVEN_V_DIM: usize = 48;
-/// Values of a head of Gemma 3.
+/// Values per head in Gemma 3.
 const GEMMA_HEAD_DIM: usize = 64;
 const N_EXPERTS: usize = 8;
-/// Width of an expert of Qwen, and of the one that sees every token.
+/// Width of an expert in Qwen, and of the shared expert.
 const EXPERT_N_FF: usize = 256;
 const SHARED_N_FF: usize = 768;
-/// What Phi rotates of a head.
+/// Number of rotated values per head in Phi.
 const PHI_N_ROT: usize = 24;
 
-/// A token sequence of the vocabulary, for which there are committed logits.
+/// Returns the token sequence for which there are committed logits.
 pub fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
     let id = |i: usize| (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
     (0..n_tokens)
@@ -56,9 +55,9 @@ pub fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
         .collect()
 }
 
-/// The model `name` with matrices of type `ty`; `None` if there is none of that name.
+/// Creates the model `name` with matrices of type `ty`; `None` if the name is unknown.
 pub fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
-    // Layers: enough that each kind appears twice.
+    // Enough layers that each kind appears twice.
     let n_layers = match name {
         "gemma3" => 8,
         _ => 4,
@@ -82,7 +81,7 @@ pub fn model_of(
         };
         let head_dims = match name {
             UNEVEN => [HEAD_DIM, UNEVEN_V_DIM],
-            // Wider heads than the embedding's share, as in released files.
+            // Wider heads than `n_embd / n_heads`, as in released files.
             "gemma3" => [GEMMA_HEAD_DIM; 2],
             _ => [HEAD_DIM; 2],
         };
@@ -106,7 +105,7 @@ struct Synth {
     arch: &'static str,
     ty: GgmlType,
     n_layers: usize,
-    /// Values of a head of K and V.
+    /// Values per head of K and V.
     head_dims: [usize; 2],
 }
 
@@ -122,13 +121,13 @@ impl Synth {
         }
     }
 
-    /// Whether norms subtract the mean and add a bias, as products do.
+    /// Returns whether norms subtract the mean, and norms and products add a bias.
     fn has_biases(&self) -> bool {
         matches!(self.arch, "gpt2" | "starcoder2")
     }
 
     fn facts(&mut self, name: &str) {
-        // llama.cpp expects Phi's tokens of a file whose name says so.
+        // llama.cpp expects Phi's vocabulary in a file whose name contains "phi".
         self.writer.set("general.name", "random");
         for (key, value) in [
             ("block_count", self.n_layers),
@@ -170,7 +169,7 @@ impl Synth {
                 self.set("rope.dimension_count", PHI_N_ROT as u32);
                 self.set("rope.scaling.original_context_length", 256u32);
                 self.set("rope.scaling.attn_factor", 1.19f32);
-                // Present in released files and without effect in llama.cpp.
+                // Released files have this key, and llama.cpp ignores it.
                 self.set("attention.sliding_window", 64u32);
             }
             "gemma2" => {
@@ -203,7 +202,7 @@ impl Synth {
         self.set("expert_used_count", n_used);
     }
 
-    /// A SentencePiece vocabulary of bytes and numbered words.
+    /// Adds a SentencePiece vocabulary of bytes and numbered words.
     fn vocabulary(&mut self) {
         let special = ["<unk>", "<s>", "</s>"].map(str::to_string);
         let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
@@ -263,7 +262,7 @@ impl Synth {
     }
 
     fn mixture(&mut self, tensor: &dyn Fn(&str) -> String, n_ff: usize) -> Result<(), Error> {
-        // Logits that favour some experts clearly, so that rounding changes no choice.
+        // The logits clearly favour some experts, so that rounding changes no choice.
         let router = uniform(&tensor("ffn_gate_inp.weight"), N_EXPERTS * N_EMBD, 0.0, 0.4);
         let dims = [N_EMBD as u64, N_EXPERTS as u64];
         let name = tensor("ffn_gate_inp.weight");
@@ -328,7 +327,7 @@ impl Synth {
         self.linear(&tensor("ffn_up"), N_FF, N_EMBD)
     }
 
-    /// A norm's weight, and its bias where the architecture has biases.
+    /// Adds a norm's weight, and its bias if the architecture has biases.
     fn norm(&mut self, name: &str, width: usize) -> Result<(), Error> {
         self.vector(&format!("{name}.weight"), width, 1.0, 0.3)?;
         if self.has_biases() {
@@ -337,7 +336,7 @@ impl Synth {
         Ok(())
     }
 
-    /// As [`Synth::matrix`], with a bias where the architecture has biases.
+    /// As [`Synth::matrix`], with a bias if the architecture has biases.
     fn linear(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<(), Error> {
         self.matrix(&format!("{name}.weight"), n_out, n_in)?;
         if self.has_biases() {
@@ -346,7 +345,7 @@ impl Synth {
         Ok(())
     }
 
-    /// `[n_out, n_in]`, values of variance `1 / n_in`.
+    /// Adds a matrix `[n_out, n_in]` with values of variance `1 / n_in`.
     fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<(), Error> {
         let reach = (3.0 / n_in as f64).sqrt() as f32;
         let values = uniform(name, n_out * n_in, 0.0, reach);
@@ -354,11 +353,11 @@ impl Synth {
         self.add(name, &dims, &values)
     }
 
-    /// A tensor of the model's type.
+    /// Adds a tensor of the model's type.
     fn add(&mut self, name: &str, dims: &[u64], values: &[f32]) -> Result<(), Error> {
         let ty = self.ty;
         match self.writer.add_tensor_f32(name, dims, ty, values) {
-            // Types whose blocks are searched for.
+            // Types whose quantizer searches for the best blocks.
             Err(Error::Unsupported { .. }) => {
                 let mut blocks = vec![0; values.len() / ty.block_len() * ty.block_bytes()];
                 quantize_rows(ty, values, dims[0] as usize, None, &mut blocks)?;
@@ -369,7 +368,7 @@ impl Synth {
         Ok(())
     }
 
-    /// `len` values within `reach` of `mean`.
+    /// Adds `len` values within `reach` of `mean`.
     fn vector(&mut self, name: &str, len: usize, mean: f32, reach: f32) -> Result<(), Error> {
         let values = uniform(name, len, mean, reach);
         self.writer
@@ -378,7 +377,7 @@ impl Synth {
     }
 }
 
-/// Values of the tensor `name`: splitmix64, seeded with its FNV-1a hash.
+/// Returns the values of the tensor `name`: splitmix64, seeded with the FNV-1a hash of the name.
 pub fn uniform(name: &str, n: usize, mean: f32, reach: f32) -> Vec<f32> {
     let mut state = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)

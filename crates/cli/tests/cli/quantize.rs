@@ -167,11 +167,13 @@ fn nothing_is_left_where_there_is_an_error() {
     .fails(1, "device");
     folder
         .run_from(&embedded, "x.gguf", &["Q8_0"])
-        .fails(1, "--allow-requantize");
+        .fails(1, "allow requantizing");
     folder
         .run_from(&text, "x.gguf", &["Q8_0"])
         .fails(1, "not a GGUF file");
-    folder.quantize("x.gguf", &["Q2_K_S"]).fails(1, "--imatrix");
+    folder
+        .quantize("x.gguf", &["Q2_K_S"])
+        .fails(1, "without an importance matrix");
     for (imatrix, part) in [
         ("missing.gguf", "No such file"),
         ("a.txt", "llama-imatrix"),

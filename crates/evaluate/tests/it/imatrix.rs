@@ -1,17 +1,16 @@
-//! Gathering importance matrices, against what llama.cpp's `llama-imatrix` gathered on the same text.
+//! Gathers importance matrices and compares them with those of llama.cpp's `llama-imatrix` on the same text.
 
-use rocmforge_testkit::models as synth;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rocmforge_engine::{Engine, EngineConfig, PrefixSharing};
 use rocmforge_evaluate::{Chunks, gather};
-use rocmforge_gguf::TokenId;
-use rocmforge_gguf::{GgmlType, Gguf, LoadMode};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, TokenId};
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
 use rocmforge_quantize::imatrix::Imatrix;
 use rocmforge_testkit::data::{models, read_json};
+use rocmforge_testkit::models as synth;
 use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
 
 fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
@@ -19,7 +18,7 @@ fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
         n_ctx: Some(n_ctx),
         prefix_sharing: PrefixSharing::Off,
         fusion: Fusion::Off,
-        // Steps that do not divide a window.
+        // Does not divide the window length.
         chunk_tokens: 24,
         ..EngineConfig::default()
     };
@@ -34,7 +33,7 @@ fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
 }
 
 #[test]
-fn sums_are_those_of_llama_cpp() {
+fn sums_match_llama_cpp() {
     let golden = read_json(&models().join("../crates/engine/tests/fixtures/imatrix.json"));
     let path = models().join("forge-mini-Q4_K_M.gguf");
     let gguf = Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap());
@@ -62,7 +61,7 @@ fn sums_are_those_of_llama_cpp() {
         assert_eq!(entry.counts, [expected[0] as u64], "{name}");
         let total: f64 = entry.sums.iter().map(|&sum| f64::from(sum)).sum();
         let columns = entry.sums.iter().step_by(85).map(|&sum| f64::from(sum));
-        // Engines round activations differently; a column is less than a sum over all.
+        // The engines round activations differently, which shows more in a column than in the total.
         assert!((total / expected[1] - 1.0).abs() < 5e-3, "{name}: {total}");
         for (found, expected) in columns.zip(&expected[2..]) {
             let near = (found / expected - 1.0).abs() < 0.15;
@@ -72,7 +71,7 @@ fn sums_are_those_of_llama_cpp() {
 }
 
 #[test]
-fn projections_in_one_tensor_count_once() {
+fn counts_fused_projections_once() {
     let model = synth::model("phi3", GgmlType::F32).unwrap().unwrap();
     let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
     let model = Model::load(Arc::new(gguf)).unwrap();
@@ -85,7 +84,7 @@ fn projections_in_one_tensor_count_once() {
 }
 
 #[test]
-fn experts_have_sums_of_their_own() {
+fn sums_experts_separately() {
     for name in ["mixtral", "qwen3moe"] {
         let model = synth::model(name, GgmlType::F32).unwrap().unwrap();
         let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
@@ -98,7 +97,7 @@ fn experts_have_sums_of_their_own() {
         let model = Model::load(Arc::new(gguf)).unwrap();
         let imatrix = gathered(&model, &synth::prompt(100, 512), 50);
         let entry = |name: &str| &imatrix.entries[&format!("blk.1.{name}.weight")];
-        // The router reads what all experts of a token read together.
+        // The router reads the same rows as all experts together.
         let router = entry("ffn_gate_inp");
         assert_eq!(router.counts, [100], "{name}");
         let width = router.sums.len();

@@ -1,14 +1,12 @@
-//! Against sums made by hand of forge-mini's shapes: 10 layers, width 256, 4 heads and 2 KV heads of 64,
-//! feed-forward 1024, 4096 tokens; Q4_K and Q6_K, so every product is of int8.
+//! Costs of forge-mini's plan, compared with sums computed by hand from its shape: 10 layers, width 256, 4 heads
+//! and 2 KV heads of 64 values, feed-forward width 1024, 4096 tokens; Q4_K and Q6_K, so every product is int8.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, LoadMode};
-
 use rocmforge_model::Model;
-use rocmforge_plan::Fusion;
-use rocmforge_plan::*;
+use rocmforge_plan::{BatchShape, Fusion, KvType, Op, OpCost, Plan, PlanCost, Roofline, SeqShape};
 
 fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -21,14 +19,7 @@ fn step(model: &Model, shape: &BatchShape) -> OpCost {
         weights: &model.weights,
         kv_type: KvType::F16,
     };
-    let ops = model.plan.ops.iter().map(|op| cost.op(op, shape));
-    ops.fold(OpCost::default(), |sum, op| OpCost {
-        weight_bytes: sum.weight_bytes + op.weight_bytes,
-        kv_bytes: sum.kv_bytes + op.kv_bytes,
-        buffer_bytes: sum.buffer_bytes + op.buffer_bytes,
-        f32_ops: sum.f32_ops + op.f32_ops,
-        i8_ops: sum.i8_ops + op.i8_ops,
-    })
+    model.plan.ops.iter().map(|op| cost.op(op, shape)).sum()
 }
 
 fn shape(seqs: &[(usize, usize)], n_logits: usize) -> BatchShape {
@@ -39,7 +30,7 @@ fn shape(seqs: &[(usize, usize)], n_logits: usize) -> BatchShape {
     }
 }
 
-/// Bytes of all tensors, and of a row of the embedding, which is the output matrix as well.
+/// Bytes of all tensors, of the embedding (which is also the output matrix), and of one of its rows.
 const ALL_WEIGHTS: u64 = 6_791_424;
 const EMBEDDING: u64 = 860_160;
 const EMBEDDING_ROW: u64 = 210;
@@ -47,15 +38,15 @@ const EMBEDDING_ROW: u64 = 210;
 const KV_TOKEN: u64 = 5120;
 const LAYER_PRODUCTS: u64 = 2 * 10 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024);
 const OUTPUT_PRODUCTS: u64 = 2 * 256 * 4096;
-/// Norms, conversions (three of 256 and one of 1024), rotations and activations of a token in all layers.
+/// Norms, conversions (three of 256 values and one of 1024), RoPE and activations of a token in all layers.
 const SMALL_OPS: u64 = 10 * (2 * 4 * 256 + 3 * (3 * 256 + 1024) + 3 * (256 + 128) + 5 * 1024);
 /// The last norm and the conversion after it.
 const OUTPUT_SMALL_OPS: u64 = 4 * 256 + 3 * 256;
-/// Two products of 64 values for each of 4 heads in 10 layers, for each visible position.
+/// Two dot products of 64 values for each of 4 heads in 10 layers, per visible position.
 const ATTENTION: u64 = 10 * 4 * 2 * (64 + 64);
 
 #[test]
-fn a_decode_step_reads_everything_once() {
+fn decode_step_reads_everything_once() {
     let cost = step(&model(), &shape(&[(10, 1)], 1));
     assert_eq!(cost.weight_bytes, ALL_WEIGHTS + EMBEDDING_ROW);
     assert_eq!(cost.kv_bytes, KV_TOKEN + 11 * KV_TOKEN);
@@ -64,7 +55,7 @@ fn a_decode_step_reads_everything_once() {
 }
 
 #[test]
-fn weights_are_read_once_for_all_rows() {
+fn batch_reads_weights_once() {
     // Five rows that see 3 to 7 positions, one that sees 101.
     let cost = step(&model(), &shape(&[(2, 5), (100, 1)], 2));
     assert_eq!(cost.weight_bytes, ALL_WEIGHTS + 6 * EMBEDDING_ROW);
@@ -78,7 +69,7 @@ fn weights_are_read_once_for_all_rows() {
 }
 
 #[test]
-fn without_wanted_rows_the_output_costs_nothing() {
+fn output_costs_nothing_without_logits() {
     let cost = step(&model(), &shape(&[(0, 4)], 0));
     let output_norm = 4 * 256;
     assert_eq!(
@@ -90,7 +81,7 @@ fn without_wanted_rows_the_output_costs_nothing() {
 }
 
 #[test]
-fn buffers_are_counted_apart() {
+fn counts_buffer_bytes_separately() {
     let model = model();
     let cost = PlanCost {
         plan: &model.plan,
@@ -105,7 +96,7 @@ fn buffers_are_counted_apart() {
     assert_eq!(of("embed"), 3 * 256 * 4);
     assert_eq!(of("rms_norm"), 3 * 256 * (4 + 4));
     assert_eq!(of("quantize"), 3 * 256 * (4 + 1));
-    // The first product is that of the queries.
+    // The first product is Q.
     assert_eq!(of("matmul"), 3 * 256 * (1 + 4));
     assert_eq!(of("rope"), 3 * 256 * (4 + 4));
     assert_eq!(of("kv_append"), 3 * 2 * (64 + 64) * 4);
@@ -115,7 +106,7 @@ fn buffers_are_counted_apart() {
 }
 
 #[test]
-fn the_slower_ceiling_counts() {
+fn time_is_that_of_the_slower_resource() {
     let roofline = Roofline {
         read_bytes_per_s: 100.0,
         f32_ops_per_s: 10.0,
@@ -137,9 +128,9 @@ fn the_slower_ceiling_counts() {
 }
 
 #[test]
-fn merged_passes_compute_the_same_and_move_less() {
+fn fused_plan_computes_the_same_and_moves_less() {
     let model = model();
-    let merged = model.compiled_plan(Fusion::On);
+    let fused = model.compiled_plan(Fusion::On);
     let shape = shape(&[(0, 3), (7, 1)], 1);
     let total = |plan: &Plan| -> OpCost {
         let cost = PlanCost {
@@ -149,13 +140,13 @@ fn merged_passes_compute_the_same_and_move_less() {
         };
         plan.ops.iter().map(|op| cost.op(op, &shape)).sum()
     };
-    let (separate, merged) = (total(&model.plan), total(&merged));
-    assert!(merged.buffer_bytes < separate.buffer_bytes);
+    let (separate, fused) = (total(&model.plan), total(&fused));
+    assert!(fused.buffer_bytes < separate.buffer_bytes);
     let buffer_bytes = separate.buffer_bytes;
     assert_eq!(
         OpCost {
             buffer_bytes,
-            ..merged
+            ..fused
         },
         separate
     );

@@ -7,9 +7,9 @@ use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
 use rocmforge_plan::{Fusion, Op, Plan};
 
-/// The operations of the embedded model's first layer, and of what follows its last.
+/// Lists the operations of the first layer, and those after the last.
 #[test]
-fn a_layer_takes_few_passes() {
+fn fuses_a_layer_into_few_operations() {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../models/forge-mini-Q4_K_M.gguf"
@@ -37,7 +37,7 @@ fn a_layer_takes_few_passes() {
     assert_eq!(names[1..=layer.len()], layer);
     let end = ["select_rows", "norm_quantize", "matmul"];
     assert_eq!(names[1 + n_layers * layer.len()..], end);
-    // Normed rows, gates and products of `up` have no buffers any more.
+    // Normed rows, and the products of `gate` and `up`, need no buffers any more.
     let bytes = |plan: &Plan| plan.buffer_bytes(100, 1);
     let c = &model.config;
     let saved = 100 * 4 * (c.n_embd + 2 * c.n_ff) + 4 * c.n_embd;

@@ -1,4 +1,4 @@
-//! Tests of plans as models record them: cost, placement.
+//! Tests of recorded plans: cost, fusion, placement.
 
 mod cost;
 mod fusion;

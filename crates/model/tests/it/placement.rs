@@ -1,14 +1,14 @@
-//! Placements of the embedded model's plan and of a mixture: every operation finds what it reads on its side.
+//! Placements of the embedded model's plan and of an MoE plan: every operation reads what its own side has.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, LoadMode};
-use rocmforge_plan::{ActFormat, Activation, ExpertWeights, Router};
-
 use rocmforge_model::Model;
-use rocmforge_plan::*;
-use rocmforge_plan::{Fusion, KvSpec, Recorder, Scores, WeightId};
+use rocmforge_plan::{
+    ActFormat, Activation, ExpertWeights, Fusion, KvSpec, Op, Placement, Plan, Recorder, Router,
+    RowCount, Scores, Side, Split, WeightId,
+};
 
 fn embedded(fusion: Fusion) -> Plan {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -16,7 +16,7 @@ fn embedded(fusion: Fusion) -> Plan {
     Model::load(Arc::new(gguf)).unwrap().compiled_plan(fusion)
 }
 
-/// Two layers with two of four experts each.
+/// A plan of two layers with four experts each, two of them used per token.
 fn mixture() -> Plan {
     let mut b = Recorder::new();
     let [x, normed, q, k, v, attn, product, logits, router] =
@@ -61,8 +61,8 @@ fn mixture() -> Plan {
     b.finish(logits)
 }
 
-/// Plays the segments with the number of its last writer for the values of a buffer, and compares what each operation
-/// reads with what it reads where everything is on one side.
+/// Simulates the segments, with the index of its last writer as the value of a buffer, and compares what each
+/// operation reads with what it reads if everything is on one side.
 fn check(plan: &Plan, placement: &Placement) {
     let mut whole = vec![usize::MAX; plan.buffers.len()];
     let mut own = [whole.clone(), whole.clone()];
@@ -108,9 +108,9 @@ fn check(plan: &Plan, placement: &Placement) {
 }
 
 #[test]
-fn the_last_layers_and_the_output_go() {
-    for (passes, first) in [(Fusion::On, "norm_quantize"), (Fusion::Off, "rms_norm")] {
-        let plan = embedded(passes);
+fn moves_the_last_layers_and_the_output_to_the_gpu() {
+    for (fusion, first) in [(Fusion::On, "norm_quantize"), (Fusion::Off, "rms_norm")] {
+        let plan = embedded(fusion);
         for n in 0..=10 {
             let split = Split {
                 n_gpu_layers: n,
@@ -128,7 +128,7 @@ fn the_last_layers_and_the_output_go() {
             }
             assert_eq!((last.side, placement.output()), (Side::Gpu, Side::Gpu));
             assert_eq!(placement.segments().len(), 2);
-            // Of the embeddings the stream of the tokens comes over, and nothing else.
+            // Only the embedded tokens are copied over.
             assert_eq!(last.imports, plan.ops[0].writes());
             assert_eq!(plan.ops[last.ops.start].name(), first);
             let appended = plan.ops[last.ops.clone()].iter().find_map(Op::kv_layer);
@@ -138,7 +138,7 @@ fn the_last_layers_and_the_output_go() {
 }
 
 #[test]
-fn experts_go_their_own_way() {
+fn keeps_experts_on_the_cpu() {
     let plan = mixture();
     for n in 1..=2 {
         let split = Split {
@@ -157,18 +157,18 @@ fn experts_go_their_own_way() {
         assert_eq!(names, vec!["route"; n]);
         let of_gpu = placement.part(&plan, Side::Gpu);
         assert!(!of_gpu.plan.ops.iter().any(|op| op.routing().is_some()));
-        // Rows of experts take no memory there.
+        // The GPU has no memory for rows of experts.
         let sizes = of_gpu.plan.buffers.iter();
         let wide = sizes.filter(|b| matches!(b.rows, RowCount::Choices { .. }) && b.width > 0);
         assert_eq!(wide.count(), 0);
-        // The router's logits and what the experts read go, what they come to returns.
+        // The router's logits and the experts' input are exported, the experts' output is imported (per layer or buffer).
         assert_eq!((of_gpu.imports.len(), of_gpu.exports.len()), (2, 2));
     }
 }
 
 #[test]
 #[should_panic(expected = "activations of its side")]
-fn converted_activations_stay() {
+fn rejects_copies_of_converted_activations() {
     let plan = mixture();
     let mut sides = vec![Side::Cpu; plan.ops.len()];
     let quantize = plan.ops.iter().position(|op| op.acts_written().is_some());

@@ -1,19 +1,19 @@
-//! Why an importance matrix could not be read or made.
+//! Importance-matrix errors.
 
 use rocmforge_gguf::escape_control;
 
-/// Names come from the file, so they are escaped.
+/// Why an importance matrix could not be read or made. Names come from the file, so they are escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImatrixError {
     #[error(transparent)]
     Gguf(#[from] rocmforge_gguf::Error),
     #[error(
-        "it is no GGUF file; an importance matrix in the old .dat form becomes one with 'llama-imatrix --in-file OLD.dat -o NEW.gguf', or make a new one with rocmforge imatrix"
+        "not a GGUF file; convert an importance matrix in the old .dat format with 'llama-imatrix --in-file OLD.dat -o NEW.gguf', or make a new one with rocmforge imatrix"
     )]
     NotGguf,
     #[error(
-        "it is a GGUF file without an importance matrix; make one from the model with rocmforge imatrix"
+        "a GGUF file without an importance matrix; make one from the model with rocmforge imatrix"
     )]
     NotImatrix,
     #[error(
@@ -22,7 +22,7 @@ pub enum ImatrixError {
     )]
     Entry { name: String, problem: &'static str },
     #[error(
-        "the activations of '{}' are not finite; its model is damaged, get the file again",
+        "the activations of '{}' are not finite; the model is damaged, download it again",
         escape_control(name)
     )]
     NotFinite { name: String },

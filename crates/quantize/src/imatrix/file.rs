@@ -19,7 +19,7 @@ impl Imatrix {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// If it cannot be read, is in llama.cpp's older form, holds something else, or is damaged.
+    /// If it cannot be read, is in llama.cpp's older format, is something else, or is damaged.
     pub fn open(path: &Path) -> Result<Imatrix, ImatrixError> {
         match Gguf::open(path, LoadMode::Read) {
             Ok(gguf) => Imatrix::from_gguf(&gguf),
@@ -28,10 +28,10 @@ impl Imatrix {
         }
     }
 
-    /// Reads an open file.
+    /// Reads an open GGUF file.
     ///
     /// # Errors
-    /// If it holds something else or is damaged.
+    /// If it is something else or is damaged.
     pub fn from_gguf(gguf: &Gguf) -> Result<Imatrix, ImatrixError> {
         let mut entries = BTreeMap::new();
         for info in gguf.tensors() {
@@ -59,10 +59,10 @@ impl Imatrix {
         })
     }
 
-    /// The file.
+    /// Returns a writer for the file.
     ///
     /// # Errors
-    /// If a name is one that no file can hold.
+    /// If a name cannot be written to a GGUF file.
     pub fn to_writer(&self) -> Result<Writer<'static>, ImatrixError> {
         let mut writer = Writer::default();
         writer.set("general.type", "imatrix");
@@ -95,7 +95,7 @@ fn read_entry(gguf: &Gguf, name: &str, sums: &TensorInfo) -> Result<Entry, Imatr
     let read = |info: &TensorInfo| -> Result<Vec<f32>, ImatrixError> {
         let mut values = vec![0.0; info.n_elements() as usize];
         dequantize(info.ty, gguf.tensor_data(info), &mut values)?;
-        // Sums of squares and numbers of tokens.
+        // Sums of squares and token counts cannot be negative.
         match values.iter().all(|x| (0.0..=f32::MAX).contains(x)) {
             true => Ok(values),
             false => Err(damaged("a value is negative or not finite")),

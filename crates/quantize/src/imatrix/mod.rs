@@ -1,5 +1,5 @@
-//! Importance matrices: for every weight matrix, how strongly each of its input columns is used on some
-//! text. The quantizer rounds the columns that matter with more care. The form is llama.cpp's.
+//! Importance matrices: how strongly a text uses each input column of every weight matrix. The quantizer rounds
+//! important columns more carefully. The format is llama.cpp's.
 
 mod error;
 mod file;
@@ -8,36 +8,36 @@ use std::collections::BTreeMap;
 
 pub use error::ImatrixError;
 
-/// Squares of the activations that each weight matrix meets, summed over tokens.
+/// Squares of the input activations of each weight matrix, summed over tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Imatrix {
-    /// Names of the texts it was made from.
+    /// Names of the texts the matrix was made from.
     pub datasets: Vec<String>,
-    /// Windows of text.
+    /// Number of text windows.
     pub n_chunks: u32,
-    /// Tokens of a window.
+    /// Tokens per window.
     pub chunk_size: u32,
-    /// By the name of the weight tensor.
+    /// Entries by weight tensor name.
     pub entries: BTreeMap<String, Entry>,
 }
 
-/// What one tensor has met.
+/// The sums of one tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// Sums of squares, `[n_matrices, n_columns]`; several matrices are the experts of a layer.
+    /// Sums of squares, `[n_matrices, n_columns]`; the experts of a layer are several matrices.
     pub sums: Vec<f32>,
-    /// Tokens that each matrix has met, `[n_matrices]`.
+    /// Number of tokens each matrix was applied to, `[n_matrices]`.
     pub counts: Vec<u64>,
 }
 
 impl Imatrix {
-    /// Values of the entry for the tensor `name`: its columns times its matrices.
+    /// Returns the number of values in the entry for the tensor `name`: columns times matrices.
     pub fn n_values(&self, name: &str) -> Option<usize> {
         self.entries.get(name).map(|entry| entry.sums.len())
     }
 
-    /// Mean squares for the tensor `name`, `[n_matrices, n_columns]`. A matrix that has met no token, or
-    /// nothing but zeros, has ones: every column counts the same.
+    /// Returns the mean squares for the tensor `name`, `[n_matrices, n_columns]`. A matrix without tokens, or with
+    /// only zeros, has ones, so that all columns count the same.
     pub fn mean_squares(&self, name: &str) -> Option<Vec<f32>> {
         let entry = self.entries.get(name)?;
         let n_columns = entry.sums.len() / entry.counts.len();

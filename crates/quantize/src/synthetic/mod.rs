@@ -1,8 +1,8 @@
-//! Models of the shapes of released ones with random weights: what speed and memory depend on is as in the release,
-//! and the logits are finite and comparable between two backends; the text means nothing.
+//! Synthetic models: the shapes of released models with random weights. Speed and memory use are those of the released
+//! model, and logits are finite and comparable between backends; the generated text is meaningless.
 //!
-//! Writing one takes little longer than its bytes do: each tensor is made of runs of blocks from a small stock, which
-//! was quantized from normal values of the spread that the tensor is to have.
+//! Writing one takes little longer than writing its bytes: each tensor consists of runs of blocks from a small stock,
+//! quantized once from normally distributed values with the tensor's variance.
 
 mod named;
 mod shapes;
@@ -19,29 +19,29 @@ use crate::{ModelFacts, QuantizeError, QuantizeOptions, TensorPlan, choose_types
 pub use named::SyntheticError;
 pub use shapes::{SHAPES, Shape, ShapeExperts};
 
-/// Values of a stock.
+/// Number of values in a stock.
 const STOCK: usize = 1 << 20;
-/// Longest run of blocks that is taken from a stock at once, in bytes.
+/// Maximum length of a run of blocks taken from a stock, in bytes.
 const RUN_BYTES: usize = 64 << 10;
 
-/// A model to be written.
+/// A synthetic model to write or open.
 #[derive(Debug)]
 pub struct Synthetic {
     pub shape: Shape,
-    /// Types of the tensors, as for a file that is quantized.
+    /// Tensor types, chosen as for a quantized file.
     pub types: QuantizeOptions,
-    /// Layers, where not all of the shape's.
+    /// Number of layers; `None` means those of the shape.
     pub n_layers: Option<usize>,
 }
 
-/// What the values of a tensor are.
+/// The distribution of a tensor's values.
 #[derive(Clone, Copy)]
 enum Values {
-    /// Variance `1 / row length`.
+    /// Normal with variance `1 / row length`.
     Matrix,
-    /// Around this mean, within the reach.
+    /// Uniform within `reach` of `mean`.
     Vector { mean: f32, reach: f32 },
-    /// Factors of frequencies.
+    /// RoPE frequency factors.
     RopeFreqs,
 }
 
@@ -51,10 +51,10 @@ struct Tensor {
 }
 
 impl Synthetic {
-    /// Writes the GGUF file, the same bytes every time.
+    /// Writes the GGUF file, with the same bytes every time.
     ///
     /// # Errors
-    /// If the file type cannot be had for these tensors, and what `out` reports.
+    /// If the tensors cannot have the types chosen, or `out` returns an error.
     pub fn write(&self, out: impl Write) -> Result<(), QuantizeError> {
         let tensors = self.tensors();
         let (writer, plans) = self.declared(&tensors)?;
@@ -89,23 +89,23 @@ impl Synthetic {
         Ok(())
     }
 
-    /// Length of the file.
+    /// Returns the size of the file in bytes.
     ///
     /// # Errors
-    /// If the file type cannot be had for these tensors.
+    /// If the tensors cannot have the types chosen.
     pub fn file_bytes(&self) -> Result<u64, QuantizeError> {
         Ok(self.declared(&self.tensors())?.0.file_bytes()?)
     }
 
-    /// The type that each tensor will have, and the one that it was to have where its rows are no whole blocks of that.
+    /// Returns the type of each tensor, with the type it replaces if rows are not whole blocks of that one.
     ///
     /// # Errors
-    /// If the file type cannot be had for these tensors.
+    /// If the tensors cannot have the types chosen.
     pub fn plan(&self) -> Result<Vec<TensorPlan>, QuantizeError> {
         Ok(self.declared(&self.tensors())?.1)
     }
 
-    /// A writer that knows of every tensor, and their types.
+    /// Returns a writer with all tensors declared, and their plans.
     fn declared(
         &self,
         tensors: &[Tensor],
@@ -183,7 +183,7 @@ fn vector(tensor: &Tensor, random: &mut Random) -> Vec<f32> {
         Values::Vector { mean, reach } => (0..n)
             .map(|_| mean + reach * (2.0 * random.unit() - 1.0))
             .collect(),
-        // Llama 3 keeps the high frequencies and slows the low ones down by 8.
+        // Llama 3 keeps high frequencies and divides low ones by 8.
         Values::RopeFreqs | Values::Matrix => (0..n)
             .map(|i| match (4 * i / n, n) {
                 (0 | 1, _) => 1.0,
@@ -194,7 +194,7 @@ fn vector(tensor: &Tensor, random: &mut Random) -> Vec<f32> {
     }
 }
 
-/// Blocks of normal values of variance `1 / row_len`.
+/// Returns blocks of normally distributed values of variance `1 / row_len`.
 fn new_stock(ty: GgmlType, row_len: u64, random: &mut Random) -> Result<Vec<u8>, Error> {
     let spread = 1.0 / (row_len as f32).sqrt();
     let values: Vec<f32> = (0..STOCK).map(|_| spread * random.normal()).collect();
@@ -203,7 +203,7 @@ fn new_stock(ty: GgmlType, row_len: u64, random: &mut Random) -> Result<Vec<u8>,
     Ok(blocks)
 }
 
-/// splitmix64.
+/// The splitmix64 random number generator.
 struct Random(u64);
 
 impl Random {
@@ -218,17 +218,17 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to 1, without 1.
+    /// Returns a number in `0.0..1.0`.
     fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 24) as f32
     }
 
-    /// From 0 to `n`, without `n`.
+    /// Returns a number in `0..n`.
     fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// The sum of twelve, which is normal enough.
+    /// Returns a sum of twelve uniform numbers, which is nearly normal.
     fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
     }
@@ -239,14 +239,14 @@ mod tests {
     use std::sync::Arc;
 
     use rocmforge_gguf::Gguf;
+    use rocmforge_model::{Architecture, Model};
 
     use super::*;
     use crate::FileType;
-    use rocmforge_model::{Architecture, Model};
 
-    /// A release's experts of 1408 values a row are no whole blocks of 256.
+    /// Rows of 1408 values, as in one released model, are not whole blocks of 256.
     #[test]
-    fn rows_without_whole_blocks_are_told() {
+    fn reports_replaced_types() {
         for (name, expected) in [
             ("gpt2:Q2_K", vec![]),
             ("qwen1.5-moe-a2.7b:Q8_0", vec![]),
@@ -270,9 +270,9 @@ mod tests {
         }
     }
 
-    /// A narrow model of every shape loads, with the types of its mix.
+    /// Loads a narrow model of every shape and checks its types.
     #[test]
-    fn models_load() {
+    fn loads_models_of_every_shape() {
         let mut archs = Vec::new();
         for (i, shape) in SHAPES.iter().enumerate() {
             let file_type = [FileType::Q4_K_M, FileType::Q4_0, FileType::Q8_0][i % 3];

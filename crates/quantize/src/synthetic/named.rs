@@ -1,25 +1,27 @@
-//! Models by name, `SHAPE:TYPE`, in memory: nothing is downloaded and no file is written.
+//! Synthetic models by name, `SHAPE:TYPE`, in memory: nothing is downloaded and no file is written.
 
 use std::str::FromStr;
 
+use rocmforge_cpu::memory::available_bytes;
 use rocmforge_gguf::quant::can_quantize;
 use rocmforge_gguf::{GgmlType, Gguf, escape_control};
 
 use super::{SHAPES, Shape, Synthetic};
 use crate::{FileType, QuantizeError, QuantizeOptions, TypeRule};
-use rocmforge_cpu::memory::available_bytes;
 
-/// Why there is no such model.
+/// Why a synthetic model cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SyntheticError {
-    #[error("'{found}' names no model; write SHAPE:TYPE, such as llama-3.1-8b:Q4_K_M")]
+    #[error(
+        "'{found}' is not the name of a synthetic model; write SHAPE:TYPE, such as llama-3.1-8b:Q4_K_M"
+    )]
     NoPair { found: String },
-    #[error("there is no shape '{found}'; there are: {known}")]
+    #[error("unknown shape '{found}'; known shapes: {known}")]
     Shape { found: String, known: String },
-    #[error("there is no type '{found}'; there are: {known}")]
+    #[error("unknown type '{found}'; known types: {known}")]
     Type { found: String, known: String },
     #[error(
-        "{name} needs {needed_mib} MiB for its weights, {free_mib} MiB are free; take a smaller shape or type"
+        "{name} needs {needed_mib} MiB for its weights, {free_mib} MiB are free; use a smaller shape or type"
     )]
     NoMemory {
         name: String,
@@ -35,7 +37,7 @@ pub enum SyntheticError {
 impl FromStr for Synthetic {
     type Err = SyntheticError;
 
-    /// Reads `SHAPE:TYPE`: the name of one of [`SHAPES`], and a file type, or a tensor type for all matrices.
+    /// Parses `SHAPE:TYPE`: a name in [`SHAPES`], and a file type, or a tensor type for all matrices.
     fn from_str(text: &str) -> Result<Synthetic, SyntheticError> {
         let found = || escape_control(text).into_owned();
         let pair = text.split_once(':');
@@ -81,10 +83,10 @@ fn join<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 impl Synthetic {
-    /// The model in memory.
+    /// Creates the model in memory.
     ///
     /// # Errors
-    /// If there is less memory than its weights need, or its types cannot be had.
+    /// If memory for the weights is missing, or the tensors cannot have the types chosen.
     pub fn open(&self) -> Result<Gguf, SyntheticError> {
         self.open_within(available_bytes())
     }
@@ -114,13 +116,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_shapes_and_types() {
+    fn parses_names_of_shapes_and_types() {
         let model: Synthetic = "llama-3.1-8b:q4_k_m".parse().unwrap();
         assert_eq!(
             (model.shape.n_embd, model.types.file_type),
             (4096, FileType::Q4_K_M)
         );
-        // Llama 3.1 8B in Q4_K_M is a file of 4,920,734,272 bytes, of which about 8 MB are its vocabulary.
+        // Llama 3.1 8B in Q4_K_M is a file of 4,920,734,272 bytes, about 8 MB of which are its vocabulary.
         let bytes = model.file_bytes().unwrap();
         assert!((4_905_000_000..4_921_000_000).contains(&bytes), "{bytes}");
         let mxfp4: Synthetic = "qwen2.5-0.5b:MXFP4".parse().unwrap();
@@ -146,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_looked_at_before_anything_is_written() {
+    fn checks_memory_before_writing() {
         let model: Synthetic = "llama-3.1-70b:Q8_0".parse().unwrap();
         let error = model.open_within(Some(1 << 30)).unwrap_err().to_string();
-        // 70.6 billion weights of 34 bytes each 32.
+        // 70.6 billion weights at 34 bytes per 32.
         assert!(
             error.contains("1024 MiB are free") && error.contains("71"),
             "{error}"

@@ -1,6 +1,6 @@
-//! The shapes of released models, as their configuration files give them.
+//! Shapes of released models, from their configuration files.
 
-/// What decides the tensors of a model; the wiring is its architecture's.
+/// The dimensions of a model's tensors; how they are connected follows from `arch`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     pub name: &'static str,
@@ -8,7 +8,7 @@ pub struct Shape {
     pub n_layers: usize,
     pub n_embd: usize,
     pub n_ff: usize,
-    /// In place of a feed-forward network.
+    /// The experts that replace the feed-forward network.
     pub experts: Option<ShapeExperts>,
     pub n_heads: usize,
     pub n_kv_heads: usize,
@@ -17,23 +17,23 @@ pub struct Shape {
     pub rope_base: f32,
     pub n_ctx: usize,
     pub norm_eps: f32,
-    /// Whether the embedding is the output projection, too.
+    /// Whether the embedding is also the output projection.
     pub is_tied: bool,
-    /// Whether the file has factors of the rotation's frequencies, as those of Llama 3 do.
+    /// Whether the file has RoPE frequency factors, as those of Llama 3 do.
     pub has_rope_freqs: bool,
-    /// Positions that layers with a window see.
+    /// Positions visible in layers with a sliding window.
     pub window: Option<usize>,
 }
 
-/// A mixture of experts.
+/// The shape of a mixture of experts (MoE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShapeExperts {
     pub n_experts: usize,
-    /// Of each token.
+    /// Experts used per token.
     pub n_used: usize,
-    /// Of each; in files of Mixtral that is [`Shape::n_ff`], too.
+    /// Width of each expert; in Mixtral files this is also [`Shape::n_ff`].
     pub n_ff: usize,
-    /// Width of the one that sees every token.
+    /// Width of the shared expert, which every token uses.
     pub n_ff_shared: Option<usize>,
 }
 
@@ -85,7 +85,7 @@ const fn window(n: usize, shape: Shape) -> Shape {
     }
 }
 
-/// `n_used` of `n_experts` of width `n_ff`.
+/// Adds `n_experts` experts of width `n_ff`, `n_used` of them per token.
 const fn mixture([n_used, n_experts, n_ff]: [usize; 3], shape: Shape) -> Shape {
     let experts = ShapeExperts {
         n_experts,
@@ -99,7 +99,7 @@ const fn mixture([n_used, n_experts, n_ff]: [usize; 3], shape: Shape) -> Shape {
     }
 }
 
-/// As [`mixture`], with an expert of width `n_shared` that sees every token.
+/// As [`mixture`], with a shared expert of width `n_shared`.
 const fn shared(n_shared: usize, [n_used, n_experts, n_ff]: [usize; 3], shape: Shape) -> Shape {
     let experts = ShapeExperts {
         n_experts,
@@ -113,7 +113,7 @@ const fn shared(n_shared: usize, [n_used, n_experts, n_ff]: [usize; 3], shape: S
     }
 }
 
-/// Every known shape: layers, embedding, feed-forward; heads, KV heads, head; vocabulary, context; RoPE base, epsilon.
+/// All shapes: layers, embedding, feed-forward; heads, KV heads, head size; vocabulary, context; RoPE base, epsilon.
 #[rustfmt::skip]
 pub const SHAPES: &[Shape] = &[
     shape(("llama-2-7b", "llama"), [32, 4096, 11008], [32, 32, 128], [32_000, 4096], [1e4, 1e-5]),
@@ -140,7 +140,7 @@ pub const SHAPES: &[Shape] = &[
 ];
 
 impl Shape {
-    /// The shape of this name.
+    /// Returns the shape with this name.
     pub fn find(name: &str) -> Option<Shape> {
         SHAPES.iter().copied().find(|shape| shape.name == name)
     }

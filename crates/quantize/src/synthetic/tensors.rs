@@ -1,5 +1,4 @@
-//! The tensors and facts of a synthetic model: what the wiring of its architecture asks for, with the names that GGUF
-//! has for them.
+//! Tensors and metadata of a synthetic model: what its architecture needs, under GGUF's names.
 
 use rocmforge_gguf::{GgmlType, TensorInfo, Writer};
 
@@ -15,13 +14,13 @@ const BIAS: Values = Values::Vector {
     reach: 0.5,
 };
 
-/// Of a sum over a row: the gate is neither open nor closed.
+/// The gate multiplies a sum over a row; with these values it is neither open nor closed.
 const GATE: Values = Values::Vector {
     mean: 0.0,
     reach: 0.05,
 };
 
-/// Metadata that a shape's architecture has beyond the usual.
+/// Adds metadata that an architecture has beyond the usual.
 pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
     let arch = shape.arch;
     let key = |name: &str| format!("{arch}.{name}");
@@ -60,12 +59,12 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
     }
 }
 
-/// Whether norms subtract the mean, and they and products add a bias.
+/// Returns whether norms subtract the mean, and norms and products add a bias.
 fn is_with_biases(arch: &str) -> bool {
     matches!(arch, "gpt2" | "starcoder2")
 }
 
-/// All tensors of the first `n_layers` layers of `shape`, and of what is around them.
+/// Returns the tensors of the first `n_layers` layers of `shape`, and those outside the layers.
 pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
     let Shape {
         arch,
@@ -160,7 +159,7 @@ impl List<'_> {
             arch, n_embd, n_ff, ..
         } = *self.shape;
         if arch == "phi3" {
-            // The rows of the gate are in it.
+            // The tensor contains the gate's rows as well.
             self.linear(&name("ffn_up"), [n_embd, 2 * n_ff]);
         } else {
             if !is_with_biases(arch) {
@@ -193,7 +192,7 @@ impl List<'_> {
         }
     }
 
-    /// The weight of a norm, and its bias where the architecture has biases.
+    /// Adds the weight of a norm, and its bias if the architecture has biases.
     fn norm(&mut self, name: &str, width: usize) {
         self.add(&format!("{name}.weight"), &[width], NORM);
         if is_with_biases(self.shape.arch) {
@@ -201,7 +200,7 @@ impl List<'_> {
         }
     }
 
-    /// A matrix, and its bias where the architecture has biases.
+    /// Adds a matrix, and its bias if the architecture has biases.
     fn linear(&mut self, name: &str, dims: [usize; 2]) {
         self.add(&format!("{name}.weight"), &dims, Values::Matrix);
         if is_with_biases(self.shape.arch) {

@@ -1,5 +1,5 @@
-//! Quantizing whole models. The types of every mix are compared with what llama.cpp's quantizer chose for
-//! the same tensors (`cargo xtask mix-golden`), and with the files that it made of forge-mini.
+//! Quantizes whole models. The types of every mix are compared with those that llama.cpp's quantizer chose for
+//! the same tensors (`cargo xtask mix-golden`), and with its files of forge-mini.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rocmforge_quantize::{
 use rocmforge_testkit::data::{conformance, golden, models, read_json};
 use serde_json::Value;
 
-/// The names and dimensions of a model of the table: `blk.*.attn_q.weight 256 2` is there for every layer.
+/// Expands a line of the table to names and dimensions: `blk.*.attn_q.weight 256 2` stands for every layer.
 fn expand(line: &str, n_layers: u64) -> Vec<(String, Vec<u64>)> {
     let mut words = line.split(' ');
     let name = words.next().unwrap();
@@ -29,7 +29,7 @@ fn lines(model: &Value) -> Vec<&str> {
     lines.map(|line| line.as_str().unwrap()).collect()
 }
 
-/// A model of the table, in F32.
+/// Creates a model of the table, in F32.
 fn table_model(model: &Value) -> Gguf {
     let arch = model["arch"].as_str().unwrap();
     let mut writer = Writer::new(arch);
@@ -42,7 +42,7 @@ fn table_model(model: &Value) -> Gguf {
         let value = model[fact].as_u64().unwrap() as u32;
         writer.set(&format!("{arch}.{key}"), value);
     }
-    // Backwards: a mix counts layers, not tensors of the file.
+    // In reverse, because a mix must count layers, not tensors of the file.
     for line in lines(model).into_iter().rev() {
         for (name, dims) in expand(line, model["layers"].as_u64().unwrap()).iter().rev() {
             let n: u64 = dims.iter().product();
@@ -54,7 +54,7 @@ fn table_model(model: &Value) -> Gguf {
     Gguf::from_vec(writer.to_vec().unwrap()).unwrap()
 }
 
-/// Ones for every tensor.
+/// An importance matrix of ones.
 fn even_importance(gguf: &Gguf) -> Imatrix {
     let entry = |dims: &[u64]| Entry {
         sums: vec![1.0; (dims[0] * dims.get(2).unwrap_or(&1)) as usize],
@@ -72,7 +72,7 @@ fn even_importance(gguf: &Gguf) -> Imatrix {
 }
 
 #[test]
-fn mixes_have_the_types_that_llama_cpp_chooses() {
+fn mixes_choose_the_same_types_as_llama_cpp() {
     let table = read_json(&models().join("../crates/engine/tests/fixtures/mixes.json"));
     let letter = |ty: GgmlType| table["letters"][ty.name()].as_str().unwrap();
     let (mut n_compared, mut n_fallbacks) = (0, 0);
@@ -86,7 +86,7 @@ fn mixes_have_the_types_that_llama_cpp_chooses() {
             let plan = QuantizePlan::new(Arc::clone(&gguf), options).unwrap();
             let types = plan.tensors().iter();
             if expected.is_null() {
-                // llama.cpp refuses: this mix is useless without an importance matrix.
+                // llama.cpp rejects it as well: this mix is useless without an importance matrix.
                 let refused = plan.write(std::io::sink(), 1, |_| ControlFlow::Continue(()));
                 assert!(
                     matches!(refused, Err(QuantizeError::NeedsImportance { .. })),
@@ -117,7 +117,7 @@ fn mixes_have_the_types_that_llama_cpp_chooses() {
 }
 
 #[test]
-fn forge_mini_gets_the_types_of_the_golden_files() {
+fn forge_mini_gets_the_same_types_as_golden_files() {
     let Some(folder) = conformance("models") else {
         return;
     };
@@ -134,7 +134,7 @@ fn forge_mini_gets_the_types_of_the_golden_files() {
             None => QuantizeOptions::new(FileType::MXFP4_MOE),
         };
         if variant == "MXFP4" {
-            // That file has it everywhere but in its embedding.
+            // In that file, everything except the embedding is MXFP4.
             options.rules = vec![TypeRule::parse("^blk=MXFP4").unwrap()];
         }
         let plan = QuantizePlan::new(Arc::clone(&source), options).unwrap();
@@ -193,7 +193,7 @@ fn f32s(gguf: &Gguf, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn a_file_holds_the_blocks_of_its_rows_and_the_report_their_errors() {
+fn writes_blocks_of_all_rows_and_reports_errors() {
     let source = Arc::new(small_model());
     let mut imatrix = even_importance(&source);
     let experts = imatrix
@@ -225,7 +225,7 @@ fn a_file_holds_the_blocks_of_its_rows_and_the_report_their_errors() {
             assert_eq!(report.errors, None);
             continue;
         }
-        // Each matrix with the importance of its own columns.
+        // Each expert's matrix has its own column importance.
         let row_len = info.row_len() as usize;
         let weights = imatrix.mean_squares(&info.name).unwrap();
         let n_matrices = info.dims.get(2).map_or(1, |&n| n as usize);
@@ -283,7 +283,7 @@ fn a_file_holds_the_blocks_of_its_rows_and_the_report_their_errors() {
 }
 
 #[test]
-fn choices_of_the_user_go_before_the_mix() {
+fn user_rules_override_the_mix() {
     let source = Arc::new(small_model());
     let types = |options: QuantizeOptions| -> Vec<GgmlType> {
         let plan = QuantizePlan::new(Arc::clone(&source), options).unwrap();
@@ -297,7 +297,7 @@ fn choices_of_the_user_go_before_the_mix() {
         ..mix()
     };
     assert_eq!(types(pure), [Q4_0, Q4_0, F32, Q4_0, F16]);
-    // The embedding is the output projection here.
+    // In this model the embedding is also the output projection.
     let output = QuantizeOptions {
         output_type: Some(Q8_0),
         ..mix()
@@ -334,12 +334,12 @@ fn choices_of_the_user_go_before_the_mix() {
 }
 
 #[test]
-fn what_cannot_become_a_model_is_refused() {
+fn rejects_models_it_cannot_quantize() {
     let new = |gguf: &Arc<Gguf>, options| QuantizePlan::new(Arc::clone(gguf), options);
     let quantized = models().join("forge-mini-Q4_K_M.gguf");
     let quantized = Arc::new(Gguf::open(&quantized, LoadMode::Mmap).unwrap());
     let error = new(&quantized, QuantizeOptions::new(FileType::Q8_0)).unwrap_err();
-    assert!(error.to_string().contains("--allow-requantize"), "{error}");
+    assert!(error.to_string().contains("allow requantizing"), "{error}");
     let mut allowed = QuantizeOptions::new(FileType::Q8_0);
     allowed.requantize = Requantize::Allow;
     let requantized = Gguf::from_vec(write(&new(&quantized, allowed).unwrap(), 2)).unwrap();
@@ -406,7 +406,7 @@ fn what_cannot_become_a_model_is_refused() {
 }
 
 #[test]
-fn a_split_model_becomes_one_file() {
+fn joins_a_split_model() {
     let first = models().join("../crates/gguf/tests/fixtures/split/model-00001-of-00003.gguf");
     let split = Arc::new(Gguf::open(&first, LoadMode::Mmap).unwrap());
     let plan = QuantizePlan::new(Arc::clone(&split), QuantizeOptions::new(FileType::COPY)).unwrap();
@@ -433,7 +433,7 @@ fn a_split_model_becomes_one_file() {
 }
 
 #[test]
-fn an_importance_matrix_reads_back() {
+fn importance_matrix_round_trips() {
     let gguf = small_model();
     let imatrix = even_importance(&gguf);
     let file = Gguf::from_vec(imatrix.to_writer().unwrap().to_vec().unwrap()).unwrap();
