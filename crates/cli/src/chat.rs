@@ -1,7 +1,7 @@
-//! `rocmforge chat`: a conversation over many turns.
+//! `rocmforge chat`: an interactive chat.
 //!
-//! Every turn renders the whole conversation anew and the engine finds what it has in its cache already,
-//! so the history is always what the template makes of it, and only the new part is computed.
+//! Every turn renders the whole conversation with the chat template; the engine reuses the part that is in its KV cache
+//! and computes only the rest.
 
 use std::io;
 use std::path::Path;
@@ -97,7 +97,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         }
         match chat.turn(message.trim()) {
             Ok(()) => {}
-            // A person can shorten the message or clear the conversation, a script cannot.
+            // A user can shorten the message or clear the conversation; a script ends.
             Err(error) if lines.is_interactive() && !error.is::<Early>() => {
                 note(&format!("error: {error:#}"))
             }
@@ -107,7 +107,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     chat.out.finish()
 }
 
-/// What a command leaves to do.
+/// What follows a command.
 enum Next {
     Go,
     Quit,
@@ -121,18 +121,18 @@ struct Chat<'a> {
     session: Session,
     conversation: Conversation,
     system: Option<String>,
-    /// Of the answers, where it is not the session's; it depends on `system`.
+    /// Context policy of the answers if it differs from the session's; depends on `system`.
     context_policy: Option<ContextPolicy>,
-    /// Messages of the user and the model, in turn.
+    /// Messages of user and model, alternating.
     turns: Vec<Message>,
-    /// How many of the first ones the context has no room for any more.
+    /// Number of oldest messages that no longer fit in the context.
     n_left_out: usize,
     last: Option<Answer>,
     out: Out,
 }
 
 impl Chat<'_> {
-    /// Answers one message. On an error the conversation is as before.
+    /// Answers one message. An error leaves the conversation unchanged.
     fn turn(&mut self, message: &str) -> Result<()> {
         self.turns.push(Message::new("user", message));
         let answer = match self.answer() {
@@ -142,15 +142,15 @@ impl Chat<'_> {
                 return Err(match error.downcast_ref::<EngineError>() {
                     Some(EngineError::Request(RequestError::PromptTooLong { n_tokens, n_ctx })) => {
                         anyhow!(
-                            "the conversation has {n_tokens} tokens and no longer fits the context of {n_ctx}; \
-                         /clear begins a new one, --ctx asks for more"
+                            "the conversation has {n_tokens} tokens and exceeds the context of {n_ctx}; \
+                         use /clear to start over, or a larger --ctx"
                         )
                     }
                     _ => error,
                 });
             }
         };
-        // An answer ends its line; on a terminal an empty line follows.
+        // Ends the answer with a newline and, on a terminal, an empty line.
         let missing = usize::from(!answer.text.ends_with('\n'))
             + usize::from(self.out.is_terminal() && !answer.text.ends_with("\n\n"));
         self.out.stream(&"\n".repeat(missing))?;
@@ -158,7 +158,7 @@ impl Chat<'_> {
             None if !self.interactive => return Err(Early::Interrupted.into()),
             None => note("(stopped)"),
             Some(FinishReason::Context) => note(&context_full(&self.session)),
-            Some(FinishReason::Length) => note("(ended by --max-tokens)"),
+            Some(FinishReason::Length) => note("(stopped at --max-tokens)"),
             Some(FinishReason::Stop) => {}
         }
         self.turns
@@ -180,13 +180,13 @@ impl Chat<'_> {
         })
     }
 
-    /// The conversation as tokens. With a context that shifts, one that does not fit leaves out its first turns until it
-    /// takes half of the context, so that it is not computed anew in every turn from then on.
+    /// Encodes the conversation. With context shifting, a conversation that does not fit loses its oldest turns until it
+    /// fills half of the context; dropping fewer would recompute the rest in every following turn.
     fn prompt(&mut self) -> Result<Vec<TokenId>> {
         let prompt = self.prompt_without(self.n_left_out)?;
         let n_ctx = self.session.engine.n_ctx();
         let stops = self.session.config.context_policy == ContextPolicy::Stop;
-        // Turns go in pairs, and the message to answer stays.
+        // Drops pairs of turns and keeps the message to answer.
         let n_pairs = (self.turns.len() - 1 - self.n_left_out) / 2;
         if stops || prompt.len() < n_ctx || n_pairs == 0 {
             return Ok(prompt);
@@ -204,7 +204,7 @@ impl Chat<'_> {
         }
         self.n_left_out += 2 * enough;
         note(&format!(
-            "(the first {} messages no longer fit the context and are left out)",
+            "(the first {} messages no longer fit in the context and were dropped)",
             self.n_left_out
         ));
         Ok(shortest)
@@ -216,7 +216,7 @@ impl Chat<'_> {
         self.conversation.encode(&self.session, &messages)
     }
 
-    /// The conversation as the template takes it.
+    /// Returns all messages, with the system prompt.
     fn messages(&self) -> Vec<Message> {
         self.with_system(&self.turns)
     }
@@ -236,21 +236,21 @@ impl Chat<'_> {
             ("clear", _) => {
                 self.turns.clear();
                 self.n_left_out = 0;
-                note("(the conversation begins anew)");
+                note("(conversation cleared)");
             }
             ("system", "") => match &self.system {
                 Some(text) => note(&format!("(system: {})", output::for_terminal(text))),
-                None => note("(no system instruction; /system TEXT sets one)"),
+                None => note("(no system prompt; set one with /system TEXT)"),
             },
             ("system", "none") => {
                 self.set_system(None)?;
-                note("(no system instruction from now on)");
+                note("(system prompt removed)");
             }
             ("system", text) => {
                 self.set_system(Some(text.to_string()))?;
-                note("(set; it stands before the whole conversation from the next message on)");
+                note("(system prompt set, from the next message on)");
             }
-            ("save", "") => note("(/save needs the name of a file)"),
+            ("save", "") => note("(/save needs a file name)"),
             ("save", path) => {
                 self.save(Path::new(path))
                     .with_context(|| format!("cannot write '{path}'"))?;
@@ -261,7 +261,7 @@ impl Chat<'_> {
             }
             ("stats", _) => note(&self.stats()),
             _ => note(&format!(
-                "(no command /{name}; /help lists them, a space before the slash sends the line)"
+                "(unknown command /{name}; see /help, or start the line with a space to send it)"
             )),
         }
         Ok(Next::Go)

@@ -1,4 +1,4 @@
-//! `rocmforge imatrix`: runs a text and writes how strongly each column of the weights is used.
+//! `rocmforge imatrix`: computes an importance matrix: how strongly each weight column is activated by a text.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use crate::session::{self, Bos, Session, Vocabulary};
 pub fn run(args: &ImatrixArgs) -> Result<()> {
     if args.chunks == Some(0) {
         return Err(usage(
-            "--chunks 0 runs nothing; leave it out for the whole text",
+            "--chunks must be at least 1; omit it for the whole text",
         ));
     }
     let interrupt = Interrupt::install()?;
@@ -33,7 +33,7 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
         false => Existing::Keep,
     };
     let create = || NewFile::create(&args.output, existing).with_context(failed);
-    // A name that cannot be written is an error before the work.
+    // Reports an unwritable path before the work.
     drop(create()?);
     let mut session = Session::start_observable(
         &args.model,

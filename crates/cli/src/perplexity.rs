@@ -1,4 +1,4 @@
-//! `rocmforge perplexity`: how well the model predicts a text, as llama-perplexity measures it.
+//! `rocmforge perplexity`: measures perplexity like llama-perplexity.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
 use crate::session::{self, Bos, Session, Vocabulary};
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a str,
@@ -28,7 +28,7 @@ struct Report<'a> {
 pub fn run(args: &PerplexityArgs) -> Result<()> {
     if args.chunks == Some(0) {
         return Err(usage(
-            "--chunks 0 measures nothing; leave it out for the whole text",
+            "--chunks must be at least 1; omit it for the whole text",
         ));
     }
     let interrupt = Interrupt::install()?;

@@ -1,4 +1,4 @@
-//! `rocmforge tokenize`: the tokens of a text.
+//! `rocmforge tokenize`: prints the tokens of a text.
 
 use anyhow::Result;
 use rocmforge_gguf::TokenId;
@@ -41,12 +41,12 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
     Ok(())
 }
 
-/// `  4021  "Once"`, with the kind where it is not ordinary text.
+/// Formats `  4021  "Once"`, with the kind if it is not normal text.
 fn row(tokenizer: &Tokenizer, id: TokenId) -> String {
     let bytes = tokenizer.token_bytes(id);
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => format!("\"{}\"", escape_control(text)),
-        // Part of a character.
+        // A part of a UTF-8 character.
         Err(_) => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
     };
     let kind = match tokenizer.token_kind(id) {

@@ -1,13 +1,12 @@
-//! Runs a test as requests to the engine ([`rocmforge_bench::requests`]) and takes times where `generate` takes
-//! them:
+//! Runs a test as requests to the engine ([`rocmforge_bench::requests`]), timed as `generate` does:
 //!
-//! - a prompt counts from its submission to its first sampled token, as `prefill_ms` of `generate`;
-//!   llama-bench computes the same logits and samples nothing, which is a scan of one row less;
-//! - generation counts from the first sampled token (of the slowest sequence) to the last, as `decode_ms`:
-//!   as many steps as tokens, each with its sampling;
-//! - both together count from the submission to the last token.
+//! - prefill: from submission to the first sampled token, like `prefill_ms`. llama-bench computes the same logits but
+//!   does not sample, which is one scan of a row less;
+//! - decode: from the first sampled token (of the slowest sequence) to the last, like `decode_ms`: as many steps as
+//!   tokens, each with sampling;
+//! - both together: from submission to the last token.
 //!
-//! The depth is put into the cache before the clock starts, once for all runs.
+//! Tokens of the depth are computed before the clock starts, once for all runs.
 
 use std::time::Duration;
 
@@ -27,36 +26,36 @@ use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};
 use crate::interrupt::Working;
 use crate::session;
 
-/// Where a group of tests runs.
+/// The device that a group of tests runs on.
 pub struct Machine<'a> {
     pub isa: Isa,
     pub cache: &'a CacheArgs,
-    /// In words, if it is not the CPU.
+    /// Description, if it is not the CPU.
     pub gpu: Option<String>,
-    /// Whether the CPU has a part of the model beside a GPU.
+    /// Whether the CPU runs a part of the model beside a GPU.
     pub is_shared: bool,
-    /// What of the model is on the GPU.
+    /// The part of the model that is on the GPU.
     pub offload: Offload,
-    /// The kernels that the user asked for; empty if none.
+    /// Forced kernel variants; empty if none.
     pub kernel_variant: String,
-    /// Launches of the GPU that are made as measured.
+    /// Number of autotuned launches.
     pub n_tuned: usize,
-    /// `None` where nothing measures it.
+    /// `None` if the peaks cannot be measured.
     pub roofline: Option<Roofline>,
 }
 
-/// What came of a test.
+/// The result of a test.
 #[derive(Debug)]
 pub struct Measured {
     pub samples: Vec<Duration>,
-    /// The steps that the engine took in a run.
+    /// The engine's steps in a run.
     pub steps: Vec<BatchShape>,
-    /// Tokens of a step at most.
+    /// Most tokens per step.
     pub chunk_tokens: usize,
 }
 
 impl Measured {
-    /// The least time of the steps on `machine`, in seconds.
+    /// Returns the roofline time of the steps on `machine`, in seconds.
     pub fn at_roofline(&self, model: &Model, machine: &Machine<'_>) -> Option<f64> {
         let roofline = machine.roofline.as_ref()?;
         let cost = PlanCost {
@@ -69,7 +68,7 @@ impl Measured {
     }
 }
 
-/// An engine for tests that differ in their tokens only.
+/// An engine for tests that differ only in their tokens.
 pub struct Bench {
     requests: Requests,
     chunk_tokens: usize,
@@ -78,8 +77,8 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// An engine with room for each of `tests` on `device`, or on the CPU if that computes wrongly, or not what the model
-    /// takes, and was not `asked` for.
+    /// Starts an engine that fits each of `tests` on `device`; on the CPU if the device failed its check or does not
+    /// support the model, unless it was `asked` for.
     pub fn new(
         model: &Model,
         tests: &[Test],
@@ -88,7 +87,7 @@ impl Bench {
     ) -> Result<Bench, EngineError> {
         let n_seqs = tests[0].n_seqs;
         let largest = |of: &dyn Fn(&Test) -> usize| tests.iter().map(of).max().unwrap_or(0);
-        // Beside its tokens a sequence of a generation has the one that begins it.
+        // A generated sequence also contains the token it starts from.
         let depth = largest(&|test| test.n_depth);
         let after = largest(&|test| test.n_prompt + test.n_gen) + 2;
         let config = EngineConfig {
@@ -116,12 +115,12 @@ impl Bench {
         })
     }
 
-    /// Whether the GPU asked for computes wrongly, so that the CPU is there instead.
+    /// Returns whether the CPU replaces a GPU that failed its check.
     pub fn is_gpu_wrong(&self) -> bool {
         self.is_gpu_wrong
     }
 
-    /// What computes.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -130,7 +129,7 @@ impl Bench {
         self.requests.backend_info()
     }
 
-    /// Measures `test`; `on_run` is told of each run that counts. `None` if the user stopped it.
+    /// Measures `test` and calls `on_run` after each counted run. `None` if the user stopped it.
     pub fn measure(
         &mut self,
         test: &Test,
@@ -153,14 +152,14 @@ impl Bench {
             if i >= n_warmup {
                 on_run(&format!("{}/{}", i - n_warmup + 1, args.repetitions));
             }
-            // Only the first run is watched: what each of them computes is the same.
+            // Records the steps of the first run only: all runs compute the same.
             let watch = if i == 0 { Watch::Yes } else { Watch::No };
             let run = self.requests.run(&workload, watch, &|| working.asked());
             let mut run = match run {
                 Err(BenchError::Stopped) => return Ok(None),
                 run => run?,
             };
-            // The token that begins a generation is no part of it.
+            // The token that decode starts from is not counted.
             let (time, steps) = match test.n_prompt {
                 0 => (run.rest, run.rest_steps),
                 _ => {
