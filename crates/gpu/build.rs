@@ -49,7 +49,7 @@ fn main() {
     let mut jobs: Vec<Job> = Vec::new();
     let modules = modules::all("kernels".as_ref());
     for target in &targets {
-        match clang::choose(&clangs, target, &out) {
+        match clang::choose(&clangs, target, ".".as_ref(), &out) {
             Ok(clang) => jobs.extend(modules.iter().map(|m| Job::new(m, target, clang, &cache))),
             Err(reason) => {
                 println!("cargo::warning=no GPU kernels for {target}: {reason}");

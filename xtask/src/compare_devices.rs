@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{GpuConfig, Offload, OpenOptions, Variants};
-use rocmforge::engine::batch::TokenLogprob;
-use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::synthetic::Synthetic;
-use rocmforge::engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
-use rocmforge::gguf::{Gguf, LoadMode};
+use rocmforge_engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use rocmforge_plan::TokenLogprob;
+use rocmforge_quantize::synthetic::Synthetic;
+use rocmforge_runtime::gpu::{GpuConfig, Offload, OpenOptions, Variants};
 
 use self::reference::{Expected, ExpectedRow, on_cpu};
 use self::rows::{Difference, Row};

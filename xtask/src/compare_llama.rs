@@ -11,10 +11,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::{Continue, Engine, EngineConfig, Event, PromptOutput, Request};
-use rocmforge::gguf::{GgmlType, Gguf, LoadMode, Writer, quant};
+use rocmforge_engine::{Engine, EngineConfig, Event, PromptOutput, Request};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer, quant};
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use std::ops::ControlFlow;
 
 use crate::gen_model::prompt;
 
@@ -129,7 +130,7 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
         if let Event::Token { id, .. } = event {
             ids.push(*id);
         }
-        Continue::Yes
+        ControlFlow::Continue(())
     })?;
     let decoded = ids.split_off(ids.len() - 1);
     let mut request = Request::greedy(ids.clone(), 0);
@@ -140,7 +141,7 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
         if let Event::PromptLogits { logits, .. } = event {
             rows.push(logits.clone());
         }
-        Continue::Yes
+        ControlFlow::Continue(())
     })?;
     // The logits of all at once are those that the tokens were decoded with.
     let next = ids[prompt.len()..].iter().chain(&decoded);

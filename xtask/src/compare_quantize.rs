@@ -6,13 +6,17 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::imatrix::{Chunks, Imatrix, gather};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::perplexity::perplexity;
-use rocmforge::engine::quantize::{FileType, QuantizeOptions, QuantizePlan};
-use rocmforge::engine::tokenizer::{EncodeOptions, TokenId, Tokenizer};
-use rocmforge::engine::{Continue, Engine, EngineConfig, Existing, NewFile, PrefixSharing};
-use rocmforge::gguf::{Gguf, LoadMode};
+use rocmforge_engine::{Engine, EngineConfig, PrefixSharing};
+use rocmforge_evaluate::perplexity;
+use rocmforge_evaluate::{Chunks, gather};
+use rocmforge_gguf::TokenId;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
+use rocmforge_quantize::imatrix::Imatrix;
+use rocmforge_quantize::{FileType, QuantizeOptions, QuantizePlan};
+use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
+use std::ops::ControlFlow;
 
 /// Tokens of a window.
 const N_CTX: usize = 512;
@@ -76,7 +80,7 @@ fn quantize(source: &Arc<Gguf>, file_type: FileType, text: &[u8], path: &Path) -
     }
     let plan = QuantizePlan::new(Arc::clone(source), options)?;
     let mut file = NewFile::create(path, Existing::Replace)?;
-    plan.write(&mut file, 2, |_| Continue::Yes)?;
+    plan.write(&mut file, 2, |_| ControlFlow::Continue(()))?;
     file.commit()?;
     let bytes: u64 = plan.tensors().iter().map(|tensor| tensor.bytes).sum();
     let values = source.tensors().iter().map(|info| info.n_elements());
@@ -87,7 +91,7 @@ fn importance(source: &Arc<Gguf>, text: &[u8]) -> Result<Imatrix> {
     let (model, mut engine, tokens, bos) = start(source, text)?;
     let chunks = Chunks {
         max: Some(8),
-        on_chunk: &mut |_| Continue::Yes,
+        on_chunk: &mut |_| ControlFlow::Continue(()),
     };
     Ok(gather(&mut engine, &model, &tokens, bos, N_CTX, chunks)?.0)
 }
@@ -96,7 +100,7 @@ fn here(path: &Path, text: &[u8], chunks: usize) -> Result<f64> {
     let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
     let (_, mut engine, tokens, bos) = start(&gguf, text)?;
     let result = perplexity(&mut engine, &tokens, bos, N_CTX, Some(chunks), |_| {
-        Continue::Yes
+        ControlFlow::Continue(())
     })?;
     Ok(result.ppl)
 }

@@ -6,27 +6,25 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::gguf::GgmlType;
+use rocmforge_gguf::GgmlType;
+use rocmforge_testkit::models;
 
 use crate::compare_llama::llama_cpp;
-
-#[path = "../../crates/engine/tests/common/synth.rs"]
-pub(crate) mod synth;
 
 /// Prompt lengths of the committed logits: one token, a context below and one above Phi's original one.
 const LENGTHS: [usize; 3] = [1, 17, 300];
 /// Every so many of a row's logits is kept.
 const STRIDE: usize = 37;
 
-pub(crate) use synth::prompt;
+pub(crate) use models::prompt;
 
 /// Writes the model `name` with matrices of type `ty` to `out`.
 pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
     let known = GgmlType::from_name(ty).with_context(|| format!("no tensor type {ty}"))?;
-    let Some(model) = synth::model(name, known) else {
+    let Some(model) = models::model(name, known) else {
         bail!(
             "no model {name}; there are: all, {}",
-            synth::NAMES.join(", ")
+            models::NAMES.join(", ")
         );
     };
     let bytes = model?.to_vec()?;
@@ -36,7 +34,7 @@ pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
 /// Writes every model to the folder `out`, as `NAME-TYPE.gguf`.
 pub(crate) fn write_all(ty: &str, out: &Path) -> Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
-    for name in synth::NAMES {
+    for name in models::NAMES {
         write(name, ty, &out.join(format!("{name}-{ty}.gguf")))?;
     }
     Ok(())
@@ -58,7 +56,7 @@ pub(crate) fn golden(python: &Path) -> Result<()> {
     let folder = crate::root().join("target/gen-model");
     write_all("F32", &folder)?;
     let mut json = String::from("{\n");
-    for (i, name) in synth::NAMES.into_iter().enumerate() {
+    for (i, name) in models::NAMES.into_iter().enumerate() {
         write!(json, "  \"{name}\": {{")?;
         for (j, n_tokens) in LENGTHS.into_iter().enumerate() {
             let ids = prompt(n_tokens, 512);
@@ -67,7 +65,11 @@ pub(crate) fn golden(python: &Path) -> Result<()> {
             let row = golden_row(&logits, n_tokens);
             write!(json, "{comma}\n    \"{n_tokens}\": [{row}]")?;
         }
-        let comma = if i + 1 == synth::NAMES.len() { "" } else { "," };
+        let comma = if i + 1 == models::NAMES.len() {
+            ""
+        } else {
+            ","
+        };
         writeln!(json, "\n  }}{comma}")?;
     }
     json.push_str("}\n");

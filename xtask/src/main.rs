@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use rocmforge::engine::backend::gpu::{Experts, GpuLayers, Offload, Variants};
-use rocmforge::engine::kv_cache::KvType;
+use rocmforge_plan::KvType;
+use rocmforge_runtime::gpu::{Experts, GpuLayers, Offload, Variants};
 
 #[derive(Parser)]
 #[command(about = "Chores of the ROCmForge repository")]

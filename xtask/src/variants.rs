@@ -6,13 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use rocmforge::gguf::{Gguf, LoadMode};
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_testkit::adapters;
 
 use crate::compare_llama::llama_cpp_with;
-use crate::gen_model::{self, golden_row, prompt, synth};
-
-#[path = "../../crates/engine/tests/common/adapters.rs"]
-mod adapters;
+use crate::gen_model::{self, golden_row, prompt};
 
 /// Prompt lengths of the committed logits.
 const LENGTHS: [usize; 3] = [1, 17, 300];

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
-use rocmforge::engine::batch::TokenLogprob;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{EngineError, Event, FinishReason, Request};
+use rocmforge_engine::{EngineError, Event, FinishReason, Request, RequestError};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::TokenLogprob;
 
 use crate::interrupt::Interrupt;
 use crate::session::Session;
@@ -79,7 +79,7 @@ pub fn run(
                 Event::PromptLogits { .. } => {}
                 Event::Failed { .. } => {
                     progress.finish_and_clear();
-                    return Err(EngineError::NotFinite.into());
+                    return Err(EngineError::from(RequestError::NotFinite).into());
                 }
                 Event::PromptDone { cached_tokens, .. } => {
                     answer.prefill = started.elapsed();

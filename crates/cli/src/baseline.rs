@@ -8,14 +8,15 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::{Existing, NewFile};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::baseline::{
+use rocmforge_bench::baseline::{
     BaselineError, ComparisonResult, PerformanceBaseline, RegressionReport, Rules, Series, Store,
     Trend,
 };
-use rocmforge::profile::clock::rfc_3339;
-use rocmforge::profile::render::numbers::digits;
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_profile::clock::rfc_3339;
+use rocmforge_report::numbers::digits;
+use rocmforge_report::{junit, markdown};
 use serde_json::json;
 
 pub use keep::{Keeper, hardware};
@@ -191,8 +192,8 @@ fn in_form(report: &RegressionReport, form: ReportForm) -> String {
     match form {
         ReportForm::Terminal => report.to_terminal(),
         ReportForm::Json => output::escape_json(&report.to_json()),
-        ReportForm::Junit => report.to_junit(),
-        ReportForm::Markdown => report.to_markdown(),
+        ReportForm::Junit => junit::text(report),
+        ReportForm::Markdown => markdown::text(report),
     }
 }
 
@@ -251,9 +252,7 @@ fn trend(args: &BaselineTrendArgs) -> Result<()> {
     }
     if let Some(path) = &args.output {
         let mut page = Vec::new();
-        trend
-            .write_html(&mut page)
-            .context("cannot create the page")?;
+        rocmforge_report::trend::write(&trend, &mut page).context("cannot create the page")?;
         write(path, &page)?;
     } else {
         let mut out = Out::new();

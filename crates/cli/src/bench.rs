@@ -12,9 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{self, DeviceId, Experts, GpuConfig, GpuLayers, Offload};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::{Device, EngineError, Isa, Roofline, default_threads};
+use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_engine::{ConfigError, Device, EngineError};
+use rocmforge_model::Model;
+use rocmforge_plan::Roofline;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{DeviceId, Experts, GpuConfig, GpuLayers, Offload};
 
 use crate::answer::bar;
 use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
@@ -124,7 +127,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         check_context(subject, &tests)?;
         let is_dense = subject.model.config.experts.is_none();
         if is_dense && args.cpu_moe && matches!(device, Device::Gpu(_)) {
-            return Err(EngineError::NoExperts).with_context(|| subject.file.label.clone());
+            return Err(EngineError::from(ConfigError::NoExperts))
+                .with_context(|| subject.file.label.clone());
         }
     }
     if keeper.is_active() {
@@ -405,7 +409,7 @@ impl Run<'_, '_> {
                     (Device::Cpu, Some((_, roofline))) => Some(*roofline),
                     (Device::Cpu, None) => {
                         bar.set_message("measuring the roofline");
-                        let roofline = Roofline::measure(self.isa, n_threads);
+                        let roofline = rocmforge_cpu::measure_roofline(self.isa, n_threads);
                         rooflines.push((n_threads, roofline));
                         Some(roofline)
                     }
@@ -507,15 +511,15 @@ fn gpu_roofline(config: &GpuConfig) -> Option<Roofline> {
 /// Adds this command's flags to out-of-memory errors.
 fn no_room(error: EngineError, group: &[Test]) -> anyhow::Error {
     match error {
-        EngineError::NoMemory {
+        EngineError::Config(ConfigError::NoMemory {
             needed_mib,
             free_mib,
             ..
-        }
-        | EngineError::NoMemoryAtAll {
+        })
+        | EngineError::Config(ConfigError::NoMemoryAtAll {
             needed_mib,
             free_mib,
-        } => anyhow::anyhow!(
+        }) => anyhow::anyhow!(
             "{} needs {needed_mib} MiB beside the weights, {free_mib} MiB are free; reduce -d, -p, -n or -b",
             group
                 .iter()

@@ -8,9 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
-use rocmforge::engine::backend::gpu::WhenIdle;
-use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
-use rocmforge::engine::{ContextPolicy, EngineError, FinishReason, SamplingParams};
+use rocmforge_engine::{ContextPolicy, EngineError, FinishReason, RequestError};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::SamplingParams;
+use rocmforge_runtime::gpu::WhenIdle;
+use rocmforge_text::tokenizer::LeadingSpace;
 
 use crate::answer::{self, Answer};
 use crate::args::ChatArgs;
@@ -138,10 +140,12 @@ impl Chat<'_> {
             Err(error) => {
                 self.turns.pop();
                 return Err(match error.downcast_ref::<EngineError>() {
-                    Some(EngineError::PromptTooLong { n_tokens, n_ctx }) => anyhow!(
-                        "the conversation has {n_tokens} tokens and exceeds the context of {n_ctx}; \
-                         use /clear to start over, or a larger --ctx"
-                    ),
+                    Some(EngineError::Request(RequestError::PromptTooLong { n_tokens, n_ctx })) => {
+                        anyhow!(
+                            "the conversation has {n_tokens} tokens and exceeds the context of {n_ctx}; \
+                             use /clear to start over, or a larger --ctx"
+                        )
+                    }
                     _ => error,
                 });
             }

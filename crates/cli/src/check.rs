@@ -1,10 +1,12 @@
 //! `rocmforge check`: compares the device's kernels with the scalar reference, operation by operation.
 
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::check::{self, Coverage, OpCheck, Report, Step};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{Device, Isa};
+use rocmforge_cpu::Isa;
+use rocmforge_engine::Device;
+use rocmforge_gguf::TokenId;
+use rocmforge_model::Model;
+use rocmforge_runtime::check;
+use rocmforge_runtime::check::{Coverage, OpCheck, Report, Step};
 use serde::Serialize;
 
 use crate::args::{CheckArgs, GpuCheckArg};

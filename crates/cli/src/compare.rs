@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::default_threads;
-use rocmforge::profile::baseline::{Interval, median_interval};
-use rocmforge::profile::stats::Summary;
+use rocmforge_bench::baseline::{Interval, median_interval};
+use rocmforge_cpu::default_threads;
+use rocmforge_profile::stats::Summary;
 use serde_json::{Value as Json, json};
 
 use crate::answer::bar;

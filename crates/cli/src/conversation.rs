@@ -8,9 +8,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::ContextPolicy;
-use rocmforge::engine::chat_template::{self, ChatTemplate, Sandbox};
-use rocmforge::engine::tokenizer::TokenId;
+use rocmforge_engine::ContextPolicy;
+use rocmforge_gguf::TokenId;
+use rocmforge_text::chat_template;
+use rocmforge_text::chat_template::{ChatTemplate, Sandbox};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 

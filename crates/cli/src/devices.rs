@@ -3,16 +3,18 @@
 use std::fs;
 
 use anyhow::Result;
-use rocmforge::engine::backend::gpu::{self, DeviceInfo, GpuConfig, OpenOptions};
-use rocmforge::engine::{Isa, available_bytes, default_threads};
-use rocmforge::gguf::escape_control;
+use rocmforge_cpu::memory::available_bytes;
+use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_gguf::escape_control;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{DeviceInfo, GpuConfig, OpenOptions};
 use serde::Serialize;
 
 use crate::args::DevicesArgs;
 use crate::output::{Out, size};
 
 /// Reported by builds without GPU kernels.
-const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 19 and ROCMFORGE_GPU_TARGETS=native or a \
+const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 22 and ROCMFORGE_GPU_TARGETS=native or a \
      list such as gfx1100,sm_80";
 
 #[derive(Serialize)]

@@ -1,6 +1,6 @@
 //! The built-in model: forge-mini, 11 million parameters, used when no model is given.
 
-use rocmforge::gguf::{Error, Gguf};
+use rocmforge_gguf::{Error, Gguf};
 
 /// Bytes aligned for tensors; `include_bytes!` alone does not align.
 #[repr(align(64))]

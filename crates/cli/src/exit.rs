@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::Error;
-use rocmforge::engine::EngineError;
+use rocmforge_engine::{ConfigError, EngineError, RequestError};
 
 /// An end with an exit code of its own. Found anywhere in an error's chain.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +59,10 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
         Some(Early::HardwareMismatch(message)) => (HARDWARE_MISMATCH, Some(message.clone())),
         None => {
             let code = match error.downcast_ref::<EngineError>() {
-                Some(EngineError::BadParameter { .. }) => USAGE,
+                Some(
+                    EngineError::Config(ConfigError::Parameter(_))
+                    | EngineError::Request(RequestError::Parameter(_)),
+                ) => USAGE,
                 _ => FAILURE,
             };
             (code, Some(one_line(error)))

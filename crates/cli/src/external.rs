@@ -5,12 +5,14 @@ use std::env;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use rocmforge::engine::backend::gpu::{self, OpenOptions};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::external::{
+use rocmforge_external::tools::FORMER;
+use rocmforge_external::{
     CounterCategory, CounterRow, ExternalError, GpuFamily, Request, TimeRow, Tool, ToolReport,
-    available_tools, tools::FORMER,
+    available_tools,
 };
+use rocmforge_gguf::escape_control;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::OpenOptions;
 use serde_json::json;
 
 use crate::args::ExternalArgs;

@@ -4,11 +4,13 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::gpu::WhenIdle;
-use rocmforge::engine::batch::TokenLogprob;
-use rocmforge::engine::kv_cache::ContextShifts;
-use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
-use rocmforge::engine::{ContextPolicy, FinishReason, PromptOutput, Request, available_bytes};
+use rocmforge_cpu::memory::available_bytes;
+use rocmforge_engine::kv_cache::ContextShifts;
+use rocmforge_engine::{ContextPolicy, FinishReason, PromptOutput, Request};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::TokenLogprob;
+use rocmforge_runtime::gpu::WhenIdle;
+use rocmforge_text::tokenizer::LeadingSpace;
 use serde::Serialize;
 
 use crate::answer::{self, Answer};

@@ -7,9 +7,9 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rocmforge::engine::backend::check::{PassedChecks, SelfCheck};
-use rocmforge::engine::backend::gpu::DeviceId;
-use rocmforge::engine::{Existing, NewFile};
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_runtime::check::{PassedChecks, SelfCheck};
+use rocmforge_runtime::gpu::DeviceId;
 
 use crate::args::{GpuArgs, GpuCheckArg};
 use crate::folders;

@@ -3,11 +3,13 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::imatrix::{Chunks, Imatrix, gather};
-use rocmforge::engine::perplexity::Perplexity;
-use rocmforge::engine::{Continue, Existing, NewFile};
-use rocmforge::gguf::escape_control;
+use rocmforge_evaluate::Perplexity;
+use rocmforge_evaluate::{Chunks, gather};
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_quantize::imatrix::Imatrix;
 use serde_json::json;
+use std::ops::ControlFlow;
 
 use crate::answer::bar;
 use crate::args::ImatrixArgs;
@@ -53,8 +55,8 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
         bar.set_position(so_far.chunks as u64);
         bar.set_message(format!("PPL {:.4} +- {:.4}", so_far.ppl, so_far.stderr));
         match working.asked() {
-            true => Continue::No,
-            false => Continue::Yes,
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     };
     let gathered = gather(

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::plan::RowCount;
-use rocmforge::engine::{Engine, EngineConfig};
-use rocmforge::gguf::{Array, Gguf, Value, escape_control};
+use rocmforge_engine::{Engine, EngineConfig};
+use rocmforge_gguf::{Array, Gguf, Value, escape_control};
+use rocmforge_model::Model;
+use rocmforge_plan::RowCount;
 use serde_json::{Map, Value as Json, json};
 
 use crate::args::InspectArgs;

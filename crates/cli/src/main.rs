@@ -44,8 +44,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use rocmforge::engine::chat_template::sandbox;
 use rocmforge_hub::dirs as folders;
+use rocmforge_text::chat_template::sandbox;
 
 use args::{Cli, Command};
 

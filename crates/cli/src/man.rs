@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use clap::{Command, CommandFactory as _};
 use clap_mangen::Man;
-use rocmforge::gguf::escape_control;
+use rocmforge_gguf::escape_control;
 
 use crate::args::{Cli, ManArgs};
 use crate::exit::usage;

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::gguf::{Gguf, LoadMode, Value, escape_control};
+use rocmforge_gguf::{Gguf, LoadMode, Value, escape_control};
 use rocmforge_hub::{Listing, LocalModel, ModelsFolder, display};
 use serde::Serialize;
 

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use rocmforge::engine::Continue;
-use rocmforge::engine::perplexity::{Perplexity, perplexity};
+use rocmforge_evaluate::{Perplexity, perplexity};
 use serde::Serialize;
+use std::ops::ControlFlow;
 
 use crate::answer::bar;
 use crate::args::PerplexityArgs;
@@ -59,9 +59,9 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
             bar.set_position(so_far.chunks as u64);
             bar.set_message(format!("PPL {:.4} +- {:.4}", so_far.ppl, so_far.stderr));
             if working.asked() {
-                Continue::No
+                ControlFlow::Break(())
             } else {
-                Continue::Yes
+                ControlFlow::Continue(())
             }
         },
     );

@@ -11,12 +11,13 @@ mod text;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::backend::gpu;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{Device, EngineConfig, default_threads};
-use rocmforge::profile::bench::requests::random_prompt;
-use rocmforge::profile::report::Ceilings;
-use rocmforge::profile::timer::Collector;
+use rocmforge_bench::requests::random_prompt;
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::{Device, EngineConfig};
+use rocmforge_gguf::TokenId;
+use rocmforge_profile::schema::Ceilings;
+use rocmforge_profile::timer::Collector;
+use rocmforge_runtime::gpu;
 
 use crate::args::ProfileArgs;
 use crate::exit::Early;

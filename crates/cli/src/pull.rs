@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use rocmforge::gguf::escape_control;
+use rocmforge_gguf::escape_control;
 use rocmforge_hub::{Available, Event, Hub, HubConfig, ModelsFolder, Reference, Token};
 
 use crate::args::PullArgs;

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow};
-use rocmforge::engine::imatrix::Imatrix;
-use rocmforge::engine::quantize::{
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_quantize::imatrix::Imatrix;
+use rocmforge_quantize::{
     Errors, FileType, Mixing, Progress, QuantizeError, QuantizeOptions, QuantizePlan, Requantize,
     TensorPlan, TensorReport,
 };
-use rocmforge::engine::{Continue, Existing, NewFile};
-use rocmforge::gguf::escape_control;
 use serde_json::{Value as Json, json};
+use std::ops::ControlFlow;
 
 use crate::answer::bar;
 use crate::args::{QuantizeArgs, file_type};
@@ -201,8 +202,8 @@ fn write(
         let name = &plan.tensors()[progress.tensor].name;
         bar.set_message(escape_control(name).into_owned());
         match working.asked() {
-            true => Continue::No,
-            false => Continue::Yes,
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     };
     let reports = plan.write(&mut file, n_threads, on_progress);

@@ -7,21 +7,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use rocmforge::engine::backend::BackendInfo;
-use rocmforge::engine::backend::gpu::{
-    self, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions, WhenIdle,
+use rocmforge_cpu::Isa;
+use rocmforge_engine::{
+    ConfigError, ContextPolicy, Device as EngineDevice, DeviceError, Engine, EngineConfig,
+    EngineError, PrefixSharing, PromptOutput, Request,
 };
-use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::model::{Adapter, Model};
-use rocmforge::engine::synthetic::{Synthetic, SyntheticError};
-use rocmforge::engine::tokenizer::{
-    EncodeOptions, LeadingSpace, SpecialText, TokenId, Tokenizer, TokenizerError,
+use rocmforge_gguf::TokenId;
+use rocmforge_gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
+use rocmforge_model::{Adapter, Model};
+use rocmforge_plan::KvType;
+use rocmforge_plan::{Dry, DynamicTemperature, Fusion, Mirostat, SamplingParams, Xtc};
+use rocmforge_quantize::synthetic::{Synthetic, SyntheticError};
+use rocmforge_runtime::BackendInfo;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{
+    Experts, GpuConfig, GpuError, GpuLayers, Graphs, Offload, OpenOptions, WhenIdle,
 };
-use rocmforge::engine::{
-    ContextPolicy, Device as EngineDevice, Dry, DynamicTemperature, Engine, EngineConfig,
-    EngineError, Isa, Mirostat, Passes, PrefixSharing, PromptOutput, Request, SamplingParams, Xtc,
+use rocmforge_text::tokenizer::{
+    EncodeOptions, LeadingSpace, SpecialText, Tokenizer, TokenizerError,
 };
-use rocmforge::gguf::{Error as GgufError, Gguf, LoadMode, escape_control};
 
 use crate::args::{
     AnswerArgs, AnswerContextArgs, CacheArgs, ContextArgs, ContextPolicyArg, Device, DeviceArgs,
@@ -168,7 +172,7 @@ impl Session {
     ) -> Result<Session> {
         let config = EngineConfig {
             prefix_sharing: PrefixSharing::Off,
-            passes: Passes::Separate,
+            fusion: Fusion::Off,
             ..engine_config(device, n_ctx)?
         };
         Session::start_with(model, device, vocabulary, config)
@@ -272,9 +276,10 @@ pub fn start_or_on_cpu<T>(
     start: impl Fn(&EngineConfig) -> Result<T, EngineError>,
 ) -> Result<Started<T>, EngineError> {
     match start(&config) {
-        Err(error @ (EngineError::WrongGpu { .. } | EngineError::GpuLimit(_)))
-            if asked == Device::Auto =>
-        {
+        Err(
+            error @ (EngineError::Device(DeviceError::WrongGpu { .. })
+            | EngineError::Config(ConfigError::GpuLimit(_))),
+        ) if asked == Device::Auto => {
             output::note(&format!("warning: {error}; the model runs on the CPU"));
             let config = EngineConfig {
                 device: EngineDevice::Cpu,
@@ -677,7 +682,7 @@ impl ContextArgs {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge::engine::backend::gpu::Limit;
+    use rocmforge_runtime::gpu::Limit;
 
     use super::*;
 
@@ -689,16 +694,20 @@ mod tests {
         };
         let start = |config: &EngineConfig| match config.device {
             EngineDevice::Cpu => Ok("the CPU"),
-            EngineDevice::Gpu(_) => Err(EngineError::GpuLimit(Limit {
+            EngineDevice::Gpu(_) => Err(ConfigError::GpuLimit(Limit {
                 wanted: "heads of an even number of values".into(),
                 value: 15,
-            })),
+            })
+            .into()),
         };
         let started = start_or_on_cpu(config(), Device::Auto, start).unwrap();
         assert_eq!(started.engine, "the CPU");
         assert!(matches!(started.config.device, EngineDevice::Cpu));
         // The GPU itself is fine, and another model may run there.
-        assert!(matches!(started.not_on_gpu, Some(EngineError::GpuLimit(_))));
+        assert!(matches!(
+            started.not_on_gpu,
+            Some(EngineError::Config(ConfigError::GpuLimit(_)))
+        ));
         for asked in [Device::Gpu, Device::Id(gpu::DeviceId::Cuda(0))] {
             let error = start_or_on_cpu(config(), asked, start).err().unwrap();
             assert_eq!(

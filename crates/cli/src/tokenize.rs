@@ -1,8 +1,9 @@
 //! `rocmforge tokenize`: prints the tokens of a text.
 
 use anyhow::Result;
-use rocmforge::engine::tokenizer::{TokenId, TokenKind, Tokenizer};
-use rocmforge::gguf::escape_control;
+use rocmforge_gguf::TokenId;
+use rocmforge_gguf::escape_control;
+use rocmforge_text::tokenizer::{TokenKind, Tokenizer};
 
 use crate::args::TokenizeArgs;
 use crate::output::{self, Out};

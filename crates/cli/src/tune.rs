@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{self, TuningUse, WhenIdle};
-use rocmforge::engine::backend::tuning::{Choice, Decided, TuneProgress};
-use rocmforge::engine::{Device, EngineConfig};
-use rocmforge::profile::stats::{Summary, median_interval};
+use rocmforge_engine::{Device, EngineConfig};
+use rocmforge_profile::stats::{Summary, median_interval};
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{TuningUse, WhenIdle};
+use rocmforge_runtime::tuning::{Choice, Decided, TuneProgress};
 use serde::Serialize;
 
 use crate::args::TuneArgs;

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge::engine::backend::gpu::{DeviceId, TuningUse, WhenIdle};
-use rocmforge::engine::backend::tuning::{Choice, Kept, Shape, Tuning, TuningStore};
-use rocmforge::engine::{Existing, NewFile};
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_runtime::gpu::{DeviceId, TuningUse, WhenIdle};
+use rocmforge_runtime::tuning::{Choice, Kept, Shape, Tuning, TuningStore};
 use serde::{Deserialize, Serialize};
 
 use crate::args::GpuArgs;

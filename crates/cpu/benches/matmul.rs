@@ -7,8 +7,9 @@
 mod common;
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput};
-use rocmforge_cpu::{Acts, OutMode, Weight, act_format, is_fast, matmul};
+use rocmforge_cpu::{Acts, is_fast, matmul};
 use rocmforge_gguf::GgmlType;
+use rocmforge_plan::{OutMode, Weight, act_format};
 
 use common::Machine;
 

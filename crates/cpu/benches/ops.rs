@@ -7,13 +7,14 @@
 
 mod common;
 
+use rocmforge_plan::{Activation, RopeStyle};
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use half::f16;
 use rocmforge_cpu::{
-    Activation, AttnSeq, AttnShape, HeadCode, KvSlice, KvSliceMut, RopeStyle, attention,
-    gated_activation, kv_append, log_sum_exp, rms_norm, rope,
+    AttnSeq, AttnShape, HeadCode, KvSlice, KvSliceMut, attention, gated_activation, kv_append,
+    log_sum_exp, rms_norm, rope,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;

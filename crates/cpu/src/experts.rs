@@ -10,37 +10,17 @@
 //! expert with the lower number, and the sum runs in the order of choice. So bits do not depend
 //! on company or threads.
 
+use rocmforge_plan::{ActFormat, ExpertWeights, OutMode, Router, RowsOf, Weight, act_format};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use crate::acts::{ActFormat, Acts, act_format};
+use crate::acts::Acts;
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
-use crate::matmul::{Job, OutMode, Weight, run_tile, task_shape};
+use crate::matmul::{Job, run_tile, task_shape};
 use crate::ops::rows_per_task;
 use crate::pool::Pool;
-
-/// How experts are chosen and weighted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Router {
-    /// Experts of each token; at least 1 and at most as many as there are.
-    pub n_used: usize,
-    /// Whether the weights of a token's experts are brought to a sum of 1. Otherwise they are
-    /// those of a softmax over all experts.
-    pub weights: ExpertWeights,
-    /// Factor on the weights.
-    pub scale: f32,
-}
-
-/// What the weights of a token's experts are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertWeights {
-    /// Their share in a softmax over all experts.
-    Softmax,
-    /// The same, divided by their sum.
-    Normalized,
-}
 
 /// One of the experts that a token chose.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -206,15 +186,6 @@ fn choose(router: &Router, logits: &[f32], choices: &mut [Choice]) {
         let weight = share(choice.expert as usize) / total;
         choice.weight = (weight * f64::from(router.scale)) as f32;
     }
-}
-
-/// What the rows of activations stand for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowsOf {
-    /// A row for each token, which goes to all its experts.
-    Tokens,
-    /// A row for each token and expert, in the order of a [`Routing`].
-    Choices,
 }
 
 /// Activations of the rows of a [`Routing`], by expert. A buffer to be reused.

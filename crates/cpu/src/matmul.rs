@@ -4,65 +4,19 @@
 //! [`matmul`] splits the output into tiles and runs each on the kernel of its format and
 //! instruction set. The scalar kernel dequantizes both sides and is the oracle of the others.
 
+use rocmforge_plan::{ActFormat, Activation, OutMode, Weight, act_format};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use rocmforge_gguf::quant::{self, GgmlType, iq, k, legacy, mxfp, plain};
+use rocmforge_gguf::quant::{GgmlType, iq, k, legacy, mxfp, plain};
 
 use crate::Isa;
-use crate::acts::{ActFormat, Acts, act_format};
+use crate::acts::Acts;
 use crate::aligned::Floats;
 use crate::arch::Vector;
 use crate::generic::tile::{DequantizedTile, FloatTile, IntTile};
-use crate::ops::{Activation, gate_in_place};
+use crate::ops::gate_in_place;
 use crate::pool::{MatrixMut, Pool, Tile};
-
-/// A weight matrix [n_out, n_in], row-major, in blocks as in a file.
-#[derive(Clone, Copy)]
-pub struct Weight<'a> {
-    /// Format of the blocks.
-    pub ty: GgmlType,
-    /// Rows.
-    pub n_out: usize,
-    /// Values of a row: whole blocks.
-    pub n_in: usize,
-    /// All rows, without padding.
-    pub data: &'a [u8],
-}
-
-/// What a product does with the output's old values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutMode {
-    /// Replaces them.
-    Store,
-    /// Is added to them (the residual stream).
-    Add,
-}
-
-impl Weight<'_> {
-    /// # Panics
-    /// If `data` is not [n_out, n_in] in this format, or rows are empty.
-    pub(crate) fn check(&self) -> usize {
-        assert!(self.n_in > 0, "rows of weights have values");
-        let row_bytes = self.ty.row_bytes(self.n_in);
-        let row_bytes = row_bytes.expect("a row of weights is whole blocks");
-        assert_eq!(
-            Some(self.data.len()),
-            row_bytes.checked_mul(self.n_out),
-            "weights are [n_out, n_in]"
-        );
-        assert!(self.ty.can_dequantize(), "{} weights", self.ty.name());
-        row_bytes
-    }
-
-    /// Values of row `i` from `from` on, whole blocks.
-    pub(crate) fn dequantize(&self, i: usize, from: usize, out: &mut [f32]) {
-        let bytes = |n: usize| self.ty.row_bytes(n).expect("whole blocks");
-        let start = i * bytes(self.n_in) + bytes(from);
-        let src = &self.data[start..start + bytes(out.len())];
-        quant::dequantize(self.ty, src, out).expect("type and lengths were checked");
-    }
-}
 
 /// One product, as its tiles see it.
 pub(crate) struct Job<'a> {

@@ -10,24 +10,14 @@ use std::fs;
 use std::hint::black_box;
 use std::time::Instant;
 
+use rocmforge_plan::Roofline;
+
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// What some threads of this machine can do together, at best.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Roofline {
-    /// Bytes read from memory in a second.
-    pub read_bytes_per_s: f64,
-    /// Operations on f32 in a second; a multiply-add counts as two.
-    pub f32_ops_per_s: f64,
-    /// Operations of int8 dot products in a second, sums left in the form that the instruction gives;
-    /// those on f32 where the kernels have no such instruction.
-    pub i8_ops_per_s: f64,
-}
-
-/// Passes over the memory and over the chains.
+/// Fusion over the memory and over the chains.
 const N_PASSES: usize = 5;
 /// A task's share of the memory, and what is timed together: short enough to fall between the moments in
 /// which others have the processor.
@@ -40,20 +30,19 @@ const CHAIN_STEPS: usize = 400_000;
 const MIN_BUFFER_BYTES: usize = 256 << 20;
 const MAX_BUFFER_BYTES: usize = 1 << 30;
 
-impl Roofline {
-    /// Measures for some tenths of a second, with memory of twice the caches (256 MiB to 1 GiB).
-    pub fn measure(isa: Isa, n_threads: usize) -> Roofline {
-        let pool = &Pool::new(n_threads);
-        let f32_ops_per_s = arithmetic(pool, &|| f32_chains(isa));
-        let i8_ops_per_s = match isa.vector() {
-            None => f32_ops_per_s,
-            Some(isa) => arithmetic(pool, &|| isa.run(I8Chains::new())),
-        };
-        Roofline {
-            read_bytes_per_s: read_bandwidth(isa, pool),
-            f32_ops_per_s,
-            i8_ops_per_s,
-        }
+/// Measures the roofline of `n_threads` threads for some tenths of a second, with memory of twice the caches (256 MiB
+/// to 1 GiB).
+pub fn measure_roofline(isa: Isa, n_threads: usize) -> Roofline {
+    let pool = &Pool::new(n_threads);
+    let f32_ops_per_s = arithmetic(pool, &|| f32_chains(isa));
+    let i8_ops_per_s = match isa.vector() {
+        None => f32_ops_per_s,
+        Some(isa) => arithmetic(pool, &|| isa.run(I8Chains::new())),
+    };
+    Roofline {
+        read_bytes_per_s: read_bandwidth(isa, pool),
+        f32_ops_per_s,
+        i8_ops_per_s,
     }
 }
 
@@ -285,7 +274,7 @@ mod tests {
     #[test]
     fn every_instruction_set_has_ceilings() {
         for isa in Isa::available() {
-            let roofline = Roofline::measure(isa, 2);
+            let roofline = measure_roofline(isa, 2);
             for rate in [
                 roofline.read_bytes_per_s,
                 roofline.f32_ops_per_s,

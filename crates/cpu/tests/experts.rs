@@ -3,11 +3,9 @@
 mod common;
 
 use common::Rng;
-use rocmforge_cpu::{
-    Acts, ExpertActs, ExpertWeights, Isa, OutMode, Pool, Router, Routing, RowsOf, Weight,
-    act_format, combine_experts, expert_matmul, matmul,
-};
+use rocmforge_cpu::{Acts, ExpertActs, Isa, Pool, Routing, combine_experts, expert_matmul, matmul};
 use rocmforge_gguf::GgmlType;
+use rocmforge_plan::{ExpertWeights, OutMode, Router, RowsOf, Weight, act_format};
 
 const N_EXPERTS: usize = 8;
 const N_IN: usize = 512;

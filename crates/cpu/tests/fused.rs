@@ -4,11 +4,12 @@ mod common;
 
 use common::Rng;
 use rocmforge_cpu::{
-    ActFormat, Activation, Acts, Gate, Isa, OutMode, Pool, Product, Weight, act_format,
-    gated_activation, matmul, matmul_all, matmul_gated, rms_norm, rms_norm_acts,
+    Acts, Gate, Isa, Pool, Product, gated_activation, matmul, matmul_all, matmul_gated, rms_norm,
+    rms_norm_acts,
 };
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant;
+use rocmforge_plan::{ActFormat, Activation, OutMode, Weight, act_format};
 
 const N_IN: usize = 512;
 

@@ -4,11 +4,10 @@
 mod common;
 
 use common::Rng;
-use rocmforge_cpu::{
-    ActFormat, Acts, Isa, OutMode, Pool, Weight, act_format, get_rows, is_fast, matmul,
-};
+use rocmforge_cpu::{Acts, Isa, Pool, get_rows, is_fast, matmul};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant;
+use rocmforge_plan::{ActFormat, OutMode, Weight, act_format};
 
 /// Formats with the byte offsets of the f16 fields in their blocks.
 const FORMATS: &[(GgmlType, &[usize])] = &[

@@ -5,13 +5,14 @@ mod common;
 use common::Rng;
 use half::f16;
 use rocmforge_cpu::{
-    Activation, HeadCode, Isa, KvLayout, KvSlice, KvSliceMut, Pool, RopeStyle, SlotRun, activate,
-    add, add_gated, argmax, gated_activation, kv_append, kv_copy, kv_read, layer_norm, log_sum_exp,
-    rms_norm, rope, soft_cap,
+    HeadCode, Isa, KvLayout, KvSlice, KvSliceMut, Pool, activate, add, add_gated, argmax,
+    gated_activation, kv_append, kv_copy, kv_read, layer_norm, log_sum_exp, rms_norm, rope,
+    soft_cap,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
+use rocmforge_plan::{Activation, RopeStyle, SlotRun};
 
 /// Widths around every boundary of vectors of 8 and 16 and runs of four of them.
 const WIDTHS: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 31, 32, 33, 64, 100, 127, 1030];

@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use rocmforge_engine::EngineError;
-use rocmforge_engine::model::{Adapter, Model};
 use rocmforge_gguf::{GgmlType, Gguf, Writer};
+use rocmforge_model::{Adapter, LoadError, Model};
 
 /// Width of the model, and of all its matrices but the embedding.
 pub(crate) const N_EMBD: u64 = 32;
@@ -66,7 +65,7 @@ fn model() -> Writer<'static> {
 }
 
 /// A refusal is one line that a terminal can be shown.
-fn check_message(error: &EngineError) {
+fn check_message(error: &LoadError) {
     let text = error.to_string();
     assert!(!text.chars().any(char::is_control), "{text:?}");
     assert!(text.len() < 2000, "a message of {} bytes", text.len());

@@ -78,7 +78,7 @@ pub const TARGETS: [Target; 8] = [
     },
     Target {
         name: "external",
-        run: rocmforge_profile::external::read_any,
+        run: rocmforge_external::read_any,
         // Samples of what the vendors' profilers write; the committed ones are all there are.
         seeds: Vec::new,
         max_bytes: 4096,

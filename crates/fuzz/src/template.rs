@@ -4,7 +4,7 @@
 //! (`chat_template::sandbox`: strings that double, products of large numbers) is known and tested there, so
 //! the sources given here have no large numbers and are short.
 
-use rocmforge_engine::chat_template::{ChatTemplate, Clock, Conversation};
+use rocmforge_text::chat_template::{ChatTemplate, Clock, Conversation};
 use serde_json::{Value, json};
 
 /// Digits of a number in a template.

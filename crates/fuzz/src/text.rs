@@ -5,8 +5,8 @@
 
 use std::sync::OnceLock;
 
-use rocmforge_engine::tokenizer::{EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_text::tokenizer::{EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 
 use crate::{root, seeds, tokenizer};
 

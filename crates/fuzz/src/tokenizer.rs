@@ -13,10 +13,8 @@
 
 use std::sync::OnceLock;
 
-use rocmforge_engine::tokenizer::{
-    Detokenizer, EncodeOptions, LeadingSpace, SpecialText, Tokenizer,
-};
 use rocmforge_gguf::{Gguf, OwnedArray, Writer};
+use rocmforge_text::tokenizer::{Detokenizer, EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 
 const MODELS: [&str; 5] = ["llama", "gpt2", "gemma4", "none", "unknown"];
 const IDS: [&str; 4] = ["bos", "eos", "unknown", "eot"];

@@ -3,7 +3,7 @@
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-use rocmforge_engine::backend::tuning::{Choice, Shape};
+use rocmforge_runtime::tuning::{Choice, Shape};
 
 pub(crate) fn run(data: &[u8]) {
     for line in String::from_utf8_lossy(data).lines() {

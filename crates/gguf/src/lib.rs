@@ -11,6 +11,7 @@ mod display;
 mod error;
 mod file;
 mod metadata;
+mod new_file;
 mod owned;
 pub mod quant;
 mod reader;
@@ -23,8 +24,12 @@ pub use display::escape_control;
 pub use error::Error;
 pub use file::{Gguf, LoadMode};
 pub use metadata::Metadata;
+pub use new_file::{Existing, NewFile};
 pub use owned::{OwnedArray, OwnedValue};
 pub use quant::GgmlType;
 pub use tensors::TensorInfo;
 pub use value::{Array, StringIter, Strings, Value, ValueType};
 pub use write::{DataStream, Writer};
+
+/// The id of a token: its index in the vocabulary of the file.
+pub type TokenId = u32;

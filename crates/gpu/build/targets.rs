@@ -153,7 +153,10 @@ pub(crate) fn arguments(target: &str) -> Vec<String> {
             "-nogpulib",
             "-O3",
         ]);
-        // clang 19 sinks permlane and WMMA below branches, where lanes are missing: silently wrong results.
+        // Version 6, the default of newer compilers, does not load in older HIP runtimes.
+        add(&["-mcode-object-version=5"]);
+        // clang 19 sinks permlane and WMMA below branches, where lanes are missing: silently wrong results. clang 22 no
+        // longer sinks permlane; of WMMA it is not known.
         add(&["--no-gpu-bundle-output", "-mllvm", "-disable-machine-sink"]);
         add(&[&format!("--offload-arch={target}")]);
     }

@@ -1,6 +1,6 @@
-//! Batches of products that run on a device while the host prepares the next.
+//! Runs batches of matrix products on a device while the host prepares the next.
 //!
-//! `async_launch DEVICE`, e.g. `cuda:0`, or `host:nv` for the CPU that plays a GPU.
+//! Usage: `async_launch DEVICE`, e.g. `cuda:0`, or `host:nv` for the CPU emulator.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -14,10 +14,10 @@ use rocmforge_gpu::{
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The most batches in flight.
+/// Maximum number of batches in flight.
 const CAPACITY: usize = 3;
 
-/// Submits `n_batches` batches and prints what each gave, in their order.
+/// Submits `n_batches` batches and prints the results in submission order.
 ///
 /// # Errors
 /// Those of the device.
@@ -48,7 +48,7 @@ pub(crate) fn run(gpu: &Gpu, n_batches: usize) -> Result<()> {
         Ok(())
     };
     for i in 0..n_batches {
-        // The host's part, while the device has up to CAPACITY batches.
+        // The host prepares input while the device has up to CAPACITY batches.
         let x: Vec<f32> = (0..n)
             .map(|at| if at % n_batches == i { 1.0 } else { 0.0 })
             .collect();

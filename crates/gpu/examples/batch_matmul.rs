@@ -1,7 +1,7 @@
-//! Eight products of mixed formats and numbers of rows, grouped and one by one: times and bits.
+//! Compares eight products of mixed formats and row counts, grouped and one by one: times and output bits.
 //!
-//! `batch_matmul DEVICE [RUNS]`, e.g. `cuda:0 20`. The shapes are those of a model with 7 billion weights; on the CPU that
-//! plays a GPU (`host:nv`) they are small. Fails if an output differs in a bit.
+//! Usage: `batch_matmul DEVICE [RUNS]`, e.g. `cuda:0 20`. The shapes are those of a 7B model, or small ones on the CPU
+//! emulator (`host:nv`). Fails if an output differs in a bit.
 
 use std::error::Error;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use rocmforge_gpu::{
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Name, type, rows of activations, and `[n_out, n_in]` on devices and on the CPU.
+/// Name, type, rows of activations, and `[n_out, n_in]` on devices and on the CPU emulator.
 type Row = (&'static str, GgmlType, usize, [usize; 2], [usize; 2]);
 
 const OPERATIONS: [Row; 8] = [
@@ -29,7 +29,7 @@ const OPERATIONS: [Row; 8] = [
     ("adapter", GgmlType::F16, 16, [64, 4096], [16, 256]),
 ];
 
-/// An operation with all that it takes.
+/// An operation and its data.
 struct Operation {
     name: &'static str,
     ty: GgmlType,
@@ -40,14 +40,13 @@ struct Operation {
 }
 
 impl Operation {
-    fn new(
-        seed: usize,
-        (name, ty, n_rows, large, small): Row,
-        is_large: bool,
-    ) -> Result<Operation> {
-        let shape = if is_large { large } else { small };
+    fn new(gpu: &Gpu, seed: usize, (name, ty, n_rows, large, small): Row) -> Result<Operation> {
+        let shape = match gpu.id() {
+            DeviceId::Host(_) => small,
+            DeviceId::Hip(_) | DeviceId::Cuda(_) => large,
+        };
         let [n_out, n_in] = shape;
-        // Some rows of random weights, again and again: quantizing takes the CPU a while.
+        // Repeat a few rows of random weights, since quantizing is slow on the CPU.
         let some = numbers(seed, 16 * n_in);
         let row_bytes = ty.row_bytes(n_in).ok_or("rows are not whole blocks")?;
         let mut rows = vec![0; 16 * row_bytes];
@@ -64,7 +63,7 @@ impl Operation {
     }
 }
 
-/// Random numbers between -1 and 1 (xorshift).
+/// Returns pseudo-random numbers between -1 and 1 (xorshift).
 fn numbers(seed: usize, n: usize) -> Vec<f32> {
     let mut state = (seed as u32).wrapping_mul(2_654_435_769) | 1;
     let next = |_| {
@@ -76,7 +75,7 @@ fn numbers(seed: usize, n: usize) -> Vec<f32> {
     (0..n).map(next).collect()
 }
 
-/// A product by the launches that serve one.
+/// One product by [`ops::matvec`].
 struct Single {
     ty: GgmlType,
     n_rows: usize,
@@ -114,7 +113,7 @@ impl Single {
         }
     }
 
-    /// Converts and multiplies, at most [`ops::MAX_ROWS`] rows in a launch.
+    /// Converts and multiplies, at most [`ops::MAX_ROWS`] rows per launch.
     fn queue(&self, gpu: &Gpu) -> std::result::Result<(), GpuError> {
         let acts = self.acts.rows(self.n_rows);
         ops::quantize(gpu, self.x.as_slice(), &acts)?;
@@ -136,14 +135,13 @@ impl Single {
     }
 }
 
-/// Runs both ways `n_runs` times and prints a table.
+/// Runs both variants `n_runs` times and prints a table.
 ///
 /// # Errors
-/// Those of the device; if an output differs.
+/// Errors of the device; if an output differs.
 pub(crate) fn run(gpu: &Gpu, n_runs: usize) -> Result<()> {
-    let is_large = !matches!(gpu.id(), DeviceId::Host(_));
     let operations = OPERATIONS.iter().enumerate();
-    let operations = operations.map(|(i, row)| Operation::new(i + 1, *row, is_large));
+    let operations = operations.map(|(i, row)| Operation::new(gpu, i + 1, *row));
     let operations: Vec<Operation> = operations.collect::<Result<_>>()?;
 
     // One by one.
@@ -211,7 +209,7 @@ pub(crate) fn run(gpu: &Gpu, n_runs: usize) -> Result<()> {
         let found = result.output(i).iter().map(|x| x.to_bits());
         let expected = gpu.read(single.out.as_slice::<f32>())?;
         if !found.eq(expected.iter().map(|x| x.to_bits())) {
-            println!("{:<12} differs from the product alone", op.name);
+            println!("{:<12} differs from the single product", op.name);
             differ += 1;
         }
     }

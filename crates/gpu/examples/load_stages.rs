@@ -1,8 +1,8 @@
-//! How fast a device gets the matrices of a file: each stage of [`Uploader::repack`] alone, and all of them together,
-//! which overlap.
+//! Measures how fast the matrices of a file reach a device: each stage of [`Uploader::repack`] alone, and all stages
+//! together, which overlap.
 //!
-//! `load_stages DEVICE FILE [RUNS]`, e.g. `cuda:0 model.gguf 5`. The file is read once before, so that it is in the
-//! page cache as far as that holds it; each run maps it again, as a load does.
+//! Usage: `load_stages DEVICE FILE [RUNS]`, e.g. `cuda:0 model.gguf 5`. The file is read once before measuring, so that
+//! it is in the page cache if that is large enough. Each run maps it again, as a model load does.
 
 use std::error::Error;
 use std::path::Path;
@@ -13,7 +13,7 @@ use rocmforge_gpu::{Buffer, Event, Gpu, Matrix, OpenOptions, Pinned, Uploader, c
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// A matrix of the file, and where it goes.
+/// A matrix of the file and its memory on the device.
 struct Packed {
     name: String,
     ty: rocmforge_gguf::GgmlType,
@@ -22,7 +22,7 @@ struct Packed {
 }
 
 impl Packed {
-    /// `None` for vectors, and for what has no kernels.
+    /// Returns `None` for vectors and formats without kernels.
     fn new(gpu: &Gpu, info: &TensorInfo) -> Option<Packed> {
         let &[n_in, n_out] = &info.dims[..] else {
             return None;
@@ -47,11 +47,11 @@ impl Packed {
     }
 
     fn blocks<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
-        let info = gguf.tensor(&self.name).expect("the file is the same");
+        let info = gguf.tensor(&self.name).expect("the file has not changed");
         gguf.tensor_data(info)
     }
 
-    /// The chunks that [`Uploader::repack`] copies.
+    /// Returns the chunks that [`Uploader::repack`] copies.
     fn chunks<'a>(&self, gguf: &'a Gguf) -> impl Iterator<Item = &'a [u8]> {
         self.blocks(gguf).chunks(chunk_bytes(self.ty, self.shape))
     }
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     let mut host = Pinned::<u8>::new(&gpu, most)?;
     let staged = gpu.alloc::<u8>(most)?;
 
-    // From the file to pinned memory.
+    // File to pinned memory.
     let mut read = || {
         let gguf = open()?;
         let started = Instant::now();
@@ -156,7 +156,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The median time of `n` runs, in seconds.
+/// Returns the median time of `n` runs in seconds.
 fn median(n: usize, run: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
     let mut seconds = (0..n).map(|_| run()).collect::<Result<Vec<f64>>>()?;
     seconds.sort_by(f64::total_cmp);

@@ -1,10 +1,11 @@
-// Eight f32 values of a row in each thread, and their way into the forms of activations (src/operands.rs: ActForm).
+// Eight f32 values of a row per thread, and their conversion to the forms of activations (src/operands.rs: ActForm).
 //
-// Bit by bit what the CPU backend makes of the same values. A block's scale comes of its largest magnitude:
-//   Q8x32:  d = max / 127 in f32; codes are round(x * (1 / d)), ties to even; the scale is d rounded to f16
-//   Q8x256: f = 127 / max in f32; codes are round(x * f), ties to even; the scale is 1 / f
-// Codes are zero where 1 / d or f is infinite (a block of zeros, or too small to divide by), and where a value is not
-// finite; the scale of a block with such a value is NaN.
+// Bit for bit what the CPU backend computes from the same values. The scale of a block follows from its largest
+// magnitude:
+//     Q8x32:  d = max / 127 in f32; codes are round(x * (1 / d)), ties to even; the scale is d rounded to f16
+//     Q8x256: f = 127 / max in f32; codes are round(x * f), ties to even; the scale is 1 / f
+// Codes are zero if 1 / d or f is infinite (a block of zeros, or too small to divide by), or if the block has a value
+// that is not finite; the scale of such a block is NaN.
 #pragma once
 #include "team.h"
 
@@ -14,7 +15,7 @@ struct Octet {
     float v[OCTET];
 };
 
-// Where activations go; the fields of `Acts` in src/operands.rs.
+// Destination of activations; the fields of `Acts` in src/operands.rs.
 struct ActsOut {
     float* values;
     i8* codes;
@@ -22,7 +23,7 @@ struct ActsOut {
     i16* sums;
 };
 
-// Values at `x + at`, zero past `end`. `aligned`: rows are whole octets and 16-byte aligned.
+// Loads the values at `x + at`, zero past `end`. `aligned`: rows are whole octets and 16-byte aligned.
 DEV Octet load_octet(const float* x, u32 at, u32 end, u32 aligned) {
     Octet o = {};
     if (aligned) {
@@ -52,8 +53,8 @@ DEV void store_octet(float* out, u32 at, u32 end, u32 aligned, const Octet& o) {
     }
 }
 
-// The forms. put() writes the octet at `at` of a row that starts at value `base`. All lanes of a wave arrive; those at or
-// past `end` have zeros in `o` and write nothing.
+// The forms. put() writes the octet at `at` of a row that starts at value `base`. All lanes of a wave must call it;
+// those at or past `end` have zeros in `o` and write nothing.
 struct FormF32 {
     DEV_MEMBER static void put(const ActsOut& out, u64 base, u32 at, u32 end, u32 aligned, const Octet& o) {
         store_octet(out.values + base, at, end, aligned, o);

@@ -1,8 +1,8 @@
-// The best logit of each row: its id, the lowest of equals (0 and -0 are equal), NaN below all.
+// Argmax of each row of logits: the lowest id of the largest logits (0 and -0 are equal); NaN is below all.
 //
-// logits [n_rows, n_vocab], ids [n_rows]; the id is NO_ID where the best is not a finite number. One block of 1024 for
-// each row; a thread takes 16 values at a time where rows are 16-byte aligned. Shared memory: a key for each wave, at
-// most 256 bytes.
+// logits [n_rows, n_vocab], ids [n_rows]; the id is NO_ID if the largest logit is not finite. One block of 1024 threads
+// per row. A thread loads 16 values at a time if rows are 16-byte aligned. Shared memory: one key per wave, at most 256
+// bytes.
 #include "logits.h"
 
 constexpr u32 THREADS = 1024;

@@ -1,8 +1,10 @@
-// Matrix products of values that never leave the registers: what the matrix units alone can reach.
+// Matrix products of values that never leave the registers: the peak rate of the matrix units.
 //
-// a, b [16] rows of 32 bytes, the same for all waves; sums [n_blocks * THREADS]: what the accumulators of each thread add
-// up to. A wave multiplies 16 x 16 tiles of 32 bytes of k UNROLLED * n_steps times into each of TILES accumulators, so that
-// no instruction waits for the one before; accumulator i begins as i everywhere, so that none is another's copy. 2 arrays of 16 rows in memory of the block, 16 * 48 bytes each.
+// a, b [16] rows of 32 bytes, the same for all waves; sums [n_blocks * THREADS]: the sum of each thread's accumulators.
+// A wave multiplies 16 x 16 tiles of 32 bytes of k UNROLLED * n_steps times into each of TILES accumulators, so that no
+// instruction waits for its predecessor. Accumulator i starts as i everywhere, so that no two are equal.
+//
+// Blocks of 256 threads. Shared memory: 2 arrays of 16 rows of 48 bytes.
 #include "mma.h"
 
 constexpr u32 THREADS = 256;

@@ -1,45 +1,45 @@
-// What the attention kernels share: where keys and values of a position are, and scores as exponents of two.
+// Shared by the attention kernels: the addresses of keys and values of a position, and scores as base-2 exponents.
 //
-// Softmax is computed online (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) on base-2 exponents: the
-// query carries scale * log2(e), so that a weight is one exp2.
+// Softmax is computed online (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) on base-2 exponents:
+// queries are multiplied by scale * log2(e), so that a weight is one exp2.
 #pragma once
 #include "kv_type.h"
 #include "step.h"
 
-// The exponent of what a row does not see: far below every score and, unlike an infinity, never not a number.
+// The exponent of positions that a row does not see: far below every score and, unlike infinity, never leads to NaN.
 constexpr float UNSEEN = -1.0e30f;
 constexpr float LOG2_E = 1.44269502f;
 
-// Keys and values of a layer, each [n_blocks, n_kv_heads, page, dim] as kv_type.h has them.
+// Keys and values of a layer, each [n_blocks, n_kv_heads, page, dim] as stored by kv_type.h.
 struct KvCache {
     kv::Planes k;
     kv::Planes v;
     // [n_seqs, max_pages]
     const u32* block_tables;
     u32 max_pages;
-    // log2 of the positions in a page, at least 4.
+    // log2 of the positions per page, at least 4.
     u32 page_shift;
     u32 n_kv_heads;
     u32 pad;
 
-    // The row of a position, given the block that its page is in.
+    // The row of a position, given the block of its page.
     DEV_MEMBER u64 slot(u32 block, u32 kv_head, u32 pos) const {
         return (((u64)block * n_kv_heads + kv_head) << page_shift) + (pos & ((1u << page_shift) - 1));
     }
     DEV_MEMBER u32 block(u32 seq, u32 pos) const { return block_tables[(u64)seq * max_pages + (pos >> page_shift)]; }
 };
 
-// How a product of a query and a key becomes an exponent.
+// How the dot product of a query and a key becomes an exponent.
 struct Scores {
     float scale;
-    // A scaled product x counts as cap * tanh(x / cap); 0: as it is.
+    // A scaled product x becomes cap * tanh(x / cap); 0 for no cap.
     float soft_cap;
-    // A row sees itself and the window - 1 positions before it; 0: all before it.
+    // A row sees itself and the window - 1 positions before it; 0 for all positions before it.
     u32 window;
     u32 pad;
 
-    // What queries are multiplied with. They are not divided by soft_cap: that would leave them so small that the
-    // second f16 of each, what rounding lost in the first, would lose bits of its own.
+    // Factor on queries. They are not divided by soft_cap: that would make them so small that the second f16 of each,
+    // the rounding error of the first, would lose bits.
     DEV_MEMBER float query_factor() const { return soft_cap > 0.0f ? scale : scale * LOG2_E; }
     DEV_MEMBER float exponent(float product) const {
         return soft_cap > 0.0f ? soft_cap * LOG2_E * tanh_of(product * (1.0f / soft_cap)) : product;
@@ -48,7 +48,7 @@ struct Scores {
     DEV_MEMBER u32 first_seen(u32 pos) const { return window != 0 && pos >= window ? pos - window + 1 : 0; }
 };
 
-// The value of lane `lane() ^ MASK`; MASK is a power of two. Within 16 lanes AMD GPUs do it in the vector unit.
+// The value of lane `lane() ^ MASK`; MASK is a power of two. AMD GPUs do it in the vector unit within 16 lanes.
 template <u32 MASK> DEV u32 lane_xor(u32 v) {
 #if defined(GPU_AMD)
     if constexpr (MASK == 1) return dpp<0xb1>(v);

@@ -1,8 +1,8 @@
-// Reads memory once and does next to nothing with it: what loads alone can reach.
+// Reads memory once and does almost nothing with it: the peak read bandwidth.
 //
-// words [n_words], 16-byte aligned, sums [n_blocks]: sums[b] is the sum (mod 2^32) of the words that block b read. A
-// grid of any size walks over the words, 8 loads of 16 bytes in flight for each thread. Shared memory: a word for each
-// wave.
+// words [n_words], 16-byte aligned; sums [n_blocks]: sums[b] is the sum (mod 2^32) of the words that block b read.
+// Blocks of 256 threads; a grid of any size walks over the words with 8 loads of 16 bytes in flight per thread. Shared
+// memory: one word per wave.
 #include "gpu.h"
 
 constexpr u32 THREADS = 256;

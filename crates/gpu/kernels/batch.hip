@@ -1,6 +1,6 @@
-// Conversion of several activations at once, each to a form of its own (the forms: acts.h; the launch: group.h).
+// Quantizes several activations in one launch, each to its own form (forms: acts.h; launch: group.h).
 //
-// x [n] f32 -> codes, scales and sums of one of the forms of 8 bits. Blocks of 256 threads, eight values each; no shared
+// x [n] f32 -> codes, scales and sums of an 8-bit form. Blocks of 256 threads, eight values per thread; no shared
 // memory.
 #include "acts.h"
 #include "group.h"

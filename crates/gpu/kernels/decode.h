@@ -1,11 +1,11 @@
-// What the two ways of attention of a few rows share (kv/attention_decode.hip): what a block computes, and how the sums of
-// its waves come together.
+// Shared by both implementations of decode attention (kv/attention_decode.hip): the job of a block, and how the sums of
+// its waves are merged.
 #pragma once
 #include "attention.h"
 
 constexpr u32 THREADS = 128;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
-// Splits are whole multiples of this many positions; both as in src/ops/attention.rs.
+// Split lengths are multiples of this many positions. Both constants as in src/ops/attention.rs.
 constexpr u32 GRAIN = 64;
 constexpr u32 MAX_SPLITS = 128;
 
@@ -25,11 +25,11 @@ struct DecodeParams {
     u32 pad;
 };
 
-// The positions of a row, and how they are split.
+// The positions of a row and their splits.
 struct Span {
     u32 first;
     u32 last;
-    // A multiple of 16, so that 16 positions from here are in one page.
+    // A multiple of 16, so that each group of 16 positions from here on is in one page.
     u32 start;
     u32 split_len;
     u32 n_used;
@@ -46,7 +46,7 @@ DEV Span span_of(const DecodeParams& p, u32 last) {
     return s;
 }
 
-// What a block computes: `n_heads` query heads from `head` on, which share a KV head, over the positions of a split.
+// The job of a block: `n_heads` query heads from `head` on, which share a KV head, over the positions of one split.
 struct DecodeJob {
     Span span;
     u32 row;
@@ -55,11 +55,11 @@ struct DecodeJob {
     u32 kv_head;
     u32 head;
     u32 n_heads;
-    // Of the split.
+    // Range of the split.
     u32 begin;
     u32 end;
 
-    // False if there is nothing to do.
+    // Returns false if there is nothing to do.
     template <u32 HEADS> static DEV_MEMBER bool of_block(const DecodeParams& p, DecodeJob& job) {
         job.row = bid_z();
         job.seq = uniform(p.seq_of_row[job.row]);
@@ -79,16 +79,16 @@ struct DecodeJob {
     }
 
     DEV_MEMBER bool sees(u32 pos) const { return pos >= span.first && pos < end; }
-    // Whether all of the positions from `pos` on are seen.
+    // Whether all n positions from `pos` on are seen.
     DEV_MEMBER bool sees_all(u32 pos, u32 n) const { return pos >= span.first && pos + n <= end; }
-    // A query head of the block; one that is not there is the last.
+    // Query head h of the block, clamped to the last.
     DEV_MEMBER const float* query(const DecodeParams& p, u32 h, u32 dim) const {
         return p.q + ((u64)row * p.n_heads + head + min_of(h, n_heads - 1)) * dim;
     }
 };
 
-// What the waves of a block have summed: sums [N_WAVES, HEADS, DIM] and, for each [N_WAVES, HEADS], the greatest exponent
-// and the sum of weights. Merges them in the order of the waves and writes the result of the block.
+// Merges the results of the waves in wave order and writes the result of the block. sums [N_WAVES, HEADS, DIM]; stats:
+// for each [N_WAVES, HEADS] the maximum exponent and the sum of weights.
 template <u32 DIM, u32 HEADS>
 DEV void merge_waves(const DecodeParams& p, const DecodeJob& job, const float* sums, const float* stats) {
     barrier();

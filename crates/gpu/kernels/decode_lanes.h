@@ -1,13 +1,14 @@
-// Attention of a few rows by multiply-adds: everywhere but on NVIDIA, and there where decode_matrix.h does not fit.
+// Decode attention by multiply-adds: on all GPUs but NVIDIA's, and there for shapes that decode_matrix.h does not fit.
 //
-// A wave takes tiles of positions on its own: 8 dimensions of a key to a lane in one load of 16 or 8 bytes, DIM / 8 lanes
-// (the next power of two) to a position. The products of a tile are summed over lanes by halving exchanges, which leave
-// each lane with scores of its own, so each exponential is computed once. Loads of the next keys are in flight meanwhile.
-// Codes are multiplied as they are: the scale of a row goes to its scores and weights, that of a block to the sums and
-// weights of a lane.
+// A wave processes tiles of positions on its own: each lane has 8 dimensions of a key in one load of 16 or 8 bytes, and
+// DIM / 8 lanes (rounded up to a power of two) share a position. The products of a tile are summed over lanes by
+// halving exchanges, which leave each lane with scores of its own, so that each exponential is computed once. Loads of
+// the next keys are in flight meanwhile. Codes are multiplied without their scales: the scale of a row is applied to
+// its scores and weights, the scale of a block to a lane's sums and weights.
 //
-// Tuned on an H200, which reads 4.5 TB/s and waits for these instructions: 32 heads of 128 values on 8, 32,768 positions of
-// one row in Q8_0, take 40.4 us at 40 % of that, and decode_matrix.h has them there. Of AMD nothing was measured.
+// Tuned on an H200, which reads 4.5 TB/s, where the kernel is bound by these instructions: 32 heads of 128 values on 8
+// KV heads, 32,768 positions of one row in Q8_0, take 40.4 us, 40 % of peak bandwidth; decode_matrix.h serves that
+// case. Not measured on AMD.
 #pragma once
 #include "decode.h"
 
@@ -17,7 +18,7 @@ constexpr u32 next_power_of_2(u32 n) {
     return p;
 }
 
-// N sums over LANES lanes: lane l gets those with the indices l / DUP * PER .. + PER.
+// Sums N values over LANES lanes: lane l gets the sums with indices l / DUP * PER .. + PER.
 template <u32 LANES, u32 N> struct Transposed {
     static constexpr u32 PER = N > LANES ? N / LANES : 1;
     static constexpr u32 DUP = LANES > N ? LANES / N : 1;
@@ -41,15 +42,15 @@ template <u32 MASK, u32 N> DEV void sum_and_scatter(float* v) {
 }
 
 template <u32 DIM, u32 HEADS> struct DecodeLanes {
-    // Lanes to a position, positions in a load of the wave, loads in a tile, positions in a tile.
+    // Lanes per position, positions per load of the wave, loads per tile, positions per tile.
     static constexpr u32 LANES = next_power_of_2(DIM / 8);
     static constexpr u32 SLOTS = WARP_SIZE / LANES;
     static constexpr u32 LOADS = HEADS <= 4 ? 8 : 4;
     static constexpr u32 TILE = SLOTS * LOADS;
-    // See ORDERS in kv/attention_decode.hip: which positions a wave takes together decides on the order.
+    // See ORDERS in kv/attention_decode.hip: the order depends on which positions a wave processes together.
     static constexpr u32 ORDER = TILE;
-    static_assert(ORDER < 128, "a byte, unlike those of decode_matrix.h");
-    // Positions of a tile that are in one page.
+    static_assert(ORDER < 128, "a byte, distinct from the orders of decode_matrix.h");
+    // Positions of a tile that share a page.
     static constexpr u32 RUN = min_of(TILE, 16u);
     static constexpr u32 N_SCORES = LOADS * HEADS;
     static constexpr u32 PER = Transposed<LANES, N_SCORES>::PER;
@@ -57,10 +58,10 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     // Lanes of a position that hold scores of different heads.
     static constexpr u32 HEAD_LANES = HEADS / PER;
     static_assert(PER <= HEADS && SLOTS >= 1 && SLOTS <= 16, "the distribution of scores");
-    // Scales of blocks come with the loads; the scale of a row only to the lanes that hold the position's scores.
+    // Scales of blocks are loaded with the codes; the scale of a row only by the lanes that hold the position's scores.
     static constexpr u32 N_SCALES = Kv::SCALES == kv::Scales::Block ? LOADS : 1;
 
-    // What a lane has of the keys or values of a tile.
+    // A lane's part of the keys or values of a tile.
     struct Pieces {
         typename Kv::Eight eight[LOADS];
         typename Kv::Scale scale[N_SCALES];
@@ -70,7 +71,7 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     const DecodeJob& job;
     u32 slot, dim;
 
-    // Pieces of the positions from `tile` on. Those that are not seen hold anything.
+    // Loads the pieces of the positions from `tile` on. Unseen positions may hold anything.
     DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces& to) const {
         u64 run = 0;
 #pragma unroll
@@ -83,7 +84,7 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
         if constexpr (Kv::SCALES == kv::Scales::Row)
             to.scale[0] = Kv::load_scale(from, row_of(min_of(position_of_scores(tile), job.span.last)), DIM, 0);
     }
-    // Makes zeros of what a tile has of values that are not seen, since their weight of zero would not make them that.
+    // Zeroes the values of unseen positions: their weight is 0, but 0 * NaN is not.
     DEV_MEMBER void blank(u32 tile, Pieces& values) const {
         if (job.sees_all(tile, TILE)) return;
 #pragma unroll
@@ -95,11 +96,11 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     }
     // The row of a position.
     DEV_MEMBER u64 row_of(u32 pos) const { return p.cache.slot(p.cache.block(job.seq, pos), job.kv_head, pos); }
-    // Where this lane's scores of a tile are: PER of them, of one position.
+    // Index of this lane's scores of a tile: PER scores of one position.
     static DEV_MEMBER u32 first_score() { return lane() % LANES / DUP * PER; }
     DEV_MEMBER u32 position_of_scores(u32 tile) const { return tile + first_score() / HEADS * SLOTS + slot; }
 
-    // The lane of a position that holds the score of (load, head), and which of its PER.
+    // The lane of a position that holds the score of (load, head), and its index among that lane's PER scores.
     static constexpr u32 holder(u32 load, u32 head) { return (load * HEADS + head) / PER * DUP; }
     static constexpr u32 held(u32 load, u32 head) { return (load * HEADS + head) % PER; }
 
@@ -195,7 +196,7 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     DEV_MEMBER void finish(float (*acc)[8], const float* greatest, const float* sum) {
         SHARED(float, sums, N_WAVES * HEADS * DIM);
         SHARED(float, stats, N_WAVES * HEADS * 2);
-        // Lanes that hold the same head have weights of different positions, or the same ones DUP times.
+        // Lanes that hold the same head have weights of different positions, or the same weights DUP times.
         u32 in_slot = lane() % LANES;
 #pragma unroll
         for (u32 i = 0; i < PER; i++) {

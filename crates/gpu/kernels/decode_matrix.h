@@ -1,27 +1,28 @@
-// Attention of a few rows on NVIDIA's matrix units, whose operands a lane can have straight from the cache: no word goes
-// through memory of the block, and there are fewer instructions than of multiply-adds, which 8-bit caches would wait for
-// (decode_lanes.h).
+// Decode attention on NVIDIA's matrix units. Lanes load operands straight from the cache: no data goes through shared
+// memory, and there are fewer instructions than with multiply-adds, which would limit 8-bit caches (decode_lanes.h).
 //
-// Tuned on an H200, which reads 4.5 TB/s. 32 heads of 128 values on 8, 32,768 positions of one row: F16 36.7 us at 81 % of
-// that, Q8_0 27.5 us at 58 %, F8E4M3 23.3 us at 66 %.
+// Tuned on an H200, which reads 4.5 TB/s. 32 heads of 128 values on 8 KV heads, 32,768 positions of one row: F16 36.7
+// us, 81 % of peak bandwidth; Q8_0 27.5 us, 58 %; F8E4M3 23.3 us, 66 %.
 //
-// A wave takes tiles of 16 positions, in GROUPS, on its own. Both products are transposed, so that a KV head's positions
-// and dimensions are the 16 rows of an operand and its query heads the 8 columns: four heads, each in two parts, the f16
-// nearest to a number and the f16 nearest to the rest. So products have an error near that of f32.
+// A wave processes tiles of 16 positions, in GROUPS, on its own. Both products are transposed: a KV head's positions or
+// dimensions are the 16 rows of an operand, and its query heads are the 8 columns: four heads, each in two parts, the
+// f16 nearest to the number and the f16 nearest to the remainder. So products have an error near that of f32.
 //
-//     scores [position, (head, part)] = k [position, dim] q^T            sum of both parts: in one lane
+//     scores [position, (head, part)] = k [position, dim] q^T            the sum of both parts is in one lane
 //     out^T [dim, (head, part)] += v^T [dim, position] weights^T
 //
-// With g = lane / 4 and t = lane % 4 (mma.h): the lane has keys of the positions g and g + 8, of each step of 16 dimensions
-// any four that it has of queries too, so that several steps lie side by side and are one load. Its scores are those of
-// head t of these positions. It has values of the positions 2t, 2t + 1, 2t + 8 and 2t + 9, of each tile of 16 dimensions
-// two, side by side with those of other tiles. Weights, in two parts as well, get to the lanes by transposing 8 by 8.
+// With g = lane / 4 and t = lane % 4 (mma.h): a lane has the keys of positions g and g + 8. Of each step of 16
+// dimensions it may have any four, as long as its queries have the same ones, so several steps lie side by side and are
+// one load. Its scores are those of head t at these positions. It has the values of positions 2t, 2t + 1, 2t + 8 and 2t
+// + 9: two of each tile of 16 dimensions, side by side with those of other tiles. Weights, also in two parts, reach
+// their lanes through 8 by 8 transposes.
 //
-// Codes are exact as f16. Scales of keys go to scores, those of values to weights, which f16 can hold since they are kept
-// in units of the largest scale seen, rounded down to a power of two, and queries in units of their largest magnitude. The
-// scale of a block belongs to two steps or tiles: their products are summed on their own, and there are weights for each.
+// Codes are exact in f16. Scales of keys are applied to scores, scales of values to weights. These fit f16 because they
+// are kept in units of the largest scale seen, rounded down to a power of two, and queries in units of their largest
+// magnitude. The scale of a block covers two steps or tiles: their products are summed separately, and each has its own
+// weights.
 //
-// The next keys are on their way while scores become weights, and values while scores are computed.
+// The next keys are loaded while scores become weights, and values while scores are computed.
 #pragma once
 #include "decode.h"
 #include "mma.h"
@@ -29,33 +30,33 @@
 template <u32 DIM, u32 HEADS> struct DecodeMatrix {
     static constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None, BY_BLOCK = Kv::SCALES == kv::Scales::Block;
     static constexpr u32 BYTES = Kv::CODE_BYTES;
-    // Steps of a score are tiles of an output.
+    // Steps of scores are tiles of outputs.
     static constexpr u32 STEPS = DIM / 16;
     static constexpr u32 SETS = (HEADS + 3) / 4;
-    // Whether a lane's registers have room, and there is more than one head: multiply-adds are few for one.
+    // Whether a lane's registers suffice and there is more than one head: for one head, multiply-adds are few.
     static constexpr bool FITS = DIM * SETS <= 256 && DIM * BYTES <= 256 && HEADS > 1;
     static constexpr u32 GROUPS = DIM * SETS <= 128 ? 2 : 1;
     static constexpr u32 TILE = 16 * GROUPS;
-    // See ORDERS in kv/attention_decode.hip: unlike those of multiply-adds, which are below.
+    // See ORDERS in kv/attention_decode.hip. From 128 on, distinct from the orders of decode_lanes.h.
     static constexpr u32 ORDER = 128 + TILE;
 
-    // Steps that a scale covers, and scales of a row.
+    // Steps per scale, and scales per row.
     static constexpr u32 BLOCK_STEPS = BY_BLOCK ? kv::BLOCK / 16 : STEPS;
     static constexpr u32 N_SCALES = (STEPS + BLOCK_STEPS - 1) / BLOCK_STEPS;
-    // How many steps of which a lane has `bytes` each are one load.
+    // How many steps, of `bytes` per lane each, are one load.
     static constexpr u32 steps_of_load(u32 bytes) {
         u32 n = 1;
         while (STEPS % (2 * n) == 0 && BLOCK_STEPS % (2 * n) == 0 && 2 * n * bytes <= 16) n *= 2;
         return n;
     }
-    // A lane has 4 codes of a step of keys and 2 of a tile of values: a word of bytes has those of two tiles, and one that
-    // is loaded alone is half a word.
+    // A lane has 4 codes of each step of keys and 2 of each tile of values: a word of bytes has those of two tiles, and
+    // a tile that is loaded alone is half a word.
     static constexpr u32 KEY_STEPS = steps_of_load(4 * BYTES), VALUE_STEPS = steps_of_load(2 * BYTES);
     static constexpr u32 KEY_WORDS = KEY_STEPS * BYTES, VALUE_WORDS = (VALUE_STEPS * BYTES + 1) / 2;
     static constexpr u32 KEY_LOADS = STEPS / KEY_STEPS, VALUE_LOADS = STEPS / VALUE_STEPS;
     static constexpr u32 TILES_OF_WORD = min_of(VALUE_STEPS, 2 / BYTES);
 
-    // What a lane has of a tile: codes of so many positions of each group, and scales of the positions of its scores.
+    // A lane's part of a tile: codes of POSITIONS positions of each group, and scales of the positions of its scores.
     template <u32 POSITIONS, u32 WORDS> struct Part {
         u32 codes[GROUPS][POSITIONS][WORDS];
         u32 scales[GROUPS][2][HAS_SCALES ? (N_SCALES + 1) / 2 : 1];
@@ -70,7 +71,7 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
 
     const DecodeParams& p;
     const DecodeJob& job;
-    // The lane's rows or columns of operands, its words of them.
+    // The lane's row or column of operands, and its word in it.
     u32 g, t;
 
     static DEV_MEMBER void run(const DecodeParams& p, const DecodeJob& job) {
@@ -79,7 +80,7 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
     }
 
     // ------------------------------------------------------------------------------------------ loads
-    // The first positions of the groups of a tile, but none beyond the last of the row, and the blocks they are in.
+    // The first positions of the groups of a tile, clamped to the last position of the row, and their blocks.
     struct Place {
         u32 pos[GROUPS];
         u32 block[GROUPS];
@@ -96,7 +97,7 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
     DEV_MEMBER u64 row_of(const Place& place, u32 group) const {
         return p.cache.slot(place.block[group], job.kv_head, place.pos[group]);
     }
-    // N bytes, of which the address is a multiple of as much of N as is a power of two.
+    // Loads N bytes. The address is a multiple of the largest power of two that divides N, up to 16.
     template <u32 N> static DEV_MEMBER void load_bytes(u32* to, const u8* from) {
         if constexpr (N % 16 == 0) {
 #pragma unroll
@@ -127,7 +128,7 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
                 load_bytes<2 * N_SCALES>(to.scales[group][i], from.scales + (row + g + 8 * i) * (2 * N_SCALES));
         }
     }
-    // Those of positions that are not seen hold anything.
+    // Unseen positions may hold anything.
     DEV_MEMBER void load(const Place& place, Keys& to) const {
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
@@ -151,13 +152,13 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
             for (u32 i = 0; i < 4; i++)
 #pragma unroll
                 for (u32 l = 0; l < VALUE_LOADS; l++)
-                    load_bytes<2 * VALUE_STEPS * BYTES>(
-                        to.codes[group][i] + l * VALUE_WORDS,
-                        from + ((i % 2 + i / 2 * 8) * DIM + l * 16 * VALUE_STEPS) * BYTES);
+                    load_bytes<2 * VALUE_STEPS * BYTES>(to.codes[group][i] + l * VALUE_WORDS,
+                                                        from +
+                                                            ((i % 2 + i / 2 * 8) * DIM + l * 16 * VALUE_STEPS) * BYTES);
             load_scales(p.cache.v, row, group, to);
         }
     }
-    // Makes zeros of what a tile has of values that are not seen, since their weight of zero would not make them that.
+    // Zeroes the values of unseen positions: their weight is 0, but 0 * NaN is not.
     DEV_MEMBER void blank(u32 tile, Values& values) const {
         if (job.sees_all(tile, TILE)) return;
 #pragma unroll
@@ -178,10 +179,10 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
     }
 
     // ------------------------------------------------------------------------------------------ queries
-    // Queries as an operand, in units of 2^-14 of their largest magnitude's power of two.
+    // Queries as an operand, in units of 2^-14 of the power of two of their largest magnitude.
     struct Query {
         u32 words[STEPS][2];
-        // What scores of head t are in.
+        // Unit of the scores of head t.
         float unit;
     };
     DEV_MEMBER Query load_query(u32 set) const {
@@ -216,17 +217,17 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
         }
         return query;
     }
-    // The bits of the greatest power of two that is no more than a positive number; between 2^-100 and 2^112, so that its
-    // inverse is a normal number, and 2^14 times that as well. In units of 2^112 queries and scales of values from 2^114 on
-    // overflow f16, and outputs are not numbers, where multiply-adds may have some.
+    // The bits of the greatest power of two not above a positive number, clamped to between 2^-100 and 2^112, so that
+    // its inverse is normal, and 2^14 times the inverse too. With the clamp, queries and scales of values from 2^114 on
+    // overflow f16, and outputs are NaN where multiply-adds may give numbers.
     static DEV_MEMBER u32 power_of_two(u32 number) {
         return min_of(max_of(number & 0x7f800000u, 27u << 23), 239u << 23);
     }
 
     // ------------------------------------------------------------------------------------------ products
-    // Scores of head t and the positions g and g + 8 of a group.
+    // Scores of head t at positions g and g + 8 of a group.
     DEV_MEMBER void score(const Keys& keys, u32 group, const Query (&query)[SETS], float (*s)[GROUPS][2]) const {
-        // As many sums as there are scales, but more than one so that not all products wait for each other.
+        // One sum per scale, but more than one in any case, so that not all products wait for each other.
         constexpr u32 N = BY_BLOCK ? N_SCALES : 2;
         float c[SETS][N][4];
 #pragma unroll
@@ -264,14 +265,14 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
             }
     }
 
-    // Words of four lanes are a row: gives the lane halves 2t and 2t + 1 of column g.
+    // Words of four lanes are a row: returns halves 2t and 2t + 1 of column g.
     DEV_MEMBER u32 transpose(u32 row) const {
         u32 from = t * 8 + g / 2;
         u32 low = shuffle(row, from), high = shuffle(row, from + 4);
         return kv::pick_bytes(low, high, g % 2 ? 0x7632 : 0x5410);
     }
 
-    // The codes of two words in pairs as f16, the first with the first and so on.
+    // The codes of two words in pairs as f16: the first with the first, and so on.
     static DEV_MEMBER void zipped_halves(u32 a, u32 b, u32* to) {
         if constexpr (BYTES == 1) {
             Kv::halves(kv::pick_bytes(a, b, 0x5140), to);
@@ -282,7 +283,8 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
         }
     }
 
-    // out += weights * values of a group; weights of head t and the positions g and g + 8, times factor_of_scales.
+    // out += weights * values of a group. The weights are those of head t at positions g and g + 8, times
+    // factor_of_scales.
     DEV_MEMBER void add(const Values& values, u32 group, const float (*weights)[GROUPS][2],
                         [[maybe_unused]] float factor_of_scales, float (*out)[STEPS][4]) const {
         u32 weight[SETS][2];
@@ -319,7 +321,7 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
 
     // ------------------------------------------------------------------------------------------ the loop
     DEV_MEMBER void attend() {
-        // The first keys come while queries are made operands.
+        // The first keys are loaded while queries are converted to operands.
         constexpr u32 STRIDE = N_WAVES * TILE;
         u32 mine = uniform(job.begin + wave() * TILE);
         Keys keys;
@@ -381,8 +383,8 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
         return max;
     }
 
-    // Scores of head t to weights, 2^14 times as large, for which f16 has room. Returns what the outputs are to be
-    // multiplied with.
+    // Converts scores of head t to weights, 2^14 times as large, which fits f16. Returns the factor for the outputs so
+    // far.
     DEV_MEMBER float to_weights(u32 tile, float (*s)[2], float& greatest, float& sum) const {
         float max = UNSEEN;
 #pragma unroll

@@ -1,14 +1,14 @@
-// Operations on one value at a time, and copies of rows.
+// Elementwise operations, and copies of rows.
 //
 // add:         out[i] += x[i]
 // add_gated:   out[row][i] += x[row][i] / (1 + e^-gate[row])
 // activate:    out[i] = f(x[i])
 // gated:       out[i] = f(x[i]) * up[i]
 // soft_cap:    out[i] = cap * tanh(out[i] / cap)
-// select_rows: out[row][i] = x[rows[row]][i]; rows past the end are the last one
+// select_rows: out[row][i] = x[rows[row]][i]; indices past the end use the last row
 //
-// All as one long row of n values, but for add_gated and select_rows, which have [n_rows, width]. A thread takes four
-// neighbouring values, by 16 bytes where `aligned`. No shared memory.
+// All but add_gated and select_rows treat the data as one long row of n values; these two have [n_rows, width]. Blocks
+// of 256 threads, four neighbouring values per thread, moved as 16 bytes if `aligned`. No shared memory.
 #include "activation.h"
 #include "quad.h"
 
@@ -23,12 +23,12 @@ struct Params {
     u32 width;
     u32 n_x_rows;
     float cap;
-    // Rows are whole quads and all addresses multiples of 16.
+    // Whether rows are whole quads and all addresses multiples of 16.
     u32 aligned;
     u32 pad;
 };
 
-// The first value of this thread, of blocks side by side in one long row.
+// The first value of this thread if blocks lie side by side in one long row.
 DEV u32 first_value() { return (bid_x() * THREADS + tid()) * QUAD; }
 
 // The first value of this thread within the row bid_x().

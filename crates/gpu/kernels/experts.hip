@@ -1,16 +1,17 @@
-// Mixtures of experts: who goes where, and the way there and back.
+// Routing of mixture-of-experts (MoE) layers: chooses experts, sorts rows by expert, combines the results.
 //
-// route:         the experts of each token, those with the largest logits (of equals the first; a logit that is not a
-//                number counts as negative infinity), and their weights: shares of a softmax over all experts, or over
-//                the chosen ones, times `scale`. logits [n_tokens, n_experts]. A wave for each token.
-// sort:          rows for all choices, sorted by expert and within an expert by token, and the tiles of rows that the
-//                products take. One block of 1024 threads.
+// route:         the experts of each token, those with the largest logits (the first of equals; NaN counts as negative
+//                infinity), and their weights: softmax over all experts, or over the chosen ones, times `scale`.
+//                logits [n_tokens, n_experts]. One wave per token.
+// sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
+//                One block of 1024 threads.
 // route_sort:    both in one block, for steps of few tokens.
-// quantize_rows: out[row] = x[token of row], in one of the forms of activations. Blocks of 256 for each row.
-// combine:       out[token] (+)= sum of weight * x[row] over its choices, best first. Blocks of 256 for each token.
+// quantize_rows: out[row] = x[token of row], in an activation form. Blocks of 256 threads, one or more per row.
+// combine:       out[token] (+)= sum of weight * x[row] over its choices, best first. Blocks of 256 threads, one or
+//                more per token.
 //
-// Choices are [n_tokens, n_used]. A token that only fills up a step (step.h) has no experts, rows or sum. Nothing here
-// depends on the order of blocks or waves. Shared memory of sort: 41 KB.
+// Choices are [n_tokens, n_used]. Padding rows of a step (step.h) have no experts and no rows, and their sum is 0.
+// Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
 #include "acts.h"
 #include "experts.h"
 #include "logits.h"
@@ -21,17 +22,17 @@ constexpr u32 ROUTE_THREADS = 256;
 constexpr u32 SORT_THREADS = 1024;
 constexpr u32 ROW_THREADS = 256;
 constexpr u32 SORT_WAVES = SORT_THREADS / WARP_SIZE;
-// A thread for each.
+// One thread per expert.
 constexpr u32 MAX_EXPERTS = SORT_THREADS;
-// Numbers of rows by chunk of choices and expert.
+// Counts of rows by chunk of choices and expert.
 constexpr u32 N_COUNTS = 8192;
-// Rows of a tile, of each kind of tiles (TILE_ROWS in src/ops/routing.rs).
+// Kinds of tiles, which differ in their maximum number of rows (TILE_ROWS in src/ops/routing.rs).
 constexpr u32 N_KINDS = 3;
 
 struct TileList {
     ExpertTile* tiles;
     u32 n_rows;
-    // As many as there can be.
+    // The maximum number of tiles.
     u32 len;
 };
 
@@ -45,13 +46,13 @@ struct RouteParams {
     u32* rows;
     // [n_rows]
     u32* tokens;
-    // How many rows there are.
+    // Number of rows, [1].
     u32* n_rows;
     TileList lists[N_KINDS];
     u32 n_tokens;
     u32 n_experts;
     u32 n_used;
-    // Whether weights are brought to a sum of 1.
+    // Whether weights are normalized to a sum of 1.
     u32 normalized;
     float scale;
     u32 pad;
@@ -66,11 +67,9 @@ DEV u64 wave_best(u64 key) {
     return key;
 }
 
-DEV float without_nan(float x) {
-    return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x;
-}
+DEV float without_nan(float x) { return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x; }
 
-// The experts of a token, by a whole wave. Lane k % WARP_SIZE keeps the books of choice k.
+// Chooses the experts of a token; run by a whole wave. Lane k % WARP_SIZE stores choice k.
 DEV void route_token(const RouteParams& p, u32 token) {
     const float* logits = p.logits + (u64)token * p.n_experts;
     u32* experts = p.experts + token * p.n_used;
@@ -99,12 +98,11 @@ DEV void route_token(const RouteParams& p, u32 token) {
         for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) total += exp_of(logits[e] - max);
         total = wave_sum(total);
     }
-    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE)
-        weights[k] = exp_of(logits[experts[k]] - max) / total * p.scale;
+    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) weights[k] = exp_of(logits[experts[k]] - max) / total * p.scale;
 }
 
-// The sum over the threads before this one, and over all. `part` is memory of the block for a number of each wave; it may
-// be used again after the next barrier.
+// The sum over the threads before this one, and over all threads. `part` is shared memory for one number per wave. It
+// may be reused after the next barrier.
 struct Sums {
     u32 before, all;
 };
@@ -125,12 +123,12 @@ DEV Sums sums_before(u32 v, u32* part) {
     return sums;
 }
 
-// Choices lie in as many chunks as there are counts for, one for each wave. A wave goes through its chunk WARP_SIZE
-// choices at a time and counts those of each expert, which says the place of each among the chunk's; sums over the chunks
-// and the experts before make it a row.
+// Sorts the choices. They are divided into at most one chunk per wave, fewer if N_COUNTS would not suffice. Each wave
+// goes through its chunk WARP_SIZE choices at a time and counts the choices of each expert, which gives the rank of
+// each choice within the chunk. Prefix sums over chunks and experts turn ranks into rows.
 DEV void sort_choices(const RouteParams& p) {
     SHARED(u32, counts, N_COUNTS);
-    // First row of each expert, and the end; first tile of each.
+    // First row of each expert, and the end of the last; first tile of each expert.
     SHARED(u32, starts, MAX_EXPERTS + 1);
     SHARED(u32, first_tiles, MAX_EXPERTS);
     SHARED(u32, part, SORT_WAVES);
@@ -194,7 +192,7 @@ DEV void sort_choices(const RouteParams& p) {
         if (tid() < n_experts) first_tiles[tid()] = tiles.before;
         barrier();
         for (u32 t = tid(); t < list.len; t += SORT_THREADS) {
-            // The last expert whose first tile is not past t: those without tiles come before it.
+            // The last expert whose first tile is not past t. Experts without tiles precede it.
             u32 expert = 0, end = n_experts;
             while (end - expert > 1) {
                 u32 middle = (expert + end) / 2;
@@ -254,7 +252,7 @@ struct CombineParams {
     float* out;
     u32 width;
     u32 n_used;
-    // 0: store, 1: add to what is there.
+    // 0: store, 1: add to the previous value.
     u32 add;
     u32 aligned;
 };

@@ -1,13 +1,14 @@
-// One freestanding layer over the compilers' builtins: clang for amdgcn, clang for nvptx, and clang for the CPU
-// that only tests (GPU_HOST, see host.h). No vendor header is included and no library is linked.
+// A freestanding layer over compiler builtins: clang for amdgcn, clang for nvptx, and clang for the CPU emulator, which
+// is for tests only (GPU_HOST, see host.h). No vendor header is included and no library is linked.
 //
 // A kernel is written as
 //
 //     struct Params { const float* x; float* out; u32 n; };     // mirrored in Rust, #[repr(C)]
 //     KERNEL(scale, Params, 256) { u32 i = bid_x() * 256 + tid(); if (i < p.n) p.out[i] = 2 * p.x[i]; }
 //
-// with 256 the number of threads of a block, and `p` its parameters. Collectives (barrier, wave_*, shuffle_*, matrix
-// operations) stand only where all threads of the block, or of the wave, arrive: under conditions made with uniform().
+// where 256 is the number of threads per block and `p` the parameters. Collectives (barrier, wave_*, shuffle_*, matrix
+// operations) may only be used where all threads of the block, or of the wave, arrive: under conditions made with
+// uniform().
 #pragma once
 
 typedef unsigned char u8;
@@ -22,10 +23,10 @@ typedef _Float16 f16;
 static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2 && sizeof(f16) == 2, "sizes");
 
 // ---------------------------------------------------------------------------------------------- which machine
-// GPU_AMD, GPU_NV or GPU_HOST; and what the matrix units are: exactly one of
-// GPU_GFX10, GPU_GFX11, GPU_GFX12 (waves of 32), GPU_CDNA (waves of 64), GPU_NVIDIA. The host is built once for each.
+// GPU_AMD, GPU_NV or GPU_HOST; and for the matrix units exactly one of GPU_GFX10, GPU_GFX11, GPU_GFX12 (waves of 32),
+// GPU_CDNA (waves of 64), GPU_NVIDIA. The CPU emulator is built once for each (a persona).
 #if defined(GPU_HOST)
-// -DGPU_PERSONA_... says which.
+// -DGPU_PERSONA_... selects it.
 #if defined(GPU_PERSONA_GFX10)
 #define GPU_GFX10 1
 #elif defined(GPU_PERSONA_GFX11)
@@ -37,7 +38,7 @@ static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2 && sizeof
 #elif defined(GPU_PERSONA_NV)
 #define GPU_NVIDIA 1
 #else
-#error "say which GPU the host plays: -DGPU_PERSONA_GFX11 and so on"
+#error "choose the emulated GPU: -DGPU_PERSONA_GFX11 and so on"
 #endif
 #elif defined(__AMDGCN__)
 #define GPU_AMD 1
@@ -76,24 +77,24 @@ constexpr u32 WARP_SIZE = 32;
         NAME##_body(*(const PARAMS*)params);                                                                           \
     }                                                                                                                  \
     static void NAME##_body(const PARAMS& p)
-// A number that the host needs, read from the image.
+// A constant for the host, read from the image.
 #define EXPORT_U32(NAME, VALUE) extern "C" __attribute__((visibility("default"), used)) const u32 NAME = VALUE;
 #include "host.h"
-// Where a collective is called, for the host driver's errors: the default of the last argument of each.
+// The source location of a collective, for the CPU emulator's errors: the default of the last argument of each.
 using Site = host::Site;
 #define HERE Site(__builtin_LINE(), __builtin_FILE())
-// Memory of a block: `SHARED(float, part, 8);` declares `float* part`. Full of NaN until written.
+// Shared memory of a block: `SHARED(float, part, 8);` declares `float* part`. The CPU emulator fills it with NaN.
 #define SHARED(TYPE, NAME, COUNT)                                                                                      \
     static u8 NAME##_id;                                                                                               \
     TYPE* NAME = (TYPE*)host::shared(&NAME##_id, #NAME, sizeof(TYPE) * (COUNT), sizeof(TYPE))
-// As much as the launch asks for, 16-byte aligned.
+// Dynamic shared memory in the size of the launch, 16-byte aligned.
 #define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = (TYPE*)host::dynamic_shared()
 #else
 #define DEV static __attribute__((device)) inline __attribute__((always_inline))
 #define DEV_MEMBER __attribute__((device)) inline __attribute__((always_inline))
-// Where kernels overlap (programmatic dependent launch), the blocks of one start while the last blocks of the one before
-// it still run, so that the time to start is hidden. Each thread waits for the end of that kernel before it reads what
-// may be new or writes anything, and then lets one further kernel start.
+// Where kernels overlap (programmatic dependent launch), a kernel's blocks start while the last blocks of its
+// predecessor still run, which hides the time to start. Each thread waits for the end of the predecessor before it
+// reads its results or writes anything, and then lets the next kernel start.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define OVERLAPS
 DEV void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -102,7 +103,7 @@ DEV void let_successor_start() { asm volatile("griddepcontrol.launch_dependents;
 DEV void wait_for_predecessor() {}
 DEV void let_successor_start() {}
 #endif
-// The number of threads: without it clang for AMD expects 1024, with a quarter of the registers for each.
+// The number of threads. Without it, clang for AMD assumes 1024, with a quarter of the registers per thread.
 #if defined(GPU_AMD)
 #define BLOCK_OF(THREADS) amdgpu_flat_work_group_size(THREADS, THREADS)
 #else
@@ -153,11 +154,19 @@ DEV void barrier(Site = HERE) { __nvvm_bar_sync(0); }
 #else
 DEV void barrier(Site at = HERE) { host::pause(host::State::AtBarrier, at); }
 #endif
-// The same number, which the compiler does not know to be the same: what is computed of it within a loop is computed
-// there, and holds no registers over the loop, for which ptxas would spill others.
+// The same number, but opaque to the compiler: values computed from it inside a loop stay inside and hold no registers
+// across the loop, for which ptxas would spill others.
 DEV u32 opaque(u32 v) {
 #if defined(GPU_NV)
     asm volatile("" : "+r"(v));
+#endif
+    return v;
+}
+// Returns v, computed before the branches that follow. clang 22 for AMD would sink a sum below the branches around later
+// loads, and hold all its terms in registers until then.
+DEV float computed_here(float v) {
+#if defined(GPU_AMD)
+    asm volatile("" : "+v"(v));
 #endif
     return v;
 }
@@ -168,7 +177,7 @@ DEV u32 wave() { return tid() / WARP_SIZE; }
 template <typename To, typename From> DEV To bits(From from) { return __builtin_bit_cast(To, from); }
 DEV float h2f(u16 half) { return (float)bits<f16>(half); }
 DEV u16 f2h(float value) { return bits<u16>((f16)value); }
-// Two numbers as f16 in a word, the first in its low half.
+// Two numbers as f16 in a word, the first in the low half.
 DEV u32 pack_halves(float low, float high) {
 #if defined(GPU_NV)
     u32 both;
@@ -198,8 +207,8 @@ struct alignas(16) f32x4 {
 typedef u32 u32_vec4 __attribute__((ext_vector_type(4)));
 typedef u32 u32_vec2 __attribute__((ext_vector_type(2)));
 
-// Loads and stores of 16 bytes at once; `p` is 16-byte aligned. As vectors, because the compiler takes the members of a
-// struct apart to share some of them with other loads.
+// Loads and stores of 16 bytes at once; `p` is 16-byte aligned. Vector types, because the compiler splits the members
+// of a struct to merge some of them with other loads.
 #if defined(GPU_HOST)
 DEV u32x4 load16(const void* p, Site at = HERE) { return bits<u32x4>(*(const u32_vec4*)host::aligned(p, 16, at)); }
 DEV void store16(void* p, u32x4 value, Site at = HERE) { *(u32_vec4*)host::aligned(p, 16, at) = bits<u32_vec4>(value); }
@@ -208,7 +217,7 @@ DEV u32x4 load16(const void* p) { return bits<u32x4>(*(const u32_vec4*)p); }
 DEV void store16(void* p, u32x4 value) { *(u32_vec4*)p = bits<u32_vec4>(value); }
 #endif
 
-// Weights: read once and not again soon, so they need not stay in the caches.
+// Loads of weights: they are read once and not again soon, so they need not stay in the caches.
 #if defined(GPU_AMD)
 DEV u32x4 stream16(const void* p) { return bits<u32x4>(__builtin_nontemporal_load((const u32_vec4*)p)); }
 DEV u32x2 stream8(const void* p) { return bits<u32x2>(__builtin_nontemporal_load((const u32_vec2*)p)); }
@@ -217,7 +226,7 @@ DEV u32 stream4(const void* p) { return __builtin_nontemporal_load((const u32*)p
 #if __CUDA_ARCH__ >= 900
 #define STREAM "ld.global.nc.L1::no_allocate"
 #else
-// The PTX of the oldest drivers that this image is for does not know the hint.
+// The PTX version of the oldest drivers that this image supports does not know the hint.
 #define STREAM "ld.global.nc"
 #endif
 DEV u32x4 stream16(const void* p) {
@@ -242,8 +251,8 @@ DEV u32x2 stream8(const void* p, Site at = HERE) { return bits<u32x2>(*(const u3
 DEV u32 stream4(const void* p, Site at = HERE) { return *(const u32*)host::aligned(p, 4, at); }
 #endif
 
-// An address of device memory that came out of device memory. Without this the compiler does not know that it is no
-// address of shared memory, and loads through it are slower.
+// Marks an address that was loaded from device memory as global. Otherwise the compiler must assume that it may be
+// shared memory, and loads through it are slower.
 #if defined(GPU_HOST)
 template <typename T> DEV T* global(T* p) { return p; }
 #else
@@ -251,20 +260,20 @@ template <typename T> DEV T* global(T* p) { return (T*)(__attribute__((address_s
 #endif
 
 // ---------------------------------------------------------------------------------------------- inside a wave
-// A value that is the same in all lanes, moved to where branches on it leave the wave whole.
+// A value that is the same in all lanes, in a register where branches on it do not diverge.
 #if defined(GPU_AMD)
 DEV u32 uniform(u32 v, Site = HERE) { return __builtin_amdgcn_readfirstlane(v); }
 // The value of another lane of the wave.
 DEV u32 shuffle(u32 v, u32 from, Site = HERE) { return __builtin_amdgcn_ds_bpermute((i32)(from * 4), v); }
 DEV u32 shuffle_xor(u32 v, u32 mask, Site = HERE) { return shuffle(v, lane() ^ mask); }
 template <int CTRL> DEV u32 dpp(u32 v) { return __builtin_amdgcn_update_dpp(0, v, CTRL, 0xf, 0xf, true); }
-// Lane i of each row of 16 gets the value of lane i rotated by 8, 4, 2, 1 places.
+// Lane i of each row of 16 gets the value of the lane rotated by N = 8, 4, 2 or 1 places.
 template <int N> DEV u32 row_rotate(u32 v) { return dpp<0x120 + N>(v); }
 #if !defined(GPU_CDNA)
 // Lane i gets the value of lane i ^ 16.
 DEV u32 swap_rows(u32 v) {
     u32 r = __builtin_amdgcn_permlanex16(0, v, 0x76543210, 0xfedcba98, false, false);
-    // Keeps the instruction where it stands, under the whole EXEC mask, whatever the compiler's flags.
+    // Keeps the instruction here, under the full EXEC mask, whatever the compiler's flags.
     asm volatile("" : "+v"(r));
     return r;
 }
@@ -290,7 +299,7 @@ struct Max {
     template <typename T> DEV_MEMBER static T of(T a, T b) { return a > b ? a : b; }
 };
 
-// The reduction over all lanes, in every lane, in an order that depends on nothing but the lane.
+// The reduction over all lanes, in every lane. The order depends only on the lane.
 template <typename R, typename T> DEV T wave_reduce(T v, Site at = HERE) {
     (void)at;
 #if defined(GPU_AMD)
@@ -313,8 +322,8 @@ template <typename R, typename T> DEV T wave_reduce(T v, Site at = HERE) {
 template <typename T> DEV T wave_sum(T v, Site at = HERE) { return wave_reduce<Sum>(v, at); }
 template <typename T> DEV T wave_max(T v, Site at = HERE) { return wave_reduce<Max>(v, at); }
 
-// The reduction over all threads of a block of THREADS, in every thread. `part` is memory of the block for
-// THREADS / WARP_SIZE values; it may be used again after the next barrier.
+// The reduction over all threads of a block of THREADS, in every thread. `part` is shared memory for THREADS /
+// WARP_SIZE values. It may be reused after the next barrier.
 template <typename R, u32 THREADS, typename T> DEV T block_reduce(T v, T* part, Site at = HERE) {
     constexpr u32 N_WAVES = THREADS / WARP_SIZE;
     static_assert(N_WAVES * WARP_SIZE == THREADS && N_WAVES >= 1, "whole waves");
@@ -329,7 +338,7 @@ template <typename R, u32 THREADS, typename T> DEV T block_reduce(T v, T* part, 
 }
 
 // ---------------------------------------------------------------------------------------------- arithmetic
-// c + the dot product of four int8 values each.
+// c + the dot product of two times four int8 values.
 #if defined(GPU_AMD)
 DEV i32 dot4(u32 a, u32 b, i32 c) {
 #if defined(GPU_GFX11) || defined(GPU_GFX12)
@@ -378,14 +387,14 @@ DEV float log2_fast(float x) {
     return __builtin_log2f(x);
 #endif
 }
-// e^x: the product with log2(e) is carried in two parts, or its rounding would cost |x| units in the last place.
+// e^x. The product with log2(e) is kept in two parts; rounding it would cost |x| units in the last place.
 DEV float exp_of(float x) {
     constexpr float LOG2_E = 1.44269502f, REST = 1.92596299e-8f, LN_2 = 0.693147182f;
     float whole = x * LOG2_E;
     float rest = fma(x, LOG2_E, -whole) + x * REST;
     float y = exp2_fast(whole);
     float exact = fma(y * LN_2, rest, y);
-    // Beyond the range of f32 `rest` is not a number, and there is nothing to correct.
+    // Outside the range of f32 `rest` is NaN, and there is nothing to correct.
     return y == 0.0f || y > 3.0e38f ? y : exact;
 }
 DEV float log_of(float x) { return log2_fast(x) * 0.693147182f; }
@@ -414,13 +423,13 @@ DEV float sqrt_of(float x) {
 }
 
 // ---------------------------------------------------------------------------------------------- with the host
-// Words in host memory that both sides see while a kernel runs.
+// Words in host memory that both sides access while a kernel runs.
 DEV u32 load_system(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 DEV void store_system(u32* p, u32 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 
 // ---------------------------------------------------------------------------------------------- time
-// A clock that all blocks share. NVIDIA: nanoseconds; AMD: ticks of the rate that the driver names (wall_clock64); the
-// host: nanoseconds.
+// A clock that all blocks share. NVIDIA: nanoseconds; AMD: ticks at the rate that the driver reports (wall_clock64);
+// CPU emulator: nanoseconds.
 #if defined(GPU_AMD)
 DEV u64 device_clock() {
 #if defined(GPU_GFX11) || defined(GPU_GFX12)

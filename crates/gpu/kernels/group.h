@@ -1,28 +1,27 @@
-// Launches of many operations at once: the blocks of one follow those of the one before, and a table in device memory says
-// what each does.
+// Grouped launches: the blocks of many operations follow one another, and a table in device memory describes each
+// operation.
 #pragma once
 #include "gpu.h"
 
 template <typename Op> struct GroupParams {
-    // [n_ops] the first block of each, ascending from 0.
+    // [n_ops]: first block of each operation, ascending from 0.
     const u32* first_blocks;
     // [n_ops]
     const Op* ops;
-    // [2, n_timed]: when an operation began and ended on the clock of the device, or null.
+    // [2, n_timed]: start and end of each operation by the device's clock, or null.
     u64* times;
     u32 n_ops;
     u32 n_timed;
 };
 
-// Which operation this block is of. All threads of the block arrive.
+// The operation of this block. All threads of the block must call it.
 DEV u32 group_op(const u32* first_blocks, u32 n_ops) {
     u32 n = 0;
     for (u32 i = lane(); i < n_ops; i += WARP_SIZE) n += first_blocks[i] <= bid_x();
     return uniform(wave_sum(n)) - 1;
 }
 
-// Takes the time of a block from here to `end`, as its first thread sees it: the first start and the last end of all
-// blocks stay.
+// Times a block from here to `end` in its first thread; the earliest start and the latest end of all blocks are kept.
 struct GroupTime {
     u64* start;
     u64* last;

@@ -1,12 +1,13 @@
-// GPU threads as fibres, for tests without a GPU: the same kernel sources run on the CPU, each thread of a block on a
-// stack of its own, switched by a few instructions of assembly. Lanes, waves and blocks run in an order drawn from a
-// seed. What a GPU would do in silence is an error with its place: a collective that not all threads reach (here), and
-// races, accesses outside of arrays and wrong alignment (host_memory.h).
+// The CPU emulator, for tests without a GPU: the same kernel sources run on the CPU. Each thread of a block is a fibre
+// with its own stack; a few assembly instructions switch between them. Lanes, waves and blocks run in an order drawn
+// from a seed. Faults that a GPU would ignore are errors with a source location: collectives that not all threads reach
+// (this file), and races, out-of-bounds accesses and wrong alignment (host_memory.h).
 //
-// A lane runs until it stops at a collective and then switches to the next lane of its wave, the last lane of the wave
-// to the next wave, the last of the block back to `host_launch`. Nothing but the last lane looks at the others.
+// A lane runs until it stops at a collective, then switches to the next lane of its wave; the last lane of a wave
+// switches to the next wave, and the last one of the block back to `host_launch`. Only the last lane checks the state
+// of the others.
 //
-// Included by gpu.h, so each host module carries its own copy; `host_launch` is its entry point.
+// Included by gpu.h, so each emulator module has its own copy. `host_launch` is its entry point.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -17,21 +18,21 @@
 #include <time.h>
 
 #if !defined(__x86_64__)
-#error "the host driver switches fibres with x86-64 assembly"
+#error "the CPU emulator switches fibres with x86-64 assembly"
 #endif
 
-// Kernels are compiled with -fsanitize=thread, whose calls end in host_memory.h; what serves them is not.
+// Kernels are compiled with -fsanitize=thread, whose calls end in host_memory.h. The emulator's own code is not.
 #pragma clang attribute push(__attribute__((disable_sanitizer_instrumentation)), apply_to = function)
 
 namespace host {
 
 constexpr u32 MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 64 * 1024;
-// Stacks lie one after the other in memory aligned to the whole, so that a thread finds its number in its stack
-// pointer. The block's books follow.
+// Stacks lie one after the other in memory aligned to their total size, so that a thread can compute its number from
+// its stack pointer. The `Block` follows.
 constexpr size_t STACKS_BYTES = MAX_THREADS * STACK_BYTES;
 
-// Where a collective stands in the source.
+// Source location of a collective.
 struct Site {
     const char* file;
     u32 line;
@@ -45,22 +46,22 @@ enum class State : u8 { AtBarrier, AtWave, Done };
 struct Fibre {
     void* sp;
     u32 tid;
-    // Collectives of the wave so far; its parity says which slots are in use.
+    // Number of collectives of the wave so far; its parity selects the slots in use.
     u32 n_collectives;
 };
 
 struct Wave {
-    // Lanes that have stopped since all ran last, and where the first of them did.
+    // Number of lanes stopped since all of them last ran, and where the first of them stopped.
     u32 n_stopped;
     State state;
     Site site;
-    // The lane that runs now, and the distance to the next.
+    // The running lane, and the distance to the next one.
     u32 at, step;
 };
 
 struct Memory;
 
-// Its size is whole lines, so that the shared memory which follows is aligned.
+// The size is a multiple of cache lines, so that the shared memory behind it is aligned.
 struct alignas(64) Block {
     u32 n_threads, n_waves;
     u32 bid[3];
@@ -78,33 +79,33 @@ struct alignas(64) Block {
     char* error;
     size_t error_len;
     bool failed;
-    // The last barrier that all threads passed; line 0 before the first.
+    // The last barrier that all threads passed; line 0 before the first one.
     Site last_barrier;
     Memory* memory;
 };
 
 static inline __attribute__((always_inline)) uintptr_t stack_pointer() {
     uintptr_t sp;
-    // Without `volatile`: what is computed from it is the same all through a thread's life.
+    // Not `volatile`: values computed from it stay the same throughout a thread's life.
     asm("movq %%rsp, %0" : "=r"(sp));
     return sp;
 }
-// Of the thread that calls.
+// Number of the calling thread.
 DEV u32 number() { return (u32)(stack_pointer() / STACK_BYTES) % MAX_THREADS; }
 DEV Block& here() { return *(Block*)((stack_pointer() & ~(uintptr_t)(STACKS_BYTES - 1)) + STACKS_BYTES); }
 
-// Goes on where `load` stopped; comes back when somebody loads what is saved here.
+// Saves this stack and continues where `load` stopped. Returns when the saved stack is loaded.
 DEV void switch_stack(void** save, void* load) {
-    // 128 bytes below the stack pointer may be in use.
+    // The red zone: 128 bytes below the stack pointer may be in use.
     asm volatile("leaq -128(%%rsp), %%rsp\n pushq %%rbp\n leaq 1f(%%rip), %%rax\n pushq %%rax\n"
                  "movq %%rsp, (%0)\n movq %1, %%rsp\n"
                  "popq %%rax\n popq %%rbp\n jmpq *%%rax\n"
                  "1:\n leaq 128(%%rsp), %%rsp\n"
                  : "+D"(save), "+S"(load)
                  :
-                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
-                   "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
-                   "xmm15", "memory", "cc");
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1",
+                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+                   "xmm14", "xmm15", "memory", "cc");
 }
 
 // Nanoseconds.
@@ -122,8 +123,9 @@ static inline u32 next_random(Block& b) {
     return (u32)((z ^ (z >> 31)) >> 32);
 }
 
-// Ends the launch with a text that begins with the block. Comes back only where no thread runs.
-template <typename... Args> __attribute__((noinline, cold)) static void fail(Block& b, const char* format, Args... args) {
+// Ends the launch with an error that begins with the block. Returns only if no thread is running.
+template <typename... Args>
+__attribute__((noinline, cold)) static void fail(Block& b, const char* format, Args... args) {
     if (!b.failed) {
         b.failed = true;
         int n = snprintf(b.error, b.error_len, "block %u,%u,%u: ", b.bid[0], b.bid[1], b.bid[2]);
@@ -139,7 +141,9 @@ struct Place {
         const char* name = site.file ? strrchr(site.file, '/') : nullptr;
         name = name ? name + 1 : site.file;
         if (state == State::Done) snprintf(text, sizeof text, "done");
-        else snprintf(text, sizeof text, "at the %s of %s:%u", state == State::AtBarrier ? "barrier" : "wave operation", name, site.line);
+        else
+            snprintf(text, sizeof text, "at the %s of %s:%u", state == State::AtBarrier ? "barrier" : "wave operation",
+                     name, site.line);
     }
 };
 
@@ -148,19 +152,20 @@ static void fail_divergent(Block& b, u32 one, State state, Site site, u32 other,
          Place(other_state, other_site).text);
 }
 
-// A new order for the lanes of a wave. Returns the thread that goes first.
+// Draws a new order for the lanes of a wave. Returns the first thread.
 static u32 shuffle_lanes(Block& b, u32 wave) {
     u32 r = next_random(b);
     Wave& w = b.waves[wave];
     w.n_stopped = 0;
     w.at = r % WARP_SIZE;
-    // An odd step meets all lanes; neighbours going up or down are the most telling orders, and the fastest.
+    // An odd step visits all lanes. Ascending and descending neighbours are the fastest orders and find the most
+    // errors.
     u32 kind = r >> 8 & 3;
     w.step = kind == 0 ? 1 : kind == 1 ? WARP_SIZE - 1 : (r >> 16 | 1) % WARP_SIZE;
     return wave * WARP_SIZE + w.at;
 }
 
-// The thread to go on with among waves that are not at the barrier.
+// Chooses the next thread among the waves that are not at the barrier.
 static u32 some_wave(Block& b) {
     u32 wave = b.runnable[next_random(b) % b.n_runnable];
     return wave * WARP_SIZE + b.waves[wave].at;
@@ -168,7 +173,7 @@ static u32 some_wave(Block& b) {
 
 static void start_waves(Block& b);
 
-// All lanes of the wave of thread `t` have stopped at one place. The thread to go on with.
+// Called when all lanes of the wave of thread `t` have stopped at one place. Returns the next thread.
 __attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
     u32 wave = t / WARP_SIZE;
     Wave& w = b.waves[wave];
@@ -180,7 +185,7 @@ __attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
     for (u32 i = 0; i < b.n_runnable; i++)
         if (b.runnable[i] == wave) b.runnable[i] = b.runnable[--b.n_runnable];
     if (b.n_runnable) return some_wave(b);
-    // Every wave stands: at the barrier, or at the end.
+    // Every wave has stopped, at the barrier or at the end.
     for (u32 i = 0; i < b.n_waves; i++) {
         const Wave& other = b.waves[i];
         if (other.state != w.state || (w.state != State::Done && other.site != w.site))
@@ -192,7 +197,7 @@ __attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
     return some_wave(b);
 }
 
-// Stops the thread that calls until all of its wave, or of its block, have come there.
+// Stops the calling thread until all of its wave, or of its block, have arrived.
 __attribute__((noinline)) static void pause(State state, Site site) {
     Block& b = here();
     u32 t = number();
@@ -225,7 +230,7 @@ static u64 exchange(u64 value, u32 from, Site site) {
     return slots[(t & ~(WARP_SIZE - 1)) + from % WARP_SIZE];
 }
 
-// What all lanes of the wave say, with an error if they differ.
+// Returns the value of lane 0. Reports an error if lanes differ.
 static u32 uniform(u32 v, Site site) {
     u32 first = (u32)exchange(v, 0, site);
     if (first != v)
@@ -257,7 +262,8 @@ static void start_waves(Block& b) {
     next_epoch(b);
 }
 
-// Stacks whose threads begin at `fibre_main`. The tops are spread, or they would all meet in the same lines of the caches.
+// Prepares stacks whose threads start at `fibre_main`. Their tops are staggered, or they would compete for the same
+// cache lines.
 static void start_threads(Block& b) {
     for (u32 t = 0; t < b.n_threads; t++) {
         u8* stack = (u8*)&b - STACKS_BYTES + t * STACK_BYTES;
@@ -278,10 +284,11 @@ static void run_block(Block& b) {
     switch_stack(&b.launcher_sp, b.running->sp);
     b.running = nullptr;
     for (u32 t = 0; t < b.n_threads && !b.failed; t++)
-        if (*(u64*)((u8*)&b - STACKS_BYTES + t * STACK_BYTES) != STACK_END) fail(b, "thread %u takes more stack than %zu bytes", t, STACK_BYTES);
+        if (*(u64*)((u8*)&b - STACKS_BYTES + t * STACK_BYTES) != STACK_END)
+            fail(b, "thread %u uses more than %zu bytes of stack", t, STACK_BYTES);
 }
 
-// The memory of the launch before, for the next.
+// The memory of the previous launch, kept for the next one.
 static Block* spare;
 
 static void release(Block* b) {
@@ -291,7 +298,8 @@ static void release(Block* b) {
 static Block* obtain() {
     if (Block* b = __atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL)) return b;
     size_t wanted = STACKS_BYTES + sizeof(Block) + sizeof(Memory);
-    u8* start = (u8*)mmap(nullptr, wanted + STACKS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    u8* start = (u8*)mmap(nullptr, wanted + STACKS_BYTES, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) return nullptr;
     u8* aligned = (u8*)(((uintptr_t)start + STACKS_BYTES - 1) & ~(uintptr_t)(STACKS_BYTES - 1));
     if (aligned > start) munmap(start, aligned - start);
@@ -302,7 +310,9 @@ static Block* obtain() {
     return b;
 }
 
-__attribute__((destructor)) static void release_spare() { release(__atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL)); }
+__attribute__((destructor)) static void release_spare() {
+    release(__atomic_exchange_n(&spare, nullptr, __ATOMIC_ACQ_REL));
+}
 
 } // namespace host
 
@@ -318,19 +328,21 @@ struct HostLaunch {
     u32 n_threads;
     u32 dynamic_bytes;
     u32 n_ranges;
-    // The device memory there is, in ascending order.
+    // The device memory ranges, in ascending order.
     const host::Range* ranges;
     u64 seed;
     char* error;
     u64 error_len;
 };
 
-// Runs a kernel of this module. 0, or 1 with a text in `error`.
+// Runs a kernel of this module. Returns 0, or 1 with a message in `error`.
 extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaunch* launch) {
     using namespace host;
     const HostLaunch& l = *launch;
-    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE || l.dynamic_bytes > MAX_SHARED_BYTES) {
-        snprintf(l.error, l.error_len, "a block of %u threads and %u bytes of shared memory cannot be launched", l.n_threads, l.dynamic_bytes);
+    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE ||
+        l.dynamic_bytes > MAX_SHARED_BYTES) {
+        snprintf(l.error, l.error_len, "cannot launch a block of %u threads with %u bytes of shared memory",
+                 l.n_threads, l.dynamic_bytes);
         return 1;
     }
     Block* memory = obtain();

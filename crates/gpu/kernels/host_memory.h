@@ -1,17 +1,17 @@
-// The memory checks of the host driver. Kernels are compiled for it with -fsanitize=thread, but without that sanitizer's
-// library: the calls which the compiler puts before each load and store end here. They know
-//   - shared memory byte by byte: the array it belongs to, and who read and wrote it since the last barrier. Two threads
-//     at one byte, one of them writing and no barrier between, are a race, also within a wave: neither AMD's nor
-//     NVIDIA's compiler promises more;
-//   - device memory by its allocations. Order that blocks must not depend on is left to the tests: they run each kernel
-//     under several orders and compare bits.
-// Shared memory is full of NaN when a block begins.
+// Memory checks of the CPU emulator. Kernels are compiled with -fsanitize=thread but without that sanitizer's library:
+// the calls that the compiler inserts before each load and store end here. They check
+// - shared memory by byte: which array a byte belongs to, and which threads read and wrote it since the last barrier.
+//   Two threads accessing one byte, one of them writing, without a barrier in between are a race, also within a wave:
+//   neither AMD's nor NVIDIA's compiler guarantees more;
+// - device memory by allocation. Dependence on the order of blocks is left to the tests: they run each kernel in
+//   several orders and compare bits.
+// Shared memory is filled with NaN when a block begins.
 #pragma once
 
 namespace host {
 
 constexpr u32 MAX_ARRAYS = 64;
-// No array is nearer to the next.
+// Minimum distance between arrays.
 constexpr u32 GUARD_BYTES = 256;
 constexpr u32 MAX_STATIC_BYTES = 48 * 1024;
 #if defined(GPU_NVIDIA)
@@ -20,14 +20,14 @@ constexpr u32 MAX_SHARED_BYTES = 227 * 1024;
 constexpr u32 MAX_SHARED_BYTES = 64 * 1024;
 #endif
 constexpr u32 ARENA_BYTES = MAX_SHARED_BYTES + MAX_STATIC_BYTES + (MAX_ARRAYS + 1) * (GUARD_BYTES + 16);
-// In the last word of a stack.
+// The last word of a stack.
 constexpr u64 STACK_END = 0x5afe57ac5afe57acull;
 
 struct Range {
     u64 start, len;
 };
 
-// A declaration of shared memory; `id` is the address of something that exists once for each.
+// A declaration of shared memory; `id` is an address unique to it.
 struct Array {
     const void* id;
     const char* name;
@@ -38,7 +38,7 @@ struct Memory {
     alignas(64) u8 shared[ARENA_BYTES];
     // The last write and read of each byte: the epoch in the upper 21 bits, the thread in the lower 11.
     u32 writes[ARENA_BYTES], reads[ARENA_BYTES];
-    // Which array each 16 bytes belong to, plus 1.
+    // The array that each 16 bytes belong to, plus 1.
     u8 owner[ARENA_BYTES / 16];
     Array arrays[MAX_ARRAYS];
     u32 n_arrays, used, static_bytes, dynamic_bytes;
@@ -46,15 +46,15 @@ struct Memory {
     u32 epoch;
     const Range* ranges;
     u32 n_ranges;
-    // Ranges seen last.
+    // Recently used ranges.
     Range recent[8];
 };
 
 constexpr u32 THREAD_BITS = 11, MANY = 1u << (THREAD_BITS - 1);
 constexpr u32 MAX_EPOCH = (1u << (32 - THREAD_BITS)) - 1;
 
-// The lanes of a wave have met, and `bytes` of shared memory at `p` are theirs alone: what they did there before is in
-// order.
+// Called when the lanes of a wave have met and own `bytes` of shared memory at `p`: their earlier accesses there are
+// ordered.
 static void wave_owns(const void* p, u32 bytes) {
     Memory& m = *here().memory;
     u32 offset = (u32)((const u8*)p - m.shared);
@@ -102,15 +102,17 @@ __attribute__((noinline)) static void* shared(const void* id, const char* name, 
     for (u32 i = 0; i < m.n_arrays; i++)
         if (m.arrays[i].id == id) return m.shared + m.arrays[i].start;
     m.static_bytes += (bytes + 15) / 16 * 16;
-    if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > MAX_SHARED_BYTES || m.n_arrays == MAX_ARRAYS)
-        fail(b, "with %s the shared memory is %u bytes of the kernel's and %u of the launch", name, m.static_bytes, m.dynamic_bytes);
+    if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > MAX_SHARED_BYTES ||
+        m.n_arrays == MAX_ARRAYS)
+        fail(b, "with %s the kernel uses %u bytes of static and %u of dynamic shared memory", name, m.static_bytes,
+             m.dynamic_bytes);
     return m.shared + add_array(m, id, name, bytes, element)->start;
 }
 
 static void* dynamic_shared() { return here().memory->shared; }
 
-// What an error says of the place of an access: the array, the line of the access (its address in the image, which the
-// driver looks up) and the last barrier.
+// The location of an access, for error messages: the array, the access as its address in the image (which the driver
+// converts to a source line), and the last barrier.
 struct Access {
     char text[160];
     Access(const Block& b, const Array* a, u32 offset, const void* at) {
@@ -135,8 +137,8 @@ __attribute__((noinline, cold)) static void fail_race(Block& b, u32 offset, u32 
         char who[32] = "several threads";
         if (other != MANY) snprintf(who, sizeof who, "thread %u", other);
         const Array* a = &m.arrays[m.owner[i / 16] - 1];
-        fail(b, "race: thread %u %s what %s %s without a barrier between: %s", number(), write ? "writes" : "reads", who,
-             wrote ? "wrote" : "read", Access(b, a, i, at).text);
+        fail(b, "race: thread %u %s what %s %s without a barrier between: %s", number(), write ? "writes" : "reads",
+             who, wrote ? "wrote" : "read", Access(b, a, i, at).text);
         return;
     }
 }
@@ -149,7 +151,8 @@ template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n,
         const Array* nearest = nullptr;
         for (u32 i = 0; i < m.n_arrays; i++)
             if (m.arrays[i].start <= offset) nearest = &m.arrays[i];
-        fail(b, "thread %u %s outside of shared memory: %s", number(), WRITE ? "writes" : "reads", Access(b, nearest, offset, at).text);
+        fail(b, "thread %u %s outside of shared memory: %s", number(), WRITE ? "writes" : "reads",
+             Access(b, nearest, offset, at).text);
     }
     u32 count = N ? N : n;
     u32 epoch = m.epoch, me = epoch << THREAD_BITS | number();
@@ -166,7 +169,7 @@ template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n,
     }
 }
 
-// Device memory that no recent access was in.
+// Checks device memory that no recent access used.
 __attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool write, const void* at) {
     Memory& m = *b.memory;
     u32 low = 0, high = m.n_ranges;
@@ -187,7 +190,9 @@ __attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool 
     if (!write && p >= (u64)&image && p + n <= (u64)&image_end) return;
     if (!write && p - (u64)b.params < 4096) return;
     char where[96] = "far from any buffer";
-    if (low) snprintf(where, sizeof where, "%llu bytes after the start of a buffer of %llu", p - m.ranges[low - 1].start, m.ranges[low - 1].len);
+    if (low)
+        snprintf(where, sizeof where, "%llu bytes after the start of a buffer of %llu", p - m.ranges[low - 1].start,
+                 m.ranges[low - 1].len);
     fail(b, "thread %u %s outside of device memory: %u bytes, %s, %s", number(), write ? "writes" : "reads", n, where,
          Access(b, nullptr, 0, at).text + sizeof "shared memory");
 }
@@ -199,14 +204,16 @@ template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* a
     if (offset < ARENA_BYTES) return access_shared<N, WRITE>(b, (u32)offset, n, at);
     const Range& r = m.recent[(u64)p >> 12 & 7];
     if ((u64)p - r.start + n <= r.len && (u64)p >= r.start) return;
-    // Stacks, and what the host itself keeps.
+    // Stacks, and the emulator's own data.
     if ((u64)p - ((u64)&b - STACKS_BYTES) < STACKS_BYTES + sizeof(Block)) return;
     access_other(b, (u64)p, n, WRITE, at);
 }
 
-// What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.
+// Data loaded or stored by one instruction must be aligned: NVIDIA GPUs fault otherwise.
 static const void* aligned(const void* p, u32 n, Site site) {
-    if ((u64)p % n) fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n, Place(State::AtWave, site).text);
+    if ((u64)p % n)
+        fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n,
+             Place(State::AtWave, site).text);
     return p;
 }
 static void* aligned(void* p, u32 n, Site site) { return (void*)aligned((const void*)p, n, site); }

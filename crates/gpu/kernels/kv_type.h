@@ -1,24 +1,24 @@
-// How cached keys and values are stored: the templates that write a head and read it again, one struct for each type.
-// The modules of kernels/kv are compiled once for each, with -DKV_TYPE=F16 and so on, and name theirs `Kv`.
+// Storage types of the KV cache: templates that write and read a head, one struct per type. The modules of kernels/kv
+// are compiled once per type, with -DKV_TYPE=F16 and so on, and call their type `Kv`.
 //
-// K and V of a layer are two planes each, so that every load is of whole aligned words: codes [n_rows, dim], then scales
+// K and V of a layer are two planes each, so that all loads are whole aligned words: codes [n_rows, dim], then scales
 // [n_rows, n_scales]. A row is one head at one position: n_rows counts [n_blocks, n_kv_heads, page].
 //
 //     type     code               scales of a row                     value
 //     F16      f16                none                                the code; nearest even
-//     Q8_0     int8               f16, one for 32 values              code * scale, as blocks of gguf's Q8_0 bit by bit
-//     F8E4M3   e4m3fn of OCP 1.0  bf16, one                           code * scale, as rows of gguf's f8 bit by bit
+//     Q8_0     int8               f16, one per 32 values              code * scale, bit for bit as gguf's Q8_0 blocks
+//     F8E4M3   e4m3fn of OCP 1.0  bf16, one                           code * scale, bit for bit as gguf's f8 rows
 //
-// Why F8E4M3 has a scale: a code ends at 448 and has its three bits of mantissa down to 2^-6 only. Keys of models whose
-// projections have a bias (Qwen2) have values of several hundreds in a few dimensions, which would saturate, and values
-// of early layers lie below 2^-6, where what is left of a code is one bit or none. It brings the largest magnitude of the
-// row to 448, for two bytes of a head and one multiplication of a score. The product of a code, 4 bits, and a scale, 8, is
-// exact. One for a head of a token rather than a constant of the layer: there is nothing to calibrate, and a token's bits
-// do not depend on others. Bits are the same on every device and on the CPU.
+// Why F8E4M3 has a scale: codes end at 448 and have all three mantissa bits only down to 2^-6. Keys of models whose
+// projections have a bias (Qwen2) contain values of several hundreds in a few dimensions, which would saturate, and
+// values of early layers lie below 2^-6, where a code has one significant bit or none. The scale maps the largest
+// magnitude of the row to 448; it costs two bytes per head and one multiplication per score. The product of a code (4
+// bits) and a scale (8 bits) is exact. One scale per head and token instead of a constant per layer: there is nothing
+// to calibrate, and a token's bits do not depend on other tokens. Bits are the same on every device and on the CPU.
 //
-// A row with a value that is not finite has scales that are not numbers, so that its attention is none, as with F16.
-// The codes 0x7f, 0x80 and 0xff are never stored: they are NaN, -0 and NaN in OCP's e4m3fn, and 240, NaN and -240 in the
-// FNUZ form that gfx942 converts.
+// A row with a value that is not finite has NaN scales, so that its attention is NaN, as with F16. The codes 0x7f, 0x80
+// and 0xff are never stored: they are NaN, -0 and NaN in OCP e4m3fn, but 240, NaN and -240 in the FNUZ form that gfx942
+// converts.
 #pragma once
 #include "kv_codes.h"
 #include "team.h"
@@ -30,14 +30,14 @@ struct Planes {
     u8* scales;
 };
 
-// What a scale belongs to.
+// What a scale covers.
 enum class Scales { None, Block, Row };
 
-// Values of a block with a scale of its own.
+// Values per block, for types with one scale per block.
 constexpr u32 BLOCK = 32;
 
 // ---------------------------------------------------------------------------------------------- values of a lane
-// V neighbouring ones, 1 or 8, of a row in shared memory; 0 past its end.
+// Reads V neighbouring values, 1 or 8, of a row in shared memory; 0 past its end.
 template <u32 V> DEV void read(const float* x, u32 at, u32 dim, float* v) {
     const bool is_in = at < dim;
     if constexpr (V == 1) {
@@ -70,11 +70,11 @@ template <u32 V> DEV void write_codes(u8* to, const u32* codes) {
 }
 
 // ---------------------------------------------------------------------------------------------- types
-// Each has
-//   SCALES, CODE_BYTES;
-//   Eight, eight neighbouring codes of a row as loaded, and load() of those from value `at` on, a multiple of 8;
-//     unpack() gives them as f32, to be multiplied with
-//   factor(load_scale()), the scale of value `at` of a row; 1 where there are none.
+// Each type has
+// - SCALES, CODE_BYTES;
+// - Eight: eight neighbouring codes of a row as loaded, and load() of those from value `at` on, a multiple of 8;
+//   unpack() converts them to f32, to be multiplied with
+// - factor(load_scale()), the scale of value `at` of a row; 1 for types without scales.
 struct F16 {
     static constexpr Scales SCALES = Scales::None;
     static constexpr u32 CODE_BYTES = 2;
@@ -124,8 +124,8 @@ struct Q8_0 : Bytes {
     DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
         return (float)(i8)from.codes[row * dim + at] * factor(load_scale(from, row, dim, at));
     }
-    // See store_row(). Divisions by 127 are right for every number: subnormal quotients are multiples of the least f32, and
-    // so is what remains.
+    // See store_row(). Divisions by 127 are exact for every number: subnormal quotients are multiples of the least f32,
+    // and so are remainders.
     template <u32 V> DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
         for (u32 first = 0; first < n; first += TEAM * V) {
             const u32 at = first + tid() % TEAM * V;
@@ -134,7 +134,7 @@ struct Q8_0 : Bytes {
             const u32 max_bits = group_reduce<Max, BLOCK / V>(largest<V>(v));
             const bool is_number = max_bits < FINITE;
             const float d = quotient_of(bits<float>(max_bits), 127.0f, 1.0f / 127.0f), up = up_of(max_bits);
-            // 1 / d is this times `up`, and infinite from there on.
+            // 1 / d is this times `up`; it is infinite from UP on.
             const float inverse = inverse_of(d * up);
             if (at >= dim) continue;
             u32 codes[(V + 3) / 4] = {};
@@ -148,8 +148,7 @@ struct Q8_0 : Bytes {
                 }
             }
             write_codes<V>(to.codes + row * dim + at, codes);
-            if (at % BLOCK == 0)
-                ((u16*)to.scales)[row * div_up(dim, BLOCK) + at / BLOCK] = is_number ? f2h(d) : 0x7e00;
+            if (at % BLOCK == 0) ((u16*)to.scales)[row * div_up(dim, BLOCK) + at / BLOCK] = is_number ? f2h(d) : 0x7e00;
         }
     }
 };
@@ -186,8 +185,8 @@ struct F8E4M3 : Bytes {
         }
         max_bits = group_reduce<Max, TEAM>(max_bits);
         const u32 scale = e4m3_scale(max_bits);
-        // Divided, not multiplied with an inverse: so the code is the nearest to the exact quotient (gguf's f8). Quotients
-        // that are not normal have code 0.
+        // Divided, not multiplied by an inverse, so that the code is the nearest to the exact quotient (gguf's f8).
+        // Quotients that are not normal have code 0.
         const float up = up_of(max_bits), divisor = of_bf16(scale) * up, inverse = inverse_of(divisor);
         for (u32 at = first; at < dim; at += TEAM * V) {
             if (at != first) read<V>(x, at, dim, v);
@@ -197,7 +196,8 @@ struct F8E4M3 : Bytes {
                 for (u32 i = 0; i < V; i += 4) {
                     float quotients[4] = {};
 #pragma unroll
-                    for (u32 j = 0; j < 4 && i + j < V; j++) quotients[j] = quotient_of(v[i + j] * up, divisor, inverse);
+                    for (u32 j = 0; j < 4 && i + j < V; j++)
+                        quotients[j] = quotient_of(v[i + j] * up, divisor, inverse);
                     codes[i / 4] = to_e4m3x4(quotients);
                 }
             }
@@ -207,16 +207,16 @@ struct F8E4M3 : Bytes {
     }
 };
 
-// Writes x [dim], which is in shared memory, to a row of a type with scales: by a team of 32 lanes (team.h), V neighbouring
-// values each: 1, or 8 of rows of whole eights at addresses of whole 16 bytes. All lanes of the wave arrive, with the same
-// n, the largest dim among them; a team with nothing to write has a dim of 0.
+// Writes x [dim] from shared memory to a row of a type with scales, by a team of 32 lanes (team.h). Each lane writes V
+// neighbouring values: 1, or 8 if rows are whole eights and 16-byte aligned. All lanes of the wave must call it with
+// the same n, the largest dim among them; a team with nothing to write has a dim of 0.
 template <typename Type, u32 V> DEV void store_row(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
-    // Where a wave is one team, it need not meet another.
+    // A wave that is one team need not wait for another.
     if (WARP_SIZE == TEAM && uniform(dim) == 0) return;
     Type::template store<V>(to, row, dim, n, x);
 }
 
-// Eight values of a row and their scale, on their way to memory as f16.
+// Eight values of a row and their scale, on their way to shared memory as f16.
 template <typename Type> struct Piece {
     typename Type::Eight eight;
     typename Type::Scale scale;
@@ -224,7 +224,7 @@ template <typename Type> struct Piece {
     DEV_MEMBER static Piece load(const Planes& from, u64 row, u32 dim, u32 at) {
         return {Type::load(from, row, dim, at), Type::load_scale(from, row, dim, at)};
     }
-    // Values of types with scales have up to 15 and 12 bits and are rounded to nearest even.
+    // Values of types with scales have up to 15 or 12 significant bits and are rounded to nearest even.
     DEV_MEMBER u32x4 halves() const {
         if constexpr (Type::SCALES == Scales::None) {
             return eight.raw;

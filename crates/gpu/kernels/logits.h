@@ -1,23 +1,23 @@
-// Logits in order: keys that compare as whole numbers.
+// Order of logits: keys that compare as integers.
 #pragma once
 #include "gpu.h"
 
-// Larger for larger x; 0 for NaN, which is below all.
+// Larger for larger x; 0 for NaN, which is below all numbers.
 DEV u32 order_of(float x) {
     u32 b = bits<u32>(x);
     if ((b & 0x7fffffffu) > 0x7f800000u) return 0;
     return b >> 31 ? ~b : b | 0x80000000u;
 }
 
-// The x of an order; negative infinity has the least that is not NaN's.
+// The x of an order. Negative infinity has the least order above NaN.
 DEV float value_of(u32 order) { return bits<float>(order >> 31 ? order & 0x7fffffffu : ~order); }
 
-// A logit and its id: larger for larger logits, of equals for the lower id. No two of a row are the same.
+// Key of a logit and its id: larger for larger logits, then for lower ids. All keys of a row are distinct.
 DEV u64 key_of(float logit, u32 id) { return (u64)order_of(logit) << 32 | (u32)~id; }
 DEV u32 id_of(u64 key) { return ~(u32)key; }
 DEV float logit_of(u64 key) { return value_of((u32)(key >> 32)); }
 
-// The largest key of a block of THREADS, in every thread. `part` is memory of the block for a key of each wave.
+// The largest key of a block of THREADS, in every thread. `part` is shared memory for one key per wave.
 template <u32 THREADS> DEV u64 block_best(u64 key, u64* part) {
 #pragma unroll
     for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) {

@@ -1,4 +1,4 @@
-// What the products of many rows share (format/matmul.hip, format/expert_matmul.hip).
+// Shared by the GEMM kernels (format/matmul.hip, format/expert_matmul.hip).
 #pragma once
 #include "mma.h"
 #include "quant.h"
@@ -6,10 +6,11 @@
 constexpr u32 THREADS = 256;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 
-// Adds to what is there instead of storing.
+// Adds to the output instead of storing.
 constexpr u32 ADD = 1;
-// Blocks of all rows of some outputs begin before those of the next outputs, so that weights are read once where the cache
-// does not hold them; else blocks of all outputs of some rows. Block bid_x() of the first kind, bid_y() of the other.
+// Blocks of all rows of some outputs start before those of the next outputs, so that weights are read once if the cache
+// does not hold them. Otherwise, blocks of all outputs of some rows start first. bid_x() counts whichever comes first,
+// bid_y() the other.
 constexpr u32 ROWS_FIRST = 2;
 
 struct MatmulParams {
@@ -25,11 +26,11 @@ struct MatmulParams {
     // [n_rows, n_out].
     float* out;
     u32 n_rows;
-    // ADD, ROWS_FIRST.
+    // Bits ADD and ROWS_FIRST.
     u32 flags;
 };
 
-// What a block computes: which block of outputs, and which of the rows from `row` on.
+// The output tile of a block: a block of outputs, and a block of rows counted from `row`.
 struct Place {
     u32 out_block, row_block, row;
     DEV_MEMBER u32 first_out(u32 n) const { return out_block * n; }
@@ -43,7 +44,7 @@ DEV void write_out(const MatmulParams& p, u32 row, u32 o, float v) {
     *to = p.flags & ADD ? *to + v : v;
 }
 
-// A lane's ROWS or COLS numbers of a tile.
+// Loads the numbers of a lane's ROWS or COLS of a tile.
 template <u32 N> DEV void load_floats(float* to, const float* from) {
     u32 words[N];
     mma::load_words<N>(words, from);
@@ -51,8 +52,8 @@ template <u32 N> DEV void load_floats(float* to, const float* from) {
     for (u32 i = 0; i < N; i++) to[i] = bits<float>(words[i]);
 }
 
-// With registers for two blocks at a time, where the driver's compiler is the one to decide on them: one loads while
-// the other multiplies. No successor starts early: its blocks would crowd on the processors that finish first.
+// On NVIDIA, where the driver's compiler decides on registers, limits them to what two blocks at a time allow: one
+// loads while the other multiplies. No successor starts early: its blocks would crowd the processors that finish first.
 #if defined(GPU_NV)
 #define MATMUL_KERNEL(NAME, PARAMS) KERNEL_WITH(NAME, PARAMS, launch_bounds(THREADS, 2), )
 #else

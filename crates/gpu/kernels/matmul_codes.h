@@ -1,19 +1,20 @@
-// Products of many rows with quantized weights (format/matmul.hip, format/expert_matmul.hip).
+// GEMM with quantized weights (format/matmul.hip, format/expert_matmul.hip).
 //
-// x as int8 codes with scales d_x (ActForm::Q8x32, Q8x256), w = d_w code - m_w. A block of 256 threads computes TM rows
-// by TN outputs. Step by step it brings STEP values of k of both into memory of the block as int8; its waves (WM by WN of
-// them side by side, WK over the groups of k) multiply tiles of 16x16 on the matrix units, one group of values with a
-// common scale at a time, and there the sums become floats:
+// x is int8 codes with scales d_x (ActForm::Q8x32, Q8x256); w = d_w code - m_w. A block of 256 threads computes TM rows
+// by TN outputs. Each step loads STEP values of k of both operands into shared memory as int8; the block's waves (WM by
+// WN of them side by side, WK over the groups of k) multiply tiles of 16x16 on the matrix units, one group of values
+// with a common scale at a time, and convert the sums to floats:
 //
 //     Q8x32    acc += d_w d_x dot - m_w d_x sum_x           per group
 //     Q8x256   part += d_w dot - m_w sum_x                  per group;   acc += d_x part   per step
 //
-// What the next DEPTH steps need is on its way into registers while a step is multiplied. The order of all sums is fixed.
-// Memory of the block: (TM + TN) (STEP + 16) bytes of codes, TN scales and minimums and TM scales and sums for each
-// group; with WK > 1 also (WK - 1) TM TN floats.
+// The data of the next DEPTH steps is loaded into registers while a step is multiplied. The order of all sums is fixed.
+// Shared memory: (TM + TN) (STEP + 16) bytes of codes, TN scales and minimums and TM scales and sums per group; with WK
+// > 1 also (WK - 1) TM TN floats.
 //
-// Tuned on an H200, whose matrix units do 1,295 TOP/s in int8 and which reads 4.5 TB/s. 512 rows times Q4_K [14336, 4096]
-// 420 to 460 us, 10 to 11 % of the former; 32 rows 46 us, 16 % of the latter. Both wait for their instructions.
+// Tuned on an H200, whose matrix units do 1,295 TOP/s in int8 and which reads 4.5 TB/s. 512 rows times Q4_K [14336,
+// 4096]: 420 to 460 us, 10 to 11 % of peak TOP/s; 32 rows: 46 us, 16 % of peak bandwidth. Both are bound by instruction
+// issue.
 #pragma once
 #include "matmul.h"
 
@@ -22,16 +23,16 @@ template <typename Format, u32 STEP, u32 TM, u32 TN> struct Step {
     using F = Format;
     static constexpr u32 LEN = STEP, ROWS = TM, OUTS = TN;
     static constexpr u32 CHUNKS = STEP / 32, GROUPS = STEP / F::GROUP, PER_CHUNK = 32 / F::GROUP;
-    // Sums of a step take the scale of x at its end.
+    // Whether sums take the scale of x once at the end of a step.
     static constexpr bool BY_STEP = F::ACT_BLOCK > 32;
-    // Scales of x for a row.
+    // Scales of x per row.
     static constexpr u32 X_SCALES = BY_STEP ? 1 : CHUNKS;
-    // Bytes from one row of codes to the next: an odd multiple of 16.
+    // Bytes between rows of codes: an odd multiple of 16.
     static constexpr u32 STRIDE = STEP + 16;
-    // Floats after the scales of a group: neighbouring groups are stored at once, to other banks.
+    // Padding floats after the scales of a group: neighbouring groups are stored at once, to different banks.
     static constexpr u32 PAD = 4;
 
-    // What the block has in its memory. Numbers of rows and columns lie in slots (mma.h), 16 by 16.
+    // Shared memory. Scales and sums of rows and columns are in slots (mma.h), 16 by 16.
     struct alignas(16) Memory {
         i8 x[TM * STRIDE];
         i8 w[TN * STRIDE];
@@ -42,13 +43,13 @@ template <typename Format, u32 STEP, u32 TM, u32 TN> struct Step {
     };
 };
 
-// Subtracts OFFSET from each byte; all are below 128 before.
+// Subtracts OFFSET from each byte. All bytes are below 128 before.
 template <i32 OFFSET> DEV u32 centered(u32 four) {
     if constexpr (OFFSET == 0) return four;
     else return ((four | 0x80808080u) - 0x01010101u * OFFSET) ^ 0x80808080u;
 }
 
-// A thread's share of the weights of a step, on its way from device memory to memory of the block: a chunk.
+// A thread's share of a step's weights on the way from device memory to shared memory: one chunk.
 template <typename S> struct WeightShare {
     using F = typename S::F;
     using Memory = typename S::Memory;
@@ -96,7 +97,7 @@ template <typename S> struct RowShare {
 
     u32x4 x[PIECES];
     float x_scale[SCALES];
-    // Two sums of 16 codes each, for every chunk.
+    // Two sums of 16 codes each, per chunk.
     u32 x_sum[SUMS];
 
     DEV_MEMBER static u32 slot_of_row(u32 row) { return row / 16 * 16 + mma::row_slot(row % 16); }
@@ -139,7 +140,7 @@ template <typename S> struct RowShare {
         }
     }
 
-    // For Q8x32 after the scales are there.
+    // For Q8x32, call it after the scales are stored.
     DEV_MEMBER void store_sums(Memory& m) const {
         if (tid() >= TM * PER_ROW) return;
         const u32 slot = slot_of_row(tid() % TM), from = tid() / TM * SUMS;
@@ -158,8 +159,8 @@ template <typename S> struct RowShare {
     }
 };
 
-// acc += the products of a step by one wave: MT by NT tiles from row m0 and output n0 on, of groups wave_k, wave_k + WK, ...
-// The values of UNROLLED groups are loaded together.
+// acc += the products of a step by one wave: MT by NT tiles from row m0 and output n0 on, of groups wave_k, wave_k +
+// WK, ... The values of UNROLLED groups are loaded together.
 template <typename S, u32 MT, u32 NT, u32 WK, u32 UNROLLED>
 DEV void multiply(float (&acc)[MT][NT][mma::ELEMENTS], const typename S::Memory& m, u32 m0, u32 n0, u32 wave_k) {
     using F = typename S::F;
@@ -215,7 +216,7 @@ DEV void multiply(float (&acc)[MT][NT][mma::ELEMENTS], const typename S::Memory&
     }
 }
 
-// MT by NT tiles for each wave, DEPTH steps on their way: as the registers allow.
+// MT by NT tiles per wave, DEPTH steps in flight, as registers allow.
 template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPTH>
 DEV void product(const MatmulParams& p, const Place& place) {
     constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS;
@@ -260,7 +261,7 @@ DEV void product(const MatmulParams& p, const Place& place) {
     }
 
     if constexpr (WK > 1) {
-        // The waves that shared k hand their sums to the first, which adds them in order.
+        // The waves that split k pass their sums to the first one, which adds them in order.
         SHARED(float, sums, (WK - 1) * TM * TN);
         float* of_lane = sums + at % (WM * WN) * MT * NT * 256 + lane();
         if (wave_k > 0) {

@@ -1,35 +1,36 @@
-// Products of many rows with float weights (format/matmul.hip, format/expert_matmul.hip).
+// GEMM with float weights (format/matmul.hip, format/expert_matmul.hip). Blocks of 256 threads.
 //
-// F32, and all where there are no matrix units: exact products, f32 sums. 16 by 16 threads with R by R outputs each, 32
-// values of k at a time. Memory of the block: 128 (16 R + 4) bytes of each operand.
+// F32, and all formats on GPUs without matrix units: exact products, f32 sums. 16 by 16 threads with R by R outputs
+// each, 32 values of k at a time. Shared memory: 128 (16 R + 4) bytes per operand.
 //
 // F16, BF16: on the matrix units in f16, 32 values of k at a time. Each row's 32 values of x are scaled by a power of
 // two that brings the largest to 2^14 .. 2^15, and split into two halves, x = hi + lo, together 22 bits. BF16 weights
-// (on gfx90a F16 too) are scaled alike and then exact in f16 as far as they matter. The sums of a step are scaled back
-// and added in f32:
+// (on gfx90a F16 too) are scaled in the same way; in f16 they are then exact to the precision stated below. The sums of
+// a step are scaled back and added in f32:
 //
 //     acc += 2^(-e_x - e_w) (hi . w + lo . w)
 //
-// What is lost is below 2^-22 of a value or 2^-28 of the largest of its 32, whether or not the units keep subnormal
-// halves. Memory of the block: 80 bytes for each row of hi, lo and w, and the scales.
+// The error is below 2^-22 of a value or 2^-28 of the largest of its 32, whether or not the units keep subnormal
+// halves. Shared memory: 80 bytes per row of hi, lo and w, and the scales.
 #pragma once
 #include "matmul.h"
 
-// Which formats are split.
+// The formats whose activations are split.
 #if defined(MMA_DOT)
 template <typename F> constexpr bool SPLIT = false;
 #else
 template <typename F> constexpr bool SPLIT = F::FLOAT && F::LEN == 1 && F::CHUNK == 8;
 #endif
 
-// Whose weights are scaled: BF16, which has numbers beyond f16, and all where the units take subnormal halves for zeros.
+// The formats whose weights are scaled: BF16, whose range exceeds f16, and all formats on units that flush subnormal
+// halves.
 #if defined(__gfx90a__)
 template <typename F> constexpr bool WEIGHTS_SCALED = true;
 #else
 template <typename F> constexpr bool WEIGHTS_SCALED = __is_same(F, BF16);
 #endif
 
-// R by R outputs for each thread, TILE by TILE for the block.
+// R by R outputs per thread, TILE by TILE per block.
 template <typename F, u32 R> DEV void float_product(const MatmulParams& p, const Place& place) {
     constexpr u32 TILE = 16 * R, K = 32, PER_ROW = K / F::CHUNK, STRIDE = TILE + 4;
     // [K, TILE] each.
@@ -71,7 +72,7 @@ template <typename F, u32 R> DEV void float_product(const MatmulParams& p, const
         for (u32 c = 0; c < R; c++) write_out(p, first_row + ty + r, first_out + tx + c, acc[r][c]);
 }
 
-// A power of two that brings numbers up to `largest` below 2^15, and its inverse; both are normal numbers.
+// A power of two that brings numbers up to `largest` below 2^15, and its inverse. Both are normal numbers.
 struct Scale {
     float up, down;
     DEV_MEMBER static Scale of(float largest) {
@@ -80,12 +81,12 @@ struct Scale {
     }
 };
 
-// MT by NT tiles for each wave, WM by WN waves.
+// MT by NT tiles per wave, WM by WN waves.
 template <typename F, u32 MT, u32 NT, u32 WM, u32 WN>
 DEV void split_product(const MatmulParams& p, const Place& place) {
     static_assert(WM * WN == N_WAVES, "all waves have work");
     constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS, K = 32, STRIDE = 2 * K + 16;
-    // Threads that share a row of x, and how many of its values each has.
+    // Threads that share a row of x, and the values of each.
     constexpr u32 SHARERS = THREADS / TM, VALUES = K / SHARERS;
     static_assert(TN * K / 8 == THREADS && VALUES % 4 == 0, "a chunk of weights for each thread");
     constexpr bool SCALED = WEIGHTS_SCALED<F>;
@@ -93,7 +94,7 @@ DEV void split_product(const MatmulParams& p, const Place& place) {
     SHARED(u8, x_hi, TM * STRIDE);
     SHARED(u8, x_lo, TM * STRIDE);
     SHARED(u8, w, TN * STRIDE);
-    // Scale::down, in slots.
+    // Scale::down, in slots (mma.h).
     SHARED(float, x_scale, TM);
     SHARED(float, w_scale, TN);
 

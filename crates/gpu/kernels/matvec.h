@@ -1,23 +1,24 @@
-// Products of weight matrices with a few rows of activations (format/matvec.hip, format/matvec_group.hip,
+// GEMV: products of weight matrices with few rows of activations (format/matvec.hip, format/matvec_group.hip,
 // format/expert_matvec.hip).
 //
 //     out[n, o] (+)= sum_i x[n, i] * w[o, i] + bias[o]        x [n_rows, n_in], w [n_out, n_in], out [n_rows, n_out]
 //     gated: out[n, o] = act(gate[n, o]) * up[n, o]           both such products
 //
-// Up to three matrices with the same n_in share a launch (jobs); their blocks follow one another.
+// Up to three matrices with the same n_in share a launch (jobs). Their blocks follow one another.
 //
-// A wave takes ROWS rows of w at a time (of gate and up one each when gated), lane after lane a chunk of 16 bytes or
-// more (quant.h), so that each load of the wave is one stretch of memory; LOADS chunks are under way before the first is
-// used. Activations come through the cache. A row is shared by `split` (a power of two) waves, or a small matrix would
-// leave most of the GPU without work; it depends on the matrix alone. Each lane adds up its chunks in order, then the wave
-// its lanes, then a thread the waves: an order that neither N, nor ROWS, nor the company in the launch changes. Products
-// and sums are fused by hand, so that all variants round alike.
+// A wave handles ROWS rows of w at a time (one each of gate and up when gated). Each lane loads a chunk of 16 bytes or
+// more (quant.h), so that each load of the wave is contiguous; LOADS chunks are in flight before the first is used.
+// Activations come through the cache. Each row is shared by `split` waves, a power of two, since a small matrix would
+// otherwise leave most of the GPU idle; the split depends only on the matrix. Each lane adds its chunks in order, then
+// the wave its lanes, then one thread the waves. This order does not depend on N, ROWS or the other products of the
+// launch. Products and sums are fused explicitly, so that all variants round alike.
 //
-// IN_TURNS: the waves of a row are virtual. A wave of the device computes a power of two of them one after the other, each
-// with sums of its own, so that the order of additions is the same for any number of turns. The loop takes registers, so
-// that it is a kernel of its own.
+// IN_TURNS: the waves of a row are virtual. A wave of the device computes a power of two of them one after the other,
+// each with its own sums, so that the order of additions is the same for any number of turns. The loop needs registers,
+// so it is a separate kernel.
 //
-// Blocks of 256 threads; shared memory: (256 / WARP_SIZE) * ROWS * N floats, IN_TURNS (256 / WARP_SIZE) times as many.
+// Blocks of 256 threads. Shared memory: (256 / WARP_SIZE) * ROWS * N floats, with IN_TURNS (256 / WARP_SIZE) times as
+// many.
 #pragma once
 #include "activation.h"
 #include "quant.h"
@@ -25,7 +26,7 @@
 constexpr u32 THREADS = 256;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 
-// What becomes of a product.
+// What happens to the result of a product.
 enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
 
 // act(gate) * up
@@ -42,7 +43,7 @@ struct Job {
     // log2 of the virtual waves that share a row.
     u32 split_log;
     Mode mode;
-    // IN_TURNS: log2 of the virtual waves that a wave computes, no more than split_log.
+    // IN_TURNS: log2 of the virtual waves that a wave computes, at most split_log.
     u32 turns_log;
 };
 
@@ -52,13 +53,13 @@ struct MatvecParams {
     const float* scales;
     const i16* sums;
     u32 n_rows;
-    // Whether jobs 0 and 1 are gate and up, and job 0 says what becomes of both.
+    // Whether jobs 0 and 1 are gate and up; the mode of job 0 then applies to both.
     u32 gated;
-    // Those that are not there begin after the last block.
+    // Unused jobs begin after the last block.
     Job jobs[3];
 };
 
-// Field by field, so that the parameters need no copy in memory that could be indexed.
+// Selects field by field, so that the parameters need no copy in indexable memory.
 DEV Job choose(bool second, const Job& a, const Job& b) {
     Job j;
     j.w.data = second ? b.w.data : a.w.data;
@@ -73,9 +74,8 @@ DEV Job choose(bool second, const Job& a, const Job& b) {
     return j;
 }
 
-// Which of the N rows of activations there are: all, as far as the products go, since others repeat the last one; or, in a
-// group, whose operations have different numbers, the first few. The branch that leaves out the others is the same for all
-// threads.
+// Which of the N rows of activations exist. AllRows: all of them; missing rows repeat the last one. FirstRows: the
+// first n, for groups, whose operations have different numbers of rows. The branch on it is uniform.
 struct AllRows {
     DEV_MEMBER static bool has(u32) { return true; }
 };
@@ -84,13 +84,14 @@ struct FirstRows {
     DEV_MEMBER bool has(u32 row) const { return row < n; }
 };
 
-// Adds a chunk of each of ROWS rows times the same chunk of N activation rows. `x_row[n]` is the activation row.
+// Adds the products of one chunk of each of ROWS rows with the same chunk of N activation rows. `x_row[n]` is the index
+// of an activation row.
 template <typename T, u32 ROWS, u32 N, typename Some>
-DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
-                      Some some, float (&acc)[ROWS][N]) {
+DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
+                      float (&acc)[ROWS][N]) {
     constexpr u32 N_GROUPS = 32 / T::GROUP;
     constexpr bool SUMS = T::OFFSET != 0 || T::HAS_MIN;
-    // Whole waves step through the chunks, so the place in a block is that of the lane.
+    // Whole waves step through the chunks, so the lane number gives the place in the block.
     u32 place = place_in_block<T>(lane());
     u32 q[ROWS][8];
     float scale[ROWS][N_GROUPS], minimum[ROWS][N_GROUPS];
@@ -106,7 +107,7 @@ DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n
         const u8* codes = p.x + (u64)x_row[n] * n_in;
         u32x4 x[2] = {load16(codes + chunk * 32), load16(codes + chunk * 32 + 16)};
         float x_scale = p.scales[x_row[n] * (n_in / T::ACT_BLOCK) + chunk * 32 / T::ACT_BLOCK];
-        // Of the two halves of the chunk.
+        // Sums of the two halves of the chunk.
         i32 sums[2] = {0, 0};
         if constexpr (SUMS) {
             u32 both = *(const u32*)((const u8*)(p.sums + x_row[n] * (n_in / 16)) + chunk * 4);
@@ -149,7 +150,7 @@ DEV void add_float_products(const MatvecParams& p, const T* w, const u32* x_row,
                     for (u32 j = 0; j < 4; j++) x[i + j] = bits<float>(four[j]);
                 }
             } else {
-                // Weights are filled up with zeros, activations are not.
+                // Weights are padded with zeros, activations are not.
                 x[i] = chunk * T::CHUNK + i < n_in ? row[i] : 0.0f;
             }
         }
@@ -158,23 +159,25 @@ DEV void add_float_products(const MatvecParams& p, const T* w, const u32* x_row,
             float total = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < T::CHUNK; i++) total = fma(x[i], w[r].value(i), total);
+            // The loads of the next row are conditional. Without this, BF16 takes 166 instead of 63 registers on gfx942.
+            if constexpr (!ALIGNED) total = computed_here(total);
             acc[r][n] = valid ? acc[r][n] + total : acc[r][n];
         }
     }
 }
 
-// The part of lane `lane()` of the products of the rows: chunks first + lane, then each `step` chunks on.
+// Adds this lane's part of the products of the rows: chunk first + lane, then every `step` chunks.
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
 DEV void dot_rows(const MatvecParams& p, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
                   Some some, float (&acc)[ROWS][N]) {
-    // About 64 bytes under way for each lane.
+    // About 64 bytes in flight per lane.
     constexpr u32 LOADS = !ALIGNED ? 1 : ROWS * N == 1 ? 4 : N <= 4 ? 2 : 1;
     u32 n = div_up(n_in, T::CHUNK);
     for (u32 base = first; base < n; base += step * LOADS) {
         T w[LOADS][ROWS];
 #pragma unroll
         for (u32 u = 0; u < LOADS; u++) {
-            // Lanes past the end load what the last one does, and add nothing.
+            // Lanes past the end load the last chunk and add nothing.
             u32 chunk = min_of(base + u * step + lane(), n - 1);
 #pragma unroll
             for (u32 r = 0; r < ROWS; r++) w[u][r] = rows[r].load(chunk);
@@ -190,22 +193,22 @@ DEV void dot_rows(const MatvecParams& p, const Block<T, Planes>* rows, const u32
     }
 }
 
-// What a block of threads computes: which block it is of those of the jobs, and for which rows of activations.
+// The part of the work that a block computes: its block number among the jobs, and its rows of activations.
 struct Part {
     u32 block;
     u32 first_row, n_rows;
-    // Bytes from the matrices of the jobs to those that are meant.
+    // Offset in bytes of the selected expert's matrices.
     u64 offset;
 };
 
-// Products of up to N rows of activations with the rows of the block's waves.
+// Computes the products of up to N rows of activations with the weight rows of the block's waves.
 template <u32 ROWS, u32 N, typename Some = AllRows, bool IN_TURNS = false>
 DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
     SHARED(float, part, N_WAVES * (IN_TURNS ? N_WAVES : 1) * ROWS * N);
     bool gated = ROWS == 2 && p.gated;
     Job job = choose(!gated && of.block >= p.jobs[1].first_block, p.jobs[0], p.jobs[1]);
     job = choose(!gated && of.block >= p.jobs[2].first_block, job, p.jobs[2]);
-    // Rows of w, or pairs of rows of gate and up.
+    // Groups of waves that share rows of w, or pairs of rows of gate and up.
     const u32 turns_log = IN_TURNS ? job.turns_log : 0, waves_log = job.split_log - turns_log;
     u32 n_groups = N_WAVES >> waves_log, per_group = gated ? 1 : ROWS;
     u32 first_row = (of.block - job.first_block) * n_groups * per_group;
@@ -228,7 +231,7 @@ DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
     const u32 step = WARP_SIZE << job.split_log;
 #pragma unroll 1
     for (u32 turn = 0; turn < 1u << turns_log; turn++) {
-        // From 0 on in the block.
+        // Number of the virtual wave in the block.
         const u32 virtual_wave = (w << turns_log) + turn;
         float acc[ROWS][N];
 #pragma unroll
@@ -250,7 +253,7 @@ DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
     }
     barrier();
 
-    // A thread for each output: rows next to one another, so that stores are too.
+    // One thread per output, adjacent rows in adjacent threads, so that stores are contiguous.
     u32 n_outputs = n_groups * per_group, n = tid() / n_outputs, at = tid() % n_outputs;
     u32 row = first_row + at;
     if (n >= min_of(N, of.n_rows) || row >= job.w.n_out) return;

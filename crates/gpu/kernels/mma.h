@@ -1,31 +1,34 @@
-// Tiles of the matrix units behind one interface: one wave computes C[16, 16] += A[16, K] B[16, K]^T.
+// One interface for the tiles of all matrix units: one wave computes C[16, 16] += A[16, K] B[16, K]^T.
 //
 //     mma::I8<32>   int8 x int8 -> i32, K = 16 or 32          mma::F16   f16 x f16 -> f32, K = 16
 //
-//     Tile::A a = Tile::load_a(p, stride);    // 16 rows of K values in memory of the block, `stride` BYTES apart
+//     Tile::A a = Tile::load_a(p, stride);    // 16 rows of K values in shared memory, `stride` BYTES apart
 //     Tile::B b = Tile::load_b(p, stride);    // F16 also: load_b_transposed, from K rows of 16 columns
 //     Tile::Acc c = Tile::zero();             // ELEMENTS = 256 / WARP_SIZE of the 256 values
 //     Tile::mac(c, a, b);                     // a wave operation
 //
-// `p` and `stride` are multiples of 16 bytes; a stride of an odd multiple reads without bank conflicts.
-// Element e of a lane's accumulator is C[row(e), col(e)], the same for both kinds of tile: a lane has ROWS rows and
-// COLS columns of it, lane_row(row_index(e)) and lane_col(col_index(e)).
+// `p` and `stride` are multiples of 16 bytes; an odd multiple as stride avoids bank conflicts. Element e of a lane's
+// accumulator is C[row(e), col(e)], the same for both kinds of tile: a lane has ROWS rows and COLS columns of C,
+// lane_row(row_index(e)) and lane_col(col_index(e)).
 //
-// Which values of A and B a lane holds is what the instructions want; the order of k is free as long as A and B agree.
+// The instructions determine which values of A and B a lane holds. The order of k is free as long as A and B agree.
 // Layouts, with r = lane % 16 and h = lane / 16:
 //
-// GFX11  v_wmma_i32_16x16x16_iu8, v_wmma_f32_16x16x16_f16 (RDNA3 ISA guide, 7.9): A lane: row r, all 16 k; B lane:
-//        column r, all 16 k; lanes 16-31 repeat 0-15. C element e: row 2e + h, column r.
-// GFX12  the same names (RDNA4 ISA guide, 7.12): A, B lane: row or column r, k of its half: 8 h + 0..7.
-//        C element e: row 8h + e, column r.
-// CDNA   v_mfma_i32_16x16x32_i8 (gfx942), v_mfma_i32_16x16x16i8 (gfx908, gfx90a), v_mfma_f32_16x16x16f16 (CDNA3 ISA
-//        guide, 7.1): 64 lanes, A, B lane: row or column r, k of its quarter h: 8h + 0..7, or 4h + 0..3.
-//        C element e: row 4h + e, column r. gfx906 has none: the dot product instructions with the same C.
-// NVIDIA mma.sync.m16n8k32 and m16n8k16 .s8, m16n8k16 .f16 (PTX ISA, 9.7.14): with g = lane / 4 and q = lane % 4,
-//        words of 4 bytes: A: rows g, g + 8 at words q, then the same at words q + 4; B: column g, words q and q + 4.
-//        C: rows g, g, g + 8, g + 8 at columns 2q, 2q + 1 twice. Two of them for 16 columns. (s8 with K = 16: words q
-//        only.)
-// GFX10  none: dot product instructions; lane: 4 rows 4 (lane / 8) + 0..3 by 2 columns lane % 8 + 0, 8.
+// GFX11: v_wmma_i32_16x16x16_iu8, v_wmma_f32_16x16x16_f16 (RDNA3 ISA guide, 7.9). A lane: row r, all 16 k. B lane:
+// column r, all 16 k. Lanes 16-31 repeat 0-15. C element e: row 2e + h, column r.
+//
+// GFX12: the same names (RDNA4 ISA guide, 7.12). A, B lane: row or column r, k of its half: 8h + 0..7. C element e: row
+// 8h + e, column r.
+//
+// CDNA: v_mfma_i32_16x16x32_i8 (gfx942), v_mfma_i32_16x16x16i8 (gfx908, gfx90a), v_mfma_f32_16x16x16f16 (CDNA3 ISA
+// guide, 7.1). 64 lanes. A, B lane: row or column r, k of its quarter h: 8h + 0..7, or 4h + 0..3. C element e: row 4h +
+// e, column r. gfx906 has none: dot product instructions with the same C.
+//
+// NVIDIA: mma.sync.m16n8k32 and m16n8k16 .s8, m16n8k16 .f16 (PTX ISA, 9.7.14). With g = lane / 4, q = lane % 4 and
+// words of 4 bytes: A: rows g, g + 8 at words q, then the same at words q + 4. B: column g, words q and q + 4. C: rows
+// g, g, g + 8, g + 8 at columns 2q, 2q + 1 twice. Two instructions for 16 columns. (s8 with K = 16: words q only.)
+//
+// GFX10: none, dot product instructions. Lane: 4 rows 4 (lane / 8) + 0..3 by 2 columns lane % 8 + 0, 8.
 #pragma once
 #include "gpu.h"
 #if defined(GPU_HOST)
@@ -72,8 +75,8 @@ static_assert(ROWS * COLS == ELEMENTS, "a lane's part of the tile");
 DEV u32 row(u32 e) { return lane_row(row_index(e)); }
 DEV u32 col(u32 e) { return lane_col(col_index(e)); }
 
-// Numbers that belong to the rows of a tile are read fastest where those of a lane's ROWS rows lie side by side: that
-// of row r at row_slot(r), so that the lane reads ROWS of them from first_row_slot(). Columns alike.
+// Per-row numbers of a tile are read fastest if those of a lane's ROWS rows are adjacent: the number of row r is in
+// slot row_slot(r), and the lane reads ROWS of them from first_row_slot(). The same for columns.
 #if defined(GPU_NVIDIA)
 DEV u32 row_slot(u32 r) { return r % 8 * 2 + r / 8; }
 DEV u32 col_slot(u32 c) { return c % 8 / 2 * 4 + c / 8 * 2 + c % 2; }
@@ -102,7 +105,7 @@ template <typename T> struct Accumulator {
     T v[ELEMENTS];
 };
 
-// N words from memory of the block; N is 1, 2 or a multiple of 4, `p` aligned to as much, up to 16 bytes.
+// Loads N words from shared memory; N is 1, 2 or a multiple of 4; `p` is aligned to N words, up to 16 bytes.
 template <u32 N> DEV void load_words(u32* to, const void* p) {
     if constexpr (N % 4 == 0) {
 #pragma unroll
@@ -122,23 +125,29 @@ template <u32 N> DEV void load_words(u32* to, const void* p) {
 
 #if defined(GPU_NVIDIA)
 #if defined(GPU_NV)
-// 8 rows of 16 bytes each for every word of the result; the address of row i of word m is that of lane 8m + i.
+// Loads 8 rows of 16 bytes per word of the result. Lane 8m + i gives the address of row i of word m.
 template <u32 N> DEV Words<N> load_matrices(const void* p) {
     Words<N> w;
     u32 at = (u32)(u64)(__attribute__((address_space(3))) const void*)p;
     if constexpr (N == 4)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(at) : "memory");
+                     : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3])
+                     : "r"(at)
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(w.v[0]), "=r"(w.v[1]) : "r"(at) : "memory");
+                     : "=r"(w.v[0]), "=r"(w.v[1])
+                     : "r"(at)
+                     : "memory");
     return w;
 }
 DEV Words<4> load_matrices_transposed(const void* p) {
     Words<4> w;
     u32 at = (u32)(u64)(__attribute__((address_space(3))) const void*)p;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(at) : "memory");
+                 : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3])
+                 : "r"(at)
+                 : "memory");
     return w;
 }
 #else
@@ -146,7 +155,7 @@ template <u32 N> DEV Words<N> load_matrices(const void* p) { return host::load_m
 DEV Words<4> load_matrices_transposed(const void* p) { return host::load_matrices_transposed<Words<4>>(p); }
 #endif
 
-// Rows 0-7 and 8-15 of the first 16 bytes; with N = 4 then of the next 16. A and B alike.
+// Rows 0-7 and 8-15 of the first 16 bytes; with N = 4 also of the next 16. The same for A and B.
 template <u32 N> DEV Words<N> load_rows(const void* p, u32 stride) {
     return load_matrices<N>((const u8*)p + lane() % 16 * stride + (N == 4 ? lane() / 16 * 16 : 0));
 }
@@ -156,7 +165,8 @@ DEV Words<4> load_columns(const void* p, u32 stride) {
 
 #if defined(GPU_NV)
 DEV void mma_s8(i32* c, Words<4> a, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b0), "r"(b1));
 }
@@ -196,8 +206,8 @@ template <u32 K> struct I8 {
             else mma_s8(c.v + 4 * n, a, b.v[n]);
         }
     }
-    // Sums that start as the bits of 1.5 * 2^23 are floats that much too large, as long as they stay under 2^22: one
-    // subtraction at full rate instead of a conversion at a quarter of it.
+    // Sums that start as the bits of 1.5 * 2^23 read as floats that are too large by exactly that, as long as the sums
+    // stay under 2^22: one subtraction at full rate replaces a conversion at a quarter of the rate.
     DEV_MEMBER static Acc start() {
         Acc c;
         for (u32 e = 0; e < ELEMENTS; e++) c.v[e] = 0x4b400000;
@@ -224,7 +234,7 @@ struct F16 {
 #else // not NVIDIA
 
 #if defined(MMA_DOT)
-// Rows that a lane has of A and of B, whole.
+// Whole rows of A and of B that a lane holds.
 constexpr u32 A_ROWS = ROWS, B_ROWS = COLS;
 DEV u32 operand_row_a(u32 i) { return lane_row(i); }
 DEV u32 operand_row_b(u32 i) { return lane_col(i); }
@@ -233,7 +243,7 @@ constexpr u32 K_PARTS = 1;
 constexpr u32 A_ROWS = 1, B_ROWS = 1;
 DEV u32 operand_row_a(u32) { return lane() % 16; }
 DEV u32 operand_row_b(u32) { return lane() % 16; }
-// Groups of lanes that share k.
+// Groups of lanes with different k.
 #if defined(GPU_GFX11)
 constexpr u32 K_PARTS = 1;
 #else
@@ -241,7 +251,7 @@ constexpr u32 K_PARTS = WARP_SIZE / 16;
 #endif
 #endif
 
-// A lane's part of BYTES of k of its row, in words; `h` is the part of k that the lane has.
+// Words of a lane's part of a row with BYTES of k.
 template <u32 BYTES> constexpr u32 PART_WORDS = BYTES / 4 / K_PARTS;
 
 DEV i32 dot_words(i32 c, u32 a, u32 b) { return dot4(a, b, c); }
@@ -265,10 +275,12 @@ typedef f16 f16_vec8 __attribute__((ext_vector_type(8)));
 typedef f16 f16_vec16 __attribute__((ext_vector_type(16)));
 #endif
 
-// One instruction: N words of each operand.
+// One instruction with N words of each operand.
 #if defined(MMA_DOT)
 #elif defined(GPU_HOST)
-template <u32 N> DEV void multiply(Accumulator<i32>& c, Words<N> a, Words<N> b) { host::mma_16x16<i8, N>(c.v, a.v, b.v); }
+template <u32 N> DEV void multiply(Accumulator<i32>& c, Words<N> a, Words<N> b) {
+    host::mma_16x16<i8, N>(c.v, a.v, b.v);
+}
 template <u32 N> DEV void multiply(Accumulator<float>& c, Words<N> a, Words<N> b) {
     host::mma_16x16<f16, N>(c.v, a.v, b.v);
 }
@@ -312,7 +324,7 @@ DEV void multiply(Accumulator<float>& c, Words<2> a, Words<2> b) {
 }
 #endif
 
-// Words that one instruction takes of an operand.
+// Words of an operand per instruction.
 template <typename T, u32 BYTES> constexpr u32 STEP_WORDS = PART_WORDS<BYTES>;
 #if defined(GPU_GFX11) || defined(GPU_GFX12)
 template <> constexpr u32 STEP_WORDS<i32, 32> = PART_WORDS<16>;
@@ -320,7 +332,7 @@ template <> constexpr u32 STEP_WORDS<i32, 32> = PART_WORDS<16>;
 template <> constexpr u32 STEP_WORDS<i32, 32> = 1;
 #endif
 
-// T the sums; BYTES of k in a row of an operand.
+// T: type of the sums; BYTES: bytes of k per row of an operand.
 template <typename T, u32 BYTES> struct Tile {
     static constexpr u32 N = PART_WORDS<BYTES>;
     using A = Words<N * A_ROWS>;
@@ -367,7 +379,7 @@ template <typename T, u32 BYTES> struct Tile {
 
 template <u32 K> struct I8 : Tile<i32, K> {
     static_assert(K == 16 || K == 32, "as the instructions");
-    // Accumulators whose elements value() makes floats.
+    // Accumulators whose elements are converted by value().
     DEV_MEMBER static Accumulator<i32> start() { return Accumulator<i32>{}; }
     DEV_MEMBER static float value(i32 started) { return (float)started; }
 };
@@ -380,7 +392,7 @@ struct F16 : Tile<float, 32> {
 #pragma unroll
             for (u32 w = 0; w < N; w++) {
                 const u8* at = (const u8*)p + 2 * (k_word() + w) * stride + 2 * operand_row_b(i);
-                b.v[N * i + w] = *(const u16*)at | (u32)*(const u16*)(at + stride) << 16;
+                b.v[N * i + w] = *(const u16*)at | (u32)(*(const u16*)(at + stride)) << 16;
             }
         return b;
     }

@@ -1,6 +1,6 @@
-// One tile of the matrix units, to test them: c[16, 16] = a[16, K] b[16, K]^T, and with `transposed` b[K, 16].
+// One tile product of the matrix units, for tests: c[16, 16] = a[16, K] b[16, K]^T, or b[K, 16] if transposed.
 //
-// One wave; 2 arrays of 16 rows in memory of the block, 16 * 48 bytes each.
+// One wave. Shared memory: 2 arrays of 16 rows of 48 bytes.
 #include "mma.h"
 
 constexpr u32 THREADS = WARP_SIZE;

@@ -1,12 +1,12 @@
-// The matrix instructions as the host driver plays them: a lane's words travel to the other lanes, and each lane sums
-// what the instruction's documentation says are its elements. The layouts are written out here a second time, value by
+// The matrix instructions in the CPU emulator: a lane's words are sent to the other lanes, and each lane sums its
+// elements as the instruction's documentation defines them. The layouts are spelled out here a second time, value by
 // value, so that a wrong index in mma.h gives wrong products. Sources: see mma.h.
 #pragma once
 #include "gpu.h"
 
 namespace host {
 
-// The values of all lanes of the wave, copied: valid until the second next collective.
+// The values of all lanes of the wave. Valid until the second next collective.
 static const u64* lanes_of(u64 value, u32 site) {
     exchange(value, 0, site);
     Block& b = here();
@@ -14,7 +14,7 @@ static const u64* lanes_of(u64 value, u32 site) {
     return b.slots[(f.n_collectives - 1) & 1] + (f.tid & ~(WARP_SIZE - 1));
 }
 
-// words[lane][i] of all lanes.
+// Gathers words[lane][i] from all lanes.
 template <u32 N> static void gather(const u32* mine, u32 (*words)[N], u32 site) {
     for (u32 i = 0; i < N; i += 2) {
         const u64* lanes = lanes_of(mine[i] | (u64)(i + 1 < N ? mine[i + 1] : 0) << 32, site);
@@ -38,14 +38,14 @@ template <> struct SumOf<f16> {
     using Type = float;
 };
 
-// ldmatrix: lane l gives the address of row l % 8 of matrix l / 8 and receives word l % 4 of row l / 4 of each.
+// ldmatrix: lane l gives the address of row l % 8 of matrix l / 8 and receives word l % 4 of row l / 4 of each matrix.
 template <typename W, u32 N> static W load_matrices(const void* p) {
     const u64* at = lanes_of((u64)p, __LINE__);
     W w;
     for (u32 m = 0; m < N; m++) memcpy(&w.v[m], (const u8*)at[8 * m + lane() / 4] + lane() % 4 * 4, 4);
     return w;
 }
-// ldmatrix.trans: halves 2 (l % 4) and the next of column l / 4.
+// ldmatrix.trans: lane l receives halves 2 (l % 4) and the next one of column l / 4.
 template <typename W> static W load_matrices_transposed(const void* p) {
     const u64* at = lanes_of((u64)p, __LINE__);
     W w;
@@ -55,7 +55,7 @@ template <typename W> static W load_matrices_transposed(const void* p) {
     return w;
 }
 
-// mma.m16n8: k of KEIGHT * 16 bytes. T values of a word: k = 16 byte half, word lane % 4 of it.
+// mma.m16n8 with HALVES * 16 bytes of k. Each half has 4 words, one per lane % 4, with 4 / sizeof(T) values each.
 template <typename T, u32 HALVES> static void mma_m16n8(typename SumOf<T>::Type* c, const u32* a, const u32* b) {
     constexpr u32 PER_WORD = 4 / sizeof(T);
     u32 all_a[WARP_SIZE][2 * HALVES], all_b[WARP_SIZE][HALVES];
@@ -72,8 +72,8 @@ template <typename T, u32 HALVES> static void mma_m16n8(typename SumOf<T>::Type*
     }
 }
 
-// WMMA and MFMA of 16x16: lane has row lane % 16 of A and column lane % 16 of B. N words of each; k = the lane's group
-// of 16 times its values, but on GFX11 all lanes have all k.
+// WMMA and MFMA of 16x16: a lane has row lane % 16 of A and column lane % 16 of B, N words of each. Groups of 16 lanes
+// have consecutive ranges of k, except on GFX11, where all lanes have all k.
 template <typename T, u32 N> static void mma_16x16(typename SumOf<T>::Type* c, const u32* a, const u32* b) {
     constexpr u32 VALUES = N * 4 / sizeof(T);
     u32 all_a[WARP_SIZE][N], all_b[WARP_SIZE][N];
@@ -88,8 +88,9 @@ template <typename T, u32 N> static void mma_16x16(typename SumOf<T>::Type* c, c
         u32 col = lane() % 16;
 #if defined(GPU_GFX11)
         u32 row = 2 * e + lane() / 16;
-        // The instruction is defined only when lanes 16 to 31 repeat lanes 0 to 15.
-        if (memcmp(all_a[row], all_a[row + 16], sizeof all_a[0]) || memcmp(all_b[col], all_b[col + 16], sizeof all_b[0]))
+        // The instruction is defined only if lanes 16 to 31 repeat lanes 0 to 15.
+        if (memcmp(all_a[row], all_a[row + 16], sizeof all_a[0]) ||
+            memcmp(all_b[col], all_b[col + 16], sizeof all_b[0]))
             c[e] += (typename SumOf<T>::Type)0x10000000;
 #elif defined(GPU_GFX12)
         u32 row = 8 * (lane() / 16) + e;

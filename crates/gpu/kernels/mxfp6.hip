@@ -1,5 +1,5 @@
-// Values of MXFP6 blocks: blocks [n / 32] of 25 bytes as in memory of the host, out [n]. One thread for four values in
-// blocks of 256; no shared memory.
+// Dequantizes MXFP6 blocks: blocks [n / 32] of 25 bytes in host layout, out [n]. Four values per thread in blocks of
+// 256 threads; no shared memory.
 #include "quant.h"
 
 constexpr u32 THREADS = 256;

@@ -1,16 +1,16 @@
-// Normalization of rows, and conversion of activations (the forms: acts.h).
+// Normalization of rows, and quantization of activations (forms: acts.h).
 //
-// rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight. With `delta`, x += delta comes first and x keeps the sum.
-// layer_norm: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
-// quantize:   y = x
+//     rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight. With `delta`, first x += delta, and x keeps the sum.
+//     layer_norm: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+//     quantize:   y = x
 //
 // x, delta [n_rows, width], weight and bias [width]; out: y in one of the forms.
 //
-// A team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`), which is for short rows such
-// as heads. Each thread takes 8 neighbouring values at a time and keeps up to 4 such octets in registers; what a row has
-// beyond these (16384 values in a block) is read again when it is written. Sums are of f32: of a thread's octets, then
+// One team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`) for short rows such as
+// heads. Each thread loads 8 neighbouring values at a time and keeps up to 4 such octets in registers. Values of a row
+// beyond these (16384 values per block) are loaded again for the output. Sums are in f32: over a thread's octets, then
 // over the threads in a fixed order.
-// Shared memory: one f32 for each wave and sum, at most 128 bytes.
+// Shared memory: one f32 per wave and sum, at most 128 bytes.
 #include "acts.h"
 
 constexpr u32 HELD = 4;
@@ -26,7 +26,7 @@ struct NormParams {
     u32 n_rows;
     u32 width;
     float eps;
-    // Rows are whole octets and all addresses multiples of 16.
+    // Whether rows are whole octets and all addresses multiples of 16.
     u32 aligned;
 };
 
@@ -36,7 +36,7 @@ template <u32 N_THREADS> DEV float team_sum(float v, float* part) {
     else return block_reduce<Sum, N_THREADS>(v, part);
 }
 
-// One row: `Norm` says what is summed. `part` is memory of the block for two sums. Rows past the end are empty.
+// Normalizes one row. `Norm` defines the sums. `part` is shared memory for two sums. Rows past the end are empty.
 template <typename Norm, typename Form, u32 N_THREADS>
 DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part) {
     constexpr u32 STRIDE = N_THREADS * OCTET;
@@ -109,7 +109,7 @@ struct Layer {
         for (u32 i = 0; i < OCTET; i++) sum += o.v[i];
         return sum;
     }
-    // The squares of what is left: the mean square less the square of the mean would cancel.
+    // Sums squared deviations from the mean: the mean square less the squared mean would suffer cancellation.
     DEV_MEMBER static float second(float sum, const Octet& o, float mean, u32 at, u32 end) {
 #pragma unroll
         for (u32 i = 0; i < OCTET; i++) {
@@ -141,7 +141,7 @@ KERNEL(layer_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Layer, FormF32
 struct QuantizeParams {
     const float* x;
     ActsOut out;
-    // x and out as one long row: rows are whole blocks.
+    // x and out as one long row; rows are whole blocks.
     u32 n;
     u32 aligned;
 };

@@ -1,4 +1,4 @@
-// Four neighbouring values of a row in each thread.
+// Four neighbouring values of a row per thread.
 #pragma once
 #include "gpu.h"
 

@@ -1,24 +1,24 @@
-// The weight formats: the only place on the GPU that knows how their bytes lie. What the numbers mean is defined by the
-// scalar code of crates/gguf (after ggml's ggml-quants.c); values here equal those bit for bit.
+// The weight formats: the only place on the GPU that knows their byte layouts. The scalar code of crates/gguf defines
+// their meaning (after ggml's ggml-quants.c); values here are equal bit for bit.
 //
-// Kernels work on chunks: as many consecutive values of a row as one thread takes at a time. A format is a struct with
+// Kernels work on chunks: consecutive values of a row that one thread handles at a time. A format is a struct with
 //
 //     LEN, FILE_BYTES   values and bytes of a block in a file
-//     CHUNK             values of a chunk: 32, and 16 bytes of float formats
-//     PLANES            {values, bytes} of each plane: which field of how many values has how many bytes
-//     fields(f)         names the fields of the chunk, in the order of the planes
-//     from_file(b, j)   takes chunk j of the block at `b` (any alignment)
+//     CHUNK             values of a chunk: 32, or 16 bytes of float formats
+//     PLANES            {values, bytes} of each plane: a field of `bytes` bytes per `values` values
+//     fields(f)         visits the fields of the chunk in the order of the planes
+//     from_file(b, j)   reads chunk j of the block at `b` (any alignment)
 //
-// and `Block<T, Layout>` reads a row of chunks from either layout:
+// `Block<T, Layout>` reads a row of chunks from either layout:
 //
 //     File     as in GGUF
-//     Planes   field by field: plane k of a matrix holds field k of all its blocks, row after row, and starts at a
-//              multiple of 256 bytes; rows are filled up to whole units of 32 values with zeros (float formats)
+//     Planes   by field: plane k of a matrix holds field k of all its blocks, row after row, and starts at a multiple
+//              of 256 bytes; rows are padded with zeros to a multiple of 32 values (float formats)
 //
-// In planes the codes of 32 values lie so that four at a time come out as bytes of a word with a shift and a mask
-// (word w of 8 holds values 4 w .. 4 w + 3):
+// In planes, the codes of 32 values are arranged so that a shift and a mask extract four at a time as bytes of a word
+// (word w of 8 holds values 4w .. 4w + 3):
 //
-//     4 bits    16 bytes: word w % 4, low nibbles for w < 4, high ones after; as in the file's Q4_0
+//     4 bits    16 bytes: word w % 4, low nibbles for w < 4, else high nibbles; as in the file's Q4_0
 //     2 bits     8 bytes: word w / 4, bits 2 (w % 4) of each byte
 //     1 bit      4 bytes: bit w of each byte
 //     8 bits    two planes of 16 bytes, so that neighbouring lanes read neighbouring 16 bytes
@@ -32,9 +32,9 @@ struct Plane {
     u32 values, bytes;
 };
 
-// Planes start at multiples of this many bytes.
+// Alignment of planes in bytes.
 constexpr u32 PLANE_ALIGN = 256;
-// Rows in planes are whole units of this many values.
+// Rows in planes are padded to a multiple of this many values.
 constexpr u32 UNIT = 32;
 
 // A matrix `[n_out, n_in]` in planes.
@@ -51,14 +51,14 @@ template <typename P> DEV P stream(const u8* p) {
     else if constexpr (sizeof(P) == 4) return stream4(p);
     else return *(const P*)p;
 }
-// Of any alignment.
+// Loads from any alignment.
 template <typename P> DEV P unaligned(const u8* p) {
     P v;
     __builtin_memcpy(&v, p, sizeof(P));
     return v;
 }
 
-// a * b, rounded: never part of a fused multiply-add, because dequantized values have the bits of the scalar code.
+// a * b, rounded. Never part of a fused multiply-add, because dequantized values must have the bits of the scalar code.
 DEV float mul_rounded(float a, float b) {
 #if defined(GPU_NV)
     float r;
@@ -71,7 +71,7 @@ DEV float mul_rounded(float a, float b) {
 }
 
 // ---------------------------------------------------------------------------------------------- codes
-// Four codes are the bytes of a word; `q` are the eight words of 32 values.
+// Four codes are the bytes of a word; `q` has the eight words of 32 values.
 DEV u32 shifted(u32 v, i32 left) { return left >= 0 ? v << left : v >> -left; }
 DEV void take_nibbles(u32x4 nibbles, u32* q) {
 #pragma unroll
@@ -80,13 +80,13 @@ DEV void take_nibbles(u32x4 nibbles, u32* q) {
         q[4 + i] = nibbles[i] >> 4 & 0x0f0f0f0f;
     }
 }
-// The two bits of each value, in bits `at` and up of its byte.
+// The two bits of each value, at bit `at` of its byte.
 DEV u32 two_bits(u32x2 packed, u32 w, i32 at) {
     return shifted(packed[w / 4], at - 2 * (i32)(w % 4)) & 0x03030303u << at;
 }
 DEV u32 one_bit(u32 packed, u32 w, i32 at) { return shifted(packed, at - (i32)w) & 0x01010101u << at; }
 
-// The same from files. `shift` says which bits of the 32 bytes belong to the chunk.
+// The same from files. `shift` selects the bits of the 32 bytes that belong to the chunk.
 DEV u32x4 file_nibbles(const u8* bytes, u32 shift) {
     u32x4 r;
 #pragma unroll
@@ -109,14 +109,14 @@ DEV u32 file_one_bit(const u8* bytes, u32 shift) {
     for (u32 w = 0; w < 8; w++) r |= (unaligned<u32>(bytes + 4 * w) >> shift & 0x01010101) << w;
     return r;
 }
-// Bit j of `bits` belongs to value j.
+// Moves bit j of `bits` to where value j belongs.
 DEV u32 spread_bits(u32 bits) {
     u32 r = 0;
     for (u32 j = 0; j < 32; j++) r |= (bits >> j & 1) << (8 * (j % 4) + j / 4);
     return r;
 }
 
-// What sixteen codes stand for, four a word.
+// The values of sixteen codes, four per word.
 struct Table16 {
     u32 v[4];
 };
@@ -125,7 +125,7 @@ constexpr Table16 MXFP4_VALUES = {{0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8faf
 
 #if defined(GPU_NV)
 DEV u32 permute(u32 low, u32 high, u32 select) { return __nvvm_prmt(low, high, select); }
-// Nibbles of the lower half of `four` choose the bytes.
+// Nibbles of the lower half of `four` select the bytes.
 DEV u32 look_up_nibbles(Table16 t, u32 four) {
     u32 below = permute(t.v[0], t.v[1], four & 0x7777);
     u32 above = permute(t.v[2], t.v[3], four & 0x7777);
@@ -141,7 +141,7 @@ DEV void take_looked_up(Table16 t, u32x4 nibbles, u32* q) {
     }
 }
 #else
-// Bytes of `select` choose among the eight bytes of low and high.
+// Bytes of `select` select from the eight bytes of low and high.
 DEV u32 permute(u32 low, u32 high, u32 select) {
 #if defined(GPU_AMD)
     return __builtin_amdgcn_perm(high, low, select);
@@ -168,14 +168,14 @@ DEV void take_looked_up(Table16 t, u32x4 nibbles, u32* q) {
 DEV float e8m0_half(u32 e) { return bits<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
 
 // ---------------------------------------------------------------------------------------------- formats
-// value = scale(h) * (code - OFFSET) - minimum(h), with h the group of GROUP values. `at` is the chunk's place in its
-// block.
+// value = scale(h) * (code - OFFSET) - minimum(h), where h is the index of the group of GROUP values. `at` is the
+// chunk's place in its block.
 struct Codes32 {
     static constexpr u32 CHUNK = 32;
     static constexpr bool FLOAT = false;
-    // Values that share a scale.
+    // Values per scale.
     static constexpr u32 GROUP = 32;
-    // Activations that share a scale.
+    // Activations per scale.
     static constexpr u32 ACT_BLOCK = 32;
     static constexpr i32 OFFSET = 0;
     static constexpr bool HAS_MIN = false;
@@ -204,7 +204,7 @@ struct Q4_1 : Codes32 {
     static constexpr Plane PLANES[] = {{32, 16}, {32, 4}};
     static constexpr bool HAS_MIN = true;
     u32x4 low;
-    // Scale below, minimum above.
+    // Scale in the low half, minimum in the high half.
     u32 dm;
     template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(dm); }
     DEV_MEMBER static Q4_1 from_file(const u8* b, u32) {
@@ -329,8 +329,8 @@ struct CodesK : Codes32 {
     static constexpr u32 ACT_BLOCK = 256;
 };
 
-// The header of Q4_K and Q5_K: d and dmin, then three words with a nibble for each chunk: the lower four bits of the
-// scales, those of the minimums, and the upper two of both.
+// The header of Q4_K and Q5_K: d and dmin, then three words with one nibble per chunk: the lower four bits of the
+// scales, the lower four bits of the minimums, and the upper two bits of both.
 struct HeaderK4 {
     u32x4 v;
     DEV_MEMBER static HeaderK4 from_file(const u8* b) {
@@ -405,9 +405,9 @@ struct Q2_K : CodesK {
     static constexpr u32 GROUP = 16;
     static constexpr bool HAS_MIN = true;
     u32x2 low;
-    // Of both groups: scale in the low nibble, minimum in the high.
+    // For each of the two groups: scale in the low nibble, minimum in the high nibble.
     u16 scales;
-    // d below, dmin above.
+    // d in the low half, dmin in the high half.
     u32 dm;
     template <typename F> DEV_MEMBER void fields(F f) {
         f.template on<0>(low), f.template on<1>(scales), f.template on<2>(dm);
@@ -423,9 +423,7 @@ struct Q2_K : CodesK {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0);
     }
-    DEV_MEMBER float scale(u32, u32 h) const {
-        return mul_rounded(h2f((u16)dm), (float)(i32)(scales >> 8 * h & 15));
-    }
+    DEV_MEMBER float scale(u32, u32 h) const { return mul_rounded(h2f((u16)dm), (float)(i32)(scales >> 8 * h & 15)); }
     DEV_MEMBER float minimum(u32, u32 h) const {
         return mul_rounded(h2f((u16)(dm >> 16)), (float)(i32)(scales >> (8 * h + 4) & 15));
     }
@@ -433,7 +431,7 @@ struct Q2_K : CodesK {
 
 struct Q3_K : CodesK {
     static constexpr u32 FILE_BYTES = 110, N_PLANES = 4;
-    // The scales take a byte each instead of six bits.
+    // The scales take one byte each instead of six bits.
     static constexpr Plane PLANES[] = {{32, 8}, {32, 4}, {32, 2}, {256, 2}};
     static constexpr u32 GROUP = 16;
     static constexpr i32 OFFSET = 4;
@@ -498,7 +496,7 @@ struct IQ4_XS : CodesK {
     static constexpr u32 FILE_BYTES = 136, N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 16}, {256, 8}};
     u32x4 low;
-    // d, the upper two bits of the scales above it; then their lower four.
+    // d in the low half with the upper two bits of the scales above it; then their lower four bits.
     u32x2 header;
     template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(header); }
     DEV_MEMBER static IQ4_XS from_file(const u8* b, u32 at) {
@@ -541,18 +539,16 @@ struct BF16 {
     typedef u16 Value;
     u32x4 raw;
     template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(raw); }
-    DEV_MEMBER float value(u32 i) const {
-        return bits<float>(i % 2 ? raw[i / 2] & 0xffff0000 : raw[i / 2] << 16);
-    }
+    DEV_MEMBER float value(u32 i) const { return bits<float>(i % 2 ? raw[i / 2] & 0xffff0000 : raw[i / 2] << 16); }
 };
 
-// MXFP6 with MANTISSA bits of mantissa (E2M3 or E3M2). GGUF has no type for it, so it has no planes.
+// MXFP6 with MANTISSA mantissa bits (E2M3 or E3M2). GGUF has no type for it, so it has no planes.
 template <u32 MANTISSA> struct MXFP6 {
     static constexpr u32 LEN = 32, FILE_BYTES = 25;
     static constexpr u32 BIAS = (1u << (4 - MANTISSA)) - 1;
 
-    // The number of a code, exactly: an integer times a power of two. Exponent field 0 has that of field 1 and no
-    // leading one.
+    // The value of a code, exactly: an integer times a power of two. Exponent field 0 has the exponent of field 1,
+    // without the leading one.
     DEV_MEMBER static float number(u32 code) {
         u32 mantissa = code & ((1u << MANTISSA) - 1), exponent = code >> MANTISSA & ((1u << (5 - MANTISSA)) - 1);
         u32 integer = exponent == 0 ? mantissa : mantissa | 1u << MANTISSA;
@@ -560,7 +556,7 @@ template <u32 MANTISSA> struct MXFP6 {
         float magnitude = mul_rounded((float)integer, step);
         return code & 32 ? -magnitude : magnitude;
     }
-    // Values 4 i .. 4 i + 3 of the block at `b`: three bytes.
+    // Dequantizes values 4i .. 4i + 3 of the block at `b`: three bytes.
     DEV_MEMBER static void dequantize_four(const u8* b, u32 i, float* out) {
         float scale = b[0] == 255 ? __builtin_nanf("") : mul_rounded(2.0f, e8m0_half(b[0]));
         const u8* three = b + 1 + 3 * i;
@@ -571,7 +567,7 @@ template <u32 MANTISSA> struct MXFP6 {
 };
 
 // ---------------------------------------------------------------------------------------------- layouts
-// A row's values in planes, and how many chunks that is.
+// Values of a row in planes, and their number of chunks.
 DEV u32 padded_len(u32 n_in) { return div_up(n_in, UNIT) * UNIT; }
 template <typename T> DEV u32 n_chunks(u32 n_in) { return padded_len(n_in) / T::CHUNK; }
 // A chunk's place in its block.
@@ -637,7 +633,7 @@ template <typename T> struct Block<T, Planes> {
             field = stream<P>(block.template field<K>(chunk));
         }
     };
-    // Fields that several chunks share are written by the first.
+    // Fields that several chunks share are written by the first chunk.
     struct Store {
         const Block& block;
         u32 chunk;
@@ -654,7 +650,7 @@ template <typename T> struct Block<T, Planes> {
     DEV_MEMBER void store(u32 chunk, T t) const { t.fields(Store{*this, chunk}); }
 };
 
-// The values of a chunk, `out` `[CHUNK]`, with the bits of the scalar code.
+// Dequantizes a chunk, `out` `[CHUNK]`, with the bits of the scalar code.
 template <typename T> DEV void dequantize_chunk(const T& t, u32 at, float* out) {
     if constexpr (T::FLOAT) {
         (void)at;

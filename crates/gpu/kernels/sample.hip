@@ -1,15 +1,16 @@
-// Choosing a token of each row of logits: logit bias, penalties, then top-k, top-p, min-p, temperature and one draw.
+// Sampling: chooses a token for each row of logits by logit bias, penalties, then top-k, top-p, min-p, temperature and
+// one draw.
 //
-// logits [n_rows, n_vocab] (changed by bias and penalties), rows [n_rows], entries [n_entries], tokens [n_tokens],
-// ids [n_rows]. A row with top_k = 0 is left alone, and so is one whose id is NO_ID already (argmax.hip).
+// logits [n_rows, n_vocab] (modified by bias and penalties), rows [n_rows], entries [n_entries], tokens [n_tokens], ids
+// [n_rows]. Rows with top_k = 0 are skipped, as are rows whose id is already NO_ID (argmax.hip).
 //
-// adjust: a block for each row; a thread for each entry of its lists.
+// adjust: one block of 256 threads per row; one thread per entry of its lists.
 //
-// sample: a block of 1024 for each row. Of the 1024 best logits that its threads find, each in its share, the k-th best is
-// a bound: at least k logits reach it, and mostly not many more. Those that do are sorted (bitonic; keys are all
-// different, so the order is one), at most 2048: where more do, the bound rises by bisection. What follows is in the
-// order of the candidates, as the CPU backend computes it: exp and sums in f64.
-// Shared memory: 2048 keys, 1024 f64 and a word or key for each wave, 25 KB.
+// sample: one block of 1024 threads per row. Each thread finds the best logit of its share; the k-th best of these 1024
+// is a bound that at least k logits reach, and usually not many more. Those logits are sorted (bitonic; all keys are
+// distinct, so the order is unique), at most 2048 of them: if more reach the bound, bisection raises it. The rest runs
+// over the sorted candidates as in the CPU backend, with exp and sums in f64.
+// Shared memory: 2048 keys, 1024 f64 and one word per wave, 25 KB.
 #include "logits.h"
 
 #pragma clang fp contract(off)
@@ -18,7 +19,7 @@ constexpr u32 THREADS = 1024;
 constexpr u32 ADJUST_THREADS = 256;
 constexpr u32 CAPACITY = 2048;
 constexpr u32 NO_ID = 0xffffffffu;
-// Keys of logits above negative infinity.
+// The least key of logits above negative infinity.
 constexpr u64 LEAST_KEY = (u64)0x00800000u << 32;
 
 struct SampleRow {
@@ -54,7 +55,7 @@ struct SampleParams {
     u32 pad;
 };
 
-// a * b, not fused with a sum: for NVIDIA the compiler does not heed the pragma.
+// a * b, not fused with an addition. The compiler ignores the pragma for NVIDIA.
 DEV float product(float a, float b) {
 #if defined(GPU_NV)
     float r;
@@ -79,7 +80,7 @@ KERNEL(adjust, SampleParams, ADJUST_THREADS) {
         if (entry.id < p.n_vocab) logits[entry.id] += bits<float>(entry.value);
     }
     barrier();
-    // The token of the row itself occurs once more; where no entry has it, thread 0 sees to it.
+    // The row's own input token counts once more. If no entry has it, thread 0 handles it.
     u32 just = row.input_row < p.n_tokens ? p.tokens[row.input_row] : NO_ID;
     bool is_new = just < p.n_vocab;
     for (u32 i = 0; is_new && i < row.n_counts && row.first_count + i < p.n_entries; i++)
@@ -92,14 +93,14 @@ KERNEL(adjust, SampleParams, ADJUST_THREADS) {
     if (is_new && tid() == 0) logits[just] = penalized(row, logits[just], 1);
 }
 
-// e^x, x <= 0 or not a number, with an error of about one unit in the last place; 0 for NaN.
+// e^x for x <= 0 or NaN, with an error of about one unit in the last place; 0 for NaN.
 DEV double exp_f64(double x) {
     if (!(x > -745.0)) return 0.0;
     constexpr double LOG2_E = 1.4426950408889634, MAGIC = 6755399441055744.0;
     constexpr double LN2_HIGH = 0.693147180369123816490, LN2_LOW = 1.90821492927058770002e-10;
     double whole = __builtin_fma(x, LOG2_E, MAGIC) - MAGIC;
     double r = __builtin_fma(-whole, LN2_LOW, __builtin_fma(-whole, LN2_HIGH, x));
-    // 1 / n!, from n = 13 down to 2.
+    // 1 / n! from n = 13 down to 2.
     constexpr double FACTORS[12] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0,
                                     1.0 / 362880.0,     1.0 / 40320.0,     1.0 / 5040.0,     1.0 / 720.0,
                                     1.0 / 120.0,        1.0 / 24.0,        1.0 / 6.0,        0.5};
@@ -107,7 +108,7 @@ DEV double exp_f64(double x) {
 #pragma unroll
     for (u32 i = 1; i < 12; i++) y = __builtin_fma(y, r, FACTORS[i]);
     y = __builtin_fma(y * r, r, r) + 1.0;
-    // By two powers of two, since their product may be below the normal numbers.
+    // Two powers of two, since their product may be subnormal.
     i32 n = (i32)whole, half = n / 2;
     double a = bits<double>((u64)(half + 1023) << 52), b = bits<double>((u64)(n - half + 1023) << 52);
     return y * a * b;
@@ -117,7 +118,7 @@ struct Counter {
     const float* logits;
     u32 n_vocab;
 
-    // How many of this thread's share have at least this key.
+    // How many logits of this thread's share have at least this key.
     DEV_MEMBER u32 count(u64 bound) const {
         u32 n = 0;
         for (u32 i = tid(); i < n_vocab; i += THREADS) n += key_of(logits[i], i) >= bound ? 1 : 0;
@@ -125,7 +126,7 @@ struct Counter {
     }
 };
 
-// The sum over the block, and in `before` that of the threads before this one.
+// The sum over the block; `before` gets the sum over the threads before this one.
 DEV u32 block_scan(u32 v, u32* part, u32& before) {
     u32 sum = v;
 #pragma unroll
@@ -145,7 +146,7 @@ DEV u32 block_scan(u32 v, u32* part, u32& before) {
     return uniform(total);
 }
 
-// Sorts n keys, a power of two and at most CAPACITY, the largest first.
+// Sorts n keys in descending order; n is a power of two and at most CAPACITY.
 DEV void sort_keys(u64* keys, u32 n) {
     for (u32 size = 2; size <= n; size *= 2) {
         for (u32 stride = size / 2; stride > 0; stride /= 2) {
@@ -161,7 +162,7 @@ DEV void sort_keys(u64* keys, u32 n) {
     barrier();
 }
 
-// Softmax of the first n candidates in `weights`, before their sum is known: thread i has that of candidate i.
+// Softmax numerators of the first n candidates; thread i computes candidate i.
 DEV void put_weights(double* weights, const u64* keys, u32 n, float temperature) {
     barrier();
     if (tid() < n) {
@@ -171,7 +172,7 @@ DEV void put_weights(double* weights, const u64* keys, u32 n, float temperature)
     barrier();
 }
 
-// Makes probabilities of weights, in one thread.
+// Divides weights by their sum. Run by one thread.
 DEV void normalize(double* weights, u32 n) {
     double total = 0.0;
     for (u32 i = 0; i < n; i++) total += weights[i];
@@ -201,7 +202,7 @@ KERNEL(sample, SampleParams, THREADS) {
     u64 bound = max_of(keys[top_k - 1], LEAST_KEY), above = keys[0] + 1;
     u32 before, total = block_scan(share.count(bound), part, before);
     while (total > CAPACITY) {
-        // At least top_k reach `bound`, and none `above`.
+        // At least top_k keys reach `bound`, and none reaches `above`.
         u64 middle = bound + (above - bound) / 2;
         u32 n = block_scan(share.count(middle), part, before);
         if (n < top_k) above = middle;

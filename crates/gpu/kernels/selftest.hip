@@ -1,8 +1,8 @@
-// What tests of the drivers run: gpu.h's functions, one value for each thread, and, on the host driver only, kernels
-// with one fault each, which it must name.
+// Kernels for tests of the drivers: gpu.h's functions, and, on the CPU emulator only, kernels with one fault each,
+// which the emulator must report.
 //
-// functions: out[function, i] of x[i] and its neighbours, i < n; one thread for each i, whole blocks. THREADS / WARP_SIZE
-// words of shared memory. The kernels with faults: what they do besides is of no interest.
+// functions: out[function, i] from x[i] and its neighbours, i < n; one thread per i, whole blocks of 128. Shared
+// memory: THREADS / WARP_SIZE words. The outputs of the kernels with faults do not matter.
 #include "gpu.h"
 
 constexpr u32 THREADS = 128;
@@ -43,7 +43,7 @@ EXPORT_U32(n_functions, 16)
 
 #if defined(GPU_HOST)
 
-// What a switch costs: 128 for each of n.
+// To measure the cost of a fibre switch: 128 switches for each of n.
 KERNEL(many_collectives, Params, THREADS) {
     u32 v = p.x[tid()];
     for (u32 i = 0; i < p.n; i++) v += shuffle_xor(v, 1);
@@ -87,14 +87,14 @@ KERNEL(reduce_in_branch, Params, THREADS) {
 
 KERNEL(not_uniform, Params, THREADS) { p.out[tid()] = uniform(tid() == p.which); }
 
-// Thread i + 1 reads what thread i wrote.
+// Thread i reads what thread i + 1 wrote.
 KERNEL(race, Params, THREADS) {
     SHARED(u32, values, THREADS);
     values[tid()] = tid();
     p.out[tid()] = values[(tid() + 1) % THREADS];
 }
 
-// The second round overwrites what the first may still read.
+// The second round overwrites values that the first may still read.
 KERNEL(race_of_rounds, Params, THREADS) {
     SHARED(u8, bytes, THREADS);
     for (u32 i = 0; i < 2; i++) {

@@ -1,8 +1,8 @@
-// What kernels know of a step; mirrored by src/step.rs.
+// The step as kernels see it; mirrored by src/step.rs.
 #pragma once
 #include "gpu.h"
 
-// A row that only fills up a step: it has no sequence and appends nothing.
+// A padding row of a step: it has no sequence and appends nothing.
 constexpr u32 NO_ROW = 0xffffffffu;
 
 struct SeqRows {

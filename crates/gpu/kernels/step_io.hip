@@ -1,34 +1,33 @@
-// The first and the last kernel of a step: what the host says comes in, what it waits for goes out. Both are nodes of
-// the step's graph, so a replay needs no copy before or after it.
+// The first and the last kernel of a step: they copy the step's parameters from the host and its results to the host.
+// Both are nodes of the step's graph, so a replay needs no copy before or after it.
 //
-// begin_step: the words of a step, from the host's slot number (n_steps % n_slots) to their place on the device: first
-// `n_words` words as they are, then of each of n_seqs block tables [max_pages] the first words[N_PAGES], and
-// words[N_LIST_WORDS] of the max_list_words that lists may have. A token whose
-// word in from_row is not NO_ROW is what that output row of the step before sampled. One thread for each word; no
-// shared memory.
+// begin_step: copies the words of a step from slot n_steps % n_slots in host memory to the device: the first `n_words`
+// words; of each of the n_seqs block tables [max_pages] the first words[N_PAGES]; and words[N_LIST_WORDS] words of the
+// lists, which may have max_list_words. A token whose word in from_row is not NO_ROW is replaced by what that output
+// row of the previous step sampled. One thread per word in blocks of 256; no shared memory.
 //
-// end_step: the number of the step (words[0]), then ids[i], i < n_ids, to the slot of the host; then the next slot is
-// up. One block of THREADS; no shared memory.
+// end_step: writes the number of the step (words[0]) and ids[i], i < n_ids, to the slot in host memory, then advances
+// to the next slot. One block of 256 threads; no shared memory.
 #include "step.h"
 
 constexpr u32 THREADS = 256;
-// Places in the words of a step: its number, and how many pages of the block tables and words of the lists are in use.
+// Indices in the words of a step: its number, and the numbers of block table pages and of list words in use.
 constexpr u32 STEP_NUMBER = 0;
 constexpr u32 N_PAGES = 1;
 constexpr u32 N_LIST_WORDS = 2;
 
 struct BeginParams {
-    const u32* host;     // [n_slots, slot_words], memory of the host
-    u32* words;          // [slot_words]
-    const u32* sampled;  // [rows of logits]
-    const u32* n_steps;  // [1]
+    const u32* host;    // [n_slots, slot_words], host memory
+    u32* words;         // [slot_words]
+    const u32* sampled; // [rows of logits]
+    const u32* n_steps; // [1]
     u32 slot_words;
     u32 n_slots;
     u32 n_words;
-    u32 tokens;    // where the tokens of a step are among its words, [n_rows]
-    u32 from_row;  // and where they come from
+    u32 tokens;   // offset of the tokens in the words of a step, [n_rows]
+    u32 from_row; // offset of the output rows that they come from
     u32 n_rows;
-    u32 block_tables;  // n_words at least
+    u32 block_tables; // at least n_words
     u32 max_pages;
     u32 n_seqs;
     u32 lists;
@@ -64,11 +63,11 @@ KERNEL(begin_step, BeginParams, THREADS) {
 }
 
 struct EndParams {
-    const u32* ids;    // [n_ids]
-    const u32* words;  // of the step
-    u32* host;         // [n_slots, slot_words], memory of the host
-    u32* n_steps;      // [1]
-    u32 slot_words;    // n_ids + 1 at least
+    const u32* ids;   // [n_ids]
+    const u32* words; // of the step
+    u32* host;        // [n_slots, slot_words], host memory
+    u32* n_steps;     // [1]
+    u32 slot_words;   // at least n_ids + 1
     u32 n_slots;
     u32 n_ids;
     u32 pad;

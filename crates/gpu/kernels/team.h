@@ -1,13 +1,14 @@
-// Teams of 32 lanes: a wave, or half of one, so that short rows have the same threads everywhere.
+// Teams of 32 lanes: a wave, or half of one, so that short rows have the same number of threads on all GPUs.
 #pragma once
 #include "gpu.h"
 
 constexpr u32 TEAM = 32;
 
-// The reduction over N neighbouring lanes, in each of them, in an order that depends on nothing but the lane.
+// The reduction over N neighbouring lanes, in each of them. The order depends only on the lane.
 template <typename R, u32 N, typename T> DEV T group_reduce(T v) {
 #if defined(GPU_NV)
-    if constexpr (N == WARP_SIZE && __is_same(R, Max) && __is_same(T, u32)) return (u32)__nvvm_redux_sync_umax((i32)v, -1);
+    if constexpr (N == WARP_SIZE && __is_same(R, Max) && __is_same(T, u32))
+        return (u32)__nvvm_redux_sync_umax((i32)v, -1);
 #endif
     if constexpr (N == WARP_SIZE) return wave_reduce<R>(v);
 #pragma unroll
@@ -15,8 +16,9 @@ template <typename R, u32 N, typename T> DEV T group_reduce(T v) {
     return v;
 }
 
-// All lanes of the wave have written what others of them read next: `bytes` of shared memory, which no other wave touches.
-DEV void wave_barrier([[maybe_unused]] const void* memory, [[maybe_unused]] u32 bytes, [[maybe_unused]] Site at = HERE) {
+// Makes the writes of a wave's lanes visible to its other lanes: `bytes` of shared memory that no other wave accesses.
+DEV void wave_barrier([[maybe_unused]] const void* memory, [[maybe_unused]] u32 bytes,
+                      [[maybe_unused]] Site at = HERE) {
 #if defined(GPU_AMD)
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();

@@ -1,5 +1,4 @@
-//! Which devices there are: their names on the command line, what their drivers say of them, and which image of this
-//! build each would run.
+//! Devices: their names on the command line, the facts their drivers report, and the image of this build each one runs.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +10,7 @@ use crate::error::GpuError;
 use crate::image::images;
 use crate::variant::Variants;
 
-/// A GPU that the CPU can play, by its matrix units and wave size.
+/// A GPU generation that the CPU emulator imitates: its matrix units and wave size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Persona {
     Gfx10,
@@ -42,7 +41,8 @@ impl Persona {
         }
     }
 
-    pub(crate) fn plays(self) -> &'static str {
+    /// The imitated GPU, for device names.
+    pub(crate) fn describe(self) -> &'static str {
         match self {
             Persona::Gfx10 => "an AMD RDNA2 GPU",
             Persona::Gfx11 => "an AMD RDNA3 GPU",
@@ -62,11 +62,11 @@ impl fmt::Display for Persona {
 /// A device: `hip:0`, `cuda:1`, `host:gfx11`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceId {
-    /// The number of an AMD GPU among those that HIP shows.
+    /// Index of an AMD GPU among those HIP lists.
     Hip(u32),
-    /// The number of an NVIDIA GPU among those that CUDA shows.
+    /// Index of an NVIDIA GPU among those CUDA lists.
     Cuda(u32),
-    /// The CPU, for tests.
+    /// The CPU emulator, for tests.
     Host(Persona),
 }
 
@@ -100,14 +100,14 @@ impl fmt::Display for DeviceId {
 impl FromStr for DeviceId {
     type Err = String;
 
-    /// `hip:N`, `cuda:N`, `host:PERSONA`; without a number the first, without a persona the first that was built.
+    /// Parses `hip:N`, `cuda:N` or `host:PERSONA`. N defaults to 0, the persona to the first one in this build.
     fn from_str(text: &str) -> Result<DeviceId, String> {
         let (kind, which) = text.split_once(':').unwrap_or((text, ""));
         let number = || match which {
             "" => Ok(0),
             which => which
                 .parse()
-                .map_err(|_| format!("{which:?} is not the number of a device")),
+                .map_err(|_| format!("{which:?} is not a device number")),
         };
         match kind {
             "hip" => Ok(DeviceId::Hip(number()?)),
@@ -131,23 +131,23 @@ impl FromStr for DeviceId {
     }
 }
 
-/// How to open devices, where it is not as usual.
+/// Options for opening devices. The defaults suit normal use.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// The image to run instead of the best one for the device.
+    /// Image to run instead of the best one for the device.
     pub image: Option<String>,
-    /// Kernels to take instead of those that launches would choose.
+    /// Kernel variants to run instead of those that launches would choose.
     pub variants: Variants,
-    /// The most bytes that buffers may take; `None` leaves it to the device.
+    /// Limit on the bytes of all buffers; `None` for what the device has.
     pub memory_bytes: Option<u64>,
-    /// HIP's library instead of the usual places.
+    /// HIP library to load instead of searching the usual places.
     pub hip_library: Option<PathBuf>,
-    /// CUDA's library instead of the usual places.
+    /// CUDA library to load instead of searching the usual places.
     pub cuda_library: Option<PathBuf>,
 }
 
 impl OpenOptions {
-    /// From `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY` and `ROCMFORGE_CUDA_LIBRARY`. The only place that reads them.
+    /// Reads `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY` and `ROCMFORGE_CUDA_LIBRARY`. No other code reads them.
     pub fn from_env() -> OpenOptions {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         OpenOptions {
@@ -172,35 +172,35 @@ impl OpenOptions {
     }
 }
 
-/// What is known of a device.
+/// Facts about a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     pub id: DeviceId,
-    /// The maker's name of it.
+    /// The vendor's product name.
     pub name: String,
     /// e.g. `gfx1100`, `sm_90`, `host-nv`.
     pub architecture: String,
     pub total_bytes: u64,
     pub free_bytes: u64,
-    /// Whether it shares the machine's memory.
+    /// Whether it shares the system memory.
     pub integrated: bool,
     /// Compute units or multiprocessors.
     pub n_compute_units: u32,
-    /// The most shared memory that a block can have.
+    /// Maximum shared memory of a block.
     pub max_shared_bytes: u32,
-    /// Of the kernel's driver; may be empty.
+    /// Version of the kernel driver; may be empty.
     pub driver_version: String,
-    /// Of HIP or CUDA; empty for the host.
+    /// Version of HIP or CUDA; empty for the CPU emulator.
     pub runtime_version: String,
-    /// The image of this build that it runs, or why there is none.
+    /// The image of this build that the device runs, or why there is none.
     pub image: Result<String, GpuError>,
 }
 
-/// The devices that were found, and why others were not.
+/// The devices found, and why others were not.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
     pub devices: Vec<DeviceInfo>,
-    /// E.g. that a vendor's library is not installed.
+    /// For example that a vendor's library is not installed.
     pub errors: Vec<GpuError>,
 }
 
@@ -208,7 +208,7 @@ fn has_image(target: &str) -> bool {
     images().iter().any(|image| image.target == target)
 }
 
-/// The images of this build, each named once.
+/// Returns the names of the images of this build, without duplicates.
 pub fn image_targets() -> Vec<&'static str> {
     let mut targets: Vec<&str> = Vec::new();
     for image in images() {
@@ -219,8 +219,9 @@ pub fn image_targets() -> Vec<&'static str> {
     targets
 }
 
-/// The image to run on a device: what was asked for, or the best that its architecture takes. AMD takes exactly its own;
-/// NVIDIA's `a` images are for one compute capability, PTX of others for that and all later ones.
+/// Chooses the image for a device: `wanted` if given, else the best one its architecture can run. AMD architectures run
+/// only their own image. NVIDIA's `a` images run on one compute capability only; other PTX runs on its capability and
+/// all later ones.
 pub(crate) fn choose_image(facts: &Facts, wanted: Option<&str>) -> Result<String, GpuError> {
     if let Some(target) = wanted {
         if has_image(target) {
@@ -247,7 +248,7 @@ pub(crate) fn choose_image(facts: &Facts, wanted: Option<&str>) -> Result<String
     })
 }
 
-/// Images that an architecture can run, the best first.
+/// Returns the images that an architecture can run, best first.
 fn candidates(architecture: &str) -> Vec<String> {
     let capability = architecture
         .strip_prefix("sm_")
@@ -265,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_devices() {
+    fn parses_device_names() {
         for name in ["hip:0", "cuda:3", "host:cdna", "host:nv"] {
             assert_eq!(name.parse::<DeviceId>().unwrap().to_string(), name);
         }
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn images_of_architectures() {
+    fn images_for_each_architecture() {
         for (architecture, expected) in [
             ("gfx1101", &["gfx1101"][..]),
             ("sm_75", &[]),

@@ -1,4 +1,4 @@
-//! What can go wrong with a GPU: facts and what to do about them.
+//! Errors of GPUs, drivers and this build: facts and what to do about them.
 
 /// An error of a GPU, its driver or this build.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -7,47 +7,47 @@ pub enum GpuError {
     #[error("no {driver} driver library: {text}; {}", advice_for_library(driver))]
     NoLibrary {
         driver: &'static str,
-        /// What the dynamic linker said of each place.
+        /// The dynamic linker's message for each place.
         text: String,
     },
-    /// The driver's library is too old, or not what its name says.
+    /// The driver's library is too old, or not the library its name says.
     #[error("{library} has no function {symbol}; {}", advice_for_symbol(driver))]
     NoFunction {
         driver: &'static str,
         library: String,
         symbol: &'static str,
     },
-    /// The driver works and has no such device.
+    /// The driver works but has no such device.
     #[error(
-        "there is no device {device}: {driver} has {n_devices}; `rocmforge devices` lists what there is"
+        "there is no device {device}: {driver} has {n_devices}; list the devices with `rocmforge devices`"
     )]
     NoDevice {
         driver: &'static str,
         device: String,
         n_devices: usize,
     },
-    /// A driver's call failed.
+    /// A driver call failed.
     #[error("{call} failed with {code} ({text}){}", advice_text(advice))]
     Driver {
         call: &'static str,
         code: i32,
-        /// The driver's words.
+        /// The driver's error text.
         text: String,
         /// What to do; may be empty.
         advice: &'static str,
     },
-    /// The device was lost by an earlier call, and can do nothing more in this process.
+    /// An earlier call lost the device. It stays unusable in this process.
     #[error("the GPU stopped working: {cause}")]
     Lost { cause: Box<GpuError> },
     /// Device memory, or pinned host memory, ran out.
     #[error(
-        "the GPU has no room for {bytes} bytes: {free} of {total} are free; use a smaller model, a smaller context, or \
-         stop other programs that use it"
+        "the GPU has no room for {bytes} bytes: {free} of {total} bytes are free; use a smaller model or a smaller \
+         context, or stop other programs that use the GPU"
     )]
     OutOfMemory { bytes: u64, free: u64, total: u64 },
     /// The build has no image of this name.
     #[error(
-        "this build has no kernels for {target}; build it again with ROCMFORGE_GPU_TARGETS={target}"
+        "this build has no kernels for {target}; rebuild it with ROCMFORGE_GPU_TARGETS={target}"
     )]
     NoImage { target: String },
     /// The build has no image that this device can run.
@@ -63,45 +63,45 @@ pub enum GpuError {
         /// The target to build for; empty for a device that is too old.
         wanted: String,
     },
-    /// An image lacks a kernel or a number that it should have.
-    #[error("the image {module} for {target} has no {name}; build the program again")]
+    /// An image lacks a kernel or a constant.
+    #[error("the image {module} for {target} has no {name}; rebuild the program")]
     NoSymbol {
         target: String,
         module: String,
         name: String,
     },
-    /// A weight format without kernels.
+    /// A weight format that has no kernels.
     #[error(
-        "there are no GPU kernels for weights in {ty}; quantize the model to another type, or run it on the CPU"
+        "weights in {ty} have no GPU kernels; quantize the model to another type, or run it on the CPU"
     )]
     Format { ty: &'static str },
-    /// A batch of products that cannot be run.
+    /// A batch of matrix products that cannot run.
     #[error(transparent)]
     Batch(BatchError),
 }
 
-/// What is wrong with a batch of products, or with a weight for it.
+/// A fault of a batch of matrix products, or of a weight for it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    #[error("the batch has no operations; add one at least")]
+    #[error("the batch has no operations; add at least one")]
     Empty,
-    #[error("the batch has {n} operations; {most} are the most, so split it")]
+    #[error("the batch has {n} operations; the limit is {most}, so split it")]
     TooManyOperations { n: usize, most: usize },
-    #[error("operation {op} has no rows of activations; give one at least")]
+    #[error("operation {op} has no rows of activations; give at least one")]
     NoRows { op: usize },
     #[error(
-        "operation {op} has {n_rows} rows; {most} are the most, since a product of more keeps a device busy alone: run it \
-         with ops::matmul, or split it"
+        "operation {op} has {n_rows} rows; the limit is {most}, since a larger product keeps a device busy alone: run \
+         it with ops::matmul, or split it"
     )]
     TooManyRows {
         op: usize,
         n_rows: usize,
         most: usize,
     },
-    #[error("operation {op} names a weight of another batch; add the weight to this one")]
+    #[error("operation {op} names a weight of another batch; add the weight to this batch")]
     UnknownWeight { op: usize },
     #[error(
-        "operation {op} has {found} values of input; {n_rows} rows of {n_in} columns are {expected}"
+        "operation {op} has {found} values of input; {n_rows} rows of {n_in} columns need {expected}"
     )]
     InputLength {
         op: usize,
@@ -110,27 +110,25 @@ pub enum BatchError {
         n_in: usize,
         expected: usize,
     },
-    #[error("the input of operation {op} is in the memory of another device; copy it to this one")]
+    #[error("the input of operation {op} is in memory of another device; copy it to this device")]
     OtherDevice { op: usize },
-    #[error("the batch has {values} values of {what}; {most} are the most, so split it")]
+    #[error("the batch has {values} values of {what}; the limit is {most}, so split it")]
     TooLarge {
         what: &'static str,
         values: usize,
         most: usize,
     },
-    #[error("a weight of {n_out} rows and {n_in} columns is no matrix")]
+    #[error("a weight of {n_out} rows and {n_in} columns is empty")]
     EmptyWeight { n_out: usize, n_in: usize },
     #[error(
-        "rows of {n_in} columns are not whole blocks of {block_len} values, which {ty} has; fill them up"
+        "rows of {n_in} columns are not whole blocks of {block_len} values, the block length of {ty}; pad the rows"
     )]
     Columns {
         ty: &'static str,
         n_in: usize,
         block_len: usize,
     },
-    #[error(
-        "{found} bytes are not the blocks of a weight in {ty}; {n_out} rows of {n_in} columns have {expected}"
-    )]
+    #[error("the weight has {found} bytes; {n_out} rows of {n_in} columns in {ty} have {expected}")]
     WeightBytes {
         ty: &'static str,
         n_out: usize,
@@ -138,14 +136,14 @@ pub enum BatchError {
         found: usize,
         expected: String,
     },
-    #[error("{n} batches are in flight, as many as the launcher takes; wait for one")]
+    #[error("{n} batches are in flight, the launcher's capacity; wait for one")]
     QueueFull { n: usize },
-    #[error("a launcher for no batches can do nothing; give it room for one at least")]
+    #[error("the capacity of the launcher is 0; it must be at least 1")]
     NoRoom,
 }
 
 impl GpuError {
-    /// Whether the device can do nothing more in this process.
+    /// Whether the device is unusable for the rest of this process.
     pub fn is_fatal(&self) -> bool {
         match self {
             GpuError::Lost { .. } => true,
@@ -158,10 +156,12 @@ impl GpuError {
 fn advice_for_library(driver: &str) -> &'static str {
     match driver {
         "HIP" => {
-            "on a machine with an AMD GPU install the HIP runtime (package hip-runtime-amd, rocm-hip-runtime or \
+            "on a machine with an AMD GPU, install the HIP runtime (package hip-runtime-amd, rocm-hip-runtime or \
              libamdhip64)"
         }
-        _ => "on a machine with an NVIDIA GPU install NVIDIA's driver (it brings libcuda.so.1)",
+        _ => {
+            "on a machine with an NVIDIA GPU, install the NVIDIA driver (which contains libcuda.so.1)"
+        }
     }
 }
 
@@ -174,10 +174,9 @@ fn advice_for_symbol(driver: &str) -> &'static str {
 
 fn advice_for_image(wanted: &str) -> String {
     if wanted.is_empty() {
-        return "; the oldest NVIDIA GPUs that it can be built for have compute capability 8.0"
-            .into();
+        return "; the oldest supported NVIDIA GPUs have compute capability 8.0".into();
     }
-    format!("; build it again with ROCMFORGE_GPU_TARGETS={wanted}")
+    format!("; rebuild it with ROCMFORGE_GPU_TARGETS={wanted}")
 }
 
 fn advice_text(advice: &str) -> String {
@@ -187,31 +186,35 @@ fn advice_text(advice: &str) -> String {
     format!("; {advice}")
 }
 
-/// What to do about a driver's code. HIP and CUDA number these alike.
+/// Returns what to do about a driver's error code. HIP and CUDA use the same numbers for these.
 pub(crate) fn advice(code: i32) -> &'static str {
     match code {
-        3 => "look at the kernel's log (dmesg) and at the driver's installation",
-        34 => "a stub library of the toolkit was loaded; remove its folder from LD_LIBRARY_PATH",
-        35 | 803 | 804 => {
-            "the kernel's driver and the library are of different versions; install matching ones, or restart"
+        3 => "check the kernel log (dmesg) and the installation of the driver",
+        34 => {
+            "a stub library of the CUDA toolkit was loaded; remove its folder from LD_LIBRARY_PATH"
         }
-        46 => "another program uses the GPU alone; stop it, or change the GPU's compute mode",
+        35 | 803 | 804 => {
+            "the kernel driver and the library have different versions; install matching ones, or reboot"
+        }
+        46 => {
+            "another program has exclusive use of the GPU; stop it, or change the GPU's compute mode"
+        }
         100 | 101 => {
-            "check that the GPU is there (lspci) and that this user may open it: /dev/kfd and /dev/dri/render* need \
+            "check that the GPU is present (lspci) and that this user may open it: /dev/kfd and /dev/dri/render* need \
              the groups render and video; HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES hide devices"
         }
         200 | 209 | 218 | 300 | 303 => {
-            "the driver does not take this build's kernels; choose another image with --gpu-image, or update the driver"
+            "the driver rejects this build's kernels; set ROCMFORGE_GPU_IMAGE to another image, or update the driver"
         }
         221 => {
-            "the driver's PTX compiler is missing (libnvidia-ptxjitcompiler.so.1); install the whole driver"
+            "the driver's PTX compiler is missing (libnvidia-ptxjitcompiler.so.1); install the complete driver"
         }
         222 => {
-            "the driver is too old for this build's kernels; update it, or use --gpu-image sm_80"
+            "the driver is too old for this build's kernels; update it, or set ROCMFORGE_GPU_IMAGE=sm_80"
         }
         802 => "the GPU's system services are not ready (fabric manager); start them",
         code if crate::driver::api::code::is_fatal(code) => {
-            "the GPU faulted; start the program again, and look at the kernel's log (dmesg)"
+            "the GPU faulted; restart the program, and check the kernel log (dmesg)"
         }
         _ => "",
     }

@@ -1,4 +1,4 @@
-//! Points in the work of a device that one can wait for and take the time between.
+//! Events: points in the work of a device to wait for and to take times between.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::driver::api::{Handle, code};
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
 
-/// A queue of work beside the device's own; only copies go to it.
+/// A queue of work beside the device's main stream. Only copies use it.
 pub(crate) struct Stream {
     pub(crate) handle: Handle,
     gpu: Arc<Inner>,
@@ -29,7 +29,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the stream is not used after this. What it copies is waited for; failures have nobody to be told to.
+        // SAFETY: the stream is not used after this. The call waits for its copies; errors cannot be reported here.
         let _ = self.gpu.call("stream_destroy", |calls| unsafe {
             (calls.stream_synchronize)(self.handle);
             (calls.stream_destroy)(self.handle)
@@ -59,7 +59,7 @@ impl Event {
         Ok(Event { handle, gpu })
     }
 
-    /// Moves the event behind all launches so far.
+    /// Records the event after all launches so far.
     pub fn record(&self) -> Result<(), GpuError> {
         self.record_on(self.gpu.stream)
     }
@@ -71,15 +71,15 @@ impl Event {
         })
     }
 
-    /// Lets what is queued on the stream from now on wait for the event.
-    pub(crate) fn hold(&self, stream: Handle) -> Result<(), GpuError> {
+    /// Makes work queued on the stream from now on wait for the event.
+    pub(crate) fn block_stream(&self, stream: Handle) -> Result<(), GpuError> {
         // SAFETY: both are of this device and in use.
         self.gpu.call("stream_wait", |calls| unsafe {
             (calls.stream_wait)(stream, self.handle, 0)
         })
     }
 
-    /// Whether the work before the last record is done.
+    /// Whether all work before the last record is done.
     pub fn is_done(&self) -> Result<bool, GpuError> {
         // SAFETY: the event is in use.
         let done = self.gpu.call("event_query", |calls| unsafe {
@@ -95,7 +95,7 @@ impl Event {
         }
     }
 
-    /// Waits until the work before the last record is done.
+    /// Waits until all work before the last record is done.
     pub fn wait(&self) -> Result<(), GpuError> {
         // SAFETY: the event is in use.
         self.gpu.call("event_synchronize", |calls| unsafe {
@@ -103,7 +103,7 @@ impl Event {
         })
     }
 
-    /// Milliseconds from `start` to this event, on the device's clock. Both must be done.
+    /// Milliseconds from `start` to this event, by the device's clock. Both must be done.
     pub fn elapsed_ms(&self, start: &Event) -> Result<f32, GpuError> {
         let mut ms = 0.0;
         // SAFETY: both are in use; `ms` is written before the call returns.
@@ -116,7 +116,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event is not used after this. A failure has nobody to be told to.
+        // SAFETY: the event is not used after this. Errors cannot be reported here.
         let _ = self.gpu.call("event_destroy", |calls| unsafe {
             (calls.event_destroy)(self.handle)
         });

@@ -1,21 +1,21 @@
-//! An open device: which it is, what is known of it, and calls of its driver.
+//! An open device: its identity, its facts, and calls to its driver.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::deferred_free::DeferredFree;
 use crate::device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, choose_image};
 use crate::driver::api::{Calls, Handle, Vendor, name_of};
 use crate::driver::{Context, Driver, Facts, label};
 use crate::error::GpuError;
-use crate::keeper::Keeper;
 use crate::launch::Module;
-use crate::memory::machine_bytes;
+use crate::memory::meminfo_bytes;
 use crate::tuning::{Choice, Shape, Tuning};
 use crate::variant::{Variant, Variants};
 
-/// A device in use. Launches are queued on its one stream and run in order. Clones are the same device.
+/// An open device. Launches are queued on its one stream and run in order. Clones refer to the same device.
 #[derive(Clone)]
 pub struct Gpu {
     pub(crate) inner: Arc<Inner>,
@@ -30,54 +30,55 @@ pub(crate) struct Inner {
     id: DeviceId,
     facts: Facts,
     pub(crate) target: String,
-    /// Whether its kernels may start before those before them have ended.
+    /// Whether its kernels may start before their predecessors have ended.
     pub(crate) overlaps: bool,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
-    pub(crate) keeper: Keeper,
-    /// Bytes of all buffers, and how many there may be.
+    pub(crate) deferred_free: DeferredFree,
+    /// Bytes of all buffers.
     pub(crate) allocated: AtomicU64,
+    /// Limit on `allocated`.
     memory_bytes: u64,
-    /// The error after which the device can do no more.
+    /// The error that made the device unusable.
     lost: OnceLock<GpuError>,
-    /// Tells devices in use apart, for `CURRENT`.
+    /// Identifies the open device in `CURRENT`.
     serial: u64,
 }
 
 thread_local! {
-    /// The serial of the device that is the thread's current one in its driver.
+    /// The serial of the device that is current in the thread's driver.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: handles of drivers may be used from any thread; the map is behind a lock.
+// SAFETY: driver handles may be used from any thread; the map is behind a lock.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A driver that lost its device may never return.
+        // After a lost device, driver calls may never return.
         if self.lost.get().is_none() && self.make_current().is_ok() {
             let calls = &self.driver.calls;
             let modules = self.modules.get_mut().unwrap_or_else(|e| e.into_inner());
             for module in modules.values() {
-                // SAFETY: nothing of the module is used after this. Failures have nobody to be told to.
+                // SAFETY: nothing of the module is used after this. Errors cannot be reported here.
                 unsafe { (calls.module_unload)(module.handle) };
             }
             // SAFETY: as above.
             unsafe { (calls.stream_destroy)(self.stream) };
-            self.driver.own.close(self.context);
+            self.driver.vendor_api.close(self.context);
         }
         CURRENT.set(0);
     }
 }
 
 impl Inner {
-    /// Makes this the thread's device.
+    /// Makes this the calling thread's current device.
     fn make_current(&self) -> Result<(), GpuError> {
         if CURRENT.get() == self.serial {
             return Ok(());
         }
-        let code = self.driver.own.make_current(self.context);
+        let code = self.driver.vendor_api.make_current(self.context);
         if code != 0 {
             return Err(self.failed("select the device", code, ""));
         }
@@ -85,7 +86,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Calls a function of the table with this as the thread's device; `field` is its name there.
+    /// Calls a function of the table, with this as the current device. `field` is the function's name in the table.
     pub(crate) fn call(
         &self,
         field: &'static str,
@@ -98,7 +99,7 @@ impl Inner {
         }
     }
 
-    /// Whether the device works, as far as is known; makes it the thread's.
+    /// Fails if the device is known to be lost; else makes it the thread's current device.
     pub(crate) fn ready(&self) -> Result<(), GpuError> {
         match self.lost.get() {
             Some(cause) => Err(GpuError::Lost {
@@ -108,39 +109,41 @@ impl Inner {
         }
     }
 
-    /// The error of a failed call; remembers it if the device is lost with it.
+    /// Builds the error of a failed call. Remembers it if the device is lost.
     pub(crate) fn failed(&self, call: &'static str, code: i32, more: &str) -> GpuError {
         let error = self.driver.error(call, code, more);
         if error.is_fatal() && self.driver.vendor != Vendor::Host {
-            // The first error is the one that says most.
+            // The first error is the most informative one.
             let _ = self.lost.set(error.clone());
         }
         error
     }
 
-    /// Free and total bytes of device memory; of a device that shares the machine's, no more than the machine has left.
+    /// Returns free and total bytes of device memory. For a device that shares the system memory, free is limited to
+    /// what the system has available.
     pub(crate) fn memory(&self) -> Result<[u64; 2], GpuError> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are written before the call returns.
         self.call("memory_info", |calls| unsafe {
             (calls.memory_info)(&raw mut free, &raw mut total)
         })?;
-        let mut free = (free as u64).min(self.allowed());
+        let mut free = (free as u64).min(self.remaining_bytes());
         if self.facts.integrated {
-            free = free.min(machine_bytes("MemAvailable").unwrap_or(free));
+            free = free.min(meminfo_bytes("MemAvailable").unwrap_or(free));
         }
         Ok([free, (total as u64).min(self.memory_bytes)])
     }
 
-    /// Bytes that buffers may still take.
-    pub(crate) fn allowed(&self) -> u64 {
+    /// Bytes that buffers may still allocate.
+    pub(crate) fn remaining_bytes(&self) -> u64 {
         let allocated = self.allocated.load(Ordering::Relaxed);
         self.memory_bytes.saturating_sub(allocated)
     }
 }
 
 impl Gpu {
-    /// Opens a device with the best image of this build, or as the environment says ([`OpenOptions::from_env`]).
+    /// Opens a device with the best image of this build, or as the environment variables say
+    /// ([`OpenOptions::from_env`]).
     pub fn open(id: DeviceId) -> Result<Gpu, GpuError> {
         Gpu::open_with(id, &OpenOptions::from_env())
     }
@@ -148,9 +151,9 @@ impl Gpu {
     /// Opens a device.
     ///
     /// # Errors
-    /// [`GpuError::NoLibrary`], [`GpuError::NoFunction`]: the driver is missing or too old. [`GpuError::NoDevice`].
-    /// [`GpuError::NoImageForDevice`], [`GpuError::NoImage`]: this build has no kernels for it. [`GpuError::Driver`]:
-    /// the driver refuses.
+    /// [`GpuError::NoLibrary`] or [`GpuError::NoFunction`] if the driver is missing or too old. [`GpuError::NoDevice`].
+    /// [`GpuError::NoImageForDevice`] or [`GpuError::NoImage`] if this build has no kernels for the device.
+    /// [`GpuError::Driver`] if the driver refuses.
     pub fn open_with(id: DeviceId, options: &OpenOptions) -> Result<Gpu, GpuError> {
         let driver = options.driver(id.vendor())?;
         let n_devices = driver.n_devices()?;
@@ -161,13 +164,13 @@ impl Gpu {
                 n_devices,
             });
         }
-        let facts = driver.own.facts(driver, id.ordinal() as i32)?;
+        let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
         let target = choose_image(&facts, options.image.as_deref())?;
         let gpu = Gpu::start((driver, id), facts, target, options.memory_bytes)?;
         Ok(gpu.with_variants(options.variants))
     }
 
-    /// Opens a device whose image is chosen.
+    /// Opens a device with a chosen image.
     fn start(
         (driver, id): (&'static Driver, DeviceId),
         facts: Facts,
@@ -175,17 +178,17 @@ impl Gpu {
         memory_bytes: Option<u64>,
     ) -> Result<Gpu, GpuError> {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
-        let context = driver.own.open(driver, id.ordinal() as i32)?;
+        let context = driver.vendor_api.open(driver, id.ordinal() as i32)?;
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let mut stream = std::ptr::null_mut();
-        let mut code = driver.own.make_current(context);
+        let mut code = driver.vendor_api.make_current(context);
         if code == 0 {
             CURRENT.set(serial);
             // SAFETY: `stream` is written before the call returns.
             code = unsafe { (driver.calls.stream_create)(&raw mut stream, 1) };
         }
         if code != 0 {
-            driver.own.close(context);
+            driver.vendor_api.close(context);
             CURRENT.set(0);
             return Err(driver.error(name_of(driver.vendor, "stream_create"), code, ""));
         }
@@ -196,10 +199,10 @@ impl Gpu {
                 stream,
                 id,
                 facts,
-                overlaps: driver.own.can_overlap(driver, &target),
+                overlaps: driver.vendor_api.can_overlap(driver, &target),
                 target,
                 modules: Mutex::default(),
-                keeper: Keeper::default(),
+                deferred_free: DeferredFree::default(),
                 allocated: AtomicU64::new(0),
                 memory_bytes: memory_bytes.unwrap_or(u64::MAX),
                 lost: OnceLock::new(),
@@ -210,7 +213,7 @@ impl Gpu {
         })
     }
 
-    /// The CPU as a GPU with the matrix units of `persona`: `gfx10`, `gfx11`, `gfx12`, `cdna` or `nv`.
+    /// Opens the CPU emulator as a GPU with the matrix units of `persona`: `gfx10`, `gfx11`, `gfx12`, `cdna` or `nv`.
     pub fn host(persona: &str) -> Result<Gpu, GpuError> {
         let target = format!("host-{persona}");
         let Some(known) = Persona::ALL.into_iter().find(|p| p.name() == persona) else {
@@ -223,13 +226,13 @@ impl Gpu {
         Gpu::open_with(DeviceId::Host(known), &options)
     }
 
-    /// The AMD and NVIDIA devices of this machine.
+    /// Lists the AMD and NVIDIA devices of this machine.
     pub fn list() -> Vec<DeviceInfo> {
         Gpu::survey(&OpenOptions::from_env()).devices
     }
 
-    /// The AMD and NVIDIA devices of this machine, and what kept others from being found. Each is used for a moment, to
-    /// ask for its memory.
+    /// Lists the AMD and NVIDIA devices of this machine, and why others could not be listed. Opens each device briefly
+    /// to query its memory.
     pub fn survey(options: &OpenOptions) -> Survey {
         let mut survey = Survey::default();
         for vendor in [Vendor::Hip, Vendor::Cuda] {
@@ -262,7 +265,7 @@ impl Gpu {
         id: DeviceId,
         options: &OpenOptions,
     ) -> Result<DeviceInfo, GpuError> {
-        let facts = driver.own.facts(driver, id.ordinal() as i32)?;
+        let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
         let image = choose_image(&facts, options.image.as_deref());
         let gpu = Gpu::start((driver, id), facts, String::new(), options.memory_bytes)?;
         let mut info = gpu.info()?;
@@ -270,7 +273,7 @@ impl Gpu {
         Ok(info)
     }
 
-    /// What is known of the device; the free memory is that of now.
+    /// Returns the facts about the device, with its free memory as of now.
     pub fn info(&self) -> Result<DeviceInfo, GpuError> {
         let [free_bytes, total_bytes] = self.inner.memory()?;
         let facts = &self.inner.facts;
@@ -293,7 +296,7 @@ impl Gpu {
         self.inner.id
     }
 
-    /// Bytes of device memory that buffers of this process's use of the device have now.
+    /// Bytes of device memory allocated through this handle and its clones.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.allocated.load(Ordering::Relaxed)
     }
@@ -303,18 +306,19 @@ impl Gpu {
         self.inner.facts.n_compute_units
     }
 
-    /// The most shared memory that a block can have.
+    /// Maximum shared memory of a block.
     pub fn max_shared_bytes(&self) -> u32 {
         self.inner.facts.max_shared_bytes
     }
 
-    /// Ticks in a second of the clock that kernels read, as far as the driver says.
+    /// Ticks per second of the clock that kernels read, if the driver reports it.
     pub(crate) fn clock_hz(&self) -> Option<f64> {
         let khz = self.inner.facts.clock_khz;
         (khz > 0).then(|| f64::from(khz) * 1e3)
     }
 
-    /// Device memory that is free now. A device that shares the machine's memory has no more than the machine.
+    /// Bytes of free device memory now. For a device that shares the system memory, limited to what the system has
+    /// available.
     pub fn free_bytes(&self) -> Result<u64, GpuError> {
         Ok(self.inner.memory()?[0])
     }
@@ -323,12 +327,12 @@ impl Gpu {
         Ok(self.inner.memory()?[1])
     }
 
-    /// The image in use, e.g. `gfx1100`.
+    /// Name of the image in use, e.g. `gfx1100`.
     pub fn target(&self) -> &str {
         &self.inner.target
     }
 
-    /// The same device, where operations of the new handle take these kernels.
+    /// Returns a handle of the same device whose operations use the forced `variants`.
     #[must_use]
     pub fn with_variants(&self, variants: Variants) -> Gpu {
         Gpu {
@@ -337,12 +341,12 @@ impl Gpu {
         }
     }
 
-    /// The kernels that were asked for.
+    /// The forced kernel variants.
     pub fn variants(&self) -> Variants {
         self.variants
     }
 
-    /// The same device, where operations of the new handle are made as `tuning` says.
+    /// Returns a handle of the same device whose launches follow `tuning`.
     #[must_use]
     pub fn with_tuning(&self, tuning: Arc<Tuning>) -> Gpu {
         Gpu {
@@ -355,7 +359,7 @@ impl Gpu {
         &self.tuning
     }
 
-    /// How launches of this shape are made, if that is known. Who asks for kernels gets those and no others.
+    /// Returns the tuned choice for launches of this shape, if any. Forced variants override tuning.
     pub(crate) fn tuned(&self, shape: impl FnOnce() -> Shape) -> Option<Choice> {
         match self.tuning.is_empty() || !self.variants.is_empty() {
             true => None,
@@ -363,7 +367,7 @@ impl Gpu {
         }
     }
 
-    /// Whether this variant was asked for.
+    /// Whether this variant is forced.
     pub fn takes(&self, variant: Variant) -> bool {
         self.variants.contains(variant)
     }

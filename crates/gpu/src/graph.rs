@@ -1,5 +1,5 @@
-//! Launches recorded once and replayed at once. Addresses in them are those of the recording, so memory that a graph may
-//! use is given back only after the graph (`memory::Keeper`).
+//! Graphs: launches recorded once and replayed as a whole. Their parameters hold the addresses of the recording, so
+//! memory that a graph may use is freed only after the graph (`deferred_free.rs`).
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use crate::driver::api::{Handle, name_of};
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
 
-/// Relaxed: the first use of a kernel may load its module while a graph is recorded.
+/// Relaxed mode: the first use of a kernel may load its module during the recording.
 const CAPTURE_RELAXED: i32 = 2;
 
 /// Recorded launches. Replays are queued like launches.
 pub struct Graph {
     exec: Handle,
-    /// When it was recorded, on the keeper's clock.
-    born: u64,
+    /// When it was recorded, by the clock of `deferred_free`.
+    created_at: u64,
     gpu: Arc<Inner>,
 }
 
@@ -22,8 +22,8 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Gpu {
-    /// Records what `launches` queues, without running it. There may be launches only: no copy, no wait. No other thread
-    /// may use the device meanwhile.
+    /// Records what `launches` queues, without running it. Only launches are allowed, no copies and no waits. No other
+    /// thread may use the device meanwhile.
     ///
     /// # Errors
     /// Those of `launches`; the driver's, if something cannot be recorded.
@@ -32,11 +32,11 @@ impl Gpu {
         launches: impl FnOnce() -> Result<(), GpuError>,
     ) -> Result<Graph, GpuError> {
         let gpu = &self.inner;
-        // SAFETY: the stream is there as long as the device.
+        // SAFETY: the stream lives as long as the device.
         gpu.call("capture_begin", |calls| unsafe {
             (calls.capture_begin)(gpu.stream, CAPTURE_RELAXED)
         })?;
-        gpu.keeper.lock().begin();
+        gpu.deferred_free.lock().begin();
         let mut recording = Recording { gpu, is_open: true };
         let queued = launches();
         let template = recording.end();
@@ -50,16 +50,16 @@ impl Gpu {
         gpu.call("graph_instantiate", |calls| unsafe {
             (calls.graph_instantiate)(&raw mut exec, template.handle, 0)
         })?;
-        let born = gpu.keeper.lock().add_graph();
+        let created_at = gpu.deferred_free.lock().add_graph();
         Ok(Graph {
             exec,
-            born,
+            created_at,
             gpu: Arc::clone(gpu),
         })
     }
 }
 
-/// A capture that is under way, ended also when the launches panic.
+/// An open capture. Dropping it ends the capture, also if the launches panic.
 struct Recording<'a> {
     gpu: &'a Inner,
     is_open: bool,
@@ -69,7 +69,7 @@ impl Recording<'_> {
     fn end(&mut self) -> Result<Handle, GpuError> {
         self.is_open = false;
         let mut template = std::ptr::null_mut();
-        // SAFETY: the stream captures; `template` is written before the call returns.
+        // SAFETY: the stream is capturing; `template` is written before the call returns.
         self.gpu.call("capture_end", |calls| unsafe {
             (calls.capture_end)(self.gpu.stream, &raw mut template)
         })?;
@@ -91,12 +91,12 @@ impl Drop for Recording<'_> {
                 gpu: self.gpu,
             });
         }
-        // Memory given up while recording is freed here if the recording came to nothing.
+        // Memory freed during a recording that failed is released here.
         self.gpu.end_recording();
     }
 }
 
-/// What was recorded, from which graphs to run are made.
+/// A recorded graph, from which executable graphs are made.
 struct Template<'a> {
     handle: Handle,
     gpu: &'a Inner,
@@ -104,7 +104,7 @@ struct Template<'a> {
 
 impl Drop for Template<'_> {
     fn drop(&mut self) {
-        // SAFETY: it is not used after this. A failure has nobody to be told to.
+        // SAFETY: it is not used after this. Errors cannot be reported here.
         let _ = self.gpu.call("graph_destroy", |calls| unsafe {
             (calls.graph_destroy)(self.handle)
         });
@@ -112,9 +112,9 @@ impl Drop for Template<'_> {
 }
 
 impl Graph {
-    /// Queues the launches again.
+    /// Queues the recorded launches again.
     pub fn launch(&self) -> Result<(), GpuError> {
-        // SAFETY: the graph's modules and memory are there as long as it is.
+        // SAFETY: the graph's modules and memory live as long as the graph.
         self.gpu.call("graph_launch", |calls| unsafe {
             (calls.graph_launch)(self.exec, self.gpu.stream)
         })
@@ -123,12 +123,12 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is not used after this, and its last replay is waited for. Failures have nobody to be told
-        // to.
+        // SAFETY: the graph is not used after this, and the call waits for its last replay. Errors cannot be reported
+        // here.
         let _ = self.gpu.call("graph_exec_destroy", |calls| unsafe {
             (calls.stream_synchronize)(self.gpu.stream);
             (calls.graph_exec_destroy)(self.exec)
         });
-        self.gpu.drop_graph(self.born);
+        self.gpu.drop_graph(self.created_at);
     }
 }

@@ -1,31 +1,31 @@
-//! The kernel images in this program.
+//! The kernel images embedded in this program.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// A compiled module for one target, compressed.
+/// A compiled kernel module for one target, compressed.
 pub struct Image {
     /// e.g. `gfx1100`, `sm_90a`, `host-nv`.
     pub target: &'static str,
     /// e.g. `norm`, `matvec.Q4_K`.
     pub module: &'static str,
     packed: &'static [u8],
-    /// The same as machine code.
+    /// Machine code of the same module, if the build had an assembler.
     assembled: Option<&'static [u8]>,
 }
 
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
-/// All images, by module and target.
+/// Returns all images, by module and target.
 pub fn images() -> &'static [Image] {
     IMAGES
 }
 
-/// Targets that this build was asked for and could not make, each with the reason.
+/// Returns the targets that were requested but could not be built, each with the reason.
 pub fn left_out() -> &'static [(&'static str, &'static str)] {
     LEFT_OUT
 }
 
-/// A number that differs between builds whose kernels for `target` do.
+/// Returns a hash of the kernels for `target`, to tell builds apart.
 pub fn fingerprint(target: &str) -> u64 {
     let mut hash = DefaultHasher::new();
     for image in IMAGES.iter().filter(|image| image.target == target) {
@@ -41,18 +41,18 @@ impl Image {
             .find(|image| image.target == target && image.module == module)
     }
 
-    /// The image as the compiler wrote it.
+    /// Returns the decompressed image as the compiler wrote it.
     pub fn unpack(&self) -> Vec<u8> {
         unpack(self.packed)
     }
 
-    /// The image as machine code, where the compiler's is not and the build had an assembler. Drivers older than that
-    /// do not take it.
+    /// Returns the image as machine code, if the compiler emitted something else and the build had an assembler.
+    /// Drivers older than the assembler reject it.
     pub fn unpack_assembled(&self) -> Option<Vec<u8>> {
         self.assembled.map(unpack)
     }
 }
 
 fn unpack(packed: &[u8]) -> Vec<u8> {
-    lz4_flex::decompress_size_prepended(packed).expect("the build compressed it")
+    lz4_flex::decompress_size_prepended(packed).expect("the build script compressed the image")
 }

@@ -1,4 +1,4 @@
-//! The cache of keys and values: how heads are stored (`kernels/kv_type.h`), and where those of a layer are.
+//! The KV cache: the storage types of heads (`kernels/kv_type.h`), and the memory of a layer.
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -6,15 +6,15 @@ use crate::limit::Limit;
 use crate::memory::{Buffer, Slice};
 use crate::ops;
 
-/// How cached keys and values are stored.
+/// Storage type of cached keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvType {
-    /// Rounded to nearest even.
+    /// f16, rounded to nearest even.
     #[default]
     F16,
-    /// Blocks of 32 values of a head, as `gguf`'s `Q8_0`.
+    /// Blocks of 32 values of a head, as `Q8_0` of the `gguf` crate.
     Q8_0,
-    /// Eight bits a value (e4m3fn of OCP) and a bf16 scale for each head, as `gguf`'s `f8`.
+    /// 8 bits per value (OCP e4m3fn) and one bf16 scale per head, as `f8` of the `gguf` crate.
     F8E4M3,
 }
 
@@ -29,7 +29,7 @@ impl KvType {
         }
     }
 
-    /// Bytes of a value's code.
+    /// Bytes of one value's code.
     fn code_bytes(self) -> usize {
         match self {
             KvType::F16 => 2,
@@ -37,7 +37,7 @@ impl KvType {
         }
     }
 
-    /// Bytes of the scales of a head of `dim` values.
+    /// Bytes of the scales of one head of `dim` values.
     fn scale_bytes(self, dim: usize) -> usize {
         match self {
             KvType::F16 => 0,
@@ -46,18 +46,18 @@ impl KvType {
         }
     }
 
-    /// Bytes of a head of `dim` values at one position.
+    /// Bytes of one head of `dim` values at one position.
     pub fn head_bytes(self, dim: usize) -> usize {
         dim * self.code_bytes() + self.scale_bytes(dim)
     }
 
-    /// Whether rows have scales, which are written once all of the row is known.
+    /// Whether heads have scales. These are computed from the whole head before it is written.
     pub(crate) fn has_scales(self) -> bool {
         self != KvType::F16
     }
 }
 
-/// The module of a kernel file of `kernels/kv` for a type.
+/// The module name of a kernel file in `kernels/kv` for a type.
 macro_rules! kv_module {
     ($kernel:literal, $ty:expr) => {
         match $ty {
@@ -69,46 +69,47 @@ macro_rules! kv_module {
 }
 pub(crate) use kv_module;
 
-/// The extents of a cache of keys and values.
+/// Dimensions of the KV cache of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     pub ty: KvType,
     pub n_blocks: usize,
     pub n_kv_heads: usize,
-    /// Tokens of a block: 16, 32 or 64.
+    /// Tokens per page: 16, 32 or 64.
     pub page: usize,
     pub k_dim: usize,
     pub v_dim: usize,
 }
 
 impl KvShape {
-    /// Heads of all positions.
+    /// Number of heads over all positions.
     pub(crate) fn n_rows(&self) -> usize {
         self.n_blocks * self.n_kv_heads * self.page
     }
 
-    /// Bytes of the keys, and of the values.
+    /// Bytes of the keys and of the values.
     pub fn n_bytes(&self) -> [usize; 2] {
         [self.k_dim, self.v_dim].map(|dim| self.n_rows() * self.ty.head_bytes(dim))
     }
 
-    /// Whether kernels on `gpu` write such a cache, move what is there, and attend to it with `n_heads` heads of queries.
+    /// Checks that kernels on `gpu` can append to such a cache, move its entries, and attend to it with `n_heads` query
+    /// heads.
     pub fn check(&self, gpu: &Gpu, n_heads: usize) -> Result<(), Limit> {
         ops::check_append(gpu, self, n_heads)?;
         ops::check_move(self)?;
         ops::check_heads(self.k_dim, self.v_dim)
     }
 
-    /// Memory for the keys and the values.
+    /// Allocates memory for the keys and the values.
     pub fn alloc(&self, gpu: &Gpu) -> Result<[Buffer; 2], GpuError> {
         let [k, v] = self.n_bytes();
         Ok([gpu.alloc::<u8>(k)?, gpu.alloc::<u8>(v)?])
     }
 }
 
-/// The keys and values of a layer, in pages that tokens of any sequence may take. Each is a plane of codes
-/// `[n_blocks, n_kv_heads, page, dim]`, then one of scales `[n_blocks, n_kv_heads, page, n_scales]`: f16 bits in blocks of
-/// 32 values for [`KvType::Q8_0`], those of a bf16 for [`KvType::F8E4M3`], none for [`KvType::F16`].
+/// The keys and values of one layer, in pages that tokens of any sequence may use. Each is a plane of codes `[n_blocks,
+/// n_kv_heads, page, dim]`, then a plane of scales `[n_blocks, n_kv_heads, page, n_scales]`: f16 bits per block of 32
+/// values for [`KvType::Q8_0`], bf16 bits for [`KvType::F8E4M3`], none for [`KvType::F16`].
 #[derive(Clone, Copy)]
 pub struct KvLayer<'a> {
     pub shape: KvShape,
@@ -125,7 +126,7 @@ pub(crate) struct Planes {
 }
 
 impl<'a> KvLayer<'a> {
-    /// The memory that [`KvShape::alloc`] took.
+    /// Wraps memory from [`KvShape::alloc`].
     pub fn new(shape: KvShape, [k, v]: &'a [Buffer; 2]) -> KvLayer<'a> {
         KvLayer {
             shape,
@@ -134,10 +135,10 @@ impl<'a> KvLayer<'a> {
         }
     }
 
-    /// Where the keys and the values are.
+    /// Returns the addresses of the keys and of the values.
     ///
     /// # Panics
-    /// If there is not the memory that the shape takes.
+    /// If the memory does not have the size of the shape.
     pub(crate) fn planes(&self) -> [Planes; 2] {
         let KvShape {
             k_dim, v_dim, page, ..
@@ -151,7 +152,7 @@ impl<'a> KvLayer<'a> {
         );
         [(self.k, k_dim), (self.v, v_dim)].map(|(memory, dim)| {
             let codes = memory.ptr();
-            // Pages have 16 rows at least: scales are aligned as codes are.
+            // Pages have at least 16 rows, so scales are aligned as codes are.
             let n_codes = self.shape.n_rows() * dim * self.shape.ty.code_bytes();
             Planes {
                 codes,

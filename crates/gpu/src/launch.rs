@@ -1,4 +1,4 @@
-//! Kernels of a device: modules are loaded at their first use, and launches queued.
+//! Loads kernel modules at their first use and queues launches.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -13,52 +13,61 @@ use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::trace;
 
-/// Dynamic shared memory that a launch may have without asking for more.
-const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
+/// Dynamic shared memory that a launch may use without raising the function's limit.
+const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
-/// The parameters of a kernel, as its source declares them.
+/// When a kernel may start.
+enum Start {
+    /// While the last blocks of its predecessor still run, on devices where kernels overlap.
+    Overlapping,
+    AfterPredecessor,
+}
+
+/// The parameters of a kernel, as declared in its source.
 ///
 /// # Safety
-/// The type is `#[repr(C)]` and has the fields of the kernel's struct, in its order; addresses in it are of memory
-/// that the kernel may use as its source says.
+/// The type is `#[repr(C)]` and has the fields of the kernel's struct in the same order. Addresses in it point to
+/// memory that the kernel may use as its source says.
 pub unsafe trait Params: Copy {}
 
 /// A loaded image.
 pub(crate) struct Module {
     pub(crate) handle: Handle,
     functions: HashMap<&'static str, Function>,
-    /// Numbers that were read from the image: reading waits for the device, which a recording does not allow.
+    /// Constants read from the image. Reading waits for the device, which is not allowed during a recording, so they
+    /// are kept.
     constants: HashMap<&'static str, u32>,
 }
 
 #[derive(Clone, Copy)]
 struct Function {
     handle: Handle,
-    /// Dynamic shared memory that its launches may have.
+    /// Dynamic shared memory that its launches may use.
     shared_bytes: u32,
-    /// Threads of a block, and how many such blocks the device runs at once, where that was asked for.
-    at_once: Option<(u32, usize)>,
+    /// Threads per block and how many such blocks run at once, if this was queried.
+    concurrency: Option<(u32, usize)>,
 }
 
 impl Gpu {
-    /// The module of this name, loaded at its first use.
+    /// Returns the loaded modules, after loading `module` if this is its first use.
     fn modules(
         &self,
         module: &'static str,
     ) -> Result<MutexGuard<'_, HashMap<&'static str, Module>>, GpuError> {
         let mut modules = self.inner.modules.lock().unwrap_or_else(|e| e.into_inner());
         if !modules.contains_key(module) {
-            let image =
-                Image::find(&self.inner.target, module).ok_or_else(|| self.no(module, "kernel"))?;
+            let image = Image::find(&self.inner.target, module)
+                .ok_or_else(|| self.no_symbol(module, "kernel"))?;
             let mut handle = std::ptr::null_mut();
-            let mut load = |image: &[u8]| self.inner.driver.own.load_module(image, &mut handle);
+            let mut load =
+                |image: &[u8]| self.inner.driver.vendor_api.load_module(image, &mut handle);
             let assembled = image.unpack_assembled().map(|image| load(&image));
-            let (code, said) = match assembled {
-                Some((0, said)) => (0, said),
+            let (code, message) = match assembled {
+                Some((0, message)) => (0, message),
                 _ => load(&image.unpack()),
             };
             if code != 0 {
-                let more = format!("{said} (module {module} for {})", self.inner.target);
+                let more = format!("{message} (module {module} for {})", self.inner.target);
                 return Err(self.inner.failed("load module", code, more.trim()));
             }
             let loaded = Module {
@@ -71,7 +80,7 @@ impl Gpu {
         Ok(modules)
     }
 
-    fn no(&self, module: &str, name: &str) -> GpuError {
+    fn no_symbol(&self, module: &str, name: &str) -> GpuError {
         GpuError::NoSymbol {
             target: self.inner.target.clone(),
             module: module.into(),
@@ -79,7 +88,7 @@ impl Gpu {
         }
     }
 
-    /// A number that the image exports (`EXPORT_U32`).
+    /// Reads a constant that the image exports (`EXPORT_U32`).
     pub fn constant(&self, module: &'static str, name: &'static str) -> Result<u32, GpuError> {
         self.inner.ready()?;
         let handle = {
@@ -90,7 +99,7 @@ impl Gpu {
             }
             module.handle
         };
-        let c_name = CString::new(name).expect("names have no zeros");
+        let c_name = CString::new(name).expect("names contain no NUL");
         let (mut ptr, mut n_bytes) = (0, 0);
         // SAFETY: the module is loaded.
         let code = unsafe {
@@ -102,7 +111,7 @@ impl Gpu {
             )
         };
         if code != 0 || n_bytes != size_of::<u32>() {
-            return Err(self.no(module, name));
+            return Err(self.no_symbol(module, name));
         }
         let mut value = 0u32;
         self.read_bytes(ptr, value.as_mut_bytes())?;
@@ -112,7 +121,7 @@ impl Gpu {
         Ok(value)
     }
 
-    /// A kernel of a module, allowed this much dynamic shared memory.
+    /// Returns a kernel of a module, with its limit of dynamic shared memory raised to `shared_bytes`.
     fn function(
         &self,
         module: &'static str,
@@ -131,7 +140,7 @@ impl Gpu {
             let code = self
                 .inner
                 .driver
-                .own
+                .vendor_api
                 .allow_shared(function.handle, shared_bytes);
             if code != 0 {
                 let more = format!("{shared_bytes} bytes of shared memory for {name}");
@@ -143,8 +152,9 @@ impl Gpu {
         Ok(function.handle)
     }
 
-    /// How many blocks of `n_threads` threads of a kernel without dynamic shared memory the device runs at once.
-    pub(crate) fn blocks_at_once(
+    /// Returns how many blocks of `n_threads` threads the device runs at once, for a kernel without dynamic shared
+    /// memory.
+    pub(crate) fn n_concurrent_blocks(
         &self,
         (module, name): (&'static str, &'static str),
         n_threads: u32,
@@ -153,23 +163,23 @@ impl Gpu {
         let handle = self.function(module, name, 0)?;
         let mut modules = self.modules(module)?;
         let functions = &mut modules.get_mut(module).expect("it is loaded").functions;
-        let function = functions.get_mut(name).expect("it was found");
-        if let Some((_, known)) = function.at_once.filter(|known| known.0 == n_threads) {
+        let function = functions.get_mut(name).expect("`function` inserted it");
+        if let Some((_, known)) = function.concurrency.filter(|known| known.0 == n_threads) {
             return Ok(known);
         }
-        let mut of_unit = 0;
+        let mut blocks_per_unit = 0;
         // SAFETY: the function is of a loaded module; the number is written before the call returns.
         self.inner.call("active_blocks", |calls| unsafe {
-            (calls.active_blocks)(&raw mut of_unit, handle, n_threads as i32, 0)
+            (calls.active_blocks)(&raw mut blocks_per_unit, handle, n_threads as i32, 0)
         })?;
         let n_units = self.n_compute_units() as usize;
-        let at_once = (usize::try_from(of_unit).unwrap_or(0) * n_units).max(1);
-        function.at_once = Some((n_threads, at_once));
+        let at_once = (usize::try_from(blocks_per_unit).unwrap_or(0) * n_units).max(1);
+        function.concurrency = Some((n_threads, at_once));
         Ok(at_once)
     }
 
     fn find_function(&self, module: Handle, name: &'static str) -> Result<Function, GpuError> {
-        let c_name = CString::new(name).expect("names have no zeros");
+        let c_name = CString::new(name).expect("names contain no NUL");
         let mut handle = std::ptr::null_mut();
         // SAFETY: the module is loaded.
         let code = unsafe {
@@ -178,8 +188,8 @@ impl Gpu {
         match code {
             0 => Ok(Function {
                 handle,
-                shared_bytes: PLAIN_SHARED_BYTES,
-                at_once: None,
+                shared_bytes: DEFAULT_SHARED_BYTES,
+                concurrency: None,
             }),
             code => Err(self.inner.failed(
                 name_of(self.inner.driver.vendor, "module_function"),
@@ -189,8 +199,9 @@ impl Gpu {
         }
     }
 
-    /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory. Where kernels
-    /// can wait for those before them (`gpu.h`), its blocks start while the last ones of the kernel before it still run.
+    /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory. Kernels
+    /// that can wait for their predecessor (`gpu.h`) start their blocks while the last blocks of the previous kernel
+    /// still run.
     pub fn launch<P: Params>(
         &self,
         kernel: (&'static str, &'static str),
@@ -200,12 +211,12 @@ impl Gpu {
         params: &P,
     ) -> Result<(), GpuError> {
         let blocks = (grid, n_threads, shared_bytes);
-        self.queue(kernel, blocks, params, self.inner.overlaps)
+        self.queue(kernel, blocks, params, Start::Overlapping)
     }
 
-    /// [`Gpu::launch`] of a kernel without dynamic shared memory that starts when the one before it has ended: for blocks
-    /// that last long, of which there are about as many as processors. Those that start early go where there is room and
-    /// leave other processors idle.
+    /// Queues a kernel without dynamic shared memory that starts only after the previous kernel has ended. For
+    /// long-running blocks of about the number of processors: blocks that start early would share processors that have
+    /// room and leave others idle.
     pub(crate) fn launch_alone<P: Params>(
         &self,
         kernel: (&'static str, &'static str),
@@ -213,7 +224,12 @@ impl Gpu {
         n_threads: u32,
         params: &P,
     ) -> Result<(), GpuError> {
-        self.queue(kernel, (grid, n_threads, 0), params, false)
+        self.queue(
+            kernel,
+            (grid, n_threads, 0),
+            params,
+            Start::AfterPredecessor,
+        )
     }
 
     fn queue<P: Params>(
@@ -221,12 +237,12 @@ impl Gpu {
         (module, name): (&'static str, &'static str),
         (grid, n_threads, shared_bytes): ([u32; 3], u32, u32),
         params: &P,
-        overlaps: bool,
+        start: Start,
     ) -> Result<(), GpuError> {
         if grid.contains(&0) {
             return Ok(());
         }
-        let traced = trace::is_on(self).then(Instant::now);
+        let traced = trace::is_tracing(self).then(Instant::now);
         self.inner.ready()?;
         let launch = Launch {
             function: self.function(module, name, shared_bytes)?,
@@ -236,16 +252,16 @@ impl Gpu {
             params: std::ptr::from_ref(params).cast(),
             params_bytes: size_of::<P>(),
             stream: self.inner.stream,
-            overlaps,
+            overlaps: self.inner.overlaps && matches!(start, Start::Overlapping),
         };
         match self
             .inner
             .driver
-            .own
+            .vendor_api
             .launch(&self.inner.driver.calls, &launch)
         {
             0 => match traced {
-                Some(at) => trace::launched((module, name), at),
+                Some(at) => trace::record_launch((module, name), at),
                 None => Ok(()),
             },
             code => Err(self

@@ -1,11 +1,12 @@
 //! GPU kernels and the drivers that run them.
 //!
-//! One set of kernel sources (`kernels/`) is compiled ahead of time for each target and embedded. A [`Gpu`] is one
-//! device opened through one of three drivers behind the same function table: HIP, CUDA, or `host`, where the CPU plays
-//! a GPU so that everything but speed is tested without one. `ops` has one safe function for each kernel;
-//! [`BatchQuantizedMatmul`] runs many products with few launches.
+//! One set of kernel sources (`kernels/`) is compiled ahead of time for each target and embedded. A [`Gpu`] is one open
+//! device. Three drivers sit behind the same function table: HIP, CUDA and `host`, a CPU emulator that tests everything
+//! but speed on machines without a GPU. `ops` has a safe function for each kernel; [`BatchQuantizedMatmul`] runs many
+//! matrix products in few launches.
 
 mod batch;
+mod deferred_free;
 mod device;
 mod driver;
 mod error;
@@ -13,7 +14,6 @@ mod event;
 mod gpu;
 mod graph;
 mod image;
-mod keeper;
 mod kv;
 mod launch;
 mod limit;

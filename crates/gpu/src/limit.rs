@@ -1,17 +1,17 @@
-//! What kernels take, where a model or a request may ask for more. Each limit is beside the check of the operation that has
-//! it, so that who compiles a model can ask before anything is launched.
+//! Limits of the kernels that a model or a request may exceed. Each limit sits beside the check of its operation, so
+//! the plan compiler can check them before anything is launched.
 
-/// A limit that something is beyond.
+/// An exceeded limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted}, not {value}")]
 pub struct Limit {
-    /// What kernels take.
+    /// The values that kernels support.
     pub wanted: String,
     pub value: usize,
 }
 
 impl Limit {
-    /// An error with `value` and what is `wanted` unless `holds`.
+    /// Returns an error with `value` and `wanted` unless `holds`.
     pub(crate) fn check(
         holds: bool,
         value: usize,
@@ -27,5 +27,5 @@ impl Limit {
     }
 }
 
-/// Blocks of a grid across its second and third dimension.
+/// Maximum number of blocks in the second and third dimension of a grid.
 pub(crate) const MAX_GRID: usize = 65_535;

@@ -6,23 +6,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::deferred_free::Memory;
 use crate::driver::api::code;
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
-use crate::keeper::Memory;
 
-/// An allocation on the device, freed when it is dropped. Its first byte is aligned to 256 bytes.
+/// An allocation on the device, freed on drop. Aligned to 256 bytes.
 pub struct Buffer {
     pub(crate) ptr: u64,
     n_bytes: usize,
-    born: u64,
+    created_at: u64,
     gpu: Arc<Inner>,
 }
 
 impl Buffer {
     pub(crate) fn new(gpu: Arc<Inner>, n_bytes: usize) -> Result<Buffer, GpuError> {
         let mut ptr = 0;
-        if n_bytes as u64 > gpu.allowed() {
+        if n_bytes as u64 > gpu.remaining_bytes() {
             let [free, total] = gpu.memory()?;
             let bytes = n_bytes as u64;
             return Err(GpuError::OutOfMemory { bytes, free, total });
@@ -32,12 +32,12 @@ impl Buffer {
             (calls.alloc)(&raw mut ptr, n_bytes.max(1))
         });
         allocated.map_err(|error| out_of_memory(&gpu, error, n_bytes))?;
-        let born = gpu.keeper.lock().tick();
+        let created_at = gpu.deferred_free.lock().tick();
         gpu.allocated.fetch_add(n_bytes as u64, Ordering::Relaxed);
         Ok(Buffer {
             ptr,
             n_bytes,
-            born,
+            created_at,
             gpu,
         })
     }
@@ -46,17 +46,20 @@ impl Buffer {
         self.n_bytes
     }
 
-    /// Whether it is memory of this device.
+    /// Whether this memory belongs to `gpu`.
     pub(crate) fn is_of(&self, gpu: &Gpu) -> bool {
         Arc::ptr_eq(&self.gpu, &gpu.inner)
     }
 
-    /// The whole buffer as values of `T`.
+    /// Returns the whole buffer as values of `T`.
     ///
     /// # Panics
-    /// If it is not a whole number of them.
+    /// If the size is not a multiple of the size of `T`.
     pub fn as_slice<T>(&self) -> Slice<'_, T> {
-        assert!(self.n_bytes.is_multiple_of(size_of::<T>()), "whole values");
+        assert!(
+            self.n_bytes.is_multiple_of(size_of::<T>()),
+            "the buffer is not a whole number of values"
+        );
         Slice {
             ptr: self.ptr,
             len: self.n_bytes / size_of::<T>(),
@@ -69,34 +72,34 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let n_bytes = self.n_bytes as u64;
         self.gpu.allocated.fetch_sub(n_bytes, Ordering::Relaxed);
-        self.gpu.give_up(self.born, Memory::Device(self.ptr));
+        self.gpu.release(self.created_at, Memory::Device(self.ptr));
     }
 }
 
 impl Inner {
     /// Frees memory as soon as no graph may use it.
-    pub(crate) fn give_up(&self, born: u64, memory: Memory) {
-        let free = self.keeper.lock().give_up(born, memory);
+    pub(crate) fn release(&self, created_at: u64, memory: Memory) {
+        let free = self.deferred_free.lock().release(created_at, memory);
         self.free(&free);
     }
 
     pub(crate) fn end_recording(&self) {
-        let free = self.keeper.lock().end();
+        let free = self.deferred_free.lock().end();
         self.free(&free);
     }
 
-    pub(crate) fn drop_graph(&self, born: u64) {
-        let free = self.keeper.lock().remove_graph(born);
+    pub(crate) fn drop_graph(&self, created_at: u64) {
+        let free = self.deferred_free.lock().remove_graph(created_at);
         self.free(&free);
     }
 
-    /// Work that was queued before has its memory until it is done. A lost device has none to give back, and a failure
-    /// nobody to be told to.
+    /// Frees memory after all queued work is done. Errors cannot be reported here; a lost device has no memory to free.
     fn free(&self, all: &[Memory]) {
         if all.is_empty() {
             return;
         }
-        // SAFETY: nothing uses the memory after this: its owner is gone, and so are the graphs that knew it.
+        // SAFETY: nothing uses the memory after this: its owner is dropped, and so are the graphs that may have used
+        // it.
         let _ = self.call("free", |calls| unsafe {
             (calls.stream_synchronize)(self.stream);
             for memory in all {
@@ -110,7 +113,7 @@ impl Inner {
     }
 }
 
-/// What an allocation of that many bytes failed with: if for lack of memory, with how much there is.
+/// Converts the error of an allocation of `n_bytes`. If memory ran out, the result says how much is free.
 pub(crate) fn out_of_memory(gpu: &Inner, error: GpuError, n_bytes: usize) -> GpuError {
     if !matches!(
         error,
@@ -129,8 +132,8 @@ pub(crate) fn out_of_memory(gpu: &Inner, error: GpuError, n_bytes: usize) -> Gpu
     }
 }
 
-/// A line of `/proc/meminfo`, in bytes.
-pub(crate) fn machine_bytes(name: &str) -> Option<u64> {
+/// Returns a line of `/proc/meminfo` in bytes.
+pub(crate) fn meminfo_bytes(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()
@@ -139,7 +142,7 @@ pub(crate) fn machine_bytes(name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Values in device memory, `[len]`. Copies refer to the same memory: the order of launches says who writes when.
+/// Values in device memory, `[len]`. Copies refer to the same memory; the order of launches decides who writes when.
 pub struct Slice<'a, T> {
     ptr: u64,
     len: usize,
@@ -168,12 +171,12 @@ impl<'a, T> Slice<'a, T> {
         self.len == 0
     }
 
-    /// The address, for the parameters of a kernel.
+    /// The device address, for kernel parameters.
     pub fn ptr(&self) -> u64 {
         self.ptr
     }
 
-    /// Part of the values.
+    /// Returns part of the values.
     ///
     /// # Panics
     /// If the range goes past the end.
@@ -190,16 +193,16 @@ impl<'a, T> Slice<'a, T> {
         }
     }
 
-    /// The same bytes as other values.
+    /// Reinterprets the bytes as values of `U`.
     ///
     /// # Panics
-    /// If they are not a whole number of them, or not aligned for them.
+    /// If the size or the alignment does not suit `U`.
     pub fn cast<U>(&self) -> Slice<'a, U> {
         let n_bytes = self.len * size_of::<T>();
         assert!(
             n_bytes.is_multiple_of(size_of::<U>())
                 && self.ptr.is_multiple_of(align_of::<U>() as u64),
-            "whole and aligned values"
+            "the bytes are not whole, aligned values"
         );
         Slice {
             ptr: self.ptr,

@@ -1,6 +1,6 @@
-//! What operations work on: weights in device layout, and activations in the form that they are multiplied with. The
-//! cache is in `kv.rs`.
+//! Operands: weights in device layout and activations in the form GEMV and GEMM take. The KV cache is in `kv.rs`.
 
+pub use rocmforge_plan::{Activation, OutMode};
 use std::ops::Range;
 
 use rocmforge_gguf::GgmlType;
@@ -9,20 +9,20 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
 
-/// The form of activations; numerically those of the CPU backend.
+/// Storage form of activations. Numerically the same as in the CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActForm {
-    /// f32 as they are.
+    /// Plain f32.
     F32,
-    /// int8 with a scale per 32 values: max|x| / 127, rounded to f16; codes are x / (max|x| / 127) before that
-    /// rounding, ties to even.
+    /// int8 with a scale per 32 values: max|x| / 127, rounded to f16. Codes are x / (max|x| / 127) with the scale
+    /// before that rounding, ties to even.
     Q8x32,
     /// int8 with a scale per 256 values: 1 / (127 / max|x|) in f32.
     Q8x256,
 }
 
 impl ActForm {
-    /// Values that share a scale; rows are whole blocks of this many.
+    /// Values that share a scale. Rows are a multiple of this length.
     pub const fn block_len(self) -> usize {
         match self {
             ActForm::F32 => 1,
@@ -49,10 +49,10 @@ pub struct Acts<'a> {
 }
 
 impl<'a> Acts<'a> {
-    /// Some of the rows.
+    /// Returns a range of the rows.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the range goes past the end.
     pub fn part(&self, rows: Range<usize>) -> Acts<'a> {
         assert!(rows.end <= self.n_rows, "{rows:?} of {}", self.n_rows);
         let values = rows.start * self.width..rows.end * self.width;
@@ -86,14 +86,17 @@ pub struct ActsBuffer {
 
 impl ActsBuffer {
     /// # Panics
-    /// If a row is not whole blocks of `form`.
+    /// If `width` is not a multiple of the block length of `form`.
     pub fn new(
         gpu: &Gpu,
         form: ActForm,
         max_rows: usize,
         width: usize,
     ) -> Result<ActsBuffer, GpuError> {
-        assert!(width.is_multiple_of(form.block_len()), "whole blocks");
+        assert!(
+            width.is_multiple_of(form.block_len()),
+            "a row is not a whole number of blocks"
+        );
         let n = max_rows * width;
         let [n_values, n_codes] = match form {
             ActForm::F32 => [n, 0],
@@ -110,10 +113,10 @@ impl ActsBuffer {
         })
     }
 
-    /// The first `n_rows` rows.
+    /// Returns the first `n_rows` rows.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the buffer has fewer.
     pub fn rows(&self, n_rows: usize) -> Acts<'_> {
         let all = Acts {
             form: self.form,
@@ -128,8 +131,8 @@ impl ActsBuffer {
     }
 }
 
-/// A weight matrix `[n_out, n_in]` in device layout: the fields of each block in planes of their own, so that all loads
-/// are aligned (`kernels/quant.h`).
+/// A weight matrix `[n_out, n_in]` in device layout: each field of the blocks has its own plane, so that all loads are
+/// aligned (`kernels/quant.h`).
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub ty: GgmlType,
@@ -138,7 +141,7 @@ pub struct Matrix<'a> {
     pub data: Slice<'a, u8>,
 }
 
-/// Matrices `[n_out, n_in]` of the experts of a mixture, each as [`Matrix`] is, one after the other.
+/// The matrices `[n_out, n_in]` of all experts of an MoE layer, each in the layout of [`Matrix`], one after the other.
 #[derive(Clone, Copy)]
 pub struct ExpertMatrices<'a> {
     pub ty: GgmlType,
@@ -149,10 +152,10 @@ pub struct ExpertMatrices<'a> {
 }
 
 impl<'a> ExpertMatrices<'a> {
-    /// That of an expert.
+    /// Returns the matrix of one expert.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// If `expert` is out of range.
     pub fn matrix(&self, expert: usize) -> Matrix<'a> {
         assert!(expert < self.n_experts, "{expert} of {}", self.n_experts);
         let n_bytes = self.expert_bytes();
@@ -164,26 +167,8 @@ impl<'a> ExpertMatrices<'a> {
         }
     }
 
-    /// Bytes of each.
+    /// Bytes of one expert's matrix.
     pub(crate) fn expert_bytes(&self) -> usize {
         self.data.len() / self.n_experts
     }
-}
-
-/// What a product does with its output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutMode {
-    /// `out = product`.
-    Store,
-    /// `out += product`.
-    Add,
-}
-
-/// The functions between the two products of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
-    GeluTanh,
 }

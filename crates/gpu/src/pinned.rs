@@ -1,4 +1,4 @@
-//! Host memory that the device reads and writes too: kernels by its device address, copies without a detour.
+//! Pinned host memory that the device can access: kernels by its device address, copies directly.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -8,26 +8,26 @@ use std::sync::atomic::{Ordering, fence};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::deferred_free::Memory;
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
-use crate::keeper::Memory;
 use crate::memory::{Slice, out_of_memory};
 
-/// Portable (every context may use it) and mapped (the device has an address of it).
+/// Portable (usable by every context) and mapped (has a device address).
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
-/// Values in host memory, `[len]`, that the device has an address of. They begin as zeros. The device may change them at
-/// any time while work that knows them is queued; when that is done an [`crate::Event`] or a word among them says.
+/// Values in pinned host memory, `[len]`, zeros at first. The device may change them at any time while work that uses
+/// them is queued. An [`crate::Event`] or a flag among the values tells when that work is done.
 pub struct Pinned<T> {
     host: *mut T,
     device: u64,
     len: usize,
-    born: u64,
+    created_at: u64,
     gpu: Arc<Inner>,
     values: PhantomData<T>,
 }
 
-// SAFETY: the memory belongs to this value alone, wherever that is.
+// SAFETY: the memory belongs to this value alone.
 unsafe impl<T: Send> Send for Pinned<T> {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
@@ -40,14 +40,14 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
             (calls.alloc_pinned)(&raw mut host, n_bytes, PORTABLE_MAPPED)
         });
         allocated.map_err(|error| out_of_memory(&gpu, error, n_bytes))?;
-        let born = gpu.keeper.lock().tick();
+        let created_at = gpu.deferred_free.lock().tick();
         // SAFETY: the memory has that many bytes.
         unsafe { host.cast::<u8>().write_bytes(0, n_bytes) };
         let mut pinned = Pinned {
             host: host.cast(),
             device: 0,
             len,
-            born,
+            created_at,
             gpu,
             values: PhantomData,
         };
@@ -67,27 +67,27 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
         self.len == 0
     }
 
-    /// The values as the device sees them.
+    /// Returns the values at their device address.
     pub fn device(&self) -> Slice<'_, T> {
         Slice::of_address(self.device, self.len)
     }
 
-    /// A value as it is now; what the device wrote before it is seen after.
+    /// Reads one value as it is now. What the device wrote before this value is visible afterwards.
     ///
     /// # Panics
-    /// If there is none at `i`.
+    /// If `i` is out of range.
     pub fn get(&self, i: usize) -> T {
         assert!(i < self.len, "{i} of {} values", self.len);
-        // SAFETY: `i` is in range, and every pattern of bits is a value. Volatile, because the device may write it.
+        // SAFETY: `i` is in range, and every bit pattern is a value. Volatile, because the device may write it.
         let value = unsafe { self.host.add(i).read_volatile() };
         fence(Ordering::Acquire);
         value
     }
 
-    /// The values, of which no queued work may write any.
+    /// Copies values out. No queued work may write them.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the range goes past the end.
     pub fn read(&self, range: Range<usize>) -> Vec<T> {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -95,14 +95,14 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
             self.len
         );
         fence(Ordering::Acquire);
-        // SAFETY: the range is within the memory, every pattern of bits is a value, and nothing writes it meanwhile.
+        // SAFETY: the range is within the memory, every bit pattern is a value, and nothing writes it meanwhile.
         unsafe { std::slice::from_raw_parts(self.host.add(range.start), range.len()) }.to_vec()
     }
 
-    /// Overwrites a value; what was written before is seen by the device before it.
+    /// Overwrites one value. The device sees earlier writes before this one.
     ///
     /// # Panics
-    /// If there is none at `i`.
+    /// If `i` is out of range.
     pub fn set(&mut self, i: usize, value: T) {
         assert!(i < self.len, "{i} of {} values", self.len);
         fence(Ordering::Release);
@@ -110,10 +110,10 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
         unsafe { self.host.add(i).write_volatile(value) };
     }
 
-    /// Overwrites the first values. No work may be queued that reads them.
+    /// Overwrites the first values. No queued work may read any value.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If `values` is longer than the memory.
     pub fn write(&mut self, values: &[T]) {
         assert!(
             values.len() <= self.len,
@@ -128,10 +128,10 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
         };
     }
 
-    /// As [`Pinned::write`], from the value at `first` on; of those no queued work may read.
+    /// As [`Pinned::write`], from `first` on. No queued work may read the overwritten values.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If `values` goes past the end.
     pub fn write_at(&mut self, first: usize, values: &[T]) {
         let end = first.checked_add(values.len());
         assert!(
@@ -157,15 +157,15 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
         self.gpu
-            .give_up(self.born, Memory::Pinned(self.host.cast()));
+            .release(self.created_at, Memory::Pinned(self.host.cast()));
     }
 }
 
 impl Gpu {
-    /// Queues a copy of the first values of `from`, as many as `to` has. They must not be overwritten before it is done.
+    /// Queues a copy of the first `to.len()` values of `from`. They must not be overwritten before the copy is done.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If `from` has fewer values.
     pub fn write_pinned<T: FromBytes + IntoBytes + Immutable + Copy>(
         &self,
         to: Slice<'_, T>,
@@ -178,17 +178,17 @@ impl Gpu {
             from.len()
         );
         let stream = self.inner.stream;
-        // SAFETY: both ranges have that many bytes; pinned memory is freed only after what was queued before.
+        // SAFETY: both ranges have that many bytes; pinned memory is freed only after the work queued before.
         self.inner.call("copy_to_device", |calls| unsafe {
             let n_bytes = to.len() * size_of::<T>();
             (calls.copy_to_device)(to.ptr(), from.host().cast(), n_bytes, stream)
         })
     }
 
-    /// Queues a copy to the first values of `to`, as many as `from` has.
+    /// Queues a copy of `from` to the first values of `to`.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If `to` has fewer values.
     pub fn read_pinned<T: FromBytes + IntoBytes + Immutable + Copy>(
         &self,
         from: Slice<'_, T>,

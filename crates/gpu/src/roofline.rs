@@ -1,5 +1,5 @@
-//! What a device can do at best: its memory (`kernels/bandwidth.hip`), the bound of everything that reads each weight once,
-//! and its matrix units (`kernels/arithmetic.hip`), the bound of everything that uses each weight often.
+//! Measured peak rates of a device: memory bandwidth (`kernels/bandwidth.hip`), the bound of operations that use each
+//! weight once, and matrix units (`kernels/arithmetic.hip`), the bound of operations that use each weight often.
 
 use crate::error::GpuError;
 use crate::event::Event;
@@ -8,18 +8,18 @@ use crate::launch::Params;
 use crate::memory::Slice;
 
 const THREADS: u32 = 256;
-/// Blocks for each compute unit: as many threads as any of them holds.
+/// Blocks per compute unit: the most threads that any unit holds.
 const BLOCKS_PER_UNIT: u32 = 8;
-/// Most that is read at once; larger than any cache, and a small part of any card.
+/// Bytes read at most in one pass: larger than any cache, and a small part of any card's memory.
 const MAX_BYTES: u64 = 2 << 30;
-/// Part of the free memory that is taken.
+/// One in this many parts of the free memory is used.
 const PART_OF_FREE: u64 = 4;
-/// Timed passes, of which the best counts: others may use the device too.
+/// Timed passes. The best one counts, since other programs may use the device too.
 const N_PASSES: usize = 5;
 
-/// Bytes of the rows of a tile's operand.
+/// Bytes of one operand of a tile.
 const OPERAND_BYTES: usize = 16 * 32;
-/// Steps of the measurement of arithmetic: milliseconds on any GPU.
+/// Steps of the arithmetic measurement: milliseconds on any GPU.
 const N_STEPS: u32 = 1024;
 
 #[repr(C)]
@@ -52,13 +52,16 @@ const _: () = assert!(size_of::<ArithmeticParams>() == 32);
 // SAFETY: as `ArithmeticParams` in arithmetic.hip.
 unsafe impl Params for ArithmeticParams {}
 
-/// Reads all of `words`, which begin at a multiple of 16 bytes. `sums` `[n_blocks]`: what the words that each block read
-/// add up to, mod 2^32.
+/// Reads all of `words`, which must be aligned to 16 bytes. `sums` `[n_blocks]`: the sum, mod 2^32, of the words that
+/// each block read.
 ///
 /// # Panics
 /// If the words are not aligned.
 pub fn read_all(gpu: &Gpu, words: Slice<'_, u32>, sums: Slice<'_, u32>) -> Result<(), GpuError> {
-    assert!(words.ptr().is_multiple_of(16), "words are aligned");
+    assert!(
+        words.ptr().is_multiple_of(16),
+        "words are not aligned to 16 bytes"
+    );
     let params = ReadParams {
         words: words.ptr(),
         sums: sums.ptr(),
@@ -75,8 +78,8 @@ pub fn read_all(gpu: &Gpu, words: Slice<'_, u32>, sums: Slice<'_, u32>) -> Resul
     )
 }
 
-/// Bytes that a second reads from the memory of `gpu`, measured: the best of 5 passes over 2 GiB, or over a quarter of
-/// what is free.
+/// Measures the memory read bandwidth of `gpu` in bytes per second: the best of 5 passes over 2 GiB, or over a quarter
+/// of the free memory if that is less.
 ///
 /// # Errors
 /// Those of the device, and [`GpuError::OutOfMemory`].
@@ -84,14 +87,14 @@ pub fn read_bandwidth(gpu: &Gpu) -> Result<f64, GpuError> {
     let n_bytes = MAX_BYTES.min(gpu.free_bytes()? / PART_OF_FREE);
     let words = gpu.alloc::<u32>(n_bytes as usize / size_of::<u32>())?;
     let sums = gpu.alloc::<u32>((gpu.n_compute_units() * BLOCKS_PER_UNIT) as usize)?;
-    // Memory that was never written may not be there.
+    // Memory that was never written may have no physical pages.
     gpu.fill_bytes(words.as_slice::<u32>(), 1)?;
     read_all(gpu, words.as_slice(), sums.as_slice())?;
     let best_ms = best_ms(gpu, || read_all(gpu, words.as_slice(), sums.as_slice()))?;
     Ok(words.n_bytes() as f64 / best_ms * 1e3)
 }
 
-/// The least of 5 times of what `launch` queues, in milliseconds of the device.
+/// Returns the shortest of 5 times of the work that `launch` queues, in milliseconds by the device's clock.
 fn best_ms(gpu: &Gpu, launch: impl Fn() -> Result<(), GpuError>) -> Result<f64, GpuError> {
     let (start, end) = (Event::new(gpu)?, Event::new(gpu)?);
     let mut best_ms = f32::INFINITY;
@@ -105,7 +108,7 @@ fn best_ms(gpu: &Gpu, launch: impl Fn() -> Result<(), GpuError>) -> Result<f64, 
     Ok(f64::from(best_ms))
 }
 
-/// What matrix units multiply; sums have 32 bits.
+/// Factor types of the matrix units. Sums have 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factors {
     I8,
@@ -129,22 +132,22 @@ impl Factors {
     }
 }
 
-/// What a wave does in a step of [`multiply_all`].
+/// The work of one wave in one step of [`multiply_all`].
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixStep {
     /// Accumulators of 16 x 16 values.
     pub n_tiles: usize,
-    /// Products that are added to each.
+    /// Products added to each accumulator.
     pub n_products: usize,
-    /// Threads of a wave.
+    /// Threads per wave.
     pub wave_size: usize,
 }
 
 impl MatrixStep {
-    /// That of the device's kernel.
+    /// Reads the constants of the device's kernel.
     ///
     /// # Errors
-    /// Those of loading it.
+    /// Those of loading the kernel.
     pub fn of(gpu: &Gpu) -> Result<MatrixStep, GpuError> {
         let constant = |name| Ok::<_, GpuError>(gpu.constant("arithmetic", name)? as usize);
         Ok(MatrixStep {
@@ -155,11 +158,11 @@ impl MatrixStep {
     }
 }
 
-/// Multiplies `a` with `b`, 16 rows of 32 bytes each, `n_steps` times in every wave. `sums`, one for each of 256 threads of
-/// a block as f32 or i32: what the accumulators of the thread add up to; accumulator i begins as i everywhere.
+/// Multiplies `a` with `b`, 16 rows of 32 bytes each, `n_steps` times in every wave. `sums` has one f32 or i32 for each
+/// of the 256 threads of a block: the sum of the thread's accumulators, where accumulator i starts as i everywhere.
 ///
 /// # Panics
-/// If the operands have other sizes, or the sums are not those of whole blocks.
+/// If the operands have another size, or `sums` is not a multiple of 256.
 pub fn multiply_all(
     gpu: &Gpu,
     factors: Factors,
@@ -172,7 +175,10 @@ pub fn multiply_all(
         [OPERAND_BYTES; 2],
         "16 rows of 32 bytes"
     );
-    assert!(sums.len().is_multiple_of(THREADS as usize), "whole blocks");
+    assert!(
+        sums.len().is_multiple_of(THREADS as usize),
+        "one sum per thread"
+    );
     let params = ArithmeticParams {
         a: a.ptr(),
         b: b.ptr(),
@@ -190,13 +196,14 @@ pub fn multiply_all(
     )
 }
 
-/// Operations (a product and a sum are two) that a second does on the matrix units of `gpu`, measured: the best of 5
-/// passes over all compute units with operands in registers. On GPUs without such units by dot product instructions.
+/// Measures the peak rate of the matrix units of `gpu` in operations per second (a multiply-add counts as two): the
+/// best of 5 passes over all compute units with operands in registers. GPUs without matrix units use dot product
+/// instructions.
 ///
 /// # Errors
 /// Those of the device.
 pub fn matrix_ops(gpu: &Gpu, factors: Factors) -> Result<f64, GpuError> {
-    // Bytes that are small numbers in both forms: 0x2c2c is 0.065 as f16.
+    // Small numbers in both forms: 0x2c2c is 0.065 as f16.
     let operand = gpu.upload(&[0x2cu8; OPERAND_BYTES])?;
     let operands = [operand.as_slice(), operand.as_slice()];
     let n_blocks = (gpu.n_compute_units() * BLOCKS_PER_UNIT) as usize;

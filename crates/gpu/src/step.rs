@@ -1,4 +1,4 @@
-//! What the kernels know of a step: which rows belong to which sequence, and where its keys and values are.
+//! The step as kernels see it: which rows belong to which sequence, and where their keys and values are.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -9,29 +9,29 @@ use crate::memory::Slice;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 pub struct SeqRows {
     pub first_row: u32,
-    /// 0 in places that a smaller step leaves empty.
+    /// 0 for unused entries of a smaller step.
     pub n_rows: u32,
-    /// Position of the first row in the sequence; the others follow.
+    /// Position of the first row in the sequence. The others follow it.
     pub first_pos: u32,
     pub _pad: u32,
 }
 
-/// A step in device memory. Addresses are the same for every step of a size, so that it can be a graph.
+/// A step in device memory. All steps of a size use the same addresses, so that a step can be a graph.
 #[derive(Clone, Copy)]
 pub struct Step<'a> {
     /// Position of each row in its sequence, `[n_rows]`.
     pub positions: Slice<'a, u32>,
-    /// Where each row's K and V go: `block * page + offset`; `u32::MAX` for a row that only fills up the
-    /// step and has no sequence. `[n_rows]`.
+    /// Where each row's K and V go: `block * page + offset`; `u32::MAX` for padding rows, which have no sequence.
+    /// `[n_rows]`.
     pub slots: Slice<'a, u32>,
-    /// The sequence of each row, `[n_rows]`; `u32::MAX` as above.
+    /// The sequence of each row, `[n_rows]`; `u32::MAX` for padding rows.
     pub seq_of_row: Slice<'a, u32>,
     /// `[n_seqs]`.
     pub seqs: Slice<'a, SeqRows>,
     /// The cache block of each page of each sequence, `[n_seqs, max_pages]`.
     pub block_tables: Slice<'a, u32>,
     pub max_pages: usize,
-    /// No sequence has more rows than this.
+    /// Maximum number of rows of one sequence.
     pub max_rows_of_seq: usize,
 }
 

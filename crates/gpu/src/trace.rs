@@ -1,5 +1,5 @@
-//! The times of launches, by events between them: nothing waits for the device while it works, and nothing else of a
-//! launch changes.
+//! Times of launches, by events between them. Tracing never waits for the device and changes nothing else about a
+//! launch.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::error::GpuError;
 use crate::event::Event;
 use crate::gpu::Gpu;
 
-/// Launches of one thread on one device, with an event before the first and one after each.
+/// Times of the launches of one thread on one device, with an event before the first launch and one after each.
 pub struct Trace {
     gpu: Gpu,
-    /// `1 + launches.len()` of them are recorded; the others are there for the next use.
+    /// The first `1 + launches.len()` events are recorded. The others are kept for the next use.
     events: Vec<Event>,
     launches: Vec<Queued>,
 }
@@ -24,18 +24,18 @@ struct Queued {
     submit: Duration,
 }
 
-/// What one launch took.
+/// Times of one launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KernelTime {
     pub module: &'static str,
     pub kernel: &'static str,
-    /// When the host queued it, and how long that took the host.
+    /// When the host queued it, and how long queueing took.
     pub queued: Instant,
     pub submit: Duration,
-    /// On the device, from the event that times are counted from.
+    /// Start on the device, counted from the origin event.
     pub start: Duration,
-    /// From the end of the launch before to the end of this one: a device that has nothing to do until the launch is
-    /// queued waits within it.
+    /// From the end of the previous launch to the end of this one. Includes the time the device was idle until the
+    /// launch was queued.
     pub duration: Duration,
 }
 
@@ -52,10 +52,10 @@ impl Trace {
         }
     }
 
-    /// Takes the times of what `work` launches on this thread, instead of what was taken before. Traces do not nest.
+    /// Records the times of what `work` launches on this thread, replacing earlier ones. Traces do not nest.
     ///
     /// # Errors
-    /// Those of `work` and of the device; the trace is then empty.
+    /// Those of `work` and of the device. The trace is then empty.
     pub fn record(&mut self, work: impl FnOnce() -> Result<(), GpuError>) -> Result<(), GpuError> {
         self.launches.clear();
         self.mark()?;
@@ -71,7 +71,7 @@ impl Trace {
         worked
     }
 
-    /// How many launches were recorded.
+    /// Number of recorded launches.
     pub fn len(&self) -> usize {
         self.launches.len()
     }
@@ -80,7 +80,7 @@ impl Trace {
         self.launches.is_empty()
     }
 
-    /// The launches in order, counted from `origin`. Both must be done.
+    /// Returns the launches in order, with times counted from `origin`. The launches and `origin` must be done.
     pub fn times(&self, origin: &Event) -> Result<Vec<KernelTime>, GpuError> {
         let Some(first) = self.events.first() else {
             return Ok(Vec::new());
@@ -114,21 +114,21 @@ impl Trace {
     }
 }
 
-/// How many launches the trace of this thread has so far; 0 without one.
+/// Returns how many launches the trace of this thread has so far; 0 without a trace.
 pub fn n_traced() -> usize {
     CURRENT.with_borrow(|trace| trace.as_ref().map_or(0, Trace::len))
 }
 
-/// Whether the launches of `gpu` on this thread are traced.
-pub(crate) fn is_on(gpu: &Gpu) -> bool {
+/// Whether launches of `gpu` on this thread are traced.
+pub(crate) fn is_tracing(gpu: &Gpu) -> bool {
     CURRENT.with_borrow(|trace| {
         let traced = trace.as_ref().map(|trace| &trace.gpu.inner);
         traced.is_some_and(|traced| Arc::ptr_eq(traced, &gpu.inner))
     })
 }
 
-/// A launch that began at `at` is queued.
-pub(crate) fn launched(
+/// Records a launch that the host began to queue at `at`.
+pub(crate) fn record_launch(
     (module, kernel): (&'static str, &'static str),
     at: Instant,
 ) -> Result<(), GpuError> {
@@ -147,7 +147,7 @@ pub(crate) fn launched(
     })
 }
 
-/// Drivers give times of little resolution, which may come out below 0.
+/// Drivers report times of low resolution, which may come out below 0.
 fn milliseconds(ms: f32) -> Duration {
     Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3)
 }

@@ -1,4 +1,4 @@
-//! Values to a device, on it, and from it.
+//! Copies between host and device, and on the device.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
 
 impl Gpu {
-    /// Takes device memory. What is in it is not defined.
+    /// Allocates device memory. Its content is undefined.
     pub fn alloc<T>(&self, len: usize) -> Result<Buffer, GpuError> {
         Buffer::new(Arc::clone(&self.inner), len * size_of::<T>())
     }
 
-    /// A buffer with these values.
+    /// Returns a new buffer with these values.
     pub fn upload<T: IntoBytes + Immutable>(&self, values: &[T]) -> Result<Buffer, GpuError> {
         let buffer = self.alloc::<T>(values.len())?;
         self.write(buffer.as_slice(), values)?;
         Ok(buffer)
     }
 
-    /// Overwrites `to`.
+    /// Overwrites `to`, and waits until that is done.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -30,10 +30,10 @@ impl Gpu {
         to: Slice<'_, T>,
         values: &[T],
     ) -> Result<(), GpuError> {
-        assert_eq!(to.len(), values.len(), "as many values");
+        assert_eq!(to.len(), values.len(), "lengths differ");
         let bytes = values.as_bytes();
         let stream = self.inner.stream;
-        // SAFETY: both ranges have that many bytes, and are there until the wait below is over.
+        // SAFETY: both ranges have that many bytes, and live until the wait below is over.
         self.inner.call("copy_to_device", |calls| unsafe {
             (calls.copy_to_device)(to.ptr(), bytes.as_ptr().cast(), bytes.len(), stream)
         })?;
@@ -45,7 +45,7 @@ impl Gpu {
     /// # Panics
     /// If the lengths differ.
     pub fn copy<T>(&self, from: Slice<'_, T>, to: Slice<'_, T>) -> Result<(), GpuError> {
-        assert_eq!(to.len(), from.len(), "as many values");
+        assert_eq!(to.len(), from.len(), "lengths differ");
         let stream = self.inner.stream;
         // SAFETY: both ranges have that many bytes.
         self.inner.call("copy_on_device", |calls| unsafe {
@@ -62,7 +62,7 @@ impl Gpu {
         })
     }
 
-    /// The values after all launches so far.
+    /// Returns the values after all launches so far.
     pub fn read<T: FromBytes + IntoBytes + Clone>(
         &self,
         from: Slice<'_, T>,
@@ -75,7 +75,7 @@ impl Gpu {
 
     pub(crate) fn read_bytes(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
         let stream = self.inner.stream;
-        // SAFETY: both ranges have that many bytes, and are there until the wait below is over.
+        // SAFETY: both ranges have that many bytes, and live until the wait below is over.
         let copied = self.inner.call("copy_to_host", |calls| unsafe {
             (calls.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream)
         });
@@ -85,7 +85,7 @@ impl Gpu {
     /// Waits for all launches so far.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         let stream = self.inner.stream;
-        // SAFETY: the stream is there as long as the device.
+        // SAFETY: the stream lives as long as the device.
         self.inner.call("stream_synchronize", |calls| unsafe {
             (calls.stream_synchronize)(stream)
         })

@@ -1,13 +1,12 @@
-//! Which kernel a launch takes where several give the same bits: a table that measurements fill (`tune`), and that the ops
-//! ask when they choose.
-//!
-//! Only choices that cannot change a result are here. The rows of weights that a wave takes, how many waves of the device
-//! are behind the virtual waves of a row, the query heads of a block that share a split and the order in which blocks are
-//! begun leave each sum its terms in its order. Large or small tiles, the splits of a context, and whether few rows go to
-//! the kernels for many decide on the order of additions: those stay with fixed rules, so that a model answers alike before
-//! and after it was tuned, here and on another machine.
-//!
-//! A table may come from a file that says anything: what a kernel cannot do for a shape is ignored where it is asked for.
+//! The autotuning table: which launch configuration to use where several give the same bits. Measurements fill it
+//! (`tune`), and ops look it up when they choose.
+//! Only choices that cannot change a result are here: how many weight rows a wave takes, how many waves of the device
+//! serve the virtual waves of a row, how many query heads of a block share a split, and the order in which blocks
+//! start. All of these keep the terms of each sum in the same order. Tile size, splits of a context, and whether few
+//! rows use the GEMM kernels change the order of additions. Those follow fixed rules, so that a model gives the same
+//! answers before and after tuning, here and on another machine.
+//! A table may come from an untrusted file: choices that a kernel does not support for a shape are ignored at the
+//! launch.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,29 +20,29 @@ use crate::gpu::Gpu;
 use crate::image::fingerprint;
 use crate::kv::KvType;
 
-/// The most matrices of a launch.
+/// Maximum number of matrices in one launch.
 const MAX_MATRICES: usize = 3;
-/// Waves of a block, at most: no row is shared by more.
+/// Maximum number of waves that share a row: the waves of a block.
 const MAX_SPLIT: usize = 8;
 
-/// A launch, as far as a choice depends on it.
+/// The properties of a launch that a choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shape {
-    /// Products of one row of activations with matrices of one format, `n_out` of each, 0 where there are fewer.
+    /// GEMV: one row of activations with up to three matrices of one format. `n_out` of each, 0 for unused entries.
     Matvec {
         ty: GgmlType,
         n_out: [usize; MAX_MATRICES],
         n_in: usize,
     },
-    /// Products of many rows, their number rounded up to a power of two.
+    /// GEMM. `n_rows` is rounded up to a power of two.
     Matmul {
         ty: GgmlType,
         n_out: usize,
         n_in: usize,
         n_rows: usize,
     },
-    /// Attention of a few rows; `n_rows` as above. How long a context is, and its splits, are not part of it: few blocks
-    /// are few in a short context, too, where attention takes little time.
+    /// Attention of a few rows; `n_rows` as above. The length of the context and its splits are left out: with few
+    /// blocks in a long context there are also few in a short one, where attention takes little time.
     Attention {
         ty: KvType,
         n_heads: usize,
@@ -53,30 +52,30 @@ pub enum Shape {
     },
 }
 
-/// In which order blocks of a product's output are begun.
+/// The order in which the blocks of a GEMM start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockOrder {
-    /// All outputs of some rows, then those of the next.
+    /// All outputs of some rows, then those of the next rows.
     OutputsFirst,
     /// All rows of some outputs, so that their weights are read once.
     RowsFirst,
 }
 
-/// How a launch is made.
+/// The tuned choice for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
     Matvec {
-        /// Rows of weights that a wave takes at a time: 1 or 2.
+        /// Weight rows that a wave takes at a time: 1 or 2.
         rows: usize,
-        /// Waves of the device that share a row, at most: a power of two. A matrix that has fewer virtual waves for a row
-        /// has as many.
+        /// Maximum number of waves that share a row, a power of two. A matrix with fewer virtual waves per row uses
+        /// that many.
         split: usize,
     },
     Matmul {
         order: BlockOrder,
     },
     Attention {
-        /// Query heads of a block, a power of two.
+        /// Query heads per block, a power of two.
         heads: usize,
     },
 }
@@ -88,7 +87,7 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Nothing but this.
+    /// Returns a table with this one entry.
     pub fn only(shape: Shape, choice: Choice) -> Tuning {
         Tuning::from_iter([(shape, choice)])
     }
@@ -109,7 +108,7 @@ impl Tuning {
         self.choices.is_empty()
     }
 
-    /// A number that differs between tables that do.
+    /// Returns a hash of the table, to tell tables apart.
     pub fn fingerprint(&self) -> u64 {
         let of_each = self.choices.iter().map(|entry| {
             let mut hash = DefaultHasher::new();
@@ -128,7 +127,7 @@ impl FromIterator<(Shape, Choice)> for Tuning {
     }
 }
 
-/// What choices are good for, in one line of text: device, driver and kernels.
+/// Returns what a table is valid for in one line of text: device, driver and kernels.
 ///
 /// # Errors
 /// Those of the device.
@@ -147,7 +146,7 @@ pub fn tuning_key(gpu: &Gpu) -> Result<String, GpuError> {
 }
 
 impl fmt::Display for Shape {
-    /// As [`FromStr`] takes it, such as `matvec Q4_K 4096+1024x4096`.
+    /// Formats the shape as [`FromStr`] takes it, such as `matvec Q4_K 4096+1024x4096`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Shape::Matvec { ty, n_out, n_in } => {
@@ -180,7 +179,7 @@ fn matrices(n_out: &[usize; MAX_MATRICES]) -> impl Iterator<Item = usize> {
 }
 
 impl fmt::Display for Choice {
-    /// As [`FromStr`] takes it, such as `rows 1 split 4`.
+    /// Formats the choice as [`FromStr`] takes it, such as `rows 1 split 4`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Choice::Matvec { rows, split } => write!(f, "rows {rows} split {split}"),
@@ -193,12 +192,12 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Text that is no shape, or no choice.
+/// Text that is neither a shape nor a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoTuning;
 
 fn number(text: &str) -> Result<usize, NoTuning> {
-    // As it is written, and no more than a launch can have.
+    // Only the canonical form is accepted, and only numbers that a launch can have.
     match text.parse::<u32>() {
         Ok(n) if n > 0 && n.to_string() == text => Ok(n as usize),
         _ => Err(NoTuning),
@@ -313,7 +312,7 @@ mod tests {
     ];
 
     #[test]
-    fn shapes_and_choices_are_read_as_they_are_written() {
+    fn shapes_and_choices_round_trip() {
         for text in SHAPES {
             assert_eq!(text.parse::<Shape>().unwrap().to_string(), text);
         }
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_none() {
+    fn rejects_other_text() {
         for text in [
             "",
             "matvec",
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_differ_by_their_number() {
+    fn fingerprint_ignores_order() {
         let entries = SHAPES.map(|shape| (shape.parse().unwrap(), "heads 1".parse().unwrap()));
         let all = Tuning::from_iter(entries);
         let reversed: Tuning = entries.into_iter().rev().collect();

@@ -1,5 +1,6 @@
-//! Bytes of a file to the device: while one chunk is read into pinned memory, the one before it is copied, and the one
-//! before that is repacked by kernels. Two staging places of each kind alternate; events say when each is free.
+//! Uploads file data to the device in a pipeline of three stages: one chunk is read into pinned memory while the
+//! previous one is copied and the one before that is repacked by kernels. Two staging slots alternate; events mark when
+//! each is free.
 
 use rocmforge_gguf::GgmlType;
 
@@ -11,30 +12,33 @@ use crate::operands::Matrix;
 use crate::ops;
 use crate::pinned::Pinned;
 
-/// Bytes of a matrix that are copied at once, and then repacked on the device. Rows are not split.
+/// Bytes of a matrix that are copied, then repacked on the device, at once. Rows are not split.
 const CHUNK_BYTES: usize = 16 << 20;
-/// Rows that are repacked at once are a multiple of this, but for the last ones.
+/// Rows repacked at once are a multiple of this, except for the last ones.
 const ROW_STEP: usize = 16;
 
-/// Bytes of the whole rows of a matrix `[n_out, n_in]` that [`Uploader::repack`] copies at once.
+/// Returns the bytes of whole rows of a matrix `[n_out, n_in]` that [`Uploader::repack`] copies at once.
 ///
 /// # Panics
-/// If a row is not whole blocks.
+/// If a row is not a whole number of blocks.
 pub fn chunk_bytes(ty: GgmlType, shape: [usize; 2]) -> usize {
     let [n_rows, row_bytes] = chunk(ty, shape);
     n_rows * row_bytes
 }
 
-/// Rows that are copied at once, and the bytes of one.
+/// Returns the rows copied at once, and the bytes of one row.
 fn chunk(ty: GgmlType, [n_out, n_in]: [usize; 2]) -> [usize; 2] {
-    let row_bytes = ty.row_bytes(n_in).expect("rows are whole blocks").max(1);
+    let row_bytes = ty
+        .row_bytes(n_in)
+        .expect("rows are a whole number of blocks")
+        .max(1);
     let fitting = CHUNK_BYTES / row_bytes / ROW_STEP * ROW_STEP;
     [fitting.max(ROW_STEP).min(n_out.max(1)), row_bytes]
 }
 
-/// Brings chunks of bytes to the device.
+/// Copies chunks of bytes to the device.
 pub struct Uploader {
-    /// First, so that its copies are over before their memory goes.
+    /// First field, so that its copies end before their memory is freed.
     copies: Stream,
     slots: [Slot; 2],
     n_uploads: usize,
@@ -51,7 +55,7 @@ struct Slot {
 }
 
 impl Uploader {
-    /// For chunks of at most `chunk_bytes`; takes twice that in pinned and in device memory.
+    /// Creates an uploader for chunks of at most `chunk_bytes`. Allocates twice that in pinned and in device memory.
     pub fn new(gpu: &Gpu, chunk_bytes: usize) -> Result<Uploader, GpuError> {
         let slot = || {
             Ok(Slot {
@@ -73,11 +77,11 @@ impl Uploader {
         self.slots[0].host.len()
     }
 
-    /// Brings one chunk to the device and calls `then` with it there, which queues the launches that use it. Returns
-    /// when the chunk is read, before it is copied.
+    /// Copies one chunk to the device and calls `then` with it, which queues the launches that use it. Returns when the
+    /// chunk is read, before it is copied.
     ///
     /// # Panics
-    /// If the chunk is too long.
+    /// If the chunk is longer than `chunk_bytes`.
     pub fn upload(
         &mut self,
         chunk: &[u8],
@@ -86,30 +90,31 @@ impl Uploader {
         let slot = &mut self.slots[self.n_uploads % 2];
         if self.n_uploads >= 2 {
             slot.copied.wait()?;
-            slot.used.hold(self.copies.handle)?;
+            slot.used.block_stream(self.copies.handle)?;
         }
         slot.host.write(chunk);
         let (device, copies) = (
             slot.device.as_slice::<u8>().part(0..chunk.len()),
             self.copies.handle,
         );
-        // SAFETY: both ranges have that many bytes. The pinned memory is not written before `copied`, the device's not
-        // before `used`.
+        // SAFETY: both ranges have that many bytes. The pinned memory is not written before `copied`, the device memory
+        // not before `used`.
         self.gpu.inner.call("copy_to_device", |calls| unsafe {
             (calls.copy_to_device)(device.ptr(), slot.host.host().cast(), chunk.len(), copies)
         })?;
         slot.copied.record_on(copies)?;
-        slot.copied.hold(self.gpu.inner.stream)?;
+        slot.copied.block_stream(self.gpu.inner.stream)?;
         let queued = then(device);
         slot.used.record()?;
         self.n_uploads += 1;
         queued
     }
 
-    /// Brings chunks to the device, one after the other, and calls `then` with the number of each and the chunk there.
+    /// Copies chunks to the device one after the other. Calls `then` with the index of each chunk and the chunk on the
+    /// device.
     ///
     /// # Panics
-    /// If a chunk is too long.
+    /// If a chunk is longer than `chunk_bytes`.
     pub fn upload_all<'c>(
         &mut self,
         chunks: impl IntoIterator<Item = &'c [u8]>,
@@ -119,13 +124,13 @@ impl Uploader {
         chunks.try_for_each(|(i, chunk)| self.upload(chunk, |bytes| then(i, bytes)))
     }
 
-    /// Brings a matrix to the device and repacks it into `out`; `blocks` are its rows as they lie in a file.
+    /// Copies a matrix to the device and repacks it into `out`. `blocks` are its rows in file layout.
     ///
     /// # Errors
-    /// If there are no kernels for its type. Those of the device.
+    /// [`GpuError::Format`] for types without kernels. Errors of the device.
     ///
     /// # Panics
-    /// If the uploader was made for less than [`chunk_bytes`] of the matrix, or the rows are not those of `out`.
+    /// If the uploader was created for less than [`chunk_bytes`] of the matrix, or the rows are not those of `out`.
     pub fn repack(&mut self, blocks: &[u8], out: &Matrix<'_>) -> Result<(), GpuError> {
         let gpu = self.gpu.clone();
         let [n_rows, row_bytes] = chunk(out.ty, [out.n_out, out.n_in]);
@@ -134,7 +139,7 @@ impl Uploader {
         })
     }
 
-    /// Waits until everything is on the device and used.
+    /// Waits until everything is copied and used.
     pub fn finish(self) -> Result<(), GpuError> {
         self.gpu.synchronize()
     }

@@ -1,40 +1,40 @@
-//! Kernels by name, to take instead of those that launches choose: by tests, and by users who suspect a kernel.
-//!
-//! The ops ask [`crate::Gpu::takes`] where they choose. What a variant's kernel cannot take (heads of widths that it was
-//! not compiled for) goes the usual way.
+//! Forced kernel variants: kernels by name that override what launches would choose. For tests, and for users who
+//! suspect a kernel.
+//! The ops call [`crate::Gpu::takes`] where they choose. Input that a variant's kernel does not support (head widths it
+//! was not compiled for) goes the usual way.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A kernel that can be asked for.
+/// A kernel variant that can be forced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
-    /// Products of any number of rows by the kernels for few, 8 rows at a time.
+    /// GEMM of any number of rows by the GEMV kernels, 8 rows at a time.
     ProductsMatvec,
-    /// Products of a few rows by the kernels for many.
+    /// GEMV by the GEMM kernels.
     ProductsMatmul,
-    /// The smaller tiles of the products of many rows, or the larger ones.
+    /// The smaller or the larger tiles of GEMM.
     TilesSmall,
     TilesLarge,
-    /// Attention of each row by itself, of any number of rows.
+    /// Attention of each row by itself, for any number of rows.
     AttentionDecode,
-    /// Attention of rows that share what they load, of a few rows too.
+    /// Attention with loads shared by several rows, even for few rows.
     AttentionPrefill,
-    /// Attention by the kernel for heads of any width.
+    /// Attention by the kernel for any head width.
     AttentionGeneric,
-    /// Neither a context nor a row of weights is split among blocks or waves.
+    /// Neither contexts nor weight rows are split among blocks or waves.
     SplitsOff,
-    /// A norm's row is a whole block's, however short it is.
+    /// Norms use a whole block for each row, however short it is.
     NormsBlock,
-    /// Norms, rotations and elementwise operations move one value at a time.
+    /// Norms, rotations and elementwise operations load one value at a time.
     LoadsNarrow,
-    /// Norms of heads, rotations and the append to the cache are launches of their own.
+    /// Norms of heads, rotations and the append to the KV cache are separate launches.
     RopeSeparate,
-    /// Launches are made as without measurements. They are so with any other variant, too.
+    /// Launches ignore autotuning. So they do with any other variant.
     TuningOff,
 }
 
-/// Every variant's name, `KIND=NAME`: of each kind one can be asked for.
+/// Every variant with its name `KIND=NAME`. One of each kind can be forced.
 const NAMES: [(Variant, &str); 12] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
@@ -50,13 +50,13 @@ const NAMES: [(Variant, &str); 12] = [
     (Variant::TuningOff, "tuning=off"),
 ];
 
-/// The simplest of each kind.
+/// The simplest variant of each kind.
 const PLAIN: (&str, &str) = (
     "plain",
     "products=matvec,tiles=small,attention=generic,splits=off,norms=block,loads=narrow,rope=separate,tuning=off",
 );
 
-/// Kernels that were asked for; by default none.
+/// A set of forced variants; empty by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Variants {
     /// Bit `variant as u32`.
@@ -64,7 +64,7 @@ pub struct Variants {
 }
 
 impl Variants {
-    /// Names of all, and of [`FromStr`]'s short form, as a message lists them.
+    /// Returns the names of all variants and of the short form `plain`, separated by commas.
     pub fn known() -> String {
         let names = NAMES.iter().map(|(_, name)| *name);
         names.chain([PLAIN.0]).collect::<Vec<_>>().join(", ")
@@ -91,7 +91,7 @@ fn kind_of(name: &str) -> &str {
 }
 
 impl fmt::Display for Variants {
-    /// As [`FromStr`] takes it; nothing for none.
+    /// Formats the names as [`FromStr`] takes them; empty for no variants.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = NAMES.iter().filter(|(variant, _)| self.contains(*variant));
         let names: Vec<&str> = names.map(|(_, name)| *name).collect();
@@ -102,19 +102,19 @@ impl fmt::Display for Variants {
 impl FromStr for Variants {
     type Err = String;
 
-    /// Names of variants with commas between them, or `plain`: the simplest of each kind.
+    /// Parses names separated by commas, or `plain`: the simplest variant of each kind.
     fn from_str(text: &str) -> Result<Variants, String> {
         let list = if text == PLAIN.0 { PLAIN.1 } else { text };
         let mut variants = Variants::default();
         for wanted in list.split(',') {
             let Some((variant, name)) = NAMES.iter().find(|(_, name)| *name == wanted) else {
                 return Err(format!(
-                    "no kernel variant {wanted:?}; there are {}",
+                    "unknown kernel variant {wanted:?}; known variants: {}",
                     Variants::known()
                 ));
             };
             if let Some(other) = variants.of_kind(kind_of(name)) {
-                return Err(format!("{other} and {name} exclude each other"));
+                return Err(format!("{other} and {name} exclude each other; choose one"));
             }
             variants.bits |= 1 << *variant as u32;
         }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_round_trip() {
         for (variant, name) in NAMES {
             let variants: Variants = name.parse().unwrap();
             assert!(variants.contains(variant));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_is_one_of_each_kind() {
+    fn plain_has_one_variant_of_each_kind() {
         let plain: Variants = "plain".parse().unwrap();
         assert_eq!(plain.to_string(), PLAIN.1);
         for (_, name) in NAMES {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_with_what_is() {
+    fn rejects_unknown_names_and_lists_known_ones() {
         for text in [
             "",
             "tiles",

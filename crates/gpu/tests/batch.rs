@@ -332,13 +332,13 @@ fn misuse_is_refused_with_what_is_wrong() {
             &case.file,
             "not whole blocks of 32",
         ),
-        (GgmlType::Q4_0, [0, 64], &[], "no matrix"),
-        (GgmlType::Q4_0, [8, 0], &[], "no matrix"),
+        (GgmlType::Q4_0, [0, 64], &[], "is empty"),
+        (GgmlType::Q4_0, [8, 0], &[], "is empty"),
         (
             GgmlType::Q4_0,
             [usize::MAX, 64],
             &case.file,
-            "more than there can be",
+            "more bytes than can be counted",
         ),
         (GgmlType::IQ2_XXS, [1, 256], &[0; 66], "no GPU kernels"),
     ];
@@ -360,18 +360,18 @@ fn misuse_is_refused_with_what_is_wrong() {
     let many = vec![op; 1025];
     let batches: [(&[QuantizedMatmulOp<'_>], &str); 8] = [
         (&[], "no operations"),
-        (&many, "1025 operations; 1024"),
+        (&many, "1025 operations; the limit is 1024"),
         (&[op, with(0, of(&[]))], "operation 1 has no rows"),
-        (&[with(65, of(&long))], "65 rows; 64"),
+        (&[with(65, of(&long))], "65 rows; the limit is 64"),
         (
             &[op, op, case.op(foreign, host(&case))],
             "operation 2 names a weight of another batch",
         ),
         (
             &[with(1, of(&long[..63]))],
-            "operation 0 has 63 values of input; 1 rows of 64 columns are 64",
+            "operation 0 has 63 values of input; 1 rows of 64 columns need 64",
         ),
-        (&[with(2, host(&case))], "are 128"),
+        (&[with(2, host(&case))], "need 128"),
         (&[with(1, MatmulInput::Device(&odd))], "has 0 values"),
     ];
     let launcher = AsyncKernelLauncher::new(Arc::new(other), 1).unwrap();

@@ -4,7 +4,7 @@
 //! run, what starting an operation costs, or nothing at all. Advice with little to gain is not given.
 
 use crate::ops::Cost;
-use crate::report::{Advice, Bound, Ceilings, OpRow, Phase, Profile, Recommendation};
+use crate::schema::{Advice, Bound, Ceilings, OpRow, Phase, Profile, Recommendation};
 
 /// Shares of a phase below which nothing is said.
 const LEAST_GAIN: f64 = 0.02;

@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
+use rocmforge_cpu::Isa;
 use rocmforge_cpu::Pool;
-use rocmforge_engine::backend::gpu::{self, DeviceId, GpuConfig};
-use rocmforge_engine::{EngineError, Isa, Roofline};
+use rocmforge_engine::EngineError;
 use rocmforge_gpu::{Gpu, GpuError, ops};
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{DeviceId, GpuConfig};
 
-use crate::report::Ceilings;
+use crate::schema::Ceilings;
 use crate::timer::KernelTimer;
 
 /// Starts that are timed together, and how often; the best counts, since others may use the machine too.
@@ -19,7 +21,7 @@ const FEW_VALUES: usize = 32;
 impl Ceilings {
     /// Of this many threads, for some tenths of a second.
     pub fn of_cpu(isa: Isa, n_threads: usize) -> Ceilings {
-        let roofline = Roofline::measure(isa, n_threads);
+        let roofline = rocmforge_cpu::measure_roofline(isa, n_threads);
         Ceilings {
             read_bytes_per_s: roofline.read_bytes_per_s,
             f32_ops_per_s: Some(roofline.f32_ops_per_s),

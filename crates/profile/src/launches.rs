@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::report::{Launches, Recommendation, Verdict};
+use crate::schema::{Launches, Recommendation, Verdict};
 use crate::stats::Summary;
 
 /// Overheads of a token, microseconds: what is worth a graph, what is worth fewer launches, and what is worth looking

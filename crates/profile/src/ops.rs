@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use rocmforge_engine::Roofline;
-use rocmforge_engine::backend::times::{StepPart, StepTimes};
-use rocmforge_engine::plan::{ActsId, BatchShape, BufferId, Op, OpCost, PlanCost, WeightId};
+use rocmforge_plan::Roofline;
+use rocmforge_plan::{ActsId, BatchShape, BufferId, Op, OpCost, PlanCost, WeightId};
+use rocmforge_runtime::times::{StepPart, StepTimes};
 
-use crate::report::{Bound, Ceilings, OpRow};
+use crate::schema::{Bound, Ceilings, OpRow};
 use crate::stats::Summary;
 
 /// Operations for each byte below which every device waits for its memory; it decides where the peak of the arithmetic

@@ -1,9 +1,9 @@
 //! Prefill and decode: their steps over several runs, as rows of operations beside the wall clock.
 
-use rocmforge_engine::backend::times::StepTimes;
+use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::{Groups, PlanOps};
-use crate::report::{Ceilings, Phase};
+use crate::schema::{Ceilings, Phase};
 use crate::stats::Summary;
 
 /// The steps of a phase, of all profiled runs.

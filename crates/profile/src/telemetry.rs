@@ -1,13 +1,13 @@
 //! What was executed where: an event for each part of a step, summed up by backend and by type.
 //!
-//! Times come from a [`StepObserver`](rocmforge_engine::backend::StepObserver), words from the plan ([`PlanOps`]). The
+//! Times come from a [`StepObserver`](rocmforge_runtime::StepObserver), words from the plan ([`PlanOps`]). The
 //! example `execution_summary` prints the summary of a model that a GPU and the CPU share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rocmforge_engine::backend::times::StepTimes;
-use rocmforge_engine::plan::Side;
+use rocmforge_plan::Side;
+use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::PlanOps;
 
@@ -27,7 +27,7 @@ pub struct ExecutionEvent {
 }
 
 /// The events of a step, in the order in which its parts ran. `ops` is of the whole plan that the engine runs
-/// ([`Model::compiled_plan`](rocmforge_engine::model::Model::compiled_plan)); `gpu` names the backend of what a GPU ran, such
+/// ([`Model::compiled_plan`](rocmforge_model::Model::compiled_plan)); `gpu` names the backend of what a GPU ran, such
 /// as `cuda:0`.
 pub fn events<'a>(
     times: &'a StepTimes,

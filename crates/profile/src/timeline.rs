@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::backend::times::StepTimes;
-use rocmforge_engine::plan::Side;
+use rocmforge_plan::Side;
+use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::PlanOps;
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::timer::Scope;
 
 /// Collects spans.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_gpu::{Event, Gpu, GpuError};
 
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::stats::Summary;
 
 /// Scopes that are kept; later ones are counted only, so that a long run does not fill the memory.

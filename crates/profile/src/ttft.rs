@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::report::Ttft;
+use crate::schema::Ttft;
 
 /// What [`Ttft::meets_target`] compares with, unless the user says otherwise.
 pub const DEFAULT_TARGET_MS: f64 = 200.0;

@@ -31,7 +31,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub use rocmforge_bench as bench;
 pub use rocmforge_engine as engine;
+pub use rocmforge_external as external;
 pub use rocmforge_gguf as gguf;
 pub use rocmforge_gpu as gpu;
 pub use rocmforge_profile as profile;
+pub use rocmforge_report as report;

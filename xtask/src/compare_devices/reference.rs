@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::{OpData, OpObserver};
-use rocmforge::engine::batch::Batch;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::plan::Op;
-use rocmforge::engine::{
-    Continue, Device, Engine, EngineConfig, Event, PrefixSharing, PromptOutput, Request,
-};
+use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, PromptOutput, Request};
+use rocmforge_model::Model;
+use rocmforge_plan::Batch;
+use rocmforge_plan::Op;
+use rocmforge_runtime::{OpData, OpObserver};
+use std::ops::ControlFlow;
 
 use super::rows::margin;
 
@@ -58,7 +57,7 @@ pub(super) fn on_cpu(
             if let Event::PromptLogits { logits: row, .. } = event {
                 logits.extend(row);
             }
-            Continue::Yes
+            ControlFlow::Continue(())
         })?;
         let margins = margins.take(text.len());
         let logits = logits.chunks(model.config.n_vocab).map(<[f32]>::to_vec);

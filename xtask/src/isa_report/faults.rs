@@ -14,7 +14,14 @@ pub(crate) enum Fault {
     Scratch,
     /// A collective instruction under a narrowed EXEC.
     Narrowed,
+    /// Code for gfx12 of a compiler that omits waits (LLVM pull request 100067).
+    NoAluWait,
+    /// `v_cvt_pk_f32_fp8` or `_bf8` on gfx12, where it is unreliable (SWDEV-532959; `kv_codes.h`).
+    PackedFromFp8,
 }
+
+/// A kernel for gfx12 of at least so many instructions has places that need `s_wait_alu`: the fewest are 4, in 192.
+const INSTRUCTIONS_WITH_WAIT: usize = 128;
 
 /// A kernel that may have a fault. Why must be said.
 struct Exception {
@@ -57,6 +64,7 @@ pub(crate) fn is_excepted(module: &str, kernel: &str, fault: Fault) -> bool {
 /// The faults of a kernel, each kind once, with what shows it. `whole` says for each instruction whether it runs with
 /// all lanes.
 pub(crate) fn of(
+    target: &str,
     code: &[Instruction],
     whole: &[Option<bool>],
     metadata: &Metadata,
@@ -97,6 +105,17 @@ pub(crate) fn of(
     let narrowed = reached().filter(|(i, whole)| i.is_collective() && **whole == Some(false));
     if let Some(list) = listed(narrowed.map(|(i, _)| i).collect()) {
         faults.push((Fault::Narrowed, format!("lanes may be off at {list}")));
+    }
+    if target.starts_with("gfx12") {
+        let n = reached().count();
+        if n >= INSTRUCTIONS_WITH_WAIT && !reached().any(|(i, _)| i.mnemonic == "s_wait_alu") {
+            let what = format!("has no s_wait_alu in {n} instructions");
+            faults.push((Fault::NoAluWait, what));
+        }
+        let packed = reached().filter(|(i, _)| i.mnemonic.starts_with("v_cvt_pk_f32_"));
+        if let Some(list) = listed(packed.map(|(i, _)| i).collect()) {
+            faults.push((Fault::PackedFromFp8, format!("converts by {list}")));
+        }
     }
     faults
 }

@@ -1,20 +1,18 @@
 //! Where the code to judge comes from: the images that this program was built with, which are those that the engine
 //! loads; or, for targets that it was not built for, the same compiler with the same arguments.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{LazyLock, Mutex};
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Error, Result, bail};
 
 use crate::root;
 
 #[path = "../../../crates/gpu/build/clang.rs"]
-#[expect(
-    dead_code,
-    reason = "the report takes the first compiler, and says what it cannot"
-)]
 mod clang;
 #[path = "../../../crates/gpu/build/modules.rs"]
 mod modules;
@@ -90,7 +88,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
 }
 
 fn cached(module: &modules::Module, target: &str) -> Result<Vec<u8>> {
-    let compiler = compiler()?;
+    let compiler = compiler(target)?;
     let mut hash = DefaultHasher::new();
     (
         &compiler.version,
@@ -109,16 +107,23 @@ fn cached(module: &modules::Module, target: &str) -> Result<Vec<u8>> {
             }
         }
         let part = object.with_extension("part");
-        compile(&compiler, &module.file, &module.defines, target, &part)?;
+        compile(compiler, &module.file, &module.defines, target, &part)?;
         fs::rename(&part, &object)?;
     }
     Ok(fs::read(object)?)
 }
 
-/// The compiler that the build would prefer.
-pub(crate) fn compiler() -> Result<clang::Clang> {
-    let found = clang::find().into_iter().next();
-    found.context("no clang was found; install clang-19 and lld-19, or set ROCMFORGE_CLANG")
+/// The compiler that the build would choose for a target.
+pub(crate) fn compiler(target: &str) -> Result<&'static clang::Clang> {
+    static FOUND: LazyLock<Vec<clang::Clang>> = LazyLock::new(clang::find);
+    static CHOSEN: Mutex<BTreeMap<String, &clang::Clang>> = Mutex::new(BTreeMap::new());
+    let mut chosen = CHOSEN.lock().expect("nothing panics in it");
+    if let Some(compiler) = chosen.get(target) {
+        return Ok(compiler);
+    }
+    let compiler = clang::choose(&FOUND, target, &folder(), &cache()?).map_err(Error::msg)?;
+    chosen.insert(target.into(), compiler);
+    Ok(compiler)
 }
 
 /// Compiles with the arguments of the build.
@@ -146,5 +151,5 @@ pub(crate) fn compile(
 
 /// The names of a list of targets such as `ci`; an error says what is none.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>> {
-    targets::expand(list).map_err(anyhow::Error::msg)
+    targets::expand(list).map_err(Error::msg)
 }

@@ -159,7 +159,7 @@ fn examine(tools: &Tools, module: &str, target: &str, object: &[u8]) -> Result<V
             machine,
             loads: hot_loop::load_widths(&code.instructions, &blocks),
             hot: hot_loop::find(&code.instructions, &blocks, &loops, machine),
-            faults: faults::of(&code.instructions, &whole, &metadata),
+            faults: faults::of(target, &code.instructions, &whole, &metadata),
             name: code.name,
             metadata,
         });

@@ -8,7 +8,7 @@ const HEAD: &str = "#include \"gpu.h\"\nstruct Params { float* out; u32 n; };\n"
 
 /// Compiles a kernel and says what is wrong with it; `None` where there is no compiler.
 fn faults(name: &str, target: &str, source: &str) -> Option<Vec<Fault>> {
-    let (compiler, tools) = match (images::compiler(), Tools::find()) {
+    let (compiler, tools) = match (images::compiler(target), Tools::find()) {
         (Ok(compiler), Ok(tools)) => (compiler, tools),
         (Err(error), _) | (_, Err(error)) => {
             println!("skipped: {error}");
@@ -21,7 +21,7 @@ fn faults(name: &str, target: &str, source: &str) -> Option<Vec<Fault>> {
     };
     let (source_file, object) = (file("hip"), file("o"));
     fs::write(&source_file, format!("{HEAD}{source}")).unwrap();
-    images::compile(&compiler, &source_file, &[], target, &object).unwrap();
+    images::compile(compiler, &source_file, &[], target, &object).unwrap();
     let bytes = fs::read(&object).unwrap();
     fs::remove_file(source_file).unwrap();
     fs::remove_file(object).unwrap();
@@ -104,7 +104,7 @@ fn a_collective_after_an_early_return_is_found() {
 
 #[test]
 fn the_build_keeps_collectives_where_all_lanes_are() {
-    // The result is used under a condition: clang 19 moves the instruction there unless it is told not to.
+    // The result is used under a condition: clang 19 moves the instruction there unless -disable-machine-sink is given.
     assert_faults(
         "kept",
         "KERNEL(kept, Params, 256) {
@@ -129,12 +129,46 @@ fn an_array_in_scratch_memory_is_found() {
             p.out[tid()] = values[tid() % 64];
         }";
         if let Some(found) = faults("scratch", target, source) {
-            assert!(
-                !found.is_empty() && found.iter().all(|f| *f == Fault::Scratch),
-                "{target}"
-            );
+            assert!(found.contains(&Fault::Scratch), "{target}");
         }
     }
+}
+
+#[test]
+fn packed_conversions_from_fp8_are_found_on_gfx12() {
+    let source = "KERNEL(packed, Params, 64) {
+        u32 v = bits<u32>(p.out[tid()]);
+        auto pair = __builtin_amdgcn_cvt_pk_f32_fp8((i32)v, false);
+        p.out[tid()] = pair[0] + pair[1];
+    }";
+    for (target, expected) in [("gfx1201", vec![Fault::PackedFromFp8]), ("gfx942", vec![])] {
+        if let Some(found) = faults("packed", target, source) {
+            assert_eq!(found, expected, "{target}");
+        }
+    }
+}
+
+#[test]
+fn long_code_for_gfx12_without_alu_waits_is_found() {
+    let code = |wait: &str| {
+        let mut lines = vec!["v_mov_b32_e32 v0, s0"; 200];
+        lines.extend([wait, "s_endpgm"]);
+        code::code_of(&lines)
+    };
+    let faults = |target: &str, wait: &str| {
+        let code = code(wait);
+        faults::of(
+            target,
+            &code,
+            &vec![Some(true); code.len()],
+            &Metadata::default(),
+        )
+    };
+    let kinds =
+        |faults: Vec<(Fault, String)>| faults.into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
+    assert_eq!(kinds(faults("gfx1200", "s_nop 0")), [Fault::NoAluWait]);
+    assert_eq!(kinds(faults("gfx1200", "s_wait_alu 0xff9e")), []);
+    assert_eq!(kinds(faults("gfx1100", "s_nop 0")), []);
 }
 
 #[test]

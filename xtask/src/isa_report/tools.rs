@@ -36,9 +36,11 @@ impl Tools {
 
 fn find(name: &str) -> Result<PathBuf> {
     let mut candidates = vec![
-        PathBuf::from(format!("{name}-19")),
+        PathBuf::from(format!("{name}-22")),
+        PathBuf::from(format!("{name}-23")),
         PathBuf::from(name),
         Path::new("/opt/rocm/llvm/bin").join(name),
+        PathBuf::from(format!("{name}-19")),
     ];
     if let Some(beside) = env::var_os("ROCMFORGE_CLANG").map(PathBuf::from) {
         candidates.insert(0, beside.with_file_name(name));
@@ -48,7 +50,7 @@ fn find(name: &str) -> Result<PathBuf> {
         output.is_ok_and(|output| output.status.success())
     };
     let found = candidates.into_iter().find(works);
-    found.with_context(|| format!("{name} was not found; install llvm-19"))
+    found.with_context(|| format!("{name} was not found; install llvm-22"))
 }
 
 fn output(program: &Path, argument: &str, file: &Path) -> Result<String> {

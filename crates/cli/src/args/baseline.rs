@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rocmforge::profile::baseline::{HardwareRule, Rules, Thresholds};
+use rocmforge_bench::baseline::{HardwareRule, Rules, Thresholds};
 
 /// The baselines folder.
 #[derive(Debug, Clone, Args)]

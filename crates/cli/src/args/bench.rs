@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
-use rocmforge::engine::backend::gpu::GpuLayers;
+use rocmforge_runtime::gpu::GpuLayers;
 
 use super::context::page;
 use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
-use rocmforge::engine::backend::gpu::{DeviceId, GpuLayers, Variants};
+use rocmforge_runtime::gpu::{DeviceId, GpuLayers, Variants};
 
 use super::{CacheArgs, LoraArgs};
 

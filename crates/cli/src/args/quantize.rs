@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use rocmforge::engine::quantize::{FileType, TypeRule, tensor_type};
-use rocmforge::gguf::GgmlType;
+use rocmforge_gguf::GgmlType;
+use rocmforge_quantize::{FileType, TypeRule, tensor_type};
 
 use super::{DeviceArgs, LoadArgs, ModelArgs};
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use rocmforge::engine::SamplerKind;
+use rocmforge_plan::SamplerKind;
 
 /// Sampling settings. Names and defaults are llama.cpp's.
 #[derive(Debug, Clone, Args)]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rocmforge::profile::bench::Suite;
-use rocmforge::profile::bench::export::Form;
+use rocmforge_bench::Suite;
+use rocmforge_bench::export::Form;
 
 use super::{Device, GpuArgs, IsaArg, KeepArgs, LoadArgs};
 use crate::help;

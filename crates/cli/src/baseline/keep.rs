@@ -2,12 +2,13 @@
 //! saves them at the end, even of a stopped run.
 
 use anyhow::Result;
-use rocmforge::engine::Device;
-use rocmforge::engine::backend::gpu::{self, DeviceId};
-use rocmforge::profile::baseline::{
+use rocmforge_bench::BenchRow;
+use rocmforge_bench::baseline::{
     Hardware, HardwareRule, Measurement, PerformanceBaseline, RegressionReport, Store, check_name,
 };
-use rocmforge::profile::bench::BenchRow;
+use rocmforge_engine::Device;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::DeviceId;
 
 use super::{in_form, shown, store, told, verdict, write};
 use crate::args::KeepArgs;

@@ -1,4 +1,4 @@
-//! Runs a test as requests to the engine ([`rocmforge::profile::bench::requests`]), timed as `generate` does:
+//! Runs a test as requests to the engine ([`rocmforge_bench::requests`]), timed as `generate` does:
 //!
 //! - prefill: from submission to the first sampled token, like `prefill_ms`. llama-bench computes the same logits but
 //!   does not sample, which is one scan of a row less;
@@ -11,13 +11,15 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use rocmforge::engine::backend::BackendInfo;
-use rocmforge::engine::backend::gpu::Offload;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::plan::{BatchShape, PlanCost};
-use rocmforge::engine::{Device, EngineConfig, EngineError, Isa, Roofline};
-use rocmforge::profile::bench::BenchError;
-use rocmforge::profile::bench::requests::{Requests, Watch, Workload, kv_tokens};
+use rocmforge_bench::BenchError;
+use rocmforge_bench::requests::{Requests, Watch, Workload, kv_tokens};
+use rocmforge_cpu::Isa;
+use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError};
+use rocmforge_model::Model;
+use rocmforge_plan::Roofline;
+use rocmforge_plan::{BatchShape, PlanCost};
+use rocmforge_runtime::BackendInfo;
+use rocmforge_runtime::gpu::Offload;
 
 use super::Test;
 use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};
@@ -106,7 +108,10 @@ impl Bench {
             requests,
             chunk_tokens: config.chunk_tokens,
             device: config.device,
-            is_gpu_wrong: matches!(not_on_gpu, Some(EngineError::WrongGpu { .. })),
+            is_gpu_wrong: matches!(
+                not_on_gpu,
+                Some(EngineError::Device(DeviceError::WrongGpu { .. }))
+            ),
         })
     }
 

@@ -2,11 +2,11 @@
 //! meaning here have llama-bench's defaults.
 
 use anyhow::Result;
-use rocmforge::engine::Roofline;
-use rocmforge::engine::backend::gpu::{Experts, GpuLayers};
-use rocmforge::gguf::Gguf;
-use rocmforge::profile::baseline::Measurement;
-use rocmforge::profile::clock;
+use rocmforge_bench::baseline::Measurement;
+use rocmforge_gguf::Gguf;
+use rocmforge_plan::Roofline;
+use rocmforge_profile::clock;
+use rocmforge_runtime::gpu::{Experts, GpuLayers};
 use serde::Serialize;
 use serde_json::Value as Json;
 

@@ -1,16 +1,21 @@
 //! `rocmforge bench SUITE`: runs the cases of a suite and prints each when it is measured.
 
+use rocmforge_bench as bench;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use indicatif::ProgressBar;
-use rocmforge::engine::backend::gpu::{self, Offload};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::{Continue, Device as EngineDevice, default_threads};
-use rocmforge::profile::bench::export::{Detail, Exporter, Form};
-use rocmforge::profile::bench::{
-    self, BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
+use rocmforge_bench;
+use rocmforge_bench::export::{Detail, Exporter, Form};
+use rocmforge_bench::{
+    BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
 };
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::Device as EngineDevice;
+use rocmforge_model::Model;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::Offload;
+use std::ops::ControlFlow;
 
 use super::report::file_type;
 use crate::answer::bar;
@@ -221,15 +226,15 @@ impl Sink for Printer<'_> {
         self.bar.set_message(name.to_string());
     }
 
-    fn row(&mut self, row: &BenchRow) -> Continue {
+    fn row(&mut self, row: &BenchRow) -> ControlFlow<()> {
         self.bar.inc(1);
         self.keeper.add_row(row);
         let text = self.exporter.row(row);
         match self.print(&text) {
-            Ok(()) => Continue::Yes,
+            Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
                 self.error = Some(error);
-                Continue::No
+                ControlFlow::Break(())
             }
         }
     }
@@ -252,9 +257,9 @@ impl Sink for Again<'_, '_> {
         self.0.begins(name);
     }
 
-    fn row(&mut self, row: &BenchRow) -> Continue {
+    fn row(&mut self, row: &BenchRow) -> ControlFlow<()> {
         self.0.keeper.add_row_again(row);
-        Continue::Yes
+        ControlFlow::Continue(())
     }
 
     fn note(&mut self, text: &str) {

@@ -4,10 +4,10 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::{Existing, NewFile};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::render::{flamegraph, page, trace};
-use rocmforge::profile::report::Profile;
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_profile::schema::Profile;
+use rocmforge_report::{flamegraph, page, trace};
 
 use crate::args::ProfileArgs;
 use crate::output;

@@ -3,24 +3,26 @@
 use std::fs;
 use std::time::Duration;
 
-use rocmforge::engine::backend::gpu;
-use rocmforge::engine::backend::times::{StepPart, StepTimes};
-use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::plan::{KvSpec, Plan, PlanCost, Side};
-use rocmforge::engine::{Device, EngineConfig, default_threads};
-use rocmforge::profile::advisor::{self, Facts, MoreThreads, SmallerKv};
-use rocmforge::profile::clock;
-use rocmforge::profile::launches::{LaunchOverheadTracker, Unprofiled};
-use rocmforge::profile::ops::PlanOps;
-use rocmforge::profile::phases::{PhaseTimes, Walls};
-use rocmforge::profile::report::{
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::{Device, EngineConfig};
+use rocmforge_plan::KvType;
+use rocmforge_plan::{KvSpec, Plan, PlanCost, Side};
+use rocmforge_profile::advisor;
+use rocmforge_profile::advisor::{Facts, MoreThreads, SmallerKv};
+use rocmforge_profile::clock;
+use rocmforge_profile::launches::{LaunchOverheadTracker, Unprofiled};
+use rocmforge_profile::ops::PlanOps;
+use rocmforge_profile::phases::{PhaseTimes, Walls};
+use rocmforge_profile::schema::{
     Ceilings, Launches, Machine, Memory, ModelFacts, Overhead, Phase, Profile, SCHEMA, SlowOp,
     Span, Ttft, Workload,
 };
-use rocmforge::profile::telemetry::BackendExecutionSummary;
-use rocmforge::profile::timeline::Timeline;
-use rocmforge::profile::timer::Collector;
-use rocmforge::profile::ttft::{Component, TtftProfiler};
+use rocmforge_profile::telemetry::BackendExecutionSummary;
+use rocmforge_profile::timeline::Timeline;
+use rocmforge_profile::timer::Collector;
+use rocmforge_profile::ttft::{Component, TtftProfiler};
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::times::{StepPart, StepTimes};
 
 use super::runs::{Run, Runs, backend_name};
 use crate::args::ProfileArgs;
@@ -52,7 +54,7 @@ impl Found<'_> {
 
     /// Returns `None` if a kind of run is missing.
     pub fn profile(&self, runs: &Runs) -> Option<Profile> {
-        let plan = self.session.model.compiled_plan(self.config().passes);
+        let plan = self.session.model.compiled_plan(self.config().fusion);
         let ops = PlanOps::new(PlanCost {
             plan: &plan,
             weights: &self.session.model.weights,

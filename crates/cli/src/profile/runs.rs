@@ -4,16 +4,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::times::{StepObserver, StepTimes};
-use rocmforge::engine::kv_cache::KvUsage;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{
-    ContextPolicy, Device, EngineConfig, EngineError, Event, Request, default_threads,
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::kv_cache::KvUsage;
+use rocmforge_engine::{
+    ContextPolicy, Device, EngineConfig, EngineError, Event, Request, RequestError,
 };
-use rocmforge::profile::external::ExternalError;
-use rocmforge::profile::external::sampler::{EVERY, Sampler, Source};
-use rocmforge::profile::report::Utilization;
-use rocmforge::profile::timer::Collector;
+use rocmforge_external::ExternalError;
+use rocmforge_external::sampler::{EVERY, Sampler, Source};
+use rocmforge_gguf::TokenId;
+use rocmforge_profile::schema::Utilization;
+use rocmforge_profile::timer::Collector;
+use rocmforge_runtime::times::{StepObserver, StepTimes};
 
 use crate::answer::bar;
 use crate::args::ProfileArgs;
@@ -193,7 +194,9 @@ impl Runs {
                             scope = scopes.map(|scopes| scopes.scope("decode"));
                         }
                     }
-                    Event::Failed { .. } => return Err(EngineError::NotFinite.into()),
+                    Event::Failed { .. } => {
+                        return Err(EngineError::from(RequestError::NotFinite).into());
+                    }
                     _ => {}
                 }
             }

@@ -1,10 +1,10 @@
 //! Prints a profile as tables.
 
 use anyhow::Result;
-use rocmforge::profile::report::{
+use rocmforge_profile::schema::{
     Bound, Launches, Memory, OpRow, Phase, Profile, Recommendation, Utilization,
 };
-use rocmforge::profile::stats::Summary;
+use rocmforge_profile::stats::Summary;
 
 use crate::output::{self, Out};
 

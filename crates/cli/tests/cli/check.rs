@@ -1,6 +1,6 @@
 //! `check` on the built-in model. The engine's tests cover the detection of wrong results.
 
-use rocmforge::engine::Isa;
+use rocmforge_cpu::Isa;
 use serde_json::Value;
 
 use crate::program::run;

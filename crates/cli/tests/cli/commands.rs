@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use rocmforge::gguf::{GgmlType, Writer};
+use rocmforge_gguf::{GgmlType, Writer};
 use serde_json::{Value, json};
 
 use crate::program::{command, finish, golden, ids, repository, run, run_with_stdin};

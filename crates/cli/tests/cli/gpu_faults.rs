@@ -229,7 +229,7 @@ fn reports_a_lost_device() {
                 }
                 lost.fails(1, "719");
                 assert!(
-                    lost.stderr.contains("start the program again"),
+                    lost.stderr.contains("restart the program"),
                     "{}",
                     lost.stderr
                 );

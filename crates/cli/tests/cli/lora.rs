@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rocmforge::gguf::{GgmlType, Gguf, LoadMode, Writer};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer};
 
 use crate::program::{repository, run};
 

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rocmforge::profile::report::{Lane, Phase, Profile, Recommendation, SCHEMA};
+use rocmforge_profile::schema::{Lane, Phase, Profile, Recommendation, SCHEMA};
 use serde_json::Value;
 
 use crate::gpu::host_device;
@@ -452,7 +452,7 @@ fn profiles_a_gpu_by_its_events() {
             phase.n_steps as u64
         );
         let bytes =
-            |rows: &[rocmforge::profile::report::OpRow]| rows.iter().map(|r| r.bytes).sum::<u64>();
+            |rows: &[rocmforge_profile::schema::OpRow]| rows.iter().map(|r| r.bytes).sum::<u64>();
         assert_eq!(bytes(&phase.kernels), bytes(&phase.ops));
     }
     let decode = &profile.phases[1];

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rocmforge::gguf::{Gguf, LoadMode, Writer};
+use rocmforge_gguf::{Gguf, LoadMode, Writer};
 use serde_json::Value;
 
 /// The output and exit code of a run.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rocmforge::gguf::{GgmlType, Writer};
+use rocmforge_gguf::{GgmlType, Writer};
 
 use crate::mock_hub::{Answer, Asked, MockHub, Repo, status};
 use crate::program::{Run, command, finish, run};

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rocmforge::engine::imatrix::Imatrix;
-use rocmforge::gguf::{GgmlType, Gguf, LoadMode, Writer};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer};
+use rocmforge_quantize::imatrix::Imatrix;
 use serde_json::Value;
 
 use crate::program::{command, finish, repository, run};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use criterion::Criterion;
-use rocmforge_cpu::{Isa, Pool, Roofline, default_threads};
+use rocmforge_cpu::{Isa, Pool, default_threads};
 
 /// What kernels run on.
 pub(crate) struct Machine {
@@ -20,7 +20,7 @@ impl Machine {
             .and_then(|text| text.parse().ok())
             .unwrap_or_else(default_threads);
         let (isa, pool) = (Isa::detect(), Pool::new(n_threads));
-        let best = Roofline::measure(isa, n_threads);
+        let best = rocmforge_cpu::measure_roofline(isa, n_threads);
         println!(
             "{}, {isa}, {n_threads} threads: reads {:.1} GB/s, f32 {:.0} GFLOP/s, int8 {:.0} GOP/s",
             processor(),

@@ -2,8 +2,8 @@
 
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
+use rocmforge_plan::ActFormat;
 
-use super::ActFormat;
 use crate::Isa;
 use crate::arch::Kernel;
 use crate::generic::bytes::Quantize;

@@ -3,6 +3,7 @@
 //! With few tokens weights are streamed through registers. With more they are unpacked to a
 //! stretch that stays in the L1 cache while all tokens of the tile go over it.
 
+use rocmforge_plan::{OutMode, Weight};
 use std::marker::PhantomData;
 
 use rocmforge_gguf::quant::{self, Block};
@@ -14,7 +15,7 @@ use super::simd::Simd;
 use crate::acts::PACK;
 use crate::aligned::Floats;
 use crate::arch::Kernel;
-use crate::matmul::{Job, OutMode, Weight};
+use crate::matmul::Job;
 use crate::pool::Tile;
 
 /// Values of a panel of codes: with scales and factors 8 to 12 KiB of the L1 cache.

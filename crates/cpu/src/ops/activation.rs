@@ -6,16 +6,7 @@ use crate::generic::lanes::exp;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
-
-/// The nonlinearity of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x / (1 + e^-x)` (Elfwing et al. 2018).
-    Silu,
-    /// GELU with the tanh in place of the error function (Hendrycks and Gimpel 2016):
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
-    GeluTanh,
-}
+use rocmforge_plan::Activation;
 
 /// What one exponential and a division cost in additions.
 const ACTIVATION_WORK: usize = 4;

@@ -9,15 +9,7 @@ use crate::attention::{KvSlice, KvSliceMut};
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
-
-/// Tokens that follow each other in the cache, and where they go. Neither side leaves its block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotRun {
-    /// The first slots: `block * page + offset`.
-    pub from: u32,
-    pub to: u32,
-    pub n_tokens: u32,
-}
+use rocmforge_plan::SlotRun;
 
 /// What a layer's cache keeps of a token: `n_kv_heads` heads of `dim` values, in blocks of `page` tokens.
 #[derive(Clone, Copy, Debug)]

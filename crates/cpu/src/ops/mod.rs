@@ -14,13 +14,13 @@ mod norm;
 mod rope;
 mod soft_cap;
 
-pub use activation::{Activation, activate, gated_activation};
+pub use activation::{activate, gated_activation};
 pub use elementwise::{add, add_gated};
 pub use kv::kv_append;
-pub use kv_move::{KvLayout, SlotRun, kv_copy, kv_read};
+pub use kv_move::{KvLayout, kv_copy, kv_read};
 pub use logits::{argmax, log_sum_exp};
 pub use norm::{layer_norm, rms_norm, rms_norm_acts};
-pub use rope::{RopeStyle, rope};
+pub use rope::rope;
 pub use soft_cap::soft_cap;
 
 pub(crate) use activation::gate_in_place;

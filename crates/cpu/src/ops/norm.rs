@@ -1,11 +1,12 @@
 //! Root mean square normalization (Zhang and Sennrich 2019) and layer normalization (Ba et al. 2016).
 
 use super::rows_per_task;
-use crate::acts::{ActFormat, Acts, RowsFrom};
+use crate::acts::{Acts, RowsFrom};
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
+use rocmforge_plan::ActFormat;
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight`, on rows of `weight.len()` values.
 ///

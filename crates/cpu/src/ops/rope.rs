@@ -6,15 +6,7 @@ use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
-
-/// Which values of a head make a pair; `i` counts pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopeStyle {
-    /// Neighbours: `2i` and `2i + 1` (llama).
-    Norm,
-    /// Halves: `i` and `i + n_rot / 2` (qwen2, phi3, gemma).
-    Neox,
-}
+use rocmforge_plan::RopeStyle;
 
 /// Rotates the first `n_rot` values of every head in place.
 ///

@@ -1,7 +1,7 @@
-// Products of the rows of each expert with that expert's matrix, where experts have many rows, for each FORMAT:
-// out[row, o] = sum_i x[row, i] w[expert of row, o, i]. The matrices of the experts follow one another, `expert_bytes`
-// apart. Block (bid_x(), bid_y()) takes a tile of the rows of one expert and a block of outputs; tiles past the last have
-// no expert and nothing to do. Quantized weights: matmul_codes.h; float weights: matmul_float.h.
+// GEMM of the rows of each expert with that expert's matrix, for experts with many rows, for each FORMAT: out[row, o] =
+// sum_i x[row, i] w[expert of row, o, i]. The matrices of the experts follow one another, `expert_bytes` apart. Block
+// (bid_x(), bid_y()) computes one tile of rows of one expert and one block of outputs; tiles past the last have no
+// expert and are skipped. Threads and shared memory: matmul_codes.h for quantized weights, matmul_float.h for floats.
 #include "experts.h"
 #include "matmul_codes.h"
 #include "matmul_float.h"
@@ -12,7 +12,7 @@ struct ExpertMatmulParams {
     u64 expert_bytes;
 };
 
-// Large tiles have 128 rows, but for floats without matrix units; small ones 32.
+// Large tiles have 128 rows (32 for floats without matrix units), small tiles 32.
 template <typename F, u32 LARGE> DEV void of_expert(const ExpertMatmulParams& p) {
     const ExpertTile tile = tile_at(p.tiles, bid_x());
     if (tile.expert == NO_EXPERT) return;

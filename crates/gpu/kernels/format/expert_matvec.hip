@@ -1,7 +1,7 @@
-// Products of the rows of each expert with that expert's matrix, where experts have few rows (matvec.h), for each FORMAT:
+// GEMV of the rows of each expert with that expert's matrix, for experts with few rows (matvec.h), for each FORMAT:
 // out[row, o] = sum_i x[row, i] w[expert of row, o, i]. The matrices of the experts follow one another, `expert_bytes`
-// apart. Block (bid_x(), bid_y()) takes a tile of the rows of one expert and a part of the outputs, so that the weights of
-// an expert are read once for all rows of a tile; tiles past the last have no expert and nothing to do.
+// apart. Block (bid_x(), bid_y()) computes one tile of rows of one expert and a part of the outputs, so that the
+// weights of an expert are read once for all rows of a tile; tiles past the last have no expert and are skipped.
 #include "experts.h"
 #include "matvec.h"
 
@@ -19,6 +19,6 @@ template <u32 N> DEV void of_expert(const ExpertMatvecParams& p) {
     else products<2, N>(p.product, part, FirstRows{tile.n_rows});
 }
 
-// Named by the most rows of a tile.
+// The number in the name is the maximum number of rows of a tile.
 KERNEL(expert_matvec_1, ExpertMatvecParams, THREADS) { of_expert<1>(p); }
 KERNEL(expert_matvec_4, ExpertMatvecParams, THREADS) { of_expert<4>(p); }

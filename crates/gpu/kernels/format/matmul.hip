@@ -1,9 +1,9 @@
-// Products of many rows, for each FORMAT: out[row, o] (+)= sum_i x[row, i] w[o, i] + bias[o]. Quantized weights:
-// matmul_codes.h; float weights: matmul_float.h.
+// GEMM: products with many rows of activations, for each FORMAT: out[row, o] (+)= sum_i x[row, i] w[o, i] + bias[o].
+// Threads and shared memory: matmul_codes.h for quantized weights, matmul_float.h for floats.
 #include "matmul_codes.h"
 #include "matmul_float.h"
 
-// matmul_large has the fewest loads for each product; matmul_small is for where that leaves the device empty.
+// matmul_large has the fewest loads per product. matmul_small is for shapes that would leave most of the device idle.
 template <typename F, u32 LARGE> DEV void any_product(const MatmulParams& p) {
     const bool rows_first = p.flags & ROWS_FIRST;
     const Place place = {rows_first ? bid_y() : bid_x(), rows_first ? bid_x() : bid_y(), 0};

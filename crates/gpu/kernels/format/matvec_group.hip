@@ -1,5 +1,6 @@
-// Products of a few rows of activations with weights of one FORMAT, any number of them in a launch, each with activations
-// and an output of its own (the product: matvec.h; the launch: group.h). An output has the bits that matvec.hip gives it.
+// Grouped GEMV: products of few rows of activations with weights of one FORMAT, any number of products in one launch,
+// each with its own activations and output (product: matvec.h; launch: group.h). Outputs have the same bits as those of
+// matvec.hip.
 #include "group.h"
 #include "matvec.h"
 
@@ -9,7 +10,7 @@ struct GroupProduct {
     const float* scales;
     const i16* sums;
     u32 n_rows;
-    // Whose time its blocks are part of.
+    // Index of the operation in the times.
     u32 timed;
 };
 
@@ -20,7 +21,7 @@ template <u32 ROWS, u32 N> DEV void group(const GroupParams<GroupProduct>& g) {
     job.bias = global(job.bias);
     job.out = global(job.out);
     job.split_log = uniform(job.split_log);
-    // There are no others.
+    // The other jobs are unused.
     Job none = job;
     none.first_block = ~0u;
     const u32 n_rows = uniform(op.n_rows);
@@ -32,6 +33,6 @@ template <u32 ROWS, u32 N> DEV void group(const GroupParams<GroupProduct>& g) {
     time.end();
 }
 
-// Named by the most rows of activations.
+// The number in the name is the maximum number of rows of activations.
 KERNEL(matvec_group_1, GroupParams<GroupProduct>, THREADS) { group<1, 1>(p); }
 KERNEL(matvec_group_8, GroupParams<GroupProduct>, THREADS) { group<2, 8>(p); }

@@ -1,16 +1,18 @@
-// Rows of weight matrices, for each FORMAT. One thread for each chunk (quant.h) in blocks of 256.
+// Rows of weight matrices, for each FORMAT. One thread per chunk (quant.h) in blocks of 256.
 //
-// repack: blocks as they lie in a file -> planes. file [n_rows, file row], the rows first_row.. of w.
-// get_rows: out[i, :] (+)= scale * table[ids[i], :], ids beyond the table clamped. out [n_ids, n_in].
-// dequantize, dequantize_f16: out [n_out, n_in]. The 32 values of a chunk of blocks go by way of 80 bytes of shared memory
-// for each thread, 64 of values at a time: stored by the threads that have them, each store of a wave would touch as many
-// lines as it has lanes, with one value each. Float formats have rows without padding where n_in is whole chunks of 32: a
-// wave then loads and stores neighbouring values, four in a lane, whatever row they are of.
+// repack: blocks in file layout -> planes. file [n_rows, file row] goes to the rows first_row.. of w.
+//
+// get_rows: out[i, :] (+)= scale * table[ids[i], :], out [n_ids, n_in]; ids are clamped to the table.
+//
+// dequantize, dequantize_f16: out [n_out, n_in]. The 32 values of a chunk go through 80 bytes of shared memory per
+// thread, 64 bytes of values at a time: if each thread stored its own values, each store of a wave would touch as many
+// cache lines as it has lanes, with one value each. Float formats have no padding if n_in is a multiple of 32: then a
+// wave loads and stores neighbouring values, four per lane, regardless of rows.
 #include "quant.h"
 
 constexpr u32 THREADS = 256;
 
-// What packed_bytes in src/ops/rows.rs adds up. Planes that a format lacks have no bytes.
+// Summed up by packed_bytes in src/ops/rows.rs. Planes that a format lacks have 0 bytes.
 template <typename T> constexpr Plane plane(u32 k) { return k < T::N_PLANES ? T::PLANES[k] : Plane{32, 0}; }
 EXPORT_U32(plane_0_values, plane<FORMAT>(0).values)
 EXPORT_U32(plane_0_bytes, plane<FORMAT>(0).bytes)
@@ -38,7 +40,7 @@ KERNEL(repack, RepackParams, THREADS) {
     Block<FORMAT, Planes>::of(p.w, p.first_row + row).store(chunk, from.load(chunk));
 }
 
-// Hands the values of one chunk of row `row` to `write(index in the row, value)`.
+// Calls `write(index in the row, value)` for each value of one chunk of row `row`.
 template <typename F> DEV void each_value(const Weights& w, u32 row, u32 chunk, F write) {
     FORMAT t = Block<FORMAT, Planes>::of(w, row).load(chunk);
     float values[FORMAT::CHUNK];
@@ -78,9 +80,10 @@ template <typename Out> struct DequantizeParams {
     Out* out;
 };
 
-// Chunks of 32 values, which follow one another in `out` as they do in rows; `out` is 16-byte aligned.
+// For chunks of 32 values, which are consecutive in `out` as in rows; `out` is 16-byte aligned.
 template <typename Out, typename F> DEV void dequantize_staged(const DequantizeParams<Out>& p, F convert) {
-    // Values of a chunk that are staged at a time, 16-byte pieces of these, bytes from one thread's to the next's.
+    // Values of a chunk staged at a time, their number of 16-byte pieces, and bytes from one thread's values to the
+    // next.
     constexpr u32 PART = 64 / sizeof(Out), PIECES = 4, STRIDE = 80, PER_WORD = 4 / sizeof(Out);
     SHARED(u8, staged, THREADS * STRIDE);
     const u32 per_row = n_chunks<FORMAT>(p.w.n_in);
@@ -111,7 +114,8 @@ template <typename Out, typename F> DEV void dequantize_staged(const DequantizeP
     }
 }
 
-// Float formats, rows without padding; `out` is 16-byte aligned. As many values for each thread as a chunk has.
+// For float formats and rows without padding; `out` is 16-byte aligned. Each thread handles as many values as a chunk
+// has.
 template <typename T, typename Out, typename F> DEV void dequantize_flat(const DequantizeParams<Out>& p, F convert) {
     constexpr u32 QUADS = T::CHUNK / 4, QUAD_BYTES = 4 * T::FILE_BYTES;
     const u64 n = (u64)p.w.n_out * p.w.n_in / 4, first = (u64)bid_x() * THREADS * QUADS + tid();
@@ -139,7 +143,7 @@ template <typename T, typename Out, typename F> DEV void dequantize_flat(const D
     }
 }
 
-// `convert` gives the bits of a value in the form of the output.
+// `convert` returns the bits of a value in the output type.
 template <typename Out, typename F> DEV void dequantize_all(const DequantizeParams<Out>& p, F convert) {
     if ((u64)p.out % 16 == 0 && p.w.n_in % UNIT == 0) {
         if constexpr (FORMAT::FLOAT) dequantize_flat<FORMAT>(p, convert);
@@ -151,7 +155,8 @@ template <typename Out, typename F> DEV void dequantize_all(const DequantizePara
     if (i >= (u64)p.w.n_out * per_row) return;
     u32 row = (u32)(i / per_row);
     Out* out = p.out + (u64)row * p.w.n_in;
-    each_value(p.w, row, (u32)(i % per_row), [&](u32 at, float v) __attribute__((always_inline)) { out[at] = (Out)convert(v); });
+    each_value(p.w, row, (u32)(i % per_row),
+               [&](u32 at, float v) __attribute__((always_inline)) { out[at] = (Out)convert(v); });
 }
 
 KERNEL(dequantize, DequantizeParams<u32>, THREADS) {

@@ -1,22 +1,23 @@
-// Attention of a few rows of each sequence, split over the context (flash decoding).
+// Attention of few rows per sequence, split over the context (flash decoding).
 //
 //     out[row, head] = sum_pos softmax_pos(q[row, head] . k[pos, head / group]) v[pos, head / group]
 //
-// q [n_rows, n_heads * dim] f32, out [n_rows, n_heads * dim] f32, the cache as in attention.h; row t sees the positions
-// first_seen(positions[t])..=positions[t] of its sequence. Rows without a sequence are left alone.
+// q [n_rows, n_heads * dim] f32, out [n_rows, n_heads * dim] f32, the KV cache as in attention.h. Row t sees the
+// positions first_seen(positions[t])..=positions[t] of its sequence. Padding rows are skipped.
 //
-// decode_DIM_HEADS: one block of 128 threads for (up to HEADS query heads of a KV head, split, row), so that each key
-// and value is loaded once for the heads that share it; by multiply-adds (decode_lanes.h) or on matrix units
-// (decode_matrix.h). Waves take tiles of positions in turn, and nothing waits for other waves before the end, where they
-// are merged in their order. Shared memory: waves * HEADS * (DIM + 2) * 4 bytes, at most 33 KB.
+// decode_DIM_HEADS: one block of 128 threads per (up to HEADS query heads of a KV head, split, row), so that each key
+// and value is loaded once for all heads that share it; by multiply-adds (decode_lanes.h) or on matrix units
+// (decode_matrix.h). Waves take tiles of positions in turn and run independently until the end, where their results are
+// merged in wave order. Shared memory: waves * HEADS * (DIM + 2) * 4 bytes, at most 33 KB.
 //
-// A split is a run of positions; their number is the host's, their length follows from the row's position, in units of
-// GRAIN. If there is one, `out` is written, else `partial`:
-// [n_rows, n_heads, n_splits, dim] sums, then [n_rows, n_heads, n_splits, 2] greatest exponent and sum of weights.
+// A split is a range of positions. The host chooses the number of splits; their length follows from the row's position,
+// in multiples of GRAIN. A single split writes `out`; several write `partial`: [n_rows, n_heads, n_splits, dim] sums,
+// then [n_rows, n_heads, n_splits, 2] maximum exponent and sum of weights.
 //
-// combine: one block of 128 threads for a (head, row) merges the splits in their order. 2.6 KB.
+// combine: one block of 128 threads per (head, row) merges the splits in order. Shared memory: 2.6 KB.
 //
-// generic: any k_dim and v_dim, one block of 128 threads for a (head, row); (TILE + k_dim + v_dim) * 4 bytes. Slow.
+// generic: any k_dim and v_dim; one block of 128 threads per (head, row). Shared memory: (TILE + k_dim + v_dim) * 4
+// bytes. Slow.
 #include "decode_lanes.h"
 #if defined(GPU_NVIDIA)
 #include "decode_matrix.h"
@@ -29,8 +30,8 @@ template <u32 DIM, u32 HEADS> struct Decode<DIM, HEADS, false> : DecodeLanes<DIM
 template <u32 DIM, u32 HEADS> struct Decode : DecodeLanes<DIM, HEADS> {};
 #endif
 
-// A byte for each of HEADS = 1, 2, 4, 8, the lowest first: where they are equal, the same is added in the same order, so
-// that the bits are the same.
+// One byte for each of HEADS = 1, 2, 4, 8, lowest first. Equal bytes mean that the same terms are added in the same
+// order, so that results have the same bits.
 template <u32 DIM>
 constexpr u32 ORDERS =
     Decode<DIM, 1>::ORDER | Decode<DIM, 2>::ORDER << 8 | Decode<DIM, 4>::ORDER << 16 | Decode<DIM, 8>::ORDER << 24;
@@ -59,8 +60,8 @@ KERNEL(combine, DecodeParams, THREADS) {
     Span span = span_of(p, uniform(p.positions[row]));
     if (seq == NO_ROW || span.n_used == 1) return;
 
-    // Four dimensions to a thread; the threads of a set take every n_sets-th split. The first of them come while their
-    // weights are computed.
+    // Each thread has four dimensions; the threads of a set take every n_sets-th split. The first splits are loaded
+    // while their weights are computed.
     constexpr u32 EARLY = 8;
     u64 first = ((u64)row * p.n_heads + head) * p.n_splits;
     u32 set_len = p.v_dim / 4, n_sets = THREADS / set_len, set = tid() / set_len, d = tid() % set_len * 4;

@@ -1,23 +1,23 @@
-// Attention of many rows of each sequence on the matrix units (FlashAttention-2, Dao 2023).
+// Attention of many rows per sequence on the matrix units (FlashAttention-2, Dao 2023).
 //
 //     out[row, head] = sum_pos softmax_pos(q[row, head] . k[pos, head / group]) v[pos, head / group]
 //
-// Shapes and masks as in attention_decode.hip; rows come from `seqs`. prefill_DIM: one block for (tile of queries, KV
-// head, sequence). The queries of a tile are `tile_rows` consecutive rows with `tile_heads` heads of a group each, 16 to
-// a wave, so that a key loaded once serves all of them. Blocks walk KEYS positions at a time, from the first that a row
-// of the tile sees to the last; waves leave out what none of their rows sees.
+// Shapes and masks as in attention_decode.hip; rows come from `seqs`. prefill_DIM: one block of WAVES waves per (tile
+// of queries, KV head, sequence). The queries of a tile are `tile_rows` consecutive rows with `tile_heads` heads of a
+// group each, 16 per wave, so that a key loaded once serves all of them. Blocks walk KEYS positions at a time, from the
+// first to the last that a row of the tile sees; waves skip positions that none of their rows sees.
 //
-// Keys and values are f16 in the memory of the block, whatever the cache keeps. Queries and weights are each the sum of
-// two f16, the second what rounding lost in the first: two products for one, and an error near that of f32.
+// Keys and values are f16 in shared memory, whatever the cache type. Queries and weights are each the sum of two f16,
+// the second being the rounding error of the first: two products instead of one, with an error near that of f32.
 //
-// Where matrix units have a lane hold whole columns of C, scores are computed as k q^T and the output as v^T p^T: a
-// lane's scores and outputs are all of one query, and its weights are an operand of the second product as they stand.
-// NVIDIA's lanes have rows of C, and weights of q k^T are an operand of p v. The dot product instructions (gfx10,
-// gfx906) go through memory.
+// On matrix units where a lane holds whole columns of C, scores are computed as k q^T and the output as v^T p^T: all
+// scores and outputs of a lane belong to one query, and its weights are an operand of the second product without any
+// exchange. On NVIDIA, lanes hold rows of C, and the weights of q k^T are an operand of p v. With dot product
+// instructions (gfx10, gfx906), weights go through shared memory.
 //
-// Memory of the block: queries in two parts, 2 * 16 * WAVES * (2 DIM + 16) bytes, unless registers hold them, KEYS keys
-// and KEYS values (in the same place if both would not fit into 48 KB), (2 DIM + 16) each; the next keys or values are
-// on their way in registers meanwhile. Threads: WAVES waves.
+// Shared memory: queries in two parts, 2 * 16 * WAVES * (2 DIM + 16) bytes, unless they are kept in registers; KEYS
+// keys and KEYS values of (2 DIM + 16) bytes each, in the same place if both would not fit into 48 KB. The next keys or
+// values are loaded into registers meanwhile.
 #include "attention.h"
 #include "mma.h"
 
@@ -36,7 +36,7 @@ struct PrefillParams {
 using mma::ELEMENTS;
 using Tile = mma::F16;
 
-// Which queries a lane has in an accumulator of scores or outputs, and which of its lanes have the same.
+// Which queries a lane has in an accumulator of scores or outputs, and which lanes share a query.
 #if defined(GPU_NVIDIA) || defined(MMA_DOT)
 constexpr u32 N_QUERIES = mma::ROWS, SAME_FROM = 1, SAME_TO = WARP_SIZE / (16 / mma::ROWS);
 DEV u32 query_of(u32 i) { return mma::lane_row(i); }
@@ -60,21 +60,21 @@ DEV KeyOperand load_key(const u8* p, u32 pitch) { return Tile::load_a(p, pitch);
 DEV void mac(Tile::Acc& c, const QueryOperand& of_query, const KeyOperand& other) { Tile::mac(c, other, of_query); }
 #endif
 
-// Dot product instructions take whole rows of an operand in a lane: one part of a query or weight at a time.
+// With dot product instructions a lane holds whole rows of an operand: one part of a query or weight at a time.
 #if defined(MMA_DOT)
 constexpr u32 PARTS_AT_ONCE = 1, LONG_BLOCK = 16;
 #else
 constexpr u32 PARTS_AT_ONCE = 2, LONG_BLOCK = 32;
 #endif
 
-// Loads are not begun earlier than here, where registers are short.
+// Prevents loads from being scheduled before this point, where registers are scarce.
 template <bool SHORT> DEV void hold_loads() {
 #if defined(GPU_AMD)
     if constexpr (SHORT) __builtin_amdgcn_sched_barrier(0);
 #endif
 }
 
-// Weights [query, position] of a tile as an operand; `memory` is the wave's own, WEIGHT_BYTES.
+// Weights [query, position] of a tile as an operand. `memory` belongs to the wave: WEIGHT_BYTES.
 #if defined(MMA_DOT)
 constexpr u32 WEIGHT_PITCH = 48, WEIGHT_BYTES = 16 * WEIGHT_PITCH;
 DEV QueryOperand weight_operand(const float* p, u8* memory) {
@@ -89,7 +89,7 @@ constexpr u32 WEIGHT_BYTES = 0;
 DEV QueryOperand weight_operand(const float* p, u8*) {
     QueryOperand w;
 #if defined(GPU_GFX11)
-    // A lane has the even or the odd positions and needs both.
+    // A lane has either the even or the odd positions and needs both.
     bool odd = lane() >= 16;
 #pragma unroll
     for (u32 i = 0; i < ELEMENTS / 2; i++) {
@@ -114,7 +114,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     static constexpr u32 PITCH = DIM * 2 + 16;
     static constexpr u32 STEPS = DIM / 16;
     static constexpr u32 TILES = KEYS / 16;
-    // Pieces of 8 values of a row, of the keys of a block, and of those for each thread.
+    // Pieces of 8 values per row, per block of keys, and per thread.
     static constexpr u32 PIECES = DIM / 8;
     static constexpr u32 N_PIECES = KEYS * PIECES;
     static constexpr u32 LOADS = (N_PIECES + THREADS - 1) / THREADS;
@@ -135,7 +135,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     const PrefillParams& p;
     SeqRows rows;
     u32 seq, kv_head, head, n_heads, first_row, n_rows;
-    // Positions of the tile: of its first and last row, and the first that a row sees.
+    // Positions of the first and the last row of the tile, and the first position that a row sees.
     u32 first_pos, last_pos, first_key;
     u8* memory;
 
@@ -148,7 +148,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
         rows.first_pos = uniform(p.seqs[seq].first_pos);
         u32 n_tiles = div_up(rows.n_rows, p.tile_rows);
         if (bid_x() >= n_tiles) return;
-        // The last tiles have the most positions and begin first.
+        // The last tiles have the most positions and start first.
         u32 first_row = (n_tiles - 1 - bid_x()) * p.tile_rows;
         u32 n_rows = min_of(p.tile_rows, rows.n_rows - first_row);
         u32 group = p.n_heads / p.cache.n_kv_heads, parts = div_up(group, p.tile_heads);
@@ -169,11 +169,11 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
         tile.attend();
     }
 
-    // Query i of the tile: its row of the tile and its head; which may not be there.
+    // Query i of the tile: its row in the tile, its head, and whether it exists.
     DEV_MEMBER u32 row_of(u32 i) const { return i / p.tile_heads; }
     DEV_MEMBER u32 head_of(u32 i) const { return i % p.tile_heads; }
     DEV_MEMBER bool is_there(u32 i) const { return row_of(i) < n_rows && head_of(i) < n_heads; }
-    // The first value of a query in q and out.
+    // Offset of a query in q and out.
     DEV_MEMBER u64 at(u32 i) const {
         return ((u64)(rows.first_row + first_row + row_of(i)) * p.n_heads + head + head_of(i)) * DIM;
     }
@@ -200,10 +200,10 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
         }
     }
 
-    // The queries of this wave, the rest after rounding (0) or the rounded (1).
+    // The queries of this wave: the rounding errors (part 0) or the rounded values (part 1).
     DEV_MEMBER const u8* query_part(u32 part) const { return memory + (part * QUERIES + wave() * 16) * PITCH; }
 
-    // Keys or values from position `from` on, on their way to memory; those that no row sees are read as others.
+    // Loads keys or values from position `from` on into registers. Positions that no row sees are clamped to others.
     DEV_MEMBER void load(const kv::Planes& planes, u32 from, Piece* to) const {
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
@@ -225,7 +225,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     DEV_MEMBER void attend() {
         stage_queries();
         barrier();
-        // The rest after rounding, then the rounded.
+        // The rounding errors, then the rounded values.
         QueryOperand kept[2][QUERIES_IN_REGISTERS ? STEPS : 1];
         if constexpr (QUERIES_IN_REGISTERS) {
 #pragma unroll
@@ -331,7 +331,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             for (u32 e = 0; e < ELEMENTS; e++) s[n].v[e] = p.scores.exponent(s[n].v[e]);
     }
 
-    // Scores of positions that a row does not see.
+    // Hides scores of positions that a row does not see.
     DEV_MEMBER void hide(Tile::Acc* s, u32 at, const u32* mine) const {
 #pragma unroll
         for (u32 n = 0; n < TILES; n++)
@@ -342,8 +342,8 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             }
     }
 
-    // Scores become weights relative to the greatest so far. While a query has seen nothing its weights are 1; what
-    // they add is wiped out by the first that it sees, at the latest itself.
+    // Converts scores to weights relative to the maximum so far. Until a query has seen a position, its weights are 1;
+    // the first position it sees, at the latest its own, rescales their contribution to 0.
     static DEV_MEMBER void to_weights(Tile::Acc* s, float* greatest, float* sum, float* rescale) {
         float max[N_QUERIES];
 #pragma unroll
@@ -398,7 +398,7 @@ PREFILL(64, 4, LONG_BLOCK)
 PREFILL(80, 4, LONG_BLOCK)
 PREFILL(96, 4, LONG_BLOCK)
 PREFILL(128, 4, LONG_BLOCK)
-// With dot product instructions a lane's part of 256 values would not fit into registers.
+// With dot product instructions a lane's part of 256 values does not fit into registers.
 #if defined(MMA_DOT)
 EXPORT_U32(widest, 128)
 #else

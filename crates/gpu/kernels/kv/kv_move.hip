@@ -1,15 +1,16 @@
-// Cached tokens move to other slots, and the keys of those that take lower positions turn back: rotations add up, so
-// R(-d) R(p) k = R(p - d) k, whatever the magnitude was that R(p) k was scaled with.
+// Context shifting: moves cached tokens to other slots. Keys that move to lower positions are rotated back: rotations
+// add up, so R(-d) R(p) k = R(p - d) k, whatever magnitude R(p) k was scaled with.
 //
-// k_cache and v_cache [n_blocks, n_kv_heads, page, dim] as kv_type.h stores them. runs [n_runs]: `n_tokens` tokens at slot
-// `from` go to slot `to`; neither side leaves its block. Keys of the runs from n_copied on turn back by `back_by` positions,
-// by the angles of that row of table [n_ctx, n_rot / 2, 2], which has cosines and sines times 1 / inverse_magnitude; pairs
-// as in rope_kv.hip. Whatever does not turn keeps its bits. A run may stay where it is. No slot is read that another run
-// writes, so their order does not matter. A run beyond the cache moves nothing.
+// k_cache and v_cache [n_blocks, n_kv_heads, page, dim] as stored by kv_type.h. runs [n_runs]: `n_tokens` tokens move
+// from slot `from` to slot `to`; neither range crosses a cache block. Keys of the runs from n_copied on are rotated
+// back by `back_by` positions, by the angles of that row of table [n_ctx, n_rot / 2, 2], which holds cosines and sines
+// times 1 / inverse_magnitude; pairs as in rope_kv.hip. Values that are not rotated keep their bits. A run may stay in
+// place. No run reads a slot that another run writes, so their order does not matter. Runs outside the cache move
+// nothing.
 //
-// Block (run, eight rows): a team of 32 lanes for a head of a token, keys first, then values. A lane has whole pairs. For
-// types with scales what has turned meets in shared memory first, k_dim * 4 bytes a row; else there is none, and what a
-// lane writes nobody else reads.
+// Block (run, eight rows) of 256 threads: a team of 32 lanes per head of a token, keys first, then values. Each lane
+// has whole pairs. For types with scales, rotated values are collected in shared memory, k_dim * 4 bytes per row;
+// otherwise there is no shared memory, and lanes only read what they write themselves.
 #include "kv_type.h"
 
 constexpr u32 THREADS = 256;
@@ -38,7 +39,7 @@ struct KvMoveParams {
 };
 
 struct Neox {
-    // The first value of pair i, and how far the second is from it.
+    // The first value of pair i, and the distance to the second.
     DEV_MEMBER static u32 first(u32 i) { return i; }
     DEV_MEMBER static u32 stride(u32 n_rot) { return n_rot / 2; }
 };
@@ -47,7 +48,7 @@ struct Norm {
     DEV_MEMBER static u32 stride(u32) { return 1; }
 };
 
-// Scales of a row and their bytes.
+// Bytes of the scales of a row.
 DEV u32 scale_bytes(u32 dim) {
     if constexpr (Kv::SCALES == kv::Scales::Block) return 2 * div_up(dim, kv::BLOCK);
     return Kv::SCALES == kv::Scales::Row ? 2 : 0;
@@ -56,7 +57,8 @@ DEV u32 scale_bytes(u32 dim) {
 DEV void copy_row(const kv::Planes& cache, u64 from, u64 to, u32 dim) {
     const u32 n_codes = dim * Kv::CODE_BYTES, n_scales = scale_bytes(dim);
     for (u32 i = tid() % TEAM; i < n_codes; i += TEAM) cache.codes[to * n_codes + i] = cache.codes[from * n_codes + i];
-    for (u32 i = tid() % TEAM; i < n_scales; i += TEAM) cache.scales[to * n_scales + i] = cache.scales[from * n_scales + i];
+    for (u32 i = tid() % TEAM; i < n_scales; i += TEAM)
+        cache.scales[to * n_scales + i] = cache.scales[from * n_scales + i];
 }
 
 template <typename Style> DEV void kv_move(const KvMoveParams& p) {
@@ -66,7 +68,8 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     const u32 head = row / p.page % p.n_kv_heads, token = row % p.page;
     const bool is_v = row >= p.n_kv_heads * p.page;
     const u32 from_slot = run.from + token, to_slot = run.to + token;
-    const bool moves = row < 2 * p.n_kv_heads * p.page && token < run.n_tokens && max_of(from_slot, to_slot) < p.n_slots;
+    const bool moves =
+        row < 2 * p.n_kv_heads * p.page && token < run.n_tokens && max_of(from_slot, to_slot) < p.n_slots;
     const u32 n_rot = !moves || is_v || bid_x() < p.n_copied ? 0 : p.n_rot;
 
     const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;

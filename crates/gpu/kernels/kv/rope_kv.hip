@@ -1,16 +1,18 @@
-// Rotary position embedding (Su et al. 2021) of queries and keys, and the append of keys and values to the paged cache.
+// Rotary position embedding (Su et al. 2021) of queries and keys, and the append of keys and values to the paged KV
+// cache.
 //
 // Pair i of a head (i < n_rot / 2) is its values 2i and 2i + 1 (norm) or i and i + n_rot / 2 (neox). With (cos, sin) =
-// table[position][i], (a, b) becomes (a cos - b sin, a sin + b cos); values from n_rot on stay. With norm weights, the head
-// is first x / sqrt(mean(x^2) + eps) * weight.
+// table[position][i], (a, b) becomes (a cos - b sin, a sin + b cos); values from n_rot on are unchanged. With norm
+// weights, the head is first x / sqrt(mean(x^2) + eps) * weight.
 //
-// q [n_rows, n_q_heads, k_dim] goes to q_out, which may be q; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads, v_dim] go, as
-// kv_type.h stores them, to k_cache and v_cache [n_blocks, n_kv_heads, page, dim] at slots[row] = block * page +
-// offset. A row whose slot is beyond the cache (NO_ROW) appends nothing. table [n_ctx, n_rot / 2, 2].
+// q [n_rows, n_q_heads, k_dim] goes to q_out, which may be q; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads,
+// v_dim] go to k_cache and v_cache [n_blocks, n_kv_heads, page, dim], stored as in kv_type.h, at slots[row] = block *
+// page + offset. Rows whose slot is outside the cache (NO_ROW) append nothing. table [n_ctx, n_rot / 2, 2].
 //
-// Block (row, eight heads): a team of 32 lanes per head, queries first, then keys, then values. A lane takes W pairs at a
-// time, in two runs of W neighbouring values: W is 4 where all is aligned to 16 bytes and whole runs, else 1. For types
-// with scales the values of a head meet in shared memory first, widest * 4 bytes a head; else there is none.
+// Block (row, eight heads) of 256 threads: a team of 32 lanes per head, queries first, then keys, then values. A lane
+// handles W pairs at a time, in two runs of W neighbouring values: W is 4 if everything is aligned to 16 bytes and
+// whole runs, else 1. For types with scales, the values of a head are collected in shared memory, widest * 4 bytes per
+// head; otherwise there is none.
 #include "kv_type.h"
 #include "step.h"
 
@@ -64,7 +66,7 @@ template <u32 W> DEV void store_run_f16(u16* out, const Run<W>& x) {
     }
 }
 
-// (a, b) turned by the angle with this cosine and sine.
+// Rotates (a, b) by the angle with this cosine and sine.
 DEV void turn(float& a, float& b, const float* angle) {
     float cos = angle[0], sin = angle[1], x = a, y = b;
     a = x * cos - y * sin;
@@ -84,7 +86,7 @@ template <u32 W> struct Unit {
     // The first values of its two runs.
     u32 first, second;
     Run<W> a, b;
-    // What they are multiplied with by the norm.
+    // The norm's weights of both runs.
     Run<W> weight_a, weight_b;
     // Cosine and sine of each pair.
     Run<W> angles[2];
@@ -105,11 +107,12 @@ template <typename Style, u32 W> DEV void turn(Unit<W>& u) {
 
 template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const u32 row = bid_x(), lane_of_team = tid() % TEAM, n_heads = p.n_q_heads + 2 * p.n_kv_heads;
-    // A step of few rows lasts as long as the loads that wait for each other: all others begin here and in the first load().
+    // The time of a step with few rows is its longest chain of dependent loads. All other loads start here and in the
+    // first load().
     const u32 position = p.positions[row], slot = p.slots[row];
     const u32 job = bid_y() * (THREADS / TEAM) + tid() / TEAM;
     const bool is_q = job < p.n_q_heads, is_v = job >= p.n_q_heads + p.n_kv_heads;
-    // What is a query's, a key's or a value's, without a branch.
+    // Selects by query, key or value without a branch.
     auto of = [&](auto query, auto key, auto value) { return is_q ? query : is_v ? value : key; };
     const u32 head = of(job, job - p.n_q_heads, job - p.n_q_heads - p.n_kv_heads);
     const u32 dim = is_v ? p.v_dim : p.k_dim, n_rot = is_v ? 0 : p.n_rot;
@@ -134,7 +137,7 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
             u.angles[0] = load_run<W>(angles), u.angles[1] = load_run<W>(angles + W);
         }
     };
-    // Nearly always the only one of a lane.
+    // Nearly always the lane's only unit.
     Unit<W> u;
     load(u, lane_of_team);
 
@@ -156,14 +159,14 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     }
 
     constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None;
-    // Rows that are gathered for their scales.
+    // Values collected to compute their scales.
     [[maybe_unused]] float* gathered = nullptr;
     if constexpr (HAS_SCALES) {
         DYNAMIC_SHARED(float, memory);
         gathered = memory + tid() / TEAM * p.widest;
     }
     const bool is_cached = !is_q && job < n_heads && slot < p.n_slots;
-    // A page has a power of two of tokens: (slot / page * n_kv_heads + head) * page + slot % page.
+    // page is a power of two: (slot / page * n_kv_heads + head) * page + slot % page.
     const u32 offset = slot & (p.page - 1);
     const u64 cached = (u64)(slot - offset) * p.n_kv_heads + head * p.page + offset;
     const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;
@@ -181,7 +184,8 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
             store_run<W>(out + u.first, u.a), store_run<W>(out + u.second, u.b);
         }
         if constexpr (HAS_SCALES) {
-            // Queries as well, in vain: where that were a branch, both stores would be made one to either kind of memory.
+            // Queries too, although unused: with a branch here, both stores would become one that serves either kind of
+            // memory.
             store_run<W>(gathered + u.first, u.a), store_run<W>(gathered + u.second, u.b);
         } else if (is_cached) {
             u16* to = (u16*)cache.codes + cached * dim;

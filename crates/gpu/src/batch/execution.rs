@@ -1,4 +1,4 @@
-//! A batch on its way through a device: copied there, converted, multiplied, copied back.
+//! The execution of one batch: upload, conversion, products, download.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use crate::ops::{Conversion, Group, GroupedProduct, Product};
 pub(super) struct Execution {
     gpu: Gpu,
     group: Group,
-    /// Bytes of `upload` that the batch has, and where its tables are among them.
+    /// Bytes of `upload` in use, and where the tables are among them.
     n_upload: usize,
     tables: Range<usize>,
     n_out: usize,
     outputs: Vec<Range<usize>>,
-    /// Behind all that the batch queues.
+    /// Recorded after everything that the batch queues.
     done: Arc<Event>,
     is_queued: bool,
-    /// Until the batch is done.
+    /// Kept until the batch is done.
     _inputs: Vec<Arc<Buffer>>,
-    /// Always there until the batch is finished or dropped.
+    /// Present until the batch is finished or dropped.
     workspace: Option<Workspace>,
     pool: Pool,
 }
 
 impl Execution {
     /// # Errors
-    /// [`GpuError::Batch`]; if there is no memory.
+    /// [`GpuError::Batch`] if the batch is invalid; [`GpuError::OutOfMemory`] and other errors of the device.
     pub(super) fn prepare(
         batch: &BatchQuantizedMatmul,
         ops: &[QuantizedMatmulOp<'_>],
@@ -56,7 +56,7 @@ impl Execution {
         }
         let group = group(gpu, &layout, &workspace)?;
         workspace.upload.write_at(layout.tables, group.tables());
-        workspace.host_mark.set(0, 0);
+        workspace.host_done_flag.set(0, 0);
         let n_upload = layout.tables + group.tables().len();
         let outputs = layout.operations.iter().map(|op| op.output.clone());
         Ok(Execution {
@@ -74,12 +74,12 @@ impl Execution {
         })
     }
 
-    /// Queues everything, and waits for nothing.
+    /// Queues everything without waiting.
     pub(super) fn queue(&mut self) -> Result<(), GpuError> {
         let gpu = &self.gpu;
         let n_ops = self.outputs.len();
         let workspace = self.workspace.as_mut().expect("the batch is not finished");
-        // Also where a later call fails, what came before may be under way.
+        // Set first: if a later call fails, earlier work may already be running.
         self.is_queued = true;
         let uploaded = workspace.uploaded.as_slice::<u8>().part(0..self.n_upload);
         gpu.write_pinned(uploaded, &workspace.upload)?;
@@ -93,26 +93,29 @@ impl Execution {
         let out = workspace.out.as_slice::<f32>().part(0..self.n_out);
         gpu.read_pinned(out, &mut workspace.host_out)?;
         gpu.read_pinned(times, &mut workspace.host_times)?;
-        gpu.read_pinned(workspace.mark.as_slice(), &mut workspace.host_mark)?;
+        gpu.read_pinned(
+            workspace.done_flag.as_slice(),
+            &mut workspace.host_done_flag,
+        )?;
         self.done.record()
     }
 
-    /// Behind all that [`Execution::queue`] queues.
+    /// Returns the event recorded after everything that [`Execution::queue`] queues.
     pub(super) fn done(&self) -> Arc<Event> {
         Arc::clone(&self.done)
     }
 
-    /// Whether the results are in memory of the host, which holds whatever becomes of the device later.
+    /// Whether the results are in host memory. They stay valid even if the device is lost later.
     pub(super) fn has_results(&self) -> bool {
         let workspace = self.workspace.as_ref();
-        workspace.is_some_and(|workspace| workspace.host_mark.get(0) != 0)
+        workspace.is_some_and(|workspace| workspace.host_done_flag.get(0) != 0)
     }
 
     pub(super) fn wait(&self) -> Result<(), GpuError> {
         self.done.wait()
     }
 
-    /// The results, once they are there.
+    /// Returns the results. They must be there.
     pub(super) fn finish(mut self) -> BatchMatmulResult {
         let workspace = self.workspace.take().expect("the batch is not finished");
         let outputs = std::mem::take(&mut self.outputs);
@@ -131,14 +134,15 @@ impl Drop for Execution {
         let Some(workspace) = self.workspace.take() else {
             return;
         };
-        // Memory that work may still use goes back only after it; freeing waits by itself.
-        if !self.is_queued || self.done.wait().is_ok() && workspace.host_mark.get(0) != 0 {
+        // Memory that queued work may still use is reused only after that work. If the wait fails, the memory is freed
+        // instead, which waits by itself.
+        if !self.is_queued || self.done.wait().is_ok() && workspace.host_done_flag.get(0) != 0 {
             self.pool.give_back(workspace);
         }
     }
 }
 
-/// The launches of a batch in this memory.
+/// Builds the launches of a batch on the memory of `workspace`.
 fn group(gpu: &Gpu, layout: &Layout<'_>, workspace: &Workspace) -> Result<Group, GpuError> {
     let [upload, work] = [&workspace.uploaded, &workspace.work].map(Buffer::as_slice::<u8>);
     let conversions = layout.conversions(upload, work);

@@ -1,4 +1,4 @@
-//! Batches that run while the host does something else.
+//! Asynchronous batches: they run while the host does something else.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -9,11 +9,11 @@ use super::{BatchQuantizedMatmul, QuantizedMatmulOp};
 use crate::error::{BatchError, GpuError};
 use crate::event::Event;
 
-/// Queues batches of operations on a device's stream and gives a handle for each. They run in the order of their
-/// submission; what the host has in an input may be overwritten as soon as it is submitted.
+/// Queues batches of operations on a device's stream and returns a handle for each. Batches run in submission order.
+/// Host inputs may be overwritten as soon as a batch is submitted.
 ///
-/// A handle may be dropped at any time, and so may the launcher: memory that queued work uses stays until that is done.
-/// Dropping what is last to know a batch in flight waits for it.
+/// Handles and the launcher may be dropped at any time: memory that queued work uses stays allocated until that work is
+/// done. Dropping the last reference to a batch in flight waits for it.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::event::Event;
 /// let launcher = AsyncKernelLauncher::new(Arc::new(batch), 4)?;
 /// let handle = launcher.submit(ops)?;
 /// while !handle.is_done() {
-///     // Something useful.
+///      // Do something useful.
 /// }
 /// println!("{:?}", handle.wait()?.output(0));
 /// # Ok(())
@@ -34,7 +34,7 @@ pub struct AsyncKernelLauncher {
     queue: Queue,
 }
 
-/// Batches that may be in flight, in the order of their submission.
+/// Batches that may be in flight, in submission order.
 type Queue = Arc<Mutex<VecDeque<Arc<InFlight>>>>;
 
 fn lock(queue: &Queue) -> MutexGuard<'_, VecDeque<Arc<InFlight>>> {
@@ -42,7 +42,7 @@ fn lock(queue: &Queue) -> MutexGuard<'_, VecDeque<Arc<InFlight>>> {
 }
 
 struct InFlight {
-    /// First, so that it waits for its work while the weights are there.
+    /// First field, so that its drop waits for the work while the weights still exist.
     execution: Mutex<Option<Execution>>,
     done: Arc<Event>,
     failure: OnceLock<GpuError>,
@@ -52,12 +52,12 @@ struct InFlight {
 impl InFlight {
     fn has_results(&self) -> bool {
         let execution = self.execution.lock().unwrap_or_else(|e| e.into_inner());
-        // Who took the execution took its results.
+        // If the execution was taken, its results were taken with it.
         execution.as_ref().is_none_or(Execution::has_results)
     }
 }
 
-/// A batch that was submitted.
+/// A submitted batch.
 #[must_use = "the results of a batch come from its handle"]
 pub struct LaunchHandle {
     in_flight: Arc<InFlight>,
@@ -65,10 +65,10 @@ pub struct LaunchHandle {
 }
 
 impl AsyncKernelLauncher {
-    /// For at most `capacity` batches in flight.
+    /// Creates a launcher for at most `capacity` batches in flight.
     ///
     /// # Errors
-    /// [`BatchError::NoRoom`] for none.
+    /// [`BatchError::NoRoom`] if `capacity` is 0.
     pub fn new(
         batch: Arc<BatchQuantizedMatmul>,
         capacity: usize,
@@ -83,11 +83,11 @@ impl AsyncKernelLauncher {
         })
     }
 
-    /// Queues the operations and returns at once. What the device fails with from then on is told by the handle.
+    /// Queues the operations and returns at once. Later errors of the device are reported by the handle.
     ///
     /// # Errors
-    /// [`BatchError::QueueFull`] with as many batches in flight as the launcher takes; what is wrong with the
-    /// operations; if there is no memory for them.
+    /// [`BatchError::QueueFull`] if as many batches are in flight as the launcher takes; other [`BatchError`]s if an
+    /// operation is invalid; [`GpuError::OutOfMemory`].
     pub fn submit(&self, ops: &[QuantizedMatmulOp<'_>]) -> Result<LaunchHandle, GpuError> {
         let mut queue = lock(&self.queue);
         retire(&mut queue);
@@ -105,9 +105,9 @@ impl AsyncKernelLauncher {
         match queued {
             Ok(()) => queue.push_back(Arc::clone(&in_flight)),
             Err(error) if error.is_fatal() => {
-                // Calls fail with what broke the device, which may have been an earlier batch.
+                // The error reported here may stem from an earlier batch that broke the device.
                 queue.push_back(Arc::clone(&in_flight));
-                blame(&queue, &error);
+                assign_failure(&queue, &error);
             }
             Err(error) => {
                 let _ = in_flight.failure.set(error);
@@ -119,7 +119,7 @@ impl AsyncKernelLauncher {
         })
     }
 
-    /// Batches that are not done.
+    /// Number of batches that are not done.
     pub fn n_in_flight(&self) -> usize {
         let mut queue = lock(&self.queue);
         retire(&mut queue);
@@ -138,24 +138,24 @@ impl AsyncKernelLauncher {
                 }
             };
             if let Err(error) = first.done.wait() {
-                blame(&lock(&self.queue), &error);
+                assign_failure(&lock(&self.queue), &error);
             }
         }
     }
 
-    /// Waits for all that was submitted. Failures are told by the handles.
+    /// Waits for all submitted batches. Errors are reported by their handles.
     pub fn wait_for_all(&self) {
         let all: Vec<_> = lock(&self.queue).iter().cloned().collect();
         for in_flight in all {
             if let Err(error) = in_flight.done.wait() {
-                blame(&lock(&self.queue), &error);
+                assign_failure(&lock(&self.queue), &error);
             }
         }
     }
 }
 
 impl LaunchHandle {
-    /// Whether the batch is done, well or not: then [`LaunchHandle::wait`] does not wait.
+    /// Whether the batch has succeeded or failed, so that [`LaunchHandle::wait`] does not block.
     pub fn is_done(&self) -> bool {
         let in_flight = &self.in_flight;
         if in_flight.failure.get().is_some() || in_flight.has_results() {
@@ -164,7 +164,7 @@ impl LaunchHandle {
         match in_flight.done.is_done() {
             Ok(is_done) => is_done,
             Err(error) => {
-                blame(&lock(&self.queue), &error);
+                assign_failure(&lock(&self.queue), &error);
                 true
             }
         }
@@ -173,16 +173,16 @@ impl LaunchHandle {
     /// Waits for the results.
     ///
     /// # Errors
-    /// What the device failed with in this batch. [`GpuError::Lost`], if an earlier one broke the device; results that were there
-    /// before are not lost.
+    /// The device's error in this batch. [`GpuError::Lost`] if an earlier batch broke the device. Results that arrived
+    /// before that are not lost.
     pub fn wait(self) -> Result<BatchMatmulResult, GpuError> {
         let in_flight = &self.in_flight;
         if in_flight.failure.get().is_none()
             && let Err(error) = in_flight.done.wait()
             && !in_flight.has_results()
         {
-            blame(&lock(&self.queue), &error);
-            // Where the queue knows the batch no more.
+            assign_failure(&lock(&self.queue), &error);
+            // For batches that are no longer in the queue.
             let _ = in_flight.failure.set(error);
         }
         if let Some(error) = in_flight.failure.get() {
@@ -197,27 +197,27 @@ impl LaunchHandle {
     }
 }
 
-/// Forgets batches that are done, or failed.
+/// Removes batches that are done or failed from the queue.
 fn retire(queue: &mut VecDeque<Arc<InFlight>>) {
     queue.retain(|in_flight| in_flight.failure.get().is_none() && !in_flight.has_results());
 }
 
-/// Tells the failure of a device to the batch that suffered it, which is the first that has no results, and its
-/// consequence to those behind.
-fn blame(queue: &VecDeque<Arc<InFlight>>, error: &GpuError) {
+/// Assigns a device error to the first batch without results, which caused it, and [`GpuError::Lost`] to the batches
+/// behind.
+fn assign_failure(queue: &VecDeque<Arc<InFlight>>, error: &GpuError) {
     let without = queue.iter().filter(|in_flight| !in_flight.has_results());
     let cause = match error {
         GpuError::Lost { cause } => cause,
         error => &Box::new(error.clone()),
     };
     for (i, in_flight) in without.enumerate() {
-        let told = match i {
+        let failure = match i {
             0 => (**cause).clone(),
             _ => GpuError::Lost {
                 cause: cause.clone(),
             },
         };
-        // The first failure is the one that says most.
-        let _ = in_flight.failure.set(told);
+        // The first error is the most informative one.
+        let _ = in_flight.failure.set(failure);
     }
 }

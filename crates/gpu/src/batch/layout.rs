@@ -1,37 +1,38 @@
-//! Where the inputs, conversions and outputs of a batch go. What is wrong with the batch is found here.
+//! Places the inputs, conversions and outputs of a batch in memory, and validates the batch.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::weights::Weights;
 use super::workspace::Sizes;
-use super::{MAX_BATCH_OPERATIONS, MAX_BATCH_ROWS, MatmulInput, QuantizedMatmulOp, at_most};
+use super::{MAX_BATCH_OPERATIONS, MAX_BATCH_ROWS, MatmulInput, QuantizedMatmulOp, check_limit};
 use crate::error::BatchError;
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
 use crate::operands::{ActForm, Acts, Matrix};
 use crate::ops::Group;
 
-/// The most values of all inputs, and of all outputs: the grid of a launch over them has no more threads than drivers take.
+/// Maximum number of values of all inputs. Keeps the grids of launches over them within the limits of drivers.
 const MAX_INPUTS: usize = 1 << 28;
+/// The same for all outputs.
 const MAX_OUTPUTS: usize = 1 << 26;
 
-/// Everything begins at multiples of so many bytes, which suits any load.
+/// Alignment of everything in bytes, enough for any load.
 const ALIGN: usize = 256;
 
-/// Memory that operations read, each once.
+/// Memory that operations read. Shared inputs are listed once.
 pub(super) struct Input<'a> {
     pub(super) from: MatmulInput<'a>,
     len: usize,
-    /// Byte in the upload where the values of the host begin.
+    /// Offset of host values in the upload, in bytes.
     pub(super) upload: usize,
 }
 
-/// An input in a form of 8 bits.
+/// An input converted to an 8-bit form.
 struct Converted {
     input: usize,
     form: ActForm,
-    /// Bytes in the work memory where codes, scales and sums begin.
+    /// Offsets of codes, scales and sums in the work memory, in bytes.
     at: [usize; 3],
 }
 
@@ -39,19 +40,19 @@ pub(super) struct Operation<'a> {
     pub(super) matrix: Matrix<'a>,
     pub(super) n_rows: usize,
     input: usize,
-    /// `None` where weights take f32.
+    /// `None` for weights that take f32.
     converted: Option<usize>,
-    /// Values of all outputs.
+    /// Range in the values of all outputs.
     pub(super) output: Range<usize>,
 }
 
-/// The places of a batch.
+/// Where everything of a batch goes.
 pub(super) struct Layout<'a> {
     pub(super) operations: Vec<Operation<'a>>,
     pub(super) inputs: Vec<Input<'a>>,
     converted: Vec<Converted>,
     pub(super) sizes: Sizes,
-    /// Where the tables begin in the upload.
+    /// Offset of the tables in the upload.
     pub(super) tables: usize,
 }
 
@@ -112,7 +113,7 @@ impl<'a> Layout<'a> {
             }
         };
         let n_inputs = self.inputs.iter().map(|input| input.len).sum();
-        at_most("input", n_inputs, MAX_INPUTS)?;
+        check_limit("input", n_inputs, MAX_INPUTS)?;
         let form = ActForm::of(matrix.ty);
         let same = |c: &Converted| c.input == input && c.form == form;
         let converted = match form {
@@ -126,8 +127,8 @@ impl<'a> Layout<'a> {
         };
         let first = self.sizes.out;
         let output = first..first + op.n_rows * matrix.n_out;
-        at_most("output", output.end, MAX_OUTPUTS)?;
-        // Outputs of other operations begin where a line of the cache does.
+        check_limit("output", output.end, MAX_OUTPUTS)?;
+        // Align the outputs of each operation to cache lines.
         self.sizes.out = output.end.next_multiple_of(ALIGN / size_of::<f32>());
         self.operations.push(Operation {
             matrix,
@@ -139,7 +140,7 @@ impl<'a> Layout<'a> {
         Ok(())
     }
 
-    /// What an operation multiplies with.
+    /// Returns the activations that an operation multiplies with.
     pub(super) fn acts<'b>(
         &'b self,
         op: &Operation<'_>,
@@ -165,7 +166,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// What is converted: the values, and where they go as one row.
+    /// Returns the conversions: the values, and their destination as one row.
     pub(super) fn conversions<'b>(
         &'b self,
         upload: Slice<'b, u8>,
@@ -216,14 +217,14 @@ impl Converted {
     }
 }
 
-/// Takes bytes from the end of a memory: where they begin.
+/// Allocates bytes at `end` and returns their offset.
 fn take(end: &mut usize, n_bytes: usize) -> usize {
     let at = *end;
     *end = (at + n_bytes).next_multiple_of(ALIGN);
     at
 }
 
-/// What is wrong with an operation.
+/// Validates operation `i`.
 fn check(
     gpu: &Gpu,
     i: usize,
@@ -246,7 +247,7 @@ fn check(
         MatmulInput::Device(buffer) if !buffer.is_of(gpu) => {
             return Err(BatchError::OtherDevice { op: i });
         }
-        // Bytes that are no whole values are none that fit.
+        // A buffer that is not whole values matches no length.
         MatmulInput::Device(buffer) => match buffer.n_bytes().is_multiple_of(size_of::<f32>()) {
             true => buffer.n_bytes() / size_of::<f32>(),
             false => 0,

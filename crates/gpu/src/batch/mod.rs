@@ -1,7 +1,7 @@
-//! Products of many quantized matrices at once: weights stay on the device, operations on them are collected, and
-//! one launch for each weight format among them runs all, after one that converts their activations.
+//! Batched products of quantized matrices: weights stay on the device, operations are collected, and one launch per
+//! weight format runs them all, after one launch that converts their activations.
 //!
-//! [`BatchQuantizedMatmul::execute`] waits for the results; [`AsyncKernelLauncher`] queues batches and gives handles.
+//! [`BatchQuantizedMatmul::execute`] waits for the results. [`AsyncKernelLauncher`] queues batches and returns handles.
 //!
 //! ```no_run
 //! use rocmforge_gguf::GgmlType;
@@ -11,7 +11,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let gpu = Gpu::open("cuda:0".parse()?)?;
 //! let mut batch = BatchQuantizedMatmul::new(&gpu);
-//! // Blocks as they lie in a GGUF file.
+//! // Blocks in GGUF file layout.
 //! let q = batch.add_weight(GgmlType::Q4_K, [4096, 4096], &blocks("blk.0.attn_q.weight"))?;
 //! let v = batch.add_weight(GgmlType::Q6_K, [1024, 4096], &blocks("blk.0.attn_v.weight"))?;
 //!
@@ -51,11 +51,11 @@ pub use launcher::{AsyncKernelLauncher, LaunchHandle};
 pub use result::{BatchMatmulResult, OperationTime};
 pub use weights::WeightHandle;
 
-/// The most rows of activations of an operation. A product of more keeps a device busy by itself, and the kernels for
-/// many rows ([`crate::ops::matmul`]) load its weights fewer times.
+/// Maximum rows of activations per operation. Larger products keep a device busy by themselves, and GEMM kernels
+/// ([`crate::ops::matmul`]) load the weights fewer times.
 pub const MAX_BATCH_ROWS: usize = 64;
 
-/// The most operations of a batch.
+/// Maximum number of operations per batch.
 pub const MAX_BATCH_OPERATIONS: usize = 1024;
 
 /// `output = input * weight^T`, output `[n_rows, n_out]`.
@@ -72,11 +72,11 @@ pub struct QuantizedMatmulOp<'a> {
 #[derive(Clone, Copy)]
 pub enum MatmulInput<'a> {
     Host(&'a [f32]),
-    /// The whole buffer, which is kept until the operation has run.
+    /// The whole buffer. It is kept until the operation has run.
     Device(&'a Arc<Buffer>),
 }
 
-/// Weights that are resident on a device, and the memory for batches of products with them.
+/// Weights resident on a device, and the memory for batches of products with them.
 pub struct BatchQuantizedMatmul {
     gpu: Gpu,
     weights: Weights,
@@ -96,11 +96,11 @@ impl BatchQuantizedMatmul {
         &self.gpu
     }
 
-    /// Brings a matrix `[n_out, n_in]` to the device. `blocks` are its rows as they lie in a GGUF file.
+    /// Uploads a matrix `[n_out, n_in]`. `blocks` are its rows in GGUF file layout.
     ///
     /// # Errors
-    /// [`GpuError::Format`] for a type without kernels; [`GpuError::Batch`] for a shape that is no matrix of whole
-    /// blocks, or other bytes than it has; those of the device.
+    /// [`GpuError::Format`] for types without kernels; [`GpuError::Batch`] if the shape is empty or its rows are not
+    /// whole blocks, or if `blocks` has the wrong size; errors of the device.
     pub fn add_weight(
         &mut self,
         ty: GgmlType,
@@ -110,8 +110,8 @@ impl BatchQuantizedMatmul {
         self.weights.add(&self.gpu, ty, shape, blocks)
     }
 
-    /// The same for blocks of MXFP6 (`gguf::quant::mxfp6`), which no file has. The device keeps them as BF16, which has
-    /// each of their values exactly, so that activations are not rounded.
+    /// As [`BatchQuantizedMatmul::add_weight`], for MXFP6 blocks (`gguf::quant::mxfp6`), which no file contains. The
+    /// device stores them as BF16, which represents each of their values exactly, so that activations are not rounded.
     ///
     /// # Errors
     /// As [`BatchQuantizedMatmul::add_weight`].
@@ -124,15 +124,15 @@ impl BatchQuantizedMatmul {
         self.weights.add_mxfp6(&self.gpu, format, shape, blocks)
     }
 
-    /// Bytes that the weights take on the device.
+    /// Bytes of the weights on the device.
     pub fn weight_bytes(&self) -> usize {
         self.weights.n_bytes()
     }
 
-    /// Runs the operations and waits for them. An output has the bits that [`crate::ops::matvec`] gives its rows alone.
+    /// Runs the operations and waits for them. Outputs have the same bits as [`crate::ops::matvec`] of the same rows.
     ///
     /// # Errors
-    /// [`GpuError::Batch`] says which operation is wrong, before anything runs; those of the device.
+    /// [`GpuError::Batch`] names an invalid operation before anything runs; errors of the device.
     pub fn execute(&self, ops: &[QuantizedMatmulOp<'_>]) -> Result<BatchMatmulResult, GpuError> {
         let mut execution = Execution::prepare(self, ops)?;
         execution.queue()?;
@@ -141,8 +141,8 @@ impl BatchQuantizedMatmul {
     }
 }
 
-/// Fails if `value` is above `most`.
-fn at_most(what: &'static str, value: usize, most: usize) -> Result<(), BatchError> {
+/// Fails if `value` exceeds `most`.
+fn check_limit(what: &'static str, value: usize, most: usize) -> Result<(), BatchError> {
     match value <= most {
         true => Ok(()),
         false => Err(BatchError::TooLarge {

@@ -1,4 +1,4 @@
-//! What a batch gives: the outputs, and how long each operation took.
+//! The results of a batch: outputs, and the time of each operation.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use crate::gpu::Gpu;
 use crate::memory::Slice;
 
 /// When an operation ran within its grouped launch, by the device's clock (NVIDIA's `%globaltimer`, AMD's wall clock):
-/// from where the first of its blocks began to where the last ended, counted from the first block of all operations.
-/// Blocks of several operations run side by side, so these times overlap and do not add up to the total. The steps of
-/// the clock are the device's, from 10 ns to about a microsecond.
+/// from the start of its first block to the end of its last, counted from the first block of all operations. Blocks of
+/// several operations run side by side, so these times overlap and do not add up to the total. The resolution of the
+/// clock depends on the device, from 10 ns to about a microsecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationTime {
     pub start: Duration,
@@ -25,19 +25,19 @@ impl OperationTime {
 
 /// Outputs and times of a batch.
 pub struct BatchMatmulResult {
-    /// Values of each operation among all.
+    /// Range of each operation in `values`.
     outputs: Vec<Range<usize>>,
     values: Vec<f32>,
     timings: Option<Vec<OperationTime>>,
     total: Option<Duration>,
     n_launches: usize,
-    /// There until this is dropped.
+    /// Present until this is dropped.
     workspace: Option<Workspace>,
     pool: Pool,
 }
 
 impl BatchMatmulResult {
-    /// Of a batch that is done.
+    /// Reads the results of a batch that is done.
     pub(super) fn new(
         gpu: &Gpu,
         outputs: Vec<Range<usize>>,
@@ -62,7 +62,7 @@ impl BatchMatmulResult {
         }
     }
 
-    /// Operations.
+    /// Number of operations.
     pub fn len(&self) -> usize {
         self.outputs.len()
     }
@@ -71,38 +71,39 @@ impl BatchMatmulResult {
         self.outputs.is_empty()
     }
 
-    /// `[n_rows, n_out]`.
+    /// Returns the output of an operation, `[n_rows, n_out]`.
     ///
     /// # Panics
-    /// If there is no such operation.
+    /// If `op` is out of range.
     pub fn output(&self, op: usize) -> &[f32] {
         &self.values[self.outputs[op].clone()]
     }
 
-    /// The same on the device, until this is dropped. Launches that read it may still be queued then: the memory is used
-    /// again only behind them.
+    /// Returns the output on the device, until this is dropped. Launches that read it may still be queued then: the
+    /// memory is reused only after them.
     ///
     /// # Panics
-    /// If there is no such operation.
+    /// If `op` is out of range.
     pub fn device_output(&self, op: usize) -> Slice<'_, f32> {
-        let workspace = self.workspace.as_ref().expect("taken by `drop` alone");
+        let workspace = self.workspace.as_ref().expect("only `drop` takes it");
         workspace.out.as_slice().part(self.outputs[op].clone())
     }
 
-    /// `None` if the driver does not say how fast the device's clock goes.
+    /// Returns the time of an operation. `None` if the driver does not report the frequency of the device's clock.
     ///
     /// # Panics
-    /// If there is no such operation.
+    /// If `op` is out of range.
     pub fn timing(&self, op: usize) -> Option<OperationTime> {
         self.timings.as_ref().map(|timings| timings[op])
     }
 
-    /// Of the conversion and all products together, by events around them. `None` if the device was lost since.
+    /// Returns the time of the conversion and all products together, by events around them. `None` if the device was
+    /// lost since.
     pub fn total(&self) -> Option<Duration> {
         self.total
     }
 
-    /// Launches that the batch took: one for the conversions, if weights ask for any, and one for each format of weights.
+    /// Number of launches of the batch: one for conversions, if any, and one per weight format.
     pub fn n_launches(&self) -> usize {
         self.n_launches
     }
@@ -116,7 +117,7 @@ impl Drop for BatchMatmulResult {
     }
 }
 
-/// Ticks of a clock as times since the first of all.
+/// Converts clock ticks to times since the first tick of all.
 fn times(hz: f64, starts: &[u64], ends: &[u64]) -> Vec<OperationTime> {
     let first = starts.iter().copied().min().unwrap_or(0);
     let since = |ticks: u64| Duration::from_secs_f64(ticks.saturating_sub(first) as f64 / hz);
@@ -124,7 +125,7 @@ fn times(hz: f64, starts: &[u64], ends: &[u64]) -> Vec<OperationTime> {
     pairs
         .map(|(&start, &end)| OperationTime {
             start: since(start),
-            // Clocks of the parts of a device may differ by a tick.
+            // Clocks of different parts of a device may differ by a tick.
             end: since(end.max(start)),
         })
         .collect()
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_become_times() {
+    fn converts_ticks_to_times() {
         let found = times(1e8, &[1000, 900], &[1500, 899]);
         let time = |start, end| OperationTime {
             start: Duration::from_nanos(start),

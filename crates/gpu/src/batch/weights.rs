@@ -1,4 +1,4 @@
-//! Weights of batches: checked, repacked and kept on the device.
+//! Weights of batches: validated, repacked and kept on the device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ pub struct WeightHandle {
 }
 
 pub(super) struct Weights {
-    /// Tells the weights of several batches apart.
+    /// Distinguishes the weights of different batches.
     owner: u64,
     matrices: Vec<Resident>,
 }
@@ -46,7 +46,7 @@ impl Weights {
         self.matrices.iter().map(|m| m.data.n_bytes()).sum()
     }
 
-    /// `None` for a handle of others.
+    /// Returns `None` for a handle of another batch.
     pub(super) fn get(&self, handle: WeightHandle) -> Option<Matrix<'_>> {
         if handle.owner != self.owner {
             return None;
@@ -67,7 +67,7 @@ impl Weights {
         [n_out, n_in]: [usize; 2],
         blocks: &[u8],
     ) -> Result<WeightHandle, GpuError> {
-        // Before the shape, which may be whatever the type asks for.
+        // Checked before the shape, whose rules depend on the type.
         ops::check_format(ty)?;
         let block = [ty.block_len(), ty.block_bytes()];
         check_shape(ty.name(), block, [n_out, n_in], blocks.len()).map_err(GpuError::Batch)?;
@@ -108,19 +108,19 @@ impl Weights {
         const { assert!(size_of::<E2M3>() == size_of::<E3M2>()) };
         check_shape(name, block, shape, blocks.len()).map_err(GpuError::Batch)?;
         let halves = match format {
-            Mxfp6::E2M3 => bf16_of::<3>(blocks),
-            Mxfp6::E3M2 => bf16_of::<2>(blocks),
+            Mxfp6::E2M3 => to_bf16::<3>(blocks),
+            Mxfp6::E3M2 => to_bf16::<2>(blocks),
         };
         self.add(gpu, GgmlType::BF16, shape, &halves)
     }
 }
 
-/// The values of blocks, as bytes of BF16: at most four bits of a number, and an exponent of eight.
-fn bf16_of<const MANTISSA: u32>(blocks: &[u8]) -> Vec<u8> {
+/// Converts blocks to bytes of BF16. Exact: numbers have at most 4 significant bits, and bf16 has 8 exponent bits.
+fn to_bf16<const MANTISSA: u32>(blocks: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(blocks.len() / size_of::<E2M3>() * mxfp6::LEN * 2);
     let mut values = [0.0; mxfp6::LEN];
     for block in blocks.chunks_exact(size_of::<E2M3>()) {
-        let block = mxfp6::Mxfp6::<MANTISSA>::ref_from_bytes(block).expect("the bytes of a block");
+        let block = mxfp6::Mxfp6::<MANTISSA>::ref_from_bytes(block).expect("a chunk is one block");
         block.dequantize(&mut values);
         let halves = values.map(|x| half::bf16::from_f32(x).to_le_bytes());
         bytes.extend(halves.as_flattened());
@@ -128,7 +128,7 @@ fn bf16_of<const MANTISSA: u32>(blocks: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Checks a matrix of blocks of so many values and bytes.
+/// Checks the shape of a matrix whose blocks have `block_len` values in `block_bytes` bytes.
 fn check_shape(
     ty: &'static str,
     [block_len, block_bytes]: [usize; 2],
@@ -153,9 +153,9 @@ fn check_shape(
             n_out,
             n_in,
             found,
-            expected: expected.map_or("more than there can be".into(), |n| n.to_string()),
+            expected: expected.map_or("more bytes than can be counted".into(), |n| n.to_string()),
         });
     }
-    // Kernels count rows and columns in 32 bits, and so do the repacking launches their chunks.
-    super::at_most("weights", n_out.max(n_in), u32::MAX as usize / 64)
+    // Kernels count rows and columns in 32 bits, and repacking launches count chunks in 32 bits.
+    super::check_limit("weights", n_out.max(n_in), u32::MAX as usize / 64)
 }

@@ -1,5 +1,5 @@
-//! Memory of a batch that runs: on the device, and pinned for what goes there and comes back. It is used again by the
-//! next batch that it is large enough for.
+//! Memory of a running batch: device memory, and pinned memory for uploads and downloads. It is reused by a later batch
+//! that it is large enough for.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,13 +9,13 @@ use crate::gpu::Gpu;
 use crate::memory::Buffer;
 use crate::pinned::Pinned;
 
-/// How many workspaces wait for use.
+/// Maximum number of idle workspaces.
 const MAX_IDLE: usize = 4;
 
-/// What a batch needs.
+/// Memory requirements of a batch.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sizes {
-    /// Bytes of inputs and tables that go to the device.
+    /// Bytes of inputs and tables to upload.
     pub(super) upload: usize,
     /// Bytes of converted activations.
     pub(super) work: usize,
@@ -44,19 +44,19 @@ pub(super) struct Workspace {
     pub(super) out: Buffer,
     /// `[2, n_ops]`.
     pub(super) times: Buffer,
-    /// A word that is not 0: its copy to `host_mark` is the last that a batch queues.
-    pub(super) mark: Buffer,
+    /// A word other than 0. Its copy to `host_done_flag` is the last one that a batch queues.
+    pub(super) done_flag: Buffer,
     pub(super) host_out: Pinned<f32>,
     pub(super) host_times: Pinned<u64>,
-    pub(super) host_mark: Pinned<u32>,
+    pub(super) host_done_flag: Pinned<u32>,
     pub(super) started: Event,
     pub(super) ended: Event,
 }
 
 impl Workspace {
     fn new(gpu: &Gpu, sizes: Sizes) -> Result<Workspace, GpuError> {
-        let mark = gpu.alloc::<u32>(1)?;
-        gpu.fill_bytes(mark.as_slice::<u32>(), 0xff)?;
+        let done_flag = gpu.alloc::<u32>(1)?;
+        gpu.fill_bytes(done_flag.as_slice::<u32>(), 0xff)?;
         Ok(Workspace {
             sizes,
             upload: Pinned::new(gpu, sizes.upload)?,
@@ -64,17 +64,17 @@ impl Workspace {
             work: gpu.alloc::<u8>(sizes.work)?,
             out: gpu.alloc::<f32>(sizes.out)?,
             times: gpu.alloc::<u64>(2 * sizes.n_ops)?,
-            mark,
+            done_flag,
             host_out: Pinned::new(gpu, sizes.out)?,
             host_times: Pinned::new(gpu, 2 * sizes.n_ops)?,
-            host_mark: Pinned::new(gpu, 1)?,
+            host_done_flag: Pinned::new(gpu, 1)?,
             started: Event::new(gpu)?,
             ended: Event::new(gpu)?,
         })
     }
 }
 
-/// Workspaces that nothing uses.
+/// Workspaces that are not in use.
 #[derive(Clone, Default)]
 pub(super) struct Pool(Arc<Mutex<Vec<Workspace>>>);
 
@@ -88,12 +88,12 @@ impl Pool {
         idle.map_or_else(|| Workspace::new(gpu, sizes), Ok)
     }
 
-    /// Takes back a workspace that no queued work uses.
+    /// Returns a workspace that no queued work uses.
     pub(super) fn give_back(&self, workspace: Workspace) {
         let mut idle = self.0.lock().unwrap_or_else(|e| e.into_inner());
         idle.push(workspace);
         if idle.len() > MAX_IDLE {
-            // The one that has waited longest.
+            // The one that has been idle longest.
             let oldest = idle.remove(0);
             drop(idle);
             drop(oldest);

@@ -1,16 +1,16 @@
-//! The function table. HIP's module API and CUDA's driver API match call for call, so one table of signatures has the
-//! names of both; the CPU that plays a GPU fills it with functions of its own (`host.rs`).
+//! The driver function table. HIP's module API and CUDA's driver API match call for call, so one table of signatures
+//! holds the names of both. The CPU emulator fills it with its own functions (`host/`).
 //!
-//! Signatures are those of `cuda.h` and `hip/hip_runtime_api.h`. Addresses of device memory are `u64` in both.
+//! Signatures are those of `cuda.h` and `hip/hip_runtime_api.h`. Device addresses are `u64` in both.
 
 use std::ffi::{c_char, c_uint, c_void};
 
 use libloading::Library;
 
-/// An opaque object of a driver: a context, stream, event, module, function or graph.
+/// An opaque driver object: a context, stream, event, module, function or graph.
 pub(crate) type Handle = *mut c_void;
 
-/// Whose table it is. The number is the column of its names.
+/// The vendor of a table. The number is the column of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Vendor {
     Hip = 0,
@@ -18,7 +18,7 @@ pub(crate) enum Vendor {
     Host = 2,
 }
 
-/// Declares a struct of C functions that return the driver's code, and how to find them in a library.
+/// Declares a struct of C functions that return the driver's code, with a loader that finds them in a library.
 macro_rules! functions {
     (
         $(#[$doc:meta])*
@@ -31,7 +31,7 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// The functions of a library, by the names in `column`. Fails with the first name that it lacks.
+            /// Loads the functions of a library by the names in `column`. Fails with the first missing name.
             pub(crate) fn of_library(library: &Library, column: usize) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
@@ -53,12 +53,12 @@ pub(crate) use functions;
 macro_rules! calls {
     ($($(#[$doc:meta])* $field:ident = $hip:literal | $cuda:literal : fn($($arg:ty),* $(,)?);)*) => {
         functions! {
-            /// What every driver can do. Results are the driver's own codes; 0 is success.
+            /// The functions that every driver has. They return the driver's own codes; 0 is success.
             struct Calls;
             $($(#[$doc])* $field = $hip | $cuda : fn($($arg),*);)*
         }
 
-        /// What a vendor calls a function of the table, for messages.
+        /// Returns the vendor's name of a function of the table, for messages.
         pub(crate) fn name_of(vendor: Vendor, field: &'static str) -> &'static str {
             let row = match field {
                 $(stringify!($field) => [$hip, $cuda, stringify!($field)],)*
@@ -70,11 +70,11 @@ macro_rules! calls {
 }
 
 calls! {
-    /// Flags are 0.
+    /// Flags must be 0.
     init = "hipInit" | "cuInit": fn(c_uint);
     device_count = "hipGetDeviceCount" | "cuDeviceGetCount": fn(*mut i32);
     device_name = "hipDeviceGetName" | "cuDeviceGetName": fn(*mut c_char, i32, i32);
-    /// The numbers of attributes are the vendor's own.
+    /// Attribute numbers are the vendor's own.
     device_attribute = "hipDeviceGetAttribute" | "cuDeviceGetAttribute": fn(*mut i32, i32, i32);
     driver_version = "hipDriverGetVersion" | "cuDriverGetVersion": fn(*mut i32);
     /// Free and total bytes of the current device.
@@ -82,7 +82,7 @@ calls! {
 
     alloc = "hipMalloc" | "cuMemAlloc_v2": fn(*mut u64, usize);
     free = "hipFree" | "cuMemFree_v2": fn(u64);
-    /// Flags: 1 portable, 2 mapped, the same in both.
+    /// Flags: 1 portable, 2 mapped; the same for both vendors.
     alloc_pinned = "hipHostMalloc" | "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
     free_pinned = "hipHostFree" | "cuMemFreeHost": fn(*mut c_void);
     device_address = "hipHostGetDevicePointer" | "cuMemHostGetDevicePointer_v2":
@@ -114,15 +114,15 @@ calls! {
         *mut *mut c_void,
     );
 
-    /// How many blocks of a function a compute unit has at once: function, threads of a block, dynamic shared bytes.
+    /// Blocks of a function that a compute unit runs at once: function, threads per block, dynamic shared bytes.
     active_blocks = "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"
         | "cuOccupancyMaxActiveBlocksPerMultiprocessor": fn(*mut i32, Handle, i32, usize);
 
-    /// Flags: 1 is a stream that does not wait for the null stream.
+    /// Flags: 1 for a stream that does not wait for the null stream.
     stream_create = "hipStreamCreateWithFlags" | "cuStreamCreate": fn(*mut Handle, c_uint);
     stream_destroy = "hipStreamDestroy" | "cuStreamDestroy_v2": fn(Handle);
     stream_synchronize = "hipStreamSynchronize" | "cuStreamSynchronize": fn(Handle);
-    /// Flags are 0.
+    /// Flags must be 0.
     stream_wait = "hipStreamWaitEvent" | "cuStreamWaitEvent": fn(Handle, Handle, c_uint);
 
     event_create = "hipEventCreateWithFlags" | "cuEventCreate": fn(*mut Handle, c_uint);
@@ -132,7 +132,7 @@ calls! {
     event_synchronize = "hipEventSynchronize" | "cuEventSynchronize": fn(Handle);
     event_elapsed = "hipEventElapsedTime" | "cuEventElapsedTime": fn(*mut f32, Handle, Handle);
 
-    /// Modes: 2 is relaxed, so that other threads and first uses of modules may do what they need.
+    /// Mode 2 is relaxed: other threads and first uses of modules may make any call.
     capture_begin = "hipStreamBeginCapture" | "cuStreamBeginCapture_v2": fn(Handle, i32);
     capture_end = "hipStreamEndCapture" | "cuStreamEndCapture": fn(Handle, *mut Handle);
     graph_instantiate = "hipGraphInstantiateWithFlags" | "cuGraphInstantiateWithFlags":
@@ -142,14 +142,14 @@ calls! {
     graph_exec_destroy = "hipGraphExecDestroy" | "cuGraphExecDestroy": fn(Handle);
 }
 
-/// Codes that both vendors have in common.
+/// Error codes that both vendors share.
 pub(crate) mod code {
     pub(crate) const OUT_OF_MEMORY: i32 = 2;
     pub(crate) const NO_DEVICE: i32 = 100;
     pub(crate) const NOT_FOUND: i32 = 500;
     pub(crate) const NOT_READY: i32 = 600;
 
-    /// Whether the device, or the process's use of it, is gone: every later call would fail too.
+    /// Whether the device or its context is lost: every later call would fail too.
     pub(crate) fn is_fatal(code: i32) -> bool {
         // ECC, NVLink or HSA failures; illegal addresses and instructions; timeouts; asserts; a destroyed context;
         // an unspecified launch failure; an unknown error.
@@ -165,11 +165,11 @@ pub(crate) struct Launch {
     pub(crate) function: Handle,
     pub(crate) grid: [u32; 3],
     pub(crate) n_threads: u32,
-    /// Dynamic shared memory.
+    /// Bytes of dynamic shared memory.
     pub(crate) shared_bytes: u32,
     pub(crate) params: *const c_void,
     pub(crate) params_bytes: usize,
     pub(crate) stream: Handle,
-    /// Whether it may start before the kernel before it has ended, for which it then waits itself.
+    /// Whether the kernel may start before its predecessor has ended. It then waits for it itself.
     pub(crate) overlaps: bool,
 }

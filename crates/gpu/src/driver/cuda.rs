@@ -1,4 +1,4 @@
-//! NVIDIA's driver API (`libcuda.so.1`). Images are PTX, which the driver compiles when a module is loaded.
+//! NVIDIA's driver API (`libcuda.so.1`). Images are PTX, which the driver compiles when it loads a module.
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::fs;
@@ -6,30 +6,30 @@ use std::fs;
 use libloading::Library;
 
 use super::api::{Calls, Handle, Launch, functions};
-use super::{Context, Driver, Facts, Own, launch_plainly, text_of};
+use super::{Context, Driver, Facts, VendorApi, c_string, launch_in_order};
 use crate::error::GpuError;
 
-/// Where the library is: on the linker's path; where containers mount it; under WSL.
+/// Library locations: the linker's path, mounts of containers, WSL.
 pub(super) const LIBRARIES: &[&str] = &[
     "libcuda.so.1",
     "/usr/local/nvidia/lib64/libcuda.so.1",
     "/usr/lib/wsl/lib/libcuda.so.1",
 ];
 
-// Numbers of CUdevice_attribute.
+// Values of CUdevice_attribute.
 const MULTIPROCESSOR_COUNT: i32 = 16;
 const INTEGRATED: i32 = 18;
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
 const MAX_SHARED_BYTES_OPTIN: i32 = 97;
-/// Of CUfunction_attribute: the most dynamic shared memory of a launch.
+/// Value of CUfunction_attribute: maximum dynamic shared memory of a launch.
 const MAX_DYNAMIC_SHARED_BYTES: i32 = 8;
-// Of CUjit_option.
+// Values of CUjit_option.
 const JIT_ERROR_LOG_BUFFER: c_uint = 5;
 const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
 
 functions! {
-    /// What only CUDA has.
+    /// Functions that only CUDA has.
     struct CudaCalls;
     device_get = "cuDeviceGet": fn(*mut i32, i32);
     context_retain = "cuDevicePrimaryCtxRetain": fn(*mut Handle, i32);
@@ -42,11 +42,11 @@ functions! {
     error_string = "cuGetErrorString": fn(i32, *mut *const c_char);
 }
 
-/// The first version whose graphs keep launches that overlap.
+/// The first driver version whose graphs keep overlapping launches.
 const OVERLAPS_IN_GRAPHS: i32 = 12_030;
-/// The least of the architectures whose kernels wait for their predecessors themselves (`gpu.h`).
-const FIRST_THAT_WAITS: u32 = 90;
-/// Of CUlaunchAttributeID: the kernel may start before the one before it in the stream has ended.
+/// The first architecture whose kernels wait for their predecessors themselves (`gpu.h`).
+const FIRST_OVERLAPPING_SM: u32 = 90;
+/// Value of CUlaunchAttributeID: the kernel may start before its predecessor in the stream has ended.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 /// `CUlaunchAttribute`, whose value is a union of 64 bytes.
@@ -70,7 +70,7 @@ struct Config {
 
 const _: () = assert!(size_of::<Attribute>() == 72 && size_of::<Config>() == 56);
 
-/// `cuLaunchKernelEx`, which drivers have since 11.8.
+/// `cuLaunchKernelEx`, part of drivers since 11.8.
 type LaunchEx =
     unsafe extern "C" fn(*const Config, Handle, *mut *mut c_void, *mut *mut c_void) -> i32;
 
@@ -100,7 +100,7 @@ impl Cuda {
     }
 }
 
-impl Own for Cuda {
+impl VendorApi for Cuda {
     fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
         let device = self.device(driver, ordinal)?;
         let attribute = |number| driver.attribute(number, device);
@@ -139,12 +139,12 @@ impl Own for Cuda {
     }
 
     fn close(&self, context: Context) {
-        // SAFETY: it was retained once in `open`. A failure has nobody to be told to.
+        // SAFETY: it was retained once in `open`. Errors cannot be reported here.
         unsafe { (self.calls.context_release)(context.ordinal) };
     }
 
     fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String) {
-        // PTX is text, and ends with a zero.
+        // PTX is text with a terminating NUL.
         let mut image = image.to_vec();
         image.push(0);
         let mut log = vec![0u8; 8192];
@@ -153,7 +153,7 @@ impl Own for Cuda {
             log.as_mut_ptr().cast(),
             std::ptr::without_provenance_mut(log.len() - 1),
         ];
-        // SAFETY: the image ends with a zero; the log has as many bytes as the driver is told.
+        // SAFETY: the image ends with a NUL; the log has as many bytes as the driver is told.
         let code = unsafe {
             (self.calls.module_load)(
                 &raw mut *to,
@@ -163,12 +163,12 @@ impl Own for Cuda {
                 values.as_mut_ptr(),
             )
         };
-        (code, text_of(&log))
+        (code, c_string(&log))
     }
 
     fn allow_shared(&self, function: Handle, bytes: u32) -> i32 {
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        // SAFETY: the function is of a module that is loaded.
+        // SAFETY: the function belongs to a loaded module.
         unsafe { (self.calls.function_set)(function, MAX_DYNAMIC_SHARED_BYTES, bytes) }
     }
 
@@ -180,7 +180,7 @@ impl Own for Cuda {
 
     fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
         let Some(launch_ex) = self.launch_ex.filter(|_| launch.overlaps) else {
-            return launch_plainly(calls, launch);
+            return launch_in_order(calls, launch);
         };
         let mut value = [0; 16];
         value[0] = 1;
@@ -198,7 +198,8 @@ impl Own for Cuda {
             n_attributes: 1,
         };
         let mut params = [launch.params.cast_mut()];
-        // SAFETY: the function takes one struct, which `params` points to; the driver copies all before it returns.
+        // SAFETY: the function takes one struct, which `params` points to. The driver copies everything before it
+        // returns.
         unsafe {
             launch_ex(
                 &raw const config,
@@ -231,10 +232,10 @@ impl Own for Cuda {
 /// Whether the kernels of an image wait for their predecessors themselves.
 fn kernels_wait(target: &str) -> bool {
     let number = target.strip_prefix("sm_").map(|n| n.trim_end_matches('a'));
-    number.is_some_and(|n| n.parse().is_ok_and(|n: u32| n >= FIRST_THAT_WAITS))
+    number.is_some_and(|n| n.parse().is_ok_and(|n: u32| n >= FIRST_OVERLAPPING_SM))
 }
 
-/// e.g. `580.159.03`, from the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  ...".
+/// Returns e.g. `580.159.03`, from the line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  ...".
 fn kernel_driver_version() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let line = text.lines().next()?;
@@ -248,7 +249,7 @@ mod tests {
     use super::kernels_wait;
 
     #[test]
-    fn images_whose_kernels_wait() {
+    fn kernels_wait_from_sm_90_on() {
         assert!(["sm_90", "sm_90a", "sm_100", "sm_120a"].map(kernels_wait) == [true; 4]);
         assert!(["sm_80", "sm_89", "gfx1100", "host-nv", "sm_"].map(kernels_wait) == [false; 5]);
     }

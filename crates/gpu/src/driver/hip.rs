@@ -6,10 +6,10 @@ use std::{env, fs};
 use libloading::Library;
 
 use super::api::{Handle, functions};
-use super::{Context, Driver, Facts, Own, kfd, text_of};
+use super::{Context, Driver, Facts, VendorApi, c_string, kfd};
 use crate::error::GpuError;
 
-/// The newest major version first; then where ROCm is installed without telling the linker.
+/// Library locations: the newest major version first, then ROCm installations that the linker does not know.
 pub(super) const LIBRARIES: &[&str] = &[
     "libamdhip64.so.7",
     "libamdhip64.so.6",
@@ -17,10 +17,10 @@ pub(super) const LIBRARIES: &[&str] = &[
     "/opt/rocm/lib/libamdhip64.so",
 ];
 
-// Numbers of hipDeviceAttribute_t since ROCm 5.
+// Values of hipDeviceAttribute_t since ROCm 5.
 const INTEGRATED: i32 = 16;
 const MULTIPROCESSOR_COUNT: i32 = 63;
-/// Of ROCm 5.5 and newer.
+/// Since ROCm 5.5.
 const WALL_CLOCK_RATE: i32 = 10017;
 
 /// Shared memory of a block on every architecture that images are built for.
@@ -28,11 +28,11 @@ const MAX_SHARED_BYTES: u32 = 64 * 1024;
 
 /// More than hipDeviceProp_t of any version (1472 bytes in ROCm 6).
 const PROPERTIES_BYTES: usize = 16 * 1024;
-/// hipDeviceProp_t begins with a name of that many bytes.
+/// hipDeviceProp_t begins with a name of this many bytes.
 const PROPERTIES_NAME: usize = 256;
 
 functions! {
-    /// What only HIP has.
+    /// Functions that only HIP has.
     struct HipCalls;
     set_device = "hipSetDevice": fn(i32);
     runtime_version = "hipRuntimeGetVersion": fn(*mut i32);
@@ -50,19 +50,20 @@ pub(super) struct Hip {
     error_string: Text,
 }
 
-/// What must be so before the library is loaded.
+/// Sets the environment that the library reads when it is loaded.
 pub(super) fn before_load() {
     // With more queues ROCm keeps an idle GPU at full load.
     if env::var_os("GPU_MAX_HW_QUEUES").is_none() {
-        // SAFETY: this program reads its environment through std alone, which locks it; the only C code that reads
-        // this variable is the library about to be loaded by this thread.
+        // SAFETY: this program reads its environment only through std, which locks it. The only C code that reads this
+        // variable is the library that this thread is about to load.
         unsafe { env::set_var("GPU_MAX_HW_QUEUES", "1") };
     }
 }
 
 impl Hip {
     pub(super) fn of_library(library: &Library) -> Result<Hip, &'static str> {
-        // SAFETY: both fill a struct, of different versions, whose architecture is found by what it looks like.
+        // SAFETY: both functions fill a struct, in different versions; the architecture is found by its text, not its
+        // offset.
         let properties = unsafe {
             library
                 .get::<Properties>("hipGetDevicePropertiesR0600")
@@ -83,7 +84,7 @@ impl Hip {
         })
     }
 
-    /// e.g. `gfx90a`: from the properties, or else from the kernel's driver.
+    /// Returns e.g. `gfx90a`, from the properties, or else from the kernel driver.
     fn architecture(&self, driver: &Driver, ordinal: i32) -> Result<String, GpuError> {
         let mut properties = vec![0u64; PROPERTIES_BYTES / 8];
         // SAFETY: the struct of any version fits.
@@ -96,21 +97,21 @@ impl Hip {
             return Ok(name);
         }
         let mut bus = [0u8; 64];
-        // SAFETY: the driver writes at most as many bytes as it is told of.
+        // SAFETY: the driver writes at most `bus.len()` bytes.
         let code =
             unsafe { (self.calls.pci_bus_id)(bus.as_mut_ptr().cast(), bus.len() as i32, ordinal) };
         if code != 0 {
             return Err(driver.error("hipDeviceGetPCIBusId", code, ""));
         }
         let nodes = kfd::nodes(kfd::TOPOLOGY.as_ref());
-        let at = kfd::parse_bus_id(&text_of(&bus));
+        let at = kfd::parse_bus_id(&c_string(&bus));
         let node = nodes.iter().find(|node| Some(node.location) == at);
         Ok(node.map_or_else(|| "unknown".into(), |node| node.architecture.clone()))
     }
 }
 
-/// The name of an architecture in a hipDeviceProp_t: `gfx90a` of `gfx90a:sramecc+:xnack-`. Its place differs between
-/// versions of the struct; no other field looks like it.
+/// Finds the architecture name in a hipDeviceProp_t: `gfx90a` of `gfx90a:sramecc+:xnack-`. Its offset differs between
+/// versions of the struct. No other field looks like it.
 fn architecture_in(properties: &[u8]) -> Option<String> {
     let at = properties
         .windows(4)
@@ -121,7 +122,7 @@ fn architecture_in(properties: &[u8]) -> Option<String> {
     Some(name.map(|b| char::from(*b)).collect())
 }
 
-impl Own for Hip {
+impl VendorApi for Hip {
     fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
         let mut runtime = 0;
         // SAFETY: `runtime` is written before the call returns.
@@ -155,20 +156,20 @@ impl Own for Hip {
     }
 
     fn make_current(&self, context: Context) -> i32 {
-        // SAFETY: the call takes any number.
+        // SAFETY: the call accepts any number.
         unsafe { (self.calls.set_device)(context.ordinal) }
     }
 
-    /// HIP keeps its one context of a device until the program ends.
+    /// HIP keeps its one context per device until the program ends.
     fn close(&self, _: Context) {}
 
     fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String) {
-        // SAFETY: the image is a whole ELF file, which knows its size.
+        // SAFETY: the image is a complete ELF file, which contains its size.
         let code = unsafe { (self.calls.module_load)(&raw mut *to, image.as_ptr().cast()) };
         (code, String::new())
     }
 
-    /// AMD has no such limit to lift: what a block can have, a launch may ask for.
+    /// AMD has no such limit: launches may use all shared memory that a block can have.
     fn allow_shared(&self, _: Handle, _: u32) -> i32 {
         0
     }
@@ -188,13 +189,13 @@ impl Own for Hip {
     }
 }
 
-/// e.g. `6.3.42134` of 60342134.
+/// Formats 60342134 as `6.3.42134`.
 fn version_text(version: i32) -> String {
     let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
     format!("{major}.{minor}.{}", version % 100_000)
 }
 
-/// The version of amdgpu where it is a module of its own, or else of the kernel that it is part of.
+/// Returns the version of the amdgpu module, or of the kernel if amdgpu is built in.
 fn kernel_driver_version() -> Option<String> {
     let module = fs::read_to_string("/sys/module/amdgpu/version");
     let version = module.or_else(|_| {
@@ -207,9 +208,9 @@ fn kernel_driver_version() -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Properties as ROCm 6 and 5 lay them out, with the name at 1160 and at 396 bytes.
+    /// Properties as ROCm 6 and 5 lay them out, with the name at byte 1160 and at byte 396.
     #[test]
-    fn architecture_without_its_features() {
+    fn finds_architecture_without_features() {
         for (at, name, expected) in [
             (1160, "gfx90a:sramecc+:xnack-", Some("gfx90a")),
             (396, "gfx1100", Some("gfx1100")),
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn versions() {
+    fn formats_versions() {
         assert_eq!(version_text(60342134), "6.3.42134");
         assert_eq!(version_text(50221153), "5.2.21153");
     }

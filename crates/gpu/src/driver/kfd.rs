@@ -1,5 +1,5 @@
-//! What the Linux kernel's AMD compute driver says of the GPUs of this machine. Also part of the build script, which
-//! compiles for what is there.
+//! The GPUs that the Linux kernel's AMD compute driver (KFD) lists. Also used by the build script, which compiles for
+//! the GPUs of the machine.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +12,11 @@ pub(crate) const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology/nodes";
 pub(crate) struct Node {
     /// e.g. `gfx1100`.
     pub(crate) architecture: String,
-    /// PCI domain, and bus, device and function in 16 bits.
+    /// PCI domain; and bus, device and function in 16 bits.
     pub(crate) location: (u32, u32),
 }
 
-/// The GPUs under a folder like [`TOPOLOGY`]; none where it is not there.
+/// Returns the GPUs under a folder like [`TOPOLOGY`]; none if the folder does not exist.
 pub(crate) fn nodes(topology: &Path) -> Vec<Node> {
     let Ok(entries) = fs::read_dir(topology) else {
         return Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn nodes(topology: &Path) -> Vec<Node> {
     texts.filter_map(|text| node(&text)).collect()
 }
 
-/// A GPU from its properties, a line each: `gfx_target_version 110000`. CPUs are nodes with version 0.
+/// Parses the properties of a node, one per line: `gfx_target_version 110000`. CPUs are nodes with version 0.
 fn node(properties: &str) -> Option<Node> {
     let number = |name: &str| -> Option<u32> {
         let mut lines = properties.lines().filter_map(|line| line.split_once(' '));
@@ -48,13 +48,13 @@ fn node(properties: &str) -> Option<Node> {
     })
 }
 
-/// The name of a version: 90010 is gfx90a, 100300 is gfx1030.
+/// Formats an architecture: 90010 is gfx90a, 100300 is gfx1030.
 fn architecture(version: u32) -> String {
     let (major, minor, step) = (version / 10_000, version / 100 % 100, version % 100);
     format!("gfx{major}{minor:x}{step:x}")
 }
 
-/// `0000:03:00.0` as the kernel's numbers.
+/// Parses `0000:03:00.0` into the kernel's numbers.
 pub(crate) fn parse_bus_id(text: &str) -> Option<(u32, u32)> {
     let (address, function) = text.trim().split_once('.')?;
     let mut parts = address.split(':').map(|part| u32::from_str_radix(part, 16));
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_of_a_machine() {
+    fn parses_nodes() {
         let properties =
             "cpu_cores_count 0\ngfx_target_version 110001\nlocation_id 768\ndomain 0\n";
         let expected = Node {

@@ -1,4 +1,4 @@
-//! The drivers: one function table, filled by HIP, by CUDA or by the CPU that plays a GPU, and what differs between them.
+//! The drivers: one function table for HIP, CUDA and the CPU emulator, and the [`VendorApi`] trait for what differs.
 
 pub(crate) mod api;
 mod cuda;
@@ -16,60 +16,60 @@ use libloading::Library;
 use crate::error::{GpuError, advice};
 use api::{Calls, Handle, Launch, Vendor, code, name_of};
 
-/// What a driver says of one of its devices.
+/// What a driver reports about a device.
 pub(crate) struct Facts {
     pub(crate) name: String,
     /// e.g. `gfx1100`, `sm_90`.
     pub(crate) architecture: String,
     pub(crate) n_compute_units: u32,
-    /// Whether it shares the machine's memory.
+    /// Whether it shares the system memory.
     pub(crate) integrated: bool,
-    /// The most shared memory that a block can have.
+    /// Maximum shared memory of a block.
     pub(crate) max_shared_bytes: u32,
-    /// Thousands of ticks of `device_clock()` in a second; 0 if the driver does not say.
+    /// Thousands of ticks per second of `device_clock()`; 0 if the driver does not report it.
     pub(crate) clock_khz: u32,
-    /// Of the kernel's driver.
+    /// Version of the kernel driver.
     pub(crate) driver_version: String,
-    /// Of the library.
+    /// Version of the library.
     pub(crate) runtime_version: String,
 }
 
-/// A device in use. What the handle is depends on the vendor.
+/// An open device. The meaning of the handle depends on the vendor.
 #[derive(Clone, Copy)]
 pub(crate) struct Context {
     pub(crate) ordinal: i32,
     pub(crate) handle: Handle,
 }
 
-/// What drivers do in different ways.
-pub(crate) trait Own: Send + Sync {
+/// The operations that differ between drivers.
+pub(crate) trait VendorApi: Send + Sync {
     fn facts(&self, driver: &Driver, ordinal: i32) -> Result<Facts, GpuError>;
     fn open(&self, driver: &Driver, ordinal: i32) -> Result<Context, GpuError>;
-    /// Makes a device the calling thread's. The driver's code.
+    /// Makes a device current in the calling thread. Returns the driver's code.
     fn make_current(&self, context: Context) -> i32;
     fn close(&self, context: Context);
-    /// Loads a module on the current device: the driver's code, and what it said of the image.
+    /// Loads a module on the current device. Returns the driver's code and its message about the image.
     fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String);
-    /// Lets a function use this much dynamic shared memory. The driver's code.
+    /// Raises a function's limit of dynamic shared memory. Returns the driver's code.
     fn allow_shared(&self, function: Handle, bytes: u32) -> i32;
     fn error_text(&self, code: i32) -> String;
 
-    /// Whether kernels of this image may start before those before them have ended.
+    /// Whether kernels of this image may start before their predecessors have ended.
     fn can_overlap(&self, _driver: &Driver, _target: &str) -> bool {
         false
     }
 
-    /// Queues a kernel. The driver's code.
+    /// Queues a kernel. Returns the driver's code.
     fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
-        launch_plainly(calls, launch)
+        launch_in_order(calls, launch)
     }
 }
 
-/// Queues a kernel that starts when the one before it has ended.
-fn launch_plainly(calls: &Calls, launch: &Launch) -> i32 {
+/// Queues a kernel that starts after its predecessor has ended.
+fn launch_in_order(calls: &Calls, launch: &Launch) -> i32 {
     let mut params = [launch.params.cast_mut()];
     let [x, y, z] = launch.grid;
-    // SAFETY: the function takes one struct, which `params` points to; drivers copy it before they return.
+    // SAFETY: the function takes one struct, which `params` points to. Drivers copy it before they return.
     unsafe {
         (calls.launch)(
             launch.function,
@@ -87,15 +87,15 @@ fn launch_plainly(calls: &Calls, launch: &Launch) -> i32 {
     }
 }
 
-/// A driver that is loaded. It stays so until the program ends: the vendors' libraries keep threads.
+/// A loaded driver. It stays loaded until the program ends.
 pub(crate) struct Driver {
     pub(crate) vendor: Vendor,
     pub(crate) calls: Calls,
-    pub(crate) own: Box<dyn Own>,
+    pub(crate) vendor_api: Box<dyn VendorApi>,
 }
 
 impl Driver {
-    /// The driver of a vendor from the first of these libraries that can be opened; none are needed for the host.
+    /// Returns the driver of a vendor, from the first of `libraries` that can be opened. The CPU emulator needs none.
     pub(crate) fn get(vendor: Vendor, libraries: &[PathBuf]) -> Result<&'static Driver, GpuError> {
         static HOST: OnceLock<Driver> = OnceLock::new();
         static LOADED: Mutex<Vec<(Vendor, PathBuf, &'static Driver)>> = Mutex::new(Vec::new());
@@ -114,26 +114,33 @@ impl Driver {
         }
         let (path, library) = open_first(vendor, libraries)?;
         let name = path.display().to_string();
-        let own: Result<Box<dyn Own>, &'static str> = match vendor {
-            Vendor::Hip => hip::Hip::of_library(&library).map(|own| Box::new(own) as _),
+        let vendor_api: Result<Box<dyn VendorApi>, &'static str> = match vendor {
+            Vendor::Hip => {
+                hip::Hip::of_library(&library).map(|vendor_api| Box::new(vendor_api) as _)
+            }
             Vendor::Cuda | Vendor::Host => {
-                cuda::Cuda::of_library(&library).map(|own| Box::new(own) as _)
+                cuda::Cuda::of_library(&library).map(|vendor_api| Box::new(vendor_api) as _)
             }
         };
-        let tables = own.and_then(|own| Ok((own, Calls::of_library(&library, vendor as usize)?)));
-        // Vendors' libraries keep threads and do not stand being unloaded.
+        let tables = vendor_api
+            .and_then(|vendor_api| Ok((vendor_api, Calls::of_library(&library, vendor as usize)?)));
+        // Vendor libraries keep threads and cannot be unloaded safely.
         std::mem::forget(library);
-        let (own, calls) = tables.map_err(|symbol| GpuError::NoFunction {
+        let (vendor_api, calls) = tables.map_err(|symbol| GpuError::NoFunction {
             driver: label(vendor),
             library: name,
             symbol,
         })?;
-        let driver: &'static Driver = Box::leak(Box::new(Driver { vendor, calls, own }));
+        let driver: &'static Driver = Box::leak(Box::new(Driver {
+            vendor,
+            calls,
+            vendor_api,
+        }));
         loaded.push((vendor, path, driver));
         Ok(driver)
     }
 
-    /// Starts the driver and counts its devices.
+    /// Initializes the driver and counts its devices.
     pub(crate) fn n_devices(&self) -> Result<usize, GpuError> {
         // SAFETY: the driver takes no flags.
         let code = unsafe { (self.calls.init)(0) };
@@ -151,7 +158,7 @@ impl Driver {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// A code of a function of the table as a result.
+    /// Converts the code of a function of the table to a result.
     pub(crate) fn check(&self, field: &'static str, code: i32) -> Result<(), GpuError> {
         match code {
             0 => Ok(()),
@@ -159,9 +166,9 @@ impl Driver {
         }
     }
 
-    /// The error of a failed call, with what else is known of it.
+    /// Builds the error of a failed call; `more` is appended to the driver's text.
     pub(crate) fn error(&self, call: &'static str, code: i32, more: &str) -> GpuError {
-        let mut text = self.own.error_text(code);
+        let mut text = self.vendor_api.error_text(code);
         if !more.is_empty() {
             text = format!("{text}: {more}");
         }
@@ -177,7 +184,7 @@ impl Driver {
         }
     }
 
-    /// A number of a device; `number` is the vendor's.
+    /// Reads a device attribute; `number` is the vendor's.
     fn attribute(&self, number: i32, ordinal: i32) -> Result<i32, GpuError> {
         let mut value = 0;
         // SAFETY: `value` is written before the call returns.
@@ -188,12 +195,12 @@ impl Driver {
 
     fn device_name(&self, ordinal: i32) -> Result<String, GpuError> {
         let mut name = [0u8; 256];
-        // SAFETY: the driver writes at most as many bytes as it is told of, the last a zero.
+        // SAFETY: the driver writes at most `name.len()` bytes, the last one a NUL.
         let code = unsafe {
             (self.calls.device_name)(name.as_mut_ptr().cast(), name.len() as i32, ordinal)
         };
         self.check("device_name", code)?;
-        Ok(text_of(&name))
+        Ok(c_string(&name))
     }
 
     fn version(&self) -> Result<i32, GpuError> {
@@ -205,7 +212,7 @@ impl Driver {
     }
 }
 
-/// What the vendor's driver is called in messages.
+/// Returns the driver's name in messages.
 pub(crate) fn label(vendor: Vendor) -> &'static str {
     match vendor {
         Vendor::Hip => "HIP",
@@ -214,7 +221,7 @@ pub(crate) fn label(vendor: Vendor) -> &'static str {
     }
 }
 
-/// Where the vendor's library is looked for.
+/// Returns where to look for the vendor's library.
 pub(crate) fn usual_libraries(vendor: Vendor) -> Vec<PathBuf> {
     let names: &[&str] = match vendor {
         Vendor::Hip => hip::LIBRARIES,
@@ -228,13 +235,13 @@ fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library
     let mut absent: Vec<String> = Vec::new();
     let mut said: Vec<String> = Vec::new();
     for path in libraries {
-        // SAFETY: these are the vendor's own libraries, or what the user named in their place.
+        // SAFETY: these are the vendor's own libraries, or those the user named instead.
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok((path.clone(), library)),
             Err(error) => {
-                let (words, path) = (words_of(&error), path.display().to_string());
-                // Another name there is that of a library which this one needs.
-                match words == format!("{path}: {NOT_THERE}") {
+                let (words, path) = (linker_message(&error), path.display().to_string());
+                // Another path in the message is a library that this one depends on.
+                match words == format!("{path}: {NO_SUCH_FILE}") {
                     true => absent.push(path),
                     false => said.push(words),
                 }
@@ -250,18 +257,18 @@ fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library
     })
 }
 
-/// The dynamic linker's words for a library that is not there, after its name.
-const NOT_THERE: &str = "cannot open shared object file: No such file or directory";
+/// The dynamic linker's message for a missing library, after its name.
+const NO_SUCH_FILE: &str = "cannot open shared object file: No such file or directory";
 
-/// What the dynamic linker said.
-fn words_of(error: &libloading::Error) -> String {
+/// Returns the dynamic linker's message.
+fn linker_message(error: &libloading::Error) -> String {
     error
         .source()
         .map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
-/// A C string in a buffer, up to its first zero.
-fn text_of(bytes: &[u8]) -> String {
+/// Returns the C string in a buffer, up to its first NUL.
+fn c_string(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).trim().to_string()
 }

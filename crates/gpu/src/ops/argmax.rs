@@ -1,4 +1,4 @@
-//! The best logit of each row (`kernels/argmax.hip`).
+//! Argmax of each row of logits (`kernels/argmax.hip`).
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -22,11 +22,11 @@ const _: () = assert!(size_of::<ArgmaxParams>() == 24);
 // SAFETY: as `ArgmaxParams` in argmax.hip.
 unsafe impl Params for ArgmaxParams {}
 
-/// The id of the largest logit of each row of `logits` [n_rows, n_vocab], the lowest of equals; NaN counts as smaller
-/// than anything. `out_ids` `[n_rows]`: `u32::MAX` for a row whose best is not a finite number.
+/// Finds the largest logit of each row of `logits` [n_rows, n_vocab]: the lowest id of equals; NaN is smaller than
+/// anything. `out_ids` `[n_rows]` is `u32::MAX` for rows whose largest logit is not finite.
 ///
 /// # Panics
-/// If `logits` is not as many whole rows as there are ids.
+/// If `logits` is not one row per id.
 pub fn argmax(gpu: &Gpu, logits: Slice<'_, f32>, out_ids: Slice<'_, u32>) -> Result<(), GpuError> {
     let n_rows = out_ids.len();
     if n_rows == 0 {
@@ -34,7 +34,7 @@ pub fn argmax(gpu: &Gpu, logits: Slice<'_, f32>, out_ids: Slice<'_, u32>) -> Res
     }
     assert!(
         !logits.is_empty() && logits.len().is_multiple_of(n_rows),
-        "{n_rows} whole rows"
+        "logits are not {n_rows} whole rows"
     );
     let n_vocab = logits.len() / n_rows;
     let params = ArgmaxParams {

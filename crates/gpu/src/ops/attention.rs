@@ -1,4 +1,4 @@
-//! Attention over the paged cache: `kernels/kv/attention_decode.hip` for steps with a few rows of each sequence,
+//! Attention over the paged KV cache: `kernels/kv/attention_decode.hip` for steps with few rows per sequence,
 //! `kernels/kv/attention_prefill.hip` for others.
 
 use crate::error::GpuError;
@@ -11,49 +11,49 @@ use crate::step::Step;
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
-/// Threads of a block of the kernels for few rows.
+/// Threads per block of the decode kernels.
 const THREADS: u32 = 128;
-/// With no more rows of any sequence than this, each row is computed on its own, from all processors; with more, rows
-/// share what they load.
+/// Up to this many rows per sequence, each row is computed on its own, spread over all processors (decode). With more,
+/// rows share their loads (prefill).
 const MAX_DECODE_ROWS: usize = 4;
-/// `GRAIN` and `MAX_SPLITS` of the kernels.
+/// `GRAIN` and `MAX_SPLITS` of `kernels/decode.h`.
 const SPLIT_GRAIN: usize = 64;
 const MAX_SPLITS: usize = 128;
-/// Parts of rows that there is memory for; more rows than that are not split.
+/// Partial results that fit the scratch memory; more rows than that are not split.
 const MAX_PARTS: usize = 512;
-/// Widths of keys and values that have a kernel of their own.
+/// Head dimensions with specialized kernels.
 const FAST_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
-/// The most query heads of a block.
+/// Maximum number of query heads per block.
 const MAX_HEADS: usize = 8;
 /// Values that the generic kernel keeps in shared memory.
 const MAX_GENERIC_DIMS: usize = 8192;
 
-/// How a product of a query and a key becomes a weight.
+/// How the dot product of a query and a key becomes a score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
-    /// Factor of the products, usually 1 / sqrt(k_dim).
+    /// Factor on the dot product, usually 1 / sqrt(k_dim).
     pub scale: f32,
-    /// With `Some(cap)` a scaled product `x` counts as `cap * tanh(x / cap)`. Positive.
+    /// `Some(cap)` maps a scaled product `x` to `cap * tanh(x / cap)`. Must be positive.
     pub soft_cap: Option<f32>,
-    /// With `Some(w)` a row sees itself and the w - 1 positions before it. Not 0.
+    /// `Some(w)` is sliding window attention: a row sees itself and the w - 1 positions before it. Must not be 0.
     pub window: Option<u32>,
 }
 
-/// Memory for the parts of rows whose context is split.
+/// Memory for the partial results of rows whose context is split.
 pub struct AttentionScratch {
     partial: Buffer,
     n_ctx: usize,
-    /// Threads of a wave of this GPU.
+    /// Threads per wave of this GPU.
     wave_size: u32,
-    /// The widest heads of the prefill kernels; rows with wider ones are computed on their own.
+    /// Maximum head dimension of the prefill kernels. Wider heads use the decode kernels.
     widest_prefill: u32,
-    /// Of the kernels for few rows of each of [`FAST_DIMS`].
+    /// Summation orders of the decode kernel of each of [`FAST_DIMS`].
     orders: [Orders; FAST_DIMS.len()],
 }
 
 impl AttentionScratch {
-    /// For steps of up to `max_seqs` rows (more are computed without splits where they do not fit), sequences of up to
-    /// `n_ctx` positions, over caches of type `ty`.
+    /// Allocates scratch for steps of up to `max_seqs` rows (more are computed without splits if they do not fit) and
+    /// sequences of up to `n_ctx` positions, for KV caches of type `ty`.
     pub fn new(
         gpu: &Gpu,
         ty: KvType,
@@ -77,9 +77,9 @@ impl AttentionScratch {
         })
     }
 
-    /// Into how many parts the context of each row is split, if a part has so many blocks and floats for each row and the
-    /// device runs `at_once` blocks at once. It depends on the shape of the step, not on the lengths
-    /// of its sequences, so that a step can be a graph.
+    /// Returns into how many splits the context of each row is divided. Each split of a row has `blocks` blocks and
+    /// `floats` floats of partial results; the device runs `at_once` blocks at once. Depends on the shape of the step
+    /// but not on the lengths of its sequences, so that a step can be a graph.
     fn n_splits(&self, n_rows: usize, [blocks, floats]: [usize; 2], at_once: usize) -> usize {
         let (blocks, floats) = ((n_rows * blocks).max(1), (n_rows * floats).max(1));
         let fit = self.partial.n_bytes() / size_of::<f32>() / floats;
@@ -88,11 +88,11 @@ impl AttentionScratch {
     }
 }
 
-/// Into how many parts, at most `most`, the work of so many blocks is split where `at_once` run at once: until these are
-/// busy, or, with more blocks than that, so that the last ones do not run alone.
+/// Returns into how many splits, at most `most`, the work of `blocks` blocks is divided on a device that runs `at_once`
+/// blocks at once: enough to fill the device or, with more blocks than that, enough to shorten the tail.
 fn splits_of(blocks: usize, most: usize, at_once: usize) -> usize {
     let enough = (at_once / blocks).max(4).min(most).max(1);
-    // A round is shorter by the number of parts.
+    // Splitting a round into n parts makes it n times shorter.
     let rounds = |n_splits: usize| (blocks * n_splits).div_ceil(at_once);
     let shorter = |a: &usize, b: &usize| (rounds(*a) * b).cmp(&(rounds(*b) * a));
     (1..=enough).min_by(shorter).unwrap_or(1)
@@ -163,39 +163,40 @@ const _: () = assert!(size_of::<PrefillParams>() == 112);
 // SAFETY: as `PrefillParams` in attention_prefill.hip.
 unsafe impl Params for PrefillParams {}
 
-/// Whether keys and values of these widths have kernels of their own; others go through a slow one.
+/// Whether heads of these dimensions have specialized kernels. Others use a slow generic kernel.
 pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
     k_dim == v_dim && FAST_DIMS.contains(&k_dim)
 }
 
-/// Whether heads of these widths can attend.
+/// Checks that attention supports heads of these dimensions.
 pub(crate) fn check_heads(k_dim: usize, v_dim: usize) -> Result<(), Limit> {
     let dims = k_dim.saturating_add(v_dim);
     Limit::check(dims <= MAX_GENERIC_DIMS, dims, || {
-        format!("a key and a value of at most {MAX_GENERIC_DIMS} values together")
+        format!("a key and a value with at most {MAX_GENERIC_DIMS} values together")
     })
 }
 
-/// Whether steps may have so many rows.
+/// Checks that steps may have this many rows.
 pub fn check_rows(n_rows: usize) -> Result<(), Limit> {
     Limit::check(n_rows <= MAX_GRID, n_rows, || {
         format!("at most {MAX_GRID} rows in a step")
     })
 }
 
-/// `ORDERS` of a width in attention_decode.hip: a byte for each number of query heads to a block, equal where the bits are.
+/// `ORDERS` of a head dimension in attention_decode.hip: one byte for each number of query heads per block. Equal bytes
+/// mean equal bits of the result.
 #[derive(Clone, Copy)]
 struct Orders(u32);
 
 impl Orders {
-    /// Whether blocks of `heads` query heads add up in the order that those of `most` do.
+    /// Whether blocks of `heads` query heads sum in the same order as blocks of `most`.
     fn are_equal(self, heads: usize, most: usize) -> bool {
         let order = |heads: usize| self.0.to_le_bytes()[heads.trailing_zeros() as usize];
         order(heads) == order(most)
     }
 }
 
-/// What the image calls [`Orders`] of a width.
+/// Returns the name of the constant with the [`Orders`] of a head dimension.
 fn orders_name(dim: usize) -> &'static str {
     const NAMES: [&str; 5] = [
         "orders_64",
@@ -207,13 +208,13 @@ fn orders_name(dim: usize) -> &'static str {
     NAMES[fast_dim(dim)]
 }
 
-/// The place of a width among [`FAST_DIMS`].
+/// Returns the index of a head dimension in [`FAST_DIMS`].
 fn fast_dim(dim: usize) -> usize {
     let place = FAST_DIMS.iter().position(|&d| d == dim);
-    place.expect("a fast width")
+    place.expect("the head dimension has a specialized kernel")
 }
 
-/// The decode kernel for a width and a number of query heads to a block.
+/// Returns the decode kernel for a head dimension and a number of query heads per block.
 fn decode_kernel(dim: usize, heads: usize) -> &'static str {
     const NAMES: [[&str; 4]; 5] = [
         ["decode_64_1", "decode_64_2", "decode_64_4", "decode_64_8"],
@@ -235,7 +236,7 @@ fn decode_kernel(dim: usize, heads: usize) -> &'static str {
     NAMES[fast_dim(dim)][heads.trailing_zeros() as usize]
 }
 
-/// The prefill kernel for a width, and the waves of a block, each with 16 queries.
+/// Returns the prefill kernel for a head dimension, and its waves per block. Each wave handles 16 queries.
 fn prefill_kernel(dim: usize) -> (&'static str, u32) {
     match dim {
         64 => ("prefill_64", 4),
@@ -246,7 +247,7 @@ fn prefill_kernel(dim: usize) -> (&'static str, u32) {
     }
 }
 
-/// What attends, and where the results go.
+/// The queries of an attention operation, and the memory for its results.
 #[derive(Clone, Copy)]
 pub struct Queries<'a> {
     /// `[n_rows, n_heads * k_dim]`.
@@ -257,12 +258,12 @@ pub struct Queries<'a> {
     pub out: Slice<'a, f32>,
 }
 
-/// Attention of all rows of a step; rows without a sequence are left alone. `kv` has the keys and values of the rows
-/// themselves already; slots that no row sees may hold anything. Row t sees the positions up to its own of its sequence,
-/// less what lies outside of the window.
+/// Computes attention for all rows of a step. Row t attends to the positions of its sequence up to its own, limited by
+/// the window. `kv` must already contain the keys and values of the rows themselves; slots that no row sees may hold
+/// anything. Padding rows are skipped.
 ///
 /// # Panics
-/// If lengths do not fit, or `n_heads` is not a multiple of `n_kv_heads`.
+/// If lengths do not match, or `n_heads` is not a multiple of `n_kv_heads`.
 pub fn attention(
     gpu: &Gpu,
     queries: &Queries<'_>,
@@ -290,7 +291,7 @@ pub fn attention(
     }
 }
 
-/// What the blocks of a launch for a few rows depend on.
+/// The properties that determine the blocks of a decode launch.
 #[derive(Clone, Copy)]
 pub(crate) struct DecodeExtents {
     pub(crate) n_rows: usize,
@@ -303,24 +304,24 @@ impl DecodeExtents {
         self.n_heads / self.kv.n_kv_heads
     }
 
-    /// The most query heads that a block can have here: as few loads as there can be.
+    /// Maximum number of query heads per block for this shape: the fewest loads.
     fn most_heads(&self) -> usize {
         self.group().next_power_of_two().min(MAX_HEADS)
     }
 
-    /// Blocks of a row and a split.
+    /// Blocks per row and split.
     fn n_blocks(&self, heads: usize) -> usize {
         self.kv.n_kv_heads * self.group().div_ceil(heads)
     }
 
-    /// Into how many parts the context of each row is split. Where a part ends decides on the order of additions, so that
-    /// the number follows from the usual blocks, whatever blocks there are.
+    /// Returns into how many splits the context of each row is divided. The ends of splits determine the order of
+    /// additions, so the number follows from the default block shape even if another is used.
     fn n_splits(&self, gpu: &Gpu, scratch: &AttentionScratch) -> Result<usize, GpuError> {
         if gpu.takes(Variant::SplitsOff) {
             return Ok(1);
         }
         let heads = self.most_heads();
-        let at_once = gpu.blocks_at_once(self.kernel(heads), THREADS)?;
+        let at_once = gpu.n_concurrent_blocks(self.kernel(heads), THREADS)?;
         let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
         Ok(scratch.n_splits(self.n_rows, of_row, at_once))
     }
@@ -340,22 +341,23 @@ impl DecodeExtents {
         }
     }
 
-    /// Query heads of a block: as measured, else as many as there can be.
+    /// Returns the query heads per block: the tuned number, else the maximum.
     fn heads(&self, gpu: &Gpu, scratch: &AttentionScratch) -> usize {
         match gpu.tuned(|| self.shape()) {
-            Some(Choice::Attention { heads }) if self.is_alike(heads, scratch) => heads,
+            Some(Choice::Attention { heads }) if self.gives_equal_bits(heads, scratch) => heads,
             _ => self.most_heads(),
         }
     }
 
-    /// Whether blocks of so many query heads, at most the usual ones, give the same bits.
-    fn is_alike(&self, heads: usize, scratch: &AttentionScratch) -> bool {
+    /// Whether blocks of `heads` query heads, at most the default number, give the same bits.
+    fn gives_equal_bits(&self, heads: usize, scratch: &AttentionScratch) -> bool {
         let most = self.most_heads();
         let orders = scratch.orders[fast_dim(self.kv.k_dim)];
         heads.is_power_of_two() && heads <= most && orders.are_equal(heads, most)
     }
 
-    /// The shape of the launch, and the ways to make it, the usual one first; none where no kernel for the width is.
+    /// Returns the shape of the launch and its candidate choices, the default first; no choices if the dimension has no
+    /// specialized kernel.
     pub(crate) fn ways(&self, scratch: &AttentionScratch) -> (Shape, Vec<Choice>) {
         if !is_fast(self.kv.k_dim, self.kv.v_dim) {
             return (self.shape(), Vec::new());
@@ -363,7 +365,7 @@ impl DecodeExtents {
         let fewer = std::iter::successors(Some(self.most_heads()), |heads| Some(heads / 2));
         let alike = fewer
             .take_while(|&heads| heads > 0)
-            .filter(|&heads| self.is_alike(heads, scratch));
+            .filter(|&heads| self.gives_equal_bits(heads, scratch));
         let ways = alike.map(|heads| Choice::Attention { heads });
         (self.shape(), ways.collect())
     }
@@ -423,7 +425,7 @@ impl Call<'_> {
         }
     }
 
-    /// The module of the kernels for few rows.
+    /// Returns the module of the decode kernels.
     fn module(&self) -> &'static str {
         kv_module!("attention_decode", self.kv.shape.ty)
     }
@@ -497,21 +499,24 @@ impl Call<'_> {
         let (kv, step, n_rows) = (self.kv.shape, self.step, self.step.n_rows());
         assert!(
             n_heads.is_multiple_of(kv.n_kv_heads),
-            "{n_heads} heads share {} heads of keys and values",
+            "{n_heads} query heads cannot share {} KV heads evenly",
             kv.n_kv_heads
         );
         assert_eq!(check_heads(kv.k_dim, kv.v_dim), Ok(()));
         assert_eq!(check_rows(n_rows), Ok(()));
-        assert_eq!(q.len(), n_rows * n_heads * kv.k_dim, "queries");
-        assert_eq!(out.len(), n_rows * n_heads * kv.v_dim, "outputs");
-        assert_eq!(step.seq_of_row.len(), n_rows, "sequences of rows");
+        assert_eq!(q.len(), n_rows * n_heads * kv.k_dim, "length of queries");
+        assert_eq!(out.len(), n_rows * n_heads * kv.v_dim, "length of outputs");
+        assert_eq!(step.seq_of_row.len(), n_rows, "one sequence per row");
         assert_eq!(
             step.block_tables.len(),
             step.n_seqs() * step.max_pages,
-            "block tables"
+            "length of block tables"
         );
-        assert!(scores.window != Some(0), "a window of no positions");
-        assert!(scores.soft_cap.is_none_or(|cap| cap > 0.0), "a soft cap");
+        assert!(scores.window != Some(0), "the window must not be 0");
+        assert!(
+            scores.soft_cap.is_none_or(|cap| cap > 0.0),
+            "the soft cap must be positive"
+        );
     }
 }
 
@@ -520,14 +525,14 @@ mod tests {
     use super::splits_of;
 
     #[test]
-    fn splits_fill_a_device_once() {
+    fn splits_fill_the_device() {
         // 132 units with two blocks each.
         for (blocks, most, expected) in [
             (8, 128, 33),
             (8, 20, 20),
             (64, 128, 4),
             (264, 128, 1),
-            // Two rounds of two thirds each are less than one round of the whole.
+            // Two rounds of two thirds each are shorter than one full round.
             (160, 128, 3),
             (300, 128, 4),
             (1000, 128, 1),

@@ -1,4 +1,4 @@
-//! Operations on one value at a time, and copies of rows (`kernels/elementwise.hip`).
+//! Elementwise operations, and copies of rows (`kernels/elementwise.hip`).
 
 use super::norm::n_values;
 use crate::error::GpuError;
@@ -7,17 +7,17 @@ use crate::memory::Slice;
 use crate::operands::Activation;
 use crate::variant::Variant;
 
-/// Threads of a block of every kernel here.
+/// Threads per block of every kernel here.
 const THREADS: u32 = 256;
 
-/// Values of a thread.
+/// Values per thread.
 const QUAD: usize = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
     x: u64,
-    /// The other operand: what gates, is gated, or says which rows.
+    /// The other operand: gate, up or row indices.
     other: u64,
     out: u64,
     n: u32,
@@ -38,14 +38,14 @@ unsafe impl crate::launch::Params for Params {}
 /// # Panics
 /// If the lengths differ.
 pub fn add(gpu: &Gpu, x: Slice<'_, f32>, out: Slice<'_, f32>) -> Result<(), GpuError> {
-    assert_eq!(x.len(), out.len(), "as many values");
+    assert_eq!(x.len(), out.len(), "lengths differ");
     flat(gpu, "add", [x.ptr(), 0], out)
 }
 
 /// `out[row] += x[row] / (1 + e^-gate[row])`: `x` and `out` [n_rows, width], `gate` `[n_rows]`.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn add_gated(
     gpu: &Gpu,
     gate: Slice<'_, f32>,
@@ -56,7 +56,7 @@ pub fn add_gated(
     let n_rows = gate.len();
     assert!(
         out.is_empty() || n_rows > 0 && out.len().is_multiple_of(n_rows),
-        "a gate for each row"
+        "one gate per row"
     );
     let width = out.len() / n_rows.max(1);
     let mut params = params([x.ptr(), gate.ptr()], out);
@@ -64,7 +64,7 @@ pub fn add_gated(
     by_rows(gpu, "add_gated", params, [n_rows, width])
 }
 
-/// `out = activation(x)`, both `[n]`; they may be the same.
+/// `out = activation(x)`, both `[n]`. They may be the same memory.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -74,7 +74,7 @@ pub fn activate(
     x: Slice<'_, f32>,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    assert_eq!(x.len(), out.len(), "as many values");
+    assert_eq!(x.len(), out.len(), "lengths differ");
     let kernel = match activation {
         Activation::Silu => "activate_silu",
         Activation::GeluTanh => "activate_gelu_tanh",
@@ -82,7 +82,7 @@ pub fn activate(
     flat(gpu, kernel, [x.ptr(), 0], out)
 }
 
-/// `out = activation(gate) * up`, all `[n]`; `out` may be one of the others.
+/// `out = activation(gate) * up`, all `[n]`. `out` may be the same memory as another operand.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -96,7 +96,7 @@ pub fn gated_activation(
     assert_eq!(
         [gate.len(), up.len()],
         [out.len(); 2],
-        "as many values in gate, up and out"
+        "lengths of gate, up and out differ"
     );
     let kernel = match activation {
         Activation::Silu => "gated_silu",
@@ -105,17 +105,17 @@ pub fn gated_activation(
     flat(gpu, kernel, [gate.ptr(), up.ptr()], out)
 }
 
-/// `x = cap * tanh(x / cap)`, in place. `cap` is positive.
+/// `x = cap * tanh(x / cap)` in place. `cap` must be positive.
 pub fn soft_cap(gpu: &Gpu, cap: f32, x: Slice<'_, f32>) -> Result<(), GpuError> {
     let mut params = params([0; 2], x);
     params.cap = cap;
     launch_flat(gpu, "soft_cap", params)
 }
 
-/// `out[i] = x[rows[i]]`: `x` [n, width], `out` [rows.len(), width]. An index past the end takes the last row.
+/// `out[i] = x[rows[i]]`: `x` [n, width], `out` [rows.len(), width]. Indices past the end use the last row.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn select_rows(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -123,12 +123,12 @@ pub fn select_rows(
     width: usize,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    assert_eq!(out.len(), rows.len() * width, "a row for each index");
+    assert_eq!(out.len(), rows.len() * width, "one row per index");
     assert!(
         width > 0 && x.len().is_multiple_of(width),
-        "x holds whole rows"
+        "x is not whole rows"
     );
-    assert!(rows.is_empty() || !x.is_empty(), "a row to take");
+    assert!(rows.is_empty() || !x.is_empty(), "x has no rows");
     let mut params = params([x.ptr(), rows.ptr()], out);
     params.n_x_rows = (x.len() / width) as u32;
     params.aligned = aligned(width, &[x.ptr(), out.ptr()]);
@@ -136,7 +136,7 @@ pub fn select_rows(
 }
 
 /// # Panics
-/// If there are 2^32 values.
+/// If there are 2^32 values or more.
 fn params([x, other]: [u64; 2], out: Slice<'_, f32>) -> Params {
     Params {
         x,
@@ -151,7 +151,7 @@ fn params([x, other]: [u64; 2], out: Slice<'_, f32>) -> Params {
     }
 }
 
-/// Whether quads of rows of `width` values can be moved 16 bytes at a time.
+/// Whether rows of `width` values can be moved in quads of 16 bytes.
 fn aligned(width: usize, pointers: &[u64]) -> u32 {
     u32::from(width.is_multiple_of(QUAD) && pointers.iter().all(|ptr| ptr.is_multiple_of(16)))
 }
@@ -170,7 +170,7 @@ fn launch_flat(gpu: &Gpu, kernel: &'static str, params: Params) -> Result<(), Gp
     launch(gpu, kernel, grid, params)
 }
 
-/// Blocks of their own for each row.
+/// Launches a kernel with separate blocks for each row.
 fn by_rows(
     gpu: &Gpu,
     kernel: &'static str,

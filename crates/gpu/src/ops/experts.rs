@@ -1,5 +1,5 @@
-//! Products of the rows of each expert of a mixture with that expert's matrix (`kernels/format/expert_matvec.hip`,
-//! `kernels/format/expert_matmul.hip`).
+//! GEMV and GEMM of MoE layers: multiplies the rows of each expert with that expert's matrix
+//! (`kernels/format/expert_matvec.hip`, `kernels/format/expert_matmul.hip`).
 
 use super::elementwise::gated_activation;
 use super::formats::{format_module, warp_size};
@@ -13,13 +13,13 @@ use crate::memory::Slice;
 use crate::operands::{ActForm, Activation, Acts, ExpertMatrices, OutMode};
 use crate::variant::Variant;
 
-/// With more rows than this for each expert, large tiles are mostly full.
-const ROWS_OF_LARGE: usize = 64;
+/// Above this many rows per expert, large tiles are mostly full.
+const LARGE_TILE_ROWS: usize = 64;
 
-/// Two products that meet in a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`.
+/// Two products combined by a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`.
 #[derive(Clone, Copy)]
 pub struct ExpertGated<'a> {
-    /// Gate and up, of one shape and any formats.
+    /// Gate and up, of the same shape and of any formats.
     pub matrices: [ExpertMatrices<'a>; 2],
     pub activation: Activation,
     /// `[n_tokens * n_used, n_out]`.
@@ -28,28 +28,28 @@ pub struct ExpertGated<'a> {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct OfExperts<P> {
+struct ExpertParams<P> {
     product: P,
     tiles: u64,
     expert_bytes: u64,
 }
 
-const _: () = assert!(size_of::<OfExperts<MatvecParams>>() == 192);
-const _: () = assert!(size_of::<OfExperts<MatmulParams>>() == 88);
+const _: () = assert!(size_of::<ExpertParams<MatvecParams>>() == 192);
+const _: () = assert!(size_of::<ExpertParams<MatmulParams>>() == 88);
 
 // SAFETY: as `ExpertMatvecParams` in expert_matvec.hip.
-unsafe impl Params for OfExperts<MatvecParams> {}
+unsafe impl Params for ExpertParams<MatvecParams> {}
 // SAFETY: as `ExpertMatmulParams` in expert_matmul.hip.
-unsafe impl Params for OfExperts<MatmulParams> {}
+unsafe impl Params for ExpertParams<MatmulParams> {}
 
-/// `out[row] = x[row] * matrix of the row's expert`, `out` [n_tokens * n_used, n_out]. Rows that no choice has keep what is
-/// there.
+/// `out[row] = x[row] * matrix of the row's expert`, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
+/// values.
 ///
 /// # Errors
-/// If there are no kernels for the format, or the launch fails.
+/// [`GpuError::Format`] for formats without kernels; errors of the launch.
 ///
 /// # Panics
-/// If the shapes do not fit together, or `x` has not the form for these weights.
+/// If the shapes do not match, or `x` does not have the form that the weights take.
 pub fn expert_products(
     gpu: &Gpu,
     x: &Acts<'_>,
@@ -58,26 +58,26 @@ pub fn expert_products(
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     check(x, routing, matrices, out);
-    match is_for_few(gpu, routing) {
+    match uses_gemv(gpu, routing) {
         true => matvec(gpu, x, routing, &[(matrices, Mode::Store)], out),
         false => matmul(gpu, x, routing, matrices, out),
     }
 }
 
-/// Both products and the gate: for few rows in one launch if both matrices have the same format, else in two. `beside` has
-/// room for another output, of which nothing is kept.
+/// Computes both products and the gate: by GEMV in one launch if both matrices have the same format, else in two
+/// launches. `scratch` has room for a second output.
 ///
 /// # Errors
 /// As [`expert_products`].
 ///
 /// # Panics
-/// As [`expert_products`], if the matrices have different shapes, or `beside` is shorter than the output.
+/// As [`expert_products`]; also if the matrices have different shapes, or `scratch` is shorter than the output.
 pub fn expert_gated_products(
     gpu: &Gpu,
     x: &Acts<'_>,
     routing: &Routing<'_>,
     gated: &ExpertGated<'_>,
-    beside: Slice<'_, f32>,
+    scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let ExpertGated {
         matrices: [gate, up],
@@ -86,11 +86,11 @@ pub fn expert_gated_products(
     } = *gated;
     check(x, routing, &gate, out);
     check(x, routing, &up, out);
-    if !is_for_few(gpu, routing) {
-        let beside = beside.part(0..out.len());
+    if !uses_gemv(gpu, routing) {
+        let scratch = scratch.part(0..out.len());
         matmul(gpu, x, routing, &gate, out)?;
-        matmul(gpu, x, routing, &up, beside)?;
-        return gated_activation(gpu, activation, out, beside, out);
+        matmul(gpu, x, routing, &up, scratch)?;
+        return gated_activation(gpu, activation, out, scratch, out);
     }
     let jobs = [(&gate, activation.into()), (&up, Mode::Store)];
     if gate.ty == up.ty {
@@ -100,8 +100,8 @@ pub fn expert_gated_products(
     matvec(gpu, x, routing, &[(&up, activation.into())], out)
 }
 
-/// Whether experts have so few rows that reading their weights is all the work.
-fn is_for_few(gpu: &Gpu, routing: &Routing<'_>) -> bool {
+/// Whether experts have so few rows that GEMV is faster: reading the weights dominates.
+fn uses_gemv(gpu: &Gpu, routing: &Routing<'_>) -> bool {
     let few = routing.n_tokens <= MAX_ROWS || routing.max_rows() <= routing.n_experts;
     few && !gpu.takes(Variant::ProductsMatmul) || gpu.takes(Variant::ProductsMatvec)
 }
@@ -114,19 +114,19 @@ fn check(x: &Acts<'_>, routing: &Routing<'_>, matrices: &ExpertMatrices<'_>, out
         n_in,
         ..
     } = *matrices;
-    assert!(n_out > 0 && n_in > 0, "a matrix has rows and columns");
-    assert_eq!(n_experts, routing.n_experts, "a matrix for each expert");
+    assert!(n_out > 0 && n_in > 0, "the matrix is empty");
+    assert_eq!(n_experts, routing.n_experts, "one matrix per expert");
     assert_eq!(
         (x.form, x.width),
         (ActForm::of(ty), n_in),
-        "activations as {} weights take them",
+        "form and width of activations for {} weights",
         ty.name()
     );
-    assert_eq!(x.n_rows, routing.max_rows(), "a row for each choice");
+    assert_eq!(x.n_rows, routing.max_rows(), "one row per choice");
     assert_eq!(out.len(), x.n_rows * n_out, "[n_rows, n_out]");
 }
 
-/// One matrix, or gate and up.
+/// GEMV with one matrix, or with gate and up.
 fn matvec(
     gpu: &Gpu,
     x: &Acts<'_>,
@@ -151,18 +151,21 @@ fn matvec(
         turns_log: 0,
     });
     let jobs: Vec<Job> = jobs.collect();
-    let gated = jobs.len() == 2;
-    // The experts of a token are distinct.
+    let (product, rows_of_wave) = match jobs[..] {
+        [gate, up] => (MatvecParams::gated(x, &[gate, up]), 1),
+        _ => (MatvecParams::independent(x, &jobs), 2),
+    };
+    // The experts of a token are distinct, so each has one row.
     let kernel = match routing.n_tokens {
         1 => "expert_matvec_1",
         _ => "expert_matvec_4",
     };
-    let params = OfExperts {
-        product: MatvecParams::new(x, &jobs, gated),
+    let params = ExpertParams {
+        product,
         tiles: routing.tiles[0].ptr(),
         expert_bytes: matrices[0].0.expert_bytes() as u64,
     };
-    let rows_of_block = n_waves / split * if gated { 1 } else { 2 };
+    let rows_of_block = n_waves / split * rows_of_wave;
     let n_blocks = first.n_out.div_ceil(rows_of_block);
     let grid = [routing.tiles[0].len() as u32, n_blocks as u32, 1];
     let module = format_module!("expert_matvec", first.ty)?;
@@ -177,7 +180,7 @@ fn matmul(
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let module = format_module!("expert_matmul", matrices.ty)?;
-    let is_large = routing.max_rows() > ROWS_OF_LARGE * routing.n_experts;
+    let is_large = routing.max_rows() > LARGE_TILE_ROWS * routing.n_experts;
     let is_large = is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
     let [kernel, rows] = match is_large {
         true => ["expert_matmul_large", "large_rows"],
@@ -185,14 +188,14 @@ fn matmul(
     };
     let rows = gpu.constant(module, rows)? as usize;
     let kind = TILE_ROWS.iter().position(|&of_kind| of_kind == rows);
-    let tiles = routing.tiles[kind.expect("there are tiles of the kernel's size")];
+    let tiles = routing.tiles[kind.expect("the kernel's tile size is in TILE_ROWS")];
     let product = Product {
         matrix: matrices.matrix(0),
         bias: None,
         mode: OutMode::Store,
         out,
     };
-    let params = OfExperts {
+    let params = ExpertParams {
         product: MatmulParams::new(x, &product),
         tiles: tiles.ptr(),
         expert_bytes: matrices.expert_bytes() as u64,

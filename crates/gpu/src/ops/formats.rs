@@ -1,4 +1,4 @@
-//! The weight formats that kernels are compiled for, one module for each (`kernels/format`).
+//! The weight formats that kernels are compiled for, one module per format (`kernels/format`).
 
 use rocmforge_gguf::GgmlType;
 
@@ -6,7 +6,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::operands::ActForm;
 
-/// The module of a kernel file of `kernels/format` for a type, if there is one.
+/// The module name of a kernel file in `kernels/format` for a type, or [`GpuError::Format`].
 macro_rules! format_module {
     ($kernel:literal, $ty:expr) => {
         $crate::ops::formats::format_module!(@match $kernel, $ty,
@@ -21,14 +21,13 @@ macro_rules! format_module {
 }
 pub(crate) use format_module;
 
-/// # Errors
-/// If there are no kernels for weights of this type.
+/// Fails with [`GpuError::Format`] if weights of this type have no kernels.
 pub(crate) fn check_format(ty: GgmlType) -> Result<(), GpuError> {
     format_module!("rows", ty).map(|_: &str| ())
 }
 
 impl ActForm {
-    /// What weights of this type are multiplied with.
+    /// Returns the form of activations that weights of this type are multiplied with.
     pub fn of(weights: GgmlType) -> ActForm {
         match weights.block_len() {
             1 => ActForm::F32,
@@ -38,7 +37,7 @@ impl ActForm {
     }
 }
 
-/// Values of a row that one thread takes at a time: `CHUNK` in `kernels/quant.h`.
+/// Values of a row that one thread handles at a time: `CHUNK` in `kernels/quant.h`.
 pub(crate) fn chunk_len(ty: GgmlType) -> usize {
     match ty.block_len() {
         1 => 16 / ty.block_bytes(),
@@ -46,12 +45,12 @@ pub(crate) fn chunk_len(ty: GgmlType) -> usize {
     }
 }
 
-/// Chunks of a row of `n_in` values; rows are filled up to whole units of 32 values.
+/// Chunks of a row of `n_in` values. Rows are padded to a multiple of 32 values.
 pub(crate) fn n_chunks(ty: GgmlType, n_in: usize) -> usize {
     n_in.next_multiple_of(32) / chunk_len(ty)
 }
 
-/// Threads of a wave: `WARP_SIZE` in `kernels/gpu.h`.
+/// Threads per wave: `WARP_SIZE` in `kernels/gpu.h`.
 pub(crate) fn warp_size(gpu: &Gpu) -> usize {
     match gpu.target() {
         "host-cdna" => 64,

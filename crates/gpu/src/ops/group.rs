@@ -1,21 +1,21 @@
-//! Launches of many operations at once (`kernels/group.h`): products that each have weights, activations and an output of
-//! their own, and the conversions of those activations. What an operation does is an entry of a table in device memory.
+//! Grouped launches (`kernels/group.h`): many products in one launch, each with its own weights, activations and
+//! output, and the conversions of those activations. Each operation is an entry of a table in device memory.
 
 use zerocopy::{Immutable, IntoBytes};
 
 use super::formats::format_module;
 use super::matvec::{Job, MAX_ROWS, Product, THREADS, Waves, operand};
-use super::norm::{ActsOut, OCTET, acts_len, acts_out, aligned, n_values};
+use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len, n_values};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::memory::Slice;
 use crate::operands::{ActForm, Acts};
 
-/// Tables start at multiples of this many bytes.
+/// Alignment of tables in bytes.
 const TABLE_ALIGN: usize = 16;
 
-/// Activations and the form of 8 bits that they go to.
+/// Activations and the 8-bit form they are converted to.
 #[derive(Clone, Copy)]
 pub(crate) struct Conversion<'a> {
     /// `[n_rows, width]`.
@@ -23,12 +23,12 @@ pub(crate) struct Conversion<'a> {
     pub(crate) out: Acts<'a>,
 }
 
-/// A product of a group, with activations of its own.
+/// A product of a group, with its own activations.
 #[derive(Clone, Copy)]
 pub(crate) struct GroupedProduct<'a> {
     pub(crate) x: Acts<'a>,
     pub(crate) product: Product<'a>,
-    /// Its place among the times of [`Group::launch`].
+    /// Index in the times of [`Group::launch`].
     pub(crate) timed: usize,
 }
 
@@ -73,7 +73,7 @@ const _: () = assert!(size_of::<GroupParams>() == 32);
 // SAFETY: as `GroupParams` in group.h.
 unsafe impl Params for GroupParams {}
 
-/// A kernel, its blocks, and where in the tables its operations are.
+/// A kernel, its number of blocks, and the offsets of its operations in the tables.
 struct GroupLaunch {
     function: (&'static str, &'static str),
     n_blocks: u32,
@@ -82,7 +82,7 @@ struct GroupLaunch {
     ops: usize,
 }
 
-/// Launches of many operations, as they are collected; then their tables, which go to the device before they are run.
+/// Collects launches of many operations and builds their tables. The tables must be uploaded before the launches run.
 #[derive(Default)]
 pub(crate) struct Group {
     tables: Vec<u8>,
@@ -90,7 +90,8 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// No less than the tables' bytes, for that many conversions and for products of these numbers of rows.
+    /// Returns an upper bound of the tables' bytes for `n_conversions` conversions and for products with these numbers
+    /// of rows.
     pub(crate) fn max_bytes(n_conversions: usize, n_rows: impl Iterator<Item = usize>) -> usize {
         let parts: usize = n_rows.map(|n_rows| n_rows.div_ceil(MAX_ROWS)).sum();
         let product = size_of::<u32>() + size_of::<ProductEntry>() + 2 * TABLE_ALIGN;
@@ -98,10 +99,10 @@ impl Group {
         parts * product + n_conversions * conversion
     }
 
-    /// Adds the launch of all these conversions.
+    /// Adds one launch for all these conversions.
     ///
     /// # Panics
-    /// If a shape does not fit, or a form is f32.
+    /// If a shape does not match, or a form is f32.
     pub(crate) fn convert(&mut self, gpu: &Gpu, conversions: &[Conversion<'_>]) {
         if conversions.is_empty() {
             return;
@@ -109,8 +110,8 @@ impl Group {
         let mut first_blocks = Vec::with_capacity(conversions.len());
         let mut n_blocks = 0u32;
         let entry = |Conversion { x, out }: &Conversion<'_>| {
-            let n = acts_len(out);
-            assert_eq!(x.len(), n, "out has the shape of x");
+            let n = checked_len(out);
+            assert_eq!(x.len(), n, "x and out differ in length");
             first_blocks.push(n_blocks);
             let entry = ConversionEntry {
                 x: x.ptr(),
@@ -136,14 +137,14 @@ impl Group {
         );
     }
 
-    /// Adds the products, in one launch for each format of weights among them. More than [`MAX_ROWS`] rows are several
-    /// parts of that launch. An output has the bits that [`super::matvec`] gives.
+    /// Adds the products, with one launch per weight format. Products of more than [`MAX_ROWS`] rows are split into
+    /// several parts of that launch. Outputs have the same bits as [`super::matvec`].
     ///
     /// # Errors
-    /// If a format has no kernels.
+    /// [`GpuError::Format`] for formats without kernels.
     ///
     /// # Panics
-    /// If a shape does not fit.
+    /// If a shape does not match.
     pub(crate) fn multiply(
         &mut self,
         gpu: &Gpu,
@@ -214,7 +215,7 @@ impl Group {
         at
     }
 
-    /// What [`Group::launch`] expects on the device.
+    /// Returns the tables that [`Group::launch`] expects on the device.
     pub(crate) fn tables(&self) -> &[u8] {
         &self.tables
     }
@@ -223,18 +224,23 @@ impl Group {
         self.launches.len()
     }
 
-    /// Queues the launches. `times` `[2, n_timed]` gets when the blocks of an operation began and ended, on the clock of
-    /// the device: the first half has all bits set before, the second none.
+    /// Queues the launches. `times` `[2, n_timed]` gets the start and end time of the blocks of each operation, by the
+    /// device's clock. Before the launch, all bits of the first half must be set, and all bits of the second half
+    /// clear.
     ///
     /// # Panics
-    /// If `tables` are others.
+    /// If `tables` has another length.
     pub(crate) fn launch(
         &self,
         gpu: &Gpu,
         tables: Slice<'_, u8>,
         times: Slice<'_, u64>,
     ) -> Result<(), GpuError> {
-        assert_eq!(tables.len(), self.tables.len(), "the group's tables");
+        assert_eq!(
+            tables.len(),
+            self.tables.len(),
+            "length of the group's tables"
+        );
         self.launches.iter().try_for_each(|launch| {
             let params = GroupParams {
                 first_blocks: tables.ptr() + launch.first_blocks as u64,

@@ -1,4 +1,4 @@
-//! Cached tokens that move to other slots, and keys that take lower positions (`kernels/kv/kv_move.hip`).
+//! Context shifting: moves cached tokens to other slots and rotates keys to lower positions (`kernels/kv/kv_move.hip`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -12,10 +12,10 @@ use crate::memory::Slice;
 
 const THREADS: u32 = 256;
 
-/// Heads of tokens that a block moves.
+/// Heads per block.
 const TEAMS: usize = 8;
 
-/// Tokens that follow each other in the cache, and the slots they go to. Neither side leaves its block.
+/// Consecutive tokens in the cache and the slots they move to. Neither range crosses a cache block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 pub struct SlotRun {
@@ -24,21 +24,21 @@ pub struct SlotRun {
     pub n_tokens: u32,
 }
 
-/// Runs in no order: none reads a slot that another writes.
+/// Runs to move in any order: no run reads a slot that another writes.
 #[derive(Clone, Copy)]
 pub struct KvMoves<'a> {
-    /// First those that keep their positions.
+    /// Runs whose tokens keep their positions come first.
     pub runs: Slice<'a, SlotRun>,
     pub n_copied: usize,
-    /// How many positions lower the others are.
+    /// By how many positions the other runs move back.
     pub back_by: u32,
 }
 
-/// How the keys of a layer were rotated.
+/// The rotation of a layer's cached keys.
 #[derive(Clone, Copy)]
 pub struct KeyTurn<'a> {
     pub rotation: Rotation<'a>,
-    /// Factor on all of the table.
+    /// Factor on all values of the table.
     pub magnitude: f32,
 }
 
@@ -66,19 +66,19 @@ const _: () = assert!(size_of::<KvMoveParams>() == 88);
 // SAFETY: as `KvMoveParams` in kv_move.hip.
 unsafe impl Params for KvMoveParams {}
 
-/// Whether tokens of a cache of this shape can be moved.
+/// Checks that tokens can be moved in a cache of this shape.
 pub(crate) fn check_move(shape: &KvShape) -> Result<(), Limit> {
     let most = MAX_GRID * TEAMS / 2 / shape.page;
     Limit::check(shape.n_kv_heads <= most, shape.n_kv_heads, || {
-        format!("at most {most} heads of keys")
+        format!("at most {most} KV heads")
     })
 }
 
-/// Moves keys and values of a layer. Keys that take lower positions turn as `turn` says; without it they do not depend on
-/// their positions. Runs beyond the cache move nothing.
+/// Moves keys and values of a layer. Keys that move to lower positions are rotated back by `turn`; without it, keys do
+/// not depend on positions. Runs outside the cache move nothing.
 ///
 /// # Panics
-/// If `back_by` is beyond the table, or shapes do not fit together.
+/// If `back_by` exceeds the table, or shapes do not match.
 pub fn kv_move(
     gpu: &Gpu,
     layer: &KvLayer<'_>,
@@ -119,11 +119,11 @@ pub fn kv_move(
         } = turn.rotation;
         assert!(
             n_rot.is_multiple_of(2) && n_rot <= k_dim,
-            "{n_rot} of {k_dim} values turn"
+            "{n_rot} of {k_dim} values rotated"
         );
         assert!(
             (moves.back_by as usize + 1) * n_rot <= table.len(),
-            "an angle for {} positions",
+            "the table has no angle for {} positions",
             moves.back_by
         );
         params.table = table.ptr();

@@ -1,4 +1,4 @@
-//! Products of many rows (`kernels/format/matmul.hip`).
+//! GEMM: products with many rows of activations (`kernels/format/matmul.hip`).
 
 use super::formats::format_module;
 use super::matvec::Product;
@@ -6,25 +6,23 @@ use super::rows::Weights;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
+use crate::limit::MAX_GRID;
 use crate::operands::{ActForm, Acts, Matrix, OutMode};
 use crate::tuning::{BlockOrder, Choice, Shape};
 use crate::variant::Variant;
 
-/// With fewer blocks than this the large tiles leave most of a device idle.
+/// With fewer blocks than this, large tiles leave most of a device idle.
 const FEW_BLOCKS: usize = 128;
 
-/// Up to so many rows the large tiles would mostly compute rows that there are not.
+/// Up to this many rows, large tiles would mostly compute padding rows.
 const FEW_ROWS: usize = 64;
 
-/// Blocks that a grid can have in its second and third direction.
-const MAX_DOWN: u32 = 65_535;
-
-/// How much of the output a block of threads computes.
+/// The output tile of a block of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatmulTiles {
-    /// The fewest loads for each product.
+    /// The fewest loads per product.
     Large,
-    /// More blocks, whose waves also share the columns of the weights.
+    /// More blocks, whose waves also split the columns of the weights.
     Small,
 }
 
@@ -36,7 +34,7 @@ impl MatmulTiles {
         }
     }
 
-    /// Blocks over outputs and rows.
+    /// Returns the number of blocks across outputs and across rows.
     fn grid(
         self,
         gpu: &Gpu,
@@ -63,7 +61,7 @@ pub(super) struct MatmulParams {
     flags: u32,
 }
 
-/// `ADD` and `ROWS_FIRST` in matmul.h.
+/// Flags `ADD` and `ROWS_FIRST` in matmul.h.
 const ADD: u32 = 1;
 const ROWS_FIRST: u32 = 2;
 
@@ -80,7 +78,7 @@ impl MatmulParams {
             x: x.values.ptr(),
             bias: product.bias.map_or(0, |bias| bias.ptr()),
             out: product.out.ptr(),
-            n_rows: u32::try_from(x.n_rows).expect("rows are counted in 32 bits"),
+            n_rows: u32::try_from(x.n_rows).expect("the number of rows fits 32 bits"),
             flags: match product.mode {
                 OutMode::Store => 0,
                 OutMode::Add => ADD,
@@ -92,14 +90,14 @@ impl MatmulParams {
 // SAFETY: as `MatmulParams` in matmul.h.
 unsafe impl Params for MatmulParams {}
 
-/// `out[row, o] (+)= sum_i x[row, i] w[o, i] + bias[o]`, out `[n_rows, n_out]`, for any number of rows. The bits of the
-/// result depend on the shapes and the values alone.
+/// `out[row, o] (+)= sum_i x[row, i] w[o, i] + bias[o]`, out `[n_rows, n_out]`, for any number of rows. The result's
+/// bits depend only on the shapes and the values.
 ///
 /// # Errors
-/// If there are no kernels for the weights' type, or the launch fails.
+/// [`GpuError::Format`] for types without kernels; errors of the launch.
 ///
 /// # Panics
-/// If a shape does not fit, or `x` has not the form for these weights.
+/// If a shape does not match, or `x` does not have the form that the weights take.
 pub fn matmul(gpu: &Gpu, x: &Acts<'_>, product: &Product<'_>) -> Result<(), GpuError> {
     let module = format_module!("matmul", product.matrix.ty)?;
     let [across, down] = MatmulTiles::Large.grid(gpu, module, [product.matrix.n_out, x.n_rows])?;
@@ -112,7 +110,7 @@ pub fn matmul(gpu: &Gpu, x: &Acts<'_>, product: &Product<'_>) -> Result<(), GpuE
     matmul_tiled(gpu, tiles, x, product)
 }
 
-/// [`matmul`] by a kernel of the caller's choice.
+/// [`matmul`] with tiles chosen by the caller.
 ///
 /// # Errors
 /// As [`matmul`].
@@ -128,12 +126,16 @@ pub fn matmul_tiled(
     let Product {
         matrix, bias, out, ..
     } = product;
-    assert_eq!(x.form, ActForm::of(matrix.ty), "the form for these weights");
-    assert_eq!(x.width, matrix.n_in, "as many values as columns");
+    assert_eq!(
+        x.form,
+        ActForm::of(matrix.ty),
+        "form of activations for these weights"
+    );
+    assert_eq!(x.width, matrix.n_in, "width of activations");
     assert_eq!(out.len(), x.n_rows * matrix.n_out, "[n_rows, n_out]");
     assert!(
         bias.is_none_or(|bias| bias.len() == matrix.n_out),
-        "a bias for each output"
+        "one bias per output"
     );
     if out.is_empty() {
         return Ok(());
@@ -144,14 +146,14 @@ pub fn matmul_tiled(
     let mut params = MatmulParams::new(x, product);
     let n_threads = gpu.constant(module, "n_threads")?;
     let [mut across, mut down] = grid.map(|n| n as u32);
-    if is_rows_first(gpu, matrix, x.n_rows) && across <= MAX_DOWN {
+    if is_rows_first(gpu, matrix, x.n_rows) && across as usize <= MAX_GRID {
         params.flags |= ROWS_FIRST;
         (across, down) = (down, across);
     }
     gpu.launch_alone((module, kernel), [across, down, 1], n_threads, &params)
 }
 
-/// Whether that order was measured to be the faster.
+/// Whether this order was measured to be faster.
 fn is_rows_first(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> bool {
     let order = BlockOrder::RowsFirst;
     gpu.tuned(|| shape(matrix, n_rows)) == Some(Choice::Matmul { order })
@@ -166,8 +168,8 @@ fn shape(matrix: &Matrix<'_>, n_rows: usize) -> Shape {
     }
 }
 
-/// The shape of [`matmul`]'s launch, and the ways to make it, the usual one first.
-pub(crate) fn ways_of_many(matrix: &Matrix<'_>, n_rows: usize) -> (Shape, Vec<Choice>) {
+/// Returns the shape of [`matmul`]'s launch and its candidate choices, the default first.
+pub(crate) fn matmul_choices(matrix: &Matrix<'_>, n_rows: usize) -> (Shape, Vec<Choice>) {
     let orders = [BlockOrder::OutputsFirst, BlockOrder::RowsFirst];
     let ways = orders.map(|order| Choice::Matmul { order });
     (shape(matrix, n_rows), ways.to_vec())

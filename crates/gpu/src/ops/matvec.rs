@@ -1,4 +1,4 @@
-//! Products of weights with a few rows of activations (`kernels/format/matvec.hip`).
+//! GEMV: products with few rows of activations (`kernels/format/matvec.hip`).
 
 use rocmforge_gguf::GgmlType;
 use zerocopy::{Immutable, IntoBytes};
@@ -13,19 +13,19 @@ use crate::operands::{ActForm, Activation, Acts, Matrix, OutMode};
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
-/// The most rows of activations that [`matvec`] takes.
+/// Maximum number of rows of activations for [`matvec`].
 pub const MAX_ROWS: usize = 8;
 
-/// The most matrices that [`matvec`] takes.
+/// Maximum number of matrices in one launch.
 pub(super) const MAX_JOBS: usize = 3;
 
-/// Threads of a block.
+/// Threads per block.
 pub(super) const THREADS: u32 = 256;
 
-/// Waves that are enough to keep the memory of any GPU busy. A matrix with fewer rows has several waves for each.
+/// Enough waves to keep the memory of any GPU busy. Rows of matrices with fewer rows are shared by several waves.
 const ENOUGH_WAVES: usize = 4096;
 
-/// A product `out = x * matrix + bias` that is stored or added.
+/// A product `out = x * matrix + bias`, stored or added.
 #[derive(Clone, Copy)]
 pub struct Product<'a> {
     pub matrix: Matrix<'a>,
@@ -36,10 +36,10 @@ pub struct Product<'a> {
     pub out: Slice<'a, f32>,
 }
 
-/// Two products that meet in a gate, `out = activation(x * gate + biases[0]) * (x * up + biases[1])`.
+/// Two products combined by a gate, `out = activation(x * gate + biases[0]) * (x * up + biases[1])`.
 #[derive(Clone, Copy)]
 pub struct Gated<'a> {
-    /// Gate and up, of one shape and any formats.
+    /// Gate and up, of the same shape and of any formats.
     pub matrices: [Matrix<'a>; 2],
     /// `[n_out]` each.
     pub biases: [Option<Slice<'a, f32>>; 2],
@@ -48,7 +48,7 @@ pub struct Gated<'a> {
     pub out: Slice<'a, f32>,
 }
 
-/// What becomes of a product: `Mode` in matvec.hip.
+/// What happens to the result of a product: `Mode` in matvec.h.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub(super) enum Mode {
@@ -76,7 +76,7 @@ impl From<Activation> for Mode {
     }
 }
 
-/// A product as kernels read it (`Job` in matvec.hip).
+/// A product as kernels read it (`Job` in matvec.h).
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(super) struct Job {
@@ -89,32 +89,31 @@ pub(super) struct Job {
     pub(super) turns_log: u32,
 }
 
-/// What the waves of a product take.
+/// How rows of weights are distributed to waves.
 #[derive(Clone, Copy)]
 pub(super) struct Waves {
-    /// Rows of weights of each at a time.
+    /// Weight rows per wave at a time.
     pub(super) rows: usize,
-    /// How many share a row at most, a power of two; a kernel that is not one of turns has as many as there are virtual
-    /// ones.
-    pub(super) most_of_row: usize,
+    /// Maximum number of waves that share a row, a power of two. Only kernels with turns may have fewer than the
+    /// virtual waves.
+    pub(super) max_split: usize,
 }
 
 impl Waves {
-    /// As many for a row as there are virtual ones.
+    /// Waves with `rows` weight rows each; all virtual waves of a row are waves of the device.
     pub(super) const fn of_rows(rows: usize) -> Waves {
         Waves {
             rows,
-            most_of_row: usize::MAX,
+            max_split: usize::MAX,
         }
     }
 }
 
 impl Job {
-    /// The product of `x` with rows of weights, as `waves` take them, in blocks from `first_block` on; and how many blocks
-    /// it has.
+    /// Returns the product of `x` with a matrix, with blocks from `first_block` on, and its number of blocks.
     ///
     /// # Panics
-    /// If a shape does not fit.
+    /// If a shape does not match.
     pub(super) fn new(
         gpu: &Gpu,
         x: &Acts<'_>,
@@ -128,21 +127,18 @@ impl Job {
         assert_eq!(
             (x.form, x.width),
             (ActForm::of(matrix.ty), matrix.n_in),
-            "activations as {} weights take them",
+            "form and width of activations for {} weights",
             matrix.ty.name()
         );
-        assert!(
-            matrix.n_in > 0 && matrix.n_out > 0,
-            "a matrix has rows and columns"
-        );
-        assert_eq!(out.len(), x.n_rows * matrix.n_out, "out [n_rows, n_out]");
+        assert!(matrix.n_in > 0 && matrix.n_out > 0, "the matrix is empty");
+        assert_eq!(out.len(), x.n_rows * matrix.n_out, "out is [n_rows, n_out]");
         assert!(
             bias.is_none_or(|bias| bias.len() == matrix.n_out),
-            "bias [n_out]"
+            "bias is [n_out]"
         );
         let n_waves = THREADS as usize / warp_size(gpu);
         let split = virtual_split(gpu, matrix);
-        let waves_of_row = split.min(waves.most_of_row);
+        let waves_of_row = split.min(waves.max_split);
         let n_blocks = matrix.n_out.div_ceil(n_waves / waves_of_row * waves.rows);
         let job = Job {
             weights: matrix.into(),
@@ -153,7 +149,7 @@ impl Job {
             mode: Mode::from(product.mode) as u32,
             turns_log: (split / waves_of_row).ilog2(),
         };
-        let n_blocks = u32::try_from(n_blocks).expect("blocks are counted in 32 bits");
+        let n_blocks = u32::try_from(n_blocks).expect("the number of blocks fits 32 bits");
         (job, n_blocks)
     }
 }
@@ -170,9 +166,9 @@ pub(super) struct MatvecParams {
 }
 
 impl MatvecParams {
-    /// At most [`MAX_JOBS`] jobs, or the two of a gate, on the rows of `x`.
-    pub(super) fn new(x: &Acts<'_>, jobs: &[Job], gated: bool) -> MatvecParams {
-        // What is not there begins after the last block.
+    /// Parameters of up to [`MAX_JOBS`] independent products of the rows of `x`.
+    pub(super) fn independent(x: &Acts<'_>, jobs: &[Job]) -> MatvecParams {
+        // Unused jobs begin after the last block.
         let after = Job {
             first_block: u32::MAX,
             ..jobs[0]
@@ -183,29 +179,37 @@ impl MatvecParams {
             x: operand(x),
             scales: x.scales.ptr(),
             sums: x.sums.ptr(),
-            n_rows: u32::try_from(x.n_rows).expect("rows are counted in 32 bits"),
-            gated: u32::from(gated),
+            n_rows: u32::try_from(x.n_rows).expect("the number of rows fits 32 bits"),
+            gated: 0,
             jobs: all,
+        }
+    }
+
+    /// Parameters of the products gate and up, whose results are combined.
+    pub(super) fn gated(x: &Acts<'_>, gate_up: &[Job; 2]) -> MatvecParams {
+        MatvecParams {
+            gated: 1,
+            ..MatvecParams::independent(x, gate_up)
         }
     }
 }
 
 const _: () = assert!(size_of::<Job>() == 48 && size_of::<MatvecParams>() == 176);
 
-// SAFETY: as `MatvecParams` in matvec.hip.
+// SAFETY: as `MatvecParams` in matvec.h.
 unsafe impl Params for MatvecParams {}
 
-/// Multiplies the rows of `x` with each matrix, in one launch for each format among them. A row of `out` has the same
-/// bits whatever the number of rows and the other products.
+/// Multiplies the rows of `x` with each matrix, in one launch per weight format. The bits of an output row do not
+/// depend on the number of rows or on the other products.
 ///
 /// # Errors
-/// If a format has no kernels, or a launch fails.
+/// [`GpuError::Format`] for formats without kernels; errors of a launch.
 ///
 /// # Panics
-/// If `x` has more than [`MAX_ROWS`] rows or another form or width than a matrix is multiplied with, if there are more
-/// than three products, or if a bias or output has another shape.
+/// If `x` has more than [`MAX_ROWS`] rows, or not the form or width that a matrix takes; if there are more than three
+/// products; or if a bias or output has another shape.
 pub fn matvec(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
-    assert!(products.len() <= MAX_JOBS, "at most three products");
+    assert!(products.len() <= MAX_JOBS, "more than three products");
     for (i, product) in products.iter().enumerate() {
         let ty = product.matrix.ty;
         if products[..i].iter().any(|other| other.matrix.ty == ty) {
@@ -218,19 +222,19 @@ pub fn matvec(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), G
     Ok(())
 }
 
-/// Both products and the gate, in one launch if both matrices have the same format, else in two.
+/// Computes both products and the gate, in one launch if both matrices have the same format, else in two.
 ///
 /// # Errors
 /// As [`matvec`].
 ///
 /// # Panics
-/// As [`matvec`], and if the matrices have different shapes.
+/// As [`matvec`]; also if the matrices have different shapes.
 pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), GpuError> {
     let [gate, up] = gated.matrices;
     assert_eq!(
         (gate.n_out, gate.n_in),
         (up.n_out, up.n_in),
-        "gate and up have one shape"
+        "gate and up differ in shape"
     );
     let [gate, up] =
         [(gate, gated.biases[0]), (up, gated.biases[1])].map(|(matrix, bias)| Product {
@@ -247,11 +251,11 @@ pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), Gp
     launch(gpu, x, &[(up.0, gated.activation.into())])
 }
 
-/// Launches products with matrices of one format, one after the other's blocks.
+/// Launches products with matrices of one format. Their blocks follow one another.
 fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(), GpuError> {
     let (kernel, waves) = match x.n_rows {
-        1 => kernel_of_one(gpu, products),
-        n_rows => (kernel_of(n_rows), Waves::of_rows(2)),
+        1 => single_row_kernel(gpu, products),
+        n_rows => (multi_row_kernel(n_rows), Waves::of_rows(2)),
     };
     let (mut jobs, mut n_blocks) = (Vec::with_capacity(MAX_JOBS), 0);
     for (product, mode) in products {
@@ -260,11 +264,11 @@ fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(
         jobs.push(Job { mode, ..job });
         n_blocks += n;
     }
-    let params = MatvecParams::new(x, &jobs, false);
+    let params = MatvecParams::independent(x, &jobs);
     run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
 }
 
-/// Launches gate and up, whose waves take a row of each.
+/// Launches gate and up. Each wave takes a row of both.
 fn launch_gated(
     gpu: &Gpu,
     x: &Acts<'_>,
@@ -279,9 +283,9 @@ fn launch_gated(
     });
     let kernel = match x.n_rows {
         1 => "matvec_2_1",
-        n_rows => kernel_of(n_rows),
+        n_rows => multi_row_kernel(n_rows),
     };
-    let params = MatvecParams::new(x, &jobs, true);
+    let params = MatvecParams::gated(x, &jobs);
     run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
 }
 
@@ -291,7 +295,10 @@ fn run(
     n_blocks: u32,
     params: &MatvecParams,
 ) -> Result<(), GpuError> {
-    assert!(params.n_rows as usize <= MAX_ROWS, "rows of activations");
+    assert!(
+        params.n_rows as usize <= MAX_ROWS,
+        "too many rows of activations"
+    );
     if params.n_rows == 0 {
         return Ok(());
     }
@@ -299,8 +306,8 @@ fn run(
     gpu.launch(function, [n_blocks, 1, 1], THREADS, 0, params)
 }
 
-/// The kernel for several rows of activations.
-fn kernel_of(n_rows: usize) -> &'static str {
+/// Returns the kernel for several rows of activations.
+fn multi_row_kernel(n_rows: usize) -> &'static str {
     match n_rows {
         0..=2 => "matvec_2_2",
         3 | 4 => "matvec_2_4",
@@ -308,19 +315,19 @@ fn kernel_of(n_rows: usize) -> &'static str {
     }
 }
 
-/// The kernel for one row of activations, and what its waves take: as measured, else a row.
-fn kernel_of_one(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, Waves) {
+/// Returns the kernel for one row of activations, and its waves: as tuned, else one row per wave.
+fn single_row_kernel(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, Waves) {
     let matrices = || products.iter().map(|(product, _)| product.matrix);
     let most = matrices().map(|matrix| virtual_split(gpu, &matrix)).max();
     match gpu.tuned(|| shape(matrices())) {
         Some(Choice::Matvec { rows: 2, .. }) => ("matvec_2_1", Waves::of_rows(2)),
-        // Without turns the plain kernel does the same.
+        // With as many waves as virtual waves, the plain kernel does the same.
         Some(Choice::Matvec { rows: 1, split })
             if split.is_power_of_two() && Some(split) < most =>
         {
             let waves = Waves {
                 rows: 1,
-                most_of_row: split,
+                max_split: split,
             };
             ("matvec_1_1_turns", waves)
         }
@@ -328,7 +335,7 @@ fn kernel_of_one(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, 
     }
 }
 
-/// That of the product of a row with these matrices.
+/// Returns the tuning shape of a launch of one row with these matrices.
 fn shape<'a>(matrices: impl Iterator<Item = Matrix<'a>>) -> Shape {
     let mut n_out = [0; MAX_JOBS];
     let (mut ty, mut n_in) = (GgmlType::F32, 0);
@@ -338,9 +345,9 @@ fn shape<'a>(matrices: impl Iterator<Item = Matrix<'a>>) -> Shape {
     Shape::Matvec { ty, n_out, n_in }
 }
 
-/// The shape of [`matvec`]'s launch of one row with these matrices of one format, and the ways to make it, the usual one
-/// first.
-pub(crate) fn ways_of_one(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
+/// Returns the shape of [`matvec`]'s launch of one row with these matrices of one format, and its candidate choices,
+/// the default first.
+pub(crate) fn matvec_choices(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
     let most = matrices
         .iter()
         .map(|matrix| virtual_split(gpu, matrix))
@@ -357,7 +364,7 @@ pub(crate) fn ways_of_one(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Cho
     (shape(matrices.iter().copied()), ways)
 }
 
-/// How many virtual waves share a row of a matrix.
+/// Returns how many virtual waves share a row of a matrix.
 fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
     let warp_size = warp_size(gpu);
     match gpu.takes(Variant::SplitsOff) {
@@ -371,7 +378,7 @@ fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
     }
 }
 
-/// Where the kernels find the values or the codes.
+/// Returns the address of the values or codes.
 pub(super) fn operand(x: &Acts<'_>) -> u64 {
     match x.form {
         ActForm::F32 => x.values.ptr(),
@@ -379,10 +386,10 @@ pub(super) fn operand(x: &Acts<'_>) -> u64 {
     }
 }
 
-/// How many virtual waves share a row: a power of two that depends on the matrix, and how many rows like its there are for each
-/// row of activations, alone, so that the order of additions does too.
+/// Returns how many virtual waves share a row, a power of two. `n_rows` counts the weight rows that one row of
+/// activations meets in matrices of this shape. Depends only on the shape, so that the order of additions does too.
 pub(super) fn split(warp_size: usize, n_waves: usize, matrix: &Matrix<'_>, n_rows: usize) -> usize {
-    // Every wave should have a chunk for each lane.
+    // Every lane of every wave should have a chunk.
     let most = (n_chunks(matrix.ty, matrix.n_in) / warp_size).clamp(1, n_waves);
     let mut split = 1;
     while split * 2 <= most && n_rows * split < ENOUGH_WAVES {

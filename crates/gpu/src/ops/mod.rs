@@ -1,4 +1,4 @@
-//! One safe function for each kernel: checks shapes, picks the grid, launches.
+//! One safe function for each operation: checks shapes, picks kernel and grid, launches.
 
 mod argmax;
 mod attention;
@@ -28,9 +28,9 @@ pub(crate) use formats::check_format;
 pub(crate) use group::{Conversion, Group, GroupedProduct};
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
-pub(crate) use matmul::ways_of_many;
+pub(crate) use matmul::matmul_choices;
 pub use matmul::{MatmulTiles, matmul, matmul_tiled};
-pub(crate) use matvec::ways_of_one;
+pub(crate) use matvec::matvec_choices;
 pub use matvec::{Gated, MAX_ROWS, Product, matvec, matvec_gated};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{

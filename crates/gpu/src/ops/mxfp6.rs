@@ -1,22 +1,22 @@
-//! Values of MXFP6 blocks (`kernels/mxfp6.hip`), a format of the library that no GGUF file has.
+//! Dequantizes MXFP6 blocks (`kernels/mxfp6.hip`), a format of this library that no GGUF file uses.
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::memory::Slice;
 
-/// Threads of a block of every kernel here.
+/// Threads per block of every kernel here.
 const THREADS: u32 = 256;
 
 /// Values and bytes of a block.
 const BLOCK: [usize; 2] = [32, 25];
 
-/// What the six bits of a number are.
+/// The layout of the six bits of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mxfp6 {
-    /// Two bits of exponent, three of mantissa.
+    /// Two exponent bits, three mantissa bits.
     E2M3,
-    /// Three bits of exponent, two of mantissa.
+    /// Three exponent bits, two mantissa bits.
     E3M2,
 }
 
@@ -34,13 +34,13 @@ const _: () = assert!(size_of::<Mxfp6Params>() == 24);
 // SAFETY: as `Params` in mxfp6.hip.
 unsafe impl Params for Mxfp6Params {}
 
-/// The values of blocks as `gguf::quant::mxfp6` writes them, out `[32 * blocks]`.
+/// Dequantizes blocks as written by `gguf::quant::mxfp6`, out `[32 * blocks]`.
 ///
 /// # Errors
 /// If the launch fails.
 ///
 /// # Panics
-/// If `blocks` are not whole blocks, or `out` has another length.
+/// If `blocks` is not whole blocks, or `out` has another length.
 pub fn dequantize_mxfp6(
     gpu: &Gpu,
     format: Mxfp6,
@@ -83,14 +83,14 @@ fn launch<T>(
     let [values, bytes] = BLOCK;
     assert!(blocks.len().is_multiple_of(bytes), "whole blocks");
     let n_blocks = blocks.len() / bytes;
-    assert_eq!(out.len(), n_blocks * values, "as many values");
+    assert_eq!(out.len(), n_blocks * values, "one value per code");
     let params = Mxfp6Params {
         blocks: blocks.ptr(),
         out: out.ptr(),
-        n_blocks: u32::try_from(n_blocks).expect("blocks are counted in 32 bits"),
+        n_blocks: u32::try_from(n_blocks).expect("the number of blocks fits 32 bits"),
         _pad: 0,
     };
     let n_threads = n_blocks * (values / 4);
-    let grid = u32::try_from(n_threads.div_ceil(THREADS as usize)).expect("a grid has 32 bits");
+    let grid = u32::try_from(n_threads.div_ceil(THREADS as usize)).expect("the grid fits 32 bits");
     gpu.launch(("mxfp6", kernel), [grid, 1, 1], THREADS, 0, &params)
 }

@@ -1,4 +1,4 @@
-//! Normalization, and conversion of activations to the form that a product takes (`kernels/norm.hip`).
+//! Normalization, and conversion of activations to the form that GEMV and GEMM take (`kernels/norm.hip`).
 
 use zerocopy::{Immutable, IntoBytes};
 
@@ -10,18 +10,19 @@ use crate::memory::Slice;
 use crate::operands::{ActForm, Acts};
 use crate::variant::Variant;
 
-/// Threads of a block that has one row, and of one that has a row for each team of its threads.
+/// Threads of a block that handles one row.
 const BLOCK_THREADS: u32 = 512;
+/// Threads and rows of a block that handles several rows, each by a team of 32 threads.
 const TEAM_THREADS: u32 = 256;
-const ROWS_OF_TEAMS: u32 = 8;
+const TEAM_ROWS: u32 = 8;
 
-/// Rows of up to this many values are a team's.
+/// Rows of up to this many values are handled by a team.
 const MAX_TEAM_WIDTH: usize = 1024;
 
-/// Values that a thread takes at a time.
+/// Values that a thread loads at a time.
 pub(super) const OCTET: usize = 8;
 
-/// Where activations go (`ActsOut` in acts.h).
+/// Destination of activations (`ActsOut` in acts.h).
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(super) struct ActsOut {
@@ -64,7 +65,7 @@ const _: () = assert!(size_of::<QuantizeParams>() == 48);
 // SAFETY: as `QuantizeParams` in norm.hip.
 unsafe impl Params for QuantizeParams {}
 
-/// Whether operations may have so many values: they are counted in 32 bits.
+/// Checks that operations support `n` values: they are counted in 32 bits.
 pub fn check_values(n: usize) -> Result<(), Limit> {
     n_values(n).map(|_| ())
 }
@@ -79,9 +80,9 @@ pub(super) fn n_values(n: usize) -> Result<u32, Limit> {
 /// Converts `x` [n_rows, width] to the form of `out`.
 ///
 /// # Panics
-/// If the shapes differ, or `x` has 2^32 values.
+/// If the shapes differ, or `x` has 2^32 or more values.
 pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuError> {
-    let n = acts_len(out);
+    let n = checked_len(out);
     assert_eq!(x.len(), n, "out has the shape of x");
     let kernel = match out.form {
         ActForm::F32 => "quantize_f32",
@@ -98,10 +99,10 @@ pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuE
     gpu.launch(("norm", kernel), [n_blocks, 1, 1], TEAM_THREADS, 0, &params)
 }
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`, on groups of `weight.len()` values: a row, or a head of one.
+/// `out = x / sqrt(mean(x^2) + eps) * weight` on groups of `weight.len()` values: rows, or heads of a row.
 ///
 /// # Panics
-/// If `x` is not whole groups, or `out` has another length.
+/// If `x` is not a whole number of groups, or `out` has another length.
 pub fn rms_norm(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -114,10 +115,10 @@ pub fn rms_norm(
     norm.launch(gpu, Kind::Rms, &f32_acts(out, weight.len()))
 }
 
-/// [`rms_norm`] of the rows of `x` in the form of `out`; the same bits as [`quantize`] of its result.
+/// [`rms_norm`] of the rows of `x`, written in the form of `out`. Gives the same bits as [`quantize`] of its result.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn rms_norm_quantize(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -128,10 +129,10 @@ pub fn rms_norm_quantize(
     Norm::new(x, weight, eps).launch(gpu, Kind::Rms, out)
 }
 
-/// `x += delta`, then [`rms_norm_quantize`] of the sum.
+/// Computes `x += delta`, then [`rms_norm_quantize`] of the sum.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn add_rms_norm_quantize(
     gpu: &Gpu,
     delta: Slice<'_, f32>,
@@ -146,10 +147,10 @@ pub fn add_rms_norm_quantize(
     norm.launch(gpu, Kind::Rms, out)
 }
 
-/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, on groups of `weight.len()` values.
+/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` on groups of `weight.len()` values.
 ///
 /// # Panics
-/// If `x` is not whole groups, or `out` or `bias` have another length.
+/// If `x` is not a whole number of groups, or `out` or `bias` has another length.
 pub fn layer_norm(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -170,10 +171,10 @@ enum Kind {
     Layer,
 }
 
-/// What is normalized.
+/// The operands of a norm.
 struct Norm {
     x: u64,
-    /// 0 where there is none.
+    /// 0 if there is none.
     delta: u64,
     bias: u64,
     weight: u64,
@@ -187,7 +188,7 @@ impl Norm {
         let width = weight.len();
         assert!(
             width > 0 && x.len().is_multiple_of(width),
-            "x holds whole rows"
+            "x is not whole rows"
         );
         Norm {
             x: x.ptr(),
@@ -206,7 +207,7 @@ impl Norm {
             [out.n_rows, out.width],
             "out has the shape of x"
         );
-        acts_len(out);
+        checked_len(out);
         let is_team = self.width <= MAX_TEAM_WIDTH && !gpu.takes(Variant::NormsBlock);
         let kernel = match (kind, out.form, is_team) {
             (Kind::Rms, ActForm::F32, false) => "rms_norm_block_f32",
@@ -231,7 +232,7 @@ impl Norm {
             aligned: aligned(gpu, self.width, &pointers),
         };
         let (n_blocks, n_threads) = if is_team {
-            (params.n_rows.div_ceil(ROWS_OF_TEAMS), TEAM_THREADS)
+            (params.n_rows.div_ceil(TEAM_ROWS), TEAM_THREADS)
         } else {
             (params.n_rows, BLOCK_THREADS)
         };
@@ -251,17 +252,20 @@ fn f32_acts(out: Slice<'_, f32>, width: usize) -> Acts<'_> {
     }
 }
 
-/// The number of values, once it is known that there is room for them.
-pub(super) fn acts_len(out: &Acts<'_>) -> usize {
+/// Returns the number of values, after checking that the buffers have that size.
+pub(super) fn checked_len(out: &Acts<'_>) -> usize {
     let n = out.n_rows * out.width;
     let block_len = out.form.block_len();
-    assert!(out.width.is_multiple_of(block_len), "rows are whole blocks");
+    assert!(
+        out.width.is_multiple_of(block_len),
+        "a row is not whole blocks"
+    );
     match out.form {
-        ActForm::F32 => assert_eq!(out.values.len(), n, "room for the values"),
+        ActForm::F32 => assert_eq!(out.values.len(), n, "length of the values"),
         ActForm::Q8x32 | ActForm::Q8x256 => assert_eq!(
             [out.codes.len(), out.scales.len(), out.sums.len()],
             [n, n / block_len, n / 16],
-            "room for the codes"
+            "lengths of codes, scales and sums"
         ),
     }
     n
@@ -276,7 +280,7 @@ pub(super) fn acts_out(out: &Acts<'_>) -> ActsOut {
     }
 }
 
-/// Whether octets of rows of `width` values are moved 16 bytes at a time.
+/// Whether octets of rows of `width` values can be moved 16 bytes at a time.
 pub(super) fn aligned(gpu: &Gpu, width: usize, pointers: &[u64]) -> u32 {
     let can = width.is_multiple_of(OCTET) && pointers.iter().all(|ptr| ptr.is_multiple_of(16));
     u32::from(can && !gpu.takes(Variant::LoadsNarrow))

@@ -1,4 +1,4 @@
-//! Products of weights with any number of rows of activations: which kernels take them.
+//! Matrix products for any number of rows: chooses between GEMV and GEMM.
 
 use super::elementwise::gated_activation;
 use super::matmul::matmul;
@@ -9,15 +9,15 @@ use crate::memory::Slice;
 use crate::operands::{Acts, OutMode};
 use crate::variant::Variant;
 
-/// Multiplies the rows of `x` with each matrix: up to [`MAX_ROWS`] rows by the kernels for few, more by those for many.
+/// Multiplies the rows of `x` with each matrix: up to [`MAX_ROWS`] rows by GEMV, more by GEMM.
 ///
 /// # Errors
 /// If a format has no kernels, or a launch fails.
 ///
 /// # Panics
-/// If `x` has another form or width than a matrix is multiplied with, or a bias or output another shape.
+/// If `x` does not have the form or width that a matrix takes, or a bias or output has another shape.
 pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
-    if !is_for_few(gpu, x.n_rows) {
+    if !uses_gemv(gpu, x.n_rows) {
         return products
             .iter()
             .try_for_each(|product| matmul(gpu, x, product));
@@ -39,19 +39,19 @@ pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(),
     Ok(())
 }
 
-/// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, as [`products`] and a gate. `beside` has room for
-/// another output, of which nothing is kept.
+/// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, by GEMV or GEMM as [`products`]. `scratch` has
+/// room for a second output.
 ///
 /// # Errors
 /// As [`products`].
 ///
 /// # Panics
-/// As [`products`], if the matrices have different shapes, or `beside` is shorter than the output.
+/// As [`products`]; also if the matrices have different shapes, or `scratch` is shorter than the output.
 pub fn gated_products(
     gpu: &Gpu,
     x: &Acts<'_>,
     gated: &Gated<'_>,
-    beside: Slice<'_, f32>,
+    scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let Gated {
         matrices: [gate, up],
@@ -59,8 +59,8 @@ pub fn gated_products(
         activation,
         out,
     } = *gated;
-    if !is_for_few(gpu, x.n_rows) {
-        let beside = beside.part(0..out.len());
+    if !uses_gemv(gpu, x.n_rows) {
+        let scratch = scratch.part(0..out.len());
         let product = |matrix, bias, out| Product {
             matrix,
             bias,
@@ -68,8 +68,8 @@ pub fn gated_products(
             out,
         };
         matmul(gpu, x, &product(gate, biases[0], out))?;
-        matmul(gpu, x, &product(up, biases[1], beside))?;
-        return gated_activation(gpu, activation, out, beside, out);
+        matmul(gpu, x, &product(up, biases[1], scratch))?;
+        return gated_activation(gpu, activation, out, scratch, out);
     }
     for first in (0..x.n_rows).step_by(MAX_ROWS) {
         let rows = first..x.n_rows.min(first + MAX_ROWS);
@@ -82,12 +82,12 @@ pub fn gated_products(
     Ok(())
 }
 
-fn is_for_few(gpu: &Gpu, n_rows: usize) -> bool {
+fn uses_gemv(gpu: &Gpu, n_rows: usize) -> bool {
     let few = n_rows <= MAX_ROWS && !gpu.takes(Variant::ProductsMatmul);
     few || gpu.takes(Variant::ProductsMatvec)
 }
 
-/// Rows of `[n_rows, width]`.
+/// Returns a range of rows of `[n_rows, width]`.
 fn rows_of(out: Slice<'_, f32>, rows: std::ops::Range<usize>, width: usize) -> Slice<'_, f32> {
     out.part(rows.start * width..rows.end * width)
 }

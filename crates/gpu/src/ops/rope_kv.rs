@@ -1,5 +1,4 @@
-//! Rotation of queries and keys by their positions, and the append of keys and values to the cache
-//! (`kernels/kv/rope_kv.hip`).
+//! RoPE of queries and keys, and the append of keys and values to the KV cache (`kernels/kv/rope_kv.hip`).
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -9,22 +8,14 @@ use crate::limit::{Limit, MAX_GRID};
 use crate::memory::Slice;
 use crate::step::Step;
 use crate::variant::Variant;
+pub use rocmforge_plan::RopeStyle;
 
 const THREADS: u32 = 256;
 
-/// Heads of a block.
+/// Heads per block.
 const TEAMS: u32 = 8;
 
-/// Which values of a head make a pair; `i` counts pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Neighbours: `2i` and `2i + 1`.
-    Norm,
-    /// Halves: `i` and `i + n_rot / 2`.
-    Neox,
-}
-
-/// RMS norms of each head of queries and keys, before they are rotated.
+/// RMS norms of the heads of queries and keys, applied before the rotation.
 #[derive(Clone, Copy)]
 pub struct HeadNorms<'a> {
     /// Weights, `[k_dim]` each.
@@ -33,13 +24,13 @@ pub struct HeadNorms<'a> {
     pub eps: f32,
 }
 
-/// How heads turn by their positions.
+/// The rotary position embedding (RoPE) of a model.
 #[derive(Clone, Copy)]
 pub struct Rotation<'a> {
     pub style: RopeStyle,
-    /// Cosine and sine, `[n_ctx, n_rot / 2, 2]`. A position past the end takes the last.
+    /// Cosine and sine, `[n_ctx, n_rot / 2, 2]`. Positions past the end use the last one.
     pub table: Slice<'a, f32>,
-    /// How many values of a head turn, the first ones.
+    /// Number of values at the start of a head that are rotated.
     pub n_rot: usize,
 }
 
@@ -48,9 +39,9 @@ pub struct Rotation<'a> {
 pub struct RopeKv<'a> {
     /// `[n_rows, n_heads * k_dim]`.
     pub q: Slice<'a, f32>,
-    /// The rotated queries, as `q`, and maybe the same memory.
+    /// The rotated queries, as `q`. May be the same memory.
     pub q_out: Slice<'a, f32>,
-    /// `[n_rows, n_kv_heads * k_dim]`; stays as it is, what is rotated goes to the cache.
+    /// `[n_rows, n_kv_heads * k_dim]`. Not changed; the rotated keys go to the cache.
     pub k: Slice<'a, f32>,
     /// `[n_rows, n_kv_heads * v_dim]`.
     pub v: Slice<'a, f32>,
@@ -89,14 +80,15 @@ const _: () = assert!(size_of::<RopeKvParams>() == 144);
 // SAFETY: as `RopeKvParams` in rope_kv.hip.
 unsafe impl Params for RopeKvParams {}
 
-/// Whether heads of `dim` values go in pairs.
+/// Checks that heads of `dim` values consist of pairs.
 pub(crate) fn check_pairs(dim: usize) -> Result<(), Limit> {
     Limit::check(dim.is_multiple_of(2), dim, || {
         "heads of an even number of values".into()
     })
 }
 
-/// Whether `n_heads` heads of queries can be rotated and their keys and values be written to caches of this shape on `gpu`.
+/// Checks that kernels on `gpu` can rotate `n_heads` query heads and append their keys and values to caches of this
+/// shape.
 pub(crate) fn check_append(gpu: &Gpu, shape: &KvShape, n_heads: usize) -> Result<(), Limit> {
     check_pairs(shape.k_dim)?;
     check_pairs(shape.v_dim)?;
@@ -121,10 +113,10 @@ fn shared_bytes(ty: KvType, widest: u32) -> u32 {
     }
 }
 
-/// Rotates every head of `x` [n_rows, n_heads * head_dim] in place, by the angles at the row's position.
+/// Rotates every head of `x` [n_rows, n_heads * head_dim] in place by the angles of the row's position.
 ///
 /// # Panics
-/// If the shapes do not fit together, or `head_dim` or `n_rot` are odd.
+/// If the shapes do not match, or `head_dim` or `n_rot` is odd.
 pub fn rope(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -139,11 +131,11 @@ pub fn rope(
     params.launch(gpu, KvType::F16, rotation.style, step.n_rows())
 }
 
-/// Writes the keys `k` [n_rows, n_kv_heads * k_dim] and values `v` [n_rows, n_kv_heads * v_dim] to the slots of their rows,
-/// as the type of the cache has them. Rows whose slot is `u32::MAX` write nothing.
+/// Appends the keys `k` [n_rows, n_kv_heads * k_dim] and values `v` [n_rows, n_kv_heads * v_dim] to the KV cache, at
+/// the slots of their rows and converted to the cache type. Rows with slot `u32::MAX` write nothing.
 ///
 /// # Panics
-/// If the shapes do not fit together, or a head has an odd number of values.
+/// If the shapes do not match, or a head has an odd number of values.
 pub fn kv_append(
     gpu: &Gpu,
     layer: &KvLayer<'_>,
@@ -157,11 +149,11 @@ pub fn kv_append(
     params.launch(gpu, layer.shape.ty, RopeStyle::Norm, step.n_rows())
 }
 
-/// Both rotations and the append in one launch: [`rope`] of `q` to `q_out` and of `k` to the cache, after the norms of
-/// their heads where there are any, and [`kv_append`] of `v`.
+/// Does both rotations and the append in one launch: [`rope`] of `q` to `q_out` and of `k` to the cache, after the
+/// norms of their heads if there are any, and [`kv_append`] of `v`.
 ///
 /// # Panics
-/// If the shapes do not fit together, or `n_rot` or a head is odd.
+/// If the shapes do not match, or `n_rot` or a head dimension is odd.
 pub fn rope_kv(
     gpu: &Gpu,
     operands: &RopeKv<'_>,
@@ -178,7 +170,7 @@ pub fn rope_kv(
         assert_eq!(
             [norms.q.len(), norms.k.len()],
             [k_dim; 2],
-            "a weight for each value of a head"
+            "one weight per value of a head"
         );
         (params.q_norm, params.k_norm) = (norms.q.ptr(), norms.k.ptr());
         params.eps = norms.eps;
@@ -189,18 +181,14 @@ pub fn rope_kv(
 
 impl RopeKvParams {
     fn set_step(&mut self, step: &Step<'_>) {
-        assert_eq!(
-            step.slots.len(),
-            step.positions.len(),
-            "a slot for each row"
-        );
+        assert_eq!(step.slots.len(), step.positions.len(), "one slot per row");
         self.positions = step.positions.ptr();
         self.slots = step.slots.ptr();
     }
 
     fn set_queries(&mut self, [q, out]: [Slice<'_, f32>; 2], head_dim: usize, n_rows: usize) {
         let row = n_rows * head_dim;
-        assert_eq!(q.len(), out.len(), "as many rotated queries");
+        assert_eq!(q.len(), out.len(), "as many rotated queries as queries");
         assert_eq!(check_pairs(head_dim), Ok(()));
         assert!(
             q.is_empty() || q.len().is_multiple_of(row),
@@ -230,7 +218,7 @@ impl RopeKvParams {
         assert_eq!(
             [k.len(), v.len()],
             [k_dim, v_dim].map(|dim| n_rows * n_kv_heads * dim),
-            "a key and a value of each head for each row"
+            "[n_rows, n_kv_heads * dim]"
         );
         (self.k, self.v) = (k.ptr(), v.ptr());
         [self.k_cache, self.v_cache] = layer.planes();
@@ -244,13 +232,13 @@ impl RopeKvParams {
     fn set_table(&mut self, &Rotation { table, n_rot, .. }: &Rotation<'_>) {
         assert!(
             n_rot.is_multiple_of(2) && n_rot <= self.k_dim as usize,
-            "{n_rot} of {} values turn",
+            "{n_rot} of {} values rotated",
             self.k_dim
         );
         if n_rot > 0 {
             assert!(
                 !table.is_empty() && table.len().is_multiple_of(n_rot),
-                "a cosine and a sine for each pair of each position"
+                "the table is not [n_ctx, n_rot / 2, 2]"
             );
             self.n_ctx = (table.len() / n_rot) as u32;
         }

@@ -1,6 +1,7 @@
-//! Mixtures of experts: which experts the tokens of a step go to, and the way of their rows there and back
-//! (`kernels/experts.hip`). All of it stays on the device; the host knows only how many choices there are.
+//! Routing of mixture-of-experts (MoE) layers: chooses the experts of each token, sorts rows by expert, and combines
+//! the results (`kernels/experts.hip`). All of it stays on the device; the host knows only the number of choices.
 
+pub use rocmforge_plan::ExpertWeights;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
@@ -12,24 +13,24 @@ use crate::memory::{Buffer, Slice};
 use crate::operands::{ActForm, Acts, OutMode};
 use crate::variant::Variant;
 
-/// Threads of a block of `route`, of `sort`, and of what moves rows.
+/// Threads per block of `route`, of `sort`, and of the kernels that move rows.
 const ROUTE_THREADS: u32 = 256;
 const SORT_THREADS: u32 = 1024;
 const ROW_THREADS: usize = 256;
 
-/// The most experts of a mixture: a thread of `sort` for each.
+/// Maximum number of experts: one thread of `sort` each.
 const MAX_EXPERTS: usize = 1024;
 
-/// Up to so many tokens, one block chooses and sorts.
-const ROUTED_AT_ONCE: usize = 64;
+/// Up to this many tokens are routed and sorted by one block.
+const MAX_SINGLE_BLOCK_TOKENS: usize = 64;
 
-/// Rows of a tile: for products of few rows, and for those of many with small and large tiles.
+/// Rows of a tile: for GEMV, and for GEMM with small and with large tiles.
 pub(super) const TILE_ROWS: [usize; 3] = [4, 32, 128];
 
-/// Values that a thread of `combine` takes at a time.
+/// Values that a thread of `combine` handles at a time.
 const QUAD: usize = 4;
 
-/// Neighbouring rows of one expert, as kernels read them (`kernels/experts.h`). Past the last tile the expert is
+/// Consecutive rows of one expert, as kernels read them (`kernels/experts.h`). Tiles past the last one have expert
 /// `u32::MAX`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
@@ -48,16 +49,7 @@ pub struct Router {
     pub scale: f32,
 }
 
-/// What the weights of a token's experts are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertWeights {
-    /// Their share in a softmax over all experts.
-    Softmax,
-    /// The same, divided by their sum.
-    Normalized,
-}
-
-/// Memory for the choices of steps of up to `max_tokens` tokens.
+/// Memory for the routing of steps of up to `max_tokens` tokens.
 pub struct RoutingBuffer {
     n_experts: usize,
     n_used: usize,
@@ -69,27 +61,27 @@ pub struct RoutingBuffer {
     tiles: [Buffer; TILE_ROWS.len()],
 }
 
-/// The choices of the tokens of a step. `[n_tokens, n_used]` where nothing else is said, best first.
+/// The routing of the tokens of a step. Arrays are `[n_tokens, n_used]`, best expert first, unless stated otherwise.
 #[derive(Clone, Copy)]
 pub struct Routing<'a> {
     pub n_tokens: usize,
     pub n_experts: usize,
-    /// Experts of each token.
+    /// Experts per token.
     pub n_used: usize,
-    /// `u32::MAX` for a token that only fills up the step.
+    /// `u32::MAX` for padding rows.
     pub experts: Slice<'a, u32>,
     pub weights: Slice<'a, f32>,
-    /// The row of each choice: rows are sorted by expert, and by token within an expert. `u32::MAX` as above.
+    /// The row of each choice. Rows are sorted by expert, then by token. `u32::MAX` for padding rows.
     pub rows: Slice<'a, u32>,
     /// The token of each row, `[n_rows]`.
     pub tokens: Slice<'a, u32>,
-    /// How many rows there are, `[1]`.
+    /// Number of rows, `[1]`.
     pub n_rows: Slice<'a, u32>,
-    /// Tiles of rows of one expert, of up to 4, 32 and 128 rows; as many as there can be.
+    /// Tiles of up to 4, 32 and 128 rows of one expert. The lists have the maximum length.
     pub tiles: [Slice<'a, ExpertTile>; TILE_ROWS.len()],
 }
 
-/// Whether tokens can be sent to `n_used` of `n_experts` experts.
+/// Checks that tokens can be routed to `n_used` of `n_experts` experts.
 pub fn check_experts([n_experts, n_used]: [usize; 2]) -> Result<(), Limit> {
     Limit::check(n_experts <= MAX_EXPERTS, n_experts, || {
         format!("at most {MAX_EXPERTS} experts")
@@ -100,7 +92,7 @@ pub fn check_experts([n_experts, n_used]: [usize; 2]) -> Result<(), Limit> {
 }
 
 impl Routing<'_> {
-    /// Rows if no token only fills up the step.
+    /// Number of rows if the step has no padding rows.
     pub fn max_rows(&self) -> usize {
         self.n_tokens * self.n_used
     }
@@ -108,7 +100,7 @@ impl Routing<'_> {
 
 impl RoutingBuffer {
     /// # Panics
-    /// If a token has no experts or more than there are, or there are more than 1024.
+    /// If `n_used` is 0 or more than `n_experts`, or `n_experts` is more than 1024.
     pub fn new(
         gpu: &Gpu,
         [n_experts, n_used]: [usize; 2],
@@ -130,10 +122,10 @@ impl RoutingBuffer {
         })
     }
 
-    /// That of a step of `n_tokens` tokens.
+    /// Returns the part for a step of `n_tokens` tokens.
     ///
     /// # Panics
-    /// If there is no room for so many.
+    /// If the buffer is for fewer tokens.
     pub fn of(&self, n_tokens: usize) -> Routing<'_> {
         let n = n_tokens * self.n_used;
         let tiles = |kind: usize| {
@@ -154,7 +146,7 @@ impl RoutingBuffer {
     }
 }
 
-/// The most tiles of `n` rows: each expert with rows has at most one that is not full.
+/// Returns the maximum number of tiles of `n` rows: each expert with rows has at most one partial tile.
 fn max_tiles(n: usize, n_experts: usize, tile_rows: usize) -> usize {
     n.min(n_experts) + n / tile_rows
 }
@@ -221,12 +213,12 @@ unsafe impl Params for QuantizeRowsParams {}
 // SAFETY: as `CombineParams` in experts.hip.
 unsafe impl Params for CombineParams {}
 
-/// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest, of equals the first; a logit that is
-/// not a number counts as negative infinity. Gives every choice its row. A token with `u32::MAX` in `seq_of_row`
-/// `[n_tokens]` only fills up the step and chooses nothing.
+/// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest logits, the first of equals; NaN
+/// counts as negative infinity. Assigns a row to every choice. Tokens with `u32::MAX` in `seq_of_row` `[n_tokens]` are
+/// padding rows and choose nothing.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn route(
     gpu: &Gpu,
     logits: Slice<'_, f32>,
@@ -241,7 +233,7 @@ pub fn route(
         ..
     } = *routing;
     assert_eq!(logits.len(), n_tokens * n_experts, "[n_tokens, n_experts]");
-    assert_eq!(seq_of_row.len(), n_tokens, "a sequence for each token");
+    assert_eq!(seq_of_row.len(), n_tokens, "one sequence per token");
     if n_tokens == 0 {
         return Ok(());
     }
@@ -259,14 +251,14 @@ pub fn route(
         tokens: routing.tokens.ptr(),
         n_rows: routing.n_rows.ptr(),
         lists: [list(0), list(1), list(2)],
-        n_tokens: u32::try_from(n_tokens).expect("rows are counted in 32 bits"),
+        n_tokens: u32::try_from(n_tokens).expect("the number of rows fits 32 bits"),
         n_experts: n_experts as u32,
         n_used: n_used as u32,
         normalized: u32::from(router.weights == ExpertWeights::Normalized),
         scale: router.scale,
         _pad: 0,
     };
-    if n_tokens <= ROUTED_AT_ONCE {
+    if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {
         let function = ("experts", "route_sort");
         return gpu.launch(function, [1, 1, 1], SORT_THREADS, 0, &params);
     }
@@ -276,11 +268,11 @@ pub fn route(
     gpu.launch(("experts", "sort"), [1, 1, 1], SORT_THREADS, 0, &params)
 }
 
-/// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`: `x` [n_tokens, width]. Rows that no
-/// choice has keep what is there.
+/// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`; `x` [n_tokens, width]. Unused rows
+/// keep their old values.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn quantize_experts(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -289,7 +281,7 @@ pub fn quantize_experts(
 ) -> Result<(), GpuError> {
     let width = out.width;
     assert_eq!(x.len(), routing.n_tokens * width, "[n_tokens, width]");
-    assert_eq!(out.n_rows, routing.max_rows(), "a row for each choice");
+    assert_eq!(out.n_rows, routing.max_rows(), "one row per choice");
     let kernel = match out.form {
         ActForm::F32 => "quantize_rows_f32",
         ActForm::Q8x32 => "quantize_rows_q8x32",
@@ -308,11 +300,11 @@ pub fn quantize_experts(
     gpu.launch(("experts", kernel), grid, ROW_THREADS as u32, 0, &params)
 }
 
-/// `out[token] (+)= sum(weight * x[row])` over the choices of each token, best first: `x` [n_tokens * n_used, width],
-/// `out` [n_tokens, width]. A token that only fills up the step gets nothing.
+/// `out[token] (+)= sum(weight * x[row])` over the choices of each token, best first; `x` [n_tokens * n_used, width],
+/// `out` [n_tokens, width]. The sum of padding rows is 0.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn combine_experts(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -325,10 +317,10 @@ pub fn combine_experts(
     }
     assert!(
         out.len().is_multiple_of(routing.n_tokens),
-        "out holds whole rows"
+        "out is not whole rows"
     );
     let width = out.len() / routing.n_tokens;
-    assert_eq!(x.len(), routing.max_rows() * width, "a row for each choice");
+    assert_eq!(x.len(), routing.max_rows() * width, "one row per choice");
     let can_quads = width.is_multiple_of(QUAD)
         && [x.ptr(), out.ptr()]
             .iter()

@@ -1,4 +1,4 @@
-//! Rows of weight matrices: from a file's blocks to planes, and back to values (`kernels/format/rows.hip`).
+//! Rows of weight matrices: repacks file blocks into planes, and dequantizes them (`kernels/format/rows.hip`).
 
 use rocmforge_gguf::GgmlType;
 use zerocopy::{Immutable, IntoBytes};
@@ -10,10 +10,10 @@ use crate::launch::Params;
 use crate::memory::Slice;
 use crate::operands::{Matrix, OutMode};
 
-/// Threads of a block of every kernel here.
+/// Threads per block of every kernel here.
 const THREADS: u32 = 256;
 
-/// Planes start at multiples of this many bytes (`PLANE_ALIGN` in `kernels/quant.h`).
+/// Alignment of planes in bytes (`PLANE_ALIGN` in `kernels/quant.h`).
 const PLANE_ALIGN: usize = 256;
 
 /// A matrix as kernels read it (`Weights` in `kernels/quant.h`).
@@ -29,8 +29,8 @@ impl From<&Matrix<'_>> for Weights {
     fn from(matrix: &Matrix<'_>) -> Weights {
         Weights {
             data: matrix.data.ptr(),
-            n_out: u32::try_from(matrix.n_out).expect("rows are counted in 32 bits"),
-            n_in: u32::try_from(matrix.n_in).expect("columns are counted in 32 bits"),
+            n_out: u32::try_from(matrix.n_out).expect("the number of rows fits 32 bits"),
+            n_in: u32::try_from(matrix.n_in).expect("the number of columns fits 32 bits"),
         }
     }
 }
@@ -74,15 +74,18 @@ unsafe impl Params for GetRowsParams {}
 // SAFETY: as `DequantizeParams` in rows.hip.
 unsafe impl Params for DequantizeParams {}
 
-/// Bytes of a matrix `[n_out, n_in]` in planes.
+/// Returns the bytes of a matrix `[n_out, n_in]` in device layout.
 ///
 /// # Errors
-/// If there are no kernels for `ty`.
+/// [`GpuError::Format`] for types without kernels.
 ///
 /// # Panics
-/// If a row is not whole blocks.
+/// If a row is not a whole number of blocks.
 pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Result<usize, GpuError> {
-    assert!(n_in.is_multiple_of(ty.block_len()), "whole blocks");
+    assert!(
+        n_in.is_multiple_of(ty.block_len()),
+        "a row is not whole blocks"
+    );
     let module = format_module!("rows", ty)?;
     let planes = [
         ("plane_0_values", "plane_0_bytes"),
@@ -100,14 +103,13 @@ pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Resul
     Ok(total)
 }
 
-/// Writes rows `first_row..` of `out` from blocks as they lie in a file, `file_rows` `[rows, row bytes]` of any
-/// alignment.
+/// Writes rows `first_row..` of `out` from blocks in file layout, `file_rows` `[rows, row bytes]` of any alignment.
 ///
 /// # Errors
-/// If there are no kernels for the type, or the launch fails.
+/// [`GpuError::Format`] for types without kernels; errors of the launch.
 ///
 /// # Panics
-/// If `file_rows` are not whole rows, or more than `out` has.
+/// If `file_rows` is not whole rows, or more rows than `out` has.
 pub fn repack(
     gpu: &Gpu,
     file_rows: Slice<'_, u8>,
@@ -117,15 +119,17 @@ pub fn repack(
     let Matrix {
         ty, n_out, n_in, ..
     } = *out;
-    let row_bytes = ty.row_bytes(n_in).expect("rows are whole blocks");
+    let row_bytes = ty
+        .row_bytes(n_in)
+        .expect("rows are a whole number of blocks");
     assert!(
         row_bytes > 0 && file_rows.len().is_multiple_of(row_bytes),
-        "whole rows"
+        "file_rows is not whole rows"
     );
     let n_rows = file_rows.len() / row_bytes;
     assert!(
         first_row + n_rows <= n_out,
-        "rows {first_row}.. of {n_out} rows, {n_rows} of them"
+        "{n_rows} rows from {first_row} exceed {n_out} rows"
     );
     let params = RepackParams {
         file: file_rows.ptr(),
@@ -143,13 +147,13 @@ pub fn repack(
     )
 }
 
-/// `out[i, :] (+)= scale * table[ids[i], :]`, out `[ids.len(), n_in]`. Ids beyond the table get its last row.
+/// `out[i, :] (+)= scale * table[ids[i], :]`, out `[ids.len(), n_in]`. Ids past the end use the last row.
 ///
 /// # Errors
-/// If there are no kernels for the table's type, or the launch fails.
+/// [`GpuError::Format`] for types without kernels; errors of the launch.
 ///
 /// # Panics
-/// If `out` has another shape, or the table has no row.
+/// If `out` has another shape, or the table has no rows.
 pub fn get_rows(
     gpu: &Gpu,
     table: &Matrix<'_>,
@@ -158,7 +162,7 @@ pub fn get_rows(
     mode: OutMode,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    assert!(table.n_out > 0, "a table has rows");
+    assert!(table.n_out > 0, "the table has no rows");
     assert_eq!(out.len(), ids.len() * table.n_in, "[n_ids, n_in]");
     let params = GetRowsParams {
         weights: table.into(),
@@ -174,10 +178,10 @@ pub fn get_rows(
     gpu.launch((module, "get_rows"), grid, THREADS, 0, &params)
 }
 
-/// All values of a matrix, out `[n_out, n_in]`.
+/// Dequantizes a whole matrix, out `[n_out, n_in]`.
 ///
 /// # Errors
-/// If there are no kernels for its type, or the launch fails.
+/// [`GpuError::Format`] for types without kernels; errors of the launch.
 ///
 /// # Panics
 /// If `out` has another shape.
@@ -212,9 +216,9 @@ fn dequantize_to<T>(
     gpu.launch((module, kernel), grid, THREADS, 0, &params)
 }
 
-/// One thread for each chunk.
+/// Returns a grid with one thread per chunk.
 fn grid(ty: GgmlType, n_rows: usize, n_in: usize) -> [u32; 3] {
     let n_blocks = (n_rows * n_chunks(ty, n_in)).div_ceil(THREADS as usize);
-    let n_blocks = u32::try_from(n_blocks).expect("blocks are counted in 32 bits");
+    let n_blocks = u32::try_from(n_blocks).expect("the number of blocks fits 32 bits");
     [n_blocks, 1, 1]
 }

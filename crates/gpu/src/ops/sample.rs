@@ -1,4 +1,4 @@
-//! Choosing a token of each row of logits on the device (`kernels/sample.hip`).
+//! Sampling: chooses a token for each row of logits on the device (`kernels/sample.hip`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -11,43 +11,43 @@ use crate::memory::Slice;
 const THREADS: u32 = 1024;
 const ADJUST_THREADS: u32 = 256;
 
-/// The most candidates that a row may keep. A row that wants more, or all, is not for this operation.
+/// Maximum top-k. Rows that need more candidates, or all, must be sampled on the host.
 pub const MAX_TOP_K: usize = 1024;
 
-/// How to choose a token of a row, as the kernel reads it. The order is fixed: bias, penalties, top-k, top-p, min-p,
-/// temperature, one draw. A row that needs another order or other samplers is not for this operation.
+/// Sampling parameters of a row, as the kernel reads them. The order is fixed: bias, penalties, top-k, top-p, min-p,
+/// temperature, one draw. Rows that need another order or other samplers must be sampled on the host.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, FromBytes, IntoBytes, Immutable)]
 pub struct SampleRow {
-    /// The random number in `[0, 1)` of the draw.
+    /// Random number of the draw, in `[0, 1)`.
     pub uniform: f64,
-    /// How many of the best may be chosen, up to [`MAX_TOP_K`]. 0: the best logit as it is, without bias and penalties.
+    /// Number of best tokens to keep, up to [`MAX_TOP_K`]. 0 takes the best logit as it is, without bias and penalties.
     pub top_k: u32,
-    /// The smallest set of best tokens whose probability reaches this; 1 for all.
+    /// Keeps the smallest set of best tokens whose total probability reaches this; 1 keeps all.
     pub top_p: f32,
-    /// The natural logarithm of the share of the best one's probability that a token needs; negative infinity for none.
+    /// ln(min-p): the minimum probability of a token relative to the best one; negative infinity for none.
     pub ln_min_p: f32,
-    /// 0 takes the best, after bias and penalties.
+    /// 0 takes the best token after bias and penalties.
     pub temperature: f32,
-    /// Above 0; divides positive logits of counted tokens and multiplies others.
+    /// Positive. Divides positive logits of counted tokens and multiplies the others.
     pub repeat_penalty: f32,
-    /// Subtracted once for each occurrence.
+    /// Subtracted once per occurrence.
     pub frequency_penalty: f32,
-    /// Subtracted once.
+    /// Subtracted once for each token that occurs.
     pub presence_penalty: f32,
-    /// Which of [`SampleStep::tokens`] occurs once more than its count says; `u32::MAX` for none.
+    /// Index in [`SampleStep::tokens`] of a token that counts one more than its entry says; `u32::MAX` for none.
     pub input_row: u32,
-    /// The row's biases among [`SampleStep::entries`]: values are the bits of an f32 to add.
+    /// The row's biases in [`SampleStep::entries`]. Their values are bits of an f32 to add.
     pub first_bias: u32,
     pub n_biases: u32,
-    /// The row's counts: values say how often a token occurs.
+    /// The row's token counts in [`SampleStep::entries`].
     pub first_count: u32,
     pub n_counts: u32,
 }
 
 const _: () = assert!(size_of::<SampleRow>() == 56);
 
-/// A token and what is to be known of it; in each list of a row no token occurs twice.
+/// A token with a bias or a count. Tokens are unique within each list of a row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 pub struct SampleEntry {
@@ -55,14 +55,14 @@ pub struct SampleEntry {
     pub value: u32,
 }
 
-/// What [`sample`] takes besides logits, in device memory.
+/// Operands of [`sample`] other than logits, in device memory.
 #[derive(Clone, Copy)]
 pub struct SampleStep<'a> {
     /// `[n_rows]`.
     pub rows: Slice<'a, SampleRow>,
-    /// The lists of all rows. What a row says of entries past the end is ignored.
+    /// The lists of all rows. Ranges past the end are ignored.
     pub entries: Slice<'a, SampleEntry>,
-    /// The tokens of the step's input.
+    /// The input tokens of the step.
     pub tokens: Slice<'a, u32>,
 }
 
@@ -85,11 +85,11 @@ const _: () = assert!(size_of::<SampleParams>() == 56);
 // SAFETY: as `SampleParams` in sample.hip.
 unsafe impl Params for SampleParams {}
 
-/// Chooses a token of each row of `logits` [n_rows, n_vocab], which biases and penalties change. `out_ids` `[n_rows]`:
-/// `u32::MAX` for a row whose best logit is not a finite number.
+/// Samples a token for each row of `logits` [n_rows, n_vocab]. Biases and penalties modify the logits. `out_ids`
+/// `[n_rows]` is `u32::MAX` for rows whose best logit is not finite.
 ///
 /// # Panics
-/// If there are not as many rows of logits and of `step` as ids.
+/// If the numbers of logit rows, of `step.rows` and of ids differ.
 pub fn sample(
     gpu: &Gpu,
     logits: Slice<'_, f32>,
@@ -97,7 +97,7 @@ pub fn sample(
     out_ids: Slice<'_, u32>,
 ) -> Result<(), GpuError> {
     let n_rows = out_ids.len();
-    assert_eq!(step.rows.len(), n_rows, "a row of parameters for each id");
+    assert_eq!(step.rows.len(), n_rows, "one row of parameters per id");
     argmax(gpu, logits, out_ids)?;
     let params = SampleParams {
         logits: logits.ptr(),

@@ -1,44 +1,44 @@
-//! The first and the last launch of a step (`kernels/step_io.hip`): its words from the host, and what it found to the
-//! host, through memory of the host that the device reads and writes. So a step's graph needs no copies.
+//! The first and the last launch of a step (`kernels/step_io.hip`): they copy the step's parameters from the host and
+//! its results to the host, through host memory that the device can access. So a step's graph needs no copies.
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::memory::Slice;
 
-/// Threads of a block of both kernels.
+/// Threads per block of both kernels.
 const THREADS: u32 = 256;
 
-/// Places in the words of a step: its number.
+/// Index of the step's number in the words of a step.
 pub const STEP_NUMBER: usize = 0;
-/// How many pages of the block tables are in use.
+/// Index of the number of block table pages in use.
 pub const N_PAGES: usize = 1;
-/// How many words of the lists are in use.
+/// Index of the number of list words in use.
 pub const N_LIST_WORDS: usize = 2;
 
-/// The words of a step of one size.
+/// The parameter words of steps of one size.
 #[derive(Clone, Copy)]
 pub struct StepWords<'a> {
-    /// `[n_slots, slot_words]`, memory of the host. Step `n` has slot `n % n_slots`.
+    /// Ring of slots in host memory, `[n_slots, slot_words]`. Step `n` uses slot `n % n_slots`.
     pub host: Slice<'a, u32>,
     pub n_slots: usize,
-    /// Where they go, `[slot_words]`.
+    /// Destination on the device, `[slot_words]`.
     pub words: Slice<'a, u32>,
-    /// How many steps there were, `[1]`.
+    /// Number of steps so far, `[1]`.
     pub n_steps: Slice<'a, u32>,
-    /// What each output row of the step before sampled.
+    /// Tokens sampled by each output row of the previous step.
     pub sampled: Slice<'a, u32>,
-    /// Words before the block tables.
+    /// Number of words before the block tables.
     pub n_words: usize,
-    /// The words of the tokens, and of the output rows that they come from (`u32::MAX` for tokens that are known).
+    /// Offsets of the tokens, and of the output rows that they come from (`u32::MAX` for known tokens).
     pub tokens: usize,
     pub from_row: usize,
     pub n_rows: usize,
-    /// Where the block tables are, `[n_seqs, max_pages]`.
+    /// Offset of the block tables, `[n_seqs, max_pages]`.
     pub block_tables: usize,
     pub n_seqs: usize,
     pub max_pages: usize,
-    /// Where lists of any length are, and how long they may be together; 0 leaves them where they are.
+    /// Offset of the lists, and their maximum total length. A length of 0 copies no lists.
     pub lists: usize,
     pub max_list_words: usize,
 }
@@ -87,10 +87,10 @@ const _: () = assert!(size_of::<EndParams>() == 48);
 // SAFETY: as `EndParams` in step_io.hip.
 unsafe impl Params for EndParams {}
 
-/// Brings the words of the next step to the device.
+/// Copies the words of the next step to the device.
 ///
 /// # Panics
-/// If arrays go past their ends.
+/// If arrays exceed their bounds.
 pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
     let slot_words = step.words.len();
     assert_eq!(step.host.len(), step.n_slots * slot_words, "whole slots");
@@ -103,7 +103,7 @@ pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
     ];
     assert!(
         ends.iter().all(|&end| end <= slot_words) && step.n_words <= step.block_tables,
-        "places are within the words"
+        "offsets are within the words"
     );
     let n_threads = (step.n_words + step.n_seqs * step.max_pages + step.max_list_words) as u32;
     let params = BeginParams {
@@ -128,11 +128,11 @@ pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
     gpu.launch(("step_io", "begin_step"), grid, THREADS, 0, &params)
 }
 
-/// Writes the step's number and `ids` to its slot of `host` `[n_slots, words]`, memory of the host, and lets the next
-/// step begin.
+/// Writes the step's number and `ids` to its slot of `host` `[n_slots, words]` in host memory, and advances to the next
+/// step.
 ///
 /// # Panics
-/// If a slot has no room for them.
+/// If a slot is too small for them.
 pub fn end_step(
     gpu: &Gpu,
     step: &StepWords<'_>,
@@ -140,7 +140,7 @@ pub fn end_step(
     host: Slice<'_, u32>,
 ) -> Result<(), GpuError> {
     let slot_words = host.len() / step.n_slots;
-    assert!(ids.len() < slot_words, "a slot has room");
+    assert!(ids.len() < slot_words, "the slot is too small");
     let params = EndParams {
         ids: ids.ptr(),
         words: step.words.ptr(),

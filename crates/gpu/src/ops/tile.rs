@@ -1,4 +1,5 @@
-//! One product of the matrix units (`kernels/mma.hip`): shows that a device's tiles lie as `kernels/mma.h` says.
+//! One product of the matrix units (`kernels/mma.hip`), to test that a device's tiles have the layout of
+//! `kernels/mma.h`.
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -12,7 +13,7 @@ pub enum Tile {
     I8K16,
     /// int8, k = 32, i32 sums.
     I8K32,
-    /// As `I8K32`, by way of the sums that become floats cheaply.
+    /// As `I8K32`, through sums that convert to floats cheaply.
     I8K32Float,
     /// f16, k = 16, f32 sums.
     F16,
@@ -53,10 +54,10 @@ const _: () = assert!(size_of::<TileParams>() == 24);
 // SAFETY: as `TileParams` in mma.hip.
 unsafe impl Params for TileParams {}
 
-/// `c [256]`: the bits of i32 or f32.
+/// Multiplies two tiles. `c [256]` gets the bits of i32 or f32 values.
 ///
 /// # Panics
-/// If an operand has not `operand_bytes`, or `c` not 256 values.
+/// If an operand does not have `operand_bytes` bytes, or `c` does not have 256 values.
 pub fn multiply_tiles(
     gpu: &Gpu,
     tile: Tile,
@@ -64,7 +65,11 @@ pub fn multiply_tiles(
     b: Slice<'_, u8>,
     c: Slice<'_, u32>,
 ) -> Result<(), GpuError> {
-    assert_eq!([a.len(), b.len()], [tile.operand_bytes(); 2], "whole tiles");
+    assert_eq!(
+        [a.len(), b.len()],
+        [tile.operand_bytes(); 2],
+        "bytes of the operands"
+    );
     assert_eq!(c.len(), 256, "16 by 16 values");
     let params = TileParams {
         a: a.ptr(),

@@ -1,11 +1,12 @@
-//! Measures the ways to make a launch and finds the fastest (`tuning.rs` says what there is to choose).
+//! Autotuning: measures the candidate configurations of a launch and finds the fastest (`tuning.rs` defines the
+//! choices).
 //!
-//! A [`Trial`] is one launch on the matrices of a model, or on a cache of its own. Before anything is measured each way has
-//! to give the bits of the usual one; one that does not is left out and told. Then the ways are measured in turn, over and
-//! over: a sample is a graph of launches on different matrices of the shape, since the weights of one would stay in the
-//! cache of the GPU. [`choose`] decides.
+//! A [`Trial`] covers one launch shape, on the matrices of a model or on a KV cache of its own. First each candidate
+//! must reproduce the output bits of the default; candidates that do not are excluded and reported. Then the candidates
+//! are measured in rounds: one sample is a graph of launches on different matrices of the shape, because the weights of
+//! a single one would stay in the GPU's cache. [`choose`] decides.
 //!
-//! A trial goes on sample by sample, so that it can be done where a device has nothing else to do for a moment.
+//! A trial proceeds sample by sample, so it can run in moments when the device is idle.
 
 mod choose;
 mod operands;
@@ -25,43 +26,44 @@ use crate::operands::Matrix;
 use crate::ops::{self, AttentionScratch, DecodeExtents, Scores};
 use crate::tuning::{Choice, Shape, Tuning};
 
-/// Samples of each way.
+/// Samples per candidate.
 const N_ROUNDS: usize = 15;
-/// How long a sample should take, and the most launches of one.
+/// Target duration of a sample.
 const SAMPLE_MS: f32 = 1.0;
+/// Maximum number of launches in a sample.
 const MAX_LAUNCHES: usize = 64;
-/// Launches that are compared, and timed before the first sample.
+/// Launches that are compared, and that are timed before the first sample.
 const N_PROBES: usize = 2;
 
 /// A launch to tune.
 #[derive(Clone)]
 pub enum Work<'a> {
-    /// Products of one row of activations with up to three matrices of one format; several sets of one shape.
+    /// GEMV: one row of activations with up to three matrices of one format; several sets of the same shape.
     Few { sets: Vec<Vec<Matrix<'a>>> },
-    /// Products of `n_rows` rows, more than [`ops::MAX_ROWS`], with matrices of one shape.
+    /// GEMM: `n_rows` rows, more than [`ops::MAX_ROWS`], with matrices of the same shape.
     Many {
         matrices: Vec<Matrix<'a>>,
         n_rows: usize,
     },
-    /// Attention of a row of each of `n_rows` sequences.
+    /// Attention with one row for each of `n_rows` sequences.
     Attention {
         n_rows: usize,
         n_heads: usize,
         scores: Scores,
-        /// Extents of a head, a page and a type; the cache itself is not used.
+        /// Head dimensions, page size and type. The cache itself is not used.
         kv: KvShape,
-        /// Positions of each sequence.
+        /// Positions per sequence.
         n_positions: usize,
         scratch: &'a AttentionScratch,
     },
 }
 
 impl Work<'_> {
-    /// The shape, and the ways to make the launch, the usual one first. There may be no other.
+    /// Returns the shape and the candidate choices, the default first. There may be no other.
     pub fn ways(&self, gpu: &Gpu) -> (Shape, Vec<Choice>) {
         match self {
-            Work::Few { sets } => ops::ways_of_one(gpu, &sets[0]),
-            Work::Many { matrices, n_rows } => ops::ways_of_many(&matrices[0], *n_rows),
+            Work::Few { sets } => ops::matvec_choices(gpu, &sets[0]),
+            Work::Many { matrices, n_rows } => ops::matmul_choices(&matrices[0], *n_rows),
             Work::Attention {
                 n_rows,
                 n_heads,
@@ -80,42 +82,42 @@ impl Work<'_> {
     }
 }
 
-/// A way to make the launch.
-struct Way {
+/// A candidate configuration.
+struct Candidate {
     choice: Choice,
-    /// Makes it so.
+    /// A handle whose launches use `choice`.
     gpu: Gpu,
     graph: Option<Graph>,
-    /// Milliseconds of a launch.
+    /// Milliseconds per launch.
     samples: Vec<f32>,
 }
 
-/// The ways to make a launch while they are measured.
+/// The state of a running measurement.
 pub struct Trial {
     shape: Shape,
     gpu: Gpu,
-    /// Those that are still to be compared, the usual one first.
-    unproved: VecDeque<Choice>,
-    /// The bits of the usual way, while there are any.
+    /// Choices still to be compared, the default first.
+    unchecked: VecDeque<Choice>,
+    /// Output bits of the default, while choices are compared.
     expected: Vec<u32>,
-    ways: Vec<Way>,
+    candidates: Vec<Candidate>,
     differing: Vec<Choice>,
     operands: Operands,
-    /// Of a sample; 0 before it is known.
+    /// Launches per sample; 0 until known.
     n_launches: usize,
     events: [Event; 2],
     n_samples: usize,
 }
 
-/// What came of a trial.
+/// The result of a trial.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decided {
     pub shape: Shape,
-    /// Each way and the milliseconds of a launch in every round, the usual one first.
+    /// Each choice with its milliseconds per launch in every round, the default first.
     pub ways: Vec<(Choice, Vec<f32>)>,
-    /// Which of the ways is the fastest.
+    /// Index of the fastest choice.
     pub chosen: usize,
-    /// Ways that gave other bits, which none should.
+    /// Choices with different output bits. There should be none.
     pub differing: Vec<Choice>,
 }
 
@@ -126,10 +128,10 @@ impl Decided {
 }
 
 impl Trial {
-    /// Takes the memory of a trial; `None` if there is nothing to choose.
+    /// Allocates the memory of a trial. Returns `None` if there is nothing to choose.
     ///
     /// # Errors
-    /// Those of the device, which may lack the memory.
+    /// Those of the device, such as [`GpuError::OutOfMemory`].
     pub fn begin(gpu: &Gpu, work: &Work<'_>) -> Result<Option<Trial>, GpuError> {
         let (shape, choices) = work.ways(gpu);
         if choices.len() < 2 {
@@ -138,9 +140,9 @@ impl Trial {
         Ok(Some(Trial {
             shape,
             gpu: gpu.clone(),
-            unproved: choices.into(),
+            unchecked: choices.into(),
             expected: Vec::new(),
-            ways: Vec::new(),
+            candidates: Vec::new(),
             differing: Vec::new(),
             operands: Operands::new(gpu, work)?,
             n_launches: 0,
@@ -153,14 +155,14 @@ impl Trial {
         self.shape
     }
 
-    /// Whether every way is compared and has its samples.
+    /// Whether all choices are compared and measured.
     pub fn is_done(&self) -> bool {
-        // The first round only warms up.
-        let is_measured = self.n_samples == (1 + N_ROUNDS) * self.ways.len();
-        self.unproved.is_empty() && (self.ways.len() < 2 || is_measured)
+        // The first round is warm-up.
+        let is_measured = self.n_samples == (1 + N_ROUNDS) * self.candidates.len();
+        self.unchecked.is_empty() && (self.candidates.len() < 2 || is_measured)
     }
 
-    /// Compares the next way with the usual one, or takes the next sample. `work` is that of [`Trial::begin`].
+    /// Compares the next choice with the default, or takes the next sample. `work` must be that of [`Trial::begin`].
     ///
     /// # Errors
     /// Those of the device.
@@ -168,7 +170,7 @@ impl Trial {
         if self.is_done() {
             return Ok(());
         }
-        match self.unproved.pop_front() {
+        match self.unchecked.pop_front() {
             Some(choice) => self.compare(choice, work),
             None => self.sample(work),
         }
@@ -178,61 +180,61 @@ impl Trial {
         let tuning = Tuning::only(self.shape, choice);
         let gpu = self.gpu.with_tuning(Arc::new(tuning));
         let found = self.operands.results(&gpu, work, N_PROBES)?;
-        if self.ways.is_empty() {
+        if self.candidates.is_empty() {
             self.expected = found;
         } else if self.expected != found {
             self.differing.push(choice);
             return Ok(());
         }
-        self.ways.push(Way {
+        self.candidates.push(Candidate {
             choice,
             gpu,
             graph: None,
             samples: Vec::with_capacity(N_ROUNDS),
         });
-        if self.unproved.is_empty() {
+        if self.unchecked.is_empty() {
             self.expected = Vec::new();
         }
         Ok(())
     }
 
-    /// How many launches take as long as a sample should.
+    /// Returns how many launches take [`SAMPLE_MS`].
     fn n_launches(&self, work: &Work<'_>) -> Result<usize, GpuError> {
-        let usual = &self.ways[0].gpu;
-        let ms = self.time(|trial| trial.operands.queue(usual, work, N_PROBES))?;
-        let of_one = (ms / N_PROBES as f32).max(SAMPLE_MS / MAX_LAUNCHES as f32);
-        Ok(((SAMPLE_MS / of_one) as usize).max(1))
+        let default = &self.candidates[0].gpu;
+        let ms = self.time(|trial| trial.operands.queue(default, work, N_PROBES))?;
+        let ms_of_one = (ms / N_PROBES as f32).max(SAMPLE_MS / MAX_LAUNCHES as f32);
+        Ok(((SAMPLE_MS / ms_of_one) as usize).max(1))
     }
 
     fn sample(&mut self, work: &Work<'_>) -> Result<(), GpuError> {
         if self.n_launches == 0 {
             self.n_launches = self.n_launches(work)?;
         }
-        let (n_ways, n) = (self.ways.len(), self.n_launches);
-        let (round, place) = (self.n_samples / n_ways, self.n_samples % n_ways);
-        // To and fro, so that what changes with time is no way's gain.
+        let (n_candidates, n) = (self.candidates.len(), self.n_launches);
+        let (round, place) = (self.n_samples / n_candidates, self.n_samples % n_candidates);
+        // Alternate the direction, so that drift over time favours no candidate.
         let at = match round % 2 {
             0 => place,
-            _ => n_ways - 1 - place,
+            _ => n_candidates - 1 - place,
         };
-        let graph = match self.ways[at].graph.take() {
+        let graph = match self.candidates[at].graph.take() {
             Some(graph) => graph,
             None => {
-                let gpu = &self.ways[at].gpu;
+                let gpu = &self.candidates[at].gpu;
                 gpu.capture(|| self.operands.queue(gpu, work, n))?
             }
         };
         let ms = self.time(|_| graph.launch())?;
-        let way = &mut self.ways[at];
-        way.graph = Some(graph);
+        let candidate = &mut self.candidates[at];
+        candidate.graph = Some(graph);
         if round > 0 {
-            way.samples.push(ms / n as f32);
+            candidate.samples.push(ms / n as f32);
         }
         self.n_samples += 1;
         Ok(())
     }
 
-    /// Milliseconds from the begin to the end of what `queue` queues.
+    /// Returns the milliseconds on the device of the work that `queue` queues.
     fn time(&self, queue: impl FnOnce(&Trial) -> Result<(), GpuError>) -> Result<f32, GpuError> {
         let [start, end] = &self.events;
         start.record()?;
@@ -242,12 +244,12 @@ impl Trial {
         end.elapsed_ms(start)
     }
 
-    /// The fastest way, by the rounds that are complete.
+    /// Chooses the fastest candidate by the rounds that are complete.
     pub fn decide(self) -> Decided {
         let ways: Vec<(Choice, Vec<f32>)> = self
-            .ways
+            .candidates
             .into_iter()
-            .map(|way| (way.choice, way.samples))
+            .map(|candidate| (candidate.choice, candidate.samples))
             .collect();
         let samples: Vec<&[f32]> = ways.iter().map(|(_, samples)| &samples[..]).collect();
         Decided {

@@ -1,4 +1,4 @@
-//! What a launch that is measured reads and writes beside the model's matrices.
+//! Inputs and outputs of measured launches other than the model's matrices.
 
 use super::Work;
 use crate::error::GpuError;
@@ -9,10 +9,10 @@ use crate::operands::{ActForm, ActsBuffer, Matrix, OutMode};
 use crate::ops::{self, Product, Queries};
 use crate::step::{SeqRows, Step};
 
-/// Bytes of the caches that attention is measured with: more than those of GPUs, where a few copies are.
+/// Total bytes of the KV caches used to measure attention: more than the caches of GPUs hold, if a few copies suffice.
 const CACHE_BYTES: usize = 96 << 20;
 const MAX_CACHES: usize = 8;
-/// The bytes of outputs before a launch, of which no product gives four.
+/// Fill byte of outputs before a launch. No product gives four such bytes.
 const UNWRITTEN: u8 = 0xff;
 
 /// Memory of a launch.
@@ -20,13 +20,13 @@ pub(super) enum Operands {
     Products {
         acts: ActsBuffer,
         n_rows: usize,
-        /// Of each matrix of a launch.
+        /// One buffer per matrix of a launch.
         outs: Vec<Buffer>,
     },
     Attention(Attention),
 }
 
-/// A step with a row of each sequence, and caches of a layer, to take in turn.
+/// A step with one row per sequence, and several KV caches of a layer to rotate through.
 pub(super) struct Attention {
     q: Buffer,
     out: Buffer,
@@ -39,7 +39,7 @@ pub(super) struct Attention {
     max_pages: usize,
 }
 
-/// Numbers between -1 and 1 without a pattern (splitmix64).
+/// Returns pseudo-random numbers between -1 and 1 (splitmix64).
 fn values(n: usize) -> Vec<f32> {
     let mut state = 0u64;
     let value = |_| {
@@ -90,12 +90,12 @@ impl Operands {
         }
     }
 
-    /// Queues `n` launches, on one set of matrices or cache after the other.
+    /// Queues `n` launches, rotating through the sets of matrices or the caches.
     pub(super) fn queue(&self, gpu: &Gpu, work: &Work<'_>, n: usize) -> Result<(), GpuError> {
         (0..n).try_for_each(|i| self.launch(gpu, work, i))
     }
 
-    /// The bits of each of `n` launches.
+    /// Returns the output bits of each of `n` launches.
     pub(super) fn results(
         &self,
         gpu: &Gpu,
@@ -148,7 +148,7 @@ impl Operands {
                 let kv = KvLayer::new(memory.shape, cache);
                 ops::attention(gpu, &queries, &kv, &memory.step(), scratch)
             }
-            _ => unreachable!("operands are of the work"),
+            _ => unreachable!("operands match the work"),
         }
     }
 }
@@ -228,7 +228,7 @@ impl Attention {
 }
 
 impl KvShape {
-    /// Keys and values, as bytes of a layer, that are numbers between -2 and 2.
+    /// Returns keys and values as bytes of a layer. All numbers are between -2 and 2.
     fn example(&self) -> [Vec<u8>; 2] {
         [self.k_dim, self.v_dim].map(|dim| {
             let n_rows = self.n_rows();
@@ -242,7 +242,7 @@ impl KvShape {
                     .iter()
                     .map(|&x| (x * 127.0) as i8 as u8)
                     .collect(),
-                // Less than 2 with exponents up to 7.
+                // Magnitude below 2: exponent codes up to 7.
                 crate::KvType::F8E4M3 => values(n_codes)
                     .iter()
                     .map(|&x| (x.abs() * 63.0) as u8 | u8::from(x < 0.0) << 7)

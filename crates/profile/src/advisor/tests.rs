@@ -1,5 +1,5 @@
 use super::*;
-use crate::report::*;
+use crate::schema::*;
 use crate::stats::Summary;
 
 /// 10 GB/s, 100 G operations of f32 and 400 of int8 in a second, 2 us to start.

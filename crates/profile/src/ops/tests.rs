@@ -2,16 +2,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_engine::Passes;
-use rocmforge_engine::backend::times::{LaunchTime, PartTime};
-use rocmforge_engine::kv_cache::KvType;
-use rocmforge_engine::model::Model;
-use rocmforge_engine::plan::{SeqShape, Side};
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
+use rocmforge_plan::Fusion;
+use rocmforge_plan::KvType;
+use rocmforge_plan::{SeqShape, Side};
+use rocmforge_runtime::times::{LaunchTime, PartTime};
 
 use super::*;
 use crate::phases::{PhaseTimes, Walls};
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::telemetry::{self, BackendExecutionSummary, ExecutionEvent};
 use crate::timeline::Timeline;
 
@@ -132,7 +132,7 @@ fn with_model(test: impl FnOnce(&Model, &PlanOps<'_>)) {
     );
     let gguf = Gguf::open(Path::new(path), LoadMode::Read).unwrap();
     let model = Model::load(Arc::new(gguf)).unwrap();
-    let plan = model.compiled_plan(Passes::Merged);
+    let plan = model.compiled_plan(Fusion::On);
     let ops = PlanOps::new(PlanCost {
         plan: &plan,
         weights: &model.weights,

@@ -1,5 +1,5 @@
-//! A launch on the CPU that plays a GPU: what kernels are told of the order to run in and of device memory
-//! (`kernels/host.h`, `kernels/host_memory.h`), and their errors with lines of the source.
+//! Runs a launch on the CPU emulator: passes the execution order and the valid memory ranges to the image
+//! (`kernels/host.h`, `kernels/host_memory.h`), and adds source lines to reported faults.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,37 +14,37 @@ thread_local! {
     static SEED: Cell<u64> = Cell::new(first_seed());
 }
 
-/// What a thread begins with: the number in `ROCMFORGE_HOST_SEED`, or 1.
+/// Returns the initial seed of a thread: `ROCMFORGE_HOST_SEED`, or 1.
 fn first_seed() -> u64 {
     let text = std::env::var("ROCMFORGE_HOST_SEED").unwrap_or_default();
     text.parse().unwrap_or(1)
 }
 
-/// Chooses the order in which the host driver runs blocks, waves and lanes in the next launches of this thread, each
-/// another one. Results that depend on it come from a race. Other drivers know nothing of it.
+/// Seeds the order in which the CPU emulator runs blocks, waves and lanes in the next launches of this thread; each
+/// launch uses another order. Results that depend on the seed reveal a race. Other drivers ignore it.
 pub fn set_host_seed(seed: u64) {
     SEED.set(seed);
 }
 
-/// Device memory by its address, with its bytes.
+/// Device memory: sizes in bytes by address.
 static BUFFERS: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 fn buffers() -> MutexGuard<'static, BTreeMap<u64, u64>> {
     BUFFERS.lock().unwrap_or_else(|error| error.into_inner())
 }
 
-/// Kernels may use these bytes from now on.
+/// Allows kernels to use these bytes from now on.
 pub(super) fn add_buffer(ptr: u64, n_bytes: usize) {
     buffers().insert(ptr, n_bytes as u64);
 }
 
-/// And no longer.
+/// Ends what [`add_buffer`] allowed.
 pub(super) fn remove_buffer(ptr: u64) {
     buffers().remove(&ptr);
 }
 
 pub(super) type Kernel = unsafe extern "C" fn(*const c_void);
-/// `host_launch` of an image.
+/// Type of `host_launch` of an image.
 pub(super) type Run = unsafe extern "C" fn(*const HostLaunch) -> i32;
 
 pub(super) struct Launch {
@@ -78,10 +78,10 @@ pub(super) struct HostLaunch {
 
 const _: () = assert!(size_of::<HostLaunch>() == 72);
 
-/// Runs a kernel to its end, or to its first fault, whose text is the error. `image` is what the kernel is from.
+/// Runs a kernel to its end or to its first fault, whose text is the error. `image` is the kernel's image file.
 ///
 /// # Safety
-/// Both functions are of that image, and the parameters are the struct that the kernel takes.
+/// Both functions belong to that image, and `params` points to the struct that the kernel takes.
 pub(super) unsafe fn run(run: Run, launch: &Launch, image: &File) -> Result<(), String> {
     let ranges: Vec<Range> = buffers()
         .iter()
@@ -100,7 +100,7 @@ pub(super) unsafe fn run(run: Run, launch: &Launch, image: &File) -> Result<(), 
         error: text.as_mut_ptr().cast(),
         error_bytes: text.len() as u64,
     };
-    // SAFETY: the caller's; the text and the ranges outlive the call.
+    // SAFETY: guaranteed by the caller; the text and the ranges outlive the call.
     if unsafe { run(&raw const launch) } == 0 {
         return Ok(());
     }
@@ -108,7 +108,7 @@ pub(super) unsafe fn run(run: Run, launch: &Launch, image: &File) -> Result<(), 
     Err(with_line(&text.to_string_lossy(), image))
 }
 
-/// Puts a line of the source in place of `<offset in the image>`, if this machine has a program that knows.
+/// Replaces `<offset in the image>` with a source line, if an addr2line program is installed.
 fn with_line(text: &str, image: &File) -> String {
     let parts = text
         .split_once('<')

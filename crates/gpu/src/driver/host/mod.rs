@@ -1,5 +1,5 @@
-//! The CPU as a GPU: images are shared objects whose threads are fibres (`kernels/host.h`). Memory is full of NaN until
-//! it is written. Work is done when it is queued, in the calling thread; `queue.rs` has streams, events and graphs,
+//! The CPU emulator: images are shared objects whose threads are fibres (`kernels/host.h`). Memory is filled with NaN
+//! until it is written. Work runs when it is queued, in the calling thread. `queue.rs` has streams, events and graphs;
 //! `checks.rs` runs a kernel.
 
 pub(crate) mod checks;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use libloading::Library;
 
 use super::api::{Calls, Handle, Launch, Vendor, code};
-use super::{Context, Driver, Facts, Own, words_of};
+use super::{Context, Driver, Facts, VendorApi, linker_message};
 use crate::device::Persona;
 use crate::error::GpuError;
 
@@ -38,8 +38,8 @@ thread_local! {
 
 struct Module {
     library: Library,
-    /// The image, for the lines of its errors. Open as long as the library: the loader knows libraries by path, and the
-    /// next file would get this one's number.
+    /// The image, to find source lines of faults. Stays open as long as the library: the loader identifies libraries by
+    /// path, and the next file would reuse this descriptor.
     file: Arc<File>,
     #[expect(clippy::vec_box, reason = "their addresses are handles")]
     functions: Mutex<Vec<Box<Function>>>,
@@ -95,15 +95,15 @@ pub(super) fn driver() -> Driver {
     Driver {
         vendor: Vendor::Host,
         calls,
-        own: Box::new(Host),
+        vendor_api: Box::new(Host),
     }
 }
 
-impl Own for Host {
+impl VendorApi for Host {
     fn facts(&self, _: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
         let persona = Persona::ALL[usize::try_from(ordinal).unwrap_or(0) % Persona::ALL.len()];
         Ok(Facts {
-            name: format!("CPU that plays {}", persona.plays()),
+            name: format!("CPU emulator of {}", persona.describe()),
             architecture: format!("host-{persona}"),
             n_compute_units: 1,
             integrated: true,
@@ -159,10 +159,10 @@ fn fail(text: impl Into<String>) -> i32 {
     FAILED
 }
 
-/// Runs a kernel now.
+/// Runs a kernel immediately.
 ///
 /// # Safety
-/// The function is of a loaded module, and the parameters are the struct that it takes.
+/// The function belongs to a loaded module, and `params` points to the struct that it takes.
 unsafe fn run(
     function: Handle,
     grid: [u32; 3],
@@ -170,7 +170,7 @@ unsafe fn run(
     params: *const c_void,
 ) -> i32 {
     let [n_threads, shared_bytes] = threads_shared;
-    // SAFETY: the caller gives a handle from `module_function` and the kernel's own parameters.
+    // SAFETY: the caller passes a handle from `module_function` and the kernel's own parameters.
     let result = unsafe {
         let function = &*function.cast::<Function>();
         let launch = checks::Launch {
@@ -189,7 +189,7 @@ unsafe extern "C" fn init(_: u32) -> i32 {
     0
 }
 
-/// Launches come through `Own::launch`, which knows how many bytes the parameters have.
+/// Not used: launches go through `VendorApi::launch`, which knows the size of the parameters.
 unsafe extern "C" fn launch(
     _: Handle,
     _: u32,
@@ -203,10 +203,10 @@ unsafe extern "C" fn launch(
     _: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> i32 {
-    fail("a launch without the size of its parameters")
+    fail("launch without the size of its parameters")
 }
 
-/// As many as a large GPU has, so that what is tested is split as it would be there.
+/// As many as a large GPU has, so that tests split work as it would be split there.
 unsafe extern "C" fn active_blocks(n_blocks: *mut i32, _: Handle, _: i32, _: usize) -> i32 {
     // SAFETY: `n_blocks` is the caller's.
     unsafe { *n_blocks = 512 };
@@ -220,11 +220,11 @@ unsafe extern "C" fn device_count(count: *mut i32) -> i32 {
 }
 
 unsafe extern "C" fn device_name(_: *mut c_char, _: i32, _: i32) -> i32 {
-    fail("the name is among the facts")
+    fail("device names are in the facts")
 }
 
 unsafe extern "C" fn device_attribute(_: *mut i32, _: i32, _: i32) -> i32 {
-    fail("there are no numbered attributes")
+    fail("attributes are not numbered")
 }
 
 unsafe extern "C" fn driver_version(version: *mut i32) -> i32 {
@@ -236,8 +236,8 @@ unsafe extern "C" fn driver_version(version: *mut i32) -> i32 {
 unsafe extern "C" fn memory_info(free: *mut usize, total: *mut usize) -> i32 {
     // SAFETY: both are the caller's.
     unsafe {
-        *free = crate::memory::machine_bytes("MemAvailable").unwrap_or(0) as usize;
-        *total = crate::memory::machine_bytes("MemTotal").unwrap_or(0) as usize;
+        *free = crate::memory::meminfo_bytes("MemAvailable").unwrap_or(0) as usize;
+        *total = crate::memory::meminfo_bytes("MemTotal").unwrap_or(0) as usize;
     }
     0
 }
@@ -271,14 +271,14 @@ unsafe extern "C" fn free(ptr: u64) -> i32 {
     unsafe {
         let start = (ptr as *mut u8).sub(HEADER);
         let bytes = start.cast::<usize>().read();
-        std::alloc::dealloc(start, layout(bytes).expect("it was allocated with it"));
+        std::alloc::dealloc(start, layout(bytes).expect("`alloc` used the same layout"));
     }
     0
 }
 
 unsafe extern "C" fn alloc_pinned(to: *mut *mut c_void, bytes: usize, _: u32) -> i32 {
     let mut address = 0;
-    // SAFETY: as this function's.
+    // SAFETY: as for this function.
     let code = unsafe { alloc(&raw mut address, bytes) };
     if code == 0 {
         // SAFETY: `to` is the caller's.
@@ -315,7 +315,7 @@ unsafe extern "C" fn copy_to_host(to: *mut c_void, from: u64, bytes: usize, stre
 
 unsafe extern "C" fn copy_on_device(to: u64, from: u64, bytes: usize, stream: Handle) -> i32 {
     if queue::is_capturing(stream) {
-        return fail("a graph has launches only, not copies");
+        return fail("copies cannot be captured, only launches");
     }
     // SAFETY: the caller gives ranges of that many bytes.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
@@ -328,8 +328,8 @@ fn open(image: &[u8]) -> Result<Module, String> {
     let mut file = File::from(file);
     file.write_all(image).map_err(|error| error.to_string())?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    // SAFETY: the image is one of this program's own, and its initializers do nothing.
-    let library = unsafe { Library::new(path) }.map_err(|error| words_of(&error))?;
+    // SAFETY: the image is embedded in this program, and its initializers do nothing.
+    let library = unsafe { Library::new(path) }.map_err(|error| linker_message(&error))?;
     Ok(Module {
         library,
         file: Arc::new(file),

@@ -1,5 +1,5 @@
-//! Streams, events and graphs of the CPU that plays a GPU. Nothing is ever outstanding: work is done when it is queued.
-//! A stream that captures writes launches down instead, with a copy of their parameters, and a graph is that list.
+//! Streams, events and graphs of the CPU emulator. Nothing is ever outstanding: work runs when it is queued. A
+//! capturing stream records launches instead, with a copy of their parameters; a graph is that list.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use super::{fail, run};
 
 #[derive(Default)]
 struct Stream {
-    /// What was queued since the capture began, if one did.
+    /// Launches since the capture began, if the stream is capturing.
     captured: Mutex<Option<Vec<Node>>>,
 }
 
@@ -19,11 +19,11 @@ struct Node {
     grid: [u32; 3],
     n_threads: u32,
     shared_bytes: u32,
-    /// As aligned as any parameter.
+    /// u128, to be aligned for any parameter.
     params: Vec<u128>,
 }
 
-// SAFETY: functions are found by their address from any thread.
+// SAFETY: functions may be called by their address from any thread.
 unsafe impl Send for Node {}
 // SAFETY: as above.
 unsafe impl Sync for Node {}
@@ -32,15 +32,15 @@ type Event = Mutex<Option<Instant>>;
 type Graph = Arc<Vec<Node>>;
 
 /// # Safety
-/// The handle is a stream's, and the stream is not destroyed.
+/// The handle belongs to a stream that is not destroyed.
 unsafe fn captured<'a>(stream: Handle) -> std::sync::MutexGuard<'a, Option<Vec<Node>>> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let stream = unsafe { &*stream.cast::<Stream>() };
     stream.captured.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 pub(super) fn is_capturing(stream: Handle) -> bool {
-    // SAFETY: handles in the table's calls are of streams in use.
+    // SAFETY: calls of the table get handles of live streams.
     unsafe { captured(stream) }.is_some()
 }
 
@@ -80,7 +80,7 @@ pub(super) fn launch(launch: &Launch) -> i32 {
 
 pub(super) unsafe extern "C" fn fill_bytes(to: u64, byte: u8, bytes: usize, stream: Handle) -> i32 {
     if is_capturing(stream) {
-        return fail("a graph has launches only, not fills");
+        return fail("fills cannot be captured, only launches");
     }
     // SAFETY: the caller gives a range of that many bytes.
     unsafe { (to as *mut u8).write_bytes(byte, bytes) };
@@ -101,7 +101,7 @@ pub(super) unsafe extern "C" fn stream_destroy(stream: Handle) -> i32 {
 
 pub(super) unsafe extern "C" fn stream_synchronize(stream: Handle) -> i32 {
     if is_capturing(stream) {
-        return fail("a stream that captures cannot be waited for");
+        return fail("cannot wait for a capturing stream");
     }
     0
 }
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn event_elapsed(ms: *mut f32, start: Handle, end: 
     let [start, end] = unsafe { [&*start.cast::<Event>(), &*end.cast::<Event>()] };
     let time = |event: &Event| *event.lock().unwrap_or_else(|e| e.into_inner());
     let (Some(start), Some(end)) = (time(start), time(end)) else {
-        return fail("an event that was not recorded");
+        return fail("the event was not recorded");
     };
     // SAFETY: `ms` is the caller's.
     unsafe { *ms = end.saturating_duration_since(start).as_secs_f32() * 1e3 };
@@ -149,7 +149,7 @@ pub(super) unsafe extern "C" fn capture_begin(stream: Handle, _: i32) -> i32 {
     // SAFETY: the stream is in use.
     let mut captured = unsafe { captured(stream) };
     if captured.is_some() {
-        return fail("the stream captures already");
+        return fail("the stream is already capturing");
     }
     *captured = Some(Vec::new());
     0
@@ -158,7 +158,7 @@ pub(super) unsafe extern "C" fn capture_begin(stream: Handle, _: i32) -> i32 {
 pub(super) unsafe extern "C" fn capture_end(stream: Handle, to: *mut Handle) -> i32 {
     // SAFETY: the stream is in use.
     let Some(nodes) = unsafe { captured(stream) }.take() else {
-        return fail("the stream does not capture");
+        return fail("the stream is not capturing");
     };
     // SAFETY: `to` is the caller's.
     unsafe { *to = Box::into_raw(Box::<Graph>::new(Arc::new(nodes))).cast() };
@@ -183,13 +183,13 @@ pub(super) unsafe extern "C" fn graph_destroy(graph: Handle) -> i32 {
 
 pub(super) unsafe extern "C" fn graph_launch(graph: Handle, stream: Handle) -> i32 {
     if is_capturing(stream) {
-        return fail("a graph cannot be launched into a capture");
+        return fail("cannot launch a graph during a capture");
     }
     // SAFETY: it came from `graph_instantiate`.
     let nodes = unsafe { (*graph.cast::<Graph>()).clone() };
     for node in nodes.iter() {
         let params = node.params.as_ptr().cast::<c_void>();
-        // SAFETY: the modules of a device stay loaded as long as it is open, and its graphs keep it open.
+        // SAFETY: the modules of a device stay loaded while it is open, and its graphs keep it open.
         let code = unsafe {
             run(
                 node.function,

@@ -1,0 +1,3 @@
+//! The suites from outside.
+
+mod names;
