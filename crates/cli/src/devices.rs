@@ -14,7 +14,7 @@ use crate::args::DevicesArgs;
 use crate::output::{Out, size};
 
 /// Reported by builds without GPU kernels.
-const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 19 and ROCMFORGE_GPU_TARGETS=native or a \
+const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 22 and ROCMFORGE_GPU_TARGETS=native or a \
      list such as gfx1100,sm_80";
 
 #[derive(Serialize)]
