@@ -63,6 +63,11 @@ pub enum GpuError {
         /// The target to build for; empty for a device that is too old.
         wanted: String,
     },
+    /// The file with the kernels of a development build cannot be read.
+    #[error(
+        "the kernels of this development build cannot be read from {path}: {reason}; build it again, or with --release"
+    )]
+    KernelArchive { path: &'static str, reason: String },
     /// An image lacks a kernel or a number that it should have.
     #[error("the image {module} for {target} has no {name}; build the program again")]
     NoSymbol {

@@ -52,10 +52,10 @@ impl Gpu {
                 Image::find(&self.inner.target, module).ok_or_else(|| self.no(module, "kernel"))?;
             let mut handle = std::ptr::null_mut();
             let mut load = |image: &[u8]| self.inner.driver.own.load_module(image, &mut handle);
-            let assembled = image.unpack_assembled().map(|image| load(&image));
+            let assembled = image.unpack_assembled()?.map(|image| load(&image));
             let (code, said) = match assembled {
                 Some((0, said)) => (0, said),
-                _ => load(&image.unpack()),
+                _ => load(&image.unpack()?),
             };
             if code != 0 {
                 let more = format!("{said} (module {module} for {})", self.inner.target);
@@ -69,6 +69,12 @@ impl Gpu {
             modules.insert(module, loaded);
         }
         Ok(modules)
+    }
+
+    /// The modules that were loaded so far.
+    pub fn loaded_modules(&self) -> Vec<&'static str> {
+        let modules = self.inner.modules.lock().unwrap_or_else(|e| e.into_inner());
+        modules.keys().copied().collect()
     }
 
     fn no(&self, module: &str, name: &str) -> GpuError {
