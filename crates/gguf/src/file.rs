@@ -1,17 +1,16 @@
-//! Opens GGUF files: gets the bytes (mapped, read or passed in), parses the header once and keeps both. The layout
-//! follows ggml's `docs/gguf.md`: magic, version, tensor count, metadata count, metadata, tensor infos, padding to the
-//! alignment, tensor data.
+//! One GGUF file: its bytes (mapped, read or passed in) and its header, parsed once. The layout follows ggml's
+//! `docs/gguf.md`: magic, version, tensor count, metadata count, metadata, tensor infos, padding to the alignment, tensor
+//! data.
 
 use std::fs::File;
 use std::io::Read as _;
-use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::metadata::Metadata;
 use crate::reader::Reader;
-use crate::split;
 use crate::tensors::{TensorInfo, Tensors};
 
 /// Metadata key of the alignment, in bytes, of the data section and every tensor in it.
@@ -45,42 +44,7 @@ pub struct Gguf {
     pub(crate) tensors: Tensors,
 }
 
-/// The bytes of a file: mapped, owned or static.
-pub(crate) enum Bytes {
-    Mapped(memmap2::Mmap),
-    Owned(Vec<u8>),
-    Static(&'static [u8]),
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Owned(vec) => vec,
-            Bytes::Static(slice) => slice,
-        }
-    }
-}
-
-impl std::fmt::Debug for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.len())
-    }
-}
-
 impl Gguf {
-    /// Opens the file at `path`. The first part of a split model (`NAME-00001-of-00003.gguf`) opens all parts in its
-    /// folder as one model.
-    ///
-    /// # Errors
-    /// If the file cannot be read or is not GGUF version 2 or 3; if its header is damaged, truncated or inconsistent;
-    /// if it is a later part of a split model, or a part is missing or belongs to another model.
-    pub fn open(path: &Path, mode: LoadMode) -> Result<Gguf, Error> {
-        split::complete(Gguf::open_part(path, mode)?, path, mode)
-    }
-
     /// Opens one file without its other parts.
     pub(crate) fn open_part(path: &Path, mode: LoadMode) -> Result<Gguf, Error> {
         let io = |source| Error::Io {
@@ -118,23 +82,7 @@ impl Gguf {
         Gguf::parse(bytes)
     }
 
-    /// Parses a file embedded in the program, without copying it.
-    ///
-    /// # Errors
-    /// As [`Gguf::open`], and if the file is part of a split model.
-    pub fn from_static(bytes: &'static [u8]) -> Result<Gguf, Error> {
-        split::refuse_part(Gguf::parse(Bytes::Static(bytes))?)
-    }
-
-    /// Parses a file that is already in memory.
-    ///
-    /// # Errors
-    /// As [`Gguf::open`], and if the file is part of a split model.
-    pub fn from_vec(bytes: Vec<u8>) -> Result<Gguf, Error> {
-        split::refuse_part(Gguf::parse(Bytes::Owned(bytes))?)
-    }
-
-    fn parse(bytes: Bytes) -> Result<Gguf, Error> {
+    pub(crate) fn parse(bytes: Bytes) -> Result<Gguf, Error> {
         let bytes = Arc::new(bytes);
         let mut r = Reader::at(&bytes, 0);
         let magic = r.array("the magic")?;

@@ -5,11 +5,13 @@
 //! conversions, and [`Writer`] writes files.
 #![deny(unsafe_code)]
 
+mod bytes;
 mod display;
 mod error;
 mod file;
 mod metadata;
 mod new_file;
+mod open;
 mod owned;
 pub mod quant;
 mod reader;

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use crate::bytes::Bytes;
 use crate::error::Error;
-use crate::file::Bytes;
 use crate::reader::Reader;
 use crate::value::{Array, Strings, Value, ValueType, check};
 
