@@ -11,7 +11,7 @@
 mod gpu;
 mod standard;
 
-use rocmforge_cpu::{AttnSeq, AttnShape, KvSlice, attention};
+use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, KvSlice, attention};
 
 use crate::Effort;
 use crate::case::{Case, On, Prepared, Work, time_cpu};
@@ -257,8 +257,12 @@ fn on_cpu(cpu: &Cpu, kind: Kind, shape: Shape, data: Data) -> Prepared<'_> {
             })
             .collect();
         time_cpu(n, || {
-            let (k, v) = (KvSlice::F16(&k), KvSlice::F16(&v));
-            attention(cpu.isa, &cpu.pool, &attn, &q, k, v, &seqs, &mut out);
+            let inputs = AttnInputs {
+                q: &q,
+                k: KvSlice::F16(&k),
+                v: KvSlice::F16(&v),
+            };
+            attention(cpu.isa, &cpu.pool, &attn, inputs, &seqs, &mut out);
         })
     })
 }
@@ -299,9 +303,11 @@ mod tests {
                 Isa::detect(),
                 &Pool::new(2),
                 &attn,
-                &layout.rows(&shape, &data.q),
-                KvSlice::F16(&paged(&shape, &data.k)),
-                KvSlice::F16(&paged(&shape, &data.v)),
+                AttnInputs {
+                    q: &layout.rows(&shape, &data.q),
+                    k: KvSlice::F16(&paged(&shape, &data.k)),
+                    v: KvSlice::F16(&paged(&shape, &data.v)),
+                },
                 &seqs.collect::<Vec<_>>(),
                 &mut out,
             );

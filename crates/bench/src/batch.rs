@@ -225,7 +225,13 @@ fn compute(
         }
         (_, Passes::Separate) => {
             for (w, out) in weights.iter().zip(outs.iter_mut()) {
-                cpu::matmul(cpu.isa, &cpu.pool, w, acts, None, mode, out);
+                let product = cpu::Product {
+                    w: *w,
+                    bias: None,
+                    mode,
+                    out,
+                };
+                cpu::matmul(cpu.isa, &cpu.pool, acts, product);
             }
             if kind == Kind::Gated {
                 let (sides, out) = outs.split_at_mut(2);

@@ -102,7 +102,7 @@ pub(super) fn cpu_acts(cpu: &Cpu, ty: GgmlType, n_tokens: usize, n_in: usize) ->
     let x = Random(2).floats(n_tokens * n_in);
     let mut acts = cpu::Acts::new();
     let format = rocmforge_plan::act_format(ty);
-    acts.quantize(cpu.isa, &cpu.pool, &x, n_tokens, n_in, format);
+    acts.quantize(cpu.isa, &cpu.pool, &x, [n_tokens, n_in], format);
     acts
 }
 
@@ -122,8 +122,13 @@ fn on_cpu(cpu: &Cpu, copies: Copies, ty: GgmlType, shape: Shape) -> Prepared<'_>
                 data: &data[i * bytes..][..bytes],
             };
             i = (i + 1) % copies.n;
-            let mode = rocmforge_plan::OutMode::Store;
-            cpu::matmul(cpu.isa, &cpu.pool, &w, &acts, None, mode, &mut out);
+            let product = cpu::Product {
+                w,
+                bias: None,
+                mode: rocmforge_plan::OutMode::Store,
+                out: &mut out,
+            };
+            cpu::matmul(cpu.isa, &cpu.pool, &acts, product);
         })
     });
     match cpu::is_fast(cpu.isa, ty) {

@@ -1,7 +1,7 @@
 //! Filling the cache: a sequence grows from nothing to its context, a chunk of a prompt at a time, in every layer of the
 //! model.
 
-use rocmforge_cpu::{KvSliceMut, kv_append};
+use rocmforge_cpu::{KvLayout, KvSliceMut, kv_append};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvType, ops};
 
 use super::{KvShape, MODELS};
@@ -60,6 +60,11 @@ fn on_cpu(cpu: &Cpu, model: KvShape, n_ctx: usize) -> (usize, Prepared<'_>) {
     // Keys, then values, of each layer.
     let mut caches = vec![vec![0u16; n_ctx * width]; 2 * model.n_layers];
     let n_bytes = caches.iter().map(|cache| size_of_val(&cache[..])).sum();
+    let layout = KvLayout {
+        n_kv_heads: model.n_kv_heads,
+        dim: model.head_dim,
+        page: PAGE,
+    };
     let rows = Random(4).floats(CHUNK.min(n_ctx) * width);
     let slots: Vec<u32> = (0..n_ctx as u32).collect();
     let prepared = Prepared::new(work(&model, n_ctx), move |n| {
@@ -69,10 +74,8 @@ fn on_cpu(cpu: &Cpu, model: KvShape, n_ctx: usize) -> (usize, Prepared<'_>) {
                     kv_append(
                         cpu.isa,
                         &cpu.pool,
+                        &layout,
                         &rows[..len * width],
-                        model.n_kv_heads,
-                        model.head_dim,
-                        PAGE,
                         &slots[start..start + len],
                         KvSliceMut::F16(cache),
                     );

@@ -1,7 +1,7 @@
 //! Reading the cache through a page table: the attention of one token over a long context, with pages of several sizes
 //! that lie in order (as without a table) and in an order that nothing can foresee.
 
-use rocmforge_cpu::{AttnSeq, AttnShape, KvSlice, attention};
+use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, KvSlice, attention};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType};
 
@@ -119,8 +119,12 @@ fn on_cpu(cpu: &Cpu, page: usize, table: Vec<u32>, [n_ctx, n]: [usize; 2]) -> Pr
         time_cpu(n, || {
             let [k, v] = &copies[i];
             i = (i + 1) % copies.len();
-            let (k, v) = (KvSlice::F16(k), KvSlice::F16(v));
-            attention(cpu.isa, &cpu.pool, &shape, &q, k, v, &[seq], &mut out);
+            let inputs = AttnInputs {
+                q: &q,
+                k: KvSlice::F16(k),
+                v: KvSlice::F16(v),
+            };
+            attention(cpu.isa, &cpu.pool, &shape, inputs, &[seq], &mut out);
         })
     })
 }

@@ -1,13 +1,11 @@
-//! Matrix products against sums in f64 over the dequantized rows, for every format and
-//! instruction set.
+//! Matrix products against f64 sums over the dequantized rows, for every format and instruction set.
 
-mod common;
-
-use common::Rng;
-use rocmforge_cpu::{Acts, Isa, Pool, get_rows, is_fast, matmul};
+use rocmforge_cpu::{Acts, Isa, Pool, Product, get_rows, is_fast, matmul};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant;
 use rocmforge_plan::{ActFormat, OutMode, Weight, act_format};
+
+use crate::random::Rng;
 
 /// Formats with the byte offsets of the f16 fields in their blocks.
 const FORMATS: &[(GgmlType, &[usize])] = &[
@@ -29,7 +27,7 @@ const FORMATS: &[(GgmlType, &[usize])] = &[
     (GgmlType::MXFP4, &[]),
 ];
 
-/// Any codes, with finite scales of usual size.
+/// Random codes, with finite scales of typical size.
 fn weights(random: &mut Rng, ty: GgmlType, halves: &[usize], n: usize) -> Vec<u8> {
     let mut bytes = vec![0; ty.row_bytes(n).unwrap()];
     match ty {
@@ -64,6 +62,15 @@ fn set_scales(
     }
 }
 
+fn weight(ty: GgmlType, [n_out, n_in]: [usize; 2], data: &[u8]) -> Weight<'_> {
+    Weight {
+        ty,
+        n_out,
+        n_in,
+        data,
+    }
+}
+
 fn dequantized(w: &Weight<'_>) -> Vec<f32> {
     let mut out = vec![0.0; w.n_out * w.n_in];
     quant::dequantize(w.ty, w.data, &mut out).unwrap();
@@ -72,11 +79,12 @@ fn dequantized(w: &Weight<'_>) -> Vec<f32> {
 
 fn quantized(isa: Isa, x: &[f32], n_tokens: usize, format: ActFormat) -> Acts {
     let mut acts = Acts::new();
-    acts.quantize(isa, &Pool::new(1), x, n_tokens, x.len() / n_tokens, format);
+    let shape = [n_tokens, x.len() / n_tokens];
+    acts.quantize(isa, &Pool::new(1), x, shape, format);
     acts
 }
 
-/// Sums in f64, and what rounding errors are relative to: the sums of magnitudes.
+/// Computes each element as a sum in f64, with the sum of magnitudes that rounding errors are relative to.
 fn reference(w: &Weight<'_>, acts: &Acts) -> Vec<(f64, f64)> {
     let rows = dequantized(w);
     let mut x = vec![0.0; w.n_in];
@@ -92,13 +100,23 @@ fn reference(w: &Weight<'_>, acts: &Acts) -> Vec<(f64, f64)> {
     out
 }
 
+/// A product without bias that replaces `out`.
+fn store<'a>(w: &Weight<'a>, out: &'a mut [f32]) -> Product<'a> {
+    Product {
+        w: *w,
+        bias: None,
+        mode: OutMode::Store,
+        out,
+    }
+}
+
 fn product(isa: Isa, pool: &Pool, w: &Weight<'_>, acts: &Acts) -> Vec<f32> {
     let mut out = vec![f32::NAN; acts.n_tokens() * w.n_out];
-    matmul(isa, pool, w, acts, None, OutMode::Store, &mut out);
+    matmul(isa, pool, acts, store(w, &mut out));
     out
 }
 
-/// Compares with [`reference`]. The bound allows for a chain of f32 additions, one for each block.
+/// Compares with [`reference`]. The bound allows for a chain of f32 additions, one per block.
 fn check(isa: Isa, w: &Weight<'_>, acts: &Acts, what: &str) {
     let out = product(isa, &Pool::new(1), w, acts);
     for (i, (y, (sum, magnitude))) in out.iter().zip(reference(w, acts)).enumerate() {
@@ -121,8 +139,13 @@ fn formats() -> impl Iterator<Item = (GgmlType, &'static [usize], usize)> {
     })
 }
 
+/// Formats with blocks of `block_len` values.
+fn formats_of(block_len: usize) -> impl Iterator<Item = (GgmlType, &'static [usize], usize)> {
+    formats().filter(move |(ty, ..)| ty.block_len() == block_len)
+}
+
 #[test]
-fn every_format_is_listed() {
+fn every_supported_format_is_tested() {
     for ty in GgmlType::ALL {
         let listed = FORMATS.iter().any(|(listed, _)| listed == ty);
         assert_eq!(listed, ty.can_dequantize(), "{}", ty.name());
@@ -130,7 +153,7 @@ fn every_format_is_listed() {
 }
 
 #[test]
-fn every_vector_instruction_set_has_every_format() {
+fn every_vector_instruction_set_supports_every_format() {
     for isa in Isa::available() {
         for (ty, ..) in FORMATS {
             assert_eq!(is_fast(isa, *ty), isa != Isa::Scalar, "{isa} {}", ty.name());
@@ -147,12 +170,7 @@ fn random_products_match_f64() {
                 for n_tokens in [1, 2, 3, 7] {
                     let (n_in, n_out) = (n_blocks * block, 11);
                     let data = weights(&mut random, ty, halves, n_in * n_out);
-                    let w = Weight {
-                        ty,
-                        n_out,
-                        n_in,
-                        data: &data,
-                    };
+                    let w = weight(ty, [n_out, n_in], &data);
                     let x = random.vec(n_in * n_tokens);
                     let acts = quantized(isa, &x, n_tokens, act_format(ty));
                     check(isa, &w, &acts, &format!("{n_in} in, {n_tokens} tokens"));
@@ -163,23 +181,18 @@ fn random_products_match_f64() {
 }
 
 #[test]
-fn plain_rows_of_any_length() {
+fn float_rows_of_any_length_match_f64() {
     let mut random = Rng(2);
     for isa in Isa::available() {
         for ty in [GgmlType::F32, GgmlType::F16, GgmlType::BF16] {
             for n_in in (1..40).chain([511, 512, 513, 1030, 1537]) {
                 for n_tokens in [1, 3, 5] {
                     let data = weights(&mut random, ty, &[0], n_in * 5);
-                    let w = Weight {
-                        ty,
-                        n_out: 5,
-                        n_in,
-                        data: &data,
-                    };
+                    let w = weight(ty, [5, n_in], &data);
                     let x = random.vec(n_in * n_tokens);
                     // A buffer that was larger before must not leave old values in the tail.
                     let mut acts = quantized(isa, &[9.0; 3000], 1, ActFormat::F32);
-                    acts.quantize(isa, &Pool::new(1), &x, n_tokens, n_in, ActFormat::F32);
+                    acts.quantize(isa, &Pool::new(1), &x, [n_tokens, n_in], ActFormat::F32);
                     check(isa, &w, &acts, &format!("{n_in} in, {n_tokens} tokens"));
                 }
             }
@@ -187,23 +200,21 @@ fn plain_rows_of_any_length() {
     }
 }
 
-/// The largest integer sums a format can make: they must not saturate or wrap.
-#[test]
-fn extreme_codes_match_f64() {
-    for isa in Isa::available() {
-        for (ty, halves, block) in formats().filter(|(ty, ..)| ty.block_len() > 1) {
+/// The largest integer sums that formats of `block_len` values can produce must not saturate or wrap. The scalar code
+/// has no integer sums.
+fn check_extreme_codes(block_len: usize) {
+    for isa in Isa::available()
+        .into_iter()
+        .filter(|isa| *isa != Isa::Scalar)
+    {
+        for (ty, halves, block) in formats_of(block_len) {
             let (n_in, n_out) = (4 * block, 9);
             for fill in [0x00, 0xff, 0x7f, 0x80, 0x88, 0x77, 0xf0, 0x0f, 0x20, 0xdf] {
                 let mut data = vec![fill; ty.row_bytes(n_in * n_out).unwrap()];
                 for block in data.chunks_exact_mut(ty.block_bytes()) {
                     set_scales(block, ty, halves, |i| 1.0 - 0.5 * i as f32);
                 }
-                let w = Weight {
-                    ty,
-                    n_out,
-                    n_in,
-                    data: &data,
-                };
+                let w = weight(ty, [n_out, n_in], &data);
                 let patterns: [fn(usize) -> f32; 5] = [
                     |_| 1.0,
                     |_| -1.0,
@@ -225,10 +236,21 @@ fn extreme_codes_match_f64() {
 }
 
 #[test]
-fn results_do_not_depend_on_company() {
+fn extreme_codes_of_blocks_of_32_match_f64() {
+    check_extreme_codes(32);
+}
+
+#[test]
+fn extreme_codes_of_blocks_of_256_match_f64() {
+    check_extreme_codes(256);
+}
+
+/// Each token of a batch must have the bits it has alone, for any number of rows and threads.
+fn check_batches(block_len: usize) {
     let mut random = Rng(3);
+    let pools = [Pool::new(1), Pool::new(3)];
     for isa in Isa::available() {
-        for (ty, halves, block) in formats() {
+        for (ty, halves, block) in formats_of(block_len) {
             let n_in = match ty.block_len() {
                 1 => 1111,
                 32 => 37 * 32,
@@ -236,35 +258,49 @@ fn results_do_not_depend_on_company() {
             };
             for n_out in [1, 8, 29, 67] {
                 let data = weights(&mut random, ty, halves, n_in * n_out);
-                let w = Weight {
-                    ty,
-                    n_out,
-                    n_in,
-                    data: &data,
-                };
+                let w = weight(ty, [n_out, n_in], &data);
                 let x = random.vec(n_in * 17);
-                let one = Pool::new(1);
                 let alone: Vec<u32> = x
                     .chunks_exact(n_in)
-                    .flat_map(|x| product(isa, &one, &w, &quantized(isa, x, 1, act_format(ty))))
+                    .flat_map(|x| {
+                        product(isa, &pools[0], &w, &quantized(isa, x, 1, act_format(ty)))
+                    })
                     .map(f32::to_bits)
                     .collect();
-                for n_tokens in 1..=17 {
-                    for n_threads in [1, 3] {
+                // The scalar code computes each token on its own.
+                let step = if isa == Isa::Scalar { 8 } else { 1 };
+                for n_tokens in (1..=17).step_by(step) {
+                    for pool in &pools {
                         let x = &x[..n_tokens * n_in];
                         let acts = quantized(isa, x, n_tokens, act_format(ty));
-                        let y = product(isa, &Pool::new(n_threads), &w, &acts);
+                        let y = product(isa, pool, &w, &acts);
                         let y: Vec<u32> = y.into_iter().map(f32::to_bits).collect();
                         assert!(
                             y == alone[..n_tokens * n_out],
-                            "{isa} {}: {n_tokens} tokens, {n_out} rows, {n_threads} threads",
-                            ty.name()
+                            "{isa} {}: {n_tokens} tokens, {n_out} rows, {} threads",
+                            ty.name(),
+                            pool.n_threads()
                         );
                     }
                 }
             }
         }
     }
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_float_formats() {
+    check_batches(1);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_blocks_of_32() {
+    check_batches(32);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_blocks_of_256() {
+    check_batches(256);
 }
 
 /// Enough tokens and rows for several tasks in both directions.
@@ -275,12 +311,7 @@ fn tiles_cover_the_output() {
         for (ty, n_in) in [(GgmlType::Q4_K, 16384), (GgmlType::F16, 8192)] {
             let (n_out, n_tokens) = (37, 101);
             let data = weights(&mut random, ty, &[0, 2], n_in * n_out);
-            let w = Weight {
-                ty,
-                n_out,
-                n_in,
-                data: &data,
-            };
+            let w = weight(ty, [n_out, n_in], &data);
             let x = random.vec(n_in * n_tokens);
             let acts = quantized(isa, &x, n_tokens, act_format(ty));
             let y = product(isa, &Pool::new(2), &w, &acts);
@@ -306,12 +337,7 @@ fn bias_and_residual_are_added() {
             for n_tokens in [1, 2, 6] {
                 let (n_in, n_out) = (2 * block, 21);
                 let data = weights(&mut random, ty, halves, n_in * n_out);
-                let w = Weight {
-                    ty,
-                    n_out,
-                    n_in,
-                    data: &data,
-                };
+                let w = weight(ty, [n_out, n_in], &data);
                 let acts = quantized(isa, &random.vec(n_in * n_tokens), n_tokens, act_format(ty));
                 let pool = Pool::new(1);
                 let plain = product(isa, &pool, &w, &acts);
@@ -323,7 +349,13 @@ fn bias_and_residual_are_added() {
                     (Some(&bias), OutMode::Add),
                 ] {
                     let mut out = old.clone();
-                    matmul(isa, &pool, &w, &acts, bias.map(|b| &b[..]), mode, &mut out);
+                    let product = Product {
+                        w,
+                        bias: bias.map(|b| &b[..]),
+                        mode,
+                        out: &mut out,
+                    };
+                    matmul(isa, &pool, &acts, product);
                     for (i, y) in out.iter().enumerate() {
                         let mut expected = plain[i];
                         if let Some(bias) = bias {
@@ -340,7 +372,7 @@ fn bias_and_residual_are_added() {
     }
 }
 
-/// ggml's `quantize_row_q8_0` and `quantize_row_q8_K`, written from their definitions.
+/// ggml's `quantize_row_q8_0` and `quantize_row_q8_K`, implemented from their definitions.
 fn expected_codes(x: &[f32], format: ActFormat) -> Vec<(f32, Vec<i8>)> {
     let blocks = x.chunks_exact(format.block_len());
     blocks
@@ -367,7 +399,7 @@ fn expected_codes(x: &[f32], format: ActFormat) -> Vec<(f32, Vec<i8>)> {
 }
 
 #[test]
-fn activations_are_ggmls() {
+fn quantized_activations_match_ggml() {
     let mut random = Rng(6);
     for isa in Isa::available() {
         for format in [ActFormat::Q8x32, ActFormat::Q8x256] {
@@ -389,13 +421,13 @@ fn activations_are_ggmls() {
 }
 
 #[test]
-fn activations_have_the_same_bits_on_every_instruction_set() {
+fn quantized_activations_are_equal_on_every_instruction_set() {
     let mut random = Rng(7);
     let magnitudes = [0.0, 1e-45, 1e-39, 1e-36, 1e-20, 1e-4, 1.0, 1e4, 1e9, 1e38];
     for format in [ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256] {
         for (i, magnitude) in magnitudes.iter().enumerate() {
             let mut x: Vec<f32> = random.vec(512).iter().map(|x| x * magnitude).collect();
-            // Ties of rounding, both zeros, the largest value at either end.
+            // Rounding ties, both zeros, and the largest value at either end.
             x[3] = 0.5 / 127.0 * magnitude;
             x[4] = -1.5 / 127.0 * magnitude;
             x[5] = -0.0;
@@ -413,9 +445,9 @@ fn activations_have_the_same_bits_on_every_instruction_set() {
     }
 }
 
-/// A value that is not a number must not turn into one.
+/// A value that is not finite must not become finite.
 #[test]
-fn nan_and_infinity_reach_the_output() {
+fn nan_and_infinity_propagate_to_the_output() {
     let mut random = Rng(8);
     for isa in Isa::available() {
         for (ty, halves, block) in formats() {
@@ -423,12 +455,7 @@ fn nan_and_infinity_reach_the_output() {
                 for n_tokens in [1, 4] {
                     let n_in = 2 * block.max(32);
                     let data = weights(&mut random, ty, halves, n_in * 3);
-                    let w = Weight {
-                        ty,
-                        n_out: 3,
-                        n_in,
-                        data: &data,
-                    };
+                    let w = weight(ty, [3, n_in], &data);
                     let mut x = random.vec(n_in * n_tokens);
                     x[n_in - 7] = bad;
                     let acts = quantized(isa, &x, n_tokens, act_format(ty));
@@ -443,17 +470,12 @@ fn nan_and_infinity_reach_the_output() {
 }
 
 #[test]
-fn rows_are_dequantized() {
+fn get_rows_dequantizes() {
     let mut random = Rng(9);
     for (ty, halves, block) in formats() {
         let (n_in, n_out) = (2 * block, 7);
         let data = weights(&mut random, ty, halves, n_in * n_out);
-        let w = Weight {
-            ty,
-            n_out,
-            n_in,
-            data: &data,
-        };
+        let w = weight(ty, [n_out, n_in], &data);
         let all = dequantized(&w);
         let ids = [6, 0, 3, 3];
         let mut out = vec![0.0; ids.len() * n_in];
@@ -465,20 +487,15 @@ fn rows_are_dequantized() {
 }
 
 #[test]
-fn nothing_in_is_nothing_out() {
+fn accepts_empty_batches() {
     for isa in Isa::available() {
         let pool = Pool::new(2);
         let mut acts = Acts::new();
-        acts.quantize(isa, &pool, &[], 0, 256, ActFormat::Q8x256);
+        acts.quantize(isa, &pool, &[], [0, 256], ActFormat::Q8x256);
         let ty = GgmlType::Q4_K;
         let data = [0; 144];
-        let w = Weight {
-            ty,
-            n_out: 1,
-            n_in: 256,
-            data: &data,
-        };
-        matmul(isa, &pool, &w, &acts, None, OutMode::Store, &mut []);
+        let w = weight(ty, [1, 256], &data);
+        matmul(isa, &pool, &acts, store(&w, &mut []));
         get_rows(&w, &[], &mut []);
     }
 }
@@ -488,26 +505,15 @@ fn wrong_shapes_panic() {
     let case = |n_out: usize, n_in: usize, bias: Option<usize>, out: usize, format| {
         std::panic::catch_unwind(|| {
             let data = [0; 34 * 4];
-            let w = Weight {
-                ty: GgmlType::Q8_0,
-                n_out,
-                n_in,
-                data: &data,
-            };
+            let w = weight(GgmlType::Q8_0, [n_out, n_in], &data);
             let acts = quantized(Isa::detect(), &[0.0; 128], 2, format);
             let bias = bias.map(|n| vec![0.0; n]);
             let mut out = vec![0.0; out];
-            let pool = Pool::new(1);
-            let mode = OutMode::Store;
-            matmul(
-                Isa::detect(),
-                &pool,
-                &w,
-                &acts,
-                bias.as_deref(),
-                mode,
-                &mut out,
-            );
+            let product = Product {
+                bias: bias.as_deref(),
+                ..store(&w, &mut out)
+            };
+            matmul(Isa::detect(), &Pool::new(1), &acts, product);
         })
         .is_ok()
     };

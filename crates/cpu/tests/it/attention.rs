@@ -1,14 +1,13 @@
-//! Attention against its definition in f64, and bit-equality over every way to cut the work.
+//! Attention against its definition in f64, and bit-equality for every way of splitting the work.
 
-mod common;
-
-use common::Rng;
 use half::f16;
-use rocmforge_cpu::{AttnSeq, AttnShape, HeadCode, Isa, KvSlice, Pool, attention};
+use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, HeadCode, Isa, KvSlice, Pool, attention};
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
+
+use crate::random::Rng;
 
 const LLAMA_1B: AttnShape = AttnShape {
     n_heads: 32,
@@ -29,7 +28,7 @@ enum Dtype {
     Heads(HeadCode),
 }
 
-/// The types that can keep heads of `shape`.
+/// The cache types that can hold heads of `shape`.
 fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
     let blocks = shape.k_dim.is_multiple_of(32) && shape.v_dim.is_multiple_of(32);
     let q8 = blocks.then_some(Dtype::Q8);
@@ -38,7 +37,7 @@ fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
     any.into_iter().chain(q8).chain(small).collect()
 }
 
-/// A sequence whose content depends on its seed alone.
+/// A sequence whose content depends only on its seed.
 struct Seq {
     /// [len, n_heads * k_dim], [len, n_kv_heads, k_dim], [len, n_kv_heads, v_dim]
     q: Vec<f32>,
@@ -48,8 +47,8 @@ struct Seq {
 }
 
 impl Seq {
-    /// Values that every cache type but those of heads holds exactly, so that these see the same ones: each run of
-    /// 32 is integers up to 127, which occurs, times a power of two.
+    /// Generates values that all cache types except `Heads` hold exactly: each run of 32 consists of integers up to
+    /// 127, which occurs, times a power of two.
     fn new(shape: &AttnShape, len: usize, seed: u64) -> Seq {
         let mut rng = Rng(seed);
         let mut coded = |n: usize, factor: f32| -> Vec<f32> {
@@ -73,7 +72,7 @@ impl Seq {
         }
     }
 
-    /// With the keys and values that are left in such heads.
+    /// Rounds the keys and values as a cache of such heads does.
     fn in_heads(mut self, shape: &AttnShape, code: HeadCode) -> Seq {
         for (x, dim) in [(&mut self.k, shape.k_dim), (&mut self.v, shape.v_dim)] {
             for row in x.chunks_exact_mut(dim) {
@@ -96,7 +95,7 @@ impl Seq {
         &self.q[pos * width..(pos + 1) * width]
     }
 
-    /// One row of output, by the definition.
+    /// Computes one row of output by the definition.
     fn expected(&self, shape: &AttnShape, pos: usize) -> Vec<f64> {
         let first = shape
             .window
@@ -133,7 +132,7 @@ impl Seq {
     }
 }
 
-/// A paged cache; slots that hold no position are NaN.
+/// A paged cache. Slots without a position are NaN.
 struct Cache {
     k: Vec<f32>,
     v: Vec<f32>,
@@ -148,7 +147,7 @@ struct Cache {
     dims: [usize; 2],
 }
 
-/// The blocks of whole rows; those of slots without a position have a scale that is NaN.
+/// Quantizes whole rows to blocks. Slots without a position get a NaN scale.
 fn blocks(x: &[f32]) -> Vec<Q8_0> {
     x.chunks_exact(32)
         .map(|x| match x[0].is_nan() {
@@ -166,7 +165,7 @@ fn stored(row: &[f32], code: HeadCode) -> Vec<u8> {
     let mut head = vec![0; code.head_bytes(row.len())];
     match code {
         HeadCode::F8E4M3 => f8::store(row, &mut head),
-        // A block of which the rest is zeros, which says nothing of its scale.
+        // A block padded with zeros, which do not change the scale.
         HeadCode::Q8_0 => {
             let mut x = [0.0; 32];
             x[..row.len()].copy_from_slice(row);
@@ -187,7 +186,7 @@ fn heads(x: &[f32], dim: usize, code: HeadCode) -> Vec<u8> {
 }
 
 impl Cache {
-    /// Holds the first `lens[i]` positions of each sequence in blocks of random order.
+    /// Stores the first `lens[i]` positions of each sequence in randomly ordered blocks.
     fn new(shape: &AttnShape, seqs: &[&Seq], lens: &[usize], dtype: Dtype, rng: &mut Rng) -> Cache {
         let n_pages: Vec<usize> = lens.iter().map(|len| len.div_ceil(shape.page)).collect();
         let n_blocks = n_pages.iter().sum::<usize>() + 3;
@@ -252,7 +251,8 @@ impl Cache {
     }
 }
 
-/// Positions `from..to` of each sequence in one call; the output rows of each.
+/// Runs positions `from..to` of each sequence in one call, with a cache that ends with them. Returns the output rows of
+/// each.
 fn attend(
     isa: Isa,
     pool: &Pool,
@@ -264,6 +264,17 @@ fn attend(
     let seqs: Vec<&Seq> = parts.iter().map(|p| p.0).collect();
     let lens: Vec<usize> = parts.iter().map(|p| p.2).collect();
     let cache = Cache::new(shape, &seqs, &lens, dtype, rng);
+    attend_in(&cache, isa, pool, shape, parts)
+}
+
+/// Like [`attend`], with the given cache of the sequences of `parts`.
+fn attend_in(
+    cache: &Cache,
+    isa: Isa,
+    pool: &Pool,
+    shape: &AttnShape,
+    parts: &[(&Seq, usize, usize)],
+) -> Vec<Vec<f32>> {
     let mut q = Vec::new();
     let mut attn_seqs = Vec::new();
     let mut first_row = 0;
@@ -280,7 +291,8 @@ fn attend(
     let width = shape.n_heads * shape.v_dim;
     let mut out = vec![f32::NAN; first_row * width];
     let (k, v) = cache.slices();
-    attention(isa, pool, shape, &q, k, v, &attn_seqs, &mut out);
+    let inputs = AttnInputs { q: &q, k, v };
+    attention(isa, pool, shape, inputs, &attn_seqs, &mut out);
     attn_seqs
         .iter()
         .map(|s| out[s.first_row * width..][..s.n_rows * width].to_vec())
@@ -316,9 +328,13 @@ fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
     }
 }
 
-#[test]
-fn follows_the_definition() {
-    let shape = |n_heads, n_kv_heads, k_dim, v_dim, page, window| AttnShape {
+fn shape(
+    [n_heads, n_kv_heads]: [usize; 2],
+    [k_dim, v_dim]: [usize; 2],
+    page: usize,
+    window: Option<u32>,
+) -> AttnShape {
+    AttnShape {
         n_heads,
         n_kv_heads,
         k_dim,
@@ -327,135 +343,221 @@ fn follows_the_definition() {
         scale: 1.0 / (k_dim as f32).sqrt(),
         soft_cap: None,
         window,
-    };
-    for (shape, ranges) in [
-        (
-            LLAMA_1B,
-            &[(0, 1), (0, 5), (0, 70), (15, 18), (63, 64), (200, 231)][..],
-        ),
-        (
-            shape(14, 2, 64, 64, 16, None),
-            &[(0, 1), (0, 40), (100, 101)],
-        ),
-        (shape(9, 3, 64, 64, 64, None), &[(0, 90), (127, 129)]),
-        (shape(4, 4, 128, 128, 32, None), &[(0, 66), (95, 96)]),
-        (
-            shape(8, 4, 256, 256, 16, Some(20)),
-            &[(0, 60), (300, 301), (300, 340)],
-        ),
-        (shape(2, 1, 32, 32, 16, Some(1)), &[(0, 40)]),
-        (shape(6, 2, 40, 24, 16, Some(33)), &[(0, 80), (64, 65)]),
-        (shape(4, 1, 192, 128, 32, None), &[(0, 20), (40, 41)]),
-        (shape(5, 1, 96, 160, 32, None), &[(0, 20), (40, 41)]),
-        (shape(3, 3, 160, 96, 16, None), &[(0, 20), (40, 41)]),
-        (shape(3, 3, 37, 5, 48, None), &[(0, 50), (96, 97)]),
-        (shape(2, 2, 1, 1, 16, None), &[(0, 20)]),
-        (shape(8, 2, 8, 16, 16, None), &[(0, 40), (70, 71)]),
-        // Several segments, whole and behind a window.
-        (
-            shape(2, 1, 32, 32, 64, None),
-            &[(1020, 1030), (2047, 2049), (3100, 3101)],
-        ),
-        (
-            shape(2, 1, 32, 32, 64, Some(1100)),
-            &[(1020, 1060), (2100, 2200), (3100, 3101)],
-        ),
-    ] {
-        for &(from, to) in ranges {
-            check_against_definition(&shape, from, to);
-            // Scores reach 8, so that these bounds bite and nearly do not.
-            for cap in [1.5, 50.0] {
-                let capped = AttnShape {
-                    soft_cap: Some(cap),
-                    ..shape
-                };
-                check_against_definition(&capped, from, to);
-            }
+    }
+}
+
+/// A shape, and the ranges of positions to compute.
+type Case = (AttnShape, &'static [(usize, usize)]);
+
+fn check_all(cases: &[Case]) {
+    for (shape, ranges) in cases {
+        for &(from, to) in *ranges {
+            check_against_definition(shape, from, to);
         }
     }
 }
 
-/// Every row of `seqs`, computed one by one, alone, on one thread.
-fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, dtype: Dtype) -> Vec<Vec<f32>> {
-    let pool = Pool::new(1);
-    let row = |pos| {
-        attend(
-            isa,
-            &pool,
-            shape,
-            &[(seq, pos, pos + 1)],
-            dtype,
-            &mut Rng(3),
-        )
-        .remove(0)
-    };
-    (0..seq.len).map(row).collect()
+fn heads_of_64() -> Vec<Case> {
+    vec![
+        (
+            LLAMA_1B,
+            &[(0, 1), (0, 5), (0, 70), (15, 18), (63, 64), (200, 231)],
+        ),
+        (
+            shape([14, 2], [64, 64], 16, None),
+            &[(0, 1), (0, 40), (100, 101)],
+        ),
+        (shape([9, 3], [64, 64], 64, None), &[(0, 90), (127, 129)]),
+    ]
+}
+
+fn large_heads() -> Vec<Case> {
+    vec![
+        (shape([4, 4], [128, 128], 32, None), &[(0, 66), (95, 96)]),
+        (
+            shape([8, 4], [256, 256], 16, Some(20)),
+            &[(0, 60), (300, 301), (300, 340)],
+        ),
+        (shape([4, 1], [192, 128], 32, None), &[(0, 20), (40, 41)]),
+        (shape([5, 1], [96, 160], 32, None), &[(0, 20), (40, 41)]),
+        (shape([3, 3], [160, 96], 16, None), &[(0, 20), (40, 41)]),
+    ]
+}
+
+fn small_and_odd_heads() -> Vec<Case> {
+    vec![
+        (shape([2, 1], [32, 32], 16, Some(1)), &[(0, 40)]),
+        (shape([6, 2], [40, 24], 16, Some(33)), &[(0, 80), (64, 65)]),
+        (shape([3, 3], [37, 5], 48, None), &[(0, 50), (96, 97)]),
+        (shape([2, 2], [1, 1], 16, None), &[(0, 20)]),
+        (shape([8, 2], [8, 16], 16, None), &[(0, 40), (70, 71)]),
+    ]
+}
+
+/// Several segments, without and with a window.
+fn long_sequences() -> Vec<Case> {
+    vec![
+        (
+            shape([2, 1], [32, 32], 64, None),
+            &[(1020, 1030), (2047, 2049), (3100, 3101)],
+        ),
+        (
+            shape([2, 1], [32, 32], 64, Some(1100)),
+            &[(1020, 1060), (2100, 2200), (3100, 3101)],
+        ),
+    ]
 }
 
 #[test]
-fn bits_do_not_depend_on_chunks_company_pages_or_threads() {
+fn heads_of_64_match_the_definition() {
+    check_all(&heads_of_64());
+}
+
+#[test]
+fn large_heads_match_the_definition() {
+    check_all(&large_heads());
+}
+
+#[test]
+fn small_and_odd_heads_match_the_definition() {
+    check_all(&small_and_odd_heads());
+}
+
+#[test]
+fn long_sequences_match_the_definition() {
+    check_all(&long_sequences());
+}
+
+/// Scores reach 8: the first bound changes most of them, the second hardly any.
+const SOFT_CAPS: [f32; 2] = [1.5, 50.0];
+
+fn check_soft_caps(cases: Vec<Case>) {
+    for (shape, ranges) in cases {
+        check_all(&SOFT_CAPS.map(|cap| {
+            let soft_cap = Some(cap);
+            (AttnShape { soft_cap, ..shape }, ranges)
+        }));
+    }
+}
+
+/// Every cache type, blocks seen in full and in part, and several segments.
+#[test]
+fn soft_caps_match_the_definition() {
+    check_soft_caps(vec![
+        (shape([4, 2], [64, 64], 16, None), &[(0, 20), (40, 41)]),
+        (shape([6, 2], [40, 24], 16, Some(33)), &[(30, 50)]),
+        (shape([8, 2], [8, 16], 16, None), &[(0, 20)]),
+        (shape([2, 1], [32, 32], 64, None), &[(1020, 1030)]),
+    ]);
+}
+
+#[test]
+#[ignore = "exhaustive: run by .ci/run --full"]
+fn soft_caps_match_the_definition_for_all_shapes() {
+    check_soft_caps(heads_of_64());
+    check_soft_caps(large_heads());
+    check_soft_caps(small_and_odd_heads());
+    check_soft_caps(long_sequences());
+}
+
+/// Computes every row of `seq` in a call of its own, on one thread.
+fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, dtype: Dtype) -> Vec<Vec<f32>> {
+    let pool = Pool::new(1);
+    let cache = Cache::new(shape, &[seq], &[seq.len], dtype, &mut Rng(3));
+    let row = |pos| attend_in(&cache, isa, &pool, shape, &[(seq, pos, pos + 1)]).remove(0);
+    (0..seq.len).map(row).collect()
+}
+
+/// Compares random batches of chunks of sequences, on random numbers of threads and with random page sizes, with the
+/// same rows computed one by one.
+fn check_batches(dtype: Dtype) {
     let pools = [Pool::new(1), Pool::new(2), Pool::new(7)];
     let mut rng = Rng(11);
+    let mut n_checked = 0;
     for (n_heads, n_kv_heads, k_dim, v_dim, window) in [
         (8, 2, 64, 64, None),
         (7, 1, 32, 48, None),
         (6, 2, 96, 32, Some(50)),
         (3, 3, 40, 40, Some(37)),
         (4, 2, 128, 128, Some(64)),
+        (4, 2, 24, 8, None),
     ] {
         let mut shape = AttnShape {
-            n_heads,
-            n_kv_heads,
-            k_dim,
-            v_dim,
-            page: 16,
             scale: 0.1,
             soft_cap: (n_heads == 4).then_some(0.7),
-            window,
+            ..shape([n_heads, n_kv_heads], [k_dim, v_dim], 16, window)
         };
+        if !dtypes(&shape).contains(&dtype) {
+            continue;
+        }
         let seqs: Vec<Seq> = [150, 1, 33, 97]
             .iter()
             .zip(1..)
             .map(|(&n, i)| Seq::new(&shape, n, i))
             .collect();
-        for dtype in dtypes(&shape) {
-            for isa in Isa::available() {
-                shape.page = 16;
-                let expected: Vec<_> = seqs
-                    .iter()
-                    .map(|seq| row_by_row(isa, &shape, seq, dtype))
+        for isa in Isa::available() {
+            shape.page = 16;
+            let expected: Vec<_> = seqs
+                .iter()
+                .map(|seq| row_by_row(isa, &shape, seq, dtype))
+                .collect();
+            let n_rounds = if isa == Isa::Scalar { 3 } else { 40 };
+            for _ in 0..n_rounds {
+                shape.page = [16, 32, 64][rng.below(3)];
+                let pool = &pools[rng.below(3)];
+                let n_parts = 1 + rng.below(seqs.len());
+                let mut picks: Vec<usize> = (0..seqs.len()).collect();
+                let parts: Vec<(usize, usize, usize)> = (0..n_parts)
+                    .map(|_| {
+                        let i = picks.swap_remove(rng.below(picks.len()));
+                        let from = rng.below(seqs[i].len);
+                        (i, from, from + rng.below(seqs[i].len - from + 1))
+                    })
                     .collect();
-                let n_rounds = if isa == Isa::Scalar { 3 } else { 40 };
-                for _ in 0..n_rounds {
-                    shape.page = [16, 32, 64][rng.below(3)];
-                    let pool = &pools[rng.below(3)];
-                    let n_parts = 1 + rng.below(seqs.len());
-                    let mut picks: Vec<usize> = (0..seqs.len()).collect();
-                    let parts: Vec<(usize, usize, usize)> = (0..n_parts)
-                        .map(|_| {
-                            let i = picks.swap_remove(rng.below(picks.len()));
-                            let from = rng.below(seqs[i].len);
-                            (i, from, from + rng.below(seqs[i].len - from + 1))
-                        })
-                        .collect();
-                    let args: Vec<_> = parts.iter().map(|&(i, a, b)| (&seqs[i], a, b)).collect();
-                    let out = attend(isa, pool, &shape, &args, dtype, &mut rng);
-                    for (&(i, from, to), out) in parts.iter().zip(&out) {
-                        let expected = expected[i][from..to].concat();
-                        let same = out
-                            .iter()
-                            .zip(&expected)
-                            .all(|(a, b)| a.to_bits() == b.to_bits());
-                        assert!(
-                            same && out.len() == expected.len(),
-                            "{isa} {dtype:?} {shape:?} {parts:?}, {} threads",
-                            pool.n_threads()
-                        );
-                    }
+                let args: Vec<_> = parts.iter().map(|&(i, a, b)| (&seqs[i], a, b)).collect();
+                let out = attend(isa, pool, &shape, &args, dtype, &mut rng);
+                for (&(i, from, to), out) in parts.iter().zip(&out) {
+                    let expected = expected[i][from..to].concat();
+                    let same = out
+                        .iter()
+                        .zip(&expected)
+                        .all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(
+                        same && out.len() == expected.len(),
+                        "{isa} {dtype:?} {shape:?} {parts:?}, {} threads",
+                        pool.n_threads()
+                    );
                 }
+                n_checked += 1;
             }
         }
     }
+    assert!(n_checked > 0, "no shape has heads of {dtype:?}");
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_f16() {
+    check_batches(Dtype::F16);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_f32() {
+    check_batches(Dtype::F32);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_q8_0() {
+    check_batches(Dtype::Q8);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_fp8() {
+    check_batches(Dtype::Heads(HeadCode::F8E4M3));
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_small_q8_0_heads() {
+    check_batches(Dtype::Heads(HeadCode::Q8_0));
 }
 
 #[test]
@@ -473,7 +575,7 @@ fn bits_do_not_depend_on_how_segments_run() {
         };
         let seq = Seq::new(&shape, 3500, 5);
         let isa = Isa::detect();
-        // One thread walks the segments; eight threads share them out.
+        // One thread processes the segments in order; eight threads share them.
         for (from, to) in [
             (3499, 3500),
             (1023, 1024),
@@ -523,22 +625,26 @@ fn bits_do_not_depend_on_how_segments_run() {
 }
 
 #[test]
-fn no_sequences_and_no_rows_are_fine() {
+fn accepts_empty_batches_and_sequences() {
     let pool = Pool::new(2);
     for isa in Isa::available() {
-        let (k, v) = (KvSlice::F16(&[]), KvSlice::F16(&[]));
-        attention(isa, &pool, &LLAMA_1B, &[], k, v, &[], &mut []);
+        let inputs = |q| AttnInputs {
+            q,
+            k: KvSlice::F16(&[]),
+            v: KvSlice::F16(&[]),
+        };
+        attention(isa, &pool, &LLAMA_1B, inputs(&[]), &[], &mut []);
         let seq = AttnSeq {
             first_row: 0,
             n_rows: 0,
             first_pos: 0,
             block_table: &[],
         };
-        attention(isa, &pool, &LLAMA_1B, &[], k, v, &[seq], &mut []);
+        attention(isa, &pool, &LLAMA_1B, inputs(&[]), &[seq], &mut []);
         // A row that belongs to no sequence is left alone.
         let q = vec![1.0; 32 * 64];
         let mut out = vec![5.0; 32 * 64];
-        attention(isa, &pool, &LLAMA_1B, &q, k, v, &[seq], &mut out);
+        attention(isa, &pool, &LLAMA_1B, inputs(&q), &[seq], &mut out);
         assert!(out.iter().all(|&x| x == 5.0));
     }
 }

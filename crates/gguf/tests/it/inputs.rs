@@ -1,8 +1,7 @@
-//! Values to quantize, made by integer arithmetic and exact or correctly rounded
-//! double operations, so that another program can make the very same
-//! (`xtask/src/quant_errors.py` does).
+//! Values to quantize. They use integer arithmetic and exact or correctly rounded f64 operations only, so that another
+//! program (`xtask/src/quant_errors.py`) can make the same values.
 
-/// Values of a row.
+/// Values per row.
 pub(crate) const ROW: usize = 1024;
 
 /// Word `i` of the splitmix64 sequence of a seed.
@@ -13,7 +12,7 @@ fn word(seed: u64, i: usize) -> u64 {
     z ^ z >> 31
 }
 
-/// A sum of twelve uniform numbers: nearly normal.
+/// A sum of twelve uniform numbers, which is nearly normal.
 fn normal(seed: u64, i: usize) -> f64 {
     let uniform = |k| (word(seed, 12 * i + k) >> 40) as f64 / (1 << 24) as f64;
     (0..12).map(uniform).sum::<f64>() - 6.0
@@ -25,7 +24,7 @@ fn student(seed: u64, i: usize) -> f64 {
     a / ((b * b + c * c + d * d) / 3.0).sqrt()
 }
 
-/// Eight rows of each kind by name.
+/// Eight rows of each kind, with its name.
 pub(crate) fn inputs() -> Vec<(&'static str, Vec<f32>)> {
     let make = |value: &dyn Fn(usize) -> f64| (0..8 * ROW).map(|i| value(i) as f32).collect();
     let outlier = |i: usize| match (word(4, i / 32) >> 59) as usize == i % 32 {
@@ -44,7 +43,7 @@ pub(crate) fn inputs() -> Vec<(&'static str, Vec<f32>)> {
     ]
 }
 
-/// Importance of the columns of a row; every 61st is never active.
+/// Importance of the columns of a row. Every 61st column is never active.
 pub(crate) fn importance(row_len: usize) -> Vec<f32> {
     let of = |i: usize| {
         if i % 61 == 60 {
@@ -56,8 +55,8 @@ pub(crate) fn importance(row_len: usize) -> Vec<f32> {
     (0..row_len).map(of).collect()
 }
 
-/// Blocks of every magnitude from the smallest subnormal number to the largest that
-/// formats with half precision scales take, and of all of them at once.
+/// Blocks of every magnitude from the smallest subnormal number to the largest that formats with f16 scales accept,
+/// also mixed within blocks.
 pub(crate) fn extremes() -> Vec<f32> {
     let value = |i: usize| {
         let exponent = match i / ROW {

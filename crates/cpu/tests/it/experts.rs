@@ -1,11 +1,12 @@
-//! Mixtures of experts against their definition in f64, and bit-equality over company and threads.
+//! Mixture-of-experts layers against their definition in f64, and bit-equality for any batch and number of threads.
 
-mod common;
-
-use common::Rng;
-use rocmforge_cpu::{Acts, ExpertActs, Isa, Pool, Routing, combine_experts, expert_matmul, matmul};
+use rocmforge_cpu::{
+    Acts, ExpertActs, Isa, Pool, Product, Routing, combine_experts, expert_matmul, matmul,
+};
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{ExpertWeights, OutMode, Router, RowsOf, Weight, act_format};
+
+use crate::random::Rng;
 
 const N_EXPERTS: usize = 8;
 const N_IN: usize = 512;
@@ -26,7 +27,7 @@ fn routed(router: &Router, logits: &[f32], n_experts: usize) -> Routing {
 }
 
 #[test]
-fn the_best_are_chosen_and_weighted_by_their_share() {
+fn router_chooses_and_weights_the_best_experts() {
     let mut rng = Rng(1);
     for weights in [ExpertWeights::Softmax, ExpertWeights::Normalized] {
         for (n_experts, n_used, n_tokens) in [(1, 1, 3), (8, 2, 5), (128, 8, 300), (7, 7, 2)] {
@@ -59,7 +60,7 @@ fn the_best_are_chosen_and_weighted_by_their_share() {
 }
 
 #[test]
-fn ties_and_values_that_are_no_numbers_choose_distinct_experts() {
+fn ties_and_nan_choose_distinct_experts() {
     let chosen = |logits: &[f32]| -> Vec<u32> {
         let routing = routed(&router(3, ExpertWeights::Softmax), logits, logits.len());
         routing.choices(0).iter().map(|c| c.expert).collect()
@@ -74,7 +75,7 @@ fn ties_and_values_that_are_no_numbers_choose_distinct_experts() {
 
 #[test]
 #[should_panic(expected = "9 of 8 experts")]
-fn more_experts_than_there_are_are_refused() {
+fn rejects_more_experts_than_exist() {
     routed(&router(9, ExpertWeights::Softmax), &[0.0; 8], 8);
 }
 
@@ -86,13 +87,14 @@ fn weights(ty: GgmlType, rows: usize, n_in: usize, rng: &mut Rng) -> Vec<u8> {
             .iter()
             .flat_map(|x| x.to_le_bytes())
             .collect(),
-        // Any codes; small ones, whose scales are finite.
+        // Small codes, which have finite scales when read as f16.
         _ => (0..ty.row_bytes(n_in).unwrap() * rows)
             .map(|_| rng.below(48) as u8)
             .collect(),
     }
 }
 
+/// A layer of experts, each an `up` and a `down` matrix.
 struct Mixture {
     ty: GgmlType,
     up: Vec<u8>,
@@ -100,6 +102,7 @@ struct Mixture {
 }
 
 impl Mixture {
+    /// The matrices of all experts as one weight.
     fn stack<'a>(&self, data: &'a [u8], n_out: usize, n_in: usize) -> Weight<'a> {
         Weight {
             ty: self.ty,
@@ -109,7 +112,7 @@ impl Mixture {
         }
     }
 
-    /// `sum(weight * down(up(x)))` of every token, and the rows of `up`.
+    /// `sum(weight * down(up(x)))` for every token.
     fn run(&self, isa: Isa, pool: &Pool, x: &[f32], logits: &[f32]) -> Vec<f32> {
         let (mut routing, mut acts) = (Routing::new(), ExpertActs::new());
         routing.route(
@@ -133,7 +136,7 @@ impl Mixture {
         out
     }
 
-    /// The same with ordinary products, token by token and expert by expert.
+    /// The same with single products, token by token and expert by expert.
     fn one_by_one(&self, isa: Isa, x: &[f32], logits: &[f32]) -> Vec<f64> {
         let pool = Pool::new(1);
         let routing = routed(&router(2, ExpertWeights::Normalized), logits, N_EXPERTS);
@@ -141,9 +144,15 @@ impl Mixture {
             let bytes = data.len() / N_EXPERTS;
             let w = self.stack(&data[expert as usize * bytes..][..bytes], n_out, n_in);
             let mut acts = Acts::new();
-            acts.quantize(isa, &pool, x, 1, n_in, act_format(self.ty));
+            acts.quantize(isa, &pool, x, [1, n_in], act_format(self.ty));
             let mut out = vec![f32::NAN; n_out];
-            matmul(isa, &pool, &w, &acts, None, OutMode::Store, &mut out);
+            let product = Product {
+                w,
+                bias: None,
+                mode: OutMode::Store,
+                out: &mut out,
+            };
+            matmul(isa, &pool, &acts, product);
             out
         };
         let mut all = Vec::new();
@@ -163,7 +172,7 @@ impl Mixture {
 }
 
 #[test]
-fn products_are_those_of_the_chosen_experts_for_any_company_and_threads() {
+fn expert_products_match_single_products_for_any_batch_and_threads() {
     let mut rng = Rng(3);
     for ty in [GgmlType::F32, GgmlType::Q8_0, GgmlType::Q4_K] {
         let mixture = Mixture {
@@ -174,7 +183,7 @@ fn products_are_those_of_the_chosen_experts_for_any_company_and_threads() {
         for isa in Isa::available() {
             let n_tokens = if isa == Isa::Scalar { 9 } else { 70 };
             let x = rng.vec(n_tokens * N_IN);
-            // A favourite, so that groups are of very different sizes and some are empty.
+            // Prefer one expert, so that group sizes differ widely and some groups are empty.
             let logits: Vec<f32> = (0..n_tokens * N_EXPERTS)
                 .map(|i| rng.unit() + if i % N_EXPERTS == 5 { 1.2 } else { 0.0 })
                 .collect();
@@ -189,7 +198,7 @@ fn products_are_those_of_the_chosen_experts_for_any_company_and_threads() {
             for n_threads in [2, 5] {
                 assert_eq!(got, mixture.run(isa, &Pool::new(n_threads), &x, &logits));
             }
-            // Alone, and in the company of the last few only.
+            // The first token alone, the last token alone, and the last six.
             for first in [0, n_tokens - 1, n_tokens - 6] {
                 let n = if first == 0 { 1 } else { n_tokens - first };
                 let part = mixture.run(
@@ -205,7 +214,7 @@ fn products_are_those_of_the_chosen_experts_for_any_company_and_threads() {
 }
 
 #[test]
-fn no_tokens_are_fine() {
+fn accepts_empty_batches() {
     let mixture = Mixture {
         ty: GgmlType::F32,
         up: vec![0; 4 * N_EXPERTS * N_FF * N_IN],

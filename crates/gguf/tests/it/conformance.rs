@@ -1,6 +1,5 @@
-//! Real files: vocabularies of released models, and one model in the formats
-//! that llama.cpp's own quantizer made of it. They are not part of the
-//! repository; the folder that has them is named by ROCMFORGE_CONFORMANCE_DATA.
+//! Real files: vocabularies of released models, and one model quantized by llama.cpp. They are not part of the
+//! repository; ROCMFORGE_CONFORMANCE_DATA names their folder.
 
 use std::path::PathBuf;
 
@@ -21,7 +20,7 @@ fn values(file: &Gguf, t: &TensorInfo) -> Vec<f32> {
 }
 
 #[test]
-fn vocabularies_of_released_models_open() {
+fn opens_vocabularies_of_released_models() {
     let Some(data) = data() else { return };
     for (name, n_tokens) in [
         ("llama-bpe", 128_256),
@@ -41,10 +40,9 @@ fn vocabularies_of_released_models_open() {
     }
 }
 
-/// Every tensor that llama.cpp converted without further information comes out
-/// of [`quant::quantize`] with the same bytes.
+/// Every tensor that llama.cpp converted without an importance matrix has the same bytes after [`quant::quantize`].
 #[test]
-fn quantize_makes_the_bytes_that_llama_cpp_made() {
+fn quantize_matches_llama_cpp() {
     let Some(data) = data() else { return };
     let open = |name: &str| {
         let path = data.join("data/models").join(name);
@@ -70,9 +68,9 @@ fn quantize_makes_the_bytes_that_llama_cpp_made() {
     }
 }
 
-/// Each format stays near the original: a misplaced bit would not.
+/// Each format stays close to the original, which a misplaced bit would prevent.
 #[test]
-fn quantized_models_are_near_the_original() {
+fn quantized_models_are_close_to_the_original() {
     let Some(data) = data() else { return };
     let open = |name: &str| {
         let path = data.join("models").join(name);

@@ -1,4 +1,4 @@
-//! Random numbers for tests: splitmix64, so that a failing case repeats everywhere.
+//! Random numbers for tests: splitmix64, so that failures reproduce everywhere.
 
 pub(crate) struct Rng(pub(crate) u64);
 

@@ -1,8 +1,5 @@
-//! Operations in one pass against the same operations one after the other: the same bits.
+//! Fused operations have the same bits as the separate operations.
 
-mod common;
-
-use common::Rng;
 use rocmforge_cpu::{
     Acts, Gate, Isa, Pool, Product, gated_activation, matmul, matmul_all, matmul_gated, rms_norm,
     rms_norm_acts,
@@ -11,9 +8,11 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant;
 use rocmforge_plan::{ActFormat, Activation, OutMode, Weight, act_format};
 
+use crate::random::Rng;
+
 const N_IN: usize = 512;
 
-/// Sizes of prompts: a step of decode, a few of them, one task, several tasks.
+/// Batch sizes: one decode step, a few, a prompt of one task, a prompt of several tasks.
 const TOKENS: [usize; 4] = [1, 3, 19, 130];
 
 fn weights(random: &mut Rng, ty: GgmlType, n_out: usize) -> Vec<u8> {
@@ -34,20 +33,20 @@ fn weight(ty: GgmlType, n_out: usize, data: &[u8]) -> Weight<'_> {
 
 fn acts(isa: Isa, pool: &Pool, x: &[f32], format: ActFormat) -> Acts {
     let mut acts = Acts::new();
-    acts.quantize(isa, pool, x, x.len() / N_IN, N_IN, format);
+    acts.quantize(isa, pool, x, [x.len() / N_IN, N_IN], format);
     acts
 }
 
-/// Scalar and every vector instruction set, with one thread and with three.
+/// Every instruction set, with one thread and with three.
 fn machines() -> impl Iterator<Item = (Isa, Pool)> {
     let with = |isa| [1, 3].map(|n| (isa, Pool::new(n)));
     Isa::available().into_iter().flat_map(with)
 }
 
 #[test]
-fn products_in_one_pass() {
+fn several_products_in_one_pass() {
     let mut random = Rng(1);
-    // Formats of one form of activations; rows of which only some fill a task.
+    // Formats with the same activation format; only some have rows enough to fill a task.
     let shapes = [
         (GgmlType::Q4_K, 96),
         (GgmlType::Q6_K, 17),
@@ -70,9 +69,9 @@ fn products_in_one_pass() {
             for (i, (one, all)) in one.iter_mut().zip(&mut all).enumerate() {
                 let ((ty, n_out), (bias, mode)) = (shapes[i], options[i]);
                 let w = weight(ty, n_out, &data[i]);
-                matmul(isa, &pool, &w, &acts, bias, mode, one);
-                let out = &mut all[..];
-                products.push(Product { w, bias, mode, out });
+                let product = |out| Product { w, bias, mode, out };
+                matmul(isa, &pool, &acts, product(one));
+                products.push(product(all));
             }
             matmul_all(isa, &pool, &acts, products);
             assert_eq!(one, all, "{isa} {n_tokens}");
@@ -95,8 +94,11 @@ fn gated_products_in_one_pass() {
                 let acts = acts(isa, &pool, &x, act_format(ty));
                 let mut products = [(); 3].map(|()| vec![f32::NAN; n_tokens * n_out]);
                 let [gates, ups, want] = &mut products;
-                matmul(isa, &pool, &gate, &acts, Some(&bias), OutMode::Store, gates);
-                matmul(isa, &pool, &up, &acts, None, OutMode::Store, ups);
+                for (w, bias, out) in [(gate, Some(&bias[..]), &mut *gates), (up, None, &mut *ups)]
+                {
+                    let mode = OutMode::Store;
+                    matmul(isa, &pool, &acts, Product { w, bias, mode, out });
+                }
                 gated_activation(isa, &pool, activation, gates, ups, want);
                 let mut out = vec![f32::NAN; n_tokens * n_out];
                 let sides = [(gate, Some(&bias[..])), (up, None)];
@@ -109,7 +111,7 @@ fn gated_products_in_one_pass() {
 }
 
 #[test]
-fn norm_and_conversion_in_one_pass() {
+fn norm_and_quantization_in_one_pass() {
     let mut random = Rng(3);
     let weight = random.vec(N_IN);
     for (isa, pool) in machines() {

@@ -1,5 +1,4 @@
-//! Opens the model that ships with the repository and compares what it says
-//! with facts that the Python package `gguf` 0.19 reads from it.
+//! Opens the model that ships with the repository and compares it with facts read by the Python package `gguf` 0.19.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ fn path() -> PathBuf {
 }
 
 #[test]
-fn both_modes_read_the_same_file() {
+fn mapped_and_read_files_are_equal() {
     let mapped = Gguf::open(&path(), LoadMode::Mmap).unwrap();
     let read = Gguf::open(&path(), LoadMode::Read).unwrap();
     assert_eq!(mapped.version(), 3);
@@ -28,7 +27,7 @@ fn both_modes_read_the_same_file() {
 }
 
 #[test]
-fn metadata_is_as_the_python_package_reads_it() {
+fn metadata_matches_the_python_package() {
     let file = Gguf::open(&path(), LoadMode::Mmap).unwrap();
     let m = file.metadata();
     assert_eq!(m.len(), 31);
@@ -57,7 +56,7 @@ fn metadata_is_as_the_python_package_reads_it() {
 }
 
 #[test]
-fn tensors_are_where_the_python_package_finds_them() {
+fn tensor_infos_match_the_python_package() {
     let file = Gguf::open(&path(), LoadMode::Mmap).unwrap();
     assert_eq!(file.tensors().len(), 92);
     for (name, dims, ty, n_bytes, offset) in [
@@ -109,7 +108,7 @@ fn tensors_are_where_the_python_package_finds_them() {
 }
 
 #[test]
-fn errors_name_the_key_what_was_wanted_and_what_is_there() {
+fn errors_name_the_key_and_both_types() {
     let file = Gguf::open(&path(), LoadMode::Mmap).unwrap();
     let m = file.metadata();
     let check = |error: Error, parts: &[&str]| {
@@ -146,7 +145,7 @@ fn errors_name_the_key_what_was_wanted_and_what_is_there() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_by_name() {
+fn rejects_paths_that_are_not_gguf_files() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let missing = Gguf::open(&dir.join("missing\n.gguf"), LoadMode::Mmap).unwrap_err();
     assert!(missing.to_string().contains("missing\\n.gguf"), "{missing}");

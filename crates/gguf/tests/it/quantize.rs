@@ -1,14 +1,13 @@
-//! The errors that quantizers leave, beside those of llama.cpp on the same values
-//! (`cargo xtask quant-errors` made the table), and what they refuse.
-
-mod inputs;
+//! Errors of the quantizers compared with those of llama.cpp on the same values (a table from `cargo xtask
+//! quant-errors`), and rejected inputs.
 
 use std::path::PathBuf;
 
-use inputs::ROW;
 use rocmforge_gguf::{Error, GgmlType, Gguf, LoadMode, quant};
 
-/// A row of the table: what llama.cpp leaves.
+use crate::inputs::{self, ROW};
+
+/// A row of the table: the error of llama.cpp.
 struct Expected {
     input: String,
     ty: GgmlType,
@@ -16,7 +15,7 @@ struct Expected {
     left: Left,
 }
 
-/// Errors of a tensor.
+/// Errors of a tensor, by two weightings.
 struct Left {
     /// Σ importance * error²
     square: f64,
@@ -25,7 +24,7 @@ struct Left {
 }
 
 fn table() -> Vec<Expected> {
-    include_str!("fixtures/errors/llama_cpp.tsv")
+    include_str!("../fixtures/errors/llama_cpp.tsv")
         .lines()
         .map(|line| {
             let fields: Vec<&str> = line.split('\t').collect();
@@ -42,7 +41,7 @@ fn table() -> Vec<Expected> {
         .collect()
 }
 
-/// There and back.
+/// Quantizes and dequantizes `x`.
 fn restored(ty: GgmlType, x: &[f32], row_len: usize, importance: Option<&[f32]>) -> Vec<f32> {
     let mut bytes = vec![0xff; ty.row_bytes(x.len()).unwrap()];
     quant::quantize_rows(ty, x, row_len, importance, &mut bytes).unwrap();
@@ -66,10 +65,10 @@ fn left(ty: GgmlType, x: &[f32], row_len: usize, importance: Option<&[f32]>) -> 
     left
 }
 
-/// Room for the digits of the table.
+/// Tolerance for the digits of the table.
 const ROUNDING: f64 = 1.0 + 1e-6;
 
-/// Compares one input in every format; returns those that do worse.
+/// Compares one input in every format. Returns those with a larger error.
 fn compare(rows: &[Expected], input: &str, x: &[f32], row_len: usize) -> Vec<String> {
     let importance = inputs::importance(row_len);
     let mut worse = Vec::new();
@@ -97,7 +96,7 @@ fn compare(rows: &[Expected], input: &str, x: &[f32], row_len: usize) -> Vec<Str
 }
 
 #[test]
-fn errors_are_no_larger_than_those_of_llama_cpp() {
+fn errors_do_not_exceed_llama_cpp() {
     let rows = table();
     let mut worse = Vec::new();
     for (name, x) in inputs::inputs() {
@@ -108,7 +107,7 @@ fn errors_are_no_larger_than_those_of_llama_cpp() {
 }
 
 #[test]
-fn errors_of_a_model_are_no_larger_than_those_of_llama_cpp() {
+fn errors_on_a_model_do_not_exceed_llama_cpp() {
     let Some(data) = std::env::var_os("ROCMFORGE_CONFORMANCE_DATA").map(PathBuf::from) else {
         println!("skipped: ROCMFORGE_CONFORMANCE_DATA is not set");
         return;
@@ -139,8 +138,8 @@ fn searched() -> impl Iterator<Item = GgmlType> {
     types.filter(|&ty| quant::can_quantize(ty) && ty.block_len() > 1)
 }
 
-/// Values of every magnitude and weights of every size: what comes back is finite,
-/// and no block is far worse off than it would be as zeros.
+/// With values of every magnitude and weights of every size, results are finite and no block is much worse than all
+/// zeros.
 #[test]
 fn extreme_magnitudes_and_weights_stay_finite() {
     let values = inputs::extremes();
@@ -172,7 +171,7 @@ fn extreme_magnitudes_and_weights_stay_finite() {
 }
 
 #[test]
-fn values_that_no_block_can_hold_are_named() {
+fn rejects_unrepresentable_values() {
     for ty in searched().chain([GgmlType::F32, GgmlType::F16, GgmlType::BF16]) {
         let too_large = if ty == GgmlType::F16 { 65520.0 } else { 1e30 };
         let mut wrong = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
@@ -198,7 +197,7 @@ fn values_that_no_block_can_hold_are_named() {
 }
 
 #[test]
-fn weights_and_lengths_that_do_not_fit_are_refused() {
+fn rejects_invalid_lengths_and_weights() {
     let (x, mut bytes) = ([0.5; 512], [0; 288]);
     let mut quantize = |n_values: usize, row_len, importance: Option<&[f32]>, n_bytes: usize| {
         let bytes = &mut bytes[..n_bytes];
@@ -226,9 +225,9 @@ fn weights_and_lengths_that_do_not_fit_are_refused() {
     }
 }
 
-/// Rows do not depend on each other: any split of a tensor gives the same bytes.
+/// Splitting a tensor by rows gives the same bytes.
 #[test]
-fn rows_are_independent() {
+fn rows_are_quantized_independently() {
     let (_, x) = inputs::inputs().swap_remove(1);
     let importance = inputs::importance(ROW);
     for ty in searched() {

@@ -1,5 +1,5 @@
-//! Compares every conversion with what the Python packages `gguf` and `ml_dtypes`
-//! compute, bit for bit. `fixtures/make.py` wrote the expected values.
+//! Compares every conversion bit for bit with the Python packages `gguf` and `ml_dtypes`, whose results
+//! `fixtures/make.py` wrote.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,7 @@ fn quantize_matches_the_python_package() {
 }
 
 #[test]
-fn rounding_to_halves_matches_at_the_edges() {
+fn f16_and_bf16_rounding_matches_at_the_edges() {
     let input = f32s(&fixture("quantize/special.f32"));
     for ty in [GgmlType::F16, GgmlType::BF16] {
         let expected = fixture(&format!("quantize/{}.special", ty.name()));
@@ -97,7 +97,7 @@ fn check_mxfp6<const MANTISSA: u32>(name: &str) {
     for (values, expected) in input.as_chunks().0.iter().zip(expected.chunks(25)) {
         let block = Mxfp6::<MANTISSA>::quantize(values);
         assert_eq!(block.as_bytes(), expected, "{name} of {values:?}");
-        // The numbers of the codes times the scale, the bits taken one by one.
+        // The values of the codes times the scale, with each bit extracted separately.
         let mut out = [0.5; 32];
         block.dequantize(&mut out);
         let scale = 2f64.powi(i32::from(expected[0]) - 127);
@@ -127,7 +127,7 @@ fn mxfp6_matches_ml_dtypes() {
 }
 
 #[test]
-fn lengths_that_do_not_match_are_refused() {
+fn rejects_mismatched_lengths() {
     for (bytes, values) in [(17, 32), (18, 31), (18, 64), (36, 32), (0, 32), (18, 0)] {
         let mut dst = vec![0.0; values];
         let error = quant::dequantize(GgmlType::Q4_0, &vec![0; bytes], &mut dst).unwrap_err();
@@ -140,7 +140,7 @@ fn lengths_that_do_not_match_are_refused() {
 }
 
 #[test]
-fn types_without_a_definition_are_refused_by_name() {
+fn errors_name_unsupported_types() {
     let error = quant::dequantize(GgmlType::IQ2_XS, &[0; 74], &mut [0.0; 256]).unwrap_err();
     let text = error.to_string();
     assert!(
@@ -152,7 +152,7 @@ fn types_without_a_definition_are_refused_by_name() {
 }
 
 #[test]
-fn q4_0_of_a_hand_made_block() {
+fn dequantizes_a_hand_made_q4_0_block() {
     // Scale 2, codes j in the low nibbles and 15 - j in the high ones.
     let mut block = vec![0x00, 0x40];
     block.extend((0..16u8).map(|j| j | (15 - j) << 4));
@@ -165,7 +165,7 @@ fn q4_0_of_a_hand_made_block() {
 }
 
 #[test]
-fn the_type_table_is_that_of_the_python_package() {
+fn type_table_matches_the_python_package() {
     let table = String::from_utf8(fixture("table/types.tsv")).unwrap();
     assert_eq!(table.lines().count(), GgmlType::ALL.len());
     for line in table.lines() {
@@ -181,7 +181,7 @@ fn the_type_table_is_that_of_the_python_package() {
 }
 
 #[test]
-fn the_type_table_is_consistent() {
+fn type_table_is_consistent() {
     for &ty in GgmlType::ALL {
         assert_eq!(GgmlType::from_id(ty.id()), Some(ty));
         assert_eq!(GgmlType::from_name(ty.name()), Some(ty));

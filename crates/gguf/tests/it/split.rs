@@ -1,6 +1,5 @@
-//! Split models: parts made by the Python package `gguf` and by this crate's
-//! writer open as one; parts that do not belong together are refused with a
-//! message that says what to do.
+//! Split models: parts written by the Python package `gguf` and by this crate open as one model; parts that do not
+//! belong together are rejected with a message that says what to do.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +10,7 @@ fn name(no: usize, count: usize) -> String {
 }
 
 #[test]
-fn parts_of_the_python_package_are_the_whole_model() {
+fn opens_parts_written_by_the_python_package() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/split");
     let whole = Gguf::open(&folder.join("model.gguf"), LoadMode::Read).unwrap();
     assert_eq!(whole.n_parts(), 1);
@@ -35,7 +34,7 @@ fn parts_of_the_python_package_are_the_whole_model() {
     }
 }
 
-/// A part with two tensors of its own, `changes` on top of what it should say.
+/// A part with two tensors, and `changes` applied to its metadata.
 fn part(no: usize, changes: &[(&str, OwnedValue)]) -> Writer<'static> {
     let mut writer = Writer::new("llama");
     writer.set("general.name", "m");
@@ -60,7 +59,7 @@ fn write(folder: &Path, no: usize, writer: &Writer<'_>) -> PathBuf {
     path
 }
 
-/// Writes three parts, lets `change` damage them, and opens the first.
+/// Writes three parts, damages them with `change`, and opens the first.
 fn open(change: impl Fn(&Path)) -> Result<Gguf, String> {
     let folder = tempfile::tempdir().unwrap();
     for no in 0..3 {
@@ -76,7 +75,7 @@ fn open(change: impl Fn(&Path)) -> Result<Gguf, String> {
 }
 
 #[test]
-fn parts_of_this_writer_open_as_one() {
+fn opens_parts_written_by_this_crate() {
     let file = open(|_| ()).unwrap();
     for (i, info) in file.tensors().iter().enumerate() {
         assert_eq!(info.name, format!("t{i}"));
@@ -85,7 +84,7 @@ fn parts_of_this_writer_open_as_one() {
 }
 
 #[test]
-fn parts_that_are_not_of_one_model_are_refused() {
+fn rejects_parts_of_different_models() {
     let replaced = |no: usize, key: &'static str, value: OwnedValue| {
         open(move |folder| {
             write(folder, no, &part(no, &[(key, value.clone())]));
@@ -94,7 +93,7 @@ fn parts_that_are_not_of_one_model_are_refused() {
         .unwrap_or_else(|| panic!("part {no} with another {key} was accepted"))
     };
     let cases: [(usize, &str, OwnedValue, &str); 12] = [
-        (1, "split.no", 2u16.into(), "'split.no' is 2, 1 is expected"),
+        (1, "split.no", 2u16.into(), "'split.no' is 2, expected 1"),
         (
             1,
             "split.no",
@@ -105,38 +104,38 @@ fn parts_that_are_not_of_one_model_are_refused() {
             1,
             "split.count",
             2u16.into(),
-            "'split.count' is 2, 3 is expected",
+            "'split.count' is 2, expected 3",
         ),
         (
             2,
             "split.count",
             0u16.into(),
-            "'split.count' is 1, 3 is expected",
+            "'split.count' is 1, expected 3",
         ),
         (2, "split.count", "x".into(), "'split.count' holds"),
         (
             1,
             "split.tensors.count",
             5i32.into(),
-            "'split.tensors.count' is 5, 6 is expected",
+            "'split.tensors.count' is 5, expected 6",
         ),
         (
             2,
             "general.name",
             "n".into(),
-            "'general.name' is n, m is expected",
+            "'general.name' is n, expected m",
         ),
         (
             2,
             "general.architecture",
             "qwen2".into(),
-            "is qwen2, llama is expected",
+            "is qwen2, expected llama",
         ),
         (
             0,
             "split.tensors.count",
             7i32.into(),
-            "'split.tensors.count' is 6, 7 is expected",
+            "'split.tensors.count' is 6, expected 7",
         ),
         (0, "split.count", u64::MAX.into(), "not a number of files"),
         (
@@ -154,7 +153,7 @@ fn parts_that_are_not_of_one_model_are_refused() {
 }
 
 #[test]
-fn parts_that_are_missing_or_damaged_are_named() {
+fn errors_name_missing_and_damaged_parts() {
     let check = |change: &dyn Fn(&Path), wanted: &[&str]| {
         let message = open(change).unwrap_err();
         for wanted in wanted {
@@ -210,7 +209,7 @@ fn parts_that_are_missing_or_damaged_are_named() {
 }
 
 #[test]
-fn a_later_part_or_one_without_a_folder_is_refused() {
+fn rejects_later_parts_and_parts_without_a_path() {
     let folder = tempfile::tempdir().unwrap();
     let second = write(folder.path(), 1, &part(1, &[]));
     let message = Gguf::open(&second, LoadMode::Read).unwrap_err().to_string();

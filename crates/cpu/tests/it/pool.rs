@@ -1,4 +1,4 @@
-//! The thread pool under many tiny dispatches, nesting, panics, sharing and idleness.
+//! The thread pool: many tiny dispatches, nesting, panics, sharing and idle workers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -140,7 +140,7 @@ fn drop_joins_hot_and_parked_threads() {
     }
 }
 
-/// CPU time of this process so far, in clock ticks of 10 ms.
+/// CPU time of the threads called `name` so far, in clock ticks of 10 ms.
 #[cfg(target_os = "linux")]
 fn thread_ticks(name: &str) -> u64 {
     let mut ticks = 0;
@@ -158,7 +158,7 @@ fn thread_ticks(name: &str) -> u64 {
 #[test]
 #[cfg(target_os = "linux")]
 fn idle_workers_use_no_cpu() {
-    // The only pool of this test binary with this many threads, so the name is unique.
+    // No other test has a pool this large, so the name is unique in the process.
     let pool = Pool::new(40);
     check_each_task_once(&pool, 1000);
     std::thread::sleep(Duration::from_millis(100));
@@ -228,13 +228,13 @@ fn ranges_cover_their_rows_once() {
 
 #[test]
 #[should_panic(expected = "ranges do not overlap")]
-fn ranges_that_overlap_are_refused() {
+fn rejects_overlapping_ranges() {
     Pool::new(2).for_each_range(&mut [0.0; 8], 1, &[4..8, 0..5], 1, &|_, _| {});
 }
 
 #[test]
 #[should_panic(expected = "ranges lie in the matrix")]
-fn ranges_that_leave_the_matrix_are_refused() {
+fn rejects_ranges_outside_the_matrix() {
     Pool::new(2).for_each_range(&mut [0.0; 8], 1, &[4..9, 0..1], 1, &|_, _| {});
 }
 

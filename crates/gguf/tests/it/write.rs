@@ -1,11 +1,11 @@
-//! Round trips through the writer. The oracle for the bytes is the shipped
-//! model, which another program (the Python package `gguf`) wrote.
+//! Round trips through the writer. The bytes are checked against the shipped model, which the Python package `gguf`
+//! wrote.
 
 use std::path::Path;
 
 use rocmforge_gguf::{Error, GgmlType, Gguf, LoadMode, OwnedArray, OwnedValue, Writer};
 
-/// SplitMix64: numbers that are the same in every run.
+/// SplitMix64, for the same numbers in every run.
 struct Rng(u64);
 
 impl Rng {
@@ -66,7 +66,7 @@ impl Rng {
 }
 
 #[test]
-fn a_copy_of_the_shipped_model_is_the_same_file() {
+fn copy_of_the_shipped_model_is_identical() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
     let model = Gguf::open(&path, LoadMode::Read).unwrap();
     let mut writer = Writer::new("llama");
@@ -82,7 +82,7 @@ fn a_copy_of_the_shipped_model_is_the_same_file() {
 }
 
 #[test]
-fn random_metadata_reads_back() {
+fn random_metadata_round_trips() {
     for seed in 0..200 {
         let mut rng = Rng(seed);
         let mut writer = Writer::new("test");
@@ -91,7 +91,7 @@ fn random_metadata_reads_back() {
             OwnedValue::String(b"test".to_vec()),
         )];
         for i in 0..rng.below(20) {
-            // Lengths vary, so that values stand at every alignment.
+            // Lengths vary, to place values at every alignment.
             let key = format!("key.{}.é{i}", "x".repeat(rng.below(9) as usize));
             let value = rng.value();
             writer.set(&key, value.clone());
@@ -120,7 +120,7 @@ fn random_metadata_reads_back() {
 }
 
 #[test]
-fn tensors_lie_aligned_and_read_back() {
+fn tensors_are_aligned_and_round_trip() {
     for alignment in [None, Some(8u32), Some(256), Some(1 << 20)] {
         let mut writer = Writer::new("test");
         if let Some(alignment) = alignment {
@@ -151,7 +151,7 @@ fn tensors_lie_aligned_and_read_back() {
 }
 
 #[test]
-fn f32_tensors_are_converted() {
+fn f32_tensors_are_quantized() {
     let values: Vec<f32> = (0..64).map(|i| i as f32 - 32.0).collect();
     let mut writer = Writer::new("test");
     writer
@@ -171,7 +171,7 @@ fn f32_tensors_are_converted() {
 }
 
 #[test]
-fn a_stream_writes_the_file_that_held_tensors_make() {
+fn stream_writes_the_same_file_as_added_tensors() {
     let tensors: Vec<(&str, Vec<u8>)> = vec![("a", vec![1; 20]), ("b", vec![2; 64])];
     let (mut held, mut declared) = (Writer::new("test"), Writer::new("test"));
     for (name, data) in &tensors {
@@ -229,7 +229,7 @@ fn a_stream_writes_the_file_that_held_tensors_make() {
 }
 
 #[test]
-fn what_a_file_cannot_hold_is_refused() {
+fn rejects_tensors_and_keys_that_a_file_cannot_hold() {
     let mut w = Writer::new("test");
     w.add_tensor_f32("a", &[4], GgmlType::F32, &[0.0; 4])
         .unwrap();

@@ -1,5 +1,5 @@
-//! Writes GGUF headers byte by byte and remembers where each field stands, so
-//! that tests can damage them. Shares no code with the crate's writer.
+//! Writes GGUF headers byte by byte and records the position of each field, so that tests can damage them. Shares no
+//! code with the crate's writer.
 
 /// A header under construction.
 pub(crate) struct Raw {
@@ -8,7 +8,7 @@ pub(crate) struct Raw {
     pub(crate) fields: Vec<(String, usize, usize)>,
 }
 
-#[allow(dead_code, reason = "each test binary uses its own part")]
+#[allow(dead_code, reason = "each test program uses some of it")]
 impl Raw {
     pub(crate) fn new(n_tensors: u64, n_keys: u64) -> Raw {
         let mut raw = Raw {
@@ -36,7 +36,7 @@ impl Raw {
         self.bytes.extend(s);
     }
 
-    /// A key and the type of its value; the value is up to the caller.
+    /// A key and the type of its value; the caller appends the value.
     pub(crate) fn key(&mut self, key: &str, ty: u32) {
         self.string(&format!("key {key}"), key.as_bytes());
         self.u32(&format!("type of {key}"), ty);
@@ -100,7 +100,7 @@ impl Raw {
         raw.data(304)
     }
 
-    /// A copy of the bytes with the low bytes of `v` at a field.
+    /// A copy of the bytes, with the low bytes of `v` stored at a field.
     pub(crate) fn with(&self, at: usize, width: usize, v: u64) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         bytes[at..at + width].copy_from_slice(&v.to_le_bytes()[..width]);

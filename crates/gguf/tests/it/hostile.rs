@@ -1,14 +1,13 @@
-//! Damaged and malicious files: each is an error of one line or a valid parse
-//! whose every value and tensor can be read, never a panic.
-
-mod raw;
+//! Damaged and malicious files: each gives a one-line error, or a valid parse whose values and tensors can all be read.
+//! Never a panic.
 
 use std::path::Path;
 
-use raw::Raw;
 use rocmforge_gguf::{Array, Error, Gguf, Value};
 
-/// Parses, and if that succeeds reads all there is to read.
+use crate::raw::Raw;
+
+/// Parses, and on success reads everything.
 fn open(bytes: &[u8]) -> Result<Gguf, String> {
     let file = Gguf::from_vec(bytes.to_vec()).map_err(one_line)?;
     for (key, value) in file.metadata().iter() {
@@ -61,7 +60,7 @@ fn refused(bytes: &[u8], parts: &[&str]) {
 }
 
 #[test]
-fn the_undamaged_sample_is_valid() {
+fn undamaged_sample_is_valid() {
     let file = open(&Raw::sample().bytes).unwrap();
     assert_eq!(file.metadata().len(), 9);
     assert_eq!(file.tensors().len(), 3);
@@ -82,14 +81,14 @@ fn the_undamaged_sample_is_valid() {
 }
 
 #[test]
-fn a_file_truncated_anywhere_is_refused() {
+fn rejects_files_truncated_anywhere() {
     let sample = Raw::sample().bytes;
     for n in 0..sample.len() {
         refused(&sample[..n], &["truncated"]);
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
     let model = std::fs::read(path).unwrap();
-    // Half of the cuts fall into the header, which is 133,568 bytes long.
+    // Half of the cuts are in the header, which is 133,568 bytes long.
     let cuts = (0..100)
         .map(|i| i * 133_568 / 100)
         .chain((1..=100).map(|i| {
@@ -102,7 +101,7 @@ fn a_file_truncated_anywhere_is_refused() {
 }
 
 #[test]
-fn every_field_set_to_extremes_is_refused_or_valid() {
+fn extreme_field_values_are_rejected_or_valid() {
     let sample = Raw::sample();
     for (name, at, width) in &sample.fields {
         for v in [
@@ -154,12 +153,12 @@ fn random_damage_never_panics() {
     }
     assert!(
         n_valid > 1000,
-        "the damage must not always stop at the first check: {n_valid}"
+        "too few damaged files pass the first check: {n_valid}"
     );
 }
 
 #[test]
-fn refusals_say_what_is_wrong() {
+fn errors_say_what_is_wrong() {
     let sample = Raw::sample();
     let set = |name: &str, v: u64| {
         let (at, width) = sample.field(name);
@@ -232,7 +231,7 @@ fn refusals_say_what_is_wrong() {
 }
 
 #[test]
-fn numbers_are_taken_from_any_width_that_fits() {
+fn integers_convert_from_any_width_that_fits() {
     let mut raw = Raw::new(0, 3);
     raw.key("u64", 10);
     raw.u64("u64", 1 << 40);
@@ -254,7 +253,7 @@ fn numbers_are_taken_from_any_width_that_fits() {
 }
 
 #[test]
-fn arrays_nest_four_deep_and_no_deeper() {
+fn arrays_nest_at_most_four_deep() {
     for depth in 1..100_000u32 {
         if depth > 10 && !depth.is_multiple_of(9973) {
             continue;
@@ -276,7 +275,7 @@ fn arrays_nest_four_deep_and_no_deeper() {
 }
 
 #[test]
-fn a_scalar_tensor_is_one_value() {
+fn tensors_without_dimensions_have_one_value() {
     let mut raw = Raw::new(1, 0);
     raw.tensor("s", &[], 0, 0);
     let file = open(&raw.data(4).bytes).unwrap();
