@@ -23,11 +23,12 @@ const MIN_ALIGNMENT: u64 = 8;
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
 /// How [`Gguf::open`] accesses the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
     /// Maps the file. Opening is immediate; pages are loaded on first access and shared with other processes. The file
     /// must not be truncated or rewritten while it is open: accessing a page that no longer exists kills the process
     /// with SIGBUS.
+    #[default]
     Mmap,
     /// Reads the whole file into memory. Slower to open, but unaffected by later changes to the file, and the right
     /// choice on network file systems.
