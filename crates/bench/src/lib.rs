@@ -1,9 +1,10 @@
-//! Bench suites: what products, attention, conversions, memory and whole models reach on this machine's devices, beside
-//! what the machine allows.
+//! Measures parts of rocmforge on their own (bench suites), keeps the results (baselines) and decides whether later
+//! results are worse.
 //!
-//! A suite is a list of cases. [`run`] gets each ready on each device, has the [`harness`] time it, and makes a
-//! [`BenchRow`] of the samples and of the work that the case says it does. `rocmforge bench` and the `cargo bench`
-//! targets call the same function and write the rows with [`export`].
+//! A number is never compared with one from other hardware unless the user asks for it, and never called worse on noise
+//! alone. A suite is a list of cases: [`run`] prepares each on each device, lets the [`harness`] time it, and makes a
+//! [`BenchRow`] of the samples and the work of the case. [`export`] writes rows as text; [`mod@baseline`] keeps and
+//! compares them.
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -37,16 +38,16 @@ pub use filter::Filter;
 pub use row::BenchRow;
 pub use target::{BenchDevice, found_gpus};
 
-/// What is measured.
+/// A bench suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Suite {
-    /// Products of F32 and of every quantized format.
+    /// GEMM and GEMV with F32 and every quantized format.
     Matmul,
     /// Materialised, online-softmax and causal attention.
     Attention,
-    /// Blocks of every format to values.
+    /// Dequantization of every format.
     Dequant,
-    /// Time to the first token and generation of a model.
+    /// Time to first token and generation of a model.
     Inference,
     /// KV cache: growth, allocation, fragmentation, page tables.
     Memory,
@@ -64,7 +65,7 @@ impl Suite {
         Suite::Batch,
     ];
 
-    /// As the command line has it.
+    /// Returns the name used on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Matmul => "matmul",
@@ -88,11 +89,11 @@ impl Suite {
     }
 }
 
-/// How much time is taken.
+/// How thoroughly a suite measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
     Full,
-    /// Small sizes and few samples, to see that everything runs.
+    /// Small sizes and few samples, to check that everything runs.
     Quick,
 }
 
@@ -104,7 +105,7 @@ impl Effort {
         }
     }
 
-    /// One of two sizes.
+    /// Returns the size for this effort.
     fn pick<T>(self, full: T, quick: T) -> T {
         match self {
             Effort::Full => full,
@@ -113,52 +114,52 @@ impl Effort {
     }
 }
 
-/// A model that suites run.
+/// The model that suites run.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
-    /// What rows call it.
+    /// Its name in rows.
     pub name: &'a str,
-    /// The mix of its types, such as `Q4_K_M`.
+    /// Its quantization mix, such as `Q4_K_M`.
     pub format: Option<&'a str>,
     pub model: &'a Model,
 }
 
-/// What to measure, and where.
+/// What to measure, and on which devices.
 pub struct Options<'a> {
     pub suite: Suite,
-    /// Cases run on each in turn.
+    /// Devices, measured one after the other.
     pub devices: &'a [BenchDevice],
     pub isa: Isa,
-    /// Threads of the CPU.
+    /// Number of CPU threads.
     pub n_threads: usize,
     pub effort: Effort,
     pub filter: Option<&'a Filter>,
-    /// For the suites [`Suite::Inference`] and [`Suite::Batch`].
+    /// The model of [`Suite::Inference`] and [`Suite::Batch`].
     pub subject: Option<Subject<'a>>,
 }
 
-/// Who is told what happens, while it happens.
+/// Receives the progress and the results of a run.
 pub trait Sink {
-    /// The case that is measured next.
+    /// A case, or a measurement of the device, starts.
     fn begins(&mut self, name: &str);
     /// A finished row.
     fn row(&mut self, row: &BenchRow) -> Continue;
-    /// A case that gives no row, and why; or what the reader should know of a device.
+    /// A case without a row and the reason, or a note on a device.
     fn note(&mut self, text: &str);
-    /// Whether to stop; asked before every sample.
+    /// Whether to stop; polled before every sample.
     fn is_stopped(&self) -> bool;
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// With so many rows.
+    /// All cases were measured.
     Finished { n_rows: usize },
-    /// By the sink. All rows before were given to it.
+    /// Stopped by the sink, after it got all rows measured so far.
     Stopped,
 }
 
-/// Why a suite, or a case, could not be measured.
+/// Why a suite or a case could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error(transparent)]
@@ -169,10 +170,10 @@ pub enum BenchError {
     Gguf(#[from] rocmforge_gguf::Error),
     #[error("{0}")]
     Unsupported(String),
-    #[error("it needs {needed_mib} MiB, {free_mib} MiB are free")]
+    #[error("it needs {needed_mib} MiB, and {free_mib} MiB are free")]
     NoMemory { needed_mib: u64, free_mib: u64 },
     #[error(
-        "no case of {suite} matches '{filter}'; the first of its {n_cases} cases is {first}, the last {last}"
+        "no case of {suite} matches '{filter}'; its {n_cases} cases range from {first} to {last}"
     )]
     NoMatch {
         suite: &'static str,
@@ -181,19 +182,19 @@ pub enum BenchError {
         first: String,
         last: String,
     },
-    /// By whoever was asked.
+    /// Stopped by the sink.
     #[error("stopped")]
     Stopped,
-    #[error("the suite {suite} runs a model, and none was given")]
+    #[error("the suite {suite} needs a model")]
     NoModel { suite: &'static str },
     #[error(
-        "the cache kept {kept} of {depth} tokens between two runs; take less depth or fewer sequences"
+        "the cache kept {kept} of {depth} tokens between two runs; use a smaller depth or fewer sequences"
     )]
     CacheLost { kept: usize, depth: usize },
 }
 
 impl BenchError {
-    /// Whether other cases may still be measured.
+    /// Whether the error concerns only this case.
     fn is_of_the_case(&self) -> bool {
         match self {
             BenchError::Unsupported(_) | BenchError::NoMemory { .. } => true,
@@ -213,7 +214,7 @@ impl BenchError {
     }
 }
 
-/// The rows that a suite gives on `device`, by name.
+/// Returns the names of a suite's rows on `device`.
 pub fn row_names(options: &Options<'_>, device: &BenchDevice) -> Vec<String> {
     let cases = options.suite.cases(options.effort, options.subject);
     let cases = cases.iter().filter(|case| case.runs_on(device));
@@ -230,12 +231,12 @@ fn full_name(options: &Options<'_>, part: &str, device: &BenchDevice) -> String 
     format!("{}/{part}/{}", options.suite.name(), device.label())
 }
 
-/// Whether the filter wants the row.
+/// Whether the filter selects the row.
 fn is_wanted(options: &Options<'_>, name: &str) -> bool {
     options.filter.is_none_or(|filter| filter.matches(name))
 }
 
-/// The names of all rows that the filter leaves.
+/// Returns the names of all rows that the filter selects.
 ///
 /// # Errors
 /// If nothing matches the filter, or the suite needs a model and has none.
@@ -263,11 +264,11 @@ pub fn wanted_names(options: &Options<'_>) -> Result<Vec<String>, BenchError> {
     }
 }
 
-/// Measures the cases that the filter leaves on each device.
+/// Measures the selected cases on each device.
 ///
 /// # Errors
-/// If nothing matches the filter, a device cannot be opened or stops working. A case that the device has no memory or no
-/// kernel for is a note.
+/// If nothing matches the filter, or a device cannot be opened or fails. A case that lacks memory or a kernel becomes a
+/// note instead.
 pub fn run(options: &Options<'_>, sink: &mut dyn Sink) -> Result<Outcome, BenchError> {
     wanted_names(options)?;
     let mut n_rows = 0;
@@ -287,16 +288,16 @@ pub fn run(options: &Options<'_>, sink: &mut dyn Sink) -> Result<Outcome, BenchE
         if wanted.is_empty() {
             continue;
         }
-        sink.begins(&format!("what {} can do", device.label()));
+        sink.begins(&format!("peak rates of {}", device.label()));
         let target = Target::open(device, options.isa, options.n_threads)?;
-        // Each is dropped when it is over, and what it shared with others with the last of them.
+        // Each case is dropped when done, and shared data with the last case that uses it.
         for case in wanted {
             match run_case(options, &case, &target, sink) {
                 Ok(n) => n_rows += n,
                 Err(BenchError::Stopped) => return Ok(Outcome::Stopped),
                 Err(error) if error.is_of_the_case() => {
                     let name = full_name(options, &case.parts[0], device);
-                    sink.note(&format!("{name} was left out: {error}"));
+                    sink.note(&format!("{name} was skipped: {error}"));
                 }
                 Err(error) => return Err(error),
             }
@@ -305,7 +306,7 @@ pub fn run(options: &Options<'_>, sink: &mut dyn Sink) -> Result<Outcome, BenchE
     Ok(Outcome::Finished { n_rows })
 }
 
-/// Measures a case and gives its rows to the sink; how many.
+/// Measures a case, passes its rows to the sink, and returns their number.
 fn run_case(
     options: &Options<'_>,
     case: &Case,
@@ -337,7 +338,7 @@ fn run_case(
     Ok(n_rows)
 }
 
-/// `None` if there are no samples.
+/// Builds the row of a part of a case; `None` without samples.
 fn make_row(
     options: &Options<'_>,
     case: &Case,

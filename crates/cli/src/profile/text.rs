@@ -72,7 +72,7 @@ impl Text<'_> {
     }
 
     fn ttft(&mut self, profile: &Profile) -> Result<()> {
-        self.title("Time to the first token")?;
+        self.title("Time to first token")?;
         for line in profile.ttft.format_table().lines() {
             self.line(&format!("  {line}"))?;
         }
