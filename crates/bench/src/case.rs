@@ -5,12 +5,12 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use rocmforge_gpu::{Event, Gpu, GpuError};
+use rocmforge_profile::schema::Ceilings;
 
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::harness::{Run, Stop};
 use crate::row::Rates;
 use crate::target::{BenchDevice, Target};
-use rocmforge_profile::schema::Ceilings;
 
 /// A case before it allocates anything.
 pub(super) struct Case {

@@ -4,8 +4,9 @@
 //! The harness has no clock: a case returns how long its runs took by its device's clock, so everything here depends on
 //! those numbers alone.
 
-use crate::BenchError;
 use rocmforge_profile::stats::{median_interval, percentile};
+
+use crate::error::BenchError;
 
 /// Time budget and precision of a case.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -14,7 +14,7 @@ use rocmforge_engine::plan::{BatchShape, Op};
 use rocmforge_engine::tokenizer::TokenId;
 use rocmforge_engine::{Engine, EngineConfig, EngineError, Event, Request};
 
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::harness::Stop;
 use crate::values::Random;
 

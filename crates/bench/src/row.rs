@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::stats::{Summary, median_interval};
 use serde::{Deserialize, Serialize};
 
 use crate::harness::Series;
-use rocmforge_profile::stats::{Summary, median_interval};
 
 /// Samples count as noisy if their standard deviation exceeds this share of the mean.
 pub const NOISY: f64 = 0.05;

@@ -6,10 +6,10 @@ use rocmforge_cpu::{Isa, Pool, Roofline};
 use rocmforge_engine::Device;
 use rocmforge_engine::backend::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, survey};
 use rocmforge_gpu::{Factors, Gpu, matrix_ops, read_bandwidth};
-
-use crate::BenchError;
-use crate::row::Hardware;
 use rocmforge_profile::schema::Ceilings;
+
+use crate::error::BenchError;
+use crate::row::Hardware;
 
 /// A device to measure.
 #[derive(Debug, Clone)]

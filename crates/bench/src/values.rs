@@ -6,7 +6,8 @@ use rocmforge_gguf::quant::mxfp6::{self, E2M3, E3M2};
 use rocmforge_gguf::quant::quantize_rows;
 use zerocopy::IntoBytes as _;
 
-use crate::{BenchError, Effort};
+use crate::error::BenchError;
+use crate::options::Effort;
 
 /// Rows quantized for a matrix, which repeats them: this takes less time to prepare and just as much to read.
 const STOCK_ROWS: usize = 16;

@@ -6,10 +6,11 @@
 
 use std::io::{self, Write};
 
+use rocmforge_profile::schema::{Phase, Profile};
+
 use super::html::Escaped;
 use super::kinds::Kinds;
 use super::numbers::{percent, time_ms};
-use rocmforge_profile::schema::{Phase, Profile};
 
 const STYLE: &str = include_str!("assets/flamegraph.css");
 const SCRIPT: &str = include_str!("assets/flamegraph.js");

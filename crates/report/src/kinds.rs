@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use rocmforge_profile::schema::Profile;
+
 use super::html::Escaped;
 use super::tracks::Placed;
-use rocmforge_profile::schema::Profile;
 
 /// Number of colours in the style, `k0` to `k8`. The last is grey and shared by all further kinds.
 const N_COLOURS: usize = 9;

@@ -9,11 +9,12 @@ mod times;
 
 use std::io::{self, Write};
 
+use rocmforge_profile::schema::{Phase, Profile};
+
 use super::html::{Document, Escaped, Verdict, not_available, section, tile};
 use super::kinds::Kinds;
 use super::numbers::{NOT_AVAILABLE, bytes, count, digits, percent, scaled, time_ms};
 use super::tracks;
-use rocmforge_profile::schema::{Phase, Profile};
 
 /// Writes the page.
 ///

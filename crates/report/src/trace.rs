@@ -5,10 +5,10 @@
 
 use std::io::{self, Write};
 
+use rocmforge_profile::schema::{Lane, Profile};
 use serde::Serialize;
 
 use super::tracks::{self, LANES, Placed};
-use rocmforge_profile::schema::{Lane, Profile};
 
 /// An event. Absent fields are not written.
 #[derive(Serialize)]

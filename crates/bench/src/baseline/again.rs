@@ -8,10 +8,7 @@
 use super::compare::{Comparison, ComparisonResult, compare_metrics};
 use super::metric::Direction;
 use super::rules::Rules;
-use super::schema::{Benchmark, PerformanceBaseline};
-
-/// Metadata key: how often a benchmark was measured.
-pub(super) const MEASUREMENTS: &str = "measurements";
+use super::schema::{Benchmark, MEASUREMENTS, PerformanceBaseline};
 
 impl Comparison {
     /// Returns the largest loss among the metrics as a factor: 1.2 is a fifth slower. 0 without metrics.

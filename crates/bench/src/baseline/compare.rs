@@ -17,15 +17,14 @@
 //! (p95 against p50 or the mean, divided by the root of the iterations); else there is none, and the ratio itself is
 //! compared with the threshold.
 
+use rocmforge_profile::stats::Summary;
 use serde::Serialize;
 
-use super::again::MEASUREMENTS;
 use super::hardware::Difference;
 use super::metric::{Direction, Statistic, direction, is_restated, samples_of};
 use super::ratio::{Interval, Uncertain, by_bootstrap, by_ranks, by_spread};
 use super::rules::{HardwareRule, Rules};
-use super::schema::{Benchmark, Measurement};
-use rocmforge_profile::stats::Summary;
+use super::schema::{Benchmark, MEASUREMENTS, Measurement};
 
 /// The result for a metric or a benchmark, ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

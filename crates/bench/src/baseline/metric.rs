@@ -3,21 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::stats::percentile;
 use serde::Serialize;
 
 use super::schema::Measurement;
-use rocmforge_profile::stats::percentile;
-
-/// The metrics of schema A, in its order.
-pub(super) const STATISTICS: [&str; 7] = [
-    "avg_ms",
-    "min_ms",
-    "max_ms",
-    "p50_ms",
-    "p95_ms",
-    "p99_ms",
-    "iterations",
-];
 
 /// The direction in which a metric improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::clock;
 use serde_json::{Map, Value as Json};
 
 use super::error::SchemaError;
 use super::hardware::Hardware;
 use super::schema::{Benchmark, FORM, Measurement, PerformanceBaseline};
-use rocmforge_profile::clock;
 
 /// Limits on benchmarks per file, metrics per benchmark, samples per metric and bytes per name, far above any real
 /// baseline.

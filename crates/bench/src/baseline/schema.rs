@@ -9,18 +9,31 @@
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::clock;
+use rocmforge_profile::stats::Summary;
 use serde_json::{Map, Value as Json, json};
 
 use super::hardware::Hardware;
-use super::metric::STATISTICS;
-use rocmforge_profile::clock;
-use rocmforge_profile::stats::Summary;
 
 /// Most samples kept per metric: more add no precision, and every pair of them is compared.
 pub const MAX_SAMPLES: usize = 512;
 
 /// The version of our additions to schema A.
 pub(super) const FORM: u64 = 1;
+
+/// The metrics of schema A, in its order.
+const STATISTICS: [&str; 7] = [
+    "avg_ms",
+    "min_ms",
+    "max_ms",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "iterations",
+];
+
+/// Metadata key: how often a benchmark was measured.
+pub(super) const MEASUREMENTS: &str = "measurements";
 
 /// The result of a benchmark.
 #[derive(Debug, Clone, Default, PartialEq)]

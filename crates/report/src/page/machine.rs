@@ -1,8 +1,9 @@
 //! Page sections on the machine: launches, memory, backends and operation types, device utilization.
 
+use rocmforge_profile::schema::{Memory, Profile, Recommendation, Verdict};
+
 use crate::html::{Align, Cell, Column, Escaped, Table, not_available};
 use crate::numbers::{NOT_AVAILABLE, bytes, count, digits, percent, time_ms};
-use rocmforge_profile::schema::{Memory, Profile, Recommendation, Verdict};
 
 /// Returns a definition list of names and markup.
 fn facts(facts: &[(&str, String)]) -> String {

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use rocmforge_profile::schema::{Ceilings, Lane, Phase, Profile};
 use serde::Serialize;
 
 use super::times::bound_name;
@@ -11,7 +12,6 @@ use crate::html::{Escaped, not_available};
 use crate::kinds::Kinds;
 use crate::numbers::{count, percent, scaled, time_ms};
 use crate::tracks::{LANES, Placed};
-use rocmforge_profile::schema::{Ceilings, Lane, Phase, Profile};
 
 /// The data embedded for the scripts.
 #[derive(Serialize)]

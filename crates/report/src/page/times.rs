@@ -1,10 +1,11 @@
 //! Page sections on times: components of the time to first token, phases, tables of operations and kernels.
 
+use rocmforge_profile::schema::{Bound, OpRow, Phase, Profile, Ttft};
+
 use super::{list, roofline_share};
 use crate::html::{Align, Cell, Column, Escaped, Table, not_available};
 use crate::kinds::Kinds;
 use crate::numbers::{bytes, count, digits, percent, scaled, time_ms};
-use rocmforge_profile::schema::{Bound, OpRow, Phase, Profile, Ttft};
 
 /// Returns the components as a stacked bar, with the target if it is near.
 pub(super) fn ttft(ttft: &Ttft) -> String {

@@ -4,12 +4,12 @@
 //! Pages come from the engine's KV-cache accounting ([`rocmforge_engine::kv_cache`]); keys and values are written by
 //! the backend's own operation.
 
-mod books;
+mod accounting;
 mod growth;
 mod page_table;
 
-use crate::Effort;
 use crate::case::Case;
+use crate::options::Effort;
 
 /// Tokens per page, for short, medium and long contexts.
 const PAGES: [usize; 3] = [16, 32, 64];
@@ -49,7 +49,7 @@ impl KvShape {
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = growth::cases(effort);
-    cases.extend(books::cases());
+    cases.extend(accounting::cases());
     cases.extend(page_table::cases(effort));
     cases
 }

@@ -4,8 +4,8 @@
 use rocmforge_engine::kv_cache::{BlockPool, BlockTable};
 
 use super::PAGES;
-use crate::BenchError;
 use crate::case::{Case, On, Prepared, Work, time_cpu};
+use crate::error::BenchError;
 use crate::values::Random;
 
 /// Tokens a sequence grows by at a time: one in decode, more with prompt chunks.

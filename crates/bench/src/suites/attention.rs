@@ -12,8 +12,8 @@ mod standard;
 
 use rocmforge_cpu::{AttnSeq, AttnShape, KvSlice, attention};
 
-use crate::Effort;
 use crate::case::{Case, On, Prepared, Work, time_cpu};
+use crate::options::Effort;
 use crate::target::{Cpu, Opened};
 use crate::values::Random;
 

@@ -4,8 +4,8 @@ use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Slice, Step};
 
 use super::{Data, Kind, Layout, PAGE, Shape, paged};
-use crate::BenchError;
 use crate::case::{Prepared, time_gpu};
+use crate::error::BenchError;
 
 /// The rows of a step with sequence and position, and the pages of the sequences.
 pub(crate) struct GpuStep {

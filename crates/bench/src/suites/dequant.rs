@@ -8,10 +8,11 @@ use rocmforge_gguf::quant::mxfp6::{self, E2M3, E3M2};
 use rocmforge_gpu::{Gpu, Matrix, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
-use crate::matmul::upload;
+use crate::error::BenchError;
+use crate::options::Effort;
+use crate::suites::matmul::upload;
 use crate::target::{Cpu, Opened};
 use crate::values::{Format, PRODUCT_TYPES};
-use crate::{BenchError, Effort};
 
 /// Rows per task: a chunk of the output that fits in a cache.
 const ROWS_OF_TASK: usize = 16;

@@ -6,11 +6,12 @@ use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType};
 
 use super::PAGES;
-use crate::attention::GpuStep;
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
+use crate::error::BenchError;
+use crate::options::Effort;
+use crate::suites::attention::GpuStep;
 use crate::target::{Cpu, Opened};
 use crate::values::{Random, n_copies};
-use crate::{BenchError, Effort};
 
 /// Attention heads of a layer of an 8B model.
 const N_HEADS: usize = 32;

@@ -8,11 +8,12 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{Activation, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
-use crate::inference::decode_case;
-use crate::matmul::{cpu_acts, gpu_acts, upload, work};
+use crate::error::BenchError;
+use crate::options::{Effort, Subject};
+use crate::suites::inference::decode_case;
+use crate::suites::matmul::{cpu_acts, gpu_acts, upload, work};
 use crate::target::{Cpu, Opened};
 use crate::values::{Format, n_copies};
-use crate::{BenchError, Effort, Subject};
 
 /// Query, key and value matrices. All matrices of a set take the same activation format.
 const SETS: [[GgmlType; 3]; 4] = [

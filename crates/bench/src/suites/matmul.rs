@@ -9,9 +9,10 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{ActForm, ActsBuffer, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
+use crate::error::BenchError;
+use crate::options::Effort;
 use crate::target::{Cpu, Opened};
 use crate::values::{Format, PRODUCT_TYPES, Random, n_copies};
-use crate::{BenchError, Effort};
 
 /// Tokens, outputs, inputs.
 type Shape = [usize; 3];

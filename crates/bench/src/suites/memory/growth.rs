@@ -4,11 +4,12 @@ use rocmforge_cpu::{KvSliceMut, kv_append};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvType, ops};
 
 use super::{KvShape, MODELS};
-use crate::attention::GpuStep;
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
+use crate::error::BenchError;
+use crate::options::Effort;
+use crate::suites::attention::GpuStep;
 use crate::target::{Cpu, Opened};
 use crate::values::Random;
-use crate::{BenchError, Effort};
 
 const CONTEXTS: [usize; 2] = [512, 2048];
 const QUICK_CONTEXTS: [usize; 1] = [32];

@@ -11,10 +11,11 @@ use rocmforge_engine::model::Model;
 use rocmforge_engine::plan::{BatchShape, OpCost, PlanCost};
 
 use crate::case::{Case, On, Part, Prepared, Work};
+use crate::error::BenchError;
 use crate::harness::Stop;
+use crate::options::{Effort, Subject};
 use crate::requests::{Requests, Run, Watch, Workload, kv_tokens};
 use crate::target::{Opened, Target};
-use crate::{BenchError, Effort, Subject};
 
 const PROMPTS: [usize; 3] = [128, 512, 2048];
 const BATCHES: [usize; 3] = [1, 4, 8];
