@@ -253,7 +253,7 @@ fn prints_tables() {
     let text = run.text();
     for part in [
         "forge-mini",
-        "Time to the first token",
+        "Time to first token",
         "model_load",
         "prefill: 8 tokens in 1 step\n",
         "decode: 2 tokens in 2 steps\n",

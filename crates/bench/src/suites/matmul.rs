@@ -1,17 +1,18 @@
-//! Products `out [tokens, outputs] = x [tokens, inputs] * weights [outputs, inputs]^T`: of F32 in the specification's
-//! sizes, and of every format with few tokens, as in generation, and with many, as in a prompt.
+//! GEMM and GEMV: `out [tokens, outputs] = x [tokens, inputs] * weights [outputs, inputs]^T`, with F32 in the specified
+//! sizes, and with every format for few tokens, as in decode, and many, as in prefill.
 //!
-//! Activations are in the form that the format is multiplied with before the clock starts. The weights of products of few
-//! tokens come from memory, as they do in a model: copies of them are read in turn.
+//! Activations are converted to the format's activation type before the clock starts. With few tokens, weights are read
+//! from memory, as in a model: copies of them are used in turn.
 
 use rocmforge_cpu as cpu;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{ActForm, ActsBuffer, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
+use crate::error::BenchError;
+use crate::options::Effort;
 use crate::target::{Cpu, Opened};
 use crate::values::{Format, PRODUCT_TYPES, Random, n_copies};
-use crate::{BenchError, Effort};
 
 /// Tokens, outputs, inputs.
 type Shape = [usize; 3];
@@ -37,7 +38,7 @@ const QUANTIZED: [Shape; 4] = [
 const QUICK_DENSE: [Shape; 2] = [[1, 64, 256], [32, 32, 256]];
 const QUICK_QUANTIZED: [Shape; 4] = [[1, 64, 256], [4, 64, 256], [8, 64, 256], [16, 64, 256]];
 
-/// Products of more tokens do not wait for the weights, so these need not come from memory.
+/// With more tokens a product is not limited by reading weights, so they may stay in a cache.
 const FEW_TOKENS: usize = 8;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -72,13 +73,13 @@ fn case(effort: Effort, group: &str, ty: GgmlType, shape: Shape) -> Case {
     })
 }
 
-/// The weights, and how often.
+/// The weights, and their number of copies.
 struct Copies {
     one: Vec<u8>,
     n: usize,
 }
 
-/// What a product of weights of `ty` reads, writes and computes.
+/// Returns the work of a product with weights of type `ty`.
 pub(super) fn work(ty: GgmlType, [n_tokens, n_out, n_in]: Shape) -> Work {
     let n_ops = 2 * (n_tokens * n_out * n_in) as u64;
     let act_bytes = match rocmforge_plan::act_format(ty) {
@@ -97,7 +98,7 @@ pub(super) fn work(ty: GgmlType, [n_tokens, n_out, n_in]: Shape) -> Work {
     }
 }
 
-/// Activations as weights of `ty` take them.
+/// Returns activations in the format that weights of type `ty` need.
 pub(super) fn cpu_acts(cpu: &Cpu, ty: GgmlType, n_tokens: usize, n_in: usize) -> cpu::Acts {
     let x = Random(2).floats(n_tokens * n_in);
     let mut acts = cpu::Acts::new();
@@ -141,7 +142,7 @@ fn on_cpu(cpu: &Cpu, copies: Copies, ty: GgmlType, shape: Shape) -> Prepared<'_>
     }
 }
 
-/// `n` copies of a matrix `[n_out, n_in]`, as kernels read it.
+/// Returns `n` copies of a matrix `[n_out, n_in]` in the kernels' layout.
 pub(super) fn upload(
     gpu: &Gpu,
     ty: GgmlType,
@@ -166,7 +167,7 @@ pub(super) fn upload(
     Ok(copies)
 }
 
-/// Activations as weights of `ty` take them.
+/// Returns activations in the format that weights of type `ty` need.
 pub(super) fn gpu_acts(
     gpu: &Gpu,
     ty: GgmlType,
@@ -219,8 +220,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_work_of_products() {
-        // Q4_K: 144 bytes of 256 weights; one byte an activation, four a result.
+    fn counts_the_work_of_products() {
+        // Q4_K: 144 bytes per 256 weights; one byte per activation, four per result.
         let q4_k = work(GgmlType::Q4_K, [2, 3, 256]);
         assert_eq!(q4_k.bytes, 3 * 144 + 2 * (256 + 3 * 4));
         assert_eq!(

@@ -1,19 +1,20 @@
-//! Blocks to values of f32: 4096 x 4096 of every format.
+//! Dequantization to f32: 4096 x 4096 values of every format.
 //!
-//! Products do not go this way, their kernels multiply with the blocks. On the CPU it is the conversion by which rows of
-//! an embedding are looked up, here with all threads; a GPU has a kernel for whole matrices.
+//! GEMM and GEMV kernels do not dequantize first; they multiply blocks directly. On the CPU this is the conversion used
+//! for embedding lookups, here with all threads; a GPU has a kernel for whole matrices.
 
 use rocmforge_cpu as cpu;
 use rocmforge_gguf::quant::mxfp6::{self, E2M3, E3M2};
 use rocmforge_gpu::{Gpu, Matrix, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
-use crate::matmul::upload;
+use crate::error::BenchError;
+use crate::options::Effort;
+use crate::suites::matmul::upload;
 use crate::target::{Cpu, Opened};
 use crate::values::{Format, PRODUCT_TYPES};
-use crate::{BenchError, Effort};
 
-/// Rows of a task: a chunk of the output that fits in a cache.
+/// Rows per task: a chunk of the output that fits in a cache.
 const ROWS_OF_TASK: usize = 16;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -81,7 +82,7 @@ fn on_cpu(cpu: &Cpu, format: Format, side: usize, data: Vec<u8>) -> Prepared<'_>
     })
 }
 
-/// The values from number `first` on, of blocks `B`.
+/// Returns the values from index `first` on, of blocks `B`.
 fn mxfp6_values<
     B: zerocopy::FromBytes + zerocopy::Immutable + zerocopy::KnownLayout + zerocopy::Unaligned,
 >(
@@ -133,9 +134,9 @@ mod tests {
 
     use super::*;
 
-    /// The specification's "bytes per element" of Q4_K was 1.0; a block is 144 bytes of 256 values.
+    /// The specification says 1.0 "bytes per element" for Q4_K; a block is 144 bytes for 256 values.
     #[test]
-    fn the_work_counts_the_bytes_of_blocks() {
+    fn counts_the_bytes_of_blocks() {
         for (format, bytes) in [
             (Format::Ggml(GgmlType::Q4_K), 144),
             (Format::Ggml(GgmlType::Q4_0), 8 * 18),

@@ -1,8 +1,9 @@
-//! Attention as its definition says, in f32: the scores of all pairs, their softmax, the weighted sum of the values.
+//! Attention by definition, in f32: all scores, their softmax, the weighted sum of the values.
 
 use super::Shape;
 
-/// `out = softmax(q k^T * scale) v` for each head; `q`, `k`, `v`, `out` `[n_heads, n, dim]`, `scores` `[n, n]` of memory.
+/// Computes `out = softmax(q k^T * scale) v` per head; `q`, `k`, `v`, `out` are `[n_heads, n, dim]`, `scores` is `[n,
+/// n]` scratch.
 pub(super) fn attend(
     shape: &Shape,
     q: &[f32],
@@ -61,7 +62,7 @@ mod tests {
         );
         let (mut scores, mut out) = ([0.0; 4], [0.0; 4]);
         attend(&shape, &q, &k, &v, &mut scores, &mut out);
-        // The second query meets equal keys.
+        // The second query has equal scores for both keys.
         for (got, expected) in out.iter().zip([7.0, -3.0, 6.0, -2.0]) {
             assert!((got - expected).abs() < 1e-5, "{out:?}");
         }

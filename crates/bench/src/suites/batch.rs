@@ -1,27 +1,28 @@
-//! Several at once: products of the same activations with several matrices, also of different formats, in one pass
-//! against one after the other; a gate and its other half in one pass; and generation of several sequences.
+//! Measures batched work: products of the same activations with several matrices, also of different formats, merged
+//! into one pass or separate; gated FFN products in one pass; and generation of several sequences.
 //!
-//! Sizes are those of a layer of an 8B model. Weights come from memory, as in a model.
+//! Sizes are those of a layer of an 8B model. Weights are read from memory, as in a model.
 
 use rocmforge_cpu as cpu;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{Activation, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
-use crate::inference::decode_case;
-use crate::matmul::{cpu_acts, gpu_acts, upload, work};
+use crate::error::BenchError;
+use crate::options::{Effort, Subject};
+use crate::suites::inference::decode_case;
+use crate::suites::matmul::{cpu_acts, gpu_acts, upload, work};
 use crate::target::{Cpu, Opened};
 use crate::values::{Format, n_copies};
-use crate::{BenchError, Effort, Subject};
 
-/// Matrices of queries, keys and values. All of a set take the same form of activations.
+/// Query, key and value matrices. All matrices of a set take the same activation format.
 const SETS: [[GgmlType; 3]; 4] = [
     [GgmlType::Q4_K, GgmlType::Q4_K, GgmlType::Q4_K],
     [GgmlType::Q4_K, GgmlType::Q4_K, GgmlType::Q6_K],
     [GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K],
     [GgmlType::Q4_0, GgmlType::Q5_0, GgmlType::Q8_0],
 ];
-/// Matrices of the gate and its other half.
+/// Gate and up matrices.
 const GATED: [GgmlType; 2] = [GgmlType::Q4_K, GgmlType::Q4_0];
 const TOKENS: [usize; 3] = [1, 4, 8];
 const BATCHES: [usize; 3] = [1, 4, 8];
@@ -80,17 +81,17 @@ pub(super) fn cases(effort: Effort, subject: Option<Subject<'_>>) -> Vec<Case> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Each has an output.
+    /// Each matrix has its own output.
     Products,
-    /// Two whose rows meet in a gate.
+    /// Two matrices whose outputs are combined by a gate.
     Gated,
 }
 
-/// Matrices that meet the same activations.
+/// Matrices multiplied with the same activations.
 #[derive(Debug, Clone)]
 struct Set {
     kind: Kind,
-    /// Formats and outputs.
+    /// Format and number of outputs of each.
     matrices: Vec<(GgmlType, usize)>,
     n_tokens: usize,
     n_in: usize,
@@ -113,7 +114,7 @@ impl Set {
         self.matrices.iter().map(bytes).sum()
     }
 
-    /// An output for each matrix, and one for the gate.
+    /// An output per matrix, and one for the gate.
     fn outs(&self) -> Vec<Vec<f32>> {
         let mut widths: Vec<usize> = self.matrices.iter().map(|(_, n_out)| *n_out).collect();
         if self.kind == Kind::Gated {
@@ -196,7 +197,7 @@ fn on_cpu(
     })
 }
 
-/// The products of `acts` with `weights` in `outs`; what a gate makes of them in the last.
+/// Computes the products of `acts` with `weights` into `outs`; the gated result goes to the last.
 fn compute(
     cpu: &Cpu,
     (kind, passes): (Kind, Passes),
@@ -248,7 +249,7 @@ fn on_gpu(
     passes: Passes,
     (blocks, n_copies): (Vec<Vec<u8>>, usize),
 ) -> Result<Prepared<'_>, BenchError> {
-    // By matrix, then by copy.
+    // Indexed by matrix, then by copy.
     let mut weights: Vec<Vec<Buffer>> = Vec::new();
     let mut outs: Vec<Buffer> = Vec::new();
     for (&(ty, n_out), data) in set.matrices.iter().zip(&blocks) {
@@ -283,7 +284,7 @@ fn on_gpu(
     }))
 }
 
-/// The products with `x`; of a gate in the output of the first.
+/// Computes the products with `x`; a gated result goes to the first output.
 fn launch(
     gpu: &Gpu,
     (kind, passes): (Kind, Passes),
@@ -322,9 +323,9 @@ mod tests {
 
     use super::*;
 
-    /// Merged passes compute what separate ones do, so what differs is their time.
+    /// Merged and separate passes compute the same numbers, so only their times differ.
     #[test]
-    fn merged_and_separate_are_the_same_numbers() {
+    fn merged_and_separate_passes_agree() {
         let cpu = Cpu {
             isa: Isa::detect(),
             pool: Pool::new(2),

@@ -1,31 +1,30 @@
-//! Attention of a whole sequence at once, three ways:
+//! Measures attention over a whole sequence, computed in three ways:
 //!
-//! - `standard`: all scores in memory, softmax, weighted sum, with plain loops on one thread: the reference that online
-//!   softmax is told from. There is none on a GPU.
-//! - `flash`: the same numbers by the backend's kernel, with an online softmax and nothing of the size of the scores
-//!   (Dao et al. 2022). Its rows see only what stands before them, so here the queries are the heads of rows that all
-//!   stand at the end, 64 to a head of keys and values, as many as a tile of the CPU takes. A GPU runs its kernel for
-//!   generation.
-//! - `causal`: the kernel as it runs a prompt; row i sees the positions up to i.
+//! - - `standard`: all scores in memory, softmax, weighted sum, with plain loops on one thread: the reference for
+//!   online softmax. Not available on a GPU.
+//! - - `flash`: the same result from the backend's kernel, with online softmax and without a score matrix (Dao et al.
+//!   2022). Its rows attend only to earlier positions, so here the queries are the heads of rows that are all at the
+//!   end, 64 per KV head, as many as a tile of the CPU takes. A GPU runs its decode kernel.
+//! - - `causal`: the kernel as in prefill; row i attends to positions up to i.
 
 mod gpu;
 mod standard;
 
 use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, KvSlice, attention};
 
-use crate::Effort;
 use crate::case::{Case, On, Prepared, Work, time_cpu};
+use crate::options::Effort;
 use crate::target::{Cpu, Opened};
 use crate::values::Random;
 
 pub(super) use gpu::GpuStep;
 
-/// Positions of a page.
+/// Positions per page.
 const PAGE: usize = 32;
-/// Queries of a head of keys and values in `flash`.
+/// Queries per KV head in `flash`.
 const GROUP: usize = 64;
 
-/// A sequence, its heads of queries, keys and values alike, and the values of a head.
+/// Sequence length, number of heads (queries, keys and values alike), and head size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     n: usize,
@@ -37,7 +36,7 @@ const fn shape(n: usize, n_heads: usize, dim: usize) -> Shape {
     Shape { n, n_heads, dim }
 }
 
-/// The specification's for the CPU, then those for GPUs; every device runs all of them.
+/// The specified shapes for the CPU, then those for GPUs; every device runs all of them.
 const SHAPES: [Shape; 9] = [
     shape(32, 1, 32),
     shape(64, 1, 64),
@@ -98,7 +97,7 @@ fn case(kind: Kind, shape: Shape) -> Case {
 }
 
 impl Kind {
-    /// Of keys and values.
+    /// Number of KV heads.
     fn format(self) -> &'static str {
         match self {
             Kind::Standard => "F32",
@@ -125,11 +124,11 @@ impl Shape {
             Kind::Standard => size_of::<f32>(),
             Kind::Flash | Kind::Causal => size_of::<u16>(),
         };
-        // Queries and outputs once, keys and values once.
+        // Queries, outputs, keys and values are each read or written once.
         let bytes = self.len() * (2 * size_of::<f32>() + 2 * cache_bytes);
         Work {
             bytes: bytes as u64,
-            // A product with a key and one with a value, for each pair.
+            // A product with a key and one with a value per pair.
             f32_ops: (4 * self.n_heads * self.dim * pairs) as u64,
             tokens: self.n as u64,
             ..Work::default()
@@ -174,10 +173,10 @@ fn on_paper<'t>(shape: Shape, data: Data) -> Prepared<'t> {
     .metric("score_bytes", (shape.n * shape.n * size_of::<f32>()) as f64)
 }
 
-/// How a kernel is asked for a whole sequence: its rows, and what of `[n_heads, n, dim]` each of its heads is.
+/// How a whole sequence is laid out for a kernel: its rows, and which part of `[n_heads, n, dim]` each head is.
 struct Layout {
     n_rows: usize,
-    /// Query heads of a head of keys and values.
+    /// Query heads per KV head.
     group: usize,
     n_heads: usize,
 }
@@ -195,8 +194,8 @@ impl Layout {
         }
     }
 
-    /// `x` `[n_heads, n, dim]` as rows `[n_rows, n_heads * group, dim]`: query `row * group + i` of a head is head i of
-    /// its group in the row.
+    /// Rearranges `x` `[n_heads, n, dim]` to rows `[n_rows, n_heads * group, dim]`: query `row * group + i` of a head
+    /// becomes head i of its group in the row.
     fn rows(&self, shape: &Shape, x: &[f32]) -> Vec<f32> {
         let mut rows = Vec::with_capacity(x.len());
         for row in 0..self.n_rows {
@@ -208,7 +207,7 @@ impl Layout {
         rows
     }
 
-    /// The sequences of the rows: rows from, how many, position of the first.
+    /// The sequences of the rows: first row, number of rows, position of the first.
     fn seqs(&self, kind: Kind, shape: &Shape) -> Vec<[usize; 3]> {
         match kind {
             Kind::Flash => (0..self.n_rows).map(|row| [row, 1, shape.n - 1]).collect(),
@@ -217,7 +216,7 @@ impl Layout {
     }
 }
 
-/// Keys or values `[n_heads, n, dim]` as pages `[n_pages, n_heads, PAGE, dim]`.
+/// Rearranges keys or values `[n_heads, n, dim]` to pages `[n_pages, n_heads, PAGE, dim]`.
 fn paged(shape: &Shape, x: &[u16]) -> Vec<u16> {
     let mut pages = Vec::with_capacity(x.len());
     for page in 0..shape.n / PAGE {
@@ -273,9 +272,9 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel is asked in a case is what the reference computes.
+    /// The kernel's layout computes what the reference computes.
     #[test]
-    fn the_kernel_gives_what_the_definition_says() {
+    fn kernel_matches_the_reference() {
         let shape = shape(64, 2, 32);
         let data = Data::new(shape);
         let (k, v) = (to_f32(&data.k), to_f32(&data.v));
@@ -316,7 +315,7 @@ mod tests {
             match kind {
                 Kind::Causal => {
                     for last in 0..shape.n {
-                        // The row's own sequence ends with it.
+                        // The sequence of this row ends with it.
                         let (len, row) = (last + 1, last);
                         let part = Shape { n: len, ..shape };
                         let cut = |x: &[f32]| -> Vec<f32> {
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_work_of_a_pair_is_two_products() {
+    fn counts_two_products_per_pair() {
         let shape = shape(4, 2, 8);
         assert_eq!(shape.work(Kind::Flash).f32_ops, 16 * 2 * (2 * 8 + 2 * 8));
         assert_eq!(shape.work(Kind::Causal).f32_ops, 10 * 2 * (2 * 8 + 2 * 8));

@@ -1,23 +1,23 @@
-//! The books of the cache, which the CPU keeps whatever computes: pages taken as a sequence grows, and pages taken and
-//! given back by many sequences of different lengths.
+//! KV-cache accounting, which always runs on the CPU: pages allocated as a sequence grows, and pages allocated and
+//! freed by many sequences of different lengths.
 
 use rocmforge_engine::kv_cache::{BlockPool, BlockTable};
 
 use super::PAGES;
-use crate::BenchError;
 use crate::case::{Case, On, Prepared, Work, time_cpu};
+use crate::error::BenchError;
 use crate::values::Random;
 
-/// Tokens that a sequence grows by at a time: one when it generates, the others when a prompt comes in chunks.
+/// Tokens a sequence grows by at a time: one in decode, more with prompt chunks.
 const CHUNKS: [usize; 4] = [1, 16, 64, 256];
-/// Length of the sequence that grows.
+/// Final length of the growing sequence.
 const N_TOKENS: usize = 4096;
-/// Sequences at once.
+/// Sequences at a time.
 const N_SEQS: usize = 64;
-/// Ends of a sequence, each followed by the beginning of another.
+/// Number of times a sequence ends and another begins.
 const N_CHANGES: usize = 1024;
 
-/// Lengths of sequences, from and to.
+/// Ranges of sequence lengths.
 const LENGTHS: [(&str, [usize; 2]); 3] = [
     ("short", [1, 128]),
     ("mixed", [1, 2048]),
@@ -34,8 +34,8 @@ pub(super) fn cases() -> Vec<Case> {
     growing.chain(changing).collect()
 }
 
-/// A sequence from nothing to [`N_TOKENS`], `chunk` tokens at a time, as the scheduler does it: the pages are reserved,
-/// those that are full can be found by others.
+/// Grows a sequence from nothing to [`N_TOKENS`], `chunk` tokens at a time, as the scheduler does: pages are reserved,
+/// and full ones are entered into the prefix cache.
 fn growing(page: usize, chunk: usize) -> Case {
     let n_tokens = N_TOKENS;
     let name = format!("allocation/{chunk}-tokens/page-{page}");
@@ -49,7 +49,7 @@ fn growing(page: usize, chunk: usize) -> Case {
         };
         let prepared = Prepared::new(work, move |n| {
             time_cpu(n, || {
-                // Another text each time: a known one is found instead of being entered.
+                // Different tokens each time: a known prefix would be found instead of entered.
                 tokens[0] = tokens[0].wrapping_add(1);
                 let mut table = BlockTable::default();
                 for end in (chunk..=n_tokens).step_by(chunk) {
@@ -68,14 +68,14 @@ fn growing(page: usize, chunk: usize) -> Case {
     on_cpu_only(case)
 }
 
-/// Sequences that end and begin, and what of their pages holds no token.
+/// Sequences that end and begin, and the unused share of their pages.
 fn changing(page: usize, (kind, lengths): (&'static str, [usize; 2])) -> Case {
     let name = format!("fragmentation/{kind}/page-{page}");
     let [least, most] = lengths;
     let shape = format!("{N_SEQS} sequences of {least} to {most} tokens");
     let case = Case::new(name, None, shape, move |_| {
         let mut all = Sequences::new(page, lengths);
-        // Enough changes that nothing of the beginning is left.
+        // Enough changes to replace all initial sequences.
         let mut unused = 0.0;
         for _ in 0..N_CHANGES {
             all.change();
@@ -101,7 +101,7 @@ fn on_cpu_only(case: Case) -> Case {
     }
 }
 
-/// Sequences that share a pool.
+/// Sequences that share a page pool.
 struct Sequences {
     pool: BlockPool,
     tables: Vec<(BlockTable, usize)>,
@@ -134,14 +134,14 @@ impl Sequences {
         (table, n_tokens)
     }
 
-    /// One ends, another begins.
+    /// Ends one sequence and begins another.
     fn change(&mut self) {
         let at = self.random.below(N_SEQS);
         self.tables[at].0.release(&mut self.pool);
         self.tables[at] = self.begin();
     }
 
-    /// Places of taken pages that hold no token, of all places of taken pages.
+    /// Returns the share of slots in used pages that hold no token.
     fn unused(&self) -> f64 {
         let places: usize = self.tables.iter().map(|(t, _)| t.blocks().len()).sum();
         let places = places * self.pool.page();
@@ -152,8 +152,9 @@ impl Sequences {
     fn check(&self) -> Result<(), BenchError> {
         let tables = self.tables.iter().map(|(table, _)| table.blocks());
         let checked = self.pool.check_integrity(tables);
-        checked
-            .map_err(|problem| BenchError::Unsupported(format!("the books are wrong: {problem}")))
+        checked.map_err(|problem| {
+            BenchError::Unsupported(format!("KV-cache accounting is inconsistent: {problem}"))
+        })
     }
 }
 
@@ -161,9 +162,9 @@ impl Sequences {
 mod tests {
     use super::*;
 
-    /// The last page of a sequence is filled to a random place: half a page is unused on the average.
+    /// The last page of a sequence is filled to a random slot, so half a page is unused on average.
     #[test]
-    fn half_a_page_of_each_sequence_is_unused() {
+    fn half_a_page_per_sequence_is_unused() {
         for page in PAGES {
             let lengths = [2048, 8192];
             let mut all = Sequences::new(page, lengths);

@@ -1,20 +1,20 @@
-//! Filling the cache: a sequence grows from nothing to its context, a chunk of a prompt at a time, in every layer of the
-//! model.
+//! Fills the KV cache: a sequence grows from nothing to its context in prompt chunks, in every layer of the model.
 
 use rocmforge_cpu::{KvLayout, KvSliceMut, kv_append};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvType, ops};
 
 use super::{KvShape, MODELS};
-use crate::attention::GpuStep;
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
+use crate::error::BenchError;
+use crate::options::Effort;
+use crate::suites::attention::GpuStep;
 use crate::target::{Cpu, Opened};
 use crate::values::Random;
-use crate::{BenchError, Effort};
 
 const CONTEXTS: [usize; 2] = [512, 2048];
 const QUICK_CONTEXTS: [usize; 1] = [32];
 const PAGE: usize = 32;
-/// Tokens that are written at once.
+/// Tokens written at once.
 const CHUNK: usize = 256;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -49,7 +49,7 @@ fn work(model: &KvShape, n_ctx: usize) -> Work {
     }
 }
 
-/// First positions of the chunks, and how many tokens each has.
+/// First position and number of tokens of each chunk.
 fn chunks(n_ctx: usize) -> impl Iterator<Item = [usize; 2]> {
     let starts = (0..n_ctx).step_by(CHUNK);
     starts.map(move |start| [start, CHUNK.min(n_ctx - start)])
@@ -57,7 +57,7 @@ fn chunks(n_ctx: usize) -> impl Iterator<Item = [usize; 2]> {
 
 fn on_cpu(cpu: &Cpu, model: KvShape, n_ctx: usize) -> (usize, Prepared<'_>) {
     let width = model.n_kv_heads * model.head_dim;
-    // Keys, then values, of each layer.
+    // Keys, then values, per layer.
     let mut caches = vec![vec![0u16; n_ctx * width]; 2 * model.n_layers];
     let n_bytes = caches.iter().map(|cache| size_of_val(&cache[..])).sum();
     let layout = KvLayout {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_has_the_bytes_of_its_tokens() {
+    fn cache_size_matches_its_tokens() {
         let cpu = Cpu {
             isa: rocmforge_cpu::Isa::detect(),
             pool: rocmforge_cpu::Pool::new(1),

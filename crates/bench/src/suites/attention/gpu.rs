@@ -1,13 +1,13 @@
-//! Attention on a GPU: the cases' rows as a step in device memory.
+//! Attention on a GPU: the rows of a case as a step in device memory.
 
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Slice, Step};
 
 use super::{Data, Kind, Layout, PAGE, Shape, paged};
-use crate::BenchError;
 use crate::case::{Prepared, time_gpu};
+use crate::error::BenchError;
 
-/// Rows of a step, each with its sequence and position, and the pages of the sequences.
+/// The rows of a step with sequence and position, and the pages of the sequences.
 pub(crate) struct GpuStep {
     positions: Buffer,
     slots: Buffer,
@@ -19,7 +19,8 @@ pub(crate) struct GpuStep {
 }
 
 impl GpuStep {
-    /// `spans`: first row, rows and first position of each sequence. All of them have the pages of `table`.
+    /// `spans` has the first row, number of rows and first position of each sequence. All sequences use the pages of
+    /// `table`.
     pub(crate) fn new(
         gpu: &Gpu,
         spans: &[[usize; 3]],
@@ -117,10 +118,12 @@ pub(super) fn prepare(
     });
     Ok(match (ops::is_fast(shape.dim, shape.dim), kind) {
         (false, _) => prepared.note(format!(
-            "slow path: no kernel for heads of {} values; the general one computes each row by itself",
+            "slow path: no kernel for heads of {} values; the general one computes row by row",
             shape.dim
         )),
-        (true, Kind::Flash) => prepared.note("by the kernel for generation: that for prompts is causal"),
+        (true, Kind::Flash) => {
+            prepared.note("computed by the decode kernel; the prefill kernel is causal")
+        }
         (true, _) => prepared,
     })
 }

@@ -1,20 +1,20 @@
-//! The KV cache: what it costs to fill it for models of known shapes, to take its pages in pieces of several sizes, to
-//! take and give them back for hours, and to go through a page table when it is read.
+//! Measures the KV cache: filling it for models of known shapes, allocating pages in chunks of several sizes,
+//! fragmentation after long use, and reading it through a page table.
 //!
-//! Pages are those of the engine's own books ([`rocmforge_engine::kv_cache`]), keys and values are written by the
-//! backend's own operation.
+//! Pages come from the engine's KV-cache accounting ([`rocmforge_engine::kv_cache`]); keys and values are written by
+//! the backend's own operation.
 
-mod books;
+mod accounting;
 mod growth;
 mod page_table;
 
-use crate::Effort;
 use crate::case::Case;
+use crate::options::Effort;
 
-/// Tokens of a page: of short, medium and long contexts.
+/// Tokens per page, for short, medium and long contexts.
 const PAGES: [usize; 3] = [16, 32, 64];
 
-/// Keys and values of a model: layers, heads of keys and values, values of a head.
+/// KV-cache shape of a model: layers, KV heads, head size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KvShape {
     name: &'static str,
@@ -23,7 +23,7 @@ struct KvShape {
     head_dim: usize,
 }
 
-/// Of TinyLlama 1.1B, Llama 2 7B and 13B, and 70B. Only the first and the last share heads of keys and values.
+/// TinyLlama 1.1B, Llama 2 7B, 13B and 70B. Only the first and the last use grouped-query attention.
 const MODELS: [KvShape; 4] = [
     kv_shape("1B", [22, 4, 64]),
     kv_shape("7B", [32, 32, 128]),
@@ -41,7 +41,7 @@ const fn kv_shape(name: &'static str, [n_layers, n_kv_heads, head_dim]: [usize; 
 }
 
 impl KvShape {
-    /// Bytes of a token as f16: keys and values of every layer.
+    /// Returns the bytes per token as f16: keys and values of every layer.
     fn bytes_per_token(&self) -> usize {
         2 * self.n_layers * self.n_kv_heads * self.head_dim * size_of::<u16>()
     }
@@ -49,7 +49,7 @@ impl KvShape {
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = growth::cases(effort);
-    cases.extend(books::cases());
+    cases.extend(accounting::cases());
     cases.extend(page_table::cases(effort));
     cases
 }
@@ -61,9 +61,9 @@ mod tests {
 
     use super::*;
 
-    /// The specification left out that heads share keys and values: 3,276,800 bytes for 70B are 327,680.
+    /// The specification ignored grouped-query attention: its 3,276,800 bytes for 70B are 327,680.
     #[test]
-    fn bytes_of_a_token_are_those_of_the_models() {
+    fn bytes_per_token_match_the_models() {
         for (shape, expected) in MODELS.iter().zip([22_528, 524_288, 819_200, 327_680]) {
             assert_eq!(shape.bytes_per_token(), expected, "{}", shape.name);
             let spec = KvSpec {

@@ -1,18 +1,19 @@
-//! Reading the cache through a page table: the attention of one token over a long context, with pages of several sizes
-//! that lie in order (as without a table) and in an order that nothing can foresee.
+//! Reads the KV cache through a page table: attention of one token over a long context, with pages of several sizes in
+//! sequential order (as without a table) and in random order.
 
 use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, KvSlice, attention};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType};
 
 use super::PAGES;
-use crate::attention::GpuStep;
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
+use crate::error::BenchError;
+use crate::options::Effort;
+use crate::suites::attention::GpuStep;
 use crate::target::{Cpu, Opened};
 use crate::values::{Random, n_copies};
-use crate::{BenchError, Effort};
 
-/// Heads of a layer of an 8B model.
+/// Attention heads of a layer of an 8B model.
 const N_HEADS: usize = 32;
 const N_KV_HEADS: usize = 8;
 const DIM: usize = 128;
@@ -32,7 +33,7 @@ impl Order {
         }
     }
 
-    /// The block of each page.
+    /// The pool page of each context page.
     fn table(self, n_pages: usize) -> Vec<u32> {
         let mut table: Vec<u32> = (0..n_pages as u32).collect();
         if self == Order::Scattered {
@@ -72,7 +73,7 @@ fn case(effort: Effort, page: usize, order: Order, n_ctx: usize) -> Case {
             Opened::Cpu(cpu) => on_cpu(cpu, page, table, [n_ctx, n]),
             Opened::Gpu(gpu) => on_gpu(gpu, page, table, [n_ctx, n])?,
         };
-        // All layers go by the same table.
+        // All layers share the table.
         let share = table_bytes as f64 / (N_LAYERS * kv_bytes) as f64;
         Ok(prepared
             .metric("page_table_bytes", table_bytes as f64)
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_have_every_block_once() {
+    fn tables_use_every_page_once() {
         for n_pages in [2, 256] {
             assert!(Order::InOrder.table(n_pages).is_sorted());
             let mut table = Order::Scattered.table(n_pages);

@@ -1,7 +1,6 @@
-//! A model as users run it: the time to the first token of prompts, and generation behind them, of one sequence and of
-//! several at once.
+//! Measures a model as users run it: time to first token and generation, with one and several sequences.
 //!
-//! Both come of the same runs through the engine that serves users, with random tokens and greedy sampling.
+//! Both come from the same runs through the engine, with random tokens and greedy sampling.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,10 +11,11 @@ use rocmforge_plan::KvType;
 use rocmforge_plan::{BatchShape, OpCost, PlanCost};
 
 use crate::case::{Case, On, Part, Prepared, Work};
+use crate::error::BenchError;
 use crate::harness::Stop;
+use crate::options::{Effort, Subject};
 use crate::requests::{Requests, Run, Watch, Workload, kv_tokens};
 use crate::target::{Opened, Target};
-use crate::{BenchError, Effort, Subject};
 
 const PROMPTS: [usize; 3] = [128, 512, 2048];
 const BATCHES: [usize; 3] = [1, 4, 8];
@@ -25,7 +25,7 @@ const QUICK_PROMPTS: [usize; 2] = [8, 16];
 const QUICK_BATCHES: [usize; 2] = [1, 2];
 const QUICK_N_GEN: usize = 2;
 
-/// Tokens of a step of a prompt on a GPU, as the program serves.
+/// Prompt tokens per step on a GPU, as in serving.
 const GPU_CHUNK_TOKENS: usize = 512;
 const PAGE: usize = 32;
 
@@ -53,7 +53,7 @@ pub(super) fn decode_case(name: String, subject: Subject<'_>, n_seqs: usize, n_g
     case(vec![name], shape, &engine, [0, n_gen])
 }
 
-/// With two parts the first is the time to the first token, the last is generation.
+/// With two parts, the first is the time to first token and the last is generation.
 fn case(
     parts: Vec<String>,
     shape: String,
@@ -83,12 +83,12 @@ fn case(
     }
 }
 
-/// An engine that cases of the same number of sequences share: a GPU has its weights once.
+/// An engine shared by cases with the same number of sequences, so that the weights are on a GPU only once.
 struct SharedEngine {
     model: Model,
     format: Option<String>,
     n_seqs: usize,
-    /// Positions of the longest case.
+    /// Number of positions of the longest case.
     n_ctx: usize,
     started: RefCell<Option<Requests>>,
 }
@@ -132,7 +132,7 @@ impl SharedEngine {
         let requests = started.as_mut().expect("a case is prepared before it runs");
         let run = requests.run(workload, watch, stop);
         if run.is_err() {
-            // Requests that were given up stay in the engine.
+            // Aborted requests stay in the engine.
             *started = None;
         }
         run
@@ -187,7 +187,7 @@ fn prepare<'t>(
     })
 }
 
-/// What the steps read and compute: weights and cached keys and values, and the products with them.
+/// Returns the work of the steps: reads of weights and KV cache, and the arithmetic with them.
 fn work(model: &Model, steps: &[BatchShape], n_tokens: usize) -> Work {
     let cost = PlanCost {
         plan: &model.plan,
@@ -211,7 +211,7 @@ fn notes(engine: &SharedEngine) -> Vec<String> {
     let n_ctx_train = engine.model.config.n_ctx_train;
     if engine.n_ctx > n_ctx_train {
         notes.push(format!(
-            "the model was trained for {n_ctx_train} positions; past them its text means nothing"
+            "the model was trained for {n_ctx_train} positions; text beyond them is meaningless"
         ));
     }
     let started = engine.started.borrow();
@@ -220,7 +220,7 @@ fn notes(engine: &SharedEngine) -> Vec<String> {
         .flat_map(|requests| &requests.backend_info().slow_ops)
     {
         notes.push(format!(
-            "slow path: no fast kernel for {reason}, {n} operations of a step"
+            "slow path: no fast kernel for {reason}, {n} operations per step"
         ));
     }
     notes
