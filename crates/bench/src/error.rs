@@ -1,6 +1,6 @@
 //! Errors of bench suites.
 
-use rocmforge_engine::EngineError;
+use rocmforge_engine::{ConfigError, EngineError};
 use rocmforge_gpu::GpuError;
 
 /// Why a suite or a case could not be measured.
@@ -48,10 +48,12 @@ impl BenchError {
             ),
             BenchError::Engine(error) => matches!(
                 error,
-                EngineError::NoMemory { .. }
-                    | EngineError::NoMemoryAtAll { .. }
-                    | EngineError::NoMemoryForWeights { .. }
-                    | EngineError::TooFewPositions { .. }
+                EngineError::Config(
+                    ConfigError::NoMemory { .. }
+                        | ConfigError::NoMemoryAtAll { .. }
+                        | ConfigError::NoMemoryForWeights { .. }
+                        | ConfigError::TooFewPositions { .. }
+                )
             ),
             _ => false,
         }

@@ -1,7 +1,7 @@
 //! What to measure: the suites, their effort, the model they run and the devices.
 
-use rocmforge_engine::Isa;
-use rocmforge_engine::model::Model;
+use rocmforge_cpu::Isa;
+use rocmforge_model::Model;
 
 use crate::filter::Filter;
 use crate::target::BenchDevice;

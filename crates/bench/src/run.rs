@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rocmforge_engine::Continue;
 use rocmforge_profile::clock;
+use std::ops::ControlFlow;
 
 use crate::case::{Case, Part};
 use crate::error::BenchError;
@@ -18,7 +18,7 @@ pub trait Sink {
     /// A case, or a measurement of the device, starts.
     fn begins(&mut self, name: &str);
     /// A finished row.
-    fn row(&mut self, row: &BenchRow) -> Continue;
+    fn row(&mut self, row: &BenchRow) -> ControlFlow<()>;
     /// A case without a row and the reason, or a note on a device.
     fn note(&mut self, text: &str);
     /// Whether to stop; polled before every sample.
@@ -158,7 +158,7 @@ fn run_case(
             continue;
         };
         n_rows += 1;
-        if sink.row(&row) == Continue::No {
+        if sink.row(&row) == ControlFlow::Break(()) {
             return Err(BenchError::Stopped);
         }
     }

@@ -6,6 +6,7 @@ use rocmforge_cpu::{Isa, Pool};
 use rocmforge_engine::Device;
 use rocmforge_gpu::{Factors, Gpu, matrix_ops, read_bandwidth};
 use rocmforge_profile::schema::Ceilings;
+use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, survey};
 
 use crate::error::BenchError;
 use crate::row::Hardware;

@@ -9,7 +9,7 @@ use super::rocprof;
 use super::rocprof_compute;
 use super::table::{Counters, Times};
 
-/// Passes `bytes` to every parser. A parser may return an error; it must not panic, hang or use unbounded memory.
+/// Fusion `bytes` to every parser. A parser may return an error; it must not panic, hang or use unbounded memory.
 pub fn read_any(bytes: &[u8]) {
     let (mut times, mut counters) = (Times::default(), Counters::default());
     for table in [StatsReport::Kernels, StatsReport::Calls] {

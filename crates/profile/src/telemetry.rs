@@ -1,6 +1,6 @@
 //! Records what ran on which backend: one event per part of a step, summed by backend and by operation type.
 //!
-//! Times come from a [`StepObserver`](rocmforge_engine::backend::StepObserver), names from the plan ([`PlanOps`]). The
+//! Times come from a [`StepObserver`](rocmforge_runtime::StepObserver), names from the plan ([`PlanOps`]). The
 //! example `execution_summary` prints the summary of a model split between a GPU and the CPU.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub struct ExecutionEvent {
 }
 
 /// Returns the events of a step in execution order. `ops` must cover the engine's whole plan
-/// ([`Model::compiled_plan`](rocmforge_engine::model::Model::compiled_plan)); `gpu` is the name of the GPU backend,
+/// ([`Model::compiled_plan`](rocmforge_model::Model::compiled_plan)); `gpu` is the name of the GPU backend,
 /// such as `cuda:0`.
 pub fn events<'a>(
     times: &'a StepTimes,
