@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use xtask::gpu_proof;
 
 #[derive(Parser)]
 #[command(about = "Tasks of the ROCmForge repository")]
@@ -94,6 +95,11 @@ enum Task {
     /// Report registers, occupancy and hot loops of the GPU kernels for AMD; fails on spills, scratch memory and
     /// collective instructions that run while lanes are off
     IsaReport(isa_report::Options),
+    /// Prove the GPU path on a machine that has a GPU but no Rust toolchain
+    GpuProof {
+        #[command(subcommand)]
+        command: gpu_proof::Command,
+    },
     /// Record the tensor types of llama.cpp's quantization mixes, for the engine's tests
     MixGolden(Python),
     /// Record llama.cpp's logits with a quantized KV cache or LoRA adapters, for the engine's tests
@@ -140,6 +146,7 @@ fn main() -> Result<()> {
         Task::ArchGolden(Python { python }) => gen_model::golden(&python),
         Task::CompareQuantize(options) => compare_quantize::run(&options),
         Task::IsaReport(options) => isa_report::run(&options),
+        Task::GpuProof { command } => command.run(),
         Task::MixGolden(Python { python }) => mix_golden::write(&python),
         Task::VariantGolden(Python { python }) => variants::golden(&python),
         Task::ShiftGolden(Python { python }) => shift_golden::write(&python),
