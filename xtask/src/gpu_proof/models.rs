@@ -163,16 +163,22 @@ pub(super) fn speed(proof: &mut Proof) -> Result<()> {
 /// Polls the driver for the memory in use while a model runs.
 pub(super) fn memory(proof: &mut Proof) -> Result<()> {
     let mut child = bench(proof, "qwen2.5-7b", "-p 128 -n 4000 -r 1")?.spawn()?;
-    let mut most = 0;
+    let mut most = 0u64;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         let mut query = Command::new("nvidia-smi");
         query.words("--query-gpu=memory.used --format=csv,noheader,nounits");
-        if let Some(text) = proof.check(output(&mut query)) {
-            let first = text.lines().next().unwrap_or_default().trim().parse();
-            most = most.max(first.unwrap_or(0));
+        match output(&mut query) {
+            Ok(text) => {
+                let used = text.lines().next().unwrap_or("").trim().parse();
+                most = most.max(used.unwrap_or(0));
+            }
+            Err(error) => {
+                child.kill()?;
+                return Err(error);
+            }
         }
         thread::sleep(Duration::from_millis(200));
     };

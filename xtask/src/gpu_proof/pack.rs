@@ -48,16 +48,13 @@ pub(super) fn pack(args: &PackArgs) -> Result<()> {
     let archive = out.join(ARCHIVE);
     let mut tar = Command::new("tar");
     // The programs hold the same kernels: a window as large as all of them stores those once.
-    tar.args([
-        "--use-compress-program",
-        "xz -T1 --lzma2=preset=2,dict=256MiB",
-    ]);
-    run(tar
-        .arg("-C")
+    tar.args(["-I", "xz -T1 --lzma2=preset=2,dict=256MiB"]);
+    tar.arg("-C")
         .arg(&staging.0)
         .arg("-cf")
         .arg(&archive)
-        .arg("."))?;
+        .arg(".");
+    run(&mut tar)?;
     fs::remove_dir_all(&staging.0)?;
     let megabytes = |path: &Path| fs::metadata(path).map_or(0.0, |file| file.len() as f64 / 1e6);
     println!("wrote {} ({:.1} MB)", runner.display(), megabytes(&runner));
@@ -73,22 +70,21 @@ pub(super) fn pack(args: &PackArgs) -> Result<()> {
 pub(super) fn unpack(archive: &Path, folder: &Path) -> Result<()> {
     let part = folder.with_extension("part");
     fs::create_dir_all(&part)?;
-    let xz = Command::new("xz")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
-    if xz.is_ok() {
-        run(Command::new("tar")
-            .arg("-C")
-            .arg(&part)
-            .arg("-xJf")
-            .arg(archive))?;
-    } else {
-        let script = "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])";
-        run(Command::new("python3")
-            .args(["-c", script])
-            .args([archive, &part]))?;
-    }
+    let mut xz = Command::new("xz");
+    let mut command = match xz.arg("--version").stdout(Stdio::null()).status() {
+        Ok(_) => {
+            let mut tar = Command::new("tar");
+            tar.arg("-C").arg(&part).arg("-xJf").arg(archive);
+            tar
+        }
+        Err(_) => {
+            let script = "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])";
+            let mut python = Command::new("python3");
+            python.args(["-c", script]).args([archive, &part]);
+            python
+        }
+    };
+    run(&mut command)?;
     Ok(fs::rename(&part, folder)?)
 }
 
