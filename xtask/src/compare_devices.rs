@@ -1,10 +1,10 @@
 //! `cargo xtask compare-devices`: compares a device's logits with the CPU backend's, for single and batched prompts and
 //! for the tokens decoded after them.
 //!
-//! Both round activations the same way and keep K and V in the same type, so that they differ only by the order of sums,
-//! and where a value lies between two quantization codes. The error is the mean squared difference over the variance of
-//! the CPU's logits. The CPU is given the tokens that the device decoded, so that every step is compared after the same
-//! text (teacher forcing).
+//! Both round activations the same way and keep K and V in the same type, so that they differ only by the order of
+//! sums, and where a value lies between two quantization codes. The error is the mean squared difference over the
+//! variance of the CPU's logits. The CPU is given the tokens that the device decoded, so that every step is compared
+//! after the same text (teacher forcing).
 
 mod reference;
 mod rows;
@@ -241,8 +241,8 @@ struct Places {
     cpu_time: Duration,
 }
 
-/// Runs the prompts on the device, then the prompts with the decoded tokens on the CPU as one prefill. That gives the same
-/// bits as decoding there, since the CPU's results do not depend on how a text is split into steps.
+/// Runs the prompts on the device, then the prompts with the decoded tokens on the CPU as one prefill. That gives the
+/// same bits as decoding there, since the CPU's results do not depend on how a text is split into steps.
 fn compare(
     model: &Model,
     config: &EngineConfig,

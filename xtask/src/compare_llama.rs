@@ -1,10 +1,10 @@
-//! `cargo xtask compare-llama`: compares this engine's logits with llama.cpp's, at every position of a random prompt and
-//! of the tokens that this engine then decodes.
+//! `cargo xtask compare-llama`: compares this engine's logits with llama.cpp's, at every position of a random prompt
+//! and of the tokens that this engine then decodes.
 //!
-//! llama.cpp runs in Python (`llama-cpp-python`), on the same machine in the same run. Both keep K and V in F32: with F16
-//! llama.cpp also rounds Q and the softmax to F16, which hides smaller errors. The error is the mean squared difference
-//! over the variance of llama.cpp's logits; unlike the cosine it depends on scale. For MoE models in F16 and BF16,
-//! llama.cpp runs a copy in F32.
+//! llama.cpp runs in Python (`llama-cpp-python`), on the same machine in the same run. Both keep K and V in F32: with
+//! F16 llama.cpp also rounds Q and the softmax to F16, which hides smaller errors. The error is the mean squared
+//! difference over the variance of llama.cpp's logits; unlike the cosine it depends on scale. For MoE models in F16 and
+//! BF16, llama.cpp runs a copy in F32.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Resul
     for path in models {
         let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let wide = match is_mixture_of_16_bits(&gguf) {
+        let wide = match is_16_bit_moe(&gguf) {
             true => Some(in_f32(&gguf, &name)?),
             false => None,
         };
@@ -61,10 +61,10 @@ pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Resul
     Ok(())
 }
 
-/// Whether this is a MoE model whose activations llama.cpp rounds to 16 bits before routing. A token nearly tied between
-/// two experts then takes another one than in f32, which changes its logits: of 300 tokens of the random models, three of
-/// `mixtral` and one of `qwen3moe`, with 99 % and 78 % of the squared error.
-fn is_mixture_of_16_bits(gguf: &Gguf) -> bool {
+/// Whether this is a MoE model whose activations llama.cpp rounds to 16 bits before routing. A token nearly tied
+/// between two experts then takes another one than in f32, which changes its logits: of 300 tokens of the random
+/// models, three of `mixtral` and one of `qwen3moe`, with 99 % and 78 % of the squared error.
+fn is_16_bit_moe(gguf: &Gguf) -> bool {
     let mut tensors = gguf.tensors().iter();
     tensors.clone().any(|t| t.name.contains("_exps"))
         && tensors.any(|t| matches!(t.ty, GgmlType::F16 | GgmlType::BF16))
@@ -93,8 +93,8 @@ const GELU_IN_F16: f64 = 1e-6;
 /// Architectures with GELU.
 const WITH_GELU: [&str; 4] = ["gemma2", "gemma3", "gpt2", "starcoder2"];
 
-/// Returns the loosest bound of the file's matrix formats. The coarser a format, the more engines differ in how they round
-/// activations.
+/// Returns the loosest bound of the file's matrix formats. The coarser a format, the more engines differ in how they
+/// round activations.
 pub(crate) fn bound(gguf: &Gguf) -> f64 {
     let arch = gguf.metadata().str("general.architecture").unwrap_or("");
     let least = match WITH_GELU.contains(&arch) {

@@ -1,5 +1,5 @@
-//! `cargo xtask compare-quantize`: quantizes a model to every file type. Each file must have the same perplexity here and
-//! in llama.cpp, and none worse than that of llama.cpp's own file of the type.
+//! `cargo xtask compare-quantize`: quantizes a model to every file type. Each file must have the same perplexity here
+//! and in llama.cpp, and none worse than that of llama.cpp's own file of the type.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -146,8 +146,8 @@ fn golden_file(options: &Options, name: &str) -> Option<PathBuf> {
     file.exists().then_some(file)
 }
 
-/// Returns llama.cpp's perplexity over the same windows. Its last output may get lost in a pipe, so it runs a few windows
-/// more, and the running result after our last window counts.
+/// Returns llama.cpp's perplexity over the same windows. Its last output may get lost in a pipe, so it runs a few
+/// windows more, and the running result after our last window counts.
 fn llama_cpp(model: &Path, options: &Options) -> Result<f64> {
     let output = Command::new(&options.llama_perplexity)
         .arg("-m")

@@ -1,6 +1,7 @@
-"""llama_shift.py MODEL ID,ID,... N N_CTX N_SINKS N_FORGOTTEN KV_TYPE: generates N tokens greedily with llama.cpp in a context
-of N_CTX tokens. When it is full, the N_FORGOTTEN tokens after the first N_SINKS are removed from the KV cache and the rest
-shifted. Prints JSON: the ids, the two best log-probabilities of each step, and how many tokens were dropped."""
+"""llama_shift.py MODEL ID,ID,... N N_CTX N_SINKS N_FORGOTTEN KV_TYPE: generates N tokens greedily with llama.cpp in a
+context of N_CTX tokens. When it is full, the N_FORGOTTEN tokens after the first N_SINKS are removed from the KV cache
+and the rest shifted. Prints JSON: the ids, the two best log-probabilities of each step, and how many tokens were
+dropped."""
 import json
 import sys
 

@@ -1,5 +1,5 @@
-//! `cargo xtask variant-golden`: records llama.cpp's logits of random models with a quantized KV cache or LoRA adapters,
-//! for the engine's tests.
+//! `cargo xtask variant-golden`: records llama.cpp's logits of random models with a quantized KV cache or LoRA
+//! adapters, for the engine's tests.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -44,8 +44,8 @@ fn round_trip(vocabulary: &Vocabulary, text: &str) {
     }
 }
 
-/// Returns the embedded model's vocabulary, a SentencePiece one, or a byte-level one with any pre-tokenizer. Each is built
-/// on first use, since compiling all regular expressions takes seconds.
+/// Returns the embedded model's vocabulary, a SentencePiece one, or a byte-level one with any pre-tokenizer. Each is
+/// built on first use, since compiling all regular expressions takes seconds.
 fn vocabulary(choice: u8) -> &'static Vocabulary {
     static ALL: [OnceLock<Vocabulary>; 256] = [const { OnceLock::new() }; 256];
     let choice = usize::from(choice) % (2 + Tokenizer::pre_names().count());

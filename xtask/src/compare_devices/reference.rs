@@ -1,5 +1,5 @@
-//! The CPU backend's reference results for texts: the logits after each token, and how clearly the routers of a MoE model
-//! chose their experts there.
+//! The CPU backend's reference results for texts: the logits after each token, and how clearly the routers of a MoE
+//! model chose their experts there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,8 +28,8 @@ pub(super) struct ExpectedRow {
     pub(super) margin: f64,
 }
 
-/// Runs the texts one after the other on the CPU backend, whose results do not depend on batching. Ignores the device of
-/// `config`.
+/// Runs the texts one after the other on the CPU backend, whose results do not depend on batching. Ignores the device
+/// of `config`.
 pub(super) fn on_cpu(
     model: &Model,
     config: &EngineConfig,

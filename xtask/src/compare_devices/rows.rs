@@ -1,13 +1,13 @@
 //! The error of rows of logits: the mean squared difference over the variance of the expected logits.
 //!
-//! In a MoE model, rounding may send a token that is nearly tied between two experts to the other one, which changes its
-//! logits entirely. Such rows are counted and left out, if the reference routing was nearly tied there.
+//! In a MoE model, rounding may send a token that is nearly tied between two experts to the other one, which changes
+//! its logits entirely. Such rows are counted and left out, if the reference routing was nearly tied there.
 
 /// The largest gap between the last chosen expert and the next that quantized activations may close, in standard
 /// deviations of the router's logits: they move the logits of later layers by some hundredths.
 const NEAR: f64 = 0.1;
-/// At most 1 row of this many may be left out. Between AVX2 and AVX-512 about 1 of 100 is, for mixtral-8x7b. Where experts
-/// are computed wrongly, nearly all rows are outside the bound, also those that were clearly routed.
+/// At most 1 row of this many may be left out. Between AVX2 and AVX-512 about 1 of 100 is, for mixtral-8x7b. Where
+/// experts are computed wrongly, nearly all rows are outside the bound, also those that were clearly routed.
 const MOST_REROUTED: usize = 8;
 
 /// The comparison at one position of a text.
@@ -95,8 +95,8 @@ impl Difference {
     }
 }
 
-/// Returns how clearly a router chose its `n_used` experts: the gap between the logits of the last chosen and the next, in
-/// standard deviations of all logits. Infinite if it takes all experts.
+/// Returns how clearly a router chose its `n_used` experts: the gap between the logits of the last chosen and the next,
+/// in standard deviations of all logits. Infinite if it takes all experts.
 pub(super) fn margin(logits: &[f32], n_used: usize) -> f64 {
     let n = logits.len() as f64;
     let mut sorted: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();

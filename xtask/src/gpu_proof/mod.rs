@@ -1,8 +1,8 @@
 //! `cargo xtask gpu-proof`: proves the GPU path on a machine that has a GPU but no Rust toolchain.
 //!
 //! `pack` builds the programs here and writes a folder of two files: `gpu-proof` (this program) and `pack.tar.xz` (what
-//! the parts run). On the GPU machine, `FOLDER/gpu-proof run PART...` unpacks the archive and runs the parts, each of which
-//! prints a table and fails if a result is outside its bound.
+//! the parts run). On the GPU machine, `FOLDER/gpu-proof run PART...` unpacks the archive and runs the parts, each of
+//! which prints a table and fails if a result is outside its bound.
 //!
 //! `parts` has the table of parts; `proof` is the context they run in; `pack` and `programs` find what is built.
 
@@ -94,7 +94,7 @@ pub struct RunArgs {
     /// Batch sizes of logits
     #[arg(long, value_name = "N,...", default_value = "1,4")]
     batch: String,
-    /// The model of mixture
+    /// The MoE model of the part mixture
     #[arg(long, value_name = "SHAPE", default_value = "qwen1.5-moe-a2.7b")]
     mixture: String,
     /// Models of tune, in Q4_K_M; a number after a colon limits the layers

@@ -1,10 +1,10 @@
-//! Finds the instructions of a kernel that may run while lanes are off (a narrowed EXEC). A collective instruction there
-//! reads lanes that were not computed: silently wrong numbers.
+//! Finds the instructions of a kernel that may run while lanes are off (a narrowed EXEC). A collective instruction
+//! there reads lanes that were not computed: silently wrong numbers.
 //!
-//! A forward data-flow analysis over the basic blocks. Each set of lanes that EXEC takes is named after the instruction or
-//! join point that created it. A register is known to hold a named set, or the difference of two. A kernel starts with
-//! `Whole`, all lanes. The analysis follows the compiler's ways to restore it: `s_or exec, exec, saved`, the two sides of
-//! an if with `xor`, and loops that collect the lanes that have left. Anything else counts as narrowed.
+//! A forward data-flow analysis over the basic blocks. Each set of lanes that EXEC takes is named after the instruction
+//! or join point that created it. A register is known to hold a named set, or the difference of two. A kernel starts
+//! with `Whole`, all lanes. The analysis follows the compiler's ways to restore it: `s_or exec, exec, saved`, the two
+//! sides of an if with `xor`, and loops that collect the lanes that have left. Anything else counts as narrowed.
 
 use std::collections::BTreeMap;
 

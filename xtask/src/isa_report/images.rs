@@ -1,5 +1,5 @@
-//! The kernel images to examine: those embedded in this program, which the engine loads too; or, for other targets, images
-//! compiled by the same compiler with the same arguments.
+//! The kernel images to examine: those embedded in this program, which the engine loads too; or, for other targets,
+//! images compiled by the same compiler with the same arguments.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -1,5 +1,5 @@
-//! Reference cards for the targets: how many waves fit, and how many cycles an instruction occupies a SIMD. Sources: AMD's
-//! instruction set manuals and data sheets; LLVM's AMDGPU usage guide for register file sizes and granularity.
+//! Reference cards for the targets: how many waves fit, and how many cycles an instruction occupies a SIMD. Sources:
+//! AMD's instruction set manuals and data sheets; LLVM's AMDGPU usage guide for register file sizes and granularity.
 
 use super::metadata::Metadata;
 
@@ -191,8 +191,8 @@ impl Machine {
         }
     }
 
-    /// Returns the GB/s of a loop that loads `bytes` per wave and takes `cycles` of its SIMD, limited by instruction issue
-    /// only.
+    /// Returns the GB/s of a loop that loads `bytes` per wave and takes `cycles` of its SIMD, limited by instruction
+    /// issue only.
     pub(crate) fn issue_bandwidth(&self, bytes: f64, cycles: f64) -> f64 {
         bytes / cycles * self.n_simds() as f64 * self.n_units * self.clock_ghz
     }

@@ -1,6 +1,6 @@
 //! `cargo xtask isa-report`: reports on the machine code of the GPU kernels for AMD, without such a GPU. It prints each
-//! kernel's resources, loads, the instructions of its hottest loop and the memory bandwidth that loop could use, and fails
-//! on what makes a kernel slow or wrong: spills, scratch memory, and collective instructions while lanes are off.
+//! kernel's resources, loads, the instructions of its hottest loop and the memory bandwidth that loop could use, and
+//! fails on what makes a kernel slow or wrong: spills, scratch memory, and collective instructions while lanes are off.
 //!
 //! `images` → `tools` (LLVM's listing and notes) → `code`, `metadata` → `blocks` → `exec`, `hot_loop` → `faults`.
 
