@@ -3,7 +3,7 @@
 use rocmforge_plan::{Fusion, KvType};
 
 use crate::error::ConfigError;
-use crate::gpu::GpuConfig;
+use crate::gpu_config::GpuConfig;
 
 /// The user's choices.
 #[derive(Debug, Clone)]
