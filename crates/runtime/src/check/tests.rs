@@ -7,7 +7,12 @@ use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_gpu::DeviceInfo;
 
 use super::difference::{Difference, of_rows, term_norms};
+use std::borrow::Cow;
+
+use rocmforge_plan::{KvShift, Side};
+
 use super::*;
+use crate::cpu::LayerCache;
 use crate::error::{DeviceError, RuntimeError};
 use rocmforge_plan::KvType;
 use rocmforge_plan::{Fusion, KvSpec};
