@@ -121,7 +121,7 @@ impl SharedEngine {
             Opened::Cpu(_) => config,
             Opened::Gpu(_) => EngineConfig {
                 steps_in_flight: 2,
-                chunk_tokens: GPU_CHUNK_TOKENS,
+                max_batch_tokens: GPU_CHUNK_TOKENS,
                 ..config
             },
         }

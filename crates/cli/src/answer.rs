@@ -102,7 +102,7 @@ pub fn run(
                 }
             }
         }
-        progress.inc(session.chunk_tokens as u64);
+        progress.inc(session.config.max_batch_tokens as u64);
         if ended {
             return Ok(answer);
         }

@@ -21,7 +21,7 @@ mod quantize;
 mod sampling;
 mod suite;
 
-pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs};
+pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, TemplateArgs};
 pub use baseline::{
     BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineShowArgs,
     BaselineStoreArgs, BaselineTrendArgs, KeepArgs, ReportForm,

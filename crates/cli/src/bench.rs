@@ -7,6 +7,10 @@ mod measure;
 pub mod report;
 mod suite;
 
+use crate::model_file;
+use crate::resolve;
+use crate::session;
+use rocmforge::ModelFile;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +31,6 @@ use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
-use crate::session::{self, ModelFile};
 use measure::{Bench, Machine};
 use report::{Printer, Record, model_type};
 
@@ -111,16 +114,16 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         return suite::run(suite);
     }
     let tests = tests(args)?;
-    let isa = session::isa(args.isa)?;
+    let isa = resolve::isa(args.isa)?;
     let offloads = offloads(args);
     let on_gpu = offloads.iter().copied().filter(is_for_gpu);
     for offload in on_gpu.clone() {
-        session::refuse_without_gpu(&args.on, offload)?;
+        resolve::refuse_without_gpu(&args.on, offload)?;
     }
     if on_gpu.count() == 0 {
-        session::refuse_without_layers(&args.on.gpu, experts(args))?;
+        resolve::refuse_without_layers(&args.on.gpu, experts(args))?;
     }
-    let device = session::engine_device(&args.on)?;
+    let device = resolve::engine_device(&args.on)?;
     let interrupt = Interrupt::install()?;
     // Opens all files before the first measurement, to report wrong paths early.
     let keeper = Keeper::open(&args.keep)?;
@@ -136,7 +139,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if keeper.is_active() {
         let mut machines = Vec::new();
         for test in &tests {
-            let asked = session::with_offload(device.clone(), test.offload);
+            let asked = resolve::with_offload(device.clone(), test.offload);
             machines.push(baseline::hardware(&asked, test.n_threads));
             if test.offload.layers == GpuLayers::Auto {
                 // Possibly no layer fits on the GPU.
@@ -255,9 +258,9 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
     }
     let open = |source: Source<'_>| {
         let file = match source {
-            Source::File(path) => ModelFile::open(Some(path), &args.load)?,
-            Source::Synthetic(name) => ModelFile::synthetic(name)?,
-            Source::Embedded => ModelFile::open(None, &args.load)?,
+            Source::File(path) => model_file::open(Some(path), &args.load)?,
+            Source::Synthetic(name) => model_file::synthetic(name)?,
+            Source::Embedded => model_file::open(None, &args.load)?,
         };
         if file.gguf.tensors().is_empty() {
             bail!("{} has no weights to run", file.label);
@@ -409,7 +412,7 @@ impl Run<'_, '_> {
             kv_type: tests[0].kv_type,
             page: self.args.page,
         };
-        let wanted = session::with_offload(self.device.clone(), tests[0].offload);
+        let wanted = resolve::with_offload(self.device.clone(), tests[0].offload);
         let on = (self.isa, &wanted, self.args.on.device);
         let bench = Bench::new(model, tests, on, &cache).map_err(|error| no_room(error, tests))?;
         session::tell_backend(bench.backend_info());

@@ -3,6 +3,8 @@
 //! Every turn renders the whole conversation with the chat template; the engine reuses the part that is in its KV cache
 //! and computes only the rest.
 
+use crate::resolve;
+use rocmforge::parts::Conversation;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,13 +18,14 @@ use rocmforge_text::tokenizer::LeadingSpace;
 
 use crate::answer::{self, Answer};
 use crate::args::ChatArgs;
-use crate::conversation::{Conversation, Message};
+use crate::conversation;
 use crate::exit::Early;
 use crate::generate::{context_full, shifted, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::{Input, Lines, Remember};
 use crate::output::{self, Out, note};
-use crate::session::{self, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
+use rocmforge::Message;
 
 const COMMANDS: &str = "\
 /help          this list
@@ -35,19 +38,17 @@ Ctrl-C stops an answer. A line that ends with a backslash goes on in the next on
 a message of many lines. To send a line that begins with a slash, put a space before it.";
 
 pub fn run(args: &ChatArgs) -> Result<()> {
-    let sampling = session::sampling(&args.sampling)?;
+    let sampling = resolve::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
-    let session = Session::start_to_answer(
+    let session = Session::start(
         &args.model,
         &args.device,
-        &args.context,
         Vocabulary::Needed,
-        WhenIdle::Tune,
+        resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?,
     )?;
-    let conversation = Conversation::new(&session, args.template.think)?;
+    let conversation = conversation::begin(&session, &args.template)?;
     conversation.check()?;
-    let system = args.template.system.clone();
-    let context_policy = conversation.context_policy(&session, &args.context, system.as_deref())?;
+    let context_policy = conversation::context_policy(&conversation, &session, &args.context)?;
     let mut lines = Lines::open(if args.no_history {
         Remember::No
     } else {
@@ -67,10 +68,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         interrupt,
         session,
         conversation,
-        system,
         context_policy,
-        turns: Vec::new(),
-        n_left_out: 0,
         last: None,
         out: Out::new(),
     };
@@ -120,13 +118,8 @@ struct Chat<'a> {
     interrupt: Interrupt,
     session: Session,
     conversation: Conversation,
-    system: Option<String>,
-    /// Context policy of the answers if it differs from the session's; depends on `system`.
+    /// Policy of the answers, where it differs from the session's; it depends on the system prompt.
     context_policy: Option<ContextPolicy>,
-    /// Messages of user and model, alternating.
-    turns: Vec<Message>,
-    /// Number of oldest messages that no longer fit in the context.
-    n_left_out: usize,
     last: Option<Answer>,
     out: Out,
 }
@@ -134,16 +127,16 @@ struct Chat<'a> {
 impl Chat<'_> {
     /// Answers one message. An error leaves the conversation unchanged.
     fn turn(&mut self, message: &str) -> Result<()> {
-        self.turns.push(Message::new("user", message));
+        self.conversation.push(Message::new("user", message));
         let answer = match self.answer() {
             Ok(answer) => answer,
             Err(error) => {
-                self.turns.pop();
+                self.conversation.pop();
                 return Err(match error.downcast_ref::<EngineError>() {
                     Some(EngineError::Request(RequestError::PromptTooLong { n_tokens, n_ctx })) => {
                         anyhow!(
                             "the conversation has {n_tokens} tokens and exceeds the context of {n_ctx}; \
-                             use /clear to start over, or a larger --ctx"
+                         use /clear to start over, or a larger --ctx"
                         )
                     }
                     _ => error,
@@ -161,7 +154,7 @@ impl Chat<'_> {
             Some(FinishReason::Length) => note("(stopped at --max-tokens)"),
             Some(FinishReason::Stop) => {}
         }
-        self.turns
+        self.conversation
             .push(Message::new("assistant", answer.text.clone()));
         self.last = Some(answer);
         Ok(())
@@ -180,50 +173,17 @@ impl Chat<'_> {
         })
     }
 
-    /// Encodes the conversation. With context shifting, a conversation that does not fit loses its oldest turns until it
-    /// fills half of the context; dropping fewer would recompute the rest in every following turn.
+    /// Returns the conversation as tokens; says so if its first messages no longer fit.
     fn prompt(&mut self) -> Result<Vec<TokenId>> {
-        let prompt = self.prompt_without(self.n_left_out)?;
-        let n_ctx = self.session.engine.n_ctx();
-        let stops = self.session.config.context_policy == ContextPolicy::Stop;
-        // Drops pairs of turns and keeps the message to answer.
-        let n_pairs = (self.turns.len() - 1 - self.n_left_out) / 2;
-        if stops || prompt.len() < n_ctx || n_pairs == 0 {
-            return Ok(prompt);
+        let fit = conversation::fit(&self.session);
+        let tokenizer = self.session.need_tokenizer()?;
+        let prompt = self.conversation.prompt(tokenizer, fit)?;
+        if let Some(n) = prompt.newly_left_out {
+            note(&format!(
+                "(the first {n} messages no longer fit the context and are left out)"
+            ));
         }
-        let (mut too_few, mut enough) = (0, n_pairs);
-        let mut shortest = self.prompt_without(self.n_left_out + 2 * n_pairs)?;
-        while enough - too_few > 1 {
-            let middle = (too_few + enough) / 2;
-            let prompt = self.prompt_without(self.n_left_out + 2 * middle)?;
-            if prompt.len() <= n_ctx / 2 {
-                (enough, shortest) = (middle, prompt);
-            } else {
-                too_few = middle;
-            }
-        }
-        self.n_left_out += 2 * enough;
-        note(&format!(
-            "(the first {} messages no longer fit in the context and were dropped)",
-            self.n_left_out
-        ));
-        Ok(shortest)
-    }
-
-    fn prompt_without(&self, n_left_out: usize) -> Result<Vec<TokenId>> {
-        let turns = &self.turns[n_left_out..];
-        let messages = self.with_system(turns);
-        self.conversation.encode(&self.session, &messages)
-    }
-
-    /// Returns all messages, with the system prompt.
-    fn messages(&self) -> Vec<Message> {
-        self.with_system(&self.turns)
-    }
-
-    fn with_system(&self, turns: &[Message]) -> Vec<Message> {
-        let system = self.system.iter().map(|text| Message::new("system", text));
-        system.chain(turns.iter().cloned()).collect()
+        Ok(prompt.ids)
     }
 
     fn command(&mut self, command: &str) -> Result<Next> {
@@ -234,11 +194,10 @@ impl Chat<'_> {
             ("help" | "?", _) => note(COMMANDS),
             ("quit" | "exit" | "q", _) => return Ok(Next::Quit),
             ("clear", _) => {
-                self.turns.clear();
-                self.n_left_out = 0;
+                self.conversation.clear();
                 note("(conversation cleared)");
             }
-            ("system", "") => match &self.system {
+            ("system", "") => match self.conversation.system() {
                 Some(text) => note(&format!("(system: {})", output::for_terminal(text))),
                 None => note("(no system prompt; set one with /system TEXT)"),
             },
@@ -256,7 +215,7 @@ impl Chat<'_> {
                     .with_context(|| format!("cannot write '{path}'"))?;
                 note(&format!(
                     "(saved {} messages to {path})",
-                    self.messages().len()
+                    self.conversation.messages().len()
                 ));
             }
             ("stats", _) => note(&self.stats()),
@@ -268,16 +227,15 @@ impl Chat<'_> {
     }
 
     fn set_system(&mut self, system: Option<String>) -> Result<()> {
-        let context = &self.args.context;
+        self.conversation.set_system(system);
         self.context_policy =
-            self.conversation
-                .context_policy(&self.session, context, system.as_deref())?;
-        self.system = system;
+            conversation::context_policy(&self.conversation, &self.session, &self.args.context)?;
         Ok(())
     }
 
     fn save(&self, path: &Path) -> Result<()> {
-        let mut json = serde_json::to_string_pretty(&self.messages()).map_err(io::Error::from)?;
+        let mut json =
+            serde_json::to_string_pretty(&self.conversation.messages()).map_err(io::Error::from)?;
         json.push('\n');
         Ok(std::fs::write(path, json)?)
     }

@@ -1,6 +1,8 @@
 //! `rocmforge check`: compares the device's kernels with the scalar reference, operation by operation.
 
+use crate::resolve;
 use anyhow::{Result, bail};
+use rocmforge::parts::{Bos, encode_prompt};
 use rocmforge_cpu::Isa;
 use rocmforge_engine::Device;
 use rocmforge_gguf::TokenId;
@@ -11,7 +13,7 @@ use serde::Serialize;
 
 use crate::args::{CheckArgs, GpuCheckArg};
 use crate::output::Out;
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
 
 /// Input text.
 const TEXT: &str = "The ship had been at sea for eleven days when the wind turned. Nobody on board had seen \
@@ -33,9 +35,14 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     // Wrong results are the subject of this command, not a reason to refuse the GPU.
     let mut device_args = args.device.clone();
     device_args.on.gpu.gpu_check = GpuCheckArg::Never;
-    let config = session::engine_config(&device_args, Some(n_ctx))?;
+    let config = resolve::engine_config(&device_args, Some(n_ctx))?;
     // Reports problems with the file, flags or memory like every other command.
-    let session = Session::start(&args.model, &device_args, Some(n_ctx), Vocabulary::Optional)?;
+    let session = Session::start(
+        &args.model,
+        &device_args,
+        Vocabulary::Optional,
+        resolve::engine_config(&device_args, Some(n_ctx))?,
+    )?;
     if config.isa == Isa::Scalar && matches!(config.device, Device::Cpu) {
         bail!("nothing to compare: this CPU only runs the scalar reference; see rocmforge devices");
     }
@@ -95,7 +102,7 @@ fn tokens(session: &Session, model: &Model) -> Vec<TokenId> {
     let of_text = session
         .tokenizer
         .as_ref()
-        .map(|tokenizer| session::encode(tokenizer, TEXT.as_bytes(), Bos::AsTheFileSays, false));
+        .map(|tokenizer| encode_prompt(tokenizer, TEXT.as_bytes(), Bos::AsFileSays, false));
     match of_text {
         Some(ids) if !ids.is_empty() && ids.iter().all(|&id| u64::from(id) < n_vocab) => ids,
         _ => (0..64u64)

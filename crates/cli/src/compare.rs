@@ -20,7 +20,6 @@ use serde_json::{Value as Json, json};
 use crate::answer::bar;
 use crate::args::{CompareArgs, numbers};
 use crate::exit::{Early, usage};
-use crate::hub;
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
 use rows::{Row, Test};
@@ -116,7 +115,7 @@ fn tests(args: &CompareArgs) -> Result<Vec<Test>> {
 }
 
 fn programs(args: &CompareArgs, theirs: &Path) -> Result<Programs> {
-    let model = hub::resolve(&args.model, args.store.models_dir.as_deref())?;
+    let model = rocmforge_hub::resolve(&args.model, args.store.models_dir.as_deref())?;
     if !model.is_file() {
         bail!(
             "no such file: {}",

@@ -1,5 +1,7 @@
 //! `rocmforge generate`: completes a text or answers a message.
 
+use crate::resolve;
+use rocmforge::parts::{Bos, encode_prompt};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
@@ -15,18 +17,19 @@ use serde::Serialize;
 
 use crate::answer::{self, Answer};
 use crate::args::GenerateArgs;
-use crate::conversation::{Conversation, Message};
+use crate::conversation;
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
 use crate::prompt::{Source, Text};
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
+use rocmforge::Message;
 
 pub fn run(args: &GenerateArgs) -> Result<()> {
     if !args.chat && (args.template.system.is_some() || args.template.think.is_some()) {
         return Err(usage("--system and --think require --chat"));
     }
-    let sampling = session::sampling(&args.sampling)?;
+    let sampling = resolve::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
     // Before the model is loaded, to report a wrong path early.
     let text = match &args.ids {
@@ -38,12 +41,11 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     } else {
         Vocabulary::Optional
     };
-    let mut session = Session::start_to_answer(
+    let mut session = Session::start(
         &args.model,
         &args.device,
-        &args.context,
         vocabulary,
-        WhenIdle::Wait,
+        resolve::answer_config(&args.device, &args.context, WhenIdle::Wait)?,
     )?;
 
     let started = Instant::now();
@@ -175,15 +177,11 @@ fn converse(
     text: Text,
 ) -> Result<(Vec<TokenId>, Option<ContextPolicy>)> {
     let text = text.into_string()?;
-    let conversation = Conversation::new(session, args.template.think)?;
-    let system = args.template.system.as_deref();
-    let policy = conversation.context_policy(session, &args.context, system)?;
-    let system = system.map(|text| Message::new("system", text));
-    let messages: Vec<Message> = system
-        .into_iter()
-        .chain([Message::new("user", text)])
-        .collect();
-    Ok((conversation.encode(session, &messages)?, policy))
+    let mut conversation = conversation::begin(session, &args.template)?;
+    let policy = conversation::context_policy(&conversation, session, &args.context)?;
+    conversation.push(Message::new("user", text));
+    let prompt = conversation.prompt(session.need_tokenizer()?, conversation::fit(session))?;
+    Ok((prompt.ids, policy))
 }
 
 fn encode(args: &GenerateArgs, session: &Session, text: Text, out: &Out) -> Result<Vec<TokenId>> {
@@ -194,10 +192,10 @@ fn encode(args: &GenerateArgs, session: &Session, text: Text, out: &Out) -> Resu
     if source == Source::Flag && !args.json && out.is_terminal() && io::stderr().is_terminal() {
         let _ = write!(io::stderr(), "{}", output::for_terminal(&text));
     }
-    Ok(session::encode(
+    Ok(encode_prompt(
         tokenizer,
         text.as_bytes(),
-        Bos::AsTheFileSays,
+        Bos::AsFileSays,
         args.parse_special,
     ))
 }

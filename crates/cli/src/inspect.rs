@@ -1,6 +1,9 @@
 //! `rocmforge inspect`: shows a GGUF file's contents and memory requirements. Files of unsupported models work too:
 //! everything except the memory needs only the header.
 
+use crate::model_file;
+use crate::resolve;
+use rocmforge::ModelFile;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -12,7 +15,6 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::args::InspectArgs;
 use crate::output::{Out, size};
-use crate::session::{self, ModelFile};
 
 /// Most elements of an array that is shown in full, in JSON and in text.
 const WHOLE_ARRAY: (usize, usize) = (64, 6);
@@ -22,8 +24,8 @@ const ARRAY_START: (usize, usize) = (8, 4);
 const STRING_CHARS: usize = 100;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let config = session::cache_config(&args.cache, args.context.n_ctx());
-    let file = ModelFile::open(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
+    let config = resolve::cache_config(&args.cache, args.context.n_ctx());
+    let file = model_file::open(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
     let needs = Needs::of(&file.gguf, &config);
     let mut out = Out::new();
     if args.json {
@@ -71,7 +73,7 @@ impl Needs {
         let n_ctx = config.n_ctx.unwrap_or(default_ctx);
         let cached = n_ctx.div_ceil(config.page).saturating_mul(config.page) as u64;
         let per_token = model.kv_bytes_per_token(config.kv_type);
-        let rows = |rows: RowCount| rows.rows(config.chunk_tokens, config.max_seqs);
+        let rows = |rows: RowCount| rows.rows(config.max_batch_tokens, config.max_seqs);
         let buffer_bytes = model
             .plan
             .buffers

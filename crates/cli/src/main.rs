@@ -18,15 +18,16 @@ mod devices;
 mod embedded;
 mod exit;
 mod external;
+mod flags;
 mod generate;
-mod gpu_check;
 mod help;
-mod hub;
 mod imatrix;
+mod input;
 mod inspect;
 mod interrupt;
 mod lines;
 mod man;
+mod model_file;
 mod models;
 mod output;
 mod perplexity;
@@ -35,10 +36,10 @@ mod prompt;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+mod resolve;
 mod session;
 mod tokenize;
 mod tune;
-mod tuning_cache;
 
 use std::process::ExitCode;
 

@@ -8,6 +8,10 @@ mod gather;
 mod runs;
 mod text;
 
+use crate::resolve;
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_engine::PrefixSharing;
+use rocmforge_runtime::gpu::WhenIdle;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -24,7 +28,7 @@ use crate::exit::Early;
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
 use crate::prompt::Text;
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
 use files::Files;
 use gather::Found;
 use runs::Runs;
@@ -48,7 +52,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         true => Vocabulary::Needed,
         false => Vocabulary::Optional,
     };
-    let mut config = session::answer_config(&args.device, &args.context)?;
+    let mut config = resolve::answer_config(&args.device, &args.context, WhenIdle::Wait)?;
     if let Device::Gpu(gpu) = &mut config.device
         && gpu.id.is_none()
     {
@@ -63,7 +67,15 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     let started = Instant::now();
     let mut session = {
         let _scope = scopes.scope("load model");
-        Session::start_measured(&args.model, &args.device, vocabulary, config)?
+        Session::start(
+            &args.model,
+            &args.device,
+            vocabulary,
+            EngineConfig {
+                prefix_sharing: PrefixSharing::Off,
+                ..config
+            },
+        )?
     };
     let load = started.elapsed();
 
@@ -72,7 +84,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         Some(text) => {
             let _scope = scopes.scope("tokenize");
             let tokenizer = session.need_tokenizer()?;
-            session::encode(tokenizer, &text.bytes, Bos::AsTheFileSays, false)
+            encode_prompt(tokenizer, &text.bytes, Bos::AsFileSays, false)
         }
         None => {
             let n = args.prompt_tokens.unwrap_or(DEFAULT_PROMPT_TOKENS);

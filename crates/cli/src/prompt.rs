@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, anyhow};
 
 use crate::args::PromptArgs;
 use crate::exit::usage;
-use crate::session::{read_bounded, read_file};
+use crate::input::{read_bounded, read_file};
 
 /// The bytes of a prompt.
 pub struct Text {

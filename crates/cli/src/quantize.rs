@@ -1,5 +1,6 @@
 //! `rocmforge quantize`: converts a model to a smaller file type and reports the error of each tensor.
 
+use crate::model_file;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,7 +21,6 @@ use crate::args::{QuantizeArgs, file_type};
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out, size};
-use crate::session::ModelFile;
 
 /// Most threads, as everywhere.
 const MAX_THREADS: usize = 1024;
@@ -28,7 +28,7 @@ const MAX_THREADS: usize = 1024;
 pub fn run(args: &QuantizeArgs) -> Result<()> {
     let (output, file_type) = targets(args)?;
     let n_threads = n_threads(args.threads)?;
-    let input = ModelFile::open(Some(&args.input), &args.load)?;
+    let input = model_file::open(Some(&args.input), &args.load)?;
     if let Some(output) = output {
         refuse_input(output, &args.input, input.gguf.n_parts())?;
     }

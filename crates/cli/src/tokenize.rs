@@ -1,6 +1,8 @@
 //! `rocmforge tokenize`: prints the tokens of a text.
 
+use crate::model_file;
 use anyhow::Result;
+use rocmforge::parts::{Bos, encode_prompt};
 use rocmforge_gguf::TokenId;
 use rocmforge_gguf::escape_control;
 use rocmforge_text::tokenizer::{TokenKind, Tokenizer};
@@ -8,18 +10,17 @@ use rocmforge_text::tokenizer::{TokenKind, Tokenizer};
 use crate::args::TokenizeArgs;
 use crate::output::{self, Out};
 use crate::prompt::Text;
-use crate::session::{self, Bos, ModelFile};
 
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let text = Text::read(&args.prompt, "")?;
-    let file = ModelFile::open(args.model.model.as_ref(), &args.model.load)?;
-    let tokenizer = file.tokenizer(args.model.pre.as_deref())?;
+    let file = model_file::open(args.model.model.as_ref(), &args.model.load)?;
+    let tokenizer = model_file::need_tokenizer(&file, args.model.pre.as_deref())?;
     let bos = if args.no_bos {
         Bos::Never
     } else {
-        Bos::AsTheFileSays
+        Bos::AsFileSays
     };
-    let ids = session::encode(&tokenizer, &text.bytes, bos, args.parse_special);
+    let ids = encode_prompt(&tokenizer, &text.bytes, bos, args.parse_special);
     let mut out = Out::new();
     if args.ids {
         out.line(&serde_json::to_string(&ids)?)?;

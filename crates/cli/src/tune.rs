@@ -1,5 +1,7 @@
 //! `rocmforge tune`: autotunes a model's kernel launches on a GPU and saves the fastest.
 
+use crate::resolve;
+use rocmforge_engine::PrefixSharing;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -13,8 +15,8 @@ use serde::Serialize;
 use crate::args::TuneArgs;
 use crate::exit::usage;
 use crate::output::{Out, note};
-use crate::session::{self, Session, Vocabulary};
-use crate::tuning_cache::{self, Known, TuningFiles};
+use crate::session::{Session, Vocabulary};
+use rocmforge_runtime::tuning::{Known, TuningFiles};
 
 /// Time slice between two progress updates.
 const SLICE: Duration = Duration::from_millis(100);
@@ -70,7 +72,7 @@ struct Output<'a> {
 pub fn run(args: &TuneArgs) -> Result<()> {
     let mut config = EngineConfig {
         max_seqs: MAX_SEQS,
-        ..session::engine_config(&args.device, args.context.n_ctx())?
+        ..resolve::engine_config(&args.device, args.context.n_ctx())?
     };
     let Device::Gpu(gpu) = &mut config.device else {
         return Err(usage("only GPUs can be tuned; see rocmforge devices"));
@@ -80,7 +82,7 @@ pub fn run(args: &TuneArgs) -> Result<()> {
             "--kernel-variant forces kernels, which leaves nothing to tune; omit it",
         ));
     }
-    let files = tuning_cache::files(&args.device.on.gpu, gpu.id);
+    let files = resolve::tuning_store(&args.device.on.gpu, gpu.id);
     let files = files.map(|files| files.with_patience(PATIENCE));
     if args.clear {
         let key = gpu::tuning_key(gpu)?;
@@ -88,10 +90,17 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     }
     gpu.tuning = match args.again {
         true => TuningUse::default(),
-        false => tuning_cache::tuning(&args.device.on.gpu, gpu.id, WhenIdle::Wait),
+        false => resolve::tuning(&args.device.on.gpu, gpu.id, WhenIdle::Wait),
     };
-    let mut session =
-        Session::start_measured(&args.model, &args.device, Vocabulary::Optional, config)?;
+    let mut session = Session::start(
+        &args.model,
+        &args.device,
+        Vocabulary::Optional,
+        EngineConfig {
+            prefix_sharing: PrefixSharing::Off,
+            ..config
+        },
+    )?;
     let store = files.as_ref().filter(|_| !args.dry_run);
     Tuned::new(args, store, &mut session)?.finish(&session)
 }

@@ -25,12 +25,13 @@ const MIN_ALIGNMENT: u64 = 8;
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
 /// How [`Gguf::open`] gets at the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
     /// Maps the file: starts at once, shares pages with other processes, and
     /// pages are read when they are first touched. The file must not be
     /// shortened or rewritten while it is open: touching a page that is gone
     /// ends the process with SIGBUS.
+    #[default]
     Mmap,
     /// Reads the whole file into memory. Slower to start, safe against changes
     /// of the file, and right for network file systems.

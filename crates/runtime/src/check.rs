@@ -8,6 +8,7 @@
 mod difference;
 mod first_use;
 mod moves;
+mod passed_folder;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -21,6 +22,7 @@ use serde::Serialize;
 use self::difference::difference;
 pub(crate) use self::first_use::FirstUse;
 pub use self::first_use::{PassedChecks, SelfCheck};
+pub use self::passed_folder::PassedFolder;
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
 use super::gpu::{GpuBackend, GpuOptions};
 use super::hybrid::{HybridBackend, HybridOptions};

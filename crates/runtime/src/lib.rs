@@ -20,6 +20,7 @@ pub mod sampler;
 mod start;
 pub mod times;
 pub mod tuning;
+mod tuning_files;
 
 pub use backend::{
     Backend, BackendInfo, BackendPart, DeviceMemory, OpData, OpObserver, Reply, Rest, Wait,

@@ -67,7 +67,7 @@ impl Image {
     /// The object, read or made.
     pub(crate) fn object(&self) -> Result<Vec<u8>> {
         match &self.source {
-            Source::Embedded(image) => Ok(image.unpack()),
+            Source::Embedded(image) => Ok(image.unpack()?),
             Source::Compile(module) => cached(module, &self.target),
         }
     }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
-use rocmforge_runtime::gpu::{DeviceId, GpuLayers, Variants};
+pub use rocmforge::Device;
+use rocmforge_runtime::gpu::{GpuLayers, Variants};
 
 use super::{CacheArgs, LoraArgs};
 
@@ -163,33 +164,6 @@ pub enum GpuCheckArg {
     Auto,
     Always,
     Never,
-}
-
-/// A device given by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// The first GPU, else the CPU.
-    Auto,
-    Cpu,
-    /// The first GPU.
-    Gpu,
-    Id(DeviceId),
-}
-
-impl std::str::FromStr for Device {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Device, String> {
-        match text {
-            "auto" => Ok(Device::Auto),
-            "cpu" => Ok(Device::Cpu),
-            "gpu" => Ok(Device::Gpu),
-            id => id
-                .parse()
-                .map(Device::Id)
-                .map_err(|error| format!("{error}; use auto, cpu, gpu, hip:N or cuda:N")),
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,13 +1,17 @@
-//! Runs a test as requests to the engine ([`rocmforge_bench::requests`]), timed as `generate` does:
+//! Runs a test as requests to the engine ([`rocmforge_bench::requests`]) and takes times where `generate` takes
+//! them:
 //!
-//! - prefill: from submission to the first sampled token, like `prefill_ms`. llama-bench computes the same logits but
-//!   does not sample, which is one scan of a row less;
-//! - decode: from the first sampled token (of the slowest sequence) to the last, like `decode_ms`: as many steps as
-//!   tokens, each with sampling;
-//! - both together: from submission to the last token.
+//! - a prompt counts from its submission to its first sampled token, as `prefill_ms` of `generate`;
+//!   llama-bench computes the same logits and samples nothing, which is a scan of one row less;
+//! - generation counts from the first sampled token (of the slowest sequence) to the last, as `decode_ms`:
+//!   as many steps as tokens, each with its sampling;
+//! - both together count from the submission to the last token.
 //!
-//! Tokens of the depth are computed before the clock starts, once for all runs.
+//! The depth is put into the cache before the clock starts, once for all runs.
 
+use crate::resolve;
+use crate::session;
+use rocmforge::parts::{Started, settled, start_or_fall_back};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -24,61 +28,60 @@ use rocmforge_runtime::gpu::Offload;
 use super::Test;
 use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};
 use crate::interrupt::Working;
-use crate::session;
 
-/// The device that a group of tests runs on.
+/// Where a group of tests runs.
 pub struct Machine<'a> {
     pub isa: Isa,
     pub cache: &'a CacheArgs,
-    /// Description, if it is not the CPU.
+    /// In words, if it is not the CPU.
     pub gpu: Option<String>,
-    /// Whether the CPU runs a part of the model beside a GPU.
+    /// Whether the CPU has a part of the model beside a GPU.
     pub is_shared: bool,
-    /// The part of the model that is on the GPU.
+    /// What of the model is on the GPU.
     pub offload: Offload,
-    /// Forced kernel variants; empty if none.
+    /// The kernels that the user asked for; empty if none.
     pub kernel_variant: String,
-    /// Number of autotuned launches.
+    /// Launches of the GPU that are made as measured.
     pub n_tuned: usize,
-    /// `None` if the peaks cannot be measured.
+    /// `None` where nothing measures it.
     pub roofline: Option<Roofline>,
 }
 
-/// The result of a test.
+/// What came of a test.
 #[derive(Debug)]
 pub struct Measured {
     pub samples: Vec<Duration>,
-    /// The engine's steps in a run.
+    /// The steps that the engine took in a run.
     pub steps: Vec<BatchShape>,
-    /// Most tokens per step.
-    pub chunk_tokens: usize,
+    /// Tokens of a step at most.
+    pub max_batch_tokens: usize,
 }
 
 impl Measured {
-    /// Returns the roofline time of the steps on `machine`, in seconds.
+    /// The least time of the steps on `machine`, in seconds.
     pub fn at_roofline(&self, model: &Model, machine: &Machine<'_>) -> Option<f64> {
         let roofline = machine.roofline.as_ref()?;
         let cost = PlanCost {
             plan: &model.plan,
             weights: &model.weights,
-            kv_type: session::cache_config(machine.cache, None).kv_type,
+            kv_type: resolve::cache_config(machine.cache, None).kv_type,
         };
         let seconds = |shape| cost.step_seconds(shape, roofline);
         Some(self.steps.iter().map(seconds).sum())
     }
 }
 
-/// An engine for tests that differ only in their tokens.
+/// An engine for tests that differ in their tokens only.
 pub struct Bench {
     requests: Requests,
-    chunk_tokens: usize,
+    max_batch_tokens: usize,
     device: Device,
     is_gpu_wrong: bool,
 }
 
 impl Bench {
-    /// Starts an engine that fits each of `tests` on `device`; on the CPU if the device failed its check or does not
-    /// support the model, unless it was `asked` for.
+    /// An engine with room for each of `tests` on `device`, or on the CPU if that computes wrongly, or not what the model
+    /// takes, and was not `asked` for.
     pub fn new(
         model: &Model,
         tests: &[Test],
@@ -87,7 +90,7 @@ impl Bench {
     ) -> Result<Bench, EngineError> {
         let n_seqs = tests[0].n_seqs;
         let largest = |of: &dyn Fn(&Test) -> usize| tests.iter().map(of).max().unwrap_or(0);
-        // A generated sequence also contains the token it starts from.
+        // Beside its tokens a sequence of a generation has the one that begins it.
         let depth = largest(&|test| test.n_depth);
         let after = largest(&|test| test.n_prompt + test.n_gen) + 2;
         let config = EngineConfig {
@@ -95,18 +98,21 @@ impl Bench {
             n_kv_tokens: Some(kv_tokens(n_seqs, depth, after, cache.page)),
             isa,
             n_threads: Some(tests[0].n_threads),
-            ..session::cache_config(cache, Some(depth + after))
+            ..resolve::cache_config(cache, Some(depth + after))
         };
-        let config = session::run_on(device.clone(), config);
-        let session::Started {
-            engine: requests,
+        let config = config.on(device.clone());
+        let Started {
+            started: requests,
             config,
             not_on_gpu,
-        } = session::start_or_on_cpu(config, asked, |config| Requests::new(model, config, depth))?;
-        let config = session::settled(config, requests.backend_info());
+        } = start_or_fall_back(config, asked, |config| Requests::new(model, config, depth))?;
+        if let Some(error) = &not_on_gpu {
+            session::tell_fallback(error);
+        }
+        let config = settled(config, requests.backend_info());
         Ok(Bench {
             requests,
-            chunk_tokens: config.chunk_tokens,
+            max_batch_tokens: config.max_batch_tokens,
             device: config.device,
             is_gpu_wrong: matches!(
                 not_on_gpu,
@@ -115,12 +121,12 @@ impl Bench {
         })
     }
 
-    /// Returns whether the CPU replaces a GPU that failed its check.
+    /// Whether the GPU asked for computes wrongly, so that the CPU is there instead.
     pub fn is_gpu_wrong(&self) -> bool {
         self.is_gpu_wrong
     }
 
-    /// Returns the device.
+    /// What computes.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -129,7 +135,7 @@ impl Bench {
         self.requests.backend_info()
     }
 
-    /// Measures `test` and calls `on_run` after each counted run. `None` if the user stopped it.
+    /// Measures `test`; `on_run` is told of each run that counts. `None` if the user stopped it.
     pub fn measure(
         &mut self,
         test: &Test,
@@ -141,7 +147,7 @@ impl Bench {
         let mut measured = Measured {
             samples: Vec::new(),
             steps: Vec::new(),
-            chunk_tokens: self.chunk_tokens,
+            max_batch_tokens: self.max_batch_tokens,
         };
         let workload = Workload {
             n_prompt: test.n_prompt,
@@ -152,14 +158,14 @@ impl Bench {
             if i >= n_warmup {
                 on_run(&format!("{}/{}", i - n_warmup + 1, args.repetitions));
             }
-            // Records the steps of the first run only: all runs compute the same.
+            // Only the first run is watched: what each of them computes is the same.
             let watch = if i == 0 { Watch::Yes } else { Watch::No };
             let run = self.requests.run(&workload, watch, &|| working.asked());
             let mut run = match run {
                 Err(BenchError::Stopped) => return Ok(None),
                 run => run?,
             };
-            // The token that decode starts from is not counted.
+            // The token that begins a generation is no part of it.
             let (time, steps) = match test.n_prompt {
                 0 => (run.rest, run.rest_steps),
                 _ => {

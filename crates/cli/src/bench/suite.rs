@@ -1,5 +1,9 @@
 //! `rocmforge bench SUITE`: runs the cases of a suite and prints each when it is measured.
 
+use crate::model_file;
+use crate::resolve;
+use rocmforge::ModelFile;
+use rocmforge::parts::is_about_a_gpu;
 use rocmforge_bench as bench;
 use std::sync::Arc;
 
@@ -24,11 +28,10 @@ use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
-use crate::session::{self, ModelFile};
 
 pub fn run(command: &SuiteCommand) -> Result<()> {
     let (suite, args, of_model) = command.parts();
-    let isa = session::isa(args.isa)?;
+    let isa = resolve::isa(args.isa)?;
     let devices = devices(args)?;
     let n_threads = args.threads.map_or_else(default_threads, usize::from);
     let keeper = Keeper::open(&args.keep)?;
@@ -145,8 +148,8 @@ fn measure_again(
 /// Loads the model of a suite that needs one.
 fn load(args: &ModelSuiteArgs) -> Result<(ModelFile, Model)> {
     let file = match &args.synthetic {
-        Some(name) => ModelFile::synthetic(name)?,
-        None => ModelFile::open(args.model.as_ref(), &args.load)?,
+        Some(name) => model_file::synthetic(name)?,
+        None => model_file::open(args.model.as_ref(), &args.load)?,
     };
     if file.gguf.tensors().is_empty() {
         bail!("{} has no weights to run", file.label);
@@ -162,13 +165,13 @@ fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
             device,
             gpu: args.gpu.clone(),
         };
-        session::refuse_without_gpu(&on, Offload::default())?;
-        session::engine_device(&on)
+        resolve::refuse_without_gpu(&on, Offload::default())?;
+        resolve::engine_device(&on)
     };
     let SuiteDevice::One(device) = args.device else {
-        let open = session::open_options(&args.gpu);
+        let open = resolve::open_options(&args.gpu);
         let (ids, errors) = bench::found_gpus(&open);
-        for error in errors.iter().filter(|error| session::is_news(error)) {
+        for error in errors.iter().filter(|error| is_about_a_gpu(error)) {
             output::note(&format!("notice: {error}; skipped"));
         }
         let mut devices = vec![BenchDevice::Cpu];

@@ -304,7 +304,7 @@ impl Found<'_> {
 
     fn memory(&self, runs: &Runs, plan: &Plan) -> Memory {
         let info = self.session.engine.backend_info();
-        let n_rows = self.n_prompt.min(self.session.chunk_tokens);
+        let n_rows = self.n_prompt.min(self.session.config.max_batch_tokens);
         let usage = runs.kv_usage;
         Memory {
             weights: inspect::weight_bytes(&self.session.file.gguf),

@@ -20,7 +20,7 @@ fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
         prefix_sharing: PrefixSharing::Off,
         fusion: Fusion::Off,
         // Steps that do not divide a window.
-        chunk_tokens: 24,
+        max_batch_tokens: 24,
         ..EngineConfig::default()
     };
     let mut engine = Engine::on_cpu(model, None, &config).unwrap();

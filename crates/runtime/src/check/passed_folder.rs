@@ -1,40 +1,24 @@
-//! Which GPUs are compared with the CPU before they serve, and the folder that remembers what passed: a small file for
-//! each combination of GPU, driver, kernels and formats, named by a number of it and holding its text.
+//! The folder that remembers GPU checks that passed: a small file for each combination of GPU, driver, kernels and
+//! formats, named by a hash of it and holding its text.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use super::PassedChecks;
 use rocmforge_gguf::{Existing, NewFile};
-use rocmforge_runtime::check::{PassedChecks, SelfCheck};
-use rocmforge_runtime::gpu::DeviceId;
 
-use crate::args::{GpuArgs, GpuCheckArg};
-use crate::folders;
-
-/// The check that `args` ask for of the device `id`. A CPU that plays a GPU is slow, so it is compared only on demand.
-pub fn self_check(args: &GpuArgs, id: Option<DeviceId>) -> SelfCheck {
-    match (args.gpu_check, id) {
-        (GpuCheckArg::Never, _) | (GpuCheckArg::Auto, Some(DeviceId::Host(_))) => SelfCheck::Never,
-        (GpuCheckArg::Always, _) => SelfCheck::Always,
-        (GpuCheckArg::Auto, _) => match args.cache_dir.clone().or_else(folders::cache) {
-            Some(dir) => SelfCheck::FirstUse(Arc::new(Passed::below(&dir))),
-            None => SelfCheck::Always,
-        },
-    }
-}
-
-/// The checks that passed. Whatever cannot be read or written only means that a check is made again.
+/// Checks that passed, as files. A file that cannot be read or written only means that a check runs again.
 #[derive(Debug)]
-struct Passed {
+pub struct PassedFolder {
     dir: PathBuf,
 }
 
-impl Passed {
-    fn below(cache: &Path) -> Passed {
-        Passed {
+impl PassedFolder {
+    /// Uses the folder `gpu-checks` below `cache`.
+    pub fn below(cache: &Path) -> PassedFolder {
+        PassedFolder {
             dir: cache.join("gpu-checks"),
         }
     }
@@ -51,7 +35,7 @@ fn text_of(key: &str) -> String {
     format!("passed: {key}\n")
 }
 
-impl PassedChecks for Passed {
+impl PassedChecks for PassedFolder {
     fn contains(&self, key: &str) -> bool {
         let expected = text_of(key);
         let path = self.path(key);
@@ -85,7 +69,7 @@ mod tests {
 
     const KEY: &str = "1.0; Some GPU; sm_90; 0123456789abcdef";
 
-    fn files(passed: &Passed) -> Vec<PathBuf> {
+    fn files(passed: &PassedFolder) -> Vec<PathBuf> {
         let entries = fs::read_dir(&passed.dir).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
@@ -94,20 +78,20 @@ mod tests {
     fn what_passed_is_remembered() {
         let cache = tempfile::tempdir().unwrap();
         // Folders that are not there yet.
-        let passed = Passed::below(&cache.path().join("a/b"));
+        let passed = PassedFolder::below(&cache.path().join("a/b"));
         assert!(!passed.contains(KEY));
         passed.insert(KEY);
         passed.insert("another");
         assert!(passed.contains(KEY) && passed.contains("another"));
         assert!(!passed.contains(&KEY[1..]));
-        assert!(Passed::below(&cache.path().join("a/b")).contains(KEY));
+        assert!(PassedFolder::below(&cache.path().join("a/b")).contains(KEY));
         assert_eq!(files(&passed).len(), 2);
     }
 
     #[test]
     fn a_damaged_file_is_no_proof_and_is_replaced() {
         let cache = tempfile::tempdir().unwrap();
-        let passed = Passed::below(cache.path());
+        let passed = PassedFolder::below(cache.path());
         passed.insert(KEY);
         let whole = text_of(KEY);
         let longer = format!("{whole}x");
@@ -136,11 +120,11 @@ mod tests {
             Path::new("/proc/rocmforge"),
             Path::new("/dev/null"),
         ] {
-            let passed = Passed::below(cache);
+            let passed = PassedFolder::below(cache);
             passed.insert(KEY);
             assert!(!passed.contains(KEY), "{}", cache.display());
         }
-        let passed = Passed::below(dir.path());
+        let passed = PassedFolder::below(dir.path());
         passed.insert(KEY);
         let open = fs::metadata(&passed.dir).unwrap().permissions();
         let mut closed = open.clone();
@@ -158,7 +142,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     // As many processes have it.
-                    let passed = Passed::below(cache.path());
+                    let passed = PassedFolder::below(cache.path());
                     for i in 0..20 {
                         let key = format!("{KEY} {}", i % 4);
                         passed.insert(&key);
@@ -167,7 +151,7 @@ mod tests {
                 });
             }
         });
-        let passed = Passed::below(cache.path());
+        let passed = PassedFolder::below(cache.path());
         assert_eq!(files(&passed).len(), 4, "and nothing half done");
     }
 }

@@ -9,16 +9,11 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::tuning::{Choice, Kept, Shape, Tuning, TuningStore};
 use rocmforge_gguf::{Existing, NewFile};
-use rocmforge_runtime::gpu::{DeviceId, TuningUse, WhenIdle};
-use rocmforge_runtime::tuning::{Choice, Kept, Shape, Tuning, TuningStore};
 use serde::{Deserialize, Serialize};
-
-use crate::args::GpuArgs;
-use crate::folders;
 
 /// Of the file; another one is not read.
 const VERSION: u32 = 1;
@@ -26,23 +21,6 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 1 << 20;
 const MAX_ENTRIES: usize = 4096;
 const POLL: Duration = Duration::from_millis(2);
-
-/// What a GPU is used with, as `args` have it. What is measured on a CPU that plays a GPU says nothing of a GPU, so that it
-/// is remembered only on demand.
-pub fn tuning(args: &GpuArgs, id: Option<DeviceId>, when_idle: WhenIdle) -> TuningUse {
-    let store = files(args, id).map(|files| Arc::new(files) as Arc<dyn TuningStore>);
-    TuningUse { store, when_idle }
-}
-
-/// The files of `args` for the device `id`, if it has any.
-pub fn files(args: &GpuArgs, id: Option<DeviceId>) -> Option<TuningFiles> {
-    let dir = match id {
-        Some(DeviceId::Host(_)) => args.cache_dir.clone(),
-        _ => args.cache_dir.clone().or_else(folders::cache),
-    };
-    // Who has other things to do does not wait for another program.
-    dir.map(|dir| TuningFiles::below(&dir, Duration::ZERO))
-}
 
 /// A file as it is written: shapes and choices as their text.
 #[derive(Serialize, Deserialize)]
@@ -78,11 +56,11 @@ pub struct TuningFiles {
 }
 
 impl TuningFiles {
-    /// Those below a folder for what can be found out again.
-    pub fn below(cache: &Path, patience: Duration) -> TuningFiles {
+    /// Uses the folder `tuning` below `cache`. Does not wait for other programs that write.
+    pub fn below(cache: &Path) -> TuningFiles {
         TuningFiles {
             dir: cache.join("tuning"),
-            patience,
+            patience: Duration::ZERO,
         }
     }
 
@@ -221,7 +199,7 @@ mod tests {
     const KEY: &str = "Some GPU; sm_90; 580.1; 13.0; sm_90a; 0123456789abcdef";
 
     fn files(cache: &Path) -> TuningFiles {
-        TuningFiles::below(cache, Duration::from_secs(60))
+        TuningFiles::below(cache).with_patience(Duration::from_secs(60))
     }
 
     fn entry(n_out: usize, choice: &str) -> (Shape, Choice) {
@@ -336,10 +314,7 @@ mod tests {
     #[test]
     fn who_has_no_patience_is_told_that_another_writes() {
         let cache = tempfile::tempdir().unwrap();
-        let (patient, files) = (
-            files(cache.path()),
-            TuningFiles::below(cache.path(), Duration::ZERO),
-        );
+        let (patient, files) = (files(cache.path()), TuningFiles::below(cache.path()));
         let [one, two] = [1, 2].map(|n| entry(n, "rows 1 split 1"));
         assert_eq!(files.keep(KEY, &[one]), Kept::Settled);
         let lock = patient.lock(&files.path(KEY).with_extension("lock"));
