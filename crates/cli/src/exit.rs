@@ -95,6 +95,7 @@ fn one_line(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::{Context as _, anyhow};
+    use rocmforge_engine::{ConfigError, EngineError, RequestError};
 
     use super::*;
 
@@ -108,6 +109,25 @@ mod tests {
             one_line(&error.unwrap_err()),
             "saving: cannot write: disk on fire"
         );
+    }
+
+    #[test]
+    fn names_the_flags_of_engine_errors() {
+        let too_long = RequestError::PromptTooLong {
+            n_tokens: 4,
+            n_ctx: 4,
+        };
+        for error in [
+            Error::from(EngineError::Request(too_long)).context("chat"),
+            Error::from(rocmforge::Error::Config(ConfigError::TooFewPositions {
+                n_ctx: 9,
+                n_positions: 8,
+            })),
+        ] {
+            let (code, message) = code_and_message(&error);
+            assert_eq!(code, FAILURE);
+            assert!(message.unwrap().ends_with("(--ctx)"));
+        }
     }
 
     #[test]
