@@ -126,7 +126,7 @@ fn rejects_more_layers_than_the_model_has() {
         generate(&on_cpu).fails(2, "needs a GPU, but --device cpu uses none");
         run(&[&["bench", "-p", "1", "-n", "0"], &on_cpu[..]].concat()).fails(2, "--device cpu");
     }
-    // Without GPU layers, there is no message about the GPU.
+    // GPU flags need GPU layers.
     for (flags, told) in [
         (&["--cpu-moe"][..], "--cpu-moe"),
         (&["--gpu-memory", "6"], "--gpu-memory 6"),
