@@ -62,7 +62,7 @@ fn main() {
     let mut jobs: Vec<Job> = Vec::new();
     let modules = modules::all("kernels".as_ref());
     for target in &targets {
-        match clang::choose(&clangs, target, &out) {
+        match clang::choose(&clangs, target, ".".as_ref(), &out) {
             Ok(clang) => jobs.extend(modules.iter().map(|module| Job {
                 module,
                 target,

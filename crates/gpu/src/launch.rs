@@ -59,10 +59,11 @@ impl Gpu {
             let image = Image::find(&self.inner.target, module)
                 .ok_or_else(|| self.no_symbol(module, "kernel"))?;
             let mut handle = std::ptr::null_mut();
-            let mut load = |image: &[u8]| self.inner.driver.own.load_module(image, &mut handle);
+            let mut load =
+                |image: &[u8]| self.inner.driver.vendor_api.load_module(image, &mut handle);
             let assembled = image.unpack_assembled()?.map(|image| load(&image));
-            let (code, said) = match assembled {
-                Some((0, said)) => (0, said),
+            let (code, message) = match assembled {
+                Some((0, message)) => (0, message),
                 _ => load(&image.unpack()?),
             };
             if code != 0 {
@@ -79,13 +80,13 @@ impl Gpu {
         Ok(modules)
     }
 
-    /// The modules that were loaded so far.
+    /// Returns the modules loaded so far.
     pub fn loaded_modules(&self) -> Vec<&'static str> {
         let modules = self.inner.modules.lock().unwrap_or_else(|e| e.into_inner());
         modules.keys().copied().collect()
     }
 
-    fn no(&self, module: &str, name: &str) -> GpuError {
+    fn no_symbol(&self, module: &str, name: &str) -> GpuError {
         GpuError::NoSymbol {
             target: self.inner.target.clone(),
             module: module.into(),

@@ -118,7 +118,7 @@ fn bench_saves_and_compares_baselines() {
         &["--compare-baseline", "fast", "--save-baseline", "second"],
     );
     worse.fails(3, "1 of 1 benchmarks are worse than in 'fast'");
-    for part in ["REGRESSION", "measured 3 times, the best counts"] {
+    for part in ["REGRESSION", "measured 3 times, best result used"] {
         assert!(worse.stderr.contains(part), "{}", worse.stderr);
     }
     assert!(dir.join("second.json").exists(), "saved all the same");
@@ -197,7 +197,7 @@ fn suites_save_their_rows() {
     worse.fails(3, "benchmarks are worse than in 'fast'");
     let rows: Vec<Value> = serde_json::from_slice(&worse.stdout).unwrap();
     assert_eq!(rows.len(), kept.len());
-    for part in ["measured again", "measured 2 times, the best counts"] {
+    for part in ["measuring again", "measured 2 times, best result used"] {
         assert!(worse.stderr.contains(part), "{}", worse.stderr);
     }
     // More benchmarks are added under the same name.
@@ -275,21 +275,21 @@ fn rejects_incomparable_baselines_before_measuring() {
     .unwrap();
     fs::create_dir(dir.join("folder.json")).unwrap();
     for (name, code, part) in [
-        ("defualt", 1, "there are: default"),
+        ("defualt", 1, "existing baselines: default"),
         ("foreign", 4, "cpu_model: Another CPU then"),
         ("typed", 1, "baselines.a.metrics should be an object"),
         ("rows", 1, "it is a list"),
         ("cut", 1, "it was cut off or damaged"),
         ("folder", 1, "it is no file"),
         ("../default", 1, "../default"),
-        ("a b", 2, "is no name of a baseline"),
+        ("a b", 2, "is not a baseline name"),
     ] {
         let run = bench(dir, &["--compare-baseline", name]);
         run.fails(code, part);
         assert_eq!(run.text(), "", "{name}");
     }
     for (args, part) in [
-        (&["--save-baseline", "../x"][..], "is no name of a baseline"),
+        (&["--save-baseline", "../x"][..], "is not a baseline name"),
         (
             &["--compare-baseline", "default", "--threshold", "x"],
             "percentage",

@@ -130,8 +130,8 @@ fn rocprofv3_runs_separately_for_times_and_counters() {
          --pmc GL2C_HIT_sum GL2C_MISS_sum --output-format csv -d {out} -o rocmforge_pmc1 -- app -n 1\n"
     );
     assert_eq!(run, expected);
-    // A second run would mix its files with the first one's.
-    tools.run(&args).fails(1, "give an empty folder");
+    // A second run would mix with the first.
+    tools.run(&args).fails(1, "use an empty folder");
 
     let dry = [
         "rocprofv3",
@@ -306,7 +306,7 @@ fn samples_gauges_while_the_command_runs() {
     tools.script("amd-smi", "exit 1");
     tools
         .run(&["amd-smi", "-o", &out, "--", "true"])
-        .fails(1, "amd-smi cannot say how busy");
+        .fails(1, "amd-smi cannot measure device utilization");
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn retired_tools_name_their_replacements() {
     }
     tools
         .run(&["gprof", "-o", "x", "--", "app"])
-        .fails(2, "there is no tool called 'gprof'");
+        .fails(2, "unknown tool 'gprof'");
 }
 
 #[test]
@@ -344,9 +344,9 @@ fn reports_wrong_usage_and_missing_tools() {
         ),
         (
             &["perf", "--counters", "wave"],
-            "there is no category 'wave'",
+            "unknown counter category 'wave'",
         ),
-        (&["perf", "--pmc", "a b"], "'a b' is no name of a counter"),
+        (&["perf", "--pmc", "a b"], "'a b' is not a counter name"),
         (&["nsys", "--counters", "cache"], "nsys takes no counters"),
         (
             &["rocprofv3", "--counters", "cache", "--arch", "gfx803"],

@@ -160,7 +160,7 @@ impl GpuBackend {
         match acts.form {
             ActForm::F32 => {
                 let values = self.gpu.read(acts.values)?;
-                out.quantize(Isa::Scalar, &self.pool, &values, n, width, format);
+                out.quantize(Isa::Scalar, &self.pool, &values, [n, width], format);
             }
             ActForm::Q8x32 | ActForm::Q8x256 => {
                 let codes = self.gpu.read(acts.codes)?;
