@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use indicatif::ProgressBar;
+use rocmforge_bench::baseline::Hardware;
 use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_engine::{ConfigError, Device, EngineError};
 use rocmforge_model::Model;
@@ -27,7 +29,7 @@ use crate::answer::bar;
 use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
 use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
 use measure::{Bench, Machine};
 use report::{Printer, Record, model_type};
@@ -356,136 +358,189 @@ impl Run<'_, '_> {
     }
 
     fn measure(&mut self, pass: Pass<'_>, interrupt: &Interrupt) -> Result<()> {
-        let args = self.args;
-        let is_meant = |subject: usize, test: &Test| match pass {
-            Pass::All => true,
-            Pass::Again(names) => self.kept.iter().any(|kept| {
-                (kept.subject, kept.test) == (subject, *test) && names.contains(&kept.name)
-            }),
+        let subjects = self.subjects;
+        let selected: Vec<Vec<Test>> = (0..subjects.len())
+            .map(|subject| self.selected(subject, pass))
+            .collect();
+        let n_tests: usize = selected.iter().map(Vec::len).sum();
+        let n_runs = n_tests * self.args.repetitions as usize;
+        let mut round = Round {
+            pass,
+            bar: bar(n_runs, "{bar:30} {msg}, {eta} left"),
+            working: interrupt.guard(),
+            // Before a model occupies the GPU's memory.
+            gpu_roofline: match &self.device {
+                Device::Cpu => None,
+                Device::Gpu(gpu) => gpu_roofline(gpu),
+            },
+            cpu_rooflines: Vec::new(),
         };
-        let meant = |(at, subject)| -> (usize, &Subject, Vec<Test>) {
-            let tests = self.tests.iter().copied();
-            let tests = tests.filter(|test| is_meant(at, test));
-            (at, subject, tests.collect())
+        let same_engine = |a: &Test, b: &Test| {
+            (a.n_seqs, a.kv_type, a.offload, a.n_threads)
+                == (b.n_seqs, b.kv_type, b.offload, b.n_threads)
         };
-        let meant: Vec<_> = self.subjects.iter().enumerate().map(meant).collect();
-        let n_tests: usize = meant.iter().map(|(.., tests)| tests.len()).sum();
-        let bar = bar(
-            n_tests * args.repetitions as usize,
-            "{bar:30} {msg}, {eta} left",
-        );
-        let working = interrupt.guard();
-        let mut rooflines: Vec<(usize, Roofline)> = Vec::new();
-        let mut device = self.device.clone();
-        // Before a model occupies the GPU's memory.
-        let gpu_roofline = match &device {
-            Device::Cpu => None,
-            Device::Gpu(gpu) => gpu_roofline(gpu),
-        };
-        for (at, subject, tests) in &meant {
-            let same_engine = |a: &Test, b: &Test| {
-                (a.n_seqs, a.kv_type, a.offload, a.n_threads)
-                    == (b.n_seqs, b.kv_type, b.offload, b.n_threads)
-            };
+        for (subject, tests) in selected.iter().enumerate() {
             for group in tests.chunk_by(same_engine) {
-                let n_threads = group[0].n_threads;
-                let cache = CacheArgs {
-                    kv_type: group[0].kv_type,
-                    page: args.page,
-                };
-                let wanted = resolve::with_offload(device.clone(), group[0].offload);
-                let on = (self.isa, &wanted, args.on.device);
-                let mut bench = Bench::new(&subject.model, group, on, &cache)
-                    .map_err(|error| no_room(error, group))?;
-                session::tell_backend(bench.backend_info());
-                // A GPU that failed its check is not tried again.
-                if bench.is_gpu_wrong() {
-                    device = Device::Cpu;
-                }
-                let used = bench.device().clone();
-                let offload = bench.backend_info().offload;
-                let is_shared = !bench.backend_info().parts.is_empty();
-                let known = rooflines.iter().find(|(n, _)| *n == n_threads);
-                let roofline = match (&used, known) {
-                    // There is no roofline for two devices together.
-                    (Device::Gpu(_), _) => gpu_roofline.filter(|_| !is_shared),
-                    (Device::Cpu, Some((_, roofline))) => Some(*roofline),
-                    (Device::Cpu, None) => {
-                        bar.set_message("measuring the roofline");
-                        let roofline = rocmforge_cpu::measure_roofline(self.isa, n_threads);
-                        rooflines.push((n_threads, roofline));
-                        Some(roofline)
-                    }
-                };
-                let machine = Machine {
-                    isa: self.isa,
-                    cache: &cache,
-                    gpu: match &used {
-                        Device::Cpu => None,
-                        Device::Gpu(_) => Some(bench.backend_info().device.clone()),
-                    },
-                    is_shared,
-                    offload,
-                    kernel_variant: match &used {
-                        Device::Cpu => String::new(),
-                        Device::Gpu(gpu) => gpu.open.variants.to_string(),
-                    },
-                    n_tuned: bench.backend_info().n_tuned,
-                    roofline,
-                };
-                let keeps = self.results.keeper.is_active();
-                let hardware = keeps.then(|| baseline::hardware(&used, n_threads));
-                for test in group {
-                    std::thread::sleep(Duration::from_secs(args.delay.into()));
-                    let name = test.name(Some(offload));
-                    let measured = bench.measure(test, args, &working, &mut |run| {
-                        bar.set_message(format!("{name} {run}"));
-                        bar.inc(1);
-                    })?;
-                    let Some(measured) = measured else {
-                        bar.finish_and_clear();
-                        return Err(Early::Interrupted.into());
-                    };
-                    let record = Record::new(subject, test, &machine, &measured);
-                    let kept_name = kept_name(subject, test, offload);
-                    if let Pass::All = pass {
-                        self.kept.push(Kept {
-                            name: kept_name.clone(),
-                            subject: *at,
-                            test: *test,
-                        });
-                    }
-                    let measurement = record.measurement(kept_name, subject, test);
-                    let kept = hardware.as_ref().zip(measurement);
-                    let keeper = &mut self.results.keeper;
-                    match (kept, pass) {
-                        (Some((hardware, measurement)), Pass::All) => {
-                            keeper.add(hardware, measurement);
-                        }
-                        (Some((hardware, measurement)), Pass::Again(_)) => {
-                            keeper.add_again(hardware, measurement);
-                        }
-                        (None, _) => {}
-                    }
-                    bar.suspend(|| {
-                        if let Pass::All = pass {
-                            self.results.printer.row(&record, &name)?;
-                        }
-                        if record.noise() > NOISY {
-                            output::note(&format!(
-                                "warning: {name} is noisy: the samples deviate by {:.0} % of their mean",
-                                100.0 * record.noise()
-                            ));
-                        }
-                        anyhow::Ok(())
-                    })?;
-                }
+                self.measure_group(subject, group, &mut round)?;
             }
         }
-        bar.finish_and_clear();
-        self.device = device;
+        round.bar.finish_and_clear();
         Ok(())
     }
+
+    /// Returns the tests of a model that belong to the pass.
+    fn selected(&self, subject: usize, pass: Pass<'_>) -> Vec<Test> {
+        let is_selected = |test: &&Test| match pass {
+            Pass::All => true,
+            Pass::Again(names) => self.kept.iter().any(|kept| {
+                (kept.subject, kept.test) == (subject, **test) && names.contains(&kept.name)
+            }),
+        };
+        self.tests.iter().filter(is_selected).copied().collect()
+    }
+
+    /// Measures tests that share an engine.
+    fn measure_group(
+        &mut self,
+        subject: usize,
+        tests: &[Test],
+        round: &mut Round<'_>,
+    ) -> Result<()> {
+        let model = &self.subjects[subject].model;
+        let n_threads = tests[0].n_threads;
+        let cache = CacheArgs {
+            kv_type: tests[0].kv_type,
+            page: self.args.page,
+        };
+        let wanted = resolve::with_offload(self.device.clone(), tests[0].offload);
+        let on = (self.isa, &wanted, self.args.on.device);
+        let bench = Bench::new(model, tests, on, &cache).map_err(|error| no_room(error, tests))?;
+        session::tell_backend(bench.backend_info());
+        // A GPU that failed its check is not tried again.
+        if bench.is_gpu_wrong() {
+            self.device = Device::Cpu;
+        }
+        let used = bench.device().clone();
+        let info = bench.backend_info();
+        let is_shared = !info.parts.is_empty();
+        let gpu = match &used {
+            Device::Cpu => None,
+            Device::Gpu(gpu) => Some((info.device.clone(), gpu.open.variants.to_string())),
+        };
+        let roofline = match &gpu {
+            None => Some(round.cpu_roofline(self.isa, n_threads)),
+            // There is no roofline for two devices together.
+            Some(_) => round.gpu_roofline.filter(|_| !is_shared),
+        };
+        let (gpu, kernel_variant) = gpu.unzip();
+        let machine = Machine {
+            isa: self.isa,
+            cache: &cache,
+            gpu,
+            is_shared,
+            offload: info.offload,
+            kernel_variant: kernel_variant.unwrap_or_default(),
+            n_tuned: info.n_tuned,
+            roofline,
+        };
+        let keeps = self.results.keeper.is_active();
+        let mut group = Group {
+            subject,
+            bench,
+            machine,
+            hardware: keeps.then(|| baseline::hardware(&used, n_threads)),
+        };
+        for test in tests {
+            std::thread::sleep(Duration::from_secs(self.args.delay.into()));
+            self.measure_test(test, &mut group, round)?;
+        }
+        Ok(())
+    }
+
+    fn measure_test(
+        &mut self,
+        test: &Test,
+        group: &mut Group<'_>,
+        round: &mut Round<'_>,
+    ) -> Result<()> {
+        let Group { bench, machine, .. } = group;
+        let subject = &self.subjects[group.subject];
+        let name = test.name(Some(machine.offload));
+        let measured = bench.measure(test, self.args, &round.working, &mut |run| {
+            round.bar.set_message(format!("{name} {run}"));
+            round.bar.inc(1);
+        })?;
+        let Some(measured) = measured else {
+            round.bar.finish_and_clear();
+            return Err(Early::Interrupted.into());
+        };
+        let record = Record::new(subject, test, machine, &measured);
+        let kept_name = kept_name(subject, test, machine.offload);
+        let measurement = record.measurement(kept_name.clone(), subject, test);
+        let measurement = group.hardware.as_ref().zip(measurement);
+        let keeper = &mut self.results.keeper;
+        match (round.pass, measurement) {
+            (Pass::All, Some((hardware, measurement))) => keeper.add(hardware, measurement),
+            (Pass::Again(_), Some((hardware, measurement))) => {
+                keeper.add_again(hardware, measurement);
+            }
+            (_, None) => {}
+        }
+        if let Pass::All = round.pass {
+            self.kept.push(Kept {
+                name: kept_name,
+                subject: group.subject,
+                test: *test,
+            });
+        }
+        round.bar.suspend(|| self.print(&record, &name, round.pass))
+    }
+
+    fn print(&mut self, record: &Record, name: &str, pass: Pass<'_>) -> Result<()> {
+        if let Pass::All = pass {
+            self.results.printer.row(record, name)?;
+        }
+        if record.noise() > NOISY {
+            output::note(&format!(
+                "warning: {name} is noisy: the samples deviate by {:.0} % of their mean",
+                100.0 * record.noise()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The state of one pass over the tests.
+struct Round<'a> {
+    pass: Pass<'a>,
+    bar: ProgressBar,
+    working: Working<'a>,
+    gpu_roofline: Option<Roofline>,
+    /// Measured so far, by number of threads.
+    cpu_rooflines: Vec<(usize, Roofline)>,
+}
+
+impl Round<'_> {
+    fn cpu_roofline(&mut self, isa: Isa, n_threads: usize) -> Roofline {
+        let known = self.cpu_rooflines.iter().find(|(n, _)| *n == n_threads);
+        if let Some((_, roofline)) = known {
+            return *roofline;
+        }
+        self.bar.set_message("measuring the roofline");
+        let roofline = rocmforge_cpu::measure_roofline(isa, n_threads);
+        self.cpu_rooflines.push((n_threads, roofline));
+        roofline
+    }
+}
+
+/// Tests of a model that share an engine.
+struct Group<'a> {
+    /// Index of the model in the subjects.
+    subject: usize,
+    bench: Bench,
+    machine: Machine<'a>,
+    /// For baselines, if there are any.
+    hardware: Option<Hardware>,
 }
 
 /// Returns a test's name in baselines. It contains all settings, but the threads only if they are not the machine's

@@ -28,14 +28,14 @@ use crate::session::{Session, Vocabulary};
 use rocmforge::Message;
 
 const COMMANDS: &str = "\
-/help          this list
-/clear         forget the conversation
-/system TEXT   set the instruction that stands before the conversation; /system none removes it
-/save FILE     write the conversation as JSON
-/stats         tokens and speed of the last answer
-/quit          end the chat, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends with a backslash goes on in the next one; \"\"\" begins and ends
-a message of many lines. To send a line that begins with a slash, put a space before it.";
+/help          show this list
+/clear         clear the conversation
+/system TEXT   set the system prompt; /system none removes it
+/save FILE     save the conversation as JSON
+/stats         show tokens and speed of the last answer
+/quit          end the chat (also Ctrl-D)
+Ctrl-C stops an answer. A backslash at the end of a line continues it on the next; \"\"\" starts and ends a
+message of several lines. To send a line that starts with a slash, put a space before it.";
 
 pub fn run(args: &ChatArgs) -> Result<()> {
     let sampling = resolve::sampling(&args.sampling)?;

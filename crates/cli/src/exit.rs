@@ -3,7 +3,8 @@
 use std::fmt;
 
 use anyhow::Error;
-use rocmforge_engine::{ConfigError, EngineError, RequestError};
+
+use crate::flags::Cause;
 
 /// An end with an exit code of its own. Found anywhere in an error's chain.
 #[derive(Debug, PartialEq, Eq)]
@@ -58,14 +59,18 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
         Some(Early::Regression(message)) => (REGRESSION, Some(message.clone())),
         Some(Early::HardwareMismatch(message)) => (HARDWARE_MISMATCH, Some(message.clone())),
         None => {
-            let code = match error.downcast_ref::<EngineError>() {
-                Some(
-                    EngineError::Config(ConfigError::Parameter(_))
-                    | EngineError::Request(RequestError::Parameter(_)),
-                ) => USAGE,
+            let cause = Cause::of(error);
+            let code = match &cause {
+                Some(cause) if cause.is_usage() => USAGE,
                 _ => FAILURE,
             };
-            (code, Some(one_line(error)))
+            let mut message = one_line(error);
+            if let Some(flags) = cause.and_then(|cause| cause.flags())
+                && !message.contains(flags)
+            {
+                message.push_str(&format!(" ({flags})"));
+            }
+            (code, Some(message))
         }
     }
 }
@@ -90,6 +95,7 @@ fn one_line(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::{Context as _, anyhow};
+    use rocmforge_engine::{ConfigError, EngineError, RequestError};
 
     use super::*;
 
@@ -103,6 +109,25 @@ mod tests {
             one_line(&error.unwrap_err()),
             "saving: cannot write: disk on fire"
         );
+    }
+
+    #[test]
+    fn names_the_flags_of_engine_errors() {
+        let too_long = RequestError::PromptTooLong {
+            n_tokens: 4,
+            n_ctx: 4,
+        };
+        for error in [
+            Error::from(EngineError::Request(too_long)).context("chat"),
+            Error::from(rocmforge::Error::Config(ConfigError::TooFewPositions {
+                n_ctx: 9,
+                n_positions: 8,
+            })),
+        ] {
+            let (code, message) = code_and_message(&error);
+            assert_eq!(code, FAILURE);
+            assert!(message.unwrap().ends_with("(--ctx)"));
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod devices;
 mod embedded;
 mod exit;
 mod external;
+mod flags;
 mod generate;
 mod help;
 mod imatrix;

@@ -14,7 +14,7 @@ use crate::args::{LoadArgs, LoraArgs};
 use crate::exit::usage;
 use crate::{embedded, output};
 
-/// Opens `path`, or the embedded model.
+/// Opens `path`, or the built-in model.
 pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
     let Some(path) = path else {
         let gguf = embedded::open();
@@ -34,7 +34,7 @@ pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
     Ok(options.open_file(path)?)
 }
 
-/// Makes a model of random weights in memory: `SHAPE:TYPE`.
+/// Creates a model with random weights in memory: `SHAPE:TYPE`.
 pub fn synthetic(name: &str) -> Result<ModelFile> {
     let wrong = |error: SyntheticError| match error {
         SyntheticError::NoPair { .. }
@@ -59,13 +59,13 @@ pub fn tokenizer(file: &ModelFile, pre: Option<&str>) -> Result<Option<Arc<Token
     Ok(tokenizer)
 }
 
-/// As [`tokenizer`], for commands that need one.
+/// Like [`tokenizer`], for commands that need one.
 pub fn need_tokenizer(file: &ModelFile, pre: Option<&str>) -> Result<Arc<Tokenizer>> {
     let tokenizer = tokenizer(file, pre)?;
     tokenizer.with_context(|| format!("{} has no vocabulary", file.label))
 }
 
-/// Loads the model of the file with the adapters asked for, the scaled ones last.
+/// Loads the file's model with the given adapters, the scaled ones last.
 pub fn load(file: &ModelFile, lora: &LoraArgs, load: &LoadArgs) -> Result<Model> {
     if file.gguf.tensors().is_empty() {
         bail!(

@@ -1,4 +1,4 @@
-//! From command-line arguments to the engine's own settings, once for every command.
+//! Resolves command-line arguments to the engine's settings, for all commands.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::args::{
 use crate::exit::usage;
 use crate::{folders, output};
 
-/// As [`engine_config`], for answers that may go on past the end of the context.
+/// Like [`engine_config`], for answers that may continue past the context.
 pub fn answer_config(
     device: &DeviceArgs,
     context: &AnswerContextArgs,
@@ -53,7 +53,7 @@ pub fn answer_config(
     Ok(config)
 }
 
-/// The engine's configuration for these choices.
+/// Returns the engine's configuration.
 pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<EngineConfig> {
     let config = EngineConfig {
         isa: isa(device.isa)?,
@@ -63,7 +63,7 @@ pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<Engine
     Ok(config.on(offloaded(device)?))
 }
 
-/// The device asked for, and what of the model goes there.
+/// Returns the device and the part of the model that it runs.
 fn offloaded(device: &DeviceArgs) -> Result<EngineDevice> {
     let offload = offload(&device.offload);
     if offload.layers == GpuLayers::Count(0) {
@@ -74,23 +74,23 @@ fn offloaded(device: &DeviceArgs) -> Result<EngineDevice> {
     let found = engine_device(&device.on)?;
     if let (EngineDevice::Cpu, Some(flag)) = (&found, flag_of_gpu(&device.on.gpu, offload)) {
         output::note(&format!(
-            "notice: there is no GPU for {flag}; the model runs on the CPU"
+            "notice: no GPU for {flag}; the model runs on the CPU"
         ));
     }
     Ok(with_offload(found, offload))
 }
 
-/// Refuses flags that say what a GPU does where `--device cpu` takes none.
+/// Rejects GPU flags with `--device cpu`.
 pub fn refuse_without_gpu(on: &OnArgs, offload: Offload) -> Result<()> {
     match flag_of_gpu(&on.gpu, offload) {
         Some(flag) if on.device == Device::Cpu => Err(usage(format!(
-            "{flag} needs a GPU, and --device cpu takes none; leave one of them out"
+            "{flag} needs a GPU, but --device cpu uses none; omit one of them"
         ))),
         _ => Ok(()),
     }
 }
 
-/// Refuses flags that say what a GPU does where `--gpu-layers 0` gives it nothing.
+/// Rejects GPU flags with `--gpu-layers 0`.
 pub fn refuse_without_layers(gpu: &GpuArgs, experts: Experts) -> Result<()> {
     let flag = match (experts, gpu.gpu_memory, gpu.kernel_variant) {
         (Experts::OnCpu, ..) => "--cpu-moe".to_string(),
@@ -99,11 +99,11 @@ pub fn refuse_without_layers(gpu: &GpuArgs, experts: Experts) -> Result<()> {
         (_, None, None) => return Ok(()),
     };
     Err(usage(format!(
-        "{flag} says what a GPU does, and --gpu-layers 0 leaves it nothing to do; leave one of them out"
+        "{flag} needs a GPU, but --gpu-layers 0 uses none; omit one of them"
     )))
 }
 
-/// A flag that divides a model or a GPU's memory, as it was given.
+/// Returns the first flag given that only applies to GPUs.
 fn flag_of_gpu(gpu: &GpuArgs, offload: Offload) -> Option<String> {
     match (offload.layers, offload.experts, gpu.gpu_memory) {
         (GpuLayers::Count(n), ..) => Some(format!("--gpu-layers {n}")),
@@ -113,7 +113,7 @@ fn flag_of_gpu(gpu: &GpuArgs, offload: Offload) -> Option<String> {
     }
 }
 
-/// What of a model goes to a GPU.
+/// Returns the part of a model that runs on the GPU.
 pub fn offload(args: &OffloadArgs) -> Offload {
     Offload {
         layers: args.gpu_layers,
@@ -124,7 +124,7 @@ pub fn offload(args: &OffloadArgs) -> Offload {
     }
 }
 
-/// `device` with this of the model on it; the CPU, if that is nothing.
+/// Returns `device` with this part of the model; the CPU if the part is empty.
 pub fn with_offload(device: EngineDevice, offload: Offload) -> EngineDevice {
     match device {
         EngineDevice::Gpu(_) if offload.layers == GpuLayers::Count(0) => EngineDevice::Cpu,
@@ -133,7 +133,7 @@ pub fn with_offload(device: EngineDevice, offload: Offload) -> EngineDevice {
     }
 }
 
-/// Returns the device asked for. Without a usable GPU, `auto` falls back to the CPU and says so.
+/// Returns the requested device. Without a usable GPU, `auto` falls back to the CPU with a notice.
 pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
     let id = match args.device {
         Device::Id(id) => Some(id),
@@ -157,7 +157,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
     Ok(found.device)
 }
 
-/// Returns when the GPU `id` is checked. Emulated GPUs are slow and are checked only on demand.
+/// Returns when to check the GPU `id`. Emulated GPUs are slow and are checked only on request.
 fn self_check(args: &GpuArgs, id: Option<DeviceId>) -> SelfCheck {
     match args.gpu_check {
         GpuCheckArg::Never => SelfCheck::Never,
@@ -175,7 +175,7 @@ pub fn tuning(args: &GpuArgs, id: Option<DeviceId>, when_idle: WhenIdle) -> Tuni
     TuningUse { store, when_idle }
 }
 
-/// Returns the folder of autotuning results. Those of an emulated GPU are kept only in a folder that was asked for.
+/// Returns the folder of autotuning results; for an emulated GPU, only an explicitly given one.
 pub fn tuning_store(args: &GpuArgs, id: Option<DeviceId>) -> Option<TuningFiles> {
     match &args.cache_dir {
         Some(dir) => Some(TuningFiles::below(dir)),
@@ -183,7 +183,7 @@ pub fn tuning_store(args: &GpuArgs, id: Option<DeviceId>) -> Option<TuningFiles>
     }
 }
 
-/// How GPUs are opened.
+/// Returns how to open GPUs.
 pub fn open_options(args: &GpuArgs) -> OpenOptions {
     OpenOptions {
         image: args.gpu_image.clone(),
@@ -193,7 +193,7 @@ pub fn open_options(args: &GpuArgs) -> OpenOptions {
     }
 }
 
-/// As far as the cache's size goes.
+/// Returns a configuration with only the cache-related settings.
 pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
     EngineConfig {
         n_ctx,
@@ -209,7 +209,7 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
     }
 }
 
-/// The instruction set asked for.
+/// Returns the requested instruction set.
 pub fn isa(wanted: IsaArg) -> Result<Isa> {
     let name = match wanted {
         IsaArg::Auto => return Ok(Isa::detect()),
@@ -227,7 +227,7 @@ pub fn isa(wanted: IsaArg) -> Result<Isa> {
     })
 }
 
-/// The sampler's parameters; a seed is drawn where none was given.
+/// Returns the sampling parameters, with a random seed if none is given.
 pub fn sampling(args: &SamplingArgs) -> Result<Arc<SamplingParams>> {
     let mirostat = match args.mirostat {
         0 => None,
@@ -277,13 +277,13 @@ pub fn sampling(args: &SamplingArgs) -> Result<Arc<SamplingParams>> {
     Ok(Arc::new(params))
 }
 
-/// Negative numbers mean all tokens.
+/// Converts a number of tokens; negative numbers mean all.
 fn look_back(n_tokens: i64) -> usize {
     usize::try_from(n_tokens).unwrap_or(usize::MAX)
 }
 
 impl AnswerArgs {
-    /// A request for the answer to `prompt`.
+    /// Returns a request for the answer to `prompt`.
     pub fn request(
         &self,
         prompt: Vec<TokenId>,
@@ -292,7 +292,7 @@ impl AnswerArgs {
     ) -> Request {
         Request {
             prompt,
-            // Negative numbers mean no bound.
+            // Negative numbers mean no limit.
             max_tokens: usize::try_from(self.max_tokens).unwrap_or(usize::MAX),
             sampling: Arc::clone(sampling),
             stop: self.stop.clone(),
@@ -311,7 +311,7 @@ impl AnswerArgs {
 }
 
 impl ContextArgs {
-    /// The context asked for; 0 means the default, as llama.cpp has it.
+    /// Returns the requested context; 0 means the default, as in llama.cpp.
     pub fn n_ctx(&self) -> Option<usize> {
         self.ctx.filter(|&n| n > 0)
     }

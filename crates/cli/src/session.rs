@@ -1,4 +1,4 @@
-//! A model that is ready to answer: what every command that runs a model starts with.
+//! Starts a model for the commands that run one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use rocmforge_text::tokenizer::Tokenizer;
 use crate::args::{DeviceArgs, ModelArgs};
 use crate::{model_file, output};
 
-/// Whether a command can do without text.
+/// Whether a command needs a vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Vocabulary {
     Needed,
@@ -61,7 +61,7 @@ impl Session {
         }
         if engine.n_ctx() > loaded.config.n_ctx_train {
             output::note(&format!(
-                "notice: the model was trained for {} tokens; text gets worse beyond them",
+                "notice: the model was trained for {} tokens; quality drops beyond that",
                 loaded.config.n_ctx_train
             ));
         }

@@ -188,14 +188,14 @@ impl Found<'_> {
                  copies where the CPU computes a part of the model; the weights went to the device in model_load",
             );
         } else {
-            ttft.note("nothing goes to a device and back");
+            ttft.note("no copies to or from a device");
         }
         let others = embedding + first_token + h2d + d2h;
         ttft.add(Component::Prefill, wall.saturating_sub(others));
         let unprofiled = mean(runs.unprofiled.iter().map(|run| run.prefill));
         ttft.note(format!(
-            "means of {n} profiled runs; prefill is what the other parts leave of the time from the request to the \
-             token, which is {:.3} ms with the observer and {unprofiled:.3} ms without",
+            "means of {n} profiled runs; prefill is the rest of the time from the request to the first \
+             token, which is {:.3} ms with profiling and {unprofiled:.3} ms without",
             ms(wall)
         ));
         ttft.finish_with(self.tokenize.unwrap_or_default() + wall)
@@ -356,14 +356,14 @@ impl Found<'_> {
             ),
             Device::Gpu(_) => {
                 notes.push(
-                    "kernels are timed by events of the device, one between two launches; a device that waits for the \
-                     next launch waits within its time"
+                    "kernels are timed by device events between launches; time that the device waits for the next launch \
+                     counts for the kernel"
                         .to_string(),
                 );
                 if self.session.engine.backend_info().graphs {
                     notes.push(
-                        "tokens run as graphs without the observer and launch by launch with it: compare the two totals \
-                         of decode"
+                        "decode steps run as graphs without profiling and as separate launches with it: compare the two \
+                         totals of decode"
                             .to_string(),
                     );
                 }
@@ -375,12 +375,12 @@ impl Found<'_> {
                 }
                 notes.push(match self.is_shared() {
                     false => {
-                        "the device begins a token before the host has the last one: its operations may take a little \
-                         longer than the wall clock of decode"
+                        "the device starts a token before the host has the last one: its operations may take slightly \
+                         longer than the wall-clock time of decode"
                     }
                     true => {
-                        "the CPU computes a part of each step; with the observer it waits for the device at each change \
-                         between them, and copies count where they go to"
+                        "the CPU computes a part of each step; with profiling it waits for the device at each transition, and \
+                         copies count for their destination"
                     }
                 }.to_string());
                 notes.push("time_by_backend counts the host's launch time as cpu, in addition to the device's time".to_string());

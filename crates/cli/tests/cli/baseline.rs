@@ -117,7 +117,7 @@ fn bench_saves_and_compares_baselines() {
         dir,
         &["--compare-baseline", "fast", "--save-baseline", "second"],
     );
-    worse.fails(3, "1 of 1 benchmarks got worse than in 'fast'");
+    worse.fails(3, "1 of 1 benchmarks are worse than in 'fast'");
     for part in ["REGRESSION", "measured 3 times, best result used"] {
         assert!(worse.stderr.contains(part), "{}", worse.stderr);
     }
@@ -148,7 +148,7 @@ fn bench_saves_and_compares_baselines() {
             dir.join("fast.json").to_str().unwrap(),
         ],
     )
-    .fails(3, "got worse");
+    .fails(3, "are worse");
     // With a table, the report goes to stdout.
     let table = in_folder(
         dir,
@@ -194,10 +194,10 @@ fn suites_save_their_rows() {
     }
     write(dir, "fast.json", &scaled(&baseline, 0.01));
     let worse = suite(&["--compare-baseline", "fast", "--recheck", "1"]);
-    worse.fails(3, "benchmarks got worse than in 'fast'");
+    worse.fails(3, "benchmarks are worse than in 'fast'");
     let rows: Vec<Value> = serde_json::from_slice(&worse.stdout).unwrap();
     assert_eq!(rows.len(), kept.len());
-    for part in ["measured again", "measured 2 times, best result used"] {
+    for part in ["measuring again", "measured 2 times, best result used"] {
         assert!(worse.stderr.contains(part), "{}", worse.stderr);
     }
     // More benchmarks are added under the same name.
@@ -375,7 +375,7 @@ fn lists_shows_compares_and_charts_the_folder() {
     let path = dir.join("b.json");
     for other in ["b", path.to_str().unwrap()] {
         let worse = in_folder(dir, &["baseline", "compare", "a", other]);
-        worse.fails(3, "got worse than in 'a'");
+        worse.fails(3, "are worse than in 'a'");
         assert!(
             worse.text().contains("+50.0 %") && worse.text().contains("REGRESSION"),
             "{}",

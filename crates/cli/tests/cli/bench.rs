@@ -180,7 +180,7 @@ fn prints_every_output_format() {
 #[test]
 fn rejects_bad_tests_before_measuring() {
     for (args, code, part) in [
-        (&["-t", "0"][..], 2, "-t 0"),
+        (&["-t", "0"][..], 2, "-t must be"),
         (&["-t", "5000"], 2, "threads"),
         (&["-b", "0"], 2, "-b 0"),
         (&["-r", "0"], 2, "--repetitions"),

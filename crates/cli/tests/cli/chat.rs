@@ -50,7 +50,7 @@ fn commands_change_the_conversation() {
     let answers: Vec<&str> = run.text().lines().collect();
     assert!(!answers[1].contains("Zorina"), "{}", run.text());
     assert!(
-        run.stderr.contains("no command /nonsense"),
+        run.stderr.contains("unknown command /nonsense"),
         "{}",
         run.stderr
     );
@@ -61,7 +61,7 @@ fn commands_change_the_conversation() {
 fn reports_a_full_context() {
     let script = "Tell me a story about a dog.\n".repeat(8);
     let run = run_with_stdin(&["chat", "--temp", "0", "--ctx", "96"], script.as_bytes());
-    run.fails(1, "no longer fits the context of 96");
+    run.fails(1, "exceeds the context of 96");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn continues_with_context_shifting() {
     let run = run_with_stdin(&args, script.as_bytes()).ok();
     assert!(
         run.stderr
-            .contains("no longer fit the context and are left out"),
+            .contains("no longer fit in the context and were dropped"),
         "{}",
         run.stderr
     );

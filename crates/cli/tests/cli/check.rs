@@ -28,7 +28,7 @@ fn built_in_model_passes() {
     let table = run(&["check", "--depth", "0", "--kv-type", "f32", "--page", "16"]).ok();
     assert!(table.text().contains("attention"), "{}", table.text());
     assert!(
-        table.text().contains(" operations compared, one of each"),
+        table.text().contains(" operations compared, one per kind"),
         "{}",
         table.text()
     );

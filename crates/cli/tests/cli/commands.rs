@@ -93,7 +93,7 @@ fn inspect_shows_unsupported_files() {
     assert_eq!(report["experts"]["count"], 8);
     assert_eq!(report["experts"]["used"], 2);
     let text = run(&["inspect", path]).ok();
-    assert!(text.text().contains("8, of which a token uses 2"));
+    assert!(text.text().contains("8, 2 used per token"));
     for args in [&["inspect", path][..], &["inspect", path, "--json"]] {
         let run = run(args).ok();
         let odd = run.text().chars().find(|c| c.is_control() && *c != '\n');

@@ -334,7 +334,7 @@ fn reports_wrong_usage_and_missing_tools() {
         .fails(1, "nsys is not in PATH; install NVIDIA Nsight Systems");
     tools
         .run(&["perf", "-o", &out])
-        .fails(2, "there is no command to watch");
+        .fails(2, "no command to profile");
     tools.run(&["perf", "--", "app"]).fails(2, "--output");
     tools.run(&[]).fails(2, "TOOL");
     for (args, part) in [

@@ -379,7 +379,7 @@ fn context_shifting_continues_past_the_context() {
         "--context-sinks",
         "31",
     ]))
-    .fails(1, "a context of 32 tokens with 31 that are never forgotten");
+    .fails(1, "a context of 32 tokens with 31 attention sinks");
     // Sinks need shifting.
     for flags in [&[][..], &["--context-policy", "stop"]] {
         let refused = run(&args(&[&["--context-sinks", "4"], flags].concat()));

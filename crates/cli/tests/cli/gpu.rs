@@ -123,10 +123,10 @@ fn rejects_more_layers_than_the_model_has() {
     generate(&["--gpu-memory", "0"]).fails(2, "--gpu-memory");
     for flags in [&["-ngl", "3"][..], &["--cpu-moe"], &["--gpu-memory", "6"]] {
         let on_cpu = [&["--device", "cpu"], flags].concat();
-        generate(&on_cpu).fails(2, "needs a GPU, and --device cpu takes none");
+        generate(&on_cpu).fails(2, "needs a GPU, but --device cpu uses none");
         run(&[&["bench", "-p", "1", "-n", "0"], &on_cpu[..]].concat()).fails(2, "--device cpu");
     }
-    // Without GPU layers, there is no message about the GPU.
+    // GPU flags need GPU layers.
     for (flags, told) in [
         (&["--cpu-moe"][..], "--cpu-moe"),
         (&["--gpu-memory", "6"], "--gpu-memory 6"),
@@ -134,7 +134,7 @@ fn rejects_more_layers_than_the_model_has() {
     ] {
         for command in [&["generate", "-p", "x", "-n", "1"][..], &["bench"]] {
             let refused = run(&[command, &["-ngl", "0"], flags].concat());
-            refused.fails(2, &format!("{told} says what a GPU does"));
+            refused.fails(2, &format!("{told} needs a GPU"));
         }
     }
     let suite = ["bench", "matmul", "--device", "cpu", "--gpu-memory", "6"];

@@ -69,7 +69,7 @@ fn rejects_unusable_adapters() {
         (["--lora", other], 1, "qwen2.gguf: it is for `qwen2` models"),
         (["--lora", model], 1, "this is no adapter"),
         (["--lora", missing], 1, "missing.gguf"),
-        (["--lora-scaled", model], 2, "a scale is missing"),
+        (["--lora-scaled", model], 2, "the scale is missing"),
         (["-m", other], 1, "--lora"),
     ] {
         run(&[&["generate", "-p", "x", "-n", "1"], &args[..]].concat()).fails(code, part);

@@ -257,13 +257,13 @@ fn prints_tables() {
         "model_load",
         "prefill: 8 tokens in 1 step\n",
         "decode: 2 tokens in 2 steps\n",
-        "without the observer",
-        "least by the roofline",
+        "without profiling",
+        "  roofline ",
         "gated_matmul ffn_gate+ffn_up Q4_K",
         "slow paths: none",
         "KV cache",
         "a timed scope costs",
-        "What to do next",
+        "Recommendations",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }

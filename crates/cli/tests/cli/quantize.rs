@@ -145,7 +145,7 @@ fn errors_leave_nothing_behind() {
     assert_eq!(fs::read_to_string(&text).unwrap(), "taken");
     folder
         .quantize("model.gguf", &["Q8_0", "--force"])
-        .fails(2, "OUT is the file that IN names");
+        .fails(2, "OUT is the same file as IN");
     folder
         .quantize("../nowhere/x.gguf", &["Q8_0"])
         .fails(1, "nowhere");

@@ -80,12 +80,12 @@ fn uses_tuning_without_changing_text() {
 
 #[test]
 fn reports_what_cannot_be_tuned() {
-    run(&["tune", "--device", "cpu"]).fails(2, "tuning is for GPUs");
+    run(&["tune", "--device", "cpu"]).fails(2, "only GPUs can be tuned");
     run(&["tune", "--budget", "0"]).fails(2, "--budget");
     if let Some(device) = host_device() {
         let asked = ["tune", "--device", &device, "--kernel-variant", "plain"];
         run(&asked).fails(2, "leave it out");
         let split = ["tune", "--device", &device, "--gpu-layers", "0"];
-        run(&split).fails(2, "tuning is for GPUs");
+        run(&split).fails(2, "only GPUs can be tuned");
     }
 }
