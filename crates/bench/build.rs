@@ -1,4 +1,4 @@
-//! Tells the program which compiler and which commit made it: a baseline without them cannot be repeated.
+//! Embeds the compiler version and the commit, which make a baseline reproducible.
 
 use std::env;
 use std::process::Command;
@@ -14,7 +14,7 @@ fn main() {
         version.unwrap_or_default()
     );
 
-    // A source archive has no history; what is checked out above it is another project's.
+    // A source archive has no history; a repository above it is another project's.
     println!("cargo:rerun-if-env-changed=ROCMFORGE_COMMIT");
     let given = env::var("ROCMFORGE_COMMIT")
         .ok()
@@ -26,14 +26,14 @@ fn main() {
     );
 }
 
-/// The commit of this repository, if this is a checkout.
+/// Returns the commit of this repository, if this is a checkout.
 fn checked_out() -> Option<String> {
     let top = output("git", &["rev-parse", "--show-toplevel"])?;
     let ours = env::var("CARGO_MANIFEST_DIR").ok()?;
     if std::path::Path::new(&ours).parent()?.parent()? != std::path::Path::new(&top) {
         return None;
     }
-    // Whatever moves HEAD writes to its log.
+    // Every change of HEAD is written to its log.
     for file in ["HEAD", "logs/HEAD"] {
         println!(
             "cargo:rerun-if-changed={}",

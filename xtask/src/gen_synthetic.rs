@@ -1,4 +1,4 @@
-//! `cargo xtask gen-synthetic`: models of released shapes with random weights, as files.
+//! `cargo xtask gen-synthetic`: writes models with the shapes of released ones and random weights.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};

@@ -1,4 +1,5 @@
-//! Attention: `cargo bench -p rocmforge-bench --bench attention [-- FLAGS]`, the suite of `rocmforge bench attention`.
+//! Attention: `cargo bench -p rocmforge-bench --bench attention [-- FLAGS]`, the same suite as `rocmforge bench
+//! attention`.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Several products and sequences at once: `cargo bench -p rocmforge-bench --bench batch [-- FLAGS]`, the suite of `rocmforge bench batch`.
+//! Batched products and sequences: `cargo bench -p rocmforge-bench --bench batch [-- FLAGS]`, the same suite as
+//! `rocmforge bench batch`.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Conversion of every format to f32: `cargo bench -p rocmforge-bench --bench dequant [-- FLAGS]`, the suite of `rocmforge bench dequant`.
+//! Dequantization: `cargo bench -p rocmforge-bench --bench dequant [-- FLAGS]`, the same suite as `rocmforge bench
+//! dequant`.
 
 mod common;
 

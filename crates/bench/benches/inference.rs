@@ -1,4 +1,5 @@
-//! A model's prompts and generation: `cargo bench -p rocmforge-bench --bench inference [-- FLAGS]`, the suite of `rocmforge bench inference`.
+//! Prefill and decode of a model: `cargo bench -p rocmforge-bench --bench inference [-- FLAGS]`, the same suite as
+//! `rocmforge bench inference`.
 
 mod common;
 

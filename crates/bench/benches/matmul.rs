@@ -1,4 +1,5 @@
-//! Products: `cargo bench -p rocmforge-bench --bench matmul [-- FLAGS]`, the suite of `rocmforge bench matmul`.
+//! GEMM and GEMV: `cargo bench -p rocmforge-bench --bench matmul [-- FLAGS]`, the same suite as `rocmforge bench
+//! matmul`.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! The KV cache: `cargo bench -p rocmforge-bench --bench memory [-- FLAGS]`, the suite of `rocmforge bench memory`.
+//! The KV cache: `cargo bench -p rocmforge-bench --bench memory [-- FLAGS]`, the same suite as `rocmforge bench
+//! memory`.
 
 mod common;
 

@@ -1,8 +1,8 @@
-//! Whether a real slowdown is found and the same work is not: `cargo bench -p rocmforge-bench --bench regression`.
+//! Checks that a real slowdown is found, and no slowdown of equal work: `cargo bench -p rocmforge-bench --bench
+//! regression`.
 //!
-//! The slow version of a program is built in: the same dot products, and a quarter more of them. Its samples, and those of
-//! the fast version twice, are compared as baselines are. `-- --json` prints the samples, which the unit tests of the
-//! comparison repeat as they were measured once.
+//! The slow version computes a quarter more dot products. Its samples, and those of the fast version twice, are
+//! compared like baselines. `-- --json` prints the samples; the unit tests of the comparison use such a recording.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use rocmforge_bench::baseline::{
 };
 
 const N_SAMPLES: usize = 100;
-/// Products of a sample, of this many values each.
+/// Dot products per sample, and values per product.
 const N_PRODUCTS: usize = 400;
 const N_VALUES: usize = 4096;
 
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     };
     let [mut then, mut same, mut slower] = [const { Vec::new() }; 3];
     time(10 * N_PRODUCTS);
-    // In turn, so that whatever else the machine does meets all.
+    // Interleaved, so that other load on the machine affects all equally.
     for _ in 0..N_SAMPLES {
         then.push(time(N_PRODUCTS));
         same.push(time(N_PRODUCTS));

@@ -1,7 +1,7 @@
-//! What a model that a GPU and the CPU share executes on each of them, for a prompt and some tokens.
+//! Prints what a model split between a GPU and the CPU executes on each of them, for a prompt and some tokens.
 //!
-//! `execution_summary MODEL DEVICE LAYERS`, e.g. `models/forge-mini-Q4_K_M.gguf cuda:0 5`, or `host:nv` for the CPU that plays a
-//! GPU: the last LAYERS layers and the output are the GPU's.
+//! `execution_summary MODEL DEVICE LAYERS`, such as `models/forge-mini-Q4_K_M.gguf cuda:0 5`, or `host:nv` for an
+//! emulated GPU. The GPU computes the last LAYERS layers and the output.
 
 use std::error::Error;
 use std::path::Path;
@@ -21,10 +21,10 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const N_PROMPT: usize = 32;
 const N_GENERATED: usize = 4;
-/// Events that are printed one by one.
+/// Events printed individually.
 const N_SHOWN: usize = 12;
 
-/// Keeps what each step took. The device's thread calls it.
+/// Records the times of each step; called on the device's thread.
 #[derive(Clone, Default)]
 struct Steps(Arc<Mutex<Vec<StepTimes>>>);
 

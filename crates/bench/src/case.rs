@@ -1,42 +1,42 @@
-//! What a suite is made of: cases, each with the work that it does and how to get it ready on a device.
+//! The cases of a suite: their names, their work, and how to prepare them on a device.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
 use rocmforge_gpu::{Event, Gpu, GpuError};
+use rocmforge_profile::schema::Ceilings;
 
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::harness::{Run, Stop};
 use crate::row::Rates;
 use crate::target::{BenchDevice, Target};
-use rocmforge_profile::schema::Ceilings;
 
-/// A case, before it has any memory.
+/// A case before it allocates anything.
 pub(super) struct Case {
-    /// Names of its rows without suite and device: one, unless a run has parts that are timed apart.
+    /// Names of its rows without suite and device; more than one if parts of a run are timed separately.
     pub parts: Vec<String>,
     pub format: Option<String>,
     pub shape: String,
     pub on: On,
-    /// Whether it runs the subject.
+    /// Whether it runs the model.
     pub has_model: bool,
     pub prepare: Box<Prepare>,
 }
 
-/// Takes the case's memory on a device.
+/// Allocates the case's data on a device.
 type Prepare = dyn for<'t> Fn(&'t Target, &Stop<'_>) -> Result<Prepared<'t>, BenchError>;
 
-/// Which devices a case makes sense on.
+/// The devices that a case can run on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum On {
     All,
-    /// What is done by the CPU whatever the device is.
+    /// Work that is always done by the CPU.
     Cpu,
 }
 
 impl Case {
-    /// A case of one row on all devices.
+    /// Creates a case with one row, for all devices.
     pub(super) fn new(
         name: String,
         format: Option<&str>,
@@ -58,15 +58,15 @@ impl Case {
     }
 }
 
-/// A case with all that it needs.
+/// A case with its data, ready to run.
 pub(super) struct Prepared<'t> {
-    /// One for each of the case's names.
+    /// One part per name of the case.
     pub parts: Vec<Part>,
     pub run: Box<Run<'t>>,
 }
 
 impl<'t> Prepared<'t> {
-    /// A case of one row.
+    /// Creates a case with one row.
     pub(super) fn new(
         work: Work,
         mut run: impl FnMut(u64) -> Result<f64, BenchError> + 't,
@@ -80,20 +80,20 @@ impl<'t> Prepared<'t> {
         }
     }
 
-    /// Adds to what the first row says.
+    /// Adds a note to the first row.
     pub(super) fn note(mut self, note: impl Into<String>) -> Prepared<'t> {
         self.parts[0].notes.push(note.into());
         self
     }
 
-    /// Adds a number to the first row.
+    /// Adds a metric to the first row.
     pub(super) fn metric(mut self, name: &str, value: f64) -> Prepared<'t> {
         self.parts[0].metrics.insert(name.to_string(), value);
         self
     }
 }
 
-/// What a row says beside its times.
+/// The contents of a row beside its times.
 #[derive(Default)]
 pub(super) struct Part {
     pub work: Work,
@@ -101,12 +101,12 @@ pub(super) struct Part {
     pub notes: Vec<String>,
 }
 
-/// What one run does; 0 where a number has no meaning.
+/// The work of one run; 0 where a number is meaningless.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Work {
-    /// Bytes that have to be read and written.
+    /// Bytes that must be read and written.
     pub bytes: u64,
-    /// Operations, a multiply-add being two.
+    /// Operations; a multiply-add counts as two.
     pub f32_ops: u64,
     pub i8_ops: u64,
     pub elements: u64,
@@ -114,9 +114,9 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// What this is in a second if it takes `seconds`.
+    /// Returns the rates of this work if it takes `seconds`.
     pub(super) fn rates(&self, seconds: f64, ceilings: Option<&Ceilings>) -> Rates {
-        // A run that the clock does not see has no rate.
+        // A run too short for the clock has no rate.
         let rate = |n: f64| (n > 0.0 && seconds > 0.0).then(|| n / seconds);
         let compute_s = ceilings.and_then(|ceilings| {
             let part = |n: u64, peak: Option<f64>| match n {
@@ -140,7 +140,7 @@ impl Work {
     }
 }
 
-/// Seconds of `n` runs on the CPU.
+/// Returns the seconds of `n` runs on the CPU.
 pub(super) fn time_cpu<T>(n: u64, mut run: impl FnMut() -> T) -> Result<f64, BenchError> {
     let started = Instant::now();
     for _ in 0..n {
@@ -149,8 +149,8 @@ pub(super) fn time_cpu<T>(n: u64, mut run: impl FnMut() -> T) -> Result<f64, Ben
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Seconds of `n` runs on the device's clock, from before the first launch to the end of the last: they are queued one
-/// behind the other, as in a step.
+/// Returns the seconds of `n` runs by the device's clock, from before the first launch to the end of the last. Launches
+/// are queued back to back, as in a step.
 pub(super) fn time_gpu(
     gpu: &Gpu,
     n: u64,
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_and_shares_are_those_of_the_roofline() {
+    fn rates_and_shares_follow_the_roofline() {
         let work = Work {
             bytes: 2_000_000_000,
             f32_ops: 1_000_000_000,
@@ -192,7 +192,7 @@ mod tests {
                 "{found:?} {expected}"
             );
         };
-        // 9e9 operations in half a second; 2e9 bytes take 0.2 s at best, the operations 0.1 s + 0.2 s.
+        // 9e9 operations in 0.5 s; at the peaks 2e9 bytes take 0.2 s, the operations 0.1 s + 0.2 s.
         near(rates.gflop_s, 18.0);
         near(rates.gb_s, 4.0);
         near(rates.elements_s, 20.0);
@@ -200,7 +200,7 @@ mod tests {
         near(rates.compute_roofline_share, 0.6);
         assert_eq!(rates.tokens_s, None);
 
-        // Without a peak there is no share of it; an emulated GPU has none at all.
+        // Without a peak there is no share of it; an emulated GPU has no peaks.
         let gpu = Ceilings {
             f32_ops_per_s: None,
             i8_ops_per_s: None,
@@ -216,8 +216,8 @@ mod tests {
         assert_eq!(work.rates(0.0, Some(&ceilings)).gb_s, None);
     }
 
-    /// Half of the bandwidth is half of the share and twice the time: what `-t 1` is to `-t 2` where threads are what
-    /// limits reading.
+    /// Half the bandwidth means half the share and twice the time, as with `-t 1` against `-t 2` where threads limit
+    /// reading.
     #[test]
     fn half_the_bandwidth_is_half_the_share() {
         let work = Work {

@@ -1,11 +1,11 @@
-//! Rows as text, one after the other: a table for a terminal, JSON (one array of rows), CSV and Markdown. What was
-//! written is complete after [`Exporter::footer`], however many rows came.
+//! Writes rows as they come: as a terminal table, JSON (an array of rows), CSV or Markdown. The output is complete
+//! after [`Exporter::footer`], whatever the number of rows.
 
 use serde_json::Value;
 
 use crate::row::{BenchRow, NOISY};
 
-/// The form of the output.
+/// An output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Table,
@@ -14,15 +14,15 @@ pub enum Form {
     Markdown,
 }
 
-/// How much of a row a table shows.
+/// How much of a row the table shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
     Short,
-    /// All times, what else was measured, and on what.
+    /// All times, other measurements and the hardware.
     All,
 }
 
-/// Makes text of rows. Each piece ends with a line break unless it is empty.
+/// Formats rows. Each returned text is empty or ends with a line break.
 #[derive(Debug)]
 pub struct Exporter {
     form: Form,
@@ -31,7 +31,7 @@ pub struct Exporter {
     name_width: usize,
 }
 
-/// A column of tables: its head, its width and its cell.
+/// A table column: heading, width, cell.
 type Column = (&'static str, usize, fn(&BenchRow) -> String);
 
 const SHORT: [Column; 9] = [
@@ -59,11 +59,11 @@ const TIMES: [Column; 5] = [
     ("p99 ms", 10, |row| number(row.times.p99_ms)),
 ];
 
-/// Fields of a row that are no columns of CSV: lists and objects.
+/// Fields of a row without a CSV column: lists and objects.
 const NOT_IN_CSV: [&str; 1] = ["samples_ms"];
 
 impl Exporter {
-    /// For rows with these names.
+    /// Creates an exporter for rows with these names, which determine the width of the first column.
     pub fn new(form: Form, detail: Detail, names: &[String]) -> Exporter {
         Exporter {
             form,
@@ -81,12 +81,12 @@ impl Exporter {
         columns
     }
 
-    /// What stands before the rows.
+    /// Returns the text before the rows.
     pub fn header(&self) -> String {
         let columns = self.columns();
         match self.form {
             Form::Json => "[\n".to_string(),
-            // The names come with the first row.
+            // CSV column names are written with the first row.
             Form::Csv => String::new(),
             Form::Table => {
                 let mut line = format!("{:width$}", "case", width = self.name_width);
@@ -125,7 +125,7 @@ impl Exporter {
         text
     }
 
-    /// What stands behind the rows.
+    /// Returns the text after the rows.
     pub fn footer(&self) -> String {
         match self.form {
             Form::Json => "]\n".to_string(),
@@ -186,17 +186,15 @@ fn to_value(row: &BenchRow) -> Value {
     serde_json::to_value(row).unwrap_or_default()
 }
 
-/// What is to be known of a row: its notes, that it is emulated, that it is noisy.
+/// Returns the remarks on a row: its notes, and whether it is emulated or noisy.
 fn notes(row: &BenchRow) -> Vec<String> {
     let mut notes = row.notes.clone();
     if row.emulated {
-        notes.push(
-            "emulated: a CPU that plays this GPU; its times say nothing of any GPU".to_string(),
-        );
+        notes.push("emulated GPU: its times say nothing about real GPUs".to_string());
     }
     if row.times.is_noisy() {
         notes.push(format!(
-            "noisy: samples deviate by {:.0} % of their mean, more than {:.0} %",
+            "noisy: standard deviation is {:.0} % of the mean, above {:.0} %",
             100.0 * row.times.noise,
             100.0 * NOISY
         ));
@@ -204,7 +202,7 @@ fn notes(row: &BenchRow) -> Vec<String> {
     notes
 }
 
-/// Four digits that count.
+/// Formats a number with four significant digits.
 fn number(x: f64) -> String {
     let magnitude = match x > 0.0 {
         true => x.log10().floor() as i32,
@@ -222,7 +220,7 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_string(), |share| format!("{:.1}%", 100.0 * share))
 }
 
-/// Half the width of the median's confidence interval.
+/// Formats half the width of the median's confidence interval.
 fn interval(row: &BenchRow) -> String {
     let times = &row.times;
     match (times.ci95_low_ms, times.ci95_high_ms) {
@@ -233,7 +231,7 @@ fn interval(row: &BenchRow) -> String {
     }
 }
 
-/// Texts are quoted; objects become `name=value` pairs, and a number that is not there nothing.
+/// Formats a CSV field: text is quoted, objects become `name=value` pairs, missing numbers are empty.
 fn csv_value(value: &Value) -> String {
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     match value {
@@ -270,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_an_array_of_rows_however_many_there_are() {
+    fn json_is_an_array_of_any_number_of_rows() {
         for n_rows in 0..3 {
             let rows: Vec<BenchRow> = serde_json::from_str(&exported(Form::Json, n_rows)).unwrap();
             assert_eq!(rows, vec![row(); n_rows]);
@@ -278,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_has_a_value_for_each_name() {
+    fn csv_has_a_value_per_column() {
         let text = exported(Form::Csv, 2);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
@@ -293,7 +291,7 @@ mod tests {
         ] {
             assert!(names.contains(&name), "{name}");
         }
-        // By the rules of RFC 4180.
+        // Quoted by the rules of RFC 4180.
         let (mut cells, mut quoted) = (1, false);
         for c in lines[1].chars() {
             match c {
@@ -311,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_have_the_columns_of_their_heads() {
+    fn table_cells_match_their_headings() {
         let text = exported(Form::Markdown, 1);
         let cells: Vec<usize> = text.lines().map(|line| line.matches('|').count()).collect();
         assert!(
@@ -329,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_four_digits() {
+    fn numbers_have_four_significant_digits() {
         for (x, text) in [
             (0.0, "0.000"),
             (1234.5678, "1235"),

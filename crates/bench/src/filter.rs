@@ -1,14 +1,14 @@
-//! Which rows are wanted: by a part of their name, by a regular expression, or one by one.
+//! Selects rows by a part of their name, a regular expression, or a list of names.
 
 use std::collections::BTreeSet;
 
 use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 
-/// Memory that a pattern may take, in bytes: patterns are short.
+/// Memory limit of a compiled pattern in bytes.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
-/// A pattern for names, in any case; or the names themselves.
+/// A case-insensitive pattern for names, or a list of names.
 #[derive(Debug)]
 pub struct Filter {
     text: String,
@@ -19,7 +19,7 @@ pub struct Filter {
 enum By {
     Pattern {
         lower: String,
-        /// `None` if the text is no regular expression.
+        /// `None` if the text is not a valid regular expression.
         regex: Option<Regex>,
     },
     Names(BTreeSet<String>),
@@ -41,7 +41,7 @@ impl Filter {
         }
     }
 
-    /// Only these rows.
+    /// Selects only these rows.
     pub fn names(names: impl IntoIterator<Item = String>) -> Filter {
         let names = BTreeSet::from_iter(names);
         Filter {
@@ -50,12 +50,12 @@ impl Filter {
         }
     }
 
-    /// As it was given.
+    /// Returns the filter as given.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether the text is part of `name`, or matches a part of it; or the name is one of those wanted.
+    /// Whether `name` contains the text, matches the pattern, or is in the list.
     pub fn matches(&self, name: &str) -> bool {
         match &self.by {
             By::Pattern { lower, regex } => {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_and_patterns() {
+    fn matches_texts_and_patterns() {
         let name = "matmul/quantized/Q4_K/1x4096x4096/cpu";
         for (text, expected) in [
             ("q4_k", true),
@@ -83,7 +83,7 @@ mod tests {
             ("", true),
             ("Q5_K", false),
             ("^Q4", false),
-            // Neither is a regular expression.
+            // Neither is a valid regular expression.
             ("(", false),
             ("Q4_K)", false),
         ] {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn names_match_themselves_only() {
+    fn lists_match_whole_names_only() {
         let filter = Filter::names(["a/b".to_string(), "a.c".to_string()]);
         let found = ["a/b", "A/B", "a/b/c", "a", "abc", "a.c"].map(|name| filter.matches(name));
         assert_eq!(found, [true, false, false, false, false, true]);

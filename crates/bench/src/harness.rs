@@ -1,33 +1,33 @@
-//! How a case is timed: warm-up, then samples until the median is known well enough or the time is spent. Runs that are
-//! too short for the clock are timed in groups.
+//! Times a case: warm-up, then samples until the median is precise enough or the time budget is spent. Runs too short
+//! for the clock are timed in groups.
 //!
-//! The harness has no clock of its own: a case says how long its runs took, by the clock of its device. So everything
-//! here depends on those numbers alone.
+//! The harness has no clock: a case returns how long its runs took by its device's clock, so everything here depends on
+//! those numbers alone.
 
-use crate::BenchError;
 use rocmforge_profile::stats::{median_interval, percentile};
 
-/// When to stop.
+use crate::error::BenchError;
+
+/// Time budget and precision of a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Budget {
-    /// Seconds of runs that do not count; one run at least.
+    /// Seconds of warm-up; at least one run.
     pub warm_up_s: f64,
-    /// Seconds of a sample: shorter runs are repeated, so that neither the clock nor starting it counts.
+    /// Seconds of a sample. Shorter runs are repeated, so that neither clock resolution nor its cost matters.
     pub sample_s: f64,
     /// Seconds of samples.
     pub total_s: f64,
-    /// Half the width of the median's confidence interval, over the median.
+    /// Wanted half-width of the median's confidence interval, relative to the median.
     pub precision: f64,
-    /// Samples to be taken even when the time is spent.
+    /// Samples to take even if the time is spent.
     pub min_samples: usize,
     pub max_samples: usize,
 }
 
-/// Cases whose runs are so long that `min_samples` would take more than this many times the budget stop at
-/// [`FEWEST`] samples.
+/// If `min_samples` would take more than this many times the budget, [`FEWEST`] samples suffice.
 const PATIENCE: f64 = 5.0;
 const FEWEST: usize = 3;
-/// Runs of a sample at most.
+/// Most runs per sample.
 const MAX_RUNS: u64 = 1 << 24;
 
 impl Budget {
@@ -39,7 +39,7 @@ impl Budget {
         min_samples: 10,
         max_samples: 500,
     };
-    /// To see that everything runs; the numbers are rough.
+    /// For checking that everything runs; the numbers are rough.
     pub const QUICK: Budget = Budget {
         warm_up_s: 1e-3,
         sample_s: 1e-4,
@@ -53,19 +53,19 @@ impl Budget {
 /// Samples of a part of a case.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// Of one run, each the mean of `runs_per_sample`.
+    /// Milliseconds of one run, each the mean of `runs_per_sample` runs.
     pub samples_ms: Vec<f64>,
     pub runs_per_sample: u64,
 }
 
-/// Whether to stop.
+/// Tells whether to stop.
 pub type Stop<'a> = dyn Fn() -> bool + 'a;
 
-/// Runs a case that many times and says how many seconds each of its parts took in all. One whose runs are long asks now
-/// and then whether to stop, and fails with [`BenchError::Stopped`].
+/// Runs a case the given number of times and returns the total seconds of each of its parts. Cases with long runs poll
+/// whether to stop, and then fail with [`BenchError::Stopped`].
 pub type Run<'a> = dyn FnMut(u64, &Stop<'_>) -> Result<Vec<f64>, BenchError> + 'a;
 
-/// The samples of each part. `stop` is asked before every sample.
+/// Returns the samples of each part. `stop` is polled before every sample.
 ///
 /// # Errors
 /// Those of the runs, and [`BenchError::Stopped`].
@@ -107,14 +107,14 @@ fn go_on(stop: &Stop<'_>) -> Result<(), BenchError> {
     }
 }
 
-/// How many runs make a sample.
+/// Returns the number of runs per sample.
 fn warm_up(budget: &Budget, run: &mut Run<'_>, stop: &Stop<'_>) -> Result<u64, BenchError> {
     let (mut n_runs, mut spent) = (1, 0.0);
     loop {
         go_on(stop)?;
         let seconds = run(n_runs, stop)?.iter().sum::<f64>();
         spent += seconds;
-        // The last runs are the warmest.
+        // The last warm-up runs are the most representative.
         let wanted = (budget.sample_s * n_runs as f64 / seconds).ceil();
         let wanted = if wanted >= MAX_RUNS as f64 {
             MAX_RUNS
@@ -150,7 +150,7 @@ mod tests {
         max_samples: 50,
     };
 
-    /// Collects from a case whose run number i (from 0, warm-up included) takes `seconds(i)`.
+    /// Collects samples of a case whose run i (from 0, including warm-up) takes `seconds(i)`.
     fn collected(seconds: impl Fn(u64) -> f64) -> (Vec<Series>, u64) {
         let mut n_done = 0;
         let mut run = |n: u64, _: &Stop<'_>| {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn short_runs_are_timed_in_groups() {
+    fn groups_short_runs() {
         let (series, _) = collected(|_| 1e-5);
         assert!(
             (995..=1005).contains(&series[0].runs_per_sample),
@@ -185,17 +185,17 @@ mod tests {
                 .iter()
                 .all(|ms| (ms - 0.01).abs() < 1e-9)
         );
-        // A clock that shows nothing ends too.
+        // A clock that always shows zero must not loop forever.
         let (series, _) = collected(|_| 0.0);
         assert_eq!(series[0].runs_per_sample, MAX_RUNS);
     }
 
     #[test]
     fn unsteady_runs_take_the_whole_budget() {
-        // Halves at 20 and 30 ms: the interval of the median stays wide.
+        // Half the runs take 20 ms, half 30 ms: the interval of the median stays wide.
         let (series, _) = collected(|i| if i % 2 == 0 { 0.02 } else { 0.03 });
         let n = series[0].samples_ms.len();
-        // 1 s of 25 ms, 40 samples.
+        // 1 s at 25 ms is 40 samples.
         assert!((39..=41).contains(&n), "{n}");
     }
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_leaves_nothing_behind() {
+    fn stops_when_asked() {
         let n_asked = std::cell::Cell::new(0);
         let stop = || {
             n_asked.set(n_asked.get() + 1);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_have_samples_of_their_own() {
+    fn parts_have_separate_samples() {
         let mut run = |n: u64, _: &Stop<'_>| Ok(vec![0.1 * n as f64, 0.3 * n as f64]);
         let series = collect(&BUDGET, &mut run, &|| false).unwrap();
         let medians: Vec<f64> = series.iter().map(|s| s.samples_ms[0]).collect();

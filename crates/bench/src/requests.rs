@@ -1,9 +1,8 @@
-//! Requests of random tokens through an engine, as clients would send them, timed where `generate` takes its times: a
-//! prompt from its submission to its first sampled token, generation from the first sampled token (of the slowest
-//! sequence) to the last, which is as many steps as tokens, each with its sampling.
+//! Runs requests of random tokens through an engine, as clients would send them, timed as in `generate`: a prompt from
+//! submission to its first sampled token; generation from the first sampled token (of the slowest sequence) to the
+//! last, which is as many steps as tokens, each with its sampling.
 //!
-//! The depth is put into the cache before the clock starts: later requests that begin with the same tokens share its
-//! pages.
+//! The depth is put into the KV cache before the clock starts; later requests with the same prefix share its pages.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,57 +14,57 @@ use rocmforge_plan::Batch;
 use rocmforge_plan::{BatchShape, Op};
 use rocmforge_runtime::{BackendInfo, OpData, OpObserver};
 
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::harness::Stop;
 use crate::values::Random;
 
-/// What is sent at once: so many sequences, each with a prompt behind what is in the cache, and what is generated.
+/// The requests of a run: the number of sequences, and the cached, prompt and generated tokens of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
-    /// Tokens of the prompt that are computed; 0 and 1 are the same.
+    /// Prompt tokens that are computed; 0 and 1 are the same.
     pub n_prompt: usize,
     /// Tokens generated after the first.
     pub n_gen: usize,
-    /// Tokens in the cache before; whole pages.
+    /// Tokens cached before; whole pages.
     pub n_depth: usize,
 }
 
-/// What came of a run.
+/// The times of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Run {
-    /// From the submission to the first token of the slowest sequence.
+    /// From submission to the first token of the slowest sequence.
     pub first: Duration,
     /// From there to the last token.
     pub rest: Duration,
-    /// The steps of either, if the run was watched.
+    /// The steps of each, if the run was observed.
     pub first_steps: Vec<BatchShape>,
     pub rest_steps: Vec<BatchShape>,
 }
 
-/// Whether the steps of a run are written down, which keeps it from using graphs.
+/// Whether to record the steps of a run, which rules out graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
     Yes,
     No,
 }
 
-/// An engine for workloads of the same number of sequences.
+/// An engine for workloads with the same number of sequences.
 pub struct Requests {
     engine: Engine,
     n_vocab: usize,
-    /// For each sequence the tokens that stand before its tests, as long as the greatest depth.
+    /// The cached prefix of each sequence, as long as the greatest depth.
     prefixes: Vec<Vec<TokenId>>,
     random: Random,
 }
 
-/// A prompt of `n` tokens of a vocabulary of `n_vocab`, the same each time.
+/// Returns `n` pseudo-random tokens of a vocabulary of `n_vocab`, the same each time.
 pub fn random_prompt(n: usize, n_vocab: usize) -> Vec<TokenId> {
     let mut random = Random(0);
     (0..n).map(|_| random.below(n_vocab) as TokenId).collect()
 }
 
-/// Tokens that the cache must hold for `n_seqs` sequences with up to `depth` tokens in it and `after` tokens behind them:
-/// pages are taken from those unused for longest, so those of the depth stay if the others suffice for the run before
+/// Returns the tokens that the KV cache must hold for `n_seqs` sequences with up to `depth` cached tokens and `after`
+/// further tokens. Pages are reused in LRU order, so the cached ones survive if the others suffice for the previous run
 /// and this one.
 pub fn kv_tokens(n_seqs: usize, depth: usize, after: usize, page: usize) -> usize {
     let pages = depth / page + 2 * after.div_ceil(page) + 1;
@@ -73,7 +72,7 @@ pub fn kv_tokens(n_seqs: usize, depth: usize, after: usize, page: usize) -> usiz
 }
 
 impl Requests {
-    /// An engine as `config` says, for depths up to `depth`.
+    /// Creates an engine with `config`, for depths up to `depth`.
     ///
     /// # Errors
     /// Those of the engine.
@@ -104,10 +103,11 @@ impl Requests {
             .collect()
     }
 
-    /// One run. `stop` is asked before every step; after it, and any other error, the engine is of no more use.
+    /// Runs a workload once. `stop` is polled before every step; after a stop or any error the engine must not be used
+    /// again.
     ///
     /// # Errors
-    /// Those of the engine, if the cache lost what was to be in it, and [`BenchError::Stopped`].
+    /// Those of the engine, [`BenchError::CacheLost`] if the cache lost the prefix, and [`BenchError::Stopped`].
     pub fn run(
         &mut self,
         workload: &Workload,
@@ -194,7 +194,7 @@ impl Requests {
     }
 }
 
-/// The shapes of the steps that were run.
+/// The shapes of the executed steps.
 #[derive(Clone, Default)]
 struct Shapes(Arc<Mutex<Vec<BatchShape>>>);
 
@@ -231,9 +231,9 @@ mod tests {
         Model::load(Arc::new(gguf)).unwrap()
     }
 
-    /// The steps that were timed are those of the workload: its prompt behind the depth, then a token a step.
+    /// The timed steps are those of the workload: its prompt after the cached depth, then one token per step.
     #[test]
-    fn a_run_has_the_steps_of_its_workload() {
+    fn runs_the_steps_of_the_workload() {
         let model = forge_mini();
         let config = EngineConfig {
             n_ctx: Some(256),

@@ -1,51 +1,50 @@
-//! One measured case, as plain data: what the suites give, what exports print and what baselines keep.
+//! A measured case as plain data, as suites produce, exports print and baselines keep it.
 //!
-//! Names of times are those of the baselines' metrics. What was not measured is `None`, never zero.
+//! Times have the names of the baselines' metrics. What was not measured is `None`, never zero.
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::stats::{Summary, median_interval};
 use serde::{Deserialize, Serialize};
 
 use crate::harness::Series;
-use rocmforge_profile::stats::{Summary, median_interval};
 
-/// Above this share of the mean the samples' deviation is called noise.
+/// Samples count as noisy if their standard deviation exceeds this share of the mean.
 pub const NOISY: f64 = 0.05;
 
-/// A measured case. In JSON it is one flat object, with `hardware`, `metadata` and `metrics` as objects in it.
+/// A measured case. In JSON a flat object, with nested objects `hardware`, `metadata` and `metrics`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
-    /// `SUITE/CASE/DEVICE`, such as `matmul/quantized/Q4_K/1x4096x4096/cpu`: the same in every run, and no other row has
-    /// it.
+    /// Unique name `SUITE/CASE/DEVICE`, the same in every run, such as `matmul/quantized/Q4_K/1x4096x4096/cpu`.
     pub name: String,
     pub suite: String,
     /// `cpu`, `cuda:0`, `hip:0`, `host:nv`.
     pub device: String,
-    /// Whether the device is a CPU that plays a GPU: its times say nothing of any GPU.
+    /// Whether the device is an emulated GPU, whose times say nothing about real GPUs.
     pub emulated: bool,
-    /// Of the weights, of the cache or of the values; `None` where it is not one.
+    /// Format of the weights, the cache or the values; `None` if there is no single one.
     pub format: Option<String>,
-    /// What the suite calls its size, such as `tokens x outputs x inputs`.
+    /// Size of the case, such as `tokens x outputs x inputs`.
     pub shape: String,
     #[serde(flatten)]
     pub times: Times,
     #[serde(flatten)]
     pub rates: Rates,
-    /// What else was measured, by its name with its unit, such as `kv_bytes_per_token`.
+    /// Other measurements by name with unit, such as `kv_bytes_per_token`.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
-    /// What the reader has to know, such as that the device has no fast kernel for the case.
+    /// Notes for the reader, such as that the device has no fast kernel for the case.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Seconds since 1970.
     pub timestamp: u64,
     pub hardware: Hardware,
-    /// Such as `backend`, `model`, `version`.
+    /// Facts such as `backend`, `model`, `version`.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Times of one run of the case, milliseconds.
+/// Times of one run of the case in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Times {
     pub avg_ms: f64,
@@ -54,20 +53,20 @@ pub struct Times {
     pub p50_ms: f64,
     pub p95_ms: f64,
     pub p99_ms: f64,
-    /// Runs that count: samples times `runs_per_sample`.
+    /// Measured runs: samples times `runs_per_sample`.
     pub iterations: u64,
-    /// Runs that were timed together: a sample is their mean.
+    /// Runs timed together; a sample is their mean.
     pub runs_per_sample: u64,
-    /// Confidence interval of the median, of 95 % at least; `None` of fewer than 6 samples.
+    /// Confidence interval of the median, at least 95 %; `None` for fewer than 6 samples.
     pub ci95_low_ms: Option<f64>,
     pub ci95_high_ms: Option<f64>,
-    /// Standard deviation of the samples over their mean.
+    /// Standard deviation of the samples divided by their mean.
     pub noise: f64,
     pub samples_ms: Vec<f64>,
 }
 
 impl Times {
-    /// `None` without samples.
+    /// Summarises samples; `None` without samples.
     pub fn of(series: &Series) -> Option<Times> {
         let summary = Summary::of(&series.samples_ms)?;
         let interval = median_interval(&series.samples_ms);
@@ -90,44 +89,44 @@ impl Times {
         })
     }
 
-    /// Whether the samples differ so much that the row should be measured again.
+    /// Whether the samples vary so much that the row should be measured again.
     pub fn is_noisy(&self) -> bool {
         self.noise > NOISY
     }
 }
 
-/// What the median time makes of the work, in a second.
+/// Rates computed from the median time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// 1e9 operations, on f32 and on int8, a multiply-add being two.
+    /// 1e9 operations per second, f32 and int8; a multiply-add counts as two.
     pub gflop_s: Option<f64>,
-    /// 1e9 bytes that the case reads and writes at least.
+    /// 1e9 bytes per second that the case must read and write.
     pub gb_s: Option<f64>,
     pub elements_s: Option<f64>,
     pub tokens_s: Option<f64>,
-    /// `gb_s` over the read bandwidth that was measured in the same run. Above 1 where the data stays in a cache.
+    /// `gb_s` relative to the read bandwidth measured in the same run. Above 1 where the data stays in a cache.
     pub bandwidth_roofline_share: Option<f64>,
-    /// The least time of the operations at the peaks that were measured in the same run, over the median time. `None` on
-    /// an emulated GPU.
+    /// Time of the operations at the peak rates measured in the same run, relative to the median time. `None` on an
+    /// emulated GPU.
     pub compute_roofline_share: Option<f64>,
 }
 
-/// What the row was measured on.
+/// The hardware a row was measured on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hardware {
-    /// As its driver has it; `None` if the CPU computed.
+    /// GPU name from its driver; `None` if the CPU computed.
     pub gpu_name: Option<String>,
-    /// Such as `gfx1100`, `sm_90`.
+    /// Architecture such as `gfx1100`, `sm_90`.
     pub gpu_architecture: Option<String>,
-    /// Of HIP; `None` on other devices.
+    /// Version of HIP; `None` on other devices.
     pub rocm_version: Option<String>,
-    /// Of the GPU.
+    /// Version of the GPU's driver.
     pub driver: Option<String>,
-    /// The maker's name of the processor, if the system knows it.
+    /// CPU model name, if the system reports it.
     pub cpu_model: Option<String>,
-    /// Such as `x86_64`.
+    /// Architecture such as `x86_64`.
     pub cpu_arch: String,
-    /// Threads that compute.
+    /// Number of compute threads.
     pub n_threads: usize,
     pub os: String,
 }
@@ -162,7 +161,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_row_is_one_flat_object_and_reads_back() {
+    fn rows_survive_json_as_flat_objects() {
         let row = row();
         let json = serde_json::to_value(&row).unwrap();
         // numpy: mean, min, max, percentile([1, 2, 3, 4, 10], [50, 95, 99]).
@@ -185,7 +184,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn no_samples_are_no_times() {
+    fn no_samples_give_no_times() {
         let series = Series {
             samples_ms: Vec::new(),
             runs_per_sample: 1,

@@ -1,26 +1,26 @@
-//! A device that cases run on: opened once, with what it can do at best measured before the first case.
+//! A device that cases run on. It is opened once, and its peak rates are measured before the first case.
 
 use std::fs;
 
 use rocmforge_cpu::{Isa, Pool};
 use rocmforge_engine::Device;
 use rocmforge_gpu::{Factors, Gpu, matrix_ops, read_bandwidth};
+use rocmforge_profile::schema::Ceilings;
 use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, survey};
 
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::row::Hardware;
-use rocmforge_profile::schema::Ceilings;
 
-/// What a suite may run on.
+/// A device to measure.
 #[derive(Debug, Clone)]
 pub enum BenchDevice {
     Cpu,
-    /// A GPU by its id, with how to open it and run models on it.
+    /// A GPU by id, with the options to open it and run models on it.
     Gpu(DeviceId, GpuConfig),
 }
 
 impl BenchDevice {
-    /// As `--device` takes it.
+    /// Returns its name as for `--device`.
     pub fn label(&self) -> String {
         match self {
             BenchDevice::Cpu => "cpu".to_string(),
@@ -28,13 +28,13 @@ impl BenchDevice {
         }
     }
 
-    /// Whether it is a CPU that plays a GPU.
+    /// Whether it is an emulated GPU.
     pub fn is_emulated(&self) -> bool {
         matches!(self, BenchDevice::Gpu(DeviceId::Host(_), _))
     }
 }
 
-/// The GPUs of this machine that this build has kernels for, and why others are left out.
+/// Returns the GPUs of this machine that this build has kernels for, and the errors of the others.
 pub fn found_gpus(open: &OpenOptions) -> (Vec<DeviceId>, Vec<GpuError>) {
     let survey = survey(open);
     let (mut ids, mut errors) = (Vec::new(), survey.errors);
@@ -47,31 +47,31 @@ pub fn found_gpus(open: &OpenOptions) -> (Vec<DeviceId>, Vec<GpuError>) {
     (ids, errors)
 }
 
-/// A device in use.
+/// An opened device.
 pub(super) struct Target {
     device: BenchDevice,
     hardware: Hardware,
-    /// `None` of an emulated device.
+    /// `None` for an emulated GPU.
     ceilings: Option<Ceilings>,
     pub on: Opened,
     isa: Isa,
     n_threads: usize,
 }
 
-/// What kernels are called with.
+/// The handle that kernels are called with.
 pub(super) enum Opened {
     Cpu(Cpu),
     Gpu(Gpu),
 }
 
-/// The CPU's kernels and threads.
+/// The CPU's instruction set and thread pool.
 pub(super) struct Cpu {
     pub isa: Isa,
     pub pool: Pool,
 }
 
 impl Target {
-    /// Opens the device and measures what it can do, for some tenths of a second.
+    /// Opens the device and measures its peak rates, which takes some tenths of a second.
     pub(super) fn open(
         device: &BenchDevice,
         isa: Isa,
@@ -141,12 +141,12 @@ impl Target {
         self.ceilings.as_ref()
     }
 
-    /// The CPU's instruction set in use.
+    /// Returns the CPU's instruction set in use.
     pub(super) fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// `cpu` or `gpu`.
+    /// Returns `cpu` or `gpu`.
     pub(super) fn backend(&self) -> &'static str {
         match self.on {
             Opened::Cpu(_) => "cpu",
@@ -154,7 +154,7 @@ impl Target {
         }
     }
 
-    /// For an engine on this device: instruction set and threads of the host.
+    /// Returns device, instruction set and number of CPU threads for an engine on this device.
     pub(super) fn engine_device(&self) -> (Device, Isa, usize) {
         let device = match &self.device {
             BenchDevice::Cpu => Device::Cpu,
@@ -166,7 +166,7 @@ impl Target {
         (device, self.isa, self.n_threads)
     }
 
-    /// Refuses a case that needs more memory than the device has.
+    /// Fails if a case needs more memory than is free on the device.
     pub(super) fn check_memory(&self, needed: u64) -> Result<(), BenchError> {
         let free = match &self.on {
             Opened::Cpu(_) => rocmforge_cpu::memory::available_bytes(),
@@ -182,7 +182,7 @@ impl Target {
     }
 }
 
-/// The processor's name, if the system knows it.
+/// Returns the CPU model name, if the system reports it.
 fn cpu_model() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").ok()?;
     info.lines().find_map(|line| {

@@ -1,17 +1,18 @@
-//! What cases compute with: numbers without a pattern, and weights as a quantizer makes them of such numbers, so that
-//! scales and codes are of usual size.
+//! Input data of the cases: pseudo-random numbers, and weights quantized from them, so that scales and codes have
+//! realistic sizes.
 
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::mxfp6::{self, E2M3, E3M2};
 use rocmforge_gguf::quant::quantize_rows;
 use zerocopy::IntoBytes as _;
 
-use crate::{BenchError, Effort};
+use crate::error::BenchError;
+use crate::options::Effort;
 
-/// Rows that are quantized for a matrix; it is made of them over and over, which takes less time and is as much to read.
+/// Rows quantized for a matrix, which repeats them: this takes less time to prepare and just as much to read.
 const STOCK_ROWS: usize = 16;
-/// Operands whose copies are read in turn have at least so many bytes together, or are so many: none is then in a cache
-/// of the processor, or of a GPU, when it comes again.
+/// Copies of an operand that are read in turn have at least this many bytes together, or this count, so that none is
+/// still in a CPU or GPU cache when its turn comes.
 const COLD_BYTES: usize = 512 << 20;
 const MAX_COPIES: usize = 1024;
 
@@ -27,19 +28,19 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to `n`, without `n`.
+    /// Returns a number in 0..n.
     pub(super) fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// `n` numbers from -1 to 1.
+    /// Returns `n` numbers in [-1, 1].
     pub(super) fn floats(&mut self, n: usize) -> Vec<f32> {
         (0..n)
             .map(|_| (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0)
             .collect()
     }
 
-    /// `n` numbers from -1 to 1 as f16 bits.
+    /// Returns `n` numbers in [-1, 1] as f16 bits.
     pub(super) fn halves(&mut self, n: usize) -> Vec<u16> {
         let floats = self.floats(n);
         floats
@@ -49,7 +50,7 @@ impl Random {
     }
 }
 
-/// A format of values: a type of GGML, or one that only the library has.
+/// A number format: a GGML type, or one that only the library has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Ggml(GgmlType),
@@ -66,7 +67,7 @@ impl Format {
         }
     }
 
-    /// Bytes of `n` values, which are whole blocks.
+    /// Returns the bytes of `n` values, which must be whole blocks.
     pub(super) fn bytes(self, n: usize) -> usize {
         match self {
             Format::Ggml(ty) => ty.row_bytes(n).expect("whole blocks"),
@@ -74,7 +75,7 @@ impl Format {
         }
     }
 
-    /// A matrix `[n_out, n_in]`, as in a file.
+    /// Returns a matrix `[n_out, n_in]` as stored in a file.
     pub(super) fn matrix(self, n_out: usize, n_in: usize) -> Result<Vec<u8>, BenchError> {
         let n_rows = n_out.min(STOCK_ROWS);
         let values = Random(1).floats(n_rows * n_in);
@@ -96,14 +97,13 @@ impl Format {
     }
 }
 
-/// How many copies of an operand of `n_bytes` make sure that it comes from memory. One must do where nobody looks at the
-/// numbers.
+/// Returns how many copies of an operand of `n_bytes` ensure that it is read from memory; one for [`Effort::Quick`].
 pub(super) fn n_copies(n_bytes: usize, effort: Effort) -> usize {
     let copies = COLD_BYTES.div_ceil(n_bytes.max(1)).clamp(1, MAX_COPIES);
     effort.pick(copies, 1)
 }
 
-/// The formats that products are computed with.
+/// The formats with GEMM and GEMV kernels.
 pub(super) const PRODUCT_TYPES: [GgmlType; 16] = [
     GgmlType::F32,
     GgmlType::F16,
@@ -130,10 +130,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrices_are_near_the_values_they_were_made_of() {
+    fn matrices_approximate_their_source_values() {
         let values = Random(1).floats(16 * 256);
         for ty in PRODUCT_TYPES {
-            // Rows 16 to 31 are the stock again.
+            // Rows 16 to 31 repeat the first 16.
             let data = Format::Ggml(ty).matrix(32, 256).unwrap();
             let mut back = vec![0.0; 32 * 256];
             dequantize(ty, &data, &mut back).unwrap();
@@ -141,7 +141,7 @@ mod tests {
             let squares =
                 |of: &dyn Fn(usize) -> f32| (0..values.len()).map(|i| of(i).powi(2)).sum::<f32>();
             let error = squares(&|i| values[i] - back[i]) / squares(&|i| values[i]);
-            // Two bits leave a tenth of the squares.
+            // Two bits leave an error of a tenth of the squares.
             assert!(error < 0.12, "{}: {error}", ty.name());
         }
         for (format, numbers) in [
@@ -150,7 +150,7 @@ mod tests {
         ] {
             let data = format.matrix(16, 256).unwrap();
             assert_eq!(data.len(), 16 * 256 / 32 * 25);
-            // The first value of each block: scale times number of the lowest six bits.
+            // The first value of each block: scale times the lowest six bits.
             for (block, x) in data.chunks(25).zip(values.chunks(32)) {
                 let scale = 2f32.powi(i32::from(block[0]) - 127);
                 let number = scale * numbers(block[1] & 63);

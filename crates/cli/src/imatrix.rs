@@ -1,5 +1,10 @@
-//! `rocmforge imatrix`: runs a text and writes how strongly each column of the weights is used.
+//! `rocmforge imatrix`: computes an importance matrix: how strongly each weight column is activated by a text.
 
+use crate::input;
+use crate::resolve;
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_engine::{EngineConfig, PrefixSharing};
+use rocmforge_plan::Fusion;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -16,16 +21,16 @@ use crate::args::ImatrixArgs;
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
     if args.chunks == Some(0) {
         return Err(usage(
-            "--chunks 0 runs nothing; leave it out for the whole text",
+            "--chunks must be at least 1; omit it for the whole text",
         ));
     }
     let interrupt = Interrupt::install()?;
-    let text = session::read_file(&args.file)?;
+    let text = input::read_file(&args.file)?;
     let shown = escape_control(&args.output.to_string_lossy()).into_owned();
     let failed = || format!("cannot write '{shown}'");
     let existing = match args.force {
@@ -33,16 +38,20 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
         false => Existing::Keep,
     };
     let create = || NewFile::create(&args.output, existing).with_context(failed);
-    // A name that cannot be written is an error before the work.
+    // Reports an unwritable path before the work.
     drop(create()?);
-    let mut session = Session::start_observable(
+    let mut session = Session::start(
         &args.model,
         &args.device,
-        Some(args.ctx),
         Vocabulary::Needed,
+        EngineConfig {
+            prefix_sharing: PrefixSharing::Off,
+            fusion: Fusion::Off,
+            ..resolve::engine_config(&args.device, Some(args.ctx))?
+        },
     )?;
     let tokenizer = session.need_tokenizer()?.clone();
-    let tokens = session::encode(&tokenizer, &text, Bos::AsTheFileSays, args.parse_special);
+    let tokens = encode_prompt(&tokenizer, &text, Bos::AsFileSays, args.parse_special);
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
 
     let working = interrupt.guard();

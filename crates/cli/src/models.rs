@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, bail};
 use rocmforge_gguf::{Gguf, LoadMode, Value, escape_control};
 use rocmforge_hub::{Listing, LocalModel, ModelsFolder, display};
+use rocmforge_profile::clock::rfc_3339;
 use serde::Serialize;
 
 use crate::args::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
@@ -154,19 +155,11 @@ fn seconds(time: SystemTime) -> Option<u64> {
         .map(|since| since.as_secs())
 }
 
-/// Returns the date in UTC, `2026-03-01`. Method: Howard Hinnant, "chrono-compatible low-level date algorithms".
+/// Returns the date in UTC, `2026-03-01`.
 fn date(seconds: u64) -> String {
-    let days = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    // Months count from March, so that the leap day is the last day of the year.
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let year = era * 400 + year_of_era + u64::from(month >= 10);
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    format!("{year:04}-{month:02}-{day:02}")
+    let mut time = rfc_3339(seconds);
+    time.truncate("2026-03-01".len());
+    time
 }
 
 fn rm(folder: &ModelsFolder, args: &RemoveArgs) -> Result<()> {
@@ -207,23 +200,4 @@ fn confirmed(bytes: u64) -> Result<bool> {
         .read_line(&mut answer)
         .context("cannot read the answer")?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn formats_unix_times_as_dates() {
-        // From `date -u -d @N +%F`.
-        for (seconds, expected) in [
-            (0, "1970-01-01"),
-            (951_782_400, "2000-02-29"),
-            (951_868_800, "2000-03-01"),
-            (1_709_164_799, "2024-02-28"),
-            (4_107_542_400, "2100-03-01"),
-        ] {
-            assert_eq!(date(seconds), expected);
-        }
-    }
 }

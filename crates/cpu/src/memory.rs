@@ -1,9 +1,9 @@
-//! How much memory this process may still take.
+//! The memory still available to this process.
 
 use std::fs;
 
-/// Bytes of memory that can be taken without swapping: the kernel's estimate, and what the control group
-/// allows, whichever is less. `None` where the system does not say.
+/// Returns the bytes of memory available without swapping: the lower of the kernel's estimate and what the control
+/// group allows. `None` if the system provides neither.
 pub fn available_bytes() -> Option<u64> {
     match (system_available(), cgroup_available()) {
         (Some(system), Some(group)) => Some(system.min(group)),
@@ -11,7 +11,7 @@ pub fn available_bytes() -> Option<u64> {
     }
 }
 
-/// `MemAvailable` of /proc/meminfo.
+/// Reads `MemAvailable` of /proc/meminfo.
 fn system_available() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -21,15 +21,15 @@ fn system_available() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What version 2 control groups leave, as containers are limited.
+/// Returns what remains in the version 2 control group, which limits containers.
 fn cgroup_available() -> Option<u64> {
     let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
     let stat = read("memory.stat").unwrap_or_default();
     left_in_group(&read("memory.max")?, &read("memory.current")?, &stat)
 }
 
-/// `max - current`, where pages of files do not count as taken: the kernel gives them up when memory is
-/// needed, and a mapped model soon fills a group with them. `None` for a group without a limit.
+/// Computes `max - current`, not counting pages of files, which the kernel reclaims when memory is needed and with
+/// which a mapped model soon fills a group. `None` for a group without a limit.
 fn left_in_group(max: &str, current: &str, stat: &str) -> Option<u64> {
     let max: u64 = max.trim().parse().ok()?;
     let current: u64 = current.trim().parse().ok()?;
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_files_are_free_in_a_group() {
+    fn file_pages_count_as_available_in_a_group() {
         let stat = "anon 300\nfile 650\ninactive_file 500\nactive_file 100\nfile_mapped 600\n";
         for (max, current, stat, expected) in [
             ("1000\n", "950\n", stat, Some(650)),

@@ -32,7 +32,6 @@ pub enum RequestError {
 
 /// Why the engine cannot start, or a request is refused or fails.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum EngineError {
     #[error(transparent)]
     Config(#[from] ConfigError),

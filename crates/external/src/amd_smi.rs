@@ -1,18 +1,18 @@
-//! amd-smi, which took rocm-smi's place: its commands, and the JSON of `amd-smi metric`.
+//! amd-smi, the successor of rocm-smi: its commands, and the JSON of `amd-smi metric`.
 //!
-//! The form is that of the command line tool's documentation and of its source, versions 24 to 27: an array with an
-//! object for each GPU, since version 26 inside of `{"gpu_data": [...]}`. Values are `{"value": 87, "unit": "%"}`,
-//! plain numbers in versions before 24.6, or `"N/A"`. Its `MB` are 2^20 bytes.
+//! The format follows the tool's documentation and source, versions 24 to 27: an array with an object per GPU, inside
+//! `{"gpu_data": [...]}` since version 26. Values are `{"value": 87, "unit": "%"}`, plain numbers in versions before
+//! 24.6, or `"N/A"`. Its `MB` is 2^20 bytes.
 
 use serde_json::Value;
 
 use super::command::CommandLine;
 use super::error::ExternalError;
 
-/// What `metric` says of a GPU. `None` is its `N/A`.
+/// Readings of a GPU from `amd-smi metric`. `None` stands for `N/A`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GpuMetric {
-    /// amd-smi's number of the GPU.
+    /// The GPU's number in amd-smi.
     pub gpu: u64,
     pub gfx_percent: Option<f64>,
     /// Activity of the memory controller.
@@ -24,7 +24,7 @@ pub struct GpuMetric {
     pub hotspot: Option<f64>,
 }
 
-/// One reading of all that matters here, as JSON.
+/// Returns the command that prints one reading as JSON.
 pub fn metric(gpu: Option<&str>) -> CommandLine {
     let flags = [
         "--usage",
@@ -40,7 +40,7 @@ pub fn metric(gpu: Option<&str>) -> CommandLine {
     }
 }
 
-/// A line a second for a person: power, temperature, use of the GPU and of its memory.
+/// Returns the command that prints a line per second for the terminal: power, temperature, GPU and memory use.
 pub fn monitor() -> CommandLine {
     CommandLine::new("amd-smi").args([
         "monitor",
@@ -54,21 +54,22 @@ pub fn monitor() -> CommandLine {
     ])
 }
 
-/// Reads what [`metric`] prints.
+/// Parses the output of [`metric`].
 ///
 /// # Errors
-/// It is no such JSON, or names no GPU.
+/// If it is not such JSON, or lists no GPU.
 pub fn parse_metric(json: &[u8]) -> Result<Vec<GpuMetric>, ExternalError> {
-    let wrong =
-        |reason: String| ExternalError::malformed("amd-smi", "what amd-smi metric printed", reason);
+    let wrong = |reason: String| {
+        ExternalError::malformed("amd-smi", "the output of amd-smi metric", reason)
+    };
     let value: Value = serde_json::from_slice(json).map_err(|error| wrong(error.to_string()))?;
     let gpus = value.get("gpu_data").unwrap_or(&value);
     let gpus = gpus
         .as_array()
-        .ok_or_else(|| wrong("there is no list of GPUs".to_string()))?;
+        .ok_or_else(|| wrong("it has no list of GPUs".to_string()))?;
     let found: Vec<GpuMetric> = gpus.iter().filter_map(gpu_metric).collect();
     match found.is_empty() {
-        true => Err(wrong("no GPU is in it".to_string())),
+        true => Err(wrong("it lists no GPU".to_string())),
         false => Ok(found),
     }
 }
@@ -88,7 +89,7 @@ fn gpu_metric(gpu: &Value) -> Option<GpuMetric> {
     })
 }
 
-/// A value with its unit, or without.
+/// A value with or without its unit.
 fn number(value: &Value) -> Option<f64> {
     let value = value.get("value").unwrap_or(value).as_f64()?;
     (value.is_finite() && value >= 0.0).then_some(value)
@@ -101,7 +102,7 @@ pub(super) mod tests {
     pub(crate) const METRIC: &str = include_str!(sample!("amd-smi-metric"));
 
     #[test]
-    fn versions_differ_in_form_not_in_facts() {
+    fn parses_all_versions() {
         let expected = GpuMetric {
             gpu: 0,
             gfx_percent: Some(97.0),
@@ -112,7 +113,7 @@ pub(super) mod tests {
             hotspot: Some(81.0),
         };
         assert_eq!(parse_metric(METRIC.as_bytes()).unwrap(), [expected]);
-        // Version 24: no object around the list, and plain numbers for memory.
+        // Version 24: a bare list, and plain numbers for memory.
         let older = r#"[{"gpu": 1, "usage": {"gfx_activity": {"value": 5, "unit": "%"}, "umc_activity": "N/A"},
             "mem_usage": {"total_vram": 20464, "used_vram": 26}}]"#;
         let expected = GpuMetric {

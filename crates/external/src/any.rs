@@ -1,5 +1,5 @@
-//! Every parser of what the tools write, on bytes that may be anything: what the fuzzers run (`crates/fuzz`). Samples of
-//! what the tools write are in `fuzz/seeds/external`; the parsers' tests read them, too.
+//! Runs every parser on arbitrary bytes; the fuzz target (`crates/fuzz`). Samples of the tools' output are in
+//! `fuzz/seeds/external`; the parsers' tests read them too.
 
 use super::amd_smi;
 use super::ncu;
@@ -9,7 +9,7 @@ use super::rocprof;
 use super::rocprof_compute;
 use super::table::{Counters, Times};
 
-/// Gives `bytes` to each parser. All of them may refuse; none may panic, hang, or take memory without bound.
+/// Fusion `bytes` to every parser. A parser may return an error; it must not panic, hang or use unbounded memory.
 pub fn read_any(bytes: &[u8]) {
     let (mut times, mut counters) = (Times::default(), Counters::default());
     for table in [StatsReport::Kernels, StatsReport::Calls] {
@@ -32,9 +32,9 @@ pub fn read_any(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Deeper and longer than what the fuzzers try.
+    /// Deeper and longer than the fuzzers' inputs.
     #[test]
-    fn nested_input_ends() {
+    fn parsers_survive_deep_nesting() {
         read_any(&vec![b'['; 100_000]);
         read_any("{\"rocprofiler-sdk-tool\":".repeat(10_000).as_bytes());
     }

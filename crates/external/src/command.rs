@@ -1,4 +1,4 @@
-//! A command as data: it can be printed, compared, and run.
+//! A command as data, which can be printed, compared and run.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -29,7 +29,7 @@ impl CommandLine {
         self
     }
 
-    /// Adds the command that is to be watched.
+    /// Appends the command to profile.
     pub(super) fn application(self, app: &OsStr, args: &[OsString]) -> CommandLine {
         self.arg(app).args(args.iter().cloned())
     }
@@ -40,7 +40,7 @@ impl CommandLine {
         command
     }
 
-    /// The program's file name.
+    /// Returns the program's file name.
     pub fn name(&self) -> String {
         let path = std::path::Path::new(&self.program);
         let name = path.file_name().unwrap_or(&self.program);
@@ -48,7 +48,7 @@ impl CommandLine {
     }
 }
 
-/// As a POSIX shell takes it.
+/// Quotes a word for a POSIX shell.
 impl fmt::Display for CommandLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&quoted(&self.program))?;
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_reads_back_what_is_printed() {
+    fn printed_commands_survive_a_shell() {
         let words = [
             "plain",
             "",

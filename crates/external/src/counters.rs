@@ -1,29 +1,30 @@
-//! Hardware counters by what they are about, under the names that the hardware gives them.
+//! Hardware counters by category, under the vendors' names.
 //!
-//! AMD's names are those of rocprofiler-sdk's counter definitions (ROCm 7) for the architectures of a family; one that
-//! a family does not define, or that is known to read zero on it, is left out. A run of the program has at most eight
-//! counters of the sequencer, four of the cache and two of the GPU's top. NVIDIA's names are Nsight Compute's, Linux's those of perf's generic events.
+//! AMD names come from rocprofiler-sdk's counter definitions (ROCm 7) for the architectures of a family. Counters that
+//! a family does not define, or that always read zero on it, are omitted. A run can collect at most eight counters of
+//! the sequencer (SQ), four of the cache and two of GRBM. NVIDIA names are Nsight Compute's; those of a CPU are perf's
+//! generic events.
 
 use std::str::FromStr;
 
 use super::error::ExternalError;
 
-/// What counters are about.
+/// A category of counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CounterCategory {
-    /// Instructions by kind.
+    /// Instruction counts by kind.
     Instructions,
-    /// Waves or warps: how many, how long; on a CPU how threads are scheduled.
+    /// Waves or warps: number and duration; on a CPU thread scheduling.
     Waves,
-    /// Traffic with the memory.
+    /// Memory traffic.
     Memory,
-    /// Hits and misses.
+    /// Cache hits and misses.
     Cache,
-    /// How much of the time the compute units are busy.
+    /// Utilization of the compute units.
     ComputeUnit,
-    /// Memory shared by a workgroup: accesses and bank conflicts.
+    /// Workgroup-shared memory: accesses and bank conflicts.
     Lds,
-    /// What waves wait for.
+    /// Stall reasons of waves.
     Stalls,
 }
 
@@ -50,7 +51,8 @@ impl CounterCategory {
         }
     }
 
-    /// rocprofiler-sdk's counters, by runs of the program: those of one run fit into the hardware's registers together.
+    /// Returns rocprofiler-sdk's counters grouped by run; the counters of a run fit into the hardware's registers
+    /// together.
     pub fn of_amd(self, family: GpuFamily) -> &'static [&'static [&'static str]] {
         use CounterCategory as C;
         use GpuFamily::{Gfx9, Gfx10, Gfx11, Gfx12};
@@ -78,9 +80,9 @@ impl CounterCategory {
             // On gfx12 SQ_WAVE_CYCLES is defined but always reads zero.
             (C::Waves, Gfx12) => &[&["SQ_WAVES", "SQ_BUSY_CYCLES"]],
             (C::Waves, _) => &[&["SQ_WAVES", "SQ_WAVE_CYCLES", "SQ_BUSY_CYCLES"]],
-            // There is no WRITE_SIZE for gfx12.
+            // gfx12 does not define WRITE_SIZE.
             (C::Memory, Gfx12) => &[&["FETCH_SIZE", "GL2C_EA_WRREQ_64B_sum"]],
-            // Each is made of three or four counters of the cache.
+            // Each is derived from three or four cache counters.
             (C::Memory, _) => &[&["FETCH_SIZE"], &["WRITE_SIZE"]],
             (C::Cache, Gfx9) => &[&["TCC_HIT_sum", "TCC_MISS_sum"]],
             (C::Cache, _) => &[&["GL2C_HIT_sum", "GL2C_MISS_sum"]],
@@ -97,7 +99,7 @@ impl CounterCategory {
         }
     }
 
-    /// Nsight Compute's metrics.
+    /// Returns Nsight Compute's metrics.
     pub fn of_nvidia(self) -> &'static [&'static str] {
         match self {
             CounterCategory::Instructions => &[
@@ -135,10 +137,10 @@ impl CounterCategory {
         }
     }
 
-    /// perf's events. A CPU has no memory that a workgroup shares.
+    /// Returns perf's events.
     ///
     /// # Errors
-    /// The category is [`CounterCategory::Lds`].
+    /// For [`CounterCategory::Lds`]: a CPU has no workgroup-shared memory.
     pub fn of_cpu(self) -> Result<&'static [&'static str], ExternalError> {
         Ok(match self {
             CounterCategory::Instructions => &["instructions", "branches", "branch-misses"],
@@ -151,7 +153,7 @@ impl CounterCategory {
             CounterCategory::Stalls => &["stalled-cycles-frontend", "stalled-cycles-backend"],
             CounterCategory::Lds => {
                 return Err(ExternalError::BadRequest(
-                    "a CPU has no counters of the category lds; leave it out".to_string(),
+                    "a CPU has no counters of the category lds; omit it".to_string(),
                 ));
             }
         })
@@ -168,7 +170,7 @@ impl FromStr for CounterCategory {
             .find(|category| category.name() == name);
         found.ok_or_else(|| {
             ExternalError::BadRequest(format!(
-                "there is no category '{}' of counters; there are {}",
+                "unknown counter category '{}'; known: {}",
                 super::process::printable(name, 40),
                 known.join(", ")
             ))
@@ -176,7 +178,7 @@ impl FromStr for CounterCategory {
     }
 }
 
-/// AMD GPUs whose counters have the same names.
+/// A family of AMD GPUs with the same counter names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuFamily {
     /// CDNA: Instinct MI100 and later (gfx908, gfx90a, gfx94x, gfx950).
@@ -190,13 +192,13 @@ pub enum GpuFamily {
 }
 
 impl GpuFamily {
-    /// The family of an architecture such as `gfx1100`; suffixes such as `:xnack-` do not matter.
+    /// Returns the family of an architecture such as `gfx1100`; suffixes such as `:xnack-` are ignored.
     pub fn of_architecture(name: &str) -> Option<GpuFamily> {
         let number = name.strip_prefix("gfx")?.split(':').next()?;
         // The last two characters are minor version and stepping: gfx90a is 9.0.a, gfx1100 is 11.0.0.
         let major = number.get(..number.len().checked_sub(2)?)?;
         match major {
-            // Vega has not all of these counters.
+            // Vega lacks some of these counters.
             "9" if !matches!(number, "900" | "902" | "904" | "906" | "909" | "90c") => {
                 Some(GpuFamily::Gfx9)
             }
@@ -215,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_are_those_of_the_architectures() {
+    fn maps_architectures_to_families() {
         for (name, family) in [
             ("gfx90a", Some(GpuFamily::Gfx9)),
             ("gfx90a:sramecc+:xnack-", Some(GpuFamily::Gfx9)),
@@ -236,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn every_category_has_counters_everywhere() {
+    fn every_category_has_counters_on_every_device() {
         let families = [
             GpuFamily::Gfx9,
             GpuFamily::Gfx10,
@@ -265,9 +267,9 @@ mod tests {
         );
     }
 
-    /// Counters of one hardware block that a run can have, by the start of their names.
+    /// Limits of counters per hardware block and run, by name prefix.
     #[test]
-    fn a_category_fits_into_a_run() {
+    fn categories_fit_into_a_run() {
         for category in CounterCategory::ALL {
             for family in [
                 GpuFamily::Gfx9,

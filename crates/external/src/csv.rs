@@ -1,153 +1,171 @@
-//! Tables as the tools write them: RFC 4180's CSV, by the names of its columns.
+//! Reads the tools' CSV tables (RFC 4180) by column name.
 //!
-//! A table is read record by record, so that its size is bounded by time alone; records and files are bounded.
+//! A table is read record by record and may be of any length; the length of a record and its columns are limited.
 
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, Read};
 
 use super::error::ExternalError;
 
-/// Longest record. Kernels' names are the longest fields; templates make them kilobytes long.
+/// The longest record in bytes. Kernel names are the longest fields; templates make them kilobytes long.
 const MAX_RECORD: usize = 1 << 20;
 
 /// More columns than any tool writes.
 const MAX_COLUMNS: usize = 20_000;
 
-/// A table with a header.
-pub(super) struct Table<R> {
-    reader: R,
+/// A table with a header row.
+pub(super) struct Table<R: BufRead> {
+    records: csv::Reader<Limited<R>>,
     tool: &'static str,
     what: String,
     header: Vec<String>,
-    line: usize,
+    /// Lines up to and including the header.
+    header_lines: u64,
 }
 
-/// A row beside its header.
+/// A row with the names of its columns.
 pub(super) struct Row<'a> {
     header: &'a [String],
     fields: Vec<String>,
     tool: &'static str,
     what: &'a str,
-    line: usize,
+    line: u64,
+}
+
+/// Stops a reader after `left` bytes, so that one record cannot fill the memory.
+struct Limited<R> {
+    inner: R,
+    left: usize,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            let message = format!("a record is longer than {MAX_RECORD} bytes");
+            return Err(io::Error::other(message));
+        }
+        let n = buf.len().min(self.left);
+        let read = self.inner.read(&mut buf[..n])?;
+        self.left -= read;
+        Ok(read)
+    }
+}
+
+/// A reader of records with any number of fields.
+fn records<R: Read>(reader: R) -> csv::Reader<R> {
+    csv::ReaderBuilder::new()
+        .has_headers(false)
+        .flexible(true)
+        .from_reader(reader)
+}
+
+/// The fields of a record as text. Bytes that are not UTF-8 become U+FFFD.
+fn fields(record: &csv::ByteRecord) -> Result<Vec<String>, String> {
+    if record.len() > MAX_COLUMNS {
+        return Err(format!("it has more than {MAX_COLUMNS} columns"));
+    }
+    let text = |field| String::from_utf8_lossy(field).into_owned();
+    Ok(record.iter().map(text).collect())
 }
 
 impl<R: BufRead> Table<R> {
-    /// Reads up to the first record that `is_header` takes; what stands before it is the tool's talk.
+    /// Reads up to the first line that `is_header` accepts, and skips the messages of the tool before it.
     ///
     /// # Errors
-    /// There is no such record, or it cannot be read.
+    /// If there is no header, or a line cannot be read.
     pub(super) fn open(
-        reader: R,
+        mut reader: R,
         tool: &'static str,
         what: impl Into<String>,
         is_header: impl Fn(&[String]) -> bool,
     ) -> Result<Table<R>, ExternalError> {
-        let mut table = Table {
-            reader,
-            tool,
-            what: what.into(),
-            header: Vec::new(),
-            line: 0,
-        };
+        let what = what.into();
         let mut line = Vec::new();
-        // A quote in the talk opens nothing.
-        while table.add_line(&mut line)? {
-            let fields = table.split(&line)?;
-            if is_header(&fields) {
-                table.header = fields;
-                return Ok(table);
-            }
+        let mut n_lines = 0;
+        loop {
+            n_lines += 1;
+            let malformed = |reason| {
+                let reason = format!("line {n_lines}: {reason}");
+                ExternalError::malformed(tool, &what, reason)
+            };
             line.clear();
+            let read = (&mut reader)
+                .take(MAX_RECORD as u64)
+                .read_until(b'\n', &mut line);
+            if read.map_err(|error| malformed(error.to_string()))? == 0 {
+                return Err(malformed("it has no header".to_string()));
+            }
+            if line.len() >= MAX_RECORD {
+                return Err(malformed(format!(
+                    "a record is longer than {MAX_RECORD} bytes"
+                )));
+            }
+            // Each line is parsed by itself: a quote in a message must not swallow the header.
+            let mut record = csv::ByteRecord::new();
+            let parsed = records(&line[..]).read_byte_record(&mut record);
+            parsed.map_err(|error| malformed(error.to_string()))?;
+            let header = fields(&record).map_err(malformed)?;
+            if is_header(&header) {
+                let limited = Limited {
+                    inner: reader,
+                    left: 0,
+                };
+                return Ok(Table {
+                    records: records(limited),
+                    tool,
+                    what,
+                    header,
+                    header_lines: n_lines,
+                });
+            }
         }
-        Err(table.wrong("it has no header".to_string()))
     }
 
     pub(super) fn header(&self) -> &[String] {
         &self.header
     }
 
-    /// The next row; `None` at the end.
+    /// Returns the next row, or `None` at the end. Empty lines are skipped.
     pub(super) fn next_row(&mut self) -> Result<Option<Row<'_>>, ExternalError> {
-        let fields = loop {
-            match self.record()? {
-                None => return Ok(None),
-                // An empty line.
-                Some(fields) if fields.iter().all(String::is_empty) && fields.len() < 2 => continue,
-                Some(fields) => break fields,
-            }
+        self.records.get_mut().left = MAX_RECORD;
+        let mut record = csv::ByteRecord::new();
+        let read = self.records.read_byte_record(&mut record);
+        let line = self.header_lines + record.position().map_or(0, csv::Position::line);
+        let malformed = |reason| {
+            let reason = format!("line {line}: {reason}");
+            ExternalError::malformed(self.tool, &self.what, reason)
         };
+        if !read.map_err(|error| malformed(error.to_string()))? {
+            return Ok(None);
+        }
         Ok(Some(Row {
+            fields: fields(&record).map_err(malformed)?,
             header: &self.header,
-            fields,
             tool: self.tool,
             what: &self.what,
-            line: self.line,
+            line,
         }))
-    }
-
-    fn wrong(&self, reason: String) -> ExternalError {
-        ExternalError::malformed(
-            self.tool,
-            &self.what,
-            format!("line {}: {reason}", self.line),
-        )
-    }
-
-    /// One record's fields. A line break inside of quotes belongs to its field.
-    fn record(&mut self) -> Result<Option<Vec<String>>, ExternalError> {
-        let mut bytes = Vec::new();
-        while self.add_line(&mut bytes)? {
-            if bytes.iter().filter(|byte| **byte == b'"').count() % 2 == 0 {
-                break;
-            }
-        }
-        match bytes.is_empty() {
-            true => Ok(None),
-            false => self.split(&bytes).map(Some),
-        }
-    }
-
-    /// Adds the next line, with its end; whether there was one.
-    fn add_line(&mut self, bytes: &mut Vec<u8>) -> Result<bool, ExternalError> {
-        let left = (MAX_RECORD - bytes.len()) as u64;
-        let read = self.reader.by_ref().take(left).read_until(b'\n', bytes);
-        let n = read
-            .map_err(|error| ExternalError::malformed(self.tool, &self.what, error.to_string()))?;
-        self.line += usize::from(n > 0);
-        match bytes.len() >= MAX_RECORD {
-            true => Err(self.wrong(format!("a record is longer than {MAX_RECORD} bytes"))),
-            false => Ok(n > 0),
-        }
-    }
-
-    fn split(&self, bytes: &[u8]) -> Result<Vec<String>, ExternalError> {
-        let text = String::from_utf8_lossy(bytes);
-        let fields = fields(text.trim_end_matches(['\n', '\r']));
-        match fields.len() > MAX_COLUMNS {
-            true => Err(self.wrong(format!("it has more than {MAX_COLUMNS} columns"))),
-            false => Ok(fields),
-        }
     }
 }
 
 impl Row<'_> {
-    /// The field below the column called `name`; `None` if there is no such column or the row is too short.
+    /// Returns the field of column `name`, or `None` if there is no such column or the row is too short.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         let at = self.header.iter().position(|column| column == name)?;
         self.fields.get(at).map(String::as_str)
     }
 
-    /// The same, required.
+    /// Returns the field of column `name`, or an error if it is missing.
     pub(super) fn text(&self, name: &str) -> Result<&str, ExternalError> {
         self.get(name).ok_or_else(|| self.wrong(name, "is missing"))
     }
 
-    /// A number below the column called `name`.
+    /// Returns the number in column `name`.
     pub(super) fn number(&self, name: &str) -> Result<f64, ExternalError> {
         let text = self.text(name)?;
         number(text).ok_or_else(|| self.wrong(name, &format!("is no number: \"{}\"", clip(text))))
     }
 
-    /// Nanoseconds between two columns. They are whole numbers of 64 bits, of which a double keeps only 53.
+    /// Returns the nanoseconds between two columns, which hold 64-bit integers; an f64 would keep only 53 bits of each.
     pub(super) fn between(&self, start: &str, end: &str) -> Result<f64, ExternalError> {
         let whole = |name: &str| {
             let text = self.text(name)?;
@@ -174,7 +192,7 @@ fn clip(text: &str) -> String {
     super::process::printable(text, 40)
 }
 
-/// A finite number, perhaps with commas between its thousands.
+/// Parses a finite number, with optional commas between thousands.
 pub(super) fn number(text: &str) -> Option<f64> {
     let text = text.trim();
     let value = match text.parse::<f64>() {
@@ -185,35 +203,14 @@ pub(super) fn number(text: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// The fields of a record. `""` inside of quotes is one.
-fn fields(record: &str) -> Vec<String> {
-    let mut fields = vec![String::new()];
-    let mut quoted = false;
-    let mut chars = record.chars().peekable();
-    while let Some(c) = chars.next() {
-        let last = fields.len() - 1;
-        match c {
-            '"' if quoted && chars.peek() == Some(&'"') => {
-                chars.next();
-                fields[last].push('"');
-            }
-            '"' => quoted = !quoted,
-            ',' if !quoted => fields.push(String::new()),
-            c => fields[last].push(c),
-        }
-    }
-    fields
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn records_are_rfc_4180_s() {
-        for (record, expected) in [
+    fn parses_records_of_rfc_4180() {
+        for (line, expected) in [
             ("a,b,c", vec!["a", "b", "c"]),
-            ("", vec![""]),
             (",", vec!["", ""]),
             (
                 "\"a,b\",\"say \"\"hi\"\"\",3",
@@ -222,12 +219,37 @@ mod tests {
             ("\"void k<1, 2>(float*)\"", vec!["void k<1, 2>(float*)"]),
             ("\"open", vec!["open"]),
         ] {
-            assert_eq!(fields(record), expected, "{record}");
+            let text = format!("h\n{line}");
+            let mut table = Table::open(text.as_bytes(), "tool", "text", |_| true).unwrap();
+            let row = table.next_row().unwrap().unwrap();
+            assert_eq!(row.fields(), expected, "{line}");
         }
     }
 
     #[test]
-    fn rows_go_by_their_header() {
+    fn rejects_long_and_wide_records() {
+        let open = |text: Vec<u8>| {
+            let mut bytes = b"h\n".to_vec();
+            bytes.extend(text);
+            let mut table = Table::open(io::Cursor::new(bytes), "tool", "text", |_| true).unwrap();
+            table.next_row().err().unwrap().to_string()
+        };
+        let mut quoted = vec![b'x'; MAX_RECORD + 10];
+        quoted[0] = b'"';
+        assert!(open(quoted).contains("longer than"));
+        assert!(open(vec![b','; MAX_COLUMNS + 1]).contains("columns"));
+        // The limit is per record, not per file.
+        let many = [b"h\n".to_vec(), b"1,2\n".repeat(MAX_RECORD / 2)].concat();
+        let mut table = Table::open(&many[..], "tool", "text", |_| true).unwrap();
+        let mut n = 0;
+        while table.next_row().unwrap().is_some() {
+            n += 1;
+        }
+        assert_eq!(n, MAX_RECORD / 2);
+    }
+
+    #[test]
+    fn reads_rows_by_column_name() {
         let text = "==PROF== 5\" talk\n\"Name\",\"Start\",\"End\"\r\n\n\"a\nb\",100,1100\nshort\nc,5,4\nd,1e3,x\n";
         let header = |fields: &[String]| fields.first().is_some_and(|name| name == "Name");
         let mut table = Table::open(text.as_bytes(), "tool", "text", header).unwrap();
@@ -261,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_may_have_commas() {
+    fn parses_numbers_with_commas() {
         for (text, value) in [
             ("1.5", Some(1.5)),
             ("1,234,567.25", Some(1_234_567.25)),

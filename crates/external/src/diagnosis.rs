@@ -1,6 +1,6 @@
-//! What a tool that failed meant to say, and what to do about it.
+//! Turns the tools' error messages into advice.
 //!
-//! The phrases are the tools' own: of rocprofiler-sdk and the HSA runtime, of Nsight Compute, of perf.
+//! The phrases come from rocprofiler-sdk, the HSA runtime, Nsight Compute and perf.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::error::ExternalError;
 use super::process::{Captured, printable};
 use super::tools::Tool;
 
-/// A phrase in a tool's output.
+/// A known phrase in a tool's output.
 struct Phrase {
     tools: &'static [Tool],
     part: &'static str,
@@ -19,13 +19,13 @@ struct Phrase {
 enum Means {
     NoPermission(&'static str),
     TooManyCounters(&'static str),
-    /// The result stands, with a grain of salt.
+    /// The result is usable but degraded.
     Warning(&'static str),
 }
 
 const ROCM: &[Tool] = &[Tool::Rocprofv3, Tool::RocprofCompute, Tool::AmdSmi];
 
-/// The door to AMD GPUs.
+/// The device file of AMD GPUs.
 const KFD: &str = "/dev/kfd";
 
 const GROUPS: &str = "add your user to the groups render and video (sudo usermod -aG render,video $USER), then log in again; in a \
@@ -34,13 +34,13 @@ const GROUPS: &str = "add your user to the groups render and video (sudo usermod
 const PERFMON: &str = "run as root, give the tool CAP_PERFMON, or set kernel.perf_event_paranoid to 2 or less (sudo sysctl \
                        kernel.perf_event_paranoid=2)";
 
-const NVIDIA: &str = "run as root, or allow everybody: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in \
+const NVIDIA: &str = "run as root, or allow all users: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in \
                       /etc/modprobe.d/nvidia.conf, then reload the driver; a container needs --cap-add=SYS_ADMIN";
 
 const PERF: &str =
     "run as root, or sudo sysctl kernel.perf_event_paranoid=1; a container needs --cap-add=PERFMON";
 
-const FEWER: &str = "ask for fewer at a time: each category alone, or --counters in several calls";
+const FEWER: &str = "request fewer at a time: one category each, or --counters in several calls";
 
 const PHRASES: [Phrase; 12] = [
     Phrase {
@@ -102,15 +102,15 @@ const PHRASES: [Phrase; 12] = [
         tools: &[Tool::Perf],
         part: "kernel address maps (/proc/{kallsyms,modules}) are restricted",
         means: Means::Warning(
-            "functions of the kernel have no names (sudo sysctl kernel.kptr_restrict=0 shows them)",
+            "kernel functions have no names (sudo sysctl kernel.kptr_restrict=0 shows them)",
         ),
     },
 ];
 
-/// An error if the tool failed, with what to do where its words are known.
+/// Returns an error if the tool failed, with advice where the message is known.
 ///
 /// # Errors
-/// As said.
+/// In these cases.
 pub(super) fn check(tool: Tool, done: &Captured) -> Result<(), ExternalError> {
     if done.status.success() {
         return Ok(());
@@ -127,10 +127,10 @@ pub(super) fn check(tool: Tool, done: &Captured) -> Result<(), ExternalError> {
     })
 }
 
-/// An error if `text` says that the tool was refused what it needs.
+/// Returns an error if `text` says that the tool lacked a permission.
 ///
 /// # Errors
-/// As said.
+/// In these cases.
 pub(super) fn refused(tool: Tool, text: &str) -> Result<(), ExternalError> {
     for (phrase, said) in matches(tool, text) {
         let tool = tool.name().to_string();
@@ -148,7 +148,7 @@ pub(super) fn refused(tool: Tool, text: &str) -> Result<(), ExternalError> {
     Ok(())
 }
 
-/// What a tool that succeeded warned of.
+/// Returns the warnings of a tool that succeeded.
 pub(super) fn warnings(tool: Tool, done: &Captured) -> Vec<String> {
     let text = done.text();
     let mut notes = Vec::new();
@@ -160,7 +160,7 @@ pub(super) fn warnings(tool: Tool, done: &Captured) -> Vec<String> {
     notes
 }
 
-/// The phrases of a tool that are in `text`, each with its first line.
+/// Returns the known phrases of a tool in `text`, each with its first line.
 fn matches(tool: Tool, text: &str) -> Vec<(&'static Phrase, String)> {
     let mut found = Vec::new();
     for phrase in PHRASES.iter().filter(|phrase| phrase.tools.contains(&tool)) {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn permission_errors_say_what_to_do() {
         for (tool, said, fix) in [
             (
                 Tool::Perf,
@@ -229,14 +229,14 @@ mod tests {
                 "{error}"
             );
         }
-        // Another tool's words are the program's own.
+        // A phrase of another tool came from the profiled program.
         let error = check(Tool::Nsys, &captured(1, "perf_event_paranoid")).unwrap_err();
         assert!(matches!(error, ExternalError::Failed { .. }), "{error}");
         assert!(check(Tool::Perf, &captured(0, "perf_event_paranoid")).is_ok());
     }
 
     #[test]
-    fn a_degraded_result_is_a_note() {
+    fn degraded_results_get_a_note() {
         let said = "W20260112 ioctl.cpp:68] Device 5998 could not be locked for profiling due to lack of permissions \
                     (capability SYS_PERFMON). PMC Counters may be inaccurate\nW20260112 Device 5999 could not be \
                     locked for profiling due to lack of permissions";

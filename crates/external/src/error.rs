@@ -1,4 +1,4 @@
-//! What can go wrong with a tool that is not ours. Every message says what to do.
+//! Errors of external tools. Every message says what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub enum ExternalError {
     #[error("{tool} is not in PATH; {install}")]
     NotFound { tool: String, install: &'static str },
-    /// A name from before.
+    /// The name of a retired tool.
     #[error("{old} {fate}; use {new}: {example}")]
     Renamed {
         old: &'static str,
@@ -16,9 +16,9 @@ pub enum ExternalError {
         new: &'static str,
         example: &'static str,
     },
-    #[error("there is no tool called '{name}'; there are {known}")]
+    #[error("unknown tool '{name}'; known: {known}")]
     UnknownTool { name: String, known: String },
-    /// Something that makes no sense for the tool.
+    /// A request that the tool does not support.
     #[error("{0}")]
     BadRequest(String),
     #[error(
@@ -31,7 +31,7 @@ pub enum ExternalError {
     },
     #[error("{program} was stopped")]
     Cancelled { program: String },
-    #[error("{tool} may not read the counters: \"{said}\"; {fix}")]
+    #[error("{tool} has no permission to read the counters: \"{said}\"; {fix}")]
     NoPermission {
         tool: String,
         said: String,
@@ -51,7 +51,7 @@ pub enum ExternalError {
     },
     #[error("no results in {}: {expected}", dir.display())]
     NoResults { dir: PathBuf, expected: String },
-    #[error("{} has results of an earlier run; give an empty folder", dir.display())]
+    #[error("{} has results of an earlier run; use an empty folder", dir.display())]
     NotEmpty { dir: PathBuf },
     #[error("{what} is not what {tool} writes: {reason}")]
     Malformed {
@@ -65,8 +65,8 @@ pub enum ExternalError {
         limit_mib: u64,
         hint: &'static str,
     },
-    /// A gauge that is not there or says nothing.
-    #[error("{source_name} cannot say how busy the device is: {reason}")]
+    /// A utilization source that is missing or gives no reading.
+    #[error("{source_name} cannot measure device utilization: {reason}")]
     Unavailable { source_name: String, reason: String },
     #[error("cannot {action} {}", path.display())]
     Io {

@@ -1,4 +1,4 @@
-//! Files that tools have written: found, and read within limits.
+//! Finds and reads the tools' output files, within limits.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read as _};
@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use super::error::ExternalError;
 
-/// Tools put their files two folders down at most; one more is for whoever named the folder.
+/// Tools nest their files at most two folders deep; one more level allows for the user's folder.
 const MAX_DEPTH: usize = 3;
 
-/// More files than a run writes.
+/// More files than any run writes.
 const MAX_FILES: usize = 10_000;
 
-/// Largest file that is read in one piece.
+/// Largest file read as a whole.
 const MAX_MIB: u64 = 512;
 
-/// The files below `dir`, in order of their names; links are not followed.
+/// Returns the files below `dir`, sorted by name; links are not followed.
 pub(super) fn below(dir: &Path) -> Result<Vec<PathBuf>, ExternalError> {
     let mut found = Vec::new();
     let mut folders = vec![(dir.to_path_buf(), 0)];
@@ -35,13 +35,13 @@ pub(super) fn below(dir: &Path) -> Result<Vec<PathBuf>, ExternalError> {
     Ok(found)
 }
 
-/// Opens a file that is read piece by piece.
+/// Opens a file for streaming.
 pub(super) fn open(path: &Path) -> Result<BufReader<File>, ExternalError> {
     let file = File::open(path).map_err(|error| ExternalError::io("read", path, error))?;
     Ok(BufReader::new(file))
 }
 
-/// Reads a file in one piece.
+/// Reads a whole file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, ExternalError> {
     let mut bytes = Vec::new();
     let limit = MAX_MIB << 20;

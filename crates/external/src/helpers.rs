@@ -1,4 +1,4 @@
-//! Questions that one asks of an AMD GPU again and again, as sessions of rocprofv3 that answer them.
+//! Ready-made rocprofv3 sessions for common questions about an AMD GPU.
 //!
 //! `profile_memory(dir, family).run("rocmforge", ["bench"], &|| false)` runs the program once for the times and once
 //! for each set of counters.
@@ -8,33 +8,33 @@ use std::path::PathBuf;
 use super::counters::{CounterCategory, GpuFamily};
 use super::rocprof::{ProfilingConfig, RocprofSession};
 
-/// The names of our products of matrices and vectors.
+/// Matches the names of our GEMM and GEMV kernels.
 const PRODUCTS: &str = "^mat(mul|vec)";
 
-/// Where does the time go: kernels and calls of HIP.
+/// Where the time goes: kernels and HIP calls.
 pub fn profile_kernel(dir: impl Into<PathBuf>) -> RocprofSession {
     RocprofSession::with_config(ProfilingConfig::new(dir).with_hip_trace(true))
 }
 
-/// How many bytes does each kernel move: with its time, its bandwidth.
+/// How many bytes each kernel moves; with its time, its bandwidth.
 pub fn profile_memory(dir: impl Into<PathBuf>, family: GpuFamily) -> RocprofSession {
     counting(dir, family, &[CounterCategory::Memory])
 }
 
-/// What do kernels wait for: traffic, the cache's hits, stalls.
+/// What kernels wait for: memory traffic, cache hits, stalls.
 pub fn profile_memory_detailed(dir: impl Into<PathBuf>, family: GpuFamily) -> RocprofSession {
     use CounterCategory::{Cache, Memory, Stalls};
     counting(dir, family, &[Memory, Cache, Stalls])
 }
 
-/// The same of matrix products alone, with the memory that a workgroup shares.
+/// Memory traffic, cache hits and workgroup-shared memory of the GEMM and GEMV kernels.
 pub fn profile_matmul_memory(dir: impl Into<PathBuf>, family: GpuFamily) -> RocprofSession {
     use CounterCategory::{Cache, Lds, Memory};
     let config = config(dir, family, &[Memory, Cache, Lds]);
     RocprofSession::with_config(config.with_kernels(PRODUCTS))
 }
 
-/// Are the compute units busy, with enough waves, and with what.
+/// Utilization of the compute units: busy time, waves and instructions.
 pub fn profile_compute_unit(dir: impl Into<PathBuf>, family: GpuFamily) -> RocprofSession {
     use CounterCategory::{ComputeUnit, Instructions, Waves};
     counting(dir, family, &[ComputeUnit, Waves, Instructions])
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_question_has_its_runs() {
+    fn sessions_have_the_expected_runs() {
         let family = GpuFamily::Gfx11;
         for (session, expected) in [
             (

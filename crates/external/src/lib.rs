@@ -1,14 +1,15 @@
-//! The vendors' profilers and the counters of the system: commands, runs, results.
+//! Runs external profilers and reads their results: rocprofv3, rocprof-compute, Nsight Systems and Compute, perf,
+//! amd-smi.
 //!
-//! A [`Request`] asks any of the tools and gets a [`ToolReport`]; [`RocprofSession`] and the other modules have each
-//! tool's commands and parsers, [`helpers`] the usual questions. What a tool writes is a stranger's input: parsers
-//! bound it and panic on none of it. [`sampler`] says how busy a device is while something runs.
+//! Output of a tool is untrusted: every parser bounds what it reads and never panics. A [`Request`] runs any of the
+//! tools and returns a [`ToolReport`]; [`RocprofSession`] and the other modules have each tool's commands and parsers,
+//! [`helpers`] ready-made sessions. [`sampler`] measures how busy a device is.
 //!
-//! The tools' flags and forms are those of their documentation: rocprofiler-sdk of ROCm 6.2 to 7, AMD SMI 24 to 27,
+//! Flags and formats follow the tools' documentation: rocprofiler-sdk of ROCm 6.2 to 7, AMD SMI 24 to 27,
 //! rocprof-compute 3, Nsight Systems and Nsight Compute 2022 to 2025, perf 6.
 #![forbid(unsafe_code)]
 
-/// A sample of what a tool writes, among the seeds of the fuzzers.
+/// Path of a sample of a tool's output, among the fuzzers' seeds.
 #[cfg(test)]
 macro_rules! sample {
     ($name:literal) => {

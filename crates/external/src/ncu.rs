@@ -1,7 +1,7 @@
-//! Nsight Compute, NVIDIA's counters of kernels.
+//! Nsight Compute: hardware counters of NVIDIA kernels.
 //!
-//! It prints CSV in two forms, both of which are read (2022 to 2025): the page `raw` with a row for each kernel and a
-//! second row of units, and the page `details` with a row for each metric of a kernel.
+//! Both of its CSV formats are read (2022 to 2025): the page `raw` with a row per kernel and a second row of units, and
+//! the page `details` with a row per metric of a kernel.
 
 use std::ffi::{OsStr, OsString};
 use std::io::BufRead;
@@ -14,11 +14,11 @@ use super::table::{Counters, Times};
 
 const NCU: &str = "ncu";
 
-/// The metric that says how long a kernel took.
+/// The metric of a kernel's duration.
 pub const DURATION: &str = "gpu__time_duration.sum";
 
-/// `ncu`, writing CSV to `log`: the duration of every kernel, and `metrics`. It runs each kernel several times, so
-/// that `max_launches` bounds how long it takes.
+/// Returns the `ncu` command that writes the durations and `metrics` of the kernels to `log` as CSV. ncu runs each
+/// kernel several times; `max_launches` bounds the total time.
 pub fn command(
     log: &Path,
     metrics: &[String],
@@ -48,8 +48,8 @@ pub fn command(
         .application(app, args)
 }
 
-/// Reads the durations and the metrics `asked` for from its CSV, which has hundreds of facts of the device and of launches
-/// beside them. Metrics without a value (`n/a`) are returned: they are not available on this GPU.
+/// Reads the durations and the metrics `asked` for from ncu's CSV, which also has hundreds of facts about device and
+/// launches. Returns the metrics without a value (`n/a`), which this GPU does not support.
 pub(super) fn read(
     reader: impl BufRead,
     what: &str,
@@ -67,7 +67,7 @@ pub(super) fn read(
     }
 }
 
-/// Whether it was asked for, perhaps by a name that stands for its sum, average and extremes.
+/// Whether a metric was asked for, possibly by the base name of its sum, average and extremes.
 fn is_wanted(metric: &str, asked: &[String]) -> bool {
     let is_of = |name: &String| {
         let rest = metric.strip_prefix(name.as_str());
@@ -76,7 +76,7 @@ fn is_wanted(metric: &str, asked: &[String]) -> bool {
     metric == DURATION || asked.iter().any(is_of)
 }
 
-/// One value of a kernel.
+/// A value of a kernel.
 fn add(
     kernel: &str,
     (metric, unit, value): (&str, &str, &str),
@@ -96,7 +96,7 @@ fn add(
     }
 }
 
-/// Nanoseconds in a unit of time, in the names of all versions.
+/// Nanoseconds per unit of time, under the names of all versions.
 fn ns_per(unit: &str) -> f64 {
     match unit {
         "s" | "second" => 1e9,
@@ -151,7 +151,7 @@ fn details<R: BufRead>(
 ) -> Result<Vec<String>, ExternalError> {
     let mut missing = Vec::new();
     while let Some(row) = table.next_row()? {
-        // Advice has rows without a metric, and talk no row.
+        // Advice rows have no metric; messages are not rows.
         let (Some(kernel), Some(metric)) = (row.get("Kernel Name"), row.get("Metric Name")) else {
             continue;
         };
@@ -179,7 +179,7 @@ pub(super) mod tests {
     const RAW: &str = include_str!(sample!("ncu-raw"));
 
     #[test]
-    fn pages_of_ncu_say_the_same() {
+    fn both_pages_give_the_same_result() {
         let details = "\"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\"Kernel Name\",\"Context\",\"Stream\",\"Block Size\",\"Grid Size\",\"Device\",\"CC\",\"Section Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n\
             \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"dram__bytes_read.sum\",\"byte\",\"9,437,184\"\n\
             \"0\",\"1\",\"r\",\"h\",\"void matvec<1, 2>(Params)\",\"1\",\"7\",\"(1, 1, 1)\",\"(1, 1, 1)\",\"0\",\"9.0\",\"Command line profiler metrics\",\"dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"81.25\"\n\
@@ -251,7 +251,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_command_is_the_documented_one() {
+    fn builds_the_documented_command() {
         let metrics = ["dram__bytes_read.sum".to_string(), DURATION.to_string()];
         let command = command(
             Path::new("n.csv"),

@@ -1,6 +1,7 @@
-//! Nsight Systems, NVIDIA's tracer: the times of kernels and of calls of the driver.
+//! Nsight Systems: NVIDIA's tracer of kernels and driver calls.
 //!
-//! It writes a report of its own form, of which `nsys stats` makes tables: CSV or JSON, in the forms of 2022 to 2025.
+//! It writes a report in its own format, which `nsys stats` converts to CSV or JSON tables. The formats of 2022 to 2025
+//! are read.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -14,7 +15,8 @@ use super::table::Times;
 
 const NSYS: &str = "nsys";
 
-/// `nsys profile`, writing `report`.nsys-rep. Kernels of a graph are traced one by one: generation runs as graphs.
+/// Returns the `nsys profile` command that writes `report`.nsys-rep. It traces the kernels of a graph one by one, since
+/// generation runs as graphs.
 pub fn profile(report: &Path, app: &OsStr, args: &[OsString]) -> CommandLine {
     CommandLine::new(NSYS)
         .args([
@@ -29,7 +31,7 @@ pub fn profile(report: &Path, app: &OsStr, args: &[OsString]) -> CommandLine {
         .application(app, args)
 }
 
-/// A form of `nsys stats`.
+/// An output format of `nsys stats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatsFormat {
     Csv,
@@ -51,7 +53,7 @@ impl StatsReport {
         }
     }
 
-    /// The column that counts.
+    /// The column with the number of calls.
     fn count(self) -> &'static str {
         match self {
             StatsReport::Kernels => "Instances",
@@ -60,7 +62,7 @@ impl StatsReport {
     }
 }
 
-/// `nsys stats` of `report`.nsys-rep, printed.
+/// Returns the command that prints a table of `report`.nsys-rep.
 pub fn stats(report: &Path, table: StatsReport, format: StatsFormat) -> CommandLine {
     let mut file = report.as_os_str().to_owned();
     file.push(".nsys-rep");
@@ -80,7 +82,7 @@ pub fn stats(report: &Path, table: StatsReport, format: StatsFormat) -> CommandL
         .arg(file)
 }
 
-/// Reads what [`stats`] prints. A report without kernels has no table: that is no error.
+/// Parses the output of [`stats`]. A report without kernels has no table, which is not an error.
 pub(super) fn read_stats(
     bytes: &[u8],
     table: StatsReport,
@@ -101,7 +103,7 @@ fn stats_csv(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(), 
     let is_header = |fields: &[String]| fields.iter().any(|field| field == "Total Time (ns)");
     let mut rows = Table::open(bytes, NSYS, table.name(), is_header)?;
     while let Some(row) = rows.next_row()? {
-        // Talk at the end.
+        // Messages at the end.
         let Some(name) = row.get("Name") else {
             continue;
         };
@@ -116,7 +118,7 @@ fn stats_csv(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(), 
 
 fn stats_json(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(), ExternalError> {
     let wrong = |reason: String| ExternalError::malformed(NSYS, table.name(), reason);
-    // What stands before the array is talk; paths in it may have brackets, but no line of it begins with one.
+    // Messages precede the array; paths in them may have brackets, but none of their lines starts with one.
     let text = String::from_utf8_lossy(bytes);
     let start = match text.starts_with('[') {
         true => Some(0),
@@ -125,7 +127,7 @@ fn stats_json(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(),
     let Some(start) = start else {
         return match text.contains("SKIPPED:") {
             true => Ok(()),
-            false => Err(wrong("there is no array".to_string())),
+            false => Err(wrong("it has no array".to_string())),
         };
     };
     let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Vec<Value>>();
@@ -157,7 +159,7 @@ pub(super) mod tests {
     const STATS: &str = include_str!(sample!("nsys-stats"));
 
     #[test]
-    fn stats_are_read_in_both_forms() {
+    fn reads_both_formats() {
         let json = "Processing [a.sqlite] with [x.py]...\n[\n  {\n    \"Time (%)\": 75.0,\n    \"Total Time (ns)\": 3000000,\n    \
                     \"Instances\": 300,\n    \"Name\": \"void matvec<1, 2>(Params)\"\n  },\n  {\"Time (%)\": 25.0, \
                     \"Total Time (ns)\": 1000000, \"Instances\": 100, \"Name\": \"rms_norm\"}\n]\n";
@@ -203,7 +205,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn commands_are_the_documented_ones() {
+    fn builds_the_documented_commands() {
         let args = ["generate".into(), "-p".into(), "a b".into()];
         assert_eq!(
             profile(Path::new("out/r"), OsStr::new("rocmforge"), &args).to_string(),

@@ -1,7 +1,8 @@
-//! perf, Linux's profiler: counters of a run (`perf stat`) and functions by their time (`perf record`).
+//! perf, the Linux profiler: counters of a run (`perf stat`) and time per function (`perf record`).
 //!
-//! `perf stat -x,` writes lines of value, unit, event, time it counted, share of the time, and a derived number. Time
-//! is sampled by the clock (`cpu-clock`), which every machine has, virtual ones too; a sample's period is nanoseconds.
+//! `perf stat -x,` writes lines of value, unit, event, counting time, share of that time, and a derived number.
+//! Functions are sampled by `cpu-clock`, which every machine has, virtual ones too; the period of a sample is in
+//! nanoseconds.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -14,13 +15,13 @@ use super::table::{CounterRow, Times};
 
 const PERF: &str = "perf";
 
-/// Samples a second; odd, so that it does not keep in step with anything.
+/// Samples per second; odd, so that sampling does not lock step with periodic work.
 const FREQUENCY: u32 = 999;
 
 /// More lines than perf writes.
 const MAX_LINES: usize = 100_000;
 
-/// Counts `events` over a run, to the file `out`.
+/// Returns the command that counts `events` over a run and writes them to `out`.
 pub fn stat(out: &Path, events: &[String], app: &OsStr, args: &[OsString]) -> CommandLine {
     CommandLine::new(PERF)
         .args(["stat", "-x", ",", "-o"])
@@ -29,7 +30,7 @@ pub fn stat(out: &Path, events: &[String], app: &OsStr, args: &[OsString]) -> Co
         .application(app, args)
 }
 
-/// Samples where the run is, with callers, to the file `out`.
+/// Returns the command that samples functions with their callers and writes to `out`.
 pub fn record(out: &Path, app: &OsStr, args: &[OsString]) -> CommandLine {
     CommandLine::new(PERF)
         .args(["record", "-g", "-e", "cpu-clock", "-F"])
@@ -39,7 +40,7 @@ pub fn record(out: &Path, app: &OsStr, args: &[OsString]) -> CommandLine {
         .application(app, args)
 }
 
-/// The functions of a recording, each by itself.
+/// Returns the command that prints the functions of a recording.
 pub fn report(recording: &Path) -> CommandLine {
     CommandLine::new(PERF)
         .args(["report", "--stdio", "--no-children", "-g", "none"])
@@ -47,10 +48,10 @@ pub fn report(recording: &Path) -> CommandLine {
         .arg(recording)
 }
 
-/// What `perf stat` counted, and the events that it could not count.
+/// Parses `perf stat` output into counters and the events that could not be counted.
 ///
 /// # Errors
-/// It is not of perf's form.
+/// If it is not in perf's format.
 pub fn parse_stat(bytes: &[u8]) -> Result<(Vec<CounterRow>, Vec<String>), ExternalError> {
     let text = String::from_utf8_lossy(bytes);
     let (mut rows, mut unavailable) = (Vec::new(), Vec::new());
@@ -80,7 +81,7 @@ pub fn parse_stat(bytes: &[u8]) -> Result<(Vec<CounterRow>, Vec<String>), Extern
     Ok((rows, unavailable))
 }
 
-/// Reads what [`report`] prints: `28.57% | 2 | 500000 |[.] name`; `[k]` marks the kernel's.
+/// Parses the output of [`report`]: `28.57% | 2 | 500000 |[.] name`; `[k]` marks kernel functions.
 pub(super) fn read_report(bytes: &[u8], times: &mut Times) -> Result<(), ExternalError> {
     let text = String::from_utf8_lossy(bytes);
     for (i, line) in text.lines().enumerate().take(MAX_LINES) {
@@ -113,14 +114,14 @@ fn wrong_line(what: &str, i: usize, line: &str) -> ExternalError {
 pub(super) mod tests {
     use super::*;
 
-    /// Of perf 6.1 on a virtual machine without hardware counters, shortened.
+    /// From perf 6.1 on a virtual machine without hardware counters, shortened.
     const STAT: &str = include_str!(sample!("perf-stat"));
 
-    /// Of perf 6.1.
+    /// From perf 6.1.
     const REPORT: &str = include_str!(sample!("perf-report"));
 
     #[test]
-    fn events_are_counted_or_not_there() {
+    fn parses_counted_and_unsupported_events() {
         let (rows, unavailable) = parse_stat(STAT.as_bytes()).unwrap();
         let found: Vec<_> = rows
             .iter()
@@ -132,7 +133,7 @@ pub(super) mod tests {
                 )
             })
             .collect();
-        // No migration is a count, not a lack of one.
+        // Zero migrations is a count, not a missing counter.
         assert_eq!(
             found,
             [
@@ -152,7 +153,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn functions_have_samples_and_time() {
+    fn parses_functions_with_samples_and_time() {
         let mut times = Times::default();
         read_report(REPORT.as_bytes(), &mut times).unwrap();
         let rows = times.rows();
@@ -172,7 +173,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn commands_are_the_documented_ones() {
+    fn builds_the_documented_commands() {
         let (app, args) = (OsStr::new("rocmforge"), ["bench".into()]);
         let events = ["cycles".to_string(), "instructions".to_string()];
         for (command, expected) in [

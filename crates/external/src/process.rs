@@ -1,7 +1,7 @@
-//! Runs a tool within limits: of time, of what is kept of its output, and until the user says stop.
+//! Runs a tool with a time limit, a limit on kept output, and cancellation.
 //!
-//! A tool gets a process group of its own, because a profiler starts the program that it watches: whoever gives up
-//! on the one must end the other. Its stdin is empty; a process group in the background may not read the terminal.
+//! Each tool gets its own process group, because a profiler starts the profiled program: stopping one must stop both.
+//! Its stdin is empty, since a background process group may not read the terminal.
 
 use std::io::{self, Read};
 use std::process::{Child, ExitStatus, Stdio};
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 use super::command::CommandLine;
 use super::error::ExternalError;
 
-/// When to give up.
+/// When to stop a process.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
     pub timeout: Option<Duration>,
-    /// Asked many times a second.
+    /// Polled many times per second.
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
-    /// What to do after running out of time.
+    /// Advice for the error message of a timeout.
     pub hint: &'static str,
 }
 
 impl Limits<'_> {
-    /// A limit of time alone.
+    /// Limits only the time.
     pub fn timeout(timeout: Duration) -> Limits<'static> {
         Limits {
             timeout: Some(timeout),
@@ -33,31 +33,31 @@ impl Limits<'_> {
     }
 }
 
-/// How a process ended and what it wrote.
+/// Exit status and output of a process.
 #[derive(Debug)]
 pub struct Captured {
     pub status: ExitStatus,
-    /// The first [`MAX_STDOUT`] bytes.
+    /// The first [`MAX_STDOUT`] bytes of stdout.
     pub stdout: Vec<u8>,
-    /// Whether there was more.
+    /// Whether stdout was longer.
     pub cut: bool,
-    /// The last [`MAX_STDERR`] bytes.
+    /// The last [`MAX_STDERR`] bytes of stderr.
     pub stderr: Vec<u8>,
 }
 
 impl Captured {
-    /// What it said last, for a message: the end of stderr, or of stdout if that is empty.
+    /// Returns the end of stderr, or of stdout if that is empty, for an error message.
     pub fn last_words(&self) -> String {
         let said = [&self.stderr, &self.stdout]
             .map(|bytes| String::from_utf8_lossy(bytes).trim().to_string());
         let said = said.into_iter().find(|text| !text.is_empty());
-        let said = said.unwrap_or_else(|| "it said nothing".to_string());
+        let said = said.unwrap_or_else(|| "it printed nothing".to_string());
         let lines: Vec<&str> = said.lines().rev().take(4).collect();
         let lines: Vec<&str> = lines.into_iter().rev().map(str::trim).collect();
         printable(&lines.join(" / "), 400)
     }
 
-    /// All of stderr and stdout that was kept.
+    /// Returns the kept parts of stderr and stdout.
     pub fn text(&self) -> String {
         let (err, out) = (
             String::from_utf8_lossy(&self.stderr),
@@ -67,22 +67,22 @@ impl Captured {
     }
 }
 
-/// Kept of a process's stdout.
+/// Most bytes of stdout kept.
 pub const MAX_STDOUT: usize = 16 << 20;
 
-/// Kept of its stderr.
+/// Most bytes of stderr kept.
 pub const MAX_STDERR: usize = 256 << 10;
 
-/// How long the pipes of a process that has ended may stay open: a process that it left behind can hold them.
+/// How long the pipes of an ended process may stay open; a process it left behind can hold them.
 const PIPE_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a process may take to end when it is asked to.
+/// How long a process may take to end after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs `command` to its end.
 ///
 /// # Errors
-/// It cannot be started, takes too long, or was cancelled. A failure exit status is not an error here.
+/// If it cannot be started, takes too long or is cancelled. A failing exit status is not an error here.
 pub fn run(command: &CommandLine, limits: &Limits<'_>) -> Result<Captured, ExternalError> {
     let mut child = Group::spawn(command)?;
     let stdout = collect(child.0.stdout.take(), Keep::First(MAX_STDOUT));
@@ -105,7 +105,7 @@ pub fn run(command: &CommandLine, limits: &Limits<'_>) -> Result<Captured, Exter
                 hint: limits.hint,
             });
         }
-        // Fast tools are not made slow, slow ones cost nothing.
+        // Short waits first, so that fast tools are not delayed; longer ones later, so that polling costs little.
         thread::sleep(
             start
                 .elapsed()
@@ -122,7 +122,7 @@ pub fn run(command: &CommandLine, limits: &Limits<'_>) -> Result<Captured, Exter
     })
 }
 
-/// A process and its descendants, none of which outlive this value.
+/// A process group that is killed when this is dropped.
 pub(super) struct Group(pub(super) Child);
 
 impl Group {
@@ -142,7 +142,7 @@ impl Group {
         Ok(Group(child))
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status if the process has ended.
     fn ended(&mut self) -> Result<Option<ExitStatus>, ExternalError> {
         let ended = self.0.try_wait();
         ended.map_err(|source| ExternalError::io("wait for", "the tool", source))
@@ -150,12 +150,12 @@ impl Group {
 
     #[cfg(unix)]
     fn signal(&self, signal: rustix::process::Signal) {
-        // It may be gone already.
+        // It may have ended already.
         let pid = rustix::process::Pid::from_child(&self.0);
         let _ = rustix::process::kill_process_group(pid, signal);
     }
 
-    /// Ends what still runs.
+    /// Kills the processes that still run.
     #[cfg(unix)]
     fn end(&mut self) {
         use rustix::process::Signal;
@@ -167,7 +167,7 @@ impl Group {
         while start.elapsed() < TERM_GRACE && !matches!(self.0.try_wait(), Ok(Some(_))) {
             thread::sleep(Duration::from_millis(10));
         }
-        // The group has its number for as long as one of it lives, so that no stranger is hit.
+        // The group id stays reserved while a member lives, so no unrelated process is hit.
         self.signal(Signal::KILL);
         let _ = self.0.wait();
     }
@@ -192,7 +192,7 @@ enum Keep {
     Last(usize),
 }
 
-/// Reads a pipe to its end on a thread of its own, keeps a part, and says whether that was not all.
+/// Reads a pipe to its end on its own thread, keeps a part, and tells whether there was more.
 pub(super) fn collect_last(
     pipe: Option<impl Read + Send + 'static>,
 ) -> mpsc::Receiver<(Vec<u8>, bool)> {
@@ -232,13 +232,13 @@ fn collect(
                 }
             }
         }
-        // Nobody listens if the process was given up.
+        // The receiver is gone if the process was stopped.
         let _ = send.send((kept, cut));
     });
     receive
 }
 
-/// Text of a stranger for a message: no control characters, at most `max` of them.
+/// Makes untrusted text printable: without control characters, and at most `max` characters.
 pub(super) fn printable(text: &str, max: usize) -> String {
     let clean: String = text
         .chars()
@@ -269,7 +269,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn output_and_status_arrive() {
+    fn returns_output_and_status() {
         let done = run(&sh("echo out; echo err >&2; exit 3"), &limits(LONG)).unwrap();
         assert_eq!(
             (&done.stdout[..], &done.stderr[..]),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn long_output_is_cut() {
+    fn truncates_long_output() {
         let script = "head -c 20000000 /dev/zero; yes error | head -n 200000 >&2; echo end >&2";
         let done = run(&sh(script), &limits(LONG)).unwrap();
         assert_eq!((done.stdout.len(), done.cut), (MAX_STDOUT, true));
@@ -294,17 +294,17 @@ mod tests {
         );
     }
 
-    /// Whether a process runs: a dead one whose parent has not looked does not.
+    /// Whether a process runs; a zombie does not.
     fn runs(pid: &str) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
         status.is_ok_and(|text| !text.contains("State:\tZ"))
     }
 
     #[test]
-    fn a_hang_ends_with_its_children() {
+    fn timeout_kills_the_children_too() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
-        // A tool that waits for a child that ignores the polite signal.
+        // A tool that waits for a child that ignores SIGTERM.
         let script = format!(
             "sh -c 'trap \"\" TERM; echo $$ > {}; while :; do sleep 0.1; done' & wait",
             file.display()

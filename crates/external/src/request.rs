@@ -1,4 +1,4 @@
-//! One way to ask any of the tools: which commands that takes, running them, and reading what came out.
+//! One interface to all tools: builds the commands, runs them and reads the results.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -18,38 +18,38 @@ use super::table::{Counters, Times, ToolReport};
 use super::tools::Tool;
 use super::{amd_smi, diagnosis, files, ncu, perf};
 
-/// First part of the names of files that the tools write.
+/// File name prefix of the tools' output.
 const NAME: &str = "rocmforge";
 
-/// Kernels that Nsight Compute looks at: it runs each many times.
+/// Most kernels Nsight Compute profiles; it runs each many times.
 const MAX_LAUNCHES: u32 = 500;
 
-/// Longest function list of perf; those after it have taken no time.
+/// Most functions read from perf; later ones took no time.
 const MAX_FUNCTIONS: usize = 1000;
 
-/// What to find out about which program.
+/// What to measure about which program.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub tool: Tool,
-    /// For what the tool writes. It is made if it is not there.
+    /// Folder for the tool's files, created if missing.
     pub dir: PathBuf,
     pub app: OsString,
     pub args: Vec<OsString>,
     pub categories: Vec<CounterCategory>,
-    /// By the hardware's names, besides those of `categories`.
+    /// Hardware counter names in addition to those of `categories`.
     pub counters: Vec<String>,
-    /// Which AMD GPU, for the names of counters.
+    /// Family of the AMD GPU, which decides counter names.
     pub family: Option<GpuFamily>,
-    /// Gives up each command after this time.
+    /// Time limit of each command.
     pub timeout: Option<Duration>,
 }
 
 impl Request {
-    /// The commands, in order, that [`Request::run`] runs. For a tool that looks at gauges the first is what is read
-    /// while the second runs.
+    /// Returns the commands that [`Request::run`] runs, in order. For utilization tools, the first is read while the
+    /// second runs.
     ///
     /// # Errors
-    /// The tool cannot do what is asked.
+    /// If the tool does not support the request.
     pub fn commands(&self) -> Result<Vec<CommandLine>, ExternalError> {
         self.check()?;
         let (app, args) = (self.app.as_os_str(), self.args.as_slice());
@@ -96,10 +96,11 @@ impl Request {
         })
     }
 
-    /// Runs the tool at `program` and reads what it says. `cancelled` is asked many times a second.
+    /// Runs the tool at `program` and reads its results. `cancelled` is polled many times per second.
     ///
     /// # Errors
-    /// The tool cannot do what is asked, failed, took too long, may not count, or left nothing.
+    /// If the tool does not support the request, fails, takes too long, lacks permission to count, or leaves no
+    /// results.
     pub fn run(
         &self,
         program: &Path,
@@ -141,7 +142,7 @@ impl Request {
                 self.tool.name()
             )));
         }
-        // They become parts of lists, and none begins as a flag does.
+        // Names become list items, and must not look like flags.
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/[]=".contains(c);
         let wrong = self
             .counters
@@ -150,7 +151,7 @@ impl Request {
         match wrong {
             None => Ok(()),
             Some(name) => Err(ExternalError::BadRequest(format!(
-                "'{}' is no name of a counter",
+                "'{}' is not a counter name",
                 process::printable(name, 40)
             ))),
         }
@@ -160,7 +161,7 @@ impl Request {
         !self.categories.is_empty() || !self.counters.is_empty()
     }
 
-    /// A file of the tool's in the folder.
+    /// Returns the path of one of the tool's files.
     fn file(&self, end: &str) -> PathBuf {
         self.dir.join(format!("{NAME}{end}"))
     }
@@ -193,7 +194,7 @@ impl Request {
         for category in &self.categories {
             let family = self.family.ok_or_else(|| {
                 ExternalError::BadRequest(
-                    "no AMD GPU was found, so that the names of its counters are not known: say which it is, as in \
+                    "no AMD GPU was found, so its counter names are unknown; name the architecture, as in \
                      --arch gfx1100"
                         .to_string(),
                 )
@@ -210,18 +211,18 @@ impl Request {
     }
 }
 
-/// The commands of a request, while they run.
+/// A request in execution.
 struct Runs<'a> {
     request: &'a Request,
     program: &'a Path,
     cancelled: &'a (dyn Fn() -> bool + Sync),
-    /// What the commands printed, for who wants to know more.
+    /// The commands' output, for the user to inspect.
     log: PathBuf,
     notes: Vec<String>,
 }
 
 impl Runs<'_> {
-    /// Runs one command of the tool, or the program itself.
+    /// Runs a command of the tool, or the program itself.
     fn run(&mut self, command: &CommandLine) -> Result<Captured, ExternalError> {
         let tool = self.request.tool;
         let mut actual = command.clone();
@@ -232,7 +233,7 @@ impl Runs<'_> {
         let limits = Limits {
             timeout: self.request.timeout,
             cancelled: self.cancelled,
-            hint: "give it longer, or a shorter run",
+            hint: "raise the time limit or shorten the run",
         };
         let done = process::run(&actual, &limits)?;
         self.keep(command, &done)?;
@@ -296,7 +297,7 @@ impl Runs<'_> {
         for command in request.commands()? {
             self.run(&command)?;
         }
-        // Its own messages are in the file, and it succeeds when it was refused the counters.
+        // Its messages go to the file, and it succeeds even without permission for counters.
         let log = request.file("-ncu.csv");
         let said = files::read(&log)?;
         diagnosis::refused(Tool::Ncu, &String::from_utf8_lossy(&said))?;
@@ -312,7 +313,7 @@ impl Runs<'_> {
         let kernels = times.rows();
         if kernels.iter().map(|row| row.calls).sum::<u64>() >= u64::from(MAX_LAUNCHES) {
             self.notes.push(format!(
-                "only the first {MAX_LAUNCHES} kernels were looked at"
+                "only the first {MAX_LAUNCHES} kernels were profiled"
             ));
         }
         self.not_empty(ToolReport {
@@ -331,7 +332,7 @@ impl Runs<'_> {
             perf::parse_stat(&files::read(&self.request.file("-perf-stat.csv"))?)?;
         if !unavailable.is_empty() {
             self.notes.push(
-                "a virtual machine often has no hardware counters; events of software and time are there".to_string(),
+                "virtual machines often lack hardware counters; software events and times are available".to_string(),
             );
         }
         Ok(ToolReport {
@@ -351,7 +352,7 @@ impl Runs<'_> {
         let mut kernels = times.rows();
         kernels.truncate(MAX_FUNCTIONS);
         self.notes.push(format!(
-            "a call is a sample, a thousand a second on each thread; callers: perf report -i {}",
+            "each call is a sample, about a thousand per second and thread; callers: perf report -i {}",
             recording.display()
         ));
         self.not_empty(ToolReport {

@@ -1,7 +1,7 @@
-//! rocprof-compute, once omniperf: all counters of a kernel in many runs, beside the hardware's limits.
+//! rocprof-compute (formerly omniperf): all counters of a kernel from many runs, next to the hardware's limits.
 //!
-//! It supports Instinct GPUs. `profile` leaves `pmc_perf.csv` with a row for each dispatch; `analyze` makes pages of
-//! tables of it, for reading.
+//! It supports Instinct GPUs. `profile` writes `pmc_perf.csv` with a row per dispatch; `analyze` prints readable tables
+//! of it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::BufRead;
@@ -24,7 +24,7 @@ pub struct RocprofCompute {
     roofline: Roofline,
 }
 
-/// Whether the hardware's limits are measured too, which takes minutes.
+/// Whether to measure the hardware's limits too, which takes minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Roofline {
     With,
@@ -33,7 +33,7 @@ pub enum Roofline {
 }
 
 impl RocprofCompute {
-    /// A workload called `name` whose files go to `path`.
+    /// Creates a workload `name` whose files go to `path`.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> RocprofCompute {
         RocprofCompute {
             name: name.into(),
@@ -44,13 +44,13 @@ impl RocprofCompute {
         }
     }
 
-    /// Only kernels whose names have one of these parts.
+    /// Restricts it to kernels whose names contain one of these.
     pub fn with_kernels<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.kernels.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Only these blocks of the hardware, such as `SQ` and `TCC`.
+    /// Restricts it to these hardware blocks, such as `SQ` and `TCC`.
     pub fn with_blocks<S: Into<String>>(mut self, blocks: impl IntoIterator<Item = S>) -> Self {
         self.blocks.extend(blocks.into_iter().map(Into::into));
         self
@@ -61,7 +61,7 @@ impl RocprofCompute {
         self
     }
 
-    /// Runs `app` as often as the counters need.
+    /// Returns the command that runs `app` as often as the counters need.
     pub fn profile<S: Into<OsString>>(
         &self,
         app: impl AsRef<OsStr>,
@@ -84,7 +84,7 @@ impl RocprofCompute {
         command.arg("--").application(app.as_ref(), &args)
     }
 
-    /// Prints the tables of the workload.
+    /// Returns the command that prints the workload's tables.
     pub fn analyze(&self) -> CommandLine {
         CommandLine::new(TOOL)
             .args(["analyze", "-p"])
@@ -96,7 +96,7 @@ impl RocprofCompute {
     }
 }
 
-/// The times in `pmc_perf.csv`.
+/// Reads the times from `pmc_perf.csv`.
 pub(super) fn read_times(
     reader: impl BufRead,
     what: &str,
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_the_documented_ones() {
+    fn builds_the_documented_commands() {
         let workload = RocprofCompute::new("decode", "out/decode");
         assert_eq!(
             workload.profile("rocmforge", ["bench"]).to_string(),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn dispatches_add_up() {
+    fn sums_up_dispatches() {
         let text = "Dispatch_ID,Kernel_Name,GPU_ID,Grid_Size,SQ_WAVES,Start_Timestamp,End_Timestamp\n\
                     0,\"matvec(Params) [clone .kd]\",2,1048576,16384,1412702536508356,1412702536528996\n\
                     1,\"matvec(Params) [clone .kd]\",2,1048576,16384,1412702536548036,1412702536563556\n";

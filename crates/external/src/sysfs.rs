@@ -1,9 +1,9 @@
-//! What the kernel's amdgpu driver says of its GPUs, without any tool: files below `/sys/class/drm`.
+//! Reads the utilization of AMD GPUs from the amdgpu driver's files below `/sys/class/drm`, without any tool.
 //!
-//! The files are in the kernel's documentation of amdgpu ("GPU Power/Thermal Controls and Monitoring", "Memory
-//! Domains and Information"): `gpu_busy_percent`, `mem_info_vram_used` and `mem_info_vram_total` below
-//! `card*/device`, `power1_average` (microwatts; newer chips have `power1_input`) and `temp1_input` (thousandths of
-//! a degree) below its `hwmon/hwmon*`.
+//! The files are documented in the kernel's amdgpu documentation ("GPU Power/Thermal Controls and Monitoring", "Memory
+//! Domains and Information"): `gpu_busy_percent`, `mem_info_vram_used` and `mem_info_vram_total` below `card*/device`,
+//! `power1_average` (microwatts; newer chips have `power1_input`) and `temp1_input` (thousandths of a degree) below its
+//! `hwmon/hwmon*`.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -11,34 +11,34 @@ use std::path::{Path, PathBuf};
 
 use super::error::ExternalError;
 
-/// PCI's number of AMD.
+/// PCI vendor id of AMD.
 const AMD: &str = "0x1002";
 
-/// Files of sysfs are one page at most.
+/// A sysfs file is at most one page.
 const MAX_BYTES: u64 = 4096;
 
 /// A GPU of the amdgpu driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
-    /// Such as `card0`.
+    /// Name such as `card0`.
     pub name: String,
-    /// Such as `0000:03:00.0`; the card's name where the system has no such link.
+    /// PCI address such as `0000:03:00.0`, or the card's name if the system has no such link.
     pub pci: String,
     device: PathBuf,
 }
 
-/// What a card says of itself now.
+/// Current readings of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CardState {
     pub busy_percent: Option<f64>,
     pub vram_used_bytes: Option<u64>,
     pub vram_total_bytes: Option<u64>,
     pub power_watts: Option<f64>,
-    /// Of the chip's edge, degrees Celsius.
+    /// Edge temperature in degrees Celsius.
     pub temperature: Option<f64>,
 }
 
-/// The AMD GPUs below `root`, which is `/sys` but in tests; in the order of their PCI addresses, which is HIP's.
+/// Returns the AMD GPUs below `root` (`/sys`, except in tests) sorted by PCI address, as HIP numbers them.
 pub fn cards(root: &Path) -> Vec<Card> {
     let Ok(entries) = fs::read_dir(root.join("class/drm")) else {
         return Vec::new();
@@ -47,7 +47,7 @@ pub fn cards(root: &Path) -> Vec<Card> {
     let names = names.filter_map(|name| name.into_string().ok());
     let mut cards: Vec<Card> = names
         .filter_map(|name| {
-            // Connectors are called `card0-DP-1`.
+            // `card0-DP-1` is a connector.
             let number = name.strip_prefix("card")?;
             number.parse::<u32>().ok()?;
             let device = root.join("class/drm").join(&name).join("device");
@@ -71,7 +71,7 @@ pub fn cards(root: &Path) -> Vec<Card> {
 }
 
 impl Card {
-    /// Reads what there is.
+    /// Reads the available values.
     pub fn state(&self) -> CardState {
         let number = |file: &str| text(&self.device.join(file))?.parse::<u64>().ok();
         let sensors = self.sensors();
@@ -92,10 +92,10 @@ impl Card {
         }
     }
 
-    /// How busy it is, percent, and the memory in use.
+    /// Returns the utilization in percent and the memory in use.
     ///
     /// # Errors
-    /// The driver does not say how busy it is.
+    /// If the driver reports no utilization.
     pub fn busy(&self) -> Result<(f64, Option<u64>), ExternalError> {
         let state = self.state();
         let busy = state
@@ -119,7 +119,7 @@ impl Card {
     }
 }
 
-/// The first page of a file, without the line's end.
+/// Reads the first page of a file, without the line end.
 fn text(path: &Path) -> Option<String> {
     let mut text = String::new();
     let file = File::open(path).ok()?;
@@ -131,10 +131,10 @@ fn text(path: &Path) -> Option<String> {
 pub(super) mod tests {
     use super::*;
 
-    /// Names of files below a device, and what is in them.
+    /// Names and contents of files below a device.
     type Files<'a> = &'a [(&'a str, &'a str)];
 
-    /// A tree as the kernel has it: PCI devices, and links to them below `class/drm`.
+    /// Creates a tree as the kernel does: PCI devices, and links to them below `class/drm`.
     pub(crate) fn tree(root: &Path, cards: &[(&str, &str, Files<'_>)]) {
         let drm = root.join("class/drm");
         fs::create_dir_all(drm.join("card0-DP-1")).unwrap();
@@ -153,7 +153,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn cards_are_amd_s_in_the_order_of_the_bus() {
+    fn lists_amd_cards_in_bus_order() {
         let dir = tempfile::tempdir().unwrap();
         let rx: &[_] = &[
             ("vendor", "0x1002"),

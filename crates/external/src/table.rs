@@ -1,4 +1,4 @@
-//! What every tool says in the end: where the time went, and what was counted.
+//! The common result of all tools: times and counters.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,62 +7,62 @@ use serde::Serialize;
 
 use rocmforge_profile::schema::Utilization;
 
-/// What a tool found.
+/// The result of a tool.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ToolReport {
-    /// Kernels, or functions of a CPU, that took the most time first.
+    /// Kernels, or CPU functions, largest total time first.
     pub kernels: Vec<TimeRow>,
-    /// Calls of the driver's interface on the host, likewise.
+    /// Driver API calls on the host, largest total time first.
     pub calls: Vec<TimeRow>,
     pub counters: Vec<CounterRow>,
-    /// Counters that were asked for and that nothing can be said about. A counter that reads zero for every kernel is
-    /// one: on several chips (gfx1201 among them) some are listed but never count.
+    /// Requested counters without a result. A counter that reads zero for every kernel is one of them: on several chips
+    /// (gfx1201 among them) some counters are listed but never count.
     pub unavailable: Vec<String>,
-    /// Of tools that look at gauges.
+    /// From utilization tools.
     pub utilization: Option<Utilization>,
     /// The devices, as the tool names them.
     pub devices: Vec<String>,
-    /// What the reader should know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
-    /// What the tool wrote.
+    /// The tool's output files.
     pub files: Vec<PathBuf>,
 }
 
-/// Time of one kernel, call or function.
+/// Times of a kernel, call or function.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TimeRow {
     pub name: String,
-    /// Executions; samples where a tool samples.
+    /// Executions, or samples for a sampling tool.
     pub calls: u64,
     pub total_ms: f64,
     pub mean_us: f64,
-    /// Of all in the list.
+    /// Share of the total of the list.
     pub share: f64,
 }
 
-/// A counter of one kernel, or of the whole run.
+/// A counter of a kernel or of the whole run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CounterRow {
     /// `None` for the whole run.
     pub kernel: Option<String>,
     pub counter: String,
-    /// `None` where the tool says none.
+    /// `None` if the tool reports none.
     pub unit: Option<String>,
     pub calls: u64,
-    /// Over all calls; `None` for what has no sum, such as a percentage.
+    /// Sum over all calls; `None` where a sum means nothing, as for a percentage.
     pub total: Option<f64>,
     pub mean: f64,
 }
 
-/// Different names that are told apart; the rest is counted together.
+/// Most distinct names; the rest is counted together.
 const MAX_NAMES: usize = 20_000;
 
-/// Longest name that is kept, in characters: templates have names of kilobytes.
+/// Longest name kept, in characters; template names can be kilobytes long.
 const MAX_NAME: usize = 512;
 
 const REST: &str = "(others)";
 
-/// Adds up the time of executions by name.
+/// Sums execution times by name.
 #[derive(Default)]
 pub(super) struct Times(BTreeMap<String, (u64, f64)>);
 
@@ -91,7 +91,7 @@ impl Times {
     }
 }
 
-/// Adds up counters by kernel.
+/// Sums counters by kernel.
 #[derive(Default)]
 pub(super) struct Counters(BTreeMap<String, BTreeMap<String, Count>>);
 
@@ -103,7 +103,7 @@ struct Count {
 }
 
 impl Counters {
-    /// Counts one value of `counter` in one execution of `kernel`.
+    /// Adds a value of `counter` from one execution of `kernel`.
     pub(super) fn add(&mut self, kernel: &str, counter: &str, unit: Option<&str>, value: f64) {
         let count = entry(entry(&mut self.0, kernel), counter);
         count.calls += 1;
@@ -113,7 +113,7 @@ impl Counters {
         }
     }
 
-    /// The rows, and the counters that were zero everywhere; those have no rows.
+    /// Returns the rows, and the counters that were zero everywhere, which have no rows.
     pub(super) fn rows(self) -> (Vec<CounterRow>, Vec<String>) {
         let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
         for (counter, count) in self.0.values().flatten() {
@@ -145,7 +145,7 @@ impl Counters {
     }
 }
 
-/// Whether a value says how much of something, so that a sum over executions means nothing.
+/// Whether a unit is a ratio, so that a sum over executions means nothing.
 fn is_ratio(counter: &str, unit: Option<&str>) -> bool {
     let of_nsight = [
         ".pct",
@@ -164,7 +164,7 @@ fn is_ratio(counter: &str, unit: Option<&str>) -> bool {
         || of_rocm.iter().any(|part| counter.contains(part))
 }
 
-/// The entry of a name in a map that does not grow without bound.
+/// Returns the entry of a name in a map of bounded size.
 fn entry<'a, V: Default>(map: &'a mut BTreeMap<String, V>, name: &str) -> &'a mut V {
     let name = match name.char_indices().nth(MAX_NAME) {
         None => name.to_string(),
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_add_up_and_share() {
+    fn sums_times_and_shares() {
         let mut times = Times::default();
         for (name, ns) in [("b", 1000.0), ("a", 2000.0), ("b", 5000.0)] {
             times.add(name, 1, ns);
@@ -220,7 +220,7 @@ mod tests {
                 )
             })
             .collect();
-        // A zero beside others is a count.
+        // A zero next to other values is a count.
         let expected = [
             ("k", "MemUnitBusy", 2, None, 50.0),
             ("k", "SQ_WAVES", 2, Some(40.0), 20.0),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_do_not_fill_memory() {
+    fn bounds_the_number_of_names() {
         let mut times = Times::default();
         for i in 0..MAX_NAMES + 100 {
             times.add(&i.to_string(), 1, 1.0);

@@ -1,4 +1,4 @@
-//! Which tools there are, which of them are on this machine, and what became of those with other names.
+//! Lists the known tools, finds them on this machine, and names the successors of retired ones.
 
 use std::env;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use super::command::CommandLine;
 use super::error::ExternalError;
 use super::process::{self, Limits};
 
-/// A tool that can say what a program waits for.
+/// A supported external tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tool {
     Rocprofv3,
@@ -34,7 +34,7 @@ impl Tool {
         Tool::Perf,
     ];
 
-    /// Its program's name.
+    /// Returns the name of its program.
     pub fn name(self) -> &'static str {
         match self {
             Tool::Rocprofv3 => "rocprofv3",
@@ -49,19 +49,17 @@ impl Tool {
 
     pub fn purpose(self) -> &'static str {
         match self {
-            Tool::Rocprofv3 => "AMD: time of kernels and of calls, hardware counters",
-            Tool::RocprofCompute => {
-                "AMD Instinct: counters of a kernel beside the hardware's limits"
-            }
-            Tool::AmdSmi => "AMD: use, memory, power and temperature of GPUs",
-            Tool::Nsys => "NVIDIA: time of kernels and of calls",
-            Tool::Ncu => "NVIDIA: counters of kernels",
-            Tool::NvidiaSmi => "NVIDIA: use, memory, power and temperature of GPUs",
-            Tool::Perf => "CPU: time of functions, hardware counters",
+            Tool::Rocprofv3 => "AMD: times of kernels and calls, hardware counters",
+            Tool::RocprofCompute => "AMD Instinct: kernel counters next to the hardware's limits",
+            Tool::AmdSmi => "AMD: GPU utilization, memory, power and temperature",
+            Tool::Nsys => "NVIDIA: times of kernels and calls",
+            Tool::Ncu => "NVIDIA: kernel counters",
+            Tool::NvidiaSmi => "NVIDIA: GPU utilization, memory, power and temperature",
+            Tool::Perf => "CPU: time per function, hardware counters",
         }
     }
 
-    /// What to do when it is not there.
+    /// Returns how to install it.
     pub fn install(self) -> &'static str {
         match self {
             Tool::Rocprofv3 => {
@@ -79,7 +77,7 @@ impl Tool {
             Tool::Ncu => {
                 "install NVIDIA Nsight Compute (package nsight-compute, or with the CUDA toolkit)"
             }
-            Tool::NvidiaSmi => "it comes with NVIDIA's driver",
+            Tool::NvidiaSmi => "it comes with the NVIDIA driver",
             Tool::Perf => {
                 "install perf (package linux-perf on Debian, linux-tools-generic on Ubuntu, perf on others)"
             }
@@ -93,10 +91,10 @@ impl Tool {
         }
     }
 
-    /// Its program in the folders of `path`, a list as the variable PATH has it.
+    /// Finds its program in the folders of `path`, a list in the format of PATH.
     ///
     /// # Errors
-    /// It is in none of them.
+    /// If it is in none of them.
     pub fn find(self, path: &OsStr) -> Result<PathBuf, ExternalError> {
         find(self.name(), path).ok_or_else(|| ExternalError::NotFound {
             tool: self.name().to_string(),
@@ -108,7 +106,7 @@ impl Tool {
 impl FromStr for Tool {
     type Err = ExternalError;
 
-    /// By its program's name. A name from before is an error that says which tool took its place.
+    /// Parses a program's name. For a retired tool, the error names its successor.
     fn from_str(name: &str) -> Result<Tool, ExternalError> {
         if let Some(tool) = Tool::ALL.into_iter().find(|tool| tool.name() == name) {
             return Ok(tool);
@@ -128,16 +126,16 @@ impl FromStr for Tool {
     }
 }
 
-/// A name that one still reads of.
+/// A retired tool that documentation still mentions.
 pub struct Former {
     pub name: &'static str,
     pub fate: &'static str,
     pub successor: Tool,
-    /// A command of the successor.
+    /// An example command of the successor.
     pub example: &'static str,
 }
 
-/// Names of former tools, and of some that never were.
+/// Retired tools, and some that never existed.
 pub const FORMER: [Former; 7] = [
     Former {
         name: "rocprof",
@@ -183,25 +181,25 @@ pub const FORMER: [Former; 7] = [
     },
 ];
 
-/// A tool on this machine.
+/// A tool and whether it is on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Available {
     pub tool: Tool,
-    /// `None` if it is not there.
+    /// Its path; `None` if it is not installed.
     pub path: Option<PathBuf>,
-    /// In its own words, if it said them in time.
+    /// Its version text, if it answered in time.
     pub version: Option<String>,
 }
 
-/// Time for a tool to say its version. Those of ROCm are Python programs and take a second.
+/// Time limit for printing the version. ROCm's tools are Python programs and take a second.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// All tools, and which of them are in PATH. Asks each for its version, all at the same time.
+/// Returns all tools and whether they are in PATH. Queries their versions in parallel.
 pub fn available_tools() -> Vec<Available> {
     available_in(&env::var_os("PATH").unwrap_or_default())
 }
 
-/// The same with another PATH.
+/// Like [`available_tools`], with another PATH.
 pub fn available_in(path: &OsStr) -> Vec<Available> {
     let asked = Tool::ALL.map(|tool| {
         let found = find(tool.name(), path);
@@ -217,12 +215,12 @@ pub fn available_in(path: &OsStr) -> Vec<Available> {
     tools.collect()
 }
 
-/// The line of its version that has a number.
+/// Returns the line of a version text that has a number.
 fn version(tool: Tool, program: &Path) -> Option<String> {
     let command = CommandLine::new(program).args(tool.version_args().iter().copied());
     let said = process::run(&command, &Limits::timeout(VERSION_TIMEOUT)).ok()?;
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
-    // Nsight Compute's first lines are its name and its makers'; rocprofv3's last ones are details of its build.
+    // Nsight Compute starts with its name and copyright; rocprofv3 ends with build details.
     let number = |line: &&str| {
         line.to_lowercase().contains("version") && line.contains(|c: char| c.is_ascii_digit())
     };
@@ -235,10 +233,10 @@ fn version(tool: Tool, program: &Path) -> Option<String> {
         .then(|| process::printable(line.trim(), 100))
 }
 
-/// The program called `name` in the folders of `path`.
+/// Finds the program `name` in the folders of `path`.
 pub fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
     env::split_paths(path)
-        // An empty entry is the current folder in a shell, which is nobody's intention.
+        // A shell takes an empty entry as the current folder, which is never intended here.
         .filter(|dir| !dir.as_os_str().is_empty())
         .map(|dir| dir.join(name))
         .find(|file| is_program(file))
@@ -264,8 +262,8 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A program in `dir` that is a shell script. It is written by another process: a file that this one has open for
-    /// writing while another thread forks cannot be run ("text file busy").
+    /// Creates a shell script in `dir`. Another process writes it: a file that this process has open for writing while
+    /// another thread forks cannot be executed ("text file busy").
     pub(crate) fn script(dir: &Path, name: &str, text: &str) -> PathBuf {
         let (file, source) = (dir.join(name), dir.join(format!("{name}.sh")));
         fs::write(&source, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -280,7 +278,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn names_of_before_are_answered_with_their_successors() {
+    fn retired_tools_name_their_successors() {
         for tool in Tool::ALL {
             assert_eq!(tool.name().parse::<Tool>().unwrap(), tool);
             assert!(!tool.purpose().is_empty() && !tool.install().is_empty());
@@ -309,7 +307,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn tools_are_found_with_their_versions() {
+    fn finds_tools_and_their_versions() {
         let dir = tempfile::tempdir().unwrap();
         let empty = tempfile::tempdir().unwrap();
         script(dir.path(), "perf", "echo perf version 6.1.187");
@@ -321,7 +319,7 @@ pub(super) mod tests {
              echo 'Version 2024.3.2.0 (build 34861637) (public-release)'",
         );
         script(dir.path(), "nsys", "exit 1");
-        // Not a program.
+        // Not executable.
         fs::write(dir.path().join("rocprofv3"), "").unwrap();
         fs::create_dir(dir.path().join("amd-smi")).unwrap();
         let path = env::join_paths([empty.path(), Path::new("/no/such"), dir.path()]).unwrap();

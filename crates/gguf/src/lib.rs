@@ -1,17 +1,17 @@
-//! GGUF files and quantization formats. Knows no model and no device.
+//! Reads and writes GGUF files and converts between f32 and their block formats. Knows nothing about models or devices.
 //!
-//! A file is opened with [`Gguf::open`] (memory-mapped or read), its header is
-//! parsed and checked once, and everything after that is borrowed from the
-//! file's bytes: metadata through [`Metadata`], tensors through [`TensorInfo`].
-//! [`quant`] holds the block formats and their scalar definition, [`Writer`]
-//! produces files.
+//! [`Gguf::open`] maps or reads a file and validates its header once. Metadata ([`Metadata`]) and tensors
+//! ([`TensorInfo`]) are then borrowed from the file's bytes. [`quant`] defines the block formats with scalar reference
+//! conversions, and [`Writer`] writes files.
 #![deny(unsafe_code)]
 
+mod bytes;
 mod display;
 mod error;
 mod file;
 mod metadata;
 mod new_file;
+mod open;
 mod owned;
 pub mod quant;
 mod reader;

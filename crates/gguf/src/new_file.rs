@@ -1,32 +1,32 @@
-//! A file that appears under its name only when it is complete: written under a temporary name beside it,
-//! flushed to the disk, then renamed. Dropped before that, it leaves nothing.
+//! A file that appears under its name only when it is complete: written under a temporary name in the same folder,
+//! flushed to disk, then renamed. Dropped earlier, it leaves nothing behind.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// What happens to a file that has the name already.
+/// What to do if the file already exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     Keep,
     Replace,
 }
 
-/// A file in the making.
+/// A file being written.
 #[derive(Debug)]
 pub struct NewFile {
     file: File,
     path: PathBuf,
-    /// `None` once it has its own name.
+    /// The temporary name; `None` once the file is renamed.
     temporary: Option<PathBuf>,
 }
 
 impl NewFile {
-    /// Begins the file `path`.
+    /// Starts writing the file `path`.
     ///
     /// # Errors
-    /// If something is there that may not be replaced, or the folder cannot be written to.
+    /// If `path` exists and must not be replaced, or the folder is not writable.
     pub fn create(path: &Path, existing: Existing) -> io::Result<NewFile> {
         let refuse = |text: &str| Err(io::Error::new(ErrorKind::AlreadyExists, text));
         match fs::metadata(path) {
@@ -40,7 +40,7 @@ impl NewFile {
         let Some(name) = path.file_name() else {
             return Err(io::Error::new(
                 ErrorKind::InvalidInput,
-                "that is no file name",
+                "the path has no file name",
             ));
         };
         let unique = RandomState::new().hash_one(std::process::id());
@@ -59,8 +59,8 @@ impl NewFile {
         })
     }
 
-    /// Takes `n_bytes` on the disk, so that a full one is an error now instead of after the work. Does
-    /// nothing where the file system cannot.
+    /// Reserves `n_bytes` on disk, so that a full disk is an error now rather than after the work. Does nothing if the
+    /// file system cannot reserve space.
     ///
     /// # Errors
     /// If there is not enough space.
@@ -77,17 +77,17 @@ impl NewFile {
         Ok(())
     }
 
-    /// Gives the file its name, once its bytes are on the disk.
+    /// Renames the file to its name once its bytes are on disk.
     ///
     /// # Errors
-    /// What the operating system reports; nothing is left then.
+    /// The operating system's error; nothing is left behind in that case.
     pub fn commit(mut self) -> io::Result<()> {
         self.file.sync_all()?;
         if let Some(temporary) = &self.temporary {
             fs::rename(temporary, &self.path)?;
         }
         self.temporary = None;
-        // The name is on the disk when its folder is. Not every file system can be asked for that.
+        // The name is on disk once its folder is flushed, which not every file system supports.
         let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty());
         if let Ok(folder) = File::open(folder.unwrap_or(Path::new("."))) {
             let _ = folder.sync_all();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_appears_with_the_whole_file() {
+    fn name_appears_with_the_complete_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.gguf");
         let mut file = NewFile::create(&path, Existing::Keep).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_are_replaced() {
+    fn replaces_only_files() {
         let folder = tempfile::tempdir().unwrap();
         for path in [folder.path(), Path::new("/dev/null"), Path::new("/")] {
             NewFile::create(path, Existing::Replace).unwrap_err();
@@ -161,10 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_noticed_before_the_work() {
+    fn reserve_detects_a_full_disk() {
         let folder = tempfile::tempdir().unwrap();
         let file = NewFile::create(&folder.path().join("a"), Existing::Keep).unwrap();
-        // No disk has four exabytes; a file system that cannot reserve says nothing, or that it is too much.
+        // No disk has four exabytes. A file system that cannot reserve space returns no error, or reports a file too
+        // large.
         if let Err(error) = file.reserve(1 << 62) {
             assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
         }

@@ -348,3 +348,83 @@ fn find_path(listing: &Listing, name: &str) -> Result<Option<PathBuf>, Error> {
         .and_then(|model| model.files.first())
         .map(|file| file.path.clone()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Creates a folder with these files.
+    fn folder(files: &[&str]) -> (tempfile::TempDir, ModelsFolder) {
+        let dir = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "GGUF").unwrap();
+        }
+        let folder = ModelsFolder::open(Some(dir.path())).unwrap();
+        (dir, folder)
+    }
+
+    #[test]
+    fn finds_models_by_name() {
+        let (_dir, folder) = folder(&[
+            "o/r/m-Q4_K_M.gguf",
+            "o/r/m-Q8_0.gguf",
+            "o/r/mmproj-F16.gguf",
+            "p/s/big-00001-of-00002.gguf",
+            "p/s/big-00002-of-00002.gguf",
+            "q/t/m-Q8_0.gguf",
+        ]);
+        let listing = folder.list().unwrap();
+        assert_eq!(listing.models.len(), 4);
+        let found = |name: &str| {
+            let model = listing.find(name).ok()?;
+            Some(model?.name.as_str())
+        };
+        for (name, expected) in [
+            ("o/r", Some("o/r/m-Q4_K_M.gguf")),
+            ("o/r:q8_0", Some("o/r/m-Q8_0.gguf")),
+            ("o/r/m-Q8_0.gguf", Some("o/r/m-Q8_0.gguf")),
+            ("m-Q4_K_M", Some("o/r/m-Q4_K_M.gguf")),
+            ("p/s", Some("p/s/big-00001-of-00002.gguf")),
+            ("o/r:Q2_K", None),
+            // Ambiguous.
+            ("m-Q8_0", None),
+        ] {
+            assert_eq!(found(name), expected, "{name}");
+        }
+        assert!(matches!(
+            listing.find("m-Q8_0"),
+            Err(Error::AmbiguousName { models, .. }) if models.len() == 2
+        ));
+    }
+
+    #[test]
+    fn resolves_paths_names_and_references() {
+        let (dir, folder) = folder(&["o/r/m-Q4_K_M.gguf"]);
+        let path = dir.path().join("o/r/m-Q4_K_M.gguf");
+        let resolved = |name: &str| resolve(Path::new(name), Some(folder.root()));
+        for name in [path.to_str().unwrap(), "o/r", "hf:o/r", "hf:o/r:Q4_K_M"] {
+            assert_eq!(resolved(name).unwrap(), path, "{name}");
+        }
+        assert!(matches!(
+            resolved("hf:o/r:Q8_0"),
+            Err(Error::NotDownloaded { .. })
+        ));
+        assert!(matches!(resolved("o/x"), Err(Error::NoSuchModel { .. })));
+        assert!(matches!(resolved("hf:.."), Err(Error::BadReference(_))));
+        for path in ["missing.gguf", "/nowhere/m.gguf", "../o/r"] {
+            assert_eq!(resolved(path).unwrap(), Path::new(path));
+        }
+    }
+
+    #[test]
+    fn removes_files_and_empty_folders() {
+        let (dir, folder) = folder(&["o/r/a.gguf", "o/r/b.gguf", "o/r/.pull.lock"]);
+        let listing = folder.list().unwrap();
+        folder.remove(&listing.models[0].files[0]).unwrap();
+        assert!(dir.path().join("o/r/b.gguf").exists());
+        folder.remove(&listing.models[1].files[0]).unwrap();
+        assert!(!dir.path().join("o").exists() && dir.path().exists());
+    }
+}

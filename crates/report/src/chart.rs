@@ -1,43 +1,43 @@
-//! Small line charts in SVG: a value over time, with its spread and what is remarkable of it.
+//! Small SVG line charts: a value over time with its spread, and marks for notable points.
 //!
-//! A chart is static markup in the colours of the page's style, so it needs no script and prints.
+//! A chart is static markup in the colours of the page's style; it needs no script and can be printed.
 
 use std::fmt::Write as _;
 
 use super::html::Escaped;
 use super::numbers::digits;
 
-/// A chart of lines over one axis.
+/// A chart of lines over a common axis.
 #[derive(Debug, Clone)]
 pub struct LineChart<'a> {
     pub title: &'a str,
     pub unit: &'a str,
-    /// What stands at the ends of the horizontal axis.
+    /// Labels at the ends of the horizontal axis.
     pub ends: [&'a str; 2],
     pub lines: Vec<Line<'a>>,
 }
 
-/// One line, left to right.
+/// A line; points from left to right.
 #[derive(Debug, Clone)]
 pub struct Line<'a> {
     pub label: &'a str,
     pub points: Vec<Point>,
 }
 
-/// A value of a line. Points that are not finite are left out.
+/// A point of a line. Non-finite points are skipped.
 #[derive(Debug, Clone)]
 pub struct Point {
-    /// In any unit that all lines share, such as seconds.
+    /// Position in a unit shared by all lines, such as seconds.
     pub x: f64,
     pub y: f64,
-    /// Least and greatest of what `y` stands for.
+    /// Smallest and largest of the values that `y` represents.
     pub spread: Option<[f64; 2]>,
     pub mark: Mark,
-    /// Shown at the point; text.
+    /// Text shown at the point.
     pub tooltip: String,
 }
 
-/// What a point is beside the points before it.
+/// How a point compares to the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     Plain,
@@ -47,11 +47,11 @@ pub enum Mark {
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 190.0;
-/// Left, right, top, bottom.
+/// Margins: left, right, top, bottom.
 const MARGIN: [f64; 4] = [62.0, 16.0, 14.0, 28.0];
 
 impl LineChart<'_> {
-    /// A `figure` with the chart and, if there are several lines, a legend.
+    /// Returns a `figure` element with the chart and, for several lines, a legend.
     pub fn svg(&self) -> String {
         let Some(plot) = Plot::of(&self.lines) else {
             return format!(
@@ -117,7 +117,7 @@ impl LineChart<'_> {
     }
 }
 
-/// Where values stand.
+/// The scales of the axes.
 struct Plot {
     x: [f64; 2],
     y: [f64; 2],
@@ -125,8 +125,8 @@ struct Plot {
 }
 
 impl Plot {
-    /// `None` without points. The vertical axis holds all values and spreads and ends at round numbers; it begins at
-    /// zero only if that is near, since a change of some percent shall be seen.
+    /// Computes the scales; `None` without points. The vertical axis covers all values and spreads and ends at round
+    /// numbers. It starts at zero only if zero is near, so that changes of some percent are visible.
     fn of(lines: &[Line]) -> Option<Plot> {
         let points = || lines.iter().flat_map(|line| drawable(line));
         let xs: Vec<f64> = points().map(|point| point.x).collect();
@@ -143,7 +143,7 @@ impl Plot {
             Some([least, greatest])
         };
         let [least, greatest] = range(&ys)?;
-        // Values that are all the same stand in the middle.
+        // Equal values are drawn in the middle.
         let size = match greatest - least {
             0.0 => least.abs().max(1e-9) * 0.2,
             size => size,
@@ -198,7 +198,7 @@ impl Plot {
                 );
             }
             let tooltip = Escaped(&point.tooltip);
-            // A shape of its own besides the colour.
+            // A different shape in addition to the colour.
             match point.mark {
                 Mark::Plain => write_to(
                     &mut marks,
@@ -238,7 +238,7 @@ fn drawable<'a>(line: &'a Line) -> impl Iterator<Item = &'a Point> {
         .filter(move |point| point.x.is_finite() && point.y.is_finite() && spread_is_finite(point))
 }
 
-/// The least of 1, 2, 5, 10, 20, ... and their tenths that is no less than `size`.
+/// Returns the smallest of 1, 2, 5, 10, 20, ... and their tenths that is at least `size`.
 fn round_step(size: f64) -> f64 {
     let power = 10f64.powf(size.log10().floor());
     [1.0, 2.0, 5.0]
@@ -249,7 +249,8 @@ fn round_step(size: f64) -> f64 {
 }
 
 fn write_to(text: &mut String, args: std::fmt::Arguments<'_>) {
-    text.write_fmt(args).expect("a String takes everything");
+    text.write_fmt(args)
+        .expect("writing to a String never fails");
 }
 
 #[cfg(test)]
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn points_and_their_marks_are_drawn() {
+    fn draws_points_and_marks() {
         let svg = chart(vec![
             point(0.0, 20.0, Mark::Plain),
             point(1.0, 25.0, Mark::Better),
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn any_values_have_finite_places() {
+    fn all_positions_are_finite() {
         for ys in [
             vec![],
             vec![0.0],
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_axis_ends_at_round_numbers() {
+    fn axis_ends_at_round_numbers() {
         for (size, want) in [
             (0.9, 1.0),
             (1.0, 1.0),

@@ -1,40 +1,41 @@
-//! Where the time went, as a flame graph: the run, its phases, their types of operations, the operations.
+//! Draws a flame graph of the run, its phases, their operation types and operations.
 //!
-//! Widths are times of a profiled run. [`write`] makes one SVG file that needs nothing else; in a browser a click on a
-//! frame enlarges it. [`collapsed`] writes the same stacks as text for flamegraph.pl, inferno and speedscope. Source of
-//! the picture: B. Gregg, "The Flame Graph", CACM 59(6), 2016.
+//! Widths are times of a profiled run. [`write()`] writes a self-contained SVG file; in a browser, a click on a frame
+//! zooms in. [`collapsed`] writes the same stacks as text for flamegraph.pl, inferno and speedscope. Source: B. Gregg,
+//! "The Flame Graph", CACM 59(6), 2016.
 
 use std::io::{self, Write};
+
+use rocmforge_profile::schema::{Phase, Profile};
 
 use super::html::Escaped;
 use super::kinds::Kinds;
 use super::numbers::{percent, time_ms};
-use rocmforge_profile::schema::{Phase, Profile};
 
 const STYLE: &str = include_str!("assets/flamegraph.css");
 const SCRIPT: &str = include_str!("assets/flamegraph.js");
 
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 12.0;
-/// Above the frames: the title and the line below it.
+/// Space above the frames for title and subtitle.
 const HEAD: f64 = 62.0;
 const ROW: f64 = 26.0;
-/// The run, phase, type, operation.
+/// Levels: run, phase, type, operation.
 const N_LEVELS: usize = 4;
 
-/// A stretch of the picture with what is above it.
+/// A frame and its children.
 struct Frame<'a> {
     name: &'a str,
     ms: f64,
-    /// Type of operation, which is the colour.
+    /// Operation type, which determines the colour.
     kind: Option<&'a str>,
     inner: Vec<Frame<'a>>,
 }
 
-/// Writes the picture.
+/// Writes the flame graph as SVG.
 ///
 /// # Errors
-/// Of `out`.
+/// If writing to `out` fails.
 pub fn write(profile: &Profile, mut out: impl Write) -> io::Result<()> {
     let root = run(profile);
     let kinds = Kinds::of(profile, &[]);
@@ -78,7 +79,7 @@ pub fn write(profile: &Profile, mut out: impl Write) -> io::Result<()> {
     write!(out, "<script><![CDATA[\n{SCRIPT}]]></script>\n</svg>\n")
 }
 
-/// Where a frame is drawn.
+/// The position of a frame.
 #[derive(Clone, Copy)]
 struct Place {
     x: f64,
@@ -97,7 +98,7 @@ fn write_frame(
     let class = frame
         .kind
         .map_or_else(|| "kn".to_owned(), |kind| kinds.class(kind));
-    // Flames rise: the run is the lowest row. An inner `svg` clips its text.
+    // Frames grow upwards: the run is the lowest row. An inner `svg` clips its text.
     let y = HEAD + (N_LEVELS - 1 - place.level) as f64 * ROW;
     writeln!(
         out,
@@ -122,10 +123,10 @@ fn write_frame(
     Ok(())
 }
 
-/// Writes the stacks, one a line: names from the outside in, separated by semicolons, then whole microseconds.
+/// Writes one stack per line: names from the outside in, separated by semicolons, then whole microseconds.
 ///
 /// # Errors
-/// Of `out`.
+/// If writing to `out` fails.
 pub fn collapsed(profile: &Profile, mut out: impl Write) -> io::Result<()> {
     write_stacks(&run(profile), &mut Vec::new(), &mut out)
 }
@@ -137,7 +138,7 @@ fn write_stacks<'a>(
 ) -> io::Result<()> {
     stack.push(frame.name);
     if frame.inner.is_empty() {
-        // The form has no escapes.
+        // The format has no escapes.
         let names: Vec<_> = stack
             .iter()
             .map(|name| name.replace([';', '\n', '\r'], " "))
@@ -154,7 +155,7 @@ fn write_stacks<'a>(
     Ok(())
 }
 
-/// The tree of a profile. Phases keep their order, the rest is by time.
+/// Builds the tree of a profile. Phases keep their order, the rest is sorted by time.
 fn run(profile: &Profile) -> Frame<'_> {
     let inner: Vec<_> = profile.phases.iter().map(phase).collect();
     Frame::around("run", None, inner)

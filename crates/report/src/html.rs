@@ -1,8 +1,8 @@
-//! What all pages share: escaping, the skeleton with its style and policy, tables, tiles.
+//! Building blocks of all pages: escaping, the document with style and security policy, tables, tiles.
 //!
 //! A page is one file that loads nothing. Its content security policy forbids every source and lists the hashes of its
-//! own scripts, so that a name from a model's file is text even where an escape were forgotten. A new page is a
-//! [`Document`]: markup made of these pieces, data for its scripts, and the scripts.
+//! own scripts, so that a name from a model file could not run as a script even if an escape were missing. A new page
+//! is a [`Document`]: markup made of these pieces, data for its scripts, and the scripts.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
@@ -12,28 +12,28 @@ use sha2::{Digest as _, Sha256};
 
 use super::numbers::NOT_AVAILABLE;
 
-/// Follows the reader's choice of a light or dark theme.
+/// Style for light and dark themes.
 const STYLE: &str = include_str!("assets/page.css");
 
-/// Sorts tables, shows tooltips; the scripts that follow find it as `page`.
+/// Sorts tables and shows tooltips; later scripts use it as `page`.
 const COMMON_SCRIPT: &str = include_str!("assets/common.js");
 
-/// A page before it is written.
+/// A page.
 #[derive(Debug, Clone, Copy)]
 pub struct Document<'a> {
-    /// Text.
+    /// Title as text.
     pub title: &'a str,
-    /// Markup, escaped by whoever made it.
+    /// Markup, already escaped.
     pub body: &'a str,
-    /// Run in this order. A script finds the data as `page.data`.
+    /// Scripts in order of execution. They find the data as `page.data`.
     pub scripts: &'a [&'a str],
 }
 
 impl Document<'_> {
-    /// Writes the whole file, with `data` in a block that no browser runs.
+    /// Writes the whole file, with `data` in a block that browsers do not execute.
     ///
     /// # Errors
-    /// Of `out`, and of data that has no JSON form.
+    /// If writing to `out` fails, or `data` cannot be serialized.
     pub fn write(&self, data: &impl Serialize, mut out: impl Write) -> io::Result<()> {
         let data = embedded_json(data)?;
         let scripts = || std::iter::once(COMMON_SCRIPT).chain(self.scripts.iter().copied());
@@ -60,13 +60,13 @@ impl Document<'_> {
     }
 }
 
-/// JSON that may stand inside of a `script` element: nothing in it can end the element or begin a comment.
+/// Returns JSON that is safe inside a `script` element: it cannot end the element or start a comment.
 fn embedded_json(data: &impl Serialize) -> io::Result<String> {
     let json = serde_json::to_string(data)?;
     let mut embedded = String::with_capacity(json.len());
     for c in json.chars() {
         match c {
-            // All of these occur within strings only.
+            // These characters occur only within strings.
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\u{fffe}' | '\u{ffff}' => {
                 embedded += &format!("\\u{:04x}", u32::from(c));
             }
@@ -76,7 +76,7 @@ fn embedded_json(data: &impl Serialize) -> io::Result<String> {
     Ok(embedded)
 }
 
-/// The padded form of RFC 4648, section 4.
+/// Encodes base64 with padding, RFC 4648, section 4.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -93,7 +93,7 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// Text that may stand between tags and within quoted attributes, of HTML and of XML.
+/// Displays text escaped for elements and quoted attributes of HTML and XML.
 #[derive(Debug, Clone, Copy)]
 pub struct Escaped<'a>(pub &'a str);
 
@@ -107,9 +107,9 @@ impl fmt::Display for Escaped<'_> {
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
                 '\t' | '\n' => f.write_char(c)?,
-                // XML has no form for these, and a reader would stop at them.
+                // XML cannot represent these, and parsers reject them.
                 '\u{fffe}' | '\u{ffff}' => f.write_char('\u{fffd}')?,
-                // These would turn round what follows them.
+                // These reverse the direction of the following text.
                 '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => f.write_char('\u{fffd}')?,
                 c if c.is_control() => f.write_char('\u{fffd}')?,
                 c => f.write_char(c)?,
@@ -119,10 +119,10 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// A table whose columns the reader can sort.
+/// A table that the reader can sort by column.
 #[derive(Debug, Clone)]
 pub struct Table<'a> {
-    /// What the table shows, for people who do not see it.
+    /// Caption, also for screen readers.
     pub caption: &'a str,
     pub columns: Vec<Column<'a>>,
     rows: String,
@@ -132,12 +132,12 @@ pub struct Table<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Column<'a> {
     pub label: &'a str,
-    /// What the numbers are; empty if the label says it.
+    /// Tooltip; empty if the label is enough.
     pub title: &'a str,
     pub align: Align,
 }
 
-/// Where the cells of a column stand.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     Start,
@@ -149,12 +149,12 @@ pub enum Align {
 #[derive(Debug, Clone)]
 pub struct Cell {
     markup: String,
-    /// What the column is sorted by; cells without come last.
+    /// Sort key; cells without one come last.
     key: Option<f64>,
 }
 
 impl Cell {
-    /// Sorted by its letters.
+    /// Creates a text cell, sorted alphabetically.
     pub fn text(text: &str) -> Cell {
         Cell {
             markup: Escaped(text).to_string(),
@@ -162,7 +162,7 @@ impl Cell {
         }
     }
 
-    /// A number in the form that `show` gives it; what is missing is n/a.
+    /// Creates a number cell formatted by `show`; n/a if missing.
     pub fn number(value: Option<f64>, show: impl Fn(f64) -> String) -> Cell {
         let value = value.filter(|x| x.is_finite());
         Cell {
@@ -174,7 +174,7 @@ impl Cell {
         }
     }
 
-    /// Markup of the caller's, escaped by the caller, and what it is sorted by.
+    /// Creates a cell of markup that the caller escaped, with its sort key.
     pub fn markup(markup: String, key: Option<f64>) -> Cell {
         Cell { markup, key }
     }
@@ -209,7 +209,7 @@ impl<'a> Table<'a> {
         self.rows += "</tr>\n";
     }
 
-    /// The markup, within a box of its own that scrolls where the page is narrow.
+    /// Returns the markup, in a box that scrolls on narrow screens.
     pub fn finish(self) -> String {
         let caption = Escaped(self.caption);
         let mut head = String::new();
@@ -236,7 +236,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// A big number with what it is above and what it means below; both are text.
+/// Returns a tile: a large number with a label above and an explanation below, both text.
 pub fn tile(label: &str, value: &str, meaning: &str, verdict: Verdict) -> String {
     let (class, sign) = match verdict {
         Verdict::None => ("", ""),
@@ -257,7 +257,7 @@ pub fn tile(label: &str, value: &str, meaning: &str, verdict: Verdict) -> String
     )
 }
 
-/// What a number means for the reader.
+/// How a number is rated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     None,
@@ -265,7 +265,7 @@ pub enum Verdict {
     Bad,
 }
 
-/// A section with a heading that links lead to; `body` is markup.
+/// Returns a section with a linkable heading; `body` is markup.
 pub fn section(id: &str, heading: &str, body: &str) -> String {
     format!(
         "<section id=\"{id}\" aria-labelledby=\"{id}-heading\">\n<h2 id=\"{id}-heading\">{}</h2>\n{body}</section>\n",
@@ -273,7 +273,7 @@ pub fn section(id: &str, heading: &str, body: &str) -> String {
     )
 }
 
-/// A paragraph that says why there is nothing to show.
+/// Returns a paragraph that explains why there is nothing to show.
 pub fn not_available(reason: &str) -> String {
     format!(
         "<p class=\"missing\">{NOT_AVAILABLE}: {}</p>\n",
@@ -287,7 +287,7 @@ mod tests {
     use crate::numbers::time_ms;
 
     #[test]
-    fn text_stays_text() {
+    fn escapes_text() {
         for (text, want) in [
             (
                 "a < b && c > 'd\"",
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_is_that_of_the_rfc() {
+    fn base64_matches_the_rfc() {
         // RFC 4648, section 10.
         for (text, want) in [
             ("", ""),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_escaped_and_sorted_by_their_numbers() {
+    fn escapes_cells_and_sorts_by_number() {
         let column = |label, align| Column {
             label,
             title: "a \"title\"",

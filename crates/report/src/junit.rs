@@ -1,4 +1,4 @@
-//! A report as JUnit XML, as the test tabs of CI systems read it: a test case for each judged metric. A regression is a
+//! Writes a comparison as JUnit XML for the test tabs of CI systems: a test case per compared metric. A regression is a
 //! failure, other hardware an error.
 
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use rocmforge_bench::baseline::{ComparisonResult, RegressionReport, four_digits};
 use rocmforge_profile::clock;
 
-/// Writes the report as JUnit XML.
+/// Formats the report as JUnit XML.
 pub fn text(report: &RegressionReport) -> String {
     let n = report.rows().count();
     let n_of = |wanted| {
@@ -44,7 +44,7 @@ pub fn text(report: &RegressionReport) -> String {
         match (row.metric, row.of.result) {
             (Some(metric), _) => {
                 let facts = format!(
-                    "{} then, {} now, {}; threshold {:.1} %; by {}",
+                    "was {}, is {}, {}; threshold {:.1} %; by {}",
                     four_digits(metric.baseline),
                     four_digits(metric.current),
                     metric.change_text(),
@@ -93,7 +93,7 @@ pub fn text(report: &RegressionReport) -> String {
     xml
 }
 
-/// `text` for XML 1.0, in an element or an attribute. Characters that XML cannot have at all become U+FFFD.
+/// Escapes text for elements and attributes of XML 1.0. Characters that XML cannot represent become U+FFFD.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -103,7 +103,7 @@ fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&apos;"),
-            // In an attribute a parser makes spaces of them.
+            // Parsers turn these into spaces in attributes.
             '\t' | '\n' | '\r' => {
                 let _ = write!(out, "&#{};", u32::from(c));
             }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_without_a_form_in_xml_is_replaced() {
+    fn replaces_characters_that_xml_cannot_represent() {
         assert_eq!(
             escape("a\u{0}\u{8}\u{ffff}b\n<"),
             "a\u{fffd}\u{fffd}\u{fffd}b&#10;&lt;"

@@ -1,23 +1,25 @@
-//! Types of operations in order of their time, and the colours that all pictures of a profile give them.
+//! The operation types of a profile sorted by time, and their colours in all charts.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::html::Escaped;
-use super::tracks::Placed;
 use rocmforge_profile::schema::Profile;
 
-/// Colours of the style, `k0` to `k8`; the last one is grey and shared by all kinds that found no colour.
+use super::html::Escaped;
+use super::tracks::Placed;
+
+/// Number of colours in the style, `k0` to `k8`. The last is grey and shared by all further kinds.
 const N_COLOURS: usize = 9;
 
 #[derive(Debug)]
 pub(super) struct Kinds<'a> {
-    /// The most time first.
+    /// Largest time first.
     names: Vec<&'a str>,
     index: HashMap<&'a str, usize>,
 }
 
 impl<'a> Kinds<'a> {
-    /// Kinds of the operations by their time, then those that occur in the timeline only and never around others.
+    /// Collects the kinds of the operations by time, then those that occur only in the timeline and never enclose other
+    /// spans.
     pub(super) fn of(profile: &'a Profile, placed: &[Placed<'a>]) -> Kinds<'a> {
         let mut of_ops: BTreeMap<&str, f64> = BTreeMap::new();
         for row in profile.phases.iter().flat_map(|phase| &phase.ops) {
@@ -46,18 +48,18 @@ impl<'a> Kinds<'a> {
         Kinds { names, index }
     }
 
-    /// Number of the colour. `None` of what stands around other spans, such as a step.
+    /// Returns the number of the colour; `None` for spans that enclose others, such as a step.
     pub(super) fn colour(&self, kind: &str) -> Option<usize> {
         self.index.get(kind).map(|i| (*i).min(N_COLOURS - 1))
     }
 
-    /// Class of the style that sets the colour.
+    /// Returns the CSS class that sets the colour.
     pub(super) fn class(&self, kind: &str) -> String {
         self.colour(kind)
             .map_or_else(|| "kn".to_owned(), |i| format!("k{i}"))
     }
 
-    /// A list of those kinds for which `is_shown`, with their colours.
+    /// Returns a legend of the kinds for which `is_shown` is true.
     pub(super) fn legend(&self, is_shown: impl Fn(&str) -> bool) -> String {
         let (own, shared) = self.names.split_at(self.names.len().min(N_COLOURS - 1));
         let mut items = String::new();

@@ -1,7 +1,9 @@
-//! Files of a profile for people and for tools: a trace, a flame graph, a page.
+//! Renders profiles, comparisons and trends: HTML pages, charts, flame graphs, Chrome traces, JUnit and Markdown.
 //!
-//! Each has a `write` that takes a [`Profile`](rocmforge_profile::schema::Profile). What other pages need, the skeleton, tables and
-//! line charts, is in [`html`], [`numbers`] and [`chart`].
+//! Every string in a profile or baseline is untrusted: each writer escapes all text, and a page loads nothing and runs
+//! only its own scripts. [`page`], [`flamegraph`] and [`trace`] write a
+//! [`Profile`](rocmforge_profile::schema::Profile); [`trend`], [`junit`] and [`markdown`] write results of
+//! [`rocmforge_bench::baseline`]. [`html`], [`numbers`] and [`chart`] are shared by all pages.
 #![forbid(unsafe_code)]
 
 pub mod chart;

@@ -1,10 +1,10 @@
-//! A report as a Markdown table (GitHub's), for pull requests and issues.
+//! Writes a comparison as a GitHub Markdown table, for pull requests and issues.
 
 use std::fmt::Write as _;
 
 use rocmforge_bench::baseline::{ComparisonResult, RegressionReport};
 
-/// Writes the report as Markdown.
+/// Formats the report as Markdown.
 pub fn text(report: &RegressionReport) -> String {
     let mut text = format!(
         "## {} against {}\n\n**{}**\n\n",
@@ -12,7 +12,7 @@ pub fn text(report: &RegressionReport) -> String {
         escape(&report.baseline),
         report.totals()
     );
-    text.push_str("| benchmark | metric | then | now | change | result |\n");
+    text.push_str("| benchmark | metric | baseline | now | change | result |\n");
     text.push_str("| --- | --- | ---: | ---: | ---: | --- |\n");
     for row in report.rows() {
         let mut cells = row.cells().map(|cell| escape(&cell));
@@ -30,7 +30,7 @@ pub fn text(report: &RegressionReport) -> String {
     text
 }
 
-/// `text` as itself, in a cell or a line: no markup, no tags, no line breaks.
+/// Escapes text for a cell or a line: no markup, tags or line breaks.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -46,7 +46,7 @@ fn escape(text: &str) -> String {
             c => out.push(c),
         }
     }
-    // An address or a name after @ becomes a link or a message to somebody.
+    // GitHub would turn addresses into links and @names into notifications.
     out.replace("://", ":&#47;/").replace('@', "&#64;")
 }
 
@@ -58,7 +58,7 @@ mod tests {
     const NAME: &str = "a|b <&\"'> `x` [y](z) @me https://z\u{1b}[2J\n]]>-->";
 
     #[test]
-    fn escapes_are_undone_by_a_reader() {
+    fn escapes_are_reversible() {
         let undone = escape(NAME)
             .replace("&#47;", "/")
             .replace("&#64;", "@")

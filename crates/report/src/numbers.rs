@@ -1,9 +1,9 @@
-//! Numbers for people: three digits that count, with a unit of the right size that stays on the number's line.
+//! Formats numbers for readers: three significant digits with a suitable unit, joined by a no-break space.
 
-/// What stands for a number that was not measured.
+/// Text in place of a number that was not measured.
 pub const NOT_AVAILABLE: &str = "n/a";
 
-/// Three digits that count, with commas between thousands.
+/// Formats three significant digits, with commas between thousands.
 pub fn digits(x: f64) -> String {
     match x.abs() {
         _ if !x.is_finite() => NOT_AVAILABLE.to_owned(),
@@ -16,7 +16,7 @@ pub fn digits(x: f64) -> String {
     }
 }
 
-/// A whole number, such as 16,384.
+/// Formats a whole number, such as 16,384.
 pub fn count(n: u64) -> String {
     grouped(&n.to_string())
 }
@@ -35,7 +35,7 @@ fn grouped(whole: &str) -> String {
     text
 }
 
-/// A time from milliseconds.
+/// Formats a time given in milliseconds.
 pub fn time_ms(ms: f64) -> String {
     match ms.abs() {
         _ if !ms.is_finite() => NOT_AVAILABLE.to_owned(),
@@ -46,7 +46,7 @@ pub fn time_ms(ms: f64) -> String {
     }
 }
 
-/// A share of 1.
+/// Formats a share of 1 as percent.
 pub fn percent(share: f64) -> String {
     match share.is_finite() {
         true if share.abs() >= 0.9995 => {
@@ -57,7 +57,7 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// Sizes of memory, by 1024.
+/// Formats a memory size, with units of 1024.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
@@ -72,7 +72,7 @@ pub fn bytes(n: u64) -> String {
     format!("{}\u{a0}{}", digits(size), UNITS[unit])
 }
 
-/// Rates and numbers by 1000: `scaled(4.4e12, "B/s")` is `4.40 TB/s`.
+/// Formats a rate with units of 1000: `scaled(4.4e12, "B/s")` is `4.40 TB/s`.
 pub fn scaled(x: f64, unit: &str) -> String {
     let steps = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     match steps.iter().find(|(size, _)| x.abs() >= size * 0.9995) {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_three_digits_that_count() {
+    fn numbers_have_three_significant_digits() {
         for (got, want) in [
             (digits(0.0), "0"),
             (digits(99.96), "100"),

@@ -1,7 +1,7 @@
-//! A profile as one page that opens in any browser, offline: summary, advice, plots, tables.
+//! Writes a profile as a self-contained page: summary, advice, plots, tables.
 //!
-//! Text and tables are written here; the roofline plot and the timeline are drawn by the page's scripts from the data
-//! that [`plots`] embeds. What was not measured says n/a and why.
+//! Text and tables are written here; the page's scripts draw the roofline plot and the timeline from the data that
+//! [`plots`] embeds. What was not measured is shown as n/a with the reason.
 
 mod machine;
 mod plots;
@@ -9,16 +9,17 @@ mod times;
 
 use std::io::{self, Write};
 
+use rocmforge_profile::schema::{Phase, Profile};
+
 use super::html::{Document, Escaped, Verdict, not_available, section, tile};
 use super::kinds::Kinds;
 use super::numbers::{NOT_AVAILABLE, bytes, count, digits, percent, scaled, time_ms};
 use super::tracks;
-use rocmforge_profile::schema::{Phase, Profile};
 
 /// Writes the page.
 ///
 /// # Errors
-/// Of `out`.
+/// If writing to `out` fails.
 pub fn write(profile: &Profile, out: impl Write) -> io::Result<()> {
     let placed = tracks::place(&profile.timeline);
     let kinds = Kinds::of(profile, &placed);
@@ -26,12 +27,8 @@ pub fn write(profile: &Profile, out: impl Write) -> io::Result<()> {
     let body = [
         header(profile),
         tiles(profile),
-        section("advice", "What to fix next", &advice(profile)),
-        section(
-            "ttft",
-            "Time to the first token",
-            &times::ttft(&profile.ttft),
-        ),
+        section("advice", "What to speed up next", &advice(profile)),
+        section("ttft", "Time to first token", &times::ttft(&profile.ttft)),
         section(
             "roofline",
             "Roofline",
@@ -96,7 +93,7 @@ fn header(profile: &Profile) -> String {
             machine
                 .driver
                 .clone()
-                .unwrap_or_else(|| format!("{NOT_AVAILABLE}: the backend has none")),
+                .unwrap_or_else(|| format!("{NOT_AVAILABLE}: this backend has none")),
         ),
         (
             "Processor",
@@ -109,7 +106,7 @@ fn header(profile: &Profile) -> String {
         (
             "Runs",
             format!(
-                "{} profiled, {} plain",
+                "{} with profiler, {} without",
                 workload.n_profiled, workload.n_unprofiled
             ),
         ),
@@ -121,7 +118,7 @@ fn header(profile: &Profile) -> String {
         .collect();
     let sequences = match workload.n_seqs {
         1 => String::new(),
-        n => format!(", {n} sequences together"),
+        n => format!(", {n} sequences at a time"),
     };
     let links: String = [
         ("advice", "Advice"),
@@ -155,7 +152,7 @@ fn tiles(profile: &Profile) -> String {
         false => (Verdict::Bad, "misses"),
     };
     let mut tiles = tile(
-        "Time to the first token",
+        "Time to first token",
         &time_ms(ttft.total),
         &format!("{side} the target of {}", time_ms(ttft.target)),
         verdict,
@@ -172,7 +169,12 @@ fn tiles(profile: &Profile) -> String {
                 ),
                 Verdict::None,
             ),
-            None => tile(label, NOT_AVAILABLE, "the workload has none", Verdict::None),
+            None => tile(
+                label,
+                NOT_AVAILABLE,
+                "not part of this workload",
+                Verdict::None,
+            ),
         };
     }
     let share = |name| phase(profile, name).and_then(roofline_share);
@@ -180,7 +182,7 @@ fn tiles(profile: &Profile) -> String {
         (Some(decode), Some(prefill)) => tile(
             "Share of the roofline",
             &percent(decode),
-            &format!("generation; prompt {}", percent(prefill)),
+            &format!("decode; prefill {}", percent(prefill)),
             Verdict::None,
         ),
         (Some(decode), None) => tile(
@@ -198,7 +200,7 @@ fn tiles(profile: &Profile) -> String {
         (None, None) => tile(
             "Share of the roofline",
             NOT_AVAILABLE,
-            "no ceiling was measured",
+            "no peak rate was measured",
             Verdict::None,
         ),
     };
@@ -220,7 +222,7 @@ fn phase<'a>(profile: &'a Profile, name: &str) -> Option<&'a Phase> {
     profile.phases.iter().find(|phase| phase.name == name)
 }
 
-/// Least time over time.
+/// Roofline time divided by the measured time.
 fn roofline_share(phase: &Phase) -> Option<f64> {
     phase
         .least_ms
@@ -230,7 +232,7 @@ fn roofline_share(phase: &Phase) -> Option<f64> {
 
 fn advice(profile: &Profile) -> String {
     if profile.advice.is_empty() {
-        return "<p>Nothing measured here stands out.</p>\n".to_owned();
+        return "<p>Nothing stands out.</p>\n".to_owned();
     }
     let items: String = profile
         .advice

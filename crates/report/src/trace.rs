@@ -1,16 +1,16 @@
-//! The timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+//! Writes the timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 //!
-//! Source of the form: "Trace Event Format", the Catapult project. Complete events (`X`) with `ts` and `dur` in
-//! microseconds, a thread for each lane named by metadata events (`M`), and a counter (`C`) of how busy each lane was.
+//! Format: "Trace Event Format" of the Catapult project. Complete events (`X`) with `ts` and `dur` in microseconds, a
+//! thread per lane named by metadata events (`M`), and a counter (`C`) of each lane's utilization.
 
 use std::io::{self, Write};
 
+use rocmforge_profile::schema::{Lane, Profile};
 use serde::Serialize;
 
 use super::tracks::{self, LANES, Placed};
-use rocmforge_profile::schema::{Lane, Profile};
 
-/// An event. Fields that a kind of event does not have are not written.
+/// An event. Absent fields are not written.
 #[derive(Serialize)]
 struct Event<'a, A> {
     name: &'a str,
@@ -26,7 +26,7 @@ struct Event<'a, A> {
     args: A,
 }
 
-/// Where events go after the first.
+/// Writes the events after the first.
 struct Events<W>(W);
 
 impl<W: Write> Events<W> {
@@ -57,7 +57,7 @@ struct Busy {
     percent: f64,
 }
 
-/// Shown by the viewers as facts of the trace.
+/// Facts that viewers show with the trace.
 #[derive(Serialize)]
 struct Facts<'a> {
     program: String,
@@ -72,13 +72,13 @@ struct Facts<'a> {
 
 const PID: u32 = 1;
 
-/// Parts of the trace for each of which a counter has a value.
+/// Number of windows for which a counter has a value.
 const COUNTER_WINDOWS: u64 = 200;
 
-/// Writes the trace of `profile`'s timeline as one JSON object.
+/// Writes the trace of `profile`'s timeline as a JSON object.
 ///
 /// # Errors
-/// Of `out`.
+/// If writing to `out` fails.
 pub fn write(profile: &Profile, mut out: impl Write) -> io::Result<()> {
     let placed = tracks::place(&profile.timeline);
     let facts = Facts {
@@ -112,8 +112,8 @@ pub fn write(profile: &Profile, mut out: impl Write) -> io::Result<()> {
             let name = match (lane, track) {
                 (Lane::Cpu, 0) => "CPU".to_owned(),
                 (Lane::Device, 0) => format!("Device: {}", profile.machine.device),
-                (Lane::Cpu, n) => format!("CPU, beside it ({n})"),
-                (Lane::Device, n) => format!("Device, beside it ({n})"),
+                (Lane::Cpu, n) => format!("CPU, concurrent ({n})"),
+                (Lane::Device, n) => format!("Device, concurrent ({n})"),
             };
             let tid = tid(lane, track);
             events.push(&metadata("thread_name", tid, Name { name: &name }))?;
@@ -182,8 +182,8 @@ fn us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// For each window of the lane's time, its start in nanoseconds and the part of it, in percent, in which something
-/// that holds nothing else ran; then zero, where the lane ends.
+/// Returns for each window of a lane its start in nanoseconds and its utilization in percent by innermost spans; then
+/// zero at the end of the lane.
 fn busy(spans: &[&Placed<'_>]) -> Vec<(u64, f64)> {
     let first = spans
         .iter()
@@ -197,7 +197,7 @@ fn busy(spans: &[&Placed<'_>]) -> Vec<(u64, f64)> {
     let mut leaves: Vec<_> = spans.iter().filter(|placed| placed.is_leaf).collect();
     leaves.sort_by_key(|placed| placed.start_ns);
     for leaf in leaves {
-        // What runs beside something that is counted is counted once.
+        // Concurrent spans are counted once.
         let mut at = leaf.start_ns.max(counted_to);
         while at < leaf.end_ns {
             let index = (at - first) / window;

@@ -1,13 +1,13 @@
-//! Puts the spans of a lane onto tracks on which they only nest, which is what viewers of traces can draw.
+//! Arranges the spans of a lane on tracks where they only nest, as trace viewers require.
 //!
-//! Times become whole nanoseconds from the first span on. A span that overlaps another without being inside of it,
-//! such as a copy beside a kernel, goes to the lane's next track.
+//! Times become whole nanoseconds since the first span. A span that partly overlaps another, such as a copy concurrent
+//! with a kernel, goes to the next track of its lane.
 
 use std::cmp::Reverse;
 
 use rocmforge_profile::schema::{Lane, Span};
 
-/// A span with its place.
+/// A span with its position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Placed<'a> {
     pub(super) span: &'a Span,
@@ -15,23 +15,23 @@ pub(super) struct Placed<'a> {
     pub(super) end_ns: u64,
     /// Track of its lane, from 0.
     pub(super) track: usize,
-    /// Spans around it on the track.
+    /// Number of enclosing spans on the track.
     pub(super) depth: usize,
-    /// Nothing is inside of it.
+    /// Whether it encloses no other span.
     pub(super) is_leaf: bool,
 }
 
-/// Lanes have no more tracks than this. A span that finds no place is left out.
+/// Most tracks per lane. A span that fits on none is dropped.
 const MAX_TRACKS: usize = 16;
 
-/// Clocks are read in floating point: ends that differ by this much are one moment.
+/// Tolerance for rounding errors: ends this close count as equal.
 const SLACK_NS: u64 = 1;
 
 /// Both lanes, in the order of drawing.
 pub(super) const LANES: [Lane; 2] = [Lane::Cpu, Lane::Device];
 
-/// The spans by lane, then by start, an outer one before its inner ones. Spans whose times are not finite numbers, or
-/// end before they start, are left out.
+/// Returns the spans sorted by lane, then by start, outer before inner. Spans with non-finite times or negative
+/// durations are dropped.
 pub(super) fn place(spans: &[Span]) -> Vec<Placed<'_>> {
     let times = |span: &Span| (span.start_us, span.start_us + span.duration_us);
     let is_sound = |span: &&Span| {
@@ -62,7 +62,7 @@ pub(super) fn place(spans: &[Span]) -> Vec<Placed<'_>> {
 }
 
 fn place_lane<'a>(spans: impl Iterator<Item = (&'a Span, u64, u64)>, all: &mut Vec<Placed<'a>>) {
-    // Of each track, the spans that are open, outermost first, as indices into `all`.
+    // The open spans of each track, outermost first, as indices into `all`.
     let mut tracks: Vec<Vec<usize>> = Vec::new();
     for (span, mut start_ns, mut end_ns) in spans {
         let mut track = 0;
@@ -72,7 +72,7 @@ fn place_lane<'a>(spans: impl Iterator<Item = (&'a Span, u64, u64)>, all: &mut V
             }
             let open = &mut tracks[track];
             while let Some(ended) = open.pop_if(|outer| all[*outer].end_ns <= start_ns + SLACK_NS) {
-                // A span without duration may be inside of one that begins with it.
+                // A span of zero duration may be inside one that starts with it.
                 if all[ended].start_ns == start_ns && end_ns <= all[ended].end_ns {
                     open.push(ended);
                     break;
@@ -134,11 +134,11 @@ mod tests {
             ((Cpu, 10.0, 40.0), (0, 1, true)),
             ((Cpu, 50.0, 60.0), (0, 1, false)),
             ((Cpu, 60.0, 0.0), (0, 2, true)),
-            // Overlaps the second one's end.
+            // Overlaps the end of the second.
             ((Cpu, 100.0, 30.0), (1, 0, true)),
             ((Cpu, 120.0, 30.0), (0, 0, true)),
             ((Device, 10.0, 5.0), (0, 0, true)),
-            // Begins a rounding error before the end of the one before.
+            // Starts a rounding error before the previous one ends.
             ((Device, 14.9999, 5.0), (0, 0, true)),
         ];
         let spans: Vec<_> = cases
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_time_is_left_out() {
+    fn drops_spans_without_valid_times() {
         let spans = [
             (f64::NAN, 1.0),
             (0.0, f64::INFINITY),
@@ -175,7 +175,7 @@ mod tests {
                 .collect::<Vec<_>>(),
             [(0, 1000)]
         );
-        // Each begins within the one before and ends after it: one track each.
+        // Each starts within the previous one and ends after it: one track each.
         let stairs: Vec<_> = (0..40)
             .map(|i| span(Lane::Cpu, f64::from(i), 50.0))
             .collect();

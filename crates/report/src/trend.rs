@@ -1,4 +1,4 @@
-//! A [`Trend`] as a page: what got worse first, then a chart for each benchmark and metric, with a line for each machine.
+//! Writes a [`Trend`] as a page: regressions first, then a chart per benchmark and metric, with a line per machine.
 
 use std::io::{self, Write};
 
@@ -11,13 +11,13 @@ use crate::chart::{self, Line, LineChart, Mark};
 use crate::html::{self, Align, Cell, Column, Document, Escaped, Table, Verdict};
 use crate::numbers;
 
-/// Charts of a page; a browser is slow with more. The table has all lines.
+/// Most charts of a page; browsers are slow with more. The table has all series.
 const MAX_CHARTS: usize = 400;
 
-/// Writes one file that needs no other.
+/// Writes a self-contained page.
 ///
 /// # Errors
-/// Of `out`.
+/// If writing to `out` fails.
 pub fn write(trend: &Trend, out: impl Write) -> io::Result<()> {
     let body = [
         header(trend),
@@ -44,14 +44,10 @@ fn header(trend: &Trend) -> String {
     let (first, last) = (day(times().min()), day(times().max()));
     let count = numbers::count(n_worse as u64);
     let worse = match n_worse {
-        0 => (
-            "none",
-            "no step and no line lost its threshold",
-            Verdict::Good,
-        ),
+        0 => ("none", "no loss above the threshold", Verdict::Good),
         _ => (
             count.as_str(),
-            "lines that lost their threshold, in a step or in all",
+            "series with a loss above the threshold, in one step or in total",
             Verdict::Bad,
         ),
     };
@@ -60,11 +56,11 @@ fn header(trend: &Trend) -> String {
         html::tile(
             "Baselines",
             &numbers::count(trend.n_baselines as u64),
-            "files of the folder",
+            "files in the folder",
             Verdict::None
         ),
         html::tile(
-            "Lines",
+            "Series",
             &numbers::count(trend.series.len() as u64),
             "benchmark, metric and machine",
             Verdict::None
@@ -74,7 +70,7 @@ fn header(trend: &Trend) -> String {
 }
 
 fn worse(trend: &Trend) -> String {
-    let mut rows = Rows::new("Lines that got worse");
+    let mut rows = Rows::new("Series that got worse");
     trend.regressions().for_each(|series| rows.add(series));
     match trend.regressions().next() {
         Some(_) => html::section("worse", "What got worse", &rows.table.finish()),
@@ -83,7 +79,7 @@ fn worse(trend: &Trend) -> String {
 }
 
 fn charts(trend: &Trend) -> String {
-    // Lines of a benchmark's metric on several machines stand in one chart; those that got worse come first.
+    // A chart shows a metric of a benchmark on all machines; regressions come first.
     let mut charts: Vec<Vec<&Series>> = Vec::new();
     for series in trend.regressions().chain(&trend.series) {
         let of =
@@ -102,21 +98,21 @@ fn charts(trend: &Trend) -> String {
     let mut body = format!("<div class=\"charts\">\n{figures}</div>\n");
     if shown < charts.len() {
         let text = format!(
-            "{} more charts; the table below has their lines",
+            "{} more charts are omitted; the table below has all series",
             charts.len() - shown
         );
         body += &format!("<p class=\"muted\">{}</p>\n", Escaped(&text));
     }
     if charts.is_empty() {
-        body = html::not_available("no baseline has a metric that can be judged");
+        body = html::not_available("no baseline has a comparable metric");
     }
     html::section("charts", "Every benchmark", &body)
 }
 
 fn all(trend: &Trend) -> String {
-    let mut rows = Rows::new("All lines, the last point against the first");
+    let mut rows = Rows::new("All series, last point compared with the first");
     trend.series.iter().for_each(|series| rows.add(series));
-    html::section("all", "All lines", &rows.table.finish())
+    html::section("all", "All series", &rows.table.finish())
 }
 
 fn unread(trend: &Trend) -> String {
@@ -154,15 +150,19 @@ impl<'a> Rows<'a> {
                     column("Benchmark", "", Align::Start),
                     column("Metric", "", Align::Start),
                     column("Machine", "", Align::Start),
-                    column("Points", "Baselines that have it", Align::End),
+                    column("Points", "Number of baselines with this metric", Align::End),
                     column("First", "", Align::End),
                     column("Last", "", Align::End),
                     column(
                         "Change",
-                        "Of the last point against the first, with its 99 % interval",
+                        "Last point compared with the first, with 99 % confidence interval",
                         Align::End,
                     ),
-                    column("Regressions", "Steps that lost the threshold", Align::End),
+                    column(
+                        "Regressions",
+                        "Steps with a loss above the threshold",
+                        Align::End,
+                    ),
                 ],
             ),
         }
@@ -196,7 +196,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A chart of lines that share a benchmark and a metric.
+/// Returns a chart of series with the same benchmark and metric.
 fn figure(lines: &[&Series]) -> String {
     let Some(first) = lines.first() else {
         return String::new();

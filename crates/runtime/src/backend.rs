@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::error::RuntimeError;
-use crate::gpu::Offload;
+use crate::offload::Offload;
 use crate::times::StepObserver;
 use crate::tuning::TuneProgress;
 use rocmforge_plan::{Batch, StepOutput};

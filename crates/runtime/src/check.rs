@@ -8,31 +8,34 @@
 mod difference;
 mod first_use;
 mod moves;
+mod passed_folder;
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_cpu::{Isa, Routing, default_threads};
+use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_plan::Weight;
 use serde::Serialize;
 
 use self::difference::difference;
 pub(crate) use self::first_use::FirstUse;
-pub use self::first_use::{PassedChecks, SelfCheck};
-use super::cpu::{ActsBuffer, CpuBackend, CpuOptions, LayerCache};
+pub use self::passed_folder::PassedFolder;
+use super::cpu::{ActsBuffer, CpuBackend, CpuOptions};
 use super::gpu::{GpuBackend, GpuOptions};
 use super::hybrid::{HybridBackend, HybridOptions};
 use crate::config::{Device, EngineConfig};
 use crate::error::RuntimeError;
 use crate::place::{Place, place};
+pub use crate::self_check::{OpCheck, PassedChecks, SelfCheck, Step};
+use crate::stepwise::Part;
+pub use crate::stepwise::{Memory, Pass, Stepwise};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
+use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{ActsId, BufferId, Op, Plan, Side};
+use rocmforge_plan::{ActsId, BufferId, Op, Plan};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
-use rocmforge_plan::{KvShift, KvType};
 
 /// Largest error allowed, relative to the largest magnitude in its row (where a product has few values a row, to that
 /// of its terms). Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
@@ -52,90 +55,12 @@ const PROMPT_ROWS: [usize; 2] = [16, 5];
 /// Most tokens of a step that only fills the cache.
 const FILL_ROWS: usize = 256;
 
-/// A backend that runs one operation at a time and whose memory can be read.
-pub trait Stepwise {
-    /// What runs together with operation `index` of the plan.
-    fn pass(&self, _index: usize) -> Pass {
-        Pass {
-            side: Side::Cpu,
-            n_ops: 1,
-            undefined: Vec::new(),
-        }
-    }
-
-    /// Runs the pass that begins with operation `index` of the plan for `batch`.
-    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError>;
-
-    /// Moves tokens in the cache.
-    fn run_shift(&mut self, shift: &KvShift) -> Result<(), RuntimeError>;
-
-    /// All that operations of `batch` read and write; a device copies it to the host.
-    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError>;
-}
-
-/// Operations that a backend runs at once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pass {
-    /// Where they run.
-    pub side: Side,
-    pub n_ops: usize,
-    /// Buffers that the plan's operations write, and this pass need not: nothing reads them afterwards.
-    pub undefined: Vec<BufferId>,
-}
-
-/// What a plan's operations work on.
-pub struct Memory<'a> {
-    /// By [`BufferId`], each `[rows, width]`.
-    pub(crate) buffers: Cow<'a, [Vec<f32>]>,
-    pub(crate) acts: Cow<'a, [ActsBuffer]>,
-    pub(crate) routings: Cow<'a, [Routing]>,
-    pub(crate) cache: Cow<'a, [LayerCache]>,
-}
-
-/// Values in rows of `width`.
-pub(crate) struct Part<'a> {
-    pub(crate) values: Cow<'a, [f32]>,
-    pub(crate) width: usize,
-}
-
 /// Which operations are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coverage {
     /// One of each kind, shape and format in each step: the scalar path is slow.
     Distinct,
     All,
-}
-
-/// A part of the run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Step {
-    /// Some tokens each of two prompts.
-    Prompt,
-    /// The next token of both.
-    Decode,
-}
-
-/// One compared operation.
-#[derive(Debug, Clone, Serialize)]
-pub struct OpCheck {
-    pub step: Step,
-    /// Its place in the plan.
-    pub index: usize,
-    pub op: &'static str,
-    /// The matrix, where the operation has one.
-    pub tensor: Option<String>,
-    pub shape: String,
-    pub format: String,
-    /// Tokens in the step.
-    pub n_tokens: usize,
-    /// Largest difference. Infinite, and null in JSON, if one side has a number where the other has none.
-    pub max_abs: f64,
-    /// Largest difference relative to the magnitude of its row.
-    pub max_rel: f64,
-    /// What `max_rel` may be.
-    pub bound: f64,
-    pub passed: bool,
 }
 
 /// What came of a check.

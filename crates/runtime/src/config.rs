@@ -3,7 +3,7 @@
 use rocmforge_plan::{Fusion, KvType};
 
 use crate::error::ConfigError;
-use crate::gpu::GpuConfig;
+use crate::gpu_config::GpuConfig;
 
 /// The user's choices.
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub struct EngineConfig {
     pub page: usize,
     pub kv_type: KvType,
     /// Tokens of one step: the chunk of a long prompt.
-    pub chunk_tokens: usize,
+    pub max_batch_tokens: usize,
     pub prefix_sharing: PrefixSharing,
     /// Steps submitted before the first one's result is read: 1 or 2. With 2 the device never waits for
     /// the engine; the end of a text is noticed one step late.
@@ -34,6 +34,26 @@ pub struct EngineConfig {
     pub n_threads: Option<usize>,
 }
 
+impl EngineConfig {
+    /// Sets the device, and the batch size and the steps in flight that suit it.
+    ///
+    /// A GPU gets larger prefill batches, so that its matrix units have work, and a second step in flight: the host
+    /// prepares a step while the one before it runs.
+    #[must_use]
+    pub fn on(self, device: Device) -> EngineConfig {
+        let (max_batch_tokens, steps_in_flight) = match device {
+            Device::Cpu => (256, 1),
+            Device::Gpu(_) => (512, 2),
+        };
+        EngineConfig {
+            device,
+            max_batch_tokens,
+            steps_in_flight,
+            ..self
+        }
+    }
+}
+
 impl Default for EngineConfig {
     fn default() -> EngineConfig {
         EngineConfig {
@@ -43,7 +63,7 @@ impl Default for EngineConfig {
             n_kv_tokens: None,
             page: 32,
             kv_type: KvType::F16,
-            chunk_tokens: 256,
+            max_batch_tokens: 256,
             prefix_sharing: PrefixSharing::On,
             steps_in_flight: 1,
             device: Device::Cpu,

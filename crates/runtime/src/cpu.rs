@@ -1,5 +1,6 @@
 //! The CPU backend: runs the plan operation by operation on the kernels of `rocmforge-cpu`.
 
+mod buffers;
 mod run_op;
 mod shift;
 mod stepwise;
@@ -10,19 +11,19 @@ use std::sync::Arc;
 
 use half::f16;
 use rocmforge_cpu as cpu;
-use rocmforge_cpu::{Acts, ExpertActs, HeadCode, Isa, KvSlice, KvSliceMut, Pool, Routing};
+use rocmforge_cpu::{HeadCode, Isa, KvSlice, KvSliceMut, Pool, Routing};
 use rocmforge_gguf::quant;
 
-use super::gpu::Offload;
 use super::times::{StepPart, Stopwatch};
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, output};
+use crate::offload::Offload;
+use buffers::CacheData;
+pub(crate) use buffers::{ActsBuffer, LayerCache};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{
-    ActsInfo, BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart, RowCount,
-};
 use rocmforge_plan::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
+use rocmforge_plan::{BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart};
 
 /// How to run on the CPU.
 #[derive(Debug, Clone, Copy)]
@@ -34,53 +35,6 @@ pub struct CpuOptions {
     /// Pages of the KV cache.
     pub n_blocks: usize,
     pub kv_type: KvType,
-}
-
-/// K and V of one layer, each `[n_blocks, n_kv_heads, page, dim]`.
-#[derive(Clone)]
-pub(crate) struct LayerCache {
-    spec: KvSpec,
-    k: CacheData,
-    v: CacheData,
-}
-
-/// F16 values are kept as bits.
-#[derive(Clone, PartialEq)]
-enum CacheData {
-    F16(Vec<u16>),
-    F32(Vec<f32>),
-    /// Blocks of `Q8_0`, as bytes because those come zeroed from the system.
-    Q8_0(Vec<u8>),
-    /// Heads of `dim` codes after their scale.
-    Heads {
-        code: HeadCode,
-        heads: Vec<u8>,
-        dim: usize,
-    },
-}
-
-/// Activations in the form that products read.
-#[derive(Clone)]
-pub(crate) enum ActsBuffer {
-    Rows(Acts),
-    ByExpert(ExpertActs),
-}
-
-impl ActsBuffer {
-    fn new(info: &ActsInfo) -> ActsBuffer {
-        match info.rows {
-            RowCount::Choices { .. } => ActsBuffer::ByExpert(ExpertActs::new()),
-            RowCount::Tokens | RowCount::Logits => ActsBuffer::Rows(Acts::new()),
-        }
-    }
-
-    /// The rows, those of each expert by themselves.
-    pub(crate) fn groups(&self) -> &[Acts] {
-        match self {
-            ActsBuffer::Rows(acts) => std::slice::from_ref(acts),
-            ActsBuffer::ByExpert(acts) => acts.groups(),
-        }
-    }
 }
 
 /// The buffers, for observers.

@@ -2,7 +2,7 @@
 
 use rocmforge_plan::ParameterError;
 
-use crate::check::OpCheck;
+use crate::self_check::OpCheck;
 
 /// A setting that this model or machine cannot serve. Each message says what to change.
 #[derive(Debug, thiserror::Error)]

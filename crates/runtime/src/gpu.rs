@@ -33,13 +33,14 @@ use super::{
     Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, Rest, StepObserver, Wait, output,
 };
 use crate::error::{DeviceError, RuntimeError};
+pub use crate::gpu_config::{GpuConfig, Graphs, TuningUse, WhenIdle};
+pub use crate::offload::{Experts, GpuLayers, Offload};
 pub(crate) use choices::Choices;
 use compile::Segment;
 use crossing::Crossing;
 pub use device::{
-    DeviceId, DeviceInfo, Experts, GpuConfig, GpuError, GpuLayers, Graphs, Limit, Offload,
-    OpenOptions, Survey, TuningUse, Variants, WhenIdle, first, image_targets, read_bandwidth,
-    roofline, survey, tuning_key,
+    DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, first, image_targets,
+    read_bandwidth, roofline, survey, tuning_key,
 };
 pub(crate) use device::{kv_type, weight_bytes};
 pub(crate) use limits::check;

@@ -12,14 +12,19 @@ pub mod cpu;
 mod error;
 mod executor;
 pub mod gpu;
+mod gpu_config;
 pub mod hybrid;
 mod limits;
+mod offload;
 mod output;
 mod place;
 pub mod sampler;
+mod self_check;
 mod start;
+mod stepwise;
 pub mod times;
 pub mod tuning;
+mod tuning_files;
 
 pub use backend::{
     Backend, BackendInfo, BackendPart, DeviceMemory, OpData, OpObserver, Reply, Rest, Wait,

@@ -115,7 +115,7 @@ impl Room {
 
 /// Rows of a step, and of its logits, at most.
 pub(crate) fn step_rows(config: &EngineConfig) -> (usize, usize) {
-    let max_tokens = config.chunk_tokens.max(config.max_seqs);
+    let max_tokens = config.max_batch_tokens.max(config.max_seqs);
     (max_tokens, MAX_LOGITS_ROWS.max(config.max_seqs))
 }
 
@@ -257,9 +257,9 @@ fn check_config(config: &EngineConfig) -> Result<(), ConfigError> {
         "1 or more",
     )?;
     check(
-        config.chunk_tokens > 0,
+        config.max_batch_tokens > 0,
         "the tokens of a step",
-        config.chunk_tokens,
+        config.max_batch_tokens,
         "1 or more",
     )?;
     check(
@@ -433,7 +433,7 @@ mod tests {
             ),
             (
                 EngineConfig {
-                    chunk_tokens: 0,
+                    max_batch_tokens: 0,
                     ..base.clone()
                 },
                 "the tokens of a step",

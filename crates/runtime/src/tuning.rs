@@ -4,6 +4,7 @@
 //! them on the model that it has, on demand or while it has nothing else to do; a store keeps what was found for the next
 //! start.
 
+pub use crate::tuning_files::{Known, TuningFiles};
 use std::fmt::Debug;
 
 pub use rocmforge_gpu::{BlockOrder, Choice, Decided, NoTuning, Shape, Tuning};

@@ -1,5 +1,5 @@
-//! Where the code to judge comes from: the images that this program was built with, which are those that the engine
-//! loads; or, for targets that it was not built for, the same compiler with the same arguments.
+//! The kernel images to examine: those embedded in this program, which the engine loads too; or, for other targets,
+//! images compiled by the same compiler with the same arguments.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -19,7 +19,7 @@ mod modules;
 #[path = "../../../crates/gpu/build/targets.rs"]
 mod targets;
 
-/// One module for one target, as an object file.
+/// The object file of one module for one target.
 pub(crate) struct Image {
     pub(crate) module: String,
     pub(crate) target: String,
@@ -31,7 +31,7 @@ enum Source {
     Compile(modules::Module),
 }
 
-/// The images of all modules whose name has `filter` in it.
+/// Returns the images of all modules whose name contains `filter`.
 pub(crate) fn all(target: &str, filter: &str) -> Vec<Image> {
     let embedded: Vec<Image> = embedded(target).collect();
     let all = if embedded.is_empty() {
@@ -51,7 +51,7 @@ pub(crate) fn all(target: &str, filter: &str) -> Vec<Image> {
     wanted.collect()
 }
 
-/// Those that this program was built with.
+/// Returns the images embedded in this program.
 pub(crate) fn embedded(target: &str) -> impl Iterator<Item = Image> {
     let images = rocmforge_gpu::images().iter();
     images
@@ -64,21 +64,21 @@ pub(crate) fn embedded(target: &str) -> impl Iterator<Item = Image> {
 }
 
 impl Image {
-    /// The object, read or made.
+    /// Returns the object file, unpacked or compiled.
     pub(crate) fn object(&self) -> Result<Vec<u8>> {
         match &self.source {
-            Source::Embedded(image) => Ok(image.unpack()),
+            Source::Embedded(image) => Ok(image.unpack()?),
             Source::Compile(module) => cached(module, &self.target),
         }
     }
 }
 
-/// The folder that the compiler's arguments refer to.
+/// The folder that the compiler's arguments are relative to.
 fn folder() -> PathBuf {
     root().join("crates/gpu")
 }
 
-/// The folder for files of the report.
+/// Returns the folder for compiled images, creating it.
 pub(crate) fn cache() -> Result<PathBuf> {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
     // The compiler runs in another folder.
@@ -87,6 +87,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(cache)
 }
 
+/// Returns the object file from the cache, compiled if its inputs changed.
 fn cached(module: &modules::Module, target: &str) -> Result<Vec<u8>> {
     let compiler = compiler(target)?;
     let mut hash = DefaultHasher::new();
@@ -113,7 +114,7 @@ fn cached(module: &modules::Module, target: &str) -> Result<Vec<u8>> {
     Ok(fs::read(object)?)
 }
 
-/// The compiler that the build would choose for a target.
+/// Returns the compiler that the build chooses for a target.
 pub(crate) fn compiler(target: &str) -> Result<&'static clang::Clang> {
     static FOUND: LazyLock<Vec<clang::Clang>> = LazyLock::new(clang::find);
     static CHOSEN: Mutex<BTreeMap<String, &clang::Clang>> = Mutex::new(BTreeMap::new());
@@ -126,7 +127,7 @@ pub(crate) fn compiler(target: &str) -> Result<&'static clang::Clang> {
     Ok(compiler)
 }
 
-/// Compiles with the arguments of the build.
+/// Compiles with the build's arguments.
 pub(crate) fn compile(
     compiler: &clang::Clang,
     file: &Path,
@@ -149,7 +150,10 @@ pub(crate) fn compile(
     Ok(())
 }
 
-/// The names of a list of targets such as `ci`; an error says what is none.
+/// Expands a list of targets such as `ci`.
+///
+/// # Errors
+/// If a name is no target.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>> {
     targets::expand(list).map_err(Error::msg)
 }

@@ -1,4 +1,4 @@
-//! The report on kernels that are known to be right or wrong, and on all that this program was built with.
+//! Tests of the report on kernels that are known to be right or wrong, and on all kernels of this build.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const HEAD: &str = "#include \"gpu.h\"\nstruct Params { float* out; u32 n; };\n";
 
-/// Compiles a kernel and says what is wrong with it; `None` where there is no compiler.
+/// Compiles a kernel and returns its faults; `None` without a compiler.
 fn faults(name: &str, target: &str, source: &str) -> Option<Vec<Fault>> {
     let (compiler, tools) = match (images::compiler(target), Tools::find()) {
         (Ok(compiler), Ok(tools)) => (compiler, tools),
@@ -39,8 +39,8 @@ fn assert_faults(name: &str, source: &str, expected: &[Fault]) {
 }
 
 #[test]
-fn a_reduction_in_a_whole_wave_is_clean() {
-    // Ifs, and loops of a different length for each lane, lie before the collectives, and are over.
+fn accepts_a_reduction_with_all_lanes_on() {
+    // Ifs and divergent loops end before the collectives.
     assert_faults(
         "clean",
         "KERNEL(clean, Params, 256) {
@@ -60,8 +60,8 @@ fn a_reduction_in_a_whole_wave_is_clean() {
 }
 
 #[test]
-fn a_collective_under_a_condition_is_found() {
-    // As assembly, so that the compiler cannot move it to where all lanes are.
+fn finds_a_collective_under_a_condition() {
+    // As assembly, so that the compiler cannot move it to where all lanes are on.
     assert_faults(
         "narrowed",
         "KERNEL(narrowed, Params, 256) {
@@ -76,7 +76,7 @@ fn a_collective_under_a_condition_is_found() {
 }
 
 #[test]
-fn a_collective_in_a_loop_that_lanes_leave_is_found() {
+fn finds_a_collective_in_a_divergent_loop() {
     assert_faults(
         "leaving",
         "KERNEL(leaving, Params, 256) {
@@ -91,7 +91,7 @@ fn a_collective_in_a_loop_that_lanes_leave_is_found() {
 }
 
 #[test]
-fn a_collective_after_an_early_return_is_found() {
+fn finds_a_collective_after_an_early_return() {
     assert_faults(
         "returned",
         "KERNEL(returned, Params, 256) {
@@ -103,8 +103,8 @@ fn a_collective_after_an_early_return_is_found() {
 }
 
 #[test]
-fn the_build_keeps_collectives_where_all_lanes_are() {
-    // The result is used under a condition: clang 19 moves the instruction there unless -disable-machine-sink is given.
+fn the_build_does_not_sink_collectives() {
+    // The result is used under a condition: clang 19 sinks the instruction there unless -disable-machine-sink is given.
     assert_faults(
         "kept",
         "KERNEL(kept, Params, 256) {
@@ -121,7 +121,7 @@ fn the_build_keeps_collectives_where_all_lanes_are() {
 }
 
 #[test]
-fn an_array_in_scratch_memory_is_found() {
+fn finds_an_array_in_scratch_memory() {
     for target in machine::targets() {
         let source = "KERNEL(scratch, Params, 256) {
             volatile float values[64];

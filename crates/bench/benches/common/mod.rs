@@ -1,5 +1,5 @@
-//! What the bench targets share: each runs a suite of the library, as `rocmforge bench SUITE` does, with flags of the
-//! same names after `--`.
+//! Common code of the bench targets: each runs a suite of the library like `rocmforge bench SUITE`, with the same flags
+//! after `--`.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ const USAGE: &str = "flags: [FILTER] [--filter TEXT] [--quick] [--verbose] [-t N
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Runs `suite` as the command line says.
+/// Runs `suite` with the flags of the command line.
 pub(crate) fn main(suite: Suite) -> ExitCode {
     match bench(suite) {
         Ok(Verdict::NotWorse) => ExitCode::SUCCESS,
@@ -41,7 +41,7 @@ pub(crate) fn main(suite: Suite) -> ExitCode {
     }
 }
 
-/// What a comparison with a baseline says; the exit codes are those of `rocmforge bench`.
+/// The result of a comparison with a baseline; exit codes are those of `rocmforge bench`.
 enum Verdict {
     NotWorse,
     Worse,
@@ -91,7 +91,7 @@ impl Flags {
             }
             let mut value = || args.next().ok_or(format!("{arg} needs a value; {USAGE}"));
             match arg.as_str() {
-                // Cargo's own.
+                // Passed by cargo.
                 "--bench" => {}
                 "--quick" => flags.effort = Effort::Quick,
                 "-v" | "--verbose" => flags.detail = Detail::All,
@@ -111,7 +111,7 @@ impl Flags {
                     }
                 }
                 text if !text.starts_with('-') => flags.filter = Some(Filter::new(text)),
-                _ => return Err(format!("there is no flag {arg}; {USAGE}").into()),
+                _ => return Err(format!("unknown flag {arg}; {USAGE}").into()),
             }
         }
         Ok(flags)
@@ -137,7 +137,7 @@ impl Flags {
         })
     }
 
-    /// The folder of the flags, of `ROCMFORGE_BASELINE_DIR`, or the user's.
+    /// Returns the folder given by the flags, by `ROCMFORGE_BASELINE_DIR`, or the user's default.
     fn store(&self) -> Result<Store, Failure> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let of_user = || {
@@ -147,11 +147,11 @@ impl Flags {
             Some(data.join("rocmforge/baselines"))
         };
         let dir = self.baseline_dir.clone().or_else(of_user);
-        let dir = dir.ok_or("HOME is not set; say with --baseline-dir where baselines are")?;
+        let dir = dir.ok_or("HOME is not set; pass the folder of baselines with --baseline-dir")?;
         Ok(Store::at(dir))
     }
 
-    /// The model of the flags, of `ROCMFORGE_MODEL`, or the one in the repository.
+    /// Loads the model given by the flags, by `ROCMFORGE_MODEL`, or the one in the repository.
     fn model(&self) -> Result<(String, Model), Failure> {
         let (name, gguf) = match &self.synthetic {
             Some(name) => (name.clone(), name.parse::<Synthetic>()?.open()?),
@@ -171,7 +171,7 @@ impl Flags {
 
 fn bench(suite: Suite) -> Result<Verdict, Failure> {
     let flags = Flags::parse(std::env::args().skip(1))?;
-    // Before time is spent on measuring.
+    // Fail before measuring rather than after it.
     let store = match flags.save.is_some() || flags.compare.is_some() {
         true => Some(flags.store()?),
         false => None,
@@ -236,7 +236,7 @@ fn print(text: &str) -> io::Result<()> {
 
 struct Printer {
     exporter: Exporter,
-    /// What was measured so far.
+    /// The measurements so far.
     now: PerformanceBaseline,
 }
 

@@ -1,20 +1,17 @@
-//! Measuring again what looks worse.
+//! Measures again what looks worse.
 //!
-//! What else a machine does, its clock and its temperature slow everything down for seconds or minutes: longer than a
-//! benchmark runs, so that its samples agree with each other and the statistics of one run cannot tell it from a
-//! regression. A regression is there at any time. So benchmarks that look worse are measured again after all others, and
-//! of several measurements the one with the least loss counts.
+//! Other programs, clock rates and temperature slow a machine down for seconds or minutes. That is longer than a
+//! benchmark runs, so its samples agree and the statistics of one run cannot tell it from a regression. A real
+//! regression persists. So benchmarks that look worse are measured again after all others, and the measurement with the
+//! smallest loss counts.
 
 use super::compare::{Comparison, ComparisonResult, compare_metrics};
 use super::metric::Direction;
 use super::rules::Rules;
-use super::schema::{Benchmark, PerformanceBaseline};
-
-/// How often a benchmark was measured, in its metadata.
-pub(super) const MEASUREMENTS: &str = "measurements";
+use super::schema::{Benchmark, MEASUREMENTS, PerformanceBaseline};
 
 impl Comparison {
-    /// The greatest loss of its metrics, as a factor: 1.2 took a fifth longer. 0 without metrics.
+    /// Returns the largest loss among the metrics as a factor: 1.2 is a fifth slower. 0 without metrics.
     pub fn loss(&self) -> f64 {
         let losses = self.metrics.iter().map(|metric| match metric.direction {
             Direction::LowerIsBetter => 1.0 + metric.change,
@@ -25,7 +22,7 @@ impl Comparison {
 }
 
 impl PerformanceBaseline {
-    /// The names of the benchmarks that are worse than in `then`, in order.
+    /// Returns the names of the benchmarks that are worse than in `then`, in order.
     pub fn worse_than(&self, then: &PerformanceBaseline, rules: &Rules) -> Vec<String> {
         let worse = self.benchmarks.iter().filter(|now| {
             let before = then.get(&now.measured.name);
@@ -36,8 +33,8 @@ impl PerformanceBaseline {
         worse.map(|now| now.measured.name.clone()).collect()
     }
 
-    /// Adds a later measurement of what is here already: the one stays that lost less against `then`, and knows how often
-    /// it was measured.
+    /// Merges a later measurement: for each benchmark, keeps the one with the smaller loss against `then` and counts
+    /// the measurements.
     pub fn add_again(&mut self, again: Benchmark, then: &PerformanceBaseline, rules: &Rules) {
         let name = &again.measured.name;
         let Some((first, before)) = self.get(name).zip(then.get(name)) else {
@@ -63,7 +60,7 @@ mod tests {
     use super::super::schema::Measurement;
     use super::*;
 
-    /// Benchmarks by name, each with six samples around these times.
+    /// Benchmarks with six samples around each of these times.
     fn measured<const N: usize>(times: [(&str, f64); N]) -> PerformanceBaseline {
         let of = times.map(|(name, ms)| {
             let samples = [0.99, 0.995, 1.0, 1.0, 1.005, 1.01].map(|noise| ms * noise);
@@ -77,10 +74,10 @@ mod tests {
     }
 
     #[test]
-    fn the_measurement_with_the_least_loss_counts() {
+    fn keeps_the_measurement_with_the_smallest_loss() {
         let rules = Rules::default();
         let then = measured([("drift", 10.0), ("slow", 10.0), ("same", 10.0)]);
-        // The first was disturbed, the second is slower for good.
+        // The first was disturbed, the second is really slower.
         let mut now = measured([
             ("drift", 14.0),
             ("slow", 12.0),
@@ -100,12 +97,12 @@ mod tests {
         assert_eq!(
             notes,
             [
-                &["measured 2 times, the best counts".to_string()][..],
-                &["measured 3 times, the best counts".to_string()],
+                &["measured 2 times, best result used".to_string()][..],
+                &["measured 3 times, best result used".to_string()],
                 &[]
             ]
         );
-        // What was not there is added.
+        // New benchmarks are added.
         now.add_again(one("other", 1.0), &then, &rules);
         assert!(now.get("other").is_some());
     }

@@ -1,33 +1,32 @@
-//! Whether a benchmark got worse.
+//! Decides whether a benchmark got worse.
 //!
-//! For each metric there is an interval of the ratio of now to then ([`super::ratio`]), turned so that above 1 is worse.
-//! With the threshold t, the smallest loss that matters, a metric has
+//! For each metric, [`super::ratio`] computes a confidence interval of the ratio of the current to the baseline value,
+//! oriented so that above 1 is worse. With the threshold t, the smallest loss that matters, a metric has
 //!
-//! - **regressed** if the whole interval is above 1 (no change does not explain it) and its upper end reaches 1 + t (a
-//!   loss that matters is not excluded);
+//! - **regressed** if the whole interval is above 1 (noise does not explain it) and its upper end reaches 1 + t (a loss
+//!   that matters is not excluded);
 //! - **improved** if the mirror image holds;
-//! - otherwise not changed, which is *inconclusive* if the interval holds both 1 and 1 + t: the noise hides whether t
-//!   was lost, and more samples would tell.
+//! - otherwise not changed. That is *inconclusive* if the interval contains both 1 and 1 + t: noise hides whether t was
+//!   lost, and more samples would tell.
 //!
-//! So noise alone is called a regression less than once in 200 metrics, and a true loss of t is missed only if it cannot
-//! be told from no change. Finding a loss of 10 % in 95 of 100 cases takes 6 samples on each side where samples deviate by
-//! 2 % of their mean, 14 at 5 %, 50 at 10 % and 110 at 15 %.
+//! So noise alone causes a regression in less than one of 200 metrics, and a true loss of t is missed only if it cannot
+//! be told from no change. Finding a loss of 10 % in 95 of 100 cases takes 6 samples per side at a standard deviation
+//! of 2 % of the mean, 14 at 5 %, 50 at 10 % and 110 at 15 %.
 //!
-//! The interval comes from kept samples where both sides have enough; else from the spread that the metrics tell (p95
-//! against p50 or the mean, over the root of the iterations); else there is none, and the ratio itself is held against
-//! the threshold.
+//! The interval is computed from stored samples if both sides have enough; else from the spread implied by the metrics
+//! (p95 against p50 or the mean, divided by the root of the iterations); else there is none, and the ratio itself is
+//! compared with the threshold.
 
+use rocmforge_profile::stats::Summary;
 use serde::Serialize;
 
-use super::again::MEASUREMENTS;
 use super::hardware::Difference;
 use super::metric::{Direction, Statistic, direction, is_restated, samples_of};
 use super::ratio::{Interval, Uncertain, by_bootstrap, by_ranks, by_spread};
 use super::rules::{HardwareRule, Rules};
-use super::schema::{Benchmark, Measurement};
-use rocmforge_profile::stats::Summary;
+use super::schema::{Benchmark, MEASUREMENTS, Measurement};
 
-/// What became of a metric or of a benchmark. The order is that of what matters most.
+/// The result for a metric or a benchmark, ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ComparisonResult {
@@ -38,54 +37,54 @@ pub enum ComparisonResult {
     HardwareMismatch,
 }
 
-/// Where the interval comes from.
+/// How the interval was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// Ranks of the samples of both sides.
+    /// From the ranks of the samples of both sides.
     Ranks,
-    /// Resampling of both sides.
+    /// By resampling both sides.
     Bootstrap,
-    /// The spread of one or both sides.
+    /// From the spread of one or both sides.
     Spread,
-    /// No interval: the ratio alone.
+    /// No interval, only the ratio.
     Threshold,
 }
 
-/// A metric of a benchmark, then and now.
+/// The comparison of a metric.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MetricComparison {
     pub metric: String,
     pub direction: Direction,
     pub baseline: f64,
     pub current: f64,
-    /// Now over then, minus 1: by the samples if there are, else by the two values.
+    /// Current over baseline, minus 1: from the samples if there are any, else from the two values.
     pub change: f64,
-    /// What the change may be, at 99 % confidence.
+    /// Confidence interval (99 %) of the change.
     pub interval: Option<[f64; 2]>,
-    /// As a share.
+    /// The threshold as a share.
     pub threshold: f64,
     pub method: Method,
     pub result: ComparisonResult,
-    /// Whether a loss of the threshold is either seen or excluded.
+    /// Whether a loss of the threshold is either shown or excluded.
     pub conclusive: bool,
 }
 
-/// A benchmark, then and now.
+/// The comparison of a benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     pub name: String,
-    /// The gravest of its metrics'.
+    /// The worst result of its metrics.
     pub result: ComparisonResult,
-    /// What of the hardware is not the same.
+    /// Differences in hardware.
     pub hardware: Vec<Difference>,
-    /// What else differs: software, and facts of the benchmark.
+    /// Other differences: software, and facts of the benchmark.
     pub notes: Vec<String>,
-    /// Those that are judged.
+    /// The metrics that were compared.
     pub metrics: Vec<MetricComparison>,
 }
 
-/// Compares two measurements of a benchmark, metric by metric. Metrics that restate another one are left out unless
+/// Compares two measurements of a benchmark, metric by metric. Metrics that restate another one are skipped unless
 /// `rules` has a threshold for them.
 pub fn compare_metrics(baseline: &Benchmark, current: &Benchmark, rules: &Rules) -> Comparison {
     let hardware = baseline.hardware.differences(&current.hardware);
@@ -112,7 +111,7 @@ pub fn compare_metrics(baseline: &Benchmark, current: &Benchmark, rules: &Rules)
     comparison
 }
 
-/// `None` if a side does not have the metric, or there is no ratio to 0.
+/// Compares a metric; `None` if a side lacks it or the ratio is undefined because a value is 0.
 fn judge(
     metric: &str,
     direction: Direction,
@@ -136,7 +135,7 @@ fn judge(
         Direction::LowerIsBetter => known,
         Direction::HigherIsBetter => known.inverse(),
     };
-    // A ratio that is the threshold but for rounding counts as it.
+    // A ratio that differs from the threshold only by rounding counts as equal.
     let reaches = |ratio: f64| ratio >= (1.0 + threshold) * (1.0 - 1e-9);
     let result = if worse.low > 1.0 && reaches(worse.high) {
         ComparisonResult::Regression
@@ -165,7 +164,7 @@ fn interval(metric: &str, then: &Measurement, now: &Measurement) -> (Method, Opt
     {
         let found = match statistic {
             Statistic::MEDIAN => (Method::Ranks, by_ranks(&a, &b)),
-            // Resampling never finds anything beyond the extremes.
+            // Resampling never exceeds the extremes.
             Statistic::Min | Statistic::Max => (Method::Threshold, None),
             other => (Method::Bootstrap, by_bootstrap(&a, &b, other)),
         };
@@ -180,8 +179,8 @@ fn interval(metric: &str, then: &Measurement, now: &Measurement) -> (Method, Opt
     }
 }
 
-/// A metric with the standard error of a median (1.2533 deviations over the root of the samples). `None` if nothing says
-/// how much it deviates.
+/// Returns a metric with the standard error of a median (1.2533 standard deviations divided by the root of the
+/// samples). `None` if its deviation is unknown.
 fn uncertain(measured: &Measurement, metric: &str) -> Option<Uncertain> {
     const OF_MEDIAN: f64 = 1.2533;
     /// The normal deviate of p95.
@@ -198,7 +197,7 @@ fn uncertain(measured: &Measurement, metric: &str) -> Option<Uncertain> {
                 .strip_prefix("p50_")
                 .or(metric.strip_prefix("avg_"))?;
             let p95 = get(&format!("p95_{of}"))?;
-            // Without a number of iterations the spread is that of one.
+            // Without a number of iterations the spread is that of one run.
             (
                 (p95 - value) / OF_P95 / value,
                 get("iterations").unwrap_or(1.0),
@@ -216,12 +215,12 @@ fn notes(baseline: &Benchmark, current: &Benchmark) -> Vec<String> {
     let mut notes: Vec<String> = software.iter().map(ToString::to_string).collect();
     let now = &current.measured.metadata;
     if let Some(n) = now.get(MEASUREMENTS) {
-        notes.push(format!("measured {n} times, the best counts"));
+        notes.push(format!("measured {n} times, best result used"));
     }
     let facts = baseline.measured.metadata.iter();
     for (fact, was) in facts.filter(|(fact, _)| *fact != MEASUREMENTS) {
         if let Some(is) = now.get(fact).filter(|is| *is != was) {
-            notes.push(format!("{fact}: {was} then, {is} now"));
+            notes.push(format!("{fact}: was {was}, is {is}"));
         }
     }
     notes

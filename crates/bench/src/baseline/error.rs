@@ -1,4 +1,4 @@
-//! What can be wrong with a baseline: each message has the file, the fact and what to do.
+//! Errors of baselines. Each message names the file, the fact and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,26 +6,26 @@ use std::path::PathBuf;
 use rocmforge_gguf::escape_control;
 use thiserror::Error;
 
-/// A baseline that cannot be used.
+/// Why a baseline cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BaselineError {
     #[error("cannot read the baseline {}: {source}", shown(path))]
     Read { path: PathBuf, source: io::Error },
     #[error(
-        "cannot write the baseline {}: {source}; take another folder with --baseline-dir",
+        "cannot write the baseline {}: {source}; choose another folder with --baseline-dir",
         shown(path)
     )]
     Write { path: PathBuf, source: io::Error },
     #[error(
-        "{} has more than {max_mib} MiB, which no baseline has; is it another file?",
+        "{} is larger than {max_mib} MiB, which no baseline is; is it another file?",
         shown(path)
     )]
     TooLarge { path: PathBuf, max_mib: u64 },
-    #[error("{} is no baseline that can be read: {source}", shown(path))]
+    #[error("{} is not a readable baseline: {source}", shown(path))]
     Schema { path: PathBuf, source: SchemaError },
     #[error(
-        "no baseline is called '{}' in {}{}",
+        "there is no baseline '{}' in {}{}",
         escape_control(name),
         shown(dir),
         instead(near)
@@ -33,43 +33,41 @@ pub enum BaselineError {
     Unknown {
         name: String,
         dir: PathBuf,
-        /// Names that are there, the likeliest first.
+        /// Existing names, most similar first.
         near: Vec<String>,
     },
     #[error(
-        "'{}' is no name of a baseline; take 1 to {max} letters, digits, '.', '_' and '-', the first a letter or digit",
+        "'{}' is not a baseline name; use 1 to {max} letters, digits, '.', '_' and '-', the first a letter or digit",
         escape_control(name)
     )]
     BadName { name: String, max: usize },
 }
 
-/// What is wrong with a baseline's text.
+/// What is wrong with the text of a baseline.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SchemaError {
     #[error(
-        "it is not JSON ({0}), so it was cut off or damaged; restore it, or delete it and save the baseline again"
+        "it is not valid JSON ({0}), so it is truncated or damaged; restore it, or delete it and save the baseline again"
     )]
     NotJson(String),
-    #[error(
-        "it has none of the known forms ({0}); a baseline is what --save-baseline writes, an object with `baselines`"
-    )]
+    #[error("it has no known schema ({0}); --save-baseline writes an object with `baselines`")]
     UnknownForm(String),
-    #[error("it has form {0} and this program knows form {1}; use a newer program")]
+    #[error("it has schema version {0}, and this program knows version {1}; use a newer program")]
     Newer(u64, u64),
     #[error(
-        "{} should be {expected}, and is {}; correct it, or save the baseline again",
+        "{} should be {expected}, but is {}; correct it, or save the baseline again",
         escape_control(at),
         escape_control(found)
     )]
     Wrong {
-        /// Such as `baselines.matmul.metrics.p50_ms`.
+        /// Path such as `baselines.matmul.metrics.p50_ms`.
         at: String,
         expected: &'static str,
         found: String,
     },
     #[error(
-        "{} has {n} parts, more than the {max} that are read; is it another file?",
+        "{} has {n} entries, above the limit of {max}; is it another file?",
         escape_control(at)
     )]
     TooMany { at: String, n: usize, max: usize },
@@ -81,8 +79,8 @@ pub(super) fn shown(path: &std::path::Path) -> String {
 
 fn instead(near: &[String]) -> String {
     if near.is_empty() {
-        return "; there is none yet: save one with rocmforge bench --save-baseline NAME"
+        return "; there are no baselines yet: save one with rocmforge bench --save-baseline NAME"
             .to_string();
     }
-    format!("; there are: {}", near.join(", "))
+    format!("; existing baselines: {}", near.join(", "))
 }

@@ -1,33 +1,33 @@
-//! The machine that a measurement was made on. Only measurements of the same hardware are compared; what of the
-//! software differs is told beside the result, since finding its effect is what a baseline is for.
+//! The machine of a measurement. Only measurements on the same hardware are compared. Software differences are only
+//! reported, since measuring their effect is the purpose of a baseline.
 
 use serde::Serialize;
 
-/// Hardware and software of a measurement, in schema A's fields and then ours. What is not known is `None`.
+/// Hardware and software of a measurement: first the fields of schema A, then our additions. `None` if unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Hardware {
-    /// `None` if the CPU computed.
+    /// Name of the GPU; `None` if the CPU computed.
     pub gpu_name: Option<String>,
-    /// Such as `gfx1100`, `sm_90`.
+    /// Architecture such as `gfx1100`, `sm_90`.
     pub gpu_architecture: Option<String>,
-    /// Of HIP; `None` on other devices.
+    /// Version of HIP; `None` on other devices.
     pub rocm_version: Option<String>,
-    /// Such as `x86_64`.
+    /// Architecture such as `x86_64`.
     pub cpu_arch: Option<String>,
     pub os: Option<String>,
     pub rustc_version: Option<String>,
-    /// Of the GPU.
+    /// Version of the GPU's driver.
     pub driver: Option<String>,
-    /// The maker's name of the processor.
+    /// CPU model name.
     pub cpu_model: Option<String>,
-    /// Threads that computed.
+    /// Number of compute threads.
     pub n_threads: Option<u64>,
     pub program_version: Option<String>,
-    /// What the program's source was checked out from when it was built.
+    /// Commit of the sources this program was built from.
     pub program_commit: Option<String>,
 }
 
-/// A fact that two machines do not share.
+/// A fact in which two machines differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
     pub fact: &'static str,
@@ -39,12 +39,13 @@ impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_string());
         let (was, is) = (known(&self.baseline), known(&self.current));
-        write!(f, "{}: {was} then, {is} now", self.fact)
+        write!(f, "{}: was {was}, is {is}", self.fact)
     }
 }
 
 impl Hardware {
-    /// What the program itself knows: its own version, its compiler's, the system. The rest is for the caller.
+    /// Returns the facts known at build time: versions of the program and its compiler, operating system, architecture.
+    /// The caller adds the rest.
     pub fn of_this_build() -> Hardware {
         let known = |text: &str| (!text.is_empty()).then(|| text.to_string());
         Hardware {
@@ -57,8 +58,8 @@ impl Hardware {
         }
     }
 
-    /// What of the hardware `current` does not share with this baseline's. Facts that the baseline does not have cannot
-    /// differ, but it must name the device: the GPU, or the processor if no GPU computed.
+    /// Returns the hardware differences between this baseline and `current`. Facts missing in the baseline do not
+    /// differ, but it must name the device: the GPU, or the CPU if no GPU computed.
     pub fn differences(&self, current: &Hardware) -> Vec<Difference> {
         let n_threads = |hardware: &Hardware| hardware.n_threads.map(|n| n.to_string());
         let facts = [
@@ -77,7 +78,7 @@ impl Hardware {
             ("n_threads", n_threads(self), n_threads(current)),
         ];
         let mut found = Vec::new();
-        // Whether a GPU computed at all is known of every baseline.
+        // Every baseline tells whether a GPU computed.
         if self.gpu_name != current.gpu_name {
             found.push(Difference {
                 fact: "gpu_name",
@@ -98,7 +99,7 @@ impl Hardware {
         found
     }
 
-    /// What of the software differs, where both know it.
+    /// Returns the software differences in facts known on both sides.
     pub fn software_differences(&self, current: &Hardware) -> Vec<Difference> {
         let facts = [
             ("rocm_version", &self.rocm_version, &current.rocm_version),
@@ -127,7 +128,7 @@ impl Hardware {
             .collect()
     }
 
-    /// The device in words, with the threads of a CPU.
+    /// Returns the name of the device, with the number of threads for a CPU.
     pub fn label(&self) -> String {
         let cpu = || self.cpu_model.as_deref().or(self.cpu_arch.as_deref());
         match (&self.gpu_name, cpu(), self.n_threads) {
@@ -156,7 +157,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_fact_of_the_hardware_counts() {
+    fn compares_every_hardware_fact() {
         let text = |text: &str| Some(text.to_string());
         let gpu = Hardware {
             gpu_name: text("Some GPU"),
@@ -201,7 +202,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_baseline_must_name_its_device() {
+    fn requires_the_device_name_in_a_baseline() {
         let now = some_cpu();
         let nameless = Hardware {
             cpu_model: None,
@@ -212,9 +213,9 @@ pub(crate) mod tests {
         };
         assert_eq!(
             difference.to_string(),
-            "cpu_model: unknown then, Some CPU now"
+            "cpu_model: was unknown, is Some CPU"
         );
-        // Schema B names the GPU and nothing of the host.
+        // Schema B names the GPU but has no facts of the host.
         let b = Hardware {
             gpu_name: Some("Some GPU".into()),
             ..Hardware::default()

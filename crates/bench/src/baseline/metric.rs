@@ -1,25 +1,14 @@
-//! What a metric's name says: which way is better, which samples it summarizes, and whether it says anything that
-//! another metric beside it does not.
+//! Derives from the name of a metric which direction is better, which samples it summarises, and whether it merely
+//! restates another metric.
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::stats::percentile;
 use serde::Serialize;
 
 use super::schema::Measurement;
-use rocmforge_profile::stats::percentile;
 
-/// Schema A's metrics, in its order.
-pub(super) const STATISTICS: [&str; 7] = [
-    "avg_ms",
-    "min_ms",
-    "max_ms",
-    "p50_ms",
-    "p95_ms",
-    "p99_ms",
-    "iterations",
-];
-
-/// Which way a metric is better.
+/// The direction in which a metric improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -27,7 +16,7 @@ pub enum Direction {
     HigherIsBetter,
 }
 
-/// Ends of names of rates: work in a second.
+/// Suffixes of rates (work per second).
 const RATES: [&str; 13] = [
     "tokens_s",
     "elements_s",
@@ -44,7 +33,7 @@ const RATES: [&str; 13] = [
     "_ts",
 ];
 
-/// Ends of names of costs: times, memory, waste.
+/// Suffixes of costs (time, memory, waste).
 const COSTS: [&str; 12] = [
     "_ms",
     "_us",
@@ -60,10 +49,11 @@ const COSTS: [&str; 12] = [
     "overhead",
 ];
 
-/// `None` of what is neither a rate nor a cost, such as `iterations`; it is shown and not judged.
+/// Returns the direction of a metric; `None` if it is neither a rate nor a cost, such as `iterations`, which is shown
+/// but not compared.
 pub fn direction(metric: &str) -> Option<Direction> {
     let ends = |ends: &[&str]| ends.iter().any(|end| metric.ends_with(end));
-    // A rate first: `gb_s` is one, `_gb` is not.
+    // Rates first: `gb_s` is a rate, `_gb` is not.
     match (ends(&RATES), ends(&COSTS)) {
         (true, _) => Some(Direction::HigherIsBetter),
         (false, true) => Some(Direction::LowerIsBetter),
@@ -71,7 +61,7 @@ pub fn direction(metric: &str) -> Option<Direction> {
     }
 }
 
-/// How a metric summarizes samples.
+/// How a metric summarises samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Statistic {
     Mean,
@@ -80,7 +70,7 @@ pub(super) enum Statistic {
     Quantile(f64),
 }
 
-/// Prefixes of names, the statistic that says most about a change first.
+/// Prefixes of names; the statistic that shows a change best is first.
 const PREFIXES: [(&str, Statistic); 7] = [
     ("p50_", Statistic::Quantile(0.50)),
     ("avg_", Statistic::Mean),
@@ -94,10 +84,10 @@ const PREFIXES: [(&str, Statistic); 7] = [
 impl Statistic {
     pub(super) const MEDIAN: Statistic = Statistic::Quantile(0.5);
 
-    /// Of `samples`, which it sorts.
+    /// Returns the statistic of `samples`, which it sorts.
     ///
     /// # Panics
-    /// Without samples.
+    /// If there are no samples.
     pub(super) fn of(self, samples: &mut [f64]) -> f64 {
         samples.sort_unstable_by(f64::total_cmp);
         match self {
@@ -109,7 +99,7 @@ impl Statistic {
     }
 }
 
-/// The statistic that a metric is, and of what: `p50_ms` is the median of `ms`. `None` of a metric that is itself.
+/// Returns the statistic and the base name of a metric: `p50_ms` is the median of `ms`. `None` for other metrics.
 fn statistic(metric: &str) -> Option<(Statistic, &str)> {
     PREFIXES.iter().find_map(|(prefix, statistic)| {
         let of = metric.strip_prefix(prefix)?;
@@ -117,7 +107,8 @@ fn statistic(metric: &str) -> Option<(Statistic, &str)> {
     })
 }
 
-/// The samples behind a metric, and what it is of them. A rate beside times is work over each time.
+/// Returns the samples behind a metric and the statistic. A rate next to times is computed as work divided by each
+/// time.
 pub(super) fn samples_of(measured: &Measurement, metric: &str) -> Option<(Statistic, Vec<f64>)> {
     let kept = |name: &str| {
         measured
@@ -141,8 +132,8 @@ pub(super) fn samples_of(measured: &Measurement, metric: &str) -> Option<(Statis
     Some((Statistic::MEDIAN, rates.collect()))
 }
 
-/// Whether `metric` says what another metric that both sides have says better: one statistic of the same samples stands
-/// for all of them, and rates beside times restate these.
+/// Whether `metric` restates another metric of both sides: one statistic represents all statistics of the same samples,
+/// and rates next to times restate the times.
 pub(super) fn is_restated(metric: &str, baseline: &Measurement, current: &Measurement) -> bool {
     let both = |name: &str| {
         let has = |metrics: &BTreeMap<String, f64>| metrics.contains_key(name);
@@ -167,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_which_way_is_better() {
+    fn derives_the_direction_from_the_name() {
         use Direction::{HigherIsBetter, LowerIsBetter};
         for (metric, expected) in [
             ("p50_ms", Some(LowerIsBetter)),
@@ -204,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_found_by_unit() {
+    fn finds_samples_by_unit() {
         let measured = with(
             &[
                 ("p50_ms", 2.0),
@@ -232,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn one_metric_speaks_for_the_others() {
+    fn one_metric_represents_the_others() {
         let a = with(
             &[
                 ("avg_ms", 1.0),

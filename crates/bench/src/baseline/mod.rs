@@ -1,8 +1,8 @@
-//! Measurements that are kept, and whether later ones are worse.
+//! Stores measurements as baselines and compares later ones with them.
 //!
-//! A [`Measurement`] is what any benchmark found. [`PerformanceBaseline`] holds some of a machine ([`Hardware`]) and is
-//! a file of a [`Store`]: schema A is written, A and B are read. [`compare_metrics`] decides for a benchmark what
-//! became of it, [`RegressionReport`] prints many of them, [`Trend`] shows all files of a folder over time.
+//! A [`Measurement`] is the result of any benchmark. A [`PerformanceBaseline`] holds measurements of a machine
+//! ([`Hardware`]) and is a file of a [`Store`]: schema A is written, A and B are read. [`compare_metrics`] compares a
+//! benchmark, [`RegressionReport`] collects many comparisons, and [`Trend`] follows all files of a folder over time.
 
 mod again;
 mod compare;

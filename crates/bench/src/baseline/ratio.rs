@@ -1,27 +1,27 @@
-//! By how much two sets of samples differ, as an interval of their ratio.
+//! Computes confidence intervals of the ratio of two sets of samples.
 //!
-//! With samples of both sides: all ratios of a sample of one to a sample of the other, of which the median is the
-//! estimate (Hodges and Lehmann 1963) and the k-th from either end are the interval, with k from the null distribution
-//! of Mann and Whitney's U (1947): the interval holds 1 exactly when their rank test finds no difference. It assumes no
-//! form of the noise, and one slow sample among many moves it by nothing. (Hollander, Wolfe and Chicken, "Nonparametric
-//! Statistical Methods", 3rd edition, 4.2 and 4.3.)
+//! With samples on both sides, all ratios of a sample of one side to a sample of the other are formed. Their median is
+//! the estimate (Hodges and Lehmann 1963), and the k-th from either end are the interval, with k from the null
+//! distribution of Mann and Whitney's U (1947): the interval contains 1 exactly if their rank test finds no difference.
+//! It assumes no distribution of the noise, and is robust against single slow samples. (Hollander, Wolfe and Chicken,
+//! "Nonparametric Statistical Methods", 3rd edition, 4.2 and 4.3.)
 //!
-//! With a spread instead of samples the interval is that of a normal distribution of the logarithm. For statistics that
-//! ranks say nothing of, such as p95, it is a percentile bootstrap (Efron and Tibshirani 1993, 13.3).
+//! With a spread instead of samples, the logarithm is taken as normally distributed. For statistics that ranks do not
+//! cover, such as p95, it is a percentile bootstrap (Efron and Tibshirani 1993, 13.3).
 
 use serde::Serialize;
 
 use super::metric::Statistic;
 
-/// Part of all intervals that hold the true ratio. Of 200 comparisons without a change one is outside, above or below.
+/// Share of intervals that contain the true ratio. Of 200 comparisons without a change, one lies above 1 and one below.
 pub(super) const CONFIDENCE: f64 = 0.99;
-/// The normal deviate of that.
+/// Normal quantile for [`CONFIDENCE`].
 const Z: f64 = 2.575_829_303_548_900_4;
-/// Sets of more samples together than this have U's normal approximation. Up to it all counts are whole numbers in f64.
+/// Above this total number of samples, the normal approximation of U is used. Up to it, all counts are exact in f64.
 const MAX_EXACT: usize = 50;
 const N_RESAMPLES: usize = 2000;
 
-/// A ratio and what it may be.
+/// A ratio and its confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Interval {
     pub estimate: f64,
@@ -30,7 +30,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// The ratio the other way round.
+    /// Returns the inverse ratio.
     pub fn inverse(self) -> Interval {
         Interval {
             estimate: 1.0 / self.estimate,
@@ -40,8 +40,8 @@ impl Interval {
     }
 }
 
-/// The ratio of `current` to `baseline` by ranks. `None` if there are too few samples for [`CONFIDENCE`] (it takes five
-/// of each, or four and more of the other), or one is not above 0.
+/// Returns the ratio of `current` to `baseline` by ranks. `None` if there are too few samples for [`CONFIDENCE`] (five
+/// per side, or four and more on the other), or one is not above 0.
 pub(super) fn by_ranks(baseline: &[f64], current: &[f64]) -> Option<Interval> {
     if !baseline
         .iter()
@@ -57,7 +57,7 @@ pub(super) fn by_ranks(baseline: &[f64], current: &[f64]) -> Option<Interval> {
     }
     ratios.sort_unstable_by(f64::total_cmp);
     let n = ratios.len();
-    // The geometric mean of the middle two, so that exchanging the sides inverts it.
+    // The geometric mean of the middle two, so that swapping the sides inverts it.
     let middle = (ratios[(n - 1) / 2] * ratios[n / 2]).sqrt();
     Some(Interval {
         estimate: middle,
@@ -66,7 +66,7 @@ pub(super) fn by_ranks(baseline: &[f64], current: &[f64]) -> Option<Interval> {
     })
 }
 
-/// The greatest k of 1 or more with P(U <= k - 1) of at most half of what [`CONFIDENCE`] leaves.
+/// Returns the largest k >= 1 with P(U <= k - 1) <= (1 - [`CONFIDENCE`]) / 2.
 fn rank(n: usize, m: usize) -> Option<usize> {
     if n == 0 || m == 0 {
         return None;
@@ -86,19 +86,20 @@ fn rank(n: usize, m: usize) -> Option<usize> {
         false => {
             let (n, m) = (n as f64, m as f64);
             let deviation = (n * m * (n + m + 1.0) / 12.0).sqrt();
-            // A number below 0 becomes 0.
+            // Negative numbers become 0.
             (n * m / 2.0 - Z * deviation + 0.5).floor() as usize
         }
     };
     (k > 0).then_some(k)
 }
 
-/// How many orders of n and m different values have each U: the coefficients of the Gaussian binomial of n + m over n.
+/// Returns the number of orders of n and m distinct values for each U: the coefficients of the Gaussian binomial of n +
+/// m over n.
 fn u_counts(n: usize, m: usize) -> Vec<f64> {
     let mut counts = vec![0.0; n * m + 1];
     counts[0] = 1.0;
     for i in 1..=n {
-        // Times (1 - q^(m + i)), over (1 - q^i).
+        // Multiply by (1 - q^(m + i)), divide by (1 - q^i).
         for u in (m + i..=n * m).rev() {
             counts[u] -= counts[u - m - i];
         }
@@ -109,14 +110,14 @@ fn u_counts(n: usize, m: usize) -> Vec<f64> {
     counts
 }
 
-/// A number and its standard error relative to it.
+/// A value and its relative standard error.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Uncertain {
     pub value: f64,
     pub relative_error: f64,
 }
 
-/// The ratio of `current` to `baseline` by their spreads. `None` if one is not above 0.
+/// Returns the ratio of `current` to `baseline` by their spreads. `None` if one is not above 0.
 pub(super) fn by_spread(baseline: Uncertain, current: Uncertain) -> Option<Interval> {
     let estimate = current.value / baseline.value;
     let error = baseline.relative_error.hypot(current.relative_error);
@@ -128,8 +129,8 @@ pub(super) fn by_spread(baseline: Uncertain, current: Uncertain) -> Option<Inter
     })
 }
 
-/// The ratio of a statistic of `current` to that of `baseline`, by resampling both. The same samples give the same
-/// interval. `None` with fewer than ten samples on a side, or if one is not above 0.
+/// Returns the ratio of a statistic of `current` to that of `baseline`, by resampling both. Deterministic. `None` with
+/// fewer than ten samples on a side, or if one is not above 0.
 pub(super) fn by_bootstrap(
     baseline: &[f64],
     current: &[f64],
@@ -157,7 +158,7 @@ pub(super) fn by_bootstrap(
     })
 }
 
-/// The median of `samples` and its 95 % interval by a percentile bootstrap. `None` without samples.
+/// Returns the median of `samples` and its 95 % interval by a percentile bootstrap. `None` without samples.
 pub fn median_interval(samples: &[f64]) -> Option<Interval> {
     if samples.is_empty() {
         return None;
@@ -173,7 +174,7 @@ pub fn median_interval(samples: &[f64]) -> Option<Interval> {
     })
 }
 
-/// Numbers without a pattern, the same in every run of the program (splitmix64).
+/// A deterministic pseudo-random generator (splitmix64).
 pub(super) struct Random(pub u64);
 
 impl Random {
@@ -184,7 +185,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// As many of `samples` as there are, each drawn from all of them.
+    /// Draws `samples.len()` samples with replacement.
     fn resample(&mut self, samples: &[f64]) -> Vec<f64> {
         let n = samples.len() as u64;
         (0..n)
@@ -198,8 +199,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn u_has_its_published_critical_values() {
-        // Two-sided 0.01: the greatest U that is significant, as in any table of the test.
+    fn u_matches_published_critical_values() {
+        // Two-sided 0.01: the largest significant U, as in published tables.
         for (n, m, expected) in [
             (4, 4, None),
             (4, 6, Some(0)),
@@ -213,12 +214,12 @@ mod tests {
             (10, 20, Some(42)),
             (20, 20, Some(105)),
         ] {
-            // U = k - 1 is the greatest.
+            // U = k - 1 is the largest.
             assert_eq!(rank(n, m).map(|k| k - 1), expected, "{n} and {m}");
             assert_eq!(rank(m, n), rank(n, m));
         }
         assert_eq!(rank(0, 9), None);
-        // Where the approximation takes over there is no step.
+        // There is no step where the approximation takes over.
         let exact = u_counts(26, 26);
         let all: f64 = exact.iter().sum();
         let k = rank(26, 26).unwrap();
@@ -228,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn u_counts_are_those_of_all_orders() {
-        // Every choice of the places of n values among n + m.
+    fn u_counts_match_enumeration() {
+        // All choices of n places among n + m.
         for (n, m) in [(1, 1), (2, 3), (4, 4), (3, 6)] {
             let mut counted = vec![0.0; n * m + 1];
             for places in 0u32..1 << (n + m) {
@@ -251,8 +252,8 @@ mod tests {
     }
 
     #[test]
-    fn ratios_of_ranks() {
-        // Of five and five samples the interval has all 25 ratios, and the estimate is the 13th.
+    fn computes_ratios_by_ranks() {
+        // With five and five samples, the interval spans all 25 ratios, and the estimate is the 13th.
         let a = [1.0, 1.1, 1.2, 1.3, 1.4];
         let b = [2.0, 2.1, 2.2, 2.3, 2.4];
         let interval = by_ranks(&a, &b).unwrap();
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn resampling_is_the_same_every_time_and_holds_the_estimate() {
+    fn bootstrap_is_deterministic_and_contains_the_estimate() {
         let a: Vec<f64> = (0..40).map(|i| 100.0 + f64::from(i % 7)).collect();
         let b: Vec<f64> = a.iter().map(|a| 2.0 * a).collect();
         let interval = by_bootstrap(&a, &b, Statistic::Quantile(0.95)).unwrap();

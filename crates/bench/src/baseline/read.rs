@@ -1,22 +1,23 @@
-//! A baseline from text that anybody may have written: schema A (with or without our additions) and schema B, whose
-//! benchmarks are flat metrics below one `timestamp` and one `hardware`.
+//! Reads baselines from untrusted text: schema A (with or without our additions) and schema B, whose benchmarks are
+//! flat metrics below one `timestamp` and one `hardware`.
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::clock;
 use serde_json::{Map, Value as Json};
 
 use super::error::SchemaError;
 use super::hardware::Hardware;
 use super::schema::{Benchmark, FORM, Measurement, PerformanceBaseline};
-use rocmforge_profile::clock;
 
-/// Benchmarks of a file, metrics of a benchmark, samples of a metric, and bytes of a name: beyond any real baseline.
+/// Limits on benchmarks per file, metrics per benchmark, samples per metric and bytes per name, far above any real
+/// baseline.
 const MAX_BENCHMARKS: usize = 10_000;
 const MAX_METRICS: usize = 1_000;
 const MAX_READ_SAMPLES: usize = 100_000;
 const MAX_TEXT: usize = 1_000;
 
-/// Metrics of schema B under the names that schema A's writers have now.
+/// Metric names of schema B and their names in schema A.
 const OLD_NAMES: [(&str, &str); 3] = [
     ("tokens_per_sec", "tokens_s"),
     ("ops_per_sec", "ops_s"),
@@ -24,10 +25,10 @@ const OLD_NAMES: [(&str, &str); 3] = [
 ];
 
 impl PerformanceBaseline {
-    /// The baseline that `text` holds, in schema A or B.
+    /// Parses a baseline in schema A or B.
     ///
     /// # Errors
-    /// Says where the text is not what it should be.
+    /// If the text is not a valid baseline; the error names the place.
     pub fn from_json(text: &str) -> Result<PerformanceBaseline, SchemaError> {
         let json: Json =
             serde_json::from_str(text).map_err(|error| SchemaError::NotJson(error.to_string()))?;
@@ -79,14 +80,14 @@ impl PerformanceBaseline {
                 None => nested(name, entry, &at)?,
             };
             benchmark.thin();
-            // Names in an object are there once.
+            // Names in an object are unique.
             baseline.benchmarks.push(benchmark);
         }
         Ok(baseline)
     }
 }
 
-/// A benchmark of schema A.
+/// Parses a benchmark of schema A.
 fn nested(name: &str, entry: &Map<String, Json>, at: &str) -> Result<Benchmark, SchemaError> {
     let mut samples = BTreeMap::new();
     if let Some(json) = entry.get("samples") {
@@ -118,7 +119,7 @@ fn nested(name: &str, entry: &Map<String, Json>, at: &str) -> Result<Benchmark, 
     })
 }
 
-/// A benchmark of schema B.
+/// Parses a benchmark of schema B.
 fn flat(name: &str, entry: &Map<String, Json>, at: &str) -> Result<Measurement, SchemaError> {
     let mut metrics = numbers(entry, at)?;
     for (old, new) in OLD_NAMES {
@@ -161,7 +162,7 @@ fn hardware(json: Option<&Json>, at: &str) -> Result<Hardware, SchemaError> {
         },
     };
     Ok(Hardware {
-        // The second names are schema B's.
+        // The second names are those of schema B.
         gpu_name: text(&["gpu_name", "gpu"])?,
         gpu_architecture: text(&["gpu_architecture", "architecture"])?,
         rocm_version: text(&["rocm_version"])?,
@@ -176,9 +177,9 @@ fn hardware(json: Option<&Json>, at: &str) -> Result<Hardware, SchemaError> {
     })
 }
 
-/// Seconds since 1970, or RFC 3339.
+/// Parses seconds since 1970 or RFC 3339.
 fn timestamp(json: Option<&Json>, at: &str) -> Result<u64, SchemaError> {
-    // Beyond the year 9999 a date has no four digits.
+    // A year above 9999 has more than four digits.
     let seconds = match json {
         Some(Json::String(text)) => clock::parse_rfc_3339(text),
         Some(json) => json.as_u64(),
@@ -204,7 +205,7 @@ fn numbers(fields: &Map<String, Json>, at: &str) -> Result<BTreeMap<String, f64>
     pairs.collect()
 }
 
-/// A measured value.
+/// Parses a measured value.
 fn number(json: &Json, at: &str) -> Result<f64, SchemaError> {
     match json.as_f64() {
         Some(value) if value.is_finite() && value >= 0.0 => Ok(value),
@@ -260,7 +261,7 @@ fn wrong(at: &str, expected: &'static str, found: Option<&Json>) -> SchemaError 
     }
 }
 
-/// A value in a few words.
+/// Describes a JSON value for an error message.
 fn kind(json: Option<&Json>) -> String {
     match json {
         None => "missing".to_string(),

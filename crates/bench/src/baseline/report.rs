@@ -1,4 +1,4 @@
-//! What a run found against a baseline, for people and for programs.
+//! A run compared with a baseline, as text and JSON.
 
 use std::fmt::Write as _;
 
@@ -12,19 +12,19 @@ use super::schema::PerformanceBaseline;
 /// All comparisons of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RegressionReport {
-    /// What was compared with, and what.
+    /// Names of the two sides.
     pub baseline: String,
     pub current: String,
-    /// The gravest of all.
+    /// The worst result of all.
     pub result: ComparisonResult,
     pub results: Vec<Comparison>,
-    /// Benchmarks of the baseline that were not measured now, and those that it does not have.
+    /// Benchmarks only in the baseline, and only in the current run.
     pub missing: Vec<String>,
     pub added: Vec<String>,
 }
 
 impl RegressionReport {
-    /// A report of `results`, in their order.
+    /// Creates a report of `results`, in their order.
     pub fn from_results(results: Vec<Comparison>) -> RegressionReport {
         let all = results.iter().map(|comparison| comparison.result);
         RegressionReport {
@@ -37,7 +37,7 @@ impl RegressionReport {
         }
     }
 
-    /// Compares the benchmarks that both have, in the order of `current`.
+    /// Compares the benchmarks on both sides, in the order of `current`.
     pub fn compare(
         baseline: &PerformanceBaseline,
         current: &PerformanceBaseline,
@@ -61,24 +61,25 @@ impl RegressionReport {
         }
     }
 
-    /// The same, with what both sides are called.
+    /// Sets the names of the two sides.
     pub fn called(mut self, baseline: &str, current: &str) -> RegressionReport {
         self.baseline = baseline.to_string();
         self.current = current.to_string();
         self
     }
 
+    /// Returns the number of benchmarks with this result.
     pub fn count(&self, result: ComparisonResult) -> usize {
         self.results.iter().filter(|of| of.result == result).count()
     }
 
-    /// Metrics of which the noise hides whether they got worse.
+    /// Returns the number of metrics too noisy for a result.
     pub fn inconclusive(&self) -> usize {
         let metrics = self.results.iter().flat_map(|of| &of.metrics);
         metrics.filter(|metric| !metric.conclusive).count()
     }
 
-    /// `3 benchmarks: 1 regression, 2 unchanged`.
+    /// Returns a summary such as `3 benchmarks: 1 regression, 2 unchanged`.
     pub fn totals(&self) -> String {
         let n = self.results.len();
         let mut text = format!("{n} benchmark{}", if n == 1 { "" } else { "s" });
@@ -86,8 +87,8 @@ impl RegressionReport {
         for (result, one, more) in [
             (
                 ComparisonResult::HardwareMismatch,
-                "of other hardware",
-                "of other hardware",
+                "on other hardware",
+                "on other hardware",
             ),
             (ComparisonResult::Regression, "regression", "regressions"),
             (ComparisonResult::Improved, "improved", "improved"),
@@ -103,10 +104,10 @@ impl RegressionReport {
         text
     }
 
-    /// Lines for a terminal.
+    /// Formats the report for a terminal.
     pub fn to_terminal(&self) -> String {
         let rows: Vec<[String; 6]> = self.rows().map(|row| row.cells()).collect();
-        let head = ["benchmark", "metric", "then", "now", "change", "result"].map(String::from);
+        let head = ["benchmark", "metric", "baseline", "now", "change", "result"].map(String::from);
         let mut widths = [0; 6];
         for row in std::iter::once(&head).chain(&rows) {
             for (width, cell) in widths.iter_mut().zip(row) {
@@ -121,7 +122,7 @@ impl RegressionReport {
         for row in std::iter::once(&head).chain(&rows) {
             let mut line = String::new();
             for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
-                // Numbers stand at the right.
+                // Numbers are right-aligned.
                 let _ = match (2..5).contains(&i) {
                     true => write!(line, "{cell:>width$}  "),
                     false => write!(line, "{cell:<width$}  "),
@@ -137,14 +138,14 @@ impl RegressionReport {
         text
     }
 
-    /// One JSON value, on lines.
+    /// Formats the report as indented JSON.
     pub fn to_json(&self) -> String {
         let json = serde_json::to_string_pretty(self);
-        json.expect("a report has only texts as names, and JSON has all its values") + "\n"
+        json.expect("a report has only string keys and finite values") + "\n"
     }
 
-    /// What the tables show: a row for each metric, or for a benchmark that has none. Sizes that are what they were are
-    /// left out, unless there is nothing else.
+    /// Returns the rows of a table: one per metric, or one for a benchmark without metrics. Unchanged sizes are
+    /// skipped, unless there is nothing else.
     pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
         self.results.iter().flat_map(|of| {
             let is_still = |metric: &MetricComparison| {
@@ -160,7 +161,7 @@ impl RegressionReport {
         })
     }
 
-    /// What is said below a table, each thing once.
+    /// Returns the remarks below a table, each once.
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks: Vec<String> = Vec::new();
         let mut say = |text: String| {
@@ -186,9 +187,9 @@ impl RegressionReport {
         }
         match self.inconclusive() {
             0 => {}
-            1 => say("1 metric is too noisy to tell; measure it more often".to_string()),
+            1 => say("1 metric is too noisy for a result; measure more often".to_string()),
             n => say(format!(
-                "{n} metrics are too noisy to tell; measure them more often"
+                "{n} metrics are too noisy for a result; measure more often"
             )),
         }
         remarks
@@ -202,7 +203,7 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Benchmark, metric, then, now, change, result.
+    /// Returns the cells: benchmark, metric, baseline, now, change, result.
     pub fn cells(&self) -> [String; 6] {
         let name = escape_control(&self.of.name).into_owned();
         let Some(metric) = self.metric else {
@@ -232,7 +233,7 @@ impl Row<'_> {
 }
 
 impl MetricComparison {
-    /// `+12.3 % [+10.1, +14.0]`.
+    /// Formats the change, such as `+12.3 % [+10.1, +14.0]`.
     pub fn change_text(&self) -> String {
         let percent = |share: f64| format!("{:+.1}", 100.0 * share);
         match self.interval {
@@ -246,11 +247,11 @@ impl MetricComparison {
         }
     }
 
-    /// The result in words.
+    /// Describes the result.
     pub fn result_text(&self) -> &'static str {
         match (self.result, self.conclusive) {
             (ComparisonResult::Ok, true) => "ok",
-            (ComparisonResult::Ok, false) => "ok, but too noisy to tell",
+            (ComparisonResult::Ok, false) => "ok, but too noisy",
             (ComparisonResult::Improved, _) => "improved",
             (ComparisonResult::Regression, _) => "REGRESSION",
             (ComparisonResult::HardwareMismatch, _) => "other hardware",
@@ -259,24 +260,24 @@ impl MetricComparison {
 }
 
 impl Method {
-    /// How the result was found, in words.
+    /// Describes the method.
     pub fn text(self) -> &'static str {
         match self {
-            Method::Ranks => "ranks of the samples of both sides",
-            Method::Bootstrap => "resampling of both sides",
-            Method::Spread => "spread, since one side has too few samples",
-            Method::Threshold => "the two values alone, since nothing tells their spread",
+            Method::Ranks => "ranks of the samples",
+            Method::Bootstrap => "resampling",
+            Method::Spread => "spread, because one side has too few samples",
+            Method::Threshold => "the two values alone, because their spread is unknown",
         }
     }
 }
 
-/// Four significant digits, without an exponent where a person would write none.
+/// Formats a number with four significant digits, and an exponent only if it is tiny.
 pub fn four_digits(value: f64) -> String {
     let size = value.abs();
     if size < 1e-4 && value != 0.0 {
         return format!("{value:.3e}");
     }
-    // Digits before the point, less one.
+    // Number of digits before the point, minus one.
     let power = if value == 0.0 {
         0.0
     } else {
@@ -293,7 +294,7 @@ pub(crate) mod tests {
     use super::super::schema::{Benchmark, Measurement};
     use super::*;
 
-    /// A name that means something in every form.
+    /// A name with special characters of every output format.
     pub(crate) const HOSTILE: &str = "a|b <&\"'> `x` [y](z) @me https://z\u{1b}[2J\n]]>-->";
 
     /// A report with every kind of result.
@@ -341,11 +342,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn results_are_counted() {
+    fn counts_results() {
         let report = report();
         assert_eq!(
             report.totals(),
-            "5 benchmarks: 1 of other hardware, 1 regression, 1 improved, 2 unchanged"
+            "5 benchmarks: 1 on other hardware, 1 regression, 1 improved, 2 unchanged"
         );
         assert_eq!(report.result, ComparisonResult::HardwareMismatch);
         assert_eq!(
@@ -361,7 +362,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_terminal_is_not_commanded() {
+    fn escapes_control_characters_for_a_terminal() {
         let text = report().to_terminal();
         assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text}");
         let lines: Vec<&str> = text.lines().collect();
@@ -374,17 +375,14 @@ pub(crate) mod tests {
             "{text}"
         );
         assert!(line("same").ends_with(" ok"), "{text}");
-        assert!(
-            line("noisy").ends_with("ok, but too noisy to tell"),
-            "{text}"
-        );
+        assert!(line("noisy").ends_with("ok, but too noisy"), "{text}");
         assert!(
             line("foreign").ends_with("other hardware, not compared"),
             "{text}"
         );
         for part in [
-            "other hardware: cpu_model: Other <CPU> then",
-            "program_version: 0.1.0 then, 0.2.0 now",
+            "other hardware: cpu_model: was Other <CPU>",
+            "program_version: was 0.1.0, is 0.2.0",
             "not measured now: gone",
             "not in the baseline: new",
             "1 metric is too noisy",
@@ -394,7 +392,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn json_has_everything() {
+    fn json_contains_everything() {
         let json: serde_json::Value = serde_json::from_str(&report().to_json()).unwrap();
         assert_eq!(json["result"], "hardware_mismatch");
         assert_eq!(json["baseline"], "main <1>");
@@ -414,7 +412,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn numbers_have_four_digits() {
+    fn numbers_have_four_significant_digits() {
         for (value, expected) in [
             (123_456.7, "123457"),
             (123.45, "123.5"),

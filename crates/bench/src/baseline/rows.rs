@@ -1,4 +1,4 @@
-//! What a baseline keeps of a row of the bench suites.
+//! Converts rows of the bench suites to measurements of a baseline.
 
 use super::hardware::Hardware;
 use super::schema::Measurement;
@@ -55,7 +55,7 @@ impl From<&BenchRow> for Measurement {
 }
 
 impl From<&crate::row::Hardware> for Hardware {
-    /// Threads of the CPU count only where it computes.
+    /// CPU threads are a fact only if the CPU computed.
     fn from(found: &crate::row::Hardware) -> Hardware {
         Hardware {
             gpu_name: found.gpu_name.clone(),
@@ -77,7 +77,7 @@ mod tests {
     use crate::baseline::{ComparisonResult, PerformanceBaseline, RegressionReport, Rules};
 
     #[test]
-    fn a_row_is_kept_and_compared() {
+    fn stores_and_compares_a_row() {
         let row = |p50: f64| -> BenchRow {
             let samples = [p50 * 0.99, p50, p50, p50, p50, p50 * 1.01];
             let row = json!({

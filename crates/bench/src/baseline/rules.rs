@@ -1,12 +1,11 @@
-//! When a change is a regression: thresholds and the hardware rule, as command lines give them.
+//! The rules of a comparison: thresholds and the hardware rule, as given on the command line.
 
 use std::str::FromStr;
 
-/// The smallest loss that matters, as a share: a benchmark that takes 1.1 times as long has lost 0.1. A rate that falls
-/// to 1 / 1.1 has lost as much.
+/// The smallest loss that matters, as a share: 1.1 times the duration is a loss of 0.1, and so is 1 / 1.1 of a rate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Thresholds {
-    /// Of metrics without one of their own.
+    /// For metrics without a threshold of their own.
     pub default: f64,
     pub per_metric: Vec<(String, f64)>,
 }
@@ -25,7 +24,7 @@ impl Thresholds {
         self.own(metric).unwrap_or(self.default)
     }
 
-    /// The threshold that was given for just this metric, the last if there are several.
+    /// Returns the threshold given for this metric, the last if there are several.
     pub(super) fn own(&self, metric: &str) -> Option<f64> {
         let mut given = self.per_metric.iter().rev();
         let (_, threshold) = given.find(|(name, _)| name == metric)?;
@@ -33,7 +32,7 @@ impl Thresholds {
     }
 }
 
-/// Percent: `5`, `p50_ms=5,tokens_s=3`, `20,p50_ms=5`.
+/// Parses percentages: `5`, `p50_ms=5,tokens_s=3`, `20,p50_ms=5`.
 impl FromStr for Thresholds {
     type Err = String;
 
@@ -48,12 +47,12 @@ impl FromStr for Thresholds {
             let share = share.ok().map(|percent| percent / 100.0);
             let Some(share) = share.filter(|share| *share > 0.0 && *share <= 100.0) else {
                 return Err(format!(
-                    "'{part}' gives no percentage above 0; write 5, or p50_ms=5,tokens_s=3"
+                    "'{part}' has no percentage above 0; write 5, or p50_ms=5,tokens_s=3"
                 ));
             };
             match metric {
                 None => thresholds.default = share,
-                Some("") => return Err(format!("'{part}' names no metric, as p50_ms=5 does")),
+                Some("") => return Err(format!("'{part}' names no metric; write p50_ms=5")),
                 Some(name) => thresholds.per_metric.push((name.to_string(), share)),
             }
         }
@@ -61,7 +60,7 @@ impl FromStr for Thresholds {
     }
 }
 
-/// Whether measurements of other hardware are compared.
+/// Whether measurements from other hardware are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HardwareRule {
     #[default]
@@ -69,7 +68,7 @@ pub enum HardwareRule {
     Any,
 }
 
-/// How measurements are compared.
+/// The rules of a comparison.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rules {
     pub thresholds: Thresholds,

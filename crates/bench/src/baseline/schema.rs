@@ -1,42 +1,56 @@
-//! A baseline in memory, and written as schema A:
+//! A baseline in memory, and how it is written as schema A:
 //!
 //! ```json
 //! { "baselines": { NAME: { "name", "timestamp", "hardware": {}, "metrics": {}, "metadata": {}, "samples": {} } },
 //!   "metadata": {} }
 //! ```
 //!
-//! `samples` and some facts of `hardware` are ours; a reader of schema A finds all it knows under the names it knows.
+//! `samples` and some facts of `hardware` are our additions; readers of schema A find all fields they expect.
 
 use std::collections::BTreeMap;
 
+use rocmforge_profile::clock;
+use rocmforge_profile::stats::Summary;
 use serde_json::{Map, Value as Json, json};
 
 use super::hardware::Hardware;
-use super::metric::STATISTICS;
-use rocmforge_profile::clock;
-use rocmforge_profile::stats::Summary;
 
-/// Samples of a metric that are kept: more say nothing new, and every pair of them is compared.
+/// Most samples kept per metric: more add no precision, and every pair of them is compared.
 pub const MAX_SAMPLES: usize = 512;
 
 /// The version of our additions to schema A.
 pub(super) const FORM: u64 = 1;
 
-/// What a benchmark found, whatever measured it.
+/// The metrics of schema A, in its order.
+const STATISTICS: [&str; 7] = [
+    "avg_ms",
+    "min_ms",
+    "max_ms",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "iterations",
+];
+
+/// Metadata key: how often a benchmark was measured.
+pub(super) const MEASUREMENTS: &str = "measurements";
+
+/// The result of a benchmark.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measurement {
-    /// Says everything that was asked for, so that equal names are comparable.
+    /// Name that contains all parameters, so that equal names are comparable.
     pub name: String,
-    /// By name; the unit is in the name, such as `p50_ms`, `tokens_s`, `peak_memory_gb`.
+    /// Metrics by name with unit, such as `p50_ms`, `tokens_s`, `peak_memory_gb`.
     pub metrics: BTreeMap<String, f64>,
-    /// By the name of a metric, or by the unit of those that summarize them: `ms` for `p50_ms`, `avg_ms` and so on.
+    /// Samples by metric name, or by the unit of the metrics that summarise them: `ms` for `p50_ms`, `avg_ms` and so
+    /// on.
     pub samples: BTreeMap<String, Vec<f64>>,
-    /// Further facts, such as `backend`, `format`, `model`.
+    /// Facts such as `backend`, `format`, `model`.
     pub metadata: BTreeMap<String, String>,
 }
 
 impl Measurement {
-    /// Times of a benchmark, in milliseconds: schema A's metrics and the samples themselves. `None` without samples.
+    /// Creates a measurement of times in milliseconds: the metrics of schema A and the samples. `None` without samples.
     pub fn of_times(name: impl Into<String>, ms: &[f64]) -> Option<Measurement> {
         let summary = Summary::of(ms)?;
         let metrics = [
@@ -69,7 +83,7 @@ pub struct Benchmark {
 }
 
 impl Benchmark {
-    /// Leaves at most [`MAX_SAMPLES`] of each kind: every k-th.
+    /// Keeps at most [`MAX_SAMPLES`] samples of each kind: every k-th.
     pub(super) fn thin(&mut self) {
         for samples in self.measured.samples.values_mut() {
             samples.retain(|sample| sample.is_finite());
@@ -83,17 +97,18 @@ impl Benchmark {
     }
 }
 
-/// Measurements that later ones are compared with.
+/// Measurements to compare later ones with.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PerformanceBaseline {
-    /// In the order of measuring; each name once.
+    /// Benchmarks in the order of measurement, with unique names.
     pub benchmarks: Vec<Benchmark>,
-    /// Of the whole, such as `description`, `hardware_type`, `baseline_date`.
+    /// Facts of the whole file, such as `description`, `hardware_type`, `baseline_date`.
     pub metadata: BTreeMap<String, String>,
 }
 
 impl PerformanceBaseline {
-    /// What was measured on `hardware`, at this moment. Of two measurements of a name the later one stays.
+    /// Creates a baseline of measurements on `hardware` with the current time. A later measurement replaces an earlier
+    /// one with the same name.
     pub fn of(
         hardware: &Hardware,
         measurements: impl IntoIterator<Item = Measurement>,
@@ -128,8 +143,8 @@ impl PerformanceBaseline {
         self.benchmarks.iter().find(|of| of.measured.name == name)
     }
 
-    /// Adds a benchmark, in the place of the one that has its name. Of many samples [`MAX_SAMPLES`] are kept, evenly
-    /// spread over the run.
+    /// Adds a benchmark or replaces the one with its name. Keeps up to [`MAX_SAMPLES`] samples, evenly spread over the
+    /// run.
     pub fn insert(&mut self, mut benchmark: Benchmark) {
         benchmark.thin();
         let name = &benchmark.measured.name;
@@ -143,7 +158,7 @@ impl PerformanceBaseline {
         }
     }
 
-    /// Adds all of `newer`, in the place of what has the same names.
+    /// Adds all of `newer`, replacing benchmarks with the same names.
     pub fn extend(&mut self, newer: PerformanceBaseline) {
         newer
             .benchmarks
@@ -152,12 +167,12 @@ impl PerformanceBaseline {
         self.metadata.extend(newer.metadata);
     }
 
-    /// When the last of its benchmarks was measured.
+    /// Returns the time of the latest benchmark.
     pub fn timestamp(&self) -> Option<u64> {
         self.benchmarks.iter().map(|of| of.timestamp).max()
     }
 
-    /// The text of a file.
+    /// Returns the text of the file.
     pub fn to_json(&self) -> String {
         let mut metadata: Map<String, Json> = Map::new();
         for (name, value) in &self.metadata {
@@ -187,7 +202,7 @@ fn entry(benchmark: &Benchmark) -> Json {
         };
         let number = match name == "iterations" && value >= 0.0 && value.fract() == 0.0 {
             true => Json::from(value as u64),
-            // What is no number is no measurement.
+            // NaN and infinities are not measurements.
             false => Json::from(value),
         };
         if number.is_number() {

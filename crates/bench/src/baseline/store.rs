@@ -1,5 +1,5 @@
-//! A folder of baselines, `NAME.json` each. A file is written beside its place and renamed, and one writer at a time
-//! adds to the folder, so that neither a crash nor a second program leaves half of a baseline or loses a part of one.
+//! A folder of baselines, one `NAME.json` each. Files are written to a temporary name and renamed, and a lock admits
+//! one writer at a time, so that neither a crash nor a second program leaves a partial baseline or loses data.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -14,12 +14,12 @@ use super::schema::PerformanceBaseline;
 const SUFFIX: &str = ".json";
 const MAX_NAME: usize = 100;
 const MAX_FILE_MIB: u64 = 64;
-/// Files of a folder that are looked at; a folder that is by mistake something else ends here.
+/// Most files in a folder; more mean that it is some other folder.
 const MAX_FILES: usize = 5_000;
-/// How long another writer may take: a write is over in a moment.
+/// How long to wait for another writer, whose write takes a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A folder of baselines. It need not exist.
+/// A folder of baselines, which need not exist yet.
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
@@ -30,7 +30,7 @@ pub struct Store {
 pub struct Stored {
     pub name: String,
     pub path: PathBuf,
-    /// What it holds, or why that cannot be read.
+    /// Its contents, or why they cannot be read.
     pub baseline: Result<PerformanceBaseline, BaselineError>,
 }
 
@@ -43,10 +43,10 @@ impl Store {
         &self.dir
     }
 
-    /// The names of its baselines, sorted.
+    /// Returns the names of its baselines, sorted.
     ///
     /// # Errors
-    /// If the folder is there and cannot be read.
+    /// If the folder exists and cannot be read.
     pub fn names(&self) -> Result<Vec<String>, BaselineError> {
         let failed = |source| BaselineError::Read {
             path: self.dir.clone(),
@@ -59,8 +59,7 @@ impl Store {
         let mut names = Vec::new();
         for (i, entry) in entries.enumerate() {
             if i == MAX_FILES {
-                let text =
-                    format!("it holds more than {MAX_FILES} files; is it a baselines folder?");
+                let text = format!("it has more than {MAX_FILES} files; is it a baselines folder?");
                 return Err(failed(io::Error::other(text)));
             }
             let file_name = entry.map_err(failed)?.file_name();
@@ -75,10 +74,10 @@ impl Store {
         Ok(names)
     }
 
-    /// All baselines, the oldest first; those that cannot be read come last.
+    /// Returns all baselines, oldest first, unreadable ones last.
     ///
     /// # Errors
-    /// If the folder is there and cannot be read.
+    /// If the folder exists and cannot be read.
     pub fn all(&self) -> Result<Vec<Stored>, BaselineError> {
         let names = self.names()?.into_iter();
         let mut all: Vec<Stored> = names
@@ -100,11 +99,11 @@ impl Store {
         Ok(all)
     }
 
-    /// The baseline that `reference` means: a name in the folder, or the path of a file if it has a separator or ends in
+    /// Loads a baseline: `reference` is a name in the folder, or the path of a file if it has a separator or ends in
     /// `.json`.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read.
+    /// If it does not exist or cannot be read.
     pub fn load(&self, reference: &str) -> Result<PerformanceBaseline, BaselineError> {
         if is_path(reference) {
             return read(Path::new(reference));
@@ -122,11 +121,12 @@ impl Store {
         }
     }
 
-    /// Adds `newer` to the baseline `name`, in the place of benchmarks that have the same names, and makes the baseline
-    /// and the folder if they are not there. Returns the file's path.
+    /// Adds `newer` to the baseline `name`, replacing benchmarks with the same names. Creates the baseline and the
+    /// folder if needed. Returns the path of the file.
     ///
     /// # Errors
-    /// If the name is none, what is there cannot be read, or the folder cannot be written to; then nothing has changed.
+    /// If the name is invalid, the existing file cannot be read, or the folder is not writable; then nothing has
+    /// changed.
     pub fn save(&self, name: &str, newer: PerformanceBaseline) -> Result<PathBuf, BaselineError> {
         check_name(name)?;
         let path = self.place(name);
@@ -152,7 +152,7 @@ impl Store {
         Ok(path)
     }
 
-    /// Keeps other writers out until the file is dropped.
+    /// Locks out other writers until the returned file is dropped.
     fn lock(&self) -> io::Result<File> {
         let mut options = OpenOptions::new();
         let file = options
@@ -168,11 +168,9 @@ impl Store {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Err(TryLockError::WouldBlock) => {
-                    return Err(io::Error::other(
-                        "another program has been writing to it for too long",
-                    ));
+                    return Err(io::Error::other("another program keeps it locked"));
                 }
-                // Not every file system has locks; there the rename alone keeps files whole.
+                // Some file systems have no locks; there the rename alone keeps files complete.
                 Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
                     return Ok(file);
                 }
@@ -191,7 +189,7 @@ pub fn is_path(reference: &str) -> bool {
     reference.contains(['/', '\\']) || reference.ends_with(SUFFIX)
 }
 
-/// Refuses names that a file system or a shell would take for something else.
+/// Rejects names that a file system or a shell would misinterpret.
 ///
 /// # Errors
 /// [`BaselineError::BadName`].
@@ -210,18 +208,18 @@ pub fn check_name(name: &str) -> Result<(), BaselineError> {
     }
 }
 
-/// The baseline of a file.
+/// Reads the baseline of a file.
 ///
 /// # Errors
-/// If it cannot be read or holds something else.
+/// If it cannot be read or is not a baseline.
 pub fn read(path: &Path) -> Result<PerformanceBaseline, BaselineError> {
     let failed = |source| BaselineError::Read {
         path: path.to_owned(),
         source,
     };
-    // Opening a pipe would wait for its other end.
+    // Opening a pipe would block until its other end is opened.
     if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(failed(io::Error::other("it is no file")));
+        return Err(failed(io::Error::other("it is not a file")));
     }
     let file = File::open(path).map_err(failed)?;
     let max = MAX_FILE_MIB << 20;
@@ -233,7 +231,7 @@ pub fn read(path: &Path) -> Result<PerformanceBaseline, BaselineError> {
             max_mib: MAX_FILE_MIB,
         });
     }
-    // What is no UTF-8 is no JSON, and says so at the place.
+    // Invalid UTF-8 is invalid JSON, and the JSON parser reports the place.
     let text = String::from_utf8_lossy(&bytes);
     PerformanceBaseline::from_json(&text).map_err(|source| BaselineError::Schema {
         path: path.to_owned(),
@@ -241,14 +239,14 @@ pub fn read(path: &Path) -> Result<PerformanceBaseline, BaselineError> {
     })
 }
 
-/// The names that somebody who wrote `name` may have meant first; at most ten.
+/// Returns up to ten names, most similar to `name` first.
 fn nearest(name: &str, mut names: Vec<String>) -> Vec<String> {
     names.sort_by_key(|other| edits(name, other));
     names.truncate(10);
     names
 }
 
-/// Letters to insert, delete or replace to make `b` of `a` (Levenshtein 1966).
+/// Returns the edit distance of `a` and `b` (Levenshtein 1966).
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<u8> = b.bytes().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -284,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded_and_added_to() {
+    fn saves_loads_and_extends_baselines() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::at(dir.path().join("a/b"));
         assert_eq!(store.names().unwrap(), Vec::<String>::new());
@@ -311,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_names() {
+    fn checks_names() {
         let long = "x".repeat(101);
         for bad in [
             "",
@@ -344,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_baseline_names_those_that_are_there() {
+    fn unknown_name_error_lists_existing_ones() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::at(dir.path());
         let error = store.load("main").unwrap_err().to_string();
@@ -357,7 +355,7 @@ mod tests {
         }
         let error = store.load("mian-2").unwrap_err().to_string();
         assert!(
-            error.ends_with("; there are: main-2, nightly, zebra"),
+            error.ends_with("; existing baselines: main-2, nightly, zebra"),
             "{error}"
         );
         let error = store.load("no/such.json").unwrap_err().to_string();
@@ -373,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_replaced() {
+    fn never_replaces_unreadable_files() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::at(dir.path());
         let path = dir.path().join("main.json");
@@ -406,13 +404,13 @@ mod tests {
     }
 
     #[test]
-    fn writers_at_once_lose_nothing_and_readers_see_whole_files() {
+    fn concurrent_writers_lose_nothing() {
         let dir = tempfile::tempdir().unwrap();
         std::thread::scope(|scope| {
             for i in 0..4 {
                 let dir = dir.path();
                 scope.spawn(move || {
-                    // As many processes have it.
+                    // As separate processes would do.
                     let store = Store::at(dir);
                     for j in 0..5 {
                         store
@@ -432,11 +430,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_leaves_is_no_baseline() {
+    fn ignores_leftovers_of_a_crash() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::at(dir.path());
         store.save("main", baseline("a", 1.0)).unwrap();
-        // A writer that was killed leaves its unfinished file and a lock that nobody holds.
+        // A killed writer leaves its unfinished file and a lock file that nobody holds.
         fs::write(
             dir.path().join(".main.json.0123456789abcdef.part"),
             "{\"base",

@@ -1,5 +1,5 @@
-//! Many baselines over time: for each benchmark, metric and machine a line of points, each compared with the one before
-//! it, and the last with the first, since many small losses are one that matters.
+//! Follows baselines over time: a series of points for each benchmark, metric and machine. Each point is compared with
+//! the one before it, and the last with the first, since many small losses add up.
 
 use super::compare::{Comparison, ComparisonResult, MetricComparison, compare_metrics};
 use super::hardware::Hardware;
@@ -8,13 +8,13 @@ use super::rules::{HardwareRule, Rules};
 use super::schema::{Benchmark, Measurement};
 use super::store::Stored;
 
-/// What all baselines of a folder tell.
+/// The series of all baselines in a folder.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trend {
-    /// By benchmark, in the order in which they first appear.
+    /// Series grouped by benchmark, in order of first appearance.
     pub series: Vec<Series>,
     pub n_baselines: usize,
-    /// What was left out, and why.
+    /// Skipped files, and why.
     pub unreadable: Vec<String>,
 }
 
@@ -23,38 +23,38 @@ pub struct Trend {
 pub struct Series {
     pub benchmark: String,
     pub metric: String,
-    /// The device in words.
+    /// Name of the device.
     pub hardware: String,
-    /// By time.
+    /// Points sorted by time.
     pub points: Vec<Point>,
-    /// The last point against the first, if there are two.
+    /// The last point compared with the first, if there are two.
     pub since_first: Option<MetricComparison>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Point {
-    /// The name of its file.
+    /// Name of the baseline.
     pub baseline: String,
     /// Seconds since 1970.
     pub timestamp: u64,
-    /// Version and commit of the program, as far as they are known.
+    /// Known version and commit of the program.
     pub program: String,
     pub value: f64,
-    /// From the least sample to the 95th percentile.
+    /// From the smallest sample to the 95th percentile.
     pub spread: Option<[f64; 2]>,
-    /// Against the point before; `None` of the first.
+    /// Comparison with the previous point; `None` for the first.
     pub before: Option<MetricComparison>,
 }
 
 impl Trend {
-    /// The lines through `all`, with regressions by the thresholds of `rules`. Other hardware has lines of its own.
+    /// Builds the series of `all`, comparing points by the thresholds of `rules`. Each machine has its own series.
     pub fn of(all: &[Stored], rules: &Rules) -> Trend {
         let mut trend = Trend::default();
         let rules = Rules {
             hardware: HardwareRule::Same,
             ..rules.clone()
         };
-        // A line of benchmarks has one name and one machine.
+        // A series has one benchmark name and one machine.
         let mut lines: Vec<Vec<(&str, &Benchmark)>> = Vec::new();
         for stored in all {
             match &stored.baseline {
@@ -82,7 +82,7 @@ impl Trend {
         trend
     }
 
-    /// Lines that got worse from one point to the next, or from the first to the last.
+    /// Returns the series that got worse from one point to the next, or from the first to the last.
     pub fn regressions(&self) -> impl Iterator<Item = &Series> {
         let is_worse = |of: &Option<MetricComparison>| {
             of.as_ref()
@@ -99,7 +99,7 @@ fn is_same(a: &Hardware, b: &Hardware) -> bool {
     a == b || (a.differences(b).is_empty() && b.differences(a).is_empty())
 }
 
-/// A series for each metric that says something of its own.
+/// Builds a series for each metric that does not restate another one.
 fn series_of(line: &[(&str, &Benchmark)], rules: &Rules) -> Vec<Series> {
     let steps: Vec<Comparison> = line
         .windows(2)
@@ -184,7 +184,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lines_go_by_machine_and_time() {
+    fn groups_series_by_machine_and_time() {
         let other = Hardware {
             cpu_model: Some("Other CPU".into()),
             ..some_cpu()
@@ -229,7 +229,7 @@ pub(crate) mod tests {
         assert_eq!((theirs.points.len(), &theirs.since_first), (1, &None));
         assert_eq!(trend.regressions().count(), 1);
 
-        // Steps of 4 to 8 % pass one by one; together they do not.
+        // Steps of 4 to 8 % pass individually, but not in total.
         all.retain(|stored| stored.name != "e");
         let trend = Trend::of(&all, &Rules::default());
         let since = trend.series[0].since_first.as_ref().unwrap();

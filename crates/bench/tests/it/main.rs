@@ -1,3 +1,3 @@
-//! The suites from outside.
+//! Tests of the suites through the public API.
 
 mod names;

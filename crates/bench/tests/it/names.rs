@@ -1,4 +1,4 @@
-//! The suites have the cases that the specification names: every size, format and scenario.
+//! Checks that the suites have every specified case: size, format and scenario.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn model() -> Model {
     Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
 }
 
-/// Names of the rows of a suite, without the suite's and the device's.
+/// Names of the rows of a suite, without suite and device.
 fn names(suite: Suite, device: BenchDevice) -> Vec<String> {
     let model = model();
     let devices = [device];
@@ -50,7 +50,7 @@ fn gpu() -> BenchDevice {
     BenchDevice::Gpu(id, Default::default())
 }
 
-/// Every combination of the parts of names.
+/// Every combination of name parts.
 fn combined(parts: &[&[&str]]) -> Vec<String> {
     let mut names = vec![String::new()];
     for part in parts {
@@ -151,7 +151,7 @@ fn expected(suite: Suite) -> Vec<String> {
     }
 }
 
-/// What only the CPU has: there is no materialised attention on a GPU, and the books of the cache are the CPU's.
+/// Cases only on the CPU: materialised attention, and KV-cache accounting, which always runs on the CPU.
 fn is_of_the_cpu(name: &str) -> bool {
     ["standard/", "allocation/", "fragmentation/"]
         .iter()
@@ -159,7 +159,7 @@ fn is_of_the_cpu(name: &str) -> bool {
 }
 
 #[test]
-fn every_case_of_the_specification_is_there() {
+fn suites_have_every_specified_case() {
     for suite in Suite::ALL {
         let mut expected = expected(suite);
         expected.sort();

@@ -272,12 +272,7 @@ fn facts_that_cannot_be_are_refused() {
             0f32.into(),
             "a positive number",
         ),
-        (
-            "granite",
-            "granite.logit_scale",
-            "8".into(),
-            "f32 is needed",
-        ),
+        ("granite", "granite.logit_scale", "8".into(), "expected f32"),
         (
             "granite",
             "granite.residual_scale",

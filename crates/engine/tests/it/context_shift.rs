@@ -38,7 +38,7 @@ fn config() -> EngineConfig {
         n_ctx: Some(N_CTX),
         context_policy: SHIFT,
         page: 16,
-        chunk_tokens: 24,
+        max_batch_tokens: 24,
         n_threads: Some(1),
         ..EngineConfig::default()
     }

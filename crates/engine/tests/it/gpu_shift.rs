@@ -73,7 +73,7 @@ fn a_gpu_goes_on_past_a_full_context_as_the_cpu_does() {
                 n_kv_tokens: Some(4 * n_ctx),
                 max_seqs: 2,
                 page: 16,
-                chunk_tokens: 64,
+                max_batch_tokens: 64,
                 n_threads: Some(1),
                 steps_in_flight,
                 ..EngineConfig::default()

@@ -256,12 +256,12 @@ fn shapes_that_a_gpu_does_not_compute_are_refused_by_their_limit_and_run_on_the_
 fn steps_of_more_rows_than_a_gpu_takes_are_refused() {
     let Some(gpu) = test_gpu() else { return };
     let model = with_heads(16, 16);
-    for (max_seqs, chunk_tokens) in [(70_000, 32), (1, 65_536)] {
+    for (max_seqs, max_batch_tokens) in [(70_000, 32), (1, 65_536)] {
         for device in divided(&gpu) {
             let config = EngineConfig {
                 device,
                 max_seqs,
-                chunk_tokens,
+                max_batch_tokens,
                 ..EngineConfig::default()
             };
             let error = two_tokens(&model, &config).unwrap_err().to_string();
@@ -270,7 +270,7 @@ fn steps_of_more_rows_than_a_gpu_takes_are_refused() {
     }
     let config = EngineConfig {
         device: Device::Gpu(gpu),
-        chunk_tokens: 65_535,
+        max_batch_tokens: 65_535,
         ..EngineConfig::default()
     };
     two_tokens(&model, &config).unwrap();

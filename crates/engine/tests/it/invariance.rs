@@ -140,7 +140,7 @@ fn eight_prompts_together_give_what_each_gives_alone() {
             },
             EngineConfig {
                 max_seqs: 8,
-                chunk_tokens: 8,
+                max_batch_tokens: 8,
                 page: 64,
                 ..base.clone()
             },
@@ -177,13 +177,13 @@ fn a_prompt_s_logits_do_not_depend_on_its_chunks() {
         .into_iter()
         .flat_map(|isa| kv_types.map(|kv_type| (isa, kv_type)));
     for (isa, kv_type) in cases {
-        let bits = |chunk_tokens: usize, n_threads: usize| -> Vec<Vec<u32>> {
+        let bits = |max_batch_tokens: usize, n_threads: usize| -> Vec<Vec<u32>> {
             let config = EngineConfig {
-                chunk_tokens,
+                max_batch_tokens,
                 max_seqs: 1,
                 n_threads: Some(n_threads),
                 kv_type,
-                page: [16, 32, 64][chunk_tokens % 3],
+                page: [16, 32, 64][max_batch_tokens % 3],
                 isa,
                 ..EngineConfig::default()
             };
@@ -193,10 +193,10 @@ fn a_prompt_s_logits_do_not_depend_on_its_chunks() {
                 .collect()
         };
         let whole = bits(512, 2);
-        for (chunk_tokens, n_threads) in [(1, 1), (3, 2), (17, 1), (64, 3)] {
+        for (max_batch_tokens, n_threads) in [(1, 1), (3, 2), (17, 1), (64, 3)] {
             assert!(
-                bits(chunk_tokens, n_threads) == whole,
-                "{isa:?} {kv_type:?}: chunks of {chunk_tokens} on {n_threads} threads"
+                bits(max_batch_tokens, n_threads) == whole,
+                "{isa:?} {kv_type:?}: chunks of {max_batch_tokens} on {n_threads} threads"
             );
         }
     }

@@ -252,9 +252,9 @@ fn bits_do_not_depend_on_chunks_or_threads() {
     let adapters = adapters_of(&gguf, &[("one", 1.0), ("two", 0.5)]);
     let model = Model::load_with(gguf, &adapters).unwrap();
     let prompt = synth::prompt(70, 512);
-    let run = |chunk_tokens, n_threads| {
+    let run = |max_batch_tokens, n_threads| {
         let config = EngineConfig {
-            chunk_tokens,
+            max_batch_tokens,
             max_seqs: 1,
             n_threads: Some(n_threads),
             ..EngineConfig::default()
@@ -264,8 +264,11 @@ fn bits_do_not_depend_on_chunks_or_threads() {
         rows.into_iter().map(bits).collect::<Vec<_>>()
     };
     let whole = run(512, 2);
-    for (chunk_tokens, n_threads) in [(1, 1), (3, 2), (17, 3)] {
-        assert!(run(chunk_tokens, n_threads) == whole, "{chunk_tokens}");
+    for (max_batch_tokens, n_threads) in [(1, 1), (3, 2), (17, 3)] {
+        assert!(
+            run(max_batch_tokens, n_threads) == whole,
+            "{max_batch_tokens}"
+        );
     }
     let mut engine = Engine::on_cpu(&model, None, &EngineConfig::default()).unwrap();
     assert_eq!(greedy(&mut engine, &prompt, 8).len(), 8);

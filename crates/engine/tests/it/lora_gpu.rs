@@ -35,7 +35,7 @@ fn engine(model: &Model, device: &Device) -> Engine {
         n_ctx: Some(64),
         max_seqs: 4,
         page: 16,
-        chunk_tokens: 6,
+        max_batch_tokens: 6,
         prefix_sharing: PrefixSharing::Off,
         ..EngineConfig::default()
     };

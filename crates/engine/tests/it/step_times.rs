@@ -40,7 +40,7 @@ fn engine(model: &Model, device: &Device) -> Engine {
         n_ctx: Some(64),
         max_seqs: 1,
         page: 16,
-        chunk_tokens: CHUNK,
+        max_batch_tokens: CHUNK,
         prefix_sharing: PrefixSharing::Off,
         steps_in_flight: 2,
         ..EngineConfig::default()

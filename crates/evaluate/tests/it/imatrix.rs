@@ -19,7 +19,7 @@ fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
         prefix_sharing: PrefixSharing::Off,
         fusion: Fusion::Off,
         // Does not divide the window length.
-        chunk_tokens: 24,
+        max_batch_tokens: 24,
         ..EngineConfig::default()
     };
     let mut engine = Engine::on_cpu(model, None, &config).unwrap();

@@ -1,7 +1,7 @@
-//! rocprofv3's CSV: one row for each dispatch, call, or counter of a dispatch.
+//! rocprofv3's CSV: one row per dispatch, call, or counter of a dispatch.
 //!
-//! Columns were added from ROCm 6.2 to 7 (streams, register counts, times of counted kernels); those that are read
-//! here have kept their names. Times are nanoseconds.
+//! ROCm 6.2 to 7 added columns (streams, register counts, times of counted kernels); the columns read here kept their
+//! names. Times are in nanoseconds.
 
 use std::io::BufRead;
 
@@ -44,7 +44,7 @@ pub(super) fn calls(
     Ok(())
 }
 
-/// `*_counter_collection.csv`. A dispatch has a row for each counter; its time counts once.
+/// `*_counter_collection.csv`. A dispatch has a row per counter; its time is counted once.
 pub(super) fn counters(
     reader: impl BufRead,
     what: &str,
@@ -62,7 +62,7 @@ pub(super) fn counters(
             row.number("Counter_Value")?,
         );
         let dispatch = row.text("Dispatch_Id")?;
-        // ROCm 6.2 says no times here.
+        // ROCm 6.2 has no times here.
         if row.get("Start_Timestamp").is_some() && last.as_deref() != Some(dispatch) {
             times.add(kernel, 1, row.between("Start_Timestamp", "End_Timestamp")?);
             last = Some(dispatch.to_string());
@@ -92,7 +92,7 @@ pub(super) fn agents(
     Ok(())
 }
 
-/// A GPU once, in words. More of them than any machine has are not listed.
+/// Adds the description of a GPU once, up to more GPUs than any machine has.
 pub(super) fn add_device(devices: &mut Vec<String>, name: &str, product: &str, units: &str) {
     let device = format!("{product} ({name}, {units} compute units)");
     let device = crate::process::printable(device.trim(), 200);

@@ -1,7 +1,7 @@
-//! rocprofv3's JSON, `*_results.json`: one object `rocprofiler-sdk-tool` with an entry for each process.
+//! rocprofv3's JSON, `*_results.json`: an object `rocprofiler-sdk-tool` with an entry per process.
 //!
-//! Kernels, calls and counters are named by numbers; the tables of names are in the same entry. Of a counter there is
-//! a record for each instance of the hardware, which are added up, as the CSV does.
+//! Kernels, calls and counters have ids; the tables of their names are in the same entry. A counter has a record per
+//! hardware instance; they are summed, as in the CSV.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +19,8 @@ struct File {
     tool: OneOrMany,
 }
 
-/// ROCm 6.2 wrote the one process itself. An untagged enum would hold the file twice and say nothing of its errors.
+/// ROCm 6.2 writes the process itself instead of a list. An untagged enum would hold the file twice and lose error
+/// details.
 struct OneOrMany(Vec<Process>);
 
 impl<'de> Deserialize<'de> for OneOrMany {
@@ -69,7 +70,7 @@ struct Agent {
     product_name: String,
     #[serde(default)]
     cu_count: u64,
-    /// A CPU has none.
+    /// Absent for a CPU.
     #[serde(default)]
     simd_count: u64,
 }
@@ -157,7 +158,7 @@ struct Call {
     end_timestamp: u64,
 }
 
-/// Adds what `bytes` says to `found`.
+/// Adds the contents of `bytes` to `found`.
 pub(super) fn read(bytes: &[u8], what: &str, found: &mut Found) -> Result<(), ExternalError> {
     let file: File = serde_json::from_slice(bytes)
         .map_err(|error| ExternalError::malformed(TOOL, what, error.to_string()))?;
@@ -183,11 +184,7 @@ fn read_process(process: &Process, what: &str, found: &mut Found) -> Result<(), 
     };
     let duration = |start: u64, end: u64| {
         let ns = end.checked_sub(start).map(|ns| ns as f64);
-        ns.ok_or_else(|| {
-            wrong(format!(
-                "something ends at {end}, before it begins at {start}"
-            ))
-        })
+        ns.ok_or_else(|| wrong(format!("a record ends at {end}, before its start {start}")))
     };
     for agent in process.agents.iter().filter(|agent| agent.simd_count > 0) {
         let units = agent.cu_count.to_string();

@@ -1,7 +1,7 @@
-//! rocprofv3, the command line of rocprofiler-sdk (ROCm 6.2 and later): what to collect, how to say so, what came out.
+//! rocprofv3, the command line of rocprofiler-sdk (ROCm 6.2 and later): configuration, commands and results.
 //!
-//! Counting makes kernels run one after the other, so their times are measured in a run of their own and each set of
-//! counters in another. A run's files are called `NAME_kernel_trace.csv` and so on; see [`csv`] and [`json`].
+//! Counting serializes kernels, so times are measured in a separate run and each set of counters in another. The files
+//! of a run are named `NAME_kernel_trace.csv` and so on; see [`csv`] and [`json`].
 
 mod csv;
 #[cfg(test)]
@@ -24,14 +24,14 @@ use super::process::{self, Limits};
 use super::table::{Counters, Times, ToolReport};
 use super::tools::Tool;
 
-/// Name of the tool in messages.
+/// The tool's name in messages.
 const TOOL: &str = "rocprofv3";
 
-/// What to do when counters hang.
+/// Advice if counting hangs.
 pub(super) const HINT: &str =
-    "--pmc is known to hang on some chips: try without counters, or with a longer time";
+    "--pmc is known to hang on some chips: try without counters, or with a longer time limit";
 
-/// A form of rocprofv3's output.
+/// An output format of rocprofv3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputFormat {
     Csv,
@@ -47,7 +47,7 @@ impl OutputFormat {
     }
 }
 
-/// What to collect, and where to.
+/// What to collect, and where to write it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProfilingConfig {
     dir: PathBuf,
@@ -56,15 +56,15 @@ pub struct ProfilingConfig {
     kernel_trace: bool,
     hip_trace: bool,
     hsa_trace: bool,
-    /// Counters by runs.
+    /// Counters, grouped by run.
     counters: Vec<Vec<String>>,
-    /// Of kernels that are counted.
+    /// Regular expression for the names of counted kernels.
     kernels: Option<String>,
     timeout: Option<Duration>,
 }
 
 impl ProfilingConfig {
-    /// The times of kernels, as CSV, below `dir`.
+    /// Collects kernel times as CSV, below `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> ProfilingConfig {
         ProfilingConfig {
             dir: dir.into(),
@@ -79,13 +79,13 @@ impl ProfilingConfig {
         }
     }
 
-    /// The first part of the files' names.
+    /// Sets the prefix of the file names.
     pub fn with_name(mut self, name: impl Into<String>) -> ProfilingConfig {
         self.name = name.into();
         self
     }
 
-    /// Adds counters by their hardware's names, to be collected in one run together.
+    /// Adds hardware counters to collect together in one run.
     pub fn with_counters<S: Into<String>>(
         mut self,
         counters: impl IntoIterator<Item = S>,
@@ -97,7 +97,7 @@ impl ProfilingConfig {
         self
     }
 
-    /// Adds the counters of a category, in as many runs as they need.
+    /// Adds the counters of a category, in as many runs as needed.
     pub fn with_category(self, category: CounterCategory, family: GpuFamily) -> ProfilingConfig {
         let runs = category.of_amd(family).iter();
         runs.fold(self, |config, names| {
@@ -105,31 +105,31 @@ impl ProfilingConfig {
         })
     }
 
-    /// Counts only kernels whose names match a regular expression.
+    /// Restricts counting to kernels whose names match a regular expression.
     pub fn with_kernels(mut self, regex: impl Into<String>) -> ProfilingConfig {
         self.kernels = Some(regex.into());
         self
     }
 
-    /// When each kernel ran.
+    /// Traces kernels.
     pub fn with_kernel_trace(mut self, on: bool) -> ProfilingConfig {
         self.kernel_trace = on;
         self
     }
 
-    /// Calls of HIP.
+    /// Traces HIP calls.
     pub fn with_hip_trace(mut self, on: bool) -> ProfilingConfig {
         self.hip_trace = on;
         self
     }
 
-    /// Calls of HSA, which HIP is built on.
+    /// Traces HSA calls, which HIP is built on.
     pub fn with_hsa_trace(mut self, on: bool) -> ProfilingConfig {
         self.hsa_trace = on;
         self
     }
 
-    /// The forms of the output, at least one.
+    /// Sets the output formats, at least one.
     pub fn with_formats(
         mut self,
         formats: impl IntoIterator<Item = OutputFormat>,
@@ -141,7 +141,7 @@ impl ProfilingConfig {
         self
     }
 
-    /// Gives up each run after this time.
+    /// Sets the time limit of each run.
     pub fn with_timeout(mut self, timeout: Duration) -> ProfilingConfig {
         self.timeout = Some(timeout);
         self
@@ -161,7 +161,7 @@ impl ProfilingConfig {
     }
 }
 
-/// Runs of a program below rocprofv3.
+/// Runs a program under rocprofv3.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RocprofSession {
     config: ProfilingConfig,
@@ -169,7 +169,7 @@ pub struct RocprofSession {
 }
 
 impl RocprofSession {
-    /// A session that measures the times of kernels and writes below `dir`.
+    /// Creates a session that measures kernel times and writes below `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> RocprofSession {
         RocprofSession::with_config(ProfilingConfig::new(dir))
     }
@@ -181,14 +181,14 @@ impl RocprofSession {
         }
     }
 
-    /// Runs another program in place of `rocprofv3` in PATH.
+    /// Uses another program instead of `rocprofv3` in PATH.
     pub fn with_program(mut self, program: impl Into<PathBuf>) -> RocprofSession {
         self.program = program.into();
         self
     }
 
-    /// One command that collects everything at once. [`RocprofSession::run`] measures times and each set of counters
-    /// in runs of their own, see [`RocprofSession::commands`].
+    /// Returns a command that collects everything at once. [`RocprofSession::run`] uses separate runs for times and
+    /// each set of counters, see [`RocprofSession::commands`].
     pub fn build_command<S: Into<OsString>>(
         &self,
         app: impl AsRef<OsStr>,
@@ -200,7 +200,7 @@ impl RocprofSession {
             .application(app.as_ref(), &args)
     }
 
-    /// The commands of [`RocprofSession::run`]: the traces, then each set of counters.
+    /// Returns the commands of [`RocprofSession::run`]: the traces, then each set of counters.
     pub fn commands<S: Into<OsString>>(
         &self,
         app: impl AsRef<OsStr>,
@@ -223,7 +223,7 @@ impl RocprofSession {
 
     fn command(&self, traces: &[&str], counters: &[String], name: &str) -> CommandLine {
         let mut command = CommandLine::new(&self.program).args(traces.iter().copied());
-        // A list of values ends where the next flag begins.
+        // The list of values ends at the next flag.
         if !counters.is_empty() {
             command = command.arg("--pmc").args(counters.iter().cloned());
             if let Some(regex) = &self.config.kernels {
@@ -238,11 +238,12 @@ impl RocprofSession {
             .args(["-o", name, "--"])
     }
 
-    /// Runs `app` once for the traces and once for each set of counters, and reads what came out. `cancelled` is
-    /// asked many times a second.
+    /// Runs `app` once for the traces and once per set of counters, and reads the results. `cancelled` is polled many
+    /// times per second.
     ///
     /// # Errors
-    /// There is nothing to collect, the folder has results already, or a run failed, took too long or left nothing.
+    /// If there is nothing to collect, the folder already has results, or a run fails, takes too long or leaves no
+    /// results.
     pub fn run<S: Into<OsString>>(
         &self,
         app: impl AsRef<OsStr>,
@@ -281,10 +282,10 @@ impl RocprofSession {
         Ok(report)
     }
 
-    /// Reads what rocprofv3 has written below the folder, CSV if there is both.
+    /// Reads rocprofv3's files below the folder; CSV if there are both formats.
     ///
     /// # Errors
-    /// There is nothing, or it is not of rocprofv3's form.
+    /// If there are no files, or they are not in rocprofv3's format.
     pub fn parse_results(&self) -> Result<ToolReport, ExternalError> {
         let files = results(&self.config.dir)?;
         let mut found = Found::default();
@@ -299,7 +300,7 @@ impl RocprofSession {
         let mut report = found.report();
         if report.kernels.is_empty() && report.counters.is_empty() && report.calls.is_empty() {
             if !report.unavailable.is_empty() {
-                // Every counter read zero; that is a result.
+                // Every counter read zero, which is a result too.
                 report.files = files.into_iter().map(|file| file.path).collect();
                 return Ok(report);
             }
@@ -329,14 +330,14 @@ impl Kind {
         self == Kind::Json
     }
 
-    /// By the end of a file's name.
+    /// Determines the kind of a file from its name.
     fn of(name: &str) -> Option<Kind> {
         const ENDS: [(&str, Kind); 9] = [
             ("kernel_trace.csv", Kind::Kernels),
             ("counter_collection.csv", Kind::Counters),
             ("hip_api_trace.csv", Kind::Calls),
             ("hsa_api_trace.csv", Kind::Calls),
-            // Names of ROCm 6.
+            // Names in ROCm 6.
             ("hip_runtime_api_trace.csv", Kind::Calls),
             ("hip_trace.csv", Kind::Calls),
             ("hsa_trace.csv", Kind::Calls),
@@ -353,7 +354,7 @@ struct ResultFile {
     kind: Kind,
 }
 
-/// rocprofv3's files below `dir`; without `-o` they lie in a folder of the machine's name.
+/// Finds rocprofv3's files below `dir`; without `-o` they are in a folder named after the host.
 fn results(dir: &Path) -> Result<Vec<ResultFile>, ExternalError> {
     let files = files::below(dir)?.into_iter().filter_map(|path| {
         let kind = Kind::of(path.file_name()?.to_str()?)?;
@@ -362,11 +363,11 @@ fn results(dir: &Path) -> Result<Vec<ResultFile>, ExternalError> {
     Ok(files.collect())
 }
 
-/// What the files add up to.
+/// Sums over all files.
 #[derive(Default)]
 struct Found {
     kernels: Times,
-    /// Times of kernels while they were counted, for runs without a trace.
+    /// Times of counted kernels, for runs without a trace.
     counted: Times,
     calls: Times,
     counters: Counters,
@@ -396,7 +397,7 @@ impl Found {
             kernels = self.counted.rows();
             if !kernels.is_empty() {
                 notes.push(
-                    "the times are of kernels that were counted, which run one after the other"
+                    "the times are those of counted kernels, which run one after the other"
                         .to_string(),
                 );
             }
@@ -420,10 +421,10 @@ impl Found {
     }
 }
 
-/// Every parser on `bytes`, whatever they are.
+/// Runs every parser on arbitrary bytes.
 pub(super) fn read_any(bytes: &[u8]) {
     let mut found = Found::default();
-    // Any of them may refuse.
+    // Errors are fine.
     let _ = csv::kernels(bytes, "any", &mut found.kernels);
     let _ = csv::calls(bytes, "any", &mut found.calls);
     let _ = csv::counters(bytes, "any", &mut found.counters, &mut found.counted);

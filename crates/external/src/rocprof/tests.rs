@@ -1,4 +1,4 @@
-//! Commands, and results, also through a script in place of rocprofv3.
+//! Tests of commands and results, with a script in place of rocprofv3.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn times(rows: &[TimeRow]) -> Vec<(&str, u64, f64)> {
 }
 
 #[test]
-fn one_command_has_all_that_was_asked_for() {
+fn one_command_collects_everything() {
     let config = ProfilingConfig::new("out")
         .with_name("decode")
         .with_hip_trace(true)
@@ -57,7 +57,7 @@ fn one_command_has_all_that_was_asked_for() {
 }
 
 #[test]
-fn both_forms_say_the_same() {
+fn csv_and_json_give_the_same_result() {
     let csv = tempfile::tempdir().unwrap();
     let found_csv = written(
         csv.path(),
@@ -66,7 +66,7 @@ fn both_forms_say_the_same() {
             ("rocmforge_hip_api_trace.csv", CALLS),
             ("rocmforge_agent_info.csv", AGENTS),
             ("rocmforge_pmc1_counter_collection.csv", COUNTERS),
-            // Not read beside CSV, or everything would count twice.
+            // Ignored next to CSV, or everything would count twice.
             ("rocmforge_results.json", JSON),
         ],
     )
@@ -129,10 +129,10 @@ fn both_forms_say_the_same() {
 }
 
 #[test]
-fn counted_kernels_have_times_if_there_is_no_trace() {
+fn counted_kernels_have_times_without_a_trace() {
     let dir = tempfile::tempdir().unwrap();
     let found = written(dir.path(), &[("pmc_1/x_counter_collection.csv", COUNTERS)]).unwrap();
-    // Two counters, but one dispatch each.
+    // Two counters of one dispatch each.
     assert_eq!(times(&found.kernels)[0], ("matvec_2_1", 2, 0.04));
     assert!(
         found
@@ -147,7 +147,7 @@ fn counted_kernels_have_times_if_there_is_no_trace() {
 }
 
 #[test]
-fn what_is_not_rocprofv3_s_is_refused() {
+fn rejects_files_of_other_formats() {
     let dir = tempfile::tempdir().unwrap();
     let none = written(dir.path(), &[("other.csv", "a,b\n")])
         .unwrap_err()
@@ -193,7 +193,7 @@ fn what_is_not_rocprofv3_s_is_refused() {
     }
 }
 
-/// A rocprofv3 that writes what the flags ask for, or does something else first.
+/// A rocprofv3 that writes the requested files, after running other commands.
 fn fake(dir: &Path, first: &str) -> std::path::PathBuf {
     let of = |name: &str, text: &str| {
         let file = dir.join(name);
@@ -221,7 +221,7 @@ else cp {trace} "$dir/${{name}}_kernel_trace.csv"; fi"#
 }
 
 #[test]
-fn a_session_runs_its_commands() {
+fn session_runs_its_commands() {
     let (tools, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let config =
         ProfilingConfig::new(out.path().join("new")).with_counters(["SQ_WAVES", "GL2C_HIT_sum"]);
@@ -231,12 +231,12 @@ fn a_session_runs_its_commands() {
         (found.kernels.len(), found.counters.len(), found.files.len()),
         (2, 2, 2)
     );
-    // Once more into the same folder would mix the two.
+    // A second run into the same folder would mix both.
     let again = session
         .run("true", [""; 0], &|| false)
         .unwrap_err()
         .to_string();
-    assert!(again.contains("give an empty folder"), "{again}");
+    assert!(again.contains("use an empty folder"), "{again}");
     let program_fails = ProfilingConfig::new(out.path().join("fails"));
     let session =
         RocprofSession::with_config(program_fails).with_program(tools.path().join("rocprofv3"));
@@ -251,7 +251,7 @@ fn a_session_runs_its_commands() {
 }
 
 #[test]
-fn failures_of_the_tool_say_what_to_do() {
+fn tool_failures_say_what_to_do() {
     for (first, part) in [
         (
             "echo 'Unable to open /dev/kfd read-write: Permission denied' >&2; exit 1",

@@ -1,4 +1,4 @@
-//! The gauges that need a memory: computing time, of which two readings make one, and a process that prints lines.
+//! The stateful gauges: CPU time, which is the difference of two readings, and a process that prints lines.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -11,10 +11,10 @@ use crate::command::CommandLine;
 use crate::error::ExternalError;
 use crate::process::{self, Group, printable};
 
-/// Longest line of nvidia-smi.
+/// Longest line of nvidia-smi that is read.
 const MAX_LINE: u64 = 4096;
 
-/// This process's computing time between two readings, over what its threads could have had.
+/// CPU time of this process between two readings, relative to the time available to its threads.
 pub(super) struct ProcessTime {
     n_threads: usize,
     last: (Instant, Duration),
@@ -33,7 +33,7 @@ impl Probe for ProcessTime {
     fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
         let now = (Instant::now(), process_time()?);
         let wall = now.0 - self.last.0;
-        // A thread's time is booked when the scheduler looks at it, so that short stretches say little.
+        // The scheduler accounts CPU time at intervals, so short readings are inaccurate.
         if wall < Duration::from_millis(10) {
             return Ok(None);
         }
@@ -48,11 +48,11 @@ impl Probe for ProcessTime {
 
 pub(super) fn busy_percent(computing: Duration, wall: Duration, n_threads: usize) -> f64 {
     let share = computing.as_secs_f64() / (wall.as_secs_f64() * n_threads as f64);
-    // The clocks are read one after the other.
+    // The two clocks are not read at the same instant.
     (100.0 * share).min(100.0)
 }
 
-/// Computing time of all threads of this process so far.
+/// CPU time of all threads of this process so far.
 #[cfg(unix)]
 fn process_time() -> Result<Duration, ExternalError> {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -66,11 +66,11 @@ fn process_time() -> Result<Duration, ExternalError> {
 fn process_time() -> Result<Duration, ExternalError> {
     Err(ExternalError::Unavailable {
         source_name: "the CPU".to_string(),
-        reason: "this system does not say how long a process computed".to_string(),
+        reason: "this system does not report the CPU time of a process".to_string(),
     })
 }
 
-/// Memory of this process that is in RAM, where the system says so.
+/// Resident memory of this process, where the system reports it.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -80,7 +80,7 @@ fn resident_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// A running `nvidia-smi`. Its lines wait in the pipe, so that a reading is the newest of what has come.
+/// A running `nvidia-smi`. Its lines queue in the pipe; a reading is the newest of them.
 pub(super) struct NvidiaSmi {
     lines: mpsc::Receiver<Result<Reading, ExternalError>>,
     _child: Group,
@@ -110,7 +110,7 @@ impl NvidiaSmi {
                     }
                 };
                 let ends = reading.is_err();
-                // Nobody listens after the sampler was stopped.
+                // The receiver is gone after the sampler stopped.
                 if send.send(reading).is_err() || ends {
                     return;
                 }
@@ -125,9 +125,10 @@ impl NvidiaSmi {
 
 impl Probe for NvidiaSmi {
     fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
-        // It takes a moment to start.
+        // nvidia-smi takes a moment to start.
         let first = self.lines.recv_timeout(Duration::from_secs(5));
-        let mut newest = first.map_err(|_| nvidia_unavailable("it is silent".to_string()))??;
+        let mut newest =
+            first.map_err(|_| nvidia_unavailable("it printed nothing".to_string()))??;
         while let Ok(reading) = self.lines.try_recv() {
             newest = reading?;
         }
@@ -135,7 +136,7 @@ impl Probe for NvidiaSmi {
     }
 }
 
-/// The command whose lines [`Source::NvidiaSmi`] reads.
+/// Returns the command whose lines [`Source::NvidiaSmi`] reads.
 pub fn nvidia_smi(program: &Path, gpu: &str, every: Duration) -> CommandLine {
     CommandLine::new(program)
         .args([

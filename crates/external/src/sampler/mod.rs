@@ -1,8 +1,8 @@
-//! How busy the device is while something runs: a thread that looks at a gauge.
+//! Samples device utilization: a thread that reads a gauge at intervals.
 //!
-//! For AMD the gauge is sysfs ([`super::sysfs`]) or `amd-smi`; for NVIDIA `nvidia-smi`, which reads NVML and prints a
-//! line each time; for the CPU this process's own computing time. A gauge that is not there, dies or says something
-//! else is an error: there is no number that nobody measured.
+//! The gauge is sysfs ([`super::sysfs`]) or `amd-smi` for AMD, `nvidia-smi` for NVIDIA, and the CPU time of this
+//! process for the CPU. A gauge that is missing, dies or prints something unexpected is an error; no value is ever made
+//! up.
 
 mod gauges;
 #[cfg(all(test, unix))]
@@ -24,34 +24,34 @@ use super::sysfs;
 use rocmforge_profile::schema::Utilization;
 use rocmforge_profile::stats::Summary;
 
-/// A device is used well above this, percent.
+/// Target utilization in percent.
 pub const BUSY_TARGET: f64 = 80.0;
 
-/// Time between two readings, unless asked for otherwise.
+/// Default time between two readings.
 pub const EVERY: Duration = Duration::from_millis(100);
 
-/// Readings that are kept; a day's at ten a second.
+/// Most readings kept; a day's worth at ten per second.
 const MAX_READINGS: usize = 1 << 20;
 
-/// Where to look.
+/// A source of utilization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// This process's share of the time of `n_threads` threads.
+    /// CPU time of this process, relative to `n_threads` threads.
     Process { n_threads: usize },
-    /// The kernel's files of an AMD GPU: the `card`-th below `root`, which is `/sys`.
+    /// The driver's files of an AMD GPU: the `card`-th below `root`, which is `/sys`.
     Sysfs { root: PathBuf, card: usize },
-    /// `amd-smi metric`, run again and again.
+    /// `amd-smi metric`, run for each reading.
     AmdSmi { program: PathBuf, gpu: String },
     /// `nvidia-smi -lms`, which runs until it is stopped.
     NvidiaSmi { program: PathBuf, gpu: String },
 }
 
 impl Source {
-    /// The gauge of a backend by its name in [`rocmforge_profile::schema::Machine`]: `cpu`, `host:nv`, `cuda:0`, `hip:0`. `env`
-    /// reads environment variables, of which some hide GPUs and so change their numbers.
+    /// Returns the gauge of a backend named as in [`rocmforge_profile::schema::Machine`]: `cpu`, `host:nv`, `cuda:0`,
+    /// `hip:0`. `env` reads environment variables, some of which hide GPUs and so renumber them.
     ///
     /// # Errors
-    /// There is no such gauge here.
+    /// If this machine has no such gauge.
     pub fn of_backend(
         backend: &str,
         n_threads: usize,
@@ -87,20 +87,20 @@ impl Source {
                 }
                 let program = find("amd-smi").ok_or_else(|| {
                     missing(
-                        "neither /sys/class/drm/card*/device/gpu_busy_percent nor amd-smi is there",
+                        "neither /sys/class/drm/card*/device/gpu_busy_percent nor amd-smi was found",
                     )
                 })?;
                 Ok(Source::AmdSmi { program, gpu })
             }
-            _ => Err(missing("there is no gauge for such a device")),
+            _ => Err(missing("this kind of device has no gauge")),
         }
     }
 
-    /// Where the numbers come from, for [`Utilization::source`].
+    /// Returns a description for [`Utilization::source`].
     pub fn name(&self) -> String {
         match self {
             Source::Process { n_threads } => {
-                format!("computing time of this process over {n_threads} threads")
+                format!("CPU time of this process over {n_threads} threads")
             }
             Source::Sysfs { root, card } => match sysfs::cards(root).get(*card) {
                 Some(card) => format!("sysfs ({}, {})", card.name, card.pci),
@@ -124,7 +124,7 @@ impl Source {
                         root.join("class/drm").display()
                     ),
                 })?;
-                // Better said now than after the run.
+                // Fail before the run rather than after it.
                 found.busy()?;
                 Ok(Box::new(found))
             }
@@ -143,7 +143,7 @@ impl Source {
     }
 }
 
-/// The `ordinal`-th entry of a list such as CUDA_VISIBLE_DEVICES has.
+/// Returns the `ordinal`-th entry of a list such as CUDA_VISIBLE_DEVICES.
 fn visible(list: Option<String>, ordinal: usize) -> String {
     let entry = list
         .as_deref()
@@ -163,14 +163,14 @@ pub struct Reading {
 
 /// A gauge.
 pub trait Probe: Send {
-    /// Reads it; `None` if it is too early to say.
+    /// Reads it; `None` if it is too early for a value.
     ///
     /// # Errors
-    /// It says nothing, or nonsense.
+    /// If there is no valid value.
     fn read(&mut self) -> Result<Option<Reading>, ExternalError>;
 }
 
-/// Looks at a gauge until it is stopped.
+/// Reads a gauge at intervals until it is stopped.
 pub struct Sampler {
     source: String,
     stop: Arc<Stop>,
@@ -189,7 +189,7 @@ impl Stop {
         self.changed.notify_all();
     }
 
-    /// Waits until it is asked for, at most until `time` has passed; whether it is.
+    /// Waits for the stop signal, at most for `time`; returns whether it came.
     fn wait(&self, time: Duration) -> bool {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
@@ -200,15 +200,15 @@ impl Stop {
 }
 
 impl Sampler {
-    /// Reads `source` at once and then every `every`.
+    /// Starts reading `source`, now and then at intervals of `every`.
     ///
     /// # Errors
-    /// The gauge is not there.
+    /// If the gauge is missing.
     pub fn start(source: &Source, every: Duration) -> Result<Sampler, ExternalError> {
         Ok(Sampler::with_probe(source.name(), source.probe()?, every))
     }
 
-    /// The same with any gauge.
+    /// Like [`Sampler::start`], with any gauge.
     pub fn with_probe(
         source: impl Into<String>,
         mut probe: Box<dyn Probe>,
@@ -226,7 +226,7 @@ impl Sampler {
                     break;
                 }
             }
-            // A run shorter than the time between readings has its own.
+            // Runs shorter than the interval still get a reading.
             if readings.len() < 2 {
                 readings.extend(probe.read()?);
             }
@@ -239,10 +239,10 @@ impl Sampler {
         }
     }
 
-    /// Stops, and says what was read.
+    /// Stops and returns the summary.
     ///
     /// # Errors
-    /// The gauge failed meanwhile, or there was no time for a reading.
+    /// If the gauge failed meanwhile, or the run was too short for a reading.
     pub fn finish(self) -> Result<Utilization, ExternalError> {
         self.stop.ask();
         let readings = self.worker.join();

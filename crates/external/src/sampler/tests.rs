@@ -1,4 +1,4 @@
-//! Gauges on constructed trees and scripts that print what the tools print.
+//! Tests of gauges with constructed file trees and scripts that imitate the tools.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::amd_smi::tests::METRIC;
 use crate::sysfs::tests::tree;
 use crate::tools::tests::script;
 
-/// Enough for any machine; what it bounds ends long before.
+/// A generous timeout; what it bounds ends long before.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A gauge of given readings that says when it has been asked for all of them.
+/// A gauge with given readings that signals when all were read.
 struct Given(Vec<Option<f64>>, std::sync::mpsc::Sender<()>);
 
 impl Probe for Given {
@@ -31,7 +31,7 @@ impl Probe for Given {
 }
 
 #[test]
-fn readings_become_a_summary_and_a_verdict() {
+fn summarises_readings() {
     for (readings, mean, meets_target) in [
         (vec![None, Some(70.0), Some(100.0), Some(91.0)], 87.0, true),
         (vec![Some(80.0), Some(80.0)], 80.0, false),
@@ -61,7 +61,7 @@ fn readings_become_a_summary_and_a_verdict() {
 }
 
 #[test]
-fn the_cpu_s_share_is_of_all_threads() {
+fn cpu_share_is_relative_to_all_threads() {
     let second = Duration::from_secs(1);
     for (computing, n_threads, percent) in [
         (Duration::from_millis(500), 1, 50.0),
@@ -75,7 +75,7 @@ fn the_cpu_s_share_is_of_all_threads() {
 }
 
 #[test]
-fn this_process_computes() {
+fn measures_this_process() {
     let sampler = Sampler::start(&Source::Process { n_threads: 1 }, LONG).unwrap();
     let start = Instant::now();
     let mut sum = 0_u64;
@@ -95,7 +95,7 @@ fn this_process_computes() {
 }
 
 #[test]
-fn sysfs_is_read_while_something_runs() {
+fn reads_sysfs_during_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let files: &[_] = &[
         ("vendor", "0x1002"),
@@ -115,7 +115,7 @@ fn sysfs_is_read_while_something_runs() {
     let none = Sampler::start(&source(1), LONG).err().unwrap().to_string();
     assert!(none.contains("no AMD GPU number 1"), "{none}");
 
-    // The GPU goes away between two readings.
+    // The GPU disappears between two readings.
     let sampler = Sampler::start(&source(0), Duration::from_millis(1)).unwrap();
     fs::remove_dir_all(dir.path().join("devices")).unwrap();
     let start = Instant::now();
@@ -133,7 +133,7 @@ fn nvidia(dir: &Path, text: &str) -> Result<Utilization, ExternalError> {
 }
 
 #[test]
-fn nvidia_smi_is_read_line_by_line() {
+fn reads_nvidia_smi_line_by_line() {
     let dir = tempfile::tempdir().unwrap();
     let checked = "case \"$*\" in\n\
         '--query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits -i 0 -lms 100') ;;\n\
@@ -188,7 +188,7 @@ fn nvidia_lines() {
 }
 
 #[test]
-fn amd_smi_is_run_for_each_reading() {
+fn runs_amd_smi_for_each_reading() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("metric.json"), METRIC).unwrap();
     let json = dir.path().join("metric.json");
@@ -220,7 +220,7 @@ fn amd_smi_is_run_for_each_reading() {
 }
 
 #[test]
-fn backends_have_their_gauges() {
+fn finds_the_gauge_of_a_backend() {
     let dir = tempfile::tempdir().unwrap();
     let program = script(dir.path(), "nvidia-smi", "exit 0");
     let path = dir.path().to_str().unwrap().to_string();

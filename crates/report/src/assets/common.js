@@ -1,6 +1,6 @@
 "use strict";
-// What the scripts of all pages share: the data, drawing, tooltips, numbers for people, tables that sort.
-// Text reaches the document as text nodes only, never as markup.
+// Shared code of all pages: data, drawing, tooltips, number formats, sortable tables.
+// Text enters the document only as text nodes, never as markup.
 const page = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -17,7 +17,7 @@ const page = (() => {
   tip.hidden = true;
   document.body.append(tip);
 
-  // Lines of text beside a point of the window, on the side where there is room.
+  // Shows lines of text next to a point of the window, on the side with more room.
   const showTip = (lines, x, y) => {
     tip.replaceChildren(...lines.map((line) => {
       const row = document.createElement("div");
@@ -35,7 +35,7 @@ const page = (() => {
   addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
   addEventListener("scroll", hideTip, { passive: true });
 
-  // Calls draw(width) at once, when the element's width changes and when the theme does.
+  // Calls draw(width) now, and whenever the element's width or the theme changes.
   const redraw = (element, draw) => {
     let drawn = 0;
     const again = () => { drawn = element.clientWidth; draw(drawn); };
@@ -83,7 +83,7 @@ const page = (() => {
         rows.sort((a, b) => {
           if (!numeric) return sign * text(a, column).localeCompare(text(b, column));
           const [x, y] = [key(a, column), key(b, column)];
-          // What was not measured stands at the end in either order.
+          // Missing values come last in either order.
           if (x === undefined || y === undefined) return (x === undefined) - (y === undefined);
           return sign * (Number(x) - Number(y));
         });

@@ -1,5 +1,5 @@
 "use strict";
-// A click on a frame gives it the whole width; the frames around it stay, the others give way.
+// A click on a frame zooms it to the whole width; enclosing frames stay, others are hidden.
 (() => {
   const frames = [...document.querySelectorAll(".frame")].map((group) => {
     const box = group.querySelector("svg");

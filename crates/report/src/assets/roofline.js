@@ -1,6 +1,6 @@
 "use strict";
-// The roofline plot: operations by arithmetic intensity and attained rate, both logarithmic, under the ceilings that
-// were measured in the same run.
+// The roofline plot: operations by arithmetic intensity and achieved rate, both logarithmic, below the ceilings
+// measured in the same run.
 (() => {
   const figure = document.getElementById("roofline-plot");
   if (!figure) return;
@@ -13,7 +13,7 @@
     const hidden = new Set(phases.filter((box) => !box.checked).map((box) => box.dataset.phase));
     const shown = dots.filter((dot) => !hidden.has(dot.phase));
 
-    // The axes hold all dots, shown or not, so that nothing moves when a phase is switched; and the ridges.
+    // The axes cover the ridges and all dots, shown or not, so that nothing moves when a phase is toggled.
     const ridges = roofs.map((roof) => roof.rate / read).filter(Number.isFinite);
     const xs = [...dots.map((dot) => dot.intensity), ...ridges];
     const ys = [...dots.map((dot) => dot.rate), ...roofs.map((roof) => roof.rate)];
@@ -24,7 +24,7 @@
     const y = (log) => height - margin.bottom - (log - y0) / (y1 - y0) * (height - margin.top - margin.bottom);
 
     const parts = [];
-    // Names of lines come last, so that no mark covers them.
+    // Labels come last, so that no mark covers them.
     const names = [];
     const label = (text, attributes) => (attributes.class ? names : parts).push(page.svg("text", attributes, text));
     const decades = (low, high) => Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, i) => Math.ceil(low) + i);
@@ -40,7 +40,7 @@
 
     if (read) {
       const slope = Math.log10(read);
-      // Up to the highest roof, or through the plot without one.
+      // Up to the highest roof, or across the plot if there is none.
       const top = roofs.length ? Math.log10(Math.max(...roofs.map((roof) => roof.rate))) : y1;
       const from = Math.max(x0, y0 - slope);
       const to = Math.min(x1, top - slope);
@@ -56,7 +56,7 @@
       }
     }
 
-    // Great ones first, so that small ones stay within reach.
+    // Large dots first, so that small ones stay on top.
     for (const dot of shown.sort((a, b) => b.share - a.share)) {
       const r = 3.5 + 15 * Math.sqrt(dot.share);
       const [cx, cy] = [x(Math.log10(dot.intensity)), y(Math.log10(dot.rate))];

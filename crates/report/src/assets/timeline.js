@@ -1,6 +1,6 @@
 "use strict";
-// The timeline: spans of the CPU's and the device's lane on a canvas, with zoom and pan. A row of a lane is a depth of
-// nesting; spans of a row do not overlap and are in order, so what is under the pointer is found by bisection.
+// The timeline: spans of the CPU lane and the device lane on a canvas, with zoom and pan. A row of a lane is a nesting
+// depth; spans of a row are sorted and do not overlap, so the one under the pointer is found by bisection.
 (() => {
   const box = document.getElementById("timeline-plot");
   if (!box) return;
@@ -30,7 +30,7 @@
   const first = least(spans.map((span) => span[4]));
   const last = greatest(spans.map((span) => span[4] + span[5]));
   const whole = Math.max(last - first, 0.001);
-  // The first view is of what happened within something, such as a step: before it, loading may have taken long.
+  // The first view shows nested spans, such as those of a step; loading before them may have taken long.
   const inner = spans.filter((span) => span[3] > 0);
   const home = inner.length ? [least(inner.map((span) => span[4])), greatest(inner.map((span) => span[4] + span[5]))] : [first, last];
   let from, size, width = 1;
@@ -74,7 +74,7 @@
     context.fillRect(0, 0, width, height);
 
     const gap = step(size / Math.max(2, width / 110));
-    // In a unit of which the gap is a multiple, so that neighbours differ however far the view is zoomed in.
+    // The gap is a multiple of the unit, so that neighbouring labels differ at any zoom.
     const [unit, unitName] = [[1e6, "s"], [1e3, "ms"]].find(([us]) => gap >= us) ?? [1, "µs"];
     const tick = (us) => `${(us / unit).toLocaleString("en", { maximumFractionDigits: 3 })} ${unitName}`;
     context.fillStyle = muted;
@@ -95,7 +95,7 @@
 
     let drawn = 0;
     for (const row of rows) {
-      // Spans of less than a pixel beside each other are one rectangle; the eye cannot tell them apart.
+      // Adjacent spans of less than a pixel are drawn as one rectangle.
       let inked = -1;
       for (let i = after(row.items, from); i < row.items.length && row.items[i][4] < from + size; i++) {
         const [name, kind, , , start, duration] = row.items[i];
@@ -122,7 +122,7 @@
     box.dataset.drawn = drawn;
   };
 
-  // Browsers give pointer and wheel events once a frame, so there is nothing to wait for.
+  // Browsers deliver pointer and wheel events once per frame, so drawing at once is fine.
   const redraw = () => { limit(); draw(); };
   const zoom = (factor, x) => {
     const at = toTime(x);
@@ -135,7 +135,7 @@
   const under = (x, y) => {
     const row = rows.find((candidate) => y >= candidate.y && y < candidate.y + rowHeight);
     if (!row) return null;
-    // A span of less than a pixel can be hit, too.
+    // Spans of less than a pixel can be hit too.
     const slack = size / width;
     const span = row.items[after(row.items, toTime(x) - slack)];
     return span && span[4] <= toTime(x) + slack ? span : null;
@@ -157,7 +157,7 @@
       page.hideTip();
       const before = held.get(event.pointerId);
       if (held.size === 2) {
-        // Two fingers: the one that stays holds its place.
+        // Two fingers: the other finger keeps its position.
         const other = [...held].find(([id]) => id !== event.pointerId)[1];
         const distance = Math.abs(event.clientX - other), old = Math.abs(before - other);
         if (distance > 8 && old > 8) zoom(old / distance, other - canvas.getBoundingClientRect().left);
@@ -176,7 +176,7 @@
   canvas.addEventListener("pointerleave", page.hideTip);
   canvas.addEventListener("dblclick", (event) => zoom(0.4, place(event)[0]));
   canvas.addEventListener("wheel", (event) => {
-    // The wheel alone scrolls the page unless the timeline has the focus.
+    // Without focus, the wheel alone scrolls the page.
     const zooms = event.ctrlKey || event.metaKey || document.activeElement === canvas;
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       from += event.deltaX / width * size;

@@ -1,10 +1,11 @@
-//! What the run asked of the machine: launches, memory, backends and types of operations, how busy the device was.
+//! Page sections on the machine: launches, memory, backends and operation types, device utilization.
+
+use rocmforge_profile::schema::{Memory, Profile, Recommendation, Verdict};
 
 use crate::html::{Align, Cell, Column, Escaped, Table, not_available};
 use crate::numbers::{NOT_AVAILABLE, bytes, count, digits, percent, time_ms};
-use rocmforge_profile::schema::{Memory, Profile, Recommendation, Verdict};
 
-/// A definition list of names and markup.
+/// Returns a definition list of names and markup.
 fn facts(facts: &[(&str, String)]) -> String {
     let items: String = facts
         .iter()
@@ -27,9 +28,9 @@ pub(super) fn launches(profile: &Profile) -> String {
             "Graphs",
             if launches.graphs { "used" } else { "not used" }.to_owned(),
         ),
-        ("Host time of a launch, p50", us(launches.submit_us.p50)),
-        ("Host time of a launch, p95", us(launches.submit_us.p95)),
-        ("Step beyond its kernels", us(launches.overhead_us)),
+        ("Host time per launch, p50", us(launches.submit_us.p50)),
+        ("Host time per launch, p95", us(launches.submit_us.p95)),
+        ("Step time beyond kernels", us(launches.overhead_us)),
     ]) + &format!(
         "<p><strong>{}</strong>: <span class=\"bidi\">{}</span></p>\n",
         name_of(launches.recommendation),
@@ -89,24 +90,24 @@ pub(super) fn memory(memory: &Memory) -> String {
             }
             None => {
                 legend += &format!(
-                    "<li class=\"kn\">{name}: {NOT_AVAILABLE}, this backend does not say</li>"
+                    "<li class=\"kn\">{name}: {NOT_AVAILABLE}, not reported by this backend</li>"
                 )
             }
         }
     }
     let peak = match memory.peak {
         Some(peak) => bytes(peak),
-        None => format!("{NOT_AVAILABLE}: the system does not say"),
+        None => format!("{NOT_AVAILABLE}: not reported by the system"),
     };
     facts(&[
-        ("KV of a token", bytes(memory.kv_per_token)),
+        ("KV cache per token", bytes(memory.kv_per_token)),
         ("Peak", peak),
         (
-            "Fragmentation: taken slots without a token",
+            "Fragmentation: allocated slots without a token",
             percent(memory.fragmentation),
         ),
     ]) + &format!(
-        "<div class=\"bar\" role=\"img\" aria-label=\"Parts of the memory, listed below\">{bar}</div>\n<ul class=\"legend\">{legend}</ul>\n"
+        "<div class=\"bar\" role=\"img\" aria-label=\"Memory use, listed below\">{bar}</div>\n<ul class=\"legend\">{legend}</ul>\n"
     )
 }
 
@@ -141,7 +142,7 @@ pub(super) fn telemetry(profile: &Profile) -> String {
         ]);
     }
     let mut types = Table::new(
-        "Executions by type of operation",
+        "Executions by operation type",
         &[
             column("Type", Align::Start),
             column("Executions", Align::End),
@@ -164,12 +165,12 @@ pub(super) fn telemetry(profile: &Profile) -> String {
         ]);
     }
     let busy = match &profile.utilization {
-        None => not_available("how busy the device was, because no source of it could be read"),
+        None => not_available("device utilization, because no source of it could be read"),
         Some(busy) => facts(&[
             (
                 "Busy, mean",
                 format!(
-                    "{} ({} the wanted 80 %)",
+                    "{} ({} the target of 80 %)",
                     percent(busy.busy_percent.mean / 100.0),
                     if busy.meets_target {
                         "above"
@@ -179,7 +180,7 @@ pub(super) fn telemetry(profile: &Profile) -> String {
                 ),
             ),
             (
-                "Busy, p50 and least",
+                "Busy, p50 and minimum",
                 format!(
                     "{}, {}",
                     percent(busy.busy_percent.p50 / 100.0),
@@ -190,7 +191,7 @@ pub(super) fn telemetry(profile: &Profile) -> String {
             (
                 "Memory in use",
                 busy.memory_used_bytes.map_or_else(
-                    || format!("{NOT_AVAILABLE}: the source does not say"),
+                    || format!("{NOT_AVAILABLE}: not reported by the source"),
                     bytes,
                 ),
             ),

@@ -1,9 +1,10 @@
-//! The roofline plot and the timeline: what the page's scripts draw, and the markup around it.
+//! The roofline plot and the timeline: data for the page's scripts, and the markup around it.
 //!
-//! Source of the roofline: S. Williams et al., "Roofline", CACM 52(4), 2009.
+//! Roofline: S. Williams et al., CACM 52(4), 2009.
 
 use std::collections::HashMap;
 
+use rocmforge_profile::schema::{Ceilings, Lane, Phase, Profile};
 use serde::Serialize;
 
 use super::times::bound_name;
@@ -11,9 +12,8 @@ use crate::html::{Escaped, not_available};
 use crate::kinds::Kinds;
 use crate::numbers::{count, percent, scaled, time_ms};
 use crate::tracks::{LANES, Placed};
-use rocmforge_profile::schema::{Ceilings, Lane, Phase, Profile};
 
-/// What the scripts find in the page.
+/// The data embedded for the scripts.
 #[derive(Serialize)]
 pub(super) struct Data<'a> {
     roofline: Roofline<'a>,
@@ -22,7 +22,7 @@ pub(super) struct Data<'a> {
 
 #[derive(Serialize)]
 struct Roofline<'a> {
-    /// Bytes a second.
+    /// Bytes per second.
     read: Option<f64>,
     roofs: Vec<Roof>,
     dots: Vec<Dot<'a>>,
@@ -30,7 +30,7 @@ struct Roofline<'a> {
     n_without_place: usize,
 }
 
-/// An arithmetic peak.
+/// A peak arithmetic rate.
 #[derive(Serialize)]
 struct Roof {
     name: &'static str,
@@ -45,17 +45,17 @@ struct Dot<'a> {
     #[serde(skip)]
     kind: &'a str,
     colour: usize,
-    /// Of the phase's time.
+    /// Share of the phase's time.
     share: f64,
-    /// Operations a byte.
+    /// Operations per byte.
     intensity: f64,
     /// Operations a second.
     rate: f64,
-    /// Of its tooltip.
+    /// Lines of its tooltip.
     lines: Vec<String>,
 }
 
-/// Spans in rows: names and kinds once, then numbers.
+/// Spans in rows: tables of names and kinds, then numbers.
 #[derive(Serialize)]
 struct Timeline<'a> {
     names: Vec<&'a str>,
@@ -73,7 +73,7 @@ struct Kind<'a> {
     colour: Option<usize>,
 }
 
-/// A page with more spans than this takes long to open; the trace has them all.
+/// Most spans of a page; more make it slow to open. The trace has all of them.
 const MAX_SPANS: usize = 60_000;
 
 impl<'a> Data<'a> {
@@ -122,14 +122,14 @@ impl<'a> Roofline<'a> {
                         percent(row.share)
                     ),
                     format!(
-                        "{} at {:.2} operations a byte",
+                        "{} at {:.2} operations per byte",
                         scaled(rate, "op/s"),
                         intensity
                     ),
                 ];
                 if let (Some(reads), Some(arithmetic)) = (row.bandwidth_share, row.ops_share) {
                     lines.push(format!(
-                        "{} of reads, {} of arithmetic",
+                        "{} of read bandwidth, {} of peak arithmetic",
                         percent(reads),
                         percent(arithmetic)
                     ));
@@ -167,12 +167,12 @@ impl<'a> Roofline<'a> {
 
 impl<'a> Timeline<'a> {
     fn of(profile: &Profile, placed: &[Placed<'a>], kinds: &Kinds<'a>) -> Timeline<'a> {
-        // The first ones of both lanes.
+        // The first spans of both lanes.
         let mut ordered: Vec<_> = placed.iter().collect();
         ordered.sort_by_key(|placed| placed.start_ns);
         ordered.truncate(MAX_SPANS);
 
-        // A track's rows come below those of the tracks before it.
+        // The rows of a track follow those of the previous tracks.
         let number = |lane: Lane| usize::from(lane == Lane::Device);
         let mut depths: HashMap<(usize, usize), usize> = HashMap::new();
         for placed in &ordered {
@@ -221,7 +221,7 @@ impl<'a> Timeline<'a> {
     }
 }
 
-/// Strings by number.
+/// Numbers strings.
 #[derive(Default)]
 struct Interned<'a> {
     strings: Vec<&'a str>,
@@ -237,11 +237,11 @@ impl<'a> Interned<'a> {
     }
 }
 
-/// The section around the roofline plot.
+/// Returns the section around the roofline plot.
 pub(super) fn roofline(profile: &Profile, data: &Data<'_>, kinds: &Kinds<'_>) -> String {
     let roofline = &data.roofline;
     if roofline.dots.is_empty() {
-        return not_available("no operation has both a time and a count of its work");
+        return not_available("no operation has both a time and a known amount of work");
     }
     let shape = |phase: &Phase| match phase.name.as_str() {
         "prefill" => "squares",
@@ -256,33 +256,33 @@ pub(super) fn roofline(profile: &Profile, data: &Data<'_>, kinds: &Kinds<'_>) ->
         })
         .collect();
     let mut remarks = match roofline.read {
-        None => not_available("ceilings, because this run did not measure what the machine can do"),
-        Some(_) if roofline.roofs.is_empty() => not_available("arithmetic peaks, because only reads are measured on this device"),
-        Some(_) => "<p class=\"muted\">The lines are what this machine did at best in the same run. An operation on the slope waits for \
-                    memory, one under a flat line for arithmetic, one far below both for something else. Above the lines \
+        None => not_available("ceilings, because this run did not measure the machine's peak rates"),
+        Some(_) if roofline.roofs.is_empty() => not_available("arithmetic peaks, because only the read bandwidth is measured on this device"),
+        Some(_) => "<p class=\"muted\">The lines are this machine's peak rates, measured in the same run. An operation on the slope is limited by \
+                    memory, one under a flat line by arithmetic, one far below both by something else. Above the lines, \
                     its data came from caches.</p>\n"
             .to_owned(),
     };
     if let Some(us) = profile.ceilings.and_then(|ceilings| ceilings.start_us) {
         remarks += &format!(
-            "<p class=\"muted\">Starting an operation costs {}; one that takes little longer is bound by that.</p>\n",
+            "<p class=\"muted\">Starting an operation costs {}; operations that take little longer are limited by that.</p>\n",
             time_ms(us / 1e3)
         );
     }
     if roofline.n_without_place > 0 {
         remarks += &format!(
-            "<p class=\"muted\">{} rows have no place here, since they do no arithmetic or need nothing from memory.</p>\n",
+            "<p class=\"muted\">{} rows are omitted because they do no arithmetic or read no memory.</p>\n",
             count(roofline.n_without_place as u64)
         );
     }
     format!(
-        "<div class=\"controls\">{boxes}<span class=\"muted\">the area of a mark is its share of the phase's time</span></div>\n\
+        "<div class=\"controls\">{boxes}<span class=\"muted\">the area of a mark shows its share of the phase's time</span></div>\n\
          <figure><div class=\"plot\" id=\"roofline-plot\"></div></figure>\n{}{remarks}",
         kinds.legend(|kind| roofline.dots.iter().any(|dot| dot.kind == kind))
     )
 }
 
-/// The section around the timeline.
+/// Returns the section around the timeline.
 pub(super) fn timeline(data: &Data<'_>, kinds: &Kinds<'_>) -> String {
     let timeline = &data.timeline;
     if timeline.spans.is_empty() {
@@ -291,7 +291,7 @@ pub(super) fn timeline(data: &Data<'_>, kinds: &Kinds<'_>) -> String {
     let left_out = match timeline.n_left_out {
         0 => String::new(),
         n => format!(
-            "<p class=\"missing\">{} later spans are left out here; a trace (--trace) has them all.</p>\n",
+            "<p class=\"missing\">{} later spans are omitted here; a trace (--trace) has them all.</p>\n",
             count(n as u64)
         ),
     };
@@ -299,7 +299,7 @@ pub(super) fn timeline(data: &Data<'_>, kinds: &Kinds<'_>) -> String {
         "<div class=\"controls\"><button type=\"button\" data-zoom=\"+\">Zoom in</button>\
          <button type=\"button\" data-zoom=\"-\">Zoom out</button><button type=\"button\" data-zoom=\"h\">Steps</button>\
          <button type=\"button\" data-zoom=\"0\">All</button>\
-         <span class=\"muted\">drag to move, Ctrl and wheel to zoom; with the focus on it also the wheel, arrows, + and -</span></div>\n\
+         <span class=\"muted\">drag to move, Ctrl and wheel to zoom; with keyboard focus also the wheel, arrows, + and -</span></div>\n\
          <figure id=\"timeline-plot\"><canvas tabindex=\"0\" role=\"img\" aria-label=\"Timeline of {} spans; the tables below have the same times by operation\"></canvas></figure>\n\
          {}{left_out}",
         count(timeline.spans.len() as u64),

@@ -1,12 +1,13 @@
-//! Where the time went: the parts of the first token, the phases, the tables of operations and kernels.
+//! Page sections on times: components of the time to first token, phases, tables of operations and kernels.
+
+use rocmforge_profile::schema::{Bound, OpRow, Phase, Profile, Ttft};
 
 use super::{list, roofline_share};
 use crate::html::{Align, Cell, Column, Escaped, Table, not_available};
 use crate::kinds::Kinds;
 use crate::numbers::{bytes, count, digits, percent, scaled, time_ms};
-use rocmforge_profile::schema::{Bound, OpRow, Phase, Profile, Ttft};
 
-/// The parts as a stacked bar, with the target if it is in sight.
+/// Returns the components as a stacked bar, with the target if it is near.
 pub(super) fn ttft(ttft: &Ttft) -> String {
     let parts = [
         ("Tokenize", ttft.tokenize),
@@ -24,9 +25,9 @@ pub(super) fn ttft(ttft: &Ttft) -> String {
     let sum: f64 = measured.iter().map(|(_, ms)| ms).sum();
     let whole = sum.max(ttft.total);
     if !(whole.is_finite() && whole > 0.0) {
-        return not_available("the run reached no first token");
+        return not_available("the run produced no token");
     }
-    // A target far beyond the bar would leave nothing to see of the bar.
+    // A target far beyond the bar would shrink the bar too much.
     let shows_target = ttft.target > 0.0 && ttft.target <= whole * 2.5;
     let scale = if shows_target {
         whole.max(ttft.target)
@@ -77,10 +78,7 @@ pub(super) fn ttft(ttft: &Ttft) -> String {
         None => "Loading the model: n/a, it was loaded before the measurement began.".to_owned(),
     }];
     if sum > ttft.total * 1.01 {
-        remarks.push(format!(
-            "Parts overlap: together they are {}.",
-            time_ms(sum)
-        ));
+        remarks.push(format!("Parts overlap: their sum is {}.", time_ms(sum)));
     }
     let missing: Vec<_> = parts
         .iter()
@@ -89,7 +87,7 @@ pub(super) fn ttft(ttft: &Ttft) -> String {
         .collect();
     if !missing.is_empty() {
         remarks.push(format!(
-            "n/a, not timed apart in this run: {}.",
+            "n/a, not timed separately in this run: {}.",
             missing.join(", ")
         ));
     }
@@ -113,10 +111,10 @@ fn number<'a>(label: &'a str, title: &'a str) -> Column<'a> {
     }
 }
 
-/// Profiled and plain times of each phase, reconciled.
+/// Returns a table of the phases' times with and without the profiler.
 pub(super) fn phases(profile: &Profile) -> String {
     if profile.phases.is_empty() {
-        return not_available("the run had no phase");
+        return not_available("the run had no phases");
     }
     let mut table = Table::new(
         "Times of the phases",
@@ -124,16 +122,19 @@ pub(super) fn phases(profile: &Profile) -> String {
             label("Phase", ""),
             number("Tokens", ""),
             number("Steps", ""),
-            number("Plain", "Median by the wall clock, without the profiler"),
-            number("Profiled", "Median by the wall clock, with the profiler"),
-            number("Operations", "Sum over the operations of a profiled run"),
+            number("Unprofiled", "Median wall-clock time without the profiler"),
+            number("Profiled", "Median wall-clock time with the profiler"),
             number(
-                "Between",
-                "What of the profiled run no operation accounts for",
+                "Operations",
+                "Total time of the operations of a profiled run",
             ),
-            number("Spread", "Standard deviation over mean of the plain runs"),
-            number("Least", "Least time by the roofline"),
-            number("Share", "Least time over the plain one"),
+            number("Between", "Rest of the profiled run outside operations"),
+            number(
+                "Spread",
+                "Standard deviation of the unprofiled runs divided by their mean",
+            ),
+            number("Roofline", "Time at the roofline"),
+            number("Share", "Roofline time divided by the unprofiled time"),
             number("tok/s", ""),
         ],
     );
@@ -159,7 +160,7 @@ fn digits_of_count(n: f64) -> String {
     count(n as u64)
 }
 
-/// For each phase a table of its operations and one of its kernels.
+/// Returns a table of operations and one of kernels per phase.
 pub(super) fn operations(profile: &Profile, kinds: &Kinds<'_>) -> String {
     let mut text = String::new();
     for phase in &profile.phases {
@@ -184,7 +185,7 @@ pub(super) fn operations(profile: &Profile, kinds: &Kinds<'_>) -> String {
         };
     }
     if text.is_empty() {
-        return not_available("the run had no phase");
+        return not_available("the run had no phases");
     }
     text
 }
@@ -196,7 +197,7 @@ fn kernels_missing(profile: &Profile, phase: &Phase) -> String {
             phase.name
         )),
         _ => not_available(&format!(
-            "kernels of {}, because no kernel was timed by itself",
+            "kernels of {}, because no kernel was timed individually",
             phase.name
         )),
     }
@@ -208,22 +209,22 @@ fn rows(caption: &str, what: &str, rows: &[OpRow], kinds: &Kinds<'_>) -> String 
         &[
             label(what, ""),
             label("Type", ""),
-            number("Calls", "In one run"),
+            number("Calls", "Calls in one run"),
             number("Total", ""),
-            number("Share", "Of the time of all operations of the phase"),
-            number("p50", "Median of a call"),
-            number("p95", "95 of 100 calls took no longer"),
-            number("Traffic", "Bytes that must come from memory, over time"),
-            number("Rate", "Operations on f32 and 8-bit numbers, over time"),
+            number("Share", "Share of the time of all operations of the phase"),
+            number("p50", "Median time of a call"),
+            number("p95", "95th percentile of the time of a call"),
+            number("Traffic", "Bytes that must be read from memory per time"),
+            number("Rate", "Operations on f32 and 8-bit numbers per time"),
             number(
                 "Reads",
                 "Share of the read bandwidth measured in the same run",
             ),
             number(
                 "Arithm.",
-                "Share of the arithmetic peak measured in the same run",
+                "Share of the peak arithmetic rate measured in the same run",
             ),
-            label("Bound", "What it waits for"),
+            label("Bound", "What limits it"),
         ],
     );
     for row in rows {

@@ -1,6 +1,6 @@
-//! A headless Chromium: what a file's scripts make of the document, what they log, and what is on the screen.
+//! Opens a file in headless Chromium and returns the document after its scripts ran, the console log and a screenshot.
 //!
-//! `ROCMFORGE_CHROMIUM` names the browser; without it one is looked for on `PATH`, and without one the tests skip.
+//! `ROCMFORGE_CHROMIUM` names the browser; otherwise it is searched in `PATH`, and the tests are skipped without one.
 
 use std::collections::HashMap;
 use std::fs;
@@ -30,18 +30,18 @@ pub(crate) fn chromium() -> Option<PathBuf> {
     found
 }
 
-/// What became of a page.
+/// An opened page.
 pub(crate) struct Shown {
     /// The document after its scripts ran.
     pub(crate) dom: String,
-    /// Lines that the page logged.
+    /// Lines in the console log.
     pub(crate) console: Vec<String>,
     pub(crate) picture: Picture,
 }
 
 pub(crate) struct Picture {
     pub(crate) width: usize,
-    /// Red, green, blue; row by row.
+    /// RGB pixels, row by row.
     pub(crate) pixels: Vec<[u8; 3]>,
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn show(
     }
 }
 
-/// A browser that hangs fails the test instead of holding it up.
+/// A hanging browser fails the test instead of blocking it.
 fn wait(mut child: Child) {
     let deadline = Instant::now() + Duration::from_secs(180);
     while child.try_wait().unwrap().is_none() {
@@ -164,7 +164,7 @@ impl Picture {
         }
     }
 
-    /// Pixels of each colour.
+    /// Number of pixels per colour.
     pub(crate) fn colours(&self) -> HashMap<[u8; 3], usize> {
         self.pixels
             .iter()
@@ -179,7 +179,7 @@ impl Picture {
     }
 }
 
-/// Value of an attribute that the page's scripts set when they have drawn.
+/// Value of an attribute that the page's scripts set after drawing.
 pub(crate) fn drawn(dom: &str, after: &str) -> Option<usize> {
     let rest = &dom[dom.find(after)? + after.len()..];
     rest[..rest.find('"')?].parse().ok()

@@ -6,7 +6,7 @@ use rocmforge_bench::baseline::{
     Benchmark, Hardware, Measurement, PerformanceBaseline, RegressionReport, Rules, Stored,
 };
 
-/// A name that means something in every form.
+/// A name with special characters of every output format.
 pub(crate) const HOSTILE: &str = "a|b <&\"'> `x` [y](z) @me https://z\u{1b}[2J\n]]>-->";
 
 /// A report with every kind of result.

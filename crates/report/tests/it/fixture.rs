@@ -1,4 +1,4 @@
-//! Profiles such as a run of llama-3.2-1b makes, built from its shapes.
+//! Profiles like those of llama-3.2-1b, built from its shapes.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use rocmforge_profile::stats::Summary;
 const N_LAYERS: u64 = 16;
 const N_PROMPT: u64 = 128;
 
-/// Operation with what it does for one token: name, type, calls of a step, bytes and operations of a call, microseconds
-/// of a decode call.
+/// An operation's work for one token: name, type, calls per step, bytes and operations per call, microseconds per
+/// decode call.
 struct Work {
     name: &'static str,
     kind: &'static str,
@@ -21,7 +21,7 @@ struct Work {
     prefill_us: f64,
 }
 
-/// Of a matrix of `rows` x `columns` in `bits` per weight.
+/// The cost of a matrix of `rows` x `columns` with `bits` per weight.
 const fn matmul(name: &'static str, calls: u64, shape: [u64; 2], bits: u64, us: [f64; 2]) -> Work {
     let n = shape[0] * shape[1];
     Work {
@@ -140,7 +140,7 @@ fn phase(name: &str, n_steps: u64, ceilings: &Ceilings) -> Phase {
                 work.decode_us
             };
             let total_ms = calls as f64 * us / 1e3;
-            // The vocabulary's product is of the last token only.
+            // Only the last token has an output projection.
             let n_rows = if work.calls == 1 {
                 1
             } else {
@@ -233,7 +233,7 @@ fn timeline() -> Vec<Span> {
     spans
 }
 
-/// On the CPU: nothing of what only a device has.
+/// A CPU profile, without anything that only a device has.
 pub(crate) fn cpu() -> Profile {
     let ceilings = Ceilings {
         read_bytes_per_s: 29.9e9,
@@ -337,7 +337,7 @@ pub(crate) fn cpu() -> Profile {
     }
 }
 
-/// On a device: kernels and copies on its lane, the host's submissions on the other, no arithmetic peaks.
+/// A device profile: kernels and copies on its lane, launches on the host's, no arithmetic peaks.
 pub(crate) fn gpu() -> Profile {
     let mut profile = cpu();
     profile.machine.device = "NVIDIA H200".to_owned();
@@ -405,7 +405,7 @@ pub(crate) fn gpu() -> Profile {
         };
         host.push(submitted);
     }
-    // A copy that runs beside a kernel and beyond its end.
+    // A copy that overlaps the end of a kernel.
     host.push(Span {
         name: "copy of logits".to_owned(),
         kind: "d2h".to_owned(),
@@ -421,7 +421,7 @@ pub(crate) fn gpu() -> Profile {
     profile
 }
 
-/// A profile in which nothing was measured that need not be.
+/// A profile without any optional measurement.
 pub(crate) fn bare() -> Profile {
     let mut profile = cpu();
     profile.ceilings = None;

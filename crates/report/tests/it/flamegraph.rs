@@ -1,4 +1,4 @@
-//! The flame graph: widths are times, names are text, and the collapsed form adds up.
+//! Tests of the flame graph: widths are times, names are text, and collapsed stacks add up.
 
 use rocmforge_profile::schema::Profile;
 use rocmforge_report::flamegraph;
@@ -12,7 +12,7 @@ fn svg(profile: &Profile) -> String {
     String::from_utf8(svg).unwrap()
 }
 
-/// Name, x and width of the frames, from the inner pictures' attributes.
+/// Name, x and width of the frames, from the attributes of the inner `svg` elements.
 fn frames(svg: &str) -> Vec<(String, f64, f64)> {
     let between = |text: &str, open: &str, close: &str| {
         let from = text.find(open).unwrap() + open.len();
@@ -88,7 +88,7 @@ fn stacks_add_up() {
 }
 
 #[test]
-fn any_profile_makes_a_picture() {
+fn draws_any_profile() {
     assert!(svg(&fixture::bare()).contains("n/a: no operation was timed"));
     let svg = svg(&hostile(&fixture::cpu()));
     assert_eq!(svg.matches("<script>").count(), 1);

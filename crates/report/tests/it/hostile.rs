@@ -1,11 +1,11 @@
-//! Profiles whose every name was chosen to do harm.
+//! Profiles with hostile names everywhere.
 
 use rocmforge_profile::schema::Profile;
 
-/// What somebody who wants to harm the reader would call a model, an operation, anything.
+/// A name that attacks the reader of a page.
 pub(crate) const HOSTILE: &str = "</script></style></title>]]><script>console.error(\"harm\")</script><img src=x onerror=console.error('harm')>\"'&;\u{0}\u{ffff}\u{202e}";
 
-/// `profile` with the hostile string after every string that is free text.
+/// Returns `profile` with the hostile string appended to all free text.
 pub(crate) fn hostile(profile: &Profile) -> Profile {
     fn poison(value: &mut serde_json::Value) {
         match value {
@@ -33,7 +33,7 @@ pub(crate) fn hostile(profile: &Profile) -> Profile {
     let mut value = serde_json::to_value(profile).unwrap();
     poison(&mut value);
     let mut profile: Profile = serde_json::from_value(value).unwrap();
-    // Phases are found by name.
+    // Phases are looked up by name.
     for phase in &mut profile.phases {
         phase.name.truncate(phase.name.len() - HOSTILE.len());
     }

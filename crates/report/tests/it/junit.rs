@@ -1,4 +1,4 @@
-//! The JUnit form of a comparison, as a parser reads it.
+//! Tests of the JUnit format, with an XML parser.
 
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
@@ -14,7 +14,7 @@ fn attribute(element: &BytesStart<'_>, name: &str) -> String {
 }
 
 #[test]
-fn a_parser_finds_every_case() {
+fn parser_finds_every_case() {
     let text = junit::text(&report());
     let mut reader = Reader::from_str(&text);
     reader.config_mut().check_end_names = true;

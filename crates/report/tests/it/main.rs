@@ -1,4 +1,4 @@
-//! The files of a profile, held to the rules of their formats, and the page to what a browser makes of it.
+//! Tests of all output files against the rules of their formats, and of the pages in a browser.
 
 mod browser;
 mod comparison;

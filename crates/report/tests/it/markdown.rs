@@ -1,4 +1,4 @@
-//! The Markdown form of a comparison.
+//! Tests of the Markdown format.
 
 use rocmforge_report::markdown;
 
@@ -10,7 +10,7 @@ fn names_stay_in_their_cells() {
     let table: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
     assert_eq!(table.len(), 2 + 5, "{text}");
     for line in &table {
-        // Bars that end a cell are those without a backslash.
+        // Bars without a backslash end a cell.
         let bars = line.replace("\\|", "").matches('|').count();
         assert_eq!(bars, 7, "{line}");
     }

@@ -1,4 +1,4 @@
-//! The page as text: what it says, what it says of what is missing, and that nothing in it comes from elsewhere.
+//! Tests of the page's markup: numbers, missing values, and that it loads nothing.
 
 use rocmforge_profile::schema::Profile;
 use rocmforge_report::page;
@@ -13,7 +13,7 @@ pub(crate) fn html(profile: &Profile) -> String {
 }
 
 #[test]
-fn numbers_of_the_profile_are_shown() {
+fn shows_the_numbers_of_the_profile() {
     for (profile, texts) in [
         (
             fixture::cpu(),
@@ -26,8 +26,8 @@ fn numbers_of_the_profile_are_shown() {
                 "<strong>Read ffn_gate and ffn_up faster</strong>",
                 "up to 11.0 % of decode",
                 "n/a: a CPU launches no kernels",
-                "n/a: how busy the device was",
-                "n/a, not timed apart in this run: copies to the device, copies from the device.",
+                "n/a: device utilization",
+                "n/a, not timed separately in this run: copies to the device, copies from the device.",
                 "A timed scope costs 48.0 ns",
                 "Every operation had a fast kernel.",
             ],
@@ -38,7 +38,7 @@ fn numbers_of_the_profile_are_shown() {
                 "within the target of 200 ms",
                 "580.159.04",
                 "<strong>No action</strong>",
-                "above the wanted 80 %",
+                "above the target of 80 %",
                 "matmul of MXFP6 on cuda",
                 "n/a: arithmetic peaks",
                 "Kernels of decode",
@@ -49,10 +49,10 @@ fn numbers_of_the_profile_are_shown() {
         (
             fixture::bare(),
             vec![
-                "Nothing measured here stands out.",
+                "Nothing stands out.",
                 "n/a: this run recorded no timeline",
-                "n/a: the run had no phase",
-                "n/a: the system does not say",
+                "n/a: the run had no phases",
+                "n/a: not reported by the system",
             ],
         ),
     ] {
@@ -60,7 +60,7 @@ fn numbers_of_the_profile_are_shown() {
         for text in texts {
             assert!(html.contains(text), "{text} is missing");
         }
-        // No number that is none.
+        // No invalid numbers.
         for text in ["NaN", ">inf", "-inf"] {
             assert!(!html.contains(text), "{text}");
         }
@@ -81,7 +81,7 @@ fn pages_load_nothing() {
 }
 
 #[test]
-fn names_are_text_wherever_they_occur() {
+fn escapes_names_everywhere() {
     for profile in [fixture::cpu(), fixture::gpu(), fixture::bare()] {
         let plain = html(&profile);
         let hostile = html(&hostile(&profile));

@@ -1,5 +1,5 @@
-//! The page, the flame graph and the trend in a browser: what is drawn, in both themes and on a narrow screen, and that a
-//! reader can use it.
+//! Tests of the page, the flame graph and the trend in a browser: what they draw, in both themes and on a narrow
+//! screen, and their controls.
 
 use rocmforge_bench::baseline::{
     ComparisonResult, Direction, Method, MetricComparison, Point, Series, Trend,
@@ -26,7 +26,7 @@ const DARK: [[u8; 3]; 4] = [
     [0x1a, 0x1e, 0x24],
 ];
 
-/// Rows that both do arithmetic and need memory.
+/// Number of rows that both do arithmetic and read memory.
 fn n_dots(profile: &Profile) -> usize {
     let rows = profile.phases.iter().flat_map(|phase| &phase.ops);
     rows.filter(|row| row.bytes > 0 && row.i8_ops + row.f32_ops > 0)
@@ -34,7 +34,7 @@ fn n_dots(profile: &Profile) -> usize {
 }
 
 #[test]
-fn the_page_draws_its_plots() {
+fn page_draws_its_plots() {
     let Some(browser) = chromium() else { return };
     for (profile, size, theme, [main, second, third, panel]) in [
         (fixture::cpu(), [1280, 4200], Theme::Light, LIGHT),
@@ -62,7 +62,7 @@ fn the_page_draws_its_plots() {
             count(panel) > picture.pixels.len() / 3,
             "the theme's panels are not there"
         );
-        // The timeline has rows of 17 pixels over the whole width, most of them of the first colour.
+        // The timeline has rows of 17 pixels over the whole width, most of them in the first colour.
         assert!(count(main) > size[0] * 17 / 2, "{}", count(main));
         assert!(
             count(second) > 100 && count(third) > 100,
@@ -70,7 +70,7 @@ fn the_page_draws_its_plots() {
             count(second),
             count(third)
         );
-        // The roofline's marks let the panel shine through.
+        // The roofline's marks are translucent.
         let mixed =
             |i: usize| (f64::from(main[i]) * 0.72 + f64::from(panel[i]) * 0.28).round() as i32;
         let near = |pixel: &[u8; 3]| (0..3).all(|i| (i32::from(pixel[i]) - mixed(i)).abs() <= 1);
@@ -80,7 +80,7 @@ fn the_page_draws_its_plots() {
 }
 
 #[test]
-fn pages_of_any_profile_open_without_an_error() {
+fn pages_of_any_profile_open_without_errors() {
     let Some(browser) = chromium() else { return };
     for profile in [fixture::bare(), hostile(&fixture::gpu())] {
         let shown = show(
@@ -100,9 +100,9 @@ fn pages_of_any_profile_open_without_an_error() {
     }
 }
 
-/// The tests above would see a script that fails, one that is not the page's, and a picture from elsewhere.
+/// Proves that the tests above detect a failing script, a foreign script and a foreign image.
 #[test]
-fn the_policy_stops_what_is_not_the_page_s() {
+fn policy_blocks_foreign_scripts_and_images() {
     let Some(browser) = chromium() else { return };
     let page = html(&fixture::bare());
     let foreign = "<script>document.title = 'harm'</script><img src=\"file:///harm.png\"></main>";
@@ -117,7 +117,7 @@ fn the_policy_stops_what_is_not_the_page_s() {
     assert!(!shown.dom.contains("<title>harm"));
 }
 
-/// What a reader does, done by a script in the page's place: switch a phase off, zoom, sort, point at a span.
+/// A script that acts like a reader: switches a phase off, zooms, sorts, points at a span.
 const READER: &str = r##"<script>
     const seen = document.body.dataset;
     const drawn = (id) => document.getElementById(id).dataset.drawn;
@@ -144,10 +144,10 @@ const READER: &str = r##"<script>
 </script></body>"##;
 
 #[test]
-fn readers_can_sort_zoom_and_choose() {
+fn controls_sort_zoom_and_select() {
     let Some(browser) = chromium() else { return };
     let profile = fixture::cpu();
-    // The policy would stop the reader's script.
+    // The policy would block this script.
     let page = html(&profile)
         .replace("Content-Security-Policy", "x")
         .replace("</body>", READER);
@@ -186,7 +186,7 @@ fn readers_can_sort_zoom_and_choose() {
     want.reverse();
     assert_eq!(keys("descending"), want);
 
-    // A quarter of the way is in the prefill step, and below it in one of its operations.
+    // A quarter of the width is within the prefill step, and below it within one of its operations.
     assert!(seen("step").starts_with("prefill step"), "{}", seen("step"));
     let is_op = |name: &str| {
         profile.phases[0]
@@ -205,7 +205,7 @@ fn readers_can_sort_zoom_and_choose() {
 }
 
 #[test]
-fn the_flame_graph_opens_in_a_browser() {
+fn flame_graph_opens_in_a_browser() {
     let Some(browser) = chromium() else { return };
     for (profile, theme, background) in [
         (fixture::cpu(), Theme::Light, [0xff, 0xff, 0xff]),
@@ -228,7 +228,7 @@ fn the_flame_graph_opens_in_a_browser() {
 }
 
 #[test]
-fn the_page_of_a_trend_opens_in_a_browser() {
+fn trend_page_opens_in_a_browser() {
     let Some(browser) = chromium() else { return };
     let values = [23.4, 23.9, 18.1, 24.0];
     let point = |(i, value): (usize, &f64)| Point {
@@ -279,7 +279,7 @@ fn the_page_of_a_trend_opens_in_a_browser() {
         let colours = shown.picture.colours();
         let count = |colour: [u8; 3]| colours.get(&colour).copied().unwrap_or(0);
         assert!(count(panel) > 100_000, "{}", count(panel));
-        // A line, and the triangle of the regression, filled.
+        // A line, and the filled triangle of the regression.
         assert!(
             count(line) > 100 && count(worse) > 20,
             "{} {}",

@@ -1,5 +1,5 @@
-//! The trace against the rules of "Trace Event Format": what each kind of event must have, and that slices of a thread
-//! nest, which Perfetto demands of complete events.
+//! Tests of the trace against "Trace Event Format": required fields per kind of event, and nesting of the slices of a
+//! thread, which Perfetto requires of complete events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,14 @@ use serde_json::Value;
 use crate::fixture;
 use crate::hostile::hostile;
 
-/// What a trace has, by a reader that refuses what the format does not allow.
+/// The contents of a trace, from a strict reader.
 #[derive(Default)]
 struct Read {
     thread_names: BTreeMap<u64, String>,
     process_name: String,
-    /// Name, kind, start and end in nanoseconds, by thread.
+    /// Name, kind, start and end in nanoseconds, per thread.
     slices: BTreeMap<u64, Vec<(String, String, u64, u64)>>,
-    /// By name: time in microseconds and percent.
+    /// Time in microseconds and percent, per counter.
     counters: BTreeMap<String, Vec<(f64, f64)>>,
 }
 
@@ -94,7 +94,7 @@ fn spans_become_slices_of_their_lanes() {
         (fixture::cpu(), vec!["CPU"]),
         (
             fixture::gpu(),
-            vec!["CPU", "Device: NVIDIA H200", "Device, beside it (1)"],
+            vec!["CPU", "Device: NVIDIA H200", "Device, concurrent (1)"],
         ),
         (fixture::bare(), vec![]),
     ] {
@@ -120,7 +120,7 @@ fn spans_become_slices_of_their_lanes() {
                     .map(|span| (span.name.as_str(), span.kind.as_str()))
             )
         );
-        // Times are kept to the nanosecond, or to two of a nested one's end.
+        // Times are exact to the nanosecond, or to two at the end of a nested span.
         let total: u64 = slices.iter().map(|(_, _, start, end)| end - start).sum();
         let want: f64 = profile
             .timeline
@@ -135,7 +135,7 @@ fn spans_become_slices_of_their_lanes() {
 }
 
 #[test]
-fn counters_add_up_to_the_time_in_which_something_ran() {
+fn counters_add_up_to_the_busy_time() {
     let profile = fixture::cpu();
     let read = read(&profile);
     let busy = &read.counters["CPU busy"];
@@ -159,7 +159,7 @@ fn counters_add_up_to_the_time_in_which_something_ran() {
 }
 
 #[test]
-fn names_and_times_that_are_hostile_stay_data() {
+fn hostile_names_and_times_stay_data() {
     let mut profile = hostile(&fixture::gpu());
     profile.timeline[3].start_us = f64::NAN;
     profile.timeline[4].duration_us = f64::INFINITY;

@@ -1,4 +1,4 @@
-//! The page of a trend.
+//! Tests of the trend page.
 
 use rocmforge_bench::baseline::{Hardware, Rules, Trend};
 use rocmforge_report::trend;
@@ -12,7 +12,7 @@ fn page(trend: &Trend) -> String {
 }
 
 #[test]
-fn regressions_are_marked_and_names_are_text() {
+fn marks_regressions_and_escapes_names() {
     let hostile = Hardware {
         cpu_model: Some(HOSTILE.to_string()),
         ..some_cpu()
@@ -45,5 +45,5 @@ fn regressions_are_marked_and_names_are_text() {
     all.retain(|stored| stored.name != "<b>");
     let text = page_of(&all);
     assert!(!text.contains("What got worse") && !text.contains("class=\"worse\""));
-    assert!(page(&Trend::default()).contains("no baseline has a metric"));
+    assert!(page(&Trend::default()).contains("no baseline has a comparable metric"));
 }

@@ -3,7 +3,6 @@
 //! weights. Whoever starts the engine remembers what passed.
 
 use std::collections::HashSet;
-use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
@@ -11,12 +10,14 @@ use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_gpu::{DeviceInfo, Gpu, fingerprint};
 
 use super::moves::compare_moves;
-use super::{Coverage, FILL_ROWS, Labels, OpCheck, Report, Script, Stepwise, compare};
+use super::{Coverage, FILL_ROWS, Labels, Report, Script, compare};
 use crate::config::EngineConfig;
 use crate::cpu::{CpuBackend, CpuOptions};
 use crate::error::{DeviceError, RuntimeError};
 use crate::gpu::{GpuBackend, GpuOptions, Graphs};
 use crate::hybrid::{HybridBackend, HybridOptions};
+use crate::self_check::{OpCheck, PassedChecks, SelfCheck};
+use crate::stepwise::Stepwise;
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
@@ -27,25 +28,6 @@ use rocmforge_plan::{Op, Placement, Plan, Side};
 const PROMPT_ROWS: [usize; 2] = [8, 2];
 /// Tokens before them on a second page of the cache; the first is full.
 const ON_SECOND_PAGE: usize = 8;
-
-/// When a GPU is compared with the scalar path before it serves.
-#[derive(Debug, Clone, Default)]
-pub enum SelfCheck {
-    #[default]
-    Never,
-    Always,
-    /// Unless it passed with the same driver, kernels, formats and shapes.
-    FirstUse(Arc<dyn PassedChecks>),
-}
-
-/// Remembers which checks passed.
-pub trait PassedChecks: Debug + Send + Sync {
-    /// Whether `key`, one line of text, was inserted.
-    fn contains(&self, key: &str) -> bool;
-
-    /// Nothing is lost but time if it cannot be remembered.
-    fn insert(&self, key: &str);
-}
 
 /// A check that is due.
 pub(crate) struct FirstUse<'a> {

@@ -7,7 +7,12 @@ use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_gpu::DeviceInfo;
 
 use super::difference::{Difference, of_rows, term_norms};
+use std::borrow::Cow;
+
+use rocmforge_plan::{KvShift, Side};
+
 use super::*;
+use crate::cpu::LayerCache;
 use crate::error::{DeviceError, RuntimeError};
 use rocmforge_plan::KvType;
 use rocmforge_plan::{Fusion, KvSpec};
@@ -282,7 +287,7 @@ fn wrong_conversions_and_cache_writes_are_found() {
             };
             let (n_tokens, n_in, format) = (acts.n_tokens(), acts.n_in(), acts.format());
             let zeros = vec![0.0; n_tokens * n_in];
-            acts.quantize(Isa::Scalar, &Pool::new(1), &zeros, n_tokens, n_in, format);
+            acts.quantize(Isa::Scalar, &Pool::new(1), &zeros, [n_tokens, n_in], format);
         }
     });
     assert_eq!(zeroed[0], (Step::Prompt, quantize));

@@ -70,9 +70,11 @@ impl CpuBackend {
                     isa,
                     &self.pool,
                     self.buffer(x),
-                    self.weights.vector(weight),
-                    self.weights.vector(bias),
-                    eps,
+                    &cpu::LayerNormParams {
+                        weight: self.weights.vector(weight),
+                        bias: self.weights.vector(bias),
+                        eps,
+                    },
                     &mut to,
                 );
                 self.put(out, to);
@@ -84,7 +86,7 @@ impl CpuBackend {
                 let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
                     panic!("activations {} are sorted by expert", out.0);
                 };
-                acts.quantize(isa, &self.pool, from, n_rows, info.width, info.format);
+                acts.quantize(isa, &self.pool, from, [n_rows, info.width], info.format);
             }
             Op::MatMul {
                 x,
@@ -95,7 +97,13 @@ impl CpuBackend {
             } => {
                 let mut to = self.take(out);
                 let (w, bias) = self.linear(Linear { weight, bias });
-                cpu::matmul(isa, &self.pool, &w, self.rows(x), bias, mode, &mut to);
+                let product = Product {
+                    w,
+                    bias,
+                    mode,
+                    out: &mut to,
+                };
+                cpu::matmul(isa, &self.pool, self.rows(x), product);
                 self.put(out, to);
             }
             Op::NormQuantize {
@@ -202,12 +210,14 @@ impl CpuBackend {
                 cpu::rope(
                     isa,
                     &self.pool,
-                    &mut to,
                     tokens.len(),
-                    head_dim,
-                    n_rot,
-                    style,
-                    &rotations[table.0 as usize],
+                    &cpu::Rotation {
+                        style,
+                        head_dim,
+                        n_rot,
+                        cos_sin: &rotations[table.0 as usize],
+                    },
+                    &mut to,
                 );
                 self.put(x, to);
             }
@@ -220,16 +230,12 @@ impl CpuBackend {
                 } = &mut self.cache[layer];
                 for (x, dim, cache) in [(k, spec.k_dim, k_cache), (v, spec.v_dim, v_cache)] {
                     let rows = &self.buffers[x.0 as usize];
-                    cpu::kv_append(
-                        isa,
-                        &self.pool,
-                        rows,
-                        spec.n_kv_heads,
+                    let layout = cpu::KvLayout {
+                        n_kv_heads: spec.n_kv_heads,
                         dim,
                         page,
-                        &batch.slots,
-                        cache.as_mut(),
-                    );
+                    };
+                    cpu::kv_append(isa, &self.pool, &layout, rows, &batch.slots, cache.as_mut());
                 }
             }
             Op::Attention {
@@ -265,9 +271,11 @@ impl CpuBackend {
                     isa,
                     &self.pool,
                     &shape,
-                    self.buffer(q),
-                    k.as_ref(),
-                    v.as_ref(),
+                    cpu::AttnInputs {
+                        q: self.buffer(q),
+                        k: k.as_ref(),
+                        v: v.as_ref(),
+                    },
                     &seqs,
                     &mut to,
                 );

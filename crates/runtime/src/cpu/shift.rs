@@ -57,23 +57,16 @@ impl CpuBackend {
             cpu::rope(
                 isa,
                 pool,
-                &mut rows,
                 from.len(),
-                layout.dim,
-                table.n_rot(),
-                turn.style,
-                &angles[..from.len() * table.n_rot()],
+                &cpu::Rotation {
+                    style: turn.style,
+                    head_dim: layout.dim,
+                    n_rot: table.n_rot(),
+                    cos_sin: &angles[..from.len() * table.n_rot()],
+                },
+                &mut rows,
             );
-            cpu::kv_append(
-                isa,
-                pool,
-                &rows,
-                layout.n_kv_heads,
-                layout.dim,
-                layout.page,
-                to,
-                cache.as_mut(),
-            );
+            cpu::kv_append(isa, pool, layout, &rows, to, cache.as_mut());
         }
     }
 }

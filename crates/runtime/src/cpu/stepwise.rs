@@ -7,9 +7,10 @@ use rocmforge_cpu::HeadCode;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant;
 
-use super::{CacheData, CpuBackend, LayerCache};
-use crate::check::{Memory, Part, Stepwise};
+use super::CpuBackend;
+use super::buffers::{CacheData, LayerCache};
 use crate::error::RuntimeError;
+use crate::stepwise::{Memory, Part, Stepwise};
 use rocmforge_plan::Batch;
 use rocmforge_plan::{KvShift, KvType};
 use rocmforge_plan::{KvSpec, Op};
@@ -61,13 +62,6 @@ impl CpuBackend {
         let ran = self.run_one(index, batch);
         self.cache[layer] = kept;
         ran
-    }
-}
-
-impl CacheData {
-    fn rounded(&self) -> CacheData {
-        let bits = |x: f32| f16::from_f32(x).to_bits();
-        CacheData::F16(self.to_f32().into_iter().map(bits).collect())
     }
 }
 
@@ -142,6 +136,13 @@ impl LayerCache {
 
     pub(crate) fn is_same(&self, other: &LayerCache) -> bool {
         self.k == other.k && self.v == other.v
+    }
+}
+
+impl CacheData {
+    fn rounded(&self) -> CacheData {
+        let bits = |x: f32| f16::from_f32(x).to_bits();
+        CacheData::F16(self.to_f32().into_iter().map(bits).collect())
     }
 }
 

@@ -10,98 +10,11 @@ use rocmforge_gpu::{Factors, Gpu};
 use rocmforge_plan::Roofline;
 
 use super::weights;
-use crate::check::SelfCheck;
 use crate::error::{ConfigError, DeviceError, RuntimeError};
-use crate::tuning::TuningStore;
+use crate::gpu_config::GpuConfig;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Plan;
 use rocmforge_plan::Weights;
-
-/// Which GPU, and how to run on it.
-#[derive(Debug, Clone, Default)]
-pub struct GpuConfig {
-    /// `None` is the first GPU of this machine ([`first`]).
-    pub id: Option<DeviceId>,
-    pub open: OpenOptions,
-    pub graphs: Graphs,
-    pub self_check: SelfCheck,
-    pub offload: Offload,
-    pub tuning: TuningUse,
-}
-
-/// Whose measurements decide how launches are made where the result is the same, and who measures more.
-#[derive(Debug, Clone, Default)]
-pub struct TuningUse {
-    /// Without one, all launches are made in the usual way.
-    pub store: Option<Arc<dyn TuningStore>>,
-    pub when_idle: WhenIdle,
-}
-
-/// What a device does that has no step to run for a moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum WhenIdle {
-    #[default]
-    Wait,
-    /// It measures launches for the store, a few milliseconds at a time.
-    Tune,
-}
-
-/// What of a model is computed on the GPU; the CPU has the rest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Offload {
-    pub layers: GpuLayers,
-    pub experts: Experts,
-}
-
-/// How many of a model's layers are the GPU's: the last ones, and the output with them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum GpuLayers {
-    #[default]
-    All,
-    /// As many as its memory has room for.
-    Auto,
-    Count(usize),
-}
-
-/// Where the experts of a mixture are, of layers that are the GPU's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Experts {
-    #[default]
-    WithTheirLayer,
-    OnCpu,
-}
-
-impl Offload {
-    /// The CPU computes everything.
-    pub const NOTHING: Offload = Offload {
-        layers: GpuLayers::Count(0),
-        experts: Experts::WithTheirLayer,
-    };
-}
-
-impl std::str::FromStr for GpuLayers {
-    type Err = String;
-
-    /// `auto`, `all` or a number.
-    fn from_str(text: &str) -> Result<GpuLayers, String> {
-        match text {
-            "auto" => Ok(GpuLayers::Auto),
-            "all" => Ok(GpuLayers::All),
-            count => count.parse().map(GpuLayers::Count).map_err(|_| {
-                format!("{text:?} is no number of layers; give 0 or more, auto or all")
-            }),
-        }
-    }
-}
-
-/// Whether steps of generation run as graphs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Graphs {
-    #[default]
-    On,
-    /// Every launch is queued by itself, in every step.
-    Off,
-}
 
 impl GpuConfig {
     pub(crate) fn open(&self) -> Result<Gpu, RuntimeError> {

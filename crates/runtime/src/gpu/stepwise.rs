@@ -10,9 +10,9 @@ use super::choices::{Choices, Chooser};
 use super::compile::Stage;
 use super::step::{StepShape, StepToken};
 use super::{GpuBackend, NOT_FINITE};
-use crate::check::{Memory, Pass, Stepwise};
 use crate::cpu::{ActsBuffer, LayerCache};
 use crate::error::RuntimeError;
+use crate::stepwise::{Memory, Pass, Stepwise};
 use rocmforge_plan::KvShift;
 use rocmforge_plan::{ActsId, BufferId, Op, RoutingId, Side};
 use rocmforge_plan::{Batch, InputToken};
@@ -160,7 +160,7 @@ impl GpuBackend {
         match acts.form {
             ActForm::F32 => {
                 let values = self.gpu.read(acts.values)?;
-                out.quantize(Isa::Scalar, &self.pool, &values, n, width, format);
+                out.quantize(Isa::Scalar, &self.pool, &values, [n, width], format);
             }
             ActForm::Q8x32 | ActForm::Q8x256 => {
                 let codes = self.gpu.read(acts.codes)?;

@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 
 use super::HybridBackend;
-use crate::check::{Memory, Pass, Stepwise};
 use crate::error::RuntimeError;
+use crate::stepwise::{Memory, Pass, Stepwise};
 use rocmforge_plan::Batch;
 use rocmforge_plan::KvShift;
 use rocmforge_plan::{BufferId, Op, Plan, Side};

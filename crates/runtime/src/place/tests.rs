@@ -71,7 +71,7 @@ fn config(n_ctx: Option<usize>) -> EngineConfig {
     EngineConfig {
         n_ctx,
         max_seqs: 1,
-        chunk_tokens: 32,
+        max_batch_tokens: 32,
         ..EngineConfig::default()
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of constructed and real changes.
+//! Tests with constructed and real changes.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ fn with(thresholds: &str) -> Rules {
     }
 }
 
-/// Times around `ms` whose logarithm is normal with the deviation `noise`: Box and Muller.
+/// Log-normal times around `ms` with standard deviation `noise` of the logarithm (Box-Muller).
 fn noisy(random: &mut Random, n: usize, ms: f64, noise: f64) -> Vec<f64> {
     let mut uniform = || (random.next() >> 11) as f64 / (1u64 << 53) as f64;
     let mut normal =
@@ -47,7 +47,8 @@ fn noisy(random: &mut Random, n: usize, ms: f64, noise: f64) -> Vec<f64> {
     (0..n).map(|_| ms * (noise * normal()).exp()).collect()
 }
 
-/// How many of `n_draws` comparisons of `n` noisy samples each, the later `factor` times as long, end as `wanted`.
+/// The share of `n_draws` comparisons that end as `wanted`: `n` noisy samples per side, the later ones `factor` times
+/// as long.
 fn rate(wanted: ComparisonResult, (noise, n): (f64, usize), factor: f64, n_draws: usize) -> f64 {
     let mut random = Random(7);
     let mut found = 0;
@@ -60,11 +61,11 @@ fn rate(wanted: ComparisonResult, (noise, n): (f64, usize), factor: f64, n_draws
     found as f64 / n_draws as f64
 }
 
-/// Noise, and the samples that it takes to find a loss of 10 % in it.
+/// Noise levels, and the samples needed to find a loss of 10 %.
 const NOISE: [(f64, usize); 4] = [(0.02, 6), (0.05, 14), (0.10, 50), (0.15, 110)];
 
 #[test]
-fn noise_is_no_regression() {
+fn noise_is_not_a_regression() {
     for case in NOISE {
         for n in [5, case.1, 2 * case.1] {
             let alarms = rate(Regression, (case.0, n), 1.0, 1000);
@@ -74,7 +75,7 @@ fn noise_is_no_regression() {
 }
 
 #[test]
-fn a_loss_of_a_tenth_is_found() {
+fn finds_a_loss_of_ten_percent() {
     for case in NOISE {
         for factor in [1.10, 1.12] {
             let found = rate(Regression, case, factor, 400);
@@ -86,7 +87,7 @@ fn a_loss_of_a_tenth_is_found() {
 }
 
 #[test]
-fn a_small_loss_that_is_certain_does_not_matter() {
+fn ignores_small_certain_losses() {
     for factor in [1.02, 1.05] {
         let found = rate(Regression, (0.02, 60), factor, 200);
         assert!(found <= 0.01, "{factor}: {found}");
@@ -94,7 +95,7 @@ fn a_small_loss_that_is_certain_does_not_matter() {
 }
 
 #[test]
-fn one_slow_sample_is_no_regression() {
+fn one_slow_sample_is_not_a_regression() {
     let then: Vec<f64> = (0..20).map(|i| 10.0 + 0.01 * f64::from(i)).collect();
     let mut now = then.clone();
     now[3] = 1000.0;
@@ -104,7 +105,7 @@ fn one_slow_sample_is_no_regression() {
 }
 
 #[test]
-fn too_few_samples_in_noise_are_called_so() {
+fn too_few_noisy_samples_are_inconclusive() {
     let mut random = Random(1);
     let [a, b] = [(); 2].map(|()| benchmark(&noisy(&mut random, 5, 10.0, 0.15)));
     let comparison = compare_metrics(&a, &b, &Rules::default());
@@ -118,8 +119,8 @@ fn too_few_samples_in_noise_are_called_so() {
 }
 
 #[test]
-fn directions_and_thresholds_decide() {
-    // Single values: the ratio itself against the threshold.
+fn applies_directions_and_thresholds() {
+    // Single values: the ratio is compared with the threshold.
     for (metric, then, now, rules, expected) in [
         ("ttft_ms", 100.0, 109.9, Rules::default(), Ok),
         ("ttft_ms", 100.0, 110.0, Rules::default(), Regression),
@@ -150,7 +151,7 @@ fn directions_and_thresholds_decide() {
         );
         assert_eq!(comparison.metrics[0].method, Method::Threshold);
     }
-    // What has no direction or no ratio is not judged.
+    // Metrics without direction or ratio are not compared.
     for (metric, then, now) in [
         ("iterations", 5.0, 500.0),
         ("fragmentation", 0.0, 0.5),
@@ -170,12 +171,12 @@ fn directions_and_thresholds_decide() {
 }
 
 #[test]
-fn summaries_count_with_their_spread() {
+fn uses_the_spread_of_summaries() {
     let now = benchmark(&[11.0, 11.01, 11.02, 11.03, 11.04, 11.05]);
     for (p95, iterations, result, conclusive) in [
-        // Within 0.1 % and 100 times: 10.0 is certain.
+        // Spread of 0.1 % over 100 runs: 10.0 is precise.
         (10.01, 100.0, Regression, true),
-        // Deviates by 24 %, measured 4 times: 10.0 may have been anything.
+        // Spread of 24 % over 4 runs: 10.0 is very uncertain.
         (14.0, 4.0, Ok, false),
     ] {
         let then = summary(&[
@@ -204,9 +205,9 @@ fn summaries_count_with_their_spread() {
 }
 
 #[test]
-fn metrics_asked_for_are_judged_beside_the_first() {
+fn compares_metrics_with_a_threshold_too() {
     let then: Vec<f64> = (0..60).map(|i| 10.0 + 0.02 * f64::from(i % 10)).collect();
-    // A fifth of the samples twice as long: the median stays, the 95th percentile does not.
+    // A fifth of the samples takes twice as long: the 95th percentile changes, the median does not.
     let now: Vec<f64> = then
         .iter()
         .enumerate()
@@ -227,7 +228,7 @@ fn metrics_asked_for_are_judged_beside_the_first() {
             ("p95_ms", Method::Bootstrap, Regression),
         ]
     );
-    // The same numbers every time.
+    // The result is deterministic.
     assert_eq!(
         comparison,
         compare_metrics(&benchmark(&then), &benchmark(&now), &rules)
@@ -235,7 +236,7 @@ fn metrics_asked_for_are_judged_beside_the_first() {
 }
 
 #[test]
-fn other_hardware_is_not_compared_unless_asked() {
+fn skips_other_hardware_by_default() {
     let then = benchmark(&[10.0; 6]);
     let mut now = benchmark(&[20.0; 6]);
     now.hardware.cpu_model = Some("Other CPU".into());
@@ -254,14 +255,14 @@ fn other_hardware_is_not_compared_unless_asked() {
         (comparison.result, comparison.hardware.len()),
         (Regression, 1)
     );
-    assert_eq!(comparison.notes, ["program_version: 0.1.0 then, 0.2.0 now"]);
+    assert_eq!(comparison.notes, ["program_version: was 0.1.0, is 0.2.0"]);
     assert_eq!(Thresholds::default(), rules.thresholds);
 }
 
 #[test]
-fn a_real_slowdown_is_found_and_the_same_work_is_not() {
-    // Microseconds that `cargo bench --bench regression -- --json` measured on two cores, alone and beside four busy
-    // programs, where samples deviate by their mean.
+fn finds_a_real_slowdown_and_no_false_one() {
+    // Microseconds measured by `cargo bench --bench regression -- --json` on two cores, alone and next to four busy
+    // programs, where the standard deviation equals the mean.
     let measured = include_str!("../../../tests/data/slowdown_us.json");
     let measured: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
         serde_json::from_str(measured).unwrap();

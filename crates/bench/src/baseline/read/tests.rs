@@ -1,4 +1,4 @@
-//! Good and bad files of both schemas.
+//! Tests with valid and invalid files of both schemas.
 
 use super::super::hardware::tests::some_cpu;
 use super::*;
@@ -34,7 +34,7 @@ const B: &str = r#"{
 }"#;
 
 #[test]
-fn schema_a_is_read_and_written_again() {
+fn reads_and_writes_schema_a() {
     let baseline = PerformanceBaseline::from_json(A).unwrap();
     let [benchmark] = &baseline.benchmarks[..] else {
         panic!("one benchmark");
@@ -51,7 +51,7 @@ fn schema_a_is_read_and_written_again() {
     assert_eq!(benchmark.measured.metadata["format"], "Q4_K_M");
     assert_eq!(baseline.metadata["baseline_date"], "2026-01-18");
 
-    // What is written has all of it under the same names, and besides only what is ours.
+    // Writing keeps all of it under the same names, and adds only our fields.
     let written: Json = serde_json::from_str(&baseline.to_json()).unwrap();
     let mut given: Json = serde_json::from_str(A).unwrap();
     fn contains(written: &Json, given: &Json) -> bool {
@@ -65,7 +65,7 @@ fn schema_a_is_read_and_written_again() {
         }
     }
     assert!(contains(&written, &given), "{written:#}");
-    // A whole number, as a reader with an integer type needs it.
+    // Written as an integer, for readers with an integer type.
     assert!(written["baselines"]["benchmark_name"]["metrics"]["iterations"].is_u64());
     given["baselines"]["benchmark_name"]["timestamp"] = 1.into();
     assert!(!contains(&written, &given));
@@ -74,7 +74,7 @@ fn schema_a_is_read_and_written_again() {
 }
 
 #[test]
-fn schema_b_is_read() {
+fn reads_schema_b() {
     let baseline = PerformanceBaseline::from_json(B).unwrap();
     assert_eq!(baseline.benchmarks.len(), 2);
     let inference = baseline.get("inference_7b_q4_k_m").unwrap();
@@ -98,7 +98,7 @@ fn schema_b_is_read() {
 }
 
 #[test]
-fn samples_survive_and_are_thinned() {
+fn keeps_and_thins_samples() {
     let many: Vec<f64> = (0..2000).map(f64::from).map(|i| 1.0 + i).collect();
     let measured = Measurement::of_times("a", &many).unwrap();
     let baseline = PerformanceBaseline::of(&some_cpu(), [measured]);
@@ -114,7 +114,7 @@ fn samples_survive_and_are_thinned() {
 }
 
 #[test]
-fn damaged_files_are_told() {
+fn rejects_damaged_files() {
     for end in (0..A.len()).filter(|end| A.is_char_boundary(*end)) {
         let error = PerformanceBaseline::from_json(&A[..end]).unwrap_err();
         assert!(matches!(error, SchemaError::NotJson(_)), "{end}: {error}");
@@ -145,17 +145,17 @@ fn damaged_files_are_told() {
 }
 
 #[test]
-fn wrong_types_are_told_with_their_place() {
+fn errors_name_the_place_of_wrong_types() {
     for (from, to, at) in [
         (
             "\"metrics\": {",
             "\"metric\": {",
-            "benchmark_name.metrics should be an object, and is missing",
+            "benchmark_name.metrics should be an object, but is missing",
         ),
         (
             "10.5",
             "\"10.5\"",
-            "metrics.avg_ms should be a number of 0 or more, and is the text \"10.5\"",
+            "metrics.avg_ms should be a number of 0 or more, but is the text \"10.5\"",
         ),
         ("10.5", "-1", "metrics.avg_ms"),
         ("10.5", "null", "metrics.avg_ms"),
@@ -165,7 +165,7 @@ fn wrong_types_are_told_with_their_place() {
         (
             "\"RX 7900 XT\"",
             "[1]",
-            "hardware.gpu_name should be a text, and is a list",
+            "hardware.gpu_name should be a text, but is a list",
         ),
         ("\"linux\"", "7", "hardware.os"),
         (
@@ -201,14 +201,14 @@ fn wrong_types_are_told_with_their_place() {
         (
             "\"hardware\"",
             "\"machine\"",
-            "hardware should be an object, and is missing",
+            "hardware should be an object, but is missing",
         ),
         ("\"timestamp\"", "\"time\"", "timestamp"),
     ] {
         let error = PerformanceBaseline::from_json(&B.replacen(from, to, 1)).unwrap_err();
         assert!(error.to_string().contains(at), "{to}: {error}");
     }
-    // A name is shown without what a terminal would obey.
+    // Names are shown without control characters.
     let text = B
         .replacen("5.5", "true", 1)
         .replace("matmul_4096x4096", "\\u001b[2J");
@@ -222,7 +222,7 @@ fn wrong_types_are_told_with_their_place() {
 }
 
 #[test]
-fn absurd_sizes_are_told() {
+fn rejects_absurd_sizes() {
     let long = "x".repeat(1001);
     let many: String = (0..10_001).map(|i| format!("\"{i}\": {{}},")).collect();
     let metrics: String = (0..1001).map(|i| format!("\"{i}_ms\": 1,")).collect();

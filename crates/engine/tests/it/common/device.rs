@@ -21,7 +21,7 @@ pub(crate) fn config(device: &Device) -> EngineConfig {
         n_kv_tokens: Some(4 * 64),
         max_seqs: 4,
         page: 16,
-        chunk_tokens: 24,
+        max_batch_tokens: 24,
         prefix_sharing: PrefixSharing::Off,
         ..EngineConfig::default()
     }
