@@ -1,7 +1,7 @@
-//! Text of models: tokenizers, chat templates and streams of generated text.
+//! Text of models: tokenizers, chat templates, and streams of generated text.
 //!
-//! Everything here reads untrusted input (vocabularies, templates, prompts) in bounded time and memory. This crate
-//! knows no plan and no device.
+//! Invariant: vocabularies, templates and prompts are untrusted, and every one is handled in bounded time and memory.
+//! This crate knows no plan and no device.
 #![forbid(unsafe_code)]
 
 pub mod chat_template;

@@ -1,22 +1,22 @@
-//! From generated ids to text that can be shown: whole characters only, and nothing of a stop string.
+//! Turns generated ids into text to show: whole characters only, and no part of a stop string.
 
 use crate::tokenizer::{Detokenizer, TokenId, Tokenizer};
 
-/// Text of one request.
+/// The text stream of one request.
 #[derive(Debug)]
 pub struct TextStream {
     detokenizer: Detokenizer,
     stop: Vec<String>,
-    /// Text that may be the start of a stop string.
+    /// Text that could be the beginning of a stop string.
     held: String,
 }
 
-/// What a token adds.
+/// The result of adding a token.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Text that is certain now; may be empty.
+    /// Text that no stop string can affect any more; may be empty.
     Text(String),
-    /// A stop string has appeared; this is the rest before it.
+    /// A stop string has appeared; this is the remaining text before it.
     Stopped(String),
 }
 
@@ -35,7 +35,7 @@ impl TextStream {
         self.take(&text)
     }
 
-    /// The text that was held back when generation ends otherwise.
+    /// Ends the stream without a stop string; returns the text held back.
     pub fn finish(&mut self) -> String {
         let text = self.detokenizer.finish();
         match self.take(&text) {
@@ -67,13 +67,13 @@ impl TextStream {
     }
 }
 
-/// Length of the longest end of `text` that is a start of `stop`.
+/// Returns the length of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = stop.len().min(text.len());
     (1..=longest)
         .rev()
         .find(|&n| text.as_bytes()[text.len() - n..] == stop.as_bytes()[..n])
-        // Bytes of a whole character at most: a stop string starts with a character's first byte.
+        // This never splits a character: a stop string starts with the first byte of one.
         .unwrap_or(0)
 }
 
@@ -81,7 +81,7 @@ fn overlap(text: &str, stop: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// Feeds `pieces` as text; returns what was certain after each, and the end.
+    /// Pushes `pieces` as text; returns the result of each, and the rest.
     fn run(stop: &[&str], pieces: &[&str]) -> (Vec<Piece>, String) {
         let mut stream = TextStream::new(
             Detokenizer::default(),
@@ -96,9 +96,9 @@ mod tests {
     }
 
     #[test]
-    fn stop_strings_never_show() {
+    fn never_shows_stop_strings() {
         let stopped = |s: &str| Piece::Stopped(s.into());
-        /// Stop strings, pieces, what is certain after each, and the end.
+        /// Stop strings, pieces, the result of each piece, and the rest.
         type Case<'a> = (&'a [&'a str], &'a [&'a str], Vec<Piece>, &'a str);
         let cases: [Case<'_>; 6] = [
             (&[], &["ab", "c"], vec![text("ab"), text("c")], ""),

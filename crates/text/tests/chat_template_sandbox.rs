@@ -1,5 +1,5 @@
-//! Hostile templates in a process of their own. This program is both sides: with
-//! `serve` as its argument it is the child.
+//! Hostile templates, rendered in a sandbox process. This program is both sides: with `serve` as its argument it is
+//! the child. It answers a test runner's `--list`, and takes part of a test name as a filter.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use rocmforge_text::chat_template::sandbox::{Limits, Sandbox, serve};
 use rocmforge_text::chat_template::{ChatTemplate, Conversation, RenderError, TemplateError};
 use serde_json::{Value, json};
 
-/// What must come of a template.
+/// The expected outcome of a template.
 enum Expected {
     Text(&'static str),
     Refused(&'static str),
-    /// A limit of the interpreter.
+    /// Stopped by a limit of the interpreter.
     Limited,
-    /// A limit of the process.
+    /// Stopped by a limit of the process.
     Stopped,
 }
 
@@ -22,44 +22,44 @@ use Expected::{Limited, Refused, Stopped, Text};
 
 const CASES: &[(&str, &str, Expected)] = &[
     (
-        "a greeting",
+        "a_greeting",
         "{{ messages[0].content }} {{ tools | length }}{{ bos_token }}",
         Text("Hi é 1<s>"),
     ),
     ("variables", "{{ enable_thinking }}", Text("False")),
     (
-        "a refusal",
+        "a_refusal",
         "{{ raise_exception('no \\u2028 thanks') }}",
         Refused("no \u{2028} thanks"),
     ),
     (
-        "endless loop",
+        "endless_loop",
         "{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}",
         Limited,
     ),
     (
-        "endless text",
+        "endless_text",
         "{% for a in range(10000) %}{{ 'x' * 10000 }}{% endfor %}",
         Limited,
     ),
     (
-        "endless macro",
+        "endless_macro",
         "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
         Limited,
     ),
-    ("deep expression", "DEEP", Limited),
+    ("deep_expression", "DEEP", Limited),
     (
-        "a string that doubles",
+        "a_string_that_doubles",
         "{% set ns = namespace(x='x') %}{% for a in range(100) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         Stopped,
     ),
     (
-        "a text that doubles",
+        "a_text_that_doubles",
         "{% set ns = namespace(x='x') %}{% for a in range(100) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
         Stopped,
     ),
     (
-        "many strings",
+        "many_strings",
         "{% set ns = namespace(l=[]) %}{% for a in range(1000) %}{% set ns.l = ns.l + ['x' * (90000000 + a)] %}{% endfor %}",
         Stopped,
     ),
@@ -70,22 +70,22 @@ const CASES: &[(&str, &str, Expected)] = &[
         Stopped,
     ),
     (
-        "a list that shares its parts",
+        "a_list_that_shares_its_parts",
         "{% set ns = namespace(x=[]) %}{% for a in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == ns.x }}{{ ns.x | tojson | length }}",
         Stopped,
     ),
     (
-        "a sum that shares its parts",
+        "a_sum_that_shares_its_parts",
         "{% set ns = namespace(x=[1]) %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x | sum }}",
         Stopped,
     ),
     (
-        "a list too deep to free",
+        "a_list_too_deep_to_free",
         "{% set ns = namespace(x=[]) %}{% for a in range(1000) %}{% for b in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}",
         Stopped,
     ),
     (
-        "recursion in a loop",
+        "recursion_in_a_loop",
         "{% for a in [[[]]] recursive %}{{ loop([a, a]) }}{% endfor %}",
         Limited,
     ),
@@ -129,7 +129,7 @@ fn check(name: &str, template: &str, expected: &Expected) {
     };
     println!("{name}: {:?}", start.elapsed());
     assert!(holds, "{name}: {rendered:?}");
-    // Two seconds of computing on a machine that does other things too.
+    // Two seconds of CPU time, on a machine that may be busy.
     assert!(
         start.elapsed() < Duration::from_secs(15),
         "{name}: {:?}",
@@ -137,23 +137,8 @@ fn check(name: &str, template: &str, expected: &Expected) {
     );
 }
 
-fn main() {
-    if std::env::args().nth(1).as_deref() == Some("serve") {
-        serve().unwrap();
-        return;
-    }
-    // What a test runner asks for before it runs anything.
-    if std::env::args().any(|arg| arg == "--list") {
-        println!("sandbox: test");
-        return;
-    }
-    if !cfg!(target_os = "linux") {
-        println!("skipped: the memory limit is enforced on Linux only");
-        return;
-    }
-    for (name, template, expected) in CASES {
-        check(name, template, expected);
-    }
+/// A child that does not answer, and a program that does not exist.
+fn check_processes() {
     let waiting = Sandbox::new("sleep", [OsString::from("60")]).with_limits(Limits {
         wall_seconds: 1,
         ..Limits::default()
@@ -165,5 +150,33 @@ fn main() {
     ));
     let missing = ChatTemplate::chatml().in_sandbox(Sandbox::new("/nonexistent", []));
     assert!(matches!(missing.check(), Err(TemplateError::Process(_))));
-    println!("{} templates", CASES.len());
+}
+
+fn main() {
+    const PROCESSES: &str = "processes";
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|arg| arg == "serve") {
+        serve().unwrap();
+        return;
+    }
+    let names = CASES.iter().map(|(name, ..)| *name).chain([PROCESSES]);
+    if args.iter().any(|arg| arg == "--list") {
+        let is_ignored = args.iter().any(|arg| arg == "--ignored");
+        names
+            .filter(|_| !is_ignored)
+            .for_each(|name| println!("{name}: test"));
+        return;
+    }
+    if !cfg!(target_os = "linux") {
+        println!("skipped: the memory limit is enforced on Linux only");
+        return;
+    }
+    let wanted = args.iter().find(|arg| !arg.starts_with('-'));
+    let is_wanted = |name: &str| wanted.is_none_or(|wanted| name.contains(wanted.as_str()));
+    for (name, template, expected) in CASES.iter().filter(|(name, ..)| is_wanted(name)) {
+        check(name, template, expected);
+    }
+    if is_wanted(PROCESSES) {
+        check_processes();
+    }
 }

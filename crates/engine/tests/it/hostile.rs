@@ -297,7 +297,7 @@ fn facts_that_are_not_supported_are_refused_by_name() {
             "bert".into(),
             "'bert' is not supported",
         ),
-        ("tokenizer.ggml.pre", "nobody".into(), "--pre NAME"),
+        ("tokenizer.ggml.pre", "nobody".into(), "choose the closest"),
     ];
     for (key, value, part) in cases {
         let message = run(changed(&gguf, key, Some(&value), whole))

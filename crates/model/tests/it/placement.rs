@@ -161,7 +161,7 @@ fn keeps_experts_on_the_cpu() {
         let sizes = of_gpu.plan.buffers.iter();
         let wide = sizes.filter(|b| matches!(b.rows, RowCount::Choices { .. }) && b.width > 0);
         assert_eq!(wide.count(), 0);
-        // The router's logits and the experts' input are exported, the experts' output is imported (per layer or buffer).
+        // Exports: the router's logits and the experts' input. Imports: the embedded tokens and the experts' output.
         assert_eq!((of_gpu.imports.len(), of_gpu.exports.len()), (2, 2));
     }
 }

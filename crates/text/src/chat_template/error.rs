@@ -1,32 +1,33 @@
-//! Why a template could not be used or a conversation not be rendered. What a
-//! template says comes from the file, so it is escaped where it is shown.
+//! Errors of chat templates. Texts from a template come from the file, so they are escaped where they are shown.
 
 use rocmforge_gguf::escape_control;
 use serde::{Deserialize, Serialize};
 
-/// Why there is no template, or no prompt.
+/// Why there is no template, or why it gave no prompt.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// A key holds another type than a template.
+    /// A metadata key holds something else than a template.
     #[error(transparent)]
     Gguf(#[from] rocmforge_gguf::Error),
-    /// No template of this name.
+    /// There is no template with this name.
     #[error(
         "the file has no chat template '{}'; it has: {}",
         escape_control(name),
         escape_control(available)
     )]
     UnknownName {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The names in the file, separated by commas.
         available: String,
     },
-    /// The source is larger than any real template.
-    #[error("the chat template has {bytes} bytes, the limit is {limit}; use another template")]
+    /// The source is larger than that of any real template.
+    #[error(
+        "the chat template has {bytes} bytes, above the limit of {limit}; use another template"
+    )]
     TooLarge {
-        /// Its length.
+        /// Length of the source.
         bytes: usize,
         /// The largest length accepted.
         limit: usize,
@@ -34,26 +35,26 @@ pub enum TemplateError {
     /// Rendering failed.
     #[error(transparent)]
     Render(#[from] RenderError),
-    /// The process that renders could not be run.
+    /// The rendering process could not be run.
     #[error("cannot run the process that renders chat templates: {0}")]
     Process(std::io::Error),
-    /// The process that renders was stopped by its limits, or crashed.
+    /// The rendering process was stopped by its limits, or crashed.
     #[error(
-        "the chat template was stopped: it needs more than {memory_mib} MiB of memory or {seconds} s of computing; use another template"
+        "the chat template was stopped: it needs more than {memory_mib} MiB of memory or {seconds} s of CPU time; use another template"
     )]
     Stopped {
-        /// Memory that the process may use.
+        /// Memory limit of the process.
         memory_mib: u64,
-        /// Computing time that it may use.
+        /// CPU time limit of the process.
         seconds: u64,
     },
 }
 
-/// Why a template gave no text.
+/// Why rendering a template failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenderError {
-    /// The source is not a template.
+    /// The source has a syntax error.
     #[error("the chat template is damaged, {}; use another template", place(*line, message))]
     Syntax {
         /// Line of the source, from 1.
@@ -61,17 +62,16 @@ pub enum RenderError {
         /// What is wrong.
         message: String,
     },
-    /// The template called `raise_exception`: it does not accept such a
-    /// conversation.
+    /// The template called `raise_exception`: it does not accept this conversation.
     #[error(
         "the chat template refuses this conversation: {}",
         escape_control(message)
     )]
     Refused {
-        /// What it says.
+        /// The template's message.
         message: String,
     },
-    /// The template used a value in a way that its type does not allow.
+    /// The template used a value in a way its type does not allow.
     #[error("the chat template cannot render this conversation, {}", place(*line, message))]
     Failed {
         /// Line of the source, from 1.
@@ -85,7 +85,7 @@ pub enum RenderError {
         /// The limit.
         steps: u64,
     },
-    /// The template wrote more than the limit.
+    /// The template wrote more text than the limit.
     #[error("the chat template was stopped after {bytes} bytes of text; use another template")]
     TooMuchText {
         /// The limit.

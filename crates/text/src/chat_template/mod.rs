@@ -1,13 +1,11 @@
-//! Chat templates: from messages to the text of a prompt, by the Jinja template
-//! in the file.
+//! Chat templates: renders messages to the text of a prompt with the Jinja template of a model file.
 //!
-//! A template is untrusted code. [`ChatTemplate::render`] limits its steps, the
-//! depth of its macros and the length of its text, which stops every accident;
-//! only a process of its own stops malice, because the interpreter bounds neither
-//! memory nor the time of one step (see [`sandbox`]). Programs that open files of
-//! strangers give the template a [`Sandbox`].
+//! A template is untrusted code. [`ChatTemplate::render`] limits its steps, macro recursion and output, which
+//! stops every accident. Only a separate process stops an attack, because the interpreter bounds neither memory
+//! nor the time of a single step (see [`sandbox`]). Programs that open untrusted files give the template a
+//! [`Sandbox`].
 //!
-//! The text is for [`crate::tokenizer::Tokenizer::encode`] with `parse_special`.
+//! Encode the text with [`crate::tokenizer::Tokenizer::encode`] and `parse_special`.
 
 mod error;
 mod python;
@@ -29,20 +27,20 @@ use render::{Job, render};
 
 const KEY: &str = "tokenizer.chat_template";
 
-/// The variant for conversations with tools, as transformers has it.
+/// Name of the variant for conversations with tools, as in transformers.
 const TOOL_USE: &str = "tool_use";
 
 /// The largest template of a released model has 30 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
-/// What most models without a template of their own were trained with.
+/// The format that most models without a template of their own were trained with.
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/// The template of a model.
+/// A model's chat template.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     source: String,
-    /// Taken instead where tools are given.
+    /// Used instead of `source` if there are tools.
     tool_use: Option<String>,
     bos_token: String,
     eos_token: String,
@@ -51,24 +49,23 @@ pub struct ChatTemplate {
     sandbox: Option<Sandbox>,
 }
 
-/// What a template is given.
+/// The input of a template.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Conversation<'a> {
-    /// Objects with `role`, `content` and whatever else the template knows, such
-    /// as `tool_calls`.
+    /// Objects with `role`, `content` and whatever else the template uses, such as `tool_calls`.
     pub messages: &'a [Value],
-    /// Descriptions of functions, as in the OpenAI API. None: not defined.
+    /// Descriptions of functions, as in the OpenAI API. If empty, `tools` is not defined.
     pub tools: &'a [Value],
-    /// End with the beginning of an answer.
+    /// Whether to end with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
     /// Further variables, such as `enable_thinking`.
     pub variables: Option<&'a Map<String, Value>>,
 }
 
-/// What `strftime_now` tells a template.
+/// The date that `strftime_now` gives a template.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Clock {
-    /// The date of this machine in UTC.
+    /// The current date in UTC.
     #[default]
     System,
     /// A fixed moment.
@@ -76,17 +73,16 @@ pub enum Clock {
         /// Seconds since 1970-01-01 00:00 UTC.
         unix_seconds: i64,
     },
-    /// The same text for any format.
+    /// This text for every format.
     Text(String),
 }
 
 impl ChatTemplate {
-    /// The template of a file: `tokenizer.chat_template`, or the one called
-    /// `name` (`tokenizer.chat_template.NAME`). A file without any, or
-    /// with an empty one, gets [`ChatTemplate::chatml`].
+    /// Returns the template of a file: `tokenizer.chat_template`, or `tokenizer.chat_template.NAME` if `name` is
+    /// given. If the file has none, or an empty one, this is [`ChatTemplate::chatml`].
     ///
     /// # Errors
-    /// The name is unknown or the source too large.
+    /// If the name is unknown or the source is too large.
     pub fn from_gguf(
         gguf: &Gguf,
         tokenizer: &Tokenizer,
@@ -124,10 +120,10 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// A template from its source, with empty texts for start and end tokens.
+    /// Creates a template from its source, with empty start and end tokens.
     ///
     /// # Errors
-    /// The source is too large.
+    /// If the source is too large.
     pub fn from_source(source: &str) -> Result<Self, TemplateError> {
         Ok(ChatTemplate {
             source: checked(source)?,
@@ -136,7 +132,7 @@ impl ChatTemplate {
         })
     }
 
-    /// ChatML: `<|im_start|>role`, a line feed, the content, `<|im_end|>`.
+    /// The ChatML template: `<|im_start|>role`, a line feed, the content, `<|im_end|>`.
     pub fn chatml() -> Self {
         ChatTemplate {
             source: CHATML.into(),
@@ -149,7 +145,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The same with these texts for start and end tokens.
+    /// Sets the texts of start and end token.
     pub fn with_tokens(self, bos_token: &str, eos_token: &str) -> Self {
         ChatTemplate {
             bos_token: bos_token.into(),
@@ -158,12 +154,12 @@ impl ChatTemplate {
         }
     }
 
-    /// The same with this date.
+    /// Sets the date.
     pub fn with_clock(self, clock: Clock) -> Self {
         ChatTemplate { clock, ..self }
     }
 
-    /// The same, rendering in a process of its own from now on.
+    /// Renders in a separate process from now on.
     pub fn in_sandbox(self, sandbox: Sandbox) -> Self {
         ChatTemplate {
             sandbox: Some(sandbox),
@@ -171,11 +167,11 @@ impl ChatTemplate {
         }
     }
 
-    /// The prompt of a conversation.
+    /// Renders the prompt of a conversation.
     ///
     /// # Errors
-    /// The template is damaged, refuses the conversation ([`RenderError::Refused`]
-    /// has its words), or was stopped by a limit.
+    /// If the template is damaged, rejects the conversation ([`RenderError::Refused`] has its message), or was stopped
+    /// by a limit.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
         let source = match &self.tool_use {
             Some(source) if !conversation.tools.is_empty() => source,
@@ -199,11 +195,11 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders a greeting, so that a damaged or hostile template is found when a
-    /// model is loaded and not at the first message.
+    /// Renders a greeting, so that a damaged or hostile template is found when a model is loaded instead of at the
+    /// first message.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`], except that a refusal is no error.
+    /// As [`ChatTemplate::render`], but rejecting the greeting is not an error.
     pub fn check(&self) -> Result<(), TemplateError> {
         let messages = [json!({"role": "user", "content": "Hi"})];
         let greeting = Conversation {
@@ -217,12 +213,12 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether the file had no template, so that ChatML stands in.
+    /// Returns whether the file had no template, so that ChatML is used instead.
     pub fn is_fallback(&self) -> bool {
         self.is_fallback
     }
 
-    /// Whether the source names this variable, such as `enable_thinking`.
+    /// Returns whether the source contains the name of a variable such as `enable_thinking`.
     pub fn mentions(&self, variable: &str) -> bool {
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         let mut sources = [Some(&self.source), self.tool_use.as_ref()]
@@ -231,7 +227,7 @@ impl ChatTemplate {
         sources.any(|source| source.split(|c| !is_word(c)).any(|word| word == variable))
     }
 
-    /// The source of the template.
+    /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -247,7 +243,7 @@ fn checked(source: &str) -> Result<String, TemplateError> {
     Ok(source.into())
 }
 
-/// The names of the templates in a file.
+/// Returns the names of the templates in a file.
 fn names(metadata: &Metadata) -> String {
     let mut names = Vec::new();
     for (key, _) in metadata.iter() {

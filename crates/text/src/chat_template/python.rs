@@ -1,5 +1,5 @@
-//! What templates use of Python beyond minijinja's own: `tojson` as `json.dumps`
-//! writes, and methods of strings and mappings.
+//! Python features that templates use and minijinja lacks: `tojson` with the output of `json.dumps`, and more methods
+//! of strings and mappings.
 
 use std::fmt::Write as _;
 
@@ -7,10 +7,10 @@ use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 use minijinja_contrib::pycompat;
 
-/// Lists and mappings inside one another that are written at most.
+/// Maximum nesting of lists and mappings to write.
 const MAX_DEPTH: usize = 128;
 
-/// How `json.dumps` is asked to write.
+/// Formatting options of `json.dumps`.
 struct JsonStyle {
     ensure_ascii: bool,
     indent: Option<String>,
@@ -19,8 +19,8 @@ struct JsonStyle {
     sort_keys: bool,
 }
 
-/// The filter `tojson` as Hugging Face transformers defines it: `json.dumps` with
-/// `ensure_ascii` off. Gives at most `max_bytes`.
+/// The filter `tojson` as Hugging Face transformers defines it: `json.dumps` without `ensure_ascii`. Returns at most
+/// `max_bytes`.
 pub(super) fn tojson(
     value: &Value,
     ensure_ascii: Option<bool>,
@@ -56,23 +56,23 @@ pub(super) fn tojson(
         max_bytes,
     };
     writer.json(value, &style, 0)?;
-    // Already JSON: not to be escaped again.
+    // Already JSON, so it must not be escaped again.
     Ok(Value::from_safe_string(writer.out))
 }
 
-/// The indentation per level: a number of spaces or a text.
+/// Returns the indentation per level, given as a number of spaces or a text.
 fn indentation(value: &Value) -> Result<String, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.into());
     }
     let spaces = usize::try_from(value.clone())?;
     if spaces > 100 {
-        return Err(invalid("tojson indents by 100 spaces at most"));
+        return Err(invalid("tojson indents by at most 100 spaces"));
     }
     Ok(" ".repeat(spaces))
 }
 
-/// Methods of Python's values: those of minijinja-contrib, and some more.
+/// Calls a method of a Python value: those of minijinja-contrib, and some more.
 pub(super) fn method(
     state: &mut State,
     value: &Value,
@@ -114,7 +114,7 @@ pub(super) fn method(
                 .and_then(|max| usize::try_from(max).ok())
                 .map_or(usize::MAX, |max| max + 1);
             let mut parts: Vec<&str> = match separator {
-                Some("") => return Err(invalid("rsplit needs a separator that is not empty")),
+                Some("") => return Err(invalid("rsplit needs a non-empty separator")),
                 Some(separator) => text.rsplitn(n, separator).collect(),
                 None => rsplit_blanks(text, n),
             };
@@ -133,7 +133,7 @@ fn tuple(parts: [&str; 3]) -> Value {
     Value::from(Tuple::from(parts.map(Value::from).to_vec()))
 }
 
-/// At most `n` parts from the right, between runs of white space.
+/// Splits at runs of white space from the right, into at most `n` parts.
 fn rsplit_blanks(text: &str, n: usize) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text.trim_end();
@@ -230,7 +230,7 @@ impl Writer {
         (0..depth).try_for_each(|_| self.push(indent))
     }
 
-    /// Keys become strings.
+    /// Writes a mapping key; JSON keys are strings.
     fn json_key(&mut self, key: &Value, style: &JsonStyle) -> Result<(), Error> {
         if let Some(text) = key.as_str() {
             return self.json_string(text, style.ensure_ascii);
@@ -274,12 +274,12 @@ impl Writer {
 
 fn check_depth(depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        return Err(invalid("a value is nested too deep to be written"));
+        return Err(invalid("a value is nested too deeply to be written"));
     }
     Ok(())
 }
 
-/// An integer, or a float as Python writes it.
+/// Returns the text of an integer, or of a float as Python writes it.
 fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();
@@ -293,8 +293,8 @@ fn number(value: &Value) -> String {
     if float.is_infinite() {
         return if float > 0.0 { "Infinity" } else { "-Infinity" }.into();
     }
-    // Both languages give the shortest text that reads back, but Python signs
-    // exponents and gives them two digits.
+    // Rust and Python both write the shortest text that parses to the same float, but Python writes exponents with a
+    // sign and at least two digits.
     let text = format!("{float:?}");
     match text.split_once('e') {
         None => text,

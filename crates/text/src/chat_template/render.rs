@@ -1,6 +1,5 @@
-//! Runs a template over a conversation, set up as Hugging Face transformers sets
-//! up Jinja2: `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`,
-//! `strftime_now`, its `tojson`, Python's methods on strings, lists and mappings.
+//! Renders a template, with Jinja2 configured as in Hugging Face transformers: `trim_blocks`, `lstrip_blocks`, loop
+//! controls, `raise_exception`, `strftime_now`, its `tojson`, and Python's methods of strings, lists and mappings.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -16,16 +15,16 @@ use serde_json::Map;
 use super::error::RenderError;
 use super::{Clock, python, strftime};
 
-/// Steps of a template; a conversation of 1000 turns takes about a million.
+/// Maximum interpreter steps; a conversation of 1000 turns takes about a million.
 const MAX_STEPS: u64 = 20_000_000;
 
-/// Text of a prompt; a million tokens are about 4 MB.
+/// Maximum bytes of a prompt; a million tokens are about 4 MB.
 const MAX_TEXT_BYTES: usize = 32 << 20;
 
-/// Macros inside one another.
+/// Maximum macro recursion.
 const MAX_RECURSION: usize = 100;
 
-/// A template and everything that it is given.
+/// A template and its input.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Job<'a> {
     pub(super) source: Cow<'a, str>,
@@ -38,7 +37,7 @@ pub(super) struct Job<'a> {
     pub(super) clock: Cow<'a, Clock>,
 }
 
-/// The text that the template makes of the conversation.
+/// Returns the text that the template makes of the conversation.
 pub(super) fn render(job: &Job<'_>) -> Result<String, RenderError> {
     let source = plain_blocks(&job.source);
     let environment = environment(&job.clock);
@@ -110,15 +109,15 @@ fn environment<'s>(clock: &Clock) -> Environment<'s> {
 }
 
 fn unix_seconds() -> i64 {
-    // A clock before 1970 is a broken clock.
+    // A clock before 1970 is broken.
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// `{% generation %}`, which transformers adds to mark what a model wrote, has no
-/// effect on the text: it becomes a block that is always taken.
+/// Replaces `{% generation %}`, which transformers adds to mark the model's own words and which has no effect on the
+/// text, by a block that is always taken.
 fn plain_blocks(source: &str) -> Cow<'_, str> {
     if !source.contains("endgeneration") {
         return Cow::Borrowed(source);
@@ -139,8 +138,7 @@ fn plain_blocks(source: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Text with a limit. What goes over it is not kept, but makes it longer than
-/// the limit.
+/// A text with a limit. Bytes beyond it are dropped, except that one shows that the limit was exceeded.
 struct Capped(Vec<u8>);
 
 impl Write for Capped {
@@ -158,7 +156,7 @@ impl Write for Capped {
     }
 }
 
-/// What a template says to `raise_exception`.
+/// The message that a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);

@@ -1,18 +1,15 @@
-//! Renders templates in a process of their own.
+//! Renders templates in a separate process.
 //!
-//! A template is a program of a stranger. Steps and text can be limited inside
-//! the interpreter; memory, the time of one step and the depth of the stack
-//! cannot: `x = x ~ x` doubles a string per step, `'a' * 100000000` is computed
-//! by the compiler, `x == x` of a list that shares its parts takes 2^n time in
-//! one step, and a list nested a million deep overflows the stack when it is
-//! freed. Nor is one trial at load enough: a template can behave until the
-//! conversation has ten messages or the year is 2027. So every rendering of a
-//! file's template runs in a child with a limit on its address space and on its
-//! computing time; whatever happens there is an error here. It costs a start of
-//! the program, about 2 ms a prompt.
+//! A template is a program from an unknown source. The interpreter can limit steps and output, but not memory, the time
+//! of one step or stack depth: `x = x ~ x` doubles a string per step, `'a' * 100000000` is computed by the compiler,
+//! `x == x` of a list that shares its parts takes 2^n time in one step, and a list nested a million deep overflows the
+//! stack when it is freed. A trial at load is not enough either: a template can behave until the conversation has ten
+//! messages or the year is 2027. So every rendering of a file's template runs in a child process with limits on address
+//! space and CPU time, and whatever happens there is an error here. The cost is one process start, about 2 ms per
+//! prompt.
 //!
-//! The child is a program that calls [`serve`], normally the current one with an
-//! argument of its own. Both sides speak one JSON document each way.
+//! The child is a program that calls [`serve`], normally the current program with a special argument. Each side sends
+//! one JSON document.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -26,14 +23,14 @@ use serde::{Deserialize, Serialize};
 use super::error::{RenderError, TemplateError};
 use super::render::{Job, render};
 
-/// What a rendering may use.
+/// Limits of one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Address space of the child. Enforced on Linux.
+    /// Address space of the child in MiB. Enforced on Linux.
     pub memory_mib: u64,
-    /// Computing time of the child.
+    /// CPU time of the child.
     pub cpu_seconds: u64,
-    /// Time until the child is given up, whatever it waits for.
+    /// Time after which the child is killed, whatever it waits for.
     pub wall_seconds: u64,
 }
 
@@ -47,7 +44,7 @@ impl Default for Limits {
     }
 }
 
-/// How to start a process that renders.
+/// How to start the process that renders.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     program: PathBuf,
@@ -55,7 +52,7 @@ pub struct Sandbox {
     limits: Limits,
 }
 
-/// What the child reads.
+/// The input of the child.
 #[derive(Serialize, Deserialize)]
 struct Order<'a> {
     limits: Limits,
@@ -63,11 +60,11 @@ struct Order<'a> {
     job: Job<'a>,
 }
 
-/// What the child writes.
+/// The output of the child.
 type Answer = Result<String, RenderError>;
 
 impl Sandbox {
-    /// `program` with `args` must call [`serve`] and write nothing else.
+    /// Creates a sandbox. `program` with `args` must call [`serve`] and write nothing else to standard output.
     pub fn new(program: impl Into<PathBuf>, args: impl IntoIterator<Item = OsString>) -> Self {
         Sandbox {
             program: program.into(),
@@ -76,7 +73,7 @@ impl Sandbox {
         }
     }
 
-    /// The same with other limits.
+    /// Sets other limits.
     pub fn with_limits(self, limits: Limits) -> Self {
         Sandbox { limits, ..self }
     }
@@ -97,7 +94,7 @@ impl Sandbox {
                 .map_err(TemplateError::Process)?,
         );
         let answer = child.ask(order, Duration::from_secs(self.limits.wall_seconds));
-        // A child that crashed or was stopped has written half an answer or none.
+        // A child that crashed or was stopped wrote half an answer or none.
         match answer.as_deref().map(serde_json::from_slice::<Answer>) {
             Some(Ok(answer)) => Ok(answer?),
             _ => Err(TemplateError::Stopped {
@@ -108,19 +105,19 @@ impl Sandbox {
     }
 }
 
-/// A child that does not outlive its owner.
+/// A child process that is killed on drop.
 struct Running(Child);
 
 impl Running {
-    /// Gives `order` to the child and returns all that it answers in time.
+    /// Sends `order` to the child; returns its whole answer if it comes in time.
     fn ask(&mut self, order: Vec<u8>, time: Duration) -> Option<Vec<u8>> {
         let (mut stdin, mut stdout) = (self.0.stdin.take()?, self.0.stdout.take()?);
         let (send, receive) = mpsc::channel();
-        // Ends with the child: killing it closes both pipes.
+        // The thread ends with the child, because killing that closes both pipes.
         std::thread::Builder::new()
             .name("chat-template".into())
             .spawn(move || {
-                // A child that died takes no order; its silence says so.
+                // If the child died, this fails, and the missing answer tells us.
                 let _ = stdin.write_all(&order);
                 drop(stdin);
                 let mut answer = Vec::new();
@@ -134,18 +131,17 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The child's side: reads one order from standard input, renders it under its
-/// limits, and writes the answer to standard output. The limits stay in force:
-/// the process should end after it.
+/// The child's side: reads one order from standard input, renders it under its limits, and writes the answer to
+/// standard output. The limits stay in force, so the process should end afterwards.
 ///
 /// # Errors
-/// The order is not one of [`Sandbox`], or a pipe broke.
+/// If the order was not written by [`Sandbox`], or a pipe broke.
 pub fn serve() -> io::Result<()> {
     let mut order = Vec::new();
     io::stdin().read_to_end(&mut order)?;

@@ -1,11 +1,9 @@
-//! Byte-pair vocabularies (`gpt2`, `gemma4`): pieces of text are merged by the
-//! ranks that the file lists.
+//! Byte-pair encoding (`gpt2`, `gemma4`): merges pieces of text by the ranks in the file.
 //!
-//! Every string that a merge names gets a number, its token id if it is one, so
-//! that encoding compares integers and never text. Most vocabularies work on
-//! bytes, which their texts spell with the 256 printable characters of GPT-2;
-//! some on characters, with `▁` for a space. Method: GPT-2 `encoder.py`,
-//! llama.cpp `llm_tokenizer_bpe_session`.
+//! Every string that a merge names gets a number (its token id if it is a token), so that encoding compares integers
+//! instead of text. Most vocabularies work on bytes, which their texts spell with the 256 printable characters of
+//! GPT-2; some work on characters, with `▁` for a space. Method: GPT-2 `encoder.py`, llama.cpp
+//! `llm_tokenizer_bpe_session`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,7 +19,7 @@ use super::{TokenId, TokenizerError, byte_fallback};
 
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// Released vocabularies have up to 515k.
+/// Released vocabularies have up to 515k merges.
 const MAX_MERGES: usize = 1 << 23;
 
 pub(super) struct Bpe {
@@ -29,16 +27,16 @@ pub(super) struct Bpe {
     alphabet: Alphabet,
     whole: Whole,
     merges: Merges,
-    /// What merging starts from, per byte; only for [`Alphabet::Bytes`].
+    /// The symbol of each byte, where merging starts; only for [`Alphabet::Bytes`].
     byte_symbols: [u32; 256],
-    /// What stands for a byte of a string that is no token.
+    /// The token for each byte of a string that is not a token.
     byte_tokens: [Option<TokenId>; 256],
 }
 
-/// Ranks by the numbers of the two symbols, left in the high half.
+/// Merges by the numbers of their two symbols; the left one is in the high half.
 struct Merges {
     ranks: HashMap<u64, Merge, FoldHash>,
-    /// Strings of merges that are not tokens, numbered from `n_vocab`.
+    /// Strings in merges that are not tokens, numbered from `n_vocab`.
     others: HashMap<Vec<u8>, u32>,
     n_vocab: u32,
 }
@@ -76,7 +74,7 @@ impl Bpe {
         })
     }
 
-    /// Bytes of valid UTF-8 that no token stands for; they are left out.
+    /// Returns the bytes of valid UTF-8 without a token; encoding drops them.
     pub(super) fn missing_bytes(&self) -> Vec<u8> {
         (0..=0xF4)
             .filter(|&b| self.byte_tokens[b as usize].is_none() && !matches!(b, 0xC0 | 0xC1))
@@ -116,7 +114,7 @@ impl Bpe {
         });
     }
 
-    /// The token that a piece is as a whole, where such pieces are not merged.
+    /// Returns the token of a whole piece, if this vocabulary does not merge such pieces.
     fn whole_piece(&self, vocab: &Vocab, piece: &str, spelt: &mut Vec<u8>) -> Option<TokenId> {
         match self.whole {
             Whole::LineFeeds if piece.starts_with('\n') => vocab.plain_id(piece.as_bytes()),
@@ -155,7 +153,7 @@ impl Merges {
         };
         let mut joined = Vec::new();
         for (index, entry) in list.iter().enumerate() {
-            // The first character may be a space itself.
+            // The first character may itself be a space.
             let space = entry
                 .iter()
                 .skip(1)
@@ -185,7 +183,7 @@ impl Merges {
         Ok(merges)
     }
 
-    /// The number of a string, a new one if it has none.
+    /// Returns the number of a string, assigning one if needed.
     fn number(&mut self, vocab: &Vocab, text: &[u8]) -> u32 {
         let known = self.symbol(vocab, text);
         if known != NO_SYMBOL {
@@ -196,7 +194,7 @@ impl Merges {
         number
     }
 
-    /// The number of a string, [`NO_SYMBOL`] if it has none.
+    /// Returns the number of a string, or [`NO_SYMBOL`].
     fn symbol(&self, vocab: &Vocab, text: &[u8]) -> u32 {
         let other = || self.others.get(text).copied();
         vocab.plain_id(text).or_else(other).unwrap_or(NO_SYMBOL)
@@ -211,8 +209,7 @@ fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// The character that spells each byte: itself where it is printable, else the
-/// next of those from U+0100.
+/// The character that spells each byte: the byte itself if printable, otherwise the next unused one from U+0100.
 const BYTE_CHARS: [char; 256] = {
     let mut chars = ['\0'; 256];
     let mut next = 0x100;
@@ -238,8 +235,7 @@ fn spell(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the bytes that `text` spells; characters that spell none are taken
-/// as they are.
+/// Appends the bytes that `text` spells; characters that spell no byte are copied.
 pub(super) fn unspell(text: &[u8], out: &mut Vec<u8>) {
     /// The byte that each character below U+0144 spells.
     const BYTES: [Option<u8>; 0x144] = {
@@ -267,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_spelt_as_gpt2_spells_them() {
+    fn spells_bytes_as_gpt2_does() {
         // From the published vocabulary: Ġ is a space, Ċ a line feed.
         for (byte, c) in [
             (b' ', 'Ġ'),
@@ -282,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn spelling_is_reversible() {
+    fn spelling_round_trips() {
         let all: Vec<u8> = (0..=255).collect();
         let (mut spelt, mut back) = (Vec::new(), Vec::new());
         spell(&all, &mut spelt);

@@ -1,21 +1,19 @@
-//! From ids back to text: the bytes that each token stands for, and a stream
-//! that gives out whole characters only.
+//! Turns ids back into text: the bytes of each token, and a stream of whole characters.
 
 use super::bpe::unspell;
 use super::vocab::{Texts, TokenKind, Vocab};
 use super::{TokenId, Tokenizer, TokenizerError};
 
-/// How the texts of a vocabulary spell bytes.
+/// How the token texts of a vocabulary spell bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// The 256 printable characters of GPT-2.
     Gpt2,
-    /// Themselves, with `▁` for a space.
+    /// As they are, with `▁` for a space.
     Blocks,
 }
 
-/// The bytes of every token. Unused tokens have none; special tokens have their
-/// text.
+/// Returns the bytes of every token: none for unused tokens, the text of special tokens.
 pub(super) fn pieces(vocab: &Vocab, spelling: Spelling) -> Result<Texts, TokenizerError> {
     let mut pieces = Texts::with_capacity(vocab.len());
     for (id, text) in vocab.iter() {
@@ -40,7 +38,7 @@ pub(super) fn pieces(vocab: &Vocab, spelling: Spelling) -> Result<Texts, Tokeniz
     Ok(pieces)
 }
 
-/// Appends `text` with spaces for `▁`.
+/// Appends `text` with `▁` replaced by spaces.
 fn unescape(text: &[u8], out: &mut Vec<u8>) {
     let mut rest = text;
     while let Some((&first, tail)) = rest.split_first() {
@@ -57,7 +55,7 @@ fn unescape(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The byte of `<0xHH>`.
+/// Parses `<0xHH>`.
 fn byte_of(text: &[u8]) -> Option<u8> {
     let hex = std::str::from_utf8(text.strip_prefix(b"<0x")?.strip_suffix(b">")?).ok()?;
     let is_hex = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
@@ -71,39 +69,37 @@ fn byte_of(text: &[u8]) -> Option<u8> {
 /// Whether control and unknown tokens appear in the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialText {
-    /// They stand for nothing.
+    /// They give no text.
     #[default]
     Hide,
-    /// They stand for their text.
+    /// They give their text.
     Show,
 }
 
-/// Whether the space that a SentencePiece vocabulary puts before the first word
-/// appears in the text.
+/// Whether the space that a SentencePiece vocabulary adds before the first word appears in the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeadingSpace {
-    /// As the tokens say: for text that continues other text.
+    /// Keep all spaces: for text that continues other text.
     #[default]
     Keep,
-    /// One is left out where encoding would add it: for text that begins.
+    /// Remove one space where encoding would have added it: for the beginning of a text.
     Strip,
 }
 
-/// Turns a stream of ids into a stream of text. What it gives out is whole
-/// characters: the first bytes of one wait for the rest, bytes that can never
-/// become one are given as U+FFFD.
+/// Turns a stream of ids into a stream of text. The output has whole characters only: the first bytes of a character
+/// wait for the rest, and bytes that can never become one are replaced by U+FFFD.
 #[derive(Clone, Debug, Default)]
 pub struct Detokenizer {
     special: SpecialText,
     leading_space: LeadingSpace,
-    /// Something was given out.
+    /// Whether there was any output.
     begun: bool,
-    /// The first bytes of a character, at most 3.
+    /// The first bytes of an incomplete character, at most 3.
     waiting: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// A new stream.
+    /// Creates a stream.
     pub fn new(special: SpecialText, leading_space: LeadingSpace) -> Self {
         Detokenizer {
             special,
@@ -112,8 +108,7 @@ impl Detokenizer {
         }
     }
 
-    /// Takes the next token and returns the text that is now complete, which may
-    /// be empty.
+    /// Adds a token; returns the text that is now complete, which may be empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
         let mut bytes = match self.special {
             SpecialText::Hide if tokenizer.is_hidden(id) => &[],
@@ -129,8 +124,7 @@ impl Detokenizer {
         self.complete()
     }
 
-    /// Ends the stream: bytes that still wait for the rest of their character
-    /// are given as U+FFFD. The stream can begin again after it.
+    /// Ends the stream; an incomplete character becomes U+FFFD. The stream can then be used again.
     pub fn finish(&mut self) -> String {
         self.begun = false;
         let cut_off = !std::mem::take(&mut self.waiting).is_empty();
@@ -141,7 +135,7 @@ impl Detokenizer {
         }
     }
 
-    /// Takes what is complete from `waiting`.
+    /// Removes complete characters from `waiting` and returns them.
     fn complete(&mut self) -> String {
         let mut out = String::new();
         let mut taken = 0;

@@ -1,23 +1,22 @@
-//! Why a vocabulary was refused. Token texts and names come from the file, so
-//! they are escaped where they are shown.
+//! Tokenizer errors. Token texts and names come from the file, so they are escaped where they are shown.
 
 use rocmforge_gguf::escape_control;
 
 use super::{pre_table, vocab};
 
-/// Why no tokenizer could be made from a file.
+/// Why no tokenizer could be created from a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
     /// A key is missing or holds another type than the tokenizer needs.
     #[error(transparent)]
     Gguf(#[from] rocmforge_gguf::Error),
-    /// The file says that it has no vocabulary.
+    /// The file has no vocabulary.
     #[error(
         "the file has no vocabulary; give prompts as token ids, or use a file with a tokenizer"
     )]
     NoVocab,
-    /// A kind of tokenizer that is not implemented.
+    /// The kind of tokenizer is not implemented.
     #[error(
         "tokenizer model '{}' is not supported (llama, gpt2 and gemma4 are); use a model with one of these tokenizers",
         escape_control(model)
@@ -26,31 +25,31 @@ pub enum TokenizerError {
         /// `tokenizer.ggml.model` of the file.
         model: String,
     },
-    /// A pre-tokenizer that is not in the table.
+    /// The pre-tokenizer is not in the table.
     #[error(
-        "pre-tokenizer '{}' is not known; choose the closest with --pre NAME, one of: {}",
+            "pre-tokenizer '{}' is unknown; choose the closest of: {}",
         escape_control(name),
         pre_table::names().collect::<Vec<_>>().join(", ")
     )]
     UnknownPre {
-        /// The name given or found in `tokenizer.ggml.pre`.
+        /// The requested name, or that in `tokenizer.ggml.pre`.
         name: String,
     },
-    /// `--pre` for a vocabulary that has no pre-tokenizer.
+    /// A pre-tokenizer was requested for a vocabulary that uses none.
     #[error(
-        "--pre {} does not apply: tokenizer model '{model}' splits no words; leave --pre out",
+        "pre-tokenizer '{}' does not apply: tokenizer model '{model}' does not split words; do not choose one",
         escape_control(name)
     )]
     PreNotUsed {
-        /// The name given.
+        /// The requested name.
         name: String,
         /// `tokenizer.ggml.model` of the file.
         model: &'static str,
     },
-    /// A vocabulary without tokens.
+    /// The vocabulary has no tokens.
     #[error("tokenizer.ggml.tokens is empty; convert the model again")]
     Empty,
-    /// More tokens or text than any real vocabulary has.
+    /// The vocabulary has more tokens or text than any real one.
     #[error(
         "the vocabulary is too large: {what} is {found}, the limit is {limit}; the file is damaged"
     )]
@@ -72,19 +71,17 @@ pub enum TokenizerError {
         /// The number of tokens.
         n_vocab: usize,
     },
-    /// A token type that GGUF does not define.
-    #[error(
-        "token {id} has type {found}, which GGUF does not define (0 to 6 are); convert the model again"
-    )]
+    /// A token has a type that GGUF does not define.
+    #[error("token {id} has type {found}, expected 0 to 6; convert the model again")]
     BadTokenType {
         /// The token.
         id: usize,
         /// The value found.
         found: i32,
     },
-    /// A token of type byte whose text is not `<0xHH>`.
+    /// A byte token has a text other than `<0xHH>`.
     #[error(
-        "token {id} is a byte token with the text '{}', <0x00> to <0xFF> are valid; convert the model again",
+        "token {id} is a byte token with the text '{}', expected <0x00> to <0xFF>; convert the model again",
         vocab::shown(text)
     )]
     BadByteToken {
@@ -93,13 +90,13 @@ pub enum TokenizerError {
         /// Its text.
         text: Vec<u8>,
     },
-    /// A score that is not a number.
+    /// A score is not a number.
     #[error("the score of token {id} is not a number; convert the model again")]
     BadScore {
         /// The token.
         id: usize,
     },
-    /// The same text twice.
+    /// Two tokens have the same text.
     #[error(
         "tokens {first} and {second} have the same text '{}'; convert the model again",
         vocab::shown(text)
@@ -112,19 +109,19 @@ pub enum TokenizerError {
         /// Their text.
         text: Vec<u8>,
     },
-    /// A merge that is not two texts with a space between them.
+    /// A merge is not two texts with a space between them.
     #[error(
-        "merge {index} is '{}', two tokens and a space between them are needed; convert the model again",
+        "merge {index} is '{}', expected two tokens with a space between them; convert the model again",
         vocab::shown(text)
     )]
     BadMerge {
-        /// Its place in `tokenizer.ggml.merges`.
+        /// Its index in `tokenizer.ggml.merges`.
         index: usize,
         /// The entry.
         text: Vec<u8>,
     },
     /// The id of a special token is outside the vocabulary.
-    #[error("{key} is {id}, the vocabulary has {n_vocab} tokens; convert the model again")]
+    #[error("{key} is {id}, but the vocabulary has {n_vocab} tokens; convert the model again")]
     BadSpecialId {
         /// The metadata key.
         key: &'static str,
@@ -133,7 +130,7 @@ pub enum TokenizerError {
         /// The number of tokens.
         n_vocab: usize,
     },
-    /// Nothing stands for a byte.
+    /// A byte has no token.
     #[error(
         "the vocabulary has no token for byte 0x{byte:02X} and no unknown token; convert the model again"
     )]

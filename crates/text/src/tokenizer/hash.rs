@@ -1,12 +1,11 @@
-//! The hash of the tokenizer's tables: multiply and fold, 8 bytes at a time, as
-//! wyhash has it. Several times faster than SipHash on texts of a few bytes, and
-//! keyed at random per table, so that no file can be made to collide.
+//! The hash function of the tokenizer's tables: multiply and fold, 8 bytes at a time, as in wyhash. It is several times
+//! faster than SipHash on texts of a few bytes, and has a random key per table, so that no file can cause collisions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 const K: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// A key, and the hashes under it.
+/// A random key, and the hash function for it.
 #[derive(Clone)]
 pub(super) struct FoldHash {
     key: u64,
@@ -19,7 +18,7 @@ impl FoldHash {
         }
     }
 
-    /// The hash of a byte string, 32 bits.
+    /// Returns a 32-bit hash of a byte string.
     pub(super) fn bytes(&self, bytes: &[u8]) -> u32 {
         let mut h = self.key ^ (bytes.len() as u64).wrapping_mul(K);
         let (chunks, rest) = bytes.as_chunks::<8>();
@@ -32,7 +31,7 @@ impl FoldHash {
     }
 }
 
-/// The 128-bit product folded to its half.
+/// Folds the 128-bit product to 64 bits.
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
@@ -49,7 +48,7 @@ impl BuildHasher for FoldHash {
     }
 }
 
-/// For map keys that are one `u64`.
+/// The hasher for maps whose keys are one `u64`.
 pub(super) struct Folding {
     key: u64,
     state: u64,

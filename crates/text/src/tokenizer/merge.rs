@@ -1,10 +1,9 @@
-//! The merge loop that SentencePiece and byte-pair vocabularies share: of all
-//! neighbouring symbols that form a larger one, the best pair is joined, the
-//! leftmost of equals first, until none is left.
+//! The merge loop of SentencePiece and byte-pair encoding. It joins the best pair of neighbouring symbols that form a
+//! larger one (the leftmost of equally good pairs), until none is left.
 //!
-//! A heap holds the candidates; those that an earlier merge has overtaken are
-//! recognised when they come up. n symbols cost O(n log n) whatever the text is.
-//! Method: llama.cpp `llm_tokenizer_spm_session`, `llm_tokenizer_bpe_session`.
+//! A heap holds the candidates; those that an earlier merge made obsolete are recognized when they are popped. n
+//! symbols take O(n log n) time for any text. Method: llama.cpp `llm_tokenizer_spm_session`,
+//! `llm_tokenizer_bpe_session`.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,16 +12,16 @@ use std::ops::Range;
 /// No neighbour.
 const END: u32 = u32::MAX;
 
-/// Stands for a symbol that no table knows.
+/// The id of a symbol that is in no table.
 pub(super) const NO_SYMBOL: u32 = u32::MAX;
 
 /// A symbol and the bytes of the text that it covers.
 #[derive(Clone, Debug)]
 pub(super) struct Symbol {
-    /// A number that the vocabulary gave it, [`NO_SYMBOL`] if none.
+    /// The number the vocabulary gave it, or [`NO_SYMBOL`].
     pub(super) id: u32,
     start: u32,
-    /// Equal to `start` once the symbol to its left has taken it in.
+    /// Equal to `start` once the symbol was joined to its left neighbour.
     end: u32,
     prev: u32,
     next: u32,
@@ -34,16 +33,16 @@ impl Symbol {
     }
 }
 
-/// What two neighbours become.
+/// The result of joining two neighbours.
 #[derive(Clone, Copy)]
 pub(super) struct Merge {
-    /// Lower goes first.
+    /// Lower ranks are merged first.
     pub(super) rank: u32,
-    /// The number of the joined symbol.
+    /// Id of the joined symbol.
     pub(super) id: u32,
 }
 
-/// Ordered by rank, then from left to right.
+/// A possible merge; ordered by rank, then from left to right.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,
@@ -53,7 +52,7 @@ struct Candidate {
     id: u32,
 }
 
-/// The loop's memory, kept between pieces.
+/// The loop's memory, reused for each piece.
 #[derive(Default)]
 pub(super) struct Merger {
     symbols: Vec<Symbol>,
@@ -61,16 +60,16 @@ pub(super) struct Merger {
 }
 
 impl Merger {
-    /// Bytes of text that one loop can take.
+    /// Maximum bytes of a piece.
     pub(super) const MAX_PIECE_BYTES: usize = 1 << 30;
 
-    /// Begins a new piece.
+    /// Starts a new piece.
     pub(super) fn clear(&mut self) {
         self.symbols.clear();
         self.heap.clear();
     }
 
-    /// Appends a symbol of `len` bytes, not 0.
+    /// Appends a symbol of `len` bytes; `len` must not be 0.
     pub(super) fn push(&mut self, id: u32, len: usize) {
         let index = self.symbols.len() as u32;
         let start = self.symbols.last().map_or(0, |s| s.end);
@@ -88,7 +87,7 @@ impl Merger {
         });
     }
 
-    /// Appends a symbol per character, and one per byte that is part of none.
+    /// Appends a symbol per character, and one per byte of invalid UTF-8.
     pub(super) fn push_chars(&mut self, text: &[u8], mut id: impl FnMut(&[u8]) -> u32) {
         for chunk in text.utf8_chunks() {
             for c in chunk.valid().chars() {
@@ -100,7 +99,7 @@ impl Merger {
         }
     }
 
-    /// Merges until no two neighbours form a symbol and returns what is left.
+    /// Merges until no two neighbours form a symbol; returns the remaining symbols.
     pub(super) fn run(
         &mut self,
         mut pair: impl FnMut(&Symbol, &Symbol) -> Option<Merge>,
@@ -113,7 +112,7 @@ impl Merger {
                 let left = &self.symbols[best.left as usize];
                 (left, left.next)
             };
-            // Symbols only grow, so the same two numbers are the same two symbols.
+            // Symbols only grow, so equal ids mean that both symbols are unchanged.
             if left.range().is_empty()
                 || left.id != best.left_id
                 || next == END
@@ -147,7 +146,7 @@ impl Merger {
         }
     }
 
-    /// Lets `left` take in `right`, its neighbour.
+    /// Joins `right` to its left neighbour `left`.
     fn join(&mut self, left: u32, right: u32, id: u32) {
         let r = &mut self.symbols[right as usize];
         let (end, next) = (r.end, r.next);
@@ -166,7 +165,7 @@ impl Merger {
 mod tests {
     use super::*;
 
-    /// Ranks of pairs of letters; a joined symbol is numbered by its text.
+    /// Merges `text` with pairs ranked by their place in `ranks`; ids are indices of texts.
     fn merged(text: &str, ranks: &[&str]) -> Vec<String> {
         let number = |s: &str| {
             s.bytes()
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn joins_the_best_pair_first_and_the_leftmost_of_equals() {
+    fn joins_the_best_and_leftmost_pair_first() {
         assert_eq!(merged("abc", &["bc", "ab"]), ["a", "bc"]);
         assert_eq!(merged("abc", &["ab", "bc"]), ["ab", "c"]);
         assert_eq!(merged("aaa", &["aa"]), ["aa", "a"]);

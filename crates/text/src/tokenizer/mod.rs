@@ -1,13 +1,11 @@
-//! Tokenizers from the vocabulary in a GGUF file: text to ids and back.
+//! Tokenizers from the vocabulary of a GGUF file: text to ids and back.
 //!
-//! [`Tokenizer::encode`] finds special tokens ([`special`]) and gives the text
-//! between them to one of two methods that share a merge loop ([`merge`]):
-//! SentencePiece ([`spm`]), or byte-pair encoding ([`bpe`]) over the pieces that
-//! a pre-tokenizer cuts ([`pretokenize`], [`pre_table`]). [`Detokenizer`] turns
-//! generated ids into a stream of text.
+//! [`Tokenizer::encode`] finds special tokens ([`special`]) and passes the text between them to one of two methods
+//! that share a merge loop ([`merge`]): SentencePiece ([`spm`]), or byte-pair encoding ([`bpe`]) of the pieces that a
+//! pre-tokenizer cuts ([`pretokenize`], [`pre_table`]). [`Detokenizer`] turns generated ids into a stream of text.
 //!
-//! Any text and any file cost near-linear time and memory; nothing here panics
-//! on either. The reference is llama.cpp's `llama-vocab.cpp`.
+//! Time and memory are nearly linear for any text and any file, and nothing here panics on either. The reference is
+//! llama.cpp's `llama-vocab.cpp`.
 
 mod bpe;
 mod detokenize;
@@ -38,18 +36,16 @@ use special::{SpecialIds, SpecialTexts};
 use spm::Spm;
 use vocab::{Texts, Vocab};
 
-/// What [`Tokenizer::encode`] makes of special tokens.
+/// How [`Tokenizer::encode`] treats special tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Put the start and end tokens around the text that the file asks for. One
-    /// that the text has already is not doubled.
+    /// Add the start and end tokens that the file asks for. A token that the text already has is not doubled.
     pub add_special: bool,
-    /// Take the texts of control tokens in `text` as those tokens. Only for text
-    /// of our own making, such as a rendered chat template.
+    /// Parse the texts of control tokens as those tokens. Only for trusted text, such as a rendered chat template.
     pub parse_special: bool,
 }
 
-/// A vocabulary and the way to use it. Immutable and shared between threads.
+/// A vocabulary and its encoding method. Immutable and shared between threads.
 pub struct Tokenizer {
     vocab: Vocab,
     pieces: Texts,
@@ -69,13 +65,12 @@ enum Method {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that the metadata describes; the file may hold a
-    /// vocabulary only.
+    /// Creates the tokenizer that the metadata describes. The file need not contain a model.
     ///
     /// `pre` replaces the name of the pre-tokenizer in the file.
     ///
     /// # Errors
-    /// Names the key, token or merge that is missing, damaged or not supported.
+    /// The error names the key, token or merge that is missing, damaged or not supported.
     pub fn from_gguf(gguf: &Gguf, pre: Option<&str>) -> Result<Self, TokenizerError> {
         let metadata = gguf.metadata();
         match metadata.str("tokenizer.ggml.model")? {
@@ -133,18 +128,18 @@ impl Tokenizer {
             .iter()
             .find(|n| **n == name)
             .expect("found by this name");
-        // Early files of Gemma 4 say false, which the model was not trained with.
+        // Early files of Gemma 4 say false, unlike the model's training.
         let forced = row.names.contains(&pre_table::GEMMA4);
         tokenizer.add_bos = forced || metadata.opt_bool(ADD_BOS)?.unwrap_or(row.add_bos);
         if pre.is_none() {
             tokenizer.notices.push(
-                "the file names no pre-tokenizer (tokenizer.ggml.pre); using the default, which may cut words wrongly: choose the right one with --pre NAME"
+                "the file names no pre-tokenizer (tokenizer.ggml.pre); the default one may cut words wrongly, so choose the right one"
                     .into(),
             );
         }
         if !missing.is_empty() {
             tokenizer.notices.push(format!(
-                "the vocabulary has no token for {} byte values; text with these bytes loses them",
+                "the vocabulary has no token for {} byte values, which are dropped from text",
                 missing.len()
             ));
         }
@@ -174,7 +169,7 @@ impl Tokenizer {
         })
     }
 
-    /// Drops wishes of the file that it gives no token for.
+    /// Turns off start and end tokens that the file asks for but does not define.
     fn checked(mut self) -> Self {
         for (add, id, name) in [
             (&mut self.add_bos, self.ids.bos, "start"),
@@ -183,23 +178,22 @@ impl Tokenizer {
             if *add && id.is_none() {
                 *add = false;
                 self.notices.push(format!(
-                    "the file asks for a {name} token and names none; none is added"
+                    "the file asks for a {name} token but does not define one; none is added"
                 ));
             }
         }
         self
     }
 
-    /// The ids of `text`.
+    /// Returns the ids of `text`.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
         self.encode_bytes(text.as_bytes(), options)
     }
 
-    /// As [`Tokenizer::encode`] for text that may not be UTF-8. SentencePiece
-    /// vocabularies spell any byte; for the others each byte that is not part of
-    /// a character becomes U+FFFD.
+    /// As [`Tokenizer::encode`] for text that may not be UTF-8. SentencePiece vocabularies can spell any byte; for
+    /// others, each byte that is not part of a character becomes U+FFFD.
     pub fn encode_bytes(&self, text: &[u8], options: EncodeOptions) -> Vec<TokenId> {
-        // English text has about 4 bytes a token.
+        // English text has about 4 bytes per token.
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         let mut merger = Merger::default();
         let mut after_special = true;
@@ -255,7 +249,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids` as a whole. Bytes that form no character become U+FFFD.
+    /// Returns the text of `ids`. Bytes that form no character become U+FFFD.
     pub fn decode(
         &self,
         ids: &[TokenId],
@@ -271,90 +265,90 @@ impl Tokenizer {
         text
     }
 
-    /// The bytes that a token stands for, its text for special tokens. Empty for
-    /// unused tokens and ids outside the vocabulary.
+    /// Returns the bytes of a token; for special tokens these are their text. Empty for unused tokens and ids outside
+    /// the vocabulary.
     pub fn token_bytes(&self, id: TokenId) -> &[u8] {
         self.pieces.get(id as usize)
     }
 
-    /// A token's text as the file spells it, made printable where it is not UTF-8.
+    /// Returns a token's text as the file spells it, with invalid UTF-8 replaced.
     pub fn token_text(&self, id: TokenId) -> Cow<'_, str> {
         String::from_utf8_lossy(self.vocab.text(id))
     }
 
-    /// The token whose text in the file is exactly `text`.
+    /// Returns the token whose text in the file is exactly `text`.
     pub fn token_id(&self, text: &str) -> Option<TokenId> {
         self.vocab.id(text.as_bytes())
     }
 
-    /// What a token is for; `None` outside the vocabulary.
+    /// Returns the kind of a token; `None` outside the vocabulary.
     pub fn token_kind(&self, id: TokenId) -> Option<TokenKind> {
         self.vocab.kind(id)
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.vocab.len()
     }
 
-    /// The start token.
+    /// Returns the start token.
     pub fn bos(&self) -> Option<TokenId> {
         self.ids.bos
     }
 
-    /// The end token.
+    /// Returns the end token.
     pub fn eos(&self) -> Option<TokenId> {
         self.ids.eos
     }
 
-    /// The end-of-turn token.
+    /// Returns the end-of-turn token.
     pub fn eot(&self) -> Option<TokenId> {
         self.ids.eot
     }
 
-    /// The token for what the vocabulary cannot spell.
+    /// Returns the token for text that the vocabulary cannot spell.
     pub fn unknown(&self) -> Option<TokenId> {
         self.ids.unknown
     }
 
-    /// Whether encoding adds the start token where asked to add special tokens.
+    /// Returns whether encoding with `add_special` adds the start token.
     pub fn adds_bos(&self) -> bool {
         self.add_bos
     }
 
-    /// Whether encoding adds the end token where asked to add special tokens.
+    /// Returns whether encoding with `add_special` adds the end token.
     pub fn adds_eos(&self) -> bool {
         self.add_eos
     }
 
-    /// Whether encoding puts a space before the first word.
+    /// Returns whether encoding adds a space before the first word.
     pub fn adds_space_prefix(&self) -> bool {
         self.add_space_prefix
     }
 
-    /// Whether a token ends generation.
+    /// Returns whether a token ends generation.
     pub fn is_eog(&self, id: TokenId) -> bool {
         self.ids.ends.binary_search(&id).is_ok()
     }
 
-    /// The tokens that end generation, ascending.
+    /// Returns the tokens that end generation, in ascending order.
     pub fn eog_ids(&self) -> &[TokenId] {
         &self.ids.ends
     }
 
-    /// Whether a token marks structure.
+    /// Returns whether a token is a control token, which marks structure.
     pub fn is_control(&self, id: TokenId) -> bool {
         self.vocab.kind(id) == Some(TokenKind::Control)
     }
 
-    /// Whether [`SpecialText::Hide`] leaves a token out.
+    /// Returns whether [`SpecialText::Hide`] drops a token.
     fn is_hidden(&self, id: TokenId) -> bool {
         let kind = self.vocab.kind(id);
         matches!(kind, Some(TokenKind::Control | TokenKind::Unknown))
             && !self.ids.shown.contains(&id)
     }
 
-    /// `SPM` or `BPE`.
+    /// Returns `SPM` or `BPE`.
     pub fn kind_name(&self) -> &'static str {
         match self.method {
             Method::Spm(_) => "SPM",
@@ -362,17 +356,17 @@ impl Tokenizer {
         }
     }
 
-    /// The pre-tokenizer in use, `default` for SentencePiece.
+    /// Returns the name of the pre-tokenizer in use, `default` for SentencePiece.
     pub fn pre_name(&self) -> &'static str {
         self.pre
     }
 
-    /// The names that `--pre` takes.
+    /// Returns the names of all pre-tokenizers.
     pub fn pre_names() -> impl Iterator<Item = &'static str> {
         pre_table::names()
     }
 
-    /// What the user should know about this vocabulary, one sentence each.
+    /// Returns what the user should know about this vocabulary, one sentence each.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
@@ -380,7 +374,7 @@ impl Tokenizer {
 
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 
-/// The tokens `<0x00>` to `<0xFF>`, or those whose text is the byte itself.
+/// Returns the tokens `<0x00>` to `<0xFF>`, or those whose text is the byte itself.
 fn byte_fallback(vocab: &Vocab) -> [Option<TokenId>; 256] {
     std::array::from_fn(|b| {
         let named = vocab.id(format!("<0x{b:02X}>").as_bytes());
@@ -388,8 +382,7 @@ fn byte_fallback(vocab: &Vocab) -> [Option<TokenId>; 256] {
     })
 }
 
-/// `text` with U+FFFD for each byte that is not part of a character, as
-/// llama.cpp `unicode_cpts_from_utf8` counts them.
+/// Replaces each byte that is not part of a character by U+FFFD, counted as llama.cpp `unicode_cpts_from_utf8` does.
 fn replace_invalid(text: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(text) {
         return Cow::Borrowed(text);

@@ -1,16 +1,16 @@
-//! Finds the token sequences that contain a text. A text may lie inside a token, or begin in one token and end in
-//! others. The method is llama.cpp's (`get_overlapping_token_sequences`).
+//! Finds the token sequences that contain a text, which may lie inside one token or begin in one and end in later ones.
+//! Method: llama.cpp `get_overlapping_token_sequences`.
 
 use std::collections::HashMap;
 
 use super::{EncodeOptions, TokenId, Tokenizer};
 
-/// Tokens after the first one of a sequence, at most.
+/// Maximum tokens after the first one of a sequence.
 const MAX_TAIL_TOKENS: usize = 20;
 
 impl Tokenizer {
-    /// Returns every token that contains one of `texts`, or begins one at its end. Each token maps to the tokens
-    /// that have to follow; an empty sequence means that the token holds the whole text.
+    /// Returns every token that contains one of `texts`, or ends with the beginning of one. Each token maps to the
+    /// token sequences that complete the text; an empty sequence means that the token contains the whole text.
     pub fn overlapping_sequences(&self, texts: &[String]) -> HashMap<TokenId, Vec<Vec<TokenId>>> {
         let mut sequences: HashMap<TokenId, Vec<Vec<TokenId>>> = HashMap::new();
         let mut add = |id: TokenId, tail: Vec<TokenId>| {

@@ -1,37 +1,34 @@
-//! The pre-tokenizers that byte-pair vocabularies name in `tokenizer.ggml.pre`:
-//! how text is cut into pieces before merging.
+//! Pre-tokenizers: how text is cut into pieces before byte-pair merging, by the names in `tokenizer.ggml.pre`.
 //!
-//! The names are llama.cpp's (`llama-vocab.cpp`), the expressions those of the
-//! models' own `tokenizer.json`, with the case-insensitive contractions spelt
-//! out. llama.cpp approximates some of those (upper and lower case in `gpt-4o`
-//! and its like, digits in `tiny_aya` and `afmoe`, wide spaces in `deepseek-llm`);
-//! here they are as the models were trained. A new pre-tokenizer is a name in an
-//! existing row, or a row.
+//! The names are llama.cpp's (`llama-vocab.cpp`). The expressions are those of the models' own `tokenizer.json`, with
+//! case-insensitive contractions spelt out. llama.cpp approximates some of them (upper and lower case in `gpt-4o` and
+//! similar ones, digits in `tiny_aya` and `afmoe`, wide spaces in `deepseek-llm`); here they are as the models were
+//! trained. A new pre-tokenizer is a name in an existing row, or a new row.
 
 /// How one family of vocabularies cuts text.
 pub(super) struct PreTokenizer {
     /// Values of `tokenizer.ggml.pre`.
     pub(super) names: &'static [&'static str],
-    /// Each stage cuts the pieces of the one before.
+    /// Stages; each cuts the pieces of the one before.
     pub(super) stages: &'static [Stage],
-    /// What the symbols are that merging starts from.
+    /// The symbols where merging starts.
     pub(super) alphabet: Alphabet,
-    /// Which pieces that are tokens are taken whole, whatever the merges say.
+    /// Which pieces become one token without merging, if such a token exists.
     pub(super) whole: Whole,
-    /// Whether a start token is added where the file does not say.
+    /// Whether to add a start token if the file does not say.
     pub(super) add_bos: bool,
 }
 
 /// One way to cut a piece.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
-    /// Every match is a piece, and so is what lies between matches.
+    /// Every match is a piece, and so is the text between matches.
     Regex(&'static str),
-    /// Runs that match the expression are cut into threes from the right.
+    /// Every run that matches is cut into groups of three, counted from the right.
     Threes(&'static str),
 }
 
-/// The symbols that merging starts from, and how tokens spell them.
+/// The symbols where merging starts, and how tokens spell them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Alphabet {
     /// Bytes, spelt with the 256 printable characters of GPT-2.
@@ -40,7 +37,7 @@ pub(super) enum Alphabet {
     Chars,
 }
 
-/// Pieces that merging does not apply to if they are tokens.
+/// Pieces that become one token without merging, if such a token exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whole {
     /// No piece.
@@ -64,12 +61,12 @@ const BYTE_LEVEL: PreTokenizer = PreTokenizer {
 const GPT2: Stage =
     Regex(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+");
 
-/// llama3: contractions in both cases, up to three digits.
+/// llama3: contractions in any case, up to three digits.
 const LLAMA3: Stage = Regex(
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-/// As llama3 with single digits.
+/// As llama3, with single digits.
 const QWEN2: Stage = Regex(
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
@@ -92,10 +89,10 @@ const LINES: Stage = Regex(r"[^\n]+|\n+");
 
 const ONE_DIGIT: Stage = Regex(r"\p{N}");
 
-/// What llama.cpp does with vocabularies that name no pre-tokenizer.
+/// The pre-tokenizer that llama.cpp uses if a vocabulary names none.
 pub(super) const DEFAULT: &str = "default";
 
-/// Every pre-tokenizer known.
+/// All pre-tokenizers.
 pub(super) static TABLE: &[PreTokenizer] = &[
     PreTokenizer {
         names: &[DEFAULT],
@@ -391,15 +388,15 @@ pub(super) static TABLE: &[PreTokenizer] = &[
     },
 ];
 
-/// What vocabularies of the model `gemma4` use.
+/// The pre-tokenizer of the tokenizer model `gemma4`.
 pub(super) const GEMMA4: &str = "gemma4";
 
-/// The row that has this name.
+/// Returns the row with this name.
 pub(super) fn find(name: &str) -> Option<&'static PreTokenizer> {
     TABLE.iter().find(|row| row.names.contains(&name))
 }
 
-/// Every name, in the order of the table.
+/// Returns every name, in table order.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|row| row.names.iter().copied())
 }

@@ -1,22 +1,18 @@
-//! Cuts text into the pieces that byte-pair merging works on, by a row of
-//! [`super::pre_table`].
+//! Cuts text into the pieces that byte-pair merging works on, by a row of [`super::pre_table`].
 //!
-//! The expressions' only look-ahead is in how they treat white space: a run
-//! leaves its last character to the word after it. That part is cut off the
-//! expression and done by hand here ([`Blanks`]), which makes the rest regular:
-//! a deterministic automaton runs it in linear time on any text and cannot fail,
-//! where a backtracking matcher has limits to hit.
+//! The expressions use look-ahead only for white space: a run leaves its last character to the word after it. That part
+//! is removed from the expression and handled in code ([`Blanks`]), which makes the rest regular. A deterministic
+//! automaton then runs in linear time on any text and cannot fail, unlike a backtracking matcher with its limits.
 
 use regex_automata::meta::Regex;
 use regex_automata::{Anchored, Input, PatternID};
 
 use super::pre_table::{PreTokenizer, Stage};
 
-/// States of the lazily built automaton are kept in this much memory per thread
-/// that tokenizes; text of many scripts uses most of it.
+/// Memory per tokenizing thread for the states of the lazily built automaton; text in many scripts uses most of it.
 const AUTOMATON_BYTES: usize = 8 << 20;
 
-/// Tails of the table's expressions and what they do with a run of white space.
+/// Ends of the table's expressions, and how each cuts a run of white space.
 const TAILS: [(&str, Blanks); 2] = [
     (r"|\s+(?!\S)|\s+", Blanks::LeaveLast),
     (
@@ -25,17 +21,16 @@ const TAILS: [(&str, Blanks); 2] = [
     ),
 ];
 
-/// How a run of white space is cut if other text follows. At the end of the
-/// text nothing is left over.
+/// How a run of white space is cut if other text follows. At the end of the text it is one piece.
 #[derive(Clone, Copy)]
 enum Blanks {
-    /// All but the last character, then the last.
+    /// All but the last character, then the last one.
     LeaveLast,
-    /// As above, the first part in pieces of 512, 256, ..., 4, 2, 1.
+    /// As above, with the first part in pieces of 512, 256, ..., 4, 2, 1.
     Halving,
 }
 
-/// The stages of a pre-tokenizer, ready to run.
+/// The compiled stages of a pre-tokenizer.
 pub(super) struct Splitter {
     stages: Vec<Cut>,
 }
@@ -43,9 +38,9 @@ pub(super) struct Splitter {
 enum Cut {
     /// An expression whose matches are pieces, as are the gaps between them.
     Matches(Regex),
-    /// Likewise; the second pattern of the expression is a run of white space.
+    /// Likewise; the second pattern matches runs of white space.
     Words(Regex, Blanks),
-    /// Runs to cut into threes.
+    /// Runs to cut into groups of three.
     Threes(Regex),
 }
 
@@ -56,7 +51,7 @@ impl Splitter {
         }
     }
 
-    /// Calls `piece` with the pieces of `text` in order; together they are `text`.
+    /// Calls `piece` with the pieces of `text` in order; joined, they are `text`.
     pub(super) fn split(&self, text: &str, piece: &mut dyn FnMut(&str)) {
         run(&self.stages, text, piece);
     }
@@ -114,13 +109,13 @@ impl Cut {
     }
 }
 
-/// Pattern 0 is everything but runs of white space, which pattern 1 is.
+/// Cuts text by an expression whose pattern 1 matches runs of white space and pattern 0 everything else.
 fn split_words(regex: &Regex, blanks: Blanks, text: &str, piece: &mut dyn FnMut(&str)) {
     const BLANKS: PatternID = PatternID::new_unchecked(1);
     let mut pos = 0;
     while pos < text.len() {
-        // Nearly every piece follows the one before without a gap: an anchored
-        // search finds its end in one pass, a free one needs a second, backwards.
+        // Nearly every piece directly follows the one before: an anchored search finds its end in one pass, while an
+        // unanchored one needs a second pass backwards.
         let anchored = Input::new(text).range(pos..).anchored(Anchored::Yes);
         let (end, pattern) = match regex.search_half(&anchored) {
             Some(m) => (m.offset(), m.pattern()),
@@ -154,7 +149,7 @@ fn split_words(regex: &Regex, blanks: Blanks, text: &str, piece: &mut dyn FnMut(
     piece(&text[pos..]);
 }
 
-/// Pieces of 512, 256, ..., 4, 2, 1 characters, the largest that fit first.
+/// Cuts into pieces of 512, 256, ..., 4, 2, 1 characters, the largest that fit first.
 fn split_halving(mut blanks: &str, piece: &mut dyn FnMut(&str)) {
     let mut left = blanks.chars().count();
     while left > 0 {
@@ -169,7 +164,7 @@ fn split_halving(mut blanks: &str, piece: &mut dyn FnMut(&str)) {
     }
 }
 
-/// Pieces of three characters, the first shorter if they do not come out even.
+/// Cuts into pieces of three characters; the first one may be shorter.
 fn split_threes(run: &str, piece: &mut dyn FnMut(&str)) {
     let mut left = run.chars().count();
     let mut start = 0;
@@ -196,8 +191,7 @@ mod tests {
     use super::super::pre_table::TABLE;
     use super::*;
 
-    /// The expressions as they stand in the table, look-ahead and all, for a
-    /// backtracking matcher.
+    /// Returns the expressions as they are in the table, including look-ahead, for a backtracking matcher.
     fn backtracking(stages: &[Stage]) -> Vec<fancy_regex::Regex> {
         let written = |stage: &Stage| match *stage {
             Stage::Regex(regex) => regex.to_owned(),
@@ -235,7 +229,7 @@ mod tests {
         pieces
     }
 
-    /// Every kind of text that an expression of the table tells apart.
+    /// One text for every kind of character that an expression of the table distinguishes.
     const PARTS: &[&str] = &[
         " ",
         "  ",
@@ -301,7 +295,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_row_cuts_as_its_expressions_say() {
+    fn every_row_cuts_as_its_expressions() {
         let mut state = 88_172_645_463_325_252u64;
         let mut random = |n: usize| {
             state ^= state << 13;
@@ -336,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_stands_twice() {
+    fn names_are_unique() {
         let mut names: Vec<_> = TABLE.iter().flat_map(|row| row.names).collect();
         names.sort();
         assert!(names.windows(2).all(|w| w[0] != w[1]));

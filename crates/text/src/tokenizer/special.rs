@@ -1,10 +1,8 @@
-//! Special tokens: which ids begin and end text, which end generation, and where
-//! their texts stand in a prompt.
+//! Special tokens: which ids begin and end text, which end generation, and where their texts occur in a prompt.
 //!
-//! Files name few of them, so that others are known by their texts, as in
-//! llama.cpp `llama_vocab::impl::load`. Where that marks a token as user-defined
-//! only to have it shown (those of gpt-oss), it stays a control token here:
-//! shown, but never made from the text of a user.
+//! Files name only a few of them, so others are recognized by their texts, as in llama.cpp `llama_vocab::impl::load`.
+//! llama.cpp marks some tokens (those of gpt-oss) as user-defined only so that they are shown. Here they stay control
+//! tokens: shown, but never parsed from user text.
 
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 use rocmforge_gguf::{Metadata, Value};
@@ -12,14 +10,14 @@ use rocmforge_gguf::{Metadata, Value};
 use super::vocab::{TokenKind, Vocab, limit};
 use super::{TokenId, TokenizerError};
 
-/// Released vocabularies have up to 1 MB of special tokens' text.
+/// Released vocabularies have up to 1 MB of special token text.
 const MAX_SPECIAL_BYTES: usize = 4 << 20;
 
 /// A role that a special token can have.
 struct Role {
-    /// Keys that may hold its id.
+    /// Metadata keys that may hold its id.
     keys: &'static [&'static str],
-    /// Texts by which it is known if no key does, the likeliest first.
+    /// Texts that identify it if no key does, the most likely first.
     texts: &'static [&'static str],
     ends_generation: bool,
 }
@@ -53,7 +51,7 @@ const ROLES: &[Role] = &[
         texts: &["<|eom_id|>"],
         ends_generation: true,
     },
-    // Filling in the middle: prefix, suffix, middle, padding, repository, file.
+    // Fill-in-the-middle: prefix, suffix, middle, padding, repository, file.
     Role {
         keys: &[
             "tokenizer.ggml.fim_pre_token_id",
@@ -128,7 +126,7 @@ const ROLES: &[Role] = &[
     },
 ];
 
-/// Texts that end generation in any vocabulary that has them.
+/// Texts of tokens that end generation in every vocabulary.
 const END_TEXTS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -154,25 +152,25 @@ const END_TEXTS: &[&str] = &[
     "[e~[",
 ];
 
-/// Control tokens that carry an answer's structure and are shown (gpt-oss).
+/// Control tokens that structure an answer and are shown (gpt-oss).
 const SHOWN_TEXTS: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
-/// The ids with a role.
+/// The ids of tokens with a role.
 pub(super) struct SpecialIds {
     pub(super) bos: Option<TokenId>,
     pub(super) eos: Option<TokenId>,
     pub(super) eot: Option<TokenId>,
     pub(super) unknown: Option<TokenId>,
-    /// Tokens that end generation, ascending.
+    /// Tokens that end generation, in ascending order.
     pub(super) ends: Vec<TokenId>,
-    /// Control tokens that are shown all the same.
+    /// Control tokens that are shown nevertheless.
     pub(super) shown: Vec<TokenId>,
 }
 
 impl SpecialIds {
-    /// Reads the roles and makes tokens known by their text control tokens.
+    /// Reads the roles, and makes tokens that are recognized by text control tokens.
     ///
-    /// `defaults` are the ids of bos, eos and unknown where no key gives them.
+    /// `defaults` are the ids of bos, eos and unknown if no key gives them.
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocab: &mut Vocab,
@@ -212,7 +210,7 @@ impl SpecialIds {
         Ok(ids)
     }
 
-    /// Families where a text of [`END_TEXTS`] ends something smaller.
+    /// Handles families in which a text of [`END_TEXTS`] does not end the answer.
     fn apply_exceptions(&mut self, vocab: &mut Vocab) {
         let has = |text: &str| {
             vocab
@@ -235,14 +233,14 @@ impl SpecialIds {
     }
 }
 
-/// The id at `key`; -1 in 32 bits means none.
+/// Returns the id at `key`; a 32-bit -1 means none.
 fn id(
     metadata: &Metadata,
     key: &'static str,
     n_vocab: usize,
 ) -> Result<Option<TokenId>, TokenizerError> {
     let Some(id) = metadata.get(key).as_ref().and_then(Value::as_int) else {
-        // Absent, or the getter's error for a value that is no integer.
+        // The key is absent, or its value is not an integer and the getter's error says so.
         return Ok(metadata.opt_u32(key)?);
     };
     if id == -1 || id == i128::from(u32::MAX) {
@@ -254,36 +252,36 @@ fn id(
     }
 }
 
-/// The token with this text, made a control token.
+/// Returns the token with this text, after making it a control token.
 fn control(vocab: &mut Vocab, text: &str) -> Option<TokenId> {
     let id = vocab.id(text.as_bytes())?;
     vocab.kinds[id as usize] = TokenKind::Control;
     Some(id)
 }
 
-/// A special token in the text of a prompt.
+/// An occurrence of a special token in a prompt.
 pub(super) struct Found {
     /// The token.
     pub(super) id: TokenId,
-    /// Where the text before it ends.
+    /// End of the text before it.
     pub(super) before: usize,
-    /// Where the text after it begins.
+    /// Start of the text after it.
     pub(super) after: usize,
 }
 
-/// Finds the texts of special tokens.
+/// Searches for the texts of special tokens.
 pub(super) struct SpecialTexts {
     /// User-defined tokens first, then control and unknown tokens.
     tokens: Vec<SpecialText>,
-    /// Finds the user-defined ones by their place in `tokens`.
+    /// Finds user-defined tokens; patterns are indices of `tokens`.
     user_defined: Option<AhoCorasick>,
-    /// Finds all.
+    /// Finds all tokens.
     all: Option<AhoCorasick>,
 }
 
 struct SpecialText {
     id: TokenId,
-    /// White space before or after belongs to the token.
+    /// Whether white space before (or after) the token belongs to it.
     strip_left: bool,
     strip_right: bool,
 }
@@ -311,8 +309,7 @@ impl SpecialTexts {
         })
     }
 
-    /// The first special token in `text` from `start` on, the longest of several
-    /// that begin at one place.
+    /// Returns the first special token in `text` from `start` on; the longest one of several at the same place.
     pub(super) fn find(&self, text: &[u8], start: usize, control: bool) -> Option<Found> {
         let finder = if control {
             &self.all
@@ -336,13 +333,12 @@ impl SpecialTexts {
     }
 }
 
-/// Which tokens take in white space. Files do not say; llama.cpp knows it by
-/// the names of models.
+/// Which tokens include surrounding white space. Files do not say; llama.cpp decides by model name.
 enum Strip {
     Nothing,
-    /// Phi-3: the right of all special tokens but these.
+    /// Phi-3: white space after all special tokens but these.
     RightExcept(&'static [&'static str]),
-    /// Masks: the left of this one.
+    /// Mask tokens: white space before this one.
     Left(&'static str),
 }
 
@@ -404,7 +400,7 @@ fn finder(texts: &[(TokenId, &[u8])]) -> Option<AhoCorasick> {
     Some(finder.expect("MAX_SPECIAL_BYTES states fit the automaton's 31 bits"))
 }
 
-/// White space as C's `isspace` has it.
+/// Returns whether C's `isspace` holds.
 fn is_space(b: u8) -> bool {
     matches!(b, b' ' | b'\t'..=b'\r')
 }

@@ -1,10 +1,9 @@
-//! SentencePiece vocabularies (`llama`): characters are merged to the token of
-//! the best score; what is no token goes byte by byte.
+//! SentencePiece vocabularies (`llama`): merges characters to the tokens with the best scores; text that is no token is
+//! encoded byte by byte.
 //!
-//! Spaces are written `▁`. Where no token has a `▁` after another character,
-//! merging can never cross from a word into the space after it, and text is cut
-//! there: the same result from many short loops instead of one as long as the
-//! text. Method: llama.cpp `llm_tokenizer_spm_session`.
+//! Spaces are written `▁`. If no token has a `▁` after another character, merging never crosses from a word into the
+//! following space. Text is then cut there, which gives the same result with many short loops instead of one as long as
+//! the text. Method: llama.cpp `llm_tokenizer_spm_session`.
 
 use rocmforge_gguf::Metadata;
 
@@ -18,7 +17,7 @@ const SCORES: &str = "tokenizer.ggml.scores";
 const BLOCK: &[u8] = "▁".as_bytes();
 
 pub(super) struct Spm {
-    /// Per token, lower is better.
+    /// Rank of each token; lower is better.
     ranks: Vec<u32>,
     byte_tokens: [TokenId; 256],
     cut_at_spaces: bool,
@@ -102,9 +101,9 @@ impl Spm {
     }
 }
 
-/// Maps scores to integers that ascend as the scores descend.
+/// Maps scores to integers in reverse order, so that the best score has the lowest rank.
 fn rank(score: f32) -> u32 {
-    // Adding 0 makes -0 equal to 0, as a comparison has it.
+    // Adding 0 turns -0 into 0, which must compare equal.
     let bits = (score + 0.0).to_bits();
     let ascending = if bits >> 31 == 1 {
         !bits
@@ -114,7 +113,7 @@ fn rank(score: f32) -> u32 {
     !ascending
 }
 
-/// Where the first `▁` after another character begins, from `start` on.
+/// Returns the position of the first `▁` after another character, searching from `start`.
 fn next_word(text: &[u8], start: usize) -> usize {
     let mut at = start;
     while text[at..].starts_with(BLOCK) {
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn words_begin_at_a_space_after_text() {
+    fn words_begin_at_the_space_after_text() {
         for (text, ends) in [
             ("▁a▁b", &[4, 8][..]),
             ("a▁▁b▁", &[1, 8, 11]),

@@ -1,10 +1,8 @@
-//! The token table of a file: texts, the bytes they stand for, kinds, scores,
-//! and the look-up from text to id.
+//! The token table of a file: texts, kinds, and the lookup from text to id.
 //!
-//! Texts are copied once into one arena and the index holds ids and hash tags,
-//! so that a table of 256k tokens is built in milliseconds and costs little more
-//! than its bytes in the file. The hash is keyed at random per process: no file
-//! can be made to collide.
+//! Texts are copied once into one arena, and the index holds ids and hash tags. A table of 256k tokens is built in
+//! milliseconds and takes little more memory than its bytes in the file. The hash has a random key per table, so that
+//! no file can cause collisions.
 
 use rocmforge_gguf::{Metadata, Strings, escape_control};
 
@@ -21,23 +19,22 @@ const MAX_TOKEN_BYTES: usize = 1 << 13;
 /// Released vocabularies have up to 6 MB of text.
 const MAX_TEXT_BYTES: usize = 1 << 28;
 
-/// What a token is for, as `tokenizer.ggml.token_type` has it, except that
-/// tokens known by name as control tokens are control tokens here whatever the
-/// file says (see [`super::special`]).
+/// The kind of a token, from `tokenizer.ggml.token_type`. Tokens known by name as control tokens are control tokens
+/// here, whatever the file says (see [`super::special`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TokenKind {
-    /// No type; stands for no text.
+    /// No kind; gives no text.
     Undefined = 0,
     /// Ordinary text.
     Normal = 1,
-    /// Stands for what the vocabulary cannot spell.
+    /// Stands for text that the vocabulary cannot spell.
     Unknown = 2,
-    /// Marks structure; parsed only where asked and normally not shown.
+    /// Marks structure; parsed only on request and normally not shown.
     Control = 3,
-    /// Added to the vocabulary; always taken as one token.
+    /// Added to the vocabulary; always parsed as one token.
     UserDefined = 4,
-    /// A place kept free; stands for no text.
+    /// A reserved id; gives no text.
     Unused = 5,
     /// One byte, written `<0xHH>`.
     Byte = 6,
@@ -58,7 +55,7 @@ impl TokenKind {
     }
 }
 
-/// Byte strings one after the other, by number.
+/// An indexed list of byte strings in one buffer.
 #[derive(Default)]
 pub(super) struct Texts {
     bytes: Vec<u8>,
@@ -77,7 +74,7 @@ impl Texts {
         self.ends.len()
     }
 
-    /// Text `i`, empty past the end.
+    /// Returns text `i`; empty if out of range.
     pub(super) fn get(&self, i: usize) -> &[u8] {
         let Some(&end) = self.ends.get(i) else {
             return &[];
@@ -94,7 +91,7 @@ impl Texts {
         self.push_with(|bytes| bytes.extend_from_slice(text));
     }
 
-    /// Appends what `write` appends to the arena as one text.
+    /// Appends one text: what `write` appends to the arena.
     pub(super) fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         write(&mut self.bytes);
         self.ends
@@ -104,10 +101,10 @@ impl Texts {
 
 /// The tokens of a file.
 pub(super) struct Vocab {
-    /// Texts as the file spells them: `Ġthe`, `▁the`, `<0x0A>`.
+    /// Texts as spelt in the file: `Ġthe`, `▁the`, `<0x0A>`.
     texts: Texts,
     pub(super) kinds: Vec<TokenKind>,
-    /// Hash tag and id + 1 per slot, 0 where free; linear probing.
+    /// Hash tag and id + 1 of each slot; 0 means free. Linear probing.
     slots: Vec<(u32, u32)>,
     hash: FoldHash,
     max_token_bytes: usize,
@@ -143,7 +140,7 @@ impl Vocab {
             total += text.len();
             limit("the text of all tokens", total, MAX_TEXT_BYTES)?;
             if text.is_empty() {
-                // A padded vocabulary: llama.cpp gives such tokens this name.
+                // A padded vocabulary. llama.cpp gives such tokens this name.
                 self.texts.push(format!("[EMPTY_{id}]").as_bytes());
             } else {
                 self.texts.push(text);
@@ -167,11 +164,11 @@ impl Vocab {
                 u32::try_from(id + 1).expect("tokens are limited to MAX_TOKENS"),
             );
         }
-        // A mapped file that was cut short under us reads as fewer strings.
+        // A mapped file that was truncated meanwhile reads as fewer strings.
         wrong_length(TOKENS, self.texts.len(), self.kinds.len())
     }
 
-    /// The id of `text`, or the slot where it would stand.
+    /// Returns the id of `text`, or the slot where it would be inserted.
     fn probe(&self, tag: u32, text: &[u8]) -> Result<TokenId, usize> {
         let mask = self.slots.len() - 1;
         let mut slot = tag as usize & mask;
@@ -192,7 +189,7 @@ impl Vocab {
         self.max_token_bytes
     }
 
-    /// The text of a token as the file spells it; empty for ids out of range.
+    /// Returns the text of a token as spelt in the file; empty for ids out of range.
     pub(super) fn text(&self, id: TokenId) -> &[u8] {
         self.texts.get(id as usize)
     }
@@ -201,7 +198,7 @@ impl Vocab {
         self.kinds.get(id as usize).copied()
     }
 
-    /// The token whose text is exactly `text`, of any kind.
+    /// Returns the token of any kind whose text is exactly `text`.
     pub(super) fn id(&self, text: &[u8]) -> Option<TokenId> {
         if text.len() > self.max_token_bytes {
             return None;
@@ -209,8 +206,7 @@ impl Vocab {
         self.probe(self.hash.bytes(text), text).ok()
     }
 
-    /// As [`Vocab::id`] for what plain text may become: never a control,
-    /// unknown or byte token, whatever a user types.
+    /// As [`Vocab::id`], for plain text: never returns a control, unknown or byte token, whatever a user types.
     pub(super) fn plain_id(&self, text: &[u8]) -> Option<TokenId> {
         self.id(text).filter(|&id| self.is_plain(id))
     }
@@ -222,7 +218,7 @@ impl Vocab {
         )
     }
 
-    /// Ids and texts in order.
+    /// Returns ids and texts in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TokenId, &[u8])> {
         (0..).zip(self.texts.iter())
     }
@@ -235,7 +231,7 @@ fn kinds(types: &[i32], n_vocab: usize) -> Result<Vec<TokenKind>, TokenizerError
     types.iter().enumerate().map(kind).collect()
 }
 
-/// Refuses an array that does not have one entry per token.
+/// Returns an error if an array does not have one entry per token.
 pub(super) fn wrong_length(
     key: &'static str,
     found: usize,
@@ -252,7 +248,7 @@ pub(super) fn wrong_length(
     }
 }
 
-/// Refuses a size over the limit.
+/// Returns an error if a size exceeds its limit.
 pub(super) fn limit(what: &'static str, found: usize, limit: usize) -> Result<(), TokenizerError> {
     if found <= limit {
         Ok(())
@@ -261,7 +257,7 @@ pub(super) fn limit(what: &'static str, found: usize, limit: usize) -> Result<()
     }
 }
 
-/// Text of a file for an error message: lossy, escaped, cut to 80 characters.
+/// Formats text of a file for an error message: lossy, escaped, cut to 80 characters.
 pub(super) fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(400)]);
     let cut: String = text.chars().take(80).collect();

@@ -1,34 +1,24 @@
-//! Chat templates against Jinja2's renderings, from files, and with limits.
-
-use std::path::{Path, PathBuf};
+//! Chat templates: compared with Jinja2's renderings, from files, and with limits.
 
 use rocmforge_gguf::{Gguf, LoadMode, Writer};
+use rocmforge_testkit::data::{conformance, golden, models, read_json};
 use rocmforge_text::chat_template::{
     ChatTemplate, Clock, Conversation, RenderError, TemplateError,
 };
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// The conformance data, if this machine has them.
-fn data(path: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("ROCMFORGE_CONFORMANCE_DATA");
-    if root.is_none() {
-        println!("skipped: ROCMFORGE_CONFORMANCE_DATA is not set, so there is no {path}");
-    }
-    Some(Path::new(&root?).join("data").join(path))
-}
-
 fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
 #[test]
-fn templates_of_released_models() {
-    let Some(golden) = data("golden/chat_templates.json") else {
+fn renders_templates_of_released_models_as_jinja2_does() {
+    let Some(folder) = conformance("data") else {
         return;
     };
-    let rows: Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
-    let folder = data("templates").unwrap();
+    let rows = read_json(&folder.join("golden/chat_templates.json"));
+    let folder = folder.join("templates");
     assert_eq!(list(&rows).len(), 90);
     for row in list(&rows) {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -73,8 +63,7 @@ fn render(source: &str, variables: &Value) -> Result<String, TemplateError> {
     template.render(&conversation)
 }
 
-/// Sources and what Jinja2 3.1.6 makes of them, set up as transformers sets it
-/// up, with the variables below.
+/// Template sources and the output of Jinja2 3.1.6, configured as in transformers, with the variables below.
 const SNIPPETS: &[(&str, &str)] = &[
     (
         "{{ n }} {{ t }} {{ f }} {{ z }} {{ i / 2 }} {{ 7 // 2 }} {{ neg // 2 }} {{ neg % 3 }} {{ 2 ** 10 }}",
@@ -342,7 +331,7 @@ fn variables() -> Value {
 }
 
 #[test]
-fn snippets_as_jinja2_renders_them() {
+fn renders_snippets_as_jinja2_does() {
     let variables = variables();
     let mut wrong = Vec::new();
     for (source, expected) in SNIPPETS {
@@ -363,7 +352,7 @@ fn snippets_as_jinja2_renders_them() {
 }
 
 #[test]
-fn refusals_carry_the_words_of_the_template() {
+fn errors_have_the_message_of_raise_exception() {
     let error = render("{{ raise_exception('Only\\nusers: ' ~ s) }}", &variables()).unwrap_err();
     match &error {
         TemplateError::Render(RenderError::Refused { message }) => {
@@ -375,7 +364,7 @@ fn refusals_carry_the_words_of_the_template() {
         error.to_string(),
         "the chat template refuses this conversation: Only\\nusers: Ab c"
     );
-    // Inside a macro, a call and a filter as well.
+    // Also inside a macro, a call and a filter.
     let inner = "{% macro m() %}{{ raise_exception('x') }}{% endmacro %}{{ m() | upper }}";
     assert!(
         render(inner, &Value::Null)
@@ -386,7 +375,7 @@ fn refusals_carry_the_words_of_the_template() {
 }
 
 #[test]
-fn damaged_templates_name_the_line() {
+fn errors_name_the_line() {
     let error = render("ok\n{% if %}", &Value::Null).unwrap_err();
     assert!(
         matches!(
@@ -424,7 +413,7 @@ fn damaged_templates_name_the_line() {
 }
 
 #[test]
-fn steps_text_and_depth_are_limited() {
+fn limits_steps_text_and_depth() {
     let endless =
         "{% for a in range(10000) %}{% for b in range(10000) %}{{ '' }}{% endfor %}{% endfor %}";
     let error = render(endless, &Value::Null).unwrap_err();
@@ -463,7 +452,7 @@ fn steps_text_and_depth_are_limited() {
     }
 }
 
-/// A vocabulary-only file with these templates.
+/// Creates a file with a small vocabulary and these templates.
 fn file(templates: &[(&str, &str)]) -> (Gguf, Tokenizer) {
     let mut writer = Writer::new("llama");
     writer
@@ -484,7 +473,7 @@ fn file(templates: &[(&str, &str)]) -> (Gguf, Tokenizer) {
 }
 
 #[test]
-fn templates_of_a_file() {
+fn reads_templates_of_a_file() {
     let render = |template: &ChatTemplate, tools: &[Value]| {
         let messages = [json!({"role": "user", "content": "Hi"})];
         let conversation = Conversation {
@@ -534,13 +523,12 @@ fn templates_of_a_file() {
 
 #[test]
 fn forge_mini_has_a_template_with_tools() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
+    let path = models().join("forge-mini-Q4_K_M.gguf");
     let gguf = Gguf::open(&path, LoadMode::Mmap).unwrap();
     let tokenizer = Tokenizer::from_gguf(&gguf, None).unwrap();
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer, None).unwrap();
     template.check().unwrap();
-    let golden = std::fs::read(path.with_file_name("golden.json")).unwrap();
-    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let golden = golden();
     let prompts = &golden["variants"]["Q4_K_M"]["prompts"];
     let check = |name: &str, messages: Value, tools: Value| {
         let conversation = Conversation {
@@ -570,7 +558,7 @@ fn forge_mini_has_a_template_with_tools() {
 }
 
 #[test]
-fn dates_come_from_the_clock() {
+fn strftime_now_uses_the_clock() {
     assert_eq!(
         render("{{ strftime_now('%d %b %Y') }}", &Value::Null).unwrap(),
         "26 Jul 2024"

@@ -1,5 +1,6 @@
 //! Tests of tokenizers and chat templates against reference data.
 
 mod chat_template;
+mod options;
 mod tokenizer;
 mod tokenizer_tables;

@@ -2,27 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use rocmforge_gguf::TokenId;
-use rocmforge_gguf::{Gguf, LoadMode};
-use rocmforge_text::tokenizer::{Detokenizer, EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
-use serde_json::Value;
+use rocmforge_gguf::{Gguf, LoadMode, TokenId};
+use rocmforge_testkit::data::{conformance, golden, ids, models};
+use rocmforge_text::tokenizer::{Detokenizer, LeadingSpace, SpecialText, Tokenizer};
 
-const PLAIN: EncodeOptions = EncodeOptions {
-    add_special: false,
-    parse_special: false,
-};
-const PARSED: EncodeOptions = EncodeOptions {
-    add_special: false,
-    parse_special: true,
-};
-const ADDED: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: false,
-};
-const PROMPT: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
+use crate::options::{ADDED, PARSED, PLAIN, PROMPT};
 
 const VOCABULARIES: [&str; 6] = [
     "llama-spm",
@@ -33,34 +17,32 @@ const VOCABULARIES: [&str; 6] = [
     "deepseek-llm",
 ];
 
-/// The conformance data, if this machine has them.
-fn data(path: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("ROCMFORGE_CONFORMANCE_DATA");
-    if root.is_none() {
-        println!("skipped: ROCMFORGE_CONFORMANCE_DATA is not set, so there is no {path}");
-    }
-    Some(Path::new(&root?).join("data").join(path))
-}
-
 fn open(path: &Path) -> Tokenizer {
     let gguf = Gguf::open(path, LoadMode::Mmap).unwrap();
     Tokenizer::from_gguf(&gguf, None).unwrap()
 }
 
 fn vocabulary(name: &str) -> Option<(Tokenizer, PathBuf)> {
-    let path = data(&format!("vocab/ggml-vocab-{name}.gguf"))?;
+    let path = conformance(&format!("data/vocab/ggml-vocab-{name}.gguf"))?;
     Some((open(&path), path))
 }
 
 fn forge_mini() -> Tokenizer {
-    open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf"))
+    open(&models().join("forge-mini-Q4_K_M.gguf"))
+}
+
+/// Returns all tokenizers on this machine, by name.
+fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
+    let released = VOCABULARIES.map(|name| Some((name, vocabulary(name)?.0)));
+    let all = [Some(("forge-mini", forge_mini()))].into_iter();
+    all.chain(released).flatten().collect()
 }
 
 fn decode(tokenizer: &Tokenizer, ids: &[TokenId]) -> String {
     tokenizer.decode(ids, SpecialText::Hide, LeadingSpace::Strip)
 }
 
-/// A small generator of test text; the same text on every run.
+/// A small random generator of text; the same text on every run.
 struct Random(u64);
 
 impl Random {
@@ -91,7 +73,7 @@ impl Random {
 }
 
 #[test]
-fn vectors_of_llama_cpp() {
+fn matches_vectors_of_llama_cpp() {
     for name in VOCABULARIES {
         let Some((tokenizer, path)) = vocabulary(name) else {
             return;
@@ -122,35 +104,27 @@ fn vectors_of_llama_cpp() {
 }
 
 #[test]
-fn long_text_comes_back() {
-    let Some(path) = data("text/wiki.test.raw") else {
+fn long_text_round_trips() {
+    let Some(path) = conformance("data/text/wiki.test.raw") else {
         return;
     };
     let text = std::fs::read_to_string(path).unwrap();
-    let mut tokenizers = vec![("forge-mini", forge_mini())];
-    tokenizers.extend(
-        VOCABULARIES
-            .iter()
-            .filter_map(|name| Some((*name, vocabulary(name)?.0))),
-    );
-    for (name, tokenizer) in tokenizers {
+    for (name, tokenizer) in tokenizers() {
         let ids = tokenizer.encode(&text, PLAIN);
         assert!(decode(&tokenizer, &ids) == text, "{name}");
     }
 }
 
 #[test]
-fn prompts_of_forge_mini() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/golden.json");
-    let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+fn encodes_prompts_of_forge_mini() {
+    let golden = golden();
     let tokenizer = forge_mini();
     let prompts = golden["variants"]["Q4_K_M"]["prompts"].as_object().unwrap();
     assert_eq!(prompts.len(), 6);
     for (name, prompt) in prompts {
-        let ids: Vec<TokenId> = serde_json::from_value(prompt["prompt_ids"].clone()).unwrap();
         assert_eq!(
             tokenizer.encode(prompt["prompt"].as_str().unwrap(), PROMPT),
-            ids,
+            ids(&prompt["prompt_ids"]),
             "{name}"
         );
     }
@@ -161,8 +135,8 @@ fn prompts_of_forge_mini() {
     );
 }
 
-/// Text, its ids as plain text, and its ids with special tokens parsed, from
-/// llama.cpp (llama-cpp-python 0.3.36).
+/// Vocabulary, text, its ids as plain text, and its ids with special tokens parsed, from llama.cpp
+/// (llama-cpp-python 0.3.36).
 #[rustfmt::skip]
 const SPECIAL: &[(&str, &str, &[TokenId], &[TokenId])] = &[
     ("llama-spm", "</s>", &[1533, 29879, 29958], &[2]),
@@ -184,7 +158,7 @@ const SPECIAL: &[(&str, &str, &[TokenId], &[TokenId])] = &[
 ];
 
 #[test]
-fn special_tokens_are_parsed_only_where_asked() {
+fn parses_special_tokens_only_on_request() {
     for name in VOCABULARIES {
         let Some((tokenizer, _)) = vocabulary(name) else {
             return;
@@ -196,7 +170,7 @@ fn special_tokens_are_parsed_only_where_asked() {
     }
 }
 
-/// Start token added, and tokens that end generation, from llama.cpp.
+/// Vocabulary, the start token added, and the tokens that end generation, from llama.cpp.
 const ENDS: &[(&str, Option<TokenId>, &[TokenId])] = &[
     ("llama-spm", Some(1), &[2]),
     ("phi-3", Some(1), &[2, 32000, 32007]),
@@ -207,7 +181,7 @@ const ENDS: &[(&str, Option<TokenId>, &[TokenId])] = &[
 ];
 
 #[test]
-fn start_token_is_added_once_and_ends_are_a_set() {
+fn adds_one_start_token_and_lists_end_tokens() {
     for &(name, bos, ends) in ENDS {
         let Some((tokenizer, _)) = vocabulary(name) else {
             return;
@@ -230,18 +204,12 @@ fn start_token_is_added_once_and_ends_are_a_set() {
 }
 
 #[test]
-fn any_text_comes_back_whole_and_in_stream() {
-    let mut tokenizers = vec![("forge-mini", forge_mini())];
-    tokenizers.extend(
-        VOCABULARIES
-            .iter()
-            .filter_map(|name| Some((*name, vocabulary(name)?.0))),
-    );
+fn random_text_round_trips_whole_and_streamed() {
     let mut random = Random(0x5DEE_CE66_D1CE_4E5B);
-    for (name, tokenizer) in tokenizers {
+    for (name, tokenizer) in tokenizers() {
         for _ in 0..400 {
             let text = random.text();
-            // A SentencePiece vocabulary spells a space and this character alike.
+            // SentencePiece spells a space and this character the same way.
             let text = if name == "llama-spm" || name == "phi-3" {
                 text.replace('▁', "_")
             } else {
@@ -270,15 +238,9 @@ fn any_text_comes_back_whole_and_in_stream() {
 }
 
 #[test]
-fn any_bytes_and_any_ids_are_accepted() {
-    let mut tokenizers = vec![forge_mini()];
-    tokenizers.extend(
-        VOCABULARIES
-            .iter()
-            .filter_map(|name| Some(vocabulary(name)?.0)),
-    );
+fn accepts_random_bytes_and_ids() {
     let mut random = Random(0xB529_7A4D_3F84_D5B5);
-    for tokenizer in tokenizers {
+    for (_, tokenizer) in tokenizers() {
         for _ in 0..300 {
             let bytes: Vec<u8> = (0..random.below(30))
                 .map(|_| random.below(256) as u8)
@@ -292,7 +254,7 @@ fn any_bytes_and_any_ids_are_accepted() {
             let hidden = tokenizer.decode(&any, SpecialText::Hide, LeadingSpace::Keep);
             assert!(hidden.len() <= shown.len());
         }
-        // Neither method lets a byte of another text become a replacement.
+        // Only invalid bytes become replacement characters, with either method.
         let spelt = tokenizer.encode_bytes(b"ab\xE2\x82 c\xFF", PLAIN);
         let back = tokenizer.decode(&spelt, SpecialText::Hide, LeadingSpace::Strip);
         assert!(
@@ -304,16 +266,9 @@ fn any_bytes_and_any_ids_are_accepted() {
     }
 }
 
-/// Text that makes a quadratic merge loop or a backtracking matcher run for
-/// minutes.
+/// Texts on which a quadratic merge loop or a backtracking matcher would run for minutes.
 #[test]
-fn long_runs_of_anything_are_quick() {
-    let mut tokenizers = vec![("forge-mini", forge_mini())];
-    tokenizers.extend(
-        VOCABULARIES
-            .iter()
-            .filter_map(|name| Some((*name, vocabulary(name)?.0))),
-    );
+fn long_runs_take_linear_time() {
     let units = [
         "a",
         " ",
@@ -332,12 +287,12 @@ fn long_runs_of_anything_are_quick() {
         "<|im_end|>",
         "▂",
     ];
-    for (name, tokenizer) in tokenizers {
+    for (name, tokenizer) in tokenizers() {
         for unit in units {
             let text = unit.repeat((1 << 17) / unit.len());
             let start = std::time::Instant::now();
             let ids = tokenizer.encode(&text, PLAIN);
-            // 0.1 s at most where this was written; quadratic is many minutes.
+            // At most 0.1 s when this was written; quadratic time is many minutes.
             assert!(start.elapsed().as_secs() < 10, "{name}: {unit:?}");
             assert!(decode(&tokenizer, &ids) == text, "{name}: {unit:?}");
         }

@@ -1,24 +1,11 @@
-//! Tokenizers from vocabularies written here: small ones with ids computed by
-//! hand, and damaged ones.
+//! Tokenizers from vocabularies written here: small ones with ids computed by hand, and damaged ones.
 
-use rocmforge_gguf::TokenId;
-use rocmforge_gguf::{Gguf, Writer};
+use rocmforge_gguf::{Gguf, TokenId, Writer};
 use rocmforge_text::tokenizer::{
-    Detokenizer, EncodeOptions, LeadingSpace, SpecialText, TokenKind, Tokenizer, TokenizerError,
+    Detokenizer, LeadingSpace, SpecialText, TokenKind, Tokenizer, TokenizerError,
 };
 
-const PLAIN: EncodeOptions = EncodeOptions {
-    add_special: false,
-    parse_special: false,
-};
-const PARSED: EncodeOptions = EncodeOptions {
-    add_special: false,
-    parse_special: true,
-};
-const PROMPT: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
+use crate::options::{PARSED, PLAIN, PROMPT};
 
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -27,7 +14,7 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// A vocabulary-only file of this model.
+/// Creates a file that has only a vocabulary, of the given tokenizer model.
 fn file(model: &str, tokens: &[(&str, i32)]) -> Writer<'static> {
     let mut writer = Writer::new("llama");
     writer.set("tokenizer.ggml.model", model);
@@ -81,7 +68,7 @@ fn byte_level() -> Writer<'static> {
 }
 
 #[test]
-fn byte_level_by_hand() {
+fn encodes_bytes_with_merges() {
     let tokenizer = load(&byte_level(), None).unwrap();
     for (text, ids) in [
         ("hello", &[9, 3][..]),
@@ -89,16 +76,16 @@ fn byte_level_by_hand() {
         ("helo", &[7, 2, 3]),
         ("hello wo", &[9, 3, 10, 3]),
         ("o\nwo", &[3, 6, 11]),
-        // User-defined tokens are always parsed, the longest first; control tokens here not.
+        // User-defined tokens are always parsed, the longest first; control tokens not with these options.
         ("he<think>  wo", &[7, 13, 14, 11]),
         ("", &[]),
-        // Nothing spells a character that has no byte token.
+        // A character without byte tokens is dropped.
         ("hé", &[0]),
     ] {
         assert_eq!(tokenizer.encode(text, PLAIN), ids, "{text:?}");
     }
     assert_eq!(tokenizer.encode("<s>w", PARSED), [12, 5]);
-    // < s > have no tokens either, and the control token is not made from text.
+    // `<`, `s` and `>` have no tokens either, and text is not parsed as the control token.
     assert_eq!(tokenizer.encode("<s>w", PLAIN), [5]);
     assert_eq!(tokenizer.notices().len(), 1, "{:?}", tokenizer.notices());
     assert!(tokenizer.notices()[0].contains("byte values"));
@@ -111,13 +98,13 @@ fn byte_level_by_hand() {
 }
 
 #[test]
-fn start_and_end_tokens() {
+fn adds_start_and_end_tokens() {
     let mut writer = byte_level();
     writer
         .set("tokenizer.ggml.add_bos_token", true)
         .set("tokenizer.ggml.add_eos_token", true);
     let tokenizer = load(&writer, None).unwrap();
-    // The file asks for an end token and has none.
+    // The file asks for an end token but does not define one.
     assert_eq!(tokenizer.encode("w", PROMPT), [12, 5]);
     assert!(tokenizer.notices().iter().any(|n| n.contains("end token")));
     writer.set("tokenizer.ggml.eos_token_id", 6u32);
@@ -133,7 +120,7 @@ fn start_and_end_tokens() {
 }
 
 #[test]
-fn pre_tokenizers_by_name() {
+fn chooses_pre_tokenizers_by_name() {
     let mut writer = byte_level();
     assert_eq!(load(&writer, Some("llama3")).unwrap().pre_name(), "llama3");
     for name in Tokenizer::pre_names() {
@@ -141,7 +128,9 @@ fn pre_tokenizers_by_name() {
     }
     let error = load(&writer, Some("nonesuch")).err().unwrap().to_string();
     assert!(
-        error.contains("'nonesuch'") && error.contains("--pre NAME") && error.contains("qwen2"),
+        error.contains("'nonesuch'")
+            && error.contains("choose the closest")
+            && error.contains("qwen2"),
         "{error}"
     );
     writer.set("tokenizer.ggml.pre", "\u{1b}[31mnew");
@@ -156,24 +145,32 @@ fn pre_tokenizers_by_name() {
     unnamed.set("tokenizer.ggml.merges", vec!["h e"]);
     let tokenizer = load(&unnamed, None).unwrap();
     assert_eq!(tokenizer.pre_name(), "default");
-    assert!(tokenizer.notices().iter().any(|n| n.contains("--pre NAME")));
+    assert!(
+        tokenizer
+            .notices()
+            .iter()
+            .any(|n| n.contains("names no pre-tokenizer"))
+    );
     assert!(
         load(&unnamed, Some("gpt-2"))
             .unwrap()
             .notices()
             .iter()
-            .all(|n| !n.contains("--pre"))
+            .all(|n| !n.contains("pre-tokenizer"))
     );
 
     let error = load(&sentencepiece(), Some("gpt-2"))
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("--pre gpt-2 does not apply"), "{error}");
+    assert!(
+        error.contains("pre-tokenizer 'gpt-2' does not apply"),
+        "{error}"
+    );
 }
 
 #[test]
-fn other_models_are_refused_by_name() {
+fn rejects_other_models_by_name() {
     for model in ["bert", "t5", "rwkv", "plamo2", "hybriddna", "new"] {
         let error = refused(&file(model, &[("a", NORMAL)]));
         assert!(error.contains(&format!("'{model}'")), "{error}");
@@ -185,7 +182,7 @@ fn other_models_are_refused_by_name() {
     assert!(refused(&Writer::new("llama")).contains("tokenizer.ggml.model"));
 }
 
-/// SentencePiece: unknown, <s>, </s>, 256 bytes, then words. Scores descend.
+/// A SentencePiece vocabulary: unknown, <s>, </s>, 256 bytes, then words. Scores descend.
 fn sentencepiece() -> Writer<'static> {
     let bytes: Vec<String> = (0..256).map(|b| format!("<0x{b:02X}>")).collect();
     let mut tokens = vec![("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)];
@@ -195,7 +192,7 @@ fn sentencepiece() -> Writer<'static> {
 }
 
 #[test]
-fn sentencepiece_by_hand() {
+fn encodes_with_sentencepiece() {
     let mut writer = sentencepiece();
     let byte = |b: u8| TokenId::from(b) + 3;
     // 259 ▁a, 260 b, 261 ab, 262 ▁, 263 a, 264 ▁ab, 265 é; the lower id merges first.
@@ -239,7 +236,7 @@ fn sentencepiece_by_hand() {
 }
 
 #[test]
-fn sentencepiece_token_across_a_space() {
+fn encodes_sentencepiece_token_across_a_space() {
     let mut tokens: Vec<_> = vec![("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)];
     tokens.extend([
         ("b▁", NORMAL),
@@ -255,7 +252,7 @@ fn sentencepiece_token_across_a_space() {
 }
 
 #[test]
-fn characters_with_blocks_by_hand() {
+fn encodes_characters_with_merges() {
     let mut tokens = vec![
         ("<bos>", CONTROL),
         ("▁", NORMAL),
@@ -279,7 +276,7 @@ fn characters_with_blocks_by_hand() {
 }
 
 #[test]
-fn families_with_exceptions() {
+fn handles_families_with_exceptions() {
     let mut harmony = file(
         "gpt2",
         &[
@@ -323,7 +320,7 @@ fn families_with_exceptions() {
 }
 
 #[test]
-fn streams_give_whole_characters() {
+fn streams_whole_characters() {
     let tokenizer = load(&sentencepiece(), None).unwrap();
     let byte = |b: u8| TokenId::from(b) + 3;
     let push = |ids: &[TokenId]| {
@@ -356,12 +353,12 @@ fn streams_give_whole_characters() {
 }
 
 #[test]
-fn damaged_tables_are_refused() {
+fn rejects_damaged_tables() {
     let check = |change: &dyn Fn(&mut Writer<'static>), wanted: &str| {
         let mut writer = byte_level();
         change(&mut writer);
         let error = refused(&writer);
-        assert!(error.contains(wanted), "{error:?} does not say {wanted:?}");
+        assert!(error.contains(wanted), "{wanted:?} is not in {error:?}");
     };
     let types = "tokenizer.ggml.token_type";
     check(
@@ -456,7 +453,7 @@ fn damaged_tables_are_refused() {
         let mut writer = sentencepiece();
         change(&mut writer);
         let error = refused(&writer);
-        assert!(error.contains(wanted), "{error:?} does not say {wanted:?}");
+        assert!(error.contains(wanted), "{wanted:?} is not in {error:?}");
     };
     let scores = "tokenizer.ggml.scores";
     check(
@@ -477,9 +474,9 @@ fn damaged_tables_are_refused() {
     );
 }
 
-/// Ids of 32 bits that are all ones mean "none" in files of some converters.
+/// Some converters write the 32-bit id -1 for "none".
 #[test]
-fn ids_of_none_are_none() {
+fn reads_id_minus_one_as_none() {
     let mut writer = byte_level();
     writer
         .set("tokenizer.ggml.eos_token_id", u32::MAX)
@@ -488,10 +485,9 @@ fn ids_of_none_are_none() {
     assert_eq!((tokenizer.eos(), tokenizer.eot()), (None, None));
 }
 
-/// Merges of strings that are no tokens are kept, as llama.cpp keeps them, and
-/// their bytes are spelt.
+/// Merges of strings that are not tokens are kept, as in llama.cpp, and the results are encoded byte by byte.
 #[test]
-fn merges_of_other_strings() {
+fn keeps_merges_of_strings_that_are_not_tokens() {
     let mut writer = byte_level();
     writer.set("tokenizer.ggml.merges", vec!["e l", "h el", "é ß", "l o"]);
     let tokenizer = load(&writer, None).unwrap();
@@ -499,9 +495,9 @@ fn merges_of_other_strings() {
 }
 
 #[test]
-fn large_tables_are_quick() {
-    // Texts that differ in their last bytes, special tokens with one start, and
-    // merges without any token: what a slow table would choke on.
+fn large_tables_take_linear_time() {
+    // Hard cases for a slow table: texts that differ only in their last bytes, special tokens with a common prefix,
+    // and merges without tokens.
     let normal: Vec<String> = (0..100_000)
         .map(|i| format!("{}{i:06}", "x".repeat(40)))
         .collect();
@@ -519,6 +515,6 @@ fn large_tables_are_quick() {
     let tokenizer = load(&writer, None).unwrap();
     let text = "<|custom_token_59999|><|custom_token_".repeat(1000);
     assert_eq!(tokenizer.encode(&text, PLAIN), [159_999; 1000]);
-    // 0.3 s where this was written.
+    // 0.3 s when this was written.
     assert!(start.elapsed().as_secs() < 20);
 }
