@@ -12,5 +12,5 @@ const SCRIPT: &str = include_str!("llama_mixes.py");
 /// Writes the table to the engine's fixtures.
 pub(crate) fn write(python: &Path) -> Result<()> {
     let table = python::run(python, SCRIPT, [""; 0])?;
-    python::write_fixture("crates/engine/tests/fixtures/mixes.json", table)
+    python::write_fixture("crates/quantize/tests/fixtures/mixes.json", table)
 }

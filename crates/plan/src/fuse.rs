@@ -85,7 +85,7 @@ pub fn fuse_passes(mut plan: Plan, weights: &Weights) -> Plan {
         plan.ops.push(merged);
         rest = &after[n - 1..];
     }
-    forget_unused_buffers(&mut plan);
+    plan.forget_unused();
     plan
 }
 
@@ -167,20 +167,6 @@ fn products(plan: &Plan, ops: &[Op]) -> Option<(Op, usize)> {
         return Some((merged, n + 1));
     }
     Some((Op::MatMuls { x, products }, n))
-}
-
-/// Sets the width of buffers that no operation uses to 0, so that they take no memory.
-fn forget_unused_buffers(plan: &mut Plan) {
-    let mut used: HashSet<BufferId> = HashSet::from([plan.logits]);
-    for op in &plan.ops {
-        used.extend(op.reads());
-        used.extend(op.writes());
-    }
-    for (i, buffer) in plan.buffers.iter_mut().enumerate() {
-        if !used.contains(&BufferId(i as u32)) {
-            buffer.width = 0;
-        }
-    }
 }
 
 /// Returns whether nothing reads `buffer` before it is written again.

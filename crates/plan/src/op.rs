@@ -1,5 +1,7 @@
 //! The closed set of operations and the plan that holds them.
 
+use std::collections::HashSet;
+
 use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
 use crate::params::{Activation, OutMode, RopeStyle, Router, RowsOf};
@@ -430,5 +432,36 @@ impl Plan {
                     .saturating_mul(value_bytes)
             })
             .fold(0, u64::saturating_add)
+    }
+    /// Sets the width of everything that no operation uses to 0, so that it takes no memory.
+    pub(crate) fn forget_unused(&mut self) {
+        let Plan {
+            ops,
+            buffers,
+            acts,
+            kv,
+            ..
+        } = self;
+        let touched: HashSet<BufferId> = ops
+            .iter()
+            .flat_map(|op| [op.reads(), op.writes()].concat())
+            .collect();
+        for (id, buffer) in (0..).zip(buffers) {
+            if !touched.contains(&BufferId(id)) {
+                buffer.width = 0;
+            }
+        }
+        let written: HashSet<ActsId> = ops.iter().filter_map(Op::acts_written).collect();
+        for (id, acts) in (0..).zip(acts) {
+            if !written.contains(&ActsId(id)) {
+                acts.width = 0;
+            }
+        }
+        let cached: HashSet<usize> = ops.iter().filter_map(Op::kv_layer).collect();
+        for (layer, kv) in kv.iter_mut().enumerate() {
+            if !cached.contains(&layer) {
+                kv.n_kv_heads = 0;
+            }
+        }
     }
 }

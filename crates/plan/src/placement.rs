@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::op::{ActsId, BufferId, Op, Plan, RowCount};
+use crate::op::{BufferId, Op, Plan, RowCount};
 
 /// The device that an operation runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -186,7 +186,7 @@ impl Placement {
             ops,
             ..plan.clone()
         };
-        forget_the_rest(&mut part);
+        part.forget_unused();
         let crossing = |to: Side| {
             let segments = self.segments.iter().filter(|segment| segment.side == to);
             let ids: BTreeSet<BufferId> = segments.flat_map(|s| s.imports.clone()).collect();
@@ -255,36 +255,4 @@ pub fn layer_starts(plan: &Plan) -> Vec<usize> {
         }
     }
     starts
-}
-
-/// Sets the width of everything that no operation of `plan` uses to 0, so that it takes no memory.
-fn forget_the_rest(plan: &mut Plan) {
-    let Plan {
-        ops,
-        buffers,
-        acts,
-        kv,
-        ..
-    } = plan;
-    let touched: BTreeSet<BufferId> = ops
-        .iter()
-        .flat_map(|op| [op.reads(), op.writes()].concat())
-        .collect();
-    for (id, buffer) in (0..).zip(buffers) {
-        if !touched.contains(&BufferId(id)) {
-            buffer.width = 0;
-        }
-    }
-    let written: BTreeSet<ActsId> = ops.iter().filter_map(Op::acts_written).collect();
-    for (id, acts) in (0..).zip(acts) {
-        if !written.contains(&ActsId(id)) {
-            acts.width = 0;
-        }
-    }
-    let cached: BTreeSet<usize> = ops.iter().filter_map(Op::kv_layer).collect();
-    for (layer, kv) in kv.iter_mut().enumerate() {
-        if !cached.contains(&layer) {
-            kv.n_kv_heads = 0;
-        }
-    }
 }

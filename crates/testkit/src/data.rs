@@ -1,8 +1,9 @@
 //! Models and golden results on disk: those of the repository, and the conformance data if present.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rocmforge_gguf::TokenId;
+use rocmforge_gguf::{Gguf, LoadMode, TokenId};
 use serde_json::Value;
 
 /// Returns the repository's `models` folder. A test program that runs alone on another machine finds it through cargo's
@@ -10,6 +11,16 @@ use serde_json::Value;
 pub fn models() -> PathBuf {
     let here = std::env::var("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
     Path::new(&here).join("../../models")
+}
+
+/// Returns the path of the embedded model.
+pub fn forge_mini_path() -> PathBuf {
+    models().join("forge-mini-Q4_K_M.gguf")
+}
+
+/// Opens the embedded model.
+pub fn forge_mini() -> Arc<Gguf> {
+    Arc::new(Gguf::open(&forge_mini_path(), LoadMode::Mmap).unwrap())
 }
 
 /// Returns a path in the conformance data; prints that the test is skipped if there are none.
@@ -25,10 +36,7 @@ pub fn conformance(path: &str) -> Option<PathBuf> {
 
 /// Returns the embedded model and the other forge-mini files of the conformance data, by variant.
 pub fn forge_mini_files() -> Vec<(String, PathBuf)> {
-    let mut files = vec![(
-        "Q4_K_M".to_string(),
-        models().join("forge-mini-Q4_K_M.gguf"),
-    )];
+    let mut files = vec![("Q4_K_M".to_string(), forge_mini_path())];
     if let Some(folder) = conformance("models") {
         for (variant, _) in golden()["variants"].as_object().unwrap() {
             let path = folder.join(format!("forge-mini-{variant}.gguf"));

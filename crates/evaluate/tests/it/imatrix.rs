@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use rocmforge_engine::{Engine, EngineConfig, PrefixSharing};
 use rocmforge_evaluate::{Chunks, gather};
-use rocmforge_gguf::{GgmlType, Gguf, LoadMode, TokenId};
+use rocmforge_gguf::{GgmlType, Gguf, TokenId};
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
 use rocmforge_quantize::imatrix::Imatrix;
-use rocmforge_testkit::data::{models, read_json};
+use rocmforge_testkit::data::{forge_mini, models, read_json};
 use rocmforge_testkit::models as synth;
 use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
 
@@ -34,9 +34,8 @@ fn gathered(model: &Model, tokens: &[TokenId], n_ctx: usize) -> Imatrix {
 
 #[test]
 fn sums_match_llama_cpp() {
-    let golden = read_json(&models().join("../crates/engine/tests/fixtures/imatrix.json"));
-    let path = models().join("forge-mini-Q4_K_M.gguf");
-    let gguf = Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap());
+    let golden = read_json(&models().join("../crates/evaluate/tests/fixtures/imatrix.json"));
+    let gguf = forge_mini();
     let tokenizer = Tokenizer::from_gguf(&gguf, None).unwrap();
     let model = Model::load(gguf).unwrap();
     let options = EncodeOptions {

@@ -1,16 +1,12 @@
 //! Costs of forge-mini's plan, compared with sums computed by hand from its shape: 10 layers, width 256, 4 heads
 //! and 2 KV heads of 64 values, feed-forward width 1024, 4096 tokens; Q4_K and Q6_K, so every product is int8.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchShape, Fusion, KvType, Op, OpCost, Plan, PlanCost, Roofline, SeqShape};
+use rocmforge_testkit::data::forge_mini;
 
 fn model() -> Model {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
-    Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
+    Model::load(forge_mini()).unwrap()
 }
 
 fn step(model: &Model, shape: &BatchShape) -> OpCost {

@@ -1,21 +1,13 @@
 //! Fusion of the embedded model's plan.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
 use rocmforge_plan::{Fusion, Op, Plan};
+use rocmforge_testkit::data::forge_mini;
 
 /// Lists the operations of the first layer, and those after the last.
 #[test]
 fn fuses_a_layer_into_few_operations() {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../models/forge-mini-Q4_K_M.gguf"
-    );
-    let gguf = Gguf::open(Path::new(path), LoadMode::Read).unwrap();
-    let model = Model::load(Arc::new(gguf)).unwrap();
+    let model = Model::load(forge_mini()).unwrap();
     let plan = model.compiled_plan(Fusion::On);
     let names: Vec<&str> = plan.ops.iter().map(Op::name).collect();
     let n_layers = model.config.n_layers;

@@ -1,19 +1,14 @@
 //! Placements of the embedded model's plan and of an MoE plan: every operation reads what its own side has.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
 use rocmforge_plan::{
     ActFormat, Activation, ExpertWeights, Fusion, KvSpec, Op, Placement, Plan, Recorder, Router,
     RowCount, Scores, Side, Split, WeightId,
 };
+use rocmforge_testkit::data::forge_mini;
 
 fn embedded(fusion: Fusion) -> Plan {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
-    let gguf = Gguf::open(&path, LoadMode::Mmap).unwrap();
-    Model::load(Arc::new(gguf)).unwrap().compiled_plan(fusion)
+    Model::load(forge_mini()).unwrap().compiled_plan(fusion)
 }
 
 /// A plan of two layers with four experts each, two of them used per token.

@@ -10,7 +10,7 @@ use rocmforge_quantize::imatrix::{Entry, Imatrix};
 use rocmforge_quantize::{
     FileType, Mixing, QuantizeError, QuantizeOptions, QuantizePlan, Requantize, TypeRule,
 };
-use rocmforge_testkit::data::{conformance, golden, models, read_json};
+use rocmforge_testkit::data::{conformance, forge_mini, golden, models, read_json};
 use serde_json::Value;
 
 /// Expands a line of the table to names and dimensions: `blk.*.attn_q.weight 256 2` stands for every layer.
@@ -73,7 +73,7 @@ fn even_importance(gguf: &Gguf) -> Imatrix {
 
 #[test]
 fn mixes_choose_the_same_types_as_llama_cpp() {
-    let table = read_json(&models().join("../crates/engine/tests/fixtures/mixes.json"));
+    let table = read_json(&models().join("../crates/quantize/tests/fixtures/mixes.json"));
     let letter = |ty: GgmlType| table["letters"][ty.name()].as_str().unwrap();
     let (mut n_compared, mut n_fallbacks) = (0, 0);
     for (model_name, model) in table["models"].as_object().unwrap() {
@@ -336,8 +336,7 @@ fn user_rules_override_the_mix() {
 #[test]
 fn rejects_models_it_cannot_quantize() {
     let new = |gguf: &Arc<Gguf>, options| QuantizePlan::new(Arc::clone(gguf), options);
-    let quantized = models().join("forge-mini-Q4_K_M.gguf");
-    let quantized = Arc::new(Gguf::open(&quantized, LoadMode::Mmap).unwrap());
+    let quantized = forge_mini();
     let error = new(&quantized, QuantizeOptions::new(FileType::Q8_0)).unwrap_err();
     assert!(error.to_string().contains("allow requantizing"), "{error}");
     let mut allowed = QuantizeOptions::new(FileType::Q8_0);

@@ -1,7 +1,7 @@
 //! Chat templates: compared with Jinja2's renderings, from files, and with limits.
 
-use rocmforge_gguf::{Gguf, LoadMode, Writer};
-use rocmforge_testkit::data::{conformance, golden, models, read_json};
+use rocmforge_gguf::{Gguf, Writer};
+use rocmforge_testkit::data::{conformance, forge_mini, golden, read_json};
 use rocmforge_text::chat_template::{
     ChatTemplate, Clock, Conversation, RenderError, TemplateError,
 };
@@ -523,8 +523,7 @@ fn reads_templates_of_a_file() {
 
 #[test]
 fn forge_mini_has_a_template_with_tools() {
-    let path = models().join("forge-mini-Q4_K_M.gguf");
-    let gguf = Gguf::open(&path, LoadMode::Mmap).unwrap();
+    let gguf = forge_mini();
     let tokenizer = Tokenizer::from_gguf(&gguf, None).unwrap();
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer, None).unwrap();
     template.check().unwrap();

@@ -1,9 +1,9 @@
 //! Tokenizers against llama.cpp's results on the vocabularies of released models.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rocmforge_gguf::{Gguf, LoadMode, TokenId};
-use rocmforge_testkit::data::{conformance, golden, ids, models};
+use rocmforge_testkit::data::{self, conformance, golden, ids};
 use rocmforge_text::tokenizer::{Detokenizer, LeadingSpace, SpecialText, Tokenizer};
 
 use crate::options::{ADDED, PARSED, PLAIN, PROMPT};
@@ -17,18 +17,14 @@ const VOCABULARIES: [&str; 6] = [
     "deepseek-llm",
 ];
 
-fn open(path: &Path) -> Tokenizer {
-    let gguf = Gguf::open(path, LoadMode::Mmap).unwrap();
-    Tokenizer::from_gguf(&gguf, None).unwrap()
-}
-
 fn vocabulary(name: &str) -> Option<(Tokenizer, PathBuf)> {
     let path = conformance(&format!("data/vocab/ggml-vocab-{name}.gguf"))?;
-    Some((open(&path), path))
+    let gguf = Gguf::open(&path, LoadMode::Mmap).unwrap();
+    Some((Tokenizer::from_gguf(&gguf, None).unwrap(), path))
 }
 
 fn forge_mini() -> Tokenizer {
-    open(&models().join("forge-mini-Q4_K_M.gguf"))
+    Tokenizer::from_gguf(&data::forge_mini(), None).unwrap()
 }
 
 /// Returns all tokenizers on this machine, by name.
