@@ -69,13 +69,8 @@ fn rejects_unusable_adapters() {
         (["--lora", other], 1, "qwen2.gguf: it is for `qwen2` models"),
         (["--lora", model], 1, "not an adapter"),
         (["--lora", missing], 1, "missing.gguf"),
-<<<<<<< HEAD
-        (["--lora-scaled", model], 2, "a scale is missing"),
-        (["-m", other], 1, "add this file as an adapter"),
-=======
         (["--lora-scaled", model], 2, "the scale is missing"),
-        (["-m", other], 1, "--lora"),
->>>>>>> main
+        (["-m", other], 1, "add this file as an adapter"),
     ] {
         run(&[&["generate", "-p", "x", "-n", "1"], &args[..]].concat()).fails(code, part);
     }
