@@ -2,6 +2,7 @@
 //! after the other through the streaming writer.
 
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rocmforge_cpu::Pool;
@@ -11,7 +12,6 @@ use crate::convert::{Conversion, Errors};
 use crate::imatrix::Imatrix;
 use crate::mix::{self, Mix, ModelFacts, Role};
 use crate::{FileType, Mixing, QuantizeError, QuantizeOptions, Requantize};
-use std::ops::ControlFlow;
 
 /// Maximum values per row: 64 MiB as f32. The longest rows of real models have about 100,000.
 const MAX_ROW_LEN: u64 = 1 << 24;

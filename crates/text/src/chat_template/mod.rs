@@ -22,8 +22,9 @@ use serde_json::{Map, Value, json};
 pub use error::{RenderError, TemplateError};
 pub use sandbox::Sandbox;
 
-use crate::tokenizer::{TokenId, Tokenizer};
 use render::{Job, render};
+
+use crate::tokenizer::{TokenId, Tokenizer};
 
 const KEY: &str = "tokenizer.chat_template";
 
