@@ -22,9 +22,8 @@ use serde_json::{Map, Value, json};
 pub use error::{RenderError, TemplateError};
 pub use sandbox::Sandbox;
 
-use render::{Job, render};
-
 use crate::tokenizer::{TokenId, Tokenizer};
+use render::{Job, render};
 
 const KEY: &str = "tokenizer.chat_template";
 
