@@ -84,7 +84,7 @@ pub(crate) enum FeedForward {
 
 /// Whether the feed-forward network is a mixture of experts (MoE), and how experts are weighted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mixture {
+pub(crate) enum Moe {
     Never,
     /// If the file has an expert count.
     IfCounted(ExpertWeights),
@@ -173,12 +173,12 @@ impl Architecture {
         }
     }
 
-    pub(crate) fn mixture(self) -> Mixture {
+    pub(crate) fn moe(self) -> Moe {
         match self {
-            Architecture::Llama => Mixture::IfCounted(ExpertWeights::Normalized),
-            Architecture::Qwen2Moe => Mixture::Always(ExpertWeights::Softmax),
-            Architecture::Qwen3Moe => Mixture::Always(ExpertWeights::Normalized),
-            _ => Mixture::Never,
+            Architecture::Llama => Moe::IfCounted(ExpertWeights::Normalized),
+            Architecture::Qwen2Moe => Moe::Always(ExpertWeights::Softmax),
+            Architecture::Qwen3Moe => Moe::Always(ExpertWeights::Normalized),
+            _ => Moe::Never,
         }
     }
 

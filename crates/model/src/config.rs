@@ -4,7 +4,7 @@
 use rocmforge_gguf::Gguf;
 use rocmforge_plan::{RopeStyle, Router};
 
-use crate::arch::{Architecture, Mixture};
+use crate::arch::{Architecture, Moe};
 use crate::error::LoadError;
 use crate::keys::Keys;
 use crate::layers::{LayerView, layers};
@@ -225,12 +225,12 @@ fn experts(keys: &Keys<'_>, arch: Architecture) -> Result<Option<Experts>, LoadE
     const USED: &str = "expert_used_count";
     const WIDTH: &str = "expert_feed_forward_length";
     let counted = keys.meta.opt_u64(&keys.key(COUNT))?.unwrap_or(0);
-    let weights = match arch.mixture() {
-        Mixture::Never | Mixture::IfCounted(_) if counted == 0 => return Ok(None),
-        Mixture::Never => {
+    let weights = match arch.moe() {
+        Moe::Never | Moe::IfCounted(_) if counted == 0 => return Ok(None),
+        Moe::Never => {
             return Err(keys.unsupported(format!("a mixture of {counted} experts")));
         }
-        Mixture::IfCounted(weights) | Mixture::Always(weights) => weights,
+        Moe::IfCounted(weights) | Moe::Always(weights) => weights,
     };
     let n_experts = keys.size(COUNT, MAX_EXPERTS)?;
     let n_used = keys.meta.u64(&keys.key(USED))?;

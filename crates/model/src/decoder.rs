@@ -1,5 +1,5 @@
 //! Decoder-only transformers (Llama and its relatives), recorded once as a plan for every backend.
-//! The second half of a layer is in `feed_forward.rs` and `mixture.rs`.
+//! The second half of a layer is in `feed_forward.rs` and `moe.rs`.
 //!
 //! Most differences between families are read from the file: biases and per-head Q/K norms exist if their
 //! tensors do, Q, K and V are rows of one matrix if that matrix exists, and the output projection is the
@@ -22,7 +22,7 @@ use crate::arch::{BlockNorm, HeadNorm, StreamNorm};
 use crate::config::{ModelConfig, RopeScaling};
 use crate::error::LoadError;
 use crate::lora::{Adapter, Adapters, Product};
-use crate::mixture::ExpertBuffers;
+use crate::moe::ExpertBuffers;
 use crate::rope::{self, Factors};
 use crate::weights::WeightLoader;
 
@@ -68,7 +68,7 @@ pub(crate) fn record(
         activated: plan.buffer(RowCount::Tokens, n_ff),
         product: plan.buffer(RowCount::Tokens, config.n_embd),
     };
-    let mut wiring = Wiring {
+    let mut builder = PlanBuilder {
         config,
         gguf: &gguf,
         loader,
@@ -79,38 +79,38 @@ pub(crate) fn record(
         adapters,
     };
 
-    let embedding = wiring
+    let embedding = builder
         .loader
         .matrix("token_embd.weight", config.n_vocab, config.n_embd)?;
     let scale = config.scales.embedding / config.scales.residual;
-    wiring.plan.embed(embedding, scale as f32, buffers.x);
-    wiring.adapters.add_embedding(
+    builder.plan.embed(embedding, scale as f32, buffers.x);
+    builder.adapters.add_embedding(
         tensor(&gguf, "token_embd.weight"),
         scale as f32,
         buffers.x,
-        &mut wiring.plan,
-        &mut wiring.loader,
+        &mut builder.plan,
+        &mut builder.loader,
     )?;
     if let Some(n_positions) = config.n_positions {
-        let table = wiring
+        let table = builder
             .loader
             .matrix("position_embd.weight", n_positions, config.n_embd)?;
-        wiring.plan.add_positions(table, buffers.x);
+        builder.plan.add_positions(table, buffers.x);
     }
     for layer in 0..config.n_layers {
-        wiring.attention(layer)?;
+        builder.attention(layer)?;
         match experts {
-            Some(buffers) => wiring.mixture(layer, buffers)?,
-            None => wiring.feed_forward(layer)?,
+            Some(buffers) => builder.moe(layer, buffers)?,
+            None => builder.feed_forward(layer)?,
         }
     }
-    let logits = wiring.output(embedding)?;
-    let Wiring {
+    let logits = builder.output(embedding)?;
+    let PlanBuilder {
         plan,
         loader,
         adapters,
         ..
-    } = wiring;
+    } = builder;
     adapters.finish(&gguf)?;
     Ok((plan.finish(logits), loader.finish()?))
 }
@@ -167,7 +167,8 @@ pub(crate) struct Buffers {
     pub(crate) product: BufferId,
 }
 
-pub(crate) struct Wiring<'a> {
+/// Records the plan of a model, layer by layer.
+pub(crate) struct PlanBuilder<'a> {
     pub(crate) config: &'a ModelConfig,
     gguf: &'a Gguf,
     pub(crate) loader: WeightLoader<'a>,
@@ -179,7 +180,7 @@ pub(crate) struct Wiring<'a> {
     adapters: Adapters<'a>,
 }
 
-impl Wiring<'_> {
+impl PlanBuilder<'_> {
     /// Records `x += attn_output(attention(norm(x)))`, with the norms where the family has them.
     fn attention(&mut self, layer: usize) -> Result<(), LoadError> {
         let c = self.config;

@@ -1,10 +1,10 @@
 //! The second half of a layer: the feed-forward network, in the forms that the families use.
 
 use crate::arch::FeedForward;
-use crate::decoder::{Buffers, Wiring};
+use crate::decoder::{Buffers, PlanBuilder};
 use crate::error::LoadError;
 
-impl Wiring<'_> {
+impl PlanBuilder<'_> {
     /// Records `x += feed_forward(norm(x))`, with the norms where the family has them.
     pub(crate) fn feed_forward(&mut self, layer: usize) -> Result<(), LoadError> {
         let c = self.config;

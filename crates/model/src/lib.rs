@@ -13,14 +13,14 @@ mod feed_forward;
 mod keys;
 mod layers;
 mod lora;
-mod mixture;
+mod moe;
 mod rope;
 mod weights;
 
 use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
-use rocmforge_plan::{Fusion, KvType, Plan, Weights, fuse, fuse_passes};
+use rocmforge_plan::{Fusion, KvType, Plan, Weights, fuse_adds, fuse_ops};
 
 pub use arch::Architecture;
 pub use config::{Experts, ModelConfig, RopeScaling, Rotation, Scales, SoftCaps};
@@ -41,7 +41,7 @@ impl Model {
     /// Returns the plan as a backend runs it.
     pub fn compiled_plan(&self, fusion: Fusion) -> Plan {
         match fusion {
-            Fusion::On => fuse_passes(self.plan.clone(), &self.weights),
+            Fusion::On => fuse_ops(self.plan.clone(), &self.weights),
             Fusion::Off => self.plan.clone(),
         }
     }
@@ -59,7 +59,7 @@ impl Model {
         Ok(Model {
             config,
             weights: Arc::new(weights),
-            plan: fuse(plan),
+            plan: fuse_adds(plan),
         })
     }
 

@@ -8,7 +8,7 @@ use crate::weights::Weights;
 
 /// Lets products accumulate: a product whose only use is to be added to another buffer writes there directly, and so do
 /// the products that were added to it.
-pub fn fuse(mut plan: Plan) -> Plan {
+pub fn fuse_adds(mut plan: Plan) -> Plan {
     let mut fused: Vec<Op> = Vec::with_capacity(plan.ops.len());
     for at in 0..plan.ops.len() {
         let op = plan.ops[at].clone();
@@ -75,14 +75,14 @@ pub enum Fusion {
 /// Fuses operations that can share one pass over their rows, with bit-identical results: a norm with the conversion of
 /// its output, products of the same activations, and the two products of a gate with its activation. Some values are
 /// then never stored in a buffer.
-pub fn fuse_passes(mut plan: Plan, weights: &Weights) -> Plan {
+pub fn fuse_ops(mut plan: Plan, weights: &Weights) -> Plan {
     let ops = std::mem::take(&mut plan.ops);
     let mut rest = &ops[..];
     while let Some((op, after)) = rest.split_first() {
-        let (merged, n) = norm_quantize(&plan, weights, rest)
+        let (fused, n) = norm_quantize(&plan, weights, rest)
             .or_else(|| products(&plan, rest))
             .unwrap_or_else(|| (op.clone(), 1));
-        plan.ops.push(merged);
+        plan.ops.push(fused);
         rest = &after[n - 1..];
     }
     plan.forget_unused();
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn fuses_residual_add_into_product() {
-        let fused = fuse(plan(false));
+        let fused = fuse_adds(plan(false));
         assert_eq!(fused.ops.len(), 3);
         assert!(matches!(
             fused.ops[2],
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn keeps_products_that_are_read_again() {
-        assert_eq!(fuse(plan(true)), plan(true));
+        assert_eq!(fuse_adds(plan(true)), plan(true));
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
             b.add(y, x);
             b.finish(x)
         };
-        let fused = fuse(record(false));
+        let fused = fuse_adds(record(false));
         let to_x = fused.ops.iter().filter(|op| {
             matches!(
                 op,
@@ -247,6 +247,6 @@ mod tests {
         });
         assert_eq!(to_x.count(), 2);
         assert!(!fused.ops.iter().any(|op| matches!(op, Op::Add { .. })));
-        assert_eq!(fuse(record(true)), record(true));
+        assert_eq!(fuse_adds(record(true)), record(true));
     }
 }

@@ -31,7 +31,7 @@ pub use batch::{
 pub use breakers::Breakers;
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
 pub use error::ParameterError;
-pub use fuse::{Fusion, fuse, fuse_passes, is_dead};
+pub use fuse::{Fusion, fuse_adds, fuse_ops, is_dead};
 pub use kv::{KvShift, KvSpec, KvType, SlotRun};
 pub use op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Linear, Op, Plan, RopeId, RoutingId, RowCount, Scores,

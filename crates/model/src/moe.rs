@@ -3,7 +3,7 @@
 use rocmforge_plan::{Activation, BufferId, Recorder, RoutingId, RowCount};
 
 use crate::config::{Experts, ModelConfig};
-use crate::decoder::{Buffers, Wiring};
+use crate::decoder::{Buffers, PlanBuilder};
 use crate::error::LoadError;
 
 /// Buffers that the MoE networks of all layers share.
@@ -43,14 +43,10 @@ impl ExpertBuffers {
     }
 }
 
-impl Wiring<'_> {
+impl PlanBuilder<'_> {
     /// Records `x += sum(weight * expert(norm(x)))` over the experts of each token, plus the shared expert if there
     /// is one.
-    pub(crate) fn mixture(
-        &mut self,
-        layer: usize,
-        experts: ExpertBuffers,
-    ) -> Result<(), LoadError> {
+    pub(crate) fn moe(&mut self, layer: usize, experts: ExpertBuffers) -> Result<(), LoadError> {
         let ExpertBuffers {
             facts,
             logits,
