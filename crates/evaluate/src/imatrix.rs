@@ -17,7 +17,7 @@ use rocmforge_plan::{ActsId, Batch, Fusion, Op, RoutingId, RowsOf, WeightId};
 use rocmforge_quantize::imatrix::{Entry, Imatrix, ImatrixError};
 use rocmforge_runtime::{OpData, OpObserver};
 
-use crate::GatherError;
+use crate::error::GatherError;
 use crate::perplexity::{Perplexity, perplexity};
 
 /// Runs the windows of a text and returns the sums of squares of the inputs of all matrices in layers.

@@ -9,7 +9,7 @@ use rocmforge_cpu::Pool;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::{dequantize, quantize_rows};
 
-use crate::QuantizeError;
+use crate::error::QuantizeError;
 
 /// Minimum values per task: enough to make dispatch cheap, few enough that Ctrl-C is prompt.
 const TASK_VALUES: usize = 1 << 16;

@@ -18,7 +18,5 @@ pub mod synthetic;
 pub use convert::Errors;
 pub use error::QuantizeError;
 pub use file_type::FileType;
-pub(crate) use mix::ModelFacts;
 pub use options::{Mixing, QuantizeOptions, Requantize, TypeRule, tensor_type};
-pub(crate) use plan::choose_types;
 pub use plan::{Progress, QuantizePlan, TensorPlan, TensorReport};

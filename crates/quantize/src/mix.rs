@@ -4,7 +4,8 @@
 
 use rocmforge_gguf::{GgmlType, Gguf, Metadata, TensorInfo, Value};
 
-use crate::{FileType, QuantizeError};
+use crate::error::QuantizeError;
+use crate::file_type::FileType;
 
 /// The role of a tensor in the model, from its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,9 @@ use regex_automata::meta::Regex;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::can_quantize;
 
+use crate::error::QuantizeError;
+use crate::file_type::FileType;
 use crate::imatrix::Imatrix;
-use crate::{FileType, QuantizeError};
 
 /// Memory limit of a compiled pattern, in bytes; patterns are short.
 const MAX_REGEX_BYTES: usize = 1 << 20;

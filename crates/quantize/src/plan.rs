@@ -9,9 +9,11 @@ use rocmforge_cpu::Pool;
 use rocmforge_gguf::{GgmlType, Gguf, TensorInfo, Writer};
 
 use crate::convert::{Conversion, Errors};
+use crate::error::QuantizeError;
+use crate::file_type::FileType;
 use crate::imatrix::Imatrix;
 use crate::mix::{self, Mix, ModelFacts, Role};
-use crate::{FileType, Mixing, QuantizeError, QuantizeOptions, Requantize};
+use crate::options::{Mixing, QuantizeOptions, Requantize};
 
 /// Maximum values per row: 64 MiB as f32. The longest rows of real models have about 100,000.
 const MAX_ROW_LEN: u64 = 1 << 24;

@@ -14,7 +14,10 @@ use std::io::Write;
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, TensorInfo, Writer};
 
-use crate::{ModelFacts, QuantizeError, QuantizeOptions, TensorPlan, choose_types};
+use crate::error::QuantizeError;
+use crate::mix::ModelFacts;
+use crate::options::QuantizeOptions;
+use crate::plan::{TensorPlan, choose_types};
 
 pub use named::SyntheticError;
 pub use shapes::{SHAPES, Shape, ShapeExperts};
@@ -242,7 +245,7 @@ mod tests {
     use rocmforge_model::{Architecture, Model};
 
     use super::*;
-    use crate::FileType;
+    use crate::file_type::FileType;
 
     /// Rows of 1408 values, as in one released model, are not whole blocks of 256.
     #[test]

@@ -7,7 +7,9 @@ use rocmforge_gguf::quant::can_quantize;
 use rocmforge_gguf::{GgmlType, Gguf, escape_control};
 
 use super::{SHAPES, Shape, Synthetic};
-use crate::{FileType, QuantizeError, QuantizeOptions, TypeRule};
+use crate::error::QuantizeError;
+use crate::file_type::FileType;
+use crate::options::{QuantizeOptions, TypeRule};
 
 /// Why a synthetic model cannot be made.
 #[derive(Debug, thiserror::Error)]
