@@ -1,8 +1,8 @@
 //! Tokenizers from the vocabulary of a GGUF file: text to ids and back.
 //!
-//! [`Tokenizer::encode`] finds special tokens ([`special`]) and passes the text between them to one of two methods
-//! that share a merge loop ([`merge`]): SentencePiece ([`spm`]), or byte-pair encoding ([`bpe`]) of the pieces that a
-//! pre-tokenizer cuts ([`pretokenize`], [`pre_table`]). [`Detokenizer`] turns generated ids into a stream of text.
+//! [`Tokenizer::encode`] finds special tokens (`special`) and passes the text between them to one of two methods
+//! that share a merge loop (`merge`): SentencePiece (`spm`), or byte-pair encoding (`bpe`) of the pieces that a
+//! pre-tokenizer cuts (`pretokenize`, `pre_table`). [`Detokenizer`] turns generated ids into a stream of text.
 //!
 //! Time and memory are nearly linear for any text and any file, and nothing here panics on either. The reference is
 //! llama.cpp's `llama-vocab.cpp`.
@@ -314,11 +314,6 @@ impl Tokenizer {
     /// Returns whether encoding with `add_special` adds the start token.
     pub fn adds_bos(&self) -> bool {
         self.add_bos
-    }
-
-    /// Returns whether encoding with `add_special` adds the end token.
-    pub fn adds_eos(&self) -> bool {
-        self.add_eos
     }
 
     /// Returns whether encoding adds a space before the first word.

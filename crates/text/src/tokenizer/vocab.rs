@@ -20,7 +20,7 @@ const MAX_TOKEN_BYTES: usize = 1 << 13;
 const MAX_TEXT_BYTES: usize = 1 << 28;
 
 /// The kind of a token, from `tokenizer.ggml.token_type`. Tokens known by name as control tokens are control tokens
-/// here, whatever the file says (see [`super::special`]).
+/// here, whatever the file says (see `special.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TokenKind {
