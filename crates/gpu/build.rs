@@ -1,7 +1,13 @@
-//! Compiles the kernels ahead of time with clang, one image per target and module, and embeds them. `ROCMFORGE_GPU_TARGETS`
-//! says for what: `native` (the GPUs of this machine, the default), `ci`, `all`, `host`, or a list of targets. Images are
-//! kept by the content of their sources; what cannot be built here is left out, and said.
+//! Compiles the kernels ahead of time with clang, one image per target and module. `ROCMFORGE_GPU_TARGETS` says for what:
+//! `native` (the GPUs of this machine, the default), `ci`, `all`, `host`, or a list of targets. Images are cached by their
+//! preprocessed source (`build/cache.rs`), so that targets with the same source share one. A release embeds all images, a
+//! development build reads them from a file (`build/archive.rs`). Targets that cannot be built here are left out with a
+//! warning.
 
+#[path = "build/archive.rs"]
+mod archive;
+#[path = "build/cache.rs"]
+mod cache;
 #[path = "build/clang.rs"]
 mod clang;
 #[path = "build/inspect.rs"]
@@ -13,17 +19,22 @@ mod ptxas;
 #[path = "build/targets.rs"]
 mod targets;
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::{env, fs};
 
+use archive::Archive;
+use cache::Cache;
 use clang::Clang;
 use modules::Module;
 use ptxas::Ptxas;
+
+/// Part of every image's key: a change of the rules that images are checked by compiles them anew.
+const RULES: &str = include_str!("build/inspect.rs");
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -33,24 +44,31 @@ fn main() {
     println!("cargo::rerun-if-env-changed=ROCMFORGE_GPU_TARGETS");
     println!("cargo::rerun-if-env-changed=ROCMFORGE_CLANG");
     println!("cargo::rerun-if-env-changed=ROCMFORGE_PTXAS");
+    println!("cargo::rerun-if-env-changed=ROCMFORGE_KERNEL_CACHE");
+    println!("cargo::rerun-if-env-changed=ROCMFORGE_EMBED_KERNELS");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let wanted = env::var("ROCMFORGE_GPU_TARGETS").unwrap_or_else(|_| "native".into());
     let targets = targets::expand(&wanted).unwrap_or_else(|error| fail(&[error]));
-    let cache = out.join("cache");
-    fs::create_dir_all(&cache).expect("the build may write to OUT_DIR");
+    let objects = out.join("objects");
+    fs::create_dir_all(&objects).expect("the build may write to OUT_DIR");
 
     let clangs = if targets.is_empty() {
         Vec::new()
     } else {
         clang::find()
     };
-    empty_if_of_others(&cache, &clangs);
+    let ptxas = Ptxas::find();
     let mut left_out: Vec<(String, String)> = Vec::new();
     let mut jobs: Vec<Job> = Vec::new();
     let modules = modules::all("kernels".as_ref());
     for target in &targets {
-        match clang::choose(&clangs, target, &out) {
-            Ok(clang) => jobs.extend(modules.iter().map(|m| Job::new(m, target, clang, &cache))),
+        match clang::choose(&clangs, target, ".".as_ref(), &out) {
+            Ok(clang) => jobs.extend(modules.iter().map(|module| Job {
+                module,
+                target,
+                clang,
+                ptxas: ptxas.as_ref(),
+            })),
             Err(reason) => {
                 println!("cargo::warning=no GPU kernels for {target}: {reason}");
                 left_out.push((target.clone(), reason));
@@ -64,18 +82,28 @@ fn main() {
             out.join("no such file").display()
         );
     }
-    if let Some(ptxas) = Ptxas::find() {
-        for job in &mut jobs {
-            job.assemble(&ptxas, &cache);
+    let mut archive = Archive::default();
+    let mut table = String::from("static IMAGES: &[Image] = &[\n");
+    if !jobs.is_empty() {
+        let cache = Cache::from_env(&out).unwrap_or_else(|error| fail(&[error]));
+        let images =
+            run(&jobs, &Compiler::new(&cache, &objects)).unwrap_or_else(|errors| fail(&errors));
+        cache.prune();
+        for (Job { module, target, .. }, image) in jobs.iter().zip(images) {
+            let packed = archive.add(image.packed).source();
+            let assembled = match image.assembled {
+                Some(assembled) => format!("Some({})", archive.add(assembled).source()),
+                None => "None".into(),
+            };
+            table += &format!(
+                "Image {{ target: {target:?}, module: {:?}, packed: {packed}, assembled: {assembled} }},\n",
+                module.name
+            );
         }
     }
-    let errors = run(&jobs);
-    if !errors.is_empty() {
-        fail(&errors);
-    }
-    remove_older(&cache, &jobs);
-    fs::write(out.join("images.rs"), table(&jobs, &left_out))
-        .expect("the build may write to OUT_DIR");
+    table += &format!("];\nstatic LEFT_OUT: &[(&str, &str)] = &{left_out:?};\n");
+    table += &archive.write(&out).expect("the build may write to OUT_DIR");
+    fs::write(out.join("images.rs"), table).expect("the build may write to OUT_DIR");
 }
 
 fn fail(errors: &[String]) -> ! {
@@ -85,176 +113,226 @@ fn fail(errors: &[String]) -> ! {
     exit(1)
 }
 
-/// The source that `src/image.rs` includes.
-fn table(jobs: &[Job], left_out: &[(String, String)]) -> String {
-    let mut table = String::from("static IMAGES: &[Image] = &[\n");
-    for job in jobs {
-        let (target, module, packed) = (&job.target, &job.module, &job.packed);
-        let assembled = job.assembled.as_ref().map_or("None".into(), |(_, path)| {
-            format!("Some(include_bytes!({path:?}).as_slice())")
-        });
-        table += &format!(
-            "Image {{ target: {target:?}, module: {module:?}, packed: include_bytes!({packed:?}), assembled: {assembled} }},\n"
-        );
-    }
-    table + &format!("];\nstatic LEFT_OUT: &[(&str, &str)] = &{left_out:?};\n")
-}
-
-/// One image to compile.
+/// One image to make.
 struct Job<'a> {
-    module: String,
-    target: String,
+    module: &'a Module,
+    target: &'a str,
     clang: &'a Clang,
-    args: Vec<String>,
-    /// The compressed image, named by all that it depends on but the compiler.
-    packed: PathBuf,
-    /// The assembler of PTX, and the compressed machine code that it shall make.
-    assembled: Option<(Ptxas, PathBuf)>,
+    ptxas: Option<&'a Ptxas>,
 }
 
-impl<'a> Job<'a> {
-    fn new(of: &Module, target: &str, clang: &'a Clang, cache: &Path) -> Job<'a> {
-        let mut args = targets::arguments(target);
-        args.extend(of.defines.iter().cloned());
-        args.push(of.file.display().to_string());
-        let mut hash = DefaultHasher::new();
-        args.hash(&mut hash);
-        of.hash("kernels".as_ref(), &mut hash);
-        let packed = cache.join(format!("{}.{target}.{:016x}.lz4", of.name, hash.finish()));
-        Job {
-            module: of.name.clone(),
-            target: target.into(),
-            clang,
-            args,
-            packed,
-            assembled: None,
-        }
+/// A compressed image.
+struct Image {
+    packed: Vec<u8>,
+    /// The same as machine code, where the compiler's is not and there is an assembler.
+    assembled: Option<Vec<u8>>,
+}
+
+impl Job<'_> {
+    /// The compiler's arguments without the output.
+    fn arguments(&self) -> Vec<String> {
+        let mut args = targets::arguments(self.target);
+        args.extend(self.module.defines.iter().cloned());
+        args.push(self.module.file.display().to_string());
+        args
     }
 
-    /// Asks for machine code besides PTX, where a target is one processor.
-    fn assemble(&mut self, ptxas: &Ptxas, cache: &Path) {
-        if !self.target.ends_with('a') || !self.target.starts_with("sm_") {
-            return;
-        }
-        let name = self.packed.file_stem().expect("it has a name");
-        let name = format!("{}.{}.cubin", name.to_string_lossy(), ptxas.tag);
-        self.assembled = Some((ptxas.clone(), cache.join(name)));
-    }
-
-    fn compile(&self) -> Result<(), String> {
-        let is_assembled = self
-            .assembled
-            .as_ref()
-            .is_none_or(|(_, path)| path.exists());
-        if self.packed.exists() && is_assembled {
-            return Ok(());
-        }
-        let object = self.packed.with_extension("o");
+    fn clang(&self, more: &[&str]) -> Command {
         let mut clang = Command::new(&self.clang.path);
-        clang.args(&self.args).arg("-o").arg(&object);
-        let failed = |what: &str| {
-            let Job {
-                module,
-                target,
-                args,
-                clang,
-                ..
-            } = self;
-            let path = clang.path.display();
-            format!("{module} for {target}: {what}\n  {path} {}", args.join(" "))
-        };
-        let output = clang.output().map_err(|error| failed(&error.to_string()))?;
+        clang.args(self.arguments()).args(more);
+        clang
+    }
+
+    /// Runs `command` and returns its standard output.
+    fn run(&self, mut command: Command) -> Result<Vec<u8>, String> {
+        let output = command.output().map_err(|error| self.failed(error))?;
         if !output.status.success() {
-            return Err(failed(&String::from_utf8_lossy(&output.stderr)));
+            return Err(self.failed(String::from_utf8_lossy(&output.stderr)));
         }
-        let image = fs::read(&object).map_err(|error| failed(&error.to_string()))?;
-        if let Some(fault) = inspect::fault(&self.module, &self.target, &image) {
-            return Err(failed(&fault));
+        Ok(output.stdout)
+    }
+
+    fn failed(&self, reason: impl std::fmt::Display) -> String {
+        let Job { module, target, .. } = self;
+        format!(
+            "{} for {target}: {reason}\n  {} {}",
+            module.name,
+            self.clang.path.display(),
+            self.arguments().join(" ")
+        )
+    }
+
+    /// A hash of the sources before preprocessing.
+    fn source_key(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        (RULES, &self.clang.version, self.arguments()).hash(&mut hash);
+        self.module.hash("kernels".as_ref(), &mut hash);
+        hash.finish()
+    }
+
+    /// A hash of the preprocessed source, which emulated GPUs may share. Other targets share nothing. Line numbers count
+    /// for the emulator, which names lines in errors.
+    fn text_key(&self) -> Result<u64, String> {
+        let is_emulated = self.target.starts_with("host-");
+        let lines: &[&str] = if is_emulated { &[] } else { &["-P"] };
+        let mut command = self.clang(&["-E", "-Qunused-arguments", "-o", "-"]);
+        command.args(lines);
+        let text = self.run(command)?;
+        let mut hash = DefaultHasher::new();
+        (RULES, &self.clang.version).hash(&mut hash);
+        for argument in self.arguments() {
+            if !argument.starts_with(targets::PERSONA) {
+                argument.hash(&mut hash);
+            }
         }
-        if let Some((ptxas, path)) = &self.assembled {
-            let code = ptxas.assemble(&self.target, &object);
-            let code = code.map_err(|error| failed(&error))?;
-            keep(&code, path).map_err(|error| failed(&error.to_string()))?;
-        }
-        keep(&image, &self.packed)
-            .and_then(|()| fs::remove_file(&object))
-            .map_err(|error| failed(&error.to_string()))
+        text.hash(&mut hash);
+        Ok(hash.finish())
     }
 }
 
-/// Writes `image` compressed to `path`, all of it or nothing.
-fn keep(image: &[u8], path: &Path) -> std::io::Result<()> {
-    let part = path.with_extension("part");
-    fs::write(&part, lz4_flex::compress_prepend_size(image))?;
-    fs::rename(&part, path)
+/// Compiles what the cache does not have.
+struct Compiler<'a> {
+    cache: &'a Cache,
+    /// The folder for objects.
+    objects: &'a Path,
+    /// Keys that a thread is compiling.
+    busy: Mutex<HashSet<u64>>,
+    done: Condvar,
 }
 
-/// Runs all jobs, as many at once as cargo allows. What failed.
-fn run(jobs: &[Job]) -> Vec<String> {
+impl<'a> Compiler<'a> {
+    fn new(cache: &'a Cache, objects: &'a Path) -> Compiler<'a> {
+        Compiler {
+            cache,
+            objects,
+            busy: Mutex::default(),
+            done: Condvar::new(),
+        }
+    }
+
+    fn image(&self, job: &Job) -> Result<Image, String> {
+        // Preprocessing takes a tenth of the time of compiling: its result is kept as well.
+        let alias = format!("{}.{:016x}.key", job.module.name, job.source_key());
+        let known = self.cache.get(&alias).and_then(|key| {
+            let key = std::str::from_utf8(&key).ok()?;
+            u64::from_str_radix(key, 16).ok()
+        });
+        if let Some(key) = known
+            && let Some(image) = self.cached(job, key)
+        {
+            return Ok(image);
+        }
+        let key = job.text_key()?;
+        self.wait_for_turn(key);
+        let image = match self.cached(job, key) {
+            Some(image) => Ok(image),
+            None => self.compile(job, key),
+        };
+        self.end_turn(key);
+        let image = image?;
+        self.cache
+            .put(&alias, format!("{key:016x}").as_bytes())
+            .map_err(|error| job.failed(error))?;
+        Ok(image)
+    }
+
+    /// Waits until no other thread compiles this.
+    fn wait_for_turn(&self, key: u64) {
+        let mut busy = self.busy.lock().expect("nothing panics in it");
+        while !busy.insert(key) {
+            busy = self.done.wait(busy).expect("nothing panics in it");
+        }
+    }
+
+    fn end_turn(&self, key: u64) {
+        let mut busy = self.busy.lock().expect("nothing panics in it");
+        busy.remove(&key);
+        self.done.notify_all();
+    }
+
+    fn cached(&self, job: &Job, key: u64) -> Option<Image> {
+        let (packed, assembled) = names(job, key);
+        Some(Image {
+            packed: self.cache.get(&packed)?,
+            assembled: match assembled {
+                Some(name) => Some(self.cache.get(&name)?),
+                None => None,
+            },
+        })
+    }
+
+    fn compile(&self, job: &Job, key: u64) -> Result<Image, String> {
+        let object = self
+            .objects
+            .join(format!("{}.{key:016x}.o", job.module.name));
+        let object_name = object.to_str().expect("OUT_DIR is UTF-8");
+        job.run(job.clang(&["-o", object_name]))?;
+        let image = fs::read(&object).map_err(|error| job.failed(error))?;
+        if let Some(fault) = inspect::fault(&job.module.name, job.target, &image) {
+            return Err(job.failed(fault));
+        }
+        let (packed, assembled) = names(job, key);
+        let keep = |name: &str, image: &[u8]| {
+            let packed = lz4_flex::compress_prepend_size(image);
+            let kept = self.cache.put(name, &packed);
+            kept.map(|()| packed).map_err(|error| job.failed(error))
+        };
+        let image = Image {
+            packed: keep(&packed, &image)?,
+            assembled: match (assembled, job.ptxas) {
+                (Some(name), Some(ptxas)) => {
+                    let code = ptxas.assemble(job.target, &object);
+                    Some(keep(&name, &code.map_err(|error| job.failed(error))?)?)
+                }
+                _ => None,
+            },
+        };
+        fs::remove_file(&object).map_err(|error| job.failed(error))?;
+        Ok(image)
+    }
+}
+
+/// The names in the cache of an image and of its machine code. Machine code is made where a target is one processor.
+fn names(job: &Job, key: u64) -> (String, Option<String>) {
+    let name = format!("{}.{key:016x}", job.module.name);
+    let is_processor = job.target.starts_with("sm_") && job.target.ends_with('a');
+    let ptxas = job.ptxas.filter(|_| is_processor);
+    let assembled = ptxas.map(|ptxas| format!("{name}.{}.cubin", ptxas.tag));
+    (format!("{name}.lz4"), assembled)
+}
+
+/// Runs all jobs, as many at once as cargo allows. Returns the images in the order of the jobs, or all errors.
+fn run(jobs: &[Job], compiler: &Compiler) -> Result<Vec<Image>, Vec<String>> {
     let next = AtomicUsize::new(0);
-    let errors = Mutex::new(Vec::new());
+    let results: Vec<Mutex<Option<Result<Image, String>>>> =
+        jobs.iter().map(|_| Mutex::new(None)).collect();
     let n_jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok());
     let n_workers =
         n_jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     std::thread::scope(|scope| {
         for _ in 0..n_workers {
             scope.spawn(|| {
-                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = job.compile() {
-                        errors.lock().expect("nothing panics in it").push(error);
-                    }
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(job) = jobs.get(n) else { break };
+                    let result = compiler.image(job);
+                    *results[n].lock().expect("nothing panics in it") = Some(result);
                 }
             });
         }
     });
-    errors.into_inner().expect("nothing panics in it")
-}
-
-/// Images that other compilers made are of no use.
-fn empty_if_of_others(cache: &Path, clangs: &[Clang]) {
-    let versions: Vec<&str> = clangs.iter().map(|clang| clang.version.as_str()).collect();
-    let (versions, file) = (versions.join("\n"), cache.join("compilers"));
-    let known = fs::read_to_string(&file);
-    if clangs.is_empty() || known.as_ref().is_ok_and(|known| *known == versions) {
-        return;
-    }
-    if known.is_ok() {
-        for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
-            // What cannot be removed is in nobody's way.
-            let _ = fs::remove_file(entry.path());
+    let mut images = Vec::new();
+    let mut errors = Vec::new();
+    for result in results {
+        let result = result.into_inner().expect("nothing panics in it");
+        match result.expect("all jobs were run") {
+            Ok(image) => images.push(image),
+            Err(error) => errors.push(error),
         }
     }
-    fs::write(&file, versions).expect("the build may write to OUT_DIR");
-}
-
-/// Removes images of modules and targets that were just built anew. Those of other targets stay for the next change of
-/// the list.
-fn remove_older(cache: &Path, jobs: &[Job]) {
-    let name = |path: &Path| {
-        path.file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned()
-    };
-    let assembled = jobs.iter().filter_map(|job| job.assembled.as_ref());
-    let packed = jobs.iter().map(|job| &job.packed);
-    let paths = packed.chain(assembled.map(|(_, path)| path));
-    let current: BTreeSet<String> = paths.map(|path| name(path)).collect();
-    let built: BTreeSet<String> = jobs
-        .iter()
-        .map(|job| format!("{}.{}", job.module, job.target))
-        .collect();
-    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
-        let file = name(&entry.path());
-        // MODULE.TARGET.HASH.lz4, or MODULE.TARGET.HASH.PTXAS.cubin
-        let of = match file.strip_suffix(".cubin") {
-            Some(rest) => rest.rsplit_once('.').map(|(rest, _)| rest),
-            None => file.strip_suffix(".lz4"),
-        };
-        let of = of.and_then(|rest| Some(rest.rsplit_once('.')?.0));
-        if of.is_some_and(|of| built.contains(of)) && !current.contains(&file) {
-            // What cannot be removed is in nobody's way.
-            let _ = fs::remove_file(entry.path());
-        }
+    if errors.is_empty() {
+        Ok(images)
+    } else {
+        Err(errors)
     }
 }

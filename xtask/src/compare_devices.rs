@@ -1,9 +1,10 @@
-//! `cargo xtask compare-devices`: a device's logits beside those of the CPU backend on the same models, prompts alone
-//! and several at once, and what it then decodes.
+//! `cargo xtask compare-devices`: compares a device's logits with the CPU backend's, for single and batched prompts and
+//! for the tokens decoded after them.
 //!
-//! Both convert activations alike and keep K and V in the same type, so that they differ by the order of sums only, and
-//! where a sum lies between two codes. The measure is the mean squared difference over the variance of the CPU's logits.
-//! The CPU is given the tokens that the device decoded, so every step is compared after the same text (teacher forcing).
+//! Both round activations the same way and keep K and V in the same type, so that they differ only by the order of
+//! sums, and where a value lies between two quantization codes. The error is the mean squared difference over the
+//! variance of the CPU's logits. The CPU is given the tokens that the device decoded, so that every step is compared
+//! after the same text (teacher forcing).
 
 mod reference;
 mod rows;
@@ -13,46 +14,104 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{GpuConfig, Offload, OpenOptions, Variants};
-use rocmforge::engine::batch::TokenLogprob;
-use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::synthetic::Synthetic;
-use rocmforge::engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
-use rocmforge::gguf::{Gguf, LoadMode};
+use rocmforge_engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
+use rocmforge_plan::{KvType, TokenLogprob};
+use rocmforge_quantize::synthetic::Synthetic;
+use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Offload, OpenOptions, Variants};
 
 use self::reference::{Expected, ExpectedRow, on_cpu};
 use self::rows::{Difference, Row};
 use crate::compare_llama::bound;
 use crate::gen_model::prompt;
 
-/// The bound with a cache of 8 bits: a key between two codes becomes either, and all that is computed of it moves. `check`
-/// says whether each operation is right.
+/// The bound with an 8-bit KV cache: a key between two codes becomes either, which changes all that follows. `rocmforge
+/// check` tests each operation by itself.
 const CODED_CACHE: f64 = 0.1;
 
-/// How many of the likeliest tokens are compared after each step of decoding.
+/// Number of most likely tokens compared after each decode step.
 const N_BEST: usize = 64;
 
-/// What to compare.
-pub(crate) struct Comparison {
-    pub(crate) models: Vec<Subject>,
-    /// Lengths of the prompts.
-    pub(crate) lengths: Vec<usize>,
-    /// Prompts at once.
-    pub(crate) batches: Vec<usize>,
-    /// Tokens to decode after each prompt.
-    pub(crate) n_decode: usize,
-    pub(crate) device: Device,
-    pub(crate) kv_type: KvType,
-    /// Of the CPU backend; `None` takes every core.
-    pub(crate) n_threads: Option<usize>,
+/// The arguments of `compare-devices`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[arg(required_unless_present = "synthetic", value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// A model with random weights, generated in memory as `gen-synthetic` writes it; may be repeated
+    #[arg(long, value_name = "SHAPE:TYPE")]
+    synthetic: Vec<String>,
+    /// Layers of the synthetic models [default: all of the shape]
+    #[arg(long, requires = "synthetic", value_name = "N")]
+    layers: Option<usize>,
+    /// The GPU, such as cuda:0, hip:0 or host
+    #[arg(long, value_name = "DEVICE")]
+    device: String,
+    /// Kernels to force, as for `rocmforge generate`
+    #[arg(long, value_name = "NAMES")]
+    kernel_variant: Option<Variants>,
+    /// Layers on the GPU, as for `rocmforge generate`
+    #[arg(long, value_name = "N", default_value = "all")]
+    gpu_layers: GpuLayers,
+    /// Compute MoE experts on the CPU
+    #[arg(long)]
+    cpu_moe: bool,
+    /// Prompt lengths
+    #[arg(long, value_delimiter = ',', default_value = "1,17,300")]
+    tokens: Vec<usize>,
+    /// Batch sizes, in prompts
+    #[arg(long, value_delimiter = ',', default_value = "1,4")]
+    batch: Vec<usize>,
+    /// Tokens to decode after each prompt
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    decode: usize,
+    /// KV-cache type on both devices: f16, q8_0 or fp8
+    #[arg(long, default_value = "f16", value_parser = kv_type, value_name = "TYPE")]
+    kv_type: KvType,
+    /// Threads of the CPU backend [default: one per core]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
 }
 
-/// A model, which is opened when it is its turn.
+impl Args {
+    fn subjects(&self) -> impl Iterator<Item = Subject> {
+        let random = |name: &String| Subject::Synthetic(name.clone(), self.layers);
+        let files = self.models.iter().cloned().map(Subject::File);
+        files.chain(self.synthetic.iter().map(random))
+    }
+
+    /// The configuration for both; the CPU backend ignores the device.
+    fn config(&self) -> Result<EngineConfig> {
+        let id = self.device.parse().ok();
+        let gpu = GpuConfig {
+            id: Some(id.with_context(|| format!("there is no device {}", self.device))?),
+            open: OpenOptions {
+                variants: self.kernel_variant.clone().unwrap_or_default(),
+                ..OpenOptions::from_env()
+            },
+            offload: Offload {
+                layers: self.gpu_layers,
+                experts: match self.cpu_moe {
+                    true => Experts::OnCpu,
+                    false => Experts::WithTheirLayer,
+                },
+            },
+            ..GpuConfig::default()
+        };
+        Ok(EngineConfig {
+            device: Device::Gpu(gpu),
+            kv_type: self.kv_type,
+            n_threads: self.threads,
+            ..EngineConfig::default()
+        })
+    }
+}
+
+/// A model to compare, opened when its turn comes.
 #[derive(Debug, Clone)]
-pub(crate) enum Subject {
+enum Subject {
     File(PathBuf),
-    /// Random weights, made in memory: its name `SHAPE:TYPE`, and its layers where not all of the shape's.
+    /// Random weights, generated in memory: `SHAPE:TYPE`, and the number of layers if not all.
     Synthetic(String, Option<usize>),
 }
 
@@ -67,7 +126,7 @@ impl Subject {
         }
     }
 
-    /// Says which matrices have another type than the one in the name.
+    /// Opens the model, and prints which matrices have another type than its name says.
     fn open(&self) -> Result<Gguf> {
         let (name, n_layers) = match self {
             Subject::File(path) => return open_file(path),
@@ -80,7 +139,7 @@ impl Subject {
         for tensor in synthetic.plan()? {
             if let Some(wanted) = tensor.instead_of {
                 println!(
-                    "note: {} is {} in place of {}, since its rows of {} are no whole blocks",
+                    "note: {} is {} instead of {}, since its rows of {} are not whole blocks",
                     tensor.name,
                     tensor.to.name(),
                     wanted.name(),
@@ -96,65 +155,49 @@ fn open_file(path: &Path) -> Result<Gguf> {
     Gguf::open(path, LoadMode::Mmap).with_context(|| path.display().to_string())
 }
 
-/// The type of this name.
-pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
+/// Returns the KV-cache type of this name.
+fn kv_type(name: &str) -> Result<KvType, String> {
     let mut types = KvType::ALL.into_iter();
     types
         .find(|kv_type| kv_type.name() == name)
-        .ok_or_else(|| format!("no type of a KV cache: {name}"))
+        .ok_or_else(|| format!("there is no KV-cache type {name}"))
 }
 
-/// What came of some prompts.
+/// The device's results for a batch of prompts.
 struct Answers {
-    /// Of every prompt, `[n_tokens, n_vocab]`.
+    /// For each prompt, `[n_tokens, n_vocab]`.
     logits: Vec<Vec<f32>>,
-    /// Of every prompt, the tokens decoded after it.
+    /// For each prompt, the tokens decoded after it.
     decoded: Vec<Vec<Decoded>>,
 }
 
-/// A token that was chosen, and the likeliest ones at its place.
+/// A decoded token, and the most likely tokens at its position.
 #[derive(Debug, Clone)]
 struct Decoded {
     id: u32,
     best: Vec<TokenLogprob>,
 }
 
-/// The GPU of this name, with the kernels that were asked for, and what of a model goes there.
-pub(crate) fn device(name: &str, variants: Option<Variants>, offload: Offload) -> Result<Device> {
-    Ok(Device::Gpu(GpuConfig {
-        id: Some(
-            name.parse()
-                .ok()
-                .with_context(|| format!("no device {name}"))?,
-        ),
-        open: OpenOptions {
-            variants: variants.unwrap_or_default(),
-            ..OpenOptions::from_env()
-        },
-        offload,
-        ..GpuConfig::default()
-    }))
-}
-
-/// Compares every model and fails if one is outside its bound.
-pub(crate) fn run(comparison: &Comparison) -> Result<()> {
+/// Compares every model; fails if one is outside its bound.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let config = args.config()?;
     let mut failed = Vec::new();
     println!(
         "{:<44} {:>6} {:>5} {:>10} {:>10} {:>7} {:>9} {:>9}",
         "model", "tokens", "batch", "error", "decode", "bound", "same ids", "rerouted"
     );
-    for subject in &comparison.models {
+    for subject in args.subjects() {
         let gguf = Arc::new(subject.open()?);
-        let bound = match comparison.kv_type {
+        let bound = match args.kv_type {
             KvType::F16 | KvType::F32 => bound(&gguf),
             KvType::Q8_0 | KvType::F8E4M3 => bound(&gguf).max(CODED_CACHE),
         };
         let model = Model::load(gguf)?;
         let name = subject.name();
-        for &n_tokens in &comparison.lengths {
-            for &n_prompts in &comparison.batches {
+        for &n_tokens in &args.tokens {
+            for &n_prompts in &args.batch {
                 let started = Instant::now();
-                let places = compare(&model, comparison, [n_tokens, n_prompts])?;
+                let places = compare(&model, &config, [n_tokens, n_prompts], args.decode)?;
                 let prompt = Difference::of(&places.prompt, bound);
                 let decode = Difference::of(&places.decode, bound);
                 let is_within = prompt.is_within && decode.is_within;
@@ -185,54 +228,41 @@ pub(crate) fn run(comparison: &Comparison) -> Result<()> {
     Ok(())
 }
 
-/// What was compared with the CPU backend.
+/// The positions compared with the CPU backend.
 #[derive(Default)]
 struct Places {
-    /// The logits after each token of the prompts.
+    /// Logits after each token of the prompts.
     prompt: Vec<Row>,
-    /// The log-probabilities of the likeliest tokens, where each token was decoded.
+    /// Log-probabilities of the most likely tokens at each decode step.
     decode: Vec<Row>,
-    /// Decoded tokens that the CPU finds likeliest, too.
+    /// Decoded tokens that are the CPU's most likely token too.
     n_same: usize,
-    /// What the CPU took.
+    /// Time of the CPU backend.
     cpu_time: Duration,
 }
 
-/// The prompts on the device; then, on the CPU, the prompts and what the device decoded, which gives the bits of
-/// decoding there, since nothing depends on how a text is cut.
+/// Runs the prompts on the device, then the prompts with the decoded tokens on the CPU as one prefill. That gives the
+/// same bits as decoding there, since the CPU's results do not depend on how a text is split into steps.
 fn compare(
     model: &Model,
-    comparison: &Comparison,
+    config: &EngineConfig,
     [n_tokens, n_prompts]: [usize; 2],
+    n_decode: usize,
 ) -> Result<Places> {
     let n_vocab = model.config.n_vocab;
     let mut texts: Vec<Vec<u32>> = (0..n_prompts)
         .map(|i| prompt(n_tokens + i, n_vocab).split_off(i))
         .collect();
-    let config = EngineConfig {
-        device: comparison.device.clone(),
-        kv_type: comparison.kv_type,
-        n_threads: comparison.n_threads,
-        ..EngineConfig::default()
-    };
-    let device = answers(model, &config, &texts, comparison.n_decode)?;
-    if let Some(decoded) = device
-        .decoded
-        .iter()
-        .find(|d| d.len() != comparison.n_decode)
-    {
-        bail!(
-            "{} of {} tokens were decoded",
-            decoded.len(),
-            comparison.n_decode
-        );
+    let device = answers(model, config, &texts, n_decode)?;
+    if let Some(decoded) = device.decoded.iter().find(|d| d.len() != n_decode) {
+        bail!("{} of {n_decode} tokens were decoded", decoded.len());
     }
     for (text, decoded) in texts.iter_mut().zip(&device.decoded) {
         let n_given = decoded.len().saturating_sub(1);
         text.extend(decoded[..n_given].iter().map(|decoded| decoded.id));
     }
     let started = Instant::now();
-    let all_expected = on_cpu(model, &config, &texts)?;
+    let all_expected = on_cpu(model, config, &texts)?;
     let mut places = Places {
         cpu_time: started.elapsed(),
         ..Places::default()
@@ -245,7 +275,7 @@ fn compare(
 }
 
 impl Places {
-    /// `found` is `[n_tokens, n_vocab]`, one row for each of `expected`.
+    /// Adds the prompt's logits, `found` `[n_tokens, n_vocab]`, a row for each of `expected`.
     fn add_prompt(&mut self, expected: &[ExpectedRow], found: &[f32]) -> Result<()> {
         let n_vocab = expected.first().map_or(0, |row| row.logits.len());
         if found.len() != expected.len() * n_vocab {
@@ -262,11 +292,11 @@ impl Places {
         Ok(())
     }
 
-    /// The first token was chosen at the row `first`.
+    /// Adds decoded tokens, the first of which was chosen from the row `first`.
     fn add_decoded(&mut self, expected: &Expected, decoded: &[Decoded], first: usize) {
         for (decoded, expected) in decoded.iter().zip(&expected.rows[first..]) {
             let logits = &expected.logits;
-            // A log-probability is a logit less a constant, which depends on the likeliest tokens most.
+            // A log-probability is a logit minus a constant, which depends mostly on the likeliest tokens.
             let differences: Vec<f64> = decoded
                 .best
                 .iter()
@@ -318,7 +348,7 @@ fn answers(
                 Event::Token { id, top, .. } => {
                     answers.decoded[at].push(Decoded { id, best: top });
                 }
-                Event::Failed { .. } => bail!("the model computed no numbers"),
+                Event::Failed { .. } => bail!("the logits are NaN or infinite"),
                 _ => {}
             }
         }
@@ -330,9 +360,9 @@ fn answers(
 mod tests {
     use super::*;
 
-    /// Three logits whose variance is 2/9 ln(2)^2, by hand.
+    /// Three logits with the variance 2/9 ln(2)^2, computed by hand.
     #[test]
-    fn decoding_is_measured_in_the_variance_of_logits() {
+    fn decode_error_is_relative_to_the_variance_of_logits() {
         let logits: Vec<f32> = [0.25f32, 0.5, 0.25].map(f32::ln).to_vec();
         let row = || ExpectedRow {
             logits: logits.clone(),
@@ -368,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_are_missing_are_an_error() {
+    fn rejects_wrong_numbers_of_logits() {
         let row = ExpectedRow {
             logits: vec![1.0, 2.0],
             margin: f64::INFINITY,

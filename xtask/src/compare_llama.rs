@@ -1,29 +1,30 @@
-//! Logits of this engine beside llama.cpp's, at every position of a random prompt and of what this engine
-//! then decodes.
+//! `cargo xtask compare-llama`: compares this engine's logits with llama.cpp's, at every position of a random prompt
+//! and of the tokens that this engine then decodes.
 //!
-//! llama.cpp runs in a Python that has `llama-cpp-python`, on the same machine in the same run. Both keep K and
-//! V in F32: with F16 llama.cpp rounds Q and the softmax to F16 too, which hides smaller errors. The measure
-//! is the mean squared difference over the variance of llama.cpp's logits: unlike a cosine it sees scale.
-//! Of mixtures in F16 and BF16 llama.cpp runs a copy in F32.
+//! llama.cpp runs in Python (`llama-cpp-python`), on the same machine in the same run. Both keep K and V in F32: with
+//! F16 llama.cpp also rounds Q and the softmax to F16, which hides smaller errors. The error is the mean squared
+//! difference over the variance of llama.cpp's logits; unlike the cosine it depends on scale. For MoE models in F16 and
+//! BF16, llama.cpp runs a copy in F32.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::{Continue, Engine, EngineConfig, Event, PromptOutput, Request};
-use rocmforge::gguf::{GgmlType, Gguf, LoadMode, Writer, quant};
+use rocmforge_engine::{Engine, EngineConfig, Event, PromptOutput, Request};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer, quant};
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use std::ops::ControlFlow;
 
 use crate::gen_model::prompt;
+use crate::python;
 
-/// Tokens that are decoded after the prompt, the likeliest each.
+/// Tokens decoded greedily after the prompt.
 const N_DECODE: usize = 16;
 
 const SCRIPT: &str = include_str!("llama_logits.py");
 
-/// Compares every model and fails if one is outside its bound.
+/// Compares every model; fails if one is outside its bound.
 pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Result<()> {
     let mut failed = Vec::new();
     println!(
@@ -33,7 +34,7 @@ pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Resul
     for path in models {
         let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let wide = match is_mixture_of_16_bits(&gguf) {
+        let wide = match is_16_bit_moe(&gguf) {
             true => Some(in_f32(&gguf, &name)?),
             false => None,
         };
@@ -60,16 +61,16 @@ pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Resul
     Ok(())
 }
 
-/// Whether llama.cpp rounds activations to 16 bits where they choose experts. A token that is nearly between two then
-/// goes to another one than in f32, and its logits are others: of 300 tokens of the random models three of `mixtral`
-/// and one of `qwen3moe`, with 99 % and 78 % of the squared error.
-fn is_mixture_of_16_bits(gguf: &Gguf) -> bool {
+/// Whether this is a MoE model whose activations llama.cpp rounds to 16 bits before routing. A token nearly tied
+/// between two experts then takes another one than in f32, which changes its logits: of 300 tokens of the random
+/// models, three of `mixtral` and one of `qwen3moe`, with 99 % and 78 % of the squared error.
+fn is_16_bit_moe(gguf: &Gguf) -> bool {
     let mut tensors = gguf.tensors().iter();
     tensors.clone().any(|t| t.name.contains("_exps"))
         && tensors.any(|t| matches!(t.ty, GgmlType::F16 | GgmlType::BF16))
 }
 
-/// Writes a copy of the model with the same numbers in F32.
+/// Writes a copy of the model converted to F32, and returns its path.
 fn in_f32(gguf: &Gguf, name: &str) -> Result<PathBuf> {
     let mut out = Writer::new(gguf.metadata().str("general.architecture")?);
     for (key, value) in gguf.metadata().iter() {
@@ -87,13 +88,13 @@ fn in_f32(gguf: &Gguf, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// llama.cpp looks GELU up in a table of f16, input and output.
+/// The error of llama.cpp's GELU, a lookup table with f16 inputs and outputs.
 const GELU_IN_F16: f64 = 1e-6;
 /// Architectures with GELU.
 const WITH_GELU: [&str; 4] = ["gemma2", "gemma3", "gpt2", "starcoder2"];
 
-/// The loosest bound of the file's matrix formats: rounding of activations differs between engines by more
-/// the coarser a format is.
+/// Returns the loosest bound of the file's matrix formats. The coarser a format, the more engines differ in how they
+/// round activations.
 pub(crate) fn bound(gguf: &Gguf) -> f64 {
     let arch = gguf.metadata().str("general.architecture").unwrap_or("");
     let least = match WITH_GELU.contains(&arch) {
@@ -113,7 +114,8 @@ pub(crate) fn bound(gguf: &Gguf) -> f64 {
         .fold(least, f64::max)
 }
 
-/// The prompt and the tokens decoded after it but the last, and the logits of all, `[n_tokens, n_vocab]`.
+/// Decodes after the prompt; returns the prompt with all decoded tokens but the last, and the logits of these tokens,
+/// `[n_tokens, n_vocab]`.
 fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
     let config = EngineConfig {
         n_ctx: Some(prompt.len() + N_DECODE),
@@ -129,7 +131,7 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
         if let Event::Token { id, .. } = event {
             ids.push(*id);
         }
-        Continue::Yes
+        ControlFlow::Continue(())
     })?;
     let decoded = ids.split_off(ids.len() - 1);
     let mut request = Request::greedy(ids.clone(), 0);
@@ -140,9 +142,9 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
         if let Event::PromptLogits { logits, .. } = event {
             rows.push(logits.clone());
         }
-        Continue::Yes
+        ControlFlow::Continue(())
     })?;
-    // The logits of all at once are those that the tokens were decoded with.
+    // A prefill of all tokens must give the logits that they were decoded from.
     let next = ids[prompt.len()..].iter().chain(&decoded);
     for (logits, &next) in rows[prompt.len() - 1..].iter().zip(next) {
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -153,12 +155,12 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
     Ok((ids, rows.concat()))
 }
 
-/// llama.cpp's logits after every id, `[n_tokens, n_vocab]`.
+/// Returns llama.cpp's logits after every id, `[n_tokens, n_vocab]`.
 pub(crate) fn llama_cpp(model: &Path, prompt: &[u32], python: &Path) -> Result<Vec<f32>> {
     llama_cpp_with(model, prompt, python, &[])
 }
 
-/// As [`llama_cpp`]; `options` are a type of the KV cache, and adapters as FILE=SCALE.
+/// Like [`llama_cpp`]; `options` are the KV-cache type, then adapters as FILE=SCALE.
 pub(crate) fn llama_cpp_with(
     model: &Path,
     prompt: &[u32],
@@ -180,27 +182,18 @@ fn run_script(
         ids.join(",")
     };
     let batches: Vec<String> = batches.iter().map(ids_of).collect();
-    let output = Command::new(python)
-        .args(["-c", SCRIPT])
-        .arg(model)
-        .arg(batches.join(";"))
-        .args(options)
-        .output()
-        .with_context(|| format!("cannot run {}", python.display()))?;
-    if !output.status.success() {
-        bail!(
-            "llama.cpp failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(output
-        .stdout
-        .chunks_exact(4)
-        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+    let mut arguments = vec![model.as_os_str().to_owned(), batches.join(";").into()];
+    arguments.extend(options.iter().map(Into::into));
+    let logits = python::run(python, SCRIPT, arguments)?;
+    let (logits, _) = logits.as_chunks();
+    Ok(logits
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
         .collect())
 }
 
-pub(crate) fn relative_error(ours: &[f32], theirs: &[f32]) -> Result<f64> {
+/// Returns the mean squared difference over the variance of `theirs`.
+fn relative_error(ours: &[f32], theirs: &[f32]) -> Result<f64> {
     if ours.len() != theirs.len() {
         bail!(
             "{} logits here, {} from llama.cpp",

@@ -1,35 +1,53 @@
-//! `cargo xtask compare-quantize`: every file type of a model, made here, has the same perplexity here and in
-//! llama.cpp, and none worse than that of the file that llama.cpp's quantizer makes.
+//! `cargo xtask compare-quantize`: quantizes a model to every file type. Each file must have the same perplexity here
+//! and in llama.cpp, and none worse than that of llama.cpp's own file of the type.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::imatrix::{Chunks, Imatrix, gather};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::perplexity::perplexity;
-use rocmforge::engine::quantize::{FileType, QuantizeOptions, QuantizePlan};
-use rocmforge::engine::tokenizer::{EncodeOptions, TokenId, Tokenizer};
-use rocmforge::engine::{Continue, Engine, EngineConfig, Existing, NewFile, PrefixSharing};
-use rocmforge::gguf::{Gguf, LoadMode};
+use rocmforge_engine::{Engine, EngineConfig, PrefixSharing};
+use rocmforge_evaluate::perplexity;
+use rocmforge_evaluate::{Chunks, gather};
+use rocmforge_gguf::TokenId;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
+use rocmforge_quantize::imatrix::Imatrix;
+use rocmforge_quantize::{FileType, QuantizeOptions, QuantizePlan};
+use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
+use std::ops::ControlFlow;
 
-/// Tokens of a window.
+/// Tokens per window.
 const N_CTX: usize = 512;
-/// Largest relative difference of two perplexities.
+/// Largest relative difference between two perplexities.
 const BOUND: f64 = 0.003;
 
+/// What to compare, by the command line.
+#[derive(clap::Args)]
 pub(crate) struct Options {
-    pub(crate) model: PathBuf,
-    pub(crate) text: PathBuf,
-    pub(crate) chunks: usize,
-    pub(crate) types: Vec<String>,
-    pub(crate) llama_perplexity: PathBuf,
-    /// Folder of llama.cpp's files of the same model, `NAME-TYPE.gguf`.
-    pub(crate) golden: Option<PathBuf>,
+    /// Model in F16, BF16 or F32, such as forge-mini-F16.gguf
+    model: PathBuf,
+    text: PathBuf,
+    /// Windows of 512 tokens to measure
+    #[arg(long, default_value_t = 20)]
+    chunks: usize,
+    /// File types to compare
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "Q2_K,Q2_K_S,Q3_K_S,Q3_K_M,Q3_K_L,IQ4_XS,IQ4_NL,MXFP4_MOE,Q4_0,Q4_1,Q4_K_S,Q4_K_M,Q5_0,Q5_1,Q5_K_S,Q5_K_M,Q6_K,Q8_0,F16,BF16,F32"
+    )]
+    types: Vec<String>,
+    /// llama.cpp's llama-perplexity
+    #[arg(long, default_value = "llama-perplexity", value_name = "PROGRAM")]
+    llama_perplexity: PathBuf,
+    /// Folder with llama.cpp's files of the same model, NAME-TYPE.gguf
+    #[arg(long, value_name = "FOLDER")]
+    golden: Option<PathBuf>,
 }
 
-/// Prints a line for each type and fails if one is outside the bound.
+/// Prints a line per type; fails if one is outside the bound.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let source = Arc::new(Gguf::open(&options.model, LoadMode::Mmap)?);
     let text = std::fs::read(&options.text)
@@ -40,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("type          bits     here  llama.cpp     diff   golden     diff");
     for name in &options.types {
         let file_type =
-            FileType::from_name(name).with_context(|| format!("no file type {name}"))?;
+            FileType::from_name(name).with_context(|| format!("there is no file type {name}"))?;
         let path = folder.join(format!("{name}.gguf"));
         let bits = quantize(&source, file_type, &text, &path)?;
         let here = here(&path, &text, options.chunks)?;
@@ -68,7 +86,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Makes the file `path`; returns the bits of a value. What needs an importance matrix gets one of the text.
+/// Writes the quantized model to `path`; returns its bits per value. A type that needs an importance matrix gets one
+/// computed from the text.
 fn quantize(source: &Arc<Gguf>, file_type: FileType, text: &[u8], path: &Path) -> Result<f64> {
     let mut options = QuantizeOptions::new(file_type);
     if file_type == FileType::Q2_K_S {
@@ -76,7 +95,7 @@ fn quantize(source: &Arc<Gguf>, file_type: FileType, text: &[u8], path: &Path) -
     }
     let plan = QuantizePlan::new(Arc::clone(source), options)?;
     let mut file = NewFile::create(path, Existing::Replace)?;
-    plan.write(&mut file, 2, |_| Continue::Yes)?;
+    plan.write(&mut file, 2, |_| ControlFlow::Continue(()))?;
     file.commit()?;
     let bytes: u64 = plan.tensors().iter().map(|tensor| tensor.bytes).sum();
     let values = source.tensors().iter().map(|info| info.n_elements());
@@ -87,7 +106,7 @@ fn importance(source: &Arc<Gguf>, text: &[u8]) -> Result<Imatrix> {
     let (model, mut engine, tokens, bos) = start(source, text)?;
     let chunks = Chunks {
         max: Some(8),
-        on_chunk: &mut |_| Continue::Yes,
+        on_chunk: &mut |_| ControlFlow::Continue(()),
     };
     Ok(gather(&mut engine, &model, &tokens, bos, N_CTX, chunks)?.0)
 }
@@ -96,7 +115,7 @@ fn here(path: &Path, text: &[u8], chunks: usize) -> Result<f64> {
     let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
     let (_, mut engine, tokens, bos) = start(&gguf, text)?;
     let result = perplexity(&mut engine, &tokens, bos, N_CTX, Some(chunks), |_| {
-        Continue::Yes
+        ControlFlow::Continue(())
     })?;
     Ok(result.ppl)
 }
@@ -119,7 +138,7 @@ fn start(gguf: &Arc<Gguf>, text: &[u8]) -> Result<(Model, Engine, Vec<TokenId>, 
     Ok((model, engine, tokens, bos))
 }
 
-/// llama.cpp's file of the type, if it is there.
+/// Returns llama.cpp's file of the type, if it exists.
 fn golden_file(options: &Options, name: &str) -> Option<PathBuf> {
     let stem = options.model.file_stem()?.to_str()?;
     let stem = stem.rsplit_once('-').map_or(stem, |(stem, _)| stem);
@@ -127,8 +146,8 @@ fn golden_file(options: &Options, name: &str) -> Option<PathBuf> {
     file.exists().then_some(file)
 }
 
-/// llama.cpp's perplexity over the same windows. What it prints last may get lost where it prints to a pipe,
-/// so it runs some windows more, and the running result after the last of ours counts.
+/// Returns llama.cpp's perplexity over the same windows. Its last output may get lost in a pipe, so it runs a few
+/// windows more, and the running result after our last window counts.
 fn llama_cpp(model: &Path, options: &Options) -> Result<f64> {
     let output = Command::new(&options.llama_perplexity)
         .arg("-m")
@@ -145,7 +164,7 @@ fn llama_cpp(model: &Path, options: &Options) -> Result<f64> {
     let result = result.and_then(|rest| rest.split(',').next()?.trim().parse().ok());
     result.with_context(|| {
         format!(
-            "llama-perplexity gave no result for {} windows; is the text longer? {}",
+            "llama-perplexity printed no result for {} windows; is the text too short? {}",
             options.chunks,
             text.trim()
         )

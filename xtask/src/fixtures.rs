@@ -1,6 +1,5 @@
-//! `cargo xtask fixtures`: runs `crates/gguf/tests/fixtures/make.py`, whose
-//! oracles are the Python packages `gguf` and `ml_dtypes`, so that the expected values of the
-//! format tests can be made again and are never edited by hand.
+//! `cargo xtask fixtures`: regenerates the expected values of the format tests, so that they are never edited by hand.
+//! It runs `crates/gguf/tests/fixtures/make.py`, whose oracles are the Python packages `gguf` and `ml_dtypes`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +19,7 @@ pub(crate) fn write(python: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes them to a temporary folder and compares.
+/// Compares the committed fixtures with newly generated ones.
 pub(crate) fn check(python: &Path) -> Result<()> {
     let made = crate::root().join("target/fixtures");
     if made.exists() {
@@ -44,7 +43,7 @@ pub(crate) fn check(python: &Path) -> Result<()> {
             n_files += 1;
         }
     }
-    println!("{n_files} fixture files are as make.py writes them");
+    println!("{n_files} fixture files are up to date");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Fuzzing without libFuzzer: random changes of the committed inputs, for a time. Slower to find things than
-//! `fuzz/`, since nothing tells which input reached new code, but it runs everywhere.
+//! `cargo xtask fuzz`: fuzzing without libFuzzer, by random mutations of the committed inputs. It has no coverage
+//! feedback, so it finds bugs more slowly than `fuzz/`, but it runs on every platform.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,13 +13,16 @@ use rocmforge_fuzz::{Mutator, TARGETS, Target};
 /// An input that takes longer is a hang.
 const HANG: Duration = Duration::from_secs(20);
 
-/// The input in hand and when it began.
+/// The input that runs now, and since when.
 type Current = Arc<Mutex<Option<(Instant, Vec<u8>)>>>;
 
 pub(crate) fn run(name: &str, seconds: u64, seed: u64) -> Result<()> {
     let target = Target::find(name).ok_or_else(|| {
         let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-        anyhow!("no target '{name}'; there are {}", names.join(", "))
+        anyhow!(
+            "there is no target '{name}'; the targets are {}",
+            names.join(", ")
+        )
     })?;
     let dir = target.corpus_dir();
     let corpus: Vec<Vec<u8>> = target
@@ -29,10 +32,7 @@ pub(crate) fn run(name: &str, seconds: u64, seed: u64) -> Result<()> {
         .map(|(_, data)| data)
         .collect();
     if corpus.is_empty() {
-        bail!(
-            "no inputs in {}; cargo xtask fuzz-seeds writes some",
-            dir.display()
-        );
+        bail!("no inputs in {}; run cargo xtask fuzz-seeds", dir.display());
     }
     let current = Current::default();
     watch(target, Arc::clone(&current));
@@ -50,7 +50,7 @@ pub(crate) fn run(name: &str, seconds: u64, seed: u64) -> Result<()> {
         *current.lock().expect("the watcher does not panic") = Some((began, input.clone()));
         if catch_unwind(AssertUnwindSafe(|| (target.run)(&input))).is_err() {
             bail!(
-                "input {n} crashes; it is in {}",
+                "input {n} crashes; it was saved as {}",
                 keep(target, &input)?.display()
             );
         }
@@ -65,7 +65,7 @@ pub(crate) fn run(name: &str, seconds: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Ends the program when an input hangs, and keeps the input.
+/// Starts a thread that saves an input that hangs, and ends the program.
 fn watch(target: Target, current: Current) {
     std::thread::spawn(move || {
         loop {
@@ -77,7 +77,9 @@ fn watch(target: Target, current: Current) {
                 && began.elapsed() > HANG
             {
                 match keep(target, input) {
-                    Ok(path) => eprintln!("error: an input hangs; it is in {}", path.display()),
+                    Ok(path) => {
+                        eprintln!("error: an input hangs; it was saved as {}", path.display())
+                    }
                     Err(error) => eprintln!("error: an input hangs, and {error:#}"),
                 }
                 std::process::exit(1);
@@ -86,6 +88,7 @@ fn watch(target: Target, current: Current) {
     });
 }
 
+/// Saves an input below `target/`.
 fn keep(target: Target, input: &[u8]) -> Result<PathBuf> {
     let path = crate::root()
         .join("target")
@@ -96,6 +99,7 @@ fn keep(target: Target, input: &[u8]) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// `cargo xtask fuzz-seeds`: writes the seeds of every target.
 pub(crate) fn write_seeds() -> Result<()> {
     for target in TARGETS {
         let dir = target.corpus_dir();

@@ -1,32 +1,29 @@
-//! `cargo xtask gen-model`: small random models of every wiring, as files, so that another program can run
-//! what the tests run; `cargo xtask arch-golden`: llama.cpp's logits of these models, which the tests of the
-//! engine compare with.
+//! `cargo xtask gen-model`: writes the small random models of the tests, one per architecture, so that other programs
+//! can run them; `cargo xtask arch-golden`: records llama.cpp's logits of these models for the engine's tests.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::gguf::GgmlType;
+use rocmforge_gguf::GgmlType;
+use rocmforge_testkit::models;
 
 use crate::compare_llama::llama_cpp;
+use crate::python;
 
-#[path = "../../crates/engine/tests/common/synth.rs"]
-pub(crate) mod synth;
-
-/// Prompt lengths of the committed logits: one token, a context below and one above Phi's original one.
+/// Prompt lengths of the committed logits: one token, and a context below and above Phi's original one.
 const LENGTHS: [usize; 3] = [1, 17, 300];
-/// Every so many of a row's logits is kept.
+/// Every 37th logit of a row is kept.
 const STRIDE: usize = 37;
 
-pub(crate) use synth::prompt;
+pub(crate) use models::prompt;
 
 /// Writes the model `name` with matrices of type `ty` to `out`.
 pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
     let known = GgmlType::from_name(ty).with_context(|| format!("no tensor type {ty}"))?;
-    let Some(model) = synth::model(name, known) else {
+    let Some(model) = models::model(name, known) else {
         bail!(
-            "no model {name}; there are: all, {}",
-            synth::NAMES.join(", ")
+            "there is no model {name}; the models are all, {}",
+            models::NAMES.join(", ")
         );
     };
     let bytes = model?.to_vec()?;
@@ -36,43 +33,42 @@ pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
 /// Writes every model to the folder `out`, as `NAME-TYPE.gguf`.
 pub(crate) fn write_all(ty: &str, out: &Path) -> Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
-    for name in synth::NAMES {
+    for name in models::NAMES {
         write(name, ty, &out.join(format!("{name}-{ty}.gguf")))?;
     }
     Ok(())
 }
 
-/// What is committed of the logits `[n_tokens, n_vocab]`: some of the last row.
-pub(crate) fn golden_row(logits: &[f32], n_tokens: usize) -> String {
-    let last = &logits[logits.len() - logits.len() / n_tokens..];
-    let kept: Vec<String> = last
-        .iter()
-        .step_by(STRIDE)
-        .map(|logit| format!("{logit:.6}"))
-        .collect();
-    kept.join(", ")
-}
-
-/// Writes llama.cpp's logits of the last position of each prompt to the engine's fixtures.
+/// Records llama.cpp's logits of every model for the engine's tests.
 pub(crate) fn golden(python: &Path) -> Result<()> {
     let folder = crate::root().join("target/gen-model");
     write_all("F32", &folder)?;
-    let mut json = String::from("{\n");
-    for (i, name) in synth::NAMES.into_iter().enumerate() {
-        write!(json, "  \"{name}\": {{")?;
-        for (j, n_tokens) in LENGTHS.into_iter().enumerate() {
-            let ids = prompt(n_tokens, 512);
-            let logits = llama_cpp(&folder.join(format!("{name}-F32.gguf")), &ids, python)?;
-            let comma = if j == 0 { "" } else { "," };
-            let row = golden_row(&logits, n_tokens);
-            write!(json, "{comma}\n    \"{n_tokens}\": [{row}]")?;
-        }
-        let comma = if i + 1 == synth::NAMES.len() { "" } else { "," };
-        writeln!(json, "\n  }}{comma}")?;
+    let mut entries = Vec::new();
+    for name in models::NAMES {
+        let path = folder.join(format!("{name}-F32.gguf"));
+        entries.push(golden_model(name, |ids| llama_cpp(&path, ids, python))?);
     }
-    json.push_str("}\n");
-    let path = crate::root().join("crates/engine/tests/fixtures/architectures.json");
-    std::fs::write(&path, json).with_context(|| format!("writing {}", path.display()))?;
-    println!("wrote {}", path.display());
-    Ok(())
+    write_golden("crates/engine/tests/fixtures/architectures.json", &entries)
+}
+
+/// The entry of a model among the committed logits: for each prompt length, every 37th logit after the last token.
+/// `logits` returns those of all tokens, `[n_tokens, n_vocab]`.
+pub(crate) fn golden_model(
+    name: &str,
+    mut logits: impl FnMut(&[u32]) -> Result<Vec<f32>>,
+) -> Result<String> {
+    let mut rows = Vec::new();
+    for n_tokens in LENGTHS {
+        let logits = logits(&prompt(n_tokens, 512))?;
+        let last = &logits[logits.len() - logits.len() / n_tokens..];
+        let kept = last.iter().step_by(STRIDE);
+        let kept: Vec<String> = kept.map(|logit| format!("{logit:.6}")).collect();
+        rows.push(format!("    \"{n_tokens}\": [{}]", kept.join(", ")));
+    }
+    Ok(format!("  \"{name}\": {{\n{}\n  }}", rows.join(",\n")))
+}
+
+/// Writes entries of [`golden_model`] to a fixture.
+pub(crate) fn write_golden(path: &str, models: &[String]) -> Result<()> {
+    python::write_fixture(path, format!("{{\n{}\n}}\n", models.join(",\n")))
 }

@@ -1,11 +1,11 @@
-//! `cargo xtask gen-synthetic`: models of released shapes with random weights, as files.
+//! `cargo xtask gen-synthetic`: writes models with the shapes of released ones and random weights.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::synthetic::Synthetic;
+use rocmforge_quantize::synthetic::Synthetic;
 
 /// Writes a model of `shape` to `out`; `types` is a file type, or a tensor type for all matrices.
 pub(crate) fn write(shape: &str, types: &str, n_layers: Option<usize>, out: &Path) -> Result<()> {

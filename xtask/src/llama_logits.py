@@ -1,5 +1,5 @@
-"""llama_logits.py MODEL ID,ID,...[;ID,...] [KV_TYPE [FILE=SCALE ...]]: llama.cpp's logits after every id, as
-little-endian f32 on stdout, with LoRA adapters FILE. Ids before a semicolon are a batch of their own."""
+"""llama_logits.py MODEL ID,ID,...[;ID,...] [KV_TYPE [FILE=SCALE ...]]: prints llama.cpp's logits after every id, as
+little-endian f32 on stdout, with the LoRA adapters FILE. A semicolon starts another batch."""
 import ctypes
 import sys
 
@@ -11,7 +11,7 @@ ids = sum(batches, [])
 kv_type = sys.argv[3] if len(sys.argv) > 3 else "F32"
 adapters = [adapter.rsplit("=", 1) for adapter in sys.argv[4:]]
 ggml_type = getattr(llama_cpp, "GGML_TYPE_" + kv_type)
-# Quantized values need the flash form of attention, which rounds queries too.
+# A quantized V cache needs flash attention, which rounds queries too.
 model = llama_cpp.Llama(sys.argv[1], n_ctx=len(ids), n_batch=len(ids), n_ubatch=len(ids), logits_all=True, verbose=False,
                         n_threads=2, n_threads_batch=2, flash_attn=kv_type.startswith("Q"),
                         type_k=ggml_type, type_v=ggml_type, use_mmap=not adapters)

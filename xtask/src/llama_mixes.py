@@ -1,7 +1,7 @@
-"""llama_mixes.py: the tensor types that llama.cpp's quantizer chooses, as JSON on stdout.
+"""llama_mixes.py: prints the tensor types that llama.cpp's quantizer chooses, as JSON on stdout.
 
-Files of tiny random tensors with the names, layer counts and facts of real models are quantized to every file
-type; the types of the results are read back: a letter for each layer, or one letter where all layers have the same type.
+It quantizes files of tiny random tensors, with the names, layer counts and metadata of real models, to every file type
+and reads the types back: a letter per layer, or one letter if all layers have the same type.
 """
 import ctypes
 import json
@@ -38,7 +38,7 @@ def model(arch, layers, heads, kv_heads, block, once, experts=0, importance=Fals
 
 
 def narrow(tensors, width):
-    """The rows of all matrices but one in three are `width` long."""
+    """Makes the rows of all matrices but every third `width` long."""
     return [t if t.count(" ") < 2 or i % 3 == 0 else t.replace(" 256 ", f" {width} ") for i, t in enumerate(tensors)]
 
 
@@ -144,7 +144,7 @@ def main():
             mixes = {}
             for file_type, number in FILE_TYPES.items():
                 done = quantize(source, out, number, facts)
-                # Refused: this type wants an importance matrix.
+                # Refused: this type needs an importance matrix.
                 mixes[file_type] = types(out, facts) if done else None
             result[name] = {**facts, "types": mixes}
     print('{\n"letters": %s,\n"models": {' % json.dumps(LETTERS))

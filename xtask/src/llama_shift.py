@@ -1,7 +1,7 @@
-"""llama_shift.py MODEL ID,ID,... N N_CTX N_SINKS N_FORGOTTEN KV_TYPE: N tokens that llama.cpp goes on with, the best one
-each time, in a context of N_CTX tokens. Once it is full, N_FORGOTTEN of its tokens behind the first N_SINKS are taken out of
-the cache and those behind them moved. Prints JSON: ids, the two best log-probabilities of each step, and how many tokens
-were forgotten."""
+"""llama_shift.py MODEL ID,ID,... N N_CTX N_SINKS N_FORGOTTEN KV_TYPE: generates N tokens greedily with llama.cpp in a
+context of N_CTX tokens. When it is full, the N_FORGOTTEN tokens after the first N_SINKS are removed from the KV cache
+and the rest shifted. Prints JSON: the ids, the two best log-probabilities of each step, and how many tokens were
+dropped."""
 import json
 import sys
 
@@ -12,12 +12,12 @@ path, prompt, *numbers, kv_type = sys.argv[1:]
 prompt = [int(i) for i in prompt.split(",")]
 n, n_ctx, n_sinks, n_forgotten = map(int, numbers)
 ggml_type = getattr(llama_cpp, "GGML_TYPE_" + kv_type)
-# Of a sliding window everything is kept, as moves need it.
+# Shifting needs the whole cache, also of sliding-window layers.
 model = llama_cpp.Llama(path, n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, verbose=False, n_threads=2, n_threads_batch=2,
                         flash_attn=False, type_k=ggml_type, type_v=ggml_type, swa_full=True)
 context = model._ctx.ctx
 memory = llama_cpp.llama_get_memory(context)
-assert llama_cpp.llama_memory_can_shift(memory), "llama.cpp moves nothing of this model"
+assert llama_cpp.llama_memory_can_shift(memory), "llama.cpp cannot shift this model"
 n_vocab = model.n_vocab()
 batch = llama_cpp.llama_batch_init(n_ctx, 0, 1)
 

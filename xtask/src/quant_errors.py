@@ -1,10 +1,9 @@
-"""quant_errors.py FORGE_MINI_F16 : errors of llama.cpp's quantizers, as rows for llama_errors.tsv on stdout.
+"""quant_errors.py FORGE_MINI_F16: prints the errors of llama.cpp's quantizers, the rows of llama_cpp.tsv, on stdout.
 
-The inputs are those of crates/gguf/tests/inputs/mod.rs, made by the same integer
-and IEEE double operations in the same order, and the first 256 rows of tensors of
-the model.
+The inputs are those of crates/gguf/tests/inputs/mod.rs, computed by the same integer and IEEE double operations in the
+same order, and the first 256 rows of some tensors of the model.
 
-Columns: input, type, 1 with importance, then sums over all values:
+Columns: input, type, 1 with an importance matrix else 0, then sums over all values:
 without importance err^2 and x^2 * err^2, with importance i * err^2 and i * x^2 * err^2.
 """
 import ctypes
@@ -27,7 +26,7 @@ ggml.ggml_quantize_chunk.argtypes = [ctypes.c_int, POINTER, ctypes.c_void_p, cty
 
 
 def words(seed, n):
-    """The splitmix64 sequence of a seed."""
+    """Returns the splitmix64 sequence of a seed."""
     with np.errstate(over="ignore"):
         z = np.uint64(seed) + (np.arange(n, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -36,13 +35,13 @@ def words(seed, n):
 
 
 def normal(seed, n):
-    """Sums of twelve uniform numbers: nearly normal, and exact in double precision."""
+    """Returns sums of twelve uniform numbers: nearly normal, and exact in double precision."""
     u = (words(seed, 12 * n) >> np.uint64(40)).astype(np.float64) * 2.0**-24
     return u.reshape(n, 12).sum(axis=1) - 6.0
 
 
 def student(seed, n):
-    """Student's t with three degrees of freedom."""
+    """Returns values of Student's t with three degrees of freedom."""
     g = normal(seed, 4 * n).reshape(n, 4)
     square = g[:, 1] * g[:, 1] + g[:, 2] * g[:, 2] + g[:, 3] * g[:, 3]
     return g[:, 0] / np.sqrt(square / 3.0)
@@ -64,7 +63,7 @@ def inputs():
 
 
 def importance(n):
-    """Of one row; every 61st column is never active."""
+    """Returns the importance of a row's columns; every 61st is never active."""
     t = student(8, n)
     return np.where(np.arange(n) % 61 == 60, 0.0, t * t).astype(np.float32)
 

@@ -1,26 +1,28 @@
-//! `cargo xtask shift-golden`: what llama.cpp goes on with in contexts that shift, which the tests of the engine compare
-//! with. Its context is one that it does not round up to another size of its own.
+//! `cargo xtask shift-golden`: records what llama.cpp generates past a context shift, for the engine's tests.
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 
 use crate::gen_model::{self, prompt};
+use crate::python;
 
+const SCRIPT: &str = include_str!("llama_shift.py");
+
+/// A size that llama.cpp does not round up.
 const N_CTX: usize = 64;
 const N_SINKS: usize = 4;
-/// What the engine forgets of such a context with pages of 16 tokens.
+/// Tokens that the engine drops per shift of such a context, with pages of 16 tokens.
 const N_FORGOTTEN: usize = 32;
-/// Three shifts.
+/// Tokens to generate: enough for three shifts.
 const N: usize = 140;
 
-/// Random models whose cache llama.cpp moves as it should: all rotate all layers, and none scales its rotations, which
-/// llama.cpp would do again with each move.
+/// Random models whose KV cache llama.cpp shifts correctly: RoPE in all layers, and no RoPE scaling, which llama.cpp
+/// would apply again with each shift.
 const RANDOM: [&str; 5] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3"];
 
-/// "Once upon a time" and what forge-mini goes on with, up to where its choices become clear.
+/// "Once upon a time" and forge-mini's continuation, up to where its choices become clear.
 #[rustfmt::skip]
 const STORY: [u32; 62] = [
     594, 677, 265, 507, 20, 547, 417, 265, 1455, 671, 413, 1630, 22, 1252, 591, 327,
@@ -44,21 +46,10 @@ pub(crate) fn write(python: &Path) -> Result<()> {
     for (i, (name, path, prompt, kv_type)) in cases.iter().enumerate() {
         let ids: Vec<String> = prompt.iter().map(u32::to_string).collect();
         let ids = ids.join(",");
-        let numbers = [N, N_CTX, N_SINKS, N_FORGOTTEN].map(|n| n.to_string());
-        let output = Command::new(python)
-            .arg(crate::root().join("xtask/src/llama_shift.py"))
-            .arg(path)
-            .arg(&ids)
-            .args(numbers)
-            .arg(kv_type)
-            .output()
-            .with_context(|| format!("running {}", python.display()))?;
-        ensure!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let found = String::from_utf8(output.stdout)?;
+        let mut arguments = vec![path.clone().into_os_string(), ids.clone().into()];
+        arguments.extend([N, N_CTX, N_SINKS, N_FORGOTTEN].map(|n| n.to_string().into()));
+        arguments.push(kv_type.into());
+        let found = String::from_utf8(python::run(python, SCRIPT, arguments)?)?;
         let comma = if i == 0 { "" } else { ",\n" };
         write!(
             json,
@@ -67,8 +58,5 @@ pub(crate) fn write(python: &Path) -> Result<()> {
         )?;
     }
     json.push_str("\n}\n");
-    let path = crate::root().join("crates/engine/tests/fixtures/context_shift.json");
-    std::fs::write(&path, json).with_context(|| format!("writing {}", path.display()))?;
-    println!("wrote {}", path.display());
-    Ok(())
+    python::write_fixture("crates/engine/tests/fixtures/context_shift.json", json)
 }

@@ -1,45 +1,45 @@
-//! Runs one request to its end: streams its text, watches for Ctrl-C, shows the progress of a long
-//! prompt and takes the times. Shared by `generate` and `chat`.
+//! Runs one request to its end: streams its text, handles Ctrl-C, shows the progress of long prompts and takes the
+//! times. Used by `generate` and `chat`.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
-use rocmforge::engine::batch::TokenLogprob;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{EngineError, Event, FinishReason, Request};
+use rocmforge_engine::{EngineError, Event, FinishReason, Request, RequestError};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::TokenLogprob;
 
 use crate::interrupt::Interrupt;
 use crate::session::Session;
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// Generated tokens, with the one that ended the text.
+    /// Generated tokens, including the end token.
     pub ids: Vec<TokenId>,
     pub text: String,
-    /// The best tokens of every step, where asked for.
+    /// Top tokens of every step, if requested.
     pub top: Vec<Vec<TokenLogprob>>,
-    /// Scores of the prompt's second and later tokens, where asked for.
+    /// Scores of the prompt's tokens from the second on, if requested.
     pub prompt_scores: Vec<(f32, Vec<TokenLogprob>)>,
-    /// `None` if the user stopped it.
+    /// `None` if the user stopped the answer.
     pub finish: Option<FinishReason>,
     pub n_prompt: usize,
-    /// Tokens of the prompt that were in the cache from earlier requests.
+    /// Prompt tokens found in the KV cache.
     pub n_cached: usize,
-    /// From the submission to the end of the prompt.
+    /// Time from submission to the end of the prompt.
     pub prefill: Duration,
-    /// From the first generated token to the last.
+    /// Time from the first generated token to the last.
     pub decode: Duration,
 }
 
 impl Answer {
-    /// Prompt tokens computed in a second.
+    /// Prompt tokens computed per second.
     pub fn prompt_per_second(&self) -> Option<f64> {
         rate(self.n_prompt - self.n_cached, self.prefill)
     }
 
-    /// Tokens generated in a second, after the first, which the prompt's step gives.
+    /// Tokens generated per second, without the first, which is part of prefill.
     pub fn predicted_per_second(&self) -> Option<f64> {
         rate(self.ids.len().saturating_sub(1), self.decode)
     }
@@ -49,10 +49,10 @@ fn rate(n: usize, time: Duration) -> Option<f64> {
     (n > 0 && !time.is_zero()).then(|| n as f64 / time.as_secs_f64())
 }
 
-/// Prompts of fewer tokens get no progress bar.
+/// Shortest prompt with a progress bar, in tokens.
 const LONG_PROMPT: usize = 1024;
 
-/// Runs `request`; `on_text` gets the text as it becomes certain.
+/// Runs `request` and streams its text to `on_text`.
 pub fn run(
     session: &mut Session,
     request: Request,
@@ -79,7 +79,7 @@ pub fn run(
                 Event::PromptLogits { .. } => {}
                 Event::Failed { .. } => {
                     progress.finish_and_clear();
-                    return Err(EngineError::NotFinite.into());
+                    return Err(EngineError::from(RequestError::NotFinite).into());
                 }
                 Event::PromptDone { cached_tokens, .. } => {
                     answer.prefill = started.elapsed();
@@ -102,7 +102,7 @@ pub fn run(
                 }
             }
         }
-        progress.inc(session.chunk_tokens as u64);
+        progress.inc(session.config.max_batch_tokens as u64);
         if ended {
             return Ok(answer);
         }
@@ -112,18 +112,15 @@ pub fn run(
     Ok(answer)
 }
 
-/// A bar over the tokens of a long prompt; it hides itself where stderr is no terminal.
+/// Returns a progress bar for a long prompt, hidden if stderr is not a terminal.
 fn progress(n_tokens: usize) -> ProgressBar {
     if n_tokens < LONG_PROMPT {
         return ProgressBar::hidden();
     }
-    bar(
-        n_tokens,
-        "reading the prompt {bar:30} {pos}/{len} tokens, {eta} left",
-    )
+    bar(n_tokens, "prefill {bar:30} {pos}/{len} tokens, {eta} left")
 }
 
-/// A bar on stderr, for terminals only. `template` is indicatif's.
+/// Returns a progress bar on stderr, hidden if it is not a terminal. `template` is indicatif's.
 pub fn bar(n: usize, template: &'static str) -> ProgressBar {
     let style =
         ProgressStyle::with_template(template).expect("the templates of this program are valid");

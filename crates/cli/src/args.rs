@@ -1,5 +1,5 @@
-//! The command line: every flag, its default and its environment variable, and nothing that acts on
-//! them. `session.rs` resolves these choices once into the engine's own types.
+//! The command line: every flag with its default and environment variable. `session.rs` resolves them into the
+//! engine's types.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ mod quantize;
 mod sampling;
 mod suite;
 
-pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs};
+pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, TemplateArgs};
 pub use baseline::{
     BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineShowArgs,
     BaselineStoreArgs, BaselineTrendArgs, KeepArgs, ReportForm,
@@ -59,65 +59,65 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Continue a text, or answer one message with --chat
+    /// Complete a text, or answer a message with --chat
     #[command(after_help = help::GENERATE)]
     Generate(GenerateArgs),
-    /// Talk with the model, over many turns
+    /// Chat with a model
     #[command(after_help = help::CHAT)]
     Chat(ChatArgs),
-    /// Show what a GGUF file holds and what memory it needs
+    /// Show a GGUF file's contents and memory requirements
     #[command(after_help = help::INSPECT)]
     Inspect(InspectArgs),
     /// Show the tokens of a text
     #[command(after_help = help::TOKENIZE)]
     Tokenize(TokenizeArgs),
-    /// Measure how well the model predicts a text
+    /// Measure a model's perplexity on a text
     #[command(after_help = help::PERPLEXITY)]
     Perplexity(PerplexityArgs),
-    /// Make a smaller file of a model
-    #[command(after_help = help::quantize())]
+    /// Convert a model to a smaller file type
+    #[command(after_help = format!("{}\n\n{}", help::QUANTIZE, file_types()))]
     Quantize(QuantizeArgs),
-    /// Find out which weights matter most on a text, for quantize --imatrix
+    /// Compute an importance matrix from a text, for quantize --imatrix
     #[command(after_help = help::IMATRIX)]
     Imatrix(ImatrixArgs),
-    /// Measure the speed of prompts and of generation, beside what the machine allows
+    /// Measure prefill and decode speed, and compare with the roofline
     #[command(after_help = help::BENCH, args_conflicts_with_subcommands = true)]
     Bench(BenchArgs),
-    /// Show baselines of benchmarks, compare them, follow them over time
+    /// List, show, compare and chart saved benchmark results
     #[command(after_help = help::BASELINE)]
     Baseline(BaselineArgs),
-    /// Measure another engine's bench and ours in turn, on the same model
+    /// Compare speed with llama.cpp's llama-bench on the same model
     #[command(after_help = help::COMPARE)]
     Compare(CompareArgs),
-    /// Find out what a prompt and an answer spend their time on
+    /// Profile a prompt and its answer
     #[command(after_help = help::PROFILE)]
     Profile(ProfileArgs),
-    /// Run a command below rocprofv3, nsys, ncu, perf and others, and show what they found
+    /// Run a command under rocprofv3, nsys, ncu, perf or another profiler
     #[command(name = "profile-with", after_help = help::PROFILE_WITH)]
     ProfileWith(ExternalArgs),
-    /// Measure the ways to launch a model's kernels on a GPU, and remember the fastest
+    /// Autotune a model's kernel launches on a GPU
     #[command(after_help = help::TUNE)]
     Tune(TuneArgs),
-    /// Compare every operation of a model with the plain path, on this machine
+    /// Check a model's operations against the scalar reference
     #[command(after_help = help::CHECK)]
     Check(CheckArgs),
-    /// Show the devices of this machine that can run a model
+    /// List the devices that can run models
     #[command(after_help = help::DEVICES)]
     Devices(DevicesArgs),
-    /// Show the models in the models folder, or remove one
+    /// List or remove downloaded models
     #[command(after_help = help::MODELS, args_conflicts_with_subcommands = true)]
     Models(ModelsArgs),
     /// Download a model into the models folder
     #[cfg(feature = "pull")]
     #[command(after_help = help::PULL)]
     Pull(PullArgs),
-    /// Print the completions of a shell
+    /// Print a shell completion script
     #[command(after_help = help::COMPLETIONS)]
     Completions(CompletionsArgs),
-    /// Print a manual page, or write all of them
+    /// Print a manual page, or write all
     #[command(after_help = help::MAN)]
     Man(ManArgs),
-    /// Render a chat template under limits; the program calls itself with this
+    /// Render a chat template with resource limits; used internally
     #[command(name = RENDER_TEMPLATE, hide = true)]
     RenderTemplate,
 }
@@ -125,12 +125,11 @@ pub enum Command {
 /// Name of the hidden command.
 pub const RENDER_TEMPLATE: &str = "render-template";
 
-/// Which file to use and how to read it.
+/// The model file and how to load it.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF file of the model, or its name in the models folder [default: forge-mini, a small model
-    /// inside this program]
+    /// GGUF file, or name of a downloaded model [default: the built-in forge-mini]
     #[arg(
         short,
         long,
@@ -141,7 +140,7 @@ pub struct ModelArgs {
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// Cut text as the named pre-tokenizer does, whatever the file says
+    /// Override the pre-tokenizer that the file names
     #[arg(
         long,
         value_name = "NAME",
@@ -151,36 +150,36 @@ pub struct ModelArgs {
     pub pre: Option<String>,
 }
 
-/// How to read a file.
+/// How to load a file.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Read the file into memory instead of mapping it; for files that may change while they are used
+    /// Read the file into memory instead of mapping it, e.g. if it may change while in use
     #[arg(long, env = "ROCMFORGE_NO_MMAP", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub no_mmap: bool,
     #[command(flatten)]
     pub store: StoreArgs,
 }
 
-/// What changes the model.
+/// LoRA adapters.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
 pub struct LoraArgs {
-    /// LoRA adapter in GGUF to add to the model; may be given more than once
+    /// Apply a LoRA adapter (GGUF); may be repeated
     #[arg(long, value_name = "FILE")]
     pub lora: Vec<PathBuf>,
-    /// The same, times a factor; may be given more than once
+    /// Apply a LoRA adapter with a scale; may be repeated
     #[arg(long, value_name = "FILE:SCALE", value_parser = scaled_file)]
     pub lora_scaled: Vec<(PathBuf, f32)>,
 }
 
-/// FILE:SCALE, or FILE=SCALE.
+/// Parses FILE:SCALE or FILE=SCALE.
 fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
     let parts = text.rsplit_once([':', '=']);
-    let (file, scale) = parts.ok_or("a scale is missing: FILE:SCALE")?;
+    let (file, scale) = parts.ok_or("the scale is missing; use FILE:SCALE")?;
     match scale.parse::<f32>() {
-        _ if file.is_empty() => Err("a file is missing: FILE:SCALE".to_string()),
+        _ if file.is_empty() => Err("the file is missing; use FILE:SCALE".to_string()),
         Ok(scale) if scale.is_finite() => Ok((file.into(), scale)),
-        _ => Err(format!("`{scale}` is no scale: FILE:SCALE, SCALE a number")),
+        _ => Err(format!("`{scale}` is not a number; use FILE:SCALE")),
     }
 }
 
@@ -192,10 +191,10 @@ pub enum OnOff {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// GGUF file, or its name in the models folder [default: forge-mini, the model inside this program]
+    /// GGUF file, or name of a downloaded model [default: the built-in forge-mini]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// The same, as the other commands have it
+    /// Same as FILE
     #[arg(
         short,
         long,
@@ -211,7 +210,7 @@ pub struct InspectArgs {
     pub context: ContextArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
@@ -220,13 +219,13 @@ pub struct InspectArgs {
 pub struct TokenizeArgs {
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// Print the ids only, as a JSON array
+    /// Print only the ids, as a JSON array
     #[arg(long)]
     pub ids: bool,
-    /// Leave out the start token that the model would get
+    /// Do not add the BOS token
     #[arg(long)]
     pub no_bos: bool,
-    /// Read control tokens in the text as such
+    /// Parse control tokens in the text
     #[arg(long)]
     pub parse_special: bool,
     #[command(flatten)]
@@ -235,10 +234,10 @@ pub struct TokenizeArgs {
 
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
-    /// The text to measure on, taken byte for byte
+    /// Text file to measure on
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// Tokens in a window; the second half of each window counts
+    /// Window size in tokens; the second half of each window is scored
     #[arg(
         short,
         long,
@@ -247,10 +246,10 @@ pub struct PerplexityArgs {
         alias = "ctx-size"
     )]
     pub ctx: usize,
-    /// Windows to measure at most [default: the whole text]
+    /// Maximum number of windows [default: the whole text]
     #[arg(long, value_name = "K")]
     pub chunks: Option<usize>,
-    /// Print one JSON object: ppl, stderr, tokens, chunks
+    /// Print JSON: ppl, stderr, tokens, chunks and more
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -261,13 +260,13 @@ pub struct PerplexityArgs {
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Compare every operation, not only one of each kind, shape and format
+    /// Check every operation instead of one per kind, shape and format
     #[arg(long)]
     pub all: bool,
-    /// Tokens in the cache before those that are compared
+    /// Number of tokens already in the KV cache
     #[arg(short = 'd', long, value_name = "N", default_value_t = 112)]
     pub depth: usize,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
     #[command(flatten)]
@@ -278,7 +277,7 @@ pub struct CheckArgs {
 
 #[derive(Debug, Args)]
 pub struct TuneArgs {
-    /// Measure for so long at most; what is left can be done another time
+    /// Time limit in seconds; a later run continues
     #[arg(
         long,
         value_name = "SECONDS",
@@ -286,16 +285,16 @@ pub struct TuneArgs {
         value_parser = clap::value_parser!(u64).range(1..=86_400)
     )]
     pub budget: u64,
-    /// Measure again what is known
+    /// Measure again what is already tuned
     #[arg(long)]
     pub again: bool,
-    /// Forget what is known for this GPU, its driver and this build, and do nothing else
+    /// Delete the saved results for this GPU, driver and build, and exit
     #[arg(long, conflicts_with_all = ["again", "dry_run", "json"])]
     pub clear: bool,
-    /// Measure, and store nothing
+    /// Measure without saving
     #[arg(long)]
     pub dry_run: bool,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
     #[command(flatten)]
@@ -308,24 +307,24 @@ pub struct TuneArgs {
 
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// Whose completions to print
+    /// Shell to complete for
     #[arg(value_name = "SHELL")]
     pub shell: clap_complete::Shell,
 }
 
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// The command whose page to print, such as models rm [default: the page of the program]
+    /// Command to print, such as models rm [default: the main page]
     #[arg(value_name = "COMMAND", conflicts_with = "dir")]
     pub command: Vec<String>,
-    /// Write the pages of all commands into this folder
+    /// Write all pages to this folder
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
@@ -337,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adapters_have_scales() {
+    fn parses_adapter_scales() {
         for (text, file, scale) in [
             ("a.gguf:0.5", "a.gguf", 0.5),
             ("a.gguf=-2", "a.gguf", -2.0),
@@ -358,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_definition_is_valid() {
         Cli::command().debug_assert();
     }
 }

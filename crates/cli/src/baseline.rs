@@ -1,5 +1,5 @@
-//! `rocmforge baseline`: the folder of baselines, and comparisons of those in it. `keep` is what benchmarks do with
-//! them.
+//! `rocmforge baseline`: lists, shows, compares and charts saved benchmark results. `keep` saves and compares them at
+//! the end of a benchmark.
 
 mod keep;
 
@@ -8,14 +8,15 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::{Existing, NewFile};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::baseline::{
+use rocmforge_bench::baseline::{
     BaselineError, ComparisonResult, PerformanceBaseline, RegressionReport, Rules, Series, Store,
     Trend,
 };
-use rocmforge::profile::clock::rfc_3339;
-use rocmforge::profile::render::numbers::digits;
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_profile::clock::rfc_3339;
+use rocmforge_report::numbers::digits;
+use rocmforge_report::{junit, markdown};
 use serde_json::json;
 
 pub use keep::{Keeper, hardware};
@@ -37,18 +38,18 @@ pub fn run(args: &BaselineArgs) -> Result<()> {
     }
 }
 
-/// The folder `args` say, or the user's.
+/// Opens the folder given in `args`, or the user's.
 fn store(args: &BaselineStoreArgs) -> Result<Store> {
     let dir = match &args.baseline_dir {
         Some(dir) => dir.clone(),
         None => folders::data()
-            .context("cannot tell where baselines are kept, since HOME is not set; say it with --baseline-dir")?
+            .context("no baselines folder: HOME is not set; use --baseline-dir")?
             .join("baselines"),
     };
     Ok(Store::at(dir))
 }
 
-/// A name that can be none is wrong usage; everything else that can be wrong with a baseline is a failure.
+/// Reports invalid names as wrong usage and other errors as failures.
 fn told(error: BaselineError) -> anyhow::Error {
     match error {
         BaselineError::BadName { .. } => usage(error.to_string()),
@@ -109,7 +110,7 @@ fn list(args: &BaselineListArgs) -> Result<()> {
     Ok(())
 }
 
-/// The machines of a baseline's benchmarks, each once.
+/// Returns the distinct machines of a baseline's benchmarks.
 fn machines(baseline: &PerformanceBaseline) -> Vec<String> {
     let mut labels: Vec<String> = Vec::new();
     for benchmark in &baseline.benchmarks {
@@ -191,12 +192,12 @@ fn in_form(report: &RegressionReport, form: ReportForm) -> String {
     match form {
         ReportForm::Terminal => report.to_terminal(),
         ReportForm::Json => output::escape_json(&report.to_json()),
-        ReportForm::Junit => report.to_junit(),
-        ReportForm::Markdown => report.to_markdown(),
+        ReportForm::Junit => junit::text(report),
+        ReportForm::Markdown => markdown::text(report),
     }
 }
 
-/// The end of the program that a report asks for.
+/// Returns the error that a report calls for.
 fn verdict(report: &RegressionReport) -> Result<()> {
     let baseline = escape_control(&report.baseline);
     let compared = report
@@ -208,7 +209,7 @@ fn verdict(report: &RegressionReport) -> Result<()> {
         0 => {}
         n => {
             return Err(Early::Regression(format!(
-                "{n} of {compared} benchmarks got worse than in '{baseline}'"
+                "{n} of {compared} benchmarks are worse than in '{baseline}'"
             ))
             .into());
         }
@@ -220,14 +221,14 @@ fn verdict(report: &RegressionReport) -> Result<()> {
             .next()
             .unwrap_or_default();
         return Err(Early::HardwareMismatch(format!(
-            "'{baseline}' was measured on other hardware ({}); compare anyway with --allow-other-hardware",
+            "'{baseline}' was measured on other hardware ({}); use --allow-other-hardware to compare anyway",
             escape_control(&first)
         ))
         .into());
     }
     if compared == 0 {
         anyhow::bail!(
-            "nothing was compared with '{baseline}': no benchmark and metric is in both; rocmforge baseline show lists what it has"
+            "nothing to compare with '{baseline}': no benchmark and metric in common; list its benchmarks with rocmforge baseline show"
         );
     }
     Ok(())
@@ -251,9 +252,7 @@ fn trend(args: &BaselineTrendArgs) -> Result<()> {
     }
     if let Some(path) = &args.output {
         let mut page = Vec::new();
-        trend
-            .write_html(&mut page)
-            .context("cannot make the page")?;
+        rocmforge_report::trend::write(&trend, &mut page).context("cannot create the page")?;
         write(path, &page)?;
     } else {
         let mut out = Out::new();
@@ -262,7 +261,7 @@ fn trend(args: &BaselineTrendArgs) -> Result<()> {
         out.finish()?;
     }
     output::note(&format!(
-        "{} lines through {} baselines, {} with regressions",
+        "{} trends over {} baselines, {} with regressions",
         trend.series.len(),
         trend.n_baselines,
         trend.regressions().count()
@@ -270,7 +269,7 @@ fn trend(args: &BaselineTrendArgs) -> Result<()> {
     Ok(())
 }
 
-/// Benchmark, metric, machine, values over time, change from the first to the last.
+/// Columns: benchmark, metric, machine, values over time, change from first to last.
 fn trend_row(series: &Series) -> [String; 5] {
     let values: Vec<String> = series
         .points
@@ -294,7 +293,7 @@ fn trend_row(series: &Series) -> [String; 5] {
     ]
 }
 
-/// Lines of columns, the last one as wide as it is.
+/// Aligns rows in columns; the last column is not padded.
 fn print_rows<const N: usize>(out: &mut Out, rows: &[[String; N]]) -> Result<()> {
     let rows: Vec<[String; N]> = rows
         .iter()
@@ -316,7 +315,7 @@ fn print_rows<const N: usize>(out: &mut Out, rows: &[[String; N]]) -> Result<()>
     Ok(())
 }
 
-/// Writes a file that is there whole or not at all, in a folder that is made if it is not there.
+/// Writes a file atomically and creates its folder if needed.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path
         .parent()

@@ -1,60 +1,67 @@
-//! `rocmforge bench`: the speed of prompts and of generation, in llama-bench's rows, beside the least time
-//! that this machine allows.
+//! `rocmforge bench`: prefill and decode speed in llama-bench's rows, with the share of the roofline.
 //!
-//! Flags become [`Test`]s (the cross product, in llama-bench's order), `measure` runs each on the engine
-//! that serves users, `report` prints it. The bench suites are commands below this one (`suite`).
+//! The flags expand to [`Test`]s (their cross product, in llama-bench's order); `measure` runs each on the same engine
+//! as `generate`, `report` prints it. `suite` has the bench suites, which are subcommands.
 
 mod measure;
 pub mod report;
 mod suite;
 
+use crate::model_file;
+use crate::resolve;
+use crate::session;
+use rocmforge::ModelFile;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{self, DeviceId, Experts, GpuConfig, GpuLayers, Offload};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::{Device, EngineError, Isa, Roofline, default_threads};
+use indicatif::ProgressBar;
+use rocmforge_bench::baseline::Hardware;
+use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_engine::{ConfigError, Device, EngineError};
+use rocmforge_model::Model;
+use rocmforge_plan::Roofline;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{DeviceId, Experts, GpuConfig, GpuLayers, Offload};
 
 use crate::answer::bar;
 use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
 use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
-use crate::session::{self, ModelFile};
 use measure::{Bench, Machine};
 use report::{Printer, Record, model_type};
 
-/// Above this share of the mean the samples' deviation is called noise.
+/// Relative deviation above which a test counts as noisy.
 const NOISY: f64 = 0.05;
 
-/// One row: what is measured, and with what.
+/// One test, which gives one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Test {
-    /// Tokens of the prompt, or 0.
+    /// Prompt tokens, or 0.
     pub n_prompt: usize,
-    /// Tokens generated, or 0.
+    /// Generated tokens, or 0.
     pub n_gen: usize,
-    /// Tokens in the cache before.
+    /// Tokens in the KV cache before the test.
     pub n_depth: usize,
     /// Sequences.
     pub n_seqs: usize,
     pub n_threads: usize,
     pub kv_type: KvTypeArg,
-    /// What of the model is on the GPU.
+    /// The part of the model that is on the GPU.
     pub offload: Offload,
 }
 
 impl Test {
-    /// Tokens that count, of all sequences.
+    /// Returns the measured tokens of all sequences.
     pub fn n_tokens(&self) -> usize {
         self.n_seqs.saturating_mul(self.n_prompt + self.n_gen)
     }
 
-    /// As llama-bench calls it; with several sequences, or with a part of the model on the CPU, that stands at the end:
-    /// what of it was asked for, and where `auto` chose, what `placed` says that it did.
+    /// Returns llama-bench's name, followed by the number of sequences and the offload settings where they are not the
+    /// default. For `auto`, `placed` gives the placement that was chosen.
     pub fn name(&self, placed: Option<Offload>) -> String {
         let mut name = match (self.n_prompt, self.n_gen) {
             (n_prompt, 0) => format!("pp{n_prompt}"),
@@ -88,15 +95,15 @@ impl Test {
 
 /// A model to measure.
 pub struct Subject {
-    /// The path as it was given.
+    /// The path as given.
     pub name: String,
     pub file: ModelFile,
     pub model: Model,
-    /// What baselines call it: the model's type, wherever its file lies.
+    /// Name in baselines: the model's type, independent of its path.
     pub kept_name: String,
 }
 
-/// Where rows go.
+/// Output of rows.
 struct Results<'a> {
     printer: Printer,
     keeper: Keeper<'a>,
@@ -107,34 +114,35 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         return suite::run(suite);
     }
     let tests = tests(args)?;
-    let isa = session::isa(args.isa)?;
+    let isa = resolve::isa(args.isa)?;
     let offloads = offloads(args);
     let on_gpu = offloads.iter().copied().filter(is_for_gpu);
     for offload in on_gpu.clone() {
-        session::refuse_without_gpu(&args.on, offload)?;
+        resolve::refuse_without_gpu(&args.on, offload)?;
     }
     if on_gpu.count() == 0 {
-        session::refuse_without_layers(&args.on.gpu, experts(args))?;
+        resolve::refuse_without_layers(&args.on.gpu, experts(args))?;
     }
-    let device = session::engine_device(&args.on)?;
+    let device = resolve::engine_device(&args.on)?;
     let interrupt = Interrupt::install()?;
-    // All files before the first measurement: a wrong path is told at once.
+    // Opens all files before the first measurement, to report wrong paths early.
     let keeper = Keeper::open(&args.keep)?;
     let subjects = subjects(args)?;
     for subject in &subjects {
         check_context(subject, &tests)?;
         let is_dense = subject.model.config.experts.is_none();
         if is_dense && args.cpu_moe && matches!(device, Device::Gpu(_)) {
-            return Err(EngineError::NoExperts).with_context(|| subject.file.label.clone());
+            return Err(EngineError::from(ConfigError::NoExperts))
+                .with_context(|| subject.file.label.clone());
         }
     }
     if keeper.is_active() {
         let mut machines = Vec::new();
         for test in &tests {
-            let asked = session::with_offload(device.clone(), test.offload);
+            let asked = resolve::with_offload(device.clone(), test.offload);
             machines.push(baseline::hardware(&asked, test.n_threads));
             if test.offload.layers == GpuLayers::Auto {
-                // There may be room for nothing on the GPU.
+                // Possibly no layer fits on the GPU.
                 machines.push(baseline::hardware(&Device::Cpu, test.n_threads));
             }
         }
@@ -155,7 +163,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         kept: Vec::new(),
     };
     let result = run.measure_all(&interrupt);
-    // What was measured is printed and kept, whatever happened after it.
+    // Finished tests are printed and saved even after an error.
     results.printer.footer()?;
     let kept = results
         .keeper
@@ -163,7 +171,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     result.and(kept)
 }
 
-/// The cross product of the flags.
+/// Returns the cross product of the flags.
 fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
     let threads = numbers(&args.threads, default_threads());
     let batch = numbers(&args.batch, 1);
@@ -177,18 +185,18 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
         .collect();
     if kinds.is_empty() {
         return Err(usage(
-            "nothing to measure: -p and -n are 0; give one of them, or --pg",
+            "nothing to measure: -p and -n are 0; set one of them or --pg",
         ));
     }
     for (flag, values) in [("-b", &batch), ("-t", &threads)] {
         if values.contains(&0) {
-            return Err(usage(format!("{flag} 0 computes nothing; give 1 or more")));
+            return Err(usage(format!("{flag} must be at least 1")));
         }
     }
     let depths = numbers(&args.n_depth, 0);
     if let Some(depth) = depths.iter().find(|depth| !depth.is_multiple_of(args.page)) {
         return Err(usage(format!(
-            "-d {depth} is not whole pages of the cache; give a multiple of {}",
+            "-d {depth} must be a multiple of the KV-cache page, {}",
             args.page
         )));
     }
@@ -226,7 +234,7 @@ fn is_for_gpu(offload: &Offload) -> bool {
     offload.layers != GpuLayers::Count(0)
 }
 
-/// What of a model is on the GPU, for each of the flag's numbers.
+/// Returns the offload setting for each of the flag's values.
 fn offloads(args: &BenchArgs) -> Vec<Offload> {
     let layers = match args.gpu_layers.is_empty() {
         true => vec![GpuLayers::All],
@@ -250,12 +258,12 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
     }
     let open = |source: Source<'_>| {
         let file = match source {
-            Source::File(path) => ModelFile::open(Some(path), &args.load)?,
-            Source::Synthetic(name) => ModelFile::synthetic(name)?,
-            Source::Embedded => ModelFile::open(None, &args.load)?,
+            Source::File(path) => model_file::open(Some(path), &args.load)?,
+            Source::Synthetic(name) => model_file::synthetic(name)?,
+            Source::Embedded => model_file::open(None, &args.load)?,
         };
         if file.gguf.tensors().is_empty() {
-            bail!("{} has no weights, so there is nothing to run", file.label);
+            bail!("{} has no weights to run", file.label);
         }
         let model = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
         let name = match source {
@@ -272,7 +280,7 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
     let mut subjects: Vec<Subject> = names.into_iter().map(open).collect::<Result<_>>()?;
     let types: Vec<String> = subjects.iter().map(|of| of.kept_name.clone()).collect();
     for subject in &mut subjects {
-        // Two of a type are told apart by their files.
+        // Models of the same type are distinguished by their file names.
         if types.iter().filter(|of| **of == subject.kept_name).count() > 1 {
             subject.kept_name = format!("{} ({})", subject.kept_name, subject.file.label);
         }
@@ -280,7 +288,7 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-/// Where a model comes from.
+/// The source of a model.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     File(&'a PathBuf),
@@ -288,7 +296,7 @@ enum Source<'a> {
     Embedded,
 }
 
-/// Refuses tests that are longer than the model's context.
+/// Rejects tests that exceed the model's context.
 fn check_context(subject: &Subject, tests: &[Test]) -> Result<()> {
     let n_ctx = subject.model.config.n_ctx_train;
     for test in tests {
@@ -296,7 +304,7 @@ fn check_context(subject: &Subject, tests: &[Test]) -> Result<()> {
         let needed = parts.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
         if needed > n_ctx {
             bail!(
-                "{} needs {needed} positions, {} was trained for {n_ctx}; take smaller -d, -p or -n",
+                "{} needs {needed} positions, {} was trained for {n_ctx}; reduce -d, -p or -n",
                 test.name(None),
                 subject.file.label
             );
@@ -305,7 +313,7 @@ fn check_context(subject: &Subject, tests: &[Test]) -> Result<()> {
     Ok(())
 }
 
-/// What is measured, on what, and where results go.
+/// The state of a benchmark run.
 struct Run<'r, 'k> {
     args: &'r BenchArgs,
     isa: Isa,
@@ -316,19 +324,19 @@ struct Run<'r, 'k> {
     kept: Vec<Kept>,
 }
 
-/// What baselines call a test of a model.
+/// A test's name in baselines.
 struct Kept {
     name: String,
-    /// The model's place among the subjects.
+    /// Index of the model in the subjects.
     subject: usize,
     test: Test,
 }
 
-/// Which tests are measured.
+/// The tests to measure.
 #[derive(Clone, Copy)]
 enum Pass<'a> {
     All,
-    /// Those of these names were worse than the baseline.
+    /// Only these, which were worse than the baseline.
     Again(&'a [String]),
 }
 
@@ -341,7 +349,7 @@ impl Run<'_, '_> {
                 break;
             }
             output::note(&format!(
-                "notice: {} worse than the baseline, measured again",
+                "notice: {} worse than the baseline, measuring again",
                 worse.len()
             ));
             self.measure(Pass::Again(&worse), interrupt)?;
@@ -350,140 +358,193 @@ impl Run<'_, '_> {
     }
 
     fn measure(&mut self, pass: Pass<'_>, interrupt: &Interrupt) -> Result<()> {
-        let args = self.args;
-        let is_meant = |subject: usize, test: &Test| match pass {
-            Pass::All => true,
-            Pass::Again(names) => self.kept.iter().any(|kept| {
-                (kept.subject, kept.test) == (subject, *test) && names.contains(&kept.name)
-            }),
+        let subjects = self.subjects;
+        let selected: Vec<Vec<Test>> = (0..subjects.len())
+            .map(|subject| self.selected(subject, pass))
+            .collect();
+        let n_tests: usize = selected.iter().map(Vec::len).sum();
+        let n_runs = n_tests * self.args.repetitions as usize;
+        let mut round = Round {
+            pass,
+            bar: bar(n_runs, "{bar:30} {msg}, {eta} left"),
+            working: interrupt.guard(),
+            // Before a model occupies the GPU's memory.
+            gpu_roofline: match &self.device {
+                Device::Cpu => None,
+                Device::Gpu(gpu) => gpu_roofline(gpu),
+            },
+            cpu_rooflines: Vec::new(),
         };
-        let meant = |(at, subject)| -> (usize, &Subject, Vec<Test>) {
-            let tests = self.tests.iter().copied();
-            let tests = tests.filter(|test| is_meant(at, test));
-            (at, subject, tests.collect())
+        let same_engine = |a: &Test, b: &Test| {
+            (a.n_seqs, a.kv_type, a.offload, a.n_threads)
+                == (b.n_seqs, b.kv_type, b.offload, b.n_threads)
         };
-        let meant: Vec<_> = self.subjects.iter().enumerate().map(meant).collect();
-        let n_tests: usize = meant.iter().map(|(.., tests)| tests.len()).sum();
-        let bar = bar(
-            n_tests * args.repetitions as usize,
-            "{bar:30} {msg}, {eta} left",
-        );
-        let working = interrupt.guard();
-        let mut rooflines: Vec<(usize, Roofline)> = Vec::new();
-        let mut device = self.device.clone();
-        // Before a model takes the GPU's memory.
-        let gpu_roofline = match &device {
-            Device::Cpu => None,
-            Device::Gpu(gpu) => gpu_roofline(gpu),
-        };
-        for (at, subject, tests) in &meant {
-            let same_engine = |a: &Test, b: &Test| {
-                (a.n_seqs, a.kv_type, a.offload, a.n_threads)
-                    == (b.n_seqs, b.kv_type, b.offload, b.n_threads)
-            };
+        for (subject, tests) in selected.iter().enumerate() {
             for group in tests.chunk_by(same_engine) {
-                let n_threads = group[0].n_threads;
-                let cache = CacheArgs {
-                    kv_type: group[0].kv_type,
-                    page: args.page,
-                };
-                let wanted = session::with_offload(device.clone(), group[0].offload);
-                let on = (self.isa, &wanted, args.on.device);
-                let mut bench = Bench::new(&subject.model, group, on, &cache)
-                    .map_err(|error| no_room(error, group))?;
-                session::tell_backend(bench.backend_info());
-                // A GPU that computes wrongly is not tried again.
-                if bench.is_gpu_wrong() {
-                    device = Device::Cpu;
-                }
-                let used = bench.device().clone();
-                let offload = bench.backend_info().offload;
-                let is_shared = !bench.backend_info().parts.is_empty();
-                let known = rooflines.iter().find(|(n, _)| *n == n_threads);
-                let roofline = match (&used, known) {
-                    // The least time of two devices together is not known.
-                    (Device::Gpu(_), _) => gpu_roofline.filter(|_| !is_shared),
-                    (Device::Cpu, Some((_, roofline))) => Some(*roofline),
-                    (Device::Cpu, None) => {
-                        bar.set_message("the machine's own speed");
-                        let roofline = Roofline::measure(self.isa, n_threads);
-                        rooflines.push((n_threads, roofline));
-                        Some(roofline)
-                    }
-                };
-                let machine = Machine {
-                    isa: self.isa,
-                    cache: &cache,
-                    gpu: match &used {
-                        Device::Cpu => None,
-                        Device::Gpu(_) => Some(bench.backend_info().device.clone()),
-                    },
-                    is_shared,
-                    offload,
-                    kernel_variant: match &used {
-                        Device::Cpu => String::new(),
-                        Device::Gpu(gpu) => gpu.open.variants.to_string(),
-                    },
-                    n_tuned: bench.backend_info().n_tuned,
-                    roofline,
-                };
-                let keeps = self.results.keeper.is_active();
-                let hardware = keeps.then(|| baseline::hardware(&used, n_threads));
-                for test in group {
-                    std::thread::sleep(Duration::from_secs(args.delay.into()));
-                    let name = test.name(Some(offload));
-                    let measured = bench.measure(test, args, &working, &mut |run| {
-                        bar.set_message(format!("{name} {run}"));
-                        bar.inc(1);
-                    })?;
-                    let Some(measured) = measured else {
-                        bar.finish_and_clear();
-                        return Err(Early::Interrupted.into());
-                    };
-                    let record = Record::new(subject, test, &machine, &measured);
-                    let kept_name = kept_name(subject, test, offload);
-                    if let Pass::All = pass {
-                        self.kept.push(Kept {
-                            name: kept_name.clone(),
-                            subject: *at,
-                            test: *test,
-                        });
-                    }
-                    let measurement = record.measurement(kept_name, subject, test);
-                    let kept = hardware.as_ref().zip(measurement);
-                    let keeper = &mut self.results.keeper;
-                    match (kept, pass) {
-                        (Some((hardware, measurement)), Pass::All) => {
-                            keeper.add(hardware, measurement);
-                        }
-                        (Some((hardware, measurement)), Pass::Again(_)) => {
-                            keeper.add_again(hardware, measurement);
-                        }
-                        (None, _) => {}
-                    }
-                    bar.suspend(|| {
-                        if let Pass::All = pass {
-                            self.results.printer.row(&record, &name)?;
-                        }
-                        if record.noise() > NOISY {
-                            output::note(&format!(
-                                "warning: {name} was noisy, samples deviate by {:.0} % of their mean",
-                                100.0 * record.noise()
-                            ));
-                        }
-                        anyhow::Ok(())
-                    })?;
-                }
+                self.measure_group(subject, group, &mut round)?;
             }
         }
-        bar.finish_and_clear();
-        self.device = device;
+        round.bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// Returns the tests of a model that belong to the pass.
+    fn selected(&self, subject: usize, pass: Pass<'_>) -> Vec<Test> {
+        let is_selected = |test: &&Test| match pass {
+            Pass::All => true,
+            Pass::Again(names) => self.kept.iter().any(|kept| {
+                (kept.subject, kept.test) == (subject, **test) && names.contains(&kept.name)
+            }),
+        };
+        self.tests.iter().filter(is_selected).copied().collect()
+    }
+
+    /// Measures tests that share an engine.
+    fn measure_group(
+        &mut self,
+        subject: usize,
+        tests: &[Test],
+        round: &mut Round<'_>,
+    ) -> Result<()> {
+        let model = &self.subjects[subject].model;
+        let n_threads = tests[0].n_threads;
+        let cache = CacheArgs {
+            kv_type: tests[0].kv_type,
+            page: self.args.page,
+        };
+        let wanted = resolve::with_offload(self.device.clone(), tests[0].offload);
+        let on = (self.isa, &wanted, self.args.on.device);
+        let bench = Bench::new(model, tests, on, &cache).map_err(|error| no_room(error, tests))?;
+        session::tell_backend(bench.backend_info());
+        // A GPU that failed its check is not tried again.
+        if bench.is_gpu_wrong() {
+            self.device = Device::Cpu;
+        }
+        let used = bench.device().clone();
+        let info = bench.backend_info();
+        let is_shared = !info.parts.is_empty();
+        let gpu = match &used {
+            Device::Cpu => None,
+            Device::Gpu(gpu) => Some((info.device.clone(), gpu.open.variants.to_string())),
+        };
+        let roofline = match &gpu {
+            None => Some(round.cpu_roofline(self.isa, n_threads)),
+            // There is no roofline for two devices together.
+            Some(_) => round.gpu_roofline.filter(|_| !is_shared),
+        };
+        let (gpu, kernel_variant) = gpu.unzip();
+        let machine = Machine {
+            isa: self.isa,
+            cache: &cache,
+            gpu,
+            is_shared,
+            offload: info.offload,
+            kernel_variant: kernel_variant.unwrap_or_default(),
+            n_tuned: info.n_tuned,
+            roofline,
+        };
+        let keeps = self.results.keeper.is_active();
+        let mut group = Group {
+            subject,
+            bench,
+            machine,
+            hardware: keeps.then(|| baseline::hardware(&used, n_threads)),
+        };
+        for test in tests {
+            std::thread::sleep(Duration::from_secs(self.args.delay.into()));
+            self.measure_test(test, &mut group, round)?;
+        }
+        Ok(())
+    }
+
+    fn measure_test(
+        &mut self,
+        test: &Test,
+        group: &mut Group<'_>,
+        round: &mut Round<'_>,
+    ) -> Result<()> {
+        let Group { bench, machine, .. } = group;
+        let subject = &self.subjects[group.subject];
+        let name = test.name(Some(machine.offload));
+        let measured = bench.measure(test, self.args, &round.working, &mut |run| {
+            round.bar.set_message(format!("{name} {run}"));
+            round.bar.inc(1);
+        })?;
+        let Some(measured) = measured else {
+            round.bar.finish_and_clear();
+            return Err(Early::Interrupted.into());
+        };
+        let record = Record::new(subject, test, machine, &measured);
+        let kept_name = kept_name(subject, test, machine.offload);
+        let measurement = record.measurement(kept_name.clone(), subject, test);
+        let measurement = group.hardware.as_ref().zip(measurement);
+        let keeper = &mut self.results.keeper;
+        match (round.pass, measurement) {
+            (Pass::All, Some((hardware, measurement))) => keeper.add(hardware, measurement),
+            (Pass::Again(_), Some((hardware, measurement))) => {
+                keeper.add_again(hardware, measurement);
+            }
+            (_, None) => {}
+        }
+        if let Pass::All = round.pass {
+            self.kept.push(Kept {
+                name: kept_name,
+                subject: group.subject,
+                test: *test,
+            });
+        }
+        round.bar.suspend(|| self.print(&record, &name, round.pass))
+    }
+
+    fn print(&mut self, record: &Record, name: &str, pass: Pass<'_>) -> Result<()> {
+        if let Pass::All = pass {
+            self.results.printer.row(record, name)?;
+        }
+        if record.noise() > NOISY {
+            output::note(&format!(
+                "warning: {name} is noisy: the samples deviate by {:.0} % of their mean",
+                100.0 * record.noise()
+            ));
+        }
         Ok(())
     }
 }
 
-/// What baselines call a test that ran like this. The name says all that was asked for; the threads only where that is not
-/// what the machine takes by default, so that the same command has the same names elsewhere.
+/// The state of one pass over the tests.
+struct Round<'a> {
+    pass: Pass<'a>,
+    bar: ProgressBar,
+    working: Working<'a>,
+    gpu_roofline: Option<Roofline>,
+    /// Measured so far, by number of threads.
+    cpu_rooflines: Vec<(usize, Roofline)>,
+}
+
+impl Round<'_> {
+    fn cpu_roofline(&mut self, isa: Isa, n_threads: usize) -> Roofline {
+        let known = self.cpu_rooflines.iter().find(|(n, _)| *n == n_threads);
+        if let Some((_, roofline)) = known {
+            return *roofline;
+        }
+        self.bar.set_message("measuring the roofline");
+        let roofline = rocmforge_cpu::measure_roofline(isa, n_threads);
+        self.cpu_rooflines.push((n_threads, roofline));
+        roofline
+    }
+}
+
+/// Tests of a model that share an engine.
+struct Group<'a> {
+    /// Index of the model in the subjects.
+    subject: usize,
+    bench: Bench,
+    machine: Machine<'a>,
+    /// For baselines, if there are any.
+    hardware: Option<Hardware>,
+}
+
+/// Returns a test's name in baselines. It contains all settings, but the threads only if they are not the machine's
+/// default, so that the same command gives the same names on other machines.
 fn kept_name(subject: &Subject, test: &Test, placed: Offload) -> String {
     let mut name = format!("{} {}", subject.kept_name, test.name(Some(placed)));
     if test.kv_type != KvTypeArg::F16 {
@@ -496,7 +557,7 @@ fn kept_name(subject: &Subject, test: &Test, placed: Offload) -> String {
     name
 }
 
-/// What a GPU can do at best. `None` for the CPU that plays one.
+/// Measures a GPU's peaks; `None` for an emulated GPU.
 fn gpu_roofline(config: &GpuConfig) -> Option<Roofline> {
     if matches!(config.id, Some(DeviceId::Host(_))) {
         return None;
@@ -505,19 +566,19 @@ fn gpu_roofline(config: &GpuConfig) -> Option<Roofline> {
     measured.read_bytes_per_s.is_finite().then_some(measured)
 }
 
-/// Says in this command's flags what to do about memory.
+/// Adds this command's flags to out-of-memory errors.
 fn no_room(error: EngineError, group: &[Test]) -> anyhow::Error {
     match error {
-        EngineError::NoMemory {
+        EngineError::Config(ConfigError::NoMemory {
             needed_mib,
             free_mib,
             ..
-        }
-        | EngineError::NoMemoryAtAll {
+        })
+        | EngineError::Config(ConfigError::NoMemoryAtAll {
             needed_mib,
             free_mib,
-        } => anyhow::anyhow!(
-            "{} needs {needed_mib} MiB beside the weights, {free_mib} MiB are free; take smaller -d, -p, -n or -b",
+        }) => anyhow::anyhow!(
+            "{} needs {needed_mib} MiB beside the weights, {free_mib} MiB are free; reduce -d, -p, -n or -b",
             group
                 .iter()
                 .map(|test| test.name(None))
@@ -545,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_what_is_on_the_gpu() {
+    fn names_contain_the_offload_settings() {
         assert_eq!(
             names(&["-n", "0", "--gpu-layers", "0,16,auto,all", "--cpu-moe"]),
             [
@@ -558,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_the_cross_product_in_llama_bench_s_order() {
+    fn tests_are_the_cross_product_in_llama_bench_order() {
         assert_eq!(names(&[]), ["pp512", "tg128"]);
         assert_eq!(
             names(&["-p", "16,32", "-p", "8", "-n", "0", "--pg", "16,4"]),

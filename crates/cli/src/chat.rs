@@ -1,51 +1,54 @@
-//! `rocmforge chat`: a conversation over many turns.
+//! `rocmforge chat`: an interactive chat.
 //!
-//! Every turn renders the whole conversation anew and the engine finds what it has in its cache already,
-//! so the history is always what the template makes of it, and only the new part is computed.
+//! Every turn renders the whole conversation with the chat template; the engine reuses the part that is in its KV cache
+//! and computes only the rest.
 
+use crate::resolve;
+use rocmforge::parts::Conversation;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
-use rocmforge::engine::backend::gpu::WhenIdle;
-use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
-use rocmforge::engine::{ContextPolicy, EngineError, FinishReason, SamplingParams};
+use rocmforge_engine::{ContextPolicy, EngineError, FinishReason, RequestError};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::SamplingParams;
+use rocmforge_runtime::gpu::WhenIdle;
+use rocmforge_text::tokenizer::LeadingSpace;
 
 use crate::answer::{self, Answer};
 use crate::args::ChatArgs;
-use crate::conversation::{Conversation, Message};
+use crate::conversation;
 use crate::exit::Early;
 use crate::generate::{context_full, shifted, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::{Input, Lines, Remember};
 use crate::output::{self, Out, note};
-use crate::session::{self, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
+use rocmforge::Message;
 
 const COMMANDS: &str = "\
-/help          this list
-/clear         forget the conversation
-/system TEXT   set the instruction that stands before the conversation; /system none removes it
-/save FILE     write the conversation as JSON
-/stats         tokens and speed of the last answer
-/quit          end the chat, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends with a backslash goes on in the next one; \"\"\" begins and ends
-a message of many lines. To send a line that begins with a slash, put a space before it.";
+/help          show this list
+/clear         clear the conversation
+/system TEXT   set the system prompt; /system none removes it
+/save FILE     save the conversation as JSON
+/stats         show tokens and speed of the last answer
+/quit          end the chat (also Ctrl-D)
+Ctrl-C stops an answer. A backslash at the end of a line continues it on the next; \"\"\" starts and ends a
+message of several lines. To send a line that starts with a slash, put a space before it.";
 
 pub fn run(args: &ChatArgs) -> Result<()> {
-    let sampling = session::sampling(&args.sampling)?;
+    let sampling = resolve::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
-    let session = Session::start_to_answer(
+    let session = Session::start(
         &args.model,
         &args.device,
-        &args.context,
         Vocabulary::Needed,
-        WhenIdle::Tune,
+        resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?,
     )?;
-    let conversation = Conversation::new(&session, args.template.think)?;
+    let conversation = conversation::begin(&session, &args.template)?;
     conversation.check()?;
-    let system = args.template.system.clone();
-    let context_policy = conversation.context_policy(&session, &args.context, system.as_deref())?;
+    let context_policy = conversation::context_policy(&conversation, &session, &args.context)?;
     let mut lines = Lines::open(if args.no_history {
         Remember::No
     } else {
@@ -65,10 +68,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         interrupt,
         session,
         conversation,
-        system,
         context_policy,
-        turns: Vec::new(),
-        n_left_out: 0,
         last: None,
         out: Out::new(),
     };
@@ -95,7 +95,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         }
         match chat.turn(message.trim()) {
             Ok(()) => {}
-            // A person can shorten the message or clear the conversation, a script cannot.
+            // A user can shorten the message or clear the conversation; a script ends.
             Err(error) if lines.is_interactive() && !error.is::<Early>() => {
                 note(&format!("error: {error:#}"))
             }
@@ -105,7 +105,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     chat.out.finish()
 }
 
-/// What a command leaves to do.
+/// What follows a command.
 enum Next {
     Go,
     Quit,
@@ -118,35 +118,32 @@ struct Chat<'a> {
     interrupt: Interrupt,
     session: Session,
     conversation: Conversation,
-    system: Option<String>,
-    /// Of the answers, where it is not the session's; it depends on `system`.
+    /// Policy of the answers, where it differs from the session's; it depends on the system prompt.
     context_policy: Option<ContextPolicy>,
-    /// Messages of the user and the model, in turn.
-    turns: Vec<Message>,
-    /// How many of the first ones the context has no room for any more.
-    n_left_out: usize,
     last: Option<Answer>,
     out: Out,
 }
 
 impl Chat<'_> {
-    /// Answers one message. On an error the conversation is as before.
+    /// Answers one message. An error leaves the conversation unchanged.
     fn turn(&mut self, message: &str) -> Result<()> {
-        self.turns.push(Message::new("user", message));
+        self.conversation.push(Message::new("user", message));
         let answer = match self.answer() {
             Ok(answer) => answer,
             Err(error) => {
-                self.turns.pop();
+                self.conversation.pop();
                 return Err(match error.downcast_ref::<EngineError>() {
-                    Some(EngineError::PromptTooLong { n_tokens, n_ctx }) => anyhow!(
-                        "the conversation has {n_tokens} tokens and no longer fits the context of {n_ctx}; \
-                         /clear begins a new one, --ctx asks for more"
-                    ),
+                    Some(EngineError::Request(RequestError::PromptTooLong { n_tokens, n_ctx })) => {
+                        anyhow!(
+                            "the conversation has {n_tokens} tokens and exceeds the context of {n_ctx}; \
+                         use /clear to start over, or a larger --ctx"
+                        )
+                    }
                     _ => error,
                 });
             }
         };
-        // An answer ends its line; on a terminal an empty line follows.
+        // Ends the answer with a newline and, on a terminal, an empty line.
         let missing = usize::from(!answer.text.ends_with('\n'))
             + usize::from(self.out.is_terminal() && !answer.text.ends_with("\n\n"));
         self.out.stream(&"\n".repeat(missing))?;
@@ -154,10 +151,10 @@ impl Chat<'_> {
             None if !self.interactive => return Err(Early::Interrupted.into()),
             None => note("(stopped)"),
             Some(FinishReason::Context) => note(&context_full(&self.session)),
-            Some(FinishReason::Length) => note("(ended by --max-tokens)"),
+            Some(FinishReason::Length) => note("(stopped at --max-tokens)"),
             Some(FinishReason::Stop) => {}
         }
-        self.turns
+        self.conversation
             .push(Message::new("assistant", answer.text.clone()));
         self.last = Some(answer);
         Ok(())
@@ -176,50 +173,17 @@ impl Chat<'_> {
         })
     }
 
-    /// The conversation as tokens. With a context that shifts, one that does not fit leaves out its first turns until it
-    /// takes half of the context, so that it is not computed anew in every turn from then on.
+    /// Returns the conversation as tokens; says so if its first messages no longer fit.
     fn prompt(&mut self) -> Result<Vec<TokenId>> {
-        let prompt = self.prompt_without(self.n_left_out)?;
-        let n_ctx = self.session.engine.n_ctx();
-        let stops = self.session.config.context_policy == ContextPolicy::Stop;
-        // Turns go in pairs, and the message to answer stays.
-        let n_pairs = (self.turns.len() - 1 - self.n_left_out) / 2;
-        if stops || prompt.len() < n_ctx || n_pairs == 0 {
-            return Ok(prompt);
+        let fit = conversation::fit(&self.session);
+        let tokenizer = self.session.need_tokenizer()?;
+        let prompt = self.conversation.prompt(tokenizer, fit)?;
+        if let Some(n) = prompt.newly_left_out {
+            note(&format!(
+                "(the first {n} messages no longer fit the context and are left out)"
+            ));
         }
-        let (mut too_few, mut enough) = (0, n_pairs);
-        let mut shortest = self.prompt_without(self.n_left_out + 2 * n_pairs)?;
-        while enough - too_few > 1 {
-            let middle = (too_few + enough) / 2;
-            let prompt = self.prompt_without(self.n_left_out + 2 * middle)?;
-            if prompt.len() <= n_ctx / 2 {
-                (enough, shortest) = (middle, prompt);
-            } else {
-                too_few = middle;
-            }
-        }
-        self.n_left_out += 2 * enough;
-        note(&format!(
-            "(the first {} messages no longer fit the context and are left out)",
-            self.n_left_out
-        ));
-        Ok(shortest)
-    }
-
-    fn prompt_without(&self, n_left_out: usize) -> Result<Vec<TokenId>> {
-        let turns = &self.turns[n_left_out..];
-        let messages = self.with_system(turns);
-        self.conversation.encode(&self.session, &messages)
-    }
-
-    /// The conversation as the template takes it.
-    fn messages(&self) -> Vec<Message> {
-        self.with_system(&self.turns)
-    }
-
-    fn with_system(&self, turns: &[Message]) -> Vec<Message> {
-        let system = self.system.iter().map(|text| Message::new("system", text));
-        system.chain(turns.iter().cloned()).collect()
+        Ok(prompt.ids)
     }
 
     fn command(&mut self, command: &str) -> Result<Next> {
@@ -230,50 +194,48 @@ impl Chat<'_> {
             ("help" | "?", _) => note(COMMANDS),
             ("quit" | "exit" | "q", _) => return Ok(Next::Quit),
             ("clear", _) => {
-                self.turns.clear();
-                self.n_left_out = 0;
-                note("(the conversation begins anew)");
+                self.conversation.clear();
+                note("(conversation cleared)");
             }
-            ("system", "") => match &self.system {
+            ("system", "") => match self.conversation.system() {
                 Some(text) => note(&format!("(system: {})", output::for_terminal(text))),
-                None => note("(no system instruction; /system TEXT sets one)"),
+                None => note("(no system prompt; set one with /system TEXT)"),
             },
             ("system", "none") => {
                 self.set_system(None)?;
-                note("(no system instruction from now on)");
+                note("(system prompt removed)");
             }
             ("system", text) => {
                 self.set_system(Some(text.to_string()))?;
-                note("(set; it stands before the whole conversation from the next message on)");
+                note("(system prompt set, from the next message on)");
             }
-            ("save", "") => note("(/save needs the name of a file)"),
+            ("save", "") => note("(/save needs a file name)"),
             ("save", path) => {
                 self.save(Path::new(path))
                     .with_context(|| format!("cannot write '{path}'"))?;
                 note(&format!(
                     "(saved {} messages to {path})",
-                    self.messages().len()
+                    self.conversation.messages().len()
                 ));
             }
             ("stats", _) => note(&self.stats()),
             _ => note(&format!(
-                "(no command /{name}; /help lists them, a space before the slash sends the line)"
+                "(unknown command /{name}; see /help, or start the line with a space to send it)"
             )),
         }
         Ok(Next::Go)
     }
 
     fn set_system(&mut self, system: Option<String>) -> Result<()> {
-        let context = &self.args.context;
+        self.conversation.set_system(system);
         self.context_policy =
-            self.conversation
-                .context_policy(&self.session, context, system.as_deref())?;
-        self.system = system;
+            conversation::context_policy(&self.conversation, &self.session, &self.args.context)?;
         Ok(())
     }
 
     fn save(&self, path: &Path) -> Result<()> {
-        let mut json = serde_json::to_string_pretty(&self.messages()).map_err(io::Error::from)?;
+        let mut json =
+            serde_json::to_string_pretty(&self.conversation.messages()).map_err(io::Error::from)?;
         json.push('\n');
         Ok(std::fs::write(path, json)?)
     }

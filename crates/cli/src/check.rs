@@ -1,21 +1,25 @@
-//! `rocmforge check`: whether this machine's kernels compute a model as the scalar path does.
+//! `rocmforge check`: compares the device's kernels with the scalar reference, operation by operation.
 
+use crate::resolve;
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::check::{self, Coverage, OpCheck, Report, Step};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{Device, Isa};
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_cpu::Isa;
+use rocmforge_engine::Device;
+use rocmforge_gguf::TokenId;
+use rocmforge_model::Model;
+use rocmforge_runtime::check;
+use rocmforge_runtime::check::{Coverage, OpCheck, Report, Step};
 use serde::Serialize;
 
 use crate::args::{CheckArgs, GpuCheckArg};
 use crate::output::Out;
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
 
-/// What models are given to read.
+/// Input text.
 const TEXT: &str = "The ship had been at sea for eleven days when the wind turned. Nobody on board had seen \
     such a sky before: green at the edges, and in the middle as black as the inside of a stove.";
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Output<'a> {
     model: &'a str,
@@ -28,16 +32,19 @@ struct Output<'a> {
 
 pub fn run(args: &CheckArgs) -> Result<()> {
     let n_ctx = check::n_ctx(args.depth);
-    // A GPU that computes wrongly is to be shown here, not refused.
+    // Wrong results are the subject of this command, not a reason to refuse the GPU.
     let mut device_args = args.device.clone();
     device_args.on.gpu.gpu_check = GpuCheckArg::Never;
-    let config = session::engine_config(&device_args, Some(n_ctx))?;
-    // Says what is wrong with the file, the flags or the memory, as for every other command.
-    let session = Session::start(&args.model, &device_args, Some(n_ctx), Vocabulary::Optional)?;
+    let config = resolve::engine_config(&device_args, Some(n_ctx))?;
+    // Reports problems with the file, flags or memory like every other command.
+    let session = Session::start(
+        &args.model,
+        &device_args,
+        Vocabulary::Optional,
+        resolve::engine_config(&device_args, Some(n_ctx))?,
+    )?;
     if config.isa == Isa::Scalar && matches!(config.device, Device::Cpu) {
-        bail!(
-            "there is nothing to compare: the scalar path is what would run; see rocmforge devices"
-        );
+        bail!("nothing to compare: this CPU only runs the scalar reference; see rocmforge devices");
     }
     let tokens = tokens(&session, &session.model);
     let Session {
@@ -47,7 +54,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         ..
     } = session;
     let device = engine.backend_info().device.clone();
-    // A device may have no room for the model twice.
+    // The device may not fit the model twice.
     drop(engine);
     let coverage = match args.all {
         true => Coverage::All,
@@ -72,8 +79,8 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     match failed.first() {
         None => Ok(()),
         Some(first) => bail!(
-            "{} of {} operations differ from the scalar path, first {} ({}, {}){}: {:.1e} of at most {:.0e}; \
-             results of this model are wrong here, please report it",
+            "{} of {} operations differ from the scalar reference, first {} ({}, {}){}: {:.1e} of at most {:.0e}; \
+             this model's results are wrong on this machine, please report it",
             failed.len(),
             report.checks.len(),
             first.op,
@@ -89,13 +96,13 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     }
 }
 
-/// A text for the model, or any ids if it has no vocabulary.
+/// Returns the tokens of the text, or arbitrary ids without a vocabulary.
 fn tokens(session: &Session, model: &Model) -> Vec<TokenId> {
     let n_vocab = model.config.n_vocab as u64;
     let of_text = session
         .tokenizer
         .as_ref()
-        .map(|tokenizer| session::encode(tokenizer, TEXT.as_bytes(), Bos::AsTheFileSays, false));
+        .map(|tokenizer| encode_prompt(tokenizer, TEXT.as_bytes(), Bos::AsFileSays, false));
     match of_text {
         Some(ids) if !ids.is_empty() && ids.iter().all(|&id| u64::from(id) < n_vocab) => ids,
         _ => (0..64u64)
@@ -147,7 +154,7 @@ fn print(out: &mut Out, device: &str, report: &Report, coverage: Coverage) -> Re
     }
     let rest = match coverage {
         Coverage::All => "",
-        Coverage::Distinct => ", one of each kind, shape and format (--all compares every one)",
+        Coverage::Distinct => ", one per kind, shape and format (--all: every operation)",
     };
     out.line(&format!(
         "\n{} of {} operations compared{rest}; {}",

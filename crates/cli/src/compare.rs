@@ -1,9 +1,8 @@
-//! `rocmforge compare`: another engine's bench and ours in turn, on the same file.
+//! `rocmforge compare`: runs llama-bench and `rocmforge bench` alternately on the same file.
 //!
-//! Both are processes of their own, ours this same program with `bench`: each starts with an empty heap, loads the file
-//! from the page cache and warms up, and neither finds threads or memory of the other. They alternate, and so does which
-//! of a pair comes first, so that a machine that gets slower while they run does so for both. Each pair gives a ratio;
-//! the median of the ratios has a bootstrap interval over the pairs.
+//! Each run is a process of its own: it starts with an empty heap, loads the file from the page cache and warms up. The
+//! order within a pair alternates, so that a machine that becomes slower affects both programs. Each pair gives a ratio;
+//! the median ratio has a bootstrap interval over the pairs.
 
 mod child;
 mod rows;
@@ -13,15 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::default_threads;
-use rocmforge::profile::baseline::{Interval, median_interval};
-use rocmforge::profile::stats::Summary;
+use rocmforge_bench::baseline::{Interval, median_interval};
+use rocmforge_cpu::default_threads;
+use rocmforge_profile::stats::Summary;
 use serde_json::{Value as Json, json};
 
 use crate::answer::bar;
 use crate::args::{CompareArgs, numbers};
 use crate::exit::{Early, usage};
-use crate::hub;
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
 use rows::{Row, Test};
@@ -29,27 +27,27 @@ use rows::{Row, Test};
 const OURS: &str = "rocmforge";
 const THEIRS: &str = "llama-bench";
 
-/// Both programs, ready to be run.
+/// Both programs and their arguments.
 struct Programs {
     ours: PathBuf,
     theirs: PathBuf,
-    /// Arguments of both.
+    /// Common arguments.
     common: Vec<OsString>,
     only_ours: Vec<OsString>,
     only_theirs: Vec<OsString>,
 }
 
-/// Which program runs.
+/// One of the two programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Ours,
     Theirs,
 }
 
-/// What finished pairs found.
+/// The results of finished pairs.
 #[derive(Default)]
 struct Found {
-    /// Of each pair and test, ours and theirs.
+    /// Rows of ours and theirs, by pair and test.
     pairs: Vec<Vec<[Row; 2]>>,
 }
 
@@ -57,17 +55,17 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let (tool, path) = (&args.with[0], Path::new(&args.with[1]));
     if tool != THEIRS {
         return Err(usage(format!(
-            "--with {} is not known; give --with {THEIRS} PATH",
+            "--with {} is not supported; use --with {THEIRS} PATH",
             output::for_terminal(&tool.to_string_lossy())
         )));
     }
     if args.threads == Some(0) {
-        return Err(usage("-t 0 computes nothing; give 1 or more"));
+        return Err(usage("-t must be at least 1"));
     }
     let tests = tests(args)?;
     if !path.is_file() {
         bail!(
-            "there is no {THEIRS} at {}; build llama.cpp and give the path of its bin/{THEIRS}",
+            "no {THEIRS} at {}; build llama.cpp and use the path of its bin/{THEIRS}",
             output::for_terminal(&path.to_string_lossy())
         );
     }
@@ -75,7 +73,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let mut found = Found::default();
     let result = measure(args, &programs, &tests, &interrupt, &mut found);
-    // Finished pairs count, whatever came after them.
+    // Finished pairs are printed even after an error.
     if !found.pairs.is_empty() {
         let mut out = Out::new();
         match args.json {
@@ -86,7 +84,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         if result.is_err() {
             let n = found.pairs.len();
             output::note(&format!(
-                "notice: only {n} of {} pairs were finished",
+                "notice: only {n} of {} pairs finished",
                 args.pairs
             ));
         }
@@ -94,7 +92,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     result
 }
 
-/// In the order of both programs.
+/// The tests, in the order that both programs run them.
 fn tests(args: &CompareArgs) -> Result<Vec<Test>> {
     let list = |numbers: Vec<usize>| numbers.into_iter().map(|n| n as u64);
     let mut tests = Vec::new();
@@ -110,17 +108,17 @@ fn tests(args: &CompareArgs) -> Result<Vec<Test>> {
     tests.retain(|test| test.n_prompt + test.n_gen > 0);
     if tests.is_empty() {
         return Err(usage(
-            "nothing to measure: -p and -n are 0; give one of them",
+            "nothing to measure: -p and -n are 0; set one of them",
         ));
     }
     Ok(tests)
 }
 
 fn programs(args: &CompareArgs, theirs: &Path) -> Result<Programs> {
-    let model = hub::resolve(&args.model, args.store.models_dir.as_deref())?;
+    let model = rocmforge_hub::resolve(&args.model, args.store.models_dir.as_deref())?;
     if !model.is_file() {
         bail!(
-            "No such file: {}",
+            "no such file: {}",
             output::for_terminal(&model.to_string_lossy())
         );
     }
@@ -143,13 +141,13 @@ fn programs(args: &CompareArgs, theirs: &Path) -> Result<Programs> {
         common.extend([flag.into(), value.into()]);
     }
     let device = args.device.iter();
-    // A file without a folder is looked for in PATH, which is not meant.
+    // Without a folder, the program would be searched in PATH.
     let theirs = match theirs.parent() {
         Some(folder) if folder.as_os_str().is_empty() => Path::new(".").join(theirs),
         _ => theirs.to_owned(),
     };
     Ok(Programs {
-        ours: std::env::current_exe().context("cannot tell where this program is")?,
+        ours: std::env::current_exe().context("cannot determine the path of this program")?,
         theirs,
         common,
         only_ours: device
@@ -160,7 +158,7 @@ fn programs(args: &CompareArgs, theirs: &Path) -> Result<Programs> {
 }
 
 impl Programs {
-    /// The rows of a run of one of them; `None` if the user stopped it.
+    /// Runs one of the programs and returns its rows; `None` if the user stopped it.
     fn run(&self, side: Side, working: &Working<'_>) -> Result<Option<Vec<Row>>> {
         let (name, mut command, only) = match side {
             Side::Ours => (OURS, Command::new(&self.ours), &self.only_ours),
@@ -204,7 +202,7 @@ fn measure(
         let of_test = |test: &Test| {
             let row = |side: usize, name: &str| {
                 let found = runs[side].iter().find(|row| row.test == *test).cloned();
-                found.with_context(|| format!("{name} gave no row for {}", test.name()))
+                found.with_context(|| format!("{name} printed no row for {}", test.name()))
             };
             Ok([row(0, OURS)?, row(1, THEIRS)?])
         };
@@ -217,7 +215,7 @@ fn measure(
 }
 
 impl Found {
-    /// Tokens per second of a test in each pair.
+    /// Returns a test's tokens per second in each pair.
     fn speeds(&self, test: usize, side: usize) -> Vec<f64> {
         self.pairs
             .iter()
@@ -225,7 +223,7 @@ impl Found {
             .collect()
     }
 
-    /// Ours over theirs, of each pair.
+    /// Returns ours over theirs for each pair.
     fn ratios(&self, test: usize) -> Vec<f64> {
         let ratio = |pair: &Vec<[Row; 2]>| pair[test][0].tokens_s / pair[test][1].tokens_s;
         self.pairs.iter().map(ratio).collect()
@@ -266,7 +264,7 @@ impl Found {
             ));
         }
         text.push_str(&format!(
-            "\n{} pairs; above 1 {OURS} is faster\n",
+            "\n{} pairs; above 1, {OURS} is faster\n",
             self.pairs.len()
         ));
         text

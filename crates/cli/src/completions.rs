@@ -1,4 +1,4 @@
-//! `rocmforge completions`: what a shell needs to complete our command line.
+//! `rocmforge completions`: prints shell completion scripts.
 
 use anyhow::Result;
 use clap::{Command, CommandFactory as _};
@@ -17,7 +17,7 @@ pub fn run(args: &CompletionsArgs) -> Result<()> {
     out.finish()
 }
 
-/// The command line without the commands that only the program itself calls.
+/// Returns the command definition without hidden commands.
 fn shown(all: &Command) -> Command {
     let commands = all.get_subcommands().filter(|sub| !sub.is_hide_set());
     Command::new(NAME)

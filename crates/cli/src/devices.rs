@@ -1,25 +1,27 @@
-//! `rocmforge devices`: what this machine offers.
+//! `rocmforge devices`: lists CPU and GPUs.
 
 use std::fs;
 
 use anyhow::Result;
-use rocmforge::engine::backend::gpu::{self, DeviceInfo, GpuConfig, OpenOptions};
-use rocmforge::engine::{Isa, available_bytes, default_threads};
-use rocmforge::gguf::escape_control;
+use rocmforge_cpu::memory::available_bytes;
+use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_gguf::escape_control;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{DeviceInfo, GpuConfig, OpenOptions};
 use serde::Serialize;
 
 use crate::args::DevicesArgs;
 use crate::output::{Out, size};
 
-/// Said of a build without kernels.
-const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 19 and ROCMFORGE_GPU_TARGETS=native or a \
+/// Reported by builds without GPU kernels.
+const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 22 and ROCMFORGE_GPU_TARGETS=native or a \
      list such as gfx1100,sm_80";
 
 #[derive(Serialize)]
 struct Report {
     devices: Vec<Device>,
     gpu: Gpus,
-    /// The GPU kernels of this build, by target.
+    /// Targets of this build's GPU kernels.
     images: Vec<&'static str>,
 }
 
@@ -32,15 +34,15 @@ enum Device {
 
 #[derive(Serialize)]
 struct Cpu {
-    /// What `--device` takes.
+    /// Value for `--device`.
     id: &'static str,
     name: Option<String>,
-    /// The instruction set that is used unless `--isa` says otherwise.
+    /// The default instruction set.
     isa: &'static str,
     isa_available: Vec<&'static str>,
-    /// Extensions of the processor that matter here, used or not.
+    /// Relevant instruction set extensions of the CPU, used or not.
     features: Vec<&'static str>,
-    /// Threads used by default: the logical cores that this process may use.
+    /// Default number of threads: the logical cores available to this process.
     threads: usize,
     /// Logical cores of the machine.
     cores: Option<usize>,
@@ -50,26 +52,26 @@ struct Cpu {
 
 #[derive(Serialize)]
 struct Gpu {
-    /// What `--device` takes.
+    /// Value for `--device`.
     id: String,
     name: String,
     architecture: String,
     compute_units: u32,
     memory_bytes: u64,
     memory_available_bytes: u64,
-    /// Whether it shares the machine's memory.
+    /// Whether the GPU shares the system's memory.
     integrated: bool,
     driver_version: String,
     runtime_version: String,
-    /// The kernels that it runs, of the build's images.
+    /// The kernel image that it uses.
     image: Option<String>,
-    /// Why it runs none.
+    /// Why it cannot run models.
     problem: Option<String>,
-    /// Reads from its memory, measured now; null where it runs no kernels.
+    /// Read bandwidth, measured now; null if it runs no kernels.
     read_gb_s: Option<f64>,
 }
 
-/// Whether there is a GPU to run on, and what keeps others from it.
+/// The usable GPUs and the problems of others.
 #[derive(Serialize)]
 struct Gpus {
     supported: bool,
@@ -104,7 +106,7 @@ pub fn run(args: &DevicesArgs) -> Result<()> {
         print_gpu(&mut out, gpu)?;
     }
     if !supported {
-        out.line("gpu   no GPU can be used, models run on the CPU")?;
+        out.line("gpu   no usable GPU; models run on the CPU")?;
         for reason in &reasons {
             out.line(&format!("      {reason}"))?;
         }
@@ -124,10 +126,7 @@ fn print_cpu(out: &mut Out, cpu: &Cpu) -> Result<()> {
     let (free, all) = (bytes(cpu.memory_available_bytes), bytes(cpu.memory_bytes));
     let threads = format!("{} (of {} logical cores)", cpu.threads, number(cpu.cores));
     let isas = cpu.isa_available.join(", ");
-    out.line(&format!(
-        "cpu   {}",
-        name.unwrap_or("(the system does not name it)")
-    ))?;
+    out.line(&format!("cpu   {}", name.unwrap_or("(unknown)")))?;
     for (what, value) in [
         (
             "instruction set",
@@ -197,7 +196,7 @@ impl Gpu {
     }
 }
 
-/// What loads alone reach on a device that runs kernels; takes a moment and a part of its free memory.
+/// Measures read bandwidth; takes a moment and a part of the free memory.
 fn read_gb_s(info: &DeviceInfo, options: &OpenOptions) -> Option<f64> {
     info.image.as_ref().ok()?;
     let config = GpuConfig {
@@ -231,13 +230,13 @@ fn cpu() -> Cpu {
     }
 }
 
-/// The processor's name, if the system knows it.
+/// Returns the CPU's name.
 pub fn cpu_name() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     field(&info, "model name").map(str::to_string)
 }
 
-/// The value of the first line `name : value` of a /proc file.
+/// Returns the value of the first line `name : value` in a /proc file.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -276,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_proc_files() {
+    fn parses_proc_fields() {
         let text = "processor\t: 0\nmodel name\t: Some CPU: fast\nMemTotal:       1024 kB\n";
         assert_eq!(field(text, "model name"), Some("Some CPU: fast"));
         assert_eq!(field(text, "MemTotal"), Some("1024 kB"));

@@ -1,18 +1,18 @@
-//! The model inside the program: forge-mini, 11 million parameters, used when no file is named.
+//! The built-in model: forge-mini, 11 million parameters, used when no model is given.
 
-use rocmforge::gguf::{Error, Gguf};
+use rocmforge_gguf::{Error, Gguf};
 
-/// Bytes at an address that any tensor may want; `include_bytes!` alone promises none.
+/// Bytes aligned for tensors; `include_bytes!` alone does not align.
 #[repr(align(64))]
 struct Aligned<T: ?Sized>(T);
 
 static FORGE_MINI: &Aligned<[u8]> =
     &Aligned(*include_bytes!("../../../models/forge-mini-Q4_K_M.gguf"));
 
-/// How the model is called where a file would be named.
+/// Shown in place of a file name.
 pub const NAME: &str = "forge-mini-Q4_K_M (embedded)";
 
-/// Parses the embedded model, in place.
+/// Parses the built-in model in place.
 pub fn open() -> Result<Gguf, Error> {
     Gguf::from_static(&FORGE_MINI.0)
 }
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_embedded_model_is_aligned() {
+    fn built_in_model_is_aligned() {
         assert_eq!(FORGE_MINI.0.as_ptr().addr() % 64, 0);
     }
 }

@@ -1,25 +1,23 @@
-//! How the program ends: errors that are not failures of the work, and the exit code of each.
+//! How the program ends: errors that need an exit code of their own, and the exit code of every error.
 
 use std::fmt;
-use std::process::ExitCode;
 
 use anyhow::Error;
-use rocmforge::engine::EngineError;
 
-use crate::output;
+use crate::flags::Cause;
 
-/// Ends that need another exit code than a failure. Found anywhere in an error's chain.
+/// An end with an exit code of its own. Found anywhere in an error's chain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Early {
-    /// Whoever read our output has gone; there is nobody left to tell.
+    /// The reader of stdout has closed it; the program ends quietly.
     PipeClosed,
-    /// Ctrl-C, after what was asked of it has been done.
+    /// Ctrl-C, after the results so far were printed.
     Interrupted,
-    /// Something got worse than in the baseline it was compared with.
+    /// A result is worse than its baseline.
     Regression(String),
-    /// The baseline to compare with is of another machine.
+    /// The baseline was measured on other hardware.
     HardwareMismatch(String),
-    /// The command line makes no sense, in a way that only the command could see.
+    /// Wrong usage that clap cannot detect.
     Usage(String),
 }
 
@@ -37,42 +35,47 @@ impl fmt::Display for Early {
 
 impl std::error::Error for Early {}
 
-/// An error of wrong usage.
+/// Returns an error of wrong usage.
 pub fn usage(message: impl Into<String>) -> Error {
     Early::Usage(message.into()).into()
 }
 
-/// Exit code of a Ctrl-C, as shells have it: 128 + SIGINT.
+const FAILURE: u8 = 1;
+const USAGE: u8 = 2;
+
+/// Exit code after Ctrl-C, as in shells: 128 + SIGINT.
 pub const INTERRUPTED: u8 = 130;
 
-/// Exit codes of comparisons with baselines, for scripts that act on them.
+/// Exit codes of comparisons with baselines.
 pub const REGRESSION: u8 = 3;
 pub const HARDWARE_MISMATCH: u8 = 4;
 
-/// Reports `error` on one line of stderr and returns the exit code.
-pub fn report(error: &Error) -> ExitCode {
+/// Returns the exit code of `error` and its message on one line, if there is anything to report.
+pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
     match error.downcast_ref::<Early>() {
-        Some(Early::PipeClosed) => ExitCode::SUCCESS,
-        Some(Early::Interrupted) => ExitCode::from(INTERRUPTED),
-        Some(Early::Usage(message)) => fail(message, 2),
-        Some(Early::Regression(message)) => fail(message, REGRESSION),
-        Some(Early::HardwareMismatch(message)) => fail(message, HARDWARE_MISMATCH),
+        Some(Early::PipeClosed) => (0, None),
+        Some(Early::Interrupted) => (INTERRUPTED, None),
+        Some(Early::Usage(message)) => (USAGE, Some(message.clone())),
+        Some(Early::Regression(message)) => (REGRESSION, Some(message.clone())),
+        Some(Early::HardwareMismatch(message)) => (HARDWARE_MISMATCH, Some(message.clone())),
         None => {
-            output::note(&format!("error: {}", one_line(error)));
-            match error.downcast_ref::<EngineError>() {
-                Some(EngineError::BadParameter { .. }) => ExitCode::from(2),
-                _ => ExitCode::FAILURE,
+            let cause = Cause::of(error);
+            let code = match &cause {
+                Some(cause) if cause.is_usage() => USAGE,
+                _ => FAILURE,
+            };
+            let mut message = one_line(error);
+            if let Some(flags) = cause.and_then(|cause| cause.flags())
+                && !message.contains(flags)
+            {
+                message.push_str(&format!(" ({flags})"));
             }
+            (code, Some(message))
         }
     }
 }
 
-fn fail(message: &str, code: u8) -> ExitCode {
-    output::note(&format!("error: {message}"));
-    ExitCode::from(code)
-}
-
-/// The chain of causes on one line. A cause that its effect's message already ends with is not repeated.
+/// Joins the chain of causes, without those that the message before them already ends with.
 fn one_line(error: &Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -92,11 +95,12 @@ fn one_line(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::{Context as _, anyhow};
+    use rocmforge_engine::{ConfigError, EngineError, RequestError};
 
     use super::*;
 
     #[test]
-    fn a_chain_is_one_line() {
+    fn joins_causes_on_one_line() {
         let error = anyhow!("no such\nfile").context("cannot read 'x'");
         assert_eq!(one_line(&error), "cannot read 'x': no such file");
         let io = Err::<(), _>(std::io::Error::other("disk on fire"));
@@ -108,8 +112,27 @@ mod tests {
     }
 
     #[test]
-    fn an_early_end_is_found_below_context() {
+    fn names_the_flags_of_engine_errors() {
+        let too_long = RequestError::PromptTooLong {
+            n_tokens: 4,
+            n_ctx: 4,
+        };
+        for error in [
+            Error::from(EngineError::Request(too_long)).context("chat"),
+            Error::from(rocmforge::Error::Config(ConfigError::TooFewPositions {
+                n_ctx: 9,
+                n_positions: 8,
+            })),
+        ] {
+            let (code, message) = code_and_message(&error);
+            assert_eq!(code, FAILURE);
+            assert!(message.unwrap().ends_with("(--ctx)"));
+        }
+    }
+
+    #[test]
+    fn finds_early_ends_below_context() {
         let error = Error::from(Early::Interrupted).context("while measuring");
-        assert_eq!(error.downcast_ref::<Early>(), Some(&Early::Interrupted));
+        assert_eq!(code_and_message(&error), (INTERRUPTED, None));
     }
 }

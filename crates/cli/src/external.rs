@@ -1,16 +1,18 @@
-//! `rocmforge profile-with`: runs a command below a vendor's profiler and shows what it found.
+//! `rocmforge profile-with`: runs a command under a vendor's profiler and prints its results.
 
 use std::collections::BTreeMap;
 use std::env;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use rocmforge::engine::backend::gpu::{self, OpenOptions};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::external::{
+use rocmforge_external::tools::FORMER;
+use rocmforge_external::{
     CounterCategory, CounterRow, ExternalError, GpuFamily, Request, TimeRow, Tool, ToolReport,
-    available_tools, tools::FORMER,
+    available_tools,
 };
+use rocmforge_gguf::escape_control;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::OpenOptions;
 use serde_json::json;
 
 use crate::args::ExternalArgs;
@@ -47,7 +49,7 @@ pub fn run(args: &ExternalArgs) -> Result<()> {
     out.finish()
 }
 
-/// The exit code of an error: what the user typed wrongly, and what the user stopped, have their own.
+/// Converts an error, with the exit codes of wrong usage and interruption.
 fn ended(error: ExternalError) -> anyhow::Error {
     match error {
         ExternalError::Renamed { .. }
@@ -64,14 +66,14 @@ fn request(args: &ExternalArgs) -> Result<Request, ExternalError> {
     let categories = categories.collect::<Result<Vec<CounterCategory>, ExternalError>>()?;
     let Some((app, rest)) = args.command.split_first() else {
         return Err(ExternalError::BadRequest(
-            "there is no command to watch; give it after --, as in -- rocmforge bench".to_string(),
+            "no command to profile; add one after --, as in -- rocmforge bench".to_string(),
         ));
     };
     let family = match &args.arch {
         Some(name) => Some(GpuFamily::of_architecture(name).ok_or_else(|| {
             let name = escape_control(name);
             ExternalError::BadRequest(format!(
-                "the counters of '{name}' are not known; name them with --pmc (rocprofv3-avail list --pmc)"
+                "the counters of '{name}' are unknown; use --pmc with names from: rocprofv3-avail list --pmc"
             ))
         })?),
         None if tool == Tool::Rocprofv3 && !categories.is_empty() => found_family(),
@@ -89,7 +91,7 @@ fn request(args: &ExternalArgs) -> Result<Request, ExternalError> {
     })
 }
 
-/// Of the first AMD GPU here.
+/// Returns the architecture of the first AMD GPU.
 fn found_family() -> Option<GpuFamily> {
     let survey = gpu::survey(&OpenOptions::from_env());
     let architectures = survey
@@ -148,7 +150,7 @@ fn show(out: &mut Out, tool: Tool, report: &ToolReport, n_rows: usize) -> Result
         _ => ("kernel", "calls"),
     };
     times(out, what, &report.kernels, n_rows)?;
-    times(out, ("call of the host", "calls"), &report.calls, n_rows)?;
+    times(out, ("host call", "calls"), &report.calls, n_rows)?;
     counters(out, &report.counters, n_rows)?;
     if !report.unavailable.is_empty() {
         let names = escape_control(&report.unavailable.join(", ")).into_owned();
@@ -224,7 +226,7 @@ fn counters(out: &mut Out, rows: &[CounterRow], n: usize) -> Result<()> {
     rest(out, rows.len(), n)
 }
 
-/// Whole numbers as such, others with what matters of them.
+/// Formats integers as they are and others with significant digits.
 fn count_text(value: f64) -> String {
     match value.fract() == 0.0 || value.abs() >= 1e6 {
         true => format!("{value:.0}"),
@@ -234,7 +236,7 @@ fn count_text(value: f64) -> String {
 
 fn rest(out: &mut Out, len: usize, shown: usize) -> Result<()> {
     match len > shown {
-        true => out.line(&format!("({} more; --rows shows them)", len - shown)),
+        true => out.line(&format!("({} more; see --rows)", len - shown)),
         false => Ok(()),
     }
 }

@@ -1,34 +1,37 @@
-//! `rocmforge generate`: one prompt, one answer.
+//! `rocmforge generate`: completes a text or answers a message.
 
+use crate::resolve;
+use rocmforge::parts::{Bos, encode_prompt};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::gpu::WhenIdle;
-use rocmforge::engine::batch::TokenLogprob;
-use rocmforge::engine::kv_cache::ContextShifts;
-use rocmforge::engine::tokenizer::{LeadingSpace, TokenId};
-use rocmforge::engine::{ContextPolicy, FinishReason, PromptOutput, Request, available_bytes};
+use rocmforge_cpu::memory::available_bytes;
+use rocmforge_engine::kv_cache::ContextShifts;
+use rocmforge_engine::{ContextPolicy, FinishReason, PromptOutput, Request};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::TokenLogprob;
+use rocmforge_runtime::gpu::WhenIdle;
+use rocmforge_text::tokenizer::LeadingSpace;
 use serde::Serialize;
 
 use crate::answer::{self, Answer};
 use crate::args::GenerateArgs;
-use crate::conversation::{Conversation, Message};
+use crate::conversation;
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
 use crate::prompt::{Source, Text};
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
+use rocmforge::Message;
 
 pub fn run(args: &GenerateArgs) -> Result<()> {
     if !args.chat && (args.template.system.is_some() || args.template.think.is_some()) {
-        return Err(usage(
-            "--system and --think need --chat: without it the prompt is raw text",
-        ));
+        return Err(usage("--system and --think require --chat"));
     }
-    let sampling = session::sampling(&args.sampling)?;
+    let sampling = resolve::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
-    // Read before the model is loaded: a wrong path is told at once.
+    // Before the model is loaded, to report a wrong path early.
     let text = match &args.ids {
         Some(_) => None,
         None => Some(Text::read(&args.prompt, ", as --ids 1,2,3")?),
@@ -38,12 +41,11 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     } else {
         Vocabulary::Optional
     };
-    let mut session = Session::start_to_answer(
+    let mut session = Session::start(
         &args.model,
         &args.device,
-        &args.context,
         vocabulary,
-        WhenIdle::Wait,
+        resolve::answer_config(&args.device, &args.context, WhenIdle::Wait)?,
     )?;
 
     let started = Instant::now();
@@ -90,7 +92,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     }
     let mid_line = !args.json && !out.is_terminal() && !answer.text.ends_with('\n');
     out.finish()?;
-    // `| tee` shows the answer on the terminal, too.
+    // A pipe such as `| tee` may also end on the terminal.
     let line_break = if mid_line && io::stderr().is_terminal() {
         "\n"
     } else {
@@ -113,10 +115,10 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     }
 }
 
-/// Memory of one log-probability in the report: the pair itself and its JSON, as text.
+/// Memory per log-probability in the report: the pair and its JSON text.
 const REPORT_BYTES: usize = 80;
 
-/// Refuses log-probabilities that would not fit in memory.
+/// Rejects log-probabilities that would not fit in memory.
 fn check_report(request: &Request, session: &Session) -> Result<()> {
     let n_vocab = session
         .tokenizer
@@ -138,7 +140,7 @@ fn check_report(request: &Request, session: &Session) -> Result<()> {
     let free = available_bytes().unwrap_or(u64::MAX) / 2;
     if needed > free {
         bail!(
-            "the report may need {} MiB, {} MiB are free for it; ask for fewer with --prompt-logprobs and --logprobs",
+            "the log-probabilities may need {} MiB, {} MiB are available; reduce --prompt-logprobs or --logprobs",
             needed >> 20,
             free >> 20
         );
@@ -146,20 +148,20 @@ fn check_report(request: &Request, session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// What to tell when an answer ended for want of room.
+/// Returns the notice for an answer that filled the context.
 pub fn context_full(session: &Session) -> String {
     format!(
-        "notice: the context of {} tokens is full; ask for more with --ctx, or go on with --context-policy shift",
+        "notice: the context of {} tokens is full; increase --ctx or use --context-policy shift",
         session.engine.n_ctx()
     )
 }
 
-/// How often the context was shifted, if it was, and what share of its slots was empty the last time.
+/// Describes the context shifts, if there were any.
 pub fn shifted(shifts: &ContextShifts) -> Option<String> {
     let plural = if shifts.n_shifts == 1 { "" } else { "s" };
     (shifts.n_shifts > 0).then(|| {
         format!(
-            "context shifted {} time{plural}, {} tokens forgotten | slots without a token {:.0} % before it was closed up, {:.0} % after",
+            "context shifted {} time{plural}, {} tokens dropped | empty slots {:.0} % before compaction, {:.0} % after",
             shifts.n_shifts,
             shifts.n_tokens,
             shifts.compaction.before.fragmentation() * 100.0,
@@ -168,47 +170,43 @@ pub fn shifted(shifts: &ContextShifts) -> Option<String> {
     })
 }
 
-/// The prompt of a conversation of one message, and what its answer forgets, if not what the session says.
+/// Returns the prompt of a conversation with one message, and its context policy if it differs from the session's.
 fn converse(
     args: &GenerateArgs,
     session: &Session,
     text: Text,
 ) -> Result<(Vec<TokenId>, Option<ContextPolicy>)> {
     let text = text.into_string()?;
-    let conversation = Conversation::new(session, args.template.think)?;
-    let system = args.template.system.as_deref();
-    let policy = conversation.context_policy(session, &args.context, system)?;
-    let system = system.map(|text| Message::new("system", text));
-    let messages: Vec<Message> = system
-        .into_iter()
-        .chain([Message::new("user", text)])
-        .collect();
-    Ok((conversation.encode(session, &messages)?, policy))
+    let mut conversation = conversation::begin(session, &args.template)?;
+    let policy = conversation::context_policy(&conversation, session, &args.context)?;
+    conversation.push(Message::new("user", text));
+    let prompt = conversation.prompt(session.need_tokenizer()?, conversation::fit(session))?;
+    Ok((prompt.ids, policy))
 }
 
 fn encode(args: &GenerateArgs, session: &Session, text: Text, out: &Out) -> Result<Vec<TokenId>> {
     let tokenizer = session.need_tokenizer()?;
     let source = text.source;
     let text = text.into_string()?;
-    // On a terminal the answer goes on where the prompt ends.
+    // On a terminal, the answer continues the prompt's line.
     if source == Source::Flag && !args.json && out.is_terminal() && io::stderr().is_terminal() {
         let _ = write!(io::stderr(), "{}", output::for_terminal(&text));
     }
-    Ok(session::encode(
+    Ok(encode_prompt(
         tokenizer,
         text.as_bytes(),
-        Bos::AsTheFileSays,
+        Bos::AsFileSays,
         args.parse_special,
     ))
 }
 
-/// The times of one answer. What was not measured is null.
+/// The times of one answer; null if not measured.
 #[derive(Debug, Serialize)]
 pub struct Times {
     load_ms: f64,
     tokenize_ms: f64,
     prefill_ms: f64,
-    /// From the text to its first generated token.
+    /// Time to first token, including tokenization.
     ttft_ms: Option<f64>,
     decode_ms: f64,
     prompt_per_second: Option<f64>,
@@ -256,12 +254,12 @@ fn ms(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e3)
 }
 
-/// Three decimals: microseconds of milliseconds.
+/// Rounds to three decimals.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// The JSON object.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     model: &'a str,
@@ -275,14 +273,14 @@ struct Report<'a> {
     logprobs: Option<&'a [Vec<TokenLogprob>]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Vec<Option<&'a [TokenLogprob]>>>,
-    /// Of the prompt's own tokens; null for the first.
+    /// Log-probabilities of the prompt's own tokens; null for the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_logprobs: Option<Vec<Option<f32>>>,
     timings: &'a Times,
-    /// With `--context-policy shift`.
+    /// Only with `--context-policy shift`.
     #[serde(skip_serializing_if = "Option::is_none")]
     context_shifts: Option<ShiftReport>,
-    /// Products per step without a fast kernel, by weight format.
+    /// GEMMs per step without a fast kernel, by weight format.
     slow_ops: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -327,7 +325,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// How often tokens were forgotten, and the share of slots without a token the last time.
+/// Number of shifts, dropped tokens, and share of empty slots at the last shift.
 #[derive(Debug, Serialize)]
 struct ShiftReport {
     n_shifts: usize,
@@ -347,7 +345,7 @@ impl From<ContextShifts> for ShiftReport {
     }
 }
 
-/// Nothing stands before a prompt's first token, so it has no score.
+/// The first token of a prompt has no score.
 fn first_null<T>(rest: impl Iterator<Item = T>) -> Vec<Option<T>> {
     [None].into_iter().chain(rest.map(Some)).collect()
 }

@@ -1,210 +1,206 @@
-//! Examples that end each `--help`.
-
-use crate::args::file_types;
+//! The examples and notes at the end of each command's `--help`.
 
 pub const TOP: &str = "\
 Examples:
   rocmforge generate -p \"Once upon a time\"
-      A story from the model inside this program; nothing to download.
+      Run the built-in model; no download needed.
   rocmforge chat -m qwen2.5-1.5b-instruct-q4_k_m.gguf
-      Talk with a model of your own.
+      Chat with a model.
   rocmforge generate -m model.gguf --chat -p \"Why is the sky blue?\" --temp 0
-      One answer, the same every time.
+      Answer one message, deterministically.
   rocmforge inspect model.gguf
-      What is in the file, and how much memory it needs.
+      Show a file's contents and memory requirements.
 
-Every command has examples of its own: rocmforge generate --help
-Environment variables that start with ROCMFORGE_ set defaults; each flag's help names its variable.";
+For a command's options and examples: rocmforge COMMAND --help
+Environment variables named ROCMFORGE_* set defaults; each option's help names its variable.";
 
 pub const GENERATE: &str = "\
 Examples:
   rocmforge generate -p \"Once upon a time\"
-      Continue a text.
+      Complete a text.
   rocmforge generate --chat -p \"Who are you?\" --system \"You are a pirate.\"
-      Answer a message, through the chat template in the model's file.
+      Answer a message, using the model's chat template.
   cat notes.txt | rocmforge generate -m model.gguf --chat > summary.txt
-      The prompt from a pipe (one newline at its end is left out); only the answer goes to stdout.
+      Read the prompt from a pipe, without its last newline.
   rocmforge generate -m model.gguf -p \"A list:\" -n 100 --stop $'\\n\\n' --seed 7
-      At most 100 tokens, ended by an empty line, the same every time.
+      At most 100 tokens, up to an empty line, with a fixed seed.
   rocmforge generate -m model.gguf --ids 1,2,3 -n 5 --temp 0 --json --logprobs 5
       Token ids in, JSON out, for scripts.
 
-The answer goes to stdout as it is made; everything else goes to stderr. Ctrl-C stops the answer.
+The answer is streamed to stdout; everything else goes to stderr. Ctrl-C stops the answer.
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 stopped by Ctrl-C.";
 
 pub const CHAT: &str = "\
 Examples:
   rocmforge chat
-      Talk with the model inside this program.
+      Chat with the built-in model.
   rocmforge chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.3
   rocmforge chat -m qwen3-1.7b-q8_0.gguf --think off
   printf 'My name is Ada.\\nWhat is my name?\\n' | rocmforge chat --temp 0
-      One message a line; only the answers go to stdout.
+      One message per line; only the answers go to stdout.
 
-In the chat: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat. A line that ends
-with a backslash goes on in the next one; \"\"\" begins and ends a message of many lines.";
+In a chat, /help lists the commands, Ctrl-C stops an answer and Ctrl-D ends the chat. A backslash at the
+end of a line continues it on the next; \"\"\" starts and ends a message of several lines.";
 
 pub const INSPECT: &str = "\
 Examples:
   rocmforge inspect model.gguf
   rocmforge inspect model.gguf --ctx 32768
-      The memory it needs with a context of 32768 tokens.
+      Memory requirements for a context of 32768 tokens.
   rocmforge inspect model.gguf --json | jq '.metadata[\"tokenizer.chat_template\"]'
 
-Works for every GGUF file, also for those that cannot be run.";
+Works for every GGUF file, including unsupported models.";
 
 pub const TOKENIZE: &str = "\
 Examples:
   rocmforge tokenize -p \"Hello, world\"
-      A table of the tokens.
+      Print a table of tokens.
   rocmforge tokenize -m model.gguf -f book.txt --ids > ids.json
   rocmforge tokenize -m model.gguf -p \"<|im_start|>user\" --parse-special
 
-Works for files that hold only a vocabulary.";
+Vocabulary-only files are enough.";
 
 pub const PERPLEXITY: &str = "\
 Examples:
   rocmforge perplexity -m model.gguf -f wiki.test.raw
   rocmforge perplexity -m model.gguf -f wiki.test.raw --ctx 2048 --chunks 20 --json
 
-Lower is better. The text is cut into windows of --ctx tokens and the second half of each is scored,
-given all before it, as llama-perplexity does; so results of both can be compared.";
+Lower is better. The text is split into windows of --ctx tokens; the second half of each window is scored
+given everything before it in the window. llama-perplexity does the same, so results are comparable.";
 
-/// Examples of `quantize`, and its file types.
-pub fn quantize() -> String {
-    const EXAMPLES: &str = "\
+/// Examples of `quantize`; its file types follow.
+pub const QUANTIZE: &str = "\
 Examples:
   rocmforge quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
   rocmforge quantize model-F16.gguf Q4_K_M --dry-run
-      What would become of each tensor, and the size of the file.
+      Show each tensor's type and the file size, and write nothing.
   rocmforge quantize model-F16.gguf small.gguf IQ4_XS --imatrix imatrix.gguf
-      With an importance matrix: fewer errors where they matter.
+      Use an importance matrix, for smaller errors in the weights that matter.
   rocmforge quantize model-F16.gguf mine.gguf Q4_K_M --tensor-type 'ffn_down=Q6_K' --tensor-type 'blk\\.[01]\\.=Q8_0'
 
-The file appears under its name when it is complete. The error of a tensor is the root mean squared
-difference of its values (RMSE), and that relative to the values themselves.";
-    format!("{EXAMPLES}\n\n{}", file_types())
-}
+The output file appears only when it is complete. The error of a tensor is the root mean squared error
+(RMSE) of its values, absolute and relative to the values.";
 
 pub const IMATRIX: &str = "\
 Examples:
   rocmforge imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf
   rocmforge imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf --chunks 100 --ctx 512
 
-The text is cut into windows of --ctx tokens, as perplexity does. The file is in the form that
-llama.cpp reads, and rocmforge quantize --imatrix.";
+The text is split into windows of --ctx tokens, as in perplexity. The file has llama.cpp's format and is
+the input of rocmforge quantize --imatrix.";
 
 pub const BENCH: &str = "\
 Examples:
   rocmforge bench -m model.gguf
-      Prompts of 512 tokens and 128 tokens of generation, five times each.
+      Prefill of 512 tokens and generation of 128, five times each.
   rocmforge bench -m a.gguf -m b.gguf -p 512 -n 128 -d 0,4096 -t 1,2
-      Every combination; -d is the number of tokens in the cache before.
+      All combinations; -d is the number of tokens already in the KV cache.
   rocmforge bench -m model.gguf -p 0 -n 64 -b 1,4,8
-      Sequences decoded together; the tokens of all of them count.
+      Decode several sequences together; the rate counts the tokens of all.
   rocmforge bench -m model.gguf -o json | jq '.[] | {n_prompt, n_gen, avg_ts, roofline_share}'
   rocmforge bench --synthetic llama-3.1-8b:Q4_K_M
-      What speed a model of that shape would have; nothing to download.
+      Random weights in the shape of that model; no download needed.
   rocmforge bench matmul --filter Q4_K
-      One of the suites that measure parts of the program: matmul, attention, dequant, inference, memory, batch.
+      Run a micro-benchmark suite: matmul, attention, dequant, inference, memory or batch.
 
-Rows and fields are llama-bench's. The roofline is the least time that the machine allows: weights and
-cache at the read bandwidth, products at the peak of its arithmetic, both measured in the same run.
-A model that fits in the processor's caches may exceed it.";
+Rows and fields follow llama-bench. The roofline is the shortest possible time on this machine: weights and
+KV cache at the read bandwidth, or GEMMs at peak arithmetic, both measured in the same run. A model that
+fits in the processor's caches may exceed it.";
 
 pub const SUITE: &str = "\
 Examples:
   rocmforge bench matmul
-      Every case, on the CPU and on every GPU.
+      All cases, on the CPU and on every GPU.
   rocmforge bench matmul --filter 'quantized/Q4_K/1x' --device cpu -t 1
-      Rows of this name, with one thread.
+      Only rows with this name, on one thread.
   rocmforge bench inference --synthetic llama-3.1-8b:Q4_K_M -o markdown
-      A model of that shape and type with random weights, made in memory.
+      Random weights in the shape of that model.
   rocmforge bench dequant -o json | jq -r '.[] | [.name, .p50_ms, .bandwidth_roofline_share] | @tsv'
 
-A row is printed when it is measured, and Ctrl-C leaves those that were. Rates are those of the median. \"of BW\"
-and \"of peak\" are shares of the read bandwidth and of the peak of the arithmetic, measured in the same run; what
-stays in a cache may exceed the first. A CPU that plays a GPU has no shares, and its times mean nothing.";
+Rows are printed as they are measured; after Ctrl-C, the finished ones remain. Rates are computed from the
+median. \"of BW\" and \"of peak\" are shares of the read bandwidth and peak arithmetic measured in the same
+run; data that stays in a cache may exceed the bandwidth. Emulated GPUs have no shares, and their times say
+nothing about a real GPU.";
 
 pub const BASELINE: &str = "\
 Examples:
   rocmforge bench -m model.gguf -r 20 --save-baseline main
-      Keep what was measured.
+      Save the results.
   rocmforge bench -m model.gguf -r 20 --compare-baseline main
-      Measure again and compare: exit code 3 if anything got worse by 10 % or more.
+      Measure again and compare; exit code 3 if anything is slower by 10 % or more.
   rocmforge baseline compare main mine --threshold 5 --format junit -o report.xml
   rocmforge baseline compare baselines/h200.json mine --allow-other-hardware
-      A file instead of a name: anything with a slash or .json at its end.
+      Use a file: any name with a slash or ending in .json.
   rocmforge baseline trend -o trend.html
-      All baselines over time, as charts.
+      Chart all baselines over time.
 
-A change counts when it is no noise (ranks of the samples, 99 % confidence) and when a loss of the threshold is not
-excluded. Where noise hides that, more samples are asked for: 6 will do where they deviate by 2 % of their
-mean, 14 at 5 %, 50 at 10 %.
-Exit codes: 0 nothing is worse, 3 something is, 4 the baseline is of other hardware, 1 failure, 2 wrong usage.";
+A regression must be significant (rank test, 99 % confidence) and its interval must reach the threshold. If
+noise hides it, take more samples: a loss of 10 % needs 6 samples at a relative deviation of 2 %, 14 at 5 %
+and 50 at 10 %.
+Exit codes: 0 no regression, 3 regression, 4 baseline of other hardware, 1 failure, 2 wrong usage.";
 
 pub const COMPARE: &str = "\
 Examples:
   rocmforge compare --with llama-bench ~/llama.cpp/build/bin/llama-bench -m model.gguf
-      Five pairs of runs, prompts of 512 tokens and 128 tokens of generation.
+      Five pairs of runs: prefill of 512 tokens and generation of 128.
   rocmforge compare --with llama-bench ./llama-bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 8 --pairs 9 --json
   rocmforge compare --with llama-bench ./llama-bench -m model.gguf --device cpu -- -ngl 0
-      What stands after -- goes to llama-bench.
+      Arguments after -- go to llama-bench.
 
-Each pair is a process of each program, one after the other, the order turning with every pair: whatever the machine
-does besides meets both. The ratio is ours over theirs, its median over the pairs with a 95 % bootstrap interval.";
+Each pair runs both programs, one process each, in alternating order, so that other load on the machine
+affects both. The ratio is ours over theirs: the median over the pairs with a 95 % bootstrap interval.";
 
 pub const PROFILE: &str = "\
 Examples:
   rocmforge profile -m model.gguf
-      A prompt of 512 random tokens and 64 tokens after it: where the time goes, and what would help.
+      Where the time goes for a random prompt of 512 tokens and 64 generated tokens, with advice.
   rocmforge profile -m model.gguf -p \"Why is the sky blue?\" -n 200 --runs 5
   rocmforge profile -m model.gguf --device gpu --json > profile.json
   rocmforge profile -m model.gguf --json | jq '.advice[0]'
   rocmforge profile -m model.gguf --html report.html --trace trace.json --flamegraph ops.svg
-      A page for a browser, a trace for Perfetto, and where the time goes as one picture.
+      Write a report for the browser, a trace for Perfetto and a flame graph.
 
-Runs with and without the observer take turns, and both are shown. On a GPU, tokens run as graphs without
-it, and kernel by kernel with events between them with it.";
+Runs with and without profiling alternate, and both are shown. On a GPU, decode steps run as graphs; with
+profiling, each kernel is launched separately between two events.";
 
 pub const PROFILE_WITH: &str = "\
 Examples:
   rocmforge profile-with --list
-      The tools, which of them are on this machine, and what became of those with other names.
+      Show the supported tools, which are installed, and replacements of retired tools.
   rocmforge profile-with perf -o out -- rocmforge bench -m model.gguf -p 0 -n 64
-      The functions that took the CPU's time. With --counters cache: hits and misses.
+      CPU time by function; with --counters cache, hits and misses.
   rocmforge profile-with rocprofv3 --counters memory,stalls -o out -- rocmforge generate -m model.gguf -p Hello
-      Kernels, calls and counters of an AMD GPU. The command runs once for the times and once for each set of
+      Kernels, API calls and counters of an AMD GPU. The command runs once for times and once for each set of
       counters.
   rocmforge profile-with ncu --counters memory --dry-run -- rocmforge bench -m model.gguf
-      What would be run.
+      Show the commands without running them.
 
-What the tool wrote stays in the folder, which should be empty before. Exit codes: 0 success, 1 the tool is not
-there, failed or may not count, 2 wrong usage, 130 stopped by Ctrl-C.";
+The tool's own files stay in the output folder, which should be empty before.
+Exit codes: 0 success, 1 tool missing, failed or without permission, 2 wrong usage, 130 stopped by Ctrl-C.";
 
 pub const TUNE: &str = "\
 Examples:
   rocmforge tune -m model.gguf
-      Measure the launches of this model on the first GPU; seconds for most models.
+      Tune the launches of this model on the first GPU; takes seconds for most models.
   rocmforge tune -m model.gguf --again --dry-run --json
-      Measure all again and only show it.
+      Measure everything again and save nothing.
   rocmforge bench -m model.gguf --kernel-variant tuning=off
-      What the model does without.
+      Measure without tuned launches.
 
-Only what cannot change a result is chosen: each way to make a launch gives the same bits, which is checked before
-it is measured. What was found is used by every command from its next start on, for any model with the same shapes,
-until the driver or the program changes. A chat measures, too, while it waits for its user.";
+Tuning never changes results: every candidate must give the same bits, which is checked before it is timed.
+Results apply to all models with the same shapes, from each command's next start on, until the driver or the
+program changes. A chat also tunes while it waits for input.";
 
 pub const CHECK: &str = "\
 Examples:
   rocmforge check -m model.gguf
       One operation of each kind, shape and format.
   rocmforge check -m model.gguf --all --depth 2000 --json
-      Every operation, with 2000 tokens in the cache.
+      Every operation, with 2000 tokens in the KV cache.
 
-The vector kernels of this processor and the scalar path compute the same parts of a text from the same
-inputs, operation by operation. The first operation that differs by more than rounding is named and the
-exit code is 1. The scalar path is slow: a model of 8 billion parameters takes about a minute.";
+Runs each operation with the vector kernels of this CPU and with the scalar reference on the same inputs. If
+a difference exceeds rounding, the first such operation is printed and the exit code is 1. The scalar
+reference is slow: a model of 8 billion parameters takes about a minute.";
 
 pub const DEVICES: &str = "\
 Examples:
@@ -217,31 +213,31 @@ Examples:
   rocmforge models --json | jq -r '.models[].name'
   rocmforge models rm OWNER/REPO:Q4_K_M
 
-The first column is what -m takes. Any .gguf file below the folder counts, however it came there.";
+Use a name from the first column with -m. All .gguf files below the models folder are listed.";
 
 #[cfg(feature = "pull")]
 pub const PULL: &str = "\
 Examples:
   rocmforge pull hf:OWNER/REPO
-      The Q4_K_M file of the repository, else Q4_0, else its only model.
+      The Q4_K_M model of the repository, else Q4_0, else its only model.
   rocmforge pull hf:OWNER/REPO:Q8_0
   rocmforge pull hf:OWNER/REPO/FOLDER/FILE.gguf@v1.0
-      One file, of a branch, tag or commit.
+      One file of a branch, tag or commit.
   rocmforge chat -m OWNER/REPO
       Use it.
 
-What was fetched is kept when a pull is stopped or fails; the same command goes on from there. The path of the
-file goes to stdout. For gated and private models set HF_TOKEN or ROCMFORGE_HUB_TOKEN.";
+Run the same command again to resume a stopped or failed download. The path of the file is printed on
+stdout. For gated and private models, set HF_TOKEN or ROCMFORGE_HUB_TOKEN.";
 
 pub const COMPLETIONS: &str = "\
 Examples:
   rocmforge completions bash > ~/.local/share/bash-completion/completions/rocmforge
   rocmforge completions zsh > ~/.zfunc/_rocmforge
-      With ~/.zfunc in fpath, before compinit.
+      Requires ~/.zfunc in fpath, before compinit.
   rocmforge completions fish > ~/.config/fish/completions/rocmforge.fish";
 
 pub const MAN: &str = "\
 Examples:
   rocmforge man --dir ~/.local/share/man/man1
-      From then on: man rocmforge-generate
+      Install the pages; then: man rocmforge-generate
   rocmforge man generate | man -l -";

@@ -1,29 +1,36 @@
-//! `rocmforge imatrix`: runs a text and writes how strongly each column of the weights is used.
+//! `rocmforge imatrix`: computes an importance matrix: how strongly each weight column is activated by a text.
 
+use crate::input;
+use crate::resolve;
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_engine::{EngineConfig, PrefixSharing};
+use rocmforge_plan::Fusion;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::imatrix::{Chunks, Imatrix, gather};
-use rocmforge::engine::perplexity::Perplexity;
-use rocmforge::engine::{Continue, Existing, NewFile};
-use rocmforge::gguf::escape_control;
+use rocmforge_evaluate::Perplexity;
+use rocmforge_evaluate::{Chunks, gather};
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_quantize::imatrix::Imatrix;
 use serde_json::json;
+use std::ops::ControlFlow;
 
 use crate::answer::bar;
 use crate::args::ImatrixArgs;
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
     if args.chunks == Some(0) {
         return Err(usage(
-            "--chunks 0 runs nothing; leave it out for the whole text",
+            "--chunks must be at least 1; omit it for the whole text",
         ));
     }
     let interrupt = Interrupt::install()?;
-    let text = session::read_file(&args.file)?;
+    let text = input::read_file(&args.file)?;
     let shown = escape_control(&args.output.to_string_lossy()).into_owned();
     let failed = || format!("cannot write '{shown}'");
     let existing = match args.force {
@@ -31,16 +38,20 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
         false => Existing::Keep,
     };
     let create = || NewFile::create(&args.output, existing).with_context(failed);
-    // A name that cannot be written is an error before the work.
+    // Reports an unwritable path before the work.
     drop(create()?);
-    let mut session = Session::start_observable(
+    let mut session = Session::start(
         &args.model,
         &args.device,
-        Some(args.ctx),
         Vocabulary::Needed,
+        EngineConfig {
+            prefix_sharing: PrefixSharing::Off,
+            fusion: Fusion::Off,
+            ..resolve::engine_config(&args.device, Some(args.ctx))?
+        },
     )?;
     let tokenizer = session.need_tokenizer()?.clone();
-    let tokens = session::encode(&tokenizer, &text, Bos::AsTheFileSays, args.parse_special);
+    let tokens = encode_prompt(&tokenizer, &text, Bos::AsFileSays, args.parse_special);
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
 
     let working = interrupt.guard();
@@ -53,8 +64,8 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
         bar.set_position(so_far.chunks as u64);
         bar.set_message(format!("PPL {:.4} +- {:.4}", so_far.ppl, so_far.stderr));
         match working.asked() {
-            true => Continue::No,
-            false => Continue::Yes,
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     };
     let gathered = gather(

@@ -1,29 +1,31 @@
-//! `rocmforge inspect`: what a GGUF file holds and what memory it needs. Works for files that cannot be
-//! run: everything but the memory needs only the header.
+//! `rocmforge inspect`: shows a GGUF file's contents and memory requirements. Files of unsupported models work too:
+//! everything except the memory needs only the header.
 
+use crate::model_file;
+use crate::resolve;
+use rocmforge::ModelFile;
 use std::sync::Arc;
 
 use anyhow::Result;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::plan::RowCount;
-use rocmforge::engine::{Engine, EngineConfig};
-use rocmforge::gguf::{Array, Gguf, Value, escape_control};
+use rocmforge_engine::{Engine, EngineConfig};
+use rocmforge_gguf::{Array, Gguf, Value, escape_control};
+use rocmforge_model::Model;
+use rocmforge_plan::RowCount;
 use serde_json::{Map, Value as Json, json};
 
 use crate::args::InspectArgs;
 use crate::output::{Out, size};
-use crate::session::{self, ModelFile};
 
-/// Arrays of at most this many elements are shown whole, in JSON and in text.
+/// Most elements of an array that is shown in full, in JSON and in text.
 const WHOLE_ARRAY: (usize, usize) = (64, 6);
-/// Elements shown of a longer one.
+/// Elements shown of a longer array, in JSON and in text.
 const ARRAY_START: (usize, usize) = (8, 4);
-/// Characters of a string in the text form.
+/// Characters shown of a string in text.
 const STRING_CHARS: usize = 100;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let config = session::cache_config(&args.cache, args.context.n_ctx());
-    let file = ModelFile::open(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
+    let config = resolve::cache_config(&args.cache, args.context.n_ctx());
+    let file = model_file::open(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
     let needs = Needs::of(&file.gguf, &config);
     let mut out = Out::new();
     if args.json {
@@ -34,7 +36,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     out.finish()
 }
 
-/// Whether the model can be run, and in what memory.
+/// Whether the model can run, and the memory it needs.
 enum Needs {
     Runs {
         n_ctx: usize,
@@ -52,7 +54,7 @@ impl Needs {
     fn of(gguf: &Arc<Gguf>, config: &EngineConfig) -> Needs {
         if gguf.tensors().is_empty() {
             return Needs::CannotRun {
-                reason: "the file has no weights, only metadata".to_string(),
+                reason: "the file has metadata but no weights".to_string(),
             };
         }
         let model = match Model::load(Arc::clone(gguf)) {
@@ -63,7 +65,7 @@ impl Needs {
                 };
             }
         };
-        // The engine chooses the default context; its memory is not touched before a token comes.
+        // The engine chooses the default context; it touches its memory only when it computes.
         let (default_ctx, no_room) = match Engine::on_cpu(&model, None, config) {
             Ok(engine) => (engine.n_ctx(), None),
             Err(error) => (model.config.n_ctx_train, Some(error.to_string())),
@@ -71,7 +73,7 @@ impl Needs {
         let n_ctx = config.n_ctx.unwrap_or(default_ctx);
         let cached = n_ctx.div_ceil(config.page).saturating_mul(config.page) as u64;
         let per_token = model.kv_bytes_per_token(config.kv_type);
-        let rows = |rows: RowCount| rows.rows(config.chunk_tokens, config.max_seqs);
+        let rows = |rows: RowCount| rows.rows(config.max_batch_tokens, config.max_seqs);
         let buffer_bytes = model
             .plan
             .buffers
@@ -88,14 +90,15 @@ impl Needs {
     }
 }
 
-/// Tensors of one format together.
+/// Totals of the tensors of one format.
 struct TypeTotal {
     name: &'static str,
     tensors: usize,
+    values: u64,
     bytes: u64,
 }
 
-/// Formats by their share of the file.
+/// Returns the formats, those with the most bytes first.
 fn types(gguf: &Gguf) -> Vec<TypeTotal> {
     let mut totals: Vec<TypeTotal> = Vec::new();
     for info in gguf.tensors() {
@@ -107,32 +110,34 @@ fn types(gguf: &Gguf) -> Vec<TypeTotal> {
                 totals.push(TypeTotal {
                     name,
                     tensors: 0,
+                    values: 0,
                     bytes: 0,
                 });
                 totals.len() - 1
             });
         totals[at].tensors += 1;
+        totals[at].values = totals[at].values.saturating_add(info.n_elements());
         totals[at].bytes = totals[at].bytes.saturating_add(info.n_bytes);
     }
     totals.sort_by_key(|total| std::cmp::Reverse(total.bytes));
     totals
 }
 
-/// Values of all tensors.
+/// Returns the number of values of all tensors.
 pub fn n_parameters(gguf: &Gguf) -> u64 {
     gguf.tensors()
         .iter()
         .fold(0, |sum, info| info.n_elements().saturating_add(sum))
 }
 
-/// Bytes of all tensors.
+/// Returns the bytes of all tensors.
 pub fn weight_bytes(gguf: &Gguf) -> u64 {
     gguf.tensors()
         .iter()
         .fold(0, |sum, info| info.n_bytes.saturating_add(sum))
 }
 
-/// The number of experts and how many of them a token goes to, where the file has experts.
+/// Returns the number of experts and how many each token uses, for MoE models.
 fn experts(gguf: &Gguf) -> Option<(u64, u64)> {
     let meta = gguf.metadata();
     let arch = meta.str("general.architecture").ok()?;
@@ -141,7 +146,7 @@ fn experts(gguf: &Gguf) -> Option<(u64, u64)> {
     Some((count, number("expert_used_count")?))
 }
 
-/// A string of the metadata, escaped.
+/// Returns a metadata string, escaped.
 fn meta_str(gguf: &Gguf, key: &str) -> Option<String> {
     match gguf.metadata().get(key) {
         Some(Value::String(bytes)) => {
@@ -152,6 +157,14 @@ fn meta_str(gguf: &Gguf, key: &str) -> Option<String> {
 }
 
 fn print(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
+    print_header(out, file, needs)?;
+    print_metadata(out, &file.gguf)?;
+    print_tensors(out, &file.gguf)?;
+    print_formats(out, &file.gguf)?;
+    print_memory(out, &file.gguf, needs)
+}
+
+fn print_header(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
     let gguf = &*file.gguf;
     let shown = |key| meta_str(gguf, key).unwrap_or_else(|| "n/a".to_string());
     out.line(&format!(
@@ -164,76 +177,76 @@ fn print(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
     out.line(&format!("architecture  {}", shown("general.architecture")))?;
     out.line(&format!("parameters    {}", count(n_parameters(gguf))))?;
     if let Some((count, used)) = experts(gguf) {
-        out.line(&format!(
-            "experts       {count}, of which a token uses {used}"
-        ))?;
+        out.line(&format!("experts       {count}, {used} used per token"))?;
     }
     match needs {
-        Needs::Runs { .. } => out.line("runs here     yes")?,
-        Needs::CannotRun { reason } => out.line(&format!("runs here     no: {reason}"))?,
+        Needs::Runs { .. } => out.line("runs here     yes"),
+        Needs::CannotRun { reason } => out.line(&format!("runs here     no: {reason}")),
     }
+}
 
-    out.line(&format!("\nmetadata ({})", gguf.metadata().len()))?;
-    let key_width = gguf
-        .metadata()
-        .iter()
-        .map(|(key, _)| key.chars().count().min(48))
+/// Returns the width of a column with these names.
+fn width<'a>(names: impl Iterator<Item = &'a str>) -> usize {
+    names
+        .map(|name| name.chars().count().min(48))
         .max()
-        .unwrap_or(0);
-    for (key, value) in gguf.metadata().iter() {
-        out.line(&format!(
-            "  {:key_width$}  {}",
-            escape_control(key),
-            text_of(&value)
-        ))?;
+        .unwrap_or(0)
+}
+
+fn print_metadata(out: &mut Out, gguf: &Gguf) -> Result<()> {
+    let metadata = gguf.metadata();
+    out.line(&format!("\nmetadata ({})", metadata.len()))?;
+    let width = width(metadata.iter().map(|(key, _)| key));
+    for (key, value) in metadata.iter() {
+        let (key, value) = (escape_control(key), text_of(&value));
+        out.line(&format!("  {key:width$}  {value}"))?;
     }
+    Ok(())
+}
 
-    out.line(&format!("\ntensors ({})", gguf.tensors().len()))?;
-    let name_width = gguf
-        .tensors()
-        .iter()
-        .map(|info| info.name.chars().count().min(48))
-        .max()
-        .unwrap_or(0);
-    for info in gguf.tensors() {
+fn print_tensors(out: &mut Out, gguf: &Gguf) -> Result<()> {
+    let tensors = gguf.tensors();
+    out.line(&format!("\ntensors ({})", tensors.len()))?;
+    let width = width(tensors.iter().map(|info| &*info.name));
+    for info in tensors {
         let dims: Vec<String> = info.dims.iter().map(u64::to_string).collect();
         let (name, ty) = (escape_control(&info.name), info.ty.name());
         out.line(&format!(
-            "  {name:name_width$}  {ty:8} {:>10}  [{}]",
+            "  {name:width$}  {ty:8} {:>10}  [{}]",
             size(info.n_bytes),
             dims.join(", ")
         ))?;
     }
+    Ok(())
+}
 
+fn print_formats(out: &mut Out, gguf: &Gguf) -> Result<()> {
     out.line("\nformats")?;
-    for TypeTotal {
-        name,
-        tensors,
-        bytes,
-    } in types(gguf)
-    {
-        let values = gguf
-            .tensors()
-            .iter()
-            .filter(|info| info.ty.name() == name)
-            .map(|info| info.n_elements());
-        let bits = bytes as f64 * 8.0 / values.sum::<u64>().max(1) as f64;
+    for total in types(gguf) {
+        let bits = total.bytes as f64 * 8.0 / total.values.max(1) as f64;
         out.line(&format!(
-            "  {name:8} {tensors:>4} tensors {:>10}  {bits:.2} bits per weight",
-            size(bytes)
+            "  {:8} {:>4} tensors {:>10}  {bits:.2} bits per weight",
+            total.name,
+            total.tensors,
+            size(total.bytes)
         ))?;
     }
+    Ok(())
+}
 
+fn print_memory(out: &mut Out, gguf: &Gguf, needs: &Needs) -> Result<()> {
     out.line("\nmemory")?;
-    out.line(&format!(
-        "  {:10} {:>10}  mapped from the file, shared between processes",
+    let mut row = |name: &str, bytes: u64, about: &str| {
+        out.line(&format!("  {name:10} {:>10}  {about}", size(bytes)))
+    };
+    let weights = weight_bytes(gguf);
+    row(
         "weights",
-        size(weight_bytes(gguf))
-    ))?;
+        weights,
+        "mapped from the file, shared between processes",
+    )?;
     match needs {
-        Needs::CannotRun { .. } => {
-            out.line("  KV cache          n/a  the model cannot be run here")
-        }
+        Needs::CannotRun { .. } => out.line("  KV cache          n/a  the model is not supported"),
         Needs::Runs {
             n_ctx,
             n_ctx_train,
@@ -241,28 +254,19 @@ fn print(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
             buffer_bytes,
             no_room,
         } => {
-            let ctx = format!(
-                "a context of {n_ctx} tokens (trained for {n_ctx_train}; --ctx changes it)"
-            );
-            out.line(&format!(
-                "  {:10} {:>10}  {ctx}",
-                "KV cache",
-                size(*kv_bytes)
-            ))?;
-            out.line(&format!(
-                "  {:10} {:>10}  activations of one step",
-                "buffers",
-                size(*buffer_bytes)
-            ))?;
+            let context =
+                format!("context of {n_ctx} tokens (trained for {n_ctx_train}; set with --ctx)");
+            row("KV cache", *kv_bytes, &context)?;
+            row("buffers", *buffer_bytes, "activations of one step")?;
             match no_room {
-                Some(reason) => out.line(&format!("  it does not fit: {reason}")),
+                Some(reason) => out.line(&format!("  does not fit: {reason}")),
                 None => Ok(()),
             }
         }
     }
 }
 
-/// A number of values for people: `10.9 M`.
+/// Formats a number of parameters: `10.9 M`.
 pub fn count(n: u64) -> String {
     match n as f64 {
         n if n >= 1e9 => format!("{:.2} B", n / 1e9),
@@ -306,7 +310,7 @@ fn text_of(value: &Value<'_>) -> String {
     }
 }
 
-/// The elements to show, and whether these are all.
+/// Returns the elements to show, and whether they are all.
 fn start_of<'a>(array: &Array<'a>, whole: usize, start: usize) -> (Vec<Value<'a>>, bool) {
     let all = array.len() <= whole;
     (
@@ -371,7 +375,7 @@ fn report(file: &ModelFile, needs: &Needs) -> Json {
     })
 }
 
-/// Strings whole, long arrays as `{"type", "len", "start"}`.
+/// Converts a value: strings in full, long arrays as `{"type", "len", "start"}`.
 fn json_of(value: &Value<'_>) -> Json {
     match value {
         Value::String(bytes) => String::from_utf8_lossy(bytes).into(),
@@ -385,7 +389,7 @@ fn json_of(value: &Value<'_>) -> Json {
                 json!({ "type": array.element_type().name(), "len": array.len(), "start": start })
             }
         }
-        // Its shortest form: 1e-5, not the 0.000009999999747 that its 64 bits would show.
+        // The shortest form: 1e-5 instead of 0.000009999999747, its value as f64.
         Value::F32(value) => value
             .to_string()
             .parse::<f64>()
@@ -404,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strings_cannot_command_a_terminal() {
+    fn escapes_control_characters() {
         assert_eq!(
             text_of(&Value::String(b"\x1b[31mred\n")),
             "\"\\u{1b}[31mred\\n\""
@@ -415,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_readable() {
+    fn formats_counts() {
         for (n, expected) in [
             (12, "12"),
             (260_032, "260 K"),

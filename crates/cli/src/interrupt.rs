@@ -1,6 +1,5 @@
-//! Ctrl-C. While an answer is made it only asks for the answer's end; at any other time, and when it
-//! comes again before the answer has ended, it ends the program. While a file is written it asks only,
-//! however often: the unfinished file is to be removed first.
+//! Ctrl-C handling. During an answer, the first Ctrl-C stops the answer; a second one, or one at any other time, ends
+//! the program. While a file is written, every Ctrl-C only requests a stop, so that the unfinished file is removed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,14 +14,14 @@ const ASKED: u8 = 2;
 const WRITING: u8 = 3;
 const ASKED_WRITING: u8 = 4;
 
-/// Whether the user wants the work in hand to stop.
+/// The Ctrl-C state.
 #[derive(Clone)]
 pub struct Interrupt {
     state: Arc<AtomicU8>,
 }
 
 impl Interrupt {
-    /// Takes over SIGINT. Call once.
+    /// Installs the SIGINT handler. Call once.
     pub fn install() -> Result<Interrupt> {
         let state = Arc::new(AtomicU8::new(IDLE));
         let of_handler = Arc::clone(&state);
@@ -39,30 +38,30 @@ impl Interrupt {
                 std::process::exit(i32::from(exit::INTERRUPTED));
             }
         })
-        .context("cannot take over Ctrl-C")?;
+        .context("cannot handle Ctrl-C")?;
         Ok(Interrupt { state })
     }
 
-    /// From now on Ctrl-C is a question, until the returned guard is dropped.
+    /// Makes Ctrl-C a request until the returned guard is dropped.
     pub fn guard(&self) -> Working<'_> {
         self.state.store(WORKING, Ordering::SeqCst);
         Working { interrupt: self }
     }
 
-    /// As [`Interrupt::guard`], for work that leaves an unfinished file behind if it is cut off.
+    /// Like [`Interrupt::guard`], for work that must remove an unfinished file.
     pub fn guard_output(&self) -> Working<'_> {
         self.state.store(WRITING, Ordering::SeqCst);
         Working { interrupt: self }
     }
 }
 
-/// Work that can be stopped.
+/// Interruptible work.
 pub struct Working<'a> {
     interrupt: &'a Interrupt,
 }
 
 impl Working<'_> {
-    /// Whether Ctrl-C came since the guard was made.
+    /// Returns whether Ctrl-C was pressed since the guard was created.
     pub fn asked(&self) -> bool {
         let state = self.interrupt.state.load(Ordering::SeqCst);
         matches!(state, ASKED | ASKED_WRITING)

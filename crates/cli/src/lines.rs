@@ -1,5 +1,4 @@
-//! What the user types in a chat: a line editor on a terminal, plain lines from a pipe, and messages of
-//! several lines from both.
+//! Input of a chat: a line editor on a terminal, plain lines from a pipe, with messages of several lines in both.
 
 use std::env;
 use std::fs;
@@ -22,17 +21,17 @@ pub enum Lines {
     Plain,
 }
 
-/// What came.
+/// One input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Input {
     Message(String),
-    /// Ctrl-C at the prompt: the line is given up.
+    /// Ctrl-C at the prompt: the line is discarded.
     GivenUp,
-    /// Ctrl-D, or the end of the pipe.
+    /// Ctrl-D or end of file.
     End,
 }
 
-/// Whether typed lines are remembered for the next chat.
+/// Whether the input history is saved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Remember {
     Yes,
@@ -41,16 +40,16 @@ pub enum Remember {
 
 const FIRST: &str = "> ";
 const NEXT: &str = ". ";
-/// Begins and ends a message of many lines.
+/// Starts and ends a message of several lines.
 const FENCE: &str = "\"\"\"";
 
 impl Lines {
-    /// Takes stdin: edited if it is a terminal.
+    /// Opens stdin, with line editing if it is a terminal.
     pub fn open(remember: Remember) -> Result<Lines> {
         if !io::stdin().is_terminal() {
             return Ok(Lines::Plain);
         }
-        // stdout may be a file; the editor talks to the terminal itself.
+        // The editor opens the terminal itself, as stdout may be a file.
         let config = Config::builder()
             .behavior(Behavior::PreferTerm)
             .auto_add_history(false)
@@ -81,11 +80,11 @@ impl Lines {
         matches!(self, Lines::Editor { .. })
     }
 
-    /// The next message.
+    /// Reads the next message.
     pub fn next(&mut self) -> Result<Input> {
         let input = assemble(&mut |prompt| self.line(prompt))?;
         if let (Lines::Editor { editor, history }, Input::Message(message)) = (&mut *self, &input) {
-            // Memory that is full or a home that is read-only must not end the chat.
+            // A full disk or a read-only home directory must not end the chat.
             let _ = editor.add_history_entry(message.as_str());
             if let Some(path) = history {
                 let _ = editor.append_history(path);
@@ -114,11 +113,11 @@ impl Lines {
                 }
                 if n as u64 == MAX_LINE_BYTES {
                     return Err(anyhow!(
-                        "a line of the chat is longer than 16 MiB; give it with generate -f"
+                        "a chat line is longer than 16 MiB; use generate -f"
                     ));
                 }
                 let mut line =
-                    String::from_utf8(bytes).context("a line of the chat is not valid UTF-8")?;
+                    String::from_utf8(bytes).context("a chat line is not valid UTF-8")?;
                 let end = line.trim_end_matches(['\n', '\r']).len();
                 line.truncate(end);
                 Ok(Input::Message(line))
@@ -130,7 +129,7 @@ impl Lines {
 /// Longest line of a piped chat.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
-/// Joins lines to a message: after a backslash at the end, and between fences.
+/// Joins lines that end with a backslash, and lines between fences, into a message.
 fn assemble(line: &mut dyn FnMut(&str) -> Result<Input>) -> Result<Input> {
     let first = match line(FIRST)? {
         Input::Message(first) => first,
@@ -173,7 +172,7 @@ fn assemble(line: &mut dyn FnMut(&str) -> Result<Input>) -> Result<Input> {
     Ok(Input::Message(message))
 }
 
-/// Where the XDG base directory specification puts state: `~/.local/state/rocmforge/chat_history`.
+/// Returns the history file in the XDG state directory: `~/.local/state/rocmforge/chat_history`.
 fn history_file() -> Option<PathBuf> {
     let state = match env::var_os("XDG_STATE_HOME").filter(|dir| Path::new(dir).is_absolute()) {
         Some(dir) => PathBuf::from(dir),
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_become_messages() {
+    fn joins_lines_into_messages() {
         let cases: [(&[&str], &[&str]); 8] = [
             (&["one", "two"], &["one", "two"]),
             (&["one\\", "two", "three"], &["one\ntwo", "three"]),
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn ctrl_c_gives_up_the_whole_message() {
+    fn ctrl_c_discards_the_whole_message() {
         let mut inputs = [Input::Message("a\\".into()), Input::GivenUp].into_iter();
         let input = assemble(&mut |_| Ok(inputs.next().unwrap())).unwrap();
         assert_eq!(input, Input::GivenUp);

@@ -1,8 +1,8 @@
-//! The `rocmforge` command: reads the command line, runs the command, turns its end into an exit code.
+//! The `rocmforge` command: parses the command line, runs the command and reports errors.
 #![forbid(unsafe_code)]
 #![allow(
     unreachable_pub,
-    reason = "nothing of a program is reachable from outside; pub is for its other files"
+    reason = "a program has no public API; pub means visible to its other files"
 )]
 
 mod answer;
@@ -18,31 +18,35 @@ mod devices;
 mod embedded;
 mod exit;
 mod external;
-mod folders;
+mod flags;
 mod generate;
-mod gpu_check;
 mod help;
-mod hub;
 mod imatrix;
+mod input;
 mod inspect;
 mod interrupt;
 mod lines;
 mod man;
+mod model_file;
+mod models;
 mod output;
 mod perplexity;
 mod profile;
 mod prompt;
+#[cfg(feature = "pull")]
+mod pull;
 mod quantize;
+mod resolve;
 mod session;
 mod tokenize;
 mod tune;
-mod tuning_cache;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use rocmforge::engine::chat_template::sandbox;
+use rocmforge_hub::dirs as folders;
+use rocmforge_text::chat_template::sandbox;
 
 use args::{Cli, Command};
 
@@ -53,7 +57,7 @@ fn main() -> ExitCode {
     };
     match run(&cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => exit::report(&error),
+        Err(error) => report(&error),
     }
 }
 
@@ -74,21 +78,30 @@ fn run(command: &Command) -> Result<()> {
         Command::Check(args) => check::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Devices(args) => devices::run(args),
-        Command::Models(args) => hub::models::run(args),
+        Command::Models(args) => models::run(args),
         #[cfg(feature = "pull")]
-        Command::Pull(args) => hub::pull::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::RenderTemplate => Ok(sandbox::serve()?),
     }
 }
 
-/// Prints what clap has to say: help and version on stdout, wrong usage on stderr.
+/// Prints clap's message: help and version on stdout, wrong usage on stderr.
 fn show(message: &clap::Error) -> ExitCode {
     let printed = output::checked(message.print());
     match (message.use_stderr(), printed) {
         (true, _) => ExitCode::from(2),
         (false, Ok(())) => ExitCode::SUCCESS,
-        (false, Err(error)) => exit::report(&error),
+        (false, Err(error)) => report(&error),
     }
+}
+
+/// Prints the error's message on stderr and returns its exit code.
+fn report(error: &anyhow::Error) -> ExitCode {
+    let (code, message) = exit::code_and_message(error);
+    if let Some(message) = message {
+        output::note(&format!("error: {message}"));
+    }
+    ExitCode::from(code)
 }

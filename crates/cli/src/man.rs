@@ -1,4 +1,4 @@
-//! `rocmforge man`: manual pages, made from the same description as `--help`.
+//! `rocmforge man`: manual pages, generated from the same definitions as `--help`.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use clap::{Command, CommandFactory as _};
 use clap_mangen::Man;
-use rocmforge::gguf::escape_control;
+use rocmforge_gguf::escape_control;
 
 use crate::args::{Cli, ManArgs};
 use crate::exit::usage;
@@ -26,7 +26,7 @@ pub fn run(args: &ManArgs) -> Result<()> {
             .ok_or_else(|| {
                 let names: Vec<&str> = shown(command).map(Command::get_name).collect();
                 usage(format!(
-                    "'{}' is no command here; there are: {}",
+                    "'{}' is not a command; use one of: {}",
                     escape_control(name),
                     names.join(", ")
                 ))
@@ -41,17 +41,17 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|sub| !sub.is_hide_set())
 }
 
-/// A page's file name and its text in roff.
+/// Returns a page's file name and roff text.
 fn page(command: &Command) -> Result<(String, Vec<u8>)> {
     let man = Man::new(command.clone());
     let mut text = Vec::new();
-    man.render(&mut text).context("cannot make the page")?;
+    man.render(&mut text).context("cannot render the page")?;
     Ok((man.get_filename(), text))
 }
 
-/// One page for each command.
+/// Writes one page per command.
 fn write_all(top: &Command, dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", name(dir)))?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", name(dir)))?;
     let mut left = vec![top];
     let mut n = 0;
     while let Some(command) = left.pop() {
@@ -65,7 +65,7 @@ fn write_all(top: &Command, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file atomically.
 fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     let unfinished = path.with_extension("1.tmp");
     let written = File::create(&unfinished).and_then(|mut file| {
@@ -74,7 +74,7 @@ fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     });
     let written = written.and_then(|()| fs::rename(&unfinished, path));
     if written.is_err() {
-        // It may never have been made.
+        // It may not exist.
         let _ = fs::remove_file(&unfinished);
     }
     written

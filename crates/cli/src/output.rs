@@ -1,9 +1,10 @@
-//! Writing to stdout and stderr without panics: a closed pipe is [`Early::PipeClosed`], any other
-//! failure of stdout an error, and stderr is best effort.
+//! Writes to stdout and stderr without panics: a closed stdout is [`Early::PipeClosed`], another failure of stdout is
+//! an error, and failures of stderr are ignored.
 
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
 
 use anyhow::{Context as _, Result};
+pub use rocmforge_hub::display::size;
 use serde::Serialize;
 
 use crate::exit::Early;
@@ -28,8 +29,8 @@ impl Out {
         self.is_terminal
     }
 
-    /// Writes text that a model made and shows it at once. A terminal gets control characters escaped, so
-    /// that a text cannot move the cursor or change the title; a pipe gets the text as it is.
+    /// Writes and flushes generated text. On a terminal, control characters are escaped, so that the text cannot move
+    /// the cursor or change the title; a pipe gets the text unchanged.
     pub fn stream(&mut self, text: &str) -> Result<()> {
         if text.is_empty() {
             return Ok(());
@@ -41,17 +42,17 @@ impl Out {
         checked(written.and_then(|()| self.stdout.flush()))
     }
 
-    /// Writes a line of our own.
+    /// Writes a line.
     pub fn line(&mut self, line: &str) -> Result<()> {
         checked(writeln!(self.stdout, "{line}"))
     }
 
-    /// Writes what is of our own making and has its line breaks.
+    /// Writes bytes as they are.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         checked(self.stdout.write_all(bytes))
     }
 
-    /// Writes one JSON value, on lines of its own for a person and on one line for a program.
+    /// Writes a JSON value, indented on a terminal and on one line elsewhere.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = match self.is_terminal {
             true => serde_json::to_string_pretty(value),
@@ -60,19 +61,19 @@ impl Out {
         self.line(&escape_json(&text.context("cannot write JSON")?))
     }
 
-    /// What was written so far must arrive now.
+    /// Flushes what was written so far.
     pub fn flush(&mut self) -> Result<()> {
         checked(self.stdout.flush())
     }
 
-    /// Everything written so far must arrive; call it at the end.
+    /// Flushes at the end of a command.
     pub fn finish(mut self) -> Result<()> {
         checked(self.stdout.flush())
     }
 }
 
-/// `json` with those control characters escaped too that JSON allows in strings (U+007F to U+009F): a
-/// terminal may obey them. They occur nowhere else in it.
+/// Escapes the control characters that JSON allows in strings (U+007F to U+009F), since terminals may interpret them.
+/// They occur nowhere else in JSON.
 pub fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -85,7 +86,7 @@ pub fn escape_json(json: &str) -> String {
     out
 }
 
-/// Turns the failure of a write to stdout into the program's error.
+/// Converts the result of a write to stdout.
 pub fn checked(result: io::Result<()>) -> Result<()> {
     match result {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(Early::PipeClosed.into()),
@@ -93,12 +94,12 @@ pub fn checked(result: io::Result<()>) -> Result<()> {
     }
 }
 
-/// Writes a line to stderr. Who closed it does not want to know.
+/// Writes a line to stderr and ignores failures.
 pub fn note(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Escapes what a terminal would obey, except line breaks and tabs.
+/// Escapes control characters except line breaks and tabs.
 pub fn for_terminal(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -111,31 +112,12 @@ pub fn for_terminal(text: &str) -> String {
     out
 }
 
-/// A size for people: `6.6 MiB`.
-pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in UNITS {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    if unit == "B" {
-        format!("{bytes} B")
-    } else {
-        format!("{value:.1} {unit}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_is_not_commanded() {
+    fn escapes_control_characters_for_terminals() {
         for (text, expected) in [
             ("plain\n\ttext", "plain\n\ttext"),
             ("\u{1b}]0;title\u{7}", "\\u{1b}]0;title\\u{7}"),
@@ -147,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_the_same_value() {
+    fn escaping_keeps_json_values() {
         let value = serde_json::json!({"a\u{9b}": "\u{7f}\n\u{1b}é"});
         let text = escape_json(&serde_json::to_string_pretty(&value).unwrap());
         assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text}");
@@ -155,18 +137,5 @@ mod tests {
             serde_json::from_str::<serde_json::Value>(&text).unwrap(),
             value
         );
-    }
-
-    #[test]
-    fn sizes_are_readable() {
-        for (bytes, expected) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (6_924_992, "6.6 MiB"),
-            (1 << 40, "1.0 TiB"),
-        ] {
-            assert_eq!(size(bytes), expected);
-        }
     }
 }

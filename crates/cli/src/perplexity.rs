@@ -1,20 +1,23 @@
-//! `rocmforge perplexity`: how well the model predicts a text, as llama-perplexity measures it.
+//! `rocmforge perplexity`: measures perplexity like llama-perplexity.
 
+use crate::input;
+use crate::resolve;
+use rocmforge::parts::{Bos, encode_prompt};
 use std::time::Instant;
 
 use anyhow::Result;
-use rocmforge::engine::Continue;
-use rocmforge::engine::perplexity::{Perplexity, perplexity};
+use rocmforge_evaluate::{Perplexity, perplexity};
 use serde::Serialize;
+use std::ops::ControlFlow;
 
 use crate::answer::bar;
 use crate::args::PerplexityArgs;
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a str,
@@ -28,19 +31,19 @@ struct Report<'a> {
 pub fn run(args: &PerplexityArgs) -> Result<()> {
     if args.chunks == Some(0) {
         return Err(usage(
-            "--chunks 0 measures nothing; leave it out for the whole text",
+            "--chunks must be at least 1; omit it for the whole text",
         ));
     }
     let interrupt = Interrupt::install()?;
-    let text = session::read_file(&args.file)?;
+    let text = input::read_file(&args.file)?;
     let mut session = Session::start(
         &args.model,
         &args.device,
-        Some(args.ctx),
         Vocabulary::Needed,
+        resolve::engine_config(&args.device, Some(args.ctx))?,
     )?;
     let tokenizer = session.need_tokenizer()?.clone();
-    let tokens = session::encode(&tokenizer, &text, Bos::AsTheFileSays, false);
+    let tokens = encode_prompt(&tokenizer, &text, Bos::AsFileSays, false);
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
 
     let windows = tokens.len() / args.ctx.max(1);
@@ -59,9 +62,9 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
             bar.set_position(so_far.chunks as u64);
             bar.set_message(format!("PPL {:.4} +- {:.4}", so_far.ppl, so_far.stderr));
             if working.asked() {
-                Continue::No
+                ControlFlow::Break(())
             } else {
-                Continue::Yes
+                ControlFlow::Continue(())
             }
         },
     );

@@ -1,69 +1,81 @@
-//! `rocmforge profile`: what a prompt and an answer spend their time on, and what would help.
+//! `rocmforge profile`: shows where the time of a prompt and its answer goes, with advice.
 //!
-//! `runs` takes turns with and without the observer of steps, `gather` makes a `Profile` of what came of them, `text`
-//! prints it,
-//! `files` writes it.
+//! `runs` alternates runs with and without the step observer, `gather` computes a `Profile` from them, `text` prints it
+//! and `files` writes it.
 
 mod files;
 mod gather;
 mod runs;
 mod text;
 
+use crate::resolve;
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_engine::PrefixSharing;
+use rocmforge_runtime::gpu::WhenIdle;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::backend::gpu;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{Device, EngineConfig, default_threads};
-use rocmforge::profile::bench::requests::random_prompt;
-use rocmforge::profile::report::Ceilings;
-use rocmforge::profile::timer::Collector;
+use rocmforge_bench::requests::random_prompt;
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::{Device, EngineConfig};
+use rocmforge_gguf::TokenId;
+use rocmforge_profile::schema::Ceilings;
+use rocmforge_profile::timer::Collector;
+use rocmforge_runtime::gpu;
 
 use crate::args::ProfileArgs;
 use crate::exit::Early;
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out};
 use crate::prompt::Text;
-use crate::session::{self, Bos, Session, Vocabulary};
+use crate::session::{Session, Vocabulary};
 use files::Files;
 use gather::Found;
 use runs::Runs;
 
-/// Tokens of a prompt that nobody gave.
+/// Default prompt length in tokens.
 const DEFAULT_PROMPT_TOKENS: u32 = 512;
 
 pub fn run(args: &ProfileArgs) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let scopes = Collector::new();
     let is_text = args.prompt.prompt.is_some() || args.prompt.file.is_some();
-    // Read before the model is loaded: a wrong path is told at once.
+    // Before the model is loaded, to report a wrong path early.
     let text = match is_text {
         true => Some(Text::read(&args.prompt, ", or --prompt-tokens N")?),
         false => None,
     };
     let files = Files::create(args)?;
-    // From here on Ctrl-C only asks, so that files without content are removed.
+    // From here on, Ctrl-C only requests a stop, so that empty files are removed.
     let writing = (!files.is_empty()).then(|| interrupt.guard_output());
     let vocabulary = match is_text {
         true => Vocabulary::Needed,
         false => Vocabulary::Optional,
     };
-    let mut config = session::answer_config(&args.device, &args.context)?;
+    let mut config = resolve::answer_config(&args.device, &args.context, WhenIdle::Wait)?;
     if let Device::Gpu(gpu) = &mut config.device
         && gpu.id.is_none()
     {
-        // The profile names the device; where there is none the engine says why.
+        // The profile names the device; if there is none, the engine reports why.
         gpu.id = gpu::first(&gpu.open).ok();
     }
-    // Before the model takes its memory.
+    // Before the model is loaded into its memory.
     let asked = config.device.clone();
     let ceilings = ceilings(&config)?;
-    // That took memory of its own: the peak counts from here (proc(5)).
+    // Resets the peak memory, which includes that measurement's (proc(5)).
     let counts_peak = std::fs::write("/proc/self/clear_refs", "5").is_ok();
     let started = Instant::now();
     let mut session = {
         let _scope = scopes.scope("load model");
-        Session::start_measured(&args.model, &args.device, vocabulary, config)?
+        Session::start(
+            &args.model,
+            &args.device,
+            vocabulary,
+            EngineConfig {
+                prefix_sharing: PrefixSharing::Off,
+                ..config
+            },
+        )?
     };
     let load = started.elapsed();
 
@@ -72,7 +84,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         Some(text) => {
             let _scope = scopes.scope("tokenize");
             let tokenizer = session.need_tokenizer()?;
-            session::encode(tokenizer, &text.bytes, Bos::AsTheFileSays, false)
+            encode_prompt(tokenizer, &text.bytes, Bos::AsFileSays, false)
         }
         None => {
             let n = args.prompt_tokens.unwrap_or(DEFAULT_PROMPT_TOKENS);
@@ -89,7 +101,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     }
     let found = Found {
         args,
-        // Those of a GPU that was not taken in the end, or has a part of the model only, are not the CPU's.
+        // The peaks of a GPU that was not used, or only for a part of the model, do not apply.
         ceilings: ceilings.filter(|_| {
             is_on_gpu(&asked) == is_on_gpu(&session.config.device)
                 && session.engine.backend_info().parts.is_empty()
@@ -101,7 +113,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         n_prompt: prompt.len(),
         scopes: &scopes,
     };
-    let profile = found.profile(&runs).context("the runs gave no times")?;
+    let profile = found.profile(&runs).context("the runs have no times")?;
     let mut out = Out::new();
     match args.json {
         true => out.json(&profile)?,
@@ -110,7 +122,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     out.finish()?;
     files.write(&profile)?;
     if was_stopped {
-        output::note("notice: stopped early; what was measured until then counts");
+        output::note("notice: stopped early; the results include the finished runs");
         return Err(Early::Interrupted.into());
     }
     Ok(())
@@ -120,7 +132,7 @@ fn is_on_gpu(device: &Device) -> bool {
     matches!(device, Device::Gpu(_))
 }
 
-/// What the device can do at best; `None` if nothing measures it.
+/// Measures the device's peaks; `None` if that is not possible.
 fn ceilings(config: &EngineConfig) -> Result<Option<Ceilings>> {
     match &config.device {
         Device::Cpu => {

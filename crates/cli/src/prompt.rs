@@ -1,4 +1,4 @@
-//! Where a prompt's text comes from: a flag, a file, or a pipe.
+//! Reads a prompt from a flag, a file or a pipe.
 
 use std::io::{self, IsTerminal as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, anyhow};
 
 use crate::args::PromptArgs;
 use crate::exit::usage;
-use crate::session::{read_bounded, read_file};
+use crate::input::{read_bounded, read_file};
 
-/// Bytes of a prompt, as given.
+/// The bytes of a prompt.
 pub struct Text {
     pub bytes: Vec<u8>,
     pub source: Source,
@@ -23,7 +23,7 @@ pub enum Source {
 }
 
 impl Text {
-    /// Reads the text. A pipe's last newline is left out, since shells add it; a file is taken byte for byte.
+    /// Reads the prompt. A pipe's last newline, which shells add, is removed; a file is read unchanged.
     pub fn read(args: &PromptArgs, also: &str) -> Result<Text> {
         if let Some(prompt) = &args.prompt {
             return Ok(Text {
@@ -40,7 +40,7 @@ impl Text {
         let stdin = io::stdin();
         if stdin.is_terminal() {
             return Err(usage(format!(
-                "no text: give it with -p TEXT, with -f FILE{also}, or through a pipe"
+                "no prompt; use -p TEXT, -f FILE{also} or a pipe"
             )));
         }
         let mut bytes = read_bounded(stdin).context("cannot read stdin")?;
@@ -53,11 +53,11 @@ impl Text {
         })
     }
 
-    /// The text, which must be UTF-8.
+    /// Returns the text, which must be UTF-8.
     pub fn into_string(self) -> Result<String> {
         String::from_utf8(self.bytes).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
-            anyhow!("the prompt is not valid UTF-8 (byte {at}); convert it first, for example with iconv")
+            anyhow!("the prompt is not valid UTF-8 (byte {at}); convert it, e.g. with iconv")
         })
     }
 }

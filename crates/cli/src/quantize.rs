@@ -1,33 +1,34 @@
-//! `rocmforge quantize`: a smaller file of a model, and what that has cost, tensor by tensor.
+//! `rocmforge quantize`: converts a model to a smaller file type and reports the error of each tensor.
 
+use crate::model_file;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow};
-use rocmforge::engine::imatrix::Imatrix;
-use rocmforge::engine::quantize::{
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_quantize::imatrix::Imatrix;
+use rocmforge_quantize::{
     Errors, FileType, Mixing, Progress, QuantizeError, QuantizeOptions, QuantizePlan, Requantize,
     TensorPlan, TensorReport,
 };
-use rocmforge::engine::{Continue, Existing, NewFile};
-use rocmforge::gguf::escape_control;
 use serde_json::{Value as Json, json};
+use std::ops::ControlFlow;
 
 use crate::answer::bar;
 use crate::args::{QuantizeArgs, file_type};
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Out, size};
-use crate::session::ModelFile;
 
-/// Most threads that can be asked for, as everywhere.
+/// Most threads, as everywhere.
 const MAX_THREADS: usize = 1024;
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
     let (output, file_type) = targets(args)?;
     let n_threads = n_threads(args.threads)?;
-    let input = ModelFile::open(Some(&args.input), &args.load)?;
+    let input = model_file::open(Some(&args.input), &args.load)?;
     if let Some(output) = output {
         refuse_input(output, &args.input, input.gguf.n_parts())?;
     }
@@ -76,11 +77,11 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     out.finish()
 }
 
-/// Where to write, unless nothing is to be written, and what.
+/// Returns the output path (`None` for a dry run) and the file type.
 fn targets(args: &QuantizeArgs) -> Result<(Option<&Path>, FileType)> {
     let (output, name) = match &args.file_type {
         Some(name) => (args.output.as_path(), name.clone()),
-        // A dry run can do without OUT; what stands in its place is the type.
+        // Without OUT, as a dry run allows, the type is in its place.
         None => (Path::new(""), args.output.to_string_lossy().into_owned()),
     };
     let file_type = file_type(&name).map_err(usage)?;
@@ -97,7 +98,7 @@ fn n_threads(wanted: Option<usize>) -> Result<usize> {
     }
 }
 
-/// Refuses to replace what is being read, under whatever name.
+/// Rejects an OUT that is the same file as IN.
 fn refuse_input(output: &Path, input: &Path, n_parts: usize) -> Result<()> {
     let Ok(output) = fs::canonicalize(output) else {
         return Ok(());
@@ -111,21 +112,19 @@ fn refuse_input(output: &Path, input: &Path, n_parts: usize) -> Result<()> {
     if fs::canonicalize(input).is_ok_and(|input| input == output)
         || (2..=n_parts).map(part).any(is_part)
     {
-        return Err(usage(
-            "OUT is the file that IN names; give the new file another name",
-        ));
+        return Err(usage("OUT is the same file as IN; use another name"));
     }
     Ok(())
 }
 
-/// The importance matrix in `path`, and the name under which the new file mentions it.
+/// Reads an importance matrix, and returns it with the name to record in the new file.
 fn read_imatrix(path: &Path) -> Result<(Imatrix, String)> {
     let shown = escape_control(&path.to_string_lossy()).into_owned();
     let imatrix = Imatrix::open(path).with_context(|| shown.clone())?;
     Ok((imatrix, shown))
 }
 
-/// Tells what the user may not expect.
+/// Prints notices about unexpected types.
 fn tell_surprises(tensors: &[TensorPlan], args: &QuantizeArgs) {
     let fallbacks: Vec<&TensorPlan> = tensors
         .iter()
@@ -135,7 +134,7 @@ fn tell_surprises(tensors: &[TensorPlan], args: &QuantizeArgs) {
         && let Some(wanted) = first.instead_of
     {
         output::note(&format!(
-            "notice: {} of {} tensors have rows that are no whole blocks of the type they should have; {} becomes {} instead of {}",
+            "notice: {} of {} tensors have rows that do not divide into blocks of their type; {} becomes {} instead of {}",
             fallbacks.len(),
             tensors.len(),
             escape_control(&first.name),
@@ -175,7 +174,7 @@ fn planned(tensor: &TensorPlan) -> TensorReport {
     }
 }
 
-/// Writes the file, or leaves nothing.
+/// Writes the file; an error leaves nothing behind.
 fn write(
     plan: &QuantizePlan,
     path: &Path,
@@ -203,8 +202,8 @@ fn write(
         let name = &plan.tensors()[progress.tensor].name;
         bar.set_message(escape_control(name).into_owned());
         match working.asked() {
-            true => Continue::No,
-            false => Continue::Yes,
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     };
     let reports = plan.write(&mut file, n_threads, on_progress);
@@ -217,7 +216,7 @@ fn write(
     Ok(reports)
 }
 
-/// What has been done, or would be.
+/// The conversion that was done, or that a dry run shows.
 struct Summary<'a> {
     input: &'a str,
     file_type: FileType,
@@ -238,7 +237,7 @@ impl Summary<'_> {
         tensors.map(|t| t.dims.iter().product::<u64>()).sum()
     }
 
-    /// Bits of a value on average.
+    /// Returns the average bits per weight.
     fn bits(&self, bytes: u64) -> f64 {
         bytes as f64 * 8.0 / self.n_elements().max(1) as f64
     }

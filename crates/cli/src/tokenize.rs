@@ -1,24 +1,26 @@
-//! `rocmforge tokenize`: the tokens of a text.
+//! `rocmforge tokenize`: prints the tokens of a text.
 
+use crate::model_file;
 use anyhow::Result;
-use rocmforge::engine::tokenizer::{TokenId, TokenKind, Tokenizer};
-use rocmforge::gguf::escape_control;
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_gguf::TokenId;
+use rocmforge_gguf::escape_control;
+use rocmforge_text::tokenizer::{TokenKind, Tokenizer};
 
 use crate::args::TokenizeArgs;
 use crate::output::{self, Out};
 use crate::prompt::Text;
-use crate::session::{self, Bos, ModelFile};
 
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let text = Text::read(&args.prompt, "")?;
-    let file = ModelFile::open(args.model.model.as_ref(), &args.model.load)?;
-    let tokenizer = file.tokenizer(args.model.pre.as_deref())?;
+    let file = model_file::open(args.model.model.as_ref(), &args.model.load)?;
+    let tokenizer = model_file::need_tokenizer(&file, args.model.pre.as_deref())?;
     let bos = if args.no_bos {
         Bos::Never
     } else {
-        Bos::AsTheFileSays
+        Bos::AsFileSays
     };
-    let ids = session::encode(&tokenizer, &text.bytes, bos, args.parse_special);
+    let ids = encode_prompt(&tokenizer, &text.bytes, bos, args.parse_special);
     let mut out = Out::new();
     if args.ids {
         out.line(&serde_json::to_string(&ids)?)?;
@@ -40,12 +42,12 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
     Ok(())
 }
 
-/// `  4021  "Once"`, with the kind where it is not ordinary text.
+/// Formats `  4021  "Once"`, with the kind if it is not normal text.
 fn row(tokenizer: &Tokenizer, id: TokenId) -> String {
     let bytes = tokenizer.token_bytes(id);
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => format!("\"{}\"", escape_control(text)),
-        // Part of a character.
+        // A part of a UTF-8 character.
         Err(_) => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
     };
     let kind = match tokenizer.token_kind(id) {

@@ -1,47 +1,50 @@
-//! `rocmforge tune`: measures the ways to make a model's launches on a GPU, and remembers the fastest.
+//! `rocmforge tune`: autotunes a model's kernel launches on a GPU and saves the fastest.
 
+use crate::resolve;
+use rocmforge_engine::PrefixSharing;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge::engine::backend::gpu::{self, TuningUse, WhenIdle};
-use rocmforge::engine::backend::tuning::{Choice, Decided, TuneProgress};
-use rocmforge::engine::{Device, EngineConfig};
-use rocmforge::profile::stats::{Summary, median_interval};
+use rocmforge_engine::{Device, EngineConfig};
+use rocmforge_profile::stats::{Summary, median_interval};
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{TuningUse, WhenIdle};
+use rocmforge_runtime::tuning::{Choice, Decided, TuneProgress};
 use serde::Serialize;
 
 use crate::args::TuneArgs;
 use crate::exit::usage;
 use crate::output::{Out, note};
-use crate::session::{self, Session, Vocabulary};
-use crate::tuning_cache::{self, Known, TuningFiles};
+use crate::session::{Session, Vocabulary};
+use rocmforge_runtime::tuning::{Known, TuningFiles};
 
-/// How long the device measures between two looks at what came of it.
+/// Time slice between two progress updates.
 const SLICE: Duration = Duration::from_millis(100);
-/// Sequences of the largest step of generation that is tuned.
+/// Sequences in the largest decode step that is tuned.
 const MAX_SEQS: usize = 8;
-/// How long another program may write: `tune` has nothing else to do.
+/// Longest wait for another program's lock.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Milliseconds of the launches of one way, measured so often.
+/// Times of one candidate, in milliseconds.
 #[derive(Serialize)]
 struct Times {
     choice: String,
     n: usize,
     median_us: f64,
-    /// Between these the median lies in 95 of 100 cases.
+    /// 95 % confidence interval of the median.
     median_interval_us: Option<[f64; 2]>,
 }
 
-/// A launch that was tuned.
+/// A tuned launch.
 #[derive(Serialize)]
 struct Row {
     shape: String,
     usual: String,
     chosen: String,
-    /// How much faster the chosen way is, as a part of the usual one's time.
+    /// Time saved, as a fraction of the default's time.
     gain: f64,
     ways: Vec<Times>,
-    /// Ways that gave other results, which are never taken.
+    /// Candidates with different results, which are never chosen.
     differing: Vec<String>,
 }
 
@@ -51,13 +54,13 @@ struct NotTuned {
     reason: String,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Output<'a> {
     model: &'a str,
     device: &'a str,
     key: &'a str,
-    /// `null`, if nothing was to be stored.
+    /// `null` if nothing was saved.
     stored: Option<String>,
     n_shapes: usize,
     n_known: usize,
@@ -69,19 +72,17 @@ struct Output<'a> {
 pub fn run(args: &TuneArgs) -> Result<()> {
     let mut config = EngineConfig {
         max_seqs: MAX_SEQS,
-        ..session::engine_config(&args.device, args.context.n_ctx())?
+        ..resolve::engine_config(&args.device, args.context.n_ctx())?
     };
     let Device::Gpu(gpu) = &mut config.device else {
-        return Err(usage(
-            "tuning is for GPUs: the CPU's kernels have nothing to choose; see rocmforge devices",
-        ));
+        return Err(usage("only GPUs can be tuned; see rocmforge devices"));
     };
     if args.device.on.gpu.kernel_variant.is_some() {
         return Err(usage(
-            "--kernel-variant says which kernels are taken, so that there is nothing to choose; leave it out",
+            "--kernel-variant forces kernels, which leaves nothing to tune; omit it",
         ));
     }
-    let files = tuning_cache::files(&args.device.on.gpu, gpu.id);
+    let files = resolve::tuning_store(&args.device.on.gpu, gpu.id);
     let files = files.map(|files| files.with_patience(PATIENCE));
     if args.clear {
         let key = gpu::tuning_key(gpu)?;
@@ -89,23 +90,32 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     }
     gpu.tuning = match args.again {
         true => TuningUse::default(),
-        false => tuning_cache::tuning(&args.device.on.gpu, gpu.id, WhenIdle::Wait),
+        false => resolve::tuning(&args.device.on.gpu, gpu.id, WhenIdle::Wait),
     };
-    let mut session =
-        Session::start_measured(&args.model, &args.device, Vocabulary::Optional, config)?;
+    let mut session = Session::start(
+        &args.model,
+        &args.device,
+        Vocabulary::Optional,
+        EngineConfig {
+            prefix_sharing: PrefixSharing::Off,
+            ..config
+        },
+    )?;
     let store = files.as_ref().filter(|_| !args.dry_run);
     Tuned::new(args, store, &mut session)?.finish(&session)
 }
 
 fn clear(files: Option<&TuningFiles>, key: &str) -> Result<()> {
     if let Some(files) = files {
-        files.clear(key).context("cannot forget the tuning")?;
+        files
+            .clear(key)
+            .context("cannot delete the tuning results")?;
     }
-    note(&format!("forgotten: what was tuned for {key}"));
+    note(&format!("deleted: tuning results for {key}"));
     Ok(())
 }
 
-/// What came of it.
+/// The results.
 struct Tuned<'a> {
     args: &'a TuneArgs,
     out: Out,
@@ -116,7 +126,7 @@ struct Tuned<'a> {
 }
 
 impl<'a> Tuned<'a> {
-    /// Tunes until all is done or the time is over, and stores each result as soon as it is known.
+    /// Tunes until everything is done or the time is up; saves each result at once.
     fn new(
         args: &'a TuneArgs,
         store: Option<&TuningFiles>,
@@ -134,10 +144,10 @@ impl<'a> Tuned<'a> {
         loop {
             let left = budget.saturating_sub(begun.elapsed());
             let Some(progress) = session.engine.tune(SLICE.min(left))? else {
-                bail!("the model runs on the CPU, whose kernels have nothing to choose");
+                bail!("the model runs on the CPU; only GPUs can be tuned");
             };
             tuned.add(progress, store)?;
-            // A launch is measured to its end, however short the time is.
+            // A launch that was started is measured to its end.
             let is_over = begun.elapsed() >= budget && !tuned.rows.is_empty();
             if tuned.last.n_left == 0 || is_over {
                 return Ok(tuned);
@@ -169,7 +179,7 @@ impl<'a> Tuned<'a> {
             let row = Row::new(decided);
             for choice in &row.differing {
                 note(&format!(
-                    "error: {} with {choice} gives other results than with {}; it is not taken, please report it",
+                    "error: {} with {choice} gives different results than with {}; not used, please report it",
                     row.shape, row.usual
                 ));
             }
@@ -243,19 +253,19 @@ impl<'a> Tuned<'a> {
         }
         if *n_left > 0 {
             self.out.line(&format!(
-                "{n_left} are left: the time was over; run it again, or with a longer --budget"
+                "{n_left} left when time was up; run again, or with a longer --budget"
             ))?;
         }
         match &self.stored {
             Some(path) => self
                 .out
-                .line(&format!("stored in {path}, for the next start"))?,
+                .line(&format!("saved to {path}; used from the next start on"))?,
             None if !self.rows.is_empty() && self.args.dry_run => {
-                self.out.line("nothing was stored (--dry-run)")?
+                self.out.line("nothing saved (--dry-run)")?
             }
             None if !self.rows.is_empty() => self
                 .out
-                .line("nothing was stored: name a folder with --cache-dir")?,
+                .line("nothing saved: no cache folder; set --cache-dir")?,
             None => {}
         }
         self.out.finish()

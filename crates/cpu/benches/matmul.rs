@@ -1,26 +1,27 @@
-//! Speed of matrix products, per format: decode from memory, decode from cache, prefill.
+//! Speed of matrix products by format: decode from memory, decode from cache, prefill.
 //!
-//! `cargo bench -p rocmforge-cpu --bench matmul [-- FILTER]`, e.g. `-- Q4_K`; `ROCMFORGE_THREADS` sets the
-//! threads. Throughput of decode is bytes of weights, to be held against the read bandwidth that is printed
-//! first; that of prefill is operations (two to a product), against the peak of int8 or f32.
+//! `cargo bench -p rocmforge-cpu --bench matmul [-- FILTER]`, e.g. `-- Q4_K`. `ROCMFORGE_THREADS` sets the number of
+//! threads. Decode throughput is bytes of weights, comparable with the read bandwidth printed first; prefill
+//! throughput is operations (two per product), comparable with the peak of int8 or f32.
 
 mod common;
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput};
-use rocmforge_cpu::{Acts, OutMode, Weight, act_format, is_fast, matmul};
+use rocmforge_cpu::{Acts, Product, is_fast, matmul};
 use rocmforge_gguf::GgmlType;
+use rocmforge_plan::{OutMode, Weight, act_format};
 
 use common::Machine;
 
 /// The feed-forward matrix of a 1B model.
 const N_IN: usize = 2048;
 const N_OUT: usize = 8192;
-/// A matrix that stays in the L2 cache: what the kernel could do with faster memory.
+/// A matrix that stays in the L2 cache, to show the kernel's speed without the limit of memory.
 const N_OUT_CACHED: usize = 64;
 const N_OUT_PREFILL: usize = 2048;
 const PREFILL_TOKENS: [usize; 2] = [8, 128];
 
-/// Larger than any cache: decode goes through it matrix by matrix.
+/// Larger than any cache; decode reads it matrix by matrix.
 const BUFFER_BYTES: usize = 1 << 30;
 
 type Group<'a> = BenchmarkGroup<'a, criterion::measurement::WallTime>;
@@ -28,7 +29,7 @@ type Group<'a> = BenchmarkGroup<'a, criterion::measurement::WallTime>;
 fn main() {
     let machine = Machine::new();
     let mut criterion = common::criterion();
-    // Any codes will do; as f16 or f32 the pattern is a number of usual size.
+    // Any codes will do. As f16 or f32 the pattern is a number of typical size.
     let buffer: Vec<u8> = (0..BUFFER_BYTES)
         .map(|i| [0x11, 0x2c, 0x3d][i % 3])
         .collect();
@@ -73,11 +74,20 @@ fn in_each_format(
     group.finish();
 }
 
+fn store<'a>(w: Weight<'a>, out: &'a mut [f32]) -> Product<'a> {
+    Product {
+        w,
+        bias: None,
+        mode: OutMode::Store,
+        out,
+    }
+}
+
 fn matrix_bytes(ty: GgmlType, n_out: usize) -> usize {
     n_out * ty.row_bytes(N_IN).expect("N_IN is whole blocks")
 }
 
-/// One token with each of the matrices in `buffer` in turn.
+/// Multiplies one token with each matrix in `buffer` in turn.
 fn decode(group: &mut Group<'_>, machine: &Machine, ty: GgmlType, buffer: &[u8], n_out: usize) {
     let acts = acts(machine, ty, 1);
     let mut out = vec![0.0; n_out];
@@ -92,15 +102,7 @@ fn decode(group: &mut Group<'_>, machine: &Machine, ty: GgmlType, buffer: &[u8],
                 n_in: N_IN,
                 data: matrices.next().unwrap_or_default(),
             };
-            matmul(
-                machine.isa,
-                &machine.pool,
-                &w,
-                &acts,
-                None,
-                OutMode::Store,
-                &mut out,
-            );
+            matmul(machine.isa, &machine.pool, &acts, store(w, &mut out));
         });
     });
 }
@@ -118,15 +120,7 @@ fn prefill(group: &mut Group<'_>, machine: &Machine, ty: GgmlType, buffer: &[u8]
     group.throughput(Throughput::Elements(operations as u64));
     group.bench_function(BenchmarkId::from_parameter(ty.name()), |b| {
         b.iter(|| {
-            matmul(
-                machine.isa,
-                &machine.pool,
-                &w,
-                &acts,
-                None,
-                OutMode::Store,
-                &mut out,
-            );
+            matmul(machine.isa, &machine.pool, &acts, store(w, &mut out));
         });
     });
 }
@@ -140,8 +134,7 @@ fn acts(machine: &Machine, ty: GgmlType, n_tokens: usize) -> Acts {
         machine.isa,
         &machine.pool,
         &x,
-        n_tokens,
-        N_IN,
+        [n_tokens, N_IN],
         act_format(ty),
     );
     acts

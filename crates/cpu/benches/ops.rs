@@ -1,9 +1,9 @@
 //! Speed of dispatch, attention and the small ops, with the shapes of Llama 3.2 1B.
 //!
-//! `cargo bench -p rocmforge-cpu --bench ops [-- FILTER]`, e.g. `-- attention`; `ROCMFORGE_THREADS` sets the
-//! threads. Throughput of attention's decode is bytes of keys and values, to be held against the read
-//! bandwidth that is printed first; that of its prefill is operations, two to a product; that of the small
-//! ops is bytes of the float buffers they read and write.
+//! `cargo bench -p rocmforge-cpu --bench ops [-- FILTER]`, e.g. `-- attention`. `ROCMFORGE_THREADS` sets the number
+//! of threads. Throughput of attention decode is bytes of keys and values, comparable with the read bandwidth printed
+//! first; of attention prefill, operations (two per product); of the small ops, bytes of the f32 buffers read and
+//! written.
 
 mod common;
 
@@ -12,12 +12,13 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use half::f16;
 use rocmforge_cpu::{
-    Activation, AttnSeq, AttnShape, HeadCode, KvSlice, KvSliceMut, RopeStyle, attention,
+    AttnInputs, AttnSeq, AttnShape, HeadCode, KvLayout, KvSlice, KvSliceMut, Rotation, attention,
     gated_activation, kv_append, log_sum_exp, rms_norm, rope,
 };
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
+use rocmforge_plan::{Activation, RopeStyle};
 
 use common::Machine;
 
@@ -31,11 +32,11 @@ const SHAPE: AttnShape = AttnShape {
     soft_cap: None,
     window: None,
 };
-/// Heads, KV heads, values of a head.
+/// Query heads, KV heads, values per head.
 const DECODE_SHAPES: [(usize, usize, usize); 4] =
     [(32, 8, 64), (32, 8, 128), (14, 2, 64), (8, 8, 64)];
 const DEPTHS: [usize; 3] = [512, 4096, 16_384];
-/// Caches are read in turn until so many bytes have passed, so that none is found in a cache of the processor.
+/// KV caches are read in turn, with this many bytes before one comes again, so that none is in a processor cache.
 const COLD_BYTES: usize = 512 << 20;
 const MAX_LAYERS: usize = 64;
 
@@ -63,7 +64,7 @@ fn dispatch(criterion: &mut Criterion, machine: &Machine) {
     }
 }
 
-/// Numbers that are cheap to make and not all alike.
+/// Values that are cheap to generate and vary.
 fn noise(n: usize) -> Vec<f32> {
     (0..n)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 7 & 0xff) as f32 / 128.0 - 1.0)
@@ -88,7 +89,7 @@ fn to_q8_0(x: &[f32]) -> Vec<Q8_0> {
     x.chunks_exact(32).map(Q8_0::quantize).collect()
 }
 
-/// Each type of cache at a depth of 4096.
+/// Every cache type at a depth of 4096.
 fn decode_shapes(criterion: &mut Criterion, machine: &Machine) {
     let mut group = criterion.benchmark_group("attention decode at 4096");
     for (n_heads, n_kv_heads, dim) in DECODE_SHAPES {
@@ -121,7 +122,7 @@ fn decode_shapes(criterion: &mut Criterion, machine: &Machine) {
     }
 }
 
-/// How the time grows with what stands in the cache.
+/// Decode time by the number of cached tokens.
 fn decode_depths(criterion: &mut Criterion, machine: &Machine) {
     let mut group = criterion.benchmark_group("attention decode by depth");
     for depth in DEPTHS {
@@ -137,7 +138,7 @@ fn decode_depths(criterion: &mut Criterion, machine: &Machine) {
     }
 }
 
-/// One token of a sequence of `depth` tokens, with copies of `cache` as the keys and values of many layers.
+/// Decodes one token of a sequence of `depth` tokens, with copies of `cache` as the keys and values of many layers.
 fn decode(
     group: &mut criterion::BenchmarkGroup<'_, criterion::measurement::WallTime>,
     machine: &Machine,
@@ -146,7 +147,7 @@ fn decode(
     cache: KvSlice<'_>,
 ) {
     let n_blocks = depth / shape.page;
-    // Blocks in an order that no prefetcher follows.
+    // An order of blocks that no prefetcher follows.
     let block_table: Vec<u32> = (0..n_blocks).map(|i| (i * 37 % n_blocks) as u32).collect();
     let seq = AttnSeq {
         first_row: 0,
@@ -168,23 +169,18 @@ fn decode(
     let mut i = 0;
     group.bench_function(id, |b| {
         b.iter(|| {
-            let (k, v) = (copies.get(i % n_copies), copies.get((i + 1) % n_copies));
+            let inputs = AttnInputs {
+                q: &q,
+                k: copies.get(i % n_copies),
+                v: copies.get((i + 1) % n_copies),
+            };
             i += 2;
-            attention(
-                machine.isa,
-                &machine.pool,
-                shape,
-                &q,
-                k,
-                v,
-                &[seq],
-                &mut out,
-            );
+            attention(machine.isa, &machine.pool, shape, inputs, &[seq], &mut out);
         });
     });
 }
 
-/// A cache many times over.
+/// Copies of a KV cache.
 enum Copies {
     F16(Vec<Vec<u16>>),
     F32(Vec<Vec<f32>>),
@@ -245,17 +241,12 @@ fn prefill(criterion: &mut Criterion, machine: &Machine) {
         group.throughput(Throughput::Elements(operations as u64));
         group.bench_function(BenchmarkId::new("after", depth), |b| {
             b.iter(|| {
-                let (k, v) = (KvSlice::F16(&kv), KvSlice::F16(&kv));
-                attention(
-                    machine.isa,
-                    &machine.pool,
-                    &SHAPE,
-                    &q,
-                    k,
-                    v,
-                    &[seq],
-                    &mut out,
-                );
+                let inputs = AttnInputs {
+                    q: &q,
+                    k: KvSlice::F16(&kv),
+                    v: KvSlice::F16(&kv),
+                };
+                attention(machine.isa, &machine.pool, &SHAPE, inputs, &[seq], &mut out);
             });
         });
     }
@@ -282,32 +273,35 @@ fn small_ops(criterion: &mut Criterion, machine: &Machine) {
         });
 
         let mut x = noise(n_tokens * 2048);
-        // Turned by nothing, so that values keep their size however often they are turned.
+        // Rotations by zero, so that values keep their size.
         let angles = [1.0, 0.0].repeat(n_tokens * 32);
         group.throughput(bytes(2 * 2048));
         for style in [RopeStyle::Norm, RopeStyle::Neox] {
+            let rotation = Rotation {
+                style,
+                head_dim: 64,
+                n_rot: 64,
+                cos_sin: &angles,
+            };
             group.bench_function(format!("rope {style:?} 32 x 64"), |b| {
-                b.iter(|| rope(isa, pool, &mut x, n_tokens, 64, 64, style, &angles));
+                b.iter(|| rope(isa, pool, n_tokens, &rotation, &mut x));
             });
         }
 
         let rows = noise(n_tokens * 512);
         let slots: Vec<u32> = (0..n_tokens as u32).collect();
         let mut cache = vec![0u16; 512 * 512];
+        let layout = KvLayout {
+            n_kv_heads: 8,
+            dim: 64,
+            page: 32,
+        };
         // Read as f32, written as f16.
         group.throughput(bytes(512 + 256));
         group.bench_function("kv_append 8 x 64", |b| {
             b.iter(|| {
-                kv_append(
-                    isa,
-                    pool,
-                    &rows,
-                    8,
-                    64,
-                    32,
-                    &slots,
-                    KvSliceMut::F16(&mut cache),
-                );
+                let to = KvSliceMut::F16(&mut cache);
+                kv_append(isa, pool, &layout, &rows, &slots, to);
             });
         });
     }

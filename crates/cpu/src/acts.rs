@@ -1,12 +1,12 @@
-//! Activations as the matrix products want them: f32, or int8 with a scale per 32 or per 256.
+//! Activations in the formats that matrix products take: f32, or int8 with a scale per 32 or per 256 values.
 //!
-//! Each weight format fixes the form of its activations ([`act_format`]), so the result of a
-//! product does not depend on which kernel computes it. The two int8 forms are numerically those
-//! of llama.cpp (`quantize_row_q8_0`, `quantize_row_q8_K`).
+//! Each weight format determines the format of its activations ([`rocmforge_plan::act_format`]), so the result of a product does not
+//! depend on which kernel computes it. The int8 formats are numerically those of llama.cpp (`quantize_row_q8_0`,
+//! `quantize_row_q8_K`).
 
 mod quantize;
 
-use rocmforge_gguf::quant::GgmlType;
+use rocmforge_plan::ActFormat;
 
 use crate::aligned::Floats;
 use crate::{Isa, Pool};
@@ -14,45 +14,13 @@ use quantize::OutRow;
 
 pub(crate) use quantize::{Scalar, quantize_q8_0};
 
-/// The form of activations in a matrix product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ActFormat {
-    /// f32 as they are.
-    F32,
-    /// int8 with a scale per 32 values: max|x| / 127, rounded to f16.
-    Q8x32,
-    /// int8 with a scale per 256 values: max|x| / 127 in f32.
-    Q8x256,
-}
-
-impl ActFormat {
-    /// Values that share a scale; a row is whole blocks of this many.
-    pub const fn block_len(self) -> usize {
-        match self {
-            ActFormat::F32 => 1,
-            ActFormat::Q8x32 => 32,
-            ActFormat::Q8x256 => 256,
-        }
-    }
-}
-
-/// The form of activations that a weight format is multiplied with.
-pub fn act_format(ty: GgmlType) -> ActFormat {
-    use GgmlType::*;
-    match ty {
-        Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | IQ4_NL | MXFP4 => ActFormat::Q8x32,
-        Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_XS => ActFormat::Q8x256,
-        _ => ActFormat::F32,
-    }
-}
-
-/// Activations [n_tokens, n_in] in one of the forms. A buffer to be reused: it keeps its memory.
+/// Activations [n_tokens, n_in] in one of the formats. A reusable buffer: it keeps its memory.
 #[derive(Clone, Debug)]
 pub struct Acts {
     format: ActFormat,
     n_tokens: usize,
     n_in: usize,
-    /// F32: [n_tokens, stride], filled up with zeros.
+    /// F32: [n_tokens, stride], padded with zeros.
     values: Floats,
     /// int8: [n_tokens, n_in / 16].
     codes: Vec<[i8; 16]>,
@@ -62,39 +30,39 @@ pub struct Acts {
     sums16: Vec<i16>,
     /// int8: sums of codes, [n_tokens, n_in / 32].
     sums32: Vec<i16>,
-    /// int8, of two tokens and more: the same by groups of [`PACK`] tokens.
+    /// int8, with two or more tokens: the same by groups of [`PACK`] tokens.
     packed: Packed,
 }
 
-/// Tokens that lie together in [`Packed`].
+/// Tokens per group of [`Packed`].
 pub(crate) const PACK: usize = 4;
 
-/// Activations of groups of tokens in the order in which products of many tokens read them: what
-/// [`PACK`] tokens have at one place stands side by side. In the last group places beyond the last token hold anything.
+/// Activations of groups of [`PACK`] tokens in the order in which GEMM kernels read them: the values of all tokens of a
+/// group at one place are adjacent. Places past the last token hold arbitrary values.
 #[derive(Clone, Debug, Default)]
 struct Packed {
-    /// [groups, n_in / 4]: four codes of each token.
+    /// [groups, n_in / 4]: four codes per token.
     codes: Vec<[i8; 16]>,
     /// [groups, blocks].
     scales: Vec<[f32; PACK]>,
-    /// [groups, n_in / 32]: two neighbouring sums of 16 of each token.
+    /// [groups, n_in / 32]: two neighbouring sums of 16 per token.
     sums16: Vec<[i16; 2 * PACK]>,
-    /// [groups, n_in / 64]: two neighbouring sums of 32 of each token.
+    /// [groups, n_in / 64]: two neighbouring sums of 32 per token.
     sums32: Vec<[i16; 2 * PACK]>,
 }
 
-/// f32 rows are filled up to a multiple of this, the longest vector of any instruction set.
+/// f32 rows are padded to a multiple of this, the longest vector of any instruction set.
 const PAD: usize = 16;
 
-/// Rows are quantized on several threads in tasks of about this many values.
+/// Approximate number of values per task when rows are quantized on several threads.
 const VALUES_PER_TASK: usize = 32 * 1024;
 
-/// Rows of activations before they are in some form.
+/// Source of the rows to convert.
 #[derive(Clone, Copy)]
 pub(crate) enum RowsFrom<'a> {
     /// [n_tokens, n_in].
     Memory(&'a [f32]),
-    /// Writes the row of a token, `[n_in]`.
+    /// A function that writes the row of a token, `[n_in]`.
     Computed(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
 }
 
@@ -106,7 +74,7 @@ impl RowsFrom<'_> {
         }
     }
 
-    /// The row of `token`, in `scratch` if it has to be computed.
+    /// Returns the row of `token`, computed into `scratch` if necessary.
     fn row<'s>(&'s self, token: usize, n_in: usize, scratch: &'s mut [f32]) -> &'s [f32] {
         match self {
             RowsFrom::Memory(x) => row(x, n_in, token),
@@ -118,7 +86,7 @@ impl RowsFrom<'_> {
     }
 }
 
-/// A group of tokens in an int8 form; see [`Packed`].
+/// The int8 activations of a group of tokens; see [`Packed`].
 #[derive(Clone, Copy)]
 pub(crate) struct PackedRow<'a> {
     pub codes: &'a [[i8; 16]],
@@ -127,7 +95,7 @@ pub(crate) struct PackedRow<'a> {
     pub sums32: &'a [[i16; 2 * PACK]],
 }
 
-/// One token's activations in an int8 form.
+/// The int8 activations of one token.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeRow<'a> {
     /// Groups of 16.
@@ -147,7 +115,7 @@ impl Default for Acts {
 }
 
 impl Acts {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new() -> Acts {
         Acts {
             format: ActFormat::F32,
@@ -162,10 +130,9 @@ impl Acts {
         }
     }
 
-    /// Takes over `x` [n_tokens, n_in], row-major. Every instruction set makes the same bits.
+    /// Converts `x` [n_tokens, n_in], row-major, to `format`. Every instruction set gives the same bits.
     ///
-    /// A block with an infinite or NaN value gets a NaN scale, and so does all that is computed
-    /// from it.
+    /// A block with an infinite or NaN value gets a NaN scale, so all results computed from it are NaN.
     ///
     /// # Panics
     /// If `x` is not [n_tokens, n_in], or a row is not whole blocks of `format`.
@@ -174,15 +141,14 @@ impl Acts {
         isa: Isa,
         pool: &Pool,
         x: &[f32],
-        n_tokens: usize,
-        n_in: usize,
+        [n_tokens, n_in]: [usize; 2],
         format: ActFormat,
     ) {
         assert_eq!(x.len(), n_tokens * n_in, "x is [n_tokens, n_in]");
         self.fill(isa, pool, [n_tokens, n_in], format, RowsFrom::Memory(x));
     }
 
-    /// [`Acts::quantize`] of rows from anywhere.
+    /// Like [`Acts::quantize`], for rows from any source.
     pub(crate) fn fill(
         &mut self,
         isa: Isa,
@@ -245,11 +211,11 @@ impl Acts {
         }
     }
 
-    /// Takes over rows that somebody else converted to an int8 form: `codes` `[n_tokens, n_in]`, and `scales`, one a
+    /// Stores rows that were already converted to an int8 format: `codes` `[n_tokens, n_in]`, and `scales`, one per
     /// block.
     ///
     /// # Panics
-    /// If the lengths do not fit, or `format` is not one of int8.
+    /// If the lengths do not match, or `format` is not an int8 format.
     pub fn set_codes(
         &mut self,
         pool: &Pool,
@@ -258,7 +224,7 @@ impl Acts {
         codes: &[i8],
         scales: &[f32],
     ) {
-        assert_ne!(format, ActFormat::F32, "a form with codes");
+        assert_ne!(format, ActFormat::F32, "an int8 format");
         assert!(n_in.is_multiple_of(format.block_len()), "whole blocks");
         let n_blocks = n_tokens * n_in / format.block_len();
         assert_eq!([codes.len(), scales.len()], [n_tokens * n_in, n_blocks]);
@@ -295,7 +261,7 @@ impl Acts {
                 for t in 0..PACK {
                     let token = PACK * (first + i) + t;
                     if token >= self.n_tokens {
-                        // What an earlier step left there: nobody reads the products of these places.
+                        // Values of an earlier step remain there; their products are never read.
                         break;
                     }
                     let row = self.code_row(token);
@@ -318,25 +284,25 @@ impl Acts {
         self.packed = packed;
     }
 
-    /// The form of the activations.
+    /// Format of the activations.
     pub fn format(&self) -> ActFormat {
         self.format
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 
-    /// Values of a row.
+    /// Values per row.
     pub fn n_in(&self) -> usize {
         self.n_in
     }
 
-    /// Values of one token as the products see them, in f32; `out` `[n_in]`.
+    /// Converts one token's activations back to f32, as the products see them; `out` is `[n_in]`.
     ///
     /// # Panics
-    /// If there is no such token, or `out` has another length.
+    /// If there is no such token, or `out` has the wrong length.
     pub fn dequantize_row(&self, token: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.n_in, "out is [n_in]");
         if self.format == ActFormat::F32 {
@@ -353,13 +319,13 @@ impl Acts {
         }
     }
 
-    /// One token in f32, filled up with zeros to whole vectors.
+    /// The f32 row of one token, padded with zeros to whole vectors.
     pub(crate) fn f32_row(&self, token: usize) -> &[f32] {
         assert_eq!(self.format, ActFormat::F32);
         row(&self.values, self.stride(), token)
     }
 
-    /// One token in int8.
+    /// The int8 row of one token.
     pub(crate) fn code_row(&self, token: usize) -> CodeRow<'_> {
         assert_ne!(self.format, ActFormat::F32);
         CodeRow {
@@ -370,7 +336,7 @@ impl Acts {
         }
     }
 
-    /// Tokens `PACK * group..` in int8, of two tokens or more.
+    /// The int8 rows of tokens `PACK * group..`, with two or more tokens.
     pub(crate) fn packed_row(&self, group: usize) -> PackedRow<'_> {
         assert!(self.format != ActFormat::F32 && self.n_tokens > 1);
         PackedRow {
@@ -385,8 +351,8 @@ impl Acts {
         }
     }
 
-    /// f32 values from one token to the next: whole vectors, and not whole pages, because what lies
-    /// whole pages apart shares a few lines of the L1 cache.
+    /// f32 values from one token to the next: whole vectors but not whole pages, because rows that are whole pages
+    /// apart compete for a few lines of the L1 cache.
     fn stride(&self) -> usize {
         let stride = self.n_in.next_multiple_of(PAD);
         if stride.is_multiple_of(1024) {
@@ -397,7 +363,7 @@ impl Acts {
     }
 }
 
-/// `n` chunks, also where they are empty.
+/// Splits `x` into `n` chunks of `len`, which may be 0.
 fn chunks_or_empty<T>(x: &mut [T], len: usize, n: usize) -> impl Iterator<Item = &mut [T]> {
     let mut rest = x;
     (0..n).map(move |_| {

@@ -1,17 +1,17 @@
-//! Buffers of f32 that begin at a cache line, so that no vector load crosses from one to the next.
+//! f32 buffers aligned to cache lines, so that no vector load crosses a line.
 
 use std::ops::{Deref, DerefMut};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Values of a cache line.
+/// f32 values per cache line.
 const LINE: usize = 16;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
-/// A slice of f32, whole cache lines.
+/// A growable f32 slice of whole cache lines.
 #[derive(Clone, Debug)]
 pub(crate) struct Floats(Vec<Line>);
 
@@ -20,7 +20,7 @@ impl Floats {
         Floats(Vec::new())
     }
 
-    /// Makes it `len` values long, rounded up to whole lines; new ones are 0.
+    /// Resizes to `len` values, rounded up to whole lines; new values are 0.
     pub(crate) fn resize(&mut self, len: usize) {
         let n_lines = len.div_ceil(LINE);
         self.0.resize(n_lines, Line([0.0; LINE]));

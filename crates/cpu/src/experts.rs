@@ -1,64 +1,44 @@
-//! Mixtures of experts: which experts each token goes to, their products, and the weighted sum
-//! (Shazeer et al. 2017; the softmax routing of Mixtral, Jiang et al. 2024).
+//! Mixture-of-experts (MoE) layers: routing of tokens to experts, the experts' products, and the weighted sum (Shazeer
+//! et al. 2017; the softmax routing of Mixtral, Jiang et al. 2024).
 //!
-//! What a token sends to one of its experts is a row. Rows are sorted by expert, and by token
-//! within an expert, so that each expert has a run of rows and its product is an ordinary matrix
-//! product with the kernels of `matmul`; only weights of experts that somebody chose are read.
-//! One dispatch runs the products of all experts.
+//! Each pair of a token and one of its experts is a row. Rows are sorted by expert, then by token, so that each expert
+//! has a contiguous run of rows and its product is an ordinary matrix product with the kernels of `matmul`. Only
+//! weights of chosen experts are read, and one dispatch runs the products of all experts.
 //!
-//! What a token gets depends on its own row of logits and of activations alone: ties go to the
-//! expert with the lower number, and the sum runs in the order of choice. So bits do not depend
-//! on company or threads.
+//! A token's result depends on its own logits and activations only: ties go to the expert with the lower index, and the
+//! sum runs in order of choice. Bits therefore do not depend on the batch or the number of threads.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use crate::acts::{ActFormat, Acts, act_format};
+use rocmforge_plan::{ActFormat, ExpertWeights, OutMode, Router, RowsOf, Weight, act_format};
+
+use crate::acts::Acts;
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
-use crate::matmul::{Job, OutMode, Weight, run_tile, task_shape};
+use crate::job::Job;
+use crate::matmul::{run_tile, task_shape};
 use crate::ops::rows_per_task;
 use crate::pool::Pool;
 
-/// How experts are chosen and weighted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Router {
-    /// Experts of each token; at least 1 and at most as many as there are.
-    pub n_used: usize,
-    /// Whether the weights of a token's experts are brought to a sum of 1. Otherwise they are
-    /// those of a softmax over all experts.
-    pub weights: ExpertWeights,
-    /// Factor on the weights.
-    pub scale: f32,
-}
-
-/// What the weights of a token's experts are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertWeights {
-    /// Their share in a softmax over all experts.
-    Softmax,
-    /// The same, divided by their sum.
-    Normalized,
-}
-
-/// One of the experts that a token chose.
+/// An expert chosen by a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Choice {
     pub expert: u32,
     pub weight: f32,
-    /// Where the row of this token and expert lies.
+    /// Index of the row of this token and expert.
     pub row: u32,
 }
 
-/// Rows of one expert.
+/// The rows of one expert.
 #[derive(Clone, Debug, PartialEq)]
 struct Group {
     expert: usize,
     rows: Range<usize>,
 }
 
-/// The experts of all tokens of a step. A buffer to be reused: it keeps its memory.
+/// The experts of all tokens of a step. A reusable buffer: it keeps its memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routing {
     n_used: usize,
@@ -66,17 +46,17 @@ pub struct Routing {
     choices: Vec<Choice>,
     /// The token of each row.
     tokens: Vec<u32>,
-    /// Experts with rows, those with most first.
+    /// Experts with rows, the most rows first.
     groups: Vec<Group>,
 }
 
 impl Routing {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new() -> Routing {
         Routing::default()
     }
 
-    /// Chooses by `logits` [n_tokens, n_experts]: the largest, of equals the first.
+    /// Chooses the experts with the largest `logits` [n_tokens, n_experts], of equal ones the first.
     ///
     /// # Panics
     /// If `logits` is not whole rows, or `n_used` is 0 or more than `n_experts`.
@@ -103,8 +83,8 @@ impl Routing {
         self.sort(n_experts);
     }
 
-    /// The routing of choices that were made elsewhere: experts and weights `[n_tokens, n_used]`, best first. `None` if
-    /// there is no such expert, or the choices are not whole tokens.
+    /// Creates a routing from existing choices of experts and weights `[n_tokens, n_used]`, best first. `None` if an
+    /// expert does not exist, or the choices are not whole tokens.
     pub fn of_choices(
         n_experts: usize,
         n_used: usize,
@@ -131,12 +111,12 @@ impl Routing {
         Some(routing)
     }
 
-    /// The rows of each expert that has some, the most rows first.
+    /// The rows of each expert that has any, the most rows first.
     pub fn groups(&self) -> impl Iterator<Item = Range<usize>> {
         self.groups.iter().map(|group| group.rows.clone())
     }
 
-    /// Gives every choice its row.
+    /// Assigns a row to every choice.
     fn sort(&mut self, n_experts: usize) {
         let mut ends = vec![0usize; n_experts];
         for choice in &self.choices {
@@ -146,7 +126,7 @@ impl Routing {
         let mut start = 0;
         for (expert, end) in ends.iter_mut().enumerate() {
             let rows = start..start + *end;
-            // From here on, where the expert's next row goes.
+            // From here on, the index of the expert's next row.
             *end = start;
             start = rows.end;
             if !rows.is_empty() {
@@ -171,18 +151,18 @@ impl Routing {
         &self.choices[token * self.n_used..][..self.n_used]
     }
 
-    /// Tokens of the step.
+    /// Number of tokens.
     pub fn n_tokens(&self) -> usize {
         self.choices.len() / self.n_used.max(1)
     }
 
-    /// Rows of the step: `n_used` for each token.
+    /// Number of rows: `n_used` per token.
     pub fn n_rows(&self) -> usize {
         self.choices.len()
     }
 }
 
-/// The experts of one token. A logit that is not a number makes weights that are not.
+/// Chooses the experts of one token. NaN logits give NaN weights.
 fn choose(router: &Router, logits: &[f32], choices: &mut [Choice]) {
     let key = |i: usize| match logits[i] {
         logit if logit.is_nan() => f32::NEG_INFINITY,
@@ -191,7 +171,7 @@ fn choose(router: &Router, logits: &[f32], choices: &mut [Choice]) {
     for k in 0..choices.len() {
         let (chosen, rest) = choices.split_at_mut(k);
         let free = |i: &usize| chosen.iter().all(|choice| choice.expert as usize != *i);
-        // `max_by` keeps the last of equals, so experts go by from the last.
+        // `max_by` returns the last of equals, so iterate in reverse.
         let best = (0..logits.len()).rev().filter(free);
         let best = best.max_by(|&a, &b| key(a).total_cmp(&key(b)));
         rest[0].expert = best.expect("there are as many experts as choices") as u32;
@@ -208,35 +188,26 @@ fn choose(router: &Router, logits: &[f32], choices: &mut [Choice]) {
     }
 }
 
-/// What the rows of activations stand for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowsOf {
-    /// A row for each token, which goes to all its experts.
-    Tokens,
-    /// A row for each token and expert, in the order of a [`Routing`].
-    Choices,
-}
-
-/// Activations of the rows of a [`Routing`], by expert. A buffer to be reused.
+/// Activations of the rows of a [`Routing`], by expert. A reusable buffer.
 #[derive(Clone, Debug, Default)]
 pub struct ExpertActs {
     format: Option<ActFormat>,
     n_in: usize,
-    /// One for each group of the routing, and what longer routings have left.
+    /// One for each group of the routing, and unused ones of larger routings.
     groups: Vec<Acts>,
     n_groups: usize,
 }
 
 impl ExpertActs {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new() -> ExpertActs {
         ExpertActs::default()
     }
 
-    /// Rows that are in their form already: those of each group of [`Routing::groups`].
+    /// Wraps activations that are already converted, one buffer for each group of [`Routing::groups`].
     ///
     /// # Panics
-    /// If groups differ in form or width.
+    /// If groups differ in format or width.
     pub fn of_groups(groups: Vec<Acts>) -> ExpertActs {
         let Some(first) = groups.first() else {
             return ExpertActs::new();
@@ -246,7 +217,7 @@ impl ExpertActs {
             groups
                 .iter()
                 .all(|acts| (acts.format(), acts.n_in()) == (format, n_in)),
-            "groups of one form"
+            "groups of one format"
         );
         ExpertActs {
             format: Some(format),
@@ -256,15 +227,15 @@ impl ExpertActs {
         }
     }
 
-    /// The rows of each expert that has some, the most rows first.
+    /// The rows of each expert that has any, the most rows first.
     pub fn groups(&self) -> &[Acts] {
         &self.groups[..self.n_groups]
     }
 
-    /// Takes over `x` [n_tokens or n_rows, n_in], as [`Acts::quantize`].
+    /// Converts `x` [n_tokens or n_rows, n_in] like [`Acts::quantize`].
     ///
     /// # Panics
-    /// If `x` has another shape, or a row is not whole blocks of `format`.
+    /// If `x` has the wrong shape, or a row is not whole blocks of `format`.
     pub fn quantize(
         &mut self,
         isa: Isa,
@@ -296,28 +267,28 @@ impl ExpertActs {
             match rows_of {
                 RowsOf::Choices => {
                     let x = &x[rows.start * n_in..rows.end * n_in];
-                    acts.quantize(isa, pool, x, rows.len(), n_in, format);
+                    acts.quantize(isa, pool, x, [rows.len(), n_in], format);
                 }
                 RowsOf::Tokens => {
-                    let tokens = routing.tokens[rows].iter();
+                    let tokens = routing.tokens[rows.clone()].iter();
                     let gathered: Vec<f32> = tokens
                         .flat_map(|&token| &x[token as usize * n_in..][..n_in])
                         .copied()
                         .collect();
-                    acts.quantize(isa, pool, &gathered, gathered.len() / n_in, n_in, format);
+                    acts.quantize(isa, pool, &gathered, [rows.len(), n_in], format);
                 }
             }
         });
     }
 }
 
-/// `out[row] = acts[row] * w[expert of row]^T`: `w` [n_experts * n_out, n_in], the matrices of all
-/// experts one below the other; `out` [n_rows, n_out].
+/// Computes `out[row] = acts[row] * w[expert of row]^T`: `w` [n_experts * n_out, n_in], the matrices of all experts
+/// stacked; `out` [n_rows, n_out].
 ///
 /// Every element has the same bits for any number of tokens, rows and threads.
 ///
 /// # Panics
-/// If shapes do not fit together, or `acts` are not in the form of [`act_format`].
+/// If shapes do not match, or `acts` do not have the format of [`act_format`].
 pub fn expert_matmul(
     isa: Isa,
     pool: &Pool,
@@ -375,13 +346,13 @@ pub fn expert_matmul(
     });
 }
 
-/// `out[token] = sum(weight * x[row])` over the experts of each token, best first.
+/// Computes `out[token] = sum(weight * x[row])` over the experts of each token, best first.
 ///
 /// - `x` [n_rows, width]
 /// - `out` [n_tokens, width]
 ///
 /// # Panics
-/// If shapes do not fit together.
+/// If shapes do not match.
 pub fn combine_experts(isa: Isa, pool: &Pool, routing: &Routing, x: &[f32], out: &mut [f32]) {
     let n_tokens = routing.n_tokens();
     if n_tokens == 0 {
@@ -411,7 +382,7 @@ pub fn combine_experts(isa: Isa, pool: &Pool, routing: &Routing, x: &[f32], out:
 
 struct WeightedSum<'a> {
     x: &'a [f32],
-    /// Of the first token of `out` and those after it.
+    /// The choices of the first token of `out` and the following ones.
     choices: &'a [Choice],
     n_used: usize,
     width: usize,

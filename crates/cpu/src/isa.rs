@@ -1,17 +1,17 @@
-//! Which instruction set the kernels use: detected once, then passed to every operation.
+//! The instruction set that kernels use: detected once, then passed to every operation.
 //!
-//! A vector variant carries its witness, a zero-size value that only detection makes. Whoever
-//! holds an [`Isa`] may therefore run its kernels: no operation checks the processor again.
+//! A vector variant carries a witness, a zero-size value that only detection creates. Holding an [`Isa`] therefore
+//! proves that its kernels can run, and no operation checks the processor again.
 
 use std::fmt;
 
 use crate::arch::{Avx2, Avx512, Vector};
 
-/// An instruction set this processor has.
+/// An instruction set of this processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// Plain loops over dequantized values: the oracle of the others, and the way to run on a
-    /// processor that none of them fits.
+    /// Plain loops over dequantized values: the reference for the vector kernels, and the fallback for other
+    /// processors.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2(Avx2),
@@ -20,12 +20,12 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The fastest instruction set of this processor.
+    /// Returns the fastest instruction set of this processor.
     pub fn detect() -> Isa {
         Isa::available().pop().unwrap_or(Isa::Scalar)
     }
 
-    /// Every instruction set of this processor, slowest first.
+    /// Returns all instruction sets of this processor, slowest first.
     pub fn available() -> Vec<Isa> {
         [
             Some(Isa::Scalar),
@@ -37,7 +37,7 @@ impl Isa {
         .collect()
     }
 
-    /// What runs vector kernels; `None` for the scalar loops.
+    /// The vector instruction set; `None` for the scalar loops.
     #[inline]
     pub(crate) fn vector(self) -> Option<Vector> {
         match self {
@@ -47,7 +47,7 @@ impl Isa {
         }
     }
 
-    /// The name users type and read.
+    /// The name in settings and output.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_is_the_last_available() {
+    fn detects_the_last_available_instruction_set() {
         let available = Isa::available();
         assert_eq!(available.first(), Some(&Isa::Scalar));
         assert_eq!(available.last(), Some(&Isa::detect()));

@@ -1,4 +1,5 @@
-//! CPU kernels on slices.
+//! CPU kernels on plain slices, on a thread pool: matrix products, attention and the other operations of a layer. Knows
+//! nothing about models or files.
 
 #![deny(unsafe_code)]
 #![cfg_attr(
@@ -16,24 +17,25 @@ mod attention;
 mod experts;
 mod generic;
 mod isa;
+mod job;
+mod kv_slice;
 mod matmul;
+pub mod memory;
 mod ops;
 pub mod pool;
 mod roofline;
 
-pub use acts::{ActFormat, Acts, act_format};
+pub use acts::Acts;
 pub use arch::{Avx2, Avx512};
-pub use attention::{AttnSeq, AttnShape, HeadCode, KvSlice, KvSliceMut, attention};
-pub use experts::{
-    Choice, ExpertActs, ExpertWeights, Router, Routing, RowsOf, combine_experts, expert_matmul,
-};
+pub use attention::shape::{AttnInputs, AttnShape};
+pub use attention::{AttnSeq, attention};
+pub use experts::{Choice, ExpertActs, Routing, combine_experts, expert_matmul};
 pub use isa::Isa;
-pub use matmul::{
-    Gate, OutMode, Product, Weight, get_rows, is_fast, matmul, matmul_all, matmul_gated,
-};
+pub use kv_slice::{HeadCode, KvLayout, KvSlice, KvSliceMut};
+pub use matmul::{Gate, Product, get_rows, is_fast, matmul, matmul_all, matmul_gated};
 pub use ops::{
-    Activation, KvLayout, RopeStyle, SlotRun, activate, add, add_gated, argmax, gated_activation,
-    kv_append, kv_copy, kv_read, layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, soft_cap,
+    LayerNormParams, Rotation, activate, add, add_gated, argmax, gated_activation, kv_append,
+    kv_copy, kv_read, layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, soft_cap,
 };
 pub use pool::{MAX_THREADS, MatrixMut, Pool, Tile, default_threads};
-pub use roofline::Roofline;
+pub use roofline::measure_roofline;

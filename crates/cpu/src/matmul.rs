@@ -1,119 +1,32 @@
-//! Products of activations with weight matrices, and rows of an embedding matrix.
+//! Products of activations with weight matrices, and embedding lookup.
 //!
-//! `Acts::quantize` has put the activations into the form that the weight's format asks for;
-//! [`matmul`] splits the output into tiles and runs each on the kernel of its format and
-//! instruction set. The scalar kernel dequantizes both sides and is the oracle of the others.
+//! `Acts::quantize` converts the activations to the format that the weights require. [`matmul`] splits the output into
+//! tiles and runs each on the kernel of its format and instruction set. The scalar kernel dequantizes both sides and is
+//! the reference for the others.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use rocmforge_gguf::quant::{self, GgmlType, iq, k, legacy, mxfp, plain};
+use rocmforge_gguf::quant::{GgmlType, iq, k, legacy, mxfp, plain};
+use rocmforge_plan::{ActFormat, Activation, OutMode, Weight};
 
 use crate::Isa;
-use crate::acts::{ActFormat, Acts, act_format};
+use crate::acts::Acts;
 use crate::aligned::Floats;
 use crate::arch::Vector;
 use crate::generic::tile::{DequantizedTile, FloatTile, IntTile};
-use crate::ops::{Activation, gate_in_place};
+use crate::job::Job;
+use crate::ops::gate_in_place;
 use crate::pool::{MatrixMut, Pool, Tile};
 
-/// A weight matrix [n_out, n_in], row-major, in blocks as in a file.
-#[derive(Clone, Copy)]
-pub struct Weight<'a> {
-    /// Format of the blocks.
-    pub ty: GgmlType,
-    /// Rows.
-    pub n_out: usize,
-    /// Values of a row: whole blocks.
-    pub n_in: usize,
-    /// All rows, without padding.
-    pub data: &'a [u8],
-}
-
-/// What a product does with the output's old values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutMode {
-    /// Replaces them.
-    Store,
-    /// Is added to them (the residual stream).
-    Add,
-}
-
-impl Weight<'_> {
-    /// # Panics
-    /// If `data` is not [n_out, n_in] in this format, or rows are empty.
-    pub(crate) fn check(&self) -> usize {
-        assert!(self.n_in > 0, "rows of weights have values");
-        let row_bytes = self.ty.row_bytes(self.n_in);
-        let row_bytes = row_bytes.expect("a row of weights is whole blocks");
-        assert_eq!(
-            Some(self.data.len()),
-            row_bytes.checked_mul(self.n_out),
-            "weights are [n_out, n_in]"
-        );
-        assert!(self.ty.can_dequantize(), "{} weights", self.ty.name());
-        row_bytes
-    }
-
-    /// Values of row `i` from `from` on, whole blocks.
-    pub(crate) fn dequantize(&self, i: usize, from: usize, out: &mut [f32]) {
-        let bytes = |n: usize| self.ty.row_bytes(n).expect("whole blocks");
-        let start = i * bytes(self.n_in) + bytes(from);
-        let src = &self.data[start..start + bytes(out.len())];
-        quant::dequantize(self.ty, src, out).expect("type and lengths were checked");
-    }
-}
-
-/// One product, as its tiles see it.
-pub(crate) struct Job<'a> {
-    pub w: Weight<'a>,
-    pub acts: &'a Acts,
-    pub bias: Option<&'a [f32]>,
-    pub mode: OutMode,
-}
-
-impl Job<'_> {
-    /// # Panics
-    /// If shapes do not fit together, with `out_len` values of the output.
-    fn check(&self, out_len: usize) -> usize {
-        let row_bytes = self.w.check();
-        let (w, acts) = (&self.w, self.acts);
-        assert_eq!(acts.n_in(), w.n_in, "acts are [n_tokens, n_in]");
-        assert_eq!(acts.format(), act_format(w.ty), "{} weights", w.ty.name());
-        assert_eq!(
-            out_len,
-            acts.n_tokens() * w.n_out,
-            "out is [n_tokens, n_out]"
-        );
-        let bias = self.bias;
-        assert!(bias.is_none_or(|b| b.len() == w.n_out), "bias is [n_out]");
-        row_bytes
-    }
-
-    /// Adds bias and residual to products of `token` with the weight rows from `first` on, and
-    /// writes them to the tile.
-    #[inline]
-    pub(crate) fn write(&self, tile: &mut Tile<'_>, token: usize, first: usize, values: &[f32]) {
-        let at = first - tile.cols().start;
-        let out = &mut tile.row(token)[at..at + values.len()];
-        for (i, (out, y)) in out.iter_mut().zip(values).enumerate() {
-            let y = self.bias.map_or(*y, |bias| *y + bias[first + i]);
-            *out = match self.mode {
-                OutMode::Store => y,
-                OutMode::Add => *out + y,
-            };
-        }
-    }
-}
-
-/// Weight bytes of a task when few tokens only stream them.
+/// Weight bytes of a task with few tokens, which only streams them.
 const STREAM_TASK_BYTES: usize = 256 * 1024;
 
-/// Activation bytes of a task's tokens: they stay in the L2 cache while rows pass by.
+/// Activation bytes of a task's tokens, which stay in the L2 cache while weight rows stream through.
 const TOKENS_BYTES: usize = 1024 * 1024;
 
-/// Rows times tokens of a task that unpacks rows, 128 rows at least: what it allocates for them costs 5 % of
-/// 8 tokens with 128 rows.
+/// Rows times tokens of a task that unpacks rows, with at least 128 rows. Allocating the unpacked rows costs 5 % with 8
+/// tokens and 128 rows.
 const TASK_PRODUCTS: usize = 4096;
 
 /// Rows of a task are a multiple of this: two of the longest vectors of any instruction set.
@@ -135,23 +48,14 @@ pub struct Product<'a> {
 /// Every element has the same bits for any number of tokens, rows and threads.
 ///
 /// # Panics
-/// If shapes do not fit together, `acts` are not in the form of [`act_format`], or the format of
-/// `w` cannot be dequantized.
-pub fn matmul(
-    isa: Isa,
-    pool: &Pool,
-    w: &Weight<'_>,
-    acts: &Acts,
-    bias: Option<&[f32]>,
-    mode: OutMode,
-    out: &mut [f32],
-) {
-    let w = *w;
-    matmul_all(isa, pool, acts, vec![Product { w, bias, mode, out }]);
+/// If shapes do not match, `acts` do not have the format of [`rocmforge_plan::act_format`], or the format of `w`
+/// cannot be dequantized.
+pub fn matmul(isa: Isa, pool: &Pool, acts: &Acts, product: Product<'_>) {
+    matmul_all(isa, pool, acts, vec![product]);
 }
 
-/// Several products with the same activations in one pass, which the threads of `pool` share without a
-/// wait in between: the bits are those of [`matmul`].
+/// Computes several products with the same activations in one dispatch, without a wait between them. The bits are those
+/// of [`matmul`].
 ///
 /// # Panics
 /// As [`matmul`].
@@ -184,7 +88,7 @@ pub fn matmul_all(isa: Isa, pool: &Pool, acts: &Acts, products: Vec<Product<'_>>
     });
 }
 
-/// One of two products whose rows meet in a gate.
+/// One of the two products of a gated feed-forward network.
 #[derive(Clone, Copy)]
 pub struct Gate<'a> {
     /// [n_out, n_in].
@@ -193,8 +97,8 @@ pub struct Gate<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// `out = activation(acts * gate^T) * (acts * up^T)`, in one pass: the bits are those of two products
-/// and [`crate::gated_activation`]. `out` [n_tokens, n_out].
+/// Computes `out = activation(acts * gate^T) * (acts * up^T)` in one dispatch, with the bits of two products and
+/// [`crate::gated_activation`]. `out` [n_tokens, n_out].
 ///
 /// # Panics
 /// As [`matmul`], or if the two matrices have different shapes.
@@ -239,11 +143,11 @@ pub fn matmul_gated(
 }
 
 thread_local! {
-    /// The other half of a tile of [`matmul_gated`].
+    /// The `up` half of a tile of [`matmul_gated`].
     static GATED: RefCell<Floats> = const { RefCell::new(Floats::new()) };
 }
 
-/// One task of a product.
+/// Runs one task of a product.
 pub(crate) fn run_tile(isa: Isa, job: &Job<'_>, tile: &mut Tile<'_>) {
     match (isa.vector(), fast_tile(job.w.ty)) {
         (None, _) => scalar_tile(job, tile),
@@ -252,7 +156,7 @@ pub(crate) fn run_tile(isa: Isa, job: &Job<'_>, tile: &mut Tile<'_>) {
     }
 }
 
-/// Tokens and weight rows of a task, of `n_rows` rows of at most `row_bytes`.
+/// Chooses tokens and weight rows per task, for `n_rows` rows of at most `row_bytes`.
 pub(crate) fn task_shape(
     pool: &Pool,
     n_rows: usize,
@@ -265,7 +169,7 @@ pub(crate) fn task_shape(
     };
     let tokens = (TOKENS_BYTES / (acts.n_in() * act_bytes).max(1)).max(48) / 24 * 24;
     let tokens = tokens.min(acts.n_tokens());
-    // Enough tasks that a thread which is late does not keep the others waiting.
+    // Enough tasks that one late thread does not keep the others waiting.
     let fair = n_rows.div_ceil(4 * pool.n_threads());
     let rows = if tokens <= 4 {
         fair.min(STREAM_TASK_BYTES / row_bytes.max(1))
@@ -311,13 +215,13 @@ fn fast_tile(ty: GgmlType) -> Option<TileFn> {
     }
 }
 
-/// Whether [`matmul`] has a kernel for this format. If not it is correct but slow: every row is
-/// dequantized to f32. Callers count and report that.
+/// Whether [`matmul`] has a vector kernel for this format. Without one it is correct but slow, since every row is
+/// dequantized to f32; callers count and report that.
 pub fn is_fast(isa: Isa, ty: GgmlType) -> bool {
     isa != Isa::Scalar && fast_tile(ty).is_some()
 }
 
-/// The oracle: both sides dequantized, products summed in f64.
+/// The reference: both sides dequantized, products summed in f64.
 fn scalar_tile(job: &Job<'_>, tile: &mut Tile<'_>) {
     let mut x = vec![0.0; job.w.n_in];
     let mut rows = vec![0.0; tile.cols().len() * job.w.n_in];
@@ -336,10 +240,10 @@ fn scalar_tile(job: &Job<'_>, tile: &mut Tile<'_>) {
     }
 }
 
-/// Rows `ids` of `w`, dequantized: `out` [ids.len(), n_in]. The lookup of token embeddings.
+/// Dequantizes rows `ids` of `w` (embedding lookup): `out` [ids.len(), n_in].
 ///
 /// # Panics
-/// If an id is not below `n_out`, or `out` has another shape.
+/// If an id is not below `n_out`, or `out` has the wrong shape.
 pub fn get_rows(w: &Weight<'_>, ids: &[u32], out: &mut [f32]) {
     w.check();
     assert_eq!(out.len(), ids.len() * w.n_in, "out is [ids, n_in]");
@@ -353,7 +257,7 @@ pub fn get_rows(w: &Weight<'_>, ids: &[u32], out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Any codes; the scales of all formats used here are then finite.
+    /// Arbitrary codes for which the scales of all formats used here are finite.
     fn weights(ty: GgmlType, n: usize) -> Vec<u8> {
         let bytes = ty.row_bytes(n).expect("whole blocks");
         (0..bytes).map(|i| (i * i / 7 % 97) as u8 & 0x3f).collect()
@@ -363,9 +267,9 @@ mod tests {
         MatrixMut { values, row_len }
     }
 
-    /// Every format has a kernel today, so the path for those without is taken here by hand.
+    /// Every format has a kernel today, so this calls the fallback for those without one directly.
     #[test]
-    fn dequantized_rows_match_the_oracle() {
+    fn dequantized_tiles_match_the_scalar_kernel() {
         let (n_in, n_out) = (768, 21);
         let pool = Pool::new(2);
         for isa in Isa::available() {
@@ -386,7 +290,7 @@ mod tests {
                         .map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0)
                         .collect();
                     let mut acts = Acts::new();
-                    acts.quantize(isa, &pool, &x, n_tokens, n_in, ActFormat::F32);
+                    acts.quantize(isa, &pool, &x, [n_tokens, n_in], ActFormat::F32);
                     let job = Job {
                         w,
                         acts: &acts,

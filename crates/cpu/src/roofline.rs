@@ -1,63 +1,49 @@
-//! What the machine could do at best, measured: the ceilings of the roofline model (Williams, Waterman
-//! and Patterson 2009).
+//! Measures the peak rates of the machine: the ceilings of the roofline model (Williams, Waterman and Patterson 2009).
 //!
-//! Memory is read in long streams by all threads; arithmetic is independent chains of the instructions
-//! that the kernels are made of, on values in registers. Each number is the best of several passes, so a
-//! machine that is busy for a moment does not lower it.
+//! All threads read memory in long streams. Arithmetic runs independent chains of the instructions that the kernels
+//! use, on values in registers. Each number is the best of several passes, so a moment of other load does not lower it.
 
 use std::collections::HashSet;
 use std::fs;
 use std::hint::black_box;
 use std::time::Instant;
 
+use rocmforge_plan::Roofline;
+
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// What some threads of this machine can do together, at best.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Roofline {
-    /// Bytes read from memory in a second.
-    pub read_bytes_per_s: f64,
-    /// Operations on f32 in a second; a multiply-add counts as two.
-    pub f32_ops_per_s: f64,
-    /// Operations of int8 dot products in a second, sums left in the form that the instruction gives;
-    /// those on f32 where the kernels have no such instruction.
-    pub i8_ops_per_s: f64,
-}
-
-/// Passes over the memory and over the chains.
+/// Passes over the memory and the chains.
 const N_PASSES: usize = 5;
-/// A task's share of the memory, and what is timed together: short enough to fall between the moments in
-/// which others have the processor.
+/// Bytes per task, and bytes timed together: short enough to fit between other uses of the processor.
 const TASK_BYTES: usize = 1 << 20;
 const TIMED_BYTES: usize = 32 << 20;
-/// Tasks for each thread, so that one that wakes late is made up for.
+/// Tasks per thread, so that a thread that wakes late does not hold up the pass.
 const TASKS_PER_THREAD: usize = 4;
 /// Steps of a chain in a task: about a millisecond.
 const CHAIN_STEPS: usize = 400_000;
 const MIN_BUFFER_BYTES: usize = 256 << 20;
 const MAX_BUFFER_BYTES: usize = 1 << 30;
 
-impl Roofline {
-    /// Measures for some tenths of a second, with memory of twice the caches (256 MiB to 1 GiB).
-    pub fn measure(isa: Isa, n_threads: usize) -> Roofline {
-        let pool = &Pool::new(n_threads);
-        let f32_ops_per_s = arithmetic(pool, &|| f32_chains(isa));
-        let i8_ops_per_s = match isa.vector() {
-            None => f32_ops_per_s,
-            Some(isa) => arithmetic(pool, &|| isa.run(I8Chains::new())),
-        };
-        Roofline {
-            read_bytes_per_s: read_bandwidth(isa, pool),
-            f32_ops_per_s,
-            i8_ops_per_s,
-        }
+/// Measures the peak rates of `n_threads` threads for a few tenths of a second, with a buffer of twice the caches
+/// (256 MiB to 1 GiB).
+pub fn measure_roofline(isa: Isa, n_threads: usize) -> Roofline {
+    let pool = &Pool::new(n_threads);
+    let f32_ops_per_s = arithmetic(pool, &|| f32_chains(isa));
+    let i8_ops_per_s = match isa.vector() {
+        None => f32_ops_per_s,
+        Some(isa) => arithmetic(pool, &|| isa.run(I8Chains::new())),
+    };
+    Roofline {
+        read_bytes_per_s: read_bandwidth(isa, pool),
+        f32_ops_per_s,
+        i8_ops_per_s,
     }
 }
 
-/// The shortest of `n` passes, in seconds.
+/// Returns the time of the shortest of `n` passes, in seconds.
 fn shortest(n: usize, mut pass: impl FnMut()) -> f64 {
     let times = (0..n).map(|_| {
         let started = Instant::now();
@@ -73,16 +59,16 @@ fn read_bandwidth(isa: Isa, pool: &Pool) -> f64 {
     let per_task = TASK_BYTES / size_of::<f32>();
     let per_time = TIMED_BYTES / size_of::<f32>();
     let mut buffer = vec![0f32; n_bytes / size_of::<f32>()];
-    // Written by all threads: pages then lie near those that read them.
+    // Written by all threads, so that pages are near the threads that read them.
     pool.for_each_rows(&mut buffer, per_task, 1, &|_, part| part.fill(1.0));
-    // Each part comes again only after all others, so none is in a cache.
+    // A part comes again only after all others, so none is in a cache.
     let mut parts = buffer.chunks_exact(per_time).cycle();
     let seconds = shortest(N_PASSES * (buffer.len() / per_time), || {
         let part = parts.next().unwrap_or_default();
         pool.run(per_time / per_task, &|task| {
             let part = &part[task * per_task..(task + 1) * per_task];
             black_box(match isa.vector() {
-                // An f32 sum has an order that keeps the compiler from making vectors.
+                // The fixed order of an f32 sum would keep the compiler from vectorizing.
                 None => part.iter().fold(0, |bits, x| bits | x.to_bits()) as f32,
                 Some(isa) => isa.run(Sum { x: part }),
             });
@@ -91,7 +77,7 @@ fn read_bandwidth(isa: Isa, pool: &Pool) -> f64 {
     TIMED_BYTES as f64 / seconds
 }
 
-/// The caches of the last level of all cores together; 0 where the system does not say.
+/// Returns the size of the last-level caches of all cores together; 0 if the system does not tell.
 fn last_level_cache_bytes() -> usize {
     let read = |path: std::path::PathBuf| fs::read_to_string(path).ok();
     let Ok(cores) = fs::read_dir("/sys/devices/system/cpu") else {
@@ -117,13 +103,13 @@ fn last_level_cache_bytes() -> usize {
     of_last.fold(0, |sum, (.., bytes)| sum.saturating_add(*bytes))
 }
 
-/// Bytes of a size as sysfs writes it, e.g. `32768K`.
+/// Parses a size as sysfs writes it, e.g. `32768K`, to bytes.
 fn cache_size(text: &str) -> Option<usize> {
     let kib: usize = text.trim().strip_suffix('K')?.parse().ok()?;
     kib.checked_mul(1024)
 }
 
-/// Operations in a second of all threads; `task` does some and says how many.
+/// Returns the operations per second of all threads; `task` performs some and returns their number.
 fn arithmetic(pool: &Pool, task: &(dyn Fn() -> usize + Sync)) -> f64 {
     let n_tasks = TASKS_PER_THREAD * pool.n_threads();
     let n_ops = n_tasks * task();
@@ -136,7 +122,7 @@ fn arithmetic(pool: &Pool, task: &(dyn Fn() -> usize + Sync)) -> f64 {
 }
 
 fn f32_chains(isa: Isa) -> usize {
-    // Values that stay near 1 however long the chain.
+    // Values that stay near 1 for chains of any length.
     let [start, factor, addend] = black_box([1.0, 0.5, 0.5]);
     let chains = F32Chains {
         start,
@@ -149,7 +135,7 @@ fn f32_chains(isa: Isa) -> usize {
     }
 }
 
-/// The sum of `x`, read in four streams: more than one prefetcher follows.
+/// Sums `x` in four streams, so that several prefetchers work.
 struct Sum<'a> {
     x: &'a [f32],
 }
@@ -174,7 +160,7 @@ impl Kernel for Sum<'_> {
     }
 }
 
-/// Multiply-adds in as many independent chains as cover the latency of two units.
+/// Multiply-adds in enough independent chains to cover the latency of two units.
 struct F32Chains {
     start: f32,
     factor: f32,
@@ -205,7 +191,7 @@ impl Kernel for F32Chains {
 }
 
 impl F32Chains {
-    /// As the compiler makes it without being told of any instruction set.
+    /// The chains without any vector instruction set enabled.
     fn run_plain(self) -> usize {
         let mut acc = [self.start; 4 * N_F32_CHAINS];
         for _ in 0..CHAIN_STEPS {
@@ -218,15 +204,15 @@ impl F32Chains {
     }
 }
 
-/// Dot products of bytes. The activations come from the first cache, another vector for each step, or the
-/// products would be made once for all steps.
+/// Dot products of bytes. The activations come from the L1 cache, a different vector at each step, because otherwise
+/// the compiler would compute the products only once.
 struct I8Chains {
     codes: [[u8; 16]; 8],
     acts: [[i8; 16]; 16],
 }
 
 impl I8Chains {
-    /// With values that the compiler does not know.
+    /// Creates values unknown to the compiler.
     fn new() -> I8Chains {
         I8Chains {
             codes: black_box(std::array::from_fn(|i| [i as u8; 16])),
@@ -256,7 +242,7 @@ impl Kernel for I8Chains {
             total = s.add_dot(total, sum);
         }
         black_box(s.sum(s.to_f32(total)));
-        // A vector has four bytes for each value of f32.
+        // A vector has four bytes per f32 value.
         2 * 4 * S::LANES * 8 * CHAIN_STEPS
     }
 }
@@ -266,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cache_sizes_are_read() {
+    fn parses_cache_sizes() {
         assert_eq!(cache_size("32768K\n"), Some(32 << 20));
         for bad in ["", "K", "12", "-1K", "99999999999999999999K"] {
             assert_eq!(cache_size(bad), None, "{bad}");
@@ -274,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_reads_every_value() {
+    fn sum_reads_every_value() {
         for isa in Isa::available() {
             let Some(isa) = isa.vector() else { continue };
             let x: Vec<f32> = (0..4096).map(|i| (i % 7) as f32).collect();
@@ -283,9 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_has_ceilings() {
+    fn measures_every_instruction_set() {
         for isa in Isa::available() {
-            let roofline = Roofline::measure(isa, 2);
+            let roofline = measure_roofline(isa, 2);
             for rate in [
                 roofline.read_bytes_per_s,
                 roofline.f32_ops_per_s,

@@ -4,33 +4,6 @@
 //! "Efficient Streaming Language Models with Attention Sinks"), and without them text falls apart. The tokens that stay
 //! keep their keys and values and take the positions that became free.
 
-use crate::error::EngineError;
-
-/// What happens to a sequence whose positions are all taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ContextPolicy {
-    /// It ends, with [`crate::FinishReason::Context`].
-    #[default]
-    Stop,
-    /// The older half of what stands behind the first `n_sinks` tokens is forgotten, and the text goes on.
-    Shift { n_sinks: usize },
-}
-
-impl ContextPolicy {
-    /// As many first tokens as the authors of attention sinks found to be enough.
-    pub const DEFAULT_SINKS: usize = 4;
-
-    /// Refuses a context of `n_ctx` tokens in which nothing could be forgotten and something kept.
-    pub(crate) fn check(self, n_ctx: usize) -> Result<(), EngineError> {
-        match self {
-            ContextPolicy::Shift { n_sinks } if n_sinks.saturating_add(2) > n_ctx => {
-                Err(EngineError::TooManySinks { n_sinks, n_ctx })
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// How many tokens behind the sinks are forgotten when all of `n_ctx` positions are taken.
 ///
 /// It is half of them, so that a token is moved once at most before it is forgotten: what rounding its key again costs
@@ -68,16 +41,6 @@ mod tests {
         for (n_ctx, n_sinks, page, wanted) in cases {
             let got = n_forgotten(n_ctx, n_sinks, page);
             assert_eq!(got, wanted, "{n_ctx} {n_sinks} {page}");
-        }
-    }
-
-    #[test]
-    fn a_context_needs_two_tokens_behind_its_sinks() {
-        let shift = |n_sinks| ContextPolicy::Shift { n_sinks };
-        assert!(shift(4).check(6).is_ok() && ContextPolicy::Stop.check(1).is_ok());
-        for (n_sinks, n_ctx) in [(4, 5), (4, 1), (100, 64), (usize::MAX, 64)] {
-            let message = shift(n_sinks).check(n_ctx).unwrap_err().to_string();
-            assert!(message.contains("--context-sinks"), "{message}");
         }
     }
 }

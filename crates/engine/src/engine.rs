@@ -1,89 +1,26 @@
 //! The engine: takes requests, schedules steps, submits them to a device and turns results into events.
 
-mod limits;
-mod place;
-mod start;
-
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::gpu::GpuConfig;
-use crate::backend::tuning::TuneProgress;
-use crate::backend::{BackendInfo, StepObserver};
-use crate::batch::{RowOutput, Sampled, TokenLogprob};
-use crate::context::ContextPolicy;
-use crate::error::EngineError;
-use crate::executor::{Executor, Pending};
-use crate::kv_cache::{BlockPool, ContextShifts, KvType, KvUsage};
-use crate::model::Model;
-use crate::plan::Passes;
+use crate::error::{ConfigError, EngineError, RequestError};
+use crate::kv_cache::{BlockPool, ContextShifts, KvUsage};
 use crate::request::{Event, FinishReason, Request, RequestId};
-use crate::sampler::{Breakers, SamplingParams};
-use crate::scheduler::{Limits, PrefixSharing, Scheduler, StepRecord};
+use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::{RowPurpose, Sequence};
-use crate::text_stream::{Piece, TextStream};
-use crate::tokenizer::{Detokenizer, Tokenizer};
-use limits::Resolved;
-pub(crate) use place::{Place, place};
-use start::Started;
-
-/// The user's choices.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// Positions of one sequence; `None` takes the smallest of the trained context, 8192 and what memory allows.
-    pub n_ctx: Option<usize>,
-    /// What happens to a sequence whose context is full.
-    pub context_policy: ContextPolicy,
-    /// Sequences served at once.
-    pub max_seqs: usize,
-    /// Tokens that the cache holds for all sequences together; `None` is one full context.
-    pub n_kv_tokens: Option<usize>,
-    /// Tokens per page of the cache.
-    pub page: usize,
-    pub kv_type: KvType,
-    /// Tokens of one step: the chunk of a long prompt.
-    pub chunk_tokens: usize,
-    pub prefix_sharing: PrefixSharing,
-    /// Steps submitted before the first one's result is read: 1 or 2. With 2 the device never waits for
-    /// the engine; the end of a text is noticed one step late.
-    pub steps_in_flight: usize,
-    /// What computes.
-    pub device: Device,
-    pub isa: rocmforge_cpu::Isa,
-    /// Observers that look at values need [`Passes::Separate`].
-    pub passes: Passes,
-    /// `None` takes one thread for each core this process may use, not for each hardware thread.
-    pub n_threads: Option<usize>,
-}
-
-impl Default for EngineConfig {
-    fn default() -> EngineConfig {
-        EngineConfig {
-            n_ctx: None,
-            context_policy: ContextPolicy::Stop,
-            max_seqs: 64,
-            n_kv_tokens: None,
-            page: 32,
-            kv_type: KvType::F16,
-            chunk_tokens: 256,
-            prefix_sharing: PrefixSharing::On,
-            steps_in_flight: 1,
-            device: Device::Cpu,
-            isa: rocmforge_cpu::Isa::detect(),
-            passes: Passes::Merged,
-            n_threads: None,
-        }
-    }
-}
-
-/// What computes a model.
-#[derive(Debug, Clone, Default)]
-pub enum Device {
-    #[default]
-    Cpu,
-    Gpu(GpuConfig),
-}
+use rocmforge_model::Model;
+use rocmforge_plan::Fusion;
+use rocmforge_plan::{Breakers, SamplingParams};
+use rocmforge_plan::{RowOutput, Sampled, TokenLogprob};
+use rocmforge_runtime::tuning::TuneProgress;
+use rocmforge_runtime::{
+    BackendInfo, ContextPolicy, Device, EngineConfig, Executor, Limits, OpObserver, Pending,
+    Resolved, Started, StepObserver, start,
+};
+use rocmforge_text::tokenizer::{Detokenizer, Tokenizer};
+use rocmforge_text::{Piece, TextStream};
 
 /// A model ready to serve.
 pub struct Engine {
@@ -97,7 +34,7 @@ pub struct Engine {
     /// The sequence breakers asked for last: to find them in a vocabulary takes milliseconds, and requests
     /// seldom differ in them.
     last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
-    passes: Passes,
+    fusion: Fusion,
     kv_usage: KvUsage,
 }
 
@@ -112,10 +49,7 @@ impl Engine {
             executor,
             resolved,
             steps_in_flight,
-        } = match &config.device {
-            Device::Cpu => start::on_cpu(model, config)?,
-            Device::Gpu(gpu) => start::on_gpu(model, config, gpu)?,
-        };
+        } = start(model, config)?;
         let Resolved { limits, n_blocks } = resolved;
         let pool = BlockPool::new(n_blocks, config.page);
         let engine = Engine::new(
@@ -127,7 +61,7 @@ impl Engine {
             tokenizer,
         );
         Ok(Engine {
-            passes: config.passes,
+            fusion: config.fusion,
             ..engine
         })
     }
@@ -166,14 +100,14 @@ impl Engine {
             n_vocab,
             next_id: 0,
             last_breakers: None,
-            passes: Passes::default(),
+            fusion: Fusion::default(),
             kv_usage: KvUsage::default(),
         }
     }
 
     /// How the device runs the plan.
-    pub fn passes(&self) -> Passes {
-        self.passes
+    pub fn fusion(&self) -> Fusion {
+        self.fusion
     }
 
     /// Positions of one sequence.
@@ -186,7 +120,7 @@ impl Engine {
     }
 
     /// Sets what is told of every operation of the following steps.
-    pub fn observe(&mut self, observer: Option<Box<dyn crate::backend::OpObserver>>) {
+    pub fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
         self.executor.observe(observer);
     }
 
@@ -196,7 +130,7 @@ impl Engine {
     }
 
     /// Lets the device measure the ways to make its launches, for about `budget`; `None` if there is nothing to choose on
-    /// it. What was found is for the next start with a [`TuningStore`](crate::backend::tuning::TuningStore) that has it;
+    /// it. What was found is for the next start with a [`TuningStore`](rocmforge_runtime::tuning::TuningStore) that has it;
     /// nothing that this engine computes changes.
     ///
     /// # Errors
@@ -206,7 +140,7 @@ impl Engine {
     /// If a request is under way.
     pub fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
         assert!(self.is_idle(), "no request is under way");
-        self.executor.tune(budget)
+        Ok(self.executor.tune(budget)?)
     }
 
     /// What of the KV cache the sequences had when the last step was submitted.
@@ -253,33 +187,34 @@ impl Engine {
         {
             return Arc::clone(breakers);
         }
-        let breakers = Arc::new(Breakers::new(tokenizer, texts));
+        let breakers = Arc::new(Breakers::new(tokenizer.overlapping_sequences(texts)));
         self.last_breakers = Some((texts.clone(), Arc::clone(&breakers)));
         breakers
     }
 
     fn check(&self, request: &Request) -> Result<(), EngineError> {
         let n_ctx = self.n_ctx();
-        request.sampling.validate()?;
+        request.sampling.validate().map_err(RequestError::from)?;
         if request.prompt.is_empty() {
-            return Err(EngineError::EmptyPrompt);
+            return Err(RequestError::EmptyPrompt.into());
         }
         let n_tokens = request.prompt.len();
         if n_tokens + usize::from(request.max_tokens > 0) > n_ctx {
-            return Err(EngineError::PromptTooLong { n_tokens, n_ctx });
+            return Err(RequestError::PromptTooLong { n_tokens, n_ctx }.into());
         }
         let policy = self.context_policy(request);
         policy.check(n_ctx)?;
         if policy != ContextPolicy::Stop && !self.scheduler.limits().can_shift {
-            return Err(EngineError::FixedPositions);
+            return Err(ConfigError::FixedPositions.into());
         }
         let biased = request.sampling.logit_bias.iter().map(|(id, _)| id);
         let mut ids = request.prompt.iter().chain(biased);
         match ids.find(|&&id| id as usize >= self.n_vocab) {
-            Some(&id) => Err(EngineError::TokenOutOfRange {
+            Some(&id) => Err(RequestError::TokenOutOfRange {
                 id,
                 n_vocab: self.n_vocab,
-            }),
+            }
+            .into()),
             None => Ok(()),
         }
     }
@@ -319,7 +254,7 @@ impl Engine {
     pub fn run(
         &mut self,
         request: RequestId,
-        mut on_event: impl FnMut(&Event) -> Continue,
+        mut on_event: impl FnMut(&Event) -> ControlFlow<()>,
     ) -> Result<bool, EngineError> {
         loop {
             let mut ended = None;
@@ -329,12 +264,12 @@ impl Engine {
                     continue;
                 }
                 if own && matches!(event, Event::Failed { .. }) {
-                    return Err(EngineError::NotFinite);
+                    return Err(RequestError::NotFinite.into());
                 }
                 let wanted = on_event(&event);
                 if own && matches!(event, Event::Finished { .. }) {
                     ended = Some(true);
-                } else if wanted == Continue::No && ended.is_none() {
+                } else if wanted == ControlFlow::Break(()) && ended.is_none() {
                     self.abort(request);
                     ended = Some(false);
                 }
@@ -486,13 +421,6 @@ impl Engine {
     pub fn check_integrity(&self) -> Result<(), String> {
         self.scheduler.check_integrity()
     }
-}
-
-/// What an event handler decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Continue {
-    Yes,
-    No,
 }
 
 #[cfg(test)]

@@ -1,39 +1,18 @@
-//! Inference: a model becomes a plan of operations, requests become batches, batches become tokens.
+//! Serves requests: schedules them into batches over a paged KV cache and runs the batches on a device.
 //!
-//! `model` reads a GGUF file and records a [`plan`]; a [`backend`] compiles it; [`Engine`] schedules
-//! requests into batches over a paged KV cache and runs them through an executor thread.
+//! [`Engine`] owns all state of the requests. It talks to its device through plain data: batches in, sampled tokens
+//! out. This crate knows no kernel, no file format and no protocol.
 #![forbid(unsafe_code)]
 
-pub mod backend;
-pub mod batch;
-pub mod chat_template;
 mod context;
 mod engine;
 mod error;
-mod executor;
-pub mod imatrix;
 pub mod kv_cache;
-mod memory;
-pub mod model;
-mod new_file;
-pub mod perplexity;
-pub mod plan;
-pub mod quantize;
-pub mod request;
-pub mod sampler;
+mod request;
 mod scheduler;
 mod sequence;
-pub mod synthetic;
-mod text_stream;
-pub mod tokenizer;
 
-pub use context::ContextPolicy;
-pub use engine::{Continue, Device, Engine, EngineConfig};
-pub use error::EngineError;
-pub use memory::available_bytes;
-pub use new_file::{Existing, NewFile};
-pub use plan::Passes;
+pub use engine::Engine;
+pub use error::{ConfigError, DeviceError, EngineError, RequestError};
 pub use request::{Event, FinishReason, PromptOutput, Request, RequestId};
-pub use rocmforge_cpu::{Isa, Roofline, default_threads};
-pub use sampler::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
-pub use scheduler::PrefixSharing;
+pub use rocmforge_runtime::{ContextPolicy, Device, EngineConfig, PrefixSharing};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::batch::TokenLogprob;
-use crate::context::ContextPolicy;
-use crate::sampler::SamplingParams;
-use crate::tokenizer::{LeadingSpace, SpecialText, TokenId};
+use rocmforge_plan::SamplingParams;
+use rocmforge_plan::TokenLogprob;
+use rocmforge_runtime::ContextPolicy;
+use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, TokenId};
 
 /// What is wanted of the prompt itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

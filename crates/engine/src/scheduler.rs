@@ -8,36 +8,12 @@
 
 use std::collections::VecDeque;
 
-use crate::batch::{Batch, BatchSeq, InputToken, LogitsRow, Want};
-use crate::context::{self, ContextPolicy};
+use crate::context;
 use crate::kv_cache::{BlockId, BlockPool, ContextShifts, KvUsage};
 use crate::request::{PromptOutput, RequestId};
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
-
-/// Limits of a batch.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// Positions of one sequence.
-    pub(crate) n_ctx: usize,
-    /// Sequences served at once.
-    pub(crate) max_seqs: usize,
-    /// Tokens of one step.
-    pub(crate) max_tokens: usize,
-    /// Rows of logits of one step.
-    pub(crate) max_logits: usize,
-    pub(crate) prefix_sharing: PrefixSharing,
-    /// Of requests that name none.
-    pub(crate) context_policy: ContextPolicy,
-    /// Whether cached tokens can take other positions.
-    pub(crate) can_shift: bool,
-}
-
-/// Whether requests may use what earlier ones left in the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PrefixSharing {
-    On,
-    Off,
-}
+use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
+use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
 
 /// What the engine has to remember of a submitted step.
 #[derive(Debug, Default)]

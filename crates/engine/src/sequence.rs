@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::batch::{DryHistory, SampleRow};
-use crate::context::ContextPolicy;
 use crate::kv_cache::BlockTable;
 use crate::request::{FinishReason, PromptOutput, Request, RequestId};
-use crate::sampler::Breakers;
-use crate::text_stream::TextStream;
-use crate::tokenizer::TokenId;
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::Breakers;
+use rocmforge_plan::{DryHistory, SampleRow};
+use rocmforge_runtime::ContextPolicy;
+use rocmforge_text::TextStream;
 
 /// A sampled token that the engine does not know yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,10 @@
-//! GGUF bytes: parse, read every value, dequantize the first blocks of every tensor.
+//! Target `gguf`: parses GGUF bytes, reads every value, and dequantizes the first blocks of every tensor.
 
-use rocmforge_gguf::{Error, Gguf, Value, quant};
+use std::fmt::Display;
 
-/// Blocks of a tensor that are dequantized.
+use rocmforge_gguf::{Gguf, Value, quant};
+
+/// Blocks dequantized per tensor.
 const BLOCKS: usize = 4;
 
 pub(crate) fn run(data: &[u8]) {
@@ -12,7 +14,7 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-/// Reads all there is to read of a file that was accepted.
+/// Reads everything of a file that was accepted.
 pub(crate) fn read_all(file: &Gguf) {
     let metadata = file.metadata();
     for (key, value) in metadata.iter() {
@@ -54,8 +56,8 @@ fn visit(value: Value<'_>) {
     }
 }
 
-/// A refusal is one line that a terminal can be shown.
-pub(crate) fn check_message(error: Error) {
+/// Checks that an error is one short line without control characters.
+pub(crate) fn check_message(error: impl Display) {
     let text = error.to_string();
     assert!(!text.chars().any(char::is_control), "{text:?}");
     assert!(text.len() < 2000, "a message of {} bytes", text.len());

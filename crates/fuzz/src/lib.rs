@@ -1,8 +1,8 @@
-//! What the fuzzers run: one function per kind of untrusted input, each with seeds of our own making.
+//! Fuzz targets: one function per kind of untrusted input, each with hand-made seeds.
 //!
-//! A target takes any bytes. Refusing them is fine; a panic, a hang or memory without bound is a bug. The
-//! same functions run under libFuzzer (`fuzz/`), under `cargo xtask fuzz` with the mutations of
-//! [`Mutator`], and for a moment in this crate's test.
+//! A target takes any bytes. It may reject them; a panic, a hang or unbounded memory is a bug. The same functions run
+//! under libFuzzer (`fuzz/`), under `cargo xtask fuzz` with the mutations of [`Mutator`], and briefly in this crate's
+//! tests.
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -19,16 +19,16 @@ use std::path::{Path, PathBuf};
 
 pub use mutate::Mutator;
 
-/// One kind of untrusted input.
+/// A fuzz target: one kind of untrusted input.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// As the fuzzers know it.
+    /// Its name, also that of its folder and of its libFuzzer program.
     pub name: &'static str,
-    /// Takes any bytes and returns, or finds a bug and panics.
+    /// Runs one input; panics if it shows a bug.
     pub run: fn(&[u8]),
-    /// Small inputs that reach far, by name.
+    /// Returns small inputs with high coverage, by name.
     pub seeds: fn() -> Vec<(String, Vec<u8>)>,
-    /// Longer inputs find nothing that shorter ones do not.
+    /// Maximum input length; longer inputs find nothing more.
     pub max_bytes: usize,
 }
 
@@ -78,25 +78,25 @@ pub const TARGETS: [Target; 8] = [
     },
     Target {
         name: "external",
-        run: rocmforge_profile::external::read_any,
-        // Samples of what the vendors' profilers write; the committed ones are all there are.
+        run: rocmforge_external::read_any,
+        // The committed seeds are samples of vendors' profilers, which code cannot write.
         seeds: Vec::new,
         max_bytes: 4096,
     },
 ];
 
 impl Target {
-    /// The target called `name`.
+    /// Returns the target called `name`.
     pub fn find(name: &str) -> Option<Target> {
         TARGETS.into_iter().find(|target| target.name == name)
     }
 
-    /// The folder with the committed inputs of this target: its seeds, and what once was a bug.
+    /// Returns the folder with this target's committed inputs: its seeds, and inputs that once showed a bug.
     pub fn corpus_dir(&self) -> PathBuf {
         root().join("fuzz/seeds").join(self.name)
     }
 
-    /// The committed inputs, by file name.
+    /// Returns the committed inputs, by file name.
     ///
     /// # Errors
     /// If the folder or a file in it cannot be read.

@@ -1,7 +1,7 @@
-//! Havoc: a few random edits of a known input, as fuzzers do where they get no feedback from the program.
-//! The same seed gives the same inputs.
+//! Random mutations of known inputs, as the havoc stage of AFL, without coverage feedback. The same seed gives the same
+//! inputs.
 
-/// Values that sit at edges.
+/// Boundary values of integers.
 const EDGES: [u64; 12] = [
     0,
     1,
@@ -17,23 +17,23 @@ const EDGES: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Makes inputs from inputs.
+/// Generates inputs by mutating known ones.
 pub struct Mutator {
     state: u64,
     max_bytes: usize,
 }
 
 impl Mutator {
-    /// Inputs of at most `max_bytes`.
+    /// Returns a generator of inputs of at most `max_bytes`.
     pub fn new(seed: u64, max_bytes: usize) -> Mutator {
         Mutator {
-            // Zero would stay zero.
+            // xorshift never leaves the state 0.
             state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             max_bytes,
         }
     }
 
-    /// A changed copy of one of `corpus`.
+    /// Returns a mutated copy of one of `corpus`.
     ///
     /// # Panics
     /// If `corpus` is empty.
@@ -83,7 +83,7 @@ impl Mutator {
         }
     }
 
-    /// Below `n`, which is not 0.
+    /// Returns a number below `n`, which is not 0.
     fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! The seeds of every target, made here; `cargo xtask fuzz-seeds` writes them into `fuzz/seeds`.
+//! The seeds of every target. `cargo xtask fuzz-seeds` writes them to `fuzz/seeds`.
 
 use rocmforge_gguf::{GgmlType, OwnedArray, OwnedValue, Writer};
 
@@ -162,7 +162,7 @@ pub(crate) fn tuning() -> Seeds {
     named([("shapes", shapes.into()), ("choices", choices.into())])
 }
 
-/// A SentencePiece vocabulary that spells every byte.
+/// Returns a SentencePiece vocabulary with tokens for every byte.
 pub(crate) fn spm() -> Vec<u8> {
     let mut vocab = Description::new("llama", "default", 0b101, [1, 2, 0, 255]);
     vocab.token("<unk>", UNKNOWN, 0);
@@ -190,7 +190,7 @@ pub(crate) fn spm() -> Vec<u8> {
     vocab.into_bytes()
 }
 
-/// A byte-level vocabulary: the 256 letters of GPT-2 and a few merges.
+/// Returns a byte-level vocabulary: GPT-2's 256 letters and a few merges.
 pub(crate) fn bpe() -> Vec<u8> {
     let mut vocab = Description::new("gpt2", "gpt-2", 0, [0, 1, 255, 255]);
     vocab.token("<|endoftext|>", CONTROL, 0);
@@ -211,7 +211,7 @@ pub(crate) fn bpe() -> Vec<u8> {
     vocab.into_bytes()
 }
 
-/// How GPT-2 writes bytes: printable Latin-1 as itself, the others from U+0100 on.
+/// Returns GPT-2's letters for bytes: printable Latin-1 as itself, then the others from U+0100 on.
 fn letters() -> impl Iterator<Item = char> {
     let plain = |b: &u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let others = (0..=255u8).filter(move |b| !plain(b)).count() as u32;

@@ -1,4 +1,4 @@
-//! Split models: two parts in a folder, opened by the first.
+//! Target `split`: opens a split model of two parts by its first.
 //!
 //! Input: the length of the first part (u16, little-endian), the first part, the second part.
 
@@ -23,12 +23,12 @@ pub(crate) fn run(data: &[u8]) {
         .expect("the temporary folder takes files");
     match Gguf::open(&first_path, LoadMode::Read) {
         Ok(file) => read_all(&file),
-        // The only text in it that is not from the file is the folder's name.
+        // Its only text from outside the file is the folder's name.
         Err(error) => check_message(error),
     }
 }
 
-/// A temporary folder of one run.
+/// A temporary folder, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -47,7 +47,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Left behind, it is the system's to clean.
+        // If this fails, the system cleans its temporary folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,13 +1,13 @@
-//! Chat templates: any source over a conversation, rendered in this process with the interpreter's limits.
+//! Target `template`: renders any chat template over a conversation, in this process with the interpreter's limits.
 //!
-//! Input: the template, optionally a zero byte and messages as JSON. What only a process of its own can stop
-//! (`chat_template::sandbox`: strings that double, products of large numbers) is known and tested there, so
-//! the sources given here have no large numbers and are short.
+//! Input: the template, optionally a zero byte and messages as JSON. Some templates (strings that double, products of
+//! large numbers) can only be stopped in a child process. `chat_template::sandbox` does so and has its own tests, so
+//! templates here are short and have no large numbers.
 
-use rocmforge_engine::chat_template::{ChatTemplate, Clock, Conversation};
+use rocmforge_text::chat_template::{ChatTemplate, Clock, Conversation};
 use serde_json::{Value, json};
 
-/// Digits of a number in a template.
+/// Maximum digits of a number in a template.
 const MAX_DIGITS: usize = 2;
 
 pub(crate) fn run(data: &[u8]) {
@@ -40,14 +40,14 @@ pub(crate) fn run(data: &[u8]) {
             variables: None,
         };
         if let Err(error) = template.render(&conversation) {
-            // Messages may quote the template; they must at least come to an end.
+            // Messages may quote the template, but must be bounded.
             assert!(error.to_string().len() < 1 << 20);
         }
     }
     template.mentions("enable_thinking");
 }
 
-/// `source` with every number cut to its first digits.
+/// Returns `source` with every number cut to its first digits.
 fn small_numbers(source: &str) -> String {
     let mut digits = 0;
     let keep = |c: &char| {

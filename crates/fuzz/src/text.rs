@@ -1,21 +1,21 @@
-//! Text through fixed vocabularies: encode, decode, compare.
+//! Target `text`: encodes and decodes text with fixed vocabularies.
 //!
-//! Input: one byte that chooses the vocabulary, then the text. Vocabularies that can spell every byte must
-//! give back the text they took.
+//! Input: a byte that chooses the vocabulary, then the text. Vocabularies with tokens for every byte must decode to the
+//! text they encoded.
 
 use std::sync::OnceLock;
 
-use rocmforge_engine::tokenizer::{EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_text::tokenizer::{EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 
 use crate::{root, seeds, tokenizer};
 
 struct Vocabulary {
     tokenizer: Tokenizer,
-    /// Every text can be told from its tokens. Not so where characters, and not bytes, are the alphabet of the
-    /// pre-tokenizer: this vocabulary has no tokens for them, and says so.
+    /// Whether tokens decode to the encoded text, for every text. Not so if the pre-tokenizer's alphabet is characters
+    /// rather than bytes: this vocabulary lacks tokens for them, and has a notice.
     spells_all: bool,
-    /// A space of the text may be written `▁`, which reads as a space again.
+    /// Whether spaces are encoded as `▁`, so that a `▁` of the text decodes to a space.
     blocks: bool,
 }
 
@@ -44,8 +44,8 @@ fn round_trip(vocabulary: &Vocabulary, text: &str) {
     }
 }
 
-/// The embedded model's, one of SentencePiece, or the byte-level one with some way to cut text. Each is built
-/// when it is first asked for: the expressions of all together take seconds.
+/// Returns the embedded model's vocabulary, a SentencePiece one, or a byte-level one with any pre-tokenizer. Each is
+/// built on first use, since compiling all regular expressions takes seconds.
 fn vocabulary(choice: u8) -> &'static Vocabulary {
     static ALL: [OnceLock<Vocabulary>; 256] = [const { OnceLock::new() }; 256];
     let choice = usize::from(choice) % (2 + Tokenizer::pre_names().count());

@@ -1,27 +1,25 @@
-//! Tokenizer tables: a vocabulary of hostile tokens, kinds, scores, merges and ids.
+//! Target `tokenizer`: loads vocabularies with hostile tokens, kinds, scores, merges and ids.
 //!
-//! An input that begins with `GGUF` is a file. Any other is a description of one that [`build`] writes, so
-//! that a mutation changes a table and not the file's framing:
+//! An input that begins with `GGUF` is a file. Any other describes a file that [`build`] writes, so that a mutation
+//! changes a table and not the file's framing:
 //!
 //! | bytes | |
 //! |---|---|
 //! | 1 | model: index into [`MODELS`] |
-//! | 1 | pre-tokenizer: index into the names that are known; the last is an unknown one |
+//! | 1 | pre-tokenizer: index into the known names; the last stands for an unknown one |
 //! | 1 | bits: add a start token, add an end token, a space before text, no scores, no kinds |
 //! | 4 | ids of the start, end, unknown and end-of-turn token; 255 for none |
 //! | rest | records: length (low 5 bits) and whether it is a merge (high bit), kind, score (i8), text |
 
 use std::sync::OnceLock;
 
-use rocmforge_engine::tokenizer::{
-    Detokenizer, EncodeOptions, LeadingSpace, SpecialText, Tokenizer,
-};
 use rocmforge_gguf::{Gguf, OwnedArray, Writer};
+use rocmforge_text::tokenizer::{Detokenizer, EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 
 const MODELS: [&str; 5] = ["llama", "gpt2", "gemma4", "none", "unknown"];
 const IDS: [&str; 4] = ["bos", "eos", "unknown", "eot"];
 
-/// Given to every vocabulary that is accepted.
+/// Texts encoded with every accepted vocabulary.
 const TEXTS: [&str; 4] = [
     "",
     "Hello, world! 1234\n\n\tfoo  bar's",
@@ -53,7 +51,7 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-/// Encodes and decodes in every way; all of it must agree.
+/// Encodes and decodes with all options; streamed and whole decoding must agree.
 pub(crate) fn check(tokenizer: &Tokenizer, text: &[u8], parse_special: bool) {
     for add_special in [false, true] {
         let options = EncodeOptions {
@@ -80,7 +78,7 @@ pub(crate) fn check(tokenizer: &Tokenizer, text: &[u8], parse_special: bool) {
     }
 }
 
-/// The file that `data` describes.
+/// Returns the GGUF file that `data` describes.
 pub(crate) fn build(data: &[u8]) -> Vec<u8> {
     static PRES: OnceLock<Vec<&'static str>> = OnceLock::new();
     let pres = PRES.get_or_init(|| Tokenizer::pre_names().collect());
@@ -134,7 +132,7 @@ pub(crate) fn build(data: &[u8]) -> Vec<u8> {
         .expect("keys of this file and no tensors can be written")
 }
 
-/// The description of a vocabulary, see the head of this file.
+/// The description of a vocabulary; see the head of this file.
 pub(crate) struct Description(Vec<u8>);
 
 impl Description {

@@ -1,9 +1,9 @@
-//! What a cache of tuning results holds: launches and how to make them, one or the other a line.
+//! Target `tuning`: parses lines of a cache of autotuning results, which hold shapes and choices.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-use rocmforge_engine::backend::tuning::{Choice, Shape};
+use rocmforge_runtime::tuning::{Choice, Shape};
 
 pub(crate) fn run(data: &[u8]) {
     for line in String::from_utf8_lossy(data).lines() {
@@ -12,7 +12,7 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-/// What is read is written as it was.
+/// Checks that a line that parses is written back unchanged.
 fn check<T: FromStr + Display + Debug + PartialEq>(line: &str) {
     if let Ok(value) = line.parse::<T>() {
         assert_eq!(value.to_string(), line, "{value:?}");

@@ -1,4 +1,4 @@
-//! Every target over its committed inputs and a fixed number of mutations of them, the same every time.
+//! Runs every target on its committed inputs and a fixed number of mutations of them; deterministic.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
-/// Some seconds for all targets together, without optimisation of the whole.
+/// Mutations per target; a few seconds for all targets in a dev build.
 const ROUNDS: [(&str, usize); 8] = [
     ("gguf", 20_000),
     ("split", 2_000),
@@ -18,14 +18,14 @@ const ROUNDS: [(&str, usize); 8] = [
     ("external", 3_000),
 ];
 
-/// Runs one input; if it finds a bug, keeps it where it can be looked at.
+/// Runs one input; saves it if it shows a bug.
 fn run(target: Target, name: &str, data: &[u8]) {
     if catch_unwind(AssertUnwindSafe(|| (target.run)(data))).is_err() {
         let path =
             PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("crash-{}", target.name));
         std::fs::write(&path, data).unwrap();
         panic!(
-            "target {} fails on {name}; the input is in {}",
+            "target {} fails on {name}; the input was saved as {}",
             target.name,
             path.display()
         );
@@ -91,13 +91,13 @@ fn external() {
 }
 
 #[test]
-fn the_committed_seeds_are_those_of_the_code() {
+fn committed_seeds_are_up_to_date() {
     for target in TARGETS {
         let committed: BTreeMap<_, _> = target.corpus().unwrap().into_iter().collect();
         for (name, data) in (target.seeds)() {
             assert!(
                 committed.get(&name) == Some(&data),
-                "fuzz/seeds/{}/{name} is not what the code makes; run cargo xtask fuzz-seeds",
+                "fuzz/seeds/{}/{name} is out of date; run cargo xtask fuzz-seeds",
                 target.name
             );
         }

@@ -1,5 +1,4 @@
-//! Makes text from files safe to print: used by the errors of this crate and by
-//! every crate that shows a name, a key or a template of a file to a person.
+//! Makes text from files (names, keys, templates) safe to print.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -44,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_what_moves_the_cursor_and_nothing_else() {
+    fn escapes_control_characters_only() {
         for (text, expected) in [
             ("blk.0.attn_q.weight", "blk.0.attn_q.weight"),
             ("naïve 模型 🙂", "naïve 模型 🙂"),
@@ -60,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut() {
+    fn truncates_long_names() {
         let text = shown(&"é".repeat(5000));
         assert_eq!(text.chars().count(), SHOWN_CHARS + 3);
     }

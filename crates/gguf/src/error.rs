@@ -1,33 +1,33 @@
-//! The errors of this crate: each carries the facts and says, on one line, what
-//! to do. Names come from the file, so they are escaped where they are shown.
+//! The error type of this crate. Each message is one line, carries the facts and says what to do. Names from files are
+//! escaped when they are shown.
 
 use std::path::PathBuf;
 
 use crate::display::shown;
 
-/// Why a GGUF file, a value in it or a tensor was refused.
+/// Why a GGUF file, a metadata value or a conversion was rejected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused the file.
+    /// The file cannot be read.
     #[error("cannot read '{}': {source}", shown(&path.to_string_lossy()))]
     Io {
-        /// The file as it was named.
+        /// Path of the file.
         path: PathBuf,
-        /// The operating system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A directory, a pipe or a device.
+    /// The path is a directory, a pipe or a device.
     #[error("'{}' is {found}, not a file; give the path of a .gguf file", shown(&path.to_string_lossy()))]
     NotAFile {
-        /// The path as it was named.
+        /// The path.
         path: PathBuf,
         /// What it is instead.
         found: &'static str,
     },
-    /// Reading into memory needs more than there is.
+    /// There is not enough memory to read the file.
     #[error(
-        "the file needs {bytes} bytes of memory and the allocation failed; map it instead of reading it, or take a smaller model"
+        "the file needs {bytes} bytes of memory and the allocation failed; map it instead of reading it, or use a smaller model"
     )]
     NoMemory {
         /// Length of the file.
@@ -39,7 +39,7 @@ pub enum Error {
         /// The first four bytes.
         found: [u8; 4],
     },
-    /// Written on a big-endian machine.
+    /// The file is big-endian.
     #[error(
         "the file is big-endian GGUF (version bytes {version:#010x}); convert it to little-endian with gguf-convert-endian, or download the little-endian file"
     )]
@@ -47,13 +47,13 @@ pub enum Error {
         /// The version field as little-endian.
         version: u32,
     },
-    /// A version of the format that is not 2 or 3.
+    /// The format version is not 2 or 3.
     #[error("GGUF version {version} is not supported (2 and 3 are); {}", version_hint(*version))]
     Version {
         /// The version field.
         version: u32,
     },
-    /// The file ends inside something.
+    /// The file ends early.
     #[error(
         "the file is truncated: {what} at byte {offset} needs {need} bytes and {have} are left; download or copy it again"
     )]
@@ -67,14 +67,14 @@ pub enum Error {
         /// Bytes left in the file.
         have: u64,
     },
-    /// A count or length over the limit that this reader sets.
+    /// A count or length exceeds a limit of this reader.
     #[error(
         "the header is damaged: {what} at byte {offset} is {found}, the limit is {limit}; download the file again"
     )]
     Limit {
         /// The field.
         what: &'static str,
-        /// Where it stands.
+        /// Position in the file.
         offset: u64,
         /// Its value.
         found: u64,
@@ -86,12 +86,12 @@ pub enum Error {
     BadName {
         /// `metadata key` or `tensor name`.
         what: &'static str,
-        /// Where it stands.
+        /// Position in the file.
         offset: u64,
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// A metadata value type that GGUF does not define.
+    /// A metadata value has a type that GGUF does not define.
     #[error(
         "metadata key '{}' has value type {id} at byte {offset}, which GGUF does not define; download the file again, or update rocmforge",
         shown(key)
@@ -101,7 +101,7 @@ pub enum Error {
         key: String,
         /// The type id.
         id: u32,
-        /// Where the id stands.
+        /// Position of the id in the file.
         offset: u64,
     },
     /// A boolean that is neither 0 nor 1.
@@ -114,16 +114,16 @@ pub enum Error {
         key: String,
         /// The byte.
         found: u8,
-        /// Where it stands.
+        /// Position in the file.
         offset: u64,
     },
-    /// The same metadata key twice.
+    /// A metadata key appears twice.
     #[error("metadata key '{}' appears twice; convert the model again", shown(key))]
     DuplicateKey {
         /// The key.
         key: String,
     },
-    /// The same tensor name twice.
+    /// A tensor name appears twice.
     #[error("tensor '{}' appears twice; convert the model again", shown(name))]
     DuplicateTensor {
         /// The name.
@@ -141,7 +141,7 @@ pub enum Error {
         /// Largest accepted.
         max: u64,
     },
-    /// A tensor type that GGML does not define or has removed.
+    /// A tensor has a type that GGML does not define or has removed.
     #[error("tensor '{}' has type {id}{}", shown(name), removed_hint(*id))]
     UnknownTensorType {
         /// The tensor.
@@ -149,7 +149,7 @@ pub enum Error {
         /// The type id.
         id: u32,
     },
-    /// The dimensions of a tensor cannot be.
+    /// The dimensions of a tensor are invalid.
     #[error(
         "tensor '{}' has dimensions {dims:?}: {problem}; download the file again",
         shown(name)
@@ -162,7 +162,7 @@ pub enum Error {
         /// What is wrong.
         problem: &'static str,
     },
-    /// Rows that are not whole blocks.
+    /// The rows of a tensor are not whole blocks.
     #[error(
         "tensor '{}' has rows of {row_len} values, not a multiple of the {block_len} of a {ty} block; quantize the model again",
         shown(name)
@@ -170,14 +170,14 @@ pub enum Error {
     PartialBlock {
         /// The tensor.
         name: String,
-        /// Values of a row.
+        /// Values per row.
         row_len: u64,
-        /// Values of a block.
+        /// Values per block.
         block_len: usize,
         /// Name of the type.
         ty: &'static str,
     },
-    /// A tensor offset that is not a multiple of the alignment.
+    /// A tensor offset is not a multiple of the alignment.
     #[error(
         "tensor '{}' is at offset {offset}, not a multiple of the alignment {alignment}; convert the model again",
         shown(name)
@@ -190,7 +190,7 @@ pub enum Error {
         /// The file's alignment.
         alignment: u64,
     },
-    /// Tensor data that reaches over the end of the file.
+    /// Tensor data extends past the end of the file.
     #[error(
         "the file is truncated: tensor '{}' needs bytes {offset} to {end} and the file has {file_bytes}; download or copy it again",
         shown(name)
@@ -214,40 +214,40 @@ pub enum Error {
     Overlap {
         /// The tensor that begins first.
         first: String,
-        /// The one that begins inside it.
+        /// The tensor that begins inside it.
         second: String,
         /// First byte of the second, from the start of the file.
         offset: u64,
     },
-    /// A part of a split model that is not the first.
+    /// The file is a later part of a split model.
     #[error(
         "the file is part {part} of {n_parts} of a model; open the first part, '{}'",
         shown(&first.to_string_lossy())
     )]
     LaterPart {
-        /// Its number, from 1.
+        /// Part number, from 1.
         part: u64,
         /// Number of parts.
         n_parts: u64,
         /// Where the first part should be.
         first: PathBuf,
     },
-    /// A part of a split model under a name that does not lead to the others.
+    /// A part of a split model has a file name from which the other parts cannot be found.
     #[error(
-        "'{}' is part {part} of {n_parts} of a model; the others are found by name, so it must end in '{suffix}': give all parts the names they were published under",
+        "'{}' is part {part} of {n_parts} of a model; its name must end in '{suffix}' for the other parts to be found: restore the published file names",
         shown(&path.to_string_lossy())
     )]
     PartName {
         /// The file.
         path: PathBuf,
-        /// Its number, from 1.
+        /// Part number, from 1.
         part: u64,
         /// Number of parts.
         n_parts: u64,
         /// How its name must end.
         suffix: String,
     },
-    /// A part of a split model that is not there.
+    /// A part of a split model is missing.
     #[error(
         "part {part} of {n_parts} of the model is missing: there is no '{}'; download it to the same folder",
         shown(&path.to_string_lossy())
@@ -255,12 +255,12 @@ pub enum Error {
     MissingPart {
         /// Where it should be.
         path: PathBuf,
-        /// Its number, from 1.
+        /// Part number, from 1.
         part: u64,
         /// Number of parts.
         n_parts: u64,
     },
-    /// A later part of a split model cannot be used.
+    /// A later part of a split model is invalid.
     #[error("in '{}': {source}", shown(&path.to_string_lossy()))]
     InPart {
         /// The part.
@@ -268,9 +268,9 @@ pub enum Error {
         /// What is wrong with it.
         source: Box<Error>,
     },
-    /// A part that contradicts the first part.
+    /// A part does not belong to the model of the first part.
     #[error(
-        "it belongs to another model or is another part than its name says: '{}' is {}, {} is expected; download the parts of one model again",
+        "the file belongs to another model, or its name has the wrong part number: '{}' is {}, expected {}; download all parts of the model again",
         shown(key),
         shown(found),
         shown(expected)
@@ -280,28 +280,28 @@ pub enum Error {
         key: String,
         /// Its value in this part.
         found: String,
-        /// What the first part wants.
+        /// The value required by the first part.
         expected: String,
     },
-    /// The parts of a split model have another number of tensors than they say.
+    /// The parts of a split model do not have the declared number of tensors.
     #[error(
-        "the {n_parts} parts of the model have {found} tensors, not {expected}; download the parts of one model again"
+        "the {n_parts} parts of the model have {found} tensors, not {expected}; download all parts of the model again"
     )]
     PartTensors {
-        /// What the first part says, or the most a model may have.
+        /// The number declared by the first part, or the maximum for a model.
         expected: u64,
         /// Tensors of all parts.
         found: u64,
         /// Number of parts.
         n_parts: u64,
     },
-    /// A part of a split model without a path.
+    /// A part of a split model was opened from memory.
     #[error("the model is split into {n_parts} files; open the first of them from its folder")]
     PartInMemory {
         /// Number of parts.
         n_parts: u64,
     },
-    /// A key that is needed is absent.
+    /// A required key is missing.
     #[error(
         "metadata key '{}' is missing; the file is not a complete model, convert it again",
         shown(key)
@@ -310,20 +310,20 @@ pub enum Error {
         /// The key.
         key: String,
     },
-    /// A key holds another type than wanted.
+    /// A key has the wrong type.
     #[error(
-        "metadata key '{}' holds {found}, {wanted} is needed; convert the model again",
+        "metadata key '{}' holds {found}, expected {wanted}; convert the model again",
         shown(key)
     )]
     WrongType {
         /// The key.
         key: String,
-        /// What was asked for.
+        /// The expected type.
         wanted: &'static str,
-        /// What is there.
+        /// The type found.
         found: String,
     },
-    /// A number that the wanted type cannot hold.
+    /// A number does not fit the expected type.
     #[error(
         "metadata key '{}' is {value}, which is not a {wanted}; convert the model again",
         shown(key)
@@ -331,12 +331,12 @@ pub enum Error {
     OutOfRange {
         /// The key.
         key: String,
-        /// What was asked for.
+        /// The expected type.
         wanted: &'static str,
         /// The value.
         value: String,
     },
-    /// A string value that is not UTF-8.
+    /// A string value is not UTF-8.
     #[error(
         "metadata key '{}' is not valid UTF-8 from its byte {valid_up_to}; convert the model again",
         shown(key)
@@ -347,7 +347,7 @@ pub enum Error {
         /// Bytes of it that are valid.
         valid_up_to: usize,
     },
-    /// Tensor data for the writer that is not as long as its shape says.
+    /// The data of a tensor to write does not have the length of its shape.
     #[error(
         "tensor '{}' needs {expected} bytes of data and got {found}",
         shown(name)
@@ -360,7 +360,7 @@ pub enum Error {
         /// Bytes given.
         found: u64,
     },
-    /// A name or a count that the format has no room for.
+    /// A name or count cannot be stored in the format.
     #[error("cannot write {what} '{}': {problem}", shown(name))]
     Unwritable {
         /// The field.
@@ -370,13 +370,13 @@ pub enum Error {
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// The writer's output refused.
+    /// Writing the output failed.
     #[error("cannot write the file: {source}")]
     Write {
-        /// The operating system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// [`crate::quant`] was asked for a conversion it does not have.
+    /// [`crate::quant`] does not support this conversion.
     #[error("{verb} {ty} is not supported; supported are {supported}")]
     Unsupported {
         /// `dequantizing` or `quantizing to`.
@@ -386,7 +386,7 @@ pub enum Error {
         /// Names of the types that work.
         supported: String,
     },
-    /// Source and destination of a conversion do not fit each other.
+    /// Source and destination of a conversion have different lengths.
     #[error(
         "{ty}: {bytes} bytes and {values} values do not match; {block_bytes} bytes hold {block_len} values"
     )]
@@ -397,51 +397,51 @@ pub enum Error {
         bytes: usize,
         /// Length of the f32 side.
         values: usize,
-        /// Bytes of a block.
+        /// Bytes per block.
         block_bytes: usize,
-        /// Values of a block.
+        /// Values per block.
         block_len: usize,
     },
-    /// Values to quantize that are no whole rows of whole blocks.
+    /// Values to quantize are not whole rows, or rows are not whole blocks.
     #[error(
-        "{values} values are no whole rows of {row_len}, or those no whole {ty} blocks of {block_len}; take a type with smaller blocks, such as Q8_0, or F16"
+        "{values} values are not whole rows of {row_len}, or rows are not whole {ty} blocks of {block_len}; use a type with smaller blocks, such as Q8_0, or F16"
     )]
     NotWholeRows {
         /// Name of the type.
         ty: &'static str,
         /// Values given.
         values: usize,
-        /// Values of a row.
+        /// Values per row.
         row_len: usize,
-        /// Values of a block.
+        /// Values per block.
         block_len: usize,
     },
-    /// A value that the format cannot hold.
+    /// A value does not fit the format.
     #[error(
         "row {row}, column {column}: {ty} cannot hold {value:e}; convert the original model again, or keep this tensor in F32"
     )]
     Unrepresentable {
         /// Name of the type.
         ty: &'static str,
-        /// The row, counted from the first value given.
+        /// Row of the value, from 0.
         row: usize,
-        /// The value's place in it.
+        /// Column of the value, from 0.
         column: usize,
         /// The value: not finite, or larger than the format's numbers.
         value: f32,
     },
-    /// Importance weights for rows of another length.
+    /// The number of importance weights is not the row length.
     #[error(
-        "{found} importance weights for rows of {row_len} values; make the importance matrix from this model"
+        "{found} importance weights for rows of {row_len} values; compute the importance matrix from this model"
     )]
     ImportanceLength {
         /// Weights given.
         found: usize,
-        /// Values of a row.
+        /// Values per row.
         row_len: usize,
     },
-    /// An importance weight that is negative or not finite.
-    #[error("the importance of column {column} is {value:e}; make the importance matrix again")]
+    /// An importance weight is negative or not finite.
+    #[error("the importance of column {column} is {value:e}; compute the importance matrix again")]
     Importance {
         /// The column.
         column: usize,
@@ -482,7 +482,7 @@ fn removed_hint(id: u32) -> &'static str {
             " (an IQ4_NL repacked for one CPU), which GGML has removed; use the IQ4_NL file of the model"
         }
         _ => {
-            ", which this version does not know; update rocmforge, or download the file again if it is damaged"
+            ", which this version does not support; update rocmforge, or download the file again if it is damaged"
         }
     }
 }

@@ -1,97 +1,58 @@
-//! Opens a GGUF file: gets its bytes (mapped, read, or handed in), parses the
-//! header once and keeps both. Layout after the GGUF specification (ggml
-//! `docs/gguf.md`): magic, version, tensor count, metadata count, metadata,
-//! tensor infos, padding to the alignment, tensor data.
+//! One GGUF file: its bytes (mapped, read or passed in) and its header, parsed once. The layout follows ggml's
+//! `docs/gguf.md`: magic, version, tensor count, metadata count, metadata, tensor infos, padding to the alignment, tensor
+//! data.
 
 use std::fs::File;
 use std::io::Read as _;
-use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::metadata::Metadata;
 use crate::reader::Reader;
-use crate::split;
 use crate::tensors::{TensorInfo, Tensors};
 
-/// Key whose value the data section and every tensor in it are aligned to.
+/// Metadata key of the alignment, in bytes, of the data section and every tensor in it.
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
-/// Alignment of a file that does not say.
+/// Alignment of files without that key.
 pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
-/// The specification wants a multiple of 8.
+/// The specification requires a multiple of 8.
 const MIN_ALIGNMENT: u64 = 8;
-/// Enough for any page size; beyond it a small header asks for a huge file.
+/// Covers any page size. With a larger value, a small header could demand a huge file.
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
-/// How [`Gguf::open`] gets at the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How [`Gguf::open`] accesses the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
-    /// Maps the file: starts at once, shares pages with other processes, and
-    /// pages are read when they are first touched. The file must not be
-    /// shortened or rewritten while it is open: touching a page that is gone
-    /// ends the process with SIGBUS.
+    /// Maps the file. Opening is immediate; pages are loaded on first access and shared with other processes. The file
+    /// must not be truncated or rewritten while it is open: accessing a page that no longer exists kills the process
+    /// with SIGBUS.
+    #[default]
     Mmap,
-    /// Reads the whole file into memory. Slower to start, safe against changes
-    /// of the file, and right for network file systems.
+    /// Reads the whole file into memory. Slower to open, but unaffected by later changes to the file, and the right
+    /// choice on network file systems.
     Read,
 }
 
 /// An open, checked, immutable GGUF model: one file, or all parts of a split one.
 #[derive(Debug)]
 pub struct Gguf {
-    /// By [`TensorInfo::part`]; the first has the metadata.
+    /// The bytes of each part, indexed by [`TensorInfo::part`]. The first part holds the metadata.
     pub(crate) parts: Vec<Arc<Bytes>>,
     version: u32,
     metadata: Metadata,
     pub(crate) tensors: Tensors,
 }
 
-/// The file's bytes, wherever they live.
-pub(crate) enum Bytes {
-    Mapped(memmap2::Mmap),
-    Owned(Vec<u8>),
-    Static(&'static [u8]),
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Owned(vec) => vec,
-            Bytes::Static(slice) => slice,
-        }
-    }
-}
-
-impl std::fmt::Debug for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.len())
-    }
-}
-
 impl Gguf {
-    /// Opens the file at `path`. The first part of a split model
-    /// (`NAME-00001-of-00003.gguf`) opens all parts, which lie in the same
-    /// folder, as one model.
-    ///
-    /// # Errors
-    /// If the file cannot be read, is not GGUF of version 2 or 3, or its header
-    /// is damaged, truncated or contradicts itself; if it is a later part, or a
-    /// part is missing or of another model.
-    pub fn open(path: &Path, mode: LoadMode) -> Result<Gguf, Error> {
-        split::complete(Gguf::open_part(path, mode)?, path, mode)
-    }
-
-    /// Opens one file, whatever it says about others.
+    /// Opens one file without its other parts.
     pub(crate) fn open_part(path: &Path, mode: LoadMode) -> Result<Gguf, Error> {
         let io = |source| Error::Io {
             path: path.to_owned(),
             source,
         };
-        // Asked before opening: opening a pipe would wait for its writer.
+        // Checked before opening, because opening a pipe blocks until it has a writer.
         let kind = std::fs::metadata(path).map_err(io)?;
         if !kind.is_file() {
             return Err(Error::NotAFile {
@@ -106,8 +67,7 @@ impl Gguf {
         let mut file = File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let bytes = match mode {
-            // An empty mapping is an error in some systems, an empty file is
-            // simply truncated.
+            // Some systems refuse to map an empty file; here an empty file is reported as truncated.
             LoadMode::Mmap if len > 0 => Bytes::Mapped(map(&file).map_err(io)?),
             LoadMode::Mmap | LoadMode::Read => {
                 let mut vec = Vec::new();
@@ -115,8 +75,7 @@ impl Gguf {
                     .ok()
                     .and_then(|n| vec.try_reserve_exact(n).ok())
                     .ok_or(Error::NoMemory { bytes: len })?;
-                // Bounded, so that a file that grows meanwhile does not
-                // outgrow the reservation.
+                // Bounded, in case the file grows while it is read.
                 file.by_ref().take(len).read_to_end(&mut vec).map_err(io)?;
                 Bytes::Owned(vec)
             }
@@ -124,23 +83,7 @@ impl Gguf {
         Gguf::parse(bytes)
     }
 
-    /// Parses a file that is part of the program, without copying it.
-    ///
-    /// # Errors
-    /// As [`Gguf::open`], and if it is a part of a split model.
-    pub fn from_static(bytes: &'static [u8]) -> Result<Gguf, Error> {
-        split::refuse_part(Gguf::parse(Bytes::Static(bytes))?)
-    }
-
-    /// Parses a file that is already in memory.
-    ///
-    /// # Errors
-    /// As [`Gguf::open`], and if it is a part of a split model.
-    pub fn from_vec(bytes: Vec<u8>) -> Result<Gguf, Error> {
-        split::refuse_part(Gguf::parse(Bytes::Owned(bytes))?)
-    }
-
-    fn parse(bytes: Bytes) -> Result<Gguf, Error> {
+    pub(crate) fn parse(bytes: Bytes) -> Result<Gguf, Error> {
         let bytes = Arc::new(bytes);
         let mut r = Reader::at(&bytes, 0);
         let magic = r.array("the magic")?;
@@ -176,7 +119,7 @@ impl Gguf {
         &self.metadata
     }
 
-    /// Every tensor, in file order, one part after the other.
+    /// All tensors in file order, part by part.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors.infos
     }
@@ -186,8 +129,7 @@ impl Gguf {
         self.tensors.get(name)
     }
 
-    /// The blocks of a tensor of this file, `n_bytes` long; no alignment in
-    /// memory is promised.
+    /// Returns the blocks of a tensor of this file, `n_bytes` long. Their alignment in memory is unspecified.
     ///
     /// # Panics
     /// If `info` belongs to another model and reaches past the end of this one.
@@ -197,7 +139,7 @@ impl Gguf {
         &self.parts[usize::from(info.part)][start..][..len]
     }
 
-    /// Length of the whole file in bytes; of all parts together.
+    /// Length in bytes, all parts together.
     pub fn file_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }

@@ -1,16 +1,17 @@
-//! GGUF files and quantization formats. Knows no model and no device.
+//! Reads and writes GGUF files and converts between f32 and their block formats. Knows nothing about models or devices.
 //!
-//! A file is opened with [`Gguf::open`] (memory-mapped or read), its header is
-//! parsed and checked once, and everything after that is borrowed from the
-//! file's bytes: metadata through [`Metadata`], tensors through [`TensorInfo`].
-//! [`quant`] holds the block formats and their scalar definition, [`Writer`]
-//! produces files.
+//! [`Gguf::open`] maps or reads a file and validates its header once. Metadata ([`Metadata`]) and tensors
+//! ([`TensorInfo`]) are then borrowed from the file's bytes. [`quant`] defines the block formats with scalar reference
+//! conversions, and [`Writer`] writes files.
 #![deny(unsafe_code)]
 
+mod bytes;
 mod display;
 mod error;
 mod file;
 mod metadata;
+mod new_file;
+mod open;
 mod owned;
 pub mod quant;
 mod reader;
@@ -23,8 +24,12 @@ pub use display::escape_control;
 pub use error::Error;
 pub use file::{Gguf, LoadMode};
 pub use metadata::Metadata;
+pub use new_file::{Existing, NewFile};
 pub use owned::{OwnedArray, OwnedValue};
 pub use quant::GgmlType;
 pub use tensors::TensorInfo;
 pub use value::{Array, StringIter, Strings, Value, ValueType};
 pub use write::{DataStream, Writer};
+
+/// The id of a token: its index in the vocabulary of the file.
+pub type TokenId = u32;

@@ -1,21 +1,20 @@
-//! The key-value section of the header. Keys are copied once and sorted for
-//! look-up; values stay in the file's bytes and are read on demand by the typed
-//! getters, whose errors name the key, what was wanted and what is there.
+//! The key-value section of the header. Keys are copied once and sorted for lookup. Values stay in the file's bytes and
+//! are read on demand by typed getters, whose errors name the key, the expected type and the type found.
 
 use std::sync::Arc;
 
+use crate::bytes::Bytes;
 use crate::error::Error;
-use crate::file::Bytes;
 use crate::reader::Reader;
 use crate::value::{Array, Strings, Value, ValueType, check};
 
-/// Keys of one file at most. Released models have fewer than 100.
+/// Maximum number of keys in a file. Released models have fewer than 100.
 pub(crate) const MAX_KEYS: u64 = 1 << 16;
 
-/// Longest key, as the GGUF specification has it.
+/// Maximum length of a key in bytes, from the GGUF specification.
 pub(crate) const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
 
-/// A key takes at least its length, its type and one byte of value.
+/// Smallest entry: key length, value type and one byte of value.
 const MIN_ENTRY_BYTES: u64 = 8 + 4 + 1;
 
 /// The metadata of a file, in file order.
@@ -39,7 +38,7 @@ struct Entry {
 }
 
 impl Metadata {
-    /// Parses `n` entries at `pos` of the file; returns them and the byte after.
+    /// Parses `n` entries at `pos` and returns them with the position after the last one.
     pub(crate) fn parse(bytes: &Arc<Bytes>, pos: usize, n: u64) -> Result<(Self, usize), Error> {
         let mut r = Reader::at(bytes, pos);
         check_count(
@@ -85,7 +84,7 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there is no key.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -106,7 +105,7 @@ impl Metadata {
             ValueType::Array => Array::over(bytes, &e.strings).map(Value::Array),
             ty => Value::read(&mut Reader::at(bytes, 0), ty),
         }
-        // A mapped file that changed since it was checked reads as empty.
+        // Only a mapped file that changed after it was checked fails here; the value then reads as an empty string.
         .unwrap_or(Value::String(&[]))
     }
 
@@ -149,7 +148,7 @@ impl Metadata {
         }
     }
 
-    /// The integer at `key`, of any width in the file, if a u32 holds it.
+    /// The integer at `key`, stored with any width, if it fits in a u32.
     pub fn u32(&self, key: &str) -> Result<u32, Error> {
         self.need(key, self.opt_u32(key)?)
     }
@@ -159,7 +158,7 @@ impl Metadata {
         self.get(key).map(|v| int(key, "u32", &v)).transpose()
     }
 
-    /// The integer at `key`, of any width in the file, if a u64 holds it.
+    /// The integer at `key`, stored with any width, if it fits in a u64.
     pub fn u64(&self, key: &str) -> Result<u64, Error> {
         self.need(key, self.opt_u64(key)?)
     }
@@ -205,7 +204,7 @@ impl Metadata {
         self.numbers(key, "an array of f32", |v| float(key, v))
     }
 
-    /// The array of integers at `key`, of any width in the file.
+    /// The array of integers at `key`, stored with any width.
     pub fn i32s(&self, key: &str) -> Result<Vec<i32>, Error> {
         self.need(key, self.opt_i32s(key)?)
     }
@@ -215,7 +214,7 @@ impl Metadata {
         self.numbers(key, "an array of i32", |v| int(key, "i32", v))
     }
 
-    /// The array of integers at `key`, of any width in the file.
+    /// The array of integers at `key`, stored with any width.
     pub fn u32s(&self, key: &str) -> Result<Vec<u32>, Error> {
         self.need(key, self.opt_u32s(key)?)
     }
@@ -282,7 +281,7 @@ fn wrong_type(key: &str, wanted: &'static str, found: &Value<'_>) -> Error {
     }
 }
 
-/// A key or tensor name: UTF-8, not empty, at most `max_bytes` long.
+/// Reads a key or tensor name: UTF-8, not empty, at most `max_bytes` long.
 pub(crate) fn name<'a>(
     r: &mut Reader<'a>,
     what: &'static str,
@@ -310,7 +309,8 @@ pub(crate) fn name<'a>(
     }
 }
 
-/// Refuses a count that the bytes left or the limit cannot back.
+/// Checks that the count `n` is at most `limit` and that the remaining bytes can hold `n` items of at least
+/// `min_bytes`.
 pub(crate) fn check_count(
     r: &Reader<'_>,
     n: u64,
@@ -338,8 +338,8 @@ pub(crate) fn check_count(
     Ok(())
 }
 
-/// Indices of `items` in the order of their names, or the second of two that
-/// share one. A sorted list costs hostile names nothing, unlike a hash table.
+/// Returns the indices of `items` sorted by name, or the second of two items with the same name as an error. Unlike a
+/// hash table, sorting has no worst case that hostile names could exploit.
 pub(crate) fn sorted_by<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<u32>, &T> {
     let n = u32::try_from(items.len()).expect("counts are limited to 2^16");
     let mut order: Vec<u32> = (0..n).collect();
@@ -353,7 +353,7 @@ pub(crate) fn sorted_by<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec
     }
 }
 
-/// The item called `wanted` by the order that [`sorted_by`] made.
+/// Finds the item called `wanted` using the order that [`sorted_by`] returned.
 pub(crate) fn find_by<'a, T>(
     items: &'a [T],
     order: &[u32],

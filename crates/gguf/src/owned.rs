@@ -1,10 +1,9 @@
-//! Metadata values that own their data: what [`crate::Writer`] takes. Reading
-//! uses the borrowed [`crate::Value`].
+//! Owned metadata values, the input of [`crate::Writer`]. Reading uses the borrowed [`crate::Value`].
 
 use crate::value::{Array, Value, ValueType};
 
-/// A metadata value to write. Made with `into()` from integers, floats, bools,
-/// strings, vectors of these, or a [`Value`] of another file.
+/// A metadata value to write. Converts from integers, floats, bools, strings, vectors of these, and the [`Value`]s of
+/// another file.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum OwnedValue {
@@ -68,7 +67,7 @@ pub enum OwnedArray {
     F64(Vec<f64>),
 }
 
-/// For each number type: its conversions, and its part of the encoding.
+/// Implements conversions and encoding for every number type.
 macro_rules! numbers {
     ($($variant:ident $t:ty,)*) => {
         $(
@@ -86,7 +85,7 @@ macro_rules! numbers {
         )*
 
         impl OwnedValue {
-            /// The type in the file.
+            /// The type, as stored in the file.
             pub fn ty(&self) -> ValueType {
                 match self {
                     $(OwnedValue::$variant(_) => ValueType::$variant,)*
@@ -96,7 +95,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// Appends the value as in a file, without its type.
+            /// Appends the encoded value, without its type.
             pub(crate) fn encode(&self, out: &mut Vec<u8>) {
                 match self {
                     $(OwnedValue::$variant(v) => out.extend(v.to_le_bytes()),)*
@@ -143,7 +142,7 @@ macro_rules! numbers {
 
         impl From<Array<'_>> for OwnedArray {
             fn from(array: Array<'_>) -> Self {
-                /// The elements that are what the array says they all are.
+                /// Collects the elements, all of which have the array's element type.
                 macro_rules! collect {
                     ($v:ident) => {
                         array.iter().filter_map(|v| match v { Value::$v(v) => Some(v.into()), _ => None }).collect()

@@ -1,6 +1,5 @@
-//! A bounded little-endian cursor over the file's bytes. Every read is checked
-//! against the bytes left, so nothing above it can run over the end or allocate
-//! for a length that the file cannot back.
+//! A bounded little-endian cursor over the file's bytes. Every read is checked against the remaining bytes, so callers
+//! can neither read past the end nor allocate for a length that the file cannot hold.
 
 use crate::error::Error;
 
@@ -11,7 +10,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A cursor at byte `pos` (clamped to the end) of `bytes`.
+    /// Creates a cursor at byte `pos` of `bytes`, clamped to the end.
     pub(crate) fn at(bytes: &'a [u8], pos: usize) -> Self {
         Reader {
             bytes,
@@ -19,7 +18,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Bytes from the start of the file to the cursor.
+    /// Position of the cursor, in bytes from the start.
     pub(crate) fn pos(&self) -> usize {
         self.pos
     }
@@ -28,7 +27,7 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.pos
     }
 
-    /// The next `n` bytes; `what` names them in the error.
+    /// Returns the next `n` bytes. `what` names them in the error.
     pub(crate) fn take(&mut self, n: u64, what: &'static str) -> Result<&'a [u8], Error> {
         let slice = usize::try_from(n)
             .ok()
@@ -56,14 +55,13 @@ impl<'a> Reader<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A GGUF string: u64 length, then that many bytes of any content.
+    /// Reads a GGUF string: a u64 length, then that many arbitrary bytes.
     pub(crate) fn string(&mut self, what: &'static str) -> Result<&'a [u8], Error> {
         let len = self.u64(what)?;
         self.take(len, what)
     }
 
-    /// A count of things of at least `min_bytes` each: refused if the bytes left
-    /// cannot hold that many.
+    /// Reads the count of items of at least `min_bytes` each. Fails if the remaining bytes cannot hold that many.
     pub(crate) fn count(&mut self, min_bytes: u64, what: &'static str) -> Result<u64, Error> {
         let n = self.u64(what)?;
         let need = n.saturating_mul(min_bytes);
@@ -99,12 +97,12 @@ mod tests {
                 have: 1
             })
         ));
-        assert_eq!(r.pos(), 14, "a failed read moves nothing");
+        assert_eq!(r.pos(), 14, "a failed read does not move the cursor");
         assert_eq!(Reader::at(&bytes, 99).left(), 0);
     }
 
     #[test]
-    fn counts_are_backed_by_bytes() {
+    fn rejects_counts_larger_than_the_remaining_bytes() {
         for n in [3, 1 << 31, 1 << 60, u64::MAX] {
             let mut bytes = n.to_le_bytes().to_vec();
             bytes.extend([0; 16]);

@@ -1,8 +1,6 @@
-//! Models in several files: finds the other parts of a first part and joins
-//! their tensors into one [`Gguf`]. Names and keys are those of llama.cpp's
-//! `gguf-split`: `NAME-00001-of-00003.gguf`, `split.no` counted from 0,
-//! `split.count` and `split.tensors.count` in every part; only the first part
-//! carries the model's metadata.
+//! Split models: finds the other parts of a model and joins their tensors into one [`Gguf`]. File names and keys follow
+//! llama.cpp's `gguf-split`: `NAME-00001-of-00003.gguf`, with `split.no` (from 0), `split.count` and
+//! `split.tensors.count` in every part. Only the first part carries the model's metadata.
 
 use std::path::{Path, PathBuf};
 
@@ -16,20 +14,20 @@ const NO_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";
 
-/// What the format's 16-bit key can say.
+/// The largest number of parts that the format's 16-bit key can hold.
 const MAX_PARTS: u64 = u16::MAX as u64;
 
-/// What a part says about itself.
+/// The split keys of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
-    /// Counted from 0.
+    /// Index of the part, from 0.
     no: u64,
     count: u64,
     /// Tensors of all parts together.
     n_tensors: Option<u64>,
 }
 
-/// The part that a file is, `None` for a whole model.
+/// Reads the split keys of a file; `None` if the model is not split.
 fn part(metadata: &Metadata) -> Result<Option<Part>, Error> {
     let count = metadata.opt_u64(COUNT_KEY)?.unwrap_or(1);
     if count <= 1 {
@@ -57,7 +55,7 @@ fn part(metadata: &Metadata) -> Result<Option<Part>, Error> {
     }))
 }
 
-/// Refuses a part where there is no folder to find the others in.
+/// Rejects a part of a split model that was opened without a path, since its other parts cannot be found.
 pub(crate) fn refuse_part(file: Gguf) -> Result<Gguf, Error> {
     match part(file.metadata())? {
         None => Ok(file),
@@ -65,7 +63,7 @@ pub(crate) fn refuse_part(file: Gguf) -> Result<Gguf, Error> {
     }
 }
 
-/// `first`, opened from `path`, with the parts that belong to it.
+/// Opens the remaining parts of the model whose part `first` was opened from `path`.
 pub(crate) fn complete(first: Gguf, path: &Path, mode: LoadMode) -> Result<Gguf, Error> {
     let Some(head) = part(first.metadata())? else {
         return Ok(first);
@@ -112,7 +110,7 @@ pub(crate) fn complete(first: Gguf, path: &Path, mode: LoadMode) -> Result<Gguf,
     Ok(whole)
 }
 
-/// Whether `file` is the part `expected` of the model that begins with `first`.
+/// Checks that `file` is the part `expected` of the model that begins with `first`.
 fn check(first: &Gguf, expected: Part, file: &Gguf) -> Result<(), Error> {
     let differs = |key: &str, found: String, wanted: String| Error::ForeignPart {
         key: key.to_owned(),
@@ -140,7 +138,7 @@ fn check(first: &Gguf, expected: Part, file: &Gguf) -> Result<(), Error> {
         if key.starts_with("split.") {
             continue;
         }
-        // What only later parts say is no model fact: llama.cpp reads the first.
+        // Keys that only later parts have do not count: llama.cpp reads the metadata of the first part.
         if let Some(known) = first.metadata().get(key)
             && !same(known, value)
         {
@@ -150,8 +148,8 @@ fn check(first: &Gguf, expected: Part, file: &Gguf) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether two values are equal; arrays are taken to be if their lengths are,
-/// since no fact that tells models apart is an array.
+/// Whether two values are equal. Arrays count as equal if their lengths are: no key that distinguishes models is an
+/// array.
 fn same(a: Value<'_>, b: Value<'_>) -> bool {
     match (a, b) {
         (Value::Array(a), Value::Array(b)) => a.len() == b.len(),
@@ -160,7 +158,7 @@ fn same(a: Value<'_>, b: Value<'_>) -> bool {
     }
 }
 
-/// A value as an error shows it.
+/// Formats a value for an error message.
 fn text(value: Value<'_>) -> String {
     match value {
         Value::String(bytes) => String::from_utf8_lossy(bytes).into_owned(),
@@ -170,7 +168,7 @@ fn text(value: Value<'_>) -> String {
 
 fn in_part(path: &Path, error: Error) -> Error {
     match error {
-        // These name the file already.
+        // These errors already name the file.
         Error::Io { .. } | Error::NotAFile { .. } => error,
         error => Error::InPart {
             path: path.to_owned(),
@@ -179,7 +177,7 @@ fn in_part(path: &Path, error: Error) -> Error {
     }
 }
 
-/// The names of a model's parts: the folder, what precedes the number, the count.
+/// Builds the file names of a model's parts.
 struct Names<'a> {
     path: &'a Path,
     stem: &'a str,

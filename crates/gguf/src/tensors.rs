@@ -1,40 +1,37 @@
-//! Tensor infos: the part of the header that says where each tensor's blocks
-//! lie. Shapes, offsets and lengths are checked here, so that the rest of the
-//! program can slice without asking again.
+//! Tensor infos: the part of the header that describes each tensor. Shapes, offsets and lengths are validated here, so
+//! that other code can slice without further checks.
 
 use crate::error::Error;
 use crate::metadata::{check_count, find_by, name, sorted_by};
 use crate::quant::GgmlType;
 use crate::reader::Reader;
 
-/// Tensors of one file at most. The largest known models have about 3,000.
+/// Maximum number of tensors in a file. The largest known models have about 3,000.
 pub(crate) const MAX_TENSORS: u64 = 1 << 16;
 
-/// Longest tensor name. llama.cpp stops at 63; some builds of GGML at 127.
+/// Maximum length of a tensor name in bytes. llama.cpp allows 63, some builds of GGML 127.
 pub(crate) const MAX_NAME_BYTES: u64 = 255;
 
-/// GGML's own limit.
+/// Maximum number of dimensions, as in GGML.
 pub(crate) const MAX_DIMS: u32 = 4;
 
-/// A tensor info takes at least: name length and a letter, dimension count, one
-/// dimension, type, offset.
+/// Smallest tensor info: name length, one letter, dimension count, type, offset.
 const MIN_INFO_BYTES: u64 = 8 + 1 + 4 + 4 + 8;
 
-/// Where a tensor is and what its bytes mean.
+/// Name, shape, format and position of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Name as in the file, such as `blk.0.attn_q.weight`.
     pub name: String,
-    /// One to four sizes, fastest first: `dims[0]` is the row length, as GGML's
-    /// `ne`. None is zero.
+    /// One to four sizes, none of them zero, fastest-varying first as in GGML's `ne`: `dims[0]` is the row length.
     pub dims: Vec<u64>,
     /// Format of the blocks.
     pub ty: GgmlType,
-    /// First byte, from the start of the file.
+    /// Position of the first byte, from the start of the file.
     pub offset: u64,
     /// Length in bytes.
     pub n_bytes: u64,
-    /// Which file of a split model it lies in, from 0.
+    /// Index of the part of a split model that holds it, from 0.
     pub part: u16,
 }
 
@@ -44,7 +41,7 @@ impl TensorInfo {
         self.dims.iter().product()
     }
 
-    /// Values of a row: `dims[0]`.
+    /// Values per row: `dims[0]`.
     pub fn row_len(&self) -> u64 {
         self.dims.first().copied().unwrap_or(1)
     }
@@ -55,7 +52,7 @@ impl TensorInfo {
     }
 }
 
-/// Every tensor of a file and the order of their names.
+/// The tensors of a file, with an index by name.
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
     pub(crate) infos: Vec<TensorInfo>,
@@ -63,8 +60,7 @@ pub(crate) struct Tensors {
 }
 
 impl Tensors {
-    /// Parses `n` infos at `pos`. Their data begins at the next multiple of
-    /// `alignment` after the last of them.
+    /// Parses `n` infos at `pos`. The data section begins at the next multiple of `alignment` after them.
     pub(crate) fn parse(bytes: &[u8], pos: usize, n: u64, alignment: u64) -> Result<Self, Error> {
         let mut r = Reader::at(bytes, pos);
         check_count(&r, n, MIN_INFO_BYTES, MAX_TENSORS, "the number of tensors")?;
@@ -76,7 +72,7 @@ impl Tensors {
         Tensors::sorted(infos)
     }
 
-    /// The tensors of all parts of a split model, in the order of the parts.
+    /// Joins the tensors of all parts of a split model, in order.
     pub(crate) fn join(parts: Vec<Tensors>) -> Result<Self, Error> {
         let n: usize = parts.iter().map(|part| part.infos.len()).sum();
         if n as u64 > MAX_TENSORS {
@@ -106,7 +102,7 @@ impl Tensors {
     }
 }
 
-/// One info, its offset still counted from the data section.
+/// Parses one info, whose offset is still relative to the data section.
 fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
     const WHAT: &str = "a tensor info";
     let name = name(r, "tensor name", MAX_NAME_BYTES)?;
@@ -125,7 +121,7 @@ fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
         dims.push(r.u64(WHAT)?);
     }
     if dims.is_empty() {
-        // GGML reads no dimension as a single value.
+        // GGML reads a tensor without dimensions as a single value.
         dims.push(1);
     }
     let id = r.u32(WHAT)?;
@@ -152,8 +148,8 @@ fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
     })
 }
 
-/// Bytes of a tensor of this shape; refuses zero sizes, products that overflow
-/// and rows that are not whole blocks.
+/// Returns the size in bytes of a tensor of this shape. Rejects zero sizes, overflowing products and rows that are not
+/// whole blocks.
 pub(crate) fn checked_bytes(name: &str, dims: &[u64], ty: GgmlType) -> Result<u64, Error> {
     let bad = |problem| Error::BadShape {
         name: name.into(),
@@ -179,8 +175,7 @@ pub(crate) fn checked_bytes(name: &str, dims: &[u64], ty: GgmlType) -> Result<u6
         .ok_or_else(|| bad("their product is too large"))
 }
 
-/// Turns offsets into file offsets and checks that every tensor lies in the file
-/// and that no two share bytes.
+/// Converts offsets to file offsets, and checks that all tensors lie in the file and do not overlap.
 fn place(infos: &mut [TensorInfo], pos: u64, alignment: u64, file: u64) -> Result<(), Error> {
     let start = pos.checked_next_multiple_of(alignment);
     for t in infos.iter_mut() {

@@ -1,21 +1,20 @@
-//! Metadata values as views into the file's bytes: no copy, no allocation per
-//! element. The bytes were walked and checked once when the file was opened
-//! ([`check`]); the views still never index past their slice, because a mapped
-//! file can change under us.
+//! Metadata values as views into the file's bytes, without copies or allocations per element. The bytes are validated
+//! once, when the file is opened ([`check`]). The views are bounds-checked all the same, because a mapped file can
+//! change later.
 
 use crate::error::Error;
 use crate::reader::Reader;
 
-/// Arrays may hold arrays this deep; no known file nests at all.
+/// Maximum nesting depth of arrays. No known file nests any.
 const MAX_ARRAY_DEPTH: u32 = 4;
 
-/// One of this many strings of an array has its position kept, so that
-/// [`Strings::get`] walks at most this many lengths.
+/// The position of one in this many strings of an array is stored, so that [`Strings::get`] reads at most this many
+/// lengths.
 const STRING_STRIDE: usize = 16;
 
 const WHAT: &str = "a metadata value";
 
-/// The type of a metadata value, with the id that the file uses.
+/// Type of a metadata value. The discriminant is the id used in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum ValueType {
@@ -94,7 +93,7 @@ impl ValueType {
         }
     }
 
-    /// Bytes of a value of fixed size; `None` for strings and arrays.
+    /// Size in bytes; `None` for strings and arrays, whose size varies.
     pub(crate) fn fixed_bytes(self) -> Option<usize> {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => Some(1),
@@ -105,12 +104,14 @@ impl ValueType {
         }
     }
 
-    /// Bytes that every value of this type takes at least.
+    /// Smallest size of a value in bytes.
     fn min_bytes(self) -> u64 {
         match self {
             ValueType::String => 8,
             ValueType::Array => 12,
-            fixed => fixed.fixed_bytes().expect("the others are fixed") as u64,
+            fixed => fixed
+                .fixed_bytes()
+                .expect("all other types have a fixed size") as u64,
         }
     }
 }
@@ -134,7 +135,7 @@ pub enum Value<'a> {
     F32(f32),
     /// true or false
     Bool(bool),
-    /// bytes that should be UTF-8 and may not be
+    /// bytes, not necessarily valid UTF-8
     String(&'a [u8]),
     /// elements of one type
     Array(Array<'a>),
@@ -166,7 +167,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// An integer of any width; `None` for other types.
+    /// Returns an integer of any width; `None` for other types.
     pub fn as_int(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -181,7 +182,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// A float of either width; `None` for other types.
+    /// Returns a float of either width; `None` for other types.
     pub fn as_float(&self) -> Option<f64> {
         match *self {
             Value::F32(v) => Some(v.into()),
@@ -190,7 +191,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The type in words, for messages: `u32`, `array of 3 string`.
+    /// Describes the type for error messages, such as `u32` or `array of 3 string`.
     pub fn describe(&self) -> String {
         match self {
             Value::Array(a) => format!("array of {} {}", a.len(), a.element_type().name()),
@@ -223,9 +224,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Walks one value of the metadata key `key`, checking every length in it, and
-/// moves past it. For an array of strings returns where every
-/// [`STRING_STRIDE`]th begins, counted from the first.
+/// Validates one value of the metadata key `key`, including every length in it, and moves past it. For an array of
+/// strings, returns where every [`STRING_STRIDE`]th string begins, relative to the first.
 pub(crate) fn check(r: &mut Reader<'_>, ty: ValueType, key: &str) -> Result<Vec<u64>, Error> {
     let mut index = Vec::new();
     check_nested(r, ty, key, MAX_ARRAY_DEPTH, &mut index)?;
@@ -297,12 +297,12 @@ fn check_bools(ty: ValueType, values: &[u8], at: usize, key: &str) -> Result<(),
     }
 }
 
-/// Elements of one type, in file order.
+/// An array: elements of one type, in file order.
 #[derive(Clone, Copy)]
 pub struct Array<'a> {
     element: ValueType,
     len: usize,
-    /// The elements as in the file.
+    /// The encoded elements.
     bytes: &'a [u8],
     /// Where every [`STRING_STRIDE`]th string begins in `bytes`; empty for other
     /// types and for nested arrays.
@@ -315,8 +315,8 @@ impl<'a> Array<'a> {
         let mut r = Reader::at(value, 0);
         let element = ValueType::from_id(r.u32(WHAT)?).unwrap_or(ValueType::U8);
         let len = r.u64(WHAT)?;
-        // Both were checked at open. Where a mapped file has changed since, the
-        // length is still one that the bytes can back.
+        // Both were checked at open. If a mapped file has changed since, the length is capped at what the bytes can
+        // hold.
         let most = r.left() / element.min_bytes() as usize;
         Ok(Array {
             element,
@@ -336,7 +336,7 @@ impl<'a> Array<'a> {
         self.len
     }
 
-    /// Whether there is no element.
+    /// Whether the array is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -348,7 +348,7 @@ impl<'a> Array<'a> {
         (0..self.len).map_while(move |_| Value::read(&mut r, element).ok())
     }
 
-    /// The elements as strings; `None` for other types.
+    /// The elements as strings; `None` if they have another type.
     pub fn strings(&self) -> Option<Strings<'a>> {
         (self.element == ValueType::String).then_some(Strings { array: *self })
     }
@@ -360,7 +360,7 @@ impl std::fmt::Debug for Array<'_> {
     }
 }
 
-/// An array of strings: bytes that should be UTF-8 and may not be.
+/// An array of strings: bytes that are not necessarily valid UTF-8.
 #[derive(Clone, Copy, Debug)]
 pub struct Strings<'a> {
     array: Array<'a>,
@@ -372,12 +372,12 @@ impl<'a> Strings<'a> {
         self.array.len
     }
 
-    /// Whether there is no string.
+    /// Whether the array is empty.
     pub fn is_empty(&self) -> bool {
         self.array.len == 0
     }
 
-    /// String `i`, `None` past the end. Walks at most 16 strings.
+    /// Returns string `i`, `None` past the end. Reads at most 16 string lengths.
     pub fn get(&self, i: usize) -> Option<&'a [u8]> {
         if i >= self.array.len {
             return None;
@@ -429,7 +429,7 @@ impl<'a> Iterator for StringIter<'a> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        // Eight bytes of length stand before every string.
+        // Each string starts with eight bytes of length.
         let most = self.left.min(self.reader.left() / 8);
         (0, Some(most))
     }

@@ -1,7 +1,5 @@
-//! Writes GGUF version 3: for the quantizer, for test models, and for the round
-//! trips that test the reader. Layout as in `file.rs`. Tensors are held, or only
-//! declared: their data then passes through a [`DataStream`], so that a file may
-//! be larger than memory.
+//! Writes GGUF version 3, in the layout described in `file.rs`. Tensors are added with their data or only declared; the
+//! data of declared tensors is then written through a [`DataStream`], so a file may be larger than memory.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -14,7 +12,7 @@ use crate::owned::{OwnedValue, encode_string};
 use crate::quant::{self, GgmlType};
 use crate::tensors::{MAX_DIMS, MAX_NAME_BYTES, MAX_TENSORS, checked_bytes};
 
-/// Builds a GGUF file. Metadata and tensors are written in the order they came.
+/// Builds a GGUF file. Metadata and tensors are written in the order they were added.
 #[derive(Clone, Debug, Default)]
 pub struct Writer<'a> {
     metadata: Vec<(String, OwnedValue)>,
@@ -27,20 +25,20 @@ struct Tensor<'a> {
     dims: Vec<u64>,
     ty: GgmlType,
     n_bytes: u64,
-    /// `None` for a tensor that is declared only.
+    /// `None` for a tensor that is only declared.
     data: Option<Cow<'a, [u8]>>,
 }
 
 impl<'a> Writer<'a> {
-    /// A file whose `general.architecture` is `arch`.
+    /// Starts a file with `general.architecture` set to `arch`.
     pub fn new(arch: &str) -> Self {
         let mut writer = Writer::default();
         writer.set("general.architecture", arch);
         writer
     }
 
-    /// Sets a metadata key, replacing what it had. `general.alignment`, a u32,
-    /// governs where tensors lie.
+    /// Sets a metadata key, replacing its previous value. `general.alignment` (a u32) sets the alignment of the
+    /// tensors.
     pub fn set(&mut self, key: &str, value: impl Into<OwnedValue>) -> &mut Self {
         let value = value.into();
         match self.metadata.iter_mut().find(|(k, _)| k == key) {
@@ -50,12 +48,11 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Adds a tensor: `dims` in `ne` order (row length first), `data` its blocks
-    /// in row-major order.
+    /// Adds a tensor. `dims` are in `ne` order (row length first); `data` holds its blocks in row-major order.
     ///
     /// # Errors
-    /// If the name is taken or unusable, the shape is not one that a file can
-    /// hold, or `data` is not as long as shape and type say.
+    /// If the name is already used or invalid, the shape is invalid, or the length of `data` does not match shape and
+    /// type.
     pub fn add_tensor(
         &mut self,
         name: &str,
@@ -75,11 +72,10 @@ impl<'a> Writer<'a> {
         self.push(name, dims, ty, Some(data))
     }
 
-    /// Adds a tensor whose data [`Writer::stream`] will be given.
+    /// Declares a tensor whose data is written later, through [`Writer::stream`].
     ///
     /// # Errors
-    /// If the name is taken or unusable, or the shape is not one that a file can
-    /// hold.
+    /// If the name is already used or invalid, or the shape is invalid.
     pub fn declare_tensor(
         &mut self,
         name: &str,
@@ -123,7 +119,7 @@ impl<'a> Writer<'a> {
     /// Adds a tensor of f32 values converted to `ty` by [`quant::quantize`].
     ///
     /// # Errors
-    /// As [`Writer::add_tensor`], and if there is no quantizer to `ty`.
+    /// As [`Writer::add_tensor`], and if there is no quantizer for `ty`.
     pub fn add_tensor_f32(
         &mut self,
         name: &str,
@@ -131,17 +127,17 @@ impl<'a> Writer<'a> {
         ty: GgmlType,
         values: &[f32],
     ) -> Result<&mut Self, Error> {
-        // Room for the blocks that hold `values`; a remainder is refused below.
+        // Only whole blocks of `values`; `quantize` rejects a remainder.
         let n_bytes = values.len() / ty.block_len() * ty.block_bytes();
         let mut data = vec![0; n_bytes];
         quant::quantize(ty, values, &mut data)?;
         self.add_tensor(name, dims, ty, data)
     }
 
-    /// The file in memory.
+    /// Returns the file as bytes.
     ///
     /// # Errors
-    /// If a key is unusable or `general.alignment` is not valid.
+    /// If a key is empty or too long, or `general.alignment` is invalid.
     pub fn to_vec(&self) -> Result<Vec<u8>, Error> {
         let mut out = Vec::new();
         self.write_to(&mut out)?;
@@ -151,8 +147,7 @@ impl<'a> Writer<'a> {
     /// Writes the file to `out`.
     ///
     /// # Errors
-    /// As [`Writer::to_vec`], and what `out` reports; if a tensor was declared
-    /// without data.
+    /// As [`Writer::to_vec`]; if writing to `out` fails, or a tensor was declared without data.
     pub fn write_to(&self, out: impl Write) -> Result<(), Error> {
         let mut stream = self.stream(out)?;
         for t in &self.tensors {
@@ -166,11 +161,10 @@ impl<'a> Writer<'a> {
         stream.finish().map(drop)
     }
 
-    /// Writes the header to `out`; the data of all tensors, held or declared, must
-    /// follow in the order they were added.
+    /// Writes the header to `out`. The data of all tensors, added or declared, must follow in order.
     ///
     /// # Errors
-    /// As [`Writer::to_vec`], and what `out` reports.
+    /// As [`Writer::to_vec`], and if writing to `out` fails.
     pub fn stream<W: Write>(&self, mut out: W) -> Result<DataStream<W>, Error> {
         let alignment = self.alignment()?;
         let header = self.header(alignment)?;
@@ -245,29 +239,28 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The data section of a file in the making: takes the tensors' bytes in order, in
-/// pieces of any length, and pads after each tensor.
+/// Writes the data section of a file: takes the tensors' bytes in order, in pieces of any length, and pads after each
+/// tensor.
 #[derive(Debug)]
 pub struct DataStream<W> {
     out: W,
     alignment: u64,
-    /// Names and lengths of the tensors that are not complete.
+    /// Names and lengths in bytes of the tensors that are not complete.
     left: VecDeque<(String, u64)>,
-    /// Bytes of the first of them that are.
+    /// Bytes of the first of these written so far.
     written: u64,
 }
 
 impl<W: Write> DataStream<W> {
-    /// Writes the next bytes of the tensor that is not complete.
+    /// Writes the next bytes of the current tensor.
     ///
     /// # Errors
-    /// If they reach past the end of that tensor or there is none, and what the
-    /// output reports.
+    /// If they exceed the tensor, no tensor is left, or writing fails.
     pub fn write(&mut self, data: &[u8]) -> Result<(), Error> {
         let found = self.written.saturating_add(data.len() as u64);
         let (name, expected) = match self.left.front() {
             Some((name, expected)) => (name.clone(), *expected),
-            None => ("past the last".to_owned(), 0),
+            None => ("after the last".to_owned(), 0),
         };
         if found > expected {
             return Err(Error::DataLength {
@@ -287,10 +280,10 @@ impl<W: Write> DataStream<W> {
         Ok(())
     }
 
-    /// Ends the file and gives the output back.
+    /// Finishes the file and returns the output.
     ///
     /// # Errors
-    /// If a tensor is not complete, and what the output reports.
+    /// If a tensor is not complete, or writing fails.
     pub fn finish(mut self) -> Result<W, Error> {
         if let Some((name, expected)) = self.left.pop_front() {
             return Err(Error::DataLength {

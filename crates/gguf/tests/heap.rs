@@ -1,6 +1,7 @@
-//! Parsing allocates at most four times the header and 64 MB, whatever the file
-//! says. A test binary of its own, because it counts every allocation.
+//! Bounds the heap that parsing may use: four times the header and 64 MB, whatever the file says. A test program of its
+//! own, because its allocator counts every allocation of the process.
 
+#[path = "it/raw.rs"]
 mod raw;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -35,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Parses; returns whether that worked and how far the heap grew, in bytes.
+/// Parses `bytes`. Returns whether that succeeded and by how many bytes the heap grew.
 fn parse(bytes: Vec<u8>) -> (bool, usize) {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
@@ -55,9 +56,9 @@ fn check(name: &str, valid: bool, raw: Raw) {
     );
 }
 
-/// One test function: others would count into the same peak.
+/// A single test function, because concurrent tests would add to the same peak.
 #[test]
-fn heap_is_bounded_for_any_file() {
+fn parsing_bounds_heap_use() {
     const MANY: u64 = 1 << 16;
 
     let mut raw = Raw::new(0, MANY);

@@ -1,68 +1,189 @@
 //! Finding a clang for each target, and proving that it works.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::{env, fs};
 
 use super::targets::arguments;
 
-/// A kernel that every target must be able to compile and link.
-const PROBE: &str = "#include \"gpu.h\"\n\
-    struct Params { u32* out; };\n\
-    KERNEL(probe, Params, 64) { p.out[tid()] = bid_x(); }\n";
+/// The names tried, the preferred first: the version that the kernels are tested with, newer ones, the unversioned ones,
+/// older ones.
+const NAMES: &[&str] = &[
+    "clang-22",
+    "clang-23",
+    "clang",
+    "/opt/rocm/llvm/bin/clang++",
+    "clang-21",
+    "clang-20",
+    "clang-19",
+];
 
-/// A compiler and what it says it is.
+/// What to install where no compiler serves. Said in errors.
+pub(crate) const INSTALL: &str = "install clang-22 and lld-22";
+
+/// A kernel that every target must be able to compile and link. In its loop, gfx12 needs a wait between reads of scalar
+/// registers by vector instructions and the next writes of the same registers.
+const PROBE: &str = "#include \"gpu.h\"\n\
+    struct Params { u32* out; u32 n; };\n\
+    KERNEL(probe, Params, 64) {\n\
+        for (u32 i = 0; i < p.n; i++) p.out[tid() + i] = bid_x() + i * p.n;\n\
+    }\n";
+
+/// The wait in the assembly of gfx12.
+const ALU_WAIT: &str = "s_wait_alu";
+
+/// A compiler and its `--version` text.
+#[derive(Debug)]
 pub(crate) struct Clang {
     pub(crate) path: PathBuf,
     pub(crate) version: String,
 }
 
-/// The compilers of this machine, the preferred first: what `ROCMFORGE_CLANG` names, alone; or those on PATH and ROCm's.
+/// The compilers of this machine, the preferred first: the one that `ROCMFORGE_CLANG` names, alone, or those on PATH and
+/// ROCm's.
 pub(crate) fn find() -> Vec<Clang> {
     let names = match env::var_os("ROCMFORGE_CLANG").filter(|name| !name.is_empty()) {
         Some(name) => vec![PathBuf::from(name)],
-        None => ["clang-19", "clang", "/opt/rocm/llvm/bin/clang++"]
-            .map(PathBuf::from)
-            .to_vec(),
+        None => NAMES.iter().map(PathBuf::from).collect(),
     };
-    let clangs = names.into_iter().filter_map(|path| {
-        let output = Command::new(&path).arg("--version").output().ok()?;
+    let mut clangs: Vec<Clang> = Vec::new();
+    for path in names {
+        let Ok(output) = Command::new(&path).arg("--version").output() else {
+            continue;
+        };
         let version = String::from_utf8_lossy(&output.stdout).into_owned();
-        (output.status.success() && version.contains("clang")).then_some(Clang { path, version })
-    });
-    clangs.collect()
+        // One compiler may have several names.
+        let is_new = clangs.iter().all(|clang| clang.version != version);
+        if output.status.success() && version.contains("clang") && is_new {
+            clangs.push(Clang { path, version });
+        }
+    }
+    clangs
 }
 
-/// The first of the compilers that makes an image for `target`, or why none does.
+/// Returns the first of the compilers that can build kernels for `target`. An error says for each compiler why it cannot.
+/// `sources` is the folder of the crate, `out` one for temporary files.
 pub(crate) fn choose<'c>(
     clangs: &'c [Clang],
     target: &str,
-    dir: &Path,
+    sources: &Path,
+    out: &Path,
 ) -> Result<&'c Clang, String> {
-    let mut said =
-        String::from("no clang was found; install clang-19 and lld-19, or set ROCMFORGE_CLANG");
-    let (source, object) = (
-        dir.join(format!("probe.{target}.hip")),
-        dir.join(format!("probe.{target}.o")),
-    );
-    fs::write(&source, PROBE).map_err(|error| error.to_string())?;
-    for clang in clangs {
-        let output = Command::new(&clang.path)
-            .args(arguments(target))
-            .arg(&source)
-            .arg("-o")
-            .arg(&object)
-            .output()
-            .map_err(|error| error.to_string())?;
-        if output.status.success() {
-            return Ok(clang);
-        }
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let line = text
-            .lines()
-            .find(|line| line.contains("error"))
-            .unwrap_or("it failed");
-        said = format!("{} cannot: {}", clang.path.display(), line.trim());
+    if clangs.is_empty() {
+        return Err(format!(
+            "no clang was found; {INSTALL}, or set ROCMFORGE_CLANG"
+        ));
     }
-    Err(said)
+    let source = out.join(format!("probe.{target}.hip"));
+    fs::write(&source, PROBE).map_err(|error| error.to_string())?;
+    let mut reasons = Vec::new();
+    for clang in clangs {
+        match clang.probe(target, &source, sources) {
+            Ok(()) => return Ok(clang),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+impl Clang {
+    fn probe(&self, target: &str, source: &Path, sources: &Path) -> Result<(), String> {
+        let name = self.path.display();
+        let run = |more: &[&Path]| -> Result<Output, String> {
+            let output = Command::new(&self.path)
+                .current_dir(sources)
+                .args(arguments(target))
+                .arg(source)
+                .args(more)
+                .output()
+                .map_err(|error| format!("{name} cannot be run: {error}"))?;
+            if output.status.success() {
+                return Ok(output);
+            }
+            let text = String::from_utf8_lossy(&output.stderr);
+            let mut lines = text.lines();
+            let line = lines.find(|line| line.contains("error"));
+            Err(format!(
+                "{name} fails: {}",
+                line.unwrap_or("no reason").trim()
+            ))
+        };
+        run(&["-o".as_ref(), &source.with_extension("o")])?;
+        if target.starts_with("gfx12") {
+            let assembly = run(&["-S".as_ref(), "-o".as_ref(), "-".as_ref()])?;
+            if !String::from_utf8_lossy(&assembly.stdout).contains(ALU_WAIT) {
+                let version = self.version.lines().next().unwrap_or("").trim();
+                return Err(format!(
+                    "{name} ({version}) omits a wait that gfx12 needs ({ALU_WAIT}, LLVM pull request 100067), so its \
+                     code can be silently wrong; {INSTALL}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A compiler that succeeds and writes nothing, so its code has no wait.
+    fn without_waits() -> Clang {
+        Clang {
+            path: "true".into(),
+            version: "clang version 19.1.7\nTarget: x86_64-pc-linux-gnu\n".into(),
+        }
+    }
+
+    fn choose_for<'c>(clangs: &'c [Clang], target: &str) -> Result<&'c Clang, String> {
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let out = env::temp_dir().join(format!("clang-test.{}.{call}", std::process::id()));
+        fs::create_dir_all(&out).unwrap();
+        let chosen = choose(clangs, target, &out, &out);
+        fs::remove_dir_all(&out).unwrap();
+        chosen
+    }
+
+    #[test]
+    fn refuses_compilers_without_alu_waits_for_gfx12_only() {
+        let clangs = [without_waits()];
+        for target in ["gfx1200", "gfx1201"] {
+            let reason = choose_for(&clangs, target).unwrap_err();
+            for part in [
+                "true (clang version 19.1.7)",
+                "s_wait_alu",
+                "100067",
+                INSTALL,
+            ] {
+                assert!(reason.contains(part), "{reason}");
+            }
+        }
+        for target in ["gfx942", "gfx1030", "gfx1151", "sm_80", "host-gfx12"] {
+            assert!(choose_for(&clangs, target).is_ok(), "{target}");
+        }
+    }
+
+    #[test]
+    fn names_every_compiler_that_fails() {
+        let missing = Clang {
+            path: "/nonexistent/clang".into(),
+            version: String::new(),
+        };
+        let failing = Clang {
+            path: "false".into(),
+            version: String::new(),
+        };
+        let reason = choose_for(&[missing, failing, without_waits()], "gfx1201").unwrap_err();
+        for part in [
+            "/nonexistent/clang cannot be run",
+            "false fails",
+            "true (clang",
+        ] {
+            assert!(reason.contains(part), "{reason}");
+        }
+        assert!(choose_for(&[], "gfx1100").unwrap_err().contains(INSTALL));
+    }
 }

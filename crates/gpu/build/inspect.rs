@@ -1,8 +1,11 @@
-//! What an image must not have: calls to libraries, and memory for what did not fit into registers (a kernel that needs
-//! either is slow, or does not load), and kernels that do not wait for what they read.
+//! Faults of an image that the build must not embed: calls to libraries and memory for values that do not fit into
+//! registers (such a kernel is slow, or does not load), and missing waits (its results can be silently wrong).
 
 /// AMD modules that may use scratch memory, with the reason.
 const MAY_USE_SCRATCH: &[(&str, &str)] = &[];
+
+/// Modules whose code for gfx12 needs no `s_wait_alu`, with the reason.
+const NEEDS_NO_ALU_WAIT: &[(&str, &str)] = &[];
 
 /// What is wrong with an image, if anything.
 pub(crate) fn fault(module: &str, target: &str, image: &[u8]) -> Option<String> {
@@ -15,10 +18,18 @@ pub(crate) fn fault(module: &str, target: &str, image: &[u8]) -> Option<String> 
         let waits = || overlaps.then(|| missing_wait(&text)).flatten();
         return ptx_fault(&text).or_else(waits);
     }
-    if target.starts_with("gfx") && !MAY_USE_SCRATCH.iter().any(|(name, _)| *name == module) {
-        return scratch_fault(image);
+    if !target.starts_with("gfx") {
+        return None;
     }
-    None
+    let is_excepted = |list: &[(&str, &str)]| list.iter().any(|(name, _)| *name == module);
+    let needs_alu_wait = target.starts_with("gfx12") && !is_excepted(NEEDS_NO_ALU_WAIT);
+    let wait_fault = needs_alu_wait.then(|| alu_wait_fault(image)).flatten();
+    let scratch_fault = || {
+        (!is_excepted(MAY_USE_SCRATCH))
+            .then(|| scratch_fault(image))
+            .flatten()
+    };
+    wait_fault.or_else(scratch_fault)
 }
 
 fn ptx_fault(text: &str) -> Option<String> {
@@ -58,6 +69,34 @@ fn scratch_fault(image: &[u8]) -> Option<String> {
         at = value;
     }
     (at == 0).then(|| "the image has no metadata of kernels".into())
+}
+
+/// On gfx12, code waits where scalar registers that vector instructions read are written again. Every kernel of this crate
+/// has such places (the fewest are 4, in 192 instructions), so an image without one comes from a compiler that omits them.
+fn alu_wait_fault(image: &[u8]) -> Option<String> {
+    let Some(code) = executable(image) else {
+        return Some("the image has no code".into());
+    };
+    // `s_wait_alu` with any operand.
+    let mut words = code.chunks_exact(4);
+    let has_wait = words.any(|word| word.ends_with(&[0x88, 0xbf]));
+    (!has_wait).then(|| {
+        "the code has no s_wait_alu, so it can be silently wrong (LLVM pull request 100067)".into()
+    })
+}
+
+/// The executable segment of a 64-bit ELF file.
+fn executable(image: &[u8]) -> Option<&[u8]> {
+    let field = |at: usize, n_bytes: usize| {
+        let digits = image.get(at..at.checked_add(n_bytes)?)?.iter().rev();
+        let number = digits.fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
+        usize::try_from(number).ok()
+    };
+    let (table, entry_bytes, n_entries) = (field(0x20, 8)?, field(0x36, 2)?, field(0x38, 2)?);
+    let mut headers = (0..n_entries).map(|index| table + index * entry_bytes);
+    let header = headers.find(|&at| field(at + 4, 4).is_some_and(|flags| flags & 1 != 0))?;
+    let (start, n_bytes) = (field(header + 0x08, 8)?, field(header + 0x20, 8)?);
+    image.get(start..start.checked_add(n_bytes)?)
 }
 
 fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {

@@ -35,6 +35,9 @@ const HOST: &[&str] = &[
     "host-nv",
 ];
 
+/// Begins the argument that says which GPU the emulator is.
+pub(crate) const PERSONA: &str = "-DGPU_PERSONA_";
+
 /// The targets of a list such as `native,host`, each once. An error names what is no target.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>, String> {
     let mut targets: Vec<String> = Vec::new();
@@ -122,7 +125,7 @@ pub(crate) fn arguments(target: &str) -> Vec<String> {
             "-Wno-unused-function",
             // Whether loops are unrolled is of no matter here.
             "-Wno-pass-failed",
-            &format!("-DGPU_PERSONA_{}", persona.to_uppercase()),
+            &format!("{PERSONA}{}", persona.to_uppercase()),
         ]);
     } else if target.starts_with("sm_") {
         // The lowest versions that serve, so that older drivers take them.
@@ -153,7 +156,10 @@ pub(crate) fn arguments(target: &str) -> Vec<String> {
             "-nogpulib",
             "-O3",
         ]);
-        // clang 19 sinks permlane and WMMA below branches, where lanes are missing: silently wrong results.
+        // Version 6, the default of newer compilers, does not load in older HIP runtimes.
+        add(&["-mcode-object-version=5"]);
+        // clang 19 sinks permlane and WMMA below branches, where lanes are missing: silently wrong results. clang 22 no
+        // longer sinks permlane; of WMMA it is not known.
         add(&["--no-gpu-bundle-output", "-mllvm", "-disable-machine-sink"]);
         add(&[&format!("--offload-arch={target}")]);
     }

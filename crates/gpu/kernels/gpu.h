@@ -162,6 +162,14 @@ DEV u32 opaque(u32 v) {
 #endif
     return v;
 }
+// Returns v, computed before the branches that follow. clang 22 for AMD would sink a sum below the branches around later
+// loads, and hold all its terms in registers until then.
+DEV float computed_here(float v) {
+#if defined(GPU_AMD)
+    asm volatile("" : "+v"(v));
+#endif
+    return v;
+}
 DEV u32 lane() { return tid() % WARP_SIZE; }
 DEV u32 wave() { return tid() / WARP_SIZE; }
 

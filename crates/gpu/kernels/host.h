@@ -327,6 +327,8 @@ struct HostLaunch {
     u32 grid[3];
     u32 n_threads;
     u32 dynamic_bytes;
+    // Shared memory of a block, at most `host::MAX_SHARED_BYTES`.
+    u32 max_shared_bytes;
     u32 n_ranges;
     // The device memory ranges, in ascending order.
     const host::Range* ranges;
@@ -339,10 +341,9 @@ struct HostLaunch {
 extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaunch* launch) {
     using namespace host;
     const HostLaunch& l = *launch;
-    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE ||
-        l.dynamic_bytes > MAX_SHARED_BYTES) {
-        snprintf(l.error, l.error_len, "cannot launch a block of %u threads with %u bytes of shared memory",
-                 l.n_threads, l.dynamic_bytes);
+    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE || l.dynamic_bytes > l.max_shared_bytes ||
+        l.max_shared_bytes > MAX_SHARED_BYTES) {
+        snprintf(l.error, l.error_len, "a block of %u threads and %u bytes of shared memory cannot be launched", l.n_threads, l.dynamic_bytes);
         return 1;
     }
     Block* memory = obtain();
@@ -360,7 +361,7 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaun
     b.error = l.error;
     b.error_len = l.error_len;
     b.failed = false;
-    start_memory(b, l.dynamic_bytes, l.ranges, l.n_ranges);
+    start_memory(b, l.dynamic_bytes, l.max_shared_bytes, l.ranges, l.n_ranges);
     start_threads(b);
     u64 n_blocks = (u64)l.grid[0] * l.grid[1] * l.grid[2];
     u64 start = next_random(b) % n_blocks, backwards = next_random(b) % 2;

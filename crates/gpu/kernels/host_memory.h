@@ -14,11 +14,8 @@ constexpr u32 MAX_ARRAYS = 64;
 // Minimum distance between arrays.
 constexpr u32 GUARD_BYTES = 256;
 constexpr u32 MAX_STATIC_BYTES = 48 * 1024;
-#if defined(GPU_NVIDIA)
+// The most that any GPU has; a launch says how much its GPU has.
 constexpr u32 MAX_SHARED_BYTES = 227 * 1024;
-#else
-constexpr u32 MAX_SHARED_BYTES = 64 * 1024;
-#endif
 constexpr u32 ARENA_BYTES = MAX_SHARED_BYTES + MAX_STATIC_BYTES + (MAX_ARRAYS + 1) * (GUARD_BYTES + 16);
 // The last word of a stack.
 constexpr u64 STACK_END = 0x5afe57ac5afe57acull;
@@ -41,7 +38,7 @@ struct Memory {
     // The array that each 16 bytes belong to, plus 1.
     u8 owner[ARENA_BYTES / 16];
     Array arrays[MAX_ARRAYS];
-    u32 n_arrays, used, static_bytes, dynamic_bytes;
+    u32 n_arrays, used, static_bytes, dynamic_bytes, max_bytes;
     // Counts barriers.
     u32 epoch;
     const Range* ranges;
@@ -80,12 +77,13 @@ static const Array* add_array(Memory& m, const void* id, const char* name, u32 l
     return &a;
 }
 
-static void start_memory(Block& b, u32 dynamic_bytes, const Range* ranges, u32 n_ranges) {
+static void start_memory(Block& b, u32 dynamic_bytes, u32 max_bytes, const Range* ranges, u32 n_ranges) {
     Memory& m = *b.memory;
     memset(m.owner, 0, m.used / 16);
     memset(m.recent, 0, sizeof m.recent);
     m.n_arrays = m.used = m.static_bytes = 0;
     m.dynamic_bytes = dynamic_bytes;
+    m.max_bytes = max_bytes;
     m.ranges = ranges;
     m.n_ranges = n_ranges;
     if (dynamic_bytes) add_array(m, &m.dynamic_bytes, "dynamic shared memory", dynamic_bytes, 1);
@@ -102,10 +100,8 @@ __attribute__((noinline)) static void* shared(const void* id, const char* name, 
     for (u32 i = 0; i < m.n_arrays; i++)
         if (m.arrays[i].id == id) return m.shared + m.arrays[i].start;
     m.static_bytes += (bytes + 15) / 16 * 16;
-    if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > MAX_SHARED_BYTES ||
-        m.n_arrays == MAX_ARRAYS)
-        fail(b, "with %s the kernel uses %u bytes of static and %u of dynamic shared memory", name, m.static_bytes,
-             m.dynamic_bytes);
+    if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > m.max_bytes || m.n_arrays == MAX_ARRAYS)
+        fail(b, "with %s the shared memory is %u bytes of the kernel's and %u of the launch", name, m.static_bytes, m.dynamic_bytes);
     return m.shared + add_array(m, id, name, bytes, element)->start;
 }
 

@@ -1,16 +1,29 @@
-//! The kernel images embedded in this program.
+//! The kernel images of this build.
 
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::fs::FileExt as _;
+use std::sync::OnceLock;
 
-/// A compiled kernel module for one target, compressed.
+use crate::error::GpuError;
+
+/// A compiled module for one target.
 pub struct Image {
     /// e.g. `gfx1100`, `sm_90a`, `host-nv`.
     pub target: &'static str,
     /// e.g. `norm`, `matvec.Q4_K`.
     pub module: &'static str,
-    packed: &'static [u8],
-    /// Machine code of the same module, if the build had an assembler.
-    assembled: Option<&'static [u8]>,
+    packed: Part,
+    /// The same as machine code.
+    assembled: Option<Part>,
+}
+
+/// A compressed image in the archive.
+struct Part {
+    start: usize,
+    len: usize,
+    /// Of the compressed bytes.
+    hash: u64,
 }
 
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
@@ -25,11 +38,18 @@ pub fn left_out() -> &'static [(&'static str, &'static str)] {
     LEFT_OUT
 }
 
-/// Returns a hash of the kernels for `target`, to tell builds apart.
+/// The file that kernels are read from in a development build. `None`: they are embedded in the program, as in every release
+/// build and where `ROCMFORGE_EMBED_KERNELS=1` was set.
+pub fn kernel_archive() -> Option<&'static str> {
+    EMBEDDED.is_none().then_some(ARCHIVE)
+}
+
+/// A number that differs between builds whose kernels for `target` do.
 pub fn fingerprint(target: &str) -> u64 {
     let mut hash = DefaultHasher::new();
     for image in IMAGES.iter().filter(|image| image.target == target) {
-        (image.module, image.packed, image.assembled).hash(&mut hash);
+        let assembled = image.assembled.as_ref().map(|part| part.hash);
+        (image.module, image.packed.hash, assembled).hash(&mut hash);
     }
     hash.finish()
 }
@@ -41,18 +61,62 @@ impl Image {
             .find(|image| image.target == target && image.module == module)
     }
 
-    /// Returns the decompressed image as the compiler wrote it.
-    pub fn unpack(&self) -> Vec<u8> {
-        unpack(self.packed)
+    /// Whether two images are the same bytes: emulated GPUs share what preprocesses to the same source.
+    pub fn is_same(&self, other: &Image) -> bool {
+        let key = |part: &Part| (part.start, part.len);
+        key(&self.packed) == key(&other.packed)
+            && self.assembled.as_ref().map(key) == other.assembled.as_ref().map(key)
     }
 
-    /// Returns the image as machine code, if the compiler emitted something else and the build had an assembler.
-    /// Drivers older than the assembler reject it.
-    pub fn unpack_assembled(&self) -> Option<Vec<u8>> {
-        self.assembled.map(unpack)
+    /// The image as the compiler wrote it.
+    ///
+    /// # Errors
+    /// [`GpuError::KernelArchive`], in development builds only.
+    pub fn unpack(&self) -> Result<Vec<u8>, GpuError> {
+        self.packed.unpack()
+    }
+
+    /// The image as machine code, where the compiler's is not and the build had an assembler. Drivers older than that
+    /// do not take it.
+    ///
+    /// # Errors
+    /// [`GpuError::KernelArchive`], in development builds only.
+    pub fn unpack_assembled(&self) -> Result<Option<Vec<u8>>, GpuError> {
+        self.assembled.as_ref().map(Part::unpack).transpose()
     }
 }
 
-fn unpack(packed: &[u8]) -> Vec<u8> {
-    lz4_flex::decompress_size_prepended(packed).expect("the build script compressed the image")
+impl Part {
+    fn unpack(&self) -> Result<Vec<u8>, GpuError> {
+        let read;
+        let packed = match EMBEDDED {
+            Some(archive) => &archive[self.start..self.start + self.len],
+            None => {
+                let error = |reason| GpuError::KernelArchive {
+                    path: ARCHIVE,
+                    reason,
+                };
+                read = self.read().map_err(error)?;
+                &read
+            }
+        };
+        Ok(lz4_flex::decompress_size_prepended(packed).expect("the build compressed it"))
+    }
+
+    /// The compressed bytes, as the build wrote them.
+    fn read(&self) -> Result<Vec<u8>, String> {
+        // Open as long as the program runs: a later build removes the file.
+        static FILE: OnceLock<Result<File, String>> = OnceLock::new();
+        let open = || File::open(ARCHIVE).map_err(|error| error.to_string());
+        let file = FILE.get_or_init(open).as_ref().map_err(String::clone)?;
+        let mut packed = vec![0; self.len];
+        file.read_exact_at(&mut packed, self.start as u64)
+            .map_err(|error| error.to_string())?;
+        let mut hash = DefaultHasher::new();
+        hash.write(&packed);
+        match hash.finish() == self.hash {
+            true => Ok(packed),
+            false => Err("its content has changed".into()),
+        }
+    }
 }

@@ -61,10 +61,10 @@ impl Gpu {
             let mut handle = std::ptr::null_mut();
             let mut load =
                 |image: &[u8]| self.inner.driver.vendor_api.load_module(image, &mut handle);
-            let assembled = image.unpack_assembled().map(|image| load(&image));
+            let assembled = image.unpack_assembled()?.map(|image| load(&image));
             let (code, message) = match assembled {
                 Some((0, message)) => (0, message),
-                _ => load(&image.unpack()),
+                _ => load(&image.unpack()?),
             };
             if code != 0 {
                 let more = format!("{message} (module {module} for {})", self.inner.target);
@@ -78,6 +78,12 @@ impl Gpu {
             modules.insert(module, loaded);
         }
         Ok(modules)
+    }
+
+    /// Returns the modules loaded so far.
+    pub fn loaded_modules(&self) -> Vec<&'static str> {
+        let modules = self.inner.modules.lock().unwrap_or_else(|e| e.into_inner());
+        modules.keys().copied().collect()
     }
 
     fn no_symbol(&self, module: &str, name: &str) -> GpuError {

@@ -41,7 +41,7 @@ pub use error::{BatchError, GpuError};
 pub use event::Event;
 pub use gpu::Gpu;
 pub use graph::Graph;
-pub use image::{Image, fingerprint, images, left_out};
+pub use image::{Image, fingerprint, images, kernel_archive, left_out};
 pub use kv::{KvLayer, KvShape, KvType};
 pub use launch::Params;
 pub use limit::Limit;

@@ -1,5 +1,6 @@
 //! Operands: weights in device layout and activations in the form GEMV and GEMM take. The KV cache is in `kv.rs`.
 
+pub use rocmforge_plan::{Activation, OutMode};
 use std::ops::Range;
 
 use rocmforge_gguf::GgmlType;
@@ -170,22 +171,4 @@ impl<'a> ExpertMatrices<'a> {
     pub(crate) fn expert_bytes(&self) -> usize {
         self.data.len() / self.n_experts
     }
-}
-
-/// What a matrix product does with its output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutMode {
-    /// `out = product`.
-    Store,
-    /// `out += product`.
-    Add,
-}
-
-/// Activation functions of feed-forward networks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
-    GeluTanh,
 }

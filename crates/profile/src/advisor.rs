@@ -1,41 +1,43 @@
-//! What to do next for more speed, from the measurements of a profile alone.
+//! Derives advice on what to speed up next from the measurements of a profile.
 //!
-//! The gain of an advice is the time that would be saved if what it is about ran at its bound: the roofline of the same
-//! run, what starting an operation costs, or nothing at all. Advice with little to gain is not given.
+//! The gain of an advice is the time saved if its subject ran at its bound: the roofline of the same run, the cost of
+//! starting an operation, or zero. Advice below [`LEAST_GAIN`] is dropped.
 
 use crate::ops::Cost;
-use crate::report::{Advice, Bound, Ceilings, OpRow, Phase, Profile, Recommendation};
+use crate::schema::{Advice, Bound, Ceilings, OpRow, Phase, Profile, Recommendation};
 
-/// Shares of a phase below which nothing is said.
+/// Smallest gain worth an advice, as a share of its phase.
 const LEAST_GAIN: f64 = 0.02;
-/// Rows of a phase that are named.
+/// Most rows named per phase.
 const N_ROWS: usize = 3;
-/// Share of the roofline from which a phase counts as at its limit.
+/// Share of the roofline above which a phase counts as at its limit.
 const AT_LIMIT: f64 = 0.7;
 
-/// What the advisor must know beside the profile.
+/// Facts the advisor needs beyond the profile.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Facts {
-    /// Cores that the process may use, and what the machine does with all of them, where fewer threads computed.
+    /// Set if fewer threads were used than the process may use cores.
     pub more_threads: Option<MoreThreads>,
-    /// A smaller type of the KV cache that the device can use.
+    /// A smaller KV-cache type that the device supports.
     pub smaller_kv: Option<SmallerKv>,
 }
 
+/// All available cores and the ceilings measured with them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoreThreads {
     pub n_cores: usize,
     pub ceilings: Ceilings,
 }
 
+/// A smaller KV-cache type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SmallerKv {
     pub name: String,
-    /// Its bytes over those of the type in use.
+    /// Its size relative to the type in use.
     pub bytes_share: f64,
 }
 
-/// All advice, that which saves most of a run first.
+/// Returns all advice, largest saving of the whole run first.
 pub fn advise(profile: &Profile, facts: &Facts) -> Vec<Advice> {
     let mut all: Vec<(f64, Advice)> = Vec::new();
     for phase in &profile.phases {
@@ -70,7 +72,7 @@ fn cost(row: &OpRow) -> Cost {
     }
 }
 
-/// Milliseconds that a row could save.
+/// Milliseconds a row would save if it ran at its bound.
 fn saving_ms(row: &OpRow, ceilings: &Ceilings) -> Option<f64> {
     let least_ms = cost(row).least_seconds(ceilings)? * 1e3;
     let start_ms = ceilings.start_us.unwrap_or(0.0) * row.calls as f64 / 1e3;
@@ -81,19 +83,19 @@ fn percent(part: f64) -> String {
     format!("{:.0} %", 100.0 * part)
 }
 
-/// How near to its ceilings a row runs.
+/// Describes how close a row is to the ceilings.
 fn speed(row: &OpRow) -> String {
     let bandwidth = row
         .bandwidth_share
         .map(|share| format!("{} of the read bandwidth", percent(share)));
     let arithmetic = row
         .ops_share
-        .map(|share| format!("{} of the peak of its arithmetic", percent(share)));
+        .map(|share| format!("{} of the peak arithmetic rate", percent(share)));
     let parts: Vec<String> = [bandwidth, arithmetic].into_iter().flatten().collect();
     parts.join(" and ")
 }
 
-/// Whether a row's operation has no fast kernel.
+/// Returns the reason why a row's operation has no fast kernel.
 fn slow_path<'a>(profile: &'a Profile, row: &OpRow) -> Option<&'a str> {
     let is_named = |reason: &str| match reason.strip_prefix("attention") {
         Some(_) => row.kind == "attention",
@@ -116,11 +118,11 @@ fn slow_paths(
         let share: f64 = rows().map(|row| row.share).sum();
         Advice {
             title: format!(
-                "Give {} a fast kernel, or take a format that has one",
+                "Add a fast kernel for {}, or use a format that has one",
                 slow.reason
             ),
             reason: format!(
-                "{} operations of a step take the slow path, {} of the time of {}'s operations",
+                "{} operations per step take the slow path, {} of the operation time of {}",
                 slow.count,
                 percent(share),
                 phase.name
@@ -131,7 +133,7 @@ fn slow_paths(
     })
 }
 
-/// The rows with the most to gain, small operations and slow paths left out.
+/// Advice on the rows with the most to gain, except small operations and slow paths.
 fn far_from_bound(
     profile: &Profile,
     phase: &Phase,
@@ -155,7 +157,7 @@ fn far_from_bound(
     rows.into_iter().take(N_ROWS).map(|(saved, row, waits_for)| Advice {
         title: format!("Speed up {} in {}", row.name, phase.name),
         reason: format!(
-            "it takes {} of the time of the operations, runs at {}, and should wait for {waits_for} only; see its \
+            "it takes {} of the operation time, runs at {}, and should be limited by {waits_for} alone; inspect its \
              kernel with a profiler of the device",
             percent(row.share),
             speed(row)
@@ -165,7 +167,7 @@ fn far_from_bound(
     })
 }
 
-/// Operations that cost what starting them costs.
+/// Advice on operations whose cost is mostly that of starting them.
 fn small_operations(phase: &Phase, ceilings: Option<&Ceilings>) -> Option<Advice> {
     let ceilings = ceilings?;
     let small = || {
@@ -182,11 +184,11 @@ fn small_operations(phase: &Phase, ceilings: Option<&Ceilings>) -> Option<Advice
     let names: Vec<&str> = small().take(N_ROWS).map(|row| row.kind.as_str()).collect();
     Some(Advice {
         title: format!(
-            "Run small operations of {} within their neighbours",
+            "Fuse small operations of {} into their neighbours",
             phase.name
         ),
         reason: format!(
-            "{calls} calls ({}) take {total:.3} ms and have work for {:.3} ms; starting one costs {:.1} us",
+            "{calls} calls ({}) take {total:.3} ms but have only {:.3} ms of work; starting one costs {:.1} us",
             names.join(", "),
             least * 1e3,
             ceilings.start_us.unwrap_or(0.0)
@@ -196,7 +198,7 @@ fn small_operations(phase: &Phase, ceilings: Option<&Ceilings>) -> Option<Advice
     })
 }
 
-/// A phase that waits for memory and reads it about as fast as it can be read.
+/// Advice for a memory-bound phase that already reads near the peak bandwidth.
 fn at_the_limit(phase: &Phase, ceilings: &Ceilings) -> Option<Advice> {
     let least_ms = phase.least_ms?;
     let at_limit = least_ms / phase.ops_ms;
@@ -209,13 +211,13 @@ fn at_the_limit(phase: &Phase, ceilings: &Ceilings) -> Option<Advice> {
     let reads_ms: f64 = of_memory()
         .map(|row| row.bytes as f64 / ceilings.read_bytes_per_s * 1e3)
         .sum();
-    // What two sequences would read once.
+    // Two sequences share these reads.
     let gain = reads_ms / phase.profiled.mean / 2.0;
     (at_limit >= AT_LIMIT && reads_ms >= least_ms / 2.0).then(|| Advice {
-        title: format!("Read fewer bytes for a token of {}: a smaller quantization, or more sequences together", phase.name),
+        title: format!("Read fewer bytes per token of {}: use a smaller quantization, or batch more sequences", phase.name),
         reason: format!(
-            "its operations run at {} of the roofline, {:.0} MB a token at {:.1} GB/s; no kernel can do much more. Two \
-             sequences in a step share the reads of the weights, which is the gain given",
+            "its operations run at {} of the roofline, {:.0} MB per token at {:.1} GB/s; no kernel can do much better. \
+             The gain is that of two sequences per step, which share the weight reads",
             percent(at_limit),
             of_memory().map(|row| row.bytes).sum::<u64>() as f64 / 1e6 / phase.n_tokens.max(1) as f64,
             ceilings.read_bytes_per_s / 1e9
@@ -225,7 +227,7 @@ fn at_the_limit(phase: &Phase, ceilings: &Ceilings) -> Option<Advice> {
     })
 }
 
-/// Each row as much faster as the ceilings of all cores are higher.
+/// Advice to use all cores: scales each row by the ratio of the ceilings.
 fn more_threads(phase: &Phase, ceilings: &Ceilings, facts: &Facts) -> Option<Advice> {
     let more = facts.more_threads.as_ref()?;
     let mut saved = 0.0;
@@ -242,7 +244,7 @@ fn more_threads(phase: &Phase, ceilings: &Ceilings, facts: &Facts) -> Option<Adv
             more.n_cores, more.n_cores
         ),
         reason: format!(
-            "fewer threads computed; all cores read {:.1} GB/s instead of {:.1}",
+            "fewer threads were used; all cores read {:.1} GB/s instead of {:.1}",
             more.ceilings.read_bytes_per_s / 1e9,
             ceilings.read_bytes_per_s / 1e9
         ),
@@ -251,7 +253,7 @@ fn more_threads(phase: &Phase, ceilings: &Ceilings, facts: &Facts) -> Option<Adv
     })
 }
 
-/// Attention that waits for the cache.
+/// Advice to use a smaller KV-cache type where attention is memory-bound.
 fn smaller_kv(phase: &Phase, facts: &Facts) -> Option<Advice> {
     let smaller = facts.smaller_kv.as_ref()?;
     let is_of_kv = |row: &&OpRow| row.kind == "attention" && row.bound == Some(Bound::Memory);
@@ -259,9 +261,9 @@ fn smaller_kv(phase: &Phase, facts: &Facts) -> Option<Advice> {
     let total: f64 = rows().map(|row| row.total_ms).sum();
     let share: f64 = rows().map(|row| row.share).sum();
     Some(Advice {
-        title: format!("Keep the KV cache as {} (--kv-type)", smaller.name),
+        title: format!("Store the KV cache as {} (--kv-type)", smaller.name),
         reason: format!(
-            "attention takes {} of the time of {}'s operations and waits for the cache, which would have {} of its bytes",
+            "attention takes {} of the operation time of {} and is limited by reading the KV cache, which would shrink to {} of its size",
             percent(share),
             phase.name,
             percent(smaller.bytes_share)
@@ -274,12 +276,9 @@ fn smaller_kv(phase: &Phase, facts: &Facts) -> Option<Advice> {
 fn between_operations(phase: &Phase) -> Option<Advice> {
     let gain = phase.between_ops_ms / phase.profiled.mean;
     Some(Advice {
-        title: format!(
-            "Shorten what happens between the operations of {}",
-            phase.name
-        ),
+        title: format!("Shorten the gaps between the operations of {}", phase.name),
         reason: format!(
-            "{:.3} of {:.3} ms belong to no operation: scheduling, handing steps over, text",
+            "{:.3} of {:.3} ms are spent outside operations: scheduling, hand-over of steps, text",
             phase.between_ops_ms, phase.profiled.mean
         ),
         gain,
@@ -291,7 +290,7 @@ fn launches(profile: &Profile, phase: &Phase) -> Option<Advice> {
     let launches = profile.launches.as_ref()?;
     let title = match launches.recommendation {
         Recommendation::NoAction => return None,
-        Recommendation::DeferSynchronization => "Let the host wait for the device later",
+        Recommendation::DeferSynchronization => "Defer the host's wait for the device",
         Recommendation::BatchOperations => "Launch fewer and larger kernels",
         Recommendation::UseHipGraph => "Run tokens as graphs (without --no-graphs)",
     };
@@ -304,7 +303,7 @@ fn launches(profile: &Profile, phase: &Phase) -> Option<Advice> {
     })
 }
 
-/// Loading, where it takes longer than anything else before the first token; milliseconds and advice.
+/// Advice if loading takes longer than the rest of the time to the first token; with the milliseconds saved.
 fn loading(profile: &Profile) -> Option<(f64, Advice)> {
     let ttft = &profile.ttft;
     let load = ttft.model_load.filter(|load| *load > ttft.total)?;
@@ -314,8 +313,8 @@ fn loading(profile: &Profile) -> Option<(f64, Advice)> {
         Advice {
             title: "Load the model once for many prompts".to_string(),
             reason: format!(
-                "loading takes {load:.0} ms before a first token that takes {:.0} ms; a process that stays, such as \
-                 chat, loads once",
+                "loading takes {load:.0} ms before a first token that takes {:.0} ms; a long-running process, such \
+                 as chat, loads once",
                 ttft.total
             ),
             gain,

@@ -1,25 +1,27 @@
-//! What a device can do at best, measured in the run that it is compared with.
+//! Measures the peak rates of a device, in the same run as the model they are compared with.
 
 use std::time::Instant;
 
+use rocmforge_cpu::Isa;
 use rocmforge_cpu::Pool;
-use rocmforge_engine::backend::gpu::{self, DeviceId, GpuConfig};
-use rocmforge_engine::{EngineError, Isa, Roofline};
+use rocmforge_engine::EngineError;
 use rocmforge_gpu::{Gpu, GpuError, ops};
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::{DeviceId, GpuConfig};
 
-use crate::report::Ceilings;
+use crate::schema::Ceilings;
 use crate::timer::KernelTimer;
 
-/// Starts that are timed together, and how often; the best counts, since others may use the machine too.
+/// Starts timed together, and repetitions. The best counts, since other programs may use the machine too.
 const N_STARTS: usize = 200;
 const N_BATCHES: usize = 7;
-/// Values of the smallest launch that is timed.
+/// Values processed by the small kernel that is timed.
 const FEW_VALUES: usize = 32;
 
 impl Ceilings {
-    /// Of this many threads, for some tenths of a second.
+    /// Measures the CPU with `n_threads` threads. Takes some tenths of a second.
     pub fn of_cpu(isa: Isa, n_threads: usize) -> Ceilings {
-        let roofline = Roofline::measure(isa, n_threads);
+        let roofline = rocmforge_cpu::measure_roofline(isa, n_threads);
         Ceilings {
             read_bytes_per_s: roofline.read_bytes_per_s,
             f32_ops_per_s: Some(roofline.f32_ops_per_s),
@@ -28,10 +30,10 @@ impl Ceilings {
         }
     }
 
-    /// Of a GPU, before anything else has its memory. `None` for the CPU that plays one.
+    /// Measures a GPU; call it before the model takes its memory. `None` for an emulated GPU.
     ///
     /// # Errors
-    /// Those of the device.
+    /// If the device cannot be opened or fails.
     pub fn of_gpu(config: &GpuConfig) -> Result<Option<Ceilings>, EngineError> {
         if matches!(config.id, Some(DeviceId::Host(_))) {
             return Ok(None);
@@ -54,7 +56,7 @@ impl Ceilings {
     }
 }
 
-/// Time to hand next to no work to the threads and to have it done.
+/// Measures the time of an empty task on the thread pool, in microseconds.
 fn pool_start_us(n_threads: usize) -> f64 {
     let pool = Pool::new(n_threads);
     let batch = |_| {
@@ -69,7 +71,7 @@ fn pool_start_us(n_threads: usize) -> f64 {
     (0..N_BATCHES).map(batch).fold(f64::INFINITY, f64::min)
 }
 
-/// Time of a launch among others, on the device.
+/// Measures the device time of one launch within a queue of launches, in microseconds.
 fn launch_us(gpu: &Gpu) -> Result<f64, GpuError> {
     let x = gpu.upload(&[0f32; FEW_VALUES])?;
     let mut best = f64::INFINITY;

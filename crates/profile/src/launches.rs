@@ -1,35 +1,34 @@
-//! What launching kernels costs, and what to do about it.
+//! Measures the host's cost of kernel launches and recommends how to lower it.
 
 use std::time::{Duration, Instant};
 
-use crate::report::{Launches, Recommendation, Verdict};
+use crate::schema::{Launches, Recommendation, Verdict};
 use crate::stats::Summary;
 
-/// Overheads of a token, microseconds: what is worth a graph, what is worth fewer launches, and what is worth looking
-/// for a wait.
+/// Overheads of a token in microseconds above which a graph pays, fewer launches pay, and a wait should be deferred.
 const USE_GRAPH_US: f64 = 200.0;
 const BATCH_US: f64 = 50.0;
 const DEFER_US: f64 = 20.0;
 
-/// Gathers launches, and the tokens they were for.
+/// Collects the durations of launches and the tokens they belong to.
 #[derive(Debug, Clone, Default)]
 pub struct LaunchOverheadTracker {
-    /// Time of the host for each, microseconds.
+    /// Host time of each launch in microseconds.
     submits_us: Vec<f64>,
     n_tokens: usize,
     kernels: Duration,
 }
 
-/// How generation runs when nobody looks.
+/// How generation runs without profiling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Unprofiled {
-    /// Whether a token is one graph.
+    /// Whether each token runs as one graph.
     pub graphs: bool,
-    /// Wall clock of a token, microseconds.
+    /// Wall-clock time of a token in microseconds.
     pub token_us: f64,
 }
 
-/// Of a token, microseconds.
+/// Averages of a token; times in microseconds.
 struct PerToken {
     n_launches: f64,
     submit_us: f64,
@@ -43,7 +42,7 @@ impl LaunchOverheadTracker {
         LaunchOverheadTracker::default()
     }
 
-    /// Measures how long the host takes to queue what `launch` queues.
+    /// Measures how long the host takes to run `launch`, which queues a kernel.
     pub fn measure_launch<T>(&mut self, launch: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let launched = launch();
@@ -51,12 +50,12 @@ impl LaunchOverheadTracker {
         launched
     }
 
-    /// A launch that was measured elsewhere.
+    /// Adds a launch that was measured elsewhere.
     pub fn add_launch(&mut self, submit: Duration) {
         self.submits_us.push(submit.as_secs_f64() * 1e6);
     }
 
-    /// The launches so far belong to one more token, for which the device's kernels took this long.
+    /// Ends a token: assigns it the launches since the last one and the time its kernels took on the device.
     pub fn add_token(&mut self, kernels: Duration) {
         self.n_tokens += 1;
         self.kernels += kernels;
@@ -76,8 +75,8 @@ impl LaunchOverheadTracker {
         })
     }
 
-    /// All recommendations, the one with the most to gain first; [`Recommendation::NoAction`] comes last and applies if
-    /// no other does. Empty if no launch of a token was measured.
+    /// Returns all recommendations, largest gain first. [`Recommendation::NoAction`] is last and applies if no other
+    /// does. Empty if no token with launches was measured.
     pub fn get_recommendations(&self, unprofiled: Unprofiled) -> Vec<Verdict> {
         let Some(token) = self.per_token(unprofiled) else {
             return Vec::new();
@@ -88,7 +87,7 @@ impl LaunchOverheadTracker {
             recommendation: Recommendation::NoAction,
             applies: nothing,
             reason: format!(
-                "{:.0} us of {:.0} us a token are not its kernels'",
+                "{:.0} us of {:.0} us a token are not spent in kernels",
                 token.overhead_us(),
                 token.token_us
             ),
@@ -96,7 +95,7 @@ impl LaunchOverheadTracker {
         verdicts
     }
 
-    /// `None` if no launch of a token was measured.
+    /// Returns the summary, or `None` if no token with launches was measured.
     pub fn report(&self, unprofiled: Unprofiled) -> Option<Launches> {
         let token = self.per_token(unprofiled)?;
         let verdicts = self.get_recommendations(unprofiled);
@@ -114,8 +113,8 @@ impl LaunchOverheadTracker {
 }
 
 impl PerToken {
-    /// What a token takes beyond its kernels. Without graphs it is at least the host's time for its launches, in which
-    /// a fast device has nothing to do.
+    /// Time of a token beyond its kernels. Without graphs it is at least the host's launch time, during which a fast
+    /// device is idle.
     fn overhead_us(&self) -> f64 {
         let beyond = (self.token_us - self.kernels_us).max(0.0);
         match self.graphs {
@@ -127,11 +126,11 @@ impl PerToken {
     fn use_graph(&self) -> Verdict {
         let overhead = self.overhead_us();
         let (applies, reason) = match self.graphs {
-            true => (false, "tokens are graphs already".to_string()),
+            true => (false, "tokens already run as graphs".to_string()),
             false => (
                 overhead > USE_GRAPH_US,
                 format!(
-                    "{:.0} launches take the host {:.0} us a token, the overhead is {overhead:.0} us; a graph is one \
+                    "{:.0} launches take {:.0} us of host time per token, and the overhead is {overhead:.0} us; a graph is one \
                      launch and pays above {USE_GRAPH_US:.0} us",
                     self.n_launches, self.submit_us
                 ),
@@ -150,8 +149,8 @@ impl PerToken {
             recommendation: Recommendation::BatchOperations,
             applies: overhead > BATCH_US,
             reason: format!(
-                "{:.0} launches a token, {:.1} us of overhead for each: fewer and larger ones, by more operations in a \
-                 kernel or more sequences in a step, pay above {BATCH_US:.0} us a token",
+                "{:.0} launches per token with {:.1} us of overhead each; fewer and larger launches (more operations per \
+                 kernel, or more sequences per step) pay above {BATCH_US:.0} us per token",
                 self.n_launches,
                 overhead / self.n_launches
             ),
@@ -165,10 +164,10 @@ impl PerToken {
             applies: idle > DEFER_US,
             reason: match idle > 0.0 {
                 true => format!(
-                    "for {idle:.0} us of a token neither kernels nor launches run: the host waits or is waited for; it \
-                     pays to defer that above {DEFER_US:.0} us"
+                    "neither kernels nor launches run for {idle:.0} us of a token: host and device wait for each other; deferring \
+                     that pays above {DEFER_US:.0} us"
                 ),
-                false => "kernels or launches run all the time".to_string(),
+                false => "kernels or launches run throughout".to_string(),
             },
         }
     }
@@ -181,7 +180,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// Tokens of `n` launches of `submit` us each, whose kernels take `kernels` us.
+    /// Three tokens with `n` launches of `submit` us each, whose kernels take `kernels` us.
     fn tracker(n: u32, submit: u32, kernels: u32) -> LaunchOverheadTracker {
         let mut tracker = LaunchOverheadTracker::new();
         for _ in 0..3 {
@@ -194,10 +193,10 @@ mod tests {
     }
 
     #[test]
-    fn each_recommendation_has_its_case() {
-        // Launches, us for each, us of kernels; graphs, us of a token; those that apply; overhead.
+    fn recommends_by_overhead_and_idle_time() {
+        // Launches, us per launch, us of kernels; graphs, us per token; expected recommendations; overhead.
         for (n, submit, kernels, graphs, token_us, applying, overhead) in [
-            // 300 launches of 1 us, which the device does not hide.
+            // 300 launches of 1 us that do not overlap with kernels.
             (
                 300,
                 1,
@@ -207,7 +206,7 @@ mod tests {
                 &[UseHipGraph, BatchOperations][..],
                 300.0,
             ),
-            // The same as a graph: 20 us remain, as many as a wait is worth.
+            // The same as a graph: 20 us remain, exactly the limit for deferring.
             (300, 1, 300, true, 320.0, &[NoAction], 20.0),
             // A graph with gaps between its kernels.
             (
@@ -219,7 +218,7 @@ mod tests {
                 &[BatchOperations, DeferSynchronization],
                 80.0,
             ),
-            // Few launches, and the host waits.
+            // Few launches, but the host waits.
             (10, 1, 300, false, 340.0, &[DeferSynchronization], 40.0),
             (10, 1, 5000, false, 5010.0, &[NoAction], 10.0),
             (
@@ -232,7 +231,7 @@ mod tests {
                 201.0,
             ),
             (200, 1, 5000, false, 5000.0, &[BatchOperations], 200.0),
-            // Events between kernels made them slower than a token is without.
+            // Events between kernels slowed the profiled run below the unprofiled one.
             (100, 1, 900, true, 700.0, &[NoAction], 0.0),
         ] {
             let unprofiled = Unprofiled { graphs, token_us };
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_have_the_numbers() {
+    fn reasons_contain_the_numbers() {
         let unprofiled = Unprofiled {
             graphs: false,
             token_us: 700.0,
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_is_measured_by_the_clock() {
+    fn measures_launches_by_wall_clock() {
         let mut tracker = LaunchOverheadTracker::new();
         let outer = Instant::now();
         let mut least = Duration::ZERO;

@@ -1,24 +1,24 @@
-//! Times of operations beside what they must move and compute: groups of operations that are alike, as rows of a table.
+//! Groups equal operations of a run: their times next to the bytes they move and the arithmetic they do.
 //!
-//! Times come from the engine ([`StepTimes`]), bytes and operations from the plan ([`PlanCost`]), ceilings from
-//! measurements of the same run ([`Ceilings`]).
+//! Times come from the engine ([`StepTimes`]), bytes and arithmetic from the plan ([`PlanCost`]), ceilings from
+//! measurements in the same run ([`Ceilings`]).
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use rocmforge_engine::Roofline;
-use rocmforge_engine::backend::times::{StepPart, StepTimes};
-use rocmforge_engine::plan::{ActsId, BatchShape, BufferId, Op, OpCost, PlanCost, WeightId};
+use rocmforge_plan::Roofline;
+use rocmforge_plan::{ActsId, BatchShape, BufferId, Op, OpCost, PlanCost, WeightId};
+use rocmforge_runtime::times::{StepPart, StepTimes};
 
-use crate::report::{Bound, Ceilings, OpRow};
+use crate::schema::{Bound, Ceilings, OpRow};
 use crate::stats::Summary;
 
-/// Operations for each byte below which every device waits for its memory; it decides where the peak of the arithmetic
-/// is not measured. GPUs do 14 f32 operations for each byte they read, or more.
+/// Arithmetic intensity (operations per byte) below which any device is memory-bound. Used where the peak arithmetic
+/// rate was not measured. GPUs do at least 14 f32 operations per byte read.
 const MEMORY_BOUND_BELOW: f64 = 8.0;
 
-/// Rows of operations that are alike, in the order in which they were first seen.
+/// Groups of equal operations, in the order they were first seen.
 #[derive(Debug, Clone, Default)]
 pub struct Groups {
     rows: Vec<Group>,
@@ -34,7 +34,7 @@ struct Group {
     cost: Cost,
 }
 
-/// What must come from memory, and operations.
+/// Bytes that must be read from memory, and arithmetic operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
     pub bytes: u64,
@@ -59,7 +59,8 @@ impl Cost {
         self.i8_ops += other.i8_ops;
     }
 
-    /// Seconds of memory and of arithmetic at the ceilings; of arithmetic `None` where its peaks are not known.
+    /// Returns the seconds of memory traffic and of arithmetic at the ceilings; `None` for arithmetic if its peaks are
+    /// unknown.
     fn seconds(&self, ceilings: &Ceilings) -> (f64, Option<f64>) {
         let memory = self.bytes as f64 / ceilings.read_bytes_per_s;
         let arithmetic = ceilings.f32_ops_per_s.zip(ceilings.i8_ops_per_s);
@@ -68,7 +69,7 @@ impl Cost {
         (memory, arithmetic)
     }
 
-    /// The least time, if it is known.
+    /// Returns the roofline time in seconds, if it is known.
     pub fn least_seconds(&self, ceilings: &Ceilings) -> Option<f64> {
         match self.seconds(ceilings) {
             (memory, Some(arithmetic)) => Some(memory.max(arithmetic)),
@@ -77,14 +78,14 @@ impl Cost {
         }
     }
 
-    /// Whether it waits for memory on any device.
+    /// Whether it is memory-bound on any device.
     fn waits_for_memory(&self) -> bool {
         let n_ops = (self.f32_ops + self.i8_ops) as f64;
         self.bytes > 0 && n_ops <= MEMORY_BOUND_BELOW * self.bytes as f64
     }
 }
 
-/// What `calls` calls of this cost wait for.
+/// Returns what limits `calls` calls with this total cost; `None` if unknown.
 pub fn bound(cost: &Cost, calls: u64, ceilings: &Ceilings) -> Option<Bound> {
     if *cost == Cost::default() || calls == 0 {
         return None;
@@ -105,7 +106,7 @@ pub fn bound(cost: &Cost, calls: u64, ceilings: &Ceilings) -> Option<Bound> {
 }
 
 impl Groups {
-    /// One call.
+    /// Adds one call.
     pub fn add(&mut self, kind: &str, name: &str, time: Duration, cost: Cost) {
         let index = match self.by_name.get(name) {
             Some(index) => *index,
@@ -127,12 +128,12 @@ impl Groups {
         group.cost.add(cost);
     }
 
-    /// Sum over all calls.
+    /// Returns the total time of all calls.
     pub fn total(&self) -> Duration {
         self.rows.iter().map(|group| group.total).sum()
     }
 
-    /// The rows of one of `n_runs` runs that were alike, by share of time.
+    /// Returns the rows of one run, averaged over `n_runs` equal runs, sorted by share of time.
     pub fn rows(&self, n_runs: usize, ceilings: Option<&Ceilings>) -> Vec<OpRow> {
         let all = self.total().as_secs_f64();
         let n = n_runs.max(1) as u64;
@@ -164,20 +165,20 @@ impl Groups {
     }
 }
 
-/// The operations of a plan, in words and with their costs.
+/// The operations of a plan with their names and costs.
 pub struct PlanOps<'a> {
     cost: PlanCost<'a>,
     names: Vec<String>,
 }
 
 impl<'a> PlanOps<'a> {
-    /// `cost.plan` is the plan as the backend runs it.
+    /// `cost.plan` must be the plan as the backend runs it.
     pub fn new(cost: PlanCost<'a>) -> PlanOps<'a> {
         let names = cost.plan.ops.iter().map(|op| name(&cost, op)).collect();
         PlanOps { cost, names }
     }
 
-    /// Type and name of a part of a step.
+    /// Returns the type and the name of a part of a step.
     pub fn describe(&self, part: &StepPart) -> (&str, &str) {
         match part {
             StepPart::Begin => ("begin", "begin step"),
@@ -191,7 +192,7 @@ impl<'a> PlanOps<'a> {
         }
     }
 
-    /// Whether it works on rows whose logits are wanted only.
+    /// Whether a part works only on rows whose logits are needed.
     pub fn is_for_logits(&self, part: &StepPart) -> bool {
         match part {
             StepPart::Ops(ops) => self.cost.plan.is_for_logits(&self.cost.plan.ops[ops.start]),
@@ -200,7 +201,7 @@ impl<'a> PlanOps<'a> {
         }
     }
 
-    /// Whether it looks up the rows of tokens or positions.
+    /// Whether a part is an embedding lookup of tokens or positions.
     pub fn is_embedding(&self, part: &StepPart) -> bool {
         match part {
             StepPart::Ops(ops) => self.cost.plan.ops[ops.start].table().is_some(),
@@ -208,6 +209,7 @@ impl<'a> PlanOps<'a> {
         }
     }
 
+    /// Returns the cost of a part of a step.
     pub fn cost(&self, part: &StepPart, shape: &BatchShape) -> Cost {
         match part {
             StepPart::Ops(ops) => self.cost_of(ops, shape),
@@ -221,7 +223,7 @@ impl<'a> PlanOps<'a> {
         sum.into()
     }
 
-    /// The least time of a step, each operation at the roofline. `None` if a peak would be needed that is not known.
+    /// Returns the seconds of a step with every operation at the roofline. `None` if that depends on an unknown peak.
     pub fn least_seconds(&self, shape: &BatchShape, ceilings: &Ceilings) -> Option<f64> {
         let ops = self.cost.plan.ops.iter();
         let all: OpCost = ops.map(|op| self.cost.op(op, shape)).sum();
@@ -238,7 +240,7 @@ impl<'a> PlanOps<'a> {
         Some(self.cost.step_seconds(shape, &roofline))
     }
 
-    /// Adds the parts of a step to `ops`, and its launches to `kernels`.
+    /// Adds the parts of a step to `ops` and its launches to `kernels`.
     pub fn add_step(&self, times: &StepTimes, ops: &mut Groups, kernels: &mut Groups) {
         for (index, part) in times.parts.iter().enumerate() {
             let (kind, name) = self.describe(&part.part);
@@ -248,8 +250,8 @@ impl<'a> PlanOps<'a> {
         }
     }
 
-    /// What a part moves and computes is the work of the kernel that takes most of its time; the others prepare it or
-    /// put its results together.
+    /// Attributes the cost of a part to the kernel that takes most of its time; its other kernels prepare inputs or
+    /// combine results.
     fn add_launches(&self, times: &StepTimes, part: usize, cost: Cost, kernels: &mut Groups) {
         let own = || times.launches.iter().filter(|launch| launch.part == part);
         let total = |kernel| -> Duration {
@@ -260,7 +262,7 @@ impl<'a> PlanOps<'a> {
         let mut cost = Some(cost);
         for launch in own() {
             let (module, kernel) = launch.kernel;
-            // All of its launches together do the work of the part.
+            // All launches of this kernel together do the work of the part.
             let share = match Some(launch.kernel) == main {
                 true => cost.take().unwrap_or_default(),
                 false => Cost::default(),
@@ -271,7 +273,8 @@ impl<'a> PlanOps<'a> {
     }
 }
 
-/// Such as `matmul ffn_down Q6_K [4096, 14336]`: type, tensors without their layer, formats, `[n_out, n_in]`.
+/// Returns the name of an operation, such as `matmul ffn_down Q6_K [4096, 14336]`: type, tensors without their layer,
+/// formats, `[n_out, n_in]`.
 fn name(cost: &PlanCost<'_>, op: &Op) -> String {
     let kind = op.name();
     let matrices = match op.table() {
@@ -320,7 +323,7 @@ fn matrices_in_words(cost: &PlanCost<'_>, ids: &[WeightId]) -> String {
     )
 }
 
-/// `a+b`; those that are all alike once.
+/// Joins words as `a+b`; equal words are written once.
 fn distinct(words: impl Iterator<Item = String>) -> String {
     let mut words: Vec<String> = words.collect();
     if words.windows(2).all(|pair| pair[0] == pair[1]) {
@@ -329,7 +332,7 @@ fn distinct(words: impl Iterator<Item = String>) -> String {
     words.join("+")
 }
 
-/// `ffn_down` of `blk.3.ffn_down.weight`.
+/// Returns the role of a tensor: `ffn_down` for `blk.3.ffn_down.weight`.
 fn role(tensor: &str) -> &str {
     let name = tensor.strip_suffix(".weight").unwrap_or(tensor);
     let of_layer = name

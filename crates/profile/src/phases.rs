@@ -1,22 +1,22 @@
-//! Prefill and decode: their steps over several runs, as rows of operations beside the wall clock.
+//! Summarises prefill and decode over several runs: operations by type, next to the wall-clock time.
 
-use rocmforge_engine::backend::times::StepTimes;
+use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::{Groups, PlanOps};
-use crate::report::{Ceilings, Phase};
+use crate::schema::{Ceilings, Phase};
 use crate::stats::Summary;
 
-/// The steps of a phase, of all profiled runs.
+/// The steps of a phase over all profiled runs.
 #[derive(Debug, Clone, Default)]
 pub struct PhaseTimes {
     ops: Groups,
     kernels: Groups,
     n_steps: usize,
-    /// Of all steps; `None` once one is not known.
+    /// Sum over all steps; `None` if it is unknown for any of them.
     least_seconds: Option<f64>,
 }
 
-/// The wall clock of a phase in each run, milliseconds.
+/// Wall-clock time of a phase in each run, in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Walls {
     pub profiled: Vec<f64>,
@@ -24,6 +24,7 @@ pub struct Walls {
 }
 
 impl PhaseTimes {
+    /// Adds a step of a profiled run.
     pub fn add_step(&mut self, ops: &PlanOps<'_>, times: &StepTimes, ceilings: Option<&Ceilings>) {
         ops.add_step(times, &mut self.ops, &mut self.kernels);
         let least = ceilings.and_then(|ceilings| ops.least_seconds(&times.shape, ceilings));
@@ -34,7 +35,7 @@ impl PhaseTimes {
         self.n_steps += 1;
     }
 
-    /// The phase as one run has it, with `n_tokens` tokens. `None` without runs of both kinds.
+    /// Returns the averages of one run that processed `n_tokens` tokens, or `None` unless there are runs of both kinds.
     pub fn phase(
         &self,
         name: &str,

@@ -1,15 +1,15 @@
-//! Samples in a few numbers.
+//! Statistics of samples: summary, percentiles, confidence interval of the median.
 
 use serde::{Deserialize, Serialize};
 
-/// What a set of samples looks like; all in the unit of the samples.
+/// Summary statistics of samples, in the unit of the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     pub n: usize,
     pub min: f64,
     pub mean: f64,
     pub max: f64,
-    /// Sample standard deviation; 0 of one sample.
+    /// Sample standard deviation; 0 for a single sample.
     pub std_dev: f64,
     pub p50: f64,
     pub p95: f64,
@@ -17,7 +17,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// `None` without samples, or if one is not a number.
+    /// Returns `None` without samples, or if one is NaN.
     pub fn of(samples: &[f64]) -> Option<Summary> {
         if samples.is_empty() || samples.iter().any(|x| x.is_nan()) {
             return None;
@@ -42,16 +42,16 @@ impl Summary {
         })
     }
 
-    /// Standard deviation over mean.
+    /// Returns the standard deviation divided by the mean.
     pub fn noise(&self) -> f64 {
         self.std_dev / self.mean
     }
 }
 
-/// The value below which the part `p` of `sorted` lies, interpolated between neighbours as numpy does by default.
+/// Returns the percentile `p` (0 to 1) of `sorted`, linearly interpolated as numpy does by default.
 ///
 /// # Panics
-/// Without samples.
+/// If there are no samples.
 pub fn percentile(sorted: &[f64], p: f64) -> f64 {
     let at = p * (sorted.len() - 1) as f64;
     let (below, part) = (at.floor() as usize, at.fract());
@@ -59,13 +59,13 @@ pub fn percentile(sorted: &[f64], p: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * part
 }
 
-/// The samples between which the median of all that might be measured lies, in 95 of 100 cases or more: order
-/// statistics and the binomial distribution, so nothing is assumed of how samples are spread. `None` of fewer than 6
-/// samples, which cannot say so much.
+/// Returns a confidence interval of the median, of at least 95 %. It uses order statistics and the binomial
+/// distribution, so it assumes nothing about the distribution of the samples. `None` for fewer than 6 samples, which
+/// are too few for this confidence.
 pub fn median_interval(samples: &[f64]) -> Option<[f64; 2]> {
     let n = samples.len();
-    // Of `n` samples that are below the median as often as above, the probability that exactly `below` are below; its
-    // logarithm, since 2^-n is no number for long series.
+    // Logarithm of the probability that exactly `below` of `n` samples lie below the median. The logarithm, since 2^-n
+    // underflows for long series.
     let mut ln_exactly = -(n as f64) * std::f64::consts::LN_2;
     let (mut at_most, mut rank) = (0.0, 0);
     for below in 0..n / 2 {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn summaries_are_numpy_s() {
+    fn summaries_match_numpy() {
         let odd = Summary::of(&[4.0, 1.0, 2.0, 10.0, 3.0]).unwrap();
         // numpy: percentile([1, 2, 3, 4, 10], [50, 95, 99]), std(ddof=1).
         assert_eq!((odd.min, odd.mean, odd.max, odd.p50), (1.0, 4.0, 10.0, 3.0));
@@ -103,10 +103,10 @@ mod tests {
         assert_eq!(Summary::of(&[1.0, f64::NAN]), None);
     }
 
-    /// Ranks by sums of exact binomial coefficients; those of 20 and 30 stand in tables (Conover, "Practical
-    /// Nonparametric Statistics").
+    /// Ranks computed from exact binomial coefficients; those for 20 and 30 match the tables of Conover, "Practical
+    /// Nonparametric Statistics".
     #[test]
-    fn median_intervals_have_the_ranks_of_the_tables() {
+    fn median_intervals_match_published_ranks() {
         for (n, ranks) in [
             (5, None),
             (6, Some([1, 6])),
@@ -118,12 +118,12 @@ mod tests {
             (100, Some([40, 61])),
             (1000, Some([469, 532])),
         ] {
-            // Not in order: the ranks are those of the sorted samples.
+            // Unsorted input: ranks refer to the sorted samples.
             let samples: Vec<f64> = (1..=n).rev().map(f64::from).collect();
             let expected = ranks.map(|ranks| ranks.map(f64::from));
             assert_eq!(median_interval(&samples), expected, "{n}");
         }
-        // 2^-5000 is no f64.
+        // 2^-5000 underflows f64.
         assert!(median_interval(&vec![1.0; 5000]).is_some());
         assert_eq!(median_interval(&[]), None);
     }

@@ -1,34 +1,34 @@
-//! What was executed where: an event for each part of a step, summed up by backend and by type.
+//! Records what ran on which backend: one event per part of a step, summed by backend and by operation type.
 //!
-//! Times come from a [`StepObserver`](rocmforge_engine::backend::StepObserver), words from the plan ([`PlanOps`]). The
-//! example `execution_summary` prints the summary of a model that a GPU and the CPU share.
+//! Times come from a [`StepObserver`](rocmforge_runtime::StepObserver), names from the plan ([`PlanOps`]). The
+//! example `execution_summary` prints the summary of a model split between a GPU and the CPU.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rocmforge_engine::backend::times::StepTimes;
-use rocmforge_engine::plan::Side;
+use rocmforge_plan::Side;
+use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::PlanOps;
 
-/// One part of a step that ran: an operation, or operations that run as one pass; or what surrounds them, which is of the
-/// types `begin`, `choose`, `end` and `copy`.
+/// A part of a step that ran: an operation, several fused operations, or one of the surrounding types `begin`,
+/// `choose`, `end` and `copy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutionEvent {
     /// `cpu`, `cuda:0`, ...
     pub backend: String,
-    /// Type of operation, such as `matmul`; of several as one pass, such as `rope_kv`, theirs together.
+    /// Operation type, such as `matmul`, or the name of fused operations, such as `rope_kv`.
     pub op_type: String,
     /// Number of the engine's step.
     pub step: u64,
-    /// By the clock of the device. On a GPU from the end of the launch before, so that a device that waits for the host
-    /// waits here.
+    /// Measured by the device's clock. On a GPU it starts at the end of the previous launch, so it includes the time
+    /// the device waits for the host.
     pub duration: Duration,
 }
 
-/// The events of a step, in the order in which its parts ran. `ops` is of the whole plan that the engine runs
-/// ([`Model::compiled_plan`](rocmforge_engine::model::Model::compiled_plan)); `gpu` names the backend of what a GPU ran, such
-/// as `cuda:0`.
+/// Returns the events of a step in execution order. `ops` must cover the engine's whole plan
+/// ([`Model::compiled_plan`](rocmforge_model::Model::compiled_plan)); `gpu` is the name of the GPU backend,
+/// such as `cuda:0`.
 pub fn events<'a>(
     times: &'a StepTimes,
     ops: &'a PlanOps<'_>,
@@ -45,13 +45,13 @@ pub fn events<'a>(
     })
 }
 
-/// What all events come to.
+/// Events summed by backend and by operation type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BackendExecutionSummary {
-    /// Events. Several operations that run as one pass are one; `begin`, `choose`, `end` and `copy` count, too, and
-    /// [`BackendExecutionSummary::operations_by_type`] says how many those are.
+    /// Number of events. Fused operations count once. `begin`, `choose`, `end` and `copy` count too;
+    /// [`BackendExecutionSummary::operations_by_type`] tells how many there were.
     pub ops_executed: u64,
-    /// Sums of durations by backend; of `cpu` with the host's time for the launches of a GPU.
+    /// Total duration by backend. `cpu` includes the host's time for GPU launches.
     pub time_by_backend: BTreeMap<String, Duration>,
     /// Events by backend; they add up to `ops_executed`.
     pub operations_by_backend: BTreeMap<String, u64>,
@@ -60,7 +60,7 @@ pub struct BackendExecutionSummary {
 }
 
 impl BackendExecutionSummary {
-    /// Adds the [`events`] of a step, and to the time of `cpu` what the host took to queue its launches.
+    /// Adds the [`events`] of a step, and the host's time for its launches to `cpu`.
     pub fn add_step(&mut self, times: &StepTimes, ops: &PlanOps<'_>, gpu: &str) {
         for event in events(times, ops, gpu) {
             self.record(&event);
@@ -79,7 +79,7 @@ impl BackendExecutionSummary {
         add(&mut self.operations_by_type, &event.op_type, 1);
     }
 
-    /// Adds time of a backend that no operation of its own took, such as the host's while it queues launches.
+    /// Adds time that belongs to no event, such as the host's time to queue launches.
     pub fn add_time(&mut self, backend: &str, time: Duration) {
         add(&mut self.time_by_backend, backend, time);
     }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_summed_up() {
+    fn sums_events_by_backend_and_type() {
         let mut summary = BackendExecutionSummary::default();
         let ms = Duration::from_millis;
         for (backend, op_type, step, duration) in [

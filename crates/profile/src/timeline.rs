@@ -1,13 +1,13 @@
-//! What ran when, as spans on two lanes: the program, its steps and launches on the CPU's, kernels on the device's. What
-//! the CPU computes is on its lane.
+//! Collects spans of time on two lanes. The CPU lane has the program's scopes, steps, launches and the operations the
+//! CPU computes; the device lane has the GPU's operations and kernels.
 
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::backend::times::StepTimes;
-use rocmforge_engine::plan::Side;
+use rocmforge_plan::Side;
+use rocmforge_runtime::times::StepTimes;
 
 use crate::ops::PlanOps;
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::timer::Scope;
 
 /// Collects spans.
@@ -18,7 +18,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Times count from `origin`.
+    /// Creates an empty timeline whose times count from `origin`.
     pub fn new(origin: Instant) -> Timeline {
         Timeline {
             origin,
@@ -26,7 +26,7 @@ impl Timeline {
         }
     }
 
-    /// Scopes of a collector with the same origin.
+    /// Adds the scopes of a collector with the same origin.
     pub fn add_scopes(&mut self, scopes: &[Scope]) {
         self.spans.extend(scopes.iter().map(Scope::span));
     }
@@ -38,7 +38,7 @@ impl Timeline {
             1 => "step of 1 token".to_string(),
             n => format!("step of {n} tokens"),
         };
-        // What the host does: its own operations, and launches.
+        // The step lasts on the CPU lane until the last CPU operation or launch ends.
         let own = times.parts.iter().filter(|part| part.side == Side::Cpu);
         let ends = own.map(|part| part.start + part.duration);
         let launched = times.launches.iter().map(|l| l.queued + l.submit);
@@ -80,10 +80,10 @@ impl Timeline {
         });
     }
 
-    /// By start, each with the number of spans around it on its lane.
+    /// Returns the spans sorted by start, each with its nesting depth on its lane.
     pub fn finish(self) -> Vec<Span> {
         let mut spans = self.spans;
-        // What begins together is around what ends earlier; a part of one launch around its kernel.
+        // Of spans that start together the longer one is outside; a part with one launch is outside its kernel.
         spans.sort_by(|a, b| {
             let starts = a.start_us.total_cmp(&b.start_us);
             let longer = b.duration_us.total_cmp(&a.duration_us);
@@ -95,7 +95,7 @@ impl Timeline {
         for span in &mut spans {
             let around = &mut open[span.lane as usize];
             let end = span.start_us + span.duration_us;
-            // Ends are sums of roundings.
+            // End times carry rounding errors.
             while around
                 .last()
                 .is_some_and(|last| *last <= span.start_us + 1e-3)

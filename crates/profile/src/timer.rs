@@ -1,8 +1,7 @@
-//! Timers: [`ScopedTimer`] for stretches of the program on the CPU's clock, nested as they are in the code, and
-//! [`KernelTimer`] for work on a device, by the device's events.
+//! Timers: [`ScopedTimer`] for nested sections of the program, by the CPU's clock, and [`KernelTimer`] for work on a
+//! device, by device events.
 //!
-//! A scope costs two looks at the clock and a push under a lock that is seldom contended; [`Collector::scope_ns`] says
-//! how much that is on this machine.
+//! A scope costs two clock reads and a push under a rarely contended lock; [`Collector::scope_ns`] measures that cost.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -12,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use rocmforge_gpu::{Event, Gpu, GpuError};
 
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::stats::Summary;
 
-/// Scopes that are kept; later ones are counted only, so that a long run does not fill the memory.
+/// Most scopes kept. Later ones are only counted, so that a long run does not fill the memory.
 const MAX_SCOPES: usize = 1 << 20;
 
-/// Gathers scopes of any number of threads. Clones gather together.
+/// Collects the scopes of any number of threads. Clones share one collection.
 #[derive(Debug, Clone)]
 pub struct Collector {
     inner: Arc<Inner>,
@@ -36,16 +35,16 @@ struct Scopes {
     n_dropped: usize,
 }
 
-/// A stretch of time that was measured.
+/// A finished scope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scope {
     pub name: Cow<'static, str>,
-    /// Since the collector was made.
+    /// Time since the collector was created.
     pub start: Duration,
     pub duration: Duration,
-    /// Open scopes around it on its thread when it began.
+    /// Number of scopes open on its thread when it started.
     pub depth: usize,
-    /// Tells threads apart, in the order in which they first measured something.
+    /// Number of its thread, in the order of first measurements.
     pub thread: usize,
 }
 
@@ -72,12 +71,12 @@ impl Collector {
         }
     }
 
-    /// What times count from.
+    /// Returns the instant that times count from.
     pub fn origin(&self) -> Instant {
         self.inner.origin
     }
 
-    /// Measures from now until the timer is dropped.
+    /// Starts a scope that ends when the returned timer is dropped.
     pub fn scope(&self, name: impl Into<Cow<'static, str>>) -> ScopedTimer<'_> {
         let depth = DEPTH.get();
         DEPTH.set(depth + 1);
@@ -89,8 +88,8 @@ impl Collector {
         }
     }
 
-    /// The scopes that have ended, by start, those that begin together from the outside in; and how many were too many
-    /// to keep.
+    /// Takes the finished scopes, sorted by start, outer scopes first; and the number of scopes dropped because of
+    /// [`MAX_SCOPES`].
     pub fn take(&self) -> (Vec<Scope>, usize) {
         let Scopes { mut all, n_dropped } = std::mem::take(&mut *self.lock());
         all.sort_by_key(|scope| (scope.start, scope.depth));
@@ -102,7 +101,7 @@ impl Collector {
         scopes.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// What a scope costs here, in nanoseconds, measured on a collector of its own.
+    /// Measures the cost of a scope on this machine in nanoseconds, with a separate collector.
     pub fn scope_ns() -> f64 {
         const N_BATCHES: usize = 20;
         const N_SCOPES: usize = 1000;
@@ -121,9 +120,9 @@ impl Collector {
     }
 }
 
-/// A scope that is open; it ends when this is dropped.
+/// An open scope; it ends when this is dropped.
 #[derive(Debug)]
-#[must_use = "it measures until it is dropped"]
+#[must_use = "the scope lasts until this is dropped"]
 pub struct ScopedTimer<'a> {
     collector: &'a Collector,
     name: Cow<'static, str>,
@@ -152,7 +151,7 @@ impl Drop for ScopedTimer<'_> {
 }
 
 impl Scope {
-    /// As a span of the CPU's lane.
+    /// Converts the scope to a span on the CPU lane.
     pub fn span(&self) -> Span {
         Span {
             name: self.name.to_string(),
@@ -165,7 +164,7 @@ impl Scope {
     }
 }
 
-/// Times a kernel, or several, on a device or on the CPU.
+/// Times one or more kernels, on a device or on the CPU.
 pub struct KernelTimer {
     name: String,
     state: State,
@@ -190,7 +189,7 @@ impl KernelTimer {
         &self.name
     }
 
-    /// From behind what is queued on the stream of `gpu` so far.
+    /// Starts the timer after the work queued on the stream of `gpu` so far.
     pub fn start(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
         let start = Event::new(gpu)?;
         start.record()?;
@@ -198,8 +197,8 @@ impl KernelTimer {
         Ok(())
     }
 
-    /// To behind what is queued on the stream of `gpu` by now; nothing is waited for. Does nothing if no [`start`] came
-    /// before.
+    /// Stops the timer after the work queued on the stream of `gpu` so far, without waiting for it. Does nothing unless
+    /// [`start`] was called before.
     ///
     /// [`start`]: KernelTimer::start
     pub fn stop(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
@@ -211,18 +210,19 @@ impl KernelTimer {
         Ok(())
     }
 
+    /// Starts the timer on the CPU's clock.
     pub fn start_cpu(&mut self) {
         self.state = State::OnCpu(Instant::now());
     }
 
-    /// Does nothing if no [`KernelTimer::start_cpu`] came before.
+    /// Stops the timer on the CPU's clock. Does nothing unless [`KernelTimer::start_cpu`] was called before.
     pub fn stop_cpu(&mut self) {
         if let State::OnCpu(started) = self.state {
             self.state = State::Over(started.elapsed());
         }
     }
 
-    /// Milliseconds from start to stop; `None` if one of them is missing. Waits for the device.
+    /// Returns the milliseconds from start to stop, or `None` if either is missing. Waits for the device.
     pub fn elapsed(&self) -> Result<Option<f64>, GpuError> {
         match &self.state {
             State::Over(time) => Ok(Some(time.as_secs_f64() * 1e3)),
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scopes_are_nested_as_in_the_code() {
+    fn nests_scopes_as_in_the_code() {
         let collector = Collector::new();
         {
             let _run = collector.scope("run");
@@ -259,7 +259,7 @@ mod tests {
         let shape: Vec<(&str, usize)> = scopes.iter().map(|s| (&*s.name, s.depth)).collect();
         let nested = [("run", 0), ("a", 1), ("in a", 2), ("b", 1), ("in b", 2)];
         assert_eq!(shape[..5], nested);
-        // Another thread begins at its own depth.
+        // Depths are per thread.
         assert_eq!(shape[5], ("thread", 0));
         assert_ne!(scopes[5].thread, scopes[0].thread);
         assert_eq!(n_dropped, 0);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_counted() {
+    fn counts_dropped_scopes() {
         let collector = Collector::new();
         for _ in 0..MAX_SCOPES + 3 {
             drop(collector.scope(""));
@@ -282,13 +282,13 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_has_a_cost() {
+    fn measures_the_cost_of_a_scope() {
         let ns = Collector::scope_ns();
         assert!(ns.is_finite() && ns > 0.0, "{ns}");
     }
 
     #[test]
-    fn a_timer_of_the_cpu() {
+    fn times_kernels_on_the_cpu() {
         let mut timer = KernelTimer::for_kernel("dot");
         assert_eq!(timer.name(), "dot");
         assert_eq!(timer.elapsed(), Ok(None));
@@ -306,9 +306,9 @@ mod tests {
         assert!(least <= ms && ms <= most, "{least} <= {ms} <= {most}");
     }
 
-    /// As two clocks of the host around the same work see it.
+    /// The device's time lies between two host measurements, inside and around the launch.
     #[test]
-    fn a_timer_of_a_device() {
+    fn times_kernels_on_a_device() {
         let images = rocmforge_gpu::image_targets();
         let mut targets = images
             .iter()
@@ -326,12 +326,12 @@ mod tests {
         timer.start(&gpu).unwrap();
         let inner = Instant::now();
         rocmforge_gpu::ops::add(&gpu, x.as_slice(), x.as_slice()).unwrap();
-        // The CPU that plays a GPU works while a launch is queued.
+        // An emulated GPU computes while a launch is queued.
         let least = inner.elapsed().as_secs_f64() * 1e3;
         timer.stop(&gpu).unwrap();
         let most = outer.elapsed().as_secs_f64() * 1e3;
         let ms = timer.elapsed().unwrap().unwrap();
-        // Events are of 32 bits.
+        // Event times are f32.
         let slack = 1e-3 * most;
         assert!(
             least - slack <= ms && ms <= most + slack,

@@ -1,16 +1,16 @@
-//! The time to the first token in its parts: what to load, read and compute before a text begins.
+//! Splits the time to the first token (TTFT) into its components: loading, tokenization, embedding, prefill, copies.
 //!
-//! Parts come from the CPU's clock (`start_*`, `stop_*`) or were measured elsewhere ([`TtftProfiler::add`]), as
-//! operations on a device are. What nobody measured stays `None`.
+//! Components are timed by the CPU's clock (`start_*`, `stop_*`) or measured elsewhere, such as operations on a device,
+//! and passed to [`TtftProfiler::add`]. What was not measured stays `None`.
 
 use std::time::{Duration, Instant};
 
-use crate::report::Ttft;
+use crate::schema::Ttft;
 
-/// What [`Ttft::meets_target`] compares with, unless the user says otherwise.
+/// Default target of [`Ttft::meets_target`].
 pub const DEFAULT_TARGET_MS: f64 = 200.0;
 
-/// A part of the time to the first token.
+/// A component of the time to the first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Component {
     ModelLoading,
@@ -18,7 +18,7 @@ pub enum Component {
     Embedding,
     Prefill,
     FirstToken,
-    /// What the host gives the device, and the device the host.
+    /// Copies from host to device, and from device to host.
     H2d,
     D2h,
 }
@@ -34,7 +34,7 @@ impl Component {
         Component::D2h,
     ];
 
-    /// As the fields of [`Ttft`] are called.
+    /// Returns the name of the field in [`Ttft`].
     pub fn name(self) -> &'static str {
         match self {
             Component::ModelLoading => "model_load",
@@ -47,29 +47,30 @@ impl Component {
         }
     }
 
-    /// What to do where this takes longest.
+    /// Returns what to do if this component takes longest.
     fn remedy(self) -> &'static str {
         match self {
             Component::ModelLoading => {
-                "keep the process for several prompts, as chat does; a mapped file that is in the system's cache loads \
-                 fastest"
+                "keep the process for several prompts, as chat does; a mapped file in the page cache loads fastest"
             }
-            Component::Tokenization => "tokenize once and give the ids (generate --ids)",
-            Component::Embedding => "the lookup of rows should be a copy; see its row in the table",
+            Component::Tokenization => "tokenize once and pass the ids (generate --ids)",
+            Component::Embedding => {
+                "the embedding lookup should be a copy; see its row in the table"
+            }
             Component::Prefill => {
                 "see the operations of prefill: those furthest from their bound gain most; a shorter prompt, or one \
-                 whose beginning is in the cache already, leaves work out"
+                 with a cached prefix, needs less work"
             }
             Component::FirstToken => {
-                "the product with the vocabulary's matrix and the choice of the token; see their rows in the table"
+                "the output projection and the sampling of the token; see their rows in the table"
             }
-            Component::H2d => "less to hand over, or larger chunks of the prompt",
-            Component::D2h => "let the device choose tokens: the default sampling does",
+            Component::H2d => "copy less, or use larger chunks of the prompt",
+            Component::D2h => "let the device choose tokens, as default sampling does",
         }
     }
 }
 
-/// Takes the times.
+/// Measures the components.
 #[derive(Debug, Default)]
 pub struct TtftProfiler {
     started: Option<Instant>,
@@ -79,7 +80,7 @@ pub struct TtftProfiler {
     notes: Vec<String>,
 }
 
-/// `start_x` and `stop_x` of a component.
+/// Defines `start_x` and `stop_x` for each component.
 macro_rules! components {
     ($($start:ident, $stop:ident: $component:ident;)*) => {
         $(
@@ -87,7 +88,7 @@ macro_rules! components {
                 self.start(Component::$component);
             }
 
-            /// Adds to what was measured before. Without a start it does nothing.
+            /// Adds the time since the start to this component. Does nothing without a start.
             pub fn $stop(&mut self) {
                 self.stop(Component::$component);
             }
@@ -100,7 +101,7 @@ impl TtftProfiler {
         TtftProfiler::default()
     }
 
-    /// Another target than [`DEFAULT_TARGET_MS`].
+    /// Uses another target than [`DEFAULT_TARGET_MS`].
     pub fn with_target(target_ms: f64) -> TtftProfiler {
         TtftProfiler {
             target_ms: Some(target_ms),
@@ -108,7 +109,7 @@ impl TtftProfiler {
         }
     }
 
-    /// The request is there: its text is to be read.
+    /// Marks the arrival of the request, before tokenization.
     pub fn start_ttft(&mut self) {
         self.started = Some(Instant::now());
     }
@@ -133,24 +134,24 @@ impl TtftProfiler {
         }
     }
 
-    /// Adds what was measured elsewhere.
+    /// Adds a time that was measured elsewhere.
     pub fn add(&mut self, component: Component, time: Duration) {
         let sum = &mut self.times[component as usize];
         *sum = Some(sum.unwrap_or_default() + time);
     }
 
-    /// What the reader should know.
+    /// Adds a note for the reader.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
-    /// The first token is there.
+    /// Marks the first token and returns the result.
     pub fn finish_ttft(self) -> Ttft {
         let total = self.started.map_or(Duration::ZERO, |at| at.elapsed());
         self.finish_with(total)
     }
 
-    /// As [`TtftProfiler::finish_ttft`], with a total that was measured elsewhere.
+    /// Like [`TtftProfiler::finish_ttft`], with a total that was measured elsewhere.
     pub fn finish_with(self, total: Duration) -> Ttft {
         let total = ms(total);
         let target = self.target_ms.unwrap_or(DEFAULT_TARGET_MS);
@@ -181,7 +182,7 @@ fn ms(time: Duration) -> f64 {
 }
 
 impl Ttft {
-    /// Milliseconds, where they were measured.
+    /// Returns the time of a component in milliseconds, if it was measured.
     pub fn time(&self, component: Component) -> Option<f64> {
         match component {
             Component::ModelLoading => self.model_load,
@@ -194,7 +195,7 @@ impl Ttft {
         }
     }
 
-    /// The part that takes longest, loading included; `None` if nothing was measured.
+    /// Returns the longest component, including loading; `None` if nothing was measured.
     pub fn dominant_component(&self) -> Option<Component> {
         let measured = Component::ALL
             .into_iter()
@@ -204,12 +205,13 @@ impl Ttft {
             .map(|(_, component)| component)
     }
 
-    /// Whether the total, which leaves loading out, is within the target.
+    /// Whether the total, which excludes loading, is within the target.
     pub fn meets_target(&self) -> bool {
         self.total <= self.target
     }
 
-    /// A line for each part, with its share of the whole time from the start of loading to the token.
+    /// Formats a table with one line per component and its share of the time from the start of loading to the first
+    /// token.
     pub fn format_table(&self) -> String {
         let whole = self.total + self.model_load.unwrap_or(0.0);
         let mut table = format!("{:<14} {:>12} {:>8}\n", "part", "ms", "share");
@@ -229,16 +231,16 @@ impl Ttft {
             false => "missed",
         };
         table.push_str(&format!(
-            "target         {:>12.3}          {verdict} (the total leaves loading out)\n",
+            "target         {:>12.3}          {verdict} (the total excludes loading)\n",
             self.target
         ));
         table
     }
 
-    /// What takes longest and what helps.
+    /// Names the longest component and what to do about it.
     pub fn optimization_summary(&self) -> String {
         let Some(component) = self.dominant_component() else {
-            return "no part was measured".to_string();
+            return "no component was measured".to_string();
         };
         let time = self.time(component).unwrap_or(0.0);
         let whole = self.total + self.model_load.unwrap_or(0.0);
@@ -256,7 +258,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Times of the parts in the order of `Component::ALL`, and a total.
+    /// A result with these component times in milliseconds, in the order of `Component::ALL`, and a total.
     fn ttft(parts: [Option<u32>; 7], total: u32, target_ms: f64) -> Ttft {
         let mut profiler = TtftProfiler::with_target(target_ms);
         for (component, part) in Component::ALL.into_iter().zip(parts) {
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_part_dominates() {
+    fn finds_the_dominant_component() {
         for (parts, dominant) in [
             (
                 [Some(9), Some(1), Some(1), Some(8), Some(2), None, None],
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_leaves_loading_out() {
+    fn target_excludes_loading() {
         let parts = [Some(900), Some(1), Some(2), Some(100), Some(7), None, None];
         let default = {
             let mut profiler = TtftProfiler::new();
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_every_part() {
+    fn table_has_every_component() {
         let parts = [Some(90), Some(1), Some(2), Some(100), Some(7), None, None];
         let table = ttft(parts, 110, 100.0).format_table();
         let lines: Vec<Vec<&str>> = table
@@ -359,19 +361,19 @@ mod tests {
             "h2d n/a",
             "d2h n/a",
             "total 110.000 55.0 %",
-            "target 100.000 missed (the total leaves loading out)",
+            "target 100.000 missed (the total excludes loading)",
         ];
         let lines: Vec<String> = lines.iter().map(|words| words.join(" ")).collect();
         assert_eq!(lines, expected);
     }
 
-    /// The clock of each part runs from its start to its stop, and adds up.
+    /// Each component is timed from its start to its stop; repetitions add up.
     #[test]
-    fn parts_are_measured_by_the_clock() {
+    fn times_components_by_wall_clock() {
         let mut profiler = TtftProfiler::new();
         let outer = Instant::now();
         profiler.start_ttft();
-        // Without a start there is nothing to stop.
+        // A stop without a start has no effect.
         profiler.stop_h2d();
         type Method = fn(&mut TtftProfiler);
         let methods: [(Method, Method); 6] = [

@@ -1,37 +1,60 @@
-//! Run GGUF language models from Rust: the same parts that the `rocmforge` command is made of.
+//! Run GGUF language models from Rust, on AMD and NVIDIA GPUs and on any CPU.
 //!
-//! [`gguf`] reads model files, [`engine`] runs them, [`profile`] says how fast and why. Products of quantized matrices
-//! without a model: [`gpu::BatchQuantizedMatmul`], [`gpu::AsyncKernelLauncher`]. A whole program:
+//! Open a model by path, by its name in the models folder, or by an `hf:` reference; start it on a device; read the
+//! answer as an iterator:
 //!
 //! ```no_run
-//! use std::path::Path;
-//! use std::sync::Arc;
+//! use std::io::Write as _;
 //!
-//! use rocmforge::engine::tokenizer::{EncodeOptions, Tokenizer};
-//! use rocmforge::engine::{Continue, Engine, EngineConfig, Event, Request, model::Model};
-//! use rocmforge::gguf::{Gguf, LoadMode};
+//! use rocmforge::{Device, Model};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let gguf = Arc::new(Gguf::open(Path::new("model.gguf"), LoadMode::Mmap)?);
-//! let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf, None)?);
-//! let model = Model::load(gguf)?;
-//! let mut engine = Engine::on_cpu(&model, Some(tokenizer.clone()), &EngineConfig::default())?;
-//!
-//! let options = EncodeOptions { add_special: true, parse_special: false };
-//! let prompt = tokenizer.encode("Once upon a time", options);
-//! let id = engine.submit(Request::greedy(prompt, 100))?;
-//! engine.run(id, |event| {
-//!     if let Event::Token { text, .. } = event {
-//!         print!("{text}");
+//! fn main() -> Result<(), rocmforge::Error> {
+//!     let model = Model::open("model.gguf")?;
+//!     let mut session = model.device(Device::Auto).start()?;
+//!     let mut chat = session.chat()?.system("Answer in one sentence.");
+//!     for piece in chat.send("Why is the sky blue?")? {
+//!         print!("{}", piece?);
+//!         std::io::stdout().flush()?;
 //!     }
-//!     Continue::Yes
-//! })?;
-//! # Ok(())
-//! # }
+//!     println!();
+//!     Ok(())
+//! }
 //! ```
+//!
+//! [`Session::generate`] continues a text without a chat template. [`Session::notices`] says what the user should know,
+//! for example that a GPU was passed over.
+//!
+//! This crate is a facade: it keeps its own surface small. Programs that need more depend on the crates below it:
+//! `rocmforge-engine` (requests, batches), `rocmforge-runtime` (backends), `rocmforge-gpu` (kernels without a model).
 #![forbid(unsafe_code)]
 
-pub use rocmforge_engine as engine;
-pub use rocmforge_gguf as gguf;
-pub use rocmforge_gpu as gpu;
-pub use rocmforge_profile as profile;
+mod chat;
+mod conversation;
+mod device;
+mod error;
+mod generate;
+mod model;
+mod session;
+
+pub use chat::{Chat, Reply};
+pub use conversation::Message;
+pub use device::Device;
+pub use error::Error;
+pub use generate::{Answer, Generate};
+pub use model::{Model, ModelFile, ModelOptions};
+pub use rocmforge_engine::{ContextPolicy, FinishReason};
+pub use rocmforge_gguf::LoadMode;
+pub use rocmforge_plan::{KvType, SamplingParams};
+pub use rocmforge_runtime::gpu::GpuLayers;
+pub use rocmforge_text::chat_template::Sandbox;
+pub use session::{Session, Start};
+
+/// The parts that the `rocmforge` command is made of. No promise of stability.
+#[doc(hidden)]
+pub mod parts {
+    pub use crate::conversation::{Conversation, Fit, Kept, Prompt};
+    pub use crate::device::{
+        Started, backend_notices, is_about_a_gpu, settled, start_or_fall_back,
+    };
+    pub use crate::session::{Bos, encode_prompt, first_use_check, random_seed, tuning_files};
+}

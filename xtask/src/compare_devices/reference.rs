@@ -1,35 +1,35 @@
-//! What the CPU backend computes of texts: the logits after each token, and how clearly a mixture's routers chose there.
+//! The CPU backend's reference results for texts: the logits after each token, and how clearly the routers of a MoE
+//! model chose their experts there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::{OpData, OpObserver};
-use rocmforge::engine::batch::Batch;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::plan::Op;
-use rocmforge::engine::{
-    Continue, Device, Engine, EngineConfig, Event, PrefixSharing, PromptOutput, Request,
-};
+use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, PromptOutput, Request};
+use rocmforge_model::Model;
+use rocmforge_plan::Batch;
+use rocmforge_plan::Op;
+use rocmforge_runtime::{OpData, OpObserver};
+use std::ops::ControlFlow;
 
 use super::rows::margin;
 
-/// What is expected of a text.
+/// The reference for a text.
 pub(super) struct Expected {
-    /// After each of its tokens.
+    /// One for each token.
     pub(super) rows: Vec<ExpectedRow>,
 }
 
-/// What is expected after a token.
+/// The reference after a token.
 pub(super) struct ExpectedRow {
     /// `[n_vocab]`
     pub(super) logits: Vec<f32>,
-    /// The least margin of a router, see [`margin`]; infinite without one.
+    /// The smallest [`margin`] of all routers; infinite without any.
     pub(super) margin: f64,
 }
 
-/// Runs the texts one after the other, which gives the bits that they have in any company; the device of `config` is not
-/// looked at.
+/// Runs the texts one after the other on the CPU backend, whose results do not depend on batching. Ignores the device
+/// of `config`.
 pub(super) fn on_cpu(
     model: &Model,
     config: &EngineConfig,
@@ -40,7 +40,7 @@ pub(super) fn on_cpu(
         n_ctx: Some(n_ctx),
         n_kv_tokens: Some(n_ctx + config.page),
         max_seqs: 1,
-        // Tokens of a cache would not be seen.
+        // The observer would not see the routing of cached tokens.
         prefix_sharing: PrefixSharing::Off,
         device: Device::Cpu,
         ..config.clone()
@@ -58,7 +58,7 @@ pub(super) fn on_cpu(
             if let Event::PromptLogits { logits: row, .. } = event {
                 logits.extend(row);
             }
-            Continue::Yes
+            ControlFlow::Continue(())
         })?;
         let margins = margins.take(text.len());
         let logits = logits.chunks(model.config.n_vocab).map(<[f32]>::to_vec);
@@ -74,12 +74,12 @@ pub(super) fn on_cpu(
     Ok(all)
 }
 
-/// Watches routers; its copies share what they saw.
+/// Observes the margins of routers; clones share the record.
 #[derive(Clone, Default)]
 struct Margins(Arc<Mutex<BTreeMap<usize, Vec<f64>>>>);
 
 impl Margins {
-    /// The least margin of each of `n_tokens` tokens, which were all since the last time.
+    /// Returns the smallest margin of each of the `n_tokens` tokens seen since the last call, and clears the record.
     fn take(&self, n_tokens: usize) -> Vec<f64> {
         let mut by_router = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut least = vec![f64::INFINITY; n_tokens];

@@ -1,41 +1,41 @@
-//! How far rows of logits are apart: the mean squared difference over the variance of the expected logits.
+//! The error of rows of logits: the mean squared difference over the variance of the expected logits.
 //!
-//! A mixture sends a token that is nearly between two experts to either, and what the wrong one adds is nothing like
-//! what the right one would have. Such rows are counted and left out, where the expected routing says that they are.
+//! In a MoE model, rounding may send a token that is nearly tied between two experts to the other one, which changes
+//! its logits entirely. Such rows are counted and left out, if the reference routing was nearly tied there.
 
-/// A gap between the last expert that is taken and the first that is not, in standard deviations of the router's logits,
-/// that rounding of activations to codes can close: these move logits of later layers by some hundredths.
+/// The largest gap between the last chosen expert and the next that quantized activations may close, in standard
+/// deviations of the router's logits: they move the logits of later layers by some hundredths.
 const NEAR: f64 = 0.1;
-/// The part of rows that may be left out, as 1 of so many; of mixtral-8x7b about 1 of 100 is, between AVX2 and AVX-512.
-/// Where experts are computed wrongly, nearly all rows are outside of the bound, also those of clear routers.
+/// At most 1 row of this many may be left out. Between AVX2 and AVX-512 about 1 of 100 is, for mixtral-8x7b. Where
+/// experts are computed wrongly, nearly all rows are outside the bound, also those that were clearly routed.
 const MOST_REROUTED: usize = 8;
 
-/// What was compared at one place of a text.
+/// The comparison at one position of a text.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Row {
-    /// Of the expected logits: how many, their sum, and that of their squares.
+    /// Count, sum and sum of squares of the expected logits.
     n: usize,
     sum: f64,
     squares: f64,
-    /// Values that were compared, and the sum of their squared differences.
+    /// Number of compared values, and the sum of their squared differences.
     n_compared: usize,
     squared: f64,
-    /// The least gap of a router here, in standard deviations; infinite without a mixture.
+    /// The smallest [`margin`] of a router here; infinite in a dense model.
     margin: f64,
 }
 
-/// How far rows are apart.
+/// The error of rows, and whether it is within the bound.
 #[derive(Debug, PartialEq)]
 pub(super) struct Difference {
-    /// Not a number if nothing could be compared.
+    /// NaN if nothing could be compared.
     pub(super) error: f64,
-    /// Rows that went to other experts and are not in `error`.
+    /// Rows routed to other experts, left out of `error`.
     pub(super) n_rerouted: usize,
     pub(super) is_within: bool,
 }
 
 impl Row {
-    /// A row that is expected to have these logits, and differences of what was found.
+    /// Returns a row from the expected logits and the differences of the found ones.
     pub(super) fn new(logits: &[f32], margin: f64, differences: impl Iterator<Item = f64>) -> Row {
         let mut row = Row {
             n: logits.len(),
@@ -53,12 +53,12 @@ impl Row {
         row
     }
 
-    /// As [`Row::new`], where what was found is known up to a constant.
+    /// Like [`Row::new`], for values that are known up to a constant, which is fitted.
     pub(super) fn up_to_constant(logits: &[f32], margin: f64, differences: &[f64]) -> Row {
         let mean = differences.iter().sum::<f64>() / differences.len() as f64;
         let row = Row::new(logits, margin, differences.iter().map(|x| x - mean));
         Row {
-            // The constant takes one of them.
+            // Fitting the constant takes one degree of freedom.
             n_compared: row.n_compared.saturating_sub(1),
             ..row
         }
@@ -66,7 +66,7 @@ impl Row {
 }
 
 impl Difference {
-    /// No rows are within any bound; what is not a number is outside of all.
+    /// Returns the error of all rows together. No rows are within any bound; NaN is within none.
     pub(super) fn of(rows: &[Row], bound: f64) -> Difference {
         if rows.is_empty() {
             return Difference {
@@ -95,8 +95,8 @@ impl Difference {
     }
 }
 
-/// How clearly a router takes `n_used` experts: the gap between the logits of the last of them and of the next, in
-/// standard deviations of all. Infinite if it takes all.
+/// Returns how clearly a router chose its `n_used` experts: the gap between the logits of the last chosen and the next,
+/// in standard deviations of all logits. Infinite if it takes all experts.
 pub(super) fn margin(logits: &[f32], n_used: usize) -> f64 {
     let n = logits.len() as f64;
     let mut sorted: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_left_out_only_where_the_router_was_undecided() {
+    fn leaves_out_rows_only_near_ties_of_the_router() {
         for (rows, error, n_rerouted, is_within) in [
             (vec![], 0.0, 0, true),
             (vec![row(1e-4, CLEAR); 4], 1e-4, 0, true),
             (vec![row(1e-2, CLEAR); 4], 1e-2, 0, false),
-            // A mean within the bound, as one row counts with the others.
+            // The bound applies to the mean of the rows.
             (
                 vec![row(2e-3, CLEAR), row(0.0, CLEAR), row(1e-3, CLEAR)],
                 1e-3,
@@ -148,7 +148,7 @@ mod tests {
                 0,
                 true,
             ),
-            // One of eight went elsewhere; two are too many; and one whose router was decided is wrong.
+            // One of eight was rerouted; two are too many; a clearly routed row counts.
             (with(&[row(0.5, CLOSE), row(1e-4, CLOSE)]), 1e-4, 1, true),
             (with(&[row(0.5, CLOSE), row(0.5, CLOSE)]), 1e-4, 2, false),
             (
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_or_was_not_compared_is_outside() {
+    fn nan_and_missing_values_are_outside_any_bound() {
         let lost = Row::new(&[1.0, 2.0], CLOSE, [f64::NAN].into_iter());
         let nothing = Row::new(&[1.0, 2.0], CLOSE, std::iter::empty());
         let only_constant = Row::up_to_constant(&[1.0, 2.0], CLOSE, &[3.0]);
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Of 0, 1, 2, 3 and 4 the variance is 2.
+    /// 0, 1, 2, 3 and 4 have a variance of 2.
     #[test]
     fn margins_are_in_standard_deviations() {
         let logits = [3.0, 0.0, 4.0, 1.0, 2.0];

@@ -1,23 +1,26 @@
-//! Basic blocks of a kernel, the edges between them, and its loops.
+//! The control-flow graph of a kernel: basic blocks and natural loops.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::code::Instruction;
 
-/// Instructions that are entered at the first and left at the last.
+/// A basic block: instructions entered only at the first and left only after the last.
 pub(crate) struct Block {
     pub(crate) range: Range<usize>,
     pub(crate) successors: Vec<usize>,
     pub(crate) predecessors: Vec<usize>,
 }
 
-/// A natural loop: the blocks that its header dominates and that lead back to it.
+/// A natural loop: the blocks dominated by its header that lead back to it.
 pub(crate) struct Loop {
     pub(crate) blocks: BTreeSet<usize>,
 }
 
-/// The blocks that can be reached, the first of them the entry. An error names what hides where the code goes.
+/// Returns the reachable blocks, the entry first.
+///
+/// # Errors
+/// If an instruction hides where control goes.
 pub(crate) fn blocks(code: &[Instruction]) -> Result<Vec<Block>, String> {
     let position = |address: u64| code.binary_search_by_key(&address, |i| i.address).ok();
     let mut leaders = BTreeSet::from([0]);
@@ -77,7 +80,7 @@ fn is_end(name: &str) -> bool {
     name.starts_with("s_endpgm") || name == "s_code_end"
 }
 
-/// Drops blocks that nothing leads to, such as the padding after the end, and adds the edges backwards.
+/// Drops unreachable blocks, such as the padding after the end, and fills in `predecessors`.
 fn reachable(blocks: Vec<Block>) -> Vec<Block> {
     let mut number = vec![None; blocks.len()];
     let mut stack: Vec<usize> = (!blocks.is_empty()).then_some(0).into_iter().collect();
@@ -106,7 +109,7 @@ fn reachable(blocks: Vec<Block>) -> Vec<Block> {
     kept
 }
 
-/// All loops. Two that share a header are one.
+/// Returns all loops; loops that share a header are one.
 pub(crate) fn loops(blocks: &[Block]) -> Vec<Loop> {
     let dominators = dominators(blocks);
     let mut loops = Vec::new();
@@ -128,7 +131,7 @@ pub(crate) fn loops(blocks: &[Block]) -> Vec<Loop> {
     loops
 }
 
-/// `[block][by]`: whether every way from the entry to `block` goes through `by`.
+/// Returns `[block][by]`: whether every path from the entry to `block` goes through `by`.
 fn dominators(blocks: &[Block]) -> Vec<Vec<bool>> {
     let n = blocks.len();
     let mut all = vec![vec![true; n]; n];
@@ -162,7 +165,7 @@ mod tests {
     use crate::isa_report::code::code_of;
 
     #[test]
-    fn nested_loops_are_found() {
+    fn finds_nested_loops() {
         let code = code_of(&[
             "s_mov_b32 s0, 0",
             "s_mov_b32 s1, 0",
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_an_error() {
+    fn rejects_calls() {
         let code = code_of(&["s_swappc_b64 s[30:31], s[4:5]", "s_endpgm"]);
         assert!(blocks(&code).is_err());
     }

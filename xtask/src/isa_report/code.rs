@@ -1,29 +1,29 @@
-//! The text of `llvm-objdump -d` for AMD, taken apart: kernels, and their instructions with the addresses they jump to.
+//! Parses the output of `llvm-objdump -d` for AMD into kernels and instructions with their jump targets.
 
 use std::collections::BTreeMap;
 
-/// One instruction of the machine.
+/// A machine instruction.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Instruction {
     pub(crate) address: u64,
     pub(crate) mnemonic: String,
-    /// As printed. The last one has the modifiers, such as `off offset:16`.
+    /// As printed; the last one includes modifiers, such as `off offset:16`.
     pub(crate) operands: Vec<String>,
-    /// Where a branch goes.
+    /// The target of a branch.
     pub(crate) target: Option<u64>,
 }
 
-/// The code of one kernel, in the order of addresses.
+/// The code of a kernel, by ascending address.
 pub(crate) struct Code {
     pub(crate) name: String,
     pub(crate) instructions: Vec<Instruction>,
 }
 
-/// The kernels of an object's disassembly.
+/// Returns the kernels of an object's disassembly.
 pub(crate) fn parse(text: &str) -> Vec<Code> {
     let mut kernels: Vec<Code> = Vec::new();
     let mut starts = BTreeMap::new();
-    // Jumps name a symbol and a distance; symbols that come later are known at the end.
+    // Jumps name a symbol and an offset. Symbols may come later, so jumps are resolved at the end.
     let mut jumps: Vec<(usize, usize, String)> = Vec::new();
     for line in text.lines() {
         if let Some((address, name)) = label(line) {
@@ -55,13 +55,13 @@ pub(crate) fn parse(text: &str) -> Vec<Code> {
     kernels
 }
 
-/// `0000000000001600 <argmax>:`
+/// Parses `0000000000001600 <argmax>:`.
 fn label(line: &str) -> Option<(u64, &str)> {
     let (address, name) = line.strip_suffix(">:")?.split_once(" <")?;
     Some((u64::from_str_radix(address, 16).ok()?, name))
 }
 
-/// `\ts_cbranch_execz 454    // 000000001648: BFA501C6 <argmax+0x764>`; and where it jumps.
+/// Parses `\ts_cbranch_execz 454    // 000000001648: BFA501C6 <argmax+0x764>` into an instruction and its jump.
 fn instruction(line: &str) -> Option<(Instruction, Option<String>)> {
     let (code, comment) = line.strip_prefix('\t')?.split_once("//")?;
     let (address, rest) = comment.trim().split_once(':')?;
@@ -87,7 +87,7 @@ fn instruction(line: &str) -> Option<(Instruction, Option<String>)> {
 }
 
 impl Instruction {
-    /// Whether it reads other lanes, which must be there: under a narrowed EXEC it takes stale values.
+    /// Whether it reads other lanes, which must be on: under a narrowed EXEC it reads stale values.
     pub(crate) fn is_collective(&self) -> bool {
         let name = self.mnemonic.as_str();
         let lds = ["ds_bpermute", "ds_permute", "ds_swizzle"];
@@ -97,7 +97,7 @@ impl Instruction {
             || self.is_matrix()
     }
 
-    /// Whether it is one for the matrix unit.
+    /// Whether it runs on the matrix unit.
     pub(crate) fn is_matrix(&self) -> bool {
         ["v_wmma", "v_swmmac", "v_mfma", "v_smfmac"]
             .iter()
@@ -108,8 +108,8 @@ impl Instruction {
         self.mnemonic.starts_with("v_dot")
     }
 
-    /// Whether it may go to scratch memory: directly, by an address of any kind of memory, or through the buffer that
-    /// scratch is on targets without instructions for it. The kernels use buffers for nothing else.
+    /// Whether it may access scratch memory: directly, by a flat address, or by a buffer on targets without scratch
+    /// instructions. The kernels use buffers for nothing else.
     pub(crate) fn is_flat_or_scratch(&self) -> bool {
         ["flat_", "scratch_"]
             .iter()
@@ -118,7 +118,7 @@ impl Instruction {
             || self.mnemonic.starts_with("buffer_store_")
     }
 
-    /// Whether what it loads is marked as not needed again.
+    /// Whether its load is marked non-temporal (streamed).
     pub(crate) fn is_streamed(&self) -> bool {
         let modifiers = self.operands.last().map_or("", String::as_str);
         modifiers
@@ -126,7 +126,7 @@ impl Instruction {
             .any(|word| ["slc", "nt", "th:TH_LOAD_NT"].contains(&word))
     }
 
-    /// Bytes that each lane loads from global memory.
+    /// Bytes loaded per lane from global memory; `None` if it is no such load.
     pub(crate) fn loaded_bytes(&self) -> Option<u64> {
         let width = self.mnemonic.strip_prefix("global_load_")?;
         let width = width.strip_prefix("lds_").unwrap_or(width);
@@ -136,14 +136,14 @@ impl Instruction {
             "b64" | "dwordx2" => 8,
             "b32" | "dword" => 4,
             "u16" | "i16" | "ushort" | "sshort" | "short" => 2,
-            // Halves of a register: `d16_b16`, `d16_hi_b16`; of a byte `d16_u8`.
+            // Loads into half a register: `d16_b16`, `d16_hi_b16`; of a byte `d16_u8`.
             "d16" if width.ends_with("b16") => 2,
             _ => 1,
         })
     }
 }
 
-/// A kernel at address 0, one instruction every 4 bytes; `@N` is a jump to the N-th.
+/// Returns a kernel at address 0 with an instruction every 4 bytes; `@N` jumps to the N-th.
 #[cfg(test)]
 pub(crate) fn code_of(lines: &[&str]) -> Vec<Instruction> {
     let mut text = String::from("0000000000000000 <k>:\n");
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_is_taken_apart() {
+    fn parses_a_listing() {
         let text = "\nDisassembly of section .text:\n\n0000000000001600 <first>:\n\
             \ts_load_b64 s[10:11], s[0:1], 0x10                          // 000000001604: F4040280 F8000010\n\
             \tglobal_load_b128 v[9:12], v[9:10], off offset:32 slc dlc   // 00000000160C: DC5E0000 097C0009\n\
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn widths_of_loads_have_their_names_of_each_generation() {
+    fn reads_load_widths_of_every_generation() {
         let cases = [
             ("global_load_dwordx4", Some(16)),
             ("global_load_b96", Some(12)),

@@ -1,11 +1,10 @@
-//! Which instructions of a kernel run while lanes are switched off. A collective instruction there reads lanes that
-//! were not computed: silently wrong numbers.
+//! Finds the instructions of a kernel that may run while lanes are off (a narrowed EXEC). A collective instruction
+//! there reads lanes that were not computed: silently wrong numbers.
 //!
-//! A forward data flow over the basic blocks. Each set of lanes that EXEC takes has a name, by the instruction or the
-//! meeting of paths where it came about, and is known to have at least the lanes of that name's; registers are known to
-//! hold a named set, or what is missing from one set to another. All lanes are in the set `WHOLE`, which is what a
-//! kernel begins with, and the compiler's ways to restore it are followed: `s_or exec, exec, saved`, the two sides of an
-//! if with `xor`, and loops that gather the lanes that have left. What is not understood counts as narrowed.
+//! A forward data-flow analysis over the basic blocks. Each set of lanes that EXEC takes is named after the instruction
+//! or join point that created it. A register is known to hold a named set, or the difference of two. A kernel starts
+//! with `Whole`, all lanes. The analysis follows the compiler's ways to restore it: `s_or exec, exec, saved`, the two
+//! sides of an if with `xor`, and loops that collect the lanes that have left. Anything else counts as narrowed.
 
 use std::collections::BTreeMap;
 
@@ -17,28 +16,29 @@ use super::scalar::{Kind, Logic, Operand, parse_operand, writes_first};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lanes {
     Whole,
-    /// Of an instruction, by its index.
+    /// Created by the instruction with this index.
     At(usize),
-    /// Where paths meet that had different sets, by block.
+    /// Created at the start of this block, where paths with different sets join.
     Meet(usize),
 }
 
-/// What is known of a register. Of any other nothing is.
+/// What is known of a register's value. Other registers are unknown.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Value {
     None,
     Set(Lanes),
-    /// Together with the lanes of the first set, it has all of the second.
+    /// With the lanes of the first set added, at least the second set.
     Rest(Lanes, Lanes),
 }
 
+/// What is known between two instructions.
 #[derive(Debug, Clone, PartialEq)]
 struct State {
     exec: Lanes,
     registers: BTreeMap<u16, Value>,
 }
 
-/// For each instruction whether it runs with all lanes; `None` for what cannot be reached.
+/// Returns for each instruction whether it runs with all lanes on; `None` if it is unreachable.
 pub(crate) fn whole(code: &[Instruction], blocks: &[Block], wave_size: u64) -> Vec<Option<bool>> {
     let mut flow = Flow {
         wide: wave_size == 64,
@@ -47,7 +47,7 @@ pub(crate) fn whole(code: &[Instruction], blocks: &[Block], wave_size: u64) -> V
     let mut met = vec![false; blocks.len()];
     let mut out: Vec<Option<State>> = vec![None; blocks.len()];
     let mut whole = vec![None; code.len()];
-    // Each round takes away from what is known, so it ends; the bound is for faults of this program.
+    // Each round only removes knowledge, so it ends; the bound guards against bugs here.
     for _ in 0..blocks.len() * 8 + 8 {
         let mut changed = false;
         for (number, block) in blocks.iter().enumerate() {
@@ -84,9 +84,9 @@ pub(crate) fn whole(code: &[Instruction], blocks: &[Block], wave_size: u64) -> V
 }
 
 struct Flow {
-    /// Waves of 64 lanes, whose sets take two registers.
+    /// Waves of 64 lanes, whose masks take two registers.
     wide: bool,
-    /// The set that another was cut from.
+    /// The superset that each set was narrowed from.
     parents: BTreeMap<Lanes, Lanes>,
 }
 
@@ -104,7 +104,7 @@ impl Flow {
         false
     }
 
-    /// The set that a value fills EXEC up to.
+    /// Returns the set that EXEC becomes when `value` is added to it.
     fn filled(&self, exec: Lanes, value: Value) -> Option<Lanes> {
         match value {
             Value::None => Some(exec),
@@ -114,7 +114,7 @@ impl Flow {
         }
     }
 
-    /// What is known where paths meet.
+    /// Returns what is known where paths join.
     fn meet(&mut self, block: usize, incoming: &[&State], met: &mut bool) -> State {
         let (first, others) = incoming.split_first().expect("a path leads here");
         *met |= others.iter().any(|other| other.exec != first.exec);
@@ -153,7 +153,7 @@ impl Flow {
             text.map_or(Operand::Other, parse_operand)
         };
         if name.starts_with("v_cmpx") {
-            // On older targets it also writes the register that it names first.
+            // On older targets it also writes its first operand.
             self.forget(state, operand(0));
             self.narrow(at, state);
             return;
@@ -178,12 +178,12 @@ impl Flow {
         }
     }
 
-    /// Operations on sets of lanes.
+    /// Applies a logic instruction on lane masks.
     fn logic(&mut self, at: usize, logic: Logic, operands: [Operand; 3], state: &mut State) {
         let [to, a, b] = operands;
         let old = state.exec;
         if logic.saves {
-            // EXEC is the second operand of these, but the first of those that invert it.
+            // EXEC is the second operand, or the first of the instructions that invert it.
             let (x, y) = if logic.inverts_exec {
                 (a, Operand::Exec)
             } else {
@@ -194,7 +194,7 @@ impl Flow {
             self.remember(state, to, Some(Value::Set(old)));
             self.set_exec(at, new, state);
             if matches!(logic.kind, Kind::Xor | Kind::AndNot) {
-                // Whoever was on is not, and the reverse: both together are what the operand and EXEC were.
+                // The lanes that were on are off now, and the reverse; together they are the operand and EXEC.
                 let whole = match (new, logic.inverts_exec) {
                     (Some(Value::Rest(of, set)), true) if of == old => set,
                     _ => old,
@@ -212,7 +212,7 @@ impl Flow {
             self.remember(state, to, new);
             return;
         }
-        // What is taken away, or exchanged, from EXEC fills it up again.
+        // Lanes that are removed from EXEC, or swapped, restore it later.
         let taken = match logic.kind {
             Kind::AndNot if a == Operand::Exec => Some(b),
             Kind::Xor if a == Operand::Exec => Some(b),
@@ -250,7 +250,7 @@ impl Flow {
             {
                 Some(Set(to))
             }
-            // At least what is known of either: the saved set rather than EXEC.
+            // Keep what is known of the saved set rather than of EXEC.
             (Kind::Or, Some(Set(x)), Some(Set(y))) => {
                 Some(Set(if a == Operand::Exec { y } else { x }))
             }
@@ -277,7 +277,7 @@ impl Flow {
                 Some(Rest(y, x))
             }
             (Kind::AndNot, Some(Set(x)), Some(Set(y))) => Some(Rest(y, x)),
-            // What is missing, without what is there: as much.
+            // Removing lanes that the difference does not have changes nothing.
             (Kind::AndNot, Some(Rest(of, to)), Some(Set(y))) if of == y => Some(Rest(of, to)),
             _ => None,
         }
@@ -304,7 +304,7 @@ impl Flow {
         }
     }
 
-    /// EXEC becomes a set of which nothing is known but that it lies within the old one.
+    /// Sets EXEC to an unknown subset of the old set.
     fn narrow(&mut self, at: usize, state: &mut State) {
         let old = state.exec;
         self.forget_name(at, state);
@@ -314,7 +314,7 @@ impl Flow {
         }
     }
 
-    /// The instruction runs again: what was known of the sets of the last time is of no use.
+    /// Forgets the set of an earlier iteration of this instruction.
     fn forget_name(&self, at: usize, state: &mut State) {
         state.registers.retain(|_, value| !value.has(Lanes::At(at)));
     }
@@ -351,7 +351,7 @@ mod tests {
     use crate::isa_report::blocks::blocks;
     use crate::isa_report::code::code_of;
 
-    /// The instructions that may run with lanes off.
+    /// Returns the instructions that may run with lanes off.
     fn narrowed(wave_size: u64, lines: &[&str]) -> Vec<usize> {
         let code = code_of(lines);
         let whole = whole(&code, &blocks(&code).unwrap(), wave_size);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_if_is_over_where_its_lanes_come_back() {
+    fn lanes_are_restored_after_an_if() {
         let lines = [
             "v_cmp_gt_u32_e32 vcc_lo, s2, v0",
             "s_and_saveexec_b32 s0, vcc_lo",
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_and_overwritten_brings_nothing_back() {
+    fn an_overwritten_mask_restores_nothing() {
         let lines = [
             "s_and_saveexec_b64 s[2:3], vcc",
             "s_load_dword s3, s[4:5], 0x0",
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_of_an_if_are_followed() {
+    fn follows_both_sides_of_an_if() {
         let forms: [&[&str]; 2] = [
             &[
                 "s_or_saveexec_b64 s[2:3], s[2:3]",
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_lanes_leave_ends_with_all() {
+    fn lanes_are_restored_after_a_divergent_loop() {
         let lines = [
             "s_mov_b32 s4, 0",
             "v_add_nc_u32_e32 v1, 1, v1",
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_of_the_whole_wave_stays_whole() {
+    fn a_uniform_loop_keeps_all_lanes() {
         let lines = [
             "s_mov_b32 s4, 0",
             "s_add_i32 s4, s4, 1",
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn comparisons_that_write_exec_narrow_it() {
+    fn v_cmpx_narrows_exec() {
         let lines = [
             "s_mov_b32 s14, exec_lo",
             "v_cmpx_gt_u32_e64 s11, v0",

@@ -1,27 +1,34 @@
-//! What a kernel must not have, and the few that may.
+//! Faults that a kernel must not have, and the exceptions.
 
 use super::code::Instruction;
 use super::metadata::Metadata;
 
-/// A kind of fault.
+/// A kind of fault in a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
-    /// Vector registers that did not fit.
+    /// Spilled vector registers.
     VectorSpill,
-    /// Scalar registers that did not fit.
+    /// Spilled scalar registers.
     ScalarSpill,
-    /// Memory of a lane of its own, or instructions that could go there.
+    /// Scratch memory, or instructions that could access it.
     Scratch,
     /// A collective instruction under a narrowed EXEC.
     Narrowed,
+    /// Code for gfx12 of a compiler that omits waits (LLVM pull request 100067).
+    NoAluWait,
+    /// `v_cvt_pk_f32_fp8` or `_bf8` on gfx12, where it is unreliable (SWDEV-532959; `kv_codes.h`).
+    PackedFromFp8,
 }
 
-/// A kernel that may have a fault. Why must be said.
+/// A kernel for gfx12 with at least this many instructions has places that need `s_wait_alu`: the fewest are 4, in 192.
+const INSTRUCTIONS_WITH_WAIT: usize = 128;
+
+/// A fault that is accepted in a kernel, and why.
 struct Exception {
     module: &'static str,
     kernel: &'static str,
     fault: Fault,
-    #[expect(dead_code, reason = "for who reads the list")]
+    #[expect(dead_code, reason = "documentation")]
     reason: &'static str,
 }
 
@@ -30,7 +37,7 @@ const EXCEPTIONS: &[Exception] = &[
         module: "matvec",
         kernel: "matvec_2_8",
         fault: Fault::ScalarSpill,
-        reason: "on gfx942 addresses of eight rows wait in lanes of a vector register until the loop is over",
+        reason: "on gfx942 the addresses of eight rows are kept in lanes of a vector register during the loop",
     },
     Exception {
         module: "matvec_group",
@@ -46,7 +53,7 @@ const EXCEPTIONS: &[Exception] = &[
     },
 ];
 
-/// Whether the list of exceptions has it. `module` is with or without its format.
+/// Whether the fault is excepted. `module` may include its format.
 pub(crate) fn is_excepted(module: &str, kernel: &str, fault: Fault) -> bool {
     let file = module.split('.').next().unwrap_or(module);
     EXCEPTIONS
@@ -54,9 +61,10 @@ pub(crate) fn is_excepted(module: &str, kernel: &str, fault: Fault) -> bool {
         .any(|e| (e.module == module || e.module == file) && e.kernel == kernel && e.fault == fault)
 }
 
-/// The faults of a kernel, each kind once, with what shows it. `whole` says for each instruction whether it runs with
-/// all lanes.
+/// Returns the faults of a kernel, each kind once, with the evidence. `whole` has for each instruction whether it runs
+/// with all lanes on.
 pub(crate) fn of(
+    target: &str,
     code: &[Instruction],
     whole: &[Option<bool>],
     metadata: &Metadata,
@@ -75,7 +83,7 @@ pub(crate) fn of(
         let bytes = metadata.scratch_bytes;
         faults.push((
             Fault::Scratch,
-            format!("uses {bytes} bytes of scratch memory a lane"),
+            format!("uses {bytes} bytes of scratch memory per lane"),
         ));
     }
     let reached = || code.iter().zip(whole).filter(|(_, whole)| whole.is_some());
@@ -92,11 +100,25 @@ pub(crate) fn of(
         .filter(|(i, _)| i.is_flat_or_scratch())
         .map(|(i, _)| i);
     if let Some(list) = listed(flat.collect()) {
-        faults.push((Fault::Scratch, format!("goes to memory by {list}")));
+        faults.push((
+            Fault::Scratch,
+            format!("may access scratch memory by {list}"),
+        ));
     }
     let narrowed = reached().filter(|(i, whole)| i.is_collective() && **whole == Some(false));
     if let Some(list) = listed(narrowed.map(|(i, _)| i).collect()) {
         faults.push((Fault::Narrowed, format!("lanes may be off at {list}")));
+    }
+    if target.starts_with("gfx12") {
+        let n = reached().count();
+        if n >= INSTRUCTIONS_WITH_WAIT && !reached().any(|(i, _)| i.mnemonic == "s_wait_alu") {
+            let what = format!("has no s_wait_alu in {n} instructions");
+            faults.push((Fault::NoAluWait, what));
+        }
+        let packed = reached().filter(|(i, _)| i.mnemonic.starts_with("v_cvt_pk_f32_"));
+        if let Some(list) = listed(packed.map(|(i, _)| i).collect()) {
+            faults.push((Fault::PackedFromFp8, format!("converts by {list}")));
+        }
     }
     faults
 }

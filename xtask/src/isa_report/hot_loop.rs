@@ -1,5 +1,5 @@
-//! The loop in which a kernel spends its time, guessed from its code: the innermost one with most dot products and
-//! loaded bytes; and what it would cost if nothing but the issue of instructions held it back.
+//! Guesses a kernel's hottest loop from its code, the innermost one with the most dot products and loaded bytes, and
+//! estimates its speed if only instruction issue limited it.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use super::blocks::{Block, Loop};
 use super::code::Instruction;
 use super::machine::Machine;
 
-/// Instructions of a loop, one pass over all its blocks; or of the whole kernel where there is no loop that loads.
+/// Instruction counts of one pass over all blocks of a loop, or of the whole kernel if no loop loads.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Counts {
-    /// That a lane loads from global memory.
+    /// Bytes loaded per lane from global memory.
     pub(crate) loaded_bytes: u64,
-    /// Those of them that are marked as not needed again: weights.
+    /// Those of them that are marked non-temporal: weights.
     pub(crate) streamed_bytes: u64,
     pub(crate) dots: u64,
     pub(crate) matrix: u64,
@@ -20,20 +20,20 @@ pub(crate) struct Counts {
     pub(crate) scalar: u64,
     pub(crate) memory: u64,
     pub(crate) shared: u64,
-    /// Cycles of a SIMD that the vector instructions take.
+    /// SIMD cycles of the vector instructions.
     vector_cycles: f64,
-    /// Whether there is a loop within, which may run more than once.
+    /// Whether it contains a loop, which may run more than once.
     pub(crate) has_inner: bool,
 }
 
 impl Counts {
-    /// Dot and matrix instructions for each byte that a lane loads from memory.
+    /// Dot and matrix instructions per byte that a lane loads from memory.
     pub(crate) fn dots_per_byte(&self) -> Option<f64> {
         let (bytes, dots) = (self.memory_bytes(), self.dots + self.matrix);
         (bytes > 0 && !self.has_inner).then(|| dots as f64 / bytes as f64)
     }
 
-    /// Bytes that come from memory: weights where the loop has such, else all.
+    /// Bytes that come from memory: weights if the loop loads any, else all.
     pub(crate) fn memory_bytes(&self) -> u64 {
         if self.streamed_bytes > 0 {
             self.streamed_bytes
@@ -42,8 +42,8 @@ impl Counts {
         }
     }
 
-    /// GB/s of these that the loop asks for at most. Instructions of different kinds are issued side by side, from different
-    /// waves, so the most frequent kind decides. `None` without loads, or where an inner loop hides the number.
+    /// Upper bound of the GB/s of these bytes. Instructions of different kinds are issued in parallel, from different
+    /// waves, so the most frequent kind decides. `None` without loads, or if an inner loop hides the number.
     pub(crate) fn issue_bandwidth(&self, machine: &Machine, wave_size: u64) -> Option<f64> {
         if self.loaded_bytes == 0 || self.has_inner {
             return None;
@@ -55,7 +55,7 @@ impl Counts {
     }
 }
 
-/// Counts of the hottest loop.
+/// Returns the counts of the hottest loop.
 pub(crate) fn find(
     code: &[Instruction],
     blocks: &[Block],
@@ -78,8 +78,8 @@ pub(crate) fn find(
         counts.has_inner = loops.iter().any(|inner| is_inside(inner, of));
         counts
     };
-    // By what it does outside the loops within it. A dot product is worth the four bytes that it takes, one of a matrix
-    // those of a wave.
+    // Scored by the work outside its inner loops: a dot product counts as the four bytes it reads, a matrix instruction
+    // as those of a wave.
     let score = |of: &Loop| {
         let within = |block: &usize| {
             let inner = loops.iter().filter(|inner| is_inside(inner, of));
@@ -98,7 +98,7 @@ pub(crate) fn find(
         all.has_inner = !loops.is_empty();
         return all;
     };
-    // Where its data come from shared memory, the loop around it that fills that.
+    // If its data come from shared memory, take the loop around it that fills it.
     let around = loops.iter().filter(|outer| is_inside(hottest, outer));
     let mut by_size: Vec<&Loop> = around.chain([hottest]).collect();
     by_size.sort_by_key(|l| l.blocks.len());
@@ -133,7 +133,7 @@ impl Counts {
     }
 }
 
-/// How many loads of each width in bytes a kernel has.
+/// Counts a kernel's loads by width in bytes.
 pub(crate) fn load_widths(code: &[Instruction], blocks: &[Block]) -> BTreeMap<u64, usize> {
     let mut widths = BTreeMap::new();
     for block in blocks {

@@ -1,27 +1,25 @@
-//! Where the code to judge comes from: the images that this program was built with, which are those that the engine
-//! loads; or, for targets that it was not built for, the same compiler with the same arguments.
+//! The kernel images to examine: those embedded in this program, which the engine loads too; or, for other targets,
+//! images compiled by the same compiler with the same arguments.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{LazyLock, Mutex};
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Error, Result, bail};
 
 use crate::root;
 
 #[path = "../../../crates/gpu/build/clang.rs"]
-#[expect(
-    dead_code,
-    reason = "the report takes the first compiler, and says what it cannot"
-)]
 mod clang;
 #[path = "../../../crates/gpu/build/modules.rs"]
 mod modules;
 #[path = "../../../crates/gpu/build/targets.rs"]
 mod targets;
 
-/// One module for one target, as an object file.
+/// The object file of one module for one target.
 pub(crate) struct Image {
     pub(crate) module: String,
     pub(crate) target: String,
@@ -33,7 +31,7 @@ enum Source {
     Compile(modules::Module),
 }
 
-/// The images of all modules whose name has `filter` in it.
+/// Returns the images of all modules whose name contains `filter`.
 pub(crate) fn all(target: &str, filter: &str) -> Vec<Image> {
     let embedded: Vec<Image> = embedded(target).collect();
     let all = if embedded.is_empty() {
@@ -53,7 +51,7 @@ pub(crate) fn all(target: &str, filter: &str) -> Vec<Image> {
     wanted.collect()
 }
 
-/// Those that this program was built with.
+/// Returns the images embedded in this program.
 pub(crate) fn embedded(target: &str) -> impl Iterator<Item = Image> {
     let images = rocmforge_gpu::images().iter();
     images
@@ -66,21 +64,21 @@ pub(crate) fn embedded(target: &str) -> impl Iterator<Item = Image> {
 }
 
 impl Image {
-    /// The object, read or made.
+    /// Returns the object file, unpacked or compiled.
     pub(crate) fn object(&self) -> Result<Vec<u8>> {
         match &self.source {
-            Source::Embedded(image) => Ok(image.unpack()),
+            Source::Embedded(image) => Ok(image.unpack()?),
             Source::Compile(module) => cached(module, &self.target),
         }
     }
 }
 
-/// The folder that the compiler's arguments refer to.
+/// The folder that the compiler's arguments are relative to.
 fn folder() -> PathBuf {
     root().join("crates/gpu")
 }
 
-/// The folder for files of the report.
+/// Returns the folder for compiled images, creating it.
 pub(crate) fn cache() -> Result<PathBuf> {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
     // The compiler runs in another folder.
@@ -89,8 +87,9 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(cache)
 }
 
+/// Returns the object file from the cache, compiled if its inputs changed.
 fn cached(module: &modules::Module, target: &str) -> Result<Vec<u8>> {
-    let compiler = compiler()?;
+    let compiler = compiler(target)?;
     let mut hash = DefaultHasher::new();
     (
         &compiler.version,
@@ -109,19 +108,26 @@ fn cached(module: &modules::Module, target: &str) -> Result<Vec<u8>> {
             }
         }
         let part = object.with_extension("part");
-        compile(&compiler, &module.file, &module.defines, target, &part)?;
+        compile(compiler, &module.file, &module.defines, target, &part)?;
         fs::rename(&part, &object)?;
     }
     Ok(fs::read(object)?)
 }
 
-/// The compiler that the build would prefer.
-pub(crate) fn compiler() -> Result<clang::Clang> {
-    let found = clang::find().into_iter().next();
-    found.context("no clang was found; install clang-19 and lld-19, or set ROCMFORGE_CLANG")
+/// Returns the compiler that the build chooses for a target.
+pub(crate) fn compiler(target: &str) -> Result<&'static clang::Clang> {
+    static FOUND: LazyLock<Vec<clang::Clang>> = LazyLock::new(clang::find);
+    static CHOSEN: Mutex<BTreeMap<String, &clang::Clang>> = Mutex::new(BTreeMap::new());
+    let mut chosen = CHOSEN.lock().expect("nothing panics in it");
+    if let Some(compiler) = chosen.get(target) {
+        return Ok(compiler);
+    }
+    let compiler = clang::choose(&FOUND, target, &folder(), &cache()?).map_err(Error::msg)?;
+    chosen.insert(target.into(), compiler);
+    Ok(compiler)
 }
 
-/// Compiles with the arguments of the build.
+/// Compiles with the build's arguments.
 pub(crate) fn compile(
     compiler: &clang::Clang,
     file: &Path,
@@ -144,7 +150,10 @@ pub(crate) fn compile(
     Ok(())
 }
 
-/// The names of a list of targets such as `ci`; an error says what is none.
+/// Expands a list of targets such as `ci`.
+///
+/// # Errors
+/// If a name is no target.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>> {
-    targets::expand(list).map_err(anyhow::Error::msg)
+    targets::expand(list).map_err(Error::msg)
 }

@@ -1,18 +1,17 @@
-//! The machines that kernels are judged on: a reference card for each target, how many waves fit, and how many cycles an
-//! instruction keeps a SIMD busy. From AMD's instruction set manuals and data sheets; LLVM's AMDGPU usage guide for the
-//! sizes of register files and how they are handed out.
+//! Reference cards for the targets: how many waves fit, and how many cycles an instruction occupies a SIMD. Sources:
+//! AMD's instruction set manuals and data sheets; LLVM's AMDGPU usage guide for register file sizes and granularity.
 
 use super::metadata::Metadata;
 
-/// A card and the generation of its compute units.
+/// A reference card.
 pub(crate) struct Machine {
     pub(crate) card: &'static str,
-    /// Of its memory, GB/s.
+    /// Memory bandwidth in GB/s.
     pub(crate) bandwidth: f64,
     n_units: f64,
     clock_ghz: f64,
     generation: Generation,
-    /// Vector registers of a lane on a SIMD, at the wave size of the kernels; and how many are handed out at once.
+    /// Vector registers per lane of a SIMD, at the wave size of the kernels, and the allocation granularity.
     registers: (u64, u64),
 }
 
@@ -99,13 +98,13 @@ const fn machine(
     }
 }
 
-/// The reference card of a target.
+/// Returns the reference card of a target.
 pub(crate) fn of(target: &str) -> Option<&'static Machine> {
     let found = MACHINES.iter().find(|(name, _)| *name == target);
     found.map(|(_, machine)| machine)
 }
 
-/// The targets that have one.
+/// Returns the targets with a reference card.
 pub(crate) fn targets() -> impl Iterator<Item = &'static str> {
     MACHINES.iter().map(|(name, _)| *name)
 }
@@ -115,13 +114,13 @@ impl Machine {
         matches!(self.generation, Generation::Cdna2 | Generation::Cdna3)
     }
 
-    /// SIMDs that share 64 KiB of shared memory: a compute unit's.
+    /// SIMDs of a compute unit, which share 64 KiB of shared memory.
     fn n_simds(&self) -> u64 {
         if self.is_cdna() { 4 } else { 2 }
     }
 
-    /// Waves of a kernel that a SIMD holds at most, by their registers, and by the shared memory of their blocks. What
-    /// a launch asks for beyond the static shared memory is not known here.
+    /// Returns the occupancy: waves of a kernel per SIMD, limited by registers and static shared memory. Dynamic shared
+    /// memory is not known here.
     pub(crate) fn occupancy(&self, kernel: &Metadata) -> u64 {
         let (file, granule) = self.registers;
         let most = if self.is_cdna() { 8 } else { 16 };
@@ -135,7 +134,7 @@ impl Machine {
         let by_lds = match kernel.lds_bytes {
             0 => most,
             bytes => {
-                // Two units share on RDNA, which halves what rounding loses.
+                // On RDNA two compute units share their memory, which halves the rounding loss.
                 let pairs = if self.is_cdna() { 1 } else { 2 };
                 let blocks = pairs * 65_536 / bytes.next_multiple_of(512);
                 (blocks * waves_per_block).div_ceil(pairs * self.n_simds())
@@ -144,7 +143,7 @@ impl Machine {
         most.min(by_vgprs).min(by_sgprs).min(by_lds.max(1))
     }
 
-    /// Cycles of a SIMD that a wave's vector instruction takes.
+    /// SIMD cycles of a wave's vector instruction.
     pub(crate) fn vector_cycles(&self, mnemonic: &str) -> f64 {
         let base = if self.is_cdna() { 4.0 } else { 1.0 };
         if let Some(operations) = matrix_operations(mnemonic) {
@@ -171,12 +170,12 @@ impl Machine {
         if is_slow { 4.0 * base } else { base }
     }
 
-    /// Cycles between two instructions of another kind, scalar or to memory, on one SIMD.
+    /// Cycles between two scalar or memory instructions on one SIMD.
     pub(crate) fn other_cycles(&self) -> f64 {
         if self.is_cdna() { 4.0 } else { 1.0 }
     }
 
-    /// Multiplications and additions of a SIMD's matrix unit in a cycle.
+    /// Multiplications and additions per cycle of a SIMD's matrix unit.
     fn matrix_rate(&self, mnemonic: &str) -> f64 {
         let inputs = mnemonic.rsplit('x').next().unwrap_or("");
         let is_int8 = inputs.contains("i8") || inputs.contains("iu8");
@@ -192,14 +191,14 @@ impl Machine {
         }
     }
 
-    /// Bytes per second, in GB, that loads ask for when nothing but the issue of instructions holds a loop back that
-    /// loads `bytes` in a wave and takes `cycles` of its SIMD.
+    /// Returns the GB/s of a loop that loads `bytes` per wave and takes `cycles` of its SIMD, limited by instruction
+    /// issue only.
     pub(crate) fn issue_bandwidth(&self, bytes: f64, cycles: f64) -> f64 {
         bytes / cycles * self.n_simds() as f64 * self.n_units * self.clock_ghz
     }
 }
 
-/// Multiplications and additions of an instruction such as `v_wmma_i32_16x16x16_iu8`.
+/// Returns the multiplications and additions of an instruction such as `v_wmma_i32_16x16x16_iu8`.
 fn matrix_operations(mnemonic: &str) -> Option<f64> {
     let shape = ["v_wmma_", "v_swmmac_", "v_mfma_", "v_smfmac_"]
         .iter()
@@ -219,8 +218,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn occupancy_is_that_of_the_compiler() {
-        // Kernels of this project with what `clang -Rpass-analysis=kernel-resource-usage` of LLVM 19 says of them.
+    fn occupancy_matches_the_compiler() {
+        // Kernels of this project, and what `clang -Rpass-analysis=kernel-resource-usage` of LLVM 19 reports.
         let cases = [
             ("gfx1030", 65, 32, 256, 12),
             ("gfx1030", 138, 1056, 128, 7),
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn matrix_instructions_take_as_long_as_the_manuals_say() {
+    fn cycles_match_the_manuals() {
         let cases = [
             ("gfx1100", "v_wmma_f32_16x16x16_f16", 32.0),
             ("gfx1100", "v_wmma_i32_16x16x16_iu8", 32.0),

@@ -1,28 +1,28 @@
-//! What the compiler wrote down about each kernel: the text that `llvm-readobj --notes` makes of the note
-//! NT_AMDGPU_METADATA ("Code Object V3 Metadata" and later in LLVM's AMDGPU usage guide).
+//! Parses the compiler's metadata of kernels, the note NT_AMDGPU_METADATA as `llvm-readobj --notes` prints it ("Code
+//! Object V3 Metadata" and later in LLVM's AMDGPU usage guide).
 
 use std::collections::BTreeMap;
 
-/// Resources of a kernel.
+/// The resources of a kernel.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Metadata {
-    /// For each lane, those of the matrix unit included.
+    /// Vector registers per lane, those of the matrix unit included.
     pub(crate) vgprs: u64,
     pub(crate) sgprs: u64,
-    /// Shared memory of a block, without what a launch adds.
+    /// Static shared memory of a block.
     pub(crate) lds_bytes: u64,
-    /// Scratch memory of each lane.
+    /// Scratch memory per lane.
     pub(crate) scratch_bytes: u64,
-    /// Vector registers that did not fit and went to scratch memory, or to those of the matrix unit.
+    /// Vector registers spilled to scratch memory or to registers of the matrix unit.
     pub(crate) vector_spills: u64,
-    /// Scalar registers that did not fit and went to lanes of a vector register.
+    /// Scalar registers spilled to lanes of a vector register.
     pub(crate) scalar_spills: u64,
     pub(crate) wave_size: u64,
-    /// Most threads of a block.
+    /// Maximum threads of a block.
     pub(crate) block_size: u64,
 }
 
-/// The kernels of a note, by name.
+/// Returns the kernels of a note, by name.
 pub(crate) fn parse(text: &str) -> BTreeMap<String, Metadata> {
     let mut kernels = BTreeMap::new();
     let mut current: Option<(String, Metadata)> = None;
@@ -32,7 +32,7 @@ pub(crate) fn parse(text: &str) -> BTreeMap<String, Metadata> {
         .skip(1)
         .take_while(|line| line.starts_with(' '));
     for line in in_kernels {
-        // Kernels are items at two spaces, their fields at four; what is deeper are arguments.
+        // Kernels are list items indented by two spaces, their fields by four. Deeper lines describe arguments.
         let field = if let Some(field) = line.strip_prefix("  - ") {
             kernels.extend(current.replace(Default::default()));
             field
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_is_read() {
+    fn parses_a_note() {
         let text = "      AMDGPU Metadata: ---\n\
             amdhsa.kernels:\n  \
             - .agpr_count:     0\n    \

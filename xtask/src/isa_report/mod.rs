@@ -1,6 +1,6 @@
-//! `cargo xtask isa-report`: what the compiler made of the GPU kernels for AMD, where no such GPU is at hand. It prints
-//! resources, loads, the work of the hottest loop and what that would let the memory give, and fails on what makes a
-//! kernel slow or wrong: spills, scratch memory, and collective instructions that run while lanes are switched off.
+//! `cargo xtask isa-report`: reports on the machine code of the GPU kernels for AMD, without such a GPU. It prints each
+//! kernel's resources, loads, the instructions of its hottest loop and the memory bandwidth that loop could use, and
+//! fails on what makes a kernel slow or wrong: spills, scratch memory, and collective instructions while lanes are off.
 //!
 //! `images` → `tools` (LLVM's listing and notes) → `code`, `metadata` → `blocks` → `exec`, `hot_loop` → `faults`.
 
@@ -31,22 +31,35 @@ use machine::Machine;
 use metadata::Metadata;
 use tools::Tools;
 
-/// What to report on.
+/// The kernels to report on.
+#[derive(clap::Args)]
 pub(crate) struct Options {
-    /// AMD targets, or `ci`; empty for all that have a reference card.
-    pub(crate) targets: String,
-    /// Part of a module's or a kernel's name.
-    pub(crate) kernel: String,
+    /// Targets such as gfx1100,gfx942 [default: one per generation]
+    #[arg(
+        long,
+        default_value = "",
+        hide_default_value = true,
+        value_name = "LIST"
+    )]
+    targets: String,
+    /// Only modules or kernels whose name contains this, such as matvec.Q4_K
+    #[arg(
+        long,
+        default_value = "",
+        hide_default_value = true,
+        value_name = "NAME"
+    )]
+    kernel: String,
 }
 
-/// What was found out about a kernel.
+/// The findings for a kernel.
 struct Report {
     target: String,
     module: String,
     name: String,
     metadata: Metadata,
     machine: &'static Machine,
-    /// Loads of each width in bytes.
+    /// Number of loads by width in bytes.
     loads: BTreeMap<u64, usize>,
     hot: Counts,
     faults: Vec<(Fault, String)>,
@@ -65,14 +78,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(unknown) = targets.iter().find(|t| machine::of(t).is_none()) {
         let known: Vec<&str> = machine::targets().collect();
         bail!(
-            "there is no reference card for {unknown}, only for {}",
+            "{unknown} has no reference card; the targets are {}",
             known.join(", ")
         );
     }
     if targets.is_empty() {
-        bail!("{} has no target of AMD", options.targets);
+        bail!("{} has no AMD target", options.targets);
     }
-    // A name such as `matvec_1_1` is a kernel's, which only the code tells.
+    // A name such as `matvec_1_1` is a kernel's, known only once the code is read.
     let all = || targets.iter().flat_map(|target| images::all(target, ""));
     let images: Vec<Image> = all()
         .filter(|i| i.module.contains(&options.kernel))
@@ -92,7 +105,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The faults that are not excepted, a line each.
+/// Returns the faults without an exception, a line each.
 fn faults_of(reports: &[Report]) -> Vec<String> {
     let lines = reports.iter().flat_map(|report| {
         let Report {
@@ -109,7 +122,7 @@ fn faults_of(reports: &[Report]) -> Vec<String> {
     lines.collect()
 }
 
-/// Examines images side by side.
+/// Examines images in parallel.
 fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
     let tools = Tools::find()?;
     let next = AtomicUsize::new(0);
@@ -140,7 +153,7 @@ fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
     Ok(all)
 }
 
-/// All kernels of an object.
+/// Reports on all kernels of an object file.
 fn examine(tools: &Tools, module: &str, target: &str, object: &[u8]) -> Result<Vec<Report>> {
     let machine = machine::of(target).context("there is no reference card")?;
     let (listing, notes) = tools.take_apart(&format!("{module}.{target}"), object)?;
@@ -159,7 +172,7 @@ fn examine(tools: &Tools, module: &str, target: &str, object: &[u8]) -> Result<V
             machine,
             loads: hot_loop::load_widths(&code.instructions, &blocks),
             hot: hot_loop::find(&code.instructions, &blocks, &loops, machine),
-            faults: faults::of(&code.instructions, &whole, &metadata),
+            faults: faults::of(target, &code.instructions, &whole, &metadata),
             name: code.name,
             metadata,
         });
@@ -172,12 +185,12 @@ fn examine(tools: &Tools, module: &str, target: &str, object: &[u8]) -> Result<V
 
 fn print(reports: &[Report], targets: &[String]) {
     println!(
-        "waves: of a SIMD, by registers and static shared memory. loads: instructions by bytes a lane. hot loop, with\n\
-         both sides of each branch: bytes a lane loads, those of weights, vector instructions, dot products, matrix\n\
-         instructions (~ with an inner loop counted once). dot/B: dot and matrix instructions for a byte of weights, or\n\
-         where none are marked as streamed, for any byte. issue: an estimate of the GB/s of these that the hot loop asks\n\
-         for when only the issue of instructions holds it back; bytes that lanes share count for each. memory: GB/s of\n\
-         the card.\n"
+        "waves: occupancy of a SIMD, limited by registers and static shared memory. loads: instructions by bytes per\n\
+         lane. hot loop, both sides of each branch: bytes loaded per lane, bytes of weights, vector instructions, dot\n\
+         products, matrix instructions (~: an inner loop is counted once). dot/B: dot and matrix instructions per byte\n\
+         of weights, or per byte if no loads are marked as streamed. issue: estimated GB/s of these bytes if the hot\n\
+         loop were limited by instruction issue only; bytes shared by lanes count for each lane. memory: GB/s of the\n\
+         card.\n"
     );
     for target in targets {
         if let Some(machine) = machine::of(target) {

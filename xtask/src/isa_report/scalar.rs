@@ -1,4 +1,4 @@
-//! Scalar instructions that compute with sets of lanes, and their operands, for `exec`.
+//! Scalar logic instructions on lane masks and their operands, for `exec`.
 
 /// VCC's number among the scalar registers.
 const VCC: u16 = 106;
@@ -7,13 +7,14 @@ const VCC: u16 = 106;
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Operand {
     Exec,
-    /// The first, and how many.
+    /// The first register, and how many.
     Register(u16, u16),
     Ones,
     Zero,
     Other,
 }
 
+/// A logic operation.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     Move,
@@ -23,17 +24,18 @@ pub(crate) enum Kind {
     AndNot,
 }
 
+/// A logic instruction on lane masks.
 #[derive(Clone, Copy)]
 pub(crate) struct Logic {
     pub(crate) kind: Kind,
-    /// Whether EXEC takes the result, and the first operand what it was.
+    /// Whether the result goes to EXEC, and EXEC's old value to the first operand.
     pub(crate) saves: bool,
-    /// `s_andn2_saveexec` is its operand without EXEC.
+    /// Whether it inverts EXEC instead of the operand, as `s_andn2_saveexec` does.
     pub(crate) inverts_exec: bool,
 }
 
 impl Logic {
-    /// Of a mnemonic without its width.
+    /// Parses a mnemonic without its width.
     pub(crate) fn parse(name: &str) -> Option<Logic> {
         let (operation, saves) = match name.strip_suffix("_saveexec") {
             Some(operation) => (operation, true),
@@ -45,7 +47,7 @@ impl Logic {
             "s_or" => Kind::Or,
             "s_xor" => Kind::Xor,
             "s_andn2" | "s_and_not1" => Kind::AndNot,
-            // EXEC without the operand.
+            // EXEC and not the operand.
             "s_andn1" | "s_and_not0" if saves => Kind::AndNot,
             _ => return None,
         };
@@ -57,7 +59,7 @@ impl Logic {
     }
 }
 
-/// Whether the first operand is the result.
+/// Whether the instruction writes its first operand.
 pub(crate) fn writes_first(name: &str) -> bool {
     let reads = [
         "s_cmp",
@@ -81,6 +83,7 @@ pub(crate) fn writes_first(name: &str) -> bool {
         || name.starts_with("v_read")
 }
 
+/// Parses an operand as printed.
 pub(crate) fn parse_operand(text: &str) -> Operand {
     let number = |digits: &str| digits.parse::<u16>().ok();
     match text {

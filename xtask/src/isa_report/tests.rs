@@ -1,4 +1,4 @@
-//! The report on kernels that are known to be right or wrong, and on all that this program was built with.
+//! Tests of the report on kernels that are known to be right or wrong, and on all kernels of this build.
 
 use std::fs;
 
@@ -6,9 +6,9 @@ use super::*;
 
 const HEAD: &str = "#include \"gpu.h\"\nstruct Params { float* out; u32 n; };\n";
 
-/// Compiles a kernel and says what is wrong with it; `None` where there is no compiler.
+/// Compiles a kernel and returns its faults; `None` without a compiler.
 fn faults(name: &str, target: &str, source: &str) -> Option<Vec<Fault>> {
-    let (compiler, tools) = match (images::compiler(), Tools::find()) {
+    let (compiler, tools) = match (images::compiler(target), Tools::find()) {
         (Ok(compiler), Ok(tools)) => (compiler, tools),
         (Err(error), _) | (_, Err(error)) => {
             println!("skipped: {error}");
@@ -21,7 +21,7 @@ fn faults(name: &str, target: &str, source: &str) -> Option<Vec<Fault>> {
     };
     let (source_file, object) = (file("hip"), file("o"));
     fs::write(&source_file, format!("{HEAD}{source}")).unwrap();
-    images::compile(&compiler, &source_file, &[], target, &object).unwrap();
+    images::compile(compiler, &source_file, &[], target, &object).unwrap();
     let bytes = fs::read(&object).unwrap();
     fs::remove_file(source_file).unwrap();
     fs::remove_file(object).unwrap();
@@ -39,8 +39,8 @@ fn assert_faults(name: &str, source: &str, expected: &[Fault]) {
 }
 
 #[test]
-fn a_reduction_in_a_whole_wave_is_clean() {
-    // Ifs, and loops of a different length for each lane, lie before the collectives, and are over.
+fn accepts_a_reduction_with_all_lanes_on() {
+    // Ifs and divergent loops end before the collectives.
     assert_faults(
         "clean",
         "KERNEL(clean, Params, 256) {
@@ -60,8 +60,8 @@ fn a_reduction_in_a_whole_wave_is_clean() {
 }
 
 #[test]
-fn a_collective_under_a_condition_is_found() {
-    // As assembly, so that the compiler cannot move it to where all lanes are.
+fn finds_a_collective_under_a_condition() {
+    // As assembly, so that the compiler cannot move it to where all lanes are on.
     assert_faults(
         "narrowed",
         "KERNEL(narrowed, Params, 256) {
@@ -76,7 +76,7 @@ fn a_collective_under_a_condition_is_found() {
 }
 
 #[test]
-fn a_collective_in_a_loop_that_lanes_leave_is_found() {
+fn finds_a_collective_in_a_divergent_loop() {
     assert_faults(
         "leaving",
         "KERNEL(leaving, Params, 256) {
@@ -91,7 +91,7 @@ fn a_collective_in_a_loop_that_lanes_leave_is_found() {
 }
 
 #[test]
-fn a_collective_after_an_early_return_is_found() {
+fn finds_a_collective_after_an_early_return() {
     assert_faults(
         "returned",
         "KERNEL(returned, Params, 256) {
@@ -103,8 +103,8 @@ fn a_collective_after_an_early_return_is_found() {
 }
 
 #[test]
-fn the_build_keeps_collectives_where_all_lanes_are() {
-    // The result is used under a condition: clang 19 moves the instruction there unless it is told not to.
+fn the_build_does_not_sink_collectives() {
+    // The result is used under a condition: clang 19 sinks the instruction there unless -disable-machine-sink is given.
     assert_faults(
         "kept",
         "KERNEL(kept, Params, 256) {
@@ -121,7 +121,7 @@ fn the_build_keeps_collectives_where_all_lanes_are() {
 }
 
 #[test]
-fn an_array_in_scratch_memory_is_found() {
+fn finds_an_array_in_scratch_memory() {
     for target in machine::targets() {
         let source = "KERNEL(scratch, Params, 256) {
             volatile float values[64];
@@ -129,12 +129,46 @@ fn an_array_in_scratch_memory_is_found() {
             p.out[tid()] = values[tid() % 64];
         }";
         if let Some(found) = faults("scratch", target, source) {
-            assert!(
-                !found.is_empty() && found.iter().all(|f| *f == Fault::Scratch),
-                "{target}"
-            );
+            assert!(found.contains(&Fault::Scratch), "{target}");
         }
     }
+}
+
+#[test]
+fn packed_conversions_from_fp8_are_found_on_gfx12() {
+    let source = "KERNEL(packed, Params, 64) {
+        u32 v = bits<u32>(p.out[tid()]);
+        auto pair = __builtin_amdgcn_cvt_pk_f32_fp8((i32)v, false);
+        p.out[tid()] = pair[0] + pair[1];
+    }";
+    for (target, expected) in [("gfx1201", vec![Fault::PackedFromFp8]), ("gfx942", vec![])] {
+        if let Some(found) = faults("packed", target, source) {
+            assert_eq!(found, expected, "{target}");
+        }
+    }
+}
+
+#[test]
+fn long_code_for_gfx12_without_alu_waits_is_found() {
+    let code = |wait: &str| {
+        let mut lines = vec!["v_mov_b32_e32 v0, s0"; 200];
+        lines.extend([wait, "s_endpgm"]);
+        code::code_of(&lines)
+    };
+    let faults = |target: &str, wait: &str| {
+        let code = code(wait);
+        faults::of(
+            target,
+            &code,
+            &vec![Some(true); code.len()],
+            &Metadata::default(),
+        )
+    };
+    let kinds =
+        |faults: Vec<(Fault, String)>| faults.into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
+    assert_eq!(kinds(faults("gfx1200", "s_nop 0")), [Fault::NoAluWait]);
+    assert_eq!(kinds(faults("gfx1200", "s_wait_alu 0xff9e")), []);
+    assert_eq!(kinds(faults("gfx1100", "s_nop 0")), []);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! LLVM's programs that take objects apart.
+//! LLVM's programs that disassemble object files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,14 +8,14 @@ use anyhow::{Context as _, Result, bail};
 
 use super::images;
 
-/// The programs, found once.
+/// The paths of the programs.
 pub(crate) struct Tools {
     objdump: PathBuf,
     readobj: PathBuf,
 }
 
 impl Tools {
-    /// Beside the compiler that `ROCMFORGE_CLANG` names, on PATH, or in ROCm's folder.
+    /// Finds the programs beside the compiler that `ROCMFORGE_CLANG` names, on PATH, or in ROCm's folder.
     pub(crate) fn find() -> Result<Tools> {
         Ok(Tools {
             objdump: find("llvm-objdump")?,
@@ -23,7 +23,7 @@ impl Tools {
         })
     }
 
-    /// The listing of the code, and the text of the notes.
+    /// Returns the disassembly and the text of the notes.
     pub(crate) fn take_apart(&self, name: &str, object: &[u8]) -> Result<(String, String)> {
         let file = images::cache()?.join(format!("{name}.{}.tmp", std::process::id()));
         fs::write(&file, object)?;
@@ -36,9 +36,11 @@ impl Tools {
 
 fn find(name: &str) -> Result<PathBuf> {
     let mut candidates = vec![
-        PathBuf::from(format!("{name}-19")),
+        PathBuf::from(format!("{name}-22")),
+        PathBuf::from(format!("{name}-23")),
         PathBuf::from(name),
         Path::new("/opt/rocm/llvm/bin").join(name),
+        PathBuf::from(format!("{name}-19")),
     ];
     if let Some(beside) = env::var_os("ROCMFORGE_CLANG").map(PathBuf::from) {
         candidates.insert(0, beside.with_file_name(name));
@@ -48,7 +50,7 @@ fn find(name: &str) -> Result<PathBuf> {
         output.is_ok_and(|output| output.status.success())
     };
     let found = candidates.into_iter().find(works);
-    found.with_context(|| format!("{name} was not found; install llvm-19"))
+    found.with_context(|| format!("{name} was not found; install llvm-22"))
 }
 
 fn output(program: &Path, argument: &str, file: &Path) -> Result<String> {

@@ -1,4 +1,4 @@
-//! What to answer, and when an answer ends.
+//! Flags for prompts and answers.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use clap::builder::BoolishValueParser;
 
 use super::{AnswerContextArgs, DeviceArgs, ModelArgs, OnOff, SamplingArgs};
 
-/// When an answer ends and what of it is shown.
+/// The limits and output of an answer.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Answer")]
 pub struct AnswerArgs {
-    /// Tokens to generate at most; -1 goes on until the model ends the text or the context is full
+    /// Maximum number of tokens to generate; -1: until the model ends the text or the context is full
     #[arg(
         short = 'n',
         long,
@@ -22,33 +22,33 @@ pub struct AnswerArgs {
         aliases = ["predict", "n-predict"]
     )]
     pub max_tokens: i64,
-    /// End before the first appearance of this text; may be given more than once
+    /// Stop before this text; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Go on past the end that the model gives the text
+    /// Ignore end-of-text tokens and keep generating
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Show control tokens such as <|im_end|>
+    /// Print control tokens such as <|im_end|>
     #[arg(long)]
     pub special: bool,
 }
 
-/// How a conversation is put to the model.
+/// Chat template settings.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Chat")]
 pub struct TemplateArgs {
-    /// Instruction that stands before the conversation
+    /// System prompt
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Let the model think before it answers, or not; for models whose template knows it
+    /// Turn thinking on or off, if the model's chat template supports it
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
     pub think: Option<OnOff>,
 }
 
-/// Where the text comes from.
+/// The prompt's source.
 #[derive(Debug, Clone, Args)]
 pub struct PromptArgs {
-    /// The text
+    /// Prompt text
     #[arg(
         short,
         long,
@@ -57,7 +57,7 @@ pub struct PromptArgs {
         allow_hyphen_values = true
     )]
     pub prompt: Option<OsString>,
-    /// A file with the text, taken byte for byte
+    /// Read the prompt from a file, unchanged
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 }
@@ -66,13 +66,13 @@ pub struct PromptArgs {
 pub struct GenerateArgs {
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// The prompt as token ids, taken as they are: 1,2,3 or what tokenize --ids prints
+    /// Prompt as token ids: 1,2,3 or the output of tokenize --ids
     #[arg(long, value_parser = parse_ids, conflicts_with_all = ["prompt", "file", "chat", "parse_special"])]
     pub ids: Option<Ids>,
-    /// Read control tokens in a raw prompt as such, instead of as text
+    /// Parse control tokens in the prompt instead of treating them as text
     #[arg(long, conflicts_with = "chat")]
     pub parse_special: bool,
-    /// Put the prompt to the model as a message, with the template of its file
+    /// Format the prompt as a chat message with the model's chat template
     #[arg(long, help_heading = "Chat")]
     pub chat: bool,
     #[command(flatten)]
@@ -81,13 +81,13 @@ pub struct GenerateArgs {
     pub answer: AnswerArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Print one JSON object: ids, text, finish_reason, timings and more
+    /// Print JSON: ids, text, finish_reason, timings and more
     #[arg(long, help_heading = "Output")]
     pub json: bool,
-    /// With --json: the K best log-probabilities of every step
+    /// With --json, print the top K log-probabilities of each generated token
     #[arg(long, value_name = "K", requires = "json", help_heading = "Output")]
     pub logprobs: Option<usize>,
-    /// With --json: the K best log-probabilities of every position of the prompt
+    /// With --json, print the top K log-probabilities of each prompt position
     #[arg(long, value_name = "K", requires = "json", help_heading = "Output")]
     pub prompt_logprobs: Option<usize>,
     #[command(flatten)]
@@ -127,7 +127,7 @@ pub struct ChatArgs {
     pub answer: AnswerArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Do not read or write the history of typed lines
+    /// Do not load or save the input history
     #[arg(long, env = "ROCMFORGE_NO_HISTORY", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub no_history: bool,
     #[command(flatten)]
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_lists() {
+    fn parses_id_lists() {
         assert_eq!(parse_ids("1"), Ok(Ids(vec![1])));
         assert_eq!(parse_ids("1,2, 3"), Ok(Ids(vec![1, 2, 3])));
         assert_eq!(parse_ids("[1,2]"), Ok(Ids(vec![1, 2])));

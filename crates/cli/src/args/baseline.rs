@@ -1,15 +1,15 @@
-//! The flags of baselines: where they are kept, how they are compared, and the command that shows them.
+//! Flags for saving, comparing and showing baselines.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rocmforge::profile::baseline::{HardwareRule, Rules, Thresholds};
+use rocmforge_bench::baseline::{HardwareRule, Rules, Thresholds};
 
-/// Where baselines are kept.
+/// The baselines folder.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Baselines")]
 pub struct BaselineStoreArgs {
-    /// The baselines folder [default: $XDG_DATA_HOME/rocmforge/baselines, ~/.local/share/rocmforge/baselines]
+    /// Baselines folder [default: $XDG_DATA_HOME/rocmforge/baselines or ~/.local/share/rocmforge/baselines]
     #[arg(
         long,
         value_name = "DIR",
@@ -23,10 +23,10 @@ pub struct BaselineStoreArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Baselines")]
 pub struct RuleArgs {
-    /// The smallest loss that counts, in percent, of all metrics or of one: 5, p50_ms=5,tokens_s=3 [default: 10]
+    /// Regression threshold in percent, for all metrics or by metric: 5, p50_ms=5,tokens_s=3 [default: 10]
     #[arg(long, value_name = "PERCENT|METRIC=PERCENT,...")]
     pub threshold: Option<Thresholds>,
-    /// Compare also with measurements of another machine, GPU or number of threads
+    /// Also compare results of a different machine, GPU or thread count
     #[arg(long)]
     pub allow_other_hardware: bool,
 }
@@ -43,19 +43,18 @@ impl RuleArgs {
     }
 }
 
-/// What a benchmark does with baselines.
+/// Baselines of a benchmark run.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Baselines")]
 pub struct KeepArgs {
-    /// Keep the results under this name, beside other benchmarks of the name [default of NAME: default]
+    /// Save the results under this name, merged with its other benchmarks [NAME defaults to: default]
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "default")]
     pub save_baseline: Option<String>,
-    /// Compare the results with this baseline, or with a file of one; exit code 3 if any is worse [default of NAME:
-    /// default]
+    /// Compare with this baseline or baseline file; exit code 3 on a regression [NAME defaults to: default]
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "default")]
     pub compare_baseline: Option<String>,
-    /// Measure what is worse than the baseline again, up to this often, once all else is done: the best measurement
-    /// counts, since what disturbs a machine passes and a regression stays
+    /// Measure regressions again at the end, up to N times; the best measurement counts, as other load on the machine
+    /// passes and a real regression stays
     #[arg(
         long,
         value_name = "N",
@@ -66,7 +65,7 @@ pub struct KeepArgs {
     pub recheck: u8,
     #[command(flatten)]
     pub rules: RuleArgs,
-    /// How to print the comparison
+    /// Format of the comparison
     #[arg(
         long,
         value_enum,
@@ -75,20 +74,20 @@ pub struct KeepArgs {
         requires = "compare_baseline"
     )]
     pub report: ReportForm,
-    /// Write the comparison to this file
+    /// Write the comparison to a file
     #[arg(long, value_name = "FILE", requires = "compare_baseline")]
     pub report_file: Option<PathBuf>,
     #[command(flatten)]
     pub store: BaselineStoreArgs,
 }
 
-/// How a comparison is printed.
+/// Format of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReportForm {
     /// A table
     Terminal,
     Json,
-    /// XML for the test reports of CI systems
+    /// JUnit XML, for CI systems
     Junit,
     /// For pull requests
     Markdown,
@@ -102,19 +101,19 @@ pub struct BaselineArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum BaselineCommand {
-    /// List the baselines, the oldest first
+    /// List baselines, oldest first
     List(BaselineListArgs),
-    /// Show what a baseline holds
+    /// Show a baseline
     Show(BaselineShowArgs),
     /// Compare two baselines; exit code 3 if the second is worse
     Compare(BaselineCompareArgs),
-    /// Show all baselines over time
+    /// Chart all baselines over time
     Trend(BaselineTrendArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct BaselineListArgs {
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -123,10 +122,10 @@ pub struct BaselineListArgs {
 
 #[derive(Debug, Args)]
 pub struct BaselineShowArgs {
-    /// A name that baseline list shows, or a file
+    /// Baseline name or file
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Print the baseline as it is kept, in schema A
+    /// Print the baseline file (schema A)
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -135,18 +134,18 @@ pub struct BaselineShowArgs {
 
 #[derive(Debug, Args)]
 pub struct BaselineCompareArgs {
-    /// The baseline, or a file
+    /// Reference: baseline name or file
     #[arg(value_name = "A")]
     pub baseline: String,
-    /// What is compared with it, or a file
+    /// Compared with A: baseline name or file
     #[arg(value_name = "B")]
     pub current: String,
     #[command(flatten)]
     pub rules: RuleArgs,
-    /// How to print the comparison
+    /// Format of the comparison
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = ReportForm::Terminal)]
     pub format: ReportForm,
-    /// Write it to this file
+    /// Write the comparison to a file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -155,10 +154,10 @@ pub struct BaselineCompareArgs {
 
 #[derive(Debug, Args)]
 pub struct BaselineTrendArgs {
-    /// Write a page with charts to this file (HTML that needs nothing else)
+    /// Write a self-contained HTML page with charts
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// The smallest loss that counts, in percent, of all metrics or of one: 5, p50_ms=5,tokens_s=3 [default: 10]
+    /// Regression threshold in percent, for all metrics or by metric: 5, p50_ms=5,tokens_s=3 [default: 10]
     #[arg(long, value_name = "PERCENT|METRIC=PERCENT,...")]
     pub threshold: Option<Thresholds>,
     #[command(flatten)]

@@ -1,10 +1,10 @@
-//! The flags of `bench`: llama-bench's, with lists and ranges.
+//! Flags of `bench`; most are llama-bench's, including lists and ranges.
 
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
-use rocmforge::engine::backend::gpu::GpuLayers;
+use rocmforge_runtime::gpu::GpuLayers;
 
 use super::context::page;
 use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand};
@@ -13,7 +13,7 @@ use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand};
 pub struct BenchArgs {
     #[command(subcommand)]
     pub suite: Option<SuiteCommand>,
-    /// GGUF file; may be given more than once [default: forge-mini, the model inside this program]
+    /// GGUF file; may be repeated [default: the built-in forge-mini]
     #[arg(
         short,
         long,
@@ -22,31 +22,30 @@ pub struct BenchArgs {
         hide_env_values = true
     )]
     pub model: Vec<PathBuf>,
-    /// A model of this shape and type with random weights, made in memory, such as llama-3.1-8b:Q4_K_M; may be given
-    /// more than once
+    /// Random weights in the shape and type of a model, such as llama-3.1-8b:Q4_K_M; may be repeated
     #[arg(long, value_name = "SHAPE:TYPE")]
     pub synthetic: Vec<String>,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// Tokens of a prompt; 0 measures none [default: 512]
+    /// Prompt lengths in tokens; 0: skip prefill [default: 512]
     #[arg(short = 'p', long, value_name = "N,...", help_heading = "Tests")]
     pub n_prompt: Vec<Numbers>,
-    /// Tokens to generate; 0 measures none [default: 128]
+    /// Numbers of tokens to generate; 0: skip decode [default: 128]
     #[arg(short = 'n', long, value_name = "N,...", help_heading = "Tests")]
     pub n_gen: Vec<Numbers>,
-    /// A prompt and the tokens generated after it, measured together; may be repeated
+    /// Prompt of P tokens followed by N generated tokens, measured together; may be repeated
     #[arg(long, value_name = "P,N", value_parser = pair, help_heading = "Tests")]
     pub pg: Vec<(usize, usize)>,
-    /// Tokens already in the cache before a test, whole pages of it [default: 0]
+    /// Tokens already in the KV cache before a test; a multiple of --page [default: 0]
     #[arg(short = 'd', long, value_name = "N,...", help_heading = "Tests")]
     pub n_depth: Vec<Numbers>,
-    /// Sequences computed together; not llama-bench's -b, which is the tokens of a step [default: 1]
+    /// Sequences computed together (llama-bench's -b is the tokens per step instead) [default: 1]
     #[arg(short = 'b', long, value_name = "N,...", help_heading = "Tests")]
     pub batch: Vec<Numbers>,
-    /// Threads that compute [default: one for each core this process may use]
+    /// Numbers of CPU threads [default: cores available to the process]
     #[arg(short, long, value_name = "N,...", help_heading = "Tests")]
     pub threads: Vec<Numbers>,
-    /// How the KV cache keeps its values
+    /// KV cache types
     #[arg(
         long,
         value_enum,
@@ -56,7 +55,7 @@ pub struct BenchArgs {
         help_heading = "Tests"
     )]
     pub kv_type: Vec<KvTypeArg>,
-    /// Layers that the GPU computes, as generate has it: numbers, auto, all [default: all]
+    /// Numbers of layers to run on the GPU, auto or all [default: all]
     #[arg(
         long,
         value_name = "N,...",
@@ -68,7 +67,7 @@ pub struct BenchArgs {
         help_heading = "Tests"
     )]
     pub gpu_layers: Vec<GpuLayers>,
-    /// Leave the experts of a mixture to the CPU
+    /// Run the experts of mixture-of-experts (MoE) models on the CPU
     #[arg(
         long,
         env = "ROCMFORGE_CPU_MOE",
@@ -77,7 +76,7 @@ pub struct BenchArgs {
         help_heading = "Device"
     )]
     pub cpu_moe: bool,
-    /// How often each test is measured
+    /// Repetitions of each test
     #[arg(
         short,
         long,
@@ -86,13 +85,13 @@ pub struct BenchArgs {
         value_parser = clap::value_parser!(u32).range(1..=100_000)
     )]
     pub repetitions: u32,
-    /// Seconds to wait before each test
+    /// Delay before each test, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub delay: u32,
-    /// Measure at once, without a run that does not count
+    /// Skip the warm-up run
     #[arg(long)]
     pub no_warmup: bool,
-    /// How to print the results
+    /// Output format
     #[arg(
         short,
         long,
@@ -105,10 +104,10 @@ pub struct BenchArgs {
     pub keep: KeepArgs,
     #[command(flatten)]
     pub on: OnArgs,
-    /// Instruction set of the CPU; auto takes the fastest
+    /// CPU instruction set; auto: the fastest supported
     #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true, help_heading = "Device")]
     pub isa: IsaArg,
-    /// Tokens in a page of the KV cache: 16, 32 or 64
+    /// Tokens per KV-cache page: 16, 32 or 64
     #[arg(
         long,
         value_name = "N",
@@ -128,15 +127,15 @@ pub enum BenchOutput {
     Csv,
     /// One array
     Json,
-    /// An object a line
+    /// One object per line
     Jsonl,
 }
 
-/// Numbers of one flag: `1,4,8`, `1-4`, `0-4096+1024`, `1-64*2`.
+/// The numbers given to a flag: `1,4,8`, `1-4`, `0-4096+1024`, `1-64*2`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbers(pub Vec<usize>);
 
-/// More than anybody has the patience for.
+/// Most numbers for one flag.
 const MAX_NUMBERS: usize = 1000;
 
 impl std::str::FromStr for Numbers {
@@ -159,7 +158,7 @@ impl std::str::FromStr for Numbers {
     }
 }
 
-/// The numbers of `first`, `first-last`, `first-last+step` or `first-last*factor`.
+/// Parses `first`, `first-last`, `first-last+step` or `first-last*factor`.
 fn range(text: &str) -> Option<impl Iterator<Item = usize>> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let (first, last, step) = match text.split_once('-') {
@@ -201,11 +200,11 @@ fn pair(text: &str) -> Result<(usize, usize), String> {
     });
     match numbers {
         Some((prompt, generated)) if prompt > 0 && generated > 0 => Ok((prompt, generated)),
-        _ => Err("give the tokens of the prompt and those to generate, as in 512,128".to_string()),
+        _ => Err("use PROMPT,GENERATED in tokens, as in 512,128".to_string()),
     }
 }
 
-/// All numbers of a repeated flag, or the default.
+/// Returns all numbers of a repeated flag, or the default.
 pub fn numbers(lists: &[Numbers], default: usize) -> Vec<usize> {
     if lists.is_empty() {
         return vec![default];
@@ -218,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_and_ranges() {
+    fn parses_lists_and_ranges() {
         for (text, expected) in [
             ("512", vec![512]),
             ("0,4096", vec![0, 4096]),
@@ -246,13 +245,13 @@ mod tests {
         ] {
             assert!(bad.parse::<Numbers>().is_err(), "{bad}");
         }
-        // Near the largest number a range ends instead of overflowing.
+        // A range that ends at the largest number does not overflow.
         let text = format!("{}-{}", usize::MAX - 1, usize::MAX);
         assert_eq!(text.parse::<Numbers>().unwrap().0.len(), 2);
     }
 
     #[test]
-    fn pairs() {
+    fn parses_pairs() {
         assert_eq!(pair("512,128"), Ok((512, 128)));
         for bad in ["512", "0,1", "1,0", "1,2,3", "a,b"] {
             assert!(pair(bad).is_err(), "{bad}");

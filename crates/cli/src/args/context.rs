@@ -1,15 +1,15 @@
-//! The KV cache and the context.
+//! Flags for the KV cache and the context.
 
 use clap::{Args, ValueEnum};
 
-/// How the KV cache is kept.
+/// The KV cache.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct CacheArgs {
-    /// How the KV cache keeps its values
+    /// KV cache type
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16, env = "ROCMFORGE_KV_TYPE", hide_env_values = true)]
     pub kv_type: KvTypeArg,
-    /// Tokens in a page of the KV cache: 16, 32 or 64
+    /// Tokens per KV-cache page: 16, 32 or 64
     #[arg(
         long,
         value_name = "N",
@@ -24,7 +24,7 @@ pub struct CacheArgs {
 pub(super) fn page(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(page @ (16 | 32 | 64)) => Ok(page),
-        _ => Err("pages have 16, 32 or 64 tokens".to_string()),
+        _ => Err("use 16, 32 or 64".to_string()),
     }
 }
 
@@ -38,12 +38,12 @@ pub enum KvTypeArg {
     F8E4M3,
 }
 
-/// The context of a conversation or a text.
+/// The context size.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct ContextArgs {
-    /// Tokens that prompt and answer may have together [default: the smallest of what the model was
-    /// trained for, 8192 and what memory allows]
+    /// Context size in tokens, for prompt and answer together [default: the smallest of the model's training context,
+    /// 8192 and what fits in memory]
     #[arg(
         short,
         long,
@@ -55,13 +55,13 @@ pub struct ContextArgs {
     pub ctx: Option<usize>,
 }
 
-/// The context of an answer, and what happens at its end.
+/// The context size, and what happens when it is full.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct AnswerContextArgs {
     #[command(flatten)]
     pub context: ContextArgs,
-    /// At the end of the context: stop, or shift, which forgets the older half and goes on
+    /// When the context is full: stop, or shift: drop the older half and continue
     #[arg(
         long,
         value_enum,
@@ -71,8 +71,7 @@ pub struct AnswerContextArgs {
         hide_env_values = true
     )]
     pub context_policy: ContextPolicyArg,
-    /// With shift: how many tokens of the beginning are never forgotten [default: 4, or what all conversations with this
-    /// system prompt begin with]
+    /// With shift, keep the first N tokens [default: 4; in chats, the tokens up to and including the system prompt]
     #[arg(
         long,
         value_name = "N",

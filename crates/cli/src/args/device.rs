@@ -1,15 +1,16 @@
-//! Where and how to compute.
+//! Flags for devices.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
-use rocmforge::engine::backend::gpu::{DeviceId, GpuLayers, Variants};
+pub use rocmforge::Device;
+use rocmforge_runtime::gpu::{GpuLayers, Variants};
 
 use super::{CacheArgs, LoraArgs};
 
-/// Where and how to compute.
+/// The device and how it computes.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
@@ -17,10 +18,10 @@ pub struct DeviceArgs {
     pub on: OnArgs,
     #[command(flatten)]
     pub offload: OffloadArgs,
-    /// Instruction set of the CPU; auto takes the fastest
+    /// CPU instruction set; auto: the fastest supported
     #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true)]
     pub isa: IsaArg,
-    /// Threads that compute [default: one for each core this process may use]
+    /// Number of CPU threads [default: cores available to the process]
     #[arg(
         short,
         long,
@@ -35,11 +36,11 @@ pub struct DeviceArgs {
     pub lora: LoraArgs,
 }
 
-/// Which device computes.
+/// The device.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct OnArgs {
-    /// What computes: auto, cpu, gpu, hip:N (AMD), cuda:N (NVIDIA), or host, a slow CPU that plays a GPU; auto takes a
+    /// Device: auto, cpu, gpu, hip:N (AMD), cuda:N (NVIDIA) or host (a slow emulated GPU, for tests); auto: the first
     /// GPU that this build has kernels for, else the CPU
     #[arg(
         long,
@@ -53,12 +54,12 @@ pub struct OnArgs {
     pub gpu: GpuArgs,
 }
 
-/// What of a model a GPU computes.
+/// The part of a model that runs on the GPU.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct OffloadArgs {
-    /// Layers that the GPU computes, the last ones and the output: a number, auto, which takes as many as its memory has
-    /// room for, or all; the CPU computes the others (-ngl is the same)
+    /// Number of last layers to run on the GPU, auto (as many as fit in its memory) or all; the CPU runs the others
+    /// (also -ngl)
     #[arg(
         long,
         value_name = "N",
@@ -69,7 +70,7 @@ pub struct OffloadArgs {
         hide_env_values = true
     )]
     pub gpu_layers: GpuLayers,
-    /// Leave the experts of a mixture to the CPU, the rest of their layers to the GPU
+    /// Run the experts of mixture-of-experts (MoE) models on the CPU, the rest of their layers on the GPU
     #[arg(
         long,
         env = "ROCMFORGE_CPU_MOE",
@@ -79,11 +80,11 @@ pub struct OffloadArgs {
     pub cpu_moe: bool,
 }
 
-/// How a GPU is used.
+/// GPU settings.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct GpuArgs {
-    /// Kernels of the GPU, of those that rocmforge devices lists [default: the best for it]
+    /// GPU kernel image, of those listed by rocmforge devices [default: the best match]
     #[arg(
         long,
         value_name = "NAME",
@@ -91,8 +92,8 @@ pub struct GpuArgs {
         hide_env_values = true
     )]
     pub gpu_image: Option<String>,
-    /// Kernels that the GPU takes instead of the fastest for a shape, with commas between them: plain, or such as
-    /// attention=generic,tiles=small; tuning=off takes none but ignores what was tuned
+    /// Force GPU kernel variants, separated by commas: plain, attention=generic,tiles=small; tuning=off ignores
+    /// autotuned launches
     #[arg(
         long,
         value_name = "NAMES",
@@ -100,7 +101,7 @@ pub struct GpuArgs {
         hide_env_values = true
     )]
     pub kernel_variant: Option<Variants>,
-    /// Take at most so many MiB of the GPU's memory [default: what is free]
+    /// Limit GPU memory, in MiB [default: all free memory]
     #[arg(
         long,
         value_name = "MIB",
@@ -109,7 +110,7 @@ pub struct GpuArgs {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     pub gpu_memory: Option<u32>,
-    /// Queue every kernel of a generated token by itself, not as a graph: slower, for comparisons
+    /// Launch kernels one by one instead of as graphs; slower, for comparison
     #[arg(
         long,
         env = "ROCMFORGE_NO_GRAPHS",
@@ -117,8 +118,8 @@ pub struct GpuArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub no_graphs: bool,
-    /// When a GPU is compared with the CPU before it is used: auto at its first use with a driver, a build and a
-    /// model's formats
+    /// When to check the GPU's results against the CPU before use; auto: on first use with a driver, build and model
+    /// formats
     #[arg(
         long,
         value_enum,
@@ -128,7 +129,7 @@ pub struct GpuArgs {
         hide_env_values = true
     )]
     pub gpu_check: GpuCheckArg,
-    /// The folder that remembers such checks and what was tuned [default: $XDG_CACHE_HOME/rocmforge, ~/.cache/rocmforge]
+    /// Folder for saved GPU checks and tuning results [default: $XDG_CACHE_HOME/rocmforge or ~/.cache/rocmforge]
     #[arg(
         long,
         value_name = "DIR",
@@ -138,8 +139,8 @@ pub struct GpuArgs {
     pub cache_dir: Option<PathBuf>,
 }
 
-/// llama.cpp's names of flags that have several letters after one dash, by this program's. What follows `--`, or is the
-/// text of a flag, stays as it is.
+/// Replaces llama.cpp's flags with one dash and several letters (`-ngl`, `-cmoe`), which clap cannot parse. Arguments
+/// after `--` and texts of flags stay unchanged.
 pub fn with_long_names(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const TEXTS: [&str; 5] = ["-p", "--prompt", "--stop", "--system", "--"];
     let mut is_text = false;
@@ -157,39 +158,12 @@ pub fn with_long_names(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     long
 }
 
-/// When a GPU is checked.
+/// When to check a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GpuCheckArg {
     Auto,
     Always,
     Never,
-}
-
-/// What computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// A GPU if there is one, else the CPU.
-    Auto,
-    Cpu,
-    /// The first GPU.
-    Gpu,
-    Id(DeviceId),
-}
-
-impl std::str::FromStr for Device {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Device, String> {
-        match text {
-            "auto" => Ok(Device::Auto),
-            "cpu" => Ok(Device::Cpu),
-            "gpu" => Ok(Device::Gpu),
-            id => id
-                .parse()
-                .map(Device::Id)
-                .map_err(|error| format!("{error}; give auto, cpu, gpu, hip:N or cuda:N")),
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -204,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_names_of_llama_cpp() {
+    fn accepts_short_flags_of_llama_cpp() {
         let long = |args: &[&str]| with_long_names(args.iter().map(OsString::from));
         for (given, expected) in [
             (

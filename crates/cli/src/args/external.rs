@@ -1,4 +1,4 @@
-//! The flags of `profile-with`.
+//! Flags of `profile-with`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,22 +8,22 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 pub struct ExternalArgs {
-    /// rocprofv3, rocprof-compute, amd-smi, nsys, ncu, nvidia-smi or perf
+    /// Tool: rocprofv3, rocprof-compute, amd-smi, nsys, ncu, nvidia-smi or perf
     #[arg(value_name = "TOOL", required_unless_present = "list")]
     pub tool: Option<String>,
-    /// Show which tools are on this machine
+    /// List the tools and whether they are installed
     #[arg(long, conflicts_with_all = ["tool", "command", "dry_run"])]
     pub list: bool,
-    /// Counters by what they are about: instructions, waves, memory, cache, compute-unit, lds, stalls
+    /// Counters by category: instructions, waves, memory, cache, compute-unit, lds, stalls
     #[arg(long, value_name = "CATEGORY,...", value_delimiter = ',')]
     pub counters: Vec<String>,
-    /// Counters by the hardware's names, collected in one run
+    /// Counters by hardware name, collected in one run
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub pmc: Vec<String>,
-    /// Architecture of the AMD GPU, for the names of counters, as in gfx1100 [default: the first GPU here]
+    /// AMD GPU architecture, which determines counter names, such as gfx1100 [default: the first GPU's]
     #[arg(long, value_name = "NAME")]
     pub arch: Option<String>,
-    /// Folder for what the tool writes
+    /// Folder for the tool's files
     #[arg(
         short,
         long,
@@ -31,19 +31,19 @@ pub struct ExternalArgs {
         required_unless_present_any = ["list", "dry_run"]
     )]
     pub output: Option<PathBuf>,
-    /// Print the tool's commands and run nothing
+    /// Print the commands without running them
     #[arg(long)]
     pub dry_run: bool,
-    /// Stop a command of the tool, and what it started, after this many seconds
+    /// Time limit of each command, in seconds; its child processes are stopped too
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub timeout: Duration,
-    /// Rows to show of each table
+    /// Rows to print of each table
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub rows: usize,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// The command to watch
+    /// Command to profile
     #[arg(value_name = "COMMAND", last = true)]
     pub command: Vec<OsString>,
 }
@@ -55,5 +55,5 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .filter(|seconds| *seconds > 0.0 && *seconds <= 1e6);
     seconds
         .map(Duration::from_secs_f64)
-        .ok_or_else(|| "give seconds, more than 0 and at most 1000000".to_string())
+        .ok_or_else(|| "use seconds above 0 and at most 1000000".to_string())
 }

@@ -1,13 +1,13 @@
-//! Flags of the commands that manage models.
+//! Flags of `models` and `pull`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// Where models are kept.
+/// The models folder.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
-    /// The models folder [default: $XDG_DATA_HOME/rocmforge/models, ~/.local/share/rocmforge/models]
+    /// Models folder [default: $XDG_DATA_HOME/rocmforge/models or ~/.local/share/rocmforge/models]
     #[arg(
         long,
         value_name = "DIR",
@@ -23,23 +23,23 @@ pub struct ModelsArgs {
     pub command: Option<ModelsCommand>,
     #[command(flatten)]
     pub store: StoreArgs,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum ModelsCommand {
-    /// Remove a model, or what a stopped pull left
+    /// Remove a model or an unfinished download
     Rm(RemoveArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct RemoveArgs {
-    /// The name that rocmforge models shows
+    /// Name, as listed by rocmforge models
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
     #[command(flatten)]
@@ -49,12 +49,12 @@ pub struct RemoveArgs {
 #[cfg(feature = "pull")]
 #[derive(Debug, Args)]
 pub struct PullArgs {
-    /// hf:OWNER/REPO[:QUANT][@REVISION], or hf:OWNER/REPO/FILE.gguf[@REVISION]
+    /// Model: hf:OWNER/REPO[:QUANT][@REVISION] or hf:OWNER/REPO/FILE.gguf[@REVISION]
     #[arg(value_name = "MODEL")]
-    pub model: crate::hub::Reference,
+    pub model: rocmforge_hub::Reference,
     #[command(flatten)]
     pub store: StoreArgs,
-    /// Address of the hub
+    /// Hub address
     #[arg(
         long,
         value_name = "URL",
@@ -63,16 +63,16 @@ pub struct PullArgs {
         hide_env_values = true
     )]
     pub endpoint: String,
-    /// Token for gated and private models; a variable does not show in the list of processes as a flag
-    /// does [default: HF_TOKEN]
+    /// Access token for gated and private models; prefer the variable, as other users can see flags in the process list
+    /// [default: HF_TOKEN]
     #[arg(
         long,
         value_name = "TOKEN",
         env = "ROCMFORGE_HUB_TOKEN",
         hide_env_values = true
     )]
-    pub token: Option<crate::hub::Token>,
-    /// Trust these certificates (PEM) instead of the built-in ones
+    pub token: Option<rocmforge_hub::Token>,
+    /// PEM file of certificates to trust instead of the built-in ones
     #[arg(
         long,
         value_name = "FILE",
@@ -80,7 +80,7 @@ pub struct PullArgs {
         hide_env_values = true
     )]
     pub ca_file: Option<PathBuf>,
-    /// Give a connection up that is silent for so many seconds
+    /// Timeout of a silent connection, in seconds
     #[arg(
         long,
         value_name = "SECONDS",
@@ -90,7 +90,7 @@ pub struct PullArgs {
         hide_env_values = true
     )]
     pub timeout: u64,
-    /// Try so many times again when the connection fails
+    /// Retries of a failed request
     #[arg(
         long,
         value_name = "N",

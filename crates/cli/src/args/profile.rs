@@ -1,4 +1,4 @@
-//! The flags of `profile`.
+//! Flags of `profile`.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::{AnswerContextArgs, DeviceArgs, ModelArgs, PromptArgs};
 pub struct ProfileArgs {
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// A prompt of so many random tokens instead of a text [default: 512]
+    /// Use a prompt of N random tokens instead of a text [default: 512]
     #[arg(
         long,
         value_name = "N",
@@ -18,7 +18,7 @@ pub struct ProfileArgs {
         conflicts_with_all = ["prompt", "file"]
     )]
     pub prompt_tokens: Option<u32>,
-    /// Tokens to generate
+    /// Number of tokens to generate
     #[arg(
         short = 'n',
         long,
@@ -28,7 +28,7 @@ pub struct ProfileArgs {
         aliases = ["predict", "n-predict"]
     )]
     pub max_tokens: u32,
-    /// Runs with the observer, and as many without
+    /// Number of profiled runs, and of runs without profiling
     #[arg(
         short,
         long,
@@ -37,19 +37,19 @@ pub struct ProfileArgs {
         value_parser = clap::value_parser!(u32).range(1..=1000)
     )]
     pub runs: u32,
-    /// Milliseconds that the first token may take
+    /// Target time to first token (TTFT), in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 200.0, value_parser = positive)]
     pub ttft_target: f64,
-    /// Print one JSON object
+    /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
-    /// Write what ran when, for Perfetto and chrome://tracing
+    /// Write a trace for Perfetto and chrome://tracing
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub trace: Option<PathBuf>,
-    /// Write a page with plots, a timeline and all tables; it needs no network
+    /// Write a self-contained HTML report with plots, timeline and tables
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub html: Option<PathBuf>,
-    /// Write a flame graph of the operations, as SVG; or, to FILE.folded, its stacks for other tools
+    /// Write a flame graph of the operations as SVG, or as folded stacks if FILE ends in .folded
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub flamegraph: Option<PathBuf>,
     #[command(flatten)]
@@ -63,6 +63,6 @@ pub struct ProfileArgs {
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(ms) if ms.is_finite() && ms > 0.0 => Ok(ms),
-        _ => Err(format!("'{text}' is no time; give milliseconds above 0")),
+        _ => Err(format!("'{text}' is not a time; use milliseconds above 0")),
     }
 }

@@ -1,49 +1,49 @@
-//! What `quantize` and `imatrix` are told.
+//! Flags of `quantize` and `imatrix`.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use rocmforge::engine::quantize::{FileType, TypeRule, tensor_type};
-use rocmforge::gguf::GgmlType;
+use rocmforge_gguf::GgmlType;
+use rocmforge_quantize::{FileType, TypeRule, tensor_type};
 
 use super::{DeviceArgs, LoadArgs, ModelArgs};
 
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
-    /// GGUF file of the model, in F16, BF16 or F32; of a split model the first part
+    /// GGUF file in F16, BF16 or F32; the first part of a split model
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// The file to make; with --dry-run it may be left out
+    /// Output file; optional with --dry-run
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
-    /// What to make of it, such as Q4_K_M; the list is below
+    /// File type, such as Q4_K_M; listed below
     #[arg(value_name = "TYPE", required_unless_present = "dry_run")]
     pub file_type: Option<String>,
-    /// Importance matrix that says which columns matter; rocmforge imatrix makes one
+    /// Importance matrix, e.g. from rocmforge imatrix
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
-    /// Give tensors whose name matches this type; may be repeated, the first match decides
+    /// Type of the tensors whose name matches; may be repeated, the first match decides
     #[arg(long, value_name = "REGEX=TYPE", value_parser = rule)]
     pub tensor_type: Vec<TypeRule>,
-    /// Type of output.weight (of the embedding, where it is the output projection, too)
+    /// Type of output.weight, or of the embedding if it is tied to the output projection
     #[arg(long, value_name = "TYPE", value_parser = ty)]
     pub output_tensor_type: Option<GgmlType>,
     /// Type of token_embd.weight
     #[arg(long, value_name = "TYPE", value_parser = ty)]
     pub token_embedding_type: Option<GgmlType>,
-    /// Give all tensors the same type instead of more bits to those that matter more
+    /// Use the same type for all tensors instead of more bits for the important ones
     #[arg(long)]
     pub pure: bool,
-    /// Convert tensors that are quantized already; adds the errors of both conversions
+    /// Allow converting quantized tensors; the errors of both conversions add up
     #[arg(long)]
     pub allow_requantize: bool,
-    /// Replace OUT if it exists
+    /// Overwrite OUT if it exists
     #[arg(long)]
     pub force: bool,
-    /// Show what would become of each tensor and how large the file would be, and write nothing
+    /// Show each tensor's type and the file size, and write nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Threads that compute [default: one for each core this process may use]
+    /// Number of CPU threads [default: cores available to the process]
     #[arg(
         short,
         long,
@@ -54,7 +54,7 @@ pub struct QuantizeArgs {
     pub threads: Option<usize>,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// Print one JSON object: every tensor with its types, bytes and errors, and totals
+    /// Print JSON: types, bytes and errors of every tensor, and totals
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
@@ -67,15 +67,18 @@ fn ty(text: &str) -> Result<GgmlType, String> {
     tensor_type(text).map_err(|error| error.to_string())
 }
 
-/// The file type of this name; the error lists all.
+/// Returns the file type of this name; the error lists all.
 pub fn file_type(name: &str) -> Result<FileType, String> {
     FileType::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = FileType::ALL.iter().map(|ty| ty.name()).collect();
-        format!("'{name}' is no file type; there are: {}", names.join(", "))
+        format!(
+            "'{name}' is not a file type; use one of: {}",
+            names.join(", ")
+        )
     })
 }
 
-/// The file types and what they are, one a line.
+/// Returns the file types with their descriptions, one per line.
 pub fn file_types() -> String {
     let line = |ty: &FileType| format!("  {:<10} {}", ty.name(), ty.about());
     let lines: Vec<String> = FileType::ALL.iter().map(line).collect();
@@ -84,13 +87,13 @@ pub fn file_types() -> String {
 
 #[derive(Debug, Args)]
 pub struct ImatrixArgs {
-    /// The text to run, taken byte for byte; as much like the model's later use as can be
+    /// Calibration text, similar to the model's later use
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// The importance matrix to make
+    /// Output file
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Tokens in a window
+    /// Window size in tokens
     #[arg(
         short,
         long,
@@ -99,16 +102,16 @@ pub struct ImatrixArgs {
         alias = "ctx-size"
     )]
     pub ctx: usize,
-    /// Windows to run at most [default: the whole text]
+    /// Maximum number of windows [default: the whole text]
     #[arg(long, value_name = "K")]
     pub chunks: Option<usize>,
-    /// Read control tokens in the text as such
+    /// Parse control tokens in the text
     #[arg(long)]
     pub parse_special: bool,
-    /// Replace the output if it exists
+    /// Overwrite the output if it exists
     #[arg(long)]
     pub force: bool,
-    /// Print one JSON object: entries, chunks, tokens, ppl and more
+    /// Print JSON: entries, chunks, tokens, ppl and more
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

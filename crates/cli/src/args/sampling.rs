@@ -1,16 +1,16 @@
-//! How the next token is chosen: the flags, and the few of their values that are more than a number.
+//! Sampling flags and the parsing of their values.
 
 use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use rocmforge::engine::SamplerKind;
+use rocmforge_plan::SamplerKind;
 
-/// How the next token is chosen. Names and defaults are llama.cpp's.
+/// Sampling settings. Names and defaults are llama.cpp's.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// 0 takes the best token every time, more makes the text more varied
+    /// Temperature; 0: greedy
     #[arg(
         long,
         value_name = "T",
@@ -18,10 +18,10 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub temp: f32,
-    /// Choose among the K best tokens; 0 means all
+    /// Keep the K most likely tokens; 0: all
     #[arg(long, value_name = "K", default_value_t = 40)]
     pub top_k: usize,
-    /// Choose among the best tokens that together have this probability; 1 means all
+    /// Keep the most likely tokens up to this cumulative probability (nucleus sampling); 1: all
     #[arg(
         long,
         value_name = "P",
@@ -29,7 +29,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub top_p: f32,
-    /// Leave out tokens less likely than this share of the best one's probability; 0 means none
+    /// Drop tokens below this fraction of the top token's probability; 0: off
     #[arg(
         long,
         value_name = "P",
@@ -37,7 +37,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub min_p: f32,
-    /// Choose among the tokens most typical of the distribution, up to this probability; 1 means all
+    /// Locally typical sampling, up to this cumulative probability; 1: off
     #[arg(
         long,
         alias = "typical",
@@ -46,7 +46,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub typical_p: f32,
-    /// Leave out tokens more than N standard deviations of the logits below the best; 0 or less means none
+    /// Drop tokens whose logit is more than N standard deviations below the top one; 0 or less: off
     #[arg(
         long,
         alias = "top-nsigma",
@@ -55,7 +55,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub top_n_sigma: f32,
-    /// How often the top choices are left out (XTC); 0 is off
+    /// Probability of excluding the top choices (XTC); 0: off
     #[arg(
         long,
         value_name = "P",
@@ -63,7 +63,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub xtc_probability: f32,
-    /// Probability from which a token is a top choice; above 0.5 turns XTC off
+    /// Minimum probability of a top choice (XTC); above 0.5: off
     #[arg(
         long,
         value_name = "P",
@@ -71,7 +71,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub xtc_threshold: f32,
-    /// Let the temperature go up and down by this, with the entropy of the candidates; 0 is off
+    /// Dynamic temperature range, plus or minus, by the candidates' entropy; 0: off
     #[arg(
         long,
         value_name = "T",
@@ -79,7 +79,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub dynatemp_range: f32,
-    /// Power of the normalized entropy that sets the dynamic temperature
+    /// Exponent of the normalized entropy in the dynamic temperature
     #[arg(
         long,
         value_name = "X",
@@ -87,7 +87,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub dynatemp_exp: f32,
-    /// Make tokens of the last text less likely by this factor; 1 is off
+    /// Repetition penalty factor for recent tokens; 1: off
     #[arg(
         long,
         value_name = "X",
@@ -95,7 +95,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub repeat_penalty: f32,
-    /// Taken from the logit of a token that occurs in the last text; 0 is off
+    /// Presence penalty: subtracted from the logits of recent tokens; 0: off
     #[arg(
         long,
         value_name = "X",
@@ -103,7 +103,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub presence_penalty: f32,
-    /// Taken from the logit for every time the token occurs in the last text; 0 is off
+    /// Frequency penalty: subtracted once per recent occurrence; 0: off
     #[arg(
         long,
         value_name = "X",
@@ -111,7 +111,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub frequency_penalty: f32,
-    /// Tokens that the penalties look back on; -1 means all
+    /// Number of recent tokens that the penalties consider; -1: all
     #[arg(
         long,
         value_name = "N",
@@ -119,7 +119,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub repeat_last_n: i64,
-    /// Make tokens that go on with a repetition less likely (DRY), by this factor; 0 is off
+    /// DRY penalty multiplier, for tokens that extend a repetition; 0: off
     #[arg(
         long,
         value_name = "X",
@@ -127,7 +127,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub dry_multiplier: f32,
-    /// Base of the DRY penalty, raised to the length of the repetition
+    /// DRY penalty base, raised to the length of the repetition
     #[arg(
         long,
         value_name = "X",
@@ -135,10 +135,10 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub dry_base: f32,
-    /// Repetitions shorter than N tokens are free of the DRY penalty
+    /// DRY does not penalize repetitions shorter than N tokens
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub dry_allowed_length: usize,
-    /// Tokens that DRY looks back on; -1 means all
+    /// Number of recent tokens that DRY considers; -1: all
     #[arg(
         long,
         value_name = "N",
@@ -146,15 +146,13 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub dry_penalty_last_n: i64,
-    /// A text that DRY does not see repetitions across, \n for a newline; may be given more than once; none
-    /// means no such text [default: \n : " *]
+    /// DRY sequence breaker, \n for a newline; may be repeated; none: no breakers [default: \n : " *]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub dry_sequence_breaker: Vec<String>,
-    /// 2 keeps the surprise of the text steady (Mirostat 2.0) in place of all samplers but temperature and
-    /// logit bias; 0 is off
+    /// Mirostat version: 0: off, 2: replaces all samplers except temperature and logit bias
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub mirostat: u8,
-    /// Surprise that Mirostat aims at, in bits a token (tau)
+    /// Mirostat target entropy (tau), in bits per token
     #[arg(
         long,
         value_name = "N",
@@ -162,7 +160,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub mirostat_ent: f32,
-    /// How fast Mirostat learns (eta)
+    /// Mirostat learning rate (eta)
     #[arg(
         long,
         value_name = "N",
@@ -170,18 +168,18 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub mirostat_lr: f32,
-    /// Add to a token's logit, as in 15043+1 or 15043-inf; may be given more than once
+    /// Add to a token's logit, as in 15043+1 or 15043-inf; may be repeated
     #[arg(short = 'l', long, value_name = "ID(+/-)BIAS", value_parser = parse_bias)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// The samplers in their order, with ; between them; those left out do not run
+    /// Samplers to run, in order, separated by semicolons
     #[arg(long, value_name = "NAMES", default_value_t = SamplerOrder::default())]
     pub samplers: SamplerOrder,
-    /// Seed of the random numbers; the same seed gives the same text [default: random]
+    /// Random seed [default: random]
     #[arg(short, long, value_name = "N")]
     pub seed: Option<u64>,
 }
 
-/// Samplers in the order in which they run.
+/// The samplers in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SamplerOrder(pub Vec<SamplerKind>);
 
@@ -201,7 +199,7 @@ impl fmt::Display for SamplerOrder {
 impl FromStr for SamplerOrder {
     type Err = String;
 
-    /// Nothing means no samplers.
+    /// An empty text means no samplers.
     fn from_str(text: &str) -> Result<SamplerOrder, String> {
         if text.trim().is_empty() {
             return Ok(SamplerOrder(Vec::new()));
@@ -215,17 +213,15 @@ impl FromStr for SamplerOrder {
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let split = text.find(['+', '-']).map(|at| text.split_at(at));
     let parsed = split.and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse().ok()?)));
-    parsed.ok_or_else(|| {
-        "give a token id, + or -, and a number, as in 15043+1 or 15043-inf".to_string()
-    })
+    parsed.ok_or_else(|| "use ID+BIAS or ID-BIAS, as in 15043+1 or 15043-inf".to_string())
 }
 
 impl SamplingArgs {
-    /// The texts for DRY; `None` if the flag was not given.
+    /// Returns DRY's sequence breakers; `None` if the flag was not given.
     pub fn sequence_breakers(&self) -> Option<Vec<String>> {
         match self.dry_sequence_breaker.as_slice() {
             [] => None,
-            // As llama.cpp has it: the texts after the last `none` count.
+            // Like llama.cpp: `none` discards the texts before it.
             texts => Some(
                 texts
                     .rsplit(|text| text == "none")
@@ -239,7 +235,7 @@ impl SamplingArgs {
     }
 }
 
-/// Resolves `\n`, `\t`, `\r`, `\"`, `\'` and `\\`; others stay as they are.
+/// Resolves `\n`, `\t`, `\r`, `\"`, `\'` and `\\`; other escapes stay unchanged.
 fn unescape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -267,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_lists_of_names() {
+    fn parses_sampler_orders() {
         let all = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
         assert_eq!(SamplerOrder::default().to_string(), all);
         assert_eq!(all.parse(), Ok(SamplerOrder::default()));
@@ -280,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bias_is_an_id_and_a_signed_number() {
+    fn parses_logit_biases() {
         assert_eq!(parse_bias("15043+1"), Ok((15043, 1.0)));
         assert_eq!(parse_bias("7-0.5"), Ok((7, -0.5)));
         assert_eq!(parse_bias("7-1e-3"), Ok((7, -1e-3)));
@@ -301,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_stand_for_characters() {
+    fn resolves_escapes() {
         for (text, expected) in [
             (r"\n", "\n"),
             (r"a\tb", "a\tb"),

@@ -1,38 +1,38 @@
-//! The flags of the bench suites, the subcommands of `bench`.
+//! Flags of the bench suites, which are subcommands of `bench`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rocmforge::profile::bench::Suite;
-use rocmforge::profile::bench::export::Form;
+use rocmforge_bench::Suite;
+use rocmforge_bench::export::Form;
 
 use super::{Device, GpuArgs, IsaArg, KeepArgs, LoadArgs};
 use crate::help;
 
 #[derive(Debug, Subcommand)]
 pub enum SuiteCommand {
-    /// Measure products: of F32, and of every format with few and with many tokens
+    /// Measure GEMM and GEMV of F32 and of every quantized format
     #[command(after_help = help::SUITE)]
     Matmul(SuiteArgs),
-    /// Measure attention: all scores in memory, online softmax, causal
+    /// Measure attention: standard, flash (online softmax) and causal
     #[command(after_help = help::SUITE)]
     Attention(SuiteArgs),
-    /// Measure the conversion of every format to f32
+    /// Measure dequantization of every format to f32
     #[command(after_help = help::SUITE)]
     Dequant(SuiteArgs),
-    /// Measure a model's time to the first token and its generation, of one and of several sequences
+    /// Measure a model's time to first token and decode, for one and several sequences
     #[command(after_help = help::SUITE)]
     Inference(ModelSuiteArgs),
     /// Measure the KV cache: growth, allocation, fragmentation, page tables
     #[command(after_help = help::SUITE)]
     Memory(SuiteArgs),
-    /// Measure several products and several sequences at once
+    /// Measure merged GEMMs and batched sequences
     #[command(after_help = help::SUITE)]
     Batch(ModelSuiteArgs),
 }
 
 impl SuiteCommand {
-    /// The suite, its flags, and those of its model.
+    /// Returns the suite, its flags and its model flags.
     pub fn parts(&self) -> (Suite, &SuiteArgs, Option<&ModelSuiteArgs>) {
         match self {
             SuiteCommand::Matmul(args) => (Suite::Matmul, args, None),
@@ -47,22 +47,21 @@ impl SuiteCommand {
 
 #[derive(Debug, Args)]
 pub struct SuiteArgs {
-    /// Only rows whose name contains this text, or matches it as a regular expression, in any case
+    /// Run only rows whose name contains this text or matches this regular expression; case-insensitive
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
-    /// Small sizes and few samples, to see that everything runs
+    /// Use small sizes and few samples, as a smoke test
     #[arg(long)]
     pub quick: bool,
-    /// Show all times, what else was measured, and on what
+    /// Print all statistics, metrics and the hardware
     #[arg(short, long, help_heading = "Output")]
     pub verbose: bool,
-    /// How to print the results
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = SuiteOutput::Table, help_heading = "Output")]
     pub output: SuiteOutput,
     #[command(flatten)]
     pub keep: KeepArgs,
-    /// What is measured: all (the CPU and every GPU), cpu, gpu, hip:N (AMD), cuda:N (NVIDIA), or host, a slow CPU that
-    /// plays a GPU
+    /// Device: all (the CPU and every GPU), cpu, gpu, hip:N (AMD), cuda:N (NVIDIA) or host (a slow emulated GPU)
     #[arg(
         long,
         value_name = "DEVICE",
@@ -74,10 +73,10 @@ pub struct SuiteArgs {
     pub device: SuiteDevice,
     #[command(flatten)]
     pub gpu: GpuArgs,
-    /// Instruction set of the CPU; auto takes the fastest
+    /// CPU instruction set; auto: the fastest supported
     #[arg(long, value_enum, default_value_t = IsaArg::Auto, env = "ROCMFORGE_ISA", hide_env_values = true, help_heading = "Device")]
     pub isa: IsaArg,
-    /// Threads that compute [default: one for each core this process may use]
+    /// Number of CPU threads [default: cores available to the process]
     #[arg(
         short,
         long,
@@ -92,7 +91,7 @@ pub struct SuiteArgs {
 
 #[derive(Debug, Args)]
 pub struct ModelSuiteArgs {
-    /// GGUF file, or its name in the models folder [default: forge-mini, the model inside this program]
+    /// GGUF file, or name of a downloaded model [default: the built-in forge-mini]
     #[arg(
         short,
         long,
@@ -102,8 +101,7 @@ pub struct ModelSuiteArgs {
         help_heading = "Model"
     )]
     pub model: Option<PathBuf>,
-    /// Instead of a file: a model of this shape and type with random weights, made in memory, such as
-    /// llama-3.1-8b:Q4_K_M
+    /// Instead of a file, random weights in the shape and type of a model, such as llama-3.1-8b:Q4_K_M
     #[arg(long, value_name = "SHAPE:TYPE", help_heading = "Model")]
     pub synthetic: Option<String>,
     #[command(flatten)]
@@ -132,7 +130,7 @@ impl SuiteOutput {
     }
 }
 
-/// One device, or all that can be used.
+/// One device or all usable ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SuiteDevice {
     All,

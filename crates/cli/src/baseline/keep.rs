@@ -1,13 +1,14 @@
-//! What a benchmark does with baselines: the one to compare with is read before anything is measured, results are
-//! gathered, and at the end they are compared and saved, also when the run was stopped.
+//! Baselines of a benchmark run: reads the baseline before the first measurement, collects results, and compares and
+//! saves them at the end, even of a stopped run.
 
 use anyhow::Result;
-use rocmforge::engine::Device;
-use rocmforge::engine::backend::gpu::{self, DeviceId};
-use rocmforge::profile::baseline::{
+use rocmforge_bench::BenchRow;
+use rocmforge_bench::baseline::{
     Hardware, HardwareRule, Measurement, PerformanceBaseline, RegressionReport, Store, check_name,
 };
-use rocmforge::profile::bench::BenchRow;
+use rocmforge_engine::Device;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::DeviceId;
 
 use super::{in_form, shown, store, told, verdict, write};
 use crate::args::KeepArgs;
@@ -15,7 +16,7 @@ use crate::devices;
 use crate::exit::Early;
 use crate::output;
 
-/// The machine, with this device and this many threads of the CPU.
+/// Describes the machine with this device and number of CPU threads.
 pub fn hardware(device: &Device, n_threads: usize) -> Hardware {
     let mut hardware = Hardware {
         cpu_model: devices::cpu_name(),
@@ -37,7 +38,7 @@ pub fn hardware(device: &Device, n_threads: usize) -> Hardware {
             hardware.rocm_version = known(&info.runtime_version);
         }
     }
-    // A GPU without a name is still not the CPU.
+    // An unnamed GPU must not be taken for the CPU.
     hardware
         .gpu_name
         .get_or_insert_with(|| "unknown GPU".to_string());
@@ -47,14 +48,14 @@ pub fn hardware(device: &Device, n_threads: usize) -> Hardware {
 /// The baselines of a run.
 pub struct Keeper<'a> {
     args: &'a KeepArgs,
-    /// `None` if no baseline is wanted.
+    /// `None` if no baseline is used.
     store: Option<Store>,
     then: Option<PerformanceBaseline>,
     now: PerformanceBaseline,
 }
 
 impl<'a> Keeper<'a> {
-    /// Reads the baseline to compare with and checks the name to save.
+    /// Reads the baseline to compare with and checks the name to save under.
     pub fn open(args: &'a KeepArgs) -> Result<Keeper<'a>> {
         let mut keeper = Keeper {
             args,
@@ -76,12 +77,12 @@ impl<'a> Keeper<'a> {
         Ok(keeper)
     }
 
-    /// Whether results are wanted at all.
+    /// Returns whether results are needed.
     pub fn is_active(&self) -> bool {
         self.store.is_some()
     }
 
-    /// Refuses a baseline of which nothing was measured on one of `machines`, before time is spent on measuring.
+    /// Fails early if no benchmark of the baseline was measured on one of `machines`.
     pub fn check(&self, machines: &[Hardware]) -> Result<()> {
         let (Some(then), Some(name)) = (&self.then, &self.args.compare_baseline) else {
             return Ok(());
@@ -106,7 +107,7 @@ impl<'a> Keeper<'a> {
         };
         let facts: Vec<String> = found.iter().map(ToString::to_string).collect();
         Err(Early::HardwareMismatch(format!(
-            "'{}' was measured on other hardware ({}); compare anyway with --allow-other-hardware",
+            "'{}' was measured on other hardware ({}); use --allow-other-hardware to compare anyway",
             output::for_terminal(name),
             output::for_terminal(&facts.join("; "))
         ))
@@ -129,7 +130,7 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// What to measure again, in round `round` after the first: the names of results that are worse than the baseline.
+    /// Returns the names of results that are worse than the baseline, to measure again in round `round` (from 1).
     pub fn again(&self, round: u8) -> Vec<String> {
         match &self.then {
             Some(then) if round <= self.args.recheck => {
@@ -139,7 +140,7 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Adds a later result of what [`Keeper::again`] named.
+    /// Adds a repeated result.
     pub fn add_again(&mut self, hardware: &Hardware, measured: Measurement) {
         let Some(then) = &self.then else {
             return;
@@ -149,15 +150,15 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Adds a later row of what [`Keeper::again`] named.
+    /// Adds a repeated row of a suite.
     pub fn add_row_again(&mut self, row: &BenchRow) {
         self.add_again(&Hardware::from(&row.hardware), Measurement::from(row));
     }
 
-    /// Compares and saves what was added. `print` gets the report unless it goes to a file.
+    /// Compares and saves the results. `print` gets the report unless it goes to a file.
     ///
     /// # Errors
-    /// Also that something got worse, once everything else is done.
+    /// Includes regressions, which are reported after everything else is done.
     pub fn finish(self, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
         let Some(store) = &self.store else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Runs a test as requests to the engine ([`rocmforge::profile::bench::requests`]) and takes times where `generate` takes
+//! Runs a test as requests to the engine ([`rocmforge_bench::requests`]) and takes times where `generate` takes
 //! them:
 //!
 //! - a prompt counts from its submission to its first sampled token, as `prefill_ms` of `generate`;
@@ -9,21 +9,25 @@
 //!
 //! The depth is put into the cache before the clock starts, once for all runs.
 
+use crate::resolve;
+use crate::session;
+use rocmforge::parts::{Started, settled, start_or_fall_back};
 use std::time::Duration;
 
 use anyhow::Result;
-use rocmforge::engine::backend::BackendInfo;
-use rocmforge::engine::backend::gpu::Offload;
-use rocmforge::engine::model::Model;
-use rocmforge::engine::plan::{BatchShape, PlanCost};
-use rocmforge::engine::{Device, EngineConfig, EngineError, Isa, Roofline};
-use rocmforge::profile::bench::BenchError;
-use rocmforge::profile::bench::requests::{Requests, Watch, Workload, kv_tokens};
+use rocmforge_bench::BenchError;
+use rocmforge_bench::requests::{Requests, Watch, Workload, kv_tokens};
+use rocmforge_cpu::Isa;
+use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError};
+use rocmforge_model::Model;
+use rocmforge_plan::Roofline;
+use rocmforge_plan::{BatchShape, PlanCost};
+use rocmforge_runtime::BackendInfo;
+use rocmforge_runtime::gpu::Offload;
 
 use super::Test;
 use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};
 use crate::interrupt::Working;
-use crate::session;
 
 /// Where a group of tests runs.
 pub struct Machine<'a> {
@@ -50,7 +54,7 @@ pub struct Measured {
     /// The steps that the engine took in a run.
     pub steps: Vec<BatchShape>,
     /// Tokens of a step at most.
-    pub chunk_tokens: usize,
+    pub max_batch_tokens: usize,
 }
 
 impl Measured {
@@ -60,7 +64,7 @@ impl Measured {
         let cost = PlanCost {
             plan: &model.plan,
             weights: &model.weights,
-            kv_type: session::cache_config(machine.cache, None).kv_type,
+            kv_type: resolve::cache_config(machine.cache, None).kv_type,
         };
         let seconds = |shape| cost.step_seconds(shape, roofline);
         Some(self.steps.iter().map(seconds).sum())
@@ -70,7 +74,7 @@ impl Measured {
 /// An engine for tests that differ in their tokens only.
 pub struct Bench {
     requests: Requests,
-    chunk_tokens: usize,
+    max_batch_tokens: usize,
     device: Device,
     is_gpu_wrong: bool,
 }
@@ -94,20 +98,26 @@ impl Bench {
             n_kv_tokens: Some(kv_tokens(n_seqs, depth, after, cache.page)),
             isa,
             n_threads: Some(tests[0].n_threads),
-            ..session::cache_config(cache, Some(depth + after))
+            ..resolve::cache_config(cache, Some(depth + after))
         };
-        let config = session::run_on(device.clone(), config);
-        let session::Started {
-            engine: requests,
+        let config = config.on(device.clone());
+        let Started {
+            started: requests,
             config,
             not_on_gpu,
-        } = session::start_or_on_cpu(config, asked, |config| Requests::new(model, config, depth))?;
-        let config = session::settled(config, requests.backend_info());
+        } = start_or_fall_back(config, asked, |config| Requests::new(model, config, depth))?;
+        if let Some(error) = &not_on_gpu {
+            session::tell_fallback(error);
+        }
+        let config = settled(config, requests.backend_info());
         Ok(Bench {
             requests,
-            chunk_tokens: config.chunk_tokens,
+            max_batch_tokens: config.max_batch_tokens,
             device: config.device,
-            is_gpu_wrong: matches!(not_on_gpu, Some(EngineError::WrongGpu { .. })),
+            is_gpu_wrong: matches!(
+                not_on_gpu,
+                Some(EngineError::Device(DeviceError::WrongGpu { .. }))
+            ),
         })
     }
 
@@ -137,7 +147,7 @@ impl Bench {
         let mut measured = Measured {
             samples: Vec::new(),
             steps: Vec::new(),
-            chunk_tokens: self.chunk_tokens,
+            max_batch_tokens: self.max_batch_tokens,
         };
         let workload = Workload {
             n_prompt: test.n_prompt,

@@ -1,12 +1,12 @@
-//! The rows of `bench` in llama-bench's forms: its fields under its names and in its order, then ours.
-//! What has no meaning here has the value that llama-bench gives it when nothing is asked for.
+//! The rows of `bench` in llama-bench's formats: its fields with their names and order, then ours. Fields without a
+//! meaning here have llama-bench's defaults.
 
 use anyhow::Result;
-use rocmforge::engine::Roofline;
-use rocmforge::engine::backend::gpu::{Experts, GpuLayers};
-use rocmforge::gguf::Gguf;
-use rocmforge::profile::baseline::Measurement;
-use rocmforge::profile::clock;
+use rocmforge_bench::baseline::Measurement;
+use rocmforge_gguf::Gguf;
+use rocmforge_plan::Roofline;
+use rocmforge_profile::clock;
+use rocmforge_runtime::gpu::{Experts, GpuLayers};
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -16,7 +16,7 @@ use crate::args::{BenchOutput, KvTypeArg};
 use crate::output::{self, Out};
 use crate::{devices, inspect};
 
-/// One row. The order of the fields is that of the columns.
+/// One row. The fields are in column order.
 #[derive(Debug, Serialize)]
 pub struct Record {
     build_commit: &'static str,
@@ -28,7 +28,7 @@ pub struct Record {
     model_type: String,
     model_size: u64,
     model_n_params: u64,
-    /// Sequences, as `-b` has it; llama-bench's is the most tokens of a step, `n_ubatch` here.
+    /// Number of sequences (`-b`). In llama-bench, this is the most tokens per step, `n_ubatch` here.
     n_batch: usize,
     n_ubatch: usize,
     n_threads: usize,
@@ -64,22 +64,22 @@ pub struct Record {
     stddev_ts: f64,
     samples_ns: Vec<u64>,
     samples_ts: Vec<f64>,
-    // Ours.
+    // Not in llama-bench.
     n_sequences: usize,
     isa: &'static str,
-    /// As `--kernel-variant` has it; empty if nothing was asked for.
+    /// The value of `--kernel-variant`, or empty.
     kernel_variant: String,
-    /// Launches that `tune` or an idle chat found a way for, in all models; 0 where they are made in the usual way.
+    /// Number of autotuned launches, of all models; 0 without tuning.
     n_tuned: usize,
-    /// The least time that the machine allows, over the mean of the samples; null where that is not measured.
+    /// Roofline time over the mean time; null if the peaks are not measured.
     roofline_share: Option<f64>,
-    /// Read bandwidth, multiply-adds of floats and of int8, of this many threads or of the GPU, measured in this run.
+    /// Read bandwidth, f32 and int8 peaks of this many threads or of the GPU, measured in this run.
     read_gb_s: Option<f64>,
     peak_gflop_s: Option<f64>,
     peak_int8_gop_s: Option<f64>,
 }
 
-/// Columns that only JSON has, as with llama-bench.
+/// Fields that only JSON has, as in llama-bench.
 const JSON_ONLY: [&str; 2] = ["samples_ns", "samples_ts"];
 
 impl Record {
@@ -115,7 +115,7 @@ impl Record {
             model_size: inspect::weight_bytes(&subject.file.gguf),
             model_n_params: inspect::n_parameters(&subject.file.gguf),
             n_batch: test.n_seqs,
-            n_ubatch: measured.chunk_tokens,
+            n_ubatch: measured.max_batch_tokens,
             n_threads: test.n_threads,
             cpu_mask: "0x0",
             cpu_strict: false,
@@ -166,12 +166,12 @@ impl Record {
         }
     }
 
-    /// The samples' deviation as a share of their mean.
+    /// Returns the samples' deviation relative to their mean.
     pub fn noise(&self) -> f64 {
         self.stddev_ts / self.avg_ts
     }
 
-    /// What a baseline keeps of it, by this name.
+    /// Converts the row to a baseline's benchmark with this name.
     pub fn measurement(&self, name: String, subject: &Subject, test: &Test) -> Option<Measurement> {
         let ms: Vec<f64> = self.samples_ns.iter().map(|ns| *ns as f64 / 1e6).collect();
         let mut measured = Measurement::of_times(name, &ms)?;
@@ -197,7 +197,7 @@ impl Record {
         Some(measured)
     }
 
-    /// Names and values in order.
+    /// Returns names and values in order.
     fn fields(&self) -> Result<serde_json::Map<String, Json>> {
         match serde_json::to_value(self)? {
             Json::Object(fields) => Ok(fields),
@@ -206,7 +206,7 @@ impl Record {
     }
 }
 
-/// Layers on the GPU; -1 for all of them where no number was asked for, as llama-bench has it.
+/// Returns the number of layers on the GPU, or llama-bench's -1 for `all`.
 fn n_gpu_layers(subject: &Subject, test: &Test, machine: &Machine<'_>) -> i32 {
     let n = match (test.offload.layers, machine.offload.layers) {
         (GpuLayers::All, _) => return -1,
@@ -220,7 +220,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The sample standard deviation; 0 of one value.
+/// Returns the sample standard deviation; 0 for one value.
 fn deviation(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
@@ -239,7 +239,7 @@ pub fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
     }
 }
 
-/// `llama 1B Q4_K - Medium`: architecture, size and mix.
+/// Returns architecture, size and file type: `llama 1B Q4_K - Medium`.
 pub fn model_type(gguf: &Gguf, arch: &str) -> String {
     let meta = gguf.metadata();
     let size = match meta.opt_str("general.size_label") {
@@ -250,7 +250,7 @@ pub fn model_type(gguf: &Gguf, arch: &str) -> String {
     format!("{arch} {} {mix}", size.replace(' ', ""))
 }
 
-/// The mix of types that the file names, as llama.cpp calls it.
+/// Returns llama.cpp's name of the file type.
 pub fn file_type(gguf: &Gguf) -> Option<&'static str> {
     let id = gguf
         .metadata()
@@ -261,7 +261,7 @@ pub fn file_type(gguf: &Gguf) -> Option<&'static str> {
     known.map(|(_, name)| *name)
 }
 
-/// The values of `general.file_type` and what llama.cpp calls them.
+/// Values of `general.file_type` with llama.cpp's names.
 const FILE_TYPES: [(u32, &str); 21] = [
     (0, "all F32"),
     (1, "F16"),
@@ -286,12 +286,12 @@ const FILE_TYPES: [(u32, &str); 21] = [
     (38, "MXFP4 MoE"),
 ];
 
-/// Prints rows as they come.
+/// Prints rows as they are measured.
 pub struct Printer {
     form: BenchOutput,
     out: Out,
     n_rows: usize,
-    /// Whether the table says how the cache keeps its values.
+    /// Whether the table has a column for the KV cache type.
     with_kv_type: bool,
 }
 
@@ -320,12 +320,12 @@ impl Printer {
                 self.out.line(&format!("| {} |", names.join(" | ")))?;
                 self.out.line(&format!("| {} |", rules.join(" | ")))
             }
-            // The names come with the first row.
+            // The header is printed with the first row.
             BenchOutput::Csv | BenchOutput::Jsonl => Ok(()),
         }
     }
 
-    /// Prints a row; a table calls its test `name`.
+    /// Prints a row; `name` is the test's name in the table.
     pub fn row(&mut self, record: &Record, name: &str) -> Result<()> {
         match self.form {
             BenchOutput::Md => self.table_row(record, name)?,
@@ -357,7 +357,7 @@ impl Printer {
         self.out.flush()
     }
 
-    /// Names and widths of the table's columns; text of negative width stands at the left.
+    /// Names and widths of the table's columns; a negative width aligns left.
     fn columns(&self) -> Vec<(&'static str, isize)> {
         let mut columns = vec![
             ("model", -30),
@@ -373,7 +373,7 @@ impl Printer {
         columns
     }
 
-    /// Prints a comparison with a baseline: after a table, or beside what programs read.
+    /// Prints a comparison with a baseline: after a table on stdout, otherwise on stderr.
     pub fn report(&mut self, text: &str) -> Result<()> {
         if self.form != BenchOutput::Md {
             output::note(text.trim_end());
@@ -421,7 +421,7 @@ impl Printer {
     }
 }
 
-/// Quoted, and a yes as 1.
+/// Quotes the value; true is 1.
 fn csv_value(value: &Json) -> String {
     let text = match value {
         Json::String(text) => text.replace('"', "\"\""),
@@ -458,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deviation_is_that_of_a_sample() {
+    fn computes_the_sample_deviation() {
         assert_eq!(deviation(&[3.0]), 0.0);
         assert_eq!(deviation(&[1.0, 2.0, 3.0]), 1.0);
         assert_eq!(
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_llama_bench_s() {
+    fn cells_match_llama_bench() {
         assert_eq!(size(13_224_960), "12.61 MiB");
         assert_eq!(size(5 << 30), "5.00 GiB");
         assert_eq!(params(19_532_032), "19.53 M");

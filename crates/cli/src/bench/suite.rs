@@ -1,16 +1,25 @@
-//! `rocmforge bench SUITE`: cases of the library's suites, printed as they are done.
+//! `rocmforge bench SUITE`: runs the cases of a suite and prints each when it is measured.
 
+use crate::model_file;
+use crate::resolve;
+use rocmforge::ModelFile;
+use rocmforge::parts::is_about_a_gpu;
+use rocmforge_bench as bench;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use indicatif::ProgressBar;
-use rocmforge::engine::backend::gpu::{self, Offload};
-use rocmforge::engine::model::Model;
-use rocmforge::engine::{Continue, Device as EngineDevice, default_threads};
-use rocmforge::profile::bench::export::{Detail, Exporter, Form};
-use rocmforge::profile::bench::{
-    self, BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
+use rocmforge_bench;
+use rocmforge_bench::export::{Detail, Exporter, Form};
+use rocmforge_bench::{
+    BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
 };
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::Device as EngineDevice;
+use rocmforge_model::Model;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::Offload;
+use std::ops::ControlFlow;
 
 use super::report::file_type;
 use crate::answer::bar;
@@ -19,11 +28,10 @@ use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
-use crate::session::{self, ModelFile};
 
 pub fn run(command: &SuiteCommand) -> Result<()> {
     let (suite, args, of_model) = command.parts();
-    let isa = session::isa(args.isa)?;
+    let isa = resolve::isa(args.isa)?;
     let devices = devices(args)?;
     let n_threads = args.threads.map_or_else(default_threads, usize::from);
     let keeper = Keeper::open(&args.keep)?;
@@ -86,12 +94,12 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
     if let Some(error) = printer.error.take() {
         return Err(error);
     }
-    // What was printed stays complete, whatever happened after it.
+    // Ends the output properly even after an error.
     printer.print(&printer.exporter.footer())?;
     let Printer {
         keeper, mut out, ..
     } = printer;
-    // So are the baselines.
+    // Also saves the baseline then.
     let kept = keeper.finish(|report| match form {
         Form::Json | Form::Csv => {
             output::note(report.trim_end());
@@ -104,7 +112,7 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
     });
     match outcome? {
         Outcome::Finished { n_rows: 0 } => bail!(
-            "none of the {} cases could be measured; the notes above say why",
+            "none of the {} cases could be measured; see the notices above",
             names.len()
         ),
         Outcome::Finished { .. } => kept,
@@ -112,7 +120,7 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
     }
 }
 
-/// Measures what is worse than the baseline again. `None` unless that was stopped or failed.
+/// Measures regressions again. Returns why that ended early, if it did.
 fn measure_again(
     options: &Options<'_>,
     printer: &mut Printer<'_>,
@@ -122,7 +130,7 @@ fn measure_again(
         if names.is_empty() {
             break;
         }
-        let text = format!("{} worse than the baseline, measured again", names.len());
+        let text = format!("{} worse than the baseline, measuring again", names.len());
         printer.note(&text);
         let filter = Filter::names(names);
         let options = Options {
@@ -137,34 +145,34 @@ fn measure_again(
     None
 }
 
-/// The model of a suite that runs one.
+/// Loads the model of a suite that needs one.
 fn load(args: &ModelSuiteArgs) -> Result<(ModelFile, Model)> {
     let file = match &args.synthetic {
-        Some(name) => ModelFile::synthetic(name)?,
-        None => ModelFile::open(args.model.as_ref(), &args.load)?,
+        Some(name) => model_file::synthetic(name)?,
+        None => model_file::open(args.model.as_ref(), &args.load)?,
     };
     if file.gguf.tensors().is_empty() {
-        bail!("{} has no weights, so there is nothing to run", file.label);
+        bail!("{} has no weights to run", file.label);
     }
     let model = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
     Ok((file, model))
 }
 
-/// What the flags ask for; GPUs that cannot be used are told where all are asked for.
+/// Resolves the flags to devices; with `all`, unusable GPUs are reported and skipped.
 fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
     let with = |device: Device| {
         let on = OnArgs {
             device,
             gpu: args.gpu.clone(),
         };
-        session::refuse_without_gpu(&on, Offload::default())?;
-        session::engine_device(&on)
+        resolve::refuse_without_gpu(&on, Offload::default())?;
+        resolve::engine_device(&on)
     };
     let SuiteDevice::One(device) = args.device else {
-        let open = session::open_options(&args.gpu);
+        let open = resolve::open_options(&args.gpu);
         let (ids, errors) = bench::found_gpus(&open);
-        for error in errors.iter().filter(|error| session::is_news(error)) {
-            output::note(&format!("notice: {error}; it is left out"));
+        for error in errors.iter().filter(|error| is_about_a_gpu(error)) {
+            output::note(&format!("notice: {error}; skipped"));
         }
         let mut devices = vec![BenchDevice::Cpu];
         for id in ids {
@@ -180,7 +188,7 @@ fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
             let first = || {
                 gpu::first(&config.open).map_err(|errors| {
                     let reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
-                    anyhow!("there is no GPU to measure: {}", reasons.join("; "))
+                    anyhow!("no GPU to measure: {}", reasons.join("; "))
                 })
             };
             let id = config.id.map_or_else(first, Ok)?;
@@ -189,7 +197,7 @@ fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
     }])
 }
 
-/// Prints rows as they come, and is asked whether Ctrl-C was pressed.
+/// Prints rows as they are measured and reports Ctrl-C.
 struct Printer<'a> {
     form: Form,
     exporter: Exporter,
@@ -203,7 +211,7 @@ struct Printer<'a> {
 
 impl Printer<'_> {
     fn print(&mut self, text: &str) -> Result<()> {
-        // Names of models come from files.
+        // Model names come from files.
         let text = match self.form {
             Form::Json => output::escape_json(text),
             Form::Table | Form::Csv | Form::Markdown => output::for_terminal(text),
@@ -221,15 +229,15 @@ impl Sink for Printer<'_> {
         self.bar.set_message(name.to_string());
     }
 
-    fn row(&mut self, row: &BenchRow) -> Continue {
+    fn row(&mut self, row: &BenchRow) -> ControlFlow<()> {
         self.bar.inc(1);
         self.keeper.add_row(row);
         let text = self.exporter.row(row);
         match self.print(&text) {
-            Ok(()) => Continue::Yes,
+            Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
                 self.error = Some(error);
-                Continue::No
+                ControlFlow::Break(())
             }
         }
     }
@@ -244,7 +252,7 @@ impl Sink for Printer<'_> {
     }
 }
 
-/// Takes rows that were printed before.
+/// Receives repeated rows, which were printed before.
 struct Again<'p, 'a>(&'p mut Printer<'a>);
 
 impl Sink for Again<'_, '_> {
@@ -252,9 +260,9 @@ impl Sink for Again<'_, '_> {
         self.0.begins(name);
     }
 
-    fn row(&mut self, row: &BenchRow) -> Continue {
+    fn row(&mut self, row: &BenchRow) -> ControlFlow<()> {
         self.0.keeper.add_row_again(row);
-        Continue::Yes
+        ControlFlow::Continue(())
     }
 
     fn note(&mut self, text: &str) {

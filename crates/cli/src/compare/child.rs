@@ -1,4 +1,4 @@
-//! Runs a program to its end and keeps what it printed, within limits, unless the user stops it.
+//! Runs a program and captures its output, with size limits, until it ends or the user stops it.
 
 use std::io::{self, Read};
 use std::process::{Command, Stdio};
@@ -10,15 +10,15 @@ use anyhow::{Context as _, Result, bail};
 use crate::interrupt::Working;
 use crate::output;
 
-/// Results of a thousand tests are less than this.
+/// Largest stdout; results of a thousand tests are smaller.
 const MAX_STDOUT: u64 = 16 << 20;
-/// What is kept of the end of stderr.
+/// Bytes kept of the end of stderr.
 const MAX_STDERR: usize = 64 << 10;
 
-/// What `command` printed on stdout; `None` if the user stopped it. `name` is what errors call it.
+/// Runs `command` and returns its stdout; `None` if the user stopped it. `name` is for messages.
 ///
 /// # Errors
-/// If it cannot be started or fails; with the last it said on stderr.
+/// The program cannot be started or fails; the message has its last line on stderr.
 pub fn stdout_of(
     mut command: Command,
     name: &str,
@@ -45,7 +45,7 @@ pub fn stdout_of(
             break status;
         }
         if working.asked() {
-            // It may have ended by itself meanwhile.
+            // Fails if it has ended meanwhile, which is fine.
             let _ = child.kill();
             break child.wait()?;
         }
@@ -65,23 +65,23 @@ pub fn stdout_of(
             .find(|line| !line.is_empty());
         bail!(
             "{name} failed ({status}): {}; run it alone to see more: {}",
-            output::for_terminal(last.unwrap_or("it said nothing")),
+            output::for_terminal(last.unwrap_or("no message")),
             output::for_terminal(&format!("{command:?}"))
         );
     }
     if printed.len() as u64 > MAX_STDOUT {
         bail!(
-            "{name} printed more than {} MiB; that is no table of results",
+            "{name} printed more than {} MiB, which cannot be results",
             MAX_STDOUT >> 20
         );
     }
     match String::from_utf8(printed) {
         Ok(text) => Ok(Some(text)),
-        Err(_) => bail!("{name} printed what is no text; is {program} the right program?"),
+        Err(_) => bail!("{name} printed invalid UTF-8; is {program} the right program?"),
     }
 }
 
-/// The end of what comes, as text.
+/// Reads to the end and returns the last part as text.
 fn last_of(mut stream: impl Read) -> String {
     let mut kept = Vec::new();
     let mut part = [0; 4096];

@@ -1,11 +1,11 @@
-//! The rows of `llama-bench -o json`, which are also ours.
+//! Parses the rows of `llama-bench -o json`, a format that `rocmforge bench` shares.
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value as Json;
 
 use crate::output;
 
-/// What is measured.
+/// A test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Test {
     pub n_prompt: u64,
@@ -14,7 +14,7 @@ pub struct Test {
 }
 
 impl Test {
-    /// As both programs call it.
+    /// Returns the name that both programs use.
     pub fn name(self) -> String {
         let Test {
             n_prompt,
@@ -32,27 +32,27 @@ impl Test {
     }
 }
 
-/// A row of a run.
+/// One row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     pub test: Test,
-    /// Median of the run's tokens per second.
+    /// Median tokens per second.
     pub tokens_s: f64,
-    /// What the program says of itself and of the model.
+    /// Program and model, as printed by the program.
     pub build: String,
     pub backends: String,
     pub model: String,
 }
 
-/// The rows that `program` printed.
+/// Parses the output of `program`.
 ///
 /// # Errors
-/// If it printed something else.
+/// The output has another format.
 pub fn rows(text: &str, program: &str) -> Result<Vec<Row>> {
     let start: String = text.trim().chars().take(60).collect();
     let unexpected = || {
         format!(
-            "{program} did not print the results that -o json of llama-bench has; it printed: {}",
+            "{program} did not print llama-bench JSON, but: {}",
             match start.is_empty() {
                 true => "nothing".to_string(),
                 false => output::for_terminal(&start.replace(['\n', '\t'], " ")),
@@ -74,7 +74,7 @@ fn row(json: &Json) -> Result<Row> {
         Json::String(text) => output::for_terminal(text).replace(['\n', '\t'], " "),
         other => other.to_string(),
     };
-    let missing = |field: &str| format!("`{field}` is missing or of another type");
+    let missing = |field: &str| format!("`{field}` is missing or has the wrong type");
     let samples = json["samples_ts"]
         .as_array()
         .map(Vec::as_slice)
@@ -97,7 +97,7 @@ fn row(json: &Json) -> Result<Row> {
         test: Test {
             n_prompt: count("n_prompt").with_context(|| missing("n_prompt"))?,
             n_gen: count("n_gen").with_context(|| missing("n_gen"))?,
-            // Older versions have no depth.
+            // Older versions of llama-bench have no depth.
             n_depth: count("n_depth").unwrap_or(0),
         },
         tokens_s: median,
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_read() {
+    fn parses_rows() {
         let text = r#"[{"build_commit": "abc", "build_number": 7, "backends": "CPU", "model_type": "llama 1B",
             "n_prompt": 0, "n_gen": 64, "n_depth": 32, "samples_ts": [3.0, 1.0, 2.0, 10.0]}]"#;
         let rows = rows(text, "x").unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_row_is_told() {
+    fn reports_malformed_rows() {
         for (text, part) in [
             ("", "nothing"),
             ("llama-bench: error\u{1b}[2J", "llama-bench: error"),

@@ -1,27 +1,27 @@
-//! The files that `profile` writes beside what it prints. Each has its name only when it is complete.
+//! The files that `profile` writes. Each appears only when it is complete.
 
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use rocmforge::engine::{Existing, NewFile};
-use rocmforge::gguf::escape_control;
-use rocmforge::profile::render::{flamegraph, page, trace};
-use rocmforge::profile::report::Profile;
+use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_profile::schema::Profile;
+use rocmforge_report::{flamegraph, page, trace};
 
 use crate::args::ProfileArgs;
 use crate::output;
 
-/// Writes a profile in some form.
+/// Writes a profile in a format.
 type Render = fn(&Profile, &mut dyn Write) -> io::Result<()>;
 
-/// Files that were asked for and have no content yet.
+/// Requested files, not written yet.
 pub struct Files<'a> {
     all: Vec<(NewFile, &'a Path, Render)>,
 }
 
 impl<'a> Files<'a> {
-    /// Begins them, so that a folder that cannot be written to is told before the work.
+    /// Creates the files, to report unwritable folders before the work.
     pub fn create(args: &'a ProfileArgs) -> Result<Files<'a>> {
         let wanted: [(&Option<PathBuf>, Render); 3] = [
             (&args.trace, |profile, out| trace::write(profile, out)),
@@ -56,7 +56,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// The form that the name of the file asks for.
+/// Returns the format by the file's name.
 fn flame_graph(path: Option<&Path>) -> Render {
     match path.and_then(Path::extension) {
         Some(end) if end == "folded" => |profile, out| flamegraph::collapsed(profile, out),

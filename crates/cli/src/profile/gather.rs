@@ -1,26 +1,28 @@
-//! From runs to a profile: times joined with what operations cost, and facts about machine, model and memory.
+//! Computes a profile from runs: times with the operations' costs, and facts about machine, model and memory.
 
 use std::fs;
 use std::time::Duration;
 
-use rocmforge::engine::backend::gpu;
-use rocmforge::engine::backend::times::{StepPart, StepTimes};
-use rocmforge::engine::kv_cache::KvType;
-use rocmforge::engine::plan::{KvSpec, Plan, PlanCost, Side};
-use rocmforge::engine::{Device, EngineConfig, default_threads};
-use rocmforge::profile::advisor::{self, Facts, MoreThreads, SmallerKv};
-use rocmforge::profile::clock;
-use rocmforge::profile::launches::{LaunchOverheadTracker, Unprofiled};
-use rocmforge::profile::ops::PlanOps;
-use rocmforge::profile::phases::{PhaseTimes, Walls};
-use rocmforge::profile::report::{
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::{Device, EngineConfig};
+use rocmforge_plan::KvType;
+use rocmforge_plan::{KvSpec, Plan, PlanCost, Side};
+use rocmforge_profile::advisor;
+use rocmforge_profile::advisor::{Facts, MoreThreads, SmallerKv};
+use rocmforge_profile::clock;
+use rocmforge_profile::launches::{LaunchOverheadTracker, Unprofiled};
+use rocmforge_profile::ops::PlanOps;
+use rocmforge_profile::phases::{PhaseTimes, Walls};
+use rocmforge_profile::schema::{
     Ceilings, Launches, Machine, Memory, ModelFacts, Overhead, Phase, Profile, SCHEMA, SlowOp,
     Span, Ttft, Workload,
 };
-use rocmforge::profile::telemetry::BackendExecutionSummary;
-use rocmforge::profile::timeline::Timeline;
-use rocmforge::profile::timer::Collector;
-use rocmforge::profile::ttft::{Component, TtftProfiler};
+use rocmforge_profile::telemetry::BackendExecutionSummary;
+use rocmforge_profile::timeline::Timeline;
+use rocmforge_profile::timer::Collector;
+use rocmforge_profile::ttft::{Component, TtftProfiler};
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::times::{StepPart, StepTimes};
 
 use super::runs::{Run, Runs, backend_name};
 use crate::args::ProfileArgs;
@@ -28,18 +30,18 @@ use crate::bench::report::file_type;
 use crate::session::Session;
 use crate::{devices, inspect};
 
-/// Steps of generation that the timeline shows.
+/// Decode steps in the timeline.
 const N_TIMELINE_TOKENS: usize = 4;
 
-/// What is known beside the runs.
+/// Facts besides the runs.
 pub struct Found<'a> {
     pub args: &'a ProfileArgs,
     pub session: &'a Session,
     pub ceilings: Option<Ceilings>,
-    /// Whether the system's peak of this process is that since the model was loaded.
+    /// Whether the process's peak memory was reset after the model was loaded.
     pub counts_peak: bool,
     pub load: Duration,
-    /// `None` where there was no text.
+    /// `None` without a text.
     pub tokenize: Option<Duration>,
     pub n_prompt: usize,
     pub scopes: &'a Collector,
@@ -50,9 +52,9 @@ impl Found<'_> {
         &self.session.config
     }
 
-    /// `None` if a kind of run is missing.
+    /// Returns `None` if a kind of run is missing.
     pub fn profile(&self, runs: &Runs) -> Option<Profile> {
-        let plan = self.session.model.compiled_plan(self.config().passes);
+        let plan = self.session.model.compiled_plan(self.config().fusion);
         let ops = PlanOps::new(PlanCost {
             plan: &plan,
             weights: &self.session.model.weights,
@@ -137,7 +139,7 @@ impl Found<'_> {
         let [prefill, decode] = times;
         let of_prompt = walls(|run| run.prefill);
         let mut phases = vec![prefill.phase("prefill", self.n_prompt, &of_prompt, ceilings)?];
-        // The first token is the prompt's.
+        // The first token belongs to prefill.
         let n_decode = self.args.max_tokens as usize - 1;
         if n_decode > 0 {
             phases.push(decode.phase("decode", n_decode, &walls(|run| run.decode), ceilings)?);
@@ -145,7 +147,7 @@ impl Found<'_> {
         Some(phases)
     }
 
-    /// Means over the profiled runs.
+    /// Averages over the profiled runs.
     fn ttft(&self, runs: &Runs, ops: &PlanOps<'_>) -> Ttft {
         let n = runs.profiled.len() as u32;
         let on_gpu = matches!(self.config().device, Device::Gpu(_));
@@ -174,7 +176,7 @@ impl Found<'_> {
         ttft.add(Component::ModelLoading, self.load);
         match self.tokenize {
             Some(time) => ttft.add(Component::Tokenization, time),
-            None => ttft.note("the prompt is random tokens: there was no text to cut"),
+            None => ttft.note("the prompt is random tokens, not tokenized text"),
         }
         ttft.add(Component::Embedding, embedding);
         ttft.add(Component::FirstToken, first_token);
@@ -186,14 +188,14 @@ impl Found<'_> {
                  copies where the CPU computes a part of the model; the weights went to the device in model_load",
             );
         } else {
-            ttft.note("nothing goes to a device and back");
+            ttft.note("no copies to or from a device");
         }
         let others = embedding + first_token + h2d + d2h;
         ttft.add(Component::Prefill, wall.saturating_sub(others));
         let unprofiled = mean(runs.unprofiled.iter().map(|run| run.prefill));
         ttft.note(format!(
-            "means of {n} profiled runs; prefill is what the other parts leave of the time from the request to the \
-             token, which is {:.3} ms with the observer and {unprofiled:.3} ms without",
+            "means of {n} profiled runs; prefill is the rest of the time from the request to the first \
+             token, which is {:.3} ms with profiling and {unprofiled:.3} ms without",
             ms(wall)
         ));
         ttft.finish_with(self.tokenize.unwrap_or_default() + wall)
@@ -271,7 +273,7 @@ impl Found<'_> {
         }
     }
 
-    /// Whether a GPU and the CPU have parts of the model.
+    /// Returns whether the model is split between a GPU and the CPU.
     fn is_shared(&self) -> bool {
         !self.session.engine.backend_info().parts.is_empty()
     }
@@ -302,7 +304,7 @@ impl Found<'_> {
 
     fn memory(&self, runs: &Runs, plan: &Plan) -> Memory {
         let info = self.session.engine.backend_info();
-        let n_rows = self.n_prompt.min(self.session.chunk_tokens);
+        let n_rows = self.n_prompt.min(self.session.config.max_batch_tokens);
         let usage = runs.kv_usage;
         Memory {
             weights: inspect::weight_bytes(&self.session.file.gguf),
@@ -350,47 +352,48 @@ impl Found<'_> {
         let mut notes = Vec::new();
         match &self.config().device {
             Device::Cpu => notes.push(
-                "operations are timed by the device's thread, one look at the clock between two of them".to_string(),
+                "operations are timed by the device's thread, which reads the clock once between two of them".to_string(),
             ),
             Device::Gpu(_) => {
                 notes.push(
-                    "kernels are timed by events of the device, one between two launches; a device that waits for the \
-                     next launch waits within its time"
+                    "kernels are timed by device events between launches; time that the device waits for the next launch \
+                     counts for the kernel"
                         .to_string(),
                 );
                 if self.session.engine.backend_info().graphs {
                     notes.push(
-                        "tokens run as graphs without the observer and launch by launch with it: compare the two totals \
-                         of decode"
+                        "decode steps run as graphs without profiling and as separate launches with it: compare the two \
+                         totals of decode"
                             .to_string(),
                     );
                 }
                 let n_tuned = self.session.engine.backend_info().n_tuned;
                 if n_tuned > 0 {
                     notes.push(format!(
-                        "the GPU's launches are made as rocmforge tune measured: {n_tuned} of all models are known"
+                        "the GPU uses autotuned launches (rocmforge tune): {n_tuned} are known, of all models"
                     ));
                 }
                 notes.push(match self.is_shared() {
                     false => {
-                        "the device begins a token before the host has the last one: its operations may take a little \
-                         longer than the wall clock of decode"
+                        "the device starts a token before the host has the last one: its operations may take slightly \
+                         longer than the wall-clock time of decode"
                     }
                     true => {
-                        "the CPU computes a part of each step; with the observer it waits for the device at each change \
-                         between them, and copies count where they go to"
+                        "the CPU computes a part of each step; with profiling it waits for the device at each transition, and \
+                         copies count for their destination"
                     }
                 }.to_string());
-                notes.push("time_by_backend has the host's time for launches as cpu, beside the device's".to_string());
+                notes.push("time_by_backend counts the host's launch time as cpu, in addition to the device's time".to_string());
             }
         }
         if let Some(Err(error)) = &runs.utilization {
-            notes.push(format!("how busy the device was is not known: {error}"));
+            notes.push(format!("device utilization is unknown: {error}"));
         }
         if self.ceilings.is_none() {
             notes.push(match self.is_shared() {
-                false => "the ceilings of this device are not measured".to_string(),
-                true => "two devices share the model, so there are no ceilings of both".to_string(),
+                false => "the peaks of this device are not measured".to_string(),
+                true => "the model is split over two devices, for which there are no common peaks"
+                    .to_string(),
             });
         }
         notes
@@ -406,12 +409,12 @@ fn mean(times: impl ExactSizeIterator<Item = Duration>) -> f64 {
     times.map(ms).sum::<f64>() / n
 }
 
-/// The command as it was typed.
+/// Returns the command line.
 fn command() -> String {
     let words = std::env::args_os().enumerate().map(|(i, word)| {
         let word = word.to_string_lossy().into_owned();
         match i {
-            // Where the program is, is nobody's business.
+            // Without the program's folder, which is private.
             0 => "rocmforge".to_string(),
             _ if word.is_empty() || word.contains([' ', '\'', '"', '\n', '\t']) => {
                 format!("{word:?}")
@@ -422,7 +425,7 @@ fn command() -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// The most memory that this process had since it was asked to count anew; `None` where the system does not say.
+/// Returns the process's peak memory since the last reset; `None` if the system does not report it.
 fn peak_resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status

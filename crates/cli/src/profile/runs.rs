@@ -1,30 +1,30 @@
-//! The runs of `profile`: the same request again and again, in turn without and with the observer of steps, after one
-//! that does not count.
+//! The runs of `profile`: the same request repeatedly, alternating without and with the step observer, after a warm-up.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use rocmforge::engine::backend::times::{StepObserver, StepTimes};
-use rocmforge::engine::kv_cache::KvUsage;
-use rocmforge::engine::tokenizer::TokenId;
-use rocmforge::engine::{
-    ContextPolicy, Device, EngineConfig, EngineError, Event, Request, default_threads,
+use rocmforge_cpu::default_threads;
+use rocmforge_engine::kv_cache::KvUsage;
+use rocmforge_engine::{
+    ContextPolicy, Device, EngineConfig, EngineError, Event, Request, RequestError,
 };
-use rocmforge::profile::external::ExternalError;
-use rocmforge::profile::external::sampler::{EVERY, Sampler, Source};
-use rocmforge::profile::report::Utilization;
-use rocmforge::profile::timer::Collector;
+use rocmforge_external::ExternalError;
+use rocmforge_external::sampler::{EVERY, Sampler, Source};
+use rocmforge_gguf::TokenId;
+use rocmforge_profile::schema::Utilization;
+use rocmforge_profile::timer::Collector;
+use rocmforge_runtime::times::{StepObserver, StepTimes};
 
 use crate::answer::bar;
 use crate::args::ProfileArgs;
 use crate::interrupt::Working;
 use crate::session::Session;
 
-/// Runs go on for so long while the device is looked at: some readings.
+/// Duration of the runs that sample device utilization.
 const SAMPLED: Duration = Duration::from_secs(1);
 
-/// The name of what computes: `cpu`, `cuda:0`.
+/// Returns the device's name: `cpu`, `cuda:0`.
 pub fn backend_name(config: &EngineConfig) -> String {
     match &config.device {
         Device::Cpu => "cpu".to_string(),
@@ -32,30 +32,30 @@ pub fn backend_name(config: &EngineConfig) -> String {
     }
 }
 
-/// The wall clock of a run.
+/// The wall-clock times of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
-    /// From the request to its first token.
+    /// Time from submission to the first token.
     pub prefill: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub decode: Duration,
 }
 
-/// What came of all runs.
+/// The results of all runs.
 #[derive(Debug, Default)]
 pub struct Runs {
     pub unprofiled: Vec<Run>,
-    /// Each with its steps.
+    /// Profiled runs with their steps.
     pub profiled: Vec<(Run, Vec<StepTimes>)>,
-    /// The fullest that the cache was.
+    /// Peak KV-cache usage.
     pub kv_usage: KvUsage,
-    /// `None` if there was no time for it.
+    /// `None` if the user stopped before.
     pub utilization: Option<Result<Utilization, ExternalError>>,
-    /// Whether the user did not want to wait for all of them.
+    /// Whether the user stopped early.
     pub was_stopped: bool,
 }
 
-/// The steps that the engine took.
+/// The engine's steps.
 #[derive(Clone, Default)]
 struct Steps(Arc<Mutex<Vec<StepTimes>>>);
 
@@ -73,7 +73,7 @@ impl StepObserver for Steps {
 }
 
 impl Runs {
-    /// Takes turns until all runs are done, or the user asks to stop. The parts of the first profiled run are scopes.
+    /// Alternates until all runs are done or the user stops. Parts of the first profiled run are recorded as scopes.
     pub fn measure(
         session: &mut Session,
         prompt: &[TokenId],
@@ -96,7 +96,7 @@ impl Runs {
         );
         let steps = Steps::default();
         let mut runs = Runs::default();
-        // The first run does not count: it loads kernels and records graphs.
+        // Warm-up: loads kernels and records graphs.
         let plain = |runs: &mut Runs, session: &mut Session| {
             let run = runs.run(session, prompt, n_gen, working, None);
             bar.inc(1);
@@ -113,7 +113,7 @@ impl Runs {
             let profiled = runs.run(session, prompt, n_gen, working, scopes)?;
             session.engine.observe_steps(None);
             bar.inc(1);
-            // Steps of a run that was stopped tell nothing.
+            // Discards the steps of a stopped run.
             let steps = steps.take();
             runs.was_stopped = unprofiled.is_none() || profiled.is_none();
             runs.unprofiled.extend(unprofiled);
@@ -126,7 +126,7 @@ impl Runs {
         Ok(runs)
     }
 
-    /// How busy the device is, or why that is not known: in runs of their own, so that looking disturbs no measurement.
+    /// Measures device utilization in separate runs, so that sampling does not disturb the timed ones.
     fn sample(
         &mut self,
         session: &mut Session,
@@ -151,12 +151,12 @@ impl Runs {
         Ok(sampler.finish())
     }
 
-    /// Whether there is something to tell.
+    /// Returns whether there are results.
     pub fn is_complete(&self) -> bool {
         !self.unprofiled.is_empty() && !self.profiled.is_empty()
     }
 
-    /// One run; `None` if the user stopped it.
+    /// Runs once; `None` if the user stopped it.
     fn run(
         &mut self,
         session: &mut Session,
@@ -176,7 +176,7 @@ impl Runs {
         let mut first = None;
         let mut last = started;
         while !engine.is_idle() {
-            // A run that was asked to stop before it began ends here, too.
+            // Also reached if Ctrl-C came before the run.
             if working.asked() {
                 engine.abort(id);
                 while !engine.is_idle() {
@@ -194,7 +194,9 @@ impl Runs {
                             scope = scopes.map(|scopes| scopes.scope("decode"));
                         }
                     }
-                    Event::Failed { .. } => return Err(EngineError::NotFinite.into()),
+                    Event::Failed { .. } => {
+                        return Err(EngineError::from(RequestError::NotFinite).into());
+                    }
                     _ => {}
                 }
             }
@@ -204,7 +206,7 @@ impl Runs {
             }
         }
         let Some(first) = first else {
-            bail!("the model gave no token");
+            bail!("the model generated no token");
         };
         Ok(Some(Run {
             prefill: first - started,

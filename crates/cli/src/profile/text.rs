@@ -1,14 +1,14 @@
-//! A profile for people: tables on the terminal.
+//! Prints a profile as tables.
 
 use anyhow::Result;
-use rocmforge::profile::report::{
+use rocmforge_profile::schema::{
     Bound, Launches, Memory, OpRow, Phase, Profile, Recommendation, Utilization,
 };
-use rocmforge::profile::stats::Summary;
+use rocmforge_profile::stats::Summary;
 
 use crate::output::{self, Out};
 
-/// Rows of a table; the rest is summed up.
+/// Rows per table; the rest is summed up.
 const MAX_ROWS: usize = 16;
 
 pub fn print(profile: &Profile, out: &mut Out) -> Result<()> {
@@ -49,7 +49,7 @@ impl Text<'_> {
             profile.machine.device
         ))?;
         self.line(&format!(
-            "a prompt of {} tokens and {} after it; {} runs with the observer, {} without, in turn",
+            "prompt of {} tokens, {} generated; {} runs with profiling, {} without, alternating",
             workload.n_prompt, workload.n_gen, workload.n_profiled, workload.n_unprofiled
         ))?;
         let Some(ceilings) = &profile.ceilings else {
@@ -60,7 +60,7 @@ impl Text<'_> {
             None => format!("{unit} not measured"),
         };
         self.line(&format!(
-            "at best: reads {}, floats {}, int8 {}, {} to start an operation",
+            "peaks: reads {}, floats {}, int8 {}, {} to start an operation",
             rate(Some(ceilings.read_bytes_per_s), "GB/s"),
             rate(ceilings.f32_ops_per_s, "GFLOP/s"),
             rate(ceilings.i8_ops_per_s, "GOP/s"),
@@ -72,7 +72,7 @@ impl Text<'_> {
     }
 
     fn ttft(&mut self, profile: &Profile) -> Result<()> {
-        self.title("Time to the first token")?;
+        self.title("Time to first token")?;
         for line in profile.ttft.format_table().lines() {
             self.line(&format!("  {line}"))?;
         }
@@ -99,12 +99,12 @@ impl Text<'_> {
             plural(phase.n_steps, "step")
         ))?;
         self.line(&format!(
-            "  without the observer {}: {:.1} tok/s",
+            "  without profiling {}: {:.1} tok/s",
             wall(&phase.unprofiled),
             phase.tokens_per_s
         ))?;
         self.line(&format!(
-            "  with the observer    {}: {:.3} in operations + {:.3} between them ({})",
+            "  with profiling    {}: {:.3} in operations + {:.3} between them ({})",
             wall(&phase.profiled),
             phase.ops_ms,
             phase.between_ops_ms,
@@ -112,7 +112,7 @@ impl Text<'_> {
         ))?;
         if let Some(least) = phase.least_ms {
             self.line(&format!(
-                "  least by the roofline {least:.3} ms: {} of the time without the observer",
+                "  roofline {least:.3} ms: {} of the time without profiling",
                 percent(least / phase.unprofiled.mean)
             ))?;
         }
@@ -181,7 +181,7 @@ impl Text<'_> {
         };
         self.title("Launches")?;
         self.line(&format!(
-            "  {:.0} a token, {}; the host needs {:.2} us for one (p95 {:.2}); {:.0} us of a token are overhead",
+            "  {:.0} per token, {}; {:.2} us of host time each (p95 {:.2}); {:.0} us overhead per token",
             launches.per_token,
             match launches.graphs {
                 true => "as one graph",
@@ -203,7 +203,7 @@ impl Text<'_> {
     }
 
     fn telemetry(&mut self, profile: &Profile) -> Result<()> {
-        self.title("Executed in one run")?;
+        self.title("Execution of one run")?;
         let times = profile.time_by_backend.iter();
         let times: Vec<String> = times
             .map(|(name, ms)| match profile.ops_by_backend.get(name) {
@@ -239,7 +239,7 @@ impl Text<'_> {
             size(memory.peak)
         ))?;
         self.line(&format!(
-            "  {} of the slots in taken pages hold no token",
+            "  {} of the slots in used pages are empty",
             percent(memory.fragmentation)
         ))
     }
@@ -248,7 +248,7 @@ impl Text<'_> {
         match utilization {
             None => self.line("  busy: n/a, see the notes"),
             Some(found) => self.line(&format!(
-                "  busy {:.0} % (p95 {:.0} %) by {}, the target of 80 % is {}",
+                "  busy {:.0} % (p95 {:.0} %) by {}, target of 80 %: {}",
                 found.busy_percent.mean,
                 found.busy_percent.p95,
                 found.source,
@@ -264,7 +264,7 @@ impl Text<'_> {
         let overhead = &profile.overhead;
         self.title("Profiling")?;
         self.line(&format!(
-            "  a run takes {:.3} ms with the observer and {:.3} ms without: {:+.1} %; a timed scope costs {:.0} ns",
+            "  a run takes {:.3} ms with profiling and {:.3} ms without: {:+.1} %; a timed scope costs {:.0} ns",
             overhead.profiled_ms,
             overhead.unprofiled_ms,
             100.0 * (overhead.profiled_ms / overhead.unprofiled_ms - 1.0),
@@ -274,9 +274,9 @@ impl Text<'_> {
     }
 
     fn advice(&mut self, profile: &Profile) -> Result<()> {
-        self.title("What to do next")?;
+        self.title("Recommendations")?;
         if profile.advice.is_empty() {
-            return self.line("  nothing that would save 2 % of a phase");
+            return self.line("  none that would save 2 % of a phase");
         }
         for (i, advice) in profile.advice.iter().enumerate() {
             self.line(&format!(
@@ -309,7 +309,7 @@ fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
 }
 
-/// Lines of equal columns: the first and the last at the left, numbers at the right.
+/// Aligns columns: the first and last left, numbers right.
 fn columns<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
     let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max();
     let widths: [usize; N] = std::array::from_fn(|i| width(i).unwrap_or(0));
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
+    fn columns_fit_their_widest_cell() {
         let rows = [["op", "ms", ""], ["matmul", "1.5", "memory"]];
         let rows = rows.map(|row| row.map(str::to_string));
         assert_eq!(columns(&rows), ["op       ms", "matmul  1.5  memory"]);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::program::{command, finish, repository, run, run_with_stdin};
 
-/// Files that are no models.
+/// Writes files that are not models.
 fn bad_files(dir: &std::path::Path) -> Vec<(PathBuf, &'static str)> {
     let model = fs::read(repository("models/forge-mini-Q4_K_M.gguf")).unwrap();
     let mut damaged = model.clone();
@@ -37,7 +37,7 @@ fn bad_files(dir: &std::path::Path) -> Vec<(PathBuf, &'static str)> {
 }
 
 #[test]
-fn bad_files_are_refused_by_every_command() {
+fn every_command_rejects_bad_files() {
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().join("text.txt");
     fs::write(&text, "some text").unwrap();
@@ -60,7 +60,7 @@ fn bad_files_are_refused_by_every_command() {
 }
 
 #[test]
-fn bad_prompts_are_refused() {
+fn rejects_bad_prompts() {
     run(&["generate", "-p", ""]).fails(1, "the prompt is empty");
     run_with_stdin(&["generate"], b"").fails(1, "the prompt is empty");
     run(&["generate", "--ids", "4096"]).fails(1, "token id 4096");
@@ -82,7 +82,7 @@ fn bad_prompts_are_refused() {
 }
 
 #[test]
-fn a_text_shorter_than_a_window_has_no_perplexity() {
+fn perplexity_needs_a_whole_window() {
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().join("text.txt");
     fs::write(&text, "A short text.").unwrap();
@@ -90,13 +90,13 @@ fn a_text_shorter_than_a_window_has_no_perplexity() {
 }
 
 #[test]
-fn endless_input_is_refused() {
+fn rejects_endless_input() {
     run(&["generate", "-f", "/dev/zero"]).fails(1, "longer than 256 MiB");
     run(&["perplexity", "-f", "/dev/zero"]).fails(1, "longer than 256 MiB");
 }
 
 #[test]
-fn wrong_usage_is_code_2() {
+fn wrong_usage_has_exit_code_2() {
     for (args, part) in [
         (&["generate", "-p", "x", "--temp", "-1"][..], "temperature"),
         (&["generate", "-p", "x", "--top-p", "2"], "top-p"),
@@ -144,7 +144,7 @@ fn wrong_usage_is_code_2() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_refused_with_the_limits() {
+fn out_of_range_settings_report_the_limits() {
     run(&["generate", "-p", "x", "--threads", "0"]).fails(2, "threads");
     run(&["generate", "-p", "x", "--threads", "100000"]).fails(2, "threads");
     run(&["generate", "-p", "x", "--page", "7"]).fails(2, "16, 32 or 64");

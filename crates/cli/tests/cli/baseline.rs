@@ -1,5 +1,5 @@
-//! Baselines: saved by `bench`, compared, listed, drawn; each error with its exit code. Regressions are made by changing
-//! kept samples, so nothing depends on the speed of the machine that runs the tests.
+//! Baselines: saved by `bench`, compared, listed and charted; the exit code of each error. Regressions are made by
+//! editing saved samples, so nothing depends on the machine's speed.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ const SMALL: [&str; 11] = [
     "bench", "-p", "16", "-n", "0", "-t", "1", "-r", "6", "-o", "json",
 ];
 
-/// A run with a baselines folder.
+/// Runs the program with a baselines folder.
 fn in_folder(dir: &Path, args: &[&str]) -> Run {
     let mut command = command(args);
     command.env("ROCMFORGE_BASELINE_DIR", dir);
@@ -27,7 +27,7 @@ fn read(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// A baseline whose times are `factor` times those of `from`.
+/// Returns the baseline `from` with its times multiplied by `factor`.
 fn scaled(from: &Value, factor: f64) -> Value {
     let mut baseline = from.clone();
     for entry in baseline["baselines"].as_object_mut().unwrap().values_mut() {
@@ -49,11 +49,11 @@ fn write(dir: &Path, name: &str, value: &Value) {
 }
 
 #[test]
-fn a_bench_is_saved_and_compared() {
+fn bench_saves_and_compares_baselines() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let saved = bench(dir, &["--save-baseline", "main"]);
-    // What programs read on stdout has the rows and nothing else.
+    // Machine-readable stdout contains only the rows.
     assert_eq!(saved.json().as_array().unwrap().len(), 1);
     assert!(
         saved.stderr.contains("saved 1 benchmarks as 'main'"),
@@ -110,15 +110,15 @@ fn a_bench_is_saved_and_compared() {
         );
     }
 
-    // Against times a hundred times as short now is worse, against long ones better.
+    // Compared with times divided by 100 this is a regression, with longer ones an improvement.
     write(dir, "fast.json", &scaled(&baseline, 0.01));
     write(dir, "slow.json", &scaled(&baseline, 100.0));
     let worse = bench(
         dir,
         &["--compare-baseline", "fast", "--save-baseline", "second"],
     );
-    worse.fails(3, "1 of 1 benchmarks got worse than in 'fast'");
-    for part in ["REGRESSION", "measured 3 times, the best counts"] {
+    worse.fails(3, "1 of 1 benchmarks are worse than in 'fast'");
+    for part in ["REGRESSION", "measured 3 times, best result used"] {
         assert!(worse.stderr.contains(part), "{}", worse.stderr);
     }
     assert!(dir.join("second.json").exists(), "saved all the same");
@@ -148,8 +148,8 @@ fn a_bench_is_saved_and_compared() {
             dir.join("fast.json").to_str().unwrap(),
         ],
     )
-    .fails(3, "got worse");
-    // Beside a table the report goes to stdout.
+    .fails(3, "are worse");
+    // With a table, the report goes to stdout.
     let table = in_folder(
         dir,
         &[
@@ -170,7 +170,7 @@ fn a_bench_is_saved_and_compared() {
 }
 
 #[test]
-fn suites_keep_their_rows() {
+fn suites_save_their_rows() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let suite = [
@@ -194,13 +194,13 @@ fn suites_keep_their_rows() {
     }
     write(dir, "fast.json", &scaled(&baseline, 0.01));
     let worse = suite(&["--compare-baseline", "fast", "--recheck", "1"]);
-    worse.fails(3, "benchmarks got worse than in 'fast'");
+    worse.fails(3, "benchmarks are worse than in 'fast'");
     let rows: Vec<Value> = serde_json::from_slice(&worse.stdout).unwrap();
     assert_eq!(rows.len(), kept.len());
-    for part in ["measured again", "measured 2 times, the best counts"] {
+    for part in ["measuring again", "measured 2 times, best result used"] {
         assert!(worse.stderr.contains(part), "{}", worse.stderr);
     }
-    // A name goes on with more benchmarks.
+    // More benchmarks are added under the same name.
     bench(dir, &["--save-baseline", "main"]).ok();
     assert_eq!(
         read(&dir.join("main.json"))["baselines"]
@@ -212,10 +212,10 @@ fn suites_keep_their_rows() {
     suite(&["--compare-baseline", "none"]).fails(1, "no baseline is called 'none'");
 }
 
-/// Rows that were measured are kept when the run is stopped.
+/// A stopped run saves the rows measured so far.
 #[test]
 #[cfg(unix)]
-fn a_stopped_bench_keeps_its_rows() {
+fn stopped_bench_saves_its_rows() {
     use std::io::{BufRead as _, BufReader};
     use std::process::{Command, Stdio};
 
@@ -252,7 +252,7 @@ fn a_stopped_bench_keeps_its_rows() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_told_before_anything_runs() {
+fn rejects_incomparable_baselines_before_measuring() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     bench(dir, &["--save-baseline"]).ok();
@@ -275,21 +275,21 @@ fn what_cannot_be_compared_is_told_before_anything_runs() {
     .unwrap();
     fs::create_dir(dir.join("folder.json")).unwrap();
     for (name, code, part) in [
-        ("defualt", 1, "there are: default"),
+        ("defualt", 1, "existing baselines: default"),
         ("foreign", 4, "cpu_model: Another CPU then"),
         ("typed", 1, "baselines.a.metrics should be an object"),
         ("rows", 1, "it is a list"),
         ("cut", 1, "it was cut off or damaged"),
         ("folder", 1, "it is no file"),
         ("../default", 1, "../default"),
-        ("a b", 2, "is no name of a baseline"),
+        ("a b", 2, "is not a baseline name"),
     ] {
         let run = bench(dir, &["--compare-baseline", name]);
         run.fails(code, part);
         assert_eq!(run.text(), "", "{name}");
     }
     for (args, part) in [
-        (&["--save-baseline", "../x"][..], "is no name of a baseline"),
+        (&["--save-baseline", "../x"][..], "is not a baseline name"),
         (
             &["--compare-baseline", "default", "--threshold", "x"],
             "percentage",
@@ -309,14 +309,14 @@ fn what_cannot_be_compared_is_told_before_anything_runs() {
         &["--compare-baseline", "foreign", "--allow-other-hardware"],
     )
     .ok();
-    // A baseline that cannot be read is not replaced.
+    // An unreadable baseline is not overwritten.
     bench(dir, &["--save-baseline", "cut"]).fails(1, "cut.json");
     assert_eq!(fs::read(dir.join("cut.json")).unwrap().len(), 200);
     bench(Path::new("/dev/null/x"), &["--save-baseline"]).fails(1, "--baseline-dir");
 }
 
 #[test]
-fn the_folder_is_listed_shown_compared_and_drawn() {
+fn lists_shows_compares_and_charts_the_folder() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let empty = in_folder(dir, &["baseline", "list"]).ok();
@@ -324,7 +324,7 @@ fn the_folder_is_listed_shown_compared_and_drawn() {
     in_folder(dir, &["baseline", "trend"]).fails(1, "no baselines");
 
     bench(dir, &["--save-baseline", "a"]).ok();
-    // Times without the noise of the machine that runs the test.
+    // Times without noise.
     let mut a = read(&dir.join("a.json"));
     for entry in a["baselines"].as_object_mut().unwrap().values_mut() {
         entry["samples"]["ms"] = json!([10.0, 10.01, 10.02, 10.03, 10.04, 10.05]);
@@ -366,7 +366,7 @@ fn the_folder_is_listed_shown_compared_and_drawn() {
     );
     let shown = in_folder(dir, &["baseline", "show", "a", "--json"]).json();
     for (name, entry) in a["baselines"].as_object().unwrap() {
-        // Other numbers may differ in their last digit, which JSON does not keep.
+        // Other numbers may differ in the last digit, which JSON does not preserve.
         for field in ["name", "timestamp", "hardware", "metadata", "samples"] {
             assert_eq!(shown["baselines"][name][field], entry[field], "{field}");
         }
@@ -375,7 +375,7 @@ fn the_folder_is_listed_shown_compared_and_drawn() {
     let path = dir.join("b.json");
     for other in ["b", path.to_str().unwrap()] {
         let worse = in_folder(dir, &["baseline", "compare", "a", other]);
-        worse.fails(3, "got worse than in 'a'");
+        worse.fails(3, "are worse than in 'a'");
         assert!(
             worse.text().contains("+50.0 %") && worse.text().contains("REGRESSION"),
             "{}",
@@ -428,8 +428,8 @@ fn the_folder_is_listed_shown_compared_and_drawn() {
 }
 
 #[test]
-fn the_form_of_the_seeds_is_read() {
-    // Schema B as other tools write it: one moment and one machine, flat metrics.
+fn reads_schema_b() {
+    // Schema B, as other tools write it: one timestamp, one machine, flat metrics.
     let dir = tempfile::tempdir().unwrap();
     let b = |tps: f64| {
         json!({
@@ -446,7 +446,7 @@ fn the_form_of_the_seeds_is_read() {
 }
 
 #[test]
-fn committed_baselines_can_be_read() {
+fn reads_the_committed_baselines() {
     let folder = repository("baselines");
     let names = fs::read_dir(folder)
         .unwrap()

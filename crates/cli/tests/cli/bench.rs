@@ -1,4 +1,4 @@
-//! `bench`: rows and fields as scripts for llama-bench expect them. No speed is asserted.
+//! `bench`: rows and fields compatible with llama-bench. No speed is asserted.
 
 use serde_json::Value;
 
@@ -79,7 +79,7 @@ fn numbers(row: &Value, field: &str) -> Vec<f64> {
 }
 
 #[test]
-fn json_has_llama_bench_s_rows() {
+fn json_matches_llama_bench() {
     let report = bench(&["-d", "0,64", "-b", "1,2", "--pg", "40,3", "-o", "json"]).json();
     let rows = report.as_array().unwrap();
     let kinds: Vec<[u64; 4]> = rows
@@ -102,7 +102,7 @@ fn json_has_llama_bench_s_rows() {
         assert_eq!(row["n_threads"], 1);
         assert_eq!(row["n_sequences"], row["n_batch"]);
         assert_eq!(row["model_type"], "llama 11M Q4_K - Medium");
-        // Of llama-bench on the same model.
+        // From llama-bench on the same model.
         assert_eq!(row["model_size"], 6_791_424);
         assert_eq!(row["model_n_params"], 10_884_352);
         let (ns, ts) = (numbers(row, "samples_ns"), numbers(row, "samples_ts"));
@@ -125,7 +125,7 @@ fn json_has_llama_bench_s_rows() {
 }
 
 #[test]
-fn every_output_has_its_form() {
+fn prints_every_output_format() {
     let csv = bench(&["-o", "csv"]).ok();
     let lines: Vec<&str> = csv.text().lines().collect();
     let columns = LLAMA_BENCH[..42].iter().chain(&OURS);
@@ -178,9 +178,9 @@ fn every_output_has_its_form() {
 }
 
 #[test]
-fn wrong_tests_are_refused_before_anything_runs() {
+fn rejects_bad_tests_before_measuring() {
     for (args, code, part) in [
-        (&["-t", "0"][..], 2, "-t 0"),
+        (&["-t", "0"][..], 2, "-t must be"),
         (&["-t", "5000"], 2, "threads"),
         (&["-b", "0"], 2, "-b 0"),
         (&["-r", "0"], 2, "--repetitions"),

@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::program::{golden, ids, run, run_with_stdin};
 
 #[test]
-fn chat_remembers_over_turns() {
-    // The conversation of golden.json's last answer, which llama.cpp gave, too.
+fn remembers_earlier_turns() {
+    // The conversation of the last answer in golden.json, from llama.cpp.
     let golden = golden("recall");
     let dir = tempfile::tempdir().unwrap();
     let saved = dir.path().join("chat.json");
@@ -23,7 +23,7 @@ fn chat_remembers_over_turns() {
     assert_eq!(answers.last().copied(), expected);
     assert!(answers[3].contains("Zorina"));
 
-    // The last turn found the whole pages of the earlier ones in the cache.
+    // The last turn reused the full KV-cache pages of the earlier ones.
     let stats: Vec<&str> = run
         .stderr
         .lines()
@@ -44,13 +44,13 @@ fn chat_remembers_over_turns() {
 }
 
 #[test]
-fn chat_commands_change_the_conversation() {
+fn commands_change_the_conversation() {
     let script = "My name is Zorina.\n/clear\nWhat is my name?\n/system You are a pirate.\nWhat is the opposite of big?\n/nonsense\n/help\n";
     let run = run_with_stdin(&["chat", "--temp", "0", "-n", "40"], script.as_bytes()).ok();
     let answers: Vec<&str> = run.text().lines().collect();
     assert!(!answers[1].contains("Zorina"), "{}", run.text());
     assert!(
-        run.stderr.contains("no command /nonsense"),
+        run.stderr.contains("unknown command /nonsense"),
         "{}",
         run.stderr
     );
@@ -58,14 +58,14 @@ fn chat_commands_change_the_conversation() {
 }
 
 #[test]
-fn chat_says_when_the_context_is_full() {
+fn reports_a_full_context() {
     let script = "Tell me a story about a dog.\n".repeat(8);
     let run = run_with_stdin(&["chat", "--temp", "0", "--ctx", "96"], script.as_bytes());
-    run.fails(1, "no longer fits the context of 96");
+    run.fails(1, "exceeds the context of 96");
 }
 
 #[test]
-fn chat_goes_on_past_a_context_that_shifts() {
+fn continues_with_context_shifting() {
     let script = "Tell me a story about a dog.\n".repeat(8) + "/stats\n";
     let args = [
         "chat",
@@ -81,16 +81,16 @@ fn chat_goes_on_past_a_context_that_shifts() {
     let run = run_with_stdin(&args, script.as_bytes()).ok();
     assert!(
         run.stderr
-            .contains("no longer fit the context and are left out"),
+            .contains("no longer fit in the context and were dropped"),
         "{}",
         run.stderr
     );
     assert!(run.stderr.contains("context shifted"), "{}", run.stderr);
 }
 
-/// What a context that shifts never forgets, unless told how much, is what conversations with this instruction begin with.
+/// By default, shifting keeps the tokens up to and including the system prompt.
 #[test]
-fn a_context_that_shifts_keeps_the_system_prompt() {
+fn context_shifts_keep_the_system_prompt() {
     let system = "You are an old sailor who answers in short sentences.";
     let generate = |flags: &[&str]| {
         let args = [
@@ -113,7 +113,7 @@ fn a_context_that_shifts_keeps_the_system_prompt() {
         ];
         run(&[&args[..], flags].concat()).json()
     };
-    // As the model's template, ChatML, has it.
+    // In the model's template, ChatML.
     let begin = format!("<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n");
     let begin = run(&["tokenize", "-p", &begin, "--parse-special", "--ids"]).json();
     let n_sinks = ids(&begin).len().to_string();
@@ -125,7 +125,7 @@ fn a_context_that_shifts_keeps_the_system_prompt() {
 }
 
 #[test]
-fn a_system_prompt_that_cannot_be_kept_is_told() {
+fn reports_a_system_prompt_too_long_to_keep() {
     let long = "Answer in short sentences. ".repeat(12);
     let chat = |flags: &[&str]| {
         let script = format!("/system Be brief.\n/system {long}\n");

@@ -1,14 +1,14 @@
-//! The commands that look at things, on the embedded model: inspect, tokenize, perplexity, devices, help.
+//! inspect, tokenize, perplexity, devices and help, on the built-in model.
 
 use std::fs;
 
-use rocmforge::gguf::{GgmlType, Writer};
+use rocmforge_gguf::{GgmlType, Writer};
 use serde_json::{Value, json};
 
 use crate::program::{command, finish, golden, ids, repository, run, run_with_stdin};
 
 #[test]
-fn inspect_describes_the_embedded_model() {
+fn inspect_describes_the_built_in_model() {
     let report = run(&["inspect", "--json"]).json();
     assert_eq!(report["architecture"], "llama");
     assert_eq!(report["runs"], true);
@@ -74,7 +74,7 @@ fn inspect_describes_the_embedded_model() {
 }
 
 #[test]
-fn inspect_shows_files_that_cannot_run() {
+fn inspect_shows_unsupported_files() {
     let mut writer = Writer::new("fantasy");
     writer.set("general.name", "\x1b[31mred\u{202e}\u{9b}\n");
     writer.set("fantasy.expert_count", 8u32);
@@ -93,7 +93,7 @@ fn inspect_shows_files_that_cannot_run() {
     assert_eq!(report["experts"]["count"], 8);
     assert_eq!(report["experts"]["used"], 2);
     let text = run(&["inspect", path]).ok();
-    assert!(text.text().contains("8, of which a token uses 2"));
+    assert!(text.text().contains("8, 2 used per token"));
     for args in [&["inspect", path][..], &["inspect", path, "--json"]] {
         let run = run(args).ok();
         let odd = run.text().chars().find(|c| c.is_control() && *c != '\n');
@@ -115,7 +115,7 @@ fn tokenize_prints_ids() {
         );
         assert_eq!(from_stdin.json(), golden["prompt_ids"], "{name}");
     }
-    // Without the flag a control token is only text.
+    // Without the flag, a control token is plain text.
     let plain = run(&["tokenize", "-p", "<|im_start|>", "--ids"]).json();
     assert!(ids(&plain).len() > 1);
     assert_eq!(
@@ -135,19 +135,19 @@ fn tokenize_prints_ids() {
 }
 
 #[test]
-fn tokenize_reads_files_byte_for_byte() {
+fn tokenize_reads_files_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("text.txt");
     fs::write(&path, "a\r\n").unwrap();
     let from_file = run(&["tokenize", "-f", path.to_str().unwrap(), "--ids"]).json();
     assert_eq!(from_file, run(&["tokenize", "-p", "a\r\n", "--ids"]).json());
-    // Bytes that are no text have tokens, too.
+    // Invalid UTF-8 has tokens too.
     fs::write(&path, b"a\xff\xfe").unwrap();
     assert!(!ids(&run(&["tokenize", "-f", path.to_str().unwrap(), "--ids"]).json()).is_empty());
 }
 
 #[test]
-fn tokenize_shows_a_table() {
+fn tokenize_prints_a_table() {
     let run = run(&["tokenize", "-p", "Once upon a time\n"]).ok();
     let lines: Vec<&str> = run.text().lines().collect();
     assert_eq!(lines.len(), 5, "{}", run.text());
@@ -159,7 +159,7 @@ fn tokenize_shows_a_table() {
 }
 
 #[test]
-fn perplexity_reports_the_contract() {
+fn perplexity_prints_the_documented_fields() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("text.txt");
     let story = run(&[
@@ -186,7 +186,7 @@ fn perplexity_reports_the_contract() {
     let report = run(&[&args[..], &["--json"]].concat()).json();
     assert_eq!(report["chunks"], 2);
     assert!(ids(&json!([report["tokens"]]))[0] > 128);
-    // The text is the model's own best, so it is hardly surprised.
+    // The model generated this text greedily, so its perplexity is low.
     let ppl = report["ppl"].as_f64().unwrap();
     assert!(ppl > 1.0 && ppl < 2.5, "{ppl}");
     assert!(report["stderr"].as_f64().unwrap() > 0.0);
@@ -199,7 +199,7 @@ fn perplexity_reports_the_contract() {
 }
 
 #[test]
-fn devices_names_the_cpu_and_what_there_is_of_gpus() {
+fn devices_lists_the_cpu_and_gpus() {
     let report = run(&["devices", "--json"]).json();
     assert_eq!(report["devices"][0]["id"], "cpu");
     assert!(report["devices"][0]["threads"].as_u64().unwrap() >= 1);
@@ -220,7 +220,7 @@ fn devices_names_the_cpu_and_what_there_is_of_gpus() {
 }
 
 #[test]
-fn help_teaches_by_example() {
+fn help_has_examples() {
     for command in [
         &[][..],
         &["generate"],

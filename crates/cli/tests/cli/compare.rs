@@ -1,4 +1,4 @@
-//! `compare`: another program stands in for llama-bench and prints what llama-bench printed.
+//! `compare` with a fake llama-bench that prints recorded output.
 
 #![cfg(unix)]
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::program::{Run, repository, run};
 
-/// A program that does `script`.
+/// Writes a program that runs `script`.
 fn program(dir: &Path, script: &str) -> PathBuf {
     let path = dir.join("llama-bench");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -16,7 +16,7 @@ fn program(dir: &Path, script: &str) -> PathBuf {
     path
 }
 
-/// What llama-bench printed for a prompt of 16 tokens and 4 of generation.
+/// Output of llama-bench for a prompt of 16 tokens and 4 generated ones.
 fn recorded() -> PathBuf {
     repository("crates/cli/tests/cli/llama-bench.json")
 }
@@ -40,7 +40,7 @@ fn compare(program: &Path, args: &[&str]) -> Run {
 }
 
 #[test]
-fn pairs_alternate_and_give_ratios() {
+fn alternates_pairs_and_computes_ratios() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");
     let script = format!(
@@ -83,7 +83,7 @@ fn pairs_alternate_and_give_ratios() {
         let row = of(if name == "pp16" { "n_prompt" } else { "n_gen" });
         let samples = row["samples_ts"].as_array().unwrap();
         let sum: f64 = samples.iter().map(|sample| sample.as_f64().unwrap()).sum();
-        // The median of two.
+        // Median of two.
         assert_eq!(samples.len(), 2);
         let speed = test["theirs"]["median"].as_f64().unwrap();
         assert!((speed / (sum / 2.0) - 1.0).abs() < 1e-9);
@@ -107,11 +107,11 @@ fn pairs_alternate_and_give_ratios() {
 }
 
 #[test]
-fn what_goes_wrong_is_told() {
+fn reports_errors() {
     let dir = tempfile::tempdir().unwrap();
     let none = dir.path().join("none");
-    compare(&none, &[]).fails(1, "there is no llama-bench at");
-    compare(dir.path(), &[]).fails(1, "there is no llama-bench at");
+    compare(&none, &[]).fails(1, "no llama-bench at");
+    compare(dir.path(), &[]).fails(1, "no llama-bench at");
     let not_runnable = dir.path().join("text");
     fs::write(&not_runnable, "x").unwrap();
     compare(&not_runnable, &["--pairs", "1"]).fails(1, "cannot run llama-bench");
@@ -132,7 +132,7 @@ fn what_goes_wrong_is_told() {
     }
     let fine = program(dir.path(), &format!("cat {}", recorded().display()));
     for (args, code, part) in [
-        (&["-t", "0"][..], 2, "-t 0"),
+        (&["-t", "0"][..], 2, "-t must be"),
         (&["--pairs", "0"], 2, "--pairs"),
         (&["--device", "xpu"], 2, "--device"),
         (&["-d", "33", "--pairs", "1"], 1, "rocmforge failed"),
@@ -151,7 +151,7 @@ fn what_goes_wrong_is_told() {
 }
 
 #[test]
-fn finished_pairs_count_when_a_later_one_fails() {
+fn prints_finished_pairs_after_a_failure() {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().join("mark");
     let script = format!(

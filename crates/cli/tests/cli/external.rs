@@ -1,4 +1,4 @@
-//! `profile-with`, with shell scripts in a PATH of their own that write what the tools write.
+//! `profile-with` with fake tools: shell scripts in a separate PATH that write the tools' output.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::program::{Run, command, finish, run};
 
-/// Folders of the fake tools and of their results.
+/// Folders of the fake tools and their results.
 struct Tools(tempfile::TempDir);
 
 impl Tools {
@@ -23,8 +23,8 @@ impl Tools {
         self.0.path().join(name)
     }
 
-    /// A program that is a shell script. Another process writes it: a file that this one has open while a test beside
-    /// it forks could not be run.
+    /// Installs a shell script. Another process writes it: a file that is open for writing while a parallel test forks
+    /// cannot be executed.
     fn script(&self, name: &str, text: &str) -> &Tools {
         let (file, source) = (
             self.path("bin").join(name),
@@ -41,7 +41,7 @@ impl Tools {
         self
     }
 
-    /// A file for the scripts.
+    /// Writes a file for the scripts.
     fn file(&self, name: &str, text: &str) -> String {
         fs::write(self.path(name), text).unwrap();
         self.path(name).display().to_string()
@@ -54,10 +54,10 @@ impl Tools {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = command(&["profile-with"]);
         command.args(args);
-        // The scripts need the system's commands, but none of its profilers.
+        // The scripts need the system's commands, but must not find its profilers.
         let linked = self.path("bin");
         for name in ["cat", "cp", "mv", "sleep", "true"] {
-            // It may be there from the run before.
+            // May exist from the previous run.
             let _ = std::os::unix::fs::symlink(Path::new("/bin").join(name), linked.join(name));
         }
         command.env("PATH", linked);
@@ -80,7 +80,7 @@ const COUNTERS: &str = r#""Correlation_Id","Dispatch_Id","Agent_Id","Queue_Id","
 "#;
 
 #[test]
-fn rocprofv3_runs_once_for_times_and_once_for_counters() {
+fn rocprofv3_runs_separately_for_times_and_counters() {
     let tools = Tools::new();
     let (trace, counters) = (tools.file("t.csv", TRACE), tools.file("c.csv", COUNTERS));
     let log = tools.path("log").display().to_string();
@@ -131,7 +131,7 @@ fn rocprofv3_runs_once_for_times_and_once_for_counters() {
     );
     assert_eq!(run, expected);
     // A second run would mix with the first.
-    tools.run(&args).fails(1, "give an empty folder");
+    tools.run(&args).fails(1, "use an empty folder");
 
     let dry = [
         "rocprofv3",
@@ -153,7 +153,7 @@ fn rocprofv3_runs_once_for_times_and_once_for_counters() {
 }
 
 #[test]
-fn nsys_and_ncu_are_read() {
+fn reads_nsys_and_ncu() {
     let tools = Tools::new();
     let kernels = tools.file(
         "k.csv",
@@ -278,7 +278,7 @@ fn perf_samples_and_counts() {
 }
 
 #[test]
-fn gauges_are_read_while_the_command_runs() {
+fn samples_gauges_while_the_command_runs() {
     let tools = Tools::new();
     tools.script(
         "nvidia-smi",
@@ -306,11 +306,11 @@ fn gauges_are_read_while_the_command_runs() {
     tools.script("amd-smi", "exit 1");
     tools
         .run(&["amd-smi", "-o", &out, "--", "true"])
-        .fails(1, "amd-smi cannot say how busy");
+        .fails(1, "amd-smi cannot measure device utilization");
 }
 
 #[test]
-fn former_names_lead_to_their_successors() {
+fn retired_tools_name_their_replacements() {
     let tools = Tools::new();
     for (old, part) in [
         ("rocprof", "use rocprofv3: rocprofv3 --kernel-trace"),
@@ -322,11 +322,11 @@ fn former_names_lead_to_their_successors() {
     }
     tools
         .run(&["gprof", "-o", "x", "--", "app"])
-        .fails(2, "there is no tool called 'gprof'");
+        .fails(2, "unknown tool 'gprof'");
 }
 
 #[test]
-fn wrong_usage_and_missing_tools() {
+fn reports_wrong_usage_and_missing_tools() {
     let tools = Tools::new();
     let out = tools.out();
     tools
@@ -334,7 +334,7 @@ fn wrong_usage_and_missing_tools() {
         .fails(1, "nsys is not in PATH; install NVIDIA Nsight Systems");
     tools
         .run(&["perf", "-o", &out])
-        .fails(2, "there is no command to watch");
+        .fails(2, "no command to profile");
     tools.run(&["perf", "--", "app"]).fails(2, "--output");
     tools.run(&[]).fails(2, "TOOL");
     for (args, part) in [
@@ -344,9 +344,9 @@ fn wrong_usage_and_missing_tools() {
         ),
         (
             &["perf", "--counters", "wave"],
-            "there is no category 'wave'",
+            "unknown counter category 'wave'",
         ),
-        (&["perf", "--pmc", "a b"], "'a b' is no name of a counter"),
+        (&["perf", "--pmc", "a b"], "'a b' is not a counter name"),
         (&["nsys", "--counters", "cache"], "nsys takes no counters"),
         (
             &["rocprofv3", "--counters", "cache", "--arch", "gfx803"],
@@ -365,7 +365,7 @@ fn wrong_usage_and_missing_tools() {
 }
 
 #[test]
-fn the_list_names_every_tool() {
+fn list_has_every_tool() {
     let tools = Tools::new();
     tools.script("perf", "echo perf version 6.1.187");
     let found = tools.run(&["--list", "--json"]).json();
@@ -395,7 +395,7 @@ fn the_list_names_every_tool() {
 }
 
 #[test]
-fn ctrl_c_ends_the_tool_too() {
+fn ctrl_c_stops_the_tool() {
     let tools = Tools::new();
     let pid = tools.path("pid");
     tools.script(

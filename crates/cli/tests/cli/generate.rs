@@ -1,4 +1,4 @@
-//! `generate` on the embedded model: llama.cpp's ids, the JSON contract, prompts from everywhere, stops.
+//! `generate` on the built-in model: llama.cpp's ids, the JSON fields, prompt sources, stopping.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -15,7 +15,7 @@ fn greedy(more: &[&str]) -> Run {
 }
 
 #[test]
-fn greedy_ids_are_those_of_llama_cpp() {
+fn greedy_ids_match_llama_cpp() {
     for (name, raw) in [("story", true), ("chat", false), ("json", false)] {
         let golden = golden(name);
         let prompt = golden["prompt"].as_str().unwrap();
@@ -54,10 +54,10 @@ fn greedy_ids_are_those_of_llama_cpp() {
 }
 
 #[test]
-fn the_first_command_of_the_readme_tells_a_story() {
+fn first_readme_command_tells_a_story() {
     let run = run(&["generate", "-p", "Once upon a time", "--seed", "1"]).ok();
     let text = run.text();
-    // A story of this model has a few hundred letters, ordinary words and whole sentences.
+    // The model's stories have a few hundred letters, common words and full sentences.
     assert!(text.len() > 200, "{text}");
     assert!(text.trim_end().ends_with(['.', '!', '?', '"']), "{text}");
     assert!(!text.contains("<|"), "{text}");
@@ -69,7 +69,7 @@ fn the_first_command_of_the_readme_tells_a_story() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_text() {
+fn same_seed_gives_the_same_text() {
     let text = |seed: &str| {
         run(&[
             "generate",
@@ -88,7 +88,7 @@ fn the_same_seed_gives_the_same_text() {
 }
 
 #[test]
-fn json_has_the_fields_of_the_contract() {
+fn json_has_the_documented_fields() {
     let report = greedy(&[
         "-p",
         "Once upon a time",
@@ -108,7 +108,7 @@ fn json_has_the_fields_of_the_contract() {
     for (step, id) in steps.iter().zip(ids(&report["ids"])) {
         let step = step.as_array().unwrap();
         assert_eq!(step.len(), 3);
-        // Greedy takes the first of the best.
+        // Greedy takes the top token.
         assert_eq!(step[0]["id"], id);
         check_logprobs(step);
     }
@@ -150,8 +150,8 @@ fn check_logprobs(best: &[Value]) {
 }
 
 #[test]
-fn logprobs_agree_with_llama_cpp() {
-    // Differences of logits are differences of log-probabilities.
+fn logprobs_match_llama_cpp() {
+    // Logits and log-probabilities have the same differences.
     let golden = golden("story");
     let report = greedy(&["-p", "Once upon a time", "--json", "--logprobs", "5"]).json();
     for (step, expected) in decided_ids(&golden).iter().enumerate() {
@@ -172,7 +172,7 @@ fn logprobs_agree_with_llama_cpp() {
 }
 
 #[test]
-fn a_prompt_may_come_from_anywhere() {
+fn accepts_prompts_from_flag_file_and_pipe() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("prompt.txt");
     fs::write(&file, "Once upon a time").unwrap();
@@ -194,7 +194,7 @@ fn a_prompt_may_come_from_anywhere() {
 }
 
 #[test]
-fn only_the_answer_is_on_stdout() {
+fn prints_only_the_answer_on_stdout() {
     let args = ["-p", "Once upon a time"];
     let text = greedy(&args).ok();
     let report = greedy(&[&args[..], &["--json"]].concat()).json();
@@ -202,9 +202,9 @@ fn only_the_answer_is_on_stdout() {
 }
 
 #[test]
-fn every_setting_gives_the_same_greedy_text() {
-    // Threads and page size change nothing at all; the cache's type and the kernels change less than the
-    // margins of this answer.
+fn settings_do_not_change_greedy_text() {
+    // Threads and page size change no bit; the KV cache type and the kernels change less than the margins of this
+    // answer.
     let args = ["--chat", "-p", "Who are you?", "-n", "8"];
     let expected = greedy(&args).ok().stdout;
     for more in [
@@ -226,10 +226,10 @@ fn every_setting_gives_the_same_greedy_text() {
 }
 
 #[test]
-fn slow_products_are_told_and_counted() {
+fn reports_and_counts_slow_products() {
     let args = ["-p", "Once", "-n", "1", "--json"];
     let run = greedy(&[&args[..], &["--isa", "scalar"]].concat());
-    // 10 layers of 7 products, and the output.
+    // 10 layers with 7 products each, and the output.
     let counts = run.json()["slow_ops"].clone();
     assert_eq!(
         counts["Q4_K"].as_u64().unwrap() + counts["Q6_K"].as_u64().unwrap(),
@@ -244,7 +244,7 @@ fn slow_products_are_told_and_counted() {
 }
 
 #[test]
-fn chat_puts_the_prompt_into_the_template() {
+fn chat_applies_the_template() {
     let golden = golden("chat");
     let report = run(&[
         "generate",
@@ -278,7 +278,7 @@ fn chat_puts_the_prompt_into_the_template() {
 }
 
 #[test]
-fn special_tokens_are_shown_where_asked_for() {
+fn special_shows_control_tokens() {
     let args = ["--chat", "-p", "Who are you?", "-n", "48", "--ignore-eos"];
     assert!(!greedy(&args).ok().text().contains("<|im_end|>"));
     assert!(
@@ -290,10 +290,10 @@ fn special_tokens_are_shown_where_asked_for() {
 }
 
 #[test]
-fn stop_strings_end_the_text_before_them() {
+fn stops_before_stop_strings() {
     let args = ["-p", "Once upon a time", "-n", "100"];
     let whole = greedy(&args).ok();
-    // In the middle of a word, so over a token's border.
+    // In the middle of a word, so across a token boundary.
     let stop = &whole.text()[40..45];
     let cut = &whole.text()[..whole.text().find(stop).unwrap()];
     let report = greedy(
@@ -309,7 +309,7 @@ fn stop_strings_end_the_text_before_them() {
 }
 
 #[test]
-fn nothing_may_be_generated() {
+fn accepts_zero_max_tokens() {
     let report = run(&[
         "generate",
         "-p",
@@ -327,7 +327,7 @@ fn nothing_may_be_generated() {
 }
 
 #[test]
-fn a_full_context_is_a_finish_reason() {
+fn reports_a_full_context_as_finish_reason() {
     let args = [
         "generate",
         "-p",
@@ -345,7 +345,7 @@ fn a_full_context_is_a_finish_reason() {
 }
 
 #[test]
-fn a_context_that_shifts_has_no_end() {
+fn context_shifting_continues_past_the_context() {
     let args = |policy: &[&'static str]| {
         let mut args = vec!["generate", "-p", "Once upon a time", "--ctx", "32"];
         args.extend(["--ignore-eos", "--temp", "0", "--json", "-n", "70"]);
@@ -358,7 +358,7 @@ fn a_context_that_shifts_has_no_end() {
     let (all, first) = (ids(&report["ids"]), ids(&stopped["ids"]));
     assert_eq!((all.len(), &all[..28]), (70, &first[..]));
     assert_eq!(stopped.get("context_shifts"), None);
-    // 73 tokens were computed: 32, then 14 for each time that half of 28 were forgotten.
+    // 73 tokens were computed: 32, then 14 after each shift, which drops half of 28.
     let shifts = &report["context_shifts"];
     assert_eq!(
         (&shifts["n_shifts"], &shifts["n_forgotten"]),
@@ -379,8 +379,8 @@ fn a_context_that_shifts_has_no_end() {
         "--context-sinks",
         "31",
     ]))
-    .fails(1, "a context of 32 tokens with 31 that are never forgotten");
-    // Where nothing shifts there is nothing to keep.
+    .fails(1, "a context of 32 tokens with 31 attention sinks");
+    // Sinks need shifting.
     for flags in [&[][..], &["--context-policy", "stop"]] {
         let refused = run(&args(&[&["--context-sinks", "4"], flags].concat()));
         refused.fails(2, "add --context-policy shift");
@@ -397,7 +397,7 @@ fn a_context_that_shifts_has_no_end() {
 }
 
 #[test]
-fn a_closed_pipe_ends_quietly() {
+fn ends_quietly_when_stdout_is_closed() {
     let mut command = command(&[
         "generate",
         "-p",
@@ -421,7 +421,7 @@ fn a_closed_pipe_ends_quietly() {
 }
 
 #[test]
-fn a_closed_stderr_does_no_harm() {
+fn ignores_a_closed_stderr() {
     let mut command = command(&["generate", "-p", "Once upon a time", "-n", "4"]);
     let mut child = command
         .stdout(Stdio::piped())
@@ -435,7 +435,7 @@ fn a_closed_stderr_does_no_harm() {
 }
 
 #[test]
-fn an_unwritable_output_is_an_error() {
+fn reports_unwritable_output() {
     for args in [
         &["generate", "-p", "Once upon a time", "-n", "4"][..],
         &["generate", "-p", "Once upon a time", "-n", "4", "--json"],
@@ -463,7 +463,7 @@ fn ctrl_c_stops_the_answer() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The answer has begun once there is some of it.
+    // Waits for the answer to start.
     child
         .stdout
         .as_mut()

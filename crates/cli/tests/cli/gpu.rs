@@ -1,10 +1,10 @@
-//! `--device`: the embedded model on the CPU that plays a GPU, and what is said of devices that are not there.
+//! `--device`: the built-in model on an emulated GPU, and errors of missing devices.
 
 use serde_json::Value;
 
 use crate::program::run;
 
-/// A host image of this build, as `--device` takes it.
+/// Returns an emulated GPU of this build, as a value for `--device`.
 pub fn host_device() -> Option<String> {
     let report = run(&["devices", "--json"]).json();
     let images: Vec<&Value> = report["images"].as_array().unwrap().iter().collect();
@@ -17,7 +17,7 @@ pub fn host_device() -> Option<String> {
 }
 
 #[test]
-fn a_text_is_the_same_on_the_gpu() {
+fn gpu_gives_the_same_text() {
     let Some(device) = host_device() else { return };
     let generate = |device: &str| {
         let flags = [
@@ -32,7 +32,7 @@ fn a_text_is_the_same_on_the_gpu() {
 }
 
 #[test]
-fn a_text_is_the_same_with_other_kernels() {
+fn kernel_variants_give_the_same_text() {
     let Some(device) = host_device() else { return };
     let on = |device: &str, variant: &str| {
         let flags = [
@@ -50,7 +50,7 @@ fn a_text_is_the_same_with_other_kernels() {
         ];
         run(&[&["generate", "-p", "The ship"], &flags[..]].concat()).json()
     };
-    // The CPU has no other kernels.
+    // The CPU has no kernel variants.
     let cpu = on("cpu", "plain");
     let gpu = on(&device, "plain");
     assert_eq!(gpu["text"], cpu["text"]);
@@ -59,7 +59,7 @@ fn a_text_is_the_same_with_other_kernels() {
 }
 
 #[test]
-fn rows_of_bench_name_the_kernels_asked_for() {
+fn bench_rows_name_the_kernel_variant() {
     let Some(device) = host_device() else { return };
     let bench = |more: &[&str]| {
         let small = [
@@ -84,7 +84,7 @@ fn rows_of_bench_name_the_kernels_asked_for() {
 }
 
 #[test]
-fn a_text_is_the_same_where_the_cpu_has_a_part() {
+fn offloading_gives_the_same_text() {
     let Some(device) = host_device() else { return };
     let generate = |flags: &[&str]| {
         let all = [
@@ -100,7 +100,7 @@ fn a_text_is_the_same_where_the_cpu_has_a_part() {
         name.starts_with("5 of 10 layers") && name.contains("CPU ("),
         "{name}"
     );
-    // With none of them no GPU is needed.
+    // Without GPU layers, no GPU is needed.
     let none = generate(&["--device", "cuda:4095", "--gpu-layers", "0"]).json();
     assert_eq!(none["device"], cpu["device"]);
     let limited = ["--device", &device, "--gpu-memory", "6"];
@@ -115,7 +115,7 @@ fn a_text_is_the_same_where_the_cpu_has_a_part() {
 }
 
 #[test]
-fn layers_that_a_model_does_not_have_are_refused() {
+fn rejects_more_layers_than_the_model_has() {
     let generate = |flags: &[&str]| run(&[&["generate", "-p", "x", "-n", "1"], flags].concat());
     for layers in ["-1", "ten", "1.5", ""] {
         generate(&["--gpu-layers", layers]).fails(2, "0 or more, auto or all");
@@ -123,10 +123,10 @@ fn layers_that_a_model_does_not_have_are_refused() {
     generate(&["--gpu-memory", "0"]).fails(2, "--gpu-memory");
     for flags in [&["-ngl", "3"][..], &["--cpu-moe"], &["--gpu-memory", "6"]] {
         let on_cpu = [&["--device", "cpu"], flags].concat();
-        generate(&on_cpu).fails(2, "needs a GPU, and --device cpu takes none");
+        generate(&on_cpu).fails(2, "needs a GPU, but --device cpu uses none");
         run(&[&["bench", "-p", "1", "-n", "0"], &on_cpu[..]].concat()).fails(2, "--device cpu");
     }
-    // Where nothing is the GPU's, there is nothing to say of it.
+    // GPU flags need GPU layers.
     for (flags, told) in [
         (&["--cpu-moe"][..], "--cpu-moe"),
         (&["--gpu-memory", "6"], "--gpu-memory 6"),
@@ -134,7 +134,7 @@ fn layers_that_a_model_does_not_have_are_refused() {
     ] {
         for command in [&["generate", "-p", "x", "-n", "1"][..], &["bench"]] {
             let refused = run(&[command, &["-ngl", "0"], flags].concat());
-            refused.fails(2, &format!("{told} says what a GPU does"));
+            refused.fails(2, &format!("{told} needs a GPU"));
         }
     }
     let suite = ["bench", "matmul", "--device", "cpu", "--gpu-memory", "6"];
@@ -146,7 +146,7 @@ fn layers_that_a_model_does_not_have_are_refused() {
 }
 
 #[test]
-fn bench_takes_numbers_of_layers() {
+fn bench_accepts_lists_of_layers() {
     let Some(device) = host_device() else { return };
     let args = [
         "bench",
@@ -174,12 +174,12 @@ fn bench_takes_numbers_of_layers() {
         (of(0, "backends"), of(1, "backends")),
         ("CPU".into(), "GPU,CPU".into())
     );
-    // Of two devices together nobody knows the least time.
+    // There is no roofline for two devices together.
     assert!(of(1, "roofline_share").is_null() && !of(0, "roofline_share").is_null());
 }
 
 #[test]
-fn bench_says_what_auto_chose() {
+fn bench_reports_what_auto_chose() {
     let Some(device) = host_device() else { return };
     let bench = |mib: &str, form: &str| {
         let fixed = "bench -p 0 -n 1 -r 1 --no-warmup -t 1 -ngl auto";
@@ -210,7 +210,7 @@ fn bench_says_what_auto_chose() {
 }
 
 #[test]
-fn baselines_know_what_auto_chose() {
+fn baselines_record_what_auto_chose() {
     let Some(device) = host_device() else { return };
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().to_str().unwrap();
@@ -240,7 +240,7 @@ fn baselines_know_what_auto_chose() {
     assert_eq!(all["name"], "llama 11M Q4_K - Medium tg1 ngl auto all");
     assert!(none["hardware"]["gpu_name"].is_null() && none["hardware"]["n_threads"] == 1);
     assert!(all["hardware"]["gpu_name"].is_string());
-    // What runs on the CPU is compared with what ran there, however fast.
+    // Results of the CPU are compared with results of the CPU.
     let compared = with("1", &["--compare-baseline", "none"]);
     assert!(matches!(compared.code, Some(0 | 3)), "{}", compared.stderr);
     assert!(
@@ -251,7 +251,7 @@ fn baselines_know_what_auto_chose() {
 }
 
 #[test]
-fn profile_says_where_the_model_is() {
+fn profile_reports_the_placement() {
     let Some(device) = host_device() else { return };
     let fixed = "profile --prompt-tokens 3 -n 2 --runs 1 --json -ngl auto --gpu-memory 1 --device";
     let fixed: Vec<&str> = fixed.split(' ').collect();
@@ -262,7 +262,7 @@ fn profile_says_where_the_model_is() {
 }
 
 #[test]
-fn experts_of_a_dense_model_are_refused() {
+fn rejects_cpu_moe_for_dense_models() {
     let Some(device) = host_device() else { return };
     let flags = ["--device", &device, "--cpu-moe"];
     for command in [
@@ -276,7 +276,7 @@ fn experts_of_a_dense_model_are_refused() {
 }
 
 #[test]
-fn devices_that_are_not_there_are_errors() {
+fn reports_missing_devices() {
     let generate = |flags: &[&str]| run(&[&["generate", "-p", "x", "-n", "1"], flags].concat());
     generate(&["--device", "cuda:4095"]).fails(1, "CUDA");
     generate(&["--device", "hip:4095"]).fails(1, "HIP");

@@ -1,5 +1,5 @@
-//! Drivers that are missing, broken, out of memory, wrong or lose their device: one line that says what to do, an exit
-//! code, and an end. Libraries that the tests build play them.
+//! Drivers that are missing, broken, out of memory, wrong, or lose their device: each gives a one-line error that says
+//! what to do, an exit code, and no hang. The tests build stub libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::program::{Run, command, finish, repository, run};
 
-/// Far longer than any of this takes: a program that hangs ends here.
+/// Timeout for hanging programs, far longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A vendor's names: of its API, in `--device`, of its calls.
+/// A vendor's names: of its API, in `--device`, and of its calls.
 struct Vendor {
     name: &'static str,
     device: &'static str,
@@ -35,7 +35,7 @@ const VENDORS: [Vendor; 2] = [
     },
 ];
 
-/// An image for the stub to pretend with.
+/// Returns an image for the stub.
 fn image() -> Option<String> {
     let report = run(&["devices", "--json"]).json();
     let image = report["images"][0].as_str().map(str::to_string);
@@ -45,7 +45,7 @@ fn image() -> Option<String> {
     image
 }
 
-/// The library of a driver with these faults; `None`, said, without a C compiler.
+/// Builds a driver library with these faults; `None`, with a message, without a C compiler.
 fn stub(vendor: &Vendor, name: &str, faults: &[&str]) -> Option<PathBuf> {
     let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}.so", vendor.name));
     let mut cc = Command::new("cc");
@@ -62,7 +62,7 @@ fn stub(vendor: &Vendor, name: &str, faults: &[&str]) -> Option<PathBuf> {
     Some(library)
 }
 
-/// `generate` with these flags, where `vendor` has this library and the other none.
+/// Runs `generate` with this library for `vendor` and none for the other.
 fn generate(vendor: &Vendor, library: &Path, flags: &[&str]) -> Run {
     let prompt = [
         "generate", "-p", "The ship", "--temp", "0", "-n", "8", "--ctx", "64",
@@ -85,7 +85,7 @@ fn in_time(mut command: Command) -> Run {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // What it prints fits into the pipes.
+    // The output fits into the pipes.
     let started = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if started.elapsed() > PATIENCE {
@@ -103,7 +103,7 @@ fn in_time(mut command: Command) -> Run {
 }
 
 #[test]
-fn no_library() {
+fn reports_a_missing_library() {
     let none = Path::new("/no/such/library.so");
     for vendor in VENDORS {
         let part = format!("no {} driver library", vendor.name);
@@ -111,7 +111,7 @@ fn no_library() {
         on(vendor.device).fails(1, &part);
         assert!(on(vendor.device).stderr.contains("install"));
         on("gpu").fails(1, &part);
-        // Nobody insists on a GPU.
+        // No GPU was requested.
         let auto = on("auto").ok();
         assert_eq!(auto.stdout, on("cpu").ok().stdout);
         assert!(!auto.stderr.contains("librar"), "{}", auto.stderr);
@@ -119,7 +119,7 @@ fn no_library() {
 }
 
 #[test]
-fn drivers_that_do_not_work() {
+fn reports_broken_drivers() {
     let Some(image) = image() else { return };
     for vendor in VENDORS {
         let call = |name: &str| format!("{}{name}", vendor.prefix);
@@ -163,12 +163,12 @@ fn drivers_that_do_not_work() {
 }
 
 #[test]
-fn too_little_memory() {
+fn reports_too_little_memory() {
     let Some(image) = image() else { return };
     for vendor in VENDORS {
         let cases: [(&str, &[&str], &str, &str); 3] = [
             ("tiny", &["-DFREE_BYTES=1<<20"], "64", "the weights need"),
-            // The stub's weights take 4 bytes each; what is left holds a shorter context.
+            // The stub's weights take 4 bytes each; the rest fits a shorter context.
             ("small", &["-DFREE_BYTES=1<<27"], "1000000", "or less"),
             (
                 "full",
@@ -189,7 +189,7 @@ fn too_little_memory() {
             let Some((_, fitting)) = refused.stderr.split_once("use --ctx ") else {
                 continue;
             };
-            // The context that it names fits.
+            // The context in the message fits.
             let fitting = fitting.split_whitespace().next().unwrap();
             let flags = ["--ctx", fitting, "--gpu-check", "never", "--no-graphs"];
             generate(&vendor, &library, &[&on[..], &flags].concat()).ok();
@@ -197,9 +197,9 @@ fn too_little_memory() {
     }
 }
 
-/// The device faults while it generates, at a launch or at a wait.
+/// The device fails while generating, at a launch or at a wait.
 #[test]
-fn the_device_is_lost_while_it_generates() {
+fn reports_a_lost_device() {
     let Some(image) = image() else { return };
     for vendor in VENDORS {
         let on = ["--device", vendor.device, "--gpu-image", &image];
@@ -210,7 +210,7 @@ fn the_device_is_lost_while_it_generates() {
             return;
         };
         let whole = generate(&vendor, &library, &flags).ok();
-        // Further and further into the work, until it comes to its end.
+        // Later and later, until the run completes.
         for (what, fault, count, stride) in [
             ("launch", "-DLAUNCH_CODE=719", "-DGOOD_LAUNCHES", 300),
             ("wait", "-DEVENT_SYNC_CODE=719", "-DGOOD_EVENT_SYNCS", 6),
@@ -242,7 +242,7 @@ fn the_device_is_lost_while_it_generates() {
 }
 
 #[test]
-fn a_gpu_that_computes_wrongly_is_refused() {
+fn rejects_a_gpu_with_wrong_results() {
     let Some(image) = image() else { return };
     let cache = tempfile::tempdir().unwrap();
     let cache = cache.path().to_str().unwrap();
@@ -313,11 +313,11 @@ fn a_gpu_that_computes_wrongly_is_refused() {
         let rows = rows.as_array().unwrap();
         assert_eq!(rows.len(), 4);
         assert!(rows.iter().all(|row| row["backends"] == "CPU"), "{rows:?}");
-        // Only what passes is remembered.
+        // Only passed checks are saved.
         assert!(!Path::new(cache).join("gpu-checks").exists());
-        // Where nobody looks, it answers.
+        // Without the check, it answers.
         on(vendor.device, &["--gpu-check", "never", "--no-graphs"]).ok();
-        // The check that it names shows it instead of refusing.
+        // The command in the message shows the wrong operation.
         let mut check = command(&[
             "check",
             "--json",
@@ -334,9 +334,9 @@ fn a_gpu_that_computes_wrongly_is_refused() {
     }
 }
 
-/// A device that works is asked once; the CPU that plays a GPU only on demand.
+/// A working device is checked once; an emulated GPU only on request.
 #[test]
-fn a_gpu_that_computes_rightly_is_used() {
+fn uses_a_gpu_with_correct_results() {
     let Some(image) = image() else { return };
     let Some(persona) = image.strip_prefix("host-") else {
         println!("skipped: built without the target host");

@@ -1,12 +1,12 @@
-//! `--lora` and `--lora-scaled`: what they change, and what is refused.
+//! `--lora` and `--lora-scaled`.
 
 use std::path::{Path, PathBuf};
 
-use rocmforge::gguf::{GgmlType, Gguf, LoadMode, Writer};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer};
 
 use crate::program::{repository, run};
 
-/// An adapter of one matrix of the embedded model that changes its text for sure.
+/// Writes an adapter for one matrix of the built-in model that certainly changes its text.
 fn adapter(dir: &Path, arch: &str) -> PathBuf {
     let model = repository("models/forge-mini-Q4_K_M.gguf");
     let model = Gguf::open(&model, LoadMode::Mmap).unwrap();
@@ -30,7 +30,7 @@ fn adapter(dir: &Path, arch: &str) -> PathBuf {
 }
 
 #[test]
-fn adapters_change_the_text_by_their_scale() {
+fn adapters_apply_with_their_scale() {
     let dir = tempfile::tempdir().unwrap();
     let path = adapter(dir.path(), "llama");
     let path = path.to_str().unwrap();
@@ -57,7 +57,7 @@ fn adapters_change_the_text_by_their_scale() {
 }
 
 #[test]
-fn adapters_that_cannot_be_used_are_refused() {
+fn rejects_unusable_adapters() {
     let dir = tempfile::tempdir().unwrap();
     let other = adapter(dir.path(), "qwen2");
     let other = other.to_str().unwrap();
@@ -69,7 +69,7 @@ fn adapters_that_cannot_be_used_are_refused() {
         (["--lora", other], 1, "qwen2.gguf: it is for `qwen2` models"),
         (["--lora", model], 1, "this is no adapter"),
         (["--lora", missing], 1, "missing.gguf"),
-        (["--lora-scaled", model], 2, "a scale is missing"),
+        (["--lora-scaled", model], 2, "the scale is missing"),
         (["-m", other], 1, "--lora"),
     ] {
         run(&[&["generate", "-p", "x", "-n", "1"], &args[..]].concat()).fails(code, part);

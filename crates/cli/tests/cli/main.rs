@@ -1,4 +1,4 @@
-//! The program as a user has it: every test runs the built binary on the model inside it.
+//! End-to-end tests: each runs the built binary, most on the built-in model.
 #![allow(
     unreachable_pub,
     reason = "nothing of a program is reachable from outside; pub is for its other files"

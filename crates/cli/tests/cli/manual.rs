@@ -1,4 +1,4 @@
-//! Completions and manual pages: every command is in them, and the programs that read them accept them.
+//! Completions and manual pages: they contain every command, and shells and groff accept them.
 
 use std::fs;
 use std::io::Write as _;
@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 
 use crate::program::run;
 
-/// The commands that `--help` lists.
+/// Returns the commands that `--help` lists.
 fn commands() -> Vec<String> {
     let help = run(&["--help"]).ok();
     let listed = help.text().split("\nCommands:\n").nth(1).unwrap();
     let listed = listed.split("\n\n").next().unwrap();
     let names = listed.lines().filter_map(|line| {
-        // Continued descriptions are indented further.
+        // Wrapped descriptions are indented further.
         let rest = line.strip_prefix("  ")?;
         (!rest.starts_with(' ')).then(|| rest.split(' ').next().unwrap().to_owned())
     });
@@ -24,7 +24,7 @@ fn commands() -> Vec<String> {
     names
 }
 
-/// Whether `program` accepts `text` on its stdin; `None` if it is not on this machine.
+/// Returns whether `program` accepts `text` on stdin; `None` if it is not installed.
 fn accepts(program: &str, args: &[&str], text: &[u8]) -> Option<bool> {
     let child = Command::new(program)
         .args(args)
@@ -42,7 +42,7 @@ fn accepts(program: &str, args: &[&str], text: &[u8]) -> Option<bool> {
 }
 
 #[test]
-fn completions_know_every_command() {
+fn completions_contain_every_command() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = run(&["completions", shell]).ok();
         for name in commands() {
@@ -72,7 +72,7 @@ fn bash_completes() {
 }
 
 #[test]
-fn every_command_has_a_page() {
+fn every_command_has_a_manual_page() {
     let dir = tempfile::tempdir().unwrap();
     let pages = dir.path().join("man1");
     run(&["man", "--dir", pages.to_str().unwrap()]).ok();

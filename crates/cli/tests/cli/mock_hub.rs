@@ -1,5 +1,5 @@
-//! A hub on this machine: answers as the real one does, and worse. One thread per connection, a closure per
-//! test that says what is answered.
+//! A local hub that answers like the real one, or misbehaves. One thread per connection; a closure of the test chooses
+//! the answers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,15 +10,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// The commit that every revision is.
+/// The commit of every revision.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What was asked.
+/// A request.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// With the query.
+    /// Path with query.
     pub path: String,
-    /// Names in lower case.
+    /// Names are in lower case.
     pub headers: BTreeMap<String, String>,
 }
 
@@ -37,15 +37,15 @@ impl Asked {
     }
 }
 
-/// What is answered.
+/// A response.
 #[derive(Clone)]
 pub struct Answer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Closes the connection after so many bytes of the body.
+    /// Closes the connection after this many bytes of the body.
     pub cut: Option<usize>,
-    /// Sends the body in pieces of so many bytes, ten pieces a second.
+    /// Sends the body in pieces of this many bytes, ten per second.
     pub drip: Option<usize>,
 }
 
@@ -76,7 +76,7 @@ impl Answer {
     }
 }
 
-/// A running hub. It ends with the test's process.
+/// A running hub; ends with the test process.
 pub struct MockHub {
     pub port: u16,
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -92,7 +92,7 @@ impl MockHub {
             for stream in listener.incoming().flatten() {
                 let (log, answer) = (Arc::clone(&log), Arc::clone(&answer));
                 std::thread::spawn(move || {
-                    // A client may hang up whenever it likes.
+                    // Clients may disconnect at any time.
                     let _ = serve(stream, &log, &*answer);
                 });
             }
@@ -100,17 +100,17 @@ impl MockHub {
         MockHub { port, asked }
     }
 
-    /// The address of the hub.
+    /// Returns the hub's address.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Everything that was asked.
+    /// Returns all requests.
     pub fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }
 
-    /// The requests for files.
+    /// Returns the requests for files.
     pub fn asked_files(&self) -> Vec<Asked> {
         self.asked().into_iter().filter(Asked::is_file).collect()
     }
@@ -173,7 +173,7 @@ impl Repo {
         }
     }
 
-    /// What the hub says about it.
+    /// Returns the hub's listing.
     pub fn info(&self) -> Value {
         let siblings: Vec<Value> = self
             .files
@@ -186,7 +186,7 @@ impl Repo {
         json!({"id": "o/r", "sha": COMMIT, "siblings": siblings})
     }
 
-    /// Answers as a hub that has only this repository.
+    /// Answers like a hub with only this repository.
     pub fn answer(&self, asked: &Asked) -> Answer {
         if asked.path == "/api/models/o/r/revision/main?blobs=true" {
             return status(200).body(self.info().to_string());

@@ -1,10 +1,10 @@
-//! `rocmforge models`: the folder as a user sees it.
+//! `rocmforge models` and models by name.
 
 use std::fs;
 
 use crate::program::{Run, repository, run};
 
-/// A folder with a good model, a broken one, half of one and a part.
+/// Creates a folder with a good model, two broken ones and an unfinished download.
 fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let repo = dir.path().join("o/r-GGUF");
@@ -29,7 +29,7 @@ fn models(dir: &tempfile::TempDir, more: &[&str]) -> Run {
 }
 
 #[test]
-fn the_folder_is_listed() {
+fn lists_the_models_folder() {
     let dir = folder();
     let report = models(&dir, &["--json"]).json();
     let rows = report["models"].as_array().unwrap();
@@ -61,7 +61,7 @@ fn the_folder_is_listed() {
 }
 
 #[test]
-fn a_model_runs_by_its_name() {
+fn runs_models_by_name() {
     let dir = folder();
     let path = dir.path().to_str().unwrap();
     let args = [
@@ -76,7 +76,7 @@ fn a_model_runs_by_its_name() {
         path,
     ];
     run(&args).ok();
-    // Broken models of the repository stand in the way of no other.
+    // A broken model does not affect others of its repository.
     run(&["inspect", "o/r-GGUF", "--models-dir", path]).ok();
     run(&["inspect", "o/r-GGUF:Q8_0", "--models-dir", path]).fails(1, "truncated");
     run(&["inspect", "o/r-GGUF:Q5_K_M", "--models-dir", path])
@@ -84,7 +84,7 @@ fn a_model_runs_by_its_name() {
 }
 
 #[test]
-fn models_are_removed_after_a_yes() {
+fn removes_models_after_confirmation() {
     let dir = folder();
     let repo = dir.path().join("o/r-GGUF");
     models(&dir, &["rm", "o/r-GGUF:Q8_0"]).fails(2, "--yes");
@@ -101,7 +101,7 @@ fn models_are_removed_after_a_yes() {
     for other in ["README.md", "mmproj-F16.gguf"] {
         fs::remove_file(repo.join(other)).unwrap();
     }
-    // With its last model a repository's folder goes.
+    // The repository's folder is removed with its last model.
     models(&dir, &["rm", "mini-Q4_K_M", "--yes"]).ok();
     assert!(!dir.path().join("o").exists() && dir.path().exists());
 }

@@ -1,15 +1,15 @@
-//! `profile` on the embedded model: that its numbers fit together and to the work. No speed is asserted.
+//! `profile` on the built-in model: its numbers are consistent with each other and with the work. No speed is asserted.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rocmforge::profile::report::{Lane, Phase, Profile, Recommendation, SCHEMA};
+use rocmforge_profile::schema::{Lane, Phase, Profile, Recommendation, SCHEMA};
 use serde_json::Value;
 
 use crate::gpu::host_device;
 use crate::program::{command, repository, run};
 
-/// Layers of the embedded model, as its file has them.
+/// Returns the number of layers of the built-in model.
 fn n_layers() -> u64 {
     let path = repository("models/forge-mini-Q4_K_M.gguf");
     let report = run(&["inspect", path.to_str().unwrap(), "--json"]).json();
@@ -29,7 +29,7 @@ fn near(a: f64, b: f64) {
     );
 }
 
-/// Checks that a phase's parts come to its totals.
+/// Checks that a phase's parts add up to its totals.
 fn reconcile(phase: &Phase) {
     near(phase.ops_ms + phase.between_ops_ms, phase.profiled.mean);
     near(phase.ops.iter().map(|row| row.total_ms).sum(), phase.ops_ms);
@@ -50,7 +50,7 @@ fn reconcile(phase: &Phase) {
     }
 }
 
-/// What does not depend on the device.
+/// Checks what does not depend on the device.
 fn check(profile: &Profile, n_prompt: usize, n_gen: usize, n_runs: usize) {
     let workload = &profile.workload;
     assert_eq!(
@@ -77,7 +77,7 @@ fn check(profile: &Profile, n_prompt: usize, n_gen: usize, n_runs: usize) {
         reconcile(phase);
         assert_eq!((phase.profiled.n, phase.unprofiled.n), (n_runs, n_runs));
     }
-    // Every operation that ran is counted in both.
+    // Both count every executed operation.
     let of_types: u64 = profile.ops_by_type.values().sum();
     assert_eq!(profile.ops_by_backend.values().sum::<u64>(), of_types);
     let of_rows = profile.phases.iter().flat_map(|phase| &phase.ops);
@@ -88,7 +88,7 @@ fn check(profile: &Profile, n_prompt: usize, n_gen: usize, n_runs: usize) {
         let calls: u64 = attention.map(|row| row.calls).sum();
         assert_eq!(calls, layers * phase.n_steps as u64);
     }
-    // The parts of the first token come to its total, in which loading has no part.
+    // The parts of the time to first token add up to its total, without loading.
     let ttft = &profile.ttft;
     let parts = [
         ttft.tokenize,
@@ -116,7 +116,7 @@ fn check(profile: &Profile, n_prompt: usize, n_gen: usize, n_runs: usize) {
     );
     assert!(overhead.scope_ns > 0.0);
     assert_eq!(profile.slow_ops, []);
-    // The last token is never put into the cache.
+    // The last token is not added to the KV cache.
     let (page, tokens) = (32, n_prompt + n_gen - 1);
     let slots = tokens.div_ceil(page) * page;
     near(
@@ -143,7 +143,7 @@ fn check(profile: &Profile, n_prompt: usize, n_gen: usize, n_runs: usize) {
 }
 
 #[test]
-fn json_is_a_profile_that_adds_up() {
+fn json_profile_adds_up() {
     let profile = parse(
         run(&[
             "profile",
@@ -161,7 +161,7 @@ fn json_is_a_profile_that_adds_up() {
     let [prefill, decode] = &profile.phases[..] else {
         unreachable!("checked");
     };
-    // The thread that computes is within the wall clock. (A GPU begins a token before the host has the last one.)
+    // The computing thread fits within the wall-clock time. (A GPU starts a token before the host has the last one.)
     assert!(prefill.between_ops_ms >= 0.0 && decode.between_ops_ms >= 0.0);
     // Chunks of 256 tokens.
     assert_eq!(prefill.n_steps, 2);
@@ -172,7 +172,7 @@ fn json_is_a_profile_that_adds_up() {
     assert_eq!(profile.launches, None);
     let backends: Vec<&str> = profile.time_by_backend.keys().map(String::as_str).collect();
     assert_eq!(backends, ["cpu"]);
-    // A product has the name of its tensor, its format and its shape, and a token reads each weight once.
+    // A GEMV has its tensor's name, format and shape, and reads each weight once per token.
     let down = decode
         .ops
         .iter()
@@ -194,14 +194,14 @@ fn json_is_a_profile_that_adds_up() {
     assert!(prefill.least_ms.unwrap() > 0.0 && decode.least_ms.unwrap() > 0.0);
     assert!(prefill.kernels.is_empty() && decode.kernels.is_empty());
     assert!(profile.timeline.iter().all(|span| span.lane == Lane::Cpu));
-    // Where the system counts it.
+    // If the system reports it.
     let peak = profile.memory.peak;
     assert!(peak.is_none_or(|peak| peak > profile.memory.weights / 2));
     assert!(profile.memory.scratch.unwrap() > 0);
 }
 
 #[test]
-fn a_shared_model_has_times_of_both_devices() {
+fn split_model_has_times_of_both_devices() {
     let Some(device) = host_device() else { return };
     let flags = ["--prompt-tokens", "2", "-n", "2", "--runs", "1", "--json"];
     let shared = ["profile", "--device", &device, "-ngl", "4"];
@@ -210,12 +210,12 @@ fn a_shared_model_has_times_of_both_devices() {
     let cpu = parse(run(&[&["profile"], &flags[..]].concat()).json());
     let of = |backend: &str| profile.ops_by_backend[backend];
     assert!(profile.time_by_backend.contains_key(&device));
-    // Two steps of six layers of twelve operations each, the embeddings and the beginning, on a CPU.
+    // On a CPU: two steps with six layers of twelve operations each, the embedding and the beginning.
     assert_eq!(
         (of("cpu"), cpu.ops_by_backend["cpu"]),
         (2 * (6 * 12 + 2), 2 * (10 * 12 + 6))
     );
-    // There rotations and the append are three; copies, beginning and end of a step are the GPU's.
+    // There, RoPE and the KV append are three operations; copies, beginning and end of a step are the GPU's.
     assert_eq!(of(&device), 2 * (4 * 10 + 3 + 4));
     assert_eq!(profile.ops_by_type["copy"], 2);
     assert!(profile.machine.device.starts_with("4 of 10 layers"));
@@ -223,7 +223,7 @@ fn a_shared_model_has_times_of_both_devices() {
 }
 
 #[test]
-fn a_text_is_tokenized_and_the_target_is_the_user_s() {
+fn tokenizes_a_text_and_uses_the_given_target() {
     let flags = [
         "profile",
         "-p",
@@ -243,27 +243,27 @@ fn a_text_is_tokenized_and_the_target_is_the_user_s() {
     let ids = run(&["tokenize", "-p", "Once upon a time", "--ids"]).ok();
     let ids: Value = serde_json::from_slice(&ids.stdout).unwrap();
     let n_ids = ids.as_array().unwrap().len();
-    // With the start token, if tokenize leaves it out.
+    // Including the BOS token, which tokenize may omit.
     assert!((n_ids..=n_ids + 1).contains(&profile.workload.n_prompt));
 }
 
 #[test]
-fn tables_for_people() {
+fn prints_tables() {
     let run = run(&["profile", "--prompt-tokens", "8", "-n", "3", "--runs", "1"]).ok();
     let text = run.text();
     for part in [
         "forge-mini",
-        "Time to the first token",
+        "Time to first token",
         "model_load",
         "prefill: 8 tokens in 1 step\n",
         "decode: 2 tokens in 2 steps\n",
-        "without the observer",
-        "least by the roofline",
+        "without profiling",
+        "  roofline ",
         "gated_matmul ffn_gate+ffn_up Q4_K",
         "slow paths: none",
         "KV cache",
         "a timed scope costs",
-        "What to do next",
+        "Recommendations",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
@@ -275,11 +275,11 @@ fn tables_for_people() {
 }
 
 #[test]
-fn files_are_written_whole() {
+fn writes_complete_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     let (trace, html, flames) = (path("trace.json"), path("page.html"), path("ops.svg"));
-    // What has the name already is replaced.
+    // Existing files are replaced.
     std::fs::write(&trace, "old").unwrap();
     let small = [
         "profile",
@@ -308,7 +308,7 @@ fn files_are_written_whole() {
         part.is_some_and(|(names, us)| names.contains(';') && us.parse::<u64>().is_ok())
     };
     assert!(parts.len() > 3 && parts.iter().all(is_stack), "{stacks}");
-    // A folder that is not there is told before the work, and nothing is left behind.
+    // A missing folder is reported before the work, and nothing is left behind.
     let nowhere = path("none/trace.json");
     let args = ["profile", "--html", &html, "--trace", &nowhere];
     run(&args).fails(1, "none/trace.json");
@@ -316,7 +316,7 @@ fn files_are_written_whole() {
 }
 
 #[test]
-fn a_context_that_shifts_is_profiled() {
+fn profiles_context_shifting() {
     let args = [
         "profile",
         "--prompt-tokens",
@@ -363,7 +363,7 @@ fn one_token_has_no_decode() {
 }
 
 #[test]
-fn what_cannot_be_profiled_is_an_error() {
+fn reports_what_cannot_be_profiled() {
     let profile = |flags: &[&str]| run(&[&["profile"], flags].concat());
     profile(&["--prompt-tokens", "0"]).fails(2, "--prompt-tokens");
     profile(&["-n", "0"]).fails(2, "--max-tokens");
@@ -379,9 +379,9 @@ fn what_cannot_be_profiled_is_an_error() {
     profile(&["--device", "cuda:4095"]).fails(1, "CUDA");
 }
 
-/// What was finished before Ctrl-C is told. The later the signal comes, the more there is.
+/// The runs that finished before Ctrl-C are printed.
 #[test]
-fn an_interrupted_profile_keeps_what_is_finished() {
+fn interrupted_profile_prints_finished_runs() {
     for seconds in [4, 16, 64] {
         let flags = [
             "profile",
@@ -397,7 +397,7 @@ fn an_interrupted_profile_keeps_what_is_finished() {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
         std::thread::sleep(Duration::from_secs(seconds));
-        // It may have been too fast for the signal.
+        // The run may have ended before the signal.
         let kill = Command::new("kill")
             .args(["-INT", &child.id().to_string()])
             .status();
@@ -409,7 +409,7 @@ fn an_interrupted_profile_keeps_what_is_finished() {
         let code = output.status.code();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(matches!(code, Some(0 | 130)), "{code:?}: {stderr}");
-        // It ended by itself, or before a pair of runs was done.
+        // It ended by itself, or before a pair of runs was finished.
         if code == Some(0) || output.stdout.is_empty() {
             continue;
         }
@@ -424,9 +424,9 @@ fn an_interrupted_profile_keeps_what_is_finished() {
 }
 
 #[test]
-fn a_gpu_is_profiled_by_its_events() {
+fn profiles_a_gpu_by_its_events() {
     let Some(device) = host_device() else { return };
-    // Few tokens: such a device is slow.
+    // Few tokens, as emulated GPUs are slow.
     let on_device = |n_prompt: &str, n_gen: &str, more: &[&str]| {
         let work = ["--prompt-tokens", n_prompt, "-n", n_gen, "--runs", "1"];
         let flags = ["profile", "--json", "--ctx", "64", "--device", &device];
@@ -439,7 +439,7 @@ fn a_gpu_is_profiled_by_its_events() {
     assert!(ttft.h2d.is_some_and(|ms| ms > 0.0) && ttft.d2h.is_some_and(|ms| ms > 0.0));
     let layers = n_layers();
     for phase in &profile.phases {
-        // The pass that the GPU merges.
+        // The operation that the GPU fuses.
         let merged = phase.ops.iter().find(|row| row.kind == "rope_kv").unwrap();
         assert_eq!(merged.calls, layers * phase.n_steps as u64);
         near(
@@ -452,7 +452,7 @@ fn a_gpu_is_profiled_by_its_events() {
             phase.n_steps as u64
         );
         let bytes =
-            |rows: &[rocmforge::profile::report::OpRow]| rows.iter().map(|r| r.bytes).sum::<u64>();
+            |rows: &[rocmforge_profile::schema::OpRow]| rows.iter().map(|r| r.bytes).sum::<u64>();
         assert_eq!(bytes(&phase.kernels), bytes(&phase.ops));
     }
     let decode = &profile.phases[1];
@@ -474,7 +474,7 @@ fn a_gpu_is_profiled_by_its_events() {
     );
     let memory = &profile.memory;
     assert!(memory.peak.unwrap() > memory.kv_pool + memory.scratch.unwrap());
-    // Without graphs the launches of this device, which computes in them, are far above what a graph pays for.
+    // Without graphs, launches of this device, which computes within them, take far longer than a graph would save.
     let launches = on_device("1", "2", &["--no-graphs"]).launches.unwrap();
     assert!(!launches.graphs);
     assert_eq!(launches.recommendation, Recommendation::UseHipGraph);

@@ -1,17 +1,17 @@
-//! Runs the built program and holds what came of it.
+//! Runs the built program and returns its output.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rocmforge::gguf::{Gguf, LoadMode, Writer};
+use rocmforge_gguf::{Gguf, LoadMode, Writer};
 use serde_json::Value;
 
-/// What a run printed and how it ended.
+/// The output and exit code of a run.
 pub struct Run {
     pub stdout: Vec<u8>,
     pub stderr: String,
-    /// `None` if a signal ended it.
+    /// `None` if a signal ended the program.
     pub code: Option<i32>,
 }
 
@@ -20,7 +20,7 @@ impl Run {
         std::str::from_utf8(&self.stdout).unwrap()
     }
 
-    /// The one JSON value on stdout.
+    /// Parses the JSON value on stdout.
     pub fn json(&self) -> Value {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         serde_json::from_slice(&self.stdout)
@@ -32,8 +32,8 @@ impl Run {
         self
     }
 
-    /// Checks the exit code and that `part` is in the error: the only line with one, and the last on stderr
-    /// unless the usage is shown after it.
+    /// Checks the exit code and that the error contains `part`. There is one error line, the last on stderr unless clap
+    /// prints the usage after it.
     pub fn fails(&self, code: i32, part: &str) {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
         let errors: Vec<&str> = self
@@ -64,7 +64,7 @@ impl Run {
     }
 }
 
-/// The program on the CPU, without the settings of whoever runs the tests.
+/// The program on the CPU, without the caller's ROCMFORGE_* variables.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforge"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROCMFORGE_")) {
@@ -98,7 +98,7 @@ pub fn run_with_stdin(args: &[&str], stdin: &[u8]) -> Run {
     let mut pipe = child.stdin.take().unwrap();
     let stdin = stdin.to_vec();
     let writer = std::thread::spawn(move || {
-        // A program that has seen enough may close its stdin.
+        // A program may close its stdin early.
         let _ = pipe.write_all(&stdin);
     });
     let output = child.wait_with_output().unwrap();
@@ -110,14 +110,14 @@ pub fn run_with_stdin(args: &[&str], stdin: &[u8]) -> Run {
     }
 }
 
-/// A file of the repository.
+/// Returns the path of a repository file.
 pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .join(path)
 }
 
-/// The embedded model with other metadata, as a file in `dir`. `None` leaves a key out.
+/// Writes the built-in model with changed metadata to a file in `dir`; `None` removes a key.
 pub fn changed_model(dir: &Path, changes: &[(&str, Option<&str>)]) -> PathBuf {
     let gguf = Gguf::open(&repository("models/forge-mini-Q4_K_M.gguf"), LoadMode::Mmap).unwrap();
     let mut writer = Writer::new("llama");
@@ -138,7 +138,7 @@ pub fn changed_model(dir: &Path, changes: &[(&str, Option<&str>)]) -> PathBuf {
     path
 }
 
-/// What llama.cpp gave for the embedded model.
+/// Returns llama.cpp's results for the built-in model.
 pub fn golden(prompt: &str) -> Value {
     let text = std::fs::read_to_string(repository("models/golden.json")).unwrap();
     let all: Value = serde_json::from_str(&text).unwrap();
@@ -147,8 +147,8 @@ pub fn golden(prompt: &str) -> Value {
     golden
 }
 
-/// llama.cpp's greedy ids as far as its margins decide: another engine may choose otherwise where the two
-/// best logits are closer than 0.3.
+/// Returns llama.cpp's greedy ids up to the first close decision: where the two top logits differ by less than 0.3,
+/// another engine may choose differently.
 pub fn decided_ids(golden: &Value) -> Vec<u64> {
     let margins = golden["margins"].as_array().unwrap().iter();
     let n = margins

@@ -1,4 +1,4 @@
-//! `rocmforge pull` from a hub on this machine: what arrives, what is kept, and what is said.
+//! `rocmforge pull` from a mock hub: downloads, resuming, messages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rocmforge::gguf::{GgmlType, Writer};
+use rocmforge_gguf::{GgmlType, Writer};
 
 use crate::mock_hub::{Answer, Asked, MockHub, Repo, status};
 use crate::program::{Run, command, finish, run};
@@ -34,7 +34,7 @@ fn part(fill: u8, no: Option<u16>) -> Vec<u8> {
     writer.to_vec().unwrap()
 }
 
-/// A models folder of its own, and pulls into it.
+/// A temporary models folder.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -63,7 +63,7 @@ impl Folder {
         finish(self.command(hub, reference, more))
     }
 
-    /// The files below the repository's folder but the lock.
+    /// Returns the files in the folder, except locks.
     pub fn files(&self) -> Vec<String> {
         fn walk(dir: &Path, prefix: &str, files: &mut Vec<String>) {
             for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -82,7 +82,7 @@ impl Folder {
     }
 }
 
-/// The n-th request for a file, counted from 0, gets another answer.
+/// Starts a hub whose answer to the n-th request for a file, counted from 0, passes through `fault`.
 pub fn faulty(
     repo: Repo,
     fault: impl Fn(usize, Answer) -> Answer + Send + Sync + 'static,
@@ -102,7 +102,7 @@ pub fn hub(repo: Repo) -> MockHub {
 }
 
 #[test]
-fn the_usual_file_arrives_and_is_used_by_name() {
+fn pulls_the_default_quantization_and_finds_it_by_name() {
     let wanted = model(1);
     let hub = hub(Repo::new(&[
         ("README.md", b"# hi"),
@@ -117,7 +117,7 @@ fn the_usual_file_arrives_and_is_used_by_name() {
     assert_eq!(fs::read(&path).unwrap(), wanted);
     assert_eq!(folder.files(), ["o/r/m-Q4_K_M.gguf"]);
 
-    // What is there is not fetched again; what was damaged since is.
+    // A complete file is not downloaded again; a damaged one is.
     let again = folder.pull(&hub, "hf:o/r:q4_k_m", &[]).ok();
     assert!(again.stderr.contains("already"), "{}", again.stderr);
     assert_eq!(hub.asked_files().len(), 1);
@@ -145,7 +145,7 @@ fn the_usual_file_arrives_and_is_used_by_name() {
 }
 
 #[test]
-fn a_cut_connection_is_continued() {
+fn resumes_after_lost_connections() {
     let wanted = model(1);
     let hub = faulty(Repo::new(&[("m.gguf", &wanted)]), |n, answer| match n {
         0 => answer.cut(100_000),
@@ -155,13 +155,13 @@ fn a_cut_connection_is_continued() {
     });
     let folder = Folder::new();
     let first = folder.pull(&hub, "hf:o/r", &["--retries", "0"]);
-    first.fails(1, "the same command goes on");
+    first.fails(1, "run the same pull again");
     let files = folder.files();
     assert!(files.len() == 1 && files[0].ends_with(".part"), "{files:?}");
 
     let second = folder.pull(&hub, "hf:o/r", &["--retries", "2"]).ok();
     assert!(
-        second.stderr.contains("going on after"),
+        second.stderr.contains("resuming after"),
         "{}",
         second.stderr
     );
@@ -172,7 +172,7 @@ fn a_cut_connection_is_continued() {
 }
 
 #[test]
-fn a_server_that_does_not_continue_sends_the_whole() {
+fn starts_over_if_the_server_ignores_ranges() {
     let wanted = model(1);
     let whole = wanted.clone();
     let hub = faulty(
@@ -190,7 +190,7 @@ fn a_server_that_does_not_continue_sends_the_whole() {
 }
 
 #[test]
-fn damage_is_noticed() {
+fn detects_damaged_downloads_and_parts() {
     let wanted = model(1);
     let mut damaged = wanted.clone();
     damaged[250_000] ^= 1;
@@ -209,19 +209,19 @@ fn damage_is_noticed() {
         .fails(1, "arrived damaged");
     assert!(folder.files().is_empty(), "{:?}", folder.files());
 
-    // A part that changed on the disk is not continued to the end in vain.
-    folder.pull(&hub, "hf:o/r", &retries).fails(1, "goes on");
+    // A part that was damaged on disk is downloaded again within the same pull.
+    folder.pull(&hub, "hf:o/r", &retries).fails(1, "to resume");
     let part = folder.path(&folder.files()[0]);
     let mut bytes = fs::read(&part).unwrap();
     bytes[5000] ^= 1;
     fs::write(&part, bytes).unwrap();
     let again = folder.pull(&hub, "hf:o/r", &retries).ok();
-    assert!(again.stderr.contains("starting again"), "{}", again.stderr);
+    assert!(again.stderr.contains("starting over"), "{}", again.stderr);
     assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), wanted);
 }
 
 #[test]
-fn a_file_that_changed_meanwhile_is_fetched_anew() {
+fn starts_over_if_the_file_changed_on_the_hub() {
     let (old, new) = (
         Repo::new(&[("m.gguf", &model(1))]),
         Repo::new(&[("m.gguf", &model(2))]),
@@ -241,7 +241,7 @@ fn a_file_that_changed_meanwhile_is_fetched_anew() {
     let folder = Folder::new();
     folder
         .pull(&hub, "hf:o/r", &["--retries", "0"])
-        .fails(1, "goes on");
+        .fails(1, "to resume");
     folder.pull(&hub, "hf:o/r", &[]).ok();
     assert_eq!(hub.asked_files()[1].range(), None);
     assert_eq!(fs::read(folder.path("o/r/m.gguf")).unwrap(), model(2));
@@ -249,11 +249,11 @@ fn a_file_that_changed_meanwhile_is_fetched_anew() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn explains_refusals() {
     for (answer, part) in [
         (
             status(401).header("X-Error-Code", "GatedRepo"),
-            "/o/r, and give a token",
+            "/o/r, and set a token",
         ),
         (
             status(403).header("X-Error-Code", "GatedRepo"),
@@ -270,8 +270,8 @@ fn refusals_say_what_to_do() {
             "no such revision",
         ),
         (status(418), "418"),
-        (status(302), "no valid address"),
-        (status(200).body("<html>"), "not understood"),
+        (status(302), "invalid address"),
+        (status(200).body("<html>"), "cannot read the hub's answer"),
         (status(200).body("{\"siblings\": []}"), "no GGUF files"),
     ] {
         let hub = MockHub::start(move |_| answer.clone());
@@ -288,7 +288,7 @@ fn refusals_say_what_to_do() {
 }
 
 #[test]
-fn a_busy_hub_is_asked_again() {
+fn retries_when_rate_limited() {
     let repo = Repo::new(&[("m.gguf", &model(1))]);
     let n = AtomicUsize::new(0);
     let hub = MockHub::start(move |asked| match n.fetch_add(1, Ordering::SeqCst) {
@@ -302,7 +302,7 @@ fn a_busy_hub_is_asked_again() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_only() {
+fn sends_the_token_only_to_the_hub() {
     let repo = Repo::new(&[("m.gguf", &model(1))]);
     let body = model(1);
     let storage = MockHub::start(move |_| status(200).body(&body[..]));
@@ -315,7 +315,7 @@ fn the_token_goes_to_the_hub_only() {
             )
         }
     });
-    // The same machine under another name, then another port.
+    // Same machine, but another host name, then another port.
     let target = format!("http://localhost:{}/blob", other.port);
     let hub = faulty(repo, move |_, _| status(302).header("Location", &target));
     for (flag, variable) in [
@@ -348,7 +348,7 @@ fn the_token_goes_to_the_hub_only() {
 }
 
 #[test]
-fn all_parts_of_a_split_model_are_fetched() {
+fn pulls_all_parts_of_a_split_model() {
     let parts = [part(1, Some(0)), part(2, Some(1))];
     let names = [
         "Q8_0/m-Q8_0-00001-of-00002.gguf",
@@ -381,7 +381,7 @@ fn all_parts_of_a_split_model_are_fetched() {
 }
 
 #[test]
-fn a_choice_is_asked_for_where_there_is_one() {
+fn lists_the_models_when_the_choice_is_ambiguous() {
     let bytes = model(1);
     let repo = Repo::new(&[
         ("a-Q8_0.gguf", &bytes),
@@ -405,7 +405,7 @@ fn a_choice_is_asked_for_where_there_is_one() {
 }
 
 #[test]
-fn two_pulls_do_not_write_to_one_folder() {
+fn locks_the_repository_folder() {
     let (release, released) = mpsc::channel::<()>();
     let (arrive, arrived) = mpsc::channel::<()>();
     let (released, arrive) = (Mutex::new(released), Mutex::new(arrive));
@@ -417,7 +417,7 @@ fn two_pulls_do_not_write_to_one_folder() {
     let folder = Folder::new();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| folder.pull(&hub, "hf:o/r", &[]));
-        // The first has its lock when it asks for the file.
+        // When the first pull requests the file, it holds the lock.
         arrived.recv().unwrap();
         folder
             .pull(&hub, "hf:o/r", &[])
@@ -429,7 +429,7 @@ fn two_pulls_do_not_write_to_one_folder() {
 }
 
 #[test]
-fn an_interrupted_pull_goes_on_later() {
+fn resumes_after_ctrl_c() {
     let hub = faulty(Repo::new(&[("m.gguf", &model(1))]), |n, mut answer| {
         if n == 0 {
             answer.drip = Some(2_000);
@@ -457,7 +457,10 @@ fn an_interrupted_pull_goes_on_later() {
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{stderr}");
-    assert!(stderr.contains("rocmforge pull hf:o/r goes on"), "{stderr}");
+    assert!(
+        stderr.contains("resume with: rocmforge pull hf:o/r"),
+        "{stderr}"
+    );
     folder.pull(&hub, "hf:o/r", &[]).ok();
     assert!(
         hub.asked_files()[1]

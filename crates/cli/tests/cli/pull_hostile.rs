@@ -1,4 +1,4 @@
-//! What a hostile, broken or silent hub cannot do to `rocmforge pull`.
+//! `rocmforge pull` against a hostile, broken or silent hub.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::program::run;
 use crate::pull::{Folder, faulty, hub, model};
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
+fn rejects_unsafe_file_names() {
     for name in [
         "../evil.gguf",
         "/tmp/evil.gguf",
@@ -22,7 +22,7 @@ fn names_that_lead_elsewhere_are_refused() {
     ] {
         let hub = hub(Repo::new(&[(name, &model(1))]));
         let folder = Folder::new();
-        folder.pull(&hub, "hf:o/r", &[]).fails(1, "not safe");
+        folder.pull(&hub, "hf:o/r", &[]).fails(1, "unsafe");
         assert!(hub.asked_files().is_empty(), "{name:?}");
         assert!(folder.files().is_empty(), "{name:?}");
     }
@@ -34,7 +34,7 @@ fn names_that_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn hostile_hubs_get_nowhere() {
+fn rejects_hostile_listings() {
     let info = |change: fn(&mut serde_json::Value)| {
         let mut info = Repo::new(&[("m.gguf", &model(1))]).info();
         change(&mut info);
@@ -43,15 +43,15 @@ fn hostile_hubs_get_nowhere() {
     for (answer, part) in [
         (
             info(|i| i["siblings"][0]["lfs"]["size"] = json!(1u64 << 62)),
-            "not enough room",
+            "not enough disk space",
         ),
         (
             info(|i| i["siblings"][0]["lfs"]["size"] = json!(u64::MAX)),
-            "not enough room",
+            "not enough disk space",
         ),
         (
             info(|i| i["siblings"][0]["lfs"]["size"] = json!(-1)),
-            "not understood",
+            "cannot read the hub's answer",
         ),
         (
             info(|i| i["siblings"][0]["lfs"]["size"] = json!(0)),
@@ -61,8 +61,14 @@ fn hostile_hubs_get_nowhere() {
             info(|i| i["siblings"][0]["lfs"]["sha256"] = json!("zz")),
             "SHA-256",
         ),
-        (info(|i| i["siblings"] = json!("x")), "not understood"),
-        (status(200).body("[".repeat(100_000)), "not understood"),
+        (
+            info(|i| i["siblings"] = json!("x")),
+            "cannot read the hub's answer",
+        ),
+        (
+            status(200).body("[".repeat(100_000)),
+            "cannot read the hub's answer",
+        ),
         (
             status(200).body(vec![b' '; 33 << 20]),
             "longer than 32.0 MiB",
@@ -73,12 +79,9 @@ fn hostile_hubs_get_nowhere() {
         ),
         (
             status(302).header("Location", "file:///etc/passwd"),
-            "redirects to no",
+            "redirects to an",
         ),
-        (
-            status(302).header("Location", "http://"),
-            "no valid address",
-        ),
+        (status(302).header("Location", "http://"), "invalid address"),
     ] {
         let hub = MockHub::start(move |_| answer.clone());
         let folder = Folder::new();
@@ -90,13 +93,13 @@ fn hostile_hubs_get_nowhere() {
 }
 
 #[test]
-fn hostile_files_are_not_kept() {
+fn does_not_keep_hostile_files() {
     let page = b"<html>this is no model</html>".repeat(20);
     let long = model(1).repeat(2);
     let cases: [(Vec<u8>, Answer, &str); 3] = [
         (page.clone(), status(200).body(page), "not a GGUF file"),
-        (model(1), status(200).body(long), "sends another"),
-        (model(1), status(200).body("short"), "sends another"),
+        (model(1), status(200).body(long), "sends a different"),
+        (model(1), status(200).body("short"), "sends a different"),
     ];
     for (bytes, answer, part) in cases {
         let hub = faulty(Repo::new(&[("m.gguf", &bytes)]), move |_, _| answer.clone());
@@ -109,7 +112,7 @@ fn hostile_files_are_not_kept() {
 }
 
 #[test]
-fn silent_and_slow_servers_are_given_up() {
+fn gives_up_on_silent_and_slow_servers() {
     let repo = || Repo::new(&[("m.gguf", &model(1))]);
     let silent = faulty(repo(), |_, answer| {
         std::thread::sleep(Duration::from_secs(20));
@@ -124,15 +127,20 @@ fn silent_and_slow_servers_are_given_up() {
         answer.drip = Some(10);
         answer
     });
-    for (hub, part) in [
-        (silent, "goes on"),
-        (slow, "goes on"),
-        (listing, "broke off"),
-    ] {
-        let pulled = Folder::new().pull(&hub, "hf:o/r", &["--timeout", "1", "--retries", "0"]);
-        pulled.fails(1, part);
-    }
-    // A port that nobody listens on any more.
+    // At the same time: each waits for its timeout of a second.
+    std::thread::scope(|scope| {
+        for (hub, part) in [
+            (&silent, "to resume"),
+            (&slow, "to resume"),
+            (&listing, "broke off"),
+        ] {
+            scope.spawn(move || {
+                let flags = ["--timeout", "1", "--retries", "0"];
+                Folder::new().pull(hub, "hf:o/r", &flags).fails(1, part);
+            });
+        }
+    });
+    // A closed port.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);

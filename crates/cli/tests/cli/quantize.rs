@@ -1,21 +1,21 @@
-//! `quantize` and `imatrix`: files that other programs read, nothing left where there is an error.
+//! `quantize` and `imatrix`: valid files, and nothing left after errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rocmforge::engine::imatrix::Imatrix;
-use rocmforge::gguf::{GgmlType, Gguf, LoadMode, Writer};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer};
+use rocmforge_quantize::imatrix::Imatrix;
 use serde_json::Value;
 
 use crate::program::{command, finish, repository, run};
 
-/// A folder for a test.
+/// A test's folder.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// One with `model.gguf` in it: the embedded model in F16.
+    /// Creates a folder with `model.gguf`, the built-in model in F16.
     fn with_model() -> Folder {
         let folder = Folder(tempfile::tempdir().unwrap());
         let source = repository("models/forge-mini-Q4_K_M.gguf");
@@ -58,7 +58,7 @@ fn bytes_of(tensors: &Value, field: &str) -> u64 {
 }
 
 #[test]
-fn a_quantized_model_runs_and_is_reported() {
+fn quantizes_runs_and_reports() {
     let folder = Folder::with_model();
     let report = folder.quantize("q8.gguf", &["q8_0", "--json"]).json();
     let path = folder.path("q8.gguf");
@@ -81,7 +81,7 @@ fn a_quantized_model_runs_and_is_reported() {
         assert_eq!(info.ty == GgmlType::Q8_0, is_matrix, "{}", info.name);
         let error = tensor["relative_error"].as_f64();
         match is_matrix {
-            // 8 bits, where the largest of 32 values has 127 steps.
+            // 8 bits: the largest of 32 values has 127 steps.
             true => assert!((1e-4..2e-2).contains(&error.unwrap()), "{tensor}"),
             false => assert_eq!(error, None),
         }
@@ -116,7 +116,7 @@ fn a_quantized_model_runs_and_is_reported() {
 }
 
 #[test]
-fn a_dry_run_tells_the_size_and_writes_nothing() {
+fn dry_run_reports_the_size_and_writes_nothing() {
     let folder = Folder::with_model();
     let model = folder.path("model.gguf");
     let model = model.to_str().unwrap();
@@ -126,14 +126,14 @@ fn a_dry_run_tells_the_size_and_writes_nothing() {
     let made = folder.quantize("q8.gguf", &["Q8_0", "--json"]).json();
     assert_eq!(planned["file_bytes"], made["file_bytes"]);
     assert_eq!(planned["tensors"][0]["relative_error"], Value::Null);
-    // Also where only the plan is possible yet: nothing says which columns matter.
+    // Also without the importance matrix that the conversion itself needs.
     let needs = run(&["quantize", model, "x.gguf", "Q2_K_S", "--dry-run"]).ok();
     assert!(needs.stderr.contains("--imatrix"), "{}", needs.stderr);
     assert!(needs.text().contains("Q2_K"), "{}", needs.text());
 }
 
 #[test]
-fn nothing_is_left_where_there_is_an_error() {
+fn errors_leave_nothing_behind() {
     let folder = Folder::with_model();
     let text = folder.path("a.txt");
     fs::write(&text, "taken").unwrap();
@@ -145,7 +145,7 @@ fn nothing_is_left_where_there_is_an_error() {
     assert_eq!(fs::read_to_string(&text).unwrap(), "taken");
     folder
         .quantize("model.gguf", &["Q8_0", "--force"])
-        .fails(2, "OUT is the file that IN names");
+        .fails(2, "OUT is the same file as IN");
     folder
         .quantize("../nowhere/x.gguf", &["Q8_0"])
         .fails(1, "nowhere");
@@ -195,7 +195,7 @@ fn nothing_is_left_where_there_is_an_error() {
     }
     assert_eq!(folder.names(), kept);
 
-    // Values that no format can hold are found when half of the file is written.
+    // Values that no format can represent are found when half of the file is written.
     let mut writer = Writer::new("llama");
     for (name, value) in [
         ("blk.0.attn_q.weight", 1.0),
@@ -214,9 +214,9 @@ fn nothing_is_left_where_there_is_an_error() {
 }
 
 #[test]
-fn ctrl_c_leaves_nothing() {
+fn ctrl_c_leaves_nothing_behind() {
     let folder = Folder(tempfile::tempdir().unwrap());
-    // Large enough that the work is not over when the signal comes.
+    // Large enough to be still running when the signal comes.
     let mut writer = Writer::new("llama");
     for layer in 0..12 {
         let name = format!("blk.{layer}.ffn_up.weight");
@@ -249,11 +249,11 @@ fn ctrl_c_leaves_nothing() {
 }
 
 #[test]
-fn an_importance_matrix_is_made_and_used() {
+fn computes_and_uses_an_importance_matrix() {
     let folder = Folder::with_model();
     let model = folder.path("model.gguf");
     let text = folder.path("text.txt");
-    // All windows are alike, and yet none of their tokens may come from the cache.
+    // All windows are equal, yet none of their tokens may come from the KV cache.
     fs::write(&text, " la".repeat(400)).unwrap();
     let out = folder.path("imatrix.gguf");
     let imatrix = |more: &[&str]| {
@@ -294,7 +294,7 @@ fn an_importance_matrix_is_made_and_used() {
     let weighted = tensors.iter().filter(|t| t["weighted_error"].is_f64());
     assert_eq!(weighted.count(), 70);
     let file = open(&folder.path("q4.gguf"));
-    // With an importance matrix the first layers' ffn_down gets a minimum, too.
+    // With an importance matrix, the first layers' ffn_down gets a type with a minimum as well.
     assert_eq!(
         file.tensor("blk.0.ffn_down.weight").unwrap().ty,
         GgmlType::Q4_1

@@ -1,4 +1,4 @@
-//! `bench SUITE`: rows in every form, what is left out and why, wrong usage. No speed is asserted.
+//! `bench SUITE`: rows in every format, skipped cases, wrong usage. No speed is asserted.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
@@ -22,7 +22,7 @@ fn number(row: &Value, field: &str) -> f64 {
         .unwrap_or_else(|| panic!("{field} in {row}"))
 }
 
-/// A GPU that the CPU plays, if this build has one.
+/// Returns an emulated GPU, if this build has one.
 fn host_device() -> Option<String> {
     let report = run(&["devices", "--json"]).json();
     let images = report["images"].as_array().unwrap();
@@ -36,7 +36,7 @@ fn host_device() -> Option<String> {
 }
 
 #[test]
-fn every_suite_gives_rows_with_the_fields_of_baselines() {
+fn every_suite_prints_rows_with_baseline_fields() {
     for (suite, filter, n_rows, rates) in [
         ("matmul", "Q4_K", 4, &["gflop_s", "gb_s", "tokens_s"][..]),
         ("attention", "/64x1x64/", 3, &["gflop_s", "tokens_s"]),
@@ -79,9 +79,9 @@ fn every_suite_gives_rows_with_the_fields_of_baselines() {
     }
 }
 
-/// Rates belong to the median, and shares to the ceilings of the run: they have the ratio of bytes to operations.
+/// Rates are computed from the median, shares from the peaks of the run; their ratio is that of bytes to operations.
 #[test]
-fn rates_are_those_of_the_median() {
+fn computes_rates_from_the_median() {
     for row in rows("matmul", &["--filter", "quantized/Q8_0/4x"]) {
         // 4 tokens, 64 outputs, 256 inputs; 34 bytes of 32 weights, activations of a byte, results of four.
         let (ops, bytes) = (
@@ -106,7 +106,7 @@ fn rates_are_those_of_the_median() {
 }
 
 #[test]
-fn bytes_of_the_cache_are_measured_for_models_of_known_shapes() {
+fn memory_suite_reports_kv_cache_bytes() {
     let rows = rows("memory", &["--filter", "kv-growth"]);
     let bytes: Vec<f64> = rows
         .iter()
@@ -116,7 +116,7 @@ fn bytes_of_the_cache_are_measured_for_models_of_known_shapes() {
 }
 
 #[test]
-fn every_output_has_its_form() {
+fn prints_every_output_format() {
     let filter = ["--filter", "quantized/Q4_[01]/1x"];
     let table = quick("matmul", &[&filter[..], &["--verbose"]].concat()).ok();
     let lines: Vec<&str> = table.text().lines().collect();
@@ -152,7 +152,7 @@ fn every_output_has_its_form() {
 }
 
 #[test]
-fn wrong_usage_is_refused_before_anything_runs() {
+fn rejects_wrong_usage_before_measuring() {
     for (args, part) in [
         (&["bench", "matmuls"][..], "matmuls"),
         (
@@ -181,7 +181,7 @@ fn wrong_usage_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn a_model_of_a_known_shape_runs_without_a_file() {
+fn synthetic_models_need_no_file() {
     let name = "qwen2.5-0.5b:Q4_0";
     let args = [
         "-p",
@@ -200,15 +200,15 @@ fn a_model_of_a_known_shape_runs_without_a_file() {
     let rows = report.as_array().unwrap();
     assert_eq!(rows.len(), 2);
     assert_eq!(rows[0]["model_filename"], "synthetic qwen2.5-0.5b:Q4_0");
-    // 494 million weights, of which the embedding is the output, too.
+    // 494 million weights; the embedding is also the output.
     let n_params = number(&rows[0], "model_n_params");
     assert!((4.93e8..4.95e8).contains(&n_params), "{n_params}");
 }
 
-/// Rows that were measured stay when the run is stopped, and the array is closed.
+/// A stopped run prints its finished rows and closes the array.
 #[test]
 #[cfg(unix)]
-fn a_stopped_run_keeps_its_rows() {
+fn stopped_run_prints_its_rows() {
     let mut command = command(&[
         "bench",
         "matmul",
@@ -226,7 +226,7 @@ fn a_stopped_run_keeps_its_rows() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut text = String::new();
-    // The end of the first row.
+    // End of the first row.
     while !text.ends_with("\n  }\n") {
         assert!(lines.read_line(&mut text).unwrap() > 0, "{text}");
     }
@@ -242,7 +242,7 @@ fn a_stopped_run_keeps_its_rows() {
     let status = child.wait().unwrap();
     let rows: Value = serde_json::from_str(&text).unwrap();
     let n_rows = rows.as_array().unwrap().len();
-    // It may have been done before the signal came.
+    // It may have ended before the signal.
     match status.code() {
         Some(130) => assert!(n_rows >= 1),
         code => assert_eq!((code, n_rows), (Some(0), 2)),
@@ -250,7 +250,7 @@ fn a_stopped_run_keeps_its_rows() {
 }
 
 #[test]
-fn an_emulated_gpu_is_called_so_and_has_no_shares() {
+fn emulated_gpus_are_marked_and_have_no_shares() {
     let Some(device) = host_device() else { return };
     for (suite, filter, n_rows) in [
         ("matmul", "quantized/(Q4_K|F16)/(1|16)x", 4),

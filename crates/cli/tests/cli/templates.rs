@@ -1,4 +1,4 @@
-//! Chat templates of strangers: thinking, refusals, none at all, and hostile ones.
+//! Untrusted chat templates: thinking, refusals, missing and hostile ones.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use crate::program::{Run, changed_model, golden, run, run_with_stdin};
 
 const KEY: &str = "tokenizer.chat_template";
 
-/// Asks a model with this template; returns its prompt as text, too.
+/// Runs a model with this template and prints its prompt as well.
 fn ask(template: Option<&str>, more: &[&str]) -> Run {
     let dir = tempfile::tempdir().unwrap();
     let model = changed_model(dir.path(), &[(KEY, template)]);
@@ -24,7 +24,7 @@ fn ask(template: Option<&str>, more: &[&str]) -> Run {
 }
 
 #[test]
-fn think_reaches_templates_that_know_it() {
+fn passes_think_to_the_template() {
     let template = "{{ messages[0].content }}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}";
     let expected = |text: &str| run(&["tokenize", "--ids", "-p", text]).json();
     for (more, prompt) in [
@@ -41,9 +41,9 @@ fn think_reaches_templates_that_know_it() {
 }
 
 #[test]
-fn a_file_without_a_template_gets_chatml() {
+fn defaults_to_chatml() {
     let run = ask(None, &[]);
-    // The model's own template is ChatML, too.
+    // The model's own template is ChatML.
     assert_eq!(run.json()["prompt_ids"], golden("chat")["prompt_ids"]);
     assert!(
         run.stderr
@@ -54,7 +54,7 @@ fn a_file_without_a_template_gets_chatml() {
 }
 
 #[test]
-fn bad_templates_are_one_line_errors() {
+fn reports_bad_templates_on_one_line() {
     for (template, part) in [
         (
             "{{ raise_exception('only for\nsunny days') }}",
@@ -89,17 +89,17 @@ fn bad_templates_are_one_line_errors() {
 }
 
 #[test]
-fn a_damaged_template_is_found_when_the_chat_begins() {
+fn chat_checks_the_template_at_start() {
     let dir = tempfile::tempdir().unwrap();
     let model = changed_model(dir.path(), &[(KEY, Some("{% if %}"))]);
     let model = model.to_str().unwrap();
     run_with_stdin(&["chat", "-m", model], b"").fails(1, "the chat template is damaged");
-    // Raw text needs no template.
+    // A raw prompt needs no template.
     run(&["generate", "-m", model, "-p", "Once", "-n", "1"]).ok();
 }
 
 #[test]
-fn a_model_without_a_vocabulary_takes_ids() {
+fn accepts_ids_without_a_vocabulary() {
     let dir = tempfile::tempdir().unwrap();
     let model = changed_model(dir.path(), &[("tokenizer.ggml.model", Some("no_vocab"))]);
     let model = model.to_str().unwrap();

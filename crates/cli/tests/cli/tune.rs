@@ -1,4 +1,4 @@
-//! `rocmforge tune` on the CPU that plays a GPU: a table, a file, and the same text before and after.
+//! `rocmforge tune` on an emulated GPU: its table, its file, and unchanged text.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::gpu::host_device;
 use crate::program::run;
 
 #[test]
-fn what_was_tuned_is_used_and_changes_no_text() {
+fn uses_tuning_without_changing_text() {
     let Some(device) = host_device() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().to_str().unwrap();
@@ -37,7 +37,7 @@ fn what_was_tuned_is_used_and_changes_no_text() {
         ];
         run(&[&text[..], &on[..], flags].concat()).json()["text"].clone()
     };
-    // Too short for more than a few launches.
+    // Enough time for a few launches only.
     let dry = tune(&[&["--budget", "1", "--dry-run", "--json"], &stored[..]].concat()).json();
     let shapes = dry["shapes"].as_array().unwrap();
     assert!(dry["stored"].is_null() && !shapes.is_empty());
@@ -57,14 +57,14 @@ fn what_was_tuned_is_used_and_changes_no_text() {
         assert!(ways.iter().all(samples), "{row}");
     }
     let usual = generate(&[]);
-    // To a folder.
+    // With a folder.
     let told = tune(&[&["--budget", "1", "--json"], &stored[..]].concat()).json();
     let path = told["stored"].as_str().unwrap();
     assert!(n_tuned(&stored) > 0);
     let without = ["--kernel-variant", "tuning=off"];
     assert_eq!(n_tuned(&[&without, &stored[..]].concat()), 0);
     assert_eq!(generate(&stored), usual);
-    // A file that is of no use is told and replaced.
+    // An unusable file is reported and replaced.
     std::fs::write(path, "{").unwrap();
     let told = tune(&[&["--budget", "1"], &stored[..]].concat());
     assert!(told.text().contains("launches measured"), "{}", told.text());
@@ -79,13 +79,13 @@ fn what_was_tuned_is_used_and_changes_no_text() {
 }
 
 #[test]
-fn what_cannot_be_tuned_is_said() {
-    run(&["tune", "--device", "cpu"]).fails(2, "tuning is for GPUs");
+fn reports_what_cannot_be_tuned() {
+    run(&["tune", "--device", "cpu"]).fails(2, "only GPUs can be tuned");
     run(&["tune", "--budget", "0"]).fails(2, "--budget");
     if let Some(device) = host_device() {
         let asked = ["tune", "--device", &device, "--kernel-variant", "plain"];
         run(&asked).fails(2, "leave it out");
         let split = ["tune", "--device", &device, "--gpu-layers", "0"];
-        run(&split).fails(2, "tuning is for GPUs");
+        run(&split).fails(2, "only GPUs can be tuned");
     }
 }

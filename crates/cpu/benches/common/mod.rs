@@ -1,26 +1,25 @@
-//! What the benches share: threads, machine, times.
+//! Shared by the benches: the machine and Criterion's settings.
 
 use std::time::Duration;
 
 use criterion::Criterion;
-use rocmforge_cpu::{Isa, Pool, Roofline, default_threads};
+use rocmforge_cpu::{Isa, Pool, default_threads};
 
-/// What kernels run on.
+/// The instruction set and threads that kernels run on.
 pub(crate) struct Machine {
     pub(crate) isa: Isa,
     pub(crate) pool: Pool,
 }
 
 impl Machine {
-    /// All cores, or as many threads as `ROCMFORGE_THREADS` says; prints what the machine can do at best,
-    /// for the rates of the benches to be held against.
+    /// Uses all cores, or `ROCMFORGE_THREADS` threads. Prints the machine's peak rates, to compare the benches with.
     pub(crate) fn new() -> Machine {
         let wanted = std::env::var("ROCMFORGE_THREADS").ok();
         let n_threads = wanted
             .and_then(|text| text.parse().ok())
             .unwrap_or_else(default_threads);
         let (isa, pool) = (Isa::detect(), Pool::new(n_threads));
-        let best = Roofline::measure(isa, n_threads);
+        let best = rocmforge_cpu::measure_roofline(isa, n_threads);
         println!(
             "{}, {isa}, {n_threads} threads: reads {:.1} GB/s, f32 {:.0} GFLOP/s, int8 {:.0} GOP/s",
             processor(),
@@ -32,7 +31,7 @@ impl Machine {
     }
 }
 
-/// A second or two for each bench: there are many.
+/// One or two seconds per bench, because there are many.
 pub(crate) fn criterion() -> Criterion {
     Criterion::default()
         .sample_size(20)

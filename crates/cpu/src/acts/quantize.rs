@@ -1,15 +1,15 @@
-//! f32 values to int8 codes with a scale: one row of activations, or a block of the KV cache.
+//! Quantizes f32 values to int8 codes with a scale: rows of activations and blocks of the KV cache.
 
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
+use rocmforge_plan::ActFormat;
 
-use super::ActFormat;
 use crate::Isa;
 use crate::arch::Kernel;
 use crate::generic::bytes::Quantize;
 use crate::generic::simd::Simd;
 
-/// One token's row to write; see [`super::Acts`].
+/// The row of one token to write; see [`super::Acts`].
 pub(super) struct OutRow<'a> {
     pub(super) codes: &'a mut [[i8; 16]],
     pub(super) scales: &'a mut [f32],
@@ -17,7 +17,7 @@ pub(super) struct OutRow<'a> {
     pub(super) sums32: &'a mut [i16],
 }
 
-/// Quantizes `x` to one of the int8 forms.
+/// Quantizes `x` to one of the int8 formats.
 pub(super) fn row(isa: Isa, format: ActFormat, x: &[f32], out: &mut OutRow<'_>) {
     let kernel = QuantizeRow { x, out, format };
     match isa.vector() {
@@ -74,7 +74,7 @@ fn quantize_row<Q: Quantize, const N: usize>(q: Q, x: &[f32], row: &mut OutRow<'
         };
         *scale = if max.is_finite() { d } else { f32::NAN };
         if !(max.is_finite() && factor.is_finite()) {
-            // Nothing that could be divided by the scale.
+            // Values that cannot be divided by the scale.
             *codes = [[[0; 16]; 2]; N];
             *sums16 = [[0; 2]; N];
             *sums32 = [0; N];
@@ -88,7 +88,7 @@ fn quantize_row<Q: Quantize, const N: usize>(q: Q, x: &[f32], row: &mut OutRow<'
     }
 }
 
-/// Quantizes a block of the KV cache, to what [`ActFormat::Q8x32`] makes of the same values.
+/// Quantizes a block of the KV cache, with the same result as [`ActFormat::Q8x32`].
 #[inline(always)]
 pub(crate) fn quantize_q8_0<Q: Quantize>(q: Q, x: &[f32; 32]) -> Q8_0 {
     let max = f32::from_bits(q.max_abs_bits(x));
@@ -105,15 +105,15 @@ pub(crate) fn quantize_q8_0<Q: Quantize>(q: Q, x: &[f32; 32]) -> Q8_0 {
     block
 }
 
-/// What values are multiplied with, and what codes are. The first is infinite for a block that is
-/// zero or too small to divide by.
+/// Returns the factor for values and the scale of codes. The factor is infinite if the block is zero or too small to
+/// divide by.
 #[inline(always)]
 fn q8x32_scale<Q: Quantize>(q: Q, max: f32) -> (f32, f32) {
     let d = max / 127.0;
     (1.0 / d, q.round_to_f16(d))
 }
 
-/// As [`q8x32_scale`]; a scale is then zero.
+/// Like [`q8x32_scale`]; in that case the scale is zero.
 #[inline(always)]
 fn q8x256_scale(max: f32) -> (f32, f32) {
     let factor = 127.0 / max;

@@ -3,7 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{Avx512, Kernel};
-use crate::generic::simd::{Simd, SimdF32};
+use crate::generic::floats::SimdF32;
+use crate::generic::simd::Simd;
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -160,12 +161,12 @@ impl SimdF32 for Avx2 {
     }
 }
 
-/// Tiles for 16 registers.
+/// Register tiles for 16 registers.
 impl Simd for Avx2 {
     type Stream = Avx2;
 
-    // Emerald Rapids, 2026-11, one thread, Q4_K [256, 2048]: 33 us streamed against 46 unpacked
-    // with 4 tokens, 47 against 40 with 5.
+    // Emerald Rapids, 2026-11, one thread, Q4_K [256, 2048]: 33 us streamed against 46 us unpacked with 4 tokens, 47 us
+    // against 40 us with 5.
     const STREAM_TOKENS: usize = 4;
     const PANELS: usize = 1;
     const FLOAT_TOKENS: usize = 3;

@@ -3,9 +3,10 @@
 use std::arch::x86_64::*;
 
 use super::{Avx2, Kernel};
-use crate::generic::simd::{Simd, SimdF32};
+use crate::generic::floats::SimdF32;
+use crate::generic::simd::Simd;
 
-/// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI, and what [`super::Avx2`] proves.
+/// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI, and everything that [`super::Avx2`] proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Avx512(());
 
@@ -161,7 +162,7 @@ impl SimdF32 for Avx512 {
     }
 }
 
-/// Tiles for 32 registers.
+/// Register tiles for 32 registers.
 impl Simd for Avx512 {
     type Stream = Avx2;
 

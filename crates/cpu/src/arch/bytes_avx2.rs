@@ -1,7 +1,7 @@
 //! [`SimdBytes`] for AVX2: two lanes of 16 bytes, so groups of 8 rows.
 //!
-//! Products of bytes are made by `vpmaddubsw`, which adds two of them and saturates at i16. A
-//! [`SimdBytes::Dot`] is such a vector; how many steps it may gather depends on the codes.
+//! Products of bytes use `vpmaddubsw`, which adds two of them and saturates at i16. A [`SimdBytes::Dot`] is such a
+//! vector; how many steps it can accumulate depends on the codes.
 
 use std::arch::x86_64::*;
 
@@ -265,8 +265,8 @@ impl SimdBytes for Avx2 {
 
     #[inline(always)]
     fn dot_signed(self, sum: __m256i, codes: __m256i, acts: __m256i) -> __m256i {
-        // `vpmaddubsw` wants its first factor unsigned, so the sign moves to the second. The
-        // magnitude of -128 is right as a u8.
+        // `vpmaddubsw` needs an unsigned first factor, so the sign moves to the second. The magnitude of -128 is
+        // correct as a u8.
         values!({
             let magnitude = _mm256_abs_epi8(codes);
             let acts = _mm256_sign_epi8(acts, codes);
@@ -366,7 +366,7 @@ impl Quantize for Avx2 {
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let packed = _mm256_permutevar8x32_epi32(packed, order);
             _mm256_storeu_si256(q.as_mut_ptr().cast(), packed);
-            // |a - b| of bytes made unsigned, summed by eight: 128 too much for each.
+            // |a - b| of bytes made unsigned, summed by eight: each is 128 too large.
             let biased = _mm256_xor_si256(packed, _mm256_set1_epi8(-128));
             let sums = _mm256_sad_epu8(biased, _mm256_setzero_si256());
             let low = _mm256_castsi256_si128(sums);

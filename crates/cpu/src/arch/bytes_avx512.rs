@@ -1,7 +1,7 @@
 //! [`SimdBytes`] for AVX-512 with VNNI: four lanes of 16 bytes, so groups of 16 rows.
 //!
-//! `vpdpbusd` adds four products of an unsigned and a signed byte to an i32. Signed codes are made
-//! unsigned by adding 128, which the sums of the activations take away again.
+//! `vpdpbusd` adds four products of an unsigned and a signed byte to an i32. Signed codes are made unsigned by adding
+//! 128; the sums of the activations correct for that.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -225,7 +225,7 @@ impl SimdBytes for Avx512 {
 
     #[inline(always)]
     fn has_bits(self, a: __m512i, mask: __m512i) -> __m512i {
-        // The mask register may hold neighbours of the bits asked for: equality as in AVX2.
+        // Compare for equality as in AVX2, since `mask` may have several bits set.
         values!(_mm512_movm_epi8(_mm512_cmpeq_epi8_mask(
             _mm512_and_si512(a, mask),
             mask
@@ -370,7 +370,7 @@ impl SimdBytes for Avx512 {
     }
 }
 
-/// The same vectors, all of them computed.
+/// Returns the same vectors, but forces all of them to be computed first.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn in_step(first: [__m512i; 4], second: [__m512i; 4]) -> [[__m512i; 4]; 2] {
@@ -387,8 +387,9 @@ fn in_step(first: [__m512i; 4], second: [__m512i; 4]) -> [[__m512i; 4]; 2] {
     [[a, b, c, d], [e, f, g, h]]
 }
 
-/// `sum + dot * scale`, where the upper half of `scale` is 0 and the lower half of `dot` has all of it: one instruction
-/// where `vpmulld` alone is two. Written out, because the compiler would make two of the last one of a loop.
+/// Computes `sum + dot * scale`, where the upper half of `scale` is 0 and `dot` fits in its lower half. One
+/// instruction, where `vpmulld` alone takes two micro-operations. Inline assembly, because the compiler would split the
+/// last one of a loop into two.
 #[inline]
 #[target_feature(enable = "avx512vnni")]
 fn add_pairs(mut sum: __m512i, dot: __m512i, scale: __m512i) -> __m512i {
@@ -403,7 +404,7 @@ fn add_pairs(mut sum: __m512i, dot: __m512i, scale: __m512i) -> __m512i {
     sum
 }
 
-/// Blocks of 32 values are short: this is AVX2's code, compiled for this instruction set.
+/// Blocks of 32 values are short, so this reuses the code of AVX2, compiled for this instruction set.
 impl Quantize for Avx512 {
     #[inline(always)]
     fn max_abs_bits(self, x: &[f32; 32]) -> u32 {

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::Avx2;
+use crate::generic::floats::SimdF32;
 use crate::generic::lanes::Lanes;
-use crate::generic::simd::SimdF32;
 
 impl Lanes for Avx2 {
     type Chunk = [f32; 8];
@@ -67,9 +67,8 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn sum_8(self, v: [__m256; 8]) -> __m256 {
         let [v0, v1, v2, v3, v4, v5, v6, v7] = v;
-        // Three levels of halves, the two inputs of a level side by side in one vector. A blend
-        // runs on more ports than a shuffle, so each level uses one of each where it can.
-        // SAFETY: `self` proves AVX; register-to-register.
+        // Three levels of adding halves, with the two inputs of a level side by side in one vector. A blend runs on
+        // more ports than a shuffle, so each level uses one of each if possible.
         unsafe {
             let s04 = halves_of_256(v0, v4);
             let s15 = halves_of_256(v1, v5);

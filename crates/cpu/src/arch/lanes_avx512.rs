@@ -73,14 +73,13 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn sum_8(self, v: [__m512; 8]) -> __m256 {
         let [v0, v1, v2, v3, v4, v5, v6, v7] = v;
-        // Four levels of halves: of 512 bits by two vectors at once, then within them.
-        // SAFETY: `self` proves AVX-512; register-to-register.
+        // Four levels of adding halves: first across two vectors of 512 bits, then within them.
         unsafe {
             let s04 = halves_of_512(v0, v4);
             let s15 = halves_of_512(v1, v5);
             let s26 = halves_of_512(v2, v6);
             let s37 = halves_of_512(v3, v7);
-            // 256-bit halves hold 0 and 4; lanes of 128 bits of each are added next.
+            // The 256-bit halves belong to 0 and 4; the 128-bit lanes of each are added next.
             let s0246 = lanes_of_128(s04, s26);
             let s1357 = lanes_of_128(s15, s37);
             // Lanes of 128 bits: 0 2 4 6, and 1 3 5 7.
@@ -152,8 +151,8 @@ fn halves_of_512(a: __m512, b: __m512) -> __m512 {
     )
 }
 
-/// `[a0 + a1, b0 + b1, a2 + a3, b2 + b3]` of lanes of 128 bits: as `a` and `b` hold two sums each, lane by
-/// lane the sums `a.low`, `b.low`, `a.high`, `b.high`.
+/// `[a0 + a1, b0 + b1, a2 + a3, b2 + b3]` of 128-bit lanes. `a` and `b` hold two sums each, so the lanes of the result
+/// belong to `a.low`, `b.low`, `a.high`, `b.high`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn lanes_of_128(a: __m512, b: __m512) -> __m512 {

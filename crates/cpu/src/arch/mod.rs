@@ -1,15 +1,15 @@
-//! Instruction sets: a witness type for each, the intrinsics behind its [`Simd`] methods, and the
-//! one entry through which every vector kernel is called.
+//! Instruction sets: a witness type for each, the intrinsics behind its [`Simd`] methods, and the single entry through
+//! which vector kernels are called.
 //!
-//! A [`Kernel`] is written once over [`Simd`], with `#[inline(always)]` on everything in its
-//! loops. The witness's `run` is compiled once per kernel with the instruction set enabled, and
-//! what is inlined into it is compiled with it. (The pattern of the crates memchr and pulp.)
+//! A [`Kernel`] is written once over [`Simd`], with `#[inline(always)]` on everything in its loops. The witness's `run`
+//! is compiled once per kernel with the instruction set enabled, which applies to everything inlined into it. (The
+//! pattern of the crates memchr and pulp.)
 
 #![allow(unsafe_code, reason = "intrinsics")]
 
 use crate::generic::simd::Simd;
 
-/// Evaluates intrinsics that touch no memory.
+/// Evaluates intrinsics that do not access memory.
 #[cfg(target_arch = "x86_64")]
 macro_rules! values {
     ($values:expr) => {
@@ -34,7 +34,7 @@ mod lanes_avx512;
 #[cfg(target_arch = "x86_64")]
 pub use {avx2::Avx2, avx512::Avx512};
 
-/// Some vector instruction set that this processor has.
+/// A vector instruction set of this processor.
 #[derive(Clone, Copy)]
 pub(crate) enum Vector {
     Avx2(Avx2),
@@ -56,17 +56,17 @@ impl Vector {
 pub(crate) trait Kernel {
     type Output;
 
-    /// The algorithm. To be marked `#[inline(always)]`, like all that its loops call; closures
-    /// are not inlined by force, so keep vector code out of them.
+    /// Runs the algorithm. Must be `#[inline(always)]`, like everything its loops call. Closures are not always
+    /// inlined, so keep vector code out of them.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Witnesses of instruction sets that this architecture does not have.
+/// Witnesses for architectures without these instruction sets.
 #[cfg(not(target_arch = "x86_64"))]
 mod none {
     macro_rules! absent {
         ($name:ident) => {
-            /// There is no value of it on this architecture.
+            /// Cannot be created on this architecture.
             #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
             pub enum $name {}
 

@@ -1,10 +1,10 @@
-//! Attention as its definition says, in f64: all scores, softmax, weighted sum. The oracle.
+//! Attention by its definition, in f64: all scores, softmax, weighted sum. The reference for the vector kernel.
 
-use super::KvSlice;
 use crate::generic::attention::QueryTile;
+use crate::kv_slice::KvSlice;
 use crate::pool::Tile;
 
-/// All rows of `tile` into `out`.
+/// Computes all rows of `tile` into `out`.
 pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
     let (group, k_dim, v_dim) = (tile.group(), tile.shape.k_dim, tile.shape.v_dim);
     for row in 0..tile.n_rows {
@@ -16,7 +16,7 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
                 .map(|pos| {
                     let key = tile.slot(pos) * k_dim;
                     let dot: f64 = (0..k_dim)
-                        .map(|d| f64::from(query[d]) * element(tile.k, key + d))
+                        .map(|d| f64::from(query[d]) * element(tile.inputs.k, key + d))
                         .sum();
                     let score = dot * f64::from(tile.shape.scale);
                     tile.shape.soft_cap.map_or(score, |cap| {
@@ -32,7 +32,7 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
             for (pos, weight) in tile.visible(row).zip(weights) {
                 let value = tile.slot(pos) * v_dim;
                 for (d, x) in values.iter_mut().enumerate() {
-                    *x += weight * element(tile.v, value + d);
+                    *x += weight * element(tile.inputs.v, value + d);
                 }
             }
             for (out, x) in out.iter_mut().zip(values) {

@@ -1,23 +1,22 @@
 //! Dot products of weight rows in F32, F16 and BF16 with f32 activations.
 //!
-//! A row and a token have one vector of sums, which takes up `LANES` products at a time in order;
-//! its places are added at the end. That order is the same for every tile of rows and tokens, so
-//! the bits of a result do not depend on what is computed together. A row that is not whole
-//! vectors is filled up with zeros.
+//! Each row and token has one vector of sums, which accumulates `LANES` products at a time in order; its lanes are
+//! added at the end. This order is the same for every tile of rows and tokens, so the bits of a result do not depend on
+//! what is computed together. Rows that are not whole vectors are padded with zeros.
 //!
-//! BF16 rows are widened, too: `vdpbf16ps` makes half the products that the multiply-add makes in the
-//! same time (Emerald Rapids VM, 2026-11: 89 GFLOP/s against 184), and it would round activations.
+//! BF16 rows are widened, too: `vdpbf16ps` reaches half the rate of the multiply-add (Emerald Rapids VM, 2026-11: 89
+//! GFLOP/s against 184), and it would round the activations.
 
 use rocmforge_gguf::quant::plain::{BF16, F16, F32};
 
 use super::bytes::SimdBytes;
 use super::simd::Simd;
 
-/// A format of one value a block.
+/// A format without blocks.
 pub(crate) trait Plain: Copy + 'static {
     const ZERO: Self;
 
-    /// A vector of `x`, widened.
+    /// Loads a vector of `x`, widened.
     fn load<S: SimdBytes>(s: S, x: &S::Span<Self>) -> S::F32;
 }
 
@@ -57,8 +56,8 @@ impl Plain for BF16 {
     }
 }
 
-/// Goes on with `sums` of `R` rows and `N` tokens over `rows[r]`, all of one length, and the same
-/// stretch of activations, filled up with zeros to whole vectors.
+/// Accumulates into `sums` the products of `R` rows and `N` tokens, over `rows[r]`, all of one length, and the same
+/// stretch of activations, which is padded with zeros to whole vectors.
 #[inline(always)]
 pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
     s: S,
@@ -66,10 +65,10 @@ pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
     acts: [&[f32]; N],
     sums: &mut [[S::F32; N]; R],
 ) {
-    // A local copy stays in registers; behind the reference it would be stored at every step.
+    // A local copy stays in registers; through the reference it would be stored at every step.
     let mut tile = *sums;
     let whole = rows[0].len() / S::LANES;
-    // All of one length by construction, so that no access in the loop is checked.
+    // All of one length by construction, so that accesses in the loop need no bounds checks.
     let mut w = [S::spans(rows[0]).0; R];
     for r in 0..R {
         w[r] = &S::spans(rows[r]).0[..whole];
@@ -102,7 +101,7 @@ pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
     *sums = tile;
 }
 
-/// Widens a row to f32; `out` is `row` filled up to whole vectors.
+/// Widens a row to f32; `out` is padded with zeros to whole vectors.
 #[inline(always)]
 pub(crate) fn widen<S: Simd, P: Plain>(s: S, row: &[P], out: &mut [f32]) {
     let (whole, _) = S::spans(row);
@@ -114,7 +113,7 @@ pub(crate) fn widen<S: Simd, P: Plain>(s: S, row: &[P], out: &mut [f32]) {
     }
 }
 
-/// The values after the last whole vector, filled up with zeros.
+/// Loads the values after the last whole vector, padded with zeros.
 #[inline(always)]
 fn load_last<S: Simd, P: Plain>(s: S, row: &[P]) -> S::F32 {
     let (_, rest) = S::spans(row);

@@ -1,15 +1,15 @@
-//! What the dot products need to know of a block format: how a block unpacks to small integers.
+//! How blocks of each format unpack to small integers, as the dot products need it.
 //!
-//! Every format is `x = d * scale * code + offset` with f32 `d` per block, an integer `scale` per
-//! 16 or 32 values, or none, and codes of at most 8 bits. The layout of the bytes is that of
-//! [`rocmforge_gguf::quant`]; an implementation is the vector form of its scalar `dequantize`.
+//! Every format is `x = d * scale * code + offset` with an f32 `d` per block, an integer `scale` per 16 or 32 values or
+//! none, and codes of at most 8 bits. Byte layouts are those of [`rocmforge_gguf::quant`]; an implementation is the
+//! vector form of the scalar `dequantize`.
 
 use rocmforge_gguf::quant::Block;
 
 use super::bytes::SimdBytes;
 use crate::acts::{CodeRow, PACK, PackedRow};
 
-/// The integers that a block unpacks to.
+/// The integers to which a block unpacks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codes {
     /// u8 up to `max`.
@@ -18,24 +18,23 @@ pub(crate) enum Codes {
     Signed,
 }
 
-/// What is added to `d * scale * code`.
+/// The offset added to `d * scale * code`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offset {
     None,
-    /// `d * scale * -2^log2`: codes are stored unsigned.
+    /// `d * scale * -2^log2`: codes are stored as unsigned.
     Power {
         log2: u32,
     },
-    /// `m * min` with f32 `m` per block and an integer `min` per scale; `m` alone where there are
-    /// no scales.
+    /// `m * min` with an f32 `m` per block and an integer `min` per scale; just `m` without scales.
     Min,
 }
 
-/// Integer scales of one lane per row.
+/// Integer scales, one lane per row.
 pub(crate) struct Scales<S: SimdBytes> {
     /// i16: the scales of value groups 0..8 and 8..16.
     pub scales: [S::Bytes; 2],
-    /// i16, likewise: what [`Offset::Min`] multiplies with `m`.
+    /// i16, likewise: the factors of `m` in [`Offset::Min`].
     pub mins: [S::Bytes; 2],
 }
 
@@ -49,7 +48,7 @@ pub(crate) trait Format: 'static {
     const GROUPS: usize;
     /// Groups of 16 values that share a scale: 1 or 2.
     const GROUPS_PER_SCALE: usize;
-    /// Whether there are integer scales. Without them a block has two groups.
+    /// Whether there are integer scales. Without them, a block has two groups.
     const SCALED: bool;
 
     /// Whether no integer scale is negative.
@@ -62,8 +61,8 @@ pub(crate) trait Format: 'static {
 
     /// Activation codes of a block of a group of tokens, `[[i8; 16]; 4 * GROUPS]`.
     type PackedCodes: Fixed<[i8; 16]>;
-    /// Pairs of sums of a block of a group of tokens: of neighbouring scales, or of the halves of a
-    /// block without scales.
+    /// Pairs of sums of a block of a group of tokens: of neighbouring scales, or of the halves of a block without
+    /// scales.
     type PackedSums: Fixed<[i16; 2 * PACK]>;
 
     /// `[V; 2]` or `[V; 4]`.
@@ -71,7 +70,7 @@ pub(crate) trait Format: 'static {
     /// Chunks of a block.
     const CHUNKS: usize;
 
-    /// The codes of some groups of 16 values of the rows of vector `i`. Groups of one scale are
+    /// Unpacks one chunk of the codes of the rows of vector `i`, in groups of 16 values. Groups that share a scale are
     /// neighbours in one chunk.
     fn codes<S: SimdBytes>(
         s: S,
@@ -80,10 +79,10 @@ pub(crate) trait Format: 'static {
         chunk: usize,
     ) -> Self::Chunk<S::Bytes>;
 
-    /// Which group of the block stands at `place` in `chunk`.
+    /// Index in the block of the group at `place` in `chunk`.
     fn group(chunk: usize, place: usize) -> usize;
 
-    /// The integer scales of the rows of vector `i`.
+    /// Unpacks the integer scales of the rows of vector `i`.
     #[inline(always)]
     fn scales<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>, i: usize) -> Scales<S> {
         let _ = (rows, i);
@@ -93,10 +92,10 @@ pub(crate) trait Format: 'static {
         }
     }
 
-    /// `d` of each row.
+    /// Loads `d` of each row.
     fn d<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>) -> S::F32;
 
-    /// `m` of each row.
+    /// Loads `m` of each row.
     #[inline(always)]
     fn m<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>) -> S::F32 {
         let _ = rows;
@@ -104,9 +103,9 @@ pub(crate) trait Format: 'static {
     }
 }
 
-/// An array of a length that a format fixes: what is indexed with it is checked once per block.
+/// An array whose length is fixed by the format, so that indexing is checked once per block.
 pub(crate) trait Fixed<T>: AsRef<[T]> + Copy + 'static {
-    /// `x`, whole arrays.
+    /// Views `x` as whole arrays.
     fn split(x: &[T]) -> &[Self];
 }
 
@@ -117,7 +116,7 @@ impl<T: Copy + 'static, const N: usize> Fixed<T> for [T; N] {
     }
 }
 
-/// Activations of one token, block by block of a weight format.
+/// Activations of one token, by blocks of a weight format.
 pub(crate) struct TokenBlocks<'a, F: Format> {
     pub codes: &'a [F::ActCodes],
     pub scales: &'a [f32],
@@ -145,7 +144,7 @@ impl<'a, F: Format> TokenBlocks<'a, F> {
         }
     }
 
-    /// `n` blocks from `first` on, in slices whose lengths the compiler sees to be equal.
+    /// `n` blocks from `first` on, in slices that the compiler knows to be equally long.
     #[inline(always)]
     pub(crate) fn range(self, first: usize, n: usize) -> TokenBlocks<'a, F> {
         TokenBlocks {
@@ -156,7 +155,7 @@ impl<'a, F: Format> TokenBlocks<'a, F> {
     }
 }
 
-/// Activations of a group of tokens, block by block of a weight format.
+/// Activations of a group of tokens, by blocks of a weight format.
 pub(crate) struct PackedBlocks<'a, F: Format> {
     pub codes: &'a [F::PackedCodes],
     pub scales: &'a [[f32; PACK]],
@@ -184,7 +183,7 @@ impl<'a, F: Format> PackedBlocks<'a, F> {
         }
     }
 
-    /// As [`TokenBlocks::range`].
+    /// Like [`TokenBlocks::range`].
     #[inline(always)]
     pub(crate) fn range(self, first: usize, n: usize) -> PackedBlocks<'a, F> {
         PackedBlocks {
@@ -195,12 +194,12 @@ impl<'a, F: Format> PackedBlocks<'a, F> {
     }
 }
 
-/// Scales of a block; 1 if it has no integer scales.
+/// Scales per block; 1 without integer scales.
 pub(crate) const fn n_scales<F: Format>() -> usize {
     F::GROUPS / F::GROUPS_PER_SCALE
 }
 
-/// What takes part in a product with vectors `S`: the format's offset, or that of its signed codes.
+/// The offset in a product with vectors `S`: that of the format, or that of its signed codes.
 pub(crate) const fn offset<S: SimdBytes, F: Format>() -> Offset {
     match (F::CODES, S::SIGNED_OFFSET) {
         (Codes::Signed, Some(log2)) => {
@@ -211,7 +210,7 @@ pub(crate) const fn offset<S: SimdBytes, F: Format>() -> Offset {
     }
 }
 
-/// The largest power of two of product steps, at most `steps` (one, too), whose sum stays within `limit`.
+/// Largest power of two of product steps, at most `steps` (also one), whose sum stays within `limit`; 0 if none does.
 const fn steps_within<S: SimdBytes, F: Format>(limit: u32, steps: usize) -> usize {
     let max = match F::CODES {
         Codes::Unsigned { max } => max,
@@ -231,14 +230,14 @@ const fn steps_within<S: SimdBytes, F: Format>(limit: u32, steps: usize) -> usiz
     n
 }
 
-/// Whether dots within i16, to which [`SimdBytes::add_scaled_small`] is limited, take up four steps: with
-/// fewer what it saves is lost on more of them.
+/// Whether four steps of dots fit in i16, the limit of [`SimdBytes::add_scaled_small`]. With fewer, the extra dots cost
+/// more than it saves.
 pub(crate) const fn has_small_dots<S: SimdBytes, F: Format>() -> bool {
     F::UNSIGNED_SCALES && steps_within::<S, F>(i16::MAX as u32, 4) == 4
 }
 
-/// Product steps of a scale's codes that one [`SimdBytes::Dot`] gathers without overflow, of
-/// `steps` that are to be made. Both are powers of two.
+/// Product steps of a scale's codes that one [`SimdBytes::Dot`] accumulates without overflow, of `steps` in total. Both
+/// are powers of two.
 pub(crate) const fn dot_steps<S: SimdBytes, F: Format>(steps: usize) -> usize {
     let limit = if has_small_dots::<S, F>() {
         i16::MAX as u32

@@ -1,18 +1,17 @@
 //! Dot products of quantized weight rows with int8 activations.
 //!
-//! Two routes compute the same numbers. [`stream`] reads a group of rows once, unpacks it in
-//! registers and multiplies it with up to four tokens: memory-bound decode. [`Panel`] unpacks and
-//! transposes a stretch of a group of rows once, so that every 32-bit place of a vector is a
-//! weight row, and [`dot_panels`] then multiplies it with many tokens: prefill.
+//! Two paths compute the same numbers. [`stream`] reads a group of rows once, unpacks it in registers and multiplies it
+//! with up to four tokens: memory-bound decode. [`Panel`] unpacks and transposes a stretch of a group of rows once, so
+//! that every 32-bit place of a vector is a weight row, and [`dot_panels`] then multiplies it with many tokens:
+//! prefill.
 //!
-//! Both sum a block's products in exact integers (the largest sum of any format is 2^28), and then
-//! add one f32 term per block, a second one for minimums, to a chain per row and token, in block
-//! order. The bits of a result therefore do not depend on the route, on how many tokens or rows
-//! are computed together, or on where a stretch ends.
+//! Both sum a block's products in exact integers (the largest sum of any format is 2^28), then add one f32 term per
+//! block, and a second one for minimums, to a chain per row and token, in block order. The bits of a result therefore
+//! do not depend on the path, on how many tokens or rows are computed together, or on where a stretch ends.
 //!
-//! One thread of a Emerald Rapids VM, 2026-11, weights [1024, 2048], best of 60 to 200; plain reads of
-//! the same memory 15 GB/s; f32 multiply-adds at most 101 GFLOP/s with AVX2 and 184 with AVX-512,
-//! `vpdpbusd` 760 GOP/s. AVX-512 streams with the code of AVX2.
+//! One thread of an Emerald Rapids VM, 2026-11, weights [1024, 2048], best of 60 to 200 runs. Plain reads of the same
+//! memory reach 15 GB/s, f32 multiply-adds at most 101 GFLOP/s with AVX2 and 184 with AVX-512, `vpdpbusd` 760 GOP/s.
+//! AVX-512 streams with the code of AVX2.
 //!
 //! | weights | decode GB/s | in L2 | 8 tokens GOP/s | 128 tokens | 128 tokens, AVX2 |
 //! |---|---|---|---|---|---|
@@ -22,9 +21,8 @@
 //! | Q5_K | 12.1 | 19 | 140 | 364 | 202 |
 //! | Q6_K | 11.9 | 20 | 124 | 303 | 179 |
 //!
-//! With AVX2 Q8_0 needs four instructions for 32 products where the others need two and a fraction:
-//! its products do not leave room in i16 to add two of them up. With 8 tokens about half of the time
-//! is unpacking.
+//! With AVX2, Q8_0 needs four instructions for 32 products where other formats need a little over two, because its
+//! products leave no room in i16 to add two of them. With 8 tokens, about half of the time is spent unpacking.
 
 use std::ops::Range;
 
@@ -50,7 +48,7 @@ impl<F: Format> Clone for BlockRows<'_, F> {
 impl<F: Format> Copy for BlockRows<'_, F> {}
 
 impl<'a, F: Format> BlockRows<'a, F> {
-    /// The group of rows from `first` on. Places beyond row `end - 1` repeat it.
+    /// The group of rows from `first` on. Places past row `end - 1` repeat it.
     #[inline(always)]
     fn group<S: SimdBytes>(self, s: S, first: usize, end: usize) -> S::Rows<'a, [F::Block]> {
         let n = self.blocks_per_row;
@@ -64,7 +62,7 @@ impl<F: Format> BlockRows<'_, F> {
         blocks.wrapping_add(row * self.blocks_per_row * size_of::<F::Block>())
     }
 
-    /// Asks for `blocks` of some rows, which nothing has asked for before.
+    /// Prefetches `blocks` of some rows.
     #[inline(always)]
     pub(crate) fn prefetch<S: Simd>(self, s: S, some: Range<usize>, blocks: Range<usize>) {
         let n_lines = (blocks.len() * size_of::<F::Block>()).div_ceil(64);
@@ -79,13 +77,13 @@ impl<F: Format> BlockRows<'_, F> {
     }
 }
 
-/// The products of one block: exact sums of codes, and of minimums in f32.
+/// The products of one block: exact sums of codes, and sums of minimums in f32.
 struct BlockDot<S: Simd> {
     dot: S::I32,
     min: S::F32,
 }
 
-/// The terms of one block, added to the chain `sum`.
+/// Adds the terms of one block to the chain `sum`.
 #[inline(always)]
 fn add_block<S: Simd, F: Format>(
     s: S,
@@ -102,8 +100,8 @@ fn add_block<S: Simd, F: Format>(
     }
 }
 
-/// The products of a block with integer scales: `min_dot` are those of scales or minimums with sums
-/// of activations.
+/// Combines the products of a block with integer scales; `min_dot` are products of scales or minimums with sums of
+/// activations.
 #[inline(always)]
 fn scaled_block<S: Simd, F: Format>(s: S, dot: S::I32, min_dot: S::I32) -> BlockDot<S> {
     match const { offset::<S, F>() } {
@@ -123,7 +121,7 @@ const fn has_min_dot<S: SimdBytes, F: Format>() -> bool {
     F::SCALED && !matches!(offset::<S, F>(), Offset::None)
 }
 
-/// `codes` as [`dot_step`] takes them.
+/// Converts `codes` to the form that [`dot_step`] takes.
 #[inline(always)]
 fn dot_codes<S: SimdBytes, F: Format>(s: S, codes: S::Bytes) -> S::Bytes {
     match F::CODES {
@@ -151,7 +149,7 @@ fn add_dot<S: SimdBytes, F: Format>(s: S, sum: S::I32, dot: S::Dot, scale: S::By
     }
 }
 
-/// The products of `N` tokens with the group of rows from `first` on; rows end before `end`.
+/// Multiplies `N` tokens with the group of rows from `first` on; rows end before `end`.
 #[inline(always)]
 pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     s: S,
@@ -166,9 +164,9 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
         *acts = acts.range(0, rows.blocks_per_row);
     }
     let mut chains = [s.splat(0.0); N];
-    // While a group is multiplied, the next one comes in, line by line in memory order. Hardware
-    // prefetchers alone do not keep up with eight short rows: 6 GB/s against 13 (Emerald Rapids,
-    // 2026-11, one thread). After the last group the hint is a line that is there already.
+    // While a group is multiplied, the next one is prefetched, line by line in memory order. Hardware prefetchers alone
+    // do not keep up with eight short rows: 6 GB/s against 13 (Emerald Rapids, 2026-11, one thread). After the last
+    // group, the hint repeats lines that are already cached.
     let next = if first + S::LANES < end {
         first + S::LANES
     } else {
@@ -251,11 +249,11 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
 /// A stretch of a group of rows, unpacked and transposed: one 32-bit place of a vector per row.
 pub(crate) struct Panel<S: SimdBytes> {
     first_block: usize,
-    /// Four codes to a place, four vectors to a group of 16 values.
+    /// Four codes per place, four vectors per group of 16 values.
     codes: Vec<S::Bytes>,
-    /// Each scale twice to a place.
+    /// Each scale twice per place.
     scales: Vec<S::Bytes>,
-    /// Two neighbouring factors of activation sums to a place.
+    /// Two neighbouring factors of activation sums per place.
     min_pairs: Vec<S::Bytes>,
     /// `d` and `m` of each block.
     factors: Vec<(S::F32, S::F32)>,
@@ -361,7 +359,7 @@ impl<S: Simd> Panel<S> {
         }
     }
 
-    /// The products of block `b` with token `t` of a group, whose pairs of sums are `sums`.
+    /// Computes the products of block `b` with token `t` of a group, whose pairs of sums are `sums`.
     #[inline(always)]
     fn scaled_offset<F: Format>(
         &self,
@@ -383,9 +381,9 @@ impl<S: Simd> Panel<S> {
     }
 }
 
-/// Goes on with the chains `sums` of a group of tokens over the blocks of `R` panels, which are the
-/// same blocks of neighbouring groups of rows. What is loaded of a token serves all of them: with one
-/// panel of AVX-512 there are more loads than the processor has ports for.
+/// Continues the chains `sums` of a group of tokens over the blocks of `R` panels, which are the same blocks of
+/// neighbouring groups of rows. Each load of activations serves all panels: with a single AVX-512 panel there are more
+/// loads than the processor has ports for.
 #[inline(always)]
 pub(crate) fn dot_panels<S: Simd, F: Format, const R: usize>(
     s: S,
@@ -450,8 +448,8 @@ pub(crate) fn dot_panels<S: Simd, F: Format, const R: usize>(
     *sums = chains;
 }
 
-/// The products of a block without integer scales with token `t` of a group, whose sums of the halves
-/// of the block are in `sums`.
+/// Computes the products of a block without integer scales with token `t` of a group. `sums` has the sums of both
+/// halves of the block.
 #[inline(always)]
 fn unscaled_block<S: Simd, F: Format>(
     s: S,

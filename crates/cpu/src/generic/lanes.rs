@@ -1,33 +1,33 @@
-//! Vector operations beyond arithmetic: whole and partial loads, pairs, sums of many vectors; and
-//! the exponential that softmax and SiLU share, with the tanh that is made of it.
+//! Vector operations beyond arithmetic (whole and partial loads, pairs, sums of many vectors), and the exponential and
+//! tanh built on them.
 
-use super::simd::SimdF32;
+use super::floats::SimdF32;
 
-/// What ops and attention need of vectors beside [`SimdF32`].
+/// The vector operations that ops and attention need beyond [`SimdF32`].
 pub(crate) trait Lanes: SimdF32 {
-    /// `[f32; LANES]`: indexing a slice of chunks costs one check for a whole vector.
+    /// `[f32; LANES]`. Indexing a slice of chunks costs one bounds check per vector.
     type Chunk: Copy;
     /// `[u16; LANES]`.
     type HalfChunk: Copy;
-    /// Eight values.
+    /// Eight f32 values.
     type Sums: Copy;
 
-    /// `x` as whole vectors and what is left over.
+    /// Splits `x` into whole vectors and the rest.
     fn chunks(x: &[f32]) -> (&[Self::Chunk], &[f32]);
     fn chunks_mut(x: &mut [f32]) -> (&mut [Self::Chunk], &mut [f32]);
-    /// f16 bits as whole vectors; what is left over is dropped.
+    /// Splits f16 bits into whole vectors and drops the rest.
     fn half_chunks(x: &[u16]) -> &[Self::HalfChunk];
     fn load_half_chunk(self, x: &Self::HalfChunk) -> Self::F32;
     fn load_chunk(self, x: &Self::Chunk) -> Self::F32;
     fn store_chunk(self, v: Self::F32, x: &mut Self::Chunk);
-    /// At most `LANES` values; the other lanes are `fill`.
+    /// Loads at most `LANES` values; the other lanes are `fill`.
     fn load_part(self, x: &[f32], fill: f32) -> Self::F32;
-    /// The first `x.len()` lanes, at most `LANES`.
+    /// Stores the first `x.len()` lanes, at most `LANES`.
     fn store_part(self, v: Self::F32, x: &mut [f32]);
-    /// Asks for the cache line at `address`, which may be any.
+    /// Prefetches the cache line at `address`, which may be any address.
     fn prefetch(self, address: *const u8);
 
-    /// The sums of the lanes of each vector, all added in the same order.
+    /// Sums the lanes of each vector, all in the same order.
     fn sum_8(self, v: [Self::F32; 8]) -> Self::Sums;
     /// [`Lanes::sum_8`] as an array.
     #[inline(always)]
@@ -36,7 +36,7 @@ pub(crate) trait Lanes: SimdF32 {
         self.store_sums(self.sum_8(v), &mut sums);
         sums
     }
-    /// The first halves of `a` and `b`, and the second halves.
+    /// Returns the first halves of `a` and `b`, and the second halves.
     fn zip_halves(self, a: Self::Sums, b: Self::Sums) -> (Self::Sums, Self::Sums);
     fn store_sums(self, sums: Self::Sums, x: &mut [f32; 8]);
     /// `a * b - c` in even lanes and `a * b + c` in odd ones, rounded once.
@@ -47,14 +47,14 @@ pub(crate) trait Lanes: SimdF32 {
     fn dup_even(self, v: Self::F32) -> Self::F32;
     /// Copies lane 2i + 1 to lane 2i.
     fn dup_odd(self, v: Self::F32) -> Self::F32;
-    /// The even and the odd elements of `a` followed by `b`.
+    /// Returns the even and the odd elements of `a` followed by `b`.
     fn unzip(self, a: Self::F32, b: Self::F32) -> (Self::F32, Self::F32);
 }
 
 /// e^v within 1 ulp: 0 below -104, infinity above 89, NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
-    // `v` stands second because a comparison with NaN yields the second operand.
+    // `v` is second because a comparison with NaN yields the second operand.
     let v = s.min(s.splat(89.0), s.max(s.splat(-104.0), v));
     let (n, q) = exp_parts(s, v);
     let p = s.add(q, s.splat(1.0));
@@ -66,25 +66,32 @@ pub(crate) fn exp<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
     )
 }
 
-/// As [`exp`], of v <= 0 and with results below 2^-126 as 0; about a third cheaper.
+/// Like [`exp`] for v <= 0, with results below 2^-126 flushed to 0; about a third cheaper.
 #[inline(always)]
 pub(crate) fn exp_nonpositive<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
-    // At -88 n is -127, and 2^-127 comes out as 0.
+    // At -88, n is -127 and 2^-127 becomes 0.
     let (n, q) = exp_parts(s, s.max(s.splat(-88.0), v));
     s.mul(s.add(q, s.splat(1.0)), s.exp2_integral(n))
 }
 
 /// tanh v within 3 ulp, NaN for NaN.
 ///
-/// `tanh(v) = m / (m + 2)` with `m = e^2v - 1`, and `m = (2^n - 1) + 2^n q` keeps what is small.
+/// `tanh(v) = m / (m + 2)` with `m = e^2v - 1`. Computing `m = (2^n - 1) + 2^n q` keeps the precision of small values.
 #[inline(always)]
-pub(crate) fn tanh<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
-    // Beyond 20 the result is 1; `v` stands second as in [`exp`].
+fn tanh<S: SimdF32>(s: S, v: S::F32) -> S::F32 {
+    // Beyond 20 the result is 1. `v` is second as in [`exp`].
     let v = s.min(s.splat(20.0), s.max(s.splat(-20.0), v));
     let (n, q) = exp_parts(s, s.add(v, v));
     let power = s.exp2_integral(n);
     let m = s.mul_add(power, q, s.sub(power, s.splat(1.0)));
     s.div(m, s.add(m, s.splat(2.0)))
+}
+
+/// `cap * tanh(x / cap)`.
+#[inline(always)]
+pub(crate) fn capped<S: SimdF32>(s: S, cap: f32, x: S::F32) -> S::F32 {
+    let cap = s.splat(cap);
+    s.mul(tanh(s, s.div(x, cap)), cap)
 }
 
 /// Integral n and q in -0.3..0.5 with e^v = 2^n (1 + q).
@@ -134,19 +141,19 @@ mod tests {
         }
     }
 
-    /// The results of every vector instruction set of this processor.
+    /// Computes the results with every vector instruction set of this processor.
     fn exps(x: &[f32], nonpositive: bool) -> Vec<Vec<f32>> {
         let vectors = Isa::available().into_iter().filter_map(Isa::vector);
         let all: Vec<_> = vectors
             .map(|isa| isa.run(Exps { x, nonpositive }))
             .collect();
         if all.is_empty() {
-            println!("skipped: this processor has no vectors that we use");
+            println!("skipped: this processor has no supported vector instruction set");
         }
         all
     }
 
-    /// Error in units of the last place of the result as an f32.
+    /// Error in units in the last place of the result as an f32.
     fn ulps(got: f32, x: f32) -> f64 {
         let want = f64::from(x).exp();
         let ulp = (want.log2().floor() - 23.0).max(-149.0).exp2();
@@ -175,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_at_its_ends() {
+    fn exp_at_range_limits() {
         let inf = f32::INFINITY;
         let x = [0.0, -0.0, -104.1, -1e30, -inf, 89.0, 1e30, inf, f32::NAN];
         for y in exps(&x, false) {

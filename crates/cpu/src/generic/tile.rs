@@ -1,11 +1,12 @@
 //! One task of a matrix product: a tile of tokens by weight rows.
 //!
-//! With few tokens weights are streamed through registers. With more they are unpacked to a
-//! stretch that stays in the L1 cache while all tokens of the tile go over it.
+//! With few tokens, weights are streamed through registers. With more, they are unpacked to a panel that stays in the
+//! L1 cache while all tokens of the tile use it.
 
 use std::marker::PhantomData;
 
 use rocmforge_gguf::quant::{self, Block};
+use rocmforge_plan::{OutMode, Weight};
 
 use super::float_dot::{self, Plain};
 use super::format::{Format, PackedBlocks, TokenBlocks};
@@ -14,28 +15,27 @@ use super::simd::Simd;
 use crate::acts::PACK;
 use crate::aligned::Floats;
 use crate::arch::Kernel;
-use crate::matmul::{Job, OutMode, Weight};
+use crate::job::Job;
 use crate::pool::Tile;
 
-/// Values of a panel of codes: with scales and factors 8 to 12 KiB of the L1 cache.
+/// Values per panel of codes; with scales and factors 8 to 12 KiB of the L1 cache.
 const INT_PANEL: usize = 16 * 1024;
 
-/// Rows of a register tile in f32: with [`Simd::FLOAT_TOKENS`] tokens 12 sums in 16 registers, or
-/// 24 in 32.
+/// Rows per f32 register tile: with [`Simd::FLOAT_TOKENS`] tokens, 12 sums in 16 registers or 24 in 32.
 const FLOAT_ROWS: usize = 4;
 
-/// Tokens up to which rows in a float format are streamed.
+/// Up to this many tokens, rows in a float format are streamed.
 const FLOAT_STREAM_TOKENS: usize = 3;
 
-/// Rows of an f32 panel, and its values per row: 16 KiB of the L1 cache.
+/// Rows of an f32 panel, and values per row: 16 KiB of the L1 cache.
 const FLOAT_GROUP: usize = 8;
 const FLOAT_STRETCH: usize = 512;
 
-/// Register tiles that a group of rows makes with the same tokens.
+/// Register tiles per group of rows.
 const FLOAT_TILES: usize = FLOAT_GROUP / FLOAT_ROWS;
 
-/// Adds bias and residual to the products of `token` with the `LANES` weight rows from `first` on,
-/// and writes those that lie in the tile.
+/// Adds bias and residual to the products of `token` with the `LANES` weight rows from `first` on, and writes those
+/// within the tile.
 #[inline(always)]
 fn write<S: Simd>(
     s: S,
@@ -64,7 +64,7 @@ fn write<S: Simd>(
     s.store(y, out);
 }
 
-/// Block formats with int8 activations.
+/// A tile of a block format with int8 activations.
 pub(crate) struct IntTile<'a, 'b, 'c, F> {
     pub job: &'a Job<'b>,
     pub tile: &'a mut Tile<'c>,
@@ -89,7 +89,7 @@ impl<F: Format> Kernel for IntTile<'_, '_, '_, F> {
     }
 }
 
-/// The products of few tokens with all rows of the tile.
+/// Multiplies few tokens with all rows of the tile.
 #[inline(always)]
 fn stream_tokens<S: Simd, F: Format>(
     s: S,
@@ -104,7 +104,7 @@ fn stream_tokens<S: Simd, F: Format>(
     }
 }
 
-/// [`stream_tokens`] of at most `N` tokens; those beyond the last repeat it.
+/// [`stream_tokens`] for at most `N` tokens; missing ones repeat the last.
 #[inline(always)]
 fn stream_n<S: Simd, F: Format, const N: usize>(
     s: S,
@@ -128,7 +128,7 @@ fn stream_n<S: Simd, F: Format, const N: usize>(
     }
 }
 
-/// The products of all tokens with all rows of the tile, stretch by stretch of a group of rows.
+/// Multiplies all tokens with all rows of the tile, one stretch of a group of rows at a time.
 #[inline(always)]
 fn panel_tokens<S: Simd, F: Format>(
     s: S,
@@ -155,8 +155,8 @@ fn panel_tokens<S: Simd, F: Format>(
             for (r, panel) in panels.iter_mut().take(n_panels).enumerate() {
                 panel.fill(s, rows, (first + r * S::LANES, cols.end), block, n);
             }
-            // While this stretch is multiplied the next one comes in: rows are too many and too short
-            // for hardware prefetchers.
+            // Prefetch the next stretch while this one is multiplied: the rows are too many and too short for hardware
+            // prefetchers.
             let (next, from) = match block + n < n_blocks {
                 true => (first, block + n),
                 false => (first + panel_rows, 0),
@@ -183,7 +183,7 @@ fn panel_tokens<S: Simd, F: Format>(
     }
 }
 
-/// F32, F16 and BF16.
+/// A tile of F32, F16 or BF16 weights.
 pub(crate) struct FloatTile<'a, 'b, 'c, P> {
     pub job: &'a Job<'b>,
     pub tile: &'a mut Tile<'c>,
@@ -215,7 +215,7 @@ impl<P: Plain + Block> Kernel for FloatTile<'_, '_, '_, P> {
     }
 }
 
-/// A group of whole rows with all tokens of the tile, which are few.
+/// Multiplies a group of whole rows with the few tokens of the tile.
 #[inline(always)]
 fn float_stream<S: Simd, P: Plain, const N: usize>(
     s: S,
@@ -236,8 +236,7 @@ fn float_stream<S: Simd, P: Plain, const N: usize>(
     }
 }
 
-/// Adds up the places of the sums of a group with token `n` of its register tiles, and writes
-/// them to `(token, first row)`.
+/// Sums the lanes of the sums of a group with token `n` of its register tiles, and writes them to `(token, first row)`.
 #[inline(always)]
 fn write_group<S: Simd, const N: usize>(
     s: S,
@@ -260,7 +259,7 @@ fn write_group<S: Simd, const N: usize>(
     );
 }
 
-/// Formats without a dot product of their own: rows are dequantized to f32.
+/// A tile of a format without a dot product: rows are dequantized to f32.
 pub(crate) struct DequantizedTile<'a, 'b, 'c> {
     pub job: &'a Job<'b>,
     pub tile: &'a mut Tile<'c>,
@@ -278,8 +277,7 @@ impl Kernel for DequantizedTile<'_, '_, '_> {
 
 /// Rows that convert to f32.
 trait Rows {
-    /// Values of row `i` from `from` on: `out.len()` of them, where the row ends filled up with
-    /// zeros.
+    /// Writes `out.len()` values of row `i` from `from` on, padded with zeros past the end of the row.
     fn widen<S: Simd>(&self, s: S, i: usize, from: usize, out: &mut [f32]);
 }
 
@@ -305,7 +303,7 @@ impl Rows for Weight<'_> {
     }
 }
 
-/// Products with rows that are converted to f32 once for all tokens.
+/// Multiplies rows that are converted to f32 once for all tokens.
 #[inline(always)]
 fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl Rows) {
     match S::FLOAT_TOKENS {
@@ -314,7 +312,7 @@ fn float_panels<S: Simd>(s: S, job: &Job<'_>, tile: &mut Tile<'_>, weights: impl
     }
 }
 
-/// [`float_panels`] in register tiles of `N` tokens.
+/// [`float_panels`] with register tiles of `N` tokens.
 #[inline(always)]
 fn float_panels_of<S: Simd, const N: usize>(
     s: S,
@@ -326,7 +324,7 @@ fn float_panels_of<S: Simd, const N: usize>(
     let mut panel = Floats::new();
     panel.resize(FLOAT_GROUP * FLOAT_STRETCH);
     let zero = [[s.splat(0.0); N]; FLOAT_ROWS];
-    // One for each register tile: all rows of the panel for the first tokens, and so on.
+    // One per register tile: all rows of the panel for the first tokens, and so on.
     let mut sums = vec![zero; tokens.len().div_ceil(N) * FLOAT_TILES];
     for first in cols.clone().step_by(FLOAT_GROUP) {
         sums.fill(zero);
@@ -342,7 +340,7 @@ fn float_panels_of<S: Simd, const N: usize>(
             }
             let firsts = tokens.clone().step_by(N);
             for (token, sums) in firsts.zip(sums.chunks_exact_mut(FLOAT_TILES)) {
-                // Tokens beyond the last repeat it.
+                // Missing tokens repeat the last.
                 let acts: [&[f32]; N] = std::array::from_fn(|t| {
                     &job.acts.f32_row((token + t).min(tokens.end - 1))[from..][..n]
                 });

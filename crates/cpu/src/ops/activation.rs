@@ -1,4 +1,6 @@
-//! The nonlinearities of feed-forward networks, alone and as the gate of another projection.
+//! Activation functions of feed-forward networks, alone and gating another projection.
+
+use rocmforge_plan::Activation;
 
 use super::rows_per_task;
 use crate::arch::Kernel;
@@ -7,17 +9,7 @@ use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// The nonlinearity of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x / (1 + e^-x)` (Elfwing et al. 2018).
-    Silu,
-    /// GELU with the tanh in place of the error function (Hendrycks and Gimpel 2016):
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
-    GeluTanh,
-}
-
-/// What one exponential and a division cost in additions.
+/// Cost of one exponential and a division, in additions.
 const ACTIVATION_WORK: usize = 4;
 
 /// `out = activation(x)`.
@@ -80,9 +72,9 @@ fn gate_with<C: Curve>(isa: Isa, curve: C, up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// A function of one value. Both of ours are `x / (1 + e^-t)`, for a `t` of `x`.
+/// A function of one value. Both have the form `x / (1 + e^-t)`, where `t` depends on `x`.
 trait Curve: Copy {
-    /// By its definition.
+    /// Computes the function by its definition.
     fn scalar(self, x: f64) -> f64;
     /// `-t`.
     fn exponent<S: Simd>(self, s: S, x: S::F32) -> S::F32;
@@ -114,7 +106,7 @@ impl Curve for GeluTanh {
         x / 2.0 * (1.0 + (GELU_FACTOR * (x + GELU_CUBIC * x * x * x)).tanh())
     }
 
-    /// `(1 + tanh(u)) / 2 = 1 / (1 + e^-2u)`, which loses nothing where the tanh is close to -1.
+    /// `(1 + tanh(u)) / 2 = 1 / (1 + e^-2u)`, which does not cancel where the tanh is close to -1.
     #[inline(always)]
     fn exponent<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
         let cubic = s.splat((-2.0 * GELU_FACTOR * GELU_CUBIC) as f32);

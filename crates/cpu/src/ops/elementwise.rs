@@ -1,4 +1,4 @@
-//! Operations on one element at a time.
+//! Elementwise operations.
 
 use super::rows_per_task;
 use crate::arch::Kernel;
@@ -46,7 +46,7 @@ impl Kernel for Add<'_> {
 /// `out[row] += x[row] / (1 + e^-gate[row])`: `x` and `out` [n_rows, width], `gate` `[n_rows]`.
 ///
 /// # Panics
-/// If the shapes do not fit together.
+/// If the shapes do not match.
 pub fn add_gated(isa: Isa, pool: &Pool, gate: &[f32], x: &[f32], out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "out has the shape of x");
     if gate.is_empty() || out.is_empty() {

@@ -6,37 +6,30 @@ use rocmforge_gguf::quant::legacy::Q8_0;
 use super::{MIN_TASK_WORK, TASKS_PER_THREAD};
 use crate::acts::{Scalar, quantize_q8_0};
 use crate::arch::Kernel;
-use crate::attention::{HeadCode, KvSliceMut};
 use crate::generic::bytes::Quantize;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
+use crate::kv_slice::{HeadCode, KvLayout, KvSliceMut};
 use crate::pool::Pool;
 
-/// Writes the key (or value) rows of tokens into their slots: as f16 rounded to nearest even, as
-/// Q8_0 quantized like activations ([`crate::ActFormat::Q8x32`]), as codes of eight bits with a scale
-/// for each head ([`HeadCode`]).
+/// Writes the key (or value) rows of tokens into their slots: as f16 rounded to nearest even, as f32, as Q8_0 quantized
+/// like activations ([`rocmforge_plan::ActFormat::Q8x32`]), or as 8-bit codes with a scale per head ([`HeadCode`]).
 ///
 /// - `x` [n_tokens, n_kv_heads * dim]
-/// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot
-///   the later one stays
+/// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot the later one wins
 /// - `cache` [n_blocks, n_kv_heads, page, dim]
 ///
 /// # Panics
-/// If lengths do not fit, heads are not whole blocks, or a slot is not in the cache.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "operands and the three numbers that shape them"
-)]
+/// If lengths do not match, heads are not whole blocks, or a slot is not in the cache.
 pub fn kv_append(
     isa: Isa,
     pool: &Pool,
+    layout: &KvLayout,
     x: &[f32],
-    n_kv_heads: usize,
-    dim: usize,
-    page: usize,
     slots: &[u32],
     cache: KvSliceMut<'_>,
 ) {
+    let dim = layout.dim;
     let head_len = match cache {
         KvSliceMut::F16(_) | KvSliceMut::F32(_) => dim,
         KvSliceMut::Q8_0(_) => {
@@ -57,92 +50,73 @@ pub fn kv_append(
             code.head_bytes(dim)
         }
     };
-    let layout = Layout {
-        n_kv_heads,
-        dim,
+    let rows = NewRows {
+        layout,
         head_len,
-        page,
+        x,
+        slots,
     };
-    assert_eq!(
-        x.len(),
-        slots.len() * layout.row_len(),
-        "a row for each slot"
-    );
+    assert_eq!(x.len(), slots.len() * rows.row_len(), "a row for each slot");
     match cache {
-        KvSliceMut::F16(cache) => {
-            append(
-                pool,
-                &layout,
-                x,
-                slots,
-                cache,
-                &|row, out| match isa.vector() {
-                    None => {
-                        for (out, &x) in out.iter_mut().zip(row) {
-                            *out = half::f16::from_f32(x).to_bits();
-                        }
-                    }
-                    Some(isa) => isa.run(Narrow { x: row, out }),
-                },
-            );
-        }
-        KvSliceMut::F32(cache) => {
-            append(pool, &layout, x, slots, cache, &|row, out| {
-                out.copy_from_slice(row)
-            });
-        }
-        KvSliceMut::Q8_0(cache) => {
-            append(pool, &layout, x, slots, cache, &|row, out| {
-                let kernel = Encode { x: row, out };
-                match isa.vector() {
-                    None => kernel.run_with(Scalar),
-                    Some(isa) => isa.run(kernel),
+        KvSliceMut::F16(cache) => append(pool, &rows, cache, &|row, out| match isa.vector() {
+            None => {
+                for (out, &x) in out.iter_mut().zip(row) {
+                    *out = half::f16::from_f32(x).to_bits();
                 }
-            });
+            }
+            Some(isa) => isa.run(Narrow { x: row, out }),
+        }),
+        KvSliceMut::F32(cache) => append(pool, &rows, cache, &|row, out| {
+            out.copy_from_slice(row);
+        }),
+        KvSliceMut::Q8_0(cache) => append(pool, &rows, cache, &|row, out| {
+            let kernel = Encode { x: row, out };
+            match isa.vector() {
+                None => kernel.run_with(Scalar),
+                Some(isa) => isa.run(kernel),
+            }
+        }),
+        KvSliceMut::Heads { code, heads, .. } => {
+            let store = match code {
+                HeadCode::F8E4M3 => f8::store,
+                HeadCode::Q8_0 => store_q8_0,
+            };
+            append(pool, &rows, heads, &store);
         }
-        KvSliceMut::Heads {
-            code: HeadCode::F8E4M3,
-            heads,
-            ..
-        } => append(pool, &layout, x, slots, heads, &f8::store),
-        KvSliceMut::Heads {
-            code: HeadCode::Q8_0,
-            heads,
-            ..
-        } => append(pool, &layout, x, slots, heads, &store_q8_0),
     }
 }
 
-/// Writes a head of less than 32 values as a block of Q8_0 that is as long.
+/// Writes a head of less than 32 values as a shortened Q8_0 block.
 fn store_q8_0(row: &[f32], to: &mut [u8]) {
     let mut x = [0.0; 32];
     x[..row.len()].copy_from_slice(row);
     let block = quantize_q8_0(Scalar, &x);
     let (scale, codes) = to
         .split_first_chunk_mut()
-        .expect("a head begins with its scale");
+        .expect("a head starts with its scale");
     *scale = block.d.0;
     for (to, code) in codes.iter_mut().zip(block.qs) {
         *to = code as u8;
     }
 }
 
-struct Layout {
-    n_kv_heads: usize,
-    dim: usize,
-    /// Elements of the cache that keep a head.
+/// The rows to append.
+struct NewRows<'a> {
+    layout: &'a KvLayout,
+    /// Cache elements per head.
     head_len: usize,
-    page: usize,
+    x: &'a [f32],
+    slots: &'a [u32],
 }
 
-impl Layout {
-    /// Values of a token.
+impl NewRows<'_> {
+    /// Values per token.
     fn row_len(&self) -> usize {
-        self.n_kv_heads * self.dim
+        self.layout.n_kv_heads * self.layout.dim
     }
 }
 
-/// What one task writes: a cache block and the tokens, by index, whose slots lie in it.
+/// The work of one task: a cache block and the indices of the tokens whose slots are in it.
 struct BlockTask<'a, T> {
     block: &'a mut [T],
     tokens: &'a [usize],
@@ -150,16 +124,20 @@ struct BlockTask<'a, T> {
 
 fn append<T: Send>(
     pool: &Pool,
-    layout: &Layout,
-    x: &[f32],
-    slots: &[u32],
+    rows: &NewRows<'_>,
     cache: &mut [T],
     convert: &(dyn Fn(&[f32], &mut [T]) + Sync),
 ) {
-    if slots.is_empty() || layout.row_len() == 0 {
+    let &NewRows {
+        layout,
+        head_len,
+        x,
+        slots,
+    } = rows;
+    let row_len = rows.row_len();
+    if slots.is_empty() || row_len == 0 {
         return;
     }
-    let head_len = layout.head_len;
     let block_len = layout.n_kv_heads * head_len * layout.page;
     assert!(
         block_len > 0 && cache.len().is_multiple_of(block_len),
@@ -168,7 +146,7 @@ fn append<T: Send>(
     let block_of = |token: usize| slots[token] as usize / layout.page;
     let write = |token: usize, block: &mut [T]| {
         let offset = slots[token] as usize % layout.page;
-        let row = &x[token * layout.row_len()..(token + 1) * layout.row_len()];
+        let row = &x[token * row_len..(token + 1) * row_len];
         let pages = block.chunks_exact_mut(layout.page * head_len);
         for (head, page) in row.chunks_exact(layout.dim).zip(pages) {
             convert(head, &mut page[offset * head_len..(offset + 1) * head_len]);
@@ -209,7 +187,7 @@ fn append<T: Send>(
     });
 }
 
-/// f32 to f16 bits.
+/// Converts f32 to f16 bits.
 struct Narrow<'a> {
     x: &'a [f32],
     out: &'a mut [u16],
@@ -232,7 +210,7 @@ impl Kernel for Narrow<'_> {
     }
 }
 
-/// f32 to blocks of codes.
+/// Quantizes f32 to Q8_0 blocks.
 struct Encode<'a> {
     x: &'a [f32],
     out: &'a mut [Q8_0],

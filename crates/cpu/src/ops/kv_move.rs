@@ -1,47 +1,23 @@
-//! Cached tokens moved to other slots: copied bit by bit, or read as f32 to be changed and appended again. With [`rope`]
-//! between, keys get other positions, since rotations add up.
+//! Moves cached tokens to other slots: copies them bit by bit, or reads them as f32 to be changed and appended again.
+//! With [`rope`] in between, keys move to other positions, because rotations add up.
 //!
 //! [`rope`]: super::rope
 
+use rocmforge_plan::SlotRun;
+
 use super::rows_per_task;
 use crate::arch::Kernel;
-use crate::attention::{KvSlice, KvSliceMut};
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
+use crate::kv_slice::{KvLayout, KvSlice, KvSliceMut};
 use crate::pool::Pool;
 
-/// Tokens that follow each other in the cache, and where they go. Neither side leaves its block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotRun {
-    /// The first slots: `block * page + offset`.
-    pub from: u32,
-    pub to: u32,
-    pub n_tokens: u32,
-}
-
-/// What a layer's cache keeps of a token: `n_kv_heads` heads of `dim` values, in blocks of `page` tokens.
-#[derive(Clone, Copy, Debug)]
-pub struct KvLayout {
-    pub n_kv_heads: usize,
-    pub dim: usize,
-    pub page: usize,
-}
-
-impl KvLayout {
-    /// The heads of the token at `slot` in units of heads of the cache `[n_blocks, n_kv_heads, page]`, first to last.
-    fn heads(&self, slot: u32) -> impl Iterator<Item = usize> {
-        let (block, offset) = (slot as usize / self.page, slot as usize % self.page);
-        let (first, page) = (block * self.n_kv_heads * self.page + offset, self.page);
-        (0..self.n_kv_heads).map(move |head| first + head * page)
-    }
-}
-
-/// Copies the heads of all tokens of `runs`, one run after the other.
+/// Copies the tokens of `runs`, one run after the other.
 ///
 /// - `cache` [n_blocks, n_kv_heads, page, dim]
 ///
 /// # Panics
-/// If a run is not in the cache or leaves its block.
+/// If a run is not in the cache or crosses a block boundary.
 pub fn kv_copy(layout: &KvLayout, runs: &[SlotRun], cache: KvSliceMut<'_>) {
     match cache {
         KvSliceMut::F16(cache) => copy(layout, layout.dim, runs, cache),
@@ -53,7 +29,7 @@ pub fn kv_copy(layout: &KvLayout, runs: &[SlotRun], cache: KvSliceMut<'_>) {
     }
 }
 
-/// `head_len`: elements of the cache that keep a head.
+/// Copies heads of `head_len` cache elements.
 fn copy<T: Copy>(layout: &KvLayout, head_len: usize, runs: &[SlotRun], cache: &mut [T]) {
     for run in runs.iter().filter(|run| run.from != run.to) {
         let n = run.n_tokens as usize;
@@ -72,7 +48,7 @@ fn copy<T: Copy>(layout: &KvLayout, head_len: usize, runs: &[SlotRun], cache: &m
 /// - `out` [n_slots, n_kv_heads * dim]
 ///
 /// # Panics
-/// If lengths do not fit, or a slot is not in the cache.
+/// If lengths do not match, or a slot is not in the cache.
 pub fn kv_read(
     isa: Isa,
     pool: &Pool,
@@ -123,7 +99,7 @@ fn read(isa: Isa, head: KvSlice<'_>, out: &mut [f32]) {
     }
 }
 
-/// f16 bits to f32.
+/// Converts f16 bits to f32.
 struct Widen<'a> {
     x: &'a [u16],
     out: &'a mut [f32],

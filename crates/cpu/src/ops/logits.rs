@@ -1,13 +1,13 @@
-//! What a sampler asks of a row of logits.
+//! Reductions over a row of logits, for the sampler.
 
 use crate::arch::Kernel;
 use crate::generic::lanes::exp_nonpositive;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 
-/// ln(sum(e^x)), the number to subtract from a logit to get its log-probability.
+/// Computes ln(sum(e^x)), which is subtracted from a logit to get its log-probability.
 ///
-/// Negative infinity for an empty row or one of negative infinities only; NaN if any `x` is NaN.
+/// Negative infinity for an empty row or if all `x` are negative infinity; NaN if any `x` is NaN.
 pub fn log_sum_exp(isa: Isa, x: &[f32]) -> f32 {
     let max = largest(isa, x);
     if max.is_infinite() {
@@ -41,7 +41,7 @@ impl Kernel for SumExp<'_> {
         let max = s.splat(self.max);
         let (xs, tail) = S::chunks(self.x);
         let mut sum = 0.0;
-        // Short runs in f32, their sums in f64: a vocabulary is long.
+        // Short runs are summed in f32 and their sums in f64, because a vocabulary is long.
         for xs in xs.chunks(64) {
             let mut acc = s.splat(0.0);
             for x in xs {
@@ -54,14 +54,14 @@ impl Kernel for SumExp<'_> {
     }
 }
 
-/// Index of the largest element, the first of equals; NaN counts as smaller than anything.
-/// `None` if there is no element or none but NaN.
+/// Returns the index of the largest element, the first of equals. NaN counts as smaller than anything. `None` if there
+/// is no element other than NaN.
 pub fn argmax(isa: Isa, x: &[f32]) -> Option<usize> {
     let max = largest(isa, x);
     x.iter().position(|&x| x == max)
 }
 
-/// The largest element that is not NaN, or negative infinity.
+/// Returns the largest element that is not NaN, or negative infinity.
 fn largest(isa: Isa, x: &[f32]) -> f32 {
     match isa.vector() {
         None => x.iter().copied().fold(f32::NEG_INFINITY, f32::max),
@@ -83,7 +83,7 @@ impl Kernel for Max<'_> {
         let (fours, rest) = xs.as_chunks::<4>();
         for four in fours {
             for j in 0..4 {
-                // The running maximum stands second: it wins against NaN.
+                // With the running maximum second, it wins over NaN.
                 acc[j] = s.max(s.load_chunk(&four[j]), acc[j]);
             }
         }

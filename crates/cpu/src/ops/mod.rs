@@ -1,9 +1,8 @@
-//! The operations of a layer beside matrix products and attention.
+//! The operations of a layer other than matrix products and attention.
 //!
-//! Each takes the instruction set, the pool, and plain slices. The scalar branch of each is its
-//! definition in plain loops; the vector branch is written once over the trait `Simd`. An output
-//! element depends on its row alone, with a fixed order of additions, so results are bit-equal for
-//! any number of rows and threads.
+//! Each takes the instruction set, the pool and plain slices. Its scalar branch is the definition, in plain loops; its
+//! vector branch is written once over the trait `Simd`. An output element depends on its own row only, with a fixed
+//! order of additions, so results are bit-equal for any number of rows and threads.
 
 mod activation;
 mod elementwise;
@@ -14,26 +13,25 @@ mod norm;
 mod rope;
 mod soft_cap;
 
-pub use activation::{Activation, activate, gated_activation};
+pub use activation::{activate, gated_activation};
 pub use elementwise::{add, add_gated};
 pub use kv::kv_append;
-pub use kv_move::{KvLayout, SlotRun, kv_copy, kv_read};
+pub use kv_move::{kv_copy, kv_read};
 pub use logits::{argmax, log_sum_exp};
-pub use norm::{layer_norm, rms_norm, rms_norm_acts};
-pub use rope::{RopeStyle, rope};
+pub use norm::{LayerNormParams, layer_norm, rms_norm, rms_norm_acts};
+pub use rope::{Rotation, rope};
 pub use soft_cap::soft_cap;
 
 pub(crate) use activation::gate_in_place;
-pub(crate) use soft_cap::capped;
 
 use crate::pool::Pool;
 
-/// A task with less to do than so many additions (a few microseconds) is not worth a dispatch.
+/// Minimum work of a task, in additions (a few microseconds): less is not worth a dispatch.
 const MIN_TASK_WORK: usize = 8192;
-/// Tasks per thread, so that a thread that is late is made up for.
+/// Tasks per thread, so that one late thread does not keep the others waiting.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Rows to give to one task, each of them worth `row_work` additions; all if there is little to do.
+/// Returns the rows per task, if a row is worth `row_work` additions; all rows if there is little to do.
 pub(crate) fn rows_per_task(pool: &Pool, n_rows: usize, row_work: usize) -> usize {
     let least = MIN_TASK_WORK.div_ceil(row_work.max(1));
     n_rows

@@ -1,7 +1,9 @@
-//! Root mean square normalization (Zhang and Sennrich 2019) and layer normalization (Ba et al. 2016).
+//! RMS normalization (Zhang and Sennrich 2019) and layer normalization (Ba et al. 2016).
+
+use rocmforge_plan::ActFormat;
 
 use super::rows_per_task;
-use crate::acts::{ActFormat, Acts, RowsFrom};
+use crate::acts::{Acts, RowsFrom};
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
@@ -9,7 +11,7 @@ use crate::pool::Pool;
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight`, on rows of `weight.len()` values.
 ///
-/// `x` and `out` [n_rows, weight.len()]; a row may be a token's whole state or one of its heads.
+/// `x` and `out` [n_rows, weight.len()]. A row may be a token's whole state or one of its heads.
 ///
 /// # Panics
 /// If `x` is not whole rows or `out` differs from it in length.
@@ -30,8 +32,8 @@ pub fn rms_norm(isa: Isa, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out:
     });
 }
 
-/// [`rms_norm`] of the rows of `x` [n_rows, weight.len()], in the form `format` of activations: the same
-/// bits as one after the other.
+/// [`rms_norm`] of the rows of `x` [n_rows, weight.len()], converted to activations of `format`: the same bits as the
+/// two operations one after the other.
 ///
 /// # Panics
 /// If `x` is not whole rows, or a row is not whole blocks of `format`.
@@ -67,21 +69,23 @@ fn rms_norm_rows(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
     }
 }
 
-/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, on rows of `weight.len()` values.
-///
-/// `x` and `out` [n_rows, weight.len()], `bias` `[weight.len()]`.
+/// Weights of a layer normalization.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNormParams<'a> {
+    /// `[width]`.
+    pub weight: &'a [f32],
+    /// `[width]`.
+    pub bias: &'a [f32],
+    pub eps: f32,
+}
+
+/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, for rows of `width` values: `x` and `out`
+/// [n_rows, width].
 ///
 /// # Panics
-/// If `x` is not whole rows, or `out` or `bias` have another length.
-pub fn layer_norm(
-    isa: Isa,
-    pool: &Pool,
-    x: &[f32],
-    weight: &[f32],
-    bias: &[f32],
-    eps: f32,
-    out: &mut [f32],
-) {
+/// If `x` is not whole rows, or `out` or `bias` have the wrong length.
+pub fn layer_norm(isa: Isa, pool: &Pool, x: &[f32], params: &LayerNormParams<'_>, out: &mut [f32]) {
+    let &LayerNormParams { weight, bias, eps } = params;
     assert_eq!(x.len(), out.len(), "out has the shape of x");
     if x.is_empty() {
         return;
@@ -192,7 +196,7 @@ impl Kernel for LayerNorm<'_> {
             let mean = s.splat(sum(s, x) / width as f32);
             let (xs, x_tail) = S::chunks(x);
             let (outs, out_tail) = S::chunks_mut(out);
-            // The squares of what is left: the mean square less the square of the mean would cancel.
+            // Squares of the differences, because the mean square less the squared mean would cancel.
             for (x, out) in xs.iter().zip(&mut *outs) {
                 s.store_chunk(s.sub(s.load_chunk(x), mean), out);
             }
@@ -214,7 +218,7 @@ impl Kernel for LayerNorm<'_> {
     }
 }
 
-/// In four accumulators, as [`sum_of_squares`].
+/// Sums `x` in four accumulators, like [`sum_of_squares`].
 #[inline(always)]
 fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
     let (xs, tail) = S::chunks(x);
@@ -234,7 +238,7 @@ fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
     s.sum(s.add(s.add(acc[0], acc[1]), s.add(acc[2], acc[3])))
 }
 
-/// In four accumulators, which cover the latency of the multiply-add.
+/// Sums squares in four accumulators, which cover the latency of the multiply-add.
 #[inline(always)]
 fn sum_of_squares<S: Simd>(s: S, xs: &[S::Chunk], tail: &[f32]) -> f32 {
     let mut acc = [s.splat(0.0); 4];

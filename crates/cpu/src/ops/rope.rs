@@ -1,5 +1,7 @@
-//! Rotary position embedding (Su et al. 2021): pairs of a head's values turned by angles that grow
-//! with the position. The angles come as cosines and sines, computed elsewhere in f64.
+//! Rotary position embedding (Su et al. 2021): rotates pairs of a head's values by angles that grow with the position.
+//! The cosines and sines of the angles are computed elsewhere, in f64.
+
+use rocmforge_plan::RopeStyle;
 
 use super::rows_per_task;
 use crate::arch::Kernel;
@@ -7,39 +9,33 @@ use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// Which values of a head make a pair; `i` counts pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopeStyle {
-    /// Neighbours: `2i` and `2i + 1` (llama).
-    Norm,
-    /// Halves: `i` and `i + n_rot / 2` (qwen2, phi3, gemma).
-    Neox,
+/// The rotations of a batch of tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation<'a> {
+    /// Which values make a pair.
+    pub style: RopeStyle,
+    /// Values per head.
+    pub head_dim: usize,
+    /// Values per head that rotate: the first `n_rot`, which is even and at most `head_dim`.
+    pub n_rot: usize,
+    /// `[n_tokens, n_rot / 2, 2]`: cosine and sine of each pair at the token's position.
+    pub cos_sin: &'a [f32],
 }
 
-/// Rotates the first `n_rot` values of every head in place.
-///
-/// - `x` [n_tokens, n_heads * head_dim]
-/// - `cos_sin` [n_tokens, n_rot / 2, 2]: the cosine and sine of each pair at the token's position
+/// Rotates every head of `x` `[n_tokens, n_heads * head_dim]` in place.
 ///
 /// # Panics
-/// If `n_rot` is odd or exceeds `head_dim`, or lengths do not fit.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "operands and the four numbers that shape them"
-)]
-pub fn rope(
-    isa: Isa,
-    pool: &Pool,
-    x: &mut [f32],
-    n_tokens: usize,
-    head_dim: usize,
-    n_rot: usize,
-    style: RopeStyle,
-    cos_sin: &[f32],
-) {
+/// If `n_rot` is odd or exceeds `head_dim`, or lengths do not match.
+pub fn rope(isa: Isa, pool: &Pool, n_tokens: usize, rotation: &Rotation<'_>, x: &mut [f32]) {
+    let &Rotation {
+        style,
+        head_dim,
+        n_rot,
+        cos_sin,
+    } = rotation;
     assert!(
         n_rot.is_multiple_of(2) && n_rot <= head_dim,
-        "{n_rot} of {head_dim} values turn"
+        "{n_rot} of {head_dim} values rotate"
     );
     assert_eq!(
         cos_sin.len(),
@@ -97,7 +93,7 @@ fn scalar(x: &mut [f32], head_dim: usize, style: RopeStyle, cos_sin: &[f32]) {
     }
 }
 
-/// One token's heads; the cosines and sines of a vector of pairs serve all heads in turn.
+/// Rotates the heads of one token. The cosines and sines of a vector of pairs are loaded once for all heads.
 struct Norm<'a> {
     x: &'a mut [f32],
     head_dim: usize,
@@ -115,7 +111,7 @@ impl Kernel for Norm<'_> {
             let (cos, sin) = (s.dup_even(cos_sin), s.dup_odd(cos_sin));
             for head in self.x.chunks_exact_mut(self.head_dim) {
                 let x = &mut S::chunks_mut(head).0[i];
-                s.store_chunk(turn_pairs(s, s.load_chunk(x), cos, sin), x);
+                s.store_chunk(rotate_pairs(s, s.load_chunk(x), cos, sin), x);
             }
         }
         if !cos_sin_tail.is_empty() {
@@ -124,18 +120,18 @@ impl Kernel for Norm<'_> {
             let (cos, sin) = (s.dup_even(cos_sin), s.dup_odd(cos_sin));
             for head in self.x.chunks_exact_mut(self.head_dim) {
                 let x = &mut head[tail.clone()];
-                s.store_part(turn_pairs(s, s.load_part(x, 0.0), cos, sin), x);
+                s.store_part(rotate_pairs(s, s.load_part(x, 0.0), cos, sin), x);
             }
         }
     }
 }
 
 #[inline(always)]
-fn turn_pairs<S: Simd>(s: S, x: S::F32, cos: S::F32, sin: S::F32) -> S::F32 {
+fn rotate_pairs<S: Simd>(s: S, x: S::F32, cos: S::F32, sin: S::F32) -> S::F32 {
     s.mul_sub_add(x, cos, s.mul(s.swap_pairs(x), sin))
 }
 
-/// As [`Norm`], for halves.
+/// Like [`Norm`], for pairs of halves.
 struct Neox<'a> {
     x: &'a mut [f32],
     head_dim: usize,

@@ -2,12 +2,12 @@
 
 use super::rows_per_task;
 use crate::arch::Kernel;
-use crate::generic::lanes::tanh;
+use crate::generic::lanes::capped;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// What a tanh and its division cost in additions.
+/// Cost of a tanh and its division, in additions.
 const TANH_WORK: usize = 6;
 
 /// `x = cap * tanh(x / cap)`, in place. `cap` is positive.
@@ -42,11 +42,4 @@ impl Kernel for SoftCap<'_> {
             s.store_part(capped(s, self.cap, s.load_part(tail, 0.0)), tail);
         }
     }
-}
-
-/// `cap * tanh(x / cap)`.
-#[inline(always)]
-pub(crate) fn capped<S: Simd>(s: S, cap: f32, x: S::F32) -> S::F32 {
-    let cap = s.splat(cap);
-    s.mul(tanh(s, s.div(x, cap)), cap)
 }

@@ -1,14 +1,14 @@
 //! The dispatch protocol: ticket, claim, close, park.
 //!
-//! The ticket is one `u64`: `[epoch | SHUTDOWN | OPEN | workers inside]`. Its life for one job:
+//! The ticket is one `u64`: `[epoch | SHUTDOWN | OPEN | workers inside]`. The life of a job:
 //!
-//! 1. The caller, holding the dispatch lock, finds the ticket closed with nobody inside, writes
-//!    the job and the counter, and publishes `epoch + 1 | OPEN`.
-//! 2. A worker that sees an open ticket of an epoch it has not served adds itself by
-//!    compare-and-swap. From then on the job cannot change under it.
-//! 3. Caller and workers claim tasks with `next.fetch_add(1)` until the counter passes `n_tasks`.
-//!    A worker then takes itself off the ticket.
-//! 4. The caller clears OPEN, so that nobody joins any more, and waits for the count to reach 0.
+//! 1. The caller, holding the dispatch lock, finds the ticket closed with no worker inside, writes the job and the
+//!    counter, and publishes `epoch + 1 | OPEN`.
+//! 2. A worker that sees an open ticket of an epoch it has not served adds itself by compare-and-swap. From then on the
+//!    job cannot change under it.
+//! 3. Caller and workers claim tasks with `next.fetch_add(1)` until the counter passes `n_tasks`. Workers then remove
+//!    themselves from the ticket.
+//! 4. The caller clears OPEN, so that no worker joins any more, and waits for the count to reach 0.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::topology::{Topology, stay_on};
 
-/// Most threads a [`Pool`] will create.
+/// Maximum number of threads of a [`Pool`].
 pub const MAX_THREADS: usize = 1024;
 
 const OPEN: u64 = 1 << 16;
@@ -29,11 +29,11 @@ const SHUTDOWN: u64 = 1 << 17;
 const EPOCH: u64 = 1 << 18;
 const INSIDE_MASK: u64 = OPEN - 1;
 
-/// How long an idle worker keeps its core with `pause`, and how long it then polls with
-/// `sched_yield` before it parks. The second spans the serial stretch between two tokens.
+/// How long an idle worker spins with `pause`, and how long it then polls with `sched_yield` before it parks. The
+/// latter covers the serial stretch between two tokens.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_millis(1);
-/// With more threads than cores a spinning thread only keeps a working one off its core.
+/// With more threads than cores, a spinning thread only keeps a working one off its core.
 const YIELD_OVERSUBSCRIBED: Duration = Duration::from_micros(50);
 const PAUSES_PER_CLOCK_READ: u32 = 32;
 
@@ -41,25 +41,25 @@ type TaskFor<'a> = dyn Fn(usize) + Sync + 'a;
 type Task = TaskFor<'static>;
 
 thread_local! {
-    /// Set while this thread runs tasks of some pool; nested dispatches then run inline.
+    /// Set while this thread runs tasks of any pool; nested dispatches then run inline.
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A fixed set of threads that run loops together; the thread that calls is one of them.
+/// A fixed set of threads that run loops together, including the calling thread.
 ///
-/// Shared by reference; calls from several threads are served one after the other.
+/// Shared by reference. Concurrent calls are served one after the other.
 pub struct Pool {
     shared: Arc<Shared>,
     dispatch: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
 }
 
-/// Spinning workers read `ticket` alone, so the counter that everybody writes is kept off its line.
+/// Spinning workers only read `ticket`, so the counter that all threads write is kept off its cache line.
 struct Shared {
     ticket: Line<AtomicU64>,
     next: Line<AtomicUsize>,
     job: Line<Job>,
-    /// Workers parked or about to; 0 lets a hot dispatch skip the list.
+    /// Workers that are parked or about to park; 0 lets a hot dispatch skip the list.
     n_parked: AtomicUsize,
     parkers: Box<[Parker]>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -68,7 +68,7 @@ struct Shared {
 
 struct Job {
     n_tasks: AtomicUsize,
-    /// Written only while the ticket is closed with nobody inside, read only by those inside.
+    /// Written only while the ticket is closed with no worker inside, read only by those inside.
     task: UnsafeCell<Option<NonNull<Task>>>,
 }
 
@@ -77,7 +77,7 @@ struct Parker {
     thread: OnceLock<Thread>,
 }
 
-/// Two 64-byte lines: Intel prefetches them in pairs.
+/// Two 64-byte cache lines, because Intel processors prefetch them in pairs.
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -91,10 +91,10 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Pool {
-    /// A pool of `n_threads` threads including the caller's, at least 1 and at most
-    /// [`MAX_THREADS`]; [`super::default_threads`] is a good number. On a machine with several NUMA
-    /// nodes those that it creates stay on as few of them as have the cores. If the system refuses to create a thread the pool has those it got:
-    /// [`Pool::n_threads`] tells.
+    /// Creates a pool of `n_threads` threads including the caller, clamped to 1..=[`MAX_THREADS`];
+    /// [`super::default_threads`] is a good number. On a machine with several NUMA nodes, the workers stay on as few
+    /// nodes as have enough cores. If the system refuses to create a thread, the pool has fewer; see
+    /// [`Pool::n_threads`].
     pub fn new(n_threads: usize) -> Pool {
         let n_workers = n_threads.clamp(1, MAX_THREADS) - 1;
         let n_cores = thread::available_parallelism().map_or(1, |n| n.get());
@@ -138,16 +138,16 @@ impl Pool {
         }
     }
 
-    /// Threads that run tasks, the caller's included.
+    /// Number of threads that run tasks, including the caller.
     pub fn n_threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `f(task)` for every `task` in `0..n_tasks` and returns when all are done. Tasks are
-    /// claimed in rising order by whichever thread is free.
+    /// Runs `f(task)` for every `task` in `0..n_tasks` and returns when all are done. Free threads claim tasks in
+    /// ascending order.
     ///
-    /// A call from inside a task runs inline. If a task panics, tasks not yet begun are dropped,
-    /// the panic continues in the caller, and the pool stays usable.
+    /// A call from inside a task runs inline. If a task panics, tasks that have not started are dropped, the panic
+    /// propagates to the caller, and the pool stays usable.
     pub fn run(&self, n_tasks: usize, f: &(dyn Fn(usize) + Sync)) {
         if n_tasks <= 1 || self.workers.is_empty() || IN_TASK.get() {
             (0..n_tasks).for_each(f);
@@ -172,7 +172,7 @@ impl Drop for Pool {
         self.shared.ticket.0.fetch_or(SHUTDOWN, Ordering::SeqCst);
         self.shared.wake(usize::MAX);
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of tasks, and has nothing else to report.
+            // Workers catch the panics of tasks and have nothing else to report.
             let _ = worker.join();
         }
     }
@@ -194,7 +194,7 @@ impl Shared {
         self.job.0.n_tasks.store(n_tasks, Ordering::Relaxed);
         self.next.0.store(0, Ordering::Relaxed);
         // SAFETY: the dispatch lock makes this the only writer, and the ticket is closed with
-        // nobody inside (`close` of the previous job acquired the last leave), so nobody reads.
+        // no worker inside (`close` of the previous job acquired the last leave), so there are no readers.
         unsafe { *self.job.0.task.get() = Some(task) };
         self.ticket
             .0
@@ -206,12 +206,12 @@ impl Shared {
         }
     }
 
-    /// Claims and runs tasks until none is left. Must be followed by leaving or closing.
+    /// Claims and runs tasks until none is left. The thread must then leave or close the ticket.
     fn serve(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let _in_task = InTask::enter();
             loop {
-                // The value decides only who runs what; data is ordered by the ticket.
+                // The value only decides which thread runs what; data is ordered by the ticket.
                 let i = self.next.0.fetch_add(1, Ordering::Relaxed);
                 if i >= n_tasks {
                     break;
@@ -234,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// The life of worker `index`.
+    /// Main loop of worker `index`.
     fn work(&self, index: usize) {
         self.parkers[index].thread.get_or_init(thread::current);
         let mut served = 0;
@@ -243,7 +243,7 @@ impl Shared {
             let Some(n_tasks) = self.join(epoch) else {
                 continue;
             };
-            // SAFETY: this worker is counted on the ticket, so nobody writes the job, and `close`
+            // SAFETY: this worker is counted on the ticket, so no thread writes the job, and `close`
             // has not returned, so the task is still borrowed by the caller of `run`.
             unsafe {
                 let task = (*self.job.0.task.get()).expect("an open ticket has a job");
@@ -253,7 +253,7 @@ impl Shared {
         }
     }
 
-    /// Waits for an open ticket whose epoch is not `served`; `None` is the end of the pool.
+    /// Waits for an open ticket whose epoch is not `served`. `None` means that the pool shuts down.
     fn await_job(&self, index: usize, served: u64) -> Option<u64> {
         let mut backoff = Backoff::new(self.oversubscribed);
         loop {
@@ -273,11 +273,11 @@ impl Shared {
         }
     }
 
-    /// Parks unless the ticket is no longer `seen`; may return early.
+    /// Parks unless the ticket has changed from `seen`. May return early.
     ///
-    /// No wake is lost: this thread sets `parked` and then reads the ticket, a publisher writes
-    /// the ticket and then reads `n_parked` and `parked`, all SeqCst, so at least one of the two
-    /// sees the other. `unpark` before `park` makes `park` return at once.
+    /// No wake-up is lost: this thread sets `parked` and then reads the ticket; a publisher writes the ticket and then
+    /// reads `n_parked` and `parked`. All are SeqCst, so at least one of them sees the other's write. `unpark` before
+    /// `park` makes `park` return at once.
     fn park(&self, index: usize, seen: u64) {
         let parker = &self.parkers[index];
         self.n_parked.fetch_add(1, Ordering::SeqCst);
@@ -302,13 +302,13 @@ impl Shared {
         }
     }
 
-    /// Enters the job of `epoch` and returns its number of tasks, or `None` if it has closed or
-    /// has as many threads as tasks.
+    /// Joins the job of `epoch` and returns its number of tasks; `None` if it has closed or has as many threads as
+    /// tasks.
     fn join(&self, epoch: u64) -> Option<usize> {
         let mut ticket = self.ticket.0.load(Ordering::Relaxed);
         loop {
-            // A stale `n_tasks` is possible here, but only together with a changed ticket, and
-            // then the compare-and-swap fails.
+            // A stale `n_tasks` is possible here, but only if the ticket has changed, and then the compare-and-swap
+            // fails.
             let n_tasks = self.job.0.n_tasks.load(Ordering::Relaxed);
             let n_inside = (ticket & INSIDE_MASK) as usize;
             if ticket & OPEN == 0 || ticket / EPOCH != epoch || n_inside + 1 >= n_tasks {
@@ -327,7 +327,7 @@ impl Shared {
     }
 }
 
-/// Marks this thread as running tasks, also while it unwinds out of one.
+/// Marks this thread as running tasks, even while it unwinds.
 struct InTask;
 
 impl InTask {
@@ -343,7 +343,7 @@ impl Drop for InTask {
     }
 }
 
-/// Waiting that gets gentler with time: `pause`, then `sched_yield`, then idle.
+/// Waits with increasing restraint: `pause`, then `sched_yield`, then idle.
 struct Backoff {
     oversubscribed: bool,
     start: Option<Instant>,
@@ -383,7 +383,7 @@ impl Backoff {
     }
 }
 
-/// A lock whose data stays valid when a holder panics.
+/// Locks a mutex whose data stays valid if a holder panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

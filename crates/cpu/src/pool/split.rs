@@ -1,4 +1,4 @@
-//! Disjoint parts of one output matrix for the tasks of a dispatch.
+//! Splits an output matrix into disjoint parts for the tasks of a dispatch.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::Pool;
 
 impl Pool {
-    /// Splits `out` [n_rows, row_len] into runs of `rows_per_task` rows and calls
-    /// `f(first_row, rows)` on each; `rows` holds whole rows.
+    /// Splits `out` [n_rows, row_len] into runs of `rows_per_task` rows and calls `f(first_row, rows)` for each run;
+    /// `rows` holds whole rows.
     ///
     /// # Panics
     /// If `out` is not whole rows, or `rows_per_task` is 0.
@@ -41,13 +41,12 @@ impl Pool {
         });
     }
 
-    /// Splits `outs`, matrices of the same number of rows, into tiles of `rows_per_task` rows by
-    /// `cols_per_task` columns and calls `f(i, tile)` on each tile of matrix `i`. Tasks go through
-    /// all rows of a column range before the next, so that weights (one row per column of an output)
-    /// stay in cache.
+    /// Splits `outs`, matrices with the same number of rows, into tiles of `rows_per_task` rows by `cols_per_task`
+    /// columns and calls `f(i, tile)` for each tile of matrix `i`. Tasks cover all rows of a column range before the
+    /// next range, so that weights (one row per output column) stay in cache.
     ///
     /// # Panics
-    /// If an output is not whole rows, numbers of rows differ, or a tile size is 0.
+    /// If an output is not whole rows, the numbers of rows differ, or a tile size is 0.
     pub fn for_each_tile(
         &self,
         outs: Vec<MatrixMut<'_>>,
@@ -91,12 +90,12 @@ impl Pool {
         });
     }
 
-    /// Splits each of `row_ranges` of `out` [n_rows, row_len] by `cols_per_task` columns and calls
-    /// `f(i, tile)` on each part of range `i`. Tasks go through all columns of a range before the
-    /// next, so the costliest range should stand first. Rows in no range are left alone.
+    /// Splits each of `row_ranges` of `out` [n_rows, row_len] by `cols_per_task` columns and calls `f(i, tile)` for
+    /// each part of range `i`. Tasks cover all columns of a range before the next range, so the costliest range should
+    /// come first. Rows in no range are left alone.
     ///
     /// # Panics
-    /// If `out` is not whole rows, `cols_per_task` is 0, or ranges overlap or leave the matrix.
+    /// If `out` is not whole rows, `cols_per_task` is 0, or ranges overlap or extend past the matrix.
     pub fn for_each_range(
         &self,
         out: &mut [f32],
@@ -146,7 +145,7 @@ pub struct MatrixMut<'a> {
     pub row_len: usize,
 }
 
-/// An output matrix that tasks take tiles of.
+/// An output matrix to be split into tiles.
 struct Matrix<'a> {
     base: SendPtr<f32>,
     n_rows: usize,
@@ -186,7 +185,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A rectangle of an output matrix that one task owns.
+/// A rectangle of an output matrix, owned by one task.
 pub struct Tile<'a> {
     base: *mut f32,
     row_len: usize,
@@ -196,20 +195,20 @@ pub struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Rows of the whole matrix that this tile covers.
+    /// Rows of the matrix that this tile covers.
     pub fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
 
-    /// Columns of the whole matrix that this tile covers.
+    /// Columns of the matrix that this tile covers.
     pub fn cols(&self) -> Range<usize> {
         self.cols.clone()
     }
 
-    /// `values` [rows, cols] as a tile of a larger matrix that exists nowhere else.
+    /// Views `values` [rows, cols] as a tile of a larger matrix that is not stored.
     ///
     /// # Panics
-    /// If the length of `values` is another.
+    /// If `values` has the wrong length.
     pub(crate) fn of<'a>(
         values: &'a mut [f32],
         rows: Range<usize>,
@@ -221,7 +220,7 @@ impl Tile<'_> {
             "values are [rows, cols]"
         );
         Tile {
-            // `row` adds again what is taken away here.
+            // `row` adds this offset again.
             base: values
                 .as_mut_ptr()
                 .wrapping_sub(rows.start * cols.len() + cols.start),
@@ -232,7 +231,7 @@ impl Tile<'_> {
         }
     }
 
-    /// The same tile of the matrix that begins with row `first` of this one.
+    /// The same tile, relative to the matrix that begins with row `first` of this one.
     ///
     /// # Panics
     /// If the tile begins above `first`.
@@ -247,7 +246,7 @@ impl Tile<'_> {
         }
     }
 
-    /// The tile's columns of row `r`, which counts from the top of the whole matrix.
+    /// Returns the tile's columns of row `r`, counted from the top of the matrix.
     ///
     /// # Panics
     /// If `r` is not in [`Tile::rows`].

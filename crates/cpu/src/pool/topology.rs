@@ -1,9 +1,8 @@
-//! The processors that threads may run on: how many cores they are and which memory is near them.
+//! The processors that threads may run on: their cores and NUMA nodes.
 //!
-//! Two hardware threads of one core share its vector units, so a product gains nothing from the second:
-//! a pool has one thread for each core unless told otherwise. On a machine with several NUMA nodes the
-//! workers of a pool stay on as few nodes as have the cores; within a node the system places them. On a
-//! machine with one node it places them freely.
+//! Two hardware threads of a core share its vector units, so a product gains nothing from the second: by default a pool
+//! has one thread per core. On a machine with several NUMA nodes, the workers of a pool stay on as few nodes as have
+//! enough cores, and the system places them within a node. On a machine with one node the system places them freely.
 //!
 //! Linux only (`/sys/devices/system`, `sched_getaffinity`); elsewhere every processor counts as a core.
 
@@ -12,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
-/// A core: its package and its number in it.
+/// A core: its package, and its number in the package.
 type Core = (usize, usize);
 
 /// The processors of one NUMA node.
@@ -29,15 +28,15 @@ pub(super) struct Topology {
     nodes: Vec<Node>,
 }
 
-/// Threads of a pool that uses every core: not more than the processors that this process may use, nor than
-/// its share of time (a container's quota) is worth.
+/// Default number of threads of a pool: one per core, but no more than this process may use by its affinity or its
+/// share of time (a container's quota).
 pub fn default_threads() -> usize {
     let share = thread::available_parallelism().map_or(1, |n| n.get());
     Topology::detect().map_or(share, |topology| topology.n_cores().min(share))
 }
 
 impl Topology {
-    /// What the system tells of itself, if it does.
+    /// Reads the topology from the system; `None` if that fails.
     pub(super) fn detect() -> Option<Topology> {
         Topology::read(Path::new("/sys/devices/system"), &allowed_cpus()?)
     }
@@ -78,8 +77,7 @@ impl Topology {
         self.nodes.iter().map(|node| node.cores.len()).sum()
     }
 
-    /// The processors that each of `n_threads` threads should stay on; `None` where the system may
-    /// place them as it likes.
+    /// Returns the processors that each of `n_threads` threads should stay on; `None` to let the system place them.
     pub(super) fn place(&self, n_threads: usize) -> Option<Vec<&[usize]>> {
         if self.nodes.len() < 2 {
             return None;
@@ -92,7 +90,7 @@ impl Topology {
     }
 }
 
-/// Keeps this thread on `cpus`. A system that refuses leaves it where it was.
+/// Pins this thread to `cpus`. Does nothing if the system refuses.
 pub(super) fn stay_on(cpus: &[usize]) {
     #[cfg(target_os = "linux")]
     {
@@ -124,7 +122,7 @@ fn allowed_cpus() -> Option<Vec<usize>> {
     None
 }
 
-/// The numbers of a list such as `0-3,8`.
+/// Parses a list of numbers such as `0-3,8`.
 fn cpu_list(list: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for range in list.trim().split(',').filter(|range| !range.is_empty()) {
@@ -138,7 +136,7 @@ fn cpu_list(list: &str) -> Option<Vec<usize>> {
 mod tests {
     use super::*;
 
-    /// A machine of `(cpu, package, core, node)`.
+    /// Creates the sysfs files of a machine of `(cpu, package, core, node)`.
     fn machine(cpus: &[(usize, usize, usize, usize)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for (cpu, package, core, node) in cpus {
@@ -164,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_counts_once() {
+    fn counts_hardware_threads_of_a_core_once() {
         let dir = two_nodes();
         let n_cores = |allowed: &[usize]| Topology::read(dir.path(), allowed).unwrap().n_cores();
         assert_eq!(n_cores(&[0, 1, 2, 3, 4, 5, 6, 7]), 4);
@@ -191,21 +189,21 @@ mod tests {
     }
 
     #[test]
-    fn one_node_is_left_to_the_system() {
+    fn leaves_placement_on_one_node_to_the_system() {
         let dir = machine(&[(0, 0, 0, 0), (1, 0, 1, 0)]);
         let topology = Topology::read(dir.path(), &[0, 1]).unwrap();
         assert_eq!((topology.n_cores(), topology.place(2)), (2, None));
     }
 
     #[test]
-    fn lists_of_processors() {
+    fn parses_processor_lists() {
         assert_eq!(cpu_list("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
         assert_eq!(cpu_list("\n"), Some(vec![]));
         assert_eq!(cpu_list("0-x"), None);
     }
 
     #[test]
-    fn this_machine_has_a_core() {
+    fn finds_a_core_on_this_machine() {
         assert!(default_threads() >= 1);
     }
 }

@@ -3,15 +3,17 @@
 //! doubled token, a wrong prefix or a token that is moved wrongly changes the output.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use super::*;
-use crate::backend::gpu::Offload;
-use crate::backend::{Backend, OpObserver, Reply, StepObserver};
-use crate::batch::{Batch, InputToken, StepOutput, Want};
-use crate::kv_cache::KvShift;
 use crate::request::PromptOutput;
-use crate::sampler::SamplingParams;
-use crate::tokenizer::TokenId;
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::KvShift;
+use rocmforge_plan::SamplingParams;
+use rocmforge_plan::{Batch, InputToken, StepOutput, Want};
+use rocmforge_runtime::gpu::Offload;
+use rocmforge_runtime::{Backend, OpObserver, Reply, StepObserver};
+use rocmforge_runtime::{DeviceError, PrefixSharing, RuntimeError};
 
 const N_VOCAB: u32 = 50;
 
@@ -425,9 +427,9 @@ fn running_one_request_loses_nothing_of_another() {
                     }
                     n_events += 1;
                     if request == submitted[0] && n_events >= stop_after {
-                        Continue::No
+                        ControlFlow::Break(())
                     } else {
-                        Continue::Yes
+                        ControlFlow::Continue(())
                     }
                 })
                 .unwrap();
@@ -485,10 +487,13 @@ fn a_dead_device_is_an_error_and_not_a_hang() {
         None,
     );
     engine.submit(Request::greedy(vec![1], 1)).unwrap();
-    assert!(matches!(engine.step(), Err(EngineError::WorkerGone { .. })));
+    assert!(matches!(
+        engine.step(),
+        Err(EngineError::Device(DeviceError::WorkerGone { .. }))
+    ));
     assert!(
-        Executor::start(1, || -> std::result::Result<(Broken, ()), EngineError> {
-            Err(EngineError::EmptyPrompt)
+        Executor::start(1, || -> std::result::Result<(Broken, ()), RuntimeError> {
+            Err(ConfigError::NoExperts.into())
         })
         .is_err()
     );

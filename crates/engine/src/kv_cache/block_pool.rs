@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::prefix::{PrefixHash, PrefixHasher};
-use crate::tokenizer::TokenId;
+use rocmforge_gguf::TokenId;
 
 /// A block of the device's cache: `page` tokens in every layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

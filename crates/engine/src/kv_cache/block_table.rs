@@ -2,7 +2,7 @@
 
 use super::block_pool::{BlockId, BlockPool};
 use super::prefix::PrefixHash;
-use crate::tokenizer::TokenId;
+use rocmforge_gguf::TokenId;
 
 /// Block of each page of a sequence, and how many of its pages are indexed for sharing.
 #[derive(Debug, Default)]

@@ -9,22 +9,11 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use rocmforge_cpu::SlotRun;
+use rocmforge_plan::{KvShift, SlotRun};
 
 use super::KvUsage;
 use super::block_pool::{BlockId, BlockPool};
 use super::block_table::BlockTable;
-
-/// What a device does to its cache when a sequence forgets tokens, in any order: no slot is read that another run
-/// writes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct KvShift {
-    /// Tokens that keep their positions.
-    pub copied: Vec<SlotRun>,
-    /// Tokens that take positions lower by `back_by`: their keys turn back. A run may stay where it is.
-    pub turned: Vec<SlotRun>,
-    pub back_by: u32,
-}
 
 /// The pages of a sequence with holes in them, and without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,11 +10,9 @@ mod block_table;
 mod forget;
 mod prefix;
 
-use rocmforge_gguf::quant::f8;
-
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
-pub use forget::{Compaction, KvShift};
+pub use forget::Compaction;
 pub use prefix::PrefixHash;
 
 /// What of the cache sequences have. Pages that several share count for each of them.
@@ -42,48 +40,4 @@ pub struct ContextShifts {
     pub n_tokens: usize,
     /// Of the last time.
     pub compaction: Compaction,
-}
-
-/// How cached keys and values are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvType {
-    #[default]
-    F16,
-    F32,
-    /// Codes of 8 bits in blocks of 32 values of a head, or of all values of a smaller one, with an f16 scale.
-    Q8_0,
-    /// Floating point of 8 bits, 4 of them the exponent's, with a bf16 scale for each head ([`f8`]).
-    F8E4M3,
-}
-
-impl KvType {
-    pub const ALL: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::F8E4M3];
-
-    /// As options and messages name it.
-    pub fn name(self) -> &'static str {
-        match self {
-            KvType::F16 => "f16",
-            KvType::F32 => "f32",
-            KvType::Q8_0 => "q8_0",
-            KvType::F8E4M3 => "fp8",
-        }
-    }
-
-    /// Values that share a scale, where a head of `dim` values must be whole blocks of them.
-    pub fn block_len(self, dim: usize) -> usize {
-        match self {
-            KvType::F16 | KvType::F32 | KvType::F8E4M3 => 1,
-            KvType::Q8_0 => dim.clamp(1, 32),
-        }
-    }
-
-    /// Bytes of a head of `dim` values.
-    pub fn head_bytes(self, dim: usize) -> usize {
-        match self {
-            KvType::F16 => 2 * dim,
-            KvType::F32 => 4 * dim,
-            KvType::Q8_0 => dim + 2 * dim.div_ceil(32),
-            KvType::F8E4M3 => dim + f8::SCALE_BYTES,
-        }
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use crate::tokenizer::TokenId;
+use rocmforge_gguf::TokenId;
 
 /// Identifies the tokens from the start of a sequence to the end of one full page.
 ///

@@ -1,31 +1,30 @@
-//! Numbers of eight bits: E4M3 of the OCP 8-bit Floating Point Specification 1.0 (after Micikevicius et al. 2022,
-//! "FP8 Formats for Deep Learning"), in rows that share a scale in bf16. GGUF has no id for them; caches of keys and
-//! values are kept so.
+//! FP8 rows for the KV cache: E4M3 numbers (OCP 8-bit Floating Point Specification 1.0; Micikevicius et al. 2022, "FP8
+//! Formats for Deep Learning") with one bf16 scale per row. GGUF has no id for them.
 //!
-//! A code is a sign, four bits of exponent (bias 7) and three of mantissa; there is no infinity, and 0x7f and 0xff are
-//! NaN. The scale of a row brings its largest magnitude to 448, so that keys of hundreds do not saturate and values of
-//! thousandths keep their bits. A code has 4 bits and a scale 8: their product is exact in f32.
+//! A code has a sign, four exponent bits (bias 7) and three mantissa bits. There is no infinity; 0x7f and 0xff are NaN.
+//! The scale maps the largest magnitude of a row to 448, so that keys in the hundreds do not saturate and values in the
+//! thousandths keep their bits. Codes have 4 significant bits and scales 8, so their product is exact in f32.
 //!
-//! A power of two would do in one byte, but leaves up to a bit of the largest codes unused: a row of 8 Gaussian values has
-//! 1.8 times the squared error then, one of 128 values 1.06 times.
+//! A power of two would fit in one byte, but leaves up to one bit of the largest codes unused: the squared error is
+//! then 1.8 times as large for rows of 8 Gaussian values, and 1.06 times for rows of 128.
 
 use half::bf16;
 
-/// The largest number.
+/// The largest finite number.
 pub const LARGEST: f32 = 448.0;
-/// Bytes of a scale, which is stored before the codes of its row.
+/// Bytes of a scale, stored before the codes of its row.
 pub const SCALE_BYTES: usize = 2;
-/// The least scale, 2^-126: what is divided by it is a number, and zeros have one.
+/// The smallest scale, 2^-126 as bf16 bits. It is not zero, so that rows of zeros can be divided by it.
 const LEAST_SCALE: u16 = 0x0080;
 
-/// What a code stands for.
+/// Converts a code to f32.
 #[inline]
 pub fn number(code: u8) -> f32 {
     let (exponent, mantissa) = (u32::from(code) >> 3 & 15, u32::from(code) & 7);
     if code & 0x7f == 0x7f {
         return f32::NAN;
     }
-    // Exponent field 0 has that of field 1 and no leading one.
+    // Exponent field 0 means the exponent of field 1 without the leading one.
     let integer = if exponent == 0 {
         mantissa
     } else {
@@ -40,8 +39,8 @@ pub fn number(code: u8) -> f32 {
     }
 }
 
-/// The code of the number nearest to `x`, ties to the even code; larger magnitudes saturate. Zeros of both signs become
-/// 0: other forms of E4M3 have a NaN in place of -0.
+/// Converts `x` to the nearest code, ties to even; larger magnitudes saturate. Both zeros become 0, because other
+/// variants of E4M3 have NaN in place of -0.
 #[inline]
 pub fn nearest(x: f32) -> u8 {
     if x.is_nan() {
@@ -52,8 +51,8 @@ pub fn nearest(x: f32) -> u8 {
     let exponent = (magnitude.to_bits() >> 23).max(127 - 6);
     let step = f32::from_bits((exponent - 3) << 23);
     let integer = (magnitude / step).round_ties_even() as u32;
-    // A mantissa that is rounded up to the next power of two carries into the exponent; without a leading one the
-    // exponent field becomes 0.
+    // A mantissa rounded up to the next power of two carries into the exponent. Without a leading one the exponent
+    // field becomes 0.
     let code = ((exponent - 120) << 3) + integer - 8;
     let sign = if code > 0 && x.is_sign_negative() {
         0x80
@@ -63,15 +62,15 @@ pub fn nearest(x: f32) -> u8 {
     code.min(0x7e) as u8 | sign
 }
 
-/// Writes the codes of `row` and returns its scale: the largest magnitude over 448, rounded to nearest even; NaN, with
-/// codes of 0, if a value is not finite.
+/// Quantizes `row` and returns its scale: the largest magnitude over 448, rounded to nearest even. If a value is not
+/// finite, the scale is NaN and the codes are 0.
 ///
-/// Codes are the nearest to `x / scale`, although that is rounded to f32 before: the middle of two numbers has 5 bits, so
-/// times the scale it is an f32 that `x` is equal to, above or below, and neighbours of that are further from it than a
-/// rounding.
+/// Codes are nearest to the exact `x / scale`, although the quotient is rounded to f32 first: the midpoint of two codes
+/// has 5 significant bits, so midpoint times scale is an f32, and no other f32 `x` is so close to it that the quotient
+/// would round to the midpoint.
 ///
 /// # Panics
-/// If there are not as many codes as values.
+/// If `codes` and `row` differ in length.
 #[inline]
 pub fn quantize(row: &[f32], codes: &mut [u8]) -> bf16 {
     assert_eq!(row.len(), codes.len(), "a code for each value");
@@ -83,7 +82,7 @@ pub fn quantize(row: &[f32], codes: &mut [u8]) -> bf16 {
         codes.fill(0);
         return bf16::NAN;
     }
-    // Rounded up it is at most 146 * 2^112: 448 times as much is finite, as all values of the row are.
+    // Rounded up, it is at most 146 * 2^112, so 448 times the scale is finite like all values of the row.
     let scale = bf16::from_f32(largest / LARGEST).to_bits();
     let scale = bf16::from_bits(scale.max(LEAST_SCALE));
     let divisor = scale.to_f32();
@@ -93,7 +92,7 @@ pub fn quantize(row: &[f32], codes: &mut [u8]) -> bf16 {
     scale
 }
 
-/// [`quantize`] to a row as it is stored: its scale, then its codes.
+/// Quantizes a row to its stored form: the scale, then the codes.
 ///
 /// # Panics
 /// If `to` is not [`SCALE_BYTES`] longer than `row`.
@@ -105,10 +104,10 @@ pub fn store(row: &[f32], to: &mut [u8]) {
     *scale = quantize(row, codes).to_le_bytes();
 }
 
-/// What the codes of a stored row are multiplied with, and the codes.
+/// Returns the scale and the codes of a stored row.
 ///
 /// # Panics
-/// If there is no scale.
+/// If `row` is too short for a scale.
 #[inline]
 pub fn load(row: &[u8]) -> (f32, &[u8]) {
     let (scale, codes) = row
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_its_number() {
+    fn codes_convert_as_in_the_specification() {
         for code in 0..=255 {
             let (got, wanted) = (f64::from(number(code)), by_definition(code));
             assert!(
@@ -154,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Of all numbers the nearest; of two, that with the even mantissa.
+    /// Finds the nearest code among all; of two, the one with the even mantissa.
     fn nearest_by_search(x: f64) -> u8 {
         let codes = (0..0x7f).chain(0x81..0xff);
         let distance = |code: u8| (by_definition(code) - x).abs();
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn values_round_to_the_nearest_number() {
+    fn values_round_to_the_nearest_code() {
         let mut x = vec![0.0, -0.0, 448.1, 463.9, 464.0, 464.1, 480.0, 1e9, f32::MAX];
         x.extend([
             f32::INFINITY,
@@ -191,7 +190,7 @@ mod tests {
         assert_eq!(nearest(f32::NAN), 0x7f);
     }
 
-    /// The bf16 nearest to `x` >= 2^-126, ties to the even one, by search among all that are positive and finite.
+    /// Finds the bf16 nearest to `x` >= 2^-126, ties to even, among all positive finite ones.
     fn bf16_by_search(x: f64) -> f64 {
         let value = |bits: u32| f64::from(f32::from_bits(bits << 16));
         let above = (0x80..=0x7f80).find(|&bits| value(bits) >= x).unwrap();
@@ -203,10 +202,10 @@ mod tests {
         }
     }
 
-    /// Largest magnitudes over all of f32, among them quotients that lie between two scales, with values on and around
-    /// every middle of two numbers.
+    /// Tests largest magnitudes over the whole range of f32, some with quotients halfway between two scales, and values
+    /// at and around the midpoint of every two codes.
     #[test]
-    fn rows_have_the_nearest_codes_to_the_quotient() {
+    fn rows_get_the_nearest_scale_and_codes() {
         let mut largest = vec![
             448.0f32,
             448.1,
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_nothing_and_of_what_is_no_number() {
+    fn zeros_empty_rows_and_non_finite_values() {
         let mut codes = [1; 2];
         let scale = quantize(&[0.0, -0.0], &mut codes);
         assert_eq!((scale.to_f32(), codes), (f32::MIN_POSITIVE, [0, 0]));
@@ -259,7 +258,7 @@ mod tests {
             let scale = quantize(&[1.0, wrong], &mut codes);
             assert!(scale.is_nan() && codes == [0, 0], "{wrong}");
         }
-        // Memory that was never written is zeros.
+        // Zero-initialized memory reads as zeros.
         assert_eq!(load(&[0; 4]), (0.0, &[0, 0][..]));
     }
 }

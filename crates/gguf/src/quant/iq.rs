@@ -7,7 +7,7 @@ use super::k::QK_K;
 use super::plain::F16;
 use super::{Block, GgmlType, nibbles};
 
-/// What the sixteen codes of IQ4_NL and IQ4_XS stand for.
+/// Values of the sixteen codes of IQ4_NL and IQ4_XS.
 pub const KVALUES_IQ4NL: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
@@ -37,7 +37,7 @@ pub struct Iq4Xs {
 }
 
 impl Iq4Xs {
-    /// The scale of group `g` of 8, its offset of 32 removed.
+    /// Integer scale of group `g` of 8, its offset of 32 subtracted.
     #[inline]
     pub fn scale(&self, g: usize) -> i8 {
         let low = self.scales_l[g / 2] >> (4 * (g % 2)) & 15;

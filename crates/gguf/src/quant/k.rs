@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::plain::F16;
 use super::{Block, GgmlType};
 
-/// Values of a super-block.
+/// Values per super-block.
 pub const QK_K: usize = 256;
 
 /// x = d * sc * q - dmin * m, groups of 16
@@ -84,9 +84,8 @@ pub struct Q6K {
     pub d: F16,
 }
 
-/// Scale and minimum (each 6 bits) of group `j` of 8 in Q4_K and Q5_K. Groups
-/// 0..4 have bytes of their own; of groups 4..8 the lower four bits share bytes
-/// 8..12 and the upper two stand above those of groups 0..4.
+/// Unpacks the 6-bit scale and minimum of group `j` of 8 in Q4_K and Q5_K. Groups 0..4 have bytes of their own. Groups
+/// 4..8 have their lower four bits in bytes 8..12 and their upper two in the high bits of bytes 0..8.
 #[inline]
 pub fn scale_min_k4(j: usize, scales: &[u8; 12]) -> (u8, u8) {
     if j < 4 {
@@ -99,9 +98,8 @@ pub fn scale_min_k4(j: usize, scales: &[u8; 12]) -> (u8, u8) {
     }
 }
 
-/// The sixteen scales of a Q3_K block, with their offset of 32 removed. Lower
-/// nibbles in bytes 0..8 (groups 0..8 low, 8..16 high), upper two bits in bytes
-/// 8..12.
+/// Unpacks the sixteen scales of a Q3_K block and subtracts their offset of 32. Bytes 0..8 hold the lower four bits
+/// (groups 0..8 in the low nibbles, 8..16 in the high ones), bytes 8..12 the upper two.
 #[inline]
 pub fn q3_scales(scales: &[u8; 12]) -> [i8; 16] {
     std::array::from_fn(|j| {
@@ -111,23 +109,22 @@ pub fn q3_scales(scales: &[u8; 12]) -> [i8; 16] {
     })
 }
 
-/// The fields of `N` consecutive bytes from `start`: each shifted down by
-/// `shift`, then masked.
+/// Extracts a bit field from each of `N` bytes from `start` on: shifts down by `shift`, then masks.
 #[inline]
 fn fields<const N: usize>(bytes: &[u8], start: usize, shift: usize, mask: u8) -> [u8; N] {
     let bytes: &[u8; N] = bytes[start..]
         .first_chunk()
-        .expect("a group lies in its block");
+        .expect("a group lies within its block");
     bytes.map(|b| b >> shift & mask)
 }
 
-/// Group `g` of 16 values among 2-bit fields placed as in [`Q2K`].
+/// Extracts group `g` of 16 values from 2-bit fields placed as in [`Q2K`].
 #[inline]
 fn two_bits(bytes: &[u8; QK_K / 4], g: usize) -> [u8; 16] {
     fields(bytes, g / 8 * 32 + g % 2 * 16, g % 8 / 2 * 2, 3)
 }
 
-/// Group `g` of 32 values among 4-bit fields placed as in [`Q4K`].
+/// Extracts group `g` of 32 values from 4-bit fields placed as in [`Q4K`].
 #[inline]
 fn four_bits(bytes: &[u8; QK_K / 2], g: usize) -> [u8; 32] {
     fields(bytes, g / 2 * 32, g % 2 * 4, 15)

@@ -1,13 +1,12 @@
-//! The formats of 32 values with one f16 scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
-//! Nibble j of the low halves is value j, of the high halves value j + 16; bit j
-//! of `qh` is the fifth bit of value j. After ggml `ggml-quants.c`.
+//! The formats of 32 values with f16 scales: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. The low nibble of byte j belongs to value j,
+//! the high nibble to value j + 16; bit j of `qh` is the fifth bit of value j. After ggml `ggml-quants.c`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::plain::F16;
 use super::{Block, GgmlType, QuantizeBlock, nibbles};
 
-/// Values of a block of every format here.
+/// Values per block.
 pub const QK: usize = 32;
 
 /// x = d * (q - 8)
@@ -68,7 +67,7 @@ pub struct Q8_0 {
     pub qs: [i8; QK],
 }
 
-/// The 5-bit values of a block.
+/// Unpacks the 5-bit values of a block.
 fn five_bits(qs: &[u8; QK / 2], qh: [u8; QK / 8]) -> [u8; QK] {
     let high = u32::from_le_bytes(qh);
     let mut q = nibbles(qs);
@@ -137,8 +136,7 @@ impl QuantizeBlock for Q8_0 {
     fn quantize(values: &[f32]) -> Self {
         let amax = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let d = amax / 127.0;
-        // The values are divided by the scale before it is rounded to f16, as
-        // ggml does.
+        // As in ggml, values are divided by the scale before it is rounded to f16.
         let id = if d == 0.0 { 0.0 } else { 1.0 / d };
         let mut qs = [0; QK];
         for (q, x) in qs.iter_mut().zip(values) {
@@ -153,8 +151,7 @@ impl QuantizeBlock for Q8_0 {
 
 impl QuantizeBlock for Q4_0 {
     fn quantize(values: &[f32]) -> Self {
-        // The extreme value, with its sign, becomes -8, the code that has no
-        // positive counterpart. The first of equals counts.
+        // The value of largest magnitude, the first of equals, becomes -8, the code without a positive counterpart.
         let mut extreme = 0.0f32;
         for &x in values {
             if x.abs() > extreme.abs() {

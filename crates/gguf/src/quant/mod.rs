@@ -1,6 +1,5 @@
-//! Quantization formats. [`GgmlType`] is the one table of ids, names and block
-//! sizes; a format's layout and meaning stand in one block file next to this
-//! one. Facts after ggml `ggml.h` and `ggml-common.h`.
+//! Quantization formats. [`GgmlType`] is the table of ids, names and block sizes. Each family of formats has a file
+//! with its block layouts and scalar conversions. After ggml's `ggml.h` and `ggml-common.h`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -18,8 +17,7 @@ pub use rows::{can_quantize, quantize_rows};
 
 use crate::error::Error;
 
-/// Declares [`GgmlType`] from one table of variant, id, values of a block and
-/// bytes of a block.
+/// Declares [`GgmlType`] from a table of variant, id, values per block and bytes per block.
 macro_rules! ggml_types {
     ($($(#[$doc:meta])* $name:ident = $id:literal: $len:literal in $bytes:literal,)*) => {
         /// A tensor format, named as GGML names it.
@@ -37,12 +35,12 @@ macro_rules! ggml_types {
                 match self { $(GgmlType::$name => stringify!($name),)* }
             }
 
-            /// Values of a block; 1 where values stand alone.
+            /// Values per block; 1 for formats without blocks.
             pub const fn block_len(self) -> usize {
                 match self { $(GgmlType::$name => $len,)* }
             }
 
-            /// Bytes of a block.
+            /// Bytes per block.
             pub const fn block_bytes(self) -> usize {
                 match self { $(GgmlType::$name => $bytes,)* }
             }
@@ -122,17 +120,17 @@ ggml_types! {
 }
 
 impl GgmlType {
-    /// The type with this id in files, if GGML defines one today.
+    /// Returns the type with this id in files, if GGML currently defines one.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|ty| ty.id() == id)
     }
 
-    /// The id in files.
+    /// The id used in files.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// The type of this name, in any case.
+    /// Returns the type with this name, ignoring case.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
             .iter()
@@ -140,8 +138,7 @@ impl GgmlType {
             .find(|ty| ty.name().eq_ignore_ascii_case(name))
     }
 
-    /// Bytes of a row of `n` values; `None` unless they are whole blocks (or the
-    /// product overflows).
+    /// Bytes of a row of `n` values; `None` if these are not whole blocks or the result overflows.
     pub fn row_bytes(self, n: usize) -> Option<usize> {
         if !n.is_multiple_of(self.block_len()) {
             return None;
@@ -149,31 +146,30 @@ impl GgmlType {
         (n / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Whether [`dequantize`] handles this type.
+    /// Whether [`dequantize`] supports this type.
     pub fn can_dequantize(self) -> bool {
         conversions(self).dequantize.is_some()
     }
 }
 
-/// A block of one format, as its bytes lie in a file: little-endian, alignment 1.
+/// A block of one format, laid out as in a file: little-endian, alignment 1.
 pub trait Block:
     FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy + 'static
 {
     /// The format.
     const TYPE: GgmlType;
 
-    /// Writes the values of the block; `out` is [`GgmlType::block_len`] long.
+    /// Converts the block to f32; `out` is [`GgmlType::block_len`] long.
     fn dequantize(&self, out: &mut [f32]);
 }
 
-/// A block that can be made from values.
+/// A block with a reference quantizer.
 pub trait QuantizeBlock: Block {
-    /// The block nearest to `values`, [`GgmlType::block_len`] of them, by the
-    /// method of ggml's reference quantizer, bit for bit.
+    /// Quantizes `values`, [`GgmlType::block_len`] of them, to the same bits as ggml's reference quantizer.
     fn quantize(values: &[f32]) -> Self;
 }
 
-/// The blocks in `bytes`, without a copy.
+/// Views `bytes` as blocks, without a copy.
 ///
 /// # Panics
 /// If `bytes` is not a whole number of blocks.
@@ -181,14 +177,14 @@ pub fn blocks<B: Block>(bytes: &[u8]) -> &[B] {
     match <[B]>::ref_from_bytes(bytes) {
         Ok(blocks) => blocks,
         Err(_) => panic!(
-            "{} bytes are no whole {} blocks",
+            "{} bytes are not whole {} blocks",
             bytes.len(),
             B::TYPE.name()
         ),
     }
 }
 
-/// As [`blocks`], to be written.
+/// Views `bytes` as mutable blocks, without a copy.
 ///
 /// # Panics
 /// If `bytes` is not a whole number of blocks.
@@ -196,11 +192,11 @@ pub fn blocks_mut<B: Block>(bytes: &mut [u8]) -> &mut [B] {
     let n_bytes = bytes.len();
     match <[B]>::mut_from_bytes(bytes) {
         Ok(blocks) => blocks,
-        Err(_) => panic!("{n_bytes} bytes are no whole {} blocks", B::TYPE.name()),
+        Err(_) => panic!("{n_bytes} bytes are not whole {} blocks", B::TYPE.name()),
     }
 }
 
-/// The low nibbles of `qs`, then the high ones.
+/// Unpacks the low nibbles of `qs`, then the high ones.
 fn nibbles<const N: usize, const TWO_N: usize>(qs: &[u8; N]) -> [u8; TWO_N] {
     const { assert!(TWO_N == 2 * N) };
     std::array::from_fn(|j| qs[j % N] >> (4 * (j / N)) & 15)
@@ -210,7 +206,7 @@ type Dequantize = fn(src: &[u8], dst: &mut [f32]);
 type Quantize = fn(src: &[f32], dst: &mut [u8]);
 type FitRows = fn(src: &[f32], row_len: usize, importance: Option<&[f32]>, dst: &mut [u8]);
 
-/// What this module can do with a format.
+/// The conversions available for a format.
 struct Conversions {
     dequantize: Option<Dequantize>,
     quantize: Option<Quantize>,
@@ -223,7 +219,7 @@ const NONE: Conversions = Conversions {
     fit: None,
 };
 
-/// A format that rounding alone writes.
+/// The conversions of a format that is quantized by rounding.
 const fn rounds<B: QuantizeBlock>() -> Conversions {
     Conversions {
         dequantize: Some(dequantize_blocks::<B>),
@@ -232,7 +228,7 @@ const fn rounds<B: QuantizeBlock>() -> Conversions {
     }
 }
 
-/// A format that is written with a search for its scales.
+/// The conversions of a format that is quantized by searching for scales.
 const fn fits<B: fit::Fit>(quantize: Option<Quantize>) -> Conversions {
     Conversions {
         dequantize: Some(dequantize_blocks::<B>),
@@ -308,11 +304,11 @@ fn quantize_blocks<B: QuantizeBlock>(src: &[f32], dst: &mut [u8]) {
     }
 }
 
-/// Converts whole blocks of `src` to f32: `dst.len()` values, one row or many.
-/// Scalar, and the definition of every format in this program.
+/// Converts whole blocks of `src`, one row or many, to `dst.len()` f32 values. This scalar code defines each format;
+/// all kernels are tested against it.
 ///
 /// # Errors
-/// If the type has no scalar definition here, or the lengths do not match.
+/// If the type is not supported, or the lengths do not match.
 pub fn dequantize(ty: GgmlType, src: &[u8], dst: &mut [f32]) -> Result<(), Error> {
     let convert = conversions(ty)
         .dequantize
@@ -322,12 +318,11 @@ pub fn dequantize(ty: GgmlType, src: &[u8], dst: &mut [f32]) -> Result<(), Error
     Ok(())
 }
 
-/// Converts `src` to whole blocks in `dst`, one row or many, as ggml's reference
-/// quantizer does. Values should be finite. [`quantize_rows`] searches for better
-/// scales and knows more types.
+/// Converts `src`, one row or many, to whole blocks in `dst`, as ggml's reference quantizer does. Values should be
+/// finite. [`quantize_rows`] supports more types and searches for better scales.
 ///
 /// # Errors
-/// If there is no quantizer to the type here, or the lengths do not match.
+/// If there is no quantizer for the type, or the lengths do not match.
 pub fn quantize(ty: GgmlType, src: &[f32], dst: &mut [u8]) -> Result<(), Error> {
     let convert = conversions(ty)
         .quantize

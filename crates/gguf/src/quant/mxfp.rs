@@ -1,13 +1,12 @@
-//! Microscaling formats of the OCP MX specification v1.0. MXFP4 is GGUF type 39:
-//! 32 E2M1 values that share an E8M0 scale, a power of two. After ggml
-//! `ggml-quants.c` (`dequantize_row_mxfp4`).
+//! MXFP4 of the OCP Microscaling Formats specification v1.0 (GGUF type 39): 32 E2M1 values that share an E8M0 scale, a
+//! power of two. After ggml `ggml-quants.c` (`dequantize_row_mxfp4`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Block, GgmlType, QuantizeBlock, nibbles};
 
-/// Twice what the sixteen E2M1 codes stand for, so that they are integers; the
-/// scale is halved to match. Code 8, minus zero, is plain zero here as in ggml.
+/// Twice the values of the sixteen E2M1 codes, so that they are integers; the scale is halved to match. Code 8, minus
+/// zero, is 0 as in ggml.
 pub const KVALUES_MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// x = 2^(e - 127) / 2 * table\[q\]
@@ -42,16 +41,15 @@ impl Block for Mxfp4 {
 }
 
 impl QuantizeBlock for Mxfp4 {
-    /// The scale puts the largest magnitude between 4 and 8, where 6 is the largest
-    /// number, as the specification says (section 6.3). Of two numbers equally near
-    /// a value takes the smaller, as ggml does; the specification prefers the even.
+    /// The scale maps the largest magnitude to between 4 and 8, where 6 is the largest number, as in section 6.3 of the
+    /// specification. Ties round towards zero as in ggml, not to even as the specification prefers.
     fn quantize(values: &[f32]) -> Self {
         let amax = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         if amax == 0.0 {
             return Mxfp4 { e: 0, qs: [0; 16] };
         }
-        // Rounded to f32 before the floor: just below a large power of two the
-        // logarithm is that of the power, as in ggml.
+        // Rounded to f32 before the floor as in ggml: just below a large power of two, the logarithm becomes that of
+        // the power.
         let exponent = f64::from(amax).log2() as f32;
         let e = (exponent.floor() as i32 - 2 + 127).clamp(0, 254) as u8;
         // Comparisons with the midpoints times the scale are exact.

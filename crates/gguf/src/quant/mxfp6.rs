@@ -1,23 +1,21 @@
-//! MXFP6 of the OCP Microscaling Formats specification v1.0: 32 numbers of 6 bits
-//! that share an E8M0 scale. GGUF has no id for it, so it is a library format:
-//! blocks convert from and to values and have no [`super::GgmlType`].
+//! MXFP6 of the OCP Microscaling Formats specification v1.0: 32 numbers of 6 bits that share an E8M0 scale. GGUF has no
+//! id for it, so it has no [`super::GgmlType`] and serves library users only.
 //!
-//! A block has 25 bytes: the scale, then the codes of the values in order as one
-//! little-endian number, six bits each, so that value i has bits 6i to 6i + 5. A code
-//! is a sign, an exponent and a mantissa from the highest bit down (section 5.3); it
-//! has no infinity and no NaN.
+//! A block has 25 bytes: the scale, then the codes as one little-endian integer of six bits per value, so that value i
+//! has bits 6i to 6i + 5. A code has a sign, an exponent and a mantissa, from the highest bit down (section 5.3); there
+//! is no infinity and no NaN.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::mxfp::e8m0_half;
 
-/// Values of a block.
+/// Values per block.
 pub const LEN: usize = 32;
 
-/// Two bits of exponent, three of mantissa: up to 7.5 in steps of at least 1/8.
+/// Two exponent bits, three mantissa bits: up to 7.5 in steps of at least 1/8.
 pub type E2M3 = Mxfp6<3>;
 
-/// Three bits of exponent, two of mantissa: up to 28 in steps of at least 1/16.
+/// Three exponent bits, two mantissa bits: up to 28 in steps of at least 1/16.
 pub type E3M2 = Mxfp6<2>;
 
 /// x = 2^(e - 127) * number(code), with `MANTISSA` bits of mantissa (2 or 3)
@@ -38,21 +36,21 @@ const _: () = assert!(size_of::<E2M3>() == 25 && size_of::<E3M2>() == 25);
 const NAN: u8 = 255;
 /// 2^0 in E8M0.
 const ONE: i32 = 127;
-/// The code of the largest number.
+/// Code of the largest number.
 const LARGEST: i32 = 31;
 
 impl<const MANTISSA: u32> Mxfp6<MANTISSA> {
-    /// An exponent field of `BIAS` stands for 2^0.
+    /// The exponent field that means 2^0.
     const BIAS: i32 = (1 << (4 - MANTISSA)) - 1;
     /// Exponent of the largest number; `emax_elem` of the specification.
     const MAX_EXPONENT: i32 = (1 << (5 - MANTISSA)) - 1 - Self::BIAS;
 
-    /// What a code stands for.
+    /// Converts a code to f32.
     #[inline]
     pub fn number(code: u8) -> f32 {
         let mantissa = i32::from(code) & ((1 << MANTISSA) - 1);
         let exponent = i32::from(code) >> MANTISSA & ((1 << (5 - MANTISSA)) - 1);
-        // Exponent field 0 has that of field 1 and no leading one.
+        // Exponent field 0 means the exponent of field 1 without the leading one.
         let integer = if exponent == 0 {
             mantissa
         } else {
@@ -67,8 +65,7 @@ impl<const MANTISSA: u32> Mxfp6<MANTISSA> {
         }
     }
 
-    /// The code of the number nearest to `x`, ties to the even code; larger
-    /// magnitudes saturate. `x` is not NaN.
+    /// Converts `x`, which must not be NaN, to the nearest code, ties to even; larger magnitudes saturate.
     #[inline]
     pub fn nearest(x: f32) -> u8 {
         // Far above the largest number of either format.
@@ -76,17 +73,16 @@ impl<const MANTISSA: u32> Mxfp6<MANTISSA> {
         let exponent = exponent(magnitude).max(1 - Self::BIAS);
         let step = power_of_two(exponent - MANTISSA as i32);
         let integer = (magnitude / step).round_ties_even() as i32;
-        // A mantissa that is rounded up to the next power of two carries into the
-        // exponent; without a leading one the exponent field becomes 0.
+        // A mantissa rounded up to the next power of two carries into the exponent. Without a leading one the exponent
+        // field becomes 0.
         let code = ((exponent + Self::BIAS) << MANTISSA) + integer - (1 << MANTISSA);
         let sign = if x.is_sign_negative() { 32 } else { 0 };
         code.min(LARGEST) as u8 | sign
     }
 
-    /// The block of `values` by section 6.3 of the specification: the scale is the
-    /// power of two of the largest magnitude over that of the largest number, and
-    /// each value is rounded to the nearest. Zeros get the smallest scale. If a value
-    /// is not finite, the block is NaN.
+    /// Quantizes `values` as in section 6.3 of the specification: the scale is the power of two of the largest
+    /// magnitude over that of the largest number, and each value is rounded to nearest. Blocks of zeros get the
+    /// smallest scale. If a value is not finite, the whole block is NaN.
     pub fn quantize(values: &[f32; LEN]) -> Self {
         let mut block = Self {
             e: NAN,
@@ -108,7 +104,7 @@ impl<const MANTISSA: u32> Mxfp6<MANTISSA> {
         block
     }
 
-    /// The values of the block.
+    /// Converts the block to f32.
     pub fn dequantize(&self, out: &mut [f32; LEN]) {
         let scale = if self.e == NAN {
             f32::NAN
@@ -125,9 +121,9 @@ impl<const MANTISSA: u32> Mxfp6<MANTISSA> {
     }
 }
 
-/// The exponent of a finite number: floor(log2 |x|); far below all others for zero.
+/// The exponent floor(log2 |x|) of a finite number; for zero, one far below all others.
 fn exponent(x: f32) -> i32 {
-    // In double precision no single precision number is subnormal.
+    // No f32 is subnormal as an f64.
     let bits = f64::from(x).to_bits();
     (bits >> 52 & 0x7ff) as i32 - 1023
 }

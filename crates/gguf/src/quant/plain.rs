@@ -1,21 +1,21 @@
-//! Formats of one value a block: F32, F16, BF16, as little-endian bytes of
-//! alignment 1. [`F16`] is also the scale inside the blocks of other formats.
+//! Formats without blocks: F32, F16 and BF16, as little-endian bytes of alignment 1. [`F16`] is also the scale inside
+//! the blocks of other formats.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Block, GgmlType, QuantizeBlock};
 
-/// An IEEE single as in the file.
+/// An IEEE single, as stored in files.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct F32(pub [u8; 4]);
 
-/// An IEEE half as in the file.
+/// An IEEE half, as stored in files.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct F16(pub [u8; 2]);
 
-/// The upper half of an IEEE single as in the file.
+/// The upper half of an IEEE single, as stored in files.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct BF16(pub [u8; 2]);
@@ -27,12 +27,11 @@ impl F16 {
         u16::from_le_bytes(self.0)
     }
 
-    /// The value, exactly.
+    /// Converts to f32, exactly.
     #[inline]
     pub fn to_f32(self) -> f32 {
-        // The exponent is rebased by a multiplication, which also normalizes
-        // subnormal halves; infinity and NaN keep an exponent of all ones. The
-        // same as `half` computes, in a form that compiles to vector code.
+        // The exponent is rebased by a multiplication, which also normalizes subnormal halves; infinity and NaN keep an
+        // exponent of all ones. Gives the same result as the crate `half`, but vectorizes.
         const REBASE: f32 = f32::from_bits((127 + 127 - 15) << 23);
         let bits = u32::from(self.bits());
         let magnitude = (bits & 0x7fff) << 13;
@@ -45,7 +44,7 @@ impl F16 {
         f32::from_bits(rebased | special | (bits & 0x8000) << 16)
     }
 
-    /// The nearest half, ties to even; too large becomes infinite.
+    /// Rounds to nearest, ties to even; overflow becomes infinity.
     #[inline]
     pub fn from_f32(x: f32) -> Self {
         F16(half::f16::from_f32(x).to_bits().to_le_bytes())
@@ -59,13 +58,13 @@ impl BF16 {
         u16::from_le_bytes(self.0)
     }
 
-    /// The value, exactly.
+    /// Converts to f32, exactly.
     #[inline]
     pub fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.bits()) << 16)
     }
 
-    /// The nearest, ties to even; a NaN stays one.
+    /// Rounds to nearest, ties to even; NaN stays NaN.
     #[inline]
     pub fn from_f32(x: f32) -> Self {
         BF16(half::bf16::from_f32(x).to_bits().to_le_bytes())
@@ -125,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_converts_as_the_half_crate_does() {
+    fn f16_conversion_matches_the_half_crate() {
         for bits in 0..=u16::MAX {
             let got = F16(bits.to_le_bytes()).to_f32();
             let expected = half::f16::from_bits(bits).to_f32();

@@ -1,23 +1,21 @@
-//! From f32 rows to blocks of any format: what `quantize` runs for each tensor.
-//! Checks the values, then hands each block with its importance to the format.
+//! Quantizes rows of f32 to blocks of any supported format. Validates the values, then fits each block with its
+//! importance weights.
 
 use super::{GgmlType, check_lengths, conversions, unsupported};
 use crate::error::Error;
 
-/// Whether [`quantize_rows`] handles this type.
+/// Whether [`quantize_rows`] supports this type.
 pub fn can_quantize(ty: GgmlType) -> bool {
     conversions(ty).fit.is_some()
 }
 
-/// Quantizes `src` `[n_rows, row_len]` to whole blocks in `dst` and searches for
-/// the scales with the least error, weighted by `importance` `[row_len]`: for
-/// each column the mean square of the activations it meets (any unit).
-/// Without, large values count more than small ones.
+/// Quantizes `src` `[n_rows, row_len]` to whole blocks in `dst`, searching for the scales with the least error.
+/// `importance` `[row_len]` weights the error by column: the mean square of the activations of that column, in any
+/// unit. Without it, large values count more than small ones.
 ///
 /// # Errors
-/// If there is no quantizer to the type, lengths do not match, a value is not
-/// finite or too large for the type, or a weight is negative or not finite. `dst`
-/// is unspecified then.
+/// If there is no quantizer for the type, lengths do not match, a value is not finite or too large for the type, or a
+/// weight is negative or not finite. The content of `dst` is then unspecified.
 pub fn quantize_rows(
     ty: GgmlType,
     src: &[f32],
@@ -65,11 +63,14 @@ fn check_importance(importance: &[f32], row_len: usize) -> Result<(), Error> {
 fn check_values(ty: GgmlType, src: &[f32], row_len: usize) -> Result<(), Error> {
     let limit = largest(ty);
     let fits = |x: &f32| x.abs() <= limit;
-    // The fold has no early exit, so that it compiles to vector code.
+    // The fold has no early exit, so that it vectorizes.
     if src.iter().fold(true, |ok, x| ok & fits(x)) {
         return Ok(());
     }
-    let at = src.iter().position(|x| !fits(x)).expect("one did not fit");
+    let at = src
+        .iter()
+        .position(|x| !fits(x))
+        .expect("a value did not fit");
     Err(Error::Unrepresentable {
         ty: ty.name(),
         row: at / row_len,
@@ -78,8 +79,7 @@ fn check_values(ty: GgmlType, src: &[f32], row_len: usize) -> Result<(), Error> 
     })
 }
 
-/// The largest magnitude that is accepted: what rounds to a finite number, and for
-/// formats with scales in half precision what any of them can hold.
+/// The largest accepted magnitude: it rounds to a finite number, and formats with f16 scales can all represent it.
 fn largest(ty: GgmlType) -> f32 {
     match ty {
         GgmlType::F32 | GgmlType::MXFP4 => f32::MAX,

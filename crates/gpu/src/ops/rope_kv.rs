@@ -8,20 +8,12 @@ use crate::limit::{Limit, MAX_GRID};
 use crate::memory::Slice;
 use crate::step::Step;
 use crate::variant::Variant;
+pub use rocmforge_plan::RopeStyle;
 
 const THREADS: u32 = 256;
 
 /// Heads per block.
 const TEAMS: u32 = 8;
-
-/// Which values of a head form a rotated pair; `i` counts pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Neighbours: `2i` and `2i + 1`.
-    Norm,
-    /// Halves: `i` and `i + n_rot / 2`.
-    Neox,
-}
 
 /// RMS norms of the heads of queries and keys, applied before the rotation.
 #[derive(Clone, Copy)]

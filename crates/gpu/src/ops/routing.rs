@@ -1,6 +1,7 @@
 //! Routing of mixture-of-experts (MoE) layers: chooses the experts of each token, sorts rows by expert, and combines
 //! the results (`kernels/experts.hip`). All of it stays on the device; the host knows only the number of choices.
 
+pub use rocmforge_plan::ExpertWeights;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
@@ -46,15 +47,6 @@ pub struct Router {
     pub weights: ExpertWeights,
     /// Factor on the weights.
     pub scale: f32,
-}
-
-/// How the weights of a token's experts are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertWeights {
-    /// Softmax over all experts.
-    Softmax,
-    /// Softmax over all experts, divided by the sum over the chosen ones.
-    Normalized,
 }
 
 /// Memory for the routing of steps of up to `max_tokens` tokens.

@@ -1,8 +1,8 @@
 use super::*;
-use crate::report::*;
+use crate::schema::*;
 use crate::stats::Summary;
 
-/// 10 GB/s, 100 G operations of f32 and 400 of int8 in a second, 2 us to start.
+/// 10 GB/s, 100 G f32 and 400 G int8 operations per second, 2 us to start.
 const CEILINGS: Ceilings = Ceilings {
     read_bytes_per_s: 10e9,
     f32_ops_per_s: Some(100e9),
@@ -14,7 +14,7 @@ fn one(ms: f64) -> Summary {
     Summary::of(&[ms]).unwrap()
 }
 
-/// A row of `calls` calls that take `total_ms` together and move and compute this.
+/// A row of `calls` calls that take `total_ms` in total and have this cost.
 fn row(name: &str, calls: u64, total_ms: f64, cost: Cost) -> OpRow {
     let seconds = total_ms / 1e3;
     let arithmetic = cost.f32_ops as f64 / 100e9 + cost.i8_ops as f64 / 400e9;
@@ -41,7 +41,7 @@ fn megabytes(n: u64) -> Cost {
     }
 }
 
-/// A phase of `wall_ms` and 10 tokens.
+/// A phase of `wall_ms` with 10 tokens.
 fn phase(name: &str, wall_ms: f64, mut ops: Vec<OpRow>) -> Phase {
     let ops_ms: f64 = ops.iter().map(|row| row.total_ms).sum();
     for row in &mut ops {
@@ -123,7 +123,7 @@ fn profile(phases: Vec<Phase>) -> Profile {
     }
 }
 
-/// Checks the gain of the advice whose title has `part`.
+/// Checks the gain of the advice whose title contains `part`.
 fn check(advice: &[Advice], part: &str, gain: f64) {
     let found = advice.iter().find(|advice| advice.title.contains(part));
     let titles: Vec<&str> = advice.iter().map(|advice| advice.title.as_str()).collect();
@@ -136,14 +136,14 @@ fn check(advice: &[Advice], part: &str, gain: f64) {
 }
 
 #[test]
-fn the_row_with_the_most_to_save_comes_first() {
-    // 100 MB need 10 ms: one row runs at half of the bandwidth, one nearly at all of it.
+fn ranks_rows_by_saving() {
+    // 100 MB need 10 ms: one row runs at half the bandwidth, the other near all of it.
     let rows = vec![
         row("matmul ffn_down Q6_K [1, 1]", 10, 20.0, megabytes(100)),
         row("matmul attn_output Q4_K [1, 1]", 10, 10.5, megabytes(100)),
     ];
     let decode = phase("decode", 31.0, rows);
-    // A phase that saves less time although more of itself.
+    // A phase that saves less time, but a larger share of itself.
     let few = vec![row("matmul ffn_up Q4_K [1, 1]", 10, 5.0, megabytes(10))];
     let prefill = phase("prefill", 5.0, few);
     let advice = advise(&profile(vec![prefill, decode]), &Facts::default());
@@ -151,7 +151,7 @@ fn the_row_with_the_most_to_save_comes_first() {
     assert_eq!(advice[0].phase, "decode");
     check(&advice, "ffn_down", 10.0 / 31.0);
     check(&advice, "ffn_up", 4.0 / 5.0);
-    // 0.5 ms of 31 is not worth a word.
+    // 0.5 ms of 31 ms is below the smallest gain.
     assert!(
         advice
             .iter()
@@ -165,7 +165,7 @@ fn the_row_with_the_most_to_save_comes_first() {
 }
 
 #[test]
-fn arithmetic_is_a_bound_too() {
+fn advises_on_compute_bound_rows() {
     let cost = Cost {
         bytes: 1000,
         i8_ops: 4_000_000_000,
@@ -177,7 +177,7 @@ fn arithmetic_is_a_bound_too() {
         vec![row("matmul a Q4_K [1, 1]", 1, 40.0, cost)],
     );
     let advice = advise(&profile(vec![prefill]), &Facts::default());
-    // 10 ms of 40 at the peak.
+    // It takes 40 ms, and 10 ms at the peak.
     check(&advice, "matmul a", 0.75);
     assert!(
         advice[0].reason.contains("arithmetic"),
@@ -187,14 +187,14 @@ fn arithmetic_is_a_bound_too() {
 }
 
 #[test]
-fn at_the_roofline_only_fewer_bytes_help() {
+fn advises_fewer_bytes_at_the_roofline() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 10.0, megabytes(90))];
     let advice = advise(
         &profile(vec![phase("decode", 10.0, rows)]),
         &Facts::default(),
     );
     check(&advice, "Read fewer bytes", 9.0 / 10.0 / 2.0);
-    // Far from it the kernels come first.
+    // Far from the roofline, kernels come first.
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 10.0, megabytes(50))];
     let advice = advise(
         &profile(vec![phase("decode", 10.0, rows)]),
@@ -208,8 +208,8 @@ fn at_the_roofline_only_fewer_bytes_help() {
 }
 
 #[test]
-fn small_operations_belong_to_their_neighbours() {
-    // 10 kB need 1 us, and a start 2.
+fn advises_to_fuse_small_operations() {
+    // 10 kB need 1 us, a start 2 us.
     let small = Cost {
         bytes: 10_000 * 1000,
         ..Cost::default()
@@ -231,7 +231,7 @@ fn small_operations_belong_to_their_neighbours() {
 }
 
 #[test]
-fn slow_paths_are_named() {
+fn names_slow_paths() {
     let rows = vec![
         row(
             "matmuls attn_q+attn_v Q2_K+Q3_K [1+1, 1]",
@@ -247,13 +247,13 @@ fn slow_paths_are_named() {
         count: 3,
     }];
     let advice = advise(&profile, &Facts::default());
-    check(&advice, "Give Q3_K a fast kernel", 40.0 / 61.0);
+    check(&advice, "Add a fast kernel for Q3_K", 40.0 / 61.0);
     assert!(
         advice
             .iter()
             .all(|advice| !advice.title.contains("Speed up matmuls"))
     );
-    // Another format's name is not in it.
+    // The name contains no other format.
     profile.slow_ops[0].reason = "Q3".to_string();
     let advice = advise(&profile, &Facts::default());
     assert!(
@@ -276,7 +276,7 @@ fn profile_of(rows: Vec<OpRow>) -> Profile {
 }
 
 #[test]
-fn threads_that_do_nothing_are_missed() {
+fn advises_more_threads() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 50.0, megabytes(100))];
     let more = Ceilings {
         read_bytes_per_s: 25e9,
@@ -297,7 +297,7 @@ fn threads_that_do_nothing_are_missed() {
 }
 
 #[test]
-fn a_smaller_cache_helps_where_attention_reads_it() {
+fn advises_a_smaller_kv_cache_for_memory_bound_attention() {
     let rows = vec![
         row("attention 32/8 heads [128]", 10, 20.0, megabytes(150)),
         row("matmul a Q4_K [1, 1]", 10, 30.0, megabytes(200)),
@@ -317,17 +317,17 @@ fn a_smaller_cache_helps_where_attention_reads_it() {
 }
 
 #[test]
-fn what_is_between_operations_counts() {
+fn advises_on_gaps_between_operations() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 40.0, megabytes(390))];
     check(
         &advise(&profile_of(rows), &Facts::default()),
-        "between the operations",
+        "gaps between the operations",
         0.2,
     );
 }
 
 #[test]
-fn launches_are_advised_on_for_decode() {
+fn advises_on_launches_in_decode_only() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 50.0, megabytes(490))];
     let mut profile = profile_of(rows);
     for (recommendation, title) in [
@@ -336,7 +336,7 @@ fn launches_are_advised_on_for_decode() {
         (Recommendation::BatchOperations, Some("fewer and larger")),
         (
             Recommendation::DeferSynchronization,
-            Some("wait for the device later"),
+            Some("Defer the host's wait"),
         ),
     ] {
         profile.launches = Some(Launches {
@@ -358,7 +358,7 @@ fn launches_are_advised_on_for_decode() {
 }
 
 #[test]
-fn loading_that_dominates_is_said() {
+fn advises_on_dominant_loading() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 50.0, megabytes(490))];
     let mut profile = profile_of(rows);
     profile.ttft.model_load = Some(9.0);
@@ -372,7 +372,7 @@ fn loading_that_dominates_is_said() {
 }
 
 #[test]
-fn nothing_is_advised_without_measurements() {
+fn gives_no_advice_without_measurements() {
     let mut profile = profile_of(vec![row("matmul a Q4_K [1, 1]", 10, 50.0, megabytes(10))]);
     profile.ceilings = None;
     assert_eq!(advise(&profile, &Facts::default()), []);

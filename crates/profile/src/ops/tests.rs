@@ -2,16 +2,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_engine::Passes;
-use rocmforge_engine::backend::times::{LaunchTime, PartTime};
-use rocmforge_engine::kv_cache::KvType;
-use rocmforge_engine::model::Model;
-use rocmforge_engine::plan::{SeqShape, Side};
 use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_model::Model;
+use rocmforge_plan::Fusion;
+use rocmforge_plan::KvType;
+use rocmforge_plan::{SeqShape, Side};
+use rocmforge_runtime::times::{LaunchTime, PartTime};
 
 use super::*;
 use crate::phases::{PhaseTimes, Walls};
-use crate::report::{Lane, Span};
+use crate::schema::{Lane, Span};
 use crate::telemetry::{self, BackendExecutionSummary, ExecutionEvent};
 use crate::timeline::Timeline;
 
@@ -35,15 +35,15 @@ fn cost(bytes: u64, f32_ops: u64, i8_ops: u64) -> Cost {
 }
 
 #[test]
-fn what_an_operation_waits_for() {
+fn finds_the_bound_of_an_operation() {
     let known = ceilings(Some(1e9), Some(2.0));
     let unknown = ceilings(None, Some(2.0));
     for (cost, calls, ceilings, expected) in [
-        // 10 us of memory; of arithmetic 1, 20 and 20.
+        // 10 us of memory; 1, 20 and 20 us of arithmetic.
         (cost(10_000, 1_000, 0), 1, known, Some(Bound::Memory)),
         (cost(10_000, 20_000, 0), 1, known, Some(Bound::Compute)),
         (cost(10_000, 0, 80_000), 1, known, Some(Bound::Compute)),
-        // The same, of ten calls: a start takes longer.
+        // The same work in ten calls: starting them takes longer.
         (cost(10_000, 1_000, 0), 10, known, Some(Bound::Launch)),
         (cost(10_000, 20_000, 0), 10, known, Some(Bound::Launch)),
         (cost(0, 100, 0), 1, known, Some(Bound::Launch)),
@@ -54,7 +54,7 @@ fn what_an_operation_waits_for() {
             Some(Bound::Memory),
         ),
         (Cost::default(), 1, known, None),
-        // A peak that nobody measured: few operations for each byte wait for memory anyway.
+        // Without a measured peak: low arithmetic intensity is memory-bound anyway.
         (cost(10_000, 80_000, 0), 1, unknown, Some(Bound::Memory)),
         (cost(10_000, 80_001, 0), 1, unknown, None),
         (cost(10_000, 80_000, 0), 10, unknown, Some(Bound::Launch)),
@@ -73,7 +73,7 @@ fn what_an_operation_waits_for() {
 }
 
 #[test]
-fn rows_are_those_of_one_run() {
+fn rows_are_averages_of_one_run() {
     let mut groups = Groups::default();
     for _ in 0..2 {
         groups.add("norm", "norm [64]", 10 * US, cost(0, 1_000, 0));
@@ -94,7 +94,7 @@ fn rows_are_those_of_one_run() {
         (matmul.bytes, matmul.f32_ops, matmul.i8_ops),
         (45_000, 0, 120_000)
     );
-    // 45 us of memory and 30 of arithmetic in 90.
+    // 45 us of memory and 30 us of arithmetic in 90 us.
     near(matmul.bandwidth_share.unwrap(), 0.5);
     near(matmul.ops_share.unwrap(), 1.0 / 3.0);
     assert_eq!(matmul.bound, Some(Bound::Memory));
@@ -108,7 +108,7 @@ fn rows_are_those_of_one_run() {
 }
 
 #[test]
-fn roles_are_names_without_their_layer() {
+fn roles_omit_the_layer() {
     for (tensor, expected) in [
         ("blk.3.ffn_down.weight", "ffn_down"),
         ("blk.12.ffn_gate_exps.weight", "ffn_gate_exps"),
@@ -124,7 +124,7 @@ fn roles_are_names_without_their_layer() {
     assert_eq!(words(&["Q4_K", "Q4_K", "Q6_K"]), "Q4_K+Q4_K+Q6_K");
 }
 
-/// The embedded model's operations.
+/// Runs a test with the operations of forge-mini.
 fn with_model(test: impl FnOnce(&Model, &PlanOps<'_>)) {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -132,7 +132,7 @@ fn with_model(test: impl FnOnce(&Model, &PlanOps<'_>)) {
     );
     let gguf = Gguf::open(Path::new(path), LoadMode::Read).unwrap();
     let model = Model::load(Arc::new(gguf)).unwrap();
-    let plan = model.compiled_plan(Passes::Merged);
+    let plan = model.compiled_plan(Fusion::On);
     let ops = PlanOps::new(PlanCost {
         plan: &plan,
         weights: &model.weights,
@@ -152,13 +152,13 @@ fn decode_shape() -> BatchShape {
 }
 
 #[test]
-fn operations_are_named_by_type_tensor_format_and_shape() {
+fn names_operations_by_type_tensor_format_and_shape() {
     with_model(|model, ops| {
         let c = &model.config;
         let name = |index| ops.describe(&StepPart::Ops(index..index + 1));
         let embed = format!("embed token_embd Q6_K [{}, {}]", c.n_vocab, c.n_embd);
         let (kind, found) = name(0);
-        // The mix keeps the table at a type of its choice.
+        // The quantization mix chooses the type of the table.
         let words: Vec<&str> = found.split(' ').collect();
         let expected: Vec<&str> = embed.split(' ').collect();
         assert_eq!(kind, "embed");
@@ -195,7 +195,7 @@ fn operations_are_named_by_type_tensor_format_and_shape() {
     });
 }
 
-/// A step whose parts take 10 us each, one after the other; its second operation is two launches.
+/// A step of consecutive parts of 10 us each; its second operation has two launches.
 fn step(with_launches: bool) -> StepTimes {
     let parts = [
         StepPart::Begin,
@@ -242,7 +242,7 @@ fn step(with_launches: bool) -> StepTimes {
 }
 
 #[test]
-fn the_longest_kernel_of_an_operation_has_its_work() {
+fn attributes_work_to_the_longest_kernel() {
     with_model(|_, ops| {
         let (mut rows, mut kernels) = (Groups::default(), Groups::default());
         ops.add_step(&step(true), &mut rows, &mut kernels);
@@ -258,7 +258,7 @@ fn the_longest_kernel_of_an_operation_has_its_work() {
         assert!(norm.f32_ops > 0);
         assert_eq!(work("norm"), (1, 0, 0));
         assert_eq!(work("quantize"), (1, norm.bytes, norm.f32_ops));
-        // Three operations in one: their costs together.
+        // Three fused operations: the sum of their costs.
         let each = (3..6).map(|i| ops.cost(&StepPart::Ops(i..i + 1), &decode_shape()));
         assert_eq!(
             work("rope_kv").2,
@@ -272,7 +272,7 @@ fn the_longest_kernel_of_an_operation_has_its_work() {
 }
 
 #[test]
-fn a_phase_adds_up() {
+fn sums_up_a_phase() {
     with_model(|_, ops| {
         let ceilings = ceilings(Some(1e9), Some(2.0));
         let mut times = PhaseTimes::default();
@@ -295,7 +295,7 @@ fn a_phase_adds_up() {
         near(phase.least_ms.unwrap(), 2.0 * least * 1e3);
         assert_eq!(phase.kernels, []);
         assert_eq!(times.phase("decode", 2, &Walls::default(), None), None);
-        // Without peaks nothing is known of a step with many operations for each byte.
+        // Without peaks, the least time of a compute-bound step is unknown.
         let blind = self::ceilings(None, None);
         let prompt = BatchShape {
             seqs: vec![SeqShape {
@@ -310,7 +310,7 @@ fn a_phase_adds_up() {
 }
 
 #[test]
-fn spans_are_nested_on_their_lanes() {
+fn nests_spans_on_their_lanes() {
     with_model(|_, ops| {
         let spans = |with_launches| {
             let step = step(with_launches);
@@ -372,7 +372,7 @@ fn spans_are_nested_on_their_lanes() {
 }
 
 #[test]
-fn the_events_of_a_step_say_what_ran_where() {
+fn events_name_backend_and_type() {
     with_model(|_, ops| {
         let mut times = step(true);
         times.step = 7;
@@ -397,7 +397,7 @@ fn the_events_of_a_step_say_what_ran_where() {
         summary.add_step(&times, ops, "cuda:1");
         assert_eq!(summary.ops_executed, 5);
         assert_eq!(summary.operations_by_backend["cuda:1"], 4);
-        // An operation, and the host's time for six launches.
+        // One operation, and the host's time for six launches.
         assert_eq!(summary.time_by_backend["cpu"], 16 * US);
         assert_eq!(summary.time_by_backend["cuda:1"], 40 * US);
         assert_eq!(summary.operations_by_type.values().sum::<u64>(), 5);

@@ -1,13 +1,14 @@
-//! Prefetch of the next block.
+//! Prefetches the next block.
 
-use super::{BLOCK, LINE, QueryTile};
-use crate::attention::{AttnShape, KvSlice};
+use super::query_tile::{BLOCK, LINE, QueryTile};
+use crate::attention::shape::AttnShape;
 use crate::generic::simd::Simd;
+use crate::kv_slice::KvSlice;
 
-/// The cache lines of the next block, asked for in small portions during the work on this one.
+/// Prefetches the cache lines of the next block in small portions during the work on this one.
 ///
-/// Pages are scattered and hardware prefetchers do not follow. A core has a dozen or so buffers for
-/// lines on their way, so asking for a whole block at once would stall it.
+/// Pages are scattered, so hardware prefetchers do not follow. A core has only about a dozen buffers for pending lines,
+/// so requesting a whole block at once would stall it.
 pub(super) struct Ahead {
     k: *const u8,
     v: *const u8,
@@ -21,12 +22,14 @@ impl Ahead {
         let AttnShape { k_dim, v_dim, .. } = tile.shape;
         let block = |slot: usize, dim: usize| slot * dim..(slot + BLOCK) * dim;
         let k = tile
+            .inputs
             .k
             .get(next_slot.map_or(0..0, |slot| block(slot, k_dim)));
         let v = tile
+            .inputs
             .v
             .get(next_slot.map_or(0..0, |slot| block(slot, v_dim)));
-        // `score` takes 2 steps a query, softmax 1, `weigh` about 1 for 8 vectors.
+        // `score` takes 2 steps per query, softmax 1, `weigh` about 1 per 8 vectors.
         let n_steps = n_queries * (3 + tile.v_pad().div_ceil(64));
         let lines_per_step = |cache: KvSlice<'_>| cache.n_bytes().div_ceil(LINE * n_steps);
         let k_lines_per_step = lines_per_step(k);

@@ -1,110 +1,26 @@
 //! The attention kernel: one query tile against blocks of keys and values, with online softmax.
 //!
-//! Per block of 16 positions: scores of all queries, softmax update per query, weighted sum of
-//! values (`products.rs`), while the lines of the next block are on their way (`ahead.rs`). The
-//! order of operations for one query depends only on its row and position, never on its
-//! neighbours.
+//! For each block of 16 positions: scores of all queries, softmax update per query, weighted sum of values
+//! (`products.rs`), while the next block is prefetched (`ahead.rs`). The order of operations for a query depends only
+//! on its row and position, never on its neighbours.
 
 mod ahead;
 mod partial;
 mod products;
+mod query_tile;
 mod walk;
-
-use std::ops::Range;
 
 use super::simd::Simd;
 use crate::arch::Kernel;
-use crate::attention::{AttnShape, KvSlice};
 use crate::pool::Tile;
 use partial::{Partial, finish, merge};
+use query_tile::{LINE, PAD, SEGMENT, segment_positions};
 use walk::{Buffers, walk};
 
 pub(crate) use partial::partial_len;
+pub(crate) use query_tile::{BLOCK, QueryTile, segments};
 
-/// Positions per step of the online softmax; divides every page size.
-pub(crate) const BLOCK: usize = 16;
-/// Positions per independent softmax; a multiple of [`BLOCK`].
-pub(crate) const SEGMENT: usize = 1024;
-/// Rows of buffers are padded to a multiple of this many f32, so to whole vectors of any ISA.
-const PAD: usize = 16;
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
-/// Consecutive rows of one sequence, with the query heads of one KV head.
-///
-/// Queries of a tile are numbered `row * group + head`.
-#[derive(Clone, Copy)]
-pub(crate) struct QueryTile<'a> {
-    pub(crate) shape: AttnShape,
-    pub(crate) q: &'a [f32],
-    pub(crate) k: KvSlice<'a>,
-    pub(crate) v: KvSlice<'a>,
-    pub(crate) block_table: &'a [u32],
-    pub(crate) kv_head: usize,
-    pub(crate) first_row: usize,
-    pub(crate) n_rows: usize,
-    pub(crate) first_pos: usize,
-}
-
-impl QueryTile<'_> {
-    pub(crate) fn group(&self) -> usize {
-        self.shape.n_heads / self.shape.n_kv_heads
-    }
-
-    fn n_queries(&self) -> usize {
-        self.n_rows * self.group()
-    }
-
-    /// Positions that `row` of the tile sees.
-    pub(crate) fn visible(&self, row: usize) -> Range<usize> {
-        visible(&self.shape, self.first_pos + row)
-    }
-
-    /// Positions that any row of the tile sees.
-    pub(crate) fn visible_to_any(&self) -> Range<usize> {
-        self.visible(0).start..self.visible(self.n_rows - 1).end
-    }
-
-    /// Query `i`, unscaled.
-    pub(crate) fn query(&self, i: usize) -> &[f32] {
-        let (row, head) = (self.first_row + i / self.group(), i % self.group());
-        let head = self.kv_head * self.group() + head;
-        let start = (row * self.shape.n_heads + head) * self.shape.k_dim;
-        &self.q[start..start + self.shape.k_dim]
-    }
-
-    /// First slot, counted in rows of `dim` elements, of `position` in `k` and `v`.
-    pub(crate) fn slot(&self, position: usize) -> usize {
-        let page = self.shape.page;
-        let block = self.block_table[position / page] as usize;
-        (block * self.shape.n_kv_heads + self.kv_head) * page + position % page
-    }
-
-    fn k_pad(&self) -> usize {
-        self.shape.k_dim.next_multiple_of(PAD)
-    }
-
-    fn v_pad(&self) -> usize {
-        self.shape.v_dim.next_multiple_of(PAD)
-    }
-}
-
-/// Positions that a row at `pos` sees.
-pub(crate) fn visible(shape: &AttnShape, pos: usize) -> Range<usize> {
-    let window = shape.window.map_or(usize::MAX, |w| w as usize);
-    (pos + 1).saturating_sub(window)..pos + 1
-}
-
-/// Segments that `positions` touch.
-pub(crate) fn segments(positions: &Range<usize>) -> Range<usize> {
-    positions.start / SEGMENT..positions.end.div_ceil(SEGMENT)
-}
-
-fn segment_positions(segment: usize) -> Range<usize> {
-    segment * SEGMENT..(segment + 1) * SEGMENT
-}
-
-/// A tile from first to last position.
+/// Processes all positions of a tile.
 pub(crate) struct WholeTile<'a, 't> {
     pub(crate) tile: QueryTile<'a>,
     pub(crate) scratch: &'a mut Scratch,
@@ -138,7 +54,7 @@ impl Kernel for WholeTile<'_, '_> {
     }
 }
 
-/// One segment of a tile, into a partial of its own.
+/// Processes one segment of a tile, into a partial of its own.
 pub(crate) struct SegmentOfTile<'a> {
     pub(crate) tile: QueryTile<'a>,
     pub(crate) segment: usize,
@@ -174,10 +90,10 @@ impl Kernel for SegmentOfTile<'_> {
     }
 }
 
-/// The partials of a tile's segments, in order, merged into its output.
+/// Merges the partials of a tile's segments, in order, into its output.
 pub(crate) struct MergeTile<'a, 't> {
     pub(crate) tile: QueryTile<'a>,
-    /// `stride` f32 for each segment that the tile sees.
+    /// `stride` f32 values for each segment that the tile sees.
     pub(crate) partials: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) scratch: &'a mut Scratch,
@@ -220,7 +136,7 @@ impl Kernel for MergeTile<'_, '_> {
 pub(crate) struct Scratch(Vec<f32>);
 
 impl Scratch {
-    /// `N` slices of the given lengths, each on a cache line; they hold old values.
+    /// Returns `N` slices of the given lengths, each aligned to a cache line; they hold old values.
     fn split<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
         let total: usize = lens.iter().map(|len| len.next_multiple_of(PAD)).sum();
         if self.0.len() < total + PAD {

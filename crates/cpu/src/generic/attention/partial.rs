@@ -1,18 +1,17 @@
-//! Softmax over some of the positions, and how two of them become one (Milakov and Gimelshein
-//! 2018).
+//! Softmax over a part of the positions, and how two parts are merged (Milakov and Gimelshein 2018).
 
-use super::{PAD, QueryTile, segment_positions};
+use super::query_tile::{PAD, QueryTile, segment_positions};
 use crate::generic::lanes::exp_nonpositive;
 use crate::generic::simd::Simd;
 use crate::pool::Tile;
 
-/// f32 that a partial softmax of `n_queries` takes.
+/// Number of f32 values of a partial softmax of `n_queries`.
 pub(crate) fn partial_len(n_queries: usize, v_dim: usize) -> usize {
     n_queries.next_multiple_of(PAD) + n_queries * (PAD + v_dim.next_multiple_of(PAD))
 }
 
-/// Softmax of the queries of a tile over some positions: for each query the largest score, the sum
-/// of exp(score - largest) in the lanes of a vector, and the sum of values weighted so.
+/// Softmax of a tile's queries over some positions: for each query the largest score, the sum of exp(score - largest)
+/// in the lanes of a vector, and the sum of values with these weights.
 pub(super) struct Partial<T> {
     /// [n_queries]
     max: T,
@@ -67,8 +66,8 @@ pub(super) struct QueryPartial<'a> {
     values: &'a mut [f32],
 }
 
-/// Turns a block of scores of one query into weights and takes them into its softmax; their
-/// values are still to be added.
+/// Converts a block of scores of one query to weights and adds them to its softmax. The weighted values are added
+/// separately.
 #[inline(always)]
 pub(super) fn softmax<S: Simd>(s: S, scores: &mut [f32], partial: QueryPartial<'_>) {
     let QueryPartial { max, sum, values } = partial;
@@ -78,7 +77,7 @@ pub(super) fn softmax<S: Simd>(s: S, scores: &mut [f32], partial: QueryPartial<'
         block_max = s.max(s.load_chunk(x), block_max);
     }
     let block_max = s.max_lane(block_max);
-    // A factor of exp(0) would change no bits, so an unchanged maximum needs no scaling.
+    // A factor of exp(0) changes no bits, so an unchanged maximum needs no scaling.
     if block_max > *max {
         let factor = exp_nonpositive(s, s.splat(*max - block_max));
         *max = block_max;
@@ -101,7 +100,7 @@ pub(super) fn softmax<S: Simd>(s: S, scores: &mut [f32], partial: QueryPartial<'
     s.store_chunk(total, sum);
 }
 
-/// Takes the partial of `segment` into `total`, which holds the segments before it.
+/// Merges the partial of `segment` into `total`, which holds the segments before it.
 #[inline(always)]
 pub(super) fn merge<S: Simd>(
     s: S,

@@ -1,28 +1,28 @@
 //! The two matrix products of attention: queries with keys, weights with values.
 //!
-//! Both keep eight accumulators, which cover the latency of the multiply-add: two queries times
-//! four keys or vectors of columns, or one times eight. An element is computed in one accumulator,
-//! in an order that does not depend on that shape. (Four queries times two, which widen each f16
-//! vector once for a whole group, and three times four measured no faster on a Xeon of 2023.)
+//! Both use eight accumulators, which cover the latency of the multiply-add: two queries times four keys or vectors of
+//! columns, or one times eight. Each element is computed in one accumulator, in an order that does not depend on that
+//! shape. (Four queries times two, which widen each f16 vector once for a whole group, and three times four were no
+//! faster on a Xeon of 2023.)
 
 use rocmforge_gguf::quant::legacy::Q8_0;
 
-use super::BLOCK;
 use super::ahead::Ahead;
+use super::query_tile::BLOCK;
 use crate::generic::simd::Simd;
 
-/// How keys or values are stored: rows of units of some vectors each, which share a scale.
+/// How keys or values are stored: rows of units, each several vectors that share a scale.
 pub(super) trait Source<S: Simd> {
     type Unit;
-    /// Vectors of a unit; a power of two.
+    /// Vectors per unit, a power of two.
     const VECTORS: usize;
     type Scale: Copy;
     fn scale(s: S, unit: &Self::Unit) -> Self::Scale;
-    /// Vector `i` of `unit`.
+    /// Loads vector `i` of `unit`.
     fn load(s: S, unit: &Self::Unit, i: usize, scale: Self::Scale) -> S::F32;
 }
 
-/// As f32.
+/// Stored as f32.
 pub(super) struct Wide;
 
 impl<S: Simd> Source<S> for Wide {
@@ -39,7 +39,7 @@ impl<S: Simd> Source<S> for Wide {
     }
 }
 
-/// As f16.
+/// Stored as f16.
 pub(super) struct Half;
 
 impl<S: Simd> Source<S> for Half {
@@ -56,7 +56,7 @@ impl<S: Simd> Source<S> for Half {
     }
 }
 
-/// As blocks of 32 codes. A product of a code and its scale is exact in f32.
+/// Stored as Q8_0 blocks. The product of a code and its scale is exact in f32.
 pub(super) struct Coded;
 
 impl<S: Simd> Source<S> for Coded {
@@ -77,8 +77,8 @@ impl<S: Simd> Source<S> for Coded {
 
 /// scores [n_queries, BLOCK] = q [n_queries, n] * k [BLOCK, n]^T, with rows of `n` vectors.
 ///
-/// Scores are written as whole vectors, because they are read as such at once: a load that spans
-/// two narrower stores would wait until both have left the store buffer.
+/// Scores are written as whole vectors, because they are soon read as such: a load that spans two narrower stores would
+/// wait until both have left the store buffer.
 #[inline(always)]
 pub(super) fn score<S: Simd, K: Source<S>>(
     s: S,
@@ -117,7 +117,7 @@ pub(super) fn score<S: Simd, K: Source<S>>(
     }
 }
 
-/// Dot products of `Q` queries with `E` keys, `Q * E` being 8, not yet summed over lanes.
+/// Computes dot products of `Q` queries with `E` keys (`Q * E` is 8), not yet summed over lanes.
 #[inline(always)]
 fn dots<S: Simd, K: Source<S>, const Q: usize, const E: usize>(
     s: S,
@@ -146,7 +146,7 @@ fn dots<S: Simd, K: Source<S>, const Q: usize, const E: usize>(
     acc
 }
 
-/// The first `N` rows of `n` elements; slices of one length free loops over them of checks.
+/// Returns the first `N` rows of `n` elements. Slices of one length spare loops over them the bounds checks.
 #[inline(always)]
 fn split<T, const N: usize>(mut x: &[T], n: usize) -> [&[T]; N] {
     let mut rows = [&x[..0]; N];
@@ -156,68 +156,73 @@ fn split<T, const N: usize>(mut x: &[T], n: usize) -> [&[T]; N] {
     rows
 }
 
-/// values [n_queries, n] += weights [n_queries, BLOCK], from column `first` on, times v [_, n],
-/// with rows of `n` vectors.
+/// Values of some positions of a block.
+pub(super) struct ValueRows<'a, U> {
+    /// Rows of `n` vectors, in units of their source.
+    pub(super) rows: &'a [U],
+    /// Position of the first row in the block.
+    pub(super) first: usize,
+    /// Vectors per row.
+    pub(super) n: usize,
+}
+
+/// values `[n_queries, v.n]` += weights `[n_queries, BLOCK]`, from column `v.first` on, times `v.rows`.
 #[inline(always)]
 pub(super) fn weigh<S: Simd, V: Source<S>>(
     s: S,
     mut weights: &[f32],
-    first: usize,
-    v: &[V::Unit],
-    n: usize,
+    v: &ValueRows<'_, V::Unit>,
     mut values: &mut [S::Chunk],
     ahead: &mut Ahead,
 ) {
     while !weights.is_empty() {
         let taken = (weights.len() / BLOCK).min(2);
         let (now, rest) = weights.split_at(taken * BLOCK);
-        let (values_now, values_rest) = std::mem::take(&mut values).split_at_mut(taken * n);
+        let (values_now, values_rest) = std::mem::take(&mut values).split_at_mut(taken * v.n);
         match taken {
-            2 => weigh_queries::<S, V, 2, 4>(s, now, first, v, n, values_now, ahead),
-            _ => weigh_queries::<S, V, 1, 8>(s, now, first, v, n, values_now, ahead),
+            2 => weigh_queries::<S, V, 2, 4>(s, now, v, values_now, ahead),
+            _ => weigh_queries::<S, V, 1, 8>(s, now, v, values_now, ahead),
         }
         (weights, values) = (rest, values_rest);
     }
 }
 
+/// [`weigh`] for `Q` queries, `C` vectors of columns at a time.
 #[inline(always)]
 fn weigh_queries<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
     s: S,
     weights: &[f32],
-    first: usize,
-    v: &[V::Unit],
-    n: usize,
+    v: &ValueRows<'_, V::Unit>,
     values: &mut [S::Chunk],
     ahead: &mut Ahead,
 ) {
     let mut col = 0;
-    while col + C <= n {
+    while col + C <= v.n {
         ahead.step(s);
-        weigh_columns::<S, V, Q, C>(s, weights, first, v, n, col, values);
+        weigh_columns::<S, V, Q, C>(s, weights, v, col, values);
         col += C;
     }
-    while C > 4 && col + 4 <= n {
+    while C > 4 && col + 4 <= v.n {
         ahead.step(s);
-        weigh_columns::<S, V, Q, 4>(s, weights, first, v, n, col, values);
+        weigh_columns::<S, V, Q, 4>(s, weights, v, col, values);
         col += 4;
     }
-    while col < n {
-        weigh_columns::<S, V, Q, 1>(s, weights, first, v, n, col, values);
+    while col < v.n {
+        weigh_columns::<S, V, Q, 1>(s, weights, v, col, values);
         col += 1;
     }
 }
 
-/// `C` vectors of columns from vector `col` on, for `Q` queries.
+/// [`weigh`] for `Q` queries and `C` vectors of columns from vector `col` on.
 #[inline(always)]
 fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
     s: S,
     weights: &[f32],
-    first: usize,
-    v: &[V::Unit],
-    n: usize,
+    v: &ValueRows<'_, V::Unit>,
     col: usize,
     values: &mut [S::Chunk],
 ) {
+    let n = v.n;
     let mut acc = [[s.splat(0.0); C]; Q];
     for i in 0..Q {
         let values = &values[i * n + col..i * n + col + C];
@@ -226,8 +231,8 @@ fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
         }
     }
     let weights = &weights[..Q * BLOCK];
-    for (t, v) in (first..BLOCK).zip(v.chunks_exact(n / V::VECTORS)) {
-        let columns = columns::<S, V, C>(s, v, col);
+    for (t, row) in (v.first..BLOCK).zip(v.rows.chunks_exact(n / V::VECTORS)) {
+        let columns = columns::<S, V, C>(s, row, col);
         for i in 0..Q {
             let weight = s.splat(weights[i * BLOCK + t]);
             for j in 0..C {
@@ -243,7 +248,7 @@ fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
     }
 }
 
-/// `C` vectors of a row, from vector `col` on, which is a multiple of `C`.
+/// Loads `C` vectors of a row from vector `col` on, which is a multiple of `C`.
 #[inline(always)]
 fn columns<S: Simd, V: Source<S>, const C: usize>(
     s: S,

@@ -1,4 +1,4 @@
-//! The walk of one query tile along the blocks of a segment.
+//! Processes the blocks of a segment for one query tile.
 
 use std::ops::Range;
 
@@ -7,13 +7,13 @@ use rocmforge_gguf::quant::legacy::Q8_0;
 
 use super::ahead::Ahead;
 use super::partial::{Partial, softmax};
-use super::products::{Coded, Half, Source, Wide, score, weigh};
-use super::{BLOCK, PAD, QueryTile};
-use crate::attention::{HeadCode, KvSlice};
+use super::products::{Coded, Half, Source, ValueRows, Wide, score, weigh};
+use super::query_tile::{BLOCK, PAD, QueryTile};
+use crate::generic::lanes::capped;
 use crate::generic::simd::Simd;
-use crate::ops::capped;
+use crate::kv_slice::{HeadCode, KvSlice};
 
-/// Working memory of a tile beside its partials.
+/// Working memory of a tile, in addition to its partials.
 pub(super) struct Buffers<'a> {
     /// [n_queries, k_pad], scaled; padding is 0.
     q: &'a mut [f32],
@@ -47,7 +47,7 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// Adds the positions of one segment to a fresh `partial`.
+/// Adds the positions of one segment to a newly reset `partial`.
 #[inline(always)]
 pub(super) fn walk<S: Simd>(
     s: S,
@@ -66,7 +66,7 @@ pub(super) fn walk<S: Simd>(
         let slot = tile.slot(base);
         let next_slot = (block.end < end).then(|| tile.slot(block.end));
 
-        // What rows see begins and ends no earlier than what the rows above them see.
+        // Neither end of the visible range decreases from row to row.
         let first_row = base.saturating_sub(tile.first_pos);
         let mut end_row = tile.n_rows;
         while tile.visible(end_row - 1).start >= block.end {
@@ -78,7 +78,7 @@ pub(super) fn walk<S: Simd>(
 
         let mut ahead = Ahead::new(tile, next_slot, queries.len());
         let (q, n) = (S::chunks(q).0, k_pad / S::LANES);
-        match rows(s, tile.k, slot, k_dim, queries.len(), buffers.k) {
+        match rows(s, tile.inputs.k, slot, k_dim, queries.len(), buffers.k) {
             Rows::Wide(k) => score::<S, Wide>(s, q, S::chunks(k).0, n, scores, &mut ahead),
             Rows::Half(k) => score::<S, Half>(s, q, S::half_chunks(k), n, scores, &mut ahead),
             Rows::Coded(k) => score::<S, Coded>(s, q, k, n, scores, &mut ahead),
@@ -88,9 +88,9 @@ pub(super) fn walk<S: Simd>(
                 s.store_chunk(capped(s, cap, s.load_chunk(x)), x);
             }
         }
-        let v = rows(s, tile.v, slot, v_dim, queries.len(), buffers.v);
+        let v = rows(s, tile.inputs.v, slot, v_dim, queries.len(), buffers.v);
 
-        // Positions of the block that `row` sees, counted from `base`.
+        // Positions of the block that `row` sees, relative to `base`.
         let seen_by = |row| {
             let visible = tile.visible(row);
             visible.start.saturating_sub(base)..visible.end.min(block.end) - base
@@ -106,8 +106,8 @@ pub(super) fn walk<S: Simd>(
             softmax(s, scores, partial.of_query(i, v_pad));
         }
 
-        // Unseen slots may hold NaN, which a weight of 0 would not cancel: if rows differ in what
-        // they see, they go one by one.
+        // Unseen slots may hold NaN, which a weight of 0 would not cancel. If rows see different positions, they are
+        // processed one by one.
         let rows_at_once = if all_see_all { end_row - first_row } else { 1 };
         let n = v_pad / S::LANES;
         for row in (first_row..end_row).step_by(rows_at_once) {
@@ -120,24 +120,27 @@ pub(super) fn walk<S: Simd>(
             let first = seen.start;
             match v {
                 Rows::Wide(v) => {
-                    let v = &S::chunks(v).0[v_rows];
-                    weigh::<S, Wide>(s, weights, first, v, n, values, &mut ahead);
+                    let rows = &S::chunks(v).0[v_rows];
+                    let v = ValueRows { rows, first, n };
+                    weigh::<S, Wide>(s, weights, &v, values, &mut ahead);
                 }
                 Rows::Half(v) => {
-                    let v = &S::half_chunks(v)[v_rows];
-                    weigh::<S, Half>(s, weights, first, v, n, values, &mut ahead);
+                    let rows = &S::half_chunks(v)[v_rows];
+                    let v = ValueRows { rows, first, n };
+                    weigh::<S, Half>(s, weights, &v, values, &mut ahead);
                 }
                 Rows::Coded(v) => {
                     let n_units = n / <Coded as Source<S>>::VECTORS;
-                    let v = &v[seen.start * n_units..seen.end * n_units];
-                    weigh::<S, Coded>(s, weights, first, v, n, values, &mut ahead);
+                    let rows = &v[seen.start * n_units..seen.end * n_units];
+                    let v = ValueRows { rows, first, n };
+                    weigh::<S, Coded>(s, weights, &v, values, &mut ahead);
                 }
             }
         }
     }
 }
 
-/// BLOCK rows of keys or values.
+/// `BLOCK` rows of keys or values.
 #[derive(Clone, Copy)]
 enum Rows<'a> {
     Wide(&'a [f32]),
@@ -145,9 +148,9 @@ enum Rows<'a> {
     Coded(&'a [Q8_0]),
 }
 
-/// The rows of `dim` from row `slot` of a cache: where they lie if kernels can read them there,
-/// else in `buffer`, as f32 and padded with 0 to a multiple of PAD. For few queries halves and
-/// codes are widened on the fly: to do it once in the buffer would cost more.
+/// Returns the rows of `dim` values from row `slot` of a cache: in place if kernels can read them there, else in
+/// `buffer`, as f32 and padded with 0 to a multiple of `PAD`. For few queries, halves and codes are widened on the fly,
+/// which costs less than widening them into the buffer.
 #[inline(always)]
 fn rows<'a, S: Simd>(
     s: S,
@@ -231,11 +234,11 @@ fn rows<'a, S: Simd>(
     Rows::Wide(buffer)
 }
 
-/// A head of codes after their scale as f32, padded with 0.
+/// Converts an FP8 head to f32, padded with 0.
 #[inline(always)]
 fn widen_f8<S: Simd>(s: S, head: &[u8], out: &mut [f32]) {
     let (scale, codes) = f8::load(head);
-    // A half with the bits of a code is 2^8 times less than it.
+    // A half with the bits of a code is 2^-8 times its value.
     let factor = s.splat(scale * 256.0);
     let (out, padding) = out.split_at_mut(codes.len());
     for (codes, out) in codes.chunks(S::LANES).zip(out.chunks_mut(S::LANES)) {

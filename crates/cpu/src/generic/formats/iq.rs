@@ -1,4 +1,4 @@
-//! 4-bit codes of a table: IQ4_NL without integer scales, IQ4_XS with one per 32 values.
+//! 4-bit codes into a table: IQ4_NL without integer scales, IQ4_XS with one per 32 values.
 
 use rocmforge_gguf::quant::iq::{Iq4Nl, Iq4Xs, KVALUES_IQ4NL};
 use zerocopy::IntoBytes;
@@ -64,7 +64,7 @@ impl Format for Iq4Xs {
 
     #[inline(always)]
     fn scales<S: SimdBytes>(s: S, rows: &S::Rows<'_, Iq4Xs>, i: usize) -> Scales<S> {
-        // d (2 bytes), scales_h (2), scales_l (4); what follows is not used.
+        // d (2 bytes), scales_h (2), scales_l (4); the rest is unused.
         let head = s.load16(rows, i, |b| at(b.as_bytes(), 0));
         let pairs = s.repeat_u8(&[4, 4, 5, 5, 6, 6, 7, 7, 4, 4, 5, 5, 6, 6, 7, 7]);
         let quads = s.repeat_u8(&[2, 2, 2, 2, 3, 3, 3, 3, 2, 2, 2, 2, 3, 3, 3, 3]);

@@ -7,7 +7,7 @@ use super::legacy::nibbles;
 use crate::generic::bytes::SimdBytes;
 use crate::generic::format::{Codes, Format, Offset, Scales, at};
 
-/// What is the same in every K-quant: four chunks of four groups.
+/// The definitions common to all K-quants: four chunks of four groups.
 macro_rules! block_of_256 {
     ($block:ty, per_scale: $per_scale:literal) => {
         type Block = $block;
@@ -23,14 +23,14 @@ macro_rules! block_of_256 {
     };
 }
 
-/// Where Q2_K, Q3_K and Q6_K keep groups: the chunk is `2 * half + part`, its bytes hold value
-/// groups `part`, `2 + part`, `4 + part` and `6 + part` of that half.
+/// Order of groups in Q2_K, Q3_K and Q6_K: chunk `2 * half + part` holds value groups `part`, `2 + part`, `4 + part`
+/// and `6 + part` of that half.
 #[inline(always)]
 fn interleaved_group(chunk: usize, place: usize) -> usize {
     8 * (chunk / 2) + chunk % 2 + 2 * place
 }
 
-/// The four 2-bit fields of each byte, lowest first.
+/// Unpacks the four 2-bit fields of each byte, lowest first.
 #[inline(always)]
 fn two_bits<S: SimdBytes>(s: S, qs: S::Bytes) -> [S::Bytes; 4] {
     let mask = s.splat_u8(3);
@@ -42,7 +42,7 @@ fn two_bits<S: SimdBytes>(s: S, qs: S::Bytes) -> [S::Bytes; 4] {
     ]
 }
 
-/// Bit `from` of each byte, moved to bit `to`.
+/// Moves bit `from` of each byte to bit `to`.
 #[inline(always)]
 fn move_bit<S: SimdBytes>(s: S, bytes: S::Bytes, from: u32, to: u32) -> S::Bytes {
     let moved = if from > to {
@@ -53,11 +53,11 @@ fn move_bit<S: SimdBytes>(s: S, bytes: S::Bytes, from: u32, to: u32) -> S::Bytes
     s.and(moved, s.splat_u8(1 << to))
 }
 
-/// The scales and minimums of Q4_K and Q5_K. `head` is d, dmin and the 12 bytes that
+/// Unpacks the scales and minimums of Q4_K and Q5_K. `head` is d, dmin and the 12 bytes that
 /// [`rocmforge_gguf::quant::k::scale_min_k4`] reads.
 #[inline(always)]
 fn scales_k4<S: SimdBytes>(s: S, head: S::Bytes) -> Scales<S> {
-    // Bytes 0..8 of the result are scales, 8..16 minimums; 4..8 and 12..16 share their low bits.
+    // Bytes 0..8 of the result are scales, 8..16 minimums; bytes 4..8 and 12..16 share their sources of low bits.
     let low_from = s.repeat_u8(&[4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15]);
     let high_from = s.repeat_u8(&[
         128, 128, 128, 128, 4, 5, 6, 7, 128, 128, 128, 128, 8, 9, 10, 11,
@@ -136,7 +136,7 @@ impl Format for Q3K {
 
     #[inline(always)]
     fn scales<S: SimdBytes>(s: S, rows: &S::Rows<'_, Q3K>, i: usize) -> Scales<S> {
-        // The last 16 bytes of the block: 2 of qs, the 12 of the scales, d.
+        // The last 16 bytes of the block: 2 of qs, 12 of scales, 2 of d.
         let tail = s.load16(rows, i, |b| at(b.as_bytes(), size_of::<Q3K>() - 16));
         let low = s.shuffle(
             tail,

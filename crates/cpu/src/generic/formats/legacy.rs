@@ -7,14 +7,14 @@ use zerocopy::IntoBytes;
 use crate::generic::bytes::SimdBytes;
 use crate::generic::format::{Codes, Format, Offset, at};
 
-/// The low nibbles of `qs`, then the high ones.
+/// Unpacks the low nibbles of `qs`, then the high ones.
 #[inline(always)]
 pub(super) fn nibbles<S: SimdBytes>(s: S, qs: S::Bytes) -> [S::Bytes; 2] {
     let mask = s.splat_u8(15);
     [s.and(qs, mask), s.and(s.shr(qs, 4), mask)]
 }
 
-/// `qs` with the bits of `qh`, four bytes repeated in each lane, as fifth bits.
+/// Unpacks `qs` with the bits of `qh`, four bytes repeated in each lane, as fifth bits.
 #[inline(always)]
 fn five_bits<S: SimdBytes>(s: S, qs: S::Bytes, qh: S::Bytes) -> [S::Bytes; 2] {
     let [low, high] = nibbles(s, qs);
@@ -27,7 +27,7 @@ fn five_bits<S: SimdBytes>(s: S, qs: S::Bytes, qh: S::Bytes) -> [S::Bytes; 2] {
     [s.or(low, low_bits), s.or(high, high_bits)]
 }
 
-/// What is the same in every block of 32: one chunk of two groups, no integer scales.
+/// The definitions common to all blocks of 32: one chunk of two groups, no integer scales.
 macro_rules! block_of_32 {
     ($block:ty) => {
         type Block = $block;
@@ -145,7 +145,7 @@ impl Format for Q8_0 {
 
 impl Format for Mxfp4 {
     block_of_32!(Mxfp4);
-    /// The table reaches from -12 to 12; raised by 16 it needs no signed products.
+    /// Table values are -12 to 12; adding 16 avoids signed products.
     const CODES: Codes = Codes::Unsigned { max: 28 };
     const OFFSET: Offset = Offset::Power { log2: 4 };
 

@@ -1,4 +1,4 @@
-//! The block formats: an implementation of [`Format`](super::format::Format) on each block struct.
+//! The block formats: implements [`Format`](super::format::Format) for each block struct.
 
 mod iq;
 mod k;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::context::n_forgotten;
-use crate::tokenizer::TokenId;
+use rocmforge_gguf::TokenId;
 
 /// What a slot holds: the token, its position now, and all that was before it when it was computed.
 #[derive(Debug, Clone, PartialEq)]

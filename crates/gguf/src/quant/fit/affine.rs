@@ -1,25 +1,24 @@
-//! The search for a scale and a minimum: x = scale * code + min with codes 0..=hi.
-//! Candidates vary how much of the range the codes cover and where it is cut; each
-//! is refined by least squares in both, as in ggml's `make_qkx2_quants`, and the
-//! best by turns of rounding and least squares.
+//! Searches for a scale and a minimum: x = scale * code + min with codes 0..=hi. Candidates vary how much of the range
+//! the codes cover and where it is clipped. Each is refined by least squares in both, as in ggml's `make_qkx2_quants`,
+//! and the best by alternating rounding and least squares.
 
 use super::codes::{Codes, bounds, sums};
 use super::lanes::F32x4;
 use super::scale::inverse;
 use super::{Half, Search, Unit};
 
-/// A scale and a minimum and how well they do.
+/// A scale and a minimum with their error.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Affine {
     pub(super) scale: f32,
     pub(super) min: f32,
-    /// weighted square error
+    /// weighted squared error
     pub(super) error: f32,
-    /// Σ w code², by which the error grows with the square of the scale's own
+    /// Σ w code²: the cost of a squared change of the scale
     pub(super) stiffness: f32,
 }
 
-/// Which minimums a format can store.
+/// The minimums that a format can store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Minimum {
     Any,
@@ -27,17 +26,16 @@ pub(super) enum Minimum {
     NotPositive,
 }
 
-/// The candidates: by how many codes the range is wider than the codes, and which
-/// share of that is cut at the lower end.
+/// Candidates: by how many codes the range is wider than the codes, and the share of that clipped at the lower end.
 const WIDER: [f32; 7] = [-0.6, -0.3, 0.3, 0.6, 0.9, 1.2, 1.6];
 const CUTS: [f32; 3] = [0.0, 0.5, 1.0];
 const FEW: [(f32, f32); 2] = [(-0.6, 0.5), (0.6, 0.5)];
 const REFINEMENTS: usize = 3;
 
-/// As in the search for a scale; the error is a difference of the sums here.
+/// Tolerance as in the search for a scale, but the error is a difference of sums here.
 const NOISE: f32 = 1e-6;
 
-/// A group with its values moved and scaled to 0..=1.
+/// A group with its values shifted and scaled to 0..=1.
 struct Group<'a, C, const N: usize> {
     codes: C,
     u: [f32; N],
@@ -45,11 +43,11 @@ struct Group<'a, C, const N: usize> {
     sum_w: f32,
     sum_u: f32,
     sum_uu: f32,
-    /// The greatest intercept that the format can store.
+    /// The largest intercept that the format can store.
     most: f32,
 }
 
-/// The scale and minimum of a group with the least error found.
+/// Returns the scale and minimum with the least error found.
 pub(super) fn fit_affine<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -104,7 +102,7 @@ pub(super) fn fit_affine<C: Codes, const N: usize>(
 }
 
 impl<C: Codes, const N: usize> Group<'_, C, N> {
-    /// The first candidate, which covers the range, or one of these if it is better.
+    /// Returns the best of `candidates` and the fit that covers exactly the range.
     fn best_of(&self, candidates: impl IntoIterator<Item = (f32, f32)>) -> Affine {
         let noise = NOISE * self.sum_uu;
         let first = self.least_squares(C::EXTREME, 0.0);
@@ -118,7 +116,7 @@ impl<C: Codes, const N: usize> Group<'_, C, N> {
         })
     }
 
-    /// Turns of rounding and least squares.
+    /// Alternates rounding and least squares while the error falls.
     fn refine(&self, mut best: Affine) -> Affine {
         for _ in 0..REFINEMENTS {
             if best.scale == 0.0 {
@@ -133,7 +131,7 @@ impl<C: Codes, const N: usize> Group<'_, C, N> {
         best
     }
 
-    /// Codes of `u * slope + start`, and the line that suits them best.
+    /// Rounds `u * slope + start` to codes and fits a line to them.
     fn least_squares(&self, slope: f32, start: f32) -> Affine {
         let (slope, start) = (F32x4::splat(slope), F32x4::splat(start));
         let [l, ll, ul] = sums(&self.u, self.w, |u, w| {
@@ -164,8 +162,7 @@ impl<C: Codes, const N: usize> Group<'_, C, N> {
     }
 }
 
-/// The error with this very scale and minimum, and the minimum that would suit
-/// the same codes best.
+/// Returns the error with exactly this scale and minimum, and the best minimum for the same codes.
 pub(super) fn error_of<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -182,7 +179,7 @@ pub(super) fn error_of<C: Codes, const N: usize>(
     (error, rest / weight)
 }
 
-/// A scale and a minimum in half precision, after a thorough search chosen by the error that they leave.
+/// Fits an f16 scale and minimum; a thorough search chooses them by their error.
 pub(super) fn fit_halves<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -193,7 +190,7 @@ pub(super) fn fit_halves<C: Codes, const N: usize>(
     if search == Search::Brief {
         let free = fit_affine(codes, x, w, Minimum::Any, search);
         let [scale, min] = [free.scale, free.min].map(|x| unit.half(x));
-        if !scale.has_few_digits() {
+        if !scale.is_subnormal() {
             return (scale, min);
         }
     }
@@ -210,8 +207,7 @@ pub(super) fn fit_halves<C: Codes, const N: usize>(
         }
     }
     if free.scale == 0.0 {
-        // Of a constant a half precision number may miss a part, which the codes
-        // can add.
+        // An f16 minimum may miss part of a constant, which the codes can add.
         for min in unit.halves(free.min) {
             let scale = unit.half((free.min - min.value) / C::EXTREME);
             let (error, _) = error_of(codes, x, w, scale.value, min.value);

@@ -1,25 +1,22 @@
-//! The numbers that codes of a format stand for before they are scaled, and sums
-//! over a group of them. Everything is f32 and without branches, four values at a
-//! time.
+//! The unscaled numbers that the codes of a format stand for, and sums over groups. All in f32, without branches, four
+//! values at a time.
 
 use super::lanes::{F32x4, Number, sum};
 use crate::quant::iq::KVALUES_IQ4NL;
 
 /// A finite set of numbers around zero.
 pub(super) trait Codes: Copy {
-    /// The number of the largest magnitude, which the extreme value of a group
-    /// becomes.
+    /// The number of largest magnitude, to which the extreme value of a group is mapped.
     const EXTREME: f32;
-    /// The last number on the other side of zero, if it has less magnitude.
+    /// The extreme on the other side of zero, if its magnitude is smaller.
     const OPPOSITE: Option<f32>;
-    /// The distance of numbers at the far end as a share of [`Codes::EXTREME`], by
-    /// which the search for a scale steps.
+    /// Spacing of the outermost numbers as a share of [`Codes::EXTREME`]; the step of the scale search.
     const SPACING: f32;
 
-    /// The number nearest to `x`.
+    /// Rounds `x` to the nearest number.
     fn nearest<T: Number>(self, x: T) -> T;
 
-    /// The place of that number among all, from the least: the code in the file.
+    /// Index of that number in ascending order, which is the code in the file.
     fn index<T: Number>(self, x: T) -> T;
 }
 
@@ -75,17 +72,17 @@ impl Codes for Iq4 {
     }
 }
 
-/// 1.5 * 2^23. From half of it on numbers have no fraction, so that adding it rounds.
+/// 1.5 * 2^23. Sums with it have no fraction bits, so adding it rounds.
 const BEYOND: f32 = 12_582_912.0;
 
-/// The nearest integer, ties to even, of a magnitude below 2^22.
+/// Rounds magnitudes below 2^22 to the nearest integer, ties to even.
 #[inline(always)]
 pub(super) fn round<T: Number>(x: T) -> T {
     (x + T::splat(BEYOND)) - T::splat(BEYOND)
 }
 
-/// Adds up `K` terms of every value of a group with its weight, in two registers each, so that additions do not wait
-/// for each other.
+/// Sums `K` terms over the values of a group and their weights. Two accumulators for each term, so that additions do
+/// not wait for each other.
 #[inline(always)]
 pub(super) fn sums<const N: usize, const K: usize>(
     x: &[f32; N],
@@ -107,7 +104,7 @@ pub(super) fn sums<const N: usize, const K: usize>(
     std::array::from_fn(|k| sum(low[k] + high[k]))
 }
 
-/// The codes in the file of `(x - start) * slope`.
+/// Computes the file's codes of `(x - start) * slope`.
 #[inline(always)]
 pub(super) fn indices<C: Codes, const N: usize>(
     codes: C,
@@ -127,7 +124,7 @@ pub(super) fn indices<C: Codes, const N: usize>(
     out
 }
 
-/// The least and the greatest value of a group.
+/// Returns the smallest and the largest value of a group.
 #[inline(always)]
 pub(super) fn bounds<const N: usize>(x: &[f32; N]) -> (f32, f32) {
     let (mut lo, mut hi) = (F32x4::splat(f32::MAX), F32x4::splat(f32::MIN));

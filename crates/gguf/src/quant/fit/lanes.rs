@@ -1,17 +1,17 @@
-//! Four f32 side by side, the inner loop of every search. They are vectors by their type: left to itself the compiler
-//! finds some of these loops, makes half registers of others, and branches of the rest.
+//! Vectors of four f32 for the inner loops of the searches. Written as vectors because the compiler vectorizes only
+//! some of these loops by itself, and fills half registers or branches in the others.
 
 use std::ops::{Add, Mul, Sub};
 
 pub(super) use wide::f32x4 as F32x4;
 
-/// What numbers of formats are found with: one f32 or [`F32x4`].
+/// A value or a vector of values that [`super::codes::Codes`] round: f32 or [`F32x4`].
 pub(super) trait Number:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
     fn splat(x: f32) -> Self;
 
-    /// `self` as far as it is within the bounds, which it is not without a value.
+    /// Clamps to `least..=most`. NaN becomes one of the bounds.
     fn within(self, least: f32, most: f32) -> Self;
 
     /// `value` where `self` is greater than `bound`, else 0.

@@ -1,8 +1,7 @@
-//! Quantization with a search for the scales: the error that counts is
-//! Σ weight * (value - restored)², with weights from an importance matrix where
-//! there is one. Two searches serve every format: for a scale ([`scale`]) and for
-//! a scale and a minimum ([`affine`]). [`super_block`] carries them to formats whose
-//! groups have integer scales, and [`pack`] lays the codes out in bytes.
+//! Quantization with a search for the scales that minimize Σ weight * (value - restored)². Weights come from an
+//! importance matrix if there is one. Two searches serve all formats: for a scale ([`scale`]), and for a scale and a
+//! minimum ([`affine`]). [`super_block`] extends them to groups with integer scales, and [`pack`] packs the codes into
+//! bytes.
 
 mod affine;
 mod codes;
@@ -18,31 +17,29 @@ use super::plain::F16;
 
 /// A block that can be fitted to values.
 pub(super) trait Fit: Block {
-    /// How far to search where no importance is known. Brief for formats that ggml
-    /// then only rounds to, or searches little for.
+    /// Search effort without an importance matrix. Brief for formats that ggml then merely rounds, or searches little.
     const PLAIN: Search = Search::Thorough;
 
-    /// The block with the least error found, for values in units of `unit` and
-    /// their weights, [`super::GgmlType::block_len`] of each.
+    /// Returns the block with the least error found. `x` is in units of `unit` and `w` has the weights,
+    /// [`super::GgmlType::block_len`] values each.
     fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self;
 }
 
-/// How far a search goes.
+/// Search effort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
-    /// A few candidates, the best of which is taken as it is: most of the gain. Where
-    /// half precision has few digits, the thorough search.
+    /// Takes the best of a few candidates as it is, which is most of the gain. Where an f16 scale would be subnormal,
+    /// the search is thorough.
     Brief,
-    /// All candidates, refined, and half precision numbers chosen by error.
+    /// Refines the best of all candidates and chooses f16 scales by error.
     Thorough,
 }
 
-/// A power of two by which a block's values are divided, so that no product of the
-/// searches overflows or vanishes.
+/// A power of two that the values of a block are divided by, so that no product in a search overflows or vanishes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unit(f32);
 
-/// A half precision number, and its value in units.
+/// An f16 and its value in units.
 #[derive(Clone, Copy, Debug)]
 struct Half {
     stored: F16,
@@ -50,30 +47,30 @@ struct Half {
 }
 
 impl Half {
-    /// Whether it is below the normal numbers, so that the next ones are far away.
-    fn has_few_digits(self) -> bool {
+    /// Whether it is zero or subnormal, so that neighbouring numbers are far away.
+    fn is_subnormal(self) -> bool {
         self.stored.bits() & 0x7c00 == 0
     }
 }
 
 impl Unit {
-    /// `x` (in units) in half precision, the largest finite number at most.
+    /// Rounds `x` (in units) to f16, saturating at the largest finite number.
     fn half(self, x: f32) -> Half {
         self.of(F16::from_f32((x * self.0).clamp(-65504.0, 65504.0)))
     }
 
-    /// `x >= 0` or `x <= 0` as a factor of integers: where half precision has few
-    /// digits the number beyond it, which no integer is too small for.
+    /// Rounds `x`, a factor of integer scales, to f16. Subnormal results are rounded away from zero, so that the
+    /// largest integer is large enough.
     fn factor(self, x: f32) -> Half {
         let near = self.half(x);
-        if near.has_few_digits() && near.value.abs() < x.abs() {
+        if near.is_subnormal() && near.value.abs() < x.abs() {
             self.beyond(near, x)
         } else {
             near
         }
     }
 
-    /// The half precision numbers on both sides of `x`, the nearest first.
+    /// The f16 numbers on both sides of `x`, the nearest first.
     fn halves(self, x: f32) -> [Half; 2] {
         let near = self.half(x);
         let other = if near.value.abs() > x.abs() {
@@ -84,7 +81,7 @@ impl Unit {
         [near, if other.value.is_finite() { other } else { near }]
     }
 
-    /// The number next to `near` away from zero, on the side of `x`.
+    /// The f16 after `near`, away from zero on the side of `x`.
     fn beyond(self, near: Half, x: f32) -> Half {
         let sign = if x < 0.0 { 0x8000 } else { 0 };
         let bits = ((near.stored.bits() & 0x7fff) + 1) | sign;
@@ -99,22 +96,20 @@ impl Unit {
     }
 }
 
-/// The most values of a block.
+/// Largest number of values per block.
 const MAX_LEN: usize = super::k::QK_K;
 
-/// Half of the smallest number that a half precision scale can hold. Formats with
-/// such scales have nothing nearer to smaller values than zero.
+/// Half of the smallest positive f16. Smaller values are nearest to zero in formats with f16 scales.
 const VANISHING: f32 = 1.0 / (1 << 25) as f32;
 
-/// The weight of a value that importance has at zero, relative to the mean: it is
-/// kept near its value, and does not count against any other.
+/// Weight of a value of zero importance, relative to the mean weight: keeps it near its value without displacing
+/// others.
 const FLOOR: f32 = 1e-6;
 
-/// How much the mean square counts beside a value's own where nothing is known of
-/// the activations.
+/// Weight of the mean square beside a value's own square, without an importance matrix.
 const BALANCE: f32 = 1.5;
 
-/// Fits blocks to rows; lengths are checked, values are finite and below 2^16.
+/// Fits blocks to rows. Lengths are already checked; values are finite and below 2^16.
 pub(super) fn fit_rows<B: Fit>(
     src: &[f32],
     row_len: usize,
@@ -132,7 +127,7 @@ pub(super) fn fit_rows<B: Fit>(
     for row in src.chunks_exact(row_len.max(1)) {
         for (i, values) in row.chunks_exact(len).enumerate() {
             let importance = importance.map(|all| &all[i * len..][..len]);
-            let out = out.next().expect("a place for every block");
+            let out = out.next().expect("dst has a place for every block");
             let largest = largest(values);
             if largest < VANISHING {
                 out.fill(0);
@@ -149,11 +144,9 @@ pub(super) fn fit_rows<B: Fit>(
     }
 }
 
-/// Weights of the values of a block, after ggml's: large values count more, since
-/// they are what products are made of, and less so where importance says which
-/// columns are. How much more is a compromise between the plain error and the one
-/// weighted by the square that ggml uses for some formats, so that neither is larger
-/// than ggml's.
+/// Computes the weights of a block's values, similar to ggml's: large values count more, since they dominate the
+/// products, but less so if importance is known. The weighting is a compromise between the plain error and the error
+/// weighted by the square, which ggml uses for some formats, so that neither exceeds ggml's.
 fn weigh(x: &[f32], importance: Option<&[f32]>, w: &mut [f32]) {
     let n = x.len() as f32;
     let mean_square = total(x, |x| x * x) / n;
@@ -184,7 +177,7 @@ fn largest(x: &[f32]) -> f32 {
     a.max(c).max(b.max(d))
 }
 
-/// The sum of a term of every value.
+/// Sums a term over all values.
 fn total(x: &[f32], term: impl Fn(F32x4) -> F32x4) -> f32 {
     let groups = x.as_chunks::<32>().0;
     groups.iter().map(|x| sums(x, x, |x, _| [term(x)])[0]).sum()

@@ -1,4 +1,4 @@
-//! Fitted codes in the bytes of each format.
+//! Packs fitted codes into the blocks of each format.
 
 use super::affine::fit_halves;
 use super::codes::{Codes, Ints, Iq4, indices};
@@ -10,24 +10,24 @@ use crate::quant::k::{Q2K, Q3K, Q4K, Q5K, Q6K, QK_K};
 use crate::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, QK};
 use crate::quant::plain::F16;
 
-/// A block's values as its only group.
+/// Views a block of 32 values as one group.
 fn one(x: &[f32]) -> &[f32; QK] {
     x.try_into().expect("a block of 32 values")
 }
 
-/// A super-block's values as groups.
+/// Views a super-block's values as groups.
 fn groups<const N: usize, const G: usize>(x: &[f32]) -> &[[f32; N]; G] {
     x.as_chunks().0.try_into().expect("a super-block of groups")
 }
 
-/// Fits a block with a scale: the scale, and a code for each value.
+/// Fits a block with a scale. Returns the scale and the codes.
 fn scaled<C: Codes>(codes: C, x: &[f32], w: &[f32], unit: Unit, search: Search) -> (F16, [u8; QK]) {
     let (x, w) = (one(x), one(w));
     let d = fit_half(codes, x, w, unit, search);
     (d.stored, indices(codes, x, inverse(d.value), 0.0))
 }
 
-/// Fits a block with a scale and a minimum: both, and a code for each value.
+/// Fits a block with a scale and a minimum. Returns both and the codes.
 fn shifted<C: Codes>(
     codes: C,
     x: &[f32],
@@ -41,7 +41,7 @@ fn shifted<C: Codes>(
     (d.stored, m.stored, codes)
 }
 
-/// Codes of groups with these steps from one number to the next and these starts.
+/// Computes the codes of groups from the step and the start of each.
 fn all_indices<C: Codes, const N: usize, const G: usize>(
     codes: C,
     x: &[[f32; N]; G],
@@ -55,19 +55,19 @@ fn all_indices<C: Codes, const N: usize, const G: usize>(
     out
 }
 
-/// The lower four bits of the codes, placed as in [`Q4_0`].
+/// Packs the lower four bits of the codes as in [`Q4_0`].
 fn nibbles(codes: &[u8; QK]) -> [u8; QK / 2] {
     std::array::from_fn(|j| codes[j] & 15 | codes[j + QK / 2] << 4)
 }
 
-/// The fifth bits of the codes, bit j that of code j.
+/// Packs the fifth bits of the codes; bit j is that of code j.
 fn fifth_bits(codes: &[u8; QK]) -> [u8; QK / 8] {
     let bits = codes.iter().rev();
     let bits = bits.fold(0u32, |bits, code| bits << 1 | u32::from(code >> 4));
     bits.to_le_bytes()
 }
 
-/// Lowest bits of the codes at `shift`, placed as in [`Q2K`].
+/// Packs two bits of each code, from bit `shift` on, as in [`Q2K`].
 fn two_bits(codes: &[u8; QK_K], shift: u32) -> [u8; QK_K / 4] {
     std::array::from_fn(|i| {
         let first = i / 32 * 128 + i % 32;
@@ -77,7 +77,7 @@ fn two_bits(codes: &[u8; QK_K], shift: u32) -> [u8; QK_K / 4] {
     })
 }
 
-/// The lower four bits of the codes, those `apart` from each other in one byte.
+/// Packs the lower four bits of the codes; codes `apart` from each other share a byte.
 fn four_bits(codes: &[u8; QK_K], apart: usize) -> [u8; QK_K / 2] {
     std::array::from_fn(|i| {
         let first = i / apart * 2 * apart + i % apart;
@@ -85,7 +85,7 @@ fn four_bits(codes: &[u8; QK_K], apart: usize) -> [u8; QK_K / 2] {
     })
 }
 
-/// Bit `shift` of the codes, placed as in [`Q5K`].
+/// Packs bit `shift` of each code as in [`Q5K`].
 fn one_bit(codes: &[u8; QK_K], shift: u32) -> [u8; QK_K / 8] {
     std::array::from_fn(|l| (0..8).fold(0, |byte, k| byte | (codes[32 * k + l] >> shift & 1) << k))
 }

@@ -1,34 +1,33 @@
-//! The search for a scale: x = scale * code. Candidates put the extreme value of a
-//! group at and around the extreme code; each is refined by least squares, as in
-//! ggml's `make_qx_quants`, and the best of them by turns of rounding and least
-//! squares until nothing changes for the better.
+//! Searches for a scale: x = scale * code. Candidates map the extreme value of a group to the extreme code and near it.
+//! Each is refined by least squares, as in ggml's `make_qx_quants`, and the best by alternating rounding and least
+//! squares while it improves.
 
 use super::codes::{Codes, bounds, sums};
 use super::lanes::F32x4;
 use super::{Half, Search, Unit};
 
-/// A scale and how well it does.
+/// A scale with its error.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     pub(super) scale: f32,
-    /// weighted square error
+    /// weighted squared error
     pub(super) error: f32,
-    /// Σ w code², by which the error grows with the square of the scale's own
+    /// Σ w code²: the cost of a squared change of the scale
     pub(super) stiffness: f32,
 }
 
-/// The candidates: by how many codes the extreme value lies beyond the extreme code.
+/// Candidates: by how many codes the extreme value exceeds the extreme code.
 const STEPS: [f32; 10] = [-0.8, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25];
 const FEW_STEPS: [f32; 2] = [-0.6, 0.6];
 
 const REFINEMENTS: usize = 3;
 
-/// A share of the energy by which sums may be off. Candidates as good as each other
-/// but for that rank as they come, so that equal groups get equal scales.
+/// Numerical error of the sums as a share of the energy. Among candidates that differ by less the first wins, so that
+/// equal groups get equal scales.
 const NOISE: f32 = 1e-8;
 
 impl Scale {
-    /// That of zeros.
+    /// The scale of a group of zeros.
     const ZERO: Scale = Scale {
         scale: 0.0,
         error: 0.0,
@@ -41,7 +40,7 @@ impl Scale {
     }
 }
 
-/// The scale of a group with the least error found.
+/// Returns the scale with the least error found.
 pub(super) fn fit_scale<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -62,13 +61,13 @@ pub(super) fn fit_scale<C: Codes, const N: usize>(
     best
 }
 
-/// The value of the largest magnitude, the first of a negative and a positive.
+/// Returns the value of largest magnitude; of a negative and a positive one the negative.
 fn extreme<const N: usize>(x: &[f32; N]) -> f32 {
     let (lo, hi) = bounds(x);
     if -lo >= hi { lo } else { hi }
 }
 
-/// As [`fit_side`] for the extreme code, with few candidates and no refinement.
+/// Like [`fit_side`] for the extreme code, with few candidates and no refinement.
 fn fit_briefly<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -90,7 +89,7 @@ fn fit_briefly<C: Codes, const N: usize>(
     })
 }
 
-/// The best scale around one that puts the extreme value at a certain code.
+/// Finds the best scale near `1 / inverse`, which maps the extreme value to some code.
 fn fit_side<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N], inverse: f32) -> Scale {
     if !inverse.is_finite() {
         return Scale::ZERO;
@@ -115,15 +114,14 @@ fn fit_side<C: Codes, const N: usize>(codes: C, x: &[f32; N], w: &[f32; N], inve
     best
 }
 
-/// Codes of `x * inverse`, and the scale that suits them best.
+/// Rounds `x * inverse` to codes and fits a scale to them.
 fn least_squares<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
     w: &[f32; N],
     inverse: f32,
 ) -> Scale {
-    // Sums over what rounding leaves rather than over the values: the error is
-    // not a small difference of large numbers.
+    // Sums of rounding errors rather than of values, so that the error is not a small difference of large numbers.
     let slope = F32x4::splat(inverse);
     let [rr, rl, ll] = sums(x, w, |x, w| {
         let u = x * slope;
@@ -147,7 +145,7 @@ fn least_squares<C: Codes, const N: usize>(
     }
 }
 
-/// The error with this very scale.
+/// Returns the error with exactly this scale.
 pub(super) fn error_of<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -162,9 +160,8 @@ pub(super) fn error_of<C: Codes, const N: usize>(
     error
 }
 
-/// A scale in half precision; after a thorough search chosen by the error that it
-/// leaves: the better of both sides, or that of the extreme value at the extreme
-/// code.
+/// Fits an f16 scale. A thorough search takes the one of least error among the fits of both sides and the scale that
+/// maps the extreme value to the extreme code.
 pub(super) fn fit_half<C: Codes, const N: usize>(
     codes: C,
     x: &[f32; N],
@@ -175,7 +172,7 @@ pub(super) fn fit_half<C: Codes, const N: usize>(
     let extreme = extreme(x);
     if search == Search::Brief {
         let half = unit.half(fit_briefly(codes, x, w, extreme).scale);
-        if !half.has_few_digits() {
+        if !half.is_subnormal() {
             return half;
         }
     }

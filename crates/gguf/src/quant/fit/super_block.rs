@@ -1,8 +1,7 @@
-//! Super-blocks: `G` groups of `N` values whose scales are integers times one half
-//! precision number. The groups are fitted freely first; the super-scale is then
-//! fitted to their scales, each weighted by what its error costs, and the integers
-//! are chosen by the error of the values themselves, codes rounded anew. At last
-//! the super-scale is fitted once more to what was chosen.
+//! Fits super-blocks: `G` groups of `N` values whose scales are integers times one f16. The groups are first fitted
+//! independently. The super-scale is then fitted to their scales, each weighted by the cost of its error, and the
+//! integers are chosen by the error of the values after rounding them again. Finally the super-scale is fitted to these
+//! integers.
 
 use super::affine::{self, Minimum, fit_affine};
 use super::codes::{Codes, sums};
@@ -11,16 +10,15 @@ use super::scale::{self, fit_scale, inverse};
 use super::{Search, Unit};
 use crate::quant::plain::F16;
 
-/// Turns of choosing integers and fitting the super-scale to them.
+/// Rounds of choosing integers and fitting the super-scale to them.
 const TURNS: usize = 2;
 
-/// Where groups fit but for this share of their energy, the rounding of the
-/// super-scale to half precision is the greater part of the error. Then smaller
-/// integers are tried, up to so many, for one whose super-scale rounds well.
+/// If the groups fit up to this share of their energy, most of the error comes from rounding the super-scale to f16.
+/// Then up to this many smaller integers are tried, in search of a super-scale that rounds well.
 const EXACT: f32 = 1e-5;
 const SMALLER: usize = 12;
 
-/// Integer scales of groups times `d`.
+/// Integer scales of groups, to be multiplied by `d`.
 pub(super) struct Scales<const G: usize> {
     pub(super) d: F16,
     pub(super) scales: [f32; G],
@@ -42,7 +40,7 @@ pub(super) fn fit_scales<C: Codes, S: Codes, const N: usize, const G: usize>(
     let first = super_scale(integers, &steps, &free.map(|fit| fit.stiffness));
     let mut least = f32::MAX;
     let mut best = (unit.half(first), [0.0; G]);
-    // Chooses integers for a super-scale, and returns the one that suits them best.
+    // Chooses integers for a super-scale and returns the best super-scale for them.
     let mut consider = |target: f32| {
         let d = unit.factor(target);
         let by_d = inverse(d.value);
@@ -90,12 +88,12 @@ pub(super) fn fit_scales<C: Codes, S: Codes, const N: usize, const G: usize>(
     }
 }
 
-/// What integers are multiplied with to come near the groups' scales.
+/// Fits the factor that brings integers closest to the scales of the groups.
 fn super_scale<S: Codes, const G: usize>(integers: S, scales: &[f32; G], w: &[f32; G]) -> f32 {
     fit_scale(integers, scales, w, Search::Thorough).scale
 }
 
-/// Integer scales and minimums of groups times `d` and `dmin`.
+/// Integer scales and minimums of groups, to be multiplied by `d` and `dmin`.
 pub(super) struct Affines<const G: usize> {
     pub(super) d: F16,
     pub(super) dmin: F16,
@@ -209,7 +207,7 @@ impl NormalEquations {
         self.xm += min * x;
     }
 
-    /// `d` and `dmin`, if they are determined and not negative.
+    /// Solves for `d` and `dmin`; `None` if they are undetermined or negative.
     fn solve(&self) -> Option<(f32, f32)> {
         let det = self.pp * self.mm - self.pm * self.pm;
         let (d, dmin) = if det > 1e-6 * self.pp * self.mm {
@@ -224,13 +222,13 @@ impl NormalEquations {
     }
 }
 
-/// The integer nearest to `x` and those beside it, as far as `S` has them.
+/// The integer nearest to `x` and its neighbours, clamped to the range of `S`.
 fn nearby<S: Codes>(integers: S, x: f32) -> [f32; 3] {
     let middle = integers.nearest(x);
     [middle - 1.0, middle, middle + 1.0].map(|x| integers.nearest(x))
 }
 
-/// Whether groups with these errors fit but for rounding.
+/// Whether groups with these errors fit up to rounding errors.
 fn is_exact<const N: usize, const G: usize>(
     errors: impl Iterator<Item = f32>,
     x: &[[f32; N]; G],
@@ -244,8 +242,7 @@ fn is_exact<const N: usize, const G: usize>(
     errors.sum::<f32>() < EXACT * energy
 }
 
-/// Factors of the super-scale that make the largest integer of `S` smaller by one,
-/// two and so on.
+/// Factors of the super-scale that reduce the largest integer of `S` by one, two and so on.
 fn smaller<S: Codes>() -> impl Iterator<Item = f32> {
     (1..=SMALLER).map(|n| {
         let most = S::EXTREME.abs();

@@ -53,6 +53,8 @@ pub(super) struct Launch {
     pub(super) grid: [u32; 3],
     pub(super) n_threads: u32,
     pub(super) shared_bytes: u32,
+    /// Shared memory that the emulated GPU has for a block.
+    pub(super) max_shared_bytes: u32,
 }
 
 #[repr(C)]
@@ -69,6 +71,7 @@ pub(super) struct HostLaunch {
     grid: [u32; 3],
     n_threads: u32,
     shared_bytes: u32,
+    max_shared_bytes: u32,
     n_ranges: u32,
     ranges: *const Range,
     seed: u64,
@@ -76,7 +79,7 @@ pub(super) struct HostLaunch {
     error_bytes: u64,
 }
 
-const _: () = assert!(size_of::<HostLaunch>() == 72);
+const _: () = assert!(size_of::<HostLaunch>() == 80);
 
 /// Runs a kernel to its end or to its first fault, whose text is the error. `image` is the kernel's image file.
 ///
@@ -94,6 +97,7 @@ pub(super) unsafe fn run(run: Run, launch: &Launch, image: &File) -> Result<(), 
         grid: launch.grid,
         n_threads: launch.n_threads,
         shared_bytes: launch.shared_bytes,
+        max_shared_bytes: launch.max_shared_bytes,
         n_ranges: ranges.len() as u32,
         ranges: ranges.as_ptr(),
         seed: SEED.replace(SEED.get().wrapping_add(0x9e37_79b9)),

@@ -5,7 +5,7 @@
 pub(crate) mod checks;
 mod queue;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
 use std::fs::File;
 use std::io::Write as _;
@@ -24,7 +24,7 @@ const FAILED: i32 = 1;
 /// Bytes before each allocation, which hold its size.
 const HEADER: usize = 256;
 
-/// Shared memory of a block, as in `kernels/host_memory.h`.
+/// Shared memory of a block.
 fn max_shared_bytes(persona: Persona) -> u32 {
     match persona {
         Persona::Nv => 227 * 1024,
@@ -34,6 +34,12 @@ fn max_shared_bytes(persona: Persona) -> u32 {
 
 thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+    /// The GPU that the thread's launches run on.
+    static CURRENT: Cell<Persona> = const { Cell::new(Persona::Gfx10) };
+}
+
+fn persona(ordinal: i32) -> Persona {
+    Persona::ALL[usize::try_from(ordinal).unwrap_or(0) % Persona::ALL.len()]
 }
 
 struct Module {
@@ -101,7 +107,7 @@ pub(super) fn driver() -> Driver {
 
 impl VendorApi for Host {
     fn facts(&self, _: &Driver, ordinal: i32) -> Result<Facts, GpuError> {
-        let persona = Persona::ALL[usize::try_from(ordinal).unwrap_or(0) % Persona::ALL.len()];
+        let persona = persona(ordinal);
         Ok(Facts {
             name: format!("CPU emulator of {}", persona.describe()),
             architecture: format!("host-{persona}"),
@@ -121,7 +127,8 @@ impl VendorApi for Host {
         })
     }
 
-    fn make_current(&self, _: Context) -> i32 {
+    fn make_current(&self, context: Context) -> i32 {
+        CURRENT.set(persona(context.ordinal));
         0
     }
 
@@ -179,6 +186,7 @@ unsafe fn run(
             grid,
             n_threads,
             shared_bytes,
+            max_shared_bytes: max_shared_bytes(CURRENT.get()),
         };
         checks::run(function.run, &launch, &function.file)
     };

@@ -1,0 +1,3 @@
+//! Tests of the suites through the public API.
+
+mod names;

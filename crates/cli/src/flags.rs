@@ -1,0 +1,84 @@
+//! Names the flags that solve an error. The libraries' messages name settings, not flags.
+
+use anyhow::Error;
+use rocmforge_engine::{ConfigError, DeviceError, EngineError, RequestError};
+use rocmforge_evaluate::GatherError;
+use rocmforge_runtime::RuntimeError;
+
+/// An error of the engine, whichever library reported it.
+pub enum Cause<'a> {
+    Config(&'a ConfigError),
+    Device(&'a DeviceError),
+    Request(&'a RequestError),
+}
+
+impl<'a> From<&'a EngineError> for Cause<'a> {
+    fn from(error: &'a EngineError) -> Cause<'a> {
+        match error {
+            EngineError::Config(error) => Cause::Config(error),
+            EngineError::Device(error) => Cause::Device(error),
+            EngineError::Request(error) => Cause::Request(error),
+        }
+    }
+}
+
+impl<'a> Cause<'a> {
+    /// Returns the engine's error in `error`, if there is one.
+    pub fn of(error: &'a Error) -> Option<Cause<'a>> {
+        if let Some(error) = error.downcast_ref::<EngineError>() {
+            return Some(error.into());
+        }
+        if let Some(GatherError::Engine(error)) = error.downcast_ref() {
+            return Some(error.into());
+        }
+        if let Some(error) = error.downcast_ref::<RuntimeError>() {
+            return Some(match error {
+                RuntimeError::Config(error) => Cause::Config(error),
+                RuntimeError::Device(error) => Cause::Device(error),
+            });
+        }
+        match error.downcast_ref::<rocmforge::Error>()? {
+            rocmforge::Error::Config(error) => Some(Cause::Config(error)),
+            rocmforge::Error::Device(error) => Some(Cause::Device(error)),
+            rocmforge::Error::Request(error) => Some(Cause::Request(error)),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a parameter is out of range, which is wrong usage.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Cause::Config(ConfigError::Parameter(_)) | Cause::Request(RequestError::Parameter(_))
+        )
+    }
+
+    /// Returns the flags to change, for the end of the message.
+    pub fn flags(&self) -> Option<&'static str> {
+        match self {
+            Cause::Config(error) => config_flags(error),
+            Cause::Device(DeviceError::LostStep { .. }) => Some("--no-graphs"),
+            Cause::Device(DeviceError::WrongGpu { .. }) => Some("--device cpu"),
+            Cause::Request(
+                RequestError::PromptTooLong { .. } | RequestError::TextTooShort { .. },
+            ) => Some("--ctx"),
+            Cause::Request(RequestError::NoTokenizer) => Some("--ids"),
+            _ => None,
+        }
+    }
+}
+
+fn config_flags(error: &ConfigError) -> Option<&'static str> {
+    match error {
+        ConfigError::TooManySinks { .. } => Some("--ctx, --context-sinks"),
+        ConfigError::FixedPositions => Some("--context-policy"),
+        ConfigError::TooFewPositions { .. } | ConfigError::NoMemory { .. } => Some("--ctx"),
+        ConfigError::KvTypeHeadDim { .. } | ConfigError::GpuKvType { .. } => Some("--kv-type"),
+        ConfigError::NoMemoryAtAll { .. }
+        | ConfigError::NoMemoryForWeights { .. }
+        | ConfigError::TooManyGpuLayers { .. }
+        | ConfigError::NoExperts => Some("--gpu-layers"),
+        ConfigError::GpuLimit(_) => Some("--device cpu"),
+        _ => None,
+    }
+}

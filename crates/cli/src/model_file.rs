@@ -1,0 +1,84 @@
+//! The GGUF file a command works on: a path, a name in the models folder, a reference, the embedded model, or a
+//! synthetic model.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use rocmforge::{LoadMode, ModelFile, ModelOptions};
+use rocmforge_model::{Adapter, Model};
+use rocmforge_quantize::synthetic::{Synthetic, SyntheticError};
+use rocmforge_text::tokenizer::Tokenizer;
+
+use crate::args::{LoadArgs, LoraArgs};
+use crate::exit::usage;
+use crate::{embedded, output};
+
+/// Opens `path`, or the built-in model.
+pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
+    let Some(path) = path else {
+        let gguf = embedded::open();
+        let gguf = gguf.context("the embedded model is damaged; build the program again")?;
+        return Ok(ModelFile {
+            gguf: Arc::new(gguf),
+            label: embedded::NAME.to_string(),
+        });
+    };
+    let mut options = ModelOptions::default();
+    if load.no_mmap {
+        options = options.load_mode(LoadMode::Read);
+    }
+    if let Some(dir) = &load.store.models_dir {
+        options = options.models_dir(dir);
+    }
+    Ok(options.open_file(path)?)
+}
+
+/// Creates a model with random weights in memory: `SHAPE:TYPE`.
+pub fn synthetic(name: &str) -> Result<ModelFile> {
+    let wrong = |error: SyntheticError| match error {
+        SyntheticError::NoPair { .. }
+        | SyntheticError::Shape { .. }
+        | SyntheticError::Type { .. } => usage(format!("--synthetic: {error}")),
+        other => other.into(),
+    };
+    let model: Synthetic = name.parse().map_err(wrong)?;
+    Ok(ModelFile {
+        gguf: Arc::new(model.open().map_err(wrong)?),
+        label: format!("synthetic {name}"),
+    })
+}
+
+/// Returns the tokenizer of the file and prints its notices; `None` if the file says that it has no vocabulary. `pre`
+/// replaces the pre-tokenizer that the file names.
+pub fn tokenizer(file: &ModelFile, pre: Option<&str>) -> Result<Option<Arc<Tokenizer>>> {
+    let tokenizer = file.tokenizer(pre)?;
+    for notice in tokenizer.iter().flat_map(|tokenizer| tokenizer.notices()) {
+        output::note(&format!("notice: {notice}"));
+    }
+    Ok(tokenizer)
+}
+
+/// Like [`tokenizer`], for commands that need one.
+pub fn need_tokenizer(file: &ModelFile, pre: Option<&str>) -> Result<Arc<Tokenizer>> {
+    let tokenizer = tokenizer(file, pre)?;
+    tokenizer.with_context(|| format!("{} has no vocabulary", file.label))
+}
+
+/// Loads the file's model with the given adapters, the scaled ones last.
+pub fn load(file: &ModelFile, lora: &LoraArgs, load: &LoadArgs) -> Result<Model> {
+    if file.gguf.tensors().is_empty() {
+        bail!(
+            "{} has no weights; only inspect and tokenize work with it",
+            file.label
+        );
+    }
+    let plain = lora.lora.iter().map(|path| (path, 1.0));
+    let scaled = lora.lora_scaled.iter().map(|(path, scale)| (path, *scale));
+    let adapters = plain.chain(scaled).map(|(path, scale)| {
+        let adapter = open(Some(path), load)?;
+        Ok(Adapter::new(&adapter.label, adapter.gguf, scale)?)
+    });
+    let adapters = adapters.collect::<Result<Vec<Adapter>>>()?;
+    Model::load_with(Arc::clone(&file.gguf), &adapters).with_context(|| file.label.clone())
+}

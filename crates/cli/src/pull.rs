@@ -1,0 +1,142 @@
+//! `rocmforge pull`: downloads a model from a hub into the models folder.
+
+use std::io::{self, IsTerminal as _};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use rocmforge_gguf::escape_control;
+use rocmforge_hub::{Available, Event, Hub, HubConfig, ModelsFolder, Reference, Token};
+
+use crate::args::PullArgs;
+use crate::exit::{self, usage};
+use crate::output::{self, Out, size};
+
+/// Most models to list when the user has to choose.
+const MAX_LISTED: usize = 50;
+
+pub fn run(args: &PullArgs) -> Result<()> {
+    let reference = &args.model;
+    let folder = ModelsFolder::open(args.store.models_dir.as_deref())?;
+    let hub = Hub::new(HubConfig {
+        endpoint: args.endpoint.clone(),
+        token: token(args)?,
+        ca_file: args.ca_file.clone(),
+        timeout: Duration::from_secs(args.timeout),
+        retries: args.retries,
+    })?;
+    stop_on_interrupt(reference)?;
+    let mut progress = Progress::default();
+    let pulled = folder.pull(&hub, reference, &mut |event| progress.show(&event));
+    // Clears the bar.
+    drop(progress);
+    let path = pulled.inspect_err(|error| list(error.available()))?;
+    let mut out = Out::new();
+    out.line(&path.to_string_lossy())?;
+    out.finish()
+}
+
+fn token(args: &PullArgs) -> Result<Option<Token>> {
+    match &args.token {
+        Some(token) => Ok(Some(token.clone())),
+        None => Token::from_env().map_err(|error| usage(format!("HF_TOKEN: {error}"))),
+    }
+}
+
+fn list(models: &[Available]) {
+    for model in models.iter().take(MAX_LISTED) {
+        let name = escape_control(&model.name);
+        output::note(&format!("  {:>10}  {name}", size(model.bytes)));
+    }
+    if models.len() > MAX_LISTED {
+        output::note(&format!("  and {} more", models.len() - MAX_LISTED));
+    }
+}
+
+/// Ends the program on Ctrl-C; a later pull resumes the part.
+fn stop_on_interrupt(reference: &Reference) -> Result<()> {
+    let note = format!("\nstopped; resume with: rocmforge pull {reference}");
+    ctrlc::set_handler(move || {
+        output::note(&note);
+        std::process::exit(i32::from(exit::INTERRUPTED));
+    })
+    .context("cannot handle Ctrl-C")
+}
+
+/// Shows the events of a pull: a bar on a terminal, elsewhere a line for every tenth of a file.
+#[derive(Default)]
+struct Progress {
+    /// The bar of the current file, if stderr is a terminal.
+    bar: Option<ProgressBar>,
+    /// Tenths of the current file, where there is no bar.
+    tenths: u64,
+}
+
+impl Progress {
+    fn show(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Started { repo, path, bytes } => {
+                self.tenths = 0;
+                self.note(&format!(
+                    "{repo}/{} ({})",
+                    escape_control(path),
+                    size(*bytes)
+                ));
+            }
+            Event::Resumed { done } => self.note(&format!("resuming after {}", size(*done))),
+            Event::Progress { done, total } if io::stderr().is_terminal() => {
+                self.draw(*done, *total);
+            }
+            Event::Progress { done, total } => {
+                let tenths = tenths(*done, *total);
+                if tenths > self.tenths {
+                    self.note(&format!("{tenths}0 % of {}", size(*total)));
+                }
+                self.tenths = tenths;
+            }
+            Event::AlreadyComplete { path } => self.note(&format!("{path} is already complete")),
+            Event::Retrying { reason, wait } => {
+                let seconds = wait.as_secs_f64();
+                self.note(&format!("notice: {reason}; retrying in {seconds:.1} s"));
+            }
+            Event::PartDamaged => {
+                self.note("notice: the part of an earlier pull is damaged; starting over");
+            }
+            Event::NoChecksum { path } => self.note(&format!(
+                "notice: the hub has no checksum for {path}; only its length was checked"
+            )),
+            _ => {}
+        }
+    }
+
+    fn draw(&mut self, done: u64, total: u64) {
+        let bar = self.bar.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template(
+                "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            )
+            .expect("the template is valid");
+            let bar = ProgressBar::new(total)
+                .with_style(style)
+                .with_position(done);
+            bar.reset_eta();
+            bar
+        });
+        bar.set_position(done);
+        if done == total {
+            bar.finish_and_clear();
+            self.bar = None;
+        }
+    }
+
+    /// Writes a line, above the bar if there is one.
+    fn note(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| output::note(line)),
+            None => output::note(line),
+        }
+    }
+}
+
+fn tenths(done: u64, total: u64) -> u64 {
+    (u128::from(done) * 10 / u128::from(total.max(1))) as u64
+}

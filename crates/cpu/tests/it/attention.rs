@@ -1,0 +1,671 @@
+//! Attention against its definition in f64, and bit-equality for every way of splitting the work.
+
+use half::f16;
+use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, HeadCode, Isa, KvSlice, Pool, attention};
+use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_gguf::quant::f8;
+use rocmforge_gguf::quant::legacy::Q8_0;
+use rocmforge_gguf::quant::plain::F16;
+
+use crate::random::Rng;
+
+const LLAMA_1B: AttnShape = AttnShape {
+    n_heads: 32,
+    n_kv_heads: 8,
+    k_dim: 64,
+    v_dim: 64,
+    page: 32,
+    scale: 0.125,
+    soft_cap: None,
+    window: None,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Dtype {
+    F16,
+    F32,
+    Q8,
+    Heads(HeadCode),
+}
+
+/// The cache types that can hold heads of `shape`.
+fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
+    let blocks = shape.k_dim.is_multiple_of(32) && shape.v_dim.is_multiple_of(32);
+    let q8 = blocks.then_some(Dtype::Q8);
+    let small = (shape.k_dim < 32 && shape.v_dim < 32).then_some(Dtype::Heads(HeadCode::Q8_0));
+    let any = [Dtype::F16, Dtype::F32, Dtype::Heads(HeadCode::F8E4M3)];
+    any.into_iter().chain(q8).chain(small).collect()
+}
+
+/// A sequence whose content depends only on its seed.
+struct Seq {
+    /// [len, n_heads * k_dim], [len, n_kv_heads, k_dim], [len, n_kv_heads, v_dim]
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    len: usize,
+}
+
+impl Seq {
+    /// Generates values that all cache types except `Heads` hold exactly: each run of 32 consists of integers up to
+    /// 127, which occurs, times a power of two.
+    fn new(shape: &AttnShape, len: usize, seed: u64) -> Seq {
+        let mut rng = Rng(seed);
+        let mut coded = |n: usize, factor: f32| -> Vec<f32> {
+            let mut values = rng.vec(n);
+            for block in values.chunks_mut(32) {
+                let scale = factor / 128.0 / (1 << rng.below(3)) as f32;
+                block
+                    .iter_mut()
+                    .for_each(|x| *x = (*x * 127.0).round() * scale);
+                block[rng.below(block.len())] = 127.0 * scale;
+            }
+            values
+        };
+        Seq {
+            k: coded(len * shape.n_kv_heads * shape.k_dim, 2.0),
+            v: coded(len * shape.n_kv_heads * shape.v_dim, 1.0),
+            q: (0..len * shape.n_heads * shape.k_dim)
+                .map(|_| rng.unit() * 4.0)
+                .collect(),
+            len,
+        }
+    }
+
+    /// Rounds the keys and values as a cache of such heads does.
+    fn in_heads(mut self, shape: &AttnShape, code: HeadCode) -> Seq {
+        for (x, dim) in [(&mut self.k, shape.k_dim), (&mut self.v, shape.v_dim)] {
+            for row in x.chunks_exact_mut(dim) {
+                let head = stored(row, code);
+                let (scale, codes) = head.split_at(2);
+                let half = f16::from_le_bytes([scale[0], scale[1]]).to_f32();
+                for (x, &byte) in row.iter_mut().zip(codes) {
+                    *x = match code {
+                        HeadCode::F8E4M3 => f8::number(byte) * f8::load(&head).0,
+                        HeadCode::Q8_0 => f32::from(byte as i8) * half,
+                    };
+                }
+            }
+        }
+        self
+    }
+
+    fn q_row(&self, shape: &AttnShape, pos: usize) -> &[f32] {
+        let width = shape.n_heads * shape.k_dim;
+        &self.q[pos * width..(pos + 1) * width]
+    }
+
+    /// Computes one row of output by the definition.
+    fn expected(&self, shape: &AttnShape, pos: usize) -> Vec<f64> {
+        let first = shape
+            .window
+            .map_or(0, |w| (pos + 1).saturating_sub(w as usize));
+        let mut out = Vec::new();
+        for head in 0..shape.n_heads {
+            let kv_head = head / (shape.n_heads / shape.n_kv_heads);
+            let q = &self.q_row(shape, pos)[head * shape.k_dim..][..shape.k_dim];
+            let score = |t: usize| -> f64 {
+                let k = &self.k[(t * shape.n_kv_heads + kv_head) * shape.k_dim..];
+                let dot: f64 = q
+                    .iter()
+                    .zip(k)
+                    .map(|(&a, &b)| f64::from(a) * f64::from(b))
+                    .sum();
+                let score = dot * f64::from(shape.scale);
+                shape.soft_cap.map_or(score, |cap| {
+                    let cap = f64::from(cap);
+                    cap * (score / cap).tanh()
+                })
+            };
+            let scores: Vec<f64> = (first..=pos).map(score).collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for d in 0..shape.v_dim {
+                let value =
+                    |t| f64::from(self.v[(t * shape.n_kv_heads + kv_head) * shape.v_dim + d]);
+                let total: f64 = weights.iter().zip(first..).map(|(w, t)| w * value(t)).sum();
+                out.push(total / sum);
+            }
+        }
+        out
+    }
+}
+
+/// A paged cache. Slots without a position are NaN.
+struct Cache {
+    k: Vec<f32>,
+    v: Vec<f32>,
+    tables: Vec<Vec<u32>>,
+    dtype: Dtype,
+    k16: Vec<u16>,
+    v16: Vec<u16>,
+    k8: Vec<Q8_0>,
+    v8: Vec<Q8_0>,
+    k_heads: Vec<u8>,
+    v_heads: Vec<u8>,
+    dims: [usize; 2],
+}
+
+/// Quantizes whole rows to blocks. Slots without a position get a NaN scale.
+fn blocks(x: &[f32]) -> Vec<Q8_0> {
+    x.chunks_exact(32)
+        .map(|x| match x[0].is_nan() {
+            true => Q8_0 {
+                d: F16::from_f32(f32::NAN),
+                qs: [1; 32],
+            },
+            false => Q8_0::quantize(x),
+        })
+        .collect()
+}
+
+/// Scale and codes of a row.
+fn stored(row: &[f32], code: HeadCode) -> Vec<u8> {
+    let mut head = vec![0; code.head_bytes(row.len())];
+    match code {
+        HeadCode::F8E4M3 => f8::store(row, &mut head),
+        // A block padded with zeros, which do not change the scale.
+        HeadCode::Q8_0 => {
+            let mut x = [0.0; 32];
+            x[..row.len()].copy_from_slice(row);
+            let block = blocks(&x)[0];
+            head[..2].copy_from_slice(&block.d.0);
+            let codes = block.qs.map(|code| code as u8);
+            head[2..].copy_from_slice(&codes[..row.len()]);
+        }
+    }
+    head
+}
+
+/// Scale and codes of each row.
+fn heads(x: &[f32], dim: usize, code: HeadCode) -> Vec<u8> {
+    x.chunks_exact(dim)
+        .flat_map(|row| stored(row, code))
+        .collect()
+}
+
+impl Cache {
+    /// Stores the first `lens[i]` positions of each sequence in randomly ordered blocks.
+    fn new(shape: &AttnShape, seqs: &[&Seq], lens: &[usize], dtype: Dtype, rng: &mut Rng) -> Cache {
+        let n_pages: Vec<usize> = lens.iter().map(|len| len.div_ceil(shape.page)).collect();
+        let n_blocks = n_pages.iter().sum::<usize>() + 3;
+        let mut free: Vec<u32> = (0..n_blocks as u32).collect();
+        let mut k = vec![f32::NAN; n_blocks * shape.n_kv_heads * shape.page * shape.k_dim];
+        let mut v = vec![f32::NAN; n_blocks * shape.n_kv_heads * shape.page * shape.v_dim];
+        let mut tables = Vec::new();
+        for ((seq, &len), &n_pages) in seqs.iter().zip(lens).zip(&n_pages) {
+            let table: Vec<u32> = (0..n_pages)
+                .map(|_| free.swap_remove(rng.below(free.len())))
+                .collect();
+            for pos in 0..len {
+                for head in 0..shape.n_kv_heads {
+                    let block = table[pos / shape.page] as usize;
+                    let slot = (block * shape.n_kv_heads + head) * shape.page + pos % shape.page;
+                    let from = pos * shape.n_kv_heads + head;
+                    let (kd, vd) = (shape.k_dim, shape.v_dim);
+                    k[slot * kd..][..kd].copy_from_slice(&seq.k[from * kd..][..kd]);
+                    v[slot * vd..][..vd].copy_from_slice(&seq.v[from * vd..][..vd]);
+                }
+            }
+            tables.push(table);
+        }
+        let bits = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+        let (k16, v16) = (bits(&k), bits(&v));
+        let (k8, v8) = match dtype {
+            Dtype::Q8 => (blocks(&k), blocks(&v)),
+            Dtype::F16 | Dtype::F32 | Dtype::Heads(_) => (Vec::new(), Vec::new()),
+        };
+        let (k_heads, v_heads) = match dtype {
+            Dtype::Heads(code) => (heads(&k, shape.k_dim, code), heads(&v, shape.v_dim, code)),
+            Dtype::F16 | Dtype::F32 | Dtype::Q8 => (Vec::new(), Vec::new()),
+        };
+        Cache {
+            k8,
+            v8,
+            k_heads,
+            v_heads,
+            dims: [shape.k_dim, shape.v_dim],
+            k,
+            v,
+            tables,
+            dtype,
+            k16,
+            v16,
+        }
+    }
+
+    fn slices(&self) -> (KvSlice<'_>, KvSlice<'_>) {
+        match self.dtype {
+            Dtype::F16 => (KvSlice::F16(&self.k16), KvSlice::F16(&self.v16)),
+            Dtype::F32 => (KvSlice::F32(&self.k), KvSlice::F32(&self.v)),
+            Dtype::Q8 => (KvSlice::Q8_0(&self.k8), KvSlice::Q8_0(&self.v8)),
+            Dtype::Heads(code) => {
+                let slice = |heads, dim| KvSlice::Heads { code, heads, dim };
+                (
+                    slice(&self.k_heads, self.dims[0]),
+                    slice(&self.v_heads, self.dims[1]),
+                )
+            }
+        }
+    }
+}
+
+/// Runs positions `from..to` of each sequence in one call, with a cache that ends with them. Returns the output rows of
+/// each.
+fn attend(
+    isa: Isa,
+    pool: &Pool,
+    shape: &AttnShape,
+    parts: &[(&Seq, usize, usize)],
+    dtype: Dtype,
+    rng: &mut Rng,
+) -> Vec<Vec<f32>> {
+    let seqs: Vec<&Seq> = parts.iter().map(|p| p.0).collect();
+    let lens: Vec<usize> = parts.iter().map(|p| p.2).collect();
+    let cache = Cache::new(shape, &seqs, &lens, dtype, rng);
+    attend_in(&cache, isa, pool, shape, parts)
+}
+
+/// Like [`attend`], with the given cache of the sequences of `parts`.
+fn attend_in(
+    cache: &Cache,
+    isa: Isa,
+    pool: &Pool,
+    shape: &AttnShape,
+    parts: &[(&Seq, usize, usize)],
+) -> Vec<Vec<f32>> {
+    let mut q = Vec::new();
+    let mut attn_seqs = Vec::new();
+    let mut first_row = 0;
+    for (&(seq, from, to), table) in parts.iter().zip(&cache.tables) {
+        (from..to).for_each(|pos| q.extend(seq.q_row(shape, pos)));
+        attn_seqs.push(AttnSeq {
+            first_row,
+            n_rows: to - from,
+            first_pos: from,
+            block_table: table,
+        });
+        first_row += to - from;
+    }
+    let width = shape.n_heads * shape.v_dim;
+    let mut out = vec![f32::NAN; first_row * width];
+    let (k, v) = cache.slices();
+    let inputs = AttnInputs { q: &q, k, v };
+    attention(isa, pool, shape, inputs, &attn_seqs, &mut out);
+    attn_seqs
+        .iter()
+        .map(|s| out[s.first_row * width..][..s.n_rows * width].to_vec())
+        .collect()
+}
+
+fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
+    let pool = Pool::new(2);
+    let seq = || Seq::new(shape, to, 7);
+    let (mut exact, mut cases) = (Vec::new(), Vec::new());
+    for dtype in dtypes(shape) {
+        match dtype {
+            Dtype::Heads(code) => cases.push((seq().in_heads(shape, code), vec![dtype])),
+            _ => exact.push(dtype),
+        }
+    }
+    cases.push((seq(), exact));
+    for (seq, dtypes) in cases {
+        let expected: Vec<f64> = (from..to)
+            .flat_map(|pos| seq.expected(shape, pos))
+            .collect();
+        let cases = Isa::available().into_iter();
+        for (isa, dtype) in cases.flat_map(|isa| dtypes.iter().map(move |&dtype| (isa, dtype))) {
+            let out = attend(isa, &pool, shape, &[(&seq, from, to)], dtype, &mut Rng(1)).remove(0);
+            assert_eq!(out.len(), expected.len());
+            for (i, (&got, &want)) in out.iter().zip(&expected).enumerate() {
+                assert!(
+                    (f64::from(got) - want).abs() < 1e-5,
+                    "{isa} {dtype:?} {shape:?} {from}..{to}: element {i} is {got}, not {want}"
+                );
+            }
+        }
+    }
+}
+
+fn shape(
+    [n_heads, n_kv_heads]: [usize; 2],
+    [k_dim, v_dim]: [usize; 2],
+    page: usize,
+    window: Option<u32>,
+) -> AttnShape {
+    AttnShape {
+        n_heads,
+        n_kv_heads,
+        k_dim,
+        v_dim,
+        page,
+        scale: 1.0 / (k_dim as f32).sqrt(),
+        soft_cap: None,
+        window,
+    }
+}
+
+/// A shape, and the ranges of positions to compute.
+type Case = (AttnShape, &'static [(usize, usize)]);
+
+fn check_all(cases: &[Case]) {
+    for (shape, ranges) in cases {
+        for &(from, to) in *ranges {
+            check_against_definition(shape, from, to);
+        }
+    }
+}
+
+fn heads_of_64() -> Vec<Case> {
+    vec![
+        (
+            LLAMA_1B,
+            &[(0, 1), (0, 5), (0, 70), (15, 18), (63, 64), (200, 231)],
+        ),
+        (
+            shape([14, 2], [64, 64], 16, None),
+            &[(0, 1), (0, 40), (100, 101)],
+        ),
+        (shape([9, 3], [64, 64], 64, None), &[(0, 90), (127, 129)]),
+    ]
+}
+
+fn large_heads() -> Vec<Case> {
+    vec![
+        (shape([4, 4], [128, 128], 32, None), &[(0, 66), (95, 96)]),
+        (
+            shape([8, 4], [256, 256], 16, Some(20)),
+            &[(0, 60), (300, 301), (300, 340)],
+        ),
+        (shape([4, 1], [192, 128], 32, None), &[(0, 20), (40, 41)]),
+        (shape([5, 1], [96, 160], 32, None), &[(0, 20), (40, 41)]),
+        (shape([3, 3], [160, 96], 16, None), &[(0, 20), (40, 41)]),
+    ]
+}
+
+fn small_and_odd_heads() -> Vec<Case> {
+    vec![
+        (shape([2, 1], [32, 32], 16, Some(1)), &[(0, 40)]),
+        (shape([6, 2], [40, 24], 16, Some(33)), &[(0, 80), (64, 65)]),
+        (shape([3, 3], [37, 5], 48, None), &[(0, 50), (96, 97)]),
+        (shape([2, 2], [1, 1], 16, None), &[(0, 20)]),
+        (shape([8, 2], [8, 16], 16, None), &[(0, 40), (70, 71)]),
+    ]
+}
+
+/// Several segments, without and with a window.
+fn long_sequences() -> Vec<Case> {
+    vec![
+        (
+            shape([2, 1], [32, 32], 64, None),
+            &[(1020, 1030), (2047, 2049), (3100, 3101)],
+        ),
+        (
+            shape([2, 1], [32, 32], 64, Some(1100)),
+            &[(1020, 1060), (2100, 2200), (3100, 3101)],
+        ),
+    ]
+}
+
+#[test]
+fn heads_of_64_match_the_definition() {
+    check_all(&heads_of_64());
+}
+
+#[test]
+fn large_heads_match_the_definition() {
+    check_all(&large_heads());
+}
+
+#[test]
+fn small_and_odd_heads_match_the_definition() {
+    check_all(&small_and_odd_heads());
+}
+
+#[test]
+fn long_sequences_match_the_definition() {
+    check_all(&long_sequences());
+}
+
+/// Scores reach 8: the first bound changes most of them, the second hardly any.
+const SOFT_CAPS: [f32; 2] = [1.5, 50.0];
+
+fn check_soft_caps(cases: Vec<Case>) {
+    for (shape, ranges) in cases {
+        check_all(&SOFT_CAPS.map(|cap| {
+            let soft_cap = Some(cap);
+            (AttnShape { soft_cap, ..shape }, ranges)
+        }));
+    }
+}
+
+/// Every cache type, blocks seen in full and in part, and several segments.
+#[test]
+fn soft_caps_match_the_definition() {
+    check_soft_caps(vec![
+        (shape([4, 2], [64, 64], 16, None), &[(0, 20), (40, 41)]),
+        (shape([6, 2], [40, 24], 16, Some(33)), &[(30, 50)]),
+        (shape([8, 2], [8, 16], 16, None), &[(0, 20)]),
+        (shape([2, 1], [32, 32], 64, None), &[(1020, 1030)]),
+    ]);
+}
+
+#[test]
+#[ignore = "exhaustive: run by .ci/run --full"]
+fn soft_caps_match_the_definition_for_all_shapes() {
+    check_soft_caps(heads_of_64());
+    check_soft_caps(large_heads());
+    check_soft_caps(small_and_odd_heads());
+    check_soft_caps(long_sequences());
+}
+
+/// Computes every row of `seq` in a call of its own, on one thread.
+fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, dtype: Dtype) -> Vec<Vec<f32>> {
+    let pool = Pool::new(1);
+    let cache = Cache::new(shape, &[seq], &[seq.len], dtype, &mut Rng(3));
+    let row = |pos| attend_in(&cache, isa, &pool, shape, &[(seq, pos, pos + 1)]).remove(0);
+    (0..seq.len).map(row).collect()
+}
+
+/// Compares random batches of chunks of sequences, on random numbers of threads and with random page sizes, with the
+/// same rows computed one by one.
+fn check_batches(dtype: Dtype) {
+    let pools = [Pool::new(1), Pool::new(2), Pool::new(7)];
+    let mut rng = Rng(11);
+    let mut n_checked = 0;
+    for (n_heads, n_kv_heads, k_dim, v_dim, window) in [
+        (8, 2, 64, 64, None),
+        (7, 1, 32, 48, None),
+        (6, 2, 96, 32, Some(50)),
+        (3, 3, 40, 40, Some(37)),
+        (4, 2, 128, 128, Some(64)),
+        (4, 2, 24, 8, None),
+    ] {
+        let mut shape = AttnShape {
+            scale: 0.1,
+            soft_cap: (n_heads == 4).then_some(0.7),
+            ..shape([n_heads, n_kv_heads], [k_dim, v_dim], 16, window)
+        };
+        if !dtypes(&shape).contains(&dtype) {
+            continue;
+        }
+        let seqs: Vec<Seq> = [150, 1, 33, 97]
+            .iter()
+            .zip(1..)
+            .map(|(&n, i)| Seq::new(&shape, n, i))
+            .collect();
+        for isa in Isa::available() {
+            shape.page = 16;
+            let expected: Vec<_> = seqs
+                .iter()
+                .map(|seq| row_by_row(isa, &shape, seq, dtype))
+                .collect();
+            let n_rounds = if isa == Isa::Scalar { 3 } else { 40 };
+            for _ in 0..n_rounds {
+                shape.page = [16, 32, 64][rng.below(3)];
+                let pool = &pools[rng.below(3)];
+                let n_parts = 1 + rng.below(seqs.len());
+                let mut picks: Vec<usize> = (0..seqs.len()).collect();
+                let parts: Vec<(usize, usize, usize)> = (0..n_parts)
+                    .map(|_| {
+                        let i = picks.swap_remove(rng.below(picks.len()));
+                        let from = rng.below(seqs[i].len);
+                        (i, from, from + rng.below(seqs[i].len - from + 1))
+                    })
+                    .collect();
+                let args: Vec<_> = parts.iter().map(|&(i, a, b)| (&seqs[i], a, b)).collect();
+                let out = attend(isa, pool, &shape, &args, dtype, &mut rng);
+                for (&(i, from, to), out) in parts.iter().zip(&out) {
+                    let expected = expected[i][from..to].concat();
+                    let same = out
+                        .iter()
+                        .zip(&expected)
+                        .all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(
+                        same && out.len() == expected.len(),
+                        "{isa} {dtype:?} {shape:?} {parts:?}, {} threads",
+                        pool.n_threads()
+                    );
+                }
+                n_checked += 1;
+            }
+        }
+    }
+    assert!(n_checked > 0, "no shape has heads of {dtype:?}");
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_f16() {
+    check_batches(Dtype::F16);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_f32() {
+    check_batches(Dtype::F32);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_q8_0() {
+    check_batches(Dtype::Q8);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_fp8() {
+    check_batches(Dtype::Heads(HeadCode::F8E4M3));
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_small_q8_0_heads() {
+    check_batches(Dtype::Heads(HeadCode::Q8_0));
+}
+
+#[test]
+fn bits_do_not_depend_on_how_segments_run() {
+    for window in [None, Some(1500)] {
+        let mut shape = AttnShape {
+            n_heads: 4,
+            n_kv_heads: 2,
+            k_dim: 32,
+            v_dim: 32,
+            page: 64,
+            scale: 0.2,
+            soft_cap: None,
+            window,
+        };
+        let seq = Seq::new(&shape, 3500, 5);
+        let isa = Isa::detect();
+        // One thread processes the segments in order; eight threads share them.
+        for (from, to) in [
+            (3499, 3500),
+            (1023, 1024),
+            (1024, 1025),
+            (2040, 2060),
+            (1490, 1510),
+        ] {
+            let one = attend(
+                isa,
+                &Pool::new(1),
+                &shape,
+                &[(&seq, from, to)],
+                Dtype::F16,
+                &mut Rng(1),
+            );
+            shape.page = 16;
+            let many = attend(
+                isa,
+                &Pool::new(8),
+                &shape,
+                &[(&seq, from, to)],
+                Dtype::F16,
+                &mut Rng(2),
+            );
+            shape.page = 64;
+            let bits = |x: &[Vec<f32>]| x[0].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&one), bits(&many), "{from}..{to} window {window:?}");
+            for pos in from..to {
+                let alone = attend(
+                    isa,
+                    &Pool::new(8),
+                    &shape,
+                    &[(&seq, pos, pos + 1)],
+                    Dtype::F16,
+                    &mut Rng(4),
+                );
+                let width = shape.n_heads * shape.v_dim;
+                let row = [one[0][(pos - from) * width..][..width].to_vec()];
+                assert_eq!(
+                    bits(&alone),
+                    bits(&row),
+                    "{pos} of {from}..{to} window {window:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn accepts_empty_batches_and_sequences() {
+    let pool = Pool::new(2);
+    for isa in Isa::available() {
+        let inputs = |q| AttnInputs {
+            q,
+            k: KvSlice::F16(&[]),
+            v: KvSlice::F16(&[]),
+        };
+        attention(isa, &pool, &LLAMA_1B, inputs(&[]), &[], &mut []);
+        let seq = AttnSeq {
+            first_row: 0,
+            n_rows: 0,
+            first_pos: 0,
+            block_table: &[],
+        };
+        attention(isa, &pool, &LLAMA_1B, inputs(&[]), &[seq], &mut []);
+        // A row that belongs to no sequence is left alone.
+        let q = vec![1.0; 32 * 64];
+        let mut out = vec![5.0; 32 * 64];
+        attention(isa, &pool, &LLAMA_1B, inputs(&q), &[seq], &mut out);
+        assert!(out.iter().all(|&x| x == 5.0));
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let shape = AttnShape {
+        scale: 40.0,
+        soft_cap: None,
+        ..LLAMA_1B
+    };
+    let seq = Seq::new(&shape, 40, 2);
+    for isa in Isa::available() {
+        let out = attend(
+            isa,
+            &Pool::new(1),
+            &shape,
+            &[(&seq, 0, 40)],
+            Dtype::F16,
+            &mut Rng(1),
+        );
+        assert!(out[0].iter().all(|x| x.is_finite() && x.abs() <= 1.0));
+    }
+}

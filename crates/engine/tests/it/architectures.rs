@@ -1,0 +1,473 @@
+//! Every wiring against llama.cpp: logits of small random models that `cargo xtask arch-golden` took from
+//! llama.cpp (0.3.36 of its Python package, K and V in F32) and committed.
+
+use rocmforge_engine::RequestError;
+use rocmforge_model::LoadError;
+use rocmforge_testkit::models as synth;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::common::{ids, logits, read_json};
+use rocmforge_engine::{Engine, EngineConfig, EngineError, Request};
+use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TensorInfo, Writer, quant};
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+
+fn load(writer: &Writer<'_>) -> Result<Model, LoadError> {
+    Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap()))
+}
+
+fn writer(name: &str) -> Writer<'static> {
+    synth::model(name, GgmlType::F32).unwrap().unwrap()
+}
+
+/// Logits after the last token.
+fn last_logits(model: &Model, prompt: &[u32]) -> Vec<f32> {
+    let config = EngineConfig {
+        n_ctx: Some(prompt.len()),
+        kv_type: KvType::F32,
+        ..EngineConfig::default()
+    };
+    let mut engine = Engine::on_cpu(model, None, &config).unwrap();
+    logits(&mut engine, prompt).pop().unwrap()
+}
+
+#[test]
+fn logits_are_llama_cpp_s() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let golden = read_json(&fixtures.join("architectures.json"));
+    for name in synth::NAMES {
+        let model = load(&writer(name)).unwrap();
+        for (n_tokens, expected) in golden[name].as_object().unwrap() {
+            let expected: Vec<f32> = expected
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|logit| logit.as_f64().unwrap() as f32)
+                .collect();
+            let prompt = synth::prompt(n_tokens.parse().unwrap(), model.config.n_vocab);
+            let got = last_logits(&model, &prompt);
+            let kept: Vec<f32> = got.iter().copied().step_by(37).collect();
+            assert_eq!(kept.len(), expected.len());
+            // llama.cpp's GELU is a table of f16.
+            let bound = match name {
+                "gemma2" | "gemma3" | "gpt2" | "starcoder2" => 5e-3,
+                _ => 1e-3,
+            };
+            let reach = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+            for (got, expected) in kept.iter().zip(&expected) {
+                assert!(
+                    (got - expected).abs() < bound * reach,
+                    "{name}, {n_tokens} tokens: {kept:?} instead of {expected:?} and so on"
+                );
+            }
+        }
+    }
+}
+
+/// Each fact changes the logits, so the comparison above would notice if it were ignored; those that
+/// llama.cpp ignores do not.
+#[test]
+fn every_fact_counts() {
+    let prompt = synth::prompt(80, 512);
+    let cases: [(&str, &str, OwnedValue, bool); 29] = [
+        ("mixtral", "llama.expert_used_count", 1u32.into(), true),
+        ("mixtral", "llama.expert_weights_scale", 2f32.into(), true),
+        ("mixtral", "llama.expert_weights_scale", 0f32.into(), false),
+        ("qwen2moe", "qwen2moe.expert_used_count", 8u32.into(), true),
+        ("qwen3moe", "qwen3moe.expert_used_count", 2u32.into(), true),
+        (
+            "gemma2",
+            "gemma2.attn_logit_softcapping",
+            50f32.into(),
+            true,
+        ),
+        (
+            "gemma2",
+            "gemma2.final_logit_softcapping",
+            30f32.into(),
+            true,
+        ),
+        (
+            "gemma2",
+            "gemma2.attention.sliding_window",
+            0u32.into(),
+            true,
+        ),
+        (
+            "gemma2",
+            "gemma2.attention.sliding_window_pattern",
+            3u32.into(),
+            true,
+        ),
+        ("gemma2", "gemma2.rope.freq_base_swa", 5e3f32.into(), true),
+        (
+            "gemma3",
+            "gemma3.final_logit_softcapping",
+            5f32.into(),
+            true,
+        ),
+        (
+            "gemma3",
+            "gemma3.final_logit_softcapping",
+            0f32.into(),
+            false,
+        ),
+        (
+            "gemma3",
+            "gemma3.attention.sliding_window",
+            0u32.into(),
+            true,
+        ),
+        ("gemma3", "gemma3.rope.freq_base_swa", 5e3f32.into(), true),
+        ("gemma3", "gemma3.rope.freq_base_swa", 1e4f32.into(), false),
+        ("gemma3", "gemma3.rope.scaling.factor", 1f32.into(), true),
+        (
+            "starcoder2",
+            "starcoder2.rope.freq_base",
+            5e3f32.into(),
+            true,
+        ),
+        ("granite", "granite.embedding_scale", 1f32.into(), true),
+        ("granite", "granite.residual_scale", 1f32.into(), true),
+        ("granite", "granite.residual_scale", 0f32.into(), true),
+        ("granite", "granite.attention.scale", 0f32.into(), true),
+        ("granite", "granite.logit_scale", 1f32.into(), true),
+        (
+            "granite",
+            "granite.rope.scaling.finetuned",
+            false.into(),
+            true,
+        ),
+        ("olmo3", "olmo2.attention.sliding_window", 0u32.into(), true),
+        ("olmo3", "olmo2.attention.sliding_window", 1u32.into(), true),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window",
+            u32::MAX.into(),
+            true,
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            vec![true, false, true, false].into(),
+            true,
+        ),
+        (
+            "phi3",
+            "phi3.rope.scaling.original_context_length",
+            40u32.into(),
+            true,
+        ),
+        ("phi3", "phi3.attention.sliding_window", 8u32.into(), false),
+    ];
+    for (name, key, value, counts) in cases {
+        let mut changed = writer(name);
+        let before = last_logits(&load(&changed).unwrap(), &prompt);
+        changed.set(key, value);
+        let after = last_logits(&load(&changed).unwrap(), &prompt);
+        assert_eq!(before != after, counts, "{key}");
+    }
+}
+
+#[test]
+fn facts_that_cannot_be_are_refused() {
+    let cases: [(&str, &str, OwnedValue, &str); 25] = [
+        (
+            "mixtral",
+            "llama.expert_used_count",
+            0u32.into(),
+            "at least 1",
+        ),
+        (
+            "mixtral",
+            "llama.expert_used_count",
+            9u32.into(),
+            "at least 1",
+        ),
+        (
+            "mixtral",
+            "llama.expert_used_count",
+            u64::MAX.into(),
+            "at least 1",
+        ),
+        ("mixtral", "llama.expert_used_count", "2".into(), "needed"),
+        (
+            "mixtral",
+            "llama.expert_count",
+            7u32.into(),
+            "`blk.0.ffn_gate_inp.weight` has shape [256, 8], expected [256, 7]",
+        ),
+        (
+            "mixtral",
+            "llama.expert_count",
+            u32::MAX.into(),
+            "a sensible positive number",
+        ),
+        // Without experts in the facts the tensors of a dense network are missing.
+        (
+            "mixtral",
+            "llama.expert_count",
+            0u32.into(),
+            "no tensor `blk.0.ffn_gate.weight`",
+        ),
+        (
+            "mixtral",
+            "llama.expert_group_count",
+            2u32.into(),
+            "groups of experts",
+        ),
+        (
+            "qwen3moe",
+            "qwen3moe.expert_count",
+            0u32.into(),
+            "a sensible positive number",
+        ),
+        (
+            "qwen3moe",
+            "qwen3moe.expert_feed_forward_length",
+            128u32.into(),
+            "`blk.0.ffn_gate_exps.weight` has shape [256, 256, 8], expected [256, 128, 8]",
+        ),
+        (
+            "gemma2",
+            "gemma2.attn_logit_softcapping",
+            0f32.into(),
+            "a positive number",
+        ),
+        (
+            "gemma2",
+            "gemma2.final_logit_softcapping",
+            f32::NAN.into(),
+            "a positive number",
+        ),
+        (
+            "gemma3",
+            "gemma3.final_logit_softcapping",
+            (-1f32).into(),
+            "a positive number",
+        ),
+        (
+            "gemma3",
+            "gemma3.attention.sliding_window_pattern",
+            vec![true; 7].into(),
+            "7 flags",
+        ),
+        (
+            "gpt2",
+            "gpt2.attention.layer_norm_epsilon",
+            2f32.into(),
+            "between 0 and 1",
+        ),
+        (
+            "gpt2",
+            "gpt2.context_length",
+            1000u32.into(),
+            "`position_embd.weight` has shape [256, 2048], expected [256, 1000]",
+        ),
+        (
+            "granite",
+            "granite.logit_scale",
+            0f32.into(),
+            "a positive number",
+        ),
+        ("granite", "granite.logit_scale", "8".into(), "expected f32"),
+        (
+            "granite",
+            "granite.residual_scale",
+            (-1f32).into(),
+            "a positive number",
+        ),
+        (
+            "granite",
+            "granite.embedding_scale",
+            f32::NAN.into(),
+            "a positive number",
+        ),
+        (
+            "granite",
+            "granite.deepstack_mapping",
+            vec![0i32].into(),
+            "vision",
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            vec![true].into(),
+            "1 flags",
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            vec!["x"; 4].into(),
+            "another kind",
+        ),
+        (
+            "olmo3",
+            "olmo2.attention.sliding_window_pattern",
+            (-1i32).into(),
+            "no number",
+        ),
+        (
+            "phi3",
+            "phi3.rope.scaling.type",
+            "dynamic".into(),
+            "RoPE scaling `dynamic`",
+        ),
+    ];
+    for (name, key, value, wanted) in cases {
+        let mut changed = writer(name);
+        changed.set(key, value);
+        let message = load(&changed).unwrap_err().to_string();
+        assert!(message.contains(wanted), "{key}: {message}");
+    }
+
+    // A type that needs tensors the file does not have.
+    let mut changed = writer("llama");
+    changed.set("llama.rope.scaling.type", "longrope");
+    let message = load(&changed).unwrap_err().to_string();
+    assert!(message.contains("`rope_factors_short.weight`"), "{message}");
+}
+
+/// The file with what `change` makes of its tensors, without those that it makes nothing of.
+fn rewritten(
+    writer: &Writer<'_>,
+    change: impl Fn(&TensorInfo, &[u8]) -> Option<(GgmlType, Vec<u8>)>,
+) -> Writer<'static> {
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let mut out = Writer::new(gguf.metadata().str("general.architecture").unwrap());
+    for (key, value) in gguf.metadata().iter() {
+        out.set(key, value);
+    }
+    for info in gguf.tensors() {
+        if let Some((ty, data)) = change(info, gguf.tensor_data(info)) {
+            out.add_tensor(&info.name, &info.dims, ty, data).unwrap();
+        }
+    }
+    out
+}
+
+/// Weights of 16 bits are numbers like others, and activations stay f32: the logits are those of the same numbers
+/// in F32, which the test above compares with llama.cpp's. Its own of such files are further away, as it rounds
+/// activations to 16 bits: where two experts are nearly tied a token then goes to another one.
+#[test]
+fn weights_of_16_bits_are_exact() {
+    let prompt = synth::prompt(300, 512);
+    let config = EngineConfig {
+        n_ctx: Some(prompt.len()),
+        kv_type: KvType::F32,
+        ..EngineConfig::default()
+    };
+    let run = |writer: &Writer<'_>| {
+        let mut engine = Engine::on_cpu(&load(writer).unwrap(), None, &config).unwrap();
+        logits(&mut engine, &prompt).concat()
+    };
+    for name in ["llama", "mixtral", "qwen2moe", "qwen3moe"] {
+        for ty in [GgmlType::F16, GgmlType::BF16] {
+            let narrow = synth::model(name, ty).unwrap().unwrap();
+            let wide = rewritten(&narrow, |info, data| {
+                let mut values = vec![0f32; info.n_elements() as usize];
+                quant::dequantize(info.ty, data, &mut values).unwrap();
+                let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+                Some((GgmlType::F32, bytes.collect()))
+            });
+            let (narrow, wide) = (run(&narrow), run(&wide));
+            let square = |x: f32| f64::from(x).powi(2);
+            let error: f64 = narrow.iter().zip(&wide).map(|(a, b)| square(a - b)).sum();
+            let energy: f64 = wide.iter().map(|b| square(*b)).sum();
+            assert!(
+                error < 1e-9 * energy,
+                "{name} in {}: {:e}",
+                ty.name(),
+                error / energy
+            );
+        }
+    }
+}
+
+/// The file without one of its tensors.
+fn without(name: &str, tensor: &str) -> Result<Model, LoadError> {
+    load(&rewritten(&writer(name), |info, data| {
+        (info.name != tensor).then(|| (info.ty, data.to_vec()))
+    }))
+}
+
+#[test]
+fn tensors_that_a_family_must_have_are_asked_for() {
+    for (name, tensor) in [
+        ("gemma2", "blk.1.post_ffw_norm.weight"),
+        ("gemma3", "blk.1.post_attention_norm.weight"),
+        ("gemma3", "blk.7.attn_k_norm.weight"),
+        ("gpt2", "position_embd.weight"),
+        ("gpt2", "output_norm.bias"),
+        ("starcoder2", "blk.3.ffn_norm.bias"),
+        ("starcoder2", "blk.0.ffn_up.weight"),
+        ("mixtral", "blk.2.ffn_gate_inp.weight"),
+        ("qwen3moe", "blk.0.ffn_down_exps.weight"),
+        ("qwen2moe", "blk.3.ffn_gate_inp_shexp.weight"),
+    ] {
+        let message = without(name, tensor).unwrap_err().to_string();
+        assert!(
+            message.contains(&format!("no tensor `{tensor}`")),
+            "{name}: {message}"
+        );
+    }
+}
+
+/// Learned positions end; rotary ones do not.
+#[test]
+fn no_context_reaches_beyond_learned_positions() {
+    let config = |n_ctx| EngineConfig {
+        n_ctx: Some(n_ctx),
+        ..EngineConfig::default()
+    };
+    let model = load(&writer("gpt2")).unwrap();
+    assert!(Engine::on_cpu(&model, None, &config(2048)).is_ok());
+    let error = Engine::on_cpu(&model, None, &config(2049)).err().unwrap();
+    let message = error.to_string();
+    assert!(message.contains("use --ctx 2048 or less"), "{message}");
+    let model = load(&writer("starcoder2")).unwrap();
+    assert!(Engine::on_cpu(&model, None, &config(2049)).is_ok());
+}
+
+/// The context decides between the two sets of factors, once for all tokens it will hold.
+#[test]
+fn long_contexts_have_their_own_frequencies() {
+    let model = load(&writer("phi3")).unwrap();
+    let run = |n_ctx: usize| {
+        let config = EngineConfig {
+            n_ctx: Some(n_ctx),
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::on_cpu(&model, None, &config).unwrap();
+        logits(&mut engine, &ids(&serde_json::json!([5, 6, 7, 8])))
+    };
+    assert_eq!(run(64), run(256));
+    assert_ne!(run(256), run(257));
+    assert_eq!(run(257), run(2048));
+}
+
+/// Values that no model has make logits that mean nothing, or are no numbers, which is an error; and no panic.
+#[test]
+fn absurd_factors_do_not_panic() {
+    for (embedding, residual) in [(f32::MAX, f32::MIN_POSITIVE), (1e-30, f32::MAX)] {
+        let mut changed = writer("granite");
+        changed.set("granite.embedding_scale", embedding);
+        changed.set("granite.residual_scale", residual);
+        let model = load(&changed).unwrap();
+        let config = EngineConfig {
+            n_ctx: Some(16),
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::on_cpu(&model, None, &config).unwrap();
+        let id = engine.submit(Request::greedy(vec![5, 6, 7], 2)).unwrap();
+        match engine.run(id, |_| ControlFlow::Continue(())) {
+            Ok(ended) => assert!(ended),
+            Err(error) => assert!(
+                matches!(error, EngineError::Request(RequestError::NotFinite)),
+                "{error}"
+            ),
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Against llama.cpp's own results: fed its greedy ids, the same best tokens with the same gaps; left
+//! alone, the same ids as long as the choice is clear; the same perplexity.
+
+use crate::common::{
+    best, conformance, forge_mini_files, golden, greedy, ids, load, logits, read_json,
+};
+use rocmforge_engine::EngineConfig;
+use rocmforge_evaluate::perplexity;
+use rocmforge_plan::KvType;
+use rocmforge_text::tokenizer::EncodeOptions;
+use serde_json::Value;
+use std::ops::ControlFlow;
+
+const WITH_BOS: EncodeOptions = EncodeOptions {
+    add_special: true,
+    parse_special: false,
+};
+
+/// How far llama.cpp's arithmetic may lead elsewhere: the margin below which the best token may differ,
+/// and the difference of gaps between the best logits.
+fn bounds(variant: &str) -> (f32, f32) {
+    match variant {
+        "F32" | "F16" => (0.02, 0.01),
+        "BF16" => (0.1, 0.05),
+        _ => (0.3, 0.35),
+    }
+}
+
+/// Compares one row of logits with llama.cpp's best tokens.
+fn check_row(label: &str, logits: &[f32], top: &Value, (clear_margin, gap_bound): (f32, f32)) {
+    let top: Vec<(usize, f32)> = top
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| {
+            (
+                entry[0].as_u64().unwrap() as usize,
+                entry[1].as_f64().unwrap() as f32,
+            )
+        })
+        .collect();
+    let margin = top[0].1 - top[1].1;
+    if margin > clear_margin {
+        assert_eq!(
+            best(logits, 1)[0],
+            top[0].0,
+            "{label}: llama.cpp's margin is {margin}"
+        );
+    }
+    for other in &top[1..3] {
+        let expected = top[0].1 - other.1;
+        let got = logits[top[0].0] - logits[other.0];
+        assert!(
+            expected >= 6.0 || (got - expected).abs() <= gap_bound,
+            "{label}: the gap to token {} is {got}, llama.cpp's is {expected}",
+            other.0
+        );
+    }
+}
+
+#[test]
+fn forge_mini_follows_llama_cpp() {
+    let golden = golden();
+    for (variant, path) in forge_mini_files() {
+        let loaded = load(&path);
+        let mut engine = loaded.engine(&EngineConfig::default());
+        let bounds = bounds(&variant);
+        for (name, case) in golden["variants"][&variant]["prompts"].as_object().unwrap() {
+            let label = format!("{variant} {name}");
+            let (prompt, expected) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
+            let margins: Vec<f32> = case["margins"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|m| m.as_f64().unwrap() as f32)
+                .collect();
+
+            assert_eq!(margins.len(), expected.len(), "{label}");
+            assert_eq!(case["top5"].as_array().unwrap().len(), 8, "{label}");
+
+            let forced = [&prompt[..], &expected[..expected.len() - 1]].concat();
+            let rows = logits(&mut engine, &forced);
+            let generated = &rows[prompt.len() - 1..];
+            for (step, (row, &margin)) in generated.iter().zip(&margins).enumerate() {
+                if margin > bounds.0 {
+                    assert_eq!(
+                        best(row, 1)[0],
+                        expected[step] as usize,
+                        "{label} step {step}: margin {margin}"
+                    );
+                }
+            }
+            for (step, top) in case["top5"].as_array().unwrap().iter().enumerate() {
+                check_row(
+                    &format!("{label} step {step}"),
+                    &generated[step],
+                    top,
+                    bounds,
+                );
+            }
+
+            let clear = margins
+                .iter()
+                .position(|&margin| margin < bounds.0)
+                .unwrap_or(expected.len());
+            let free = greedy(&mut engine, &prompt, expected.len());
+            assert_eq!(free[..clear], expected[..clear], "{label}: free running");
+        }
+    }
+}
+
+#[test]
+fn stories_follows_llama_cpp() {
+    let Some(data) = conformance("data") else {
+        return;
+    };
+    let config = EngineConfig {
+        kv_type: KvType::F32,
+        ..EngineConfig::default()
+    };
+    for row in read_json(&data.join("golden/llamacpp_greedy.json"))
+        .as_array()
+        .unwrap()
+    {
+        let file = row["model"].as_str().unwrap();
+        let variant = file
+            .trim_end_matches(".gguf")
+            .split_once('-')
+            .map_or("F32", |(_, variant)| variant);
+        let loaded = load(&data.join("models").join(file));
+        let (prompt, expected) = (ids(&row["prompt_ids"]), ids(&row["greedy_ids"]));
+        assert_eq!(
+            loaded
+                .tokenizer
+                .encode(row["prompt"].as_str().unwrap(), WITH_BOS),
+            prompt
+        );
+        let mut engine = loaded.engine(&config);
+
+        let steps = row["steps"].as_array().unwrap();
+        let forced: Vec<u32> = steps
+            .iter()
+            .map(|step| step["token"].as_u64().unwrap() as u32)
+            .collect();
+        let rows = logits(&mut engine, &forced);
+        for (position, (logits, step)) in rows.iter().zip(steps).enumerate() {
+            let label = format!("{file} position {position}");
+            check_row(&label, logits, &step["top"], bounds(variant));
+            if variant == "F32" {
+                let sum: f64 = logits.iter().map(|&x| f64::from(x)).sum();
+                let expected = step["sum"].as_f64().unwrap();
+                // 512 logits, each within 4e-3 of llama.cpp's.
+                assert!(
+                    (sum - expected).abs() < 2.0,
+                    "{label}: logits sum to {sum}, llama.cpp's to {expected}"
+                );
+            }
+        }
+
+        let margin = |step: &Value| {
+            (step["top"][0][1].as_f64().unwrap() - step["top"][1][1].as_f64().unwrap()) as f32
+        };
+        let generated = &steps[prompt.len() - 1..];
+        let clear = generated
+            .iter()
+            .position(|step| margin(step) < bounds(variant).0)
+            .unwrap_or(generated.len());
+        let free = greedy(&mut engine, &prompt, expected.len());
+        assert_eq!(free[..clear], expected[..clear], "{file}: free running");
+    }
+}
+
+/// The perplexity of `text` under the model at `path`.
+fn measure(
+    path: &std::path::Path,
+    text: &[u8],
+    n_ctx: usize,
+    max_chunks: Option<usize>,
+    kv_type: KvType,
+) -> (f64, f64) {
+    let loaded = load(path);
+    let tokenizer = &loaded.tokenizer;
+    let tokens = tokenizer.encode_bytes(text, WITH_BOS);
+    let bos = tokenizer.adds_bos().then(|| tokenizer.bos()).flatten();
+    let config = EngineConfig {
+        n_ctx: Some(n_ctx),
+        kv_type,
+        ..EngineConfig::default()
+    };
+    let mut engine = loaded.engine(&config);
+    let result = perplexity(&mut engine, &tokens, bos, n_ctx, max_chunks, |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    (result.ppl, result.stderr)
+}
+
+fn check_perplexity(
+    label: &str,
+    (ppl, stderr): (f64, f64),
+    expected: f64,
+    expected_stderr: Option<f64>,
+) {
+    println!("{label}: {ppl:.4} +- {stderr:.5}, llama.cpp {expected:.4}");
+    assert!(
+        (ppl / expected - 1.0).abs() < 0.005,
+        "{label}: {ppl} instead of {expected}"
+    );
+    if let Some(expected) = expected_stderr {
+        assert!(
+            (stderr / expected - 1.0).abs() < 0.05,
+            "{label}: error bar {stderr} instead of {expected}"
+        );
+    }
+}
+
+#[test]
+fn forge_mini_has_llama_cpp_s_perplexity() {
+    let Some(folder) = conformance("models") else {
+        return;
+    };
+    let text = std::fs::read(folder.join("heldout.txt")).unwrap();
+    let golden = golden();
+    for (variant, path) in forge_mini_files() {
+        let expected = &golden["variants"][&variant];
+        let got = measure(&path, &text, 512, None, KvType::F16);
+        check_perplexity(
+            &variant,
+            got,
+            expected["perplexity"].as_f64().unwrap(),
+            expected["perplexity_err"].as_f64(),
+        );
+    }
+}
+
+/// Blocks of 8 bits lose next to nothing, three bits of mantissa little.
+#[test]
+fn a_cache_of_8_bits_keeps_the_perplexity() {
+    let Some(folder) = conformance("models") else {
+        return;
+    };
+    let text = std::fs::read(folder.join("heldout.txt")).unwrap();
+    for file in ["forge-mini-F16.gguf", "forge-mini-Q4_K_M.gguf"] {
+        let ppl = |kv_type| measure(&folder.join(file), &text, 512, Some(16), kv_type).0;
+        let half = ppl(KvType::F16);
+        for (kv_type, bound) in [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)] {
+            let coded = ppl(kv_type);
+            check_coded(&format!("{file} {kv_type:?}"), coded, half, bound);
+        }
+    }
+}
+
+fn check_coded(label: &str, coded: f64, half: f64, bound: f64) {
+    println!("{label}: {coded:.4}, with a cache in F16 {half:.4}");
+    assert!((coded / half - 1.0).abs() < bound, "{label}");
+    assert!(coded != half, "{label}");
+}
+
+/// Heads of 8 values average out little of what is lost, and are blocks of their own.
+#[test]
+fn a_cache_of_8_bits_keeps_the_perplexity_of_stories() {
+    let Some(data) = conformance("data") else {
+        return;
+    };
+    let text = std::fs::read(data.join("text/tinystories_valid_part.txt")).unwrap();
+    let path = data.join("models/stories260K.gguf");
+    let ppl = |kv_type| measure(&path, &text[..20_000], 256, Some(16), kv_type).0;
+    let half = ppl(KvType::F16);
+    for (kv_type, bound) in [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)] {
+        check_coded(
+            &format!("stories260K {kv_type:?}"),
+            ppl(kv_type),
+            half,
+            bound,
+        );
+    }
+}
+
+#[test]
+fn stories_has_llama_cpp_s_perplexity() {
+    let Some(data) = conformance("data") else {
+        return;
+    };
+    for row in read_json(&data.join("golden/llamacpp_ppl.json"))
+        .as_array()
+        .unwrap()
+    {
+        let source = row["text"].as_str().unwrap();
+        let (file, _) = source.split_once(' ').unwrap();
+        let text = std::fs::read_to_string(data.join("text").join(file))
+            .unwrap()
+            .replace("<|endoftext|>", "\n");
+        let text: String = text.chars().take(200_000).collect();
+        let n_ctx = row["n_ctx"].as_u64().unwrap() as usize;
+        let chunks = row["chunks"].as_u64().unwrap() as usize;
+        let model = row["model"].as_str().unwrap();
+        let got = measure(
+            &data.join("models").join(model),
+            text.as_bytes(),
+            n_ctx,
+            Some(chunks),
+            KvType::F32,
+        );
+        check_perplexity(
+            &format!("{model} on {file}"),
+            got,
+            row["ppl"].as_f64().unwrap(),
+            None,
+        );
+    }
+}

@@ -1,0 +1,17 @@
+//! Tests of the engine on real and random models, on the CPU and on emulated GPUs.
+
+mod architectures;
+mod common;
+mod context_shift;
+mod golden;
+mod gpu;
+mod gpu_combinations;
+mod gpu_shift;
+mod hostile;
+mod hybrid;
+mod invariance;
+mod lora;
+mod lora_gpu;
+mod model;
+mod step_times;
+mod tuning;

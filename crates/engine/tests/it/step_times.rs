@@ -1,0 +1,198 @@
+//! What steps take: that the times a backend hands over are of the operations that ran, in their order and within the
+//! step, and that taking them changes no result. How long anything took is not asserted.
+
+#[allow(dead_code, reason = "this needs no prompts of its vocabulary")]
+use rocmforge_testkit::models as synth;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::common::{load, models};
+use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, Request};
+use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_model::Model;
+use rocmforge_plan::Fusion;
+use rocmforge_runtime::gpu;
+use rocmforge_runtime::gpu::GpuConfig;
+use rocmforge_runtime::times::{StepObserver, StepPart, StepTimes};
+
+/// Tokens of a step, of the prompt, and generated: few, since a CPU that plays a GPU is slow.
+const CHUNK: usize = 3;
+const N_PROMPT: usize = 5;
+const N_GEN: usize = 3;
+
+#[derive(Clone, Default)]
+struct Steps(Arc<Mutex<Vec<StepTimes>>>);
+
+impl StepObserver for Steps {
+    fn step(&mut self, times: StepTimes) {
+        self.0.lock().unwrap().push(times);
+    }
+}
+
+fn model() -> Model {
+    load(&models().join("forge-mini-Q4_K_M.gguf")).model
+}
+
+fn engine(model: &Model, device: &Device) -> Engine {
+    let config = EngineConfig {
+        device: device.clone(),
+        n_threads: Some(1),
+        n_ctx: Some(64),
+        max_seqs: 1,
+        page: 16,
+        max_batch_tokens: CHUNK,
+        prefix_sharing: PrefixSharing::Off,
+        steps_in_flight: 2,
+        ..EngineConfig::default()
+    };
+    Engine::start(model, None, &config).unwrap()
+}
+
+/// The generated ids.
+fn run(engine: &mut Engine) -> Vec<u32> {
+    let prompt: Vec<u32> = (0..N_PROMPT as u32).map(|i| 7 * i + 3).collect();
+    let mut request = Request::greedy(prompt, N_GEN);
+    request.ignore_eos = true;
+    engine.submit(request).unwrap();
+    let mut ids = Vec::new();
+    let mut most_tokens = 0;
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { id, .. } = event {
+                ids.push(id);
+            }
+        }
+        let usage = engine.kv_usage();
+        assert!(usage.n_slots.is_multiple_of(16) && usage.n_tokens <= usage.n_slots);
+        most_tokens = most_tokens.max(usage.n_tokens);
+    }
+    assert_eq!(most_tokens, N_PROMPT + N_GEN - 1);
+    ids
+}
+
+/// The steps of a run, which gives the same ids as one that nobody watches.
+fn watched(model: &Model, device: &Device) -> Vec<StepTimes> {
+    let mut engine = engine(model, device);
+    let ids = run(&mut engine);
+    let steps = Steps::default();
+    engine.observe_steps(Some(Box::new(steps.clone())));
+    let (begun, watched) = (Instant::now(), run(&mut engine));
+    let wall = begun.elapsed();
+    engine.observe_steps(None);
+    assert_eq!(watched, ids);
+    assert_eq!(run(&mut engine), ids);
+    let steps = std::mem::take(&mut *steps.0.lock().unwrap());
+    // Two chunks, and a step for each token after the first.
+    let rows: Vec<usize> = steps.iter().map(|step| step.shape.n_tokens()).collect();
+    assert_eq!(rows, [CHUNK, N_PROMPT - CHUNK, 1, 1]);
+    let total: Duration = steps.iter().map(StepTimes::duration).sum();
+    assert!(total <= wall, "{total:?} of {wall:?}");
+    steps
+}
+
+/// Checks that the parts are the operations of the plan, each once, in order.
+fn check_parts(model: &Model, step: &StepTimes) {
+    let plan = model.compiled_plan(Fusion::On);
+    let mut covered = Vec::new();
+    let mut end = Duration::ZERO;
+    for part in &step.parts {
+        assert!(part.start >= end, "{part:?} begins before {end:?}");
+        end = part.start + part.duration;
+        if let StepPart::Ops(ops) = &part.part {
+            covered.extend(ops.clone());
+        }
+    }
+    let wanted = |&index: &usize| step.shape.n_logits > 0 || !plan.is_for_logits(&plan.ops[index]);
+    let expected: Vec<usize> = (0..plan.ops.len()).filter(wanted).collect();
+    assert_eq!(covered, expected);
+}
+
+#[test]
+fn a_cpu_s_times_are_of_the_merged_passes() {
+    let model = model();
+    for step in watched(&model, &Device::Cpu) {
+        check_parts(&model, &step);
+        assert_eq!(step.parts.first().unwrap().part, StepPart::Begin);
+        assert_eq!(step.parts.last().unwrap().part, StepPart::Choose);
+        assert_eq!(step.launches, []);
+        // One clock: what follows begins where the one before ends.
+        for pair in step.parts.windows(2) {
+            assert_eq!(pair[0].start + pair[0].duration, pair[1].start);
+        }
+    }
+}
+
+/// The first GPU that the CPU plays in this build, or the device that `ROCMFORGE_TEST_DEVICE` names.
+fn test_gpu() -> Option<Device> {
+    let built = || {
+        let mut targets = gpu::image_targets().into_iter();
+        let target = targets.find(|target| target.starts_with("host-"));
+        target.map(|target| target.replace("host-", "host:"))
+    };
+    let Some(id) = std::env::var("ROCMFORGE_TEST_DEVICE").ok().or_else(built) else {
+        println!("skipped: built without the target host");
+        return None;
+    };
+    Some(Device::Gpu(GpuConfig {
+        id: Some(id.parse().unwrap()),
+        ..GpuConfig::default()
+    }))
+}
+
+#[test]
+fn a_gpu_s_times_are_of_its_launches() {
+    let Some(gpu) = test_gpu() else { return };
+    let model = model();
+    for step in watched(&model, &gpu) {
+        check_parts(&model, &step);
+        let kernels: Vec<&str> = step.launches.iter().map(|l| l.kernel.1).collect();
+        assert_eq!(kernels.first(), Some(&"begin_step"));
+        assert_eq!(kernels.last(), Some(&"end_step"));
+        let merged = |part: &StepPart| matches!(part, StepPart::Ops(ops) if ops.len() == 3);
+        let n_merged = step.parts.iter().filter(|p| merged(&p.part)).count();
+        assert_eq!(n_merged, model.config.n_layers);
+        for (index, part) in step.parts.iter().enumerate() {
+            let own = step.launches.iter().filter(|l| l.part == index);
+            let times: Vec<Duration> = own.map(|launch| launch.duration).collect();
+            assert!(!times.is_empty());
+            assert_eq!(times.iter().sum::<Duration>(), part.duration);
+        }
+        for pair in step.launches.windows(2) {
+            assert!(pair[0].queued + pair[0].submit <= pair[1].queued);
+            assert!(pair[0].start + pair[0].duration <= pair[1].start);
+        }
+    }
+}
+
+/// What a token launches for each layer's mixture: the router in one, the products of all its experts in two.
+#[test]
+fn a_mixture_is_few_launches() {
+    let Some(gpu) = test_gpu() else { return };
+    let writer = synth::model("mixtral", GgmlType::Q8_0).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let steps = watched(&model, &gpu);
+    let layer = [
+        "route_sort",
+        "quantize_rows_q8x32",
+        "expert_matvec_1",
+        "quantize_q8x32",
+        "expert_matvec_1",
+        "combine",
+    ];
+    let launches = &steps.last().unwrap().launches;
+    let kernels: Vec<&str> = launches.iter().map(|l| l.kernel.1).collect();
+    let first = |rest: &[&str]| rest.iter().position(|kernel| *kernel == layer[0]);
+    let (mut rest, mut n) = (&kernels[..], 0);
+    while let Some(at) = first(rest) {
+        assert_eq!(rest[at..at + layer.len()], layer, "{kernels:?}");
+        rest = &rest[at + layer.len()..];
+        n += 1;
+    }
+    assert_eq!(n, model.config.n_layers);
+    assert!(
+        kernels.len() <= 16 * n + 8,
+        "{} launches: {kernels:?}",
+        kernels.len()
+    );
+}

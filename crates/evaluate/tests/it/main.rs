@@ -1,0 +1,3 @@
+//! Tests of importance matrices.
+
+mod imatrix;

@@ -1,0 +1,421 @@
+//! One interface to all tools: builds the commands, runs them and reads the results.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::command::CommandLine;
+use super::counters::{CounterCategory, GpuFamily};
+use super::error::ExternalError;
+use super::nsys::{self, StatsFormat, StatsReport};
+use super::process::{self, Captured, Limits};
+use super::rocprof::{ProfilingConfig, RocprofSession};
+use super::rocprof_compute::{self, RocprofCompute};
+use super::sampler::{self, Sampler, Source};
+use super::table::{Counters, Times, ToolReport};
+use super::tools::Tool;
+use super::{amd_smi, diagnosis, files, ncu, perf};
+
+/// File name prefix of the tools' output.
+const NAME: &str = "rocmforge";
+
+/// Most kernels Nsight Compute profiles; it runs each many times.
+const MAX_LAUNCHES: u32 = 500;
+
+/// Most functions read from perf; later ones took no time.
+const MAX_FUNCTIONS: usize = 1000;
+
+/// What to measure about which program.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub tool: Tool,
+    /// Folder for the tool's files, created if missing.
+    pub dir: PathBuf,
+    pub app: OsString,
+    pub args: Vec<OsString>,
+    pub categories: Vec<CounterCategory>,
+    /// Hardware counter names in addition to those of `categories`.
+    pub counters: Vec<String>,
+    /// Family of the AMD GPU, which decides counter names.
+    pub family: Option<GpuFamily>,
+    /// Time limit of each command.
+    pub timeout: Option<Duration>,
+}
+
+impl Request {
+    /// Returns the commands that [`Request::run`] runs, in order. For utilization tools, the first is read while the
+    /// second runs.
+    ///
+    /// # Errors
+    /// If the tool does not support the request.
+    pub fn commands(&self) -> Result<Vec<CommandLine>, ExternalError> {
+        self.check()?;
+        let (app, args) = (self.app.as_os_str(), self.args.as_slice());
+        Ok(match self.tool {
+            Tool::Rocprofv3 => self.rocprof()?.commands(app, args.iter().cloned()),
+            Tool::RocprofCompute => {
+                let workload = self.rocprof_compute();
+                vec![
+                    workload.profile(app, args.iter().cloned()),
+                    workload.analyze(),
+                ]
+            }
+            Tool::AmdSmi => vec![amd_smi::metric(None), self.application()],
+            Tool::NvidiaSmi => {
+                let gauge = sampler::nvidia_smi(Path::new("nvidia-smi"), "0", sampler::EVERY);
+                vec![gauge, self.application()]
+            }
+            Tool::Nsys => vec![
+                nsys::profile(&self.file(""), app, args),
+                nsys::stats(&self.file(""), StatsReport::Kernels, StatsFormat::Csv),
+                nsys::stats(&self.file(""), StatsReport::Calls, StatsFormat::Csv),
+            ],
+            Tool::Ncu => {
+                let metrics = self.names(|category| Ok(category.of_nvidia()))?;
+                vec![ncu::command(
+                    &self.file("-ncu.csv"),
+                    &metrics,
+                    MAX_LAUNCHES,
+                    app,
+                    args,
+                )]
+            }
+            Tool::Perf if self.counts() => {
+                let events = self.names(CounterCategory::of_cpu)?;
+                vec![perf::stat(&self.file("-perf-stat.csv"), &events, app, args)]
+            }
+            Tool::Perf => {
+                let recording = self.file("-perf.data");
+                vec![
+                    perf::record(&recording, app, args),
+                    perf::report(&recording),
+                ]
+            }
+        })
+    }
+
+    /// Runs the tool at `program` and reads its results. `cancelled` is polled many times per second.
+    ///
+    /// # Errors
+    /// If the tool does not support the request, fails, takes too long, lacks permission to count, or leaves no
+    /// results.
+    pub fn run(
+        &self,
+        program: &Path,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<ToolReport, ExternalError> {
+        self.check()?;
+        let dir = &self.dir;
+        fs::create_dir_all(dir).map_err(|error| ExternalError::io("make", dir, error))?;
+        let mut runs = Runs {
+            request: self,
+            program,
+            cancelled,
+            log: self.file("-output.txt"),
+            notes: Vec::new(),
+        };
+        let report = match self.tool {
+            Tool::Rocprofv3 => runs.rocprof(),
+            Tool::RocprofCompute => runs.rocprof_compute(),
+            Tool::AmdSmi | Tool::NvidiaSmi => runs.gauge(),
+            Tool::Nsys => runs.nsys(),
+            Tool::Ncu => runs.ncu(),
+            Tool::Perf if self.counts() => runs.perf_stat(),
+            Tool::Perf => runs.perf_record(),
+        };
+        let mut report = report?;
+        report.notes.splice(0..0, runs.notes);
+        report.files = files::below(dir)?;
+        Ok(report)
+    }
+
+    fn check(&self) -> Result<(), ExternalError> {
+        let no_counters = matches!(
+            self.tool,
+            Tool::Nsys | Tool::AmdSmi | Tool::NvidiaSmi | Tool::RocprofCompute
+        );
+        if no_counters && self.counts() {
+            return Err(ExternalError::BadRequest(format!(
+                "{} takes no counters; rocprofv3, ncu and perf do",
+                self.tool.name()
+            )));
+        }
+        // Names become list items, and must not look like flags.
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/[]=".contains(c);
+        let wrong = self
+            .counters
+            .iter()
+            .find(|name| name.is_empty() || name.starts_with('-') || !name.chars().all(plain));
+        match wrong {
+            None => Ok(()),
+            Some(name) => Err(ExternalError::BadRequest(format!(
+                "'{}' is not a counter name",
+                process::printable(name, 40)
+            ))),
+        }
+    }
+
+    fn counts(&self) -> bool {
+        !self.categories.is_empty() || !self.counters.is_empty()
+    }
+
+    /// Returns the path of one of the tool's files.
+    fn file(&self, end: &str) -> PathBuf {
+        self.dir.join(format!("{NAME}{end}"))
+    }
+
+    fn application(&self) -> CommandLine {
+        CommandLine::new(&self.app).args(self.args.iter().cloned())
+    }
+
+    fn names(
+        &self,
+        of: impl Fn(CounterCategory) -> Result<&'static [&'static str], ExternalError>,
+    ) -> Result<Vec<String>, ExternalError> {
+        let mut names: Vec<String> = Vec::new();
+        for category in &self.categories {
+            names.extend(of(*category)?.iter().map(ToString::to_string));
+        }
+        names.extend(self.counters.iter().cloned());
+        let mut seen = std::collections::HashSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+        Ok(names)
+    }
+
+    fn rocprof(&self) -> Result<RocprofSession, ExternalError> {
+        let mut config = ProfilingConfig::new(&self.dir)
+            .with_name(NAME)
+            .with_hip_trace(true);
+        if let Some(timeout) = self.timeout {
+            config = config.with_timeout(timeout);
+        }
+        for category in &self.categories {
+            let family = self.family.ok_or_else(|| {
+                ExternalError::BadRequest(
+                    "no AMD GPU was found, so its counter names are unknown; name the architecture, as in \
+                     --arch gfx1100"
+                        .to_string(),
+                )
+            })?;
+            config = config.with_category(*category, family);
+        }
+        Ok(RocprofSession::with_config(
+            config.with_counters(self.counters.iter().cloned()),
+        ))
+    }
+
+    fn rocprof_compute(&self) -> RocprofCompute {
+        RocprofCompute::new(NAME, self.dir.join("rocprof-compute"))
+    }
+}
+
+/// A request in execution.
+struct Runs<'a> {
+    request: &'a Request,
+    program: &'a Path,
+    cancelled: &'a (dyn Fn() -> bool + Sync),
+    /// The commands' output, for the user to inspect.
+    log: PathBuf,
+    notes: Vec<String>,
+}
+
+impl Runs<'_> {
+    /// Runs a command of the tool, or the program itself.
+    fn run(&mut self, command: &CommandLine) -> Result<Captured, ExternalError> {
+        let tool = self.request.tool;
+        let mut actual = command.clone();
+        let is_tool = command.program.as_os_str() == OsStr::new(tool.name());
+        if is_tool {
+            actual.program = self.program.into();
+        }
+        let limits = Limits {
+            timeout: self.request.timeout,
+            cancelled: self.cancelled,
+            hint: "raise the time limit or shorten the run",
+        };
+        let done = process::run(&actual, &limits)?;
+        self.keep(command, &done)?;
+        if is_tool {
+            diagnosis::check(tool, &done)?;
+            self.notes.extend(diagnosis::warnings(tool, &done));
+        } else if !done.status.success() {
+            return Err(ExternalError::Failed {
+                program: command.name(),
+                status: done.status.to_string(),
+                said: done.last_words(),
+            });
+        }
+        Ok(done)
+    }
+
+    fn keep(&self, command: &CommandLine, done: &Captured) -> Result<(), ExternalError> {
+        let file = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&self.log);
+        let write = |mut file: fs::File| {
+            writeln!(file, "$ {command}")?;
+            file.write_all(&done.stdout)?;
+            file.write_all(&done.stderr)
+        };
+        file.and_then(write)
+            .map_err(|error| ExternalError::io("write", &self.log, error))
+    }
+
+    fn rocprof(&self) -> Result<ToolReport, ExternalError> {
+        let session = self.request.rocprof()?.with_program(self.program);
+        session.run(
+            &self.request.app,
+            self.request.args.iter().cloned(),
+            self.cancelled,
+        )
+    }
+
+    fn nsys(&mut self) -> Result<ToolReport, ExternalError> {
+        let request = self.request;
+        let (app, args) = (request.app.as_os_str(), request.args.as_slice());
+        self.run(&nsys::profile(&request.file(""), app, args))?;
+        let (mut kernels, mut calls) = (Times::default(), Times::default());
+        for (table, times) in [
+            (StatsReport::Kernels, &mut kernels),
+            (StatsReport::Calls, &mut calls),
+        ] {
+            let done = self.run(&nsys::stats(&request.file(""), table, StatsFormat::Csv))?;
+            nsys::read_stats(&done.stdout, table, StatsFormat::Csv, times)?;
+        }
+        self.not_empty(ToolReport {
+            kernels: kernels.rows(),
+            calls: calls.rows(),
+            ..ToolReport::default()
+        })
+    }
+
+    fn ncu(&mut self) -> Result<ToolReport, ExternalError> {
+        let request = self.request;
+        for command in request.commands()? {
+            self.run(&command)?;
+        }
+        // Its messages go to the file, and it succeeds even without permission for counters.
+        let log = request.file("-ncu.csv");
+        let said = files::read(&log)?;
+        diagnosis::refused(Tool::Ncu, &String::from_utf8_lossy(&said))?;
+        let (mut times, mut counters) = (Times::default(), Counters::default());
+        let what = log.display().to_string();
+        if String::from_utf8_lossy(&said).contains("No kernels were profiled") {
+            return self.not_empty(ToolReport::default());
+        }
+        let asked = request.names(|category| Ok(category.of_nvidia()))?;
+        let mut unavailable = ncu::read(&said[..], &what, &asked, &mut times, &mut counters)?;
+        let (counters, zero) = counters.rows();
+        unavailable.extend(zero);
+        let kernels = times.rows();
+        if kernels.iter().map(|row| row.calls).sum::<u64>() >= u64::from(MAX_LAUNCHES) {
+            self.notes.push(format!(
+                "only the first {MAX_LAUNCHES} kernels were profiled"
+            ));
+        }
+        self.not_empty(ToolReport {
+            kernels,
+            counters,
+            unavailable,
+            ..ToolReport::default()
+        })
+    }
+
+    fn perf_stat(&mut self) -> Result<ToolReport, ExternalError> {
+        for command in self.request.commands()? {
+            self.run(&command)?;
+        }
+        let (counters, unavailable) =
+            perf::parse_stat(&files::read(&self.request.file("-perf-stat.csv"))?)?;
+        if !unavailable.is_empty() {
+            self.notes.push(
+                "virtual machines often lack hardware counters; software events and times are available".to_string(),
+            );
+        }
+        Ok(ToolReport {
+            counters,
+            unavailable,
+            ..ToolReport::default()
+        })
+    }
+
+    fn perf_record(&mut self) -> Result<ToolReport, ExternalError> {
+        let recording = self.request.file("-perf.data");
+        let (app, args) = (self.request.app.as_os_str(), self.request.args.as_slice());
+        self.run(&perf::record(&recording, app, args))?;
+        let done = self.run(&perf::report(&recording))?;
+        let mut times = Times::default();
+        perf::read_report(&done.stdout, &mut times)?;
+        let mut kernels = times.rows();
+        kernels.truncate(MAX_FUNCTIONS);
+        self.notes.push(format!(
+            "each call is a sample, about a thousand per second and thread; callers: perf report -i {}",
+            recording.display()
+        ));
+        self.not_empty(ToolReport {
+            kernels,
+            ..ToolReport::default()
+        })
+    }
+
+    fn rocprof_compute(&mut self) -> Result<ToolReport, ExternalError> {
+        let workload = self.request.rocprof_compute();
+        if workload.path().exists() {
+            return Err(ExternalError::NotEmpty {
+                dir: self.request.dir.clone(),
+            });
+        }
+        for command in self.request.commands()? {
+            self.run(&command)?;
+        }
+        let mut times = Times::default();
+        for file in files::below(workload.path())? {
+            if file.ends_with("pmc_perf.csv") {
+                let what = file.display().to_string();
+                rocprof_compute::read_times(files::open(&file)?, &what, &mut times)?;
+            }
+        }
+        self.notes.push(format!(
+            "the tables of `rocprof-compute analyze` are in {}",
+            self.log.display()
+        ));
+        self.not_empty(ToolReport {
+            kernels: times.rows(),
+            ..ToolReport::default()
+        })
+    }
+
+    fn gauge(&mut self) -> Result<ToolReport, ExternalError> {
+        let (program, gpu) = (self.program.to_path_buf(), "0".to_string());
+        let source = match self.request.tool {
+            Tool::NvidiaSmi => Source::NvidiaSmi { program, gpu },
+            _ => Source::AmdSmi { program, gpu },
+        };
+        let sampler = Sampler::start(&source, sampler::EVERY)?;
+        self.run(&self.request.application())?;
+        Ok(ToolReport {
+            utilization: Some(sampler.finish()?),
+            ..ToolReport::default()
+        })
+    }
+
+    fn not_empty(&self, report: ToolReport) -> Result<ToolReport, ExternalError> {
+        let empty = report.kernels.is_empty() && report.counters.is_empty();
+        match empty {
+            false => Ok(report),
+            true => Err(ExternalError::NoResults {
+                dir: self.request.dir.clone(),
+                expected: match self.request.tool {
+                    Tool::Perf => "perf took no sample; the program ended at once".to_string(),
+                    tool => format!(
+                        "{} saw no kernel; did the program use the GPU?",
+                        tool.name()
+                    ),
+                },
+            }),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! rocprofv3's CSV: one row per dispatch, call, or counter of a dispatch.
+//!
+//! ROCm 6.2 to 7 added columns (streams, register counts, times of counted kernels); the columns read here kept their
+//! names. Times are in nanoseconds.
+
+use std::io::BufRead;
+
+use super::TOOL;
+use crate::csv::Table;
+use crate::error::ExternalError;
+use crate::table::{Counters, Times};
+
+fn table<R: BufRead>(reader: R, what: &str, column: &str) -> Result<Table<R>, ExternalError> {
+    Table::open(reader, TOOL, what, |fields| {
+        fields.iter().any(|field| field == column)
+    })
+}
+
+/// `*_kernel_trace.csv`.
+pub(super) fn kernels(
+    reader: impl BufRead,
+    what: &str,
+    times: &mut Times,
+) -> Result<(), ExternalError> {
+    let mut table = table(reader, what, "Kernel_Name")?;
+    while let Some(row) = table.next_row()? {
+        let ns = row.between("Start_Timestamp", "End_Timestamp")?;
+        times.add(row.text("Kernel_Name")?, 1, ns);
+    }
+    Ok(())
+}
+
+/// `*_hip_api_trace.csv`, `*_hsa_api_trace.csv`.
+pub(super) fn calls(
+    reader: impl BufRead,
+    what: &str,
+    times: &mut Times,
+) -> Result<(), ExternalError> {
+    let mut table = table(reader, what, "Function")?;
+    while let Some(row) = table.next_row()? {
+        let ns = row.between("Start_Timestamp", "End_Timestamp")?;
+        times.add(row.text("Function")?, 1, ns);
+    }
+    Ok(())
+}
+
+/// `*_counter_collection.csv`. A dispatch has a row per counter; its time is counted once.
+pub(super) fn counters(
+    reader: impl BufRead,
+    what: &str,
+    counters: &mut Counters,
+    times: &mut Times,
+) -> Result<(), ExternalError> {
+    let mut table = table(reader, what, "Counter_Name")?;
+    let mut last = None;
+    while let Some(row) = table.next_row()? {
+        let kernel = row.text("Kernel_Name")?;
+        counters.add(
+            kernel,
+            row.text("Counter_Name")?,
+            None,
+            row.number("Counter_Value")?,
+        );
+        let dispatch = row.text("Dispatch_Id")?;
+        // ROCm 6.2 has no times here.
+        if row.get("Start_Timestamp").is_some() && last.as_deref() != Some(dispatch) {
+            times.add(kernel, 1, row.between("Start_Timestamp", "End_Timestamp")?);
+            last = Some(dispatch.to_string());
+        }
+    }
+    Ok(())
+}
+
+/// `*_agent_info.csv`: the GPUs.
+pub(super) fn agents(
+    reader: impl BufRead,
+    what: &str,
+    devices: &mut Vec<String>,
+) -> Result<(), ExternalError> {
+    let mut table = table(reader, what, "Agent_Type")?;
+    while let Some(row) = table.next_row()? {
+        if row.text("Agent_Type")? != "GPU" {
+            continue;
+        }
+        let (name, product) = (
+            row.text("Name")?,
+            row.get("Product_Name").unwrap_or_default(),
+        );
+        let units = row.get("Cu_Count").unwrap_or("?");
+        add_device(devices, name, product, units);
+    }
+    Ok(())
+}
+
+/// Adds the description of a GPU once, up to more GPUs than any machine has.
+pub(super) fn add_device(devices: &mut Vec<String>, name: &str, product: &str, units: &str) {
+    let device = format!("{product} ({name}, {units} compute units)");
+    let device = crate::process::printable(device.trim(), 200);
+    if !devices.contains(&device) && devices.len() < 64 {
+        devices.push(device);
+    }
+}

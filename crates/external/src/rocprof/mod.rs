@@ -1,0 +1,434 @@
+//! rocprofv3, the command line of rocprofiler-sdk (ROCm 6.2 and later): configuration, commands and results.
+//!
+//! Counting serializes kernels, so times are measured in a separate run and each set of counters in another. The files
+//! of a run are named `NAME_kernel_trace.csv` and so on; see [`csv`] and [`json`].
+
+mod csv;
+#[cfg(test)]
+pub(super) mod fixtures;
+mod json;
+#[cfg(all(test, unix))]
+mod tests;
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::command::CommandLine;
+use super::counters::{CounterCategory, GpuFamily};
+use super::diagnosis;
+use super::error::ExternalError;
+use super::files;
+use super::process::{self, Limits};
+use super::table::{Counters, Times, ToolReport};
+use super::tools::Tool;
+
+/// The tool's name in messages.
+const TOOL: &str = "rocprofv3";
+
+/// Advice if counting hangs.
+pub(super) const HINT: &str =
+    "--pmc is known to hang on some chips: try without counters, or with a longer time limit";
+
+/// An output format of rocprofv3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputFormat {
+    Csv,
+    Json,
+}
+
+impl OutputFormat {
+    fn name(self) -> &'static str {
+        match self {
+            OutputFormat::Csv => "csv",
+            OutputFormat::Json => "json",
+        }
+    }
+}
+
+/// What to collect, and where to write it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProfilingConfig {
+    dir: PathBuf,
+    name: String,
+    formats: Vec<OutputFormat>,
+    kernel_trace: bool,
+    hip_trace: bool,
+    hsa_trace: bool,
+    /// Counters, grouped by run.
+    counters: Vec<Vec<String>>,
+    /// Regular expression for the names of counted kernels.
+    kernels: Option<String>,
+    timeout: Option<Duration>,
+}
+
+impl ProfilingConfig {
+    /// Collects kernel times as CSV, below `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> ProfilingConfig {
+        ProfilingConfig {
+            dir: dir.into(),
+            name: "rocmforge".to_string(),
+            formats: vec![OutputFormat::Csv],
+            kernel_trace: true,
+            hip_trace: false,
+            hsa_trace: false,
+            counters: Vec::new(),
+            kernels: None,
+            timeout: None,
+        }
+    }
+
+    /// Sets the prefix of the file names.
+    pub fn with_name(mut self, name: impl Into<String>) -> ProfilingConfig {
+        self.name = name.into();
+        self
+    }
+
+    /// Adds hardware counters to collect together in one run.
+    pub fn with_counters<S: Into<String>>(
+        mut self,
+        counters: impl IntoIterator<Item = S>,
+    ) -> ProfilingConfig {
+        let counters: Vec<String> = counters.into_iter().map(Into::into).collect();
+        if !counters.is_empty() {
+            self.counters.push(counters);
+        }
+        self
+    }
+
+    /// Adds the counters of a category, in as many runs as needed.
+    pub fn with_category(self, category: CounterCategory, family: GpuFamily) -> ProfilingConfig {
+        let runs = category.of_amd(family).iter();
+        runs.fold(self, |config, names| {
+            config.with_counters(names.iter().copied())
+        })
+    }
+
+    /// Restricts counting to kernels whose names match a regular expression.
+    pub fn with_kernels(mut self, regex: impl Into<String>) -> ProfilingConfig {
+        self.kernels = Some(regex.into());
+        self
+    }
+
+    /// Traces kernels.
+    pub fn with_kernel_trace(mut self, on: bool) -> ProfilingConfig {
+        self.kernel_trace = on;
+        self
+    }
+
+    /// Traces HIP calls.
+    pub fn with_hip_trace(mut self, on: bool) -> ProfilingConfig {
+        self.hip_trace = on;
+        self
+    }
+
+    /// Traces HSA calls, which HIP is built on.
+    pub fn with_hsa_trace(mut self, on: bool) -> ProfilingConfig {
+        self.hsa_trace = on;
+        self
+    }
+
+    /// Sets the output formats, at least one.
+    pub fn with_formats(
+        mut self,
+        formats: impl IntoIterator<Item = OutputFormat>,
+    ) -> ProfilingConfig {
+        let formats: Vec<OutputFormat> = formats.into_iter().collect();
+        if !formats.is_empty() {
+            self.formats = formats;
+        }
+        self
+    }
+
+    /// Sets the time limit of each run.
+    pub fn with_timeout(mut self, timeout: Duration) -> ProfilingConfig {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    fn traces(&self) -> Vec<&'static str> {
+        let flags = [
+            (self.kernel_trace, "--kernel-trace"),
+            (self.hip_trace, "--hip-trace"),
+            (self.hsa_trace, "--hsa-trace"),
+        ];
+        flags
+            .iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, flag)| *flag)
+            .collect()
+    }
+}
+
+/// Runs a program under rocprofv3.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RocprofSession {
+    config: ProfilingConfig,
+    program: PathBuf,
+}
+
+impl RocprofSession {
+    /// Creates a session that measures kernel times and writes below `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> RocprofSession {
+        RocprofSession::with_config(ProfilingConfig::new(dir))
+    }
+
+    pub fn with_config(config: ProfilingConfig) -> RocprofSession {
+        RocprofSession {
+            config,
+            program: TOOL.into(),
+        }
+    }
+
+    /// Uses another program instead of `rocprofv3` in PATH.
+    pub fn with_program(mut self, program: impl Into<PathBuf>) -> RocprofSession {
+        self.program = program.into();
+        self
+    }
+
+    /// Returns a command that collects everything at once. [`RocprofSession::run`] uses separate runs for times and
+    /// each set of counters, see [`RocprofSession::commands`].
+    pub fn build_command<S: Into<OsString>>(
+        &self,
+        app: impl AsRef<OsStr>,
+        args: impl IntoIterator<Item = S>,
+    ) -> CommandLine {
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let counters = self.config.counters.concat();
+        self.command(&self.config.traces(), &counters, &self.config.name)
+            .application(app.as_ref(), &args)
+    }
+
+    /// Returns the commands of [`RocprofSession::run`]: the traces, then each set of counters.
+    pub fn commands<S: Into<OsString>>(
+        &self,
+        app: impl AsRef<OsStr>,
+        args: impl IntoIterator<Item = S>,
+    ) -> Vec<CommandLine> {
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let (name, traces) = (&self.config.name, self.config.traces());
+        let mut commands = Vec::new();
+        if !traces.is_empty() {
+            commands.push(self.command(&traces, &[], name));
+        }
+        for (i, counters) in self.config.counters.iter().enumerate() {
+            commands.push(self.command(&[], counters, &format!("{name}_pmc{}", i + 1)));
+        }
+        let with_app = commands
+            .into_iter()
+            .map(|command| command.application(app.as_ref(), &args));
+        with_app.collect()
+    }
+
+    fn command(&self, traces: &[&str], counters: &[String], name: &str) -> CommandLine {
+        let mut command = CommandLine::new(&self.program).args(traces.iter().copied());
+        // The list of values ends at the next flag.
+        if !counters.is_empty() {
+            command = command.arg("--pmc").args(counters.iter().cloned());
+            if let Some(regex) = &self.config.kernels {
+                command = command.args(["--kernel-include-regex", regex]);
+            }
+        }
+        command
+            .arg("--output-format")
+            .args(self.config.formats.iter().map(|format| format.name()))
+            .arg("-d")
+            .arg(&self.config.dir)
+            .args(["-o", name, "--"])
+    }
+
+    /// Runs `app` once for the traces and once per set of counters, and reads the results. `cancelled` is polled many
+    /// times per second.
+    ///
+    /// # Errors
+    /// If there is nothing to collect, the folder already has results, or a run fails, takes too long or leaves no
+    /// results.
+    pub fn run<S: Into<OsString>>(
+        &self,
+        app: impl AsRef<OsStr>,
+        args: impl IntoIterator<Item = S>,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<ToolReport, ExternalError> {
+        let commands = self.commands(app, args);
+        if commands.is_empty() {
+            return Err(ExternalError::BadRequest(
+                "there is nothing to collect: ask for a trace or for counters".to_string(),
+            ));
+        }
+        let dir = &self.config.dir;
+        fs::create_dir_all(dir).map_err(|error| ExternalError::io("make", dir, error))?;
+        if !results(dir)?.is_empty() {
+            return Err(ExternalError::NotEmpty { dir: dir.clone() });
+        }
+        let limits = Limits {
+            timeout: self.config.timeout,
+            cancelled,
+            hint: HINT,
+        };
+        let mut notes = Vec::new();
+        for command in &commands {
+            let done = process::run(command, &limits)?;
+            diagnosis::check(Tool::Rocprofv3, &done)?;
+            let new = diagnosis::warnings(Tool::Rocprofv3, &done);
+            notes.extend(
+                new.into_iter()
+                    .filter(|note| !notes.contains(note))
+                    .collect::<Vec<_>>(),
+            );
+        }
+        let mut report = self.parse_results()?;
+        report.notes.splice(0..0, notes);
+        Ok(report)
+    }
+
+    /// Reads rocprofv3's files below the folder; CSV if there are both formats.
+    ///
+    /// # Errors
+    /// If there are no files, or they are not in rocprofv3's format.
+    pub fn parse_results(&self) -> Result<ToolReport, ExternalError> {
+        let files = results(&self.config.dir)?;
+        let mut found = Found::default();
+        let is_csv = files
+            .iter()
+            .any(|file| !file.kind.is_json() && file.kind != Kind::Agents);
+        for file in &files {
+            if file.kind.is_json() != is_csv {
+                found.read(file)?;
+            }
+        }
+        let mut report = found.report();
+        if report.kernels.is_empty() && report.counters.is_empty() && report.calls.is_empty() {
+            if !report.unavailable.is_empty() {
+                // Every counter read zero, which is a result too.
+                report.files = files.into_iter().map(|file| file.path).collect();
+                return Ok(report);
+            }
+            return Err(ExternalError::NoResults {
+                dir: self.config.dir.clone(),
+                expected: "rocprofv3 wrote no *_kernel_trace.csv, *_counter_collection.csv or *_results.json with a \
+                           kernel in it; did the program use the GPU?"
+                    .to_string(),
+            });
+        }
+        report.files = files.into_iter().map(|file| file.path).collect();
+        Ok(report)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Kernels,
+    Counters,
+    Calls,
+    Agents,
+    Json,
+}
+
+impl Kind {
+    fn is_json(self) -> bool {
+        self == Kind::Json
+    }
+
+    /// Determines the kind of a file from its name.
+    fn of(name: &str) -> Option<Kind> {
+        const ENDS: [(&str, Kind); 9] = [
+            ("kernel_trace.csv", Kind::Kernels),
+            ("counter_collection.csv", Kind::Counters),
+            ("hip_api_trace.csv", Kind::Calls),
+            ("hsa_api_trace.csv", Kind::Calls),
+            // Names in ROCm 6.
+            ("hip_runtime_api_trace.csv", Kind::Calls),
+            ("hip_trace.csv", Kind::Calls),
+            ("hsa_trace.csv", Kind::Calls),
+            ("agent_info.csv", Kind::Agents),
+            ("results.json", Kind::Json),
+        ];
+        let end = ENDS.iter().find(|(end, _)| name.ends_with(end));
+        end.map(|(_, kind)| *kind)
+    }
+}
+
+struct ResultFile {
+    path: PathBuf,
+    kind: Kind,
+}
+
+/// Finds rocprofv3's files below `dir`; without `-o` they are in a folder named after the host.
+fn results(dir: &Path) -> Result<Vec<ResultFile>, ExternalError> {
+    let files = files::below(dir)?.into_iter().filter_map(|path| {
+        let kind = Kind::of(path.file_name()?.to_str()?)?;
+        Some(ResultFile { path, kind })
+    });
+    Ok(files.collect())
+}
+
+/// Sums over all files.
+#[derive(Default)]
+struct Found {
+    kernels: Times,
+    /// Times of counted kernels, for runs without a trace.
+    counted: Times,
+    calls: Times,
+    counters: Counters,
+    devices: Vec<String>,
+}
+
+impl Found {
+    fn read(&mut self, file: &ResultFile) -> Result<(), ExternalError> {
+        let what = file.path.display().to_string();
+        let reader = || files::open(&file.path);
+        match file.kind {
+            Kind::Kernels => csv::kernels(reader()?, &what, &mut self.kernels),
+            Kind::Counters => {
+                csv::counters(reader()?, &what, &mut self.counters, &mut self.counted)
+            }
+            Kind::Calls => csv::calls(reader()?, &what, &mut self.calls),
+            Kind::Agents => csv::agents(reader()?, &what, &mut self.devices),
+            Kind::Json => json::read(&files::read(&file.path)?, &what, self),
+        }
+    }
+
+    fn report(self) -> ToolReport {
+        let (counters, unavailable) = self.counters.rows();
+        let mut notes = Vec::new();
+        let mut kernels = self.kernels.rows();
+        if kernels.is_empty() {
+            kernels = self.counted.rows();
+            if !kernels.is_empty() {
+                notes.push(
+                    "the times are those of counted kernels, which run one after the other"
+                        .to_string(),
+                );
+            }
+        }
+        if !unavailable.is_empty() {
+            notes.push(format!(
+                "{} read zero for every kernel: this chip does not count it, or its clock was gated; try once more \
+                 after `sudo amd-smi set -g 0 --perf-level STABLE_STD`",
+                unavailable.join(", ")
+            ));
+        }
+        ToolReport {
+            kernels,
+            calls: self.calls.rows(),
+            counters,
+            unavailable,
+            devices: self.devices,
+            notes,
+            ..ToolReport::default()
+        }
+    }
+}
+
+/// Runs every parser on arbitrary bytes.
+pub(super) fn read_any(bytes: &[u8]) {
+    let mut found = Found::default();
+    // Errors are fine.
+    let _ = csv::kernels(bytes, "any", &mut found.kernels);
+    let _ = csv::calls(bytes, "any", &mut found.calls);
+    let _ = csv::counters(bytes, "any", &mut found.counters, &mut found.counted);
+    let _ = csv::agents(bytes, "any", &mut found.devices);
+    let _ = json::read(bytes, "any", &mut found);
+    let _ = found.report();
+}

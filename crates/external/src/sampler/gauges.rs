@@ -1,0 +1,170 @@
+//! The stateful gauges: CPU time, which is the difference of two readings, and a process that prints lines.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{EVERY, Probe, Reading};
+use crate::command::CommandLine;
+use crate::error::ExternalError;
+use crate::process::{self, Group, printable};
+
+/// Longest line of nvidia-smi that is read.
+const MAX_LINE: u64 = 4096;
+
+/// CPU time of this process between two readings, relative to the time available to its threads.
+pub(super) struct ProcessTime {
+    n_threads: usize,
+    last: (Instant, Duration),
+}
+
+impl ProcessTime {
+    pub(super) fn new(n_threads: usize) -> Result<ProcessTime, ExternalError> {
+        Ok(ProcessTime {
+            n_threads: n_threads.max(1),
+            last: (Instant::now(), process_time()?),
+        })
+    }
+}
+
+impl Probe for ProcessTime {
+    fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
+        let now = (Instant::now(), process_time()?);
+        let wall = now.0 - self.last.0;
+        // The scheduler accounts CPU time at intervals, so short readings are inaccurate.
+        if wall < Duration::from_millis(10) {
+            return Ok(None);
+        }
+        let busy_percent = busy_percent(now.1.saturating_sub(self.last.1), wall, self.n_threads);
+        self.last = now;
+        Ok(Some(Reading {
+            busy_percent,
+            memory_used_bytes: resident_bytes(),
+        }))
+    }
+}
+
+pub(super) fn busy_percent(computing: Duration, wall: Duration, n_threads: usize) -> f64 {
+    let share = computing.as_secs_f64() / (wall.as_secs_f64() * n_threads as f64);
+    // The two clocks are not read at the same instant.
+    (100.0 * share).min(100.0)
+}
+
+/// CPU time of all threads of this process so far.
+#[cfg(unix)]
+fn process_time() -> Result<Duration, ExternalError> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Ok(Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    ))
+}
+
+#[cfg(not(unix))]
+fn process_time() -> Result<Duration, ExternalError> {
+    Err(ExternalError::Unavailable {
+        source_name: "the CPU".to_string(),
+        reason: "this system does not report the CPU time of a process".to_string(),
+    })
+}
+
+/// Resident memory of this process, where the system reports it.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// A running `nvidia-smi`. Its lines queue in the pipe; a reading is the newest of them.
+pub(super) struct NvidiaSmi {
+    lines: mpsc::Receiver<Result<Reading, ExternalError>>,
+    _child: Group,
+}
+
+impl NvidiaSmi {
+    pub(super) fn start(program: &Path, gpu: &str) -> Result<NvidiaSmi, ExternalError> {
+        let command = nvidia_smi(program, gpu, EVERY);
+        let mut child = Group::spawn(&command)?;
+        let stdout = child.0.stdout.take();
+        let stdout = stdout.ok_or_else(|| nvidia_unavailable("it has no output".to_string()))?;
+        let stderr = process::collect_last(child.0.stderr.take());
+        let (send, lines) = mpsc::sync_channel(1024);
+        thread::spawn(move || {
+            let mut reader = BufReader::new(stdout);
+            loop {
+                let mut line = Vec::new();
+                let read = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
+                let reading = match read {
+                    Ok(n) if n > 0 => nvidia_reading(&String::from_utf8_lossy(&line)),
+                    _ => {
+                        let said = stderr
+                            .recv_timeout(Duration::from_secs(1))
+                            .unwrap_or_default();
+                        let said = String::from_utf8_lossy(&said.0).trim().to_string();
+                        Err(nvidia_unavailable(format!("it ended: {said}")))
+                    }
+                };
+                let ends = reading.is_err();
+                // The receiver is gone after the sampler stopped.
+                if send.send(reading).is_err() || ends {
+                    return;
+                }
+            }
+        });
+        Ok(NvidiaSmi {
+            lines,
+            _child: child,
+        })
+    }
+}
+
+impl Probe for NvidiaSmi {
+    fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
+        // nvidia-smi takes a moment to start.
+        let first = self.lines.recv_timeout(Duration::from_secs(5));
+        let mut newest =
+            first.map_err(|_| nvidia_unavailable("it printed nothing".to_string()))??;
+        while let Ok(reading) = self.lines.try_recv() {
+            newest = reading?;
+        }
+        Ok(Some(newest))
+    }
+}
+
+/// Returns the command whose lines [`Source::NvidiaSmi`] reads.
+pub fn nvidia_smi(program: &Path, gpu: &str, every: Duration) -> CommandLine {
+    CommandLine::new(program)
+        .args([
+            "--query-gpu=utilization.gpu,memory.used",
+            "--format=csv,noheader,nounits",
+        ])
+        .args(["-i", gpu, "-lms"])
+        .arg(every.as_millis().to_string())
+}
+
+/// A line such as `97, 5120`: percent, MiB.
+pub(super) fn nvidia_reading(line: &str) -> Result<Reading, ExternalError> {
+    let wrong = || nvidia_unavailable(format!("it printed \"{}\"", line.trim()));
+    let (busy, memory) = line.trim().split_once(',').ok_or_else(wrong)?;
+    let busy_percent: f64 = busy.trim().parse().map_err(|_| wrong())?;
+    if !(0.0..=100.0).contains(&busy_percent) {
+        return Err(wrong());
+    }
+    let mib = memory.trim().parse::<u64>().ok();
+    Ok(Reading {
+        busy_percent,
+        memory_used_bytes: mib.and_then(|mib| mib.checked_mul(1 << 20)),
+    })
+}
+
+fn nvidia_unavailable(reason: String) -> ExternalError {
+    ExternalError::Unavailable {
+        source_name: "nvidia-smi".to_string(),
+        reason: printable(&reason, 400),
+    }
+}

@@ -1,0 +1,306 @@
+//! Samples device utilization: a thread that reads a gauge at intervals.
+//!
+//! The gauge is sysfs ([`super::sysfs`]) or `amd-smi` for AMD, `nvidia-smi` for NVIDIA, and the CPU time of this
+//! process for the CPU. A gauge that is missing, dies or prints something unexpected is an error; no value is ever made
+//! up.
+
+mod gauges;
+#[cfg(all(test, unix))]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+pub use gauges::nvidia_smi;
+use gauges::{NvidiaSmi, ProcessTime};
+
+use super::amd_smi;
+use super::command::CommandLine;
+use super::error::ExternalError;
+use super::process::{self, Limits};
+use super::sysfs;
+use rocmforge_profile::schema::Utilization;
+use rocmforge_profile::stats::Summary;
+
+/// Target utilization in percent.
+pub const BUSY_TARGET: f64 = 80.0;
+
+/// Default time between two readings.
+pub const EVERY: Duration = Duration::from_millis(100);
+
+/// Most readings kept; a day's worth at ten per second.
+const MAX_READINGS: usize = 1 << 20;
+
+/// A source of utilization.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// CPU time of this process, relative to `n_threads` threads.
+    Process { n_threads: usize },
+    /// The driver's files of an AMD GPU: the `card`-th below `root`, which is `/sys`.
+    Sysfs { root: PathBuf, card: usize },
+    /// `amd-smi metric`, run for each reading.
+    AmdSmi { program: PathBuf, gpu: String },
+    /// `nvidia-smi -lms`, which runs until it is stopped.
+    NvidiaSmi { program: PathBuf, gpu: String },
+}
+
+impl Source {
+    /// Returns the gauge of a backend named as in [`rocmforge_profile::schema::Machine`]: `cpu`, `host:nv`, `cuda:0`,
+    /// `hip:0`. `env` reads environment variables, some of which hide GPUs and so renumber them.
+    ///
+    /// # Errors
+    /// If this machine has no such gauge.
+    pub fn of_backend(
+        backend: &str,
+        n_threads: usize,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Source, ExternalError> {
+        let (kind, ordinal) = backend.split_once(':').unwrap_or((backend, "0"));
+        let ordinal = ordinal.parse::<usize>().unwrap_or(0);
+        let path = env("PATH").unwrap_or_default();
+        let find = |tool| super::tools::find(tool, path.as_ref());
+        let missing = |reason: &str| ExternalError::Unavailable {
+            source_name: backend.to_string(),
+            reason: reason.to_string(),
+        };
+        match kind {
+            "cpu" | "host" => Ok(Source::Process { n_threads }),
+            "cuda" => {
+                let program = find("nvidia-smi").ok_or_else(|| {
+                    missing("nvidia-smi is not in PATH; it comes with the driver")
+                })?;
+                let gpu = visible(env("CUDA_VISIBLE_DEVICES"), ordinal);
+                Ok(Source::NvidiaSmi { program, gpu })
+            }
+            "hip" => {
+                let hidden = env("HIP_VISIBLE_DEVICES").or_else(|| env("ROCR_VISIBLE_DEVICES"));
+                let gpu = visible(hidden, ordinal);
+                let root = PathBuf::from("/sys");
+                let card = gpu.parse::<usize>().ok();
+                let known = sysfs::cards(&root);
+                if let Some(card) = card.filter(|card| *card < known.len())
+                    && known[card].busy().is_ok()
+                {
+                    return Ok(Source::Sysfs { root, card });
+                }
+                let program = find("amd-smi").ok_or_else(|| {
+                    missing(
+                        "neither /sys/class/drm/card*/device/gpu_busy_percent nor amd-smi was found",
+                    )
+                })?;
+                Ok(Source::AmdSmi { program, gpu })
+            }
+            _ => Err(missing("this kind of device has no gauge")),
+        }
+    }
+
+    /// Returns a description for [`Utilization::source`].
+    pub fn name(&self) -> String {
+        match self {
+            Source::Process { n_threads } => {
+                format!("CPU time of this process over {n_threads} threads")
+            }
+            Source::Sysfs { root, card } => match sysfs::cards(root).get(*card) {
+                Some(card) => format!("sysfs ({}, {})", card.name, card.pci),
+                None => "sysfs".to_string(),
+            },
+            Source::AmdSmi { gpu, .. } => format!("amd-smi (GPU {gpu})"),
+            Source::NvidiaSmi { gpu, .. } => format!("nvidia-smi (GPU {gpu})"),
+        }
+    }
+
+    fn probe(&self) -> Result<Box<dyn Probe>, ExternalError> {
+        match self {
+            Source::Process { n_threads } => Ok(Box::new(ProcessTime::new(*n_threads)?)),
+            Source::Sysfs { root, card } => {
+                let cards = sysfs::cards(root);
+                let found = cards.into_iter().nth(*card);
+                let found = found.ok_or_else(|| ExternalError::Unavailable {
+                    source_name: "sysfs".to_string(),
+                    reason: format!(
+                        "{} has no AMD GPU number {card}",
+                        root.join("class/drm").display()
+                    ),
+                })?;
+                // Fail before the run rather than after it.
+                found.busy()?;
+                Ok(Box::new(found))
+            }
+            Source::AmdSmi { program, gpu } => {
+                let mut probe = AmdSmi {
+                    command: CommandLine {
+                        program: program.into(),
+                        ..amd_smi::metric(Some(gpu))
+                    },
+                };
+                probe.read()?;
+                Ok(Box::new(probe))
+            }
+            Source::NvidiaSmi { program, gpu } => Ok(Box::new(NvidiaSmi::start(program, gpu)?)),
+        }
+    }
+}
+
+/// Returns the `ordinal`-th entry of a list such as CUDA_VISIBLE_DEVICES.
+fn visible(list: Option<String>, ordinal: usize) -> String {
+    let entry = list
+        .as_deref()
+        .and_then(|list| list.split(',').nth(ordinal));
+    match entry.map(str::trim).filter(|entry| !entry.is_empty()) {
+        Some(entry) => entry.to_string(),
+        None => ordinal.to_string(),
+    }
+}
+
+/// One reading.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reading {
+    pub busy_percent: f64,
+    pub memory_used_bytes: Option<u64>,
+}
+
+/// A gauge.
+pub trait Probe: Send {
+    /// Reads it; `None` if it is too early for a value.
+    ///
+    /// # Errors
+    /// If there is no valid value.
+    fn read(&mut self) -> Result<Option<Reading>, ExternalError>;
+}
+
+/// Reads a gauge at intervals until it is stopped.
+pub struct Sampler {
+    source: String,
+    stop: Arc<Stop>,
+    worker: JoinHandle<Result<Vec<Reading>, ExternalError>>,
+}
+
+#[derive(Default)]
+struct Stop {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    fn ask(&self) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the stop signal, at most for `time`; returns whether it came.
+    fn wait(&self, time: Duration) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .changed
+            .wait_timeout_while(asked, time, |asked| !*asked);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl Sampler {
+    /// Starts reading `source`, now and then at intervals of `every`.
+    ///
+    /// # Errors
+    /// If the gauge is missing.
+    pub fn start(source: &Source, every: Duration) -> Result<Sampler, ExternalError> {
+        Ok(Sampler::with_probe(source.name(), source.probe()?, every))
+    }
+
+    /// Like [`Sampler::start`], with any gauge.
+    pub fn with_probe(
+        source: impl Into<String>,
+        mut probe: Box<dyn Probe>,
+        every: Duration,
+    ) -> Sampler {
+        let stop = Arc::new(Stop::default());
+        let asked = Arc::clone(&stop);
+        let worker = thread::spawn(move || {
+            let mut readings = Vec::new();
+            loop {
+                if readings.len() < MAX_READINGS {
+                    readings.extend(probe.read()?);
+                }
+                if asked.wait(every) {
+                    break;
+                }
+            }
+            // Runs shorter than the interval still get a reading.
+            if readings.len() < 2 {
+                readings.extend(probe.read()?);
+            }
+            Ok(readings)
+        });
+        Sampler {
+            source: source.into(),
+            stop,
+            worker,
+        }
+    }
+
+    /// Stops and returns the summary.
+    ///
+    /// # Errors
+    /// If the gauge failed meanwhile, or the run was too short for a reading.
+    pub fn finish(self) -> Result<Utilization, ExternalError> {
+        self.stop.ask();
+        let readings = self.worker.join();
+        let unavailable = |reason: &str| ExternalError::Unavailable {
+            source_name: self.source.clone(),
+            reason: reason.to_string(),
+        };
+        let readings = readings.map_err(|_| unavailable("its thread failed"))??;
+        let busy: Vec<f64> = readings
+            .iter()
+            .map(|reading| reading.busy_percent)
+            .collect();
+        let busy_percent =
+            Summary::of(&busy).ok_or_else(|| unavailable("the run was too short for a reading"))?;
+        Ok(Utilization {
+            source: self.source.clone(),
+            busy_percent,
+            memory_used_bytes: readings
+                .iter()
+                .filter_map(|reading| reading.memory_used_bytes)
+                .max(),
+            meets_target: busy_percent.mean > BUSY_TARGET,
+        })
+    }
+}
+
+impl Probe for sysfs::Card {
+    fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
+        let (busy_percent, memory_used_bytes) = self.busy()?;
+        Ok(Some(Reading {
+            busy_percent,
+            memory_used_bytes,
+        }))
+    }
+}
+
+struct AmdSmi {
+    command: CommandLine,
+}
+
+impl Probe for AmdSmi {
+    fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
+        let done = process::run(&self.command, &Limits::timeout(Duration::from_secs(10)))?;
+        let unavailable = |reason: String| ExternalError::Unavailable {
+            source_name: "amd-smi".to_string(),
+            reason,
+        };
+        if !done.status.success() {
+            return Err(unavailable(done.last_words()));
+        }
+        let metrics = amd_smi::parse_metric(&done.stdout)?;
+        let metric = &metrics[0];
+        let busy_percent = metric
+            .gfx_percent
+            .ok_or_else(|| unavailable("its gfx_activity is N/A".to_string()))?;
+        Ok(Some(Reading {
+            busy_percent,
+            memory_used_bytes: metric.vram_used_bytes,
+        }))
+    }
+}

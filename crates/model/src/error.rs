@@ -1,0 +1,48 @@
+//! Why a model cannot be loaded.
+
+use crate::AdapterError;
+
+/// Why a model cannot be loaded. Each message says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    #[error(transparent)]
+    Gguf(#[from] rocmforge_gguf::Error),
+    #[error("LoRA adapter {name}: {error}")]
+    Adapter { name: String, error: AdapterError },
+    #[error("architecture `{name}` is not supported; supported architectures: {supported}")]
+    UnsupportedArchitecture {
+        name: String,
+        supported: &'static str,
+    },
+    #[error("this {arch} model uses {feature}, which is not supported")]
+    UnsupportedFeature { arch: String, feature: String },
+    #[error(
+        "tensor `{name}`, which {arch} needs, is missing; the file is incomplete or of another architecture"
+    )]
+    MissingTensor { name: String, arch: String },
+    #[error(
+        "tensor `{name}` has shape {got:?}, expected {expected:?}; the file contradicts its own metadata"
+    )]
+    TensorShape {
+        name: String,
+        got: Vec<u64>,
+        expected: Vec<u64>,
+    },
+    #[error(
+        "no kernel supports type {ty} of tensor `{name}`; use a model with another quantization"
+    )]
+    TensorType { name: String, ty: &'static str },
+    #[error(
+        "the {arch} architecture has no use for tensor `{name}`; ignoring it could give wrong text, so the model is not loaded"
+    )]
+    UnusedTensor { name: String, arch: String },
+    #[error(
+        "metadata `{key}` is {value}, expected {wanted}; the file is damaged or of a newer format"
+    )]
+    BadMetadata {
+        key: String,
+        value: String,
+        wanted: &'static str,
+    },
+}

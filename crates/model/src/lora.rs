@@ -1,0 +1,404 @@
+//! LoRA adapters (Hu et al. 2021) in GGUF, as llama.cpp's converter writes them: for a matrix `W` of the model
+//! two thin ones, `NAME.lora_a` and `NAME.lora_b`, and the product becomes
+//! `y = W x + scale * alpha / rank * B (A x)`.
+//!
+//! The wiring adds two small products to each one that an adapter changes (`Recorder::add_low_rank`), so
+//! the model's own weights stay as they are in their file, several adapters add up, and slices of fused
+//! projections take the rows of `B` that are theirs. The factor becomes part of `A` at load. Both are kept in
+//! F32: they are small, and products with F32 round no activations.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rocmforge_gguf::{Gguf, TensorInfo, escape_control, quant};
+use rocmforge_plan::ActFormat;
+
+use super::weights::WeightLoader;
+use crate::error::LoadError;
+use rocmforge_plan::{BufferId, Recorder, WeightId};
+
+/// Ranks up to this are taken for any matrix: trainers give one rank to all, and routers have few rows.
+const SMALL_RANK: u64 = 256;
+
+/// Why an adapter cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    #[error(transparent)]
+    Gguf(#[from] rocmforge_gguf::Error),
+    #[error("this is no adapter (general.type is {found}); give a LoRA adapter in GGUF")]
+    NotAnAdapter { found: String },
+    #[error("it is no model; give the model it was made for, and this file with --lora")]
+    NotAModel,
+    #[error("adapters of type `{kind}` are not supported, only `lora`")]
+    Kind { kind: String },
+    #[error("it begins to act at certain tokens (aLoRA), which is not supported")]
+    Invocation,
+    #[error("it is for `{adapter}` models, this one is `{model}`; take the model it was made for")]
+    Architecture { adapter: String, model: String },
+    #[error("{name} is {value}, expected a finite number")]
+    Number { name: &'static str, value: f32 },
+    #[error("it has no tensors; the file is incomplete")]
+    Empty,
+    #[error(
+        "it has a tensor `{name}`, neither .lora_a nor .lora_b; running without it would give other text, so the adapter is refused"
+    )]
+    UnknownTensor { name: String },
+    #[error("`{tensor}` has {present} but no {missing}; the file is incomplete")]
+    Pair {
+        tensor: String,
+        present: &'static str,
+        missing: &'static str,
+    },
+    #[error("`{tensor}` is of the experts of a mixture; adapters of experts are not supported")]
+    Experts { tensor: String },
+    #[error("it changes `{tensor}`, which the model does not have; take the model it was made for")]
+    NoSuchTensor { tensor: String },
+    #[error("it changes `{tensor}`, which is no matrix that adapters can change")]
+    NotAMatrix { tensor: String },
+    #[error(
+        "tensor `{name}` has type {ty}, which cannot be computed with; convert the adapter to F16"
+    )]
+    TensorType { name: String, ty: &'static str },
+    #[error(
+        "the factors of `{tensor}` have shapes {a:?} and {b:?}, which do not give one of {expected:?}; take the model the adapter was made for"
+    )]
+    Shape {
+        tensor: String,
+        a: [u64; 2],
+        b: [u64; 2],
+        expected: [u64; 2],
+    },
+    #[error(
+        "the factors of `{tensor}` have rank {rank}, at most {most} makes sense for a matrix of its size; the file is damaged"
+    )]
+    Rank {
+        tensor: String,
+        rank: u64,
+        most: u64,
+    },
+    #[error(
+        "tensor `{name}` times the scale has values that are not finite; the file is damaged or the scale too large"
+    )]
+    Values { name: String },
+}
+
+/// An adapter's file, checked as far as it goes without the model, and how strongly it acts.
+#[derive(Debug, Clone)]
+pub struct Adapter {
+    name: String,
+    gguf: Arc<Gguf>,
+    arch: String,
+    scale: f64,
+    /// 0 where the file does not say: the factor is then `scale`.
+    alpha: f64,
+    pairs: Vec<Pair>,
+}
+
+/// The factors of one tensor of the model.
+#[derive(Debug, Clone)]
+struct Pair {
+    tensor: String,
+    /// Indices of the adapter's tensors.
+    a: usize,
+    b: usize,
+}
+
+impl Adapter {
+    /// Reads the header of an adapter; `name` is what errors call it. `scale` multiplies all that the adapter
+    /// adds; 1 is as trained.
+    pub fn new(name: &str, gguf: Arc<Gguf>, scale: f32) -> Result<Adapter, LoadError> {
+        let name = escape_control(name).into_owned();
+        Adapter::read(&name, gguf, scale).map_err(|error| LoadError::Adapter { name, error })
+    }
+
+    fn read(name: &str, gguf: Arc<Gguf>, scale: f32) -> Result<Adapter, AdapterError> {
+        let facts = gguf.metadata();
+        let printable = |value: &str| escape_control(value).into_owned();
+        match facts.opt_str("general.type")? {
+            Some("adapter") => {}
+            other => {
+                let found = other.map_or("missing".to_string(), |kind| {
+                    format!("`{}`", printable(kind))
+                });
+                return Err(AdapterError::NotAnAdapter { found });
+            }
+        }
+        let kind = facts.str("adapter.type")?;
+        if kind != "lora" {
+            let kind = printable(kind);
+            return Err(AdapterError::Kind { kind });
+        }
+        if facts.get("adapter.alora.invocation_tokens").is_some() {
+            return Err(AdapterError::Invocation);
+        }
+        let alpha = facts.opt_f32("adapter.lora.alpha")?.unwrap_or(0.0);
+        for (name, value) in [("the scale", scale), ("adapter.lora.alpha", alpha)] {
+            if !value.is_finite() {
+                return Err(AdapterError::Number { name, value });
+            }
+        }
+        Ok(Adapter {
+            name: name.to_string(),
+            arch: facts.str("general.architecture")?.to_string(),
+            pairs: pairs(&gguf)?,
+            gguf,
+            scale: f64::from(scale),
+            alpha: f64::from(alpha),
+        })
+    }
+
+    /// The factor of a product with factors of `rank`.
+    fn factor(&self, rank: u64) -> f64 {
+        match self.alpha {
+            0.0 => self.scale,
+            alpha => self.scale * alpha / rank as f64,
+        }
+    }
+
+    /// Some rows of one of its tensors, times `factor`.
+    fn values(
+        &self,
+        tensor: usize,
+        rows: Range<u64>,
+        factor: f64,
+    ) -> Result<Vec<f32>, AdapterError> {
+        let info = &self.gguf.tensors()[tensor];
+        if !info.ty.can_dequantize() {
+            return Err(AdapterError::TensorType {
+                name: info.name.clone(),
+                ty: info.ty.name(),
+            });
+        }
+        let row_bytes = info.n_bytes / info.n_rows();
+        let bytes = (rows.start * row_bytes) as usize..(rows.end * row_bytes) as usize;
+        let mut values = vec![0.0; ((rows.end - rows.start) * info.row_len()) as usize];
+        quant::dequantize(info.ty, &self.gguf.tensor_data(info)[bytes], &mut values)?;
+        for value in &mut values {
+            *value = (f64::from(*value) * factor) as f32;
+        }
+        if values.iter().all(|value| value.is_finite()) {
+            return Ok(values);
+        }
+        Err(AdapterError::Values {
+            name: info.name.clone(),
+        })
+    }
+
+    fn failed(&self, error: AdapterError) -> LoadError {
+        LoadError::Adapter {
+            name: self.name.clone(),
+            error,
+        }
+    }
+}
+
+/// The tensors of an adapter, two by two.
+fn pairs(gguf: &Gguf) -> Result<Vec<Pair>, AdapterError> {
+    let mut halves: BTreeMap<&str, [Option<usize>; 2]> = BTreeMap::new();
+    for (index, info) in gguf.tensors().iter().enumerate() {
+        let (tensor, half) = match info.name.rsplit_once('.') {
+            Some((tensor, "lora_a")) => (tensor, 0),
+            Some((tensor, "lora_b")) => (tensor, 1),
+            _ => {
+                return Err(AdapterError::UnknownTensor {
+                    name: escape_control(&info.name).into_owned(),
+                });
+            }
+        };
+        if info.dims.iter().skip(2).any(|&dim| dim != 1) {
+            return Err(AdapterError::Experts {
+                tensor: escape_control(tensor).into_owned(),
+            });
+        }
+        halves.entry(tensor).or_default()[half] = Some(index);
+    }
+    if halves.is_empty() {
+        return Err(AdapterError::Empty);
+    }
+    let pair = |(tensor, halves): (&str, [Option<usize>; 2])| {
+        let tensor = escape_control(tensor).into_owned();
+        let (present, missing) = match halves {
+            [Some(a), Some(b)] => return Ok(Pair { tensor, a, b }),
+            [Some(_), None] => (".lora_a", ".lora_b"),
+            _ => (".lora_b", ".lora_a"),
+        };
+        Err(AdapterError::Pair {
+            tensor,
+            present,
+            missing,
+        })
+    };
+    halves.into_iter().map(pair).collect()
+}
+
+/// Refuses an adapter in the place of a model.
+pub(super) fn refuse_adapter(gguf: &Gguf) -> Result<(), LoadError> {
+    match gguf.metadata().opt_str("general.type") {
+        Ok(Some("adapter")) => Err(LoadError::Adapter {
+            name: "given as the model".to_string(),
+            error: AdapterError::NotAModel,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// A product of the plan, or a part of it.
+pub(super) struct Product<'a> {
+    pub(super) tensor: &'a TensorInfo,
+    /// The rows of the tensor that it takes.
+    pub(super) rows: Range<usize>,
+    pub(super) from: BufferId,
+    pub(super) out: BufferId,
+}
+
+/// What a wiring adds to its products, and which pairs of the adapters it has used.
+pub(super) struct Adapters<'a> {
+    list: &'a [Adapter],
+    /// For each pair of each adapter its `A`, once a product has asked for it.
+    used: Vec<Vec<Option<WeightId>>>,
+}
+
+impl<'a> Adapters<'a> {
+    /// Adapters for a model of the architecture `arch`.
+    pub(super) fn new(list: &'a [Adapter], arch: &str) -> Result<Adapters<'a>, LoadError> {
+        if let Some(other) = list.iter().find(|adapter| adapter.arch != arch) {
+            return Err(other.failed(AdapterError::Architecture {
+                adapter: escape_control(&other.arch).into_owned(),
+                model: arch.to_string(),
+            }));
+        }
+        Ok(Adapters {
+            list,
+            used: list.iter().map(|it| vec![None; it.pairs.len()]).collect(),
+        })
+    }
+
+    /// Adds what the adapters have for `product`, which has just been recorded.
+    pub(super) fn add(
+        &mut self,
+        product: &Product<'_>,
+        plan: &mut Recorder,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<(), LoadError> {
+        let expected = matrix_dims(product.tensor);
+        for (i, adapter) in self.list.iter().enumerate() {
+            let Some(j) = adapter.pair_of(product.tensor) else {
+                continue;
+            };
+            let [a, b] = adapter.factors(j, expected, |[a0, a1], [b0, b1]| [a0, b1, a1, b0])?;
+            let rank = b[0];
+            let first = match self.used[i][j] {
+                Some(first) => first,
+                None => {
+                    let a_values =
+                        adapter.values(adapter.pairs[j].a, 0..a[1], adapter.factor(rank));
+                    let values = a_values.map_err(|error| adapter.failed(error))?;
+                    let first = loader.push_matrix(a[0] as usize, &values)?;
+                    *self.used[i][j].insert(first)
+                }
+            };
+            let rows = product.rows.start as u64..product.rows.end as u64;
+            let b_values = adapter.values(adapter.pairs[j].b, rows, 1.0);
+            let values = b_values.map_err(|error| adapter.failed(error))?;
+            let second = loader.push_matrix(rank as usize, &values)?;
+            plan.add_low_rank(product.from, [first, second], rank as usize, product.out);
+        }
+        Ok(())
+    }
+
+    /// Adds what the adapters have for the embedding of tokens `table` in `out`, which is multiplied with
+    /// `scale`. `A` has a row for each token there.
+    pub(super) fn add_embedding(
+        &mut self,
+        table: &TensorInfo,
+        scale: f32,
+        out: BufferId,
+        plan: &mut Recorder,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<(), LoadError> {
+        let expected = matrix_dims(table);
+        for (i, adapter) in self.list.iter().enumerate() {
+            let Some(j) = adapter.pair_of(table) else {
+                continue;
+            };
+            let [a, b] = adapter.factors(j, expected, |[a0, a1], [b0, b1]| [b1, a1, a0, b0])?;
+            let rank = b[0];
+            let factor = adapter.factor(rank) * f64::from(scale);
+            let weight = |tensor, n_rows, factor, loader: &mut WeightLoader<'_>| {
+                let values = adapter.values(tensor, 0..n_rows, factor);
+                loader.push_matrix(
+                    rank as usize,
+                    &values.map_err(|error| adapter.failed(error))?,
+                )
+            };
+            let first = weight(adapter.pairs[j].a, a[1], factor, loader)?;
+            let second = weight(adapter.pairs[j].b, b[1], 1.0, loader)?;
+            self.used[i][j] = Some(first);
+            let low = plan.buffer(plan.rows(out), rank as usize);
+            plan.embed(first, 1.0, low);
+            plan.matmul_add(low, second, ActFormat::F32, out);
+        }
+        Ok(())
+    }
+
+    /// Ends the wiring: every pair must have been used.
+    pub(super) fn finish(self, model: &Gguf) -> Result<(), LoadError> {
+        for (adapter, used) in self.list.iter().zip(&self.used) {
+            let Some(j) = used.iter().position(Option::is_none) else {
+                continue;
+            };
+            let tensor = adapter.pairs[j].tensor.clone();
+            return Err(adapter.failed(match model.tensor(&tensor) {
+                None => AdapterError::NoSuchTensor { tensor },
+                Some(_) => AdapterError::NotAMatrix { tensor },
+            }));
+        }
+        Ok(())
+    }
+}
+
+impl Adapter {
+    fn pair_of(&self, tensor: &TensorInfo) -> Option<usize> {
+        self.pairs
+            .iter()
+            .position(|pair| pair.tensor == tensor.name)
+    }
+
+    /// The dimensions of both factors of pair `j`; `inner_last` puts them in the order of the product's
+    /// `expected` dimensions, then the two that must agree.
+    fn factors(
+        &self,
+        j: usize,
+        expected: [u64; 2],
+        inner_last: fn([u64; 2], [u64; 2]) -> [u64; 4],
+    ) -> Result<[[u64; 2]; 2], LoadError> {
+        let pair = &self.pairs[j];
+        let [a, b] = [pair.a, pair.b].map(|index| matrix_dims(&self.gguf.tensors()[index]));
+        let [n_in, n_out, rank, same] = inner_last(a, b);
+        let tensor = || pair.tensor.clone();
+        if [n_in, n_out] != expected || rank != same {
+            return Err(self.failed(AdapterError::Shape {
+                tensor: tensor(),
+                a,
+                b,
+                expected,
+            }));
+        }
+        // A few bytes of a file may stand for gigabytes of F32; a higher rank than the matrix can have adds nothing.
+        let most = n_in.min(n_out).max(SMALL_RANK);
+        if rank > most {
+            return Err(self.failed(AdapterError::Rank {
+                tensor: tensor(),
+                rank,
+                most,
+            }));
+        }
+        Ok([a, b])
+    }
+}
+
+/// Row length and rows of a matrix.
+fn matrix_dims(info: &TensorInfo) -> [u64; 2] {
+    [info.row_len(), info.n_rows()]
+}

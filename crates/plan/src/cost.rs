@@ -1,0 +1,356 @@
+//! What every operation of a plan must move and compute in a given batch, and how long that takes at least
+//! on a machine whose ceilings are known (the roofline model: the slower of memory and arithmetic).
+//!
+//! Counted as memory are the bytes that no cache can save a model larger than the caches: weights, and keys
+//! and values. The float buffers between operations are counted apart, since they mostly stay in a cache.
+//! Exponentials count as one operation and those of attention's softmax are left out, as is usual.
+
+use std::iter::Sum;
+
+use crate::{ActFormat, Roofline};
+
+use super::op::{ActsId, BufferId, Linear, Op, Plan, WeightId};
+use crate::batch::Batch;
+use crate::kv::KvType;
+use crate::op::RowCount;
+use crate::weights::Weights;
+
+/// What of a batch its cost depends on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BatchShape {
+    pub seqs: Vec<SeqShape>,
+    /// Rows whose logits are wanted.
+    pub n_logits: usize,
+}
+
+/// The rows of one sequence in a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeqShape {
+    /// Position of the first row: what of the sequence is in the cache already.
+    pub first_pos: usize,
+    pub n_rows: usize,
+}
+
+impl BatchShape {
+    pub fn of(batch: &Batch) -> BatchShape {
+        let shape = |seq: &crate::batch::BatchSeq| SeqShape {
+            first_pos: seq.first_pos,
+            n_rows: seq.n_rows,
+        };
+        BatchShape {
+            seqs: batch.seqs.iter().map(shape).collect(),
+            n_logits: batch.logits.len(),
+        }
+    }
+
+    pub fn n_tokens(&self) -> usize {
+        self.seqs.iter().map(|seq| seq.n_rows).sum()
+    }
+
+    fn n_rows(&self, rows: RowCount) -> usize {
+        rows.rows(self.n_tokens(), self.n_logits)
+    }
+}
+
+impl SeqShape {
+    /// Pairs of a row and a position that it sees.
+    fn pairs(&self, window: Option<u32>) -> u64 {
+        let seen = |row: usize| {
+            let before = (self.first_pos + row + 1) as u64;
+            window.map_or(before, |window| before.min(u64::from(window)))
+        };
+        (0..self.n_rows).map(seen).sum()
+    }
+
+    /// Positions that any of the rows sees.
+    fn positions(&self, window: Option<u32>) -> u64 {
+        let first = window.map_or(0, |window| {
+            (self.first_pos + 1).saturating_sub(window as usize)
+        });
+        (self.first_pos + self.n_rows - first) as u64
+    }
+}
+
+/// What one operation moves and computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpCost {
+    /// Bytes of weights that are read.
+    pub weight_bytes: u64,
+    /// Bytes of the KV cache that are read or written.
+    pub kv_bytes: u64,
+    /// Bytes of float buffers and converted activations that are read or written.
+    pub buffer_bytes: u64,
+    /// Operations on f32; a multiply-add counts as two.
+    pub f32_ops: u64,
+    /// Operations of int8 dot products.
+    pub i8_ops: u64,
+}
+
+impl OpCost {
+    /// The least time this takes: what must come from memory, or the arithmetic, whichever is longer.
+    pub fn seconds(&self, roofline: &Roofline) -> f64 {
+        let memory = (self.weight_bytes + self.kv_bytes) as f64 / roofline.read_bytes_per_s;
+        let arithmetic = self.f32_ops as f64 / roofline.f32_ops_per_s
+            + self.i8_ops as f64 / roofline.i8_ops_per_s;
+        memory.max(arithmetic)
+    }
+}
+
+impl Sum for OpCost {
+    fn sum<I: Iterator<Item = OpCost>>(costs: I) -> OpCost {
+        costs.fold(OpCost::default(), |a, b| OpCost {
+            weight_bytes: a.weight_bytes + b.weight_bytes,
+            kv_bytes: a.kv_bytes + b.kv_bytes,
+            buffer_bytes: a.buffer_bytes + b.buffer_bytes,
+            f32_ops: a.f32_ops + b.f32_ops,
+            i8_ops: a.i8_ops + b.i8_ops,
+        })
+    }
+}
+
+/// Operations for each value of a norm: a square and its sum, and two factors.
+const NORM_OPS: u64 = 4;
+/// Of a conversion: the largest magnitude, a factor and a rounding.
+const CONVERSION_OPS: u64 = 3;
+/// Of an activation with a gate: sign, exponential, sum, quotient, product.
+const GATED_OPS: u64 = 5;
+
+/// The costs of a model's plan.
+#[derive(Debug, Clone, Copy)]
+pub struct PlanCost<'a> {
+    pub plan: &'a Plan,
+    pub weights: &'a Weights,
+    pub kv_type: KvType,
+}
+
+impl PlanCost<'_> {
+    /// The least time of a step: every operation at the roofline, one after the other.
+    pub fn step_seconds(&self, shape: &BatchShape, roofline: &Roofline) -> f64 {
+        let ops = self.plan.ops.iter();
+        ops.map(|op| self.op(op, shape).seconds(roofline)).sum()
+    }
+
+    /// The cost of `op` in a batch of this shape; nothing if it has no rows there.
+    pub fn op(&self, op: &Op, shape: &BatchShape) -> OpCost {
+        match *op {
+            Op::Embed { table, scale, out } => {
+                let (rows, width) = self.shape(out, shape);
+                let table = self.weights.matrix(table);
+                OpCost {
+                    weight_bytes: rows * (table.data.len() / table.n_out) as u64,
+                    buffer_bytes: 4 * rows * width,
+                    f32_ops: if scale == 1.0 { 0 } else { rows * width },
+                    ..OpCost::default()
+                }
+            }
+            Op::AddPositions { table, out } => {
+                let (rows, _) = self.shape(out, shape);
+                let table = self.weights.matrix(table);
+                OpCost {
+                    weight_bytes: rows * (table.data.len() / table.n_out) as u64,
+                    ..self.elementwise(&[out, out], 1, shape)
+                }
+            }
+            Op::RmsNorm { x, weight, out, .. } => OpCost {
+                weight_bytes: self.vector_bytes(weight, self.shape(out, shape).0),
+                ..self.elementwise(&[x, out], NORM_OPS, shape)
+            },
+            // The mean and what is left of it, and the same with a bias.
+            Op::LayerNorm {
+                x,
+                weight,
+                bias,
+                out,
+                ..
+            } => {
+                let (rows, _) = self.shape(out, shape);
+                OpCost {
+                    weight_bytes: self.vector_bytes(weight, rows) + self.vector_bytes(bias, rows),
+                    ..self.elementwise(&[x, out], 7, shape)
+                }
+            }
+            // An exponential and a sum.
+            Op::Route { logits, .. } => self.elementwise(&[logits], 2, shape),
+            Op::Quantize { out, .. } | Op::QuantizeExperts { out, .. } => {
+                let acts = self.plan.acts[out.0 as usize];
+                let (rows, width) = (shape.n_rows(acts.rows) as u64, acts.width as u64);
+                OpCost {
+                    // Codes and scales are about a byte for each value.
+                    buffer_bytes: (4 + 1) * rows * width,
+                    f32_ops: CONVERSION_OPS * rows * width,
+                    ..OpCost::default()
+                }
+            }
+            Op::MatMul {
+                x, weight, bias, ..
+            } => self.product(x, Linear { weight, bias }, shape),
+            Op::MatMuls { x, ref products } => products
+                .iter()
+                .map(|(linear, _)| self.product(x, *linear, shape))
+                .sum(),
+            Op::GatedMatMul {
+                x, gate, up, out, ..
+            } => [
+                self.product(x, gate, shape),
+                self.product(x, up, shape),
+                self.elementwise(&[out], GATED_OPS, shape),
+            ]
+            .into_iter()
+            .sum(),
+            Op::NormQuantize { weight, out, .. } => {
+                let acts = self.plan.acts[out.0 as usize];
+                let (rows, width) = (shape.n_rows(acts.rows) as u64, acts.width as u64);
+                OpCost {
+                    weight_bytes: self.vector_bytes(weight, rows),
+                    buffer_bytes: (4 + 1) * rows * width,
+                    f32_ops: (NORM_OPS + CONVERSION_OPS) * rows * width,
+                    ..OpCost::default()
+                }
+            }
+            Op::ExpertMatMul {
+                x,
+                weight,
+                n_experts,
+                ..
+            } => {
+                let acts = self.plan.acts[x.0 as usize];
+                let rows = shape.n_rows(acts.rows) as u64;
+                let matrices = self.weights.matrix(weight);
+                let n_experts = n_experts as u64;
+                let (n_in, n_out) = (matrices.n_in as u64, matrices.n_out as u64 / n_experts);
+                let products = 2 * rows * n_in * n_out;
+                let (act_bytes, f32_ops, i8_ops) = match acts.format {
+                    ActFormat::F32 => (4, products, 0),
+                    ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
+                };
+                OpCost {
+                    // Of the experts that are chosen: at most one for each row.
+                    weight_bytes: matrices.data.len() as u64 / n_experts * rows.min(n_experts),
+                    buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
+                    f32_ops,
+                    i8_ops,
+                    ..OpCost::default()
+                }
+            }
+            Op::CombineExperts { x, out, .. } => self.elementwise(&[out, x], 2, shape),
+            // Four products and two sums for each pair.
+            Op::Rope {
+                x, head_dim, table, ..
+            } => {
+                let (rows, width) = self.shape(x, shape);
+                let n_rot = self.plan.rope[table.0 as usize].n_rot() as u64;
+                OpCost {
+                    buffer_bytes: 8 * rows * width,
+                    f32_ops: 3 * rows * (width / head_dim as u64) * n_rot,
+                    ..OpCost::default()
+                }
+            }
+            Op::KvAppend { layer, .. } => {
+                let kv = self.plan.kv[layer];
+                let n_tokens = shape.n_tokens() as u64;
+                let values = (kv.n_kv_heads * (kv.k_dim + kv.v_dim)) as u64;
+                OpCost {
+                    kv_bytes: n_tokens * kv.bytes_per_token(self.kv_type),
+                    buffer_bytes: 4 * n_tokens * values,
+                    ..OpCost::default()
+                }
+            }
+            // A product with every visible key, and one with every visible value.
+            Op::Attention {
+                layer, n_heads, q, ..
+            } => {
+                let kv = self.plan.kv[layer];
+                let (rows, q_width) = self.shape(q, shape);
+                let out_width = (n_heads * kv.v_dim) as u64;
+                let pairs: u64 = shape.seqs.iter().map(|seq| seq.pairs(kv.window)).sum();
+                let positions = shape.seqs.iter().map(|seq| seq.positions(kv.window));
+                OpCost {
+                    kv_bytes: positions.sum::<u64>() * kv.bytes_per_token(self.kv_type),
+                    buffer_bytes: 4 * rows * (q_width + out_width),
+                    f32_ops: 2 * pairs * (n_heads * (kv.k_dim + kv.v_dim)) as u64,
+                    ..OpCost::default()
+                }
+            }
+            Op::GatedActivation { gate, up, out, .. } => {
+                self.elementwise(&[gate, up, out], GATED_OPS, shape)
+            }
+            Op::Activate { x, out, .. } => self.elementwise(&[x, out], 4, shape),
+            // A quotient and a product around a tanh, which is an exponential and a quotient.
+            Op::SoftCap { x, .. } => self.elementwise(&[x, x], 5, shape),
+            Op::AddGated { gate, x, out } => self.elementwise(&[gate, x, out, out], 2, shape),
+            Op::Add { x, out } => self.elementwise(&[x, out, out], 1, shape),
+            Op::SelectRows { out, .. } => self.elementwise(&[out, out], 0, shape),
+        }
+    }
+
+    /// The cost of one matrix product, its output included.
+    fn product(&self, x: ActsId, linear: Linear, shape: &BatchShape) -> OpCost {
+        let acts = self.plan.acts[x.0 as usize];
+        let rows = shape.n_rows(acts.rows) as u64;
+        if rows == 0 {
+            return OpCost::default();
+        }
+        let matrix = self.weights.matrix(linear.weight);
+        let (n_in, n_out) = (matrix.n_in as u64, matrix.n_out as u64);
+        let products = 2 * rows * n_in * n_out;
+        let (act_bytes, f32_ops, i8_ops) = match acts.format {
+            ActFormat::F32 => (4, products, 0),
+            ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
+        };
+        let bias = linear.bias;
+        OpCost {
+            weight_bytes: matrix.data.len() as u64
+                + bias.map_or(0, |bias| self.vector_bytes(bias, rows)),
+            buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
+            f32_ops,
+            i8_ops,
+            ..OpCost::default()
+        }
+    }
+
+    /// Rows and width of a buffer.
+    fn shape(&self, buffer: BufferId, shape: &BatchShape) -> (u64, u64) {
+        let info = self.plan.buffers[buffer.0 as usize];
+        (shape.n_rows(info.rows) as u64, info.width as u64)
+    }
+
+    /// Buffers read or written once, with so many operations for each value of the last.
+    fn elementwise(&self, buffers: &[BufferId], ops_per_value: u64, shape: &BatchShape) -> OpCost {
+        let values = |&buffer: &BufferId| {
+            let (rows, width) = self.shape(buffer, shape);
+            rows * width
+        };
+        OpCost {
+            buffer_bytes: 4 * buffers.iter().map(values).sum::<u64>(),
+            f32_ops: ops_per_value * buffers.last().map_or(0, values),
+            ..OpCost::default()
+        }
+    }
+
+    fn vector_bytes(&self, vector: WeightId, rows: u64) -> u64 {
+        if rows == 0 {
+            return 0;
+        }
+        size_of_val(self.weights.vector(vector)) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_limits_what_rows_see() {
+        for (first_pos, n_rows, window, pairs, positions) in [
+            (0, 4, None, 10, 4),
+            (0, 4, Some(2), 7, 4),
+            (5, 3, None, 6 + 7 + 8, 8),
+            (5, 3, Some(4), 12, 6),
+            (5, 1, Some(100), 6, 6),
+        ] {
+            let seq = SeqShape { first_pos, n_rows };
+            assert_eq!(seq.pairs(window), pairs, "{seq:?} {window:?}");
+            assert_eq!(seq.positions(window), positions, "{seq:?} {window:?}");
+        }
+    }
+}

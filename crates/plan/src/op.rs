@@ -1,0 +1,434 @@
+//! The closed set of operations and the plan that holds them.
+
+use crate::{ActFormat, Activation, OutMode, RopeStyle, Router, RowsOf};
+
+use super::rope::RopeTable;
+use crate::kv::{KvSpec, KvType};
+
+/// A float buffer of the plan, `[rows, width]`, row-major.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// A buffer of activations in the form a matrix product reads (see [`ActFormat`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActsId(pub u32);
+
+/// A tensor of the model, in the order of `model::Weights`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+
+/// A rotation table of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RopeId(pub u32);
+
+/// The experts that the tokens of a step go to, as `Op::Route` finds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RoutingId(pub u32);
+
+/// How many rows a buffer has in a given batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowCount {
+    /// One row for every token of the batch.
+    Tokens,
+    /// One row for every token whose logits are wanted.
+    Logits,
+    /// One row for every token and each of the `n_used` experts it goes to, sorted by expert.
+    Choices { n_used: usize },
+}
+
+impl RowCount {
+    /// Rows in a batch of `n_tokens` tokens, with logits wanted of `n_logits` of them.
+    pub fn rows(self, n_tokens: usize, n_logits: usize) -> usize {
+        match self {
+            RowCount::Tokens => n_tokens,
+            RowCount::Logits => n_logits,
+            RowCount::Choices { n_used } => n_tokens.saturating_mul(n_used),
+        }
+    }
+}
+
+/// Shape of a float buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferInfo {
+    pub rows: RowCount,
+    /// Values per row.
+    pub width: usize,
+}
+
+/// Shape and form of an activation buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActsInfo {
+    pub rows: RowCount,
+    pub width: usize,
+    pub format: ActFormat,
+}
+
+/// How the products of Q and K become attention scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scores {
+    /// Factor of the products.
+    pub scale: f32,
+    /// With `Some(cap)` a scaled product `x` counts as `cap * tanh(x / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
+/// A matrix `[n_out, n_in]` and its bias `[n_out]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Linear {
+    pub weight: WeightId,
+    pub bias: Option<WeightId>,
+}
+
+/// One operation. Shapes are those of the buffers; `T` is the batch's number of tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// `out[t] = table[token[t]] * scale`, dequantized.
+    Embed {
+        table: WeightId,
+        scale: f32,
+        out: BufferId,
+    },
+    /// `out[t] += table[position[t]]`, dequantized.
+    AddPositions { table: WeightId, out: BufferId },
+    /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len()` values (a whole row, or each head).
+    RmsNorm {
+        x: BufferId,
+        weight: WeightId,
+        eps: f32,
+        out: BufferId,
+    },
+    /// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over whole rows.
+    LayerNorm {
+        x: BufferId,
+        weight: WeightId,
+        bias: WeightId,
+        eps: f32,
+        out: BufferId,
+    },
+    /// Brings `x` into the form that the following products read.
+    Quantize { x: BufferId, out: ActsId },
+    /// `out (+)= x * weight^T (+ bias)`; `weight` is `[n_out, n_in]`.
+    MatMul {
+        x: ActsId,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        mode: OutMode,
+        out: BufferId,
+    },
+    /// `RmsNorm` and `Quantize` in one pass: the normed values are in no buffer. A group is a whole row.
+    NormQuantize {
+        x: BufferId,
+        weight: WeightId,
+        eps: f32,
+        out: ActsId,
+    },
+    /// `MatMul` of several matrices in one pass, each stored in its buffer.
+    MatMuls {
+        x: ActsId,
+        products: Vec<(Linear, BufferId)>,
+    },
+    /// `out = activation(x * gate^T) * (x * up^T)` in one pass.
+    GatedMatMul {
+        x: ActsId,
+        gate: Linear,
+        up: Linear,
+        activation: Activation,
+        out: BufferId,
+    },
+    /// Chooses the experts of each token by `logits`, one for each expert, and their weights.
+    Route {
+        logits: BufferId,
+        router: Router,
+        out: RoutingId,
+    },
+    /// As `Quantize`, with a row for each token and expert: `rows_of` says what the rows of `x` are.
+    QuantizeExperts {
+        x: BufferId,
+        rows_of: RowsOf,
+        routing: RoutingId,
+        out: ActsId,
+    },
+    /// `out[row] = x[row] * weight[expert of row]^T`; `weight` is `[n_experts * n_out, n_in]`, the experts one
+    /// below the other.
+    ExpertMatMul {
+        x: ActsId,
+        routing: RoutingId,
+        weight: WeightId,
+        n_experts: usize,
+        out: BufferId,
+    },
+    /// `out[t] = sum(weight * x[row])` over the experts of token `t`, best first.
+    CombineExperts {
+        x: BufferId,
+        routing: RoutingId,
+        out: BufferId,
+    },
+    /// Rotates the first `n_rot` values of every head of `x` by the token's position.
+    Rope {
+        x: BufferId,
+        head_dim: usize,
+        table: RopeId,
+        style: RopeStyle,
+    },
+    /// Writes K and V rows of each token into its slot of the layer's cache.
+    KvAppend {
+        layer: usize,
+        k: BufferId,
+        v: BufferId,
+    },
+    /// Softmax attention of each token over its sequence's cache up to and including itself.
+    Attention {
+        layer: usize,
+        n_heads: usize,
+        scores: Scores,
+        q: BufferId,
+        out: BufferId,
+    },
+    /// `out = activation(x)`.
+    Activate {
+        activation: Activation,
+        x: BufferId,
+        out: BufferId,
+    },
+    /// `out = activation(gate) * up`.
+    GatedActivation {
+        activation: Activation,
+        gate: BufferId,
+        up: BufferId,
+        out: BufferId,
+    },
+    /// `out += x`.
+    Add { x: BufferId, out: BufferId },
+    /// `out[t] += x[t] / (1 + e^-gate[t])`; `gate` has one value a row.
+    AddGated {
+        gate: BufferId,
+        x: BufferId,
+        out: BufferId,
+    },
+    /// `x = cap * tanh(x / cap)`.
+    SoftCap { cap: f32, x: BufferId },
+    /// Keeps the rows whose logits are wanted.
+    SelectRows { x: BufferId, out: BufferId },
+}
+
+impl Op {
+    /// The operation's name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::AddPositions { .. } => "add_positions",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::Quantize { .. } => "quantize",
+            Op::MatMul { .. } => "matmul",
+            Op::NormQuantize { .. } => "norm_quantize",
+            Op::MatMuls { .. } => "matmuls",
+            Op::GatedMatMul { .. } => "gated_matmul",
+            Op::Route { .. } => "route",
+            Op::QuantizeExperts { .. } => "quantize_experts",
+            Op::ExpertMatMul { .. } => "expert_matmul",
+            Op::CombineExperts { .. } => "combine_experts",
+            Op::Rope { .. } => "rope",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Attention { .. } => "attention",
+            Op::Activate { .. } => "activate",
+            Op::GatedActivation { .. } => "gated_activation",
+            Op::Add { .. } => "add",
+            Op::AddGated { .. } => "add_gated",
+            Op::SoftCap { .. } => "soft_cap",
+            Op::SelectRows { .. } => "select_rows",
+        }
+    }
+
+    /// The float buffers this operation reads.
+    pub fn reads(&self) -> Vec<BufferId> {
+        match *self {
+            Op::Embed { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::MatMuls { .. }
+            | Op::GatedMatMul { .. } => vec![],
+            Op::Route { logits, .. } => vec![logits],
+            Op::AddPositions { out, .. } => vec![out],
+            Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
+            | Op::Quantize { x, .. }
+            | Op::NormQuantize { x, .. }
+            | Op::QuantizeExperts { x, .. }
+            | Op::CombineExperts { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Activate { x, .. }
+            | Op::SoftCap { x, .. }
+            | Op::SelectRows { x, .. } => vec![x],
+            Op::MatMul { mode, out, .. } => match mode {
+                OutMode::Add => vec![out],
+                OutMode::Store => vec![],
+            },
+            Op::KvAppend { k, v, .. } => vec![k, v],
+            Op::Attention { q, .. } => vec![q],
+            Op::GatedActivation { gate, up, .. } => vec![gate, up],
+            Op::Add { x, out } => vec![x, out],
+            Op::AddGated { gate, x, out } => vec![gate, x, out],
+        }
+    }
+
+    /// The matrices this operation multiplies with.
+    pub fn matrices(&self) -> Vec<WeightId> {
+        match self {
+            Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. } => vec![*weight],
+            Op::MatMuls { products, .. } => {
+                products.iter().map(|(linear, _)| linear.weight).collect()
+            }
+            Op::GatedMatMul { gate, up, .. } => vec![gate.weight, up.weight],
+            _ => vec![],
+        }
+    }
+
+    /// The matrix whose rows this operation looks up.
+    pub fn table(&self) -> Option<WeightId> {
+        match *self {
+            Op::Embed { table, .. } | Op::AddPositions { table, .. } => Some(table),
+            _ => None,
+        }
+    }
+
+    /// The vectors this operation reads: weights of norms, and biases.
+    pub fn vectors(&self) -> Vec<WeightId> {
+        match self {
+            Op::RmsNorm { weight, .. } | Op::NormQuantize { weight, .. } => vec![*weight],
+            Op::LayerNorm { weight, bias, .. } => vec![*weight, *bias],
+            Op::MatMul { bias, .. } => bias.iter().copied().collect(),
+            Op::MatMuls { products, .. } => products
+                .iter()
+                .filter_map(|(linear, _)| linear.bias)
+                .collect(),
+            Op::GatedMatMul { gate, up, .. } => {
+                [gate.bias, up.bias].into_iter().flatten().collect()
+            }
+            _ => vec![],
+        }
+    }
+
+    /// The converted activations this operation reads.
+    pub fn acts_read(&self) -> Option<ActsId> {
+        match *self {
+            Op::MatMul { x, .. }
+            | Op::MatMuls { x, .. }
+            | Op::GatedMatMul { x, .. }
+            | Op::ExpertMatMul { x, .. } => Some(x),
+            _ => None,
+        }
+    }
+
+    /// The converted activations this operation writes.
+    pub fn acts_written(&self) -> Option<ActsId> {
+        match *self {
+            Op::Quantize { out, .. }
+            | Op::NormQuantize { out, .. }
+            | Op::QuantizeExperts { out, .. } => Some(out),
+            _ => None,
+        }
+    }
+
+    /// The routing that this operation writes or reads.
+    pub fn routing(&self) -> Option<RoutingId> {
+        match *self {
+            Op::Route { out, .. } => Some(out),
+            Op::QuantizeExperts { routing, .. }
+            | Op::ExpertMatMul { routing, .. }
+            | Op::CombineExperts { routing, .. } => Some(routing),
+            _ => None,
+        }
+    }
+
+    /// The layer of the KV cache that this operation writes or reads.
+    pub fn kv_layer(&self) -> Option<usize> {
+        match *self {
+            Op::KvAppend { layer, .. } | Op::Attention { layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+
+    /// The float buffers this operation writes.
+    pub fn writes(&self) -> Vec<BufferId> {
+        match *self {
+            Op::Embed { out, .. }
+            | Op::AddPositions { out, .. }
+            | Op::RmsNorm { out, .. }
+            | Op::LayerNorm { out, .. }
+            | Op::MatMul { out, .. }
+            | Op::GatedMatMul { out, .. }
+            | Op::ExpertMatMul { out, .. }
+            | Op::CombineExperts { out, .. }
+            | Op::Attention { out, .. }
+            | Op::Activate { out, .. }
+            | Op::GatedActivation { out, .. }
+            | Op::Add { out, .. }
+            | Op::AddGated { out, .. }
+            | Op::SelectRows { out, .. } => vec![out],
+            Op::MatMuls { ref products, .. } => products.iter().map(|(_, out)| *out).collect(),
+            Op::Rope { x, .. } | Op::SoftCap { x, .. } => vec![x],
+            Op::Quantize { .. }
+            | Op::NormQuantize { .. }
+            | Op::QuantizeExperts { .. }
+            | Op::Route { .. }
+            | Op::KvAppend { .. } => vec![],
+        }
+    }
+}
+
+/// The recorded computation of one step: token ids in, logits of the wanted rows out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub ops: Vec<Op>,
+    pub buffers: Vec<BufferInfo>,
+    pub acts: Vec<ActsInfo>,
+    /// How many routings there are.
+    pub n_routings: usize,
+    /// One entry for each attention layer, in the order of `Op::KvAppend::layer`.
+    pub kv: Vec<KvSpec>,
+    pub rope: Vec<RopeTable>,
+    /// `[n_logits_rows, n_vocab]`.
+    pub logits: BufferId,
+}
+
+impl Plan {
+    /// Whether `op` works on the rows whose logits are wanted, so that a step without such rows can leave it out.
+    pub fn is_for_logits(&self, op: &Op) -> bool {
+        if let Op::Quantize { out, .. } | Op::NormQuantize { out, .. } = op {
+            return self.acts[out.0 as usize].rows == RowCount::Logits;
+        }
+        let rows = |out: &BufferId| self.buffers[out.0 as usize].rows;
+        op.writes().first().map(rows) == Some(RowCount::Logits)
+    }
+
+    /// Bytes that one token takes in a KV cache of `kv_type`.
+    pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+        let layers = self.kv.iter();
+        layers.map(|spec| spec.bytes_per_token(kv_type)).sum()
+    }
+
+    /// Bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits, at most.
+    pub fn buffer_bytes(&self, n_tokens: usize, n_logits: usize) -> u64 {
+        let n_rows = |rows: RowCount| rows.rows(n_tokens, n_logits) as u64;
+        let floats = self
+            .buffers
+            .iter()
+            .map(|buffer| (buffer.rows, buffer.width, 4));
+        let acts = self.acts.iter().map(|acts| {
+            let value_bytes = match acts.format {
+                ActFormat::F32 => 4,
+                // A byte, and a share of scales and sums.
+                ActFormat::Q8x32 | ActFormat::Q8x256 => 2,
+            };
+            (acts.rows, acts.width, value_bytes)
+        });
+        floats
+            .chain(acts)
+            .map(|(rows, width, value_bytes)| {
+                n_rows(rows)
+                    .saturating_mul(width as u64)
+                    .saturating_mul(value_bytes)
+            })
+            .fold(0, u64::saturating_add)
+    }
+}

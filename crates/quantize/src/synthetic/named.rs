@@ -1,0 +1,158 @@
+//! Models by name, `SHAPE:TYPE`, in memory: nothing is downloaded and no file is written.
+
+use std::str::FromStr;
+
+use rocmforge_gguf::quant::can_quantize;
+use rocmforge_gguf::{GgmlType, Gguf, escape_control};
+
+use super::{SHAPES, Shape, Synthetic};
+use crate::{FileType, QuantizeError, QuantizeOptions, TypeRule};
+use rocmforge_cpu::memory::available_bytes;
+
+/// Why there is no such model.
+#[derive(Debug, thiserror::Error)]
+pub enum SyntheticError {
+    #[error("'{found}' names no model; write SHAPE:TYPE, such as llama-3.1-8b:Q4_K_M")]
+    NoPair { found: String },
+    #[error("there is no shape '{found}'; there are: {known}")]
+    Shape { found: String, known: String },
+    #[error("there is no type '{found}'; there are: {known}")]
+    Type { found: String, known: String },
+    #[error(
+        "{name} needs {needed_mib} MiB for its weights, {free_mib} MiB are free; take a smaller shape or type"
+    )]
+    NoMemory {
+        name: String,
+        needed_mib: u64,
+        free_mib: u64,
+    },
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
+    #[error(transparent)]
+    Gguf(#[from] rocmforge_gguf::Error),
+}
+
+impl FromStr for Synthetic {
+    type Err = SyntheticError;
+
+    /// Reads `SHAPE:TYPE`: the name of one of [`SHAPES`], and a file type, or a tensor type for all matrices.
+    fn from_str(text: &str) -> Result<Synthetic, SyntheticError> {
+        let found = || escape_control(text).into_owned();
+        let pair = text.split_once(':');
+        let (shape, types) = pair.ok_or_else(|| SyntheticError::NoPair { found: found() })?;
+        let shape = Shape::find(shape).ok_or_else(|| SyntheticError::Shape {
+            found: escape_control(shape).into_owned(),
+            known: join(SHAPES.iter().map(|shape| shape.name)),
+        })?;
+        Ok(Synthetic {
+            shape,
+            types: options(types)?,
+            n_layers: None,
+        })
+    }
+}
+
+fn options(types: &str) -> Result<QuantizeOptions, SyntheticError> {
+    let mixes = || FileType::ALL.iter().filter(|ty| **ty != FileType::COPY);
+    if let Some(file_type) = FileType::from_name(types)
+        && file_type != FileType::COPY
+    {
+        return Ok(QuantizeOptions::new(file_type));
+    }
+    let tensor_types = || GgmlType::ALL.iter().filter(|ty| can_quantize(**ty));
+    let mut tensor_types_of_name =
+        tensor_types().filter(|ty| ty.name().eq_ignore_ascii_case(types));
+    let Some(ty) = tensor_types_of_name.next() else {
+        let mut known: Vec<&str> = mixes().map(|ty| ty.name()).collect();
+        let others = tensor_types().map(|ty| ty.name());
+        known.extend(others.filter(|&name| FileType::from_name(name).is_none()));
+        return Err(SyntheticError::Type {
+            found: escape_control(types).into_owned(),
+            known: join(known.into_iter()),
+        });
+    };
+    let mut options = QuantizeOptions::new(FileType::F32);
+    options.rules = vec![TypeRule::parse(&format!(".*={}", ty.name()))?];
+    Ok(options)
+}
+
+fn join<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+impl Synthetic {
+    /// The model in memory.
+    ///
+    /// # Errors
+    /// If there is less memory than its weights need, or its types cannot be had.
+    pub fn open(&self) -> Result<Gguf, SyntheticError> {
+        self.open_within(available_bytes())
+    }
+
+    fn open_within(&self, free: Option<u64>) -> Result<Gguf, SyntheticError> {
+        let needed = self.file_bytes()?;
+        let no_memory = |free: u64| SyntheticError::NoMemory {
+            name: self.shape.name.to_string(),
+            needed_mib: needed >> 20,
+            free_mib: free >> 20,
+        };
+        if let Some(free) = free.filter(|free| *free < needed) {
+            return Err(no_memory(free));
+        }
+        let mut bytes = Vec::new();
+        let reserved = usize::try_from(needed).map(|n| bytes.try_reserve_exact(n));
+        if !matches!(reserved, Ok(Ok(()))) {
+            return Err(no_memory(free.unwrap_or(0)));
+        }
+        self.write(&mut bytes)?;
+        Ok(Gguf::from_vec(bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_shapes_and_types() {
+        let model: Synthetic = "llama-3.1-8b:q4_k_m".parse().unwrap();
+        assert_eq!(
+            (model.shape.n_embd, model.types.file_type),
+            (4096, FileType::Q4_K_M)
+        );
+        // Llama 3.1 8B in Q4_K_M is a file of 4,920,734,272 bytes, of which about 8 MB are its vocabulary.
+        let bytes = model.file_bytes().unwrap();
+        assert!((4_905_000_000..4_921_000_000).contains(&bytes), "{bytes}");
+        let mxfp4: Synthetic = "qwen2.5-0.5b:MXFP4".parse().unwrap();
+        assert_eq!(mxfp4.types.rules.len(), 1);
+
+        for (text, parts) in [
+            ("llama", &["SHAPE:TYPE"][..]),
+            ("", &["SHAPE:TYPE"]),
+            (
+                "llama-9-1b:Q4_0",
+                &["llama-9-1b", "llama-3.1-8b", "qwen3-8b"],
+            ),
+            ("llama-3.1-8b:Q9", &["'Q9'", "Q4_K_M", "MXFP4"]),
+            ("llama-3.1-8b:", &["''", "Q4_K_M"]),
+            ("llama-3.1-8b:COPY", &["'COPY'"]),
+            ("a\u{1b}[2J:F16", &["\\u{1b}"]),
+        ] {
+            let error = text.parse::<Synthetic>().unwrap_err().to_string();
+            for part in parts {
+                assert!(error.contains(part), "{part:?} is not in {error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_looked_at_before_anything_is_written() {
+        let model: Synthetic = "llama-3.1-70b:Q8_0".parse().unwrap();
+        let error = model.open_within(Some(1 << 30)).unwrap_err().to_string();
+        // 70.6 billion weights of 34 bytes each 32.
+        assert!(
+            error.contains("1024 MiB are free") && error.contains("71"),
+            "{error}"
+        );
+    }
+}

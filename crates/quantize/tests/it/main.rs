@@ -1,0 +1,3 @@
+//! Tests of quantization against llama.cpp.
+
+mod quantize;

@@ -1,0 +1,58 @@
+//! The facade's error: one enum over the errors of its parts.
+
+use rocmforge_engine::{ConfigError, DeviceError, EngineError, RequestError};
+use rocmforge_model::LoadError;
+use rocmforge_text::chat_template::TemplateError;
+use rocmforge_text::tokenizer::TokenizerError;
+
+/// Why a model cannot be opened or started, or an answer fails. Each message says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The models folder or the hub.
+    #[error(transparent)]
+    Hub(#[from] rocmforge_hub::Error),
+    /// The GGUF file.
+    #[error("{label}: {error}")]
+    File {
+        label: String,
+        error: rocmforge_gguf::Error,
+    },
+    /// The model in the file.
+    #[error("{label}: {error}")]
+    Load { label: String, error: LoadError },
+    /// The vocabulary in the file.
+    #[error("{label}: {error}")]
+    Tokenizer {
+        label: String,
+        error: TokenizerError,
+    },
+    /// The file has no weights.
+    #[error("{label} has no weights; only its metadata and vocabulary can be used")]
+    NoWeights { label: String },
+    /// The chat template in the file.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// A setting that this model or machine cannot serve.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A device that is missing, failed or computes wrongly.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A request that cannot be served.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// Printing or reading text.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl From<EngineError> for Error {
+    fn from(error: EngineError) -> Error {
+        match error {
+            EngineError::Config(error) => error.into(),
+            EngineError::Device(error) => error.into(),
+            EngineError::Request(error) => error.into(),
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Compares a backend with the scalar path, operation by operation over the user's own plan.
+//!
+//! Both run a part of a prompt and then a step of generation. Before each operation that is compared, the
+//! scalar side gets the memory of the other: inputs are the same and errors do not add up, so what differs
+//! afterwards is that operation's doing. Everything that an operation may have written is compared: float
+//! buffers, converted activations, the KV cache. No operation is known by name here, so none can be forgotten.
+
+mod difference;
+mod first_use;
+mod moves;
+mod passed_folder;
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_plan::Weight;
+use serde::Serialize;
+
+use self::difference::difference;
+pub(crate) use self::first_use::FirstUse;
+pub use self::passed_folder::PassedFolder;
+use super::cpu::{ActsBuffer, CpuBackend, CpuOptions};
+use super::gpu::{GpuBackend, GpuOptions};
+use super::hybrid::{HybridBackend, HybridOptions};
+use crate::config::{Device, EngineConfig};
+use crate::error::RuntimeError;
+use crate::place::{Place, place};
+pub use crate::self_check::{OpCheck, PassedChecks, SelfCheck, Step};
+use crate::stepwise::Part;
+pub use crate::stepwise::{Memory, Pass, Stepwise};
+use rocmforge_gguf::TokenId;
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use rocmforge_plan::Weights;
+use rocmforge_plan::{ActsId, BufferId, Op, Plan};
+use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
+
+/// Largest error allowed, relative to the largest magnitude in its row (where a product has few values a row, to that
+/// of its terms). Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
+pub const BOUND: f64 = 1e-5;
+/// The same for attention: scores pass through an exponential, which turns their absolute error into a
+/// relative one. Prompts over a cache of [`KvType::Q8_0`] or [`KvType::F8E4M3`] may differ so much from what its values
+/// give, or from what those rounded to f16 give, which a GPU's matrix units take: how far these lie apart depends on the
+/// magnitude of keys, so that no bound would do for all models.
+pub const ATTENTION_BOUND: f64 = 1e-4;
+
+/// The same for a norm and the conversion of its result in one pass: a value between two codes may become
+/// either.
+pub const CODE_BOUND: f64 = 1.01 / 127.0;
+
+/// Tokens of the compared parts of two prompts: more than one tile of rows, and a rest.
+const PROMPT_ROWS: [usize; 2] = [16, 5];
+/// Most tokens of a step that only fills the cache.
+const FILL_ROWS: usize = 256;
+
+/// Which operations are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coverage {
+    /// One of each kind, shape and format in each step: the scalar path is slow.
+    Distinct,
+    All,
+}
+
+/// What came of a check.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Operations of all steps, as the device runs them.
+    pub n_ops: usize,
+    /// In the order of the run.
+    pub checks: Vec<OpCheck>,
+}
+
+impl Report {
+    pub fn failures(&self) -> impl Iterator<Item = &OpCheck> {
+        self.checks.iter().filter(|check| !check.passed)
+    }
+}
+
+/// Positions that a check of `n_depth` tokens of context needs.
+pub fn n_ctx(n_depth: usize) -> usize {
+    n_depth.saturating_add(PROMPT_ROWS[0] + 1)
+}
+
+/// Compares the kernels of the device that `config` chooses with the scalar path, on text that begins with `tokens`
+/// (repeated as needed), after `n_depth` tokens.
+///
+/// # Errors
+/// Those of a device that is not the CPU.
+///
+/// # Panics
+/// If there are no tokens, or `config` is not one that [`crate::Engine::start`] takes.
+pub fn check(
+    model: &Model,
+    config: &EngineConfig,
+    tokens: &[TokenId],
+    n_depth: usize,
+    coverage: Coverage,
+) -> Result<Report, RuntimeError> {
+    assert!(!tokens.is_empty(), "there is a text");
+    let mut plan = model.compiled_plan(config.fusion);
+    for table in &mut plan.rope {
+        table.settle(n_ctx(n_depth));
+    }
+    let script = Script::new(tokens, n_depth, config.page, PROMPT_ROWS);
+    let n_threads = config.n_threads.unwrap_or_else(default_threads);
+    let on_cpu = |isa| CpuOptions {
+        isa,
+        n_threads,
+        page: config.page,
+        n_blocks: script.n_blocks,
+        kv_type: config.kv_type,
+    };
+    let weights = &model.weights;
+    let labels = Labels {
+        plan: &plan,
+        weights,
+        kv_type: config.kv_type,
+    };
+    let cpu = |isa| CpuBackend::new(plan.clone(), Arc::clone(weights), on_cpu(isa));
+    let mut checked: Box<dyn Stepwise> = match &config.device {
+        Device::Cpu => Box::new(cpu(config.isa)),
+        Device::Gpu(gpu) => {
+            let options = GpuOptions {
+                n_ctx: n_ctx(n_depth),
+                max_tokens: FILL_ROWS,
+                max_logits: PROMPT_ROWS.len(),
+                max_seqs: PROMPT_ROWS.len(),
+                page: config.page,
+                n_blocks: script.n_blocks,
+                kv_type: config.kv_type,
+                graphs: gpu.graphs,
+                isa: config.isa,
+                n_threads,
+            };
+            let device = gpu.open()?;
+            match place(&device, model, config, gpu.offload)?.place {
+                Place::Cpu => Box::new(cpu(config.isa)),
+                Place::Gpu => Box::new(GpuBackend::new(device, plan.clone(), weights, options)?),
+                Place::Both(placement) => {
+                    let options = HybridOptions {
+                        cpu: on_cpu(config.isa),
+                        gpu: options,
+                    };
+                    let plan = plan.clone();
+                    let hybrid = HybridBackend::new(device, plan, placement, weights, options)?;
+                    Box::new(hybrid)
+                }
+            }
+        }
+    };
+    let mut oracle = cpu(Isa::Scalar);
+    compare(checked.as_mut(), &mut oracle, &script, &labels, coverage)
+}
+
+/// The steps of a check.
+struct Script {
+    /// Only run, by the checked backend.
+    fill: Vec<Batch>,
+    checked: [(Step, Batch); 2],
+    /// Positions of the longer prompt.
+    n_ctx: usize,
+    n_blocks: usize,
+}
+
+impl Script {
+    /// `prompt_rows` tokens of two prompts, the first after `n_depth` others.
+    fn new(tokens: &[TokenId], n_depth: usize, page: usize, prompt_rows: [usize; 2]) -> Script {
+        // The second prompt has pages of its own behind those of the first.
+        let [long, short] = prompt_rows;
+        let n_ctx = n_depth.saturating_add(long + 1);
+        let first_blocks = [0, n_ctx.div_ceil(page)];
+        let n_blocks = first_blocks[1] + (short + 1).div_ceil(page);
+        let rows = |seqs: &[(usize, usize, usize)]| {
+            let mut batch = Batch::default();
+            for &(seq, first_pos, n_rows) in seqs {
+                let first_row = batch.tokens.len();
+                let last_page = (first_pos + n_rows - 1) / page;
+                let block = |number: usize| (first_blocks[seq] + number) as u32;
+                for position in first_pos..first_pos + n_rows {
+                    let token = tokens[(seq + position) % tokens.len()];
+                    batch.tokens.push(InputToken::Id(token));
+                    batch.positions.push(position as u32);
+                    let slot = block(position / page) * page as u32 + (position % page) as u32;
+                    batch.slots.push(slot);
+                }
+                batch.seqs.push(BatchSeq {
+                    first_row,
+                    n_rows,
+                    first_pos,
+                    block_table: (0..=last_page).map(block).collect(),
+                });
+                batch.logits.push(LogitsRow {
+                    row: batch.tokens.len() - 1,
+                    want: Want::Logits,
+                });
+            }
+            batch
+        };
+        let fill = (0..n_depth).step_by(FILL_ROWS);
+        let fill = fill.map(|first| rows(&[(0, first, FILL_ROWS.min(n_depth - first))]));
+        Script {
+            fill: fill.collect(),
+            checked: [
+                (Step::Prompt, rows(&[(0, n_depth, long), (1, 0, short)])),
+                (Step::Decode, rows(&[(0, n_depth + long, 1), (1, short, 1)])),
+            ],
+            n_ctx,
+            n_blocks,
+        }
+    }
+}
+
+fn compare(
+    checked: &mut dyn Stepwise,
+    oracle: &mut CpuBackend,
+    script: &Script,
+    labels: &Labels<'_>,
+    coverage: Coverage,
+) -> Result<Report, RuntimeError> {
+    let ops = &labels.plan.ops;
+    let passes = passes(checked, ops.len());
+    for batch in &script.fill {
+        for (range, _) in &passes {
+            checked.run_one(range.start, batch)?;
+        }
+    }
+    let mut seen = HashSet::new();
+    let mut checks = Vec::new();
+    for (step, batch) in &script.checked {
+        for (range, pass) in &passes {
+            // What several operations came to is told of the last of them.
+            let (index, op) = (range.end - 1, &ops[range.end - 1]);
+            let (shape, format) = labels.of(op);
+            let of_pass = ops[range.clone()]
+                .iter()
+                .map(|op| (op.name(), labels.of(op)));
+            let is_new = seen.insert((*step, pass.side, of_pass.collect::<Vec<_>>()));
+            if !is_new && coverage == Coverage::Distinct {
+                checked.run_one(range.start, batch)?;
+                continue;
+            }
+            oracle.set_memory(&checked.memory(batch)?);
+            checked.run_one(range.start, batch)?;
+            for index in range.clone() {
+                oracle.run_one(index, batch)?;
+            }
+            let mut got = checked.memory(batch)?;
+            let expected = oracle.memory(batch)?;
+            for id in &pass.undefined {
+                let at = id.0 as usize;
+                got.buffers.to_mut()[at].clone_from(&expected.buffers[at]);
+            }
+            if let Op::Route { .. } = op {
+                // Which of the rows that lie there belong together is another question now.
+                let sorted = |acts: &ActsBuffer| matches!(acts, ActsBuffer::ByExpert(_));
+                let pairs = got.acts.to_mut().iter_mut().zip(expected.acts.iter());
+                let pairs = pairs.filter(|(_, expected)| sorted(expected));
+                pairs.for_each(|(got, expected)| got.clone_from(expected));
+            }
+            if range.len() > 1 {
+                // A key that the pass itself computes, and that lies between two numbers of the cache, may become either.
+                let pairs = got.cache.to_mut().iter_mut().zip(expected.cache.iter());
+                pairs.for_each(|(got, expected)| got.take_next(expected));
+            }
+            let floors = labels.floors(op, &expected);
+            let mut error = difference(&got, &expected, labels.plan, &floors);
+            let bound = match op {
+                Op::Attention { .. } => ATTENTION_BOUND,
+                Op::NormQuantize { .. } => CODE_BOUND,
+                _ => BOUND,
+            };
+            if error.rel > bound && labels.may_round(op, *step) {
+                oracle.run_rounded(index, batch)?;
+                let rounded = difference(&got, &oracle.memory(batch)?, labels.plan, &floors);
+                if rounded.rel < error.rel {
+                    error = rounded;
+                }
+            }
+            checks.push(OpCheck {
+                step: *step,
+                index,
+                op: op.name(),
+                tensor: labels.tensors(&ops[range.clone()]),
+                shape,
+                format,
+                n_tokens: batch.tokens.len(),
+                max_abs: error.abs,
+                max_rel: error.rel,
+                bound,
+                passed: error.rel <= bound,
+            });
+        }
+    }
+    Ok(Report {
+        n_ops: script.checked.len() * passes.len(),
+        checks,
+    })
+}
+
+/// Each pass and its operations.
+fn passes(backend: &dyn Stepwise, n_ops: usize) -> Vec<(Range<usize>, Pass)> {
+    let mut passes = Vec::new();
+    let mut first = 0;
+    while first < n_ops {
+        let pass = backend.pass(first);
+        let range = first..first + pass.n_ops;
+        first = range.end;
+        passes.push((range, pass));
+    }
+    passes
+}
+
+/// What to call operations.
+struct Labels<'a> {
+    plan: &'a Plan,
+    weights: &'a Weights,
+    kv_type: KvType,
+}
+
+impl Labels<'_> {
+    /// Whether the operation may take values of the cache as f16.
+    fn may_round(&self, op: &Op, step: Step) -> bool {
+        let is_coded = matches!(self.kv_type, KvType::Q8_0 | KvType::F8E4M3);
+        is_coded && matches!((op, step), (Op::Attention { .. }, Step::Prompt))
+    }
+
+    /// Shape and format, which together with the name say which kernel an operation takes.
+    fn of(&self, op: &Op) -> (String, String) {
+        let width = |id: BufferId| self.plan.buffers[id.0 as usize].width;
+        match *op {
+            Op::MatMul { x, mode, .. } => {
+                let (shape, format) = self.products(op, x);
+                (format!("{shape}, {mode:?}"), format)
+            }
+            Op::MatMuls { x, .. } => self.products(op, x),
+            Op::GatedMatMul { x, activation, .. } => {
+                let (shape, format) = self.products(op, x);
+                (format!("{shape}, {activation:?}"), format)
+            }
+            Op::NormQuantize { out, .. } => {
+                let info = self.plan.acts[out.0 as usize];
+                (info.width.to_string(), format!("{:?}", info.format))
+            }
+            Op::Embed { table, .. } => {
+                let matrix = self.weights.matrix(table);
+                let shape = format!("{} of {}", matrix.n_in, matrix.n_out);
+                (shape, matrix.ty.name().to_string())
+            }
+            Op::ExpertMatMul {
+                x,
+                weight,
+                n_experts,
+                ..
+            } => {
+                let matrices = self.weights.matrix(weight);
+                let acts = self.plan.acts[x.0 as usize].format;
+                let n_out = matrices.n_out / n_experts;
+                let shape = format!("{} -> {n_out}, {n_experts} experts", matrices.n_in);
+                (shape, format!("{} x {acts:?}", matrices.ty.name()))
+            }
+            Op::Quantize { x, out } | Op::QuantizeExperts { x, out, .. } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                (width(x).to_string(), format!("{format:?}"))
+            }
+            Op::Rope {
+                x, head_dim, style, ..
+            } => {
+                let shape = format!("{} heads of {head_dim}, {style:?}", width(x) / head_dim);
+                (shape, "f32".to_string())
+            }
+            Op::KvAppend { layer, .. } => {
+                let kv = self.plan.kv[layer];
+                let shape = format!("{} heads of {} + {}", kv.n_kv_heads, kv.k_dim, kv.v_dim);
+                (shape, self.kv_type.name().to_string())
+            }
+            Op::Attention { layer, n_heads, .. } => {
+                let kv = self.plan.kv[layer];
+                let window = kv.window.map_or(String::new(), |n| format!(", window {n}"));
+                let shape = format!(
+                    "{n_heads}/{} heads of {} + {}{window}",
+                    kv.n_kv_heads, kv.k_dim, kv.v_dim
+                );
+                (shape, self.kv_type.name().to_string())
+            }
+            ref other => {
+                let from: Vec<String> = other
+                    .reads()
+                    .into_iter()
+                    .map(|x| width(x).to_string())
+                    .collect();
+                let to = other.writes().into_iter();
+                let to: String = to.map(|out| format!(" -> {}", width(out))).collect();
+                (format!("{}{to}", from.join(", ")), "f32".to_string())
+            }
+        }
+    }
+
+    /// Shapes of the matrices of `op`, and their formats with that of the activations.
+    fn products(&self, op: &Op, x: ActsId) -> (String, String) {
+        let matrices = op.matrices().into_iter().map(|id| self.weights.matrix(id));
+        let matrices: Vec<Weight<'_>> = matrices.collect();
+        let join = |part: fn(&Weight<'_>) -> String| {
+            let parts: Vec<String> = matrices.iter().map(part).collect();
+            parts.join(" + ")
+        };
+        let n_in = matrices.first().map_or(0, |matrix| matrix.n_in);
+        let shape = format!("{n_in} -> {}", join(|matrix| matrix.n_out.to_string()));
+        let acts = self.plan.acts[x.0 as usize].format;
+        let format = join(|matrix| matrix.ty.name().to_string());
+        (shape, format!("{format} x {acts:?}"))
+    }
+
+    /// The names of the matrices of all of `ops`.
+    fn tensors(&self, ops: &[Op]) -> Option<String> {
+        let names: Vec<String> = ops.iter().filter_map(|op| self.tensor(op)).collect();
+        (!names.is_empty()).then(|| names.join(" + "))
+    }
+
+    /// The names of the matrices of `op`.
+    fn tensor(&self, op: &Op) -> Option<String> {
+        let matrices = match *op {
+            Op::AddPositions { table, .. } | Op::Embed { table, .. } => vec![table],
+            _ => op.matrices(),
+        };
+        let names = matrices.into_iter().map(|id| {
+            let name = self.weights.tensor_name(id)?;
+            Some(rocmforge_gguf::escape_control(name).into_owned())
+        });
+        let names: Vec<String> = names.collect::<Option<_>>()?;
+        (!names.is_empty()).then(|| names.join(" + "))
+    }
+}
+
+#[cfg(test)]
+mod tests;

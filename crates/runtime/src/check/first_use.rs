@@ -1,0 +1,280 @@
+//! The short check of a GPU before it is trusted with a model: the first use of a device, its driver, a build's kernels
+//! and a model's formats and shapes compares one operation of each kind with the scalar path, on the model's own
+//! weights. Whoever starts the engine remembers what passed.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+
+use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_gpu::{DeviceInfo, Gpu, fingerprint};
+
+use super::moves::compare_moves;
+use super::{Coverage, FILL_ROWS, Labels, Report, Script, compare};
+use crate::config::EngineConfig;
+use crate::cpu::{CpuBackend, CpuOptions};
+use crate::error::{DeviceError, RuntimeError};
+use crate::gpu::{GpuBackend, GpuOptions, Graphs};
+use crate::hybrid::{HybridBackend, HybridOptions};
+use crate::self_check::{OpCheck, PassedChecks, SelfCheck};
+use crate::stepwise::Stepwise;
+use rocmforge_gguf::TokenId;
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use rocmforge_plan::Weights;
+use rocmforge_plan::{Op, Placement, Plan, Side};
+
+/// Tokens of the compared parts of two prompts: more rows together than a product of few takes.
+const PROMPT_ROWS: [usize; 2] = [8, 2];
+/// Tokens before them on a second page of the cache; the first is full.
+const ON_SECOND_PAGE: usize = 8;
+
+/// A check that is due.
+pub(crate) struct FirstUse<'a> {
+    model: &'a Model,
+    config: &'a EngineConfig,
+    plan: Plan,
+    /// Where its operations run, if some are the CPU's.
+    placement: Option<Placement>,
+    info: DeviceInfo,
+    key: String,
+    passed: Option<Arc<dyn PassedChecks>>,
+}
+
+impl<'a> FirstUse<'a> {
+    /// The check of `gpu` with `model`, or with what a placement leaves it of it; `None` if it need not be made.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub(crate) fn due(
+        (gpu, placement): (&Gpu, Option<&Placement>),
+        model: &'a Model,
+        config: &'a EngineConfig,
+        (check, graphs): (&SelfCheck, Graphs),
+    ) -> Result<Option<FirstUse<'a>>, RuntimeError> {
+        let passed = match check {
+            SelfCheck::Never => return Ok(None),
+            SelfCheck::Always => None,
+            SelfCheck::FirstUse(passed) => Some(Arc::clone(passed)),
+        };
+        let needed = PROMPT_ROWS[0] + 1;
+        if model.config.n_positions.is_some_and(|n| n < needed) {
+            // There is no context to compare anything in.
+            return Ok(None);
+        }
+        let whole = model.compiled_plan(config.fusion);
+        let sides = match placement {
+            Some(placement) => placement.sides().to_vec(),
+            None => vec![Side::Gpu; whole.ops.len()],
+        };
+        let (plan, sides) = representative(&whole, &model.weights, &sides);
+        let placement = placement.map(|_| Placement::new(&plan, sides));
+        let of_gpu = placement
+            .as_ref()
+            .map(|placement| placement.part(&plan, Side::Gpu));
+        let info = gpu.info()?;
+        let key = key(
+            &info,
+            gpu,
+            of_gpu.as_ref().map_or(&plan, |part| &part.plan),
+            (model, config, graphs),
+        );
+        if passed.as_ref().is_some_and(|passed| passed.contains(&key)) {
+            return Ok(None);
+        }
+        Ok(Some(FirstUse {
+            model,
+            config,
+            plan,
+            placement,
+            info,
+            key,
+            passed,
+        }))
+    }
+
+    /// Compares the operations; takes memory for the weights of a few layers meanwhile.
+    ///
+    /// # Errors
+    /// [`DeviceError::WrongGpu`] names the first that differs. Those of the device.
+    pub(crate) fn compare_operations(&self, gpu: &Gpu) -> Result<(), RuntimeError> {
+        let EngineConfig { page, isa, .. } = *self.config;
+        let most = self.model.config.n_positions.unwrap_or(usize::MAX);
+        let n_depth = (page + ON_SECOND_PAGE).min(most - PROMPT_ROWS[0] - 1);
+        let script = Script::new(&tokens(self.model), n_depth, page, PROMPT_ROWS);
+        let mut plan = self.plan.clone();
+        for table in &mut plan.rope {
+            table.settle(script.n_ctx);
+        }
+        let n_threads = self.config.n_threads.unwrap_or_else(default_threads);
+        let options = GpuOptions {
+            n_ctx: script.n_ctx,
+            max_tokens: FILL_ROWS.min(n_depth).max(PROMPT_ROWS.iter().sum()),
+            max_logits: PROMPT_ROWS.len(),
+            max_seqs: PROMPT_ROWS.len(),
+            page,
+            n_blocks: script.n_blocks,
+            kv_type: self.config.kv_type,
+            graphs: Graphs::Off,
+            isa,
+            n_threads,
+        };
+        let weights = &self.model.weights;
+        let on_cpu = |isa| CpuOptions {
+            isa,
+            n_threads,
+            page,
+            n_blocks: script.n_blocks,
+            kv_type: self.config.kv_type,
+        };
+        let mut checked: Box<dyn Stepwise> = match &self.placement {
+            None => Box::new(GpuBackend::new(
+                gpu.clone(),
+                plan.clone(),
+                weights,
+                options,
+            )?),
+            Some(placement) => {
+                let options = HybridOptions {
+                    cpu: on_cpu(isa),
+                    gpu: options,
+                };
+                let (gpu, plan, placement) = (gpu.clone(), plan.clone(), placement.clone());
+                Box::new(HybridBackend::new(gpu, plan, placement, weights, options)?)
+            }
+        };
+        let mut oracle = CpuBackend::new(plan.clone(), Arc::clone(weights), on_cpu(Isa::Scalar));
+        let labels = Labels {
+            plan: &plan,
+            weights,
+            kv_type: self.config.kv_type,
+        };
+        let mut report = compare(
+            checked.as_mut(),
+            &mut oracle,
+            &script,
+            &labels,
+            Coverage::Distinct,
+        )?;
+        if plan.can_shift() {
+            let pages = (page, self.config.kv_type);
+            let check = compare_moves(checked.as_mut(), &mut oracle, &script, &plan, pages)?;
+            report.checks.push(check);
+        }
+        verdict(&self.info, &report)
+    }
+
+    /// Everything was as it should be.
+    pub(crate) fn passed(&self) {
+        if let Some(passed) = &self.passed {
+            passed.insert(&self.key);
+        }
+    }
+}
+
+/// An error if an operation differs.
+pub(crate) fn verdict(info: &DeviceInfo, report: &Report) -> Result<(), RuntimeError> {
+    let failures: Vec<&OpCheck> = report.failures().collect();
+    match failures.first() {
+        None => Ok(()),
+        Some(&first) => Err(DeviceError::WrongGpu {
+            device: info.name.clone(),
+            id: info.id.to_string(),
+            n_failed: failures.len(),
+            n_checked: report.checks.len(),
+            first: Box::new(first.clone()),
+        }
+        .into()),
+    }
+}
+
+/// The operations of `plan` without the layers in which all are of kinds, shapes and formats that come before. Each
+/// layer reads and writes the same buffers, so that those that stay are still a plan. `sides` says where each runs, which makes it another kind; also the sides of those that stay.
+pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> (Plan, Vec<Side>) {
+    let labels = Labels {
+        plan,
+        weights,
+        kv_type: KvType::default(),
+    };
+    let mut seen = HashSet::new();
+    let (mut ops, mut kv, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    let ends_layer = |op: &Op| matches!(op, Op::Attention { .. });
+    let mut next = 0;
+    for layer_ops in plan.ops.split_inclusive(ends_layer) {
+        let sides = &sides[next..next + layer_ops.len()];
+        next += layer_ops.len();
+        let mut is_new = false;
+        for (op, side) in layer_ops.iter().zip(sides) {
+            is_new |= seen.insert((side, op.name(), labels.of(op)));
+        }
+        if !is_new {
+            continue;
+        }
+        kept.extend(sides);
+        for op in layer_ops {
+            let mut op = op.clone();
+            match &mut op {
+                // A layer is appended to first.
+                Op::KvAppend { layer, .. } => {
+                    kv.push(plan.kv[*layer]);
+                    *layer = kv.len() - 1;
+                }
+                Op::Attention { layer, .. } => *layer = kv.len() - 1,
+                _ => {}
+            }
+            ops.push(op);
+        }
+    }
+    let plan = Plan {
+        ops,
+        kv,
+        ..plan.clone()
+    };
+    (plan, kept)
+}
+
+/// All that a check's result depends on, in one line.
+fn key(
+    info: &DeviceInfo,
+    gpu: &Gpu,
+    plan: &Plan,
+    (model, config, graphs): (&Model, &EngineConfig, Graphs),
+) -> String {
+    let labels = Labels {
+        plan,
+        weights: &model.weights,
+        kv_type: config.kv_type,
+    };
+    let (target, variants, tuning) = (gpu.target(), gpu.variants(), gpu.tuning());
+    let mut hash = DefaultHasher::new();
+    if !tuning.is_empty() {
+        // Other launches are other code.
+        tuning.fingerprint().hash(&mut hash);
+    }
+    (fingerprint(target), config.page, plan.kv.len()).hash(&mut hash);
+    for op in &plan.ops {
+        (op.name(), labels.of(op)).hash(&mut hash);
+    }
+    let facts = [
+        env!("CARGO_PKG_VERSION"),
+        info.name.as_str(),
+        info.architecture.as_str(),
+        info.driver_version.as_str(),
+        info.runtime_version.as_str(),
+        target,
+    ];
+    let facts = facts.map(|fact| fact.replace(char::is_control, " "));
+    let graphs = match graphs {
+        Graphs::On => "graphs",
+        Graphs::Off => "no graphs",
+    };
+    let facts = facts.join("; ");
+    format!("{facts}; {variants}; {graphs}; {:016x}", hash.finish())
+}
+
+/// Ids without a pattern.
+fn tokens(model: &Model) -> Vec<TokenId> {
+    let n_vocab = model.config.n_vocab as u64;
+    let id = |i: u64| (i * 2_654_435_761 % n_vocab) as TokenId;
+    (1..64).map(id).collect()
+}

@@ -1,0 +1,53 @@
+//! How tokens move in the cache and their keys turn, which is no operation of a plan.
+
+use rocmforge_plan::SlotRun;
+
+use super::difference::difference;
+use super::{BOUND, OpCheck, Script, Stepwise};
+use crate::cpu::CpuBackend;
+use crate::error::RuntimeError;
+use rocmforge_plan::Plan;
+use rocmforge_plan::{KvShift, KvType};
+
+/// Compares it on the cache that `script`, which has run, has filled; pages have `page` tokens of the type `kv_type`.
+pub(crate) fn compare_moves(
+    checked: &mut dyn Stepwise,
+    oracle: &mut CpuBackend,
+    script: &Script,
+    plan: &Plan,
+    (page, kv_type): (usize, KvType),
+) -> Result<OpCheck, RuntimeError> {
+    let (step, batch) = &script.checked[1];
+    let page = page as u32;
+    let last_page = (script.n_blocks as u32 - 1) * page;
+    let run = |from, to, n_tokens| SlotRun { from, to, n_tokens };
+    // From the first page to the end of the last, which is empty, and the rest of the first page in its place.
+    let shift = KvShift {
+        copied: vec![run(0, last_page + page - 8, 3)],
+        turned: vec![run(3, last_page + page - 5, 4), run(8, 8, page - 8)],
+        back_by: 3,
+    };
+    oracle.set_memory(&checked.memory(batch)?);
+    checked.run_shift(&shift)?;
+    oracle.run_shift(&shift)?;
+    let mut got = checked.memory(batch)?;
+    let expected = oracle.memory(batch)?;
+    // A key that lies between two numbers of the cache may become either.
+    let pairs = got.cache.to_mut().iter_mut().zip(expected.cache.iter());
+    pairs.for_each(|(got, expected)| got.take_next(expected));
+    let error = difference(&got, &expected, plan, &[]);
+    let n_tokens = page as usize - 1;
+    Ok(OpCheck {
+        step: *step,
+        index: plan.ops.len(),
+        op: "kv_move",
+        tensor: None,
+        shape: format!("{n_tokens} tokens"),
+        format: kv_type.name().to_string(),
+        n_tokens,
+        max_abs: error.abs,
+        max_rel: error.rel,
+        bound: BOUND,
+        passed: error.rel <= BOUND,
+    })
+}

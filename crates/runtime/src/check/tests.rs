@@ -1,0 +1,497 @@
+//! The check passes what is right and names what is wrong.
+
+use std::path::Path;
+
+use rocmforge_cpu::Pool;
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_gpu::DeviceInfo;
+
+use super::difference::{Difference, of_rows, term_norms};
+use std::borrow::Cow;
+
+use rocmforge_plan::{KvShift, Side};
+
+use super::*;
+use crate::cpu::LayerCache;
+use crate::error::{DeviceError, RuntimeError};
+use rocmforge_plan::KvType;
+use rocmforge_plan::{Fusion, KvSpec};
+
+fn model() -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
+    Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
+}
+
+fn tokens() -> Vec<TokenId> {
+    (0..40).map(|i| (i * 97 + 5) % 4096).collect()
+}
+
+fn config(isa: Isa) -> EngineConfig {
+    EngineConfig {
+        isa,
+        page: 16,
+        n_threads: Some(2),
+        ..EngineConfig::default()
+    }
+}
+
+#[test]
+fn the_kernels_of_this_machine_pass() {
+    let model = model();
+    let isas = Isa::available().into_iter();
+    let all = isas.flat_map(|isa| [Fusion::On, Fusion::Off].map(|fusion| (isa, fusion)));
+    for (isa, fusion) in all {
+        let config = EngineConfig {
+            fusion,
+            ..config(isa)
+        };
+        let report = check(&model, &config, &tokens(), 40, Coverage::Distinct).unwrap();
+        let plan = model.compiled_plan(fusion);
+        assert_eq!(report.n_ops, 2 * plan.ops.len());
+        let failures: Vec<&OpCheck> = report.failures().collect();
+        assert!(failures.is_empty(), "{isa}: {failures:#?}");
+        // Every kind of operation of the plan, in both steps.
+        for step in [Step::Prompt, Step::Decode] {
+            let mut ran: Vec<&str> = plan.ops.iter().map(Op::name).collect();
+            let checks = report.checks.iter().filter(|check| check.step == step);
+            let mut compared: Vec<&str> = checks.map(|check| check.op).collect();
+            ran.sort_unstable();
+            ran.dedup();
+            compared.sort_unstable();
+            compared.dedup();
+            assert_eq!(ran, compared);
+        }
+        if isa == Isa::Scalar {
+            assert!(report.checks.iter().all(|check| check.max_abs == 0.0));
+        }
+    }
+}
+
+#[test]
+fn all_means_all() {
+    let model = model();
+    let config = config(Isa::detect());
+    let report = check(&model, &config, &tokens(), 0, Coverage::All).unwrap();
+    assert_eq!(report.checks.len(), report.n_ops);
+    let tensors = report.checks.iter().flat_map(|check| &check.tensor);
+    let tensors: HashSet<&str> = tensors.flat_map(|names| names.split(" + ")).collect();
+    // Seven matrices in each of ten layers, and the embedding.
+    assert_eq!(tensors.len(), 71);
+    assert_eq!(report.failures().count(), 0);
+}
+
+/// The CPU backend with the memory that a script takes.
+fn backend(
+    model: &Model,
+    plan: &Plan,
+    script: &Script,
+    (isa, kv_type): (Isa, KvType),
+) -> CpuBackend {
+    let options = CpuOptions {
+        isa,
+        n_threads: 1,
+        page: 16,
+        n_blocks: script.n_blocks,
+        kv_type,
+    };
+    CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
+}
+
+/// Does one operation wrongly.
+struct Wrong {
+    backend: CpuBackend,
+    index: usize,
+    harm: fn(&mut Memory<'_>),
+}
+
+impl Stepwise for Wrong {
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
+        self.backend.run_one(index, batch)?;
+        if index == self.index {
+            let memory = self.backend.memory(batch)?;
+            let mut memory = Memory {
+                buffers: Cow::Owned(memory.buffers.into_owned()),
+                acts: Cow::Owned(memory.acts.into_owned()),
+                routings: Cow::Owned(memory.routings.into_owned()),
+                cache: Cow::Owned(memory.cache.into_owned()),
+            };
+            (self.harm)(&mut memory);
+            self.backend.set_memory(&memory);
+        }
+        Ok(())
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), RuntimeError> {
+        let turned_too_far = KvShift {
+            back_by: shift.back_by + self.index as u32,
+            ..shift.clone()
+        };
+        self.backend.run_shift(&turned_too_far)
+    }
+
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError> {
+        self.backend.memory(batch)
+    }
+}
+
+/// Attends to the values of the cache rounded to f16.
+struct Rounding {
+    backend: CpuBackend,
+}
+
+impl Stepwise for Rounding {
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
+        self.backend.run_rounded(index, batch)
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), RuntimeError> {
+        self.backend.run_shift(shift)
+    }
+
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError> {
+        self.backend.memory(batch)
+    }
+}
+
+/// Prompts over codes may be computed from rounded values, generated tokens may not, and nothing else passes for it.
+#[test]
+fn only_prompts_may_round_what_codes_stand_for() {
+    let model = model();
+    let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
+    let ops = &model.plan.ops;
+    let attention = (0..ops.len()).filter(|&i| matches!(ops[i], Op::Attention { .. }));
+    let attention: Vec<usize> = attention.collect();
+    for kv_type in [KvType::Q8_0, KvType::F8E4M3, KvType::F32] {
+        let backend = |isa| backend(&model, &model.plan, &script, (isa, kv_type));
+        let labels = Labels {
+            plan: &model.plan,
+            weights: &model.weights,
+            kv_type,
+        };
+        let failures = |checked: &mut dyn Stepwise| {
+            let mut oracle = backend(Isa::Scalar);
+            let report = compare(checked, &mut oracle, &script, &labels, Coverage::All).unwrap();
+            let places = report.failures().map(|check| (check.step, check.index));
+            places.collect::<Vec<(Step, usize)>>()
+        };
+        let found = failures(&mut Rounding {
+            backend: backend(Isa::detect()),
+        });
+        let in_prompts = found.iter().any(|&(step, _)| step == Step::Prompt);
+        assert_eq!(in_prompts, kv_type == KvType::F32, "{kv_type:?}: {found:?}");
+        let is_rounded = |index: &usize| found.contains(&(Step::Decode, *index));
+        assert!(attention.iter().any(is_rounded), "{kv_type:?}: {found:?}");
+
+        let index = attention[1];
+        let found = failures(&mut Wrong {
+            backend: backend(Isa::detect()),
+            index,
+            harm: |memory| {
+                let buffers = memory.buffers.to_mut();
+                buffers.iter_mut().for_each(|values| nudge(values));
+            },
+        });
+        let places = [(Step::Prompt, index), (Step::Decode, index)];
+        assert_eq!(found, places, "{kv_type:?}");
+    }
+}
+
+#[test]
+fn keys_that_turn_wrongly_fail() {
+    let model = model();
+    let script = Script::new(&tokens(), 24, 16, [8, 2]);
+    let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16));
+    for too_far in [0, 1] {
+        let mut wrong = Wrong {
+            backend: backend(Isa::detect()),
+            index: too_far,
+            harm: |_| {},
+        };
+        for batch in &script.fill {
+            for index in 0..model.plan.ops.len() {
+                wrong.backend.run_one(index, batch).unwrap();
+            }
+        }
+        let mut oracle = backend(Isa::Scalar);
+        let plan = &model.plan;
+        let found = moves::compare_moves(&mut wrong, &mut oracle, &script, plan, (16, KvType::F16))
+            .unwrap();
+        assert_eq!(found.passed, too_far == 0, "{found:?}");
+    }
+}
+
+/// Checks a backend that does `harm` after operation `index`; what fails.
+fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step, usize)> {
+    let report = check_wrong(model, &model.plan, index, harm);
+    let failures = report.failures();
+    failures.map(|check| (check.step, check.index)).collect()
+}
+
+/// Checks a backend that does `harm` after operation `index` of `plan`.
+fn check_wrong(model: &Model, plan: &Plan, index: usize, harm: fn(&mut Memory<'_>)) -> Report {
+    let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
+    let backend = |isa| backend(model, plan, &script, (isa, KvType::F16));
+    let labels = Labels {
+        plan,
+        weights: &model.weights,
+        kv_type: KvType::F16,
+    };
+    let mut wrong = Wrong {
+        backend: backend(Isa::detect()),
+        index,
+        harm,
+    };
+    let mut oracle = backend(Isa::Scalar);
+    compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap()
+}
+
+/// The largest value of a buffer, a little too large.
+fn nudge(values: &mut [f32]) {
+    let largest = (0..values.len()).max_by(|&a, &b| values[a].abs().total_cmp(&values[b].abs()));
+    if let Some(at) = largest {
+        values[at] *= 1.0 + 1e-3;
+    }
+}
+
+#[test]
+fn a_wrong_operation_is_named_and_no_other() {
+    let model = model();
+    let ops = &model.plan.ops;
+    for (index, op) in ops.iter().enumerate().step_by(ops.len() / 7) {
+        let harm: fn(&mut Memory<'_>) = match op {
+            Op::Quantize { .. } | Op::KvAppend { .. } => continue,
+            _ => |memory| memory.buffers.to_mut().iter_mut().for_each(|b| nudge(b)),
+        };
+        let expected = [(Step::Prompt, index), (Step::Decode, index)];
+        assert_eq!(failures(&model, index, harm), expected, "{op:?}");
+    }
+}
+
+#[test]
+fn wrong_conversions_and_cache_writes_are_found() {
+    let model = model();
+    let at = |name: &str| {
+        model
+            .plan
+            .ops
+            .iter()
+            .position(|op| op.name() == name)
+            .unwrap()
+    };
+
+    let quantize = at("quantize");
+    let zeroed = failures(&model, quantize, |memory| {
+        for acts in memory.acts.to_mut() {
+            let ActsBuffer::Rows(acts) = acts else {
+                panic!("forge-mini has no experts");
+            };
+            let (n_tokens, n_in, format) = (acts.n_tokens(), acts.n_in(), acts.format());
+            let zeros = vec![0.0; n_tokens * n_in];
+            acts.quantize(Isa::Scalar, &Pool::new(1), &zeros, [n_tokens, n_in], format);
+        }
+    });
+    assert_eq!(zeroed[0], (Step::Prompt, quantize));
+
+    let append = at("kv_append");
+    let lost = failures(&model, append, |memory| {
+        let cache = memory.cache.to_mut();
+        let other = cache[1].clone();
+        cache[0] = other;
+    });
+    assert_eq!(lost[0], (Step::Prompt, append));
+
+    let norm = at("rms_norm");
+    let not_a_number = failures(&model, norm, |memory| {
+        memory.buffers.to_mut()[1][0] = f32::NAN;
+    });
+    assert_eq!(not_a_number[0], (Step::Prompt, norm));
+}
+
+/// All that names an operation of a kind, a shape and a format.
+fn kinds(model: &Model, plan: &Plan) -> HashSet<(&'static str, (String, String))> {
+    let labels = Labels {
+        plan,
+        weights: &model.weights,
+        kv_type: KvType::F16,
+    };
+    let ops = plan.ops.iter();
+    ops.map(|op| (op.name(), labels.of(op))).collect()
+}
+
+#[test]
+fn a_part_of_the_plan_stands_for_all_of_it() {
+    let model = model();
+    for passes in [Fusion::On, Fusion::Off] {
+        let plan = model.compiled_plan(passes);
+        let sides = vec![Side::Gpu; plan.ops.len()];
+        let (part, _) = first_use::representative(&plan, &model.weights, &sides);
+        // Its layers are of two mixtures of formats.
+        assert!((2..5).contains(&part.kv.len()), "{}", part.kv.len());
+        assert!(part.ops.len() < plan.ops.len() / 2);
+        assert_eq!(kinds(&model, &part), kinds(&model, &plan));
+        // All of it has numbers to compute with.
+        let report = check_wrong(&model, &part, usize::MAX, |_| ());
+        assert_eq!(report.failures().count(), 0);
+        assert!(report.checks.iter().all(|check| check.max_abs.is_finite()));
+    }
+}
+
+#[test]
+fn a_device_that_computes_wrongly_is_refused_by_name() {
+    let model = model();
+    let sides = vec![Side::Gpu; model.plan.ops.len()];
+    let (part, _) = first_use::representative(&model.plan, &model.weights, &sides);
+    let info = DeviceInfo {
+        id: "cuda:3".parse().unwrap(),
+        name: "Some GPU".into(),
+        architecture: "sm_90".into(),
+        total_bytes: 0,
+        free_bytes: 0,
+        integrated: false,
+        n_compute_units: 1,
+        max_shared_bytes: 0,
+        driver_version: String::new(),
+        runtime_version: String::new(),
+        image: Ok("sm_90a".into()),
+    };
+    let right = check_wrong(&model, &part, usize::MAX, |_| ());
+    first_use::verdict(&info, &right).unwrap();
+    let is_product = |op: &Op| matches!(op, Op::MatMul { .. });
+    let index = part.ops.iter().position(is_product).unwrap();
+    let wrong = check_wrong(&model, &part, index, |memory| {
+        memory.buffers.to_mut().iter_mut().for_each(|b| nudge(b));
+    });
+    let error = first_use::verdict(&info, &wrong).unwrap_err();
+    let RuntimeError::Device(DeviceError::WrongGpu {
+        n_failed, first, ..
+    }) = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((*n_failed, first.index), (2, index));
+    let message = error.to_string();
+    let facts = [
+        "Some GPU (cuda:3)",
+        "matmul",
+        "blk.0.attn",
+        "run on the CPU",
+        "check --device cuda:3",
+    ];
+    for fact in facts {
+        assert!(message.contains(fact), "{fact:?} is not in {message}");
+    }
+}
+
+#[test]
+fn only_keys_next_to_each_other_are_the_same() {
+    let spec = KvSpec {
+        n_kv_heads: 1,
+        k_dim: 4,
+        v_dim: 1,
+        window: None,
+    };
+    // 1, its neighbours and the one after.
+    let f16 = |k: &[u16], v: &[u16]| {
+        let [k, v] = [k, v].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        LayerCache::from_planes(spec, KvType::F16, [&k, &v])
+    };
+    let mut got = f16(&[0x3c01, 0x3c02, 0x3bff, 0x3c00], &[0x3c01]);
+    got.take_next(&f16(&[0x3c00; 4], &[0x3c00]));
+    let [k, v] = got.parts();
+    assert_eq!(k.values[..], [1.0, 1.0 + 2.0 / 1024.0, 1.0, 1.0]);
+    assert_eq!(v.values[..], [1.0 + 1.0 / 1024.0]);
+}
+
+/// Of caches with scales, all that share one.
+#[test]
+fn only_heads_next_to_each_other_are_the_same() {
+    let taken = |kv_type: KvType, dim: usize, own: &[u8], other: &[u8]| {
+        let spec = KvSpec {
+            n_kv_heads: 1,
+            k_dim: dim,
+            v_dim: dim,
+            window: None,
+        };
+        let layer = |planes| LayerCache::from_planes(spec, kv_type, [planes, planes]);
+        let (mut got, other) = (layer(own), layer(other));
+        got.take_next(&other);
+        let [got, other] = [&got, &other].map(|layer| layer.parts()[0].values.to_vec());
+        let rows = got.chunks(dim).zip(other.chunks(dim));
+        rows.map(|(got, other)| got == other).collect::<Vec<bool>>()
+    };
+    // Scales are 1; the second head is one code off, the third three.
+    let codes = |off: [u8; 3]| off.map(|off| [[124 + off; 16], [3; 16]].concat()).concat();
+    let planes = |off| [codes(off), [0x00, 0x3c].repeat(3)].concat();
+    let got = taken(KvType::Q8_0, 32, &planes([0, 1, 3]), &planes([0; 3]));
+    assert_eq!(got, [true, true, false]);
+    // Neighbours, numbers two apart, neighbours with scales next to each other, equal codes with scales that are not.
+    let planes = |codes: [u8; 8], scales: [u16; 4]| {
+        let scales = scales.iter().flat_map(|scale| scale.to_le_bytes());
+        codes.into_iter().chain(scales).collect::<Vec<u8>>()
+    };
+    let own = planes(
+        [0x38, 0x41, 0x38, 0x42, 0x70, 0x77, 0x7e, 0x38],
+        [0x3f80, 0x3f80, 0x3f80, 0x3f80],
+    );
+    let other = planes(
+        [0x38, 0x40, 0x38, 0x40, 0x71, 0x77, 0x7e, 0x38],
+        [0x3f80, 0x3f80, 0x3f7f, 0x3fa0],
+    );
+    let got = taken(KvType::F8E4M3, 2, &own, &other);
+    assert_eq!(got, [true, false, true, false]);
+}
+
+#[test]
+fn differences_are_relative_to_their_row() {
+    let inf = f32::INFINITY;
+    for (got, expected, abs, rel) in [
+        (vec![1.0, 2.0], vec![1.0, 2.0], 0.0, 0.0),
+        (vec![1.0, 2.5], vec![1.0, 2.0], 0.5, 0.25),
+        // The second row is small: its error counts more.
+        (vec![8.0, 8.0, 0.0, 1.5], vec![8.0, 8.5, 0.0, 1.0], 0.5, 0.5),
+        (vec![inf, 1.0], vec![inf, 1.0], 0.0, 0.0),
+        (vec![f32::NAN, 1.0], vec![f32::NAN, 1.0], 0.0, 0.0),
+        (
+            vec![f32::NAN, 1.0],
+            vec![0.0, 1.0],
+            f64::INFINITY,
+            f64::INFINITY,
+        ),
+        (
+            vec![0.0, 1.0],
+            vec![f32::NAN, 1.0],
+            f64::INFINITY,
+            f64::INFINITY,
+        ),
+        (
+            vec![inf, 1.0],
+            vec![-inf, 1.0],
+            f64::INFINITY,
+            f64::INFINITY,
+        ),
+        (vec![1.0], vec![], f64::INFINITY, f64::INFINITY),
+    ] {
+        assert_eq!(
+            of_rows(&got, &expected, 2, &[]),
+            Difference { abs, rel },
+            "{got:?}"
+        );
+    }
+}
+
+#[test]
+fn few_values_that_cancel_are_relative_to_what_they_are_sums_of() {
+    // Two tokens times two rows of weights: terms (3, 4) and (-3, 4); (12, -5) and (-12, -5).
+    let norms = term_norms(&[3.0, 2.0, 12.0, -2.5], &[1.0, 2.0, -1.0, 2.0], 2);
+    assert_eq!(norms, [5.0, 13.0]);
+    let (got, expected) = ([1e-3, 0.0, 13.0, 26.0], [0.0, 0.0, 13.0, 26.0]);
+    let alone = of_rows(&got, &expected, 2, &[]);
+    assert!(alone.rel > 1e30, "{alone:?}");
+    let of_terms = of_rows(&got, &expected, 2, &norms);
+    assert_eq!(of_terms.rel, f64::from(1e-3f32) / 5.0);
+    // A row that is larger than its floor is measured by itself.
+    let large = of_rows(&[13.0, 27.0], &[13.0, 26.0], 2, &[5.0]);
+    assert_eq!(large.rel, 1.0 / 26.0);
+    // A number that is none is not excused by any floor.
+    assert_eq!(of_rows(&[f32::NAN], &[0.0], 1, &[5.0]).rel, f64::INFINITY);
+}

@@ -1,0 +1,130 @@
+//! The user's choices for an engine: context, KV cache, batch sizes and device.
+
+use rocmforge_plan::{Fusion, KvType};
+
+use crate::error::ConfigError;
+use crate::gpu_config::GpuConfig;
+
+/// The user's choices.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Positions of one sequence; `None` takes the smallest of the trained context, 8192 and what memory allows.
+    pub n_ctx: Option<usize>,
+    /// What happens to a sequence whose context is full.
+    pub context_policy: ContextPolicy,
+    /// Sequences served at once.
+    pub max_seqs: usize,
+    /// Tokens that the cache holds for all sequences together; `None` is one full context.
+    pub n_kv_tokens: Option<usize>,
+    /// Tokens per page of the cache.
+    pub page: usize,
+    pub kv_type: KvType,
+    /// Tokens of one step: the chunk of a long prompt.
+    pub max_batch_tokens: usize,
+    pub prefix_sharing: PrefixSharing,
+    /// Steps submitted before the first one's result is read: 1 or 2. With 2 the device never waits for
+    /// the engine; the end of a text is noticed one step late.
+    pub steps_in_flight: usize,
+    /// What computes.
+    pub device: Device,
+    pub isa: rocmforge_cpu::Isa,
+    /// Observers that look at values need [`Fusion::Off`].
+    pub fusion: Fusion,
+    /// `None` takes one thread for each core this process may use, not for each hardware thread.
+    pub n_threads: Option<usize>,
+}
+
+impl EngineConfig {
+    /// Sets the device, and the batch size and the steps in flight that suit it.
+    ///
+    /// A GPU gets larger prefill batches, so that its matrix units have work, and a second step in flight: the host
+    /// prepares a step while the one before it runs.
+    #[must_use]
+    pub fn on(self, device: Device) -> EngineConfig {
+        let (max_batch_tokens, steps_in_flight) = match device {
+            Device::Cpu => (256, 1),
+            Device::Gpu(_) => (512, 2),
+        };
+        EngineConfig {
+            device,
+            max_batch_tokens,
+            steps_in_flight,
+            ..self
+        }
+    }
+}
+
+impl Default for EngineConfig {
+    fn default() -> EngineConfig {
+        EngineConfig {
+            n_ctx: None,
+            context_policy: ContextPolicy::Stop,
+            max_seqs: 64,
+            n_kv_tokens: None,
+            page: 32,
+            kv_type: KvType::F16,
+            max_batch_tokens: 256,
+            prefix_sharing: PrefixSharing::On,
+            steps_in_flight: 1,
+            device: Device::Cpu,
+            isa: rocmforge_cpu::Isa::detect(),
+            fusion: Fusion::On,
+            n_threads: None,
+        }
+    }
+}
+
+/// What computes a model.
+#[derive(Debug, Clone, Default)]
+pub enum Device {
+    #[default]
+    Cpu,
+    Gpu(GpuConfig),
+}
+
+/// What happens to a sequence whose positions are all taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ContextPolicy {
+    /// It ends, with [``FinishReason::Context``].
+    #[default]
+    Stop,
+    /// The older half of what stands behind the first `n_sinks` tokens is forgotten, and the text goes on.
+    Shift { n_sinks: usize },
+}
+
+impl ContextPolicy {
+    /// As many first tokens as the authors of attention sinks found to be enough.
+    pub const DEFAULT_SINKS: usize = 4;
+
+    /// Refuses a context of `n_ctx` tokens in which nothing could be forgotten and something kept.
+    pub fn check(self, n_ctx: usize) -> Result<(), ConfigError> {
+        match self {
+            ContextPolicy::Shift { n_sinks } if n_sinks.saturating_add(2) > n_ctx => {
+                Err(ConfigError::TooManySinks { n_sinks, n_ctx })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether requests may use what earlier ones left in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixSharing {
+    On,
+    Off,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shifting_needs_two_tokens_after_the_sinks() {
+        let shift = |n_sinks| ContextPolicy::Shift { n_sinks };
+        assert!(shift(4).check(6).is_ok() && ContextPolicy::Stop.check(1).is_ok());
+        for (n_sinks, n_ctx) in [(4, 5), (4, 1), (100, 64), (usize::MAX, 64)] {
+            let message = shift(n_sinks).check(n_ctx).unwrap_err().to_string();
+            assert!(message.contains("fewer sinks"), "{message}");
+        }
+    }
+}

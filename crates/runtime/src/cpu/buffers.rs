@@ -1,0 +1,51 @@
+//! Memory of the CPU backend: KV cache and converted activations.
+
+use rocmforge_cpu::{Acts, ExpertActs, HeadCode};
+use rocmforge_plan::{ActsInfo, KvSpec, RowCount};
+
+/// K and V of one layer, each `[n_blocks, n_kv_heads, page, dim]`.
+#[derive(Clone)]
+pub(crate) struct LayerCache {
+    pub(super) spec: KvSpec,
+    pub(super) k: CacheData,
+    pub(super) v: CacheData,
+}
+
+/// F16 values are kept as bits.
+#[derive(Clone, PartialEq)]
+pub(super) enum CacheData {
+    F16(Vec<u16>),
+    F32(Vec<f32>),
+    /// Blocks of `Q8_0`, as bytes because those come zeroed from the system.
+    Q8_0(Vec<u8>),
+    /// Heads of `dim` codes after their scale.
+    Heads {
+        code: HeadCode,
+        heads: Vec<u8>,
+        dim: usize,
+    },
+}
+
+/// Activations in the form that products read.
+#[derive(Clone)]
+pub(crate) enum ActsBuffer {
+    Rows(Acts),
+    ByExpert(ExpertActs),
+}
+
+impl ActsBuffer {
+    pub(super) fn new(info: &ActsInfo) -> ActsBuffer {
+        match info.rows {
+            RowCount::Choices { .. } => ActsBuffer::ByExpert(ExpertActs::new()),
+            RowCount::Tokens | RowCount::Logits => ActsBuffer::Rows(Acts::new()),
+        }
+    }
+
+    /// The rows, those of each expert by themselves.
+    pub(crate) fn groups(&self) -> &[Acts] {
+        match self {
+            ActsBuffer::Rows(acts) => std::slice::from_ref(acts),
+            ActsBuffer::ByExpert(acts) => acts.groups(),
+        }
+    }
+}

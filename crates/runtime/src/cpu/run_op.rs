@@ -1,0 +1,343 @@
+//! What the CPU backend does for each operation of a plan: picks the operands and calls the kernel.
+
+use rocmforge_cpu as cpu;
+use rocmforge_cpu::{Acts, AttnSeq, AttnShape, Gate, Product};
+use rocmforge_plan::{OutMode, Weight};
+
+use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
+use rocmforge_plan::Batch;
+use rocmforge_plan::{ActsId, BufferId, Linear, Op};
+
+impl CpuBackend {
+    /// Activations with a row for each token.
+    fn rows(&self, id: ActsId) -> &Acts {
+        let ActsBuffer::Rows(acts) = &self.acts[id.0 as usize] else {
+            panic!("activations {} are sorted by expert", id.0);
+        };
+        acts
+    }
+
+    fn linear(&self, linear: Linear) -> (Weight<'_>, Option<&[f32]>) {
+        let bias = linear.bias.map(|id| self.weights.vector(id));
+        (self.weights.matrix(linear.weight), bias)
+    }
+
+    pub(crate) fn run_op(&mut self, op: &Op, batch: &Batch, step: &CpuStep) {
+        let CpuStep { tokens, rotations } = step;
+        let isa = self.options.isa;
+        match *op {
+            Op::Embed { table, scale, out } => {
+                let mut to = self.take(out);
+                cpu::get_rows(&self.weights.matrix(table), tokens, &mut to);
+                if scale != 1.0 {
+                    to.iter_mut().for_each(|value| *value *= scale);
+                }
+                self.put(out, to);
+            }
+            Op::AddPositions { table, out } => {
+                let mut to = self.take(out);
+                let mut rows = vec![0.0; to.len()];
+                cpu::get_rows(&self.weights.matrix(table), &batch.positions, &mut rows);
+                cpu::add(isa, &self.pool, &rows, &mut to);
+                self.put(out, to);
+            }
+            Op::RmsNorm {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let mut to = self.take(out);
+                cpu::rms_norm(
+                    isa,
+                    &self.pool,
+                    self.buffer(x),
+                    self.weights.vector(weight),
+                    eps,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::LayerNorm {
+                x,
+                weight,
+                bias,
+                eps,
+                out,
+            } => {
+                let mut to = self.take(out);
+                cpu::layer_norm(
+                    isa,
+                    &self.pool,
+                    self.buffer(x),
+                    &cpu::LayerNormParams {
+                        weight: self.weights.vector(weight),
+                        bias: self.weights.vector(bias),
+                        eps,
+                    },
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::Quantize { x, out } => {
+                let info = self.plan.acts[out.0 as usize];
+                let from = &self.buffers[x.0 as usize];
+                let n_rows = from.len() / info.width;
+                let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are sorted by expert", out.0);
+                };
+                acts.quantize(isa, &self.pool, from, [n_rows, info.width], info.format);
+            }
+            Op::MatMul {
+                x,
+                weight,
+                bias,
+                mode,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let (w, bias) = self.linear(Linear { weight, bias });
+                let product = Product {
+                    w,
+                    bias,
+                    mode,
+                    out: &mut to,
+                };
+                cpu::matmul(isa, &self.pool, self.rows(x), product);
+                self.put(out, to);
+            }
+            Op::NormQuantize {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are sorted by expert", out.0);
+                };
+                let norm = (self.weights.vector(weight), eps);
+                let x = &self.buffers[x.0 as usize];
+                cpu::rms_norm_acts(isa, &self.pool, x, norm, format, acts);
+            }
+            Op::MatMuls { x, ref products } => {
+                let outs = products.iter().map(|(_, out)| self.take(*out));
+                let mut outs: Vec<Vec<f32>> = outs.collect();
+                let parts = products.iter().zip(&mut outs).map(|((linear, _), out)| {
+                    let (w, bias) = self.linear(*linear);
+                    let mode = OutMode::Store;
+                    Product { w, bias, mode, out }
+                });
+                cpu::matmul_all(isa, &self.pool, self.rows(x), parts.collect());
+                for ((_, out), values) in products.iter().zip(outs) {
+                    self.put(*out, values);
+                }
+            }
+            Op::GatedMatMul {
+                x,
+                gate,
+                up,
+                activation,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let sides = [gate, up].map(|side| {
+                    let (w, bias) = self.linear(side);
+                    Gate { w, bias }
+                });
+                let acts = self.rows(x);
+                cpu::matmul_gated(isa, &self.pool, acts, sides, activation, &mut to);
+                self.put(out, to);
+            }
+            Op::Route {
+                logits,
+                router,
+                out,
+            } => {
+                let n_experts = self.plan.buffers[logits.0 as usize].width;
+                let logits = &self.buffers[logits.0 as usize];
+                self.routings[out.0 as usize].route(&self.pool, &router, logits, n_experts);
+            }
+            Op::QuantizeExperts {
+                x,
+                rows_of,
+                routing,
+                out,
+            } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                let from = &self.buffers[x.0 as usize];
+                let routing = &self.routings[routing.0 as usize];
+                let ActsBuffer::ByExpert(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are not sorted by expert", out.0);
+                };
+                acts.quantize(isa, &self.pool, routing, (from, rows_of), format);
+            }
+            Op::ExpertMatMul {
+                x,
+                routing,
+                weight,
+                n_experts,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let ActsBuffer::ByExpert(acts) = &self.acts[x.0 as usize] else {
+                    panic!("activations {} are not sorted by expert", x.0);
+                };
+                cpu::expert_matmul(
+                    isa,
+                    &self.pool,
+                    (&self.weights.matrix(weight), n_experts),
+                    &self.routings[routing.0 as usize],
+                    acts,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::CombineExperts { x, routing, out } => {
+                let mut to = self.take(out);
+                let routing = &self.routings[routing.0 as usize];
+                cpu::combine_experts(isa, &self.pool, routing, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::Rope {
+                x,
+                head_dim,
+                table,
+                style,
+            } => {
+                let mut to = self.take(x);
+                let n_rot = self.plan.rope[table.0 as usize].n_rot();
+                cpu::rope(
+                    isa,
+                    &self.pool,
+                    tokens.len(),
+                    &cpu::Rotation {
+                        style,
+                        head_dim,
+                        n_rot,
+                        cos_sin: &rotations[table.0 as usize],
+                    },
+                    &mut to,
+                );
+                self.put(x, to);
+            }
+            Op::KvAppend { layer, k, v } => {
+                let page = self.options.page;
+                let LayerCache {
+                    spec,
+                    k: k_cache,
+                    v: v_cache,
+                } = &mut self.cache[layer];
+                for (x, dim, cache) in [(k, spec.k_dim, k_cache), (v, spec.v_dim, v_cache)] {
+                    let rows = &self.buffers[x.0 as usize];
+                    let layout = cpu::KvLayout {
+                        n_kv_heads: spec.n_kv_heads,
+                        dim,
+                        page,
+                    };
+                    cpu::kv_append(isa, &self.pool, &layout, rows, &batch.slots, cache.as_mut());
+                }
+            }
+            Op::Attention {
+                layer,
+                n_heads,
+                scores,
+                q,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let LayerCache { spec, k, v } = &self.cache[layer];
+                let shape = AttnShape {
+                    n_heads,
+                    n_kv_heads: spec.n_kv_heads,
+                    k_dim: spec.k_dim,
+                    v_dim: spec.v_dim,
+                    page: self.options.page,
+                    scale: scores.scale,
+                    soft_cap: scores.soft_cap,
+                    window: spec.window,
+                };
+                let seqs: Vec<AttnSeq<'_>> = batch
+                    .seqs
+                    .iter()
+                    .map(|seq| AttnSeq {
+                        first_row: seq.first_row,
+                        n_rows: seq.n_rows,
+                        first_pos: seq.first_pos,
+                        block_table: &seq.block_table,
+                    })
+                    .collect();
+                cpu::attention(
+                    isa,
+                    &self.pool,
+                    &shape,
+                    cpu::AttnInputs {
+                        q: self.buffer(q),
+                        k: k.as_ref(),
+                        v: v.as_ref(),
+                    },
+                    &seqs,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::Activate { activation, x, out } => {
+                let mut to = self.take(out);
+                cpu::activate(isa, &self.pool, activation, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::GatedActivation {
+                activation,
+                gate,
+                up,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let (gate, up) = (self.buffer(gate), self.buffer(up));
+                cpu::gated_activation(isa, &self.pool, activation, gate, up, &mut to);
+                self.put(out, to);
+            }
+            Op::Add { x, out } => {
+                let mut to = self.take(out);
+                cpu::add(isa, &self.pool, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::AddGated { gate, x, out } => {
+                let mut to = self.take(out);
+                cpu::add_gated(isa, &self.pool, self.buffer(gate), self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            Op::SoftCap { cap, x } => {
+                let mut to = self.take(x);
+                cpu::soft_cap(isa, &self.pool, cap, &mut to);
+                self.put(x, to);
+            }
+            Op::SelectRows { x, out } => {
+                let mut to = self.take(out);
+                let width = self.plan.buffers[out.0 as usize].width;
+                for (row, wanted) in to.chunks_exact_mut(width).zip(&batch.logits) {
+                    row.copy_from_slice(&self.buffer(x)[wanted.row * width..][..width]);
+                }
+                self.put(out, to);
+            }
+        }
+    }
+
+    pub(crate) fn buffer(&self, id: BufferId) -> &[f32] {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// A buffer that is written elsewhere.
+    pub(crate) fn buffer_mut(&mut self, id: BufferId) -> &mut [f32] {
+        &mut self.buffers[id.0 as usize]
+    }
+
+    /// Takes a buffer out so that it can be written while others are read; `put` brings it back.
+    pub(crate) fn take(&mut self, id: BufferId) -> Vec<f32> {
+        std::mem::take(&mut self.buffers[id.0 as usize])
+    }
+
+    pub(crate) fn put(&mut self, id: BufferId, buffer: Vec<f32>) {
+        self.buffers[id.0 as usize] = buffer;
+    }
+}

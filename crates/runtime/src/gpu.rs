@@ -1,0 +1,405 @@
+//! The GPU backend: runs the plan on the kernels of `rocmforge-gpu`, through HIP, CUDA or the CPU that plays a GPU.
+//!
+//! A step is a row of launches between one that takes the step's words over from the host and one that writes back what
+//! was chosen; steps of generation are recorded as graphs. The device has its next step before the host has read what
+//! came of the last one.
+
+mod choices;
+mod compile;
+mod crossing;
+mod device;
+mod graph_check;
+mod limits;
+mod memory;
+mod run_op;
+mod segments;
+mod shift;
+mod step;
+mod stepwise;
+mod timed;
+mod tune;
+mod weights;
+
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_cpu::{Isa, Pool};
+use rocmforge_gpu::{Event, Gpu, Graph, ops};
+
+use super::tuning::TuneProgress;
+use super::{
+    Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, Rest, StepObserver, Wait, output,
+};
+use crate::error::{DeviceError, RuntimeError};
+pub use crate::gpu_config::{GpuConfig, Graphs, TuningUse, WhenIdle};
+pub use crate::offload::{Experts, GpuLayers, Offload};
+pub(crate) use choices::Choices;
+use compile::Segment;
+use crossing::Crossing;
+pub use device::{
+    DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, first, image_targets,
+    read_bandwidth, roofline, survey, tuning_key,
+};
+pub(crate) use device::{kv_type, weight_bytes};
+pub(crate) use limits::check;
+use memory::{Memory, Sizes};
+use rocmforge_plan::KvType;
+use rocmforge_plan::Weights;
+use rocmforge_plan::{Batch, LogitsRow, RowOutput, Sampled, StepOutput};
+use rocmforge_plan::{BufferId, KeyTurn, Op, Plan, PlanPart};
+use run_op::Launcher;
+pub(crate) use segments::{Begun, Look};
+use step::{N_SLOTS, StepShape, StepSizes};
+use timed::{TimedStep, Timing};
+use tune::{Idle, Tuner};
+use weights::DeviceWeights;
+
+/// Sequences of the largest graph; the sizes of graphs are powers of two.
+const MAX_BUCKET: usize = 64;
+/// What the device says of a row whose best logit is no number.
+const NOT_FINITE: u32 = u32::MAX;
+
+/// What a GPU backend is made for.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuOptions {
+    /// Positions of one sequence.
+    pub n_ctx: usize,
+    /// Tokens of a step, rows of logits and sequences, at most.
+    pub max_tokens: usize,
+    pub max_logits: usize,
+    pub max_seqs: usize,
+    /// Tokens per page of the KV cache.
+    pub page: usize,
+    /// Pages of the KV cache.
+    pub n_blocks: usize,
+    pub kv_type: KvType,
+    pub graphs: Graphs,
+    /// What the host samples with.
+    pub isa: Isa,
+    pub n_threads: usize,
+}
+
+/// A compiled plan, or a part of one, with its memory on a device.
+pub struct GpuBackend {
+    gpu: Gpu,
+    /// The device in words.
+    name: String,
+    plan: Plan,
+    /// Those of a whole plan are one.
+    segments: Vec<Segment>,
+    /// Whether the logits are made here.
+    has_output: bool,
+    weights: DeviceWeights,
+    memory: Memory,
+    /// By layer.
+    key_turns: Vec<Option<KeyTurn>>,
+    crossing: Crossing,
+    options: GpuOptions,
+    pool: Pool,
+    /// By segment and the shape of the step. The first step of a shape is not recorded: it loads the kernels.
+    graphs: HashMap<(usize, StepShape), Option<Graph>>,
+    /// The end of the last step of each slot.
+    ends: [Event; N_SLOTS],
+    in_flight: VecDeque<InFlight>,
+    /// What each output row of the last finished step sampled.
+    last_sampled: Vec<Option<Sampled>>,
+    observer: Option<Box<dyn OpObserver>>,
+    timing: Timing,
+    device_memory: DeviceMemory,
+    notices: Vec<String>,
+    tuner: Option<Tuner>,
+    idle: Option<Idle>,
+}
+
+/// A step without a reply.
+struct InFlight {
+    batch: Batch,
+    begun: Begun,
+    /// The rows whose logits are read before the next step begins.
+    of_host: Vec<usize>,
+    times: Option<TimedStep>,
+    reply: Reply,
+}
+
+impl GpuBackend {
+    /// Takes the memory of everything and copies the weights. Rotations of `plan` are settled for the context.
+    ///
+    /// # Errors
+    /// Those of the device, and what it does not compute.
+    pub fn new(
+        gpu: Gpu,
+        plan: impl Into<PlanPart>,
+        weights: &Arc<Weights>,
+        options: GpuOptions,
+    ) -> Result<GpuBackend, RuntimeError> {
+        let part: PlanPart = plan.into();
+        let segments = compile::segments(&part, weights, gpu.variants());
+        let mut name = format!("{} ({}, {}", gpu.info()?.name, gpu.id(), gpu.target());
+        if !gpu.variants().is_empty() {
+            name.push_str(&format!(", {}", gpu.variants()));
+        }
+        name.push(')');
+        let bucket = bucket(options.max_seqs);
+        let sizes = Sizes {
+            step: StepSizes {
+                max_rows: options.max_tokens.max(bucket),
+                max_logits: options.max_logits.max(bucket),
+                max_seqs: options.max_seqs.max(bucket),
+                max_pages: options.n_ctx.div_ceil(options.page),
+            },
+            n_ctx: options.n_ctx,
+            page: options.page,
+            n_blocks: options.n_blocks,
+            kv_type: kv_type(options.kv_type)?,
+        };
+        let before = gpu.allocated_bytes();
+        let memory = Memory::new(&gpu, &part.plan, &sizes)?;
+        let scratch = gpu.allocated_bytes() - before - memory.kv_bytes();
+        let crossing = Crossing::new(&gpu, &part, &sizes.step)?;
+        let PlanPart {
+            plan, has_output, ..
+        } = part;
+        let weights = DeviceWeights::upload(&gpu, &plan, weights)?;
+        let total = gpu.allocated_bytes() - before;
+        Ok(GpuBackend {
+            name,
+            segments,
+            has_output,
+            weights,
+            memory,
+            key_turns: plan.key_turns(),
+            crossing,
+            pool: Pool::new(options.n_threads),
+            graphs: HashMap::new(),
+            ends: [Event::new(&gpu)?, Event::new(&gpu)?],
+            in_flight: VecDeque::new(),
+            last_sampled: Vec::new(),
+            observer: None,
+            timing: Timing::default(),
+            device_memory: DeviceMemory { total, scratch },
+            notices: Vec::new(),
+            tuner: None,
+            idle: None,
+            options,
+            gpu,
+            plan,
+        })
+    }
+
+    /// Queues a step, and what its times are read from.
+    fn start(
+        &mut self,
+        batch: &Batch,
+        choices: &Choices,
+    ) -> Result<(Begun, Option<TimedStep>), GpuError> {
+        let begun = self.write_step(batch, choices)?;
+        let mut observer = self.observer.take();
+        let look = match &mut observer {
+            Some(observer) => Look::Values(observer.as_mut(), 0),
+            None if self.timing.is_on() => Look::Times,
+            None => Look::Away,
+        };
+        let queued = self.queue_segment(0, &begun, batch, look);
+        self.observer = observer;
+        let times = queued?;
+        self.end_queue(&begun)?;
+        Ok((begun, times))
+    }
+
+    /// Waits for the oldest step and replies.
+    fn finish_oldest(&mut self) {
+        if let Some(mut step) = self.in_flight.pop_front() {
+            let times = step.times.take();
+            let rows = self.output(&step.batch, &step.begun, &step.of_host);
+            let result = rows.and_then(|rows| {
+                if let Some(times) = times {
+                    self.tell_times(&step.batch, times)?;
+                }
+                Ok(StepOutput {
+                    step: step.batch.step,
+                    rows,
+                })
+            });
+            (step.reply)(result);
+        }
+    }
+
+    /// Waits for a step that is queued to its end, and for what the batch wants of its logits, if they are made here;
+    /// `of_host` are the rows that are left to the host.
+    pub(crate) fn output(
+        &mut self,
+        batch: &Batch,
+        begun: &Begun,
+        of_host: &[usize],
+    ) -> Result<Vec<RowOutput>, RuntimeError> {
+        self.ends[begun.slot].wait()?;
+        let n_rows = match self.has_output {
+            true => batch.logits.len(),
+            false => 0,
+        };
+        let ids = self.memory.step.ids(begun.slot, batch.step, n_rows);
+        let ids = ids.map_err(|found| DeviceError::LostStep {
+            step: batch.step,
+            found,
+        })?;
+        let mut rows: Vec<RowOutput> = ids.into_iter().map(sampled).collect();
+        let host_rows = self.host_rows(batch, begun, of_host)?;
+        for (&index, output) in of_host.iter().zip(host_rows) {
+            rows[index] = output;
+        }
+        self.set_last_sampled(&rows);
+        Ok(rows)
+    }
+
+    /// The rows of a step are those that tokens of the next one may come from.
+    pub(crate) fn set_last_sampled(&mut self, rows: &[RowOutput]) {
+        self.last_sampled = output::sampled(rows);
+    }
+
+    /// What the host makes of the rows that are left to it.
+    fn host_rows(
+        &self,
+        batch: &Batch,
+        begun: &Begun,
+        of_host: &[usize],
+    ) -> Result<Vec<RowOutput>, GpuError> {
+        let all = self.memory.buffer(self.plan.logits, &begun.shape);
+        let n_vocab = all.len() / begun.shape.n_logits.max(1);
+        let mut logits = Vec::with_capacity(of_host.len() * n_vocab);
+        // One copy for rows that follow each other.
+        for rows in of_host.chunk_by(|a, b| a + 1 == *b) {
+            let (first, end) = (rows[0] * n_vocab, (rows[0] + rows.len()) * n_vocab);
+            logits.extend(self.gpu.read(all.part(first..end))?);
+        }
+        let wanted: Vec<&LogitsRow> = of_host.iter().map(|&row| &batch.logits[row]).collect();
+        Ok(output::rows(
+            self.options.isa,
+            &self.pool,
+            &mut logits,
+            &batch.tokens,
+            &wanted,
+            &self.last_sampled,
+        ))
+    }
+}
+
+/// Sequences of the smallest graph that takes `n`.
+fn bucket(n: usize) -> usize {
+    n.min(MAX_BUCKET).next_power_of_two()
+}
+
+/// What the device chose for a row.
+fn sampled(id: u32) -> RowOutput {
+    if id == NOT_FINITE {
+        return RowOutput::NotFinite;
+    }
+    RowOutput::Sampled {
+        sampled: Sampled { id, mu: None },
+        top: Vec::new(),
+    }
+}
+
+impl OpData for Launcher<'_> {
+    fn buffer(&self, id: BufferId) -> Cow<'_, [f32]> {
+        let buffer = self.memory.buffer(id, self.shape);
+        // A device that cannot be read ends the step with its next launch; until then there are no numbers.
+        let values = self.gpu.read(buffer);
+        Cow::Owned(values.unwrap_or_else(|_| vec![f32::NAN; buffer.len()]))
+    }
+}
+
+impl Backend for GpuBackend {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        let needs_logits = |step: &InFlight| !step.of_host.is_empty();
+        while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(needs_logits) {
+            self.finish_oldest();
+        }
+        let choices = Choices::of(&batch);
+        match self.start(&batch, &choices) {
+            Ok((begun, times)) => self.in_flight.push_back(InFlight {
+                times,
+                of_host: choices.of_host,
+                batch,
+                begun,
+                reply,
+            }),
+            Err(error) => {
+                self.finish(Wait::All);
+                reply(Err(error.into()));
+            }
+        }
+    }
+
+    fn n_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn finish(&mut self, wait: Wait) {
+        if wait == Wait::Oldest {
+            self.finish_oldest();
+        }
+        while let Some(oldest) = self.in_flight.front() {
+            // An error is found again, and told, by the wait for the step.
+            if wait != Wait::All && matches!(self.ends[oldest.begun.slot].is_done(), Ok(false)) {
+                return;
+            }
+            self.finish_oldest();
+        }
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
+        self.observer = observer;
+    }
+
+    fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
+        // Steps in flight are told of to the one they were begun for.
+        self.finish(Wait::All);
+        self.timing.set(observer);
+    }
+
+    fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, RuntimeError> {
+        self.finish(Wait::All);
+        self.go_on_tuning(budget).map(Some)
+    }
+
+    fn idle(&mut self, budget: Duration) -> Rest {
+        match self.in_flight.is_empty() {
+            true => self.go_on_idly(budget),
+            false => Rest::Nothing,
+        }
+    }
+
+    fn info(&self) -> BackendInfo {
+        let mut slow_ops: Vec<(String, usize)> = Vec::new();
+        for op in &self.plan.ops {
+            let Op::Attention { layer, .. } = *op else {
+                continue;
+            };
+            let kv = &self.plan.kv[layer];
+            if ops::is_fast(kv.k_dim, kv.v_dim) {
+                continue;
+            }
+            let name = format!("attention with heads of {} values", kv.k_dim);
+            match slow_ops.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, count)) => *count += 1,
+                None => slow_ops.push((name, 1)),
+            }
+        }
+        BackendInfo {
+            device: self.name.clone(),
+            slow_ops,
+            kv_bytes: self.memory.kv_bytes(),
+            device_memory: Some(self.device_memory),
+            graphs: self.options.graphs == Graphs::On,
+            n_tuned: match self.gpu.variants().is_empty() {
+                true => self.gpu.tuning().len(),
+                false => 0,
+            },
+            notices: self.notices.clone(),
+            offload: Offload::default(),
+            parts: Vec::new(),
+        }
+    }
+}

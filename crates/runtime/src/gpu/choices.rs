@@ -1,0 +1,122 @@
+//! Who chooses the token of each row of a step: the device the best one, or as `kernels/sample.hip` samples; the host
+//! whatever else is wanted, for which it gets the row's logits.
+
+use rocmforge_gpu::ops::{MAX_TOP_K, SampleEntry, SampleRow};
+
+use crate::sampler::{self, FixedOrder};
+use rocmforge_plan::{Batch, InputToken, LogitsRow, Want};
+
+/// Biases and counts of all rows of a step that the device has room for: 64 rows with the default window of penalties.
+/// A row whose lists do not fit any more is the host's.
+pub(crate) const MAX_ENTRIES: usize = 64 * 64;
+
+/// Takes the best logit, or leaves the row to the host.
+const BEST: SampleRow = SampleRow {
+    uniform: 0.0,
+    top_k: 0,
+    top_p: 1.0,
+    ln_min_p: f32::NEG_INFINITY,
+    temperature: 0.0,
+    repeat_penalty: 1.0,
+    frequency_penalty: 0.0,
+    presence_penalty: 0.0,
+    input_row: u32::MAX,
+    first_bias: 0,
+    n_biases: 0,
+    first_count: 0,
+    n_counts: 0,
+};
+
+/// What the device does with the logits of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Chooser {
+    /// It takes the best of each row.
+    Best,
+    /// It samples some rows.
+    Sample,
+}
+
+/// The choices of a step.
+#[derive(Debug, Default)]
+pub(crate) struct Choices {
+    /// Of each wanted row.
+    pub(crate) rows: Vec<SampleRow>,
+    pub(crate) entries: Vec<SampleEntry>,
+    /// The rows whose logits the host needs, ascending.
+    pub(crate) of_host: Vec<usize>,
+}
+
+impl Choices {
+    pub(crate) fn of(batch: &Batch) -> Choices {
+        let mut choices = Choices::default();
+        for (index, wanted) in batch.logits.iter().enumerate() {
+            let row = choices.row(batch, wanted);
+            if row.is_none() {
+                choices.of_host.push(index);
+            }
+            choices.rows.push(row.unwrap_or(BEST));
+        }
+        choices
+    }
+
+    pub(crate) fn chooser(&self) -> Chooser {
+        match self.rows.iter().any(|row| row.top_k > 0) {
+            true => Chooser::Sample,
+            false => Chooser::Best,
+        }
+    }
+
+    /// `None` if it is the host's.
+    fn row(&mut self, batch: &Batch, wanted: &LogitsRow) -> Option<SampleRow> {
+        let Want::Sample(sample) = &wanted.want else {
+            return None;
+        };
+        let params = &*sample.params;
+        if sample.top_logprobs == 0 && sampler::takes_best(params) {
+            return Some(BEST);
+        }
+        let choice = FixedOrder::of(sample, MAX_TOP_K)?;
+        let (bias, counts) = (&params.logit_bias, &sample.counts);
+        if self.entries.len() + bias.len() + counts.len() > MAX_ENTRIES {
+            return None;
+        }
+        let first_bias = self.entries.len();
+        self.entries.extend(bias.iter().map(|&(id, bias)| {
+            let value = bias.to_bits();
+            SampleEntry { id, value }
+        }));
+        let first_count = self.entries.len();
+        let counts_of = |&(id, value): &(u32, u32)| SampleEntry { id, value };
+        self.entries.extend(counts.iter().map(counts_of));
+        let row = SampleRow {
+            uniform: choice.uniform,
+            top_k: choice.top_k as u32,
+            top_p: choice.top_p,
+            ln_min_p: choice.ln_min_p,
+            temperature: choice.temperature,
+            first_bias: first_bias as u32,
+            n_biases: bias.len() as u32,
+            first_count: first_count as u32,
+            n_counts: counts.len() as u32,
+            ..BEST
+        };
+        if !params.has_penalties() {
+            return Some(row);
+        }
+        Some(SampleRow {
+            repeat_penalty: params.repeat_penalty,
+            frequency_penalty: params.frequency_penalty,
+            presence_penalty: params.presence_penalty,
+            // Counts were made before this token was known.
+            input_row: match batch.tokens[wanted.row] {
+                InputToken::Sampled { .. } => wanted.row as u32,
+                InputToken::Id(_) => u32::MAX,
+            },
+            ..row
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "choices/tests.rs"]
+mod tests;

@@ -1,0 +1,282 @@
+//! From a plan to launches: what a GPU runs in one.
+
+use std::ops::Range;
+
+use rocmforge_gpu::{Variant, Variants};
+
+use rocmforge_plan::Weights;
+use rocmforge_plan::{ActsId, BufferId, Op, Plan, PlanPart, RopeId, RoutingId, WeightId, is_dead};
+
+/// Operations of a plan that one call runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Stage {
+    /// An operation by itself.
+    One(usize),
+    /// The rotations of queries and keys, after the norms of their heads where there are any, and the append of keys and
+    /// values.
+    RopeKv { first: usize, ops: RopeKvOps },
+    /// Gate and up of the experts of a mixture, and the activation.
+    ExpertGate { first: usize, ops: ExpertGateOps },
+    /// The weighted sum of what experts give, and its addition to `out`.
+    CombineAdd {
+        first: usize,
+        x: BufferId,
+        routing: RoutingId,
+        /// Where the plan's operations have the sum: here it is nowhere by itself.
+        sum_unwritten: BufferId,
+        out: BufferId,
+    },
+}
+
+/// The operands of [`Stage::RopeKv`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RopeKvOps {
+    pub(crate) q: BufferId,
+    /// Where the rotated queries go; `q`, if there are no norms.
+    pub(crate) q_out: BufferId,
+    pub(crate) k: BufferId,
+    pub(crate) v: BufferId,
+    pub(crate) layer: usize,
+    pub(crate) table: RopeId,
+    pub(crate) style: rocmforge_plan::RopeStyle,
+    pub(crate) norms: Option<HeadNorms>,
+    /// What the plan's operations make of the keys: here they go to the cache and to no buffer.
+    pub(crate) k_unwritten: BufferId,
+}
+
+/// The operands of [`Stage::ExpertGate`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ExpertGateOps {
+    pub(crate) x: ActsId,
+    pub(crate) routing: RoutingId,
+    pub(crate) gate: WeightId,
+    pub(crate) up: WeightId,
+    pub(crate) activation: rocmforge_plan::Activation,
+    pub(crate) out: BufferId,
+    /// What the plan's operations make of gate and up; here they have no values, and the second is room to work in.
+    pub(crate) unwritten: [BufferId; 2],
+}
+
+/// Weights of the norms of heads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct HeadNorms {
+    pub(crate) q: WeightId,
+    pub(crate) k: WeightId,
+    pub(crate) eps: f32,
+}
+
+impl Stage {
+    /// The operations' places in the plan.
+    pub(crate) fn ops(&self) -> Range<usize> {
+        match *self {
+            Stage::One(index) => index..index + 1,
+            Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
+            Stage::ExpertGate { first, .. } => first..first + 3,
+            Stage::CombineAdd { first, .. } => first..first + 2,
+        }
+    }
+
+    /// Buffers that the plan's operations write, and this need not.
+    pub(crate) fn undefined(&self) -> Vec<BufferId> {
+        match *self {
+            Stage::One(_) => vec![],
+            Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
+            Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
+            Stage::CombineAdd { sum_unwritten, .. } => vec![sum_unwritten],
+        }
+    }
+}
+
+/// Operations that run one after the other.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Segment {
+    /// Their places.
+    pub(crate) ops: Range<usize>,
+    pub(crate) stages: Vec<Stage>,
+}
+
+/// The segments of `part`, in order.
+pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -> Vec<Segment> {
+    let plan = &part.plan;
+    let segments = part.segments.iter().map(|ops| {
+        let mut stages = Vec::new();
+        let mut at = ops.start;
+        while at < ops.end {
+            let range = at..ops.end;
+            let rope_kv = match variants.contains(Variant::RopeSeparate) {
+                true => None,
+                false => rope_kv(plan, weights, range.clone()),
+            };
+            let merged = rope_kv
+                .map(|ops| Stage::RopeKv { first: at, ops })
+                .or_else(|| expert_gate(plan, range.clone()))
+                .or_else(|| combine_add(plan, range));
+            // What the other device reads is in its buffer.
+            let is_exported = |stage: &Stage| {
+                let mut undefined = stage.undefined().into_iter();
+                undefined.any(|buffer| part.exports.contains(&buffer))
+            };
+            let stage = merged.filter(|stage| !is_exported(stage));
+            let stage = stage.unwrap_or(Stage::One(at));
+            at = stage.ops().end;
+            stages.push(stage);
+        }
+        let ops = ops.clone();
+        Segment { ops, stages }
+    });
+    segments.collect()
+}
+
+/// The operations at `range` begin with two products of the same rows of experts that only meet in a gate.
+fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
+    let first = range.start;
+    let &[
+        Op::ExpertMatMul {
+            x,
+            routing,
+            weight: gate,
+            out: gate_out,
+            ..
+        },
+        Op::ExpertMatMul {
+            x: up_x,
+            routing: up_routing,
+            weight: up,
+            out: up_out,
+            ..
+        },
+        Op::GatedActivation {
+            activation,
+            gate: gate_read,
+            up: up_read,
+            out,
+        },
+        ..,
+    ] = &plan.ops[range]
+    else {
+        return None;
+    };
+    let rest = &plan.ops[first + 3..];
+    let alike = (x, routing) == (up_x, up_routing);
+    let meet = (gate_read, up_read) == (gate_out, up_out) && gate_out != up_out;
+    let apart = out != gate_out && out != up_out;
+    let dead = [gate_out, up_out].map(|side| is_dead(rest, side, plan.logits));
+    let ops = ExpertGateOps {
+        x,
+        routing,
+        gate,
+        up,
+        activation,
+        out,
+        unwritten: [gate_out, up_out],
+    };
+    (alike && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
+}
+
+/// The operations at `range` begin with the sum of what experts give, which is only added to something.
+fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
+    let first = range.start;
+    let &[
+        Op::CombineExperts {
+            x,
+            routing,
+            out: sum,
+        },
+        Op::Add { x: added, out },
+        ..,
+    ] = &plan.ops[range]
+    else {
+        return None;
+    };
+    let rest = &plan.ops[first + 2..];
+    let is_only_added = added == sum && out != sum && out != x;
+    (is_only_added && is_dead(rest, sum, plan.logits)).then_some(Stage::CombineAdd {
+        first,
+        x,
+        routing,
+        sum_unwritten: sum,
+        out,
+    })
+}
+
+/// The operations at `range` begin with norms of the heads of queries and keys, if any, rotations of both alike, and the append of those
+/// keys.
+fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKvOps> {
+    let end = range.end;
+    let ops = &plan.ops[range];
+    let (norms, after) = match ops {
+        [q @ Op::RmsNorm { .. }, k @ Op::RmsNorm { .. }, after @ ..] => (Some((q, k)), after),
+        _ => (None, ops),
+    };
+    let &[
+        Op::Rope {
+            x: q,
+            head_dim,
+            table,
+            style,
+        },
+        Op::Rope {
+            x: rotated,
+            head_dim: k_dim,
+            table: k_table,
+            style: k_style,
+        },
+        Op::KvAppend { layer, k, v },
+        ref rest @ ..,
+    ] = after
+    else {
+        return None;
+    };
+    // The rotated keys go to the cache and to no buffer.
+    let is_of_cache = rotated == k && q != k && plan.kv[layer].k_dim == k_dim;
+    let k_is_read = !is_dead(&plan.ops[end - rest.len()..], k, plan.logits);
+    let alike = (head_dim, table, style) == (k_dim, k_table, k_style);
+    if !alike || !is_of_cache || k_is_read {
+        return None;
+    }
+    let mut found = RopeKvOps {
+        q,
+        q_out: q,
+        k,
+        v,
+        layer,
+        table,
+        style,
+        norms: None,
+        k_unwritten: k,
+    };
+    if let Some((
+        &Op::RmsNorm {
+            x: q_in,
+            weight: q_weight,
+            eps,
+            out: q_normed,
+        },
+        &Op::RmsNorm {
+            x: k_in,
+            weight: k_weight,
+            eps: k_eps,
+            out: k_normed,
+        },
+    )) = norms
+    {
+        let is_by_head = |weight| weights.vector(weight).len() == head_dim;
+        // Nothing that is read later is written before it, and nothing twice.
+        let inputs = [q_in, k_in, v];
+        let apart = !inputs.contains(&q_normed) && !inputs.contains(&k_normed);
+        if (q_normed, k_normed, eps) != (q, k, k_eps)
+            || !apart
+            || !is_by_head(q_weight)
+            || !is_by_head(k_weight)
+        {
+            return None;
+        }
+        (found.q, found.k) = (q_in, k_in);
+        found.norms = Some(HeadNorms {
+            q: q_weight,
+            k: k_weight,
+            eps,
+        });
+    }
+    Some(found)
+}

@@ -1,0 +1,108 @@
+//! Which GPU a backend runs on, and what memory it has for it.
+
+pub use rocmforge_gpu::{
+    DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, image_targets,
+};
+
+use std::sync::Arc;
+
+use rocmforge_gpu::{Factors, Gpu};
+use rocmforge_plan::Roofline;
+
+use super::weights;
+use crate::error::{ConfigError, DeviceError, RuntimeError};
+use crate::gpu_config::GpuConfig;
+use rocmforge_plan::KvType;
+use rocmforge_plan::Plan;
+use rocmforge_plan::Weights;
+
+impl GpuConfig {
+    pub(crate) fn open(&self) -> Result<Gpu, RuntimeError> {
+        let gpu = match self.id {
+            Some(id) => Gpu::open_with(id, &self.open)?,
+            None => open_first(&self.open).map_err(|errors| DeviceError::NoGpu {
+                reasons: reasons(&errors),
+            })?,
+        };
+        match &self.tuning.store {
+            Some(store) => {
+                let known = store.load(&rocmforge_gpu::tuning_key(&gpu)?);
+                Ok(gpu.with_tuning(Arc::new(known)))
+            }
+            None => Ok(gpu),
+        }
+    }
+}
+
+/// The first GPU of this machine that this build has kernels for, AMD's before NVIDIA's; or why there is none.
+pub fn first(options: &OpenOptions) -> Result<DeviceId, Vec<GpuError>> {
+    open_first(options).map(|gpu| gpu.id())
+}
+
+fn open_first(options: &OpenOptions) -> Result<Gpu, Vec<GpuError>> {
+    let mut errors = Vec::new();
+    for id in [DeviceId::Hip(0), DeviceId::Cuda(0)] {
+        match Gpu::open_with(id, options) {
+            Ok(gpu) => return Ok(gpu),
+            Err(error) => errors.push(error),
+        }
+    }
+    Err(errors)
+}
+
+/// Errors in one line.
+fn reasons(errors: &[GpuError]) -> String {
+    let errors: Vec<String> = errors.iter().map(GpuError::to_string).collect();
+    errors.join("; ")
+}
+
+/// How a device keeps a cache of this type.
+pub(crate) fn kv_type(kv_type: KvType) -> Result<rocmforge_gpu::KvType, RuntimeError> {
+    match kv_type {
+        KvType::F16 => Ok(rocmforge_gpu::KvType::F16),
+        KvType::Q8_0 => Ok(rocmforge_gpu::KvType::Q8_0),
+        KvType::F8E4M3 => Ok(rocmforge_gpu::KvType::F8E4M3),
+        // Prompts are multiplied in f16: a cache of f32 would not be what it says.
+        KvType::F32 => Err(ConfigError::GpuKvType {
+            kv_type: kv_type.name(),
+        }
+        .into()),
+    }
+}
+
+/// The AMD and NVIDIA devices of this machine.
+pub fn survey(options: &OpenOptions) -> Survey {
+    Gpu::survey(options)
+}
+
+/// What tuning is remembered by: device, driver and kernels in one line of text.
+///
+/// # Errors
+/// Those of the device.
+pub fn tuning_key(config: &GpuConfig) -> Result<String, RuntimeError> {
+    Ok(rocmforge_gpu::tuning_key(&config.open()?)?)
+}
+
+/// Bytes that a second reads from the GPU's memory, measured.
+pub fn read_bandwidth(config: &GpuConfig) -> Result<f64, RuntimeError> {
+    Ok(rocmforge_gpu::read_bandwidth(&config.open()?)?)
+}
+
+/// What the GPU can do at best, measured: its memory, and its matrix units with factors in f16 and in 8 bits, which is how
+/// its kernels multiply floats and quantized values.
+pub fn roofline(config: &GpuConfig) -> Result<Roofline, RuntimeError> {
+    let gpu = config.open()?;
+    Ok(Roofline {
+        read_bytes_per_s: rocmforge_gpu::read_bandwidth(&gpu)?,
+        f32_ops_per_s: rocmforge_gpu::matrix_ops(&gpu, Factors::F16)?,
+        i8_ops_per_s: rocmforge_gpu::matrix_ops(&gpu, Factors::I8)?,
+    })
+}
+
+/// Bytes that the weights of `plan` take on `gpu`, and what they pass through on their way there.
+///
+/// # Errors
+/// If it has no kernels for one of their formats.
+pub(crate) fn weight_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<u64, RuntimeError> {
+    Ok(weights::device_bytes(gpu, plan, weights)? + weights::staging_bytes(plan, weights))
+}

@@ -1,0 +1,62 @@
+//! What of a plan the kernels of a GPU take: asked before anything is made of it, since a file may have any lengths and a
+//! request any number of rows.
+
+use rocmforge_gpu::{Gpu, KvShape, Limit, ops};
+
+use super::{MAX_BUCKET, kv_type};
+use crate::config::EngineConfig;
+use crate::error::{ConfigError, RuntimeError};
+use rocmforge_plan::{Op, Plan};
+
+/// Whether `gpu` computes `plan` in steps of `max_tokens` tokens and `max_logits` rows of logits, as `config` has its cache.
+///
+/// # Errors
+/// [`ConfigError::GpuLimit`], [`ConfigError::GpuKvType`].
+pub(crate) fn check(
+    gpu: &Gpu,
+    plan: &Plan,
+    config: &EngineConfig,
+    [max_tokens, max_logits]: [usize; 2],
+) -> Result<(), RuntimeError> {
+    let ty = kv_type(config.kv_type)?;
+    // Steps of generation are filled up to the size of a graph.
+    let [max_tokens, max_logits] = [max_tokens, max_logits].map(|n| n.max(MAX_BUCKET));
+    check_plan(gpu, plan, [max_tokens, max_logits], |layer| {
+        let spec = &plan.kv[layer];
+        KvShape {
+            ty,
+            n_blocks: 0,
+            n_kv_heads: spec.n_kv_heads,
+            page: config.page,
+            k_dim: spec.k_dim,
+            v_dim: spec.v_dim,
+        }
+    })
+    .map_err(|limit| ConfigError::GpuLimit(limit).into())
+}
+
+fn check_plan(
+    gpu: &Gpu,
+    plan: &Plan,
+    [max_tokens, max_logits]: [usize; 2],
+    cache: impl Fn(usize) -> KvShape,
+) -> Result<(), Limit> {
+    ops::check_rows(max_tokens)?;
+    ops::check_rows(max_logits)?;
+    for op in &plan.ops {
+        match *op {
+            Op::Attention { layer, n_heads, .. } => cache(layer).check(gpu, n_heads)?,
+            Op::Route { logits, router, .. } => {
+                let n_experts = plan.buffers[logits.0 as usize].width;
+                ops::check_experts([n_experts, router.n_used])?;
+            }
+            _ => {}
+        }
+    }
+    let buffers = plan.buffers.iter().map(|info| (info.rows, info.width));
+    let acts = plan.acts.iter().map(|info| (info.rows, info.width));
+    for (rows, width) in buffers.chain(acts) {
+        ops::check_values(rows.rows(max_tokens, max_logits).saturating_mul(width))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! Device memory of a compiled plan, taken once for the largest step: addresses never change, so that a step can be
+//! captured as a graph.
+
+use rocmforge_gpu::ops::{AttentionScratch, Routing, RoutingBuffer};
+use rocmforge_gpu::{
+    ActForm, Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice,
+};
+
+use super::shift::ShiftMemory;
+use super::step::{StepMemory, StepShape, StepSizes};
+use rocmforge_plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId};
+
+/// Positions whose rotations are computed at once.
+const ROPE_ROWS: usize = 1024;
+
+/// The largest of everything.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) step: StepSizes,
+    pub(crate) n_ctx: usize,
+    /// Tokens of a block of the cache, and blocks.
+    pub(crate) page: usize,
+    pub(crate) n_blocks: usize,
+    pub(crate) kv_type: KvType,
+}
+
+/// What operations read and write beside the weights.
+pub(crate) struct Memory {
+    /// By [`BufferId`].
+    buffers: Vec<(BufferInfo, Buffer)>,
+    /// By [`ActsId`].
+    acts: Vec<(rocmforge_plan::ActsInfo, ActsBuffer)>,
+    /// By [`RoutingId`].
+    routings: Vec<RoutingBuffer>,
+    /// `[n_ctx, n_rot / 2, 2]` of each table.
+    rope: Vec<(usize, Buffer)>,
+    /// K and V of each layer.
+    cache: Vec<(KvShape, [Buffer; 2])>,
+    /// The other side of a gate, where gate and activation are separate.
+    gated: Buffer,
+    pub(crate) attention: AttentionScratch,
+    pub(crate) step: StepMemory,
+    pub(crate) shifts: ShiftMemory,
+}
+
+impl Memory {
+    pub(crate) fn new(gpu: &Gpu, plan: &Plan, sizes: &Sizes) -> Result<Memory, GpuError> {
+        let StepSizes {
+            max_rows,
+            max_logits,
+            max_seqs,
+            ..
+        } = sizes.step;
+        let buffers = plan.buffers.iter().map(|info| {
+            let n_values = info.rows.rows(max_rows, max_logits) * info.width;
+            Ok((*info, gpu.alloc::<f32>(n_values)?))
+        });
+        let acts = plan.acts.iter().map(|info| {
+            let n_rows = info.rows.rows(max_rows, max_logits);
+            let acts = ActsBuffer::new(gpu, form(info.format), n_rows, info.width)?;
+            Ok((*info, acts))
+        });
+        let layers = plan.kv.iter().map(|spec| {
+            let shape = KvShape {
+                ty: sizes.kv_type,
+                n_blocks: sizes.n_blocks,
+                n_kv_heads: spec.n_kv_heads,
+                page: sizes.page,
+                k_dim: spec.k_dim,
+                v_dim: spec.v_dim,
+            };
+            Ok((shape, shape.alloc(gpu)?))
+        });
+        let gated = plan.ops.iter().map(|op| match op {
+            Op::GatedMatMul { out, .. } => plan.buffers[out.0 as usize].width,
+            _ => 0,
+        });
+        let gated = gated.max().unwrap_or(0) * max_rows;
+        let heads = plan.ops.iter().filter_map(|op| match op {
+            Op::Attention { layer, n_heads, .. } => Some((*n_heads, plan.kv[*layer].v_dim)),
+            _ => None,
+        });
+        let (n_heads, v_dim) = heads.fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        Ok(Memory {
+            buffers: buffers.collect::<Result<_, GpuError>>()?,
+            acts: acts.collect::<Result<_, GpuError>>()?,
+            routings: routings(gpu, plan, max_rows)?,
+            rope: rope_tables(gpu, plan, sizes.n_ctx)?,
+            cache: layers.collect::<Result<_, GpuError>>()?,
+            gated: gpu.alloc::<f32>(gated)?,
+            attention: AttentionScratch::new(
+                gpu,
+                sizes.kv_type,
+                max_seqs,
+                n_heads,
+                v_dim,
+                sizes.n_ctx,
+            )?,
+            step: StepMemory::new(gpu, sizes.step)?,
+            shifts: ShiftMemory::new(gpu, sizes.step.max_pages)?,
+        })
+    }
+
+    /// `[rows, width]` in a step of `shape`.
+    pub(crate) fn buffer(&self, id: BufferId, shape: &StepShape) -> Slice<'_, f32> {
+        let (info, buffer) = &self.buffers[id.0 as usize];
+        let n_rows = info.rows.rows(shape.n_rows, shape.n_logits);
+        buffer.as_slice().part(0..n_rows * info.width)
+    }
+
+    /// The rows of a step of `shape`.
+    pub(crate) fn acts(&self, id: ActsId, shape: &StepShape) -> Acts<'_> {
+        let (info, acts) = &self.acts[id.0 as usize];
+        acts.rows(info.rows.rows(shape.n_rows, shape.n_logits))
+    }
+
+    /// The choices of a step of `shape`.
+    pub(crate) fn routing(&self, id: RoutingId, shape: &StepShape) -> Routing<'_> {
+        self.routings[id.0 as usize].of(shape.n_rows)
+    }
+
+    /// `[n_values]` for what only one operation sees.
+    pub(crate) fn gated(&self, n_values: usize) -> Slice<'_, f32> {
+        self.gated.as_slice().part(0..n_values)
+    }
+
+    /// The rotations of each position, `[n_ctx, n_rot / 2, 2]`, and `n_rot`.
+    pub(crate) fn rope(&self, id: RopeId) -> (Slice<'_, f32>, usize) {
+        let (n_rot, table) = &self.rope[id.0 as usize];
+        (table.as_slice(), *n_rot)
+    }
+
+    pub(crate) fn layer(&self, layer: usize) -> KvLayer<'_> {
+        let (shape, memory) = &self.cache[layer];
+        KvLayer::new(*shape, memory)
+    }
+
+    pub(crate) fn kv_bytes(&self) -> u64 {
+        let buffers = self.cache.iter().flat_map(|(_, memory)| memory);
+        buffers.map(|buffer| buffer.n_bytes() as u64).sum()
+    }
+}
+
+/// The form of activations on a device.
+pub(crate) fn form(format: rocmforge_plan::ActFormat) -> ActForm {
+    match format {
+        rocmforge_plan::ActFormat::F32 => ActForm::F32,
+        rocmforge_plan::ActFormat::Q8x32 => ActForm::Q8x32,
+        rocmforge_plan::ActFormat::Q8x256 => ActForm::Q8x256,
+    }
+}
+
+/// Room for the choices of each routing of steps of up to `max_rows` tokens.
+fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer>, GpuError> {
+    let all = (0..plan.n_routings).map(|id| {
+        let shape = plan.ops.iter().find_map(|op| match *op {
+            Op::Route {
+                logits,
+                router,
+                out,
+            } if out.0 as usize == id => {
+                let n_experts = plan.buffers[logits.0 as usize].width;
+                Some([n_experts, router.n_used])
+            }
+            _ => None,
+        });
+        // One that is never filled is never read.
+        RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows)
+    });
+    all.collect()
+}
+
+/// `n_rot` and the rotations of each table.
+fn rope_tables(gpu: &Gpu, plan: &Plan, n_ctx: usize) -> Result<Vec<(usize, Buffer)>, GpuError> {
+    let mut tables = Vec::with_capacity(plan.rope.len());
+    for table in &plan.rope {
+        let n_rot = table.n_rot();
+        let buffer = gpu.alloc::<f32>(n_ctx * n_rot)?;
+        let mut rows = vec![0.0; ROPE_ROWS.min(n_ctx) * n_rot];
+        for first in (0..n_ctx).step_by(ROPE_ROWS) {
+            let end = n_ctx.min(first + ROPE_ROWS);
+            let positions: Vec<u32> = (first as u32..end as u32).collect();
+            let rows = &mut rows[..positions.len() * n_rot];
+            table.fill(&positions, rows);
+            gpu.write(buffer.as_slice().part(first * n_rot..end * n_rot), rows)?;
+        }
+        tables.push((n_rot, buffer));
+    }
+    Ok(tables)
+}

@@ -1,0 +1,329 @@
+//! What the GPU backend launches for each operation of a plan.
+
+use rocmforge_gpu::ops::{
+    self, ExpertGated, ExpertWeights, Gated, HeadNorms, Product, Queries, RopeKv, RopeStyle,
+    Rotation, Router, Scores,
+};
+use rocmforge_gpu::{Activation, Gpu, GpuError, OutMode, Slice};
+
+use super::compile::{ExpertGateOps, RopeKvOps, Stage};
+use super::memory::Memory;
+use super::step::StepShape;
+use super::weights::DeviceWeights;
+use rocmforge_plan::{ActsId, BufferId, Linear, Op, Plan, RopeId, RoutingId};
+
+/// All that launches need; what they change is on the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Launcher<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) plan: &'a Plan,
+    pub(crate) weights: &'a DeviceWeights,
+    pub(crate) memory: &'a Memory,
+    pub(crate) shape: &'a StepShape,
+}
+
+impl<'a> Launcher<'a> {
+    pub(crate) fn run(&self, stage: &Stage) -> Result<(), GpuError> {
+        match stage {
+            Stage::One(index) => self.run_op(&self.plan.ops[*index]),
+            Stage::RopeKv { ops, .. } => self.rope_kv(ops),
+            Stage::ExpertGate { ops, .. } => self.expert_gate(ops),
+            Stage::CombineAdd {
+                x, routing, out, ..
+            } => self.combine(*x, *routing, OutMode::Add, *out),
+        }
+    }
+
+    fn buffer(&self, id: BufferId) -> Slice<'a, f32> {
+        self.memory.buffer(id, self.shape)
+    }
+
+    fn width(&self, id: BufferId) -> usize {
+        self.plan.buffers[id.0 as usize].width
+    }
+
+    fn run_op(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher {
+            gpu,
+            weights,
+            memory,
+            ..
+        } = *self;
+        let step = memory.step.step(self.shape);
+        match *op {
+            Op::Embed { table, scale, out } => {
+                let (table, out) = (weights.matrix(table), self.buffer(out));
+                let tokens = memory.step.tokens(self.shape);
+                ops::get_rows(gpu, &table, tokens, scale, OutMode::Store, out)
+            }
+            Op::AddPositions { table, out } => {
+                let (table, out) = (weights.matrix(table), self.buffer(out));
+                ops::get_rows(gpu, &table, step.positions, 1.0, OutMode::Add, out)
+            }
+            Op::RmsNorm {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let (x, out) = (self.buffer(x), self.buffer(out));
+                ops::rms_norm(gpu, x, weights.vector(weight), eps, out)
+            }
+            Op::LayerNorm {
+                x,
+                weight,
+                bias,
+                eps,
+                out,
+            } => {
+                let (weight, bias) = (weights.vector(weight), weights.vector(bias));
+                ops::layer_norm(gpu, self.buffer(x), weight, bias, eps, self.buffer(out))
+            }
+            Op::Quantize { x, out } => {
+                ops::quantize(gpu, self.buffer(x), &memory.acts(out, self.shape))
+            }
+            Op::NormQuantize {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
+                ops::rms_norm_quantize(gpu, x, weights.vector(weight), eps, &out)
+            }
+            Op::MatMul {
+                x,
+                weight,
+                bias,
+                mode,
+                out,
+            } => {
+                let mode = match mode {
+                    rocmforge_plan::OutMode::Store => OutMode::Store,
+                    rocmforge_plan::OutMode::Add => OutMode::Add,
+                };
+                let product = self.product(Linear { weight, bias }, mode, self.buffer(out));
+                self.products(x, &[product])
+            }
+            Op::MatMuls { x, ref products } => {
+                let products = products
+                    .iter()
+                    .map(|&(linear, out)| self.product(linear, OutMode::Store, self.buffer(out)));
+                self.products(x, &products.collect::<Vec<_>>())
+            }
+            Op::GatedMatMul {
+                x,
+                gate,
+                up,
+                activation,
+                out,
+            } => self.gated(x, [gate, up], activation, self.buffer(out)),
+            Op::Rope {
+                x,
+                head_dim,
+                table,
+                style,
+            } => {
+                let rotation = self.rotation(table, style);
+                ops::rope(gpu, self.buffer(x), head_dim, &rotation, &step)
+            }
+            Op::KvAppend { layer, k, v } => {
+                let (k, v) = (self.buffer(k), self.buffer(v));
+                ops::kv_append(gpu, &memory.layer(layer), k, v, &step)
+            }
+            Op::Attention {
+                layer,
+                n_heads,
+                scores,
+                q,
+                out,
+            } => {
+                let scores = Scores {
+                    scale: scores.scale,
+                    soft_cap: scores.soft_cap,
+                    window: self.plan.kv[layer].window,
+                };
+                let queries = Queries {
+                    q: self.buffer(q),
+                    n_heads,
+                    scores,
+                    out: self.buffer(out),
+                };
+                let kv = memory.layer(layer);
+                ops::attention(gpu, &queries, &kv, &step, &memory.attention)
+            }
+            Op::Activate {
+                activation: function,
+                x,
+                out,
+            } => ops::activate(gpu, activation(function), self.buffer(x), self.buffer(out)),
+            Op::GatedActivation {
+                activation: function,
+                gate,
+                up,
+                out,
+            } => {
+                let [gate, up, out] = [gate, up, out].map(|id| self.buffer(id));
+                ops::gated_activation(gpu, activation(function), gate, up, out)
+            }
+            Op::Add { x, out } => ops::add(gpu, self.buffer(x), self.buffer(out)),
+            Op::AddGated { gate, x, out } => {
+                let [gate, x, out] = [gate, x, out].map(|id| self.buffer(id));
+                ops::add_gated(gpu, gate, x, out)
+            }
+            Op::SoftCap { cap, x } => ops::soft_cap(gpu, cap, self.buffer(x)),
+            Op::SelectRows { x, out } => {
+                let rows = memory.step.logits_rows(self.shape);
+                let width = self.width(out);
+                ops::select_rows(gpu, self.buffer(x), rows, width, self.buffer(out))
+            }
+            Op::Route {
+                logits,
+                router,
+                out,
+            } => {
+                let router = Router {
+                    weights: expert_weights(router.weights),
+                    scale: router.scale,
+                };
+                let routing = memory.routing(out, self.shape);
+                ops::route(gpu, self.buffer(logits), router, step.seq_of_row, &routing)
+            }
+            Op::QuantizeExperts {
+                x,
+                rows_of,
+                routing,
+                out,
+            } => {
+                let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
+                match rows_of {
+                    rocmforge_plan::RowsOf::Choices => ops::quantize(gpu, x, &out),
+                    rocmforge_plan::RowsOf::Tokens => {
+                        let routing = memory.routing(routing, self.shape);
+                        ops::quantize_experts(gpu, x, &routing, &out)
+                    }
+                }
+            }
+            Op::ExpertMatMul {
+                x,
+                routing,
+                weight,
+                out,
+                ..
+            } => {
+                let (x, routing) = (
+                    memory.acts(x, self.shape),
+                    memory.routing(routing, self.shape),
+                );
+                let experts = weights.experts(weight);
+                ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
+            }
+            Op::CombineExperts { x, routing, out } => self.combine(x, routing, OutMode::Store, out),
+        }
+    }
+
+    fn product(&self, linear: Linear, mode: OutMode, out: Slice<'a, f32>) -> Product<'a> {
+        Product {
+            matrix: self.weights.matrix(linear.weight),
+            bias: self.bias(linear),
+            mode,
+            out,
+        }
+    }
+
+    fn bias(&self, linear: Linear) -> Option<Slice<'a, f32>> {
+        linear.bias.map(|id| self.weights.vector(id))
+    }
+
+    /// Products of the same activations.
+    fn products(&self, x: ActsId, products: &[Product<'_>]) -> Result<(), GpuError> {
+        ops::products(self.gpu, &self.memory.acts(x, self.shape), products)
+    }
+
+    /// `out = activation(x * gate^T) * (x * up^T)`.
+    fn gated(
+        &self,
+        x: ActsId,
+        matrices: [Linear; 2],
+        function: rocmforge_plan::Activation,
+        out: Slice<'a, f32>,
+    ) -> Result<(), GpuError> {
+        let gated = Gated {
+            matrices: matrices.map(|linear| self.weights.matrix(linear.weight)),
+            biases: matrices.map(|linear| self.bias(linear)),
+            activation: activation(function),
+            out,
+        };
+        let x = self.memory.acts(x, self.shape);
+        ops::gated_products(self.gpu, &x, &gated, self.memory.gated(out.len()))
+    }
+
+    fn expert_gate(&self, of: &ExpertGateOps) -> Result<(), GpuError> {
+        let gated = ExpertGated {
+            matrices: [of.gate, of.up].map(|id| self.weights.experts(id)),
+            activation: activation(of.activation),
+            out: self.buffer(of.out),
+        };
+        let x = self.memory.acts(of.x, self.shape);
+        let routing = self.memory.routing(of.routing, self.shape);
+        ops::expert_gated_products(self.gpu, &x, &routing, &gated, self.buffer(of.unwritten[1]))
+    }
+
+    fn combine(
+        &self,
+        x: BufferId,
+        routing: RoutingId,
+        mode: OutMode,
+        out: BufferId,
+    ) -> Result<(), GpuError> {
+        let routing = self.memory.routing(routing, self.shape);
+        ops::combine_experts(self.gpu, self.buffer(x), &routing, mode, self.buffer(out))
+    }
+
+    fn rotation(&self, table: RopeId, style: rocmforge_plan::RopeStyle) -> Rotation<'a> {
+        let (table, n_rot) = self.memory.rope(table);
+        Rotation {
+            style: rope_style(style),
+            table,
+            n_rot,
+        }
+    }
+
+    fn rope_kv(&self, ops: &RopeKvOps) -> Result<(), GpuError> {
+        let operands = RopeKv {
+            q: self.buffer(ops.q),
+            q_out: self.buffer(ops.q_out),
+            k: self.buffer(ops.k),
+            v: self.buffer(ops.v),
+            rotation: self.rotation(ops.table, ops.style),
+            norms: ops.norms.map(|norms| HeadNorms {
+                q: self.weights.vector(norms.q),
+                k: self.weights.vector(norms.k),
+                eps: norms.eps,
+            }),
+        };
+        let step = self.memory.step.step(self.shape);
+        ops::rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
+    }
+}
+
+fn activation(activation: rocmforge_plan::Activation) -> Activation {
+    match activation {
+        rocmforge_plan::Activation::Silu => Activation::Silu,
+        rocmforge_plan::Activation::GeluTanh => Activation::GeluTanh,
+    }
+}
+
+fn expert_weights(weights: rocmforge_plan::ExpertWeights) -> ExpertWeights {
+    match weights {
+        rocmforge_plan::ExpertWeights::Softmax => ExpertWeights::Softmax,
+        rocmforge_plan::ExpertWeights::Normalized => ExpertWeights::Normalized,
+    }
+}
+
+pub(crate) fn rope_style(style: rocmforge_plan::RopeStyle) -> RopeStyle {
+    match style {
+        rocmforge_plan::RopeStyle::Norm => RopeStyle::Norm,
+        rocmforge_plan::RopeStyle::Neox => RopeStyle::Neox,
+    }
+}

@@ -1,0 +1,173 @@
+//! The GPU backend one operation at a time, for checks: its memory is copied to the host.
+
+use std::borrow::Cow;
+
+use rocmforge_cpu as cpu;
+use rocmforge_cpu::Isa;
+use rocmforge_gpu::{ActForm, Acts, GpuError, ops};
+
+use super::choices::{Choices, Chooser};
+use super::compile::Stage;
+use super::step::{StepShape, StepToken};
+use super::{GpuBackend, NOT_FINITE};
+use crate::cpu::{ActsBuffer, LayerCache};
+use crate::error::RuntimeError;
+use crate::stepwise::{Memory, Pass, Stepwise};
+use rocmforge_plan::KvShift;
+use rocmforge_plan::{ActsId, BufferId, Op, RoutingId, Side};
+use rocmforge_plan::{Batch, InputToken};
+
+impl Stepwise for GpuBackend {
+    fn pass(&self, index: usize) -> Pass {
+        let stage = self.stage(index);
+        Pass {
+            side: Side::Gpu,
+            n_ops: stage.ops().len(),
+            undefined: stage.undefined(),
+        }
+    }
+
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
+        let shape = StepShape::of(batch, Chooser::Best);
+        let tokens = batch.tokens.iter().map(|token| match *token {
+            InputToken::Id(id) => StepToken::Id(id),
+            InputToken::Sampled { .. } => StepToken::Id(NOT_FINITE),
+        });
+        let tokens: Vec<StepToken> = tokens.collect();
+        let choices = Choices::default();
+        self.memory.step.write(batch, &tokens, &choices, &shape);
+        let step = &self.memory.step;
+        self.begin(&shape)?;
+        self.launcher(&shape).run(self.stage(index))?;
+        let (io, none) = (step.io(&shape), step.sampled(&shape).part(0..0));
+        ops::end_step(&self.gpu, &io, none, step.results())?;
+        Ok(self.gpu.synchronize()?)
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), RuntimeError> {
+        self.shift(std::slice::from_ref(shift), 0)?;
+        Ok(self.gpu.synchronize()?)
+    }
+
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError> {
+        let shape = StepShape::of(batch, Chooser::Best);
+        let buffers = (0..self.plan.buffers.len()).map(|id| {
+            let buffer = self.memory.buffer(BufferId(id as u32), &shape);
+            self.gpu.read(buffer)
+        });
+        let routings =
+            (0..self.plan.n_routings).map(|id| self.routing(RoutingId(id as u32), &shape));
+        let routings: Vec<cpu::Routing> = routings.collect::<Result<_, GpuError>>()?;
+        let acts = (0..self.plan.acts.len()).map(|id| {
+            let id = ActsId(id as u32);
+            match self.routing_of(id) {
+                Some(routing) => self.sorted_acts(id, &routings[routing.0 as usize], &shape),
+                None => Ok(ActsBuffer::Rows(
+                    self.acts(id, self.memory.acts(id, &shape))?,
+                )),
+            }
+        });
+        let acts = acts.collect::<Result<Vec<ActsBuffer>, GpuError>>()?;
+        let cache = self.plan.kv.iter().enumerate().map(|(i, spec)| {
+            let layer = self.memory.layer(i);
+            let (k, v) = (self.gpu.read(layer.k)?, self.gpu.read(layer.v)?);
+            let kv_type = self.options.kv_type;
+            Ok(LayerCache::from_planes(*spec, kv_type, [&k, &v]))
+        });
+        Ok(Memory {
+            buffers: Cow::Owned(buffers.collect::<Result<_, GpuError>>()?),
+            acts: Cow::Owned(acts),
+            routings: Cow::Owned(routings),
+            cache: Cow::Owned(cache.collect::<Result<_, GpuError>>()?),
+        })
+    }
+}
+
+impl GpuBackend {
+    /// A buffer of a step of `batch`.
+    pub(crate) fn values(&self, id: BufferId, batch: &Batch) -> Result<Vec<f32>, GpuError> {
+        let shape = StepShape::of(batch, Chooser::Best);
+        self.gpu.read(self.memory.buffer(id, &shape))
+    }
+
+    /// Overwrites a buffer of a step of `batch`.
+    pub(crate) fn set_values(
+        &self,
+        id: BufferId,
+        values: &[f32],
+        batch: &Batch,
+    ) -> Result<(), GpuError> {
+        let shape = StepShape::of(batch, Chooser::Best);
+        self.gpu.write(self.memory.buffer(id, &shape), values)
+    }
+
+    /// The stage that begins with operation `index` of the plan.
+    fn stage(&self, index: usize) -> &Stage {
+        let mut stages = self.segments.iter().flat_map(|segment| &segment.stages);
+        let stage = stages.find(|stage| stage.ops().start == index);
+        stage.expect("passes begin with the operations of a stage")
+    }
+
+    /// The choices of a step, as the CPU has them; none where the device's are not sorted as they should be, or are those
+    /// of another step.
+    fn routing(&self, id: RoutingId, shape: &StepShape) -> Result<cpu::Routing, GpuError> {
+        let routing = self.memory.routing(id, shape);
+        let experts = self.gpu.read(routing.experts)?;
+        let weights = self.gpu.read(routing.weights)?;
+        let choices = experts.into_iter().zip(weights);
+        let found = cpu::Routing::of_choices(routing.n_experts, routing.n_used, choices);
+        let rows = self.gpu.read(routing.rows)?;
+        Ok(found
+            .filter(|found| {
+                let tokens = 0..found.n_tokens();
+                let choices = tokens.flat_map(|token| found.choices(token));
+                choices.map(|choice| choice.row).eq(rows)
+            })
+            .unwrap_or_default())
+    }
+
+    /// What sorted these activations, if they are sorted by expert.
+    fn routing_of(&self, id: ActsId) -> Option<RoutingId> {
+        self.plan.ops.iter().find_map(|op| match *op {
+            Op::QuantizeExperts { routing, out, .. } if out == id => Some(routing),
+            _ => None,
+        })
+    }
+
+    fn sorted_acts(
+        &self,
+        id: ActsId,
+        routing: &cpu::Routing,
+        shape: &StepShape,
+    ) -> Result<ActsBuffer, GpuError> {
+        let all = self.memory.acts(id, shape);
+        let groups = routing.groups().map(|rows| self.acts(id, all.part(rows)));
+        let groups = groups.collect::<Result<_, GpuError>>()?;
+        Ok(ActsBuffer::ByExpert(cpu::ExpertActs::of_groups(groups)))
+    }
+
+    /// Activations as the CPU has them.
+    fn acts(&self, id: ActsId, acts: Acts<'_>) -> Result<cpu::Acts, GpuError> {
+        let (format, [n, width]) = (
+            self.plan.acts[id.0 as usize].format,
+            [acts.n_rows, acts.width],
+        );
+        let mut out = cpu::Acts::new();
+        if width == 0 {
+            // Another device has them.
+            return Ok(out);
+        }
+        match acts.form {
+            ActForm::F32 => {
+                let values = self.gpu.read(acts.values)?;
+                out.quantize(Isa::Scalar, &self.pool, &values, [n, width], format);
+            }
+            ActForm::Q8x32 | ActForm::Q8x256 => {
+                let codes = self.gpu.read(acts.codes)?;
+                let scales = self.gpu.read(acts.scales)?;
+                out.set_codes(&self.pool, format, [n, width], &codes, &scales);
+            }
+        }
+        Ok(out)
+    }
+}

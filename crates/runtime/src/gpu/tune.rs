@@ -1,0 +1,324 @@
+//! Tuning on a model's own matrices: which launches of its steps there is something to choose for, and their trials, a
+//! few milliseconds at a time between steps.
+//!
+//! Trials read the model's weights and have all else of their own, so that nothing of a sequence changes. What they find
+//! is for the next start: graphs of this one are made already.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_gpu::ops::{MAX_ROWS, Scores};
+use rocmforge_gpu::{Gpu, GpuError, Matrix, Shape, Trial, Work, tuning_key};
+
+use super::memory::Memory;
+use super::weights::DeviceWeights;
+use super::{GpuBackend, GpuOptions};
+use crate::backend::Rest;
+use crate::error::RuntimeError;
+use crate::tuning::{Choice, Kept, TuneProgress, TuningStore, Untuned};
+use rocmforge_plan::{Op, Plan, RowCount, WeightId};
+
+/// Matrices of a shape that launches are measured on, at most.
+const MAX_SETS: usize = 16;
+/// The most matrices of a launch.
+const MAX_MATRICES: usize = 3;
+/// Positions of the sequences that attention is measured with: less than these, if a context is shorter.
+const POSITIONS: usize = 2048;
+/// Tokens of a short prompt, which is tuned beside a whole chunk.
+const SHORT_CHUNK: usize = 128;
+/// Sequences of a step of generation, in the order of trials.
+const STEP_ROWS: [usize; 4] = [1, 2, 4, 8];
+
+/// A launch to tune, as what it works on.
+enum Task {
+    /// Sets of matrices of one format.
+    Few(Vec<Vec<WeightId>>),
+    Many {
+        weights: Vec<WeightId>,
+        n_rows: usize,
+    },
+    Attention {
+        layer: usize,
+        n_heads: usize,
+        scores: Scores,
+        n_rows: usize,
+    },
+}
+
+/// The trials of a model.
+pub(crate) struct Tuner {
+    key: String,
+    n_shapes: usize,
+    /// Those that were tuned at the start.
+    n_known: usize,
+    left: VecDeque<(Shape, Task)>,
+    current: Option<(Task, Trial)>,
+}
+
+/// What tasks are made of.
+#[derive(Clone, Copy)]
+struct Model<'a> {
+    gpu: &'a Gpu,
+    weights: &'a DeviceWeights,
+    memory: &'a Memory,
+    options: &'a GpuOptions,
+}
+
+impl<'a> Model<'a> {
+    fn set(&self, ids: &[WeightId]) -> Vec<Matrix<'a>> {
+        ids.iter().map(|&id| self.weights.matrix(id)).collect()
+    }
+
+    fn work(&self, task: &Task) -> Work<'a> {
+        match task {
+            Task::Few(sets) => Work::Few {
+                sets: sets.iter().map(|ids| self.set(ids)).collect(),
+            },
+            Task::Many { weights, n_rows } => Work::Many {
+                matrices: self.set(weights),
+                n_rows: *n_rows,
+            },
+            Task::Attention {
+                layer,
+                n_heads,
+                scores,
+                n_rows,
+            } => Work::Attention {
+                n_rows: *n_rows,
+                n_heads: *n_heads,
+                scores: *scores,
+                kv: self.memory.layer(*layer).shape,
+                n_positions: self.options.n_ctx.min(POSITIONS),
+                scratch: &self.memory.attention,
+            },
+        }
+    }
+}
+
+/// The matrices of `op` whose products with one row can be launched in several ways.
+fn products(op: &Op) -> Vec<WeightId> {
+    match op {
+        Op::MatMul { .. } | Op::MatMuls { .. } => op.matrices(),
+        // With a gate a wave takes a row of both matrices: there is no other way.
+        _ => vec![],
+    }
+}
+
+impl Tuner {
+    /// The launches of steps of `plan` that can be made in several ways and are not tuned yet.
+    fn new(plan: &Plan, model: Model<'_>) -> Result<Tuner, GpuError> {
+        let chunk = model.options.max_tokens;
+        let mut tasks: Vec<(Shape, Task)> = Vec::new();
+        let mut add = |task: Task| {
+            let (shape, ways) = model.work(&task).ways(model.gpu);
+            if ways.len() < 2 {
+                return;
+            }
+            let known = tasks.iter_mut().find(|(known, _)| *known == shape);
+            match (known, task) {
+                (None, task) => tasks.push((shape, task)),
+                (Some((_, Task::Few(sets))), Task::Few(more)) if sets.len() < MAX_SETS => {
+                    sets.extend(more);
+                }
+                (Some((_, Task::Many { weights, .. })), Task::Many { weights: more, .. })
+                    if weights.len() < MAX_SETS =>
+                {
+                    weights.extend(more);
+                }
+                _ => {}
+            }
+        };
+        for op in &plan.ops {
+            let ids = products(op);
+            let ty = |id: &WeightId| model.weights.matrix(*id).ty;
+            for ids in ids.chunks(MAX_MATRICES) {
+                for (i, first) in ids.iter().enumerate() {
+                    if ids[..i].iter().all(|other| ty(other) != ty(first)) {
+                        let same = ids.iter().filter(|id| ty(id) == ty(first));
+                        add(Task::Few(vec![same.copied().collect()]));
+                    }
+                }
+            }
+        }
+        let max_rows = model.options.max_seqs;
+        for n_rows in STEP_ROWS.into_iter().filter(|&n| n <= max_rows) {
+            for op in &plan.ops {
+                if let Op::Attention {
+                    layer,
+                    n_heads,
+                    scores,
+                    ..
+                } = *op
+                {
+                    add(Task::Attention {
+                        layer,
+                        n_heads,
+                        scores: Scores {
+                            scale: scores.scale,
+                            soft_cap: scores.soft_cap,
+                            window: plan.kv[layer].window,
+                        },
+                        n_rows,
+                    });
+                }
+            }
+            if n_rows > 1 {
+                continue;
+            }
+            // After the usual step of generation those of prompts.
+            for n_rows in [chunk, SHORT_CHUNK.min(chunk)] {
+                let ops = plan.ops.iter().filter(|op| is_of_tokens(plan, op));
+                for id in ops.filter(|_| n_rows > MAX_ROWS).flat_map(Op::matrices) {
+                    add(Task::Many {
+                        weights: vec![id],
+                        n_rows,
+                    });
+                }
+            }
+        }
+        let n_shapes = tasks.len();
+        let tuning = model.gpu.tuning();
+        let left = tasks.into_iter();
+        let left: VecDeque<_> = left.filter(|(shape, _)| !tuning.contains(shape)).collect();
+        Ok(Tuner {
+            key: tuning_key(model.gpu)?,
+            n_shapes,
+            n_known: n_shapes - left.len(),
+            left,
+            current: None,
+        })
+    }
+
+    /// Goes on for `budget`, or a sample. A launch that cannot be measured is left out.
+    fn go_on(&mut self, model: Model<'_>, budget: Duration) -> Result<TuneProgress, GpuError> {
+        let begun = Instant::now();
+        let mut progress = TuneProgress {
+            key: self.key.clone(),
+            n_shapes: self.n_shapes,
+            n_known: self.n_known,
+            ..TuneProgress::default()
+        };
+        while !self.is_done() {
+            match self.current.take() {
+                Some((_, trial)) if trial.is_done() => progress.decided.push(trial.decide()),
+                Some((task, mut trial)) => {
+                    trial.go_on(&model.work(&task))?;
+                    self.current = Some((task, trial));
+                }
+                None => self.begin(model, &mut progress)?,
+            }
+            if begun.elapsed() >= budget {
+                break;
+            }
+        }
+        progress.n_left = self.left.len() + usize::from(self.current.is_some());
+        Ok(progress)
+    }
+
+    fn begin(&mut self, model: Model<'_>, progress: &mut TuneProgress) -> Result<(), GpuError> {
+        let Some((shape, task)) = self.left.pop_front() else {
+            return Ok(());
+        };
+        match Trial::begin(model.gpu, &model.work(&task)) {
+            Ok(Some(trial)) => self.current = Some((task, trial)),
+            Ok(None) => {}
+            Err(GpuError::OutOfMemory { .. }) => progress.untuned.push(Untuned {
+                shape,
+                reason: "there is no memory left for it; a shorter context leaves more".into(),
+            }),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.left.is_empty() && self.current.is_none()
+    }
+}
+
+/// Whether an operation has a row for each token of a step.
+fn is_of_tokens(plan: &Plan, op: &Op) -> bool {
+    let out = match op {
+        Op::MatMul { out, .. } | Op::GatedMatMul { out, .. } => Some(*out),
+        Op::MatMuls { products, .. } => products.first().map(|(_, out)| *out),
+        _ => None,
+    };
+    out.is_some_and(|out| plan.buffers[out.0 as usize].rows == RowCount::Tokens)
+}
+
+/// What a backend does when it has nothing else to do.
+pub(crate) struct Idle {
+    store: Arc<dyn TuningStore>,
+    /// What the store does not have yet, and its key.
+    found: Vec<(Shape, Choice)>,
+    key: String,
+    is_tuned: bool,
+}
+
+impl Idle {
+    /// Hands over what was found; whether the store has taken it.
+    fn keep(&mut self) -> bool {
+        if !self.found.is_empty() && self.store.keep(&self.key, &self.found) == Kept::Settled {
+            self.found.clear();
+        }
+        self.found.is_empty()
+    }
+}
+
+impl GpuBackend {
+    /// From now on launches are tuned while there is nothing else to do, and what was found goes to `store`.
+    pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
+        self.idle = Some(Idle {
+            store,
+            found: Vec::new(),
+            key: String::new(),
+            is_tuned: false,
+        });
+    }
+
+    /// Tunes for `budget`.
+    pub(crate) fn go_on_tuning(&mut self, budget: Duration) -> Result<TuneProgress, RuntimeError> {
+        let model = Model {
+            gpu: &self.gpu,
+            weights: &self.weights,
+            memory: &self.memory,
+            options: &self.options,
+        };
+        let mut tuner = match self.tuner.take() {
+            Some(tuner) => tuner,
+            None => Tuner::new(&self.plan, model)?,
+        };
+        let progress = tuner.go_on(model, budget)?;
+        self.tuner = Some(tuner);
+        Ok(progress)
+    }
+
+    /// Tunes for `budget` if that is wanted, and hands over what was found; when there is more to do.
+    pub(crate) fn go_on_idly(&mut self, budget: Duration) -> Rest {
+        let Some(mut idle) = self.idle.take() else {
+            return Rest::Nothing;
+        };
+        if !idle.is_tuned {
+            // A device that fails here fails in the next step, too, which tells it.
+            let progress = self.go_on_tuning(budget).unwrap_or_default();
+            idle.is_tuned = progress.n_left == 0;
+            idle.found.extend(progress.found());
+            idle.key = progress.key;
+        }
+        let is_kept = idle.keep();
+        let rest = match (idle.is_tuned, is_kept) {
+            (false, _) => Rest::Now,
+            (true, false) => Rest::Later,
+            (true, true) => Rest::Nothing,
+        };
+        if idle.is_tuned {
+            // Memory and graphs of the trials go back.
+            self.tuner = None;
+        }
+        if rest != Rest::Nothing {
+            self.idle = Some(idle);
+        }
+        rest
+    }
+}

@@ -1,0 +1,220 @@
+//! The model's weights on the device: matrices repacked for its kernels, vectors in one buffer.
+
+use std::collections::{BTreeSet, HashMap};
+
+use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix, Slice, Uploader, chunk_bytes, ops};
+
+use crate::error::RuntimeError;
+use rocmforge_plan::Weights;
+use rocmforge_plan::{Op, Plan, WeightId};
+
+/// Vectors begin at multiples of this many values, which suits the widest loads.
+const VECTOR_ALIGN: usize = 64;
+
+/// Weights by [`WeightId`].
+pub(crate) struct DeviceWeights {
+    matrices: HashMap<WeightId, DeviceMatrix>,
+    data: Vec<Buffer>,
+    /// First value and length of each vector.
+    vectors: HashMap<WeightId, (usize, usize)>,
+    vector_data: Buffer,
+}
+
+/// A matrix, or those of the experts of a mixture, each by itself.
+struct DeviceMatrix {
+    ty: rocmforge_gguf::GgmlType,
+    n_experts: Option<usize>,
+    /// Of each.
+    n_out: usize,
+    n_in: usize,
+    /// Place in `data`: tied weights share it.
+    data: usize,
+}
+
+/// A matrix of the file, or those of all experts, one below the other.
+struct FileMatrix<'a> {
+    weight: rocmforge_plan::Weight<'a>,
+    n_experts: Option<usize>,
+}
+
+impl FileMatrix<'_> {
+    fn n_matrices(&self) -> usize {
+        self.n_experts.unwrap_or(1)
+    }
+
+    /// Of each.
+    fn n_out(&self) -> usize {
+        self.weight.n_out / self.n_matrices()
+    }
+
+    /// On the device.
+    fn packed_bytes(&self, gpu: &Gpu) -> Result<usize, rocmforge_gpu::GpuError> {
+        let one = ops::packed_bytes(gpu, self.weight.ty, self.n_out(), self.weight.n_in)?;
+        Ok(self.n_matrices() * one)
+    }
+}
+
+/// The matrices of a plan, each of the file's once.
+struct Inventory<'a> {
+    /// In the order of the file's data.
+    matrices: Vec<FileMatrix<'a>>,
+    /// Place in `matrices`.
+    by_id: HashMap<WeightId, usize>,
+}
+
+impl<'a> Inventory<'a> {
+    fn new(plan: &Plan, weights: &'a Weights) -> Inventory<'a> {
+        let of_op = |op: &Op| op.matrices().into_iter().chain(op.table());
+        let ids: BTreeSet<WeightId> = plan.ops.iter().flat_map(of_op).collect();
+        let experts = plan.ops.iter().filter_map(|op| match *op {
+            Op::ExpertMatMul {
+                weight, n_experts, ..
+            } => Some((weight, n_experts)),
+            _ => None,
+        });
+        let experts: HashMap<WeightId, usize> = experts.collect();
+        let mut all = Inventory {
+            matrices: Vec::new(),
+            by_id: HashMap::new(),
+        };
+        let mut known: HashMap<(*const u8, usize), usize> = HashMap::new();
+        for id in ids {
+            let weight = weights.matrix(id);
+            let key = (weight.data.as_ptr(), weight.data.len());
+            let at = *known.entry(key).or_insert(all.matrices.len());
+            if at == all.matrices.len() {
+                let n_experts = experts.get(&id).copied();
+                all.matrices.push(FileMatrix { weight, n_experts });
+            }
+            all.by_id.insert(id, at);
+        }
+        all
+    }
+}
+
+/// Bytes that the weights of `plan` take on the device.
+///
+/// # Errors
+/// If there are no kernels for one of their formats.
+pub(crate) fn device_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<u64, RuntimeError> {
+    let inventory = Inventory::new(plan, weights);
+    let mut n_bytes = 0u64;
+    for matrix in &inventory.matrices {
+        n_bytes += matrix.packed_bytes(gpu)? as u64;
+    }
+    let vectors = vector_places(plan, weights).1 * size_of::<f32>();
+    Ok(n_bytes + vectors as u64)
+}
+
+/// Bytes that the weights of `plan` pass through on their way to the device.
+pub(crate) fn staging_bytes(plan: &Plan, weights: &Weights) -> u64 {
+    let matrices = Inventory::new(plan, weights).matrices.into_iter();
+    let chunks = matrices.map(|file| chunk_bytes(file.weight.ty, [file.n_out(), file.weight.n_in]));
+    2 * chunks.max().unwrap_or(0) as u64
+}
+
+/// First value and length of each vector, and the values of all.
+fn vector_places(plan: &Plan, weights: &Weights) -> (HashMap<WeightId, (usize, usize)>, usize) {
+    let ids: BTreeSet<WeightId> = plan.ops.iter().flat_map(|op| op.vectors()).collect();
+    let mut places = HashMap::new();
+    let mut end = 0;
+    for id in ids {
+        let len = weights.vector(id).len();
+        places.insert(id, (end, len));
+        end += len.next_multiple_of(VECTOR_ALIGN);
+    }
+    (places, end)
+}
+
+impl DeviceWeights {
+    /// Copies and repacks all weights of `plan`.
+    pub(crate) fn upload(
+        gpu: &Gpu,
+        plan: &Plan,
+        weights: &Weights,
+    ) -> Result<DeviceWeights, RuntimeError> {
+        let inventory = Inventory::new(plan, weights);
+        let (places, n_values) = vector_places(plan, weights);
+        let mut values = vec![0.0f32; n_values];
+        for (id, (first, len)) in &places {
+            values[*first..first + len].copy_from_slice(weights.vector(*id));
+        }
+        let vector_data = gpu.upload(&values)?;
+        let mut data = Vec::with_capacity(inventory.matrices.len());
+        let chunks = inventory.matrices.iter();
+        let chunks =
+            chunks.map(|file| chunk_bytes(file.weight.ty, [file.n_out(), file.weight.n_in]));
+        let mut uploader = Uploader::new(gpu, chunks.max().unwrap_or(0))?;
+        for file in &inventory.matrices {
+            let rocmforge_plan::Weight { ty, n_in, .. } = file.weight;
+            let (n_matrices, n_out) = (file.n_matrices(), file.n_out());
+            let packed = gpu.alloc::<u8>(file.packed_bytes(gpu)?)?;
+            let out = ExpertMatrices {
+                ty,
+                n_experts: n_matrices,
+                n_out,
+                n_in,
+                data: packed.as_slice(),
+            };
+            for i in 0..n_matrices {
+                let n_bytes = file.weight.data.len() / n_matrices;
+                let rows = &file.weight.data[i * n_bytes..][..n_bytes];
+                uploader.repack(rows, &out.matrix(i))?;
+            }
+            data.push(packed);
+        }
+        uploader.finish()?;
+        let matrices = inventory.by_id.into_iter().map(|(id, at)| {
+            let file = &inventory.matrices[at];
+            let matrix = DeviceMatrix {
+                ty: file.weight.ty,
+                n_experts: file.n_experts,
+                n_out: file.n_out(),
+                n_in: file.weight.n_in,
+                data: at,
+            };
+            (id, matrix)
+        });
+        Ok(DeviceWeights {
+            matrices: matrices.collect(),
+            data,
+            vectors: places,
+            vector_data,
+        })
+    }
+
+    /// # Panics
+    /// If no operation of the plan multiplies with `id` or looks up its rows.
+    pub(crate) fn matrix(&self, id: WeightId) -> Matrix<'_> {
+        let matrix = &self.matrices[&id];
+        assert_eq!(matrix.n_experts, None, "one matrix");
+        Matrix {
+            ty: matrix.ty,
+            n_out: matrix.n_out,
+            n_in: matrix.n_in,
+            data: self.data[matrix.data].as_slice(),
+        }
+    }
+
+    /// The matrices of the experts of a mixture.
+    ///
+    /// # Panics
+    /// If no operation of the plan multiplies rows of experts with `id`.
+    pub(crate) fn experts(&self, id: WeightId) -> ExpertMatrices<'_> {
+        let matrix = &self.matrices[&id];
+        ExpertMatrices {
+            ty: matrix.ty,
+            n_experts: matrix.n_experts.expect("matrices of experts"),
+            n_out: matrix.n_out,
+            n_in: matrix.n_in,
+            data: self.data[matrix.data].as_slice(),
+        }
+    }
+
+    /// # Panics
+    /// If no operation of the plan reads the vector `id`.
+    pub(crate) fn vector(&self, id: WeightId) -> Slice<'_, f32> {
+        let (first, len) = self.vectors[&id];
+        self.vector_data.as_slice().part(first..first + len)
+    }
+}

@@ -1,0 +1,336 @@
+//! The hybrid backend: the segments of one plan in turn on a GPU and on the CPU.
+//!
+//! Each side has a backend with its operations, its weights and the cache of its layers. What crosses between segments
+//! is copied through memory that both see. One side works at a time, and a step is over when `submit` returns: a step
+//! costs the sum of both sides' work and of the copies, and there is never more than one in flight. Tokens are chosen
+//! where the logits are made.
+
+mod stepwise;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_gpu::{Gpu, GpuError};
+
+use self::stepwise::Homes;
+use super::cpu::{CpuBackend, CpuOptions, CpuStep, Onlookers};
+use super::gpu::{Begun, Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Look, Offload};
+use super::times::{StepPart, StepTimes, Stopwatch};
+use super::tuning::{TuneProgress, TuningStore};
+use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, Rest, StepObserver};
+use crate::error::RuntimeError;
+use rocmforge_plan::Weights;
+use rocmforge_plan::{Batch, RowOutput, StepOutput};
+use rocmforge_plan::{BatchShape, Placement, Plan, Segment, Side};
+
+/// A plan that a GPU and the CPU share.
+pub struct HybridBackend {
+    plan: Plan,
+    placement: Placement,
+    cpu: CpuBackend,
+    gpu: GpuBackend,
+    /// Whether a step ended before its time on the GPU, which then counts steps otherwise than the host.
+    is_torn: bool,
+    homes: Homes,
+    observer: Option<Box<dyn OpObserver>>,
+    step_observer: Option<Box<dyn StepObserver>>,
+}
+
+/// How to run on each side.
+#[derive(Debug, Clone, Copy)]
+pub struct HybridOptions {
+    pub cpu: CpuOptions,
+    pub gpu: GpuOptions,
+}
+
+/// The times of a step while it runs.
+struct Timing {
+    watch: Stopwatch,
+    times: StepTimes,
+}
+
+impl Timing {
+    /// What the host did since the last time goes to no part.
+    fn skip(&mut self) {
+        self.watch.skip();
+    }
+
+    /// What the host waited for since the last time was a copy to `side`.
+    fn copied(&mut self, side: Side) {
+        self.watch.lap_on(side, StepPart::Copy);
+        self.gather();
+    }
+
+    /// The parts so far come before those of the GPU that follow.
+    fn gather(&mut self) {
+        self.times.parts.append(&mut self.watch.take());
+    }
+}
+
+impl HybridBackend {
+    /// Takes the memory of both sides and copies the GPU's weights. Rotations of `plan` are settled for the context.
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    pub fn new(
+        gpu: Gpu,
+        plan: Plan,
+        placement: Placement,
+        weights: &Arc<Weights>,
+        options: HybridOptions,
+    ) -> Result<HybridBackend, RuntimeError> {
+        let of_gpu = placement.part(&plan, Side::Gpu);
+        let of_cpu = placement.part(&plan, Side::Cpu);
+        Ok(HybridBackend {
+            homes: Homes::new(&of_cpu.plan, &of_gpu.plan),
+            gpu: GpuBackend::new(gpu, of_gpu, weights, options.gpu)?,
+            cpu: CpuBackend::new(of_cpu, Arc::clone(weights), options.cpu),
+            plan,
+            placement,
+            is_torn: false,
+            observer: None,
+            step_observer: None,
+        })
+    }
+
+    /// What the GPU has. Past its first operation the CPU has experts only, if anything.
+    fn offload(&self) -> Offload {
+        let from_first = self.placement.sides().iter();
+        let mut from_first = from_first.skip_while(|side| **side == Side::Cpu);
+        let experts = match from_first.any(|side| *side == Side::Cpu) {
+            true => Experts::OnCpu,
+            false => Experts::WithTheirLayer,
+        };
+        let layers = match self.placement.n_layers(&self.plan, Side::Gpu) {
+            n if n == self.plan.kv.len() && experts == Experts::OnCpu => GpuLayers::All,
+            n => GpuLayers::Count(n),
+        };
+        Offload { layers, experts }
+    }
+
+    /// As [`GpuBackend::check_graphs`], of the GPU's segments.
+    ///
+    /// # Errors
+    /// Those of steps without graphs, and a lost device.
+    pub(crate) fn check_graphs(&mut self) -> Result<bool, RuntimeError> {
+        self.gpu.check_graphs()
+    }
+
+    /// As [`GpuBackend::tune_when_idle`], of what is the GPU's.
+    pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
+        self.gpu.tune_when_idle(store);
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<StepOutput, RuntimeError> {
+        if self.is_torn {
+            self.gpu.restart()?;
+        }
+        self.is_torn = true;
+        let mut timing = self.step_observer.as_ref().map(|_| {
+            let watch = Stopwatch::start();
+            let times = watch.clone().finish(batch.step, BatchShape::of(batch));
+            Timing { watch, times }
+        });
+        let mut observer = self.observer.take();
+        let rows = self.run_segments(batch, &mut observer, &mut timing);
+        self.observer = observer;
+        let rows = rows?;
+        self.is_torn = false;
+        if let (Some(mut timing), Some(observer)) = (timing, &mut self.step_observer) {
+            timing.gather();
+            observer.step(timing.times);
+        }
+        Ok(StepOutput {
+            step: batch.step,
+            rows,
+        })
+    }
+
+    fn run_segments(
+        &mut self,
+        batch: &Batch,
+        observer: &mut Option<Box<dyn OpObserver>>,
+        timing: &mut Option<Timing>,
+    ) -> Result<Vec<RowOutput>, RuntimeError> {
+        let chooses = self.placement.output();
+        let choices = match chooses {
+            Side::Gpu => Choices::of(batch),
+            Side::Cpu => Choices::default(),
+        };
+        let begun = self.gpu.write_step(batch, &choices)?;
+        let step = self.cpu.begin(batch);
+        if let Some(timing) = timing {
+            timing.watch.lap(StepPart::Begin);
+        }
+        let segments = self.placement.segments().to_vec();
+        let mut n_of_gpu = 0;
+        for segment in &segments {
+            match segment.side {
+                Side::Cpu => {
+                    self.bring_to_cpu(segment, &begun, timing)?;
+                    self.on_cpu(segment, batch, &step, (&mut *observer, &mut *timing));
+                }
+                Side::Gpu => {
+                    self.bring_to_gpu(segment, &begun, timing)?;
+                    let watched = (&mut *observer, &mut *timing);
+                    self.on_gpu((n_of_gpu, segment), batch, &begun, watched)?;
+                    n_of_gpu += 1;
+                }
+            }
+        }
+        self.gpu.end_queue(&begun)?;
+        let rows = self.gpu.output(batch, &begun, &choices.of_host)?;
+        if chooses == Side::Gpu {
+            self.cpu.set_last_sampled(&rows);
+            return Ok(rows);
+        }
+        if let Some(timing) = timing {
+            timing.skip();
+        }
+        let rows = self.cpu.choose(batch);
+        if let Some(timing) = timing {
+            timing.watch.lap(StepPart::Choose);
+        }
+        self.gpu.set_last_sampled(&rows);
+        Ok(rows)
+    }
+
+    /// What the segment reads of the GPU's; waits for it.
+    fn bring_to_cpu(
+        &mut self,
+        segment: &Segment,
+        begun: &Begun,
+        timing: &mut Option<Timing>,
+    ) -> Result<(), GpuError> {
+        if segment.imports.is_empty() {
+            return Ok(());
+        }
+        self.gpu.queue_export(&segment.imports, begun)?;
+        self.gpu.synchronize()?;
+        for id in &segment.imports {
+            self.gpu.exported(*id, self.cpu.buffer_mut(*id));
+        }
+        if let Some(timing) = timing {
+            timing.copied(Side::Cpu);
+        }
+        Ok(())
+    }
+
+    /// What the segment reads of the CPU's.
+    fn bring_to_gpu(
+        &mut self,
+        segment: &Segment,
+        begun: &Begun,
+        timing: &mut Option<Timing>,
+    ) -> Result<(), GpuError> {
+        for id in &segment.imports {
+            self.gpu.import(*id, self.cpu.buffer(*id), begun)?;
+        }
+        if let Some(timing) = timing
+            && !segment.imports.is_empty()
+        {
+            self.gpu.synchronize()?;
+            timing.copied(Side::Gpu);
+        }
+        Ok(())
+    }
+
+    fn on_cpu(
+        &mut self,
+        segment: &Segment,
+        batch: &Batch,
+        step: &CpuStep,
+        (observer, timing): (&mut Option<Box<dyn OpObserver>>, &mut Option<Timing>),
+    ) {
+        let mut onlookers = Onlookers {
+            observer: observer.as_mut().map(|observer| observer.as_mut() as _),
+            watch: timing.as_mut().map(|timing| &mut timing.watch),
+            shift: segment.ops.start - segment.own_ops.start,
+        };
+        let ops = segment.own_ops.clone();
+        self.cpu.run_ops(ops, batch, step, &mut onlookers);
+    }
+
+    /// Queues the segment, which is the GPU's of this number. If times are taken, it is waited for.
+    fn on_gpu(
+        &mut self,
+        (number, segment): (usize, &Segment),
+        batch: &Batch,
+        begun: &Begun,
+        (observer, timing): (&mut Option<Box<dyn OpObserver>>, &mut Option<Timing>),
+    ) -> Result<(), GpuError> {
+        let shift = segment.ops.start - segment.own_ops.start;
+        let look = match (observer, &timing) {
+            (Some(observer), _) => Look::Values(observer.as_mut(), shift),
+            (None, Some(_)) => Look::Times,
+            (None, None) => Look::Away,
+        };
+        let timed = self.gpu.queue_segment(number, begun, batch, look)?;
+        if let (Some(timed), Some(timing)) = (timed, timing) {
+            self.gpu.synchronize()?;
+            timing.gather();
+            self.gpu.add_times(timed, shift, &mut timing.times)?;
+            timing.skip();
+        }
+        Ok(())
+    }
+}
+
+impl Backend for HybridBackend {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        reply(self.run(&batch));
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
+        self.observer = observer;
+    }
+
+    fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
+        self.step_observer = observer;
+    }
+
+    fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, RuntimeError> {
+        self.gpu.tune(budget)
+    }
+
+    fn idle(&mut self, budget: Duration) -> Rest {
+        self.gpu.idle(budget)
+    }
+
+    fn info(&self) -> BackendInfo {
+        let (cpu, gpu) = (self.cpu.info(), self.gpu.info());
+        let part = |side, info: &BackendInfo| BackendPart {
+            side,
+            device: info.device.clone(),
+            n_layers: self.placement.n_layers(&self.plan, side),
+            n_ops: self
+                .placement
+                .sides()
+                .iter()
+                .filter(|s| **s == side)
+                .count(),
+            kv_bytes: info.kv_bytes,
+        };
+        let parts = vec![part(Side::Gpu, &gpu), part(Side::Cpu, &cpu)];
+        let n_layers = self.plan.kv.len();
+        let rest = match n_layers - parts[0].n_layers {
+            0 => "the rest".to_string(),
+            rest => rest.to_string(),
+        };
+        BackendInfo {
+            device: format!(
+                "{} of {n_layers} layers on {}, {rest} on {}",
+                parts[0].n_layers, gpu.device, cpu.device
+            ),
+            slow_ops: [gpu.slow_ops, cpu.slow_ops].concat(),
+            kv_bytes: gpu.kv_bytes + cpu.kv_bytes,
+            notices: [gpu.notices, cpu.notices].concat(),
+            offload: self.offload(),
+            parts,
+            ..gpu
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! The hybrid backend one operation at a time, for checks: each runs where it would run, and what it reads comes over
+//! before it.
+
+use std::borrow::Cow;
+
+use super::HybridBackend;
+use crate::error::RuntimeError;
+use crate::stepwise::{Memory, Pass, Stepwise};
+use rocmforge_plan::Batch;
+use rocmforge_plan::KvShift;
+use rocmforge_plan::{BufferId, Op, Plan, Side};
+
+/// Who has written last what operations work on.
+pub(crate) struct Homes {
+    buffers: Vec<Side>,
+    acts: Vec<Side>,
+    routings: Vec<Side>,
+    /// Of the cache.
+    layers: Vec<Side>,
+}
+
+impl Homes {
+    /// Before the first step: what only one side has is there.
+    pub(crate) fn new(cpu: &Plan, gpu: &Plan) -> Homes {
+        let home = |of_cpu: bool| match of_cpu {
+            true => Side::Cpu,
+            false => Side::Gpu,
+        };
+        let buffers = cpu.buffers.iter().zip(&gpu.buffers);
+        let acts = cpu.acts.iter().zip(&gpu.acts);
+        Homes {
+            buffers: buffers
+                .map(|(a, b)| home(a.width > 0 || b.width == 0))
+                .collect(),
+            acts: acts
+                .map(|(a, b)| home(a.width > 0 || b.width == 0))
+                .collect(),
+            routings: vec![Side::Cpu; cpu.n_routings],
+            layers: cpu.kv.iter().map(|kv| home(kv.n_kv_heads > 0)).collect(),
+        }
+    }
+
+    fn written(&mut self, op: &Op, side: Side) {
+        for id in op.writes() {
+            self.buffers[id.0 as usize] = side;
+        }
+        if let Some(id) = op.acts_written() {
+            self.acts[id.0 as usize] = side;
+        }
+        if let Some(id) = op.routing() {
+            self.routings[id.0 as usize] = side;
+        }
+    }
+}
+
+impl HybridBackend {
+    /// The side of an operation, and its place among those of its side.
+    fn place(&self, index: usize) -> (Side, usize) {
+        let mut segments = self.placement.segments().iter();
+        let segment = segments.find(|segment| segment.ops.contains(&index));
+        let segment = segment.expect("every operation is of a segment");
+        (
+            segment.side,
+            segment.own_ops.start + index - segment.ops.start,
+        )
+    }
+
+    /// Makes sure that `side` has the values of a buffer.
+    fn bring(&mut self, id: BufferId, side: Side, batch: &Batch) -> Result<(), RuntimeError> {
+        let home = &mut self.homes.buffers[id.0 as usize];
+        match (*home, side) {
+            (Side::Gpu, Side::Cpu) => {
+                let values = self.gpu.values(id, batch)?;
+                self.cpu.buffer_mut(id).copy_from_slice(&values);
+            }
+            (Side::Cpu, Side::Gpu) => self.gpu.set_values(id, self.cpu.buffer(id), batch)?,
+            _ => {}
+        }
+        *home = side;
+        Ok(())
+    }
+}
+
+impl Stepwise for HybridBackend {
+    fn pass(&self, index: usize) -> Pass {
+        match self.place(index) {
+            (Side::Cpu, own) => self.cpu.pass(own),
+            (Side::Gpu, own) => self.gpu.pass(own),
+        }
+    }
+
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
+        let (side, own) = self.place(index);
+        let ops = self.plan.ops[index..index + self.pass(index).n_ops].to_vec();
+        // Its buffers have room for the batch.
+        self.cpu.begin(batch);
+        for id in ops.iter().flat_map(Op::reads) {
+            self.bring(id, side, batch)?;
+        }
+        match side {
+            Side::Cpu => self.cpu.run_one(own, batch)?,
+            Side::Gpu => self.gpu.run_one(own, batch)?,
+        }
+        ops.iter().for_each(|op| self.homes.written(op, side));
+        Ok(())
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), RuntimeError> {
+        self.cpu.run_shift(shift)?;
+        self.gpu.run_shift(shift)
+    }
+
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError> {
+        let (cpu, gpu) = (self.cpu.memory(batch)?, self.gpu.memory(batch)?);
+        let homes = &self.homes;
+        Ok(Memory {
+            buffers: merged(&homes.buffers, &cpu.buffers, &gpu.buffers),
+            acts: merged(&homes.acts, &cpu.acts, &gpu.acts),
+            routings: merged(&homes.routings, &cpu.routings, &gpu.routings),
+            cache: merged(&homes.layers, &cpu.cache, &gpu.cache),
+        })
+    }
+}
+
+/// What is at home on each side.
+fn merged<T: Clone>(homes: &[Side], cpu: &[T], gpu: &[T]) -> Cow<'static, [T]> {
+    let at_home = homes.iter().enumerate().map(|(i, home)| match home {
+        Side::Gpu => gpu[i].clone(),
+        Side::Cpu => cpu[i].clone(),
+    });
+    Cow::Owned(at_home.collect())
+}

@@ -1,0 +1,137 @@
+//! Divisions that the engine does not make, and steps that fail on their way.
+
+use std::path::Path;
+use std::sync::mpsc;
+
+use rocmforge_cpu::Isa;
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_gpu::image_targets;
+
+use super::*;
+use crate::error::DeviceError;
+use crate::gpu::Graphs;
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use rocmforge_plan::{BatchSeq, InputToken, LogitsRow, Want};
+use rocmforge_plan::{Fusion, Split};
+
+const PAGE: usize = 16;
+
+fn model() -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
+    Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
+}
+
+fn options() -> HybridOptions {
+    let isa = Isa::detect();
+    HybridOptions {
+        cpu: CpuOptions {
+            isa,
+            n_threads: 1,
+            page: PAGE,
+            n_blocks: 1,
+            kv_type: KvType::F16,
+        },
+        gpu: GpuOptions {
+            n_ctx: PAGE,
+            max_tokens: 4,
+            max_logits: 4,
+            max_seqs: 1,
+            page: PAGE,
+            n_blocks: 1,
+            kv_type: KvType::F16,
+            graphs: Graphs::On,
+            isa,
+            n_threads: 1,
+        },
+    }
+}
+
+/// The embedded model with its first layers on the GPU and the last ones and the output on the CPU.
+fn upside_down(model: &Model) -> Option<HybridBackend> {
+    let mut targets = image_targets().into_iter();
+    let Some(persona) = targets.find_map(|target| target.strip_prefix("host-")) else {
+        println!("skipped: built without the target host");
+        return None;
+    };
+    let mut plan = model.compiled_plan(Fusion::On);
+    plan.rope.iter_mut().for_each(|table| table.settle(PAGE));
+    let split = Split {
+        n_gpu_layers: 8,
+        experts: Side::Gpu,
+    };
+    let sides = Placement::split(&plan, split);
+    let other = sides.sides().iter().map(|side| match side {
+        Side::Cpu => Side::Gpu,
+        Side::Gpu => Side::Cpu,
+    });
+    let placement = Placement::new(&plan, other.collect());
+    let gpu = Gpu::host(persona).unwrap();
+    Some(HybridBackend::new(gpu, plan, placement, &model.weights, options()).unwrap())
+}
+
+/// A token at a position, of a sequence whose keys and values are in `block`.
+fn batch(position: usize, block: u32) -> Batch {
+    Batch {
+        step: position as u64,
+        shifts: Vec::new(),
+        tokens: vec![InputToken::Id((position * 97 + 5) as u32)],
+        positions: vec![position as u32],
+        slots: vec![position as u32],
+        seqs: vec![BatchSeq {
+            first_row: 0,
+            n_rows: 1,
+            first_pos: position,
+            block_table: vec![block],
+        }],
+        logits: vec![LogitsRow {
+            row: 0,
+            want: Want::Logits,
+        }],
+    }
+}
+
+fn run(backend: &mut dyn Backend, batch: Batch) -> Result<Vec<f32>, RuntimeError> {
+    let (reply, result) = mpsc::channel();
+    backend.submit(batch, Box::new(move |output| reply.send(output).unwrap()));
+    let mut output = result.try_recv().expect("the step is over")?;
+    match output.rows.pop() {
+        Some(RowOutput::Logits(logits)) => Ok(logits),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn close(got: &[f32], expected: &[f32]) {
+    let sum = |values: &mut dyn Iterator<Item = f32>| values.map(f64::from).sum::<f64>();
+    let mean = (sum(&mut expected.iter().copied()) / expected.len() as f64) as f32;
+    let pairs = got.iter().zip(expected);
+    let error = sum(&mut pairs.map(|(a, b)| (a - b).powi(2)));
+    let variance = sum(&mut expected.iter().map(|b| (b - mean).powi(2)));
+    assert!(error <= 5e-3 * variance, "{error:e} of {variance:e}");
+}
+
+#[test]
+fn the_output_may_be_the_cpu_s_and_a_step_may_fail() {
+    let model = model();
+    let Some(mut hybrid) = upside_down(&model) else {
+        return;
+    };
+    let mut plan = model.compiled_plan(Fusion::On);
+    plan.rope.iter_mut().for_each(|table| table.settle(PAGE));
+    let mut cpu = CpuBackend::new(plan, Arc::clone(&model.weights), options().cpu);
+    let mut both = |hybrid: &mut HybridBackend, position: usize| {
+        let expected = run(&mut cpu, batch(position, 0)).unwrap();
+        close(&run(hybrid, batch(position, 0)).unwrap(), &expected);
+    };
+    (0..3).for_each(|position| both(&mut hybrid, position));
+    // The device stops at a read outside of its cache, with operations of both sides to come.
+    for _ in 0..2 {
+        let error = run(&mut hybrid, batch(3, 1 << 20)).unwrap_err();
+        assert!(
+            matches!(error, RuntimeError::Device(DeviceError::Gpu(_))),
+            "{error}"
+        );
+    }
+    // What comes after is not mistaken for what was lost.
+    (3..5).for_each(|position| both(&mut hybrid, position));
+}

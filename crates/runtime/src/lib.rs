@@ -1,0 +1,37 @@
+//! Backends that run plans: the CPU, a GPU, and both together.
+//!
+//! A [`Backend`] compiles a plan and runs batches; [`Executor`] gives it a thread of its own. [`start`] turns the
+//! user's choices ([`EngineConfig`]) into a backend on its thread: it measures free memory, resolves limits, places
+//! layers, and checks a GPU at its first use. This crate knows no request and no text.
+#![forbid(unsafe_code)]
+
+mod backend;
+pub mod check;
+mod config;
+pub mod cpu;
+mod error;
+mod executor;
+pub mod gpu;
+mod gpu_config;
+pub mod hybrid;
+mod limits;
+mod offload;
+mod output;
+mod place;
+pub mod sampler;
+mod self_check;
+mod start;
+mod stepwise;
+pub mod times;
+pub mod tuning;
+mod tuning_files;
+
+pub use backend::{
+    Backend, BackendInfo, BackendPart, DeviceMemory, OpData, OpObserver, Reply, Rest, Wait,
+};
+pub use config::{ContextPolicy, Device, EngineConfig, PrefixSharing};
+pub use error::{ConfigError, DeviceError, RuntimeError};
+pub use executor::{Executor, Pending};
+pub use limits::{Limits, Resolved};
+pub use start::{Started, start};
+pub use times::StepObserver;

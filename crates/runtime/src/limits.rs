@@ -1,0 +1,482 @@
+//! What the user left open (context, size of the cache), resolved once against the model and the memory of
+//! the machine.
+
+use crate::config::EngineConfig;
+use crate::config::{ContextPolicy, PrefixSharing};
+use crate::error::ConfigError;
+use rocmforge_model::Model;
+use rocmforge_plan::Plan;
+use rocmforge_plan::{KvType, ParameterError};
+
+/// Default context when the model was trained for more.
+const DEFAULT_CTX: usize = 8192;
+/// Most memory left to others when the cache's size is chosen; a quarter where little is free.
+const RESERVE_BYTES: u64 = 512 << 20;
+/// Rows of logits of one step: 64 rows of 150,000 tokens are 38 MB.
+const MAX_LOGITS_ROWS: usize = 64;
+/// Slots of the cache have 32-bit numbers.
+const MAX_TOKENS: usize = u32::MAX as usize / 2;
+
+/// What a started engine can serve.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Positions of one sequence.
+    pub n_ctx: usize,
+    /// Sequences served at once.
+    pub max_seqs: usize,
+    /// Tokens of one step.
+    pub max_tokens: usize,
+    /// Rows of logits of one step.
+    pub max_logits: usize,
+    pub prefix_sharing: PrefixSharing,
+    /// Of requests that name none.
+    pub context_policy: ContextPolicy,
+    /// Whether cached tokens can take other positions.
+    pub can_shift: bool,
+}
+
+/// The limits of an engine and the pages of its cache.
+#[derive(Debug)]
+pub struct Resolved {
+    pub limits: Limits,
+    pub n_blocks: usize,
+}
+
+/// A memory, and what of it a model takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Weights that are not there yet, and what they pass through on their way.
+    pub(crate) weight_bytes: u64,
+    /// Buffers of the largest step.
+    pub(crate) step_bytes: u64,
+    /// What a token takes of the cache.
+    pub(crate) token_bytes: u64,
+    /// Bytes that may be taken; `None` where the system does not say.
+    pub(crate) free: Option<u64>,
+}
+
+impl Room {
+    /// Of a device that runs `plan` and has its weights already.
+    pub(crate) fn of(plan: &Plan, config: &EngineConfig, free: Option<u64>) -> Room {
+        let (max_tokens, max_logits) = step_rows(config);
+        Room {
+            weight_bytes: 0,
+            step_bytes: plan.buffer_bytes(max_tokens, max_logits),
+            token_bytes: plan.kv_bytes_per_token(config.kv_type).max(1),
+            free,
+        }
+    }
+
+    /// This memory where another device takes of it, too.
+    pub(crate) fn beside(self, other: Room) -> Room {
+        Room {
+            weight_bytes: self.weight_bytes.saturating_add(other.weight_bytes),
+            step_bytes: self.step_bytes.saturating_add(other.step_bytes),
+            token_bytes: self.token_bytes.saturating_add(other.token_bytes),
+            free: self.free,
+        }
+    }
+
+    /// Bytes for steps and cache, less what is left to others.
+    fn for_steps(&self) -> Result<u64, ConfigError> {
+        let Some(free) = self.free else {
+            return Ok(u64::MAX);
+        };
+        let left = free.checked_sub(self.weight_bytes);
+        let left = left.ok_or(ConfigError::NoMemoryForWeights {
+            needed_mib: self.weight_bytes >> 20,
+            free_mib: free >> 20,
+        })?;
+        Ok(left - RESERVE_BYTES.min(left / 4))
+    }
+
+    /// Bytes that must be free for a cache of `n_tokens` tokens in whole pages: those of weights, steps and cache, and
+    /// what is left to others.
+    pub(crate) fn needed(&self, n_tokens: usize, page: usize) -> u64 {
+        let n_tokens = n_tokens.div_ceil(page).saturating_mul(page) as u64;
+        let cache = self.token_bytes.saturating_mul(n_tokens);
+        let taken = self.step_bytes.saturating_add(cache);
+        // The least from which so much is left.
+        let reserve = match taken.checked_sub(1) {
+            None => 0,
+            Some(below) => RESERVE_BYTES.min(below / 3),
+        };
+        self.weight_bytes
+            .saturating_add(taken)
+            .saturating_add(reserve)
+    }
+
+    /// Whether there is room for a cache of `n_tokens` tokens.
+    pub(crate) fn has_room(&self, n_tokens: usize, page: usize) -> bool {
+        self.free
+            .is_none_or(|free| self.needed(n_tokens, page) <= free)
+    }
+}
+
+/// Rows of a step, and of its logits, at most.
+pub(crate) fn step_rows(config: &EngineConfig) -> (usize, usize) {
+    let max_tokens = config.max_batch_tokens.max(config.max_seqs);
+    (max_tokens, MAX_LOGITS_ROWS.max(config.max_seqs))
+}
+
+/// The context where memory allows it.
+pub(crate) fn wanted_ctx(model: &Model, config: &EngineConfig) -> usize {
+    let usual = model.config.n_ctx_train.min(DEFAULT_CTX);
+    config.n_ctx.unwrap_or(usual)
+}
+
+/// Tokens of the cache where sequences have `n_ctx` positions.
+pub(crate) fn cache_tokens(config: &EngineConfig, n_ctx: usize) -> usize {
+    config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx)
+}
+
+/// Resolves `config` for `model` where `available` bytes of memory may be taken; `None` where the system does
+/// not say.
+pub(crate) fn resolve(
+    model: &Model,
+    config: &EngineConfig,
+    available: Option<u64>,
+) -> Result<Resolved, ConfigError> {
+    resolve_in(model, config, &[Room::of(&model.plan, config, available)])
+}
+
+/// As [`resolve`], where several devices share the model: the one with least room decides.
+pub(crate) fn resolve_in(
+    model: &Model,
+    config: &EngineConfig,
+    rooms: &[Room],
+) -> Result<Resolved, ConfigError> {
+    check(model, config)?;
+    let (max_tokens, max_logits) = step_rows(config);
+
+    // Tokens that fit, and what they take of what memory.
+    let (mut fitting, mut per_token, mut left) = (usize::MAX, 1, u64::MAX);
+    for room in rooms {
+        let free = room.for_steps()?;
+        let step = room.step_bytes;
+        let per_token_here = room.token_bytes;
+        let left_here = free.saturating_sub(step);
+        let fitting_here = usize::try_from(left_here / per_token_here).unwrap_or(usize::MAX);
+        let fitting_here = fitting_here / config.page * config.page;
+        if fitting_here == 0 {
+            let page = per_token_here.saturating_mul(config.page as u64);
+            return Err(ConfigError::NoMemoryAtAll {
+                needed_mib: step.saturating_add(page) >> 20,
+                free_mib: free >> 20,
+            });
+        }
+        if fitting_here < fitting {
+            (fitting, per_token, left) = (fitting_here, per_token_here, left_here);
+        }
+    }
+
+    let n_ctx = match config.n_ctx {
+        Some(n_ctx) => n_ctx,
+        None => wanted_ctx(model, config).min(fitting),
+    };
+    if let Some(n_positions) = model.config.n_positions.filter(|&n| n_ctx > n) {
+        return Err(ConfigError::TooFewPositions { n_ctx, n_positions });
+    }
+    config.context_policy.check(n_ctx)?;
+    let can_shift = model.plan.can_shift();
+    if config.context_policy != ContextPolicy::Stop && !can_shift {
+        return Err(ConfigError::FixedPositions);
+    }
+    let n_kv_tokens = cache_tokens(config, n_ctx);
+    if n_kv_tokens > fitting {
+        return Err(ConfigError::NoMemory {
+            n_ctx: n_kv_tokens,
+            needed_mib: (n_kv_tokens as u64).saturating_mul(per_token) >> 20,
+            free_mib: left >> 20,
+            fitting,
+        });
+    }
+    Ok(Resolved {
+        limits: Limits {
+            n_ctx,
+            max_seqs: config.max_seqs,
+            max_tokens,
+            max_logits,
+            prefix_sharing: config.prefix_sharing,
+            context_policy: config.context_policy,
+            can_shift,
+        },
+        n_blocks: n_kv_tokens.div_ceil(config.page),
+    })
+}
+
+/// Refuses a cache type whose blocks do not fit the model's heads.
+fn check_heads(model: &Model, kv_type: KvType) -> Result<(), ConfigError> {
+    let mut dims = model
+        .plan
+        .kv
+        .iter()
+        .flat_map(|spec| [spec.k_dim, spec.v_dim]);
+    match dims.find(|&dim| !dim.is_multiple_of(kv_type.block_len(dim))) {
+        None => Ok(()),
+        Some(head_dim) => Err(ConfigError::KvTypeHeadDim {
+            kv_type: kv_type.name(),
+            block_len: kv_type.block_len(head_dim),
+            head_dim,
+        }),
+    }
+}
+
+/// Refuses what no machine could serve, or not with this model.
+pub(crate) fn check(model: &Model, config: &EngineConfig) -> Result<(), ConfigError> {
+    check_config(config)?;
+    check_heads(model, config.kv_type)
+}
+
+/// Refuses values that no machine could serve, by name.
+fn check_config(config: &EngineConfig) -> Result<(), ConfigError> {
+    let check = |ok: bool, name: &'static str, value: usize, wanted: &'static str| {
+        if ok {
+            Ok(())
+        } else {
+            Err(ParameterError {
+                name,
+                value: value.to_string(),
+                wanted,
+            }
+            .into())
+        }
+    };
+    let tokens = |n: Option<usize>| n.is_none_or(|n| (1..=MAX_TOKENS).contains(&n));
+    let threads = |n: usize| (1..=rocmforge_cpu::MAX_THREADS).contains(&n);
+    check(
+        matches!(config.page, 16 | 32 | 64),
+        "the page size",
+        config.page,
+        "16, 32 or 64",
+    )?;
+    check(
+        config.max_seqs > 0,
+        "the number of sequences",
+        config.max_seqs,
+        "1 or more",
+    )?;
+    check(
+        config.max_batch_tokens > 0,
+        "the tokens of a step",
+        config.max_batch_tokens,
+        "1 or more",
+    )?;
+    check(
+        matches!(config.steps_in_flight, 1 | 2),
+        "the number of steps in flight",
+        config.steps_in_flight,
+        "1 or 2",
+    )?;
+    const { assert!(rocmforge_cpu::MAX_THREADS == 1024, "the message says so") };
+    check(
+        config.n_threads.is_none_or(threads),
+        "the number of threads",
+        config.n_threads.unwrap_or(0),
+        "between 1 and 1024",
+    )?;
+    const { assert!(MAX_TOKENS == 2_147_483_647, "the messages say so") };
+    check(
+        tokens(config.n_ctx),
+        "the context",
+        config.n_ctx.unwrap_or(0),
+        "between 1 and 2147483647",
+    )?;
+    check(
+        tokens(config.n_kv_tokens),
+        "the size of the cache",
+        config.n_kv_tokens.unwrap_or(0),
+        "between 1 and 2147483647 tokens",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use rocmforge_gguf::{Gguf, LoadMode};
+
+    use super::*;
+
+    /// forge-mini: trained for 2048 positions; 10 layers of 2 heads of 64 + 64 values are 5120 bytes a token
+    /// in f16.
+    fn model() -> Model {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
+        Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_default_context_is_the_smallest_of_three() {
+        let model = model();
+        let resolve = |config: &EngineConfig, available| {
+            let resolved = resolve(&model, config, available).unwrap();
+            (resolved.limits.n_ctx, resolved.n_blocks)
+        };
+        let config = EngineConfig::default();
+        assert_eq!(resolve(&config, None), (2048, 64));
+        assert_eq!(resolve(&config, Some(8192 * MIB)), (2048, 64));
+
+        let step = model.plan.buffer_bytes(256, 64);
+        assert!((4 * MIB..16 * MIB).contains(&step), "{step}");
+        // Three quarters of what is free, less the buffers of a step.
+        let tokens = |available: u64| ((available / 4 * 3 - step) / 5120 / 32 * 32) as usize;
+        let tight = tokens(20 * MIB);
+        assert!((32..2048).contains(&tight), "{tight}");
+        assert_eq!(resolve(&config, Some(20 * MIB)), (tight, tight / 32));
+
+        let wide = EngineConfig {
+            kv_type: KvType::F32,
+            ..config.clone()
+        };
+        assert_eq!(resolve(&wide, Some(20 * MIB)).0, tight / 2 / 32 * 32);
+        let narrow = EngineConfig {
+            kv_type: KvType::Q8_0,
+            ..config.clone()
+        };
+        // 34 bytes instead of 64.
+        let narrow = resolve(&narrow, Some(20 * MIB)).0;
+        assert_eq!(narrow, (tight * 64 / 34).min(2048) / 32 * 32);
+        let float = EngineConfig {
+            kv_type: KvType::F8E4M3,
+            ..config.clone()
+        };
+        // A byte for each value and two for each head: 66 instead of 128.
+        let float = resolve(&float, Some(20 * MIB)).0;
+        let fitting = (20 * MIB / 4 * 3 - step) / 2640 / 32 * 32;
+        assert_eq!(float, fitting.min(2048) as usize);
+        let asked = EngineConfig {
+            n_ctx: Some(5000),
+            n_kv_tokens: Some(100),
+            ..config
+        };
+        assert_eq!(resolve(&asked, None), (5000, 5000usize.div_ceil(32)));
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_the_heads_are_refused() {
+        let mut model = model();
+        let config = EngineConfig {
+            kv_type: KvType::Q8_0,
+            ..EngineConfig::default()
+        };
+        assert!(resolve(&model, &config, None).is_ok());
+        // Small heads are blocks of their own.
+        model.plan.kv[3].v_dim = 8;
+        assert!(resolve(&model, &config, None).is_ok());
+        model.plan.kv[3].v_dim = 80;
+        let message = resolve(&model, &config, None).unwrap_err().to_string();
+        assert!(message.contains("heads of 80 values"), "{message}");
+        assert!(message.contains("blocks of 32 values"), "{message}");
+        assert!(message.contains("f16 or fp8"), "{message}");
+        for kv_type in [KvType::F16, KvType::F32, KvType::F8E4M3] {
+            let config = EngineConfig {
+                kv_type,
+                ..EngineConfig::default()
+            };
+            assert!(resolve(&model, &config, None).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_it_is_taken() {
+        let mut model = model();
+        let message = |model: &Model, config: &EngineConfig, available| {
+            resolve(model, config, available).unwrap_err().to_string()
+        };
+        let asked = EngineConfig {
+            n_ctx: Some(1 << 20),
+            ..EngineConfig::default()
+        };
+        let text = message(&model, &asked, Some(1024 * MIB));
+        assert!(text.contains("needs 5120 MiB of KV cache"), "{text}");
+
+        let config = EngineConfig::default();
+        let text = message(&model, &config, Some(MIB));
+        assert!(text.contains("to run this model at all"), "{text}");
+        // Buffers of a step far larger than the file.
+        model.plan.buffers[0].width = 1 << 24;
+        let text = message(&model, &config, Some(4096 * MIB));
+        assert!(text.starts_with("163"), "{text}");
+        model.plan.buffers[0].width = usize::MAX;
+        assert!(resolve(&model, &config, None).is_err());
+    }
+
+    #[test]
+    fn values_without_sense_are_refused_by_name() {
+        let model = model();
+        let base = EngineConfig::default();
+        let cases: [(EngineConfig, &str); 9] = [
+            (
+                EngineConfig {
+                    page: 0,
+                    ..base.clone()
+                },
+                "the page size is 0",
+            ),
+            (
+                EngineConfig {
+                    page: 48,
+                    ..base.clone()
+                },
+                "16, 32 or 64",
+            ),
+            (
+                EngineConfig {
+                    max_seqs: 0,
+                    ..base.clone()
+                },
+                "the number of sequences",
+            ),
+            (
+                EngineConfig {
+                    max_batch_tokens: 0,
+                    ..base.clone()
+                },
+                "the tokens of a step",
+            ),
+            (
+                EngineConfig {
+                    steps_in_flight: 3,
+                    ..base.clone()
+                },
+                "1 or 2",
+            ),
+            (
+                EngineConfig {
+                    n_threads: Some(0),
+                    ..base.clone()
+                },
+                "the number of threads is 0",
+            ),
+            (
+                EngineConfig {
+                    n_threads: Some(1025),
+                    ..base.clone()
+                },
+                "between 1 and 1024",
+            ),
+            (
+                EngineConfig {
+                    n_ctx: Some(0),
+                    ..base.clone()
+                },
+                "the context is 0",
+            ),
+            (
+                EngineConfig {
+                    n_kv_tokens: Some(usize::MAX),
+                    ..base.clone()
+                },
+                "the size of the cache",
+            ),
+        ];
+        for (config, part) in cases {
+            let message = resolve(&model, &config, None).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! From rows of logits to what a batch wants of them, on the host: all rows of the CPU, and those that another device
+//! does not choose a token of itself.
+
+use std::sync::Mutex;
+
+use rocmforge_cpu as cpu;
+use rocmforge_cpu::{Isa, Pool};
+
+use crate::sampler;
+use rocmforge_plan::{InputToken, LogitsRow, RowOutput, Sampled, Want};
+
+/// Samples, scores or copies the rows of `logits` `[wanted.len(), n_vocab]`, which it may change. `tokens` is the
+/// step's input, `last_sampled` what the rows of the step before sampled.
+pub(crate) fn rows(
+    isa: Isa,
+    pool: &Pool,
+    logits: &mut [f32],
+    tokens: &[InputToken],
+    wanted: &[&LogitsRow],
+    last_sampled: &[Option<Sampled>],
+) -> Vec<RowOutput> {
+    if wanted.is_empty() {
+        return Vec::new();
+    }
+    let n_vocab = logits.len() / wanted.len();
+    let outputs: Mutex<Vec<Option<RowOutput>>> = Mutex::new(vec![None; wanted.len()]);
+    pool.for_each_rows(logits, n_vocab, 1, &|index, row| {
+        let wanted = wanted[index];
+        let just_sampled = match tokens[wanted.row] {
+            InputToken::Sampled { row } => last_sampled[row],
+            InputToken::Id(_) => None,
+        };
+        let output = output_of(isa, row, &wanted.want, just_sampled);
+        outputs
+            .lock()
+            .expect("no task panics while it holds the lock")[index] = Some(output);
+    });
+    let outputs = outputs
+        .into_inner()
+        .expect("no task panics while it holds the lock");
+    outputs
+        .into_iter()
+        .map(|output| output.expect("every row has run"))
+        .collect()
+}
+
+/// What each row sampled, if it did.
+pub(crate) fn sampled(rows: &[RowOutput]) -> Vec<Option<Sampled>> {
+    let sampled = |row: &RowOutput| match row {
+        RowOutput::Sampled { sampled, .. } => Some(*sampled),
+        _ => None,
+    };
+    rows.iter().map(sampled).collect()
+}
+
+/// Whether the best logit is a number, not NaN or infinite.
+fn has_finite_best(isa: Isa, logits: &[f32]) -> bool {
+    cpu::argmax(isa, logits).is_some_and(|best| logits[best].is_finite())
+}
+
+fn output_of(
+    isa: Isa,
+    logits: &mut [f32],
+    want: &Want,
+    just_sampled: Option<Sampled>,
+) -> RowOutput {
+    if *want != Want::Logits && !has_finite_best(isa, logits) {
+        return RowOutput::NotFinite;
+    }
+    match want {
+        Want::Sample(sample) => {
+            let top = match sample.top_logprobs {
+                0 => Vec::new(),
+                k => sampler::top_logprobs(logits, cpu::log_sum_exp(isa, logits), k),
+            };
+            RowOutput::Sampled {
+                sampled: sampler::sample(isa, logits, sample, just_sampled),
+                top,
+            }
+        }
+        Want::Score { target, top } => {
+            let log_sum_exp = cpu::log_sum_exp(isa, logits);
+            let logprob = logits[*target as usize] - log_sum_exp;
+            RowOutput::Scored {
+                logprob,
+                top: sampler::top_logprobs(logits, log_sum_exp, *top),
+            }
+        }
+        Want::Logits => RowOutput::Logits(logits.to_vec()),
+    }
+}

@@ -1,0 +1,306 @@
+//! What is chosen is what a search of all places finds, and what is said of it are the numbers that decided.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_gpu::image_targets;
+
+use super::*;
+use rocmforge_plan::{BatchShape, PlanCost, SeqShape};
+use rocmforge_quantize::synthetic::{Shape, ShapeExperts, Synthetic};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn gpu() -> Option<Gpu> {
+    let mut targets = image_targets().into_iter();
+    let Some(persona) = targets.find_map(|target| target.strip_prefix("host-")) else {
+        println!("skipped: built without the target host");
+        return None;
+    };
+    Some(Gpu::host(persona).unwrap())
+}
+
+fn embedded() -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
+    Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
+}
+
+/// A model of small layers, with a mixture if `experts` are so wide.
+fn small(name: &str, n_layers: usize, n_embd: usize, experts: Option<usize>) -> Model {
+    let mut model: Synthetic = name.parse().unwrap();
+    model.shape = Shape {
+        n_layers,
+        n_embd,
+        n_ff: experts.unwrap_or(2 * n_embd),
+        n_heads: (n_embd / 64).max(2),
+        n_kv_heads: 1,
+        head_dim: 64,
+        n_vocab: 512,
+        n_ctx: 2048,
+        experts: experts.map(|n_ff| ShapeExperts {
+            n_experts: 8,
+            n_used: 2,
+            n_ff,
+            n_ff_shared: None,
+        }),
+        ..model.shape
+    };
+    let mut bytes = Vec::new();
+    model.write(&mut bytes).unwrap();
+    Model::load(Arc::new(Gguf::from_vec(bytes).unwrap())).unwrap()
+}
+
+fn planner<'a>(
+    gpu: &'a Gpu,
+    model: &'a Model,
+    config: &'a EngineConfig,
+    memory: Memory,
+) -> Planner<'a> {
+    Planner {
+        gpu,
+        model,
+        config,
+        plan: model.compiled_plan(config.fusion),
+        memory,
+    }
+}
+
+fn config(n_ctx: Option<usize>) -> EngineConfig {
+    EngineConfig {
+        n_ctx,
+        max_seqs: 1,
+        max_batch_tokens: 32,
+        ..EngineConfig::default()
+    }
+}
+
+/// What the CPU reads of each operation that is its own, and what crosses.
+fn cpu_bytes(planner: &Planner<'_>, candidate: Candidate, n_ctx: usize) -> u64 {
+    let cost = PlanCost {
+        plan: &planner.plan,
+        weights: &planner.model.weights,
+        kv_type: planner.config.kv_type,
+    };
+    let seq = SeqShape {
+        first_pos: n_ctx / 2,
+        n_rows: 1,
+    };
+    let shape = BatchShape {
+        seqs: vec![seq],
+        n_logits: 1,
+    };
+    let sides = match planner.place(candidate) {
+        Place::Gpu => return 0,
+        Place::Cpu => vec![Side::Cpu; planner.plan.ops.len()],
+        Place::Both(placement) => placement.sides().to_vec(),
+    };
+    let ops = planner.plan.ops.iter().zip(&sides);
+    let on_cpu = ops.filter(|(_, side)| **side == Side::Cpu).map(|(op, _)| {
+        let cost = cost.op(op, &shape);
+        cost.weight_bytes + cost.kv_bytes
+    });
+    let placement = Placement::new(&planner.plan, sides.clone());
+    let crossings = placement.segments().iter().map(|s| s.imports.len() as u64);
+    on_cpu.sum::<u64>() + crossings.sum::<u64>() * (512 << 10)
+}
+
+/// The first of all places with room, in the order of what the CPU reads.
+fn by_search(planner: &Planner<'_>, experts: Experts, n_ctx: usize) -> Option<Candidate> {
+    let mut candidates = planner.candidates(experts, n_ctx);
+    let known: Vec<u64> = candidates
+        .iter()
+        .map(|candidate| cpu_bytes(planner, *candidate, n_ctx))
+        .collect();
+    assert!(known.is_sorted(), "{candidates:?}: {known:?}");
+    let wanted = EngineConfig {
+        n_ctx: Some(n_ctx),
+        ..planner.config.clone()
+    };
+    let fits = |candidate: &Candidate| planner.resolve(&planner.place(*candidate), &wanted).is_ok();
+    candidates.retain(fits);
+    candidates.first().copied()
+}
+
+#[test]
+fn the_choice_is_that_of_a_search_of_all() {
+    let Some(gpu) = gpu() else { return };
+    let models = [
+        (embedded(), 8 * MIB),
+        (small("llama-3.1-8b:Q4_0", 5, 256, None), 4 * MIB),
+        // Experts that are worth their crossings, and some that are not.
+        (small("mixtral-8x7b:Q8_0", 4, 256, Some(1024)), 16 * MIB),
+        (small("mixtral-8x7b:Q8_0", 4, 1024, Some(256)), 40 * MIB),
+        (small("mixtral-8x7b:Q4_0", 6, 64, Some(64)), 2 * MIB),
+    ];
+    let n_ctx = 64;
+    let config = config(Some(n_ctx));
+    let mut chosen = Vec::new();
+    for &(ref model, whole) in &models {
+        for experts in [Experts::WithTheirLayer, Experts::OnCpu] {
+            for is_shared in [false, true] {
+                // From nothing to more than all of it.
+                for part in 0..24 {
+                    for machine in [None, Some(whole / 8), Some(whole), Some(2 * whole)] {
+                        let memory = Memory {
+                            gpu: whole * part / 16,
+                            machine,
+                            is_shared,
+                        };
+                        let planner = planner(&gpu, model, &config, memory);
+                        let candidates = planner.candidates(experts, n_ctx);
+                        let fastest = planner.fastest(&candidates, n_ctx).unwrap();
+                        let got = fastest.map(|fastest| fastest.candidate);
+                        let expected = by_search(&planner, experts, n_ctx);
+                        assert_eq!(got, expected, "{memory:?}");
+                        chosen.extend(got.filter(|got| !chosen.contains(got)));
+                    }
+                }
+            }
+        }
+    }
+    // Among them are all kinds.
+    let is_of = |side| move |candidate: &&Candidate| matches!(candidate, Candidate::Split(split) if split.experts == side);
+    assert!(chosen.contains(&Candidate::Whole) && chosen.contains(&Candidate::Cpu));
+    assert!(chosen.iter().filter(is_of(Side::Gpu)).count() > 5);
+    assert!(chosen.iter().filter(is_of(Side::Cpu)).count() > 3);
+}
+
+#[test]
+fn a_model_of_thousands_of_layers_is_placed_with_a_few_looks() {
+    let Some(gpu) = gpu() else { return };
+    let model = small("llama-3.1-8b:Q8_0", 3000, 32, None);
+    let config = config(Some(64));
+    let all = planner(
+        &gpu,
+        &model,
+        &config,
+        Memory {
+            gpu: GIB,
+            machine: None,
+            is_shared: false,
+        },
+    );
+    let needed = all.rooms(&Place::Gpu).unwrap().gpu.unwrap().needed(64, 32);
+    let half = Planner {
+        memory: Memory {
+            gpu: needed / 2,
+            ..all.memory
+        },
+        ..all
+    };
+    let placed = half.automatic(Experts::WithTheirLayer).unwrap();
+    let Place::Both(placement) = &placed.place else {
+        panic!("{:?}", placed.notice);
+    };
+    let n_layers = placement.n_layers(&half.plan, Side::Gpu);
+    assert!((1400..1600).contains(&n_layers), "{n_layers}");
+}
+
+/// The numbers of a notice: what is taken, what is free, the context, and what more would need.
+fn numbers(notice: &str) -> Vec<u64> {
+    let of = |part: &str| part.split(' ').find_map(|word| word.parse().ok());
+    let (taken, rest) = notice.split_once('(').unwrap();
+    assert!(taken.starts_with("--gpu-layers auto: "), "{notice}");
+    let free = rest.split_once(" of ").unwrap().1;
+    let n_ctx = rest.split_once("context of ").unwrap().1.replace(')', " ");
+    let n_ctx = n_ctx.replace(';', " ");
+    let needed = rest.split_once("would need ").map(|(_, needed)| needed);
+    let parts = [Some(rest), Some(free), Some(&n_ctx), needed];
+    parts.into_iter().flatten().filter_map(of).collect()
+}
+
+#[test]
+fn a_notice_has_the_numbers_that_decided() {
+    let Some(gpu) = gpu() else { return };
+    let (model, config) = (embedded(), config(None));
+    let placed = |gpu_bytes, machine| {
+        let memory = Memory {
+            gpu: gpu_bytes,
+            machine,
+            is_shared: false,
+        };
+        let planner = planner(&gpu, &model, &config, memory);
+        planner.automatic(Experts::WithTheirLayer).unwrap()
+    };
+    // As much more as the notice says takes what there was no room for, and a MiB less does not.
+    let mut free = 4 * MIB;
+    for _ in 0..6 {
+        let notice = placed(free, None).notice.unwrap();
+        let [taken, said, n_ctx, needed] = numbers(&notice)[..] else {
+            panic!("{notice}");
+        };
+        assert_eq!((said, n_ctx), (free / MIB, 2048), "{notice}");
+        assert!(taken <= said && needed > said, "{notice}");
+        let better = placed(needed * MIB, None).notice.unwrap();
+        let faster = notice.rsplit_once("; ").unwrap().1;
+        let faster = faster.split_once(" would need").unwrap().0;
+        assert!(better.contains(&format!("auto: {faster} (")), "{better}");
+        let less = placed((needed - 1) * MIB, None).notice.unwrap();
+        assert!(!less.contains(&format!("auto: {faster} (")), "{less}");
+        free = needed * MIB;
+    }
+}
+
+#[test]
+fn a_context_that_fits_nowhere_is_told_and_the_gpu_has_a_smaller_one() {
+    let Some(gpu) = gpu() else { return };
+    let (model, open) = (embedded(), config(None));
+    let memory = |gpu, machine| Memory {
+        gpu: gpu * MIB,
+        machine: Some(machine * MIB),
+        is_shared: false,
+    };
+    let place = |config, memory| {
+        let planner = planner(&gpu, &model, config, memory);
+        planner.automatic(Experts::WithTheirLayer)
+    };
+    // 2048 tokens are 10 MiB.
+    let placed = place(&open, memory(12, 8)).unwrap();
+    let notice = placed.notice.unwrap();
+    assert!(matches!(placed.place, Place::Both(_)), "{notice}");
+    let n_ctx = placed.resolved.limits.n_ctx;
+    assert!((1024..2048).contains(&n_ctx), "{notice}");
+    assert!(
+        notice.contains(&format!("a context of {n_ctx})"))
+            && notice.ends_with("; nothing has room for a context of 2048"),
+        "{notice}"
+    );
+    // Half of it is on the CPU, where a GPU has next to nothing.
+    let placed = place(&open, memory(1, 8)).unwrap();
+    let notice = placed.notice.unwrap();
+    assert_eq!(placed.place, Place::Cpu, "{notice}");
+    assert!(placed.resolved.limits.n_ctx < 2048, "{notice}");
+    assert!(notice.contains("2048"), "{notice}");
+    // A context that was asked for is not made smaller.
+    let error = place(&config(Some(2048)), memory(12, 8)).unwrap_err();
+    assert!(error.to_string().contains("--ctx"), "{error}");
+}
+
+#[test]
+fn memory_that_both_use_is_counted_once() {
+    let part = |weight_bytes, token_bytes| Room {
+        weight_bytes,
+        step_bytes: GIB / 4,
+        token_bytes,
+        free: Some(12 * GIB),
+    };
+    let (gpu, cpu) = (part(6 * GIB, MIB / 2), part(0, MIB / 2));
+    let has_room = |is_shared, n_tokens| {
+        let memory = Memory {
+            gpu: 12 * GIB,
+            machine: Some(12 * GIB),
+            is_shared,
+        };
+        let rooms = Rooms::of_both(gpu, cpu, memory).all();
+        rooms.iter().all(|room| room.has_room(n_tokens, 32))
+    };
+    // Half a GiB is left to others, 6 GiB are weights and a half GiB both steps: 5 GiB are left for tokens.
+    assert!(has_room(true, 5 << 10));
+    assert!(!has_room(true, (5 << 10) + 32));
+    assert!(has_room(false, (5 << 10) + 32));
+    // Each alone has more.
+    assert!(has_room(false, 10 << 10));
+    assert!(!has_room(false, 11 << 10));
+}

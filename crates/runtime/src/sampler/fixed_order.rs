@@ -1,0 +1,156 @@
+//! Requests that a device can sample by itself: logit bias, then penalties, top-k, top-p, min-p and temperature in this
+//! order, then one draw. With the defaults a request is one of them; samplers that do nothing may stand anywhere.
+
+use super::random::{Use, uniform};
+use rocmforge_plan::SampleRow;
+use rocmforge_plan::SamplerKind;
+
+/// The order of the samplers that a device has.
+const ORDER: [SamplerKind; 5] = [
+    SamplerKind::Penalties,
+    SamplerKind::TopK,
+    SamplerKind::TopP,
+    SamplerKind::MinP,
+    SamplerKind::Temperature,
+];
+
+/// A row's choice in numbers; those of samplers that do not run change nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct FixedOrder {
+    /// Above 0.
+    pub(crate) top_k: usize,
+    pub(crate) top_p: f32,
+    /// Natural logarithm of min-p.
+    pub(crate) ln_min_p: f32,
+    /// 0 takes the best.
+    pub(crate) temperature: f32,
+    /// Of the draw, in `[0, 1)`.
+    pub(crate) uniform: f64,
+}
+
+impl FixedOrder {
+    /// `None` if the request needs other samplers, another order or more candidates than `max_top_k`.
+    pub(crate) fn of(row: &SampleRow, max_top_k: usize) -> Option<FixedOrder> {
+        let params = &*row.params;
+        let runs = |kind| params.samplers.contains(&kind) && params.has_effect(kind);
+        let mut order = ORDER.iter();
+        let mut running = params.samplers.iter().filter(|&&kind| runs(kind));
+        let is_in_order = running.all(|kind| order.any(|next| next == kind));
+        let is_fixed = params.mirostat.is_none()
+            && params.dynamic_temperature.range == 0.0
+            && params.has_ordered_bias();
+        if !is_in_order || !is_fixed || row.top_logprobs > 0 {
+            return None;
+        }
+        let top_k = match params.is_greedy(&params.samplers) {
+            true => 1,
+            false if runs(SamplerKind::TopK) && params.top_k <= max_top_k => params.top_k,
+            false => return None,
+        };
+        let or = |kind, value: f32, none: f32| if runs(kind) { value } else { none };
+        Some(FixedOrder {
+            top_k,
+            top_p: or(SamplerKind::TopP, params.top_p, 1.0),
+            ln_min_p: or(SamplerKind::MinP, params.min_p.ln(), f32::NEG_INFINITY),
+            temperature: or(SamplerKind::Temperature, params.temperature, 1.0),
+            uniform: uniform(params.seed, row.index, Use::Token),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use rocmforge_plan::{Dry, DynamicTemperature, Mirostat, SamplingParams, Xtc};
+
+    fn of(params: SamplingParams) -> Option<FixedOrder> {
+        let row = SampleRow {
+            params: Arc::new(params),
+            index: 0,
+            counts: Vec::new(),
+            dry: None,
+            mu: None,
+            top_logprobs: 0,
+        };
+        let with_logprobs = SampleRow {
+            top_logprobs: 1,
+            ..row.clone()
+        };
+        assert_eq!(FixedOrder::of(&with_logprobs, 100), None);
+        FixedOrder::of(&row, 100)
+    }
+
+    #[test]
+    fn the_defaults_are_for_a_device() {
+        let found = of(SamplingParams::default()).unwrap();
+        let expected = FixedOrder {
+            top_k: 40,
+            top_p: 0.95,
+            ln_min_p: 0.05f32.ln(),
+            temperature: 0.8,
+            uniform: found.uniform,
+        };
+        assert_eq!(found, expected);
+        assert!((0.0..1.0).contains(&found.uniform));
+    }
+
+    #[test]
+    fn samplers_that_are_left_out_change_nothing() {
+        use SamplerKind::{MinP, Temperature, TopK, Xtc};
+        // Those that have no effect may stand anywhere.
+        let samplers = vec![Xtc, TopK];
+        let found = of(SamplingParams {
+            samplers,
+            ..SamplingParams::default()
+        });
+        let found = found.unwrap();
+        assert_eq!((found.top_p, found.temperature), (1.0, 1.0));
+        assert_eq!(found.ln_min_p, f32::NEG_INFINITY);
+        // The best one needs no bound of candidates, whatever penalties do to it.
+        let found = of(SamplingParams {
+            samplers: vec![SamplerKind::Penalties, MinP, Temperature],
+            repeat_penalty: 1.1,
+            ..SamplingParams::greedy()
+        });
+        let found = found.unwrap();
+        assert_eq!((found.top_k, found.temperature), (1, 0.0));
+    }
+
+    #[test]
+    fn what_a_device_does_not_do_is_left_to_the_host() {
+        use SamplerKind::{Penalties, Temperature, TopK, TopP};
+        let plain = SamplingParams::default;
+        let xtc = Xtc {
+            probability: 0.5,
+            threshold: 0.1,
+        };
+        let dry = Dry {
+            multiplier: 0.8,
+            ..Dry::default()
+        };
+        let dynamic_temperature = DynamicTemperature {
+            range: 0.2,
+            exponent: 1.0,
+        };
+        #[rustfmt::skip]
+        let cases = [
+            ("all candidates", SamplingParams { top_k: 0, ..plain() }),
+            ("too many candidates", SamplingParams { top_k: 101, ..plain() }),
+            ("no top-k", SamplingParams { samplers: vec![TopP, Temperature], ..plain() }),
+            ("another order", SamplingParams { samplers: vec![TopK, Temperature, TopP], ..plain() }),
+            ("late penalties", SamplingParams { samplers: vec![TopK, Penalties], presence_penalty: 1.0, ..plain() }),
+            ("typical", SamplingParams { typical_p: 0.9, ..plain() }),
+            ("sigma", SamplingParams { top_n_sigma: 1.0, ..plain() }),
+            ("XTC", SamplingParams { xtc, ..plain() }),
+            ("DRY", SamplingParams { dry, ..plain() }),
+            ("dynamic temperature", SamplingParams { dynamic_temperature, ..plain() }),
+            ("Mirostat", SamplingParams { mirostat: Some(Mirostat::default()), ..plain() }),
+            ("bias in no order", SamplingParams { logit_bias: vec![(2, 1.0), (2, 1.0)], ..plain() }),
+        ];
+        for (name, params) in cases {
+            assert_eq!(of(params), None, "{name}");
+        }
+    }
+}

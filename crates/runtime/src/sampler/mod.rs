@@ -1,0 +1,137 @@
+//! Choosing a token from logits: the CPU form of the sampling operation.
+//!
+//! The samplers, their definitions and their default order are llama.cpp's; each has its file. A random
+//! number is a function of the seed and the token's index in its sequence, and what a token depends on
+//! besides its logits travels in the [`SampleRow`], so a request gives the same tokens whatever shares its
+//! batches.
+
+mod candidates;
+mod dry;
+mod fixed_order;
+mod mirostat;
+mod penalties;
+mod random;
+mod temperature;
+mod truncate;
+mod xtc;
+
+use rocmforge_cpu::Isa;
+
+pub(crate) use fixed_order::FixedOrder;
+
+use candidates::{Candidates, probabilities, top_k};
+use random::{Use, pick, uniform};
+use rocmforge_plan::{SampleRow, Sampled, SamplerKind, SamplingParams, TokenLogprob};
+
+/// Chooses a token. `logits` is `[n_vocab]` and may be changed; `just_sampled` is the row's own input token
+/// where the engine did not know it when it made `row`.
+pub fn sample(
+    isa: Isa,
+    logits: &mut [f32],
+    row: &SampleRow,
+    just_sampled: Option<Sampled>,
+) -> Sampled {
+    let params = &*row.params;
+    let chance = |use_| uniform(params.seed, row.index, use_);
+    penalties::add_bias(logits, &params.logit_bias);
+    let mut candidates = Candidates::All(logits);
+    if let Some(mirostat) = &params.mirostat {
+        temperature::scale(isa, &mut candidates, params.temperature);
+        let mu = just_sampled.map_or(row.mu, |sampled| sampled.mu);
+        let (id, mu) = mirostat::draw(candidates, mirostat, mu, chance(Use::Token));
+        return Sampled { id, mu: Some(mu) };
+    }
+    // What comes after the last sampler that may change which token is the best does not matter to a
+    // request that takes the best.
+    let decides = |&kind: &SamplerKind| params.may_change_best(kind);
+    let n_deciding = params
+        .samplers
+        .iter()
+        .rposition(decides)
+        .map_or(0, |at| at + 1);
+    let (deciding, others) = params.samplers.split_at(n_deciding);
+    for &kind in deciding {
+        run(isa, kind, &mut candidates, row, just_sampled);
+    }
+    let id = if params.is_greedy(others) {
+        candidates.best(isa)
+    } else {
+        for &kind in others {
+            run(isa, kind, &mut candidates, row, just_sampled);
+        }
+        let best = candidates.best_first();
+        best[pick(&probabilities(best), chance(Use::Token))].id
+    };
+    Sampled { id, mu: None }
+}
+
+/// Whether a request always gets the token with the best logit, so that nothing else needs to be known.
+pub fn takes_best(params: &SamplingParams) -> bool {
+    params.mirostat.is_none()
+        && params.logit_bias.is_empty()
+        && params.is_greedy(&params.samplers)
+        && !params
+            .samplers
+            .iter()
+            .any(|&kind| params.may_change_best(kind))
+}
+
+/// Applies one sampler.
+fn run(
+    isa: Isa,
+    kind: SamplerKind,
+    candidates: &mut Candidates<'_>,
+    row: &SampleRow,
+    just_sampled: Option<Sampled>,
+) {
+    let params = &*row.params;
+    let just_sampled = just_sampled.map(|sampled| sampled.id);
+    match kind {
+        SamplerKind::Penalties => {
+            if params.has_penalties() {
+                penalties::penalize(candidates, params, &row.counts, just_sampled);
+            }
+        }
+        SamplerKind::Dry => {
+            if let Some(history) = row.dry.as_ref().filter(|_| params.has_dry()) {
+                let mut text = history.tokens.clone();
+                text.extend(just_sampled);
+                dry::penalize(candidates, &params.dry, &history.breakers, &text);
+            }
+        }
+        SamplerKind::TopNSigma => truncate::top_n_sigma(candidates, params.top_n_sigma),
+        SamplerKind::TopK => candidates.keep_best(params.top_k),
+        SamplerKind::TypicalP => truncate::typical_p(candidates, params.typical_p),
+        SamplerKind::TopP => truncate::top_p(candidates, params.top_p),
+        SamplerKind::MinP => truncate::min_p(candidates, params.min_p),
+        SamplerKind::Xtc => {
+            let chance = uniform(params.seed, row.index, Use::Xtc);
+            xtc::exclude_top_choices(candidates, &params.xtc, chance);
+        }
+        SamplerKind::Temperature => temperature::scale_by_entropy(
+            isa,
+            candidates,
+            params.temperature,
+            &params.dynamic_temperature,
+        ),
+    }
+}
+
+/// The `k` best tokens with their log-probabilities, best first.
+pub fn top_logprobs(logits: &[f32], log_sum_exp: f32, k: usize) -> Vec<TokenLogprob> {
+    if k == 0 {
+        return Vec::new();
+    }
+    top_k(logits, k)
+        .into_iter()
+        .map(|c| TokenLogprob {
+            id: c.id,
+            logprob: c.logit - log_sum_exp,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod oracle;
+#[cfg(test)]
+mod tests;

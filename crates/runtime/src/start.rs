@@ -1,0 +1,184 @@
+//! From the user's choices to a backend on its thread: memory is asked for, limits are settled, a GPU is checked at its
+//! first use.
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::check::FirstUse;
+use crate::config::{Device, EngineConfig};
+use crate::cpu::{CpuBackend, CpuOptions};
+use crate::error::{ConfigError, RuntimeError};
+use crate::executor::Executor;
+use crate::gpu::{self, Experts, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs, WhenIdle};
+use crate::hybrid::{HybridBackend, HybridOptions};
+use crate::limits::{self, Resolved};
+use crate::place::{self, Place, Placed};
+use rocmforge_cpu::memory;
+use rocmforge_model::Model;
+use rocmforge_plan::Plan;
+
+/// A backend on its thread.
+pub struct Started {
+    pub executor: Executor,
+    /// The limits of what it can serve.
+    pub resolved: Resolved,
+    /// Steps that are submitted before the first one's result is read.
+    pub steps_in_flight: usize,
+}
+
+/// Starts the backend that `config` chooses for `model`.
+///
+/// # Errors
+/// [`ConfigError`] if the model or the machine cannot serve the settings, [`DeviceError`] if the device fails.
+pub fn start(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError> {
+    match &config.device {
+        Device::Cpu => on_cpu(model, config),
+        Device::Gpu(gpu) => on_gpu(model, config, gpu),
+    }
+}
+
+/// The CPU backend of `model`.
+fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError> {
+    let resolved = limits::resolve(model, config, memory::available_bytes())?;
+    let (options, weights) = (cpu_options(config, &resolved), Arc::clone(&model.weights));
+    let plan = settled_plan(model, config, resolved.limits.n_ctx);
+    let (executor, resolved) = Executor::start(config.steps_in_flight, move || {
+        Ok((CpuBackend::new(plan, weights, options), resolved))
+    })?;
+    Ok(Started {
+        executor,
+        resolved,
+        steps_in_flight: config.steps_in_flight,
+    })
+}
+
+/// The backend of `model` that has as much of it on a GPU as is asked for. The device is opened on its own thread, and
+/// limits depend on its memory.
+fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Started, RuntimeError> {
+    if gpu.offload.experts == Experts::OnCpu && model.config.experts.is_none() {
+        return Err(ConfigError::NoExperts.into());
+    }
+    if gpu.offload.layers == GpuLayers::Count(0) {
+        return on_cpu(model, config);
+    }
+    gpu::kv_type(config.kv_type)?;
+    let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
+    let (mut executor, (placed, steps_in_flight)) =
+        Executor::start(config.steps_in_flight, move || make(&model, &config, &gpu))?;
+    let Placed {
+        resolved, notice, ..
+    } = placed;
+    executor.add_notices(notice);
+    Ok(Started {
+        executor,
+        resolved,
+        steps_in_flight,
+    })
+}
+
+/// What a device's thread starts with: a backend, where it is, and the steps in flight that suit it.
+type Made = (Box<dyn Backend>, (Placed, usize));
+
+fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, RuntimeError> {
+    let device = gpu.open()?;
+    let place = || place::place(&device, model, config, gpu.offload);
+    let mut placed = place()?;
+    let placement = match &placed.place {
+        Place::Cpu => return make_on_cpu(model, config, placed),
+        Place::Gpu => None,
+        Place::Both(placement) => Some(placement),
+    };
+    let check = (&gpu.self_check, gpu.graphs);
+    let checked = FirstUse::due((&device, placement), model, config, check)?;
+    if let Some(check) = &checked {
+        check.compare_operations(&device)?;
+        // Kernels that it loaded stay.
+        placed = place()?;
+    }
+    let resolved = &placed.resolved;
+    let options = gpu_options(config, resolved, gpu.graphs);
+    let plan = settled_plan(model, config, resolved.limits.n_ctx);
+    let passed = |graphs_agree: bool| {
+        if let Some(check) = checked.as_ref().filter(|_| graphs_agree) {
+            check.passed();
+        }
+    };
+    let is_checked = checked.is_some();
+    // What was asked for is launched, and nothing else is looked for.
+    let is_free = device.variants().is_empty() && gpu.tuning.when_idle == WhenIdle::Tune;
+    let when_idle = gpu.tuning.store.clone().filter(|_| is_free);
+    match &placed.place {
+        Place::Cpu => make_on_cpu(model, config, placed),
+        Place::Gpu => {
+            let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
+            passed(is_checked && backend.check_graphs()?);
+            if let Some(store) = when_idle {
+                backend.tune_when_idle(store);
+            }
+            Ok((Box::new(backend), (placed, config.steps_in_flight)))
+        }
+        Place::Both(placement) => {
+            let options = HybridOptions {
+                cpu: cpu_options(config, resolved),
+                gpu: options,
+            };
+            let placement = placement.clone();
+            let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
+            passed(is_checked && backend.check_graphs()?);
+            if let Some(store) = when_idle {
+                backend.tune_when_idle(store);
+            }
+            // The host has the step's results as soon as it is over.
+            Ok((Box::new(backend), (placed, 1)))
+        }
+    }
+}
+
+fn make_on_cpu(model: &Model, config: &EngineConfig, placed: Placed) -> Result<Made, RuntimeError> {
+    let plan = settled_plan(model, config, placed.resolved.limits.n_ctx);
+    let options = cpu_options(config, &placed.resolved);
+    let backend = CpuBackend::new(plan, Arc::clone(&model.weights), options);
+    // Nothing is left for the host to prepare while the CPU computes.
+    Ok((Box::new(backend), (placed, 1)))
+}
+
+fn cpu_options(config: &EngineConfig, resolved: &Resolved) -> CpuOptions {
+    CpuOptions {
+        isa: config.isa,
+        n_threads: n_threads(config),
+        page: config.page,
+        n_blocks: resolved.n_blocks,
+        kv_type: config.kv_type,
+    }
+}
+
+fn gpu_options(config: &EngineConfig, resolved: &Resolved, graphs: Graphs) -> GpuOptions {
+    let limits = &resolved.limits;
+    GpuOptions {
+        n_ctx: limits.n_ctx,
+        max_tokens: limits.max_tokens,
+        max_logits: limits.max_logits,
+        max_seqs: limits.max_seqs,
+        page: config.page,
+        n_blocks: resolved.n_blocks,
+        kv_type: config.kv_type,
+        graphs,
+        isa: config.isa,
+        n_threads: n_threads(config),
+    }
+}
+
+fn n_threads(config: &EngineConfig) -> usize {
+    config
+        .n_threads
+        .unwrap_or_else(rocmforge_cpu::default_threads)
+}
+
+/// The plan as it runs in contexts of `n_ctx` tokens.
+fn settled_plan(model: &Model, config: &EngineConfig, n_ctx: usize) -> Plan {
+    let mut plan = model.compiled_plan(config.fusion);
+    for table in &mut plan.rope {
+        table.settle(n_ctx);
+    }
+    plan
+}

@@ -1,0 +1,395 @@
+//! Small random models of every wiring, the same bytes every time: the tests run them against committed
+//! logits of llama.cpp, and `cargo xtask gen-model` writes them as files for llama.cpp itself.
+//!
+//! Weights mean nothing; they are scaled so that activations stay finite, and every factor, window and
+//! norm that a wiring has is far enough from its neutral value that leaving it out changes the logits.
+
+use rocmforge_gguf::quant::quantize_rows;
+use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
+
+/// Names that [`model`] takes: architectures, `olmo3`, which is `olmo2` with windows and YaRN, and `mixtral`,
+/// which is `llama` with experts.
+pub const NAMES: [&str; 15] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "granite",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "starcoder2",
+    "mixtral",
+    "qwen2moe",
+    "qwen3moe",
+];
+
+/// Another name that [`model`] takes, which llama.cpp does not run: `llama` whose values have other widths than its keys.
+const UNEVEN: &str = "uneven";
+
+const N_EMBD: usize = 256;
+const N_FF: usize = 512;
+const N_HEADS: usize = 8;
+const N_KV_HEADS: usize = 2;
+const HEAD_DIM: usize = N_EMBD / N_HEADS;
+const N_VOCAB: usize = 512;
+const N_CTX: usize = 2048;
+/// Values of a head of `uneven`.
+const UNEVEN_V_DIM: usize = 48;
+/// Values of a head of Gemma 3.
+const GEMMA_HEAD_DIM: usize = 64;
+const N_EXPERTS: usize = 8;
+/// Width of an expert of Qwen, and of the one that sees every token.
+const EXPERT_N_FF: usize = 256;
+const SHARED_N_FF: usize = 768;
+/// What Phi rotates of a head.
+const PHI_N_ROT: usize = 24;
+
+/// A token sequence of the vocabulary, for which there are committed logits.
+pub fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
+    let id = |i: usize| (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+    (0..n_tokens)
+        .map(|i| (id(i) % n_vocab as u64) as u32)
+        .collect()
+}
+
+/// The model `name` with matrices of type `ty`; `None` if there is none of that name.
+pub fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
+    // Layers: enough that each kind appears twice.
+    let n_layers = match name {
+        "gemma3" => 8,
+        _ => 4,
+    };
+    model_of(name, ty, n_layers)
+}
+
+/// As [`model`], with the first `n_layers` layers.
+pub fn model_of(
+    name: &str,
+    ty: GgmlType,
+    n_layers: usize,
+) -> Option<Result<Writer<'static>, Error>> {
+    let names = NAMES.into_iter().chain([UNEVEN]);
+    let name = { names }.find(|known| *known == name)?;
+    let build = || {
+        let arch = match name {
+            "olmo3" => "olmo2",
+            "mixtral" | UNEVEN => "llama",
+            name => name,
+        };
+        let head_dims = match name {
+            UNEVEN => [HEAD_DIM, UNEVEN_V_DIM],
+            // Wider heads than the embedding's share, as in released files.
+            "gemma3" => [GEMMA_HEAD_DIM; 2],
+            _ => [HEAD_DIM; 2],
+        };
+        let mut model = Synth {
+            writer: Writer::new(arch),
+            arch,
+            ty,
+            n_layers,
+            head_dims,
+        };
+        model.facts(name);
+        model.vocabulary();
+        model.tensors(name)?;
+        Ok(model.writer)
+    };
+    Some(build())
+}
+
+struct Synth {
+    writer: Writer<'static>,
+    arch: &'static str,
+    ty: GgmlType,
+    n_layers: usize,
+    /// Values of a head of K and V.
+    head_dims: [usize; 2],
+}
+
+impl Synth {
+    fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
+        self.writer.set(&format!("{}.{key}", self.arch), value);
+    }
+
+    fn n_kv_heads(&self) -> usize {
+        match self.arch {
+            "gpt2" => N_HEADS,
+            _ => N_KV_HEADS,
+        }
+    }
+
+    /// Whether norms subtract the mean and add a bias, as products do.
+    fn has_biases(&self) -> bool {
+        matches!(self.arch, "gpt2" | "starcoder2")
+    }
+
+    fn facts(&mut self, name: &str) {
+        // llama.cpp expects Phi's tokens of a file whose name says so.
+        self.writer.set("general.name", "random");
+        for (key, value) in [
+            ("block_count", self.n_layers),
+            ("context_length", N_CTX),
+            ("embedding_length", N_EMBD),
+            ("feed_forward_length", N_FF),
+            ("attention.head_count", N_HEADS),
+            ("attention.head_count_kv", self.n_kv_heads()),
+            ("vocab_size", N_VOCAB),
+        ] {
+            self.set(key, value as u32);
+        }
+        if self.head_dims != [HEAD_DIM; 2] {
+            let [k_dim, v_dim] = self.head_dims;
+            self.set("attention.key_length", k_dim as u32);
+            self.set("attention.value_length", v_dim as u32);
+        }
+        match self.has_biases() {
+            true => self.set("attention.layer_norm_epsilon", 1e-5f32),
+            false => self.set("attention.layer_norm_rms_epsilon", 1e-5f32),
+        }
+        if self.arch != "gpt2" {
+            self.set("rope.freq_base", 10_000f32);
+        }
+        match name {
+            "granite" => {
+                self.set("embedding_scale", 12f32);
+                self.set("residual_scale", 0.22f32);
+                self.set("attention.scale", 0.3f32);
+                self.set("logit_scale", 8f32);
+            }
+            "olmo3" => {
+                self.set("attention.sliding_window", 64u32);
+                self.set("rope.scaling.type", "yarn");
+                self.set("rope.scaling.factor", 8f32);
+                self.set("rope.scaling.original_context_length", 256u32);
+            }
+            "phi3" => {
+                self.set("rope.dimension_count", PHI_N_ROT as u32);
+                self.set("rope.scaling.original_context_length", 256u32);
+                self.set("rope.scaling.attn_factor", 1.19f32);
+                // Present in released files and without effect in llama.cpp.
+                self.set("attention.sliding_window", 64u32);
+            }
+            "gemma2" => {
+                self.set("attention.sliding_window", 64u32);
+                self.set("attn_logit_softcapping", 3f32);
+                self.set("final_logit_softcapping", 5f32);
+            }
+            "gemma3" => {
+                self.set("attention.sliding_window", 64u32);
+                self.set("rope.freq_base", 1_000_000f32);
+                self.set("rope.scaling.type", "linear");
+                self.set("rope.scaling.factor", 8f32);
+            }
+            "mixtral" => self.experts(2),
+            "qwen2moe" => {
+                self.experts(4);
+                self.set("expert_feed_forward_length", EXPERT_N_FF as u32);
+                self.set("expert_shared_feed_forward_length", SHARED_N_FF as u32);
+            }
+            "qwen3moe" => {
+                self.experts(3);
+                self.set("expert_feed_forward_length", EXPERT_N_FF as u32);
+            }
+            _ => {}
+        }
+    }
+
+    fn experts(&mut self, n_used: u32) {
+        self.set("expert_count", N_EXPERTS as u32);
+        self.set("expert_used_count", n_used);
+    }
+
+    /// A SentencePiece vocabulary of bytes and numbered words.
+    fn vocabulary(&mut self) {
+        let special = ["<unk>", "<s>", "</s>"].map(str::to_string);
+        let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+        let words = (special.len() + 256..N_VOCAB).map(|id| format!("\u{2581}w{id}"));
+        let tokens: Vec<String> = special.into_iter().chain(bytes).chain(words).collect();
+        let (unknown, control, byte, normal) = (2, 3, 6, 1);
+        let types = (0..N_VOCAB).map(|id| match id {
+            0 => unknown,
+            1 | 2 => control,
+            id if id < 259 => byte,
+            _ => normal,
+        });
+        let w = &mut self.writer;
+        w.set("tokenizer.ggml.model", "llama");
+        w.set("tokenizer.ggml.token_type", types.collect::<Vec<i32>>());
+        let scores = (0..N_VOCAB).map(|id| -(id as f32));
+        w.set("tokenizer.ggml.scores", scores.collect::<Vec<f32>>());
+        w.set("tokenizer.ggml.tokens", tokens);
+        w.set("tokenizer.ggml.bos_token_id", 1u32);
+        w.set("tokenizer.ggml.eos_token_id", 2u32);
+    }
+
+    fn tensors(&mut self, name: &str) -> Result<(), Error> {
+        self.matrix("token_embd.weight", N_VOCAB, N_EMBD)?;
+        if !matches!(
+            name,
+            "granite" | "smollm3" | "gemma2" | "gemma3" | "gpt2" | "starcoder2"
+        ) {
+            self.matrix("output.weight", N_VOCAB, N_EMBD)?;
+        }
+        self.norm("output_norm", N_EMBD)?;
+        if name == "gpt2" {
+            self.matrix("position_embd.weight", N_CTX, N_EMBD)?;
+        }
+        if name == "phi3" {
+            self.vector("rope_factors_short.weight", PHI_N_ROT / 2, 1.3, 0.3)?;
+            self.vector("rope_factors_long.weight", PHI_N_ROT / 2, 6.0, 4.0)?;
+        }
+        for layer in 0..self.n_layers {
+            let tensor = |name: &str| format!("blk.{layer}.{name}");
+            if self.arch != "olmo2" {
+                self.norm(&tensor("attn_norm"), N_EMBD)?;
+                self.norm(&tensor("ffn_norm"), N_EMBD)?;
+            }
+            if matches!(self.arch, "olmo2" | "gemma2" | "gemma3") {
+                self.norm(&tensor("post_attention_norm"), N_EMBD)?;
+                self.norm(&tensor("post_ffw_norm"), N_EMBD)?;
+            }
+            self.attention(&tensor)?;
+            match name {
+                "mixtral" => self.mixture(&tensor, N_FF)?,
+                "qwen2moe" | "qwen3moe" => self.mixture(&tensor, EXPERT_N_FF)?,
+                _ => self.feed_forward(&tensor)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn mixture(&mut self, tensor: &dyn Fn(&str) -> String, n_ff: usize) -> Result<(), Error> {
+        // Logits that favour some experts clearly, so that rounding changes no choice.
+        let router = uniform(&tensor("ffn_gate_inp.weight"), N_EXPERTS * N_EMBD, 0.0, 0.4);
+        let dims = [N_EMBD as u64, N_EXPERTS as u64];
+        let name = tensor("ffn_gate_inp.weight");
+        self.writer
+            .add_tensor_f32(&name, &dims, GgmlType::F32, &router)?;
+        for (name, n_out, n_in) in [
+            ("ffn_gate_exps.weight", n_ff, N_EMBD),
+            ("ffn_up_exps.weight", n_ff, N_EMBD),
+            ("ffn_down_exps.weight", N_EMBD, n_ff),
+        ] {
+            let dims = [n_in as u64, n_out as u64, N_EXPERTS as u64];
+            let reach = (3.0 / n_in as f64).sqrt() as f32;
+            let values = uniform(&tensor(name), n_in * n_out * N_EXPERTS, 0.0, reach);
+            self.add(&tensor(name), &dims, &values)?;
+        }
+        if self.arch == "qwen2moe" {
+            self.vector(&tensor("ffn_gate_inp_shexp.weight"), N_EMBD, 0.0, 0.2)?;
+            self.matrix(&tensor("ffn_gate_shexp.weight"), SHARED_N_FF, N_EMBD)?;
+            self.matrix(&tensor("ffn_up_shexp.weight"), SHARED_N_FF, N_EMBD)?;
+            self.matrix(&tensor("ffn_down_shexp.weight"), N_EMBD, SHARED_N_FF)?;
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
+        let [head_dim, v_dim] = self.head_dims;
+        let (n_q, n_kv) = (N_HEADS * head_dim, self.n_kv_heads() * head_dim);
+        let n_v = self.n_kv_heads() * v_dim;
+        match self.arch {
+            "qwen3" | "qwen3moe" | "gemma3" => {
+                self.norm(&tensor("attn_q_norm"), head_dim)?;
+                self.norm(&tensor("attn_k_norm"), head_dim)?;
+            }
+            "olmo2" => {
+                self.norm(&tensor("attn_q_norm"), n_q)?;
+                self.norm(&tensor("attn_k_norm"), n_kv)?;
+            }
+            "qwen2" | "qwen2moe" => {
+                for (name, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
+                    self.vector(&tensor(&format!("attn_{name}.bias")), width, 0.0, 0.5)?;
+                }
+            }
+            _ => {}
+        }
+        self.linear(&tensor("attn_output"), N_EMBD, N_HEADS * v_dim)?;
+        if matches!(self.arch, "phi3" | "gpt2") {
+            return self.linear(&tensor("attn_qkv"), n_q + 2 * n_kv, N_EMBD);
+        }
+        self.linear(&tensor("attn_q"), n_q, N_EMBD)?;
+        self.linear(&tensor("attn_k"), n_kv, N_EMBD)?;
+        self.linear(&tensor("attn_v"), n_v, N_EMBD)
+    }
+
+    fn feed_forward(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
+        self.linear(&tensor("ffn_down"), N_EMBD, N_FF)?;
+        if self.arch == "phi3" {
+            return self.linear(&tensor("ffn_up"), 2 * N_FF, N_EMBD);
+        }
+        if !self.has_biases() {
+            self.linear(&tensor("ffn_gate"), N_FF, N_EMBD)?;
+        }
+        self.linear(&tensor("ffn_up"), N_FF, N_EMBD)
+    }
+
+    /// A norm's weight, and its bias where the architecture has biases.
+    fn norm(&mut self, name: &str, width: usize) -> Result<(), Error> {
+        self.vector(&format!("{name}.weight"), width, 1.0, 0.3)?;
+        if self.has_biases() {
+            self.vector(&format!("{name}.bias"), width, 0.0, 0.5)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Synth::matrix`], with a bias where the architecture has biases.
+    fn linear(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<(), Error> {
+        self.matrix(&format!("{name}.weight"), n_out, n_in)?;
+        if self.has_biases() {
+            self.vector(&format!("{name}.bias"), n_out, 0.0, 0.5)?;
+        }
+        Ok(())
+    }
+
+    /// `[n_out, n_in]`, values of variance `1 / n_in`.
+    fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<(), Error> {
+        let reach = (3.0 / n_in as f64).sqrt() as f32;
+        let values = uniform(name, n_out * n_in, 0.0, reach);
+        let dims = [n_in as u64, n_out as u64];
+        self.add(name, &dims, &values)
+    }
+
+    /// A tensor of the model's type.
+    fn add(&mut self, name: &str, dims: &[u64], values: &[f32]) -> Result<(), Error> {
+        let ty = self.ty;
+        match self.writer.add_tensor_f32(name, dims, ty, values) {
+            // Types whose blocks are searched for.
+            Err(Error::Unsupported { .. }) => {
+                let mut blocks = vec![0; values.len() / ty.block_len() * ty.block_bytes()];
+                quantize_rows(ty, values, dims[0] as usize, None, &mut blocks)?;
+                self.writer.add_tensor(name, dims, ty, blocks)?;
+            }
+            added => drop(added?),
+        }
+        Ok(())
+    }
+
+    /// `len` values within `reach` of `mean`.
+    fn vector(&mut self, name: &str, len: usize, mean: f32, reach: f32) -> Result<(), Error> {
+        let values = uniform(name, len, mean, reach);
+        self.writer
+            .add_tensor_f32(name, &[len as u64], GgmlType::F32, &values)?;
+        Ok(())
+    }
+}
+
+/// Values of the tensor `name`: splitmix64, seeded with its FNV-1a hash.
+pub fn uniform(name: &str, n: usize, mean: f32, reach: f32) -> Vec<f32> {
+    let mut state = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    });
+    let mut next = || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    };
+    // The upper 24 bits are exact in f32.
+    let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    (0..n).map(|_| mean + reach * unit(next())).collect()
+}

@@ -1,0 +1,5 @@
+//! Tests of tokenizers and chat templates against reference data.
+
+mod chat_template;
+mod tokenizer;
+mod tokenizer_tables;

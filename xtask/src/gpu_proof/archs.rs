@@ -1,0 +1,289 @@
+//! The part `archs`: every architecture in every type against the CPU backend, several comparisons at once.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Result, ensure};
+
+use super::models::types;
+use super::proof::{Proof, Words as _, log, run as run_command};
+
+/// One of each architecture and each kind of MoE model, the slowest first so that none is left to run alone.
+const SHAPES: [&str; 14] = [
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
+    "qwen1.5-moe-a2.7b",
+    "olmo2-7b",
+    "gemma-3-4b",
+    "gemma-2-2b",
+    "phi-3-mini",
+    "smollm3-3b",
+    "llama-3.2-1b",
+    "starcoder2-3b",
+    "qwen2.5-1.5b",
+    "granite-3.1-2b",
+    "qwen3-0.6b",
+    "gpt2",
+];
+
+/// Every type that has kernels.
+pub(super) const TYPES: [&str; 15] = [
+    "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M",
+    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+];
+
+/// Tokens of each prompt.
+const N_TOKENS: &str = "17";
+const BATCHES: [&str; 2] = ["1", "4"];
+
+pub(super) fn run(proof: &mut Proof) -> Result<()> {
+    let logs = proof.results.join("archs");
+    fs::create_dir_all(&logs)?;
+    let shapes: Vec<String> = match proof.args.shapes.as_slice() {
+        [] => SHAPES.map(String::from).to_vec(),
+        shapes => shapes.to_vec(),
+    };
+    let types = types(proof, &TYPES);
+    let mut models = Vec::new();
+    for shape in &shapes {
+        models.extend(types.iter().map(|ty| format!("{shape}:{ty}")));
+    }
+    let jobs = proof.args.jobs.unwrap_or_else(jobs_for_this_machine).max(1);
+    println!(
+        "{jobs} at once; errors are the worst of batches of 1 and 4 prompts of {N_TOKENS} tokens, and of 16 tokens decoded\n\
+         after each; rerouted counts the tokens (of 165) that are left out, since a router nearly tied and took another\n\
+         expert\n{:<18} {:<7} {:>10} {:>10} {:>7} {:>9} {:>9}",
+        "shape", "type", "prompt", "decode", "bound", "same ids", "rerouted"
+    );
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..jobs.min(models.len()) {
+            scope.spawn(|| {
+                while let Some(model) = models.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let log = logs.join(model.replace(':', "-"));
+                    let status = compare(proof, model, &log);
+                    let text = fs::read_to_string(&log).unwrap_or_default();
+                    let summary = Summary::new(model, &text);
+                    let mut failed = failed.lock().expect("nothing panics with the lock");
+                    if status.is_ok() && summary.is_complete() {
+                        println!("{}", summary.row(model, "ok"));
+                    } else {
+                        println!("{}", summary.row(model, "FAILED"));
+                        let ends = |line: &&str| line.starts_with("Stack backtrace");
+                        let lines: Vec<&str> = text.lines().take_while(|l| !ends(l)).collect();
+                        for line in &lines[lines.len().saturating_sub(20)..] {
+                            println!("    {line}");
+                        }
+                        if let Err(error) = status {
+                            println!("    {error:#}");
+                        }
+                        println!("    the log: {}", log.display());
+                        failed.push(model.as_str());
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().expect("nothing panics with the lock");
+    println!("{} comparisons", models.len());
+    ensure!(
+        failed.is_empty(),
+        "outside the bound: {}",
+        failed.join(", ")
+    );
+    Ok(())
+}
+
+/// Compares a model made in memory, `SHAPE:TYPE`, with one CPU thread. Ends a comparison that hangs.
+fn compare(proof: &Proof, model: &str, path: &Path) -> Result<()> {
+    let compare = proof.compare();
+    let mut command = proof.with_image(Command::new("timeout"));
+    command.words("-k 5").arg(proof.args.limit.to_string());
+    command.arg(compare.get_program()).args(compare.get_args());
+    let layers = proof.args.layers;
+    command.words(&format!(
+        "--synthetic {model} --layers {layers} --threads 1"
+    ));
+    command.words(&format!(
+        "--tokens {N_TOKENS} --batch {}",
+        BATCHES.join(",")
+    ));
+    run_command(log(&mut command, path)?)
+}
+
+/// What the output of `compare-devices` says of a model.
+#[derive(Debug, Default)]
+struct Summary {
+    batches: Vec<String>,
+    /// The worst of all batches; `None` without any.
+    prompt: Option<f64>,
+    decode: Option<f64>,
+    bound: String,
+    n_same: usize,
+    n_decoded: usize,
+    n_rerouted: usize,
+    /// Matrices of another type than the model's name has.
+    notes: Vec<String>,
+}
+
+impl Summary {
+    fn new(model: &str, log: &str) -> Summary {
+        let mut summary = Summary::default();
+        for line in log.lines() {
+            if let Some(note) = line.strip_prefix("note: ") {
+                let note = note.split(", since").next().unwrap_or(note);
+                let (prefix, name) = note.split_at(note.find("blk.").map_or(0, |at| at + 4));
+                let name = name.trim_start_matches(|c: char| {
+                    !prefix.is_empty() && (c.is_ascii_digit() || c == '.')
+                });
+                if !summary.notes.iter().any(|known| known == name) {
+                    summary.notes.push(name.into());
+                }
+            } else {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                if fields.first() == Some(&model) && fields.get(1) == Some(&N_TOKENS) {
+                    // A line cut short has no complete row.
+                    let _ = summary.add(&fields[2..]);
+                }
+            }
+        }
+        summary
+    }
+
+    /// Adds a row: batch, errors of prompt and decode, bound, same ids of all, rerouted of all.
+    fn add(&mut self, fields: &[&str]) -> Option<()> {
+        let [batch, prompt, decode, bound, same, rerouted, ..] = fields else {
+            return None;
+        };
+        let (n_same, n_decoded) = same.split_once('/')?;
+        self.n_same += n_same.parse::<usize>().ok()?;
+        self.n_decoded += n_decoded.parse::<usize>().ok()?;
+        self.n_rerouted += rerouted.split('/').next()?.parse::<usize>().ok()?;
+        self.prompt = Some(worse(self.prompt, prompt.parse().ok()?));
+        self.decode = Some(worse(self.decode, decode.parse().ok()?));
+        self.bound = bound.to_string();
+        self.batches.push(batch.to_string());
+        Some(())
+    }
+
+    /// Whether there is a row for each batch.
+    fn is_complete(&self) -> bool {
+        self.batches == BATCHES
+    }
+
+    fn row(&self, model: &str, verdict: &str) -> String {
+        let (shape, ty) = model.split_once(':').unwrap_or((model, ""));
+        let error = |error: Option<f64>| error.map_or("-".into(), |error| format!("{error:.2e}"));
+        let same = format!("{}/{}", self.n_same, self.n_decoded);
+        let notes: String = self.notes.iter().map(|note| format!("; {note}")).collect();
+        format!(
+            "{shape:<18} {ty:<7} {:>10} {:>10} {:>7} {same:>9} {:>9}  {verdict}{notes}",
+            error(self.prompt),
+            error(self.decode),
+            self.bound,
+            self.n_rerouted
+        )
+    }
+}
+
+/// The larger error; NaN is worse than any number.
+fn worse(known: Option<f64>, error: f64) -> f64 {
+    match known {
+        Some(known) if known.is_nan() || known > error => known,
+        _ => error,
+    }
+}
+
+fn jobs_for_this_machine() -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    jobs(
+        cores,
+        &read("/proc/meminfo"),
+        &read("/sys/fs/cgroup/memory.max"),
+    )
+}
+
+/// One for each core, with 4 GiB for each beside 8 in all: mixtral-8x7b takes 7 in F16 and BF16, nearly all others less
+/// than 3.
+fn jobs(cores: usize, meminfo: &str, cgroup_limit: &str) -> usize {
+    let available = meminfo.lines().find_map(|line| {
+        let kib = line
+            .strip_prefix("MemAvailable:")?
+            .trim()
+            .strip_suffix(" kB")?;
+        kib.parse::<u64>().ok()
+    });
+    let available = available.unwrap_or(0) >> 20;
+    // `max` where there is none.
+    let limit = cgroup_limit
+        .trim()
+        .parse::<u64>()
+        .map_or(u64::MAX, |bytes| bytes >> 30);
+    let by_memory = available.min(limit).saturating_sub(8) / 4;
+    usize::try_from(by_memory)
+        .unwrap_or(usize::MAX)
+        .clamp(1, cores.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "model tokens batch error decode bound same ids rerouted\n\
+        note: blk.0.attn_k.weight is Q8_0 instead of Q6_K, since its rows of 64 are not whole blocks\n\
+        note: blk.1.attn_k.weight is Q8_0 instead of Q6_K, since its rows of 64 are not whole blocks\n";
+
+    #[test]
+    fn sums_up_all_batches() {
+        let log = format!(
+            "{HEAD}gpt2:Q6_K  17  1  1.00e-6  2.00e-5  5e-3  15/16  0/33  (CPU 1.0s, all 2.0s)\n\
+             gpt2:Q6_K  17  4  3.00e-6  1.00e-5  5e-3  63/64  2/132  (CPU 1.0s, all 2.0s)\n"
+        );
+        let summary = Summary::new("gpt2:Q6_K", &log);
+        assert!(summary.is_complete());
+        assert_eq!((summary.prompt, summary.decode), (Some(3e-6), Some(2e-5)));
+        assert_eq!(
+            (summary.n_same, summary.n_decoded, summary.n_rerouted),
+            (78, 80, 2)
+        );
+        assert_eq!(summary.notes, ["attn_k.weight is Q8_0 instead of Q6_K"]);
+        let row = summary.row("gpt2:Q6_K", "ok");
+        assert!(
+            row.starts_with("gpt2               Q6_K       3.00e-6    2.00e-5"),
+            "{row}"
+        );
+    }
+
+    #[test]
+    fn notices_missing_and_cut_rows_and_nan() {
+        let summary = Summary::new(
+            "gpt2:F16",
+            "gpt2:F16 17 1 NaN 1.00e-6 1e-5 1/1 0/1\ngpt2:F16 17 4 1.0",
+        );
+        assert!(!summary.is_complete());
+        assert!(summary.prompt.unwrap().is_nan());
+        assert!(worse(Some(f64::NAN), 1.0).is_nan() && worse(Some(1.0), f64::NAN).is_nan());
+        let row = Summary::new("gpt2:F16", "").row("gpt2:F16", "FAILED");
+        assert!(row.contains(" - "), "{row}");
+    }
+
+    #[test]
+    fn jobs_fit_cores_and_memory() {
+        let meminfo = |gib: u64| format!("MemTotal: 1 kB\nMemAvailable:   {} kB\n", gib << 20);
+        for (cores, gib, limit, expected) in [
+            (16, 128, "max\n", 16),
+            (16, 40, "max", 8),
+            (16, 128, "25769803776\n", 4),
+            (16, 4, "", 1),
+        ] {
+            assert_eq!(jobs(cores, &meminfo(gib), limit), expected, "{gib} {limit}");
+        }
+        assert_eq!(jobs(4, "", ""), 1);
+    }
+}
