@@ -162,8 +162,8 @@ DEV u32 opaque(u32 v) {
 #endif
     return v;
 }
-// Returns v, computed before the branches that follow. clang 22 for AMD would sink a sum below the branches around later
-// loads, and hold all its terms in registers until then.
+// Returns v and forces it to be computed here. Otherwise clang 22 for AMD sinks a sum below the branches around later
+// loads and keeps all its terms in registers until then.
 DEV float computed_here(float v) {
 #if defined(GPU_AMD)
     asm volatile("" : "+v"(v));

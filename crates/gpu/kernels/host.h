@@ -341,9 +341,10 @@ struct HostLaunch {
 extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaunch* launch) {
     using namespace host;
     const HostLaunch& l = *launch;
-    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE || l.dynamic_bytes > l.max_shared_bytes ||
-        l.max_shared_bytes > MAX_SHARED_BYTES) {
-        snprintf(l.error, l.error_len, "a block of %u threads and %u bytes of shared memory cannot be launched", l.n_threads, l.dynamic_bytes);
+    if (l.n_threads == 0 || l.n_threads > MAX_THREADS || l.n_threads % WARP_SIZE ||
+        l.dynamic_bytes > l.max_shared_bytes || l.max_shared_bytes > MAX_SHARED_BYTES) {
+        snprintf(l.error, l.error_len, "cannot launch a block of %u threads with %u bytes of shared memory",
+                 l.n_threads, l.dynamic_bytes);
         return 1;
     }
     Block* memory = obtain();

@@ -14,7 +14,7 @@ constexpr u32 MAX_ARRAYS = 64;
 // Minimum distance between arrays.
 constexpr u32 GUARD_BYTES = 256;
 constexpr u32 MAX_STATIC_BYTES = 48 * 1024;
-// The most that any GPU has; a launch says how much its GPU has.
+// Maximum of all GPUs; each launch has the limit of its emulated GPU.
 constexpr u32 MAX_SHARED_BYTES = 227 * 1024;
 constexpr u32 ARENA_BYTES = MAX_SHARED_BYTES + MAX_STATIC_BYTES + (MAX_ARRAYS + 1) * (GUARD_BYTES + 16);
 // The last word of a stack.
@@ -101,7 +101,8 @@ __attribute__((noinline)) static void* shared(const void* id, const char* name, 
         if (m.arrays[i].id == id) return m.shared + m.arrays[i].start;
     m.static_bytes += (bytes + 15) / 16 * 16;
     if (m.static_bytes > MAX_STATIC_BYTES || m.static_bytes + m.dynamic_bytes > m.max_bytes || m.n_arrays == MAX_ARRAYS)
-        fail(b, "with %s the shared memory is %u bytes of the kernel's and %u of the launch", name, m.static_bytes, m.dynamic_bytes);
+        fail(b, "with %s the kernel uses %u bytes of static and %u of dynamic shared memory", name, m.static_bytes,
+             m.dynamic_bytes);
     return m.shared + add_array(m, id, name, bytes, element)->start;
 }
 

@@ -67,8 +67,8 @@ DEV void unpack_e4m3(u32x2 codes, float* to) {
         u32 word = codes[i];
         float* v = to + 4 * i;
 #if defined(E4M3_TO_FLOATS) && defined(GPU_GFX12) && defined(GPU_AMD)
-        // One at a time. v_cvt_pk_f32_fp8 is unreliable on gfx12: AMD's Composable Kernel avoids it (SWDEV-532959), and the
-        // source of its short encoding reaches v0 to v127 only, which clang 19 ignores.
+        // One at a time. v_cvt_pk_f32_fp8 is unreliable on gfx12: AMD's Composable Kernel avoids it (SWDEV-532959), and
+        // the source of its short encoding can only be v0 to v127, which clang 19 ignores.
         v[0] = __builtin_amdgcn_cvt_f32_fp8((i32)word, 0), v[1] = __builtin_amdgcn_cvt_f32_fp8((i32)word, 1);
         v[2] = __builtin_amdgcn_cvt_f32_fp8((i32)word, 2), v[3] = __builtin_amdgcn_cvt_f32_fp8((i32)word, 3);
 #elif defined(E4M3_TO_FLOATS) && defined(GPU_AMD)

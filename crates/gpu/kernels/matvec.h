@@ -159,7 +159,8 @@ DEV void add_float_products(const MatvecParams& p, const T* w, const u32* x_row,
             float total = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < T::CHUNK; i++) total = fma(x[i], w[r].value(i), total);
-            // The loads of the next row are conditional. Without this, BF16 takes 166 instead of 63 registers on gfx942.
+            // The loads of the next row are conditional. Without this, BF16 needs 166 instead of 63 registers on
+            // gfx942.
             if constexpr (!ALIGNED) total = computed_here(total);
             acc[r][n] = valid ? acc[r][n] + total : acc[r][n];
         }

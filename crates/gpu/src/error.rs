@@ -63,13 +63,14 @@ pub enum GpuError {
         /// The target to build for; empty for a device that is too old.
         wanted: String,
     },
-    /// The file with the kernels of a development build cannot be read.
+    /// The kernel archive of a development build cannot be read.
     #[error(
-        "the kernels of this development build cannot be read from {path}: {reason}; build it again, or with --release"
+        "the kernels of this development build cannot be read from {path}: {reason}; rebuild it, or build with \
+         --release"
     )]
     KernelArchive { path: &'static str, reason: String },
-    /// An image lacks a kernel or a number that it should have.
-    #[error("the image {module} for {target} has no {name}; build the program again")]
+    /// An image lacks a kernel or a constant.
+    #[error("the image {module} for {target} has no {name}; rebuild the program")]
     NoSymbol {
         target: String,
         module: String,

@@ -7,14 +7,14 @@ use std::sync::OnceLock;
 
 use crate::error::GpuError;
 
-/// A compiled module for one target.
+/// A compiled kernel module for one target.
 pub struct Image {
     /// e.g. `gfx1100`, `sm_90a`, `host-nv`.
     pub target: &'static str,
     /// e.g. `norm`, `matvec.Q4_K`.
     pub module: &'static str,
     packed: Part,
-    /// The same as machine code.
+    /// Machine code of the same module, if the build had an assembler.
     assembled: Option<Part>,
 }
 
@@ -22,7 +22,7 @@ pub struct Image {
 struct Part {
     start: usize,
     len: usize,
-    /// Of the compressed bytes.
+    /// Hash of the compressed bytes.
     hash: u64,
 }
 
@@ -38,13 +38,13 @@ pub fn left_out() -> &'static [(&'static str, &'static str)] {
     LEFT_OUT
 }
 
-/// The file that kernels are read from in a development build. `None`: they are embedded in the program, as in every release
-/// build and where `ROCMFORGE_EMBED_KERNELS=1` was set.
+/// Returns the file that a development build reads its kernels from. `None` if they are embedded in the program, as in
+/// every release build and in builds with `ROCMFORGE_EMBED_KERNELS=1`.
 pub fn kernel_archive() -> Option<&'static str> {
     EMBEDDED.is_none().then_some(ARCHIVE)
 }
 
-/// A number that differs between builds whose kernels for `target` do.
+/// Returns a hash of the kernels for `target`, to tell builds apart.
 pub fn fingerprint(target: &str) -> u64 {
     let mut hash = DefaultHasher::new();
     for image in IMAGES.iter().filter(|image| image.target == target) {
@@ -61,14 +61,14 @@ impl Image {
             .find(|image| image.target == target && image.module == module)
     }
 
-    /// Whether two images are the same bytes: emulated GPUs share what preprocesses to the same source.
+    /// Whether two images have the same bytes. Emulated GPUs share images whose preprocessed source is equal.
     pub fn is_same(&self, other: &Image) -> bool {
         let key = |part: &Part| (part.start, part.len);
         key(&self.packed) == key(&other.packed)
             && self.assembled.as_ref().map(key) == other.assembled.as_ref().map(key)
     }
 
-    /// The image as the compiler wrote it.
+    /// Returns the decompressed image as the compiler wrote it.
     ///
     /// # Errors
     /// [`GpuError::KernelArchive`], in development builds only.
@@ -76,8 +76,8 @@ impl Image {
         self.packed.unpack()
     }
 
-    /// The image as machine code, where the compiler's is not and the build had an assembler. Drivers older than that
-    /// do not take it.
+    /// Returns the image as machine code, if the compiler emitted something else and the build had an assembler.
+    /// Drivers older than the assembler reject it.
     ///
     /// # Errors
     /// [`GpuError::KernelArchive`], in development builds only.
@@ -100,12 +100,13 @@ impl Part {
                 &read
             }
         };
-        Ok(lz4_flex::decompress_size_prepended(packed).expect("the build compressed it"))
+        Ok(lz4_flex::decompress_size_prepended(packed)
+            .expect("the build script compressed the image"))
     }
 
-    /// The compressed bytes, as the build wrote them.
+    /// Reads the compressed bytes and checks their hash.
     fn read(&self) -> Result<Vec<u8>, String> {
-        // Open as long as the program runs: a later build removes the file.
+        // Stays open while the program runs, since a later build removes the file.
         static FILE: OnceLock<Result<File, String>> = OnceLock::new();
         let open = || File::open(ARCHIVE).map_err(|error| error.to_string());
         let file = FILE.get_or_init(open).as_ref().map_err(String::clone)?;

@@ -138,7 +138,7 @@ impl Group {
     }
 
     /// Adds the products, with one launch per weight format. Products of more than [`MAX_ROWS`] rows are split into
-    /// several parts of that launch. Outputs have the same bits as [`super::matvec`].
+    /// several parts of that launch. Outputs have the same bits as [`super::matvec()`].
     ///
     /// # Errors
     /// [`GpuError::Format`] for formats without kernels.

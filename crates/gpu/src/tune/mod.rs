@@ -4,7 +4,7 @@
 //! A [`Trial`] covers one launch shape, on the matrices of a model or on a KV cache of its own. First each candidate
 //! must reproduce the output bits of the default; candidates that do not are excluded and reported. Then the candidates
 //! are measured in rounds: one sample is a graph of launches on different matrices of the shape, because the weights of
-//! a single one would stay in the GPU's cache. [`choose`] decides.
+//! a single one would stay in the GPU's cache. [`choose()`] decides.
 //!
 //! A trial proceeds sample by sample, so it can run in moments when the device is idle.
 

@@ -53,7 +53,7 @@ pub(super) struct Launch {
     pub(super) grid: [u32; 3],
     pub(super) n_threads: u32,
     pub(super) shared_bytes: u32,
-    /// Shared memory that the emulated GPU has for a block.
+    /// Maximum shared memory of a block on the emulated GPU.
     pub(super) max_shared_bytes: u32,
 }
 

@@ -24,7 +24,7 @@ const FAILED: i32 = 1;
 /// Bytes before each allocation, which hold its size.
 const HEADER: usize = 256;
 
-/// Shared memory of a block.
+/// Maximum shared memory of a block.
 fn max_shared_bytes(persona: Persona) -> u32 {
     match persona {
         Persona::Nv => 227 * 1024,
@@ -34,7 +34,7 @@ fn max_shared_bytes(persona: Persona) -> u32 {
 
 thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
-    /// The GPU that the thread's launches run on.
+    /// The emulated GPU of the thread's launches.
     static CURRENT: Cell<Persona> = const { Cell::new(Persona::Gfx10) };
 }
 
