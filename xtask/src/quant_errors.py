@@ -1,6 +1,6 @@
 """quant_errors.py FORGE_MINI_F16: prints the errors of llama.cpp's quantizers, the rows of llama_cpp.tsv, on stdout.
 
-The inputs are those of crates/gguf/tests/inputs/mod.rs, computed by the same integer and IEEE double operations in the
+The inputs are those of crates/gguf/tests/it/inputs.rs, computed by the same integer and IEEE double operations in the
 same order, and the first 256 rows of some tensors of the model.
 
 Columns: input, type, 1 with an importance matrix else 0, then sums over all values:

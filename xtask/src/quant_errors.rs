@@ -1,5 +1,5 @@
 //! `cargo xtask quant-errors`: measures the errors of llama.cpp's quantizers, the table that
-//! `crates/gguf/tests/quantize.rs` compares the quantizers here with.
+//! `crates/gguf/tests/it/quantize.rs` compares the quantizers here with.
 
 use std::path::Path;
 

@@ -69,6 +69,7 @@ impl Lanes for Avx2 {
         let [v0, v1, v2, v3, v4, v5, v6, v7] = v;
         // Three levels of adding halves, with the two inputs of a level side by side in one vector. A blend runs on
         // more ports than a shuffle, so each level uses one of each if possible.
+        // SAFETY: `self` proves AVX; register-to-register.
         unsafe {
             let s04 = halves_of_256(v0, v4);
             let s15 = halves_of_256(v1, v5);

@@ -74,6 +74,7 @@ impl Lanes for Avx512 {
     fn sum_8(self, v: [__m512; 8]) -> __m256 {
         let [v0, v1, v2, v3, v4, v5, v6, v7] = v;
         // Four levels of adding halves: first across two vectors of 512 bits, then within them.
+        // SAFETY: `self` proves AVX-512; register-to-register.
         unsafe {
             let s04 = halves_of_512(v0, v4);
             let s15 = halves_of_512(v1, v5);

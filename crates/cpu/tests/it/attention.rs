@@ -357,8 +357,8 @@ fn check_all(cases: &[Case]) {
     }
 }
 
-fn heads_of_64() -> Vec<Case> {
-    vec![
+fn heads_of_64() -> [Case; 3] {
+    [
         (
             LLAMA_1B,
             &[(0, 1), (0, 5), (0, 70), (15, 18), (63, 64), (200, 231)],
@@ -371,8 +371,8 @@ fn heads_of_64() -> Vec<Case> {
     ]
 }
 
-fn large_heads() -> Vec<Case> {
-    vec![
+fn large_heads() -> [Case; 5] {
+    [
         (shape([4, 4], [128, 128], 32, None), &[(0, 66), (95, 96)]),
         (
             shape([8, 4], [256, 256], 16, Some(20)),
@@ -384,8 +384,8 @@ fn large_heads() -> Vec<Case> {
     ]
 }
 
-fn small_and_odd_heads() -> Vec<Case> {
-    vec![
+fn small_and_odd_heads() -> [Case; 5] {
+    [
         (shape([2, 1], [32, 32], 16, Some(1)), &[(0, 40)]),
         (shape([6, 2], [40, 24], 16, Some(33)), &[(0, 80), (64, 65)]),
         (shape([3, 3], [37, 5], 48, None), &[(0, 50), (96, 97)]),
@@ -395,8 +395,8 @@ fn small_and_odd_heads() -> Vec<Case> {
 }
 
 /// Several segments, without and with a window.
-fn long_sequences() -> Vec<Case> {
-    vec![
+fn long_sequences() -> [Case; 2] {
+    [
         (
             shape([2, 1], [32, 32], 64, None),
             &[(1020, 1030), (2047, 2049), (3100, 3101)],
@@ -431,8 +431,8 @@ fn long_sequences_match_the_definition() {
 /// Scores reach 8: the first bound changes most of them, the second hardly any.
 const SOFT_CAPS: [f32; 2] = [1.5, 50.0];
 
-fn check_soft_caps(cases: Vec<Case>) {
-    for (shape, ranges) in cases {
+fn check_soft_caps(cases: &[Case]) {
+    for &(shape, ranges) in cases {
         check_all(&SOFT_CAPS.map(|cap| {
             let soft_cap = Some(cap);
             (AttnShape { soft_cap, ..shape }, ranges)
@@ -443,21 +443,22 @@ fn check_soft_caps(cases: Vec<Case>) {
 /// Every cache type, blocks seen in full and in part, and several segments.
 #[test]
 fn soft_caps_match_the_definition() {
-    check_soft_caps(vec![
+    let cases: [Case; 4] = [
         (shape([4, 2], [64, 64], 16, None), &[(0, 20), (40, 41)]),
         (shape([6, 2], [40, 24], 16, Some(33)), &[(30, 50)]),
         (shape([8, 2], [8, 16], 16, None), &[(0, 20)]),
         (shape([2, 1], [32, 32], 64, None), &[(1020, 1030)]),
-    ]);
+    ];
+    check_soft_caps(&cases);
 }
 
 #[test]
 #[ignore = "exhaustive: run by .ci/run --full"]
 fn soft_caps_match_the_definition_for_all_shapes() {
-    check_soft_caps(heads_of_64());
-    check_soft_caps(large_heads());
-    check_soft_caps(small_and_odd_heads());
-    check_soft_caps(long_sequences());
+    check_soft_caps(&heads_of_64());
+    check_soft_caps(&large_heads());
+    check_soft_caps(&small_and_odd_heads());
+    check_soft_caps(&long_sequences());
 }
 
 /// Computes every row of `seq` in a call of its own, on one thread.
