@@ -3,94 +3,101 @@
 
 use std::fmt::Write as _;
 
-use rocmforge_bench::baseline::{ComparisonResult, RegressionReport, four_digits};
+use rocmforge_bench::baseline::{ComparisonResult, RegressionReport, Row, four_digits};
 use rocmforge_profile::clock;
 
 /// Formats the report as JUnit XML.
 pub fn text(report: &RegressionReport) -> String {
-    let n = report.rows().count();
-    let n_of = |wanted| {
-        let results = report
-            .rows()
-            .map(|row| row.metric.map_or(row.of.result, |m| m.result));
-        results.filter(|result| *result == wanted).count()
-    };
-    let failures = n_of(ComparisonResult::Regression);
-    let errors = n_of(ComparisonResult::HardwareMismatch);
-    let unmeasured = report.missing.len() + report.added.len();
-    let incomparable = report.rows().filter(|row| row.metric.is_none()).count() - errors;
-    let counts = format!(
-        "tests=\"{}\" failures=\"{failures}\" errors=\"{errors}\" skipped=\"{}\" time=\"0\"",
-        n + unmeasured,
-        incomparable + unmeasured
-    );
-    let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
+    let counts = counts(report);
     let name = escape(&format!("{} against {}", report.current, report.baseline));
     let now = clock::rfc_3339(clock::unix_now());
+    let now = now.trim_end_matches('Z');
+    let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     let _ = writeln!(xml, "<testsuites name=\"{name}\" {counts}>");
     let _ = writeln!(
         xml,
-        "  <testsuite name=\"{name}\" timestamp=\"{}\" {counts}>",
-        now.trim_end_matches('Z')
+        "  <testsuite name=\"{name}\" timestamp=\"{now}\" {counts}>"
     );
     for row in report.rows() {
-        let of = escape(&row.of.name);
         let name = row.metric.map_or("hardware", |metric| &metric.metric);
-        let _ = write!(
-            xml,
-            "    <testcase classname=\"{of}\" name=\"{}\" time=\"0\">",
-            escape(name)
-        );
-        match (row.metric, row.of.result) {
-            (Some(metric), _) => {
-                let facts = format!(
-                    "was {}, is {}, {}; threshold {:.1} %; by {}",
-                    four_digits(metric.baseline),
-                    four_digits(metric.current),
-                    metric.change_text(),
-                    100.0 * metric.threshold,
-                    metric.method.text()
-                );
-                let element = match metric.result {
-                    ComparisonResult::Regression => "failure",
-                    _ => "system-out",
-                };
-                let message = match element {
-                    "failure" => format!(
-                        " message=\"{}\" type=\"regression\"",
-                        escape(&metric.change_text())
-                    ),
-                    _ => String::new(),
-                };
-                let says = escape(&format!("{}: {facts}", metric.result_text()));
-                let _ = write!(xml, "<{element}{message}>{says}</{element}>");
-            }
-            (None, ComparisonResult::HardwareMismatch) => {
-                let facts: Vec<String> = row.of.hardware.iter().map(ToString::to_string).collect();
-                let facts = escape(&facts.join("; "));
-                let _ = write!(
-                    xml,
-                    "<error message=\"{facts}\" type=\"hardware_mismatch\">{facts}</error>"
-                );
-            }
-            (None, _) => xml.push_str("<skipped message=\"no metric in common\"/>"),
-        }
-        xml.push_str("</testcase>\n");
+        case(&mut xml, &row.of.name, name, &outcome(&row));
     }
     for (names, why) in [
         (&report.missing, "not measured now"),
         (&report.added, "not in the baseline"),
     ] {
         for name in names {
-            let name = escape(name);
-            let _ = writeln!(
-                xml,
-                "    <testcase classname=\"{name}\" name=\"{name}\" time=\"0\"><skipped message=\"{why}\"/></testcase>"
+            case(
+                &mut xml,
+                name,
+                name,
+                &format!("<skipped message=\"{why}\"/>"),
             );
         }
     }
     xml.push_str("  </testsuite>\n</testsuites>\n");
     xml
+}
+
+/// Returns the attributes with the numbers of test cases.
+fn counts(report: &RegressionReport) -> String {
+    let n_unmeasured = report.missing.len() + report.added.len();
+    let [mut n_tests, mut n_failures, mut n_errors, mut n_skipped] =
+        [n_unmeasured, 0, 0, n_unmeasured];
+    for row in report.rows() {
+        n_tests += 1;
+        match (
+            row.metric.map_or(row.of.result, |metric| metric.result),
+            row.metric,
+        ) {
+            (ComparisonResult::Regression, _) => n_failures += 1,
+            (ComparisonResult::HardwareMismatch, _) => n_errors += 1,
+            (_, None) => n_skipped += 1,
+            (_, Some(_)) => {}
+        }
+    }
+    format!(
+        "tests=\"{n_tests}\" failures=\"{n_failures}\" errors=\"{n_errors}\" skipped=\"{n_skipped}\" time=\"0\""
+    )
+}
+
+/// Writes a test case with the element of its outcome.
+fn case(xml: &mut String, benchmark: &str, name: &str, outcome: &str) {
+    let (benchmark, name) = (escape(benchmark), escape(name));
+    let _ = writeln!(
+        xml,
+        "    <testcase classname=\"{benchmark}\" name=\"{name}\" time=\"0\">{outcome}</testcase>"
+    );
+}
+
+/// Returns the element that tells the outcome of a row: a failure, an error, a skip, or output.
+fn outcome(row: &Row<'_>) -> String {
+    match (row.metric, row.of.result) {
+        (Some(metric), _) => {
+            let change = metric.change_text();
+            let facts = escape(&format!(
+                "{}: was {}, is {}, {change}; threshold {:.1} %; by {}",
+                metric.result_text(),
+                four_digits(metric.baseline),
+                four_digits(metric.current),
+                100.0 * metric.threshold,
+                metric.method.text()
+            ));
+            match metric.result {
+                ComparisonResult::Regression => {
+                    let change = escape(&change);
+                    format!("<failure message=\"{change}\" type=\"regression\">{facts}</failure>")
+                }
+                _ => format!("<system-out>{facts}</system-out>"),
+            }
+        }
+        (None, ComparisonResult::HardwareMismatch) => {
+            let facts: Vec<String> = row.of.hardware.iter().map(ToString::to_string).collect();
+            let facts = escape(&facts.join("; "));
+            format!("<error message=\"{facts}\" type=\"hardware_mismatch\">{facts}</error>")
+        }
+        (None, _) => "<skipped message=\"no metric in common\"/>".to_string(),
+    }
 }
 
 /// Escapes text for elements and attributes of XML 1.0. Characters that XML cannot represent become U+FFFD.
