@@ -14,6 +14,7 @@ use rocmforge_bench::baseline::{
 };
 use rocmforge_gguf::escape_control;
 use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_hub::dirs;
 use rocmforge_profile::clock::rfc_3339;
 use rocmforge_report::numbers::digits;
 use rocmforge_report::{junit, markdown};
@@ -26,7 +27,6 @@ use crate::args::{
     BaselineStoreArgs, BaselineTrendArgs, ReportForm,
 };
 use crate::exit::{Early, usage};
-use crate::folders;
 use crate::output::{self, Out};
 
 pub fn run(args: &BaselineArgs) -> Result<()> {
@@ -42,7 +42,7 @@ pub fn run(args: &BaselineArgs) -> Result<()> {
 fn store(args: &BaselineStoreArgs) -> Result<Store> {
     let dir = match &args.baseline_dir {
         Some(dir) => dir.clone(),
-        None => folders::data()
+        None => dirs::data()
             .context("no baselines folder: HOME is not set; use --baseline-dir")?
             .join("baselines"),
     };

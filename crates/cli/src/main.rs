@@ -45,7 +45,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use rocmforge_hub::dirs as folders;
 use rocmforge_text::chat_template::sandbox;
 
 use args::{Cli, Command};

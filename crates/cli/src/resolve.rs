@@ -10,6 +10,7 @@ use rocmforge_engine::{
     ContextPolicy, Device as EngineDevice, EngineConfig, PromptOutput, Request,
 };
 use rocmforge_gguf::TokenId;
+use rocmforge_hub::dirs;
 use rocmforge_plan::{Dry, DynamicTemperature, KvType, Mirostat, SamplingParams, Xtc};
 use rocmforge_runtime::check::SelfCheck;
 use rocmforge_runtime::gpu::{
@@ -23,7 +24,7 @@ use crate::args::{
     GpuCheckArg, IsaArg, KvTypeArg, OffloadArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
-use crate::{folders, output};
+use crate::output;
 
 /// Like [`engine_config`], for answers that may continue past the context.
 pub fn answer_config(
@@ -163,7 +164,7 @@ fn self_check(args: &GpuArgs, id: Option<DeviceId>) -> SelfCheck {
         GpuCheckArg::Never => SelfCheck::Never,
         GpuCheckArg::Always => SelfCheck::Always,
         GpuCheckArg::Auto => {
-            let dir = args.cache_dir.clone().or_else(folders::cache);
+            let dir = args.cache_dir.clone().or_else(dirs::cache);
             first_use_check(dir.as_deref(), id)
         }
     }
@@ -179,7 +180,7 @@ pub fn tuning(args: &GpuArgs, id: Option<DeviceId>, when_idle: WhenIdle) -> Tuni
 pub fn tuning_store(args: &GpuArgs, id: Option<DeviceId>) -> Option<TuningFiles> {
     match &args.cache_dir {
         Some(dir) => Some(TuningFiles::below(dir)),
-        None => tuning_files(folders::cache().as_deref(), id),
+        None => tuning_files(dirs::cache().as_deref(), id),
     }
 }
 
