@@ -52,7 +52,7 @@ constexpr u32 MAX_EPOCH = (1u << (32 - THREAD_BITS)) - 1;
 
 // The lanes of a wave have met, and `bytes` of shared memory at `p` are theirs alone: what they did there before is in
 // order.
-static void wave_owns(const void* p, u32 bytes) {
+void wave_owns(const void* p, u32 bytes) {
     Memory& m = *here().memory;
     u32 offset = (u32)((const u8*)p - m.shared);
     memset(m.writes + offset, 0, bytes * sizeof(u32));
@@ -94,7 +94,7 @@ static void start_block(Block& b) {
     for (u32 i = 0; i < m.n_arrays; i++) memset(m.shared + m.arrays[i].start, 0xff, m.arrays[i].len);
 }
 
-__attribute__((noinline)) static void* shared(const void* id, const char* name, size_t bytes, u32 element) {
+void* shared(const void* id, const char* name, size_t bytes, u32 element) {
     Block& b = here();
     Memory& m = *b.memory;
     for (u32 i = 0; i < m.n_arrays; i++)
@@ -105,7 +105,7 @@ __attribute__((noinline)) static void* shared(const void* id, const char* name, 
     return m.shared + add_array(m, id, name, bytes, element)->start;
 }
 
-static void* dynamic_shared() { return here().memory->shared; }
+void* dynamic_shared() { return here().memory->shared; }
 
 // What an error says of the place of an access: the array, the line of the access (its address in the image, which the
 // driver looks up) and the last barrier.
@@ -203,11 +203,10 @@ template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* a
 }
 
 // What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.
-static const void* aligned(const void* p, u32 n, Site site) {
+const void* aligned(const void* p, u32 n, Site site) {
     if ((u64)p % n) fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n, Place(State::AtWave, site).text);
     return p;
 }
-static void* aligned(void* p, u32 n, Site site) { return (void*)aligned((const void*)p, n, site); }
 
 } // namespace host
 
