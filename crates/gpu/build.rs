@@ -1,8 +1,8 @@
-//! Compiles the kernels ahead of time with clang, one image per target and module. `ROCMFORGE_GPU_TARGETS` says for what:
-//! `native` (the GPUs of this machine, the default), `ci`, `all`, `host`, or a list of targets. Images are cached by their
-//! preprocessed source (`build/cache.rs`), so that targets with the same source share one. A release embeds all images, a
-//! development build reads them from a file (`build/archive.rs`). Targets that cannot be built here are left out with a
-//! warning.
+//! Compiles the kernels ahead of time with clang, one image per target and module. `ROCMFORGE_GPU_TARGETS` says for
+//! what: `native` (the GPUs of this machine, the default), `ci`, `all`, `host`, or a list of targets. Images are cached
+//! by their preprocessed source (`build/cache.rs`), so that targets with the same source share one. A release embeds
+//! all images, a development build reads them from a file (`build/archive.rs`). Targets that cannot be built here are
+//! left out with a warning.
 
 #[path = "build/archive.rs"]
 mod archive;
@@ -61,14 +61,32 @@ fn main() {
     let mut left_out: Vec<(String, String)> = Vec::new();
     let mut jobs: Vec<Job> = Vec::new();
     let modules = modules::all("kernels".as_ref());
+    let runtime = Module {
+        file: "kernels/host_runtime.cpp".into(),
+        name: "host_runtime".into(),
+        defines: Vec::new(),
+    };
+    let cache = (!targets.is_empty()).then(|| Cache::from_env(&out));
+    let cache = cache.transpose().unwrap_or_else(|error| fail(&[error]));
+    let compiler = cache.as_ref().map(|cache| Compiler::new(cache, &objects));
     for target in &targets {
-        match clang::choose(&clangs, target, ".".as_ref(), &out) {
-            Ok(clang) => jobs.extend(modules.iter().map(|module| Job {
-                module,
-                target,
-                clang,
-                ptxas: ptxas.as_ref(),
-            })),
+        match clang::choose(&clangs, target, &out) {
+            Ok(clang) => {
+                let job = |module, runtime| Job {
+                    module,
+                    target,
+                    clang,
+                    ptxas: ptxas.as_ref(),
+                    runtime,
+                };
+                let runtime = compiler
+                    .as_ref()
+                    .filter(|_| is_emulated(target))
+                    .map(|compiler| compiler.runtime(&job(&runtime, None)))
+                    .transpose()
+                    .unwrap_or_else(|error| fail(&[error]));
+                jobs.extend(modules.iter().map(|module| job(module, runtime.clone())));
+            }
             Err(reason) => {
                 println!("cargo::warning=no GPU kernels for {target}: {reason}");
                 left_out.push((target.clone(), reason));
@@ -84,11 +102,9 @@ fn main() {
     }
     let mut archive = Archive::default();
     let mut table = String::from("static IMAGES: &[Image] = &[\n");
-    if !jobs.is_empty() {
-        let cache = Cache::from_env(&out).unwrap_or_else(|error| fail(&[error]));
-        let images =
-            run(&jobs, &Compiler::new(&cache, &objects)).unwrap_or_else(|errors| fail(&errors));
-        cache.prune();
+    if let Some(compiler) = compiler {
+        let images = run(&jobs, &compiler).unwrap_or_else(|errors| fail(&errors));
+        compiler.cache.prune();
         for (Job { module, target, .. }, image) in jobs.iter().zip(images) {
             let packed = archive.add(image.packed).source();
             let assembled = match image.assembled {
@@ -106,6 +122,11 @@ fn main() {
     fs::write(out.join("images.rs"), table).expect("the build may write to OUT_DIR");
 }
 
+/// Whether a target is a GPU that the CPU emulates.
+fn is_emulated(target: &str) -> bool {
+    target.starts_with("host-")
+}
+
 fn fail(errors: &[String]) -> ! {
     for error in errors {
         eprintln!("error: {error}\n");
@@ -119,6 +140,15 @@ struct Job<'a> {
     target: &'a str,
     clang: &'a Clang,
     ptxas: Option<&'a Ptxas>,
+    /// Linked to every module of the emulator.
+    runtime: Option<Runtime>,
+}
+
+/// The compiled part of the emulator that all modules share (`kernels/host.h`).
+#[derive(Clone)]
+struct Runtime {
+    object: PathBuf,
+    key: u64,
 }
 
 /// A compressed image.
@@ -137,10 +167,26 @@ impl Job<'_> {
         args
     }
 
-    fn clang(&self, more: &[&str]) -> Command {
+    fn clang(&self, more: &[&Path]) -> Command {
         let mut clang = Command::new(&self.clang.path);
         clang.args(self.arguments()).args(more);
         clang
+    }
+
+    /// The command that writes the image to `object`.
+    fn compiler(&self, object: &Path) -> Command {
+        let mut clang = self.clang(&["-o".as_ref(), object]);
+        if let Some(runtime) = &self.runtime {
+            clang.args(["-x", "none"]).arg(&runtime.object);
+        }
+        if self.is_runtime() {
+            clang.args(["-c", "-Qunused-arguments"]);
+        }
+        clang
+    }
+
+    fn is_runtime(&self) -> bool {
+        is_emulated(self.target) && self.runtime.is_none()
     }
 
     /// Runs `command` and returns its standard output.
@@ -162,24 +208,30 @@ impl Job<'_> {
         )
     }
 
+    fn runtime_key(&self) -> Option<u64> {
+        self.runtime.as_ref().map(|runtime| runtime.key)
+    }
+
     /// A hash of the sources before preprocessing.
     fn source_key(&self) -> u64 {
         let mut hash = DefaultHasher::new();
         (RULES, &self.clang.version, self.arguments()).hash(&mut hash);
+        self.runtime_key().hash(&mut hash);
         self.module.hash("kernels".as_ref(), &mut hash);
         hash.finish()
     }
 
-    /// A hash of the preprocessed source, which emulated GPUs may share. Other targets share nothing. Line numbers count
-    /// for the emulator, which names lines in errors.
+    /// A hash of the preprocessed source, which emulated GPUs may share. Other targets share nothing. Line numbers
+    /// count for the emulator, which names lines in errors.
     fn text_key(&self) -> Result<u64, String> {
-        let is_emulated = self.target.starts_with("host-");
-        let lines: &[&str] = if is_emulated { &[] } else { &["-P"] };
-        let mut command = self.clang(&["-E", "-Qunused-arguments", "-o", "-"]);
-        command.args(lines);
+        let mut command = self.clang(&[]);
+        command.args(["-E", "-Qunused-arguments", "-o", "-"]);
+        if !is_emulated(self.target) {
+            command.arg("-P");
+        }
         let text = self.run(command)?;
         let mut hash = DefaultHasher::new();
-        (RULES, &self.clang.version).hash(&mut hash);
+        (RULES, &self.clang.version, self.runtime_key()).hash(&mut hash);
         for argument in self.arguments() {
             if !argument.starts_with(targets::PERSONA) {
                 argument.hash(&mut hash);
@@ -210,7 +262,21 @@ impl<'a> Compiler<'a> {
         }
     }
 
+    /// Compiles the runtime of the emulator; `job` is that of its source.
+    fn runtime(&self, job: &Job) -> Result<Runtime, String> {
+        let (key, image) = self.keyed_image(job)?;
+        let object = self.objects.join(format!("host_runtime.{key:016x}.o"));
+        let code = lz4_flex::decompress_size_prepended(&image.packed);
+        let code = code.map_err(|error| job.failed(error))?;
+        fs::write(&object, code).map_err(|error| job.failed(error))?;
+        Ok(Runtime { object, key })
+    }
+
     fn image(&self, job: &Job) -> Result<Image, String> {
+        Ok(self.keyed_image(job)?.1)
+    }
+
+    fn keyed_image(&self, job: &Job) -> Result<(u64, Image), String> {
         // Preprocessing takes a tenth of the time of compiling: its result is kept as well.
         let alias = format!("{}.{:016x}.key", job.module.name, job.source_key());
         let known = self.cache.get(&alias).and_then(|key| {
@@ -220,7 +286,7 @@ impl<'a> Compiler<'a> {
         if let Some(key) = known
             && let Some(image) = self.cached(job, key)
         {
-            return Ok(image);
+            return Ok((key, image));
         }
         let key = job.text_key()?;
         self.wait_for_turn(key);
@@ -233,7 +299,7 @@ impl<'a> Compiler<'a> {
         self.cache
             .put(&alias, format!("{key:016x}").as_bytes())
             .map_err(|error| job.failed(error))?;
-        Ok(image)
+        Ok((key, image))
     }
 
     /// Waits until no other thread compiles this.
@@ -265,8 +331,7 @@ impl<'a> Compiler<'a> {
         let object = self
             .objects
             .join(format!("{}.{key:016x}.o", job.module.name));
-        let object_name = object.to_str().expect("OUT_DIR is UTF-8");
-        job.run(job.clang(&["-o", object_name]))?;
+        job.run(job.compiler(&object))?;
         let image = fs::read(&object).map_err(|error| job.failed(error))?;
         if let Some(fault) = inspect::fault(&job.module.name, job.target, &image) {
             return Err(job.failed(fault));

@@ -1,5 +1,5 @@
-//! The file of all images of a build, compressed, and the Rust table that says where each is. A release embeds the file; a
-//! development build reads it from where the build left it, so that its many test programs stay small.
+//! The file of all images of a build, compressed, and the Rust table that says where each is. A release embeds the
+//! file; a development build reads it from where the build left it, so that its many test programs stay small.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;

@@ -1,6 +1,6 @@
 //! The cache of compiled images: a folder of files named by a hash of everything that an image depends on, shared by
-//! profiles, feature sets and concurrent builds. `ROCMFORGE_KERNEL_CACHE` names it; the default is `rocmforge-kernels` in
-//! cargo's target folder.
+//! profiles, feature sets and concurrent builds. `ROCMFORGE_KERNEL_CACHE` names it; the default is `rocmforge-kernels`
+//! in cargo's target folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use std::{env, fs, io};
 /// Files that no build has used for this long are removed.
 const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Above this size, the files that were not used for the longest time are removed. The images of all targets of a release
-/// take about 150 MB.
+/// Above this size, the files that were not used for the longest time are removed. The images of all targets of a
+/// release take about 150 MB.
 const MAX_BYTES: u64 = 4 << 30;
 
 /// The time of the last use is accurate to this.
@@ -97,8 +97,8 @@ impl Cache {
     }
 }
 
-/// `rocmforge-kernels` in the target folder, which is the ancestor of OUT_DIR that cargo marks as a cache; OUT_DIR's own
-/// folder where there is no such mark.
+/// `rocmforge-kernels` in the target folder, which is the ancestor of OUT_DIR that cargo marks as a cache; OUT_DIR's
+/// own folder where there is no such mark.
 fn default_folder(out: &Path) -> PathBuf {
     let target = out
         .ancestors()

@@ -12,9 +12,10 @@ use std::path::Path;
 )]
 mod kfd;
 
-/// A set that stands for all generations, and the CPU for tests.
+/// One target for each set of instructions that the sources distinguish, and the CPU emulator for tests. gfx1151 is not
+/// among them: its sources preprocess to those of gfx1100.
 const CI: &[&str] = &[
-    "gfx1030", "gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90a", "host",
+    "gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90a", "host",
 ];
 
 /// Every GPU that there are kernels for, for releases.

@@ -7,15 +7,18 @@
 // switches to the next wave, and the last one of the block back to `host_launch`. Only the last lane checks the state
 // of the others.
 //
-// Included by gpu.h, so each emulator module has its own copy. `host_launch` is its entry point.
+// Included by gpu.h. What kernels call is declared here; the rest is compiled once, by host_runtime.cpp, and linked to each
+// module, whose entry point is `host_launch`.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#if defined(HOST_RUNTIME)
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#endif
 
 #if !defined(__x86_64__)
 #error "the CPU emulator switches fibres with x86-64 assembly"
@@ -94,7 +97,29 @@ static inline __attribute__((always_inline)) uintptr_t stack_pointer() {
 DEV u32 number() { return (u32)(stack_pointer() / STACK_BYTES) % MAX_THREADS; }
 DEV Block& here() { return *(Block*)((stack_pointer() & ~(uintptr_t)(STACKS_BYTES - 1)) + STACKS_BYTES); }
 
-// Saves this stack and continues where `load` stopped. Returns when the saved stack is loaded.
+// Of host_runtime.cpp.
+#define RUNTIME __attribute__((visibility("hidden")))
+RUNTIME u64 now();
+RUNTIME void pause(State state, Site site);
+RUNTIME u64 exchange(u64 value, u32 from, Site site);
+RUNTIME u32 uniform(u32 v, Site site);
+RUNTIME void wave_owns(const void* p, u32 bytes);
+RUNTIME void* shared(const void* id, const char* name, size_t bytes, u32 element);
+RUNTIME void* dynamic_shared();
+RUNTIME const void* aligned(const void* p, u32 n, Site site);
+static inline void* aligned(void* p, u32 n, Site site) { return (void*)aligned((const void*)p, n, site); }
+
+} // namespace host
+
+DEV u32 tid() { return host::number(); }
+DEV u32 bid_x() { return host::here().bid[0]; }
+DEV u32 bid_y() { return host::here().bid[1]; }
+DEV u32 bid_z() { return host::here().bid[2]; }
+
+#if defined(HOST_RUNTIME)
+namespace host {
+
+// Goes on where `load` stopped; comes back when somebody loads what is saved here.
 DEV void switch_stack(void** save, void* load) {
     // The red zone: 128 bytes below the stack pointer may be in use.
     asm volatile("leaq -128(%%rsp), %%rsp\n pushq %%rbp\n leaq 1f(%%rip), %%rax\n pushq %%rax\n"
@@ -109,7 +134,7 @@ DEV void switch_stack(void** save, void* load) {
 }
 
 // Nanoseconds.
-__attribute__((noinline)) static u64 now() {
+u64 now() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (u64)t.tv_sec * 1000000000 + (u64)t.tv_nsec;
@@ -197,8 +222,8 @@ __attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
     return some_wave(b);
 }
 
-// Stops the calling thread until all of its wave, or of its block, have arrived.
-__attribute__((noinline)) static void pause(State state, Site site) {
+// Stops the thread that calls until all of its wave, or of its block, have come there.
+void pause(State state, Site site) {
     Block& b = here();
     u32 t = number();
     Wave& w = b.waves[t / WARP_SIZE];
@@ -221,7 +246,7 @@ __attribute__((noinline)) static void pause(State state, Site site) {
     switch_stack(&b.fibres[t].sp, b.running ? b.running->sp : b.launcher_sp);
 }
 
-static u64 exchange(u64 value, u32 from, Site site) {
+u64 exchange(u64 value, u32 from, Site site) {
     Block& b = here();
     u32 t = number();
     u64* slots = b.slots[b.fibres[t].n_collectives++ & 1];
@@ -230,8 +255,8 @@ static u64 exchange(u64 value, u32 from, Site site) {
     return slots[(t & ~(WARP_SIZE - 1)) + from % WARP_SIZE];
 }
 
-// Returns the value of lane 0. Reports an error if lanes differ.
-static u32 uniform(u32 v, Site site) {
+// What all lanes of the wave say, with an error if they differ.
+u32 uniform(u32 v, Site site) {
     u32 first = (u32)exchange(v, 0, site);
     if (first != v)
         fail(here(), "thread %u has %u where lane 0 of its wave has %u in the uniform() %s", number(), v, first,
@@ -316,11 +341,6 @@ __attribute__((destructor)) static void release_spare() {
 
 } // namespace host
 
-DEV u32 tid() { return host::number(); }
-DEV u32 bid_x() { return host::here().bid[0]; }
-DEV u32 bid_y() { return host::here().bid[1]; }
-DEV u32 bid_z() { return host::here().bid[2]; }
-
 struct HostLaunch {
     void (*kernel)(const void*);
     const void* params;
@@ -377,4 +397,5 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaun
     release(__atomic_exchange_n(&spare, memory, __ATOMIC_ACQ_REL));
     return failed;
 }
+#endif
 #pragma clang attribute pop

@@ -50,9 +50,9 @@ struct Memory {
 constexpr u32 THREAD_BITS = 11, MANY = 1u << (THREAD_BITS - 1);
 constexpr u32 MAX_EPOCH = (1u << (32 - THREAD_BITS)) - 1;
 
-// Called when the lanes of a wave have met and own `bytes` of shared memory at `p`: their earlier accesses there are
-// ordered.
-static void wave_owns(const void* p, u32 bytes) {
+// The lanes of a wave have met, and `bytes` of shared memory at `p` are theirs alone: what they did there before is in
+// order.
+void wave_owns(const void* p, u32 bytes) {
     Memory& m = *here().memory;
     u32 offset = (u32)((const u8*)p - m.shared);
     memset(m.writes + offset, 0, bytes * sizeof(u32));
@@ -94,7 +94,7 @@ static void start_block(Block& b) {
     for (u32 i = 0; i < m.n_arrays; i++) memset(m.shared + m.arrays[i].start, 0xff, m.arrays[i].len);
 }
 
-__attribute__((noinline)) static void* shared(const void* id, const char* name, size_t bytes, u32 element) {
+void* shared(const void* id, const char* name, size_t bytes, u32 element) {
     Block& b = here();
     Memory& m = *b.memory;
     for (u32 i = 0; i < m.n_arrays; i++)
@@ -106,7 +106,7 @@ __attribute__((noinline)) static void* shared(const void* id, const char* name, 
     return m.shared + add_array(m, id, name, bytes, element)->start;
 }
 
-static void* dynamic_shared() { return here().memory->shared; }
+void* dynamic_shared() { return here().memory->shared; }
 
 // The location of an access, for error messages: the array, the access as its address in the image (which the driver
 // converts to a source line), and the last barrier.
@@ -206,14 +206,11 @@ template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* a
     access_other(b, (u64)p, n, WRITE, at);
 }
 
-// Data loaded or stored by one instruction must be aligned: NVIDIA GPUs fault otherwise.
-static const void* aligned(const void* p, u32 n, Site site) {
-    if ((u64)p % n)
-        fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n,
-             Place(State::AtWave, site).text);
+// What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.
+const void* aligned(const void* p, u32 n, Site site) {
+    if ((u64)p % n) fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n, Place(State::AtWave, site).text);
     return p;
 }
-static void* aligned(void* p, u32 n, Site site) { return (void*)aligned((const void*)p, n, site); }
 
 } // namespace host
 

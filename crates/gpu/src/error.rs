@@ -65,8 +65,7 @@ pub enum GpuError {
     },
     /// The kernel archive of a development build cannot be read.
     #[error(
-        "the kernels of this development build cannot be read from {path}: {reason}; rebuild it, or build with \
-         --release"
+        "this development build cannot read its kernels from {path}: {reason}; build it again, or with --release"
     )]
     KernelArchive { path: &'static str, reason: String },
     /// An image lacks a kernel or a constant.

@@ -38,8 +38,8 @@ pub fn left_out() -> &'static [(&'static str, &'static str)] {
     LEFT_OUT
 }
 
-/// Returns the file that a development build reads its kernels from. `None` if they are embedded in the program, as in
-/// every release build and in builds with `ROCMFORGE_EMBED_KERNELS=1`.
+/// The file that kernels are read from in a development build. `None`: they are embedded in the program, as in every
+/// release build and where `ROCMFORGE_EMBED_KERNELS=1` was set.
 pub fn kernel_archive() -> Option<&'static str> {
     EMBEDDED.is_none().then_some(ARCHIVE)
 }

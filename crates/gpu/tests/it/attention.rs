@@ -1,0 +1,673 @@
+//! Attention against its definition in f64. Cache entries that were never written are NaN.
+
+use crate::common;
+use crate::common::kv::{self, Stored};
+use crate::common::values::Random;
+use half::{bf16, f16};
+use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
+use rocmforge_gpu::{
+    Choice, Event, Gpu, KvLayer, KvShape, KvType, SeqRows, Shape, Step, Trace, Tuning,
+};
+
+/// A step: sequences as (first position, rows), followed by padding rows.
+#[derive(Clone)]
+struct Case {
+    ty: KvType,
+    n_heads: usize,
+    n_kv_heads: usize,
+    k_dim: usize,
+    v_dim: usize,
+    page: usize,
+    n_ctx: usize,
+    scores: Scores,
+    seqs: Vec<(usize, usize)>,
+    n_padding: usize,
+    /// Queries are scaled by this; keys are between -1 and 1.
+    magnitude: f32,
+    /// Scales the values of a position.
+    growth: fn(usize) -> f32,
+    /// The largest error allowed, relative to the largest magnitude in a head's output.
+    tolerance: f64,
+}
+
+impl Case {
+    fn new(n_heads: usize, n_kv_heads: usize, dim: usize, seqs: &[(usize, usize)]) -> Case {
+        Case {
+            ty: KvType::F16,
+            n_heads,
+            n_kv_heads,
+            k_dim: dim,
+            v_dim: dim,
+            page: 16,
+            n_ctx: 512,
+            scores: Scores {
+                scale: 1.0 / (dim as f32).sqrt(),
+                soft_cap: None,
+                window: None,
+            },
+            seqs: seqs.to_vec(),
+            n_padding: 1,
+            magnitude: 2.0,
+            growth: |_| 1.0,
+            tolerance: 5e-6,
+        }
+    }
+
+    fn of(mut self, ty: KvType) -> Case {
+        self.ty = ty;
+        self
+    }
+
+    fn shape(&self) -> KvShape {
+        KvShape {
+            ty: self.ty,
+            n_blocks: (self.seqs.len() + 1) * self.n_ctx.div_ceil(self.page),
+            n_kv_heads: self.n_kv_heads,
+            page: self.page,
+            k_dim: self.k_dim,
+            v_dim: self.v_dim,
+        }
+    }
+}
+
+/// Quantized cache types.
+const CODED: [KvType; 2] = [KvType::Q8_0, KvType::F8E4M3];
+
+/// The buffers of a case.
+struct Data {
+    q: Vec<f32>,
+    k: Stored,
+    v: Stored,
+    positions: Vec<u32>,
+    seq_of_row: Vec<u32>,
+    seqs: Vec<SeqRows>,
+    block_tables: Vec<u32>,
+    max_pages: usize,
+}
+
+impl Data {
+    fn new(case: &Case) -> Data {
+        let mut random = Random(7);
+        let max_pages = case.n_ctx.div_ceil(case.page);
+        let n_seqs = case.seqs.len() + 1;
+        let n_blocks = n_seqs * max_pages;
+        let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
+        for i in (1..n_blocks).rev() {
+            blocks.swap(i, random.below(i + 1));
+        }
+        // Kernels must not use entries past a sequence's end or the entry of a missing sequence.
+        let mut data = Data {
+            q: Vec::new(),
+            k: Stored::new(case.ty, n_blocks * case.n_kv_heads * case.page, case.k_dim),
+            v: Stored::new(case.ty, n_blocks * case.n_kv_heads * case.page, case.v_dim),
+            positions: Vec::new(),
+            seq_of_row: Vec::new(),
+            seqs: vec![SeqRows::default(); n_seqs],
+            block_tables: vec![u32::MAX; n_blocks],
+            max_pages,
+        };
+        for (s, &(first_pos, n_rows)) in case.seqs.iter().enumerate() {
+            data.seqs[s] = SeqRows {
+                first_row: data.positions.len() as u32,
+                n_rows: n_rows as u32,
+                first_pos: first_pos as u32,
+                _pad: 0,
+            };
+            let n_positions = first_pos + n_rows;
+            for page in 0..n_positions.div_ceil(case.page) {
+                data.block_tables[s * max_pages + page] = blocks[s * max_pages + page];
+            }
+            for pos in 0..n_positions {
+                for head in 0..case.n_kv_heads {
+                    let slot = data.slot(case, s, pos, head);
+                    // Every row has another scale.
+                    let factor = match case.ty {
+                        KvType::F16 => 1.0,
+                        KvType::Q8_0 | KvType::F8E4M3 => [1.0, 0.03, 0.4, 2.5][pos % 4],
+                    };
+                    let of_values = factor * (case.growth)(pos);
+                    let planes = [
+                        (&mut data.k, case.k_dim, factor),
+                        (&mut data.v, case.v_dim, of_values),
+                    ];
+                    for (x, dim, factor) in planes {
+                        let row = (0..dim).map(|_| (random.unit() * 2.0 - 1.0) as f32 * factor);
+                        let row: Vec<f32> = row.collect();
+                        let [codes, scales] = &kv::encode(case.ty, &row);
+                        x.set(slot, [codes, scales]);
+                    }
+                }
+            }
+            for row in 0..n_rows {
+                data.positions.push((first_pos + row) as u32);
+                data.seq_of_row.push(s as u32);
+            }
+        }
+        let n_values = data.positions.len() * case.n_heads * case.k_dim;
+        data.q = (0..n_values)
+            .map(|_| (random.unit() * 2.0 - 1.0) as f32 * case.magnitude)
+            .collect();
+        for _ in 0..case.n_padding {
+            data.positions.push(0);
+            data.seq_of_row.push(u32::MAX);
+            data.q.extend(vec![f32::NAN; case.n_heads * case.k_dim]);
+        }
+        data
+    }
+
+    /// The cache row of a position's keys or values.
+    fn slot(&self, case: &Case, seq: usize, pos: usize, kv_head: usize) -> usize {
+        let block = self.block_tables[seq * self.max_pages + pos / case.page] as usize;
+        (block * case.n_kv_heads + kv_head) * case.page + pos % case.page
+    }
+
+    /// The definition: `[n_rows, n_heads * v_dim]` without padding rows. `keep` may round keys and values to f16.
+    fn expected(&self, case: &Case, keep: fn(f64) -> f64) -> Vec<f64> {
+        let values = |x: &Stored| -> Vec<f64> { x.values().into_iter().map(keep).collect() };
+        let (all_k, all_v) = (values(&self.k), values(&self.v));
+        let group = case.n_heads / case.n_kv_heads;
+        let mut all = Vec::new();
+        for (row, &seq) in self.seq_of_row.iter().enumerate() {
+            if seq == u32::MAX {
+                break;
+            }
+            let last = self.positions[row] as usize;
+            let first = case
+                .scores
+                .window
+                .map_or(0, |w| (last + 1).saturating_sub(w as usize));
+            for head in 0..case.n_heads {
+                let slot = |pos| self.slot(case, seq as usize, pos, head / group);
+                let q = &self.q[(row * case.n_heads + head) * case.k_dim..][..case.k_dim];
+                let mut weights: Vec<f64> = (first..=last)
+                    .map(|pos| {
+                        let k = slot(pos) * case.k_dim;
+                        let dot: f64 = (0..case.k_dim)
+                            .map(|d| f64::from(q[d]) * all_k[k + d])
+                            .sum();
+                        let x = dot * f64::from(case.scores.scale);
+                        case.scores
+                            .soft_cap
+                            .map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+                    })
+                    .collect();
+                let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                weights.iter_mut().for_each(|w| *w = (*w - max).exp());
+                let sum: f64 = weights.iter().sum();
+                let mut out = vec![0.0; case.v_dim];
+                for (pos, weight) in (first..=last).zip(&weights) {
+                    let v = slot(pos) * case.v_dim;
+                    for (d, x) in out.iter_mut().enumerate() {
+                        *x += weight / sum * all_v[v + d];
+                    }
+                }
+                all.extend(out);
+            }
+        }
+        all
+    }
+
+    fn run(&self, gpu: &Gpu, case: &Case) -> Vec<f32> {
+        let q = gpu.upload(&self.q).unwrap();
+        let cache = [&self.k, &self.v].map(|x| gpu.upload(&x.bytes()).unwrap());
+        let positions = gpu.upload(&self.positions).unwrap();
+        let seq_of_row = gpu.upload(&self.seq_of_row).unwrap();
+        let seqs = gpu.upload(&self.seqs).unwrap();
+        let block_tables = gpu.upload(&self.block_tables).unwrap();
+        let n_rows = self.positions.len();
+        let out = gpu
+            .alloc::<f32>(n_rows * case.n_heads * case.v_dim)
+            .unwrap();
+        let scratch = AttentionScratch::new(
+            gpu,
+            case.ty,
+            case.seqs.len(),
+            case.n_heads,
+            case.v_dim,
+            case.n_ctx,
+        )
+        .unwrap();
+        let kv = KvLayer::new(case.shape(), &cache);
+        let step = Step {
+            positions: positions.as_slice(),
+            // Unused: attention reads the cache through the block tables.
+            slots: positions.as_slice(),
+            seq_of_row: seq_of_row.as_slice(),
+            seqs: seqs.as_slice(),
+            block_tables: block_tables.as_slice(),
+            max_pages: self.max_pages,
+            max_rows_of_seq: case.seqs.iter().map(|&(_, n)| n).max().unwrap_or(0),
+        };
+        // All ones marks memory that must not be written.
+        gpu.write(
+            out.as_slice::<u32>(),
+            &vec![u32::MAX; n_rows * case.n_heads * case.v_dim],
+        )
+        .unwrap();
+        let queries = Queries {
+            q: q.as_slice(),
+            n_heads: case.n_heads,
+            scores: case.scores,
+            out: out.as_slice(),
+        };
+        ops::attention(gpu, &queries, &kv, &step, &scratch).unwrap();
+        gpu.read(out.as_slice::<f32>()).unwrap()
+    }
+}
+
+/// The usual kernels run in three orders; each of these variants runs once.
+const VARIANTS: [&str; 4] = [
+    "attention=decode",
+    "attention=prefill",
+    "attention=generic",
+    "attention=decode,splits=off",
+];
+
+fn check(name: &str, case: &Case) {
+    let data = Data::new(case);
+    let exact = data.expected(case, |x| x);
+    // The prefill kernels round values of quantized types to f16.
+    let rounded =
+        (case.ty != KvType::F16).then(|| data.expected(case, |x| f16::from_f64(x).to_f64()));
+    for gpu in common::gpus_with(&VARIANTS) {
+        let out = match gpu.variants().is_empty() {
+            true => common::three_orders(|| data.run(&gpu, case)),
+            false => data.run(&gpu, case),
+        };
+        let target = format!("{:?} {}", case.ty, common::name(&gpu));
+        let (rows, padding) = out.split_at(exact.len());
+        let is_decode = ["decode", "generic"]
+            .iter()
+            .any(|name| target.contains(name));
+        let distance = |to: &[f64]| {
+            let pairs = rows.iter().zip(to);
+            pairs.fold(0f64, |worst, (a, b)| worst.max((f64::from(*a) - b).abs()))
+        };
+        let expected = match &rounded {
+            Some(rounded) if !is_decode && distance(rounded) < distance(&exact) => rounded,
+            _ => &exact,
+        };
+        let mut worst: f64 = 0.0;
+        for (at, (got, want)) in rows
+            .chunks(case.v_dim)
+            .zip(expected.chunks(case.v_dim))
+            .enumerate()
+        {
+            let greatest = want.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            for (got, want) in got.iter().zip(want) {
+                let error = (f64::from(*got) - want).abs() / greatest;
+                assert!(
+                    error <= case.tolerance,
+                    "{name} on {target}: row {} head {}: {got} for {want}, error {error:e}",
+                    at / case.n_heads,
+                    at % case.n_heads
+                );
+                worst = worst.max(error);
+            }
+        }
+        println!("{name} on {target}: {worst:.1e}");
+        assert!(
+            padding.iter().all(|x| x.to_bits() == u32::MAX),
+            "{name} on {target}: rows without a sequence were written"
+        );
+    }
+}
+
+#[test]
+fn grouped_heads() {
+    for (n_heads, n_kv_heads) in [(2, 2), (4, 2), (4, 1), (7, 1), (8, 1), (11, 1)] {
+        let case = Case::new(n_heads, n_kv_heads, 64, &[(20, 1), (0, 1), (70, 1)]);
+        check(&format!("{n_heads} heads on {n_kv_heads}"), &case);
+    }
+}
+
+#[test]
+fn head_widths() {
+    for (dim, n_heads) in [(80, 4), (96, 4), (128, 4), (256, 4), (80, 8), (128, 8)] {
+        check(
+            &format!("width {dim}, {n_heads} heads"),
+            &Case::new(n_heads, 1, dim, &[(40, 1), (100, 1)]),
+        );
+    }
+}
+
+/// Contexts with more parts than `combine` loads at once.
+#[test]
+fn long_contexts() {
+    for (dim, n_ctx) in [(256, 2048), (128, 2560)] {
+        let mut case = Case::new(2, 1, dim, &[(n_ctx - 48, 1)]);
+        case.n_ctx = n_ctx;
+        // The scratch memory has room for the parts of the sequences only.
+        case.n_padding = 0;
+        // Means of 2,000 values are small, so relative errors are larger.
+        case.tolerance *= 4.0;
+        check(&format!("{n_ctx} positions of width {dim}"), &case);
+    }
+}
+
+/// Identifies the order of additions in the kernels with 1, 2, 4 and 8 heads per block, as exported by the image.
+fn orders(gpu: &Gpu, ty: KvType, dim: usize) -> [u8; 4] {
+    let module = match ty {
+        KvType::F16 => "attention_decode.F16",
+        KvType::Q8_0 => "attention_decode.Q8_0",
+        KvType::F8E4M3 => "attention_decode.F8E4M3",
+    };
+    let name = match dim {
+        64 => "orders_64",
+        80 => "orders_80",
+        96 => "orders_96",
+        128 => "orders_128",
+        _ => "orders_256",
+    };
+    gpu.constant(module, name).unwrap().to_le_bytes()
+}
+
+/// A tuned number of heads per block selects another kernel with the same bits, if the image exports the same order.
+#[test]
+fn heads_per_block_do_not_change_bits() {
+    let kernels = |gpu: &Gpu, data: &Data, case: &Case| {
+        let origin = Event::new(gpu).unwrap();
+        origin.record().unwrap();
+        let (mut trace, mut bits) = (Trace::new(gpu), Vec::new());
+        let run = || {
+            bits = data.run(gpu, case).iter().map(|x| x.to_bits()).collect();
+            Ok(())
+        };
+        trace.record(run).unwrap();
+        let times = trace.times(&origin).unwrap();
+        let kernels: Vec<&str> = times.iter().map(|time| time.kernel).collect();
+        (bits, kernels.join(" "))
+    };
+    for (n_heads, n_kv_heads, dim) in [(4, 1, 64), (8, 1, 64), (6, 2, 128), (8, 1, 96), (4, 1, 256)]
+    {
+        for ty in KvType::ALL {
+            let case = Case::new(n_heads, n_kv_heads, dim, &[(75, 1), (0, 1), (150, 1)]).of(ty);
+            let data = Data::new(&case);
+            let most = (n_heads / n_kv_heads).next_power_of_two();
+            for gpu in common::gpus() {
+                let orders = orders(&gpu, ty, dim);
+                assert_eq!(orders[1], orders[2], "two heads and four");
+                let usual = kernels(&gpu, &data, &case);
+                assert_eq!(usual.1, format!("decode_{dim}_{most} combine"));
+                for (i, heads) in [1, 2, 4, 8].into_iter().enumerate() {
+                    let shape = Shape::Attention {
+                        ty,
+                        n_heads,
+                        n_kv_heads,
+                        dim,
+                        n_rows: data.positions.len().next_power_of_two(),
+                    };
+                    let table = Tuning::only(shape, Choice::Attention { heads });
+                    let tuned = gpu.with_tuning(table.into());
+                    let (bits, launched) = kernels(&tuned, &data, &case);
+                    let is_taken = heads <= most && orders[i] == orders[most.ilog2() as usize];
+                    let taken = if is_taken { heads } else { most };
+                    assert_eq!(launched, format!("decode_{dim}_{taken} combine"));
+                    assert!(
+                        bits == usual.0,
+                        "{} {case_name}",
+                        gpu.target(),
+                        case_name = launched
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn generic_head_widths() {
+    for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
+        assert!(!ops::is_fast(k_dim, v_dim));
+        let mut case = Case::new(2, 1, k_dim, &[(20, 1), (200, 1), (0, 2)]);
+        case.v_dim = v_dim;
+        check(&format!("widths {k_dim} and {v_dim}"), &case);
+    }
+}
+
+/// Includes head widths that are no multiple of the 32 values in a block.
+#[test]
+fn quantized_caches() {
+    for ty in CODED {
+        for (dim, n_heads) in [
+            (64, 1),
+            (80, 2),
+            (96, 7),
+            (128, 4),
+            (256, 8),
+            (80, 8),
+            (128, 8),
+        ] {
+            let mut case = Case::new(n_heads, 1, dim, &[(0, 1), (100, 1), (31, 2)]).of(ty);
+            case.page = [16, 32, 64][dim / 16 % 3];
+            check(&format!("width {dim}"), &case);
+        }
+        for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
+            let mut case = Case::new(2, 1, k_dim, &[(50, 1), (0, 2)]).of(ty);
+            case.v_dim = v_dim;
+            check(&format!("widths {k_dim} and {v_dim}"), &case);
+        }
+        for page in [16, 32, 64] {
+            let mut case = Case::new(2, 2, 64, &[(14, 1), (16, 1), (257, 1)]).of(ty);
+            case.page = page;
+            case.scores.window = Some(70);
+            case.scores.soft_cap = Some(5.0);
+            check(&format!("pages of {page}"), &case);
+        }
+    }
+}
+
+/// The kernels accumulate codes in units that follow the scales.
+#[test]
+fn values_of_growing_and_shrinking_magnitude() {
+    let growths: [fn(usize) -> f32; 4] = [
+        |pos| 0.5f32.powi(10 - pos as i32 / 20),
+        |pos| 2f32.powi(10 - pos as i32 / 20),
+        |pos| if pos % 150 == 149 { 4096.0 } else { 1.0 },
+        |_| 1e-4,
+    ];
+    for ty in KvType::ALL {
+        for growth in growths {
+            let mut case = Case::new(4, 1, 64, &[(400, 1), (130, 1)]).of(ty);
+            case.growth = growth;
+            check("growth", &case);
+        }
+    }
+}
+
+#[test]
+fn prompts_with_quantized_caches() {
+    for ty in CODED {
+        for (dim, page) in [(64, 16), (80, 32), (96, 64), (128, 16), (256, 32)] {
+            let mut case = Case::new(2, 1, dim, &[(10, 33), (0, 0), (70, 1)]).of(ty);
+            case.page = page;
+            case.scores.window = (dim == 128).then_some(20);
+            check(&format!("prompts, width {dim}"), &case);
+        }
+    }
+}
+
+/// A row that attends to one position (even or odd) returns that position's values unchanged: every code, with the
+/// smallest and largest scales. Single heads and pairs, which NVIDIA's matrix units compute.
+#[test]
+fn reads_every_code_exactly() {
+    for gpu in common::gpus_with(&VARIANTS) {
+        for (ty, n_heads) in CODED.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
+            let mut case = Case::new(n_heads, 4, 64, &[(0, 1), (9, 1), (18, 1)]).of(ty);
+            case.n_padding = 0;
+            case.scores.window = Some(1);
+            let mut data = Data::new(&case);
+            for (seq, &(position, _)) in case.seqs.iter().enumerate() {
+                for head in 0..4 {
+                    let codes = (0..64).map(|i| (head * 64 + i) as u8);
+                    // Codes that are never stored.
+                    let codes = codes.map(|code| match (ty, code) {
+                        (KvType::F8E4M3, 0x7f | 0x80 | 0xff) => 0,
+                        _ => code,
+                    });
+                    let scales = match ty {
+                        KvType::F8E4M3 => bf16::from_f32([1.0, 0.0019, 1.75][seq])
+                            .to_le_bytes()
+                            .to_vec(),
+                        _ => f16::from_f32([1.0, 0.001, 511.5][seq])
+                            .to_le_bytes()
+                            .repeat(2),
+                    };
+                    let slot = data.slot(&case, seq, position, head);
+                    data.v.set(slot, [&codes.collect::<Vec<u8>>(), &scales]);
+                }
+            }
+            let got = data.run(&gpu, &case);
+            let name = common::name(&gpu);
+            let is_rounded = name.contains("prefill");
+            for (i, (got, wanted)) in got.iter().zip(data.expected(&case, |x| x)).enumerate() {
+                let wanted = match is_rounded {
+                    true => f16::from_f64(wanted).to_f32(),
+                    false => wanted as f32,
+                };
+                assert_eq!(*got, wanted, "{ty:?}, {n_heads} heads on {name}: value {i}");
+            }
+        }
+    }
+}
+
+/// NaN and infinity reach the output of the sequences that attend to them, and no other.
+#[test]
+fn nan_and_infinity_propagate() {
+    for gpu in common::gpus_with(&VARIANTS) {
+        for ty in KvType::ALL {
+            let case = Case::new(2, 1, 64, &[(20, 1), (20, 1)]).of(ty);
+            for of_keys in [true, false] {
+                let mut data = Data::new(&case);
+                let slot = data.slot(&case, 1, 7, 0);
+                let [codes, scales] = &kv::encode(ty, &[f32::INFINITY; 64]);
+                match of_keys {
+                    true => data.k.set(slot, [codes, scales]),
+                    false => data.v.set(slot, [codes, scales]),
+                }
+                let out = data.run(&gpu, &case);
+                let (good, rest) = out.split_at(128);
+                assert!(
+                    good.iter().all(|x| x.is_finite()),
+                    "{ty:?} on {}",
+                    common::name(&gpu)
+                );
+                assert!(
+                    rest[..128].iter().all(|x| !x.is_finite()),
+                    "{ty:?} on {}",
+                    common::name(&gpu)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn sequence_lengths_and_page_sizes() {
+    for page in [16, 32, 64] {
+        let mut case = Case::new(
+            2,
+            1,
+            64,
+            &[(0, 1), (14, 1), (15, 1), (16, 1), (32, 1), (256, 1)],
+        );
+        case.page = page;
+        check(&format!("pages of {page}"), &case);
+    }
+}
+
+#[test]
+fn sliding_windows() {
+    for window in [1, 7, 64, 100] {
+        let mut case = Case::new(4, 2, 64, &[(0, 1), (63, 1), (230, 1)]);
+        case.scores.window = Some(window);
+        check(&format!("window {window}"), &case);
+    }
+}
+
+#[test]
+fn soft_caps() {
+    let mut case = Case::new(2, 1, 64, &[(5, 1), (90, 1)]);
+    case.scores.soft_cap = Some(5.0);
+    case.magnitude = 20.0;
+    check("soft cap", &case);
+}
+
+#[test]
+fn large_scores() {
+    let mut case = Case::new(4, 1, 64, &[(100, 1), (31, 1)]);
+    case.magnitude = 200.0;
+    case.tolerance = 1e-4;
+    check("large scores", &case);
+}
+
+#[test]
+fn many_sequences() {
+    let seqs: Vec<(usize, usize)> = (0..40).map(|i| (i * 3, 1)).collect();
+    check("40 sequences", &Case::new(2, 1, 64, &seqs));
+}
+
+#[test]
+fn prompts_with_grouped_heads() {
+    for (n_heads, n_kv_heads) in [(2, 2), (4, 2), (7, 1), (8, 1)] {
+        let case = Case::new(n_heads, n_kv_heads, 64, &[(0, 17), (3, 6)]);
+        check(&format!("prompts, {n_heads} heads on {n_kv_heads}"), &case);
+    }
+}
+
+#[test]
+fn prompts_with_all_head_widths() {
+    for dim in [80, 96, 128, 256] {
+        let case = Case::new(1, 1, dim, &[(10, 33)]);
+        check(&format!("prompts, width {dim}"), &case);
+    }
+}
+
+#[test]
+fn prompts_of_all_lengths_and_page_sizes() {
+    for (page, lengths) in [
+        (16, vec![(0, 1), (0, 15), (0, 16)]),
+        (32, vec![(0, 33), (0, 0), (200, 17)]),
+        (64, vec![(0, 257)]),
+    ] {
+        let mut case = Case::new(1, 1, 64, &lengths);
+        case.page = page;
+        check(&format!("prompts, pages of {page}"), &case);
+    }
+}
+
+#[test]
+fn prompts_beside_decode_rows() {
+    let mut case = Case::new(2, 1, 64, &[(90, 1), (30, 40), (0, 1), (61, 5)]);
+    case.n_padding = 3;
+    check("prompts between other rows", &case);
+}
+
+#[test]
+fn prompts_with_windows() {
+    for window in [1, 20, 40] {
+        let mut case = Case::new(2, 2, 64, &[(0, 70), (150, 20)]);
+        case.scores.window = Some(window);
+        check(&format!("prompts, window {window}"), &case);
+    }
+}
+
+#[test]
+fn prompts_with_extreme_scores() {
+    let mut case = Case::new(2, 1, 64, &[(5, 40)]);
+    case.magnitude = 200.0;
+    case.tolerance = 1e-4;
+    check("prompts, large scores", &case);
+    case.magnitude = 20.0;
+    case.scores.soft_cap = Some(5.0);
+    check("prompts, soft cap", &case);
+}
+
+#[test]
+fn prompts_with_soft_caps() {
+    for soft_cap in [5.0, 50.0] {
+        let mut case = Case::new(2, 1, 128, &[(40, 21), (0, 5)]);
+        case.scores.soft_cap = Some(soft_cap);
+        check(&format!("prompts, soft cap {soft_cap}"), &case);
+    }
+}

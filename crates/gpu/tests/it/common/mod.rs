@@ -1,0 +1,98 @@
+//! Shared parts of the kernels' tests.
+
+pub(crate) mod acts;
+pub(crate) mod formats;
+pub(crate) mod kv;
+pub(crate) mod mixture;
+pub(crate) mod values;
+pub(crate) mod weights;
+
+use rocmforge_gpu::{Gpu, Persona, Variants, images, set_host_seed};
+use zerocopy::{Immutable, IntoBytes};
+
+/// Every device of this run: the emulated GPUs that this build has kernels for, or the device that
+/// `ROCMFORGE_TEST_DEVICE` names (`cuda:0`).
+pub(crate) fn all_gpus() -> Vec<Gpu> {
+    if let Ok(name) = std::env::var("ROCMFORGE_TEST_DEVICE") {
+        let id = name.parse().expect("ROCMFORGE_TEST_DEVICE is a device");
+        return vec![Gpu::open(id).unwrap_or_else(|error| panic!("{name}: {error}"))];
+    }
+    let personas = Persona::ALL.iter();
+    let gpus: Vec<Gpu> = personas
+        .filter_map(|persona| Gpu::host(persona.name()).ok())
+        .collect();
+    if gpus.is_empty() {
+        println!("skipped: built without the target host");
+    }
+    gpus
+}
+
+/// The devices to run a kernel's test on: each of [`all_gpus`] whose kernels differ from those that were tested before.
+///
+/// Emulated GPUs whose kernels preprocess to the same source share their images (e.g. all with waves of 32 lanes share
+/// `norm`). A device is skipped if every module that the loop's body loaded on another one is the same image here. So
+/// the body must not choose modules by device, and may keep no result from one device for the next.
+pub(crate) fn gpus() -> impl Iterator<Item = Gpu> {
+    let mut tested: Vec<Gpu> = Vec::new();
+    all_gpus().into_iter().filter(move |gpu| {
+        let is_new = !tested.iter().any(|before| shares_kernels(before, gpu));
+        if is_new {
+            tested.push(gpu.clone());
+        }
+        is_new
+    })
+}
+
+/// Whether all modules that `tested` has loaded are the same images for `gpu`.
+fn shares_kernels(tested: &Gpu, gpu: &Gpu) -> bool {
+    let modules = tested.loaded_modules();
+    let find = |gpu: &Gpu, module: &str| {
+        let mut all = images().iter();
+        all.find(|image| image.target == gpu.target() && image.module == module)
+    };
+    let is_same = |module: &&str| match (find(tested, module), find(gpu, module)) {
+        (Some(one), Some(other)) => one.is_same(other),
+        _ => false,
+    };
+    !modules.is_empty() && modules.iter().all(is_same)
+}
+
+/// The device without variants, and with each of these (`Variants` as text).
+pub(crate) fn with_variants(gpu: &Gpu, variants: &[&str]) -> Vec<Gpu> {
+    let others = variants.iter().map(|variant| {
+        let parsed: Variants = variant.parse().expect("a variant");
+        gpu.with_variants(parsed)
+    });
+    std::iter::once(gpu.clone()).chain(others).collect()
+}
+
+/// The devices of [`gpus`], without variants and with each of these.
+pub(crate) fn gpus_with(variants: &[&str]) -> impl Iterator<Item = Gpu> {
+    gpus().flat_map(move |gpu| with_variants(&gpu, variants))
+}
+
+/// Names the device and its variants in messages.
+pub(crate) fn name(gpu: &Gpu) -> String {
+    format!("{} {}", gpu.target(), gpu.variants())
+}
+
+/// Runs `run` three times (or `ROCMFORGE_TEST_REPEATS` times) and asserts equal bits. The emulator runs blocks, waves
+/// and lanes in another order each time. `run` sets up its own inputs and outputs and returns what it read back.
+pub(crate) fn three_orders<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> Vec<T> {
+    let ordered = |seed| {
+        set_host_seed(seed);
+        run()
+    };
+    let first = ordered(1);
+    let repeats =
+        std::env::var("ROCMFORGE_TEST_REPEATS").map_or(3, |n| n.parse().expect("a number"));
+    for seed in 2..=repeats {
+        let again = ordered(seed);
+        let pairs = first.as_bytes().iter().zip(again.as_bytes());
+        let differs = pairs.clone().position(|(a, b)| a != b);
+        let at = differs.map(|byte| byte / size_of::<T>());
+        assert_eq!(at, None, "the result depends on the order (seed {seed})");
+        assert_eq!(first.len(), again.len(), "as many values");
+    }
+    first
+}

@@ -1,0 +1,219 @@
+//! Expert products of mixture-of-experts models, against sums in f64.
+
+use crate::common;
+use crate::common::acts::TestActs;
+use crate::common::formats::for_each_format;
+use crate::common::mixture::{Logits, NONE, Step};
+use crate::common::three_orders;
+use crate::common::weights::{FORMATS, Fill, Packed, Random, blocks, values};
+use rocmforge_gguf::GgmlType;
+use rocmforge_gpu::ops::{self, ExpertGated};
+use rocmforge_gpu::{ActForm, Activation, Buffer, ExpertMatrices, Gpu, Matrix};
+
+/// The matrices of all experts on the device.
+struct Experts {
+    ty: GgmlType,
+    n_experts: usize,
+    n_out: usize,
+    n_in: usize,
+    data: Buffer,
+    /// `[n_experts, n_out, n_in]`.
+    values: Vec<f32>,
+}
+
+impl Experts {
+    fn new(gpu: &Gpu, ty: GgmlType, shape: [usize; 3], random: &mut Random) -> Experts {
+        let [n_experts, n_out, n_in] = shape;
+        let n_bytes = ops::packed_bytes(gpu, ty, n_out, n_in).unwrap();
+        let mut experts = Experts {
+            ty,
+            n_experts,
+            n_out,
+            n_in,
+            data: gpu.alloc::<u8>(n_experts * n_bytes).unwrap(),
+            values: Vec::new(),
+        };
+        for expert in 0..n_experts {
+            let file = blocks(ty, n_out * n_in, Fill::Random, random);
+            experts.values.extend(values(ty, &file));
+            let packed = Packed::new(gpu, ty, n_out, n_in, &file);
+            let to: Matrix<'_> = experts.matrices().matrix(expert);
+            let bytes = gpu.read(packed.matrix().data).unwrap();
+            gpu.write(to.data, &bytes).unwrap();
+        }
+        experts
+    }
+
+    fn matrices(&self) -> ExpertMatrices<'_> {
+        ExpertMatrices {
+            ty: self.ty,
+            n_experts: self.n_experts,
+            n_out: self.n_out,
+            n_in: self.n_in,
+            data: self.data.as_slice(),
+        }
+    }
+
+    /// The product of a row with an expert's matrix: (value, root of the sum of the squared terms) for each output.
+    fn product(&self, x: &[f64], expert: u32) -> Vec<(f64, f64)> {
+        let n = self.n_out * self.n_in;
+        let w = &self.values[expert as usize * n..][..n];
+        let rows = w.chunks_exact(self.n_in).map(|w| {
+            let terms = || x.iter().zip(w).map(|(x, &w)| x * f64::from(w));
+            (
+                terms().sum(),
+                terms().map(|term| term * term).sum::<f64>().sqrt(),
+            )
+        });
+        rows.collect()
+    }
+}
+
+/// Ragged loads: `[n_tokens, n_experts, n_used]`, the logits (with `Crowd` one expert gets all tokens and another
+/// none), whether the last token is padding, and variants to run as well.
+const LOADS: [([usize; 3], Logits, bool, &[&str]); 3] = [
+    ([1, 4, 2], Logits::Random, false, &[]),
+    ([6, 5, 2], Logits::Crowd, true, &["products=matmul"]),
+    (
+        [37, 3, 2],
+        Logits::Crowd,
+        false,
+        &["products=matvec,splits=off", "products=matmul,tiles=large"],
+    ),
+];
+
+fn step_of(i: usize, random: &mut Random) -> Step {
+    let (shape, kind, filled, _) = LOADS[i];
+    let mut step = Step::new(shape, kind, random);
+    if filled {
+        *step.seq_of_row.last_mut().unwrap() = NONE;
+    }
+    step
+}
+
+/// Asserts the products of each row, and that rows without an expert keep the value `before`.
+fn assert_rows(found: &[f32], expected: &[Vec<(f64, f64)>], before: f32, what: &str) {
+    let n_out = expected[0].len();
+    for (row, found) in found.chunks(n_out).enumerate() {
+        let Some(expected) = expected.get(row) else {
+            assert!(found.iter().all(|x| *x == before), "{what}: row {row}");
+            continue;
+        };
+        let size = |(value, terms): &(f64, f64)| value.abs().max(*terms);
+        let largest = expected.iter().map(size).fold(0.0, f64::max);
+        for (o, (&found, (value, _))) in found.iter().zip(expected).enumerate() {
+            let error = (f64::from(found) - value).abs();
+            assert!(
+                error <= 1e-5 * largest,
+                "{what}: row {row}, output {o}: {found}, not {value} (largest {largest})"
+            );
+        }
+    }
+}
+
+for_each_format!(products);
+
+fn products(ty: GgmlType) {
+    let f = FORMATS.iter().position(|format| *format == ty);
+    let f = f.expect("it is a format");
+    for gpu in common::gpus() {
+        let random = &mut Random(f as u64);
+        let n_in = [256, 512][f % 2] + usize::from(ty.block_len() == 1) * (f % 3 * 2 + 1);
+        for (i, load) in LOADS.iter().enumerate() {
+            let step = step_of(i, random);
+            let choices = step.choices();
+            let n_out = [40, 33, 7][(f + i) % 3];
+            let experts = Experts::new(&gpu, ty, [step.n_experts, n_out, n_in], random);
+            let max_rows = step.n_tokens() * step.n_used;
+            let x = TestActs::new(&gpu, ActForm::of(ty), n_in, &random.values(max_rows * n_in));
+            let rows = x.exact.chunks_exact(n_in).zip(&choices.of_row);
+            let expected: Vec<Vec<(f64, f64)>> = rows
+                .map(|(x, (_, expert))| experts.product(x, *expert))
+                .collect();
+            let buffer = step.route(&gpu);
+            let routing = buffer.of(step.n_tokens());
+            for (v, gpu) in common::with_variants(&gpu, load.3).iter().enumerate() {
+                let run = || {
+                    let out = gpu.upload(&vec![0.5f32; max_rows * n_out]).unwrap();
+                    let matrices = experts.matrices();
+                    ops::expert_products(gpu, &x.acts(), &routing, &matrices, out.as_slice())
+                        .unwrap();
+                    gpu.read(out.as_slice::<f32>()).unwrap()
+                };
+                let found = match v == f % 3 {
+                    true => three_orders(run),
+                    false => run(),
+                };
+                let what = format!("{} {} {:?}", common::name(gpu), ty.name(), load);
+                assert_rows(&found, &expected, 0.5, &what);
+            }
+        }
+    }
+}
+
+fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        }
+    }
+}
+
+#[test]
+fn gate_and_up() {
+    let pairs = [
+        [GgmlType::Q4_K, GgmlType::Q4_K],
+        [GgmlType::Q4_K, GgmlType::Q6_K],
+        [GgmlType::Q8_0, GgmlType::Q8_0],
+        [GgmlType::F16, GgmlType::F16],
+    ];
+    for gpu in common::gpus() {
+        for (k, types) in pairs.into_iter().enumerate() {
+            let (n_out, n_in, random) = (33, 256, &mut Random(k as u64));
+            let activation = [Activation::Silu, Activation::GeluTanh][k % 2];
+            for (i, load) in LOADS.iter().enumerate() {
+                let step = step_of(i, random);
+                let choices = step.choices();
+                let shape = [step.n_experts, n_out, n_in];
+                let [gate, up] = types.map(|ty| Experts::new(&gpu, ty, shape, random));
+                let max_rows = step.n_tokens() * step.n_used;
+                let x: Vec<f32> = random.values(max_rows * n_in);
+                let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();
+                let x = TestActs::new(&gpu, ActForm::of(types[0]), n_in, &x);
+                let rows = x.exact.chunks_exact(n_in).zip(&choices.of_row);
+                let expected = rows.map(|(x, (_, expert))| {
+                    let sides = gate.product(x, *expert).into_iter();
+                    let sides = sides.zip(up.product(x, *expert));
+                    let gated = |((gate, of_gate), (up, of_up)): ((f64, f64), (f64, f64))| {
+                        let size = of_gate.max(gate.abs()) * of_up.max(up.abs());
+                        (activate(activation, gate) * up, size)
+                    };
+                    sides.map(gated).collect::<Vec<_>>()
+                });
+                let expected: Vec<Vec<(f64, f64)>> = expected.collect();
+                let buffer = step.route(&gpu);
+                let routing = buffer.of(step.n_tokens());
+                for gpu in common::with_variants(&gpu, load.3) {
+                    let found = three_orders(|| {
+                        let [out, beside] =
+                            [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
+                        let gated = ExpertGated {
+                            matrices: [gate.matrices(), up.matrices()],
+                            activation,
+                            out: out.as_slice(),
+                        };
+                        let beside = beside.as_slice();
+                        ops::expert_gated_products(&gpu, &x.acts(), &routing, &gated, beside)
+                            .unwrap();
+                        let rows = 0..choices.of_row.len() * n_out;
+                        gpu.read(out.as_slice::<f32>().part(rows)).unwrap()
+                    });
+                    let what = format!("{} {types:?} {:?}", common::name(&gpu), load);
+                    assert_rows(&found, &expected, 0.0, &what);
+                }
+            }
+        }
+    }
+}

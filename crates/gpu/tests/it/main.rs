@@ -1,0 +1,32 @@
+//! The tests of kernels, drivers and the CPU emulator: one program, so that they share one link and run side by side.
+//!
+//! `driver`, `faults`, `host_driver`, `images` and `kernel_cache` need the machine that built them; all others run on
+//! any device (`ROCMFORGE_TEST_DEVICE`).
+
+mod common;
+
+mod argmax;
+mod attention;
+mod batch;
+mod driver;
+mod elementwise;
+mod experts;
+mod faults;
+mod functions;
+mod host_driver;
+mod images;
+mod kernel_cache;
+mod kv_move;
+mod matmul;
+mod matvec;
+mod mma;
+mod mxfp6;
+mod norm;
+mod roofline;
+mod rope_kv;
+mod routing;
+mod rows;
+mod sample;
+mod step_io;
+mod trace;
+mod tuning;

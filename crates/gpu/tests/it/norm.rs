@@ -1,0 +1,280 @@
+//! Norms and quantization of activations, against formulas in f64 and quantization in plain loops.
+
+use crate::common;
+use crate::common::three_orders;
+use crate::common::values::{Random, assert_close};
+use half::f16;
+use rocmforge_gpu::{ActForm, ActsBuffer, Gpu, ops};
+
+const EPS: f32 = 1e-6;
+
+/// Codes, bits of the scales, sums of 16 codes.
+type Quantized = (Vec<i8>, Vec<u32>, Vec<i16>);
+
+/// Quantizes by the definitions of `ActForm`.
+fn quantized(x: &[f32], form: ActForm) -> Quantized {
+    let (mut codes, mut scales, mut sums) = (vec![], vec![], vec![]);
+    for block in x.chunks(form.block_len()) {
+        // Compares bits, so that NaN is the largest.
+        let max = block.iter().map(|x| x.abs().to_bits()).max().unwrap();
+        let max = f32::from_bits(max);
+        let (factor, scale) = if form == ActForm::Q8x32 {
+            let d = max / 127.0;
+            (1.0 / d, f16::from_f32(d).to_f32())
+        } else {
+            (127.0 / max, 1.0 / (127.0 / max))
+        };
+        scales.push(if max.is_finite() { scale } else { f32::NAN }.to_bits());
+        for half in block.chunks(16) {
+            let mut sum = 0;
+            for x in half {
+                let usable = max.is_finite() && factor.is_finite();
+                let code = if usable {
+                    (x * factor).round_ties_even() as i8
+                } else {
+                    0
+                };
+                codes.push(code);
+                sum += i16::from(code);
+            }
+            sums.push(sum);
+        }
+    }
+    (codes, scales, sums)
+}
+
+fn read(gpu: &Gpu, acts: &ActsBuffer, n_rows: usize) -> Quantized {
+    let acts = acts.rows(n_rows);
+    let scales = gpu.read(acts.scales).unwrap();
+    (
+        gpu.read(acts.codes).unwrap(),
+        scales.iter().map(|scale| scale.to_bits()).collect(),
+        gpu.read(acts.sums).unwrap(),
+    )
+}
+
+/// Rows of 1024 values; each block of 256 is another edge case.
+fn adversarial() -> Vec<f32> {
+    let mut random = Random(1);
+    let mut x = Vec::new();
+    let mut scaled =
+        |factor: f32| -> Vec<f32> { random.normals(256).iter().map(|x| x * factor).collect() };
+    for factor in [
+        1.0, 0.0, -0.0, 1e-37, 3e-39, 1e-42, 1e-45, 1e-30, 6e-8, 1e6, 1e7, 1e37,
+    ] {
+        x.extend(scaled(factor));
+    }
+    // Ties: half codes with a largest magnitude of 127.
+    x.extend((0..256).map(|i| i as f32 / 2.0 - 63.5));
+    x.extend((0..256).map(|i| {
+        if i % 32 == 0 {
+            127.0
+        } else {
+            i as f32 / 2.0 - 64.0
+        }
+    }));
+    for special in [
+        f32::NAN,
+        -f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::MIN_POSITIVE,
+    ] {
+        let mut block = scaled(1.0);
+        block[77] = special;
+        x.extend(block);
+    }
+    x
+}
+
+#[test]
+fn quantization_matches_reference_bits() {
+    let mut random = Random(2);
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
+        for (n_rows, width, x) in [
+            (1, 32, random.normals(32)),
+            (3, 96, random.normals(3 * 96)),
+            (2, 2304, random.normals(2 * 2304)),
+            (5, 1024, adversarial()),
+        ] {
+            assert_eq!(x.len(), n_rows * width);
+            for form in [ActForm::Q8x32, ActForm::Q8x256] {
+                if !width.is_multiple_of(form.block_len()) {
+                    continue;
+                }
+                let dx = gpu.upload(&x).unwrap();
+                let acts = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
+                let run = || {
+                    ops::quantize(&gpu, dx.as_slice(), &acts.rows(n_rows)).unwrap();
+                    read(&gpu, &acts, n_rows)
+                };
+                for _ in 0..3 {
+                    assert!(
+                        run() == quantized(&x, form),
+                        "{form:?} {n_rows} x {width} on {}",
+                        common::name(&gpu)
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_form_is_a_copy() {
+    let x = Random(3).normals(3 * 77);
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
+        let dx = gpu.upload(&x).unwrap();
+        let acts = ActsBuffer::new(&gpu, ActForm::F32, 3, 77).unwrap();
+        ops::quantize(&gpu, dx.as_slice(), &acts.rows(3)).unwrap();
+        assert_eq!(gpu.read(acts.rows(3).values).unwrap(), x);
+    }
+}
+
+fn rms_norm(x: &[f32], weight: &[f32]) -> Vec<f64> {
+    let n = x.len() as f64;
+    let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let scale = 1.0 / (squares / n + f64::from(EPS)).sqrt();
+    x.iter()
+        .zip(weight)
+        .map(|(&x, &w)| f64::from(x) * scale * f64::from(w))
+        .collect()
+}
+
+fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f64> {
+    let n = x.len() as f64;
+    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let squares: f64 = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum();
+    let scale = 1.0 / (squares / n + f64::from(EPS)).sqrt();
+    let normed = x.iter().map(|&x| (f64::from(x) - mean) * scale);
+    normed
+        .zip(weight)
+        .zip(bias)
+        .map(|((x, &w), &b)| x * f64::from(w) + f64::from(b))
+        .collect()
+}
+
+/// Rows of many widths (heads, tails, more than a block keeps in registers), some all zero, tiny, huge or with one
+/// value.
+fn rows() -> Vec<(usize, Vec<Vec<f32>>)> {
+    let mut random = Random(4);
+    let widths = [
+        (1, 3),
+        (7, 9),
+        (64, 17),
+        (100, 3),
+        (128, 4),
+        (1024, 2),
+        (1028, 2),
+        (2048, 2),
+        (16384, 1),
+        (17000, 1),
+    ];
+    let mut all = Vec::new();
+    for (width, n_rows) in widths {
+        let mut rows: Vec<Vec<f32>> = (0..n_rows).map(|_| random.normals(width)).collect();
+        if n_rows >= 9 {
+            rows[1].fill(0.0);
+            rows[2].iter_mut().for_each(|x| *x *= 1e15);
+            rows[3].iter_mut().for_each(|x| *x *= 1e-20);
+            rows[4].fill(0.0);
+            rows[4][width / 2] = -3.0;
+            rows[5].iter_mut().for_each(|x| *x += 100.0);
+        }
+        all.push((width, rows));
+    }
+    all
+}
+
+#[test]
+fn norms_of_rows_and_heads() {
+    let mut random = Random(5);
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
+        for (width, rows) in rows() {
+            let (weight, bias) = (random.normals(width), random.normals(width));
+            let x = gpu.upload(&rows.concat()).unwrap();
+            let (dw, db) = (gpu.upload(&weight).unwrap(), gpu.upload(&bias).unwrap());
+            let out = gpu.alloc::<f32>(rows.len() * width).unwrap();
+            let rms = three_orders(|| {
+                ops::rms_norm(&gpu, x.as_slice(), dw.as_slice(), EPS, out.as_slice()).unwrap();
+                gpu.read(out.as_slice::<f32>()).unwrap()
+            });
+            let layer = three_orders(|| {
+                let [x, w, b, out] = [&x, &dw, &db, &out].map(|buffer| buffer.as_slice());
+                ops::layer_norm(&gpu, x, w, b, EPS, out).unwrap();
+                gpu.read(out).unwrap()
+            });
+            for (i, row) in rows.iter().enumerate() {
+                let at = i * width..(i + 1) * width;
+                let what = format!("row {i} of {width} on {}", common::name(&gpu));
+                assert_close(&rms[at.clone()], &rms_norm(row, &weight), 1e-6, &what);
+                // With a mean far from zero, the differences to it carry its rounding error.
+                let bound = if i == 5 { 1e-4 } else { 2e-6 };
+                assert_close(&layer[at], &layer_norm(row, &weight, &bias), bound, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_norm_matches_separate_kernels() {
+    let mut random = Random(6);
+    for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
+        for (width, n_rows) in [(32, 3), (77, 2), (256, 9), (1024, 2), (2816, 2), (16640, 1)] {
+            let (x, delta) = (
+                random.normals(n_rows * width),
+                random.normals(n_rows * width),
+            );
+            let weight = gpu.upload(&random.normals(width)).unwrap();
+            let d_delta = gpu.upload(&delta).unwrap();
+            let sum = gpu.upload(&x).unwrap();
+            ops::add(&gpu, d_delta.as_slice(), sum.as_slice()).unwrap();
+            let normed = gpu.alloc::<f32>(x.len()).unwrap();
+            ops::rms_norm(
+                &gpu,
+                sum.as_slice(),
+                weight.as_slice(),
+                EPS,
+                normed.as_slice(),
+            )
+            .unwrap();
+            let normed = gpu.read(normed.as_slice::<f32>()).unwrap();
+            for form in [ActForm::F32, ActForm::Q8x32, ActForm::Q8x256] {
+                if !width.is_multiple_of(form.block_len()) {
+                    continue;
+                }
+                let what = format!("{form:?} {n_rows} x {width} on {}", common::name(&gpu));
+                let acts = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
+                let check = |acts: &ActsBuffer, what: &str| {
+                    if form == ActForm::F32 {
+                        assert_eq!(
+                            gpu.read(acts.rows(n_rows).values).unwrap(),
+                            normed,
+                            "{what}"
+                        );
+                    } else {
+                        assert!(
+                            read(&gpu, acts, n_rows) == quantized(&normed, form),
+                            "{what}"
+                        );
+                    }
+                };
+                let (w, out) = (weight.as_slice(), acts.rows(n_rows));
+                ops::rms_norm_quantize(&gpu, sum.as_slice(), w, EPS, &out).unwrap();
+                check(&acts, &what);
+                let dx = gpu.upload(&x).unwrap();
+                let acts = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
+                let out = acts.rows(n_rows);
+                ops::add_rms_norm_quantize(&gpu, d_delta.as_slice(), dx.as_slice(), w, EPS, &out)
+                    .unwrap();
+                check(&acts, &format!("added: {what}"));
+                assert_eq!(
+                    gpu.read(dx.as_slice::<f32>()).unwrap(),
+                    gpu.read(sum.as_slice::<f32>()).unwrap(),
+                    "{what}: x keeps the sum"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Routing of tokens to experts, and gathering and combining their rows, against plain loops.
+
+use crate::common;
+use crate::common::mixture::{Choices, Logits, NONE, Step};
+use crate::common::three_orders;
+use crate::common::weights::Random;
+use rocmforge_gpu::ops::{self, ExpertTile, ExpertWeights, Routing, RoutingBuffer};
+use rocmforge_gpu::{ActForm, ActsBuffer, Gpu, OutMode};
+
+/// Rows per tile, for each kind of tile.
+const TILE_ROWS: [usize; 3] = [4, 32, 128];
+
+/// `[n_tokens, n_experts, n_used]`, logits, weights, and the index of a padding token.
+const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 9] = {
+    use ExpertWeights::{Normalized, Softmax};
+    [
+        ([1, 8, 2], Logits::Random, Normalized, None),
+        ([5, 128, 8], Logits::Random, Normalized, Some(4)),
+        ([64, 60, 4], Logits::Random, Softmax, Some(0)),
+        ([65, 300, 10], Logits::Crowd, Softmax, Some(33)),
+        ([130, 4, 4], Logits::Ties, Normalized, None),
+        ([3, 1024, 1], Logits::Ties, Softmax, None),
+        ([9, 40, 7], Logits::Odd, Normalized, Some(8)),
+        ([2, 3, 3], Logits::Odd, Normalized, None),
+        ([200, 8, 2], Logits::Crowd, Normalized, None),
+    ]
+};
+
+#[test]
+fn routes_match_reference() {
+    for gpu in common::gpus() {
+        for (i, (shape, kind, weights, filler)) in ROUTES.into_iter().enumerate() {
+            let mut step = Step::new(shape, kind, &mut Random(i as u64));
+            step.router.weights = weights;
+            step.router.scale = [1.0, 2.5][i % 2];
+            if let Some(filler) = filler {
+                step.seq_of_row[filler] = NONE;
+            }
+            let what = format!("{} {shape:?} {kind:?} {weights:?}", gpu.target());
+            let expected = step.choices();
+            let words = three_orders(|| {
+                let buffer = step.route(&gpu);
+                let routing = buffer.of(step.n_tokens());
+                let mut words = gpu.read(routing.experts).unwrap();
+                words.extend(gpu.read(routing.weights.cast::<u32>()).unwrap());
+                words.extend(gpu.read(routing.rows).unwrap());
+                words
+            });
+            let n = shape[0] * shape[2];
+            assert_eq!(words[..n], expected.experts, "{what}");
+            assert_eq!(words[2 * n..], expected.rows, "{what}");
+            for (&got, &weight) in words[n..2 * n].iter().zip(&expected.weights) {
+                let got = f64::from(f32::from_bits(got));
+                let same = got.is_nan() && weight.is_nan();
+                let near = (got - weight).abs() <= 2e-6 * f64::from(step.router.scale);
+                assert!(same || near, "{what}: {got}, not {weight}");
+            }
+            let buffer = step.route(&gpu);
+            let routing = buffer.of(step.n_tokens());
+            let n_rows = gpu.read(routing.n_rows).unwrap();
+            assert_eq!(n_rows, [expected.of_row.len() as u32], "{what}");
+            let tokens = gpu.read(routing.tokens).unwrap();
+            let expected_tokens = expected.of_row.iter().map(|(token, _)| token);
+            assert!(
+                tokens.iter().zip(expected_tokens).all(|(a, b)| a == b),
+                "{what}"
+            );
+            for (tiles, rows) in routing.tiles.iter().zip(TILE_ROWS) {
+                let tiles = gpu.read(*tiles).unwrap();
+                assert_tiles(&tiles, &expected, rows, &what);
+            }
+        }
+    }
+}
+
+/// Asserts that tiles have up to `rows` consecutive rows of one expert and cover all rows once, in order.
+fn assert_tiles(tiles: &[ExpertTile], choices: &Choices, rows: usize, what: &str) {
+    let mut next = 0;
+    for tile in tiles {
+        if next == choices.of_row.len() {
+            assert_eq!(tile.expert, NONE, "{what}: after the last tile");
+            continue;
+        }
+        let (first, n) = (tile.first_row as usize, tile.n_rows as usize);
+        assert_eq!(first, next, "{what}");
+        let same = choices.of_row[first..].iter();
+        let n_left = same
+            .take_while(|(_, expert)| *expert == tile.expert)
+            .count();
+        assert_eq!(n, n_left.min(rows), "{what}: {tile:?}");
+        next += n;
+    }
+    assert_eq!(next, choices.of_row.len(), "{what}: all rows are in tiles");
+}
+
+/// Gathered rows are quantized to the same bits as single rows, and combine to weighted sums.
+#[test]
+fn gathers_and_combines_rows() {
+    for gpu in common::gpus_with(&["loads=narrow"]) {
+        for (i, (form, width)) in [
+            (ActForm::F32, 100),
+            (ActForm::F32, 97),
+            (ActForm::Q8x32, 2080),
+            (ActForm::Q8x256, 768),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let random = &mut Random(i as u64);
+            let mut step = Step::new([7, 5, 3], Logits::Crowd, random);
+            step.seq_of_row[2] = NONE;
+            let choices = step.choices();
+            let (n_tokens, max_rows) = (step.n_tokens(), step.n_tokens() * step.n_used);
+            let x = random.values(n_tokens * width);
+            let buffer = step.route(&gpu);
+            let routing = buffer.of(n_tokens);
+            let what = format!("{} {form:?} {width}", common::name(&gpu));
+
+            let gathered = choices.of_row.iter().flat_map(|(token, _)| {
+                let token = *token as usize;
+                x[token * width..][..width].to_vec()
+            });
+            let gathered: Vec<f32> = gathered.collect();
+            let n_rows = choices.of_row.len();
+            let expected = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
+            let from = gpu.upload(&gathered).unwrap();
+            ops::quantize(&gpu, from.as_slice(), &expected.rows(n_rows)).unwrap();
+            let expected = bits(&gpu, &expected, n_rows);
+            let from = gpu.upload(&x).unwrap();
+            let found = three_orders(|| {
+                let found = ActsBuffer::new(&gpu, form, max_rows, width).unwrap();
+                let to = found.rows(max_rows);
+                ops::quantize_experts(&gpu, from.as_slice(), &routing, &to).unwrap();
+                bits(&gpu, &found, n_rows)
+            });
+            assert_eq!(found, expected, "{what}");
+
+            let y = random.values(max_rows * width);
+            let before = random.values(n_tokens * width);
+            let weights = gpu.read(routing.weights).unwrap();
+            let from = gpu.upload(&y).unwrap();
+            for mode in [OutMode::Store, OutMode::Add] {
+                let found = three_orders(|| {
+                    let out = gpu.upload(&before).unwrap();
+                    ops::combine_experts(&gpu, from.as_slice(), &routing, mode, out.as_slice())
+                        .unwrap();
+                    gpu.read(out.as_slice::<f32>()).unwrap()
+                });
+                for (at, &found) in found.iter().enumerate() {
+                    let (token, column) = (at / width, at % width);
+                    let part = |k: &usize| {
+                        let row = choices.rows[*k] as usize;
+                        f64::from(weights[*k]) * f64::from(y[row * width + column])
+                    };
+                    let of_token = token * step.n_used..(token + 1) * step.n_used;
+                    let mut expected: f64 = of_token
+                        .filter(|k| choices.rows[*k] != NONE)
+                        .map(|k| part(&k))
+                        .sum();
+                    if mode == OutMode::Add {
+                        expected += f64::from(before[at]);
+                    }
+                    let error = (f64::from(found) - expected).abs();
+                    assert!(error <= 1e-6, "{what} {mode:?}: {found}, not {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// Everything that a product reads of the first rows.
+fn bits(gpu: &Gpu, acts: &ActsBuffer, n_rows: usize) -> Vec<u32> {
+    let acts = acts.rows(n_rows);
+    let values = gpu.read(acts.values.cast::<u32>()).unwrap();
+    let scales = gpu.read(acts.scales.cast::<u32>()).unwrap();
+    let codes = gpu.read(acts.codes).unwrap();
+    let sums = gpu.read(acts.sums).unwrap();
+    let codes = codes.iter().map(|code| *code as u32);
+    let sums = sums.iter().map(|sum| *sum as u32);
+    values
+        .into_iter()
+        .chain(scales)
+        .chain(codes)
+        .chain(sums)
+        .collect()
+}
+
+/// A replayed graph routes by the logits of the replay.
+#[test]
+fn graph_replay_routes_again() {
+    for gpu in common::gpus() {
+        let random = &mut Random(3);
+        let steps: Vec<Step> = (0..3)
+            .map(|_| Step::new([4, 16, 3], Logits::Random, random))
+            .collect();
+        let buffer = RoutingBuffer::new(&gpu, [16, 3], 4).unwrap();
+        let logits = gpu.upload(&steps[0].logits).unwrap();
+        let seqs = gpu.upload(&steps[0].seq_of_row).unwrap();
+        let routing: Routing<'_> = buffer.of(4);
+        let route = || {
+            ops::route(
+                &gpu,
+                logits.as_slice(),
+                steps[0].router,
+                seqs.as_slice(),
+                &routing,
+            )
+        };
+        route().unwrap();
+        let graph = gpu.capture(route).unwrap();
+        for step in &steps {
+            gpu.write(logits.as_slice(), &step.logits).unwrap();
+            graph.launch().unwrap();
+            let choices = step.choices();
+            assert_eq!(gpu.read(routing.experts).unwrap(), choices.experts);
+            assert_eq!(gpu.read(routing.rows).unwrap(), choices.rows);
+        }
+    }
+}

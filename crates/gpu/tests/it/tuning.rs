@@ -1,0 +1,268 @@
+//! Tuned choices change launches and no bits; trials measure the choices and leave the device unchanged.
+
+use crate::common;
+use crate::common::formats::for_each_format;
+use std::sync::Arc;
+
+use crate::common::acts::TestActs;
+use crate::common::weights::{Fill, Packed, Random, blocks};
+use rocmforge_gguf::GgmlType;
+use rocmforge_gpu::ops::{self, AttentionScratch, MatmulTiles, Product, Scores};
+use rocmforge_gpu::{
+    ActForm, BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvType, Matrix, OutMode, Shape,
+    Trace, Trial, Tuning, Variants, Work, tuning_key,
+};
+
+/// Rows of three matrices in one launch: more than a block handles, one, and two.
+const N_OUT: [usize; 3] = [9, 1, 2];
+
+/// The matrices and activations of a launch.
+struct Launch {
+    packed: Vec<Packed>,
+    x: TestActs,
+}
+
+impl Launch {
+    fn new(gpu: &Gpu, ty: GgmlType, n_out: &[usize], [n_rows, n_in]: [usize; 2]) -> Launch {
+        let random = &mut Random(3);
+        let matrix = |&n_out: &usize| {
+            let file = blocks(ty, n_out * n_in, Fill::Random, random);
+            Packed::new(gpu, ty, n_out, n_in, &file)
+        };
+        let packed = n_out.iter().map(matrix).collect();
+        let x = random.values(n_rows * n_in);
+        let x = TestActs::new(gpu, ActForm::of(ty), n_in, &x);
+        Launch { packed, x }
+    }
+
+    fn matrices(&self) -> Vec<Matrix<'_>> {
+        self.packed.iter().map(Packed::matrix).collect()
+    }
+
+    /// Returns the bits of all outputs and the kernels that computed them.
+    fn run(
+        &self,
+        gpu: &Gpu,
+        launch: impl Fn(&Gpu, &[Product<'_>]) -> Result<(), rocmforge_gpu::GpuError>,
+    ) -> (Vec<u32>, Vec<&'static str>) {
+        let n_rows = self.x.acts().n_rows;
+        let outs = self.packed.iter().map(|packed| {
+            let values = vec![f32::NAN; n_rows * packed.n_out];
+            gpu.upload(&values).unwrap()
+        });
+        let outs: Vec<Buffer> = outs.collect();
+        let products = self.packed.iter().zip(&outs).map(|(packed, out)| Product {
+            matrix: packed.matrix(),
+            bias: None,
+            mode: OutMode::Store,
+            out: out.as_slice(),
+        });
+        let products: Vec<Product<'_>> = products.collect();
+        let kernels = kernels(gpu, || launch(gpu, &products));
+        let bits = outs
+            .iter()
+            .flat_map(|out| gpu.read(out.as_slice::<u32>()).unwrap());
+        (bits.collect(), kernels)
+    }
+
+    fn matvec(&self, gpu: &Gpu) -> (Vec<u32>, Vec<&'static str>) {
+        self.run(gpu, |gpu, products| {
+            ops::matvec(gpu, &self.x.acts(), products)
+        })
+    }
+}
+
+/// Returns the kernels that `launch` queues.
+fn kernels(
+    gpu: &Gpu,
+    launch: impl FnOnce() -> Result<(), rocmforge_gpu::GpuError>,
+) -> Vec<&'static str> {
+    let origin = Event::new(gpu).unwrap();
+    origin.record().unwrap();
+    let mut trace = Trace::new(gpu);
+    trace.record(launch).unwrap();
+    gpu.synchronize().unwrap();
+    let times = trace.times(&origin).unwrap();
+    times.iter().map(|time| time.kernel).collect()
+}
+
+fn tuned(gpu: &Gpu, shape: Shape, choice: Choice) -> Gpu {
+    gpu.with_tuning(Arc::new(Tuning::only(shape, choice)))
+}
+
+for_each_format!(every_choice_gives_the_same_bits);
+
+fn every_choice_gives_the_same_bits(ty: GgmlType) {
+    for gpu in common::gpus() {
+        // 8 virtual waves of 32 lanes, and a rest.
+        let n_in = match ty.block_len() {
+            1 => 16 / ty.block_bytes() * 259,
+            _ => 8448,
+        };
+        let launch = Launch::new(&gpu, ty, &N_OUT, [1, n_in]);
+        let sets = vec![launch.matrices()];
+        let (shape, ways) = Work::Few { sets }.ways(&gpu);
+        let waves = if gpu.target() == "host-cdna" { 4 } else { 8 };
+        let splits = std::iter::successors(Some(waves), |split| Some(split / 2));
+        let splits = splits.take_while(|&split| split > 0);
+        let mut expected: Vec<Choice> = splits
+            .map(|split| Choice::Matvec { rows: 1, split })
+            .collect();
+        let two = Choice::Matvec {
+            rows: 2,
+            split: waves,
+        };
+        expected.insert(1, two);
+        assert_eq!(ways, expected, "{} {}", gpu.target(), ty.name());
+        let (usual, kernels) = launch.matvec(&gpu);
+        assert_eq!(kernels, ["matvec_1_1"]);
+        for (i, &way) in ways.iter().enumerate() {
+            let kernel = match i {
+                0 => "matvec_1_1",
+                1 => "matvec_2_1",
+                _ => "matvec_1_1_turns",
+            };
+            let found = launch.matvec(&tuned(&gpu, shape, way));
+            let what = format!("{} {} {way}", gpu.target(), ty.name());
+            assert_eq!(found.1, [kernel], "{what}");
+            assert!(found.0 == usual, "{what}: other bits");
+        }
+    }
+}
+
+#[test]
+fn block_order_does_not_change_bits() {
+    for gpu in common::gpus() {
+        for ty in [GgmlType::Q4_K, GgmlType::F16, GgmlType::F32] {
+            // Several blocks in both directions, with partial last ones.
+            let launch = Launch::new(&gpu, ty, &[70], [140, 256]);
+            let matrices = launch.matrices();
+            let n_rows = 140;
+            let (shape, ways) = Work::Many { matrices, n_rows }.ways(&gpu);
+            assert_eq!(ways.len(), 2);
+            let order = BlockOrder::RowsFirst;
+            assert_eq!(ways[1], Choice::Matmul { order });
+            for tiles in [MatmulTiles::Small, MatmulTiles::Large] {
+                let run = |gpu: &Gpu| {
+                    launch.run(gpu, |gpu, products| {
+                        ops::matmul_tiled(gpu, tiles, &launch.x.acts(), &products[0])
+                    })
+                };
+                let usual = run(&gpu);
+                assert!(run(&tuned(&gpu, shape, ways[1])) == usual, "{}", ty.name());
+                let nan = f32::NAN.to_bits();
+                assert!(!usual.0.contains(&nan), "all outputs are written");
+            }
+        }
+    }
+}
+
+#[test]
+fn ignores_choices_that_do_not_fit() {
+    for gpu in common::gpus() {
+        let launch = Launch::new(&gpu, GgmlType::Q8_0, &N_OUT, [1, 256]);
+        let sets = vec![launch.matrices()];
+        let (shape, _) = Work::Few { sets }.ways(&gpu);
+        let usual = launch.matvec(&gpu);
+        // A row of 8 chunks has one wave. The others are choices for other launches.
+        for choice in ["rows 1 split 8", "rows 1 split 1", "heads 2", "rows first"] {
+            let gpu = tuned(&gpu, shape, choice.parse().unwrap());
+            assert_eq!(launch.matvec(&gpu), usual, "{choice}");
+        }
+        for (rows, split) in [(77, 1), (0, 0)] {
+            let odd = Choice::Matvec { rows, split };
+            assert_eq!(launch.matvec(&tuned(&gpu, shape, odd)), usual);
+        }
+        let long = Launch::new(&gpu, GgmlType::Q8_0, &N_OUT, [1, 8448]);
+        let sets = vec![long.matrices()];
+        let (of_long, _) = Work::Few { sets }.ways(&gpu);
+        for split in [0, 3, usize::MAX] {
+            let odd = Choice::Matvec { rows: 1, split };
+            assert_eq!(long.matvec(&tuned(&gpu, of_long, odd)), long.matvec(&gpu));
+        }
+        let two = "rows 2 split 1".parse().unwrap();
+        let (bits, kernels) = launch.matvec(&tuned(&gpu, shape, two));
+        assert_eq!((bits, &kernels[..]), (usual.0.clone(), &["matvec_2_1"][..]));
+        // Forced variants override tuning.
+        for variants in ["tuning=off", "loads=narrow"] {
+            let variants: Variants = variants.parse().unwrap();
+            let gpu = tuned(&gpu, shape, two).with_variants(variants);
+            assert_eq!(launch.matvec(&gpu), usual);
+        }
+    }
+}
+
+/// Runs a trial to its end. Times on a CPU are meaningless and not checked.
+fn run(gpu: &Gpu, work: &Work<'_>) {
+    let mut trial = Trial::begin(gpu, work)
+        .unwrap()
+        .expect("ways to choose from");
+    while !trial.is_done() {
+        trial.go_on(work).unwrap();
+    }
+    let decided = trial.decide();
+    let (shape, ways) = work.ways(gpu);
+    let tried: Vec<Choice> = decided.ways.iter().map(|(choice, _)| *choice).collect();
+    assert_eq!((decided.shape, &tried), (shape, &ways));
+    assert!(decided.differing.is_empty(), "{:?}", decided.differing);
+    let samples = decided.ways.iter().map(|(_, samples)| samples);
+    assert!(samples.clone().all(|samples| samples.len() == 15));
+    assert!(samples.flatten().all(|ms| *ms >= 0.0));
+    assert!(ways.contains(&decided.choice()));
+}
+
+#[test]
+fn trials_of_every_kind() {
+    for gpu in common::gpus() {
+        let few = [2, 3].map(|_| Launch::new(&gpu, GgmlType::Q4_0, &[9, 2], [1, 2048]));
+        let sets = few.iter().map(Launch::matrices).collect();
+        run(&gpu, &Work::Few { sets });
+        let many = Launch::new(&gpu, GgmlType::F16, &[40], [1, 64]);
+        let matrices = many.matrices();
+        run(
+            &gpu,
+            &Work::Many {
+                matrices,
+                n_rows: 12,
+            },
+        );
+        for ty in KvType::ALL {
+            let scratch = AttentionScratch::new(&gpu, ty, 2, 4, 64, 128).unwrap();
+            let attention = |n_heads, dim| Work::Attention {
+                n_rows: 2,
+                n_heads,
+                scores: Scores {
+                    scale: 0.125,
+                    soft_cap: None,
+                    window: None,
+                },
+                kv: KvShape {
+                    ty,
+                    n_blocks: 0,
+                    n_kv_heads: 1,
+                    page: 16,
+                    k_dim: dim,
+                    v_dim: dim,
+                },
+                n_positions: 90,
+                scratch: &scratch,
+            };
+            run(&gpu, &attention(4, 64));
+            for (n_heads, dim) in [(1, 64), (8, 128), (4, 40)] {
+                let trial = Trial::begin(&gpu, &attention(n_heads, dim)).unwrap();
+                assert!(trial.is_none(), "{n_heads} heads of {dim} have one way");
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_differ_by_device_and_kernels() {
+    let keys: Vec<String> = common::all_gpus()
+        .iter()
+        .map(|gpu| tuning_key(gpu).unwrap())
+        .collect();
+    for (i, key) in keys.iter().enumerate() {
+        assert!(!key.contains('\n') && !keys[..i].contains(key), "{key}");
+    }
+}
