@@ -70,7 +70,7 @@ fn main() {
     let cache = cache.transpose().unwrap_or_else(|error| fail(&[error]));
     let compiler = cache.as_ref().map(|cache| Compiler::new(cache, &objects));
     for target in &targets {
-        match clang::choose(&clangs, target, &out) {
+        match clang::choose(&clangs, target, ".".as_ref(), &out) {
             Ok(clang) => {
                 let job = |module, runtime| Job {
                     module,
