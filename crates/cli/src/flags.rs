@@ -73,11 +73,12 @@ fn config_flags(error: &ConfigError) -> Option<&'static str> {
         ConfigError::TooManySinks { .. } => Some("--ctx, --context-sinks"),
         ConfigError::FixedPositions => Some("--context-policy"),
         ConfigError::TooFewPositions { .. } | ConfigError::NoMemory { .. } => Some("--ctx"),
-        ConfigError::KvTypeHeadDim { .. } | ConfigError::GpuKvType { .. } => Some("--kv-type"),
-        ConfigError::NoMemoryAtAll { .. }
-        | ConfigError::NoMemoryForWeights { .. }
-        | ConfigError::TooManyGpuLayers { .. }
-        | ConfigError::NoExperts => Some("--gpu-layers"),
+        ConfigError::KvTypeHeadDim { .. } => Some("--kv-type"),
+        ConfigError::GpuKvType { .. } => Some("--kv-type f16"),
+        ConfigError::NoMemoryAtAll { .. } | ConfigError::NoMemoryForWeights { .. } => {
+            Some("--gpu-layers auto")
+        }
+        ConfigError::TooManyGpuLayers { .. } | ConfigError::NoExperts => Some("--gpu-layers"),
         ConfigError::GpuLimit(_) => Some("--device cpu"),
         _ => None,
     }

@@ -407,7 +407,7 @@ fn lists_shows_compares_and_charts_the_folder() {
     .ok();
     assert!(fs::read_to_string(&out).unwrap().contains("| improved |"));
     write(dir, "none.json", &json!({"baselines": {}}));
-    in_folder(dir, &["baseline", "compare", "a", "none"]).fails(1, "nothing was compared");
+    in_folder(dir, &["baseline", "compare", "a", "none"]).fails(1, "nothing to compare");
     fs::remove_file(dir.join("none.json")).unwrap();
 
     let trend = in_folder(dir, &["baseline", "trend"]).ok();

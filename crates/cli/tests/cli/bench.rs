@@ -182,7 +182,7 @@ fn rejects_bad_tests_before_measuring() {
     for (args, code, part) in [
         (&["-t", "0"][..], 2, "-t must be"),
         (&["-t", "5000"], 2, "threads"),
-        (&["-b", "0"], 2, "-b 0"),
+        (&["-b", "0"], 2, "-b must be"),
         (&["-r", "0"], 2, "--repetitions"),
         (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
         (&["-p", "8-4"], 2, "8-4"),

@@ -121,11 +121,11 @@ fn reports_errors() {
             "llama-bench failed (exit status: 7): error: no such model",
         ),
         ("kill -9 $$", "llama-bench failed (signal: 9"),
-        ("echo hello", "it printed: hello"),
-        ("true", "it printed: nothing"),
-        ("echo '[]'", "llama-bench gave no row for pp16"),
+        ("echo hello", "but: hello"),
+        ("true", "but: nothing"),
+        ("echo '[]'", "llama-bench printed no row for pp16"),
         ("echo '[{\"n_prompt\": 16}]'", "`samples_ts` is missing"),
-        ("printf '\\377\\376'", "no text"),
+        ("printf '\\377\\376'", "invalid UTF-8"),
     ] {
         let program = program(dir.path(), script);
         compare(&program, &["--pairs", "1"]).fails(1, part);
@@ -139,7 +139,7 @@ fn reports_errors() {
         (
             &["-n", "8", "--pairs", "1"],
             1,
-            "llama-bench gave no row for tg8",
+            "llama-bench printed no row for tg8",
         ),
     ] {
         compare(&fine, args).fails(code, part);

@@ -271,7 +271,7 @@ fn rejects_cpu_moe_for_dense_models() {
         &["profile", "--prompt-tokens", "1", "-n", "1"],
     ] {
         let refused = run(&[command, &flags].concat());
-        refused.fails(1, "this model has none");
+        refused.fails(1, "this model has no experts");
     }
 }
 

@@ -84,7 +84,7 @@ fn reports_what_cannot_be_tuned() {
     run(&["tune", "--budget", "0"]).fails(2, "--budget");
     if let Some(device) = host_device() {
         let asked = ["tune", "--device", &device, "--kernel-variant", "plain"];
-        run(&asked).fails(2, "leave it out");
+        run(&asked).fails(2, "omit it");
         let split = ["tune", "--device", &device, "--gpu-layers", "0"];
         run(&split).fails(2, "only GPUs can be tuned");
     }
