@@ -2,7 +2,7 @@
 //! results are worse.
 //!
 //! A number is never compared with one from other hardware unless the user asks for it, and never called worse on noise
-//! alone. A suite is a list of cases: [`run`] prepares each on each device, lets the [`harness`] time it, and makes a
+//! alone. A suite is a list of cases: [`run()`] prepares each on each device, lets the [`harness`] time it, and makes a
 //! [`BenchRow`] of the samples and the work of the case. [`export`] writes rows as text; [`mod@baseline`] keeps and
 //! compares them.
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! Derives advice on what to speed up next from the measurements of a profile.
 //!
 //! The gain of an advice is the time saved if its subject ran at its bound: the roofline of the same run, the cost of
-//! starting an operation, or zero. Advice below [`LEAST_GAIN`] is dropped.
+//! starting an operation, or zero. Advice below `LEAST_GAIN` is dropped.
 
 use crate::ops::Cost;
 use crate::schema::{Advice, Bound, Ceilings, OpRow, Phase, Profile, Recommendation};

@@ -9,7 +9,8 @@ pub fn unix_now() -> u64 {
     u64::try_from(Timestamp::now().as_second()).unwrap_or(0)
 }
 
-/// Formats seconds since 1970 as `2026-01-18T09:30:00Z`. Times after the year 9999 are formatted as the end of that year.
+/// Formats seconds since 1970 as `2026-01-18T09:30:00Z`. Times after the year 9999 are formatted as the end of that
+/// year.
 pub fn rfc_3339(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     let seconds = seconds.min(Timestamp::MAX.as_second());

@@ -89,7 +89,7 @@ impl Collector {
     }
 
     /// Takes the finished scopes, sorted by start, outer scopes first; and the number of scopes dropped because of
-    /// [`MAX_SCOPES`].
+    /// `MAX_SCOPES`.
     pub fn take(&self) -> (Vec<Scope>, usize) {
         let Scopes { mut all, n_dropped } = std::mem::take(&mut *self.lock());
         all.sort_by_key(|scope| (scope.start, scope.depth));

@@ -1,6 +1,6 @@
 //! Page sections on the machine: launches, memory, backends and operation types, device utilization.
 
-use rocmforge_profile::schema::{Memory, Profile, Recommendation, Verdict};
+use rocmforge_profile::schema::{Memory, Profile, Recommendation, Utilization, Verdict};
 
 use crate::html::{Align, Cell, Column, Escaped, Table, not_available};
 use crate::numbers::{NOT_AVAILABLE, bytes, count, digits, percent, time_ms};
@@ -119,102 +119,105 @@ fn column(label: &str, align: Align) -> Column<'_> {
     }
 }
 
+/// Returns the device utilization, and tables of backends, operation types and slow paths.
 pub(super) fn telemetry(profile: &Profile) -> String {
-    let mut backends = Table::new(
-        "Time by backend",
-        &[
-            column("Backend", Align::Start),
-            column("Executions", Align::End),
-            column("Time", Align::End),
-            column("Share", Align::End),
-        ],
+    let busy = match &profile.utilization {
+        None => not_available("device utilization, because no source of it could be read"),
+        Some(found) => utilization(found),
+    };
+    format!(
+        "{busy}<div class=\"two\"><div>{}{}</div><div>{}</div></div>\n",
+        backends(profile),
+        slow_ops(profile),
+        op_types(profile)
+    )
+}
+
+fn utilization(found: &Utilization) -> String {
+    let busy = &found.busy_percent;
+    let side = match found.meets_target {
+        true => "above",
+        false => "not above",
+    };
+    let mean = percent(busy.mean / 100.0);
+    let memory = found.memory_used_bytes.map_or_else(
+        || format!("{NOT_AVAILABLE}: not reported by the source"),
+        bytes,
     );
+    facts(&[
+        ("Busy, mean", format!("{mean} ({side} the target of 80 %)")),
+        (
+            "Busy, p50 and minimum",
+            format!(
+                "{}, {}",
+                percent(busy.p50 / 100.0),
+                percent(busy.min / 100.0)
+            ),
+        ),
+        ("Samples", count(busy.n as u64)),
+        ("Memory in use", memory),
+        ("Read from", Escaped(&found.source).to_string()),
+    ])
+}
+
+fn missing(text: &str) -> String {
+    format!("<p class=\"missing\">{text}</p>\n")
+}
+
+fn count_cell(n: u64) -> Cell {
+    Cell::markup(count(n), Some(n as f64))
+}
+
+fn backends(profile: &Profile) -> String {
+    if profile.time_by_backend.is_empty() {
+        return missing("Time by backend: n/a, no operation was timed.");
+    }
+    let columns = [
+        column("Backend", Align::Start),
+        column("Executions", Align::End),
+        column("Time", Align::End),
+        column("Share", Align::End),
+    ];
+    let mut table = Table::new("Time by backend", &columns);
     let total: f64 = profile.time_by_backend.values().sum();
     for (backend, ms) in &profile.time_by_backend {
-        backends.row(&[
+        let executions = profile.ops_by_backend.get(backend);
+        table.row(&[
             Cell::text(backend),
-            match profile.ops_by_backend.get(backend) {
-                Some(n) => Cell::markup(count(*n), Some(*n as f64)),
-                None => Cell::number(None, time_ms),
-            },
+            executions.map_or_else(|| Cell::number(None, time_ms), |n| count_cell(*n)),
             Cell::number(Some(*ms), time_ms),
             Cell::number(Some(ms / total), percent),
         ]);
     }
-    let mut types = Table::new(
-        "Executions by operation type",
-        &[
-            column("Type", Align::Start),
-            column("Executions", Align::End),
-        ],
-    );
+    table.finish()
+}
+
+fn op_types(profile: &Profile) -> String {
+    if profile.ops_by_type.is_empty() {
+        return missing("Executions by type: n/a, none was counted.");
+    }
+    let columns = [
+        column("Type", Align::Start),
+        column("Executions", Align::End),
+    ];
+    let mut table = Table::new("Executions by operation type", &columns);
     for (kind, n) in &profile.ops_by_type {
-        types.row(&[Cell::text(kind), Cell::markup(count(*n), Some(*n as f64))]);
+        table.row(&[Cell::text(kind), count_cell(*n)]);
     }
-    let mut slow = Table::new(
-        "Operations without a fast kernel",
-        &[
-            column("Why", Align::Start),
-            column("Operations", Align::End),
-        ],
-    );
+    table.finish()
+}
+
+fn slow_ops(profile: &Profile) -> String {
+    if profile.slow_ops.is_empty() {
+        return missing("Every operation had a fast kernel.");
+    }
+    let columns = [
+        column("Why", Align::Start),
+        column("Operations", Align::End),
+    ];
+    let mut table = Table::new("Operations without a fast kernel", &columns);
     for op in &profile.slow_ops {
-        slow.row(&[
-            Cell::text(&op.reason),
-            Cell::markup(count(op.count as u64), Some(op.count as f64)),
-        ]);
+        table.row(&[Cell::text(&op.reason), count_cell(op.count as u64)]);
     }
-    let busy = match &profile.utilization {
-        None => not_available("device utilization, because no source of it could be read"),
-        Some(busy) => facts(&[
-            (
-                "Busy, mean",
-                format!(
-                    "{} ({} the target of 80 %)",
-                    percent(busy.busy_percent.mean / 100.0),
-                    if busy.meets_target {
-                        "above"
-                    } else {
-                        "not above"
-                    }
-                ),
-            ),
-            (
-                "Busy, p50 and minimum",
-                format!(
-                    "{}, {}",
-                    percent(busy.busy_percent.p50 / 100.0),
-                    percent(busy.busy_percent.min / 100.0)
-                ),
-            ),
-            ("Samples", count(busy.busy_percent.n as u64)),
-            (
-                "Memory in use",
-                busy.memory_used_bytes.map_or_else(
-                    || format!("{NOT_AVAILABLE}: not reported by the source"),
-                    bytes,
-                ),
-            ),
-            ("Read from", Escaped(&busy.source).to_string()),
-        ]),
-    };
-    let or_missing = |is_empty: bool, table: Table<'_>, reason: &str| match is_empty {
-        true => format!("<p class=\"missing\">{reason}</p>\n"),
-        false => table.finish(),
-    };
-    let left = or_missing(
-        profile.time_by_backend.is_empty(),
-        backends,
-        "Time by backend: n/a, no operation was timed.",
-    ) + &or_missing(
-        profile.slow_ops.is_empty(),
-        slow,
-        "Every operation had a fast kernel.",
-    );
-    let right = or_missing(
-        profile.ops_by_type.is_empty(),
-        types,
-        "Executions by type: n/a, none was counted.",
-    );
-    format!("{busy}<div class=\"two\"><div>{left}</div><div>{right}</div></div>\n")
+    table.finish()
 }

@@ -9,15 +9,8 @@ use crate::numbers::{bytes, count, digits, percent, scaled, time_ms};
 
 /// Returns the components as a stacked bar, with the target if it is near.
 pub(super) fn ttft(ttft: &Ttft) -> String {
-    let parts = [
-        ("Tokenize", ttft.tokenize),
-        ("Copies to the device", ttft.h2d),
-        ("Embedding", ttft.embedding),
-        ("Prefill", ttft.prefill),
-        ("First token", ttft.first_token),
-        ("Copies from the device", ttft.d2h),
-    ];
-    let measured: Vec<_> = parts
+    let parts = parts(ttft);
+    let measured: Vec<(&str, f64)> = parts
         .iter()
         .filter_map(|(name, ms)| Some((*name, (*ms)?)))
         .filter(|(_, ms)| ms.is_finite() && *ms >= 0.0)
@@ -27,21 +20,49 @@ pub(super) fn ttft(ttft: &Ttft) -> String {
     if !(whole.is_finite() && whole > 0.0) {
         return not_available("the run produced no token");
     }
-    // A target far beyond the bar would shrink the bar too much.
-    let shows_target = ttft.target > 0.0 && ttft.target <= whole * 2.5;
-    let scale = if shows_target {
-        whole.max(ttft.target)
-    } else {
-        whole
+    let verdict = match ttft.meets_target {
+        true => "It meets the target.",
+        false => "It misses the target.",
     };
-    let mut bar = String::new();
-    let mut legend = String::new();
+    let remarks = remarks(ttft, &parts, sum);
+    format!(
+        "<p><strong>{}</strong> from the request to the token; the longest part is <strong>{}</strong>. The target is {}. {verdict}</p>\n\
+         {}<h3>Remarks</h3>\n{}",
+        time_ms(ttft.total),
+        Escaped(&ttft.dominant),
+        time_ms(ttft.target),
+        bar(&measured, whole, ttft.target),
+        list(remarks.iter().chain(&ttft.notes).map(String::as_str))
+    )
+}
+
+/// Returns the components in the order in which they happen.
+fn parts(ttft: &Ttft) -> [(&'static str, Option<f64>); 6] {
+    [
+        ("Tokenize", ttft.tokenize),
+        ("Copies to the device", ttft.h2d),
+        ("Embedding", ttft.embedding),
+        ("Prefill", ttft.prefill),
+        ("First token", ttft.first_token),
+        ("Copies from the device", ttft.d2h),
+    ]
+}
+
+/// Returns the bar and its legend. `whole` is the time that the components divide.
+fn bar(measured: &[(&str, f64)], whole: f64, target: f64) -> String {
+    // A target far beyond the bar would shrink the bar too much.
+    let shows_target = target > 0.0 && target <= whole * 2.5;
+    let scale = match shows_target {
+        true => whole.max(target),
+        false => whole,
+    };
+    let sum: f64 = measured.iter().map(|(_, ms)| ms).sum();
     let rest = (whole - sum > whole * 0.001).then_some(("Between them", whole - sum));
+    let (mut bar, mut legend) = (String::new(), String::new());
     for (i, (name, ms)) in measured.iter().copied().chain(rest).enumerate() {
-        let class = if i < measured.len() {
-            format!("k{i}")
-        } else {
-            "kn".to_owned()
+        let class = match i < measured.len() {
+            true => format!("k{i}"),
+            false => "kn".to_owned(),
         };
         let text = format!("{name}: {}, {}", time_ms(ms), percent(ms / whole));
         bar += &format!(
@@ -51,25 +72,21 @@ pub(super) fn ttft(ttft: &Ttft) -> String {
         legend += &format!("<li class=\"{class}\">{text}</li>");
     }
     if shows_target {
-        let at = ttft.target / scale * 100.0;
+        let at = target / scale * 100.0;
         let side = if at < 25.0 { " left" } else { "" };
         bar += &format!(
             "<span class=\"target{side}\" style=\"left:{at:.3}%\"><b>target {}</b></span>",
-            time_ms(ttft.target)
+            time_ms(target)
         );
     }
-    let verdict = match ttft.meets_target {
-        true => "It meets the target.",
-        false => "It misses the target.",
-    };
-    let mut text = format!(
-        "<p><strong>{}</strong> from the request to the token; the longest part is <strong>{}</strong>. The target is {}. {verdict}</p>\n\
-         <div class=\"bar\" role=\"img\" aria-label=\"Parts of the time to the first token, listed below\">{bar}</div>\n\
-         <ul class=\"legend\">{legend}</ul>\n",
-        time_ms(ttft.total),
-        Escaped(&ttft.dominant),
-        time_ms(ttft.target),
-    );
+    format!(
+        "<div class=\"bar\" role=\"img\" aria-label=\"Parts of the time to first token, listed below\">{bar}</div>\n\
+         <ul class=\"legend\">{legend}</ul>\n"
+    )
+}
+
+/// Returns remarks on loading, overlapping components and missing ones. `sum` is the time of all components.
+fn remarks(ttft: &Ttft, parts: &[(&str, Option<f64>)], sum: f64) -> Vec<String> {
     let mut remarks = vec![match ttft.model_load {
         Some(ms) => format!(
             "Loading the model took {}, before the request.",
@@ -91,8 +108,7 @@ pub(super) fn ttft(ttft: &Ttft) -> String {
             missing.join(", ")
         ));
     }
-    text += "<h3>Remarks</h3>\n";
-    text + &list(remarks.iter().chain(&ttft.notes).map(String::as_str))
+    remarks
 }
 
 fn label<'a>(label: &'a str, title: &'a str) -> Column<'a> {
