@@ -364,8 +364,8 @@ impl Adapter {
             .position(|pair| pair.tensor == tensor.name)
     }
 
-    /// Returns the indices of both factors of pair `j` after checking their shapes; `inner_last` sorts the dimensions
-    /// into those of the product, to be compared with `expected`, and the two that must agree.
+    /// Returns the dimensions of both factors of pair `j` after checking them. `inner_last` sorts them into those of
+    /// the product, which must be `expected`, and the two inner ones, which must agree.
     fn factors(
         &self,
         j: usize,

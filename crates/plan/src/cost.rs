@@ -223,7 +223,7 @@ impl PlanCost<'_> {
                     ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
                 };
                 OpCost {
-                    // Each row chooses at most one expert that no other row has chosen.
+                    // The rows choose at most this many different experts.
                     weight_bytes: matrices.data.len() as u64 / n_experts * rows.min(n_experts),
                     buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
                     f32_ops,

@@ -10,7 +10,7 @@ pub enum KvType {
     F32,
     /// int8 in blocks of 32 values of a head (or of the whole head if it is smaller) with an f16 scale.
     Q8_0,
-    /// 8-bit floating point with a 4-bit exponent, and a bf16 scale per head.
+    /// 8-bit floating point with a 4-bit exponent, and a bf16 scale per head (`rocmforge_gguf::quant::f8`).
     F8E4M3,
 }
 

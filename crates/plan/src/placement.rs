@@ -223,8 +223,8 @@ pub fn is_of_experts(plan: &Plan, op: &Op) -> bool {
     op.routing().is_some() || op.reads().iter().chain(&op.writes()).any(of_choices)
 }
 
-/// Returns the index of each layer's first operation: the last one before the layer's cache is written after which
-/// only one earlier buffer, the residual stream, is still read.
+/// Returns the index of each layer's first operation: the last index, before the layer's cache is written, from which
+/// on only one earlier buffer (the residual stream) is used.
 pub fn layer_starts(plan: &Plan) -> Vec<usize> {
     let mut starts = vec![0; plan.kv.len()];
     // Layers whose append has been passed (going backwards) and whose start has not been found.

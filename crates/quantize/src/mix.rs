@@ -120,7 +120,7 @@ pub(crate) struct ModelFacts {
     pub(crate) n_experts: usize,
     /// Query heads per K and V head in the first layer.
     pub(crate) gqa: usize,
-    /// Whether the model is of a family whose 70B models have eight query heads per K and V head.
+    /// Whether this is a 70B model of a family in which those have eight query heads per K and V head.
     pub(crate) is_70b: bool,
     /// Number of tensors in all layers that are like V.
     pub(crate) n_v: usize,
