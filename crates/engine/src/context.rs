@@ -1,8 +1,8 @@
 //! Context shift: a sequence whose context is full drops the older half of its tokens and continues.
 //!
-//! The first tokens (attention sinks) always stay: attention relies on them whatever they are, and without them the text
-//! degrades (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"). The remaining tokens keep
-//! their keys and values and move to the freed positions.
+//! The first tokens (attention sinks) always stay: attention relies on them whatever they are, and without them the
+//! text degrades (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"). The remaining tokens
+//! keep their keys and values and move to the freed positions.
 
 /// Returns how many tokens after the sinks are dropped when all `n_ctx` positions are taken.
 ///

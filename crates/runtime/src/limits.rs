@@ -1,4 +1,5 @@
-//! Limits of an engine: resolves the context and the KV-cache size against the model and the free memory, once at start.
+//! Limits of an engine: resolves the context and the KV-cache size against the model and the free memory, once at
+//! start.
 
 use crate::config::EngineConfig;
 use crate::config::{ContextPolicy, PrefixSharing};
@@ -93,8 +94,8 @@ impl MemoryBudget {
         Ok(left - RESERVE_BYTES.min(left / 4))
     }
 
-    /// Returns the bytes that must be free for a cache of `n_tokens` tokens in whole blocks: weights, step buffers, cache
-    /// and reserve.
+    /// Returns the bytes that must be free for a cache of `n_tokens` tokens in whole blocks: weights, step buffers,
+    /// cache and reserve.
     pub(crate) fn required_bytes(&self, n_tokens: usize, page: usize) -> u64 {
         let n_tokens = n_tokens.div_ceil(page).saturating_mul(page) as u64;
         let cache = self.bytes_per_token.saturating_mul(n_tokens);

@@ -292,8 +292,8 @@ impl Planner<'_> {
         candidates
     }
 
-    /// Returns the first of `candidates` in which contexts of `n_ctx` tokens fit. Computes few budgets: for experts on one
-    /// side, the numbers of GPU layers that fit are a contiguous range.
+    /// Returns the first of `candidates` in which contexts of `n_ctx` tokens fit. Computes few budgets: for experts on
+    /// one side, the numbers of GPU layers that fit are a contiguous range.
     fn fastest(
         &self,
         candidates: &[Candidate],
@@ -331,8 +331,8 @@ impl Planner<'_> {
         Ok([gpu, machine].map(|budget| budget.is_none_or(fits)))
     }
 
-    /// Returns the numbers of GPU layers that fit with the experts on this side. More layers need more GPU memory and less
-    /// CPU memory.
+    /// Returns the numbers of GPU layers that fit with the experts on this side. More layers need more GPU memory and
+    /// less CPU memory.
     fn fitting_counts(
         &self,
         experts: Side,
@@ -417,7 +417,8 @@ impl Planner<'_> {
     }
 }
 
-/// Returns the last of `1..=n` for which `holds`, by bisection; 0 if there is none. `holds` must be true up to some number.
+/// Returns the last of `1..=n` for which `holds`, by bisection; 0 if there is none. `holds` must be true up to some
+/// number.
 fn last(
     n: usize,
     mut holds: impl FnMut(usize) -> Result<bool, RuntimeError>,

@@ -17,8 +17,8 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// Shares existing blocks that hold a prefix of `tokens`, up to `max_tokens` tokens. Returns the number of tokens in
-    /// them.
+    /// Shares existing blocks that hold a prefix of `tokens`, up to `max_tokens` tokens. Returns the number of tokens
+    /// in them.
     ///
     /// # Panics
     /// If the table is not empty.

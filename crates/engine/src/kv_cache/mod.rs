@@ -2,8 +2,8 @@
 //! are in the backend.
 //!
 //! The method is PagedAttention (Kwon et al. 2023). Blocks are reference-counted. A full block is indexed by a hash of
-//! its tokens and all tokens before them, so that sequences with the same prefix share it (`prefix`). A free block keeps
-//! its content until it is reused.
+//! its tokens and all tokens before them, so that sequences with the same prefix share it (`prefix`). A free block
+//! keeps its content until it is reused.
 
 mod block_pool;
 mod block_table;

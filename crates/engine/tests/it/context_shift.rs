@@ -143,8 +143,8 @@ fn difference_to_fresh_runs(config: &EngineConfig, model: &Model) -> (f32, usize
 
 #[test]
 fn one_layer_predicts_what_a_fresh_run_over_the_kept_tokens_does() {
-    // Rotations of neighbours and of halves, of a part of a head, scaled, by YaRN and LongRoPE with their factors; norms
-    // of heads, biases and a window.
+    // Rotations of neighbours and of halves, of a part of a head, scaled, by YaRN and LongRoPE with their factors;
+    // norms of heads, biases and a window.
     let archs = [
         "llama", "qwen2", "qwen3", "phi3", "olmo3", "gemma2", "gemma3", "mixtral",
     ];

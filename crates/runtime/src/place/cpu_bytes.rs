@@ -1,5 +1,5 @@
-//! Cost model for splits of a model between GPU and CPU: the bytes that the CPU reads per token, because a GPU reads the
-//! rest many times as fast. A few passes over the plan give the cost of all splits.
+//! Cost model for splits of a model between GPU and CPU: the bytes that the CPU reads per token, because a GPU reads
+//! the rest many times as fast. A few passes over the plan give the cost of all splits.
 
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
