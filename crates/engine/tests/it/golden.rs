@@ -1,8 +1,9 @@
-//! Against llama.cpp's own results: fed its greedy ids, the same best tokens with the same gaps; left
-//! alone, the same ids as long as the choice is clear; the same perplexity.
+//! Comparison with llama.cpp's results: with its greedy ids as input, the same best tokens with the same logit gaps; in
+//! free generation, the same ids until two tokens are nearly tied; and the same perplexity.
 
+use crate::common::cases::{for_each_variant, test_cases};
 use crate::common::{
-    best, conformance, forge_mini_files, golden, greedy, ids, load, logits, read_json,
+    best, conformance, forge_mini_file, golden, greedy, ids, load, logits, read_json,
 };
 use rocmforge_engine::EngineConfig;
 use rocmforge_evaluate::perplexity;
@@ -16,8 +17,8 @@ const WITH_BOS: EncodeOptions = EncodeOptions {
     parse_special: false,
 };
 
-/// How far llama.cpp's arithmetic may lead elsewhere: the margin below which the best token may differ,
-/// and the difference of gaps between the best logits.
+/// Returns the tolerances for llama.cpp's arithmetic: the margin below which the best token may differ, and the allowed
+/// difference of gaps between the best logits.
 fn bounds(variant: &str) -> (f32, f32) {
     match variant {
         "F32" | "F16" => (0.02, 0.01),
@@ -58,59 +59,61 @@ fn check_row(label: &str, logits: &[f32], top: &Value, (clear_margin, gap_bound)
     }
 }
 
-#[test]
-fn forge_mini_follows_llama_cpp() {
+for_each_variant!(forge_mini_matches_llama_cpp);
+
+fn forge_mini_matches_llama_cpp(variant: &str) {
+    let Some(path) = forge_mini_file(variant) else {
+        return;
+    };
     let golden = golden();
-    for (variant, path) in forge_mini_files() {
-        let loaded = load(&path);
-        let mut engine = loaded.engine(&EngineConfig::default());
-        let bounds = bounds(&variant);
-        for (name, case) in golden["variants"][&variant]["prompts"].as_object().unwrap() {
-            let label = format!("{variant} {name}");
-            let (prompt, expected) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
-            let margins: Vec<f32> = case["margins"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|m| m.as_f64().unwrap() as f32)
-                .collect();
+    let loaded = load(&path);
+    let mut engine = loaded.engine(&EngineConfig::default());
+    let bounds = bounds(variant);
+    for (name, case) in golden["variants"][variant]["prompts"].as_object().unwrap() {
+        let label = format!("{variant} {name}");
+        let (prompt, expected) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
+        let margins: Vec<f32> = case["margins"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|m| m.as_f64().unwrap() as f32)
+            .collect();
 
-            assert_eq!(margins.len(), expected.len(), "{label}");
-            assert_eq!(case["top5"].as_array().unwrap().len(), 8, "{label}");
+        assert_eq!(margins.len(), expected.len(), "{label}");
+        assert_eq!(case["top5"].as_array().unwrap().len(), 8, "{label}");
 
-            let forced = [&prompt[..], &expected[..expected.len() - 1]].concat();
-            let rows = logits(&mut engine, &forced);
-            let generated = &rows[prompt.len() - 1..];
-            for (step, (row, &margin)) in generated.iter().zip(&margins).enumerate() {
-                if margin > bounds.0 {
-                    assert_eq!(
-                        best(row, 1)[0],
-                        expected[step] as usize,
-                        "{label} step {step}: margin {margin}"
-                    );
-                }
-            }
-            for (step, top) in case["top5"].as_array().unwrap().iter().enumerate() {
-                check_row(
-                    &format!("{label} step {step}"),
-                    &generated[step],
-                    top,
-                    bounds,
+        let forced = [&prompt[..], &expected[..expected.len() - 1]].concat();
+        let rows = logits(&mut engine, &forced);
+        let generated = &rows[prompt.len() - 1..];
+        for (step, (row, &margin)) in generated.iter().zip(&margins).enumerate() {
+            if margin > bounds.0 {
+                assert_eq!(
+                    best(row, 1)[0],
+                    expected[step] as usize,
+                    "{label} step {step}: margin {margin}"
                 );
             }
-
-            let clear = margins
-                .iter()
-                .position(|&margin| margin < bounds.0)
-                .unwrap_or(expected.len());
-            let free = greedy(&mut engine, &prompt, expected.len());
-            assert_eq!(free[..clear], expected[..clear], "{label}: free running");
         }
+        for (step, top) in case["top5"].as_array().unwrap().iter().enumerate() {
+            check_row(
+                &format!("{label} step {step}"),
+                &generated[step],
+                top,
+                bounds,
+            );
+        }
+
+        let clear = margins
+            .iter()
+            .position(|&margin| margin < bounds.0)
+            .unwrap_or(expected.len());
+        let free = greedy(&mut engine, &prompt, expected.len());
+        assert_eq!(free[..clear], expected[..clear], "{label}: free running");
     }
 }
 
 #[test]
-fn stories_follows_llama_cpp() {
+fn stories_matches_llama_cpp() {
     let Some(data) = conformance("data") else {
         return;
     };
@@ -170,7 +173,7 @@ fn stories_follows_llama_cpp() {
     }
 }
 
-/// The perplexity of `text` under the model at `path`.
+/// Measures the perplexity of `text` under the model at `path`. Returns it with its standard error.
 fn measure(
     path: &std::path::Path,
     text: &[u8],
@@ -204,49 +207,52 @@ fn check_perplexity(
     println!("{label}: {ppl:.4} +- {stderr:.5}, llama.cpp {expected:.4}");
     assert!(
         (ppl / expected - 1.0).abs() < 0.005,
-        "{label}: {ppl} instead of {expected}"
+        "{label}: {ppl}, expected {expected}"
     );
     if let Some(expected) = expected_stderr {
         assert!(
             (stderr / expected - 1.0).abs() < 0.05,
-            "{label}: error bar {stderr} instead of {expected}"
+            "{label}: standard error {stderr}, expected {expected}"
         );
     }
 }
 
-#[test]
-fn forge_mini_has_llama_cpp_s_perplexity() {
-    let Some(folder) = conformance("models") else {
+for_each_variant!(perplexity_of_forge_mini_matches_llama_cpp);
+
+fn perplexity_of_forge_mini_matches_llama_cpp(variant: &str) {
+    let (Some(folder), Some(path)) = (conformance("models"), forge_mini_file(variant)) else {
         return;
     };
     let text = std::fs::read(folder.join("heldout.txt")).unwrap();
     let golden = golden();
-    for (variant, path) in forge_mini_files() {
-        let expected = &golden["variants"][&variant];
-        let got = measure(&path, &text, 512, None, KvType::F16);
-        check_perplexity(
-            &variant,
-            got,
-            expected["perplexity"].as_f64().unwrap(),
-            expected["perplexity_err"].as_f64(),
-        );
-    }
+    let expected = &golden["variants"][variant];
+    let got = measure(&path, &text, 512, None, KvType::F16);
+    check_perplexity(
+        variant,
+        got,
+        expected["perplexity"].as_f64().unwrap(),
+        expected["perplexity_err"].as_f64(),
+    );
 }
 
-/// Blocks of 8 bits lose next to nothing, three bits of mantissa little.
-#[test]
-fn a_cache_of_8_bits_keeps_the_perplexity() {
+test_cases! {
+    perplexity_with_an_8_bit_cache_matches_f16:
+    f16("forge-mini-F16.gguf", [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)]),
+    q4_k_m("forge-mini-Q4_K_M.gguf", [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)]),
+}
+
+/// Compares the perplexity with 8-bit caches to that with an F16 cache, within relative bounds. Q8_0 loses almost
+/// nothing, the three mantissa bits of F8E4M3 a little.
+fn perplexity_with_an_8_bit_cache_matches_f16(file: &str, bounds: [(KvType, f64); 2]) {
     let Some(folder) = conformance("models") else {
         return;
     };
     let text = std::fs::read(folder.join("heldout.txt")).unwrap();
-    for file in ["forge-mini-F16.gguf", "forge-mini-Q4_K_M.gguf"] {
-        let ppl = |kv_type| measure(&folder.join(file), &text, 512, Some(16), kv_type).0;
-        let half = ppl(KvType::F16);
-        for (kv_type, bound) in [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)] {
-            let coded = ppl(kv_type);
-            check_coded(&format!("{file} {kv_type:?}"), coded, half, bound);
-        }
+    let ppl = |kv_type| measure(&folder.join(file), &text, 512, Some(16), kv_type).0;
+    let half = ppl(KvType::F16);
+    for (kv_type, bound) in bounds {
+        let coded = ppl(kv_type);
+        check_coded(&format!("{file} {kv_type:?}"), coded, half, bound);
     }
 }
 
@@ -256,9 +262,9 @@ fn check_coded(label: &str, coded: f64, half: f64, bound: f64) {
     assert!(coded != half, "{label}");
 }
 
-/// Heads of 8 values average out little of what is lost, and are blocks of their own.
+/// Heads of 8 values, each one quantization block, average out little of the rounding.
 #[test]
-fn a_cache_of_8_bits_keeps_the_perplexity_of_stories() {
+fn perplexity_of_stories_with_an_8_bit_cache_matches_f16() {
     let Some(data) = conformance("data") else {
         return;
     };
@@ -277,7 +283,7 @@ fn a_cache_of_8_bits_keeps_the_perplexity_of_stories() {
 }
 
 #[test]
-fn stories_has_llama_cpp_s_perplexity() {
+fn perplexity_of_stories_matches_llama_cpp() {
     let Some(data) = conformance("data") else {
         return;
     };

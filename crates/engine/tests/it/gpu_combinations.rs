@@ -1,12 +1,12 @@
-//! Modes of a GPU together, on the CPU that plays one: contexts that shift, caches of 8 bits, adapters, layers or
-//! experts that stay on the CPU. Each gives what the CPU backend gives, within the bounds of a GPU, and as graphs what
-//! it gives launch by launch, to the last bit.
+//! Combinations of GPU modes on an emulated GPU: context shift, 8-bit KV caches, LoRA adapters, layers or experts on
+//! the CPU. Each must match the CPU backend within the bounds of a GPU; graphs must match single launches bit by bit.
 
 use rocmforge_testkit::adapters;
 use rocmforge_testkit::models as synth;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::common::cases::test_cases;
 use crate::common::device::config;
 use crate::common::{conformance, load, logits, test_gpu};
 use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Event, Request, RequestId};
@@ -20,7 +20,7 @@ const SHIFT: ContextPolicy = ContextPolicy::Shift { n_sinks: 4 };
 const ALL: GpuLayers = GpuLayers::All;
 const HALF: GpuLayers = GpuLayers::Count(1);
 
-/// Of models of one layer where all are the GPU's, else of two.
+/// A combination of modes. The model has one layer if all of it is on the GPU, otherwise two.
 #[derive(Clone, Copy, Debug)]
 struct Mode {
     model: &'static str,
@@ -28,16 +28,11 @@ struct Mode {
     layers: GpuLayers,
     experts: Experts,
     policy: ContextPolicy,
-    /// By seed and scale.
+    /// Adapters by seed and scale.
     adapters: &'static [(&'static str, f32)],
 }
 
-const fn mode(
-    model: &'static str,
-    kv_type: KvType,
-    layers: GpuLayers,
-    policy: ContextPolicy,
-) -> Mode {
+fn mode(model: &'static str, kv_type: KvType, layers: GpuLayers, policy: ContextPolicy) -> Mode {
     Mode {
         model,
         kv_type,
@@ -48,28 +43,57 @@ const fn mode(
     }
 }
 
-const MODES: [Mode; 6] = [
-    mode("gpt2", KvType::F16, ALL, STOP),
-    mode("qwen3", KvType::Q8_0, ALL, SHIFT),
-    Mode {
+test_cases! {
+    combined_modes_match_cpu:
+    gpt2(mode("gpt2", KvType::F16, ALL, STOP)),
+    qwen3_q8_0_shift(mode("qwen3", KvType::Q8_0, ALL, SHIFT)),
+    qwen3_f8_shift_lora(Mode {
         adapters: &[("one", 0.7), ("two", -0.5)],
         ..mode("qwen3", KvType::F8E4M3, ALL, SHIFT)
-    },
-    Mode {
+    }),
+    llama_f8_half_lora(Mode {
         adapters: &[("one", 1.0)],
         ..mode("llama", KvType::F8E4M3, HALF, STOP)
-    },
-    mode("phi3", KvType::Q8_0, HALF, SHIFT),
-    Mode {
+    }),
+    phi3_q8_0_half_shift(mode("phi3", KvType::Q8_0, HALF, SHIFT)),
+    mixtral_f8_cpu_experts_shift_lora(Mode {
         experts: Experts::OnCpu,
         adapters: &[("two", 1.0)],
         ..mode("mixtral", KvType::F8E4M3, ALL, SHIFT)
-    },
-];
+    }),
+}
 
-/// How an engine runs its steps.
+/// Compares a GPU with the CPU backend within the bounds of a GPU, and graphs with single launches bit by bit.
+fn combined_modes_match_cpu(mode: Mode) {
+    let Some(gpu) = test_gpu() else { return };
+    let model = mode.load();
+    let n_vocab = model.config.n_vocab;
+    let on_gpu = |graphs, steps_in_flight| RunOn::Gpu {
+        graphs,
+        steps_in_flight,
+    };
+    let run = |run_on, n_logprobs| {
+        let mut engine = mode.start(&model, &gpu, run_on);
+        mode.run(&mut engine, &model, n_logprobs)
+    };
+    let expected = run(RunOn::Cpu, Some(n_vocab));
+    let launched = run(on_gpu(Graphs::Off, 1), Some(n_vocab));
+    let ids = |rows: &[Row]| rows.iter().map(|row| row.0).collect::<Vec<u32>>();
+    assert_eq!(ids(&launched), ids(&expected), "{mode:?}");
+    let d = difference(&launched, &expected);
+    // A key may round to another code than on the CPU.
+    println!("{mode:?}: {d:.1e}");
+    assert!(d < 0.05, "{mode:?}: {d}");
+    let recorded = run(on_gpu(Graphs::On, 1), Some(n_vocab));
+    assert_eq!(bits(&recorded), bits(&launched), "{mode:?}");
+    // With two steps in flight, only the GPU knows the last token when the context shifts.
+    let ahead = run(on_gpu(Graphs::On, 2), None);
+    assert_eq!(ids(&ahead), ids(&launched), "{mode:?}");
+}
+
+/// The device of a run.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum RunOn {
     Cpu,
     Gpu {
         graphs: Graphs,
@@ -78,7 +102,7 @@ enum Way {
 }
 
 impl Mode {
-    /// Whether the CPU has a part, too.
+    /// Returns whether the CPU runs a part of the model.
     fn is_shared(&self) -> bool {
         self.layers == HALF || self.experts == Experts::OnCpu
     }
@@ -95,10 +119,10 @@ impl Mode {
         Model::load_with(gguf, &adapters).unwrap()
     }
 
-    fn start(&self, model: &Model, gpu: &GpuConfig, way: Way) -> Engine {
-        let (device, steps_in_flight) = match way {
-            Way::Cpu => (Device::Cpu, 1),
-            Way::Gpu {
+    fn start(&self, model: &Model, gpu: &GpuConfig, run_on: RunOn) -> Engine {
+        let (device, steps_in_flight) = match run_on {
+            RunOn::Cpu => (Device::Cpu, 1),
+            RunOn::Gpu {
                 graphs,
                 steps_in_flight,
             } => {
@@ -114,7 +138,7 @@ impl Mode {
                 (Device::Gpu(gpu), steps_in_flight)
             }
         };
-        // Small, so that it is soon full: the CPU takes its time to play a GPU.
+        // Small, so that it is soon full: an emulated GPU is slow.
         let n_ctx = if self.policy == STOP { 32 } else { 12 };
         let config = EngineConfig {
             kv_type: self.kv_type,
@@ -124,13 +148,14 @@ impl Mode {
             ..config(&device)
         };
         let engine = Engine::start(model, None, &config).unwrap();
-        let has_parts = self.is_shared() && !matches!(way, Way::Cpu);
+        let has_parts = self.is_shared() && !matches!(run_on, RunOn::Cpu);
         let n_parts = engine.backend_info().parts.len();
         assert_eq!(n_parts, if has_parts { 2 } else { 0 });
         engine
     }
 
-    /// What two sequences together go on with: ids, and log-probabilities of `n_logprobs` tokens before each choice.
+    /// Generates with two sequences in one batch. Returns ids, and log-probabilities of `n_logprobs` tokens at each
+    /// step.
     fn run(&self, engine: &mut Engine, model: &Model, n_logprobs: Option<usize>) -> Vec<Row> {
         let prompts = [10, 9].map(|n| synth::prompt(n, model.config.n_vocab));
         let ids = prompts.map(|prompt| {
@@ -165,7 +190,7 @@ fn open(writer: &Writer<'_>) -> Arc<Gguf> {
     Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
 }
 
-/// An id, and log-probabilities by id.
+/// A token id, and log-probabilities by id.
 type Row = (u32, Vec<f32>);
 
 fn bits(rows: &[Row]) -> Vec<(u32, Vec<u32>)> {
@@ -173,7 +198,7 @@ fn bits(rows: &[Row]) -> Vec<(u32, Vec<u32>)> {
     rows.iter().map(|(id, row)| (*id, bits(row))).collect()
 }
 
-/// The largest difference of log-probabilities, of what is not all but impossible.
+/// Returns the largest difference of log-probabilities above -12.
 fn difference(got: &[Row], expected: &[Row]) -> f32 {
     let pairs = got.iter().zip(expected);
     let pairs = pairs.flat_map(|((_, a), (_, b))| a.iter().zip(b));
@@ -181,57 +206,30 @@ fn difference(got: &[Row], expected: &[Row]) -> f32 {
     likely.fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
 }
 
-#[test]
-fn modes_together_go_on_as_on_the_cpu_as_graphs_and_as_launches() {
-    let Some(gpu) = test_gpu() else { return };
-    for mode in MODES {
-        let model = mode.load();
-        let n_vocab = model.config.n_vocab;
-        let way = |graphs, steps_in_flight| Way::Gpu {
-            graphs,
-            steps_in_flight,
-        };
-        let run = |way, n_logprobs| {
-            let mut engine = mode.start(&model, &gpu, way);
-            mode.run(&mut engine, &model, n_logprobs)
-        };
-        let expected = run(Way::Cpu, Some(n_vocab));
-        let launched = run(way(Graphs::Off, 1), Some(n_vocab));
-        let ids = |rows: &[Row]| rows.iter().map(|row| row.0).collect::<Vec<u32>>();
-        assert_eq!(ids(&launched), ids(&expected), "{mode:?}");
-        let d = difference(&launched, &expected);
-        // What the GPU computes of a key may lie on the other side of the middle between two codes.
-        println!("{mode:?}: {d:.1e}");
-        assert!(d < 0.05, "{mode:?}: {d}");
-        let recorded = run(way(Graphs::On, 1), Some(n_vocab));
-        assert_eq!(bits(&recorded), bits(&launched), "{mode:?}");
-        // With tokens that only the device knows when the context shifts.
-        let ahead = run(way(Graphs::On, 2), None);
-        assert_eq!(ids(&ahead), ids(&launched), "{mode:?}");
-    }
+test_cases! {
+    small_heads_in_8_bits_match_cpu:
+    q8_0(KvType::Q8_0),
+    f8e4m3(KvType::F8E4M3),
 }
 
-/// Heads of 8 values, a block of Q8_0 each, and wide enough for no kernel of their own.
-#[test]
-fn small_heads_in_8_bits_give_the_logits_of_the_cpu() {
+/// Checks heads of 8 values, which are one Q8_0 block each and run on the generic attention kernel.
+fn small_heads_in_8_bits_match_cpu(kv_type: KvType) {
     let (Some(gpu), Some(data)) = (test_gpu(), conformance("data")) else {
         return;
     };
     let model = load(&data.join("models/stories260K.gguf")).model;
     let prompt = synth::prompt(9, model.config.n_vocab);
-    for kv_type in [KvType::Q8_0, KvType::F8E4M3] {
-        let [cpu, gpu] = [Device::Cpu, Device::Gpu(gpu.clone())].map(|device| {
-            let config = EngineConfig {
-                kv_type,
-                ..config(&device)
-            };
-            let mut engine = Engine::start(&model, None, &config).unwrap();
-            let n_bytes = 256 * model.kv_bytes_per_token(kv_type);
-            assert_eq!(engine.backend_info().kv_bytes, n_bytes);
-            logits(&mut engine, &prompt).concat()
-        });
-        let d = crate::common::device::difference(&gpu, &cpu);
-        println!("{kv_type:?}: {d:.1e}");
-        assert!(d < 2e-2, "{kv_type:?}: {d:e}");
-    }
+    let [cpu, gpu] = [Device::Cpu, Device::Gpu(gpu)].map(|device| {
+        let config = EngineConfig {
+            kv_type,
+            ..config(&device)
+        };
+        let mut engine = Engine::start(&model, None, &config).unwrap();
+        let n_bytes = 256 * model.kv_bytes_per_token(kv_type);
+        assert_eq!(engine.backend_info().kv_bytes, n_bytes);
+        logits(&mut engine, &prompt).concat()
+    });
+    let d = crate::common::device::difference(&gpu, &cpu);
+    println!("{kv_type:?}: {d:.1e}");
+    assert!(d < 2e-2, "{kv_type:?}: {d:e}");
 }

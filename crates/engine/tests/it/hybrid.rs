@@ -1,11 +1,12 @@
-//! Models that a GPU and the CPU share, on the CPU that plays a GPU: whatever is where, logits are the CPU backend's
-//! within the bounds of a GPU, and texts are the same.
+//! Models split between an emulated GPU and the CPU: for every split, logits match the CPU backend within the bounds of
+//! a GPU, and generated texts are equal.
 
 use rocmforge_engine::ConfigError;
 use rocmforge_testkit::models as synth;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
+use crate::common::cases::test_cases;
 use crate::common::device::{config, difference, generate, model};
 use crate::common::{greedy, load as load_file, logits, models, test_gpu};
 use rocmforge_engine::{Device, Engine, EngineConfig, EngineError, Event, PrefixSharing, Request};
@@ -33,7 +34,7 @@ fn start(model: &Model, device: &Device) -> Engine {
     Engine::start(model, None, &config(device)).unwrap()
 }
 
-/// Compares logits of prompts, in chunks, and what several sequences go on with.
+/// Compares logits of chunked prompts, and the text of several sequences in one batch.
 fn compare(model: &Model, device: &Device, bound: f64, what: &str) {
     let [mut cpu, mut hybrid] = [&Device::Cpu, device].map(|device| start(model, device));
     for n_tokens in [1, 40] {
@@ -52,63 +53,71 @@ fn compare(model: &Model, device: &Device, bound: f64, what: &str) {
     hybrid.check_integrity().unwrap();
 }
 
-#[test]
-fn every_division_computes_the_same() {
+// Norms before and after blocks, windows, soft caps, tied embeddings, learned positions.
+test_cases! {
+    layer_splits_match_cpu:
+    llama_0_layers("llama", GgmlType::F16, 1e-5, 0),
+    llama_1_layer("llama", GgmlType::F16, 1e-5, 1),
+    llama_3_layers("llama", GgmlType::F16, 1e-5, 3),
+    llama_4_layers("llama", GgmlType::F16, 1e-5, 4),
+    llama_5_layers("llama", GgmlType::F16, 1e-5, 5),
+    qwen3_2_layers("qwen3", GgmlType::Q4_K, 5e-3, 2),
+    gemma2_1_layer("gemma2", GgmlType::Q8_0, 1e-3, 1),
+    olmo2_2_layers("olmo2", GgmlType::F16, 1e-5, 2),
+}
+
+/// Checks a model with `n` layers on the GPU.
+fn layer_splits_match_cpu(name: &str, ty: GgmlType, bound: f64, n: usize) {
     let Some(gpu) = test_gpu() else { return };
-    // Norms before and after blocks, windows, soft caps, tied embeddings, learned positions.
-    for (name, ty, bound, counts) in [
-        ("llama", GgmlType::F16, 1e-5, &[0, 1, 3, 4, 5][..]),
-        ("qwen3", GgmlType::Q4_K, 5e-3, &[2]),
-        ("gemma2", GgmlType::Q8_0, 1e-3, &[1]),
-        ("olmo2", GgmlType::F16, 1e-5, &[2]),
-    ] {
-        let model = model(name, ty);
-        let n_layers = model.config.n_layers;
-        for &n in counts {
-            let device = layers(&gpu, n);
-            let engine = start(&model, &device);
-            let info = engine.backend_info();
-            match n {
-                0 => {
-                    assert!(info.device_memory.is_none() && info.parts.is_empty());
-                    assert_eq!(info.offload, Offload::NOTHING);
-                }
-                n if n < n_layers => {
-                    assert_eq!(info.offload.layers, GpuLayers::Count(n));
-                    assert_eq!(info.offload.experts, Experts::WithTheirLayer);
-                    let parts = info.parts.iter().map(|part| (part.side, part.n_layers));
-                    let expected = [(Side::Gpu, n), (Side::Cpu, n_layers - n)];
-                    assert_eq!(parts.collect::<Vec<_>>(), expected);
-                    let kv = |i: usize| info.parts[i].kv_bytes;
-                    assert_eq!(kv(0) * (n_layers - n) as u64, kv(1) * n as u64);
-                    assert_eq!(kv(0) + kv(1), info.kv_bytes);
-                }
-                // Nothing is left for the CPU.
-                _ => {
-                    assert!(info.device_memory.is_some() && info.parts.is_empty());
-                    assert_eq!(info.offload, Offload::default());
-                }
-            }
-            drop(engine);
-            compare(&model, &device, bound, &format!("{name}, {n} layers"));
+    let model = model(name, ty);
+    let n_layers = model.config.n_layers;
+    let device = layers(&gpu, n);
+    let engine = start(&model, &device);
+    let info = engine.backend_info();
+    match n {
+        0 => {
+            assert!(info.device_memory.is_none() && info.parts.is_empty());
+            assert_eq!(info.offload, Offload::NOTHING);
+        }
+        n if n < n_layers => {
+            assert_eq!(info.offload.layers, GpuLayers::Count(n));
+            assert_eq!(info.offload.experts, Experts::WithTheirLayer);
+            let parts = info.parts.iter().map(|part| (part.side, part.n_layers));
+            let expected = [(Side::Gpu, n), (Side::Cpu, n_layers - n)];
+            assert_eq!(parts.collect::<Vec<_>>(), expected);
+            let kv = |i: usize| info.parts[i].kv_bytes;
+            assert_eq!(kv(0) * (n_layers - n) as u64, kv(1) * n as u64);
+            assert_eq!(kv(0) + kv(1), info.kv_bytes);
+        }
+        // The CPU has no part.
+        _ => {
+            assert!(info.device_memory.is_some() && info.parts.is_empty());
+            assert_eq!(info.offload, Offload::default());
         }
     }
+    drop(engine);
+    compare(&model, &device, bound, &format!("{name}, {n} layers"));
+}
+
+// With a shared expert and without.
+test_cases! {
+    experts_on_cpu_match_cpu:
+    mixtral("mixtral", GpuLayers::All),
+    qwen2moe("qwen2moe", GpuLayers::Count(2)),
+}
+
+fn experts_on_cpu_match_cpu(name: &str, n: GpuLayers) {
+    let Some(gpu) = test_gpu() else { return };
+    let model = model(name, GgmlType::F16);
+    let device = with(&gpu, n, Experts::OnCpu);
+    let offload = start(&model, &device).backend_info().offload;
+    assert_eq!((offload.layers, offload.experts), (n, Experts::OnCpu));
+    compare(&model, &device, 1e-5, name);
 }
 
 #[test]
-fn experts_stay_on_the_cpu() {
+fn rejects_experts_on_cpu_for_dense_models() {
     let Some(gpu) = test_gpu() else { return };
-    // With an expert that sees every token, and without.
-    for (name, ty, n) in [
-        ("mixtral", GgmlType::F16, GpuLayers::All),
-        ("qwen2moe", GgmlType::F16, GpuLayers::Count(2)),
-    ] {
-        let model = model(name, ty);
-        let device = with(&gpu, n, Experts::OnCpu);
-        let offload = start(&model, &device).backend_info().offload;
-        assert_eq!((offload.layers, offload.experts), (n, Experts::OnCpu));
-        compare(&model, &device, 1e-5, name);
-    }
     let dense = model("llama", GgmlType::F16);
     let device = with(&gpu, GpuLayers::All, Experts::OnCpu);
     let error = Engine::start(&dense, None, &config(&device)).err().unwrap();
@@ -119,7 +128,7 @@ fn experts_stay_on_the_cpu() {
 }
 
 #[test]
-fn the_embedded_model_divided() {
+fn split_forge_mini_matches_cpu() {
     let Some(gpu) = test_gpu() else { return };
     let loaded = load_file(&models().join("forge-mini-Q4_K_M.gguf"));
     let prompt: Vec<u32> = (0..9).map(|i| (i * 97 + 5) % 4096).collect();
@@ -130,7 +139,7 @@ fn the_embedded_model_divided() {
     }
 }
 
-/// What each of two samplings makes of a prompt, together.
+/// Samples two continuations of a prompt in one batch, with different parameters.
 fn sampled(engine: &mut Engine, prompt: &[u32]) -> Vec<(u32, u64)> {
     for (i, temperature) in [0.9, 1.4].into_iter().enumerate() {
         let request = Request {
@@ -138,7 +147,7 @@ fn sampled(engine: &mut Engine, prompt: &[u32]) -> Vec<(u32, u64)> {
                 seed: i as u64 + 5,
                 temperature,
                 repeat_penalty: 1.2,
-                // The second is the host's.
+                // The second is sampled on the host.
                 typical_p: if i == 1 { 0.9 } else { 1.0 },
                 ..SamplingParams::default()
             }),
@@ -159,7 +168,7 @@ fn sampled(engine: &mut Engine, prompt: &[u32]) -> Vec<(u32, u64)> {
 }
 
 #[test]
-fn draws_are_the_cpu_backends() {
+fn sampled_tokens_match_cpu() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::F32);
     let prompt = synth::prompt(7, model.config.n_vocab);
@@ -174,9 +183,9 @@ fn draws_are_the_cpu_backends() {
     }
 }
 
-/// Both sides find the pages of a prompt that came before.
+/// Both sides reuse the cached blocks of an earlier prompt.
 #[test]
-fn prompts_share_pages() {
+fn prompts_share_blocks() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::F16);
     let prompt = synth::prompt(40, model.config.n_vocab);
@@ -202,31 +211,33 @@ fn prompts_share_pages() {
     assert_eq!((cached, ids), (32, first));
 }
 
-#[test]
-fn every_operation_of_both_passes_the_check() {
+test_cases! {
+    every_operation_passes_the_check:
+    // Attention of a prefill and of a decode step, on both sides or only on the GPU.
+    qwen3("qwen3", GpuLayers::Count(2), Experts::WithTheirLayer, 4),
+    mixtral("mixtral", GpuLayers::All, Experts::OnCpu, 2),
+}
+
+/// Checks every operation of a split model, `n_attention` of them attention, against the CPU.
+fn every_operation_passes_the_check(
+    name: &str,
+    layers: GpuLayers,
+    experts: Experts,
+    n_attention: usize,
+) {
     let Some(gpu) = test_gpu() else { return };
-    for (name, device) in [
-        ("qwen3", layers(&gpu, 2)),
-        ("mixtral", with(&gpu, GpuLayers::All, Experts::OnCpu)),
-    ] {
-        let model = model(name, GgmlType::Q4_K);
-        let tokens = synth::prompt(30, model.config.n_vocab);
-        let report =
-            check::check(&model, &config(&device), &tokens, 16, Coverage::Distinct).unwrap();
-        let failures: Vec<&OpCheck> = report.failures().collect();
-        assert!(failures.is_empty(), "{name}: {failures:#?}");
-        let n = |op: &str| report.checks.iter().filter(|check| check.op == op).count();
-        // Attention of a prompt and of a token, on each side where it is on both.
-        assert_eq!(
-            n("attention"),
-            if name == "qwen3" { 4 } else { 2 },
-            "{name}"
-        );
-    }
+    let device = with(&gpu, layers, experts);
+    let model = model(name, GgmlType::Q4_K);
+    let tokens = synth::prompt(30, model.config.n_vocab);
+    let report = check::check(&model, &config(&device), &tokens, 16, Coverage::Distinct).unwrap();
+    let failures: Vec<&OpCheck> = report.failures().collect();
+    assert!(failures.is_empty(), "{name}: {failures:#?}");
+    let attention = report.checks.iter().filter(|check| check.op == "attention");
+    assert_eq!(attention.count(), n_attention, "{name}");
 }
 
 #[test]
-fn a_checked_hybrid_computes_as_before_with_graphs_and_without() {
+fn self_check_and_graphs_do_not_change_results() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::Q4_0);
     let prompts = [5, 20, 1].map(|n| synth::prompt(n, model.config.n_vocab));
@@ -247,7 +258,7 @@ fn a_checked_hybrid_computes_as_before_with_graphs_and_without() {
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn auto_takes_what_there_is_room_for() {
+fn auto_offloads_as_many_layers_as_fit() {
     let Some(gpu) = test_gpu() else { return };
     let loaded = load_file(&models().join("forge-mini-Q4_K_M.gguf"));
     let prompt: Vec<u32> = (0..5).map(|i| (i * 97 + 5) % 4096).collect();
@@ -279,14 +290,14 @@ fn auto_takes_what_there_is_room_for() {
         assert_eq!(greedy(&mut engine, &prompt, 4), expected, "{mib} MiB");
     }
     let [none, some, more, all] = counts[..] else {
-        panic!("four of them");
+        panic!("four counts");
     };
     assert_eq!((none, all), (0, 10));
     assert!(0 < some && some < more && more < 10, "{counts:?}");
 }
 
 #[test]
-fn more_layers_than_there_are_are_refused() {
+fn rejects_more_layers_than_the_model_has() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::F16);
     let start = |n| Engine::start(&model, None, &config(&layers(&gpu, n)));
@@ -303,9 +314,9 @@ impl StepObserver for Steps {
     }
 }
 
-/// Each operation has its time once, on its side, and copies are of the sides they go to.
+/// Each operation is timed once, on its side, and each copy on its destination.
 #[test]
-fn times_are_of_both_sides() {
+fn step_times_cover_both_sides() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("mixtral", GgmlType::F16);
     let mut engine = start(&model, &with(&gpu, GpuLayers::Count(3), Experts::OnCpu));
@@ -329,7 +340,7 @@ fn times_are_of_both_sides() {
         }
         let indices: Vec<usize> = sides.iter().map(|(index, _)| *index).collect();
         assert_eq!(indices, (0..plan.ops.len()).collect::<Vec<_>>());
-        // The layer that is the CPU's, then experts of three layers between operations of the GPU.
+        // One layer on the CPU, then experts of three layers between GPU operations.
         for (index, side) in sides {
             if plan.ops[index].routing().is_some() {
                 assert_eq!(side, Side::Cpu);

@@ -1,8 +1,9 @@
-//! A request gives the same bits whatever shares its batches and however its prompt is cut.
+//! Batch invariance: a request gives the same bits whatever else is in its batches and however its prompt is chunked.
 
 use std::collections::BTreeMap;
 
-use crate::common::{forge_mini_files, greedy, load, logits, models};
+use crate::common::cases::{for_each_variant, test_cases};
+use crate::common::{forge_mini_file, greedy, load, logits, models};
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{EngineConfig, Event, PrefixSharing, Request, RequestId};
 use rocmforge_plan::Fusion;
@@ -20,7 +21,7 @@ const PROMPTS: [&str; 8] = [
     "Hello",
 ];
 
-/// Ids and the bits of the five best log-probabilities of each step.
+/// The ids and the bits of the five best log-probabilities of each step.
 type Trace = Vec<(u32, Vec<(u32, u32)>)>;
 
 fn run(
@@ -53,7 +54,7 @@ fn run(
     traces.into_values().collect()
 }
 
-/// The sampling of the `at`-th prompt.
+/// Returns the sampling parameters of the `at`-th prompt.
 fn sampling(at: usize) -> SamplingParams {
     let base = SamplingParams {
         seed: 7,
@@ -65,7 +66,7 @@ fn sampling(at: usize) -> SamplingParams {
             ..base
         },
         1 => SamplingParams {
-            // The state changes much with each token.
+            // Large changes of the state with each token.
             mirostat: Some(Mirostat { tau: 1.0, eta: 1.0 }),
             temperature: 1.5,
             ..base
@@ -78,7 +79,7 @@ fn sampling(at: usize) -> SamplingParams {
                 sequence_breakers: Vec::new(),
                 ..Dry::default()
             },
-            // A text of few tokens repeats itself all the time.
+            // Few likely tokens, so that the text repeats itself.
             logit_bias: (300..308).map(|id| (id, 30.0)).collect(),
             ..base
         },
@@ -95,88 +96,99 @@ fn sampling(at: usize) -> SamplingParams {
     }
 }
 
-#[test]
-fn eight_prompts_together_give_what_each_gives_alone() {
-    let embedded = models().join("forge-mini-Q4_K_M.gguf");
-    let coded = [KvType::Q8_0, KvType::F8E4M3].map(|kv_type| {
-        let what = format!("Q4_K_M, cache in {}", kv_type.name());
-        ((what, embedded.clone()), kv_type)
-    });
-    let files = forge_mini_files()
-        .into_iter()
-        .map(|file| (file, KvType::F16));
-    for ((variant, path), kv_type) in files.chain(coded) {
-        let loaded = load(&path);
-        let options = rocmforge_text::tokenizer::EncodeOptions {
-            parse_special: true,
-            ..Default::default()
-        };
-        let prompts: Vec<Vec<u32>> = PROMPTS
-            .iter()
-            .map(|text| loaded.tokenizer.encode(text, options))
-            .collect();
-        // Each prompt has samplers of its own, so that a row that took another's state would show.
-        let sampling: Vec<SamplingParams> = (0..PROMPTS.len()).map(sampling).collect();
-        let base = EngineConfig {
-            n_ctx: Some(256),
-            n_kv_tokens: Some(4096),
-            kv_type,
-            ..EngineConfig::default()
-        };
-        let alone: Vec<Trace> = prompts
-            .iter()
-            .zip(&sampling)
-            .flat_map(|(prompt, sampling)| {
-                let (prompt, sampling) =
-                    (std::slice::from_ref(prompt), std::slice::from_ref(sampling));
-                run(&loaded, &base, prompt, sampling)
-            })
-            .collect();
-        let companies = [
-            base.clone(),
-            EngineConfig {
-                fusion: Fusion::Off,
-                ..base.clone()
-            },
-            EngineConfig {
-                max_seqs: 8,
-                max_batch_tokens: 8,
-                page: 64,
-                ..base.clone()
-            },
-            EngineConfig {
-                max_seqs: 3,
-                steps_in_flight: 2,
-                n_threads: Some(1),
-                ..base.clone()
-            },
-            // A cache for one context only: sequences give way and are computed again.
-            EngineConfig {
-                n_kv_tokens: None,
-                page: 16,
-                steps_in_flight: 2,
-                ..base.clone()
-            },
-        ];
-        for config in companies {
-            let together = run(&loaded, &config, &prompts, &sampling);
-            for (prompt, (together, alone)) in PROMPTS.iter().zip(together.iter().zip(&alone)) {
-                assert_eq!(together, alone, "{variant}: {prompt:?} in {config:?}");
-            }
+for_each_variant!(batching_is_bit_identical);
+
+fn batching_is_bit_identical(variant: &str) {
+    assert_batching(variant, KvType::F16);
+}
+
+test_cases! {
+    batching_with_an_8_bit_cache_is_bit_identical:
+    q8_0(KvType::Q8_0),
+    f8e4m3(KvType::F8E4M3),
+}
+
+fn batching_with_an_8_bit_cache_is_bit_identical(kv_type: KvType) {
+    assert_batching("Q4_K_M", kv_type);
+}
+
+/// Compares eight prompts in one batch with each prompt alone.
+fn assert_batching(variant: &str, kv_type: KvType) {
+    let Some(path) = forge_mini_file(variant) else {
+        return;
+    };
+    let loaded = load(&path);
+    let options = rocmforge_text::tokenizer::EncodeOptions {
+        parse_special: true,
+        ..Default::default()
+    };
+    let prompts: Vec<Vec<u32>> = PROMPTS
+        .iter()
+        .map(|text| loaded.tokenizer.encode(text, options))
+        .collect();
+    // Prompts have different samplers, to detect rows that take another row's state.
+    let sampling: Vec<SamplingParams> = (0..PROMPTS.len()).map(sampling).collect();
+    let base = EngineConfig {
+        n_ctx: Some(256),
+        n_kv_tokens: Some(4096),
+        kv_type,
+        ..EngineConfig::default()
+    };
+    let alone: Vec<Trace> = prompts
+        .iter()
+        .zip(&sampling)
+        .flat_map(|(prompt, sampling)| {
+            let (prompt, sampling) = (std::slice::from_ref(prompt), std::slice::from_ref(sampling));
+            run(&loaded, &base, prompt, sampling)
+        })
+        .collect();
+    let configs = [
+        base.clone(),
+        EngineConfig {
+            fusion: Fusion::Off,
+            ..base.clone()
+        },
+        EngineConfig {
+            max_seqs: 8,
+            max_batch_tokens: 8,
+            page: 64,
+            ..base.clone()
+        },
+        EngineConfig {
+            max_seqs: 3,
+            steps_in_flight: 2,
+            n_threads: Some(1),
+            ..base.clone()
+        },
+        // A cache of one context: sequences are preempted and computed again.
+        EngineConfig {
+            n_kv_tokens: None,
+            page: 16,
+            steps_in_flight: 2,
+            ..base.clone()
+        },
+    ];
+    for config in configs {
+        let together = run(&loaded, &config, &prompts, &sampling);
+        for (prompt, (together, alone)) in PROMPTS.iter().zip(together.iter().zip(&alone)) {
+            assert_eq!(together, alone, "{variant}: {prompt:?} in {config:?}");
         }
     }
 }
 
-#[test]
-fn a_prompt_s_logits_do_not_depend_on_its_chunks() {
+test_cases! {
+    chunked_prefill_is_bit_identical:
+    f16(KvType::F16),
+    f32(KvType::F32),
+    q8_0(KvType::Q8_0),
+    f8e4m3(KvType::F8E4M3),
+}
+
+fn chunked_prefill_is_bit_identical(kv_type: KvType) {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let text = PROMPTS.concat();
     let prompt = loaded.tokenizer.encode(&text, Default::default());
-    let kv_types = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::F8E4M3];
-    let cases = Isa::available()
-        .into_iter()
-        .flat_map(|isa| kv_types.map(|kv_type| (isa, kv_type)));
-    for (isa, kv_type) in cases {
+    for isa in Isa::available() {
         let bits = |max_batch_tokens: usize, n_threads: usize| -> Vec<Vec<u32>> {
             let config = EngineConfig {
                 max_batch_tokens,
@@ -203,7 +215,7 @@ fn a_prompt_s_logits_do_not_depend_on_its_chunks() {
 }
 
 #[test]
-fn a_shared_prefix_changes_nothing() {
+fn prefix_sharing_does_not_change_results() {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let prompt = loaded
         .tokenizer

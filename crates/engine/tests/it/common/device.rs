@@ -1,4 +1,4 @@
-//! What engines on a GPU and on the CPU are compared by.
+//! Comparison of engines on a GPU and on the CPU.
 
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
@@ -11,7 +11,7 @@ use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, Reque
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 
-/// Small chunks and pages, so that a short prompt has several of both.
+/// Returns a configuration with small chunks and blocks, so that a short prompt has several of both.
 pub(crate) fn config(device: &Device) -> EngineConfig {
     EngineConfig {
         device: device.clone(),
@@ -32,7 +32,7 @@ pub(crate) fn model(name: &str, ty: GgmlType) -> Model {
     Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())).unwrap()
 }
 
-/// The mean squared difference of all logits over their variance.
+/// Returns the mean squared difference of all logits divided by their variance.
 pub(crate) fn difference(got: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let n = expected.len() as f64;
@@ -43,7 +43,7 @@ pub(crate) fn difference(got: &[f32], expected: &[f32]) -> f64 {
     squares.sum::<f64>() / variance.sum::<f64>()
 }
 
-/// The ids that several prompts together go on with.
+/// Generates `n` tokens greedily for several prompts in one batch.
 pub(crate) fn generate(engine: &mut Engine, prompts: &[Vec<u32>], n: usize) -> Vec<Vec<u32>> {
     let ids: Vec<RequestId> = prompts
         .iter()

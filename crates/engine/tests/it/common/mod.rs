@@ -1,9 +1,10 @@
-//! Models and golden results for the tests.
+//! Models, golden results and test cases for the tests.
 
-use std::ops::ControlFlow;
+pub(crate) mod cases;
 pub(crate) mod device;
 
-use std::path::Path;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request};
@@ -32,7 +33,7 @@ pub(crate) fn load(path: &Path) -> Loaded {
 }
 
 impl Loaded {
-    /// An engine on the CPU, or on the device that `ROCMFORGE_TEST_DEVICE` names (`cuda:0`).
+    /// Starts an engine on the CPU, or on the device that `ROCMFORGE_TEST_DEVICE` names (`cuda:0`).
     pub(crate) fn engine(&self, config: &EngineConfig) -> Engine {
         let config = EngineConfig {
             device: test_device().unwrap_or_default(),
@@ -42,7 +43,7 @@ impl Loaded {
     }
 }
 
-/// The device that tests shall run on, where that is not the CPU.
+/// Returns the device of `ROCMFORGE_TEST_DEVICE`, if set.
 pub(crate) fn test_device() -> Option<Device> {
     let name = std::env::var("ROCMFORGE_TEST_DEVICE").ok()?;
     Some(Device::Gpu(GpuConfig {
@@ -52,7 +53,8 @@ pub(crate) fn test_device() -> Option<Device> {
     }))
 }
 
-/// The device that `ROCMFORGE_TEST_DEVICE` names (`cuda:0`), or the first GPU that the CPU plays in this build.
+/// Returns the device of `ROCMFORGE_TEST_DEVICE` (`cuda:0`), or the first emulated GPU of this build. Prints that the
+/// test is skipped if there is none.
 pub(crate) fn test_gpu() -> Option<GpuConfig> {
     let built = || {
         let mut targets = gpu::image_targets().into_iter();
@@ -69,7 +71,17 @@ pub(crate) fn test_gpu() -> Option<GpuConfig> {
     })
 }
 
-/// Logits after every token of `prompt`.
+/// Returns the path of a variant of forge-mini. Prints that the test is skipped if the file is absent.
+pub(crate) fn forge_mini_file(variant: &str) -> Option<PathBuf> {
+    let mut files = forge_mini_files().into_iter();
+    let file = files.find(|(name, _)| name == variant);
+    if file.is_none() {
+        println!("skipped: no forge-mini in {variant}");
+    }
+    file.map(|(_, path)| path)
+}
+
+/// Returns the logits after every token of `prompt`.
 pub(crate) fn logits(engine: &mut Engine, prompt: &[TokenId]) -> Vec<Vec<f32>> {
     let mut request = Request::greedy(prompt.to_vec(), 0);
     request.prompt_output = PromptOutput::Logits;
@@ -87,7 +99,7 @@ pub(crate) fn logits(engine: &mut Engine, prompt: &[TokenId]) -> Vec<Vec<f32>> {
     rows
 }
 
-/// Greedy ids past the end of the text.
+/// Generates `n` tokens greedily, past end-of-generation tokens.
 pub(crate) fn greedy(engine: &mut Engine, prompt: &[TokenId], n: usize) -> Vec<TokenId> {
     let mut request = Request::greedy(prompt.to_vec(), n);
     request.ignore_eos = true;
@@ -104,7 +116,7 @@ pub(crate) fn greedy(engine: &mut Engine, prompt: &[TokenId], n: usize) -> Vec<T
     ids
 }
 
-/// Indices of the best logits, best first.
+/// Returns the indices of the `n` best logits, best first.
 pub(crate) fn best(logits: &[f32], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));

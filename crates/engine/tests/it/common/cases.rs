@@ -1,0 +1,73 @@
+//! One test function per case, so that cases run in parallel and a failure names its case.
+
+/// `test_cases! { check: name(args), ... }` defines tests `check::name`, which call `check(args)`.
+macro_rules! test_cases {
+    ($check:ident: $($name:ident($($arg:expr),+)),+ $(,)?) => {
+        mod $check {
+            #[allow(unused_imports, reason = "the arguments of some cases are only literals")]
+            use super::*;
+
+            $(
+                #[test]
+                fn $name() {
+                    super::$check($($arg),+);
+                }
+            )+
+        }
+    };
+}
+
+/// `for_each_model!(check)` defines tests `check::llama` and so on, which call `check("llama")`.
+macro_rules! for_each_model {
+    (@all $check:ident: $($name:ident),+) => {
+        mod $check {
+            $(
+                #[test]
+                fn $name() {
+                    super::$check(stringify!($name));
+                }
+            )+
+
+            #[test]
+            fn covers_every_model() {
+                assert_eq!([$(stringify!($name)),+].as_slice(), rocmforge_testkit::models::NAMES.as_slice());
+            }
+        }
+    };
+    ($check:ident) => {
+        $crate::common::cases::for_each_model! {
+            @all $check: llama, qwen2, qwen3, granite, smollm3, olmo2, olmo3, phi3, gemma2, gemma3, gpt2, starcoder2,
+            mixtral, qwen2moe, qwen3moe
+        }
+    };
+}
+
+/// `for_each_variant!(check)` defines tests `check::q4_k_m` and so on, which call `check("Q4_K_M")` for every variant of
+/// forge-mini with golden results.
+macro_rules! for_each_variant {
+    (@all $check:ident: $($name:ident $variant:literal),+) => {
+        mod $check {
+            $(
+                #[test]
+                fn $name() {
+                    super::$check($variant);
+                }
+            )+
+
+            #[test]
+            fn covers_every_variant() {
+                let golden = $crate::common::golden();
+                let variants = golden["variants"].as_object().unwrap();
+                assert_eq!([$($variant),+].len(), variants.len());
+            }
+        }
+    };
+    ($check:ident) => {
+        $crate::common::cases::for_each_variant! {
+            @all $check: bf16 "BF16", f16 "F16", mxfp4 "MXFP4", q2_k "Q2_K", q3_k_m "Q3_K_M", q4_0 "Q4_0", q4_1 "Q4_1",
+            q4_k_m "Q4_K_M", q5_0 "Q5_0", q5_1 "Q5_1", q5_k_m "Q5_K_M", q6_k "Q6_K", q8_0 "Q8_0"
+        }
+    };
+}
+
+pub(crate) use {for_each_model, for_each_variant, test_cases};
