@@ -1,5 +1,5 @@
-//! Every wiring against llama.cpp: logits of small random models that `cargo xtask arch-golden` took from
-//! llama.cpp (0.3.36 of its Python package, K and V in F32) and committed.
+//! Every architecture against llama.cpp: logits of small random models. `cargo xtask arch-golden` makes the fixture
+//! with llama.cpp (llama-cpp-python 0.3.36, K and V in F32).
 
 use rocmforge_engine::RequestError;
 use rocmforge_model::LoadError;
@@ -22,7 +22,7 @@ fn writer(name: &str) -> Writer<'static> {
     synth::model(name, GgmlType::F32).unwrap().unwrap()
 }
 
-/// Logits after the last token.
+/// Returns the logits after the last token.
 fn last_logits(model: &Model, prompt: &[u32]) -> Vec<f32> {
     let config = EngineConfig {
         n_ctx: Some(prompt.len()),
@@ -34,7 +34,7 @@ fn last_logits(model: &Model, prompt: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn logits_are_llama_cpp_s() {
+fn logits_match_llama_cpp() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let golden = read_json(&fixtures.join("architectures.json"));
     for name in synth::NAMES {
@@ -50,7 +50,7 @@ fn logits_are_llama_cpp_s() {
             let got = last_logits(&model, &prompt);
             let kept: Vec<f32> = got.iter().copied().step_by(37).collect();
             assert_eq!(kept.len(), expected.len());
-            // llama.cpp's GELU is a table of f16.
+            // llama.cpp computes GELU with a table of f16 values.
             let bound = match name {
                 "gemma2" | "gemma3" | "gpt2" | "starcoder2" => 5e-3,
                 _ => 1e-3,
@@ -66,10 +66,10 @@ fn logits_are_llama_cpp_s() {
     }
 }
 
-/// Each fact changes the logits, so the comparison above would notice if it were ignored; those that
-/// llama.cpp ignores do not.
+/// Each metadata key changes the logits, so the comparison above would detect an ignored key. Keys that llama.cpp
+/// ignores change nothing.
 #[test]
-fn every_fact_counts() {
+fn every_metadata_key_has_an_effect() {
     let prompt = synth::prompt(80, 512);
     let cases: [(&str, &str, OwnedValue, bool); 29] = [
         ("mixtral", "llama.expert_used_count", 1u32.into(), true),
@@ -172,7 +172,7 @@ fn every_fact_counts() {
 }
 
 #[test]
-fn facts_that_cannot_be_are_refused() {
+fn rejects_invalid_metadata() {
     let cases: [(&str, &str, OwnedValue, &str); 25] = [
         (
             "mixtral",
@@ -210,7 +210,7 @@ fn facts_that_cannot_be_are_refused() {
             u32::MAX.into(),
             "a sensible positive number",
         ),
-        // Without experts in the facts the tensors of a dense network are missing.
+        // Without experts in the metadata, the tensors of a dense network are missing.
         (
             "mixtral",
             "llama.expert_count",
@@ -328,14 +328,14 @@ fn facts_that_cannot_be_are_refused() {
         assert!(message.contains(wanted), "{key}: {message}");
     }
 
-    // A type that needs tensors the file does not have.
+    // A scaling type whose tensors the file does not have.
     let mut changed = writer("llama");
     changed.set("llama.rope.scaling.type", "longrope");
     let message = load(&changed).unwrap_err().to_string();
     assert!(message.contains("`rope_factors_short.weight`"), "{message}");
 }
 
-/// The file with what `change` makes of its tensors, without those that it makes nothing of.
+/// Returns the file with each tensor replaced by the result of `change`, or removed if that is `None`.
 fn rewritten(
     writer: &Writer<'_>,
     change: impl Fn(&TensorInfo, &[u8]) -> Option<(GgmlType, Vec<u8>)>,
@@ -353,9 +353,9 @@ fn rewritten(
     out
 }
 
-/// Weights of 16 bits are numbers like others, and activations stay f32: the logits are those of the same numbers
-/// in F32, which the test above compares with llama.cpp's. Its own of such files are further away, as it rounds
-/// activations to 16 bits: where two experts are nearly tied a token then goes to another one.
+/// 16-bit weights give the logits of the same values in F32, because activations stay f32. The test above compares F32
+/// with llama.cpp. llama.cpp's own logits of 16-bit files differ more, because it rounds activations to 16 bits, which
+/// changes the choice between nearly tied experts.
 #[test]
 fn weights_of_16_bits_are_exact() {
     let prompt = synth::prompt(300, 512);
@@ -391,7 +391,7 @@ fn weights_of_16_bits_are_exact() {
     }
 }
 
-/// The file without one of its tensors.
+/// Loads the file without one of its tensors.
 fn without(name: &str, tensor: &str) -> Result<Model, LoadError> {
     load(&rewritten(&writer(name), |info, data| {
         (info.name != tensor).then(|| (info.ty, data.to_vec()))
@@ -399,7 +399,7 @@ fn without(name: &str, tensor: &str) -> Result<Model, LoadError> {
 }
 
 #[test]
-fn tensors_that_a_family_must_have_are_asked_for() {
+fn rejects_files_without_a_required_tensor() {
     for (name, tensor) in [
         ("gemma2", "blk.1.post_ffw_norm.weight"),
         ("gemma3", "blk.1.post_attention_norm.weight"),
@@ -420,9 +420,9 @@ fn tensors_that_a_family_must_have_are_asked_for() {
     }
 }
 
-/// Learned positions end; rotary ones do not.
+/// Learned position embeddings limit the context; rotary ones do not.
 #[test]
-fn no_context_reaches_beyond_learned_positions() {
+fn rejects_contexts_beyond_learned_positions() {
     let config = |n_ctx| EngineConfig {
         n_ctx: Some(n_ctx),
         ..EngineConfig::default()
@@ -439,9 +439,9 @@ fn no_context_reaches_beyond_learned_positions() {
     assert!(Engine::on_cpu(&model, None, &config(2049)).is_ok());
 }
 
-/// The context decides between the two sets of factors, once for all tokens it will hold.
+/// The context size selects one of LongRoPE's two sets of factors, for all its tokens.
 #[test]
-fn long_contexts_have_their_own_frequencies() {
+fn longrope_factors_depend_on_the_context() {
     let model = load(&writer("phi3")).unwrap();
     let run = |n_ctx: usize| {
         let config = EngineConfig {
@@ -456,9 +456,9 @@ fn long_contexts_have_their_own_frequencies() {
     assert_eq!(run(257), run(2048));
 }
 
-/// Values that no model has make logits that mean nothing, or are no numbers, which is an error; and no panic.
+/// Extreme values give meaningless logits, or NaN or infinite ones, which are an error. They do not panic.
 #[test]
-fn absurd_factors_do_not_panic() {
+fn extreme_factors_do_not_panic() {
     for (embedding, residual) in [(f32::MAX, f32::MIN_POSITIVE), (1e-30, f32::MAX)] {
         let mut changed = writer("granite");
         changed.set("granite.embedding_scale", embedding);

@@ -1,6 +1,6 @@
-//! Contexts that shift. In a model of one layer keys and values depend on nothing but their token and its position, so
-//! what a shifted context predicts is what a fresh run over the kept tokens predicts. Deeper models are held to
-//! llama.cpp's results over the same shifts.
+//! Context shift on the CPU. In a one-layer model, keys and values depend only on their token and position, so a
+//! shifted context must predict the same as a fresh run over the kept tokens. Deeper models are compared with llama.cpp
+//! over the same shifts.
 
 use rocmforge_engine::ConfigError;
 use rocmforge_testkit::models as synth;
@@ -22,7 +22,7 @@ const N_CTX: usize = 48;
 const N_SINKS: usize = 4;
 const SHIFT: ContextPolicy = ContextPolicy::Shift { n_sinks: N_SINKS };
 
-/// A random model, with as many layers as show all that it has, or so many.
+/// Returns a random model with `n_layers`, or with enough layers for all its features.
 fn model(name: &str, n_layers: Option<usize>) -> Model {
     let ty = GgmlType::F32;
     let writer = match n_layers {
@@ -44,17 +44,17 @@ fn config() -> EngineConfig {
     }
 }
 
-/// What came of a request.
+/// The output of a request.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     ids: Vec<TokenId>,
-    /// Log-probabilities of all tokens, by id, before each choice.
+    /// Log-probabilities of all tokens, by id, at each step.
     logprobs: Vec<Vec<f32>>,
     text: String,
     reason: Option<FinishReason>,
 }
 
-/// Runs `requests` together.
+/// Runs `requests` in one batch.
 fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
     let ids: Vec<RequestId> = requests
         .iter()
@@ -76,7 +76,7 @@ fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
                     answer.text.push_str(&text);
                     answer.reason = Some(reason);
                 }
-                Event::Failed { .. } => panic!("no numbers"),
+                Event::Failed { .. } => panic!("logits are NaN or infinite"),
                 _ => {}
             }
         }
@@ -85,7 +85,7 @@ fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
     ids.iter().map(|id| answers.remove(id).unwrap()).collect()
 }
 
-/// A request that reports the log-probabilities of all tokens, if there are `n_vocab`.
+/// Returns a greedy request that reports `n_vocab` log-probabilities per token, if set.
 fn request(prompt: &[TokenId], n: usize, n_vocab: Option<usize>) -> Request {
     Request {
         ignore_eos: true,
@@ -100,8 +100,8 @@ fn log_softmax(logits: &[f32]) -> Vec<f32> {
     logits.iter().map(|x| x - log_sum).collect()
 }
 
-/// The largest difference of log-probabilities between an answer over shifts of 32 tokens and fresh runs over what each
-/// shift kept, and how many shifts there were.
+/// Returns the largest difference of log-probabilities between generation with shifts of 32 tokens and fresh runs over
+/// the tokens that each shift kept, and the number of shifts.
 fn difference_to_fresh_runs(config: &EngineConfig, model: &Model) -> (f32, usize) {
     let n_vocab = model.config.n_vocab;
     let prompt = synth::prompt(40, n_vocab);
@@ -109,7 +109,7 @@ fn difference_to_fresh_runs(config: &EngineConfig, model: &Model) -> (f32, usize
     let answer = run(&mut engine, &[request(&prompt, 90, Some(n_vocab))]).remove(0);
     assert_eq!(answer.reason, Some(FinishReason::Length));
 
-    // Position by position, as (token, the answer's index of what is predicted after it).
+    // The tokens by position, and for each prediction its position and its index in the answer.
     let mut held: Vec<TokenId> = prompt;
     let mut predicted: Vec<(usize, usize)> = vec![(held.len() - 1, 0)];
     let mut worst = 0f32;
@@ -121,7 +121,7 @@ fn difference_to_fresh_runs(config: &EngineConfig, model: &Model) -> (f32, usize
             for &(position, index) in &predicted {
                 let expected = log_softmax(&fresh[position]);
                 let pairs = answer.logprobs[index].iter().zip(expected);
-                // What is next to impossible says little.
+                // Very unlikely tokens are not compared.
                 let errors = pairs
                     .filter(|(_, e)| *e > -12.0)
                     .map(|(a, b)| (a - b).abs());
@@ -142,7 +142,7 @@ fn difference_to_fresh_runs(config: &EngineConfig, model: &Model) -> (f32, usize
 }
 
 #[test]
-fn one_layer_predicts_what_a_fresh_run_over_the_kept_tokens_does() {
+fn shifted_context_matches_a_fresh_run_in_one_layer() {
     // Rotations of neighbours and of halves, of a part of a head, scaled, by YaRN and LongRoPE with their factors;
     // norms of heads, biases and a window.
     let archs = [
@@ -158,7 +158,7 @@ fn one_layer_predicts_what_a_fresh_run_over_the_kept_tokens_does() {
         assert_eq!(n_shifts, 3, "{name}");
         assert!(worst < 2e-4, "{name}: {worst}");
     }
-    // What rounding a turned key once more costs.
+    // The error of rounding a rotated key again.
     for (kv_type, bound) in [(KvType::F16, 0.01), (KvType::Q8_0, 0.15)] {
         let config = EngineConfig {
             kv_type,
@@ -170,7 +170,7 @@ fn one_layer_predicts_what_a_fresh_run_over_the_kept_tokens_does() {
 }
 
 #[test]
-fn company_and_steps_in_flight_change_nothing() {
+fn batching_and_steps_in_flight_do_not_change_results() {
     let model = model("llama", None);
     let n_vocab = model.config.n_vocab;
     let prompts = [
@@ -189,7 +189,7 @@ fn company_and_steps_in_flight_change_nothing() {
         .map(|p| request(p, 110, Some(n_vocab)))
         .collect();
     requests[1].sampling = sampled;
-    // One that stops, one with other sinks.
+    // One request that stops, and one with other sinks.
     requests.push(Request {
         context_policy: Some(ContextPolicy::Stop),
         ..requests[0].clone()
@@ -208,7 +208,7 @@ fn company_and_steps_in_flight_change_nothing() {
     assert_eq!(alone[3].reason, Some(FinishReason::Context));
     assert_ne!(alone[0].ids[20..], alone[4].ids[20..]);
     for steps_in_flight in [1, 2] {
-        // Room for two contexts and a page: sequences give way and are computed again.
+        // A cache of two contexts and a block: sequences are preempted and computed again.
         let config = EngineConfig {
             steps_in_flight,
             n_kv_tokens: Some(2 * N_CTX + 16),
@@ -224,7 +224,7 @@ fn company_and_steps_in_flight_change_nothing() {
 }
 
 #[test]
-fn text_goes_on_as_if_nothing_had_happened() {
+fn text_and_stop_strings_work_across_shifts() {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let config = EngineConfig {
         n_ctx: Some(64),
@@ -241,7 +241,7 @@ fn text_goes_on_as_if_nothing_had_happened() {
     }
     text.push_str(&detokenizer.finish());
     assert_eq!(long.text, text);
-    // A stop string far behind the first shift; what stands before it is all there.
+    // A stop string long after the first shift; the text before it is complete.
     let at = text
         .char_indices()
         .nth(text.chars().count() * 3 / 4)
@@ -259,7 +259,7 @@ fn text_goes_on_as_if_nothing_had_happened() {
 }
 
 #[test]
-fn what_cannot_shift_is_refused() {
+fn rejects_contexts_that_cannot_shift() {
     let learned = model("gpt2", Some(1));
     let start = |model: &Model, config: &EngineConfig| Engine::start(model, None, config);
     let refused = start(&learned, &config()).err().unwrap();
@@ -289,7 +289,7 @@ fn what_cannot_shift_is_refused() {
         let refused = start(&rotates, &config).err().unwrap().to_string();
         assert!(refused.contains("fewer sinks"), "{refused}");
     }
-    // The smallest context that shifts: every token forgets the one before the last.
+    // The smallest context that shifts: every new token drops the one before the last.
     let config = EngineConfig {
         n_ctx: Some(6),
         ..config()
@@ -306,7 +306,7 @@ fn request_of(n: usize) -> Request {
 
 /// The fixture is made by `cargo xtask shift-golden`.
 #[test]
-fn llama_cpp_goes_on_alike_over_shifts() {
+fn shifted_context_matches_llama_cpp() {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/tests/fixtures/context_shift.json"
@@ -317,7 +317,7 @@ fn llama_cpp_goes_on_alike_over_shifts() {
             crate::common::ids(&case["prompt_ids"]),
             crate::common::ids(&golden["ids"]),
         );
-        // Below this margin the best token may differ; how far log-probabilities may.
+        // The margin below which the best token may differ, and the bound of log-probabilities.
         let (model, kv_type, [clear_margin, bound]) = match name.as_str() {
             "forge-mini" => {
                 let path = models().join("forge-mini-Q4_K_M.gguf");
@@ -336,7 +336,7 @@ fn llama_cpp_goes_on_alike_over_shifts() {
         let n_forgotten = engine.context_shifts().n_tokens as u64;
         assert_eq!(Some(n_forgotten), golden["n_forgotten"].as_u64(), "{name}");
         let rows = golden["top"].as_array().unwrap();
-        let mut n_alike = 0;
+        let mut n_equal = 0;
         for (step, (row, &id)) in rows.iter().zip(&expected).enumerate() {
             let entry = |i: usize| {
                 let (id, logprob) = (&row[i][0], &row[i][1]);
@@ -357,9 +357,9 @@ fn llama_cpp_goes_on_alike_over_shifts() {
                 assert!(margin < clear_margin, "{name} step {step}: margin {margin}");
                 break;
             }
-            n_alike += 1;
+            n_equal += 1;
         }
-        println!("{name}: {n_alike} steps alike");
-        assert!(n_alike > 64, "{name}: {n_alike} steps alike");
+        println!("{name}: {n_equal} equal steps");
+        assert!(n_equal > 64, "{name}: {n_equal} equal steps");
     }
 }

@@ -1,4 +1,4 @@
-//! Contexts that shift on the CPU that plays a GPU, against the CPU backend.
+//! Context shift on an emulated GPU, against the CPU backend.
 
 use rocmforge_testkit::models as synth;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Event, Reque
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 
-/// Ids of an answer, and log-probabilities by id before each choice, where asked for.
+/// The generated ids, each with the log-probabilities by id at its step, if requested.
 type Answer = Vec<(u32, Vec<f32>)>;
 
 fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
@@ -34,12 +34,12 @@ fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
     ids.iter().map(|id| answers.remove(id).unwrap()).collect()
 }
 
-/// Both ways to forget: whole pages of a context of 64, and tokens of one that is too small for that. The CPU takes its
-/// time to play a GPU, so that it gets the small one, and few layers.
+/// Covers both kinds of shift: whole blocks in a context of 64, and single tokens in a context too small for that. An
+/// emulated GPU is slow, so it gets the small context and few layers.
 #[test]
-fn a_gpu_goes_on_past_a_full_context_as_the_cpu_does() {
+fn shifted_context_matches_cpu() {
     let Some(gpu) = test_gpu() else { return };
-    // Rotations of a part of a head, scaled; of halves, and a window; of neighbours, and layers that have none.
+    // RoPE on a part of a head, scaled; on halves, with a window; on neighbours, with layers without RoPE.
     let (models, n_ctx, n) = match test_device() {
         Some(_) => (
             &[("phi3", None), ("gemma3", None), ("smollm3", None)][..],
@@ -57,7 +57,7 @@ fn a_gpu_goes_on_past_a_full_context_as_the_cpu_does() {
         let gguf = Gguf::from_vec(writer.unwrap().to_vec().unwrap()).unwrap();
         let model = Model::load(Arc::new(gguf)).unwrap();
         let n_vocab = model.config.n_vocab;
-        // They share their first page, which one must not change for the other.
+        // They share their first block, which neither may change for the other.
         let requests = |logprobs| {
             [n_ctx - 2, n_ctx - 3].map(|n_prompt| Request {
                 ignore_eos: true,
@@ -93,7 +93,7 @@ fn a_gpu_goes_on_past_a_full_context_as_the_cpu_does() {
                 }
             }
         }
-        // With graphs, and tokens that only the device knows when it shifts.
+        // With graphs, and with tokens that only the GPU knows when it shifts.
         let got = run(&mut start(&device, 2), &requests(None));
         let ids = |answers: &[Answer]| -> Vec<Vec<u32>> {
             let ids = |answer: &Answer| answer.iter().map(|(id, _)| *id).collect();
@@ -104,11 +104,9 @@ fn a_gpu_goes_on_past_a_full_context_as_the_cpu_does() {
 }
 
 #[test]
-fn forge_mini_goes_on_as_on_the_cpu() {
+fn shifted_forge_mini_matches_cpu() {
     let (Some(gpu), Some(_)) = (test_gpu(), test_device()) else {
-        println!(
-            "skipped: too much for a CPU that plays a GPU; ROCMFORGE_TEST_DEVICE names a device"
-        );
+        println!("skipped: too slow on an emulated GPU; set ROCMFORGE_TEST_DEVICE to a device");
         return;
     };
     let (n_ctx, n_prompt, n) = (256, 200, 400);
@@ -140,19 +138,20 @@ fn forge_mini_goes_on_as_on_the_cpu() {
         // The bound of Q4_K_M without shifts.
         assert!(worst < 5e-3, "step {step}: {worst}");
         if got.0 != expected.0 {
-            // What follows is another text; the two tokens were about as likely.
+            // The texts differ from here on; the two tokens were nearly tied.
             let [of_gpu, of_cpu] = [got.0, expected.0].map(|id| id as usize);
             let margin = |answer: &[f32]| (answer[of_cpu] - answer[of_gpu]).abs();
             let (here, there) = (margin(&expected.1), margin(&got.1));
             assert!(here.min(there) < 0.25, "step {step}: {here}, {there}");
-            println!("other text from step {step} on: margins {here} and {there}");
+            println!("texts differ from step {step} on: margins {here} and {there}");
             break;
         }
     }
     println!("relative squared error of the logits: {worst:.2e} at most");
 }
 
-/// Of logits, given as log-probabilities, which are logits less a constant.
+/// Returns the squared error relative to the variance of `expected`. Rows of log-probabilities stand for logits, which
+/// differ from them by a constant.
 fn relative_squared_error(got: &[f32], expected: &[f32]) -> f64 {
     let mean = |row: &[f32]| row.iter().map(|&x| f64::from(x)).sum::<f64>() / row.len() as f64;
     let (of_got, of_expected) = (mean(got), mean(expected));

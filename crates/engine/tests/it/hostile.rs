@@ -1,5 +1,5 @@
-//! Files whose header is valid and whose facts are not: loading is an error that says what to do, or the model
-//! runs. Nothing panics, hangs or takes memory without bound.
+//! Files with a valid header and invalid metadata: loading fails with a helpful error, or the model runs. Nothing
+//! panics, hangs or allocates without bound.
 
 use rocmforge_engine::{ConfigError, DeviceError, RequestError};
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ fn forge_mini() -> Gguf {
     Gguf::open(&models().join("forge-mini-Q4_K_M.gguf"), LoadMode::Read).unwrap()
 }
 
-/// The file with one key changed (or removed) and the tensors that `tensor` leaves, under the names it gives.
+/// Returns the file with one key changed (or removed) and each tensor replaced by the result of `tensor`.
 fn changed(
     gguf: &Gguf,
     key: &str,
@@ -46,7 +46,7 @@ fn changed(
     Gguf::from_vec(writer.to_vec().unwrap()).unwrap()
 }
 
-/// Loads everything and generates two tokens.
+/// Loads model, tokenizer and chat template, and generates two tokens.
 fn run(gguf: Gguf) -> Result<(), Box<dyn std::error::Error>> {
     run_on(Device::Cpu, gguf)
 }
@@ -84,9 +84,9 @@ fn check_message(label: &str, result: Result<(), Box<dyn std::error::Error>>) {
 }
 
 #[test]
-fn any_value_of_any_key_is_refused_or_runs() {
+fn any_value_of_any_key_is_rejected_or_runs() {
     let (gguf, gpu) = (forge_mini(), test_gpu());
-    // A GPU that the CPU plays takes its time.
+    // An emulated GPU is slow, so it gets one layer.
     let short = changed(&gguf, "llama.block_count", Some(&1u32.into()), |info| {
         let is_later = info.name.starts_with("blk.") && !info.name.starts_with("blk.0.");
         (!is_later).then(|| info.clone())
@@ -124,7 +124,7 @@ fn any_value_of_any_key_is_refused_or_runs() {
             }
             let what = format!("{key} = {value:?}");
             let result = run(changed(&gguf, key, Some(value), whole));
-            // What the CPU computes a GPU computes or refuses; whatever is wrong with a text is wrong on both.
+            // A GPU must run or reject what runs on the CPU. Tokenizer keys do not depend on the device.
             if let (Some(gpu), true, true) = (&gpu, key.starts_with("llama."), result.is_ok()) {
                 let device = Device::Gpu(gpu.clone());
                 let on_gpu = run_on(device, changed(&short, key, Some(value), whole));
@@ -141,12 +141,12 @@ fn any_value_of_any_key_is_refused_or_runs() {
     }
 }
 
-/// Without a pattern, from -0.1 to 0.1.
+/// Returns a pseudo-random value from -0.1 to 0.1.
 fn small_value(i: u64) -> f32 {
     (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1
 }
 
-/// A model of two layers with two heads of queries, of these widths, and one of keys and values.
+/// Returns a model of two layers with two query heads and one KV head of these widths.
 fn with_heads(k_dim: usize, v_dim: usize) -> Model {
     const N_EMBD: usize = 32;
     let mut writer = Writer::new("llama");
@@ -200,8 +200,8 @@ fn two_tokens(model: &Model, config: &EngineConfig) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// With all, some and a fitting number of layers on it.
-fn divided(gpu: &GpuConfig) -> [Device; 3] {
+/// Returns devices with all, one and the automatic number of layers on the GPU.
+fn offloads(gpu: &GpuConfig) -> [Device; 3] {
     [GpuLayers::All, GpuLayers::Count(1), GpuLayers::Auto].map(|layers| {
         Device::Gpu(GpuConfig {
             offload: Offload {
@@ -215,7 +215,7 @@ fn divided(gpu: &GpuConfig) -> [Device; 3] {
 }
 
 #[test]
-fn shapes_that_a_gpu_does_not_compute_are_refused_by_their_limit_and_run_on_the_cpu() {
+fn shapes_beyond_gpu_limits_are_rejected_and_run_on_the_cpu() {
     let Some(gpu) = test_gpu() else { return };
     let even = Some("heads of an even number of values, not ");
     let wide = Some("a key and a value with at most 8192 values together, not 8194");
@@ -237,7 +237,7 @@ fn shapes_that_a_gpu_does_not_compute_are_refused_by_their_limit_and_run_on_the_
             ..EngineConfig::default()
         };
         two_tokens(&model, &config(Device::Cpu)).unwrap();
-        for device in divided(&gpu) {
+        for device in offloads(&gpu) {
             let what = format!("{k_dim} and {v_dim}, {device:?}");
             match (two_tokens(&model, &config(device)), limit) {
                 (Ok(()), None) => {}
@@ -253,11 +253,11 @@ fn shapes_that_a_gpu_does_not_compute_are_refused_by_their_limit_and_run_on_the_
 }
 
 #[test]
-fn steps_of_more_rows_than_a_gpu_takes_are_refused() {
+fn rejects_steps_with_too_many_rows_for_a_gpu() {
     let Some(gpu) = test_gpu() else { return };
     let model = with_heads(16, 16);
     for (max_seqs, max_batch_tokens) in [(70_000, 32), (1, 65_536)] {
-        for device in divided(&gpu) {
+        for device in offloads(&gpu) {
             let config = EngineConfig {
                 device,
                 max_seqs,
@@ -277,7 +277,7 @@ fn steps_of_more_rows_than_a_gpu_takes_are_refused() {
 }
 
 #[test]
-fn facts_that_are_not_supported_are_refused_by_name() {
+fn rejects_unsupported_metadata_by_name() {
     let gguf = forge_mini();
     let whole = |info: &TensorInfo| Some(info.clone());
     let cases: [(&str, OwnedValue, &str); 5] = [
@@ -308,7 +308,7 @@ fn facts_that_are_not_supported_are_refused_by_name() {
 }
 
 #[test]
-fn tensors_must_be_those_of_the_wiring() {
+fn tensors_must_match_the_architecture() {
     let gguf = forge_mini();
     let name = "blk.3.ffn_up.weight";
     let with = |change: &dyn Fn(TensorInfo) -> Option<TensorInfo>| {
@@ -377,7 +377,7 @@ fn tensors_must_be_those_of_the_wiring() {
 }
 
 #[test]
-fn weights_that_are_not_numbers_are_an_error_and_not_a_text() {
+fn nan_weights_are_an_error() {
     let gguf = forge_mini();
     let nan = f32::NAN.to_le_bytes().repeat(256);
     let mut writer = Writer::new("llama");

@@ -1,4 +1,4 @@
-//! LoRA adapters against llama.cpp, against matrices that they were merged into, and broken ones.
+//! LoRA adapters on the CPU, against llama.cpp and against merged weights; and rejection of invalid adapters.
 
 use rocmforge_model::LoadError;
 use rocmforge_testkit::models as synth;
@@ -20,7 +20,7 @@ fn base(name: &str, ty: GgmlType) -> Arc<Gguf> {
     open(&synth::model(name, ty).unwrap().unwrap())
 }
 
-/// Adapters of `model` by seed and scale.
+/// Returns adapters for `model` by seed and scale.
 fn adapters_of(model: &Gguf, list: &[(&str, f32)]) -> Vec<Adapter> {
     let one = |&(seed, scale): &(&str, f32)| {
         Adapter::new(seed, open(&adapter(model, seed).unwrap()), scale).unwrap()
@@ -28,7 +28,7 @@ fn adapters_of(model: &Gguf, list: &[(&str, f32)]) -> Vec<Adapter> {
     list.iter().map(one).collect()
 }
 
-/// Logits at every position, with a cache that rounds nothing.
+/// Returns the logits at every position.
 fn all_logits(model: &Model, config: EngineConfig, prompt: &[u32]) -> Vec<Vec<f32>> {
     let config = EngineConfig {
         n_ctx: Some(prompt.len() + 8),
@@ -37,6 +37,7 @@ fn all_logits(model: &Model, config: EngineConfig, prompt: &[u32]) -> Vec<Vec<f3
     logits(&mut Engine::on_cpu(model, None, &config).unwrap(), prompt)
 }
 
+/// Returns a configuration with an F32 cache.
 fn exact() -> EngineConfig {
     EngineConfig {
         kv_type: KvType::F32,
@@ -45,15 +46,14 @@ fn exact() -> EngineConfig {
 }
 
 #[test]
-fn variants_have_llama_cpp_s_logits() {
+fn logits_match_llama_cpp() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let golden = read_json(&fixtures.join("variants.json"));
     for variant in &VARIANTS {
         let gguf = base(variant.model, GgmlType::F32);
         let adapters = adapters_of(&gguf, variant.adapters);
         let model = Model::load_with(gguf, &adapters).unwrap();
-        // llama.cpp quantizes queries too when it meets keys in Q8_0, and rounds the sum over values to
-        // F16 as it goes.
+        // With keys in Q8_0, llama.cpp also quantizes queries, and it rounds the running sum over values to F16.
         let (kv_type, bound) = match variant.kv_type {
             "Q8_0" => (KvType::Q8_0, 3e-2),
             _ => (KvType::F32, 1e-3),
@@ -80,7 +80,7 @@ fn variants_have_llama_cpp_s_logits() {
             println!("{}, {n_tokens} tokens: {:.1e}", variant.name, error / reach);
             assert!(
                 error < bound * reach,
-                "{}, {n_tokens} tokens: off by {error} of {reach}",
+                "{}, {n_tokens} tokens: error {error} of {reach}",
                 variant.name
             );
         }
@@ -94,8 +94,7 @@ fn values(gguf: &Gguf, name: &str) -> Vec<f64> {
     values.into_iter().map(f64::from).collect()
 }
 
-/// The model with `W + factor * B A` in the place of each `W`, in F32; embeddings that were tied are not
-/// afterwards.
+/// Returns the model with every `W` replaced by `W + factor * B A`, in F32. Tied embeddings become separate.
 fn merged(model: &Gguf, adapters: &[(Arc<Gguf>, f64)]) -> Model {
     let mut writer = Writer::new("");
     for (key, value) in model.metadata().iter() {
@@ -137,7 +136,7 @@ fn merged(model: &Gguf, adapters: &[(Arc<Gguf>, f64)]) -> Model {
     Model::load(open(&writer)).unwrap()
 }
 
-/// Root of the squared difference over that of `b`.
+/// Returns the norm of the difference divided by the norm of `b`.
 fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
     let pairs = a.iter().flatten().zip(b.iter().flatten());
     let squares = pairs.map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
@@ -146,12 +145,12 @@ fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
 }
 
 #[test]
-fn an_adapter_is_what_merging_it_gives() {
+fn adapters_match_merged_weights() {
     let prompt = synth::prompt(40, 512);
     for name in synth::NAMES {
         let gguf = base(name, GgmlType::F32);
         let list = [("one", 0.7f32), ("two", -1.5)];
-        // Tied embeddings too, in any type.
+        // Tied embeddings too.
         let files: Vec<(Arc<Gguf>, f64)> = list
             .iter()
             .map(|&(seed, scale)| {
@@ -182,7 +181,7 @@ fn an_adapter_is_what_merging_it_gives() {
     }
 }
 
-/// Base weights in blocks, adapters as converters write them.
+/// Checks quantized base weights, and factors of the types that converters write.
 #[test]
 fn factors_may_have_any_type() {
     let prompt = synth::prompt(20, 512);
@@ -221,7 +220,7 @@ fn factors_may_have_any_type() {
         println!("adapter in {}: {error:.1e}", ty.name());
         assert!(error > 0.0 && error < bound, "{}: {error}", ty.name());
     }
-    // Products with blocks round activations, which random weights make much of.
+    // GEMMs with quantized weights round activations, which has a large effect with random weights.
     let blocks = base("llama", GgmlType::Q8_0);
     let error = difference(&run(&blocks, GgmlType::F16), &expected);
     let plain = all_logits(&Model::load(blocks).unwrap(), exact(), &prompt);
@@ -231,7 +230,7 @@ fn factors_may_have_any_type() {
 }
 
 #[test]
-fn an_adapter_of_scale_0_changes_no_bit() {
+fn adapter_of_scale_0_is_bit_identical_to_none() {
     let prompt = synth::prompt(30, 512);
     for name in ["llama", "phi3"] {
         let gguf = base(name, GgmlType::Q8_0);
@@ -247,7 +246,7 @@ fn an_adapter_of_scale_0_changes_no_bit() {
 }
 
 #[test]
-fn bits_do_not_depend_on_chunks_or_threads() {
+fn chunked_prefill_is_bit_identical() {
     let gguf = base("phi3", GgmlType::Q8_0);
     let adapters = adapters_of(&gguf, &[("one", 1.0), ("two", 0.5)]);
     let model = Model::load_with(gguf, &adapters).unwrap();
@@ -274,10 +273,10 @@ fn bits_do_not_depend_on_chunks_or_threads() {
     assert_eq!(greedy(&mut engine, &prompt, 8).len(), 8);
 }
 
-/// A change to the adapter of `attn_q` of the first layer, and what the error says.
+/// A label, a change to an adapter of the first layer's `attn_q`, and a part of the error; empty if it is valid.
 type Break = (&'static str, fn(&mut Parts), &'static str);
 
-/// What an adapter is made of.
+/// The parts of an adapter file.
 struct Parts {
     facts: Vec<(&'static str, OwnedValue)>,
     /// Name, dimensions, value of all elements.
@@ -293,7 +292,7 @@ impl Parts {
 }
 
 #[test]
-fn broken_and_foreign_adapters_are_refused() {
+fn rejects_invalid_and_mismatched_adapters() {
     let model = base("llama", GgmlType::F32);
     let cases: [Break; 21] = [
         ("whole", |_| {}, ""),

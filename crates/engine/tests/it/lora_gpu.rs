@@ -1,9 +1,9 @@
-//! LoRA adapters on the CPU that plays a GPU, or the device that `ROCMFORGE_TEST_DEVICE` names, against the CPU
-//! backend.
+//! LoRA adapters on an emulated GPU, or on the device of `ROCMFORGE_TEST_DEVICE`, against the CPU backend.
 
 use rocmforge_testkit::models as synth;
 use std::sync::{Arc, Mutex};
 
+use crate::common::cases::test_cases;
 use crate::common::{greedy, logits};
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, Request};
 use rocmforge_gguf::{GgmlType, Gguf, Writer};
@@ -47,7 +47,7 @@ fn open(writer: &Writer<'_>) -> Arc<Gguf> {
     Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
 }
 
-/// A model with these adapters, by seed and scale.
+/// Returns a model with `adapters`, by seed and scale.
 fn model(name: &str, ty: GgmlType, adapters: &[(&str, f32)]) -> Model {
     let gguf = open(&synth::model(name, ty).unwrap().unwrap());
     let load = |&(seed, scale): &(&str, f32)| {
@@ -58,7 +58,7 @@ fn model(name: &str, ty: GgmlType, adapters: &[(&str, f32)]) -> Model {
     Model::load_with(gguf, &adapters).unwrap()
 }
 
-/// The mean squared difference over the mean square.
+/// Returns the mean squared difference divided by the mean square of `expected`.
 fn difference(got: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     let pairs = || got.iter().flatten().zip(expected.iter().flatten());
     let squares = pairs().map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2));
@@ -66,43 +66,34 @@ fn difference(got: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     squares.sum::<f64>() / size.sum::<f64>()
 }
 
-/// Base, type of its weights, adapters with their scales, and how far logits may be from the CPU's.
-type Case = (&'static str, GgmlType, &'static [(&'static str, f32)], f64);
-
-const CASES: [Case; 4] = [
-    ("llama", GgmlType::Q4_K, &[("one", 1.0)], 5e-3),
-    (
-        "qwen2",
-        GgmlType::Q8_0,
-        &[("one", 0.7), ("two", -1.5)],
-        1e-3,
-    ),
+test_cases! {
+    logits_match_cpu:
+    llama_q4_k("llama", GgmlType::Q4_K, &[("one", 1.0)], 5e-3),
+    qwen2_q8_0("qwen2", GgmlType::Q8_0, &[("one", 0.7), ("two", -1.5)], 1e-3),
     // Slices of fused projections.
-    ("phi3", GgmlType::Q5_1, &[("two", 1.0)], 1e-3),
-    // Norms behind the products.
-    ("olmo3", GgmlType::F16, &[("two", 1.0), ("one", 0.5)], 1e-5),
-];
+    phi3_q5_1("phi3", GgmlType::Q5_1, &[("two", 1.0)], 1e-3),
+    // Norms after the projections.
+    olmo3_f16("olmo3", GgmlType::F16, &[("two", 1.0), ("one", 0.5)], 1e-5),
+}
 
-#[test]
-fn logits_are_the_cpu_backends() {
+/// Compares the logits of a model with `adapters`, by seed and scale.
+fn logits_match_cpu(name: &str, ty: GgmlType, adapters: &[(&str, f32)], bound: f64) {
     let Some(gpu) = test_gpu() else { return };
-    for (name, ty, adapters, bound) in CASES {
-        let changed = model(name, ty, adapters);
-        let plain = model(name, ty, &[]);
-        let [mut cpu, mut plain] = [&changed, &plain].map(|model| engine(model, &Device::Cpu));
-        let mut gpu = engine(&changed, &gpu);
-        // One row, and more than a chunk.
-        for n_tokens in [1, 8] {
-            let prompt = synth::prompt(n_tokens, changed.config.n_vocab);
-            let expected = logits(&mut cpu, &prompt);
-            let d = difference(&logits(&mut gpu, &prompt), &expected);
-            let effect = difference(&logits(&mut plain, &prompt), &expected);
-            println!("{name} {ty:?}, {n_tokens} tokens: {d:.1e}, the adapters make {effect:.1e}");
-            assert!(d <= bound, "{name} {ty:?}, {n_tokens} tokens: {d:e}");
-            assert!(effect > 5.0 * bound, "{name} {ty:?}: {effect:e}");
-        }
-        gpu.check_integrity().unwrap();
+    let changed = model(name, ty, adapters);
+    let plain = model(name, ty, &[]);
+    let [mut cpu, mut plain] = [&changed, &plain].map(|model| engine(model, &Device::Cpu));
+    let mut gpu = engine(&changed, &gpu);
+    // One row, and more than a chunk.
+    for n_tokens in [1, 8] {
+        let prompt = synth::prompt(n_tokens, changed.config.n_vocab);
+        let expected = logits(&mut cpu, &prompt);
+        let d = difference(&logits(&mut gpu, &prompt), &expected);
+        let effect = difference(&logits(&mut plain, &prompt), &expected);
+        println!("{name} {ty:?}, {n_tokens} tokens: {d:.1e}, effect of the adapters {effect:.1e}");
+        assert!(d <= bound, "{name} {ty:?}, {n_tokens} tokens: {d:e}");
+        assert!(effect > 5.0 * bound, "{name} {ty:?}: {effect:e}");
     }
+    gpu.check_integrity().unwrap();
 }
 
 #[derive(Clone, Default)]
@@ -114,7 +105,7 @@ impl StepObserver for Steps {
     }
 }
 
-/// Launches of a step of one token by the module of their kernels.
+/// Counts the launches of a decode step whose kernels are in `module`.
 fn launches(model: &Model, gpu: &Device, module: &str) -> usize {
     let mut engine = engine(model, gpu);
     let steps = Steps::default();
@@ -127,23 +118,23 @@ fn launches(model: &Model, gpu: &Device, module: &str) -> usize {
 }
 
 #[test]
-fn first_factors_of_products_with_the_same_activations_share_a_launch() {
+fn factors_with_the_same_input_share_a_launch() {
     let Some(gpu) = test_gpu() else { return };
     let plain = model("llama", GgmlType::Q4_0, &[]);
     let changed = model("llama", GgmlType::Q4_0, &[("one", 1.0)]);
     let n = |model, module| launches(model, &gpu, module);
-    // Queries, keys and values, and gate and up, run together as they do without adapters.
+    // Queries, keys and values, and gate and up, are fused as without adapters.
     assert_eq!(n(&changed, "matvec.Q4_0"), n(&plain, "matvec.Q4_0"));
-    // The first factors of these, of the attention's output and of the way down; all seven second factors. Of the
-    // embedding the second, of the output both.
+    // Per layer: four launches for the first factors (those two groups, attention output, down) and seven for the
+    // second factors. Also the embedding's second factor and both of the output.
     let small = n(&changed, "matvec.F32") - n(&plain, "matvec.F32");
     let n_layers = changed.config.n_layers;
     assert_eq!(small, n_layers * (4 + 7) + 1 + 2);
 }
 
-/// Steps of generation have padding, and are recorded as graphs.
+/// Decode steps have padding rows and run as graphs.
 #[test]
-fn sequences_together_go_on_as_on_the_cpu() {
+fn batched_generation_matches_cpu() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::F16, &[("one", 1.0), ("two", 0.5)]);
     let [expected, got] = [&Device::Cpu, &gpu].map(|device| {
@@ -158,8 +149,8 @@ fn sequences_together_go_on_as_on_the_cpu() {
         while !engine.is_idle() {
             for event in engine.step().unwrap() {
                 if let Event::Token { request, id, .. } = event {
-                    let of = ids.iter_mut().find(|(known, _)| *known == request);
-                    of.unwrap().1.push(id);
+                    let entry = ids.iter_mut().find(|(known, _)| *known == request);
+                    entry.unwrap().1.push(id);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Tests of the engine on real and random models, on the CPU and on emulated GPUs.
+//! Integration tests of the engine with forge-mini and small random models, on the CPU and on emulated GPUs.
 
 mod architectures;
 mod common;

@@ -1,4 +1,4 @@
-//! The facts of a file: what is honoured gives llama.cpp's numbers, what is not is refused by name.
+//! Model metadata: supported keys match llama.cpp's numbers, unsupported ones are rejected by name.
 
 use rocmforge_model::LoadError;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::common::models;
 use rocmforge_gguf::{Gguf, LoadMode, OwnedValue, Writer};
 use rocmforge_model::Model;
 
-/// forge-mini under another architecture's name, with some keys added (named without that prefix).
+/// Loads forge-mini under another architecture's name with `keys` added, which have no architecture prefix.
 fn load(arch: &str, keys: &[(&str, OwnedValue)]) -> Result<Model, LoadError> {
     let gguf = Gguf::open(&models().join("forge-mini-Q4_K_M.gguf"), LoadMode::Read).unwrap();
     let mut writer = Writer::new(arch);
@@ -29,10 +29,10 @@ fn load(arch: &str, keys: &[(&str, OwnedValue)]) -> Result<Model, LoadError> {
     Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap()))
 }
 
-/// Magnitudes are llama.cpp 0.3.36's (`llama_context`, `rope_yarn`): `attn_factor` counts for every kind of
-/// scaling, and YaRN adds `1 + 0.1 ln(factor)` where the factor is above 1.
+/// Magnitudes are from llama.cpp 0.3.36 (`llama_context`, `rope_yarn`): `attn_factor` applies to every kind of scaling,
+/// and YaRN multiplies by `1 + 0.1 ln(factor)` if the factor is above 1.
 #[test]
-fn rotations_have_llama_cpp_s_magnitude() {
+fn rope_magnitudes_match_llama_cpp() {
     /// Kind, factor, `attn_factor`, and the magnitude.
     type Case<'a> = (Option<&'a str>, Option<f32>, Option<f32>, f64);
     let cases: [Case<'_>; 8] = [
@@ -59,14 +59,14 @@ fn rotations_have_llama_cpp_s_magnitude() {
         let magnitude = model.plan.rope[0].magnitude;
         assert!(
             (magnitude - expected).abs() < 1e-9,
-            "{kind:?} {factor:?} {attn_factor:?}: {magnitude} instead of {expected}"
+            "{kind:?} {factor:?} {attn_factor:?}: {magnitude}, expected {expected}"
         );
     }
 }
 
 /// Linear scaling divides every frequency; YaRN keeps the first pair's and divides the last one's.
 #[test]
-fn scaling_changes_the_frequencies_it_should() {
+fn rope_scaling_changes_the_right_frequencies() {
     let plain = load("llama", &[]).unwrap().plan.rope[0].inv_freq.clone();
     let ends = |kind: &str| {
         let keys = [
@@ -84,7 +84,7 @@ fn scaling_changes_the_frequencies_it_should() {
 }
 
 #[test]
-fn what_would_compute_something_else_is_refused() {
+fn rejects_models_it_would_compute_wrongly() {
     let causal = |value: bool| load("llama", &[("attention.causal", value.into())]);
     assert!(causal(true).is_ok());
     let message = causal(false).err().unwrap().to_string();

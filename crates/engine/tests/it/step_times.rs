@@ -1,7 +1,6 @@
-//! What steps take: that the times a backend hands over are of the operations that ran, in their order and within the
-//! step, and that taking them changes no result. How long anything took is not asserted.
+//! Step times: backends report the operations that ran, in order and within the step, and observing them does not
+//! change results. No test asserts a duration.
 
-#[allow(dead_code, reason = "this needs no prompts of its vocabulary")]
 use rocmforge_testkit::models as synth;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::GpuConfig;
 use rocmforge_runtime::times::{StepObserver, StepPart, StepTimes};
 
-/// Tokens of a step, of the prompt, and generated: few, since a CPU that plays a GPU is slow.
+/// Tokens per step, of the prompt, and generated: few, because an emulated GPU is slow.
 const CHUNK: usize = 3;
 const N_PROMPT: usize = 5;
 const N_GEN: usize = 3;
@@ -48,7 +47,7 @@ fn engine(model: &Model, device: &Device) -> Engine {
     Engine::start(model, None, &config).unwrap()
 }
 
-/// The generated ids.
+/// Returns the generated ids.
 fn run(engine: &mut Engine) -> Vec<u32> {
     let prompt: Vec<u32> = (0..N_PROMPT as u32).map(|i| 7 * i + 3).collect();
     let mut request = Request::greedy(prompt, N_GEN);
@@ -70,16 +69,16 @@ fn run(engine: &mut Engine) -> Vec<u32> {
     ids
 }
 
-/// The steps of a run, which gives the same ids as one that nobody watches.
-fn watched(model: &Model, device: &Device) -> Vec<StepTimes> {
+/// Returns the step times of a run, after checking that an unobserved run gives the same ids.
+fn observed(model: &Model, device: &Device) -> Vec<StepTimes> {
     let mut engine = engine(model, device);
     let ids = run(&mut engine);
     let steps = Steps::default();
     engine.observe_steps(Some(Box::new(steps.clone())));
-    let (begun, watched) = (Instant::now(), run(&mut engine));
-    let wall = begun.elapsed();
+    let (started, observed) = (Instant::now(), run(&mut engine));
+    let wall = started.elapsed();
     engine.observe_steps(None);
-    assert_eq!(watched, ids);
+    assert_eq!(observed, ids);
     assert_eq!(run(&mut engine), ids);
     let steps = std::mem::take(&mut *steps.0.lock().unwrap());
     // Two chunks, and a step for each token after the first.
@@ -90,7 +89,7 @@ fn watched(model: &Model, device: &Device) -> Vec<StepTimes> {
     steps
 }
 
-/// Checks that the parts are the operations of the plan, each once, in order.
+/// Checks that the parts cover the operations of the plan, each once, in order.
 fn check_parts(model: &Model, step: &StepTimes) {
     let plan = model.compiled_plan(Fusion::On);
     let mut covered = Vec::new();
@@ -108,21 +107,21 @@ fn check_parts(model: &Model, step: &StepTimes) {
 }
 
 #[test]
-fn a_cpu_s_times_are_of_the_merged_passes() {
+fn cpu_times_cover_every_operation() {
     let model = model();
-    for step in watched(&model, &Device::Cpu) {
+    for step in observed(&model, &Device::Cpu) {
         check_parts(&model, &step);
         assert_eq!(step.parts.first().unwrap().part, StepPart::Begin);
         assert_eq!(step.parts.last().unwrap().part, StepPart::Choose);
         assert_eq!(step.launches, []);
-        // One clock: what follows begins where the one before ends.
+        // One clock: each part begins where the previous one ends.
         for pair in step.parts.windows(2) {
             assert_eq!(pair[0].start + pair[0].duration, pair[1].start);
         }
     }
 }
 
-/// The first GPU that the CPU plays in this build, or the device that `ROCMFORGE_TEST_DEVICE` names.
+/// Returns the first emulated GPU of this build, or the device of `ROCMFORGE_TEST_DEVICE`.
 fn test_gpu() -> Option<Device> {
     let built = || {
         let mut targets = gpu::image_targets().into_iter();
@@ -140,10 +139,10 @@ fn test_gpu() -> Option<Device> {
 }
 
 #[test]
-fn a_gpu_s_times_are_of_its_launches() {
+fn gpu_times_add_up_from_launches() {
     let Some(gpu) = test_gpu() else { return };
     let model = model();
-    for step in watched(&model, &gpu) {
+    for step in observed(&model, &gpu) {
         check_parts(&model, &step);
         let kernels: Vec<&str> = step.launches.iter().map(|l| l.kernel.1).collect();
         assert_eq!(kernels.first(), Some(&"begin_step"));
@@ -164,14 +163,15 @@ fn a_gpu_s_times_are_of_its_launches() {
     }
 }
 
-/// What a token launches for each layer's mixture: the router in one, the products of all its experts in two.
+/// A mixture-of-experts layer of a decode step is one launch for the router and two GEMV launches for all its experts,
+/// besides conversions and the sum.
 #[test]
-fn a_mixture_is_few_launches() {
+fn moe_layers_are_few_launches() {
     let Some(gpu) = test_gpu() else { return };
     let writer = synth::model("mixtral", GgmlType::Q8_0).unwrap().unwrap();
     let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
     let model = Model::load(Arc::new(gguf)).unwrap();
-    let steps = watched(&model, &gpu);
+    let steps = observed(&model, &gpu);
     let layer = [
         "route_sort",
         "quantize_rows_q8x32",

@@ -1,5 +1,5 @@
-//! Tuning on a model's own matrices: what comes of it, that it changes launches and no bit, and that it waits for
-//! requests.
+//! Autotuning of a model's GEMV, GEMM and attention launches: its results, that it changes no bit of the output, and
+//! that it runs only while the device is idle.
 
 use rocmforge_testkit::models as synth;
 use std::collections::HashMap;
@@ -15,12 +15,12 @@ use rocmforge_runtime::check::{PassedChecks, SelfCheck};
 use rocmforge_runtime::gpu::{GpuConfig, Graphs, TuningUse, WhenIdle};
 use rocmforge_runtime::tuning::{Choice, Kept, Shape, TuneProgress, Tuning, TuningStore};
 
-/// A store in memory; `added` is told of each entry.
+/// A store in memory. `added` is notified of each new entry.
 #[derive(Debug, Default)]
 struct Store {
     entries: Mutex<HashMap<String, Vec<(Shape, Choice)>>>,
     added: Condvar,
-    /// How often another program is writing.
+    /// How many more times `keep` reports that another program is writing.
     n_busy: Mutex<usize>,
 }
 
@@ -60,7 +60,7 @@ fn start(model: &Model, gpu: GpuConfig) -> Engine {
     Engine::start(model, None, &config(&Device::Gpu(gpu))).unwrap()
 }
 
-/// All that is to be measured, in steps as small as there are.
+/// Tunes everything, in the smallest steps.
 fn tune(engine: &mut Engine) -> TuneProgress {
     let mut all = TuneProgress::default();
     loop {
@@ -75,7 +75,7 @@ fn tune(engine: &mut Engine) -> TuneProgress {
     }
 }
 
-/// Ids and the bits of their logprobs, chosen on the host and on the device.
+/// Returns ids with the bits of their log-probabilities, sampled on the host, and ids sampled on the GPU.
 fn bits(engine: &mut Engine, model: &Model) -> (Vec<(u32, u32)>, Vec<Vec<u32>>) {
     let prompts = [synth::prompt(20, model.config.n_vocab)];
     let mut all = Vec::new();
@@ -98,7 +98,7 @@ fn bits(engine: &mut Engine, model: &Model) -> (Vec<(u32, u32)>, Vec<Vec<u32>>) 
 }
 
 #[test]
-fn a_model_computes_the_same_bits_however_it_was_tuned() {
+fn tuning_does_not_change_results() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("gemma3", GgmlType::Q8_0);
     let mut engine = start(&model, with(&gpu, None, WhenIdle::Wait));
@@ -115,10 +115,10 @@ fn a_model_computes_the_same_bits_however_it_was_tuned() {
         );
     }
     assert!(found.decided.iter().all(|one| one.differing.is_empty()));
-    // The engine goes on as one that was never tuned.
+    // The engine itself still runs untuned launches.
     let expected = bits(&mut start(&model, gpu.clone()), &model);
     assert_eq!(bits(&mut engine, &model), expected);
-    // Of each shape the way that is the least usual, which is not what was measured to be the fastest.
+    // For each shape the last candidate, which is the most different from the default, not the fastest.
     let store = Arc::new(Store::default());
     let others = found.decided.iter().map(|one| {
         let (choice, _) = one.ways.last().unwrap();
@@ -133,20 +133,20 @@ fn a_model_computes_the_same_bits_however_it_was_tuned() {
         let mut engine = start(&model, tuned);
         assert_eq!(engine.backend_info().n_tuned, found.n_shapes);
         assert_eq!(bits(&mut engine, &model), expected, "{graphs:?}");
-        // There is nothing left to find.
+        // Nothing is left to tune.
         let again = tune(&mut engine);
         assert_eq!((again.n_known, again.decided), (found.n_shapes, vec![]));
     }
 }
 
 #[test]
-fn an_idle_device_tunes_and_a_busy_one_does_not() {
+fn tunes_only_when_idle_and_enabled() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::Q4_0);
     let expected = bits(&mut start(&model, gpu.clone()), &model);
     let store = Arc::new(Store::default());
     let mut engine = start(&model, with(&gpu, Some(&store), WhenIdle::Tune));
-    // Until something was found; that comes while nothing is asked for.
+    // Wait for the first result, found without any request.
     let entries = store.entries.lock().unwrap();
     let entries = store
         .added
@@ -154,7 +154,7 @@ fn an_idle_device_tunes_and_a_busy_one_does_not() {
     drop(entries.unwrap());
     assert_eq!(bits(&mut engine, &model), expected);
     drop(engine);
-    // Who does not ask for it gets what is known, and finds nothing.
+    // Without idle tuning, an engine uses known results and finds no new ones.
     let key = store.entries.lock().unwrap().keys().next().unwrap().clone();
     let known = store.load(&key);
     let engine = start(&model, with(&gpu, Some(&store), WhenIdle::Wait));
@@ -164,11 +164,11 @@ fn an_idle_device_tunes_and_a_busy_one_does_not() {
     assert_eq!(store.load(&key), known);
 }
 
-/// Only an engine that loses something is waited for so long.
+/// Time limit; reached only if the engine loses results.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[test]
-fn what_a_busy_store_does_not_take_is_handed_over_later() {
+fn retries_results_that_a_busy_store_rejects() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::Q4_0);
     let n_shapes = start(&model, with(&gpu, None, WhenIdle::Wait))
@@ -192,6 +192,7 @@ fn what_a_busy_store_does_not_take_is_handed_over_later() {
     drop(engine);
 }
 
+/// A store of passed checks in memory.
 #[derive(Debug, Default)]
 struct Passed(Mutex<Vec<String>>);
 
@@ -205,9 +206,9 @@ impl PassedChecks for Passed {
     }
 }
 
-/// Other launches are checked, though they are of kernels that passed.
+/// New launches are checked again, even of kernels that have passed.
 #[test]
-fn a_tuned_gpu_is_checked_again() {
+fn checks_a_tuned_gpu_again() {
     let Some(gpu) = test_gpu() else { return };
     let model = model("llama", GgmlType::Q8_0);
     let (passed, store) = (Arc::new(Passed::default()), Arc::new(Store::default()));

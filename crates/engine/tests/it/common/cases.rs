@@ -42,8 +42,8 @@ macro_rules! for_each_model {
     };
 }
 
-/// `for_each_variant!(check)` defines tests `check::q4_k_m` and so on, which call `check("Q4_K_M")` for every variant of
-/// forge-mini with golden results.
+/// `for_each_variant!(check)` defines tests `check::q4_k_m` and so on, which call `check("Q4_K_M")` for every variant
+/// of forge-mini with golden results.
 macro_rules! for_each_variant {
     (@all $check:ident: $($name:ident $variant:literal),+) => {
         mod $check {
