@@ -16,7 +16,7 @@ pub struct EngineConfig {
     pub max_seqs: usize,
     /// KV-cache size in tokens, for all sequences together; `None` is one full context.
     pub n_kv_tokens: Option<usize>,
-    /// Tokens per KV-cache block: 16, 32 or 64.
+    /// Page size: tokens per KV-cache block; 16, 32 or 64.
     pub page: usize,
     pub kv_type: KvType,
     /// Tokens per step. Longer prompts are prefilled in chunks of this size.

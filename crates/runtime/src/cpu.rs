@@ -30,7 +30,7 @@ use rocmforge_plan::{BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart};
 pub struct CpuOptions {
     pub isa: Isa,
     pub n_threads: usize,
-    /// Tokens per KV-cache block.
+    /// Page size: tokens per KV-cache block.
     pub page: usize,
     /// Blocks of the KV cache.
     pub n_blocks: usize,

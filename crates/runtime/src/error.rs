@@ -11,7 +11,7 @@ pub enum ConfigError {
     #[error(transparent)]
     Parameter(#[from] ParameterError),
     #[error(
-        "a context of {n_ctx} tokens with {n_sinks} attention sinks has no room to shift, which takes at least two more tokens; use a larger context or fewer sinks"
+        "a context of {n_ctx} tokens with {n_sinks} attention sinks cannot shift, which needs at least two more tokens; use a larger context or fewer sinks"
     )]
     TooManySinks { n_sinks: usize, n_ctx: usize },
     #[error(
@@ -40,7 +40,7 @@ pub enum ConfigError {
         head_dim: usize,
     },
     #[error(
-        "running this model needs {needed_mib} MiB beside its weights, but only {free_mib} MiB are free; close other programs, use a smaller model or, on a GPU, leave some layers to the CPU"
+        "running this model needs {needed_mib} MiB in addition to its weights, but only {free_mib} MiB are free; close other programs, use a smaller model or, on a GPU, leave some layers to the CPU"
     )]
     NoMemoryAtAll { needed_mib: u64, free_mib: u64 },
     #[error(

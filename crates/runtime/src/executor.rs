@@ -154,7 +154,7 @@ impl Pending {
 
 fn no_answer() -> RuntimeError {
     DeviceError::WorkerGone {
-        reason: "it did not answer".into(),
+        reason: "it did not reply".into(),
     }
     .into()
 }
@@ -200,7 +200,7 @@ fn next(
 
 fn gone(thread: JoinHandle<()>) -> RuntimeError {
     let reason = match thread.join() {
-        Ok(()) => "it ended while starting".to_string(),
+        Ok(()) => "it exited while starting".to_string(),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             text.or(panic.downcast_ref::<&str>().copied())

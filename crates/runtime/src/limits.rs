@@ -403,7 +403,7 @@ mod tests {
 
         let config = EngineConfig::default();
         let text = message(&model, &config, Some(MIB));
-        assert!(text.contains("beside its weights"), "{text}");
+        assert!(text.contains("in addition to its weights"), "{text}");
         // Step buffers far larger than the file.
         model.plan.buffers[0].width = 1 << 24;
         let text = message(&model, &config, Some(4096 * MIB));

@@ -1,6 +1,5 @@
-//! The engine against a device that computes nothing but remembers everything: its "model" is a hash of what it made of
-//! exactly those tokens that the block table makes visible, so a wrong slot, a stale block, a lost or
-//! doubled token, a wrong prefix or a token that is moved wrongly changes the output.
+//! The engine against a simulated device. Its "model" is a hash over the tokens that the block table makes visible, so
+//! any wrong slot, stale block, lost or doubled token, wrong prefix or wrong move changes the output.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -17,7 +16,7 @@ use rocmforge_runtime::{DeviceError, PrefixSharing, RuntimeError};
 
 const N_VOCAB: u32 = 50;
 
-/// What the device makes of `token` after what it made of the tokens before it.
+/// Returns the device's state for `token` after the states of the tokens before it.
 fn computed(before: &[u64], token: TokenId) -> u64 {
     let fold = |h: u64, x: u64| (h ^ x).wrapping_mul(0x0100_0000_01b3);
     fold(
@@ -26,7 +25,7 @@ fn computed(before: &[u64], token: TokenId) -> u64 {
     )
 }
 
-/// What the device makes of all `tokens`.
+/// Returns the device's states for `tokens`.
 fn states(tokens: &[TokenId]) -> Vec<u64> {
     tokens.iter().fold(Vec::new(), |mut states, &token| {
         states.push(computed(&states, token));
@@ -42,14 +41,14 @@ fn score(state: u64, target: TokenId) -> f32 {
     -(((state >> 30) % 1000 + u64::from(target)) as f32)
 }
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Clone, Copy)]
 struct Entry {
     state: u64,
     position: usize,
 }
 
-/// A cache of what tokens became instead of keys and values.
+/// A device whose cache holds states in place of keys and values.
 struct Recorder {
     page: usize,
     slots: Vec<Option<Entry>>,
@@ -62,7 +61,7 @@ impl Recorder {
         batch.shifts.iter().for_each(|shift| self.shift(shift));
         let resolve = |token: &InputToken| match *token {
             InputToken::Id(id) => id,
-            InputToken::Sampled { row } => self.last[row].expect("the row sampled"),
+            InputToken::Sampled { row } => self.last[row].expect("the row has sampled"),
         };
         let tokens: Vec<TokenId> = batch.tokens.iter().map(resolve).collect();
         let mut made = vec![0; tokens.len()];
@@ -76,7 +75,7 @@ impl Recorder {
                 let before: Vec<u64> = (0..position)
                     .map(|p| {
                         let entry = self.slots[slot(p)].expect("written before");
-                        assert_eq!(entry.position, p, "its place in the sequence");
+                        assert_eq!(entry.position, p, "wrong position in the slot");
                         entry.state
                     })
                     .collect();
@@ -196,7 +195,7 @@ struct Result {
 }
 
 fn expected(request: &Request, n_ctx: usize, page: usize) -> Result {
-    // What the cache holds, position by position.
+    // The states in the cache, by position.
     let mut visible = states(&request.prompt);
     let mut result = Result {
         prompts_done: 1,
@@ -238,7 +237,7 @@ fn expected(request: &Request, n_ctx: usize, page: usize) -> Result {
 }
 
 fn random_request(random: &mut Random, n_ctx: usize) -> Request {
-    // Few distinct beginnings, so that prefixes are often shared.
+    // Few distinct prefixes, so that they are often shared.
     let seed = random.below(3) as u32;
     let n_prompt = 1 + random.below(n_ctx - 1);
     let n_common = random.below(n_prompt + 1);
@@ -268,7 +267,7 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
 }
 
 #[test]
-fn random_traffic_gives_every_request_what_it_gets_alone() {
+fn random_traffic_matches_each_request_alone() {
     let mut n_shifts = 0;
     for seed in 0..150u64 {
         let mut random = Random(seed);
@@ -288,7 +287,7 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
             context_policy: ContextPolicy::Stop,
             can_shift: true,
         };
-        // Sometimes one context's worth, so that sequences have to give way.
+        // Sometimes only one context, so that sequences are preempted.
         let n_blocks = n_ctx.div_ceil(page) * (1 + random.below(3)) + random.below(3);
         let mut engine = engine(limits, n_blocks, page, 1 + random.below(2));
         let mut open: BTreeMap<RequestId, Request> = BTreeMap::new();
@@ -328,7 +327,7 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
                     Event::PromptDone { .. } => result.prompts_done += 1,
                     Event::Token { id, .. } => result.ids.push(id),
                     Event::Finished { reason, .. } => result.reason = Some(reason),
-                    Event::Failed { .. } => panic!("the recorder has no logits to lose"),
+                    Event::Failed { .. } => panic!("the recorder never fails"),
                 }
                 if finished {
                     assert_eq!(
@@ -356,7 +355,7 @@ fn random_traffic_gives_every_request_what_it_gets_alone() {
 }
 
 #[test]
-fn requests_that_cannot_be_served_are_refused_with_a_reason() {
+fn rejects_invalid_requests_with_a_reason() {
     let limits = Limits {
         n_ctx: 8,
         max_seqs: 2,
@@ -403,7 +402,7 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
 }
 
 #[test]
-fn running_one_request_loses_nothing_of_another() {
+fn running_one_request_keeps_the_events_of_others() {
     let limits = Limits {
         n_ctx: 32,
         max_seqs: 4,
@@ -467,7 +466,7 @@ impl Backend for Broken {
 }
 
 #[test]
-fn a_dead_device_is_an_error_and_not_a_hang() {
+fn dead_device_is_an_error() {
     let limits = Limits {
         n_ctx: 8,
         max_seqs: 2,

@@ -148,8 +148,8 @@ impl BlockPool {
         self.hasher.block(parent, tokens)
     }
 
-    /// Checks the books against the block tables that exist: every reference is accounted for, no block
-    /// is lost or both free and used, the index is consistent.
+    /// Checks the accounting against all block tables: reference counts match, no block leaks or is both free and used,
+    /// and the prefix index is consistent. Returns the first violation as an error.
     pub fn check_integrity<'a>(
         &self,
         tables: impl Iterator<Item = &'a [BlockId]>,

@@ -59,7 +59,7 @@ fn logits_match_llama_cpp() {
             for (got, expected) in kept.iter().zip(&expected) {
                 assert!(
                     (got - expected).abs() < bound * reach,
-                    "{name}, {n_tokens} tokens: {kept:?} instead of {expected:?} and so on"
+                    "{name}, {n_tokens} tokens: {kept:?}, expected {expected:?} and so on"
                 );
             }
         }

@@ -374,7 +374,7 @@ fn check_dry(
         let same = penalties.len() == expected.len() && penalties.iter().zip(expected).all(close);
         assert!(
             same,
-            "{:?}: {penalties:?} instead of {expected:?}",
+            "{:?}: {penalties:?}, expected {expected:?}",
             params.dry
         );
     }

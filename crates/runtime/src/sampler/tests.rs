@@ -142,7 +142,7 @@ fn draws_follow_the_softmax() {
             let seen = got.get(&(id as TokenId)).copied().unwrap_or(0.0);
             assert!(
                 (seen - share).abs() < 0.012,
-                "{params:?}: token {id} {seen} instead of {share}"
+                "{params:?}: token {id} has share {seen}, expected {share}"
             );
         }
     }
