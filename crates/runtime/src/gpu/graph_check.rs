@@ -1,4 +1,4 @@
-//! Checks that the graph of a step computes the same as its separate launches. Drivers differ in how they record graphs.
+//! Checks that the graph of a step computes the same as its separate launches. Drivers record graphs differently.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -58,7 +58,7 @@ impl GpuBackend {
                 self.gpu.fill_bytes(layer.v, 0)?;
             }
         }
-        // A part without the output has no embedding either, so any token id will do.
+        // A part without the logits does not know the vocabulary size; it uses token 0.
         let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width.max(1);
         let n_steps = N_STEPS.min(self.options.n_ctx);
         (0..n_steps).map(|i| self.generated(i, n_vocab)).collect()
