@@ -47,7 +47,7 @@ pub struct OpCheck {
     pub format: String,
     /// Tokens in the step.
     pub n_tokens: usize,
-    /// Largest difference. Infinite (null in JSON) if only one side is NaN.
+    /// Largest difference. Infinite (null in JSON) if values differ that are NaN or infinite.
     pub max_abs: f64,
     /// Largest difference relative to the magnitude of its row.
     pub max_rel: f64,

@@ -13,8 +13,8 @@ pub trait TuningStore: Debug + Send + Sync {
     /// Returns the results stored for `key`, one line of text.
     fn load(&self, key: &str) -> Tuning;
 
-    /// Adds results to those of `key`. Must not block, because requests wait for it. Results that cannot be stored may be
-    /// dropped.
+    /// Adds results to those of `key`. Must not block, because requests wait for it. Results that cannot be stored may
+    /// be dropped.
     fn keep(&self, key: &str, found: &[(Shape, Choice)]) -> Kept;
 }
 

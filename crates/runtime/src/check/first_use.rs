@@ -1,6 +1,6 @@
-//! The short check of a GPU before its first use with a model: compares one operation of each kind with the scalar path,
-//! on the model's own weights. The caller may store which checks passed; a new device, driver, build, format or shape is
-//! checked again.
+//! The short check of a GPU before its first use with a model: compares one operation of each kind with the scalar
+//! path, on the model's own weights. The caller may store which checks passed; a new device, driver, build, format or
+//! shape is checked again.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
