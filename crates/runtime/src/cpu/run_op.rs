@@ -1,4 +1,4 @@
-//! What the CPU backend does for each operation of a plan: picks the operands and calls the kernel.
+//! Runs each operation of a plan on the CPU: looks up its operands and calls the kernel.
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::{Acts, AttnSeq, AttnShape, Gate, Product};
@@ -9,7 +9,7 @@ use rocmforge_plan::Batch;
 use rocmforge_plan::{ActsId, BufferId, Linear, Op};
 
 impl CpuBackend {
-    /// Activations with a row for each token.
+    /// Returns activations with a row for each token.
     fn rows(&self, id: ActsId) -> &Acts {
         let ActsBuffer::Rows(acts) = &self.acts[id.0 as usize] else {
             panic!("activations {} are sorted by expert", id.0);
@@ -17,6 +17,7 @@ impl CpuBackend {
         acts
     }
 
+    /// Returns the matrix and bias of a linear layer.
     fn linear(&self, linear: Linear) -> (Weight<'_>, Option<&[f32]>) {
         let bias = linear.bias.map(|id| self.weights.vector(id));
         (self.weights.matrix(linear.weight), bias)
@@ -327,16 +328,17 @@ impl CpuBackend {
         &self.buffers[id.0 as usize]
     }
 
-    /// A buffer that is written elsewhere.
+    /// Returns a buffer that the other device writes.
     pub(crate) fn buffer_mut(&mut self, id: BufferId) -> &mut [f32] {
         &mut self.buffers[id.0 as usize]
     }
 
-    /// Takes a buffer out so that it can be written while others are read; `put` brings it back.
+    /// Takes a buffer out so that it can be written while others are read. [`CpuBackend::put`] puts it back.
     pub(crate) fn take(&mut self, id: BufferId) -> Vec<f32> {
         std::mem::take(&mut self.buffers[id.0 as usize])
     }
 
+    /// Puts a taken buffer back.
     pub(crate) fn put(&mut self, id: BufferId, buffer: Vec<f32>) {
         self.buffers[id.0 as usize] = buffer;
     }

@@ -1,4 +1,4 @@
-//! What the GPU backend launches for each operation of a plan.
+//! Launches the GPU kernels of each operation of a plan.
 
 use rocmforge_gpu::ops::{
     self, ExpertGated, ExpertWeights, Gated, HeadNorms, Product, Queries, RopeKv, RopeStyle,
@@ -12,7 +12,7 @@ use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{ActsId, BufferId, Linear, Op, Plan, RopeId, RoutingId};
 
-/// All that launches need; what they change is on the device.
+/// Everything that launches read. They change device memory only.
 #[derive(Clone, Copy)]
 pub(crate) struct Launcher<'a> {
     pub(crate) gpu: &'a Gpu,
@@ -23,6 +23,7 @@ pub(crate) struct Launcher<'a> {
 }
 
 impl<'a> Launcher<'a> {
+    /// Queues the operations of a stage.
     pub(crate) fn run(&self, stage: &Stage) -> Result<(), GpuError> {
         match stage {
             Stage::One(index) => self.run_op(&self.plan.ops[*index]),
@@ -235,12 +236,12 @@ impl<'a> Launcher<'a> {
         linear.bias.map(|id| self.weights.vector(id))
     }
 
-    /// Products of the same activations.
+    /// Multiplies the same activations with several matrices.
     fn products(&self, x: ActsId, products: &[Product<'_>]) -> Result<(), GpuError> {
         ops::products(self.gpu, &self.memory.acts(x, self.shape), products)
     }
 
-    /// `out = activation(x * gate^T) * (x * up^T)`.
+    /// Computes `out = activation(x * gate^T) * (x * up^T)`.
     fn gated(
         &self,
         x: ActsId,
@@ -258,17 +259,20 @@ impl<'a> Launcher<'a> {
         ops::gated_products(self.gpu, &x, &gated, self.memory.gated(out.len()))
     }
 
-    fn expert_gate(&self, of: &ExpertGateOps) -> Result<(), GpuError> {
+    /// Computes gate, up and activation of MoE experts.
+    fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
         let gated = ExpertGated {
-            matrices: [of.gate, of.up].map(|id| self.weights.experts(id)),
-            activation: activation(of.activation),
-            out: self.buffer(of.out),
+            matrices: [operands.gate, operands.up].map(|id| self.weights.experts(id)),
+            activation: activation(operands.activation),
+            out: self.buffer(operands.out),
         };
-        let x = self.memory.acts(of.x, self.shape);
-        let routing = self.memory.routing(of.routing, self.shape);
-        ops::expert_gated_products(self.gpu, &x, &routing, &gated, self.buffer(of.unwritten[1]))
+        let x = self.memory.acts(operands.x, self.shape);
+        let routing = self.memory.routing(operands.routing, self.shape);
+        let scratch = self.buffer(operands.unwritten[1]);
+        ops::expert_gated_products(self.gpu, &x, &routing, &gated, scratch)
     }
 
+    /// Computes the weighted sum of the experts' outputs.
     fn combine(
         &self,
         x: BufferId,
@@ -289,6 +293,7 @@ impl<'a> Launcher<'a> {
         }
     }
 
+    /// Normalizes (optionally) and rotates queries and keys, and appends keys and values to the KV cache.
     fn rope_kv(&self, ops: &RopeKvOps) -> Result<(), GpuError> {
         let operands = RopeKv {
             q: self.buffer(ops.q),
