@@ -43,7 +43,32 @@ impl<'a> Launcher<'a> {
         self.plan.buffers[id.0 as usize].width
     }
 
+    /// Queues a single operation.
     fn run_op(&self, op: &Op) -> Result<(), GpuError> {
+        match op {
+            Op::Embed { .. } | Op::AddPositions { .. } | Op::SelectRows { .. } => {
+                self.run_lookup(op)
+            }
+            Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::Quantize { .. }
+            | Op::NormQuantize { .. } => self.run_norm(op),
+            Op::MatMul { .. } | Op::MatMuls { .. } | Op::GatedMatMul { .. } => self.run_matmul(op),
+            Op::Rope { .. } | Op::KvAppend { .. } | Op::Attention { .. } => self.run_attention(op),
+            Op::Activate { .. }
+            | Op::GatedActivation { .. }
+            | Op::Add { .. }
+            | Op::AddGated { .. }
+            | Op::SoftCap { .. } => self.run_elementwise(op),
+            Op::Route { .. }
+            | Op::QuantizeExperts { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::CombineExperts { .. } => self.run_experts(op),
+        }
+    }
+
+    /// Gathers rows: token and position embeddings, and the rows whose logits are computed.
+    fn run_lookup(&self, op: &Op) -> Result<(), GpuError> {
         let Launcher {
             gpu,
             weights,
@@ -61,6 +86,24 @@ impl<'a> Launcher<'a> {
                 let (table, out) = (weights.matrix(table), self.buffer(out));
                 ops::get_rows(gpu, &table, step.positions, 1.0, OutMode::Add, out)
             }
+            Op::SelectRows { x, out } => {
+                let rows = memory.step.logits_rows(self.shape);
+                let width = self.width(out);
+                ops::select_rows(gpu, self.buffer(x), rows, width, self.buffer(out))
+            }
+            _ => unreachable!("{} is not a lookup", op.name()),
+        }
+    }
+
+    /// Normalizes rows and quantizes activations.
+    fn run_norm(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher {
+            gpu,
+            weights,
+            memory,
+            ..
+        } = *self;
+        match *op {
             Op::RmsNorm {
                 x,
                 weight,
@@ -92,6 +135,13 @@ impl<'a> Launcher<'a> {
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
                 ops::rms_norm_quantize(gpu, x, weights.vector(weight), eps, &out)
             }
+            _ => unreachable!("{} is not a norm or quantization", op.name()),
+        }
+    }
+
+    /// Multiplies activations with weight matrices.
+    fn run_matmul(&self, op: &Op) -> Result<(), GpuError> {
+        match *op {
             Op::MatMul {
                 x,
                 weight,
@@ -119,6 +169,15 @@ impl<'a> Launcher<'a> {
                 activation,
                 out,
             } => self.gated(x, [gate, up], activation, self.buffer(out)),
+            _ => unreachable!("{} is not a matmul", op.name()),
+        }
+    }
+
+    /// Rotates queries and keys, appends to the KV cache and computes attention.
+    fn run_attention(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher { gpu, memory, .. } = *self;
+        let step = memory.step.step(self.shape);
+        match *op {
             Op::Rope {
                 x,
                 head_dim,
@@ -153,6 +212,14 @@ impl<'a> Launcher<'a> {
                 let kv = memory.layer(layer);
                 ops::attention(gpu, &queries, &kv, &step, &memory.attention)
             }
+            _ => unreachable!("{} is not an attention operation", op.name()),
+        }
+    }
+
+    /// Computes activation functions, sums and soft caps.
+    fn run_elementwise(&self, op: &Op) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        match *op {
             Op::Activate {
                 activation: function,
                 x,
@@ -173,11 +240,20 @@ impl<'a> Launcher<'a> {
                 ops::add_gated(gpu, gate, x, out)
             }
             Op::SoftCap { cap, x } => ops::soft_cap(gpu, cap, self.buffer(x)),
-            Op::SelectRows { x, out } => {
-                let rows = memory.step.logits_rows(self.shape);
-                let width = self.width(out);
-                ops::select_rows(gpu, self.buffer(x), rows, width, self.buffer(out))
-            }
+            _ => unreachable!("{} is not an elementwise operation", op.name()),
+        }
+    }
+
+    /// Routes tokens to MoE experts, multiplies with their matrices and combines their outputs.
+    fn run_experts(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher {
+            gpu,
+            weights,
+            memory,
+            ..
+        } = *self;
+        let step = memory.step.step(self.shape);
+        match *op {
             Op::Route {
                 logits,
                 router,
@@ -220,6 +296,7 @@ impl<'a> Launcher<'a> {
                 ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
             }
             Op::CombineExperts { x, routing, out } => self.combine(x, routing, OutMode::Store, out),
+            _ => unreachable!("{} is not an expert operation", op.name()),
         }
     }
 
