@@ -71,9 +71,9 @@ pub struct GpuOptions {
     pub max_logits: usize,
     /// Maximum sequences of a step.
     pub max_seqs: usize,
-    /// Tokens per page of the KV cache.
+    /// Tokens per KV-cache block.
     pub page: usize,
-    /// Pages of the KV cache.
+    /// Blocks of the KV cache.
     pub n_blocks: usize,
     pub kv_type: KvType,
     pub graphs: Graphs,

@@ -18,9 +18,9 @@ const ROPE_ROWS: usize = 1024;
 pub(crate) struct Sizes {
     pub(crate) step: StepSizes,
     pub(crate) n_ctx: usize,
-    /// Tokens per page of the KV cache.
+    /// Tokens per KV-cache block.
     pub(crate) page: usize,
-    /// Pages of the KV cache.
+    /// Blocks of the KV cache.
     pub(crate) n_blocks: usize,
     pub(crate) kv_type: KvType,
 }
