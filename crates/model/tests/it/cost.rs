@@ -2,7 +2,7 @@
 //! and 2 KV heads of 64 values, feed-forward width 1024, 4096 tokens; Q4_K and Q6_K, so every product is int8.
 
 use rocmforge_model::Model;
-use rocmforge_plan::{BatchShape, Fusion, KvType, Op, OpCost, Plan, PlanCost, Roofline, SeqShape};
+use rocmforge_plan::{BatchShape, Fusion, KvType, OpCost, Plan, PlanCost, Roofline, SeqShape};
 use rocmforge_testkit::data::forge_mini;
 
 fn model() -> Model {
