@@ -1,8 +1,7 @@
-//! The GPU backend: runs the plan on the kernels of `rocmforge-gpu`, through HIP, CUDA or the CPU that plays a GPU.
+//! The GPU backend: runs the plan on the kernels of `rocmforge-gpu`, through HIP, CUDA or the CPU emulator.
 //!
-//! A step is a row of launches between one that takes the step's words over from the host and one that writes back what
-//! was chosen; steps of generation are recorded as graphs. The device has its next step before the host has read what
-//! came of the last one.
+//! A step is a sequence of launches. The first copies the step's inputs from the host, the last writes the sampled ids
+//! back. Decode steps are recorded as graphs. The next step is queued before the host reads the results of the last.
 
 mod choices;
 mod compile;
@@ -58,17 +57,19 @@ use weights::DeviceWeights;
 
 /// Sequences of the largest graph; the sizes of graphs are powers of two.
 const MAX_BUCKET: usize = 64;
-/// What the device says of a row whose best logit is no number.
+/// The id that the device returns for a row whose best logit is NaN or infinite.
 const NOT_FINITE: u32 = u32::MAX;
 
-/// What a GPU backend is made for.
+/// Sizes and settings of a GPU backend.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuOptions {
-    /// Positions of one sequence.
+    /// Maximum positions of one sequence.
     pub n_ctx: usize,
-    /// Tokens of a step, rows of logits and sequences, at most.
+    /// Maximum tokens of a step.
     pub max_tokens: usize,
+    /// Maximum rows of logits of a step.
     pub max_logits: usize,
+    /// Maximum sequences of a step.
     pub max_seqs: usize,
     /// Tokens per page of the KV cache.
     pub page: usize,
@@ -76,34 +77,35 @@ pub struct GpuOptions {
     pub n_blocks: usize,
     pub kv_type: KvType,
     pub graphs: Graphs,
-    /// What the host samples with.
+    /// Instruction set of the sampler on the host.
     pub isa: Isa,
+    /// Threads of the sampler on the host.
     pub n_threads: usize,
 }
 
-/// A compiled plan, or a part of one, with its memory on a device.
+/// Runs a compiled plan, or a part of one, on a GPU and owns its device memory.
 pub struct GpuBackend {
     gpu: Gpu,
-    /// The device in words.
+    /// Device name for display.
     name: String,
     plan: Plan,
-    /// Those of a whole plan are one.
+    /// A whole plan has one segment.
     segments: Vec<Segment>,
-    /// Whether the logits are made here.
+    /// Whether this backend computes the logits.
     has_output: bool,
     weights: DeviceWeights,
     memory: Memory,
-    /// By layer.
+    /// How the keys of each layer are rotated when the context shifts.
     key_turns: Vec<Option<KeyTurn>>,
     transfers: Transfers,
     options: GpuOptions,
     pool: Pool,
-    /// By segment and the shape of the step. The first step of a shape is not recorded: it loads the kernels.
+    /// By segment and step shape. The first step of a shape is not recorded because it loads the kernels.
     graphs: HashMap<(usize, StepShape), Option<Graph>>,
-    /// The end of the last step of each slot.
+    /// Recorded at the end of the last step of each slot.
     ends: [Event; N_SLOTS],
     in_flight: VecDeque<InFlight>,
-    /// What each output row of the last finished step sampled.
+    /// Tokens sampled by the last finished step, by output row.
     last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
     timing: Timing,
@@ -113,21 +115,21 @@ pub struct GpuBackend {
     idle_tuning: Option<IdleTuning>,
 }
 
-/// A step without a reply.
+/// A submitted step that has no reply yet.
 struct InFlight {
     batch: Batch,
     queued: QueuedStep,
-    /// The rows whose logits are read before the next step begins.
+    /// Rows sampled on the host. Their logits are read before the next step begins.
     host_rows: Vec<usize>,
     times: Option<TimedStep>,
     reply: Reply,
 }
 
 impl GpuBackend {
-    /// Takes the memory of everything and copies the weights. Rotations of `plan` are settled for the context.
+    /// Allocates all memory and uploads the weights. The RoPE tables of `plan` must be settled for the context.
     ///
     /// # Errors
-    /// Those of the device, and what it does not compute.
+    /// Device errors, and operations or formats that the kernels do not support.
     pub fn new(
         gpu: Gpu,
         plan: impl Into<PlanPart>,
@@ -188,7 +190,7 @@ impl GpuBackend {
         })
     }
 
-    /// Queues a step, and what its times are read from.
+    /// Queues a step. Returns its timers too, if steps are timed.
     fn start(
         &mut self,
         batch: &Batch,
@@ -208,7 +210,7 @@ impl GpuBackend {
         Ok((queued, times))
     }
 
-    /// Waits for the oldest step and replies.
+    /// Waits for the oldest step in flight and sends its reply.
     fn finish_oldest(&mut self) {
         if let Some(mut step) = self.in_flight.pop_front() {
             let times = step.times.take();
@@ -226,8 +228,9 @@ impl GpuBackend {
         }
     }
 
-    /// Waits for a step that is queued to its end, and for what the batch wants of its logits, if they are made here;
-    /// `host_rows` are the rows that are left to the host.
+    /// Waits for a queued step and returns its output rows; none if the logits are not computed here.
+    ///
+    /// `host_rows` are the rows that the host samples.
     pub(crate) fn output(
         &mut self,
         batch: &Batch,
@@ -253,12 +256,12 @@ impl GpuBackend {
         Ok(rows)
     }
 
-    /// The rows of a step are those that tokens of the next one may come from.
+    /// Stores the sampled tokens, which the next step may use as inputs.
     pub(crate) fn set_last_sampled(&mut self, rows: &[RowOutput]) {
         self.last_sampled = output::sampled(rows);
     }
 
-    /// What the host makes of the rows that are left to it.
+    /// Samples the rows that the GPU cannot sample itself.
     fn sample_on_host(
         &self,
         batch: &Batch,
@@ -268,7 +271,7 @@ impl GpuBackend {
         let all = self.memory.buffer(self.plan.logits, &queued.shape);
         let n_vocab = all.len() / queued.shape.n_logits.max(1);
         let mut logits = Vec::with_capacity(host_rows.len() * n_vocab);
-        // One copy for rows that follow each other.
+        // Consecutive rows are read in one copy.
         for rows in host_rows.chunk_by(|a, b| a + 1 == *b) {
             let (first, end) = (rows[0] * n_vocab, (rows[0] + rows.len()) * n_vocab);
             logits.extend(self.gpu.read(all.part(first..end))?);
@@ -285,12 +288,12 @@ impl GpuBackend {
     }
 }
 
-/// Sequences of the smallest graph that takes `n`.
+/// Sequences of the smallest graph that fits `n` sequences.
 fn bucket(n: usize) -> usize {
     n.min(MAX_BUCKET).next_power_of_two()
 }
 
-/// What the device chose for a row.
+/// Converts an id returned by the device to the output of its row.
 fn sampled(id: u32) -> RowOutput {
     if id == NOT_FINITE {
         return RowOutput::NotFinite;
@@ -304,7 +307,7 @@ fn sampled(id: u32) -> RowOutput {
 impl OpData for Launcher<'_> {
     fn buffer(&self, id: BufferId) -> Cow<'_, [f32]> {
         let buffer = self.memory.buffer(id, self.shape);
-        // A device that cannot be read ends the step with its next launch; until then there are no numbers.
+        // After a failed read the next launch fails the step; until then the observer gets NaN.
         let values = self.gpu.read(buffer);
         Cow::Owned(values.unwrap_or_else(|_| vec![f32::NAN; buffer.len()]))
     }
@@ -341,7 +344,7 @@ impl Backend for GpuBackend {
             self.finish_oldest();
         }
         while let Some(oldest) = self.in_flight.front() {
-            // An error is found again, and told, by the wait for the step.
+            // The wait in `finish_oldest` reports an error found here.
             if wait != Wait::All && matches!(self.ends[oldest.queued.slot].is_done(), Ok(false)) {
                 return;
             }
@@ -354,7 +357,7 @@ impl Backend for GpuBackend {
     }
 
     fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
-        // Steps in flight are told of to the one they were queued for.
+        // Steps in flight still belong to the old observer.
         self.finish(Wait::All);
         self.timing.set(observer);
     }

@@ -1,9 +1,9 @@
-//! The hybrid backend: the segments of one plan in turn on a GPU and on the CPU.
+//! The hybrid backend: runs the segments of one plan alternately on a GPU and on the CPU.
 //!
-//! Each side has a backend with its operations, its weights and the cache of its layers. What crosses between segments
-//! is copied through memory that both see. One side works at a time, and a step is over when `submit` returns: a step
-//! costs the sum of both sides' work and of the copies, and there is never more than one in flight. Tokens are chosen
-//! where the logits are made.
+//! Each side has a backend with its operations, its weights and the KV cache of its layers. Buffers that cross between
+//! segments are copied through pinned host memory. One side works at a time, and a step has completed when `submit`
+//! returns: it takes the sum of both sides' work and of the copies, and there is never more than one in flight. Tokens
+//! are sampled on the side that computes the logits.
 
 mod stepwise;
 
@@ -25,55 +25,56 @@ use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, RowOutput, StepOutput};
 use rocmforge_plan::{BatchShape, Placement, Plan, Segment, Side};
 
-/// A plan that a GPU and the CPU share.
+/// Runs a plan that a GPU and the CPU share.
 pub struct HybridBackend {
     plan: Plan,
     placement: Placement,
     cpu: CpuBackend,
     gpu: GpuBackend,
-    /// Whether a step ended before its time on the GPU, which then counts steps otherwise than the host.
+    /// Whether a step failed before the GPU ran all of it, so that the step counters of GPU and host may differ.
     needs_restart: bool,
     residency: Residency,
     observer: Option<Box<dyn OpObserver>>,
     step_observer: Option<Box<dyn StepObserver>>,
 }
 
-/// How to run on each side.
+/// Settings of each side.
 #[derive(Debug, Clone, Copy)]
 pub struct HybridOptions {
     pub cpu: CpuOptions,
     pub gpu: GpuOptions,
 }
 
-/// The times of a step while it runs.
+/// The times of a running step.
 struct Timing {
     watch: Stopwatch,
     times: StepTimes,
 }
 
 impl Timing {
-    /// What the host did since the last time goes to no part.
+    /// Excludes the time since the last part.
     fn skip(&mut self) {
         self.watch.skip();
     }
 
-    /// What the host waited for since the last time was a copy to `side`.
+    /// Records the time since the last part as a copy to `side`.
     fn lap_copy(&mut self, side: Side) {
         self.watch.lap_on(side, StepPart::Copy);
         self.flush();
     }
 
-    /// The parts so far come before those of the GPU that follow.
+    /// Moves the host's parts to `times`, before the GPU's parts that follow.
     fn flush(&mut self) {
         self.times.parts.append(&mut self.watch.take());
     }
 }
 
 impl HybridBackend {
-    /// Takes the memory of both sides and copies the GPU's weights. Rotations of `plan` are settled for the context.
+    /// Allocates the memory of both sides and uploads the GPU's weights. The RoPE tables of `plan` must be settled for
+    /// the context.
     ///
     /// # Errors
-    /// Those of the GPU.
+    /// Errors of the GPU.
     pub fn new(
         gpu: Gpu,
         plan: Plan,
@@ -95,7 +96,7 @@ impl HybridBackend {
         })
     }
 
-    /// What the GPU has. Past its first operation the CPU has experts only, if anything.
+    /// Returns what runs on the GPU. After the GPU's first operation the CPU runs at most experts.
     fn offload(&self) -> Offload {
         let from_first = self.placement.sides().iter();
         let mut from_first = from_first.skip_while(|side| **side == Side::Cpu);
@@ -110,15 +111,15 @@ impl HybridBackend {
         Offload { layers, experts }
     }
 
-    /// As [`GpuBackend::check_graphs`], of the GPU's segments.
+    /// Like [`GpuBackend::check_graphs`], for the GPU's segments.
     ///
     /// # Errors
-    /// Those of steps without graphs, and a lost device.
+    /// Errors of steps without graphs, and a lost device.
     pub(crate) fn check_graphs(&mut self) -> Result<bool, RuntimeError> {
         self.gpu.check_graphs()
     }
 
-    /// As [`GpuBackend::enable_idle_tuning`], of what is the GPU's.
+    /// Like [`GpuBackend::enable_idle_tuning`], for the GPU's operations.
     pub(crate) fn enable_idle_tuning(&mut self, store: Arc<dyn TuningStore>) {
         self.gpu.enable_idle_tuning(store);
     }
@@ -197,7 +198,7 @@ impl HybridBackend {
         Ok(rows)
     }
 
-    /// What the segment reads of the GPU's; waits for it.
+    /// Copies the GPU buffers that the segment reads to the CPU, and waits for them.
     fn copy_to_cpu(
         &mut self,
         segment: &Segment,
@@ -218,7 +219,7 @@ impl HybridBackend {
         Ok(())
     }
 
-    /// What the segment reads of the CPU's.
+    /// Queues the copies of the CPU buffers that the segment reads.
     fn copy_to_gpu(
         &mut self,
         segment: &Segment,
@@ -253,7 +254,7 @@ impl HybridBackend {
         self.cpu.run_ops(ops, batch, step, &mut onlookers);
     }
 
-    /// Queues the segment, which is the GPU's of this number. If times are taken, it is waited for.
+    /// Queues a segment; `number` counts the GPU's segments. Waits for it if the step is timed.
     fn queue_on_gpu(
         &mut self,
         (number, segment): (usize, &Segment),

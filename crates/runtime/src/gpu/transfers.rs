@@ -1,5 +1,4 @@
-//! Buffers of a part of a plan that come from the other device and go there, through memory of the host that this one
-//! reads and writes.
+//! Copies buffers between the GPU and the CPU when they share a plan, through pinned host memory.
 
 use std::collections::HashMap;
 
@@ -9,7 +8,7 @@ use super::step::StepSizes;
 use super::{GpuBackend, QueuedStep};
 use rocmforge_plan::{BufferId, PlanPart};
 
-/// By buffer.
+/// The buffers that this device exchanges with the other one.
 pub(crate) struct Transfers {
     buffers: HashMap<BufferId, HostBuffer>,
     imports: Vec<BufferId>,
@@ -19,7 +18,7 @@ pub(crate) struct Transfers {
 struct HostBuffer {
     /// `[rows, width]` of the largest step.
     host: Pinned<f32>,
-    /// The last copy from `host`.
+    /// Recorded after the last copy from `host`.
     read: Event,
     was_read: bool,
 }
@@ -44,19 +43,19 @@ impl Transfers {
         })
     }
 
-    /// Buffers that come from the other device.
+    /// Returns the buffers that come from the other device.
     pub(crate) fn imports(&self) -> &[BufferId] {
         &self.imports
     }
 
-    /// Buffers that go there.
+    /// Returns the buffers that go to the other device.
     pub(crate) fn exports(&self) -> &[BufferId] {
         &self.exports
     }
 }
 
 impl GpuBackend {
-    /// Queues the copy of the rows of a step to a buffer that crosses. Rows that only fill up the step are zeros.
+    /// Queues the copy of `values` to an imported buffer. Padding rows are zeros.
     pub(crate) fn import(
         &mut self,
         id: BufferId,
@@ -64,7 +63,7 @@ impl GpuBackend {
         queued: &QueuedStep,
     ) -> Result<(), GpuError> {
         let buffer = self.transfers.buffers.get_mut(&id);
-        let buffer = buffer.expect("the buffer crosses");
+        let buffer = buffer.expect("the buffer is exchanged");
         let to = self.memory.buffer(id, &queued.shape);
         if to.is_empty() {
             return Ok(());
@@ -73,15 +72,15 @@ impl GpuBackend {
             buffer.read.wait()?;
         }
         buffer.host.write(values);
-        let n_filling = to.len().saturating_sub(values.len());
-        buffer.host.write_at(values.len(), &vec![0.0; n_filling]);
+        let n_padding = to.len().saturating_sub(values.len());
+        buffer.host.write_at(values.len(), &vec![0.0; n_padding]);
         self.gpu.write_pinned(to, &buffer.host)?;
         buffer.read.record()?;
         buffer.was_read = true;
         Ok(())
     }
 
-    /// Queues the copies of buffers that cross to the host.
+    /// Queues the copies of exported buffers to the host.
     pub(crate) fn queue_export(
         &mut self,
         ids: &[BufferId],
@@ -89,7 +88,7 @@ impl GpuBackend {
     ) -> Result<(), GpuError> {
         for id in ids {
             let buffer = self.transfers.buffers.get_mut(id);
-            let buffer = buffer.expect("the buffer crosses");
+            let buffer = buffer.expect("the buffer is exchanged");
             let from = self.memory.buffer(*id, &queued.shape);
             if !from.is_empty() {
                 self.gpu.read_pinned(from, &mut buffer.host)?;
@@ -98,12 +97,12 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// The first values of a buffer whose export is over.
+    /// Copies the first values of an exported buffer to `to`. The export must have completed.
     pub(crate) fn read_export(&self, id: BufferId, to: &mut [f32]) {
         to.copy_from_slice(&self.transfers.buffers[&id].host.read(0..to.len()));
     }
 
-    /// Waits for all that is queued.
+    /// Waits for all queued work.
     pub(crate) fn synchronize(&self) -> Result<(), GpuError> {
         self.gpu.synchronize()
     }

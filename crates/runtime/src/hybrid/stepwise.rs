@@ -1,5 +1,5 @@
-//! The hybrid backend one operation at a time, for checks: each runs where it would run, and what it reads comes over
-//! before it.
+//! Runs the hybrid backend one pass at a time for checks. Each pass runs on its own side, after the buffers it reads
+//! are copied there.
 
 use std::borrow::Cow;
 
@@ -10,17 +10,17 @@ use rocmforge_plan::Batch;
 use rocmforge_plan::KvShift;
 use rocmforge_plan::{BufferId, Op, Plan, Side};
 
-/// Who has written last what operations work on.
+/// The side that holds the current values of each buffer.
 pub(crate) struct Residency {
     buffers: Vec<Side>,
     acts: Vec<Side>,
     routings: Vec<Side>,
-    /// Of the cache.
+    /// KV caches.
     layers: Vec<Side>,
 }
 
 impl Residency {
-    /// Before the first step: what only one side has is there.
+    /// Returns the sides before the first step: a buffer that exists on one side only is there.
     pub(crate) fn new(cpu: &Plan, gpu: &Plan) -> Residency {
         let home = |of_cpu: bool| match of_cpu {
             true => Side::Cpu,
@@ -40,6 +40,7 @@ impl Residency {
         }
     }
 
+    /// Records that `op` ran on `side`.
     fn written(&mut self, op: &Op, side: Side) {
         for id in op.writes() {
             self.buffers[id.0 as usize] = side;
@@ -54,18 +55,18 @@ impl Residency {
 }
 
 impl HybridBackend {
-    /// The side of an operation, and its place among those of its side.
+    /// Returns the side of an operation, and its index in that side's plan.
     fn place(&self, index: usize) -> (Side, usize) {
         let mut segments = self.placement.segments().iter();
         let segment = segments.find(|segment| segment.ops.contains(&index));
-        let segment = segment.expect("every operation is of a segment");
+        let segment = segment.expect("every operation belongs to a segment");
         (
             segment.side,
             segment.own_ops.start + index - segment.ops.start,
         )
     }
 
-    /// Makes sure that `side` has the values of a buffer.
+    /// Copies a buffer to `side` unless its values are there.
     fn copy_to(&mut self, id: BufferId, side: Side, batch: &Batch) -> Result<(), RuntimeError> {
         let home = &mut self.residency.buffers[id.0 as usize];
         match (*home, side) {
@@ -92,7 +93,7 @@ impl Stepwise for HybridBackend {
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
         let (side, own) = self.place(index);
         let ops = self.plan.ops[index..index + self.pass(index).n_ops].to_vec();
-        // Its buffers have room for the batch.
+        // Resizes the CPU's buffers for the batch.
         self.cpu.begin(batch);
         for id in ops.iter().flat_map(Op::reads) {
             self.copy_to(id, side, batch)?;
@@ -122,11 +123,11 @@ impl Stepwise for HybridBackend {
     }
 }
 
-/// What is at home on each side.
-fn merged<T: Clone>(residency: &[Side], cpu: &[T], gpu: &[T]) -> Cow<'static, [T]> {
-    let at_home = residency.iter().enumerate().map(|(i, home)| match home {
+/// Takes each value from the side that holds the current one.
+fn merged<T: Clone>(sides: &[Side], cpu: &[T], gpu: &[T]) -> Cow<'static, [T]> {
+    let current = sides.iter().enumerate().map(|(i, side)| match side {
         Side::Gpu => gpu[i].clone(),
         Side::Cpu => cpu[i].clone(),
     });
-    Cow::Owned(at_home.collect())
+    Cow::Owned(current.collect())
 }
