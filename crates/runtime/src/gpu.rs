@@ -6,7 +6,6 @@
 
 mod choices;
 mod compile;
-mod crossing;
 mod device;
 mod graph_check;
 mod limits;
@@ -17,6 +16,7 @@ mod shift;
 mod step;
 mod stepwise;
 mod timed;
+mod transfers;
 mod tune;
 mod weights;
 
@@ -37,7 +37,6 @@ pub use crate::gpu_config::{GpuConfig, Graphs, TuningUse, WhenIdle};
 pub use crate::offload::{Experts, GpuLayers, Offload};
 pub(crate) use choices::Choices;
 use compile::Segment;
-use crossing::Crossing;
 pub use device::{
     DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, first, image_targets,
     read_bandwidth, roofline, survey, tuning_key,
@@ -50,10 +49,11 @@ use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, LogitsRow, RowOutput, Sampled, StepOutput};
 use rocmforge_plan::{BufferId, KeyTurn, Op, Plan, PlanPart};
 use run_op::Launcher;
-pub(crate) use segments::{Begun, Look};
+pub(crate) use segments::{Observation, QueuedStep};
 use step::{N_SLOTS, StepShape, StepSizes};
 use timed::{TimedStep, Timing};
-use tune::{Idle, Tuner};
+use transfers::Transfers;
+use tune::{IdleTuning, Tuner};
 use weights::DeviceWeights;
 
 /// Sequences of the largest graph; the sizes of graphs are powers of two.
@@ -95,7 +95,7 @@ pub struct GpuBackend {
     memory: Memory,
     /// By layer.
     key_turns: Vec<Option<KeyTurn>>,
-    crossing: Crossing,
+    transfers: Transfers,
     options: GpuOptions,
     pool: Pool,
     /// By segment and the shape of the step. The first step of a shape is not recorded: it loads the kernels.
@@ -110,15 +110,15 @@ pub struct GpuBackend {
     device_memory: DeviceMemory,
     notices: Vec<String>,
     tuner: Option<Tuner>,
-    idle: Option<Idle>,
+    idle_tuning: Option<IdleTuning>,
 }
 
 /// A step without a reply.
 struct InFlight {
     batch: Batch,
-    begun: Begun,
+    queued: QueuedStep,
     /// The rows whose logits are read before the next step begins.
-    of_host: Vec<usize>,
+    host_rows: Vec<usize>,
     times: Option<TimedStep>,
     reply: Reply,
 }
@@ -157,7 +157,7 @@ impl GpuBackend {
         let before = gpu.allocated_bytes();
         let memory = Memory::new(&gpu, &part.plan, &sizes)?;
         let scratch = gpu.allocated_bytes() - before - memory.kv_bytes();
-        let crossing = Crossing::new(&gpu, &part, &sizes.step)?;
+        let transfers = Transfers::new(&gpu, &part, &sizes.step)?;
         let PlanPart {
             plan, has_output, ..
         } = part;
@@ -170,7 +170,7 @@ impl GpuBackend {
             weights,
             memory,
             key_turns: plan.key_turns(),
-            crossing,
+            transfers,
             pool: Pool::new(options.n_threads),
             graphs: HashMap::new(),
             ends: [Event::new(&gpu)?, Event::new(&gpu)?],
@@ -181,7 +181,7 @@ impl GpuBackend {
             device_memory: DeviceMemory { total, scratch },
             notices: Vec::new(),
             tuner: None,
-            idle: None,
+            idle_tuning: None,
             options,
             gpu,
             plan,
@@ -193,29 +193,29 @@ impl GpuBackend {
         &mut self,
         batch: &Batch,
         choices: &Choices,
-    ) -> Result<(Begun, Option<TimedStep>), GpuError> {
-        let begun = self.write_step(batch, choices)?;
+    ) -> Result<(QueuedStep, Option<TimedStep>), GpuError> {
+        let queued = self.write_step(batch, choices)?;
         let mut observer = self.observer.take();
-        let look = match &mut observer {
-            Some(observer) => Look::Values(observer.as_mut(), 0),
-            None if self.timing.is_on() => Look::Times,
-            None => Look::Away,
+        let observation = match &mut observer {
+            Some(observer) => Observation::Values(observer.as_mut(), 0),
+            None if self.timing.is_on() => Observation::Times,
+            None => Observation::Unobserved,
         };
-        let queued = self.queue_segment(0, &begun, batch, look);
+        let times = self.queue_segment(0, &queued, batch, observation);
         self.observer = observer;
-        let times = queued?;
-        self.end_queue(&begun)?;
-        Ok((begun, times))
+        let times = times?;
+        self.end_queue(&queued)?;
+        Ok((queued, times))
     }
 
     /// Waits for the oldest step and replies.
     fn finish_oldest(&mut self) {
         if let Some(mut step) = self.in_flight.pop_front() {
             let times = step.times.take();
-            let rows = self.output(&step.batch, &step.begun, &step.of_host);
+            let rows = self.output(&step.batch, &step.queued, &step.host_rows);
             let result = rows.and_then(|rows| {
                 if let Some(times) = times {
-                    self.tell_times(&step.batch, times)?;
+                    self.report_times(&step.batch, times)?;
                 }
                 Ok(StepOutput {
                     step: step.batch.step,
@@ -227,26 +227,26 @@ impl GpuBackend {
     }
 
     /// Waits for a step that is queued to its end, and for what the batch wants of its logits, if they are made here;
-    /// `of_host` are the rows that are left to the host.
+    /// `host_rows` are the rows that are left to the host.
     pub(crate) fn output(
         &mut self,
         batch: &Batch,
-        begun: &Begun,
-        of_host: &[usize],
+        queued: &QueuedStep,
+        host_rows: &[usize],
     ) -> Result<Vec<RowOutput>, RuntimeError> {
-        self.ends[begun.slot].wait()?;
+        self.ends[queued.slot].wait()?;
         let n_rows = match self.has_output {
             true => batch.logits.len(),
             false => 0,
         };
-        let ids = self.memory.step.ids(begun.slot, batch.step, n_rows);
+        let ids = self.memory.step.ids(queued.slot, batch.step, n_rows);
         let ids = ids.map_err(|found| DeviceError::LostStep {
             step: batch.step,
             found,
         })?;
         let mut rows: Vec<RowOutput> = ids.into_iter().map(sampled).collect();
-        let host_rows = self.host_rows(batch, begun, of_host)?;
-        for (&index, output) in of_host.iter().zip(host_rows) {
+        let outputs = self.sample_on_host(batch, queued, host_rows)?;
+        for (&index, output) in host_rows.iter().zip(outputs) {
             rows[index] = output;
         }
         self.set_last_sampled(&rows);
@@ -259,21 +259,21 @@ impl GpuBackend {
     }
 
     /// What the host makes of the rows that are left to it.
-    fn host_rows(
+    fn sample_on_host(
         &self,
         batch: &Batch,
-        begun: &Begun,
-        of_host: &[usize],
+        queued: &QueuedStep,
+        host_rows: &[usize],
     ) -> Result<Vec<RowOutput>, GpuError> {
-        let all = self.memory.buffer(self.plan.logits, &begun.shape);
-        let n_vocab = all.len() / begun.shape.n_logits.max(1);
-        let mut logits = Vec::with_capacity(of_host.len() * n_vocab);
+        let all = self.memory.buffer(self.plan.logits, &queued.shape);
+        let n_vocab = all.len() / queued.shape.n_logits.max(1);
+        let mut logits = Vec::with_capacity(host_rows.len() * n_vocab);
         // One copy for rows that follow each other.
-        for rows in of_host.chunk_by(|a, b| a + 1 == *b) {
+        for rows in host_rows.chunk_by(|a, b| a + 1 == *b) {
             let (first, end) = (rows[0] * n_vocab, (rows[0] + rows.len()) * n_vocab);
             logits.extend(self.gpu.read(all.part(first..end))?);
         }
-        let wanted: Vec<&LogitsRow> = of_host.iter().map(|&row| &batch.logits[row]).collect();
+        let wanted: Vec<&LogitsRow> = host_rows.iter().map(|&row| &batch.logits[row]).collect();
         Ok(output::rows(
             self.options.isa,
             &self.pool,
@@ -312,17 +312,17 @@ impl OpData for Launcher<'_> {
 
 impl Backend for GpuBackend {
     fn submit(&mut self, batch: Batch, reply: Reply) {
-        let needs_logits = |step: &InFlight| !step.of_host.is_empty();
+        let needs_logits = |step: &InFlight| !step.host_rows.is_empty();
         while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(needs_logits) {
             self.finish_oldest();
         }
         let choices = Choices::of(&batch);
         match self.start(&batch, &choices) {
-            Ok((begun, times)) => self.in_flight.push_back(InFlight {
+            Ok((queued, times)) => self.in_flight.push_back(InFlight {
                 times,
-                of_host: choices.of_host,
+                host_rows: choices.host_rows,
                 batch,
-                begun,
+                queued,
                 reply,
             }),
             Err(error) => {
@@ -342,7 +342,7 @@ impl Backend for GpuBackend {
         }
         while let Some(oldest) = self.in_flight.front() {
             // An error is found again, and told, by the wait for the step.
-            if wait != Wait::All && matches!(self.ends[oldest.begun.slot].is_done(), Ok(false)) {
+            if wait != Wait::All && matches!(self.ends[oldest.queued.slot].is_done(), Ok(false)) {
                 return;
             }
             self.finish_oldest();
@@ -354,19 +354,19 @@ impl Backend for GpuBackend {
     }
 
     fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
-        // Steps in flight are told of to the one they were begun for.
+        // Steps in flight are told of to the one they were queued for.
         self.finish(Wait::All);
         self.timing.set(observer);
     }
 
     fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, RuntimeError> {
         self.finish(Wait::All);
-        self.go_on_tuning(budget).map(Some)
+        self.continue_tuning(budget).map(Some)
     }
 
     fn idle(&mut self, budget: Duration) -> Rest {
         match self.in_flight.is_empty() {
-            true => self.go_on_idly(budget),
+            true => self.tune_while_idle(budget),
             false => Rest::Nothing,
         }
     }

@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use rocmforge_gpu::{Gpu, GpuError};
 
-use self::stepwise::Homes;
+use self::stepwise::Residency;
 use super::cpu::{CpuBackend, CpuOptions, CpuStep, Onlookers};
-use super::gpu::{Begun, Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Look, Offload};
+use super::gpu::{
+    Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Observation, Offload, QueuedStep,
+};
 use super::times::{StepPart, StepTimes, Stopwatch};
 use super::tuning::{TuneProgress, TuningStore};
 use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, Rest, StepObserver};
@@ -30,8 +32,8 @@ pub struct HybridBackend {
     cpu: CpuBackend,
     gpu: GpuBackend,
     /// Whether a step ended before its time on the GPU, which then counts steps otherwise than the host.
-    is_torn: bool,
-    homes: Homes,
+    needs_restart: bool,
+    residency: Residency,
     observer: Option<Box<dyn OpObserver>>,
     step_observer: Option<Box<dyn StepObserver>>,
 }
@@ -56,13 +58,13 @@ impl Timing {
     }
 
     /// What the host waited for since the last time was a copy to `side`.
-    fn copied(&mut self, side: Side) {
+    fn lap_copy(&mut self, side: Side) {
         self.watch.lap_on(side, StepPart::Copy);
-        self.gather();
+        self.flush();
     }
 
     /// The parts so far come before those of the GPU that follow.
-    fn gather(&mut self) {
+    fn flush(&mut self) {
         self.times.parts.append(&mut self.watch.take());
     }
 }
@@ -82,12 +84,12 @@ impl HybridBackend {
         let of_gpu = placement.part(&plan, Side::Gpu);
         let of_cpu = placement.part(&plan, Side::Cpu);
         Ok(HybridBackend {
-            homes: Homes::new(&of_cpu.plan, &of_gpu.plan),
+            residency: Residency::new(&of_cpu.plan, &of_gpu.plan),
             gpu: GpuBackend::new(gpu, of_gpu, weights, options.gpu)?,
             cpu: CpuBackend::new(of_cpu, Arc::clone(weights), options.cpu),
             plan,
             placement,
-            is_torn: false,
+            needs_restart: false,
             observer: None,
             step_observer: None,
         })
@@ -116,16 +118,16 @@ impl HybridBackend {
         self.gpu.check_graphs()
     }
 
-    /// As [`GpuBackend::tune_when_idle`], of what is the GPU's.
-    pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
-        self.gpu.tune_when_idle(store);
+    /// As [`GpuBackend::enable_idle_tuning`], of what is the GPU's.
+    pub(crate) fn enable_idle_tuning(&mut self, store: Arc<dyn TuningStore>) {
+        self.gpu.enable_idle_tuning(store);
     }
 
     fn run(&mut self, batch: &Batch) -> Result<StepOutput, RuntimeError> {
-        if self.is_torn {
+        if self.needs_restart {
             self.gpu.restart()?;
         }
-        self.is_torn = true;
+        self.needs_restart = true;
         let mut timing = self.step_observer.as_ref().map(|_| {
             let watch = Stopwatch::start();
             let times = watch.clone().finish(batch.step, BatchShape::of(batch));
@@ -135,9 +137,9 @@ impl HybridBackend {
         let rows = self.run_segments(batch, &mut observer, &mut timing);
         self.observer = observer;
         let rows = rows?;
-        self.is_torn = false;
+        self.needs_restart = false;
         if let (Some(mut timing), Some(observer)) = (timing, &mut self.step_observer) {
-            timing.gather();
+            timing.flush();
             observer.step(timing.times);
         }
         Ok(StepOutput {
@@ -152,12 +154,12 @@ impl HybridBackend {
         observer: &mut Option<Box<dyn OpObserver>>,
         timing: &mut Option<Timing>,
     ) -> Result<Vec<RowOutput>, RuntimeError> {
-        let chooses = self.placement.output();
-        let choices = match chooses {
+        let sampling_side = self.placement.output();
+        let choices = match sampling_side {
             Side::Gpu => Choices::of(batch),
             Side::Cpu => Choices::default(),
         };
-        let begun = self.gpu.write_step(batch, &choices)?;
+        let queued = self.gpu.write_step(batch, &choices)?;
         let step = self.cpu.begin(batch);
         if let Some(timing) = timing {
             timing.watch.lap(StepPart::Begin);
@@ -167,20 +169,20 @@ impl HybridBackend {
         for segment in &segments {
             match segment.side {
                 Side::Cpu => {
-                    self.bring_to_cpu(segment, &begun, timing)?;
-                    self.on_cpu(segment, batch, &step, (&mut *observer, &mut *timing));
+                    self.copy_to_cpu(segment, &queued, timing)?;
+                    self.run_on_cpu(segment, batch, &step, (&mut *observer, &mut *timing));
                 }
                 Side::Gpu => {
-                    self.bring_to_gpu(segment, &begun, timing)?;
+                    self.copy_to_gpu(segment, &queued, timing)?;
                     let watched = (&mut *observer, &mut *timing);
-                    self.on_gpu((n_of_gpu, segment), batch, &begun, watched)?;
+                    self.queue_on_gpu((n_of_gpu, segment), batch, &queued, watched)?;
                     n_of_gpu += 1;
                 }
             }
         }
-        self.gpu.end_queue(&begun)?;
-        let rows = self.gpu.output(batch, &begun, &choices.of_host)?;
-        if chooses == Side::Gpu {
+        self.gpu.end_queue(&queued)?;
+        let rows = self.gpu.output(batch, &queued, &choices.host_rows)?;
+        if sampling_side == Side::Gpu {
             self.cpu.set_last_sampled(&rows);
             return Ok(rows);
         }
@@ -196,46 +198,46 @@ impl HybridBackend {
     }
 
     /// What the segment reads of the GPU's; waits for it.
-    fn bring_to_cpu(
+    fn copy_to_cpu(
         &mut self,
         segment: &Segment,
-        begun: &Begun,
+        queued: &QueuedStep,
         timing: &mut Option<Timing>,
     ) -> Result<(), GpuError> {
         if segment.imports.is_empty() {
             return Ok(());
         }
-        self.gpu.queue_export(&segment.imports, begun)?;
+        self.gpu.queue_export(&segment.imports, queued)?;
         self.gpu.synchronize()?;
         for id in &segment.imports {
-            self.gpu.exported(*id, self.cpu.buffer_mut(*id));
+            self.gpu.read_export(*id, self.cpu.buffer_mut(*id));
         }
         if let Some(timing) = timing {
-            timing.copied(Side::Cpu);
+            timing.lap_copy(Side::Cpu);
         }
         Ok(())
     }
 
     /// What the segment reads of the CPU's.
-    fn bring_to_gpu(
+    fn copy_to_gpu(
         &mut self,
         segment: &Segment,
-        begun: &Begun,
+        queued: &QueuedStep,
         timing: &mut Option<Timing>,
     ) -> Result<(), GpuError> {
         for id in &segment.imports {
-            self.gpu.import(*id, self.cpu.buffer(*id), begun)?;
+            self.gpu.import(*id, self.cpu.buffer(*id), queued)?;
         }
         if let Some(timing) = timing
             && !segment.imports.is_empty()
         {
             self.gpu.synchronize()?;
-            timing.copied(Side::Gpu);
+            timing.lap_copy(Side::Gpu);
         }
         Ok(())
     }
 
-    fn on_cpu(
+    fn run_on_cpu(
         &mut self,
         segment: &Segment,
         batch: &Batch,
@@ -252,23 +254,23 @@ impl HybridBackend {
     }
 
     /// Queues the segment, which is the GPU's of this number. If times are taken, it is waited for.
-    fn on_gpu(
+    fn queue_on_gpu(
         &mut self,
         (number, segment): (usize, &Segment),
         batch: &Batch,
-        begun: &Begun,
+        queued: &QueuedStep,
         (observer, timing): (&mut Option<Box<dyn OpObserver>>, &mut Option<Timing>),
     ) -> Result<(), GpuError> {
         let shift = segment.ops.start - segment.own_ops.start;
-        let look = match (observer, &timing) {
-            (Some(observer), _) => Look::Values(observer.as_mut(), shift),
-            (None, Some(_)) => Look::Times,
-            (None, None) => Look::Away,
+        let observation = match (observer, &timing) {
+            (Some(observer), _) => Observation::Values(observer.as_mut(), shift),
+            (None, Some(_)) => Observation::Times,
+            (None, None) => Observation::Unobserved,
         };
-        let timed = self.gpu.queue_segment(number, begun, batch, look)?;
+        let timed = self.gpu.queue_segment(number, queued, batch, observation)?;
         if let (Some(timed), Some(timing)) = (timed, timing) {
             self.gpu.synchronize()?;
-            timing.gather();
+            timing.flush();
             self.gpu.add_times(timed, shift, &mut timing.times)?;
             timing.skip();
         }

@@ -113,7 +113,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
-                backend.tune_when_idle(store);
+                backend.enable_idle_tuning(store);
             }
             Ok((Box::new(backend), (placed, config.steps_in_flight)))
         }
@@ -126,7 +126,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
-                backend.tune_when_idle(store);
+                backend.enable_idle_tuning(store);
             }
             // The host has the step's results as soon as it is over.
             Ok((Box::new(backend), (placed, 1)))

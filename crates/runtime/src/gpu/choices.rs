@@ -43,7 +43,7 @@ pub(crate) struct Choices {
     pub(crate) rows: Vec<SampleRow>,
     pub(crate) entries: Vec<SampleEntry>,
     /// The rows whose logits the host needs, ascending.
-    pub(crate) of_host: Vec<usize>,
+    pub(crate) host_rows: Vec<usize>,
 }
 
 impl Choices {
@@ -52,7 +52,7 @@ impl Choices {
         for (index, wanted) in batch.logits.iter().enumerate() {
             let row = choices.row(batch, wanted);
             if row.is_none() {
-                choices.of_host.push(index);
+                choices.host_rows.push(index);
             }
             choices.rows.push(row.unwrap_or(BEST));
         }

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::choices::Choices;
-use super::{GpuBackend, Graphs, Look};
+use super::{GpuBackend, Graphs, Observation};
 use crate::error::{DeviceError, RuntimeError};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
 
@@ -84,26 +84,26 @@ impl GpuBackend {
             true => Choices::of(&batch),
             false => Choices::default(),
         };
-        let begun = self.write_step(&batch, &choices)?;
-        let [imports, exports] = [self.crossing.imports(), self.crossing.exports()];
+        let queued = self.write_step(&batch, &choices)?;
+        let [imports, exports] = [self.transfers.imports(), self.transfers.exports()];
         let (imports, exports) = (imports.to_vec(), exports.to_vec());
         let mut hash = DefaultHasher::new();
         for segment in 0..self.segments.len() {
             for id in &imports {
                 let width = self.plan.buffers[id.0 as usize].width;
-                self.import(*id, &numbers(position + segment, width), &begun)?;
+                self.import(*id, &numbers(position + segment, width), &queued)?;
             }
-            self.queue_segment(segment, &begun, &batch, Look::Away)?;
-            self.queue_export(&exports, &begun)?;
+            self.queue_segment(segment, &queued, &batch, Observation::Unobserved)?;
+            self.queue_export(&exports, &queued)?;
             self.gpu.synchronize()?;
             for id in &exports {
                 let mut values = vec![0.0; self.plan.buffers[id.0 as usize].width];
-                self.exported(*id, &mut values);
+                self.read_export(*id, &mut values);
                 values.iter().for_each(|x| x.to_bits().hash(&mut hash));
             }
         }
-        self.end_queue(&begun)?;
-        for row in &self.output(&batch, &begun, &choices.of_host)? {
+        self.end_queue(&queued)?;
+        for row in &self.output(&batch, &queued, &choices.host_rows)? {
             match row {
                 RowOutput::Logits(logits) => {
                     logits.iter().for_each(|x| x.to_bits().hash(&mut hash))

@@ -15,23 +15,23 @@ use rocmforge_plan::{Batch, InputToken};
 
 /// A step whose words are written and whose segments can be queued.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Begun {
+pub(crate) struct QueuedStep {
     pub(crate) shape: StepShape,
     pub(crate) slot: usize,
-    kind: Kind,
+    kind: StepKind,
 }
 
 /// Which steps are alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum StepKind {
     /// Of generation.
     Decode,
     Mixed,
 }
 
 /// Who looks on while a segment runs.
-pub(crate) enum Look<'a> {
-    Away,
+pub(crate) enum Observation<'a> {
+    Unobserved,
     /// Is told of each operation, by its place here and this number more.
     Values(&'a mut dyn OpObserver, usize),
     /// The times of all launches are taken.
@@ -44,7 +44,7 @@ impl GpuBackend {
         &mut self,
         batch: &Batch,
         choices: &Choices,
-    ) -> Result<Begun, GpuError> {
+    ) -> Result<QueuedStep, GpuError> {
         let (shape, kind) = self.shape(batch, choices.chooser());
         let tokens: Vec<StepToken> = batch
             .tokens
@@ -53,34 +53,36 @@ impl GpuBackend {
             .collect();
         let slot = self.memory.step.write(batch, &tokens, choices, &shape);
         self.shift(&batch.shifts, slot)?;
-        Ok(Begun { shape, slot, kind })
+        Ok(QueuedStep { shape, slot, kind })
     }
 
     /// Queues a segment; what its times are read from, if they are taken.
     pub(crate) fn queue_segment(
         &mut self,
         segment: usize,
-        begun: &Begun,
+        queued: &QueuedStep,
         batch: &Batch,
-        look: Look<'_>,
+        observation: Observation<'_>,
     ) -> Result<Option<TimedStep>, GpuError> {
-        let shape = &begun.shape;
-        match look {
-            Look::Values(observer, shift) => {
-                self.launch_observed(segment, begun, batch, (observer, shift))?
+        let shape = &queued.shape;
+        match observation {
+            Observation::Values(observer, shift) => {
+                self.launch_observed(segment, queued, batch, (observer, shift))?
             }
-            Look::Times => return Ok(Some(self.launch_timed(segment, shape)?)),
-            Look::Away if begun.kind == Kind::Decode && self.options.graphs == Graphs::On => {
+            Observation::Times => return Ok(Some(self.launch_timed(segment, shape)?)),
+            Observation::Unobserved
+                if queued.kind == StepKind::Decode && self.options.graphs == Graphs::On =>
+            {
                 self.launch_graph(segment, shape)?
             }
-            Look::Away => self.launch(segment, shape)?,
+            Observation::Unobserved => self.launch(segment, shape)?,
         }
         Ok(None)
     }
 
     /// The end of a step whose segments are all queued.
-    pub(crate) fn end_queue(&self, begun: &Begun) -> Result<(), GpuError> {
-        self.ends[begun.slot].record()
+    pub(crate) fn end_queue(&self, queued: &QueuedStep) -> Result<(), GpuError> {
+        self.ends[queued.slot].record()
     }
 
     /// Counts steps anew, after one that was not queued to its end.
@@ -89,12 +91,12 @@ impl GpuBackend {
     }
 
     /// Steps in which every sequence has one row, whose logits are wanted, have a few sizes only.
-    fn shape(&self, batch: &Batch, chooser: Chooser) -> (StepShape, Kind) {
+    fn shape(&self, batch: &Batch, chooser: Chooser) -> (StepShape, StepKind) {
         let n = batch.tokens.len();
         let is_decode = batch.seqs.len() == n && batch.logits.len() == n && n <= MAX_BUCKET;
         match is_decode {
-            true => (StepShape::decode(bucket(n), chooser), Kind::Decode),
-            false => (StepShape::of(batch, chooser), Kind::Mixed),
+            true => (StepShape::decode(bucket(n), chooser), StepKind::Decode),
+            false => (StepShape::of(batch, chooser), StepKind::Mixed),
         }
     }
 
@@ -205,11 +207,11 @@ impl GpuBackend {
     fn launch_observed(
         &self,
         segment: usize,
-        begun: &Begun,
+        queued: &QueuedStep,
         batch: &Batch,
         (observer, shift): (&mut dyn OpObserver, usize),
     ) -> Result<(), GpuError> {
-        let shape = &begun.shape;
+        let shape = &queued.shape;
         let launcher = self.launcher(shape);
         if segment == 0 {
             self.begin(shape)?;

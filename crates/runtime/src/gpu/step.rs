@@ -75,7 +75,7 @@ pub(crate) enum StepToken {
 }
 
 /// Where each array begins, in words. The first ones are the step's number, and the pages and the list in use.
-struct Places {
+struct Layout {
     tokens: usize,
     from_row: usize,
     positions: usize,
@@ -92,18 +92,18 @@ struct Places {
 /// The words of a step on the device and on the host.
 pub(crate) struct StepMemory {
     sizes: StepSizes,
-    places: Places,
+    layout: Layout,
     device: Buffer,
     /// Steps so far, as the device counts them.
     n_steps: Buffer,
     /// What the last step sampled, `[max_logits]`.
     sampled: Buffer,
-    /// `[N_SLOTS, places.end]`.
+    /// `[N_SLOTS, layout.end]`.
     host: Pinned<u32>,
     /// `[N_SLOTS, 1 + max_logits]`: number and ids of a step.
     results: Pinned<u32>,
     /// As the host counts them.
-    n_begun: usize,
+    n_written: usize,
     words: Vec<u32>,
 }
 
@@ -116,7 +116,7 @@ impl StepMemory {
             at
         };
         place(N_LIST_WORDS + 1);
-        let places = Places {
+        let layout = Layout {
             tokens: place(sizes.max_rows),
             from_row: place(sizes.max_rows),
             positions: place(sizes.max_rows),
@@ -131,14 +131,14 @@ impl StepMemory {
         };
         Ok(StepMemory {
             sizes,
-            device: gpu.alloc::<u32>(places.end)?,
+            device: gpu.alloc::<u32>(layout.end)?,
             n_steps: gpu.upload(&[0u32])?,
             sampled: gpu.upload(&vec![0u32; sizes.max_logits])?,
-            host: Pinned::new(gpu, N_SLOTS * places.end)?,
+            host: Pinned::new(gpu, N_SLOTS * layout.end)?,
             results: Pinned::new(gpu, N_SLOTS * (1 + sizes.max_logits))?,
-            n_begun: 0,
-            words: vec![0; places.end],
-            places,
+            n_written: 0,
+            words: vec![0; layout.end],
+            layout,
         })
     }
 
@@ -160,7 +160,7 @@ impl StepMemory {
             "{shape:?} is within {:?}",
             self.sizes
         );
-        let (places, max_pages) = (&self.places, self.sizes.max_pages);
+        let (layout, max_pages) = (&self.layout, self.sizes.max_pages);
         let words = &mut self.words;
         words[STEP_NUMBER] = step_number(batch.step);
         let n_pages = batch.seqs.iter().map(|seq| seq.block_table.len()).max();
@@ -177,65 +177,65 @@ impl StepMemory {
             StepToken::Id(id) => *id,
             StepToken::FromRow(_) => 0,
         });
-        rows(places.tokens, &mut { ids }, n_rows, 0);
+        rows(layout.tokens, &mut { ids }, n_rows, 0);
         let from_row = tokens.iter().map(|token| match token {
             StepToken::Id(_) => NO_ROW,
             StepToken::FromRow(row) => *row as u32,
         });
-        rows(places.from_row, &mut { from_row }, n_rows, NO_ROW);
+        rows(layout.from_row, &mut { from_row }, n_rows, NO_ROW);
         rows(
-            places.positions,
+            layout.positions,
             &mut batch.positions.iter().copied(),
             n_rows,
             0,
         );
         rows(
-            places.slots,
+            layout.slots,
             &mut batch.slots.iter().copied(),
             n_rows,
             NO_ROW,
         );
         let seqs = batch.seqs.iter().enumerate();
         let seq_of_row = seqs.flat_map(|(i, seq)| std::iter::repeat_n(i as u32, seq.n_rows));
-        rows(places.seq_of_row, &mut { seq_of_row }, n_rows, NO_ROW);
+        rows(layout.seq_of_row, &mut { seq_of_row }, n_rows, NO_ROW);
         let wanted = batch.logits.iter().map(|wanted| wanted.row as u32);
-        rows(places.logits_rows, &mut { wanted }, shape.n_logits, 0);
+        rows(layout.logits_rows, &mut { wanted }, shape.n_logits, 0);
         let mut seqs = vec![SeqRows::default(); shape.n_seqs];
         for (rows, seq) in seqs.iter_mut().zip(&batch.seqs) {
             rows.first_row = seq.first_row as u32;
             rows.n_rows = seq.n_rows as u32;
             rows.first_pos = seq.first_pos as u32;
         }
-        words[places.seqs..][..shape.n_seqs * SEQ_WORDS]
+        words[layout.seqs..][..shape.n_seqs * SEQ_WORDS]
             .as_mut_bytes()
             .copy_from_slice(seqs.as_bytes());
         let list = choices.entries.as_bytes();
         words[N_LIST_WORDS] = (list.len() / size_of::<u32>()) as u32;
         if shape.chooser == Chooser::Sample {
             // A row of zeros only fills up a step.
-            let rows = words[places.sample_rows..][..shape.n_logits * SAMPLE_WORDS].as_mut_bytes();
+            let rows = words[layout.sample_rows..][..shape.n_logits * SAMPLE_WORDS].as_mut_bytes();
             let given = choices.rows.as_bytes();
             rows[..given.len()].copy_from_slice(given);
             rows[given.len()..].fill(0);
-            words[places.lists..].as_mut_bytes()[..list.len()].copy_from_slice(list);
+            words[layout.lists..].as_mut_bytes()[..list.len()].copy_from_slice(list);
         }
-        let tables = words[places.block_tables..].chunks_exact_mut(max_pages);
+        let tables = words[layout.block_tables..].chunks_exact_mut(max_pages);
         for (table, seq) in tables.zip(&batch.seqs) {
             table[..seq.block_table.len()].copy_from_slice(&seq.block_table);
         }
-        let slot = self.n_begun % N_SLOTS;
-        self.n_begun += 1;
-        let n_words = places.block_tables + shape.n_seqs * max_pages;
-        self.host.write_at(slot * places.end, &words[..n_words]);
-        let list = &words[places.lists..][..words[N_LIST_WORDS] as usize];
-        self.host.write_at(slot * places.end + places.lists, list);
+        let slot = self.n_written % N_SLOTS;
+        self.n_written += 1;
+        let n_words = layout.block_tables + shape.n_seqs * max_pages;
+        self.host.write_at(slot * layout.end, &words[..n_words]);
+        let list = &words[layout.lists..][..words[N_LIST_WORDS] as usize];
+        self.host.write_at(slot * layout.end + layout.lists, list);
         slot
     }
 
     /// Counts steps anew, on both sides: what the host began may not have run.
     pub(crate) fn restart(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
         gpu.synchronize()?;
-        self.n_begun = 0;
+        self.n_written = 0;
         gpu.write(self.n_steps.as_slice(), &[0u32])
     }
 
@@ -247,14 +247,14 @@ impl StepMemory {
             words: self.device.as_slice(),
             n_steps: self.n_steps.as_slice(),
             sampled: self.sampled.as_slice(),
-            n_words: self.places.block_tables,
-            tokens: self.places.tokens,
-            from_row: self.places.from_row,
+            n_words: self.layout.block_tables,
+            tokens: self.layout.tokens,
+            from_row: self.layout.from_row,
             n_rows: shape.n_rows,
-            block_tables: self.places.block_tables,
+            block_tables: self.layout.block_tables,
             n_seqs: shape.n_seqs,
             max_pages: self.sizes.max_pages,
-            lists: self.places.lists,
+            lists: self.layout.lists,
             max_list_words: match shape.chooser {
                 Chooser::Best => 0,
                 Chooser::Sample => LIST_WORDS,
@@ -266,8 +266,8 @@ impl StepMemory {
     pub(crate) fn choices(&self, shape: &StepShape) -> SampleStep<'_> {
         let n_words = shape.n_logits * SAMPLE_WORDS;
         SampleStep {
-            rows: self.words(self.places.sample_rows, n_words).cast(),
-            entries: self.words(self.places.lists, LIST_WORDS).cast(),
+            rows: self.words(self.layout.sample_rows, n_words).cast(),
+            entries: self.words(self.layout.lists, LIST_WORDS).cast(),
             tokens: self.tokens(shape),
         }
     }
@@ -294,22 +294,22 @@ impl StepMemory {
 
     /// Ids of the input, `[n_rows]`.
     pub(crate) fn tokens(&self, shape: &StepShape) -> Slice<'_, u32> {
-        self.words(self.places.tokens, shape.n_rows)
+        self.words(self.layout.tokens, shape.n_rows)
     }
 
     /// The rows whose logits are wanted, `[n_logits]`.
     pub(crate) fn logits_rows(&self, shape: &StepShape) -> Slice<'_, u32> {
-        self.words(self.places.logits_rows, shape.n_logits)
+        self.words(self.layout.logits_rows, shape.n_logits)
     }
 
     pub(crate) fn step(&self, shape: &StepShape) -> Step<'_> {
-        let places = &self.places;
+        let layout = &self.layout;
         Step {
-            positions: self.words(places.positions, shape.n_rows),
-            slots: self.words(places.slots, shape.n_rows),
-            seq_of_row: self.words(places.seq_of_row, shape.n_rows),
-            seqs: self.words(places.seqs, shape.n_seqs * SEQ_WORDS).cast(),
-            block_tables: self.words(places.block_tables, shape.n_seqs * self.sizes.max_pages),
+            positions: self.words(layout.positions, shape.n_rows),
+            slots: self.words(layout.slots, shape.n_rows),
+            seq_of_row: self.words(layout.seq_of_row, shape.n_rows),
+            seqs: self.words(layout.seqs, shape.n_seqs * SEQ_WORDS).cast(),
+            block_tables: self.words(layout.block_tables, shape.n_seqs * self.sizes.max_pages),
             max_pages: self.sizes.max_pages,
             max_rows_of_seq: shape.max_rows_of_seq,
         }

@@ -74,7 +74,7 @@ impl GpuBackend {
     }
 
     /// Tells what a step took that is over.
-    pub(crate) fn tell_times(&mut self, batch: &Batch, step: TimedStep) -> Result<(), GpuError> {
+    pub(crate) fn report_times(&mut self, batch: &Batch, step: TimedStep) -> Result<(), GpuError> {
         let mut times = StepTimes {
             step: batch.step,
             shape: BatchShape::of(batch),

@@ -33,8 +33,8 @@ const STEP_ROWS: [usize; 4] = [1, 2, 4, 8];
 /// A launch to tune, as what it works on.
 enum Task {
     /// Sets of matrices of one format.
-    Few(Vec<Vec<WeightId>>),
-    Many {
+    Gemv(Vec<Vec<WeightId>>),
+    Gemm {
         weights: Vec<WeightId>,
         n_rows: usize,
     },
@@ -72,10 +72,10 @@ impl<'a> Model<'a> {
 
     fn work(&self, task: &Task) -> Work<'a> {
         match task {
-            Task::Few(sets) => Work::Few {
+            Task::Gemv(sets) => Work::Few {
                 sets: sets.iter().map(|ids| self.set(ids)).collect(),
             },
-            Task::Many { weights, n_rows } => Work::Many {
+            Task::Gemm { weights, n_rows } => Work::Many {
                 matrices: self.set(weights),
                 n_rows: *n_rows,
             },
@@ -118,10 +118,10 @@ impl Tuner {
             let known = tasks.iter_mut().find(|(known, _)| *known == shape);
             match (known, task) {
                 (None, task) => tasks.push((shape, task)),
-                (Some((_, Task::Few(sets))), Task::Few(more)) if sets.len() < MAX_SETS => {
+                (Some((_, Task::Gemv(sets))), Task::Gemv(more)) if sets.len() < MAX_SETS => {
                     sets.extend(more);
                 }
-                (Some((_, Task::Many { weights, .. })), Task::Many { weights: more, .. })
+                (Some((_, Task::Gemm { weights, .. })), Task::Gemm { weights: more, .. })
                     if weights.len() < MAX_SETS =>
                 {
                     weights.extend(more);
@@ -136,7 +136,7 @@ impl Tuner {
                 for (i, first) in ids.iter().enumerate() {
                     if ids[..i].iter().all(|other| ty(other) != ty(first)) {
                         let same = ids.iter().filter(|id| ty(id) == ty(first));
-                        add(Task::Few(vec![same.copied().collect()]));
+                        add(Task::Gemv(vec![same.copied().collect()]));
                     }
                 }
             }
@@ -170,7 +170,7 @@ impl Tuner {
             for n_rows in [chunk, SHORT_CHUNK.min(chunk)] {
                 let ops = plan.ops.iter().filter(|op| is_of_tokens(plan, op));
                 for id in ops.filter(|_| n_rows > MAX_ROWS).flat_map(Op::matrices) {
-                    add(Task::Many {
+                    add(Task::Gemm {
                         weights: vec![id],
                         n_rows,
                     });
@@ -248,7 +248,7 @@ fn is_of_tokens(plan: &Plan, op: &Op) -> bool {
 }
 
 /// What a backend does when it has nothing else to do.
-pub(crate) struct Idle {
+pub(crate) struct IdleTuning {
     store: Arc<dyn TuningStore>,
     /// What the store does not have yet, and its key.
     found: Vec<(Shape, Choice)>,
@@ -256,7 +256,7 @@ pub(crate) struct Idle {
     is_tuned: bool,
 }
 
-impl Idle {
+impl IdleTuning {
     /// Hands over what was found; whether the store has taken it.
     fn keep(&mut self) -> bool {
         if !self.found.is_empty() && self.store.keep(&self.key, &self.found) == Kept::Settled {
@@ -268,8 +268,8 @@ impl Idle {
 
 impl GpuBackend {
     /// From now on launches are tuned while there is nothing else to do, and what was found goes to `store`.
-    pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
-        self.idle = Some(Idle {
+    pub(crate) fn enable_idle_tuning(&mut self, store: Arc<dyn TuningStore>) {
+        self.idle_tuning = Some(IdleTuning {
             store,
             found: Vec::new(),
             key: String::new(),
@@ -278,7 +278,10 @@ impl GpuBackend {
     }
 
     /// Tunes for `budget`.
-    pub(crate) fn go_on_tuning(&mut self, budget: Duration) -> Result<TuneProgress, RuntimeError> {
+    pub(crate) fn continue_tuning(
+        &mut self,
+        budget: Duration,
+    ) -> Result<TuneProgress, RuntimeError> {
         let model = Model {
             gpu: &self.gpu,
             weights: &self.weights,
@@ -295,13 +298,13 @@ impl GpuBackend {
     }
 
     /// Tunes for `budget` if that is wanted, and hands over what was found; when there is more to do.
-    pub(crate) fn go_on_idly(&mut self, budget: Duration) -> Rest {
-        let Some(mut idle) = self.idle.take() else {
+    pub(crate) fn tune_while_idle(&mut self, budget: Duration) -> Rest {
+        let Some(mut idle) = self.idle_tuning.take() else {
             return Rest::Nothing;
         };
         if !idle.is_tuned {
             // A device that fails here fails in the next step, too, which tells it.
-            let progress = self.go_on_tuning(budget).unwrap_or_default();
+            let progress = self.continue_tuning(budget).unwrap_or_default();
             idle.is_tuned = progress.n_left == 0;
             idle.found.extend(progress.found());
             idle.key = progress.key;
@@ -317,7 +320,7 @@ impl GpuBackend {
             self.tuner = None;
         }
         if rest != Rest::Nothing {
-            self.idle = Some(idle);
+            self.idle_tuning = Some(idle);
         }
         rest
     }

@@ -11,7 +11,7 @@ use rocmforge_plan::KvShift;
 use rocmforge_plan::{BufferId, Op, Plan, Side};
 
 /// Who has written last what operations work on.
-pub(crate) struct Homes {
+pub(crate) struct Residency {
     buffers: Vec<Side>,
     acts: Vec<Side>,
     routings: Vec<Side>,
@@ -19,16 +19,16 @@ pub(crate) struct Homes {
     layers: Vec<Side>,
 }
 
-impl Homes {
+impl Residency {
     /// Before the first step: what only one side has is there.
-    pub(crate) fn new(cpu: &Plan, gpu: &Plan) -> Homes {
+    pub(crate) fn new(cpu: &Plan, gpu: &Plan) -> Residency {
         let home = |of_cpu: bool| match of_cpu {
             true => Side::Cpu,
             false => Side::Gpu,
         };
         let buffers = cpu.buffers.iter().zip(&gpu.buffers);
         let acts = cpu.acts.iter().zip(&gpu.acts);
-        Homes {
+        Residency {
             buffers: buffers
                 .map(|(a, b)| home(a.width > 0 || b.width == 0))
                 .collect(),
@@ -66,8 +66,8 @@ impl HybridBackend {
     }
 
     /// Makes sure that `side` has the values of a buffer.
-    fn bring(&mut self, id: BufferId, side: Side, batch: &Batch) -> Result<(), RuntimeError> {
-        let home = &mut self.homes.buffers[id.0 as usize];
+    fn copy_to(&mut self, id: BufferId, side: Side, batch: &Batch) -> Result<(), RuntimeError> {
+        let home = &mut self.residency.buffers[id.0 as usize];
         match (*home, side) {
             (Side::Gpu, Side::Cpu) => {
                 let values = self.gpu.values(id, batch)?;
@@ -95,13 +95,13 @@ impl Stepwise for HybridBackend {
         // Its buffers have room for the batch.
         self.cpu.begin(batch);
         for id in ops.iter().flat_map(Op::reads) {
-            self.bring(id, side, batch)?;
+            self.copy_to(id, side, batch)?;
         }
         match side {
             Side::Cpu => self.cpu.run_one(own, batch)?,
             Side::Gpu => self.gpu.run_one(own, batch)?,
         }
-        ops.iter().for_each(|op| self.homes.written(op, side));
+        ops.iter().for_each(|op| self.residency.written(op, side));
         Ok(())
     }
 
@@ -112,19 +112,19 @@ impl Stepwise for HybridBackend {
 
     fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError> {
         let (cpu, gpu) = (self.cpu.memory(batch)?, self.gpu.memory(batch)?);
-        let homes = &self.homes;
+        let residency = &self.residency;
         Ok(Memory {
-            buffers: merged(&homes.buffers, &cpu.buffers, &gpu.buffers),
-            acts: merged(&homes.acts, &cpu.acts, &gpu.acts),
-            routings: merged(&homes.routings, &cpu.routings, &gpu.routings),
-            cache: merged(&homes.layers, &cpu.cache, &gpu.cache),
+            buffers: merged(&residency.buffers, &cpu.buffers, &gpu.buffers),
+            acts: merged(&residency.acts, &cpu.acts, &gpu.acts),
+            routings: merged(&residency.routings, &cpu.routings, &gpu.routings),
+            cache: merged(&residency.layers, &cpu.cache, &gpu.cache),
         })
     }
 }
 
 /// What is at home on each side.
-fn merged<T: Clone>(homes: &[Side], cpu: &[T], gpu: &[T]) -> Cow<'static, [T]> {
-    let at_home = homes.iter().enumerate().map(|(i, home)| match home {
+fn merged<T: Clone>(residency: &[Side], cpu: &[T], gpu: &[T]) -> Cow<'static, [T]> {
+    let at_home = residency.iter().enumerate().map(|(i, home)| match home {
         Side::Gpu => gpu[i].clone(),
         Side::Cpu => cpu[i].clone(),
     });

@@ -123,7 +123,7 @@ fn gpu() -> Option<Gpu> {
 /// What the device says of every row of `batch`, whose unknown tokens are `last`.
 fn on_device(gpu: &Gpu, logits: &[f32], batch: &Batch, last: &[Sampled]) -> Vec<RowOutput> {
     let choices = Choices::of(batch);
-    assert_eq!(choices.of_host, [0usize; 0], "all rows are the device's");
+    assert_eq!(choices.host_rows, [0usize; 0], "all rows are the device's");
     let tokens: Vec<u32> = batch
         .tokens
         .iter()
@@ -227,7 +227,7 @@ fn rows_of_all_kinds_stand_together() {
         ..Batch::default()
     };
     let choices = Choices::of(&batch);
-    assert_eq!(choices.of_host, [2, 3, 4, 6]);
+    assert_eq!(choices.host_rows, [2, 3, 4, 6]);
     let top_k: Vec<u32> = choices.rows.iter().map(|row| row.top_k).collect();
     assert_eq!(top_k, [0, 40, 0, 0, 0, 40, 0]);
     let lists = [1, 5].map(|i| {

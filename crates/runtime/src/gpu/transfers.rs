@@ -6,17 +6,17 @@ use std::collections::HashMap;
 use rocmforge_gpu::{Event, Gpu, GpuError, Pinned};
 
 use super::step::StepSizes;
-use super::{Begun, GpuBackend};
+use super::{GpuBackend, QueuedStep};
 use rocmforge_plan::{BufferId, PlanPart};
 
 /// By buffer.
-pub(crate) struct Crossing {
-    ports: HashMap<BufferId, Port>,
+pub(crate) struct Transfers {
+    buffers: HashMap<BufferId, HostBuffer>,
     imports: Vec<BufferId>,
     exports: Vec<BufferId>,
 }
 
-struct Port {
+struct HostBuffer {
     /// `[rows, width]` of the largest step.
     host: Pinned<f32>,
     /// The last copy from `host`.
@@ -24,21 +24,21 @@ struct Port {
     was_read: bool,
 }
 
-impl Crossing {
+impl Transfers {
     pub(crate) fn new(gpu: &Gpu, part: &PlanPart, sizes: &StepSizes) -> Result<Self, GpuError> {
-        let mut ports = HashMap::new();
+        let mut buffers = HashMap::new();
         for id in part.imports.iter().chain(&part.exports) {
             let info = part.plan.buffers[id.0 as usize];
             let n_rows = info.rows.rows(sizes.max_rows, sizes.max_logits);
-            let port = Port {
+            let buffer = HostBuffer {
                 host: Pinned::new(gpu, n_rows * info.width)?,
                 read: Event::new(gpu)?,
                 was_read: false,
             };
-            ports.insert(*id, port);
+            buffers.insert(*id, buffer);
         }
-        Ok(Crossing {
-            ports,
+        Ok(Transfers {
+            buffers,
             imports: part.imports.clone(),
             exports: part.exports.clone(),
         })
@@ -61,42 +61,46 @@ impl GpuBackend {
         &mut self,
         id: BufferId,
         values: &[f32],
-        begun: &Begun,
+        queued: &QueuedStep,
     ) -> Result<(), GpuError> {
-        let port = self.crossing.ports.get_mut(&id);
-        let port = port.expect("the buffer crosses");
-        let to = self.memory.buffer(id, &begun.shape);
+        let buffer = self.transfers.buffers.get_mut(&id);
+        let buffer = buffer.expect("the buffer crosses");
+        let to = self.memory.buffer(id, &queued.shape);
         if to.is_empty() {
             return Ok(());
         }
-        if port.was_read {
-            port.read.wait()?;
+        if buffer.was_read {
+            buffer.read.wait()?;
         }
-        port.host.write(values);
+        buffer.host.write(values);
         let n_filling = to.len().saturating_sub(values.len());
-        port.host.write_at(values.len(), &vec![0.0; n_filling]);
-        self.gpu.write_pinned(to, &port.host)?;
-        port.read.record()?;
-        port.was_read = true;
+        buffer.host.write_at(values.len(), &vec![0.0; n_filling]);
+        self.gpu.write_pinned(to, &buffer.host)?;
+        buffer.read.record()?;
+        buffer.was_read = true;
         Ok(())
     }
 
     /// Queues the copies of buffers that cross to the host.
-    pub(crate) fn queue_export(&mut self, ids: &[BufferId], begun: &Begun) -> Result<(), GpuError> {
+    pub(crate) fn queue_export(
+        &mut self,
+        ids: &[BufferId],
+        queued: &QueuedStep,
+    ) -> Result<(), GpuError> {
         for id in ids {
-            let port = self.crossing.ports.get_mut(id);
-            let port = port.expect("the buffer crosses");
-            let from = self.memory.buffer(*id, &begun.shape);
+            let buffer = self.transfers.buffers.get_mut(id);
+            let buffer = buffer.expect("the buffer crosses");
+            let from = self.memory.buffer(*id, &queued.shape);
             if !from.is_empty() {
-                self.gpu.read_pinned(from, &mut port.host)?;
+                self.gpu.read_pinned(from, &mut buffer.host)?;
             }
         }
         Ok(())
     }
 
     /// The first values of a buffer whose export is over.
-    pub(crate) fn exported(&self, id: BufferId, to: &mut [f32]) {
-        to.copy_from_slice(&self.crossing.ports[&id].host.read(0..to.len()));
+    pub(crate) fn read_export(&self, id: BufferId, to: &mut [f32]) {
+        to.copy_from_slice(&self.transfers.buffers[&id].host.read(0..to.len()));
     }
 
     /// Waits for all that is queued.
