@@ -142,15 +142,6 @@ impl Memory {
     }
 }
 
-/// Returns the device's form of an activation format.
-pub(crate) fn form(format: rocmforge_plan::ActFormat) -> ActForm {
-    match format {
-        rocmforge_plan::ActFormat::F32 => ActForm::F32,
-        rocmforge_plan::ActFormat::Q8x32 => ActForm::Q8x32,
-        rocmforge_plan::ActFormat::Q8x256 => ActForm::Q8x256,
-    }
-}
-
 /// Allocates each expert routing for steps of up to `max_rows` tokens.
 fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer>, GpuError> {
     let all = (0..plan.n_routings).map(|id| {
