@@ -35,8 +35,10 @@ constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 #else
 #define GEMV_KERNEL(NAME, PARAMS, BLOCKS) KERNEL(NAME, PARAMS, THREADS)
 #endif
-// 64 registers per thread, for kernels of one row of activations.
+// For kernels of one row of activations: 64 registers per thread.
 constexpr u32 BLOCKS_ONE_ROW = 4;
+// For kernels of several rows: 128 registers per thread.
+constexpr u32 BLOCKS_ROWS = 2;
 
 // What happens to the result of a product.
 enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
