@@ -1,8 +1,8 @@
-//! How far the memories of two backends are apart: the largest error of any value, absolute and relative to the
+//! Measures how much the memories of two backends differ: the largest error of any value, absolute and relative to the
 //! magnitude of its row.
 //!
-//! A row's magnitude is that of its largest value. Where a product has only a few values a row, all of them may be
-//! sums whose terms cancel; what counts there is how large a sum of such terms is when they do not.
+//! A row's magnitude is that of its largest value. In a GEMM with only a few values per row, the terms of all of them
+//! may cancel; there the magnitude is at least that of the sum with terms of random sign.
 
 use std::borrow::Cow;
 
@@ -12,12 +12,14 @@ use super::super::cpu::ActsBuffer;
 use super::{Labels, Memory, Part};
 use rocmforge_plan::{BufferId, Op, Plan};
 
-/// Values of a row among which one is large for certain.
+/// Values per row from which cancellation in all of them is ruled out.
 const WIDE: usize = 16;
 
+/// The largest error of a set of values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Difference {
     pub(crate) abs: f64,
+    /// Relative to the magnitude of the row.
     pub(crate) rel: f64,
 }
 
@@ -36,14 +38,14 @@ impl Difference {
     }
 }
 
-/// The least magnitude of each row of a buffer.
+/// The minimum magnitude of each row of a buffer.
 pub(crate) struct Floors {
     out: BufferId,
     by_row: Vec<f64>,
 }
 
 impl Labels<'_> {
-    /// The floors of what `op` wrote, if it is a product with few values a row.
+    /// Returns the floors of the outputs of `op` if it is a GEMM with few values per row.
     pub(crate) fn floors(&self, op: &Op, memory: &Memory<'_>) -> Vec<Floors> {
         let (x, products) = match *op {
             Op::MatMul { x, weight, out, .. } => (x, vec![(weight, out)]),
@@ -72,8 +74,8 @@ impl Labels<'_> {
     }
 }
 
-/// For each row of `x`, the magnitude that its product with a row of `weights` has when the terms' signs are random:
-/// the root of the sum of their squares. The largest over the rows of `weights`, all of `n_in` values.
+/// Returns for each row of `x` the magnitude of its dot product with a row of `weights` if the terms had random signs:
+/// the root of the sum of their squares, at its largest over the rows of `weights`. Rows have `n_in` values.
 pub(crate) fn term_norms(x: &[f32], weights: &[f32], n_in: usize) -> Vec<f64> {
     let norm = |x: &[f32], w: &[f32]| {
         let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
@@ -87,7 +89,7 @@ pub(crate) fn term_norms(x: &[f32], weights: &[f32], n_in: usize) -> Vec<f64> {
         .collect()
 }
 
-/// The largest difference anywhere.
+/// Returns the largest difference in any buffer, activation, routing or KV cache.
 pub(crate) fn difference(
     got: &Memory<'_>,
     expected: &Memory<'_>,
@@ -121,7 +123,7 @@ pub(crate) fn difference(
     largest
 }
 
-/// Both sides choose by the same logits, so only weights may differ.
+/// Compares expert routings. Both sides route by the same logits, so only weights may differ.
 fn of_routing(got: &Routing, expected: &Routing) -> Difference {
     let choices = |routing: &Routing| {
         let tokens = 0..routing.n_tokens();
@@ -137,6 +139,7 @@ fn of_routing(got: &Routing, expected: &Routing) -> Difference {
     of_rows(&got_weights, &weights, n_used, &[])
 }
 
+/// Dequantizes activations.
 fn values(acts: &Acts) -> Part<'static> {
     let width = acts.n_in();
     let mut values = vec![0.0; acts.n_tokens() * width];
@@ -151,8 +154,8 @@ fn values(acts: &Acts) -> Part<'static> {
     }
 }
 
-/// The largest difference of two matrices with rows of `width`, whose magnitudes are not below `floors`, as far as
-/// there are any.
+/// Returns the largest difference of two matrices with rows of `width`. `floors` are minimum magnitudes of the first
+/// rows; it may be shorter than the matrices.
 pub(crate) fn of_rows(got: &[f32], expected: &[f32], width: usize, floors: &[f64]) -> Difference {
     if got.len() != expected.len() {
         return Difference::INFINITE;
