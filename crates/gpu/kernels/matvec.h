@@ -26,6 +26,20 @@
 constexpr u32 THREADS = 256;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 
+// A GEMV kernel. On NVIDIA GPUs, BLOCKS of its blocks fit on a multiprocessor at a time. Without this bound ptxas saves
+// registers: it moves each load down to its first use, and the chunks that should be in flight together are loaded one
+// after the other.
+#if defined(GPU_NV)
+#define GEMV_KERNEL(NAME, PARAMS, BLOCKS)                                                                              \
+    KERNEL_WITH(NAME, PARAMS, launch_bounds(THREADS, BLOCKS), let_successor_start())
+#else
+#define GEMV_KERNEL(NAME, PARAMS, BLOCKS) KERNEL(NAME, PARAMS, THREADS)
+#endif
+// For kernels of one row of activations: 64 registers per thread.
+constexpr u32 BLOCKS_ONE_ROW = 4;
+// For kernels of several rows: 128 registers per thread.
+constexpr u32 BLOCKS_ROWS = 2;
+
 // What happens to the result of a product.
 enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
 
