@@ -1,19 +1,20 @@
-//! What happens to a sequence at the end of its context: it stops, or forgets its older half and goes on.
+//! Context shift: a sequence whose context is full drops the older half of its tokens and continues.
 //!
-//! The first tokens are never forgotten. Attention leans on them whatever they are ("attention sinks", Xiao et al. 2023,
-//! "Efficient Streaming Language Models with Attention Sinks"), and without them text falls apart. The tokens that stay
-//! keep their keys and values and take the positions that became free.
+//! The first tokens (attention sinks) always stay: attention relies on them whatever they are, and without them the
+//! text degrades (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"). The remaining tokens
+//! keep their keys and values and move to the freed positions.
 
-/// How many tokens behind the sinks are forgotten when all of `n_ctx` positions are taken.
+/// Returns how many tokens after the sinks are dropped when all `n_ctx` positions are taken.
 ///
-/// It is half of them, so that a token is moved once at most before it is forgotten: what rounding its key again costs
-/// does not add up. Whole pages where that leaves a quarter: then pages change their place and tokens stay in them.
-pub(crate) fn n_forgotten(n_ctx: usize, n_sinks: usize, page: usize) -> usize {
+/// Half of them, so that a token moves at most once before it is dropped and the error of rounding its key again does
+/// not add up. Rounded up to whole blocks if that leaves at least a quarter: then blocks change their place in the
+/// block table and tokens stay where they are.
+pub(crate) fn n_forgotten(n_ctx: usize, n_sinks: usize, block_size: usize) -> usize {
     let rest = n_ctx - n_sinks;
     let half = rest.div_ceil(2);
-    let whole_pages = half.next_multiple_of(page);
-    if rest.saturating_sub(whole_pages) >= rest.div_ceil(4) {
-        whole_pages
+    let whole_blocks = half.next_multiple_of(block_size);
+    if rest.saturating_sub(whole_blocks) >= rest.div_ceil(4) {
+        whole_blocks
     } else {
         half
     }
@@ -24,8 +25,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_is_forgotten_in_whole_pages_where_enough_stays() {
-        // n_ctx, sinks, page, forgotten
+    fn drops_half_in_whole_blocks_if_a_quarter_remains() {
+        // n_ctx, sinks, block size, dropped
         let cases = [
             (2048, 4, 32, 1024),
             (8192, 4, 64, 4096),
@@ -38,9 +39,9 @@ mod tests {
             (6, 4, 16, 1),
             (2, 0, 16, 1),
         ];
-        for (n_ctx, n_sinks, page, wanted) in cases {
-            let got = n_forgotten(n_ctx, n_sinks, page);
-            assert_eq!(got, wanted, "{n_ctx} {n_sinks} {page}");
+        for (n_ctx, n_sinks, block_size, expected) in cases {
+            let got = n_forgotten(n_ctx, n_sinks, block_size);
+            assert_eq!(got, expected, "{n_ctx} {n_sinks} {block_size}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The engine: takes requests, schedules steps, submits them to a device and turns results into events.
+//! The engine: accepts requests, schedules steps, submits them to a device and turns the results into events.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -22,7 +22,7 @@ use rocmforge_runtime::{
 use rocmforge_text::tokenizer::{Detokenizer, Tokenizer};
 use rocmforge_text::{Piece, TextStream};
 
-/// A model ready to serve.
+/// Serves requests for one model on one device.
 pub struct Engine {
     executor: Executor,
     scheduler: Scheduler,
@@ -31,15 +31,19 @@ pub struct Engine {
     steps_in_flight: usize,
     n_vocab: usize,
     next_id: u64,
-    /// The sequence breakers asked for last: to find them in a vocabulary takes milliseconds, and requests
-    /// seldom differ in them.
+    /// The sequence breakers of the last request with DRY. Searching a vocabulary for them takes milliseconds, and
+    /// requests seldom differ in them.
     last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
     fusion: Fusion,
     kv_usage: KvUsage,
 }
 
 impl Engine {
-    /// Starts `model` on the device of `config`. Without a tokenizer events carry ids only and nothing ends the text.
+    /// Starts `model` on the device of `config`. Without a tokenizer, events carry only token ids and no
+    /// end-of-generation token is recognized.
+    ///
+    /// # Errors
+    /// [`EngineError::Config`] or [`EngineError::Device`].
     pub fn start(
         model: &Model,
         tokenizer: Option<Arc<Tokenizer>>,
@@ -66,7 +70,7 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::start`], on the CPU whatever `config` says.
+    /// Like [`Engine::start`], but always on the CPU.
     pub fn on_cpu(
         model: &Model,
         tokenizer: Option<Arc<Tokenizer>>,
@@ -89,7 +93,7 @@ impl Engine {
     ) -> Engine {
         assert!(
             (1..=2).contains(&steps_in_flight),
-            "a token may be unknown for one step"
+            "one or two steps in flight"
         );
         Engine {
             executor,
@@ -105,12 +109,12 @@ impl Engine {
         }
     }
 
-    /// How the device runs the plan.
+    /// Returns whether the device runs fused operations.
     pub fn fusion(&self) -> Fusion {
         self.fusion
     }
 
-    /// Positions of one sequence.
+    /// Returns the context size: the number of positions of one sequence.
     pub fn n_ctx(&self) -> usize {
         self.scheduler.limits().n_ctx
     }
@@ -119,42 +123,46 @@ impl Engine {
         self.executor.info()
     }
 
-    /// Sets what is told of every operation of the following steps.
+    /// Sets the observer of every operation in the following steps.
     pub fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
         self.executor.observe(observer);
     }
 
-    /// Sets who is told what the following steps take.
+    /// Sets the step observer, which gets the times of the following steps.
     pub fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
         self.executor.observe_steps(observer);
     }
 
-    /// Lets the device measure the ways to make its launches, for about `budget`; `None` if there is nothing to choose on
-    /// it. What was found is for the next start with a [`TuningStore`](rocmforge_runtime::tuning::TuningStore) that has it;
-    /// nothing that this engine computes changes.
+    /// Autotunes the device's launches for about `budget`. Returns `None` if the device has nothing to tune.
+    ///
+    /// The result applies at the next start with a [`TuningStore`](rocmforge_runtime::tuning::TuningStore) that holds
+    /// it. This engine's launches and results do not change.
     ///
     /// # Errors
-    /// Those of the device.
+    /// [`EngineError::Device`].
     ///
     /// # Panics
-    /// If a request is under way.
+    /// If a request is in progress.
     pub fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, EngineError> {
-        assert!(self.is_idle(), "no request is under way");
+        assert!(self.is_idle(), "a request is in progress");
         Ok(self.executor.tune(budget)?)
     }
 
-    /// What of the KV cache the sequences had when the last step was submitted.
+    /// Returns the KV-cache usage when the last step was submitted.
     pub fn kv_usage(&self) -> KvUsage {
         self.kv_usage
     }
 
-    /// How often sequences forgot tokens because their context was full. Those of a sequence that had to be computed
-    /// again count again.
+    /// Returns how often sequences dropped tokens because their context was full. Shifts that a preempted sequence
+    /// repeats count again.
     pub fn context_shifts(&self) -> ContextShifts {
         self.scheduler.context_shifts()
     }
 
-    /// Accepts a request; its events come from [`Engine::step`].
+    /// Queues a request; its events come from [`Engine::step`].
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] or [`EngineError::Config`] if the request is invalid.
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check(&request)?;
         SamplingParams::order_bias(&mut request.sampling);
@@ -176,7 +184,7 @@ impl Engine {
         request.context_policy.unwrap_or(default)
     }
 
-    /// The request's sequence breakers as tokens, if DRY is on and there is text at all.
+    /// Returns the request's sequence breakers as tokens; none without DRY or a tokenizer.
     fn breakers(&mut self, sampling: &SamplingParams) -> Arc<Breakers> {
         let texts = &sampling.dry.sequence_breakers;
         let (true, Some(tokenizer)) = (sampling.has_dry(), &self.tokenizer) else {
@@ -219,18 +227,20 @@ impl Engine {
         }
     }
 
-    /// Ends a request without further events. Unknown and ended ids are ignored.
+    /// Ends a request without further events. Ignores unknown and ended ids.
     pub fn abort(&mut self, id: RequestId) {
         self.scheduler.remove(id);
     }
 
-    /// Whether no request is left and no step in flight.
+    /// Returns whether there is no request and no step in flight.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_empty() && self.in_flight.is_empty()
     }
 
     /// Schedules and submits the next step, then waits for the oldest one if enough are in flight.
-    /// Errors are of the device; the engine cannot go on after one.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`]; the engine is unusable afterwards.
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = Vec::new();
         let scheduled = self.scheduler.schedule();
@@ -244,13 +254,16 @@ impl Engine {
             && let Some((pending, record)) = self.in_flight.pop_front()
         {
             let output = pending.wait()?;
-            self.reap(output.step, output.rows, &record, &mut events);
+            self.process_output(output.step, output.rows, &record, &mut events);
         }
         Ok(events)
     }
 
-    /// Runs until `request` has ended or `on_event` says to stop it; returns whether it ended by itself.
-    /// `on_event` gets the events of other requests, too. A model that computes no numbers is an error.
+    /// Runs until `request` ends or `on_event` stops it. Returns whether it ended by itself. `on_event` also gets the
+    /// events of other requests.
+    ///
+    /// # Errors
+    /// [`RequestError::NotFinite`] if the logits are NaN or infinite; [`EngineError::Device`].
     pub fn run(
         &mut self,
         request: RequestId,
@@ -283,14 +296,15 @@ impl Engine {
         }
     }
 
-    fn reap(
+    /// Turns the output rows of a finished step into events.
+    fn process_output(
         &mut self,
         step: u64,
         outputs: Vec<RowOutput>,
         record: &StepRecord,
         events: &mut Vec<Event>,
     ) {
-        let prompts_done = |scheduler: &mut Scheduler, events: &mut Vec<Event>, id: RequestId| {
+        let prompt_done = |scheduler: &mut Scheduler, events: &mut Vec<Event>, id: RequestId| {
             if let Some(sequence) = scheduler.sequence(id) {
                 events.push(Event::PromptDone {
                     request: id,
@@ -298,7 +312,7 @@ impl Engine {
                 });
             }
         };
-        // Scores of a prompt come before its end, and the end before the first token.
+        // Order of events: prompt scores, `PromptDone`, first token.
         for (&(id, purpose), output) in record.rows.iter().zip(outputs) {
             match (purpose, output) {
                 (RowPurpose::PromptScore { position }, RowOutput::Scored { logprob, top }) => {
@@ -322,7 +336,7 @@ impl Engine {
                 }
                 (RowPurpose::Sample, RowOutput::Sampled { sampled, top }) => {
                     if record.prompts_done.contains(&id) {
-                        prompts_done(&mut self.scheduler, events, id);
+                        prompt_done(&mut self.scheduler, events, id);
                     }
                     self.take_token(step, id, sampled, top, events);
                 }
@@ -331,17 +345,17 @@ impl Engine {
                         events.push(Event::Failed { request: id });
                     }
                 }
-                (purpose, output) => unreachable!("a row for {purpose:?} gave {output:?}"),
+                (purpose, output) => unreachable!("a row for {purpose:?} returned {output:?}"),
             }
         }
-        // Requests that generate nothing end with their prompt.
+        // Requests for 0 tokens end with their prompt.
         for &id in &record.prompts_done {
             let evaluates_only = self
                 .scheduler
                 .sequence(id)
                 .is_some_and(|sequence| sequence.request.max_tokens == 0);
             if evaluates_only {
-                prompts_done(&mut self.scheduler, events, id);
+                prompt_done(&mut self.scheduler, events, id);
                 self.finish(id, FinishReason::Length, String::new(), events);
             }
         }
@@ -368,7 +382,7 @@ impl Engine {
         let tokenizer = self.tokenizer.as_deref();
         let is_eog = tokenizer.is_some_and(|tokenizer| tokenizer.is_eog(token));
         let reason = sequence.finish_reason(is_eog, n_ctx);
-        // The token that ends a text is no part of it.
+        // The end-of-generation token is not part of the text.
         let ends_text = is_eog && reason == Some(FinishReason::Stop);
         let piece = match (&mut sequence.text, tokenizer) {
             (Some(text), Some(tokenizer)) if !ends_text => text.push(tokenizer, token),
@@ -417,7 +431,7 @@ impl Engine {
         });
     }
 
-    /// Checks the cache's books (see `kv_cache::BlockPool::check_integrity`).
+    /// Checks the KV-cache accounting (see `kv_cache::BlockPool::check_integrity`).
     pub fn check_integrity(&self) -> Result<(), String> {
         self.scheduler.check_integrity()
     }

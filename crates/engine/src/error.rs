@@ -1,10 +1,10 @@
-//! Why a request is refused or fails.
+//! Errors of the engine and of requests.
 
 use rocmforge_plan::ParameterError;
 use rocmforge_runtime::RuntimeError;
 pub use rocmforge_runtime::{ConfigError, DeviceError};
 
-/// A request that cannot be served. Each message says what to change.
+/// An invalid or failed request. Each message says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -30,7 +30,7 @@ pub enum RequestError {
     NotFinite,
 }
 
-/// Why the engine cannot start, or a request is refused or fails.
+/// An error of the configuration, the device or a request.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(transparent)]

@@ -1,7 +1,7 @@
 //! Serves requests: schedules them into batches over a paged KV cache and runs the batches on a device.
 //!
-//! [`Engine`] owns all state of the requests. It talks to its device through plain data: batches in, sampled tokens
-//! out. This crate knows no kernel, no file format and no protocol.
+//! [`Engine`] owns all request state. It exchanges plain data with its device: batches in, sampled tokens out. This
+//! crate has no kernels, file formats or protocols.
 #![forbid(unsafe_code)]
 
 mod context;

@@ -1,4 +1,4 @@
-//! What a caller asks of the engine and what comes back.
+//! Requests to the engine and the events they produce.
 
 use std::sync::Arc;
 
@@ -9,41 +9,41 @@ use rocmforge_plan::TokenLogprob;
 use rocmforge_runtime::ContextPolicy;
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, TokenId};
 
-/// What is wanted of the prompt itself.
+/// The output for the prompt itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PromptOutput {
     #[default]
     Nothing,
-    /// Log-probabilities of the tokens at positions `from` and later (`from` at least 1), with the `top` best each.
+    /// Log-probabilities of the tokens at positions `from` (at least 1) and later, each with the `top` best tokens.
     Scores { from: usize, top: usize },
     /// The logits of every position.
     Logits,
 }
 
-/// A prompt to continue.
+/// A prompt to continue, with its sampling and output options.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub prompt: Vec<TokenId>,
-    /// How many tokens to generate at most; 0 only evaluates the prompt.
+    /// The most tokens to generate; 0 only evaluates the prompt.
     pub max_tokens: usize,
     pub sampling: Arc<SamplingParams>,
-    /// Generation ends before the first of these strings appears.
+    /// Generation stops before the first of these strings.
     pub stop: Vec<String>,
-    /// Generate past end-of-generation tokens.
+    /// Continue past end-of-generation tokens.
     pub ignore_eos: bool,
     /// Whether control tokens such as `<|im_end|>` appear in the text.
     pub special_text: SpecialText,
-    /// Whether the text begins (an answer) or continues the prompt.
+    /// Whether to keep a leading space: text that continues the prompt needs it, an answer does not.
     pub leading_space: LeadingSpace,
-    /// How many of the best log-probabilities to report with each generated token.
+    /// The number of best log-probabilities to report with each generated token.
     pub logprobs: Option<usize>,
     pub prompt_output: PromptOutput,
-    /// What happens when the context is full; `None` takes the engine's policy. A prompt has to fit in any case.
+    /// What to do when the context is full; `None` takes the engine's policy. The prompt must always fit.
     pub context_policy: Option<ContextPolicy>,
 }
 
 impl Request {
-    /// A greedy request for up to `max_tokens` tokens.
+    /// Returns a greedy request for up to `max_tokens` tokens.
     pub fn greedy(prompt: Vec<TokenId>, max_tokens: usize) -> Request {
         Request {
             prompt,
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// Names a request of one engine.
+/// Identifies a request of one engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -76,17 +76,17 @@ pub enum FinishReason {
     Context,
 }
 
-/// News of a request, in order.
+/// Progress of a request. Events of one request arrive in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Score of the prompt token at `position`, given those before it.
+    /// The log-probability of the prompt token at `position`, given the tokens before it.
     PromptScore {
         request: RequestId,
         position: usize,
         logprob: f32,
         top: Vec<TokenLogprob>,
     },
-    /// Logits after the prompt token at `position`.
+    /// The logits after the prompt token at `position`.
     PromptLogits {
         request: RequestId,
         position: usize,
@@ -97,16 +97,16 @@ pub enum Event {
         request: RequestId,
         cached_tokens: usize,
     },
-    /// A generated token, and the text that is certain now (may be empty, may be of several tokens).
+    /// A generated token and the text that is now final (may be empty or of several tokens).
     Token {
         request: RequestId,
         id: TokenId,
         text: String,
         top: Vec<TokenLogprob>,
     },
-    /// The model computed no numbers; nothing more comes of the request.
+    /// Logits are NaN or infinite. This is the request's last event.
     Failed { request: RequestId },
-    /// The end, with the text that was held back.
+    /// The end of the request, with the text that was held back.
     Finished {
         request: RequestId,
         reason: FinishReason,
@@ -115,7 +115,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The request it is about.
+    /// Returns the request of this event.
     pub fn request(&self) -> RequestId {
         match *self {
             Event::PromptScore { request, .. }

@@ -1,10 +1,9 @@
-//! Chooses what the next step computes.
+//! The scheduler: builds the batch of the next step (continuous batching with chunked prefill).
 //!
-//! Every running sequence gets its next token (decode) or its next chunk of prompt (prefill) in the same
-//! batch, oldest first, within a budget of tokens; waiting requests are admitted while room is left.
-//! When the cache runs out of blocks the youngest sequence gives its blocks back and waits; its tokens
-//! are computed again later, mostly from the prefix cache. One that has forgotten tokens forgets them again at the same
-//! places, so that its text stays what it would have been.
+//! Every running sequence gets its next token (decode) or its next chunk of the prompt (prefill) in the same batch,
+//! oldest first, within a budget of tokens. Waiting requests are admitted while budget is left. When the cache runs out
+//! of blocks, the youngest sequence is preempted: it releases its blocks and is computed again later, mostly from the
+//! prefix cache. A preempted sequence repeats its context shifts at the same positions, so its text does not change.
 
 use std::collections::VecDeque;
 
@@ -15,16 +14,16 @@ use crate::sequence::{PendingSample, RowPurpose, Sequence};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
 
-/// What the engine has to remember of a submitted step.
+/// The meaning of a submitted step's output rows.
 #[derive(Debug, Default)]
 pub(crate) struct StepRecord {
-    /// Owner and purpose of each output row.
+    /// Request and purpose of each output row.
     pub(crate) rows: Vec<(RequestId, RowPurpose)>,
-    /// Requests whose prompt is complete with this step.
+    /// Requests whose prompt ends in this step.
     pub(crate) prompts_done: Vec<RequestId>,
 }
 
-/// All sequences and the cache's books.
+/// All sequences and the KV-cache accounting.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: Limits,
@@ -61,7 +60,7 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// The sequence `id`, if it has not ended.
+    /// Returns the sequence `id`, if it has not ended.
     pub(crate) fn sequence(&mut self, id: RequestId) -> Option<&mut Sequence> {
         self.running
             .iter_mut()
@@ -69,8 +68,8 @@ impl Scheduler {
             .find(|sequence| sequence.id == id)
     }
 
-    /// Ends the sequence `id` and frees its blocks. Steps in flight may still write to them: they come
-    /// before any step that uses the blocks anew.
+    /// Ends the sequence `id` and frees its blocks. Steps in flight may still write to them, but they run before any
+    /// step that reuses the blocks.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<Sequence> {
         let mut sequence =
             if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
@@ -82,12 +81,12 @@ impl Scheduler {
         let n_known = sequence.n_submitted.min(sequence.tokens.len());
         sequence
             .table
-            .index_full_pages(&mut self.pool, &sequence.tokens[..n_known]);
+            .index_full_blocks(&mut self.pool, &sequence.tokens[..n_known]);
         sequence.table.release(&mut self.pool);
         Some(sequence)
     }
 
-    /// The next batch, or `None` when every sequence waits for a step in flight or there is none.
+    /// Returns the next batch, or `None` if there is no sequence or every one waits for a step in flight.
     pub(crate) fn schedule(&mut self) -> Option<(Batch, StepRecord)> {
         let mut step = Step {
             batch: Batch {
@@ -102,15 +101,17 @@ impl Scheduler {
             let n_tokens = step.rows_for(&self.running[at]);
             if n_tokens > 0 {
                 let is_full = self.running[at].n_positions() == self.limits.n_ctx;
-                if is_full && !self.shift(at, &mut step.batch) || !self.make_room(at, n_tokens) {
-                    // The youngest gave way and that was this one.
+                if is_full && !self.shift(at, &mut step.batch)
+                    || !self.reserve_or_preempt(at, n_tokens)
+                {
+                    // This sequence was the youngest and was preempted.
                     break;
                 }
                 step.push(&mut self.running[at], n_tokens, &mut self.pool);
             }
             at += 1;
         }
-        while self.running.len() < self.limits.max_seqs && step.has_room() {
+        while self.running.len() < self.limits.max_seqs && step.has_budget() {
             let Some(mut sequence) = self.waiting.pop_front() else {
                 break;
             };
@@ -119,7 +120,7 @@ impl Scheduler {
                 break;
             }
             let n_tokens = step.rows_for(&sequence);
-            // One that found a full context in the cache shifts in the next step.
+            // A sequence with a full context from the prefix cache shifts in the next step.
             if n_tokens > 0 && sequence.n_positions() < self.limits.n_ctx {
                 step.push(&mut sequence, n_tokens, &mut self.pool);
             }
@@ -132,7 +133,7 @@ impl Scheduler {
         Some((step.batch, step.record))
     }
 
-    /// Gives a waiting sequence blocks for all of its tokens and the next one.
+    /// Allocates blocks for all tokens of a waiting sequence and the next one. Returns `false` if there are too few.
     fn admit(&mut self, sequence: &mut Sequence) -> bool {
         if self.limits.prefix_sharing == PrefixSharing::On {
             let n_shareable = sequence.n_shareable().min(self.limits.n_ctx);
@@ -155,9 +156,9 @@ impl Scheduler {
         true
     }
 
-    /// Makes sure that `running[at]` has blocks for `n_tokens` more, at the expense of younger sequences.
-    /// On `false` the sequence itself gave way.
-    fn make_room(&mut self, at: usize, n_tokens: usize) -> bool {
+    /// Reserves blocks for `n_tokens` more tokens of `running[at]`, preempting younger sequences as needed. Returns
+    /// `false` if the sequence itself was preempted.
+    fn reserve_or_preempt(&mut self, at: usize, n_tokens: usize) -> bool {
         loop {
             let sequence = &mut self.running[at];
             if sequence
@@ -166,14 +167,15 @@ impl Scheduler {
             {
                 return true;
             }
-            self.youngest_gives_way();
+            self.preempt_youngest();
             if self.running.len() == at {
                 return false;
             }
         }
     }
 
-    fn youngest_gives_way(&mut self) {
+    /// Moves the youngest running sequence back to the waiting queue and releases its blocks.
+    fn preempt_youngest(&mut self) {
         let mut youngest = self.running.pop().expect("a sequence is running");
         youngest.table.release(&mut self.pool);
         youngest.n_submitted = 0;
@@ -181,8 +183,8 @@ impl Scheduler {
         self.waiting.push_front(youngest);
     }
 
-    /// Has `running[at]`, whose positions are all taken, forget tokens, before `batch` is computed. Blocks for copies are
-    /// found as in [`Scheduler::make_room`].
+    /// Shifts the full context of `running[at]` before `batch` runs. Preempts younger sequences if copies need blocks;
+    /// returns `false` if the sequence itself was preempted.
     fn shift(&mut self, at: usize, batch: &mut Batch) -> bool {
         let n_ctx = self.limits.n_ctx;
         let ContextPolicy::Shift { n_sinks } = self.running[at].context_policy else {
@@ -202,7 +204,7 @@ impl Scheduler {
                 self.shifts.compaction = compaction;
                 return true;
             }
-            self.youngest_gives_way();
+            self.preempt_youngest();
             if self.running.len() == at {
                 return false;
             }
@@ -214,14 +216,14 @@ impl Scheduler {
     }
 
     pub(crate) fn kv_usage(&self) -> KvUsage {
-        let n_pages = self.running.iter().map(|s| s.table.blocks().len());
+        let n_blocks = self.running.iter().map(|s| s.table.blocks().len());
         KvUsage {
-            n_slots: n_pages.sum::<usize>() * self.pool.page(),
+            n_slots: n_blocks.sum::<usize>() * self.pool.page(),
             n_tokens: self.running.iter().map(Sequence::n_positions).sum(),
         }
     }
 
-    /// Checks that no block is lost or shared wrongly.
+    /// Checks that no block leaks or is shared wrongly.
     pub(crate) fn check_integrity(&self) -> Result<(), String> {
         let tables: Vec<&[BlockId]> = self
             .running
@@ -232,7 +234,7 @@ impl Scheduler {
         self.pool.check_integrity(tables.into_iter())?;
         if self.is_empty() && self.pool.n_free() != self.pool.n_blocks() {
             return Err(format!(
-                "{} blocks are in use by nobody",
+                "{} blocks have leaked",
                 self.pool.n_blocks() - self.pool.n_free()
             ));
         }
@@ -240,7 +242,7 @@ impl Scheduler {
     }
 }
 
-/// A batch being put together.
+/// A batch under construction.
 struct Step {
     batch: Batch,
     record: StepRecord,
@@ -248,13 +250,13 @@ struct Step {
 }
 
 impl Step {
-    fn has_room(&self) -> bool {
+    fn has_budget(&self) -> bool {
         self.batch.tokens.len() < self.limits.max_tokens
             && self.batch.logits.len() < self.limits.max_logits
     }
 
-    /// How many of the sequence's tokens fit; 0 if none, if its pending token is not the last step's, or if
-    /// nothing more is wanted of it than what is in flight.
+    /// Returns how many of the sequence's tokens fit. 0 if its pending token is older than the last step, or if the
+    /// steps in flight complete it.
     fn rows_for(&self, sequence: &Sequence) -> usize {
         let complete = sequence.n_generated() > 0 && !sequence.wants_sample(self.limits.n_ctx);
         if complete
@@ -268,7 +270,7 @@ impl Step {
             self.limits.n_ctx - sequence.n_positions(),
             sequence.context_policy,
         ) {
-            // A shift makes room for more, but more than one there are only when a sequence is computed again.
+            // A shift frees more positions, but only a preempted sequence has more than one token left.
             (0, ContextPolicy::Shift { .. }) => 1,
             (n_left, _) => n_left,
         };
@@ -276,18 +278,18 @@ impl Step {
             .n_unsubmitted()
             .min(n_left)
             .min(self.limits.max_tokens - self.batch.tokens.len());
-        let room = self.limits.max_logits - self.batch.logits.len();
-        if self.outputs_in(sequence, n) > room {
+        let max_outputs = self.limits.max_logits - self.batch.logits.len();
+        if self.outputs_in(sequence, n) > max_outputs {
             // Each token has at most two output rows, so this ends quickly.
             n = (0..n)
                 .rev()
-                .find(|&fewer| self.outputs_in(sequence, fewer) <= room)
+                .find(|&fewer| self.outputs_in(sequence, fewer) <= max_outputs)
                 .unwrap_or(0);
         }
         n
     }
 
-    /// Output rows that the sequence's next `n` tokens have.
+    /// Returns how many output rows the sequence's next `n` tokens need.
     fn outputs_in(&self, sequence: &Sequence, n: usize) -> usize {
         let end = sequence.n_submitted + n;
         let sample = usize::from(end == sequence.len() && sequence.wants_sample(self.limits.n_ctx));
@@ -314,7 +316,7 @@ impl Step {
             let token = match (sequence.tokens.get(index), sequence.pending) {
                 (Some(&id), _) => InputToken::Id(id),
                 (None, Some(pending)) => InputToken::Sampled { row: pending.row },
-                (None, None) => unreachable!("only tokens that exist are submitted"),
+                (None, None) => unreachable!("only existing tokens are submitted"),
             };
             self.batch.tokens.push(token);
             self.batch.positions.push(position as u32);
@@ -343,7 +345,7 @@ impl Step {
         sequence.n_prompt_outputs = sequence.n_prompt_outputs.max(end.min(sequence.n_prompt));
         sequence
             .table
-            .index_full_pages(pool, &sequence.tokens[..end.min(sequence.tokens.len())]);
+            .index_full_blocks(pool, &sequence.tokens[..end.min(sequence.tokens.len())]);
         if let Some(sample) = sample {
             sequence.pending = Some(PendingSample {
                 step: self.batch.step,
@@ -358,7 +360,7 @@ impl Step {
         }
     }
 
-    /// Asks for what the caller wants of the prompt token at `position`, once.
+    /// Requests the prompt output at `position`, unless it was requested before.
     fn prompt_output(&mut self, sequence: &Sequence, position: usize, row: usize) {
         if position >= sequence.n_prompt || position < sequence.n_prompt_outputs {
             return;

@@ -10,37 +10,38 @@ use rocmforge_plan::{DryHistory, SampleRow};
 use rocmforge_runtime::ContextPolicy;
 use rocmforge_text::TextStream;
 
-/// A sampled token that the engine does not know yet.
+/// A token that a step in flight samples; the engine does not have its id yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PendingSample {
-    /// The step that samples it, and the row of that step's output.
+    /// The step that samples it.
     pub(crate) step: u64,
+    /// The row of that step's output.
     pub(crate) row: usize,
 }
 
-/// A request with its tokens and its place in the cache.
+/// A request with its tokens and KV-cache blocks.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
     pub(crate) request: Request,
-    /// The prompt and the generated tokens that are known.
+    /// The prompt and the generated tokens whose ids have arrived.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) n_prompt: usize,
-    /// How many tokens have been submitted since the sequence last got its blocks.
+    /// Tokens submitted since the sequence was last admitted.
     pub(crate) n_submitted: usize,
-    /// How many of them the cache has forgotten again, behind the sinks.
+    /// Submitted tokens that context shifts have dropped.
     pub(crate) n_forgotten: usize,
     pub(crate) context_policy: ContextPolicy,
-    /// How many of them came from the prefix cache at first.
+    /// Prompt tokens that came from the prefix cache at the first admission.
     pub(crate) n_cached: usize,
-    /// How many prompt positions have had their output requested.
+    /// Prompt positions whose output has been requested.
     pub(crate) n_prompt_outputs: usize,
     pub(crate) pending: Option<PendingSample>,
     pub(crate) table: BlockTable,
     pub(crate) text: Option<TextStream>,
     /// The request's sequence breakers as tokens.
     pub(crate) breakers: Arc<Breakers>,
-    /// Mirostat's state after the last known token.
+    /// Mirostat's state after the last token in `tokens`.
     pub(crate) mu: Option<f32>,
 }
 
@@ -70,33 +71,33 @@ impl Sequence {
         }
     }
 
-    /// Tokens that exist, known or not.
+    /// Returns the number of tokens, a pending one included.
     pub(crate) fn len(&self) -> usize {
         self.tokens.len() + usize::from(self.pending.is_some())
     }
 
-    /// Tokens that exist and are not submitted.
+    /// Returns the number of tokens that are not submitted yet.
     pub(crate) fn n_unsubmitted(&self) -> usize {
         self.len() - self.n_submitted
     }
 
-    /// Positions that are taken in the cache.
+    /// Returns the number of positions in the cache.
     pub(crate) fn n_positions(&self) -> usize {
         self.n_submitted - self.n_forgotten
     }
 
-    /// Generated tokens, known or not.
+    /// Returns the number of generated tokens, a pending one included.
     pub(crate) fn n_generated(&self) -> usize {
         self.len() - self.n_prompt
     }
 
-    /// Whether the token after the last one is wanted, in a context of `n_ctx`.
+    /// Returns whether the sequence needs another token, in a context of `n_ctx`.
     pub(crate) fn wants_sample(&self, n_ctx: usize) -> bool {
         let has_room = self.context_policy != ContextPolicy::Stop || self.len() < n_ctx;
         has_room && self.n_generated() < self.request.max_tokens
     }
 
-    /// What the last generated token, now known, ends. `is_eog` says whether it ends the text.
+    /// Returns why the sequence ends with its last token, if it does. `is_eog`: it is an end-of-generation token.
     pub(crate) fn finish_reason(&self, is_eog: bool, n_ctx: usize) -> Option<FinishReason> {
         if is_eog && !self.request.ignore_eos {
             Some(FinishReason::Stop)
@@ -109,8 +110,8 @@ impl Sequence {
         }
     }
 
-    /// How to sample the next token; a pending one is added by the device. What looks back sees `n_ctx` tokens at
-    /// most, forgotten ones included.
+    /// Returns how to sample the next token. The device adds a pending token to the history. Penalties and DRY see at
+    /// most `n_ctx` tokens, dropped ones included.
     pub(crate) fn sample_row(&self, n_ctx: usize) -> SampleRow {
         let params = &self.request.sampling;
         let dry = params.has_dry().then(|| DryHistory {
@@ -127,13 +128,13 @@ impl Sequence {
         }
     }
 
-    /// The known ones of the last `n` tokens.
+    /// Returns the last `n` tokens, without a pending one.
     fn last_known(&self, n: usize) -> &[TokenId] {
         let n = n.saturating_sub(usize::from(self.pending.is_some()));
         &self.tokens[self.tokens.len().saturating_sub(n)..]
     }
 
-    /// How often each token occurs in the penalty window, by ascending id.
+    /// Counts each token in the penalty window, by ascending id.
     fn penalty_counts(&self, n_ctx: usize) -> Vec<(TokenId, u32)> {
         let params = &self.request.sampling;
         if !params.has_penalties() {
@@ -146,8 +147,8 @@ impl Sequence {
             .collect()
     }
 
-    /// Prompt tokens that may come from the cache: those before the last, whose logits are needed, and
-    /// before the first position whose output is still wanted.
+    /// Returns how many tokens may come from the prefix cache: those before the last, whose logits are needed, and
+    /// before the first position whose output is still to be requested.
     pub(crate) fn n_shareable(&self) -> usize {
         let first_output = match self.request.prompt_output {
             _ if self.n_prompt_outputs == self.n_prompt => usize::MAX,
@@ -159,7 +160,7 @@ impl Sequence {
     }
 }
 
-/// Which output row belongs to what.
+/// The purpose of an output row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowPurpose {
     Sample,

@@ -1,4 +1,4 @@
-//! The device side of the engine: compiles a plan and runs batches.
+//! The interface of a device: it compiles a plan and runs batches.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -10,121 +10,123 @@ use crate::tuning::TuneProgress;
 use rocmforge_plan::{Batch, StepOutput};
 use rocmforge_plan::{BufferId, Op, Side};
 
-/// The float buffers of a step as they are when an observer looks.
+/// Read access to the float buffers of a step, for observers.
 pub trait OpData {
-    /// Values of the buffer, `[rows, width]`; a device copies them to the host.
+    /// Returns the values of a buffer, `[rows, width]`. A GPU copies them to the host.
     fn buffer(&self, id: BufferId) -> Cow<'_, [f32]>;
 }
 
-/// Told before and after every operation of a step; runs on the device's thread.
+/// Called before and after every operation of a step, on the device's thread.
 pub trait OpObserver: Send {
-    /// `index` is the operation's place in the compiled plan.
+    /// Called before the operation at `index` of the compiled plan.
     fn before(&mut self, index: usize, op: &Op, batch: &Batch, data: &dyn OpData);
+    /// Called after it.
     fn after(&mut self, index: usize, op: &Op, batch: &Batch, data: &dyn OpData);
 }
 
-/// Where a backend puts the result of a step. A device with a queue of its own may keep it and answer later.
+/// The callback for a step's result. A device with its own queue may call it after `submit` returns.
 pub type Reply = Box<dyn FnOnce(Result<StepOutput, RuntimeError>) + Send>;
 
 /// Which steps to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// None: those that are over already.
+    /// Do not wait; only collect steps that are done.
     No,
     Oldest,
     All,
 }
 
-/// What a device without a step has left to do.
+/// What an idle device has left to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
     Nothing,
     Now,
-    /// Something else has to end first.
+    /// More work, once something else has finished.
     Later,
 }
 
 /// A compiled model on a device.
 pub trait Backend: Send {
-    /// Starts the step. Steps finish in the order they were submitted. Whatever goes wrong is the reply.
+    /// Starts a step. Steps finish in the order they were submitted. Errors go to `reply`.
     fn submit(&mut self, batch: Batch, reply: Reply);
 
-    /// How many submitted steps have no reply yet.
+    /// Returns the number of submitted steps without a reply.
     fn n_in_flight(&self) -> usize {
         0
     }
 
-    /// Replies to steps that are over.
+    /// Replies to finished steps, after waiting for those that `wait` names.
     fn finish(&mut self, _wait: Wait) {}
 
     /// Sets the observer of the following steps.
     fn observe(&mut self, observer: Option<Box<dyn OpObserver>>);
 
-    /// Sets who is told what the following steps take.
+    /// Sets the step observer, which gets the times of the following steps.
     fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>);
 
-    /// Measures ways to make its launches, for about so long or a little more; `None` if there is nothing to choose on
-    /// this device. No step may be in flight.
+    /// Autotunes launches for about `budget`. Returns `None` if this device has nothing to tune. No step may be in
+    /// flight.
     fn tune(&mut self, _budget: Duration) -> Result<Option<TuneProgress>, RuntimeError> {
         Ok(None)
     }
 
-    /// Does what can be done while there is no step to run, for about so long; when there is more.
+    /// Does background work such as autotuning for about `budget`, and returns what is left.
     fn idle(&mut self, _budget: Duration) -> Rest {
         Rest::Nothing
     }
 
+    /// Describes the backend.
     fn info(&self) -> BackendInfo;
 }
 
-/// Bytes that a backend has on its device.
+/// Bytes that a backend has allocated on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Weights as the device has them, the cache and what steps need.
+    /// Weights in the device's layout, KV cache and step buffers.
     pub total: u64,
-    /// What steps need beside weights and cache.
+    /// Step buffers alone.
     pub scratch: u64,
 }
 
-/// What a backend says of itself once it has compiled the model.
+/// Facts about a backend with a compiled model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendInfo {
-    /// Device in words, e.g. `CPU (avx2, 2 threads)`.
+    /// The device in words, e.g. `CPU (avx2, 2 threads)`.
     pub device: String,
-    /// Operations of a step that have no fast kernel, by what keeps them from it, such as a weight format.
+    /// Number of operations per step without a fast kernel, by cause, such as a weight format.
     pub slow_ops: Vec<(String, usize)>,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,
-    /// The memory of a device that takes all of it at once.
+    /// Memory on a device that allocates everything at start.
     pub device_memory: Option<DeviceMemory>,
-    /// Whether steps of generation run as graphs.
+    /// Whether decode steps run as graphs.
     pub graphs: bool,
-    /// Launches whose making was measured on the device before.
+    /// Number of autotuned launches.
     pub n_tuned: usize,
-    /// What the user should know of how it runs.
+    /// Messages for the user about how the model runs.
     pub notices: Vec<String>,
-    /// What of the model is on a GPU, as it was settled: never [`GpuLayers::Auto`](crate::gpu::GpuLayers::Auto).
+    /// The resolved offload: never [`GpuLayers::Auto`](crate::gpu::GpuLayers::Auto).
     pub offload: Offload,
-    /// What each device has, where several share the model; otherwise empty.
+    /// The part of each device, if several share the model; otherwise empty.
     pub parts: Vec<BackendPart>,
 }
 
-/// A device of several that share a model.
+/// The part of a model on one of several devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendPart {
     pub side: Side,
-    /// In words.
+    /// The device in words.
     pub device: String,
-    /// Layers whose cache it has.
+    /// Layers whose KV cache is on this device.
     pub n_layers: usize,
-    /// Operations of a step.
+    /// Operations per step.
     pub n_ops: usize,
     /// Bytes of its KV cache.
     pub kv_bytes: u64,
 }
 
 impl BackendInfo {
-    /// Whether a GPU has any of the model.
+    /// Returns whether any part of the model is on a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.offload != Offload::NOTHING
     }

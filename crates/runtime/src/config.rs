@@ -1,41 +1,41 @@
-//! The user's choices for an engine: context, KV cache, batch sizes and device.
+//! The user's settings of an engine: context, KV cache, batch sizes and device.
 
 use rocmforge_plan::{Fusion, KvType};
 
 use crate::error::ConfigError;
 use crate::gpu_config::GpuConfig;
 
-/// The user's choices.
+/// The user's settings of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Positions of one sequence; `None` takes the smallest of the trained context, 8192 and what memory allows.
+    /// Positions per sequence; `None` takes the minimum of the trained context, 8192 and what fits in memory.
     pub n_ctx: Option<usize>,
-    /// What happens to a sequence whose context is full.
+    /// What to do with a sequence whose context is full.
     pub context_policy: ContextPolicy,
     /// Sequences served at once.
     pub max_seqs: usize,
-    /// Tokens that the cache holds for all sequences together; `None` is one full context.
+    /// KV-cache size in tokens, for all sequences together; `None` is one full context.
     pub n_kv_tokens: Option<usize>,
-    /// Tokens per page of the cache.
+    /// Tokens per KV-cache block: 16, 32 or 64.
     pub page: usize,
     pub kv_type: KvType,
-    /// Tokens of one step: the chunk of a long prompt.
+    /// Tokens per step. Longer prompts are prefilled in chunks of this size.
     pub max_batch_tokens: usize,
     pub prefix_sharing: PrefixSharing,
-    /// Steps submitted before the first one's result is read: 1 or 2. With 2 the device never waits for
-    /// the engine; the end of a text is noticed one step late.
+    /// Steps submitted before the first one's result is read: 1 or 2. With 2, the device never waits for the engine,
+    /// and the end of a text is noticed one step late.
     pub steps_in_flight: usize,
-    /// What computes.
+    /// The device that runs the model.
     pub device: Device,
     pub isa: rocmforge_cpu::Isa,
-    /// Observers that look at values need [`Fusion::Off`].
+    /// Whether operations are fused. Observers that read values need [`Fusion::Off`].
     pub fusion: Fusion,
-    /// `None` takes one thread for each core this process may use, not for each hardware thread.
+    /// CPU threads; `None` takes one per core this process may use, not one per hardware thread.
     pub n_threads: Option<usize>,
 }
 
 impl EngineConfig {
-    /// Sets the device, and the batch size and the steps in flight that suit it.
+    /// Sets the device, with the batch size and the steps in flight that suit it.
     ///
     /// A GPU gets larger prefill batches, so that its matrix units have work, and a second step in flight: the host
     /// prepares a step while the one before it runs.
@@ -74,7 +74,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// What computes a model.
+/// The device that runs a model.
 #[derive(Debug, Clone, Default)]
 pub enum Device {
     #[default]
@@ -82,21 +82,24 @@ pub enum Device {
     Gpu(GpuConfig),
 }
 
-/// What happens to a sequence whose positions are all taken.
+/// What to do with a sequence whose context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContextPolicy {
-    /// It ends, with [``FinishReason::Context``].
+    /// End it, with `FinishReason::Context`.
     #[default]
     Stop,
-    /// The older half of what stands behind the first `n_sinks` tokens is forgotten, and the text goes on.
+    /// Drop the older half of the tokens after the first `n_sinks`, and continue.
     Shift { n_sinks: usize },
 }
 
 impl ContextPolicy {
-    /// As many first tokens as the authors of attention sinks found to be enough.
+    /// The number of sinks that Xiao et al. 2023 found sufficient.
     pub const DEFAULT_SINKS: usize = 4;
 
-    /// Refuses a context of `n_ctx` tokens in which nothing could be forgotten and something kept.
+    /// Checks that a context of `n_ctx` tokens can shift: at least two tokens must follow the sinks.
+    ///
+    /// # Errors
+    /// [`ConfigError::TooManySinks`].
     pub fn check(self, n_ctx: usize) -> Result<(), ConfigError> {
         match self {
             ContextPolicy::Shift { n_sinks } if n_sinks.saturating_add(2) > n_ctx => {
@@ -107,7 +110,7 @@ impl ContextPolicy {
     }
 }
 
-/// Whether requests may use what earlier ones left in the cache.
+/// Whether requests share KV-cache blocks with equal prefixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefixSharing {
     On,

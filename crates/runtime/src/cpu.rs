@@ -1,4 +1,4 @@
-//! The CPU backend: runs the plan operation by operation on the kernels of `rocmforge-cpu`.
+//! The CPU backend: runs a plan operation by operation with the kernels of `rocmforge-cpu`.
 
 mod buffers;
 mod run_op;
@@ -25,19 +25,19 @@ use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
 use rocmforge_plan::{BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart};
 
-/// How to run on the CPU.
+/// Options of the CPU backend.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuOptions {
     pub isa: Isa,
     pub n_threads: usize,
-    /// Tokens per page of the KV cache.
+    /// Tokens per KV-cache block.
     pub page: usize,
-    /// Pages of the KV cache.
+    /// Blocks of the KV cache.
     pub n_blocks: usize,
     pub kv_type: KvType,
 }
 
-/// The buffers, for observers.
+/// The float buffers, for observers.
 struct Floats<'a>(&'a [Vec<f32>]);
 
 impl OpData for Floats<'_> {
@@ -46,19 +46,19 @@ impl OpData for Floats<'_> {
     }
 }
 
-/// What operations of a step need beside buffers.
+/// Inputs of a step's operations besides buffers.
 pub(crate) struct CpuStep {
     tokens: Vec<TokenId>,
-    /// Of each table, `[n_tokens, n_rot]`.
+    /// Cosines and sines per RoPE table, `[n_tokens, n_rot]`.
     rotations: Vec<Vec<f32>>,
 }
 
-/// Who looks on while operations run.
+/// The observers of running operations.
 #[derive(Default)]
 pub(crate) struct Onlookers<'a> {
     pub(crate) observer: Option<&'a mut dyn OpObserver>,
     pub(crate) watch: Option<&'a mut Stopwatch>,
-    /// The place in the whole plan of the first operation that runs, less its place here.
+    /// The offset of operation indices here to those of the whole plan.
     pub(crate) shift: usize,
 }
 
@@ -70,7 +70,7 @@ impl Onlookers<'_> {
     }
 }
 
-/// A compiled plan, or a part of one, with its memory.
+/// A compiled plan, or a part of one, with its buffers and KV cache.
 pub struct CpuBackend {
     options: CpuOptions,
     pool: Pool,
@@ -80,16 +80,16 @@ pub struct CpuBackend {
     acts: Vec<ActsBuffer>,
     routings: Vec<Routing>,
     cache: Vec<LayerCache>,
-    /// By layer.
+    /// How each layer's keys are rotated, by layer.
     key_turns: Vec<Option<KeyTurn>>,
-    /// What each output row of the last step sampled.
+    /// The token that each output row of the last step sampled.
     last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
     step_observer: Option<Box<dyn StepObserver>>,
 }
 
 impl CpuBackend {
-    /// Takes the memory of the cache; the pages are touched only when tokens arrive.
+    /// Allocates the backend's memory. The system commits cache memory only when tokens are written.
     pub fn new(
         plan: impl Into<PlanPart>,
         weights: Arc<Weights>,
@@ -120,7 +120,7 @@ impl CpuBackend {
         }
     }
 
-    /// Moves what a batch wants moved in the cache and makes room for it.
+    /// Applies the batch's context shifts and sizes the buffers for it.
     pub(crate) fn begin(&mut self, batch: &Batch) -> CpuStep {
         for shift in &batch.shifts {
             self.shift(shift);
@@ -170,7 +170,7 @@ impl CpuBackend {
         }
     }
 
-    /// Runs operations of a step that was begun.
+    /// Runs a range of operations of a step from [`CpuBackend::begin`].
     pub(crate) fn run_ops(
         &mut self,
         range: Range<usize>,
@@ -181,7 +181,7 @@ impl CpuBackend {
         // The plan is lent out so that operations can borrow the rest of `self` mutably.
         let ops = std::mem::take(&mut self.plan.ops);
         for (index, op) in range.clone().zip(&ops[range]) {
-            // Without wanted rows there is nothing to do past the last layer.
+            // Without output rows, operations after the last layer have no work.
             if batch.logits.is_empty() && self.plan.is_for_logits(op) {
                 continue;
             }
@@ -198,7 +198,7 @@ impl CpuBackend {
         self.plan.ops = ops;
     }
 
-    /// What the batch wants of the rows of logits.
+    /// Samples, scores or copies the rows of logits, as the batch requests.
     pub(crate) fn choose(&mut self, batch: &Batch) -> Vec<RowOutput> {
         let mut logits = self.take(self.plan.logits);
         let (isa, last_sampled) = (self.options.isa, &self.last_sampled);
@@ -210,12 +210,12 @@ impl CpuBackend {
         rows
     }
 
-    /// The rows of a step are those that tokens of the next one may come from.
+    /// Records the sampled tokens, which may be inputs of the next step.
     pub(crate) fn set_last_sampled(&mut self, rows: &[RowOutput]) {
         self.last_sampled = output::sampled(rows);
     }
 
-    /// Bytes of the KV cache of the layers that are here.
+    /// Returns the bytes of the KV cache of this backend's layers.
     pub(crate) fn kv_bytes(&self) -> u64 {
         let per_token = self.plan.kv_bytes_per_token(self.options.kv_type);
         per_token * (self.options.n_blocks * self.options.page) as u64
@@ -224,14 +224,14 @@ impl CpuBackend {
     fn resolve(&self, token: InputToken) -> TokenId {
         match token {
             InputToken::Id(id) => id,
-            // A row that could not sample has failed its request: what this row computes is dropped.
+            // A row that could not sample has failed its request; this row's results are discarded.
             InputToken::Sampled { row } => self.last_sampled[row].map_or(0, |sampled| sampled.id),
         }
     }
 }
 
 impl CacheData {
-    /// Zeros that take no memory before they are written.
+    /// Returns a zeroed cache. The system commits its memory only when it is written.
     fn new(kv_type: KvType, n_heads: usize, dim: usize) -> CacheData {
         match kv_type {
             KvType::F16 => CacheData::F16(vec![f16::ZERO.to_bits(); n_heads * dim]),
@@ -242,7 +242,7 @@ impl CacheData {
         }
     }
 
-    /// Heads of a type that has codes of eight bits.
+    /// Wraps the bytes of heads of an 8-bit type.
     fn of_bytes(kv_type: KvType, dim: usize, heads: Vec<u8>) -> CacheData {
         let code = match kv_type {
             KvType::Q8_0 if dim >= 32 => return CacheData::Q8_0(heads),

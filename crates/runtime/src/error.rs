@@ -1,10 +1,10 @@
-//! Why a backend cannot be started, or failed: configuration and device errors, apart.
+//! Errors of settings and of devices.
 
 use rocmforge_plan::ParameterError;
 
 use crate::self_check::OpCheck;
 
-/// A setting that this model or machine cannot serve. Each message says what to change.
+/// A setting that does not work with this model or machine. Each message says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -61,7 +61,7 @@ pub enum ConfigError {
     GpuLimit(rocmforge_gpu::Limit),
 }
 
-/// A device that is missing, failed or computes wrongly.
+/// A device that is missing, has failed or computes wrong results.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -91,7 +91,7 @@ pub enum DeviceError {
     Threads(std::io::Error),
 }
 
-/// Why a backend cannot be started, or failed.
+/// An error of the configuration or the device.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     #[error(transparent)]

@@ -1,7 +1,7 @@
-//! One thread per device, between the engine and the backend: plain data in and out.
+//! The executor: runs a backend on its own thread and exchanges plain data with it.
 //!
-//! The device's objects never leave their thread. `submit` returns at once, so the engine can schedule a
-//! step while another runs; steps run in the order they were submitted.
+//! The backend's objects never leave that thread. `submit` returns at once, so the engine can schedule a step while
+//! another runs. Steps run in the order they were submitted.
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -13,13 +13,13 @@ use crate::times::StepObserver;
 use crate::tuning::TuneProgress;
 use rocmforge_plan::{Batch, StepOutput};
 
-/// How often a device is asked whether a step is over while the engine may still submit another: only the last step of
-/// all requests is waited for so.
+/// Interval of polling for the end of a step while the engine may still submit another. Only the last step of all
+/// requests is polled.
 const POLL: Duration = Duration::from_micros(100);
 
-/// A device that has had no step for so long is idle: nobody waits for an answer that comes in between.
+/// Time without a step after which a device counts as idle.
 const IDLE_AFTER: Duration = Duration::from_millis(200);
-/// How long a request may wait for an idle device to leave what it does.
+/// Length of one piece of idle work, and so the longest that it delays a new request.
 const IDLE_SLICE: Duration = Duration::from_millis(2);
 
 enum Command {
@@ -32,21 +32,21 @@ enum Command {
     ),
 }
 
-/// A running device.
+/// A backend on its own thread.
 pub struct Executor {
     commands: Option<mpsc::Sender<Command>>,
     thread: Option<JoinHandle<()>>,
     info: BackendInfo,
 }
 
-/// A step that was submitted.
+/// A submitted step.
 pub struct Pending {
     result: mpsc::Receiver<Result<StepOutput, RuntimeError>>,
 }
 
 impl Executor {
-    /// Starts the device's thread; `make` runs on it and builds the backend there, and what else it finds out.
-    /// A step is waited for only when `steps_in_flight` have no reply.
+    /// Starts the device's thread. `make` runs on it and returns the backend and a value for the caller. The thread
+    /// waits for a step only when `steps_in_flight` of them have no reply.
     pub fn start<B: Backend + 'static, T: Send + 'static>(
         steps_in_flight: usize,
         make: impl FnOnce() -> Result<(B, T), RuntimeError> + Send + 'static,
@@ -63,7 +63,7 @@ impl Executor {
             }
             while let Some(command) = next(&inbox, &mut backend, steps_in_flight) {
                 match command {
-                    // The engine may be gone; then nobody wants the result.
+                    // The engine may be gone; sending then fails, which is fine.
                     Command::Step(batch, to) => {
                         backend.submit(batch, Box::new(move |result| drop(to.send(result))))
                     }
@@ -95,7 +95,7 @@ impl Executor {
         }
     }
 
-    /// Adds what the backend does not know of how it came about.
+    /// Adds messages for the user to the backend's own.
     pub fn add_notices(&mut self, notices: impl IntoIterator<Item = String>) {
         self.info.notices.extend(notices);
     }
@@ -117,12 +117,12 @@ impl Executor {
         self.send(Command::Observe(observer));
     }
 
-    /// Sets who is told what the steps take that are submitted from here on.
+    /// Sets the step observer of the steps submitted from here on.
     pub fn observe_steps(&self, observer: Option<Box<dyn StepObserver>>) {
         self.send(Command::ObserveSteps(observer));
     }
 
-    /// Lets the device measure launches for about `budget`, and waits for it.
+    /// Autotunes the device's launches for about `budget`, and waits for the result.
     pub fn tune(&self, budget: Duration) -> Result<Option<TuneProgress>, RuntimeError> {
         let (to, result) = mpsc::channel();
         self.send(Command::Tune(budget, to));
@@ -159,9 +159,10 @@ fn no_answer() -> RuntimeError {
     .into()
 }
 
-/// The next command. A device that has waited a while for one does what it can do meanwhile, piece by piece. While steps
-/// are in flight it replies to those that are over, and waits for one if the engine does: when there is no room for more,
-/// or nobody to send more.
+/// Returns the next command; `None` when the engine is gone.
+///
+/// An idle device does background work in small pieces while it waits. With steps in flight, replies to finished ones,
+/// and waits for one when the limit of steps in flight is reached or the engine is gone.
 fn next(
     inbox: &mpsc::Receiver<Command>,
     backend: &mut dyn Backend,

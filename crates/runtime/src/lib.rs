@@ -1,8 +1,8 @@
-//! Backends that run plans: the CPU, a GPU, and both together.
+//! Backends that run plans on the CPU, on a GPU, or on both.
 //!
-//! A [`Backend`] compiles a plan and runs batches; [`Executor`] gives it a thread of its own. [`start`] turns the
-//! user's choices ([`EngineConfig`]) into a backend on its thread: it measures free memory, resolves limits, places
-//! layers, and checks a GPU at its first use. This crate knows no request and no text.
+//! A [`Backend`] compiles a plan and runs batches; [`Executor`] runs it on its own thread. [`start`] builds a backend
+//! from the user's settings ([`EngineConfig`]): it measures free memory, resolves limits, places layers, and checks a
+//! GPU at its first use. This crate has no requests and no text.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -1,5 +1,5 @@
-//! What the user left open (context, size of the cache), resolved once against the model and the memory of
-//! the machine.
+//! Limits of an engine: resolves the context and the KV-cache size against the model and the free memory, once at
+//! start.
 
 use crate::config::EngineConfig;
 use crate::config::{ContextPolicy, PrefixSharing};
@@ -10,76 +10,80 @@ use rocmforge_plan::{KvType, ParameterError};
 
 /// Default context when the model was trained for more.
 const DEFAULT_CTX: usize = 8192;
-/// Most memory left to others when the cache's size is chosen; a quarter where little is free.
+/// Memory left free when the cache size is chosen: at most this, and at most a quarter of what is free.
 const RESERVE_BYTES: u64 = 512 << 20;
-/// Rows of logits of one step: 64 rows of 150,000 tokens are 38 MB.
+/// Rows of logits per step: 64 rows of 150,000 tokens are 38 MB.
 const MAX_LOGITS_ROWS: usize = 64;
-/// Slots of the cache have 32-bit numbers.
+/// Cache slots have 32-bit numbers.
 const MAX_TOKENS: usize = u32::MAX as usize / 2;
 
-/// What a started engine can serve.
+/// The limits of a started engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Positions of one sequence.
     pub n_ctx: usize,
     /// Sequences served at once.
     pub max_seqs: usize,
-    /// Tokens of one step.
+    /// Tokens per step.
     pub max_tokens: usize,
-    /// Rows of logits of one step.
+    /// Rows of logits per step.
     pub max_logits: usize,
     pub prefix_sharing: PrefixSharing,
-    /// Of requests that name none.
+    /// The policy of requests that set none.
     pub context_policy: ContextPolicy,
-    /// Whether cached tokens can take other positions.
+    /// Whether cached tokens can move to other positions.
     pub can_shift: bool,
 }
 
-/// The limits of an engine and the pages of its cache.
+/// The limits of an engine and the number of its KV-cache blocks.
 #[derive(Debug)]
 pub struct Resolved {
     pub limits: Limits,
     pub n_blocks: usize,
 }
 
-/// A memory, and what of it a model takes.
+/// Free bytes of one memory, and the bytes a model needs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
-    /// Weights that are not there yet, and what they pass through on their way.
+pub(crate) struct MemoryBudget {
+    /// Weights still to be loaded, with their staging buffers.
     pub(crate) weight_bytes: u64,
     /// Buffers of the largest step.
     pub(crate) step_bytes: u64,
-    /// What a token takes of the cache.
-    pub(crate) token_bytes: u64,
-    /// Bytes that may be taken; `None` where the system does not say.
-    pub(crate) free: Option<u64>,
+    /// Cache bytes per token.
+    pub(crate) bytes_per_token: u64,
+    /// Free bytes; `None` if the system does not report them.
+    pub(crate) free_bytes: Option<u64>,
 }
 
-impl Room {
-    /// Of a device that runs `plan` and has its weights already.
-    pub(crate) fn of(plan: &Plan, config: &EngineConfig, free: Option<u64>) -> Room {
+impl MemoryBudget {
+    /// Returns the budget of a device that runs `plan` and already has its weights.
+    pub(crate) fn for_plan(
+        plan: &Plan,
+        config: &EngineConfig,
+        free_bytes: Option<u64>,
+    ) -> MemoryBudget {
         let (max_tokens, max_logits) = step_rows(config);
-        Room {
+        MemoryBudget {
             weight_bytes: 0,
             step_bytes: plan.buffer_bytes(max_tokens, max_logits),
-            token_bytes: plan.kv_bytes_per_token(config.kv_type).max(1),
-            free,
+            bytes_per_token: plan.kv_bytes_per_token(config.kv_type).max(1),
+            free_bytes,
         }
     }
 
-    /// This memory where another device takes of it, too.
-    pub(crate) fn beside(self, other: Room) -> Room {
-        Room {
+    /// Adds the needs of another device that shares this memory.
+    pub(crate) fn shared_with(self, other: MemoryBudget) -> MemoryBudget {
+        MemoryBudget {
             weight_bytes: self.weight_bytes.saturating_add(other.weight_bytes),
             step_bytes: self.step_bytes.saturating_add(other.step_bytes),
-            token_bytes: self.token_bytes.saturating_add(other.token_bytes),
-            free: self.free,
+            bytes_per_token: self.bytes_per_token.saturating_add(other.bytes_per_token),
+            free_bytes: self.free_bytes,
         }
     }
 
-    /// Bytes for steps and cache, less what is left to others.
-    fn for_steps(&self) -> Result<u64, ConfigError> {
-        let Some(free) = self.free else {
+    /// Returns the bytes for step buffers and cache: what is free, less weights and reserve.
+    fn available_bytes(&self) -> Result<u64, ConfigError> {
+        let Some(free) = self.free_bytes else {
             return Ok(u64::MAX);
         };
         let left = free.checked_sub(self.weight_bytes);
@@ -90,13 +94,13 @@ impl Room {
         Ok(left - RESERVE_BYTES.min(left / 4))
     }
 
-    /// Bytes that must be free for a cache of `n_tokens` tokens in whole pages: those of weights, steps and cache, and
-    /// what is left to others.
-    pub(crate) fn needed(&self, n_tokens: usize, page: usize) -> u64 {
+    /// Returns the bytes that must be free for a cache of `n_tokens` tokens in whole blocks: weights, step buffers,
+    /// cache and reserve.
+    pub(crate) fn required_bytes(&self, n_tokens: usize, page: usize) -> u64 {
         let n_tokens = n_tokens.div_ceil(page).saturating_mul(page) as u64;
-        let cache = self.token_bytes.saturating_mul(n_tokens);
+        let cache = self.bytes_per_token.saturating_mul(n_tokens);
         let taken = self.step_bytes.saturating_add(cache);
-        // The least from which so much is left.
+        // The inverse of `available_bytes`, rounded up.
         let reserve = match taken.checked_sub(1) {
             None => 0,
             Some(below) => RESERVE_BYTES.min(below / 3),
@@ -106,62 +110,65 @@ impl Room {
             .saturating_add(reserve)
     }
 
-    /// Whether there is room for a cache of `n_tokens` tokens.
-    pub(crate) fn has_room(&self, n_tokens: usize, page: usize) -> bool {
-        self.free
-            .is_none_or(|free| self.needed(n_tokens, page) <= free)
+    /// Returns whether a cache of `n_tokens` tokens fits.
+    pub(crate) fn fits(&self, n_tokens: usize, page: usize) -> bool {
+        self.free_bytes
+            .is_none_or(|free| self.required_bytes(n_tokens, page) <= free)
     }
 }
 
-/// Rows of a step, and of its logits, at most.
+/// Returns the most rows of a step and of its logits.
 pub(crate) fn step_rows(config: &EngineConfig) -> (usize, usize) {
     let max_tokens = config.max_batch_tokens.max(config.max_seqs);
     (max_tokens, MAX_LOGITS_ROWS.max(config.max_seqs))
 }
 
-/// The context where memory allows it.
+/// Returns the context to use if memory allows it.
 pub(crate) fn wanted_ctx(model: &Model, config: &EngineConfig) -> usize {
     let usual = model.config.n_ctx_train.min(DEFAULT_CTX);
     config.n_ctx.unwrap_or(usual)
 }
 
-/// Tokens of the cache where sequences have `n_ctx` positions.
+/// Returns the cache size in tokens for sequences of `n_ctx` positions.
 pub(crate) fn cache_tokens(config: &EngineConfig, n_ctx: usize) -> usize {
     config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx)
 }
 
-/// Resolves `config` for `model` where `available` bytes of memory may be taken; `None` where the system does
-/// not say.
+/// Resolves `config` for `model` with `available` bytes of free memory; `None` if the system does not report them.
 pub(crate) fn resolve(
     model: &Model,
     config: &EngineConfig,
     available: Option<u64>,
 ) -> Result<Resolved, ConfigError> {
-    resolve_in(model, config, &[Room::of(&model.plan, config, available)])
+    resolve_in(
+        model,
+        config,
+        &[MemoryBudget::for_plan(&model.plan, config, available)],
+    )
 }
 
-/// As [`resolve`], where several devices share the model: the one with least room decides.
+/// Like [`resolve`], for several memories: the one in which the fewest tokens fit decides.
 pub(crate) fn resolve_in(
     model: &Model,
     config: &EngineConfig,
-    rooms: &[Room],
+    budgets: &[MemoryBudget],
 ) -> Result<Resolved, ConfigError> {
     check(model, config)?;
     let (max_tokens, max_logits) = step_rows(config);
 
-    // Tokens that fit, and what they take of what memory.
+    // Tokens that fit, bytes per token and bytes left in the memory that decides.
     let (mut fitting, mut per_token, mut left) = (usize::MAX, 1, u64::MAX);
-    for room in rooms {
-        let free = room.for_steps()?;
-        let step = room.step_bytes;
-        let per_token_here = room.token_bytes;
+    for budget in budgets {
+        let free = budget.available_bytes()?;
+        let step = budget.step_bytes;
+        let per_token_here = budget.bytes_per_token;
         let left_here = free.saturating_sub(step);
         let fitting_here = usize::try_from(left_here / per_token_here).unwrap_or(usize::MAX);
         let fitting_here = fitting_here / config.page * config.page;
         if fitting_here == 0 {
-            let page = per_token_here.saturating_mul(config.page as u64);
+            let block = per_token_here.saturating_mul(config.page as u64);
             return Err(ConfigError::NoMemoryAtAll {
-                needed_mib: step.saturating_add(page) >> 20,
+                needed_mib: step.saturating_add(block) >> 20,
                 free_mib: free >> 20,
             });
         }
@@ -205,7 +212,7 @@ pub(crate) fn resolve_in(
     })
 }
 
-/// Refuses a cache type whose blocks do not fit the model's heads.
+/// Rejects a cache type whose quantization blocks do not divide the model's heads.
 fn check_heads(model: &Model, kv_type: KvType) -> Result<(), ConfigError> {
     let mut dims = model
         .plan
@@ -222,13 +229,13 @@ fn check_heads(model: &Model, kv_type: KvType) -> Result<(), ConfigError> {
     }
 }
 
-/// Refuses what no machine could serve, or not with this model.
+/// Rejects settings that no machine could serve, at all or with this model.
 pub(crate) fn check(model: &Model, config: &EngineConfig) -> Result<(), ConfigError> {
     check_config(config)?;
     check_heads(model, config.kv_type)
 }
 
-/// Refuses values that no machine could serve, by name.
+/// Rejects values out of range. The error names the setting.
 fn check_config(config: &EngineConfig) -> Result<(), ConfigError> {
     let check = |ok: bool, name: &'static str, value: usize, wanted: &'static str| {
         if ok {
@@ -299,8 +306,8 @@ mod tests {
 
     use super::*;
 
-    /// forge-mini: trained for 2048 positions; 10 layers of 2 heads of 64 + 64 values are 5120 bytes a token
-    /// in f16.
+    /// Loads forge-mini: trained for 2048 positions; 10 layers of 2 heads of 64 + 64 values are 5120 bytes per token in
+    /// f16.
     fn model() -> Model {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -310,7 +317,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn the_default_context_is_the_smallest_of_three() {
+    fn default_context_is_the_minimum_of_trained_default_and_fitting() {
         let model = model();
         let resolve = |config: &EngineConfig, available| {
             let resolved = resolve(&model, config, available).unwrap();
@@ -322,7 +329,7 @@ mod tests {
 
         let step = model.plan.buffer_bytes(256, 64);
         assert!((4 * MIB..16 * MIB).contains(&step), "{step}");
-        // Three quarters of what is free, less the buffers of a step.
+        // Three quarters of the free memory, less the step buffers.
         let tokens = |available: u64| ((available / 4 * 3 - step) / 5120 / 32 * 32) as usize;
         let tight = tokens(20 * MIB);
         assert!((32..2048).contains(&tight), "{tight}");
@@ -357,14 +364,14 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_do_not_fit_the_heads_are_refused() {
+    fn rejects_cache_types_whose_blocks_do_not_divide_the_heads() {
         let mut model = model();
         let config = EngineConfig {
             kv_type: KvType::Q8_0,
             ..EngineConfig::default()
         };
         assert!(resolve(&model, &config, None).is_ok());
-        // Small heads are blocks of their own.
+        // A head smaller than a block is one block.
         model.plan.kv[3].v_dim = 8;
         assert!(resolve(&model, &config, None).is_ok());
         model.plan.kv[3].v_dim = 80;
@@ -382,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_before_it_is_taken() {
+    fn rejects_models_that_do_not_fit_in_memory() {
         let mut model = model();
         let message = |model: &Model, config: &EngineConfig, available| {
             resolve(model, config, available).unwrap_err().to_string()
@@ -396,17 +403,17 @@ mod tests {
 
         let config = EngineConfig::default();
         let text = message(&model, &config, Some(MIB));
-        assert!(text.contains("to run this model at all"), "{text}");
-        // Buffers of a step far larger than the file.
+        assert!(text.contains("beside its weights"), "{text}");
+        // Step buffers far larger than the file.
         model.plan.buffers[0].width = 1 << 24;
         let text = message(&model, &config, Some(4096 * MIB));
-        assert!(text.starts_with("163"), "{text}");
+        assert!(text.contains("needs 163"), "{text}");
         model.plan.buffers[0].width = usize::MAX;
         assert!(resolve(&model, &config, None).is_err());
     }
 
     #[test]
-    fn values_without_sense_are_refused_by_name() {
+    fn rejects_settings_out_of_range_by_name() {
         let model = model();
         let base = EngineConfig::default();
         let cases: [(EngineConfig, &str); 9] = [

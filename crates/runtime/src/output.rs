@@ -1,5 +1,5 @@
-//! From rows of logits to what a batch wants of them, on the host: all rows of the CPU, and those that another device
-//! does not choose a token of itself.
+//! Turns rows of logits into outputs on the host: all rows of the CPU backend, and the rows that a GPU cannot sample
+//! itself.
 
 use std::sync::Mutex;
 
@@ -9,8 +9,8 @@ use rocmforge_cpu::{Isa, Pool};
 use crate::sampler;
 use rocmforge_plan::{InputToken, LogitsRow, RowOutput, Sampled, Want};
 
-/// Samples, scores or copies the rows of `logits` `[wanted.len(), n_vocab]`, which it may change. `tokens` is the
-/// step's input, `last_sampled` what the rows of the step before sampled.
+/// Samples, scores or copies the rows of `logits`, `[wanted.len(), n_vocab]`, and may change them. `tokens` is the
+/// step's input; `last_sampled` has the tokens sampled by the rows of the previous step.
 pub(crate) fn rows(
     isa: Isa,
     pool: &Pool,
@@ -44,7 +44,7 @@ pub(crate) fn rows(
         .collect()
 }
 
-/// What each row sampled, if it did.
+/// Returns the token each row sampled, if any.
 pub(crate) fn sampled(rows: &[RowOutput]) -> Vec<Option<Sampled>> {
     let sampled = |row: &RowOutput| match row {
         RowOutput::Sampled { sampled, .. } => Some(*sampled),
@@ -53,7 +53,7 @@ pub(crate) fn sampled(rows: &[RowOutput]) -> Vec<Option<Sampled>> {
     rows.iter().map(sampled).collect()
 }
 
-/// Whether the best logit is a number, not NaN or infinite.
+/// Returns whether the best logit is finite.
 fn has_finite_best(isa: Isa, logits: &[f32]) -> bool {
     cpu::argmax(isa, logits).is_some_and(|best| logits[best].is_finite())
 }

@@ -1,4 +1,4 @@
-//! Which layers of a model go to the GPU: as the user says, or as its memory has room for.
+//! Offload: which layers of a model run on the GPU, as the user sets or as many as fit in its memory.
 
 mod cpu_bytes;
 
@@ -9,13 +9,13 @@ use rocmforge_gpu::Gpu;
 use crate::config::EngineConfig;
 use crate::error::{ConfigError, RuntimeError};
 use crate::gpu::{self, Experts, GpuLayers, Offload};
-use crate::limits::{self, Resolved, Room};
+use crate::limits::{self, MemoryBudget, Resolved};
 use cpu_bytes::CpuBytes;
 use rocmforge_cpu::memory;
 use rocmforge_model::Model;
 use rocmforge_plan::{Placement, Plan, PlanPart, Side, Split};
 
-/// What runs a model.
+/// The devices that run a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Place {
     Cpu,
@@ -23,19 +23,19 @@ pub(crate) enum Place {
     Both(Placement),
 }
 
-/// Where a model runs, and what it can serve there.
+/// Where a model runs, and its limits there.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) place: Place,
     pub(crate) resolved: Resolved,
-    /// What was chosen and why, if the choice was not the user's.
+    /// The automatic choice and its reason, if the user left it open.
     pub(crate) notice: Option<String>,
 }
 
-/// Places the model of `config` on `gpu` and the CPU.
+/// Places `model` on `gpu` and the CPU.
 ///
 /// # Errors
-/// [`ConfigError::TooManyGpuLayers`]; [`ConfigError::GpuLimit`]; if there is no room where the user wants it.
+/// [`ConfigError`] if the model does not have that many layers, exceeds a limit of the kernels or does not fit.
 pub(crate) fn place(
     gpu: &Gpu,
     model: &Model,
@@ -55,7 +55,7 @@ pub(crate) fn place(
         GpuLayers::All => planner.fixed(planner.n_layers(), offload.experts),
         GpuLayers::Count(n) => {
             let n_layers = planner.n_layers();
-            // The output may be counted as a layer.
+            // Users may count the output as a layer.
             if n > n_layers + 1 {
                 return Err(ConfigError::TooManyGpuLayers { n, n_layers }.into());
             }
@@ -69,13 +69,13 @@ pub(crate) fn place(
     })
 }
 
-/// Bytes that are free.
+/// Free bytes of both memories.
 #[derive(Debug, Clone, Copy)]
 struct Memory {
     gpu: u64,
-    /// `None` where the system does not say.
+    /// `None` if the system does not report them.
     machine: Option<u64>,
-    /// Whether what the GPU takes is the machine's.
+    /// Whether the GPU uses the machine's memory (integrated GPUs).
     is_shared: bool,
 }
 
@@ -90,28 +90,28 @@ impl Memory {
     }
 }
 
-/// What a place takes of each memory.
+/// The memory budgets of a place.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Rooms {
-    gpu: Option<Room>,
-    /// On a GPU that shares it, what both take.
-    machine: Option<Room>,
+struct Budgets {
+    gpu: Option<MemoryBudget>,
+    /// On an integrated GPU, the needs of both.
+    machine: Option<MemoryBudget>,
 }
 
-impl Rooms {
-    /// Those of two parts of a model.
-    fn of_both(gpu: Room, cpu: Room, memory: Memory) -> Rooms {
+impl Budgets {
+    /// Returns the budgets of a model split between both devices.
+    fn for_split(gpu: MemoryBudget, cpu: MemoryBudget, memory: Memory) -> Budgets {
         let machine = match memory.is_shared {
-            true => cpu.beside(gpu),
+            true => cpu.shared_with(gpu),
             false => cpu,
         };
-        Rooms {
+        Budgets {
             gpu: Some(gpu),
             machine: Some(machine),
         }
     }
 
-    fn all(&self) -> Vec<Room> {
+    fn all(&self) -> Vec<MemoryBudget> {
         [self.gpu, self.machine].into_iter().flatten().collect()
     }
 }
@@ -124,7 +124,7 @@ enum Candidate {
     Cpu,
 }
 
-/// A place with room, and the next faster one, which has none.
+/// The fastest place that fits, and the next faster one, which does not.
 struct Fastest {
     candidate: Candidate,
     faster: Option<Candidate>,
@@ -175,7 +175,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What the GPU runs.
+    /// Returns the GPU's part of the plan.
     fn of_gpu(&self, place: &Place) -> Option<PlanPart> {
         match place {
             Place::Cpu => None,
@@ -184,11 +184,14 @@ impl Planner<'_> {
         }
     }
 
-    /// What `place` takes, or that the GPU does not compute its part.
-    fn rooms(&self, place: &Place) -> Result<Rooms, RuntimeError> {
-        let whole = |free| Room::of(&self.model.plan, self.config, free);
+    /// Returns the memory budgets of `place`.
+    ///
+    /// # Errors
+    /// [`ConfigError::GpuLimit`] if the GPU kernels do not support its part.
+    fn budgets(&self, place: &Place) -> Result<Budgets, RuntimeError> {
+        let whole = |free| MemoryBudget::for_plan(&self.model.plan, self.config, free);
         let Some(PlanPart { plan: of_gpu, .. }) = self.of_gpu(place) else {
-            return Ok(Rooms {
+            return Ok(Budgets {
                 gpu: None,
                 machine: Some(whole(self.memory.machine)),
             });
@@ -197,36 +200,39 @@ impl Planner<'_> {
         gpu::check(self.gpu, &of_gpu, self.config, [max_tokens, max_logits])?;
         let weight_bytes = gpu::weight_bytes(self.gpu, &of_gpu, &self.model.weights)?;
         let free = Some(self.memory.gpu);
-        let with_weights = |room| Room {
+        let with_weights = |budget| MemoryBudget {
             weight_bytes,
-            ..room
+            ..budget
         };
         match place {
             Place::Both(placement) => {
                 let of_cpu = placement.part(&self.plan, Side::Cpu).plan;
-                let gpu = with_weights(Room::of(&of_gpu, self.config, free));
-                let cpu = Room::of(&of_cpu, self.config, self.memory.machine);
-                Ok(Rooms::of_both(gpu, cpu, self.memory))
+                let gpu = with_weights(MemoryBudget::for_plan(&of_gpu, self.config, free));
+                let cpu = MemoryBudget::for_plan(&of_cpu, self.config, self.memory.machine);
+                Ok(Budgets::for_split(gpu, cpu, self.memory))
             }
-            _ => Ok(Rooms {
+            _ => Ok(Budgets {
                 gpu: Some(with_weights(whole(free))),
                 machine: None,
             }),
         }
     }
 
-    /// The limits of `place`, or that there is no room for it.
+    /// Resolves the limits of `place`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if it does not fit.
     fn resolve(&self, place: &Place, config: &EngineConfig) -> Result<Resolved, RuntimeError> {
-        let rooms = self.rooms(place)?.all();
-        Ok(limits::resolve_in(self.model, config, &rooms)?)
+        let budgets = self.budgets(place)?.all();
+        Ok(limits::resolve_in(self.model, config, &budgets)?)
     }
 
-    /// The fastest place that has room for the context, or, if none has, for a half of it, and so on.
+    /// Chooses the fastest place in which the context fits; if there is none, halves the context until there is one.
     fn automatic(&self, experts: Experts) -> Result<Placed, RuntimeError> {
         let wanted = limits::wanted_ctx(self.model, self.config);
         let candidates = self.candidates(experts, wanted);
-        // What the GPU does not compute is no question of room.
-        self.rooms(&self.place(candidates[0]))?;
+        // Unsupported kernels are an error whatever fits.
+        self.budgets(&self.place(candidates[0]))?;
         let mut n_ctx = wanted;
         loop {
             if let Some(Fastest { candidate, faster }) = self.fastest(&candidates, n_ctx)? {
@@ -235,7 +241,7 @@ impl Planner<'_> {
                 let n_ctx = resolved.limits.n_ctx;
                 let mut notice = self.notice(candidate, faster, n_ctx)?;
                 if n_ctx < wanted {
-                    notice.push_str(&format!("; nothing has room for a context of {wanted}"));
+                    notice.push_str(&format!("; a context of {wanted} does not fit anywhere"));
                 }
                 return Ok(Placed {
                     place,
@@ -248,7 +254,7 @@ impl Planner<'_> {
             }
             n_ctx /= 2;
         }
-        // The error says what the CPU would need.
+        // Nothing fits: the CPU's error says how much memory it needs.
         Ok(Placed {
             resolved: self.resolve(&Place::Cpu, self.config)?,
             place: Place::Cpu,
@@ -256,7 +262,7 @@ impl Planner<'_> {
         })
     }
 
-    /// All places, the fastest first.
+    /// Returns all places, fastest first.
     fn candidates(&self, experts: Experts, n_ctx: usize) -> Vec<Candidate> {
         let splits = |experts| {
             let counts = (1..=self.n_layers()).rev();
@@ -270,7 +276,7 @@ impl Planner<'_> {
         let mut candidates = Vec::new();
         if experts == Experts::WithTheirLayer || !self.has_experts() {
             candidates.push(Candidate::Whole);
-            // The table of embeddings may be what there is no room for.
+            // All layers may fit without the embedding table.
             candidates.extend(splits(Side::Gpu));
         }
         if self.has_experts() {
@@ -286,28 +292,28 @@ impl Planner<'_> {
         candidates
     }
 
-    /// The first of `candidates` that has room for contexts of `n_ctx` tokens. Only some are looked at: of all splits that
-    /// have the experts on one side those with room follow each other.
+    /// Returns the first of `candidates` in which contexts of `n_ctx` tokens fit. Computes few budgets: for experts on
+    /// one side, the numbers of GPU layers that fit are a contiguous range.
     fn fastest(
         &self,
         candidates: &[Candidate],
         n_ctx: usize,
     ) -> Result<Option<Fastest>, RuntimeError> {
-        let mut with_room = [None, None];
+        let mut fitting_counts = [None, None];
         for (at, &candidate) in candidates.iter().enumerate() {
             let fits = match candidate {
                 Candidate::Split(Split {
                     n_gpu_layers,
                     experts,
                 }) => {
-                    let known = &mut with_room[experts as usize];
+                    let known = &mut fitting_counts[experts as usize];
                     let counts = match known {
                         Some(counts) => counts,
-                        None => known.insert(self.counts_with_room(experts, n_ctx)?),
+                        None => known.insert(self.fitting_counts(experts, n_ctx)?),
                     };
                     counts.contains(&n_gpu_layers)
                 }
-                candidate => self.has_room(candidate, n_ctx)? == [true; 2],
+                candidate => self.fits(candidate, n_ctx)? == [true; 2],
             };
             if fits {
                 let faster = at.checked_sub(1).map(|before| candidates[before]);
@@ -317,43 +323,44 @@ impl Planner<'_> {
         Ok(None)
     }
 
-    /// Whether the memory of the GPU has room for its part, and that of the machine.
-    fn has_room(&self, candidate: Candidate, n_ctx: usize) -> Result<[bool; 2], RuntimeError> {
+    /// Returns whether the candidate fits in the memory of the GPU and in that of the machine.
+    fn fits(&self, candidate: Candidate, n_ctx: usize) -> Result<[bool; 2], RuntimeError> {
         let n_tokens = limits::cache_tokens(self.config, n_ctx);
-        let Rooms { gpu, machine } = self.rooms(&self.place(candidate))?;
-        let has_room = |room: Room| room.has_room(n_tokens, self.config.page);
-        Ok([gpu, machine].map(|room| room.is_none_or(has_room)))
+        let Budgets { gpu, machine } = self.budgets(&self.place(candidate))?;
+        let fits = |budget: MemoryBudget| budget.fits(n_tokens, self.config.page);
+        Ok([gpu, machine].map(|budget| budget.is_none_or(fits)))
     }
 
-    /// How many layers with the experts on this side can be the GPU's. More take more of its memory and less of the CPU's.
-    fn counts_with_room(
+    /// Returns the numbers of GPU layers that fit with the experts on this side. More layers need more GPU memory and
+    /// less CPU memory.
+    fn fitting_counts(
         &self,
         experts: Side,
         n_ctx: usize,
     ) -> Result<RangeInclusive<usize>, RuntimeError> {
-        let has_room = |n_gpu_layers| {
+        let fits = |n_gpu_layers| {
             let split = Split {
                 n_gpu_layers,
                 experts,
             };
-            self.has_room(Candidate::Split(split), n_ctx)
+            self.fits(Candidate::Split(split), n_ctx)
         };
         let is_shared = self.memory.is_shared;
-        let most_on_gpu = |n| has_room(n).map(|[gpu, machine]| gpu && (machine || !is_shared));
+        let most_on_gpu = |n| fits(n).map(|[gpu, machine]| gpu && (machine || !is_shared));
         let n_layers = self.n_layers();
-        // With the last layer the buffers of layers leave the CPU, which may be more than the layer takes.
+        // The last layer also moves the layer buffers off the CPU, which may free more than the layer needs.
         let most = match most_on_gpu(n_layers)? {
             true => n_layers,
             false => last(n_layers.saturating_sub(1), most_on_gpu)?,
         };
         let too_few = match is_shared {
             true => 0,
-            false => last(most, |n| has_room(n).map(|[_, machine]| !machine))?,
+            false => last(most, |n| fits(n).map(|[_, machine]| !machine))?,
         };
         Ok(too_few + 1..=most)
     }
 
-    /// What was chosen, and what the next faster place would have needed.
+    /// Describes the choice, and how much memory the next faster place would need.
     fn notice(
         &self,
         chosen: Candidate,
@@ -361,10 +368,10 @@ impl Planner<'_> {
         n_ctx: usize,
     ) -> Result<String, RuntimeError> {
         let n_tokens = limits::cache_tokens(self.config, n_ctx);
-        let needed = |room: &Room| room.needed(n_tokens, self.config.page);
-        // What fits is rounded down and what does not up, so that no number says otherwise.
-        let on_gpu = self.rooms(&self.place(chosen))?.gpu;
-        let taken = on_gpu.as_ref().map_or(0, needed) >> 20;
+        let required = |budget: &MemoryBudget| budget.required_bytes(n_tokens, self.config.page);
+        // Sizes that fit are rounded down and others up, so that the numbers agree with the choice.
+        let on_gpu = self.budgets(&self.place(chosen))?.gpu;
+        let taken = on_gpu.as_ref().map_or(0, required) >> 20;
         let free = self.memory.gpu >> 20;
         let mut notice = format!(
             "--gpu-layers auto: {} ({taken} of {free} MiB free there, with a context of {n_ctx})",
@@ -373,10 +380,10 @@ impl Planner<'_> {
         let Some(faster) = faster else {
             return Ok(notice);
         };
-        let Rooms { gpu, machine } = self.rooms(&self.place(faster))?;
-        let too_large = |room: Option<Room>| {
-            let room = room.filter(|room| !room.has_room(n_tokens, self.config.page))?;
-            Some(needed(&room).div_ceil(1 << 20))
+        let Budgets { gpu, machine } = self.budgets(&self.place(faster))?;
+        let too_large = |budget: Option<MemoryBudget>| {
+            let budget = budget.filter(|budget| !budget.fits(n_tokens, self.config.page))?;
+            Some(required(&budget).div_ceil(1 << 20))
         };
         let words = self.words(faster);
         if let Some(needed) = too_large(gpu) {
@@ -410,7 +417,8 @@ impl Planner<'_> {
     }
 }
 
-/// The last of `1..=n` for which `holds`, which does so up to some number; 0 if it never does.
+/// Returns the last of `1..=n` for which `holds`, by bisection; 0 if there is none. `holds` must be true up to some
+/// number.
 fn last(
     n: usize,
     mut holds: impl FnMut(usize) -> Result<bool, RuntimeError>,

@@ -1,5 +1,4 @@
-//! From the user's choices to a backend on its thread: memory is asked for, limits are settled, a GPU is checked at its
-//! first use.
+//! Starts a backend from the user's settings: measures free memory, resolves limits and checks a GPU at its first use.
 
 use std::sync::Arc;
 
@@ -17,19 +16,20 @@ use rocmforge_cpu::memory;
 use rocmforge_model::Model;
 use rocmforge_plan::Plan;
 
-/// A backend on its thread.
+/// A started backend.
 pub struct Started {
     pub executor: Executor,
-    /// The limits of what it can serve.
+    /// Its limits.
     pub resolved: Resolved,
-    /// Steps that are submitted before the first one's result is read.
+    /// Steps to submit before the first one's result is read.
     pub steps_in_flight: usize,
 }
 
-/// Starts the backend that `config` chooses for `model`.
+/// Starts the backend that `config` selects for `model`.
 ///
 /// # Errors
-/// [`ConfigError`] if the model or the machine cannot serve the settings, [`DeviceError`] if the device fails.
+/// [`ConfigError`] if the settings do not work with the model or machine; [`DeviceError`](crate::DeviceError) if the
+/// device fails.
 pub fn start(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError> {
     match &config.device {
         Device::Cpu => on_cpu(model, config),
@@ -37,7 +37,7 @@ pub fn start(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeErr
     }
 }
 
-/// The CPU backend of `model`.
+/// Starts the CPU backend.
 fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError> {
     let resolved = limits::resolve(model, config, memory::available_bytes())?;
     let (options, weights) = (cpu_options(config, &resolved), Arc::clone(&model.weights));
@@ -52,8 +52,8 @@ fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError>
     })
 }
 
-/// The backend of `model` that has as much of it on a GPU as is asked for. The device is opened on its own thread, and
-/// limits depend on its memory.
+/// Starts a backend with the configured part of `model` on the GPU. The device is opened on its own thread; the limits
+/// depend on its memory.
 fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Started, RuntimeError> {
     if gpu.offload.experts == Experts::OnCpu && model.config.experts.is_none() {
         return Err(ConfigError::NoExperts.into());
@@ -76,9 +76,10 @@ fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Start
     })
 }
 
-/// What a device's thread starts with: a backend, where it is, and the steps in flight that suit it.
+/// A backend, its placement and limits, and its number of steps in flight.
 type Made = (Box<dyn Backend>, (Placed, usize));
 
+/// Builds the backend of [`on_gpu`] on the device's thread.
 fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, RuntimeError> {
     let device = gpu.open()?;
     let place = || place::place(&device, model, config, gpu.offload);
@@ -92,7 +93,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
     let checked = FirstUse::due((&device, placement), model, config, check)?;
     if let Some(check) = &checked {
         check.compare_operations(&device)?;
-        // Kernels that it loaded stay.
+        // The check loaded kernels, which stay in memory.
         placed = place()?;
     }
     let resolved = &placed.resolved;
@@ -104,7 +105,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
         }
     };
     let is_checked = checked.is_some();
-    // What was asked for is launched, and nothing else is looked for.
+    // Forced variants override tuning.
     let is_free = device.variants().is_empty() && gpu.tuning.when_idle == WhenIdle::Tune;
     let when_idle = gpu.tuning.store.clone().filter(|_| is_free);
     match &placed.place {
@@ -128,7 +129,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             if let Some(store) = when_idle {
                 backend.enable_idle_tuning(store);
             }
-            // The host has the step's results as soon as it is over.
+            // The host has a step's results as soon as it ends, so a second step in flight gains nothing.
             Ok((Box::new(backend), (placed, 1)))
         }
     }
@@ -138,7 +139,7 @@ fn make_on_cpu(model: &Model, config: &EngineConfig, placed: Placed) -> Result<M
     let plan = settled_plan(model, config, placed.resolved.limits.n_ctx);
     let options = cpu_options(config, &placed.resolved);
     let backend = CpuBackend::new(plan, Arc::clone(&model.weights), options);
-    // Nothing is left for the host to prepare while the CPU computes.
+    // The CPU is busy with the step, so a second step in flight gains nothing.
     Ok((Box::new(backend), (placed, 1)))
 }
 
@@ -174,7 +175,7 @@ fn n_threads(config: &EngineConfig) -> usize {
         .unwrap_or_else(rocmforge_cpu::default_threads)
 }
 
-/// The plan as it runs in contexts of `n_ctx` tokens.
+/// Returns the compiled plan with RoPE tables for contexts of `n_ctx` tokens.
 fn settled_plan(model: &Model, config: &EngineConfig, n_ctx: usize) -> Plan {
     let mut plan = model.compiled_plan(config.fusion);
     for table in &mut plan.rope {

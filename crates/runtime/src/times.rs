@@ -1,32 +1,32 @@
-//! What steps take, for whoever profiles: a backend that has a [`StepObserver`] takes the times of the operations as it
-//! runs them otherwise, and hands them over when the step is over. Values are not looked at (that is `OpObserver`'s).
+//! Step times for profiling. A backend with a [`StepObserver`] times its operations without changing how they run, and
+//! reports the times at the end of the step. For values see `OpObserver`.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rocmforge_plan::{BatchShape, Side};
 
-/// Told what each step took, before its result is known to anybody; runs on the device's thread.
+/// Receives the times of each step before its result is delivered; called on the device's thread.
 pub trait StepObserver: Send {
     fn step(&mut self, times: StepTimes);
 }
 
-/// What a step took. Times of its parts count from `started`.
+/// The times of a step. Its parts count from `started`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepTimes {
-    /// Number of the step.
+    /// The step's number.
     pub step: u64,
     pub shape: BatchShape,
-    /// When the device's thread began it.
+    /// When the device's thread started the step.
     pub started: Instant,
-    /// In order; what is between them belongs to none.
+    /// The parts in order. Gaps between them belong to no part.
     pub parts: Vec<PartTime>,
-    /// The launches of a GPU, in order; on a CPU there are none.
+    /// Kernel launches of a GPU, in order; empty on a CPU.
     pub launches: Vec<LaunchTime>,
 }
 
 impl StepTimes {
-    /// The sum over all parts.
+    /// Returns the sum over all parts.
     pub fn duration(&self) -> Duration {
         self.parts.iter().map(|part| part.duration).sum()
     }
@@ -35,44 +35,46 @@ impl StepTimes {
 /// A part of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepPart {
-    /// What comes before the operations: memory for the batch and its rotations, or taking the batch over from the host.
+    /// Before the operations: memory and rotations for the batch, or its copy from the host.
     Begin,
-    /// Operations that run as one, by their places in the compiled plan.
+    /// Operations that run together, by index in the compiled plan.
     Ops(Range<usize>),
-    /// Tokens are chosen, or scored.
+    /// Sampling and scoring.
     Choose,
-    /// What was chosen is given to the host.
+    /// Copy of the results to the host.
     End,
-    /// Buffers go to the other device; it counts there.
+    /// Copy of buffers to the other device, counted on the destination.
     Copy,
 }
 
+/// The time of one part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartTime {
     pub part: StepPart,
-    /// Which device it ran on.
+    /// The device it ran on.
     pub side: Side,
-    /// By the clock of the device.
+    /// By the device's clock.
     pub start: Duration,
     pub duration: Duration,
 }
 
-/// One kernel that was launched.
+/// The times of one kernel launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LaunchTime {
     /// Module and name.
     pub kernel: (&'static str, &'static str),
     /// Index in [`StepTimes::parts`].
     pub part: usize,
-    /// When the host queued it, and how long that took.
+    /// When the host queued it.
     pub queued: Duration,
+    /// How long queueing took.
     pub submit: Duration,
-    /// By the clock of the device. From the end of the launch before: a device that waits for the host waits here.
+    /// The end of the previous launch by the device's clock, so that `duration` includes waiting for the host.
     pub start: Duration,
     pub duration: Duration,
 }
 
-/// Takes the times of parts that follow each other on one clock.
+/// Measures consecutive parts on one clock.
 #[derive(Clone)]
 pub(crate) struct Stopwatch {
     started: Instant,
@@ -90,12 +92,12 @@ impl Stopwatch {
         }
     }
 
-    /// `part`, on the CPU, took the time since the last one.
+    /// Records the time since the last part as `part`, on the CPU.
     pub(crate) fn lap(&mut self, part: StepPart) {
         self.lap_on(Side::Cpu, part);
     }
 
-    /// As [`Stopwatch::lap`], of what the host waited for.
+    /// Like [`Stopwatch::lap`], for a part on `side` that the host waited for.
     pub(crate) fn lap_on(&mut self, side: Side, part: StepPart) {
         let now = Instant::now();
         self.parts.push(PartTime {
@@ -107,17 +109,17 @@ impl Stopwatch {
         self.last = now;
     }
 
-    /// The time since the last part belongs to none.
+    /// Drops the time since the last part.
     pub(crate) fn skip(&mut self) {
         self.last = Instant::now();
     }
 
-    /// The parts so far.
+    /// Takes the parts so far.
     pub(crate) fn take(&mut self) -> Vec<PartTime> {
         std::mem::take(&mut self.parts)
     }
 
-    /// The times of a step with the parts so far.
+    /// Returns the times of a step with the parts so far.
     pub(crate) fn finish(self, step: u64, shape: BatchShape) -> StepTimes {
         StepTimes {
             step,

@@ -374,9 +374,9 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
     refuse(Request::greedy(vec![], 1), "the prompt is empty");
     refuse(
         Request::greedy(vec![1; 9], 0),
-        "9 tokens, the context holds 8",
+        "9 tokens, but the context holds 8",
     );
-    refuse(Request::greedy(vec![1; 8], 1), "--ctx");
+    refuse(Request::greedy(vec![1; 8], 1), "use a larger context");
     refuse(Request::greedy(vec![1, N_VOCAB], 1), "token id 50");
     let mut request = Request::greedy(vec![1], 1);
     request.sampling = Arc::new(SamplingParams {
@@ -393,12 +393,12 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
     for n_sinks in [7, 8, usize::MAX] {
         let mut request = Request::greedy(vec![1], 100);
         request.context_policy = Some(ContextPolicy::Shift { n_sinks });
-        refuse(request, "--context-sinks");
+        refuse(request, "fewer sinks");
     }
     // A prompt is never shortened.
     let mut request = Request::greedy(vec![1; 9], 1);
     request.context_policy = Some(ContextPolicy::Shift { n_sinks: 4 });
-    refuse(request, "9 tokens, the context holds 8");
+    refuse(request, "9 tokens, but the context holds 8");
     assert!(engine.submit(Request::greedy(vec![1; 8], 0)).is_ok());
 }
 

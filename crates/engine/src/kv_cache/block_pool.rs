@@ -1,4 +1,4 @@
-//! The blocks of the cache: reference counts, the free list and the index of reusable content.
+//! The block pool: reference counts, the free list and the prefix index.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,9 +13,9 @@ pub struct BlockId(pub u32);
 struct Block {
     /// Sequences that use it.
     refs: u32,
-    /// What it holds, once it is full and indexed.
+    /// The hash of its content, once it is full and indexed.
     hash: Option<PrefixHash>,
-    /// Raised whenever the block leaves or enters the free list, so that stale entries are recognised.
+    /// Incremented whenever the block leaves or enters the free list, to recognize stale entries.
     epoch: u64,
 }
 
@@ -24,7 +24,7 @@ struct Block {
 pub struct BlockPool {
     page: usize,
     blocks: Vec<Block>,
-    /// Free blocks with the epoch of their entry, least recently used first. Entries of another epoch are stale.
+    /// Free blocks with the epoch of their entry, least recently used first. An entry of another epoch is stale.
     free: VecDeque<(BlockId, u64)>,
     n_free: usize,
     by_hash: HashMap<PrefixHash, BlockId>,
@@ -32,7 +32,7 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// `n_blocks` empty blocks of `page` tokens.
+    /// Creates `n_blocks` empty blocks of `page` tokens.
     pub fn new(n_blocks: usize, page: usize) -> BlockPool {
         assert!(
             page > 0 && u32::try_from(n_blocks * page).is_ok(),
@@ -48,7 +48,7 @@ impl BlockPool {
         }
     }
 
-    /// Tokens per block.
+    /// Returns the number of tokens per block.
     pub fn page(&self) -> usize {
         self.page
     }
@@ -57,12 +57,12 @@ impl BlockPool {
         self.blocks.len()
     }
 
-    /// Blocks that nobody uses, with or without reusable content.
+    /// Returns the number of unused blocks, with or without reusable content.
     pub fn n_free(&self) -> usize {
         self.n_free
     }
 
-    /// A block for new content, the one unused for longest; `None` when all are in use.
+    /// Allocates the least recently used free block; `None` if all are in use.
     pub(super) fn allocate(&mut self) -> Option<BlockId> {
         loop {
             let (id, epoch) = self.free.pop_front()?;
@@ -78,7 +78,7 @@ impl BlockPool {
         }
     }
 
-    /// The block that holds what `hash` names, with one more reference.
+    /// Finds the block with the content of `hash` and adds a reference to it.
     pub(super) fn find(&mut self, hash: PrefixHash) -> Option<BlockId> {
         let id = *self.by_hash.get(&hash)?;
         let block = &mut self.blocks[id.0 as usize];
@@ -90,22 +90,22 @@ impl BlockPool {
         Some(id)
     }
 
-    /// Makes a full block's content findable. If another block already holds the same, that one stays indexed.
+    /// Indexes a full block by its content. If another block already has the same content, that one stays indexed.
     pub(super) fn index(&mut self, id: BlockId, hash: PrefixHash) {
         let block = &mut self.blocks[id.0 as usize];
-        debug_assert!(block.refs > 0, "only a used block gets content");
+        debug_assert!(block.refs > 0, "only used blocks are indexed");
         if block.hash.is_none() && !self.by_hash.contains_key(&hash) {
             block.hash = Some(hash);
             self.by_hash.insert(hash, id);
         }
     }
 
-    /// Sequences that use the block.
+    /// Returns the number of sequences that use the block.
     pub(super) fn n_references(&self, id: BlockId) -> u32 {
         self.blocks[id.0 as usize].refs
     }
 
-    /// Makes a block's content no longer findable, before it changes.
+    /// Removes a block from the prefix index before its content changes.
     pub(super) fn forget_content(&mut self, id: BlockId) {
         if let Some(hash) = self.blocks[id.0 as usize].hash.take() {
             self.by_hash.remove(&hash);
@@ -123,7 +123,7 @@ impl BlockPool {
             block.epoch += 1;
             self.n_free += 1;
             let entry = (id, block.epoch);
-            // A block without reusable content is the first to go.
+            // A block without reusable content is reused first.
             if block.hash.is_some() {
                 self.free.push_back(entry)
             } else {
@@ -143,9 +143,9 @@ impl BlockPool {
         }
     }
 
-    pub(super) fn hash_page(&self, parent: Option<PrefixHash>, tokens: &[TokenId]) -> PrefixHash {
+    pub(super) fn hash_block(&self, parent: Option<PrefixHash>, tokens: &[TokenId]) -> PrefixHash {
         debug_assert_eq!(tokens.len(), self.page);
-        self.hasher.page(parent, tokens)
+        self.hasher.block(parent, tokens)
     }
 
     /// Checks the books against the block tables that exist: every reference is accounted for, no block

@@ -1,32 +1,36 @@
-//! The blocks of one sequence, by page.
+//! The block table: the KV-cache blocks of one sequence.
 
 use super::block_pool::{BlockId, BlockPool};
 use super::prefix::PrefixHash;
 use rocmforge_gguf::TokenId;
 
-/// Block of each page of a sequence, and how many of its pages are indexed for sharing.
+/// The blocks of a sequence, in order of position.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     blocks: Vec<BlockId>,
+    /// Leading blocks that are in the prefix index.
     n_indexed: usize,
     last_hash: Option<PrefixHash>,
-    /// Whether tokens were forgotten. What is computed after that follows from them too, so no hash of the tokens that
-    /// are left names it.
+    /// Whether a context shift dropped tokens. Later keys and values depend on them too, so a hash of the remaining
+    /// tokens does not identify the content.
     has_forgotten: bool,
 }
 
 impl BlockTable {
-    /// Takes over blocks that already hold the start of `tokens`; returns how many tokens they hold.
-    /// Only for an empty table. At most `max_tokens` are taken over.
+    /// Shares existing blocks that hold a prefix of `tokens`, up to `max_tokens` tokens. Returns the number of tokens
+    /// in them.
+    ///
+    /// # Panics
+    /// If the table is not empty.
     pub fn share_prefix(
         &mut self,
         pool: &mut BlockPool,
         tokens: &[TokenId],
         max_tokens: usize,
     ) -> usize {
-        assert!(self.blocks.is_empty(), "sharing starts at the first page");
-        for page in tokens[..max_tokens.min(tokens.len())].chunks_exact(pool.page()) {
-            let hash = pool.hash_page(self.last_hash, page);
+        assert!(self.blocks.is_empty(), "sharing starts at the first block");
+        for block in tokens[..max_tokens.min(tokens.len())].chunks_exact(pool.page()) {
+            let hash = pool.hash_block(self.last_hash, block);
             let Some(block) = pool.find(hash) else { break };
             self.blocks.push(block);
             self.last_hash = Some(hash);
@@ -35,7 +39,7 @@ impl BlockTable {
         self.n_indexed * pool.page()
     }
 
-    /// Makes room for `n_tokens` in all. On `false` the pool had too few blocks and nothing changed.
+    /// Allocates blocks for `n_tokens` tokens in total. Returns `false` and changes nothing if the pool has too few.
     pub fn reserve(&mut self, pool: &mut BlockPool, n_tokens: usize) -> bool {
         let missing = n_tokens
             .div_ceil(pool.page())
@@ -45,30 +49,29 @@ impl BlockTable {
         }
         for _ in 0..missing {
             self.blocks
-                .push(pool.allocate().expect("the pool has as many as it says"));
+                .push(pool.allocate().expect("the pool has enough free blocks"));
         }
         true
     }
 
-    /// Makes the pages that `tokens` fill findable; `tokens` are those whose K and V are submitted. None are, once
-    /// tokens were forgotten.
-    pub fn index_full_pages(&mut self, pool: &mut BlockPool, tokens: &[TokenId]) {
+    /// Indexes the full blocks of `tokens`, the tokens whose K and V are submitted. Does nothing after a context shift.
+    pub fn index_full_blocks(&mut self, pool: &mut BlockPool, tokens: &[TokenId]) {
         if self.has_forgotten {
             return;
         }
-        for (page, tokens) in tokens
+        for (at, tokens) in tokens
             .chunks_exact(pool.page())
             .enumerate()
             .skip(self.n_indexed)
         {
-            let hash = pool.hash_page(self.last_hash, tokens);
-            pool.index(self.blocks[page], hash);
+            let hash = pool.hash_block(self.last_hash, tokens);
+            pool.index(self.blocks[at], hash);
             self.last_hash = Some(hash);
-            self.n_indexed = page + 1;
+            self.n_indexed = at + 1;
         }
     }
 
-    /// Gives all blocks back. The last pages go first, so that the start of a prefix survives longest.
+    /// Releases all blocks, the last ones first, so that the start of a prefix stays reusable longest.
     pub fn release(&mut self, pool: &mut BlockPool) {
         for block in self.blocks.drain(..).rev() {
             pool.release(block);
@@ -76,7 +79,7 @@ impl BlockTable {
         *self = BlockTable::default();
     }
 
-    /// Takes over the blocks of a sequence that has forgotten tokens; the first `n_same` are those it had.
+    /// Replaces the blocks after a context shift. The first `n_same` are unchanged.
     pub(super) fn replace(&mut self, blocks: Vec<BlockId>, n_same: usize) {
         self.blocks = blocks;
         self.n_indexed = self.n_indexed.min(n_same);
@@ -87,7 +90,7 @@ impl BlockTable {
         &self.blocks
     }
 
-    /// Where the token at `position` goes: `block * page + offset`.
+    /// Returns the cache slot of the token at `position`: `block * page + offset`.
     pub fn slot(&self, page: usize, position: usize) -> u32 {
         self.blocks[position / page].0 * page as u32 + (position % page) as u32
     }
@@ -107,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn a_released_prefix_is_found_again_until_its_blocks_are_needed() {
+    fn reuses_a_released_prefix_until_its_blocks_are_reallocated() {
         let mut pool = BlockPool::new(8, 4);
         let prompt = tokens(10, 0);
         let mut first = BlockTable::default();
         assert!(first.reserve(&mut pool, 10));
-        first.index_full_pages(&mut pool, &prompt);
+        first.index_full_blocks(&mut pool, &prompt);
         check(&pool, &[&first]);
 
         let mut second = BlockTable::default();
@@ -128,7 +131,7 @@ mod tests {
         assert_eq!(
             third.share_prefix(&mut pool, &prompt, 7),
             4,
-            "no more than asked for"
+            "at most `max_tokens`"
         );
         third.release(&mut pool);
         let mut other = BlockTable::default();
@@ -146,19 +149,19 @@ mod tests {
     }
 
     #[test]
-    fn a_page_means_nothing_without_the_pages_before_it() {
+    fn shares_a_block_only_after_the_same_prefix() {
         let mut pool = BlockPool::new(8, 4);
         let mut table = BlockTable::default();
         let mut prompt = tokens(8, 0);
         assert!(table.reserve(&mut pool, 8));
-        table.index_full_pages(&mut pool, &prompt);
+        table.index_full_blocks(&mut pool, &prompt);
         prompt[0] += 1;
         let mut other = BlockTable::default();
         assert_eq!(other.share_prefix(&mut pool, &prompt, 8), 0);
     }
 
     #[test]
-    fn slots_follow_the_table() {
+    fn slots_follow_the_block_table() {
         let mut pool = BlockPool::new(3, 4);
         let mut table = BlockTable::default();
         assert!(table.reserve(&mut pool, 9));

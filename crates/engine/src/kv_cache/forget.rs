@@ -1,10 +1,11 @@
-//! Forgetting tokens in the middle of a sequence: those behind them take their positions.
+//! Context shift in the block table: drops tokens from the middle of a sequence and moves later tokens to their
+//! positions.
 //!
-//! Attention takes the slots of a page for consecutive positions, so a hole would be a key that takes part: holes are
-//! closed at once, and what is unused afterwards is the end of the last page. One list of moves does it all. Where whole
-//! pages are forgotten, the pages behind them change their place in the table, tokens stay in their slots and only their
-//! keys turn; else tokens move too. A block that others use is copied instead, and what changes can no longer be found by
-//! its hash.
+//! Attention reads the slots of a block as consecutive positions, so a hole would count as a key. Holes are therefore
+//! closed at once, and only the end of the last block stays unused. One list of moves describes the shift. If whole
+//! blocks are dropped, later blocks change their place in the table: their tokens stay in their slots and only their
+//! keys are rotated. Otherwise tokens move too. Shared blocks are copied first, and changed blocks leave the prefix
+//! index.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use super::KvUsage;
 use super::block_pool::{BlockId, BlockPool};
 use super::block_table::BlockTable;
 
-/// The pages of a sequence with holes in them, and without.
+/// KV-cache usage of a sequence around a context shift: the kept tokens in the old blocks and in the new ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Compaction {
     pub before: KvUsage,
@@ -23,12 +24,12 @@ pub struct Compaction {
 }
 
 impl BlockTable {
-    /// Forgets the `positions` of a sequence of `n_tokens` tokens. `None` if the pool has too few blocks for copies of
-    /// shared ones; then nothing has changed.
+    /// Drops the `positions` of a sequence of `n_tokens` tokens. Returns `None` and changes nothing if the pool has too
+    /// few blocks for copies of shared ones.
     ///
     /// # Panics
-    /// If nothing is forgotten, nothing stands behind it, or more stands behind it than is forgotten, except in whole
-    /// pages: moves would overlap.
+    /// If `positions` is empty or no token follows it. Also if more tokens follow than are dropped, because moves would
+    /// overlap, unless whole blocks are dropped.
     pub fn forget(
         &mut self,
         pool: &mut BlockPool,
@@ -37,28 +38,28 @@ impl BlockTable {
     ) -> Option<(KvShift, Compaction)> {
         let page = pool.page();
         let n_forgotten = positions.len();
-        let by_pages = n_forgotten.is_multiple_of(page);
+        let whole_blocks = n_forgotten.is_multiple_of(page);
         let n_behind = n_tokens - positions.end;
         assert!(
-            n_forgotten > 0 && n_behind > 0 && (by_pages || n_behind <= n_forgotten),
-            "{positions:?} of {n_tokens} tokens are forgotten"
+            n_forgotten > 0 && n_behind > 0 && (whole_blocks || n_behind <= n_forgotten),
+            "cannot drop {positions:?} of {n_tokens} tokens"
         );
         let n_kept = n_tokens - n_forgotten;
-        // Pages before it hold what stays as it is.
+        // Blocks before it do not change.
         let first = positions.start / page;
-        let pages = first..n_kept.div_ceil(page);
-        // Where a page's new content is already, or most of what stands before it.
-        let home = |index: usize| index + if by_pages { n_forgotten / page } else { 0 };
+        let changed = first..n_kept.div_ceil(page);
+        // The old block that already holds a block's new content, or most of it.
+        let home = |index: usize| index + if whole_blocks { n_forgotten / page } else { 0 };
 
         let old = self.blocks().to_vec();
         let is_own = |index: usize| pool.n_references(old[index]) == 1;
-        let in_place: BTreeSet<usize> = pages.clone().map(home).filter(|&i| is_own(i)).collect();
-        let n_copies = pages.len() - in_place.len();
+        let in_place: BTreeSet<usize> = changed.clone().map(home).filter(|&i| is_own(i)).collect();
+        let n_copies = changed.len() - in_place.len();
         let behind = positions.end / page..n_tokens.div_ceil(page);
         let is_read =
             |i: usize| behind.contains(&i) || (i == first && !positions.start.is_multiple_of(page));
         let given_back = (first..old.len()).filter(|i| !in_place.contains(i));
-        // What nothing is read of may be written at once.
+        // Blocks that no move reads are free at once.
         let (read, free): (Vec<usize>, Vec<usize>) = given_back.partition(|&i| is_read(i));
         let n_freed = free.iter().filter(|&&i| is_own(i)).count();
         if n_copies > pool.n_free() + n_freed {
@@ -69,13 +70,13 @@ impl BlockTable {
             pool.release(old[i]);
         }
         let mut blocks = old[..first].to_vec();
-        for index in pages.clone() {
+        for index in changed.clone() {
             let home = home(index);
             blocks.push(if in_place.contains(&home) {
                 pool.forget_content(old[home]);
                 old[home]
             } else {
-                pool.allocate().expect("the pool has as many as it says")
+                pool.allocate().expect("the pool has enough free blocks")
             });
         }
         let mut shift = KvShift {
@@ -84,7 +85,7 @@ impl BlockTable {
         };
         let slot =
             |blocks: &[BlockId], at: usize| blocks[at / page].0 * page as u32 + (at % page) as u32;
-        for position in pages.start * page..n_kept {
+        for position in changed.start * page..n_kept {
             let to = slot(&blocks, position);
             if position < positions.start {
                 let from = slot(&old, position);
@@ -109,7 +110,7 @@ fn usage(n_slots: usize, n_tokens: usize) -> KvUsage {
     KvUsage { n_slots, n_tokens }
 }
 
-/// Adds a token, to the last run if it follows it on both sides.
+/// Adds a token move, to the last run if it continues that run on both sides within a block.
 fn push(runs: &mut Vec<SlotRun>, [from, to]: [u32; 2], page: usize) {
     let begins_block = |slot: u32| (slot as usize).is_multiple_of(page);
     match runs.last_mut() {

@@ -1,9 +1,9 @@
-//! Bookkeeping of the paged KV cache: which block of the device's cache holds which page of which
-//! sequence. The values themselves live with the backend.
+//! KV-cache accounting: which blocks of the device's cache hold the tokens of which sequence. The values themselves
+//! are in the backend.
 //!
-//! After PagedAttention (Kwon et al. 2023). Blocks are counted references; a full block whose tokens are
-//! known can be found again by what it holds and is shared (`prefix`), and a free block keeps its content
-//! until it is needed for something else.
+//! The method is PagedAttention (Kwon et al. 2023). Blocks are reference-counted. A full block is indexed by a hash of
+//! its tokens and all tokens before them, so that sequences with the same prefix share it (`prefix`). A free block
+//! keeps its content until it is reused.
 
 mod block_pool;
 mod block_table;
@@ -15,29 +15,29 @@ pub use block_table::BlockTable;
 pub use forget::Compaction;
 pub use prefix::PrefixHash;
 
-/// What of the cache sequences have. Pages that several share count for each of them.
+/// KV-cache usage of the running sequences. A shared block counts once for each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KvUsage {
-    /// Slots for tokens in the pages that are taken.
+    /// Token slots in the blocks in use.
     pub n_slots: usize,
-    /// Tokens in them.
+    /// Tokens in these slots.
     pub n_tokens: usize,
 }
 
 impl KvUsage {
-    /// The share of slots without a token.
+    /// Returns the share of slots without a token, from 0 to 1.
     pub fn fragmentation(&self) -> f64 {
         let n_empty = self.n_slots - self.n_tokens.min(self.n_slots);
         n_empty as f64 / self.n_slots.max(1) as f64
     }
 }
 
-/// How often sequences forgot tokens so far, and what became of their pages.
+/// Statistics of context shifts so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContextShifts {
     pub n_shifts: usize,
-    /// Tokens that were forgotten.
+    /// Dropped tokens.
     pub n_tokens: usize,
-    /// Of the last time.
+    /// KV-cache usage before and after the last shift.
     pub compaction: Compaction,
 }

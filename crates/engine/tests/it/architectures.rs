@@ -192,7 +192,12 @@ fn facts_that_cannot_be_are_refused() {
             u64::MAX.into(),
             "at least 1",
         ),
-        ("mixtral", "llama.expert_used_count", "2".into(), "needed"),
+        (
+            "mixtral",
+            "llama.expert_used_count",
+            "2".into(),
+            "expected u64",
+        ),
         (
             "mixtral",
             "llama.expert_count",
@@ -210,7 +215,7 @@ fn facts_that_cannot_be_are_refused() {
             "mixtral",
             "llama.expert_count",
             0u32.into(),
-            "no tensor `blk.0.ffn_gate.weight`",
+            "tensor `blk.0.ffn_gate.weight`, which llama needs",
         ),
         (
             "mixtral",
@@ -409,7 +414,7 @@ fn tensors_that_a_family_must_have_are_asked_for() {
     ] {
         let message = without(name, tensor).unwrap_err().to_string();
         assert!(
-            message.contains(&format!("no tensor `{tensor}`")),
+            message.contains(&format!("tensor `{tensor}`, which")),
             "{name}: {message}"
         );
     }
@@ -426,7 +431,10 @@ fn no_context_reaches_beyond_learned_positions() {
     assert!(Engine::on_cpu(&model, None, &config(2048)).is_ok());
     let error = Engine::on_cpu(&model, None, &config(2049)).err().unwrap();
     let message = error.to_string();
-    assert!(message.contains("use --ctx 2048 or less"), "{message}");
+    assert!(
+        message.contains("use a context of 2048 or less"),
+        "{message}"
+    );
     let model = load(&writer("starcoder2")).unwrap();
     assert!(Engine::on_cpu(&model, None, &config(2049)).is_ok());
 }

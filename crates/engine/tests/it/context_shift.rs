@@ -143,8 +143,8 @@ fn difference_to_fresh_runs(config: &EngineConfig, model: &Model) -> (f32, usize
 
 #[test]
 fn one_layer_predicts_what_a_fresh_run_over_the_kept_tokens_does() {
-    // Rotations of neighbours and of halves, of a part of a head, scaled, by YaRN and LongRoPE with their factors; norms
-    // of heads, biases and a window.
+    // Rotations of neighbours and of halves, of a part of a head, scaled, by YaRN and LongRoPE with their factors;
+    // norms of heads, biases and a window.
     let archs = [
         "llama", "qwen2", "qwen3", "phi3", "olmo3", "gemma2", "gemma3", "mixtral",
     ];
@@ -277,7 +277,7 @@ fn what_cannot_shift_is_refused() {
         ..Request::greedy(vec![1], 1)
     };
     let refused = engine.submit(request).unwrap_err().to_string();
-    assert!(refused.contains("--context-policy stop"), "{refused}");
+    assert!(refused.contains("the context policy `stop`"), "{refused}");
 
     let rotates = model("llama", Some(1));
     for (n_ctx, n_sinks) in [(5, 4), (1, 4), (48, 47), (48, usize::MAX)] {
@@ -287,7 +287,7 @@ fn what_cannot_shift_is_refused() {
             ..config()
         };
         let refused = start(&rotates, &config).err().unwrap().to_string();
-        assert!(refused.contains("--context-sinks"), "{refused}");
+        assert!(refused.contains("fewer sinks"), "{refused}");
     }
     // The smallest context that shifts: every token forgets the one before the last.
     let config = EngineConfig {

@@ -92,8 +92,8 @@ fn assert_logits(
     }
 }
 
-/// What the device generates, four sequences at once and one alone, has the log-probabilities that the CPU backend gives
-/// to the same text.
+/// What the device generates, four sequences at once and one alone, has the log-probabilities that the CPU backend
+/// gives to the same text.
 #[test]
 fn generated_tokens_are_as_likely_as_on_the_cpu() {
     let is_mixture = |name: &&str| MIXTURES.iter().any(|(mixture, ..)| mixture == name);
@@ -183,9 +183,9 @@ fn sequences_together_go_on_as_on_the_cpu() {
     }
 }
 
-/// Every type of the cache that a GPU has, alone and as graphs. What the GPU computes of a key may lie on the other side of
-/// the middle between two codes, which is seen in the codes of activations behind it; and the matrix units take values of
-/// Q8_0 rounded to f16.
+/// Every type of the cache that a GPU has, alone and as graphs. What the GPU computes of a key may lie on the other
+/// side of the middle between two codes, which is seen in the codes of activations behind it; and the matrix units take
+/// values of Q8_0 rounded to f16.
 #[test]
 fn every_type_of_cache_gives_the_logits_of_the_cpu() {
     let Some(gpu) = test_gpu() else { return };
@@ -430,8 +430,8 @@ fn every_operation_passes_the_check() {
     }
 }
 
-/// Launches that stand for several operations: the norms of the heads of queries and keys, both rotations and the append;
-/// in mixtures gate, up and activation, and the sum of what experts give and its addition.
+/// Launches that stand for several operations: the norms of the heads of queries and keys, both rotations and the
+/// append; in mixtures gate, up and activation, and the sum of what experts give and its addition.
 #[test]
 fn operations_run_in_one_pass() {
     let Some(gpu) = test_gpu() else { return };

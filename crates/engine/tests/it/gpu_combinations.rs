@@ -1,6 +1,6 @@
-//! Modes of a GPU together, on the CPU that plays one: contexts that shift, caches of 8 bits, adapters, layers or experts
-//! that stay on the CPU. Each gives what the CPU backend gives, within the bounds of a GPU, and as graphs what it gives launch by
-//! launch, to the last bit.
+//! Modes of a GPU together, on the CPU that plays one: contexts that shift, caches of 8 bits, adapters, layers or
+//! experts that stay on the CPU. Each gives what the CPU backend gives, within the bounds of a GPU, and as graphs what
+//! it gives launch by launch, to the last bit.
 
 use rocmforge_testkit::adapters;
 use rocmforge_testkit::models as synth;

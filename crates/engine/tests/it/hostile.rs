@@ -218,7 +218,7 @@ fn divided(gpu: &GpuConfig) -> [Device; 3] {
 fn shapes_that_a_gpu_does_not_compute_are_refused_by_their_limit_and_run_on_the_cpu() {
     let Some(gpu) = test_gpu() else { return };
     let even = Some("heads of an even number of values, not ");
-    let wide = Some("a key and a value of at most 8192 values together, not 8194");
+    let wide = Some("a key and a value with at most 8192 values together, not 8194");
     let cached = Some("values in a cache of F8E4M3, not 8000");
     for ([k_dim, v_dim], kv_type, limit) in [
         ([4, 3], KvType::F16, even),
@@ -284,7 +284,7 @@ fn facts_that_are_not_supported_are_refused_by_name() {
         (
             "general.architecture",
             "mamba".into(),
-            "`mamba` is not supported; supported are: llama, qwen2, qwen2moe, qwen3, qwen3moe, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2",
+            "`mamba` is not supported; supported architectures: llama, qwen2, qwen2moe, qwen3, qwen3moe, granite, smollm3, olmo2, phi3, gemma2, gemma3, gpt2, starcoder2",
         ),
         ("llama.expert_count", 8u32.into(), "llama.expert_used_count"),
         (
@@ -324,7 +324,7 @@ fn tensors_must_be_those_of_the_wiring() {
     };
     let missing = with(&|_| None);
     assert!(
-        missing.contains("no tensor `blk.3.ffn_up.weight`"),
+        missing.contains("tensor `blk.3.ffn_up.weight`, which llama needs"),
         "{missing}"
     );
     let renamed = with(&|info| {
@@ -334,7 +334,7 @@ fn tensors_must_be_those_of_the_wiring() {
         })
     });
     assert!(
-        renamed.contains("no tensor `blk.3.ffn_up.weight`"),
+        renamed.contains("tensor `blk.3.ffn_up.weight`, which llama needs"),
         "{renamed}"
     );
     let shape = with(&|info| {
@@ -371,7 +371,7 @@ fn tensors_must_be_those_of_the_wiring() {
         .unwrap_err()
         .to_string();
     assert!(
-        unused.contains("`blk.0.attn_sinks.weight` is not part of the llama wiring"),
+        unused.contains("the llama architecture has no use for tensor `blk.0.attn_sinks.weight`"),
         "{unused}"
     );
 }

@@ -437,5 +437,5 @@ fn broken_and_foreign_adapters_are_refused() {
     }
     let as_model = Model::load(open(&adapter(&model, "one").unwrap())).unwrap_err();
     assert!(matches!(as_model, LoadError::Adapter { .. }));
-    assert!(as_model.to_string().contains("--lora"), "{as_model}");
+    assert!(as_model.to_string().contains("as an adapter"), "{as_model}");
 }

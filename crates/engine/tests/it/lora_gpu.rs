@@ -1,4 +1,5 @@
-//! LoRA adapters on the CPU that plays a GPU, or the device that `ROCMFORGE_TEST_DEVICE` names, against the CPU backend.
+//! LoRA adapters on the CPU that plays a GPU, or the device that `ROCMFORGE_TEST_DEVICE` names, against the CPU
+//! backend.
 
 use rocmforge_testkit::models as synth;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! Tuning on a model's own matrices: what comes of it, that it changes launches and no bit, and that it waits for requests.
+//! Tuning on a model's own matrices: what comes of it, that it changes launches and no bit, and that it waits for
+//! requests.
 
 use rocmforge_testkit::models as synth;
 use std::collections::HashMap;

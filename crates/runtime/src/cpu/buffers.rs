@@ -11,14 +11,14 @@ pub(crate) struct LayerCache {
     pub(super) v: CacheData,
 }
 
-/// F16 values are kept as bits.
+/// Keys or values of one layer. F16 values are stored as bits.
 #[derive(Clone, PartialEq)]
 pub(super) enum CacheData {
     F16(Vec<u16>),
     F32(Vec<f32>),
-    /// Blocks of `Q8_0`, as bytes because those come zeroed from the system.
+    /// `Q8_0` blocks, as bytes so that the system provides them zeroed.
     Q8_0(Vec<u8>),
-    /// Heads of `dim` codes after their scale.
+    /// Heads of a scale followed by `dim` codes.
     Heads {
         code: HeadCode,
         heads: Vec<u8>,
@@ -26,7 +26,7 @@ pub(super) enum CacheData {
     },
 }
 
-/// Activations in the form that products read.
+/// Activations in the format that GEMV and GEMM kernels read.
 #[derive(Clone)]
 pub(crate) enum ActsBuffer {
     Rows(Acts),
@@ -41,7 +41,7 @@ impl ActsBuffer {
         }
     }
 
-    /// The rows, those of each expert by themselves.
+    /// Returns the rows, grouped by expert.
     pub(crate) fn groups(&self) -> &[Acts] {
         match self {
             ActsBuffer::Rows(acts) => std::slice::from_ref(acts),

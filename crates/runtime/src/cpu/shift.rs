@@ -1,4 +1,4 @@
-//! Sequences that forget tokens, on the CPU: cached tokens move, and keys that take other positions turn.
+//! Context shift in the CPU's KV cache: moves cached tokens and rotates their keys to the new positions.
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::KvLayout;
@@ -7,14 +7,15 @@ use rocmforge_plan::SlotRun;
 use super::{CpuBackend, LayerCache};
 use rocmforge_plan::KvShift;
 
-/// Tokens whose keys are turned at once.
+/// Tokens whose keys are rotated at once.
 const TURN_ROWS: usize = 256;
 
 impl CpuBackend {
+    /// Applies a context shift to all layers.
     pub(crate) fn shift(&mut self, shift: &KvShift) {
         for layer in 0..self.cache.len() {
             let LayerCache { spec, k, v } = &mut self.cache[layer];
-            // The cache of some layers may be another device's.
+            // The cache of some layers may be on another device.
             if spec.n_kv_heads == 0 {
                 continue;
             }
@@ -35,7 +36,7 @@ impl CpuBackend {
         }
     }
 
-    /// Keys of runs in the cache, turned and written again.
+    /// Rotates the keys of the shift's runs by its distance and writes them back.
     fn turn(&mut self, layer: usize, layout: &KvLayout, shift: &KvShift) {
         let (isa, pool) = (self.options.isa, &self.pool);
         let turn = self.key_turns[layer].expect("the layer rotates its keys");

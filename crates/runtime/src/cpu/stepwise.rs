@@ -1,4 +1,4 @@
-//! The CPU backend one operation at a time, for checks.
+//! Runs the CPU backend one operation at a time, for checks.
 
 use std::borrow::Cow;
 
@@ -39,7 +39,7 @@ impl Stepwise for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Takes over the memory of another backend.
+    /// Copies another backend's memory into this one.
     pub(crate) fn set_memory(&mut self, memory: &Memory<'_>) {
         self.buffers.clone_from_slice(&memory.buffers);
         self.acts.clone_from_slice(&memory.acts);
@@ -47,7 +47,7 @@ impl CpuBackend {
         self.cache.clone_from_slice(&memory.cache);
     }
 
-    /// Runs an operation, attention over its layer's keys and values rounded to f16.
+    /// Runs an operation; attention reads its layer's keys and values rounded to f16.
     pub(crate) fn run_rounded(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
         let Op::Attention { layer, .. } = self.plan.ops[index] else {
             return self.run_one(index, batch);
@@ -66,7 +66,7 @@ impl CpuBackend {
 }
 
 impl LayerCache {
-    /// Keys and values as a GPU keeps them: all codes, then all scales.
+    /// Converts a GPU's cache, which stores all codes before all scales.
     pub(crate) fn from_planes(spec: KvSpec, kv_type: KvType, [k, v]: [&[u8]; 2]) -> LayerCache {
         LayerCache {
             spec,
@@ -75,7 +75,7 @@ impl LayerCache {
         }
     }
 
-    /// Keys and values, in rows of one head.
+    /// Returns keys and values as f32, in rows of one head.
     pub(crate) fn parts(&self) -> [Part<'_>; 2] {
         let part = |data: &CacheData, width| Part {
             values: Cow::Owned(data.to_f32()),
@@ -87,8 +87,8 @@ impl LayerCache {
         ]
     }
 
-    /// Takes those keys of `other` that are equal to its own or next to them among the numbers of the cache: single
-    /// ones, or all that share a scale.
+    /// Replaces keys by those of `other` that differ by at most one rounding step of the cache type: single values, or
+    /// groups that share a scale.
     pub(crate) fn take_next(&mut self, other: &LayerCache) {
         match (&mut self.k, &other.k) {
             (CacheData::F16(own), CacheData::F16(other)) => {
@@ -103,7 +103,7 @@ impl LayerCache {
                 take_near(own, other, len, |block| {
                     let mut values = vec![0.0; GgmlType::Q8_0.block_len()];
                     quant::dequantize(GgmlType::Q8_0, block, &mut values).expect("a block");
-                    // A code, and the last bit of the scale.
+                    // One code, and the last bit of the scale.
                     let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
                     let step = vec![largest * 1.1 / 127.0; values.len()];
                     (values, step)
@@ -123,7 +123,7 @@ impl LayerCache {
                     let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
                     let step = |x: &f32| match code {
                         HeadCode::Q8_0 => largest * 1.1 / 127.0,
-                        // Three bits of mantissa, or steps of 2^-9, and the last bit of the scale.
+                        // Three mantissa bits, or subnormal steps of 2^-9, and the last bit of the scale.
                         HeadCode::F8E4M3 => (x.abs() / 7.0).max(largest / 448.0 / 500.0),
                     };
                     let step = values.iter().map(step).collect();
@@ -146,7 +146,8 @@ impl CacheData {
     }
 }
 
-/// Takes over groups of `len` bytes whose values, by `read` with how far each may be off, are near each other.
+/// Copies groups of `len` bytes from `other` whose values are near those of `own`. `read` returns a group's values and
+/// their tolerances.
 fn take_near(
     own: &mut [u8],
     other: &[u8],
@@ -170,7 +171,7 @@ fn take_near(
 
 impl CacheData {
     fn from_planes(kv_type: KvType, dim: usize, planes: &[u8]) -> CacheData {
-        // Each `n_codes` bytes of codes have `n_scale` bytes of a scale, which comes first on the CPU.
+        // On the CPU, the `n_scale` bytes of a scale precede its `n_codes` bytes of codes.
         let together = |n_scale: usize, n_codes: usize| -> Vec<u8> {
             let n = planes.len() / (n_scale + n_codes);
             let (codes, scales) = planes.split_at(n * n_codes);
@@ -205,7 +206,7 @@ impl CacheData {
             CacheData::Q8_0(bytes) => {
                 let ty = GgmlType::Q8_0;
                 let mut values = vec![0.0; bytes.len() / ty.block_bytes() * ty.block_len()];
-                quant::dequantize(ty, bytes, &mut values).expect("the cache is whole blocks");
+                quant::dequantize(ty, bytes, &mut values).expect("the cache has whole blocks");
                 values
             }
             CacheData::Heads { code, heads, dim } => {

@@ -2,9 +2,7 @@
 //! captured as graphs.
 
 use rocmforge_gpu::ops::{AttentionScratch, Routing, RoutingBuffer};
-use rocmforge_gpu::{
-    ActForm, Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice,
-};
+use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice};
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
@@ -58,7 +56,7 @@ impl Memory {
         });
         let acts = plan.acts.iter().map(|info| {
             let n_rows = info.rows.rows(max_rows, max_logits);
-            let acts = ActsBuffer::new(gpu, form(info.format), n_rows, info.width)?;
+            let acts = ActsBuffer::new(gpu, info.format, n_rows, info.width)?;
             Ok((*info, acts))
         });
         let layers = plan.kv.iter().map(|spec| {
@@ -141,15 +139,6 @@ impl Memory {
     pub(crate) fn kv_bytes(&self) -> u64 {
         let buffers = self.cache.iter().flat_map(|(_, memory)| memory);
         buffers.map(|buffer| buffer.n_bytes() as u64).sum()
-    }
-}
-
-/// Returns the device's form of an activation format.
-pub(crate) fn form(format: rocmforge_plan::ActFormat) -> ActForm {
-    match format {
-        rocmforge_plan::ActFormat::F32 => ActForm::F32,
-        rocmforge_plan::ActFormat::Q8x32 => ActForm::Q8x32,
-        rocmforge_plan::ActFormat::Q8x256 => ActForm::Q8x256,
     }
 }
 

@@ -1,10 +1,9 @@
 //! Launches the GPU kernels of each operation of a plan.
 
 use rocmforge_gpu::ops::{
-    self, ExpertGated, ExpertWeights, Gated, HeadNorms, Product, Queries, RopeKv, RopeStyle,
-    Rotation, Router, Scores,
+    self, ExpertGated, Gated, HeadNorms, Product, Queries, RopeKv, Rotation, Scores,
 };
-use rocmforge_gpu::{Activation, Gpu, GpuError, OutMode, Slice};
+use rocmforge_gpu::{Gpu, GpuError, OutMode, Slice};
 
 use super::compile::{ExpertGateOps, RopeKvOps, Stage};
 use super::memory::Memory;
@@ -149,10 +148,6 @@ impl<'a> Launcher<'a> {
                 mode,
                 out,
             } => {
-                let mode = match mode {
-                    rocmforge_plan::OutMode::Store => OutMode::Store,
-                    rocmforge_plan::OutMode::Add => OutMode::Add,
-                };
                 let product = self.product(Linear { weight, bias }, mode, self.buffer(out));
                 self.products(x, &[product])
             }
@@ -224,7 +219,7 @@ impl<'a> Launcher<'a> {
                 activation: function,
                 x,
                 out,
-            } => ops::activate(gpu, activation(function), self.buffer(x), self.buffer(out)),
+            } => ops::activate(gpu, function, self.buffer(x), self.buffer(out)),
             Op::GatedActivation {
                 activation: function,
                 gate,
@@ -232,7 +227,7 @@ impl<'a> Launcher<'a> {
                 out,
             } => {
                 let [gate, up, out] = [gate, up, out].map(|id| self.buffer(id));
-                ops::gated_activation(gpu, activation(function), gate, up, out)
+                ops::gated_activation(gpu, function, gate, up, out)
             }
             Op::Add { x, out } => ops::add(gpu, self.buffer(x), self.buffer(out)),
             Op::AddGated { gate, x, out } => {
@@ -259,10 +254,6 @@ impl<'a> Launcher<'a> {
                 router,
                 out,
             } => {
-                let router = Router {
-                    weights: expert_weights(router.weights),
-                    scale: router.scale,
-                };
                 let routing = memory.routing(out, self.shape);
                 ops::route(gpu, self.buffer(logits), router, step.seq_of_row, &routing)
             }
@@ -329,7 +320,7 @@ impl<'a> Launcher<'a> {
         let gated = Gated {
             matrices: matrices.map(|linear| self.weights.matrix(linear.weight)),
             biases: matrices.map(|linear| self.bias(linear)),
-            activation: activation(function),
+            activation: function,
             out,
         };
         let x = self.memory.acts(x, self.shape);
@@ -340,7 +331,7 @@ impl<'a> Launcher<'a> {
     fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
         let gated = ExpertGated {
             matrices: [operands.gate, operands.up].map(|id| self.weights.experts(id)),
-            activation: activation(operands.activation),
+            activation: operands.activation,
             out: self.buffer(operands.out),
         };
         let x = self.memory.acts(operands.x, self.shape);
@@ -364,7 +355,7 @@ impl<'a> Launcher<'a> {
     fn rotation(&self, table: RopeId, style: rocmforge_plan::RopeStyle) -> Rotation<'a> {
         let (table, n_rot) = self.memory.rope(table);
         Rotation {
-            style: rope_style(style),
+            style: style,
             table,
             n_rot,
         }
@@ -386,26 +377,5 @@ impl<'a> Launcher<'a> {
         };
         let step = self.memory.step.step(self.shape);
         ops::rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
-    }
-}
-
-fn activation(activation: rocmforge_plan::Activation) -> Activation {
-    match activation {
-        rocmforge_plan::Activation::Silu => Activation::Silu,
-        rocmforge_plan::Activation::GeluTanh => Activation::GeluTanh,
-    }
-}
-
-fn expert_weights(weights: rocmforge_plan::ExpertWeights) -> ExpertWeights {
-    match weights {
-        rocmforge_plan::ExpertWeights::Softmax => ExpertWeights::Softmax,
-        rocmforge_plan::ExpertWeights::Normalized => ExpertWeights::Normalized,
-    }
-}
-
-pub(crate) fn rope_style(style: rocmforge_plan::RopeStyle) -> RopeStyle {
-    match style {
-        rocmforge_plan::RopeStyle::Norm => RopeStyle::Norm,
-        rocmforge_plan::RopeStyle::Neox => RopeStyle::Neox,
     }
 }

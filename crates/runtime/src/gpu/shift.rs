@@ -5,7 +5,6 @@ use rocmforge_gpu::ops::{self, KvMoves, Rotation, SlotRun};
 use rocmforge_gpu::{Gpu, GpuError, Pinned};
 
 use super::GpuBackend;
-use super::run_op::rope_style;
 use super::step::N_SLOTS;
 use rocmforge_plan::KvShift;
 
@@ -63,7 +62,7 @@ impl GpuBackend {
                     let (table, n_rot) = self.memory.rope(turn.table);
                     ops::KeyTurn {
                         rotation: Rotation {
-                            style: rope_style(turn.style),
+                            style: turn.style,
                             table,
                             n_rot,
                         },

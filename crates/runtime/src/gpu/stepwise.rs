@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::Isa;
-use rocmforge_gpu::{ActForm, Acts, GpuError, ops};
+use rocmforge_gpu::{ActFormat, Acts, GpuError, ops};
 
 use super::choices::{Choices, Chooser};
 use super::compile::Stage;
@@ -159,11 +159,11 @@ impl GpuBackend {
             return Ok(out);
         }
         match acts.form {
-            ActForm::F32 => {
+            ActFormat::F32 => {
                 let values = self.gpu.read(acts.values)?;
                 out.quantize(Isa::Scalar, &self.pool, &values, [n, width], format);
             }
-            ActForm::Q8x32 | ActForm::Q8x256 => {
+            ActFormat::Q8x32 | ActFormat::Q8x256 => {
                 let codes = self.gpu.read(acts.codes)?;
                 let scales = self.gpu.read(acts.scales)?;
                 out.set_codes(&self.pool, format, [n, width], &codes, &scales);

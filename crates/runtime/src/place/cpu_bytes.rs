@@ -1,5 +1,5 @@
-//! How fast a division of a model's layers is: by what the CPU reads for a token, since a GPU reads the rest many times as
-//! fast. All divisions are counted in a few passes over the plan.
+//! Cost model for splits of a model between GPU and CPU: the bytes that the CPU reads per token, because a GPU reads
+//! the rest many times as fast. A few passes over the plan give the cost of all splits.
 
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
@@ -8,18 +8,18 @@ use rocmforge_plan::{
     layer_starts,
 };
 
-/// A buffer that crosses counts as so many bytes that the CPU reads: the wait for the other side takes about as long.
+/// The cost of a buffer that crosses between devices, in bytes that the CPU reads: the wait takes about as long.
 const CROSSING_BYTES: u64 = 512 << 10;
 
-/// Bytes of weights and cache that the CPU reads for one token in the middle of the context, and what crosses.
+/// Bytes of weights and cache that the CPU reads for one token in the middle of the context, and crossings.
 pub(crate) struct CpuBytes {
-    /// Where each layer begins.
+    /// The first operation of each layer.
     starts: Vec<usize>,
-    /// Before each operation, those of all operations.
+    /// The bytes of all operations before each operation.
     before: Vec<u64>,
-    /// From each operation on, those of experts.
+    /// The bytes of experts from each operation on.
     of_experts: Vec<u64>,
-    /// After each operation, what crosses if the experts of all layers are the CPU's.
+    /// The cost of crossings after each operation, if the experts of all layers are on the CPU.
     crossing: Vec<u64>,
 }
 
@@ -79,20 +79,22 @@ impl CpuBytes {
         }
     }
 
-    /// If nothing is the GPU's.
+    /// Returns the cost with everything on the CPU.
     pub(crate) fn of_all(&self) -> u64 {
         self.before.last().copied().unwrap_or(0)
     }
 
+    /// Returns the cost of `split`.
+    ///
     /// # Panics
-    /// If the GPU has no layers, or more than there are.
+    /// If the GPU has no layers, or more than the model.
     pub(crate) fn of_split(&self, split: Split) -> u64 {
         let first = self.starts[self.starts.len() - split.n_gpu_layers];
         let on_cpu = match split.experts {
             Side::Gpu => 0,
             Side::Cpu => self.of_experts[first] + self.crossing[first],
         };
-        // The residual stream crosses where the layers begin.
+        // The residual stream crosses where the GPU's layers begin.
         self.before[first] + on_cpu + CROSSING_BYTES
     }
 }

@@ -1,4 +1,4 @@
-//! What is chosen is what a search of all places finds, and what is said of it are the numbers that decided.
+//! The automatic choice matches an exhaustive search, and its notice has the numbers behind it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn embedded() -> Model {
     Model::load(Arc::new(Gguf::open(&path, LoadMode::Mmap).unwrap())).unwrap()
 }
 
-/// A model of small layers, with a mixture if `experts` are so wide.
+/// Returns a model of small layers, with mixture-of-experts layers of width `experts`, if set.
 fn small(name: &str, n_layers: usize, n_embd: usize, experts: Option<usize>) -> Model {
     let mut model: Synthetic = name.parse().unwrap();
     model.shape = Shape {
@@ -76,7 +76,7 @@ fn config(n_ctx: Option<usize>) -> EngineConfig {
     }
 }
 
-/// What the CPU reads of each operation that is its own, and what crosses.
+/// Returns the bytes that the CPU reads for its operations, and the cost of crossings.
 fn cpu_bytes(planner: &Planner<'_>, candidate: Candidate, n_ctx: usize) -> u64 {
     let cost = PlanCost {
         plan: &planner.plan,
@@ -106,7 +106,7 @@ fn cpu_bytes(planner: &Planner<'_>, candidate: Candidate, n_ctx: usize) -> u64 {
     on_cpu.sum::<u64>() + crossings.sum::<u64>() * (512 << 10)
 }
 
-/// The first of all places with room, in the order of what the CPU reads.
+/// Returns the first of all places that fits, in order of the bytes the CPU reads.
 fn by_search(planner: &Planner<'_>, experts: Experts, n_ctx: usize) -> Option<Candidate> {
     let mut candidates = planner.candidates(experts, n_ctx);
     let known: Vec<u64> = candidates
@@ -124,12 +124,12 @@ fn by_search(planner: &Planner<'_>, experts: Experts, n_ctx: usize) -> Option<Ca
 }
 
 #[test]
-fn the_choice_is_that_of_a_search_of_all() {
+fn automatic_choice_matches_exhaustive_search() {
     let Some(gpu) = gpu() else { return };
     let models = [
         (embedded(), 8 * MIB),
         (small("llama-3.1-8b:Q4_0", 5, 256, None), 4 * MIB),
-        // Experts that are worth their crossings, and some that are not.
+        // Experts that are worth their crossings, and experts that are not.
         (small("mixtral-8x7b:Q8_0", 4, 256, Some(1024)), 16 * MIB),
         (small("mixtral-8x7b:Q8_0", 4, 1024, Some(256)), 40 * MIB),
         (small("mixtral-8x7b:Q4_0", 6, 64, Some(64)), 2 * MIB),
@@ -140,7 +140,7 @@ fn the_choice_is_that_of_a_search_of_all() {
     for &(ref model, whole) in &models {
         for experts in [Experts::WithTheirLayer, Experts::OnCpu] {
             for is_shared in [false, true] {
-                // From nothing to more than all of it.
+                // GPU memory from none to more than the whole model needs.
                 for part in 0..24 {
                     for machine in [None, Some(whole / 8), Some(whole), Some(2 * whole)] {
                         let memory = Memory {
@@ -160,7 +160,7 @@ fn the_choice_is_that_of_a_search_of_all() {
             }
         }
     }
-    // Among them are all kinds.
+    // All kinds of places were chosen.
     let is_of = |side| move |candidate: &&Candidate| matches!(candidate, Candidate::Split(split) if split.experts == side);
     assert!(chosen.contains(&Candidate::Whole) && chosen.contains(&Candidate::Cpu));
     assert!(chosen.iter().filter(is_of(Side::Gpu)).count() > 5);
@@ -168,7 +168,7 @@ fn the_choice_is_that_of_a_search_of_all() {
 }
 
 #[test]
-fn a_model_of_thousands_of_layers_is_placed_with_a_few_looks() {
+fn places_a_model_of_thousands_of_layers_quickly() {
     let Some(gpu) = gpu() else { return };
     let model = small("llama-3.1-8b:Q8_0", 3000, 32, None);
     let config = config(Some(64));
@@ -182,7 +182,8 @@ fn a_model_of_thousands_of_layers_is_placed_with_a_few_looks() {
             is_shared: false,
         },
     );
-    let needed = all.rooms(&Place::Gpu).unwrap().gpu.unwrap().needed(64, 32);
+    let budgets = all.budgets(&Place::Gpu).unwrap();
+    let needed = budgets.gpu.unwrap().required_bytes(64, 32);
     let half = Planner {
         memory: Memory {
             gpu: needed / 2,
@@ -198,7 +199,7 @@ fn a_model_of_thousands_of_layers_is_placed_with_a_few_looks() {
     assert!((1400..1600).contains(&n_layers), "{n_layers}");
 }
 
-/// The numbers of a notice: what is taken, what is free, the context, and what more would need.
+/// Parses the numbers of a notice: MiB used, MiB free, the context, and MiB that the faster place needs.
 fn numbers(notice: &str) -> Vec<u64> {
     let of = |part: &str| part.split(' ').find_map(|word| word.parse().ok());
     let (taken, rest) = notice.split_once('(').unwrap();
@@ -212,7 +213,7 @@ fn numbers(notice: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_notice_has_the_numbers_that_decided() {
+fn notice_numbers_decide_the_choice() {
     let Some(gpu) = gpu() else { return };
     let (model, config) = (embedded(), config(None));
     let placed = |gpu_bytes, machine| {
@@ -224,7 +225,7 @@ fn a_notice_has_the_numbers_that_decided() {
         let planner = planner(&gpu, &model, &config, memory);
         planner.automatic(Experts::WithTheirLayer).unwrap()
     };
-    // As much more as the notice says takes what there was no room for, and a MiB less does not.
+    // With the memory that the notice asks for, the faster place is chosen; with a MiB less it is not.
     let mut free = 4 * MIB;
     for _ in 0..6 {
         let notice = placed(free, None).notice.unwrap();
@@ -244,7 +245,7 @@ fn a_notice_has_the_numbers_that_decided() {
 }
 
 #[test]
-fn a_context_that_fits_nowhere_is_told_and_the_gpu_has_a_smaller_one() {
+fn shrinks_a_context_that_fits_nowhere_and_says_so() {
     let Some(gpu) = gpu() else { return };
     let (model, open) = (embedded(), config(None));
     let memory = |gpu, machine| Memory {
@@ -264,43 +265,44 @@ fn a_context_that_fits_nowhere_is_told_and_the_gpu_has_a_smaller_one() {
     assert!((1024..2048).contains(&n_ctx), "{notice}");
     assert!(
         notice.contains(&format!("a context of {n_ctx})"))
-            && notice.ends_with("; nothing has room for a context of 2048"),
+            && notice.ends_with("; a context of 2048 does not fit anywhere"),
         "{notice}"
     );
-    // Half of it is on the CPU, where a GPU has next to nothing.
+    // With almost no GPU memory, a smaller context runs on the CPU.
     let placed = place(&open, memory(1, 8)).unwrap();
     let notice = placed.notice.unwrap();
     assert_eq!(placed.place, Place::Cpu, "{notice}");
     assert!(placed.resolved.limits.n_ctx < 2048, "{notice}");
     assert!(notice.contains("2048"), "{notice}");
-    // A context that was asked for is not made smaller.
+    // A context set by the user is not reduced.
     let error = place(&config(Some(2048)), memory(12, 8)).unwrap_err();
-    assert!(error.to_string().contains("--ctx"), "{error}");
+    let message = error.to_string();
+    assert!(message.contains("use a context of"), "{message}");
 }
 
 #[test]
-fn memory_that_both_use_is_counted_once() {
-    let part = |weight_bytes, token_bytes| Room {
+fn shared_memory_is_counted_once() {
+    let part = |weight_bytes, bytes_per_token| MemoryBudget {
         weight_bytes,
         step_bytes: GIB / 4,
-        token_bytes,
-        free: Some(12 * GIB),
+        bytes_per_token,
+        free_bytes: Some(12 * GIB),
     };
     let (gpu, cpu) = (part(6 * GIB, MIB / 2), part(0, MIB / 2));
-    let has_room = |is_shared, n_tokens| {
+    let fits = |is_shared, n_tokens| {
         let memory = Memory {
             gpu: 12 * GIB,
             machine: Some(12 * GIB),
             is_shared,
         };
-        let rooms = Rooms::of_both(gpu, cpu, memory).all();
-        rooms.iter().all(|room| room.has_room(n_tokens, 32))
+        let budgets = Budgets::for_split(gpu, cpu, memory).all();
+        budgets.iter().all(|budget| budget.fits(n_tokens, 32))
     };
-    // Half a GiB is left to others, 6 GiB are weights and a half GiB both steps: 5 GiB are left for tokens.
-    assert!(has_room(true, 5 << 10));
-    assert!(!has_room(true, (5 << 10) + 32));
-    assert!(has_room(false, (5 << 10) + 32));
-    // Each alone has more.
-    assert!(has_room(false, 10 << 10));
-    assert!(!has_room(false, 11 << 10));
+    // 12 GiB less 0.5 GiB reserve, 6 GiB weights and 0.5 GiB for the steps of both: 5 GiB for tokens.
+    assert!(fits(true, 5 << 10));
+    assert!(!fits(true, (5 << 10) + 32));
+    assert!(fits(false, (5 << 10) + 32));
+    // Separate memories hold more.
+    assert!(fits(false, 10 << 10));
+    assert!(!fits(false, 11 << 10));
 }

@@ -1,19 +1,19 @@
-//! The tokens that may still be chosen. They stay a plain row of logits as long as no sampler needs an
-//! order, so that only the few best of a large vocabulary are ever sorted.
+//! The candidate tokens of a sampler chain. They stay a plain row of logits until a sampler needs an order, so that
+//! only the few best of a large vocabulary are sorted.
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::Isa;
 
 use rocmforge_gguf::TokenId;
 
-/// A token that may still be chosen.
+/// A candidate token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) id: TokenId,
     pub(crate) logit: f32,
 }
 
-/// What the samplers have left. A logit of negative infinity, or one that is no number, is not chosen.
+/// The remaining candidates. Logits of negative infinity or NaN are not chosen.
 #[derive(Debug)]
 pub(crate) enum Candidates<'a> {
     /// Every token, `[n_vocab]`.
@@ -23,7 +23,7 @@ pub(crate) enum Candidates<'a> {
 }
 
 impl Candidates<'_> {
-    /// Changes the logits of the tokens in `changes`, which are by ascending id.
+    /// Changes the logits of the tokens in `changes`, which is sorted by id.
     pub(crate) fn adjust<T>(&mut self, changes: &[(TokenId, T)], new: impl Fn(f32, &T) -> f32) {
         match self {
             Candidates::All(logits) => {
@@ -49,7 +49,7 @@ impl Candidates<'_> {
         }
     }
 
-    /// Leaves the `k` best; all for 0.
+    /// Keeps the `k` best; all if `k` is 0.
     pub(crate) fn keep_best(&mut self, k: usize) {
         match self {
             _ if k == 0 => {}
@@ -58,18 +58,18 @@ impl Candidates<'_> {
         }
     }
 
-    /// The candidates in order.
+    /// Returns the candidates in order, best first.
     pub(crate) fn best_first(&mut self) -> &mut Vec<Candidate> {
         if let Candidates::All(logits) = self {
             *self = Candidates::BestFirst(top_k(logits, 0));
         }
         match self {
             Candidates::BestFirst(best) => best,
-            Candidates::All(_) => unreachable!("they have just been sorted"),
+            Candidates::All(_) => unreachable!("sorted above"),
         }
     }
 
-    /// The best one.
+    /// Returns the best candidate.
     pub(crate) fn best(&self, isa: Isa) -> TokenId {
         match self {
             Candidates::All(logits) => cpu::argmax(isa, logits).unwrap_or(0) as TokenId,
@@ -78,21 +78,21 @@ impl Candidates<'_> {
     }
 }
 
-/// Best first; of equal logits the lower id first.
+/// Orders by descending logit, then by ascending id.
 fn best_first(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// The `k` best (all for 0), best first, at least one.
+/// Returns the `k` best tokens (all if `k` is 0), best first, at least one.
 pub(crate) fn top_k(logits: &[f32], k: usize) -> Vec<Candidate> {
     let k = if k == 0 { logits.len() } else { k };
-    let room = k.saturating_mul(2).saturating_add(64).min(logits.len());
-    let mut best: Vec<Candidate> = Vec::with_capacity(room);
+    let capacity = k.saturating_mul(2).saturating_add(64).min(logits.len());
+    let mut best: Vec<Candidate> = Vec::with_capacity(capacity);
     let mut threshold = f32::NEG_INFINITY;
     for (id, &logit) in logits.iter().enumerate() {
         if logit > threshold {
-            if best.len() == room && k < room {
-                // Whatever is not better than the k-th best so far can never be chosen.
+            if best.len() == capacity && k < capacity {
+                // Tokens at or below the k-th best so far cannot be among the k best.
                 best.select_nth_unstable_by(k - 1, best_first);
                 best.truncate(k);
                 threshold = best[k - 1].logit;
@@ -114,7 +114,7 @@ pub(crate) fn top_k(logits: &[f32], k: usize) -> Vec<Candidate> {
     best
 }
 
-/// Softmax of the candidates, which are best first. Where it has no value, the best one has it all.
+/// Computes the softmax of candidates in order. If it is undefined, the best one gets probability 1.
 pub(crate) fn probabilities(best_first: &[Candidate]) -> Vec<f64> {
     let best = best_first[0].logit;
     let mut weights: Vec<f64> = best_first
@@ -133,7 +133,7 @@ pub(crate) fn probabilities(best_first: &[Candidate]) -> Vec<f64> {
     weights
 }
 
-/// Entropy in nats.
+/// Computes the entropy in nats.
 pub(crate) fn entropy(probabilities: &[f64]) -> f64 {
     let terms = probabilities.iter().filter(|&&p| p > 0.0);
     terms.map(|&p| -p * p.ln()).sum()
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn adjusted_candidates_are_in_order_again() {
+    fn adjust_restores_the_order() {
         let mut candidates = Candidates::BestFirst(top_k(&[3.0, 2.0, 1.0, 0.0], 3));
         let changes = [(0, -2.5), (2, f32::NEG_INFINITY), (3, 9.0)];
         candidates.adjust(&changes, |logit, change| logit + change);

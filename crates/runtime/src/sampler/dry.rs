@@ -1,5 +1,5 @@
-//! DRY, "don't repeat yourself" (Weidmann 2024), as llama.cpp defines it: a token that would go on with
-//! the longest repetition of the text's end is penalized exponentially in the repetition's length.
+//! DRY, "don't repeat yourself" (Weidmann 2024), as llama.cpp defines it: penalizes a token that would continue a
+//! repetition of the text's end, exponentially in the length of the longest such repetition.
 
 use std::collections::BTreeMap;
 
@@ -35,8 +35,7 @@ pub(crate) fn penalize(
     candidates.adjust(&penalties, |logit, penalty| logit - penalty);
 }
 
-/// The tokens that would continue a repetition of at least the allowed length, each with the length of
-/// the longest.
+/// Returns the tokens that would continue a repetition of at least the allowed length, each with the longest length.
 fn continued_repeats(dry: &Dry, breakers: &Breakers, text: &[TokenId]) -> BTreeMap<TokenId, usize> {
     let mut repeats = BTreeMap::new();
     let reversed: Vec<TokenId> = text.iter().rev().take(dry.last_n).copied().collect();
@@ -57,8 +56,8 @@ fn continued_repeats(dry: &Dry, breakers: &Breakers, text: &[TokenId]) -> BTreeM
     repeats
 }
 
-/// How many tokens the text from each position on has in common with its start (the Z function;
-/// Gusfield 1997, section 1.3), in linear time.
+/// Computes the length of the common prefix of `text` and its suffix at each position (the Z function; Gusfield 1997,
+/// section 1.3), in linear time.
 fn common_prefixes(text: &[TokenId]) -> Vec<usize> {
     let mut z = vec![0; text.len()];
     // text[start..end] equals text[..end - start], with the largest end so far.
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn common_prefixes_are_those_found_one_by_one() {
+    fn common_prefixes_match_a_direct_comparison() {
         for seed in 0..200u32 {
             let text: Vec<TokenId> = (0..seed % 40)
                 .map(|i| (i * i + seed).wrapping_mul(2654435761) >> 30 & (1 + seed % 3))

@@ -1,11 +1,11 @@
-//! Requests that a device can sample by itself: logit bias, then penalties, top-k, top-p, min-p and temperature in this
-//! order, then one draw. With the defaults a request is one of them; samplers that do nothing may stand anywhere.
+//! Requests that a GPU can sample itself: logit bias, penalties, top-k, top-p, min-p and temperature in this order,
+//! then one draw. Default requests qualify; samplers without effect may be anywhere in the order.
 
 use super::random::{Use, uniform};
 use rocmforge_plan::SampleRow;
 use rocmforge_plan::SamplerKind;
 
-/// The order of the samplers that a device has.
+/// The samplers that a GPU has, in its order.
 const ORDER: [SamplerKind; 5] = [
     SamplerKind::Penalties,
     SamplerKind::TopK,
@@ -14,7 +14,7 @@ const ORDER: [SamplerKind; 5] = [
     SamplerKind::Temperature,
 ];
 
-/// A row's choice in numbers; those of samplers that do not run change nothing.
+/// The sampler parameters of a row. Those of absent samplers have no effect.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FixedOrder {
     /// Above 0.
@@ -22,14 +22,14 @@ pub(crate) struct FixedOrder {
     pub(crate) top_p: f32,
     /// Natural logarithm of min-p.
     pub(crate) ln_min_p: f32,
-    /// 0 takes the best.
+    /// 0 takes the best token.
     pub(crate) temperature: f32,
-    /// Of the draw, in `[0, 1)`.
+    /// The random number of the draw, in `[0, 1)`.
     pub(crate) uniform: f64,
 }
 
 impl FixedOrder {
-    /// `None` if the request needs other samplers, another order or more candidates than `max_top_k`.
+    /// Returns `None` if the request needs other samplers, another order or more than `max_top_k` candidates.
     pub(crate) fn of(row: &SampleRow, max_top_k: usize) -> Option<FixedOrder> {
         let params = &*row.params;
         let runs = |kind| params.samplers.contains(&kind) && params.has_effect(kind);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_for_a_device() {
+    fn default_requests_qualify() {
         let found = of(SamplingParams::default()).unwrap();
         let expected = FixedOrder {
             top_k: 40,
@@ -97,9 +97,9 @@ mod tests {
     }
 
     #[test]
-    fn samplers_that_are_left_out_change_nothing() {
+    fn absent_samplers_have_no_effect() {
         use SamplerKind::{MinP, Temperature, TopK, Xtc};
-        // Those that have no effect may stand anywhere.
+        // Samplers without effect may be anywhere.
         let samplers = vec![Xtc, TopK];
         let found = of(SamplingParams {
             samplers,
@@ -108,7 +108,7 @@ mod tests {
         let found = found.unwrap();
         assert_eq!((found.top_p, found.temperature), (1.0, 1.0));
         assert_eq!(found.ln_min_p, f32::NEG_INFINITY);
-        // The best one needs no bound of candidates, whatever penalties do to it.
+        // A greedy choice needs no top-k, even with penalties.
         let found = of(SamplingParams {
             samplers: vec![SamplerKind::Penalties, MinP, Temperature],
             repeat_penalty: 1.1,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_does_not_do_is_left_to_the_host() {
+    fn other_requests_are_left_to_the_host() {
         use SamplerKind::{Penalties, Temperature, TopK, TopP};
         let plain = SamplingParams::default;
         let xtc = Xtc {
@@ -147,7 +147,7 @@ mod tests {
             ("DRY", SamplingParams { dry, ..plain() }),
             ("dynamic temperature", SamplingParams { dynamic_temperature, ..plain() }),
             ("Mirostat", SamplingParams { mirostat: Some(Mirostat::default()), ..plain() }),
-            ("bias in no order", SamplingParams { logit_bias: vec![(2, 1.0), (2, 1.0)], ..plain() }),
+            ("bias out of order", SamplingParams { logit_bias: vec![(2, 1.0), (2, 1.0)], ..plain() }),
         ];
         for (name, params) in cases {
             assert_eq!(of(params), None, "{name}");

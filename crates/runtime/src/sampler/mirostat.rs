@@ -1,8 +1,8 @@
-//! Mirostat 2.0 (Basu, Ramachandran, Keskar, Varshney 2021): tokens more surprising than `mu` are left
-//! out, and `mu` follows the surprise of what was drawn so that the text's surprise stays near `tau`.
+//! Mirostat 2.0 (Basu, Ramachandran, Keskar, Varshney 2021): excludes tokens more surprising than `mu`, and adjusts
+//! `mu` after each token to keep the text's surprise near `tau`.
 //!
-//! `mu` belongs to a sequence. It comes out with each token and goes in with the next, by the way that the
-//! token itself takes; so it is right with a step in flight and after a sequence gave way.
+//! `mu` is per-sequence state. It travels with the tokens: each step returns it with the sampled token and takes it
+//! with the next, so it stays correct with steps in flight and after preemption.
 
 use super::candidates::{Candidates, probabilities};
 use super::random::pick;
@@ -21,7 +21,7 @@ pub(crate) fn next_mu(mirostat: &Mirostat, mu: f32, probability: f64) -> f32 {
     if next.is_finite() { next as f32 } else { mu }
 }
 
-/// Leaves the tokens with a surprise of at most `mu` bits, or the best one; gives their probabilities.
+/// Keeps the tokens with a surprise of at most `mu` bits, or the best one. Returns their probabilities.
 pub(crate) fn keep_expected(candidates: &mut Candidates<'_>, mu: f32) -> Vec<f64> {
     let best = candidates.best_first();
     let expected = |p: &f64| -p.log2() <= f64::from(mu);
@@ -33,7 +33,7 @@ pub(crate) fn keep_expected(candidates: &mut Candidates<'_>, mu: f32) -> Vec<f64
     probabilities(best)
 }
 
-/// Draws a token; gives it with the next `mu`.
+/// Draws a token. Returns it with the next `mu`.
 pub(crate) fn draw(
     mut candidates: Candidates<'_>,
     mirostat: &Mirostat,

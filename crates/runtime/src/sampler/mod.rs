@@ -1,9 +1,8 @@
-//! Choosing a token from logits: the CPU form of the sampling operation.
+//! Sampling on the CPU: chooses a token from a row of logits.
 //!
-//! The samplers, their definitions and their default order are llama.cpp's; each has its file. A random
-//! number is a function of the seed and the token's index in its sequence, and what a token depends on
-//! besides its logits travels in the [`SampleRow`], so a request gives the same tokens whatever shares its
-//! batches.
+//! The samplers, their definitions and their default order are llama.cpp's; each has its file. Random numbers depend
+//! only on the seed and the token's index in its sequence, and all other state is in the [`SampleRow`]. A request
+//! therefore gets the same tokens whatever else is in its batches.
 
 mod candidates;
 mod dry;
@@ -23,8 +22,8 @@ use candidates::{Candidates, probabilities, top_k};
 use random::{Use, pick, uniform};
 use rocmforge_plan::{SampleRow, Sampled, SamplerKind, SamplingParams, TokenLogprob};
 
-/// Chooses a token. `logits` is `[n_vocab]` and may be changed; `just_sampled` is the row's own input token
-/// where the engine did not know it when it made `row`.
+/// Samples a token. `logits` is `[n_vocab]` and may be changed. `just_sampled` is the row's input token if the engine
+/// did not have it yet when it built `row`.
 pub fn sample(
     isa: Isa,
     logits: &mut [f32],
@@ -41,8 +40,7 @@ pub fn sample(
         let (id, mu) = mirostat::draw(candidates, mirostat, mu, chance(Use::Token));
         return Sampled { id, mu: Some(mu) };
     }
-    // What comes after the last sampler that may change which token is the best does not matter to a
-    // request that takes the best.
+    // A greedy request can skip the samplers after the last one that may change the best token.
     let decides = |&kind: &SamplerKind| params.may_change_best(kind);
     let n_deciding = params
         .samplers
@@ -65,7 +63,7 @@ pub fn sample(
     Sampled { id, mu: None }
 }
 
-/// Whether a request always gets the token with the best logit, so that nothing else needs to be known.
+/// Returns whether a request always takes the token with the best logit, whatever its history.
 pub fn takes_best(params: &SamplingParams) -> bool {
     params.mirostat.is_none()
         && params.logit_bias.is_empty()
@@ -117,7 +115,7 @@ fn run(
     }
 }
 
-/// The `k` best tokens with their log-probabilities, best first.
+/// Returns the `k` best tokens with their log-probabilities, best first.
 pub fn top_logprobs(logits: &[f32], log_sum_exp: f32, k: usize) -> Vec<TokenLogprob> {
     if k == 0 {
         return Vec::new();

@@ -1,10 +1,9 @@
-//! Every sampler against llama.cpp's own.
+//! Tests of every sampler against llama.cpp's.
 //!
-//! The tables hold what llama.cpp (as in llama-cpp-python 0.3.36) leaves of [`LOGITS`]: an array of
-//! candidates goes through `llama_sampler_init_*` and `llama_sampler_apply`, and the softmax over the
-//! candidates that are left, by id, is noted to five digits. XTC ran with probability 1. For DRY and the
-//! penalties the tokens went through `llama_sampler_accept`, and DRY's breakers were found in forge-mini's
-//! vocabulary.
+//! The tables were made with llama.cpp (llama-cpp-python 0.3.36): candidates with [`LOGITS`] went through
+//! `llama_sampler_init_*` and `llama_sampler_apply`. The tables hold the softmax over the remaining candidates, by id,
+//! to five digits. XTC ran with probability 1. For DRY and the penalties the tokens went through
+//! `llama_sampler_accept`; DRY's breakers are from forge-mini's vocabulary.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use rocmforge_plan::DryHistory;
 use rocmforge_plan::{Breakers, Dry, DynamicTemperature, Mirostat, Xtc};
 use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
 
-/// ln p + 1.5, rounded, of p = 0.30, 0.22, 0.14, 0.10, 0.08, 0.06, 0.05, 0.03, 0.015, 0.005 for tokens
+/// ln p + 1.5, rounded, for p = 0.30, 0.22, 0.14, 0.10, 0.08, 0.06, 0.05, 0.03, 0.015, 0.005 for tokens
 /// 3, 0, 7, 1, 9, 2, 5, 8, 4, 6.
 const LOGITS: [f32; 10] = [
     -0.0141, -0.8026, -1.3134, 0.296, -2.6997, -1.4957, -3.7983, -0.4661, -2.0066, -1.0257,
@@ -36,7 +35,7 @@ fn row(params: SamplingParams, counts: &[(TokenId, u32)]) -> SampleRow {
     }
 }
 
-/// What `order` leaves.
+/// Returns the candidates that the samplers of `order` leave, with their probabilities.
 fn left(order: &str, params: &SamplingParams, counts: &[(TokenId, u32)]) -> Vec<(TokenId, f64)> {
     let row = row(params.clone(), counts);
     let mut logits = LOGITS;
@@ -60,7 +59,7 @@ fn left(order: &str, params: &SamplingParams, counts: &[(TokenId, u32)]) -> Vec<
 fn check(name: &str, got: &Left, expected: &Left) {
     let close = |(a, b): (&(TokenId, f64), &(TokenId, f64))| a.0 == b.0 && (a.1 - b.1).abs() < 2e-5;
     let same = got.len() == expected.len() && got.iter().zip(expected).all(close);
-    assert!(same, "{name}: {got:?} instead of {expected:?}");
+    assert!(same, "{name}: {got:?}, expected {expected:?}");
 }
 
 #[rustfmt::skip]
@@ -70,7 +69,7 @@ const ALL: &Left = &[
 ];
 
 #[test]
-fn typical_p_leaves_what_llama_cpp_leaves() {
+fn typical_p_matches_llama_cpp() {
     #[rustfmt::skip]
     let cases: [(f32, &Left); 5] = [
         (0.2, &[(1, 0.41666), (7, 0.58334)]),
@@ -93,7 +92,7 @@ fn typical_p_leaves_what_llama_cpp_leaves() {
 }
 
 #[test]
-fn top_n_sigma_leaves_what_llama_cpp_leaves() {
+fn top_n_sigma_matches_llama_cpp() {
     #[rustfmt::skip]
     let cases: [(f32, &Left); 4] = [
         (0.5, &[(0, 0.42309), (3, 0.57691)]),
@@ -112,7 +111,7 @@ fn top_n_sigma_leaves_what_llama_cpp_leaves() {
             &left("top_n_sigma", &params, &[]),
             expected,
         );
-        // Sorted first, by a sampler that leaves all.
+        // Sorted first, by a sampler that keeps all.
         let params = SamplingParams {
             top_k: 10,
             ..params
@@ -126,7 +125,7 @@ fn top_n_sigma_leaves_what_llama_cpp_leaves() {
 }
 
 #[test]
-fn xtc_leaves_what_llama_cpp_leaves() {
+fn xtc_matches_llama_cpp() {
     #[rustfmt::skip]
     let cases: [(f32, &Left); 6] = [
         (0.05, &[(4, 0.15000), (5, 0.50001), (6, 0.05000), (8, 0.29999)]),
@@ -154,7 +153,7 @@ fn xtc_leaves_what_llama_cpp_leaves() {
 }
 
 #[test]
-fn temperatures_are_llama_cpps() {
+fn temperature_matches_llama_cpp() {
     #[rustfmt::skip]
     let cases: [(f32, f32, f32, &Left); 5] = [
         (0.8, 0.5, 1.0, &[(0, 0.20916), (1, 0.10421), (2, 0.06636), (3, 0.27509), (4, 0.01949), (5, 0.05648), (6, 0.00738), (7, 0.14029), (8, 0.03596), (9, 0.08556)]),
@@ -178,7 +177,7 @@ fn temperatures_are_llama_cpps() {
 }
 
 #[test]
-fn the_order_counts_as_in_llama_cpp() {
+fn sampler_order_matches_llama_cpp() {
     let params = SamplingParams {
         top_k: 6,
         typical_p: 0.8,
@@ -220,7 +219,7 @@ fn the_order_counts_as_in_llama_cpp() {
 }
 
 #[test]
-fn logit_bias_is_llama_cpps() {
+fn logit_bias_matches_llama_cpp() {
     let mut logits = LOGITS;
     penalties::add_bias(
         &mut logits,
@@ -239,8 +238,8 @@ fn logit_bias_is_llama_cpps() {
 }
 
 #[test]
-fn mirostat_goes_llama_cpps_way() {
-    // Along the tokens that llama.cpp drew: each with the number of tokens left and its probability.
+fn mirostat_matches_llama_cpp() {
+    // The tokens that llama.cpp drew, each with the number of remaining candidates and its probability.
     type Path = [(TokenId, usize, f64)];
     #[rustfmt::skip]
     let paths: [(f32, f32, f32, &Path); 3] = [
@@ -283,7 +282,7 @@ fn forge_mini() -> Tokenizer {
 }
 
 #[test]
-fn dry_penalizes_what_llama_cpp_penalizes() {
+fn dry_matches_llama_cpp() {
     let tokenizer = forge_mini();
     let defaults: &[&str] = &["\n", ":", "\"", "*"];
     let mat = "the cat sat on the mat. the cat sat on the mat. the cat sat on";
@@ -322,7 +321,7 @@ fn dry_penalizes_what_llama_cpp_penalizes() {
         };
         check_dry(tokenizer.n_vocab(), dry, breakers, &tokens, expected);
     }
-    // The exponent ends before an f32 does.
+    // The exponent is capped before an f32 overflows.
     let dry = Dry {
         multiplier: 2.0,
         base: 3.0,
@@ -333,7 +332,7 @@ fn dry_penalizes_what_llama_cpp_penalizes() {
     check_dry(10, dry, Arc::default(), &[5; 250], &[(5, 2.956_176_6e38)]);
 }
 
-/// With all tokens known, and with the last one known to the device alone.
+/// Checks with all tokens known to the engine, and with the last one pending.
 fn check_dry(
     n_vocab: usize,
     dry: Dry,

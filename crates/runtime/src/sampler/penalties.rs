@@ -1,11 +1,11 @@
-//! Samplers that change single logits: the bias of a request, and penalties on tokens that the last text
-//! has already (Keskar et al. 2019 for the factor), as llama.cpp defines them.
+//! Samplers that change single logits, as llama.cpp defines them: logit bias, and penalties on tokens in the recent
+//! text (Keskar et al. 2019 for the factor).
 
 use super::candidates::Candidates;
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::SamplingParams;
 
-/// Adds the bias of each token.
+/// Adds a bias to each listed token.
 pub(crate) fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
     for &(id, bias) in bias {
         if let Some(logit) = logits.get_mut(id as usize) {
@@ -14,7 +14,7 @@ pub(crate) fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
     }
 }
 
-/// `counts` is by ascending id; `just_sampled` occurs once more.
+/// Applies the repeat, frequency and presence penalties. `counts` is sorted by id; `just_sampled` counts once more.
 pub(crate) fn penalize(
     candidates: &mut Candidates<'_>,
     params: &SamplingParams,

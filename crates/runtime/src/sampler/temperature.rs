@@ -1,24 +1,24 @@
-//! Temperature, fixed or by entropy (Zhu et al. 2023; llama.cpp's `temp_ext`).
+//! Temperature, fixed or dependent on entropy (Zhu et al. 2023; llama.cpp's `temp_ext`).
 
 use rocmforge_cpu::Isa;
 
 use super::candidates::{Candidate, Candidates, entropy, probabilities};
 use rocmforge_plan::DynamicTemperature;
 
-/// Divides the logits by `temperature`; 0 leaves the best token alone.
+/// Divides the logits by `temperature`; 0 keeps only the best token.
 pub(crate) fn scale(isa: Isa, candidates: &mut Candidates<'_>, temperature: f32) {
     if temperature <= 0.0 {
         let id = candidates.best(isa);
         *candidates = Candidates::BestFirst(vec![Candidate { id, logit: 0.0 }]);
     } else if temperature != 1.0 {
-        // In order first: very small temperatures make all logits infinite, and the best has to stay so.
+        // Sort first: very small temperatures make all logits infinite, and the best must stay first.
         for candidate in candidates.best_first() {
             candidate.logit /= temperature;
         }
     }
 }
 
-/// [`scale`] by a temperature that grows with the candidates' entropy.
+/// Divides the logits by a temperature that grows with the candidates' entropy.
 pub(crate) fn scale_by_entropy(
     isa: Isa,
     candidates: &mut Candidates<'_>,

@@ -1,4 +1,4 @@
-//! Sampling as a whole: shares of draws, tokens in flight, hostile logits.
+//! Tests of the whole sampler chain: frequencies of draws, tokens in flight, extreme logits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn row(params: SamplingParams, index: u64, counts: Vec<(TokenId, u32)>) -> Sampl
     }
 }
 
-/// Share of each token in many draws.
+/// Returns each token's share of 20,000 draws.
 fn shares(logits: &[f32], params: &SamplingParams) -> BTreeMap<TokenId, f64> {
     let n = 20_000;
     let mut shares = BTreeMap::new();
@@ -105,7 +105,7 @@ fn draws_follow_the_softmax() {
                 mirostat: Some(Mirostat { tau: 1.0, eta: 0.1 }),
                 ..off()
             },
-            // The first token's `mu` is 2 bits: as likely as 0.25 or more.
+            // The first token's `mu` is 2 bits: a probability of at least 0.25.
             &[0.625, 0.375],
         ),
         // No samplers, no temperature.
@@ -117,7 +117,7 @@ fn draws_follow_the_softmax() {
             },
             &[0.5, 0.3, 0.15, 0.05],
         ),
-        // The best of what XTC leaves.
+        // The best token after XTC.
         (
             SamplingParams {
                 temperature: 0.0,
@@ -149,7 +149,7 @@ fn draws_follow_the_softmax() {
 }
 
 #[test]
-fn penalties_change_logits_as_defined() {
+fn penalties_follow_their_formulas() {
     let params = SamplingParams {
         temperature: 0.0,
         repeat_penalty: 2.0,
@@ -168,7 +168,7 @@ fn penalties_change_logits_as_defined() {
 }
 
 #[test]
-fn a_token_known_only_to_the_device_counts_once() {
+fn a_pending_token_counts_once_in_penalties() {
     let params = SamplingParams {
         temperature: 0.0,
         presence_penalty: 1.0,
@@ -193,7 +193,7 @@ fn a_token_known_only_to_the_device_counts_once() {
 }
 
 #[test]
-fn mirostats_state_of_a_token_in_flight_comes_with_it() {
+fn mirostat_takes_its_state_from_a_pending_token() {
     let params = SamplingParams {
         mirostat: Some(Mirostat::default()),
         ..off()
@@ -209,7 +209,7 @@ fn mirostats_state_of_a_token_in_flight_comes_with_it() {
     let mu = Some(1.5);
     let known = draw(mu, None);
     assert_eq!(draw(Some(9.0), Some(Sampled { id: 2, mu })), known);
-    // One token is left, it is no surprise, and mu grows by eta * tau.
+    // Only one token is left: its surprise is 0, and mu grows by eta * tau.
     assert_eq!(
         known,
         Sampled {
@@ -219,7 +219,7 @@ fn mirostats_state_of_a_token_in_flight_comes_with_it() {
     );
 }
 
-/// Every sampler, as strong as it may be, in both directions of the order.
+/// Returns every sampler with extreme parameters, in the default and the reverse order.
 fn everything() -> Vec<SamplingParams> {
     let mut all = vec![off(), SamplingParams::default(), SamplingParams::greedy()];
     for extreme in [1e-40, 0.3, 1.0] {
@@ -265,7 +265,7 @@ fn everything() -> Vec<SamplingParams> {
 }
 
 #[test]
-fn hostile_logits_do_not_panic() {
+fn extreme_logits_do_not_panic() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let rows: [[f32; 9]; 9] = [
         [nan; 9],
@@ -298,7 +298,7 @@ fn hostile_logits_do_not_panic() {
 }
 
 #[test]
-fn the_best_log_probabilities_come_first() {
+fn top_logprobs_are_sorted() {
     let logits = [1.0f32, 3.0, 2.0];
     let lse = logits.iter().map(|x| x.exp()).sum::<f32>().ln();
     let top = top_logprobs(&logits, lse, 2);

@@ -1,10 +1,10 @@
-//! Samplers that leave out unlikely tokens: top-p (Holtzman et al. 2019), min-p (Nguyen et al. 2024),
+//! Samplers that exclude unlikely tokens: top-p (Holtzman et al. 2019), min-p (Nguyen et al. 2024),
 //! locally typical sampling (Meister et al. 2022) and top-n-sigma (Tang et al. 2024), each as llama.cpp
 //! defines it. Sums are in f64, in the order of the candidates.
 
 use super::candidates::{Candidates, entropy, probabilities};
 
-/// The smallest set of best tokens whose probability reaches `p`.
+/// Keeps the smallest set of best tokens whose total probability reaches `p`.
 pub(crate) fn top_p(candidates: &mut Candidates<'_>, p: f32) {
     if p >= 1.0 {
         return;
@@ -20,7 +20,7 @@ pub(crate) fn top_p(candidates: &mut Candidates<'_>, p: f32) {
     best.truncate(n);
 }
 
-/// The tokens with at least `p` times the best one's probability.
+/// Keeps the tokens with at least `p` times the best one's probability.
 pub(crate) fn min_p(candidates: &mut Candidates<'_>, p: f32) {
     if p <= 0.0 {
         return;
@@ -31,7 +31,7 @@ pub(crate) fn min_p(candidates: &mut Candidates<'_>, p: f32) {
     best.truncate(n);
 }
 
-/// The tokens whose information is closest to the entropy, until their probability exceeds `p`.
+/// Keeps the tokens whose information is closest to the entropy, until their total probability exceeds `p`.
 pub(crate) fn typical_p(candidates: &mut Candidates<'_>, p: f32) {
     if p >= 1.0 {
         return;
@@ -56,13 +56,13 @@ pub(crate) fn typical_p(candidates: &mut Candidates<'_>, p: f32) {
     *best = kept.into_iter().map(|at| best[at]).collect();
 }
 
-/// The tokens whose logit is at most `n` standard deviations of all logits below the best.
+/// Keeps the tokens whose logit is at most `n` standard deviations of all logits below the best.
 pub(crate) fn top_n_sigma(candidates: &mut Candidates<'_>, n: f32) {
     if n <= 0.0 {
         return;
     }
     let lowest = |logits: &mut dyn Iterator<Item = f32>| {
-        // Welford's method: one pass, and no difference of large sums.
+        // Welford's method: one pass without cancellation of large sums.
         let (mut count, mut mean, mut squares) = (0.0f64, 0.0, 0.0);
         let mut max = f64::NEG_INFINITY;
         for logit in logits.map(f64::from) {

@@ -55,7 +55,7 @@ fn growing(page: usize, chunk: usize) -> Case {
                 for end in (chunk..=n_tokens).step_by(chunk) {
                     let has_room = table.reserve(&mut pool, end);
                     assert!(has_room, "the pool has the pages of the sequence");
-                    table.index_full_pages(&mut pool, &tokens[..end]);
+                    table.index_full_blocks(&mut pool, &tokens[..end]);
                 }
                 table.release(&mut pool);
             })

@@ -1,5 +1,5 @@
-//! Random sequences that grow, share beginnings, forget and end, beside a device that remembers what each slot was made
-//! of.
+//! Random sequences that grow, share prefixes, shift and end, against a simulated device that records what each slot
+//! was computed from.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::context::n_forgotten;
 use rocmforge_gguf::TokenId;
 
-/// What a slot holds: the token, its position now, and all that was before it when it was computed.
+/// The content of a slot: the token, its current position, and a hash of the entries before it when it was computed.
 #[derive(Debug, Clone, PartialEq)]
 struct Entry {
     token: TokenId,
@@ -31,12 +31,12 @@ impl Random {
 struct Sequence {
     table: BlockTable,
     tokens: Vec<TokenId>,
-    /// What its positions hold.
+    /// The expected content of its positions.
     entries: Vec<Entry>,
 }
 
 impl Sequence {
-    /// The entry of the next token.
+    /// Returns the entry of the next token.
     fn next(&self, token: TokenId) -> Entry {
         let fold = |hash: u64, entry: &Entry| {
             (hash ^ u64::from(entry.token) ^ entry.seen).wrapping_mul(0x0000_0100_0000_01B3)
@@ -49,7 +49,7 @@ impl Sequence {
     }
 }
 
-/// Runs as a device may: all reads first, in any order. No slot is read that another run writes.
+/// Applies a shift as a device may: all reads first, in any order. Asserts that no run reads a slot another one writes.
 fn run(slots: &mut [Option<Entry>], shift: &KvShift, page: usize) {
     let mut moves = Vec::new();
     for (runs, back_by) in [(&shift.copied, 0), (&shift.turned, shift.back_by)] {
@@ -72,14 +72,14 @@ fn run(slots: &mut [Option<Entry>], shift: &KvShift, page: usize) {
     }
     let values: Vec<Option<Entry>> = moves.iter().map(|m| slots[m.0 as usize].clone()).collect();
     for ((_, to, back_by), value) in moves.iter().zip(values) {
-        let mut entry = value.expect("what is moved was written");
+        let mut entry = value.expect("moved slots were written");
         entry.position -= *back_by as usize;
         slots[*to as usize] = Some(entry);
     }
 }
 
 #[test]
-fn the_books_hold_for_random_sequences() {
+fn accounting_holds_for_random_sequences() {
     let (mut n_shifts, mut n_refused) = (0, 0);
     for seed in 0..120u64 {
         let mut random = Random(seed);
@@ -125,7 +125,7 @@ fn the_books_hold_for_random_sequences() {
                                 n_refused += 1;
                                 assert_eq!(sequence.table.blocks(), before);
                                 let alone = sequences.len() == 1;
-                                assert!(!alone, "nobody else has blocks");
+                                assert!(!alone, "a lone sequence can always shift");
                             }
                             Some((shift, compaction)) => {
                                 n_shifts += 1;
@@ -146,7 +146,7 @@ fn the_books_hold_for_random_sequences() {
                         if sequence.table.reserve(&mut pool, n_tokens + n) {
                             for _ in 0..n {
                                 let at = sequence.entries.len();
-                                // Beginnings that others have, too.
+                                // Prefixes that other sequences have too.
                                 let salt = sequence.tokens.first().copied().unwrap_or(0) % 3;
                                 let token = sequence.tokens.len() as u32 * 3 + salt;
                                 let entry = sequence.next(token);
@@ -156,7 +156,7 @@ fn the_books_hold_for_random_sequences() {
                                 sequence.tokens.push(token);
                             }
                             let tokens = sequence.tokens.clone();
-                            sequence.table.index_full_pages(&mut pool, &tokens);
+                            sequence.table.index_full_blocks(&mut pool, &tokens);
                         }
                     }
                 }
@@ -177,18 +177,18 @@ fn the_books_hold_for_random_sequences() {
 }
 
 #[test]
-fn whole_pages_stay_where_they_are_and_shared_ones_are_copied() {
+fn whole_blocks_stay_in_place_and_shared_ones_are_copied() {
     let mut pool = BlockPool::new(8, 4);
     let tokens: Vec<TokenId> = (0..16).collect();
     let mut first = BlockTable::default();
     assert!(first.reserve(&mut pool, 16));
-    first.index_full_pages(&mut pool, &tokens);
+    first.index_full_blocks(&mut pool, &tokens);
     let mut second = BlockTable::default();
     assert_eq!(second.share_prefix(&mut pool, &tokens, 12), 12);
 
-    // Pages 0 and 1 go, but for the sinks, which move behind them; page 2 is shared.
+    // Blocks 0 and 1 are dropped, except for the sinks, which move into a copy of the shared block 2.
     let [_, b1, b2, b3] = *first.blocks() else {
-        panic!("four pages");
+        panic!("four blocks");
     };
     let (shift, compaction) = first.forget(&mut pool, 2..10, 16).unwrap();
     let copy = first.blocks()[0];
@@ -204,7 +204,7 @@ fn whole_pages_stay_where_they_are_and_shared_ones_are_copied() {
     assert_eq!(compaction.before.fragmentation(), 0.5);
     assert_eq!(compaction.after.fragmentation(), 0.0);
 
-    // What changed is not found any more, what is shared is as it was.
+    // Changed blocks are no longer indexed; shared ones are unchanged.
     let mut third = BlockTable::default();
     assert_eq!(third.share_prefix(&mut pool, &tokens, 16), 12);
     assert_eq!(third.blocks(), second.blocks());
@@ -214,12 +214,12 @@ fn whole_pages_stay_where_they_are_and_shared_ones_are_copied() {
 }
 
 #[test]
-fn without_room_for_copies_nothing_changes() {
+fn changes_nothing_without_blocks_for_copies() {
     let mut pool = BlockPool::new(4, 4);
     let tokens: Vec<TokenId> = (0..16).collect();
     let mut first = BlockTable::default();
     assert!(first.reserve(&mut pool, 16));
-    first.index_full_pages(&mut pool, &tokens);
+    first.index_full_blocks(&mut pool, &tokens);
     let mut second = BlockTable::default();
     assert_eq!(second.share_prefix(&mut pool, &tokens, 16), 16);
     let blocks = first.blocks().to_vec();

@@ -1,6 +1,6 @@
-//! What a model computes does not depend on where its positions begin: a prompt at higher positions, shifted back, leaves
-//! the cache of the prompt at its own. That holds for layers, tables, styles and factors alike, and nothing here asks
-//! the code under test which a layer has.
+//! With relative positions, a prompt computed at higher positions and shifted back must leave the same cache as the
+//! prompt at its own positions. This covers every layer, RoPE table, style and factor, independent of the code under
+//! test.
 
 use rocmforge_testkit::models as synth;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use rocmforge_plan::{Batch, BatchSeq, InputToken};
 use rocmforge_plan::{KvShift, KvType};
 
 const PAGE: usize = 16;
-/// More than a window of 64 sees.
+/// Longer than a sliding window of 64.
 const N_TOKENS: usize = 80;
 const BACK_BY: u32 = 37;
 
@@ -35,7 +35,7 @@ fn backend(model: &Model) -> CpuBackend {
     CpuBackend::new(plan, Arc::clone(&model.weights), options)
 }
 
-/// A prompt whose first token is at `first`.
+/// Returns a prompt whose first token is at position `first`.
 fn prompt_at(first: u32, n_vocab: usize) -> Batch {
     let n = N_TOKENS as u32;
     Batch {
@@ -56,7 +56,7 @@ fn prompt_at(first: u32, n_vocab: usize) -> Batch {
 }
 
 #[test]
-fn a_prompt_shifted_back_leaves_the_cache_of_a_prompt_there() {
+fn shifted_prompt_leaves_the_cache_of_an_unshifted_one() {
     let names = synth::NAMES.into_iter().filter(|name| *name != "gpt2");
     for name in names {
         let writer = synth::model(name, GgmlType::F32).unwrap().unwrap();
