@@ -9,7 +9,9 @@ use super::compile::{ExpertGateOps, RopeKvOps, Stage};
 use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
-use rocmforge_plan::{ActsId, BufferId, Linear, Op, Plan, RopeId, RoutingId};
+use rocmforge_plan::{
+    Activation, ActsId, BufferId, Linear, Op, Plan, RopeId, RopeStyle, RoutingId, RowsOf,
+};
 
 /// Everything that launches read. They change device memory only.
 #[derive(Clone, Copy)]
@@ -215,19 +217,17 @@ impl<'a> Launcher<'a> {
     fn run_elementwise(&self, op: &Op) -> Result<(), GpuError> {
         let gpu = self.gpu;
         match *op {
-            Op::Activate {
-                activation: function,
-                x,
-                out,
-            } => ops::activate(gpu, function, self.buffer(x), self.buffer(out)),
+            Op::Activate { activation, x, out } => {
+                ops::activate(gpu, activation, self.buffer(x), self.buffer(out))
+            }
             Op::GatedActivation {
-                activation: function,
+                activation,
                 gate,
                 up,
                 out,
             } => {
                 let [gate, up, out] = [gate, up, out].map(|id| self.buffer(id));
-                ops::gated_activation(gpu, function, gate, up, out)
+                ops::gated_activation(gpu, activation, gate, up, out)
             }
             Op::Add { x, out } => ops::add(gpu, self.buffer(x), self.buffer(out)),
             Op::AddGated { gate, x, out } => {
@@ -265,8 +265,8 @@ impl<'a> Launcher<'a> {
             } => {
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
                 match rows_of {
-                    rocmforge_plan::RowsOf::Choices => ops::quantize(gpu, x, &out),
-                    rocmforge_plan::RowsOf::Tokens => {
+                    RowsOf::Choices => ops::quantize(gpu, x, &out),
+                    RowsOf::Tokens => {
                         let routing = memory.routing(routing, self.shape);
                         ops::quantize_experts(gpu, x, &routing, &out)
                     }
@@ -314,13 +314,13 @@ impl<'a> Launcher<'a> {
         &self,
         x: ActsId,
         matrices: [Linear; 2],
-        function: rocmforge_plan::Activation,
+        activation: Activation,
         out: Slice<'a, f32>,
     ) -> Result<(), GpuError> {
         let gated = Gated {
             matrices: matrices.map(|linear| self.weights.matrix(linear.weight)),
             biases: matrices.map(|linear| self.bias(linear)),
-            activation: function,
+            activation,
             out,
         };
         let x = self.memory.acts(x, self.shape);
@@ -352,10 +352,10 @@ impl<'a> Launcher<'a> {
         ops::combine_experts(self.gpu, self.buffer(x), &routing, mode, self.buffer(out))
     }
 
-    fn rotation(&self, table: RopeId, style: rocmforge_plan::RopeStyle) -> Rotation<'a> {
+    fn rotation(&self, table: RopeId, style: RopeStyle) -> Rotation<'a> {
         let (table, n_rot) = self.memory.rope(table);
         Rotation {
-            style: style,
+            style,
             table,
             n_rot,
         }
