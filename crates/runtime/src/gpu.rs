@@ -29,7 +29,8 @@ use rocmforge_gpu::{Event, Gpu, Graph, ops};
 
 use super::tuning::TuneProgress;
 use super::{
-    Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, Rest, StepObserver, Wait, output,
+    Backend, BackendInfo, DeviceMemory, IdleWork, OpData, OpObserver, Reply, StepObserver, Wait,
+    output,
 };
 use crate::error::{DeviceError, RuntimeError};
 pub use crate::gpu_config::{GpuConfig, Graphs, TuningUse, WhenIdle};
@@ -367,10 +368,10 @@ impl Backend for GpuBackend {
         self.continue_tuning(budget).map(Some)
     }
 
-    fn idle(&mut self, budget: Duration) -> Rest {
+    fn idle(&mut self, budget: Duration) -> IdleWork {
         match self.in_flight.is_empty() {
             true => self.tune_while_idle(budget),
-            false => Rest::Nothing,
+            false => IdleWork::Done,
         }
     }
 

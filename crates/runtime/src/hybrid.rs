@@ -19,7 +19,7 @@ use super::gpu::{
 };
 use super::times::{StepPart, StepTimes, Stopwatch};
 use super::tuning::{TuneProgress, TuningStore};
-use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, Rest, StepObserver};
+use super::{Backend, BackendInfo, BackendPart, IdleWork, OpObserver, Reply, StepObserver};
 use crate::error::RuntimeError;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, RowOutput, StepOutput};
@@ -296,7 +296,7 @@ impl Backend for HybridBackend {
         self.gpu.tune(budget)
     }
 
-    fn idle(&mut self, budget: Duration) -> Rest {
+    fn idle(&mut self, budget: Duration) -> IdleWork {
         self.gpu.idle(budget)
     }
 

@@ -14,7 +14,7 @@ use rocmforge_gpu::{Gpu, GpuError, Matrix, Shape, Trial, Work, tuning_key};
 use super::memory::Memory;
 use super::weights::DeviceWeights;
 use super::{GpuBackend, GpuOptions};
-use crate::backend::Rest;
+use crate::backend::IdleWork;
 use crate::error::RuntimeError;
 use crate::tuning::{Choice, Kept, TuneProgress, TuningStore, Untuned};
 use rocmforge_plan::{Op, Plan, RowCount, WeightId};
@@ -305,9 +305,9 @@ impl GpuBackend {
     }
 
     /// Tunes for `budget` if idle tuning is enabled, and stores the results; returns what is left to do.
-    pub(crate) fn tune_while_idle(&mut self, budget: Duration) -> Rest {
+    pub(crate) fn tune_while_idle(&mut self, budget: Duration) -> IdleWork {
         let Some(mut idle) = self.idle_tuning.take() else {
-            return Rest::Nothing;
+            return IdleWork::Done;
         };
         if !idle.is_tuned {
             // A device that fails here also fails in the next step, which reports it.
@@ -317,18 +317,18 @@ impl GpuBackend {
             idle.key = progress.key;
         }
         let is_saved = idle.save();
-        let rest = match (idle.is_tuned, is_saved) {
-            (false, _) => Rest::Now,
-            (true, false) => Rest::Later,
-            (true, true) => Rest::Nothing,
+        let work = match (idle.is_tuned, is_saved) {
+            (false, _) => IdleWork::Now,
+            (true, false) => IdleWork::Later,
+            (true, true) => IdleWork::Done,
         };
         if idle.is_tuned {
             // Frees the memory and graphs of the trials.
             self.tuner = None;
         }
-        if rest != Rest::Nothing {
+        if work != IdleWork::Done {
             self.idle_tuning = Some(idle);
         }
-        rest
+        work
     }
 }
