@@ -170,7 +170,7 @@ struct Script {
 impl Script {
     /// Returns steps that compare `prompt_rows` tokens of two prompts, the first prompt after `n_depth` other tokens.
     fn new(tokens: &[TokenId], n_depth: usize, page: usize, prompt_rows: [usize; 2]) -> Script {
-        // The pages of the second prompt follow those of the first.
+        // The blocks of the second prompt follow those of the first.
         let [long, short] = prompt_rows;
         let n_ctx = n_depth.saturating_add(long + 1);
         let first_blocks = [0, n_ctx.div_ceil(page)];
@@ -236,10 +236,10 @@ fn compare(
         for (range, pass) in &passes {
             // The result of a fused pass is reported for its last operation.
             let (index, op) = (range.end - 1, &ops[range.end - 1]);
-            let (shape, format) = labels.of(op);
+            let (shape, format) = labels.shape_and_format(op);
             let of_pass = ops[range.clone()]
                 .iter()
-                .map(|op| (op.name(), labels.of(op)));
+                .map(|op| (op.name(), labels.shape_and_format(op)));
             let is_new = seen.insert((*step, pass.side, of_pass.collect::<Vec<_>>()));
             if !is_new && coverage == Coverage::Distinct {
                 checked.run_one(range.start, batch)?;
@@ -331,7 +331,7 @@ impl Labels<'_> {
     }
 
     /// Returns shape and format, which with the name identify the kernel of an operation.
-    fn of(&self, op: &Op) -> (String, String) {
+    fn shape_and_format(&self, op: &Op) -> (String, String) {
         let width = |id: BufferId| self.plan.buffers[id.0 as usize].width;
         match *op {
             Op::MatMul { x, mode, .. } => {

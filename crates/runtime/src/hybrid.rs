@@ -166,7 +166,7 @@ impl HybridBackend {
             timing.watch.lap(StepPart::Begin);
         }
         let segments = self.placement.segments().to_vec();
-        let mut n_of_gpu = 0;
+        let mut gpu_index = 0;
         for segment in &segments {
             match segment.side {
                 Side::Cpu => {
@@ -176,8 +176,8 @@ impl HybridBackend {
                 Side::Gpu => {
                     self.copy_to_gpu(segment, &queued, timing)?;
                     let watched = (&mut *observer, &mut *timing);
-                    self.queue_on_gpu((n_of_gpu, segment), batch, &queued, watched)?;
-                    n_of_gpu += 1;
+                    self.queue_on_gpu((gpu_index, segment), batch, &queued, watched)?;
+                    gpu_index += 1;
                 }
             }
         }

@@ -26,8 +26,8 @@ use rocmforge_plan::{Op, Placement, Plan, Side};
 
 /// Compared tokens of two prompts: together more rows than a GEMV takes.
 const PROMPT_ROWS: [usize; 2] = [8, 2];
-/// Earlier tokens on the second page of the KV cache; the first page is full.
-const ON_SECOND_PAGE: usize = 8;
+/// Earlier tokens in the second KV-cache block; the first block is full.
+const ON_SECOND_BLOCK: usize = 8;
 
 /// A check that has to run.
 pub(crate) struct FirstUse<'a> {
@@ -101,7 +101,7 @@ impl<'a> FirstUse<'a> {
     pub(crate) fn compare_operations(&self, gpu: &Gpu) -> Result<(), RuntimeError> {
         let EngineConfig { page, isa, .. } = *self.config;
         let most = self.model.config.n_positions.unwrap_or(usize::MAX);
-        let n_depth = (page + ON_SECOND_PAGE).min(most - PROMPT_ROWS[0] - 1);
+        let n_depth = (page + ON_SECOND_BLOCK).min(most - PROMPT_ROWS[0] - 1);
         let script = Script::new(&tokens(self.model), n_depth, page, PROMPT_ROWS);
         let mut plan = self.plan.clone();
         for table in &mut plan.rope {
@@ -209,7 +209,7 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
         next += layer_ops.len();
         let mut is_new = false;
         for (op, side) in layer_ops.iter().zip(sides) {
-            is_new |= seen.insert((side, op.name(), labels.of(op)));
+            is_new |= seen.insert((side, op.name(), labels.shape_and_format(op)));
         }
         if !is_new {
             continue;
@@ -257,7 +257,7 @@ fn key(
     }
     (fingerprint(target), config.page, plan.kv.len()).hash(&mut hash);
     for op in &plan.ops {
-        (op.name(), labels.of(op)).hash(&mut hash);
+        (op.name(), labels.shape_and_format(op)).hash(&mut hash);
     }
     let facts = [
         env!("CARGO_PKG_VERSION"),

@@ -9,7 +9,7 @@ use crate::error::RuntimeError;
 use rocmforge_plan::Plan;
 use rocmforge_plan::{KvShift, KvType};
 
-/// Compares a context shift on the KV cache that `script` has filled. Pages have `page` tokens of type `kv_type`.
+/// Compares a context shift on the KV cache that `script` has filled. Blocks have `page` tokens of type `kv_type`.
 pub(crate) fn compare_moves(
     checked: &mut dyn Stepwise,
     oracle: &mut CpuBackend,
@@ -21,7 +21,7 @@ pub(crate) fn compare_moves(
     let page = page as u32;
     let last_page = (script.n_blocks as u32 - 1) * page;
     let run = |from, to, n_tokens| SlotRun { from, to, n_tokens };
-    // Moves the start of the first page to the end of the last page, which is empty, and rotates the rest in place.
+    // Moves the start of the first block to the end of the last block, which is empty, and rotates the rest in place.
     let shift = KvShift {
         copied: vec![run(0, last_page + page - 8, 3)],
         turned: vec![run(3, last_page + page - 5, 4), run(8, 8, page - 8)],

@@ -315,7 +315,8 @@ fn kinds(model: &Model, plan: &Plan) -> HashSet<(&'static str, (String, String))
         kv_type: KvType::F16,
     };
     let ops = plan.ops.iter();
-    ops.map(|op| (op.name(), labels.of(op))).collect()
+    ops.map(|op| (op.name(), labels.shape_and_format(op)))
+        .collect()
 }
 
 #[test]

@@ -123,7 +123,7 @@ impl GpuBackend {
     }
 
     /// Whether an operation can be skipped because the step computes no logits.
-    fn is_idle(&self, index: usize, shape: &StepShape) -> bool {
+    fn is_skipped(&self, index: usize, shape: &StepShape) -> bool {
         shape.n_logits == 0 && self.plan.is_for_logits(&self.plan.ops[index])
     }
 
@@ -144,7 +144,7 @@ impl GpuBackend {
             mark(StepPart::Begin);
         }
         for stage in &self.segments[segment].stages {
-            if !self.is_idle(stage.ops().start, shape) {
+            if !self.is_skipped(stage.ops().start, shape) {
                 launcher.run(stage)?;
                 mark(StepPart::Ops(stage.ops()));
             }
@@ -219,7 +219,7 @@ impl GpuBackend {
             self.begin(shape)?;
         }
         for index in self.segments[segment].ops.clone() {
-            if self.is_idle(index, shape) {
+            if self.is_skipped(index, shape) {
                 continue;
             }
             let op = &self.plan.ops[index];

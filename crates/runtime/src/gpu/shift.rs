@@ -16,8 +16,8 @@ pub(crate) struct ShiftMemory {
 }
 
 impl ShiftMemory {
-    /// Allocates space for two shifted sequences of `max_pages` pages per step. Further sequences wait until the device
-    /// has read the space. A page is assembled from at most two others, the first page from one more.
+    /// Allocates space for two shifted sequences of `max_pages` blocks per step. Further sequences wait until the
+    /// device has read the space. A block is assembled from at most two others, the first block from one more.
     pub(crate) fn new(gpu: &Gpu, max_pages: usize) -> Result<ShiftMemory, GpuError> {
         let part_len = 2 * (2 * max_pages + 1);
         Ok(ShiftMemory {

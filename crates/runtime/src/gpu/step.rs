@@ -29,7 +29,7 @@ pub(crate) struct StepSizes {
     pub(crate) max_rows: usize,
     pub(crate) max_logits: usize,
     pub(crate) max_seqs: usize,
-    /// Maximum pages of one sequence.
+    /// Maximum KV-cache blocks of one sequence.
     pub(crate) max_pages: usize,
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum StepToken {
     FromRow(usize),
 }
 
-/// The offset of each array, in words. Before the first array are the step number, the number of pages in use and the
+/// The offset of each array, in words. Before the first array are the step number, the number of blocks in use and the
 /// number of list words in use.
 struct Layout {
     tokens: usize,
