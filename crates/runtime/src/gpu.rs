@@ -192,7 +192,7 @@ impl GpuBackend {
     }
 
     /// Queues a step. Returns its timers too, if steps are timed.
-    fn start(
+    fn queue_step(
         &mut self,
         batch: &Batch,
         choices: &Choices,
@@ -207,7 +207,7 @@ impl GpuBackend {
         let times = self.queue_segment(0, &queued, batch, observation);
         self.observer = observer;
         let times = times?;
-        self.end_queue(&queued)?;
+        self.record_end(&queued)?;
         Ok((queued, times))
     }
 
@@ -321,7 +321,7 @@ impl Backend for GpuBackend {
             self.finish_oldest();
         }
         let choices = Choices::of(&batch);
-        match self.start(&batch, &choices) {
+        match self.queue_step(&batch, &choices) {
             Ok((queued, times)) => self.in_flight.push_back(InFlight {
                 times,
                 host_rows: choices.host_rows,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rocmforge_gpu::{Gpu, GpuError};
 
 use self::stepwise::Residency;
-use super::cpu::{CpuBackend, CpuOptions, CpuStep, Onlookers};
+use super::cpu::{CpuBackend, CpuOptions, CpuStep, Observers};
 use super::gpu::{
     Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Observation, Offload, QueuedStep,
 };
@@ -181,7 +181,7 @@ impl HybridBackend {
                 }
             }
         }
-        self.gpu.end_queue(&queued)?;
+        self.gpu.record_end(&queued)?;
         let rows = self.gpu.output(batch, &queued, &choices.host_rows)?;
         if sampling_side == Side::Gpu {
             self.cpu.set_last_sampled(&rows);
@@ -245,13 +245,13 @@ impl HybridBackend {
         step: &CpuStep,
         (observer, timing): (&mut Option<Box<dyn OpObserver>>, &mut Option<Timing>),
     ) {
-        let mut onlookers = Onlookers {
+        let mut observers = Observers {
             observer: observer.as_mut().map(|observer| observer.as_mut() as _),
             watch: timing.as_mut().map(|timing| &mut timing.watch),
             shift: segment.ops.start - segment.own_ops.start,
         };
         let ops = segment.own_ops.clone();
-        self.cpu.run_ops(ops, batch, step, &mut onlookers);
+        self.cpu.run_ops(ops, batch, step, &mut observers);
     }
 
     /// Queues a segment; `number` counts the GPU's segments. Waits for it if the step is timed.

@@ -101,30 +101,40 @@ pub(crate) fn difference(
     for (id, ((got, expected), info)) in buffers.zip(&plan.buffers).enumerate() {
         let floors = floors.iter().find(|floors| floors.out.0 as usize == id);
         let floors = floors.map_or(&[][..], |floors| &floors.by_row);
-        largest = largest.max(of_rows(got, expected, info.width, floors));
+        largest = largest.max(compare_rows(got, expected, info.width, floors));
     }
     for (got, expected) in got.acts.iter().zip(expected.acts.iter()) {
         for (got, expected) in got.groups().iter().zip(expected.groups()) {
             let (got, expected) = (values(got), values(expected));
-            largest = largest.max(of_rows(&got.values, &expected.values, expected.width, &[]));
+            largest = largest.max(compare_rows(
+                &got.values,
+                &expected.values,
+                expected.width,
+                &[],
+            ));
         }
     }
     for (got, expected) in got.routings.iter().zip(expected.routings.iter()) {
-        largest = largest.max(of_routing(got, expected));
+        largest = largest.max(compare_routing(got, expected));
     }
     for (got, expected) in got.cache.iter().zip(expected.cache.iter()) {
         if got.is_same(expected) {
             continue;
         }
         for (got, expected) in got.parts().iter().zip(&expected.parts()) {
-            largest = largest.max(of_rows(&got.values, &expected.values, expected.width, &[]));
+            largest = largest.max(compare_rows(
+                &got.values,
+                &expected.values,
+                expected.width,
+                &[],
+            ));
         }
     }
     largest
 }
 
 /// Compares expert routings. Both sides route by the same logits, so only weights may differ.
-fn of_routing(got: &Routing, expected: &Routing) -> Difference {
+fn compare_routing(got: &Routing, expected: &Routing) -> Difference {
     let choices = |routing: &Routing| {
         let tokens = 0..routing.n_tokens();
         let choices = tokens.flat_map(|token| routing.choices(token).to_vec());
@@ -136,7 +146,7 @@ fn of_routing(got: &Routing, expected: &Routing) -> Difference {
         return Difference::INFINITE;
     }
     let n_used = rows.len() / expected.n_tokens().max(1);
-    of_rows(&got_weights, &weights, n_used, &[])
+    compare_rows(&got_weights, &weights, n_used, &[])
 }
 
 /// Dequantizes activations.
@@ -156,7 +166,12 @@ fn values(acts: &Acts) -> Part<'static> {
 
 /// Returns the largest difference of two matrices with rows of `width`. `floors` are minimum magnitudes of the first
 /// rows; it may be shorter than the matrices.
-pub(crate) fn of_rows(got: &[f32], expected: &[f32], width: usize, floors: &[f64]) -> Difference {
+pub(crate) fn compare_rows(
+    got: &[f32],
+    expected: &[f32],
+    width: usize,
+    floors: &[f64],
+) -> Difference {
     if got.len() != expected.len() {
         return Difference::INFINITE;
     }
@@ -166,11 +181,11 @@ pub(crate) fn of_rows(got: &[f32], expected: &[f32], width: usize, floors: &[f64
     let floors = floors.iter().copied().chain(std::iter::repeat(0.0));
     let rows = got.chunks(width).zip(expected.chunks(width)).zip(floors);
     rows.fold(Difference::NONE, |largest, ((got, expected), floor)| {
-        largest.max(of_row(got, expected, floor))
+        largest.max(compare_row(got, expected, floor))
     })
 }
 
-fn of_row(got: &[f32], expected: &[f32], floor: f64) -> Difference {
+fn compare_row(got: &[f32], expected: &[f32], floor: f64) -> Difference {
     let mut abs = 0f64;
     let mut scale = floor.max(f64::from(f32::MIN_POSITIVE));
     for (&got, &expected) in got.iter().zip(expected) {

@@ -6,7 +6,7 @@ use rocmforge_cpu::Pool;
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_gpu::DeviceInfo;
 
-use super::difference::{Difference, of_rows, term_norms};
+use super::difference::{Difference, compare_rows, term_norms};
 use std::borrow::Cow;
 
 use rocmforge_plan::{KvShift, Side};
@@ -473,7 +473,7 @@ fn differences_are_relative_to_their_row() {
         (vec![1.0], vec![], f64::INFINITY, f64::INFINITY),
     ] {
         assert_eq!(
-            of_rows(&got, &expected, 2, &[]),
+            compare_rows(&got, &expected, 2, &[]),
             Difference { abs, rel },
             "{got:?}"
         );
@@ -486,13 +486,16 @@ fn narrow_rows_are_relative_to_their_terms() {
     let norms = term_norms(&[3.0, 2.0, 12.0, -2.5], &[1.0, 2.0, -1.0, 2.0], 2);
     assert_eq!(norms, [5.0, 13.0]);
     let (got, expected) = ([1e-3, 0.0, 13.0, 26.0], [0.0, 0.0, 13.0, 26.0]);
-    let alone = of_rows(&got, &expected, 2, &[]);
+    let alone = compare_rows(&got, &expected, 2, &[]);
     assert!(alone.rel > 1e30, "{alone:?}");
-    let of_terms = of_rows(&got, &expected, 2, &norms);
+    let of_terms = compare_rows(&got, &expected, 2, &norms);
     assert_eq!(of_terms.rel, f64::from(1e-3f32) / 5.0);
     // A row that is larger than its floor uses its own magnitude.
-    let large = of_rows(&[13.0, 27.0], &[13.0, 26.0], 2, &[5.0]);
+    let large = compare_rows(&[13.0, 27.0], &[13.0, 26.0], 2, &[5.0]);
     assert_eq!(large.rel, 1.0 / 26.0);
     // No floor excuses NaN.
-    assert_eq!(of_rows(&[f32::NAN], &[0.0], 1, &[5.0]).rel, f64::INFINITY);
+    assert_eq!(
+        compare_rows(&[f32::NAN], &[0.0], 1, &[5.0]).rel,
+        f64::INFINITY
+    );
 }

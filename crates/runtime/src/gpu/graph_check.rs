@@ -26,9 +26,9 @@ impl GpuBackend {
             return Ok(true);
         }
         self.options.graphs = Graphs::Off;
-        let expected = self.generate()?;
+        let expected = self.hash_steps()?;
         self.options.graphs = Graphs::On;
-        let problem = match self.generate() {
+        let problem = match self.hash_steps() {
             Ok(got) if got == expected => return Ok(true),
             Ok(_) => "gives different results from separate launches".to_string(),
             Err(RuntimeError::Device(DeviceError::Gpu(error))) if error.is_fatal() => {
@@ -48,7 +48,7 @@ impl GpuBackend {
     }
 
     /// Runs the compared steps; returns a hash of each step's logits and exports.
-    fn generate(&mut self) -> Result<Vec<u64>, RuntimeError> {
+    fn hash_steps(&mut self) -> Result<Vec<u64>, RuntimeError> {
         // Otherwise values of an earlier run could hide missing writes of this one.
         for layer in 0..self.plan.kv.len() {
             let layer = self.memory.layer(layer);
@@ -61,11 +61,11 @@ impl GpuBackend {
         // A part without the logits does not know the vocabulary size; it uses token 0.
         let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width.max(1);
         let n_steps = N_STEPS.min(self.options.n_ctx);
-        (0..n_steps).map(|i| self.generated(i, n_vocab)).collect()
+        (0..n_steps).map(|i| self.hash_step(i, n_vocab)).collect()
     }
 
     /// Runs the step at `position`; returns a hash of its logits and exports.
-    fn generated(&mut self, position: usize, n_vocab: usize) -> Result<u64, RuntimeError> {
+    fn hash_step(&mut self, position: usize, n_vocab: usize) -> Result<u64, RuntimeError> {
         let last_page = (position / self.options.page) as u32;
         let batch = Batch {
             step: FIRST_STEP + position as u64,
@@ -106,7 +106,7 @@ impl GpuBackend {
                 values.iter().for_each(|x| x.to_bits().hash(&mut hash));
             }
         }
-        self.end_queue(&queued)?;
+        self.record_end(&queued)?;
         for row in &self.output(&batch, &queued, &choices.host_rows)? {
             match row {
                 RowOutput::Logits(logits) => {

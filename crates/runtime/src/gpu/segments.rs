@@ -82,7 +82,7 @@ impl GpuBackend {
     }
 
     /// Records the end of a step whose segments are all queued.
-    pub(crate) fn end_queue(&self, queued: &QueuedStep) -> Result<(), GpuError> {
+    pub(crate) fn record_end(&self, queued: &QueuedStep) -> Result<(), GpuError> {
         self.ends[queued.slot].record()
     }
 
