@@ -2,6 +2,10 @@
 ci:
     bash .ci/run
 
+# The same with the exhaustive tests
+ci-full:
+    bash .ci/run --full
+
 # Tell a story with the embedded model
 story:
     cargo run --release -- generate -p "Once upon a time"

@@ -86,7 +86,7 @@ impl Args {
         let gpu = GpuConfig {
             id: Some(id.with_context(|| format!("there is no device {}", self.device))?),
             open: OpenOptions {
-                variants: self.kernel_variant.clone().unwrap_or_default(),
+                variants: self.kernel_variant.unwrap_or_default(),
                 ..OpenOptions::from_env()
             },
             offload: Offload {

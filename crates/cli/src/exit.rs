@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::Error;
 
-use crate::flags::Cause;
+use crate::flags::{self, Cause};
 
 /// An end with an exit code of its own. Found anywhere in an error's chain.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
                 _ => FAILURE,
             };
             let mut message = one_line(error);
-            if let Some(flags) = cause.and_then(|cause| cause.flags())
+            if let Some(flags) = flags::of(error)
                 && !message.contains(flags)
             {
                 message.push_str(&format!(" ({flags})"));

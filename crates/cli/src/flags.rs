@@ -53,8 +53,7 @@ impl<'a> Cause<'a> {
         )
     }
 
-    /// Returns the flags to change, for the end of the message.
-    pub fn flags(&self) -> Option<&'static str> {
+    fn flags(&self) -> Option<&'static str> {
         match self {
             Cause::Config(error) => config_flags(error),
             Cause::Device(DeviceError::LostStep { .. }) => Some("--no-graphs"),
@@ -65,6 +64,16 @@ impl<'a> Cause<'a> {
             Cause::Request(RequestError::NoTokenizer) => Some("--ids"),
             _ => None,
         }
+    }
+}
+
+/// Returns the flags that solve `error`, for the end of its message.
+pub fn of(error: &Error) -> Option<&'static str> {
+    let exists = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::AlreadyExists;
+    match Cause::of(error) {
+        Some(cause) => cause.flags(),
+        None if error.chain().filter_map(|e| e.downcast_ref()).any(exists) => Some("--force"),
+        None => None,
     }
 }
 

@@ -1,10 +1,11 @@
 //! A file that appears under its name only when it is complete: written under a temporary name in the same folder,
 //! flushed to disk, then renamed. Dropped earlier, it leaves nothing behind.
 
-use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher as _, RandomState};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
 
 /// What to do if the file already exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,13 +14,11 @@ pub enum Existing {
     Replace,
 }
 
-/// A file being written.
+/// A file being written. Dropping it before [`NewFile::commit`] removes it.
 #[derive(Debug)]
 pub struct NewFile {
-    file: File,
+    file: NamedTempFile,
     path: PathBuf,
-    /// The temporary name; `None` once the file is renamed.
-    temporary: Option<PathBuf>,
 }
 
 impl NewFile {
@@ -33,7 +32,7 @@ impl NewFile {
             Ok(found) if found.is_dir() => return refuse("it is a directory; give a file name"),
             Ok(found) if !found.is_file() => return refuse("it is a pipe or a device, not a file"),
             Ok(_) if existing == Existing::Keep => {
-                return refuse("it exists already; take another name, or --force to replace it");
+                return refuse("it already exists; use another name, or allow replacing it");
             }
             _ => {}
         }
@@ -43,19 +42,16 @@ impl NewFile {
                 "the path has no file name",
             ));
         };
-        let unique = RandomState::new().hash_one(std::process::id());
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
-        hidden.push(format!(".{unique:016x}.part"));
-        let temporary = path.with_file_name(hidden);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)?;
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&hidden).suffix(".part");
+        // As any new file, within the user's umask; temporary files are private otherwise.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         Ok(NewFile {
-            file,
+            file: builder.tempfile_in(folder_of(path))?,
             path: path.to_owned(),
-            temporary: Some(temporary),
         })
     }
 
@@ -69,7 +65,7 @@ impl NewFile {
         if n_bytes > 0 {
             use rustix::fs::{FallocateFlags, fallocate};
             let full = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT];
-            return match fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, n_bytes) {
+            return match fallocate(self.file.as_file(), FallocateFlags::KEEP_SIZE, 0, n_bytes) {
                 Err(error) if full.contains(&error) => Err(error.into()),
                 _ => Ok(()),
             };
@@ -81,19 +77,24 @@ impl NewFile {
     ///
     /// # Errors
     /// The operating system's error; nothing is left behind in that case.
-    pub fn commit(mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        if let Some(temporary) = &self.temporary {
-            fs::rename(temporary, &self.path)?;
-        }
-        self.temporary = None;
+    pub fn commit(self) -> io::Result<()> {
+        let NewFile { file, path } = self;
+        file.as_file().sync_all()?;
+        file.persist(&path)?;
         // The name is on disk once its folder is flushed, which not every file system supports.
-        let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty());
-        if let Ok(folder) = File::open(folder.unwrap_or(Path::new("."))) {
+        if let Ok(folder) = File::open(folder_of(&path)) {
             let _ = folder.sync_all();
         }
         Ok(())
     }
+}
+
+/// The folder that `path` is in.
+fn folder_of(path: &Path) -> &Path {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 impl Write for NewFile {
@@ -103,14 +104,6 @@ impl Write for NewFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
-    }
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary {
-            let _ = fs::remove_file(temporary);
-        }
     }
 }
 
@@ -145,7 +138,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
         let error = NewFile::create(&path, Existing::Keep).unwrap_err();
-        assert!(error.to_string().contains("--force"), "{error}");
+        assert!(error.to_string().contains("another name"), "{error}");
         assert_eq!(names(folder.path()), ["a.gguf"]);
     }
 

@@ -3,14 +3,15 @@
 //! Usage: `batch_matmul DEVICE [RUNS]`, e.g. `cuda:0 20`. The shapes are those of a 7B model, or small ones on the CPU
 //! emulator (`host:nv`). Fails if an output differs in a bit.
 
+use rocmforge_plan::act_format;
 use std::error::Error;
 use std::time::Duration;
 
 use rocmforge_gguf::{GgmlType, quant};
 use rocmforge_gpu::ops::{self, Product};
 use rocmforge_gpu::{
-    ActForm, ActsBuffer, BatchQuantizedMatmul, Buffer, DeviceId, Event, Gpu, GpuError, MatmulInput,
-    Matrix, OpenOptions, OutMode, QuantizedMatmulOp, WeightHandle,
+    ActFormat, ActsBuffer, BatchQuantizedMatmul, Buffer, DeviceId, Event, Gpu, GpuError,
+    MatmulInput, Matrix, OpenOptions, OutMode, QuantizedMatmulOp, WeightHandle,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -95,7 +96,7 @@ impl Single {
             shape: op.shape,
             weight: gpu.alloc::<u8>(ops::packed_bytes(gpu, op.ty, n_out, n_in)?)?,
             x: gpu.upload(&op.x)?,
-            acts: ActsBuffer::new(gpu, ActForm::of(op.ty), op.n_rows, n_in)?,
+            acts: ActsBuffer::new(gpu, act_format(op.ty), op.n_rows, n_in)?,
             out: gpu.alloc::<f32>(op.n_rows * n_out)?,
         };
         let blocks = gpu.upload(&op.blocks)?;
@@ -215,7 +216,7 @@ pub(crate) fn run(gpu: &Gpu, n_runs: usize) -> Result<()> {
     }
     let n_singles: usize = singles
         .iter()
-        .map(|s| usize::from(ActForm::of(s.ty) != ActForm::F32) + s.n_rows.div_ceil(ops::MAX_ROWS))
+        .map(|s| usize::from(act_format(s.ty) != ActFormat::F32) + s.n_rows.div_ceil(ops::MAX_ROWS))
         .sum();
     println!(
         "one by one: {} us in {n_singles} launches",

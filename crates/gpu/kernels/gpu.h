@@ -170,6 +170,25 @@ DEV float computed_here(float v) {
 #endif
     return v;
 }
+// Returns b if `second`, else a; both are loaded. For NVIDIA, clang 22 would select one of two addresses of parameters and
+// load through it: a generic load, for which sm_80 also gets a copy of the parameters in local memory.
+DEV u32 choose_loaded(bool second, u32 a, u32 b) {
+#if defined(GPU_NV)
+    asm("" : "+r"(a), "+r"(b));
+#endif
+    return second ? b : a;
+}
+// The same for addresses of device memory, which loads then know to be global.
+template <typename T> DEV T* choose_loaded(bool second, T* a, T* b) {
+#if defined(GPU_NV)
+    __attribute__((address_space(1))) T *first, *other;
+    asm("cvta.to.global.u64 %0, %1;" : "=l"(first) : "l"(a));
+    asm("cvta.to.global.u64 %0, %1;" : "=l"(other) : "l"(b));
+    return (T*)(second ? other : first);
+#else
+    return second ? b : a;
+#endif
+}
 DEV u32 lane() { return tid() % WARP_SIZE; }
 DEV u32 wave() { return tid() / WARP_SIZE; }
 

@@ -208,7 +208,9 @@ template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* a
 
 // What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.
 const void* aligned(const void* p, u32 n, Site site) {
-    if ((u64)p % n) fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n, Place(State::AtWave, site).text);
+    if ((u64)p % n)
+        fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n,
+             Place(State::AtWave, site).text);
     return p;
 }
 

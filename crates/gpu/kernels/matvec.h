@@ -26,6 +26,20 @@
 constexpr u32 THREADS = 256;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 
+// A GEMV kernel. On NVIDIA GPUs, BLOCKS of its blocks fit on a multiprocessor at a time. Without this bound ptxas saves
+// registers: it moves each load down to its first use, and the chunks that should be in flight together are loaded one
+// after the other.
+#if defined(GPU_NV)
+#define GEMV_KERNEL(NAME, PARAMS, BLOCKS)                                                                              \
+    KERNEL_WITH(NAME, PARAMS, launch_bounds(THREADS, BLOCKS), let_successor_start())
+#else
+#define GEMV_KERNEL(NAME, PARAMS, BLOCKS) KERNEL(NAME, PARAMS, THREADS)
+#endif
+// For kernels of one row of activations: 64 registers per thread.
+constexpr u32 BLOCKS_ONE_ROW = 4;
+// For kernels of several rows: 128 registers per thread.
+constexpr u32 BLOCKS_ROWS = 2;
+
 // What happens to the result of a product.
 enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
 
@@ -62,15 +76,15 @@ struct MatvecParams {
 // Selects field by field, so that the parameters need no copy in indexable memory.
 DEV Job choose(bool second, const Job& a, const Job& b) {
     Job j;
-    j.w.data = second ? b.w.data : a.w.data;
-    j.w.n_out = second ? b.w.n_out : a.w.n_out;
+    j.w.data = choose_loaded(second, a.w.data, b.w.data);
+    j.w.n_out = choose_loaded(second, a.w.n_out, b.w.n_out);
     j.w.n_in = a.w.n_in;
-    j.bias = second ? b.bias : a.bias;
-    j.out = second ? b.out : a.out;
-    j.first_block = second ? b.first_block : a.first_block;
-    j.split_log = second ? b.split_log : a.split_log;
-    j.mode = second ? b.mode : a.mode;
-    j.turns_log = second ? b.turns_log : a.turns_log;
+    j.bias = choose_loaded(second, a.bias, b.bias);
+    j.out = choose_loaded(second, a.out, b.out);
+    j.first_block = choose_loaded(second, a.first_block, b.first_block);
+    j.split_log = choose_loaded(second, a.split_log, b.split_log);
+    j.mode = (Mode)choose_loaded(second, a.mode, b.mode);
+    j.turns_log = choose_loaded(second, a.turns_log, b.turns_log);
     return j;
 }
 

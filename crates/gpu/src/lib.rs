@@ -46,7 +46,7 @@ pub use kv::{KvLayer, KvShape, KvType};
 pub use launch::Params;
 pub use limit::Limit;
 pub use memory::{Buffer, Slice};
-pub use operands::{ActForm, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode};
+pub use operands::{ActFormat, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode};
 pub use pinned::Pinned;
 pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
 pub use step::{SeqRows, Step};

@@ -1,6 +1,6 @@
 //! Operands: weights in device layout and activations in the form GEMV and GEMM take. The KV cache is in `kv.rs`.
 
-pub use rocmforge_plan::{Activation, OutMode};
+pub use rocmforge_plan::{ActFormat, Activation, OutMode};
 use std::ops::Range;
 
 use rocmforge_gguf::GgmlType;
@@ -9,33 +9,10 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
 
-/// Storage form of activations. Numerically the same as in the CPU backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ActForm {
-    /// Plain f32.
-    F32,
-    /// int8 with a scale per 32 values: max|x| / 127, rounded to f16. Codes are x / (max|x| / 127) with the scale
-    /// before that rounding, ties to even.
-    Q8x32,
-    /// int8 with a scale per 256 values: 1 / (127 / max|x|) in f32.
-    Q8x256,
-}
-
-impl ActForm {
-    /// Values that share a scale. Rows are a multiple of this length.
-    pub const fn block_len(self) -> usize {
-        match self {
-            ActForm::F32 => 1,
-            ActForm::Q8x32 => 32,
-            ActForm::Q8x256 => 256,
-        }
-    }
-}
-
 /// Activations `[n_rows, width]` in one of the forms.
 #[derive(Clone, Copy)]
 pub struct Acts<'a> {
-    pub form: ActForm,
+    pub form: ActFormat,
     pub n_rows: usize,
     pub width: usize,
     /// F32: `[n_rows, width]`; else empty.
@@ -57,8 +34,8 @@ impl<'a> Acts<'a> {
         assert!(rows.end <= self.n_rows, "{rows:?} of {}", self.n_rows);
         let values = rows.start * self.width..rows.end * self.width;
         let [floats, codes] = match self.form {
-            ActForm::F32 => [values, 0..0],
-            ActForm::Q8x32 | ActForm::Q8x256 => [0..0, values],
+            ActFormat::F32 => [values, 0..0],
+            ActFormat::Q8x32 | ActFormat::Q8x256 => [0..0, values],
         };
         let of_codes = |len: usize| codes.start / len..codes.end / len;
         Acts {
@@ -75,7 +52,7 @@ impl<'a> Acts<'a> {
 
 /// Memory for activations of up to `max_rows` rows.
 pub struct ActsBuffer {
-    form: ActForm,
+    form: ActFormat,
     max_rows: usize,
     width: usize,
     values: Buffer,
@@ -89,7 +66,7 @@ impl ActsBuffer {
     /// If `width` is not a multiple of the block length of `form`.
     pub fn new(
         gpu: &Gpu,
-        form: ActForm,
+        form: ActFormat,
         max_rows: usize,
         width: usize,
     ) -> Result<ActsBuffer, GpuError> {
@@ -99,8 +76,8 @@ impl ActsBuffer {
         );
         let n = max_rows * width;
         let [n_values, n_codes] = match form {
-            ActForm::F32 => [n, 0],
-            ActForm::Q8x32 | ActForm::Q8x256 => [0, n],
+            ActFormat::F32 => [n, 0],
+            ActFormat::Q8x32 | ActFormat::Q8x256 => [0, n],
         };
         Ok(ActsBuffer {
             form,

@@ -77,8 +77,8 @@ impl Placement {
     /// Places each operation of `plan` on the side given for it.
     ///
     /// # Panics
-    /// If `sides` does not have one entry per operation, or an operation reads converted activations, a routing or a cache
-    /// layer that the other side writes.
+    /// If `sides` does not have one entry per operation, or an operation reads converted activations, a routing or a
+    /// cache layer that the other side writes.
     pub fn new(plan: &Plan, sides: Vec<Side>) -> Placement {
         assert_eq!(sides.len(), plan.ops.len(), "each operation has a side");
         let mut buffers: Vec<Option<Home>> = vec![None; plan.buffers.len()];

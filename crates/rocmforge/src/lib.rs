@@ -58,3 +58,7 @@ pub mod parts {
     };
     pub use crate::session::{Bos, encode_prompt, first_use_check, random_seed, tuning_files};
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

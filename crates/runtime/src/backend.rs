@@ -36,12 +36,14 @@ pub enum Wait {
     All,
 }
 
-/// What an idle device has left to do.
+/// The background work, such as autotuning, that an idle device has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
-    Nothing,
+pub enum IdleWork {
+    /// None is left.
+    Done,
+    /// There is more to do now.
     Now,
-    /// More work, once something else has finished.
+    /// There is more to do once something else has finished.
     Later,
 }
 
@@ -71,8 +73,8 @@ pub trait Backend: Send {
     }
 
     /// Does background work such as autotuning for about `budget`, and returns what is left.
-    fn idle(&mut self, _budget: Duration) -> Rest {
-        Rest::Nothing
+    fn idle(&mut self, _budget: Duration) -> IdleWork {
+        IdleWork::Done
     }
 
     /// Describes the backend.
@@ -157,7 +159,7 @@ impl Backend for Box<dyn Backend> {
         (**self).tune(budget)
     }
 
-    fn idle(&mut self, budget: Duration) -> Rest {
+    fn idle(&mut self, budget: Duration) -> IdleWork {
         (**self).idle(budget)
     }
 

@@ -1,9 +1,9 @@
-//! Compares a backend with the scalar path, operation by operation over the user's own plan.
+//! Compares a backend with the scalar path, operation by operation, on the user's own plan.
 //!
-//! Both run a part of a prompt and then a step of generation. Before each operation that is compared, the
-//! scalar side gets the memory of the other: inputs are the same and errors do not add up, so what differs
-//! afterwards is that operation's doing. Everything that an operation may have written is compared: float
-//! buffers, converted activations, the KV cache. No operation is known by name here, so none can be forgotten.
+//! Both run part of a prompt and then a decode step. Before each compared operation the scalar side receives a copy of
+//! the other's memory. Inputs are then equal and errors do not accumulate, so any difference is due to that operation.
+//! Everything that an operation may have written is compared: float buffers, quantized activations, expert routings and
+//! the KV cache. The list of operations comes from the plan, so none can be forgotten.
 
 mod difference;
 mod first_use;
@@ -37,60 +37,63 @@ use rocmforge_plan::Weights;
 use rocmforge_plan::{ActsId, BufferId, Op, Plan};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 
-/// Largest error allowed, relative to the largest magnitude in its row (where a product has few values a row, to that
-/// of its terms). Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
+/// Maximum error relative to the largest magnitude in its row, or to the magnitude of its terms where a GEMM has few
+/// values per row. Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
 pub const BOUND: f64 = 1e-5;
-/// The same for attention: scores pass through an exponential, which turns their absolute error into a
-/// relative one. Prompts over a cache of [`KvType::Q8_0`] or [`KvType::F8E4M3`] may differ so much from what its values
-/// give, or from what those rounded to f16 give, which a GPU's matrix units take: how far these lie apart depends on the
-/// magnitude of keys, so that no bound would do for all models.
+/// Maximum relative error of attention. Scores pass through an exponential, which turns their absolute error into a
+/// relative one.
+///
+/// Prefill over a KV cache of [`KvType::Q8_0`] or [`KvType::F8E4M3`] must be within this bound of one of two results:
+/// from the exact cache values, or from those values rounded to f16, as a GPU's matrix units use them. How far the two
+/// results differ depends on the magnitude of the keys, so no single bound fits all models.
 pub const ATTENTION_BOUND: f64 = 1e-4;
 
-/// The same for a norm and the conversion of its result in one pass: a value between two codes may become
-/// either.
+/// Maximum relative error of a fused norm and quantization: a value between two codes may round to either.
 pub const CODE_BOUND: f64 = 1.01 / 127.0;
 
-/// Tokens of the compared parts of two prompts: more than one tile of rows, and a rest.
+/// Compared tokens of two prompts: together more than one tile of rows, with a remainder.
 const PROMPT_ROWS: [usize; 2] = [16, 5];
-/// Most tokens of a step that only fills the cache.
+/// Maximum tokens of a step that only fills the KV cache.
 const FILL_ROWS: usize = 256;
 
 /// Which operations are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coverage {
-    /// One of each kind, shape and format in each step: the scalar path is slow.
+    /// One of each kind, shape and format in each step, because the scalar path is slow.
     Distinct,
     All,
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Operations of all steps, as the device runs them.
+    /// Passes of all compared steps; fused operations count as one.
     pub n_ops: usize,
-    /// In the order of the run.
+    /// The compared operations, in execution order.
     pub checks: Vec<OpCheck>,
 }
 
 impl Report {
+    /// Returns the operations that exceeded their bound.
     pub fn failures(&self) -> impl Iterator<Item = &OpCheck> {
         self.checks.iter().filter(|check| !check.passed)
     }
 }
 
-/// Positions that a check of `n_depth` tokens of context needs.
+/// Returns the context length of a check after `n_depth` tokens.
 pub fn n_ctx(n_depth: usize) -> usize {
     n_depth.saturating_add(PROMPT_ROWS[0] + 1)
 }
 
-/// Compares the kernels of the device that `config` chooses with the scalar path, on text that begins with `tokens`
-/// (repeated as needed), after `n_depth` tokens.
+/// Compares the kernels of the device chosen by `config` with the scalar path.
+///
+/// The text is `tokens`, repeated as needed; the comparison starts after `n_depth` tokens.
 ///
 /// # Errors
-/// Those of a device that is not the CPU.
+/// Errors of a GPU, and models that do not fit on it.
 ///
 /// # Panics
-/// If there are no tokens, or `config` is not one that [`crate::Engine::start`] takes.
+/// If there are no tokens, or [`start`](crate::start()) would reject `config`.
 pub fn check(
     model: &Model,
     config: &EngineConfig,
@@ -98,7 +101,7 @@ pub fn check(
     n_depth: usize,
     coverage: Coverage,
 ) -> Result<Report, RuntimeError> {
-    assert!(!tokens.is_empty(), "there is a text");
+    assert!(!tokens.is_empty(), "tokens are empty");
     let mut plan = model.compiled_plan(config.fusion);
     for table in &mut plan.rope {
         table.settle(n_ctx(n_depth));
@@ -156,7 +159,7 @@ pub fn check(
 
 /// The steps of a check.
 struct Script {
-    /// Only run, by the checked backend.
+    /// Steps that only fill the KV cache of the checked backend.
     fill: Vec<Batch>,
     checked: [(Step, Batch); 2],
     /// Positions of the longer prompt.
@@ -165,9 +168,9 @@ struct Script {
 }
 
 impl Script {
-    /// `prompt_rows` tokens of two prompts, the first after `n_depth` others.
+    /// Returns steps that compare `prompt_rows` tokens of two prompts, the first prompt after `n_depth` other tokens.
     fn new(tokens: &[TokenId], n_depth: usize, page: usize, prompt_rows: [usize; 2]) -> Script {
-        // The second prompt has pages of its own behind those of the first.
+        // The blocks of the second prompt follow those of the first.
         let [long, short] = prompt_rows;
         let n_ctx = n_depth.saturating_add(long + 1);
         let first_blocks = [0, n_ctx.div_ceil(page)];
@@ -212,6 +215,7 @@ impl Script {
     }
 }
 
+/// Runs `script` on both backends and compares their memory after each pass.
 fn compare(
     checked: &mut dyn Stepwise,
     oracle: &mut CpuBackend,
@@ -230,12 +234,12 @@ fn compare(
     let mut checks = Vec::new();
     for (step, batch) in &script.checked {
         for (range, pass) in &passes {
-            // What several operations came to is told of the last of them.
+            // The result of a fused pass is reported for its last operation.
             let (index, op) = (range.end - 1, &ops[range.end - 1]);
-            let (shape, format) = labels.of(op);
+            let (shape, format) = labels.shape_and_format(op);
             let of_pass = ops[range.clone()]
                 .iter()
-                .map(|op| (op.name(), labels.of(op)));
+                .map(|op| (op.name(), labels.shape_and_format(op)));
             let is_new = seen.insert((*step, pass.side, of_pass.collect::<Vec<_>>()));
             if !is_new && coverage == Coverage::Distinct {
                 checked.run_one(range.start, batch)?;
@@ -253,14 +257,14 @@ fn compare(
                 got.buffers.to_mut()[at].clone_from(&expected.buffers[at]);
             }
             if let Op::Route { .. } = op {
-                // Which of the rows that lie there belong together is another question now.
+                // The new routing gives old sorted activations another grouping, so they cannot be compared.
                 let sorted = |acts: &ActsBuffer| matches!(acts, ActsBuffer::ByExpert(_));
                 let pairs = got.acts.to_mut().iter_mut().zip(expected.acts.iter());
                 let pairs = pairs.filter(|(_, expected)| sorted(expected));
                 pairs.for_each(|(got, expected)| got.clone_from(expected));
             }
             if range.len() > 1 {
-                // A key that the pass itself computes, and that lies between two numbers of the cache, may become either.
+                // A key computed within the pass may lie between two cache values and round to either.
                 let pairs = got.cache.to_mut().iter_mut().zip(expected.cache.iter());
                 pairs.for_each(|(got, expected)| got.take_next(expected));
             }
@@ -299,7 +303,7 @@ fn compare(
     })
 }
 
-/// Each pass and its operations.
+/// Returns the backend's passes and their ranges of operations.
 fn passes(backend: &dyn Stepwise, n_ops: usize) -> Vec<(Range<usize>, Pass)> {
     let mut passes = Vec::new();
     let mut first = 0;
@@ -312,7 +316,7 @@ fn passes(backend: &dyn Stepwise, n_ops: usize) -> Vec<(Range<usize>, Pass)> {
     passes
 }
 
-/// What to call operations.
+/// Describes operations for reports and keys.
 struct Labels<'a> {
     plan: &'a Plan,
     weights: &'a Weights,
@@ -320,14 +324,14 @@ struct Labels<'a> {
 }
 
 impl Labels<'_> {
-    /// Whether the operation may take values of the cache as f16.
+    /// Whether the operation may round KV cache values to f16.
     fn may_round(&self, op: &Op, step: Step) -> bool {
         let is_coded = matches!(self.kv_type, KvType::Q8_0 | KvType::F8E4M3);
         is_coded && matches!((op, step), (Op::Attention { .. }, Step::Prompt))
     }
 
-    /// Shape and format, which together with the name say which kernel an operation takes.
-    fn of(&self, op: &Op) -> (String, String) {
+    /// Returns shape and format, which with the name identify the kernel of an operation.
+    fn shape_and_format(&self, op: &Op) -> (String, String) {
         let width = |id: BufferId| self.plan.buffers[id.0 as usize].width;
         match *op {
             Op::MatMul { x, mode, .. } => {
@@ -397,7 +401,7 @@ impl Labels<'_> {
         }
     }
 
-    /// Shapes of the matrices of `op`, and their formats with that of the activations.
+    /// Returns the shapes of the matrices of `op`, and their formats with that of the activations.
     fn products(&self, op: &Op, x: ActsId) -> (String, String) {
         let matrices = op.matrices().into_iter().map(|id| self.weights.matrix(id));
         let matrices: Vec<Weight<'_>> = matrices.collect();
@@ -412,13 +416,13 @@ impl Labels<'_> {
         (shape, format!("{format} x {acts:?}"))
     }
 
-    /// The names of the matrices of all of `ops`.
+    /// Returns the names of the matrices of all `ops`.
     fn tensors(&self, ops: &[Op]) -> Option<String> {
         let names: Vec<String> = ops.iter().filter_map(|op| self.tensor(op)).collect();
         (!names.is_empty()).then(|| names.join(" + "))
     }
 
-    /// The names of the matrices of `op`.
+    /// Returns the names of the matrices of `op`.
     fn tensor(&self, op: &Op) -> Option<String> {
         let matrices = match *op {
             Op::AddPositions { table, .. } | Op::Embed { table, .. } => vec![table],

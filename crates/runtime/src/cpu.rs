@@ -55,14 +55,14 @@ pub(crate) struct CpuStep {
 
 /// The observers of running operations.
 #[derive(Default)]
-pub(crate) struct Onlookers<'a> {
+pub(crate) struct Observers<'a> {
     pub(crate) observer: Option<&'a mut dyn OpObserver>,
     pub(crate) watch: Option<&'a mut Stopwatch>,
     /// The offset of operation indices here to those of the whole plan.
     pub(crate) shift: usize,
 }
 
-impl Onlookers<'_> {
+impl Observers<'_> {
     fn lap(&mut self, part: StepPart) {
         if let Some(watch) = &mut self.watch {
             watch.lap(part);
@@ -150,16 +150,16 @@ impl CpuBackend {
     fn run(&mut self, batch: &Batch) -> StepOutput {
         let mut watch = self.step_observer.as_ref().map(|_| Stopwatch::start());
         let mut observer = self.observer.take();
-        let mut onlookers = Onlookers {
+        let mut observers = Observers {
             observer: observer.as_mut().map(|observer| observer.as_mut() as _),
             watch: watch.as_mut(),
             shift: 0,
         };
         let step = self.begin(batch);
-        onlookers.lap(StepPart::Begin);
-        self.run_ops(0..self.plan.ops.len(), batch, &step, &mut onlookers);
+        observers.lap(StepPart::Begin);
+        self.run_ops(0..self.plan.ops.len(), batch, &step, &mut observers);
         let rows = self.choose(batch);
-        onlookers.lap(StepPart::Choose);
+        observers.lap(StepPart::Choose);
         self.observer = observer;
         if let (Some(watch), Some(observer)) = (watch, &mut self.step_observer) {
             observer.step(watch.finish(batch.step, BatchShape::of(batch)));
@@ -176,7 +176,7 @@ impl CpuBackend {
         range: Range<usize>,
         batch: &Batch,
         step: &CpuStep,
-        onlookers: &mut Onlookers<'_>,
+        observers: &mut Observers<'_>,
     ) {
         // The plan is lent out so that operations can borrow the rest of `self` mutably.
         let ops = std::mem::take(&mut self.plan.ops);
@@ -185,15 +185,15 @@ impl CpuBackend {
             if batch.logits.is_empty() && self.plan.is_for_logits(op) {
                 continue;
             }
-            let index = index + onlookers.shift;
-            if let Some(observer) = &mut onlookers.observer {
+            let index = index + observers.shift;
+            if let Some(observer) = &mut observers.observer {
                 observer.before(index, op, batch, &Floats(&self.buffers));
             }
             self.run_op(op, batch, step);
-            if let Some(observer) = &mut onlookers.observer {
+            if let Some(observer) = &mut observers.observer {
                 observer.after(index, op, batch, &Floats(&self.buffers));
             }
-            onlookers.lap(StepPart::Ops(index..index + 1));
+            observers.lap(StepPart::Ops(index..index + 1));
         }
         self.plan.ops = ops;
     }

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendInfo, OpObserver, Rest, Wait};
+use crate::backend::{Backend, BackendInfo, IdleWork, OpObserver, Wait};
 use crate::error::{DeviceError, RuntimeError};
 use crate::times::StepObserver;
 use crate::tuning::TuneProgress;
@@ -168,21 +168,21 @@ fn next(
     backend: &mut dyn Backend,
     steps_in_flight: usize,
 ) -> Option<Command> {
-    let (mut rest, mut patience) = (Rest::Later, IDLE_AFTER);
+    let (mut idle_work, mut patience) = (IdleWork::Later, IDLE_AFTER);
     loop {
         let n_in_flight = backend.n_in_flight();
-        if n_in_flight == 0 && rest == Rest::Nothing {
+        if n_in_flight == 0 && idle_work == IdleWork::Done {
             return inbox.recv().ok();
         }
         if n_in_flight == 0 {
             match inbox.recv_timeout(patience) {
                 Ok(command) => return Some(command),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-                Err(mpsc::RecvTimeoutError::Timeout) => rest = backend.idle(IDLE_SLICE),
+                Err(mpsc::RecvTimeoutError::Timeout) => idle_work = backend.idle(IDLE_SLICE),
             }
-            patience = match rest {
-                Rest::Later => IDLE_AFTER,
-                Rest::Now | Rest::Nothing => Duration::ZERO,
+            patience = match idle_work {
+                IdleWork::Later => IDLE_AFTER,
+                IdleWork::Now | IdleWork::Done => Duration::ZERO,
             };
             continue;
         }

@@ -1,12 +1,10 @@
-//! The GPU backend: runs the plan on the kernels of `rocmforge-gpu`, through HIP, CUDA or the CPU that plays a GPU.
+//! The GPU backend: runs the plan on the kernels of `rocmforge-gpu`, through HIP, CUDA or the CPU emulator.
 //!
-//! A step is a row of launches between one that takes the step's words over from the host and one that writes back what
-//! was chosen; steps of generation are recorded as graphs. The device has its next step before the host has read what
-//! came of the last one.
+//! A step is a sequence of launches. The first copies the step's inputs from the host, the last writes the sampled ids
+//! back. Decode steps are recorded as graphs. The next step is queued before the host reads the results of the last.
 
 mod choices;
 mod compile;
-mod crossing;
 mod device;
 mod graph_check;
 mod limits;
@@ -17,6 +15,7 @@ mod shift;
 mod step;
 mod stepwise;
 mod timed;
+mod transfers;
 mod tune;
 mod weights;
 
@@ -30,14 +29,14 @@ use rocmforge_gpu::{Event, Gpu, Graph, ops};
 
 use super::tuning::TuneProgress;
 use super::{
-    Backend, BackendInfo, DeviceMemory, OpData, OpObserver, Reply, Rest, StepObserver, Wait, output,
+    Backend, BackendInfo, DeviceMemory, IdleWork, OpData, OpObserver, Reply, StepObserver, Wait,
+    output,
 };
 use crate::error::{DeviceError, RuntimeError};
 pub use crate::gpu_config::{GpuConfig, Graphs, TuningUse, WhenIdle};
 pub use crate::offload::{Experts, GpuLayers, Offload};
 pub(crate) use choices::Choices;
 use compile::Segment;
-use crossing::Crossing;
 pub use device::{
     DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, first, image_targets,
     read_bandwidth, roofline, survey, tuning_key,
@@ -50,84 +49,88 @@ use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, LogitsRow, RowOutput, Sampled, StepOutput};
 use rocmforge_plan::{BufferId, KeyTurn, Op, Plan, PlanPart};
 use run_op::Launcher;
-pub(crate) use segments::{Begun, Look};
+pub(crate) use segments::{Observation, QueuedStep};
 use step::{N_SLOTS, StepShape, StepSizes};
 use timed::{TimedStep, Timing};
-use tune::{Idle, Tuner};
+use transfers::Transfers;
+use tune::{IdleTuning, Tuner};
 use weights::DeviceWeights;
 
 /// Sequences of the largest graph; the sizes of graphs are powers of two.
 const MAX_BUCKET: usize = 64;
-/// What the device says of a row whose best logit is no number.
+/// The id that the device returns for a row whose best logit is NaN or infinite.
 const NOT_FINITE: u32 = u32::MAX;
 
-/// What a GPU backend is made for.
+/// Sizes and settings of a GPU backend.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuOptions {
-    /// Positions of one sequence.
+    /// Maximum positions of one sequence.
     pub n_ctx: usize,
-    /// Tokens of a step, rows of logits and sequences, at most.
+    /// Maximum tokens of a step.
     pub max_tokens: usize,
+    /// Maximum rows of logits of a step.
     pub max_logits: usize,
+    /// Maximum sequences of a step.
     pub max_seqs: usize,
-    /// Tokens per page of the KV cache.
+    /// Tokens per KV-cache block.
     pub page: usize,
-    /// Pages of the KV cache.
+    /// Blocks of the KV cache.
     pub n_blocks: usize,
     pub kv_type: KvType,
     pub graphs: Graphs,
-    /// What the host samples with.
+    /// Instruction set of the sampler on the host.
     pub isa: Isa,
+    /// Threads of the sampler on the host.
     pub n_threads: usize,
 }
 
-/// A compiled plan, or a part of one, with its memory on a device.
+/// Runs a compiled plan, or a part of one, on a GPU and owns its device memory.
 pub struct GpuBackend {
     gpu: Gpu,
-    /// The device in words.
+    /// Device name for display.
     name: String,
     plan: Plan,
-    /// Those of a whole plan are one.
+    /// A whole plan has one segment.
     segments: Vec<Segment>,
-    /// Whether the logits are made here.
+    /// Whether this backend computes the logits.
     has_output: bool,
     weights: DeviceWeights,
     memory: Memory,
-    /// By layer.
+    /// How the keys of each layer are rotated when the context shifts.
     key_turns: Vec<Option<KeyTurn>>,
-    crossing: Crossing,
+    transfers: Transfers,
     options: GpuOptions,
     pool: Pool,
-    /// By segment and the shape of the step. The first step of a shape is not recorded: it loads the kernels.
+    /// By segment and step shape. The first step of a shape is not recorded because it loads the kernels.
     graphs: HashMap<(usize, StepShape), Option<Graph>>,
-    /// The end of the last step of each slot.
+    /// Recorded at the end of the last step of each slot.
     ends: [Event; N_SLOTS],
     in_flight: VecDeque<InFlight>,
-    /// What each output row of the last finished step sampled.
+    /// Tokens sampled by the last finished step, by output row.
     last_sampled: Vec<Option<Sampled>>,
     observer: Option<Box<dyn OpObserver>>,
     timing: Timing,
     device_memory: DeviceMemory,
     notices: Vec<String>,
     tuner: Option<Tuner>,
-    idle: Option<Idle>,
+    idle_tuning: Option<IdleTuning>,
 }
 
-/// A step without a reply.
+/// A submitted step that has no reply yet.
 struct InFlight {
     batch: Batch,
-    begun: Begun,
-    /// The rows whose logits are read before the next step begins.
-    of_host: Vec<usize>,
+    queued: QueuedStep,
+    /// Rows sampled on the host. Their logits are read before the next step begins.
+    host_rows: Vec<usize>,
     times: Option<TimedStep>,
     reply: Reply,
 }
 
 impl GpuBackend {
-    /// Takes the memory of everything and copies the weights. Rotations of `plan` are settled for the context.
+    /// Allocates all memory and uploads the weights. The RoPE tables of `plan` must be settled for the context.
     ///
     /// # Errors
-    /// Those of the device, and what it does not compute.
+    /// Device errors, and operations or formats that the kernels do not support.
     pub fn new(
         gpu: Gpu,
         plan: impl Into<PlanPart>,
@@ -157,7 +160,7 @@ impl GpuBackend {
         let before = gpu.allocated_bytes();
         let memory = Memory::new(&gpu, &part.plan, &sizes)?;
         let scratch = gpu.allocated_bytes() - before - memory.kv_bytes();
-        let crossing = Crossing::new(&gpu, &part, &sizes.step)?;
+        let transfers = Transfers::new(&gpu, &part, &sizes.step)?;
         let PlanPart {
             plan, has_output, ..
         } = part;
@@ -170,7 +173,7 @@ impl GpuBackend {
             weights,
             memory,
             key_turns: plan.key_turns(),
-            crossing,
+            transfers,
             pool: Pool::new(options.n_threads),
             graphs: HashMap::new(),
             ends: [Event::new(&gpu)?, Event::new(&gpu)?],
@@ -181,41 +184,41 @@ impl GpuBackend {
             device_memory: DeviceMemory { total, scratch },
             notices: Vec::new(),
             tuner: None,
-            idle: None,
+            idle_tuning: None,
             options,
             gpu,
             plan,
         })
     }
 
-    /// Queues a step, and what its times are read from.
-    fn start(
+    /// Queues a step. Returns its timers too, if steps are timed.
+    fn queue_step(
         &mut self,
         batch: &Batch,
         choices: &Choices,
-    ) -> Result<(Begun, Option<TimedStep>), GpuError> {
-        let begun = self.write_step(batch, choices)?;
+    ) -> Result<(QueuedStep, Option<TimedStep>), GpuError> {
+        let queued = self.write_step(batch, choices)?;
         let mut observer = self.observer.take();
-        let look = match &mut observer {
-            Some(observer) => Look::Values(observer.as_mut(), 0),
-            None if self.timing.is_on() => Look::Times,
-            None => Look::Away,
+        let observation = match &mut observer {
+            Some(observer) => Observation::Values(observer.as_mut(), 0),
+            None if self.timing.is_on() => Observation::Times,
+            None => Observation::Unobserved,
         };
-        let queued = self.queue_segment(0, &begun, batch, look);
+        let times = self.queue_segment(0, &queued, batch, observation);
         self.observer = observer;
-        let times = queued?;
-        self.end_queue(&begun)?;
-        Ok((begun, times))
+        let times = times?;
+        self.record_end(&queued)?;
+        Ok((queued, times))
     }
 
-    /// Waits for the oldest step and replies.
+    /// Waits for the oldest step in flight and sends its reply.
     fn finish_oldest(&mut self) {
         if let Some(mut step) = self.in_flight.pop_front() {
             let times = step.times.take();
-            let rows = self.output(&step.batch, &step.begun, &step.of_host);
+            let rows = self.output(&step.batch, &step.queued, &step.host_rows);
             let result = rows.and_then(|rows| {
                 if let Some(times) = times {
-                    self.tell_times(&step.batch, times)?;
+                    self.report_times(&step.batch, times)?;
                 }
                 Ok(StepOutput {
                     step: step.batch.step,
@@ -226,54 +229,55 @@ impl GpuBackend {
         }
     }
 
-    /// Waits for a step that is queued to its end, and for what the batch wants of its logits, if they are made here;
-    /// `of_host` are the rows that are left to the host.
+    /// Waits for a queued step and returns its output rows; none if the logits are not computed here.
+    ///
+    /// `host_rows` are the rows that the host samples.
     pub(crate) fn output(
         &mut self,
         batch: &Batch,
-        begun: &Begun,
-        of_host: &[usize],
+        queued: &QueuedStep,
+        host_rows: &[usize],
     ) -> Result<Vec<RowOutput>, RuntimeError> {
-        self.ends[begun.slot].wait()?;
+        self.ends[queued.slot].wait()?;
         let n_rows = match self.has_output {
             true => batch.logits.len(),
             false => 0,
         };
-        let ids = self.memory.step.ids(begun.slot, batch.step, n_rows);
+        let ids = self.memory.step.ids(queued.slot, batch.step, n_rows);
         let ids = ids.map_err(|found| DeviceError::LostStep {
             step: batch.step,
             found,
         })?;
         let mut rows: Vec<RowOutput> = ids.into_iter().map(sampled).collect();
-        let host_rows = self.host_rows(batch, begun, of_host)?;
-        for (&index, output) in of_host.iter().zip(host_rows) {
+        let outputs = self.sample_on_host(batch, queued, host_rows)?;
+        for (&index, output) in host_rows.iter().zip(outputs) {
             rows[index] = output;
         }
         self.set_last_sampled(&rows);
         Ok(rows)
     }
 
-    /// The rows of a step are those that tokens of the next one may come from.
+    /// Stores the sampled tokens, which the next step may use as inputs.
     pub(crate) fn set_last_sampled(&mut self, rows: &[RowOutput]) {
         self.last_sampled = output::sampled(rows);
     }
 
-    /// What the host makes of the rows that are left to it.
-    fn host_rows(
+    /// Samples the rows that the GPU cannot sample itself.
+    fn sample_on_host(
         &self,
         batch: &Batch,
-        begun: &Begun,
-        of_host: &[usize],
+        queued: &QueuedStep,
+        host_rows: &[usize],
     ) -> Result<Vec<RowOutput>, GpuError> {
-        let all = self.memory.buffer(self.plan.logits, &begun.shape);
-        let n_vocab = all.len() / begun.shape.n_logits.max(1);
-        let mut logits = Vec::with_capacity(of_host.len() * n_vocab);
-        // One copy for rows that follow each other.
-        for rows in of_host.chunk_by(|a, b| a + 1 == *b) {
+        let all = self.memory.buffer(self.plan.logits, &queued.shape);
+        let n_vocab = all.len() / queued.shape.n_logits.max(1);
+        let mut logits = Vec::with_capacity(host_rows.len() * n_vocab);
+        // Consecutive rows are read in one copy.
+        for rows in host_rows.chunk_by(|a, b| a + 1 == *b) {
             let (first, end) = (rows[0] * n_vocab, (rows[0] + rows.len()) * n_vocab);
             logits.extend(self.gpu.read(all.part(first..end))?);
         }
-        let wanted: Vec<&LogitsRow> = of_host.iter().map(|&row| &batch.logits[row]).collect();
+        let wanted: Vec<&LogitsRow> = host_rows.iter().map(|&row| &batch.logits[row]).collect();
         Ok(output::rows(
             self.options.isa,
             &self.pool,
@@ -285,12 +289,12 @@ impl GpuBackend {
     }
 }
 
-/// Sequences of the smallest graph that takes `n`.
+/// Sequences of the smallest graph that fits `n` sequences.
 fn bucket(n: usize) -> usize {
     n.min(MAX_BUCKET).next_power_of_two()
 }
 
-/// What the device chose for a row.
+/// Converts an id returned by the device to the output of its row.
 fn sampled(id: u32) -> RowOutput {
     if id == NOT_FINITE {
         return RowOutput::NotFinite;
@@ -304,7 +308,7 @@ fn sampled(id: u32) -> RowOutput {
 impl OpData for Launcher<'_> {
     fn buffer(&self, id: BufferId) -> Cow<'_, [f32]> {
         let buffer = self.memory.buffer(id, self.shape);
-        // A device that cannot be read ends the step with its next launch; until then there are no numbers.
+        // After a failed read the next launch fails the step; until then the observer gets NaN.
         let values = self.gpu.read(buffer);
         Cow::Owned(values.unwrap_or_else(|_| vec![f32::NAN; buffer.len()]))
     }
@@ -312,17 +316,17 @@ impl OpData for Launcher<'_> {
 
 impl Backend for GpuBackend {
     fn submit(&mut self, batch: Batch, reply: Reply) {
-        let needs_logits = |step: &InFlight| !step.of_host.is_empty();
+        let needs_logits = |step: &InFlight| !step.host_rows.is_empty();
         while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(needs_logits) {
             self.finish_oldest();
         }
         let choices = Choices::of(&batch);
-        match self.start(&batch, &choices) {
-            Ok((begun, times)) => self.in_flight.push_back(InFlight {
+        match self.queue_step(&batch, &choices) {
+            Ok((queued, times)) => self.in_flight.push_back(InFlight {
                 times,
-                of_host: choices.of_host,
+                host_rows: choices.host_rows,
                 batch,
-                begun,
+                queued,
                 reply,
             }),
             Err(error) => {
@@ -341,8 +345,8 @@ impl Backend for GpuBackend {
             self.finish_oldest();
         }
         while let Some(oldest) = self.in_flight.front() {
-            // An error is found again, and told, by the wait for the step.
-            if wait != Wait::All && matches!(self.ends[oldest.begun.slot].is_done(), Ok(false)) {
+            // The wait in `finish_oldest` reports an error found here.
+            if wait != Wait::All && matches!(self.ends[oldest.queued.slot].is_done(), Ok(false)) {
                 return;
             }
             self.finish_oldest();
@@ -354,20 +358,20 @@ impl Backend for GpuBackend {
     }
 
     fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
-        // Steps in flight are told of to the one they were begun for.
+        // Steps in flight still belong to the old observer.
         self.finish(Wait::All);
         self.timing.set(observer);
     }
 
     fn tune(&mut self, budget: Duration) -> Result<Option<TuneProgress>, RuntimeError> {
         self.finish(Wait::All);
-        self.go_on_tuning(budget).map(Some)
+        self.continue_tuning(budget).map(Some)
     }
 
-    fn idle(&mut self, budget: Duration) -> Rest {
+    fn idle(&mut self, budget: Duration) -> IdleWork {
         match self.in_flight.is_empty() {
-            true => self.go_on_idly(budget),
-            false => Rest::Nothing,
+            true => self.tune_while_idle(budget),
+            false => IdleWork::Done,
         }
     }
 

@@ -1,4 +1,4 @@
-//! The user's choices for a GPU.
+//! GPU settings.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use crate::offload::Offload;
 use crate::self_check::SelfCheck;
 use crate::tuning::TuningStore;
 
-/// Which GPU, and how to run on it.
+/// Selects a GPU and how to run on it.
 #[derive(Debug, Clone, Default)]
 pub struct GpuConfig {
-    /// `None` is the first GPU of this machine ([`first`]).
+    /// `None` selects the first usable GPU ([`first`](crate::gpu::first)).
     pub id: Option<DeviceId>,
     pub open: OpenOptions,
     pub graphs: Graphs,
@@ -20,28 +20,28 @@ pub struct GpuConfig {
     pub tuning: TuningUse,
 }
 
-/// Whose measurements decide how launches are made where the result is the same, and who measures more.
+/// Which autotuning results to use, and whether to measure more. Tuning never changes results.
 #[derive(Debug, Clone, Default)]
 pub struct TuningUse {
-    /// Without one, all launches are made in the usual way.
+    /// Stored results. Without a store, all launches use their default variant.
     pub store: Option<Arc<dyn TuningStore>>,
     pub when_idle: WhenIdle,
 }
 
-/// What a device does that has no step to run for a moment.
+/// What a device does while it has no step to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WhenIdle {
     #[default]
     Wait,
-    /// It measures launches for the store, a few milliseconds at a time.
+    /// Measures launch variants for the store, a few milliseconds at a time.
     Tune,
 }
 
-/// Whether steps of generation run as graphs.
+/// Whether decode steps run as graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Graphs {
     #[default]
     On,
-    /// Every launch is queued by itself, in every step.
+    /// Every launch of every step is queued separately.
     Off,
 }

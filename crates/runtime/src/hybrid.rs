@@ -1,9 +1,9 @@
-//! The hybrid backend: the segments of one plan in turn on a GPU and on the CPU.
+//! The hybrid backend: runs the segments of one plan alternately on a GPU and on the CPU.
 //!
-//! Each side has a backend with its operations, its weights and the cache of its layers. What crosses between segments
-//! is copied through memory that both see. One side works at a time, and a step is over when `submit` returns: a step
-//! costs the sum of both sides' work and of the copies, and there is never more than one in flight. Tokens are chosen
-//! where the logits are made.
+//! Each side has a backend with its operations, its weights and the KV cache of its layers. Buffers that cross between
+//! segments are copied through pinned host memory. One side works at a time, and a step has completed when `submit`
+//! returns: it takes the sum of both sides' work and of the copies, and there is never more than one in flight. Tokens
+//! are sampled on the side that computes the logits.
 
 mod stepwise;
 
@@ -12,66 +12,69 @@ use std::time::Duration;
 
 use rocmforge_gpu::{Gpu, GpuError};
 
-use self::stepwise::Homes;
-use super::cpu::{CpuBackend, CpuOptions, CpuStep, Onlookers};
-use super::gpu::{Begun, Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Look, Offload};
+use self::stepwise::Residency;
+use super::cpu::{CpuBackend, CpuOptions, CpuStep, Observers};
+use super::gpu::{
+    Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Observation, Offload, QueuedStep,
+};
 use super::times::{StepPart, StepTimes, Stopwatch};
 use super::tuning::{TuneProgress, TuningStore};
-use super::{Backend, BackendInfo, BackendPart, OpObserver, Reply, Rest, StepObserver};
+use super::{Backend, BackendInfo, BackendPart, IdleWork, OpObserver, Reply, StepObserver};
 use crate::error::RuntimeError;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, RowOutput, StepOutput};
 use rocmforge_plan::{BatchShape, Placement, Plan, Segment, Side};
 
-/// A plan that a GPU and the CPU share.
+/// Runs a plan that a GPU and the CPU share.
 pub struct HybridBackend {
     plan: Plan,
     placement: Placement,
     cpu: CpuBackend,
     gpu: GpuBackend,
-    /// Whether a step ended before its time on the GPU, which then counts steps otherwise than the host.
-    is_torn: bool,
-    homes: Homes,
+    /// Whether a step failed before the GPU ran all of it, so that the step counters of GPU and host may differ.
+    needs_restart: bool,
+    residency: Residency,
     observer: Option<Box<dyn OpObserver>>,
     step_observer: Option<Box<dyn StepObserver>>,
 }
 
-/// How to run on each side.
+/// Settings of each side.
 #[derive(Debug, Clone, Copy)]
 pub struct HybridOptions {
     pub cpu: CpuOptions,
     pub gpu: GpuOptions,
 }
 
-/// The times of a step while it runs.
+/// The times of a running step.
 struct Timing {
     watch: Stopwatch,
     times: StepTimes,
 }
 
 impl Timing {
-    /// What the host did since the last time goes to no part.
+    /// Excludes the time since the last part.
     fn skip(&mut self) {
         self.watch.skip();
     }
 
-    /// What the host waited for since the last time was a copy to `side`.
-    fn copied(&mut self, side: Side) {
+    /// Records the time since the last part as a copy to `side`.
+    fn lap_copy(&mut self, side: Side) {
         self.watch.lap_on(side, StepPart::Copy);
-        self.gather();
+        self.flush();
     }
 
-    /// The parts so far come before those of the GPU that follow.
-    fn gather(&mut self) {
+    /// Moves the host's parts to `times`, before the GPU's parts that follow.
+    fn flush(&mut self) {
         self.times.parts.append(&mut self.watch.take());
     }
 }
 
 impl HybridBackend {
-    /// Takes the memory of both sides and copies the GPU's weights. Rotations of `plan` are settled for the context.
+    /// Allocates the memory of both sides and uploads the GPU's weights. The RoPE tables of `plan` must be settled for
+    /// the context.
     ///
     /// # Errors
-    /// Those of the GPU.
+    /// Errors of the GPU.
     pub fn new(
         gpu: Gpu,
         plan: Plan,
@@ -82,18 +85,18 @@ impl HybridBackend {
         let of_gpu = placement.part(&plan, Side::Gpu);
         let of_cpu = placement.part(&plan, Side::Cpu);
         Ok(HybridBackend {
-            homes: Homes::new(&of_cpu.plan, &of_gpu.plan),
+            residency: Residency::new(&of_cpu.plan, &of_gpu.plan),
             gpu: GpuBackend::new(gpu, of_gpu, weights, options.gpu)?,
             cpu: CpuBackend::new(of_cpu, Arc::clone(weights), options.cpu),
             plan,
             placement,
-            is_torn: false,
+            needs_restart: false,
             observer: None,
             step_observer: None,
         })
     }
 
-    /// What the GPU has. Past its first operation the CPU has experts only, if anything.
+    /// Returns what runs on the GPU. After the GPU's first operation the CPU runs at most experts.
     fn offload(&self) -> Offload {
         let from_first = self.placement.sides().iter();
         let mut from_first = from_first.skip_while(|side| **side == Side::Cpu);
@@ -108,24 +111,24 @@ impl HybridBackend {
         Offload { layers, experts }
     }
 
-    /// As [`GpuBackend::check_graphs`], of the GPU's segments.
+    /// Like [`GpuBackend::check_graphs`], for the GPU's segments.
     ///
     /// # Errors
-    /// Those of steps without graphs, and a lost device.
+    /// Errors of steps without graphs, and a lost device.
     pub(crate) fn check_graphs(&mut self) -> Result<bool, RuntimeError> {
         self.gpu.check_graphs()
     }
 
-    /// As [`GpuBackend::tune_when_idle`], of what is the GPU's.
-    pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
-        self.gpu.tune_when_idle(store);
+    /// Like [`GpuBackend::enable_idle_tuning`], for the GPU's operations.
+    pub(crate) fn enable_idle_tuning(&mut self, store: Arc<dyn TuningStore>) {
+        self.gpu.enable_idle_tuning(store);
     }
 
     fn run(&mut self, batch: &Batch) -> Result<StepOutput, RuntimeError> {
-        if self.is_torn {
+        if self.needs_restart {
             self.gpu.restart()?;
         }
-        self.is_torn = true;
+        self.needs_restart = true;
         let mut timing = self.step_observer.as_ref().map(|_| {
             let watch = Stopwatch::start();
             let times = watch.clone().finish(batch.step, BatchShape::of(batch));
@@ -135,9 +138,9 @@ impl HybridBackend {
         let rows = self.run_segments(batch, &mut observer, &mut timing);
         self.observer = observer;
         let rows = rows?;
-        self.is_torn = false;
+        self.needs_restart = false;
         if let (Some(mut timing), Some(observer)) = (timing, &mut self.step_observer) {
-            timing.gather();
+            timing.flush();
             observer.step(timing.times);
         }
         Ok(StepOutput {
@@ -152,35 +155,35 @@ impl HybridBackend {
         observer: &mut Option<Box<dyn OpObserver>>,
         timing: &mut Option<Timing>,
     ) -> Result<Vec<RowOutput>, RuntimeError> {
-        let chooses = self.placement.output();
-        let choices = match chooses {
+        let sampling_side = self.placement.output();
+        let choices = match sampling_side {
             Side::Gpu => Choices::of(batch),
             Side::Cpu => Choices::default(),
         };
-        let begun = self.gpu.write_step(batch, &choices)?;
+        let queued = self.gpu.write_step(batch, &choices)?;
         let step = self.cpu.begin(batch);
         if let Some(timing) = timing {
             timing.watch.lap(StepPart::Begin);
         }
         let segments = self.placement.segments().to_vec();
-        let mut n_of_gpu = 0;
+        let mut gpu_index = 0;
         for segment in &segments {
             match segment.side {
                 Side::Cpu => {
-                    self.bring_to_cpu(segment, &begun, timing)?;
-                    self.on_cpu(segment, batch, &step, (&mut *observer, &mut *timing));
+                    self.copy_to_cpu(segment, &queued, timing)?;
+                    self.run_on_cpu(segment, batch, &step, (&mut *observer, &mut *timing));
                 }
                 Side::Gpu => {
-                    self.bring_to_gpu(segment, &begun, timing)?;
+                    self.copy_to_gpu(segment, &queued, timing)?;
                     let watched = (&mut *observer, &mut *timing);
-                    self.on_gpu((n_of_gpu, segment), batch, &begun, watched)?;
-                    n_of_gpu += 1;
+                    self.queue_on_gpu((gpu_index, segment), batch, &queued, watched)?;
+                    gpu_index += 1;
                 }
             }
         }
-        self.gpu.end_queue(&begun)?;
-        let rows = self.gpu.output(batch, &begun, &choices.of_host)?;
-        if chooses == Side::Gpu {
+        self.gpu.record_end(&queued)?;
+        let rows = self.gpu.output(batch, &queued, &choices.host_rows)?;
+        if sampling_side == Side::Gpu {
             self.cpu.set_last_sampled(&rows);
             return Ok(rows);
         }
@@ -195,80 +198,80 @@ impl HybridBackend {
         Ok(rows)
     }
 
-    /// What the segment reads of the GPU's; waits for it.
-    fn bring_to_cpu(
+    /// Copies the GPU buffers that the segment reads to the CPU, and waits for them.
+    fn copy_to_cpu(
         &mut self,
         segment: &Segment,
-        begun: &Begun,
+        queued: &QueuedStep,
         timing: &mut Option<Timing>,
     ) -> Result<(), GpuError> {
         if segment.imports.is_empty() {
             return Ok(());
         }
-        self.gpu.queue_export(&segment.imports, begun)?;
+        self.gpu.queue_export(&segment.imports, queued)?;
         self.gpu.synchronize()?;
         for id in &segment.imports {
-            self.gpu.exported(*id, self.cpu.buffer_mut(*id));
+            self.gpu.read_export(*id, self.cpu.buffer_mut(*id));
         }
         if let Some(timing) = timing {
-            timing.copied(Side::Cpu);
+            timing.lap_copy(Side::Cpu);
         }
         Ok(())
     }
 
-    /// What the segment reads of the CPU's.
-    fn bring_to_gpu(
+    /// Queues the copies of the CPU buffers that the segment reads.
+    fn copy_to_gpu(
         &mut self,
         segment: &Segment,
-        begun: &Begun,
+        queued: &QueuedStep,
         timing: &mut Option<Timing>,
     ) -> Result<(), GpuError> {
         for id in &segment.imports {
-            self.gpu.import(*id, self.cpu.buffer(*id), begun)?;
+            self.gpu.import(*id, self.cpu.buffer(*id), queued)?;
         }
         if let Some(timing) = timing
             && !segment.imports.is_empty()
         {
             self.gpu.synchronize()?;
-            timing.copied(Side::Gpu);
+            timing.lap_copy(Side::Gpu);
         }
         Ok(())
     }
 
-    fn on_cpu(
+    fn run_on_cpu(
         &mut self,
         segment: &Segment,
         batch: &Batch,
         step: &CpuStep,
         (observer, timing): (&mut Option<Box<dyn OpObserver>>, &mut Option<Timing>),
     ) {
-        let mut onlookers = Onlookers {
+        let mut observers = Observers {
             observer: observer.as_mut().map(|observer| observer.as_mut() as _),
             watch: timing.as_mut().map(|timing| &mut timing.watch),
             shift: segment.ops.start - segment.own_ops.start,
         };
         let ops = segment.own_ops.clone();
-        self.cpu.run_ops(ops, batch, step, &mut onlookers);
+        self.cpu.run_ops(ops, batch, step, &mut observers);
     }
 
-    /// Queues the segment, which is the GPU's of this number. If times are taken, it is waited for.
-    fn on_gpu(
+    /// Queues a segment; `number` counts the GPU's segments. Waits for it if the step is timed.
+    fn queue_on_gpu(
         &mut self,
         (number, segment): (usize, &Segment),
         batch: &Batch,
-        begun: &Begun,
+        queued: &QueuedStep,
         (observer, timing): (&mut Option<Box<dyn OpObserver>>, &mut Option<Timing>),
     ) -> Result<(), GpuError> {
         let shift = segment.ops.start - segment.own_ops.start;
-        let look = match (observer, &timing) {
-            (Some(observer), _) => Look::Values(observer.as_mut(), shift),
-            (None, Some(_)) => Look::Times,
-            (None, None) => Look::Away,
+        let observation = match (observer, &timing) {
+            (Some(observer), _) => Observation::Values(observer.as_mut(), shift),
+            (None, Some(_)) => Observation::Times,
+            (None, None) => Observation::Unobserved,
         };
-        let timed = self.gpu.queue_segment(number, begun, batch, look)?;
+        let timed = self.gpu.queue_segment(number, queued, batch, observation)?;
         if let (Some(timed), Some(timing)) = (timed, timing) {
             self.gpu.synchronize()?;
-            timing.gather();
+            timing.flush();
             self.gpu.add_times(timed, shift, &mut timing.times)?;
             timing.skip();
         }
@@ -293,7 +296,7 @@ impl Backend for HybridBackend {
         self.gpu.tune(budget)
     }
 
-    fn idle(&mut self, budget: Duration) -> Rest {
+    fn idle(&mut self, budget: Duration) -> IdleWork {
         self.gpu.idle(budget)
     }
 

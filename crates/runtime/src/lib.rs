@@ -27,7 +27,7 @@ pub mod tuning;
 mod tuning_files;
 
 pub use backend::{
-    Backend, BackendInfo, BackendPart, DeviceMemory, OpData, OpObserver, Reply, Rest, Wait,
+    Backend, BackendInfo, BackendPart, DeviceMemory, IdleWork, OpData, OpObserver, Reply, Wait,
 };
 pub use config::{ContextPolicy, Device, EngineConfig, PrefixSharing};
 pub use error::{ConfigError, DeviceError, RuntimeError};

@@ -1,23 +1,23 @@
-//! Which parts of a model run on the GPU.
+//! Settings for which parts of a model run on the GPU.
 
-/// What of a model is computed on the GPU; the CPU has the rest.
+/// Which parts of a model run on the GPU. The CPU runs the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Offload {
     pub layers: GpuLayers,
     pub experts: Experts,
 }
 
-/// How many of a model's layers are the GPU's: the last ones, and the output with them.
+/// How many layers run on the GPU. They are the last layers of the model and include the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GpuLayers {
     #[default]
     All,
-    /// As many as its memory has room for.
+    /// As many as fit in its memory.
     Auto,
     Count(usize),
 }
 
-/// Where the experts of a mixture are, of layers that are the GPU's.
+/// Where the experts of an MoE model's GPU layers run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Experts {
     #[default]
@@ -26,7 +26,7 @@ pub enum Experts {
 }
 
 impl Offload {
-    /// The CPU computes everything.
+    /// Everything runs on the CPU.
     pub const NOTHING: Offload = Offload {
         layers: GpuLayers::Count(0),
         experts: Experts::WithTheirLayer,
@@ -36,13 +36,13 @@ impl Offload {
 impl std::str::FromStr for GpuLayers {
     type Err = String;
 
-    /// `auto`, `all` or a number.
+    /// Parses `auto`, `all` or a number.
     fn from_str(text: &str) -> Result<GpuLayers, String> {
         match text {
             "auto" => Ok(GpuLayers::Auto),
             "all" => Ok(GpuLayers::All),
             count => count.parse().map(GpuLayers::Count).map_err(|_| {
-                format!("{text:?} is no number of layers; give 0 or more, auto or all")
+                format!("{text:?} is not a number of layers; use 0 or more, `auto` or `all`")
             }),
         }
     }

@@ -114,7 +114,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
-                backend.tune_when_idle(store);
+                backend.enable_idle_tuning(store);
             }
             Ok((Box::new(backend), (placed, config.steps_in_flight)))
         }
@@ -127,7 +127,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
-                backend.tune_when_idle(store);
+                backend.enable_idle_tuning(store);
             }
             // The host has a step's results as soon as it ends, so a second step in flight gains nothing.
             Ok((Box::new(backend), (placed, 1)))

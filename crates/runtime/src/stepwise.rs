@@ -1,4 +1,4 @@
-//! Running a plan one pass at a time, for checks: every value can be read and replaced between passes.
+//! Runs a plan one pass at a time for checks. All values can be read and replaced between passes.
 
 use std::borrow::Cow;
 
@@ -8,9 +8,9 @@ use rocmforge_plan::{Batch, BufferId, KvShift, Side};
 use crate::cpu::{ActsBuffer, LayerCache};
 use crate::error::RuntimeError;
 
-/// A backend that runs one operation at a time and whose memory can be read.
+/// A backend that runs one pass at a time and whose memory can be read.
 pub trait Stepwise {
-    /// What runs together with operation `index` of the plan.
+    /// Returns the pass that begins with operation `index` of the plan.
     fn pass(&self, _index: usize) -> Pass {
         Pass {
             side: Side::Cpu,
@@ -22,24 +22,24 @@ pub trait Stepwise {
     /// Runs the pass that begins with operation `index` of the plan for `batch`.
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError>;
 
-    /// Moves tokens in the cache.
+    /// Moves tokens in the KV cache and rotates their keys.
     fn run_shift(&mut self, shift: &KvShift) -> Result<(), RuntimeError>;
 
-    /// All that operations of `batch` read and write; a device copies it to the host.
+    /// Returns all values that operations of `batch` read and write, copied to the host if needed.
     fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError>;
 }
 
-/// Operations that a backend runs at once.
+/// Consecutive operations that a backend runs as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pass {
-    /// Where they run.
+    /// The device that runs them.
     pub side: Side,
     pub n_ops: usize,
-    /// Buffers that the plan's operations write, and this pass need not: nothing reads them afterwards.
+    /// Buffers that the separate operations write but this pass may leave undefined. Nothing reads them afterwards.
     pub undefined: Vec<BufferId>,
 }
 
-/// What a plan's operations work on.
+/// The values that a plan's operations read and write, except weights.
 pub struct Memory<'a> {
     /// By [`BufferId`], each `[rows, width]`.
     pub(crate) buffers: Cow<'a, [Vec<f32>]>,

@@ -1,49 +1,51 @@
-//! Tuning as callers see it: which launches of a model were measured, what came of it, and who remembers.
+//! Autotuning results and their storage.
 //!
-//! A GPU's kernels can be launched in several ways that give the same bits (`rocmforge_gpu::Tuning`). A backend measures
-//! them on the model that it has, on demand or while it has nothing else to do; a store keeps what was found for the next
-//! start.
+//! Many GPU kernels have several launch variants that give the same bits (`rocmforge_gpu::Tuning`). A backend measures
+//! them on its model, on demand or while idle. A store keeps the results for the next start.
 
 pub use crate::tuning_files::{Known, TuningFiles};
 use std::fmt::Debug;
 
 pub use rocmforge_gpu::{BlockOrder, Choice, Decided, NoTuning, Shape, Tuning};
 
-/// Remembers what was found, by what it was found with: device, driver and kernels.
+/// Stores tuning results by device, driver and kernels.
 pub trait TuningStore: Debug + Send + Sync {
-    /// What is known for `key`, one line of text.
+    /// Returns the results stored for `key`, one line of text.
     fn load(&self, key: &str) -> Tuning;
 
-    /// Adds to it, at once or not: requests wait meanwhile. Nothing is lost but time if it cannot be remembered.
+    /// Adds results to those of `key`. Must not block, because requests wait for it. Results that cannot be stored may
+    /// be dropped.
     fn keep(&self, key: &str, found: &[(Shape, Choice)]) -> Kept;
 }
 
-/// What came of the wish to remember.
+/// The outcome of [`TuningStore::keep`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// It is remembered, or never will be.
+    /// Stored, or dropped for good.
     Settled,
-    /// Another program is about to add something; later there is room for this.
+    /// Another program is writing; try again later.
     Busy,
 }
 
-/// How far the tuning of a model is, and what came of it since the last time.
+/// The state of a model's tuning, and the results since the last call.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TuneProgress {
-    /// What results are for.
+    /// The key of the results in a [`TuningStore`].
     pub key: String,
-    /// Launches of the model's steps that can be made in several ways.
+    /// Launch shapes of the model that have several variants.
     pub n_shapes: usize,
-    /// Those that the backend knew of when it started.
+    /// Shapes that were tuned before the backend started.
     pub n_known: usize,
-    /// Those that are still to be measured.
+    /// Shapes that are still to be measured.
     pub n_left: usize,
+    /// Shapes measured since the last call.
     pub decided: Vec<Decided>,
+    /// Shapes that could not be measured since the last call.
     pub untuned: Vec<Untuned>,
 }
 
 impl TuneProgress {
-    /// What was decided.
+    /// Returns the chosen variant of each measured shape.
     pub fn found(&self) -> Vec<(Shape, Choice)> {
         let choices = self.decided.iter().map(|one| (one.shape, one.choice()));
         choices.collect()

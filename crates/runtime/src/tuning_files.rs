@@ -1,8 +1,8 @@
-//! The folder that remembers how launches are made fastest: a file for each combination of GPU, driver and kernels, named
-//! by a number of it and holding its text. A file that is damaged, of another version or of other kernels is as none, and
-//! is replaced.
+//! A folder that stores autotuning results: a JSON file per combination of GPU, driver and kernels. Its name is a hash
+//! of the combination, its content includes the text. Files that are damaged or of another version are ignored and
+//! replaced.
 //!
-//! Several processes may write: each takes a lock, reads what the others left, adds its own and replaces the file at once.
+//! Several processes may write: each takes a lock, reads the file, adds its results and replaces the file atomically.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -15,14 +15,16 @@ use crate::tuning::{Choice, Kept, Shape, Tuning, TuningStore};
 use rocmforge_gguf::{Existing, NewFile};
 use serde::{Deserialize, Serialize};
 
-/// Of the file; another one is not read.
+/// File format version. Files of other versions are ignored.
 const VERSION: u32 = 1;
-/// Limits of what is read: a model has a few dozen shapes.
+/// Maximum size of a file. A model has a few dozen shapes.
 const MAX_BYTES: u64 = 1 << 20;
+/// Maximum entries of a file.
 const MAX_ENTRIES: usize = 4096;
+/// Interval between attempts to lock a file.
 const POLL: Duration = Duration::from_millis(2);
 
-/// A file as it is written: shapes and choices as their text.
+/// The content of a file; shapes and choices as text.
 #[derive(Serialize, Deserialize)]
 struct Content {
     version: u32,
@@ -30,11 +32,12 @@ struct Content {
     choices: BTreeMap<String, String>,
 }
 
-/// What there is for a key.
+/// The stored results of a key.
 #[derive(Debug, PartialEq)]
 pub enum Known {
+    /// There is no file.
     Nothing,
-    /// Why a file is as none.
+    /// There is a file, but it is ignored for this reason.
     Unusable(String),
     Entries(Vec<(Shape, Choice)>),
 }
@@ -48,7 +51,7 @@ impl Known {
     }
 }
 
-/// The files of a folder.
+/// Stores tuning results as files in a folder.
 #[derive(Debug)]
 pub struct TuningFiles {
     dir: PathBuf,
@@ -56,7 +59,7 @@ pub struct TuningFiles {
 }
 
 impl TuningFiles {
-    /// Uses the folder `tuning` below `cache`. Does not wait for other programs that write.
+    /// Uses the folder `tuning` below `cache`. Does not wait while other programs write.
     pub fn below(cache: &Path) -> TuningFiles {
         TuningFiles {
             dir: cache.join("tuning"),
@@ -64,24 +67,26 @@ impl TuningFiles {
         }
     }
 
+    /// Waits up to `patience` while other programs write.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> TuningFiles {
         TuningFiles { patience, ..self }
     }
 
-    /// The file of a key.
+    /// Returns the file of a key.
     pub fn path(&self, key: &str) -> PathBuf {
         let mut hash = DefaultHasher::new();
         key.hash(&mut hash);
         self.dir.join(format!("{:016x}.json", hash.finish()))
     }
 
+    /// Reads the stored results of `key`. Skips entries that this version does not know.
     pub fn known(&self, key: &str) -> Known {
         let path = self.path(key);
         // Opening a pipe would wait for its other end.
         match fs::metadata(&path) {
             Ok(facts) if facts.is_file() => {}
-            Ok(_) => return Known::Unusable("it is no file".to_string()),
+            Ok(_) => return Known::Unusable("it is not a regular file".to_string()),
             Err(_) => return Known::Nothing,
         }
         let mut text = String::new();
@@ -103,10 +108,10 @@ impl TuningFiles {
             return Known::Unusable(format!("its version is {}", content.version));
         }
         if content.key != key {
-            return Known::Unusable("it is of another GPU, driver or build".to_string());
+            return Known::Unusable("it belongs to another GPU, driver or build".to_string());
         }
         let entries = content.choices.iter().take(MAX_ENTRIES);
-        // What a program of another time wrote and this one does not know is left out.
+        // Another version of this program may have written unknown entries.
         let entries = entries.filter_map(|(shape, choice)| {
             let (shape, choice) = (shape.parse().ok()?, choice.parse().ok()?);
             Some((shape, choice))
@@ -114,10 +119,10 @@ impl TuningFiles {
         Known::Entries(entries.collect())
     }
 
-    /// Adds to the file of `key`, or with nothing to add begins it anew.
+    /// Adds results to the file of `key`. Creates the file if needed, even without results.
     ///
     /// # Errors
-    /// If the folder cannot be written to, or another program does not end writing.
+    /// If the folder is not writable, or another program is still writing when the patience ends.
     pub fn add(&self, key: &str, found: &[(Shape, Choice)]) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
         let path = self.path(key);
@@ -143,10 +148,10 @@ impl TuningFiles {
         file.commit()
     }
 
-    /// Forgets what is known for `key`.
+    /// Deletes the stored results of `key`.
     ///
     /// # Errors
-    /// As [`TuningFiles::add`].
+    /// Same as [`TuningFiles::add`].
     pub fn clear(&self, key: &str) -> io::Result<()> {
         let path = self.path(key);
         if !self.dir.is_dir() {
@@ -159,17 +164,17 @@ impl TuningFiles {
         }
     }
 
-    /// A lock that ends with the file, and so with the program that has it.
+    /// Takes the lock of a file. It is released when the returned file is closed, at the latest when the program ends.
     fn lock(&self, path: &Path) -> io::Result<File> {
         if fs::metadata(path).is_ok_and(|facts| !facts.is_file()) {
-            return Err(io::Error::other("what stands for its lock is no file"));
+            return Err(io::Error::other("its lock is not a regular file"));
         }
         let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < self.patience => {
+                Err(TryLockError::WouldBlock) if started.elapsed() < self.patience => {
                     std::thread::sleep(POLL);
                 }
                 Err(error) => return Err(error.into()),
@@ -186,7 +191,7 @@ impl TuningStore for TuningFiles {
     fn keep(&self, key: &str, found: &[(Shape, Choice)]) -> Kept {
         match self.add(key, found) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Kept::Busy,
-            // A folder that cannot be written to costs the next start what it might have gained.
+            // If the folder is not writable, the next start only misses the speed-up.
             _ => Kept::Settled,
         }
     }
@@ -212,9 +217,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_remembered_and_added_to() {
+    fn stores_results_and_adds_to_them() {
         let cache = tempfile::tempdir().unwrap();
-        // Folders that are not there yet.
+        // The folders do not exist yet.
         let dir = cache.path().join("a/b");
         let (one, two) = (entry(1, "rows 1 split 1"), entry(2, "rows 2 split 1"));
         assert_eq!(files(&dir).known(KEY), Known::Nothing);
@@ -222,11 +227,11 @@ mod tests {
         files(&dir).keep(KEY, &[one]);
         files(&dir).keep(KEY, &[two]);
         assert_eq!(files(&dir).load(KEY), table(&[one, two]));
-        // The later finding counts.
+        // Later results replace earlier ones.
         let again = entry(1, "rows 2 split 1");
         files(&dir).keep(KEY, &[again]);
         assert_eq!(files(&dir).load(KEY), table(&[again, two]));
-        // Another driver has its own.
+        // Another driver has its own file.
         let other = KEY.replace("580", "590");
         assert_eq!(files(&dir).known(&other), Known::Nothing);
         files(&dir).keep(&other, &[one]);
@@ -237,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_as_none_and_is_replaced() {
+    fn ignores_and_replaces_unusable_files() {
         let cache = tempfile::tempdir().unwrap();
         let files = files(cache.path());
         let one = entry(1, "rows 2 split 1");
@@ -265,19 +270,19 @@ mod tests {
         }
         fs::write(files.path(KEY), [0xff, 0xfe]).unwrap();
         assert!(matches!(files.known(KEY), Known::Unusable(_)));
-        // What is not known of an otherwise good file is left out.
+        // Unknown entries of a valid file are skipped.
         let strange = whole.replace("rows 2 split 1", "rows 9 split 1");
         fs::write(files.path(KEY), strange).unwrap();
         assert_eq!(files.known(KEY), Known::Entries(vec![]));
     }
 
     #[test]
-    fn what_is_in_the_way_is_no_error() {
+    fn keep_ignores_folders_that_are_not_writable() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "in the way").unwrap();
         let one = entry(1, "rows 2 split 1");
-        // No permissions keep root from writing; a file where the folder should be, and /proc, do.
+        // Root ignores permissions, so use paths below a file and below /proc.
         for cache in [
             file.as_path(),
             Path::new("/proc/rocmforge"),
@@ -302,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_does_not_grow_without_end() {
+    fn files_have_a_maximum_size() {
         let cache = tempfile::tempdir().unwrap();
         let files = files(cache.path());
         let many: Vec<_> = (1..5000).map(|n| entry(n, "rows 1 split 1")).collect();
@@ -312,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_patience_is_told_that_another_writes() {
+    fn keep_returns_busy_while_another_program_writes() {
         let cache = tempfile::tempdir().unwrap();
         let (patient, files) = (files(cache.path()), TuningFiles::below(cache.path()));
         let [one, two] = [1, 2].map(|n| entry(n, "rows 1 split 1"));
@@ -325,13 +330,13 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_lose_nothing() {
+    fn concurrent_writers_lose_no_results() {
         let cache = tempfile::tempdir().unwrap();
         std::thread::scope(|scope| {
             for writer in 0..6 {
                 let cache = cache.path();
                 scope.spawn(move || {
-                    // As many processes have it.
+                    // Each thread has its own instance, as separate processes would.
                     let files = files(cache);
                     for i in 0..5 {
                         let own = entry(1 + writer * 5 + i, "rows 2 split 1");
@@ -348,7 +353,7 @@ mod tests {
         assert_eq!(
             names.count(),
             2,
-            "the file and its lock, and nothing half done"
+            "the file and its lock; no partial files are left"
         );
     }
 }

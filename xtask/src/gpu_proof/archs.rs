@@ -91,11 +91,7 @@ pub(super) fn run(proof: &mut Proof) -> Result<()> {
     });
     let failed = failed.into_inner().expect("nothing panics with the lock");
     println!("{} comparisons", models.len());
-    ensure!(
-        failed.is_empty(),
-        "outside the bound: {}",
-        failed.join(", ")
-    );
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 

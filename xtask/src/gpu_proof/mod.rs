@@ -32,7 +32,7 @@ pub enum Command {
     /// Build and pack what the parts need; needs clang, and the repository
     Pack(PackArgs),
     /// Run parts from a packed folder
-    Run(RunArgs),
+    Run(Box<RunArgs>),
 }
 
 /// The arguments of `gpu-proof pack`.
@@ -127,7 +127,7 @@ impl Command {
                 Ok(())
             }
             Command::Pack(args) => pack::pack(&args),
-            Command::Run(args) => run(args),
+            Command::Run(args) => run(*args),
         }
     }
 }

@@ -19,7 +19,7 @@ pub(super) const ENGINE: &str = "rocmforge-engine";
 pub(super) const MERGED: &str = "it";
 
 /// Modules of the GPU crate that test the drivers' bindings and the CPU emulator, not a device.
-const NOT_ON_DEVICE: [&str; 4] = ["driver", "faults", "host_driver", "images"];
+const NOT_ON_DEVICE: [&str; 5] = ["driver", "faults", "host_driver", "images", "kernel_cache"];
 
 /// The tests of one file of `tests/`.
 pub(super) struct Module {

@@ -37,6 +37,7 @@ impl Proof {
         let work = args.work.clone().unwrap_or_else(|| {
             std::env::temp_dir().join(format!("gpu-proof-{}", std::process::id()))
         });
+        let work = std::path::absolute(work)?;
         let proof = Proof {
             pack: work.join("pack"),
             results: work.join("results"),

@@ -6,7 +6,8 @@
 
 use rocmforge_cpu as cpu;
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::{ActForm, ActsBuffer, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
+use rocmforge_gpu::{ActsBuffer, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
+use rocmforge_plan::act_format;
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
 use crate::error::BenchError;
@@ -175,7 +176,7 @@ pub(super) fn gpu_acts(
     n_in: usize,
 ) -> Result<ActsBuffer, BenchError> {
     let x = gpu.upload(&Random(2).floats(n_tokens * n_in))?;
-    let acts = ActsBuffer::new(gpu, ActForm::of(ty), n_tokens, n_in)?;
+    let acts = ActsBuffer::new(gpu, act_format(ty), n_tokens, n_in)?;
     ops::quantize(gpu, x.as_slice(), &acts.rows(n_tokens))?;
     gpu.synchronize()?;
     Ok(acts)

@@ -20,5 +20,5 @@ template <u32 N> DEV void of_expert(const ExpertMatvecParams& p) {
 }
 
 // The number in the name is the maximum number of rows of a tile.
-KERNEL(expert_matvec_1, ExpertMatvecParams, THREADS) { of_expert<1>(p); }
-KERNEL(expert_matvec_4, ExpertMatvecParams, THREADS) { of_expert<4>(p); }
+GEMV_KERNEL(expert_matvec_1, ExpertMatvecParams, BLOCKS_ONE_ROW) { of_expert<1>(p); }
+GEMV_KERNEL(expert_matvec_4, ExpertMatvecParams, BLOCKS_ROWS) { of_expert<4>(p); }

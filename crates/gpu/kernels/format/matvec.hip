@@ -7,9 +7,9 @@ template <u32 ROWS, u32 N, bool IN_TURNS = false> DEV void all_rows(const Matvec
 }
 
 // The numbers in the names are the rows of w per wave and the maximum number of rows of activations.
-KERNEL(matvec_1_1, MatvecParams, THREADS) { all_rows<1, 1>(p); }
-KERNEL(matvec_1_1_turns, MatvecParams, THREADS) { all_rows<1, 1, true>(p); }
-KERNEL(matvec_2_1, MatvecParams, THREADS) { all_rows<2, 1>(p); }
-KERNEL(matvec_2_2, MatvecParams, THREADS) { all_rows<2, 2>(p); }
-KERNEL(matvec_2_4, MatvecParams, THREADS) { all_rows<2, 4>(p); }
-KERNEL(matvec_2_8, MatvecParams, THREADS) { all_rows<2, 8>(p); }
+GEMV_KERNEL(matvec_1_1, MatvecParams, BLOCKS_ONE_ROW) { all_rows<1, 1>(p); }
+GEMV_KERNEL(matvec_1_1_turns, MatvecParams, BLOCKS_ONE_ROW) { all_rows<1, 1, true>(p); }
+GEMV_KERNEL(matvec_2_1, MatvecParams, BLOCKS_ONE_ROW) { all_rows<2, 1>(p); }
+GEMV_KERNEL(matvec_2_2, MatvecParams, BLOCKS_ROWS) { all_rows<2, 2>(p); }
+GEMV_KERNEL(matvec_2_4, MatvecParams, BLOCKS_ROWS) { all_rows<2, 4>(p); }
+GEMV_KERNEL(matvec_2_8, MatvecParams, BLOCKS_ROWS) { all_rows<2, 8>(p); }

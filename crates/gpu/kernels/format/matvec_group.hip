@@ -34,5 +34,5 @@ template <u32 ROWS, u32 N> DEV void group(const GroupParams<GroupProduct>& g) {
 }
 
 // The number in the name is the maximum number of rows of activations.
-KERNEL(matvec_group_1, GroupParams<GroupProduct>, THREADS) { group<1, 1>(p); }
+GEMV_KERNEL(matvec_group_1, GroupParams<GroupProduct>, BLOCKS_ONE_ROW) { group<1, 1>(p); }
 KERNEL(matvec_group_8, GroupParams<GroupProduct>, THREADS) { group<2, 8>(p); }

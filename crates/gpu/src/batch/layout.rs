@@ -1,5 +1,6 @@
 //! Places the inputs, conversions and outputs of a batch in memory, and validates the batch.
 
+use rocmforge_plan::act_format;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::{MAX_BATCH_OPERATIONS, MAX_BATCH_ROWS, MatmulInput, QuantizedMatmulOp
 use crate::error::BatchError;
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
-use crate::operands::{ActForm, Acts, Matrix};
+use crate::operands::{ActFormat, Acts, Matrix};
 use crate::ops::Group;
 
 /// Maximum number of values of all inputs. Keeps the grids of launches over them within the limits of drivers.
@@ -31,7 +32,7 @@ pub(super) struct Input<'a> {
 /// An input converted to an 8-bit form.
 struct Converted {
     input: usize,
-    form: ActForm,
+    form: ActFormat,
     /// Offsets of codes, scales and sums in the work memory, in bytes.
     at: [usize; 3],
 }
@@ -114,10 +115,10 @@ impl<'a> Layout<'a> {
         };
         let n_inputs = self.inputs.iter().map(|input| input.len).sum();
         check_limit("input", n_inputs, MAX_INPUTS)?;
-        let form = ActForm::of(matrix.ty);
+        let form = act_format(matrix.ty);
         let same = |c: &Converted| c.input == input && c.form == form;
         let converted = match form {
-            ActForm::F32 => None,
+            ActFormat::F32 => None,
             _ => Some(self.converted.iter().position(same).unwrap_or_else(|| {
                 let n_bytes = [len, len / form.block_len() * 4, len / 16 * 2];
                 let at = n_bytes.map(|n_bytes| take(&mut self.sizes.work, n_bytes));
@@ -154,7 +155,7 @@ impl<'a> Layout<'a> {
                 let values = self.inputs[op.input].values(upload);
                 let none = values.part(0..0);
                 Acts {
-                    form: ActForm::F32,
+                    form: ActFormat::F32,
                     n_rows: shape[0],
                     width: shape[1],
                     values,

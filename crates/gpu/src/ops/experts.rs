@@ -10,8 +10,9 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::memory::Slice;
-use crate::operands::{ActForm, Activation, Acts, ExpertMatrices, OutMode};
+use crate::operands::{Activation, Acts, ExpertMatrices, OutMode};
 use crate::variant::Variant;
+use rocmforge_plan::act_format;
 
 /// Above this many rows per expert, large tiles are mostly full.
 const LARGE_TILE_ROWS: usize = 64;
@@ -118,7 +119,7 @@ fn check(x: &Acts<'_>, routing: &Routing<'_>, matrices: &ExpertMatrices<'_>, out
     assert_eq!(n_experts, routing.n_experts, "one matrix per expert");
     assert_eq!(
         (x.form, x.width),
-        (ActForm::of(ty), n_in),
+        (act_format(ty), n_in),
         "form and width of activations for {} weights",
         ty.name()
     );

@@ -4,7 +4,6 @@ use rocmforge_gguf::GgmlType;
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::operands::ActForm;
 
 /// The module name of a kernel file in `kernels/format` for a type, or [`GpuError::Format`].
 macro_rules! format_module {
@@ -24,17 +23,6 @@ pub(crate) use format_module;
 /// Fails with [`GpuError::Format`] if weights of this type have no kernels.
 pub(crate) fn check_format(ty: GgmlType) -> Result<(), GpuError> {
     format_module!("rows", ty).map(|_: &str| ())
-}
-
-impl ActForm {
-    /// Returns the form of activations that weights of this type are multiplied with.
-    pub fn of(weights: GgmlType) -> ActForm {
-        match weights.block_len() {
-            1 => ActForm::F32,
-            256 => ActForm::Q8x256,
-            _ => ActForm::Q8x32,
-        }
-    }
 }
 
 /// Values of a row that one thread handles at a time: `CHUNK` in `kernels/quant.h`.

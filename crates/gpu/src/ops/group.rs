@@ -10,7 +10,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::memory::Slice;
-use crate::operands::{ActForm, Acts};
+use crate::operands::{ActFormat, Acts};
 
 /// Alignment of tables in bytes.
 const TABLE_ALIGN: usize = 16;
@@ -119,9 +119,9 @@ impl Group {
                 n: n_values(n).expect("fewer than 2^32 values"),
                 aligned: aligned(gpu, n, &[x.ptr()]),
                 form: match out.form {
-                    ActForm::Q8x32 => 0,
-                    ActForm::Q8x256 => 1,
-                    ActForm::F32 => unreachable!("f32 is not converted"),
+                    ActFormat::Q8x32 => 0,
+                    ActFormat::Q8x256 => 1,
+                    ActFormat::F32 => unreachable!("f32 is not converted"),
                 },
                 first_block: n_blocks,
             };

@@ -7,9 +7,10 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::limit::MAX_GRID;
-use crate::operands::{ActForm, Acts, Matrix, OutMode};
+use crate::operands::{Acts, Matrix, OutMode};
 use crate::tuning::{BlockOrder, Choice, Shape};
 use crate::variant::Variant;
+use rocmforge_plan::act_format;
 
 /// With fewer blocks than this, large tiles leave most of a device idle.
 const FEW_BLOCKS: usize = 128;
@@ -128,7 +129,7 @@ pub fn matmul_tiled(
     } = product;
     assert_eq!(
         x.form,
-        ActForm::of(matrix.ty),
+        act_format(matrix.ty),
         "form of activations for these weights"
     );
     assert_eq!(x.width, matrix.n_in, "width of activations");

@@ -1,6 +1,7 @@
 //! GEMV: products with few rows of activations (`kernels/format/matvec.hip`).
 
 use rocmforge_gguf::GgmlType;
+use rocmforge_plan::act_format;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::formats::{format_module, n_chunks, warp_size};
@@ -9,7 +10,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::memory::Slice;
-use crate::operands::{ActForm, Activation, Acts, Matrix, OutMode};
+use crate::operands::{ActFormat, Activation, Acts, Matrix, OutMode};
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
@@ -126,7 +127,7 @@ impl Job {
         } = product;
         assert_eq!(
             (x.form, x.width),
-            (ActForm::of(matrix.ty), matrix.n_in),
+            (act_format(matrix.ty), matrix.n_in),
             "form and width of activations for {} weights",
             matrix.ty.name()
         );
@@ -381,8 +382,8 @@ fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
 /// Returns the address of the values or codes.
 pub(super) fn operand(x: &Acts<'_>) -> u64 {
     match x.form {
-        ActForm::F32 => x.values.ptr(),
-        ActForm::Q8x32 | ActForm::Q8x256 => x.codes.ptr(),
+        ActFormat::F32 => x.values.ptr(),
+        ActFormat::Q8x32 | ActFormat::Q8x256 => x.codes.ptr(),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::limit::Limit;
 use crate::memory::Slice;
-use crate::operands::{ActForm, Acts};
+use crate::operands::{ActFormat, Acts};
 use crate::variant::Variant;
 
 /// Threads of a block that handles one row.
@@ -85,9 +85,9 @@ pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuE
     let n = checked_len(out);
     assert_eq!(x.len(), n, "out has the shape of x");
     let kernel = match out.form {
-        ActForm::F32 => "quantize_f32",
-        ActForm::Q8x32 => "quantize_q8x32",
-        ActForm::Q8x256 => "quantize_q8x256",
+        ActFormat::F32 => "quantize_f32",
+        ActFormat::Q8x32 => "quantize_q8x32",
+        ActFormat::Q8x256 => "quantize_q8x256",
     };
     let params = QuantizeParams {
         x: x.ptr(),
@@ -210,12 +210,12 @@ impl Norm {
         checked_len(out);
         let is_team = self.width <= MAX_TEAM_WIDTH && !gpu.takes(Variant::NormsBlock);
         let kernel = match (kind, out.form, is_team) {
-            (Kind::Rms, ActForm::F32, false) => "rms_norm_block_f32",
-            (Kind::Rms, ActForm::Q8x32, false) => "rms_norm_block_q8x32",
-            (Kind::Rms, ActForm::Q8x256, false) => "rms_norm_block_q8x256",
-            (Kind::Rms, ActForm::F32, true) => "rms_norm_team_f32",
-            (Kind::Rms, ActForm::Q8x32, true) => "rms_norm_team_q8x32",
-            (Kind::Rms, ActForm::Q8x256, true) => "rms_norm_team_q8x256",
+            (Kind::Rms, ActFormat::F32, false) => "rms_norm_block_f32",
+            (Kind::Rms, ActFormat::Q8x32, false) => "rms_norm_block_q8x32",
+            (Kind::Rms, ActFormat::Q8x256, false) => "rms_norm_block_q8x256",
+            (Kind::Rms, ActFormat::F32, true) => "rms_norm_team_f32",
+            (Kind::Rms, ActFormat::Q8x32, true) => "rms_norm_team_q8x32",
+            (Kind::Rms, ActFormat::Q8x256, true) => "rms_norm_team_q8x256",
             (Kind::Layer, _, false) => "layer_norm_block_f32",
             (Kind::Layer, _, true) => "layer_norm_team_f32",
         };
@@ -242,7 +242,7 @@ impl Norm {
 
 fn f32_acts(out: Slice<'_, f32>, width: usize) -> Acts<'_> {
     Acts {
-        form: ActForm::F32,
+        form: ActFormat::F32,
         n_rows: out.len() / width,
         width,
         values: out,
@@ -261,8 +261,8 @@ pub(super) fn checked_len(out: &Acts<'_>) -> usize {
         "a row is not whole blocks"
     );
     match out.form {
-        ActForm::F32 => assert_eq!(out.values.len(), n, "length of the values"),
-        ActForm::Q8x32 | ActForm::Q8x256 => assert_eq!(
+        ActFormat::F32 => assert_eq!(out.values.len(), n, "length of the values"),
+        ActFormat::Q8x32 | ActFormat::Q8x256 => assert_eq!(
             [out.codes.len(), out.scales.len(), out.sums.len()],
             [n, n / block_len, n / 16],
             "lengths of codes, scales and sums"

@@ -1,7 +1,7 @@
 //! Routing of mixture-of-experts (MoE) layers: chooses the experts of each token, sorts rows by expert, and combines
 //! the results (`kernels/experts.hip`). All of it stays on the device; the host knows only the number of choices.
 
-pub use rocmforge_plan::ExpertWeights;
+pub use rocmforge_plan::{ExpertWeights, Router};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::launch::Params;
 use crate::limit::Limit;
 use crate::memory::{Buffer, Slice};
-use crate::operands::{ActForm, Acts, OutMode};
+use crate::operands::{ActFormat, Acts, OutMode};
 use crate::variant::Variant;
 
 /// Threads per block of `route`, of `sort`, and of the kernels that move rows.
@@ -39,14 +39,6 @@ pub struct ExpertTile {
     pub first_row: u32,
     pub n_rows: u32,
     pub _pad: u32,
-}
-
-/// How experts are chosen and weighted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Router {
-    pub weights: ExpertWeights,
-    /// Factor on the weights.
-    pub scale: f32,
 }
 
 /// Memory for the routing of steps of up to `max_tokens` tokens.
@@ -283,9 +275,9 @@ pub fn quantize_experts(
     assert_eq!(x.len(), routing.n_tokens * width, "[n_tokens, width]");
     assert_eq!(out.n_rows, routing.max_rows(), "one row per choice");
     let kernel = match out.form {
-        ActForm::F32 => "quantize_rows_f32",
-        ActForm::Q8x32 => "quantize_rows_q8x32",
-        ActForm::Q8x256 => "quantize_rows_q8x256",
+        ActFormat::F32 => "quantize_rows_f32",
+        ActFormat::Q8x32 => "quantize_rows_q8x32",
+        ActFormat::Q8x256 => "quantize_rows_q8x256",
     };
     let params = QuantizeRowsParams {
         x: x.ptr(),

@@ -5,9 +5,10 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kv::{KvLayer, KvShape};
 use crate::memory::Buffer;
-use crate::operands::{ActForm, ActsBuffer, Matrix, OutMode};
+use crate::operands::{ActFormat, ActsBuffer, Matrix, OutMode};
 use crate::ops::{self, Product, Queries};
 use crate::step::{SeqRows, Step};
+use rocmforge_plan::act_format;
 
 /// Total bytes of the KV caches used to measure attention: more than the caches of GPUs hold, if a few copies suffice.
 const CACHE_BYTES: usize = 96 << 20;
@@ -63,12 +64,12 @@ impl Operands {
 
     fn products(gpu: &Gpu, set: &[Matrix<'_>], n_rows: usize) -> Result<Operands, GpuError> {
         let (ty, n_in) = (set[0].ty, set[0].n_in);
-        let form = ActForm::of(ty);
+        let form = act_format(ty);
         let acts = ActsBuffer::new(gpu, form, n_rows, n_in)?;
         let x = values(n_rows * n_in);
         match form {
-            ActForm::F32 => gpu.write(acts.rows(n_rows).values, &x)?,
-            ActForm::Q8x32 | ActForm::Q8x256 => {
+            ActFormat::F32 => gpu.write(acts.rows(n_rows).values, &x)?,
+            ActFormat::Q8x32 | ActFormat::Q8x256 => {
                 let x = gpu.upload(&x)?;
                 ops::quantize(gpu, x.as_slice(), &acts.rows(n_rows))?;
             }

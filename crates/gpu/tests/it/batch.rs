@@ -8,6 +8,7 @@ mod async_launch;
 #[expect(dead_code, reason = "the example's main is for its own program")]
 mod batch_matmul;
 use crate::common;
+use rocmforge_plan::act_format;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +20,8 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::mxfp6;
 use rocmforge_gpu::ops::{self, Mxfp6, Product};
 use rocmforge_gpu::{
-    ActForm, AsyncKernelLauncher, BatchError, BatchMatmulResult, BatchQuantizedMatmul, DeviceId,
-    Gpu, GpuError, MatmulInput, OperationTime, OutMode, QuantizedMatmulOp, WeightHandle,
-    set_host_seed,
+    AsyncKernelLauncher, BatchError, BatchMatmulResult, BatchQuantizedMatmul, DeviceId, Gpu,
+    GpuError, MatmulInput, OperationTime, OutMode, QuantizedMatmulOp, WeightHandle, set_host_seed,
 };
 use zerocopy::IntoBytes as _;
 
@@ -50,7 +50,7 @@ impl Case {
 
     /// `[n_rows, n_out]` in f64, from converted activations.
     fn expected(&self, gpu: &Gpu) -> Vec<f64> {
-        let x = TestActs::new(gpu, ActForm::of(self.ty), self.n_in, &self.x).exact;
+        let x = TestActs::new(gpu, act_format(self.ty), self.n_in, &self.x).exact;
         let w = values(self.ty, &self.file);
         let dot = |x: &[f64], w: &[f32]| x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum();
         let rows = x.chunks_exact(self.n_in);
@@ -61,7 +61,7 @@ impl Case {
     /// Computes the product by separate launches.
     fn alone(&self, gpu: &Gpu) -> Vec<f32> {
         let packed = Packed::new(gpu, self.ty, self.n_out, self.n_in, &self.file);
-        let x = TestActs::new(gpu, ActForm::of(self.ty), self.n_in, &self.x);
+        let x = TestActs::new(gpu, act_format(self.ty), self.n_in, &self.x);
         let rows = (0..self.n_rows).step_by(ops::MAX_ROWS);
         let parts = rows.flat_map(|first| {
             let x = x.acts().part(first..self.n_rows.min(first + ops::MAX_ROWS));

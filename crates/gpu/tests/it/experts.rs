@@ -8,7 +8,8 @@ use crate::common::three_orders;
 use crate::common::weights::{FORMATS, Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated};
-use rocmforge_gpu::{ActForm, Activation, Buffer, ExpertMatrices, Gpu, Matrix};
+use rocmforge_gpu::{Activation, Buffer, ExpertMatrices, Gpu, Matrix};
+use rocmforge_plan::act_format;
 
 /// The matrices of all experts on the device.
 struct Experts {
@@ -125,7 +126,7 @@ fn products(ty: GgmlType) {
             let n_out = [40, 33, 7][(f + i) % 3];
             let experts = Experts::new(&gpu, ty, [step.n_experts, n_out, n_in], random);
             let max_rows = step.n_tokens() * step.n_used;
-            let x = TestActs::new(&gpu, ActForm::of(ty), n_in, &random.values(max_rows * n_in));
+            let x = TestActs::new(&gpu, act_format(ty), n_in, &random.values(max_rows * n_in));
             let rows = x.exact.chunks_exact(n_in).zip(&choices.of_row);
             let expected: Vec<Vec<(f64, f64)>> = rows
                 .map(|(x, (_, expert))| experts.product(x, *expert))
@@ -181,7 +182,7 @@ fn gate_and_up() {
                 let max_rows = step.n_tokens() * step.n_used;
                 let x: Vec<f32> = random.values(max_rows * n_in);
                 let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();
-                let x = TestActs::new(&gpu, ActForm::of(types[0]), n_in, &x);
+                let x = TestActs::new(&gpu, act_format(types[0]), n_in, &x);
                 let rows = x.exact.chunks_exact(n_in).zip(&choices.of_row);
                 let expected = rows.map(|(x, (_, expert))| {
                     let sides = gate.product(x, *expert).into_iter();

@@ -190,6 +190,16 @@ fn faults_are_reported_with_their_location() {
     }
 }
 
+/// Images are shared by emulated GPUs with different limits of shared memory.
+#[test]
+fn limits_shared_memory_as_the_emulated_gpu_does() {
+    for gpu in common::all_gpus() {
+        let result = run(&gpu, "dynamic_overrun", 0, 100 * 1024);
+        let fits = gpu.max_shared_bytes() >= 100 * 1024;
+        assert_eq!(result.is_ok(), fits, "{}: {result:?}", gpu.target());
+    }
+}
+
 #[test]
 fn shuffles_order_and_fills_shared_memory_with_nan() {
     for gpu in common::gpus() {

@@ -49,7 +49,7 @@ fn concurrent_builds_read_whole_files() {
 #[test]
 fn removes_files_that_no_build_uses() {
     let (folder, cache) = empty("cache-prune");
-    for (name, age) in [("used", 20), ("old", 31), ("read", 40), ("new", 0)] {
+    for (name, age) in [("used", 20u32), ("old", 31), ("read", 40), ("new", 0)] {
         cache.put(name, &[0; 100]).unwrap();
         set_age(&folder, name, age * DAY);
     }

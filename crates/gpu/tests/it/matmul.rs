@@ -5,7 +5,8 @@ use crate::common::formats::for_each_format;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, MatmulTiles, Product, matmul, matmul_tiled};
-use rocmforge_gpu::{ActForm, Acts, Buffer, Gpu, OutMode};
+use rocmforge_gpu::{ActFormat, Acts, Buffer, Gpu, OutMode};
+use rocmforge_plan::act_format;
 
 const TILES: [MatmulTiles; 2] = [MatmulTiles::Large, MatmulTiles::Small];
 
@@ -21,7 +22,7 @@ enum Codes {
 
 /// Activations on the host, quantized and as numbers.
 struct HostActs {
-    form: ActForm,
+    form: ActFormat,
     n_rows: usize,
     width: usize,
     codes: Vec<i8>,
@@ -31,7 +32,7 @@ struct HostActs {
 }
 
 impl HostActs {
-    fn new(form: ActForm, [n_rows, width]: [usize; 2], kind: Codes, random: &mut Random) -> Self {
+    fn new(form: ActFormat, [n_rows, width]: [usize; 2], kind: Codes, random: &mut Random) -> Self {
         let n = n_rows * width;
         let code = |i: usize, random: &mut Random| {
             let (row, at) = (i / width, i % width);
@@ -44,7 +45,7 @@ impl HostActs {
         let codes: Vec<i8> = (0..n).map(|i| code(i, random) as i8).collect();
         // Rows of floats differ in magnitude.
         let size = |i: usize| match form {
-            ActForm::F32 => f32::powi(2.0, (i / width % 5) as i32 * 20 - 40),
+            ActFormat::F32 => f32::powi(2.0, (i / width % 5) as i32 * 20 - 40),
             _ => 1.0,
         };
         let scales: Vec<f32> = (0..n / form.block_len())
@@ -80,7 +81,7 @@ impl HostActs {
 }
 
 struct DeviceActs {
-    form: ActForm,
+    form: ActFormat,
     shape: [usize; 2],
     values: Buffer,
     codes: Buffer,
@@ -133,10 +134,10 @@ impl Case {
         let mut random = Random((n_rows * n_out * n_in) as u64);
         let file = blocks(self.ty, n_out * n_in, self.fill, &mut random);
         let w = values(self.ty, &file);
-        let form = ActForm::of(self.ty);
+        let form = act_format(self.ty);
         let x = HostActs::new(form, [n_rows, n_in], self.codes, &mut random);
         let scale = |row: usize, i: usize| match form {
-            ActForm::F32 => f64::from(x.values[row * n_in + i]),
+            ActFormat::F32 => f64::from(x.values[row * n_in + i]),
             _ => {
                 let at = row * n_in + i;
                 f64::from(x.codes[at]) * f64::from(x.scales[at / form.block_len()])

@@ -7,7 +7,8 @@ use crate::common::three_orders;
 use crate::common::weights::{FORMATS, Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, Gated, Product};
-use rocmforge_gpu::{ActForm, Activation, Gpu, OutMode};
+use rocmforge_gpu::{Activation, Gpu, OutMode};
+use rocmforge_plan::act_format;
 
 /// An expected value, and the root of the sum of its squared terms.
 #[derive(Clone, Copy)]
@@ -129,7 +130,7 @@ fn products(ty: GgmlType) {
             let file = file(ty, w, n_out, n_in, random);
             let packed = Packed::new(&gpu, ty, n_out, n_in, &file);
             let x = activations(x, n_rows, n_in, random);
-            let x = TestActs::new(&gpu, ActForm::of(ty), n_in, &x);
+            let x = TestActs::new(&gpu, act_format(ty), n_in, &x);
             let bias = (i % 2 == 0).then(|| random.values(n_out));
             let before = random.values(n_rows * n_out);
             let mut expected = product(&x.exact, &values(ty, &file), bias.as_deref(), n_in);
@@ -193,7 +194,7 @@ fn results_do_not_depend_on_other_rows_or_products() {
                 let file = file(types[i], W::Blocks(Fill::Random), n_out, n_in, random);
                 Packed::new(&gpu, types[i], n_out, n_in, &file)
             });
-            let form = ActForm::of(types[0]);
+            let form = act_format(types[0]);
             let x = activations(X::Random, 8, n_in, random);
             for n_rows in [1, 2, 8] {
                 let rows = TestActs::new(&gpu, form, n_in, &x[..n_rows * n_in]);
@@ -253,7 +254,7 @@ fn check_gate_and_up(i: usize, types: [GgmlType; 2]) {
     for gpu in common::gpus() {
         let (n_in, n_rows, random) = (512, [1, 2, 4, 7][i % 4], &mut Random(3));
         let n_out = if i % 3 == 0 { 130 } else { 7 };
-        let form = ActForm::of(types[0]);
+        let form = act_format(types[0]);
         let x = activations(X::Random, n_rows, n_in, random);
         let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();
         let x = TestActs::new(&gpu, form, n_in, &x);

@@ -4,21 +4,21 @@ use crate::common;
 use crate::common::three_orders;
 use crate::common::values::{Random, assert_close};
 use half::f16;
-use rocmforge_gpu::{ActForm, ActsBuffer, Gpu, ops};
+use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, ops};
 
 const EPS: f32 = 1e-6;
 
 /// Codes, bits of the scales, sums of 16 codes.
 type Quantized = (Vec<i8>, Vec<u32>, Vec<i16>);
 
-/// Quantizes by the definitions of `ActForm`.
-fn quantized(x: &[f32], form: ActForm) -> Quantized {
+/// Quantizes by the definitions of `ActFormat`.
+fn quantized(x: &[f32], form: ActFormat) -> Quantized {
     let (mut codes, mut scales, mut sums) = (vec![], vec![], vec![]);
     for block in x.chunks(form.block_len()) {
         // Compares bits, so that NaN is the largest.
         let max = block.iter().map(|x| x.abs().to_bits()).max().unwrap();
         let max = f32::from_bits(max);
-        let (factor, scale) = if form == ActForm::Q8x32 {
+        let (factor, scale) = if form == ActFormat::Q8x32 {
             let d = max / 127.0;
             (1.0 / d, f16::from_f32(d).to_f32())
         } else {
@@ -99,7 +99,7 @@ fn quantization_matches_reference_bits() {
             (5, 1024, adversarial()),
         ] {
             assert_eq!(x.len(), n_rows * width);
-            for form in [ActForm::Q8x32, ActForm::Q8x256] {
+            for form in [ActFormat::Q8x32, ActFormat::Q8x256] {
                 if !width.is_multiple_of(form.block_len()) {
                     continue;
                 }
@@ -126,7 +126,7 @@ fn f32_form_is_a_copy() {
     let x = Random(3).normals(3 * 77);
     for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
         let dx = gpu.upload(&x).unwrap();
-        let acts = ActsBuffer::new(&gpu, ActForm::F32, 3, 77).unwrap();
+        let acts = ActsBuffer::new(&gpu, ActFormat::F32, 3, 77).unwrap();
         ops::quantize(&gpu, dx.as_slice(), &acts.rows(3)).unwrap();
         assert_eq!(gpu.read(acts.rows(3).values).unwrap(), x);
     }
@@ -240,14 +240,14 @@ fn fused_norm_matches_separate_kernels() {
             )
             .unwrap();
             let normed = gpu.read(normed.as_slice::<f32>()).unwrap();
-            for form in [ActForm::F32, ActForm::Q8x32, ActForm::Q8x256] {
+            for form in [ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256] {
                 if !width.is_multiple_of(form.block_len()) {
                     continue;
                 }
                 let what = format!("{form:?} {n_rows} x {width} on {}", common::name(&gpu));
                 let acts = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
                 let check = |acts: &ActsBuffer, what: &str| {
-                    if form == ActForm::F32 {
+                    if form == ActFormat::F32 {
                         assert_eq!(
                             gpu.read(acts.rows(n_rows).values).unwrap(),
                             normed,

@@ -5,7 +5,7 @@ use crate::common::mixture::{Choices, Logits, NONE, Step};
 use crate::common::three_orders;
 use crate::common::weights::Random;
 use rocmforge_gpu::ops::{self, ExpertTile, ExpertWeights, Routing, RoutingBuffer};
-use rocmforge_gpu::{ActForm, ActsBuffer, Gpu, OutMode};
+use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 
 /// Rows per tile, for each kind of tile.
 const TILE_ROWS: [usize; 3] = [4, 32, 128];
@@ -98,10 +98,10 @@ fn assert_tiles(tiles: &[ExpertTile], choices: &Choices, rows: usize, what: &str
 fn gathers_and_combines_rows() {
     for gpu in common::gpus_with(&["loads=narrow"]) {
         for (i, (form, width)) in [
-            (ActForm::F32, 100),
-            (ActForm::F32, 97),
-            (ActForm::Q8x32, 2080),
-            (ActForm::Q8x256, 768),
+            (ActFormat::F32, 100),
+            (ActFormat::F32, 97),
+            (ActFormat::Q8x32, 2080),
+            (ActFormat::Q8x256, 768),
         ]
         .into_iter()
         .enumerate()

@@ -2,6 +2,7 @@
 
 use crate::common;
 use crate::common::formats::for_each_format;
+use rocmforge_plan::act_format;
 use std::sync::Arc;
 
 use crate::common::acts::TestActs;
@@ -9,8 +10,8 @@ use crate::common::weights::{Fill, Packed, Random, blocks};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, AttentionScratch, MatmulTiles, Product, Scores};
 use rocmforge_gpu::{
-    ActForm, BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvType, Matrix, OutMode, Shape,
-    Trace, Trial, Tuning, Variants, Work, tuning_key,
+    BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvType, Matrix, OutMode, Shape, Trace, Trial,
+    Tuning, Variants, Work, tuning_key,
 };
 
 /// Rows of three matrices in one launch: more than a block handles, one, and two.
@@ -31,7 +32,7 @@ impl Launch {
         };
         let packed = n_out.iter().map(matrix).collect();
         let x = random.values(n_rows * n_in);
-        let x = TestActs::new(gpu, ActForm::of(ty), n_in, &x);
+        let x = TestActs::new(gpu, act_format(ty), n_in, &x);
         Launch { packed, x }
     }
 

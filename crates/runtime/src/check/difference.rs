@@ -1,8 +1,8 @@
-//! How far the memories of two backends are apart: the largest error of any value, absolute and relative to the
+//! Measures how much the memories of two backends differ: the largest error of any value, absolute and relative to the
 //! magnitude of its row.
 //!
-//! A row's magnitude is that of its largest value. Where a product has only a few values a row, all of them may be
-//! sums whose terms cancel; what counts there is how large a sum of such terms is when they do not.
+//! A row's magnitude is that of its largest value. In a GEMM with only a few values per row, the terms of all of them
+//! may cancel; there the magnitude is at least that of the sum with terms of random sign.
 
 use std::borrow::Cow;
 
@@ -12,12 +12,14 @@ use super::super::cpu::ActsBuffer;
 use super::{Labels, Memory, Part};
 use rocmforge_plan::{BufferId, Op, Plan};
 
-/// Values of a row among which one is large for certain.
+/// Values per row from which cancellation in all of them is ruled out.
 const WIDE: usize = 16;
 
+/// The largest error of a set of values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Difference {
     pub(crate) abs: f64,
+    /// Relative to the magnitude of the row.
     pub(crate) rel: f64,
 }
 
@@ -36,14 +38,14 @@ impl Difference {
     }
 }
 
-/// The least magnitude of each row of a buffer.
+/// The minimum magnitude of each row of a buffer.
 pub(crate) struct Floors {
     out: BufferId,
     by_row: Vec<f64>,
 }
 
 impl Labels<'_> {
-    /// The floors of what `op` wrote, if it is a product with few values a row.
+    /// Returns the floors of the outputs of `op` if it is a GEMM with few values per row.
     pub(crate) fn floors(&self, op: &Op, memory: &Memory<'_>) -> Vec<Floors> {
         let (x, products) = match *op {
             Op::MatMul { x, weight, out, .. } => (x, vec![(weight, out)]),
@@ -72,8 +74,8 @@ impl Labels<'_> {
     }
 }
 
-/// For each row of `x`, the magnitude that its product with a row of `weights` has when the terms' signs are random:
-/// the root of the sum of their squares. The largest over the rows of `weights`, all of `n_in` values.
+/// Returns for each row of `x` the magnitude of its dot product with a row of `weights` if the terms had random signs:
+/// the root of the sum of their squares, at its largest over the rows of `weights`. Rows have `n_in` values.
 pub(crate) fn term_norms(x: &[f32], weights: &[f32], n_in: usize) -> Vec<f64> {
     let norm = |x: &[f32], w: &[f32]| {
         let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
@@ -87,7 +89,7 @@ pub(crate) fn term_norms(x: &[f32], weights: &[f32], n_in: usize) -> Vec<f64> {
         .collect()
 }
 
-/// The largest difference anywhere.
+/// Returns the largest difference in any buffer, activation, routing or KV cache.
 pub(crate) fn difference(
     got: &Memory<'_>,
     expected: &Memory<'_>,
@@ -99,30 +101,40 @@ pub(crate) fn difference(
     for (id, ((got, expected), info)) in buffers.zip(&plan.buffers).enumerate() {
         let floors = floors.iter().find(|floors| floors.out.0 as usize == id);
         let floors = floors.map_or(&[][..], |floors| &floors.by_row);
-        largest = largest.max(of_rows(got, expected, info.width, floors));
+        largest = largest.max(compare_rows(got, expected, info.width, floors));
     }
     for (got, expected) in got.acts.iter().zip(expected.acts.iter()) {
         for (got, expected) in got.groups().iter().zip(expected.groups()) {
             let (got, expected) = (values(got), values(expected));
-            largest = largest.max(of_rows(&got.values, &expected.values, expected.width, &[]));
+            largest = largest.max(compare_rows(
+                &got.values,
+                &expected.values,
+                expected.width,
+                &[],
+            ));
         }
     }
     for (got, expected) in got.routings.iter().zip(expected.routings.iter()) {
-        largest = largest.max(of_routing(got, expected));
+        largest = largest.max(compare_routing(got, expected));
     }
     for (got, expected) in got.cache.iter().zip(expected.cache.iter()) {
         if got.is_same(expected) {
             continue;
         }
         for (got, expected) in got.parts().iter().zip(&expected.parts()) {
-            largest = largest.max(of_rows(&got.values, &expected.values, expected.width, &[]));
+            largest = largest.max(compare_rows(
+                &got.values,
+                &expected.values,
+                expected.width,
+                &[],
+            ));
         }
     }
     largest
 }
 
-/// Both sides choose by the same logits, so only weights may differ.
-fn of_routing(got: &Routing, expected: &Routing) -> Difference {
+/// Compares expert routings. Both sides route by the same logits, so only weights may differ.
+fn compare_routing(got: &Routing, expected: &Routing) -> Difference {
     let choices = |routing: &Routing| {
         let tokens = 0..routing.n_tokens();
         let choices = tokens.flat_map(|token| routing.choices(token).to_vec());
@@ -134,9 +146,10 @@ fn of_routing(got: &Routing, expected: &Routing) -> Difference {
         return Difference::INFINITE;
     }
     let n_used = rows.len() / expected.n_tokens().max(1);
-    of_rows(&got_weights, &weights, n_used, &[])
+    compare_rows(&got_weights, &weights, n_used, &[])
 }
 
+/// Dequantizes activations.
 fn values(acts: &Acts) -> Part<'static> {
     let width = acts.n_in();
     let mut values = vec![0.0; acts.n_tokens() * width];
@@ -151,9 +164,14 @@ fn values(acts: &Acts) -> Part<'static> {
     }
 }
 
-/// The largest difference of two matrices with rows of `width`, whose magnitudes are not below `floors`, as far as
-/// there are any.
-pub(crate) fn of_rows(got: &[f32], expected: &[f32], width: usize, floors: &[f64]) -> Difference {
+/// Returns the largest difference of two matrices with rows of `width`. `floors` are minimum magnitudes of the first
+/// rows; it may be shorter than the matrices.
+pub(crate) fn compare_rows(
+    got: &[f32],
+    expected: &[f32],
+    width: usize,
+    floors: &[f64],
+) -> Difference {
     if got.len() != expected.len() {
         return Difference::INFINITE;
     }
@@ -163,11 +181,11 @@ pub(crate) fn of_rows(got: &[f32], expected: &[f32], width: usize, floors: &[f64
     let floors = floors.iter().copied().chain(std::iter::repeat(0.0));
     let rows = got.chunks(width).zip(expected.chunks(width)).zip(floors);
     rows.fold(Difference::NONE, |largest, ((got, expected), floor)| {
-        largest.max(of_row(got, expected, floor))
+        largest.max(compare_row(got, expected, floor))
     })
 }
 
-fn of_row(got: &[f32], expected: &[f32], floor: f64) -> Difference {
+fn compare_row(got: &[f32], expected: &[f32], floor: f64) -> Difference {
     let mut abs = 0f64;
     let mut scale = floor.max(f64::from(f32::MIN_POSITIVE));
     for (&got, &expected) in got.iter().zip(expected) {

@@ -1,6 +1,6 @@
-//! The short check of a GPU before it is trusted with a model: the first use of a device, its driver, a build's kernels
-//! and a model's formats and shapes compares one operation of each kind with the scalar path, on the model's own
-//! weights. Whoever starts the engine remembers what passed.
+//! The short check of a GPU before its first use with a model: compares one operation of each kind with the scalar
+//! path, on the model's own weights. The caller may store which checks passed; a new device, driver, build, format or
+//! shape is checked again.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -24,17 +24,17 @@ use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Op, Placement, Plan, Side};
 
-/// Tokens of the compared parts of two prompts: more rows together than a product of few takes.
+/// Compared tokens of two prompts: together more rows than a GEMV takes.
 const PROMPT_ROWS: [usize; 2] = [8, 2];
-/// Tokens before them on a second page of the cache; the first is full.
-const ON_SECOND_PAGE: usize = 8;
+/// Earlier tokens in the second KV-cache block; the first block is full.
+const ON_SECOND_BLOCK: usize = 8;
 
-/// A check that is due.
+/// A check that has to run.
 pub(crate) struct FirstUse<'a> {
     model: &'a Model,
     config: &'a EngineConfig,
     plan: Plan,
-    /// Where its operations run, if some are the CPU's.
+    /// The side of each operation, if the CPU runs some.
     placement: Option<Placement>,
     info: DeviceInfo,
     key: String,
@@ -42,10 +42,11 @@ pub(crate) struct FirstUse<'a> {
 }
 
 impl<'a> FirstUse<'a> {
-    /// The check of `gpu` with `model`, or with what a placement leaves it of it; `None` if it need not be made.
+    /// Returns the check of `gpu` with `model`, or with the operations that `placement` gives it; `None` if it is not
+    /// needed.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Device errors.
     pub(crate) fn due(
         (gpu, placement): (&Gpu, Option<&Placement>),
         model: &'a Model,
@@ -59,7 +60,7 @@ impl<'a> FirstUse<'a> {
         };
         let needed = PROMPT_ROWS[0] + 1;
         if model.config.n_positions.is_some_and(|n| n < needed) {
-            // There is no context to compare anything in.
+            // The context is too short for the check.
             return Ok(None);
         }
         let whole = model.compiled_plan(config.fusion);
@@ -69,14 +70,14 @@ impl<'a> FirstUse<'a> {
         };
         let (plan, sides) = representative(&whole, &model.weights, &sides);
         let placement = placement.map(|_| Placement::new(&plan, sides));
-        let of_gpu = placement
+        let gpu_part = placement
             .as_ref()
             .map(|placement| placement.part(&plan, Side::Gpu));
         let info = gpu.info()?;
         let key = key(
             &info,
             gpu,
-            of_gpu.as_ref().map_or(&plan, |part| &part.plan),
+            gpu_part.as_ref().map_or(&plan, |part| &part.plan),
             (model, config, graphs),
         );
         if passed.as_ref().is_some_and(|passed| passed.contains(&key)) {
@@ -93,14 +94,14 @@ impl<'a> FirstUse<'a> {
         }))
     }
 
-    /// Compares the operations; takes memory for the weights of a few layers meanwhile.
+    /// Compares the operations. Temporarily allocates memory for the weights of a few layers.
     ///
     /// # Errors
-    /// [`DeviceError::WrongGpu`] names the first that differs. Those of the device.
+    /// [`DeviceError::WrongGpu`] with the first operation that differs; device errors.
     pub(crate) fn compare_operations(&self, gpu: &Gpu) -> Result<(), RuntimeError> {
         let EngineConfig { page, isa, .. } = *self.config;
         let most = self.model.config.n_positions.unwrap_or(usize::MAX);
-        let n_depth = (page + ON_SECOND_PAGE).min(most - PROMPT_ROWS[0] - 1);
+        let n_depth = (page + ON_SECOND_BLOCK).min(most - PROMPT_ROWS[0] - 1);
         let script = Script::new(&tokens(self.model), n_depth, page, PROMPT_ROWS);
         let mut plan = self.plan.clone();
         for table in &mut plan.rope {
@@ -164,7 +165,7 @@ impl<'a> FirstUse<'a> {
         verdict(&self.info, &report)
     }
 
-    /// Everything was as it should be.
+    /// Stores that the check passed.
     pub(crate) fn passed(&self) {
         if let Some(passed) = &self.passed {
             passed.insert(&self.key);
@@ -172,7 +173,7 @@ impl<'a> FirstUse<'a> {
     }
 }
 
-/// An error if an operation differs.
+/// Returns an error if an operation exceeded its bound.
 pub(crate) fn verdict(info: &DeviceInfo, report: &Report) -> Result<(), RuntimeError> {
     let failures: Vec<&OpCheck> = report.failures().collect();
     match failures.first() {
@@ -188,8 +189,11 @@ pub(crate) fn verdict(info: &DeviceInfo, report: &Report) -> Result<(), RuntimeE
     }
 }
 
-/// The operations of `plan` without the layers in which all are of kinds, shapes and formats that come before. Each
-/// layer reads and writes the same buffers, so that those that stay are still a plan. `sides` says where each runs, which makes it another kind; also the sides of those that stay.
+/// Returns `plan` without the layers whose operations repeat earlier kinds, shapes, formats and sides, and the sides of
+/// the remaining operations.
+///
+/// All layers read and write the same buffers, so the remaining ones still form a plan. `sides` is the side of each
+/// operation.
 pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> (Plan, Vec<Side>) {
     let labels = Labels {
         plan,
@@ -205,7 +209,7 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
         next += layer_ops.len();
         let mut is_new = false;
         for (op, side) in layer_ops.iter().zip(sides) {
-            is_new |= seen.insert((side, op.name(), labels.of(op)));
+            is_new |= seen.insert((side, op.name(), labels.shape_and_format(op)));
         }
         if !is_new {
             continue;
@@ -214,7 +218,7 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
         for op in layer_ops {
             let mut op = op.clone();
             match &mut op {
-                // A layer is appended to first.
+                // The append comes first in a layer.
                 Op::KvAppend { layer, .. } => {
                     kv.push(plan.kv[*layer]);
                     *layer = kv.len() - 1;
@@ -233,7 +237,7 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
     (plan, kept)
 }
 
-/// All that a check's result depends on, in one line.
+/// Returns everything that the result of a check depends on, in one line.
 fn key(
     info: &DeviceInfo,
     gpu: &Gpu,
@@ -248,12 +252,12 @@ fn key(
     let (target, variants, tuning) = (gpu.target(), gpu.variants(), gpu.tuning());
     let mut hash = DefaultHasher::new();
     if !tuning.is_empty() {
-        // Other launches are other code.
+        // Tuning selects other kernel variants.
         tuning.fingerprint().hash(&mut hash);
     }
     (fingerprint(target), config.page, plan.kv.len()).hash(&mut hash);
     for op in &plan.ops {
-        (op.name(), labels.of(op)).hash(&mut hash);
+        (op.name(), labels.shape_and_format(op)).hash(&mut hash);
     }
     let facts = [
         env!("CARGO_PKG_VERSION"),
@@ -272,7 +276,7 @@ fn key(
     format!("{facts}; {variants}; {graphs}; {:016x}", hash.finish())
 }
 
-/// Ids without a pattern.
+/// Returns pseudorandom token ids.
 fn tokens(model: &Model) -> Vec<TokenId> {
     let n_vocab = model.config.n_vocab as u64;
     let id = |i: u64| (i * 2_654_435_761 % n_vocab) as TokenId;

@@ -1,4 +1,4 @@
-//! How tokens move in the cache and their keys turn, which is no operation of a plan.
+//! Checks context shifts: tokens move in the KV cache and their keys are rotated. This is not an operation of a plan.
 
 use rocmforge_plan::SlotRun;
 
@@ -9,7 +9,7 @@ use crate::error::RuntimeError;
 use rocmforge_plan::Plan;
 use rocmforge_plan::{KvShift, KvType};
 
-/// Compares it on the cache that `script`, which has run, has filled; pages have `page` tokens of the type `kv_type`.
+/// Compares a context shift on the KV cache that `script` has filled. Blocks have `page` tokens of type `kv_type`.
 pub(crate) fn compare_moves(
     checked: &mut dyn Stepwise,
     oracle: &mut CpuBackend,
@@ -21,7 +21,7 @@ pub(crate) fn compare_moves(
     let page = page as u32;
     let last_page = (script.n_blocks as u32 - 1) * page;
     let run = |from, to, n_tokens| SlotRun { from, to, n_tokens };
-    // From the first page to the end of the last, which is empty, and the rest of the first page in its place.
+    // Moves the start of the first block to the end of the last block, which is empty, and rotates the rest in place.
     let shift = KvShift {
         copied: vec![run(0, last_page + page - 8, 3)],
         turned: vec![run(3, last_page + page - 5, 4), run(8, 8, page - 8)],
@@ -32,7 +32,7 @@ pub(crate) fn compare_moves(
     oracle.run_shift(&shift)?;
     let mut got = checked.memory(batch)?;
     let expected = oracle.memory(batch)?;
-    // A key that lies between two numbers of the cache may become either.
+    // A key between two cache values may round to either.
     let pairs = got.cache.to_mut().iter_mut().zip(expected.cache.iter());
     pairs.for_each(|(got, expected)| got.take_next(expected));
     let error = difference(&got, &expected, plan, &[]);

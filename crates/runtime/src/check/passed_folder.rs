@@ -1,5 +1,5 @@
-//! The folder that remembers GPU checks that passed: a small file for each combination of GPU, driver, kernels and
-//! formats, named by a hash of it and holding its text.
+//! A folder that stores which GPU checks passed: a small file per combination of GPU, driver, kernels and formats. Its
+//! name is a hash of the combination, its content the text.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::PassedChecks;
 use rocmforge_gguf::{Existing, NewFile};
 
-/// Checks that passed, as files. A file that cannot be read or written only means that a check runs again.
+/// Stores passed checks as files. If a file cannot be read or written, the check runs again.
 #[derive(Debug)]
 pub struct PassedFolder {
     dir: PathBuf,
@@ -23,6 +23,7 @@ impl PassedFolder {
         }
     }
 
+    /// Returns the file of a key.
     fn path(&self, key: &str) -> PathBuf {
         let mut hash = DefaultHasher::new();
         key.hash(&mut hash);
@@ -30,7 +31,7 @@ impl PassedFolder {
     }
 }
 
-/// What a file says of a key. Numbers of two keys may be the same.
+/// Returns the content of a key's file. It contains the key because hashes of two keys may collide.
 fn text_of(key: &str) -> String {
     format!("passed: {key}\n")
 }
@@ -58,7 +59,7 @@ impl PassedChecks for PassedFolder {
             file.write_all(text_of(key).as_bytes())?;
             file.commit()
         };
-        // A folder that cannot be written to costs the next start a second.
+        // If the folder is not writable, the next start repeats the check, which takes about a second.
         let _: std::io::Result<()> = write();
     }
 }
@@ -75,9 +76,9 @@ mod tests {
     }
 
     #[test]
-    fn what_passed_is_remembered() {
+    fn stores_passed_checks() {
         let cache = tempfile::tempdir().unwrap();
-        // Folders that are not there yet.
+        // The folders do not exist yet.
         let passed = PassedFolder::below(&cache.path().join("a/b"));
         assert!(!passed.contains(KEY));
         passed.insert(KEY);
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_no_proof_and_is_replaced() {
+    fn ignores_and_replaces_damaged_files() {
         let cache = tempfile::tempdir().unwrap();
         let passed = PassedFolder::below(cache.path());
         passed.insert(KEY);
@@ -106,15 +107,15 @@ mod tests {
         fs::remove_file(passed.path(KEY)).unwrap();
         fs::create_dir(passed.path(KEY)).unwrap();
         passed.insert(KEY);
-        assert!(!passed.contains(KEY), "a folder is no file");
+        assert!(!passed.contains(KEY), "a folder is not a file");
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_to_is_no_error() {
+    fn ignores_folders_that_are_not_writable() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "in the way").unwrap();
-        // No permissions keep root from writing; a file where the folder should be, and /proc, do.
+        // Root ignores permissions, so use paths below a file and below /proc.
         for cache in [
             file.as_path(),
             Path::new("/proc/rocmforge"),
@@ -131,17 +132,17 @@ mod tests {
         closed.set_readonly(true);
         fs::set_permissions(&passed.dir, closed).unwrap();
         passed.insert("another");
-        assert!(passed.contains(KEY), "what is there can be read");
+        assert!(passed.contains(KEY), "existing files are still read");
         fs::set_permissions(&passed.dir, open).unwrap();
     }
 
     #[test]
-    fn many_at_once_leave_whole_files() {
+    fn concurrent_writers_leave_complete_files() {
         let cache = tempfile::tempdir().unwrap();
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    // As many processes have it.
+                    // Each thread has its own instance, as separate processes would.
                     let passed = PassedFolder::below(cache.path());
                     for i in 0..20 {
                         let key = format!("{KEY} {}", i % 4);
@@ -152,6 +153,6 @@ mod tests {
             }
         });
         let passed = PassedFolder::below(cache.path());
-        assert_eq!(files(&passed).len(), 4, "and nothing half done");
+        assert_eq!(files(&passed).len(), 4, "no partial files are left");
     }
 }

@@ -1,4 +1,4 @@
-//! The check passes what is right and names what is wrong.
+//! The check passes correct backends and names wrong operations.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use rocmforge_cpu::Pool;
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_gpu::DeviceInfo;
 
-use super::difference::{Difference, of_rows, term_norms};
+use super::difference::{Difference, compare_rows, term_norms};
 use std::borrow::Cow;
 
 use rocmforge_plan::{KvShift, Side};
@@ -36,7 +36,7 @@ fn config(isa: Isa) -> EngineConfig {
 }
 
 #[test]
-fn the_kernels_of_this_machine_pass() {
+fn kernels_of_this_machine_pass() {
     let model = model();
     let isas = Isa::available().into_iter();
     let all = isas.flat_map(|isa| [Fusion::On, Fusion::Off].map(|fusion| (isa, fusion)));
@@ -50,7 +50,7 @@ fn the_kernels_of_this_machine_pass() {
         assert_eq!(report.n_ops, 2 * plan.ops.len());
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{isa}: {failures:#?}");
-        // Every kind of operation of the plan, in both steps.
+        // Every kind of operation of the plan is compared in both steps.
         for step in [Step::Prompt, Step::Decode] {
             let mut ran: Vec<&str> = plan.ops.iter().map(Op::name).collect();
             let checks = report.checks.iter().filter(|check| check.step == step);
@@ -68,7 +68,7 @@ fn the_kernels_of_this_machine_pass() {
 }
 
 #[test]
-fn all_means_all() {
+fn full_coverage_compares_every_operation() {
     let model = model();
     let config = config(Isa::detect());
     let report = check(&model, &config, &tokens(), 0, Coverage::All).unwrap();
@@ -80,7 +80,7 @@ fn all_means_all() {
     assert_eq!(report.failures().count(), 0);
 }
 
-/// The CPU backend with the memory that a script takes.
+/// Returns a CPU backend with the KV cache that `script` needs.
 fn backend(
     model: &Model,
     plan: &Plan,
@@ -97,7 +97,7 @@ fn backend(
     CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
 }
 
-/// Does one operation wrongly.
+/// A backend that computes one operation wrongly.
 struct Wrong {
     backend: CpuBackend,
     index: usize,
@@ -134,7 +134,7 @@ impl Stepwise for Wrong {
     }
 }
 
-/// Attends to the values of the cache rounded to f16.
+/// A backend whose attention rounds KV cache values to f16.
 struct Rounding {
     backend: CpuBackend,
 }
@@ -153,9 +153,9 @@ impl Stepwise for Rounding {
     }
 }
 
-/// Prompts over codes may be computed from rounded values, generated tokens may not, and nothing else passes for it.
+/// With a quantized KV cache, prefill may use values rounded to f16, decode may not, and other errors still fail.
 #[test]
-fn only_prompts_may_round_what_codes_stand_for() {
+fn only_prefill_may_round_quantized_cache_values() {
     let model = model();
     let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
     let ops = &model.plan.ops;
@@ -197,7 +197,7 @@ fn only_prompts_may_round_what_codes_stand_for() {
 }
 
 #[test]
-fn keys_that_turn_wrongly_fail() {
+fn detects_wrongly_rotated_keys() {
     let model = model();
     let script = Script::new(&tokens(), 24, 16, [8, 2]);
     let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16));
@@ -220,7 +220,7 @@ fn keys_that_turn_wrongly_fail() {
     }
 }
 
-/// Checks a backend that does `harm` after operation `index`; what fails.
+/// Checks a backend that does `harm` after operation `index`; returns the failures.
 fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step, usize)> {
     let report = check_wrong(model, &model.plan, index, harm);
     let failures = report.failures();
@@ -245,7 +245,7 @@ fn check_wrong(model: &Model, plan: &Plan, index: usize, harm: fn(&mut Memory<'_
     compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap()
 }
 
-/// The largest value of a buffer, a little too large.
+/// Makes the largest value of a buffer slightly too large.
 fn nudge(values: &mut [f32]) {
     let largest = (0..values.len()).max_by(|&a, &b| values[a].abs().total_cmp(&values[b].abs()));
     if let Some(at) = largest {
@@ -254,7 +254,7 @@ fn nudge(values: &mut [f32]) {
 }
 
 #[test]
-fn a_wrong_operation_is_named_and_no_other() {
+fn names_only_the_wrong_operation() {
     let model = model();
     let ops = &model.plan.ops;
     for (index, op) in ops.iter().enumerate().step_by(ops.len() / 7) {
@@ -268,7 +268,7 @@ fn a_wrong_operation_is_named_and_no_other() {
 }
 
 #[test]
-fn wrong_conversions_and_cache_writes_are_found() {
+fn detects_wrong_quantization_and_cache_writes() {
     let model = model();
     let at = |name: &str| {
         model
@@ -307,7 +307,7 @@ fn wrong_conversions_and_cache_writes_are_found() {
     assert_eq!(not_a_number[0], (Step::Prompt, norm));
 }
 
-/// All that names an operation of a kind, a shape and a format.
+/// Returns the kind, shape and format of all operations.
 fn kinds(model: &Model, plan: &Plan) -> HashSet<(&'static str, (String, String))> {
     let labels = Labels {
         plan,
@@ -315,21 +315,22 @@ fn kinds(model: &Model, plan: &Plan) -> HashSet<(&'static str, (String, String))
         kv_type: KvType::F16,
     };
     let ops = plan.ops.iter();
-    ops.map(|op| (op.name(), labels.of(op))).collect()
+    ops.map(|op| (op.name(), labels.shape_and_format(op)))
+        .collect()
 }
 
 #[test]
-fn a_part_of_the_plan_stands_for_all_of_it() {
+fn representative_plan_covers_all_kinds_of_operations() {
     let model = model();
-    for passes in [Fusion::On, Fusion::Off] {
-        let plan = model.compiled_plan(passes);
+    for fusion in [Fusion::On, Fusion::Off] {
+        let plan = model.compiled_plan(fusion);
         let sides = vec![Side::Gpu; plan.ops.len()];
         let (part, _) = first_use::representative(&plan, &model.weights, &sides);
-        // Its layers are of two mixtures of formats.
+        // The layers have two combinations of formats.
         assert!((2..5).contains(&part.kv.len()), "{}", part.kv.len());
         assert!(part.ops.len() < plan.ops.len() / 2);
         assert_eq!(kinds(&model, &part), kinds(&model, &plan));
-        // All of it has numbers to compute with.
+        // All values are finite.
         let report = check_wrong(&model, &part, usize::MAX, |_| ());
         assert_eq!(report.failures().count(), 0);
         assert!(report.checks.iter().all(|check| check.max_abs.is_finite()));
@@ -337,7 +338,7 @@ fn a_part_of_the_plan_stands_for_all_of_it() {
 }
 
 #[test]
-fn a_device_that_computes_wrongly_is_refused_by_name() {
+fn rejects_devices_that_compute_wrong_results() {
     let model = model();
     let sides = vec![Side::Gpu; model.plan.ops.len()];
     let (part, _) = first_use::representative(&model.plan, &model.weights, &sides);
@@ -383,14 +384,14 @@ fn a_device_that_computes_wrongly_is_refused_by_name() {
 }
 
 #[test]
-fn only_keys_next_to_each_other_are_the_same() {
+fn accepts_adjacent_f16_keys_only() {
     let spec = KvSpec {
         n_kv_heads: 1,
         k_dim: 4,
         v_dim: 1,
         window: None,
     };
-    // 1, its neighbours and the one after.
+    // 1 and its neighbours are accepted, the value after a neighbour is not.
     let f16 = |k: &[u16], v: &[u16]| {
         let [k, v] = [k, v].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
         LayerCache::from_planes(spec, KvType::F16, [&k, &v])
@@ -402,9 +403,9 @@ fn only_keys_next_to_each_other_are_the_same() {
     assert_eq!(v.values[..], [1.0 + 1.0 / 1024.0]);
 }
 
-/// Of caches with scales, all that share one.
+/// Values that share a scale are accepted or rejected together.
 #[test]
-fn only_heads_next_to_each_other_are_the_same() {
+fn accepts_adjacent_quantized_heads_only() {
     let taken = |kv_type: KvType, dim: usize, own: &[u8], other: &[u8]| {
         let spec = KvSpec {
             n_kv_heads: 1,
@@ -419,12 +420,12 @@ fn only_heads_next_to_each_other_are_the_same() {
         let rows = got.chunks(dim).zip(other.chunks(dim));
         rows.map(|(got, other)| got == other).collect::<Vec<bool>>()
     };
-    // Scales are 1; the second head is one code off, the third three.
+    // Scales are 1; the second head is one code off, the third three codes.
     let codes = |off: [u8; 3]| off.map(|off| [[124 + off; 16], [3; 16]].concat()).concat();
     let planes = |off| [codes(off), [0x00, 0x3c].repeat(3)].concat();
     let got = taken(KvType::Q8_0, 32, &planes([0, 1, 3]), &planes([0; 3]));
     assert_eq!(got, [true, true, false]);
-    // Neighbours, numbers two apart, neighbours with scales next to each other, equal codes with scales that are not.
+    // Adjacent codes, codes two apart, adjacent codes with adjacent scales, equal codes with distant scales.
     let planes = |codes: [u8; 8], scales: [u16; 4]| {
         let scales = scales.iter().flat_map(|scale| scale.to_le_bytes());
         codes.into_iter().chain(scales).collect::<Vec<u8>>()
@@ -447,7 +448,7 @@ fn differences_are_relative_to_their_row() {
     for (got, expected, abs, rel) in [
         (vec![1.0, 2.0], vec![1.0, 2.0], 0.0, 0.0),
         (vec![1.0, 2.5], vec![1.0, 2.0], 0.5, 0.25),
-        // The second row is small: its error counts more.
+        // The second row is small, so its relative error is larger.
         (vec![8.0, 8.0, 0.0, 1.5], vec![8.0, 8.5, 0.0, 1.0], 0.5, 0.5),
         (vec![inf, 1.0], vec![inf, 1.0], 0.0, 0.0),
         (vec![f32::NAN, 1.0], vec![f32::NAN, 1.0], 0.0, 0.0),
@@ -472,7 +473,7 @@ fn differences_are_relative_to_their_row() {
         (vec![1.0], vec![], f64::INFINITY, f64::INFINITY),
     ] {
         assert_eq!(
-            of_rows(&got, &expected, 2, &[]),
+            compare_rows(&got, &expected, 2, &[]),
             Difference { abs, rel },
             "{got:?}"
         );
@@ -480,18 +481,21 @@ fn differences_are_relative_to_their_row() {
 }
 
 #[test]
-fn few_values_that_cancel_are_relative_to_what_they_are_sums_of() {
+fn narrow_rows_are_relative_to_their_terms() {
     // Two tokens times two rows of weights: terms (3, 4) and (-3, 4); (12, -5) and (-12, -5).
     let norms = term_norms(&[3.0, 2.0, 12.0, -2.5], &[1.0, 2.0, -1.0, 2.0], 2);
     assert_eq!(norms, [5.0, 13.0]);
     let (got, expected) = ([1e-3, 0.0, 13.0, 26.0], [0.0, 0.0, 13.0, 26.0]);
-    let alone = of_rows(&got, &expected, 2, &[]);
+    let alone = compare_rows(&got, &expected, 2, &[]);
     assert!(alone.rel > 1e30, "{alone:?}");
-    let of_terms = of_rows(&got, &expected, 2, &norms);
+    let of_terms = compare_rows(&got, &expected, 2, &norms);
     assert_eq!(of_terms.rel, f64::from(1e-3f32) / 5.0);
-    // A row that is larger than its floor is measured by itself.
-    let large = of_rows(&[13.0, 27.0], &[13.0, 26.0], 2, &[5.0]);
+    // A row that is larger than its floor uses its own magnitude.
+    let large = compare_rows(&[13.0, 27.0], &[13.0, 26.0], 2, &[5.0]);
     assert_eq!(large.rel, 1.0 / 26.0);
-    // A number that is none is not excused by any floor.
-    assert_eq!(of_rows(&[f32::NAN], &[0.0], 1, &[5.0]).rel, f64::INFINITY);
+    // No floor excuses NaN.
+    assert_eq!(
+        compare_rows(&[f32::NAN], &[0.0], 1, &[5.0]).rel,
+        f64::INFINITY
+    );
 }

@@ -1,4 +1,4 @@
-//! What the CPU backend does for each operation of a plan: picks the operands and calls the kernel.
+//! Runs each operation of a plan on the CPU: looks up its operands and calls the kernel.
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::{Acts, AttnSeq, AttnShape, Gate, Product};
@@ -9,7 +9,7 @@ use rocmforge_plan::Batch;
 use rocmforge_plan::{ActsId, BufferId, Linear, Op};
 
 impl CpuBackend {
-    /// Activations with a row for each token.
+    /// Returns activations with a row for each token.
     fn rows(&self, id: ActsId) -> &Acts {
         let ActsBuffer::Rows(acts) = &self.acts[id.0 as usize] else {
             panic!("activations {} are sorted by expert", id.0);
@@ -17,13 +17,41 @@ impl CpuBackend {
         acts
     }
 
+    /// Returns the matrix and bias of a linear layer.
     fn linear(&self, linear: Linear) -> (Weight<'_>, Option<&[f32]>) {
         let bias = linear.bias.map(|id| self.weights.vector(id));
         (self.weights.matrix(linear.weight), bias)
     }
 
+    /// Runs an operation of a step.
     pub(crate) fn run_op(&mut self, op: &Op, batch: &Batch, step: &CpuStep) {
-        let CpuStep { tokens, rotations } = step;
+        match op {
+            Op::Embed { .. } | Op::AddPositions { .. } | Op::SelectRows { .. } => {
+                self.run_lookup(op, batch, step)
+            }
+            Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::Quantize { .. }
+            | Op::NormQuantize { .. } => self.run_norm(op),
+            Op::MatMul { .. } | Op::MatMuls { .. } | Op::GatedMatMul { .. } => self.run_matmul(op),
+            Op::Rope { .. } | Op::KvAppend { .. } | Op::Attention { .. } => {
+                self.run_attention(op, batch, step)
+            }
+            Op::Activate { .. }
+            | Op::GatedActivation { .. }
+            | Op::Add { .. }
+            | Op::AddGated { .. }
+            | Op::SoftCap { .. } => self.run_elementwise(op),
+            Op::Route { .. }
+            | Op::QuantizeExperts { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::CombineExperts { .. } => self.run_experts(op),
+        }
+    }
+
+    /// Gathers rows: token and position embeddings, and the rows whose logits are computed.
+    fn run_lookup(&mut self, op: &Op, batch: &Batch, step: &CpuStep) {
+        let CpuStep { tokens, .. } = step;
         let isa = self.options.isa;
         match *op {
             Op::Embed { table, scale, out } => {
@@ -41,6 +69,22 @@ impl CpuBackend {
                 cpu::add(isa, &self.pool, &rows, &mut to);
                 self.put(out, to);
             }
+            Op::SelectRows { x, out } => {
+                let mut to = self.take(out);
+                let width = self.plan.buffers[out.0 as usize].width;
+                for (row, wanted) in to.chunks_exact_mut(width).zip(&batch.logits) {
+                    row.copy_from_slice(&self.buffer(x)[wanted.row * width..][..width]);
+                }
+                self.put(out, to);
+            }
+            _ => unreachable!("{} is not a lookup", op.name()),
+        }
+    }
+
+    /// Normalizes rows and quantizes activations.
+    fn run_norm(&mut self, op: &Op) {
+        let isa = self.options.isa;
+        match *op {
             Op::RmsNorm {
                 x,
                 weight,
@@ -88,6 +132,28 @@ impl CpuBackend {
                 };
                 acts.quantize(isa, &self.pool, from, [n_rows, info.width], info.format);
             }
+            Op::NormQuantize {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are sorted by expert", out.0);
+                };
+                let norm = (self.weights.vector(weight), eps);
+                let x = &self.buffers[x.0 as usize];
+                cpu::rms_norm_acts(isa, &self.pool, x, norm, format, acts);
+            }
+            _ => unreachable!("{} is not a norm or quantization", op.name()),
+        }
+    }
+
+    /// Multiplies activations with weight matrices.
+    fn run_matmul(&mut self, op: &Op) {
+        let isa = self.options.isa;
+        match *op {
             Op::MatMul {
                 x,
                 weight,
@@ -105,20 +171,6 @@ impl CpuBackend {
                 };
                 cpu::matmul(isa, &self.pool, self.rows(x), product);
                 self.put(out, to);
-            }
-            Op::NormQuantize {
-                x,
-                weight,
-                eps,
-                out,
-            } => {
-                let format = self.plan.acts[out.0 as usize].format;
-                let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
-                    panic!("activations {} are sorted by expert", out.0);
-                };
-                let norm = (self.weights.vector(weight), eps);
-                let x = &self.buffers[x.0 as usize];
-                cpu::rms_norm_acts(isa, &self.pool, x, norm, format, acts);
             }
             Op::MatMuls { x, ref products } => {
                 let outs = products.iter().map(|(_, out)| self.take(*out));
@@ -149,56 +201,15 @@ impl CpuBackend {
                 cpu::matmul_gated(isa, &self.pool, acts, sides, activation, &mut to);
                 self.put(out, to);
             }
-            Op::Route {
-                logits,
-                router,
-                out,
-            } => {
-                let n_experts = self.plan.buffers[logits.0 as usize].width;
-                let logits = &self.buffers[logits.0 as usize];
-                self.routings[out.0 as usize].route(&self.pool, &router, logits, n_experts);
-            }
-            Op::QuantizeExperts {
-                x,
-                rows_of,
-                routing,
-                out,
-            } => {
-                let format = self.plan.acts[out.0 as usize].format;
-                let from = &self.buffers[x.0 as usize];
-                let routing = &self.routings[routing.0 as usize];
-                let ActsBuffer::ByExpert(acts) = &mut self.acts[out.0 as usize] else {
-                    panic!("activations {} are not sorted by expert", out.0);
-                };
-                acts.quantize(isa, &self.pool, routing, (from, rows_of), format);
-            }
-            Op::ExpertMatMul {
-                x,
-                routing,
-                weight,
-                n_experts,
-                out,
-            } => {
-                let mut to = self.take(out);
-                let ActsBuffer::ByExpert(acts) = &self.acts[x.0 as usize] else {
-                    panic!("activations {} are not sorted by expert", x.0);
-                };
-                cpu::expert_matmul(
-                    isa,
-                    &self.pool,
-                    (&self.weights.matrix(weight), n_experts),
-                    &self.routings[routing.0 as usize],
-                    acts,
-                    &mut to,
-                );
-                self.put(out, to);
-            }
-            Op::CombineExperts { x, routing, out } => {
-                let mut to = self.take(out);
-                let routing = &self.routings[routing.0 as usize];
-                cpu::combine_experts(isa, &self.pool, routing, self.buffer(x), &mut to);
-                self.put(out, to);
-            }
+            _ => unreachable!("{} is not a matmul", op.name()),
+        }
+    }
+
+    /// Rotates queries and keys, appends to the KV cache and computes attention.
+    fn run_attention(&mut self, op: &Op, batch: &Batch, step: &CpuStep) {
+        let CpuStep { tokens, rotations } = step;
+        let isa = self.options.isa;
+        match *op {
             Op::Rope {
                 x,
                 head_dim,
@@ -281,6 +292,14 @@ impl CpuBackend {
                 );
                 self.put(out, to);
             }
+            _ => unreachable!("{} is not an attention operation", op.name()),
+        }
+    }
+
+    /// Computes activation functions, sums and soft caps.
+    fn run_elementwise(&mut self, op: &Op) {
+        let isa = self.options.isa;
+        match *op {
             Op::Activate { activation, x, out } => {
                 let mut to = self.take(out);
                 cpu::activate(isa, &self.pool, activation, self.buffer(x), &mut to);
@@ -312,14 +331,65 @@ impl CpuBackend {
                 cpu::soft_cap(isa, &self.pool, cap, &mut to);
                 self.put(x, to);
             }
-            Op::SelectRows { x, out } => {
+            _ => unreachable!("{} is not an elementwise operation", op.name()),
+        }
+    }
+
+    /// Routes tokens to MoE experts, multiplies with their matrices and combines their outputs.
+    fn run_experts(&mut self, op: &Op) {
+        let isa = self.options.isa;
+        match *op {
+            Op::Route {
+                logits,
+                router,
+                out,
+            } => {
+                let n_experts = self.plan.buffers[logits.0 as usize].width;
+                let logits = &self.buffers[logits.0 as usize];
+                self.routings[out.0 as usize].route(&self.pool, &router, logits, n_experts);
+            }
+            Op::QuantizeExperts {
+                x,
+                rows_of,
+                routing,
+                out,
+            } => {
+                let format = self.plan.acts[out.0 as usize].format;
+                let from = &self.buffers[x.0 as usize];
+                let routing = &self.routings[routing.0 as usize];
+                let ActsBuffer::ByExpert(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are not sorted by expert", out.0);
+                };
+                acts.quantize(isa, &self.pool, routing, (from, rows_of), format);
+            }
+            Op::ExpertMatMul {
+                x,
+                routing,
+                weight,
+                n_experts,
+                out,
+            } => {
                 let mut to = self.take(out);
-                let width = self.plan.buffers[out.0 as usize].width;
-                for (row, wanted) in to.chunks_exact_mut(width).zip(&batch.logits) {
-                    row.copy_from_slice(&self.buffer(x)[wanted.row * width..][..width]);
-                }
+                let ActsBuffer::ByExpert(acts) = &self.acts[x.0 as usize] else {
+                    panic!("activations {} are not sorted by expert", x.0);
+                };
+                cpu::expert_matmul(
+                    isa,
+                    &self.pool,
+                    (&self.weights.matrix(weight), n_experts),
+                    &self.routings[routing.0 as usize],
+                    acts,
+                    &mut to,
+                );
                 self.put(out, to);
             }
+            Op::CombineExperts { x, routing, out } => {
+                let mut to = self.take(out);
+                let routing = &self.routings[routing.0 as usize];
+                cpu::combine_experts(isa, &self.pool, routing, self.buffer(x), &mut to);
+                self.put(out, to);
+            }
+            _ => unreachable!("{} is not an expert operation", op.name()),
         }
     }
 
@@ -327,16 +397,17 @@ impl CpuBackend {
         &self.buffers[id.0 as usize]
     }
 
-    /// A buffer that is written elsewhere.
+    /// Returns a buffer that the other device writes.
     pub(crate) fn buffer_mut(&mut self, id: BufferId) -> &mut [f32] {
         &mut self.buffers[id.0 as usize]
     }
 
-    /// Takes a buffer out so that it can be written while others are read; `put` brings it back.
+    /// Takes a buffer out so that it can be written while others are read. [`CpuBackend::put`] puts it back.
     pub(crate) fn take(&mut self, id: BufferId) -> Vec<f32> {
         std::mem::take(&mut self.buffers[id.0 as usize])
     }
 
+    /// Puts a taken buffer back.
     pub(crate) fn put(&mut self, id: BufferId, buffer: Vec<f32>) {
         self.buffers[id.0 as usize] = buffer;
     }

@@ -1,16 +1,16 @@
-//! Who chooses the token of each row of a step: the device the best one, or as `kernels/sample.hip` samples; the host
-//! whatever else is wanted, for which it gets the row's logits.
+//! Decides for each row of a step where its token is sampled. The device takes the best logit or samples as
+//! `kernels/sample.hip` does. The host reads the logits of all other rows and samples them itself.
 
 use rocmforge_gpu::ops::{MAX_TOP_K, SampleEntry, SampleRow};
 
 use crate::sampler::{self, FixedOrder};
 use rocmforge_plan::{Batch, InputToken, LogitsRow, Want};
 
-/// Biases and counts of all rows of a step that the device has room for: 64 rows with the default window of penalties.
-/// A row whose lists do not fit any more is the host's.
+/// Logit biases and token counts that the device stores for a step: enough for 64 rows with the default penalty window.
+/// The host samples rows whose lists no longer fit.
 pub(crate) const MAX_ENTRIES: usize = 64 * 64;
 
-/// Takes the best logit, or leaves the row to the host.
+/// A row whose best logit is taken. Rows sampled on the host use it as a placeholder.
 const BEST: SampleRow = SampleRow {
     uniform: 0.0,
     top_k: 0,
@@ -27,32 +27,34 @@ const BEST: SampleRow = SampleRow {
     n_counts: 0,
 };
 
-/// What the device does with the logits of a step.
+/// The sampling kernel of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Chooser {
-    /// It takes the best of each row.
+    /// Argmax in every row.
     Best,
-    /// It samples some rows.
+    /// The sampler, for steps with at least one sampled row.
     Sample,
 }
 
-/// The choices of a step.
+/// How the output rows of a step are sampled.
 #[derive(Debug, Default)]
 pub(crate) struct Choices {
-    /// Of each wanted row.
+    /// Sampling parameters of each output row.
     pub(crate) rows: Vec<SampleRow>,
+    /// Logit biases and token counts of all rows.
     pub(crate) entries: Vec<SampleEntry>,
-    /// The rows whose logits the host needs, ascending.
-    pub(crate) of_host: Vec<usize>,
+    /// Rows that the host samples, ascending.
+    pub(crate) host_rows: Vec<usize>,
 }
 
 impl Choices {
+    /// Decides for each output row of `batch`.
     pub(crate) fn of(batch: &Batch) -> Choices {
         let mut choices = Choices::default();
         for (index, wanted) in batch.logits.iter().enumerate() {
             let row = choices.row(batch, wanted);
             if row.is_none() {
-                choices.of_host.push(index);
+                choices.host_rows.push(index);
             }
             choices.rows.push(row.unwrap_or(BEST));
         }
@@ -66,7 +68,7 @@ impl Choices {
         }
     }
 
-    /// `None` if it is the host's.
+    /// Returns the parameters of a row, or `None` if the host samples it.
     fn row(&mut self, batch: &Batch, wanted: &LogitsRow) -> Option<SampleRow> {
         let Want::Sample(sample) = &wanted.want else {
             return None;
@@ -107,7 +109,7 @@ impl Choices {
             repeat_penalty: params.repeat_penalty,
             frequency_penalty: params.frequency_penalty,
             presence_penalty: params.presence_penalty,
-            // Counts were made before this token was known.
+            // The counts do not include this token: it was not known yet.
             input_row: match batch.tokens[wanted.row] {
                 InputToken::Sampled { .. } => wanted.row as u32,
                 InputToken::Id(_) => u32::MAX,

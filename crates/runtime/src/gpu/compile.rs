@@ -1,4 +1,4 @@
-//! From a plan to launches: what a GPU runs in one.
+//! Groups the operations of a plan into stages: operations that the GPU runs as one.
 
 use std::ops::Range;
 
@@ -7,22 +7,21 @@ use rocmforge_gpu::{Variant, Variants};
 use rocmforge_plan::Weights;
 use rocmforge_plan::{ActsId, BufferId, Op, Plan, PlanPart, RopeId, RoutingId, WeightId, is_dead};
 
-/// Operations of a plan that one call runs.
+/// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Stage {
-    /// An operation by itself.
+    /// A single operation, by index.
     One(usize),
-    /// The rotations of queries and keys, after the norms of their heads where there are any, and the append of keys and
-    /// values.
+    /// Optional norms of the query and key heads, RoPE of queries and keys, and the append to the KV cache.
     RopeKv { first: usize, ops: RopeKvOps },
-    /// Gate and up of the experts of a mixture, and the activation.
+    /// Gate and up projections of MoE experts, and the gated activation.
     ExpertGate { first: usize, ops: ExpertGateOps },
-    /// The weighted sum of what experts give, and its addition to `out`.
+    /// The weighted sum of the experts' outputs, added to `out`.
     CombineAdd {
         first: usize,
         x: BufferId,
         routing: RoutingId,
-        /// Where the plan's operations have the sum: here it is nowhere by itself.
+        /// Holds the sum in the unfused plan; this stage does not write it.
         sum_unwritten: BufferId,
         out: BufferId,
     },
@@ -32,7 +31,7 @@ pub(crate) enum Stage {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct RopeKvOps {
     pub(crate) q: BufferId,
-    /// Where the rotated queries go; `q`, if there are no norms.
+    /// Receives the rotated queries; equal to `q` without norms.
     pub(crate) q_out: BufferId,
     pub(crate) k: BufferId,
     pub(crate) v: BufferId,
@@ -40,7 +39,7 @@ pub(crate) struct RopeKvOps {
     pub(crate) table: RopeId,
     pub(crate) style: rocmforge_plan::RopeStyle,
     pub(crate) norms: Option<HeadNorms>,
-    /// What the plan's operations make of the keys: here they go to the cache and to no buffer.
+    /// Holds the rotated keys in the unfused plan. This stage writes them to the KV cache only.
     pub(crate) k_unwritten: BufferId,
 }
 
@@ -53,11 +52,11 @@ pub(crate) struct ExpertGateOps {
     pub(crate) up: WeightId,
     pub(crate) activation: rocmforge_plan::Activation,
     pub(crate) out: BufferId,
-    /// What the plan's operations make of gate and up; here they have no values, and the second is room to work in.
+    /// Hold gate and up in the unfused plan. Here their contents are undefined; the second is scratch space.
     pub(crate) unwritten: [BufferId; 2],
 }
 
-/// Weights of the norms of heads.
+/// Weights of the RMS norms of query and key heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct HeadNorms {
     pub(crate) q: WeightId,
@@ -66,7 +65,7 @@ pub(crate) struct HeadNorms {
 }
 
 impl Stage {
-    /// The operations' places in the plan.
+    /// Returns the range of its operations in the plan.
     pub(crate) fn ops(&self) -> Range<usize> {
         match *self {
             Stage::One(index) => index..index + 1,
@@ -76,7 +75,7 @@ impl Stage {
         }
     }
 
-    /// Buffers that the plan's operations write, and this need not.
+    /// Returns the buffers that the unfused operations write but this stage leaves undefined.
     pub(crate) fn undefined(&self) -> Vec<BufferId> {
         match *self {
             Stage::One(_) => vec![],
@@ -87,15 +86,15 @@ impl Stage {
     }
 }
 
-/// Operations that run one after the other.
+/// A run of operations on one device.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Segment {
-    /// Their places.
+    /// Their range in the plan.
     pub(crate) ops: Range<usize>,
     pub(crate) stages: Vec<Stage>,
 }
 
-/// The segments of `part`, in order.
+/// Returns the segments of `part`, in order, with fused stages where `variants` allow.
 pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -> Vec<Segment> {
     let plan = &part.plan;
     let segments = part.segments.iter().map(|ops| {
@@ -111,7 +110,7 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
                 .map(|ops| Stage::RopeKv { first: at, ops })
                 .or_else(|| expert_gate(plan, range.clone()))
                 .or_else(|| combine_add(plan, range));
-            // What the other device reads is in its buffer.
+            // The other device reads exported buffers, so a stage must write them.
             let is_exported = |stage: &Stage| {
                 let mut undefined = stage.undefined().into_iter();
                 undefined.any(|buffer| part.exports.contains(&buffer))
@@ -127,7 +126,7 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
     segments.collect()
 }
 
-/// The operations at `range` begin with two products of the same rows of experts that only meet in a gate.
+/// Matches two expert GEMMs of the same rows whose results are used only by a gated activation.
 fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     let first = range.start;
     let &[
@@ -173,7 +172,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     (alike && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
 }
 
-/// The operations at `range` begin with the sum of what experts give, which is only added to something.
+/// Matches the weighted sum of the experts' outputs when its only use is an addition.
 fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     let first = range.start;
     let &[
@@ -199,8 +198,8 @@ fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     })
 }
 
-/// The operations at `range` begin with norms of the heads of queries and keys, if any, rotations of both alike, and the append of those
-/// keys.
+/// Matches optional norms of query and key heads, equal rotations of both, and the append of those keys to the KV
+/// cache.
 fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKvOps> {
     let end = range.end;
     let ops = &plan.ops[range];
@@ -227,7 +226,7 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
     else {
         return None;
     };
-    // The rotated keys go to the cache and to no buffer.
+    // The fused kernel writes the rotated keys to the KV cache only.
     let is_of_cache = rotated == k && q != k && plan.kv[layer].k_dim == k_dim;
     let k_is_read = !is_dead(&plan.ops[end - rest.len()..], k, plan.logits);
     let alike = (head_dim, table, style) == (k_dim, k_table, k_style);
@@ -261,7 +260,7 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
     )) = norms
     {
         let is_by_head = |weight| weights.vector(weight).len() == head_dim;
-        // Nothing that is read later is written before it, and nothing twice.
+        // The outputs must not overlap the inputs or each other.
         let inputs = [q_in, k_in, v];
         let apart = !inputs.contains(&q_normed) && !inputs.contains(&k_normed);
         if (q_normed, k_normed, eps) != (q, k, k_eps)

@@ -1,4 +1,4 @@
-//! Which GPU a backend runs on, and what memory it has for it.
+//! Opens and measures GPUs.
 
 pub use rocmforge_gpu::{
     DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, image_targets,
@@ -17,6 +17,7 @@ use rocmforge_plan::Plan;
 use rocmforge_plan::Weights;
 
 impl GpuConfig {
+    /// Opens the chosen GPU with its stored tuning.
     pub(crate) fn open(&self) -> Result<Gpu, RuntimeError> {
         let gpu = match self.id {
             Some(id) => Gpu::open_with(id, &self.open)?,
@@ -34,7 +35,10 @@ impl GpuConfig {
     }
 }
 
-/// The first GPU of this machine that this build has kernels for, AMD's before NVIDIA's; or why there is none.
+/// Returns the first GPU that this build has kernels for, AMD before NVIDIA.
+///
+/// # Errors
+/// One per device that cannot be used.
 pub fn first(options: &OpenOptions) -> Result<DeviceId, Vec<GpuError>> {
     open_first(options).map(|gpu| gpu.id())
 }
@@ -50,19 +54,22 @@ fn open_first(options: &OpenOptions) -> Result<Gpu, Vec<GpuError>> {
     Err(errors)
 }
 
-/// Errors in one line.
+/// Joins errors into one line.
 fn reasons(errors: &[GpuError]) -> String {
     let errors: Vec<String> = errors.iter().map(GpuError::to_string).collect();
     errors.join("; ")
 }
 
-/// How a device keeps a cache of this type.
+/// Returns the GPU's KV cache type.
+///
+/// # Errors
+/// [`ConfigError::GpuKvType`] for F32.
 pub(crate) fn kv_type(kv_type: KvType) -> Result<rocmforge_gpu::KvType, RuntimeError> {
     match kv_type {
         KvType::F16 => Ok(rocmforge_gpu::KvType::F16),
         KvType::Q8_0 => Ok(rocmforge_gpu::KvType::Q8_0),
         KvType::F8E4M3 => Ok(rocmforge_gpu::KvType::F8E4M3),
-        // Prompts are multiplied in f16: a cache of f32 would not be what it says.
+        // Prefill multiplies in f16, so an f32 cache would not give f32 precision.
         KvType::F32 => Err(ConfigError::GpuKvType {
             kv_type: kv_type.name(),
         }
@@ -70,26 +77,26 @@ pub(crate) fn kv_type(kv_type: KvType) -> Result<rocmforge_gpu::KvType, RuntimeE
     }
 }
 
-/// The AMD and NVIDIA devices of this machine.
+/// Lists the AMD and NVIDIA devices of this machine.
 pub fn survey(options: &OpenOptions) -> Survey {
     Gpu::survey(options)
 }
 
-/// What tuning is remembered by: device, driver and kernels in one line of text.
+/// Returns the key of stored tuning: device, driver and kernels in one line of text.
 ///
 /// # Errors
-/// Those of the device.
+/// Device errors.
 pub fn tuning_key(config: &GpuConfig) -> Result<String, RuntimeError> {
     Ok(rocmforge_gpu::tuning_key(&config.open()?)?)
 }
 
-/// Bytes that a second reads from the GPU's memory, measured.
+/// Measures the read bandwidth of the GPU's memory, in bytes per second.
 pub fn read_bandwidth(config: &GpuConfig) -> Result<f64, RuntimeError> {
     Ok(rocmforge_gpu::read_bandwidth(&config.open()?)?)
 }
 
-/// What the GPU can do at best, measured: its memory, and its matrix units with factors in f16 and in 8 bits, which is how
-/// its kernels multiply floats and quantized values.
+/// Measures the GPU's roofline: memory bandwidth, and matrix-unit throughput with f16 and 8-bit operands, which its
+/// kernels use for float and quantized weights.
 pub fn roofline(config: &GpuConfig) -> Result<Roofline, RuntimeError> {
     let gpu = config.open()?;
     Ok(Roofline {
@@ -99,10 +106,10 @@ pub fn roofline(config: &GpuConfig) -> Result<Roofline, RuntimeError> {
     })
 }
 
-/// Bytes that the weights of `plan` take on `gpu`, and what they pass through on their way there.
+/// Returns the bytes that the weights of `plan` need on `gpu`, including the upload's staging buffers.
 ///
 /// # Errors
-/// If it has no kernels for one of their formats.
+/// If `gpu` has no kernels for one of their formats.
 pub(crate) fn weight_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<u64, RuntimeError> {
     Ok(weights::device_bytes(gpu, plan, weights)? + weights::staging_bytes(plan, weights))
 }

@@ -1,34 +1,36 @@
-//! Whether the graph of a step computes what its launches do: drivers differ in what they make of a recording.
+//! Checks that the graph of a step computes the same as its separate launches. Drivers record graphs differently.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::choices::Choices;
-use super::{GpuBackend, Graphs, Look};
+use super::{GpuBackend, Graphs, Observation};
 use crate::error::{DeviceError, RuntimeError};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
 
-/// Steps that are compared: 64 replays, and the first, which is not recorded.
+/// Compared steps: 64 replays, and the first step, which is not recorded.
 const N_STEPS: usize = 65;
-/// Numbers of the compared steps begin here, far from those of steps that serve.
+/// Number of the first compared step, far from the numbers of served steps.
 const FIRST_STEP: u64 = 1 << 31;
 
 impl GpuBackend {
-    /// Generates for one sequence, launch by launch and then with the graph that will serve it, and compares the bits of
-    /// all logits, or of what goes to the other device. Where they differ, or the driver takes no graph, steps run without from here on, and a notice says
-    /// so. What is in the cache is lost.
+    /// Compares decode steps with and without graphs; returns whether graphs work.
+    ///
+    /// Generates for one sequence, first launch by launch, then with the graph that will serve it. Compares the bits of
+    /// all logits, or of the buffers exported to the other device. If they differ or the driver rejects the graph,
+    /// turns graphs off and adds a notice. Overwrites the KV cache.
     ///
     /// # Errors
-    /// Those of steps without graphs, and a lost device.
+    /// Errors of steps without graphs, and a lost device.
     pub(crate) fn check_graphs(&mut self) -> Result<bool, RuntimeError> {
         if self.options.graphs == Graphs::Off {
             return Ok(true);
         }
         self.options.graphs = Graphs::Off;
-        let expected = self.generate()?;
+        let expected = self.hash_steps()?;
         self.options.graphs = Graphs::On;
-        let problem = match self.generate() {
+        let problem = match self.hash_steps() {
             Ok(got) if got == expected => return Ok(true),
-            Ok(_) => "gives other results than its kernels one by one".to_string(),
+            Ok(_) => "gives different results from separate launches".to_string(),
             Err(RuntimeError::Device(DeviceError::Gpu(error))) if error.is_fatal() => {
                 return Err(error.into());
             }
@@ -38,30 +40,32 @@ impl GpuBackend {
         self.memory.step.restart(&self.gpu)?;
         self.options.graphs = Graphs::Off;
         self.notices.push(format!(
-            "the graph of a step {problem} on {}; steps run without graphs, which is slower (--no-graphs does so at once)",
+            "the graph of a step {problem} on {}; steps run without graphs, which is slower \
+             (turning graphs off avoids this check)",
             self.name
         ));
         Ok(false)
     }
 
-    /// A number for the bits of the logits of each step.
-    fn generate(&mut self) -> Result<Vec<u64>, RuntimeError> {
-        // What an earlier run left must not stand in for what this one does not write.
+    /// Runs the compared steps; returns a hash of each step's logits and exports.
+    fn hash_steps(&mut self) -> Result<Vec<u64>, RuntimeError> {
+        // Otherwise values of an earlier run could hide missing writes of this one.
         for layer in 0..self.plan.kv.len() {
             let layer = self.memory.layer(layer);
-            // Layers of another device have no cache here.
+            // Layers on the other device have no cache here.
             if !layer.k.is_empty() {
                 self.gpu.fill_bytes(layer.k, 0)?;
                 self.gpu.fill_bytes(layer.v, 0)?;
             }
         }
-        // Where the logits are made elsewhere, so are tokens looked up.
+        // A part without the logits does not know the vocabulary size; it uses token 0.
         let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width.max(1);
         let n_steps = N_STEPS.min(self.options.n_ctx);
-        (0..n_steps).map(|i| self.generated(i, n_vocab)).collect()
+        (0..n_steps).map(|i| self.hash_step(i, n_vocab)).collect()
     }
 
-    fn generated(&mut self, position: usize, n_vocab: usize) -> Result<u64, RuntimeError> {
+    /// Runs the step at `position`; returns a hash of its logits and exports.
+    fn hash_step(&mut self, position: usize, n_vocab: usize) -> Result<u64, RuntimeError> {
         let last_page = (position / self.options.page) as u32;
         let batch = Batch {
             step: FIRST_STEP + position as u64,
@@ -84,26 +88,26 @@ impl GpuBackend {
             true => Choices::of(&batch),
             false => Choices::default(),
         };
-        let begun = self.write_step(&batch, &choices)?;
-        let [imports, exports] = [self.crossing.imports(), self.crossing.exports()];
+        let queued = self.write_step(&batch, &choices)?;
+        let [imports, exports] = [self.transfers.imports(), self.transfers.exports()];
         let (imports, exports) = (imports.to_vec(), exports.to_vec());
         let mut hash = DefaultHasher::new();
         for segment in 0..self.segments.len() {
             for id in &imports {
                 let width = self.plan.buffers[id.0 as usize].width;
-                self.import(*id, &numbers(position + segment, width), &begun)?;
+                self.import(*id, &numbers(position + segment, width), &queued)?;
             }
-            self.queue_segment(segment, &begun, &batch, Look::Away)?;
-            self.queue_export(&exports, &begun)?;
+            self.queue_segment(segment, &queued, &batch, Observation::Unobserved)?;
+            self.queue_export(&exports, &queued)?;
             self.gpu.synchronize()?;
             for id in &exports {
                 let mut values = vec![0.0; self.plan.buffers[id.0 as usize].width];
-                self.exported(*id, &mut values);
+                self.read_export(*id, &mut values);
                 values.iter().for_each(|x| x.to_bits().hash(&mut hash));
             }
         }
-        self.end_queue(&begun)?;
-        for row in &self.output(&batch, &begun, &choices.of_host)? {
+        self.record_end(&queued)?;
+        for row in &self.output(&batch, &queued, &choices.host_rows)? {
             match row {
                 RowOutput::Logits(logits) => {
                     logits.iter().for_each(|x| x.to_bits().hash(&mut hash))
@@ -115,7 +119,7 @@ impl GpuBackend {
     }
 }
 
-/// What the other device might give: values between -1 and 1 without a pattern.
+/// Returns `n` pseudorandom values between -1 and 1, in place of another device's output.
 fn numbers(seed: usize, n: usize) -> Vec<f32> {
     let number = |i: usize| (i * 7919 + seed * 104_729) % 2003;
     (0..n).map(|i| number(i) as f32 / 1001.0 - 1.0).collect()

@@ -1,5 +1,5 @@
-//! What of a plan the kernels of a GPU take: asked before anything is made of it, since a file may have any lengths and a
-//! request any number of rows.
+//! Checks a plan against the limits of the GPU kernels before anything is allocated: a file may contain any lengths and
+//! a request any number of rows.
 
 use rocmforge_gpu::{Gpu, KvShape, Limit, ops};
 
@@ -8,7 +8,8 @@ use crate::config::EngineConfig;
 use crate::error::{ConfigError, RuntimeError};
 use rocmforge_plan::{Op, Plan};
 
-/// Whether `gpu` computes `plan` in steps of `max_tokens` tokens and `max_logits` rows of logits, as `config` has its cache.
+/// Checks that `gpu` can run `plan` in steps of `max_tokens` tokens and `max_logits` rows of logits, with the KV cache
+/// of `config`.
 ///
 /// # Errors
 /// [`ConfigError::GpuLimit`], [`ConfigError::GpuKvType`].
@@ -19,7 +20,7 @@ pub(crate) fn check(
     [max_tokens, max_logits]: [usize; 2],
 ) -> Result<(), RuntimeError> {
     let ty = kv_type(config.kv_type)?;
-    // Steps of generation are filled up to the size of a graph.
+    // Decode steps are padded to the size of a graph.
     let [max_tokens, max_logits] = [max_tokens, max_logits].map(|n| n.max(MAX_BUCKET));
     check_plan(gpu, plan, [max_tokens, max_logits], |layer| {
         let spec = &plan.kv[layer];

@@ -1,10 +1,8 @@
-//! Device memory of a compiled plan, taken once for the largest step: addresses never change, so that a step can be
-//! captured as a graph.
+//! Device memory of a compiled plan, allocated once for the largest step. Addresses never change, so that steps can be
+//! captured as graphs.
 
 use rocmforge_gpu::ops::{AttentionScratch, Routing, RoutingBuffer};
-use rocmforge_gpu::{
-    ActForm, Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice,
-};
+use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice};
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
@@ -13,18 +11,19 @@ use rocmforge_plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId};
 /// Positions whose rotations are computed at once.
 const ROPE_ROWS: usize = 1024;
 
-/// The largest of everything.
+/// Sizes that the memory is allocated for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub(crate) step: StepSizes,
     pub(crate) n_ctx: usize,
-    /// Tokens of a block of the cache, and blocks.
+    /// Tokens per KV-cache block.
     pub(crate) page: usize,
+    /// Blocks of the KV cache.
     pub(crate) n_blocks: usize,
     pub(crate) kv_type: KvType,
 }
 
-/// What operations read and write beside the weights.
+/// The buffers that operations read and write, except the weights.
 pub(crate) struct Memory {
     /// By [`BufferId`].
     buffers: Vec<(BufferInfo, Buffer)>,
@@ -32,11 +31,11 @@ pub(crate) struct Memory {
     acts: Vec<(rocmforge_plan::ActsInfo, ActsBuffer)>,
     /// By [`RoutingId`].
     routings: Vec<RoutingBuffer>,
-    /// `[n_ctx, n_rot / 2, 2]` of each table.
+    /// `n_rot` and rotations `[n_ctx, n_rot / 2, 2]` of each RoPE table.
     rope: Vec<(usize, Buffer)>,
     /// K and V of each layer.
     cache: Vec<(KvShape, [Buffer; 2])>,
-    /// The other side of a gate, where gate and activation are separate.
+    /// Scratch for one side of a gated GEMM whose activation is a separate launch.
     gated: Buffer,
     pub(crate) attention: AttentionScratch,
     pub(crate) step: StepMemory,
@@ -57,7 +56,7 @@ impl Memory {
         });
         let acts = plan.acts.iter().map(|info| {
             let n_rows = info.rows.rows(max_rows, max_logits);
-            let acts = ActsBuffer::new(gpu, form(info.format), n_rows, info.width)?;
+            let acts = ActsBuffer::new(gpu, info.format, n_rows, info.width)?;
             Ok((*info, acts))
         });
         let layers = plan.kv.iter().map(|spec| {
@@ -101,56 +100,49 @@ impl Memory {
         })
     }
 
-    /// `[rows, width]` in a step of `shape`.
+    /// Returns a buffer, `[rows, width]` in a step of `shape`.
     pub(crate) fn buffer(&self, id: BufferId, shape: &StepShape) -> Slice<'_, f32> {
         let (info, buffer) = &self.buffers[id.0 as usize];
         let n_rows = info.rows.rows(shape.n_rows, shape.n_logits);
         buffer.as_slice().part(0..n_rows * info.width)
     }
 
-    /// The rows of a step of `shape`.
+    /// Returns activations with the rows of a step of `shape`.
     pub(crate) fn acts(&self, id: ActsId, shape: &StepShape) -> Acts<'_> {
         let (info, acts) = &self.acts[id.0 as usize];
         acts.rows(info.rows.rows(shape.n_rows, shape.n_logits))
     }
 
-    /// The choices of a step of `shape`.
+    /// Returns the expert routing of a step of `shape`.
     pub(crate) fn routing(&self, id: RoutingId, shape: &StepShape) -> Routing<'_> {
         self.routings[id.0 as usize].of(shape.n_rows)
     }
 
-    /// `[n_values]` for what only one operation sees.
+    /// Returns `[n_values]` of scratch space, used within one operation.
     pub(crate) fn gated(&self, n_values: usize) -> Slice<'_, f32> {
         self.gated.as_slice().part(0..n_values)
     }
 
-    /// The rotations of each position, `[n_ctx, n_rot / 2, 2]`, and `n_rot`.
+    /// Returns the rotations of each position, `[n_ctx, n_rot / 2, 2]`, and `n_rot`.
     pub(crate) fn rope(&self, id: RopeId) -> (Slice<'_, f32>, usize) {
         let (n_rot, table) = &self.rope[id.0 as usize];
         (table.as_slice(), *n_rot)
     }
 
+    /// Returns the KV cache of a layer.
     pub(crate) fn layer(&self, layer: usize) -> KvLayer<'_> {
         let (shape, memory) = &self.cache[layer];
         KvLayer::new(*shape, memory)
     }
 
+    /// Returns the bytes of the KV cache.
     pub(crate) fn kv_bytes(&self) -> u64 {
         let buffers = self.cache.iter().flat_map(|(_, memory)| memory);
         buffers.map(|buffer| buffer.n_bytes() as u64).sum()
     }
 }
 
-/// The form of activations on a device.
-pub(crate) fn form(format: rocmforge_plan::ActFormat) -> ActForm {
-    match format {
-        rocmforge_plan::ActFormat::F32 => ActForm::F32,
-        rocmforge_plan::ActFormat::Q8x32 => ActForm::Q8x32,
-        rocmforge_plan::ActFormat::Q8x256 => ActForm::Q8x256,
-    }
-}
-
-/// Room for the choices of each routing of steps of up to `max_rows` tokens.
+/// Allocates each expert routing for steps of up to `max_rows` tokens.
 fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer>, GpuError> {
     let all = (0..plan.n_routings).map(|id| {
         let shape = plan.ops.iter().find_map(|op| match *op {
@@ -164,13 +156,13 @@ fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer
             }
             _ => None,
         });
-        // One that is never filled is never read.
+        // A routing that is never written is never read.
         RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows)
     });
     all.collect()
 }
 
-/// `n_rot` and the rotations of each table.
+/// Computes and uploads the RoPE tables; returns `n_rot` and the rotations of each.
 fn rope_tables(gpu: &Gpu, plan: &Plan, n_ctx: usize) -> Result<Vec<(usize, Buffer)>, GpuError> {
     let mut tables = Vec::with_capacity(plan.rope.len());
     for table in &plan.rope {

@@ -1,18 +1,19 @@
-//! What the GPU backend launches for each operation of a plan.
+//! Launches the GPU kernels of each operation of a plan.
 
 use rocmforge_gpu::ops::{
-    self, ExpertGated, ExpertWeights, Gated, HeadNorms, Product, Queries, RopeKv, RopeStyle,
-    Rotation, Router, Scores,
+    self, ExpertGated, Gated, HeadNorms, Product, Queries, RopeKv, Rotation, Scores,
 };
-use rocmforge_gpu::{Activation, Gpu, GpuError, OutMode, Slice};
+use rocmforge_gpu::{Gpu, GpuError, OutMode, Slice};
 
 use super::compile::{ExpertGateOps, RopeKvOps, Stage};
 use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
-use rocmforge_plan::{ActsId, BufferId, Linear, Op, Plan, RopeId, RoutingId};
+use rocmforge_plan::{
+    Activation, ActsId, BufferId, Linear, Op, Plan, RopeId, RopeStyle, RoutingId, RowsOf,
+};
 
-/// All that launches need; what they change is on the device.
+/// Everything that launches read. They change device memory only.
 #[derive(Clone, Copy)]
 pub(crate) struct Launcher<'a> {
     pub(crate) gpu: &'a Gpu,
@@ -23,6 +24,7 @@ pub(crate) struct Launcher<'a> {
 }
 
 impl<'a> Launcher<'a> {
+    /// Queues the operations of a stage.
     pub(crate) fn run(&self, stage: &Stage) -> Result<(), GpuError> {
         match stage {
             Stage::One(index) => self.run_op(&self.plan.ops[*index]),
@@ -42,7 +44,32 @@ impl<'a> Launcher<'a> {
         self.plan.buffers[id.0 as usize].width
     }
 
+    /// Queues a single operation.
     fn run_op(&self, op: &Op) -> Result<(), GpuError> {
+        match op {
+            Op::Embed { .. } | Op::AddPositions { .. } | Op::SelectRows { .. } => {
+                self.run_lookup(op)
+            }
+            Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::Quantize { .. }
+            | Op::NormQuantize { .. } => self.run_norm(op),
+            Op::MatMul { .. } | Op::MatMuls { .. } | Op::GatedMatMul { .. } => self.run_matmul(op),
+            Op::Rope { .. } | Op::KvAppend { .. } | Op::Attention { .. } => self.run_attention(op),
+            Op::Activate { .. }
+            | Op::GatedActivation { .. }
+            | Op::Add { .. }
+            | Op::AddGated { .. }
+            | Op::SoftCap { .. } => self.run_elementwise(op),
+            Op::Route { .. }
+            | Op::QuantizeExperts { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::CombineExperts { .. } => self.run_experts(op),
+        }
+    }
+
+    /// Gathers rows: token and position embeddings, and the rows whose logits are computed.
+    fn run_lookup(&self, op: &Op) -> Result<(), GpuError> {
         let Launcher {
             gpu,
             weights,
@@ -60,6 +87,24 @@ impl<'a> Launcher<'a> {
                 let (table, out) = (weights.matrix(table), self.buffer(out));
                 ops::get_rows(gpu, &table, step.positions, 1.0, OutMode::Add, out)
             }
+            Op::SelectRows { x, out } => {
+                let rows = memory.step.logits_rows(self.shape);
+                let width = self.width(out);
+                ops::select_rows(gpu, self.buffer(x), rows, width, self.buffer(out))
+            }
+            _ => unreachable!("{} is not a lookup", op.name()),
+        }
+    }
+
+    /// Normalizes rows and quantizes activations.
+    fn run_norm(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher {
+            gpu,
+            weights,
+            memory,
+            ..
+        } = *self;
+        match *op {
             Op::RmsNorm {
                 x,
                 weight,
@@ -91,6 +136,13 @@ impl<'a> Launcher<'a> {
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
                 ops::rms_norm_quantize(gpu, x, weights.vector(weight), eps, &out)
             }
+            _ => unreachable!("{} is not a norm or quantization", op.name()),
+        }
+    }
+
+    /// Multiplies activations with weight matrices.
+    fn run_matmul(&self, op: &Op) -> Result<(), GpuError> {
+        match *op {
             Op::MatMul {
                 x,
                 weight,
@@ -98,10 +150,6 @@ impl<'a> Launcher<'a> {
                 mode,
                 out,
             } => {
-                let mode = match mode {
-                    rocmforge_plan::OutMode::Store => OutMode::Store,
-                    rocmforge_plan::OutMode::Add => OutMode::Add,
-                };
                 let product = self.product(Linear { weight, bias }, mode, self.buffer(out));
                 self.products(x, &[product])
             }
@@ -118,6 +166,15 @@ impl<'a> Launcher<'a> {
                 activation,
                 out,
             } => self.gated(x, [gate, up], activation, self.buffer(out)),
+            _ => unreachable!("{} is not a matmul", op.name()),
+        }
+    }
+
+    /// Rotates queries and keys, appends to the KV cache and computes attention.
+    fn run_attention(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher { gpu, memory, .. } = *self;
+        let step = memory.step.step(self.shape);
+        match *op {
             Op::Rope {
                 x,
                 head_dim,
@@ -152,19 +209,25 @@ impl<'a> Launcher<'a> {
                 let kv = memory.layer(layer);
                 ops::attention(gpu, &queries, &kv, &step, &memory.attention)
             }
-            Op::Activate {
-                activation: function,
-                x,
-                out,
-            } => ops::activate(gpu, activation(function), self.buffer(x), self.buffer(out)),
+            _ => unreachable!("{} is not an attention operation", op.name()),
+        }
+    }
+
+    /// Computes activation functions, sums and soft caps.
+    fn run_elementwise(&self, op: &Op) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        match *op {
+            Op::Activate { activation, x, out } => {
+                ops::activate(gpu, activation, self.buffer(x), self.buffer(out))
+            }
             Op::GatedActivation {
-                activation: function,
+                activation,
                 gate,
                 up,
                 out,
             } => {
                 let [gate, up, out] = [gate, up, out].map(|id| self.buffer(id));
-                ops::gated_activation(gpu, activation(function), gate, up, out)
+                ops::gated_activation(gpu, activation, gate, up, out)
             }
             Op::Add { x, out } => ops::add(gpu, self.buffer(x), self.buffer(out)),
             Op::AddGated { gate, x, out } => {
@@ -172,20 +235,25 @@ impl<'a> Launcher<'a> {
                 ops::add_gated(gpu, gate, x, out)
             }
             Op::SoftCap { cap, x } => ops::soft_cap(gpu, cap, self.buffer(x)),
-            Op::SelectRows { x, out } => {
-                let rows = memory.step.logits_rows(self.shape);
-                let width = self.width(out);
-                ops::select_rows(gpu, self.buffer(x), rows, width, self.buffer(out))
-            }
+            _ => unreachable!("{} is not an elementwise operation", op.name()),
+        }
+    }
+
+    /// Routes tokens to MoE experts, multiplies with their matrices and combines their outputs.
+    fn run_experts(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher {
+            gpu,
+            weights,
+            memory,
+            ..
+        } = *self;
+        let step = memory.step.step(self.shape);
+        match *op {
             Op::Route {
                 logits,
                 router,
                 out,
             } => {
-                let router = Router {
-                    weights: expert_weights(router.weights),
-                    scale: router.scale,
-                };
                 let routing = memory.routing(out, self.shape);
                 ops::route(gpu, self.buffer(logits), router, step.seq_of_row, &routing)
             }
@@ -197,8 +265,8 @@ impl<'a> Launcher<'a> {
             } => {
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
                 match rows_of {
-                    rocmforge_plan::RowsOf::Choices => ops::quantize(gpu, x, &out),
-                    rocmforge_plan::RowsOf::Tokens => {
+                    RowsOf::Choices => ops::quantize(gpu, x, &out),
+                    RowsOf::Tokens => {
                         let routing = memory.routing(routing, self.shape);
                         ops::quantize_experts(gpu, x, &routing, &out)
                     }
@@ -219,6 +287,7 @@ impl<'a> Launcher<'a> {
                 ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
             }
             Op::CombineExperts { x, routing, out } => self.combine(x, routing, OutMode::Store, out),
+            _ => unreachable!("{} is not an expert operation", op.name()),
         }
     }
 
@@ -235,40 +304,43 @@ impl<'a> Launcher<'a> {
         linear.bias.map(|id| self.weights.vector(id))
     }
 
-    /// Products of the same activations.
+    /// Multiplies the same activations with several matrices.
     fn products(&self, x: ActsId, products: &[Product<'_>]) -> Result<(), GpuError> {
         ops::products(self.gpu, &self.memory.acts(x, self.shape), products)
     }
 
-    /// `out = activation(x * gate^T) * (x * up^T)`.
+    /// Computes `out = activation(x * gate^T) * (x * up^T)`.
     fn gated(
         &self,
         x: ActsId,
         matrices: [Linear; 2],
-        function: rocmforge_plan::Activation,
+        activation: Activation,
         out: Slice<'a, f32>,
     ) -> Result<(), GpuError> {
         let gated = Gated {
             matrices: matrices.map(|linear| self.weights.matrix(linear.weight)),
             biases: matrices.map(|linear| self.bias(linear)),
-            activation: activation(function),
+            activation,
             out,
         };
         let x = self.memory.acts(x, self.shape);
         ops::gated_products(self.gpu, &x, &gated, self.memory.gated(out.len()))
     }
 
-    fn expert_gate(&self, of: &ExpertGateOps) -> Result<(), GpuError> {
+    /// Computes gate, up and activation of MoE experts.
+    fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
         let gated = ExpertGated {
-            matrices: [of.gate, of.up].map(|id| self.weights.experts(id)),
-            activation: activation(of.activation),
-            out: self.buffer(of.out),
+            matrices: [operands.gate, operands.up].map(|id| self.weights.experts(id)),
+            activation: operands.activation,
+            out: self.buffer(operands.out),
         };
-        let x = self.memory.acts(of.x, self.shape);
-        let routing = self.memory.routing(of.routing, self.shape);
-        ops::expert_gated_products(self.gpu, &x, &routing, &gated, self.buffer(of.unwritten[1]))
+        let x = self.memory.acts(operands.x, self.shape);
+        let routing = self.memory.routing(operands.routing, self.shape);
+        let scratch = self.buffer(operands.unwritten[1]);
+        ops::expert_gated_products(self.gpu, &x, &routing, &gated, scratch)
     }
 
+    /// Computes the weighted sum of the experts' outputs.
     fn combine(
         &self,
         x: BufferId,
@@ -280,15 +352,16 @@ impl<'a> Launcher<'a> {
         ops::combine_experts(self.gpu, self.buffer(x), &routing, mode, self.buffer(out))
     }
 
-    fn rotation(&self, table: RopeId, style: rocmforge_plan::RopeStyle) -> Rotation<'a> {
+    fn rotation(&self, table: RopeId, style: RopeStyle) -> Rotation<'a> {
         let (table, n_rot) = self.memory.rope(table);
         Rotation {
-            style: rope_style(style),
+            style,
             table,
             n_rot,
         }
     }
 
+    /// Normalizes (optionally) and rotates queries and keys, and appends keys and values to the KV cache.
     fn rope_kv(&self, ops: &RopeKvOps) -> Result<(), GpuError> {
         let operands = RopeKv {
             q: self.buffer(ops.q),
@@ -304,26 +377,5 @@ impl<'a> Launcher<'a> {
         };
         let step = self.memory.step.step(self.shape);
         ops::rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
-    }
-}
-
-fn activation(activation: rocmforge_plan::Activation) -> Activation {
-    match activation {
-        rocmforge_plan::Activation::Silu => Activation::Silu,
-        rocmforge_plan::Activation::GeluTanh => Activation::GeluTanh,
-    }
-}
-
-fn expert_weights(weights: rocmforge_plan::ExpertWeights) -> ExpertWeights {
-    match weights {
-        rocmforge_plan::ExpertWeights::Softmax => ExpertWeights::Softmax,
-        rocmforge_plan::ExpertWeights::Normalized => ExpertWeights::Normalized,
-    }
-}
-
-pub(crate) fn rope_style(style: rocmforge_plan::RopeStyle) -> RopeStyle {
-    match style {
-        rocmforge_plan::RopeStyle::Norm => RopeStyle::Norm,
-        rocmforge_plan::RopeStyle::Neox => RopeStyle::Neox,
     }
 }

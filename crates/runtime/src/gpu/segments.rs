@@ -1,5 +1,5 @@
-//! Queues the segments of a step: of a whole plan the one that it is, of a part of a plan one after the other, with the
-//! other device's work between them. The first begins with the step's words, the last ends with what was chosen.
+//! Queues the segments of a step. A whole plan is one segment. A part of a plan has several, and the other device works
+//! between them. The first segment starts with copying the step's inputs, the last ends with sampling.
 
 use rocmforge_gpu::{GpuError, ops};
 
@@ -13,38 +13,39 @@ use crate::backend::OpObserver;
 use crate::times::StepPart;
 use rocmforge_plan::{Batch, InputToken};
 
-/// A step whose words are written and whose segments can be queued.
+/// A step whose inputs are written and whose segments can be queued.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Begun {
+pub(crate) struct QueuedStep {
     pub(crate) shape: StepShape,
     pub(crate) slot: usize,
-    kind: Kind,
+    kind: StepKind,
 }
 
-/// Which steps are alike.
+/// Whether a step can run as a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Of generation.
+enum StepKind {
+    /// One row per sequence, all with logits, padded to the size of a graph.
     Decode,
+    /// Any other step.
     Mixed,
 }
 
-/// Who looks on while a segment runs.
-pub(crate) enum Look<'a> {
-    Away,
-    /// Is told of each operation, by its place here and this number more.
+/// What is observed while a segment runs.
+pub(crate) enum Observation<'a> {
+    Unobserved,
+    /// The observer is called for each operation. Its index in the whole plan is the local one plus this offset.
     Values(&'a mut dyn OpObserver, usize),
-    /// The times of all launches are taken.
+    /// All launches are timed.
     Times,
 }
 
 impl GpuBackend {
-    /// Writes the words of the step that begins next, and queues what it moves in the cache.
+    /// Writes the inputs of the next step, and queues its KV cache moves.
     pub(crate) fn write_step(
         &mut self,
         batch: &Batch,
         choices: &Choices,
-    ) -> Result<Begun, GpuError> {
+    ) -> Result<QueuedStep, GpuError> {
         let (shape, kind) = self.shape(batch, choices.chooser());
         let tokens: Vec<StepToken> = batch
             .tokens
@@ -53,48 +54,50 @@ impl GpuBackend {
             .collect();
         let slot = self.memory.step.write(batch, &tokens, choices, &shape);
         self.shift(&batch.shifts, slot)?;
-        Ok(Begun { shape, slot, kind })
+        Ok(QueuedStep { shape, slot, kind })
     }
 
-    /// Queues a segment; what its times are read from, if they are taken.
+    /// Queues a segment. Returns its timers for [`Observation::Times`].
     pub(crate) fn queue_segment(
         &mut self,
         segment: usize,
-        begun: &Begun,
+        queued: &QueuedStep,
         batch: &Batch,
-        look: Look<'_>,
+        observation: Observation<'_>,
     ) -> Result<Option<TimedStep>, GpuError> {
-        let shape = &begun.shape;
-        match look {
-            Look::Values(observer, shift) => {
-                self.launch_observed(segment, begun, batch, (observer, shift))?
+        let shape = &queued.shape;
+        match observation {
+            Observation::Values(observer, shift) => {
+                self.launch_observed(segment, queued, batch, (observer, shift))?
             }
-            Look::Times => return Ok(Some(self.launch_timed(segment, shape)?)),
-            Look::Away if begun.kind == Kind::Decode && self.options.graphs == Graphs::On => {
+            Observation::Times => return Ok(Some(self.launch_timed(segment, shape)?)),
+            Observation::Unobserved
+                if queued.kind == StepKind::Decode && self.options.graphs == Graphs::On =>
+            {
                 self.launch_graph(segment, shape)?
             }
-            Look::Away => self.launch(segment, shape)?,
+            Observation::Unobserved => self.launch(segment, shape)?,
         }
         Ok(None)
     }
 
-    /// The end of a step whose segments are all queued.
-    pub(crate) fn end_queue(&self, begun: &Begun) -> Result<(), GpuError> {
-        self.ends[begun.slot].record()
+    /// Records the end of a step whose segments are all queued.
+    pub(crate) fn record_end(&self, queued: &QueuedStep) -> Result<(), GpuError> {
+        self.ends[queued.slot].record()
     }
 
-    /// Counts steps anew, after one that was not queued to its end.
+    /// Resets the step counters after a step that was not queued completely.
     pub(crate) fn restart(&mut self) -> Result<(), GpuError> {
         self.memory.step.restart(&self.gpu)
     }
 
-    /// Steps in which every sequence has one row, whose logits are wanted, have a few sizes only.
-    fn shape(&self, batch: &Batch, chooser: Chooser) -> (StepShape, Kind) {
+    /// Returns the shape and kind of a step. Decode steps are padded to a few sizes so that graphs can be reused.
+    fn shape(&self, batch: &Batch, chooser: Chooser) -> (StepShape, StepKind) {
         let n = batch.tokens.len();
         let is_decode = batch.seqs.len() == n && batch.logits.len() == n && n <= MAX_BUCKET;
         match is_decode {
-            true => (StepShape::decode(bucket(n), chooser), Kind::Decode),
-            false => (StepShape::of(batch, chooser), Kind::Mixed),
+            true => (StepShape::decode(bucket(n), chooser), StepKind::Decode),
+            false => (StepShape::of(batch, chooser), StepKind::Mixed),
         }
     }
 
@@ -102,7 +105,7 @@ impl GpuBackend {
         match token {
             InputToken::Id(id) => StepToken::Id(id),
             InputToken::Sampled { row } if !self.in_flight.is_empty() => StepToken::FromRow(row),
-            // A row that could not sample has failed its request: what this row computes is dropped.
+            // The request of a row without a sampled token has failed; this row's output is discarded.
             InputToken::Sampled { row } => {
                 StepToken::Id(self.last_sampled[row].map_or(0, |sampled| sampled.id))
             }
@@ -119,8 +122,8 @@ impl GpuBackend {
         }
     }
 
-    /// Whether an operation has nothing to do in a step without wanted rows.
-    fn is_idle(&self, index: usize, shape: &StepShape) -> bool {
+    /// Whether an operation can be skipped because the step computes no logits.
+    fn is_skipped(&self, index: usize, shape: &StepShape) -> bool {
         shape.n_logits == 0 && self.plan.is_for_logits(&self.plan.ops[index])
     }
 
@@ -128,7 +131,7 @@ impl GpuBackend {
         self.launch_marked(segment, shape, &mut |_| {})
     }
 
-    /// `mark` is told of each part once its launches are queued.
+    /// Queues the launches of a segment; calls `mark` after each part.
     pub(crate) fn launch_marked(
         &self,
         segment: usize,
@@ -141,7 +144,7 @@ impl GpuBackend {
             mark(StepPart::Begin);
         }
         for stage in &self.segments[segment].stages {
-            if !self.is_idle(stage.ops().start, shape) {
+            if !self.is_skipped(stage.ops().start, shape) {
                 launcher.run(stage)?;
                 mark(StepPart::Ops(stage.ops()));
             }
@@ -155,11 +158,12 @@ impl GpuBackend {
         Ok(())
     }
 
+    /// Queues the kernel that copies the step's inputs from the host.
     pub(crate) fn begin(&self, shape: &StepShape) -> Result<(), GpuError> {
         ops::begin_step(&self.gpu, &self.memory.step.io(shape))
     }
 
-    /// The token of each row.
+    /// Queues the sampling kernel.
     fn choose(&self, shape: &StepShape) -> Result<(), GpuError> {
         let step = &self.memory.step;
         let sampled = step.sampled(shape);
@@ -176,14 +180,14 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// What was chosen, to the host.
+    /// Queues the kernel that writes the sampled ids to the host.
     fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
         let step = &self.memory.step;
         let (io, sampled) = (step.io(shape), step.sampled(shape));
         ops::end_step(&self.gpu, &io, sampled, step.results())
     }
 
-    /// Replays the graph of a segment in steps of this shape, which is recorded at its second use.
+    /// Replays the graph of a segment for this step shape. The first use launches directly, the second records.
     fn launch_graph(&mut self, segment: usize, shape: &StepShape) -> Result<(), GpuError> {
         let key = (segment, *shape);
         match self.graphs.get(&key) {
@@ -201,21 +205,21 @@ impl GpuBackend {
         graph.expect("it is recorded").launch()
     }
 
-    /// Operation by operation.
+    /// Queues a segment operation by operation, without fused stages, and calls the observer around each.
     fn launch_observed(
         &self,
         segment: usize,
-        begun: &Begun,
+        queued: &QueuedStep,
         batch: &Batch,
         (observer, shift): (&mut dyn OpObserver, usize),
     ) -> Result<(), GpuError> {
-        let shape = &begun.shape;
+        let shape = &queued.shape;
         let launcher = self.launcher(shape);
         if segment == 0 {
             self.begin(shape)?;
         }
         for index in self.segments[segment].ops.clone() {
-            if self.is_idle(index, shape) {
+            if self.is_skipped(index, shape) {
                 continue;
             }
             let op = &self.plan.ops[index];

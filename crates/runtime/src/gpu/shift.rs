@@ -1,15 +1,14 @@
-//! Sequences that forget tokens, on a GPU: the moves are queued before the step that they come with. The host writes
-//! them to memory that the device reads, one part for each step that may be in flight.
+//! Context shifts on a GPU. The moves in the KV cache are queued before the step they come with. The host writes them
+//! to pinned memory that the device reads, one part for each step in flight.
 
 use rocmforge_gpu::ops::{self, KvMoves, Rotation, SlotRun};
 use rocmforge_gpu::{Gpu, GpuError, Pinned};
 
 use super::GpuBackend;
-use super::run_op::rope_style;
 use super::step::N_SLOTS;
 use rocmforge_plan::KvShift;
 
-/// The runs of the steps in flight.
+/// The KV cache moves of the steps in flight.
 pub(crate) struct ShiftMemory {
     /// `[N_SLOTS, part_len]`.
     runs: Pinned<SlotRun>,
@@ -17,8 +16,8 @@ pub(crate) struct ShiftMemory {
 }
 
 impl ShiftMemory {
-    /// Room for two sequences of `max_pages` pages in each step; more wait for each other. A page is put together from
-    /// two others at most, and the first of them from one more.
+    /// Allocates space for two shifted sequences of `max_pages` blocks per step. Further sequences wait until the
+    /// device has read the space. A block is assembled from at most two others, the first block from one more.
     pub(crate) fn new(gpu: &Gpu, max_pages: usize) -> Result<ShiftMemory, GpuError> {
         let part_len = 2 * (2 * max_pages + 1);
         Ok(ShiftMemory {
@@ -29,7 +28,7 @@ impl ShiftMemory {
 }
 
 impl GpuBackend {
-    /// Queues `shifts`, which come with the step in `slot`.
+    /// Queues the context shifts of the step in `slot`.
     pub(crate) fn shift(&mut self, shifts: &[KvShift], slot: usize) -> Result<(), GpuError> {
         let part_len = self.memory.shifts.part_len;
         let first = slot * part_len;
@@ -55,7 +54,7 @@ impl GpuBackend {
                 back_by: shift.back_by,
             };
             for (layer, turn) in self.key_turns.iter().enumerate() {
-                // The cache of some layers may be another device's.
+                // Layers on the other device have no cache here.
                 if self.plan.kv[layer].n_kv_heads == 0 {
                     continue;
                 }
@@ -63,7 +62,7 @@ impl GpuBackend {
                     let (table, n_rot) = self.memory.rope(turn.table);
                     ops::KeyTurn {
                         rotation: Rotation {
-                            style: rope_style(turn.style),
+                            style: turn.style,
                             table,
                             n_rot,
                         },

@@ -1,5 +1,5 @@
-//! What the device knows of a step: words at fixed places of one buffer. The host writes them to memory that the device
-//! reads; the first kernel of a step takes them over, the last one writes back what was chosen.
+//! The inputs of a step on the device: 32-bit words at fixed offsets of one buffer. The host writes them to pinned
+//! memory, the first kernel of a step copies them to the device, and the last one writes the sampled ids back.
 
 use rocmforge_gpu::ops::{
     N_LIST_WORDS, N_PAGES, STEP_NUMBER, SampleEntry, SampleRow, SampleStep, StepWords,
@@ -10,29 +10,30 @@ use zerocopy::IntoBytes as _;
 use super::choices::{Choices, Chooser, MAX_ENTRIES};
 use rocmforge_plan::Batch;
 
-/// A row that only fills up a step, as kernels know it; or a token that is known.
+/// Marks a padding row for the kernels, and in `from_row` a token whose id is known.
 const NO_ROW: u32 = u32::MAX;
-/// Arrays begin at multiples of this many words.
+/// Alignment of arrays, in words.
 const ALIGN: usize = 64;
-/// Words of [`SeqRows`].
+/// Words of a [`SeqRows`].
 const SEQ_WORDS: usize = size_of::<SeqRows>() / size_of::<u32>();
-/// Words of [`SampleRow`] and of all [`SampleEntry`]s.
+/// Words of a [`SampleRow`].
 const SAMPLE_WORDS: usize = size_of::<SampleRow>() / size_of::<u32>();
+/// Words of all [`SampleEntry`]s of a step.
 const LIST_WORDS: usize = MAX_ENTRIES * size_of::<SampleEntry>() / size_of::<u32>();
-/// Steps that may be in flight.
+/// Maximum steps in flight.
 pub(crate) const N_SLOTS: usize = 2;
 
-/// The largest step.
+/// Sizes of the largest step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepSizes {
     pub(crate) max_rows: usize,
     pub(crate) max_logits: usize,
     pub(crate) max_seqs: usize,
-    /// Pages of one sequence.
+    /// Maximum KV-cache blocks of one sequence.
     pub(crate) max_pages: usize,
 }
 
-/// How many of everything a step has, rows that only fill it up included.
+/// Sizes of a step, including padding rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StepShape {
     pub(crate) n_rows: usize,
@@ -43,7 +44,7 @@ pub(crate) struct StepShape {
 }
 
 impl StepShape {
-    /// That of `batch` as it is.
+    /// Returns the shape of `batch` without padding.
     pub(crate) fn of(batch: &Batch, chooser: Chooser) -> StepShape {
         StepShape {
             n_rows: batch.tokens.len(),
@@ -54,7 +55,7 @@ impl StepShape {
         }
     }
 
-    /// A step of generation for `n` sequences: each has one row, and its logits are wanted.
+    /// Returns the shape of a decode step of `n` sequences: each has one row with logits.
     pub(crate) fn decode(n: usize, chooser: Chooser) -> StepShape {
         StepShape {
             n_rows: n,
@@ -66,16 +67,17 @@ impl StepShape {
     }
 }
 
-/// A token of a step.
+/// An input token of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepToken {
     Id(u32),
-    /// What this output row of the step before sampled, which only the device knows so far.
+    /// The token sampled in this output row of the previous step, which only the device knows so far.
     FromRow(usize),
 }
 
-/// Where each array begins, in words. The first ones are the step's number, and the pages and the list in use.
-struct Places {
+/// The offset of each array, in words. Before the first array are the step number, the number of blocks in use and the
+/// number of list words in use.
+struct Layout {
     tokens: usize,
     from_row: usize,
     positions: usize,
@@ -89,21 +91,21 @@ struct Places {
     end: usize,
 }
 
-/// The words of a step on the device and on the host.
+/// The inputs and results of steps, on the device and on the host.
 pub(crate) struct StepMemory {
     sizes: StepSizes,
-    places: Places,
+    layout: Layout,
     device: Buffer,
-    /// Steps so far, as the device counts them.
+    /// Steps run so far, counted by the device.
     n_steps: Buffer,
-    /// What the last step sampled, `[max_logits]`.
+    /// Ids sampled by the last step, `[max_logits]`.
     sampled: Buffer,
-    /// `[N_SLOTS, places.end]`.
+    /// `[N_SLOTS, layout.end]`.
     host: Pinned<u32>,
-    /// `[N_SLOTS, 1 + max_logits]`: number and ids of a step.
+    /// `[N_SLOTS, 1 + max_logits]`: number and sampled ids of a step.
     results: Pinned<u32>,
-    /// As the host counts them.
-    n_begun: usize,
+    /// Steps written so far, counted by the host.
+    n_written: usize,
     words: Vec<u32>,
 }
 
@@ -116,7 +118,7 @@ impl StepMemory {
             at
         };
         place(N_LIST_WORDS + 1);
-        let places = Places {
+        let layout = Layout {
             tokens: place(sizes.max_rows),
             from_row: place(sizes.max_rows),
             positions: place(sizes.max_rows),
@@ -131,21 +133,21 @@ impl StepMemory {
         };
         Ok(StepMemory {
             sizes,
-            device: gpu.alloc::<u32>(places.end)?,
+            device: gpu.alloc::<u32>(layout.end)?,
             n_steps: gpu.upload(&[0u32])?,
             sampled: gpu.upload(&vec![0u32; sizes.max_logits])?,
-            host: Pinned::new(gpu, N_SLOTS * places.end)?,
+            host: Pinned::new(gpu, N_SLOTS * layout.end)?,
             results: Pinned::new(gpu, N_SLOTS * (1 + sizes.max_logits))?,
-            n_begun: 0,
-            words: vec![0; places.end],
-            places,
+            n_written: 0,
+            words: vec![0; layout.end],
+            layout,
         })
     }
 
-    /// Writes `batch` as a step of `shape`, with these tokens and choices, for the step that begins next; its slot.
+    /// Writes `batch` as the next step, padded to `shape`; returns its slot.
     ///
     /// # Panics
-    /// If the batch is larger than the shape, or the shape than the memory.
+    /// If the batch exceeds the shape, or the shape exceeds the memory.
     pub(crate) fn write(
         &mut self,
         batch: &Batch,
@@ -160,7 +162,7 @@ impl StepMemory {
             "{shape:?} is within {:?}",
             self.sizes
         );
-        let (places, max_pages) = (&self.places, self.sizes.max_pages);
+        let (layout, max_pages) = (&self.layout, self.sizes.max_pages);
         let words = &mut self.words;
         words[STEP_NUMBER] = step_number(batch.step);
         let n_pages = batch.seqs.iter().map(|seq| seq.block_table.len()).max();
@@ -177,69 +179,69 @@ impl StepMemory {
             StepToken::Id(id) => *id,
             StepToken::FromRow(_) => 0,
         });
-        rows(places.tokens, &mut { ids }, n_rows, 0);
+        rows(layout.tokens, &mut { ids }, n_rows, 0);
         let from_row = tokens.iter().map(|token| match token {
             StepToken::Id(_) => NO_ROW,
             StepToken::FromRow(row) => *row as u32,
         });
-        rows(places.from_row, &mut { from_row }, n_rows, NO_ROW);
+        rows(layout.from_row, &mut { from_row }, n_rows, NO_ROW);
         rows(
-            places.positions,
+            layout.positions,
             &mut batch.positions.iter().copied(),
             n_rows,
             0,
         );
         rows(
-            places.slots,
+            layout.slots,
             &mut batch.slots.iter().copied(),
             n_rows,
             NO_ROW,
         );
         let seqs = batch.seqs.iter().enumerate();
         let seq_of_row = seqs.flat_map(|(i, seq)| std::iter::repeat_n(i as u32, seq.n_rows));
-        rows(places.seq_of_row, &mut { seq_of_row }, n_rows, NO_ROW);
+        rows(layout.seq_of_row, &mut { seq_of_row }, n_rows, NO_ROW);
         let wanted = batch.logits.iter().map(|wanted| wanted.row as u32);
-        rows(places.logits_rows, &mut { wanted }, shape.n_logits, 0);
+        rows(layout.logits_rows, &mut { wanted }, shape.n_logits, 0);
         let mut seqs = vec![SeqRows::default(); shape.n_seqs];
         for (rows, seq) in seqs.iter_mut().zip(&batch.seqs) {
             rows.first_row = seq.first_row as u32;
             rows.n_rows = seq.n_rows as u32;
             rows.first_pos = seq.first_pos as u32;
         }
-        words[places.seqs..][..shape.n_seqs * SEQ_WORDS]
+        words[layout.seqs..][..shape.n_seqs * SEQ_WORDS]
             .as_mut_bytes()
             .copy_from_slice(seqs.as_bytes());
         let list = choices.entries.as_bytes();
         words[N_LIST_WORDS] = (list.len() / size_of::<u32>()) as u32;
         if shape.chooser == Chooser::Sample {
-            // A row of zeros only fills up a step.
-            let rows = words[places.sample_rows..][..shape.n_logits * SAMPLE_WORDS].as_mut_bytes();
+            // Padding rows are zeros.
+            let rows = words[layout.sample_rows..][..shape.n_logits * SAMPLE_WORDS].as_mut_bytes();
             let given = choices.rows.as_bytes();
             rows[..given.len()].copy_from_slice(given);
             rows[given.len()..].fill(0);
-            words[places.lists..].as_mut_bytes()[..list.len()].copy_from_slice(list);
+            words[layout.lists..].as_mut_bytes()[..list.len()].copy_from_slice(list);
         }
-        let tables = words[places.block_tables..].chunks_exact_mut(max_pages);
+        let tables = words[layout.block_tables..].chunks_exact_mut(max_pages);
         for (table, seq) in tables.zip(&batch.seqs) {
             table[..seq.block_table.len()].copy_from_slice(&seq.block_table);
         }
-        let slot = self.n_begun % N_SLOTS;
-        self.n_begun += 1;
-        let n_words = places.block_tables + shape.n_seqs * max_pages;
-        self.host.write_at(slot * places.end, &words[..n_words]);
-        let list = &words[places.lists..][..words[N_LIST_WORDS] as usize];
-        self.host.write_at(slot * places.end + places.lists, list);
+        let slot = self.n_written % N_SLOTS;
+        self.n_written += 1;
+        let n_words = layout.block_tables + shape.n_seqs * max_pages;
+        self.host.write_at(slot * layout.end, &words[..n_words]);
+        let list = &words[layout.lists..][..words[N_LIST_WORDS] as usize];
+        self.host.write_at(slot * layout.end + layout.lists, list);
         slot
     }
 
-    /// Counts steps anew, on both sides: what the host began may not have run.
+    /// Resets the step counters of host and device; they differ after a step that the device did not run.
     pub(crate) fn restart(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
         gpu.synchronize()?;
-        self.n_begun = 0;
+        self.n_written = 0;
         gpu.write(self.n_steps.as_slice(), &[0u32])
     }
 
-    /// What the first and the last kernel of a step of `shape` take.
+    /// Returns the operands of the first and the last kernel of a step of `shape`.
     pub(crate) fn io(&self, shape: &StepShape) -> StepWords<'_> {
         StepWords {
             host: self.host.device(),
@@ -247,14 +249,14 @@ impl StepMemory {
             words: self.device.as_slice(),
             n_steps: self.n_steps.as_slice(),
             sampled: self.sampled.as_slice(),
-            n_words: self.places.block_tables,
-            tokens: self.places.tokens,
-            from_row: self.places.from_row,
+            n_words: self.layout.block_tables,
+            tokens: self.layout.tokens,
+            from_row: self.layout.from_row,
             n_rows: shape.n_rows,
-            block_tables: self.places.block_tables,
+            block_tables: self.layout.block_tables,
             n_seqs: shape.n_seqs,
             max_pages: self.sizes.max_pages,
-            lists: self.places.lists,
+            lists: self.layout.lists,
             max_list_words: match shape.chooser {
                 Chooser::Best => 0,
                 Chooser::Sample => LIST_WORDS,
@@ -262,27 +264,30 @@ impl StepMemory {
         }
     }
 
-    /// How the rows of a step of `shape` are sampled.
+    /// Returns the operands of the sampler for a step of `shape`.
     pub(crate) fn choices(&self, shape: &StepShape) -> SampleStep<'_> {
         let n_words = shape.n_logits * SAMPLE_WORDS;
         SampleStep {
-            rows: self.words(self.places.sample_rows, n_words).cast(),
-            entries: self.words(self.places.lists, LIST_WORDS).cast(),
+            rows: self.words(self.layout.sample_rows, n_words).cast(),
+            entries: self.words(self.layout.lists, LIST_WORDS).cast(),
             tokens: self.tokens(shape),
         }
     }
 
-    /// Where a step of `shape` leaves what it sampled, `[n_logits]`.
+    /// Returns the ids that a step of `shape` samples, `[n_logits]`.
     pub(crate) fn sampled(&self, shape: &StepShape) -> Slice<'_, u32> {
         self.sampled.as_slice().part(0..shape.n_logits)
     }
 
-    /// Where the last kernel of a step writes.
+    /// Returns the host memory that the last kernel of a step writes.
     pub(crate) fn results(&self) -> Slice<'_, u32> {
         self.results.device()
     }
 
-    /// The first `n` ids that the step in `slot` sampled, if it was that of `batch`. It is over.
+    /// Returns the first `n` ids that the completed step in `slot` sampled.
+    ///
+    /// # Errors
+    /// The number found in the slot, if it is not that of `step`.
     pub(crate) fn ids(&self, slot: usize, step: u64, n: usize) -> Result<Vec<u32>, u32> {
         let first = slot * (1 + self.sizes.max_logits);
         let found = self.results.get(first);
@@ -292,24 +297,25 @@ impl StepMemory {
         Ok((1..=n).map(|i| self.results.get(first + i)).collect())
     }
 
-    /// Ids of the input, `[n_rows]`.
+    /// Returns the input token ids, `[n_rows]`.
     pub(crate) fn tokens(&self, shape: &StepShape) -> Slice<'_, u32> {
-        self.words(self.places.tokens, shape.n_rows)
+        self.words(self.layout.tokens, shape.n_rows)
     }
 
-    /// The rows whose logits are wanted, `[n_logits]`.
+    /// Returns the rows whose logits are computed, `[n_logits]`.
     pub(crate) fn logits_rows(&self, shape: &StepShape) -> Slice<'_, u32> {
-        self.words(self.places.logits_rows, shape.n_logits)
+        self.words(self.layout.logits_rows, shape.n_logits)
     }
 
+    /// Returns the positions, slots, sequences and block tables of a step of `shape`.
     pub(crate) fn step(&self, shape: &StepShape) -> Step<'_> {
-        let places = &self.places;
+        let layout = &self.layout;
         Step {
-            positions: self.words(places.positions, shape.n_rows),
-            slots: self.words(places.slots, shape.n_rows),
-            seq_of_row: self.words(places.seq_of_row, shape.n_rows),
-            seqs: self.words(places.seqs, shape.n_seqs * SEQ_WORDS).cast(),
-            block_tables: self.words(places.block_tables, shape.n_seqs * self.sizes.max_pages),
+            positions: self.words(layout.positions, shape.n_rows),
+            slots: self.words(layout.slots, shape.n_rows),
+            seq_of_row: self.words(layout.seq_of_row, shape.n_rows),
+            seqs: self.words(layout.seqs, shape.n_seqs * SEQ_WORDS).cast(),
+            block_tables: self.words(layout.block_tables, shape.n_seqs * self.sizes.max_pages),
             max_pages: self.sizes.max_pages,
             max_rows_of_seq: shape.max_rows_of_seq,
         }
@@ -320,7 +326,8 @@ impl StepMemory {
     }
 }
 
-/// What stands for a step's number on the device; it tells neighbours apart, and is not what memory begins with.
+/// Returns the 32-bit number of a step on the device. It differs between successive steps, and is not zero (the initial
+/// content of memory) for the first 2^32 - 1 steps.
 fn step_number(step: u64) -> u32 {
     ((step & u64::from(u32::MAX)) as u32).wrapping_add(1)
 }

@@ -1,10 +1,10 @@
-//! The GPU backend one operation at a time, for checks: its memory is copied to the host.
+//! Runs the GPU backend one pass at a time for checks, and copies its memory to the host.
 
 use std::borrow::Cow;
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::Isa;
-use rocmforge_gpu::{ActForm, Acts, GpuError, ops};
+use rocmforge_gpu::{ActFormat, Acts, GpuError, ops};
 
 use super::choices::{Choices, Chooser};
 use super::compile::Stage;
@@ -84,7 +84,7 @@ impl Stepwise for GpuBackend {
 }
 
 impl GpuBackend {
-    /// A buffer of a step of `batch`.
+    /// Reads a buffer of a step of `batch`.
     pub(crate) fn values(&self, id: BufferId, batch: &Batch) -> Result<Vec<f32>, GpuError> {
         let shape = StepShape::of(batch, Chooser::Best);
         self.gpu.read(self.memory.buffer(id, &shape))
@@ -101,15 +101,15 @@ impl GpuBackend {
         self.gpu.write(self.memory.buffer(id, &shape), values)
     }
 
-    /// The stage that begins with operation `index` of the plan.
+    /// Returns the stage whose first operation is `index`.
     fn stage(&self, index: usize) -> &Stage {
         let mut stages = self.segments.iter().flat_map(|segment| &segment.stages);
         let stage = stages.find(|stage| stage.ops().start == index);
-        stage.expect("passes begin with the operations of a stage")
+        stage.expect("a pass begins at the first operation of a stage")
     }
 
-    /// The choices of a step, as the CPU has them; none where the device's are not sorted as they should be, or are those
-    /// of another step.
+    /// Reads an expert routing in the CPU's form; empty if the device's rows are not sorted by expert, or are left from
+    /// another step.
     fn routing(&self, id: RoutingId, shape: &StepShape) -> Result<cpu::Routing, GpuError> {
         let routing = self.memory.routing(id, shape);
         let experts = self.gpu.read(routing.experts)?;
@@ -126,7 +126,7 @@ impl GpuBackend {
             .unwrap_or_default())
     }
 
-    /// What sorted these activations, if they are sorted by expert.
+    /// Returns the routing that sorted these activations, if they are sorted by expert.
     fn routing_of(&self, id: ActsId) -> Option<RoutingId> {
         self.plan.ops.iter().find_map(|op| match *op {
             Op::QuantizeExperts { routing, out, .. } if out == id => Some(routing),
@@ -134,6 +134,7 @@ impl GpuBackend {
         })
     }
 
+    /// Reads activations that are sorted by expert.
     fn sorted_acts(
         &self,
         id: ActsId,
@@ -146,7 +147,7 @@ impl GpuBackend {
         Ok(ActsBuffer::ByExpert(cpu::ExpertActs::of_groups(groups)))
     }
 
-    /// Activations as the CPU has them.
+    /// Reads activations in the CPU's form.
     fn acts(&self, id: ActsId, acts: Acts<'_>) -> Result<cpu::Acts, GpuError> {
         let (format, [n, width]) = (
             self.plan.acts[id.0 as usize].format,
@@ -154,15 +155,15 @@ impl GpuBackend {
         );
         let mut out = cpu::Acts::new();
         if width == 0 {
-            // Another device has them.
+            // They are on the other device.
             return Ok(out);
         }
         match acts.form {
-            ActForm::F32 => {
+            ActFormat::F32 => {
                 let values = self.gpu.read(acts.values)?;
                 out.quantize(Isa::Scalar, &self.pool, &values, [n, width], format);
             }
-            ActForm::Q8x32 | ActForm::Q8x256 => {
+            ActFormat::Q8x32 | ActFormat::Q8x256 => {
                 let codes = self.gpu.read(acts.codes)?;
                 let scales = self.gpu.read(acts.scales)?;
                 out.set_codes(&self.pool, format, [n, width], &codes, &scales);

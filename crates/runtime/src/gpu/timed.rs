@@ -1,5 +1,5 @@
-//! Steps of the GPU backend whose times are taken: the launches of every other step, with events between them. Steps of
-//! generation are queued launch by launch then, since there is nothing between the launches of a graph.
+//! Timed steps of the GPU backend: the launches of an ordinary step, with events between them. Decode steps are then
+//! queued launch by launch, because no events can be placed between the launches of a graph.
 
 use std::time::{Duration, Instant};
 
@@ -11,26 +11,26 @@ use crate::times::{LaunchTime, PartTime, StepObserver, StepPart, StepTimes};
 use rocmforge_plan::Batch;
 use rocmforge_plan::{BatchShape, Side};
 
-/// Who is told of times, and what they are taken with.
+/// The step observer, and the clock and traces that time steps for it.
 #[derive(Default)]
 pub(crate) struct Timing {
     observer: Option<Box<dyn StepObserver>>,
     clock: Option<Clock>,
-    /// Traces of steps that are over.
+    /// Traces of completed steps, for reuse.
     spare: Vec<Trace>,
 }
 
-/// A point that both the device and the host know.
+/// A point in time on the clocks of both device and host.
 struct Clock {
     origin: Event,
     at: Instant,
 }
 
-/// A step, or a segment of one, that runs.
+/// A timed step, or a segment of one, that is queued.
 pub(crate) struct TimedStep {
     started: Instant,
     trace: Trace,
-    /// Each part, and how many launches there were at its end.
+    /// Each part, and the number of launches up to its end.
     parts: Vec<(StepPart, usize)>,
 }
 
@@ -45,7 +45,7 @@ impl Timing {
 }
 
 impl GpuBackend {
-    /// Queues a segment whose times are to be taken.
+    /// Queues a segment and times its launches.
     pub(crate) fn launch_timed(
         &mut self,
         segment: usize,
@@ -73,8 +73,8 @@ impl GpuBackend {
         })
     }
 
-    /// Tells what a step took that is over.
-    pub(crate) fn tell_times(&mut self, batch: &Batch, step: TimedStep) -> Result<(), GpuError> {
+    /// Passes the times of a completed step to the observer.
+    pub(crate) fn report_times(&mut self, batch: &Batch, step: TimedStep) -> Result<(), GpuError> {
         let mut times = StepTimes {
             step: batch.step,
             shape: BatchShape::of(batch),
@@ -89,7 +89,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Adds what a segment took that is over; its operations have places that are `shift` more in the whole plan.
+    /// Adds the times of a completed segment. An operation's index in the whole plan is its index here plus `shift`.
     pub(crate) fn add_times(
         &mut self,
         step: TimedStep,
@@ -105,7 +105,7 @@ impl GpuBackend {
     }
 }
 
-/// `kernels` count from `origin`.
+/// Adds the parts and launches of a segment to `times`. The times of `kernels` count from `origin`.
 fn add_kernels(
     parts: &[(StepPart, usize)],
     (origin, shift): (Instant, usize),
@@ -113,11 +113,11 @@ fn add_kernels(
     times: &mut StepTimes,
 ) {
     let started = times.started;
-    // A device's clock may be a little before the host's.
+    // A device's clock may be slightly behind the host's.
     let since_started = |time: Duration| (origin + time).saturating_duration_since(started);
     let mut first = 0;
     for (part, end) in parts {
-        // A part may have had nothing to launch.
+        // A part may have no launches.
         let of_part = &kernels[first..*end];
         let Some(begin) = of_part.first() else {
             continue;

@@ -1,8 +1,8 @@
-//! Tuning on a model's own matrices: which launches of its steps there is something to choose for, and their trials, a
-//! few milliseconds at a time between steps.
+//! Autotuning on a model's own matrices: finds the launches of its steps that have several variants, and measures them
+//! a few milliseconds at a time between steps.
 //!
-//! Trials read the model's weights and have all else of their own, so that nothing of a sequence changes. What they find
-//! is for the next start: graphs of this one are made already.
+//! Trials read the model's weights and own all other operands, so they change no sequence. Their results apply from the
+//! next start: the graphs of this one are already recorded.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,27 +14,28 @@ use rocmforge_gpu::{Gpu, GpuError, Matrix, Shape, Trial, Work, tuning_key};
 use super::memory::Memory;
 use super::weights::DeviceWeights;
 use super::{GpuBackend, GpuOptions};
-use crate::backend::Rest;
+use crate::backend::IdleWork;
 use crate::error::RuntimeError;
 use crate::tuning::{Choice, Kept, TuneProgress, TuningStore, Untuned};
 use rocmforge_plan::{Op, Plan, RowCount, WeightId};
 
-/// Matrices of a shape that launches are measured on, at most.
+/// Maximum matrices (or sets of matrices) per shape that launches are measured on.
 const MAX_SETS: usize = 16;
-/// The most matrices of a launch.
+/// Maximum matrices per launch.
 const MAX_MATRICES: usize = 3;
-/// Positions of the sequences that attention is measured with: less than these, if a context is shorter.
+/// Positions of the sequences that attention is measured with, unless the context is shorter.
 const POSITIONS: usize = 2048;
-/// Tokens of a short prompt, which is tuned beside a whole chunk.
+/// Tokens of a short prompt, which is tuned in addition to a full chunk.
 const SHORT_CHUNK: usize = 128;
-/// Sequences of a step of generation, in the order of trials.
+/// Sequences of the decode steps whose attention is tuned, in the order of trials.
 const STEP_ROWS: [usize; 4] = [1, 2, 4, 8];
 
-/// A launch to tune, as what it works on.
+/// The operands of a launch to tune.
 enum Task {
-    /// Sets of matrices of one format.
-    Few(Vec<Vec<WeightId>>),
-    Many {
+    /// Sets of matrices of one format; one launch multiplies a set.
+    Gemv(Vec<Vec<WeightId>>),
+    /// Matrices that are multiplied with `n_rows` rows.
+    Gemm {
         weights: Vec<WeightId>,
         n_rows: usize,
     },
@@ -46,17 +47,17 @@ enum Task {
     },
 }
 
-/// The trials of a model.
+/// Tunes the launches of a model.
 pub(crate) struct Tuner {
     key: String,
     n_shapes: usize,
-    /// Those that were tuned at the start.
+    /// Shapes that were already tuned.
     n_known: usize,
     left: VecDeque<(Shape, Task)>,
     current: Option<(Task, Trial)>,
 }
 
-/// What tasks are made of.
+/// The parts of a backend that tuning reads.
 #[derive(Clone, Copy)]
 struct Model<'a> {
     gpu: &'a Gpu,
@@ -72,10 +73,10 @@ impl<'a> Model<'a> {
 
     fn work(&self, task: &Task) -> Work<'a> {
         match task {
-            Task::Few(sets) => Work::Few {
+            Task::Gemv(sets) => Work::Few {
                 sets: sets.iter().map(|ids| self.set(ids)).collect(),
             },
-            Task::Many { weights, n_rows } => Work::Many {
+            Task::Gemm { weights, n_rows } => Work::Many {
                 matrices: self.set(weights),
                 n_rows: *n_rows,
             },
@@ -96,17 +97,17 @@ impl<'a> Model<'a> {
     }
 }
 
-/// The matrices of `op` whose products with one row can be launched in several ways.
+/// Returns the matrices of `op` whose GEMV launch has several variants.
 fn products(op: &Op) -> Vec<WeightId> {
     match op {
         Op::MatMul { .. } | Op::MatMuls { .. } => op.matrices(),
-        // With a gate a wave takes a row of both matrices: there is no other way.
+        // The gated GEMV has one variant: a wave computes a row of both matrices.
         _ => vec![],
     }
 }
 
 impl Tuner {
-    /// The launches of steps of `plan` that can be made in several ways and are not tuned yet.
+    /// Collects the launches of `plan` that have several variants and are not tuned yet.
     fn new(plan: &Plan, model: Model<'_>) -> Result<Tuner, GpuError> {
         let chunk = model.options.max_tokens;
         let mut tasks: Vec<(Shape, Task)> = Vec::new();
@@ -118,10 +119,10 @@ impl Tuner {
             let known = tasks.iter_mut().find(|(known, _)| *known == shape);
             match (known, task) {
                 (None, task) => tasks.push((shape, task)),
-                (Some((_, Task::Few(sets))), Task::Few(more)) if sets.len() < MAX_SETS => {
+                (Some((_, Task::Gemv(sets))), Task::Gemv(more)) if sets.len() < MAX_SETS => {
                     sets.extend(more);
                 }
-                (Some((_, Task::Many { weights, .. })), Task::Many { weights: more, .. })
+                (Some((_, Task::Gemm { weights, .. })), Task::Gemm { weights: more, .. })
                     if weights.len() < MAX_SETS =>
                 {
                     weights.extend(more);
@@ -136,7 +137,7 @@ impl Tuner {
                 for (i, first) in ids.iter().enumerate() {
                     if ids[..i].iter().all(|other| ty(other) != ty(first)) {
                         let same = ids.iter().filter(|id| ty(id) == ty(first));
-                        add(Task::Few(vec![same.copied().collect()]));
+                        add(Task::Gemv(vec![same.copied().collect()]));
                     }
                 }
             }
@@ -166,11 +167,11 @@ impl Tuner {
             if n_rows > 1 {
                 continue;
             }
-            // After the usual step of generation those of prompts.
+            // Prefill comes after decode of one sequence, the most common step, and before larger batches.
             for n_rows in [chunk, SHORT_CHUNK.min(chunk)] {
                 let ops = plan.ops.iter().filter(|op| is_of_tokens(plan, op));
                 for id in ops.filter(|_| n_rows > MAX_ROWS).flat_map(Op::matrices) {
-                    add(Task::Many {
+                    add(Task::Gemm {
                         weights: vec![id],
                         n_rows,
                     });
@@ -190,9 +191,9 @@ impl Tuner {
         })
     }
 
-    /// Goes on for `budget`, or a sample. A launch that cannot be measured is left out.
-    fn go_on(&mut self, model: Model<'_>, budget: Duration) -> Result<TuneProgress, GpuError> {
-        let begun = Instant::now();
+    /// Tunes for `budget`, but takes at least one sample. Skips launches that do not fit in memory.
+    fn run(&mut self, model: Model<'_>, budget: Duration) -> Result<TuneProgress, GpuError> {
+        let started = Instant::now();
         let mut progress = TuneProgress {
             key: self.key.clone(),
             n_shapes: self.n_shapes,
@@ -206,9 +207,9 @@ impl Tuner {
                     trial.go_on(&model.work(&task))?;
                     self.current = Some((task, trial));
                 }
-                None => self.begin(model, &mut progress)?,
+                None => self.start_next(model, &mut progress)?,
             }
-            if begun.elapsed() >= budget {
+            if started.elapsed() >= budget {
                 break;
             }
         }
@@ -216,7 +217,12 @@ impl Tuner {
         Ok(progress)
     }
 
-    fn begin(&mut self, model: Model<'_>, progress: &mut TuneProgress) -> Result<(), GpuError> {
+    /// Starts the trial of the next launch.
+    fn start_next(
+        &mut self,
+        model: Model<'_>,
+        progress: &mut TuneProgress,
+    ) -> Result<(), GpuError> {
         let Some((shape, task)) = self.left.pop_front() else {
             return Ok(());
         };
@@ -225,7 +231,7 @@ impl Tuner {
             Ok(None) => {}
             Err(GpuError::OutOfMemory { .. }) => progress.untuned.push(Untuned {
                 shape,
-                reason: "there is no memory left for it; a shorter context leaves more".into(),
+                reason: "there is not enough free memory for it; use a shorter context".into(),
             }),
             Err(error) => return Err(error),
         }
@@ -237,7 +243,7 @@ impl Tuner {
     }
 }
 
-/// Whether an operation has a row for each token of a step.
+/// Whether an operation computes one row per token of a step.
 fn is_of_tokens(plan: &Plan, op: &Op) -> bool {
     let out = match op {
         Op::MatMul { out, .. } | Op::GatedMatMul { out, .. } => Some(*out),
@@ -247,18 +253,19 @@ fn is_of_tokens(plan: &Plan, op: &Op) -> bool {
     out.is_some_and(|out| plan.buffers[out.0 as usize].rows == RowCount::Tokens)
 }
 
-/// What a backend does when it has nothing else to do.
-pub(crate) struct Idle {
+/// Tuning while no step runs.
+pub(crate) struct IdleTuning {
     store: Arc<dyn TuningStore>,
-    /// What the store does not have yet, and its key.
+    /// Results that are not stored yet.
     found: Vec<(Shape, Choice)>,
+    /// The key of the results in the store.
     key: String,
     is_tuned: bool,
 }
 
-impl Idle {
-    /// Hands over what was found; whether the store has taken it.
-    fn keep(&mut self) -> bool {
+impl IdleTuning {
+    /// Stores the results; returns whether none are left to store.
+    fn save(&mut self) -> bool {
         if !self.found.is_empty() && self.store.keep(&self.key, &self.found) == Kept::Settled {
             self.found.clear();
         }
@@ -267,9 +274,9 @@ impl Idle {
 }
 
 impl GpuBackend {
-    /// From now on launches are tuned while there is nothing else to do, and what was found goes to `store`.
-    pub(crate) fn tune_when_idle(&mut self, store: Arc<dyn TuningStore>) {
-        self.idle = Some(Idle {
+    /// Enables tuning while no step runs; results go to `store`.
+    pub(crate) fn enable_idle_tuning(&mut self, store: Arc<dyn TuningStore>) {
+        self.idle_tuning = Some(IdleTuning {
             store,
             found: Vec::new(),
             key: String::new(),
@@ -277,8 +284,11 @@ impl GpuBackend {
         });
     }
 
-    /// Tunes for `budget`.
-    pub(crate) fn go_on_tuning(&mut self, budget: Duration) -> Result<TuneProgress, RuntimeError> {
+    /// Continues tuning for `budget`.
+    pub(crate) fn continue_tuning(
+        &mut self,
+        budget: Duration,
+    ) -> Result<TuneProgress, RuntimeError> {
         let model = Model {
             gpu: &self.gpu,
             weights: &self.weights,
@@ -289,36 +299,36 @@ impl GpuBackend {
             Some(tuner) => tuner,
             None => Tuner::new(&self.plan, model)?,
         };
-        let progress = tuner.go_on(model, budget)?;
+        let progress = tuner.run(model, budget)?;
         self.tuner = Some(tuner);
         Ok(progress)
     }
 
-    /// Tunes for `budget` if that is wanted, and hands over what was found; when there is more to do.
-    pub(crate) fn go_on_idly(&mut self, budget: Duration) -> Rest {
-        let Some(mut idle) = self.idle.take() else {
-            return Rest::Nothing;
+    /// Tunes for `budget` if idle tuning is enabled, and stores the results; returns what is left to do.
+    pub(crate) fn tune_while_idle(&mut self, budget: Duration) -> IdleWork {
+        let Some(mut idle) = self.idle_tuning.take() else {
+            return IdleWork::Done;
         };
         if !idle.is_tuned {
-            // A device that fails here fails in the next step, too, which tells it.
-            let progress = self.go_on_tuning(budget).unwrap_or_default();
+            // A device that fails here also fails in the next step, which reports it.
+            let progress = self.continue_tuning(budget).unwrap_or_default();
             idle.is_tuned = progress.n_left == 0;
             idle.found.extend(progress.found());
             idle.key = progress.key;
         }
-        let is_kept = idle.keep();
-        let rest = match (idle.is_tuned, is_kept) {
-            (false, _) => Rest::Now,
-            (true, false) => Rest::Later,
-            (true, true) => Rest::Nothing,
+        let is_saved = idle.save();
+        let work = match (idle.is_tuned, is_saved) {
+            (false, _) => IdleWork::Now,
+            (true, false) => IdleWork::Later,
+            (true, true) => IdleWork::Done,
         };
         if idle.is_tuned {
-            // Memory and graphs of the trials go back.
+            // Frees the memory and graphs of the trials.
             self.tuner = None;
         }
-        if rest != Rest::Nothing {
-            self.idle = Some(idle);
+        if work != IdleWork::Done {
+            self.idle_tuning = Some(idle);
         }
-        rest
+        work
     }
 }

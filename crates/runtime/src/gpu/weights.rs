@@ -1,4 +1,4 @@
-//! The model's weights on the device: matrices repacked for its kernels, vectors in one buffer.
+//! The model's weights on the device: matrices repacked for the kernels, and all vectors in one buffer.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,30 +8,30 @@ use crate::error::RuntimeError;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Op, Plan, WeightId};
 
-/// Vectors begin at multiples of this many values, which suits the widest loads.
+/// Alignment of vectors in values, enough for the widest loads.
 const VECTOR_ALIGN: usize = 64;
 
-/// Weights by [`WeightId`].
+/// The uploaded weights of a plan, by [`WeightId`].
 pub(crate) struct DeviceWeights {
     matrices: HashMap<WeightId, DeviceMatrix>,
     data: Vec<Buffer>,
-    /// First value and length of each vector.
+    /// Offset and length of each vector, in values.
     vectors: HashMap<WeightId, (usize, usize)>,
     vector_data: Buffer,
 }
 
-/// A matrix, or those of the experts of a mixture, each by itself.
+/// A matrix on the device, or the matrices of all experts of an MoE layer.
 struct DeviceMatrix {
     ty: rocmforge_gguf::GgmlType,
     n_experts: Option<usize>,
-    /// Of each.
+    /// Of one expert's matrix.
     n_out: usize,
     n_in: usize,
-    /// Place in `data`: tied weights share it.
+    /// Index in `data`, shared by tied weights.
     data: usize,
 }
 
-/// A matrix of the file, or those of all experts, one below the other.
+/// A matrix of the file, or the matrices of all experts, stacked by rows.
 struct FileMatrix<'a> {
     weight: rocmforge_plan::Weight<'a>,
     n_experts: Option<usize>,
@@ -42,23 +42,23 @@ impl FileMatrix<'_> {
         self.n_experts.unwrap_or(1)
     }
 
-    /// Of each.
+    /// Rows of one matrix.
     fn n_out(&self) -> usize {
         self.weight.n_out / self.n_matrices()
     }
 
-    /// On the device.
+    /// Bytes of all its matrices on the device.
     fn packed_bytes(&self, gpu: &Gpu) -> Result<usize, rocmforge_gpu::GpuError> {
         let one = ops::packed_bytes(gpu, self.weight.ty, self.n_out(), self.weight.n_in)?;
         Ok(self.n_matrices() * one)
     }
 }
 
-/// The matrices of a plan, each of the file's once.
+/// The matrices of a plan. Tied weights appear once.
 struct Inventory<'a> {
     /// In the order of the file's data.
     matrices: Vec<FileMatrix<'a>>,
-    /// Place in `matrices`.
+    /// Index in `matrices`.
     by_id: HashMap<WeightId, usize>,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Inventory<'a> {
     }
 }
 
-/// Bytes that the weights of `plan` take on the device.
+/// Returns the bytes of the weights of `plan` on the device.
 ///
 /// # Errors
 /// If there are no kernels for one of their formats.
@@ -106,14 +106,14 @@ pub(crate) fn device_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<
     Ok(n_bytes + vectors as u64)
 }
 
-/// Bytes that the weights of `plan` pass through on their way to the device.
+/// Returns the bytes of the staging buffers that upload the weights of `plan`.
 pub(crate) fn staging_bytes(plan: &Plan, weights: &Weights) -> u64 {
     let matrices = Inventory::new(plan, weights).matrices.into_iter();
     let chunks = matrices.map(|file| chunk_bytes(file.weight.ty, [file.n_out(), file.weight.n_in]));
     2 * chunks.max().unwrap_or(0) as u64
 }
 
-/// First value and length of each vector, and the values of all.
+/// Returns the offset and length of each vector, and the total length, in values.
 fn vector_places(plan: &Plan, weights: &Weights) -> (HashMap<WeightId, (usize, usize)>, usize) {
     let ids: BTreeSet<WeightId> = plan.ops.iter().flat_map(|op| op.vectors()).collect();
     let mut places = HashMap::new();
@@ -127,7 +127,7 @@ fn vector_places(plan: &Plan, weights: &Weights) -> (HashMap<WeightId, (usize, u
 }
 
 impl DeviceWeights {
-    /// Copies and repacks all weights of `plan`.
+    /// Uploads and repacks all weights of `plan`.
     pub(crate) fn upload(
         gpu: &Gpu,
         plan: &Plan,
@@ -183,8 +183,10 @@ impl DeviceWeights {
         })
     }
 
+    /// Returns a matrix.
+    ///
     /// # Panics
-    /// If no operation of the plan multiplies with `id` or looks up its rows.
+    /// If no operation of the plan multiplies with `id` or looks up its rows, or if it is an expert matrix.
     pub(crate) fn matrix(&self, id: WeightId) -> Matrix<'_> {
         let matrix = &self.matrices[&id];
         assert_eq!(matrix.n_experts, None, "one matrix");
@@ -196,10 +198,10 @@ impl DeviceWeights {
         }
     }
 
-    /// The matrices of the experts of a mixture.
+    /// Returns the matrices of all experts of an MoE layer.
     ///
     /// # Panics
-    /// If no operation of the plan multiplies rows of experts with `id`.
+    /// If no expert GEMM of the plan uses `id`.
     pub(crate) fn experts(&self, id: WeightId) -> ExpertMatrices<'_> {
         let matrix = &self.matrices[&id];
         ExpertMatrices {
@@ -211,6 +213,8 @@ impl DeviceWeights {
         }
     }
 
+    /// Returns a vector.
+    ///
     /// # Panics
     /// If no operation of the plan reads the vector `id`.
     pub(crate) fn vector(&self, id: WeightId) -> Slice<'_, f32> {

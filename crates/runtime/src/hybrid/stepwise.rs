@@ -1,5 +1,5 @@
-//! The hybrid backend one operation at a time, for checks: each runs where it would run, and what it reads comes over
-//! before it.
+//! Runs the hybrid backend one pass at a time for checks. Each pass runs on its own side, after the buffers it reads
+//! are copied there.
 
 use std::borrow::Cow;
 
@@ -10,25 +10,25 @@ use rocmforge_plan::Batch;
 use rocmforge_plan::KvShift;
 use rocmforge_plan::{BufferId, Op, Plan, Side};
 
-/// Who has written last what operations work on.
-pub(crate) struct Homes {
+/// The side that holds the current values of each buffer.
+pub(crate) struct Residency {
     buffers: Vec<Side>,
     acts: Vec<Side>,
     routings: Vec<Side>,
-    /// Of the cache.
+    /// KV caches.
     layers: Vec<Side>,
 }
 
-impl Homes {
-    /// Before the first step: what only one side has is there.
-    pub(crate) fn new(cpu: &Plan, gpu: &Plan) -> Homes {
+impl Residency {
+    /// Returns the sides before the first step: a buffer that exists on one side only is there.
+    pub(crate) fn new(cpu: &Plan, gpu: &Plan) -> Residency {
         let home = |of_cpu: bool| match of_cpu {
             true => Side::Cpu,
             false => Side::Gpu,
         };
         let buffers = cpu.buffers.iter().zip(&gpu.buffers);
         let acts = cpu.acts.iter().zip(&gpu.acts);
-        Homes {
+        Residency {
             buffers: buffers
                 .map(|(a, b)| home(a.width > 0 || b.width == 0))
                 .collect(),
@@ -40,6 +40,7 @@ impl Homes {
         }
     }
 
+    /// Records that `op` ran on `side`.
     fn written(&mut self, op: &Op, side: Side) {
         for id in op.writes() {
             self.buffers[id.0 as usize] = side;
@@ -54,20 +55,20 @@ impl Homes {
 }
 
 impl HybridBackend {
-    /// The side of an operation, and its place among those of its side.
+    /// Returns the side of an operation, and its index in that side's plan.
     fn place(&self, index: usize) -> (Side, usize) {
         let mut segments = self.placement.segments().iter();
         let segment = segments.find(|segment| segment.ops.contains(&index));
-        let segment = segment.expect("every operation is of a segment");
+        let segment = segment.expect("every operation belongs to a segment");
         (
             segment.side,
             segment.own_ops.start + index - segment.ops.start,
         )
     }
 
-    /// Makes sure that `side` has the values of a buffer.
-    fn bring(&mut self, id: BufferId, side: Side, batch: &Batch) -> Result<(), RuntimeError> {
-        let home = &mut self.homes.buffers[id.0 as usize];
+    /// Copies a buffer to `side` unless its values are there.
+    fn copy_to(&mut self, id: BufferId, side: Side, batch: &Batch) -> Result<(), RuntimeError> {
+        let home = &mut self.residency.buffers[id.0 as usize];
         match (*home, side) {
             (Side::Gpu, Side::Cpu) => {
                 let values = self.gpu.values(id, batch)?;
@@ -92,16 +93,16 @@ impl Stepwise for HybridBackend {
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
         let (side, own) = self.place(index);
         let ops = self.plan.ops[index..index + self.pass(index).n_ops].to_vec();
-        // Its buffers have room for the batch.
+        // Resizes the CPU's buffers for the batch.
         self.cpu.begin(batch);
         for id in ops.iter().flat_map(Op::reads) {
-            self.bring(id, side, batch)?;
+            self.copy_to(id, side, batch)?;
         }
         match side {
             Side::Cpu => self.cpu.run_one(own, batch)?,
             Side::Gpu => self.gpu.run_one(own, batch)?,
         }
-        ops.iter().for_each(|op| self.homes.written(op, side));
+        ops.iter().for_each(|op| self.residency.written(op, side));
         Ok(())
     }
 
@@ -112,21 +113,21 @@ impl Stepwise for HybridBackend {
 
     fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError> {
         let (cpu, gpu) = (self.cpu.memory(batch)?, self.gpu.memory(batch)?);
-        let homes = &self.homes;
+        let residency = &self.residency;
         Ok(Memory {
-            buffers: merged(&homes.buffers, &cpu.buffers, &gpu.buffers),
-            acts: merged(&homes.acts, &cpu.acts, &gpu.acts),
-            routings: merged(&homes.routings, &cpu.routings, &gpu.routings),
-            cache: merged(&homes.layers, &cpu.cache, &gpu.cache),
+            buffers: merged(&residency.buffers, &cpu.buffers, &gpu.buffers),
+            acts: merged(&residency.acts, &cpu.acts, &gpu.acts),
+            routings: merged(&residency.routings, &cpu.routings, &gpu.routings),
+            cache: merged(&residency.layers, &cpu.cache, &gpu.cache),
         })
     }
 }
 
-/// What is at home on each side.
-fn merged<T: Clone>(homes: &[Side], cpu: &[T], gpu: &[T]) -> Cow<'static, [T]> {
-    let at_home = homes.iter().enumerate().map(|(i, home)| match home {
+/// Takes each value from the side that holds the current one.
+fn merged<T: Clone>(sides: &[Side], cpu: &[T], gpu: &[T]) -> Cow<'static, [T]> {
+    let current = sides.iter().enumerate().map(|(i, side)| match side {
         Side::Gpu => gpu[i].clone(),
         Side::Cpu => cpu[i].clone(),
     });
-    Cow::Owned(at_home.collect())
+    Cow::Owned(current.collect())
 }

@@ -1,4 +1,4 @@
-//! Divisions that the engine does not make, and steps that fail on their way.
+//! Placements that the engine does not choose, and steps that fail midway.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -47,7 +47,7 @@ fn options() -> HybridOptions {
     }
 }
 
-/// The embedded model with its first layers on the GPU and the last ones and the output on the CPU.
+/// The embedded model with its first layers on the GPU, and its last layers and the output on the CPU.
 fn upside_down(model: &Model) -> Option<HybridBackend> {
     let mut targets = image_targets().into_iter();
     let Some(persona) = targets.find_map(|target| target.strip_prefix("host-")) else {
@@ -70,7 +70,7 @@ fn upside_down(model: &Model) -> Option<HybridBackend> {
     Some(HybridBackend::new(gpu, plan, placement, &model.weights, options()).unwrap())
 }
 
-/// A token at a position, of a sequence whose keys and values are in `block`.
+/// A step of one token at `position`, whose sequence has its KV cache in `block`.
 fn batch(position: usize, block: u32) -> Batch {
     Batch {
         step: position as u64,
@@ -111,7 +111,7 @@ fn close(got: &[f32], expected: &[f32]) {
 }
 
 #[test]
-fn the_output_may_be_the_cpu_s_and_a_step_may_fail() {
+fn samples_on_the_cpu_and_recovers_from_failed_steps() {
     let model = model();
     let Some(mut hybrid) = upside_down(&model) else {
         return;
@@ -124,7 +124,7 @@ fn the_output_may_be_the_cpu_s_and_a_step_may_fail() {
         close(&run(hybrid, batch(position, 0)).unwrap(), &expected);
     };
     (0..3).for_each(|position| both(&mut hybrid, position));
-    // The device stops at a read outside of its cache, with operations of both sides to come.
+    // The device fails at a read outside its cache, before operations of both sides.
     for _ in 0..2 {
         let error = run(&mut hybrid, batch(3, 1 << 20)).unwrap_err();
         assert!(
@@ -132,6 +132,6 @@ fn the_output_may_be_the_cpu_s_and_a_step_may_fail() {
             "{error}"
         );
     }
-    // What comes after is not mistaken for what was lost.
+    // Later results are not taken for those of the failed steps.
     (3..5).for_each(|position| both(&mut hybrid, position));
 }

@@ -1,11 +1,11 @@
 //! Activations for tests: quantized by plain loops, on the device and as numbers.
 
 use half::f16;
-use rocmforge_gpu::{ActForm, Acts, Buffer, Gpu};
+use rocmforge_gpu::{ActFormat, Acts, Buffer, Gpu};
 
 /// Activations `[n_rows, width]` in one of the forms.
 pub(crate) struct TestActs {
-    form: ActForm,
+    form: ActFormat,
     n_rows: usize,
     width: usize,
     /// The values that the device multiplies with.
@@ -17,15 +17,15 @@ pub(crate) struct TestActs {
 }
 
 impl TestActs {
-    pub(crate) fn new(gpu: &Gpu, form: ActForm, width: usize, x: &[f32]) -> TestActs {
+    pub(crate) fn new(gpu: &Gpu, form: ActFormat, width: usize, x: &[f32]) -> TestActs {
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         let mut exact: Vec<f64> = x.iter().map(|&x| x.into()).collect();
-        if form != ActForm::F32 {
+        if form != ActFormat::F32 {
             for (i, x) in x.chunks_exact(form.block_len()).enumerate() {
                 let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
                 let (scale, factor) = match form {
                     _ if largest == 0.0 => (0.0, 0.0),
-                    ActForm::Q8x32 => {
+                    ActFormat::Q8x32 => {
                         let scale = largest / 127.0;
                         (f16::from_f32(scale).to_f32(), 1.0 / scale)
                     }
@@ -43,7 +43,7 @@ impl TestActs {
             .chunks_exact(16)
             .map(|codes| codes.iter().map(|&code| i16::from(code)).sum())
             .collect();
-        let values = if form == ActForm::F32 { x } else { &[] };
+        let values = if form == ActFormat::F32 { x } else { &[] };
         TestActs {
             form,
             n_rows: x.len() / width,

@@ -62,6 +62,7 @@ impl Step {
             n_experts,
             n_used,
             router: Router {
+                n_used,
                 weights: ExpertWeights::Normalized,
                 scale: 1.0,
             },

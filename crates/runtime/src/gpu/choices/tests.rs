@@ -1,4 +1,4 @@
-//! The device's choices beside those of the CPU backend, from the same logits.
+//! Compares sampling on the device with the CPU backend, from the same logits.
 
 use std::sync::Arc;
 
@@ -31,13 +31,13 @@ impl Random {
         values[self.below(values.len())].clone()
     }
 
-    /// About normal.
+    /// Approximately normal.
     fn normal(&mut self) -> f32 {
         let unit = |bits: u64| (bits >> 11) as f32 / (1u64 << 53) as f32;
         (0..6).map(|_| unit(self.bits())).sum::<f32>() - 3.0
     }
 
-    /// Ascending ids, each with a number.
+    /// Ascending ids, each with a value.
     fn ids<T>(&mut self, n_vocab: usize, value: impl Fn(&mut Random) -> T) -> Vec<(u32, T)> {
         let n = self.below(20);
         let mut ids: Vec<u32> = (0..n).map(|_| self.below(n_vocab) as u32).collect();
@@ -47,12 +47,12 @@ impl Random {
     }
 }
 
-/// Peaked, flat, with ties, with values that are no numbers, or with none that are.
+/// Logits that are peaked, flat, tied, or partly or entirely NaN or infinite.
 fn logits(random: &mut Random, n_vocab: usize) -> Vec<f32> {
     let spread = random.one_of(&[0.01f32, 1.0, 4.0, 30.0]);
     let mut logits: Vec<f32> = (0..n_vocab).map(|_| random.normal() * spread).collect();
     match random.below(12) {
-        // One zero only: two of different signs are equals that have an order.
+        // `+ 0.0` removes negative zeros, which compare equal to zero but sort before it.
         0..4 => logits.iter_mut().for_each(|x| *x = x.round() + 0.0),
         4 => logits[random.below(n_vocab)] = f32::NAN,
         5 => logits[random.below(n_vocab)] = f32::NEG_INFINITY,
@@ -106,7 +106,7 @@ fn wanted_row(random: &mut Random, n_vocab: usize) -> WantedRow {
     }
 }
 
-/// The GPU that `ROCMFORGE_TEST_DEVICE` names, or the first that the CPU plays in this build.
+/// The GPU that `ROCMFORGE_TEST_DEVICE` names, or the first emulated GPU of this build.
 fn gpu() -> Option<Gpu> {
     let built = || {
         let mut targets = image_targets().into_iter();
@@ -120,10 +120,13 @@ fn gpu() -> Option<Gpu> {
     Some(Gpu::open(name.parse().unwrap()).unwrap())
 }
 
-/// What the device says of every row of `batch`, whose unknown tokens are `last`.
+/// Samples every row of `batch` on the device; `last` are the tokens sampled by the step before.
 fn on_device(gpu: &Gpu, logits: &[f32], batch: &Batch, last: &[Sampled]) -> Vec<RowOutput> {
     let choices = Choices::of(batch);
-    assert_eq!(choices.of_host, [0usize; 0], "all rows are the device's");
+    assert_eq!(
+        choices.host_rows, [0usize; 0],
+        "the device samples all rows"
+    );
     let tokens: Vec<u32> = batch
         .tokens
         .iter()
@@ -150,7 +153,7 @@ fn on_device(gpu: &Gpu, logits: &[f32], batch: &Batch, last: &[Sampled]) -> Vec<
 }
 
 #[test]
-fn the_device_chooses_what_the_cpu_chooses() {
+fn device_and_cpu_sample_the_same_tokens() {
     let Some(gpu) = gpu() else { return };
     let mut random = Random(7);
     let pool = Pool::new(1);
@@ -186,7 +189,7 @@ fn the_device_chooses_what_the_cpu_chooses() {
 }
 
 #[test]
-fn rows_of_all_kinds_stand_together() {
+fn splits_mixed_rows_between_device_and_host() {
     let sample = |params, top_logprobs| {
         Want::Sample(WantedRow {
             params: Arc::new(params),
@@ -227,7 +230,7 @@ fn rows_of_all_kinds_stand_together() {
         ..Batch::default()
     };
     let choices = Choices::of(&batch);
-    assert_eq!(choices.of_host, [2, 3, 4, 6]);
+    assert_eq!(choices.host_rows, [2, 3, 4, 6]);
     let top_k: Vec<u32> = choices.rows.iter().map(|row| row.top_k).collect();
     assert_eq!(top_k, [0, 40, 0, 0, 0, 40, 0]);
     let lists = [1, 5].map(|i| {

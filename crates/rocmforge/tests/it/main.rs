@@ -1,0 +1,200 @@
+//! The facade on the embedded model's file, on the CPU and on an emulated GPU.
+
+use std::path::PathBuf;
+
+use rocmforge::{ContextPolicy, Device, Error, FinishReason, Model, ModelOptions, Session};
+use rocmforge_runtime::gpu::image_targets;
+use rocmforge_testkit::data::{golden, ids, models};
+use rocmforge_text::tokenizer::{Detokenizer, LeadingSpace, SpecialText, Tokenizer};
+
+fn path() -> PathBuf {
+    models().join("forge-mini-Q4_K_M.gguf")
+}
+
+/// The CPU, and an emulated GPU if this build has one.
+fn devices() -> Vec<Device> {
+    let emulated = image_targets()
+        .into_iter()
+        .find(|target| target.starts_with("host-"));
+    let emulated = emulated.map(|target| target.replace("host-", "host:").parse().unwrap());
+    if emulated.is_none() {
+        println!("skipped: built without emulated GPUs");
+    }
+    [Some(Device::Cpu), emulated]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn start(device: Device) -> Session {
+    Model::open(path())
+        .unwrap()
+        .device(device)
+        .context(256)
+        .start()
+        .unwrap()
+}
+
+#[test]
+fn a_greedy_answer_matches_llama_cpp() {
+    let golden = golden();
+    let case = &golden["variants"]["Q4_K_M"]["prompts"]["story"];
+    let prompt = case["prompt"].as_str().unwrap();
+    let expected: Vec<u32> = ids(&case["greedy_ids"]).into_iter().take(12).collect();
+    for device in devices() {
+        let mut session = start(device);
+        let text = session
+            .generate(prompt)
+            .greedy()
+            .max_tokens(expected.len())
+            .text()
+            .unwrap();
+        let gguf = rocmforge_gguf::Gguf::open(&path(), rocmforge::LoadMode::Mmap).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&gguf, None).unwrap();
+        let mut detokenizer = Detokenizer::new(SpecialText::Hide, LeadingSpace::Keep);
+        let mut wanted = String::new();
+        for id in &expected {
+            wanted += &detokenizer.push(&tokenizer, *id);
+        }
+        wanted += &detokenizer.finish();
+        assert_eq!(text, wanted, "{device:?}");
+    }
+}
+
+#[test]
+fn a_stream_gives_the_whole_text_in_pieces() {
+    let mut session = start(Device::Cpu);
+    let whole = session
+        .generate("Once upon a time")
+        .greedy()
+        .max_tokens(30)
+        .text()
+        .unwrap();
+    let mut answer = session
+        .generate("Once upon a time")
+        .greedy()
+        .max_tokens(30)
+        .stream()
+        .unwrap();
+    let pieces: Vec<String> = answer.by_ref().map(Result::unwrap).collect();
+    assert_eq!(answer.finish_reason(), Some(FinishReason::Length));
+    assert_eq!(answer.n_tokens(), 30);
+    drop(answer);
+    assert!(
+        pieces.len() > 10 && pieces.iter().all(|piece| !piece.is_empty()),
+        "{pieces:?}"
+    );
+    assert_eq!(pieces.concat(), whole);
+}
+
+#[test]
+fn an_answer_that_is_dropped_leaves_the_session_usable() {
+    let mut session = start(Device::Cpu);
+    let whole = session
+        .generate("A fox")
+        .greedy()
+        .max_tokens(20)
+        .text()
+        .unwrap();
+    let mut answer = session
+        .generate("A fox")
+        .greedy()
+        .max_tokens(20)
+        .stream()
+        .unwrap();
+    answer.next().unwrap().unwrap();
+    drop(answer);
+    assert_eq!(
+        session
+            .generate("A fox")
+            .greedy()
+            .max_tokens(20)
+            .text()
+            .unwrap(),
+        whole
+    );
+}
+
+#[test]
+fn an_answer_ends_before_a_stop_text() {
+    let mut session = start(Device::Cpu);
+    let whole = session
+        .generate("Once upon a time")
+        .greedy()
+        .max_tokens(40)
+        .text()
+        .unwrap();
+    let stop: String = whole.chars().skip(12).take(4).collect();
+    let at = whole.find(&stop).unwrap();
+    let answer = session.generate("Once upon a time").greedy().max_tokens(40);
+    assert_eq!(answer.stop([stop]).text().unwrap(), whole[..at]);
+}
+
+#[test]
+fn a_chat_remembers_its_turns() {
+    for device in devices() {
+        let mut session = start(device);
+        let mut chat = session
+            .chat()
+            .unwrap()
+            .system("Be brief.")
+            .greedy()
+            .max_tokens(6);
+        let first: String = chat.send("Hello").unwrap().map(Result::unwrap).collect();
+        drop(chat.send("And then?").unwrap());
+        let messages = chat.messages();
+        let roles: Vec<&str> = messages.iter().map(|message| message.role).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+        assert_eq!(messages[2].content, first);
+    }
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_forgotten() {
+    let mut session = start(Device::Cpu);
+    let mut chat = session.chat().unwrap();
+    let error = chat.send("long ".repeat(2000)).err().unwrap();
+    assert!(matches!(error, Error::Request(_)), "{error}");
+    assert!(error.to_string().contains("larger context"), "{error}");
+    assert_eq!(chat.messages(), []);
+}
+
+#[test]
+fn a_context_that_shifts_goes_on_past_its_end() {
+    let model = Model::open(path()).unwrap();
+    let policy = ContextPolicy::Shift { n_sinks: 4 };
+    let mut session = model
+        .device(Device::Cpu)
+        .context(64)
+        .context_policy(policy)
+        .start()
+        .unwrap();
+    let mut chat = session.chat().unwrap().greedy().max_tokens(40);
+    for _ in 0..4 {
+        let mut reply = chat.send("Tell me a story about a fox.").unwrap();
+        reply.by_ref().for_each(|piece| drop(piece.unwrap()));
+        assert!(reply.n_tokens() > 0);
+    }
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let missing = Model::open("no/such/file.gguf").err().unwrap();
+    assert!(
+        matches!(missing, Error::Hub(_) | Error::File { .. }),
+        "{missing}"
+    );
+    let huge = Model::open(path())
+        .unwrap()
+        .device(Device::Cpu)
+        .context(1 << 30)
+        .start();
+    assert!(matches!(huge.err(), Some(Error::Config(_))));
+    let gpu = "cuda:99".parse().unwrap();
+    let absent = Model::open(path()).unwrap().device(gpu).start();
+    assert!(matches!(absent.err(), Some(Error::Device(_))));
+    let wrong = ModelOptions::default()
+        .pre_tokenizer("no-such-rule")
+        .open(path());
+    assert!(matches!(wrong.err(), Some(Error::Tokenizer { .. })));
+}
