@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::common::cases::{for_each_model, test_cases};
 use crate::common::{ids, logits, read_json};
 use rocmforge_engine::{Engine, EngineConfig, EngineError, Request};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TensorInfo, Writer, quant};
@@ -33,35 +34,34 @@ fn last_logits(model: &Model, prompt: &[u32]) -> Vec<f32> {
     logits(&mut engine, prompt).pop().unwrap()
 }
 
-#[test]
-fn logits_match_llama_cpp() {
+for_each_model!(logits_match_llama_cpp);
+
+fn logits_match_llama_cpp(name: &str) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let golden = read_json(&fixtures.join("architectures.json"));
-    for name in synth::NAMES {
-        let model = load(&writer(name)).unwrap();
-        for (n_tokens, expected) in golden[name].as_object().unwrap() {
-            let expected: Vec<f32> = expected
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|logit| logit.as_f64().unwrap() as f32)
-                .collect();
-            let prompt = synth::prompt(n_tokens.parse().unwrap(), model.config.n_vocab);
-            let got = last_logits(&model, &prompt);
-            let kept: Vec<f32> = got.iter().copied().step_by(37).collect();
-            assert_eq!(kept.len(), expected.len());
-            // llama.cpp computes GELU with a table of f16 values.
-            let bound = match name {
-                "gemma2" | "gemma3" | "gpt2" | "starcoder2" => 5e-3,
-                _ => 1e-3,
-            };
-            let reach = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
-            for (got, expected) in kept.iter().zip(&expected) {
-                assert!(
-                    (got - expected).abs() < bound * reach,
-                    "{name}, {n_tokens} tokens: {kept:?}, expected {expected:?} and so on"
-                );
-            }
+    let model = load(&writer(name)).unwrap();
+    for (n_tokens, expected) in golden[name].as_object().unwrap() {
+        let expected: Vec<f32> = expected
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|logit| logit.as_f64().unwrap() as f32)
+            .collect();
+        let prompt = synth::prompt(n_tokens.parse().unwrap(), model.config.n_vocab);
+        let got = last_logits(&model, &prompt);
+        let kept: Vec<f32> = got.iter().copied().step_by(37).collect();
+        assert_eq!(kept.len(), expected.len());
+        // llama.cpp computes GELU with a table of f16 values.
+        let bound = match name {
+            "gemma2" | "gemma3" | "gpt2" | "starcoder2" => 5e-3,
+            _ => 1e-3,
+        };
+        let reach = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+        for (got, expected) in kept.iter().zip(&expected) {
+            assert!(
+                (got - expected).abs() < bound * reach,
+                "{name}, {n_tokens} tokens: {kept:?}, expected {expected:?} and so on"
+            );
         }
     }
 }
@@ -353,11 +353,18 @@ fn rewritten(
     out
 }
 
+test_cases! {
+    weights_of_16_bits_are_exact:
+    llama("llama"),
+    mixtral("mixtral"),
+    qwen2moe("qwen2moe"),
+    qwen3moe("qwen3moe"),
+}
+
 /// 16-bit weights give the logits of the same values in F32, because activations stay f32. The test above compares F32
 /// with llama.cpp. llama.cpp's own logits of 16-bit files differ more, because it rounds activations to 16 bits, which
 /// changes the choice between nearly tied experts.
-#[test]
-fn weights_of_16_bits_are_exact() {
+fn weights_of_16_bits_are_exact(name: &str) {
     let prompt = synth::prompt(300, 512);
     let config = EngineConfig {
         n_ctx: Some(prompt.len()),
@@ -368,26 +375,24 @@ fn weights_of_16_bits_are_exact() {
         let mut engine = Engine::on_cpu(&load(writer).unwrap(), None, &config).unwrap();
         logits(&mut engine, &prompt).concat()
     };
-    for name in ["llama", "mixtral", "qwen2moe", "qwen3moe"] {
-        for ty in [GgmlType::F16, GgmlType::BF16] {
-            let narrow = synth::model(name, ty).unwrap().unwrap();
-            let wide = rewritten(&narrow, |info, data| {
-                let mut values = vec![0f32; info.n_elements() as usize];
-                quant::dequantize(info.ty, data, &mut values).unwrap();
-                let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-                Some((GgmlType::F32, bytes.collect()))
-            });
-            let (narrow, wide) = (run(&narrow), run(&wide));
-            let square = |x: f32| f64::from(x).powi(2);
-            let error: f64 = narrow.iter().zip(&wide).map(|(a, b)| square(a - b)).sum();
-            let energy: f64 = wide.iter().map(|b| square(*b)).sum();
-            assert!(
-                error < 1e-9 * energy,
-                "{name} in {}: {:e}",
-                ty.name(),
-                error / energy
-            );
-        }
+    for ty in [GgmlType::F16, GgmlType::BF16] {
+        let narrow = synth::model(name, ty).unwrap().unwrap();
+        let wide = rewritten(&narrow, |info, data| {
+            let mut values = vec![0f32; info.n_elements() as usize];
+            quant::dequantize(info.ty, data, &mut values).unwrap();
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+            Some((GgmlType::F32, bytes.collect()))
+        });
+        let (narrow, wide) = (run(&narrow), run(&wide));
+        let square = |x: f32| f64::from(x).powi(2);
+        let error: f64 = narrow.iter().zip(&wide).map(|(a, b)| square(a - b)).sum();
+        let energy: f64 = wide.iter().map(|b| square(*b)).sum();
+        assert!(
+            error < 1e-9 * energy,
+            "{name} in {}: {:e}",
+            ty.name(),
+            error / energy
+        );
     }
 }
 

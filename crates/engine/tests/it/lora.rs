@@ -5,6 +5,7 @@ use rocmforge_testkit::models as synth;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::common::cases::for_each_model;
 use crate::common::{greedy, logits, read_json};
 use rocmforge_engine::{Engine, EngineConfig};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, Writer, quant};
@@ -144,41 +145,40 @@ fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
     (squares / size).sqrt()
 }
 
-#[test]
-fn adapters_match_merged_weights() {
+for_each_model!(adapters_match_merged_weights);
+
+fn adapters_match_merged_weights(name: &str) {
     let prompt = synth::prompt(40, 512);
-    for name in synth::NAMES {
-        let gguf = base(name, GgmlType::F32);
-        let list = [("one", 0.7f32), ("two", -1.5)];
-        // Tied embeddings too.
-        let files: Vec<(Arc<Gguf>, f64)> = list
-            .iter()
-            .map(|&(seed, scale)| {
-                let (rank, alpha) = rank_and_alpha(seed);
-                let factor = match alpha {
-                    0.0 => 1.0,
-                    alpha => f64::from(alpha) / rank as f64,
-                };
-                let takes = |name: &str| name != "position_embd.weight";
-                let file = open(&adapter_of(&gguf, seed, takes).unwrap());
-                (file, factor * f64::from(scale))
-            })
-            .collect();
-        let adapters: Vec<Adapter> = files
-            .iter()
-            .zip(list)
-            .map(|((file, _), (seed, scale))| Adapter::new(seed, Arc::clone(file), scale).unwrap())
-            .collect();
-        let plain = Model::load(Arc::clone(&gguf)).unwrap();
-        let changed = Model::load_with(Arc::clone(&gguf), &adapters).unwrap();
-        let merged = merged(&gguf, &files);
-        let [plain, changed, merged] =
-            [plain, changed, merged].map(|model| all_logits(&model, exact(), &prompt));
-        let error = difference(&changed, &merged);
-        println!("{name}: {error:.1e}");
-        assert!(error < 1e-5, "{name}: {error}");
-        assert!(difference(&plain, &merged) > 0.1, "{name}");
-    }
+    let gguf = base(name, GgmlType::F32);
+    let list = [("one", 0.7f32), ("two", -1.5)];
+    // Tied embeddings too.
+    let files: Vec<(Arc<Gguf>, f64)> = list
+        .iter()
+        .map(|&(seed, scale)| {
+            let (rank, alpha) = rank_and_alpha(seed);
+            let factor = match alpha {
+                0.0 => 1.0,
+                alpha => f64::from(alpha) / rank as f64,
+            };
+            let takes = |name: &str| name != "position_embd.weight";
+            let file = open(&adapter_of(&gguf, seed, takes).unwrap());
+            (file, factor * f64::from(scale))
+        })
+        .collect();
+    let adapters: Vec<Adapter> = files
+        .iter()
+        .zip(list)
+        .map(|((file, _), (seed, scale))| Adapter::new(seed, Arc::clone(file), scale).unwrap())
+        .collect();
+    let plain = Model::load(Arc::clone(&gguf)).unwrap();
+    let changed = Model::load_with(Arc::clone(&gguf), &adapters).unwrap();
+    let merged = merged(&gguf, &files);
+    let [plain, changed, merged] =
+        [plain, changed, merged].map(|model| all_logits(&model, exact(), &prompt));
+    let error = difference(&changed, &merged);
+    println!("{name}: {error:.1e}");
+    assert!(error < 1e-5, "{name}: {error}");
+    assert!(difference(&plain, &merged) > 0.1, "{name}");
 }
 
 /// Checks quantized base weights, and factors of the types that converters write.
