@@ -49,7 +49,8 @@ pub(super) fn golden(proof: &mut Proof) -> Result<()> {
             proof.step(&mut quantize);
         }
     }
-    let mut tests = programs::engine_tests(proof, "golden", "forge_mini_follows_llama_cpp")?;
+    let mut tests =
+        programs::engine_tests(proof, "golden", "golden::forge_mini_matches_llama_cpp")?;
     proof.step(tests.env("ROCMFORGE_CONFORMANCE_DATA", &data));
     let mut compare = proof.compare();
     compare.words("--tokens 1,17,300 --batch 1,4");
