@@ -99,7 +99,7 @@ fn layer_splits_match_cpu(name: &str, ty: GgmlType, bound: f64, n: usize) {
     compare(&model, &device, bound, &format!("{name}, {n} layers"));
 }
 
-// With a shared expert and without.
+// Without and with a shared expert.
 test_cases! {
     experts_on_cpu_match_cpu:
     mixtral("mixtral", GpuLayers::All),
