@@ -8,25 +8,11 @@ use crate::common::{greedy, logits};
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, Request};
 use rocmforge_gguf::{GgmlType, Gguf, Writer};
 use rocmforge_model::{Adapter, Model};
-use rocmforge_runtime::gpu;
-use rocmforge_runtime::gpu::GpuConfig;
 use rocmforge_runtime::times::{StepObserver, StepTimes};
 use rocmforge_testkit::adapters::adapter;
 
 fn test_gpu() -> Option<Device> {
-    let built = || {
-        let mut targets = gpu::image_targets().into_iter();
-        let target = targets.find(|target| target.starts_with("host-"));
-        target.map(|target| target.replace("host-", "host:"))
-    };
-    let Some(id) = std::env::var("ROCMFORGE_TEST_DEVICE").ok().or_else(built) else {
-        println!("skipped: built without the target host");
-        return None;
-    };
-    Some(Device::Gpu(GpuConfig {
-        id: Some(id.parse().unwrap()),
-        ..GpuConfig::default()
-    }))
+    crate::common::test_gpu().map(Device::Gpu)
 }
 
 fn engine(model: &Model, device: &Device) -> Engine {

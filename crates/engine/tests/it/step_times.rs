@@ -10,8 +10,6 @@ use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, Reque
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
-use rocmforge_runtime::gpu;
-use rocmforge_runtime::gpu::GpuConfig;
 use rocmforge_runtime::times::{StepObserver, StepPart, StepTimes};
 
 /// Tokens per step, of the prompt, and generated: few, because an emulated GPU is slow.
@@ -123,19 +121,7 @@ fn cpu_times_cover_every_operation() {
 
 /// Returns the first emulated GPU of this build, or the device of `ROCMFORGE_TEST_DEVICE`.
 fn test_gpu() -> Option<Device> {
-    let built = || {
-        let mut targets = gpu::image_targets().into_iter();
-        let target = targets.find(|target| target.starts_with("host-"));
-        target.map(|target| target.replace("host-", "host:"))
-    };
-    let Some(id) = std::env::var("ROCMFORGE_TEST_DEVICE").ok().or_else(built) else {
-        println!("skipped: built without the target host");
-        return None;
-    };
-    Some(Device::Gpu(GpuConfig {
-        id: Some(id.parse().unwrap()),
-        ..GpuConfig::default()
-    }))
+    crate::common::test_gpu().map(Device::Gpu)
 }
 
 #[test]
