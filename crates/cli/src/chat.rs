@@ -180,7 +180,7 @@ impl Chat<'_> {
         let prompt = self.conversation.prompt(tokenizer, fit)?;
         if let Some(n) = prompt.newly_left_out {
             note(&format!(
-                "(the first {n} messages no longer fit the context and are left out)"
+                "(the first {n} messages no longer fit in the context and were dropped)"
             ));
         }
         Ok(prompt.ids)

@@ -24,7 +24,8 @@ pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
             label: embedded::NAME.to_string(),
         });
     };
-    let mut options = ModelOptions::default();
+    // Only `pull` downloads.
+    let mut options = ModelOptions::default().offline();
     if load.no_mmap {
         options = options.load_mode(LoadMode::Read);
     }

@@ -31,9 +31,26 @@ pub struct ModelOptions {
     models_dir: Option<PathBuf>,
     pre_tokenizer: Option<String>,
     adapters: Vec<(PathBuf, f32)>,
+    missing: Missing,
+}
+
+/// What to do with an `hf:` reference that is not in the models folder.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Missing {
+    #[default]
+    Download,
+    Refuse,
 }
 
 impl ModelOptions {
+    /// Never downloads: a reference that is not in the models folder is an error.
+    pub fn offline(self) -> ModelOptions {
+        ModelOptions {
+            missing: Missing::Refuse,
+            ..self
+        }
+    }
+
     /// Maps the file into memory (the default), or reads it.
     pub fn load_mode(self, load_mode: LoadMode) -> ModelOptions {
         ModelOptions { load_mode, ..self }
@@ -75,7 +92,7 @@ impl ModelOptions {
     /// # Errors
     /// The file is missing or damaged.
     pub fn open_file(&self, reference: &Path) -> Result<ModelFile, Error> {
-        let path = find(reference, self.models_dir.as_deref())?;
+        let path = find(reference, self.models_dir.as_deref(), self.missing)?;
         let name = path.file_name().unwrap_or(path.as_os_str());
         let label = escape_control(&name.to_string_lossy()).into_owned();
         let gguf = Gguf::open(&path, self.load_mode).map_err(|error| Error::File {
@@ -121,10 +138,16 @@ impl ModelOptions {
 
 /// The file that `reference` names. With the feature `download`, an `hf:` reference that is not in the models folder is
 /// downloaded first.
-fn find(reference: &Path, models_dir: Option<&Path>) -> Result<PathBuf, Error> {
+#[cfg_attr(
+    not(feature = "download"),
+    expect(unused_variables, reason = "nothing is ever downloaded")
+)]
+fn find(reference: &Path, models_dir: Option<&Path>, missing: Missing) -> Result<PathBuf, Error> {
     match rocmforge_hub::resolve(reference, models_dir) {
         #[cfg(feature = "download")]
-        Err(rocmforge_hub::Error::NotDownloaded { reference, .. }) => {
+        Err(rocmforge_hub::Error::NotDownloaded { reference, .. })
+            if missing == Missing::Download =>
+        {
             use rocmforge_hub::{Hub, HubConfig, ModelsFolder, Token};
             let hub = Hub::new(HubConfig {
                 token: Token::from_env()?,

@@ -123,9 +123,9 @@ fn wrong_usage_has_exit_code_2() {
         (&["generate", "-p", "x", "--system", "y"], "--chat"),
         (
             &["generate", "--chat", "-p", "x", "--think", "on"],
-            "enable_thinking",
+            "no switch for thinking",
         ),
-        (&["chat", "--think", "off"], "enable_thinking"),
+        (&["chat", "--think", "off"], "no switch for thinking"),
         (&["generate", "-p", "x", "-f", "y"], "cannot be used with"),
         (
             &["generate", "-p", "x", "--ids", "1"],

@@ -209,7 +209,7 @@ fn suites_save_their_rows() {
             .len(),
         kept.len() + 1
     );
-    suite(&["--compare-baseline", "none"]).fails(1, "no baseline is called 'none'");
+    suite(&["--compare-baseline", "none"]).fails(1, "there is no baseline 'none'");
 }
 
 /// A stopped run saves the rows measured so far.
@@ -276,7 +276,7 @@ fn rejects_incomparable_baselines_before_measuring() {
     fs::create_dir(dir.join("folder.json")).unwrap();
     for (name, code, part) in [
         ("defualt", 1, "existing baselines: default"),
-        ("foreign", 4, "cpu_model: Another CPU then"),
+        ("foreign", 4, "cpu_model: was Another CPU"),
         ("typed", 1, "baselines.a.metrics should be an object"),
         ("rows", 1, "it is a list"),
         ("cut", 1, "it was cut off or damaged"),
@@ -355,7 +355,7 @@ fn lists_shows_compares_and_charts_the_folder() {
         list["baselines"][2]["problem"]
             .as_str()
             .unwrap()
-            .contains("not JSON")
+            .contains("not valid JSON")
     );
 
     let shown = in_folder(dir, &["baseline", "show", "a"]).ok();
@@ -384,7 +384,7 @@ fn lists_shows_compares_and_charts_the_folder() {
     }
     in_folder(dir, &["baseline", "compare", "b", "a"]).ok();
     in_folder(dir, &["baseline", "compare", "a", "b", "--threshold", "60"]).ok();
-    in_folder(dir, &["baseline", "compare", "a", "c"]).fails(1, "no baseline is called 'c'");
+    in_folder(dir, &["baseline", "compare", "a", "c"]).fails(1, "there is no baseline 'c'");
     let json = in_folder(dir, &["baseline", "compare", "b", "a", "--format", "json"]).json();
     assert_eq!(
         (&json["result"], &json["baseline"]),

@@ -188,7 +188,7 @@ fn rejects_bad_tests_before_measuring() {
         (&["-p", "8-4"], 2, "8-4"),
         (&["-p", "1-9999999"], 2, "1000 numbers"),
         (&["--pg", "16"], 2, "512,128"),
-        (&["-d", "33"], 2, "a multiple of 32"),
+        (&["-d", "33"], 2, "multiple of the KV-cache page, 32"),
         (&["-o", "xml"], 2, "'xml'"),
         (&["--kv-type", "q9"], 2, "'q9'"),
         (&["-d", "4096"], 1, "was trained for 2048"),

@@ -135,9 +135,9 @@ fn reports_a_system_prompt_too_long_to_keep() {
     let told = chat(&[]);
     let notices = told
         .lines()
-        .filter(|line| line.contains("forgotten when it shifts"));
+        .filter(|line| line.contains("forgotten when the context shifts"));
     assert_eq!(notices.count(), 1, "{told}");
-    assert!(told.contains("keep them with --context-sinks"), "{told}");
+    assert!(told.contains("keep it with --context-sinks"), "{told}");
     let asked = chat(&["--context-sinks", "4"]);
     assert!(!asked.contains("forgotten"), "{asked}");
 }

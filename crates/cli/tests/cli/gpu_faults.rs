@@ -52,7 +52,7 @@ fn stub(vendor: &Vendor, name: &str, faults: &[&str]) -> Option<PathBuf> {
     cc.args(["-shared", "-fPIC", "-w", &format!("-D{}", vendor.name)]);
     cc.args(faults).arg("-o").arg(&library);
     let Ok(status) = cc
-        .arg(repository("crates/gpu/tests/stub/driver.c"))
+        .arg(repository("crates/gpu/tests/it/stub/driver.c"))
         .status()
     else {
         println!("skipped: no C compiler");
