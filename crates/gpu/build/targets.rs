@@ -97,7 +97,7 @@ fn native() -> Vec<String> {
     targets
 }
 
-/// What clang is told for a target; sources and output come after it.
+/// Returns clang's arguments for a target; sources and output follow them.
 pub(crate) fn arguments(target: &str) -> Vec<String> {
     let common = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Ikernels"];
     let mut args = owned(&common);

@@ -119,7 +119,7 @@ DEV u32 bid_z() { return host::here().bid[2]; }
 #if defined(HOST_RUNTIME)
 namespace host {
 
-// Goes on where `load` stopped; comes back when somebody loads what is saved here.
+// Continues at the context `load`. Returns when the context saved here is loaded.
 DEV void switch_stack(void** save, void* load) {
     // The red zone: 128 bytes below the stack pointer may be in use.
     asm volatile("leaq -128(%%rsp), %%rsp\n pushq %%rbp\n leaq 1f(%%rip), %%rax\n pushq %%rax\n"

@@ -37,7 +37,7 @@ pub struct Machine<'a> {
     pub gpu: Option<String>,
     /// Whether the CPU has a part of the model beside a GPU.
     pub is_shared: bool,
-    /// What of the model is on the GPU.
+    /// The parts of the model that run on the GPU.
     pub offload: Offload,
     /// The kernels that the user asked for; empty if none.
     pub kernel_variant: String,
@@ -135,7 +135,7 @@ impl Bench {
         self.requests.backend_info()
     }
 
-    /// Measures `test`; `on_run` is told of each run that counts. `None` if the user stopped it.
+    /// Measures `test` and calls `on_run` after each measured run. Returns `None` if the user stopped it.
     pub fn measure(
         &mut self,
         test: &Test,
