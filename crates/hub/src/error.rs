@@ -38,7 +38,7 @@ pub enum Error {
     NoSuchModel {
         given: PathBuf,
         root: PathBuf,
-        reference: Reference,
+        reference: Box<Reference>,
     },
 
     #[error("a token consists of printable ASCII characters without spaces")]

@@ -307,10 +307,10 @@ pub fn resolve(given: &Path, models_dir: Option<&Path>) -> Result<PathBuf, Error
     let Some(name) = given.to_str().filter(|_| !given.exists()) else {
         return Ok(given.to_owned());
     };
-    if name.starts_with(SCHEME) {
+    if let Some(plain) = name.strip_prefix(SCHEME) {
         let reference: Reference = name.parse()?;
         let folder = ModelsFolder::open(models_dir)?;
-        return match find_path(&folder.list()?, &name[SCHEME.len()..])? {
+        return match find_path(&folder.list()?, plain)? {
             Some(path) => Ok(path),
             None => Err(Error::NotDownloaded {
                 reference,
@@ -336,7 +336,7 @@ pub fn resolve(given: &Path, models_dir: Option<&Path>) -> Result<PathBuf, Error
         Ok(reference) if !name.ends_with(".gguf") => Err(Error::NoSuchModel {
             given: given.to_owned(),
             root: folder.root,
-            reference,
+            reference: reference.into(),
         }),
         _ => as_path(),
     }

@@ -16,16 +16,19 @@ pub enum Error {
     #[error("{label}: {error}")]
     File {
         label: String,
-        error: rocmforge_gguf::Error,
+        error: Box<rocmforge_gguf::Error>,
     },
     /// The model in the file.
     #[error("{label}: {error}")]
-    Load { label: String, error: LoadError },
+    Load {
+        label: String,
+        error: Box<LoadError>,
+    },
     /// The vocabulary in the file.
     #[error("{label}: {error}")]
     Tokenizer {
         label: String,
-        error: TokenizerError,
+        error: Box<TokenizerError>,
     },
     /// The file has no weights.
     #[error("{label} has no weights; only its metadata and vocabulary can be used")]

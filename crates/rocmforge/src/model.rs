@@ -97,7 +97,7 @@ impl ModelOptions {
         let label = escape_control(&name.to_string_lossy()).into_owned();
         let gguf = Gguf::open(&path, self.load_mode).map_err(|error| Error::File {
             label: escape_control(&path.to_string_lossy()).into_owned(),
-            error,
+            error: error.into(),
         })?;
         Ok(ModelFile {
             gguf: Arc::new(gguf),
@@ -118,14 +118,14 @@ impl ModelOptions {
             let adapter = Adapter::new(&adapter.label, adapter.gguf, *scale);
             adapter.map_err(|error| Error::Load {
                 label: file.label.clone(),
-                error,
+                error: error.into(),
             })
         });
         let adapters = adapters.collect::<Result<Vec<Adapter>, Error>>()?;
         let loaded = LoadedModel::load_with(Arc::clone(&file.gguf), &adapters);
         let loaded = loaded.map_err(|error| Error::Load {
             label: file.label.clone(),
-            error,
+            error: error.into(),
         })?;
         let tokenizer = file.tokenizer(self.pre_tokenizer.as_deref())?;
         Ok(Model {
@@ -172,7 +172,7 @@ impl ModelFile {
             Err(TokenizerError::NoVocab) => Ok(None),
             Err(error) => Err(Error::Tokenizer {
                 label: self.label.clone(),
-                error,
+                error: error.into(),
             }),
         }
     }

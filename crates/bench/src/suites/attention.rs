@@ -1,11 +1,11 @@
 //! Measures attention over a whole sequence, computed in three ways:
 //!
-//! - - `standard`: all scores in memory, softmax, weighted sum, with plain loops on one thread: the reference for
+//! - `standard`: all scores in memory, softmax, weighted sum, with plain loops on one thread: the reference for
 //!   online softmax. Not available on a GPU.
-//! - - `flash`: the same result from the backend's kernel, with online softmax and without a score matrix (Dao et al.
+//! - `flash`: the same result from the backend's kernel, with online softmax and without a score matrix (Dao et al.
 //!   2022). Its rows attend only to earlier positions, so here the queries are the heads of rows that are all at the
 //!   end, 64 per KV head, as many as a tile of the CPU takes. A GPU runs its decode kernel.
-//! - - `causal`: the kernel as in prefill; row i attends to positions up to i.
+//! - `causal`: the kernel as in prefill; row i attends to positions up to i.
 
 mod gpu;
 mod standard;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use indicatif::ProgressBar;
-use rocmforge_bench;
 use rocmforge_bench::export::{Detail, Exporter, Form};
 use rocmforge_bench::{
     BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,

@@ -253,7 +253,7 @@ fn gate_and_up_of_mixed_formats() {
 fn check_gate_and_up(i: usize, types: [GgmlType; 2]) {
     for gpu in common::gpus() {
         let (n_in, n_rows, random) = (512, [1, 2, 4, 7][i % 4], &mut Random(3));
-        let n_out = if i % 3 == 0 { 130 } else { 7 };
+        let n_out = if i.is_multiple_of(3) { 130 } else { 7 };
         let form = act_format(types[0]);
         let x = activations(X::Random, n_rows, n_in, random);
         let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();
