@@ -226,14 +226,17 @@ struct alignas(16) f32x4 {
 typedef u32 u32_vec4 __attribute__((ext_vector_type(4)));
 typedef u32 u32_vec2 __attribute__((ext_vector_type(2)));
 
-// Loads and stores of 16 bytes at once; `p` is 16-byte aligned. Vector types, because the compiler splits the members
-// of a struct to merge some of them with other loads.
+// Loads and stores of 16 or 8 bytes at once; `p` is aligned to as many. Vector types, because the compiler splits the
+// members of a struct to merge some of them with other loads; and because clang 22 copies a struct to a byte of a shared
+// array as if it had the alignment of a byte, for NVIDIA byte by byte.
 #if defined(GPU_HOST)
 DEV u32x4 load16(const void* p, Site at = HERE) { return bits<u32x4>(*(const u32_vec4*)host::aligned(p, 16, at)); }
 DEV void store16(void* p, u32x4 value, Site at = HERE) { *(u32_vec4*)host::aligned(p, 16, at) = bits<u32_vec4>(value); }
+DEV void store8(void* p, u32x2 value, Site at = HERE) { *(u32_vec2*)host::aligned(p, 8, at) = bits<u32_vec2>(value); }
 #else
 DEV u32x4 load16(const void* p) { return bits<u32x4>(*(const u32_vec4*)p); }
 DEV void store16(void* p, u32x4 value) { *(u32_vec4*)p = bits<u32_vec4>(value); }
+DEV void store8(void* p, u32x2 value) { *(u32_vec2*)p = bits<u32_vec2>(value); }
 #endif
 
 // Loads of weights: they are read once and not again soon, so they need not stay in the caches.

@@ -141,8 +141,8 @@ DEV void split_product(const MatmulParams& p, const Place& place) {
 #pragma unroll
         for (u32 i = 0; i < VALUES / 2; i += 2) {
             u32 to = x_row * STRIDE + 2 * x_at + 4 * i;
-            *(u32x2*)(x_hi + to) = u32x2{{hi[i], hi[i + 1]}};
-            *(u32x2*)(x_lo + to) = u32x2{{lo[i], lo[i + 1]}};
+            store8(x_hi + to, u32x2{{hi[i], hi[i + 1]}});
+            store8(x_lo + to, u32x2{{lo[i], lo[i + 1]}});
         }
         u32x4 words = w_next.raw;
         if constexpr (SCALED) {

@@ -105,6 +105,15 @@ DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n
                       float (&acc)[ROWS][N]) {
     constexpr u32 N_GROUPS = 32 / T::GROUP;
     constexpr bool SUMS = T::OFFSET != 0 || T::HAS_MIN;
+    // Of many rows, addresses are computed where they are used. clang 22 would keep those of all rows in registers
+    // across the loop, for which ptxas moves loads down to their first use, and spills. All rows are 8 at most: offsets
+    // of 32 bits suffice. On sm_80 it is the other way round: Q4_K spills with this, and nothing without.
+#if defined(GPU_NVIDIA) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
+    constexpr bool MANY = N > 4 && __is_same(Some, AllRows);
+#else
+    constexpr bool MANY = false;
+#endif
+    if constexpr (MANY) n_in = opaque(n_in);
     // Whole waves step through the chunks, so the lane number gives the place in the block.
     u32 place = place_in_block<T>(lane());
     u32 q[ROWS][8];
@@ -118,8 +127,8 @@ DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n
 #pragma unroll
     for (u32 n = 0; n < N; n++) {
         if (!some.has(n)) continue;
-        const u8* codes = p.x + (u64)x_row[n] * n_in;
-        u32x4 x[2] = {load16(codes + chunk * 32), load16(codes + chunk * 32 + 16)};
+        const u8* codes = MANY ? p.x + (x_row[n] * n_in + chunk * 32) : p.x + (u64)x_row[n] * n_in + chunk * 32;
+        u32x4 x[2] = {load16(codes), load16(codes + 16)};
         float x_scale = p.scales[x_row[n] * (n_in / T::ACT_BLOCK) + chunk * 32 / T::ACT_BLOCK];
         // Sums of the two halves of the chunk.
         i32 sums[2] = {0, 0};
@@ -208,6 +217,59 @@ DEV void dot_rows(const MatvecParams& p, const Block<T, Planes>* rows, const u32
     }
 }
 
+#if defined(GPU_NVIDIA)
+// The sum over the wave of one of N values, N a power of two: the value with the number index_of_sum(). In each step a
+// lane gives half of its values away, until it has one. The additions are those of wave_sum(), but 16 values take 16
+// shuffles instead of 80.
+template <u32 N, u32 MASK = 1> DEV float scattered_sum(const float* v) {
+    if constexpr (N == 1) {
+        float sum = v[0];
+#pragma unroll
+        for (u32 mask = MASK; mask < WARP_SIZE; mask *= 2) sum += shuffle_xor(sum, mask);
+        return sum;
+    } else {
+        const bool upper = lane() & MASK;
+        float half[N / 2];
+#pragma unroll
+        for (u32 i = 0; i < N / 2; i++) {
+            float low = v[i], high = v[i + N / 2];
+            half[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, MASK);
+        }
+        return scattered_sum<N / 2, MASK * 2>(half);
+    }
+}
+template <u32 N> DEV u32 index_of_sum() {
+    u32 index = 0;
+#pragma unroll
+    for (u32 bit = 1; bit < N; bit *= 2) index = index * 2 + (lane() & bit ? 1 : 0);
+    return index;
+}
+#endif
+
+// Writes the sums of a wave over its lanes.
+template <u32 ROWS, u32 N> DEV void put_sums(float* to, const float (&acc)[ROWS][N]) {
+#if defined(GPU_NVIDIA)
+    // Two values are not worth it: expert_matvec_1 of Q4_K would spill.
+    if constexpr (ROWS * N > 2) {
+        float values[ROWS * N];
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++)
+#pragma unroll
+            for (u32 n = 0; n < N; n++) values[r * N + n] = acc[r][n];
+        float sum = scattered_sum<ROWS * N>(values);
+        if (lane() < ROWS * N) to[index_of_sum<ROWS * N>()] = sum;
+        return;
+    }
+#endif
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++)
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            float sum = wave_sum(acc[r][n]);
+            if (lane() == 0) to[r * N + n] = sum;
+        }
+}
+
 // The part of the work that a block computes: its block number among the jobs, and its rows of activations.
 struct Part {
     u32 block;
@@ -258,13 +320,7 @@ DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
             dot_rows<FORMAT, true>(p, rows, x_row, job.w.n_in, first, step, some, acc);
         else if constexpr (FORMAT::FLOAT) dot_rows<FORMAT, false>(p, rows, x_row, job.w.n_in, first, step, some, acc);
 
-#pragma unroll
-        for (u32 r = 0; r < ROWS; r++)
-#pragma unroll
-            for (u32 n = 0; n < N; n++) {
-                float sum = wave_sum(acc[r][n]);
-                if (lane() == 0) part[(virtual_wave * ROWS + r) * N + n] = sum;
-            }
+        put_sums(part + virtual_wave * ROWS * N, acc);
     }
     barrier();
 
