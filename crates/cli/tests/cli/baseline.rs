@@ -279,8 +279,8 @@ fn rejects_incomparable_baselines_before_measuring() {
         ("foreign", 4, "cpu_model: was Another CPU"),
         ("typed", 1, "baselines.a.metrics should be an object"),
         ("rows", 1, "it is a list"),
-        ("cut", 1, "it was cut off or damaged"),
-        ("folder", 1, "it is no file"),
+        ("cut", 1, "truncated or damaged"),
+        ("folder", 1, "it is not a file"),
         ("../default", 1, "../default"),
         ("a b", 2, "is not a baseline name"),
     ] {

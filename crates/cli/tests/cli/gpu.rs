@@ -118,7 +118,7 @@ fn offloading_gives_the_same_text() {
 fn rejects_more_layers_than_the_model_has() {
     let generate = |flags: &[&str]| run(&[&["generate", "-p", "x", "-n", "1"], flags].concat());
     for layers in ["-1", "ten", "1.5", ""] {
-        generate(&["--gpu-layers", layers]).fails(2, "0 or more, auto or all");
+        generate(&["--gpu-layers", layers]).fails(2, "0 or more, `auto` or `all`");
     }
     generate(&["--gpu-memory", "0"]).fails(2, "--gpu-memory");
     for flags in [&["-ngl", "3"][..], &["--cpu-moe"], &["--gpu-memory", "6"]] {

@@ -307,7 +307,7 @@ fn rejects_a_gpu_with_wrong_results() {
             bench.env(format!("ROCMFORGE_{}_LIBRARY", other.name), library);
         }
         let bench = in_time(bench);
-        let told = bench.stderr.matches("the model runs on the CPU").count();
+        let told = bench.stderr.matches("running on the CPU").count();
         assert_eq!(told, 1, "{}", bench.stderr);
         let rows = bench.json();
         let rows = rows.as_array().unwrap();
