@@ -388,7 +388,7 @@ fn interrupted_profile_prints_finished_runs() {
             "--prompt-tokens",
             "1",
             "-n",
-            "2",
+            "32",
             "--runs",
             "1000",
             "--json",
