@@ -228,9 +228,9 @@ fn paged(shape: &Shape, x: &[u16]) -> Vec<u16> {
     pages
 }
 
-fn on_cpu(cpu: &Cpu, kind: Kind, shape: Shape, data: Data) -> Prepared<'_> {
-    let layout = Layout::new(kind, &shape);
-    let attn = AttnShape {
+/// The shape of attention that the CPU kernel computes.
+fn cpu_shape(layout: &Layout, shape: &Shape) -> AttnShape {
+    AttnShape {
         n_heads: layout.n_heads,
         n_kv_heads: shape.n_heads,
         k_dim: shape.dim,
@@ -239,7 +239,12 @@ fn on_cpu(cpu: &Cpu, kind: Kind, shape: Shape, data: Data) -> Prepared<'_> {
         scale: shape.scale(),
         soft_cap: None,
         window: None,
-    };
+    }
+}
+
+fn on_cpu(cpu: &Cpu, kind: Kind, shape: Shape, data: Data) -> Prepared<'_> {
+    let layout = Layout::new(kind, &shape);
+    let attn = cpu_shape(&layout, &shape);
     let q = layout.rows(&shape, &data.q);
     let (k, v) = (paged(&shape, &data.k), paged(&shape, &data.v));
     let table: Vec<u32> = (0..(shape.n / PAGE) as u32).collect();
@@ -280,16 +285,7 @@ mod tests {
         let (k, v) = (to_f32(&data.k), to_f32(&data.v));
         for kind in [Kind::Flash, Kind::Causal] {
             let layout = Layout::new(kind, &shape);
-            let attn = AttnShape {
-                n_heads: layout.n_heads,
-                n_kv_heads: shape.n_heads,
-                k_dim: shape.dim,
-                v_dim: shape.dim,
-                page: PAGE,
-                scale: shape.scale(),
-                soft_cap: None,
-                window: None,
-            };
+            let attn = cpu_shape(&layout, &shape);
             let spans = layout.seqs(kind, &shape);
             let seqs = spans.iter().map(|&[first_row, n_rows, first_pos]| AttnSeq {
                 first_row,

@@ -4,10 +4,10 @@
 use rocmforge_testkit::models as synth;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::common::cases::{for_each_model, test_cases};
-use crate::common::device::{config, difference, generate, model};
+use crate::common::device::{Passed, config, difference, generate, model};
 use crate::common::{greedy, load as load_file, logits, models, test_gpu};
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, Request, RequestId};
 use rocmforge_gguf::{GgmlType, Gguf};
@@ -503,20 +503,6 @@ fn rejects_unsupported_kv_cache_types_at_start() {
     let message = start(&model("llama", GgmlType::F32), &wide);
     for part in ["f16, q8_0 or fp8", "not f32"] {
         assert!(message.contains(part), "{message}");
-    }
-}
-
-/// A store of passed checks in memory.
-#[derive(Debug, Default)]
-struct Passed(Mutex<Vec<String>>);
-
-impl PassedChecks for Passed {
-    fn contains(&self, key: &str) -> bool {
-        self.0.lock().unwrap().iter().any(|known| known == key)
-    }
-
-    fn insert(&self, key: &str) {
-        self.0.lock().unwrap().push(key.to_string());
     }
 }
 

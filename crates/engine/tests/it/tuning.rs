@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crate::common::device::{config, generate};
+use crate::common::device::{Passed, config, generate};
 use crate::common::test_gpu;
 use rocmforge_engine::{Device, Engine, Event, Request};
 use rocmforge_gguf::{GgmlType, Gguf};
@@ -190,20 +190,6 @@ fn retries_results_that_a_busy_store_rejects() {
     assert_eq!(n_kept(&entries), n_shapes);
     drop(entries);
     drop(engine);
-}
-
-/// A store of passed checks in memory.
-#[derive(Debug, Default)]
-struct Passed(Mutex<Vec<String>>);
-
-impl PassedChecks for Passed {
-    fn contains(&self, key: &str) -> bool {
-        self.0.lock().unwrap().iter().any(|known| known == key)
-    }
-
-    fn insert(&self, key: &str) {
-        self.0.lock().unwrap().push(key.to_string());
-    }
 }
 
 /// New launches are checked again, even of kernels that have passed.

@@ -4,12 +4,13 @@
 
 use rocmforge_testkit::models as synth;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, Request, RequestId};
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
+use rocmforge_runtime::check::PassedChecks;
 
 /// Returns a configuration with small chunks and blocks, so that a short prompt has several of both.
 pub(crate) fn config(device: &Device) -> EngineConfig {
@@ -24,6 +25,20 @@ pub(crate) fn config(device: &Device) -> EngineConfig {
         max_batch_tokens: 24,
         prefix_sharing: PrefixSharing::Off,
         ..EngineConfig::default()
+    }
+}
+
+/// A store of passed checks in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Passed(pub(crate) Mutex<Vec<String>>);
+
+impl PassedChecks for Passed {
+    fn contains(&self, key: &str) -> bool {
+        self.0.lock().unwrap().iter().any(|known| known == key)
+    }
+
+    fn insert(&self, key: &str) {
+        self.0.lock().unwrap().push(key.to_string());
     }
 }
 
