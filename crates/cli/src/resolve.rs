@@ -35,8 +35,7 @@ pub fn answer_config(
     let n_sinks = context.context_sinks;
     if let (ContextPolicyArg::Stop, Some(n)) = (context.context_policy, n_sinks) {
         return Err(usage(format!(
-            "--context-sinks {n} says what is kept where the context shifts, and nothing shifts it; add \
-             --context-policy shift, or leave it out"
+            "--context-sinks {n} has no effect; add --context-policy shift, or omit it"
         )));
     }
     let mut config = EngineConfig {

@@ -1,5 +1,7 @@
 //! The facade's error: one enum over the errors of its parts.
 
+use std::io::ErrorKind;
+
 use rocmforge_engine::{ConfigError, DeviceError, EngineError, RequestError};
 use rocmforge_model::LoadError;
 use rocmforge_text::chat_template::TemplateError;
@@ -13,7 +15,7 @@ pub enum Error {
     #[error(transparent)]
     Hub(#[from] rocmforge_hub::Error),
     /// The GGUF file.
-    #[error("{label}: {error}")]
+    #[error("{}", file_message(label, error))]
     File {
         label: String,
         error: Box<rocmforge_gguf::Error>,
@@ -48,6 +50,21 @@ pub enum Error {
     /// Printing or reading text.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+/// Returns the message of a file's error, which names the file once.
+fn file_message(label: &str, error: &rocmforge_gguf::Error) -> String {
+    match error {
+        rocmforge_gguf::Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
+            format!(
+                "{error}; give the path of a .gguf file, the name of a downloaded model, or hf:OWNER/REPO"
+            )
+        }
+        rocmforge_gguf::Error::Io { .. } | rocmforge_gguf::Error::NotAFile { .. } => {
+            error.to_string()
+        }
+        _ => format!("{label}: {error}"),
+    }
 }
 
 impl From<EngineError> for Error {

@@ -184,6 +184,12 @@ fn errors_say_what_to_do() {
         matches!(missing, Error::Hub(_) | Error::File { .. }),
         "{missing}"
     );
+    let message = missing.to_string();
+    assert_eq!(message.matches("no/such/file.gguf").count(), 1, "{message}");
+    assert!(
+        message.contains("give the path of a .gguf file"),
+        "{message}"
+    );
     let huge = Model::open(path())
         .unwrap()
         .device(Device::Cpu)
