@@ -163,6 +163,10 @@ impl Job<'_> {
     fn arguments(&self) -> Vec<String> {
         let mut args = targets::arguments(self.target);
         args.extend(self.module.defines.iter().cloned());
+        if self.is_runtime() {
+            // Every memory access of every emulated kernel calls it.
+            args.push("-O3".into());
+        }
         args.push(self.module.file.display().to_string());
         args
     }

@@ -17,12 +17,18 @@ constexpr u32 MAX_STATIC_BYTES = 48 * 1024;
 // Maximum of all GPUs; each launch has the limit of its emulated GPU.
 constexpr u32 MAX_SHARED_BYTES = 227 * 1024;
 constexpr u32 ARENA_BYTES = MAX_SHARED_BYTES + MAX_STATIC_BYTES + (MAX_ARRAYS + 1) * (GUARD_BYTES + 16);
+// Number of remembered ranges, which are found by 256-byte blocks of addresses.
+constexpr u32 RECENT = 512;
 // The last word of a stack.
 constexpr u64 STACK_END = 0x5afe57ac5afe57acull;
 
 struct Range {
     u64 start, len;
 };
+
+// The bounds of the module's image.
+extern const u8 image asm("__ehdr_start") __attribute__((visibility("hidden")));
+extern const u8 image_end asm("_end") __attribute__((visibility("hidden")));
 
 // A declaration of shared memory; `id` is an address unique to it.
 struct Array {
@@ -44,7 +50,7 @@ struct Memory {
     const Range* ranges;
     u32 n_ranges;
     // Recently used ranges.
-    Range recent[8];
+    Range recent[RECENT];
 };
 
 constexpr u32 THREAD_BITS = 11, MANY = 1u << (THREAD_BITS - 1);
@@ -116,7 +122,6 @@ struct Access {
         int n = 0;
         if (a) n = snprintf(text, sizeof text, "%s[%u]", a->name, (offset - a->start) / a->element);
         else n = snprintf(text, sizeof text, "shared memory");
-        extern const u8 image asm("__ehdr_start") __attribute__((visibility("hidden")));
         n += snprintf(text + n, sizeof text - n, " at <%zx>", (size_t)((const u8*)at - &image) - 1);
         if (!b.last_barrier.line) snprintf(text + n, sizeof text - n, ", before any barrier");
         else snprintf(text + n, sizeof text - n, ", after the barrier of line %u", b.last_barrier.line);
@@ -178,14 +183,10 @@ __attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool 
     if (low) {
         const Range& r = m.ranges[low - 1];
         if (p - r.start + n <= r.len) {
-            m.recent[p >> 12 & 7] = r;
+            m.recent[p >> 8 & (RECENT - 1)] = r;
             return;
         }
     }
-    extern const u8 image asm("__ehdr_start") __attribute__((visibility("hidden")));
-    extern const u8 image_end asm("_end") __attribute__((visibility("hidden")));
-    if (!write && p >= (u64)&image && p + n <= (u64)&image_end) return;
-    if (!write && p - (u64)b.params < 4096) return;
     char where[96] = "far from any buffer";
     if (low)
         snprintf(where, sizeof where, "%llu bytes after the start of a buffer of %llu", p - m.ranges[low - 1].start,
@@ -199,9 +200,11 @@ template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* a
     Memory& m = *b.memory;
     u64 offset = (u64)p - (u64)m.shared;
     if (offset < ARENA_BYTES) return access_shared<N, WRITE>(b, (u32)offset, n, at);
-    const Range& r = m.recent[(u64)p >> 12 & 7];
+    const Range& r = m.recent[(u64)p >> 8 & (RECENT - 1)];
     if ((u64)p - r.start + n <= r.len && (u64)p >= r.start) return;
-    // Stacks, and the emulator's own data.
+    // Parameters, constants, stacks, and the emulator's own data.
+    if (!WRITE && (u64)p - (u64)b.params < 4096) return;
+    if (!WRITE && (u64)p >= (u64)&image && (u64)p + n <= (u64)&image_end) return;
     if ((u64)p - ((u64)&b - STACKS_BYTES) < STACKS_BYTES + sizeof(Block)) return;
     access_other(b, (u64)p, n, WRITE, at);
 }
