@@ -1,5 +1,7 @@
-//! Tests of recorded plans: cost, fusion, placement.
+//! Tests of recorded plans: what they compute, cost, fusion, placement.
 
 mod cost;
 mod fusion;
 mod placement;
+mod plan_text;
+mod plans;
