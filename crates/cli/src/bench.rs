@@ -130,7 +130,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let subjects = subjects(args)?;
     for subject in &subjects {
         check_context(subject, &tests)?;
-        let is_dense = subject.model.config.experts.is_none();
+        let is_dense = !subject.model.config.has_experts();
         if is_dense && args.cpu_moe && matches!(device, Device::Gpu(_)) {
             return Err(EngineError::from(ConfigError::NoExperts))
                 .with_context(|| subject.file.label.clone());

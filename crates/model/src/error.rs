@@ -11,10 +11,7 @@ pub enum LoadError {
     #[error("LoRA adapter {name}: {error}")]
     Adapter { name: String, error: AdapterError },
     #[error("architecture `{name}` is not supported; supported architectures: {supported}")]
-    UnsupportedArchitecture {
-        name: String,
-        supported: &'static str,
-    },
+    UnsupportedArchitecture { name: String, supported: String },
     #[error("this {arch} model uses {feature}, which is not supported")]
     UnsupportedFeature { arch: String, feature: String },
     #[error(

@@ -1,11 +1,17 @@
 //! Typed access to the metadata of one architecture, with range checks.
 
-use rocmforge_gguf::Metadata;
+use rocmforge_gguf::{Gguf, Metadata};
 
 use crate::error::LoadError;
 
+/// Upper bounds for metadata values, above those of any real model; a larger value means a damaged file.
+pub(crate) const MAX_LAYERS: usize = 4096;
+pub(crate) const MAX_DIM: usize = 1 << 24;
+pub(crate) const MAX_EXPERTS: usize = 1024;
+
 /// Reads keys of the GGUF specification, prefixed by the architecture's name.
 pub(crate) struct Keys<'a> {
+    pub(crate) gguf: &'a Gguf,
     pub(crate) meta: &'a Metadata,
     pub(crate) arch: &'a str,
 }

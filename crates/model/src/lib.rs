@@ -5,28 +5,33 @@
 
 #![forbid(unsafe_code)]
 
-mod arch;
-mod config;
-mod decoder;
+mod blocks;
+mod builder;
 mod error;
-mod feed_forward;
+mod experts;
+mod facts;
+mod families;
 mod keys;
-mod layers;
 mod lora;
-mod moe;
+mod registry;
 mod rope;
 mod weights;
+mod windows;
 
 use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
 use rocmforge_plan::{Fusion, KvType, Plan, Weights, fuse_adds, fuse_ops};
 
-pub use arch::Architecture;
-pub use config::{Experts, ModelConfig, RopeScaling, Rotation, Scales, SoftCaps};
 pub use error::LoadError;
-pub use layers::LayerView;
+pub use facts::{Experts, FeedForward, HeadNorm, LayerFacts, ModelConfig, Scales};
 pub use lora::{Adapter, AdapterError};
+pub use registry::architectures;
+pub use rope::{FrequencyFactors, Rope, RopeScaling};
+pub use weights::SkippedTensor;
+
+use builder::Builder;
+use keys::Keys;
 
 /// Everything a backend needs to run a model.
 #[derive(Debug, Clone)]
@@ -35,6 +40,8 @@ pub struct Model {
     pub weights: Arc<Weights>,
     /// The recorded plan, with residual adds fused into products.
     pub plan: Plan,
+    /// Tensors of the file that the plan leaves out.
+    pub skipped: Vec<SkippedTensor>,
 }
 
 impl Model {
@@ -54,12 +61,24 @@ impl Model {
     /// As [`Model::load`], with the LoRA `adapters` applied. Reads the adapters' weights.
     pub fn load_with(gguf: Arc<Gguf>, adapters: &[Adapter]) -> Result<Model, LoadError> {
         lora::refuse_adapter(&gguf)?;
-        let config = ModelConfig::from_gguf(&gguf)?;
-        let (plan, weights) = decoder::record(&config, gguf, adapters)?;
+        let meta = gguf.metadata();
+        let arch = meta.str("general.architecture")?;
+        let family = registry::family(arch)?;
+        let keys = Keys {
+            gguf: &gguf,
+            meta,
+            arch,
+        };
+        let config = (family.facts)(&keys, &family.key_facts)?;
+        config.check_ropes(&keys)?;
+        let mut builder = Builder::new(&config, &gguf, adapters)?;
+        let logits = (family.record)(&mut builder)?;
+        let recorded = builder.finish(logits)?;
         Ok(Model {
             config,
-            weights: Arc::new(weights),
-            plan: fuse_adds(plan),
+            weights: Arc::new(recorded.weights),
+            plan: fuse_adds(recorded.plan),
+            skipped: recorded.skipped,
         })
     }
 

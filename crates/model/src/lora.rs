@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, TensorInfo, escape_control, quant};
-use rocmforge_plan::{ActFormat, BufferId, Recorder, WeightId};
+use rocmforge_plan::{ActFormat, Projection, Recorder, Value, WeightId};
 
 use crate::error::LoadError;
 use crate::weights::WeightLoader;
@@ -247,8 +247,8 @@ pub(crate) struct Product<'a> {
     pub(crate) tensor: &'a TensorInfo,
     /// The tensor's rows that the product uses.
     pub(crate) rows: Range<usize>,
-    pub(crate) from: BufferId,
-    pub(crate) out: BufferId,
+    pub(crate) from: Value,
+    pub(crate) out: Value,
 }
 
 /// Applies adapters to the products of a plan, and tracks which of their pairs have been used.
@@ -306,16 +306,16 @@ impl<'a> Adapters<'a> {
         Ok(())
     }
 
-    /// Adds the adapters' terms for the embedding `table` to the rows in `out`, times `scale`. `A` of an embedding has
-    /// a row per token.
+    /// Adds the adapters' terms for the embedding `table` to the rows of `x`, times `scale`. `A` of an embedding has a
+    /// row per token.
     pub(crate) fn add_embedding(
         &mut self,
         table: &TensorInfo,
         scale: f32,
-        out: BufferId,
+        mut x: Value,
         plan: &mut Recorder,
         loader: &mut WeightLoader<'_>,
-    ) -> Result<(), LoadError> {
+    ) -> Result<Value, LoadError> {
         let expected = matrix_dims(table);
         for (i, adapter) in self.list.iter().enumerate() {
             let Some(j) = adapter.pair_of(table) else {
@@ -334,11 +334,10 @@ impl<'a> Adapters<'a> {
             let first = weight(adapter.pairs[j].a, a[1], factor, loader)?;
             let second = weight(adapter.pairs[j].b, b[1], 1.0, loader)?;
             self.used[i][j] = Some(first);
-            let low = plan.buffer(plan.rows(out), rank as usize);
-            plan.embed(first, 1.0, low);
-            plan.matmul_add(low, second, ActFormat::F32, out);
+            let low = plan.embed(first, 1.0, rank as usize);
+            x = plan.add_matmul(low, Projection::of(second, ActFormat::F32), x);
         }
-        Ok(())
+        Ok(x)
     }
 
     /// Checks that every pair has been used.

@@ -1,30 +1,181 @@
-//! RoPE frequencies of a model, from base, frequency factors and scaling.
+//! RoPE of a model: what its file says, and the table of frequencies from base, frequency factors and scaling.
 //!
 //! YaRN's blend follows Peng et al. 2023 ("YaRN: Efficient Context Window Extension"), section 3. LongRoPE's
 //! two sets of factors, and when each is used, follow llama.cpp's `get_rope_factors`.
 
 use std::f64::consts::PI;
 
-use rocmforge_plan::{LongContext, RopeTable};
+use rocmforge_plan::{LongContext, RopeStyle, RopeTable};
 
-use crate::config::{ModelConfig, RopeScaling, Rotation};
+use crate::error::LoadError;
+use crate::keys::Keys;
+use crate::weights::WeightLoader;
+
+/// How RoPE positions are scaled for contexts longer than the trained one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// Positions divided by `factor`.
+    Linear {
+        factor: f64,
+    },
+    /// YaRN (Peng et al. 2023): keeps high frequencies and divides low ones by `factor`.
+    Yarn {
+        factor: f64,
+        n_ctx_original: f64,
+        beta_fast: f64,
+        beta_slow: f64,
+    },
+    /// LongRoPE (Ding et al. 2024): one tensor of frequency factors for contexts up to `n_ctx_original` and another
+    /// for longer ones; positions are also divided by `factor`, which files of Phi leave at 1.
+    LongRope {
+        factor: f64,
+        n_ctx_original: usize,
+    },
+}
+
+/// Which tensors of frequency factors a rotation uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrequencyFactors {
+    Never,
+    /// Those of LongRoPE, if the rotation is scaled so.
+    LongRope,
+    /// Also `rope_freqs.weight`, if the file has it.
+    IfPresent,
+}
+
+/// A way to rotate Q and K.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rope {
+    pub style: RopeStyle,
+    /// Number of values per head that are rotated.
+    pub n_rot: usize,
+    /// Base of the frequencies; wavelengths grow to about `2 pi base` positions.
+    pub base: f64,
+    pub scaling: RopeScaling,
+    /// Factor on the rotated values, with any scaling.
+    pub attn_factor: f64,
+    pub factors: FrequencyFactors,
+}
+
+impl Rope {
+    pub(crate) fn read(
+        keys: &Keys<'_>,
+        style: RopeStyle,
+        factors: FrequencyFactors,
+        [n_rot, n_ctx_train]: [usize; 2],
+    ) -> Result<Rope, LoadError> {
+        let kind = keys.meta.opt_str(&keys.key("rope.scaling.type"))?;
+        Ok(Rope {
+            style,
+            n_rot,
+            base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
+            scaling: scaling(keys, kind, n_ctx_train)?,
+            attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            factors,
+        })
+    }
+
+    /// The same rotation for short contexts, such as those of windows: without scaling and frequency factors.
+    pub(crate) fn unscaled(self) -> Rope {
+        Rope {
+            scaling: RopeScaling::None,
+            attn_factor: 1.0,
+            factors: FrequencyFactors::Never,
+            ..self
+        }
+    }
+}
+
+/// Reads the scaling of the given kind.
+pub(crate) fn scaling(
+    keys: &Keys<'_>,
+    kind: Option<&str>,
+    n_ctx_train: usize,
+) -> Result<RopeScaling, LoadError> {
+    // Early files have the linear factor under its first name and no scaling type.
+    let factor = match keys.positive("rope.scaling.factor")? {
+        Some(factor) => factor,
+        None => keys.positive("rope.scale_linear")?.unwrap_or(1.0),
+    };
+    let n_ctx_original = || {
+        let original = keys.opt_size("rope.scaling.original_context_length", u32::MAX as usize)?;
+        Ok::<_, LoadError>(original.unwrap_or(n_ctx_train))
+    };
+    match kind {
+        None | Some("none") if factor == 1.0 => Ok(RopeScaling::None),
+        None | Some("linear") => Ok(RopeScaling::Linear { factor }),
+        Some("none") => Ok(RopeScaling::None),
+        // Llama 3's scaling is in a tensor of frequency factors (`rope_freqs.weight`); the type adds nothing.
+        Some("llama3") => Ok(RopeScaling::None),
+        Some("yarn") => Ok(RopeScaling::Yarn {
+            factor,
+            n_ctx_original: n_ctx_original()? as f64,
+            beta_fast: keys
+                .positive("rope.scaling.yarn_beta_fast")?
+                .unwrap_or(32.0),
+            beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+        }),
+        Some("longrope") => Ok(RopeScaling::LongRope {
+            factor,
+            n_ctx_original: n_ctx_original()?,
+        }),
+        Some(other) => Err(keys.unsupported(format!(
+            "RoPE scaling `{}`",
+            rocmforge_gguf::escape_control(other)
+        ))),
+    }
+}
 
 /// Frequency factors of a file. Each divides the frequency of one pair.
 #[derive(Debug, Default)]
 pub(crate) struct Factors {
     /// `rope_freqs.weight` or `rope_factors_short.weight`.
-    pub(crate) usual: Option<Vec<f32>>,
+    usual: Option<Vec<f32>>,
     /// `rope_factors_long.weight`, for contexts longer than the original one.
-    pub(crate) long: Option<Vec<f32>>,
+    long: Option<Vec<f32>>,
 }
 
-/// Computes the RoPE table of `rotation` in a model.
-pub(crate) fn table(config: &ModelConfig, rotation: &Rotation, factors: &Factors) -> RopeTable {
-    let n_rot = config.n_rot as f64;
-    let frequencies = |factors| frequencies(rotation.base, config.n_rot, factors);
+/// Reads the frequency factors that `rope` uses.
+pub(crate) fn factors(rope: &Rope, loader: &mut WeightLoader<'_>) -> Result<Factors, LoadError> {
+    let mut read = |name: &str| -> Result<Option<Vec<f32>>, LoadError> {
+        let factors = loader.opt_values(name, rope.n_rot / 2)?;
+        let valid = |factor: &f32| factor.is_finite() && *factor > 0.0;
+        if factors.iter().flatten().all(valid) {
+            return Ok(factors);
+        }
+        Err(LoadError::BadMetadata {
+            key: name.to_string(),
+            value: "not positive".into(),
+            wanted: "positive factors",
+        })
+    };
+    match (rope.factors, rope.scaling) {
+        (FrequencyFactors::Never, _) => Ok(Factors::default()),
+        (_, RopeScaling::LongRope { .. }) => {
+            let [short, long] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+            let read = [read(short)?, read(long)?];
+            match read {
+                [None, _] => Err(loader.missing(short)),
+                [_, None] => Err(loader.missing(long)),
+                [usual, long] => Ok(Factors { usual, long }),
+            }
+        }
+        (FrequencyFactors::LongRope, _) => Ok(Factors::default()),
+        (FrequencyFactors::IfPresent, _) => Ok(Factors {
+            usual: read("rope_freqs.weight")?,
+            long: None,
+        }),
+    }
+}
+
+/// Computes the table of a rotation.
+pub(crate) fn table(rope: &Rope, factors: &Factors) -> RopeTable {
+    let n_rot = rope.n_rot as f64;
+    let frequencies = |factors| frequencies(rope.base, rope.n_rot, factors);
     let original = frequencies(factors.usual.as_deref());
-    let attn_factor = rotation.attn_factor;
-    match rotation.scaling {
+    let attn_factor = rope.attn_factor;
+    match rope.scaling {
         RopeScaling::None => RopeTable::new(original.collect(), attn_factor),
         RopeScaling::Linear { factor } => {
             RopeTable::new(original.map(|f| f / factor).collect(), attn_factor)
@@ -49,7 +200,7 @@ pub(crate) fn table(config: &ModelConfig, rotation: &Rotation, factors: &Factors
         } => {
             // Index of the pair that makes `turns` rotations within the original context.
             let pair_of = |turns: f64| {
-                n_rot * (n_ctx_original / (turns * 2.0 * PI)).ln() / (2.0 * rotation.base.ln())
+                n_rot * (n_ctx_original / (turns * 2.0 * PI)).ln() / (2.0 * rope.base.ln())
             };
             let low = pair_of(beta_fast).floor().max(0.0);
             let high = pair_of(beta_slow).ceil().min(n_rot - 1.0);

@@ -1,6 +1,7 @@
 //! Loads the tensors a plan refers to. Matrices stay in the mapped file; vectors (norms, biases) are small and
 //! are converted to f32 at load.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,13 +10,26 @@ use rocmforge_plan::{WeightEntry, WeightId, Weights};
 
 use crate::error::LoadError;
 
-/// Collects the tensors that a plan uses, and finally rejects a file with unused tensors.
+/// A tensor of a file that the plan leaves out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkippedTensor {
+    pub name: String,
+    /// Why leaving it out cannot change the text.
+    pub reason: &'static str,
+}
+
+/// Collects the tensors that a plan uses, and finally rejects a file with tensors that are neither used nor skipped for
+/// a reason.
 #[derive(Debug)]
 pub(crate) struct WeightLoader<'a> {
     gguf: Arc<Gguf>,
     arch: &'a str,
     entries: Vec<WeightEntry>,
+    /// Matrices by tensor, first row and number of rows, so that each has one id.
+    matrices: HashMap<[usize; 3], WeightId>,
+    /// For each tensor of the file, whether it is used or skipped.
     used: Vec<bool>,
+    skipped: Vec<SkippedTensor>,
 }
 
 impl<'a> WeightLoader<'a> {
@@ -25,7 +39,9 @@ impl<'a> WeightLoader<'a> {
             gguf,
             arch,
             entries: Vec::new(),
+            matrices: HashMap::new(),
             used,
+            skipped: Vec::new(),
         }
     }
 
@@ -77,23 +93,17 @@ impl<'a> WeightLoader<'a> {
                 ty: info.ty.name(),
             });
         }
-        Ok(self.push(WeightEntry::Matrix {
+        let place = [tensor, rows.start, rows.len()];
+        if let Some(&id) = self.matrices.get(&place) {
+            return Ok(id);
+        }
+        let id = self.push(WeightEntry::Matrix {
             tensor,
             first_row: rows.start,
             n_rows: rows.len(),
-        }))
-    }
-
-    /// Returns the matrix `name` if the file has it.
-    pub(crate) fn opt_matrix(
-        &mut self,
-        name: &str,
-        n_out: usize,
-        n_in: usize,
-    ) -> Result<Option<WeightId>, LoadError> {
-        self.has(name)
-            .then(|| self.matrix(name, n_out, n_in))
-            .transpose()
+        });
+        self.matrices.insert(place, id);
+        Ok(id)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -164,17 +174,31 @@ impl<'a> WeightLoader<'a> {
         Ok(Some(values))
     }
 
-    /// Finishes loading. An unused tensor means that the plan does not match the file, which is an error.
-    pub(crate) fn finish(self) -> Result<Weights, LoadError> {
+    /// Leaves out the tensors that `is_skipped` selects by name. `reason` says why that cannot change the text.
+    pub(crate) fn skip(&mut self, reason: &'static str, is_skipped: impl Fn(&str) -> bool) {
+        for (info, used) in self.gguf.tensors().iter().zip(&mut self.used) {
+            if !*used && is_skipped(&info.name) {
+                *used = true;
+                self.skipped.push(SkippedTensor {
+                    name: rocmforge_gguf::escape_control(&info.name).to_string(),
+                    reason,
+                });
+            }
+        }
+    }
+
+    /// Finishes loading; returns the weights and the tensors that were left out. An unused tensor means that the plan
+    /// does not match the file, which is an error.
+    pub(crate) fn finish(self) -> Result<(Weights, Vec<SkippedTensor>), LoadError> {
         for (info, used) in self.gguf.tensors().iter().zip(&self.used) {
-            if !used && !is_known_unused(&info.name) {
+            if !used {
                 return Err(LoadError::UnusedTensor {
                     name: rocmforge_gguf::escape_control(&info.name).to_string(),
                     arch: self.arch.to_string(),
                 });
             }
         }
-        Ok(Weights::new(self.gguf, self.entries))
+        Ok((Weights::new(self.gguf, self.entries), self.skipped))
     }
 
     fn find(&mut self, name: &str) -> Option<usize> {
@@ -193,7 +217,7 @@ impl<'a> WeightLoader<'a> {
         WeightId(self.entries.len() as u32 - 1)
     }
 
-    fn missing(&self, name: &str) -> LoadError {
+    pub(crate) fn missing(&self, name: &str) -> LoadError {
         LoadError::MissingTensor {
             name: name.to_string(),
             arch: self.arch.to_string(),
@@ -207,11 +231,6 @@ fn scale(values: &mut [f32], factor: f64) {
             *value = (f64::from(*value) * factor) as f32;
         }
     }
-}
-
-/// Returns whether a tensor, as old converters wrote it, only repeats metadata.
-fn is_known_unused(name: &str) -> bool {
-    name.ends_with(".attn_rot_embd") || name.ends_with(".attn_rot_embd.weight")
 }
 
 fn check_shape(name: &str, got: &[u64], expected: &[usize]) -> Result<(), LoadError> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::liveness::share_buffers;
 use crate::op::{BufferId, Linear, Op, Plan};
 use crate::params::OutMode;
 use crate::weights::Weights;
@@ -32,7 +33,7 @@ pub fn fuse_adds(mut plan: Plan) -> Plan {
         fused.push(op);
     }
     plan.ops = fused;
-    plan
+    share_buffers(plan)
 }
 
 /// Returns the index of the product stored in `x`, if the operations after it only add products to `x` and do not
@@ -85,8 +86,7 @@ pub fn fuse_ops(mut plan: Plan, weights: &Weights) -> Plan {
         plan.ops.push(fused);
         rest = &after[n - 1..];
     }
-    plan.forget_unused();
-    plan
+    share_buffers(plan)
 }
 
 /// Returns a norm that only a conversion reads, fused with it, and the number of operations replaced.
@@ -186,18 +186,20 @@ pub fn is_dead(rest: &[Op], buffer: BufferId, logits: BufferId) -> bool {
 mod tests {
     use super::*;
     use crate::acts::ActFormat;
-    use crate::op::{RowCount, WeightId};
-    use crate::recorder::Recorder;
+    use crate::op::WeightId;
+    use crate::recorder::{Projection, Recorder, Value};
+
+    fn embed(b: &mut Recorder) -> Value {
+        b.embed(WeightId(0), 1.0, 32)
+    }
 
     fn plan(read_later: bool) -> Plan {
         let mut b = Recorder::new();
-        let x = b.buffer(RowCount::Tokens, 32);
-        let y = b.buffer(RowCount::Tokens, 32);
-        b.embed(WeightId(0), 1.0, x);
-        b.matmul(x, WeightId(1), None, ActFormat::F32, y);
-        b.add(y, x);
+        let x = embed(&mut b);
+        let y = b.matmul(x, Projection::of(WeightId(1), ActFormat::F32), 32);
+        let mut x = b.add(y, x);
         if read_later {
-            b.add(y, x);
+            x = b.add(y, x);
         }
         b.finish(x)
     }
@@ -225,13 +227,11 @@ mod tests {
     fn fuses_adapter_products_of_a_residual_add() {
         let record = |reads_sum: bool| {
             let mut b = Recorder::new();
-            let [x, h, y] = [0; 3].map(|_| b.buffer(RowCount::Tokens, 32));
-            b.embed(WeightId(0), 1.0, x);
-            b.embed(WeightId(0), 1.0, h);
-            b.matmul(h, WeightId(1), None, ActFormat::Q8x32, y);
+            let [x, h] = [0; 2].map(|_| embed(&mut b));
+            let y = b.matmul(h, Projection::of(WeightId(1), ActFormat::Q8x32), 32);
             let from = if reads_sum { x } else { h };
             b.add_low_rank(from, [WeightId(2), WeightId(3)], 4, y);
-            b.add(y, x);
+            let x = b.add(y, x);
             b.finish(x)
         };
         let fused = fuse_adds(record(false));

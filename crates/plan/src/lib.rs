@@ -12,7 +12,9 @@ mod cost;
 mod error;
 mod fuse;
 mod kv;
+mod liveness;
 mod op;
+mod op_ids;
 mod params;
 mod placement;
 mod recorder;
@@ -39,7 +41,7 @@ pub use op::{
 };
 pub use params::{Activation, ExpertWeights, OutMode, RopeStyle, Router, RowsOf};
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
-pub use recorder::Recorder;
+pub use recorder::{Projection, Recorder, Routing, Value};
 pub use roofline::Roofline;
 pub use rope::{LongContext, RopeTable};
 pub use sampler_kind::{SamplerKind, UnknownSampler};

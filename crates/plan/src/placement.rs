@@ -21,6 +21,8 @@ pub enum Side {
 pub struct Placement {
     sides: Vec<Side>,
     segments: Vec<Segment>,
+    /// Operations whose output is copied to the other side.
+    exporters: BTreeSet<usize>,
     output: Side,
 }
 
@@ -46,6 +48,8 @@ pub struct PlanPart {
     /// Buffers that are copied from the other side.
     pub imports: Vec<BufferId>,
     pub exports: Vec<BufferId>,
+    /// The side's operations, by index, that write what is copied to the other side.
+    pub exporters: BTreeSet<usize>,
     /// Whether this side computes the logits.
     pub has_output: bool,
 }
@@ -68,6 +72,7 @@ impl From<Plan> for PlanPart {
             segments: vec![all],
             imports: Vec::new(),
             exports: Vec::new(),
+            exporters: BTreeSet::new(),
             has_output: true,
         }
     }
@@ -87,6 +92,7 @@ impl Placement {
         let mut layers: Vec<Option<Side>> = vec![None; plan.kv.len()];
         let mut n_own = [0, 0];
         let mut segments: Vec<Segment> = Vec::new();
+        let mut exporters = BTreeSet::new();
         for (at, (op, &side)) in plan.ops.iter().zip(&sides).enumerate() {
             let own = &mut n_own[side as usize];
             if segments.last().is_none_or(|last| last.side != side) {
@@ -108,6 +114,7 @@ impl Placement {
                     && !std::mem::replace(&mut home.crossed, true)
                 {
                     segment.imports.push(read);
+                    exporters.insert(home.writer);
                 }
             }
             let stays = |home: Option<Side>| home.is_none_or(|home| home == side);
@@ -129,6 +136,7 @@ impl Placement {
             for written in op.writes() {
                 buffers[written.0 as usize] = Some(Home {
                     side,
+                    writer: at,
                     crossed: false,
                 });
             }
@@ -137,6 +145,7 @@ impl Placement {
         Placement {
             sides,
             segments,
+            exporters,
             output,
         }
     }
@@ -192,6 +201,10 @@ impl Placement {
             let ids: BTreeSet<BufferId> = segments.flat_map(|s| s.imports.clone()).collect();
             ids.into_iter().collect()
         };
+        let own_ops = (0..self.sides.len()).filter(|&op| self.sides[op] == side);
+        let exporters = own_ops
+            .enumerate()
+            .filter(|(_, op)| self.exporters.contains(op));
         let segments = self.segments.iter().filter(|segment| segment.side == side);
         let other = match side {
             Side::Cpu => Side::Gpu,
@@ -202,15 +215,17 @@ impl Placement {
             segments: segments.map(|segment| segment.own_ops.clone()).collect(),
             imports: crossing(side),
             exports: crossing(other),
+            exporters: exporters.map(|(own, _)| own).collect(),
             has_output: self.output == side,
         }
     }
 }
 
-/// Which side wrote a buffer last, and whether the other side has a copy.
+/// Which side wrote a buffer last, by which operation, and whether the other side has a copy.
 #[derive(Clone, Copy)]
 struct Home {
     side: Side,
+    writer: usize,
     crossed: bool,
 }
 

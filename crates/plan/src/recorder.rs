@@ -4,45 +4,86 @@ use std::collections::HashMap;
 
 use crate::acts::ActFormat;
 use crate::kv::KvSpec;
+use crate::liveness::share_buffers;
 use crate::op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Scores, WeightId,
 };
 use crate::params::{Activation, OutMode, RopeStyle, Router, RowsOf};
 use crate::rope::RopeTable;
 
+/// What an operation of a plan computes: `[rows, width]`. A value ends where an operation changes it in place; that
+/// operation returns the new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Value {
+    id: BufferId,
+    /// How often the buffer had been changed in place.
+    version: u32,
+    rows: RowCount,
+    width: usize,
+}
+
+impl Value {
+    /// Values per row.
+    pub fn width(self) -> usize {
+        self.width
+    }
+}
+
+/// The experts that a router chose for each token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    id: RoutingId,
+    n_used: usize,
+}
+
+/// A matrix, its bias, and the format of the activations that it multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Projection {
+    pub weight: WeightId,
+    pub bias: Option<WeightId>,
+    pub format: ActFormat,
+}
+
+impl Projection {
+    /// A matrix without a bias.
+    pub fn of(weight: WeightId, format: ActFormat) -> Projection {
+        Projection {
+            weight,
+            bias: None,
+            format,
+        }
+    }
+}
+
 /// Records a [`Plan`]. Activations that several products read in the same format are converted once.
 #[derive(Debug, Default)]
 pub struct Recorder {
     ops: Vec<Op>,
-    buffers: Vec<BufferInfo>,
+    /// The buffers, and how often each was changed in place.
+    buffers: Vec<(BufferInfo, u32)>,
     acts: Vec<ActsInfo>,
     kv: Vec<KvSpec>,
     rope: Vec<RopeTable>,
     n_routings: usize,
-    /// Converted activations that are still equal to their source buffer.
-    current: HashMap<Form, ActsId>,
-    /// Activation buffers by format, shared by all layers.
-    by_source: HashMap<Form, ActsId>,
+    /// The forms to which each buffer's present value has been converted.
+    converted: HashMap<BufferId, Vec<(Form, ActsId)>>,
     /// Low-rank products that no later operation has needed so far.
     pending: Vec<LowRank>,
-    /// Buffers of `A x` by shape, shared by all layers.
-    low: Vec<(BufferInfo, BufferId)>,
 }
 
 /// `out += b (a x)`.
 #[derive(Debug, Clone, Copy)]
 struct LowRank {
-    x: BufferId,
+    x: Value,
     a: WeightId,
-    low: BufferId,
+    rank: usize,
     b: WeightId,
-    out: BufferId,
+    out: Value,
 }
 
-/// A buffer's values converted to a format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// How a value is converted for products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Form {
-    x: BufferId,
     format: ActFormat,
     /// The routing that sorts the rows, for products with experts.
     routing: Option<RoutingId>,
@@ -53,225 +94,248 @@ impl Recorder {
         Recorder::default()
     }
 
-    /// Creates a float buffer of `width` values per row.
-    pub fn buffer(&mut self, rows: RowCount, width: usize) -> BufferId {
-        self.buffers.push(BufferInfo { rows, width });
-        BufferId(self.buffers.len() as u32 - 1)
+    fn new_value(&mut self, rows: RowCount, width: usize) -> Value {
+        self.buffers.push((BufferInfo { rows, width }, 0));
+        Value {
+            id: BufferId(self.buffers.len() as u32 - 1),
+            version: 0,
+            rows,
+            width,
+        }
     }
 
-    /// Returns the row count of `buffer`.
-    pub fn rows(&self, buffer: BufferId) -> RowCount {
-        self.buffers[buffer.0 as usize].rows
+    /// Returns the buffer of a value.
+    ///
+    /// # Panics
+    /// If an operation has changed the value in place.
+    fn at(&self, x: Value) -> BufferId {
+        let (_, version) = self.buffers[x.id.0 as usize];
+        assert_eq!(version, x.version, "value {} was changed in place", x.id.0);
+        x.id
+    }
+
+    /// Ends the value `x`, which an operation changes in place, and returns the new one.
+    fn changed(&mut self, x: Value) -> Value {
+        let (_, version) = &mut self.buffers[x.id.0 as usize];
+        *version += 1;
+        Value {
+            version: *version,
+            ..x
+        }
     }
 
     fn push(&mut self, op: Op) {
         let (reads, writes) = (op.reads(), op.writes());
         let touches = |p: &LowRank| {
-            reads.contains(&p.out) || writes.contains(&p.out) || writes.contains(&p.x)
+            reads.contains(&p.out.id) || writes.contains(&p.out.id) || writes.contains(&p.x.id)
         };
         if self.pending.iter().any(touches) {
             self.add_pending();
         }
-        for written in op.writes() {
-            self.current.retain(|form, _| form.x != written);
-        }
-        if let Op::Route { out, .. } = op {
-            self.current.retain(|form, _| form.routing != Some(out));
+        for written in writes {
+            self.converted.remove(&written);
         }
         self.ops.push(op);
     }
 
-    fn acts(&mut self, x: BufferId, format: ActFormat) -> ActsId {
+    fn acts(&mut self, x: Value, format: ActFormat) -> ActsId {
         let form = Form {
-            x,
             format,
             routing: None,
         };
-        if let Some(&acts) = self.current.get(&form) {
+        if let Some(acts) = self.known(x, form) {
             return acts;
         }
-        let out = self.acts_buffer(form, self.buffers[x.0 as usize].rows);
-        self.push(Op::Quantize { x, out });
-        self.current.insert(form, out);
-        out
+        let out = self.new_acts(x.rows, x.width, format);
+        self.push(Op::Quantize { x: x.id, out });
+        self.remember(x, form, out)
     }
 
     /// Returns `x` converted for products with experts; its rows are tokens, or choices of `routing`.
-    fn expert_acts(
-        &mut self,
-        x: BufferId,
-        format: ActFormat,
-        (routing, n_used): (RoutingId, usize),
-    ) -> ActsId {
+    fn expert_acts(&mut self, x: Value, format: ActFormat, routing: Routing) -> ActsId {
         let form = Form {
-            x,
             format,
-            routing: Some(routing),
+            routing: Some(routing.id),
         };
-        if let Some(&acts) = self.current.get(&form) {
+        if let Some(acts) = self.known(x, form) {
             return acts;
         }
-        let rows_of = match self.buffers[x.0 as usize].rows {
+        let rows_of = match x.rows {
             RowCount::Choices { .. } => RowsOf::Choices,
             RowCount::Tokens | RowCount::Logits => RowsOf::Tokens,
         };
-        let out = self.acts_buffer(form, RowCount::Choices { n_used });
+        let n_used = routing.n_used;
+        let out = self.new_acts(RowCount::Choices { n_used }, x.width, format);
         self.push(Op::QuantizeExperts {
-            x,
+            x: x.id,
             rows_of,
-            routing,
+            routing: routing.id,
             out,
         });
-        self.current.insert(form, out);
+        self.remember(x, form, out)
+    }
+
+    /// Returns the present value `x` in a form to which it has already been converted.
+    fn known(&self, x: Value, form: Form) -> Option<ActsId> {
+        let mut known = self.converted.get(&self.at(x))?.iter();
+        known
+            .find(|(known, _)| *known == form)
+            .map(|(_, acts)| *acts)
+    }
+
+    fn remember(&mut self, x: Value, form: Form, acts: ActsId) -> ActsId {
+        self.converted.entry(x.id).or_default().push((form, acts));
+        acts
+    }
+
+    fn new_acts(&mut self, rows: RowCount, width: usize, format: ActFormat) -> ActsId {
+        self.acts.push(ActsInfo {
+            rows,
+            width,
+            format,
+        });
+        ActsId(self.acts.len() as u32 - 1)
+    }
+
+    /// Records the rows of `table` for the tokens, times `scale`.
+    pub fn embed(&mut self, table: WeightId, scale: f32, width: usize) -> Value {
+        let out = self.new_value(RowCount::Tokens, width);
+        self.push(Op::Embed {
+            table,
+            scale,
+            out: out.id,
+        });
         out
     }
 
-    fn acts_buffer(&mut self, form: Form, rows: RowCount) -> ActsId {
-        *self.by_source.entry(form).or_insert_with(|| {
-            self.acts.push(ActsInfo {
-                rows,
-                width: self.buffers[form.x.0 as usize].width,
-                format: form.format,
-            });
-            ActsId(self.acts.len() as u32 - 1)
-        })
-    }
-
-    pub fn embed(&mut self, table: WeightId, scale: f32, out: BufferId) {
-        self.push(Op::Embed { table, scale, out });
-    }
-
-    pub fn add_positions(&mut self, table: WeightId, out: BufferId) {
+    /// Adds the rows of `table` for the tokens' positions to `x`.
+    pub fn add_positions(&mut self, table: WeightId, x: Value) -> Value {
+        let out = self.at(x);
         self.push(Op::AddPositions { table, out });
+        self.changed(x)
     }
 
-    pub fn rms_norm(&mut self, x: BufferId, weight: WeightId, eps: f32, out: BufferId) {
+    /// Records the RMS norm of groups of values, as many as `weight` has.
+    pub fn rms_norm(&mut self, x: Value, weight: WeightId, eps: f32) -> Value {
+        let out = self.new_value(x.rows, x.width);
+        let (x, out_id) = (self.at(x), out.id);
         self.push(Op::RmsNorm {
             x,
             weight,
             eps,
-            out,
+            out: out_id,
         });
+        out
     }
 
-    pub fn layer_norm(
-        &mut self,
-        x: BufferId,
-        weight: WeightId,
-        bias: WeightId,
-        eps: f32,
-        out: BufferId,
-    ) {
+    pub fn layer_norm(&mut self, x: Value, weight: WeightId, bias: WeightId, eps: f32) -> Value {
+        let out = self.new_value(x.rows, x.width);
+        let (x, out_id) = (self.at(x), out.id);
         self.push(Op::LayerNorm {
             x,
             weight,
             bias,
             eps,
-            out,
+            out: out_id,
         });
+        out
     }
 
-    /// Records `out = x * weight^T + bias`, with activations converted to `format`.
-    pub fn matmul(
-        &mut self,
-        x: BufferId,
-        weight: WeightId,
-        bias: Option<WeightId>,
-        format: ActFormat,
-        out: BufferId,
-    ) {
-        let x = self.acts(x, format);
+    /// Records `x * weight^T + bias`, of `n_out` values per row.
+    pub fn matmul(&mut self, x: Value, linear: Projection, n_out: usize) -> Value {
+        let acts = self.acts(x, linear.format);
+        let out = self.new_value(x.rows, n_out);
         self.push(Op::MatMul {
-            x,
-            weight,
-            bias,
+            x: acts,
+            weight: linear.weight,
+            bias: linear.bias,
             mode: OutMode::Store,
-            out,
+            out: out.id,
         });
+        out
     }
 
-    /// Creates a routing, to be filled by `route`.
-    pub fn routing(&mut self) -> RoutingId {
+    /// Chooses the experts of each token from `logits`, one per expert.
+    pub fn route(&mut self, logits: Value, router: Router) -> Routing {
+        let out = Routing {
+            id: RoutingId(self.n_routings as u32),
+            n_used: router.n_used,
+        };
         self.n_routings += 1;
-        RoutingId(self.n_routings as u32 - 1)
-    }
-
-    pub fn route(&mut self, logits: BufferId, router: Router, out: RoutingId) {
         self.push(Op::Route {
-            logits,
+            logits: self.at(logits),
             router,
-            out,
+            out: out.id,
         });
+        out
     }
 
-    /// Records the product of every row with its expert's matrix; `out` has rows of `RowCount::Choices`.
-    ///
-    /// # Panics
-    /// If `out` has other rows.
+    /// Records the product of every row with its expert's matrix; a row per token and chosen expert. `linear` holds
+    /// the matrices of `n_experts` experts, and no bias.
     pub fn expert_matmul(
         &mut self,
-        x: BufferId,
-        routing: RoutingId,
-        (weight, n_experts): (WeightId, usize),
-        format: ActFormat,
-        out: BufferId,
-    ) {
-        let RowCount::Choices { n_used } = self.buffers[out.0 as usize].rows else {
-            panic!("buffer {} has no rows for experts", out.0);
-        };
-        let x = self.expert_acts(x, format, (routing, n_used));
+        x: Value,
+        routing: Routing,
+        (linear, n_experts): (Projection, usize),
+        n_out: usize,
+    ) -> Value {
+        let acts = self.expert_acts(x, linear.format, routing);
+        let n_used = routing.n_used;
+        let out = self.new_value(RowCount::Choices { n_used }, n_out);
         self.push(Op::ExpertMatMul {
-            x,
-            routing,
-            weight,
+            x: acts,
+            routing: routing.id,
+            weight: linear.weight,
             n_experts,
-            out,
+            out: out.id,
         });
+        out
     }
 
-    pub fn combine_experts(&mut self, x: BufferId, routing: RoutingId, out: BufferId) {
-        self.push(Op::CombineExperts { x, routing, out });
+    /// Records the weighted sum over the experts of each token.
+    pub fn combine_experts(&mut self, x: Value, routing: Routing) -> Value {
+        let out = self.new_value(RowCount::Tokens, x.width);
+        self.push(Op::CombineExperts {
+            x: self.at(x),
+            routing: routing.id,
+            out: out.id,
+        });
+        out
     }
 
-    /// Records `out += x * weight^T`, with activations converted to `format`.
-    pub fn matmul_add(&mut self, x: BufferId, weight: WeightId, format: ActFormat, out: BufferId) {
-        let x = self.acts(x, format);
+    /// Adds `x * weight^T` to `sum`; the bias of `linear` is added as well.
+    pub fn add_matmul(&mut self, x: Value, linear: Projection, sum: Value) -> Value {
+        self.accumulate(x, linear, sum);
+        self.changed(sum)
+    }
+
+    fn accumulate(&mut self, x: Value, linear: Projection, sum: Value) {
+        let x = self.acts(x, linear.format);
+        let out = self.at(sum);
         self.push(Op::MatMul {
             x,
-            weight,
-            bias: None,
+            weight: linear.weight,
+            bias: linear.bias,
             mode: OutMode::Add,
             out,
         });
     }
 
-    /// Records `out += x * a^T * b^T` in f32, where `a` has `rank` rows. Low-rank products of the same `x`, such as
-    /// those of queries, keys and values, are recorded together after the main products, so that they can be fused.
-    pub fn add_low_rank(&mut self, x: BufferId, [a, b]: [WeightId; 2], rank: usize, out: BufferId) {
-        let info = BufferInfo {
-            rows: self.rows(out),
-            width: rank,
-        };
-        let is_free = |low: BufferId| self.pending.iter().all(|p| p.low != low);
-        let mut known = self.low.iter();
-        let low = match known.find(|(known, low)| *known == info && is_free(*low)) {
-            Some((_, low)) => *low,
-            None => {
-                let low = self.buffer(info.rows, rank);
-                self.low.push((info, low));
-                low
-            }
-        };
-        self.pending.push(LowRank { x, a, low, b, out });
+    /// Adds `x * a^T * b^T` in f32 to `out`, where `a` has `rank` rows; `out` then stands for the sum. Low-rank products
+    /// of the same `x`, such as those of queries, keys and values, are recorded together after the main products, so
+    /// that they can be fused.
+    pub fn add_low_rank(&mut self, x: Value, [a, b]: [WeightId; 2], rank: usize, out: Value) {
+        self.pending.push(LowRank { x, a, rank, b, out });
     }
 
     fn add_pending(&mut self) {
         let pending = std::mem::take(&mut self.pending);
-        for p in &pending {
-            self.matmul(p.x, p.a, None, ActFormat::F32, p.low);
-        }
-        for p in &pending {
-            self.matmul_add(p.low, p.b, ActFormat::F32, p.out);
+        let low = |p: &LowRank, plan: &mut Recorder| {
+            plan.matmul(p.x, Projection::of(p.a, ActFormat::F32), p.rank)
+        };
+        let lows: Vec<Value> = pending.iter().map(|p| low(p, self)).collect();
+        for (p, low) in pending.iter().zip(lows) {
+            self.accumulate(low, Projection::of(p.b, ActFormat::F32), p.out);
         }
     }
 
@@ -280,13 +344,16 @@ impl Recorder {
         RopeId(self.rope.len() as u32 - 1)
     }
 
-    pub fn rope(&mut self, x: BufferId, head_dim: usize, table: RopeId, style: RopeStyle) {
+    /// Rotates the heads of `x` by the tokens' positions.
+    pub fn rope(&mut self, x: Value, head_dim: usize, table: RopeId, style: RopeStyle) -> Value {
+        let rotated = self.at(x);
         self.push(Op::Rope {
-            x,
+            x: rotated,
             head_dim,
             table,
             style,
         });
+        self.changed(x)
     }
 
     /// Adds a layer to the KV cache; returns the index that `kv_append` and `attention` take.
@@ -295,73 +362,90 @@ impl Recorder {
         self.kv.len() - 1
     }
 
-    pub fn kv_append(&mut self, layer: usize, k: BufferId, v: BufferId) {
+    pub fn kv_append(&mut self, layer: usize, k: Value, v: Value) {
+        let (k, v) = (self.at(k), self.at(v));
         self.push(Op::KvAppend { layer, k, v });
     }
 
-    pub fn attention(
-        &mut self,
-        layer: usize,
-        n_heads: usize,
-        scores: Scores,
-        q: BufferId,
-        out: BufferId,
-    ) {
+    /// Records attention of `n_heads` query heads over a layer of the KV cache.
+    pub fn attention(&mut self, layer: usize, n_heads: usize, scores: Scores, q: Value) -> Value {
+        let out = self.new_value(q.rows, n_heads * self.kv[layer].v_dim);
         self.push(Op::Attention {
             layer,
             n_heads,
             scores,
-            q,
-            out,
+            q: self.at(q),
+            out: out.id,
         });
+        out
     }
 
-    pub fn activate(&mut self, activation: Activation, x: BufferId, out: BufferId) {
-        self.push(Op::Activate { activation, x, out });
+    pub fn activate(&mut self, activation: Activation, x: Value) -> Value {
+        let out = self.new_value(x.rows, x.width);
+        let (x, out_id) = (self.at(x), out.id);
+        self.push(Op::Activate {
+            activation,
+            x,
+            out: out_id,
+        });
+        out
     }
 
-    pub fn gated_activation(
-        &mut self,
-        activation: Activation,
-        gate: BufferId,
-        up: BufferId,
-        out: BufferId,
-    ) {
+    /// Records `activation(gate) * up`.
+    pub fn gated_activation(&mut self, activation: Activation, gate: Value, up: Value) -> Value {
+        let out = self.new_value(up.rows, up.width);
+        let (gate, up) = (self.at(gate), self.at(up));
         self.push(Op::GatedActivation {
             activation,
             gate,
             up,
-            out,
+            out: out.id,
         });
+        out
     }
 
-    pub fn add(&mut self, x: BufferId, out: BufferId) {
+    /// Adds `x` to `sum`.
+    pub fn add(&mut self, x: Value, sum: Value) -> Value {
+        let (x, out) = (self.at(x), self.at(sum));
         self.push(Op::Add { x, out });
+        self.changed(sum)
     }
 
-    pub fn add_gated(&mut self, gate: BufferId, x: BufferId, out: BufferId) {
+    /// Adds `x`, times the sigmoid of the row's `gate`, to `sum`.
+    pub fn add_gated(&mut self, gate: Value, x: Value, sum: Value) -> Value {
+        let (gate, x, out) = (self.at(gate), self.at(x), self.at(sum));
         self.push(Op::AddGated { gate, x, out });
+        self.changed(sum)
     }
 
-    pub fn soft_cap(&mut self, cap: f32, x: BufferId) {
-        self.push(Op::SoftCap { cap, x });
+    pub fn soft_cap(&mut self, cap: f32, x: Value) -> Value {
+        let capped = self.at(x);
+        self.push(Op::SoftCap { cap, x: capped });
+        self.changed(x)
     }
 
-    pub fn select_rows(&mut self, x: BufferId, out: BufferId) {
-        self.push(Op::SelectRows { x, out });
+    /// Keeps the rows whose logits are needed.
+    pub fn select_rows(&mut self, x: Value) -> Value {
+        let out = self.new_value(RowCount::Logits, x.width);
+        self.push(Op::SelectRows {
+            x: self.at(x),
+            out: out.id,
+        });
+        out
     }
 
-    pub fn finish(mut self, logits: BufferId) -> Plan {
+    /// Returns the plan. Values of equal shape that do not live at the same time share a buffer.
+    pub fn finish(mut self, logits: Value) -> Plan {
         self.add_pending();
-        Plan {
+        share_buffers(Plan {
+            logits: self.at(logits),
             ops: self.ops,
-            buffers: self.buffers,
+            buffers: self.buffers.into_iter().map(|(info, _)| info).collect(),
             acts: self.acts,
             kv: self.kv,
             n_routings: self.n_routings,
             rope: self.rope,
-            logits,
-        }
+        })
     }
 }
 
@@ -369,30 +453,34 @@ impl Recorder {
 mod tests {
     use super::*;
 
+    fn linear(weight: u32, format: ActFormat) -> Projection {
+        Projection::of(WeightId(weight), format)
+    }
+
     #[test]
     fn converts_an_activation_once_until_it_changes() {
         let mut b = Recorder::new();
-        let x = b.buffer(RowCount::Tokens, 32);
-        let y = b.buffer(RowCount::Tokens, 32);
-        b.embed(WeightId(0), 1.0, x);
-        b.matmul(x, WeightId(1), None, ActFormat::Q8x32, y);
-        b.matmul(x, WeightId(2), None, ActFormat::Q8x32, y);
-        b.matmul(x, WeightId(3), None, ActFormat::F32, y);
-        b.add(y, x);
-        b.matmul(x, WeightId(4), None, ActFormat::Q8x32, y);
+        let x = b.embed(WeightId(0), 1.0, 32);
+        b.matmul(x, linear(1, ActFormat::Q8x32), 32);
+        b.matmul(x, linear(2, ActFormat::Q8x32), 32);
+        let y = b.matmul(x, linear(3, ActFormat::F32), 32);
+        let x = b.add(y, x);
+        let y = b.matmul(x, linear(4, ActFormat::Q8x32), 32);
         let plan = b.finish(y);
-        let converted: Vec<ActsId> = plan
-            .ops
-            .iter()
-            .filter_map(|op| {
-                if let Op::Quantize { out, .. } = op {
-                    Some(*out)
-                } else {
-                    None
-                }
-            })
-            .collect();
-        assert_eq!(converted, [ActsId(0), ActsId(1), ActsId(0)]);
+        let read = plan.ops.iter().filter_map(Op::acts_read);
+        assert_eq!(read.map(|id| id.0).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        let written = plan.ops.iter().filter_map(Op::acts_written);
+        assert_eq!(written.map(|id| id.0).collect::<Vec<_>>(), [0, 1, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "was changed in place")]
+    fn a_changed_value_cannot_be_read() {
+        let mut b = Recorder::new();
+        let x = b.embed(WeightId(0), 1.0, 32);
+        let y = b.activate(Activation::Silu, x);
+        b.add(y, x);
+        b.select_rows(x);
     }
 
     /// The low-rank products of queries and keys stand after the main products and before the first read of the
@@ -400,15 +488,15 @@ mod tests {
     #[test]
     fn records_low_rank_products_together() {
         let mut b = Recorder::new();
-        let [x, q, k] = [0; 3].map(|_| b.buffer(RowCount::Tokens, 32));
-        b.embed(WeightId(0), 1.0, x);
-        b.matmul(x, WeightId(1), None, ActFormat::Q8x32, q);
-        b.add_low_rank(x, [WeightId(10), WeightId(11)], 4, q);
-        b.add_low_rank(x, [WeightId(12), WeightId(13)], 4, q);
-        b.matmul(x, WeightId(2), None, ActFormat::Q8x32, k);
-        b.add_low_rank(x, [WeightId(14), WeightId(15)], 4, k);
-        b.add(q, k);
-        b.add_low_rank(k, [WeightId(16), WeightId(17)], 4, x);
+        let low_rank = |a: u32| [WeightId(a), WeightId(a + 1)];
+        let x = b.embed(WeightId(0), 1.0, 32);
+        let q = b.matmul(x, linear(1, ActFormat::Q8x32), 32);
+        b.add_low_rank(x, low_rank(10), 4, q);
+        b.add_low_rank(x, low_rank(12), 4, q);
+        let k = b.matmul(x, linear(2, ActFormat::Q8x32), 32);
+        b.add_low_rank(x, low_rank(14), 4, k);
+        let k = b.add(q, k);
+        b.add_low_rank(k, low_rank(16), 4, x);
         let plan = b.finish(x);
         let weights: Vec<u32> = plan
             .ops
@@ -417,7 +505,7 @@ mod tests {
             .map(|w| w.0)
             .collect();
         assert_eq!(weights, [1, 2, 10, 12, 14, 11, 13, 15, 16, 17]);
-        // The first flush has three products, the second of which reuses a buffer.
+        // Three products are needed at once before the sum, and a fourth after it.
         let lows = plan.buffers.iter().filter(|buffer| buffer.width == 4);
         assert_eq!(lows.count(), 3);
     }

@@ -55,7 +55,7 @@ fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError>
 /// Starts a backend with the configured part of `model` on the GPU. The device is opened on its own thread; the limits
 /// depend on its memory.
 fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Started, RuntimeError> {
-    if gpu.offload.experts == Experts::OnCpu && model.config.experts.is_none() {
+    if gpu.offload.experts == Experts::OnCpu && !model.config.has_experts() {
         return Err(ConfigError::NoExperts.into());
     }
     if gpu.offload.layers == GpuLayers::Count(0) {

@@ -124,7 +124,7 @@ impl Record {
             type_v: type_kv,
             n_gpu_layers: n_gpu_layers(subject, test, machine),
             n_cpu_moe: match machine.offload.experts {
-                Experts::OnCpu => subject.model.config.n_layers as u32,
+                Experts::OnCpu => subject.model.config.n_layers() as u32,
                 Experts::WithTheirLayer => 0,
             },
             split_mode: "layer",
@@ -211,7 +211,7 @@ fn n_gpu_layers(subject: &Subject, test: &Test, machine: &Machine<'_>) -> i32 {
     let n = match (test.offload.layers, machine.offload.layers) {
         (GpuLayers::All, _) => return -1,
         (_, GpuLayers::Count(n)) => n,
-        (_, GpuLayers::All | GpuLayers::Auto) => subject.model.config.n_layers,
+        (_, GpuLayers::All | GpuLayers::Auto) => subject.model.config.n_layers(),
     };
     i32::try_from(n).unwrap_or(i32::MAX)
 }

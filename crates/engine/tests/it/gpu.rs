@@ -439,8 +439,8 @@ fn fused_operations_share_a_launch(name: &str, n_together: usize, n_of_experts: 
     };
     let model = model(name, GgmlType::Q4_0);
     let n_ops = model.compiled_plan(Fusion::On).ops.len();
-    let n_ops = n_ops - model.config.n_layers * n_of_experts;
-    let n_saved = model.config.n_layers * (n_together - 1);
+    let n_ops = n_ops - model.config.n_layers() * n_of_experts;
+    let n_saved = model.config.n_layers() * (n_together - 1);
     assert_eq!(n_passes(&model, ""), n_ops - n_saved, "{name}");
     assert_eq!(n_passes(&model, "rope=separate"), n_ops, "{name}");
 }

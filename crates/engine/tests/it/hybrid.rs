@@ -70,7 +70,7 @@ test_cases! {
 fn layer_splits_match_cpu(name: &str, ty: GgmlType, bound: f64, n: usize) {
     let Some(gpu) = test_gpu() else { return };
     let model = model(name, ty);
-    let n_layers = model.config.n_layers;
+    let n_layers = model.config.n_layers();
     let device = layers(&gpu, n);
     let engine = start(&model, &device);
     let info = engine.backend_info();

@@ -114,7 +114,7 @@ fn factors_with_the_same_input_share_a_launch() {
     // Per layer: four launches for the first factors (those two groups, attention output, down) and seven for the
     // second factors. Also the embedding's second factor and both of the output.
     let small = n(&changed, "matvec.F32") - n(&plain, "matvec.F32");
-    let n_layers = changed.config.n_layers;
+    let n_layers = changed.config.n_layers();
     assert_eq!(small, n_layers * (4 + 7) + 1 + 2);
 }
 

@@ -135,7 +135,7 @@ fn gpu_times_add_up_from_launches() {
         assert_eq!(kernels.last(), Some(&"end_step"));
         let merged = |part: &StepPart| matches!(part, StepPart::Ops(ops) if ops.len() == 3);
         let n_merged = step.parts.iter().filter(|p| merged(&p.part)).count();
-        assert_eq!(n_merged, model.config.n_layers);
+        assert_eq!(n_merged, model.config.n_layers());
         for (index, part) in step.parts.iter().enumerate() {
             let own = step.launches.iter().filter(|l| l.part == index);
             let times: Vec<Duration> = own.map(|launch| launch.duration).collect();
@@ -175,7 +175,7 @@ fn moe_layers_are_few_launches() {
         rest = &rest[at + layer.len()..];
         n += 1;
     }
-    assert_eq!(n, model.config.n_layers);
+    assert_eq!(n, model.config.n_layers());
     assert!(
         kernels.len() <= 16 * n + 8,
         "{} launches: {kernels:?}",

@@ -2,8 +2,8 @@
 
 use rocmforge_model::Model;
 use rocmforge_plan::{
-    ActFormat, Activation, ExpertWeights, Fusion, KvSpec, Op, Placement, Plan, Recorder, Router,
-    RowCount, Scores, Side, Split, WeightId,
+    ActFormat, Activation, ExpertWeights, Fusion, KvSpec, Op, Placement, Plan, Projection,
+    Recorder, Router, RowCount, Scores, Side, Split, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
 
@@ -14,17 +14,11 @@ fn embedded(fusion: Fusion) -> Plan {
 /// A plan of two layers with four experts each, two of them used per token.
 fn mixture() -> Plan {
     let mut b = Recorder::new();
-    let [x, normed, q, k, v, attn, product, logits, router] =
-        [32, 32, 32, 32, 32, 32, 32, 64, 4].map(|width| b.buffer(RowCount::Tokens, width));
-    let [up, down] = [64, 32].map(|width| b.buffer(RowCount::Choices { n_used: 2 }, width));
-    let routing = b.routing();
-    let format = ActFormat::Q8x32;
-    b.embed(WeightId(0), 1.0, x);
+    let linear = |weight| Projection::of(WeightId(weight), ActFormat::Q8x32);
+    let mut x = b.embed(WeightId(0), 1.0, 32);
     for _ in 0..2 {
-        b.rms_norm(x, WeightId(1), 1e-5, normed);
-        for (weight, out) in [(2, q), (3, k), (4, v)] {
-            b.matmul(normed, WeightId(weight), None, format, out);
-        }
+        let normed = b.rms_norm(x, WeightId(1), 1e-5);
+        let [q, k, v] = [2, 3, 4].map(|weight| b.matmul(normed, linear(weight), 32));
         let kv = b.kv_layer(KvSpec {
             n_kv_heads: 1,
             k_dim: 32,
@@ -36,23 +30,23 @@ fn mixture() -> Plan {
             scale: 1.0,
             soft_cap: None,
         };
-        b.attention(kv, 1, scores, q, attn);
-        b.matmul_add(attn, WeightId(5), format, x);
-        b.rms_norm(x, WeightId(6), 1e-5, normed);
-        b.matmul(normed, WeightId(7), None, format, router);
+        let attn = b.attention(kv, 1, scores, q);
+        x = b.add_matmul(attn, linear(5), x);
+        let normed = b.rms_norm(x, WeightId(6), 1e-5);
+        let router = b.matmul(normed, linear(7), 4);
         let facts = Router {
             n_used: 2,
             weights: ExpertWeights::Normalized,
             scale: 1.0,
         };
-        b.route(router, facts, routing);
-        b.expert_matmul(normed, routing, (WeightId(8), 4), format, up);
-        b.activate(Activation::Silu, up, up);
-        b.expert_matmul(up, routing, (WeightId(9), 4), format, down);
-        b.combine_experts(down, routing, product);
-        b.add(product, x);
+        let routing = b.route(router, facts);
+        let up = b.expert_matmul(normed, routing, (linear(8), 4), 64);
+        let up = b.activate(Activation::Silu, up);
+        let down = b.expert_matmul(up, routing, (linear(9), 4), 32);
+        let sum = b.combine_experts(down, routing);
+        x = b.add(sum, x);
     }
-    b.matmul(x, WeightId(10), None, format, logits);
+    let logits = b.matmul(x, linear(10), 64);
     b.finish(logits)
 }
 

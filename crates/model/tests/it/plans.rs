@@ -131,12 +131,17 @@ fn cases() -> Vec<Case> {
         }
         cases.push(case(&format!("{name} biases"), open(&extra), Detail::Hash));
         if gguf.tensor("blk.0.attn_q_norm.weight").is_none() {
+            let arch = gguf.metadata().str("general.architecture").unwrap();
+            let head_dim = gguf
+                .metadata()
+                .opt_u32(&format!("{arch}.attention.key_length"));
+            let head_dim = head_dim.unwrap().unwrap_or(32);
             let mut normed = rewritten(&gguf, all, same);
             for part in ["q", "k"] {
                 let norm = format!("blk.0.attn_{part}_norm.weight");
-                let values = synth::uniform(&norm, 32, 1.0, 0.3);
+                let values = synth::uniform(&norm, head_dim as usize, 1.0, 0.3);
                 normed
-                    .add_tensor_f32(&norm, &[32], GgmlType::F32, &values)
+                    .add_tensor_f32(&norm, &[head_dim.into()], GgmlType::F32, &values)
                     .unwrap();
             }
             cases.push(case(
@@ -390,4 +395,19 @@ fn files_are_accepted_and_refused_as_they_were() {
         }
     }
     compare("outcomes.txt", &text, |_, _| false);
+}
+
+#[test]
+fn tensors_are_left_out_only_for_a_reason() {
+    let mut writer = writer("llama", GgmlType::Q4_0, 1);
+    assert!(Model::load(open(&writer)).unwrap().skipped.is_empty());
+    writer
+        .add_tensor_f32("blk.0.attn_rot_embd", &[16], GgmlType::F32, &[1.5; 16])
+        .unwrap();
+    let skipped = Model::load(open(&writer)).unwrap().skipped;
+    let [tensor] = &skipped[..] else {
+        panic!("one tensor is left out: {skipped:?}");
+    };
+    assert_eq!(tensor.name, "blk.0.attn_rot_embd");
+    assert!(tensor.reason.contains("RoPE"), "{}", tensor.reason);
 }

@@ -110,10 +110,16 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
                 .map(|ops| Stage::RopeKv { first: at, ops })
                 .or_else(|| expert_gate(plan, range.clone()))
                 .or_else(|| combine_add(plan, range));
-            // The other device reads exported buffers, so a stage must write them.
+            // The other device reads exported values, so a stage must write them.
             let is_exported = |stage: &Stage| {
-                let mut undefined = stage.undefined().into_iter();
-                undefined.any(|buffer| part.exports.contains(&buffer))
+                let undefined = stage.undefined();
+                let mut exporters = part.exporters.range(stage.ops());
+                exporters.any(|&op| {
+                    plan.ops[op]
+                        .writes()
+                        .iter()
+                        .any(|id| undefined.contains(id))
+                })
             };
             let stage = merged.filter(|stage| !is_exported(stage));
             let stage = stage.unwrap_or(Stage::One(at));
@@ -260,9 +266,8 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
     )) = norms
     {
         let is_by_head = |weight| weights.vector(weight).len() == head_dim;
-        // The outputs must not overlap the inputs or each other.
-        let inputs = [q_in, k_in, v];
-        let apart = !inputs.contains(&q_normed) && !inputs.contains(&k_normed);
+        // The rotated queries must not overlap the inputs. The rotated keys go to the KV cache only.
+        let apart = ![q_in, k_in, v].contains(&q_normed);
         if (q_normed, k_normed, eps) != (q, k, k_eps)
             || !apart
             || !is_by_head(q_weight)

@@ -1,0 +1,70 @@
+//! Softmax attention with heads of keys and values that query heads share (MHA, GQA, MQA).
+
+use rocmforge_plan::{KvSpec, Value};
+
+use crate::builder::Builder;
+use crate::error::LoadError;
+use crate::facts::{HeadNorm, Layer, LayerFacts};
+
+/// Records `attn_output(attention(x))`, with the layer's heads, norms of heads, rotation and window.
+pub(crate) fn attention(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    x: Value,
+) -> Result<Value, LoadError> {
+    let facts = layer.facts;
+    let [q, k, v] = projections(m, layer, x)?;
+    let mut q = normed_heads(m, q, &layer.tensor("attn_q_norm.weight"), facts)?;
+    let mut k = normed_heads(m, k, &layer.tensor("attn_k_norm.weight"), facts)?;
+    if let Some(rope) = facts.rope {
+        q = m.rotate(q, facts.k_dim, rope);
+        k = m.rotate(k, facts.k_dim, rope);
+    }
+    let cache = m.plan.kv_layer(KvSpec {
+        n_kv_heads: facts.n_kv_heads,
+        k_dim: facts.k_dim,
+        v_dim: facts.v_dim,
+        window: facts.window,
+    });
+    m.plan.kv_append(cache, k, v);
+    let heads = m.plan.attention(cache, facts.n_heads, facts.scores, q);
+    m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
+}
+
+/// Records Q, K and V, whose matrices are one tensor if the file has it.
+fn projections(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Result<[Value; 3], LoadError> {
+    let facts = layer.facts;
+    let n_q = facts.n_heads * facts.k_dim;
+    let n_k = facts.n_kv_heads * facts.k_dim;
+    let n_v = facts.n_kv_heads * facts.v_dim;
+    let all = layer.tensor("attn_qkv");
+    if m.loader.has(&format!("{all}.weight")) {
+        let n = n_q + n_k + n_v;
+        return Ok([
+            m.linear_rows(x, &all, n, 0..n_q)?,
+            m.linear_rows(x, &all, n, n_q..n_q + n_k)?,
+            m.linear_rows(x, &all, n, n_q + n_k..n)?,
+        ]);
+    }
+    Ok([
+        m.linear(x, &layer.tensor("attn_q"), n_q)?,
+        m.linear(x, &layer.tensor("attn_k"), n_k)?,
+        m.linear(x, &layer.tensor("attn_v"), n_v)?,
+    ])
+}
+
+/// Records the norm `tensor` of the heads of `x`, if the layer has one.
+fn normed_heads(
+    m: &mut Builder<'_>,
+    x: Value,
+    tensor: &str,
+    facts: &LayerFacts,
+) -> Result<Value, LoadError> {
+    let width = match facts.head_norm {
+        HeadNorm::IfPresent if !m.loader.has(tensor) => return Ok(x),
+        HeadNorm::IfPresent | HeadNorm::Each => facts.k_dim,
+        HeadNorm::Together => x.width(),
+    };
+    let weight = m.loader.vector(tensor, width, 1.0)?;
+    Ok(m.plan.rms_norm(x, weight, m.config.norm_eps))
+}

@@ -1,0 +1,222 @@
+//! What families and blocks record a plan with: tensors by name, products with biases and adapters, norms.
+//!
+//! Most differences between models are read from the file: biases exist if their tensors do.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rocmforge_gguf::{Gguf, TensorInfo};
+use rocmforge_plan::{
+    ActFormat, Plan, Projection, Recorder, RopeId, Routing, Value, WeightId, Weights, act_format,
+};
+
+use crate::error::LoadError;
+use crate::facts::{Experts, ModelConfig};
+use crate::lora::{Adapter, Adapters, Product};
+use crate::rope;
+use crate::weights::{SkippedTensor, WeightLoader};
+
+/// A recorded model.
+pub(crate) struct Recorded {
+    pub(crate) plan: Plan,
+    pub(crate) weights: Weights,
+    pub(crate) skipped: Vec<SkippedTensor>,
+}
+
+/// Records the plan of a model and collects the tensors it refers to.
+pub(crate) struct Builder<'a> {
+    pub(crate) config: &'a ModelConfig,
+    gguf: &'a Gguf,
+    pub(crate) loader: WeightLoader<'a>,
+    pub(crate) plan: Recorder,
+    /// The tables of the model's rotations; `None` for one that no layer uses.
+    ropes: Vec<Option<RopeId>>,
+    adapters: Adapters<'a>,
+}
+
+impl<'a> Builder<'a> {
+    /// Starts with the tables of the model's rotations.
+    pub(crate) fn new(
+        config: &'a ModelConfig,
+        gguf: &'a Arc<Gguf>,
+        adapters: &'a [Adapter],
+    ) -> Result<Builder<'a>, LoadError> {
+        let mut builder = Builder {
+            config,
+            gguf,
+            plan: Recorder::new(),
+            adapters: Adapters::new(adapters, &config.arch_name)?,
+            loader: WeightLoader::new(gguf.clone(), &config.arch_name),
+            ropes: Vec::new(),
+        };
+        // Old converters wrote these for every family.
+        let reason = "it repeats RoPE frequencies that follow from the metadata";
+        builder.loader.skip(reason, |name| {
+            name.ends_with(".attn_rot_embd") || name.ends_with(".attn_rot_embd.weight")
+        });
+        builder.add_ropes()?;
+        Ok(builder)
+    }
+
+    /// Finishes the plan. An adapter or a tensor that it does not use is an error.
+    pub(crate) fn finish(self, logits: Value) -> Result<Recorded, LoadError> {
+        self.adapters.finish(self.gguf)?;
+        let (weights, skipped) = self.loader.finish()?;
+        Ok(Recorded {
+            plan: self.plan.finish(logits),
+            weights,
+            skipped,
+        })
+    }
+
+    /// Returns a tensor that the loader has already found.
+    fn tensor(&self, name: &str) -> &'a TensorInfo {
+        self.gguf.tensor(name).expect("the loader has found it")
+    }
+
+    /// Returns the activation format for products with a tensor that the loader has already found.
+    fn act_format(&self, name: &str) -> ActFormat {
+        act_format(self.tensor(name).ty)
+    }
+}
+
+impl Builder<'_> {
+    fn add_ropes(&mut self) -> Result<(), LoadError> {
+        for (index, rope) in self.config.ropes.iter().enumerate() {
+            let factors = rope::factors(rope, &mut self.loader)?;
+            let mut layers = self.config.layers.iter();
+            let is_used = layers.any(|layer| layer.rope == Some(index));
+            let table = is_used.then(|| self.plan.rope_table(rope::table(rope, &factors)));
+            self.ropes.push(table);
+        }
+        Ok(())
+    }
+
+    /// Rotates heads of `head_dim` values by the model's rotation `rope`.
+    pub(crate) fn rotate(&mut self, x: Value, head_dim: usize, rope: usize) -> Value {
+        let table = self.ropes[rope].expect("there is a table if a layer uses it");
+        let style = self.config.ropes[rope].style;
+        self.plan.rope(x, head_dim, table, style)
+    }
+
+    /// Records the RMS norm `{tensor}.weight` of whole rows.
+    pub(crate) fn rms_norm(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        eps: f32,
+    ) -> Result<Value, LoadError> {
+        self.scaled_rms_norm(x, tensor, eps, 1.0)
+    }
+
+    /// As `rms_norm`, times `factor`.
+    pub(crate) fn scaled_rms_norm(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        eps: f32,
+        factor: f64,
+    ) -> Result<Value, LoadError> {
+        let weight = format!("{tensor}.weight");
+        let weight = self.loader.vector(&weight, x.width(), factor)?;
+        Ok(self.plan.rms_norm(x, weight, eps))
+    }
+
+    /// Records the layer norm `{tensor}.weight` with `{tensor}.bias`.
+    pub(crate) fn layer_norm(&mut self, x: Value, tensor: &str) -> Result<Value, LoadError> {
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{tensor}.{part}"));
+        let weight = self.loader.vector(&weight, x.width(), 1.0)?;
+        let bias = self.loader.vector(&bias, x.width(), 1.0)?;
+        Ok(self.plan.layer_norm(x, weight, bias, self.config.norm_eps))
+    }
+
+    /// Records `x * {tensor}.weight^T`, plus `{tensor}.bias` if the file has one; `n_out` values per row.
+    pub(crate) fn linear(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        n_out: usize,
+    ) -> Result<Value, LoadError> {
+        self.linear_rows(x, tensor, n_out, 0..n_out)
+    }
+
+    /// As `linear`, for some rows of a matrix that holds several projections, of `n_rows` in all.
+    pub(crate) fn linear_rows(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        n_rows: usize,
+        rows: Range<usize>,
+    ) -> Result<Value, LoadError> {
+        let name = format!("{tensor}.weight");
+        let bias = format!("{tensor}.bias");
+        let weight = self.loader.rows(&name, n_rows, x.width(), rows.clone())?;
+        let bias = self.loader.opt_part(&bias, n_rows, rows.clone(), 1.0)?;
+        let out = self.product(x, &name, (weight, bias), rows.len());
+        self.adapt(x, &name, rows, out)?;
+        Ok(out)
+    }
+
+    /// Records the product with the matrix of each row's expert, `{tensor}.weight`.
+    pub(crate) fn expert_linear(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        (routing, experts): (Routing, &Experts),
+        n_out: usize,
+    ) -> Result<Value, LoadError> {
+        let name = format!("{tensor}.weight");
+        let n_experts = experts.n_experts;
+        let weight = self.loader.experts(&name, n_experts, n_out, x.width())?;
+        let matrices = Projection::of(weight, self.act_format(&name));
+        Ok(self
+            .plan
+            .expert_matmul(x, routing, (matrices, n_experts), n_out))
+    }
+
+    /// Records the product with a tensor that the loader has found, without adapters.
+    pub(crate) fn product(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        (weight, bias): (WeightId, Option<WeightId>),
+        n_out: usize,
+    ) -> Value {
+        let projection = Projection {
+            weight,
+            bias,
+            format: self.act_format(tensor),
+        };
+        self.plan.matmul(x, projection, n_out)
+    }
+
+    /// Adds the adapters' terms for some rows of the matrix `name` to their product.
+    pub(crate) fn adapt(
+        &mut self,
+        from: Value,
+        name: &str,
+        rows: Range<usize>,
+        out: Value,
+    ) -> Result<(), LoadError> {
+        let product = Product {
+            tensor: self.tensor(name),
+            rows,
+            from,
+            out,
+        };
+        self.adapters
+            .add(&product, &mut self.plan, &mut self.loader)
+    }
+
+    /// Adds the adapters' terms for the embedding `name`, times `scale`.
+    pub(crate) fn adapt_embedding(
+        &mut self,
+        name: &str,
+        scale: f32,
+        out: Value,
+    ) -> Result<Value, LoadError> {
+        let table = self.tensor(name);
+        self.adapters
+            .add_embedding(table, scale, out, &mut self.plan, &mut self.loader)
+    }
+}

@@ -1,0 +1,257 @@
+//! What a file's metadata says about a model, resolved for each layer. Keys are those of the GGUF specification,
+//! prefixed by the architecture's name.
+
+use rocmforge_plan::{RopeStyle, Router, Scores};
+
+use crate::error::LoadError;
+use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
+use crate::rope::{FrequencyFactors, Rope};
+
+/// Metadata key of the epsilon of RMS norms.
+pub(crate) const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+/// Metadata key of the epsilon of layer norms.
+pub(crate) const LAYER_EPS: &str = "attention.layer_norm_epsilon";
+
+/// Facts about a family that its files do not state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyFacts {
+    /// Which values of a head form RoPE pairs.
+    pub(crate) rope_style: RopeStyle,
+    pub(crate) rope_factors: FrequencyFactors,
+    /// Norms of Q and K.
+    pub(crate) head_norm: HeadNorm,
+}
+
+/// The configuration of a model file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The architecture's name in the file.
+    pub arch_name: String,
+    /// `general.name`, if the file has one.
+    pub name: Option<String>,
+    pub n_embd: usize,
+    pub layers: Vec<LayerFacts>,
+    /// The ways in which layers rotate Q and K; layers refer to them by index.
+    pub ropes: Vec<Rope>,
+    pub norm_eps: f32,
+    pub scales: Scales,
+    /// `Some(cap)` replaces a logit `x` by `cap * tanh(x / cap)`.
+    pub logits_cap: Option<f32>,
+    /// Context the model was trained for.
+    pub n_ctx_train: usize,
+    /// Rows of the learned position matrix, which limit the context.
+    pub n_positions: Option<usize>,
+    /// Rows of the embedding matrix; token ids are below it.
+    pub n_vocab: usize,
+}
+
+/// The configuration of one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerFacts {
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    /// Values per head of Q and K; not always `n_embd / n_heads`.
+    pub k_dim: usize,
+    /// Values per head of V.
+    pub v_dim: usize,
+    pub head_norm: HeadNorm,
+    /// Index of the rotation of Q and K among those of the model; `None` if they are not rotated.
+    pub rope: Option<usize>,
+    /// Only the last `window` positions are visible.
+    pub window: Option<u32>,
+    pub scores: Scores,
+    pub feed_forward: FeedForward,
+}
+
+/// Which values each norm of Q and K spans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadNorm {
+    /// Each head separately, if the file has the tensors.
+    IfPresent,
+    /// Each head separately; the tensors are required.
+    Each,
+    /// All heads together; the tensors are required.
+    Together,
+}
+
+/// The second half of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum FeedForward {
+    Dense { n_ff: usize },
+    Mixture(Experts),
+}
+
+impl FeedForward {
+    /// Width of the network, or of one expert.
+    pub fn n_ff(&self) -> usize {
+        match self {
+            FeedForward::Dense { n_ff } => *n_ff,
+            FeedForward::Mixture(experts) => experts.n_ff,
+        }
+    }
+}
+
+/// The mixture of experts (MoE) that replaces a feed-forward network.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experts {
+    pub n_experts: usize,
+    /// Width of one expert.
+    pub n_ff: usize,
+    pub router: Router,
+    /// Width of the shared expert, which every token uses.
+    pub n_ff_shared: Option<usize>,
+}
+
+/// Constant factors of a model; 1 if a family has none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scales {
+    /// On the embeddings.
+    pub embedding: f64,
+    /// On the output of each block, before it is added to the residual stream.
+    pub residual: f64,
+    /// Divides the logits.
+    pub logits: f64,
+}
+
+/// A layer of a model, and its place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layer<'a> {
+    index: usize,
+    pub(crate) facts: &'a LayerFacts,
+}
+
+impl Layer<'_> {
+    /// Returns the full name of the layer's tensor `name`.
+    pub(crate) fn tensor(&self, name: &str) -> String {
+        format!("blk.{}.{name}", self.index)
+    }
+}
+
+impl ModelConfig {
+    /// Checks the rotation of each layer against its heads.
+    pub(crate) fn check_ropes(&self, keys: &Keys<'_>) -> Result<(), LoadError> {
+        for layer in &self.layers {
+            let n_rot = layer.rope.map_or(0, |rope| self.ropes[rope].n_rot);
+            if n_rot > layer.k_dim || n_rot % 2 != 0 {
+                return Err(keys.bad(
+                    "rope.dimension_count",
+                    n_rot,
+                    "an even number, at most the head size",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what all families state in the same way, for layers that are all alike. `eps_key` is the metadata key of
+    /// the norms' epsilon. The error names the key that is missing, out of range or not supported.
+    pub(crate) fn read(
+        keys: &Keys<'_>,
+        family: &KeyFacts,
+        eps_key: &str,
+        feed_forward: FeedForward,
+    ) -> Result<ModelConfig, LoadError> {
+        let n_layers = keys.size("block_count", MAX_LAYERS)?;
+        let n_embd = keys.size("embedding_length", MAX_DIM)?;
+        let n_heads = keys.size("attention.head_count", MAX_DIM)?;
+        let n_kv_heads = keys
+            .opt_size("attention.head_count_kv", MAX_DIM)?
+            .unwrap_or(n_heads);
+        if n_heads % n_kv_heads != 0 {
+            return Err(keys.bad(
+                "attention.head_count_kv",
+                n_kv_heads,
+                "a divisor of the head count",
+            ));
+        }
+        let k_dim = match keys.opt_size("attention.key_length", MAX_DIM)? {
+            Some(dim) => dim,
+            None if n_embd % n_heads == 0 => n_embd / n_heads,
+            None => {
+                return Err(keys.bad(
+                    "attention.head_count",
+                    n_heads,
+                    "a divisor of the embedding length",
+                ));
+            }
+        };
+        let v_dim = keys
+            .opt_size("attention.value_length", MAX_DIM)?
+            .unwrap_or(k_dim);
+        let n_rot = keys
+            .opt_size("rope.dimension_count", MAX_DIM)?
+            .unwrap_or(k_dim);
+        if keys.meta.opt_bool(&keys.key("attention.causal"))? == Some(false) {
+            return Err(keys.unsupported("attention without a causal mask, as embedding models do"));
+        }
+        let n_ctx_train = keys.size("context_length", u32::MAX as usize)?;
+        let norm_eps = keys.meta.f32(&keys.key(eps_key))?;
+        if !(norm_eps > 0.0 && norm_eps < 1.0) {
+            return Err(keys.bad(eps_key, norm_eps, "between 0 and 1"));
+        }
+        let embedding =
+            keys.gguf
+                .tensor("token_embd.weight")
+                .ok_or_else(|| LoadError::MissingTensor {
+                    name: "token_embd.weight".into(),
+                    arch: keys.arch.to_string(),
+                })?;
+        let layer = LayerFacts {
+            n_heads,
+            n_kv_heads,
+            k_dim,
+            v_dim,
+            head_norm: family.head_norm,
+            rope: Some(0),
+            window: None,
+            scores: Scores {
+                scale: scale_of_width(k_dim),
+                soft_cap: None,
+            },
+            feed_forward,
+        };
+        Ok(ModelConfig {
+            arch_name: keys.arch.to_string(),
+            n_embd,
+            layers: vec![layer; n_layers],
+            ropes: vec![Rope::read(
+                keys,
+                family.rope_style,
+                family.rope_factors,
+                [n_rot, n_ctx_train],
+            )?],
+            norm_eps,
+            scales: Scales {
+                embedding: 1.0,
+                residual: 1.0,
+                logits: 1.0,
+            },
+            logits_cap: None,
+            n_ctx_train,
+            n_positions: None,
+            n_vocab: embedding.n_rows() as usize,
+            name: keys.meta.opt_str("general.name")?.map(str::to_string),
+        })
+    }
+
+    pub fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Returns whether any layer has a mixture of experts.
+    pub fn has_experts(&self) -> bool {
+        let mut layers = self.layers.iter();
+        layers.any(|layer| matches!(layer.feed_forward, FeedForward::Mixture(_)))
+    }
+
+    /// Returns the layers in the order in which they run.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = Layer<'_>> {
+        let layers = self.layers.iter().enumerate();
+        layers.map(|(index, facts)| Layer { index, facts })
+    }
+}
+
+/// Returns the usual factor on dot products of rows of `width` values.
+pub(crate) fn scale_of_width(width: usize) -> f32 {
+    (1.0 / (width as f64).sqrt()) as f32
+}

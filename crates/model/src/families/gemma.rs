@@ -1,0 +1,87 @@
+//! Gemma 2 and 3: scaled embeddings, norms before and after each block, GELU. In Gemma 2 every other layer has a
+//! window, and scores and logits have soft caps; in Gemma 3 five of six layers have a window and RoPE frequencies of
+//! their own, and heads of Q and K are normed.
+
+use rocmforge_plan::{Activation, Value};
+
+use crate::blocks::{attention, embeddings, feed_forward, logits};
+use crate::builder::Builder;
+use crate::error::LoadError;
+use crate::experts;
+use crate::facts::{KeyFacts, ModelConfig, RMS_EPS, scale_of_width};
+use crate::keys::Keys;
+use crate::rope::{FrequencyFactors, Rope};
+use crate::windows::set_windows;
+
+/// Metadata key of the soft cap of the logits.
+const LOGITS_CAP: &str = "final_logit_softcapping";
+
+pub(crate) fn facts2(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    let mut config = ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)?;
+    let in_window = Rope {
+        factors: FrequencyFactors::Never,
+        ..config.ropes[0]
+    };
+    let in_window = with_base(keys, in_window)?;
+    set_windows(keys, &mut config, in_window, (Some(4096), 2))?;
+    if config.n_layers() == 46 {
+        scale_by_embedding(&mut config);
+    }
+    // These caps apply even if a file does not state them.
+    let cap = keys.positive("attn_logit_softcapping")?.unwrap_or(50.0);
+    for layer in &mut config.layers {
+        layer.scores.soft_cap = Some(cap as f32);
+    }
+    config.logits_cap = Some(keys.positive(LOGITS_CAP)?.unwrap_or(30.0) as f32);
+    Ok(config)
+}
+
+pub(crate) fn facts3(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    let mut config = ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)?;
+    let in_window = Rope {
+        base: 10_000.0,
+        ..config.ropes[0].unscaled()
+    };
+    let in_window = with_base(keys, in_window)?;
+    set_windows(keys, &mut config, in_window, (None, 6))?;
+    if config.n_layers() == 62 {
+        scale_by_embedding(&mut config);
+    }
+    config.logits_cap = keys.positive_or_zero(LOGITS_CAP)?.map(|cap| cap as f32);
+    Ok(config)
+}
+
+/// Sets the base that the file has for layers with a window.
+fn with_base(keys: &Keys<'_>, rope: Rope) -> Result<Rope, LoadError> {
+    let base = keys.positive("rope.freq_base_swa")?;
+    Ok(Rope {
+        base: base.unwrap_or(rope.base),
+        ..rope
+    })
+}
+
+/// The two largest models scale scores by `n_embd / n_heads` instead of the head size; llama.cpp also recognizes them by
+/// their number of layers.
+fn scale_by_embedding(config: &mut ModelConfig) {
+    for layer in &mut config.layers {
+        layer.scores.scale = scale_of_width((config.n_embd / layer.n_heads).max(1));
+    }
+}
+
+pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
+    let eps = m.config.norm_eps;
+    let mut x = embeddings(m, (m.config.n_embd as f64).sqrt())?;
+    for layer in m.config.layers() {
+        let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
+        let out = attention(m, layer, normed)?;
+        let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
+        x = m.plan.add(out, x);
+        let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
+        let out = feed_forward(m, layer, Activation::GeluTanh, normed)?;
+        let out = m.rms_norm(out, &layer.tensor("post_ffw_norm"), eps)?;
+        x = m.plan.add(out, x);
+    }
+    let x = m.plan.select_rows(x);
+    let x = m.rms_norm(x, "output_norm", eps)?;
+    logits(m, x, 1.0)
+}

@@ -1,0 +1,58 @@
+//! Which layers have a sliding window.
+
+use rocmforge_gguf::Value;
+
+use crate::error::LoadError;
+use crate::facts::ModelConfig;
+use crate::keys::{Keys, MAX_LAYERS};
+use crate::rope::Rope;
+
+/// Sets the file's window, or `default`, on the layers that the file lists, or on all but the last of each `period`.
+/// These layers rotate by `rope`.
+pub(crate) fn set_windows(
+    keys: &Keys<'_>,
+    config: &mut ModelConfig,
+    rope: Rope,
+    (default, period): (Option<u32>, usize),
+) -> Result<(), LoadError> {
+    let window = keys.meta.opt_u32(&keys.key("attention.sliding_window"))?;
+    let Some(window) = window.or(default).filter(|&window| window > 0) else {
+        return Ok(());
+    };
+    let pattern = windowed(keys, config.n_layers(), period)?;
+    let of_window = config.ropes.len();
+    config.ropes.push(rope);
+    let windowed = config.layers.iter_mut().zip(pattern);
+    for (layer, _) in windowed.filter(|(_, windowed)| *windowed) {
+        layer.window = Some(window);
+        layer.rope = Some(of_window);
+    }
+    Ok(())
+}
+
+/// Returns which layers have a window, from a flag per layer or a period whose last layer has none.
+fn windowed(keys: &Keys<'_>, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
+    const NAME: &str = "attention.sliding_window_pattern";
+    let bad = |value: String| keys.bad(NAME, value, "a flag for each layer, or a period");
+    let period = match keys.meta.get(&keys.key(NAME)) {
+        None => period,
+        Some(Value::Array(flags)) => {
+            let flag = |value: Value<'_>| match value {
+                Value::Bool(flag) => Some(flag),
+                other => other.as_int().map(|n| n != 0),
+            };
+            let flags: Option<Vec<bool>> = flags.iter().take(MAX_LAYERS + 1).map(flag).collect();
+            return match flags {
+                Some(flags) if flags.len() == n_layers => Ok(flags),
+                Some(flags) => Err(bad(format!("{} flags", flags.len()))),
+                None => Err(bad("another kind of list".to_string())),
+            };
+        }
+        Some(value) => value
+            .as_int()
+            .and_then(|n| usize::try_from(n).ok())
+            .ok_or_else(|| bad("no number".to_string()))?,
+    };
+    let has_window = |layer: usize| period == 0 || layer % period < period - 1;
+    Ok((0..n_layers).map(has_window).collect())
+}

@@ -1,0 +1,58 @@
+//! The ids that an operation names, for rewriting them.
+
+use crate::op::{ActsId, BufferId, Op, RoutingId};
+
+impl Op {
+    /// Returns the float buffers this operation reads or writes.
+    pub(crate) fn buffers_mut(&mut self) -> Vec<&mut BufferId> {
+        match self {
+            Op::Embed { out, .. }
+            | Op::AddPositions { out, .. }
+            | Op::MatMul { out, .. }
+            | Op::GatedMatMul { out, .. }
+            | Op::ExpertMatMul { out, .. } => vec![out],
+            Op::MatMuls { products, .. } => products.iter_mut().map(|(_, out)| out).collect(),
+            Op::Route { logits, .. } => vec![logits],
+            Op::Quantize { x, .. }
+            | Op::NormQuantize { x, .. }
+            | Op::QuantizeExperts { x, .. }
+            | Op::Rope { x, .. }
+            | Op::SoftCap { x, .. } => vec![x],
+            Op::RmsNorm { x, out, .. }
+            | Op::LayerNorm { x, out, .. }
+            | Op::CombineExperts { x, out, .. }
+            | Op::Attention { q: x, out, .. }
+            | Op::Activate { x, out, .. }
+            | Op::Add { x, out }
+            | Op::SelectRows { x, out } => vec![x, out],
+            Op::KvAppend { k, v, .. } => vec![k, v],
+            Op::GatedActivation { gate, up, out, .. } => vec![gate, up, out],
+            Op::AddGated { gate, x, out } => vec![gate, x, out],
+        }
+    }
+
+    /// Returns the converted activations this operation reads or writes.
+    pub(crate) fn acts_mut(&mut self) -> Option<&mut ActsId> {
+        match self {
+            Op::MatMul { x, .. }
+            | Op::MatMuls { x, .. }
+            | Op::GatedMatMul { x, .. }
+            | Op::ExpertMatMul { x, .. } => Some(x),
+            Op::Quantize { out, .. }
+            | Op::NormQuantize { out, .. }
+            | Op::QuantizeExperts { out, .. } => Some(out),
+            _ => None,
+        }
+    }
+
+    /// Returns the routing this operation reads or writes.
+    pub(crate) fn routing_mut(&mut self) -> Option<&mut RoutingId> {
+        match self {
+            Op::Route { out, .. } => Some(out),
+            Op::QuantizeExperts { routing, .. }
+            | Op::ExpertMatMul { routing, .. }
+            | Op::CombineExperts { routing, .. } => Some(routing),
+            _ => None,
+        }
+    }
+}
