@@ -6,7 +6,7 @@ use rocmforge_plan::Value;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
-use crate::families::{gemma, gpt2, granite, llama, olmo2, phi3, qwen, smollm3};
+use crate::families::{gemma, gpt2, granite, llama, olmo2, phi3, qwen, seed_oss, smollm3};
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
 
@@ -59,6 +59,7 @@ static FAMILIES: &[Family] = &[
     row("gemma3", (Neox, Factors::LongRope), HeadNorm::Each, (gemma::facts3, gemma::record)),
     row("gpt2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts_with_positions, gpt2::record)),
     row("starcoder2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, gpt2::record)),
+    row("seed_oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (seed_oss::facts, seed_oss::record)),
 ];
 
 /// Returns the supported architectures, as files name them.

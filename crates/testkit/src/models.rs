@@ -8,7 +8,7 @@ use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 /// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), and `mixtral` (`llama` with experts).
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -24,6 +24,7 @@ pub const NAMES: [&str; 15] = [
     "mixtral",
     "qwen2moe",
     "qwen3moe",
+    "seed_oss",
 ];
 
 /// A model that llama.cpp does not run: `llama` with different widths of keys and values.
@@ -38,8 +39,8 @@ const N_VOCAB: usize = 512;
 const N_CTX: usize = 2048;
 /// Values per head of V in `uneven`.
 const UNEVEN_V_DIM: usize = 48;
-/// Values per head in Gemma 3.
-const GEMMA_HEAD_DIM: usize = 64;
+/// Values per head in Gemma 3 and Seed-OSS.
+const WIDE_HEAD_DIM: usize = 64;
 const N_EXPERTS: usize = 8;
 /// Width of an expert in Qwen, and of the shared expert.
 const EXPERT_N_FF: usize = 256;
@@ -82,7 +83,7 @@ pub fn model_of(
         let head_dims = match name {
             UNEVEN => [HEAD_DIM, UNEVEN_V_DIM],
             // Wider heads than `n_embd / n_heads`, as in released files.
-            "gemma3" => [GEMMA_HEAD_DIM; 2],
+            "gemma3" | "seed_oss" => [WIDE_HEAD_DIM; 2],
             _ => [HEAD_DIM; 2],
         };
         let mut model = Synth {
@@ -243,13 +244,20 @@ impl Synth {
         }
         for layer in 0..self.n_layers {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
-            if self.arch != "olmo2" {
-                self.norm(&tensor("attn_norm"), N_EMBD)?;
-                self.norm(&tensor("ffn_norm"), N_EMBD)?;
-            }
-            if matches!(self.arch, "olmo2" | "gemma2" | "gemma3") {
-                self.norm(&tensor("post_attention_norm"), N_EMBD)?;
-                self.norm(&tensor("post_ffw_norm"), N_EMBD)?;
+            let norms: &[&str] = match self.arch {
+                "olmo2" => &["post_attention_norm", "post_ffw_norm"],
+                "gemma2" | "gemma3" => &[
+                    "attn_norm",
+                    "ffn_norm",
+                    "post_attention_norm",
+                    "post_ffw_norm",
+                ],
+                // Its post-attention norm stands before the feed-forward network.
+                "seed_oss" => &["attn_norm", "post_attention_norm"],
+                _ => &["attn_norm", "ffn_norm"],
+            };
+            for norm in norms {
+                self.norm(&tensor(norm), N_EMBD)?;
             }
             self.attention(&tensor)?;
             match name {
@@ -300,7 +308,7 @@ impl Synth {
                 self.norm(&tensor("attn_q_norm"), n_q)?;
                 self.norm(&tensor("attn_k_norm"), n_kv)?;
             }
-            "qwen2" | "qwen2moe" => {
+            "qwen2" | "qwen2moe" | "seed_oss" => {
                 for (name, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
                     self.vector(&tensor(&format!("attn_{name}.bias")), width, 0.0, 0.5)?;
                 }

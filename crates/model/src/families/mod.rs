@@ -8,4 +8,5 @@ pub(crate) mod llama;
 pub(crate) mod olmo2;
 pub(crate) mod phi3;
 pub(crate) mod qwen;
+pub(crate) mod seed_oss;
 pub(crate) mod smollm3;

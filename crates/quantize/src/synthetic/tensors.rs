@@ -83,13 +83,19 @@ pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
     }
     for layer in 0..n_layers {
         let name = |part: &str| format!("blk.{layer}.{part}");
-        if arch != "olmo2" {
-            all.norm(&name("attn_norm"), n_embd);
-            all.norm(&name("ffn_norm"), n_embd);
-        }
-        if matches!(arch, "olmo2" | "gemma2" | "gemma3") {
-            all.norm(&name("post_attention_norm"), n_embd);
-            all.norm(&name("post_ffw_norm"), n_embd);
+        let norms: &[&str] = match arch {
+            "olmo2" => &["post_attention_norm", "post_ffw_norm"],
+            "gemma2" | "gemma3" => &[
+                "attn_norm",
+                "ffn_norm",
+                "post_attention_norm",
+                "post_ffw_norm",
+            ],
+            "seed_oss" => &["attn_norm", "post_attention_norm"],
+            _ => &["attn_norm", "ffn_norm"],
+        };
+        for norm in norms {
+            all.norm(&name(norm), n_embd);
         }
         all.attention(&name);
         match shape.experts {
@@ -137,7 +143,7 @@ impl List<'_> {
         }
         self.linear(&name("attn_output"), [n_q, n_embd]);
         match arch {
-            "qwen2" | "qwen2moe" => {
+            "qwen2" | "qwen2moe" | "seed_oss" => {
                 for (part, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
                     self.add(&name(&format!("attn_{part}.bias")), &[width], BIAS);
                 }
