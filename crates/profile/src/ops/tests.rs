@@ -183,8 +183,9 @@ fn names_operations_by_type_tensor_format_and_shape() {
             gated.starts_with("gated_matmul ffn_gate+ffn_up Q4_K ["),
             "{gated}"
         );
+        let n_ff = c.layers[0].feed_forward.n_ff();
         assert!(
-            gated.ends_with(&format!("[{}+{}, {}]", c.n_ff, c.n_ff, c.n_embd)),
+            gated.ends_with(&format!("[{n_ff}+{n_ff}, {}]", c.n_embd)),
             "{gated}"
         );
         assert!(ops.is_embedding(&StepPart::Ops(0..1)) && !ops.is_embedding(&StepPart::Ops(1..2)));
