@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod bytes;
+mod computed;
 mod display;
 mod error;
 mod file;

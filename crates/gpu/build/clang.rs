@@ -24,7 +24,7 @@ pub(crate) const INSTALL: &str = "install clang-22 and lld-22";
 /// A kernel that every target must be able to compile and link. In its loop, gfx12 needs a wait between reads of scalar
 /// registers by vector instructions and the next writes of the same registers.
 const PROBE: &str = "#include \"gpu.h\"\n\
-    struct Params { u32* out; u32 n; };\n\
+    struct Params { u32* out; u32 n; FIELDS(out, n) };\n\
     KERNEL(probe, Params, 64) {\n\
         for (u32 i = 0; i < p.n; i++) p.out[tid() + i] = bid_x() + i * p.n;\n\
     }\n";

@@ -5,11 +5,14 @@ use std::fs;
 use std::hash::{Hash as _, Hasher};
 use std::path::{Path, PathBuf};
 
+include!("../../gguf/src/computed.rs");
+
+macro_rules! names {
+    ($($name:ident $lower:ident),*) => { &[$(stringify!($name)),*] };
+}
+
 /// Formats that `kernels/format/*.hip` are compiled for, one module each.
-const FORMATS: &[&str] = &[
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
-];
+const FORMATS: &[&str] = computed_formats!(names);
 
 /// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each.
 const KV_TYPES: &[&str] = &["F16", "Q8_0", "F8E4M3"];

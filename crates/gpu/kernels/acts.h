@@ -21,6 +21,7 @@ struct ActsOut {
     i8* codes;
     float* scales;
     i16* sums;
+    FIELDS(values, codes, scales, sums)
 };
 
 // Loads the values at `x + at`, zero past `end`. `aligned`: rows are whole octets and 16-byte aligned.

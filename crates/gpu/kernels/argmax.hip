@@ -13,6 +13,7 @@ struct ArgmaxParams {
     u32* ids;
     u32 n_vocab;
     u32 aligned;
+    FIELDS(logits, ids, n_vocab, aligned)
 };
 
 KERNEL(argmax, ArgmaxParams, THREADS) {

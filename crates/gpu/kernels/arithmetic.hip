@@ -18,6 +18,7 @@ struct ArithmeticParams {
     void* sums;
     u32 n_steps;
     u32 pad;
+    FIELDS(a, b, sums, n_steps, pad)
 };
 
 EXPORT_U32(arithmetic_tiles, TILES)

@@ -21,6 +21,7 @@ struct KvCache {
     u32 page_shift;
     u32 n_kv_heads;
     u32 pad;
+    FIELDS(k, v, block_tables, max_pages, page_shift, n_kv_heads, pad)
 
     // The row of a position, given the block of its page.
     DEV_MEMBER u64 slot(u32 block, u32 kv_head, u32 pos) const {
@@ -37,6 +38,7 @@ struct Scores {
     // A row sees itself and the window - 1 positions before it; 0 for all positions before it.
     u32 window;
     u32 pad;
+    FIELDS(scale, soft_cap, window, pad)
 
     // Factor on queries. They are not divided by soft_cap: that would make them so small that the second f16 of each,
     // the rounding error of the first, would lose bits.

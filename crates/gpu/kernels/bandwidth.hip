@@ -14,6 +14,7 @@ struct ReadParams {
     u64 n_words;
     u32 n_blocks;
     u32 pad;
+    FIELDS(words, sums, n_words, n_blocks, pad)
 };
 
 KERNEL(read_all, ReadParams, THREADS) {

@@ -16,6 +16,7 @@ struct Conversion {
     u32 aligned;
     Form form;
     u32 first_block;
+    FIELDS(x, out, n, aligned, form, first_block)
 };
 
 KERNEL(quantize_group, GroupParams<Conversion>, THREADS) {

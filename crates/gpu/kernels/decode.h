@@ -23,6 +23,7 @@ struct DecodeParams {
     u32 k_dim;
     u32 v_dim;
     u32 pad;
+    FIELDS(q, out, partial, positions, seq_of_row, cache, scores, n_rows, n_heads, n_splits, k_dim, v_dim, pad)
 };
 
 // The positions of a row and their splits.

@@ -26,6 +26,7 @@ struct Params {
     // Whether rows are whole quads and all addresses multiples of 16.
     u32 aligned;
     u32 pad;
+    FIELDS(x, other, out, n, width, n_x_rows, cap, aligned, pad)
 };
 
 // The first value of this thread if blocks lie side by side in one long row.

@@ -11,6 +11,7 @@ struct alignas(16) ExpertTile {
     u32 first_row;
     u32 n_rows;
     u32 pad;
+    FIELDS(expert, first_row, n_rows, pad)
 };
 
 // Loads the tile at `tiles + at`, the same one in all threads of the block.

@@ -34,6 +34,7 @@ struct TileList {
     u32 n_rows;
     // The maximum number of tiles.
     u32 len;
+    FIELDS(tiles, n_rows, len)
 };
 
 struct RouteParams {
@@ -56,6 +57,8 @@ struct RouteParams {
     u32 normalized;
     float scale;
     u32 pad;
+    FIELDS(logits, seq_of_row, experts, weights, rows, tokens, n_rows, lists, n_tokens, n_experts, n_used, normalized,
+           scale, pad)
 };
 
 DEV u64 wave_best(u64 key) {
@@ -231,6 +234,7 @@ struct QuantizeRowsParams {
     ActsOut out;
     u32 width;
     u32 aligned;
+    FIELDS(x, tokens, n_rows, out, width, aligned)
 };
 
 template <typename Form> DEV void quantize_rows(const QuantizeRowsParams& p) {
@@ -255,6 +259,7 @@ struct CombineParams {
     // 0: store, 1: add to the previous value.
     u32 add;
     u32 aligned;
+    FIELDS(x, rows, weights, out, width, n_used, add, aligned)
 };
 
 KERNEL(combine, CombineParams, ROW_THREADS) {

@@ -3,7 +3,12 @@
 //
 // A kernel is written as
 //
-//     struct Params { const float* x; float* out; u32 n; };     // mirrored in Rust, #[repr(C)]
+//     struct Params {
+//         const float* x;
+//         float* out;
+//         u32 n;
+//         FIELDS(x, out, n)     // mirrored in Rust, #[repr(C)]
+//     };
 //     KERNEL(scale, Params, 256) { u32 i = bid_x() * 256 + tid(); if (i < p.n) p.out[i] = 2 * p.x[i]; }
 //
 // where 256 is the number of threads per block and `p` the parameters. Collectives (barrier, wave_*, shuffle_*, matrix
@@ -73,12 +78,19 @@ constexpr u32 WARP_SIZE = 32;
 #define KERNEL(NAME, PARAMS, THREADS)                                                                                  \
     static void NAME##_body(const PARAMS& p);                                                                          \
     extern "C" __attribute__((visibility("default"))) const u32 NAME##_threads = THREADS;                              \
+    extern "C" __attribute__((visibility("default"))) u32 NAME##_layout(host::Leaf* to, u32 most) {                    \
+        return host::layout_of<PARAMS>(to, most);                                                                      \
+    }                                                                                                                  \
     extern "C" __attribute__((visibility("default"))) void NAME(const void* params) {                                  \
         NAME##_body(*(const PARAMS*)params);                                                                           \
     }                                                                                                                  \
     static void NAME##_body(const PARAMS& p)
 // A constant for the host, read from the image.
 #define EXPORT_U32(NAME, VALUE) extern "C" __attribute__((visibility("default"), used)) const u32 NAME = VALUE;
+// All fields of a struct of parameters or of a table's entries, in order; at the end of the struct. A test compares
+// them with those in Rust (src/kernel.rs). None may be called `to`.
+#define FIELDS(...)                                                                                                    \
+    __attribute__((disable_sanitizer_instrumentation)) void fields(host::Leaves& to) const { to.add(__VA_ARGS__); }
 #include "host.h"
 // The source location of a collective, for the CPU emulator's errors: the default of the last argument of each.
 using Site = host::Site;
@@ -126,6 +138,7 @@ DEV void let_successor_start() {}
 #endif
 #define EXPORT_U32(NAME, VALUE)                                                                                        \
     extern "C" __attribute__((device, constant, visibility("default"), used)) const u32 NAME = VALUE;
+#define FIELDS(...)
 struct Site {};
 #define HERE Site()
 #define SHARED(TYPE, NAME, COUNT) static __attribute__((shared, aligned(16))) TYPE NAME[COUNT]

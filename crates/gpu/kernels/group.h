@@ -12,6 +12,7 @@ template <typename Op> struct GroupParams {
     u64* times;
     u32 n_ops;
     u32 n_timed;
+    FIELDS(first_blocks, ops, times, n_ops, n_timed)
 };
 
 // The operation of this block. All threads of the block must call it.

@@ -44,6 +44,57 @@ struct Site {
     bool operator!=(const Site& other) const { return line != other.line || file != other.file; }
 };
 
+// Offset and size of a number or an address in a struct.
+struct Leaf {
+    u32 at, size;
+};
+
+struct Leaves;
+template <typename T, typename = void> constexpr bool HAS_FIELDS = false;
+template <typename T>
+constexpr bool HAS_FIELDS<T, decltype(((const T*)nullptr)->fields(*(Leaves*)nullptr))> = true;
+template <typename T> struct Pointee {
+    using Type = void;
+};
+template <typename T> struct Pointee<T*> {
+    using Type = T;
+};
+template <typename P> static u32 layout_of(Leaf* to, u32 most);
+
+// Collects the leaves of a struct with FIELDS.
+struct Leaves {
+    Leaf* to;
+    u32 most, n;
+    const u8* start;
+
+    void put(u32 at, size_t size) {
+        if (n < most) to[n] = {at, (u32)size};
+        n++;
+    }
+    template <typename T> void one(const T& field) {
+        using Entry = typename Pointee<T>::Type;
+        if constexpr (__is_array(T)) {
+            for (const auto& element : field) one(element);
+        } else if constexpr (__is_class(T)) {
+            field.fields(*this);
+        } else {
+            put((u32)((const u8*)&field - start), sizeof field);
+            // The entries of a table follow its address.
+            if constexpr (HAS_FIELDS<Entry>) n += layout_of<Entry>(to + n, n < most ? most - n : 0);
+        }
+    }
+    template <typename... T> void add(const T&... fields) { (one(fields), ...); }
+};
+
+// Writes the size of P, as a leaf at 0, and its leaves to a list with room for `most`. Returns their number.
+template <typename P> static u32 layout_of(Leaf* to, u32 most) {
+    alignas(P) static const u8 memory[sizeof(P)] = {};
+    Leaves leaves = {to, most, 0, memory};
+    leaves.put(0, sizeof(P));
+    ((const P*)memory)->fields(leaves);
+    return leaves.n;
+}
+
 enum class State : u8 { AtBarrier, AtWave, Done };
 
 struct Fibre {

@@ -28,6 +28,7 @@ namespace kv {
 struct Planes {
     u8* codes;
     u8* scales;
+    FIELDS(codes, scales)
 };
 
 // What a scale covers.

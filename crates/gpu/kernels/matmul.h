@@ -28,6 +28,7 @@ struct MatmulParams {
     u32 n_rows;
     // Bits ADD and ROWS_FIRST.
     u32 flags;
+    FIELDS(w, codes, scales, sums, x, bias, out, n_rows, flags)
 };
 
 // The output tile of a block: a block of outputs, and a block of rows counted from `row`.

@@ -59,6 +59,7 @@ struct Job {
     Mode mode;
     // IN_TURNS: log2 of the virtual waves that a wave computes, at most split_log.
     u32 turns_log;
+    FIELDS(w, bias, out, first_block, split_log, mode, turns_log)
 };
 
 struct MatvecParams {
@@ -71,6 +72,7 @@ struct MatvecParams {
     u32 gated;
     // Unused jobs begin after the last block.
     Job jobs[3];
+    FIELDS(x, scales, sums, n_rows, gated, jobs)
 };
 
 // Selects field by field, so that the parameters need no copy in indexable memory.

@@ -11,6 +11,7 @@ struct TileParams {
     const u8* a;
     const u8* b;
     void* c;
+    FIELDS(a, b, c)
 };
 
 EXPORT_U32(tile_threads, THREADS)

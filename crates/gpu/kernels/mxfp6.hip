@@ -9,6 +9,7 @@ template <typename Out> struct Params {
     Out* out;
     u32 n_blocks;
     u32 pad;
+    FIELDS(blocks, out, n_blocks, pad)
 };
 
 template <u32 MANTISSA, typename Out, typename F> DEV void dequantize(const Params<Out>& p, F convert) {

@@ -28,6 +28,7 @@ struct NormParams {
     float eps;
     // Whether rows are whole octets and all addresses multiples of 16.
     u32 aligned;
+    FIELDS(x, delta, weight, bias, out, n_rows, width, eps, aligned)
 };
 
 // The sum over the N_THREADS that share a row.
@@ -144,6 +145,7 @@ struct QuantizeParams {
     // x and out as one long row; rows are whole blocks.
     u32 n;
     u32 aligned;
+    FIELDS(x, out, n, aligned)
 };
 
 template <typename Form> DEV void quantize(const QuantizeParams& p) {

@@ -36,11 +36,14 @@ struct SampleRow {
     u32 n_biases;
     u32 first_count;
     u32 n_counts;
+    FIELDS(uniform, top_k, top_p, ln_min_p, temperature, repeat_penalty, frequency_penalty, presence_penalty,
+           input_row, first_bias, n_biases, first_count, n_counts)
 };
 
 struct SampleEntry {
     u32 id;
     u32 value;
+    FIELDS(id, value)
 };
 
 struct SampleParams {
@@ -53,6 +56,7 @@ struct SampleParams {
     u32 n_entries;
     u32 n_tokens;
     u32 pad;
+    FIELDS(logits, rows, entries, tokens, ids, n_vocab, n_entries, n_tokens, pad)
 };
 
 // a * b, not fused with an addition. The compiler ignores the pragma for NVIDIA.

@@ -12,6 +12,7 @@ struct Params {
     u32* out;
     u32 n;
     u32 which;
+    FIELDS(x, out, n, which)
 };
 
 KERNEL(functions, Params, THREADS) {

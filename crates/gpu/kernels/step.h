@@ -10,4 +10,5 @@ struct SeqRows {
     u32 n_rows;
     u32 first_pos;
     u32 pad;
+    FIELDS(first_row, n_rows, first_pos, pad)
 };

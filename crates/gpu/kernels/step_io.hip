@@ -33,6 +33,8 @@ struct BeginParams {
     u32 lists;
     u32 max_list_words;
     u32 pad;
+    FIELDS(host, words, sampled, n_steps, slot_words, n_slots, n_words, tokens, from_row, n_rows, block_tables,
+           max_pages, n_seqs, lists, max_list_words, pad)
 };
 
 KERNEL(begin_step, BeginParams, THREADS) {
@@ -71,6 +73,7 @@ struct EndParams {
     u32 n_slots;
     u32 n_ids;
     u32 pad;
+    FIELDS(ids, words, host, n_steps, slot_words, n_slots, n_ids, pad)
 };
 
 KERNEL(end_step, EndParams, THREADS) {

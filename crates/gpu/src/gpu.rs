@@ -12,6 +12,7 @@ use crate::driver::{Context, Driver, Facts, label};
 use crate::error::GpuError;
 use crate::launch::Module;
 use crate::memory::meminfo_bytes;
+use crate::ops::Kernels;
 use crate::tuning::{Choice, Shape, Tuning};
 use crate::variant::{Variant, Variants};
 
@@ -33,6 +34,7 @@ pub(crate) struct Inner {
     /// Whether its kernels may start before their predecessors have ended.
     pub(crate) overlaps: bool,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
+    pub(crate) kernels: Kernels,
     pub(crate) deferred_free: DeferredFree,
     /// Bytes of all buffers.
     pub(crate) allocated: AtomicU64,
@@ -202,6 +204,7 @@ impl Gpu {
                 overlaps: driver.vendor_api.can_overlap(driver, &target),
                 target,
                 modules: Mutex::default(),
+                kernels: Kernels::new(),
                 deferred_free: DeferredFree::default(),
                 allocated: AtomicU64::new(0),
                 memory_bytes: memory_bytes.unwrap_or(u64::MAX),

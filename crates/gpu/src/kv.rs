@@ -2,8 +2,9 @@
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
+use crate::kernel::{AnyKernel, KernelTable, layout};
 use crate::limit::Limit;
-use crate::memory::{Buffer, Slice};
+use crate::memory::{Address, Buffer, Slice};
 use crate::ops;
 
 /// Storage type of cached keys and values.
@@ -57,17 +58,35 @@ impl KvType {
     }
 }
 
-/// The module name of a kernel file in `kernels/kv` for a type.
-macro_rules! kv_module {
-    ($kernel:literal, $ty:expr) => {
-        match $ty {
-            $crate::KvType::F16 => concat!($kernel, ".F16"),
-            $crate::KvType::Q8_0 => concat!($kernel, ".Q8_0"),
-            $crate::KvType::F8E4M3 => concat!($kernel, ".F8E4M3"),
-        }
+/// The kernels of a file in `kernels/kv`, for each storage type.
+pub(crate) struct PerKvType<T>([T; KvType::ALL.len()]);
+
+impl<T: KernelTable> PerKvType<T> {
+    /// `modules` has one name for each of [`KvType::ALL`].
+    pub(crate) fn of_modules(modules: [&'static str; KvType::ALL.len()]) -> PerKvType<T> {
+        PerKvType(modules.map(T::of_module))
+    }
+
+    pub(crate) fn of(&self, ty: KvType) -> &T {
+        &self.0[ty as usize]
+    }
+
+    pub(crate) fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
+        self.0.iter().for_each(|table| table.each(visit));
+    }
+}
+
+/// The names of the modules of a file in `kernels/kv`, in the order of [`KvType::ALL`].
+macro_rules! kv_modules {
+    ($file:ident) => {
+        [
+            concat!(stringify!($file), ".F16"),
+            concat!(stringify!($file), ".Q8_0"),
+            concat!(stringify!($file), ".F8E4M3"),
+        ]
     };
 }
-pub(crate) use kv_module;
+pub(crate) use kv_modules;
 
 /// Dimensions of the KV cache of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,9 +140,11 @@ pub struct KvLayer<'a> {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Planes {
-    pub(crate) codes: u64,
-    pub(crate) scales: u64,
+    pub(crate) codes: Address,
+    pub(crate) scales: Address,
 }
+
+layout!(Planes { codes, scales });
 
 impl<'a> KvLayer<'a> {
     /// Wraps memory from [`KvShape::alloc`].
@@ -151,12 +172,11 @@ impl<'a> KvLayer<'a> {
             self.shape
         );
         [(self.k, k_dim), (self.v, v_dim)].map(|(memory, dim)| {
-            let codes = memory.ptr();
             // Pages have at least 16 rows, so scales are aligned as codes are.
             let n_codes = self.shape.n_rows() * dim * self.shape.ty.code_bytes();
             Planes {
-                codes,
-                scales: codes + n_codes as u64,
+                codes: memory.address(),
+                scales: memory.part(n_codes..memory.len()).address(),
             }
         })
     }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{MutexGuard, OnceLock};
 use std::time::Instant;
 
 use zerocopy::IntoBytes as _;
@@ -11,6 +12,7 @@ use crate::driver::api::{Handle, Launch, name_of};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
+use crate::kernel::{Function, Kernel, Layout, Leaf};
 use crate::trace;
 
 /// Dynamic shared memory that a launch may use without raising the function's limit.
@@ -23,29 +25,12 @@ enum Start {
     AfterPredecessor,
 }
 
-/// The parameters of a kernel, as declared in its source.
-///
-/// # Safety
-/// The type is `#[repr(C)]` and has the fields of the kernel's struct in the same order. Addresses in it point to
-/// memory that the kernel may use as its source says.
-pub unsafe trait Params: Copy {}
-
 /// A loaded image.
 pub(crate) struct Module {
     pub(crate) handle: Handle,
-    functions: HashMap<&'static str, Function>,
     /// Constants read from the image. Reading waits for the device, which is not allowed during a recording, so they
     /// are kept.
     constants: HashMap<&'static str, u32>,
-}
-
-#[derive(Clone, Copy)]
-struct Function {
-    handle: Handle,
-    /// Dynamic shared memory that its launches may use.
-    shared_bytes: u32,
-    /// Threads per block and how many such blocks run at once, if this was queried.
-    concurrency: Option<(u32, usize)>,
 }
 
 impl Gpu {
@@ -72,7 +57,6 @@ impl Gpu {
             }
             let loaded = Module {
                 handle,
-                functions: HashMap::new(),
                 constants: HashMap::new(),
             };
             modules.insert(module, loaded);
@@ -86,7 +70,7 @@ impl Gpu {
         modules.keys().copied().collect()
     }
 
-    fn no_symbol(&self, module: &str, name: &str) -> GpuError {
+    pub(crate) fn no_symbol(&self, module: &str, name: &str) -> GpuError {
         GpuError::NoSymbol {
             target: self.inner.target.clone(),
             module: module.into(),
@@ -127,90 +111,108 @@ impl Gpu {
         Ok(value)
     }
 
-    /// Returns a kernel of a module, with its limit of dynamic shared memory raised to `shared_bytes`.
-    fn function(
-        &self,
-        module: &'static str,
-        name: &'static str,
-        shared_bytes: u32,
-    ) -> Result<Handle, GpuError> {
-        let mut modules = self.modules(module)?;
-        let module = modules.get_mut(module).expect("it is loaded");
-        let known = module.functions.get(name).copied();
-        let mut function = match known {
-            Some(function) if function.shared_bytes >= shared_bytes => return Ok(function.handle),
-            Some(function) => function,
-            None => self.find_function(module.handle, name)?,
-        };
-        if shared_bytes > function.shared_bytes {
-            let code = self
-                .inner
-                .driver
-                .vendor_api
-                .allow_shared(function.handle, shared_bytes);
-            if code != 0 {
-                let more = format!("{shared_bytes} bytes of shared memory for {name}");
-                return Err(self.inner.failed("allow shared memory", code, &more));
-            }
-            function.shared_bytes = shared_bytes;
+    /// Finds a kernel, after loading its module, unless that was done before.
+    fn function<'k, P>(&self, kernel: &'k Kernel<P>) -> Result<&'k Function, GpuError> {
+        if let Some(function) = kernel.function.get() {
+            return Ok(function);
         }
-        module.functions.insert(name, function);
-        Ok(function.handle)
+        let modules = self.modules(kernel.module)?;
+        // Another thread may have been first.
+        if kernel.function.get().is_none() {
+            let c_name = CString::new(kernel.name).expect("names contain no NUL");
+            let (module, mut handle) = (modules[kernel.module].handle, std::ptr::null_mut());
+            let calls = &self.inner.driver.calls;
+            // SAFETY: the module is loaded.
+            let code = unsafe { (calls.module_function)(&raw mut handle, module, c_name.as_ptr()) };
+            if code != 0 {
+                let call = name_of(self.inner.driver.vendor, "module_function");
+                return Err(self.inner.failed(call, code, kernel.name));
+            }
+            let function = Function {
+                handle,
+                shared_bytes: AtomicU32::new(DEFAULT_SHARED_BYTES),
+                concurrency: OnceLock::new(),
+            };
+            let is_first = kernel.function.set(function).is_ok();
+            assert!(is_first, "the modules are locked");
+        }
+        Ok(kernel.function.get().expect("it was set"))
+    }
+
+    /// Raises a kernel's limit of dynamic shared memory to `shared_bytes`.
+    fn allow_shared<P>(
+        &self,
+        kernel: &Kernel<P>,
+        function: &Function,
+        shared_bytes: u32,
+    ) -> Result<(), GpuError> {
+        // Keeps other threads from setting a lower limit after this.
+        let _modules = self.modules(kernel.module)?;
+        if shared_bytes <= function.shared_bytes.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let vendor_api = &self.inner.driver.vendor_api;
+        let code = vendor_api.allow_shared(function.handle, shared_bytes);
+        if code != 0 {
+            let more = format!("{shared_bytes} bytes of shared memory for {}", kernel.name);
+            return Err(self.inner.failed("allow shared memory", code, &more));
+        }
+        function.shared_bytes.store(shared_bytes, Ordering::Release);
+        Ok(())
     }
 
     /// Returns how many blocks of `n_threads` threads the device runs at once, for a kernel without dynamic shared
     /// memory.
-    pub(crate) fn n_concurrent_blocks(
+    pub(crate) fn n_concurrent_blocks<P>(
         &self,
-        (module, name): (&'static str, &'static str),
+        kernel: &Kernel<P>,
         n_threads: u32,
     ) -> Result<usize, GpuError> {
         self.inner.ready()?;
-        let handle = self.function(module, name, 0)?;
-        let mut modules = self.modules(module)?;
-        let functions = &mut modules.get_mut(module).expect("it is loaded").functions;
-        let function = functions.get_mut(name).expect("`function` inserted it");
-        if let Some((_, known)) = function.concurrency.filter(|known| known.0 == n_threads) {
-            return Ok(known);
+        let function = self.function(kernel)?;
+        if let Some((_, known)) = function
+            .concurrency
+            .get()
+            .filter(|known| known.0 == n_threads)
+        {
+            return Ok(*known);
         }
         let mut blocks_per_unit = 0;
         // SAFETY: the function is of a loaded module; the number is written before the call returns.
         self.inner.call("active_blocks", |calls| unsafe {
-            (calls.active_blocks)(&raw mut blocks_per_unit, handle, n_threads as i32, 0)
+            (calls.active_blocks)(
+                &raw mut blocks_per_unit,
+                function.handle,
+                n_threads as i32,
+                0,
+            )
         })?;
         let n_units = self.n_compute_units() as usize;
         let at_once = (usize::try_from(blocks_per_unit).unwrap_or(0) * n_units).max(1);
-        function.concurrency = Some((n_threads, at_once));
+        let _ = function.concurrency.set((n_threads, at_once));
         Ok(at_once)
     }
 
-    fn find_function(&self, module: Handle, name: &'static str) -> Result<Function, GpuError> {
-        let c_name = CString::new(name).expect("names contain no NUL");
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the module is loaded.
-        let code = unsafe {
-            (self.inner.driver.calls.module_function)(&raw mut handle, module, c_name.as_ptr())
-        };
-        match code {
-            0 => Ok(Function {
-                handle,
-                shared_bytes: DEFAULT_SHARED_BYTES,
-                concurrency: None,
-            }),
-            code => Err(self.inner.failed(
-                name_of(self.inner.driver.vendor, "module_function"),
-                code,
-                name,
-            )),
-        }
+    /// Returns the parameters as the kernel declares them: the size, then each leaf. `None` where images do not say.
+    pub(crate) fn declared_layout<P>(
+        &self,
+        kernel: &Kernel<P>,
+    ) -> Result<Option<Vec<Leaf>>, GpuError> {
+        self.inner.ready()?;
+        let function = self.function(kernel)?;
+        Ok(self
+            .inner
+            .driver
+            .vendor_api
+            .declared_layout(function.handle))
     }
 
     /// Queues a kernel: `grid` blocks of `n_threads` threads, with `shared_bytes` of dynamic shared memory. Kernels
     /// that can wait for their predecessor (`gpu.h`) start their blocks while the last blocks of the previous kernel
     /// still run.
-    pub fn launch<P: Params>(
+    pub(crate) fn launch<P: Layout>(
         &self,
-        kernel: (&'static str, &'static str),
+        kernel: &Kernel<P>,
         grid: [u32; 3],
         n_threads: u32,
         shared_bytes: u32,
@@ -223,9 +225,9 @@ impl Gpu {
     /// Queues a kernel without dynamic shared memory that starts only after the previous kernel has ended. For
     /// long-running blocks of about the number of processors: blocks that start early would share processors that have
     /// room and leave others idle.
-    pub(crate) fn launch_alone<P: Params>(
+    pub(crate) fn launch_alone<P: Layout>(
         &self,
-        kernel: (&'static str, &'static str),
+        kernel: &Kernel<P>,
         grid: [u32; 3],
         n_threads: u32,
         params: &P,
@@ -238,9 +240,9 @@ impl Gpu {
         )
     }
 
-    fn queue<P: Params>(
+    fn queue<P: Layout>(
         &self,
-        (module, name): (&'static str, &'static str),
+        kernel: &Kernel<P>,
         (grid, n_threads, shared_bytes): ([u32; 3], u32, u32),
         params: &P,
         start: Start,
@@ -250,8 +252,12 @@ impl Gpu {
         }
         let traced = trace::is_tracing(self).then(Instant::now);
         self.inner.ready()?;
+        let function = self.function(kernel)?;
+        if shared_bytes > function.shared_bytes.load(Ordering::Acquire) {
+            self.allow_shared(kernel, function, shared_bytes)?;
+        }
         let launch = Launch {
-            function: self.function(module, name, shared_bytes)?,
+            function: function.handle,
             grid,
             n_threads,
             shared_bytes,
@@ -267,12 +273,14 @@ impl Gpu {
             .launch(&self.inner.driver.calls, &launch)
         {
             0 => match traced {
-                Some(at) => trace::record_launch((module, name), at),
+                Some(at) => trace::record_launch((kernel.module, kernel.name), at),
                 None => Ok(()),
             },
-            code => Err(self
-                .inner
-                .failed(name_of(self.inner.driver.vendor, "launch"), code, name)),
+            code => Err(self.inner.failed(
+                name_of(self.inner.driver.vendor, "launch"),
+                code,
+                kernel.name,
+            )),
         }
     }
 }

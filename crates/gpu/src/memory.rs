@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::deferred_free::Memory;
 use crate::driver::api::code;
 use crate::error::GpuError;
@@ -142,6 +144,20 @@ pub(crate) fn meminfo_bytes(name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// A device address in the parameters of a kernel. Only a [`Slice`] has one.
+#[repr(transparent)]
+#[derive(Clone, Copy, Default, IntoBytes, Immutable)]
+pub(crate) struct Address(u64);
+
+impl Address {
+    /// The address of an operand that is missing.
+    pub(crate) const NULL: Address = Address(0);
+
+    pub(crate) fn is_aligned_to(self, n_bytes: u64) -> bool {
+        self.0.is_multiple_of(n_bytes)
+    }
+}
+
 /// Values in device memory, `[len]`. Copies refer to the same memory; the order of launches decides who writes when.
 pub struct Slice<'a, T> {
     ptr: u64,
@@ -171,9 +187,14 @@ impl<'a, T> Slice<'a, T> {
         self.len == 0
     }
 
-    /// The device address, for kernel parameters.
-    pub fn ptr(&self) -> u64 {
+    /// The device address, for calls of the driver.
+    pub(crate) fn ptr(&self) -> u64 {
         self.ptr
+    }
+
+    /// The device address, for the parameters of a kernel.
+    pub(crate) fn address(&self) -> Address {
+        Address(self.ptr)
     }
 
     /// Returns part of the values.

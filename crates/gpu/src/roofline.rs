@@ -4,8 +4,8 @@
 use crate::error::GpuError;
 use crate::event::Event;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Count, Kernel, kernels, layout};
+use crate::memory::{Address, Slice};
 
 const THREADS: u32 = 256;
 /// Blocks per compute unit: the most threads that any unit holds.
@@ -25,32 +25,55 @@ const N_STEPS: u32 = 1024;
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ReadParams {
-    words: u64,
-    sums: u64,
-    n_words: u64,
+    words: Address,
+    sums: Address,
+    n_words: Count,
     n_blocks: u32,
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<ReadParams>() == 32);
+layout!(ReadParams {
+    words,
+    sums,
+    n_words,
+    n_blocks,
+    _pad
+});
 
-// SAFETY: as `ReadParams` in bandwidth.hip.
-unsafe impl Params for ReadParams {}
+const _: () = assert!(size_of::<ReadParams>() == 32);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ArithmeticParams {
-    a: u64,
-    b: u64,
-    sums: u64,
+    a: Address,
+    b: Address,
+    sums: Address,
     n_steps: u32,
     _pad: u32,
 }
 
+layout!(ArithmeticParams {
+    a,
+    b,
+    sums,
+    n_steps,
+    _pad
+});
+
 const _: () = assert!(size_of::<ArithmeticParams>() == 32);
 
-// SAFETY: as `ArithmeticParams` in arithmetic.hip.
-unsafe impl Params for ArithmeticParams {}
+kernels! {
+    struct BandwidthKernels {
+        read_all: ReadParams,
+    }
+}
+
+kernels! {
+    struct ArithmeticKernels {
+        multiply_i8: ArithmeticParams,
+        multiply_f16: ArithmeticParams,
+    }
+}
 
 /// Reads all of `words`, which must be aligned to 16 bytes. `sums` `[n_blocks]`: the sum, mod 2^32, of the words that
 /// each block read.
@@ -59,18 +82,18 @@ unsafe impl Params for ArithmeticParams {}
 /// If the words are not aligned.
 pub fn read_all(gpu: &Gpu, words: Slice<'_, u32>, sums: Slice<'_, u32>) -> Result<(), GpuError> {
     assert!(
-        words.ptr().is_multiple_of(16),
+        words.address().is_aligned_to(16),
         "words are not aligned to 16 bytes"
     );
     let params = ReadParams {
-        words: words.ptr(),
-        sums: sums.ptr(),
-        n_words: words.len() as u64,
+        words: words.address(),
+        sums: sums.address(),
+        n_words: Count(words.len() as u64),
         n_blocks: sums.len() as u32,
         _pad: 0,
     };
     gpu.launch(
-        ("bandwidth", "read_all"),
+        &gpu.kernels().bandwidth.read_all,
         [params.n_blocks, 1, 1],
         THREADS,
         0,
@@ -116,10 +139,10 @@ pub enum Factors {
 }
 
 impl Factors {
-    fn kernel(self) -> &'static str {
+    fn kernel(self, kernels: &ArithmeticKernels) -> &Kernel<ArithmeticParams> {
         match self {
-            Factors::I8 => "multiply_i8",
-            Factors::F16 => "multiply_f16",
+            Factors::I8 => &kernels.multiply_i8,
+            Factors::F16 => &kernels.multiply_f16,
         }
     }
 
@@ -180,15 +203,15 @@ pub fn multiply_all(
         "one sum per thread"
     );
     let params = ArithmeticParams {
-        a: a.ptr(),
-        b: b.ptr(),
-        sums: sums.ptr(),
+        a: a.address(),
+        b: b.address(),
+        sums: sums.address(),
         n_steps,
         _pad: 0,
     };
     let n_blocks = (sums.len() / THREADS as usize) as u32;
     gpu.launch(
-        ("arithmetic", factors.kernel()),
+        factors.kernel(&gpu.kernels().arithmetic),
         [n_blocks, 1, 1],
         THREADS,
         0,

@@ -2,6 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::kernel::layout;
 use crate::memory::Slice;
 
 /// The rows of one sequence, as kernels read them (`SeqRows` in `kernels/step.h`).
@@ -15,6 +16,13 @@ pub struct SeqRows {
     pub first_pos: u32,
     pub _pad: u32,
 }
+
+layout!(SeqRows {
+    first_row,
+    n_rows,
+    first_pos,
+    _pad
+});
 
 /// A step in device memory. All steps of a size use the same addresses, so that a step can be a graph.
 #[derive(Clone, Copy)]

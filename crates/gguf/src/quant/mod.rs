@@ -15,6 +15,7 @@ mod rows;
 
 pub use rows::{can_quantize, quantize_rows};
 
+use crate::computed_formats;
 use crate::error::Error;
 
 /// Declares [`GgmlType`] from a table of variant, id, values per block and bytes per block.
@@ -119,7 +120,14 @@ ggml_types! {
     Q1_0 = 41: 128 in 18,
 }
 
+macro_rules! computed {
+    ($($name:ident $lower:ident),*) => { &[$(GgmlType::$name),*] };
+}
+
 impl GgmlType {
+    /// The formats of weights that kernels compute with. Tensors of other formats can only be converted.
+    pub const COMPUTED: &[GgmlType] = computed_formats!(computed);
+
     /// Returns the type with this id in files, if GGML currently defines one.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|ty| ty.id() == id)

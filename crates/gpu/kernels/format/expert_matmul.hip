@@ -10,6 +10,7 @@ struct ExpertMatmulParams {
     MatmulParams product;
     const ExpertTile* tiles;
     u64 expert_bytes;
+    FIELDS(product, tiles, expert_bytes)
 };
 
 // Large tiles have 128 rows (32 for floats without matrix units), small tiles 32.

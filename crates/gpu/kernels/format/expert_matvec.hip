@@ -9,6 +9,7 @@ struct ExpertMatvecParams {
     MatvecParams product;
     const ExpertTile* tiles;
     u64 expert_bytes;
+    FIELDS(product, tiles, expert_bytes)
 };
 
 template <u32 N> DEV void of_expert(const ExpertMatvecParams& p) {

@@ -12,6 +12,7 @@ struct GroupProduct {
     u32 n_rows;
     // Index of the operation in the times.
     u32 timed;
+    FIELDS(job, x, scales, sums, n_rows, timed)
 };
 
 template <u32 ROWS, u32 N> DEV void group(const GroupParams<GroupProduct>& g) {

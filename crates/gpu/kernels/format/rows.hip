@@ -28,6 +28,7 @@ struct RepackParams {
     Weights w;
     u32 first_row;
     u32 n_rows;
+    FIELDS(file, w, first_row, n_rows)
 };
 
 KERNEL(repack, RepackParams, THREADS) {
@@ -60,6 +61,7 @@ struct GetRowsParams {
     float scale;
     u32 add;
     u32 pad;
+    FIELDS(w, ids, out, n_ids, scale, add, pad)
 };
 
 KERNEL(get_rows, GetRowsParams, THREADS) {
@@ -78,6 +80,7 @@ KERNEL(get_rows, GetRowsParams, THREADS) {
 template <typename Out> struct DequantizeParams {
     Weights w;
     Out* out;
+    FIELDS(w, out)
 };
 
 // For chunks of 32 values, which are consecutive in `out` as in rows; `out` is 16-byte aligned.

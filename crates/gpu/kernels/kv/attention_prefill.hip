@@ -31,6 +31,7 @@ struct PrefillParams {
     u32 tile_rows;
     u32 tile_heads;
     u32 pad;
+    FIELDS(q, out, seqs, cache, scores, n_heads, tile_rows, tile_heads, pad)
 };
 
 using mma::ELEMENTS;

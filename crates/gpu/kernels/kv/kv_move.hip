@@ -2,7 +2,7 @@
 // add up, so R(-d) R(p) k = R(p - d) k, whatever magnitude R(p) k was scaled with.
 //
 // k_cache and v_cache [n_blocks, n_kv_heads, page, dim] as stored by kv_type.h. runs [n_runs]: `n_tokens` tokens move
-// from slot `from` to slot `to`; neither range crosses a cache block. Keys of the runs from n_copied on are rotated
+// from slot `first` on to `first_to` on; neither range crosses a cache block. Keys of runs from n_copied on are rotated
 // back by `back_by` positions, by the angles of that row of table [n_ctx, n_rot / 2, 2], which holds cosines and sines
 // times 1 / inverse_magnitude; pairs as in rope_kv.hip. Values that are not rotated keep their bits. A run may stay in
 // place. No run reads a slot that another run writes, so their order does not matter. Runs outside the cache move
@@ -16,9 +16,10 @@
 constexpr u32 THREADS = 256;
 
 struct SlotRun {
-    u32 from;
-    u32 to;
+    u32 first;
+    u32 first_to;
     u32 n_tokens;
+    FIELDS(first, first_to, n_tokens)
 };
 
 struct KvMoveParams {
@@ -36,6 +37,8 @@ struct KvMoveParams {
     u32 back_by;
     float inverse_magnitude;
     u32 pad;
+    FIELDS(k_cache, v_cache, table, runs, n_copied, n_kv_heads, k_dim, v_dim, n_rot, page, n_slots, back_by,
+           inverse_magnitude, pad)
 };
 
 struct Neox {
@@ -67,7 +70,7 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     const u32 row = bid_y() * (THREADS / TEAM) + tid() / TEAM, lane_of_team = tid() % TEAM;
     const u32 head = row / p.page % p.n_kv_heads, token = row % p.page;
     const bool is_v = row >= p.n_kv_heads * p.page;
-    const u32 from_slot = run.from + token, to_slot = run.to + token;
+    const u32 from_slot = run.first + token, to_slot = run.first_to + token;
     const bool moves =
         row < 2 * p.n_kv_heads * p.page && token < run.n_tokens && max_of(from_slot, to_slot) < p.n_slots;
     const u32 n_rot = !moves || is_v || bid_x() < p.n_copied ? 0 : p.n_rot;

@@ -42,6 +42,8 @@ struct RopeKvParams {
     float eps;
     // The larger of k_dim and v_dim.
     u32 widest;
+    FIELDS(q, q_out, k, v, k_cache, v_cache, table, q_norm, k_norm, positions, slots, n_q_heads, n_kv_heads, k_dim,
+           v_dim, n_rot, n_ctx, page, n_slots, eps, widest)
 };
 
 template <u32 W> struct Run {

@@ -14,6 +14,7 @@ use std::sync::{Mutex, OnceLock};
 use libloading::Library;
 
 use crate::error::{GpuError, advice};
+use crate::kernel::Leaf;
 use api::{Calls, Handle, Launch, Vendor, code, name_of};
 
 /// What a driver reports about a device.
@@ -53,6 +54,11 @@ pub(crate) trait VendorApi: Send + Sync {
     /// Raises a function's limit of dynamic shared memory. Returns the driver's code.
     fn allow_shared(&self, function: Handle, bytes: u32) -> i32;
     fn error_text(&self, code: i32) -> String;
+
+    /// Returns the parameters as a function declares them, if images say so: the size, then each number and address.
+    fn declared_layout(&self, _function: Handle) -> Option<Vec<Leaf>> {
+        None
+    }
 
     /// Whether kernels of this image may start before their predecessors have ended.
     fn can_overlap(&self, _driver: &Driver, _target: &str) -> bool {

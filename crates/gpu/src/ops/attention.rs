@@ -3,11 +3,11 @@
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
-use crate::launch::Params;
+use crate::kernel::{Kernel, Table, kernels, layout};
+use crate::kv::{KvLayer, KvShape, KvType, Planes};
 use crate::limit::{Limit, MAX_GRID};
-use crate::memory::{Buffer, Slice};
-use crate::step::Step;
+use crate::memory::{Address, Buffer, Slice};
+use crate::step::{SeqRows, Step};
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
@@ -64,15 +64,17 @@ impl AttentionScratch {
     ) -> Result<AttentionScratch, GpuError> {
         let most_splits = MAX_SPLITS.min(n_ctx.div_ceil(SPLIT_GRAIN)).max(1);
         let parts = (MAX_PARTS + max_seqs).min(max_seqs * most_splits);
+        let decode = gpu.kernels().attention_decode.of(ty);
+        let prefill = gpu.kernels().attention_prefill.of(ty).prefill_64.module;
         let mut orders = [Orders(0); FAST_DIMS.len()];
         for (orders, dim) in orders.iter_mut().zip(FAST_DIMS) {
-            *orders = Orders(gpu.constant(kv_module!("attention_decode", ty), orders_name(dim))?);
+            *orders = Orders(gpu.constant(decode.generic.module, orders_name(dim))?);
         }
         Ok(AttentionScratch {
             partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
             n_ctx,
-            wave_size: gpu.constant(kv_module!("attention_prefill", ty), "wave_size")?,
-            widest_prefill: gpu.constant(kv_module!("attention_prefill", ty), "widest")?,
+            wave_size: gpu.constant(prefill, "wave_size")?,
+            widest_prefill: gpu.constant(prefill, "widest")?,
             orders,
         })
     }
@@ -104,12 +106,22 @@ fn splits_of(blocks: usize, most: usize, at_once: usize) -> usize {
 struct CacheParams {
     k: Planes,
     v: Planes,
-    block_tables: u64,
+    block_tables: Address,
     max_pages: u32,
     page_shift: u32,
     n_kv_heads: u32,
     _pad: u32,
 }
+
+layout!(CacheParams {
+    k,
+    v,
+    block_tables,
+    max_pages,
+    page_shift,
+    n_kv_heads,
+    _pad
+});
 
 /// `Scores` in attention.h.
 #[repr(C)]
@@ -121,14 +133,21 @@ struct ScoreParams {
     _pad: u32,
 }
 
+layout!(ScoreParams {
+    scale,
+    soft_cap,
+    window,
+    _pad
+});
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct DecodeParams {
-    q: u64,
-    out: u64,
-    partial: u64,
-    positions: u64,
-    seq_of_row: u64,
+    q: Address,
+    out: Address,
+    partial: Address,
+    positions: Address,
+    seq_of_row: Address,
     cache: CacheParams,
     scores: ScoreParams,
     n_rows: u32,
@@ -139,17 +158,30 @@ struct DecodeParams {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<DecodeParams>() == 136);
+layout!(DecodeParams {
+    q,
+    out,
+    partial,
+    positions,
+    seq_of_row,
+    cache,
+    scores,
+    n_rows,
+    n_heads,
+    n_splits,
+    k_dim,
+    v_dim,
+    _pad
+});
 
-// SAFETY: as `DecodeParams` in attention_decode.hip.
-unsafe impl Params for DecodeParams {}
+const _: () = assert!(size_of::<DecodeParams>() == 136);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct PrefillParams {
-    q: u64,
-    out: u64,
-    seqs: u64,
+    q: Address,
+    out: Address,
+    seqs: Table<SeqRows>,
     cache: CacheParams,
     scores: ScoreParams,
     n_heads: u32,
@@ -158,10 +190,19 @@ struct PrefillParams {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<PrefillParams>() == 112);
+layout!(PrefillParams {
+    q,
+    out,
+    seqs,
+    cache,
+    scores,
+    n_heads,
+    tile_rows,
+    tile_heads,
+    _pad
+});
 
-// SAFETY: as `PrefillParams` in attention_prefill.hip.
-unsafe impl Params for PrefillParams {}
+const _: () = assert!(size_of::<PrefillParams>() == 112);
 
 /// Whether heads of these dimensions have specialized kernels. Others use a slow generic kernel.
 pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
@@ -214,36 +255,92 @@ fn fast_dim(dim: usize) -> usize {
     place.expect("the head dimension has a specialized kernel")
 }
 
-/// Returns the decode kernel for a head dimension and a number of query heads per block.
-fn decode_kernel(dim: usize, heads: usize) -> &'static str {
-    const NAMES: [[&str; 4]; 5] = [
-        ["decode_64_1", "decode_64_2", "decode_64_4", "decode_64_8"],
-        ["decode_80_1", "decode_80_2", "decode_80_4", "decode_80_8"],
-        ["decode_96_1", "decode_96_2", "decode_96_4", "decode_96_8"],
-        [
-            "decode_128_1",
-            "decode_128_2",
-            "decode_128_4",
-            "decode_128_8",
-        ],
-        [
-            "decode_256_1",
-            "decode_256_2",
-            "decode_256_4",
-            "decode_256_8",
-        ],
-    ];
-    NAMES[fast_dim(dim)][heads.trailing_zeros() as usize]
+kernels! {
+    struct DecodeKernels {
+        decode_64_1: DecodeParams,
+        decode_64_2: DecodeParams,
+        decode_64_4: DecodeParams,
+        decode_64_8: DecodeParams,
+        decode_80_1: DecodeParams,
+        decode_80_2: DecodeParams,
+        decode_80_4: DecodeParams,
+        decode_80_8: DecodeParams,
+        decode_96_1: DecodeParams,
+        decode_96_2: DecodeParams,
+        decode_96_4: DecodeParams,
+        decode_96_8: DecodeParams,
+        decode_128_1: DecodeParams,
+        decode_128_2: DecodeParams,
+        decode_128_4: DecodeParams,
+        decode_128_8: DecodeParams,
+        decode_256_1: DecodeParams,
+        decode_256_2: DecodeParams,
+        decode_256_4: DecodeParams,
+        decode_256_8: DecodeParams,
+        generic: DecodeParams,
+        combine: DecodeParams,
+    }
 }
 
-/// Returns the prefill kernel for a head dimension, and its waves per block. Each wave handles 16 queries.
-fn prefill_kernel(dim: usize) -> (&'static str, u32) {
-    match dim {
-        64 => ("prefill_64", 4),
-        80 => ("prefill_80", 4),
-        96 => ("prefill_96", 4),
-        128 => ("prefill_128", 4),
-        _ => ("prefill_256", 2),
+kernels! {
+    struct PrefillKernels {
+        prefill_64: PrefillParams,
+        prefill_80: PrefillParams,
+        prefill_96: PrefillParams,
+        prefill_128: PrefillParams,
+        prefill_256: PrefillParams,
+    }
+}
+
+impl DecodeKernels {
+    /// Returns the kernel for a head dimension and a number of query heads per block.
+    fn of(&self, dim: usize, heads: usize) -> &Kernel<DecodeParams> {
+        let of_dim = match dim {
+            64 => [
+                &self.decode_64_1,
+                &self.decode_64_2,
+                &self.decode_64_4,
+                &self.decode_64_8,
+            ],
+            80 => [
+                &self.decode_80_1,
+                &self.decode_80_2,
+                &self.decode_80_4,
+                &self.decode_80_8,
+            ],
+            96 => [
+                &self.decode_96_1,
+                &self.decode_96_2,
+                &self.decode_96_4,
+                &self.decode_96_8,
+            ],
+            128 => [
+                &self.decode_128_1,
+                &self.decode_128_2,
+                &self.decode_128_4,
+                &self.decode_128_8,
+            ],
+            _ => [
+                &self.decode_256_1,
+                &self.decode_256_2,
+                &self.decode_256_4,
+                &self.decode_256_8,
+            ],
+        };
+        of_dim[heads.trailing_zeros() as usize]
+    }
+}
+
+impl PrefillKernels {
+    /// Returns the kernel for a head dimension, and its waves per block. Each wave handles 16 queries.
+    fn of(&self, dim: usize) -> (&Kernel<PrefillParams>, u32) {
+        match dim {
+            64 => (&self.prefill_64, 4),
+            80 => (&self.prefill_80, 4),
+            96 => (&self.prefill_96, 4),
+            128 => (&self.prefill_128, 4),
+            _ => (&self.prefill_256, 2),
+        }
     }
 }
 
@@ -321,14 +418,14 @@ impl DecodeExtents {
             return Ok(1);
         }
         let heads = self.most_heads();
-        let at_once = gpu.n_concurrent_blocks(self.kernel(heads), THREADS)?;
+        let at_once = gpu.n_concurrent_blocks(self.kernel(gpu, heads), THREADS)?;
         let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
         Ok(scratch.n_splits(self.n_rows, of_row, at_once))
     }
 
-    fn kernel(&self, heads: usize) -> (&'static str, &'static str) {
-        let module = kv_module!("attention_decode", self.kv.ty);
-        (module, decode_kernel(self.kv.k_dim, heads))
+    fn kernel<'g>(&self, gpu: &'g Gpu, heads: usize) -> &'g Kernel<DecodeParams> {
+        let kernels = gpu.kernels().attention_decode.of(self.kv.ty);
+        kernels.of(self.kv.k_dim, heads)
     }
 
     fn shape(&self) -> Shape {
@@ -386,7 +483,7 @@ impl Call<'_> {
         CacheParams {
             k,
             v,
-            block_tables: self.step.block_tables.ptr(),
+            block_tables: self.step.block_tables.address(),
             max_pages: self.step.max_pages as u32,
             page_shift: self.kv.shape.page.trailing_zeros(),
             n_kv_heads: self.kv.shape.n_kv_heads as u32,
@@ -409,11 +506,11 @@ impl Call<'_> {
 
     fn decode_params(&self, n_splits: usize) -> DecodeParams {
         DecodeParams {
-            q: self.queries.q.ptr(),
-            out: self.queries.out.ptr(),
-            partial: self.scratch.partial.as_slice::<f32>().ptr(),
-            positions: self.step.positions.ptr(),
-            seq_of_row: self.step.seq_of_row.ptr(),
+            q: self.queries.q.address(),
+            out: self.queries.out.address(),
+            partial: self.scratch.partial.as_slice::<f32>().address(),
+            positions: self.step.positions.address(),
+            seq_of_row: self.step.seq_of_row.address(),
             cache: self.cache(),
             scores: self.scores(),
             n_rows: self.step.n_rows() as u32,
@@ -425,9 +522,9 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the module of the decode kernels.
-    fn module(&self) -> &'static str {
-        kv_module!("attention_decode", self.kv.shape.ty)
+    fn kernels(&self) -> &DecodeKernels {
+        let all = &self.gpu.kernels().attention_decode;
+        all.of(self.kv.shape.ty)
     }
 
     fn decode(&self) -> Result<(), GpuError> {
@@ -441,21 +538,21 @@ impl Call<'_> {
         let heads = extents.heads(self.gpu, self.scratch);
         let n_blocks = extents.n_blocks(heads);
         let params = self.decode_params(n_splits);
-        let kernel = extents.kernel(heads);
+        let kernel = extents.kernel(self.gpu, heads);
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
         self.gpu.launch(kernel, grid, THREADS, 0, &params)?;
         if n_splits == 1 {
             return Ok(());
         }
         let grid = [self.queries.n_heads as u32, n_rows as u32, 1];
-        self.gpu
-            .launch((self.module(), "combine"), grid, THREADS, 0, &params)
+        let combine = &self.kernels().combine;
+        self.gpu.launch(combine, grid, THREADS, 0, &params)
     }
 
     fn generic(&self) -> Result<(), GpuError> {
         let grid = [self.queries.n_heads as u32, self.step.n_rows() as u32, 1];
         let shared_bytes = (self.kv.shape.k_dim + self.kv.shape.v_dim) * size_of::<f32>();
-        let kernel = (self.module(), "generic");
+        let kernel = &self.kernels().generic;
         self.gpu.launch(
             kernel,
             grid,
@@ -466,14 +563,15 @@ impl Call<'_> {
     }
 
     fn prefill(&self) -> Result<(), GpuError> {
-        let (kernel, n_waves) = prefill_kernel(self.kv.shape.k_dim);
+        let kernels = self.gpu.kernels().attention_prefill.of(self.kv.shape.ty);
+        let (kernel, n_waves) = kernels.of(self.kv.shape.k_dim);
         let n_queries = 16 * n_waves as usize;
         let tile_heads = self.group().min(n_queries);
         let tile_rows = n_queries / tile_heads;
         let params = PrefillParams {
-            q: self.queries.q.ptr(),
-            out: self.queries.out.ptr(),
-            seqs: self.step.seqs.ptr(),
+            q: self.queries.q.address(),
+            out: self.queries.out.address(),
+            seqs: self.step.seqs.table(),
             cache: self.cache(),
             scores: self.scores(),
             n_heads: self.queries.n_heads as u32,
@@ -485,7 +583,6 @@ impl Call<'_> {
         let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);
         let grid = [n_tiles as u32, n_blocks as u32, self.step.n_seqs() as u32];
         let n_threads = n_waves * self.scratch.wave_size;
-        let kernel = (kv_module!("attention_prefill", self.kv.shape.ty), kernel);
         self.gpu.launch(kernel, grid, n_threads, 0, &params)
     }
 

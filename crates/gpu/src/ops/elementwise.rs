@@ -3,7 +3,8 @@
 use super::norm::n_values;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::memory::Slice;
+use crate::kernel::{Kernel, kernels, layout};
+use crate::memory::{Address, Slice};
 use crate::operands::Activation;
 use crate::variant::Variant;
 
@@ -15,11 +16,11 @@ const QUAD: usize = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Params {
-    x: u64,
+struct ElementwiseParams {
+    x: Address,
     /// The other operand: gate, up or row indices.
-    other: u64,
-    out: u64,
+    other: Address,
+    out: Address,
     n: u32,
     width: u32,
     n_x_rows: u32,
@@ -28,10 +29,32 @@ struct Params {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<Params>() == 48);
+layout!(ElementwiseParams {
+    x,
+    other,
+    out,
+    n,
+    width,
+    n_x_rows,
+    cap,
+    aligned,
+    _pad
+});
 
-// SAFETY: as `Params` in elementwise.hip.
-unsafe impl crate::launch::Params for Params {}
+const _: () = assert!(size_of::<ElementwiseParams>() == 48);
+
+kernels! {
+    struct ElementwiseKernels {
+        add: ElementwiseParams,
+        add_gated: ElementwiseParams,
+        activate_silu: ElementwiseParams,
+        activate_gelu_tanh: ElementwiseParams,
+        gated_silu: ElementwiseParams,
+        gated_gelu_tanh: ElementwiseParams,
+        soft_cap: ElementwiseParams,
+        select_rows: ElementwiseParams,
+    }
+}
 
 /// `out += x`, both `[n]`.
 ///
@@ -39,7 +62,12 @@ unsafe impl crate::launch::Params for Params {}
 /// If the lengths differ.
 pub fn add(gpu: &Gpu, x: Slice<'_, f32>, out: Slice<'_, f32>) -> Result<(), GpuError> {
     assert_eq!(x.len(), out.len(), "lengths differ");
-    flat(gpu, "add", [x.ptr(), 0], out)
+    flat(
+        gpu,
+        &gpu.kernels().elementwise.add,
+        [x.address(), Address::NULL],
+        out,
+    )
 }
 
 /// `out[row] += x[row] / (1 + e^-gate[row])`: `x` and `out` [n_rows, width], `gate` `[n_rows]`.
@@ -59,9 +87,14 @@ pub fn add_gated(
         "one gate per row"
     );
     let width = out.len() / n_rows.max(1);
-    let mut params = params([x.ptr(), gate.ptr()], out);
-    params.aligned = aligned(width, &[x.ptr(), out.ptr()]);
-    by_rows(gpu, "add_gated", params, [n_rows, width])
+    let mut params = params([x.address(), gate.address()], out);
+    params.aligned = aligned(width, &[x.address(), out.address()]);
+    by_rows(
+        gpu,
+        &gpu.kernels().elementwise.add_gated,
+        params,
+        [n_rows, width],
+    )
 }
 
 /// `out = activation(x)`, both `[n]`. They may be the same memory.
@@ -76,10 +109,10 @@ pub fn activate(
 ) -> Result<(), GpuError> {
     assert_eq!(x.len(), out.len(), "lengths differ");
     let kernel = match activation {
-        Activation::Silu => "activate_silu",
-        Activation::GeluTanh => "activate_gelu_tanh",
+        Activation::Silu => &gpu.kernels().elementwise.activate_silu,
+        Activation::GeluTanh => &gpu.kernels().elementwise.activate_gelu_tanh,
     };
-    flat(gpu, kernel, [x.ptr(), 0], out)
+    flat(gpu, kernel, [x.address(), Address::NULL], out)
 }
 
 /// `out = activation(gate) * up`, all `[n]`. `out` may be the same memory as another operand.
@@ -99,17 +132,17 @@ pub fn gated_activation(
         "lengths of gate, up and out differ"
     );
     let kernel = match activation {
-        Activation::Silu => "gated_silu",
-        Activation::GeluTanh => "gated_gelu_tanh",
+        Activation::Silu => &gpu.kernels().elementwise.gated_silu,
+        Activation::GeluTanh => &gpu.kernels().elementwise.gated_gelu_tanh,
     };
-    flat(gpu, kernel, [gate.ptr(), up.ptr()], out)
+    flat(gpu, kernel, [gate.address(), up.address()], out)
 }
 
 /// `x = cap * tanh(x / cap)` in place. `cap` must be positive.
 pub fn soft_cap(gpu: &Gpu, cap: f32, x: Slice<'_, f32>) -> Result<(), GpuError> {
-    let mut params = params([0; 2], x);
+    let mut params = params([Address::NULL; 2], x);
     params.cap = cap;
-    launch_flat(gpu, "soft_cap", params)
+    launch_flat(gpu, &gpu.kernels().elementwise.soft_cap, params)
 }
 
 /// `out[i] = x[rows[i]]`: `x` [n, width], `out` [rows.len(), width]. Indices past the end use the last row.
@@ -129,43 +162,52 @@ pub fn select_rows(
         "x is not whole rows"
     );
     assert!(rows.is_empty() || !x.is_empty(), "x has no rows");
-    let mut params = params([x.ptr(), rows.ptr()], out);
+    let mut params = params([x.address(), rows.address()], out);
     params.n_x_rows = (x.len() / width) as u32;
-    params.aligned = aligned(width, &[x.ptr(), out.ptr()]);
-    by_rows(gpu, "select_rows", params, [rows.len(), width])
+    params.aligned = aligned(width, &[x.address(), out.address()]);
+    by_rows(
+        gpu,
+        &gpu.kernels().elementwise.select_rows,
+        params,
+        [rows.len(), width],
+    )
 }
 
 /// # Panics
 /// If there are 2^32 values or more.
-fn params([x, other]: [u64; 2], out: Slice<'_, f32>) -> Params {
-    Params {
+fn params([x, other]: [Address; 2], out: Slice<'_, f32>) -> ElementwiseParams {
+    ElementwiseParams {
         x,
         other,
-        out: out.ptr(),
+        out: out.address(),
         n: n_values(out.len()).expect("fewer than 2^32 values"),
         width: 0,
         n_x_rows: 0,
         cap: 0.0,
-        aligned: aligned(out.len(), &[x, other, out.ptr()]),
+        aligned: aligned(out.len(), &[x, other, out.address()]),
         _pad: 0,
     }
 }
 
 /// Whether rows of `width` values can be moved in quads of 16 bytes.
-fn aligned(width: usize, pointers: &[u64]) -> u32 {
-    u32::from(width.is_multiple_of(QUAD) && pointers.iter().all(|ptr| ptr.is_multiple_of(16)))
+fn aligned(width: usize, pointers: &[Address]) -> u32 {
+    u32::from(width.is_multiple_of(QUAD) && pointers.iter().all(|ptr| ptr.is_aligned_to(16)))
 }
 
 fn flat(
     gpu: &Gpu,
-    kernel: &'static str,
-    inputs: [u64; 2],
+    kernel: &Kernel<ElementwiseParams>,
+    inputs: [Address; 2],
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     launch_flat(gpu, kernel, params(inputs, out))
 }
 
-fn launch_flat(gpu: &Gpu, kernel: &'static str, params: Params) -> Result<(), GpuError> {
+fn launch_flat(
+    gpu: &Gpu,
+    kernel: &Kernel<ElementwiseParams>,
+    params: ElementwiseParams,
+) -> Result<(), GpuError> {
     let grid = [n_blocks(params.n as usize), 1, 1];
     launch(gpu, kernel, grid, params)
 }
@@ -173,8 +215,8 @@ fn launch_flat(gpu: &Gpu, kernel: &'static str, params: Params) -> Result<(), Gp
 /// Launches a kernel with separate blocks for each row.
 fn by_rows(
     gpu: &Gpu,
-    kernel: &'static str,
-    mut params: Params,
+    kernel: &Kernel<ElementwiseParams>,
+    mut params: ElementwiseParams,
     [n_rows, width]: [usize; 2],
 ) -> Result<(), GpuError> {
     params.width = width as u32;
@@ -184,14 +226,14 @@ fn by_rows(
 
 fn launch(
     gpu: &Gpu,
-    kernel: &'static str,
+    kernel: &Kernel<ElementwiseParams>,
     grid: [u32; 3],
-    mut params: Params,
+    mut params: ElementwiseParams,
 ) -> Result<(), GpuError> {
     if gpu.takes(Variant::LoadsNarrow) {
         params.aligned = 0;
     }
-    gpu.launch(("elementwise", kernel), grid, THREADS, 0, &params)
+    gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 
 fn n_blocks(n: usize) -> u32 {

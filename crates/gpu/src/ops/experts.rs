@@ -2,14 +2,14 @@
 //! (`kernels/format/expert_matvec.hip`, `kernels/format/expert_matmul.hip`).
 
 use super::elementwise::gated_activation;
-use super::formats::{format_module, warp_size};
+use super::formats::warp_size;
 use super::matmul::MatmulParams;
 use super::matvec::{Job, MAX_ROWS, MatvecParams, Mode, Product, THREADS, split};
-use super::routing::{Routing, TILE_ROWS};
+use super::routing::{ExpertTile, Routing, TILE_ROWS};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Count, Table, kernels, layout};
+use crate::memory::{Address, Slice};
 use crate::operands::{Activation, Acts, ExpertMatrices, OutMode};
 use crate::variant::Variant;
 use rocmforge_plan::act_format;
@@ -29,19 +29,45 @@ pub struct ExpertGated<'a> {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ExpertParams<P> {
-    product: P,
-    tiles: u64,
-    expert_bytes: u64,
+pub(super) struct ExpertMatvecParams {
+    product: MatvecParams,
+    tiles: Table<ExpertTile>,
+    expert_bytes: Count,
 }
 
-const _: () = assert!(size_of::<ExpertParams<MatvecParams>>() == 192);
-const _: () = assert!(size_of::<ExpertParams<MatmulParams>>() == 88);
+layout!(ExpertMatvecParams {
+    product,
+    tiles,
+    expert_bytes
+});
 
-// SAFETY: as `ExpertMatvecParams` in expert_matvec.hip.
-unsafe impl Params for ExpertParams<MatvecParams> {}
-// SAFETY: as `ExpertMatmulParams` in expert_matmul.hip.
-unsafe impl Params for ExpertParams<MatmulParams> {}
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ExpertMatmulParams {
+    product: MatmulParams,
+    tiles: Table<ExpertTile>,
+    expert_bytes: Count,
+}
+
+layout!(ExpertMatmulParams {
+    product,
+    tiles,
+    expert_bytes
+});
+
+kernels! {
+    struct ExpertMatvecKernels {
+        expert_matvec_1: ExpertMatvecParams,
+        expert_matvec_4: ExpertMatvecParams,
+    }
+}
+
+kernels! {
+    struct ExpertMatmulKernels {
+        expert_matmul_large: ExpertMatmulParams,
+        expert_matmul_small: ExpertMatmulParams,
+    }
+}
 
 /// `out[row] = x[row] * matrix of the row's expert`, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
 /// values.
@@ -144,8 +170,8 @@ fn matvec(
     };
     let jobs = matrices.iter().map(|(matrices, mode)| Job {
         weights: (&matrices.matrix(0)).into(),
-        bias: 0,
-        out: out.ptr(),
+        bias: Address::NULL,
+        out: out.address(),
         first_block: 0,
         split_log: split.ilog2(),
         mode: *mode as u32,
@@ -157,20 +183,20 @@ fn matvec(
         _ => (MatvecParams::independent(x, &jobs), 2),
     };
     // The experts of a token are distinct, so each has one row.
+    let kernels = gpu.kernels().expert_matvec.of(first.ty)?;
     let kernel = match routing.n_tokens {
-        1 => "expert_matvec_1",
-        _ => "expert_matvec_4",
+        1 => &kernels.expert_matvec_1,
+        _ => &kernels.expert_matvec_4,
     };
-    let params = ExpertParams {
+    let params = ExpertMatvecParams {
         product,
-        tiles: routing.tiles[0].ptr(),
-        expert_bytes: matrices[0].0.expert_bytes() as u64,
+        tiles: routing.tiles[0].table(),
+        expert_bytes: Count(matrices[0].0.expert_bytes() as u64),
     };
     let rows_of_block = n_waves / split * rows_of_wave;
     let n_blocks = first.n_out.div_ceil(rows_of_block);
     let grid = [routing.tiles[0].len() as u32, n_blocks as u32, 1];
-    let module = format_module!("expert_matvec", first.ty)?;
-    gpu.launch((module, kernel), grid, THREADS, 0, &params)
+    gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 
 fn matmul(
@@ -180,13 +206,14 @@ fn matmul(
     matrices: &ExpertMatrices<'_>,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let module = format_module!("expert_matmul", matrices.ty)?;
+    let kernels = gpu.kernels().expert_matmul.of(matrices.ty)?;
     let is_large = routing.max_rows() > LARGE_TILE_ROWS * routing.n_experts;
     let is_large = is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
-    let [kernel, rows] = match is_large {
-        true => ["expert_matmul_large", "large_rows"],
-        false => ["expert_matmul_small", "small_rows"],
+    let (kernel, rows) = match is_large {
+        true => (&kernels.expert_matmul_large, "large_rows"),
+        false => (&kernels.expert_matmul_small, "small_rows"),
     };
+    let module = kernel.module;
     let rows = gpu.constant(module, rows)? as usize;
     let kind = TILE_ROWS.iter().position(|&of_kind| of_kind == rows);
     let tiles = routing.tiles[kind.expect("the kernel's tile size is in TILE_ROWS")];
@@ -196,15 +223,15 @@ fn matmul(
         mode: OutMode::Store,
         out,
     };
-    let params = ExpertParams {
+    let params = ExpertMatmulParams {
         product: MatmulParams::new(x, &product),
-        tiles: tiles.ptr(),
-        expert_bytes: matrices.expert_bytes() as u64,
+        tiles: tiles.table(),
+        expert_bytes: Count(matrices.expert_bytes() as u64),
     };
     let n_blocks = matrices
         .n_out
         .div_ceil(gpu.constant(module, "outs")? as usize);
     let grid = [tiles.len() as u32, n_blocks as u32, 1];
     let n_threads = gpu.constant(module, "n_threads")?;
-    gpu.launch((module, kernel), grid, n_threads, 0, &params)
+    gpu.launch(kernel, grid, n_threads, 0, &params)
 }

@@ -4,25 +4,48 @@ use rocmforge_gguf::GgmlType;
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
+use crate::kernel::{AnyKernel, KernelTable};
 
-/// The module name of a kernel file in `kernels/format` for a type, or [`GpuError::Format`].
-macro_rules! format_module {
-    ($kernel:literal, $ty:expr) => {
-        $crate::ops::formats::format_module!(@match $kernel, $ty,
-            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4)
+/// The kernels of a file in `kernels/format`, for each of [`GgmlType::COMPUTED`].
+pub(crate) struct PerFormat<T>([T; GgmlType::COMPUTED.len()]);
+
+impl<T: KernelTable> PerFormat<T> {
+    /// `modules` has one name for each format.
+    pub(super) fn of_modules(modules: [&'static str; GgmlType::COMPUTED.len()]) -> PerFormat<T> {
+        PerFormat(modules.map(T::of_module))
+    }
+
+    /// Returns the kernels for a format, or [`GpuError::Format`].
+    pub(crate) fn of(&self, ty: GgmlType) -> Result<&T, GpuError> {
+        Ok(&self.0[index(ty)?])
+    }
+
+    pub(super) fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
+        self.0.iter().for_each(|table| table.each(visit));
+    }
+}
+
+/// The names of the modules of a file in `kernels/format`, in the order of [`GgmlType::COMPUTED`].
+macro_rules! format_modules {
+    ($file:ident) => {
+        rocmforge_gguf::computed_formats!(format_modules @of $file)
     };
-    (@match $kernel:literal, $ty:expr, $($name:ident)*) => {
-        match $ty {
-            $(rocmforge_gguf::GgmlType::$name => Ok(concat!($kernel, ".", stringify!($name))),)*
-            other => Err($crate::GpuError::Format { ty: other.name() }),
-        }
+    (@of $file:ident $($name:ident $lower:ident),*) => {
+        [$(concat!(stringify!($file), ".", stringify!($name))),*]
     };
 }
-pub(crate) use format_module;
+pub(super) use format_modules;
+
+/// Returns the place of a format in [`GgmlType::COMPUTED`].
+fn index(ty: GgmlType) -> Result<usize, GpuError> {
+    let mut formats = GgmlType::COMPUTED.iter();
+    let index = formats.position(|&computed| computed == ty);
+    index.ok_or(GpuError::Format { ty: ty.name() })
+}
 
 /// Fails with [`GpuError::Format`] if weights of this type have no kernels.
 pub(crate) fn check_format(ty: GgmlType) -> Result<(), GpuError> {
-    format_module!("rows", ty).map(|_: &str| ())
+    index(ty).map(|_| ())
 }
 
 /// Values of a row that one thread handles at a time: `CHUNK` in `kernels/quant.h`.

@@ -1,15 +1,16 @@
 //! Grouped launches (`kernels/group.h`): many products in one launch, each with its own weights, activations and
 //! output, and the conversions of those activations. Each operation is an entry of a table in device memory.
 
+use rocmforge_gguf::GgmlType;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::formats::format_module;
+use super::formats::check_format;
 use super::matvec::{Job, MAX_ROWS, Product, THREADS, Waves, operand};
 use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len, n_values};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Kernel, Layout, Table, kernels, layout};
+use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Acts};
 
 /// Alignment of tables in bytes.
@@ -35,8 +36,8 @@ pub(crate) struct GroupedProduct<'a> {
 /// `Conversion` in batch.hip.
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
-struct ConversionEntry {
-    x: u64,
+pub(super) struct ConversionEntry {
+    x: Address,
     out: ActsOut,
     n: u32,
     aligned: u32,
@@ -44,38 +45,75 @@ struct ConversionEntry {
     first_block: u32,
 }
 
+layout!(ConversionEntry {
+    x,
+    out,
+    n,
+    aligned,
+    form,
+    first_block
+});
+
 /// `GroupProduct` in matvec_group.hip.
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
-struct ProductEntry {
+pub(super) struct ProductEntry {
     job: Job,
-    x: u64,
-    scales: u64,
-    sums: u64,
+    x: Address,
+    scales: Address,
+    sums: Address,
     n_rows: u32,
     timed: u32,
 }
+
+layout!(ProductEntry {
+    job,
+    x,
+    scales,
+    sums,
+    n_rows,
+    timed
+});
 
 const _: () = assert!(size_of::<ConversionEntry>() == 56 && size_of::<ProductEntry>() == 80);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct GroupParams {
-    first_blocks: u64,
-    ops: u64,
-    times: u64,
+pub(super) struct GroupParams<T> {
+    first_blocks: Address,
+    ops: Table<T>,
+    times: Address,
     n_ops: u32,
     n_timed: u32,
 }
 
-const _: () = assert!(size_of::<GroupParams>() == 32);
+layout!(GroupParams<ConversionEntry> { first_blocks, ops, times, n_ops, n_timed });
+layout!(GroupParams<ProductEntry> { first_blocks, ops, times, n_ops, n_timed });
 
-// SAFETY: as `GroupParams` in group.h.
-unsafe impl Params for GroupParams {}
+kernels! {
+    struct BatchKernels {
+        quantize_group: GroupParams<ConversionEntry>,
+    }
+}
+
+kernels! {
+    struct MatvecGroupKernels {
+        matvec_group_1: GroupParams<ProductEntry>,
+        matvec_group_8: GroupParams<ProductEntry>,
+    }
+}
+
+/// Chooses the kernel of a launch.
+#[derive(Clone, Copy)]
+enum GroupKernel {
+    Quantize,
+    OneRow(GgmlType),
+    Rows(GgmlType),
+}
 
 /// A kernel, its number of blocks, and the offsets of its operations in the tables.
 struct GroupLaunch {
-    function: (&'static str, &'static str),
+    kernel: GroupKernel,
     n_blocks: u32,
     n_ops: u32,
     first_blocks: usize,
@@ -114,10 +152,10 @@ impl Group {
             assert_eq!(x.len(), n, "x and out differ in length");
             first_blocks.push(n_blocks);
             let entry = ConversionEntry {
-                x: x.ptr(),
+                x: x.address(),
                 out: acts_out(out),
                 n: n_values(n).expect("fewer than 2^32 values"),
-                aligned: aligned(gpu, n, &[x.ptr()]),
+                aligned: aligned(gpu, n, &[x.address()]),
                 form: match out.form {
                     ActFormat::Q8x32 => 0,
                     ActFormat::Q8x256 => 1,
@@ -129,12 +167,7 @@ impl Group {
             entry
         };
         let entries: Vec<ConversionEntry> = conversions.iter().map(entry).collect();
-        self.push(
-            ("batch", "quantize_group"),
-            n_blocks,
-            &first_blocks,
-            &entries,
-        );
+        self.push(GroupKernel::Quantize, n_blocks, &first_blocks, &entries);
     }
 
     /// Adds the products, with one launch per weight format. Products of more than [`MAX_ROWS`] rows are split into
@@ -157,10 +190,10 @@ impl Group {
                 continue;
             }
             let same = || products[i..].iter().filter(is_of_ty);
-            let module = format_module!("matvec_group", ty)?;
+            check_format(ty)?;
             let (kernel, waves) = match same().all(|product| product.x.n_rows == 1) {
-                true => ("matvec_group_1", Waves::of_rows(1)),
-                false => ("matvec_group_8", Waves::of_rows(2)),
+                true => (GroupKernel::OneRow(ty), Waves::of_rows(1)),
+                false => (GroupKernel::Rows(ty), Waves::of_rows(2)),
             };
             let (mut first_blocks, mut entries, mut n_blocks) = (Vec::new(), Vec::new(), 0);
             for GroupedProduct { x, product, timed } in same() {
@@ -177,22 +210,22 @@ impl Group {
                     entries.push(ProductEntry {
                         job,
                         x: operand(&x),
-                        scales: x.scales.ptr(),
-                        sums: x.sums.ptr(),
+                        scales: x.scales.address(),
+                        sums: x.sums.address(),
                         n_rows: x.n_rows as u32,
                         timed: *timed as u32,
                     });
                     n_blocks += n;
                 }
             }
-            self.push((module, kernel), n_blocks, &first_blocks, &entries);
+            self.push(kernel, n_blocks, &first_blocks, &entries);
         }
         Ok(())
     }
 
     fn push<T: IntoBytes + Immutable>(
         &mut self,
-        function: (&'static str, &'static str),
+        kernel: GroupKernel,
         n_blocks: u32,
         first_blocks: &[u32],
         entries: &[T],
@@ -200,7 +233,7 @@ impl Group {
         let ops = self.place(entries.as_bytes());
         let first_blocks_at = self.place(first_blocks.as_bytes());
         self.launches.push(GroupLaunch {
-            function,
+            kernel,
             n_blocks,
             n_ops: entries.len() as u32,
             first_blocks: first_blocks_at,
@@ -241,16 +274,46 @@ impl Group {
             self.tables.len(),
             "length of the group's tables"
         );
-        self.launches.iter().try_for_each(|launch| {
-            let params = GroupParams {
-                first_blocks: tables.ptr() + launch.first_blocks as u64,
-                ops: tables.ptr() + launch.ops as u64,
-                times: times.ptr(),
-                n_ops: launch.n_ops,
-                n_timed: (times.len() / 2) as u32,
-            };
-            let grid = [launch.n_blocks, 1, 1];
-            gpu.launch(launch.function, grid, THREADS, 0, &params)
-        })
+        let kernels = gpu.kernels();
+        self.launches
+            .iter()
+            .try_for_each(|launch| match launch.kernel {
+                GroupKernel::Quantize => {
+                    launch.queue(gpu, &kernels.batch.quantize_group, tables, times)
+                }
+                GroupKernel::OneRow(ty) => {
+                    let kernels = kernels.matvec_group.of(ty)?;
+                    launch.queue(gpu, &kernels.matvec_group_1, tables, times)
+                }
+                GroupKernel::Rows(ty) => {
+                    let kernels = kernels.matvec_group.of(ty)?;
+                    launch.queue(gpu, &kernels.matvec_group_8, tables, times)
+                }
+            })
+    }
+}
+
+impl GroupLaunch {
+    fn queue<T>(
+        &self,
+        gpu: &Gpu,
+        kernel: &Kernel<GroupParams<T>>,
+        tables: Slice<'_, u8>,
+        times: Slice<'_, u64>,
+    ) -> Result<(), GpuError>
+    where
+        GroupParams<T>: Layout,
+    {
+        let n_ops = self.n_ops as usize;
+        let first_blocks = self.first_blocks..self.first_blocks + n_ops * size_of::<u32>();
+        let ops = self.ops..self.ops + n_ops * size_of::<T>();
+        let params = GroupParams {
+            first_blocks: tables.part(first_blocks).address(),
+            ops: tables.part(ops).cast::<T>().table(),
+            times: times.address(),
+            n_ops: self.n_ops,
+            n_timed: (times.len() / 2) as u32,
+        };
+        gpu.launch(kernel, [self.n_blocks, 1, 1], THREADS, 0, &params)
     }
 }

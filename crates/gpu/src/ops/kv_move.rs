@@ -5,10 +5,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::rope_kv::{RopeStyle, Rotation};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kv::{KvLayer, KvShape, Planes, kv_module};
-use crate::launch::Params;
+use crate::kernel::{Table, kernels, layout};
+use crate::kv::{KvLayer, KvShape, Planes};
 use crate::limit::{Limit, MAX_GRID};
-use crate::memory::Slice;
+use crate::memory::{Address, Slice};
 
 const THREADS: u32 = 256;
 
@@ -23,6 +23,8 @@ pub struct SlotRun {
     pub to: u32,
     pub n_tokens: u32,
 }
+
+layout!(SlotRun { from, to, n_tokens });
 
 /// Runs to move in any order: no run reads a slot that another writes.
 #[derive(Clone, Copy)]
@@ -43,12 +45,12 @@ pub struct KeyTurn<'a> {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct KvMoveParams {
     k_cache: Planes,
     v_cache: Planes,
-    table: u64,
-    runs: u64,
+    table: Address,
+    runs: Table<SlotRun>,
     n_copied: u32,
     n_kv_heads: u32,
     k_dim: u32,
@@ -61,10 +63,31 @@ struct KvMoveParams {
     _pad: u32,
 }
 
+layout!(KvMoveParams {
+    k_cache,
+    v_cache,
+    table,
+    runs,
+    n_copied,
+    n_kv_heads,
+    k_dim,
+    v_dim,
+    n_rot,
+    page,
+    n_slots,
+    back_by,
+    inverse_magnitude,
+    _pad
+});
+
 const _: () = assert!(size_of::<KvMoveParams>() == 88);
 
-// SAFETY: as `KvMoveParams` in kv_move.hip.
-unsafe impl Params for KvMoveParams {}
+kernels! {
+    struct KvMoveKernels {
+        kv_move_norm: KvMoveParams,
+        kv_move_neox: KvMoveParams,
+    }
+}
 
 /// Checks that tokens can be moved in a cache of this shape.
 pub(crate) fn check_move(shape: &KvShape) -> Result<(), Limit> {
@@ -100,7 +123,7 @@ pub fn kv_move(
     let mut params = KvMoveParams {
         k_cache,
         v_cache,
-        runs: moves.runs.ptr(),
+        runs: moves.runs.table(),
         n_copied: moves.n_copied as u32,
         n_kv_heads: n_kv_heads as u32,
         k_dim: k_dim as u32,
@@ -108,9 +131,13 @@ pub fn kv_move(
         page: page as u32,
         n_slots: u32::try_from(n_blocks * page).unwrap_or(u32::MAX),
         back_by: moves.back_by,
-        ..KvMoveParams::default()
+        table: Address::NULL,
+        n_rot: 0,
+        inverse_magnitude: 0.0,
+        _pad: 0,
     };
-    let mut kernel = "kv_move_norm";
+    let kernels = gpu.kernels().kv_move.of(ty);
+    let mut kernel = &kernels.kv_move_norm;
     if let Some(turn) = turn {
         let Rotation {
             style,
@@ -126,11 +153,11 @@ pub fn kv_move(
             "the table has no angle for {} positions",
             moves.back_by
         );
-        params.table = table.ptr();
+        params.table = table.address();
         params.n_rot = n_rot as u32;
         params.inverse_magnitude = 1.0 / turn.magnitude;
         if style == RopeStyle::Neox {
-            kernel = "kv_move_neox";
+            kernel = &kernels.kv_move_neox;
         }
     }
     let n_rows = 2 * n_kv_heads * page;
@@ -139,6 +166,5 @@ pub fn kv_move(
         true => TEAMS as u32 * params.k_dim * size_of::<f32>() as u32,
         false => 0,
     };
-    let kernel = (kv_module!("kv_move", ty), kernel);
     gpu.launch(kernel, grid, THREADS, shared_bytes, &params)
 }

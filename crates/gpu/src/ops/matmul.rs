@@ -1,12 +1,12 @@
 //! GEMM: products with many rows of activations (`kernels/format/matmul.hip`).
 
-use super::formats::format_module;
 use super::matvec::Product;
 use super::rows::Weights;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
+use crate::kernel::{Kernel, kernels, layout};
 use crate::limit::MAX_GRID;
+use crate::memory::Address;
 use crate::operands::{Acts, Matrix, OutMode};
 use crate::tuning::{BlockOrder, Choice, Shape};
 use crate::variant::Variant;
@@ -28,10 +28,17 @@ pub enum MatmulTiles {
 }
 
 impl MatmulTiles {
-    const fn names(self) -> [&'static str; 3] {
+    const fn names(self) -> [&'static str; 2] {
         match self {
-            MatmulTiles::Large => ["matmul_large", "large_outs", "large_rows"],
-            MatmulTiles::Small => ["matmul_small", "small_outs", "small_rows"],
+            MatmulTiles::Large => ["large_outs", "large_rows"],
+            MatmulTiles::Small => ["small_outs", "small_rows"],
+        }
+    }
+
+    fn kernel(self, kernels: &MatmulKernels) -> &Kernel<MatmulParams> {
+        match self {
+            MatmulTiles::Large => &kernels.matmul_large,
+            MatmulTiles::Small => &kernels.matmul_small,
         }
     }
 
@@ -42,7 +49,7 @@ impl MatmulTiles {
         module: &'static str,
         [n_out, n_rows]: [usize; 2],
     ) -> Result<[usize; 2], GpuError> {
-        let [_, outs, rows] = self.names();
+        let [outs, rows] = self.names();
         let blocks = |n: usize, tile| Ok(n.div_ceil(gpu.constant(module, tile)? as usize));
         Ok([blocks(n_out, outs)?, blocks(n_rows, rows)?])
     }
@@ -52,15 +59,27 @@ impl MatmulTiles {
 #[derive(Clone, Copy)]
 pub(super) struct MatmulParams {
     weights: Weights,
-    codes: u64,
-    scales: u64,
-    sums: u64,
-    x: u64,
-    bias: u64,
-    out: u64,
+    codes: Address,
+    scales: Address,
+    sums: Address,
+    x: Address,
+    bias: Address,
+    out: Address,
     n_rows: u32,
     flags: u32,
 }
+
+layout!(MatmulParams {
+    weights,
+    codes,
+    scales,
+    sums,
+    x,
+    bias,
+    out,
+    n_rows,
+    flags
+});
 
 /// Flags `ADD` and `ROWS_FIRST` in matmul.h.
 const ADD: u32 = 1;
@@ -73,12 +92,12 @@ impl MatmulParams {
     pub(super) fn new(x: &Acts<'_>, product: &Product<'_>) -> MatmulParams {
         MatmulParams {
             weights: (&product.matrix).into(),
-            codes: x.codes.ptr(),
-            scales: x.scales.ptr(),
-            sums: x.sums.ptr(),
-            x: x.values.ptr(),
-            bias: product.bias.map_or(0, |bias| bias.ptr()),
-            out: product.out.ptr(),
+            codes: x.codes.address(),
+            scales: x.scales.address(),
+            sums: x.sums.address(),
+            x: x.values.address(),
+            bias: product.bias.map_or(Address::NULL, |bias| bias.address()),
+            out: product.out.address(),
             n_rows: u32::try_from(x.n_rows).expect("the number of rows fits 32 bits"),
             flags: match product.mode {
                 OutMode::Store => 0,
@@ -88,8 +107,12 @@ impl MatmulParams {
     }
 }
 
-// SAFETY: as `MatmulParams` in matmul.h.
-unsafe impl Params for MatmulParams {}
+kernels! {
+    struct MatmulKernels {
+        matmul_large: MatmulParams,
+        matmul_small: MatmulParams,
+    }
+}
 
 /// `out[row, o] (+)= sum_i x[row, i] w[o, i] + bias[o]`, out `[n_rows, n_out]`, for any number of rows. The result's
 /// bits depend only on the shapes and the values.
@@ -100,7 +123,12 @@ unsafe impl Params for MatmulParams {}
 /// # Panics
 /// If a shape does not match, or `x` does not have the form that the weights take.
 pub fn matmul(gpu: &Gpu, x: &Acts<'_>, product: &Product<'_>) -> Result<(), GpuError> {
-    let module = format_module!("matmul", product.matrix.ty)?;
+    let module = gpu
+        .kernels()
+        .matmul
+        .of(product.matrix.ty)?
+        .matmul_large
+        .module;
     let [across, down] = MatmulTiles::Large.grid(gpu, module, [product.matrix.n_out, x.n_rows])?;
     let is_small = x.n_rows <= FEW_ROWS || across * down < FEW_BLOCKS;
     let tiles = match is_small && !gpu.takes(Variant::TilesLarge) || gpu.takes(Variant::TilesSmall)
@@ -141,17 +169,16 @@ pub fn matmul_tiled(
     if out.is_empty() {
         return Ok(());
     }
-    let module = format_module!("matmul", matrix.ty)?;
-    let kernel = tiles.names()[0];
-    let grid = tiles.grid(gpu, module, [matrix.n_out, x.n_rows])?;
+    let kernel = tiles.kernel(gpu.kernels().matmul.of(matrix.ty)?);
+    let grid = tiles.grid(gpu, kernel.module, [matrix.n_out, x.n_rows])?;
     let mut params = MatmulParams::new(x, product);
-    let n_threads = gpu.constant(module, "n_threads")?;
+    let n_threads = gpu.constant(kernel.module, "n_threads")?;
     let [mut across, mut down] = grid.map(|n| n as u32);
     if is_rows_first(gpu, matrix, x.n_rows) && across as usize <= MAX_GRID {
         params.flags |= ROWS_FIRST;
         (across, down) = (down, across);
     }
-    gpu.launch_alone((module, kernel), [across, down, 1], n_threads, &params)
+    gpu.launch_alone(kernel, [across, down, 1], n_threads, &params)
 }
 
 /// Whether this order was measured to be faster.

@@ -4,12 +4,12 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_plan::act_format;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::formats::{format_module, n_chunks, warp_size};
+use super::formats::{n_chunks, warp_size};
 use super::rows::Weights;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Kernel, kernels, layout};
+use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Activation, Acts, Matrix, OutMode};
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
@@ -82,13 +82,23 @@ impl From<Activation> for Mode {
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(super) struct Job {
     pub(super) weights: Weights,
-    pub(super) bias: u64,
-    pub(super) out: u64,
+    pub(super) bias: Address,
+    pub(super) out: Address,
     pub(super) first_block: u32,
     pub(super) split_log: u32,
     pub(super) mode: u32,
     pub(super) turns_log: u32,
 }
+
+layout!(Job {
+    weights,
+    bias,
+    out,
+    first_block,
+    split_log,
+    mode,
+    turns_log
+});
 
 /// How rows of weights are distributed to waves.
 #[derive(Clone, Copy)]
@@ -143,8 +153,8 @@ impl Job {
         let n_blocks = matrix.n_out.div_ceil(n_waves / waves_of_row * waves.rows);
         let job = Job {
             weights: matrix.into(),
-            bias: bias.map_or(0, |bias| bias.ptr()),
-            out: out.ptr(),
+            bias: bias.map_or(Address::NULL, |bias| bias.address()),
+            out: out.address(),
             first_block,
             split_log: split.ilog2(),
             mode: Mode::from(product.mode) as u32,
@@ -158,13 +168,22 @@ impl Job {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct MatvecParams {
-    x: u64,
-    scales: u64,
-    sums: u64,
+    x: Address,
+    scales: Address,
+    sums: Address,
     n_rows: u32,
     gated: u32,
     jobs: [Job; MAX_JOBS],
 }
+
+layout!(MatvecParams {
+    x,
+    scales,
+    sums,
+    n_rows,
+    gated,
+    jobs
+});
 
 impl MatvecParams {
     /// Parameters of up to [`MAX_JOBS`] independent products of the rows of `x`.
@@ -178,8 +197,8 @@ impl MatvecParams {
         all[..jobs.len()].copy_from_slice(jobs);
         MatvecParams {
             x: operand(x),
-            scales: x.scales.ptr(),
-            sums: x.sums.ptr(),
+            scales: x.scales.address(),
+            sums: x.sums.address(),
             n_rows: u32::try_from(x.n_rows).expect("the number of rows fits 32 bits"),
             gated: 0,
             jobs: all,
@@ -197,8 +216,16 @@ impl MatvecParams {
 
 const _: () = assert!(size_of::<Job>() == 48 && size_of::<MatvecParams>() == 176);
 
-// SAFETY: as `MatvecParams` in matvec.h.
-unsafe impl Params for MatvecParams {}
+kernels! {
+    struct MatvecKernels {
+        matvec_1_1: MatvecParams,
+        matvec_1_1_turns: MatvecParams,
+        matvec_2_1: MatvecParams,
+        matvec_2_2: MatvecParams,
+        matvec_2_4: MatvecParams,
+        matvec_2_8: MatvecParams,
+    }
+}
 
 /// Multiplies the rows of `x` with each matrix, in one launch per weight format. The bits of an output row do not
 /// depend on the number of rows or on the other products.
@@ -254,9 +281,10 @@ pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), Gp
 
 /// Launches products with matrices of one format. Their blocks follow one another.
 fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(), GpuError> {
+    let kernels = gpu.kernels().matvec.of(products[0].0.matrix.ty)?;
     let (kernel, waves) = match x.n_rows {
-        1 => single_row_kernel(gpu, products),
-        n_rows => (multi_row_kernel(n_rows), Waves::of_rows(2)),
+        1 => single_row_kernel(gpu, kernels, products),
+        n_rows => (kernels.of_rows(n_rows), Waves::of_rows(2)),
     };
     let (mut jobs, mut n_blocks) = (Vec::with_capacity(MAX_JOBS), 0);
     for (product, mode) in products {
@@ -266,7 +294,7 @@ fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(
         n_blocks += n;
     }
     let params = MatvecParams::independent(x, &jobs);
-    run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
+    run(gpu, kernel, n_blocks, &params)
 }
 
 /// Launches gate and up. Each wave takes a row of both.
@@ -282,17 +310,18 @@ fn launch_gated(
         let mode = mode as u32;
         Job { mode, ..job }
     });
+    let kernels = gpu.kernels().matvec.of(products[0].0.matrix.ty)?;
     let kernel = match x.n_rows {
-        1 => "matvec_2_1",
-        n_rows => multi_row_kernel(n_rows),
+        1 => &kernels.matvec_2_1,
+        n_rows => kernels.of_rows(n_rows),
     };
     let params = MatvecParams::gated(x, &jobs);
-    run(gpu, (products[0].0.matrix.ty, kernel), n_blocks, &params)
+    run(gpu, kernel, n_blocks, &params)
 }
 
 fn run(
     gpu: &Gpu,
-    (ty, kernel): (GgmlType, &'static str),
+    kernel: &Kernel<MatvecParams>,
     n_blocks: u32,
     params: &MatvecParams,
 ) -> Result<(), GpuError> {
@@ -303,25 +332,30 @@ fn run(
     if params.n_rows == 0 {
         return Ok(());
     }
-    let function = (format_module!("matvec", ty)?, kernel);
-    gpu.launch(function, [n_blocks, 1, 1], THREADS, 0, params)
+    gpu.launch(kernel, [n_blocks, 1, 1], THREADS, 0, params)
 }
 
-/// Returns the kernel for several rows of activations.
-fn multi_row_kernel(n_rows: usize) -> &'static str {
-    match n_rows {
-        0..=2 => "matvec_2_2",
-        3 | 4 => "matvec_2_4",
-        _ => "matvec_2_8",
+impl MatvecKernels {
+    /// Returns the kernel for several rows of activations.
+    fn of_rows(&self, n_rows: usize) -> &Kernel<MatvecParams> {
+        match n_rows {
+            0..=2 => &self.matvec_2_2,
+            3 | 4 => &self.matvec_2_4,
+            _ => &self.matvec_2_8,
+        }
     }
 }
 
 /// Returns the kernel for one row of activations, and its waves: as tuned, else one row per wave.
-fn single_row_kernel(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static str, Waves) {
+fn single_row_kernel<'k>(
+    gpu: &Gpu,
+    kernels: &'k MatvecKernels,
+    products: &[(Product<'_>, Mode)],
+) -> (&'k Kernel<MatvecParams>, Waves) {
     let matrices = || products.iter().map(|(product, _)| product.matrix);
     let most = matrices().map(|matrix| virtual_split(gpu, &matrix)).max();
     match gpu.tuned(|| shape(matrices())) {
-        Some(Choice::Matvec { rows: 2, .. }) => ("matvec_2_1", Waves::of_rows(2)),
+        Some(Choice::Matvec { rows: 2, .. }) => (&kernels.matvec_2_1, Waves::of_rows(2)),
         // With as many waves as virtual waves, the plain kernel does the same.
         Some(Choice::Matvec { rows: 1, split })
             if split.is_power_of_two() && Some(split) < most =>
@@ -330,9 +364,9 @@ fn single_row_kernel(gpu: &Gpu, products: &[(Product<'_>, Mode)]) -> (&'static s
                 rows: 1,
                 max_split: split,
             };
-            ("matvec_1_1_turns", waves)
+            (&kernels.matvec_1_1_turns, waves)
         }
-        _ => ("matvec_1_1", Waves::of_rows(1)),
+        _ => (&kernels.matvec_1_1, Waves::of_rows(1)),
     }
 }
 
@@ -380,10 +414,10 @@ fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
 }
 
 /// Returns the address of the values or codes.
-pub(super) fn operand(x: &Acts<'_>) -> u64 {
+pub(super) fn operand(x: &Acts<'_>) -> Address {
     match x.form {
-        ActFormat::F32 => x.values.ptr(),
-        ActFormat::Q8x32 | ActFormat::Q8x256 => x.codes.ptr(),
+        ActFormat::F32 => x.values.address(),
+        ActFormat::Q8x32 | ActFormat::Q8x256 => x.codes.address(),
     }
 }
 

@@ -6,6 +6,7 @@ mod elementwise;
 mod experts;
 mod formats;
 mod group;
+mod kernels;
 mod kv_move;
 mod matmul;
 mod matvec;
@@ -26,6 +27,7 @@ pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, s
 pub use experts::{ExpertGated, expert_gated_products, expert_products};
 pub(crate) use formats::check_format;
 pub(crate) use group::{Conversion, Group, GroupedProduct};
+pub(crate) use kernels::Kernels;
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
 pub(crate) use matmul::matmul_choices;

@@ -2,8 +2,8 @@
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Kernel, kernels, layout};
+use crate::memory::{Address, Slice};
 
 /// Threads per block of every kernel here.
 const THREADS: u32 = 256;
@@ -23,16 +23,29 @@ pub enum Mxfp6 {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Mxfp6Params {
-    blocks: u64,
-    out: u64,
+    blocks: Address,
+    out: Address,
     n_blocks: u32,
     _pad: u32,
 }
 
+layout!(Mxfp6Params {
+    blocks,
+    out,
+    n_blocks,
+    _pad
+});
+
 const _: () = assert!(size_of::<Mxfp6Params>() == 24);
 
-// SAFETY: as `Params` in mxfp6.hip.
-unsafe impl Params for Mxfp6Params {}
+kernels! {
+    struct Mxfp6Kernels {
+        e2m3: Mxfp6Params,
+        e3m2: Mxfp6Params,
+        e2m3_f16: Mxfp6Params,
+        e3m2_f16: Mxfp6Params,
+    }
+}
 
 /// Dequantizes blocks as written by `gguf::quant::mxfp6`, out `[32 * blocks]`.
 ///
@@ -48,8 +61,8 @@ pub fn dequantize_mxfp6(
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let kernel = match format {
-        Mxfp6::E2M3 => "e2m3",
-        Mxfp6::E3M2 => "e3m2",
+        Mxfp6::E2M3 => &gpu.kernels().mxfp6.e2m3,
+        Mxfp6::E3M2 => &gpu.kernels().mxfp6.e3m2,
     };
     launch(gpu, kernel, blocks, out)
 }
@@ -68,15 +81,15 @@ pub fn dequantize_mxfp6_f16(
     out: Slice<'_, u16>,
 ) -> Result<(), GpuError> {
     let kernel = match format {
-        Mxfp6::E2M3 => "e2m3_f16",
-        Mxfp6::E3M2 => "e3m2_f16",
+        Mxfp6::E2M3 => &gpu.kernels().mxfp6.e2m3_f16,
+        Mxfp6::E3M2 => &gpu.kernels().mxfp6.e3m2_f16,
     };
     launch(gpu, kernel, blocks, out)
 }
 
 fn launch<T>(
     gpu: &Gpu,
-    kernel: &'static str,
+    kernel: &Kernel<Mxfp6Params>,
     blocks: Slice<'_, u8>,
     out: Slice<'_, T>,
 ) -> Result<(), GpuError> {
@@ -85,12 +98,12 @@ fn launch<T>(
     let n_blocks = blocks.len() / bytes;
     assert_eq!(out.len(), n_blocks * values, "one value per code");
     let params = Mxfp6Params {
-        blocks: blocks.ptr(),
-        out: out.ptr(),
+        blocks: blocks.address(),
+        out: out.address(),
         n_blocks: u32::try_from(n_blocks).expect("the number of blocks fits 32 bits"),
         _pad: 0,
     };
     let n_threads = n_blocks * (values / 4);
     let grid = u32::try_from(n_threads.div_ceil(THREADS as usize)).expect("the grid fits 32 bits");
-    gpu.launch(("mxfp6", kernel), [grid, 1, 1], THREADS, 0, &params)
+    gpu.launch(kernel, [grid, 1, 1], THREADS, 0, &params)
 }

@@ -4,9 +4,9 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
+use crate::kernel::{kernels, layout};
 use crate::limit::Limit;
-use crate::memory::Slice;
+use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Acts};
 use crate::variant::Variant;
 
@@ -26,19 +26,26 @@ pub(super) const OCTET: usize = 8;
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(super) struct ActsOut {
-    values: u64,
-    codes: u64,
-    scales: u64,
-    sums: u64,
+    values: Address,
+    codes: Address,
+    scales: Address,
+    sums: Address,
 }
+
+layout!(ActsOut {
+    values,
+    codes,
+    scales,
+    sums
+});
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct NormParams {
-    x: u64,
-    delta: u64,
-    weight: u64,
-    bias: u64,
+    x: Address,
+    delta: Address,
+    weight: Address,
+    bias: Address,
     out: ActsOut,
     n_rows: u32,
     width: u32,
@@ -46,24 +53,48 @@ struct NormParams {
     aligned: u32,
 }
 
-const _: () = assert!(size_of::<NormParams>() == 80);
+layout!(NormParams {
+    x,
+    delta,
+    weight,
+    bias,
+    out,
+    n_rows,
+    width,
+    eps,
+    aligned
+});
 
-// SAFETY: as `NormParams` in norm.hip.
-unsafe impl Params for NormParams {}
+const _: () = assert!(size_of::<NormParams>() == 80);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct QuantizeParams {
-    x: u64,
+    x: Address,
     out: ActsOut,
     n: u32,
     aligned: u32,
 }
 
+layout!(QuantizeParams { x, out, n, aligned });
+
 const _: () = assert!(size_of::<QuantizeParams>() == 48);
 
-// SAFETY: as `QuantizeParams` in norm.hip.
-unsafe impl Params for QuantizeParams {}
+kernels! {
+    struct NormKernels {
+        rms_norm_block_f32: NormParams,
+        rms_norm_block_q8x32: NormParams,
+        rms_norm_block_q8x256: NormParams,
+        rms_norm_team_f32: NormParams,
+        rms_norm_team_q8x32: NormParams,
+        rms_norm_team_q8x256: NormParams,
+        layer_norm_block_f32: NormParams,
+        layer_norm_team_f32: NormParams,
+        quantize_f32: QuantizeParams,
+        quantize_q8x32: QuantizeParams,
+        quantize_q8x256: QuantizeParams,
+    }
+}
 
 /// Checks that operations support `n` values: they are counted in 32 bits.
 pub fn check_values(n: usize) -> Result<(), Limit> {
@@ -84,19 +115,20 @@ pub(super) fn n_values(n: usize) -> Result<u32, Limit> {
 pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuError> {
     let n = checked_len(out);
     assert_eq!(x.len(), n, "out has the shape of x");
+    let kernels = &gpu.kernels().norm;
     let kernel = match out.form {
-        ActFormat::F32 => "quantize_f32",
-        ActFormat::Q8x32 => "quantize_q8x32",
-        ActFormat::Q8x256 => "quantize_q8x256",
+        ActFormat::F32 => &kernels.quantize_f32,
+        ActFormat::Q8x32 => &kernels.quantize_q8x32,
+        ActFormat::Q8x256 => &kernels.quantize_q8x256,
     };
     let params = QuantizeParams {
-        x: x.ptr(),
+        x: x.address(),
         out: acts_out(out),
         n: n_values(n).expect("fewer than 2^32 values"),
-        aligned: aligned(gpu, n, &[x.ptr(), out.values.ptr()]),
+        aligned: aligned(gpu, n, &[x.address(), out.values.address()]),
     };
     let n_blocks = n.div_ceil(TEAM_THREADS as usize * OCTET) as u32;
-    gpu.launch(("norm", kernel), [n_blocks, 1, 1], TEAM_THREADS, 0, &params)
+    gpu.launch(kernel, [n_blocks, 1, 1], TEAM_THREADS, 0, &params)
 }
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` on groups of `weight.len()` values: rows, or heads of a row.
@@ -143,7 +175,7 @@ pub fn add_rms_norm_quantize(
 ) -> Result<(), GpuError> {
     assert_eq!(delta.len(), x.len(), "delta has the shape of x");
     let mut norm = Norm::new(x, weight, eps);
-    norm.delta = delta.ptr();
+    norm.delta = delta.address();
     norm.launch(gpu, Kind::Rms, out)
 }
 
@@ -162,7 +194,7 @@ pub fn layer_norm(
     assert_eq!(x.len(), out.len(), "out has the shape of x");
     assert_eq!(bias.len(), weight.len(), "bias has the shape of weight");
     let mut norm = Norm::new(x, weight, eps);
-    norm.bias = bias.ptr();
+    norm.bias = bias.address();
     norm.launch(gpu, Kind::Layer, &f32_acts(out, weight.len()))
 }
 
@@ -173,11 +205,11 @@ enum Kind {
 
 /// The operands of a norm.
 struct Norm {
-    x: u64,
-    /// 0 if there is none.
-    delta: u64,
-    bias: u64,
-    weight: u64,
+    x: Address,
+    /// Null if there is none.
+    delta: Address,
+    bias: Address,
+    weight: Address,
     n_rows: usize,
     width: usize,
     eps: f32,
@@ -191,10 +223,10 @@ impl Norm {
             "x is not whole rows"
         );
         Norm {
-            x: x.ptr(),
-            delta: 0,
-            bias: 0,
-            weight: weight.ptr(),
+            x: x.address(),
+            delta: Address::NULL,
+            bias: Address::NULL,
+            weight: weight.address(),
             n_rows: x.len() / width,
             width,
             eps,
@@ -209,17 +241,24 @@ impl Norm {
         );
         checked_len(out);
         let is_team = self.width <= MAX_TEAM_WIDTH && !gpu.takes(Variant::NormsBlock);
+        let kernels = &gpu.kernels().norm;
         let kernel = match (kind, out.form, is_team) {
-            (Kind::Rms, ActFormat::F32, false) => "rms_norm_block_f32",
-            (Kind::Rms, ActFormat::Q8x32, false) => "rms_norm_block_q8x32",
-            (Kind::Rms, ActFormat::Q8x256, false) => "rms_norm_block_q8x256",
-            (Kind::Rms, ActFormat::F32, true) => "rms_norm_team_f32",
-            (Kind::Rms, ActFormat::Q8x32, true) => "rms_norm_team_q8x32",
-            (Kind::Rms, ActFormat::Q8x256, true) => "rms_norm_team_q8x256",
-            (Kind::Layer, _, false) => "layer_norm_block_f32",
-            (Kind::Layer, _, true) => "layer_norm_team_f32",
+            (Kind::Rms, ActFormat::F32, false) => &kernels.rms_norm_block_f32,
+            (Kind::Rms, ActFormat::Q8x32, false) => &kernels.rms_norm_block_q8x32,
+            (Kind::Rms, ActFormat::Q8x256, false) => &kernels.rms_norm_block_q8x256,
+            (Kind::Rms, ActFormat::F32, true) => &kernels.rms_norm_team_f32,
+            (Kind::Rms, ActFormat::Q8x32, true) => &kernels.rms_norm_team_q8x32,
+            (Kind::Rms, ActFormat::Q8x256, true) => &kernels.rms_norm_team_q8x256,
+            (Kind::Layer, _, false) => &kernels.layer_norm_block_f32,
+            (Kind::Layer, _, true) => &kernels.layer_norm_team_f32,
         };
-        let pointers = [self.x, self.delta, self.weight, self.bias, out.values.ptr()];
+        let pointers = [
+            self.x,
+            self.delta,
+            self.weight,
+            self.bias,
+            out.values.address(),
+        ];
         let params = NormParams {
             x: self.x,
             delta: self.delta,
@@ -236,7 +275,7 @@ impl Norm {
         } else {
             (params.n_rows, BLOCK_THREADS)
         };
-        gpu.launch(("norm", kernel), [n_blocks, 1, 1], n_threads, 0, &params)
+        gpu.launch(kernel, [n_blocks, 1, 1], n_threads, 0, &params)
     }
 }
 
@@ -273,15 +312,15 @@ pub(super) fn checked_len(out: &Acts<'_>) -> usize {
 
 pub(super) fn acts_out(out: &Acts<'_>) -> ActsOut {
     ActsOut {
-        values: out.values.ptr(),
-        codes: out.codes.ptr(),
-        scales: out.scales.ptr(),
-        sums: out.sums.ptr(),
+        values: out.values.address(),
+        codes: out.codes.address(),
+        scales: out.scales.address(),
+        sums: out.sums.address(),
     }
 }
 
 /// Whether octets of rows of `width` values can be moved 16 bytes at a time.
-pub(super) fn aligned(gpu: &Gpu, width: usize, pointers: &[u64]) -> u32 {
-    let can = width.is_multiple_of(OCTET) && pointers.iter().all(|ptr| ptr.is_multiple_of(16));
+pub(super) fn aligned(gpu: &Gpu, width: usize, pointers: &[Address]) -> u32 {
+    let can = width.is_multiple_of(OCTET) && pointers.iter().all(|ptr| ptr.is_aligned_to(16));
     u32::from(can && !gpu.takes(Variant::LoadsNarrow))
 }

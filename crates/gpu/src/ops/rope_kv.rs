@@ -2,10 +2,10 @@
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kv::{KvLayer, KvShape, KvType, Planes, kv_module};
-use crate::launch::Params;
+use crate::kernel::{kernels, layout};
+use crate::kv::{KvLayer, KvShape, KvType, Planes};
 use crate::limit::{Limit, MAX_GRID};
-use crate::memory::Slice;
+use crate::memory::{Address, Slice};
 use crate::step::Step;
 use crate::variant::Variant;
 pub use rocmforge_plan::RopeStyle;
@@ -52,17 +52,17 @@ pub struct RopeKv<'a> {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct RopeKvParams {
-    q: u64,
-    q_out: u64,
-    k: u64,
-    v: u64,
+    q: Address,
+    q_out: Address,
+    k: Address,
+    v: Address,
     k_cache: Planes,
     v_cache: Planes,
-    table: u64,
-    q_norm: u64,
-    k_norm: u64,
-    positions: u64,
-    slots: u64,
+    table: Address,
+    q_norm: Address,
+    k_norm: Address,
+    positions: Address,
+    slots: Address,
     n_q_heads: u32,
     n_kv_heads: u32,
     k_dim: u32,
@@ -75,10 +75,40 @@ struct RopeKvParams {
     widest: u32,
 }
 
+layout!(RopeKvParams {
+    q,
+    q_out,
+    k,
+    v,
+    k_cache,
+    v_cache,
+    table,
+    q_norm,
+    k_norm,
+    positions,
+    slots,
+    n_q_heads,
+    n_kv_heads,
+    k_dim,
+    v_dim,
+    n_rot,
+    n_ctx,
+    page,
+    n_slots,
+    eps,
+    widest
+});
+
 const _: () = assert!(size_of::<RopeKvParams>() == 144);
 
-// SAFETY: as `RopeKvParams` in rope_kv.hip.
-unsafe impl Params for RopeKvParams {}
+kernels! {
+    struct RopeKvKernels {
+        rope_kv_norm_4: RopeKvParams,
+        rope_kv_norm_1: RopeKvParams,
+        rope_kv_neox_4: RopeKvParams,
+        rope_kv_neox_1: RopeKvParams,
+    }
+}
 
 /// Checks that heads of `dim` values consist of pairs.
 pub(crate) fn check_pairs(dim: usize) -> Result<(), Limit> {
@@ -172,7 +202,7 @@ pub fn rope_kv(
             [k_dim; 2],
             "one weight per value of a head"
         );
-        (params.q_norm, params.k_norm) = (norms.q.ptr(), norms.k.ptr());
+        (params.q_norm, params.k_norm) = (norms.q.address(), norms.k.address());
         params.eps = norms.eps;
     }
     let style = operands.rotation.style;
@@ -182,8 +212,8 @@ pub fn rope_kv(
 impl RopeKvParams {
     fn set_step(&mut self, step: &Step<'_>) {
         assert_eq!(step.slots.len(), step.positions.len(), "one slot per row");
-        self.positions = step.positions.ptr();
-        self.slots = step.slots.ptr();
+        self.positions = step.positions.address();
+        self.slots = step.slots.address();
     }
 
     fn set_queries(&mut self, [q, out]: [Slice<'_, f32>; 2], head_dim: usize, n_rows: usize) {
@@ -194,7 +224,7 @@ impl RopeKvParams {
             q.is_empty() || q.len().is_multiple_of(row),
             "{n_rows} rows of heads of {head_dim} values"
         );
-        (self.q, self.q_out) = (q.ptr(), out.ptr());
+        (self.q, self.q_out) = (q.address(), out.address());
         self.n_q_heads = (q.len() / row.max(1)) as u32;
         self.k_dim = head_dim as u32;
     }
@@ -220,7 +250,7 @@ impl RopeKvParams {
             [k_dim, v_dim].map(|dim| n_rows * n_kv_heads * dim),
             "[n_rows, n_kv_heads * dim]"
         );
-        (self.k, self.v) = (k.ptr(), v.ptr());
+        (self.k, self.v) = (k.address(), v.address());
         [self.k_cache, self.v_cache] = layer.planes();
         self.n_kv_heads = n_kv_heads as u32;
         (self.k_dim, self.v_dim) = (k_dim as u32, v_dim as u32);
@@ -242,7 +272,7 @@ impl RopeKvParams {
             );
             self.n_ctx = (table.len() / n_rot) as u32;
         }
-        self.table = table.ptr();
+        self.table = table.address();
         self.n_rot = n_rot as u32;
     }
 
@@ -266,17 +296,17 @@ impl RopeKvParams {
             self.k_norm,
         ];
         let is_aligned = lengths.iter().all(|len| len.is_multiple_of(8))
-            && pointers.iter().all(|ptr| ptr.is_multiple_of(16))
+            && pointers.iter().all(|ptr| ptr.is_aligned_to(16))
             && !gpu.takes(Variant::LoadsNarrow);
+        let kernels = gpu.kernels().rope_kv.of(ty);
         let kernel = match (style, is_aligned) {
-            (RopeStyle::Norm, true) => "rope_kv_norm_4",
-            (RopeStyle::Norm, false) => "rope_kv_norm_1",
-            (RopeStyle::Neox, true) => "rope_kv_neox_4",
-            (RopeStyle::Neox, false) => "rope_kv_neox_1",
+            (RopeStyle::Norm, true) => &kernels.rope_kv_norm_4,
+            (RopeStyle::Norm, false) => &kernels.rope_kv_norm_1,
+            (RopeStyle::Neox, true) => &kernels.rope_kv_neox_4,
+            (RopeStyle::Neox, false) => &kernels.rope_kv_neox_1,
         };
         let n_heads = self.n_q_heads + 2 * self.n_kv_heads;
         let grid = [n_rows as u32, n_heads.div_ceil(TEAMS), 1];
-        let kernel = (kv_module!("rope_kv", ty), kernel);
         gpu.launch(kernel, grid, THREADS, shared_bytes(ty, self.widest), self)
     }
 }

@@ -7,9 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
+use crate::kernel::{Table, kernels, layout};
 use crate::limit::Limit;
-use crate::memory::{Buffer, Slice};
+use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts, OutMode};
 use crate::variant::Variant;
 
@@ -40,6 +40,13 @@ pub struct ExpertTile {
     pub n_rows: u32,
     pub _pad: u32,
 }
+
+layout!(ExpertTile {
+    expert,
+    first_row,
+    n_rows,
+    _pad
+});
 
 /// Memory for the routing of steps of up to `max_tokens` tokens.
 pub struct RoutingBuffer {
@@ -146,21 +153,23 @@ fn max_tiles(n: usize, n_experts: usize, tile_rows: usize) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TileList {
-    tiles: u64,
+    tiles: Table<ExpertTile>,
     n_rows: u32,
     len: u32,
 }
 
+layout!(TileList { tiles, n_rows, len });
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RouteParams {
-    logits: u64,
-    seq_of_row: u64,
-    experts: u64,
-    weights: u64,
-    rows: u64,
-    tokens: u64,
-    n_rows: u64,
+    logits: Address,
+    seq_of_row: Address,
+    experts: Address,
+    weights: Address,
+    rows: Address,
+    tokens: Address,
+    n_rows: Address,
     lists: [TileList; TILE_ROWS.len()],
     n_tokens: u32,
     n_experts: u32,
@@ -170,40 +179,82 @@ struct RouteParams {
     _pad: u32,
 }
 
+layout!(RouteParams {
+    logits,
+    seq_of_row,
+    experts,
+    weights,
+    rows,
+    tokens,
+    n_rows,
+    lists,
+    n_tokens,
+    n_experts,
+    n_used,
+    normalized,
+    scale,
+    _pad
+});
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct QuantizeRowsParams {
-    x: u64,
-    tokens: u64,
-    n_rows: u64,
+    x: Address,
+    tokens: Address,
+    n_rows: Address,
     out: ActsOut,
     width: u32,
     aligned: u32,
 }
 
+layout!(QuantizeRowsParams {
+    x,
+    tokens,
+    n_rows,
+    out,
+    width,
+    aligned
+});
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CombineParams {
-    x: u64,
-    rows: u64,
-    weights: u64,
-    out: u64,
+    x: Address,
+    rows: Address,
+    weights: Address,
+    out: Address,
     width: u32,
     n_used: u32,
     add: u32,
     aligned: u32,
 }
 
+layout!(CombineParams {
+    x,
+    rows,
+    weights,
+    out,
+    width,
+    n_used,
+    add,
+    aligned
+});
+
 const _: () = assert!(size_of::<RouteParams>() == 128);
 const _: () = assert!(size_of::<QuantizeRowsParams>() == 64);
 const _: () = assert!(size_of::<CombineParams>() == 48);
 
-// SAFETY: as `RouteParams` in experts.hip.
-unsafe impl Params for RouteParams {}
-// SAFETY: as `QuantizeRowsParams` in experts.hip.
-unsafe impl Params for QuantizeRowsParams {}
-// SAFETY: as `CombineParams` in experts.hip.
-unsafe impl Params for CombineParams {}
+kernels! {
+    struct ExpertsKernels {
+        route: RouteParams,
+        sort: RouteParams,
+        route_sort: RouteParams,
+        quantize_rows_f32: QuantizeRowsParams,
+        quantize_rows_q8x32: QuantizeRowsParams,
+        quantize_rows_q8x256: QuantizeRowsParams,
+        combine: CombineParams,
+    }
+}
 
 /// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest logits, the first of equals; NaN
 /// counts as negative infinity. Assigns a row to every choice. Tokens with `u32::MAX` in `seq_of_row` `[n_tokens]` are
@@ -230,18 +281,18 @@ pub fn route(
         return Ok(());
     }
     let list = |kind: usize| TileList {
-        tiles: routing.tiles[kind].ptr(),
+        tiles: routing.tiles[kind].table(),
         n_rows: TILE_ROWS[kind] as u32,
         len: routing.tiles[kind].len() as u32,
     };
     let params = RouteParams {
-        logits: logits.ptr(),
-        seq_of_row: seq_of_row.ptr(),
-        experts: routing.experts.ptr(),
-        weights: routing.weights.ptr(),
-        rows: routing.rows.ptr(),
-        tokens: routing.tokens.ptr(),
-        n_rows: routing.n_rows.ptr(),
+        logits: logits.address(),
+        seq_of_row: seq_of_row.address(),
+        experts: routing.experts.address(),
+        weights: routing.weights.address(),
+        rows: routing.rows.address(),
+        tokens: routing.tokens.address(),
+        n_rows: routing.n_rows.address(),
         lists: [list(0), list(1), list(2)],
         n_tokens: u32::try_from(n_tokens).expect("the number of rows fits 32 bits"),
         n_experts: n_experts as u32,
@@ -250,14 +301,14 @@ pub fn route(
         scale: router.scale,
         _pad: 0,
     };
+    let kernels = &gpu.kernels().experts;
     if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {
-        let function = ("experts", "route_sort");
-        return gpu.launch(function, [1, 1, 1], SORT_THREADS, 0, &params);
+        return gpu.launch(&kernels.route_sort, [1, 1, 1], SORT_THREADS, 0, &params);
     }
     let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
     let grid = [params.n_tokens.div_ceil(tokens_of_block), 1, 1];
-    gpu.launch(("experts", "route"), grid, ROUTE_THREADS, 0, &params)?;
-    gpu.launch(("experts", "sort"), [1, 1, 1], SORT_THREADS, 0, &params)
+    gpu.launch(&kernels.route, grid, ROUTE_THREADS, 0, &params)?;
+    gpu.launch(&kernels.sort, [1, 1, 1], SORT_THREADS, 0, &params)
 }
 
 /// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`; `x` [n_tokens, width]. Unused rows
@@ -274,22 +325,23 @@ pub fn quantize_experts(
     let width = out.width;
     assert_eq!(x.len(), routing.n_tokens * width, "[n_tokens, width]");
     assert_eq!(out.n_rows, routing.max_rows(), "one row per choice");
+    let kernels = &gpu.kernels().experts;
     let kernel = match out.form {
-        ActFormat::F32 => "quantize_rows_f32",
-        ActFormat::Q8x32 => "quantize_rows_q8x32",
-        ActFormat::Q8x256 => "quantize_rows_q8x256",
+        ActFormat::F32 => &kernels.quantize_rows_f32,
+        ActFormat::Q8x32 => &kernels.quantize_rows_q8x32,
+        ActFormat::Q8x256 => &kernels.quantize_rows_q8x256,
     };
     let params = QuantizeRowsParams {
-        x: x.ptr(),
-        tokens: routing.tokens.ptr(),
-        n_rows: routing.n_rows.ptr(),
+        x: x.address(),
+        tokens: routing.tokens.address(),
+        n_rows: routing.n_rows.address(),
         out: acts_out(out),
         width: width as u32,
-        aligned: aligned(gpu, width, &[x.ptr(), out.values.ptr()]),
+        aligned: aligned(gpu, width, &[x.address(), out.values.address()]),
     };
     let n_blocks = width.div_ceil(ROW_THREADS * OCTET);
     let grid = [out.n_rows as u32, n_blocks as u32, 1];
-    gpu.launch(("experts", kernel), grid, ROW_THREADS as u32, 0, &params)
+    gpu.launch(kernel, grid, ROW_THREADS as u32, 0, &params)
 }
 
 /// `out[token] (+)= sum(weight * x[row])` over the choices of each token, best first; `x` [n_tokens * n_used, width],
@@ -314,14 +366,14 @@ pub fn combine_experts(
     let width = out.len() / routing.n_tokens;
     assert_eq!(x.len(), routing.max_rows() * width, "one row per choice");
     let can_quads = width.is_multiple_of(QUAD)
-        && [x.ptr(), out.ptr()]
+        && [x.address(), out.address()]
             .iter()
-            .all(|ptr| ptr.is_multiple_of(16));
+            .all(|ptr| ptr.is_aligned_to(16));
     let params = CombineParams {
-        x: x.ptr(),
-        rows: routing.rows.ptr(),
-        weights: routing.weights.ptr(),
-        out: out.ptr(),
+        x: x.address(),
+        rows: routing.rows.address(),
+        weights: routing.weights.address(),
+        out: out.address(),
         width: width as u32,
         n_used: routing.n_used as u32,
         add: u32::from(mode == OutMode::Add),
@@ -329,5 +381,6 @@ pub fn combine_experts(
     };
     let n_blocks = width.div_ceil(ROW_THREADS * QUAD);
     let grid = [routing.n_tokens as u32, n_blocks as u32, 1];
-    gpu.launch(("experts", "combine"), grid, ROW_THREADS as u32, 0, &params)
+    let kernel = &gpu.kernels().experts.combine;
+    gpu.launch(kernel, grid, ROW_THREADS as u32, 0, &params)
 }

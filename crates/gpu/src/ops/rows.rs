@@ -3,11 +3,11 @@
 use rocmforge_gguf::GgmlType;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::formats::{format_module, n_chunks};
+use super::formats::n_chunks;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Kernel, kernels, layout};
+use crate::memory::{Address, Slice};
 use crate::operands::{Matrix, OutMode};
 
 /// Threads per block of every kernel here.
@@ -20,15 +20,17 @@ const PLANE_ALIGN: usize = 256;
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(crate) struct Weights {
-    data: u64,
+    data: Address,
     n_out: u32,
     n_in: u32,
 }
 
+layout!(Weights { data, n_out, n_in });
+
 impl From<&Matrix<'_>> for Weights {
     fn from(matrix: &Matrix<'_>) -> Weights {
         Weights {
-            data: matrix.data.ptr(),
+            data: matrix.data.address(),
             n_out: u32::try_from(matrix.n_out).expect("the number of rows fits 32 bits"),
             n_in: u32::try_from(matrix.n_in).expect("the number of columns fits 32 bits"),
         }
@@ -38,41 +40,62 @@ impl From<&Matrix<'_>> for Weights {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RepackParams {
-    file: u64,
+    file: Address,
     weights: Weights,
     first_row: u32,
     n_rows: u32,
 }
 
+layout!(RepackParams {
+    file,
+    weights,
+    first_row,
+    n_rows
+});
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct GetRowsParams {
     weights: Weights,
-    ids: u64,
-    out: u64,
+    ids: Address,
+    out: Address,
     n_ids: u32,
     scale: f32,
     add: u32,
     _pad: u32,
 }
 
+layout!(GetRowsParams {
+    weights,
+    ids,
+    out,
+    n_ids,
+    scale,
+    add,
+    _pad
+});
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct DequantizeParams {
     weights: Weights,
-    out: u64,
+    out: Address,
 }
+
+layout!(DequantizeParams { weights, out });
 
 const _: () = assert!(size_of::<RepackParams>() == 32);
 const _: () = assert!(size_of::<GetRowsParams>() == 48);
 const _: () = assert!(size_of::<DequantizeParams>() == 24);
 
-// SAFETY: as `RepackParams` in rows.hip.
-unsafe impl Params for RepackParams {}
-// SAFETY: as `GetRowsParams` in rows.hip.
-unsafe impl Params for GetRowsParams {}
-// SAFETY: as `DequantizeParams` in rows.hip.
-unsafe impl Params for DequantizeParams {}
+kernels! {
+    struct RowsKernels {
+        repack: RepackParams,
+        get_rows: GetRowsParams,
+        dequantize: DequantizeParams,
+        dequantize_f16: DequantizeParams,
+    }
+}
 
 /// Returns the bytes of a matrix `[n_out, n_in]` in device layout.
 ///
@@ -86,7 +109,7 @@ pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Resul
         n_in.is_multiple_of(ty.block_len()),
         "a row is not whole blocks"
     );
-    let module = format_module!("rows", ty)?;
+    let module = gpu.kernels().rows.of(ty)?.repack.module;
     let planes = [
         ("plane_0_values", "plane_0_bytes"),
         ("plane_1_values", "plane_1_bytes"),
@@ -132,19 +155,14 @@ pub fn repack(
         "{n_rows} rows from {first_row} exceed {n_out} rows"
     );
     let params = RepackParams {
-        file: file_rows.ptr(),
+        file: file_rows.address(),
         weights: out.into(),
         first_row: first_row as u32,
         n_rows: n_rows as u32,
     };
     let grid = grid(ty, n_rows, n_in);
-    gpu.launch(
-        (format_module!("rows", ty)?, "repack"),
-        grid,
-        THREADS,
-        0,
-        &params,
-    )
+    let kernel = &gpu.kernels().rows.of(ty)?.repack;
+    gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 
 /// `out[i, :] (+)= scale * table[ids[i], :]`, out `[ids.len(), n_in]`. Ids past the end use the last row.
@@ -166,16 +184,16 @@ pub fn get_rows(
     assert_eq!(out.len(), ids.len() * table.n_in, "[n_ids, n_in]");
     let params = GetRowsParams {
         weights: table.into(),
-        ids: ids.ptr(),
-        out: out.ptr(),
+        ids: ids.address(),
+        out: out.address(),
         n_ids: ids.len() as u32,
         scale,
         add: u32::from(mode == OutMode::Add),
         _pad: 0,
     };
-    let module = format_module!("rows", table.ty)?;
+    let kernel = &gpu.kernels().rows.of(table.ty)?.get_rows;
     let grid = grid(table.ty, ids.len(), table.n_in);
-    gpu.launch((module, "get_rows"), grid, THREADS, 0, &params)
+    gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 
 /// Dequantizes a whole matrix, out `[n_out, n_in]`.
@@ -186,7 +204,8 @@ pub fn get_rows(
 /// # Panics
 /// If `out` has another shape.
 pub fn dequantize(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, f32>) -> Result<(), GpuError> {
-    dequantize_to(gpu, matrix, "dequantize", out)
+    let kernel = &gpu.kernels().rows.of(matrix.ty)?.dequantize;
+    dequantize_to(gpu, matrix, kernel, out)
 }
 
 /// As [`dequantize`], rounded to f16 (bits).
@@ -197,23 +216,23 @@ pub fn dequantize(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, f32>) -> Result
 /// # Panics
 /// As [`dequantize`].
 pub fn dequantize_f16(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, u16>) -> Result<(), GpuError> {
-    dequantize_to(gpu, matrix, "dequantize_f16", out)
+    let kernel = &gpu.kernels().rows.of(matrix.ty)?.dequantize_f16;
+    dequantize_to(gpu, matrix, kernel, out)
 }
 
 fn dequantize_to<T>(
     gpu: &Gpu,
     matrix: &Matrix<'_>,
-    kernel: &'static str,
+    kernel: &Kernel<DequantizeParams>,
     out: Slice<'_, T>,
 ) -> Result<(), GpuError> {
     assert_eq!(out.len(), matrix.n_out * matrix.n_in, "[n_out, n_in]");
     let params = DequantizeParams {
         weights: matrix.into(),
-        out: out.ptr(),
+        out: out.address(),
     };
-    let module = format_module!("rows", matrix.ty)?;
     let grid = grid(matrix.ty, matrix.n_out, matrix.n_in);
-    gpu.launch((module, kernel), grid, THREADS, 0, &params)
+    gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 
 /// Returns a grid with one thread per chunk.

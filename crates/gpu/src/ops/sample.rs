@@ -5,8 +5,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::argmax;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Table, kernels, layout};
+use crate::memory::{Address, Slice};
 
 const THREADS: u32 = 1024;
 const ADJUST_THREADS: u32 = 256;
@@ -45,6 +45,22 @@ pub struct SampleRow {
     pub n_counts: u32,
 }
 
+layout!(SampleRow {
+    uniform,
+    top_k,
+    top_p,
+    ln_min_p,
+    temperature,
+    repeat_penalty,
+    frequency_penalty,
+    presence_penalty,
+    input_row,
+    first_bias,
+    n_biases,
+    first_count,
+    n_counts
+});
+
 const _: () = assert!(size_of::<SampleRow>() == 56);
 
 /// A token with a bias or a count. Tokens are unique within each list of a row.
@@ -54,6 +70,8 @@ pub struct SampleEntry {
     pub id: u32,
     pub value: u32,
 }
+
+layout!(SampleEntry { id, value });
 
 /// Operands of [`sample`] other than logits, in device memory.
 #[derive(Clone, Copy)]
@@ -69,21 +87,37 @@ pub struct SampleStep<'a> {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct SampleParams {
-    logits: u64,
-    rows: u64,
-    entries: u64,
-    tokens: u64,
-    ids: u64,
+    logits: Address,
+    rows: Table<SampleRow>,
+    entries: Table<SampleEntry>,
+    tokens: Address,
+    ids: Address,
     n_vocab: u32,
     n_entries: u32,
     n_tokens: u32,
     _pad: u32,
 }
 
+layout!(SampleParams {
+    logits,
+    rows,
+    entries,
+    tokens,
+    ids,
+    n_vocab,
+    n_entries,
+    n_tokens,
+    _pad
+});
+
 const _: () = assert!(size_of::<SampleParams>() == 56);
 
-// SAFETY: as `SampleParams` in sample.hip.
-unsafe impl Params for SampleParams {}
+kernels! {
+    struct SampleKernels {
+        adjust: SampleParams,
+        sample: SampleParams,
+    }
+}
 
 /// Samples a token for each row of `logits` [n_rows, n_vocab]. Biases and penalties modify the logits. `out_ids`
 /// `[n_rows]` is `u32::MAX` for rows whose best logit is not finite.
@@ -100,17 +134,18 @@ pub fn sample(
     assert_eq!(step.rows.len(), n_rows, "one row of parameters per id");
     argmax(gpu, logits, out_ids)?;
     let params = SampleParams {
-        logits: logits.ptr(),
-        rows: step.rows.ptr(),
-        entries: step.entries.ptr(),
-        tokens: step.tokens.ptr(),
-        ids: out_ids.ptr(),
+        logits: logits.address(),
+        rows: step.rows.table(),
+        entries: step.entries.table(),
+        tokens: step.tokens.address(),
+        ids: out_ids.address(),
         n_vocab: (logits.len() / n_rows.max(1)) as u32,
         n_entries: step.entries.len() as u32,
         n_tokens: step.tokens.len() as u32,
         _pad: 0,
     };
     let grid = [n_rows as u32, 1, 1];
-    gpu.launch(("sample", "adjust"), grid, ADJUST_THREADS, 0, &params)?;
-    gpu.launch(("sample", "sample"), grid, THREADS, 0, &params)
+    let kernels = &gpu.kernels().sample;
+    gpu.launch(&kernels.adjust, grid, ADJUST_THREADS, 0, &params)?;
+    gpu.launch(&kernels.sample, grid, THREADS, 0, &params)
 }

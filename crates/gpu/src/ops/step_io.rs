@@ -3,8 +3,8 @@
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{kernels, layout};
+use crate::memory::{Address, Slice};
 
 /// Threads per block of both kernels.
 const THREADS: u32 = 256;
@@ -46,10 +46,10 @@ pub struct StepWords<'a> {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct BeginParams {
-    host: u64,
-    words: u64,
-    sampled: u64,
-    n_steps: u64,
+    host: Address,
+    words: Address,
+    sampled: Address,
+    n_steps: Address,
     slot_words: u32,
     n_slots: u32,
     n_words: u32,
@@ -64,28 +64,59 @@ struct BeginParams {
     _pad: u32,
 }
 
-const _: () = assert!(size_of::<BeginParams>() == 80);
+layout!(BeginParams {
+    host,
+    words,
+    sampled,
+    n_steps,
+    slot_words,
+    n_slots,
+    n_words,
+    tokens,
+    from_row,
+    n_rows,
+    block_tables,
+    max_pages,
+    n_seqs,
+    lists,
+    max_list_words,
+    _pad
+});
 
-// SAFETY: as `BeginParams` in step_io.hip.
-unsafe impl Params for BeginParams {}
+const _: () = assert!(size_of::<BeginParams>() == 80);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct EndParams {
-    ids: u64,
-    words: u64,
-    host: u64,
-    n_steps: u64,
+    ids: Address,
+    words: Address,
+    host: Address,
+    n_steps: Address,
     slot_words: u32,
     n_slots: u32,
     n_ids: u32,
     _pad: u32,
 }
 
+layout!(EndParams {
+    ids,
+    words,
+    host,
+    n_steps,
+    slot_words,
+    n_slots,
+    n_ids,
+    _pad
+});
+
 const _: () = assert!(size_of::<EndParams>() == 48);
 
-// SAFETY: as `EndParams` in step_io.hip.
-unsafe impl Params for EndParams {}
+kernels! {
+    struct StepIoKernels {
+        begin_step: BeginParams,
+        end_step: EndParams,
+    }
+}
 
 /// Copies the words of the next step to the device.
 ///
@@ -107,10 +138,10 @@ pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
     );
     let n_threads = (step.n_words + step.n_seqs * step.max_pages + step.max_list_words) as u32;
     let params = BeginParams {
-        host: step.host.ptr(),
-        words: step.words.ptr(),
-        sampled: step.sampled.ptr(),
-        n_steps: step.n_steps.ptr(),
+        host: step.host.address(),
+        words: step.words.address(),
+        sampled: step.sampled.address(),
+        n_steps: step.n_steps.address(),
         slot_words: slot_words as u32,
         n_slots: step.n_slots as u32,
         n_words: step.n_words as u32,
@@ -125,7 +156,8 @@ pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
         _pad: 0,
     };
     let grid = [n_threads.div_ceil(THREADS), 1, 1];
-    gpu.launch(("step_io", "begin_step"), grid, THREADS, 0, &params)
+    let kernel = &gpu.kernels().step_io.begin_step;
+    gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 
 /// Writes the step's number and `ids` to its slot of `host` `[n_slots, words]` in host memory, and advances to the next
@@ -142,14 +174,15 @@ pub fn end_step(
     let slot_words = host.len() / step.n_slots;
     assert!(ids.len() < slot_words, "the slot is too small");
     let params = EndParams {
-        ids: ids.ptr(),
-        words: step.words.ptr(),
-        host: host.ptr(),
-        n_steps: step.n_steps.ptr(),
+        ids: ids.address(),
+        words: step.words.address(),
+        host: host.address(),
+        n_steps: step.n_steps.address(),
         slot_words: slot_words as u32,
         n_slots: step.n_slots as u32,
         n_ids: ids.len() as u32,
         _pad: 0,
     };
-    gpu.launch(("step_io", "end_step"), [1; 3], THREADS, 0, &params)
+    let kernel = &gpu.kernels().step_io.end_step;
+    gpu.launch(kernel, [1; 3], THREADS, 0, &params)
 }

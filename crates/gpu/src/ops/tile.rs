@@ -3,8 +3,8 @@
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::launch::Params;
-use crate::memory::Slice;
+use crate::kernel::{Kernel, kernels, layout};
+use crate::memory::{Address, Slice};
 
 /// A product of two tiles, `c [16, 16] = a [16, k] b [16, k]^T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +30,13 @@ impl Tile {
         }
     }
 
-    const fn kernel(self) -> &'static str {
+    fn kernel(self, kernels: &TileKernels) -> &Kernel<TileParams> {
         match self {
-            Tile::I8K16 => "tile_i8_16",
-            Tile::I8K32 => "tile_i8_32",
-            Tile::I8K32Float => "tile_i8_started",
-            Tile::F16 => "tile_f16",
-            Tile::F16Transposed => "tile_f16_transposed",
+            Tile::I8K16 => &kernels.tile_i8_16,
+            Tile::I8K32 => &kernels.tile_i8_32,
+            Tile::I8K32Float => &kernels.tile_i8_started,
+            Tile::F16 => &kernels.tile_f16,
+            Tile::F16Transposed => &kernels.tile_f16_transposed,
         }
     }
 }
@@ -44,15 +44,24 @@ impl Tile {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TileParams {
-    a: u64,
-    b: u64,
-    c: u64,
+    a: Address,
+    b: Address,
+    c: Address,
 }
+
+layout!(TileParams { a, b, c });
 
 const _: () = assert!(size_of::<TileParams>() == 24);
 
-// SAFETY: as `TileParams` in mma.hip.
-unsafe impl Params for TileParams {}
+kernels! {
+    struct TileKernels {
+        tile_i8_16: TileParams,
+        tile_i8_32: TileParams,
+        tile_i8_started: TileParams,
+        tile_f16: TileParams,
+        tile_f16_transposed: TileParams,
+    }
+}
 
 /// Multiplies two tiles. `c [256]` gets the bits of i32 or f32 values.
 ///
@@ -72,10 +81,11 @@ pub fn multiply_tiles(
     );
     assert_eq!(c.len(), 256, "16 by 16 values");
     let params = TileParams {
-        a: a.ptr(),
-        b: b.ptr(),
-        c: c.ptr(),
+        a: a.address(),
+        b: b.address(),
+        c: c.address(),
     };
     let n_threads = gpu.constant("mma", "tile_threads")?;
-    gpu.launch(("mma", tile.kernel()), [1, 1, 1], n_threads, 0, &params)
+    let kernel = tile.kernel(&gpu.kernels().mma);
+    gpu.launch(kernel, [1, 1, 1], n_threads, 0, &params)
 }

@@ -4,19 +4,7 @@ use crate::common;
 use crate::common::three_orders;
 use crate::common::values::Random;
 use half::f16;
-use rocmforge_gpu::{Gpu, Params};
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Functions {
-    x: u64,
-    out: u64,
-    n: u32,
-    which: u32,
-}
-
-// SAFETY: the layout of `Params` in selftest.hip.
-unsafe impl Params for Functions {}
+use rocmforge_gpu::{Gpu, SelfTest, self_test};
 
 const THREADS: usize = 128;
 
@@ -26,15 +14,16 @@ fn run(gpu: &Gpu, n_functions: usize, x: &[u32]) -> Vec<u32> {
         gpu.upload(x).unwrap(),
         gpu.upload(&vec![0u32; n_functions * x.len()]).unwrap(),
     );
-    let params = Functions {
-        x: input.as_slice::<u32>().ptr(),
-        out: out.as_slice::<u32>().ptr(),
+    let test = SelfTest {
+        kernel: "functions",
+        x: input.as_slice(),
+        out: out.as_slice(),
         n: x.len() as u32,
         which: 0,
+        n_blocks: (x.len() / THREADS) as u32,
+        shared_bytes: 0,
     };
-    let grid = [(x.len() / THREADS) as u32, 1, 1];
-    gpu.launch(("selftest", "functions"), grid, THREADS as u32, 0, &params)
-        .unwrap();
+    self_test(gpu, &test).unwrap();
     gpu.read(out.as_slice()).unwrap()
 }
 

@@ -1,19 +1,7 @@
 //! The CPU emulator reports faults that a GPU would ignore.
 
 use crate::common;
-use rocmforge_gpu::{Gpu, GpuError, Params};
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SelfTest {
-    x: u64,
-    out: u64,
-    n: u32,
-    which: u32,
-}
-
-// SAFETY: the layout of `Params` in selftest.hip.
-unsafe impl Params for SelfTest {}
+use rocmforge_gpu::{Gpu, GpuError, SelfTest, self_test};
 
 const THREADS: u32 = 128;
 
@@ -27,19 +15,16 @@ fn run(
     let x: Vec<u32> = (0..THREADS).map(|i| i * i).collect();
     let x = gpu.upload(&x)?;
     let out = gpu.upload(&[0u32; THREADS as usize])?;
-    let params = SelfTest {
-        x: x.as_slice::<u32>().ptr(),
-        out: out.as_slice::<u32>().ptr(),
+    let test = SelfTest {
+        kernel,
+        x: x.as_slice(),
+        out: out.as_slice(),
         n: 100,
         which,
-    };
-    gpu.launch(
-        ("selftest", kernel),
-        [2, 1, 1],
-        THREADS,
+        n_blocks: 2,
         shared_bytes,
-        &params,
-    )?;
+    };
+    self_test(gpu, &test)?;
     gpu.read(out.as_slice())
 }
 

@@ -17,6 +17,7 @@ mod host_driver;
 mod images;
 mod kernel_cache;
 mod kv_move;
+mod layouts;
 mod matmul;
 mod matvec;
 mod mma;

@@ -18,6 +18,7 @@ use super::api::{Calls, Handle, Launch, Vendor, code};
 use super::{Context, Driver, Facts, VendorApi, linker_message};
 use crate::device::Persona;
 use crate::error::GpuError;
+use crate::kernel::Leaf;
 
 const FAILED: i32 = 1;
 
@@ -54,8 +55,16 @@ struct Module {
 struct Function {
     kernel: checks::Kernel,
     run: checks::Run,
+    layout: DeclaredLayout,
     file: Arc<File>,
 }
+
+/// Type of `KERNEL_layout` of an image: writes offset and size of each leaf to a list with room for that many, and
+/// returns their number.
+type DeclaredLayout = unsafe extern "C" fn(*mut Leaf, u32) -> u32;
+
+/// Maximum number of leaves of a kernel's parameters.
+const MAX_LEAVES: u32 = 256;
 
 struct Host;
 
@@ -158,6 +167,18 @@ impl VendorApi for Host {
 
     fn launch(&self, _: &Calls, launch: &Launch) -> i32 {
         queue::launch(launch)
+    }
+
+    fn declared_layout(&self, function: Handle) -> Option<Vec<Leaf>> {
+        let mut leaves = vec![[0; 2]; MAX_LEAVES as usize];
+        // SAFETY: the handle is from `module_function`; the function writes at most that many leaves.
+        let n_leaves = unsafe {
+            let function = &*function.cast::<Function>();
+            (function.layout)(leaves.as_mut_ptr(), MAX_LEAVES)
+        };
+        assert!(n_leaves <= MAX_LEAVES, "{n_leaves} leaves");
+        leaves.truncate(n_leaves as usize);
+        Some(leaves)
     }
 }
 
@@ -358,12 +379,15 @@ unsafe extern "C" fn module_function(to: *mut Handle, module: Handle, name: *con
         let name = CStr::from_ptr(name).to_bytes_with_nul();
         let kernel = module.library.get::<checks::Kernel>(name);
         let run = module.library.get::<checks::Run>(b"host_launch\0");
-        let (Ok(kernel), Ok(run)) = (kernel, run) else {
+        let layout = [&name[..name.len() - 1], b"_layout\0"].concat();
+        let layout = module.library.get::<DeclaredLayout>(layout.as_slice());
+        let (Ok(kernel), Ok(run), Ok(layout)) = (kernel, run, layout) else {
             return code::NOT_FOUND;
         };
         let mut function = Box::new(Function {
             kernel: *kernel,
             run: *run,
+            layout: *layout,
             file: Arc::clone(&module.file),
         });
         *to = (&raw mut *function).cast();

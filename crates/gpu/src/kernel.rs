@@ -1,0 +1,249 @@
+//! Typed handles of kernels. A [`Kernel`] binds the name of a kernel to the struct of its parameters; [`Kernels`] has
+//! one handle for each kernel and belongs to an open device. A module is loaded and its kernels are found at their
+//! first use; a launch after that takes no lock and looks nothing up.
+//!
+//! [`Layout`] describes the parameters as kernels must declare them. The CPU emulator's images say how they do
+//! (`FIELDS` in `kernels/gpu.h`), and a test compares both for every kernel.
+
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+
+use crate::driver::api::Handle;
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::memory::{Address, Slice};
+use crate::ops::Kernels;
+
+/// A kernel with parameters of type `P`.
+pub(crate) struct Kernel<P> {
+    pub(crate) module: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) function: OnceLock<Function>,
+    params: PhantomData<fn(P)>,
+}
+
+/// A kernel found in a loaded module.
+pub(crate) struct Function {
+    pub(crate) handle: Handle,
+    /// Dynamic shared memory that its launches may use.
+    pub(crate) shared_bytes: AtomicU32,
+    /// Threads per block and how many such blocks run at once.
+    pub(crate) concurrency: OnceLock<(u32, usize)>,
+}
+
+impl<P: Layout> Kernel<P> {
+    pub(crate) const fn new(module: &'static str, name: &'static str) -> Kernel<P> {
+        Kernel {
+            module,
+            name,
+            function: OnceLock::new(),
+            params: PhantomData,
+        }
+    }
+}
+
+/// Offset and size in bytes of a number, or of an address, in the parameters of a kernel.
+pub type Leaf = [u32; 2];
+
+/// A type in the parameters of a kernel: a number, an address, an array or a struct of such.
+///
+/// # Safety
+/// `leaves` adds every number and address of the type, in order, and no other bytes of it matter. An address in it
+/// comes from a [`Slice`](crate::Slice).
+pub(crate) unsafe trait Layout: Copy {
+    /// Adds the leaves of a value at the offset `at`.
+    fn leaves(at: usize, to: &mut Vec<Leaf>);
+}
+
+macro_rules! leaf {
+    ($($ty:ty),*) => {$(
+        // SAFETY: the type is one leaf.
+        unsafe impl Layout for $ty {
+            fn leaves(at: usize, to: &mut Vec<Leaf>) {
+                to.push([at as u32, size_of::<$ty>() as u32]);
+            }
+        }
+    )*};
+}
+// Not u64: addresses are `Address`, other numbers of 64 bits `Count`.
+leaf!(u32, f32, f64, Address, Count);
+
+/// A number of 64 bits.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct Count(pub(crate) u64);
+
+// SAFETY: the elements follow one another.
+unsafe impl<T: Layout, const N: usize> Layout for [T; N] {
+    fn leaves(at: usize, to: &mut Vec<Leaf>) {
+        (0..N).for_each(|i| T::leaves(at + i * size_of::<T>(), to));
+    }
+}
+
+/// `layout!(Params { field, ... })` implements [`Layout`] for a `#[repr(C)]` struct, given all of its fields.
+macro_rules! layout {
+    ($params:ty { $($field:ident),* $(,)? }) => {
+        // SAFETY: these are all fields, or the pattern below would not compile.
+        unsafe impl $crate::kernel::Layout for $params {
+            fn leaves(at: usize, to: &mut Vec<$crate::kernel::Leaf>) {
+                use $crate::kernel::leaves_of;
+                const _: fn($params) = |Self_ { $($field: _),* }| {};
+                type Self_ = $params;
+                $(leaves_of(|p: $params| p.$field, at + std::mem::offset_of!($params, $field), to);)*
+            }
+        }
+    };
+}
+pub(crate) use layout;
+
+/// Adds the leaves of a field at the offset `at`. The function that returns the field gives its type.
+pub(crate) fn leaves_of<P, T: Layout>(_: fn(P) -> T, at: usize, to: &mut Vec<Leaf>) {
+    T::leaves(at, to);
+}
+
+/// The address of a table whose entries kernels read as `T`.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct Table<T>(Address, PhantomData<T>);
+
+impl<T> Slice<'_, T> {
+    /// The device address, for the parameters of a kernel that reads entries of type `T`.
+    pub(crate) fn table(&self) -> Table<T> {
+        Table(self.address(), PhantomData)
+    }
+}
+
+// SAFETY: the type is one leaf; the entries' leaves, which begin at 0 again, follow it.
+unsafe impl<T: Layout> Layout for Table<T> {
+    fn leaves(at: usize, to: &mut Vec<Leaf>) {
+        to.push([at as u32, size_of::<Address>() as u32]);
+        add_layout::<T>(to);
+    }
+}
+
+/// Adds the size of a type, as a leaf at offset 0, then all leaves.
+fn add_layout<T: Layout>(to: &mut Vec<Leaf>) {
+    to.push([0, size_of::<T>() as u32]);
+    T::leaves(0, to);
+}
+
+/// The kernels of one module.
+pub(crate) trait KernelTable {
+    fn of_module(module: &'static str) -> Self;
+    fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel));
+}
+
+/// `kernels!(struct Name { kernel: Params, ... })` declares a [`KernelTable`] by their names.
+macro_rules! kernels {
+    ($(#[$doc:meta])* struct $table:ident { $($name:ident: $params:ty),* $(,)? }) => {
+        $(#[$doc])*
+        pub(crate) struct $table {
+            $($name: $crate::kernel::Kernel<$params>,)*
+        }
+
+        impl $crate::kernel::KernelTable for $table {
+            fn of_module(module: &'static str) -> $table {
+                $table {
+                    $($name: $crate::kernel::Kernel::new(module, stringify!($name)),)*
+                }
+            }
+
+            fn each(&self, visit: &mut dyn FnMut(&dyn $crate::kernel::AnyKernel)) {
+                $(visit(&self.$name);)*
+            }
+        }
+    };
+}
+pub(crate) use kernels;
+
+/// A kernel with parameters of any type.
+pub(crate) trait AnyKernel {
+    fn layout(&self, gpu: &Gpu) -> Result<KernelLayout, GpuError>;
+}
+
+/// The parameters of a kernel as the host passes them and as the kernel declares them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelLayout {
+    pub module: &'static str,
+    pub kernel: &'static str,
+    /// The size, as a leaf at offset 0, then all leaves.
+    pub passed: Vec<Leaf>,
+    /// The same as declared in the kernel's source. `None` on devices other than the CPU emulator.
+    pub declared: Option<Vec<Leaf>>,
+}
+
+impl<P: Layout> AnyKernel for Kernel<P> {
+    fn layout(&self, gpu: &Gpu) -> Result<KernelLayout, GpuError> {
+        let declared = gpu.declared_layout(self)?;
+        let mut passed = Vec::new();
+        add_layout::<P>(&mut passed);
+        Ok(KernelLayout {
+            module: self.module,
+            kernel: self.name,
+            passed,
+            declared,
+        })
+    }
+}
+
+impl Gpu {
+    /// The kernels of this device.
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.inner.kernels
+    }
+
+    /// Returns the parameters of every kernel, after loading all modules.
+    ///
+    /// # Errors
+    /// Those of loading a module and of finding a kernel in it.
+    pub fn kernel_layouts(&self) -> Result<Vec<KernelLayout>, GpuError> {
+        let mut layouts = Vec::new();
+        self.kernels()
+            .each(&mut |kernel| layouts.push(kernel.layout(self)));
+        layouts.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Entry {
+        at: Address,
+        n: u32,
+    }
+
+    layout!(Entry { at, n });
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Params {
+        n: u32,
+        entries: [Entry; 2],
+        table: Table<Entry>,
+        scale: f32,
+    }
+
+    layout!(Params {
+        n,
+        entries,
+        table,
+        scale
+    });
+
+    #[test]
+    fn layouts_have_every_leaf_and_the_entries_of_tables() {
+        let mut leaves = Vec::new();
+        add_layout::<Params>(&mut leaves);
+        let entries = [[8, 8], [16, 4], [24, 8], [32, 4]];
+        let expected = [
+            &[[0, 56], [0, 4]][..],
+            &entries,
+            &[[40, 8], [0, 16], [0, 8], [8, 4], [48, 4]],
+        ];
+        assert_eq!(leaves, expected.concat());
+    }
+}
