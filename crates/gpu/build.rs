@@ -66,6 +66,7 @@ fn main() {
         file: "kernels/host_runtime.cpp".into(),
         name: "host_runtime".into(),
         defines: Vec::new(),
+        only: None,
     };
     let cache = (!targets.is_empty()).then(|| Cache::from_env(&out));
     let cache = cache.transpose().unwrap_or_else(|error| fail(&[error]));
@@ -86,7 +87,8 @@ fn main() {
                     .map(|compiler| compiler.runtime(&job(&runtime, None)))
                     .transpose()
                     .unwrap_or_else(|error| fail(&[error]));
-                jobs.extend(modules.iter().map(|module| job(module, runtime.clone())));
+                let modules = modules.iter().filter(|module| module.is_for(target));
+                jobs.extend(modules.map(|module| job(module, runtime.clone())));
             }
             Err(reason) => {
                 println!("cargo::warning=no GPU kernels for {target}: {reason}");

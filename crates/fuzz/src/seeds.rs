@@ -158,7 +158,7 @@ pub(crate) fn adapter() -> Seeds {
 pub(crate) fn tuning() -> Seeds {
     let shapes = "matvec Q4_K 4096x14336\nmatvec F16 1+2+3x4\nmatmul MXFP4 128256x4096 rows 512\n\
                   attention F8E4M3 8/1x256 rows 8\n";
-    let choices = "rows 1 split 8\noutputs first\nrows first\nheads 8\n";
+    let choices = "rows 1 split 8\nlarge tiles outputs first\nsmall tiles rows first\nheads 8\n";
     named([("shapes", shapes.into()), ("choices", choices.into())])
 }
 

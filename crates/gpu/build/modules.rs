@@ -22,9 +22,18 @@ pub(crate) struct Module {
     pub(crate) file: PathBuf,
     pub(crate) name: String,
     pub(crate) defines: Vec<String>,
+    /// The targets that it is for; `None` for all.
+    pub(crate) only: Option<&'static [&'static str]>,
 }
 
+/// The targets of `kernels/hopper`: Hopper, and the emulated GPU with NVIDIA's units.
+const HOPPER: &[&str] = &["sm_90a", "host-nv"];
+
 impl Module {
+    pub(crate) fn is_for(&self, target: &str) -> bool {
+        self.only.is_none_or(|only| only.contains(&target))
+    }
+
     /// Adds the text of the source and of the headers that it includes from the folder `kernels`.
     pub(crate) fn hash(&self, kernels: &Path, hash: &mut impl Hasher) {
         hash_sources(&self.file, kernels, &mut BTreeSet::new(), hash);
@@ -58,8 +67,16 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
         name: stem(&file),
         defines: Vec::new(),
         file,
+        only: None,
     });
     let mut all: Vec<Module> = plain.collect();
+    let hopper = hip_files(&kernels.join("hopper")).into_iter();
+    all.extend(hopper.map(|file| Module {
+        name: stem(&file),
+        defines: Vec::new(),
+        file,
+        only: Some(HOPPER),
+    }));
     for (folder, macro_name, values) in [("format", "FORMAT", FORMATS), ("kv", "KV_TYPE", KV_TYPES)]
     {
         for file in hip_files(&kernels.join(folder)) {
@@ -67,6 +84,7 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
                 name: format!("{}.{value}", stem(&file)),
                 defines: vec![format!("-D{macro_name}={value}")],
                 file: file.clone(),
+                only: None,
             }));
         }
     }

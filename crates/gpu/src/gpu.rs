@@ -1,5 +1,6 @@
 //! An open device: its identity, its facts, and calls to its driver.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,6 @@ use crate::driver::{Context, Driver, Facts, label};
 use crate::error::GpuError;
 use crate::launch::Module;
 use crate::memory::meminfo_bytes;
-use crate::ops::Kernels;
 use crate::tuning::{Choice, Shape, Tuning};
 use crate::variant::{Variant, Variants};
 
@@ -34,7 +34,8 @@ pub(crate) struct Inner {
     /// Whether its kernels may start before their predecessors have ended.
     pub(crate) overlaps: bool,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
-    pub(crate) kernels: Kernels,
+    /// The table of kernels, which `ops` defines (`ops/kernels.rs`).
+    pub(crate) kernels: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(crate) deferred_free: DeferredFree,
     /// Bytes of all buffers.
     pub(crate) allocated: AtomicU64,
@@ -204,7 +205,7 @@ impl Gpu {
                 overlaps: driver.vendor_api.can_overlap(driver, &target),
                 target,
                 modules: Mutex::default(),
-                kernels: Kernels::new(),
+                kernels: OnceLock::new(),
                 deferred_free: DeferredFree::default(),
                 allocated: AtomicU64::new(0),
                 memory_bytes: memory_bytes.unwrap_or(u64::MAX),

@@ -1,6 +1,6 @@
-//! Typed handles of kernels. A [`Kernel`] binds the name of a kernel to the struct of its parameters; [`Kernels`] has
-//! one handle for each kernel and belongs to an open device. A module is loaded and its kernels are found at their
-//! first use; a launch after that takes no lock and looks nothing up.
+//! Typed handles of kernels. A [`Kernel`] binds the name of a kernel to the struct of its parameters;
+//! `ops/kernels.rs` has one handle for each kernel of an open device. A module is loaded and its kernels are found at
+//! their first use; a launch after that takes no lock and looks up no name.
 //!
 //! [`Layout`] describes the parameters as kernels must declare them. The CPU emulator's images say how they do
 //! (`FIELDS` in `kernels/gpu.h`), and a test compares both for every kernel.
@@ -9,11 +9,10 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 
-use crate::driver::api::Handle;
+use crate::driver::api::{Handle, Leaf};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::{Address, Slice};
-use crate::ops::Kernels;
 
 /// A kernel with parameters of type `P`.
 pub(crate) struct Kernel<P> {
@@ -32,6 +31,11 @@ pub(crate) struct Function {
     pub(crate) concurrency: OnceLock<(u32, usize)>,
 }
 
+// SAFETY: a driver's handle of a function may be used from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
 impl<P: Layout> Kernel<P> {
     pub(crate) const fn new(module: &'static str, name: &'static str) -> Kernel<P> {
         Kernel {
@@ -42,9 +46,6 @@ impl<P: Layout> Kernel<P> {
         }
     }
 }
-
-/// Offset and size in bytes of a number, or of an address, in the parameters of a kernel.
-pub type Leaf = [u32; 2];
 
 /// A type in the parameters of a kernel: a number, an address, an array or a struct of such.
 ///
@@ -86,7 +87,7 @@ macro_rules! layout {
     ($params:ty { $($field:ident),* $(,)? }) => {
         // SAFETY: these are all fields, or the pattern below would not compile.
         unsafe impl $crate::kernel::Layout for $params {
-            fn leaves(at: usize, to: &mut Vec<$crate::kernel::Leaf>) {
+            fn leaves(at: usize, to: &mut Vec<$crate::driver::api::Leaf>) {
                 use $crate::kernel::leaves_of;
                 const _: fn($params) = |Self_ { $($field: _),* }| {};
                 type Self_ = $params;
@@ -106,6 +107,11 @@ pub(crate) fn leaves_of<P, T: Layout>(_: fn(P) -> T, at: usize, to: &mut Vec<Lea
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Table<T>(Address, PhantomData<T>);
+
+impl<T> Table<T> {
+    /// The address of a table that is missing.
+    pub(crate) const NULL: Table<T> = Table(Address::NULL, PhantomData);
+}
 
 impl<T> Slice<'_, T> {
     /// The device address, for the parameters of a kernel that reads entries of type `T`.
@@ -159,6 +165,7 @@ pub(crate) use kernels;
 
 /// A kernel with parameters of any type.
 pub(crate) trait AnyKernel {
+    fn module(&self) -> &'static str;
     fn layout(&self, gpu: &Gpu) -> Result<KernelLayout, GpuError>;
 }
 
@@ -174,6 +181,10 @@ pub struct KernelLayout {
 }
 
 impl<P: Layout> AnyKernel for Kernel<P> {
+    fn module(&self) -> &'static str {
+        self.module
+    }
+
     fn layout(&self, gpu: &Gpu) -> Result<KernelLayout, GpuError> {
         let declared = gpu.declared_layout(self)?;
         let mut passed = Vec::new();
@@ -184,24 +195,6 @@ impl<P: Layout> AnyKernel for Kernel<P> {
             passed,
             declared,
         })
-    }
-}
-
-impl Gpu {
-    /// The kernels of this device.
-    pub(crate) fn kernels(&self) -> &Kernels {
-        &self.inner.kernels
-    }
-
-    /// Returns the parameters of every kernel, after loading all modules.
-    ///
-    /// # Errors
-    /// Those of loading a module and of finding a kernel in it.
-    pub fn kernel_layouts(&self) -> Result<Vec<KernelLayout>, GpuError> {
-        let mut layouts = Vec::new();
-        self.kernels()
-            .each(&mut |kernel| layouts.push(kernel.layout(self)));
-        layouts.into_iter().collect()
     }
 }
 

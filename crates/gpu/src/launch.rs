@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use zerocopy::IntoBytes as _;
 
-use crate::driver::api::{Handle, Launch, name_of};
+use crate::driver::api::{Handle, Launch, Leaf, name_of};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
-use crate::kernel::{Function, Kernel, Layout, Leaf};
+use crate::kernel::{Function, Kernel, Layout};
 use crate::trace;
 
 /// Dynamic shared memory that a launch may use without raising the function's limit.

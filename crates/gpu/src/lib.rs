@@ -38,13 +38,14 @@ pub use batch::{
     WeightHandle,
 };
 pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
+pub use driver::api::Leaf;
 pub use driver::host::checks::set_host_seed;
 pub use error::{BatchError, GpuError};
 pub use event::Event;
 pub use gpu::Gpu;
 pub use graph::Graph;
 pub use image::{Image, fingerprint, images, kernel_archive, left_out};
-pub use kernel::{KernelLayout, Leaf};
+pub use kernel::KernelLayout;
 pub use kv::{KvLayer, KvShape, KvType};
 pub use limit::Limit;
 pub use memory::{Buffer, Slice};
@@ -55,6 +56,6 @@ pub use self_test::{SelfTest, self_test};
 pub use step::{SeqRows, Step};
 pub use trace::{KernelTime, Trace, n_traced};
 pub use tune::{Decided, Trial, Work, choose};
-pub use tuning::{BlockOrder, Choice, NoTuning, Shape, Tuning, tuning_key};
+pub use tuning::{BlockOrder, Choice, MatmulTiles, NoTuning, Shape, Tuning, tuning_key};
 pub use upload::{Uploader, chunk_bytes};
 pub use variant::{Variant, Variants};

@@ -1,10 +1,10 @@
 //! The autotuning table: which launch configuration to use where several give the same bits. Measurements fill it
 //! (`tune`), and ops look it up when they choose.
 //! Only choices that cannot change a result are here: how many weight rows a wave takes, how many waves of the device
-//! serve the virtual waves of a row, how many query heads of a block share a split, and the order in which blocks
-//! start. All of these keep the terms of each sum in the same order. Tile size, splits of a context, and whether few
-//! rows use the GEMM kernels change the order of additions. Those follow fixed rules, so that a model gives the same
-//! answers before and after tuning, here and on another machine.
+//! serve the virtual waves of a row, how many query heads of a block share a split, the order in which blocks start, and
+//! tiles of GEMM that add in the same order. All of these keep the terms of each sum in the same order. Other tiles,
+//! splits of a context, and whether few rows use the GEMM kernels change the order of additions. Those follow fixed
+//! rules, so that a model gives the same answers before and after tuning, here and on another machine.
 //! A table may come from an untrusted file: choices that a kernel does not support for a shape are ignored at the
 //! launch.
 
@@ -61,6 +61,15 @@ pub enum BlockOrder {
     RowsFirst,
 }
 
+/// The output tile of a block of a GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatmulTiles {
+    /// The fewest loads per product.
+    Large,
+    /// More blocks. Where weights are codes, their waves also split the columns of the weights.
+    Small,
+}
+
 /// The tuned choice for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
@@ -72,6 +81,8 @@ pub enum Choice {
         split: usize,
     },
     Matmul {
+        /// Ignored if they give other bits than the usual ones.
+        tiles: MatmulTiles,
         order: BlockOrder,
     },
     Attention {
@@ -183,10 +194,17 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Choice::Matvec { rows, split } => write!(f, "rows {rows} split {split}"),
-            Choice::Matmul { order } => f.write_str(match order {
-                BlockOrder::OutputsFirst => "outputs first",
-                BlockOrder::RowsFirst => "rows first",
-            }),
+            Choice::Matmul { tiles, order } => {
+                let tiles = match tiles {
+                    MatmulTiles::Large => "large",
+                    MatmulTiles::Small => "small",
+                };
+                let order = match order {
+                    BlockOrder::OutputsFirst => "outputs",
+                    BlockOrder::RowsFirst => "rows",
+                };
+                write!(f, "{tiles} tiles {order} first")
+            }
             Choice::Attention { heads } => write!(f, "heads {heads}"),
         }
     }
@@ -276,11 +294,17 @@ impl FromStr for Choice {
                     false => Err(NoTuning),
                 }
             }
-            ["outputs", "first"] => Ok(Choice::Matmul {
-                order: BlockOrder::OutputsFirst,
-            }),
-            ["rows", "first"] => Ok(Choice::Matmul {
-                order: BlockOrder::RowsFirst,
+            [tiles, "tiles", order, "first"] => Ok(Choice::Matmul {
+                tiles: match tiles {
+                    "large" => MatmulTiles::Large,
+                    "small" => MatmulTiles::Small,
+                    _ => return Err(NoTuning),
+                },
+                order: match order {
+                    "outputs" => BlockOrder::OutputsFirst,
+                    "rows" => BlockOrder::RowsFirst,
+                    _ => return Err(NoTuning),
+                },
             }),
             ["heads", heads] => match number(heads)? {
                 heads if heads.is_power_of_two() && heads <= 8 => Ok(Choice::Attention { heads }),
@@ -305,8 +329,8 @@ mod tests {
     const CHOICES: [&str; 6] = [
         "rows 1 split 8",
         "rows 2 split 1",
-        "outputs first",
-        "rows first",
+        "large tiles outputs first",
+        "small tiles rows first",
         "heads 1",
         "heads 8",
     ];
@@ -348,6 +372,9 @@ mod tests {
             "heads 16",
             "heads 3",
             "first",
+            "outputs first",
+            "tiny tiles rows first",
+            "large tiles heads first",
         ] {
             assert_eq!(text.parse::<Choice>(), Err(NoTuning), "{text}");
         }

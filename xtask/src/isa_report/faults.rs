@@ -34,22 +34,22 @@ struct Exception {
 
 const EXCEPTIONS: &[Exception] = &[
     Exception {
-        module: "matvec",
-        kernel: "matvec_2_8",
+        module: "gemv",
+        kernel: "gemv_2_8",
         fault: Fault::ScalarSpill,
         reason: "on gfx942 the addresses of eight rows are kept in lanes of a vector register during the loop",
     },
     Exception {
-        module: "matvec_group",
-        kernel: "matvec_group_8",
+        module: "gemv",
+        kernel: "gemv_group_8",
         fault: Fault::ScalarSpill,
-        reason: "as matvec_2_8: one to three addresses, with Q3_K and Q6_K",
+        reason: "as gemv_2_8: one to three addresses, with Q3_K and Q6_K",
     },
     Exception {
-        module: "expert_matvec",
-        kernel: "expert_matvec_4",
+        module: "gemv",
+        kernel: "gemv_experts_4",
         fault: Fault::ScalarSpill,
-        reason: "as matvec_2_8, on gfx90a: one to nine addresses, with Q3_K and Q6_K",
+        reason: "as gemv_2_8, on gfx90a: one to nine addresses, with Q3_K and Q6_K",
     },
 ];
 

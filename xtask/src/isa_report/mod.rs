@@ -42,7 +42,7 @@ pub(crate) struct Options {
         value_name = "LIST"
     )]
     targets: String,
-    /// Only modules or kernels whose name contains this, such as matvec.Q4_K
+    /// Only modules or kernels whose name contains this, such as gemv.Q4_K
     #[arg(
         long,
         default_value = "",
@@ -85,7 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if targets.is_empty() {
         bail!("{} has no AMD target", options.targets);
     }
-    // A name such as `matvec_1_1` is a kernel's, known only once the code is read.
+    // A name such as `gemv_1_1` is a kernel's, known only once the code is read.
     let all = || targets.iter().flat_map(|target| images::all(target, ""));
     let images: Vec<Image> = all()
         .filter(|i| i.module.contains(&options.kernel))

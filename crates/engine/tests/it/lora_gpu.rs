@@ -110,10 +110,10 @@ fn factors_with_the_same_input_share_a_launch() {
     let changed = model("llama", GgmlType::Q4_0, &[("one", 1.0)]);
     let n = |model, module| launches(model, &gpu, module);
     // Queries, keys and values, and gate and up, are fused as without adapters.
-    assert_eq!(n(&changed, "matvec.Q4_0"), n(&plain, "matvec.Q4_0"));
+    assert_eq!(n(&changed, "gemv.Q4_0"), n(&plain, "gemv.Q4_0"));
     // Per layer: four launches for the first factors (those two groups, attention output, down) and seven for the
     // second factors. Also the embedding's second factor and both of the output.
-    let small = n(&changed, "matvec.F32") - n(&plain, "matvec.F32");
+    let small = n(&changed, "gemv.F32") - n(&plain, "gemv.F32");
     let n_layers = changed.config.n_layers();
     assert_eq!(small, n_layers * (4 + 7) + 1 + 2);
 }

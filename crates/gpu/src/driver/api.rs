@@ -160,6 +160,9 @@ pub(crate) mod code {
     }
 }
 
+/// Offset and size in bytes of a number, or of an address, in the parameters of a kernel.
+pub type Leaf = [u32; 2];
+
 /// One launch of a kernel whose only parameter is a struct.
 pub(crate) struct Launch {
     pub(crate) function: Handle,

@@ -14,8 +14,7 @@ use std::sync::{Mutex, OnceLock};
 use libloading::Library;
 
 use crate::error::{GpuError, advice};
-use crate::kernel::Leaf;
-use api::{Calls, Handle, Launch, Vendor, code, name_of};
+use api::{Calls, Handle, Launch, Leaf, Vendor, code, name_of};
 
 /// What a driver reports about a device.
 pub(crate) struct Facts {

@@ -4,9 +4,9 @@
 use rocmforge_gguf::GgmlType;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::formats::check_format;
-use super::matvec::{Job, MAX_ROWS, Product, THREADS, Waves, operand};
+use super::gemv::{Job, MAX_ROWS, Product, THREADS, operand};
 use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len, n_values};
+use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, Layout, Table, kernels, layout};
@@ -54,7 +54,7 @@ layout!(ConversionEntry {
     first_block
 });
 
-/// `GroupProduct` in matvec_group.hip.
+/// `GroupProduct` in gemv.hip.
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(super) struct ProductEntry {
@@ -96,19 +96,11 @@ kernels! {
     }
 }
 
-kernels! {
-    struct MatvecGroupKernels {
-        matvec_group_1: GroupParams<ProductEntry>,
-        matvec_group_8: GroupParams<ProductEntry>,
-    }
-}
-
-/// Chooses the kernel of a launch.
+/// What a launch does.
 #[derive(Clone, Copy)]
 enum GroupKernel {
     Quantize,
-    OneRow(GgmlType),
-    Rows(GgmlType),
+    Gemv { ty: GgmlType, max_rows: usize },
 }
 
 /// A kernel, its number of blocks, and the offsets of its operations in the tables.
@@ -190,11 +182,8 @@ impl Group {
                 continue;
             }
             let same = || products[i..].iter().filter(is_of_ty);
-            check_format(ty)?;
-            let (kernel, waves) = match same().all(|product| product.x.n_rows == 1) {
-                true => (GroupKernel::OneRow(ty), Waves::of_rows(1)),
-                false => (GroupKernel::Rows(ty), Waves::of_rows(2)),
-            };
+            let max_rows = same().map(|product| product.x.n_rows).max().unwrap_or(0);
+            let (_, waves) = select::group_gemv(gpu, ty, max_rows)?;
             let (mut first_blocks, mut entries, mut n_blocks) = (Vec::new(), Vec::new(), 0);
             for GroupedProduct { x, product, timed } in same() {
                 for first in (0..x.n_rows).step_by(MAX_ROWS) {
@@ -218,7 +207,12 @@ impl Group {
                     n_blocks += n;
                 }
             }
-            self.push(kernel, n_blocks, &first_blocks, &entries);
+            self.push(
+                GroupKernel::Gemv { ty, max_rows },
+                n_blocks,
+                &first_blocks,
+                &entries,
+            );
         }
         Ok(())
     }
@@ -281,13 +275,9 @@ impl Group {
                 GroupKernel::Quantize => {
                     launch.queue(gpu, &kernels.batch.quantize_group, tables, times)
                 }
-                GroupKernel::OneRow(ty) => {
-                    let kernels = kernels.matvec_group.of(ty)?;
-                    launch.queue(gpu, &kernels.matvec_group_1, tables, times)
-                }
-                GroupKernel::Rows(ty) => {
-                    let kernels = kernels.matvec_group.of(ty)?;
-                    launch.queue(gpu, &kernels.matvec_group_8, tables, times)
+                GroupKernel::Gemv { ty, max_rows } => {
+                    let (kernel, _) = select::group_gemv(gpu, ty, max_rows)?;
+                    launch.queue(gpu, kernel, tables, times)
                 }
             })
     }

@@ -3,21 +3,23 @@
 use super::argmax::ArgmaxKernels;
 use super::attention::{DecodeKernels, PrefillKernels};
 use super::elementwise::ElementwiseKernels;
-use super::experts::{ExpertMatmulKernels, ExpertMatvecKernels};
 use super::formats::{PerFormat, format_modules};
-use super::group::{BatchKernels, MatvecGroupKernels};
+use super::gemm_f16::GemmF16Kernels;
+use super::group::BatchKernels;
 use super::kv_move::KvMoveKernels;
-use super::matmul::MatmulKernels;
-use super::matvec::MatvecKernels;
 use super::mxfp6::Mxfp6Kernels;
 use super::norm::NormKernels;
 use super::rope_kv::RopeKvKernels;
 use super::routing::ExpertsKernels;
 use super::rows::RowsKernels;
 use super::sample::SampleKernels;
+use super::select::{Gemms, GemvKernels};
 use super::step_io::StepIoKernels;
 use super::tile::TileKernels;
-use crate::kernel::{AnyKernel, KernelTable};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::image::Image;
+use crate::kernel::{AnyKernel, KernelLayout, KernelTable};
 use crate::kv::{PerKvType, kv_modules};
 use crate::roofline::{ArithmeticKernels, BandwidthKernels};
 use crate::self_test::SelfTestKernels;
@@ -35,7 +37,7 @@ macro_rules! modules {
         }
 
         impl Kernels {
-            pub(crate) fn new() -> Kernels {
+            fn new() -> Kernels {
                 Kernels {
                     $($plain: $table::of_module(stringify!($plain)),)*
                     $($of_format: PerFormat::of_modules(format_modules!($of_format)),)*
@@ -43,7 +45,7 @@ macro_rules! modules {
                 }
             }
 
-            pub(crate) fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
+            fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
                 $(self.$plain.each(visit);)*
                 $(self.$of_format.each(visit);)*
                 $(self.$of_kv.each(visit);)*
@@ -60,6 +62,7 @@ modules! {
         batch: BatchKernels,
         elementwise: ElementwiseKernels,
         experts: ExpertsKernels,
+        gemm_f16: GemmF16Kernels,
         mma: TileKernels,
         mxfp6: Mxfp6Kernels,
         norm: NormKernels,
@@ -68,11 +71,8 @@ modules! {
         step_io: StepIoKernels,
     }
     formats {
-        expert_matmul: ExpertMatmulKernels,
-        expert_matvec: ExpertMatvecKernels,
-        matmul: MatmulKernels,
-        matvec: MatvecKernels,
-        matvec_group: MatvecGroupKernels,
+        gemm: Gemms,
+        gemv: GemvKernels,
         rows: RowsKernels,
     }
     kv {
@@ -80,5 +80,28 @@ modules! {
         attention_prefill: PrefillKernels,
         kv_move: KvMoveKernels,
         rope_kv: RopeKvKernels,
+    }
+}
+
+impl Gpu {
+    /// The kernels of this device.
+    pub(crate) fn kernels(&self) -> &Kernels {
+        let kernels = &self.inner.kernels;
+        let kernels = kernels.get_or_init(|| Box::new(Kernels::new()));
+        kernels.downcast_ref().expect("nothing else sets it")
+    }
+
+    /// Returns the parameters of every kernel that there is for this device, after loading all modules.
+    ///
+    /// # Errors
+    /// Those of loading a module and of finding a kernel in it.
+    pub fn kernel_layouts(&self) -> Result<Vec<KernelLayout>, GpuError> {
+        let mut layouts = Vec::new();
+        self.kernels().each(&mut |kernel| {
+            if Image::find(self.target(), kernel.module()).is_some() {
+                layouts.push(kernel.layout(self));
+            }
+        });
+        layouts.into_iter().collect()
     }
 }

@@ -5,11 +5,12 @@ mod attention;
 mod elementwise;
 mod experts;
 mod formats;
+mod gemm;
+mod gemm_f16;
+mod gemv;
 mod group;
 mod kernels;
 mod kv_move;
-mod matmul;
-mod matvec;
 mod mxfp6;
 mod norm;
 mod products;
@@ -17,6 +18,7 @@ mod rope_kv;
 mod routing;
 mod rows;
 mod sample;
+mod select;
 mod step_io;
 mod tile;
 
@@ -26,14 +28,12 @@ pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
 pub use experts::{ExpertGated, expert_gated_products, expert_products};
 pub(crate) use formats::check_format;
+pub use gemm::{matmul, matmul_tiled};
+pub use gemm_f16::matmul_f16;
+pub use gemv::{Gated, MAX_ROWS, Product, matvec, matvec_gated};
 pub(crate) use group::{Conversion, Group, GroupedProduct};
-pub(crate) use kernels::Kernels;
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
-pub(crate) use matmul::matmul_choices;
-pub use matmul::{MatmulTiles, matmul, matmul_tiled};
-pub(crate) use matvec::matvec_choices;
-pub use matvec::{Gated, MAX_ROWS, Product, matvec, matvec_gated};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{
     add_rms_norm_quantize, check_values, layer_norm, quantize, rms_norm, rms_norm_quantize,
@@ -47,5 +47,7 @@ pub use routing::{
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{MAX_TOP_K, SampleEntry, SampleRow, SampleStep, sample};
+pub use select::{GemmTile, gemm_tiles};
+pub(crate) use select::{gemm_choices, gemv_choices};
 pub use step_io::{N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords, begin_step, end_step};
 pub use tile::{Tile, multiply_tiles};

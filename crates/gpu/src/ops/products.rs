@@ -1,13 +1,13 @@
 //! Matrix products for any number of rows: chooses between GEMV and GEMM.
 
 use super::elementwise::gated_activation;
-use super::matmul::matmul;
-use super::matvec::{Gated, MAX_JOBS, MAX_ROWS, Product, matvec, matvec_gated};
+use super::gemm::matmul;
+use super::gemv::{Gated, MAX_JOBS, MAX_ROWS, Product, matvec, matvec_gated};
+use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::Slice;
 use crate::operands::{Acts, OutMode};
-use crate::variant::Variant;
 
 /// Multiplies the rows of `x` with each matrix: up to [`MAX_ROWS`] rows by GEMV, more by GEMM.
 ///
@@ -17,7 +17,7 @@ use crate::variant::Variant;
 /// # Panics
 /// If `x` does not have the form or width that a matrix takes, or a bias or output has another shape.
 pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
-    if !uses_gemv(gpu, x.n_rows) {
+    if !select::is_gemv(gpu, x.n_rows) {
         return products
             .iter()
             .try_for_each(|product| matmul(gpu, x, product));
@@ -59,7 +59,7 @@ pub fn gated_products(
         activation,
         out,
     } = *gated;
-    if !uses_gemv(gpu, x.n_rows) {
+    if !select::is_gemv(gpu, x.n_rows) {
         let scratch = scratch.part(0..out.len());
         let product = |matrix, bias, out| Product {
             matrix,
@@ -80,11 +80,6 @@ pub fn gated_products(
         matvec_gated(gpu, &x.part(rows), &part)?;
     }
     Ok(())
-}
-
-fn uses_gemv(gpu: &Gpu, n_rows: usize) -> bool {
-    let few = n_rows <= MAX_ROWS && !gpu.takes(Variant::ProductsMatmul);
-    few || gpu.takes(Variant::ProductsMatvec)
 }
 
 /// Returns a range of rows of `[n_rows, width]`.

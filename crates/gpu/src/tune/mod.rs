@@ -60,10 +60,13 @@ pub enum Work<'a> {
 
 impl Work<'_> {
     /// Returns the shape and the candidate choices, the default first. There may be no other.
-    pub fn ways(&self, gpu: &Gpu) -> (Shape, Vec<Choice>) {
+    ///
+    /// # Errors
+    /// Those of loading the kernels.
+    pub fn ways(&self, gpu: &Gpu) -> Result<(Shape, Vec<Choice>), GpuError> {
         match self {
-            Work::Few { sets } => ops::matvec_choices(gpu, &sets[0]),
-            Work::Many { matrices, n_rows } => ops::matmul_choices(&matrices[0], *n_rows),
+            Work::Few { sets } => Ok(ops::gemv_choices(gpu, &sets[0])),
+            Work::Many { matrices, n_rows } => ops::gemm_choices(gpu, &matrices[0], *n_rows),
             Work::Attention {
                 n_rows,
                 n_heads,
@@ -76,7 +79,7 @@ impl Work<'_> {
                     n_heads: *n_heads,
                     kv: *kv,
                 };
-                extents.ways(scratch)
+                Ok(extents.ways(scratch))
             }
         }
     }
@@ -133,7 +136,7 @@ impl Trial {
     /// # Errors
     /// Those of the device, such as [`GpuError::OutOfMemory`].
     pub fn begin(gpu: &Gpu, work: &Work<'_>) -> Result<Option<Trial>, GpuError> {
-        let (shape, choices) = work.ways(gpu);
+        let (shape, choices) = work.ways(gpu)?;
         if choices.len() < 2 {
             return Ok(None);
         }

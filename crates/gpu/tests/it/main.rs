@@ -13,6 +13,7 @@ mod elementwise;
 mod experts;
 mod faults;
 mod functions;
+mod gemm_f16;
 mod host_driver;
 mod images;
 mod kernel_cache;

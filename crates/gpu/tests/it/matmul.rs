@@ -4,8 +4,8 @@ use crate::common;
 use crate::common::formats::for_each_format;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, MatmulTiles, Product, matmul, matmul_tiled};
-use rocmforge_gpu::{ActFormat, Acts, Buffer, Gpu, OutMode};
+use rocmforge_gpu::ops::{self, Product, matmul, matmul_tiled};
+use rocmforge_gpu::{ActFormat, Acts, Buffer, Gpu, MatmulTiles, OutMode};
 use rocmforge_plan::act_format;
 
 const TILES: [MatmulTiles; 2] = [MatmulTiles::Large, MatmulTiles::Small];

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::common::acts::TestActs;
 use crate::common::weights::{Fill, Packed, Random, blocks};
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, AttentionScratch, MatmulTiles, Product, Scores};
+use rocmforge_gpu::ops::{self, AttentionScratch, Product, Scores};
 use rocmforge_gpu::{
-    BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvType, Matrix, OutMode, Shape, Trace, Trial,
-    Tuning, Variants, Work, tuning_key,
+    BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvType, MatmulTiles, Matrix, OutMode, Shape,
+    Trace, Trial, Tuning, Variants, Work, tuning_key,
 };
 
 /// Rows of three matrices in one launch: more than a block handles, one, and two.
@@ -102,7 +102,7 @@ fn every_choice_gives_the_same_bits(ty: GgmlType) {
         };
         let launch = Launch::new(&gpu, ty, &N_OUT, [1, n_in]);
         let sets = vec![launch.matrices()];
-        let (shape, ways) = Work::Few { sets }.ways(&gpu);
+        let (shape, ways) = Work::Few { sets }.ways(&gpu).unwrap();
         let waves = if gpu.target() == "host-cdna" { 4 } else { 8 };
         let splits = std::iter::successors(Some(waves), |split| Some(split / 2));
         let splits = splits.take_while(|&split| split > 0);
@@ -116,12 +116,12 @@ fn every_choice_gives_the_same_bits(ty: GgmlType) {
         expected.insert(1, two);
         assert_eq!(ways, expected, "{} {}", gpu.target(), ty.name());
         let (usual, kernels) = launch.matvec(&gpu);
-        assert_eq!(kernels, ["matvec_1_1"]);
+        assert_eq!(kernels, ["gemv_1_1"]);
         for (i, &way) in ways.iter().enumerate() {
             let kernel = match i {
-                0 => "matvec_1_1",
-                1 => "matvec_2_1",
-                _ => "matvec_1_1_turns",
+                0 => "gemv_1_1",
+                1 => "gemv_2_1",
+                _ => "gemv_1_1_turns",
             };
             let found = launch.matvec(&tuned(&gpu, shape, way));
             let what = format!("{} {} {way}", gpu.target(), ty.name());
@@ -132,27 +132,53 @@ fn every_choice_gives_the_same_bits(ty: GgmlType) {
 }
 
 #[test]
-fn block_order_does_not_change_bits() {
+fn tiles_of_one_order_and_block_orders_give_the_same_bits() {
     for gpu in common::gpus() {
-        for ty in [GgmlType::Q4_K, GgmlType::F16, GgmlType::F32] {
+        for ty in [GgmlType::Q4_K, GgmlType::Q8_0, GgmlType::F16, GgmlType::F32] {
             // Several blocks in both directions, with partial last ones.
             let launch = Launch::new(&gpu, ty, &[70], [140, 256]);
             let matrices = launch.matrices();
             let n_rows = 140;
-            let (shape, ways) = Work::Many { matrices, n_rows }.ways(&gpu);
-            assert_eq!(ways.len(), 2);
-            let order = BlockOrder::RowsFirst;
-            assert_eq!(ways[1], Choice::Matmul { order });
-            for tiles in [MatmulTiles::Small, MatmulTiles::Large] {
-                let run = |gpu: &Gpu| {
-                    launch.run(gpu, |gpu, products| {
-                        ops::matmul_tiled(gpu, tiles, &launch.x.acts(), &products[0])
-                    })
+            let (shape, ways) = Work::Many { matrices, n_rows }.ways(&gpu).unwrap();
+            let [large, small, ..] = ops::gemm_tiles(&gpu, ty).unwrap();
+            let both = [BlockOrder::OutputsFirst, BlockOrder::RowsFirst];
+            // The default, small tiles for few blocks, comes first.
+            let mut expected = vec![MatmulTiles::Small];
+            if large.order == small.order {
+                expected.push(MatmulTiles::Large);
+            }
+            let of = |tiles| both.map(|order| Choice::Matmul { tiles, order });
+            let expected: Vec<Choice> = expected.into_iter().flat_map(of).collect();
+            assert_eq!(ways, expected, "{} {}", gpu.target(), ty.name());
+            let run = |gpu: &Gpu| {
+                launch.run(gpu, |gpu, products| {
+                    ops::matmul(gpu, &launch.x.acts(), &products[0])
+                })
+            };
+            let usual = run(&gpu);
+            assert_eq!(usual.1, ["gemm_small"]);
+            let nan = f32::NAN.to_bits();
+            assert!(!usual.0.contains(&nan), "all outputs are written");
+            for way in ways {
+                let kernel = match way {
+                    Choice::Matmul {
+                        tiles: MatmulTiles::Large,
+                        ..
+                    } => "gemm_large",
+                    _ => "gemm_small",
                 };
-                let usual = run(&gpu);
-                assert!(run(&tuned(&gpu, shape, ways[1])) == usual, "{}", ty.name());
-                let nan = f32::NAN.to_bits();
-                assert!(!usual.0.contains(&nan), "all outputs are written");
+                let (bits, kernels) = run(&tuned(&gpu, shape, way));
+                let what = format!("{} {} {way}", gpu.target(), ty.name());
+                assert_eq!(kernels, [kernel], "{what}");
+                assert!(bits == usual.0, "{what}: other bits");
+            }
+            // Tiles of another order are ignored.
+            if large.order != small.order {
+                let other = Choice::Matmul {
+                    tiles: MatmulTiles::Large,
+                    order: BlockOrder::OutputsFirst,
+                };
+                assert!(run(&tuned(&gpu, shape, other)) == usual, "{}", ty.name());
             }
         }
     }
@@ -163,10 +189,15 @@ fn ignores_choices_that_do_not_fit() {
     for gpu in common::gpus() {
         let launch = Launch::new(&gpu, GgmlType::Q8_0, &N_OUT, [1, 256]);
         let sets = vec![launch.matrices()];
-        let (shape, _) = Work::Few { sets }.ways(&gpu);
+        let (shape, _) = Work::Few { sets }.ways(&gpu).unwrap();
         let usual = launch.matvec(&gpu);
         // A row of 8 chunks has one wave. The others are choices for other launches.
-        for choice in ["rows 1 split 8", "rows 1 split 1", "heads 2", "rows first"] {
+        for choice in [
+            "rows 1 split 8",
+            "rows 1 split 1",
+            "heads 2",
+            "small tiles rows first",
+        ] {
             let gpu = tuned(&gpu, shape, choice.parse().unwrap());
             assert_eq!(launch.matvec(&gpu), usual, "{choice}");
         }
@@ -176,14 +207,14 @@ fn ignores_choices_that_do_not_fit() {
         }
         let long = Launch::new(&gpu, GgmlType::Q8_0, &N_OUT, [1, 8448]);
         let sets = vec![long.matrices()];
-        let (of_long, _) = Work::Few { sets }.ways(&gpu);
+        let (of_long, _) = Work::Few { sets }.ways(&gpu).unwrap();
         for split in [0, 3, usize::MAX] {
             let odd = Choice::Matvec { rows: 1, split };
             assert_eq!(long.matvec(&tuned(&gpu, of_long, odd)), long.matvec(&gpu));
         }
         let two = "rows 2 split 1".parse().unwrap();
         let (bits, kernels) = launch.matvec(&tuned(&gpu, shape, two));
-        assert_eq!((bits, &kernels[..]), (usual.0.clone(), &["matvec_2_1"][..]));
+        assert_eq!((bits, &kernels[..]), (usual.0.clone(), &["gemv_2_1"][..]));
         // Forced variants override tuning.
         for variants in ["tuning=off", "loads=narrow"] {
             let variants: Variants = variants.parse().unwrap();
@@ -202,7 +233,7 @@ fn run(gpu: &Gpu, work: &Work<'_>) {
         trial.go_on(work).unwrap();
     }
     let decided = trial.decide();
-    let (shape, ways) = work.ways(gpu);
+    let (shape, ways) = work.ways(gpu).unwrap();
     let tried: Vec<Choice> = decided.ways.iter().map(|(choice, _)| *choice).collect();
     assert_eq!((decided.shape, &tried), (shape, &ways));
     assert!(decided.differing.is_empty(), "{:?}", decided.differing);

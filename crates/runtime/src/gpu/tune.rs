@@ -111,10 +111,10 @@ impl Tuner {
     fn new(plan: &Plan, model: Model<'_>) -> Result<Tuner, GpuError> {
         let chunk = model.options.max_tokens;
         let mut tasks: Vec<(Shape, Task)> = Vec::new();
-        let mut add = |task: Task| {
-            let (shape, ways) = model.work(&task).ways(model.gpu);
+        let mut add = |task: Task| -> Result<(), GpuError> {
+            let (shape, ways) = model.work(&task).ways(model.gpu)?;
             if ways.len() < 2 {
-                return;
+                return Ok(());
             }
             let known = tasks.iter_mut().find(|(known, _)| *known == shape);
             match (known, task) {
@@ -129,6 +129,7 @@ impl Tuner {
                 }
                 _ => {}
             }
+            Ok(())
         };
         for op in &plan.ops {
             let ids = products(op);
@@ -137,7 +138,7 @@ impl Tuner {
                 for (i, first) in ids.iter().enumerate() {
                     if ids[..i].iter().all(|other| ty(other) != ty(first)) {
                         let same = ids.iter().filter(|id| ty(id) == ty(first));
-                        add(Task::Gemv(vec![same.copied().collect()]));
+                        add(Task::Gemv(vec![same.copied().collect()]))?;
                     }
                 }
             }
@@ -161,7 +162,7 @@ impl Tuner {
                             window: plan.kv[layer].window,
                         },
                         n_rows,
-                    });
+                    })?;
                 }
             }
             if n_rows > 1 {
@@ -174,7 +175,7 @@ impl Tuner {
                     add(Task::Gemm {
                         weights: vec![id],
                         n_rows,
-                    });
+                    })?;
                 }
             }
         }

@@ -14,11 +14,10 @@ use std::sync::{Arc, Mutex};
 
 use libloading::Library;
 
-use super::api::{Calls, Handle, Launch, Vendor, code};
+use super::api::{Calls, Handle, Launch, Leaf, Vendor, code};
 use super::{Context, Driver, Facts, VendorApi, linker_message};
 use crate::device::Persona;
 use crate::error::GpuError;
-use crate::kernel::Leaf;
 
 const FAILED: i32 = 1;
 

@@ -1,5 +1,4 @@
-// GEMV: products of weight matrices with few rows of activations (format/matvec.hip, format/matvec_group.hip,
-// format/expert_matvec.hip).
+// GEMV: products of weight matrices with few rows of activations (format/gemv.hip).
 //
 //     out[n, o] (+)= sum_i x[n, i] * w[o, i] + bias[o]        x [n_rows, n_in], w [n_out, n_in], out [n_rows, n_out]
 //     gated: out[n, o] = act(gate[n, o]) * up[n, o]           both such products
@@ -21,6 +20,7 @@
 // many.
 #pragma once
 #include "activation.h"
+#include "experts.h"
 #include "quant.h"
 
 constexpr u32 THREADS = 256;
@@ -62,7 +62,7 @@ struct Job {
     FIELDS(w, bias, out, first_block, split_log, mode, turns_log)
 };
 
-struct MatvecParams {
+struct GemvParams {
     // F32: f32 [n_rows, n_in]; else int8 codes with scales [n_rows, n_in / ACT_BLOCK] and sums of 16 codes.
     const u8* x;
     const float* scales;
@@ -72,7 +72,10 @@ struct MatvecParams {
     u32 gated;
     // Unused jobs begin after the last block.
     Job jobs[3];
-    FIELDS(x, scales, sums, n_rows, gated, jobs)
+    // Experts: the tiles of all experts, and the distance of their matrices, which follow one another.
+    const ExpertTile* tiles;
+    u64 expert_bytes;
+    FIELDS(x, scales, sums, n_rows, gated, jobs, tiles, expert_bytes)
 };
 
 // Selects field by field, so that the parameters need no copy in indexable memory.
@@ -103,7 +106,7 @@ struct FirstRows {
 // Adds the products of one chunk of each of ROWS rows with the same chunk of N activation rows. `x_row[n]` is the index
 // of an activation row.
 template <typename T, u32 ROWS, u32 N, typename Some>
-DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
+DEV void add_products(const GemvParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
                       float (&acc)[ROWS][N]) {
     constexpr u32 N_GROUPS = 32 / T::GROUP;
     constexpr bool SUMS = T::OFFSET != 0 || T::HAS_MIN;
@@ -160,7 +163,7 @@ DEV void add_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n
 
 // The same for float formats. ALIGNED: activation rows are 16-byte aligned and whole chunks.
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
-DEV void add_float_products(const MatvecParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
+DEV void add_float_products(const GemvParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
                             Some some, float (&acc)[ROWS][N]) {
 #pragma unroll
     for (u32 n = 0; n < N; n++) {
@@ -194,7 +197,7 @@ DEV void add_float_products(const MatvecParams& p, const T* w, const u32* x_row,
 
 // Adds this lane's part of the products of the rows: chunk first + lane, then every `step` chunks.
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
-DEV void dot_rows(const MatvecParams& p, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
+DEV void dot_rows(const GemvParams& p, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
                   Some some, float (&acc)[ROWS][N]) {
     // About 64 bytes in flight per lane.
     constexpr u32 LOADS = !ALIGNED ? 1 : ROWS * N == 1 ? 4 : N <= 4 ? 2 : 1;
@@ -251,7 +254,7 @@ template <u32 N> DEV u32 index_of_sum() {
 // Writes the sums of a wave over its lanes.
 template <u32 ROWS, u32 N> DEV void put_sums(float* to, const float (&acc)[ROWS][N]) {
 #if defined(GPU_NVIDIA)
-    // Two values are not worth it: expert_matvec_1 of Q4_K would spill.
+    // Two values are not worth it: gemv_experts_1 of Q4_K would spill.
     if constexpr (ROWS * N > 2) {
         float values[ROWS * N];
 #pragma unroll
@@ -282,7 +285,7 @@ struct Part {
 
 // Computes the products of up to N rows of activations with the weight rows of the block's waves.
 template <u32 ROWS, u32 N, typename Some = AllRows, bool IN_TURNS = false>
-DEV void products(const MatvecParams& p, const Part& of, Some some = {}) {
+DEV void products(const GemvParams& p, const Part& of, Some some = {}) {
     SHARED(float, part, N_WAVES * (IN_TURNS ? N_WAVES : 1) * ROWS * N);
     bool gated = ROWS == 2 && p.gated;
     Job job = choose(!gated && of.block >= p.jobs[1].first_block, p.jobs[0], p.jobs[1]);

@@ -1,4 +1,4 @@
-// GEMM with quantized weights (format/matmul.hip, format/expert_matmul.hip).
+// The mainloop of quantized weights on any GPU.
 //
 // x is int8 codes with scales d_x (ActForm::Q8x32, Q8x256); w = d_w code - m_w. A block of 256 threads computes TM rows
 // by TN outputs. Each step loads STEP values of k of both operands into shared memory as int8; the block's waves (WM by
@@ -16,7 +16,10 @@
 // 4096]: 420 to 460 us, 10 to 11 % of peak TOP/s; 32 rows: 46 us, 16 % of peak bandwidth. Both are bound by instruction
 // issue.
 #pragma once
-#include "matmul.h"
+#include "gemm/gemm.h"
+
+constexpr u32 THREADS = 256;
+constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 
 // A step of the product of TM rows and TN outputs: STEP values of k.
 template <typename Format, u32 STEP, u32 TM, u32 TN> struct Step {
@@ -61,7 +64,7 @@ template <typename S> struct WeightShare {
 
     DEV_MEMBER static u32 slot_of_col(u32 col) { return col / 16 * 16 + mma::col_slot(col % 16); }
 
-    DEV_MEMBER void load(const MatmulParams& p, const Block<F, Planes>& row, u32 k) {
+    DEV_MEMBER void load(const GemmParams& p, const Block<F, Planes>& row, u32 k) {
         w_chunk = k / 32 + tid() % CHUNKS;
         w = F{};
         if (w_chunk < p.w.n_in / 32) w = row.load(w_chunk);
@@ -102,7 +105,7 @@ template <typename S> struct RowShare {
 
     DEV_MEMBER static u32 slot_of_row(u32 row) { return row / 16 * 16 + mma::row_slot(row % 16); }
 
-    DEV_MEMBER void load(const MatmulParams& p, u32 first_row, u32 k) {
+    DEV_MEMBER void load(const GemmParams& p, u32 first_row, u32 k) {
         const u32 n_in = p.w.n_in;
         const u32 thread = opaque(tid());
 #pragma unroll
@@ -216,72 +219,83 @@ DEV void multiply(float (&acc)[MT][NT][mma::ELEMENTS], const typename S::Memory&
     }
 }
 
-// MT by NT tiles per wave, DEPTH steps in flight, as registers allow.
-template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPTH>
-DEV void product(const MatmulParams& p, const Place& place) {
-    constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS;
+// MT by NT tiles per wave, WM by WN waves side by side and WK over the groups of k; DEPTH steps in flight, as registers
+// allow.
+template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPTH> struct Codes {
+    static constexpr u32 TM = 16 * MT * WM, TN = 16 * NT * WN, E = mma::ELEMENTS;
     using S = Step<F, STEP, TM, TN>;
-    static_assert(WM * WN * WK == N_WAVES && S::GROUPS % WK == 0, "all waves have work");
     using Memory = typename S::Memory;
-    SHARED(Memory, memory, 1);
-    Memory& m = *memory;
+    static_assert(WM * WN * WK == N_WAVES && S::GROUPS % WK == 0, "all waves have work");
 
-    const u32 first_out = place.first_out(TN), first_row = place.first_row(TM);
-    const u32 at = uniform(wave());
-    const u32 m0 = at % WM * 16 * MT, n0 = at / WM % WN * 16 * NT, wave_k = at / (WM * WN);
-    float acc[MT][NT][E] = {};
+    static constexpr u32 ROWS = TM, OUTS = TN, THREADS = ::THREADS, ELEMENTS = MT * NT * E;
+    static constexpr u32 SHARED = sizeof(Memory) + (WK - 1) * TM * TN * sizeof(float);
+    // Sums are added by group, wave_k by wave_k; with BY_STEP first within a step.
+    static constexpr u32 ORDER = WK + (S::BY_STEP ? STEP << 8 : 0);
 
-    const auto w_row = Block<F, Planes>::of(p.w, min_of(first_out + tid() / S::CHUNKS, p.w.n_out - 1));
-    WeightShare<S> w[DEPTH];
-    RowShare<S> x[DEPTH];
+    float acc[MT][NT][E];
+    u32 m0, n0;
+
+    DEV_MEMBER bool run(const GemmParams& p, const Tile& t) {
+        SHARED(Memory, memory, 1);
+        Memory& m = *memory;
+
+        const u32 first_out = t.first_out, first_row = t.first_row;
+        const u32 at = uniform(wave()), wave_k = at / (WM * WN);
+        m0 = at % WM * 16 * MT;
+        n0 = at / WM % WN * 16 * NT;
 #pragma unroll
-    for (u32 i = 0; i < DEPTH; i++) {
-        w[i].load(p, w_row, i * STEP);
-        x[i].load(p, first_row, i * STEP);
-    }
-    for (u32 round = 0; round < p.w.n_in; round += DEPTH * STEP) {
+        for (u32 i = 0; i < ELEMENTS; i++) acc[i / E / NT][i / E % NT][i % E] = 0.0f;
+
+        const auto w_row = Block<F, Planes>::of(p.w, min_of(first_out + tid() / S::CHUNKS, p.w.n_out - 1));
+        WeightShare<S> w[DEPTH];
+        RowShare<S> x[DEPTH];
 #pragma unroll
         for (u32 i = 0; i < DEPTH; i++) {
-            const u32 k = round + i * STEP;
-            if (k >= p.w.n_in) break;
-            barrier();
-            w[i].store(m);
-            x[i].store(m);
-            if constexpr (F::HAS_MIN) {
-                if constexpr (!S::BY_STEP) barrier();
-                x[i].store_sums(m);
-            }
-            barrier();
-            if (k + DEPTH * STEP < p.w.n_in) {
-                w[i].load(p, w_row, k + DEPTH * STEP);
-                x[i].load(p, first_row, k + DEPTH * STEP);
-            }
-            multiply<S, MT, NT, WK, DEPTH>(acc, m, m0, n0, wave_k);
+            w[i].load(p, w_row, i * STEP);
+            x[i].load(p, first_row, i * STEP);
         }
+        for (u32 round = 0; round < p.w.n_in; round += DEPTH * STEP) {
+#pragma unroll
+            for (u32 i = 0; i < DEPTH; i++) {
+                const u32 k = round + i * STEP;
+                if (k >= p.w.n_in) break;
+                barrier();
+                w[i].store(m);
+                x[i].store(m);
+                if constexpr (F::HAS_MIN) {
+                    if constexpr (!S::BY_STEP) barrier();
+                    x[i].store_sums(m);
+                }
+                barrier();
+                if (k + DEPTH * STEP < p.w.n_in) {
+                    w[i].load(p, w_row, k + DEPTH * STEP);
+                    x[i].load(p, first_row, k + DEPTH * STEP);
+                }
+                multiply<S, MT, NT, WK, DEPTH>(acc, m, m0, n0, wave_k);
+            }
+        }
+
+        if constexpr (WK > 1) {
+            // The waves that split k pass their sums to the first one, which adds them in order.
+            SHARED(float, sums, (WK - 1) * TM * TN);
+            float* of_lane = sums + at % (WM * WN) * MT * NT * 256 + lane();
+            if (wave_k > 0) {
+#pragma unroll
+                for (u32 i = 0; i < ELEMENTS; i++)
+                    of_lane[(wave_k - 1) * TM * TN + i * WARP_SIZE] = acc[i / E / NT][i / E % NT][i % E];
+            }
+            barrier();
+            if (wave_k > 0) return false;
+#pragma unroll
+            for (u32 i = 0; i < ELEMENTS; i++)
+#pragma unroll
+                for (u32 w = 0; w < WK - 1; w++)
+                    acc[i / E / NT][i / E % NT][i % E] += of_lane[w * TM * TN + i * WARP_SIZE];
+        }
+        return true;
     }
 
-    if constexpr (WK > 1) {
-        // The waves that split k pass their sums to the first one, which adds them in order.
-        SHARED(float, sums, (WK - 1) * TM * TN);
-        float* of_lane = sums + at % (WM * WN) * MT * NT * 256 + lane();
-        if (wave_k > 0) {
-#pragma unroll
-            for (u32 i = 0; i < MT * NT * E; i++)
-                of_lane[(wave_k - 1) * TM * TN + i * WARP_SIZE] = acc[i / E / NT][i / E % NT][i % E];
-        }
-        barrier();
-        if (wave_k > 0) return;
-#pragma unroll
-        for (u32 i = 0; i < MT * NT * E; i++)
-#pragma unroll
-            for (u32 w = 0; w < WK - 1; w++) acc[i / E / NT][i / E % NT][i % E] += of_lane[w * TM * TN + i * WARP_SIZE];
-    }
-#pragma unroll
-    for (u32 mt = 0; mt < MT; mt++)
-#pragma unroll
-        for (u32 nt = 0; nt < NT; nt++)
-#pragma unroll
-            for (u32 e = 0; e < E; e++)
-                write_out(p, first_row + m0 + 16 * mt + mma::row(e), first_out + n0 + 16 * nt + mma::col(e),
-                          acc[mt][nt][e]);
-}
+    DEV_MEMBER u32 row(u32 e) const { return m0 + 16 * (e / E / NT) + mma::row(e % E); }
+    DEV_MEMBER u32 col(u32 e) const { return n0 + 16 * (e / E % NT) + mma::col(e % E); }
+    DEV_MEMBER float value(u32 e) const { return acc[e / E / NT][e / E % NT][e % E]; }
+};

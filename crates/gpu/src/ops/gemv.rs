@@ -1,18 +1,17 @@
-//! GEMV: products with few rows of activations (`kernels/format/matvec.hip`).
+//! GEMV: products with few rows of activations (`kernels/format/gemv.hip`).
 
-use rocmforge_gguf::GgmlType;
 use rocmforge_plan::act_format;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::formats::{n_chunks, warp_size};
+use super::formats::warp_size;
+use super::routing::{ExpertTile, Routing};
 use super::rows::Weights;
+use super::select::{self, Waves};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{Kernel, kernels, layout};
+use crate::kernel::{Count, Kernel, Table, layout};
 use crate::memory::{Address, Slice};
-use crate::operands::{ActFormat, Activation, Acts, Matrix, OutMode};
-use crate::tuning::{Choice, Shape};
-use crate::variant::Variant;
+use crate::operands::{ActFormat, Activation, Acts, ExpertMatrices, Matrix, OutMode};
 
 /// Maximum number of rows of activations for [`matvec`].
 pub const MAX_ROWS: usize = 8;
@@ -22,9 +21,6 @@ pub(super) const MAX_JOBS: usize = 3;
 
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
-
-/// Enough waves to keep the memory of any GPU busy. Rows of matrices with fewer rows are shared by several waves.
-const ENOUGH_WAVES: usize = 4096;
 
 /// A product `out = x * matrix + bias`, stored or added.
 #[derive(Clone, Copy)]
@@ -49,7 +45,7 @@ pub struct Gated<'a> {
     pub out: Slice<'a, f32>,
 }
 
-/// What happens to the result of a product: `Mode` in matvec.h.
+/// What happens to the result of a product: `Mode` in gemv.h.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub(super) enum Mode {
@@ -77,7 +73,7 @@ impl From<Activation> for Mode {
     }
 }
 
-/// A product as kernels read it (`Job` in matvec.h).
+/// A product as kernels read it (`Job` in gemv.h).
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(super) struct Job {
@@ -99,26 +95,6 @@ layout!(Job {
     mode,
     turns_log
 });
-
-/// How rows of weights are distributed to waves.
-#[derive(Clone, Copy)]
-pub(super) struct Waves {
-    /// Weight rows per wave at a time.
-    pub(super) rows: usize,
-    /// Maximum number of waves that share a row, a power of two. Only kernels with turns may have fewer than the
-    /// virtual waves.
-    pub(super) max_split: usize,
-}
-
-impl Waves {
-    /// Waves with `rows` weight rows each; all virtual waves of a row are waves of the device.
-    pub(super) const fn of_rows(rows: usize) -> Waves {
-        Waves {
-            rows,
-            max_split: usize::MAX,
-        }
-    }
-}
 
 impl Job {
     /// Returns the product of `x` with a matrix, with blocks from `first_block` on, and its number of blocks.
@@ -148,7 +124,7 @@ impl Job {
             "bias is [n_out]"
         );
         let n_waves = THREADS as usize / warp_size(gpu);
-        let split = virtual_split(gpu, matrix);
+        let split = select::virtual_split(gpu, matrix);
         let waves_of_row = split.min(waves.max_split);
         let n_blocks = matrix.n_out.div_ceil(n_waves / waves_of_row * waves.rows);
         let job = Job {
@@ -167,27 +143,31 @@ impl Job {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct MatvecParams {
+pub(super) struct GemvParams {
     x: Address,
     scales: Address,
     sums: Address,
     n_rows: u32,
     gated: u32,
     jobs: [Job; MAX_JOBS],
+    tiles: Table<ExpertTile>,
+    expert_bytes: Count,
 }
 
-layout!(MatvecParams {
+layout!(GemvParams {
     x,
     scales,
     sums,
     n_rows,
     gated,
-    jobs
+    jobs,
+    tiles,
+    expert_bytes
 });
 
-impl MatvecParams {
+impl GemvParams {
     /// Parameters of up to [`MAX_JOBS`] independent products of the rows of `x`.
-    pub(super) fn independent(x: &Acts<'_>, jobs: &[Job]) -> MatvecParams {
+    pub(super) fn independent(x: &Acts<'_>, jobs: &[Job]) -> GemvParams {
         // Unused jobs begin after the last block.
         let after = Job {
             first_block: u32::MAX,
@@ -195,37 +175,28 @@ impl MatvecParams {
         };
         let mut all = [after; MAX_JOBS];
         all[..jobs.len()].copy_from_slice(jobs);
-        MatvecParams {
+        GemvParams {
             x: operand(x),
             scales: x.scales.address(),
             sums: x.sums.address(),
             n_rows: u32::try_from(x.n_rows).expect("the number of rows fits 32 bits"),
             gated: 0,
             jobs: all,
+            tiles: Table::NULL,
+            expert_bytes: Count(0),
         }
     }
 
     /// Parameters of the products gate and up, whose results are combined.
-    pub(super) fn gated(x: &Acts<'_>, gate_up: &[Job; 2]) -> MatvecParams {
-        MatvecParams {
+    pub(super) fn gated(x: &Acts<'_>, gate_up: &[Job; 2]) -> GemvParams {
+        GemvParams {
             gated: 1,
-            ..MatvecParams::independent(x, gate_up)
+            ..GemvParams::independent(x, gate_up)
         }
     }
 }
 
-const _: () = assert!(size_of::<Job>() == 48 && size_of::<MatvecParams>() == 176);
-
-kernels! {
-    struct MatvecKernels {
-        matvec_1_1: MatvecParams,
-        matvec_1_1_turns: MatvecParams,
-        matvec_2_1: MatvecParams,
-        matvec_2_2: MatvecParams,
-        matvec_2_4: MatvecParams,
-        matvec_2_8: MatvecParams,
-    }
-}
+const _: () = assert!(size_of::<Job>() == 48 && size_of::<GemvParams>() == 192);
 
 /// Multiplies the rows of `x` with each matrix, in one launch per weight format. The bits of an output row do not
 /// depend on the number of rows or on the other products.
@@ -281,11 +252,8 @@ pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), Gp
 
 /// Launches products with matrices of one format. Their blocks follow one another.
 fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(), GpuError> {
-    let kernels = gpu.kernels().matvec.of(products[0].0.matrix.ty)?;
-    let (kernel, waves) = match x.n_rows {
-        1 => single_row_kernel(gpu, kernels, products),
-        n_rows => (kernels.of_rows(n_rows), Waves::of_rows(2)),
-    };
+    let matrices: Vec<Matrix<'_>> = products.iter().map(|(product, _)| product.matrix).collect();
+    let (kernel, waves) = select::gemv(gpu, &matrices, x.n_rows)?;
     let (mut jobs, mut n_blocks) = (Vec::with_capacity(MAX_JOBS), 0);
     for (product, mode) in products {
         let (job, n) = Job::new(gpu, x, product, waves, n_blocks);
@@ -293,7 +261,7 @@ fn launch(gpu: &Gpu, x: &Acts<'_>, products: &[(Product<'_>, Mode)]) -> Result<(
         jobs.push(Job { mode, ..job });
         n_blocks += n;
     }
-    let params = MatvecParams::independent(x, &jobs);
+    let params = GemvParams::independent(x, &jobs);
     run(gpu, kernel, n_blocks, &params)
 }
 
@@ -303,27 +271,23 @@ fn launch_gated(
     x: &Acts<'_>,
     products: &[(Product<'_>, Mode); 2],
 ) -> Result<(), GpuError> {
+    let (kernel, waves) = select::gated_gemv(gpu, products[0].0.matrix.ty, x.n_rows)?;
     let mut n_blocks = 0;
     let jobs = products.map(|(product, mode)| {
-        let (job, n) = Job::new(gpu, x, &product, Waves::of_rows(1), 0);
+        let (job, n) = Job::new(gpu, x, &product, waves, 0);
         n_blocks = n;
         let mode = mode as u32;
         Job { mode, ..job }
     });
-    let kernels = gpu.kernels().matvec.of(products[0].0.matrix.ty)?;
-    let kernel = match x.n_rows {
-        1 => &kernels.matvec_2_1,
-        n_rows => kernels.of_rows(n_rows),
-    };
-    let params = MatvecParams::gated(x, &jobs);
+    let params = GemvParams::gated(x, &jobs);
     run(gpu, kernel, n_blocks, &params)
 }
 
 fn run(
     gpu: &Gpu,
-    kernel: &Kernel<MatvecParams>,
+    kernel: &Kernel<GemvParams>,
     n_blocks: u32,
-    params: &MatvecParams,
+    params: &GemvParams,
 ) -> Result<(), GpuError> {
     assert!(
         params.n_rows as usize <= MAX_ROWS,
@@ -335,82 +299,41 @@ fn run(
     gpu.launch(kernel, [n_blocks, 1, 1], THREADS, 0, params)
 }
 
-impl MatvecKernels {
-    /// Returns the kernel for several rows of activations.
-    fn of_rows(&self, n_rows: usize) -> &Kernel<MatvecParams> {
-        match n_rows {
-            0..=2 => &self.matvec_2_2,
-            3 | 4 => &self.matvec_2_4,
-            _ => &self.matvec_2_8,
-        }
-    }
-}
-
-/// Returns the kernel for one row of activations, and its waves: as tuned, else one row per wave.
-fn single_row_kernel<'k>(
+/// Multiplies the rows of each expert with that expert's matrix, or with its gate and up.
+pub(super) fn expert_matvec(
     gpu: &Gpu,
-    kernels: &'k MatvecKernels,
-    products: &[(Product<'_>, Mode)],
-) -> (&'k Kernel<MatvecParams>, Waves) {
-    let matrices = || products.iter().map(|(product, _)| product.matrix);
-    let most = matrices().map(|matrix| virtual_split(gpu, &matrix)).max();
-    match gpu.tuned(|| shape(matrices())) {
-        Some(Choice::Matvec { rows: 2, .. }) => (&kernels.matvec_2_1, Waves::of_rows(2)),
-        // With as many waves as virtual waves, the plain kernel does the same.
-        Some(Choice::Matvec { rows: 1, split })
-            if split.is_power_of_two() && Some(split) < most =>
-        {
-            let waves = Waves {
-                rows: 1,
-                max_split: split,
-            };
-            (&kernels.matvec_1_1_turns, waves)
-        }
-        _ => (&kernels.matvec_1_1, Waves::of_rows(1)),
-    }
-}
-
-/// Returns the tuning shape of a launch of one row with these matrices.
-fn shape<'a>(matrices: impl Iterator<Item = Matrix<'a>>) -> Shape {
-    let mut n_out = [0; MAX_JOBS];
-    let (mut ty, mut n_in) = (GgmlType::F32, 0);
-    for (to, matrix) in n_out.iter_mut().zip(matrices) {
-        (ty, n_in, *to) = (matrix.ty, matrix.n_in, matrix.n_out);
-    }
-    Shape::Matvec { ty, n_out, n_in }
-}
-
-/// Returns the shape of [`matvec`]'s launch of one row with these matrices of one format, and its candidate choices,
-/// the default first.
-pub(crate) fn matvec_choices(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
-    let most = matrices
-        .iter()
-        .map(|matrix| virtual_split(gpu, matrix))
-        .max();
-    let most = most.unwrap_or(1);
-    let way = |rows, split| Choice::Matvec { rows, split };
-    let mut ways = vec![way(1, most), way(2, most)];
-    let fewer = std::iter::successors(Some(most / 2), |split| Some(split / 2));
-    ways.extend(
-        fewer
-            .take_while(|&split| split > 0)
-            .map(|split| way(1, split)),
-    );
-    (shape(matrices.iter().copied()), ways)
-}
-
-/// Returns how many virtual waves share a row of a matrix.
-fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
-    let warp_size = warp_size(gpu);
-    match gpu.takes(Variant::SplitsOff) {
-        true => 1,
-        false => split(
-            warp_size,
-            THREADS as usize / warp_size,
-            matrix,
-            matrix.n_out,
-        ),
-    }
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    matrices: &[(&ExpertMatrices<'_>, Mode)],
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let first = matrices[0].0.matrix(0);
+    let n_waves = THREADS as usize / warp_size(gpu);
+    let split = select::expert_split(gpu, &first, routing.n_used);
+    let jobs = matrices.iter().map(|(matrices, mode)| Job {
+        weights: (&matrices.matrix(0)).into(),
+        bias: Address::NULL,
+        out: out.address(),
+        first_block: 0,
+        split_log: split.ilog2(),
+        mode: *mode as u32,
+        turns_log: 0,
+    });
+    let jobs: Vec<Job> = jobs.collect();
+    let (product, rows_of_wave) = match jobs[..] {
+        [gate, up] => (GemvParams::gated(x, &[gate, up]), 1),
+        _ => (GemvParams::independent(x, &jobs), 2),
+    };
+    let kernel = select::expert_gemv(gpu, first.ty, routing)?;
+    let params = GemvParams {
+        tiles: routing.tiles[0].table(),
+        expert_bytes: Count(matrices[0].0.expert_bytes() as u64),
+        ..product
+    };
+    let rows_of_block = n_waves / split * rows_of_wave;
+    let n_blocks = first.n_out.div_ceil(rows_of_block);
+    let grid = [routing.tiles[0].len() as u32, n_blocks as u32, 1];
+    gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 
 /// Returns the address of the values or codes.
@@ -419,16 +342,4 @@ pub(super) fn operand(x: &Acts<'_>) -> Address {
         ActFormat::F32 => x.values.address(),
         ActFormat::Q8x32 | ActFormat::Q8x256 => x.codes.address(),
     }
-}
-
-/// Returns how many virtual waves share a row, a power of two. `n_rows` counts the weight rows that one row of
-/// activations meets in matrices of this shape. Depends only on the shape, so that the order of additions does too.
-pub(super) fn split(warp_size: usize, n_waves: usize, matrix: &Matrix<'_>, n_rows: usize) -> usize {
-    // Every lane of every wave should have a chunk.
-    let most = (n_chunks(matrix.ty, matrix.n_in) / warp_size).clamp(1, n_waves);
-    let mut split = 1;
-    while split * 2 <= most && n_rows * split < ENOUGH_WAVES {
-        split *= 2;
-    }
-    split
 }

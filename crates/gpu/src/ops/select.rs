@@ -1,0 +1,459 @@
+//! Which kernel computes a product, and with which tile: the one place that decides. Dense, grouped and expert products
+//! each have GEMV kernels for few rows of activations and GEMM kernels for many.
+//!
+//! The rules depend on shapes only, so that a product has the same bits on every run. Tuning may replace a choice by one
+//! with the same order of additions. Forced variants override both.
+
+use std::sync::OnceLock;
+
+use rocmforge_gguf::GgmlType;
+
+use super::formats::{n_chunks, warp_size};
+use super::gemm::GemmParams;
+use super::gemv::{GemvParams, MAX_JOBS, MAX_ROWS, THREADS};
+use super::group::{GroupParams, ProductEntry};
+use super::routing::{ExpertTile, Routing, TILE_ROWS};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::kernel::{AnyKernel, Kernel, KernelTable, Table, kernels};
+use crate::operands::Matrix;
+use crate::tuning::{BlockOrder, Choice, MatmulTiles, Shape};
+use crate::variant::Variant;
+
+/// With fewer blocks than this, large tiles leave most of a device idle.
+const FEW_BLOCKS: usize = 128;
+
+/// Up to this many rows, large tiles would mostly compute padding rows.
+const FEW_ROWS: usize = 64;
+
+/// Above this many rows per expert, large tiles are mostly full.
+const LARGE_TILE_ROWS: usize = 64;
+
+/// Enough waves to keep the memory of any GPU busy. Rows of matrices with fewer rows are shared by several waves.
+const ENOUGH_WAVES: usize = 4096;
+
+/// Whether a dense product of this many rows is a GEMV.
+pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize) -> bool {
+    let few = n_rows <= MAX_ROWS && !gpu.takes(Variant::ProductsMatmul);
+    few || gpu.takes(Variant::ProductsMatvec)
+}
+
+/// Whether expert products are GEMVs: experts have so few rows that reading the weights dominates.
+pub(super) fn is_gemv_of_experts(gpu: &Gpu, routing: &Routing<'_>) -> bool {
+    let few = routing.n_tokens <= MAX_ROWS || routing.max_rows() <= routing.n_experts;
+    few && !gpu.takes(Variant::ProductsMatmul) || gpu.takes(Variant::ProductsMatvec)
+}
+
+kernels! {
+    /// The numbers are the rows of weights per wave, if there are two, and the maximum number of rows of activations.
+    struct GemvKernels {
+        gemv_1_1: GemvParams,
+        gemv_1_1_turns: GemvParams,
+        gemv_2_1: GemvParams,
+        gemv_2_2: GemvParams,
+        gemv_2_4: GemvParams,
+        gemv_2_8: GemvParams,
+        gemv_group_1: GroupParams<ProductEntry>,
+        gemv_group_8: GroupParams<ProductEntry>,
+        gemv_experts_1: GemvParams,
+        gemv_experts_4: GemvParams,
+    }
+}
+
+/// How rows of weights are distributed to waves.
+#[derive(Clone, Copy)]
+pub(super) struct Waves {
+    /// Weight rows per wave at a time.
+    pub(super) rows: usize,
+    /// Maximum number of waves that share a row, a power of two. Only kernels with turns may have fewer than the
+    /// virtual waves.
+    pub(super) max_split: usize,
+}
+
+impl Waves {
+    /// Waves with `rows` weight rows each; all virtual waves of a row are waves of the device.
+    pub(super) const fn of_rows(rows: usize) -> Waves {
+        Waves {
+            rows,
+            max_split: usize::MAX,
+        }
+    }
+}
+
+/// A kernel of one or more GEMVs, and how rows of weights are distributed to its waves.
+pub(super) type Gemv<'k, P = GemvParams> = (&'k Kernel<P>, Waves);
+
+/// Returns the kernel for products of `n_rows` rows with matrices of one format.
+pub(super) fn gemv<'k>(
+    gpu: &'k Gpu,
+    matrices: &[Matrix<'_>],
+    n_rows: usize,
+) -> Result<Gemv<'k>, GpuError> {
+    let kernels = gpu.kernels().gemv.of(matrices[0].ty)?;
+    Ok(match n_rows {
+        1 => kernels.of_one_row(gpu, matrices),
+        _ => (kernels.of_rows(n_rows), Waves::of_rows(2)),
+    })
+}
+
+/// Returns the kernel for gate and up of one format. Each wave takes a row of both.
+pub(super) fn gated_gemv(gpu: &Gpu, ty: GgmlType, n_rows: usize) -> Result<Gemv<'_>, GpuError> {
+    let kernels = gpu.kernels().gemv.of(ty)?;
+    let kernel = match n_rows {
+        1 => &kernels.gemv_2_1,
+        _ => kernels.of_rows(n_rows),
+    };
+    Ok((kernel, Waves::of_rows(1)))
+}
+
+/// Returns the kernel for a group of products with at most `max_rows` rows each.
+pub(super) fn group_gemv(
+    gpu: &Gpu,
+    ty: GgmlType,
+    max_rows: usize,
+) -> Result<Gemv<'_, GroupParams<ProductEntry>>, GpuError> {
+    let kernels = gpu.kernels().gemv.of(ty)?;
+    Ok(match max_rows {
+        1 => (&kernels.gemv_group_1, Waves::of_rows(1)),
+        _ => (&kernels.gemv_group_8, Waves::of_rows(2)),
+    })
+}
+
+/// Returns the kernel for the experts of a step.
+pub(super) fn expert_gemv<'k>(
+    gpu: &'k Gpu,
+    ty: GgmlType,
+    routing: &Routing<'_>,
+) -> Result<&'k Kernel<GemvParams>, GpuError> {
+    let kernels = gpu.kernels().gemv.of(ty)?;
+    // The experts of a token are distinct, so each has one row.
+    Ok(match routing.n_tokens {
+        1 => &kernels.gemv_experts_1,
+        _ => &kernels.gemv_experts_4,
+    })
+}
+
+impl GemvKernels {
+    /// Returns the kernel for several rows of activations.
+    fn of_rows(&self, n_rows: usize) -> &Kernel<GemvParams> {
+        match n_rows {
+            0..=2 => &self.gemv_2_2,
+            3 | 4 => &self.gemv_2_4,
+            _ => &self.gemv_2_8,
+        }
+    }
+
+    /// Returns the kernel for one row of activations, and its waves: as tuned, else one row per wave.
+    fn of_one_row(&self, gpu: &Gpu, matrices: &[Matrix<'_>]) -> Gemv<'_> {
+        let splits = matrices.iter().map(|matrix| virtual_split(gpu, matrix));
+        let most = splits.max();
+        match gpu.tuned(|| gemv_shape(matrices)) {
+            Some(Choice::Matvec { rows: 2, .. }) => (&self.gemv_2_1, Waves::of_rows(2)),
+            // With as many waves as virtual waves, the plain kernel does the same.
+            Some(Choice::Matvec { rows: 1, split })
+                if split.is_power_of_two() && Some(split) < most =>
+            {
+                let waves = Waves {
+                    rows: 1,
+                    max_split: split,
+                };
+                (&self.gemv_1_1_turns, waves)
+            }
+            _ => (&self.gemv_1_1, Waves::of_rows(1)),
+        }
+    }
+}
+
+/// Returns how many virtual waves share a row of a matrix.
+pub(super) fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
+    split(gpu, matrix, matrix.n_out)
+}
+
+/// Returns how many virtual waves share a row of an expert's matrix. The experts of one token run together.
+pub(super) fn expert_split(gpu: &Gpu, matrix: &Matrix<'_>, n_used: usize) -> usize {
+    split(gpu, matrix, matrix.n_out * n_used)
+}
+
+/// Returns how many virtual waves share a row, a power of two. `n_rows` counts the weight rows that one row of
+/// activations meets in matrices of this shape. Depends only on the shape, so that the order of additions does too.
+fn split(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> usize {
+    if gpu.takes(Variant::SplitsOff) {
+        return 1;
+    }
+    let warp_size = warp_size(gpu);
+    let n_waves = THREADS as usize / warp_size;
+    // Every lane of every wave should have a chunk.
+    let most = (n_chunks(matrix.ty, matrix.n_in) / warp_size).clamp(1, n_waves);
+    let mut split = 1;
+    while split * 2 <= most && n_rows * split < ENOUGH_WAVES {
+        split *= 2;
+    }
+    split
+}
+
+/// Returns the tuning shape of a GEMV of one row with these matrices of one format.
+fn gemv_shape(matrices: &[Matrix<'_>]) -> Shape {
+    let mut n_out = [0; MAX_JOBS];
+    let (mut ty, mut n_in) = (GgmlType::F32, 0);
+    for (to, matrix) in n_out.iter_mut().zip(matrices) {
+        (ty, n_in, *to) = (matrix.ty, matrix.n_in, matrix.n_out);
+    }
+    Shape::Matvec { ty, n_out, n_in }
+}
+
+/// Returns the shape of a GEMV of one row with these matrices of one format, and its candidate choices, the default
+/// first.
+pub(crate) fn gemv_choices(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
+    let splits = matrices.iter().map(|matrix| virtual_split(gpu, matrix));
+    let most = splits.max().unwrap_or(1);
+    let way = |rows, split| Choice::Matvec { rows, split };
+    let mut ways = vec![way(1, most), way(2, most)];
+    let fewer = std::iter::successors(Some(most / 2), |split| Some(split / 2));
+    ways.extend(
+        fewer
+            .take_while(|&split| split > 0)
+            .map(|split| way(1, split)),
+    );
+    (gemv_shape(matrices), ways)
+}
+
+kernels! {
+    /// In the order of `Row` in `kernels/gemm/tiles.h`.
+    struct GemmKernels {
+        gemm_large: GemmParams,
+        gemm_small: GemmParams,
+        gemm_experts_large: GemmParams,
+        gemm_experts_small: GemmParams,
+    }
+}
+
+/// The output tile of a block of a GEMM kernel, as the image says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmTile {
+    /// Rows of activations and outputs of the tile.
+    pub rows: usize,
+    pub outs: usize,
+    /// Threads per block.
+    pub threads: u32,
+    /// Bytes of shared memory per block.
+    pub shared_bytes: u32,
+    /// Kernels of a format with equal numbers add in the same order: their results have the same bits.
+    pub order: u32,
+}
+
+/// The names of the constants of a kernel's tile.
+macro_rules! tile_names {
+    ($($kernel:ident),*) => {
+        [$([
+            concat!(stringify!($kernel), "_tile_rows"),
+            concat!(stringify!($kernel), "_tile_outs"),
+            concat!(stringify!($kernel), "_tile_threads"),
+            concat!(stringify!($kernel), "_tile_shared"),
+            concat!(stringify!($kernel), "_tile_order"),
+        ]),*]
+    };
+}
+pub(super) use tile_names;
+
+impl GemmTile {
+    /// Reads the constants with these names.
+    pub(super) fn read(
+        gpu: &Gpu,
+        module: &'static str,
+        names: [&'static str; 5],
+    ) -> Result<GemmTile, GpuError> {
+        let [rows, outs, threads, shared, order] = names;
+        Ok(GemmTile {
+            rows: gpu.constant(module, rows)? as usize,
+            outs: gpu.constant(module, outs)? as usize,
+            threads: gpu.constant(module, threads)?,
+            shared_bytes: gpu.constant(module, shared)?,
+            order: gpu.constant(module, order)?,
+        })
+    }
+}
+
+/// The GEMM kernels of a format, and their tiles.
+pub(crate) struct Gemms {
+    kernels: GemmKernels,
+    /// In the order of the kernels.
+    tiles: OnceLock<[GemmTile; 4]>,
+}
+
+impl KernelTable for Gemms {
+    fn of_module(module: &'static str) -> Gemms {
+        Gemms {
+            kernels: GemmKernels::of_module(module),
+            tiles: OnceLock::new(),
+        }
+    }
+
+    fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
+        self.kernels.each(visit);
+    }
+}
+
+impl Gemms {
+    fn tiles(&self, gpu: &Gpu) -> Result<&[GemmTile; 4], GpuError> {
+        if let Some(tiles) = self.tiles.get() {
+            return Ok(tiles);
+        }
+        let names = tile_names!(
+            gemm_large,
+            gemm_small,
+            gemm_experts_large,
+            gemm_experts_small
+        );
+        let mut tiles = Vec::with_capacity(names.len());
+        for names in names {
+            tiles.push(GemmTile::read(gpu, self.kernels.gemm_large.module, names)?);
+        }
+        let tiles = <[GemmTile; 4]>::try_from(tiles).expect("one for each kernel");
+        Ok(self.tiles.get_or_init(|| tiles))
+    }
+
+    fn dense(&self, gpu: &Gpu, tiles: MatmulTiles) -> Result<(Gemm<'_>, GemmTile), GpuError> {
+        let [large, small, ..] = *self.tiles(gpu)?;
+        Ok(match tiles {
+            MatmulTiles::Large => (&self.kernels.gemm_large, large),
+            MatmulTiles::Small => (&self.kernels.gemm_small, small),
+        })
+    }
+
+    /// Returns the tiles for a dense product by the rules.
+    fn rule(&self, gpu: &Gpu, [n_out, n_rows]: [usize; 2]) -> Result<MatmulTiles, GpuError> {
+        let (_, large) = self.dense(gpu, MatmulTiles::Large)?;
+        let n_blocks = n_out.div_ceil(large.outs) * n_rows.div_ceil(large.rows);
+        let is_small = n_rows <= FEW_ROWS || n_blocks < FEW_BLOCKS;
+        let is_small = is_small && !gpu.takes(Variant::TilesLarge);
+        Ok(match is_small || gpu.takes(Variant::TilesSmall) {
+            true => MatmulTiles::Small,
+            false => MatmulTiles::Large,
+        })
+    }
+
+    /// Whether both tiles give the same bits.
+    fn are_equal(&self, gpu: &Gpu, a: MatmulTiles, b: MatmulTiles) -> Result<bool, GpuError> {
+        Ok(self.dense(gpu, a)?.1.order == self.dense(gpu, b)?.1.order)
+    }
+}
+
+type Gemm<'k> = &'k Kernel<GemmParams>;
+
+/// A GEMM kernel, its tile, and which blocks start first.
+pub(super) struct DenseGemm<'k> {
+    pub(super) kernel: Gemm<'k>,
+    pub(super) tile: GemmTile,
+    pub(super) order: BlockOrder,
+}
+
+/// Returns the kernel for a dense product of `n_rows` rows. `forced` tiles override the rules and tuned tiles.
+pub(super) fn gemm<'k>(
+    gpu: &'k Gpu,
+    matrix: &Matrix<'_>,
+    n_rows: usize,
+    forced: Option<MatmulTiles>,
+) -> Result<DenseGemm<'k>, GpuError> {
+    let gemms = gpu.kernels().gemm.of(matrix.ty)?;
+    let (mut tiles, mut order) = (forced, BlockOrder::OutputsFirst);
+    if let Some(Choice::Matmul {
+        tiles: tuned_tiles,
+        order: tuned_order,
+    }) = gpu.tuned(|| gemm_shape(matrix, n_rows))
+    {
+        order = tuned_order;
+        let usual = gemms.rule(gpu, [matrix.n_out, n_rows])?;
+        if forced.is_none() && gemms.are_equal(gpu, tuned_tiles, usual)? {
+            tiles = Some(tuned_tiles);
+        }
+    }
+    let tiles = match tiles {
+        Some(tiles) => tiles,
+        None => gemms.rule(gpu, [matrix.n_out, n_rows])?,
+    };
+    let (kernel, tile) = gemms.dense(gpu, tiles)?;
+    Ok(DenseGemm {
+        kernel,
+        tile,
+        order,
+    })
+}
+
+fn gemm_shape(matrix: &Matrix<'_>, n_rows: usize) -> Shape {
+    Shape::Matmul {
+        ty: matrix.ty,
+        n_out: matrix.n_out,
+        n_in: matrix.n_in,
+        n_rows: n_rows.next_power_of_two(),
+    }
+}
+
+/// Returns the shape of a GEMM and its candidate choices, the default first: every tile that gives the same bits, with
+/// both orders of blocks.
+///
+/// # Errors
+/// [`GpuError::Format`] for types without kernels; those of loading a module.
+pub(crate) fn gemm_choices(
+    gpu: &Gpu,
+    matrix: &Matrix<'_>,
+    n_rows: usize,
+) -> Result<(Shape, Vec<Choice>), GpuError> {
+    let gemms = gpu.kernels().gemm.of(matrix.ty)?;
+    let usual = gemms.rule(gpu, [matrix.n_out, n_rows])?;
+    let other = match usual {
+        MatmulTiles::Large => MatmulTiles::Small,
+        MatmulTiles::Small => MatmulTiles::Large,
+    };
+    let mut all = vec![usual];
+    if gemms.are_equal(gpu, usual, other)? {
+        all.push(other);
+    }
+    let orders = [BlockOrder::OutputsFirst, BlockOrder::RowsFirst];
+    let ways = all
+        .iter()
+        .flat_map(|&tiles| orders.map(|order| Choice::Matmul { tiles, order }));
+    Ok((gemm_shape(matrix, n_rows), ways.collect()))
+}
+
+/// Returns the tiles of a format's GEMM kernels: large and small ones of dense products, then of expert products.
+///
+/// # Errors
+/// [`GpuError::Format`] for types without kernels; those of loading a module.
+pub fn gemm_tiles(gpu: &Gpu, ty: GgmlType) -> Result<[GemmTile; 4], GpuError> {
+    gpu.kernels().gemm.of(ty)?.tiles(gpu).copied()
+}
+
+/// The GEMM kernel for expert products, its tile, and the tiles of rows that it takes.
+pub(super) struct ExpertGemm<'k> {
+    pub(super) kernel: Gemm<'k>,
+    pub(super) tile: GemmTile,
+    pub(super) tiles: Table<ExpertTile>,
+    pub(super) n_tiles: usize,
+}
+
+/// Returns the kernel for the experts of a step.
+///
+/// # Panics
+/// If routing makes no tiles of the size that the kernel takes.
+pub(super) fn expert_gemm<'k>(
+    gpu: &'k Gpu,
+    ty: GgmlType,
+    routing: &Routing<'_>,
+) -> Result<ExpertGemm<'k>, GpuError> {
+    let gemms = gpu.kernels().gemm.of(ty)?;
+    let [.., large, small] = *gemms.tiles(gpu)?;
+    let is_large = routing.max_rows() > LARGE_TILE_ROWS * routing.n_experts;
+    let is_large = is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
+    let (kernel, tile) = match is_large {
+        true => (&gemms.kernels.gemm_experts_large, large),
+        false => (&gemms.kernels.gemm_experts_small, small),
+    };
+    let kind = TILE_ROWS.iter().position(|&rows| rows == tile.rows);
+    let tiles = routing.tiles[kind.expect("the kernel's tile size is in TILE_ROWS")];
+    Ok(ExpertGemm {
+        kernel,
+        tile,
+        tiles: tiles.table(),
+        n_tiles: tiles.len(),
+    })
+}
