@@ -103,26 +103,6 @@ pub(super) fn n_copies(n_bytes: usize, effort: Effort) -> usize {
     effort.pick(copies, 1)
 }
 
-/// The formats with GEMM and GEMV kernels.
-pub(super) const PRODUCT_TYPES: [GgmlType; 16] = [
-    GgmlType::F32,
-    GgmlType::F16,
-    GgmlType::BF16,
-    GgmlType::Q4_0,
-    GgmlType::Q4_1,
-    GgmlType::Q5_0,
-    GgmlType::Q5_1,
-    GgmlType::Q8_0,
-    GgmlType::Q2_K,
-    GgmlType::Q3_K,
-    GgmlType::Q4_K,
-    GgmlType::Q5_K,
-    GgmlType::Q6_K,
-    GgmlType::IQ4_NL,
-    GgmlType::IQ4_XS,
-    GgmlType::MXFP4,
-];
-
 #[cfg(test)]
 mod tests {
     use rocmforge_gguf::quant::dequantize;
@@ -132,7 +112,7 @@ mod tests {
     #[test]
     fn matrices_approximate_their_source_values() {
         let values = Random(1).floats(16 * 256);
-        for ty in PRODUCT_TYPES {
+        for &ty in GgmlType::COMPUTED {
             // Rows 16 to 31 repeat the first 16.
             let data = Format::Ggml(ty).matrix(32, 256).unwrap();
             let mut back = vec![0.0; 32 * 256];

@@ -29,10 +29,11 @@ impl ActFormat {
 
 /// Returns the activation format that goes with a weight format.
 pub fn act_format(ty: GgmlType) -> ActFormat {
-    use GgmlType::*;
-    match ty {
-        Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | IQ4_NL | MXFP4 => ActFormat::Q8x32,
-        Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_XS => ActFormat::Q8x256,
+    match ty.block_len() {
+        // Without kernels, products are computed from dequantized weights.
+        _ if !GgmlType::COMPUTED.contains(&ty) => ActFormat::F32,
+        32 => ActFormat::Q8x32,
+        256 => ActFormat::Q8x256,
         _ => ActFormat::F32,
     }
 }

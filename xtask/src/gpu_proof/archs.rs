@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Result, ensure};
+use rocmforge_gguf::GgmlType;
 
 use super::models::types;
 use super::proof::{Proof, Words as _, log, run as run_command};
@@ -30,11 +31,16 @@ const SHAPES: [&str; 14] = [
     "gpt2",
 ];
 
-/// Every type that has kernels.
-pub(super) const TYPES: [&str; 15] = [
-    "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M",
-    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
-];
+/// The types of files that together have every quantized or half format with kernels.
+pub(super) fn all_types() -> Vec<String> {
+    let formats = GgmlType::COMPUTED.iter().filter(|&&ty| ty != GgmlType::F32);
+    let name = |ty: &GgmlType| match ty {
+        // Mixes of several formats, the most of this one.
+        GgmlType::Q3_K | GgmlType::Q4_K | GgmlType::Q5_K => format!("{}_M", ty.name()),
+        _ => ty.name().to_owned(),
+    };
+    formats.map(name).collect()
+}
 
 /// Tokens of each prompt.
 const N_TOKENS: &str = "17";
@@ -47,7 +53,7 @@ pub(super) fn run(proof: &mut Proof) -> Result<()> {
         [] => SHAPES.map(String::from).to_vec(),
         shapes => shapes.to_vec(),
     };
-    let types = types(proof, &TYPES);
+    let types = types(proof, &all_types());
     let mut models = Vec::new();
     for shape in &shapes {
         models.extend(types.iter().map(|ty| format!("{shape}:{ty}")));

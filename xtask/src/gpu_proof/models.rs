@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::archs::TYPES;
+use super::archs::all_types;
 use super::proof::{Proof, Words as _, output};
 use super::{programs, records};
 
@@ -66,7 +66,7 @@ pub(super) fn golden(proof: &mut Proof) -> Result<()> {
 }
 
 /// The types asked for, or these.
-pub(super) fn types(proof: &Proof, default: &[&str]) -> Vec<String> {
+pub(super) fn types(proof: &Proof, default: &[impl ToString]) -> Vec<String> {
     match proof.args.types.as_slice() {
         [] => default.iter().map(ToString::to_string).collect(),
         types => types.to_vec(),
@@ -78,7 +78,7 @@ pub(super) fn logits(proof: &mut Proof) -> Result<()> {
         "--tokens {} --batch {}",
         proof.args.tokens, proof.args.batch
     );
-    compare_shapes(proof, &types(proof, &TYPES), &flags);
+    compare_shapes(proof, &types(proof, &all_types()), &flags);
     Ok(())
 }
 

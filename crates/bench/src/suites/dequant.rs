@@ -4,6 +4,7 @@
 //! for embedding lookups, here with all threads; a GPU has a kernel for whole matrices.
 
 use rocmforge_cpu as cpu;
+use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::mxfp6::{self, E2M3, E3M2};
 use rocmforge_gpu::{Gpu, Matrix, ops};
 
@@ -12,14 +13,14 @@ use crate::error::BenchError;
 use crate::options::Effort;
 use crate::suites::matmul::upload;
 use crate::target::{Cpu, Opened};
-use crate::values::{Format, PRODUCT_TYPES};
+use crate::values::Format;
 
 /// Rows per task: a chunk of the output that fits in a cache.
 const ROWS_OF_TASK: usize = 16;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let side = effort.pick(4096, 256);
-    let formats = PRODUCT_TYPES.into_iter().map(Format::Ggml);
+    let formats = GgmlType::COMPUTED.iter().copied().map(Format::Ggml);
     let formats = formats.chain([Format::Mxfp6E2M3, Format::Mxfp6E3M2]);
     formats.map(|format| case(format, side)).collect()
 }

@@ -13,7 +13,7 @@ use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
 use crate::error::BenchError;
 use crate::options::Effort;
 use crate::target::{Cpu, Opened};
-use crate::values::{Format, PRODUCT_TYPES, Random, n_copies};
+use crate::values::{Format, Random, n_copies};
 
 /// Tokens, outputs, inputs.
 type Shape = [usize; 3];
@@ -46,7 +46,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let dense = effort.pick(&DENSE[..], &QUICK_DENSE[..]).iter();
     let dense = dense.map(|&shape| case(effort, "dense", GgmlType::F32, shape));
     let shapes = effort.pick(&QUANTIZED, &QUICK_QUANTIZED).iter();
-    let quantized = PRODUCT_TYPES.iter().flat_map(|&ty| {
+    let quantized = GgmlType::COMPUTED.iter().flat_map(|&ty| {
         let shapes = shapes.clone();
         shapes.map(move |&shape| case(effort, "quantized", ty, shape))
     });

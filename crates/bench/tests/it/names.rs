@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocmforge_bench::{BenchDevice, Effort, Options, Subject, Suite, row_names};
 use rocmforge_cpu::Isa;
-use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode};
 use rocmforge_model::Model;
 
 fn model() -> Model {
@@ -62,10 +62,10 @@ fn combined(parts: &[&[&str]]) -> Vec<String> {
     names
 }
 
-const FORMATS: [&str; 16] = [
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
-];
+/// Every format with kernels.
+fn formats() -> Vec<&'static str> {
+    GgmlType::COMPUTED.iter().map(|ty| ty.name()).collect()
+}
 
 fn expected(suite: Suite) -> Vec<String> {
     match suite {
@@ -85,7 +85,7 @@ fn expected(suite: Suite) -> Vec<String> {
             let tokens = ["/1", "/4", "/8", "/512"];
             names.extend(combined(&[
                 &["quantized/"],
-                &FORMATS,
+                &formats(),
                 &tokens,
                 &["x4096x4096"],
             ]));
@@ -106,7 +106,7 @@ fn expected(suite: Suite) -> Vec<String> {
             ],
         ]),
         Suite::Dequant => {
-            let formats = FORMATS.into_iter().chain(["MXFP6-E2M3", "MXFP6-E3M2"]);
+            let formats = formats().into_iter().chain(["MXFP6-E2M3", "MXFP6-E3M2"]);
             combined(&[&formats.collect::<Vec<_>>(), &["/16777216"]])
         }
         Suite::Inference => combined(&[

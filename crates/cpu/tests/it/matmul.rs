@@ -7,25 +7,17 @@ use rocmforge_plan::{ActFormat, OutMode, Weight, act_format};
 
 use crate::random::Rng;
 
-/// Formats with the byte offsets of the f16 fields in their blocks.
-const FORMATS: &[(GgmlType, &[usize])] = &[
-    (GgmlType::F32, &[]),
-    (GgmlType::F16, &[]),
-    (GgmlType::BF16, &[]),
-    (GgmlType::Q4_0, &[0]),
-    (GgmlType::Q4_1, &[0, 2]),
-    (GgmlType::Q5_0, &[0]),
-    (GgmlType::Q5_1, &[0, 2]),
-    (GgmlType::Q8_0, &[0]),
-    (GgmlType::Q2_K, &[80, 82]),
-    (GgmlType::Q3_K, &[108]),
-    (GgmlType::Q4_K, &[0, 2]),
-    (GgmlType::Q5_K, &[0, 2]),
-    (GgmlType::Q6_K, &[208]),
-    (GgmlType::IQ4_NL, &[0]),
-    (GgmlType::IQ4_XS, &[0]),
-    (GgmlType::MXFP4, &[]),
-];
+/// The byte offsets of the f16 fields in a block.
+fn half_offsets(ty: GgmlType) -> &'static [usize] {
+    match ty {
+        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4_K | GgmlType::Q5_K => &[0, 2],
+        GgmlType::Q2_K => &[80, 82],
+        GgmlType::Q3_K => &[108],
+        GgmlType::Q6_K => &[208],
+        ty if ty.block_len() == 1 || ty == GgmlType::MXFP4 => &[],
+        _ => &[0],
+    }
+}
 
 /// Random codes, with finite scales of typical size.
 fn weights(random: &mut Rng, ty: GgmlType, halves: &[usize], n: usize) -> Vec<u8> {
@@ -130,11 +122,11 @@ fn check(isa: Isa, w: &Weight<'_>, acts: &Acts, what: &str) {
 }
 
 fn formats() -> impl Iterator<Item = (GgmlType, &'static [usize], usize)> {
-    FORMATS.iter().map(|(ty, halves)| {
+    GgmlType::COMPUTED.iter().map(|&ty| {
         (
-            *ty,
-            *halves,
-            act_format(*ty).block_len().max(ty.block_len()),
+            ty,
+            half_offsets(ty),
+            act_format(ty).block_len().max(ty.block_len()),
         )
     })
 }
@@ -145,9 +137,9 @@ fn formats_of(block_len: usize) -> impl Iterator<Item = (GgmlType, &'static [usi
 }
 
 #[test]
-fn every_supported_format_is_tested() {
+fn every_format_that_can_be_dequantized_is_computed() {
     for ty in GgmlType::ALL {
-        let listed = FORMATS.iter().any(|(listed, _)| listed == ty);
+        let listed = GgmlType::COMPUTED.contains(ty);
         assert_eq!(listed, ty.can_dequantize(), "{}", ty.name());
     }
 }
@@ -155,8 +147,8 @@ fn every_supported_format_is_tested() {
 #[test]
 fn every_vector_instruction_set_supports_every_format() {
     for isa in Isa::available() {
-        for (ty, ..) in FORMATS {
-            assert_eq!(is_fast(isa, *ty), isa != Isa::Scalar, "{isa} {}", ty.name());
+        for &ty in GgmlType::COMPUTED {
+            assert_eq!(is_fast(isa, ty), isa != Isa::Scalar, "{isa} {}", ty.name());
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::common::acts::TestActs;
 use crate::common::three_orders;
 use crate::common::values::assert_close;
-use crate::common::weights::{FORMATS, Fill, Packed, Random, blocks, values};
+use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::mxfp6;
 use rocmforge_gpu::ops::{self, Mxfp6, Product};
@@ -100,7 +100,10 @@ fn cases() -> Vec<Case> {
     let random = &mut Random(21);
     let shapes = [[7, 512], [130, 256], [33, 768], [1, 2304]];
     let rows = [1, 3, 8, 2, 20, 1, 9];
-    let formats = FORMATS.iter().cycle().take(3 * FORMATS.len() + 4);
+    let formats = GgmlType::COMPUTED
+        .iter()
+        .cycle()
+        .take(3 * GgmlType::COMPUTED.len() + 4);
     formats
         .enumerate()
         .map(|(i, &ty)| Case::new(ty, shapes[i % shapes.len()], rows[i % rows.len()], random))
@@ -131,7 +134,7 @@ fn batch_of_all_formats() {
             .collect();
         let run = || {
             let result = batch.execute(&ops).unwrap();
-            assert_eq!(result.n_launches(), 1 + FORMATS.len());
+            assert_eq!(result.n_launches(), 1 + GgmlType::COMPUTED.len());
             check_times(&gpu, &result);
             for i in 0..ops.len() {
                 let on_device = gpu.read(result.device_output(i)).unwrap();

@@ -5,7 +5,7 @@ use crate::common::acts::TestActs;
 use crate::common::formats::for_each_format;
 use crate::common::mixture::{Logits, NONE, Step};
 use crate::common::three_orders;
-use crate::common::weights::{FORMATS, Fill, Packed, Random, blocks, values};
+use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated};
 use rocmforge_gpu::{Activation, Buffer, ExpertMatrices, Gpu, Matrix};
@@ -115,7 +115,7 @@ fn assert_rows(found: &[f32], expected: &[Vec<(f64, f64)>], before: f32, what: &
 for_each_format!(products);
 
 fn products(ty: GgmlType) {
-    let f = FORMATS.iter().position(|format| *format == ty);
+    let f = GgmlType::COMPUTED.iter().position(|format| *format == ty);
     let f = f.expect("it is a format");
     for gpu in common::gpus() {
         let random = &mut Random(f as u64);

@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::formats::for_each_format;
-use crate::common::weights::{FORMATS, Fill, Packed, Random, blocks, values};
+use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use half::f16;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{Gpu, OutMode, ops};
@@ -87,7 +87,7 @@ fn rows_by_id(ty: GgmlType) {
 #[test]
 fn packed_size_is_close_to_file_size() {
     for gpu in common::gpus() {
-        for ty in FORMATS {
+        for &ty in GgmlType::COMPUTED {
             let (n_out, n_in) = (256, 2048);
             let file = (n_out * ty.row_bytes(n_in).unwrap()) as f64;
             let packed = ops::packed_bytes(&gpu, ty, n_out, n_in).unwrap() as f64;

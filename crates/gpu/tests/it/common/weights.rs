@@ -4,26 +4,6 @@ use half::{bf16, f16};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{Buffer, Gpu, Matrix, ops};
 
-/// All formats with kernels.
-pub(crate) const FORMATS: [GgmlType; 16] = [
-    GgmlType::F32,
-    GgmlType::F16,
-    GgmlType::BF16,
-    GgmlType::Q4_0,
-    GgmlType::Q4_1,
-    GgmlType::Q5_0,
-    GgmlType::Q5_1,
-    GgmlType::Q8_0,
-    GgmlType::Q2_K,
-    GgmlType::Q3_K,
-    GgmlType::Q4_K,
-    GgmlType::Q5_K,
-    GgmlType::Q6_K,
-    GgmlType::IQ4_NL,
-    GgmlType::IQ4_XS,
-    GgmlType::MXFP4,
-];
-
 /// A random number generator (SplitMix64).
 pub(crate) struct Random(pub(crate) u64);
 
