@@ -35,7 +35,8 @@ enum Source {
 pub(crate) fn all(target: &str, filter: &str) -> Vec<Image> {
     let embedded: Vec<Image> = embedded(target).collect();
     let all = if embedded.is_empty() {
-        let modules = modules::all(&folder().join("kernels"));
+        let mut modules = modules::all(&folder().join("kernels"));
+        modules.retain(|module| module.is_for(target));
         let image = |module: modules::Module| Image {
             module: module.name.clone(),
             target: target.into(),
