@@ -7,7 +7,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::{Engine, EngineConfig, EngineError, Event, Request, RequestError};
+use rocmforge_engine::serve::{EventStream, ServeOptions, Server, StreamEvent, Waited, serve};
+use rocmforge_engine::{Engine, EngineConfig, EngineError, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::Batch;
@@ -50,7 +51,7 @@ pub enum Watch {
 
 /// An engine for workloads with the same number of sequences.
 pub struct Requests {
-    engine: Engine,
+    server: Server,
     n_vocab: usize,
     /// The cached prefix of each sequence, as long as the greatest depth.
     prefixes: Vec<Vec<TokenId>>,
@@ -81,8 +82,12 @@ impl Requests {
         config: &EngineConfig,
         depth: usize,
     ) -> Result<Requests, EngineError> {
+        let options = ServeOptions {
+            max_waiting: usize::MAX,
+            ..ServeOptions::default()
+        };
         let mut requests = Requests {
-            engine: Engine::start(model, None, config)?,
+            server: serve(Engine::start(model, None, config)?, options)?,
             n_vocab: model.config.n_vocab,
             prefixes: Vec::new(),
             random: Random(0),
@@ -94,7 +99,7 @@ impl Requests {
     }
 
     pub fn backend_info(&self) -> &BackendInfo {
-        self.engine.backend_info()
+        self.server.backend_info()
     }
 
     fn tokens(&mut self, n: usize) -> Vec<TokenId> {
@@ -116,15 +121,9 @@ impl Requests {
     ) -> Result<Run, BenchError> {
         let depth = workload.n_depth;
         if depth > 0 {
-            for prefix in &self.prefixes {
-                let request = Request::greedy(prefix[..depth].to_vec(), 0);
-                self.engine.submit(request)?;
-            }
-            while !self.engine.is_idle() {
-                if stop() {
-                    return Err(BenchError::Stopped);
-                }
-                self.engine.step()?;
+            let fill = |prefix: &Vec<TokenId>| Request::greedy(prefix[..depth].to_vec(), 0);
+            for mut stream in self.submit(self.prefixes.iter().map(fill).collect())? {
+                while next(&mut stream, stop)?.is_some() {}
             }
         }
         let mut requests = Vec::new();
@@ -138,60 +137,86 @@ impl Requests {
         }
         let shapes = Shapes::default();
         if watch == Watch::Yes {
-            self.engine.observe(Some(Box::new(shapes.clone())));
+            let observer = Box::new(shapes.clone());
+            self.server
+                .with_engine(|engine| engine.observe(Some(observer)))?;
         }
-        let run = self.timed(requests, depth, &shapes, stop);
+        let prompt_end = depth + workload.n_prompt.max(1);
+        let mut run = self.timed(requests, depth, stop)?;
         if watch == Watch::Yes {
-            self.engine.observe(None);
+            self.server.with_engine(|engine| engine.observe(None))?;
+            let mut steps = shapes.take();
+            run.rest_steps = steps.split_off(n_prompt_steps(&steps, prompt_end));
+            run.first_steps = steps;
         }
-        run
+        Ok(run)
+    }
+
+    /// Submits requests that enter the queue together.
+    fn submit(&self, requests: Vec<Request>) -> Result<Vec<EventStream>, EngineError> {
+        Ok(self.server.submit_all(requests)?)
     }
 
     fn timed(
         &mut self,
         requests: Vec<Request>,
         depth: usize,
-        shapes: &Shapes,
         stop: &Stop<'_>,
     ) -> Result<Run, BenchError> {
-        let mut n_without_token = requests.len();
-        let mut run = Run::default();
-        let mut started = Instant::now();
-        for request in requests {
-            self.engine.submit(request)?;
-        }
-        while !self.engine.is_idle() {
-            if stop() {
-                return Err(BenchError::Stopped);
-            }
-            let had_tokens = n_without_token == 0;
-            for event in self.engine.step()? {
+        let started = Instant::now();
+        let (mut first, mut last) = (started, started);
+        for mut stream in self.submit(requests)? {
+            while let Some(event) = next(&mut stream, stop)? {
                 match event {
-                    Event::PromptDone { cached_tokens, .. } => {
+                    StreamEvent::PromptDone { cached_tokens, at } => {
                         if cached_tokens != depth {
                             return Err(BenchError::CacheLost {
                                 kept: cached_tokens,
                                 depth,
                             });
                         }
-                        n_without_token -= 1;
+                        first = first.max(at);
                     }
-                    Event::Failed { .. } => {
-                        return Err(EngineError::from(RequestError::NotFinite).into());
-                    }
+                    StreamEvent::Tokens { at, .. } => last = last.max(at),
                     _ => {}
                 }
             }
-            if n_without_token == 0 && !had_tokens {
-                run.first = started.elapsed();
-                run.first_steps = shapes.take();
-                started = Instant::now();
-            }
         }
-        run.rest = started.elapsed();
-        run.rest_steps = shapes.take();
-        Ok(run)
+        Ok(Run {
+            first: first - started,
+            rest: last - first,
+            ..Run::default()
+        })
     }
+}
+
+/// Time between two polls of `stop`.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Waits for the next event; `None` at the end.
+fn next(stream: &mut EventStream, stop: &Stop<'_>) -> Result<Option<StreamEvent>, BenchError> {
+    loop {
+        if stop() {
+            return Err(BenchError::Stopped);
+        }
+        match stream.next_within(POLL) {
+            Waited::Event(StreamEvent::Failed(failure)) => {
+                return Err(EngineError::from(failure).into());
+            }
+            Waited::Event(event) => return Ok(Some(event)),
+            Waited::Timeout => {}
+            Waited::Ended => return Ok(None),
+        }
+    }
+}
+
+/// Returns the number of steps until the last prompt of `prompt_end` tokens is computed.
+fn n_prompt_steps(steps: &[BatchShape], prompt_end: usize) -> usize {
+    let ends_prompt = |step: &BatchShape| {
+        let mut ends = step.seqs.iter().map(|seq| seq.first_pos + seq.n_rows);
+        ends.any(|end| end == prompt_end)
+    };
+    steps.iter().rposition(ends_prompt).map_or(0, |at| at + 1)
 }
 
 /// The shapes of the executed steps.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
-use rocmforge_engine::{EngineError, Event, FinishReason, Request, RequestError};
+use rocmforge_engine::serve::{Server, StreamEvent, Waited};
+use rocmforge_engine::{EngineError, FinishReason, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::TokenLogprob;
 
@@ -52,14 +53,16 @@ fn rate(n: usize, time: Duration) -> Option<f64> {
 /// Shortest prompt with a progress bar, in tokens.
 const LONG_PROMPT: usize = 1024;
 
+/// Time between two looks at Ctrl-C and at the progress of a prompt.
+const POLL: Duration = Duration::from_millis(50);
+
 /// Runs `request` and streams its text to `on_text`.
 pub fn run(
-    session: &mut Session,
+    session: &Session<Server>,
     request: Request,
     interrupt: &Interrupt,
     mut on_text: impl FnMut(&str) -> Result<()>,
 ) -> Result<Answer> {
-    let engine = &mut session.engine;
     let mut answer = Answer {
         n_prompt: request.prompt.len(),
         ..Answer::default()
@@ -67,47 +70,52 @@ pub fn run(
     let progress = progress(answer.n_prompt);
     let working = interrupt.guard();
     let started = Instant::now();
-    let mut first_token = None;
-    let id = engine.submit(request)?;
+    let mut prompt_done = None;
+    let mut stream = session.engine.submit(request).map_err(EngineError::from)?;
     while !working.asked() {
-        let mut ended = false;
-        for event in engine.step()? {
-            match event {
-                Event::PromptScore { logprob, top, .. } => {
-                    answer.prompt_scores.push((logprob, top))
+        let event = match stream.next_within(POLL) {
+            Waited::Event(event) => event,
+            Waited::Timeout => {
+                if prompt_done.is_none() {
+                    progress.set_position(session.engine.stats().kv_usage.n_tokens as u64);
                 }
-                Event::PromptLogits { .. } => {}
-                Event::Failed { .. } => {
-                    progress.finish_and_clear();
-                    return Err(EngineError::from(RequestError::NotFinite).into());
+                continue;
+            }
+            Waited::Ended => return Ok(answer),
+        };
+        match event {
+            StreamEvent::PromptScores(scores) => {
+                let scores = scores.into_iter().map(|score| (score.logprob, score.top));
+                answer.prompt_scores.extend(scores);
+            }
+            StreamEvent::Failed(failure) => {
+                progress.finish_and_clear();
+                return Err(EngineError::from(failure).into());
+            }
+            StreamEvent::PromptDone { cached_tokens, at } => {
+                prompt_done = Some(at);
+                answer.prefill = at - started;
+                answer.n_cached = cached_tokens;
+                progress.finish_and_clear();
+            }
+            StreamEvent::Tokens { tokens, text, at } => {
+                // The first token comes with the end of the prompt.
+                answer.decode = at - *prompt_done.get_or_insert(at);
+                for token in tokens {
+                    answer.ids.push(token.id);
+                    answer.top.push(token.top);
                 }
-                Event::PromptDone { cached_tokens, .. } => {
-                    answer.prefill = started.elapsed();
-                    answer.n_cached = cached_tokens;
-                    progress.finish_and_clear();
-                }
-                Event::Token { id, text, top, .. } => {
-                    let now = Instant::now();
-                    answer.decode = now - *first_token.get_or_insert(now);
-                    answer.ids.push(id);
-                    answer.top.push(top);
-                    answer.text.push_str(&text);
-                    on_text(&text)?;
-                }
-                Event::Finished { reason, text, .. } => {
-                    answer.text.push_str(&text);
-                    on_text(&text)?;
-                    answer.finish = Some(reason);
-                    ended = true;
-                }
+                answer.text.push_str(&text);
+                on_text(&text)?;
+            }
+            StreamEvent::Finished { reason, text } => {
+                answer.text.push_str(&text);
+                on_text(&text)?;
+                answer.finish = Some(reason);
             }
         }
-        progress.inc(session.config.max_batch_tokens as u64);
-        if ended {
-            return Ok(answer);
-        }
     }
-    engine.abort(id);
+    // Dropping the stream ends the request.
     progress.finish_and_clear();
     Ok(answer)
 }

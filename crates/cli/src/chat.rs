@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
+use rocmforge_engine::serve::Server;
 use rocmforge_engine::{ContextPolicy, EngineError, FinishReason, RequestError};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::SamplingParams;
@@ -45,7 +46,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         &args.device,
         Vocabulary::Needed,
         resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?,
-    )?;
+    )?
+    .serve()?;
     let conversation = conversation::begin(&session, &args.template)?;
     conversation.check()?;
     let context_policy = conversation::context_policy(&conversation, &session, &args.context)?;
@@ -116,7 +118,7 @@ struct Chat<'a> {
     sampling: Arc<SamplingParams>,
     interactive: bool,
     interrupt: Interrupt,
-    session: Session,
+    session: Session<Server>,
     conversation: Conversation,
     /// Policy of the answers, where it differs from the session's; it depends on the system prompt.
     context_policy: Option<ContextPolicy>,
@@ -152,7 +154,7 @@ impl Chat<'_> {
             None => note("(stopped)"),
             Some(FinishReason::Context) => note(&context_full(&self.session)),
             Some(FinishReason::Length) => note("(stopped at --max-tokens)"),
-            Some(FinishReason::Stop) => {}
+            Some(FinishReason::Stop(_) | FinishReason::Aborted | FinishReason::Deadline) => {}
         }
         self.conversation
             .push(Message::new("assistant", answer.text.clone()));
@@ -168,7 +170,7 @@ impl Chat<'_> {
             .request(prompt, &self.sampling, LeadingSpace::Strip);
         request.context_policy = self.context_policy;
         let out = &mut self.out;
-        answer::run(&mut self.session, request, &self.interrupt, |text| {
+        answer::run(&self.session, request, &self.interrupt, |text| {
             out.stream(text)
         })
     }
@@ -245,7 +247,7 @@ impl Chat<'_> {
             return "(no answer yet)".to_string();
         };
         let used = (answer.n_prompt + answer.ids.len()).min(self.session.engine.n_ctx());
-        let shifts = self.session.engine.context_shifts();
+        let shifts = self.session.engine.stats().context_shifts;
         let shifts = shifted(&shifts).map_or(String::new(), |line| format!(" | {line}"));
         format!(
             "(prompt {}, {} from the cache | answer {} | first token {:.0} ms | context {used} of {}{shifts} | seed {})",

@@ -16,9 +16,10 @@ use crate::args::{AnswerContextArgs, OnOff, RENDER_TEMPLATE, TemplateArgs};
 use crate::exit::usage;
 use crate::output;
 use crate::session::Session;
+use rocmforge_engine::serve::Server;
 
 /// Begins a conversation with the template of the session's file, or ChatML with a notice.
-pub fn begin(session: &Session, args: &TemplateArgs) -> Result<Conversation> {
+pub fn begin(session: &Session<Server>, args: &TemplateArgs) -> Result<Conversation> {
     let tokenizer = session.need_tokenizer()?;
     let template = ChatTemplate::from_gguf(&session.file.gguf, tokenizer, None)?;
     if template.is_fallback() {
@@ -41,7 +42,7 @@ pub fn begin(session: &Session, args: &TemplateArgs) -> Result<Conversation> {
 }
 
 /// The context that a conversation has to fit into.
-pub fn fit(session: &Session) -> Fit {
+pub fn fit(session: &Session<Server>) -> Fit {
     Fit {
         n_ctx: session.engine.n_ctx(),
         policy: session.config.context_policy,
@@ -52,7 +53,7 @@ pub fn fit(session: &Session) -> Fit {
 /// prompt, unless a number of sinks was given.
 pub fn context_policy(
     conversation: &Conversation,
-    session: &Session,
+    session: &Session<Server>,
     asked: &AnswerContextArgs,
 ) -> Result<Option<ContextPolicy>> {
     if asked.context_sinks.is_some() {

@@ -1,7 +1,7 @@
 //! Names the flags that solve an error. The libraries' messages name settings, not flags.
 
 use anyhow::Error;
-use rocmforge_engine::{ConfigError, DeviceError, EngineError, RequestError};
+use rocmforge_engine::{ConfigError, DeviceError, EngineError, Failure, RequestError};
 use rocmforge_evaluate::GatherError;
 use rocmforge_runtime::RuntimeError;
 
@@ -12,30 +12,34 @@ pub enum Cause<'a> {
     Request(&'a RequestError),
 }
 
-impl<'a> From<&'a EngineError> for Cause<'a> {
-    fn from(error: &'a EngineError) -> Cause<'a> {
+impl<'a> Cause<'a> {
+    fn of_engine(error: &'a EngineError) -> Option<Cause<'a>> {
         match error {
-            EngineError::Config(error) => Cause::Config(error),
-            EngineError::Device(error) => Cause::Device(error),
-            EngineError::Request(error) => Cause::Request(error),
+            EngineError::Config(error) => Some(Cause::Config(error)),
+            EngineError::Device(error) => Some(Cause::Device(error)),
+            EngineError::Request(error) => Some(Cause::Request(error)),
+            EngineError::Failed(Failure::Device(error)) => Some(Cause::of_runtime(error)),
+            EngineError::Failed(_) => None,
         }
     }
-}
 
-impl<'a> Cause<'a> {
+    fn of_runtime(error: &'a RuntimeError) -> Cause<'a> {
+        match error {
+            RuntimeError::Config(error) => Cause::Config(error),
+            RuntimeError::Device(error) => Cause::Device(error),
+        }
+    }
+
     /// Returns the engine's error in `error`, if there is one.
     pub fn of(error: &'a Error) -> Option<Cause<'a>> {
         if let Some(error) = error.downcast_ref::<EngineError>() {
-            return Some(error.into());
+            return Cause::of_engine(error);
         }
         if let Some(GatherError::Engine(error)) = error.downcast_ref() {
-            return Some(error.into());
+            return Cause::of_engine(error);
         }
         if let Some(error) = error.downcast_ref::<RuntimeError>() {
-            return Some(match error {
-                RuntimeError::Config(error) => Cause::Config(error),
-                RuntimeError::Device(error) => Cause::Device(error),
-            });
+            return Some(Cause::of_runtime(error));
         }
         match error.downcast_ref::<rocmforge::Error>()? {
             rocmforge::Error::Config(error) => Some(Cause::Config(error)),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use rocmforge_cpu::memory::available_bytes;
 use rocmforge_engine::kv_cache::ContextShifts;
+use rocmforge_engine::serve::Server;
 use rocmforge_engine::{ContextPolicy, FinishReason, PromptOutput, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::TokenLogprob;
@@ -41,12 +42,13 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     } else {
         Vocabulary::Optional
     };
-    let mut session = Session::start(
+    let session = Session::start(
         &args.model,
         &args.device,
         vocabulary,
         resolve::answer_config(&args.device, &args.context, WhenIdle::Wait)?,
-    )?;
+    )?
+    .serve()?;
 
     let started = Instant::now();
     let mut out = Out::new();
@@ -74,7 +76,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         request.prompt_output = PromptOutput::Scores { from: 1, top };
     }
     check_report(&request, &session)?;
-    let answer = answer::run(&mut session, request, &interrupt, |text| {
+    let answer = answer::run(&session, request, &interrupt, |text| {
         if args.json { Ok(()) } else { out.stream(text) }
     })?;
     let times = Times::of(&answer, session.load_time, tokenize);
@@ -102,7 +104,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         "{line_break}{}",
         times.line(&answer, &session, sampling.seed)
     ));
-    if let Some(line) = shifted(&session.engine.context_shifts()) {
+    if let Some(line) = shifted(&session.engine.stats().context_shifts) {
         output::note(&format!("({line})"));
     }
     match answer.finish {
@@ -111,7 +113,12 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
             output::note(&context_full(&session));
             Ok(())
         }
-        Some(FinishReason::Stop | FinishReason::Length) => Ok(()),
+        Some(
+            FinishReason::Stop(_)
+            | FinishReason::Length
+            | FinishReason::Aborted
+            | FinishReason::Deadline,
+        ) => Ok(()),
     }
 }
 
@@ -119,7 +126,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
 const REPORT_BYTES: usize = 80;
 
 /// Rejects log-probabilities that would not fit in memory.
-fn check_report(request: &Request, session: &Session) -> Result<()> {
+fn check_report(request: &Request, session: &Session<Server>) -> Result<()> {
     let n_vocab = session
         .tokenizer
         .as_ref()
@@ -149,7 +156,7 @@ fn check_report(request: &Request, session: &Session) -> Result<()> {
 }
 
 /// Returns the notice for an answer that filled the context.
-pub fn context_full(session: &Session) -> String {
+pub fn context_full(session: &Session<Server>) -> String {
     format!(
         "notice: the context of {} tokens is full; increase --ctx or use --context-policy shift",
         session.engine.n_ctx()
@@ -173,7 +180,7 @@ pub fn shifted(shifts: &ContextShifts) -> Option<String> {
 /// Returns the prompt of a conversation with one message, and its context policy if it differs from the session's.
 fn converse(
     args: &GenerateArgs,
-    session: &Session,
+    session: &Session<Server>,
     text: Text,
 ) -> Result<(Vec<TokenId>, Option<ContextPolicy>)> {
     let text = text.into_string()?;
@@ -184,7 +191,12 @@ fn converse(
     Ok((prompt.ids, policy))
 }
 
-fn encode(args: &GenerateArgs, session: &Session, text: Text, out: &Out) -> Result<Vec<TokenId>> {
+fn encode(
+    args: &GenerateArgs,
+    session: &Session<Server>,
+    text: Text,
+    out: &Out,
+) -> Result<Vec<TokenId>> {
     let tokenizer = session.need_tokenizer()?;
     let source = text.source;
     let text = text.into_string()?;
@@ -226,7 +238,7 @@ impl Times {
         }
     }
 
-    fn line(&self, answer: &Answer, session: &Session, seed: u64) -> String {
+    fn line(&self, answer: &Answer, session: &Session<Server>, seed: u64) -> String {
         let first = self
             .ttft_ms
             .map_or("n/a".to_string(), |ms| format!("{ms:.0} ms"));
@@ -287,7 +299,7 @@ struct Report<'a> {
 impl<'a> Report<'a> {
     fn new(
         args: &GenerateArgs,
-        session: &'a Session,
+        session: &'a Session<Server>,
         prompt: &'a [TokenId],
         answer: &'a Answer,
         times: &'a Times,
@@ -303,10 +315,11 @@ impl<'a> Report<'a> {
             ids: &answer.ids,
             text: &answer.text,
             finish_reason: match answer.finish {
-                Some(FinishReason::Stop) => "stop",
+                Some(FinishReason::Stop(_)) => "stop",
                 Some(FinishReason::Length) => "length",
                 Some(FinishReason::Context) => "context",
-                None => "interrupted",
+                Some(FinishReason::Deadline) => "deadline",
+                Some(FinishReason::Aborted) | None => "interrupted",
             },
             logprobs: args.logprobs.map(|_| answer.top.as_slice()),
             prompt_logprobs: scores
@@ -315,7 +328,7 @@ impl<'a> Report<'a> {
                 .map(|scores| first_null(scores.iter().map(|(logprob, _)| *logprob))),
             timings: times,
             context_shifts: (session.config.context_policy != ContextPolicy::Stop)
-                .then(|| ShiftReport::from(session.engine.context_shifts())),
+                .then(|| ShiftReport::from(session.engine.stats().context_shifts)),
             slow_ops: info
                 .slow_ops
                 .iter()

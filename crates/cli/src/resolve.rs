@@ -6,9 +6,7 @@ use anyhow::{Result, anyhow};
 use rocmforge::Device;
 use rocmforge::parts::{first_use_check, random_seed, tuning_files};
 use rocmforge_cpu::Isa;
-use rocmforge_engine::{
-    ContextPolicy, Device as EngineDevice, EngineConfig, PromptOutput, Request,
-};
+use rocmforge_engine::{ContextPolicy, Device as EngineDevice, EngineConfig, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_hub::dirs;
 use rocmforge_plan::{Dry, DynamicTemperature, KvType, Mirostat, SamplingParams, Xtc};
@@ -290,10 +288,9 @@ impl AnswerArgs {
         sampling: &Arc<SamplingParams>,
         leading_space: LeadingSpace,
     ) -> Request {
+        // Negative numbers mean no limit.
+        let max_tokens = usize::try_from(self.max_tokens).unwrap_or(usize::MAX);
         Request {
-            prompt,
-            // Negative numbers mean no limit.
-            max_tokens: usize::try_from(self.max_tokens).unwrap_or(usize::MAX),
             sampling: Arc::clone(sampling),
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
@@ -303,9 +300,7 @@ impl AnswerArgs {
                 SpecialText::Hide
             },
             leading_space,
-            logprobs: None,
-            prompt_output: PromptOutput::Nothing,
-            context_policy: None,
+            ..Request::greedy(prompt, max_tokens)
         }
     }
 }

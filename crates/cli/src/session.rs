@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use rocmforge::ModelFile;
 use rocmforge::parts::{Started, backend_notices, settled, start_or_fall_back};
+use rocmforge_engine::serve::{ServeOptions, Server, serve};
 use rocmforge_engine::{Engine, EngineConfig};
 use rocmforge_model::Model;
 use rocmforge_runtime::BackendInfo;
@@ -22,11 +23,11 @@ pub enum Vocabulary {
     Optional,
 }
 
-/// A model that is ready to answer.
-pub struct Session {
+/// A model that is ready to answer. `E` is the [`Engine`], or its [`Server`].
+pub struct Session<E = Engine> {
     pub file: ModelFile,
     pub tokenizer: Option<Arc<Tokenizer>>,
-    pub engine: Engine,
+    pub engine: E,
     pub model: Model,
     /// The settings that the engine runs with.
     pub config: EngineConfig,
@@ -77,6 +78,20 @@ impl Session {
         })
     }
 
+    /// Serves the engine on a thread of its own.
+    pub fn serve(self) -> Result<Session<Server>> {
+        Ok(Session {
+            file: self.file,
+            tokenizer: self.tokenizer,
+            engine: serve(self.engine, ServeOptions::default())?,
+            model: self.model,
+            config: self.config,
+            load_time: self.load_time,
+        })
+    }
+}
+
+impl<E> Session<E> {
     /// Returns the tokenizer, for commands that need one.
     pub fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer.as_ref().ok_or_else(|| {

@@ -1,41 +1,41 @@
 //! The engine: accepts requests, schedules steps, submits them to a device and turns the results into events.
 
+mod output;
+
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{ConfigError, EngineError, RequestError};
+use crate::error::EngineError;
+use crate::event::{Event, Failure, FinishReason};
+use crate::intake::Intake;
 use crate::kv_cache::{BlockPool, ContextShifts, KvUsage};
-use crate::request::{Event, FinishReason, Request, RequestId};
+use crate::request::{Request, RequestId};
 use crate::scheduler::{Scheduler, StepRecord};
-use crate::sequence::{RowPurpose, Sequence};
+use crate::sequence::Sequence;
+use crate::sequences::Slot;
+use crate::stats::EngineStats;
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
-use rocmforge_plan::{Breakers, SamplingParams};
-use rocmforge_plan::{RowOutput, Sampled, TokenLogprob};
 use rocmforge_runtime::tuning::TuneProgress;
 use rocmforge_runtime::{
-    BackendInfo, ContextPolicy, Device, EngineConfig, Executor, Limits, OpObserver, Pending,
-    Resolved, Started, StepObserver, start,
+    BackendInfo, Device, EngineConfig, Executor, Limits, OpObserver, Pending, Resolved,
+    RuntimeError, Started, StepObserver, start,
 };
-use rocmforge_text::tokenizer::{Detokenizer, Tokenizer};
-use rocmforge_text::{Piece, TextStream};
+use rocmforge_text::TextStream;
+use rocmforge_text::tokenizer::Tokenizer;
 
 /// Serves requests for one model on one device.
 pub struct Engine {
     executor: Executor,
     scheduler: Scheduler,
-    tokenizer: Option<Arc<Tokenizer>>,
+    intake: Arc<Intake>,
     in_flight: VecDeque<(Pending, StepRecord)>,
     steps_in_flight: usize,
-    n_vocab: usize,
-    next_id: u64,
-    /// The sequence breakers of the last request with DRY. Searching a vocabulary for them takes milliseconds, and
-    /// requests seldom differ in them.
-    last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
+    /// Events of a step that ended with an error.
+    kept: Vec<Event>,
     fusion: Fusion,
-    kv_usage: KvUsage,
 }
 
 impl Engine {
@@ -49,25 +49,30 @@ impl Engine {
         tokenizer: Option<Arc<Tokenizer>>,
         config: &EngineConfig,
     ) -> Result<Engine, EngineError> {
-        let Started {
-            executor,
-            resolved,
-            steps_in_flight,
-        } = start(model, config)?;
-        let Resolved { limits, n_blocks } = resolved;
-        let pool = BlockPool::new(n_blocks, config.page);
-        let engine = Engine::new(
-            executor,
-            limits,
-            pool,
-            steps_in_flight,
-            model.config.n_vocab,
-            tokenizer,
-        );
+        let started = start(model, config)?;
+        let n_vocab = model.config.n_vocab;
         Ok(Engine {
             fusion: config.fusion,
-            ..engine
+            ..Engine::over(started, config.page, n_vocab, tokenizer)
         })
+    }
+
+    /// Serves on a backend that is already running. Its KV cache has pages of `page` tokens.
+    pub fn over(
+        started: Started,
+        page: usize,
+        n_vocab: usize,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Engine {
+        let Resolved { limits, n_blocks } = started.resolved;
+        Engine::new(
+            started.executor,
+            limits,
+            BlockPool::new(n_blocks, page),
+            started.steps_in_flight,
+            n_vocab,
+            tokenizer,
+        )
     }
 
     /// Like [`Engine::start`], but always on the CPU.
@@ -98,14 +103,11 @@ impl Engine {
         Engine {
             executor,
             scheduler: Scheduler::new(limits, pool),
-            tokenizer,
+            intake: Arc::new(Intake::new(limits, n_vocab, tokenizer)),
             in_flight: VecDeque::new(),
             steps_in_flight,
-            n_vocab,
-            next_id: 0,
-            last_breakers: None,
+            kept: Vec::new(),
             fusion: Fusion::default(),
-            kv_usage: KvUsage::default(),
         }
     }
 
@@ -116,7 +118,7 @@ impl Engine {
 
     /// Returns the context size: the number of positions of one sequence.
     pub fn n_ctx(&self) -> usize {
-        self.scheduler.limits().n_ctx
+        self.intake.limits.n_ctx
     }
 
     pub fn backend_info(&self) -> &BackendInfo {
@@ -148,88 +150,53 @@ impl Engine {
         Ok(self.executor.tune(budget)?)
     }
 
+    /// Returns what the engine is doing.
+    pub fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
+    }
+
     /// Returns the KV-cache usage when the last step was submitted.
     pub fn kv_usage(&self) -> KvUsage {
-        self.kv_usage
+        self.stats().kv_usage
     }
 
     /// Returns how often sequences dropped tokens because their context was full. Shifts that a preempted sequence
     /// repeats count again.
     pub fn context_shifts(&self) -> ContextShifts {
-        self.scheduler.context_shifts()
+        self.stats().context_shifts
     }
 
     /// Queues a request; its events come from [`Engine::step`].
     ///
     /// # Errors
     /// [`EngineError::Request`] or [`EngineError::Config`] if the request is invalid.
-    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
-        self.check(&request)?;
-        SamplingParams::order_bias(&mut request.sampling);
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
-        let text = self.tokenizer.is_some().then(|| {
-            let detokenizer = Detokenizer::new(request.special_text, request.leading_space);
-            TextStream::new(detokenizer, request.stop.clone())
-        });
-        let breakers = self.breakers(&request.sampling);
-        let policy = self.context_policy(&request);
-        self.scheduler
-            .add(Sequence::new(id, request, text, breakers, policy));
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        let sequence = self.intake.prepare(request)?;
+        let id = sequence.id;
+        self.add(sequence);
         Ok(id)
     }
 
-    fn context_policy(&self, request: &Request) -> ContextPolicy {
-        let default = self.scheduler.limits().context_policy;
-        request.context_policy.unwrap_or(default)
+    /// Returns what threads need to prepare sequences for this engine.
+    pub(crate) fn intake(&self) -> &Arc<Intake> {
+        &self.intake
     }
 
-    /// Returns the request's sequence breakers as tokens; none without DRY or a tokenizer.
-    fn breakers(&mut self, sampling: &SamplingParams) -> Arc<Breakers> {
-        let texts = &sampling.dry.sequence_breakers;
-        let (true, Some(tokenizer)) = (sampling.has_dry(), &self.tokenizer) else {
-            return Arc::default();
-        };
-        if let Some((known, breakers)) = &self.last_breakers
-            && known == texts
-        {
-            return Arc::clone(breakers);
-        }
-        let breakers = Arc::new(Breakers::new(tokenizer.overlapping_sequences(texts)));
-        self.last_breakers = Some((texts.clone(), Arc::clone(&breakers)));
-        breakers
+    /// Queues a prepared sequence.
+    pub(crate) fn add(&mut self, sequence: Sequence) {
+        self.scheduler.add(sequence);
     }
 
-    fn check(&self, request: &Request) -> Result<(), EngineError> {
-        let n_ctx = self.n_ctx();
-        request.sampling.validate().map_err(RequestError::from)?;
-        if request.prompt.is_empty() {
-            return Err(RequestError::EmptyPrompt.into());
-        }
-        let n_tokens = request.prompt.len();
-        if n_tokens + usize::from(request.max_tokens > 0) > n_ctx {
-            return Err(RequestError::PromptTooLong { n_tokens, n_ctx }.into());
-        }
-        let policy = self.context_policy(request);
-        policy.check(n_ctx)?;
-        if policy != ContextPolicy::Stop && !self.scheduler.limits().can_shift {
-            return Err(ConfigError::FixedPositions.into());
-        }
-        let biased = request.sampling.logit_bias.iter().map(|(id, _)| id);
-        let mut ids = request.prompt.iter().chain(biased);
-        match ids.find(|&&id| id as usize >= self.n_vocab) {
-            Some(&id) => Err(RequestError::TokenOutOfRange {
-                id,
-                n_vocab: self.n_vocab,
-            }
-            .into()),
-            None => Ok(()),
-        }
+    /// Returns how many requests were admitted to the cache or ended before, since the start.
+    pub(crate) fn n_left_queue(&self) -> u64 {
+        self.scheduler.n_left_queue()
     }
 
-    /// Ends a request without further events. Ignores unknown and ended ids.
-    pub fn abort(&mut self, id: RequestId) {
-        self.scheduler.remove(id);
+    /// Ends a request: [`Engine::step`] has no more events of it. Returns its last event, with the text that was held
+    /// back; `None` if the request has ended or never was.
+    pub fn abort(&mut self, id: RequestId) -> Option<Event> {
+        let slot = self.scheduler.find(id)?;
+        Some(self.finish(slot, FinishReason::Aborted))
     }
 
     /// Returns whether there is no request and no step in flight.
@@ -239,31 +206,84 @@ impl Engine {
 
     /// Schedules and submits the next step, then waits for the oldest one if enough are in flight.
     ///
+    /// A request fails if a step with it alone fails twice. Others lose nothing when a step fails: they are computed
+    /// again and go on with the same tokens.
+    ///
     /// # Errors
-    /// [`EngineError::Device`]; the engine is unusable afterwards.
+    /// [`EngineError::Device`] if a step with one request alone has failed for the first time: the request or the device
+    /// is at fault. The engine keeps all requests: step again to find out, continue on another backend
+    /// ([`Engine::restart`]), or give up.
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
-        let mut events = Vec::new();
+        let mut events = std::mem::take(&mut self.kept);
+        while let Some(slot) = self.scheduler.overdue() {
+            events.push(self.finish(slot, FinishReason::Deadline));
+        }
         let scheduled = self.scheduler.schedule();
         let submitted = scheduled.is_some();
         if let Some((batch, record)) = scheduled {
-            self.kv_usage = self.scheduler.kv_usage();
             self.in_flight
                 .push_back((self.executor.submit(batch), record));
         }
         if (!submitted || self.in_flight.len() >= self.steps_in_flight)
             && let Some((pending, record)) = self.in_flight.pop_front()
         {
-            let output = pending.wait()?;
-            self.process_output(output.step, output.rows, &record, &mut events);
+            match pending.wait() {
+                Ok(output) => self.process_output(output, &record, &mut events),
+                Err(error) => match self.step_failed(error, record) {
+                    Ok(failed) => events.extend(failed),
+                    Err(error) => {
+                        self.kept = events;
+                        return Err(error);
+                    }
+                },
+            }
         }
         Ok(events)
+    }
+
+    /// Takes all requests up again after a failed step. Returns the event of a request that has failed for good.
+    fn step_failed(
+        &mut self,
+        error: RuntimeError,
+        record: StepRecord,
+    ) -> Result<Option<Event>, EngineError> {
+        let mut failed = vec![record];
+        // What comes after it has used its results.
+        for (pending, record) in self.in_flight.drain(..) {
+            drop(pending.wait());
+            failed.push(record);
+        }
+        let Some(slot) = self.scheduler.recover(&failed) else {
+            return Ok(None);
+        };
+        if !self.scheduler.failed_before(slot) {
+            return Err(error.into());
+        }
+        let request = self.scheduler.discard(slot).id;
+        let failure = Failure::Device(Arc::new(error));
+        Ok(Some(Event::Failed { request, failure }))
+    }
+
+    /// Frees the memory of the backend, so that another one can be started. Steps fail until [`Engine::restart`].
+    pub fn close_backend(&mut self) {
+        self.executor.close();
+    }
+
+    /// Continues on another backend of the same model and limits. Requests in progress are computed again from their
+    /// tokens.
+    pub fn restart(&mut self, executor: Executor) {
+        let in_flight = self.in_flight.drain(..);
+        let records: Vec<StepRecord> = in_flight.map(|(_, record)| record).collect();
+        self.scheduler.recover(&records);
+        self.executor = executor;
     }
 
     /// Runs until `request` ends or `on_event` stops it. Returns whether it ended by itself. `on_event` also gets the
     /// events of other requests.
     ///
     /// # Errors
-    /// [`RequestError::NotFinite`] if the logits are NaN or infinite; [`EngineError::Device`].
+    /// [`RequestError::NotFinite`](crate::RequestError::NotFinite) if the logits are NaN or infinite;
+    /// [`EngineError::Device`].
     pub fn run(
         &mut self,
         request: RequestId,
@@ -276,8 +296,8 @@ impl Engine {
                 if own && ended.is_some() {
                     continue;
                 }
-                if own && matches!(event, Event::Failed { .. }) {
-                    return Err(RequestError::NotFinite.into());
+                if own && let Event::Failed { failure, .. } = event {
+                    return Err(failure.into());
                 }
                 let wanted = on_event(&event);
                 if own && matches!(event, Event::Finished { .. }) {
@@ -296,139 +316,15 @@ impl Engine {
         }
     }
 
-    /// Turns the output rows of a finished step into events.
-    fn process_output(
-        &mut self,
-        step: u64,
-        outputs: Vec<RowOutput>,
-        record: &StepRecord,
-        events: &mut Vec<Event>,
-    ) {
-        let prompt_done = |scheduler: &mut Scheduler, events: &mut Vec<Event>, id: RequestId| {
-            if let Some(sequence) = scheduler.sequence(id) {
-                events.push(Event::PromptDone {
-                    request: id,
-                    cached_tokens: sequence.n_cached,
-                });
-            }
-        };
-        // Order of events: prompt scores, `PromptDone`, first token.
-        for (&(id, purpose), output) in record.rows.iter().zip(outputs) {
-            match (purpose, output) {
-                (RowPurpose::PromptScore { position }, RowOutput::Scored { logprob, top }) => {
-                    if self.scheduler.sequence(id).is_some() {
-                        events.push(Event::PromptScore {
-                            request: id,
-                            position,
-                            logprob,
-                            top,
-                        });
-                    }
-                }
-                (RowPurpose::PromptLogits { position }, RowOutput::Logits(logits)) => {
-                    if self.scheduler.sequence(id).is_some() {
-                        events.push(Event::PromptLogits {
-                            request: id,
-                            position,
-                            logits,
-                        });
-                    }
-                }
-                (RowPurpose::Sample, RowOutput::Sampled { sampled, top }) => {
-                    if record.prompts_done.contains(&id) {
-                        prompt_done(&mut self.scheduler, events, id);
-                    }
-                    self.take_token(step, id, sampled, top, events);
-                }
-                (_, RowOutput::NotFinite) => {
-                    if self.scheduler.remove(id).is_some() {
-                        events.push(Event::Failed { request: id });
-                    }
-                }
-                (purpose, output) => unreachable!("a row for {purpose:?} returned {output:?}"),
-            }
-        }
-        // Requests for 0 tokens end with their prompt.
-        for &id in &record.prompts_done {
-            let evaluates_only = self
-                .scheduler
-                .sequence(id)
-                .is_some_and(|sequence| sequence.request.max_tokens == 0);
-            if evaluates_only {
-                prompt_done(&mut self.scheduler, events, id);
-                self.finish(id, FinishReason::Length, String::new(), events);
-            }
-        }
-    }
-
-    fn take_token(
-        &mut self,
-        step: u64,
-        id: RequestId,
-        sampled: Sampled,
-        top: Vec<TokenLogprob>,
-        events: &mut Vec<Event>,
-    ) {
-        let n_ctx = self.n_ctx();
-        let Sampled { id: token, mu } = sampled;
-        let Some(sequence) = self.scheduler.sequence(id) else {
-            return;
-        };
-        if sequence.pending.is_some_and(|pending| pending.step == step) {
-            sequence.pending = None;
-        }
-        sequence.tokens.push(token);
-        sequence.mu = mu;
-        let tokenizer = self.tokenizer.as_deref();
-        let is_eog = tokenizer.is_some_and(|tokenizer| tokenizer.is_eog(token));
-        let reason = sequence.finish_reason(is_eog, n_ctx);
-        // The end-of-generation token is not part of the text.
-        let ends_text = is_eog && reason == Some(FinishReason::Stop);
-        let piece = match (&mut sequence.text, tokenizer) {
-            (Some(text), Some(tokenizer)) if !ends_text => text.push(tokenizer, token),
-            _ => Piece::Text(String::new()),
-        };
-        match piece {
-            Piece::Text(text) => {
-                events.push(Event::Token {
-                    request: id,
-                    id: token,
-                    text,
-                    top,
-                });
-                if let Some(reason) = reason {
-                    let rest = sequence
-                        .text
-                        .as_mut()
-                        .map_or_else(String::new, TextStream::finish);
-                    self.finish(id, reason, rest, events);
-                }
-            }
-            Piece::Stopped(text) => {
-                events.push(Event::Token {
-                    request: id,
-                    id: token,
-                    text,
-                    top,
-                });
-                self.finish(id, FinishReason::Stop, String::new(), events);
-            }
-        }
-    }
-
-    fn finish(
-        &mut self,
-        id: RequestId,
-        reason: FinishReason,
-        text: String,
-        events: &mut Vec<Event>,
-    ) {
-        self.scheduler.remove(id);
-        events.push(Event::Finished {
-            request: id,
+    /// Ends a sequence and returns its last event.
+    fn finish(&mut self, slot: Slot, reason: FinishReason) -> Event {
+        let mut sequence = self.scheduler.remove(slot);
+        let text = sequence.text.as_mut();
+        Event::Finished {
+            request: sequence.id,
             reason,
-            text,
-        });
+            text: text.map_or_else(String::new, TextStream::finish),
+        }
     }
 
     /// Checks the KV-cache accounting (see `kv_cache::BlockPool::check_integrity`).

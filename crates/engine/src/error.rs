@@ -1,5 +1,6 @@
 //! Errors of the engine and of requests.
 
+use crate::event::Failure;
 use rocmforge_plan::ParameterError;
 use rocmforge_runtime::RuntimeError;
 pub use rocmforge_runtime::{ConfigError, DeviceError};
@@ -20,6 +21,10 @@ pub enum RequestError {
         "the text has {n_tokens} tokens, fewer than one window of {n_ctx}; use a longer text or a smaller context"
     )]
     TextTooShort { n_tokens: usize, n_ctx: usize },
+    #[error("{max_waiting} requests are waiting; try again later")]
+    QueueFull { max_waiting: usize },
+    #[error("the logits of prompts are not streamed; drive an engine of your own for them")]
+    LogitsStreamed,
     #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]
     TokenOutOfRange { id: u32, n_vocab: usize },
     #[error("the file has no vocabulary, so prompts must be token ids")]
@@ -39,6 +44,9 @@ pub enum EngineError {
     Device(#[from] DeviceError),
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// A request that ended with an error other than its own.
+    #[error(transparent)]
+    Failed(Failure),
 }
 
 impl From<RuntimeError> for EngineError {

@@ -1,18 +1,28 @@
 //! Serves requests: schedules them into batches over a paged KV cache and runs the batches on a device.
 //!
-//! [`Engine`] owns all request state. It exchanges plain data with its device: batches in, sampled tokens out. This
-//! crate has no kernels, file formats or protocols.
+//! [`Engine`] owns all request state. It exchanges plain data with its device: batches in, sampled tokens out.
+//! [`serve`](serve::serve) gives it a thread of its own, for any number of clients. This crate has no kernels, file
+//! formats or protocols.
 #![forbid(unsafe_code)]
 
 mod context;
 mod engine;
 mod error;
+mod event;
+mod intake;
 pub mod kv_cache;
+#[cfg(test)]
+mod recorder;
 mod request;
 mod scheduler;
 mod sequence;
+mod sequences;
+pub mod serve;
+mod stats;
 
 pub use engine::Engine;
 pub use error::{ConfigError, DeviceError, EngineError, RequestError};
-pub use request::{Event, FinishReason, PromptOutput, Request, RequestId};
+pub use event::{Event, Failure, FinishReason, StopCause};
+pub use request::{PromptOutput, Request, RequestId};
 pub use rocmforge_runtime::{ContextPolicy, Device, EngineConfig, PrefixSharing};
+pub use stats::{BlockUsage, EngineStats, PrefixLookups};

@@ -1,11 +1,9 @@
-//! Requests to the engine and the events they produce.
+//! Requests to the engine.
 
 use std::sync::Arc;
-
-use serde::Serialize;
+use std::time::Instant;
 
 use rocmforge_plan::SamplingParams;
-use rocmforge_plan::TokenLogprob;
 use rocmforge_runtime::ContextPolicy;
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, TokenId};
 
@@ -29,13 +27,24 @@ pub struct Request {
     pub sampling: Arc<SamplingParams>,
     /// Generation stops before the first of these strings.
     pub stop: Vec<String>,
+    /// Generation ends with the first of these tokens, which is not part of the text.
+    pub stop_ids: Vec<TokenId>,
     /// Continue past end-of-generation tokens.
     pub ignore_eos: bool,
+    /// Before this many tokens, no end-of-generation token and no stop token is chosen, and no stop string ends the
+    /// generation.
+    pub min_tokens: usize,
+    /// The request ends at this time, with what there is.
+    pub deadline: Option<Instant>,
+    /// Requests of higher priority are served first; in the same priority, earlier ones.
+    pub priority: i32,
+    /// Cached prefixes are shared only between requests with the same salt.
+    pub cache_salt: Option<String>,
     /// Whether control tokens such as `<|im_end|>` appear in the text.
     pub special_text: SpecialText,
     /// Whether to keep a leading space: text that continues the prompt needs it, an answer does not.
     pub leading_space: LeadingSpace,
-    /// The number of best log-probabilities to report with each generated token.
+    /// Report the log-probability of each generated token, and this many best ones.
     pub logprobs: Option<usize>,
     pub prompt_output: PromptOutput,
     /// What to do when the context is full; `None` takes the engine's policy. The prompt must always fit.
@@ -50,7 +59,12 @@ impl Request {
             max_tokens,
             sampling: Arc::new(SamplingParams::greedy()),
             stop: Vec::new(),
+            stop_ids: Vec::new(),
             ignore_eos: false,
+            min_tokens: 0,
+            deadline: None,
+            priority: 0,
+            cache_salt: None,
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,
             logprobs: None,
@@ -63,67 +77,3 @@ impl Request {
 /// Identifies a request of one engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
-
-/// Why a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FinishReason {
-    /// An end-of-generation token or a stop string.
-    Stop,
-    /// `max_tokens` were generated.
-    Length,
-    /// The context is full.
-    Context,
-}
-
-/// Progress of a request. Events of one request arrive in order.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// The log-probability of the prompt token at `position`, given the tokens before it.
-    PromptScore {
-        request: RequestId,
-        position: usize,
-        logprob: f32,
-        top: Vec<TokenLogprob>,
-    },
-    /// The logits after the prompt token at `position`.
-    PromptLogits {
-        request: RequestId,
-        position: usize,
-        logits: Vec<f32>,
-    },
-    /// The whole prompt is in the cache; `cached_tokens` of it came from earlier requests.
-    PromptDone {
-        request: RequestId,
-        cached_tokens: usize,
-    },
-    /// A generated token and the text that is now final (may be empty or of several tokens).
-    Token {
-        request: RequestId,
-        id: TokenId,
-        text: String,
-        top: Vec<TokenLogprob>,
-    },
-    /// Logits are NaN or infinite. This is the request's last event.
-    Failed { request: RequestId },
-    /// The end of the request, with the text that was held back.
-    Finished {
-        request: RequestId,
-        reason: FinishReason,
-        text: String,
-    },
-}
-
-impl Event {
-    /// Returns the request of this event.
-    pub fn request(&self) -> RequestId {
-        match *self {
-            Event::PromptScore { request, .. }
-            | Event::PromptLogits { request, .. }
-            | Event::PromptDone { request, .. }
-            | Event::Token { request, .. }
-            | Event::Finished { request, .. }
-            | Event::Failed { request } => request,
-        }
-    }
-}

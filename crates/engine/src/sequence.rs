@@ -1,12 +1,14 @@
 //! The state of one request while it is served.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
+use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::BlockTable;
-use crate::request::{FinishReason, PromptOutput, Request, RequestId};
+use crate::request::{PromptOutput, Request, RequestId};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::Breakers;
-use rocmforge_plan::{DryHistory, SampleRow};
+use rocmforge_plan::{DryHistory, SampleRow, SamplingParams};
 use rocmforge_runtime::ContextPolicy;
 use rocmforge_text::TextStream;
 
@@ -18,6 +20,9 @@ pub(crate) struct PendingSample {
     /// The row of that step's output.
     pub(crate) row: usize,
 }
+
+/// When a sequence is served: by descending priority, then in order of arrival.
+pub(crate) type Turn = (Reverse<i32>, RequestId);
 
 /// A request with its tokens and KV-cache blocks.
 #[derive(Debug)]
@@ -43,6 +48,13 @@ pub(crate) struct Sequence {
     pub(crate) breakers: Arc<Breakers>,
     /// Mirostat's state after the last token in `tokens`.
     pub(crate) mu: Option<f32>,
+    /// The sampling of the first `min_tokens`, if the request has a minimum.
+    pub(crate) early_sampling: Option<Arc<SamplingParams>>,
+    pub(crate) was_admitted: bool,
+    /// The group in which the sequence runs since a step with it failed.
+    pub(crate) trial: Option<u64>,
+    /// Whether a step with this sequence alone has failed.
+    pub(crate) failed_alone: bool,
 }
 
 impl Sequence {
@@ -67,8 +79,16 @@ impl Sequence {
             text,
             breakers,
             mu: None,
+            early_sampling: None,
+            was_admitted: false,
+            trial: None,
+            failed_alone: false,
             request,
         }
+    }
+
+    pub(crate) fn turn(&self) -> Turn {
+        (Reverse(self.request.priority), self.id)
     }
 
     /// Returns the number of tokens, a pending one included.
@@ -97,10 +117,18 @@ impl Sequence {
         has_room && self.n_generated() < self.request.max_tokens
     }
 
+    /// Returns whether the next token may not stop the sequence, without counting a pending one.
+    pub(crate) fn is_too_short(&self) -> bool {
+        self.tokens.len() - self.n_prompt < self.request.min_tokens
+    }
+
     /// Returns why the sequence ends with its last token, if it does. `is_eog`: it is an end-of-generation token.
     pub(crate) fn finish_reason(&self, is_eog: bool, n_ctx: usize) -> Option<FinishReason> {
+        let last = *self.tokens.last().expect("a prompt is not empty");
         if is_eog && !self.request.ignore_eos {
-            Some(FinishReason::Stop)
+            Some(FinishReason::Stop(StopCause::Eog(last)))
+        } else if self.request.stop_ids.contains(&last) {
+            Some(FinishReason::Stop(StopCause::Token(last)))
         } else if self.tokens.len() - self.n_prompt >= self.request.max_tokens {
             Some(FinishReason::Length)
         } else if self.context_policy == ContextPolicy::Stop && self.tokens.len() >= n_ctx {
@@ -113,7 +141,10 @@ impl Sequence {
     /// Returns how to sample the next token. The device adds a pending token to the history. Penalties and DRY see at
     /// most `n_ctx` tokens, dropped ones included.
     pub(crate) fn sample_row(&self, n_ctx: usize) -> SampleRow {
-        let params = &self.request.sampling;
+        let params = match &self.early_sampling {
+            Some(early) if self.n_generated() < self.request.min_tokens => early,
+            _ => &self.request.sampling,
+        };
         let dry = params.has_dry().then(|| DryHistory {
             tokens: self.last_known(params.dry.last_n.min(n_ctx)).to_vec(),
             breakers: Arc::clone(&self.breakers),
@@ -124,7 +155,7 @@ impl Sequence {
             counts: self.penalty_counts(n_ctx),
             dry,
             mu: self.mu,
-            top_logprobs: self.request.logprobs.unwrap_or(0),
+            logprobs: self.request.logprobs,
         }
     }
 
@@ -163,7 +194,14 @@ impl Sequence {
 /// The purpose of an output row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowPurpose {
-    Sample,
-    PromptScore { position: usize },
-    PromptLogits { position: usize },
+    Sample {
+        /// Whether the row is the first one after the prompt.
+        ends_prompt: bool,
+    },
+    PromptScore {
+        position: usize,
+    },
+    PromptLogits {
+        position: usize,
+    },
 }

@@ -2,7 +2,8 @@
 // one draw.
 //
 // logits [n_rows, n_vocab] (modified by bias and penalties), rows [n_rows], entries [n_entries], tokens [n_tokens], ids
-// [n_rows]. Rows with top_k = 0 are skipped, as are rows whose id is already NO_ID (argmax.hip).
+// [n_rows]. Rows with top_k = 0 are skipped, as are rows whose id is already NO_ID (argmax.hip). `sample` takes the rows
+// with up to 1024 candidates, `sample_all` those that keep ALL_TOKENS.
 //
 // adjust: one block of 256 threads per row; one thread per entry of its lists.
 //
@@ -11,6 +12,16 @@
 // distinct, so the order is unique), at most 2048 of them: if more reach the bound, bisection raises it. The rest runs
 // over the sorted candidates as in the CPU backend, with exp and sums in f64.
 // Shared memory: 2048 keys, 1024 f64 and one word per wave, 25 KB.
+//
+// sample_all: one block of 1024 threads per row, without a sort of all. Top-p and the draw look for the candidate at which
+// the mass of all better ones and its own reaches a target. Bisection over the logits narrows the range of this
+// candidate until it holds at most 1024 keys; these are sorted and their weights summed up in order. Each step of the
+// bisection reads the row once. A sum in another order than the host's differs in the last bits, so the token is the
+// host's unless the random number is that close to a boundary. Shared memory as `sample`.
+//
+// logprobs: the sum of the softmax and the n_logprobs - 1 best tokens of each row, of the logits as computed (such rows
+// have no biases and no penalties), straight to the host's slot of this step; see LogprobParams. Shared memory as
+// `sample`.
 #include "logits.h"
 
 #pragma clang fp contract(off)
@@ -19,6 +30,7 @@ constexpr u32 THREADS = 1024;
 constexpr u32 ADJUST_THREADS = 256;
 constexpr u32 CAPACITY = 2048;
 constexpr u32 NO_ID = 0xffffffffu;
+constexpr u32 ALL_TOKENS = 0xffffffffu;
 // The least key of logits above negative infinity.
 constexpr u64 LEAST_KEY = (u64)0x00800000u << 32;
 
@@ -36,8 +48,10 @@ struct SampleRow {
     u32 n_biases;
     u32 first_count;
     u32 n_counts;
-    FIELDS(uniform, top_k, top_p, ln_min_p, temperature, repeat_penalty, frequency_penalty, presence_penalty,
-           input_row, first_bias, n_biases, first_count, n_counts)
+    u32 n_logprobs;
+    u32 pad;
+    FIELDS(uniform, top_k, top_p, ln_min_p, temperature, repeat_penalty, frequency_penalty, presence_penalty, input_row,
+           first_bias, n_biases, first_count, n_counts, n_logprobs, pad)
 };
 
 struct SampleEntry {
@@ -166,6 +180,36 @@ DEV void sort_keys(u64* keys, u32 n) {
     barrier();
 }
 
+// Sorts the best keys of a row into `keys`, at least top_k if there are so many, and returns how many. top_k is from 1 to
+// THREADS.
+DEV u32 select(const Counter& share, u32 top_k, u64* keys, u32* part) {
+    u64 best = 0;
+    for (u32 i = tid(); i < share.n_vocab; i += THREADS) best = max_of(best, key_of(share.logits[i], i));
+    keys[tid()] = best;
+    sort_keys(keys, THREADS);
+    u64 bound = max_of(keys[top_k - 1], LEAST_KEY), above = keys[0] + 1;
+    u32 before, total = block_scan(share.count(bound), part, before);
+    while (total > CAPACITY) {
+        // At least top_k keys reach `bound`, and none reaches `above`.
+        u64 middle = bound + (above - bound) / 2;
+        u32 n = block_scan(share.count(middle), part, before);
+        if (n < top_k) above = middle;
+        else bound = middle, total = n;
+    }
+    total = block_scan(share.count(bound), part, before);
+    u32 n_sorted = 2;
+    while (n_sorted < total) n_sorted *= 2;
+    barrier();
+    for (u32 i = tid(); i < n_sorted; i += THREADS)
+        if (i >= total) keys[i] = 0;
+    for (u32 i = tid(); i < share.n_vocab; i += THREADS) {
+        u64 key = key_of(share.logits[i], i);
+        if (key >= bound) keys[before++] = key;
+    }
+    sort_keys(keys, n_sorted);
+    return total;
+}
+
 // Softmax numerators of the first n candidates; thread i computes candidate i.
 DEV void put_weights(double* weights, const u64* keys, u32 n, float temperature) {
     barrier();
@@ -194,36 +238,12 @@ KERNEL(sample, SampleParams, THREADS) {
     SHARED(u32, n_left, 1);
     const SampleRow& row = p.rows[bid_x()];
     const u32 top_k = uniform(min_of(row.top_k, THREADS));
-    if (top_k == 0 || uniform(p.ids[bid_x()]) == NO_ID) return;
+    if (top_k == 0 || uniform(row.top_k) == ALL_TOKENS || uniform(p.ids[bid_x()]) == NO_ID) return;
     const float temperature = bits<float>(uniform(bits<u32>(row.temperature)));
     const bool has_top_p = temperature > 0.0f && bits<float>(uniform(bits<u32>(row.top_p))) < 1.0f;
     const Counter share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
 
-    u64 best = 0;
-    for (u32 i = tid(); i < p.n_vocab; i += THREADS) best = max_of(best, key_of(share.logits[i], i));
-    keys[tid()] = best;
-    sort_keys(keys, THREADS);
-    u64 bound = max_of(keys[top_k - 1], LEAST_KEY), above = keys[0] + 1;
-    u32 before, total = block_scan(share.count(bound), part, before);
-    while (total > CAPACITY) {
-        // At least top_k keys reach `bound`, and none reaches `above`.
-        u64 middle = bound + (above - bound) / 2;
-        u32 n = block_scan(share.count(middle), part, before);
-        if (n < top_k) above = middle;
-        else bound = middle, total = n;
-    }
-    total = block_scan(share.count(bound), part, before);
-    u32 n_sorted = 2;
-    while (n_sorted < total) n_sorted *= 2;
-    barrier();
-    for (u32 i = tid(); i < n_sorted; i += THREADS)
-        if (i >= total) keys[i] = 0;
-    for (u32 i = tid(); i < p.n_vocab; i += THREADS) {
-        u64 key = key_of(share.logits[i], i);
-        if (key >= bound) keys[before++] = key;
-    }
-    sort_keys(keys, n_sorted);
-
+    u32 total = select(share, top_k, keys, part);
     u32 n = min_of(total, top_k);
     if (has_top_p) put_weights(weights, keys, n, 1.0f);
     if (tid() == 0) {
@@ -259,5 +279,206 @@ KERNEL(sample, SampleParams, THREADS) {
             }
         }
         p.ids[bid_x()] = total ? id_of(keys[chosen]) : 0;
+    }
+}
+
+// The sum over the block, with the same bits in every thread.
+DEV double block_sum(double v, double* part) {
+#pragma unroll
+    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) {
+        u64 b = bits<u64>(v);
+        u32 low = shuffle_xor((u32)b, mask), high = shuffle_xor((u32)(b >> 32), mask);
+        v += bits<double>((u64)high << 32 | low);
+    }
+    barrier();
+    if (lane() == 0) part[wave()] = v;
+    barrier();
+    double sum = 0.0;
+    for (u32 w = 0; w < THREADS / WARP_SIZE; w++) sum += part[w];
+    return sum;
+}
+
+DEV u64 uniform64(u64 v) { return (u64)uniform((u32)(v >> 32)) << 32 | uniform((u32)v); }
+
+// Shared memory of `sample_all`.
+struct Scratch {
+    u64* keys;       // [CAPACITY]
+    double* weights; // [THREADS]
+    double* sums;    // one per wave
+    u32* part;       // one per wave
+};
+
+// All tokens of a row, weighted with exp((logit - best) / temperature).
+struct Weighted {
+    Counter share;
+    u64 best;
+    float temperature;
+
+    DEV_MEMBER double weight(float logit) const {
+        return exp_f64((double)(logit / temperature - logit_of(best) / temperature));
+    }
+
+    // The weights of the keys from `low` to below `high`, and in `n` their number.
+    DEV_MEMBER double mass(u64 low, u64 high, const Scratch& scratch, u32& n) const {
+        double sum = 0.0;
+        u32 own = 0, before;
+        for (u32 i = tid(); i < share.n_vocab; i += THREADS) {
+            float logit = share.logits[i];
+            u64 key = key_of(logit, i);
+            if (key >= low && key < high) {
+                sum += weight(logit);
+                own++;
+            }
+        }
+        n = block_scan(own, scratch.part, before);
+        return block_sum(sum, scratch.sums);
+    }
+};
+
+// What a mass is compared with.
+struct Target {
+    double mass;
+    bool above; // has to be exceeded
+
+    DEV_MEMBER bool reached(double m) const { return above ? m > mass : m >= mass; }
+};
+
+// The first key in descending order at which the mass from the best key on reaches the target; 0 if none does that is
+// not below `low`. The n keys from `low` on may have any mass.
+DEV u64 find(const Weighted& row, u64 low, u32 n, const Target& target, const Scratch& scratch) {
+    // Weights further down are 0.
+    const float best = logit_of(row.best), lowest = best - 800.0f * row.temperature;
+    u64 high = row.best + 1;
+    double above = 0.0; // the mass of the keys from `high` on
+    float guess = best - 16.0f * row.temperature;
+    if (lowest > logit_of(low)) {
+        low = (u64)order_of(lowest) << 32;
+        row.mass(low, high, scratch, n);
+    }
+    while (n > THREADS) {
+        u64 middle = (u64)order_of(guess) << 32;
+        if (middle <= low || middle >= high) middle = low + (high - low) / 2;
+        u32 n_upper;
+        double upper = row.mass(middle, high, scratch, n_upper);
+        if (uniform(target.reached(above + upper) ? 1u : 0u)) {
+            low = middle, n = n_upper;
+        } else {
+            high = middle, above += upper, n -= n_upper;
+        }
+        guess = 0.5f * logit_of(low) + 0.5f * logit_of(high);
+    }
+    u32 own = 0, before;
+    for (u32 i = tid(); i < row.share.n_vocab; i += THREADS) {
+        u64 key = key_of(row.share.logits[i], i);
+        own += key >= low && key < high ? 1 : 0;
+    }
+    block_scan(own, scratch.part, before);
+    barrier();
+    for (u32 i = tid(); i < row.share.n_vocab; i += THREADS) {
+        u64 key = key_of(row.share.logits[i], i);
+        if (key >= low && key < high) scratch.keys[before++] = key;
+    }
+    if (tid() >= n) scratch.keys[tid()] = 0;
+    sort_keys(scratch.keys, THREADS);
+    double mass = tid() < n ? row.weight(logit_of(scratch.keys[tid()])) : 0.0;
+    scratch.weights[tid()] = mass;
+    // Sums up to each key.
+    for (u32 d = 1; d < THREADS; d *= 2) {
+        barrier();
+        double other = tid() >= d ? scratch.weights[tid() - d] : 0.0;
+        barrier();
+        mass += other;
+        scratch.weights[tid()] = mass;
+    }
+    u32 n_below = block_scan(tid() < n && !target.reached(above + mass) ? 1 : 0, scratch.part, before);
+    return uniform64(n_below < n ? scratch.keys[n_below] : 0);
+}
+
+// The best key of a row; 0 if no logit is above negative infinity.
+DEV u64 best_of(const Counter& share, u64* part) {
+    u64 best = 0;
+    for (u32 i = tid(); i < share.n_vocab; i += THREADS) best = max_of(best, key_of(share.logits[i], i));
+    best = uniform64(block_best<THREADS>(best, part));
+    barrier();
+    return best >= LEAST_KEY ? best : 0;
+}
+
+KERNEL(sample_all, SampleParams, THREADS) {
+    SHARED(u64, keys, CAPACITY);
+    SHARED(double, weights, THREADS);
+    SHARED(double, sums, THREADS / WARP_SIZE);
+    SHARED(u32, part, THREADS / WARP_SIZE);
+    const SampleRow& row = p.rows[bid_x()];
+    if (uniform(row.top_k) != ALL_TOKENS || uniform(p.ids[bid_x()]) == NO_ID) return;
+    const Scratch scratch{keys, weights, sums, part};
+    const Counter share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
+    const u64 best = best_of(share, keys);
+    u64 chosen = best, low = LEAST_KEY;
+    if (best) {
+        u32 n;
+        const float top_p = bits<float>(uniform(bits<u32>(row.top_p)));
+        if (top_p < 1.0f) {
+            const Weighted plain{share, best, 1.0f};
+            double total = plain.mass(low, best + 1, scratch, n);
+            u64 last = best;
+            if (uniform(total > 0.0 ? 1u : 0u))
+                last = find(plain, low, n, Target{total * (double)top_p, false}, scratch);
+            low = max_of(low, last);
+        }
+        const float floor = logit_of(best) + bits<float>(uniform(bits<u32>(row.ln_min_p)));
+        // 0 and -0 are equal.
+        if (floor > -__builtin_inff()) low = max_of(low, (u64)order_of(floor == 0.0f ? -0.0f : floor) << 32);
+        const Weighted warm{share, best, bits<float>(uniform(bits<u32>(row.temperature)))};
+        double total = warm.mass(low, best + 1, scratch, n);
+        if (uniform(total > 0.0 ? 1u : 0u)) {
+            u64 found = find(warm, low, n, Target{total * row.uniform, true}, scratch);
+            if (found) chosen = found;
+        }
+    }
+    if (tid() == 0) p.ids[bid_x()] = chosen ? id_of(chosen) : 0;
+}
+
+constexpr u32 MAX_LOGPROBS = 20;
+constexpr u32 LOGPROB_WORDS = 4 + 2 * MAX_LOGPROBS;
+
+struct LogprobParams {
+    const float* logits;
+    const SampleRow* rows;
+    const u32* ids;
+    const u32* n_steps; // [1]
+    // [n_slots, slot_rows, LOGPROB_WORDS], host memory. The words of a row: the sum of exp(logit - best) over all tokens
+    // in two words, the best logit, the logit of the row's id, then the id and the logit of each of the best tokens.
+    u32* host;
+    u32 n_vocab;
+    u32 n_slots;
+    u32 slot_rows;
+    u32 pad;
+    FIELDS(logits, rows, ids, n_steps, host, n_vocab, n_slots, slot_rows, pad)
+};
+
+KERNEL(logprobs, LogprobParams, THREADS) {
+    SHARED(u64, keys, CAPACITY);
+    SHARED(double, sums, THREADS / WARP_SIZE);
+    SHARED(u32, part, THREADS / WARP_SIZE);
+    const SampleRow& row = p.rows[bid_x()];
+    const u32 n_logprobs = uniform(row.n_logprobs), id = uniform(p.ids[bid_x()]);
+    if (n_logprobs == 0 || id >= p.n_vocab) return;
+    const Counter share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
+    const u32 n_best = min_of(n_logprobs - 1, MAX_LOGPROBS);
+    u32 n = min_of(select(share, max_of(n_best, 1u), keys, part), n_best);
+    const u64 best = keys[0];
+    double sum = 0.0;
+    for (u32 i = tid(); i < p.n_vocab; i += THREADS) sum += (double)exp_of(share.logits[i] - logit_of(best));
+    sum = block_sum(sum, sums);
+    u32* host = p.host + ((u64)(*p.n_steps % p.n_slots) * p.slot_rows + bid_x()) * LOGPROB_WORDS;
+    if (tid() == 0) {
+        host[0] = (u32)bits<u64>(sum);
+        host[1] = (u32)(bits<u64>(sum) >> 32);
+        host[2] = bits<u32>(logit_of(best));
+        host[3] = bits<u32>(share.logits[id]);
+    }
+    if (tid() < MAX_LOGPROBS) {
+        host[4 + 2 * tid()] = tid() < n ? id_of(keys[tid()]) : NO_ID;
+        host[5 + 2 * tid()] = tid() < n ? bits<u32>(logit_of(keys[tid()])) : 0;
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Inner {
     pub(crate) deferred_free: DeferredFree,
     /// Bytes of all buffers.
     pub(crate) allocated: AtomicU64,
+    /// Bytes copied to the host.
+    pub(crate) copied_to_host: AtomicU64,
     /// Limit on `allocated`.
     memory_bytes: u64,
     /// The error that made the device unusable.
@@ -208,6 +210,7 @@ impl Gpu {
                 kernels: OnceLock::new(),
                 deferred_free: DeferredFree::default(),
                 allocated: AtomicU64::new(0),
+                copied_to_host: AtomicU64::new(0),
                 memory_bytes: memory_bytes.unwrap_or(u64::MAX),
                 lost: OnceLock::new(),
                 serial,
@@ -298,6 +301,11 @@ impl Gpu {
 
     pub fn id(&self) -> DeviceId {
         self.inner.id
+    }
+
+    /// Bytes copied to the host through this handle and its clones. What kernels write to host memory does not count.
+    pub fn bytes_copied_to_host(&self) -> u64 {
+        self.inner.copied_to_host.load(Ordering::Relaxed)
     }
 
     /// Bytes of device memory allocated through this handle and its clones.

@@ -201,9 +201,11 @@ impl Gpu {
             to.len()
         );
         let stream = self.inner.stream;
+        let n_bytes = from.len() * size_of::<T>();
+        let copied_to_host = &self.inner.copied_to_host;
+        copied_to_host.fetch_add(n_bytes as u64, Ordering::Relaxed);
         // SAFETY: as above.
         self.inner.call("copy_to_host", |calls| unsafe {
-            let n_bytes = from.len() * size_of::<T>();
             (calls.copy_to_host)(to.host.cast(), from.ptr(), n_bytes, stream)
         })
     }

@@ -1,6 +1,7 @@
 //! Copies between host and device, and on the device.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -75,6 +76,9 @@ impl Gpu {
 
     pub(crate) fn read_bytes(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
         let stream = self.inner.stream;
+        let n_bytes = to.len() as u64;
+        let copied_to_host = &self.inner.copied_to_host;
+        copied_to_host.fetch_add(n_bytes, Ordering::Relaxed);
         // SAFETY: both ranges have that many bytes, and live until the wait below is over.
         let copied = self.inner.call("copy_to_host", |calls| unsafe {
             (calls.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream)

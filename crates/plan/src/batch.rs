@@ -28,8 +28,9 @@ pub struct BatchSeq {
     pub n_rows: usize,
     /// Position of the first row in the sequence.
     pub first_pos: usize,
-    /// The cache block of each page of the sequence, by page number; covers all rows of this batch.
-    pub block_table: Vec<u32>,
+    /// The cache block of each page of the sequence, by page number; covers all rows of this batch. Shared with the
+    /// engine, which replaces it when the sequence gets another block.
+    pub block_table: Arc<Vec<u32>>,
 }
 
 /// How to choose a token from a row of logits. Plain data, so that a device can do the sampling.
@@ -46,8 +47,9 @@ pub struct SampleRow {
     /// Mirostat's state after the last token. For a row whose input is [`InputToken::Sampled`], the device uses
     /// the state of the previous step instead.
     pub mu: Option<f32>,
-    /// Number of best tokens whose log-probabilities to report.
-    pub top_logprobs: usize,
+    /// Whether to report the log-probability of the token, and of how many best tokens. Biases and samplers do not
+    /// change log-probabilities.
+    pub logprobs: Option<usize>,
 }
 
 /// The last tokens of a sequence, in which DRY looks for repetitions.
@@ -115,6 +117,9 @@ pub struct TokenLogprob {
 pub enum RowOutput {
     Sampled {
         sampled: Sampled,
+        /// The log-probability of the token, if [`SampleRow::logprobs`] asks for it.
+        logprob: Option<f32>,
+        /// The best tokens, best first.
         top: Vec<TokenLogprob>,
     },
     Scored {

@@ -12,7 +12,7 @@ fn main() -> Result<(), rocmforge::Error> {
     let device = args
         .next()
         .map_or(Device::Auto, |name| name.parse().expect("a device"));
-    let mut session = model.device(device).start()?;
+    let session = model.device(device).start()?;
     for piece in session.chat()?.max_tokens(100).send(message)? {
         print!("{}", piece?);
         std::io::stdout().flush()?;

@@ -11,13 +11,13 @@ use crate::{Error, Session};
 
 /// A conversation with a model. It remembers messages and answers, and follows the chat template of the file.
 pub struct Chat<'s> {
-    session: &'s mut Session,
+    session: &'s Session,
     conversation: Conversation,
     pub(crate) settings: Settings,
 }
 
 impl<'s> Chat<'s> {
-    pub(crate) fn new(session: &'s mut Session) -> Result<Chat<'s>, Error> {
+    pub(crate) fn new(session: &'s Session) -> Result<Chat<'s>, Error> {
         let tokenizer = session.need_tokenizer()?;
         let template = ChatTemplate::from_gguf(&session.file.gguf, tokenizer, None)?;
         Ok(Chat {
@@ -73,11 +73,11 @@ impl<'s> Chat<'s> {
     }
 }
 
-fn submit<'a>(
-    session: &'a mut Session,
+fn submit(
+    session: &Session,
     conversation: &mut Conversation,
     settings: &Settings,
-) -> Result<Answer<'a>, Error> {
+) -> Result<Answer, Error> {
     let fit = Fit {
         n_ctx: session.n_ctx(),
         policy: session.config().context_policy,
@@ -93,7 +93,7 @@ fn submit<'a>(
 
 /// An answer in a conversation: an iterator over pieces of text.
 pub struct Reply<'c> {
-    answer: Answer<'c>,
+    answer: Answer,
     conversation: &'c mut Conversation,
     text: String,
 }

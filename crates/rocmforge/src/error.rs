@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use rocmforge_engine::{ConfigError, DeviceError, EngineError, RequestError};
+use rocmforge_engine::{ConfigError, DeviceError, EngineError, Failure, RequestError};
 use rocmforge_model::LoadError;
 use rocmforge_text::chat_template::TemplateError;
 use rocmforge_text::tokenizer::TokenizerError;
@@ -11,6 +11,9 @@ use rocmforge_text::tokenizer::TokenizerError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The device or the engine ended the answer.
+    #[error(transparent)]
+    Failed(Failure),
     /// The models folder or the hub.
     #[error(transparent)]
     Hub(#[from] rocmforge_hub::Error),
@@ -73,6 +76,7 @@ impl From<EngineError> for Error {
             EngineError::Config(error) => error.into(),
             EngineError::Device(error) => error.into(),
             EngineError::Request(error) => error.into(),
+            EngineError::Failed(failure) => Error::Failed(failure),
         }
     }
 }

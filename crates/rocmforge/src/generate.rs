@@ -1,20 +1,20 @@
 //! Generating text as an iterator.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rocmforge_engine::{Event, FinishReason, Request, RequestError, RequestId};
+use rocmforge_engine::serve::{EventStream, StreamEvent};
+use rocmforge_engine::{EngineError, FinishReason, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::SamplingParams;
 use rocmforge_text::tokenizer::LeadingSpace;
 
-use crate::session::{Bos, encode_prompt, random_sampling};
+use crate::session::random_sampling;
 use crate::{Error, Session};
 
 /// A prompt and how to continue it.
 #[must_use = "nothing runs until the answer is read"]
 pub struct Generate<'s> {
-    session: &'s mut Session,
+    session: &'s Session,
     prompt: String,
     pub(crate) settings: Settings,
 }
@@ -78,7 +78,7 @@ macro_rules! answer_settings {
 pub(crate) use answer_settings;
 
 impl<'s> Generate<'s> {
-    pub(crate) fn new(session: &'s mut Session, prompt: &str) -> Generate<'s> {
+    pub(crate) fn new(session: &'s Session, prompt: &str) -> Generate<'s> {
         Generate {
             session,
             prompt: prompt.to_string(),
@@ -92,9 +92,8 @@ impl<'s> Generate<'s> {
     ///
     /// # Errors
     /// The prompt is empty or longer than the context, or a parameter is out of range.
-    pub fn stream(self) -> Result<Answer<'s>, Error> {
-        let tokenizer = self.session.need_tokenizer()?;
-        let ids = encode_prompt(tokenizer, self.prompt.as_bytes(), Bos::AsFileSays, true);
+    pub fn stream(self) -> Result<Answer, Error> {
+        let ids = self.session.encode(&self.prompt)?;
         let request = self.settings.request(ids, LeadingSpace::Keep);
         Answer::submit(self.session, request)
     }
@@ -109,26 +108,19 @@ impl<'s> Generate<'s> {
 }
 
 /// An answer that is being generated: an iterator over pieces of text. Dropping it ends the request.
-pub struct Answer<'s> {
-    session: &'s mut Session,
-    request: RequestId,
-    /// Pieces that were generated and not yet read.
-    pieces: VecDeque<String>,
+pub struct Answer {
+    stream: EventStream,
     n_tokens: usize,
     finish_reason: Option<FinishReason>,
-    is_over: bool,
 }
 
-impl<'s> Answer<'s> {
-    pub(crate) fn submit(session: &'s mut Session, request: Request) -> Result<Answer<'s>, Error> {
-        let request = session.engine.submit(request)?;
+impl Answer {
+    pub(crate) fn submit(session: &Session, request: Request) -> Result<Answer, Error> {
+        let stream = session.server.submit(request).map_err(EngineError::from)?;
         Ok(Answer {
-            session,
-            request,
-            pieces: VecDeque::new(),
+            stream,
             n_tokens: 0,
             finish_reason: None,
-            is_over: false,
         })
     }
 
@@ -141,61 +133,31 @@ impl<'s> Answer<'s> {
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
     }
-
-    /// Runs one step of the engine and keeps the text it gives.
-    fn step(&mut self) -> Result<(), Error> {
-        for event in self.session.engine.step()? {
-            if event.request() != self.request {
-                continue;
-            }
-            match event {
-                Event::Token { text, .. } => {
-                    self.n_tokens += 1;
-                    self.pieces.push_back(text);
-                }
-                Event::Finished { reason, text, .. } => {
-                    self.pieces.push_back(text);
-                    self.finish_reason = Some(reason);
-                    self.is_over = true;
-                }
-                Event::Failed { .. } => {
-                    self.is_over = true;
-                    return Err(RequestError::NotFinite.into());
-                }
-                Event::PromptScore { .. }
-                | Event::PromptLogits { .. }
-                | Event::PromptDone { .. } => {}
-            }
-        }
-        Ok(())
-    }
 }
 
-impl Iterator for Answer<'_> {
+impl Iterator for Answer {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Result<String, Error>> {
         loop {
-            match self.pieces.pop_front() {
-                // A token may complete no character.
-                Some(piece) if piece.is_empty() => {}
-                Some(piece) => return Some(Ok(piece)),
-                None if self.is_over => return None,
-                None => {
-                    if let Err(error) = self.step() {
-                        self.is_over = true;
-                        return Some(Err(error));
-                    }
+            let text = match self.stream.next()? {
+                StreamEvent::Tokens { tokens, text, .. } => {
+                    self.n_tokens += tokens.len();
+                    text
                 }
+                StreamEvent::Finished { reason, text } => {
+                    self.finish_reason = Some(reason);
+                    text
+                }
+                StreamEvent::Failed(failure) => {
+                    return Some(Err(EngineError::from(failure).into()));
+                }
+                StreamEvent::PromptDone { .. } | StreamEvent::PromptScores(_) => continue,
+            };
+            // A token may complete no character.
+            if !text.is_empty() {
+                return Some(Ok(text));
             }
-        }
-    }
-}
-
-impl Drop for Answer<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.session.engine.abort(self.request);
         }
     }
 }

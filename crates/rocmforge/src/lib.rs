@@ -10,7 +10,7 @@
 //!
 //! fn main() -> Result<(), rocmforge::Error> {
 //!     let model = Model::open("model.gguf")?;
-//!     let mut session = model.device(Device::Auto).start()?;
+//!     let session = model.device(Device::Auto).start()?;
 //!     let mut chat = session.chat()?.system("Answer in one sentence.");
 //!     for piece in chat.send("Why is the sky blue?")? {
 //!         print!("{}", piece?);

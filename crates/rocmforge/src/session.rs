@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rocmforge_engine::serve::{Handle, ServeOptions, Server, serve};
 use rocmforge_engine::{ContextPolicy, Engine, EngineConfig};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{KvType, SamplingParams};
@@ -127,10 +128,10 @@ pub fn tuning_files(cache_dir: Option<&Path>, id: Option<DeviceId>) -> Option<Tu
     }
 }
 
-/// A model on a device, ready to answer. Requests run one after the other.
+/// A model on a device, ready to answer. Any number of answers can be generated at once.
 pub struct Session {
     pub(crate) file: ModelFile,
-    pub(crate) engine: Engine,
+    pub(crate) server: Server,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     config: EngineConfig,
     notices: Vec<String>,
@@ -170,7 +171,7 @@ impl Session {
         let config = settled(config, engine.backend_info());
         Ok(Session {
             file,
-            engine,
+            server: serve(engine, ServeOptions::default())?,
             tokenizer,
             config,
             notices,
@@ -184,7 +185,7 @@ impl Session {
 
     /// Returns the device in words, such as `CPU (avx512, 8 threads)`.
     pub fn device(&self) -> &str {
-        &self.engine.backend_info().device
+        &self.server.backend_info().device
     }
 
     /// Returns the settings that the engine runs with.
@@ -194,11 +195,31 @@ impl Session {
 
     /// Returns the context in tokens.
     pub fn n_ctx(&self) -> usize {
-        self.engine.n_ctx()
+        self.server.n_ctx()
+    }
+
+    /// Returns access to the engine, for front ends that build their own requests. It can be cloned and sent to other
+    /// threads; the engine ends with the session.
+    pub fn handle(&self) -> &Handle {
+        &self.server
+    }
+
+    /// Returns `text` as the tokens of a prompt, with a start token if the file asks for one.
+    ///
+    /// # Errors
+    /// The file has no vocabulary.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, Error> {
+        let tokenizer = self.need_tokenizer()?;
+        Ok(encode_prompt(
+            tokenizer,
+            text.as_bytes(),
+            Bos::AsFileSays,
+            true,
+        ))
     }
 
     /// Prepares to continue `prompt`. Nothing runs until the answer is read.
-    pub fn generate(&mut self, prompt: &str) -> Generate<'_> {
+    pub fn generate(&self, prompt: &str) -> Generate<'_> {
         Generate::new(self, prompt)
     }
 
@@ -206,7 +227,7 @@ impl Session {
     ///
     /// # Errors
     /// The file has no vocabulary, or its template is damaged.
-    pub fn chat(&mut self) -> Result<Chat<'_>, Error> {
+    pub fn chat(&self) -> Result<Chat<'_>, Error> {
         Chat::new(self)
     }
 

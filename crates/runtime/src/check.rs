@@ -192,7 +192,7 @@ impl Script {
                     first_row,
                     n_rows,
                     first_pos,
-                    block_table: (0..=last_page).map(block).collect(),
+                    block_table: Arc::new((0..=last_page).map(block).collect()),
                 });
                 batch.logits.push(LogitsRow {
                     row: batch.tokens.len() - 1,

@@ -136,12 +136,19 @@ impl Executor {
     }
 }
 
-impl Drop for Executor {
-    fn drop(&mut self) {
+impl Executor {
+    /// Ends the device's thread and frees the backend's memory. Steps submitted later fail.
+    pub fn close(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -46,7 +46,9 @@ pub(crate) use limits::check;
 use memory::{Memory, Sizes};
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{Batch, LogitsRow, RowOutput, Sampled, StepOutput};
+use rocmforge_plan::{
+    Batch, LogitsRow, RowOutput, SampleRow, Sampled, StepOutput, TokenLogprob, Want,
+};
 use rocmforge_plan::{BufferId, KeyTurn, Op, Plan, PlanPart};
 use run_op::Launcher;
 pub(crate) use segments::{Observation, QueuedStep};
@@ -248,7 +250,20 @@ impl GpuBackend {
             step: batch.step,
             found,
         })?;
-        let mut rows: Vec<RowOutput> = ids.into_iter().map(sampled).collect();
+        let ids = ids.into_iter().enumerate();
+        let mut rows: Vec<RowOutput> = ids
+            .map(|(row, id)| {
+                let Want::Sample(SampleRow {
+                    logprobs: Some(_), ..
+                }) = &batch.logits[row].want
+                else {
+                    return sampled(id);
+                };
+                // The host replaces the rows that it samples.
+                let logprobs = self.memory.step.row_logprobs(queued.slot, row);
+                with_logprobs(sampled(id), logprobs)
+            })
+            .collect();
         let outputs = self.sample_on_host(batch, queued, host_rows)?;
         for (&index, output) in host_rows.iter().zip(outputs) {
             rows[index] = output;
@@ -301,7 +316,20 @@ fn sampled(id: u32) -> RowOutput {
     }
     RowOutput::Sampled {
         sampled: Sampled { id, mu: None },
+        logprob: None,
         top: Vec::new(),
+    }
+}
+
+/// Adds the log-probabilities of the token and of the best ones.
+fn with_logprobs(output: RowOutput, (chosen, best): (f32, Vec<TokenLogprob>)) -> RowOutput {
+    match output {
+        RowOutput::Sampled { sampled, .. } => RowOutput::Sampled {
+            sampled,
+            logprob: Some(chosen),
+            top: best,
+        },
+        other => other,
     }
 }
 
@@ -331,6 +359,8 @@ impl Backend for GpuBackend {
             }),
             Err(error) => {
                 self.finish(Wait::All);
+                // The step was not queued completely. If this fails too, so will the next step.
+                drop(self.restart());
                 reply(Err(error.into()));
             }
         }
@@ -407,3 +437,6 @@ impl Backend for GpuBackend {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -69,12 +69,21 @@ fn output_of(
     }
     match want {
         Want::Sample(sample) => {
-            let top = match sample.top_logprobs {
-                0 => Vec::new(),
-                k => sampler::top_logprobs(logits, cpu::log_sum_exp(isa, logits), k),
+            let Some(k) = sample.logprobs else {
+                return RowOutput::Sampled {
+                    sampled: sampler::sample(isa, logits, sample, just_sampled),
+                    logprob: None,
+                    top: Vec::new(),
+                };
             };
+            let log_sum_exp = cpu::log_sum_exp(isa, logits);
+            let top = sampler::top_logprobs(logits, log_sum_exp, k);
+            // Samplers change logits in place.
+            let computed = logits.to_vec();
+            let sampled = sampler::sample(isa, logits, sample, just_sampled);
             RowOutput::Sampled {
-                sampled: sampler::sample(isa, logits, sample, just_sampled),
+                logprob: Some(computed[sampled.id as usize] - log_sum_exp),
+                sampled,
                 top,
             }
         }

@@ -16,13 +16,12 @@ pub struct TextStream {
 pub enum Piece {
     /// Text that no stop string can affect any more; may be empty.
     Text(String),
-    /// A stop string has appeared; this is the remaining text before it.
-    Stopped(String),
+    /// The stop string with this index has appeared; `text` is the remaining text before it.
+    Stopped { text: String, stop: usize },
 }
 
 impl TextStream {
     pub fn new(detokenizer: Detokenizer, stop: Vec<String>) -> TextStream {
-        let stop = stop.into_iter().filter(|s| !s.is_empty()).collect();
         TextStream {
             detokenizer,
             stop,
@@ -35,25 +34,32 @@ impl TextStream {
         self.take(&text)
     }
 
+    /// Adds a token without looking for stop strings in its text.
+    pub fn pass(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
+        let text = self.detokenizer.push(tokenizer, id);
+        std::mem::take(&mut self.held) + &text
+    }
+
     /// Ends the stream without a stop string; returns the text held back.
     pub fn finish(&mut self) -> String {
         let text = self.detokenizer.finish();
         match self.take(&text) {
-            Piece::Stopped(text) => text,
+            Piece::Stopped { text, .. } => text,
             Piece::Text(text) => text + &std::mem::take(&mut self.held),
         }
     }
 
     fn take(&mut self, text: &str) -> Piece {
         self.held.push_str(text);
-        if let Some(at) = self
-            .stop
-            .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()))
-            .min()
-        {
+        let stops = self.stop.iter().enumerate();
+        let found = stops
+            .filter(|(_, stop)| !stop.is_empty())
+            .filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)))
+            .min();
+        if let Some((at, stop)) = found {
             self.held.truncate(at);
-            return Piece::Stopped(std::mem::take(&mut self.held));
+            let text = std::mem::take(&mut self.held);
+            return Piece::Stopped { text, stop };
         }
         let certain = self.held.len()
             - self
@@ -97,7 +103,10 @@ mod tests {
 
     #[test]
     fn never_shows_stop_strings() {
-        let stopped = |s: &str| Piece::Stopped(s.into());
+        let stopped = |text: &str, stop| Piece::Stopped {
+            text: text.into(),
+            stop,
+        };
         /// Stop strings, pieces, the result of each piece, and the rest.
         type Case<'a> = (&'a [&'a str], &'a [&'a str], Vec<Piece>, &'a str);
         let cases: [Case<'_>; 6] = [
@@ -111,15 +120,15 @@ mod tests {
             (
                 &["END"],
                 &["a E", "ND b"],
-                vec![text("a "), stopped("")],
+                vec![text("a "), stopped("", 0)],
                 "",
             ),
             (&["END"], &["a E"], vec![text("a ")], "E"),
-            (&["xyz", "b"], &["aab"], vec![stopped("aa")], ""),
+            (&["", "xyz", "b", "ab"], &["aab"], vec![stopped("a", 3)], ""),
             (
                 &["é!"],
                 &["caf", "é", "!"],
-                vec![text("caf"), text(""), stopped("")],
+                vec![text("caf"), text(""), stopped("", 0)],
                 "",
             ),
         ];

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use rocmforge_cpu::default_threads;
 use rocmforge_engine::kv_cache::KvUsage;
-use rocmforge_engine::{
-    ContextPolicy, Device, EngineConfig, EngineError, Event, Request, RequestError,
-};
+use rocmforge_engine::{ContextPolicy, Device, EngineConfig, EngineError, Event, Request};
 use rocmforge_external::ExternalError;
 use rocmforge_external::sampler::{EVERY, Sampler, Source};
 use rocmforge_gguf::TokenId;
@@ -194,8 +192,8 @@ impl Runs {
                             scope = scopes.map(|scopes| scopes.scope("decode"));
                         }
                     }
-                    Event::Failed { .. } => {
-                        return Err(EngineError::from(RequestError::NotFinite).into());
+                    Event::Failed { failure, .. } => {
+                        return Err(EngineError::from(failure).into());
                     }
                     _ => {}
                 }

@@ -1,177 +1,15 @@
-//! The engine against a simulated device. Its "model" is a hash over the tokens that the block table makes visible, so
-//! any wrong slot, stale block, lost or doubled token, wrong prefix or wrong move changes the output.
+//! The engine against a simulated device.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::*;
+use crate::event::StopCause;
+use crate::recorder::{Broken, N_VOCAB, NotFinite, Outcome, Sizes, always, expected, lost_step};
 use crate::request::PromptOutput;
 use rocmforge_gguf::TokenId;
-use rocmforge_plan::KvShift;
-use rocmforge_plan::SamplingParams;
-use rocmforge_plan::{Batch, InputToken, StepOutput, Want};
-use rocmforge_runtime::gpu::Offload;
-use rocmforge_runtime::{Backend, OpObserver, Reply, StepObserver};
-use rocmforge_runtime::{DeviceError, PrefixSharing, RuntimeError};
-
-const N_VOCAB: u32 = 50;
-
-/// Returns the device's state for `token` after the states of the tokens before it.
-fn computed(before: &[u64], token: TokenId) -> u64 {
-    let fold = |h: u64, x: u64| (h ^ x).wrapping_mul(0x0100_0000_01b3);
-    fold(
-        before.iter().copied().fold(0xcbf2_9ce4_8422_2325, fold),
-        u64::from(token) + 1,
-    )
-}
-
-/// Returns the device's states for `tokens`.
-fn states(tokens: &[TokenId]) -> Vec<u64> {
-    tokens.iter().fold(Vec::new(), |mut states, &token| {
-        states.push(computed(&states, token));
-        states
-    })
-}
-
-fn next_token(state: u64) -> TokenId {
-    ((state >> 20) % u64::from(N_VOCAB)) as TokenId
-}
-
-fn score(state: u64, target: TokenId) -> f32 {
-    -(((state >> 30) % 1000 + u64::from(target)) as f32)
-}
-
-/// The content of a slot.
-#[derive(Clone, Copy)]
-struct Entry {
-    state: u64,
-    position: usize,
-}
-
-/// A device whose cache holds states in place of keys and values.
-struct Recorder {
-    page: usize,
-    slots: Vec<Option<Entry>>,
-    last: Vec<Option<TokenId>>,
-}
-
-impl Recorder {
-    fn run(&mut self, batch: &Batch) -> StepOutput {
-        assert!(!batch.tokens.is_empty(), "an empty step was submitted");
-        batch.shifts.iter().for_each(|shift| self.shift(shift));
-        let resolve = |token: &InputToken| match *token {
-            InputToken::Id(id) => id,
-            InputToken::Sampled { row } => self.last[row].expect("the row has sampled"),
-        };
-        let tokens: Vec<TokenId> = batch.tokens.iter().map(resolve).collect();
-        let mut made = vec![0; tokens.len()];
-        for seq in &batch.seqs {
-            for row in seq.first_row..seq.first_row + seq.n_rows {
-                let position = seq.first_pos + row - seq.first_row;
-                let slot =
-                    |p: usize| seq.block_table[p / self.page] as usize * self.page + p % self.page;
-                assert_eq!(batch.positions[row] as usize, position);
-                assert_eq!(batch.slots[row] as usize, slot(position));
-                let before: Vec<u64> = (0..position)
-                    .map(|p| {
-                        let entry = self.slots[slot(p)].expect("written before");
-                        assert_eq!(entry.position, p, "wrong position in the slot");
-                        entry.state
-                    })
-                    .collect();
-                made[row] = computed(&before, tokens[row]);
-                let state = made[row];
-                self.slots[slot(position)] = Some(Entry { state, position });
-            }
-        }
-        let wanted = batch.logits.iter();
-        let rows: Vec<RowOutput> = wanted
-            .map(|wanted| output(made[wanted.row], batch.positions[wanted.row], &wanted.want))
-            .collect();
-        let sampled = |row: &RowOutput| {
-            if let RowOutput::Sampled { sampled, .. } = row {
-                Some(sampled.id)
-            } else {
-                None
-            }
-        };
-        self.last = rows.iter().map(sampled).collect();
-        StepOutput {
-            step: batch.step,
-            rows,
-        }
-    }
-
-    fn shift(&mut self, shift: &KvShift) {
-        for (runs, back_by) in [(&shift.copied, 0), (&shift.turned, shift.back_by)] {
-            for run in runs {
-                for i in 0..run.n_tokens {
-                    let mut entry = self.slots[(run.from + i) as usize].expect("written before");
-                    entry.position -= back_by as usize;
-                    self.slots[(run.to + i) as usize] = Some(entry);
-                }
-            }
-        }
-    }
-}
-
-fn output(state: u64, position: u32, want: &Want) -> RowOutput {
-    match want {
-        Want::Sample(_) => RowOutput::Sampled {
-            sampled: Sampled {
-                id: next_token(state),
-                mu: None,
-            },
-            top: Vec::new(),
-        },
-        Want::Score { target, .. } => RowOutput::Scored {
-            logprob: score(state, *target),
-            top: Vec::new(),
-        },
-        Want::Logits => RowOutput::Logits(vec![position as f32]),
-    }
-}
-
-impl Backend for Recorder {
-    fn submit(&mut self, batch: Batch, reply: Reply) {
-        reply(Ok(self.run(&batch)));
-    }
-
-    fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
-
-    fn observe_steps(&mut self, _: Option<Box<dyn StepObserver>>) {}
-
-    fn info(&self) -> BackendInfo {
-        BackendInfo {
-            device: "recorder".into(),
-            slow_ops: Vec::new(),
-            kv_bytes: 0,
-            device_memory: None,
-            graphs: false,
-            n_tuned: 0,
-            notices: Vec::new(),
-            offload: Offload::NOTHING,
-            parts: Vec::new(),
-        }
-    }
-}
-
-fn engine(limits: Limits, n_blocks: usize, page: usize, steps_in_flight: usize) -> Engine {
-    let recorder = Recorder {
-        page,
-        slots: vec![None; n_blocks * page],
-        last: Vec::new(),
-    };
-    let executor = Executor::start(1, move || Ok((recorder, ()))).unwrap().0;
-    Engine::new(
-        executor,
-        limits,
-        BlockPool::new(n_blocks, page),
-        steps_in_flight,
-        N_VOCAB as usize,
-        None,
-    )
-}
+use rocmforge_plan::{Batch, InputToken, SamplingParams};
+use rocmforge_runtime::{ConfigError, ContextPolicy, DeviceError, PrefixSharing};
 
 /// SplitMix64.
 struct Random(u64);
@@ -183,57 +21,6 @@ impl Random {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((z ^ (z >> 31)) % n as u64) as usize
     }
-}
-
-#[derive(Debug, Default, PartialEq)]
-struct Result {
-    ids: Vec<TokenId>,
-    scores: Vec<(usize, f32)>,
-    logits: Vec<usize>,
-    prompts_done: usize,
-    reason: Option<FinishReason>,
-}
-
-fn expected(request: &Request, n_ctx: usize, page: usize) -> Result {
-    // The states in the cache, by position.
-    let mut visible = states(&request.prompt);
-    let mut result = Result {
-        prompts_done: 1,
-        ..Result::default()
-    };
-    match request.prompt_output {
-        PromptOutput::Nothing => {}
-        PromptOutput::Scores { from, .. } => {
-            result.scores = (from.max(1)..request.prompt.len())
-                .map(|p| (p, score(visible[p - 1], request.prompt[p])))
-                .collect();
-        }
-        PromptOutput::Logits => result.logits = (0..request.prompt.len()).collect(),
-    }
-    let mut n_tokens = request.prompt.len();
-    let policy = request.context_policy.unwrap_or_default();
-    while result.ids.len() < request.max_tokens {
-        if policy == ContextPolicy::Stop && n_tokens == n_ctx {
-            break;
-        }
-        let id = next_token(*visible.last().unwrap());
-        result.ids.push(id);
-        n_tokens += 1;
-        if let ContextPolicy::Shift { n_sinks } = policy
-            && visible.len() == n_ctx
-        {
-            let n = crate::context::n_forgotten(n_ctx, n_sinks, page);
-            visible.drain(n_sinks..n_sinks + n);
-        }
-        visible.push(computed(&visible, id));
-    }
-    let full = result.ids.len() < request.max_tokens;
-    result.reason = Some(if full {
-        FinishReason::Context
-    } else {
-        FinishReason::Length
-    });
-    result
 }
 
 fn random_request(random: &mut Random, n_ctx: usize) -> Request {
@@ -268,7 +55,7 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
 
 #[test]
 fn random_traffic_matches_each_request_alone() {
-    let mut n_shifts = 0;
+    let (mut n_shifts, mut n_failed_steps) = (0, 0);
     for seed in 0..150u64 {
         let mut random = Random(seed);
         let page = [1, 4, 16][random.below(3)];
@@ -289,9 +76,25 @@ fn random_traffic_matches_each_request_alone() {
         };
         // Sometimes only one context, so that sequences are preempted.
         let n_blocks = n_ctx.div_ceil(page) * (1 + random.below(3)) + random.below(3);
-        let mut engine = engine(limits, n_blocks, page, 1 + random.below(2));
+        let sizes = Sizes {
+            limits,
+            n_blocks,
+            page,
+            steps_in_flight: 1 + random.below(2),
+        };
+        // Now and then a step fails, but neither the next one nor the one that may be in flight.
+        let (mut fails, mut n_since) = (Random(seed), 0);
+        let before = Box::new(move |_: &Batch| {
+            n_since += 1;
+            if seed % 2 == 1 || n_since < 4 || fails.below(10) > 0 {
+                return Ok(());
+            }
+            n_since = 0;
+            Err(lost_step())
+        });
+        let mut engine = sizes.engine(before);
         let mut open: BTreeMap<RequestId, Request> = BTreeMap::new();
-        let mut results: BTreeMap<RequestId, Result> = BTreeMap::new();
+        let mut results: BTreeMap<RequestId, Outcome> = BTreeMap::new();
         let mut left = 40;
         let mut steps = 0;
         while left > 0 || !engine.is_idle() {
@@ -302,7 +105,7 @@ fn random_traffic_matches_each_request_alone() {
                 let request = random_request(&mut random, n_ctx);
                 let id = engine.submit(request.clone()).unwrap();
                 open.insert(id, request);
-                results.insert(id, Result::default());
+                results.insert(id, Outcome::default());
             }
             if random.below(20) == 0 && !open.is_empty() {
                 let id = *open.keys().nth(random.below(open.len())).unwrap();
@@ -310,7 +113,8 @@ fn random_traffic_matches_each_request_alone() {
                 open.remove(&id);
                 results.remove(&id);
             }
-            for event in engine.step().unwrap() {
+            // An error is that of a step with one request; the next step tries it again.
+            for event in engine.step().unwrap_or_default() {
                 let id = event.request();
                 let finished = matches!(event, Event::Finished { .. });
                 let result = results.get_mut(&id).expect("no event after an abort");
@@ -327,7 +131,7 @@ fn random_traffic_matches_each_request_alone() {
                     Event::PromptDone { .. } => result.prompts_done += 1,
                     Event::Token { id, .. } => result.ids.push(id),
                     Event::Finished { reason, .. } => result.reason = Some(reason),
-                    Event::Failed { .. } => panic!("the recorder never fails"),
+                    Event::Failed { failure, .. } => panic!("{failure}"),
                 }
                 if finished {
                     assert_eq!(
@@ -350,7 +154,11 @@ fn random_traffic_matches_each_request_alone() {
             open.len()
         );
         n_shifts += engine.context_shifts().n_shifts;
+        n_failed_steps += engine.stats().failed_steps;
+        let blocks = engine.stats().blocks;
+        assert_eq!((blocks.used, blocks.total), (0, n_blocks));
     }
+    assert!(n_failed_steps > 500, "{n_failed_steps}");
     assert!(n_shifts > 1000, "{n_shifts}");
 }
 
@@ -365,7 +173,13 @@ fn rejects_invalid_requests_with_a_reason() {
         context_policy: ContextPolicy::Stop,
         can_shift: true,
     };
-    let mut engine = engine(limits, 2, 4, 1);
+    let sizes = Sizes {
+        limits,
+        n_blocks: 2,
+        page: 4,
+        steps_in_flight: 1,
+    };
+    let mut engine = sizes.engine(always());
     let mut refuse = |request: Request, part: &str| {
         let message = engine.submit(request).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
@@ -403,17 +217,8 @@ fn rejects_invalid_requests_with_a_reason() {
 
 #[test]
 fn running_one_request_keeps_the_events_of_others() {
-    let limits = Limits {
-        n_ctx: 32,
-        max_seqs: 4,
-        max_tokens: 16,
-        max_logits: 8,
-        prefix_sharing: PrefixSharing::On,
-        context_policy: ContextPolicy::Stop,
-        can_shift: true,
-    };
     for stop_after in [1, 3, usize::MAX] {
-        let mut engine = engine(limits, 16, 4, 1);
+        let mut engine = Sizes::small(4).engine(always());
         let requests = [Request::greedy(vec![1, 2], 3), Request::greedy(vec![3], 6)];
         let submitted = requests.clone().map(|r| engine.submit(r).unwrap());
         let mut ids: BTreeMap<RequestId, Vec<TokenId>> = BTreeMap::new();
@@ -435,33 +240,6 @@ fn running_one_request_keeps_the_events_of_others() {
         }
         assert_eq!(ids[&submitted[1]], expected(&requests[1], 32, 4).ids);
         assert!(engine.is_idle());
-    }
-}
-
-/// A device that fails.
-struct Broken;
-
-impl Backend for Broken {
-    fn submit(&mut self, _: Batch, _: Reply) {
-        panic!("lost");
-    }
-
-    fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
-
-    fn observe_steps(&mut self, _: Option<Box<dyn StepObserver>>) {}
-
-    fn info(&self) -> BackendInfo {
-        BackendInfo {
-            device: "broken".into(),
-            slow_ops: Vec::new(),
-            kv_bytes: 0,
-            device_memory: None,
-            graphs: false,
-            n_tuned: 0,
-            notices: Vec::new(),
-            offload: Offload::NOTHING,
-            parts: Vec::new(),
-        }
     }
 }
 
@@ -491,9 +269,226 @@ fn dead_device_is_an_error() {
         Err(EngineError::Device(DeviceError::WorkerGone { .. }))
     ));
     assert!(
-        Executor::start(1, || -> std::result::Result<(Broken, ()), RuntimeError> {
+        Executor::start(1, || -> Result<(Broken, ()), RuntimeError> {
             Err(ConfigError::NoExperts.into())
         })
         .is_err()
     );
+}
+
+/// Runs the engine until it is idle; returns what each request got, and the requests that failed.
+fn run_all(engine: &mut Engine) -> (BTreeMap<RequestId, Outcome>, Vec<RequestId>) {
+    let mut outcomes: BTreeMap<RequestId, Outcome> = BTreeMap::new();
+    let mut failed = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap_or_default() {
+            let outcome = outcomes.entry(event.request()).or_default();
+            match event {
+                Event::Token { id, .. } => outcome.ids.push(id),
+                Event::PromptDone { .. } => outcome.prompts_done += 1,
+                Event::Finished { reason, .. } => outcome.reason = Some(reason),
+                Event::Failed { request, .. } => failed.push(request),
+                Event::PromptScore { .. } | Event::PromptLogits { .. } => {}
+            }
+        }
+        engine.check_integrity().unwrap();
+    }
+    (outcomes, failed)
+}
+
+/// The device fails every step that has a certain token: only the request with this token fails, and the others get the
+/// tokens that they get without it.
+#[test]
+fn a_request_that_fails_steps_fails_alone() {
+    const POISON: TokenId = N_VOCAB - 1;
+    for (n_requests, poisoned) in [(1, 0), (2, 1), (7, 0), (7, 3), (7, 6)] {
+        let before =
+            Box::new(
+                |batch: &Batch| match batch.tokens.contains(&InputToken::Id(POISON)) {
+                    true => Err(lost_step()),
+                    false => Ok(()),
+                },
+            );
+        let mut engine = Sizes::small(8).engine(before);
+        // Prompts whose answers have no such token.
+        let prompt = |i: usize| vec![i as u32 + 1, 2 * i as u32, 3];
+        let mut requests: Vec<Request> = (0..30)
+            .map(|i| Request::greedy(prompt(i), 9))
+            .filter(|request| !expected(request, 32, 4).ids.contains(&POISON))
+            .take(n_requests)
+            .collect();
+        assert_eq!(requests.len(), n_requests);
+        requests[poisoned].prompt[1] = POISON;
+        let ids: Vec<RequestId> = requests
+            .iter()
+            .map(|request| engine.submit(request.clone()).unwrap())
+            .collect();
+        let (outcomes, failed) = run_all(&mut engine);
+        assert_eq!(failed, [ids[poisoned]], "{n_requests} {poisoned}");
+        for (i, request) in requests.iter().enumerate() {
+            if i != poisoned {
+                assert_eq!(outcomes[&ids[i]], expected(request, 32, 4), "{i}");
+            }
+        }
+        // The engine goes on.
+        let id = engine.submit(requests[(poisoned + 1) % n_requests].clone());
+        if n_requests > 1 {
+            let (outcomes, _) = run_all(&mut engine);
+            assert_eq!(outcomes[&id.unwrap()].reason, Some(FinishReason::Length));
+        }
+    }
+}
+
+#[test]
+fn a_new_backend_continues_every_request() {
+    let sizes = Sizes::small(4);
+    let mut n_steps = 0;
+    let mut engine = sizes.engine(Box::new(move |_| {
+        n_steps += 1;
+        match n_steps > 3 {
+            true => Err(lost_step()),
+            false => Ok(()),
+        }
+    }));
+    let requests: Vec<Request> = (0..4).map(|i| Request::greedy(vec![i, 7, i], 12)).collect();
+    let ids: Vec<RequestId> = requests
+        .iter()
+        .map(|request| engine.submit(request.clone()).unwrap())
+        .collect();
+    let mut tokens: BTreeMap<RequestId, Vec<TokenId>> = BTreeMap::new();
+    let mut n_restarts = 0;
+    while !engine.is_idle() {
+        match engine.step() {
+            Ok(events) => {
+                for event in events {
+                    if let Event::Token { request, id, .. } = event {
+                        tokens.entry(request).or_default().push(id);
+                    }
+                }
+            }
+            Err(_) => {
+                engine.restart(sizes.executor(always()));
+                n_restarts += 1;
+            }
+        }
+        engine.check_integrity().unwrap();
+    }
+    assert_eq!(n_restarts, 1);
+    for (request, id) in requests.iter().zip(ids) {
+        assert_eq!(tokens[&id], expected(request, 32, 4).ids);
+    }
+}
+
+#[test]
+fn stops_at_stop_tokens_and_deadlines() {
+    let mut engine = Sizes::small(4).engine(always());
+    let request = Request::greedy(vec![5, 6], 20);
+    let ids = expected(&request, 32, 4).ids;
+    let at = ids.iter().position(|id| *id == ids[4]).unwrap();
+    let stopping = Request {
+        stop_ids: vec![N_VOCAB - 1, ids[4]],
+        ..request.clone()
+    };
+    let overdue = Request {
+        deadline: Some(std::time::Instant::now()),
+        ..request.clone()
+    };
+    let patient = Request {
+        deadline: Some(std::time::Instant::now() + Duration::from_secs(3600)),
+        ..request
+    };
+    let [stopping, overdue, patient] =
+        [stopping, overdue, patient].map(|request| engine.submit(request).unwrap());
+    let (outcomes, _) = run_all(&mut engine);
+    let stopped = &outcomes[&stopping];
+    assert_eq!(stopped.ids, ids[..=at]);
+    let cause = StopCause::Token(ids[4]);
+    assert_eq!(stopped.reason, Some(FinishReason::Stop(cause)));
+    assert!(outcomes[&overdue].ids.is_empty());
+    assert_eq!(outcomes[&overdue].reason, Some(FinishReason::Deadline));
+    assert_eq!(outcomes[&patient].ids, ids);
+    assert_eq!(outcomes[&patient].reason, Some(FinishReason::Length));
+}
+
+#[test]
+fn serves_by_priority_then_age() {
+    let mut engine = Sizes::small(1).engine(always());
+    let submitted = [0, 1, 0, 5, 1].map(|priority| {
+        let request = Request {
+            priority,
+            ..Request::greedy(vec![1, 2], 2)
+        };
+        engine.submit(request).unwrap()
+    });
+    let mut ended = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Finished { request, .. } = event {
+                ended.push(request);
+            }
+        }
+    }
+    let order = [3, 1, 4, 0, 2].map(|i| submitted[i]);
+    assert_eq!(ended, order);
+}
+
+#[test]
+fn shares_prefixes_only_with_the_same_salt() {
+    let sizes = Sizes {
+        n_blocks: 32,
+        ..Sizes::small(1)
+    };
+    let mut engine = sizes.engine(always());
+    let salts = [None, Some("a"), Some("b"), Some("a"), None];
+    let requests = salts.map(|salt| Request {
+        cache_salt: salt.map(String::from),
+        ..Request::greedy((0..12).collect(), 1)
+    });
+    let mut cached = Vec::new();
+    for request in requests {
+        engine.submit(request).unwrap();
+        while !engine.is_idle() {
+            for event in engine.step().unwrap() {
+                if let Event::PromptDone { cached_tokens, .. } = event {
+                    cached.push(cached_tokens);
+                }
+            }
+        }
+    }
+    assert_eq!(cached, [0, 0, 0, 8, 8]);
+    let prefix = engine.stats().prefix;
+    assert_eq!((prefix.queries, prefix.hits), (60, 16));
+}
+
+/// The prompt of a failed row is computed anew the next time.
+#[test]
+fn a_failed_row_leaves_nothing_in_the_prefix_cache() {
+    let limits = Sizes::small(1).limits;
+    for fails in [false, true] {
+        let executor = Executor::start(1, move || Ok((NotFinite { fails }, ()))).unwrap();
+        let pool = BlockPool::new(8, 4);
+        let mut engine = Engine::new(executor.0, limits, pool, 1, N_VOCAB as usize, None);
+        let mut cached = Vec::new();
+        let mut n_failed = 0;
+        for _ in 0..2 {
+            engine
+                .submit(Request::greedy((0..12).collect(), 2))
+                .unwrap();
+            while !engine.is_idle() {
+                for event in engine.step().unwrap() {
+                    match event {
+                        Event::PromptDone { cached_tokens, .. } => cached.push(cached_tokens),
+                        Event::Failed { .. } => n_failed += 1,
+                        _ => {}
+                    }
+                }
+                engine.check_integrity().unwrap();
+            }
+        }
+        match fails {
+            true => assert_eq!((cached, n_failed), (vec![0, 0], 2)),
+            false => assert_eq!((cached, n_failed), (vec![0, 8], 0)),
+        }
+        assert_eq!(engine.stats().blocks.used, 0);
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::block_table::BlockTable;
 use super::prefix::{PrefixHash, PrefixHasher};
 use rocmforge_gguf::TokenId;
 
@@ -27,6 +28,8 @@ pub struct BlockPool {
     /// Free blocks with the epoch of their entry, least recently used first. An entry of another epoch is stale.
     free: VecDeque<(BlockId, u64)>,
     n_free: usize,
+    /// Free blocks with reusable content.
+    n_cached: usize,
     by_hash: HashMap<PrefixHash, BlockId>,
     hasher: PrefixHasher,
 }
@@ -43,6 +46,7 @@ impl BlockPool {
             blocks: vec![Block::default(); n_blocks],
             free: (0..n_blocks as u32).map(|id| (BlockId(id), 0)).collect(),
             n_free: n_blocks,
+            n_cached: 0,
             by_hash: HashMap::new(),
             hasher: PrefixHasher::default(),
         }
@@ -62,6 +66,11 @@ impl BlockPool {
         self.n_free
     }
 
+    /// Returns the number of unused blocks with reusable content.
+    pub fn n_cached(&self) -> usize {
+        self.n_cached
+    }
+
     /// Allocates the least recently used free block; `None` if all are in use.
     pub(super) fn allocate(&mut self) -> Option<BlockId> {
         loop {
@@ -73,6 +82,7 @@ impl BlockPool {
             block.refs = 1;
             block.epoch += 1;
             self.n_free -= 1;
+            self.n_cached -= usize::from(block.hash.is_some());
             self.forget_content(id);
             return Some(id);
         }
@@ -85,6 +95,7 @@ impl BlockPool {
         if block.refs == 0 {
             block.epoch += 1;
             self.n_free -= 1;
+            self.n_cached -= 1;
         }
         block.refs += 1;
         Some(id)
@@ -112,6 +123,15 @@ impl BlockPool {
         }
     }
 
+    /// Removes all blocks from the prefix index: their content may be wrong.
+    pub(crate) fn forget_all_content(&mut self) {
+        for block in &mut self.blocks {
+            block.hash = None;
+        }
+        self.by_hash.clear();
+        self.n_cached = 0;
+    }
+
     /// Drops one reference.
     pub(super) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
@@ -125,6 +145,7 @@ impl BlockPool {
             let entry = (id, block.epoch);
             // A block without reusable content is reused first.
             if block.hash.is_some() {
+                self.n_cached += 1;
                 self.free.push_back(entry)
             } else {
                 self.free.push_front(entry)
@@ -143,6 +164,11 @@ impl BlockPool {
         }
     }
 
+    /// Returns the hash that the chain of a sequence begins with.
+    pub(crate) fn salted(&self, salt: &str) -> PrefixHash {
+        self.hasher.salted(salt)
+    }
+
     pub(super) fn hash_block(&self, parent: Option<PrefixHash>, tokens: &[TokenId]) -> PrefixHash {
         debug_assert_eq!(tokens.len(), self.page);
         self.hasher.block(parent, tokens)
@@ -152,10 +178,10 @@ impl BlockPool {
     /// and the prefix index is consistent. Returns the first violation as an error.
     pub fn check_integrity<'a>(
         &self,
-        tables: impl Iterator<Item = &'a [BlockId]>,
+        tables: impl Iterator<Item = &'a BlockTable>,
     ) -> Result<(), String> {
         let mut refs = vec![0u32; self.blocks.len()];
-        for id in tables.flatten() {
+        for id in tables.flat_map(BlockTable::blocks) {
             refs[id.0 as usize] += 1;
         }
         let mut listed = vec![0u32; self.blocks.len()];
@@ -190,6 +216,14 @@ impl BlockPool {
             return Err(format!(
                 "{free} blocks are free, {} are counted",
                 self.n_free
+            ));
+        }
+        let is_cached = |block: &&Block| block.refs == 0 && block.hash.is_some();
+        let cached = self.blocks.iter().filter(is_cached).count();
+        if cached != self.n_cached {
+            return Err(format!(
+                "{cached} free blocks have content, {} are counted",
+                self.n_cached
             ));
         }
         let indexed = self

@@ -1,5 +1,7 @@
 //! The block table: the KV-cache blocks of one sequence.
 
+use std::sync::Arc;
+
 use super::block_pool::{BlockId, BlockPool};
 use super::prefix::PrefixHash;
 use rocmforge_gguf::TokenId;
@@ -7,16 +9,28 @@ use rocmforge_gguf::TokenId;
 /// The blocks of a sequence, in order of position.
 #[derive(Debug, Default)]
 pub struct BlockTable {
-    blocks: Vec<BlockId>,
+    /// Shared with the steps in flight, as plain numbers: a table that changes while a step reads it is copied.
+    blocks: Arc<Vec<u32>>,
     /// Leading blocks that are in the prefix index.
     n_indexed: usize,
     last_hash: Option<PrefixHash>,
+    /// What the chain of hashes begins with.
+    root: Option<PrefixHash>,
     /// Whether a context shift dropped tokens. Later keys and values depend on them too, so a hash of the remaining
     /// tokens does not identify the content.
     has_forgotten: bool,
 }
 
 impl BlockTable {
+    /// Creates an empty table whose blocks are shared only with tables of the same `root`.
+    pub fn new(root: Option<PrefixHash>) -> BlockTable {
+        BlockTable {
+            root,
+            last_hash: root,
+            ..BlockTable::default()
+        }
+    }
+
     /// Shares existing blocks that hold a prefix of `tokens`, up to `max_tokens` tokens. Returns the number of tokens
     /// in them.
     ///
@@ -32,7 +46,7 @@ impl BlockTable {
         for block in tokens[..max_tokens.min(tokens.len())].chunks_exact(pool.page()) {
             let hash = pool.hash_block(self.last_hash, block);
             let Some(block) = pool.find(hash) else { break };
-            self.blocks.push(block);
+            Arc::make_mut(&mut self.blocks).push(block.0);
             self.last_hash = Some(hash);
         }
         self.n_indexed = self.blocks.len();
@@ -47,9 +61,12 @@ impl BlockTable {
         if missing > pool.n_free() {
             return false;
         }
-        for _ in 0..missing {
-            self.blocks
-                .push(pool.allocate().expect("the pool has enough free blocks"));
+        if missing > 0 {
+            let blocks = Arc::make_mut(&mut self.blocks);
+            for _ in 0..missing {
+                let block = pool.allocate().expect("the pool has enough free blocks");
+                blocks.push(block.0);
+            }
         }
         true
     }
@@ -65,7 +82,7 @@ impl BlockTable {
             .skip(self.n_indexed)
         {
             let hash = pool.hash_block(self.last_hash, tokens);
-            pool.index(self.blocks[at], hash);
+            pool.index(BlockId(self.blocks[at]), hash);
             self.last_hash = Some(hash);
             self.n_indexed = at + 1;
         }
@@ -73,26 +90,39 @@ impl BlockTable {
 
     /// Releases all blocks, the last ones first, so that the start of a prefix stays reusable longest.
     pub fn release(&mut self, pool: &mut BlockPool) {
-        for block in self.blocks.drain(..).rev() {
+        for block in self.blocks().rev() {
             pool.release(block);
         }
-        *self = BlockTable::default();
+        *self = BlockTable::new(self.root);
+    }
+
+    /// Removes all blocks from the prefix index, shared ones too: their content may be wrong.
+    pub fn forget_content(&self, pool: &mut BlockPool) {
+        for block in self.blocks() {
+            pool.forget_content(block);
+        }
     }
 
     /// Replaces the blocks after a context shift. The first `n_same` are unchanged.
     pub(super) fn replace(&mut self, blocks: Vec<BlockId>, n_same: usize) {
-        self.blocks = blocks;
+        self.blocks = Arc::new(blocks.into_iter().map(|block| block.0).collect());
         self.n_indexed = self.n_indexed.min(n_same);
         self.has_forgotten = true;
     }
 
-    pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
+    /// Returns the blocks in order of position.
+    pub fn blocks(&self) -> impl DoubleEndedIterator<Item = BlockId> + ExactSizeIterator + '_ {
+        self.blocks.iter().map(|&block| BlockId(block))
+    }
+
+    /// Returns the numbers of the blocks, shared with this table until it changes.
+    pub fn shared(&self) -> Arc<Vec<u32>> {
+        Arc::clone(&self.blocks)
     }
 
     /// Returns the cache slot of the token at `position`: `block * page + offset`.
     pub fn slot(&self, page: usize, position: usize) -> u32 {
-        self.blocks[position / page].0 * page as u32 + (position % page) as u32
+        self.blocks[position / page] * page as u32 + (position % page) as u32
     }
 }
 
@@ -105,8 +135,7 @@ mod tests {
     }
 
     fn check(pool: &BlockPool, tables: &[&BlockTable]) {
-        pool.check_integrity(tables.iter().map(|table| table.blocks()))
-            .unwrap();
+        pool.check_integrity(tables.iter().copied()).unwrap();
     }
 
     #[test]
@@ -120,7 +149,7 @@ mod tests {
 
         let mut second = BlockTable::default();
         assert_eq!(second.share_prefix(&mut pool, &prompt, 9), 8);
-        assert_eq!(second.blocks(), &first.blocks()[..2]);
+        assert!(second.blocks().eq(first.blocks().take(2)));
         check(&pool, &[&first, &second]);
         first.release(&mut pool);
         second.release(&mut pool);
@@ -161,12 +190,54 @@ mod tests {
     }
 
     #[test]
+    fn shares_only_with_the_same_salt() {
+        let mut pool = BlockPool::new(8, 4);
+        let prompt = tokens(8, 0);
+        let salted = |pool: &BlockPool, salt: &str| BlockTable::new(Some(pool.salted(salt)));
+        let mut table = salted(&pool, "a");
+        assert!(table.reserve(&mut pool, 8));
+        table.index_full_blocks(&mut pool, &prompt);
+        table.release(&mut pool);
+        assert_eq!(pool.n_cached(), 2);
+        let other = salted(&pool, "b");
+        let mut shared = |mut table: BlockTable| {
+            let n = table.share_prefix(&mut pool, &prompt, 8);
+            table.release(&mut pool);
+            check(&pool, &[&table]);
+            n
+        };
+        assert_eq!(shared(BlockTable::default()), 0);
+        assert_eq!(shared(other), 0);
+        // A table keeps its salt when it is released.
+        assert_eq!(shared(table), 8);
+    }
+
+    #[test]
+    fn forgotten_content_is_not_found_again() {
+        let mut pool = BlockPool::new(8, 4);
+        let prompt = tokens(8, 0);
+        for forget in [
+            |table: &BlockTable, pool: &mut BlockPool| table.forget_content(pool),
+            |_: &BlockTable, pool: &mut BlockPool| pool.forget_all_content(),
+        ] {
+            let mut table = BlockTable::default();
+            assert!(table.reserve(&mut pool, 8));
+            table.index_full_blocks(&mut pool, &prompt);
+            forget(&table, &mut pool);
+            table.release(&mut pool);
+            check(&pool, &[]);
+            assert_eq!(pool.n_cached(), 0);
+            assert_eq!(table.share_prefix(&mut pool, &prompt, 8), 0);
+        }
+    }
+
+    #[test]
     fn slots_follow_the_block_table() {
         let mut pool = BlockPool::new(3, 4);
         let mut table = BlockTable::default();
         assert!(table.reserve(&mut pool, 9));
         let expected: Vec<u32> = (0..9)
-            .map(|i| table.blocks()[i / 4].0 * 4 + (i % 4) as u32)
+            .map(|i| table.shared()[i / 4] * 4 + (i % 4) as u32)
             .collect();
         let got: Vec<u32> = (0..9).map(|i| table.slot(4, i)).collect();
         assert_eq!(got, expected);

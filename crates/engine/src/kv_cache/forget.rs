@@ -51,7 +51,7 @@ impl BlockTable {
         // The old block that already holds a block's new content, or most of it.
         let home = |index: usize| index + if whole_blocks { n_forgotten / page } else { 0 };
 
-        let old = self.blocks().to_vec();
+        let old: Vec<BlockId> = self.blocks().collect();
         let is_own = |index: usize| pool.n_references(old[index]) == 1;
         let in_place: BTreeSet<usize> = changed.clone().map(home).filter(|&i| is_own(i)).collect();
         let n_copies = changed.len() - in_place.len();

@@ -1,4 +1,5 @@
-//! Prefix hashes: identify a block's content by a hash chained over all tokens from the start of the sequence.
+//! Prefix hashes: identify a block's content by a hash chained over the request's salt and all tokens from the start of
+//! the sequence.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -18,6 +19,11 @@ pub(super) struct PrefixHasher {
 }
 
 impl PrefixHasher {
+    /// Returns the hash that the chain of a salted sequence begins with. Only sequences with the same salt share blocks.
+    pub(super) fn salted(&self, salt: &str) -> PrefixHash {
+        PrefixHash(self.keys.0.hash_one(salt), self.keys.1.hash_one(salt))
+    }
+
     /// Hashes a block of `tokens` that follows the blocks of `parent`.
     pub(super) fn block(&self, parent: Option<PrefixHash>, tokens: &[TokenId]) -> PrefixHash {
         PrefixHash(

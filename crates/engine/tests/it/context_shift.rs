@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::common::{load, logits, models, read_json};
 use rocmforge_engine::{
     ContextPolicy, Engine, EngineConfig, EngineError, Event, FinishReason, Request, RequestId,
+    StopCause,
 };
 use rocmforge_gguf::TokenId;
 use rocmforge_gguf::{GgmlType, Gguf};
@@ -255,7 +256,8 @@ fn text_and_stop_strings_work_across_shifts() {
     };
     let stopped = run(&mut engine, &[stopped]).remove(0);
     assert_eq!(stopped.text, text[..first]);
-    assert_eq!(stopped.reason, Some(FinishReason::Stop));
+    let cause = StopCause::Text(0);
+    assert_eq!(stopped.reason, Some(FinishReason::Stop(cause)));
 }
 
 #[test]

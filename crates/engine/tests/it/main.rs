@@ -3,6 +3,7 @@
 mod architectures;
 mod common;
 mod context_shift;
+mod finish;
 mod golden;
 mod gpu;
 mod gpu_combinations;

@@ -46,7 +46,10 @@ pub use routing::{
     quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
-pub use sample::{MAX_TOP_K, SampleEntry, SampleRow, SampleStep, sample};
+pub use sample::{
+    ALL_TOKENS, Candidates, LOGPROB_WORDS, LogprobRows, MAX_LOGPROBS, MAX_TOP_K, SampleEntry,
+    SampleRow, SampleStep, logprobs, sample,
+};
 pub use select::{GemmTile, gemm_tiles};
 pub(crate) use select::{gemm_choices, gemv_choices};
 pub use step_io::{N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords, begin_step, end_step};

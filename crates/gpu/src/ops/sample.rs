@@ -11,8 +11,17 @@ use crate::memory::{Address, Slice};
 const THREADS: u32 = 1024;
 const ADJUST_THREADS: u32 = 256;
 
-/// Maximum top-k. Rows that need more candidates, or all, must be sampled on the host.
+/// Maximum top-k. Rows that need more candidates, but not all, must be sampled on the host.
 pub const MAX_TOP_K: usize = 1024;
+
+/// [`SampleRow::top_k`] of rows that keep all tokens.
+pub const ALL_TOKENS: u32 = u32::MAX;
+
+/// Maximum number of best tokens whose log-probabilities the device returns.
+pub const MAX_LOGPROBS: usize = 20;
+
+/// Words of a row of [`LogprobRows::host`].
+pub const LOGPROB_WORDS: usize = 4 + 2 * MAX_LOGPROBS;
 
 /// Sampling parameters of a row, as the kernel reads them. The order is fixed: bias, penalties, top-k, top-p, min-p,
 /// temperature, one draw. Rows that need another order or other samplers must be sampled on the host.
@@ -21,7 +30,8 @@ pub const MAX_TOP_K: usize = 1024;
 pub struct SampleRow {
     /// Random number of the draw, in `[0, 1)`.
     pub uniform: f64,
-    /// Number of best tokens to keep, up to [`MAX_TOP_K`]. 0 takes the best logit as it is, without bias and penalties.
+    /// Number of best tokens to keep, up to [`MAX_TOP_K`], or [`ALL_TOKENS`]. 0 takes the best logit as it is, without
+    /// bias and penalties.
     pub top_k: u32,
     /// Keeps the smallest set of best tokens whose total probability reaches this; 1 keeps all.
     pub top_p: f32,
@@ -43,6 +53,9 @@ pub struct SampleRow {
     /// The row's token counts in [`SampleStep::entries`].
     pub first_count: u32,
     pub n_counts: u32,
+    /// 1 plus the number of best tokens whose log-probabilities are wanted; 0 for none, not even the chosen token's.
+    pub n_logprobs: u32,
+    pub pad: u32,
 }
 
 layout!(SampleRow {
@@ -58,10 +71,23 @@ layout!(SampleRow {
     first_bias,
     n_biases,
     first_count,
-    n_counts
+    n_counts,
+    n_logprobs,
+    pad
 });
 
-const _: () = assert!(size_of::<SampleRow>() == 56);
+const _: () = assert!(size_of::<SampleRow>() == 64);
+
+/// Which rows of a step are sampled from how many candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Candidates {
+    /// All from the best ones.
+    Best,
+    /// All from all tokens, if they are sampled at all.
+    All,
+    /// Some from the best ones, some from all.
+    Mixed,
+}
 
 /// A token with a bias or a count. Tokens are unique within each list of a row.
 #[repr(C)]
@@ -116,11 +142,13 @@ kernels! {
     struct SampleKernels {
         adjust: SampleParams,
         sample: SampleParams,
+        sample_all: SampleParams,
+        logprobs: LogprobParams,
     }
 }
 
-/// Samples a token for each row of `logits` [n_rows, n_vocab]. Biases and penalties modify the logits. `out_ids`
-/// `[n_rows]` is `u32::MAX` for rows whose best logit is not finite.
+/// Samples a token for each row of `logits` [n_rows, n_vocab]. `candidates` has to cover the rows' `top_k`. Biases and
+/// penalties modify the logits. `out_ids` `[n_rows]` is `u32::MAX` for rows whose best logit is not finite.
 ///
 /// # Panics
 /// If the numbers of logit rows, of `step.rows` and of ids differ.
@@ -128,6 +156,7 @@ pub fn sample(
     gpu: &Gpu,
     logits: Slice<'_, f32>,
     step: &SampleStep<'_>,
+    candidates: Candidates,
     out_ids: Slice<'_, u32>,
 ) -> Result<(), GpuError> {
     let n_rows = out_ids.len();
@@ -147,5 +176,81 @@ pub fn sample(
     let grid = [n_rows as u32, 1, 1];
     let kernels = &gpu.kernels().sample;
     gpu.launch(&kernels.adjust, grid, ADJUST_THREADS, 0, &params)?;
-    gpu.launch(&kernels.sample, grid, THREADS, 0, &params)
+    if candidates != Candidates::All {
+        gpu.launch(&kernels.sample, grid, THREADS, 0, &params)?;
+    }
+    if candidates != Candidates::Best {
+        gpu.launch(&kernels.sample_all, grid, THREADS, 0, &params)?;
+    }
+    Ok(())
+}
+
+/// Where [`logprobs`] writes, in memory that the host reads.
+#[derive(Clone, Copy)]
+pub struct LogprobRows<'a> {
+    /// `[n_slots, rows, LOGPROB_WORDS]`. Words of a row: the sum of exp(logit - best) over all tokens as the two words of
+    /// an f64, the best logit, the logit of the row's id, then id (`u32::MAX` for none) and logit of each of the best
+    /// tokens, best first. Logits are the bits of an f32.
+    pub host: Slice<'a, u32>,
+    pub n_slots: usize,
+    /// Number of steps so far, `[1]`. Step `n` writes to slot `n % n_slots`.
+    pub n_steps: Slice<'a, u32>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LogprobParams {
+    logits: Address,
+    rows: Table<SampleRow>,
+    ids: Address,
+    n_steps: Address,
+    host: Address,
+    n_vocab: u32,
+    n_slots: u32,
+    slot_rows: u32,
+    _pad: u32,
+}
+
+layout!(LogprobParams {
+    logits,
+    rows,
+    ids,
+    n_steps,
+    host,
+    n_vocab,
+    n_slots,
+    slot_rows,
+    _pad
+});
+
+const _: () = assert!(size_of::<LogprobParams>() == 56);
+
+/// Computes what the log-probabilities of the rows with `n_logprobs` need, from `logits` [n_rows, n_vocab] and the sampled
+/// `ids` [n_rows]. Such rows must have no biases and no penalties, which modify the logits.
+///
+/// # Panics
+/// If a slot has fewer rows, or the numbers of rows differ.
+pub fn logprobs(
+    gpu: &Gpu,
+    logits: Slice<'_, f32>,
+    rows: Slice<'_, SampleRow>,
+    ids: Slice<'_, u32>,
+    to: &LogprobRows<'_>,
+) -> Result<(), GpuError> {
+    let n_rows = ids.len();
+    let slot_rows = to.host.len() / to.n_slots / LOGPROB_WORDS;
+    assert!(rows.len() == n_rows && n_rows <= slot_rows, "{n_rows} rows");
+    let params = LogprobParams {
+        logits: logits.address(),
+        rows: rows.table(),
+        ids: ids.address(),
+        n_steps: to.n_steps.address(),
+        host: to.host.address(),
+        n_vocab: (logits.len() / n_rows.max(1)) as u32,
+        n_slots: to.n_slots as u32,
+        slot_rows: slot_rows as u32,
+        _pad: 0,
+    };
+    let grid = [n_rows as u32, 1, 1];
+    gpu.launch(&gpu.kernels().sample.logprobs, grid, THREADS, 0, &params)
 }

@@ -3,7 +3,11 @@
 use crate::common;
 use crate::common::three_orders;
 use crate::common::values::Random;
-use rocmforge_gpu::ops::{self, MAX_TOP_K, SampleEntry, SampleRow, SampleStep};
+use rocmforge_gpu::Pinned;
+use rocmforge_gpu::ops::{
+    self, ALL_TOKENS, Candidates, LOGPROB_WORDS, LogprobRows, MAX_LOGPROBS, MAX_TOP_K, SampleEntry,
+    SampleRow, SampleStep,
+};
 
 const NO_INPUT: u32 = u32::MAX;
 
@@ -127,6 +131,8 @@ fn plain(top_k: u32) -> SampleRow {
         n_biases: 0,
         first_count: 0,
         n_counts: 0,
+        n_logprobs: 0,
+        pad: 0,
     }
 }
 
@@ -150,11 +156,14 @@ fn random_row(random: &mut Random, n_vocab: usize) -> Row {
         // Creates many ties.
         logits.iter_mut().for_each(|x| *x = x.round());
     }
-    let mut row = plain([1, 2, 40, 100, MAX_TOP_K as u32][random.below(5)]);
+    let mut row = plain([1, 2, 40, 100, MAX_TOP_K as u32, ALL_TOKENS, ALL_TOKENS][random.below(7)]);
     row.uniform = random.unit();
     row.top_p = [1.0, 0.95, 0.5, 0.0][random.below(4)];
     row.ln_min_p = [0.0f32, 0.05, 0.3][random.below(3)].ln();
     row.temperature = [0.0, 0.01, 0.8, 1.0, 2.5][random.below(5)];
+    if row.top_k == ALL_TOKENS && row.temperature == 0.0 {
+        row.temperature = 1.0;
+    }
     row.repeat_penalty = [1.0, 1.1, 0.7][random.below(3)];
     row.frequency_penalty = [0.0, 0.3][random.below(2)];
     row.presence_penalty = [0.0, -0.5, 1.5][random.below(3)];
@@ -182,7 +191,7 @@ fn hard_rows(n_vocab: usize) -> Vec<Row> {
     let mut sparse = vec![f32::NEG_INFINITY; n_vocab];
     sparse[n_vocab / 2] = -1.0;
     sparse[n_vocab - 1] = f32::NAN;
-    for top_k in [1, 40, MAX_TOP_K as u32] {
+    for top_k in [1, 40, MAX_TOP_K as u32, ALL_TOKENS] {
         for uniform in [0.0, 0.999999] {
             let row = SampleRow {
                 uniform,
@@ -245,7 +254,8 @@ fn check(rows: &[Row]) {
         let ids = gpu.alloc::<u32>(rows.len()).unwrap();
         let run = || {
             let logits = gpu.upload(&logits).unwrap();
-            ops::sample(&gpu, logits.as_slice(), &step, ids.as_slice()).unwrap();
+            let all = Candidates::Mixed;
+            ops::sample(&gpu, logits.as_slice(), &step, all, ids.as_slice()).unwrap();
             gpu.read(ids.as_slice::<u32>()).unwrap()
         };
         let got = if n_vocab < 600 {
@@ -284,7 +294,7 @@ fn edge_case_rows() {
 fn rows_without_candidates_use_argmax() {
     let mut rows = vec![random_row(&mut Random(2), 300); 2];
     rows[0].row.top_k = 0;
-    let best = |row: &Row| {
+    let best_id = |row: &Row| {
         let best = row.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         row.logits.iter().position(|&x| x == best).unwrap() as u32
     };
@@ -300,8 +310,100 @@ fn rows_without_candidates_use_argmax() {
             gpu.upload(&rows[0].logits).unwrap(),
             gpu.alloc::<u32>(1).unwrap(),
         );
-        ops::sample(&gpu, logits.as_slice(), &step, ids.as_slice()).unwrap();
-        assert_eq!(gpu.read(ids.as_slice::<u32>()).unwrap(), [best(&rows[0])]);
+        let best = Candidates::Best;
+        ops::sample(&gpu, logits.as_slice(), &step, best, ids.as_slice()).unwrap();
+        assert_eq!(
+            gpu.read(ids.as_slice::<u32>()).unwrap(),
+            [best_id(&rows[0])]
+        );
         assert_eq!(gpu.read(logits.as_slice::<f32>()).unwrap(), rows[0].logits);
+    }
+}
+
+/// Draws from all tokens: every part of the distribution is hit, and all that are cut off are not.
+#[test]
+fn draws_from_the_whole_vocabulary() {
+    let mut random = Random(3);
+    let n_vocab = 6000;
+    let mut rows = Vec::new();
+    for (i, uniform) in [0.0, 1e-9, 0.3, 0.9, 0.99999, 1.0 - 1e-15]
+        .into_iter()
+        .enumerate()
+    {
+        let mut row = random_row(&mut random, n_vocab);
+        // Flat and peaked rows, equal logits, and rows in which most tokens have no weight.
+        let spread = [0.01f32, 1.0, 0.0, 30.0, 4.0, 1000.0][i];
+        row.logits = random.normals(n_vocab).iter().map(|x| x * spread).collect();
+        row.row = SampleRow {
+            uniform,
+            top_p: [1.0, 0.9][i % 2],
+            ..plain(ALL_TOKENS)
+        };
+        row.biases.clear();
+        row.counts.clear();
+        row.just_sampled = None;
+        rows.push(row);
+    }
+    check(&rows);
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_softmax() {
+    let mut random = Random(4);
+    let n_vocab = 3001;
+    // The number of wanted tokens of each row.
+    let wanted = [None, Some(0), Some(1), Some(5), Some(MAX_LOGPROBS)];
+    let mut rows: Vec<Row> = (0..wanted.len())
+        .map(|_| random_row(&mut random, n_vocab))
+        .collect();
+    rows[4].logits = vec![f32::NEG_INFINITY; n_vocab];
+    rows[4].logits[7..17].copy_from_slice(&[1.0; 10]);
+    let ids = [0u32, 5, 1234, 3000, 7];
+    let params: Vec<SampleRow> = wanted
+        .iter()
+        .map(|wanted| SampleRow {
+            n_logprobs: wanted.map_or(0, |n| n as u32 + 1),
+            ..plain(ALL_TOKENS)
+        })
+        .collect();
+    let logits: Vec<f32> = rows.iter().flat_map(|row| row.logits.clone()).collect();
+    for gpu in common::gpus() {
+        let d_logits = gpu.upload(&logits).unwrap();
+        let (d_rows, d_ids) = (gpu.upload(&params).unwrap(), gpu.upload(&ids).unwrap());
+        let n_steps = gpu.upload(&[3u32]).unwrap();
+        let (n_slots, slot_rows) = (2, rows.len() + 1);
+        let host: Pinned<u32> = Pinned::new(&gpu, n_slots * slot_rows * LOGPROB_WORDS).unwrap();
+        let to = LogprobRows {
+            host: host.device(),
+            n_slots,
+            n_steps: n_steps.as_slice(),
+        };
+        let (logits, d_rows) = (d_logits.as_slice(), d_rows.as_slice());
+        ops::logprobs(&gpu, logits, d_rows, d_ids.as_slice(), &to).unwrap();
+        gpu.synchronize().unwrap();
+        for (i, row) in rows.iter().enumerate() {
+            let Some(n_wanted) = wanted[i] else { continue };
+            let first = (slot_rows + i) * LOGPROB_WORDS;
+            let words = host.read(first..first + LOGPROB_WORDS);
+            let sum = f64::from_bits(u64::from(words[1]) << 32 | u64::from(words[0]));
+            let (best, chosen) = (f32::from_bits(words[2]), f32::from_bits(words[3]));
+            let largest = row.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(best, largest);
+            assert_eq!(chosen, row.logits[ids[i] as usize]);
+            let exact = row.logits.iter();
+            let exact: f64 = exact.map(|x| f64::from(x - best).exp()).sum();
+            assert!((sum / exact - 1.0).abs() < 1e-6, "{sum}, not {exact}");
+            let mut sorted: Vec<(f32, u32)> = row.logits.iter().copied().zip(0..).collect();
+            sorted.retain(|(logit, _)| *logit > f32::NEG_INFINITY);
+            sorted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            sorted.truncate(n_wanted);
+            let pairs = words[4..]
+                .chunks_exact(2)
+                .take_while(|pair| pair[0] != u32::MAX);
+            let got: Vec<(f32, u32)> = pairs
+                .map(|pair| (f32::from_bits(pair[1]), pair[0]))
+                .collect();
+            assert_eq!(got, sorted, "row {i} on {}", gpu.target());
+        }
     }
 }

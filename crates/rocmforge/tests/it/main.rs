@@ -42,7 +42,7 @@ fn a_greedy_answer_matches_llama_cpp() {
     let prompt = case["prompt"].as_str().unwrap();
     let expected: Vec<u32> = ids(&case["greedy_ids"]).into_iter().take(12).collect();
     for device in devices() {
-        let mut session = start(device);
+        let session = start(device);
         let text = session
             .generate(prompt)
             .greedy()
@@ -63,7 +63,7 @@ fn a_greedy_answer_matches_llama_cpp() {
 
 #[test]
 fn a_stream_gives_the_whole_text_in_pieces() {
-    let mut session = start(Device::Cpu);
+    let session = start(Device::Cpu);
     let whole = session
         .generate("Once upon a time")
         .greedy()
@@ -89,7 +89,7 @@ fn a_stream_gives_the_whole_text_in_pieces() {
 
 #[test]
 fn an_answer_that_is_dropped_leaves_the_session_usable() {
-    let mut session = start(Device::Cpu);
+    let session = start(Device::Cpu);
     let whole = session
         .generate("A fox")
         .greedy()
@@ -117,7 +117,7 @@ fn an_answer_that_is_dropped_leaves_the_session_usable() {
 
 #[test]
 fn an_answer_ends_before_a_stop_text() {
-    let mut session = start(Device::Cpu);
+    let session = start(Device::Cpu);
     let whole = session
         .generate("Once upon a time")
         .greedy()
@@ -133,7 +133,7 @@ fn an_answer_ends_before_a_stop_text() {
 #[test]
 fn a_chat_remembers_its_turns() {
     for device in devices() {
-        let mut session = start(device);
+        let session = start(device);
         let mut chat = session
             .chat()
             .unwrap()
@@ -151,7 +151,7 @@ fn a_chat_remembers_its_turns() {
 
 #[test]
 fn a_message_that_does_not_fit_is_forgotten() {
-    let mut session = start(Device::Cpu);
+    let session = start(Device::Cpu);
     let mut chat = session.chat().unwrap();
     let error = chat.send("long ".repeat(2000)).err().unwrap();
     assert!(matches!(error, Error::Request(_)), "{error}");
@@ -163,7 +163,7 @@ fn a_message_that_does_not_fit_is_forgotten() {
 fn a_context_that_shifts_goes_on_past_its_end() {
     let model = Model::open(path()).unwrap();
     let policy = ContextPolicy::Shift { n_sinks: 4 };
-    let mut session = model
+    let session = model
         .device(Device::Cpu)
         .context(64)
         .context_policy(policy)

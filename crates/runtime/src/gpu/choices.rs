@@ -1,9 +1,9 @@
 //! Decides for each row of a step where its token is sampled. The device takes the best logit or samples as
 //! `kernels/sample.hip` does. The host reads the logits of all other rows and samples them itself.
 
-use rocmforge_gpu::ops::{MAX_TOP_K, SampleEntry, SampleRow};
+use rocmforge_gpu::ops::{ALL_TOKENS, Candidates, MAX_LOGPROBS, MAX_TOP_K, SampleEntry, SampleRow};
 
-use crate::sampler::{self, FixedOrder};
+use crate::sampler::{self, FixedOrder, Kept};
 use rocmforge_plan::{Batch, InputToken, LogitsRow, Want};
 
 /// Logit biases and token counts that the device stores for a step: enough for 64 rows with the default penalty window.
@@ -25,15 +25,27 @@ const BEST: SampleRow = SampleRow {
     n_biases: 0,
     first_count: 0,
     n_counts: 0,
+    n_logprobs: 0,
+    pad: 0,
 };
 
-/// The sampling kernel of a step.
+/// The sampling kernels of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Chooser {
     /// Argmax in every row.
     Best,
     /// The sampler, for steps with at least one sampled row.
-    Sample,
+    Sample {
+        candidates: Candidates,
+        logprobs: Logprobs,
+    },
+}
+
+/// Whether a step computes log-probabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Logprobs {
+    No,
+    Yes,
 }
 
 /// How the output rows of a step are sampled.
@@ -62,9 +74,22 @@ impl Choices {
     }
 
     pub(crate) fn chooser(&self) -> Chooser {
-        match self.rows.iter().any(|row| row.top_k > 0) {
-            true => Chooser::Sample,
-            false => Chooser::Best,
+        let any = |is: fn(&SampleRow) -> bool| self.rows.iter().any(is);
+        let from_all = any(|row| row.top_k == ALL_TOKENS);
+        let from_best = any(|row| row.top_k > 0 && row.top_k != ALL_TOKENS);
+        let candidates = match (from_best, from_all) {
+            (false, false) => return Chooser::Best,
+            (true, false) => Candidates::Best,
+            (false, true) => Candidates::All,
+            (true, true) => Candidates::Mixed,
+        };
+        let logprobs = match any(|row| row.n_logprobs > 0) {
+            true => Logprobs::Yes,
+            false => Logprobs::No,
+        };
+        Chooser::Sample {
+            candidates,
+            logprobs,
         }
     }
 
@@ -74,11 +99,18 @@ impl Choices {
             return None;
         };
         let params = &*sample.params;
-        if sample.top_logprobs == 0 && sampler::takes_best(params) {
+        if sample.logprobs.is_none() && sampler::takes_best(params) {
             return Some(BEST);
         }
         let choice = FixedOrder::of(sample, MAX_TOP_K)?;
         let (bias, counts) = (&params.logit_bias, &sample.counts);
+        // Biases and penalties change the logits before the device reads them for log-probabilities.
+        let is_adjusted = !bias.is_empty() || params.has_penalties();
+        let n_logprobs = match sample.logprobs {
+            None => 0,
+            Some(n) if n <= MAX_LOGPROBS && !is_adjusted => n as u32 + 1,
+            Some(_) => return None,
+        };
         if self.entries.len() + bias.len() + counts.len() > MAX_ENTRIES {
             return None;
         }
@@ -92,7 +124,11 @@ impl Choices {
         self.entries.extend(counts.iter().map(counts_of));
         let row = SampleRow {
             uniform: choice.uniform,
-            top_k: choice.top_k as u32,
+            top_k: match choice.kept {
+                Kept::Best(n) => n as u32,
+                Kept::All => ALL_TOKENS,
+            },
+            n_logprobs,
             top_p: choice.top_p,
             ln_min_p: choice.ln_min_p,
             temperature: choice.temperature,

@@ -1,6 +1,7 @@
 //! Checks that the graph of a step computes the same as its separate launches. Drivers record graphs differently.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 
 use super::choices::Choices;
 use super::{GpuBackend, Graphs, Observation};
@@ -77,7 +78,7 @@ impl GpuBackend {
                 first_row: 0,
                 n_rows: 1,
                 first_pos: position,
-                block_table: (0..=last_page).collect(),
+                block_table: Arc::new((0..=last_page).collect()),
             }],
             logits: vec![LogitsRow {
                 row: 0,

@@ -3,7 +3,7 @@
 
 use rocmforge_gpu::{GpuError, ops};
 
-use super::choices::{Choices, Chooser};
+use super::choices::{Choices, Chooser, Logprobs};
 use super::compile::Stage;
 use super::run_op::Launcher;
 use super::step::{StepShape, StepToken};
@@ -171,9 +171,16 @@ impl GpuBackend {
             let logits = self.memory.buffer(self.plan.logits, shape);
             match shape.chooser {
                 Chooser::Best => ops::argmax(&self.gpu, logits, sampled)?,
-                Chooser::Sample => {
+                Chooser::Sample {
+                    candidates,
+                    logprobs,
+                } => {
                     let choices = step.choices(shape);
-                    ops::sample(&self.gpu, logits, &choices, sampled)?;
+                    ops::sample(&self.gpu, logits, &choices, candidates, sampled)?;
+                    if logprobs == Logprobs::Yes {
+                        let to = step.logprob_rows();
+                        ops::logprobs(&self.gpu, logits, choices.rows, sampled, &to)?;
+                    }
                 }
             }
         }

@@ -2,13 +2,14 @@
 //! memory, the first kernel of a step copies them to the device, and the last one writes the sampled ids back.
 
 use rocmforge_gpu::ops::{
-    N_LIST_WORDS, N_PAGES, STEP_NUMBER, SampleEntry, SampleRow, SampleStep, StepWords,
+    LOGPROB_WORDS, LogprobRows, N_LIST_WORDS, N_PAGES, STEP_NUMBER, SampleEntry, SampleRow,
+    SampleStep, StepWords,
 };
 use rocmforge_gpu::{Buffer, Gpu, GpuError, Pinned, SeqRows, Slice, Step};
 use zerocopy::IntoBytes as _;
 
 use super::choices::{Choices, Chooser, MAX_ENTRIES};
-use rocmforge_plan::Batch;
+use rocmforge_plan::{Batch, TokenLogprob};
 
 /// Marks a padding row for the kernels, and in `from_row` a token whose id is known.
 const NO_ROW: u32 = u32::MAX;
@@ -104,6 +105,8 @@ pub(crate) struct StepMemory {
     host: Pinned<u32>,
     /// `[N_SLOTS, 1 + max_logits]`: number and sampled ids of a step.
     results: Pinned<u32>,
+    /// `[N_SLOTS, max_logits, LOGPROB_WORDS]`.
+    logprobs: Pinned<u32>,
     /// Steps written so far, counted by the host.
     n_written: usize,
     words: Vec<u32>,
@@ -138,6 +141,7 @@ impl StepMemory {
             sampled: gpu.upload(&vec![0u32; sizes.max_logits])?,
             host: Pinned::new(gpu, N_SLOTS * layout.end)?,
             results: Pinned::new(gpu, N_SLOTS * (1 + sizes.max_logits))?,
+            logprobs: Pinned::new(gpu, N_SLOTS * sizes.max_logits * LOGPROB_WORDS)?,
             n_written: 0,
             words: vec![0; layout.end],
             layout,
@@ -213,7 +217,7 @@ impl StepMemory {
             .copy_from_slice(seqs.as_bytes());
         let list = choices.entries.as_bytes();
         words[N_LIST_WORDS] = (list.len() / size_of::<u32>()) as u32;
-        if shape.chooser == Chooser::Sample {
+        if shape.chooser != Chooser::Best {
             // Padding rows are zeros.
             let rows = words[layout.sample_rows..][..shape.n_logits * SAMPLE_WORDS].as_mut_bytes();
             let given = choices.rows.as_bytes();
@@ -259,7 +263,7 @@ impl StepMemory {
             lists: self.layout.lists,
             max_list_words: match shape.chooser {
                 Chooser::Best => 0,
-                Chooser::Sample => LIST_WORDS,
+                Chooser::Sample { .. } => LIST_WORDS,
             },
         }
     }
@@ -295,6 +299,31 @@ impl StepMemory {
             return Err(found);
         }
         Ok((1..=n).map(|i| self.results.get(first + i)).collect())
+    }
+
+    /// Returns where the device writes what log-probabilities need.
+    pub(crate) fn logprob_rows(&self) -> LogprobRows<'_> {
+        LogprobRows {
+            host: self.logprobs.device(),
+            n_slots: N_SLOTS,
+            n_steps: self.n_steps.as_slice(),
+        }
+    }
+
+    /// Returns the log-probability of the token of an output row of the completed step in `slot`, and the best tokens.
+    pub(crate) fn row_logprobs(&self, slot: usize, row: usize) -> (f32, Vec<TokenLogprob>) {
+        let first = (slot * self.sizes.max_logits + row) * LOGPROB_WORDS;
+        let words = self.logprobs.read(first..first + LOGPROB_WORDS);
+        let sum = f64::from_bits(u64::from(words[1]) << 32 | u64::from(words[0]));
+        let log_sum_exp = f64::from(f32::from_bits(words[2])) + sum.ln();
+        let logprob = |word: u32| (f64::from(f32::from_bits(word)) - log_sum_exp) as f32;
+        let best = words[4..].chunks_exact(2);
+        let best = best.take_while(|pair| pair[0] != u32::MAX);
+        let best = best.map(|pair| TokenLogprob {
+            id: pair[0],
+            logprob: logprob(pair[1]),
+        });
+        (logprob(words[3]), best.collect())
     }
 
     /// Returns the input token ids, `[n_rows]`.

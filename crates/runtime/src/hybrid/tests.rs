@@ -82,7 +82,7 @@ fn batch(position: usize, block: u32) -> Batch {
             first_row: 0,
             n_rows: 1,
             first_pos: position,
-            block_table: vec![block],
+            block_table: vec![block].into(),
         }],
         logits: vec![LogitsRow {
             row: 0,

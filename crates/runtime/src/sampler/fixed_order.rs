@@ -14,11 +14,18 @@ const ORDER: [SamplerKind; 5] = [
     SamplerKind::Temperature,
 ];
 
+/// From how many tokens a row is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// From this many best ones; above 0.
+    Best(usize),
+    All,
+}
+
 /// The sampler parameters of a row. Those of absent samplers have no effect.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FixedOrder {
-    /// Above 0.
-    pub(crate) top_k: usize,
+    pub(crate) kept: Kept,
     pub(crate) top_p: f32,
     /// Natural logarithm of min-p.
     pub(crate) ln_min_p: f32,
@@ -29,7 +36,8 @@ pub(crate) struct FixedOrder {
 }
 
 impl FixedOrder {
-    /// Returns `None` if the request needs other samplers, another order or more than `max_top_k` candidates.
+    /// Returns `None` if the request needs other samplers, another order, or more than `max_top_k` candidates but not all
+    /// tokens.
     pub(crate) fn of(row: &SampleRow, max_top_k: usize) -> Option<FixedOrder> {
         let params = &*row.params;
         let runs = |kind| params.samplers.contains(&kind) && params.has_effect(kind);
@@ -39,17 +47,18 @@ impl FixedOrder {
         let is_fixed = params.mirostat.is_none()
             && params.dynamic_temperature.range == 0.0
             && params.has_ordered_bias();
-        if !is_in_order || !is_fixed || row.top_logprobs > 0 {
+        if !is_in_order || !is_fixed {
             return None;
         }
-        let top_k = match params.is_greedy(&params.samplers) {
-            true => 1,
-            false if runs(SamplerKind::TopK) && params.top_k <= max_top_k => params.top_k,
+        let kept = match params.is_greedy(&params.samplers) {
+            true => Kept::Best(1),
+            false if !runs(SamplerKind::TopK) => Kept::All,
+            false if params.top_k <= max_top_k => Kept::Best(params.top_k),
             false => return None,
         };
         let or = |kind, value: f32, none: f32| if runs(kind) { value } else { none };
         Some(FixedOrder {
-            top_k,
+            kept,
             top_p: or(SamplerKind::TopP, params.top_p, 1.0),
             ln_min_p: or(SamplerKind::MinP, params.min_p.ln(), f32::NEG_INFINITY),
             temperature: or(SamplerKind::Temperature, params.temperature, 1.0),
@@ -72,13 +81,8 @@ mod tests {
             counts: Vec::new(),
             dry: None,
             mu: None,
-            top_logprobs: 0,
+            logprobs: None,
         };
-        let with_logprobs = SampleRow {
-            top_logprobs: 1,
-            ..row.clone()
-        };
-        assert_eq!(FixedOrder::of(&with_logprobs, 100), None);
         FixedOrder::of(&row, 100)
     }
 
@@ -86,7 +90,7 @@ mod tests {
     fn default_requests_qualify() {
         let found = of(SamplingParams::default()).unwrap();
         let expected = FixedOrder {
-            top_k: 40,
+            kept: Kept::Best(40),
             top_p: 0.95,
             ln_min_p: 0.05f32.ln(),
             temperature: 0.8,
@@ -115,7 +119,23 @@ mod tests {
             ..SamplingParams::greedy()
         });
         let found = found.unwrap();
-        assert_eq!((found.top_k, found.temperature), (1, 0.0));
+        assert_eq!((found.kept, found.temperature), (Kept::Best(1), 0.0));
+    }
+
+    #[test]
+    fn without_top_k_all_tokens_are_kept() {
+        use SamplerKind::{Temperature, TopP};
+        let all = SamplingParams {
+            top_k: 0,
+            ..SamplingParams::default()
+        };
+        let no_top_k = SamplingParams {
+            samplers: vec![TopP, Temperature],
+            ..SamplingParams::default()
+        };
+        for params in [all, no_top_k] {
+            assert_eq!(of(params).unwrap().kept, Kept::All);
+        }
     }
 
     #[test]
@@ -136,9 +156,7 @@ mod tests {
         };
         #[rustfmt::skip]
         let cases = [
-            ("all candidates", SamplingParams { top_k: 0, ..plain() }),
             ("too many candidates", SamplingParams { top_k: 101, ..plain() }),
-            ("no top-k", SamplingParams { samplers: vec![TopP, Temperature], ..plain() }),
             ("another order", SamplingParams { samplers: vec![TopK, Temperature, TopP], ..plain() }),
             ("late penalties", SamplingParams { samplers: vec![TopK, Penalties], presence_penalty: 1.0, ..plain() }),
             ("typical", SamplingParams { typical_p: 0.9, ..plain() }),

@@ -16,7 +16,7 @@ mod xtc;
 
 use rocmforge_cpu::Isa;
 
-pub(crate) use fixed_order::FixedOrder;
+pub(crate) use fixed_order::{FixedOrder, Kept};
 
 use candidates::{Candidates, probabilities, top_k};
 use random::{Use, pick, uniform};

@@ -31,7 +31,7 @@ fn row(params: SamplingParams, counts: &[(TokenId, u32)]) -> SampleRow {
         counts: counts.to_vec(),
         dry: None,
         mu: None,
-        top_logprobs: 0,
+        logprobs: None,
     }
 }
 

@@ -25,7 +25,7 @@ fn row(params: SamplingParams, index: u64, counts: Vec<(TokenId, u32)>) -> Sampl
         counts,
         dry: None,
         mu: None,
-        top_logprobs: 0,
+        logprobs: None,
     }
 }
 

@@ -150,7 +150,7 @@ impl Sequences {
     }
 
     fn check(&self) -> Result<(), BenchError> {
-        let tables = self.tables.iter().map(|(table, _)| table.blocks());
+        let tables = self.tables.iter().map(|(table, _)| table);
         let checked = self.pool.check_integrity(tables);
         checked.map_err(|problem| {
             BenchError::Unsupported(format!("KV-cache accounting is inconsistent: {problem}"))

@@ -49,7 +49,7 @@ fn prompt_at(first: u32, n_vocab: usize) -> Batch {
             first_row: 0,
             n_rows: N_TOKENS,
             first_pos: 0,
-            block_table: (0..n / PAGE as u32).collect(),
+            block_table: Arc::new((0..n / PAGE as u32).collect()),
         }],
         ..Batch::default()
     }

@@ -77,9 +77,10 @@ fn wanted_row(random: &mut Random, n_vocab: usize) -> WantedRow {
             default.samplers.clone(),
             vec![Penalties, TopK, TopP, MinP, Temperature],
             vec![TopK, MinP],
+            vec![TopP, Temperature],
         ]),
         temperature: random.one_of(&[0.8, 0.8, 1.0, 0.0, 1e-30, 2.5]),
-        top_k: random.one_of(&[40, 40, 1, 2, 300, MAX_TOP_K]),
+        top_k: random.one_of(&[40, 40, 40, 0, 1, 2, 300, MAX_TOP_K]),
         top_p: random.one_of(&[0.95, 0.95, 1.0, 0.3, 0.0]),
         min_p: random.one_of(&[0.05, 0.05, 0.0, 0.5, 1.0]),
         repeat_penalty: random.one_of(&[1.0, 1.1, 0.8]),
@@ -102,7 +103,7 @@ fn wanted_row(random: &mut Random, n_vocab: usize) -> WantedRow {
         counts,
         dry: None,
         mu: None,
-        top_logprobs: 0,
+        logprobs: None,
     }
 }
 
@@ -147,7 +148,8 @@ fn on_device(gpu: &Gpu, logits: &[f32], batch: &Batch, last: &[Sampled]) -> Vec<
         entries: entries.as_slice(),
         tokens: tokens.as_slice(),
     };
-    ops::sample(gpu, logits.as_slice(), &step, ids.as_slice()).unwrap();
+    let all = Candidates::Mixed;
+    ops::sample(gpu, logits.as_slice(), &step, all, ids.as_slice()).unwrap();
     let ids: Vec<u32> = gpu.read(ids.as_slice()).unwrap();
     ids.into_iter().map(sampled).collect()
 }
@@ -157,8 +159,7 @@ fn device_and_cpu_sample_the_same_tokens() {
     let Some(gpu) = gpu() else { return };
     let mut random = Random(7);
     let pool = Pool::new(1);
-    for (n_vocab, n_rows, n_batches) in
-        [(30, 100, 2), (400, 150, 8), (2500, 100, 4), (20_000, 8, 1)]
+    for (n_vocab, n_rows, n_batches) in [(30, 60, 1), (400, 100, 2), (2500, 60, 1), (20_000, 6, 1)]
     {
         for _ in 0..n_batches {
             let mut batch = Batch::default();
@@ -190,14 +191,14 @@ fn device_and_cpu_sample_the_same_tokens() {
 
 #[test]
 fn splits_mixed_rows_between_device_and_host() {
-    let sample = |params, top_logprobs| {
+    let sample = |params, logprobs| {
         Want::Sample(WantedRow {
             params: Arc::new(params),
             index: 3,
             counts: vec![(1, 2), (8, 1)],
             dry: None,
             mu: None,
-            top_logprobs,
+            logprobs,
         })
     };
     let penalties = SamplingParams {
@@ -210,12 +211,12 @@ fn splits_mixed_rows_between_device_and_host() {
         ..SamplingParams::default()
     };
     let wants = [
-        sample(SamplingParams::greedy(), 0),
-        sample(penalties.clone(), 0),
+        sample(SamplingParams::greedy(), None),
+        sample(penalties.clone(), None),
         Want::Logits,
-        sample(penalties.clone(), 2),
-        sample(too_many, 0),
-        sample(penalties, 0),
+        sample(penalties.clone(), Some(2)),
+        sample(too_many, None),
+        sample(penalties, None),
         Want::Score { target: 1, top: 0 },
     ];
     let rows = wants.into_iter().enumerate();
@@ -245,7 +246,13 @@ fn splits_mixed_rows_between_device_and_host() {
     });
     assert_eq!(lists, [[0, 1, 1, 2, u32::MAX], [3, 1, 4, 2, 5]]);
     assert_eq!(choices.entries.len(), 6);
-    assert_eq!(choices.chooser(), Chooser::Sample);
+    assert_eq!(
+        choices.chooser(),
+        Chooser::Sample {
+            candidates: Candidates::Best,
+            logprobs: Logprobs::No
+        }
+    );
     let best = Batch {
         logits: batch.logits[..1].to_vec(),
         ..batch

@@ -1,0 +1,116 @@
+//! The events that requests produce.
+
+use std::sync::Arc;
+
+use crate::error::{EngineError, RequestError};
+use crate::request::RequestId;
+use rocmforge_plan::TokenLogprob;
+use rocmforge_runtime::RuntimeError;
+use rocmforge_text::tokenizer::TokenId;
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    Stop(StopCause),
+    /// `max_tokens` were generated.
+    Length,
+    /// The context is full.
+    Context,
+    /// The request was aborted.
+    Aborted,
+    /// The deadline has passed.
+    Deadline,
+}
+
+/// What ended the generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopCause {
+    /// This end-of-generation token.
+    Eog(TokenId),
+    /// The request's stop string with this index.
+    Text(usize),
+    /// This token of the request's stop tokens.
+    Token(TokenId),
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A row of logits is NaN or infinite.
+    #[error("{}", RequestError::NotFinite)]
+    NotFinite,
+    /// Steps with this request alone failed.
+    #[error("{0}")]
+    Device(Arc<RuntimeError>),
+    /// The thread of the engine has ended.
+    #[error("the engine has stopped; start it again")]
+    EngineStopped,
+}
+
+impl From<Failure> for EngineError {
+    fn from(failure: Failure) -> EngineError {
+        match failure {
+            Failure::NotFinite => RequestError::NotFinite.into(),
+            failure => EngineError::Failed(failure),
+        }
+    }
+}
+
+/// Progress of a request. Events of one request arrive in order.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The log-probability of the prompt token at `position`, given the tokens before it.
+    PromptScore {
+        request: RequestId,
+        position: usize,
+        logprob: f32,
+        top: Vec<TokenLogprob>,
+    },
+    /// The logits after the prompt token at `position`.
+    PromptLogits {
+        request: RequestId,
+        position: usize,
+        logits: Vec<f32>,
+    },
+    /// The whole prompt is in the cache; `cached_tokens` of it came from earlier requests.
+    PromptDone {
+        request: RequestId,
+        cached_tokens: usize,
+    },
+    /// A generated token and the text that is now final (may be empty or of several tokens).
+    Token {
+        request: RequestId,
+        id: TokenId,
+        text: String,
+        /// The log-probability of the token, if the request asks for log-probabilities.
+        logprob: Option<f32>,
+        /// The best tokens, best first.
+        top: Vec<TokenLogprob>,
+    },
+    /// The request failed. This is its last event.
+    Failed {
+        request: RequestId,
+        failure: Failure,
+    },
+    /// The end of the request, with the text that was held back.
+    Finished {
+        request: RequestId,
+        reason: FinishReason,
+        text: String,
+    },
+}
+
+impl Event {
+    /// Returns the request of this event.
+    pub fn request(&self) -> RequestId {
+        match *self {
+            Event::PromptScore { request, .. }
+            | Event::PromptLogits { request, .. }
+            | Event::PromptDone { request, .. }
+            | Event::Token { request, .. }
+            | Event::Finished { request, .. }
+            | Event::Failed { request, .. } => request,
+        }
+    }
+}

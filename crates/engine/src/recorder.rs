@@ -1,0 +1,373 @@
+//! A simulated device for tests. Its "model" is a hash over the tokens that the block table makes visible, so any wrong
+//! slot, stale block, lost or doubled token, wrong prefix or wrong move changes the output.
+
+use crate::engine::Engine;
+use crate::event::FinishReason;
+use crate::kv_cache::BlockPool;
+use crate::request::{PromptOutput, Request};
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::KvShift;
+use rocmforge_plan::{Batch, BatchSeq, InputToken, RowOutput, Sampled, StepOutput, Want};
+use rocmforge_runtime::gpu::Offload;
+use rocmforge_runtime::{
+    Backend, BackendInfo, ContextPolicy, DeviceError, Executor, Limits, OpObserver, PrefixSharing,
+    Reply, RuntimeError, StepObserver,
+};
+
+pub(crate) const N_VOCAB: u32 = 50;
+
+/// Returns the device's state for `token` after the states of the tokens before it.
+pub(crate) fn computed(before: &[u64], token: TokenId) -> u64 {
+    let fold = |h: u64, x: u64| (h ^ x).wrapping_mul(0x0100_0000_01b3);
+    fold(
+        before.iter().copied().fold(0xcbf2_9ce4_8422_2325, fold),
+        u64::from(token) + 1,
+    )
+}
+
+/// Returns the device's states for `tokens`.
+pub(crate) fn states(tokens: &[TokenId]) -> Vec<u64> {
+    tokens.iter().fold(Vec::new(), |mut states, &token| {
+        states.push(computed(&states, token));
+        states
+    })
+}
+
+pub(crate) fn next_token(state: u64) -> TokenId {
+    ((state >> 20) % u64::from(N_VOCAB)) as TokenId
+}
+
+pub(crate) fn score(state: u64, target: TokenId) -> f32 {
+    -(((state >> 30) % 1000 + u64::from(target)) as f32)
+}
+
+/// The content of a slot.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    state: u64,
+    position: usize,
+}
+
+/// What a failed step leaves in a slot.
+const GARBAGE: Entry = Entry {
+    state: 1,
+    position: usize::MAX,
+};
+
+/// A device whose cache holds states in place of keys and values.
+pub(crate) struct Recorder {
+    page: usize,
+    slots: Vec<Option<Entry>>,
+    last: Vec<Option<TokenId>>,
+    before: Before,
+    /// Whether the last step failed.
+    has_failed: bool,
+}
+
+/// Called with each batch before it runs. Its error is that of the step, which then leaves garbage in the cache.
+pub(crate) type Before = Box<dyn FnMut(&Batch) -> Result<(), RuntimeError> + Send>;
+
+impl Recorder {
+    fn run(&mut self, batch: &Batch) -> StepOutput {
+        assert!(!batch.tokens.is_empty(), "an empty step was submitted");
+        batch.shifts.iter().for_each(|shift| self.shift(shift));
+        let resolve = |token: &InputToken| match *token {
+            InputToken::Id(id) => id,
+            InputToken::Sampled { row } => self.last[row].expect("the row has sampled"),
+        };
+        let tokens: Vec<TokenId> = batch.tokens.iter().map(resolve).collect();
+        let mut made = vec![0; tokens.len()];
+        for seq in &batch.seqs {
+            for row in seq.first_row..seq.first_row + seq.n_rows {
+                let position = seq.first_pos + row - seq.first_row;
+                let slot =
+                    |p: usize| seq.block_table[p / self.page] as usize * self.page + p % self.page;
+                assert_eq!(batch.positions[row] as usize, position);
+                assert_eq!(batch.slots[row] as usize, slot(position));
+                let before: Vec<u64> = (0..position)
+                    .map(|p| {
+                        let entry = self.slots[slot(p)].expect("written before");
+                        assert_eq!(entry.position, p, "wrong position in the slot");
+                        entry.state
+                    })
+                    .collect();
+                made[row] = computed(&before, tokens[row]);
+                let state = made[row];
+                self.slots[slot(position)] = Some(Entry { state, position });
+            }
+        }
+        let wanted = batch.logits.iter();
+        let rows: Vec<RowOutput> = wanted
+            .map(|wanted| output(made[wanted.row], batch.positions[wanted.row], &wanted.want))
+            .collect();
+        let sampled = |row: &RowOutput| {
+            if let RowOutput::Sampled { sampled, .. } = row {
+                Some(sampled.id)
+            } else {
+                None
+            }
+        };
+        self.last = rows.iter().map(sampled).collect();
+        StepOutput {
+            step: batch.step,
+            rows,
+        }
+    }
+
+    /// Returns whether a step reads no token of an earlier one.
+    fn reads_only_itself(&self, batch: &Batch) -> bool {
+        let page = self.page;
+        let reads_own = |seq: &BatchSeq| {
+            (0..seq.first_pos).all(|p| {
+                let slot = seq.block_table[p / page] as usize * page + p % page;
+                batch.slots.contains(&(slot as u32))
+            })
+        };
+        batch.shifts.is_empty() && batch.seqs.iter().all(reads_own)
+    }
+
+    fn shift(&mut self, shift: &KvShift) {
+        for (runs, back_by) in [(&shift.copied, 0), (&shift.turned, shift.back_by)] {
+            for run in runs {
+                for i in 0..run.n_tokens {
+                    let mut entry = self.slots[(run.from + i) as usize].expect("written before");
+                    entry.position -= back_by as usize;
+                    self.slots[(run.to + i) as usize] = Some(entry);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn output(state: u64, position: u32, want: &Want) -> RowOutput {
+    match want {
+        Want::Sample(_) => RowOutput::Sampled {
+            sampled: Sampled {
+                id: next_token(state),
+                mu: None,
+            },
+            logprob: None,
+            top: Vec::new(),
+        },
+        Want::Score { target, .. } => RowOutput::Scored {
+            logprob: score(state, *target),
+            top: Vec::new(),
+        },
+        Want::Logits => RowOutput::Logits(vec![position as f32]),
+    }
+}
+
+impl Backend for Recorder {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        let starts = self.reads_only_itself(&batch);
+        let computed = match (self.before)(&batch) {
+            Err(error) => Err(error),
+            // It was submitted before the failure was known, and nobody uses its results.
+            Ok(()) if self.has_failed && !starts => Ok(None),
+            Ok(()) => Ok(Some(self.run(&batch))),
+        };
+        self.has_failed = computed.is_err();
+        if !matches!(computed, Ok(Some(_))) {
+            for &slot in &batch.slots {
+                self.slots[slot as usize] = Some(GARBAGE);
+            }
+        }
+        reply(computed.map(|done| {
+            done.unwrap_or_else(|| StepOutput {
+                step: batch.step,
+                rows: batch
+                    .logits
+                    .iter()
+                    .map(|wanted| output(GARBAGE.state, 0, &wanted.want))
+                    .collect(),
+            })
+        }));
+    }
+
+    fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
+
+    fn observe_steps(&mut self, _: Option<Box<dyn StepObserver>>) {}
+
+    fn info(&self) -> BackendInfo {
+        info("recorder")
+    }
+}
+
+fn info(device: &str) -> BackendInfo {
+    BackendInfo {
+        device: device.into(),
+        slow_ops: Vec::new(),
+        kv_bytes: 0,
+        device_memory: None,
+        graphs: false,
+        n_tuned: 0,
+        notices: Vec::new(),
+        offload: Offload::NOTHING,
+        parts: Vec::new(),
+    }
+}
+
+impl Recorder {
+    pub(crate) fn new(n_blocks: usize, page: usize, before: Before) -> Recorder {
+        Recorder {
+            page,
+            slots: vec![None; n_blocks * page],
+            last: Vec::new(),
+            before,
+            has_failed: false,
+        }
+    }
+}
+
+/// The sizes of an engine over a [`Recorder`].
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) limits: Limits,
+    pub(crate) n_blocks: usize,
+    pub(crate) page: usize,
+    pub(crate) steps_in_flight: usize,
+}
+
+impl Sizes {
+    /// A small engine for `max_seqs` sequences of up to 32 tokens.
+    pub(crate) fn small(max_seqs: usize) -> Sizes {
+        let limits = Limits {
+            n_ctx: 32,
+            max_seqs,
+            max_tokens: 16.max(max_seqs),
+            max_logits: 8.max(max_seqs),
+            prefix_sharing: PrefixSharing::On,
+            context_policy: ContextPolicy::Stop,
+            can_shift: true,
+        };
+        Sizes {
+            limits,
+            n_blocks: 8 * max_seqs,
+            page: 4,
+            steps_in_flight: 2,
+        }
+    }
+
+    pub(crate) fn executor(&self, before: Before) -> Executor {
+        let recorder = Recorder::new(self.n_blocks, self.page, before);
+        Executor::start(self.steps_in_flight, move || Ok((recorder, ())))
+            .unwrap()
+            .0
+    }
+
+    pub(crate) fn engine(&self, before: Before) -> Engine {
+        Engine::new(
+            self.executor(before),
+            self.limits,
+            BlockPool::new(self.n_blocks, self.page),
+            self.steps_in_flight,
+            N_VOCAB as usize,
+            None,
+        )
+    }
+}
+
+/// Lets every step run.
+pub(crate) fn always() -> Before {
+    Box::new(|_| Ok(()))
+}
+
+/// The error of a step.
+pub(crate) fn lost_step() -> RuntimeError {
+    DeviceError::LostStep { step: 0, found: 0 }.into()
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) ids: Vec<TokenId>,
+    pub(crate) scores: Vec<(usize, f32)>,
+    pub(crate) logits: Vec<usize>,
+    pub(crate) prompts_done: usize,
+    pub(crate) reason: Option<FinishReason>,
+}
+
+pub(crate) fn expected(request: &Request, n_ctx: usize, page: usize) -> Outcome {
+    // The states in the cache, by position.
+    let mut visible = states(&request.prompt);
+    let mut result = Outcome {
+        prompts_done: 1,
+        ..Outcome::default()
+    };
+    match request.prompt_output {
+        PromptOutput::Nothing => {}
+        PromptOutput::Scores { from, .. } => {
+            result.scores = (from.max(1)..request.prompt.len())
+                .map(|p| (p, score(visible[p - 1], request.prompt[p])))
+                .collect();
+        }
+        PromptOutput::Logits => result.logits = (0..request.prompt.len()).collect(),
+    }
+    let mut n_tokens = request.prompt.len();
+    let policy = request.context_policy.unwrap_or_default();
+    while result.ids.len() < request.max_tokens {
+        if policy == ContextPolicy::Stop && n_tokens == n_ctx {
+            break;
+        }
+        let id = next_token(*visible.last().unwrap());
+        result.ids.push(id);
+        n_tokens += 1;
+        if let ContextPolicy::Shift { n_sinks } = policy
+            && visible.len() == n_ctx
+        {
+            let n = crate::context::n_forgotten(n_ctx, n_sinks, page);
+            visible.drain(n_sinks..n_sinks + n);
+        }
+        visible.push(computed(&visible, id));
+    }
+    let full = result.ids.len() < request.max_tokens;
+    result.reason = Some(if full {
+        FinishReason::Context
+    } else {
+        FinishReason::Length
+    });
+    result
+}
+
+/// A device whose second output row of each request is not a number, if it `fails`.
+pub(crate) struct NotFinite {
+    pub(crate) fails: bool,
+}
+
+impl Backend for NotFinite {
+    fn submit(&mut self, batch: Batch, reply: Reply) {
+        let decodes = batch.tokens.len() == 1;
+        let row = match self.fails && decodes {
+            true => RowOutput::NotFinite,
+            false => output(0, 0, &batch.logits[0].want),
+        };
+        reply(Ok(StepOutput {
+            step: batch.step,
+            rows: vec![row],
+        }));
+    }
+
+    fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
+
+    fn observe_steps(&mut self, _: Option<Box<dyn StepObserver>>) {}
+
+    fn info(&self) -> BackendInfo {
+        info("not finite")
+    }
+}
+
+/// A device that fails.
+pub(crate) struct Broken;
+
+impl Backend for Broken {
+    fn submit(&mut self, _: Batch, _: Reply) {
+        panic!("lost");
+    }
+
+    fn observe(&mut self, _: Option<Box<dyn OpObserver>>) {}
+
+    fn observe_steps(&mut self, _: Option<Box<dyn StepObserver>>) {}
+
+    fn info(&self) -> BackendInfo {
+        info("broken")
+    }
+}

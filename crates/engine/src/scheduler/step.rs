@@ -1,0 +1,192 @@
+//! Builds the batch of a step and remembers what its output rows are for.
+
+use crate::kv_cache::BlockPool;
+use crate::request::PromptOutput;
+use crate::sequence::{PendingSample, RowPurpose, Sequence};
+use crate::sequences::{Member, Slot};
+use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
+use rocmforge_runtime::{ContextPolicy, Limits};
+
+/// The meaning of a submitted step's output rows.
+#[derive(Debug, Default)]
+pub(crate) struct StepRecord {
+    /// The sequences of the step.
+    pub(crate) members: Vec<Member>,
+    /// The purpose of each output row.
+    pub(crate) rows: Vec<RowRecord>,
+    /// Sequences without generated tokens, whose prompt ends in this step.
+    pub(crate) evaluated: Vec<Member>,
+}
+
+/// The purpose of an output row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowRecord {
+    pub(crate) member: Member,
+    pub(crate) purpose: RowPurpose,
+}
+
+/// A batch under construction.
+pub(super) struct Step {
+    pub(super) batch: Batch,
+    pub(super) record: StepRecord,
+    limits: Limits,
+}
+
+impl Step {
+    pub(super) fn new(number: u64, limits: Limits) -> Step {
+        Step {
+            batch: Batch {
+                step: number,
+                ..Batch::default()
+            },
+            record: StepRecord::default(),
+            limits,
+        }
+    }
+
+    pub(super) fn has_budget(&self) -> bool {
+        self.batch.tokens.len() < self.limits.max_tokens
+            && self.batch.logits.len() < self.limits.max_logits
+    }
+
+    /// Returns how many of the sequence's tokens fit. 0 if its pending token is older than the last step, or if the
+    /// steps in flight complete it.
+    pub(super) fn rows_for(&self, sequence: &Sequence) -> usize {
+        let complete = sequence.n_generated() > 0 && !sequence.wants_sample(self.limits.n_ctx);
+        if complete
+            || sequence
+                .pending
+                .is_some_and(|pending| pending.step + 1 != self.batch.step)
+        {
+            return 0;
+        }
+        let n_left = match (
+            self.limits.n_ctx - sequence.n_positions(),
+            sequence.context_policy,
+        ) {
+            // A shift frees more positions, but only a preempted sequence has more than one token left.
+            (0, ContextPolicy::Shift { .. }) => 1,
+            (n_left, _) => n_left,
+        };
+        let mut n = sequence
+            .n_unsubmitted()
+            .min(n_left)
+            .min(self.limits.max_tokens - self.batch.tokens.len());
+        let max_outputs = self.limits.max_logits - self.batch.logits.len();
+        if self.outputs_in(sequence, n) > max_outputs {
+            // Each token has at most two output rows, so this ends quickly.
+            n = (0..n)
+                .rev()
+                .find(|&fewer| self.outputs_in(sequence, fewer) <= max_outputs)
+                .unwrap_or(0);
+        }
+        n
+    }
+
+    /// Returns how many output rows the sequence's next `n` tokens need.
+    fn outputs_in(&self, sequence: &Sequence, n: usize) -> usize {
+        let end = sequence.n_submitted + n;
+        let sample = usize::from(end == sequence.len() && sequence.wants_sample(self.limits.n_ctx));
+        let from = sequence.n_submitted.max(sequence.n_prompt_outputs);
+        let of_prompt = match sequence.request.prompt_output {
+            PromptOutput::Nothing => 0,
+            PromptOutput::Scores { from: first, .. } => end
+                .min(sequence.n_prompt - 1)
+                .saturating_sub(from.max(first.saturating_sub(1))),
+            PromptOutput::Logits => end.min(sequence.n_prompt).saturating_sub(from),
+        };
+        sample + of_prompt
+    }
+
+    /// Adds the sequence's next `n` tokens.
+    pub(super) fn push(
+        &mut self,
+        slot: Slot,
+        sequence: &mut Sequence,
+        n: usize,
+        pool: &mut BlockPool,
+    ) {
+        let member = Member {
+            slot,
+            id: sequence.id,
+        };
+        self.record.members.push(member);
+        let first_row = self.batch.tokens.len();
+        let first = sequence.n_submitted;
+        let first_pos = sequence.n_positions();
+        let end = first + n;
+        for index in first..end {
+            let row = self.batch.tokens.len();
+            let position = index - sequence.n_forgotten;
+            let token = match (sequence.tokens.get(index), sequence.pending) {
+                (Some(&id), _) => InputToken::Id(id),
+                (None, Some(pending)) => InputToken::Sampled { row: pending.row },
+                (None, None) => unreachable!("only existing tokens are submitted"),
+            };
+            self.batch.tokens.push(token);
+            self.batch.positions.push(position as u32);
+            self.batch
+                .slots
+                .push(sequence.table.slot(pool.page(), position));
+            self.prompt_output(member, sequence, index, row);
+        }
+        self.batch.seqs.push(BatchSeq {
+            first_row,
+            n_rows: n,
+            first_pos,
+            block_table: sequence.table.shared(),
+        });
+        let ends_prompt =
+            first < sequence.n_prompt && end >= sequence.n_prompt && sequence.n_generated() == 0;
+        if ends_prompt && sequence.request.max_tokens == 0 {
+            self.record.evaluated.push(member);
+        }
+        let samples = end == sequence.len() && sequence.wants_sample(self.limits.n_ctx);
+        let sample = samples.then(|| sequence.sample_row(self.limits.n_ctx));
+        sequence.n_submitted = end;
+        sequence.n_prompt_outputs = sequence.n_prompt_outputs.max(end.min(sequence.n_prompt));
+        sequence
+            .table
+            .index_full_blocks(pool, &sequence.tokens[..end.min(sequence.tokens.len())]);
+        if let Some(sample) = sample {
+            sequence.pending = Some(PendingSample {
+                step: self.batch.step,
+                row: self.batch.logits.len(),
+            });
+            let row = self.batch.tokens.len() - 1;
+            let purpose = RowPurpose::Sample { ends_prompt };
+            self.output(member, row, purpose, Want::Sample(sample));
+        }
+    }
+
+    /// Requests the prompt output at `position`, unless it was requested before.
+    fn prompt_output(&mut self, member: Member, sequence: &Sequence, position: usize, row: usize) {
+        if position >= sequence.n_prompt || position < sequence.n_prompt_outputs {
+            return;
+        }
+        match sequence.request.prompt_output {
+            PromptOutput::Scores { from, top }
+                if position + 1 >= from.max(1) && position + 1 < sequence.n_prompt =>
+            {
+                let want = Want::Score {
+                    target: sequence.tokens[position + 1],
+                    top,
+                };
+                let purpose = RowPurpose::PromptScore {
+                    position: position + 1,
+                };
+                self.output(member, row, purpose, want);
+            }
+            PromptOutput::Logits => {
+                let purpose = RowPurpose::PromptLogits { position };
+                self.output(member, row, purpose, Want::Logits);
+            }
+            PromptOutput::Scores { .. } | PromptOutput::Nothing => {}
+        }
+    }
+
+    fn output(&mut self, member: Member, row: usize, purpose: RowPurpose, want: Want) {
+        self.batch.logits.push(LogitsRow { row, want });
+        self.record.rows.push(RowRecord { member, purpose });
+    }
+}

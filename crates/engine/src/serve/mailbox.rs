@@ -1,0 +1,159 @@
+//! The channel from the engine's thread to the reader of one request. The writer never waits: what the reader has not
+//! taken is merged.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::stream::{PromptScore, StreamEvent, Token};
+use crate::event::{Event, Failure};
+
+/// What the reader has not taken yet.
+#[derive(Default)]
+struct Content {
+    scores: Vec<PromptScore>,
+    prompt_done: Option<StreamEvent>,
+    tokens: Vec<Token>,
+    text: String,
+    /// When the last of `tokens` was there.
+    tokens_at: Option<Instant>,
+    /// The last event.
+    end: Option<StreamEvent>,
+    has_ended: bool,
+    is_reader_waiting: bool,
+}
+
+/// A channel for the events of one request.
+#[derive(Default)]
+pub(super) struct Mailbox {
+    content: Mutex<Content>,
+    filled: Condvar,
+}
+
+impl Content {
+    /// Takes the first event.
+    fn take(&mut self) -> Option<StreamEvent> {
+        if !self.scores.is_empty() {
+            return Some(StreamEvent::PromptScores(std::mem::take(&mut self.scores)));
+        }
+        if let Some(done) = self.prompt_done.take() {
+            return Some(done);
+        }
+        if let Some(at) = self.tokens_at.take() {
+            return Some(StreamEvent::Tokens {
+                tokens: std::mem::take(&mut self.tokens),
+                text: std::mem::take(&mut self.text),
+                at,
+            });
+        }
+        self.end.take()
+    }
+
+    fn end(&mut self, event: StreamEvent) {
+        if !self.has_ended {
+            self.has_ended = true;
+            self.end = Some(event);
+        }
+    }
+
+    fn add(&mut self, event: Event, at: Instant) {
+        match event {
+            Event::PromptScore {
+                position,
+                logprob,
+                top,
+                ..
+            } => self.scores.push(PromptScore {
+                position,
+                logprob,
+                top,
+            }),
+            Event::PromptLogits { .. } => unreachable!("such requests are refused"),
+            Event::PromptDone { cached_tokens, .. } => {
+                self.prompt_done = Some(StreamEvent::PromptDone { cached_tokens, at });
+            }
+            Event::Token {
+                id,
+                text,
+                logprob,
+                top,
+                ..
+            } => {
+                self.tokens.push(Token { id, logprob, top });
+                match self.text.is_empty() {
+                    true => self.text = text,
+                    false => self.text.push_str(&text),
+                }
+                self.tokens_at = Some(at);
+            }
+            Event::Finished { reason, text, .. } => {
+                self.end(StreamEvent::Finished { reason, text });
+            }
+            Event::Failed { failure, .. } => self.end(StreamEvent::Failed(failure)),
+        }
+    }
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        // No code panics while it holds the lock.
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the next event; waits for it until `deadline`, or as long as it takes.
+    pub(super) fn take_until(&self, deadline: Option<Instant>) -> Option<StreamEvent> {
+        let mut content = self.lock();
+        loop {
+            if let Some(event) = content.take() {
+                return Some(event);
+            }
+            content.is_reader_waiting = true;
+            content = match deadline {
+                None => {
+                    let content = self.filled.wait(content);
+                    content.unwrap_or_else(PoisonError::into_inner)
+                }
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        content.is_reader_waiting = false;
+                        return None;
+                    }
+                    let waited = self.filled.wait_timeout(content, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+            content.is_reader_waiting = false;
+        }
+    }
+
+    fn put(&self, change: impl FnOnce(&mut Content)) {
+        let mut content = self.lock();
+        change(&mut content);
+        let is_reader_waiting = content.is_reader_waiting;
+        drop(content);
+        // Waking costs a system call.
+        if is_reader_waiting {
+            self.filled.notify_one();
+        }
+    }
+}
+
+/// The writer's end of a [`Mailbox`]. Dropping it tells the reader that nothing more comes.
+pub(super) struct Outbox(pub(super) std::sync::Arc<Mailbox>);
+
+impl Outbox {
+    pub(super) fn send(&self, event: Event, at: Instant) {
+        self.0.put(|content| content.add(event, at));
+    }
+
+    pub(super) fn fail(&self, failure: Failure) {
+        self.0
+            .put(|content| content.end(StreamEvent::Failed(failure)));
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        self.fail(Failure::EngineStopped);
+    }
+}

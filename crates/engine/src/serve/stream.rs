@@ -1,0 +1,129 @@
+//! The events of one request, as its client reads them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::handle::Handle;
+use super::mailbox::Mailbox;
+use crate::event::{Failure, FinishReason};
+use crate::request::RequestId;
+use rocmforge_plan::TokenLogprob;
+use rocmforge_text::tokenizer::TokenId;
+
+/// Progress of a request: what happened since the last event was read.
+#[derive(Debug, Clone)]
+pub enum StreamEvent {
+    /// Log-probabilities of the prompt's tokens.
+    PromptScores(Vec<PromptScore>),
+    /// The whole prompt is in the cache; `cached_tokens` of it came from earlier requests.
+    PromptDone { cached_tokens: usize, at: Instant },
+    /// Generated tokens and the text that is now final.
+    Tokens {
+        tokens: Vec<Token>,
+        text: String,
+        /// When the last of them was there.
+        at: Instant,
+    },
+    /// The end of the request, with the text that was held back.
+    Finished { reason: FinishReason, text: String },
+    /// The request failed.
+    Failed(Failure),
+}
+
+/// The log-probability of the prompt token at `position`, given the tokens before it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptScore {
+    pub position: usize,
+    pub logprob: f32,
+    pub top: Vec<TokenLogprob>,
+}
+
+/// A generated token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    pub id: TokenId,
+    /// Its log-probability, if the request asks for log-probabilities.
+    pub logprob: Option<f32>,
+    /// The best tokens, best first.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// What came of waiting for an event.
+#[derive(Debug)]
+pub enum Waited {
+    Event(StreamEvent),
+    /// None came in time.
+    Timeout,
+    /// There are no more.
+    Ended,
+}
+
+/// The events of one request: an iterator that waits for the next one. Dropping it aborts the request.
+///
+/// Events wait in the order of [`StreamEvent`]'s variants, at most one of each kind. Tokens that the client has not read
+/// are merged into one event, so memory is bounded by what the request asks for.
+pub struct EventStream {
+    id: RequestId,
+    mailbox: Arc<Mailbox>,
+    handle: Handle,
+    is_over: bool,
+}
+
+impl EventStream {
+    pub(super) fn new(id: RequestId, mailbox: Arc<Mailbox>, handle: Handle) -> EventStream {
+        EventStream {
+            id,
+            mailbox,
+            handle,
+            is_over: false,
+        }
+    }
+
+    /// Returns the request.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Asks the engine to end the request. Its last event is [`FinishReason::Aborted`], unless it ends before.
+    pub fn abort(&self) {
+        self.handle.abort(self.id);
+    }
+
+    /// Waits for the next event, but no longer than `timeout`.
+    pub fn next_within(&mut self, timeout: Duration) -> Waited {
+        if self.is_over {
+            return Waited::Ended;
+        }
+        match self.mailbox.take_until(Some(Instant::now() + timeout)) {
+            Some(event) => Waited::Event(self.noted(event)),
+            None => Waited::Timeout,
+        }
+    }
+
+    /// Notes whether an event is the last one.
+    fn noted(&mut self, event: StreamEvent) -> StreamEvent {
+        self.is_over = matches!(event, StreamEvent::Finished { .. } | StreamEvent::Failed(_));
+        event
+    }
+}
+
+impl Iterator for EventStream {
+    type Item = StreamEvent;
+
+    fn next(&mut self) -> Option<StreamEvent> {
+        if self.is_over {
+            return None;
+        }
+        let event = self.mailbox.take_until(None);
+        let event = event.expect("it waits until there is one");
+        Some(self.noted(event))
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.abort();
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The handle against the simulated device of the engine's tests.
+
+use std::collections::BTreeSet;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::event::{Failure, FinishReason};
+use crate::recorder::{Before, Broken, N_VOCAB, Sizes, always, expected, lost_step};
+use crate::request::Request;
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::{Batch, InputToken};
+
+fn server(sizes: Sizes, before: Before, options: ServeOptions) -> Server {
+    serve(sizes.engine(before), options).unwrap()
+}
+
+fn request(i: u32) -> Request {
+    Request::greedy(vec![i % N_VOCAB, 7, i * 3 % N_VOCAB], 5 + i as usize % 12)
+}
+
+/// What a client got.
+#[derive(Debug, Default)]
+struct Got {
+    ids: Vec<TokenId>,
+    n_events: usize,
+    reason: Option<FinishReason>,
+    failure: Option<Failure>,
+}
+
+fn read(stream: impl Iterator<Item = StreamEvent>) -> Got {
+    let mut got = Got::default();
+    for event in stream {
+        got.n_events += 1;
+        match event {
+            StreamEvent::Tokens { tokens, .. } => got.ids.extend(tokens.iter().map(|t| t.id)),
+            StreamEvent::Finished { reason, .. } => got.reason = Some(reason),
+            StreamEvent::Failed(failure) => got.failure = Some(failure),
+            StreamEvent::PromptDone { .. } | StreamEvent::PromptScores(_) => {}
+        }
+    }
+    got
+}
+
+/// Waits until nothing runs, then checks that nothing is left of any request.
+fn check_empty(handle: &Handle) {
+    while !handle.with_engine(|engine| engine.is_idle()).unwrap() {
+        std::thread::yield_now();
+    }
+    let checked = handle.with_engine(|engine| engine.check_integrity());
+    checked.unwrap().unwrap();
+    let stats = handle.stats();
+    assert_eq!((stats.running, stats.waiting), (0, 0));
+    assert_eq!(stats.blocks.used, 0);
+}
+
+/// A device that waits for a permit before each step and tells which first tokens of prompts it has seen.
+struct Gate {
+    permits: mpsc::Sender<()>,
+    /// The number of sequences in each step that has begun.
+    n_seqs: Arc<Mutex<Vec<usize>>>,
+}
+
+fn gated() -> (Gate, Before) {
+    let (permits, wait) = mpsc::channel();
+    let n_seqs = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&n_seqs);
+    let before = Box::new(move |batch: &Batch| {
+        // Without a gate, steps run freely.
+        let _ = wait.recv();
+        seen.lock().unwrap().push(batch.seqs.len());
+        Ok(())
+    });
+    (Gate { permits, n_seqs }, before)
+}
+
+#[test]
+fn each_client_gets_what_it_gets_alone() {
+    let server = server(Sizes::small(3), always(), ServeOptions::default());
+    let clients: Vec<_> = (0..20)
+        .map(|i| {
+            let handle = Handle::clone(&server);
+            std::thread::spawn(move || read(handle.submit(request(i)).unwrap()))
+        })
+        .collect();
+    for (i, client) in clients.into_iter().enumerate() {
+        let got = client.join().unwrap();
+        let expected = expected(&request(i as u32), 32, 4);
+        assert_eq!((got.ids, got.reason), (expected.ids, expected.reason));
+    }
+    check_empty(&server);
+}
+
+#[test]
+fn a_dropped_stream_is_not_in_the_next_step_and_frees_its_blocks() {
+    let (gate, before) = gated();
+    let sizes = Sizes {
+        steps_in_flight: 1,
+        ..Sizes::small(4)
+    };
+    let server = server(sizes, before, ServeOptions::default());
+    let handle: &Handle = &server;
+    let mut streams = handle.submit_all([request(1), request(2)]).unwrap();
+    gate.permits.send(()).unwrap();
+    // The prompts' step has ended; the next one is at the gate, or about to be scheduled.
+    assert!(matches!(
+        streams[1].next(),
+        Some(StreamEvent::PromptDone { .. })
+    ));
+    drop(streams.remove(0));
+    // The step that may be at the gate, and the one after it.
+    gate.permits.send(()).unwrap();
+    gate.permits.send(()).unwrap();
+    drop(gate.permits);
+    let got = read(streams.remove(0));
+    assert_eq!(got.reason, Some(FinishReason::Length));
+    let n_seqs = gate.n_seqs.lock().unwrap().clone();
+    assert_eq!(n_seqs[0], 2);
+    assert!(n_seqs[2..].iter().all(|&n| n == 1), "{n_seqs:?}");
+    check_empty(handle);
+}
+
+#[test]
+fn refuses_requests_beyond_the_queue() {
+    let (gate, before) = gated();
+    let options = ServeOptions {
+        max_waiting: 2,
+        ..ServeOptions::default()
+    };
+    let server = server(Sizes::small(1), before, options);
+    let handle: &Handle = &server;
+    let first = handle.submit(request(1)).unwrap();
+    // Until the first one is admitted, it waits too.
+    while handle.stats().running == 0 {
+        std::thread::yield_now();
+    }
+    let waiting = handle.submit_all([request(2), request(3)]).unwrap();
+    let refused = handle.submit(request(4));
+    assert!(matches!(
+        refused.err(),
+        Some(SubmitError::Full { max_waiting: 2 })
+    ));
+    drop(gate.permits);
+    for (i, stream) in [first].into_iter().chain(waiting).enumerate() {
+        assert_eq!(
+            read(stream).ids,
+            expected(&request(i as u32 + 1), 32, 4).ids
+        );
+    }
+    let later = read(handle.submit(request(4)).unwrap());
+    assert_eq!(later.reason, Some(FinishReason::Length));
+    let invalid = handle.submit(Request::greedy(vec![], 1));
+    assert!(matches!(invalid.err(), Some(SubmitError::Invalid(_))));
+    check_empty(handle);
+}
+
+/// The engine ends requests whose clients read nothing; a client then gets all tokens as one event.
+#[test]
+fn a_slow_reader_delays_nobody_and_loses_nothing() {
+    let server = server(Sizes::small(4), always(), ServeOptions::default());
+    let handle: &Handle = &server;
+    let slow = handle.submit(request(8)).unwrap();
+    for i in 0..4 {
+        let got = read(handle.submit(request(i)).unwrap());
+        assert_eq!(got.ids, expected(&request(i), 32, 4).ids);
+    }
+    check_empty(handle);
+    let got = read(slow);
+    assert_eq!(got.ids, expected(&request(8), 32, 4).ids);
+    // The prompt's end, all tokens, the end.
+    assert_eq!(got.n_events, 3);
+}
+
+#[test]
+fn an_aborted_stream_ends_with_this_reason() {
+    let (gate, before) = gated();
+    let server = server(Sizes::small(4), before, ServeOptions::default());
+    let [mut stream, queued] = {
+        let requests = [request(11), request(1)];
+        <[EventStream; 2]>::try_from(server.submit_all(requests).unwrap())
+            .unwrap_or_else(|_| unreachable!("two requests"))
+    };
+    queued.abort();
+    gate.permits.send(()).unwrap();
+    assert!(stream.next().is_some());
+    stream.abort();
+    drop(gate.permits);
+    for stream in [stream, queued] {
+        assert_eq!(read(stream).reason, Some(FinishReason::Aborted));
+    }
+    check_empty(&server);
+}
+
+#[test]
+fn stopping_ends_all_streams_and_returns_the_engine() {
+    let (gate, before) = gated();
+    let server = server(Sizes::small(4), before, ServeOptions::default());
+    let handle = Handle::clone(&server);
+    let stream = handle.submit(request(1)).unwrap();
+    gate.permits.send(()).unwrap();
+    drop(gate.permits);
+    let engine = server.stop().unwrap();
+    engine.check_integrity().unwrap();
+    let got = read(stream);
+    let ended = got.reason.expect("it ends");
+    assert!([FinishReason::Aborted, FinishReason::Length].contains(&ended));
+    assert!(matches!(
+        handle.submit(request(1)).err(),
+        Some(SubmitError::Stopped)
+    ));
+}
+
+/// The device thread is gone: every stream says so.
+#[test]
+fn a_lost_device_fails_all_streams() {
+    let broken = || {
+        let executor = rocmforge_runtime::Executor::start(1, || Ok((Broken, ())));
+        executor.unwrap().0
+    };
+    let sizes = Sizes::small(2);
+    let mut engine = sizes.engine(always());
+    engine.restart(broken());
+    let server = serve(engine, ServeOptions::default()).unwrap();
+    let streams = server.submit_all([request(1), request(2)]);
+    for stream in streams.unwrap() {
+        let failure = read(stream).failure.expect("it fails");
+        assert!(failure.to_string().contains("did not reply"), "{failure}");
+    }
+    // With a new backend the requests lose nothing.
+    let mut engine = sizes.engine(always());
+    engine.restart(broken());
+    let options = ServeOptions {
+        restart: Some(Box::new(move || Ok(sizes.executor(always())))),
+        ..ServeOptions::default()
+    };
+    let server = serve(engine, options).unwrap();
+    let streams = server.submit_all((0..5).map(request)).unwrap();
+    for (i, stream) in streams.into_iter().enumerate() {
+        assert_eq!(read(stream).ids, expected(&request(i as u32), 32, 4).ids);
+    }
+    check_empty(&server);
+}
+
+/// Clients leave at random points, some steps fail, and one request always fails its step.
+#[test]
+fn nothing_is_left_of_clients_that_leave() {
+    const POISON: TokenId = N_VOCAB - 1;
+    let mut n_steps = 0;
+    let before = Box::new(move |batch: &Batch| {
+        n_steps += 1;
+        let is_poisoned = batch.tokens[0] == InputToken::Id(POISON) && batch.positions[0] == 0;
+        match is_poisoned || n_steps % 23 == 0 {
+            true => Err(lost_step()),
+            false => Ok(()),
+        }
+    });
+    let server = server(Sizes::small(4), before, ServeOptions::default());
+    let clients: Vec<_> = (0..64u32)
+        .map(|i| {
+            let handle = Handle::clone(&server);
+            std::thread::spawn(move || {
+                let mut stream = handle.submit(request(i)).unwrap();
+                let n_read = i as usize % 5;
+                match i % 2 {
+                    0 => drop(stream.by_ref().take(n_read).count()),
+                    _ => assert_eq!(read(stream).ids, expected(&request(i), 32, 4).ids),
+                }
+            })
+        })
+        .collect();
+    let failures: BTreeSet<bool> = clients.into_iter().map(|c| c.join().is_err()).collect();
+    assert_eq!(failures, BTreeSet::from([false]));
+    let poisoned = server.submit(Request::greedy(vec![POISON], 2));
+    assert!(matches!(
+        read(poisoned.unwrap()).failure,
+        Some(Failure::Device(_))
+    ));
+    check_empty(&server);
+}

@@ -1,0 +1,165 @@
+//! The engine's thread.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use super::Restart;
+use super::handle::{Command, Shared};
+use super::mailbox::Outbox;
+use crate::engine::Engine;
+use crate::error::{DeviceError, EngineError};
+use crate::event::{Event, Failure};
+use crate::request::RequestId;
+
+/// Restarts of the backend without a step between them.
+const MAX_RESTARTS: u32 = 3;
+/// Time before the second restart; twice as long before the third.
+const RESTART_AFTER: Duration = Duration::from_millis(500);
+
+pub(super) struct Worker {
+    engine: Engine,
+    commands: mpsc::Receiver<Command>,
+    outboxes: HashMap<RequestId, Outbox>,
+    shared: Arc<Shared>,
+    restart: Option<Restart>,
+    /// Restarts since the last step that did not fail.
+    n_restarts: u32,
+}
+
+impl Worker {
+    pub(super) fn new(
+        engine: Engine,
+        commands: mpsc::Receiver<Command>,
+        shared: Arc<Shared>,
+        restart: Option<Restart>,
+    ) -> Worker {
+        Worker {
+            engine,
+            commands,
+            outboxes: HashMap::new(),
+            shared,
+            restart,
+            n_restarts: 0,
+        }
+    }
+
+    /// Serves until it is told to stop, until there are no clients, or until the device is lost. Returns the engine
+    /// without requests.
+    pub(super) fn run(mut self) -> Engine {
+        while self.take_commands() == ControlFlow::Continue(()) {
+            match self.engine.step() {
+                Ok(events) => {
+                    self.n_restarts = 0;
+                    self.send(events);
+                }
+                Err(error) => {
+                    if let Err(failure) = self.recover(error) {
+                        self.fail_all(&failure);
+                        break;
+                    }
+                }
+            }
+            self.shared.publish(&self.engine);
+        }
+        for id in self.outboxes.keys().copied().collect::<Vec<_>>() {
+            self.abort(id);
+        }
+        self.shared.publish(&self.engine);
+        self.engine
+    }
+
+    /// Takes all commands, and waits for one if there is nothing else to do.
+    fn take_commands(&mut self) -> ControlFlow<()> {
+        if self.engine.is_idle() {
+            match self.commands.recv() {
+                Ok(command) => self.obey(command)?,
+                Err(mpsc::RecvError) => return ControlFlow::Break(()),
+            }
+        }
+        // Without clients, all requests have been aborted, and the engine is idle soon.
+        while let Ok(command) = self.commands.try_recv() {
+            self.obey(command)?;
+        }
+        self.shared.publish(&self.engine);
+        ControlFlow::Continue(())
+    }
+
+    fn obey(&mut self, command: Command) -> ControlFlow<()> {
+        match command {
+            Command::Submit(sequences) => {
+                for (sequence, outbox) in sequences {
+                    self.outboxes.insert(sequence.id, outbox);
+                    self.engine.add(sequence);
+                }
+            }
+            Command::Abort(id) => self.abort(id),
+            Command::Call(work) => work(&mut self.engine),
+            Command::Stop => return ControlFlow::Break(()),
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn abort(&mut self, id: RequestId) {
+        let event = self.engine.abort(id);
+        self.send(event);
+    }
+
+    /// Sends events to the streams of their requests.
+    fn send(&mut self, events: impl IntoIterator<Item = Event>) {
+        let at = Instant::now();
+        for event in events {
+            let id = event.request();
+            let is_last = matches!(event, Event::Finished { .. } | Event::Failed { .. });
+            if let Some(outbox) = self.outboxes.get(&id) {
+                outbox.send(event, at);
+            }
+            if is_last {
+                self.outboxes.remove(&id);
+            }
+        }
+    }
+
+    /// Decides what to do after the engine's step failed. The engine keeps its requests.
+    ///
+    /// # Errors
+    /// The failure of all requests, if there is no device to continue on.
+    fn recover(&mut self, mut error: EngineError) -> Result<(), Failure> {
+        let Some(restart) = &mut self.restart else {
+            return match error {
+                EngineError::Device(error @ DeviceError::WorkerGone { .. }) => {
+                    Err(Failure::Device(Arc::new(error.into())))
+                }
+                // The next step tells whether the request is at fault.
+                _ => Ok(()),
+            };
+        };
+        self.engine.close_backend();
+        while self.n_restarts < MAX_RESTARTS {
+            if self.n_restarts > 0 {
+                std::thread::sleep(RESTART_AFTER * self.n_restarts);
+            }
+            self.n_restarts += 1;
+            match restart() {
+                Ok(executor) => {
+                    self.engine.restart(executor);
+                    return Ok(());
+                }
+                Err(again) => error = again,
+            }
+        }
+        Err(match error {
+            EngineError::Device(error) => Failure::Device(Arc::new(error.into())),
+            EngineError::Config(error) => Failure::Device(Arc::new(error.into())),
+            EngineError::Request(_) | EngineError::Failed(_) => Failure::EngineStopped,
+        })
+    }
+
+    fn fail_all(&mut self, failure: &Failure) {
+        for (id, outbox) in self.outboxes.drain() {
+            outbox.fail(failure.clone());
+            self.engine.abort(id);
+        }
+    }
+}

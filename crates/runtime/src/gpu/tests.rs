@@ -1,0 +1,170 @@
+//! What leaves the device in a step.
+
+use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gpu::image_targets;
+use rocmforge_model::Model;
+use rocmforge_plan::{BatchSeq, Fusion, InputToken, Mirostat, SamplingParams};
+use rocmforge_testkit::models as synth;
+
+use super::*;
+
+const PAGE: usize = 16;
+const N_SEQS: usize = 3;
+
+fn gpu() -> Option<Gpu> {
+    let target = image_targets()
+        .into_iter()
+        .find(|target| target.starts_with("host-"));
+    let Some(target) = target else {
+        println!("skipped: built without emulated GPUs");
+        return None;
+    };
+    let id = target.replace("host-", "host:").parse().unwrap();
+    Some(Gpu::open(id).unwrap())
+}
+
+fn backend(gpu: &Gpu, model: &Model, graphs: Graphs) -> GpuBackend {
+    let mut plan = model.compiled_plan(Fusion::On);
+    plan.rope.iter_mut().for_each(|table| table.settle(PAGE));
+    let options = GpuOptions {
+        n_ctx: PAGE,
+        max_tokens: N_SEQS,
+        max_logits: N_SEQS,
+        max_seqs: N_SEQS,
+        page: PAGE,
+        n_blocks: N_SEQS,
+        kv_type: KvType::F16,
+        graphs,
+        isa: Isa::detect(),
+        n_threads: 1,
+    };
+    GpuBackend::new(gpu.clone(), plan, &model.weights, options).unwrap()
+}
+
+/// A step in which each sequence decodes its first token.
+fn batch(step: u64, want: impl Fn(usize) -> Want) -> Batch {
+    let n = N_SEQS as u32;
+    Batch {
+        step,
+        tokens: (0..n).map(|i| InputToken::Id(10 + i)).collect(),
+        positions: vec![0; N_SEQS],
+        slots: (0..n).map(|i| i * PAGE as u32).collect(),
+        seqs: (0..N_SEQS)
+            .map(|i| BatchSeq {
+                first_row: i,
+                n_rows: 1,
+                first_pos: 0,
+                block_table: vec![i as u32].into(),
+            })
+            .collect(),
+        logits: (0..N_SEQS)
+            .map(|row| LogitsRow {
+                row,
+                want: want(row),
+            })
+            .collect(),
+        ..Batch::default()
+    }
+}
+
+fn run(backend: &mut GpuBackend, batch: Batch) -> Vec<RowOutput> {
+    let (to, result) = std::sync::mpsc::channel();
+    backend.submit(batch, Box::new(move |output| to.send(output).unwrap()));
+    backend.finish(Wait::All);
+    result.recv().unwrap().unwrap().rows
+}
+
+/// What OpenAI's clients send by default, with and without top-p and log-probabilities.
+fn client_row(row: usize, index: u64) -> Want {
+    Want::Sample(SampleRow {
+        params: Arc::new(SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: [1.0, 0.9, 1.0][row],
+            min_p: 0.0,
+            seed: 5,
+            ..SamplingParams::default()
+        }),
+        index,
+        counts: Vec::new(),
+        dry: None,
+        mu: None,
+        logprobs: [None, Some(20), Some(0)][row],
+    })
+}
+
+/// Rows without top-k and with log-probabilities copy nothing to the host, and give what the host makes of the logits.
+#[test]
+fn the_default_of_clients_copies_no_logits() {
+    let Some(gpu) = gpu() else { return };
+    let writer = synth::model("llama", GgmlType::F32).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    for (graphs, n_steps) in [(Graphs::Off, 2), (Graphs::On, 4)] {
+        let mut backend = backend(&gpu, &model, graphs);
+        let logits = run(&mut backend, batch(0, |_| Want::Logits));
+        assert!(gpu.bytes_copied_to_host() > 0, "logits are counted");
+        // A graph is recorded in the second step and replayed from then on.
+        for step in 1..=n_steps {
+            let before = gpu.bytes_copied_to_host();
+            let client = batch(step, |row| client_row(row, step));
+            let got = run(&mut backend, client.clone());
+            assert_eq!(gpu.bytes_copied_to_host(), before, "step {step}");
+            let mut all: Vec<f32> = Vec::new();
+            for row in &logits {
+                let RowOutput::Logits(row) = row else {
+                    unreachable!("logits were wanted");
+                };
+                all.extend(row);
+            }
+            let wanted: Vec<&LogitsRow> = client.logits.iter().collect();
+            let tokens = &client.tokens;
+            let pool = Pool::new(1);
+            let expected = output::rows(Isa::detect(), &pool, &mut all, tokens, &wanted, &[]);
+            for (got, expected) in got.iter().zip(&expected) {
+                check(got, expected);
+            }
+        }
+        let mirostat = SamplingParams {
+            mirostat: Some(Mirostat::default()),
+            ..SamplingParams::default()
+        };
+        let before = gpu.bytes_copied_to_host();
+        let host = batch(12, |row| match client_row(row, 0) {
+            Want::Sample(sample) => Want::Sample(SampleRow {
+                params: Arc::new(mirostat.clone()),
+                ..sample
+            }),
+            want => want,
+        });
+        run(&mut backend, host);
+        assert!(
+            gpu.bytes_copied_to_host() > before,
+            "the host samples these"
+        );
+    }
+}
+
+fn check(got: &RowOutput, expected: &RowOutput) {
+    let parts = |row: &RowOutput| match row {
+        RowOutput::Sampled {
+            sampled,
+            logprob,
+            top,
+        } => (sampled.id, *logprob, top.clone()),
+        other => panic!("{other:?}"),
+    };
+    let ((id, logprob, top), (wanted_id, wanted_logprob, wanted_top)) =
+        (parts(got), parts(expected));
+    assert_eq!(id, wanted_id);
+    let is_close = |a: f32, b: f32| (a - b).abs() < 1e-4;
+    assert_eq!(logprob.is_some(), wanted_logprob.is_some());
+    assert!(is_close(
+        logprob.unwrap_or(0.0),
+        wanted_logprob.unwrap_or(0.0)
+    ));
+    assert_eq!(top.len(), wanted_top.len());
+    for (got, wanted) in top.iter().zip(&wanted_top) {
+        assert!(got.id == wanted.id && is_close(got.logprob, wanted.logprob));
+    }
+}
