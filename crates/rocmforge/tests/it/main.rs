@@ -1,5 +1,7 @@
 //! The facade on the embedded model's file, on the CPU and on an emulated GPU.
 
+mod two_streams;
+
 use std::path::PathBuf;
 
 use rocmforge::{ContextPolicy, Device, Error, FinishReason, Model, ModelOptions, Session};
