@@ -225,7 +225,9 @@ impl CpuBackend {
         match token {
             InputToken::Id(id) => id,
             // A row that could not sample has failed its request; this row's results are discarded.
-            InputToken::Sampled { row } => self.last_sampled[row].map_or(0, |sampled| sampled.id),
+            InputToken::Sampled { row } => {
+                output::sampled_by(&self.last_sampled, row).map_or(0, |sampled| sampled.id)
+            }
         }
     }
 }

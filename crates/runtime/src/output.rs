@@ -27,7 +27,7 @@ pub(crate) fn rows(
     pool.for_each_rows(logits, n_vocab, 1, &|index, row| {
         let wanted = wanted[index];
         let just_sampled = match tokens[wanted.row] {
-            InputToken::Sampled { row } => last_sampled[row],
+            InputToken::Sampled { row } => sampled_by(last_sampled, row),
             InputToken::Id(_) => None,
         };
         let output = output_of(isa, row, &wanted.want, just_sampled);
@@ -42,6 +42,11 @@ pub(crate) fn rows(
         .into_iter()
         .map(|output| output.expect("every row has run"))
         .collect()
+}
+
+/// Returns what a row of the previous step sampled; `None` if it could not, or if that step failed.
+pub(crate) fn sampled_by(last_sampled: &[Option<Sampled>], row: usize) -> Option<Sampled> {
+    last_sampled.get(row).copied().flatten()
 }
 
 /// Returns the token each row sampled, if any.

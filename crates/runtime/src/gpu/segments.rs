@@ -10,6 +10,7 @@ use super::step::{StepShape, StepToken};
 use super::timed::TimedStep;
 use super::{GpuBackend, Graphs, MAX_BUCKET, bucket};
 use crate::backend::OpObserver;
+use crate::output;
 use crate::times::StepPart;
 use rocmforge_plan::{Batch, InputToken};
 
@@ -106,9 +107,9 @@ impl GpuBackend {
             InputToken::Id(id) => StepToken::Id(id),
             InputToken::Sampled { row } if !self.in_flight.is_empty() => StepToken::FromRow(row),
             // The request of a row without a sampled token has failed; this row's output is discarded.
-            InputToken::Sampled { row } => {
-                StepToken::Id(self.last_sampled[row].map_or(0, |sampled| sampled.id))
-            }
+            InputToken::Sampled { row } => StepToken::Id(
+                output::sampled_by(&self.last_sampled, row).map_or(0, |sampled| sampled.id),
+            ),
         }
     }
 
