@@ -166,6 +166,7 @@ pub(crate) use kernels;
 /// A kernel with parameters of any type.
 pub(crate) trait AnyKernel {
     fn module(&self) -> &'static str;
+    fn name(&self) -> &'static str;
     fn layout(&self, gpu: &Gpu) -> Result<KernelLayout, GpuError>;
 }
 
@@ -183,6 +184,10 @@ pub struct KernelLayout {
 impl<P: Layout> AnyKernel for Kernel<P> {
     fn module(&self) -> &'static str {
         self.module
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
     }
 
     fn layout(&self, gpu: &Gpu) -> Result<KernelLayout, GpuError> {

@@ -61,7 +61,6 @@ impl Worker {
                     }
                 }
             }
-            self.shared.publish(&self.engine);
         }
         for id in self.outboxes.keys().copied().collect::<Vec<_>>() {
             self.abort(id);
@@ -106,8 +105,9 @@ impl Worker {
         self.send(event);
     }
 
-    /// Sends events to the streams of their requests.
+    /// Sends events to the streams of their requests, after the state that they led to.
     fn send(&mut self, events: impl IntoIterator<Item = Event>) {
+        self.shared.publish(&self.engine);
         let at = Instant::now();
         for event in events {
             let id = event.request();
@@ -158,8 +158,9 @@ impl Worker {
 
     fn fail_all(&mut self, failure: &Failure) {
         for (id, outbox) in self.outboxes.drain() {
-            outbox.fail(failure.clone());
             self.engine.abort(id);
+            self.shared.publish(&self.engine);
+            outbox.fail(failure.clone());
         }
     }
 }

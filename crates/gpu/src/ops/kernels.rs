@@ -91,17 +91,15 @@ impl Gpu {
         kernels.downcast_ref().expect("nothing else sets it")
     }
 
-    /// Returns the parameters of every kernel that there is for this device, after loading all modules.
-    ///
-    /// # Errors
-    /// Those of loading a module and of finding a kernel in it.
-    pub fn kernel_layouts(&self) -> Result<Vec<KernelLayout>, GpuError> {
+    /// Returns the names of all kernels in the device's images, and the parameters of each, after loading all modules. A
+    /// kernel that its image lacks has an error instead.
+    pub fn kernel_layouts(&self) -> Vec<(&'static str, Result<KernelLayout, GpuError>)> {
         let mut layouts = Vec::new();
         self.kernels().each(&mut |kernel| {
             if Image::find(self.target(), kernel.module()).is_some() {
-                layouts.push(kernel.layout(self));
+                layouts.push((kernel.name(), kernel.layout(self)));
             }
         });
-        layouts.into_iter().collect()
+        layouts
     }
 }

@@ -10,7 +10,17 @@ use rocmforge_gpu::images;
 #[test]
 fn parameters_are_passed_as_kernels_declare_them() {
     for gpu in common::all_gpus() {
-        let layouts = gpu.kernel_layouts().unwrap();
+        // Devices without matrix units have no kernel for prompts of the widest heads (attention_prefill.hip).
+        let widest = gpu.constant("attention_prefill.F16", "widest").unwrap();
+        let (missing, layouts): (Vec<_>, Vec<_>) = gpu
+            .kernel_layouts()
+            .into_iter()
+            .partition(|(name, _)| *name == "prefill_256" && widest < 256);
+        assert!(missing.iter().all(|(_, layout)| layout.is_err()));
+        let layouts: Vec<_> = layouts
+            .into_iter()
+            .map(|(_, layout)| layout.unwrap())
+            .collect();
         for layout in &layouts {
             let name = format!(
                 "{} of {} for {}",
