@@ -157,4 +157,4 @@ impl Choices {
 
 #[cfg(test)]
 #[path = "choices/tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -1,27 +1,15 @@
 //! What leaves the device in a step.
 
 use rocmforge_gguf::{GgmlType, Gguf};
-use rocmforge_gpu::image_targets;
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchSeq, Fusion, InputToken, Mirostat, SamplingParams};
 use rocmforge_testkit::models as synth;
 
+use super::choices::tests::gpu;
 use super::*;
 
 const PAGE: usize = 16;
 const N_SEQS: usize = 3;
-
-fn gpu() -> Option<Gpu> {
-    let target = image_targets()
-        .into_iter()
-        .find(|target| target.starts_with("host-"));
-    let Some(target) = target else {
-        println!("skipped: built without emulated GPUs");
-        return None;
-    };
-    let id = target.replace("host-", "host:").parse().unwrap();
-    Some(Gpu::open(id).unwrap())
-}
 
 fn backend(gpu: &Gpu, model: &Model, graphs: Graphs) -> GpuBackend {
     let mut plan = model.compiled_plan(Fusion::On);

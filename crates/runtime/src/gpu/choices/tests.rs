@@ -108,7 +108,7 @@ fn wanted_row(random: &mut Random, n_vocab: usize) -> WantedRow {
 }
 
 /// The GPU that `ROCMFORGE_TEST_DEVICE` names, or the first emulated GPU of this build.
-fn gpu() -> Option<Gpu> {
+pub(in crate::gpu) fn gpu() -> Option<Gpu> {
     let built = || {
         let mut targets = image_targets().into_iter();
         let target = targets.find(|target| target.starts_with("host-"));
