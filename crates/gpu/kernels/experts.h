@@ -1,4 +1,4 @@
-// The assignment of rows to experts of an MoE layer; written by experts.hip, read by format/expert_*.hip.
+// The assignment of rows to experts of an MoE layer; written by experts.hip, read by jobs.h.
 #pragma once
 #include "gpu.h"
 

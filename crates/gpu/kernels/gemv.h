@@ -1,9 +1,4 @@
-// GEMV: products of weight matrices with few rows of activations (format/gemv.hip).
-//
-//     out[n, o] (+)= sum_i x[n, i] * w[o, i] + bias[o]        x [n_rows, n_in], w [n_out, n_in], out [n_rows, n_out]
-//     gated: out[n, o] = act(gate[n, o]) * up[n, o]           both such products
-//
-// Up to three matrices with the same n_in share a launch (jobs). Their blocks follow one another.
+// GEMV: products of weight matrices with few rows of activations (format/gemv.hip). The jobs of a launch: jobs.h.
 //
 // A wave handles ROWS rows of w at a time (one each of gate and up when gated). Each lane loads a chunk of 16 bytes or
 // more (quant.h), so that each load of the wave is contiguous; LOADS chunks are in flight before the first is used.
@@ -19,9 +14,7 @@
 // Blocks of 256 threads. Shared memory: (256 / WARP_SIZE) * ROWS * N floats, with IN_TURNS (256 / WARP_SIZE) times as
 // many.
 #pragma once
-#include "activation.h"
-#include "experts.h"
-#include "quant.h"
+#include "jobs.h"
 
 constexpr u32 THREADS = 256;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
@@ -40,61 +33,8 @@ constexpr u32 BLOCKS_ONE_ROW = 4;
 // For kernels of several rows: 128 registers per thread.
 constexpr u32 BLOCKS_ROWS = 2;
 
-// What happens to the result of a product.
-enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
-
-// act(gate) * up
-DEV float gated_value(Mode mode, float gate, float up) {
-    return (mode == GATE_SILU ? Silu::of(gate) : GeluTanh::of(gate)) * up;
-}
-
-struct Job {
-    Weights w;
-    // [n_out], or null.
-    const float* bias;
-    float* out;
-    u32 first_block;
-    // log2 of the virtual waves that share a row.
-    u32 split_log;
-    Mode mode;
-    // IN_TURNS: log2 of the virtual waves that a wave computes, at most split_log.
-    u32 turns_log;
-    FIELDS(w, bias, out, first_block, split_log, mode, turns_log)
-};
-
-struct GemvParams {
-    // F32: f32 [n_rows, n_in]; else int8 codes with scales [n_rows, n_in / ACT_BLOCK] and sums of 16 codes.
-    const u8* x;
-    const float* scales;
-    const i16* sums;
-    u32 n_rows;
-    // Whether jobs 0 and 1 are gate and up; the mode of job 0 then applies to both.
-    u32 gated;
-    // Unused jobs begin after the last block.
-    Job jobs[3];
-    // Experts: the tiles of all experts, and the distance of their matrices, which follow one another.
-    const ExpertTile* tiles;
-    u64 expert_bytes;
-    FIELDS(x, scales, sums, n_rows, gated, jobs, tiles, expert_bytes)
-};
-
-// Selects field by field, so that the parameters need no copy in indexable memory.
-DEV Job choose(bool second, const Job& a, const Job& b) {
-    Job j;
-    j.w.data = choose_loaded(second, a.w.data, b.w.data);
-    j.w.n_out = choose_loaded(second, a.w.n_out, b.w.n_out);
-    j.w.n_in = a.w.n_in;
-    j.bias = choose_loaded(second, a.bias, b.bias);
-    j.out = choose_loaded(second, a.out, b.out);
-    j.first_block = choose_loaded(second, a.first_block, b.first_block);
-    j.split_log = choose_loaded(second, a.split_log, b.split_log);
-    j.mode = (Mode)choose_loaded(second, a.mode, b.mode);
-    j.turns_log = choose_loaded(second, a.turns_log, b.turns_log);
-    return j;
-}
-
 // Which of the N rows of activations exist. AllRows: all of them; missing rows repeat the last one. FirstRows: the
-// first n, for groups, whose operations have different numbers of rows. The branch on it is uniform.
+// first n, for jobs with different numbers of rows. The branch on it is uniform.
 struct AllRows {
     DEV_MEMBER static bool has(u32) { return true; }
 };
@@ -106,7 +46,7 @@ struct FirstRows {
 // Adds the products of one chunk of each of ROWS rows with the same chunk of N activation rows. `x_row[n]` is the index
 // of an activation row.
 template <typename T, u32 ROWS, u32 N, typename Some>
-DEV void add_products(const GemvParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
+DEV void add_products(const Job& job, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
                       float (&acc)[ROWS][N]) {
     constexpr u32 N_GROUPS = 32 / T::GROUP;
     constexpr bool SUMS = T::OFFSET != 0 || T::HAS_MIN;
@@ -132,13 +72,13 @@ DEV void add_products(const GemvParams& p, const T* w, const u32* x_row, u32 n_i
 #pragma unroll
     for (u32 n = 0; n < N; n++) {
         if (!some.has(n)) continue;
-        const u8* codes = MANY ? p.x + (x_row[n] * n_in + chunk * 32) : p.x + (u64)x_row[n] * n_in + chunk * 32;
+        const u8* codes = MANY ? job.x + (x_row[n] * n_in + chunk * 32) : job.x + (u64)x_row[n] * n_in + chunk * 32;
         u32x4 x[2] = {load16(codes), load16(codes + 16)};
-        float x_scale = p.scales[x_row[n] * (n_in / T::ACT_BLOCK) + chunk * 32 / T::ACT_BLOCK];
+        float x_scale = job.scales[x_row[n] * (n_in / T::ACT_BLOCK) + chunk * 32 / T::ACT_BLOCK];
         // Sums of the two halves of the chunk.
         i32 sums[2] = {0, 0};
         if constexpr (SUMS) {
-            u32 both = *(const u32*)((const u8*)(p.sums + x_row[n] * (n_in / 16)) + chunk * 4);
+            u32 both = *(const u32*)((const u8*)(job.sums + x_row[n] * (n_in / 16)) + chunk * 4);
             sums[0] = (i16)both, sums[1] = (i16)(both >> 16);
             if constexpr (N_GROUPS == 1) sums[0] += sums[1];
         }
@@ -163,12 +103,12 @@ DEV void add_products(const GemvParams& p, const T* w, const u32* x_row, u32 n_i
 
 // The same for float formats. ALIGNED: activation rows are 16-byte aligned and whole chunks.
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
-DEV void add_float_products(const GemvParams& p, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
+DEV void add_float_products(const Job& job, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
                             Some some, float (&acc)[ROWS][N]) {
 #pragma unroll
     for (u32 n = 0; n < N; n++) {
         if (!some.has(n)) continue;
-        const float* row = (const float*)p.x + (u64)x_row[n] * n_in + chunk * T::CHUNK;
+        const float* row = (const float*)job.x + (u64)x_row[n] * n_in + chunk * T::CHUNK;
         float x[T::CHUNK];
 #pragma unroll
         for (u32 i = 0; i < T::CHUNK; i++) {
@@ -197,7 +137,7 @@ DEV void add_float_products(const GemvParams& p, const T* w, const u32* x_row, u
 
 // Adds this lane's part of the products of the rows: chunk first + lane, then every `step` chunks.
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
-DEV void dot_rows(const GemvParams& p, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
+DEV void dot_rows(const Job& job, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
                   Some some, float (&acc)[ROWS][N]) {
     // About 64 bytes in flight per lane.
     constexpr u32 LOADS = !ALIGNED ? 1 : ROWS * N == 1 ? 4 : N <= 4 ? 2 : 1;
@@ -216,8 +156,8 @@ DEV void dot_rows(const GemvParams& p, const Block<T, Planes>* rows, const u32* 
             u32 chunk = base + u * step + lane();
             bool valid = chunk < n;
             chunk = min_of(chunk, n - 1);
-            if constexpr (T::FLOAT) add_float_products<T, ALIGNED>(p, w[u], x_row, n_in, chunk, valid, some, acc);
-            else add_products(p, w[u], x_row, n_in, chunk, valid, some, acc);
+            if constexpr (T::FLOAT) add_float_products<T, ALIGNED>(job, w[u], x_row, n_in, chunk, valid, some, acc);
+            else add_products(job, w[u], x_row, n_in, chunk, valid, some, acc);
         }
     }
 }
@@ -254,7 +194,7 @@ template <u32 N> DEV u32 index_of_sum() {
 // Writes the sums of a wave over its lanes.
 template <u32 ROWS, u32 N> DEV void put_sums(float* to, const float (&acc)[ROWS][N]) {
 #if defined(GPU_NVIDIA)
-    // Two values are not worth it: gemv_experts_1 of Q4_K would spill.
+    // Two values are not worth it: gemv_tiled_2_1 of Q4_K would spill.
     if constexpr (ROWS * N > 2) {
         float values[ROWS * N];
 #pragma unroll
@@ -275,25 +215,14 @@ template <u32 ROWS, u32 N> DEV void put_sums(float* to, const float (&acc)[ROWS]
         }
 }
 
-// The part of the work that a block computes: its block number among the jobs, and its rows of activations.
-struct Part {
-    u32 block;
-    u32 first_row, n_rows;
-    // Offset in bytes of the selected expert's matrices.
-    u64 offset;
-};
-
 // Computes the products of up to N rows of activations with the weight rows of the block's waves.
-template <u32 ROWS, u32 N, typename Some = AllRows, bool IN_TURNS = false>
-DEV void products(const GemvParams& p, const Part& of, Some some = {}) {
+template <u32 ROWS, u32 N, bool IN_TURNS, typename Some> DEV void compute(const Job& job, Some some) {
     SHARED(float, part, N_WAVES * (IN_TURNS ? N_WAVES : 1) * ROWS * N);
-    bool gated = ROWS == 2 && p.gated;
-    Job job = choose(!gated && of.block >= p.jobs[1].first_block, p.jobs[0], p.jobs[1]);
-    job = choose(!gated && of.block >= p.jobs[2].first_block, job, p.jobs[2]);
+    const bool gated = ROWS == 2 && job.gated;
     // Groups of waves that share rows of w, or pairs of rows of gate and up.
     const u32 turns_log = IN_TURNS ? job.turns_log : 0, waves_log = job.split_log - turns_log;
     u32 n_groups = N_WAVES >> waves_log, per_group = gated ? 1 : ROWS;
-    u32 first_row = (of.block - job.first_block) * n_groups * per_group;
+    u32 first_row = job.block * n_groups * per_group;
     u32 w = uniform(wave());
     u32 first_of_wave = first_row + (w >> waves_log) * per_group;
 
@@ -301,14 +230,13 @@ DEV void products(const GemvParams& p, const Part& of, Some some = {}) {
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
         Weights from = job.w;
-        if (r == 1 && gated) from.data = p.jobs[1].w.data;
-        from.data += of.offset;
+        if (r == 1 && gated) from.data = (u8*)job.up;
         u32 row = gated ? first_of_wave : first_of_wave + r;
         rows[r] = Block<FORMAT, Planes>::of(from, min_of(row, from.n_out - 1));
     }
     u32 x_row[N];
 #pragma unroll
-    for (u32 n = 0; n < N; n++) x_row[n] = of.first_row + (N == 1 ? 0 : min_of(n, of.n_rows - 1));
+    for (u32 n = 0; n < N; n++) x_row[n] = N == 1 ? 0 : min_of(n, job.n_rows - 1);
 
     const u32 step = WARP_SIZE << job.split_log;
 #pragma unroll 1
@@ -322,8 +250,8 @@ DEV void products(const GemvParams& p, const Part& of, Some some = {}) {
             for (u32 n = 0; n < N; n++) acc[r][n] = 0.0f;
         u32 first = (virtual_wave & ((1u << job.split_log) - 1)) * WARP_SIZE;
         if (!FORMAT::FLOAT || job.w.n_in % FORMAT::CHUNK == 0)
-            dot_rows<FORMAT, true>(p, rows, x_row, job.w.n_in, first, step, some, acc);
-        else if constexpr (FORMAT::FLOAT) dot_rows<FORMAT, false>(p, rows, x_row, job.w.n_in, first, step, some, acc);
+            dot_rows<FORMAT, true>(job, rows, x_row, job.w.n_in, first, step, some, acc);
+        else if constexpr (FORMAT::FLOAT) dot_rows<FORMAT, false>(job, rows, x_row, job.w.n_in, first, step, some, acc);
 
         put_sums(part + virtual_wave * ROWS * N, acc);
     }
@@ -332,7 +260,7 @@ DEV void products(const GemvParams& p, const Part& of, Some some = {}) {
     // One thread per output, adjacent rows in adjacent threads, so that stores are contiguous.
     u32 n_outputs = n_groups * per_group, n = tid() / n_outputs, at = tid() % n_outputs;
     u32 row = first_row + at;
-    if (n >= min_of(N, of.n_rows) || row >= job.w.n_out) return;
+    if (n >= min_of(N, job.n_rows) || row >= job.w.n_out) return;
     u32 group = at / per_group;
     float value[2] = {0.0f, 0.0f};
     for (u32 k = 0; k < 1u << job.split_log; k++) {
@@ -341,13 +269,56 @@ DEV void products(const GemvParams& p, const Part& of, Some some = {}) {
         else value[0] += of_wave[at % per_group * N + n];
     }
     if (job.bias) value[0] += job.bias[row];
-    float* out = job.out + (u64)(of.first_row + n) * job.w.n_out + row;
+    float* out = job.out + (u64)n * job.w.n_out + row;
     if (gated) {
-        if (p.jobs[1].bias) value[1] += p.jobs[1].bias[row];
+        if (job.up_bias) value[1] += job.up_bias[row];
         *out = gated_value(job.mode, value[0], value[1]);
     } else if (job.mode == STORE) {
         *out = value[0];
     } else {
         *out = job.mode == ADD ? *out + value[0] : gated_value(job.mode, *out, value[0]);
     }
+}
+
+// Products in the parameters.
+template <u32 ROWS, u32 N, bool IN_TURNS = false> DEV void gemv(const Few& p) {
+    compute<ROWS, N, IN_TURNS>(job_of<ROWS == 2>(p, bid_x()), AllRows{});
+}
+
+// Skips n activations, whole rows.
+template <typename T> DEV void skip_values(Job& job, u64 n) {
+    if constexpr (T::FLOAT) {
+        job.x += n * sizeof(float);
+    } else {
+        job.x += n;
+        job.scales += n / T::ACT_BLOCK;
+        job.sums += n / 16;
+    }
+}
+
+// Tiles of the experts of an MoE layer. The grid is [tiles, blocks of outputs].
+template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
+    const ExpertTile tile = tile_at(p.tiles, bid_x());
+    if (tile.expert == NO_EXPERT) return;
+    Job job = job_of<ROWS == 2>(p, bid_y());
+    job.w.data += tile.expert * p.expert_bytes;
+    job.up += tile.expert * p.expert_bytes;
+    skip_values<FORMAT>(job, (u64)tile.first_row * job.w.n_in);
+    job.out += (u64)tile.first_row * job.w.n_out;
+    job.n_rows = N == 1 ? 1 : tile.n_rows;
+    if constexpr (N == 1) compute<ROWS, N, false>(job, AllRows{});
+    else compute<ROWS, N, false>(job, FirstRows{job.n_rows});
+}
+
+// Products of a table. The first thread of each block takes the time: the earliest start and the latest end of all
+// blocks of a product are kept.
+template <u32 ROWS, u32 N> DEV void gemv(const Listed& p) {
+    const One one = find(p);
+    const Job job = job_of(one, bid_x());
+    u64* start = p.times && tid() == 0 ? p.times + one.timed : nullptr;
+    u64* end = p.times + p.n_timed + one.timed;
+    if (start) atomic_min(start, device_clock());
+    if constexpr (N == 1) compute<ROWS, N, false>(job, AllRows{});
+    else compute<ROWS, N, false>(job, FirstRows{job.n_rows});
+    if (start) atomic_max(end, device_clock());
 }

@@ -9,6 +9,8 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::driver::api::{Handle, Leaf};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -72,7 +74,7 @@ leaf!(u32, f32, f64, Address, Count);
 
 /// A number of 64 bits.
 #[repr(transparent)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(crate) struct Count(pub(crate) u64);
 
 // SAFETY: the elements follow one another.
@@ -105,7 +107,7 @@ pub(crate) fn leaves_of<P, T: Layout>(_: fn(P) -> T, at: usize, to: &mut Vec<Lea
 
 /// The address of a table whose entries kernels read as `T`.
 #[repr(transparent)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
 pub(crate) struct Table<T>(Address, PhantomData<T>);
 
 impl<T> Table<T> {

@@ -41,13 +41,13 @@ const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         module: "gemv",
-        kernel: "gemv_group_8",
+        kernel: "gemv_listed_2_8",
         fault: Fault::ScalarSpill,
         reason: "as gemv_2_8: one to three addresses, with Q3_K and Q6_K",
     },
     Exception {
         module: "gemv",
-        kernel: "gemv_experts_4",
+        kernel: "gemv_tiled_2_4",
         fault: Fault::ScalarSpill,
         reason: "as gemv_2_8, on gfx90a: one to nine addresses, with Q3_K and Q6_K",
     },

@@ -161,9 +161,9 @@ fn moe_layers_are_few_launches() {
     let layer = [
         "route_sort",
         "quantize_rows_q8x32",
-        "gemv_experts_1",
+        "gemv_tiled_2_1",
         "quantize_q8x32",
-        "gemv_experts_1",
+        "gemv_tiled_2_1",
         "combine",
     ];
     let launches = &steps.last().unwrap().launches;

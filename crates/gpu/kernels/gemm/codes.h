@@ -64,10 +64,10 @@ template <typename S> struct WeightShare {
 
     DEV_MEMBER static u32 slot_of_col(u32 col) { return col / 16 * 16 + mma::col_slot(col % 16); }
 
-    DEV_MEMBER void load(const GemmParams& p, const Block<F, Planes>& row, u32 k) {
+    DEV_MEMBER void load(const One& one, const Block<F, Planes>& row, u32 k) {
         w_chunk = k / 32 + tid() % CHUNKS;
         w = F{};
-        if (w_chunk < p.w.n_in / 32) w = row.load(w_chunk);
+        if (w_chunk < one.w.n_in / 32) w = row.load(w_chunk);
     }
 
     DEV_MEMBER void store(Memory& m) const {
@@ -105,26 +105,26 @@ template <typename S> struct RowShare {
 
     DEV_MEMBER static u32 slot_of_row(u32 row) { return row / 16 * 16 + mma::row_slot(row % 16); }
 
-    DEV_MEMBER void load(const GemmParams& p, u32 first_row, u32 k) {
-        const u32 n_in = p.w.n_in;
+    DEV_MEMBER void load(const One& one, u32 first_row, u32 k) {
+        const u32 n_in = one.w.n_in;
         const u32 thread = opaque(tid());
 #pragma unroll
         for (u32 i = 0; i < PIECES; i++) {
             u32 piece = i * THREADS + thread;
-            u32 row = min_of(first_row + piece / ROW_PIECES, p.n_rows - 1), at = k + piece % ROW_PIECES * 16;
+            u32 row = min_of(first_row + piece / ROW_PIECES, one.n_rows - 1), at = k + piece % ROW_PIECES * 16;
             x[i] = u32x4{};
-            if (at < n_in) x[i] = load16(p.codes + (u64)row * n_in + at);
+            if (at < n_in) x[i] = load16(one.x + (u64)row * n_in + at);
         }
 #pragma unroll
         for (u32 i = 0; i < SCALES; i++) {
             u32 n = i * THREADS + thread;
-            u32 row = min_of(first_row + n / X_SCALES, p.n_rows - 1), at = k + n % X_SCALES * 32;
+            u32 row = min_of(first_row + n / X_SCALES, one.n_rows - 1), at = k + n % X_SCALES * 32;
             x_scale[i] = 0.0f;
-            if (at < n_in) x_scale[i] = p.scales[(u64)row * (n_in / F::ACT_BLOCK) + at / F::ACT_BLOCK];
+            if (at < n_in) x_scale[i] = one.scales[(u64)row * (n_in / F::ACT_BLOCK) + at / F::ACT_BLOCK];
         }
         if constexpr (F::HAS_MIN) {
-            u32 row = min_of(first_row + thread % TM, p.n_rows - 1), from = thread / TM % PER_ROW * SUMS;
-            const u32* pairs = (const u32*)p.sums + (u64)row * (n_in / 32) + k / 32;
+            u32 row = min_of(first_row + thread % TM, one.n_rows - 1), from = thread / TM % PER_ROW * SUMS;
+            const u32* pairs = (const u32*)one.sums + (u64)row * (n_in / 32) + k / 32;
 #pragma unroll
             for (u32 i = 0; i < SUMS; i++) x_sum[i] = k + 32 * (from + i) < n_in ? pairs[from + i] : 0;
         }
@@ -235,7 +235,7 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPT
     float acc[MT][NT][E];
     u32 m0, n0;
 
-    DEV_MEMBER bool run(const GemmParams& p, const Tile& t) {
+    DEV_MEMBER bool run(const One& one, const Tile& t) {
         SHARED(Memory, memory, 1);
         Memory& m = *memory;
 
@@ -246,19 +246,19 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPT
 #pragma unroll
         for (u32 i = 0; i < ELEMENTS; i++) acc[i / E / NT][i / E % NT][i % E] = 0.0f;
 
-        const auto w_row = Block<F, Planes>::of(p.w, min_of(first_out + tid() / S::CHUNKS, p.w.n_out - 1));
+        const auto w_row = Block<F, Planes>::of(one.w, min_of(first_out + tid() / S::CHUNKS, one.w.n_out - 1));
         WeightShare<S> w[DEPTH];
         RowShare<S> x[DEPTH];
 #pragma unroll
         for (u32 i = 0; i < DEPTH; i++) {
-            w[i].load(p, w_row, i * STEP);
-            x[i].load(p, first_row, i * STEP);
+            w[i].load(one, w_row, i * STEP);
+            x[i].load(one, first_row, i * STEP);
         }
-        for (u32 round = 0; round < p.w.n_in; round += DEPTH * STEP) {
+        for (u32 round = 0; round < one.w.n_in; round += DEPTH * STEP) {
 #pragma unroll
             for (u32 i = 0; i < DEPTH; i++) {
                 const u32 k = round + i * STEP;
-                if (k >= p.w.n_in) break;
+                if (k >= one.w.n_in) break;
                 barrier();
                 w[i].store(m);
                 x[i].store(m);
@@ -267,9 +267,9 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPT
                     x[i].store_sums(m);
                 }
                 barrier();
-                if (k + DEPTH * STEP < p.w.n_in) {
-                    w[i].load(p, w_row, k + DEPTH * STEP);
-                    x[i].load(p, first_row, k + DEPTH * STEP);
+                if (k + DEPTH * STEP < one.w.n_in) {
+                    w[i].load(one, w_row, k + DEPTH * STEP);
+                    x[i].load(one, first_row, k + DEPTH * STEP);
                 }
                 multiply<S, MT, NT, WK, DEPTH>(acc, m, m0, n0, wave_k);
             }

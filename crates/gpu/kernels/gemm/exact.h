@@ -14,27 +14,28 @@ template <typename F, u32 R> struct Exact {
     float acc[R][R];
     u32 tx, ty;
 
-    DEV_MEMBER bool run(const GemmParams& p, const Tile& t) {
+    DEV_MEMBER bool run(const One& one, const Tile& t) {
         // [K, TILE] each.
         SHARED(float, x, K * STRIDE);
         SHARED(float, w, K * STRIDE);
+        const float* x_from = (const float*)one.x;
         const u32 first_out = t.first_out, first_row = t.first_row;
         tx = tid() % 16 * R;
         ty = tid() / 16 * R;
 #pragma unroll
         for (u32 i = 0; i < ELEMENTS; i++) acc[i / R][i % R] = 0.0f;
-        for (u32 k = 0; k < p.w.n_in; k += K) {
+        for (u32 k = 0; k < one.w.n_in; k += K) {
             barrier();
 #pragma unroll
             for (u32 i = 0; i < TILE * K / THREADS; i++) {
-                u32 n = i * THREADS + tid(), row = min_of(first_row + n / K, p.n_rows - 1), at = k + n % K;
-                x[n % K * STRIDE + n / K] = at < p.w.n_in ? p.x[(u64)row * p.w.n_in + at] : 0.0f;
+                u32 n = i * THREADS + tid(), row = min_of(first_row + n / K, one.n_rows - 1), at = k + n % K;
+                x[n % K * STRIDE + n / K] = at < one.w.n_in ? x_from[(u64)row * one.w.n_in + at] : 0.0f;
             }
 #pragma unroll
             for (u32 i = 0; i < TILE * PER_ROW; i += THREADS) {
                 u32 n = i + tid(), o = n / PER_ROW, chunk = n % PER_ROW;
                 if (n >= TILE * PER_ROW) break;
-                const auto row = Block<F, Planes>::of(p.w, min_of(first_out + o, p.w.n_out - 1));
+                const auto row = Block<F, Planes>::of(one.w, min_of(first_out + o, one.w.n_out - 1));
                 const F values = row.load(k / F::CHUNK + chunk);
 #pragma unroll
                 for (u32 j = 0; j < F::CHUNK; j++) w[(chunk * F::CHUNK + j) * STRIDE + o] = values.value(j);

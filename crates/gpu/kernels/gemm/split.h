@@ -47,7 +47,7 @@ template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> struct Split {
     float acc[MT][NT][E];
     u32 m0, n0;
 
-    DEV_MEMBER bool run(const GemmParams& p, const Tile& t) {
+    DEV_MEMBER bool run(const One& one, const Tile& t) {
         SHARED(u8, x_hi, TM * STRIDE);
         SHARED(u8, x_lo, TM * STRIDE);
         SHARED(u8, w, TN * STRIDE);
@@ -55,18 +55,18 @@ template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> struct Split {
         SHARED(float, x_scale, TM);
         SHARED(float, w_scale, TN);
 
-        const u32 first_out = t.first_out, first_row = t.first_row, n_in = p.w.n_in;
+        const u32 first_out = t.first_out, first_row = t.first_row, n_in = one.w.n_in;
         const u32 at = uniform(wave());
         m0 = at % WM * 16 * MT;
         n0 = at / WM * 16 * NT;
         const u32 x_row = tid() / SHARERS, x_at = tid() % SHARERS * VALUES, w_row = tid() / 4, w_chunk = tid() % 4;
-        const float* x_from = p.x + (u64)min_of(first_row + x_row, p.n_rows - 1) * n_in + x_at;
-        const Block<F, Planes> w_from = Block<F, Planes>::of(p.w, min_of(first_out + w_row, p.w.n_out - 1));
+        const float* x_from = (const float*)one.x + (u64)min_of(first_row + x_row, one.n_rows - 1) * n_in + x_at;
+        const Block<F, Planes> w_from = Block<F, Planes>::of(one.w, min_of(first_out + w_row, one.w.n_out - 1));
 #pragma unroll
         for (u32 i = 0; i < ELEMENTS; i++) acc[i / E / NT][i / E % NT][i % E] = 0.0f;
         float x[VALUES];
         F w_next;
-        const bool whole = n_in % 4 == 0 && (u64)p.x % 16 == 0;
+        const bool whole = n_in % 4 == 0 && (u64)one.x % 16 == 0;
         auto load = [&](u32 k) {
             w_next = w_from.load(k / 8 + w_chunk);
 #pragma unroll

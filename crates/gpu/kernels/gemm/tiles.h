@@ -6,8 +6,9 @@
 #include "gemm/split.h"
 
 // The kernels. Large tiles have the fewest loads per product. Small ones are for shapes that would leave most of the
-// device idle, or fill large tiles with padding rows; those of dense products of codes also split k.
-enum Row : u32 { DENSE_LARGE, DENSE_SMALL, EXPERTS_LARGE, EXPERTS_SMALL, N_ROWS };
+// device idle, or fill large tiles with padding rows; those of codes also split k. Flat ones have as few rows, and do
+// not split k: for experts, of which there are enough to keep the device busy.
+enum Row : u32 { LARGE, SMALL, FLAT, N_ROWS };
 
 // What multiplies weights of a format.
 enum class Class { Codes, Halves, Exact };
@@ -24,22 +25,20 @@ struct Shape {
 };
 
 #if defined(GPU_CDNA)
-// Four waves of 64. 128 x 64 needs more registers than gfx906 has: the formats with minimums used scratch memory.
-#if defined(MMA_DOT)
-constexpr Shape LARGE_CODES = {128, 2, 2, 2, 2, 1, 1}; // 64 x 64
-#else
-constexpr Shape LARGE_CODES = {128, 4, 2, 2, 2, 1, 1}; // 128 x 64
-#endif
+// Four waves of 64.
 constexpr Shape CODES[N_ROWS] = {
-    LARGE_CODES,
+#if defined(MMA_DOT)
+    // 128 x 64 needs more registers than gfx906 has: the formats with minimums used scratch memory.
+    {128, 2, 2, 2, 2, 1, 1}, // 64 x 64
+#else
+    {128, 4, 2, 2, 2, 1, 1}, // 128 x 64
+#endif
     {256, 2, 1, 1, 2, 2, 2}, // 32 x 32
-    LARGE_CODES,
     {128, 1, 2, 2, 2, 1, 1}, // 32 x 64
 };
 constexpr Shape HALVES[N_ROWS] = {
     {32, 4, 2, 2, 2, 1, 1}, // 128 x 64
     {32, 1, 2, 2, 2, 1, 1}, // 32 x 64
-    {32, 4, 2, 2, 2, 1, 1}, // 128 x 64
     {32, 1, 2, 2, 2, 1, 1}, // 32 x 64
 };
 #else
@@ -47,18 +46,16 @@ constexpr Shape HALVES[N_ROWS] = {
 constexpr Shape CODES[N_ROWS] = {
     {128, 2, 2, 4, 2, 1, 1}, // 128 x 64
     {256, 2, 1, 1, 2, 4, 2}, // 32 x 32
-    {128, 2, 2, 4, 2, 1, 1}, // 128 x 64
     {128, 1, 2, 2, 2, 2, 1}, // 32 x 64
 };
 constexpr Shape HALVES[N_ROWS] = {
     {32, 2, 2, 4, 2, 1, 1}, // 128 x 64
     {32, 1, 1, 2, 4, 1, 1}, // 32 x 64
-    {32, 2, 2, 4, 2, 1, 1}, // 128 x 64
     {32, 1, 1, 2, 4, 1, 1}, // 32 x 64
 };
 #endif
 // Outputs per thread in each direction: 64 x 64 and 32 x 32.
-constexpr u32 EXACT[N_ROWS] = {4, 2, 2, 2};
+constexpr u32 EXACT[N_ROWS] = {4, 2, 2};
 
 // The mainloop of a format in a row of its class's table.
 template <typename F, Row ROW, Class C = CLASS<F>> struct TileOf;

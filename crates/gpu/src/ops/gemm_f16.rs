@@ -2,42 +2,17 @@
 
 use rocmforge_gguf::GgmlType;
 
-use super::gemv::Product;
-use super::rows::Weights;
+use super::jobs::{One, Product, RawProduct, Work};
 use super::select::{GemmTile, tile_names};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{kernels, layout};
-use crate::memory::{Address, Slice};
-use crate::operands::OutMode;
-
-/// `HalfParams` in hopper.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct HalfParams {
-    weights: Weights,
-    x: Address,
-    bias: Address,
-    out: Address,
-    n_rows: u32,
-    flags: u32,
-}
-
-layout!(HalfParams {
-    weights,
-    x,
-    bias,
-    out,
-    n_rows,
-    flags
-});
-
-/// Flag `ADD` in gemm.h.
-const ADD: u32 = 1;
+use crate::kernel::kernels;
+use crate::memory::Slice;
+use crate::operands::{ActFormat, Acts};
 
 kernels! {
     struct GemmF16Kernels {
-        gemm_f16: HalfParams,
+        gemm_f16: One,
     }
 }
 
@@ -79,16 +54,24 @@ pub fn matmul_f16(gpu: &Gpu, x: Slice<'_, u16>, product: &Product<'_>) -> Result
     let kernel = &gpu.kernels().gemm_f16.gemm_f16;
     let [names] = tile_names!(gemm_f16);
     let tile = GemmTile::read(gpu, kernel.module, names)?;
-    let params = HalfParams {
-        weights: matrix.into(),
-        x: x.address(),
-        bias: bias.map_or(Address::NULL, |bias| bias.address()),
-        out: out.address(),
-        n_rows: u32::try_from(n_rows).expect("the number of rows fits 32 bits"),
-        flags: match mode {
-            OutMode::Store => 0,
-            OutMode::Add => ADD,
+    let none = x.part(0..0);
+    let work = Work {
+        x: Acts {
+            form: ActFormat::F32,
+            n_rows,
+            width: matrix.n_in,
+            // The kernel reads them as halves.
+            values: x.cast(),
+            codes: none.cast(),
+            scales: none.cast(),
+            sums: none.cast(),
         },
+        matrix: *matrix,
+        bias: *bias,
+        up: None,
+        mode: (*mode).into(),
+        out: *out,
+        experts: None,
     };
     let blocks = |n: usize, tile: usize| n.div_ceil(tile) as u32;
     let grid = [
@@ -96,5 +79,6 @@ pub fn matmul_f16(gpu: &Gpu, x: Slice<'_, u16>, product: &Product<'_>) -> Result
         blocks(n_rows, tile.rows),
         1,
     ];
+    let params = One::new(&work, RawProduct::new(&work, 0), None);
     gpu.launch(kernel, grid, tile.threads, 0, &params)
 }

@@ -4,12 +4,13 @@
 use rocmforge_gguf::GgmlType;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::gemv::{Job, MAX_ROWS, Product, THREADS, operand};
+use super::gemv::{self, MAX_ROWS, THREADS};
+use super::jobs::{Listed, One, Product, Work};
 use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len, n_values};
 use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{Kernel, Layout, Table, kernels, layout};
+use crate::kernel::{Table, kernels, layout};
 use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Acts};
 
@@ -54,41 +55,18 @@ layout!(ConversionEntry {
     first_block
 });
 
-/// `GroupProduct` in gemv.hip.
-#[repr(C)]
-#[derive(Clone, Copy, IntoBytes, Immutable)]
-pub(super) struct ProductEntry {
-    job: Job,
-    x: Address,
-    scales: Address,
-    sums: Address,
-    n_rows: u32,
-    timed: u32,
-}
-
-layout!(ProductEntry {
-    job,
-    x,
-    scales,
-    sums,
-    n_rows,
-    timed
-});
-
-const _: () = assert!(size_of::<ConversionEntry>() == 56 && size_of::<ProductEntry>() == 80);
+const _: () = assert!(size_of::<ConversionEntry>() == 56);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct GroupParams<T> {
     first_blocks: Address,
     ops: Table<T>,
-    times: Address,
     n_ops: u32,
-    n_timed: u32,
+    pad: u32,
 }
 
-layout!(GroupParams<ConversionEntry> { first_blocks, ops, times, n_ops, n_timed });
-layout!(GroupParams<ProductEntry> { first_blocks, ops, times, n_ops, n_timed });
+layout!(GroupParams<ConversionEntry> { first_blocks, ops, n_ops, pad });
 
 kernels! {
     struct BatchKernels {
@@ -124,7 +102,7 @@ impl Group {
     /// of rows.
     pub(crate) fn max_bytes(n_conversions: usize, n_rows: impl Iterator<Item = usize>) -> usize {
         let parts: usize = n_rows.map(|n_rows| n_rows.div_ceil(MAX_ROWS)).sum();
-        let product = size_of::<u32>() + size_of::<ProductEntry>() + 2 * TABLE_ALIGN;
+        let product = size_of::<u32>() + size_of::<One>() + 2 * TABLE_ALIGN;
         let conversion = size_of::<u32>() + size_of::<ConversionEntry>() + 2 * TABLE_ALIGN;
         parts * product + n_conversions * conversion
     }
@@ -183,27 +161,17 @@ impl Group {
             }
             let same = || products[i..].iter().filter(is_of_ty);
             let max_rows = same().map(|product| product.x.n_rows).max().unwrap_or(0);
-            let (_, waves) = select::group_gemv(gpu, ty, max_rows)?;
+            let (_, waves) = select::listed_gemv(gpu, ty, max_rows)?;
             let (mut first_blocks, mut entries, mut n_blocks) = (Vec::new(), Vec::new(), 0);
             for GroupedProduct { x, product, timed } in same() {
+                let work = Work::new(x, product);
                 for first in (0..x.n_rows).step_by(MAX_ROWS) {
-                    let rows = first..x.n_rows.min(first + MAX_ROWS);
-                    let n_out = product.matrix.n_out;
-                    let part = Product {
-                        out: product.out.part(rows.start * n_out..rows.end * n_out),
-                        ..*product
-                    };
-                    let x = x.part(rows);
-                    let (job, n) = Job::new(gpu, &x, &part, waves, n_blocks);
+                    let part = work.part(first..x.n_rows.min(first + MAX_ROWS));
+                    let (raw, n) = gemv::product(gpu, &part, waves, n_blocks);
+                    let mut entry = One::new(&part, raw, None);
+                    entry.timed = *timed as u32;
                     first_blocks.push(n_blocks);
-                    entries.push(ProductEntry {
-                        job,
-                        x: operand(&x),
-                        scales: x.scales.address(),
-                        sums: x.sums.address(),
-                        n_rows: x.n_rows as u32,
-                        timed: *timed as u32,
-                    });
+                    entries.push(entry);
                     n_blocks += n;
                 }
             }
@@ -268,42 +236,38 @@ impl Group {
             self.tables.len(),
             "length of the group's tables"
         );
-        let kernels = gpu.kernels();
-        self.launches
-            .iter()
-            .try_for_each(|launch| match launch.kernel {
+        self.launches.iter().try_for_each(|launch| {
+            let grid = [launch.n_blocks, 1, 1];
+            let first_blocks = launch.first_blocks(tables);
+            match launch.kernel {
                 GroupKernel::Quantize => {
-                    launch.queue(gpu, &kernels.batch.quantize_group, tables, times)
+                    let params = GroupParams {
+                        first_blocks: first_blocks.address(),
+                        ops: launch.entries::<ConversionEntry>(tables).table(),
+                        n_ops: launch.n_ops,
+                        pad: 0,
+                    };
+                    let kernel = &gpu.kernels().batch.quantize_group;
+                    gpu.launch(kernel, grid, THREADS, 0, &params)
                 }
                 GroupKernel::Gemv { ty, max_rows } => {
-                    let (kernel, _) = select::group_gemv(gpu, ty, max_rows)?;
-                    launch.queue(gpu, kernel, tables, times)
+                    let params = Listed::new(first_blocks, launch.entries(tables), times);
+                    let (kernel, _) = select::listed_gemv(gpu, ty, max_rows)?;
+                    gpu.launch(kernel, grid, THREADS, 0, &params)
                 }
-            })
+            }
+        })
     }
 }
 
 impl GroupLaunch {
-    fn queue<T>(
-        &self,
-        gpu: &Gpu,
-        kernel: &Kernel<GroupParams<T>>,
-        tables: Slice<'_, u8>,
-        times: Slice<'_, u64>,
-    ) -> Result<(), GpuError>
-    where
-        GroupParams<T>: Layout,
-    {
-        let n_ops = self.n_ops as usize;
-        let first_blocks = self.first_blocks..self.first_blocks + n_ops * size_of::<u32>();
-        let ops = self.ops..self.ops + n_ops * size_of::<T>();
-        let params = GroupParams {
-            first_blocks: tables.part(first_blocks).address(),
-            ops: tables.part(ops).cast::<T>().table(),
-            times: times.address(),
-            n_ops: self.n_ops,
-            n_timed: (times.len() / 2) as u32,
-        };
-        gpu.launch(kernel, [self.n_blocks, 1, 1], THREADS, 0, &params)
+    fn first_blocks<'t>(&self, tables: Slice<'t, u8>) -> Slice<'t, u32> {
+        let end = self.first_blocks + self.n_ops as usize * size_of::<u32>();
+        tables.part(self.first_blocks..end).cast()
+    }
+
+    fn entries<'t, T>(&self, tables: Slice<'t, u8>) -> Slice<'t, T> {
+        let end = self.ops + self.n_ops as usize * size_of::<T>();
+        tables.part(self.ops..end).cast()
     }
 }

@@ -3,12 +3,12 @@
 mod argmax;
 mod attention;
 mod elementwise;
-mod experts;
 mod formats;
 mod gemm;
 mod gemm_f16;
 mod gemv;
 mod group;
+mod jobs;
 mod kernels;
 mod kv_move;
 mod mxfp6;
@@ -26,19 +26,19 @@ pub use argmax::argmax;
 pub use attention::{AttentionScratch, Queries, Scores, attention, check_rows, is_fast};
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
-pub use experts::{ExpertGated, expert_gated_products, expert_products};
 pub(crate) use formats::check_format;
 pub use gemm::{matmul, matmul_tiled};
 pub use gemm_f16::matmul_f16;
-pub use gemv::{Gated, MAX_ROWS, Product, matvec, matvec_gated};
+pub use gemv::{MAX_ROWS, matvec, matvec_gated};
 pub(crate) use group::{Conversion, Group, GroupedProduct};
+pub use jobs::{Gated, Product};
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{
     add_rms_norm_quantize, check_values, layer_norm, quantize, rms_norm, rms_norm_quantize,
 };
-pub use products::{gated_products, products};
+pub use products::{ExpertGated, expert_gated_products, expert_products, gated_products, products};
 pub(crate) use rope_kv::check_append;
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
 pub use routing::{

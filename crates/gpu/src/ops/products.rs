@@ -1,40 +1,43 @@
-//! Matrix products for any number of rows: chooses between GEMV and GEMM.
+//! Matrix products for any number of rows, dense or of the experts of an MoE layer: chooses between GEMV and GEMM.
 
 use super::elementwise::gated_activation;
-use super::gemm::matmul;
-use super::gemv::{Gated, MAX_JOBS, MAX_ROWS, Product, matvec, matvec_gated};
-use super::select;
+use super::gemv::MAX_ROWS;
+use super::jobs::{Gated, Product, Work};
+use super::routing::Routing;
+use super::{gemm, gemv, select};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::Slice;
-use crate::operands::{Acts, OutMode};
+use crate::operands::{Activation, Acts, ExpertMatrices};
 
-/// Multiplies the rows of `x` with each matrix: up to [`MAX_ROWS`] rows by GEMV, more by GEMM.
+/// Two products combined by a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`.
+#[derive(Clone, Copy)]
+pub struct ExpertGated<'a> {
+    /// Gate and up, of the same shape and of any formats.
+    pub matrices: [ExpertMatrices<'a>; 2],
+    pub activation: Activation,
+    /// `[n_tokens * n_used, n_out]`.
+    pub out: Slice<'a, f32>,
+}
+
+/// Multiplies the rows of `x` with each matrix: few rows by GEMV, more by GEMM.
 ///
 /// # Errors
-/// If a format has no kernels, or a launch fails.
+/// [`GpuError::Format`] for formats without kernels; errors of a launch.
 ///
 /// # Panics
 /// If `x` does not have the form or width that a matrix takes, or a bias or output has another shape.
 pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
+    let works: Vec<Work<'_>> = products.iter().map(|p| Work::new(x, p)).collect();
     if !select::is_gemv(gpu, x.n_rows) {
-        return products
+        return works
             .iter()
-            .try_for_each(|product| matmul(gpu, x, product));
+            .try_for_each(|work| gemm::launch(gpu, work, None));
     }
     for first in (0..x.n_rows).step_by(MAX_ROWS) {
         let rows = first..x.n_rows.min(first + MAX_ROWS);
-        let x = x.part(rows.clone());
-        for products in products.chunks(MAX_JOBS) {
-            let products: Vec<Product<'_>> = products
-                .iter()
-                .map(|product| Product {
-                    out: rows_of(product.out, rows.clone(), product.matrix.n_out),
-                    ..*product
-                })
-                .collect();
-            matvec(gpu, &x, &products)?;
-        }
+        let parts: Vec<Work<'_>> = works.iter().map(|work| work.part(rows.clone())).collect();
+        gemv::launch_each(gpu, &parts)?;
     }
     Ok(())
 }
@@ -53,36 +56,75 @@ pub fn gated_products(
     gated: &Gated<'_>,
     scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let Gated {
-        matrices: [gate, up],
-        biases,
-        activation,
-        out,
-    } = *gated;
+    let pair = Work::gate_and_up(x, gated);
     if !select::is_gemv(gpu, x.n_rows) {
-        let scratch = scratch.part(0..out.len());
-        let product = |matrix, bias, out| Product {
-            matrix,
-            bias,
-            mode: OutMode::Store,
-            out,
-        };
-        matmul(gpu, x, &product(gate, biases[0], out))?;
-        matmul(gpu, x, &product(up, biases[1], scratch))?;
-        return gated_activation(gpu, activation, out, scratch, out);
+        return gated_gemm(gpu, &pair, gated.activation, scratch);
     }
     for first in (0..x.n_rows).step_by(MAX_ROWS) {
         let rows = first..x.n_rows.min(first + MAX_ROWS);
-        let part = Gated {
-            out: rows_of(out, rows.clone(), gate.n_out),
-            ..*gated
-        };
-        matvec_gated(gpu, &x.part(rows), &part)?;
+        let parts = pair.map(|work| work.part(rows.clone()));
+        gemv::launch_gated(gpu, &parts, gated.activation)?;
     }
     Ok(())
 }
 
-/// Returns a range of rows of `[n_rows, width]`.
-fn rows_of(out: Slice<'_, f32>, rows: std::ops::Range<usize>, width: usize) -> Slice<'_, f32> {
-    out.part(rows.start * width..rows.end * width)
+/// `out[row] = x[row] * matrix of the row's expert`, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
+/// values.
+///
+/// # Errors
+/// As [`products`].
+///
+/// # Panics
+/// If the shapes do not match, or `x` does not have the form that the weights take.
+pub fn expert_products(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    matrices: &ExpertMatrices<'_>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let work = Work::of_experts(x, routing, matrices, out);
+    match select::is_gemv_of_experts(gpu, routing) {
+        true => gemv::launch(gpu, &[work]),
+        false => gemm::launch(gpu, &work, None),
+    }
+}
+
+/// Computes both products and the gate: by GEMV in one launch if both matrices have the same format, else in two
+/// launches. `scratch` has room for a second output.
+///
+/// # Errors
+/// As [`products`].
+///
+/// # Panics
+/// As [`expert_products`]; also if the matrices have different shapes, or `scratch` is shorter than the output.
+pub fn expert_gated_products(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    gated: &ExpertGated<'_>,
+    scratch: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let works = |matrices| Work::of_experts(x, routing, matrices, gated.out);
+    let pair = gated.matrices.each_ref().map(works);
+    match select::is_gemv_of_experts(gpu, routing) {
+        true => gemv::launch_gated(gpu, &pair, gated.activation),
+        false => gated_gemm(gpu, &pair, gated.activation, scratch),
+    }
+}
+
+fn gated_gemm(
+    gpu: &Gpu,
+    [gate, up]: &[Work<'_>; 2],
+    activation: Activation,
+    scratch: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    let scratch = scratch.part(0..up.out.len());
+    let up = Work {
+        out: scratch,
+        ..*up
+    };
+    gemm::launch(gpu, gate, None)?;
+    gemm::launch(gpu, &up, None)?;
+    gated_activation(gpu, activation, gate.out, scratch, gate.out)
 }

@@ -9,13 +9,13 @@ use std::sync::OnceLock;
 use rocmforge_gguf::GgmlType;
 
 use super::formats::{n_chunks, warp_size};
-use super::gemm::GemmParams;
-use super::gemv::{GemvParams, MAX_JOBS, MAX_ROWS, THREADS};
-use super::group::{GroupParams, ProductEntry};
+use super::gemv::{MAX_ROWS, THREADS};
+use super::jobs::{FEW, Few, Listed, One, Work};
 use super::routing::{ExpertTile, Routing, TILE_ROWS};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{AnyKernel, Kernel, KernelTable, Table, kernels};
+use crate::kernel::{AnyKernel, Kernel, KernelTable, kernels};
+use crate::memory::Slice;
 use crate::operands::Matrix;
 use crate::tuning::{BlockOrder, Choice, MatmulTiles, Shape};
 use crate::variant::Variant;
@@ -45,18 +45,18 @@ pub(super) fn is_gemv_of_experts(gpu: &Gpu, routing: &Routing<'_>) -> bool {
 }
 
 kernels! {
-    /// The numbers are the rows of weights per wave, if there are two, and the maximum number of rows of activations.
+    /// The numbers are the rows of weights per wave and the maximum number of rows of activations, of a job or a tile.
     struct GemvKernels {
-        gemv_1_1: GemvParams,
-        gemv_1_1_turns: GemvParams,
-        gemv_2_1: GemvParams,
-        gemv_2_2: GemvParams,
-        gemv_2_4: GemvParams,
-        gemv_2_8: GemvParams,
-        gemv_group_1: GroupParams<ProductEntry>,
-        gemv_group_8: GroupParams<ProductEntry>,
-        gemv_experts_1: GemvParams,
-        gemv_experts_4: GemvParams,
+        gemv_1_1: Few,
+        gemv_1_1_turns: Few,
+        gemv_2_1: Few,
+        gemv_2_2: Few,
+        gemv_2_4: Few,
+        gemv_2_8: Few,
+        gemv_listed_1_1: Listed,
+        gemv_listed_2_8: Listed,
+        gemv_tiled_2_1: Few,
+        gemv_tiled_2_4: Few,
     }
 }
 
@@ -80,62 +80,45 @@ impl Waves {
     }
 }
 
-/// A kernel of one or more GEMVs, and how rows of weights are distributed to its waves.
-pub(super) type Gemv<'k, P = GemvParams> = (&'k Kernel<P>, Waves);
+/// A GEMV kernel, and how rows of weights are distributed to its waves.
+pub(super) type Gemv<'k, P = Few> = (&'k Kernel<P>, Waves);
 
-/// Returns the kernel for products of `n_rows` rows with matrices of one format.
-pub(super) fn gemv<'k>(
-    gpu: &'k Gpu,
-    matrices: &[Matrix<'_>],
-    n_rows: usize,
-) -> Result<Gemv<'k>, GpuError> {
-    let kernels = gpu.kernels().gemv.of(matrices[0].ty)?;
-    Ok(match n_rows {
-        1 => kernels.of_one_row(gpu, matrices),
-        _ => (kernels.of_rows(n_rows), Waves::of_rows(2)),
+/// Returns the kernel for jobs with the same activations and matrices of one format.
+pub(super) fn gemv<'k>(gpu: &'k Gpu, works: &[Work<'_>]) -> Result<Gemv<'k>, GpuError> {
+    let first = &works[0];
+    let kernels = gpu.kernels().gemv.of(first.matrix.ty)?;
+    // Each wave takes a row of both gate and up.
+    let paired = Waves::of_rows(if first.up.is_some() { 1 } else { 2 });
+    if let Some(experts) = &first.experts {
+        // The experts of a token are distinct, so each has one row.
+        return Ok(match experts.routing.n_tokens {
+            1 => (&kernels.gemv_tiled_2_1, paired),
+            _ => (&kernels.gemv_tiled_2_4, paired),
+        });
+    }
+    Ok(match (first.x.n_rows, first.up) {
+        (1, None) => kernels.of_one_row(gpu, works),
+        (1, Some(_)) => (&kernels.gemv_2_1, paired),
+        (n_rows, _) => (kernels.of_rows(n_rows), paired),
     })
 }
 
-/// Returns the kernel for gate and up of one format. Each wave takes a row of both.
-pub(super) fn gated_gemv(gpu: &Gpu, ty: GgmlType, n_rows: usize) -> Result<Gemv<'_>, GpuError> {
-    let kernels = gpu.kernels().gemv.of(ty)?;
-    let kernel = match n_rows {
-        1 => &kernels.gemv_2_1,
-        _ => kernels.of_rows(n_rows),
-    };
-    Ok((kernel, Waves::of_rows(1)))
-}
-
-/// Returns the kernel for a group of products with at most `max_rows` rows each.
-pub(super) fn group_gemv(
+/// Returns the kernel for a table of jobs with at most `max_rows` rows each.
+pub(super) fn listed_gemv(
     gpu: &Gpu,
     ty: GgmlType,
     max_rows: usize,
-) -> Result<Gemv<'_, GroupParams<ProductEntry>>, GpuError> {
+) -> Result<Gemv<'_, Listed>, GpuError> {
     let kernels = gpu.kernels().gemv.of(ty)?;
     Ok(match max_rows {
-        1 => (&kernels.gemv_group_1, Waves::of_rows(1)),
-        _ => (&kernels.gemv_group_8, Waves::of_rows(2)),
-    })
-}
-
-/// Returns the kernel for the experts of a step.
-pub(super) fn expert_gemv<'k>(
-    gpu: &'k Gpu,
-    ty: GgmlType,
-    routing: &Routing<'_>,
-) -> Result<&'k Kernel<GemvParams>, GpuError> {
-    let kernels = gpu.kernels().gemv.of(ty)?;
-    // The experts of a token are distinct, so each has one row.
-    Ok(match routing.n_tokens {
-        1 => &kernels.gemv_experts_1,
-        _ => &kernels.gemv_experts_4,
+        1 => (&kernels.gemv_listed_1_1, Waves::of_rows(1)),
+        _ => (&kernels.gemv_listed_2_8, Waves::of_rows(2)),
     })
 }
 
 impl GemvKernels {
     /// Returns the kernel for several rows of activations.
-    fn of_rows(&self, n_rows: usize) -> &Kernel<GemvParams> {
+    fn of_rows(&self, n_rows: usize) -> &Kernel<Few> {
         match n_rows {
             0..=2 => &self.gemv_2_2,
             3 | 4 => &self.gemv_2_4,
@@ -144,10 +127,10 @@ impl GemvKernels {
     }
 
     /// Returns the kernel for one row of activations, and its waves: as tuned, else one row per wave.
-    fn of_one_row(&self, gpu: &Gpu, matrices: &[Matrix<'_>]) -> Gemv<'_> {
-        let splits = matrices.iter().map(|matrix| virtual_split(gpu, matrix));
-        let most = splits.max();
-        match gpu.tuned(|| gemv_shape(matrices)) {
+    fn of_one_row(&self, gpu: &Gpu, works: &[Work<'_>]) -> Gemv<'_> {
+        let matrices = || works.iter().map(|work| &work.matrix);
+        let most = works.iter().map(|work| virtual_split(gpu, work)).max();
+        match gpu.tuned(|| gemv_shape(matrices())) {
             Some(Choice::Matvec { rows: 2, .. }) => (&self.gemv_2_1, Waves::of_rows(2)),
             // With as many waves as virtual waves, the plain kernel does the same.
             Some(Choice::Matvec { rows: 1, split })
@@ -164,14 +147,9 @@ impl GemvKernels {
     }
 }
 
-/// Returns how many virtual waves share a row of a matrix.
-pub(super) fn virtual_split(gpu: &Gpu, matrix: &Matrix<'_>) -> usize {
-    split(gpu, matrix, matrix.n_out)
-}
-
-/// Returns how many virtual waves share a row of an expert's matrix. The experts of one token run together.
-pub(super) fn expert_split(gpu: &Gpu, matrix: &Matrix<'_>, n_used: usize) -> usize {
-    split(gpu, matrix, matrix.n_out * n_used)
+/// Returns how many virtual waves share a row of a job's matrix. The experts of one token run together.
+pub(super) fn virtual_split(gpu: &Gpu, work: &Work<'_>) -> usize {
+    split(gpu, &work.matrix, work.n_outputs())
 }
 
 /// Returns how many virtual waves share a row, a power of two. `n_rows` counts the weight rows that one row of
@@ -192,8 +170,8 @@ fn split(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> usize {
 }
 
 /// Returns the tuning shape of a GEMV of one row with these matrices of one format.
-fn gemv_shape(matrices: &[Matrix<'_>]) -> Shape {
-    let mut n_out = [0; MAX_JOBS];
+fn gemv_shape<'m>(matrices: impl Iterator<Item = &'m Matrix<'m>>) -> Shape {
+    let mut n_out = [0; FEW];
     let (mut ty, mut n_in) = (GgmlType::F32, 0);
     for (to, matrix) in n_out.iter_mut().zip(matrices) {
         (ty, n_in, *to) = (matrix.ty, matrix.n_in, matrix.n_out);
@@ -204,7 +182,9 @@ fn gemv_shape(matrices: &[Matrix<'_>]) -> Shape {
 /// Returns the shape of a GEMV of one row with these matrices of one format, and its candidate choices, the default
 /// first.
 pub(crate) fn gemv_choices(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
-    let splits = matrices.iter().map(|matrix| virtual_split(gpu, matrix));
+    let splits = matrices
+        .iter()
+        .map(|matrix| split(gpu, matrix, matrix.n_out));
     let most = splits.max().unwrap_or(1);
     let way = |rows, split| Choice::Matvec { rows, split };
     let mut ways = vec![way(1, most), way(2, most)];
@@ -214,16 +194,16 @@ pub(crate) fn gemv_choices(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Ch
             .take_while(|&split| split > 0)
             .map(|split| way(1, split)),
     );
-    (gemv_shape(matrices), ways)
+    (gemv_shape(matrices.iter()), ways)
 }
 
 kernels! {
-    /// In the order of `Row` in `kernels/gemm/tiles.h`.
+    /// Their tiles are rows of `kernels/gemm/tiles.h`.
     struct GemmKernels {
-        gemm_large: GemmParams,
-        gemm_small: GemmParams,
-        gemm_experts_large: GemmParams,
-        gemm_experts_small: GemmParams,
+        gemm_large: One,
+        gemm_small: One,
+        gemm_tiled_large: One,
+        gemm_tiled_flat: One,
     }
 }
 
@@ -298,12 +278,7 @@ impl Gemms {
         if let Some(tiles) = self.tiles.get() {
             return Ok(tiles);
         }
-        let names = tile_names!(
-            gemm_large,
-            gemm_small,
-            gemm_experts_large,
-            gemm_experts_small
-        );
+        let names = tile_names!(gemm_large, gemm_small, gemm_tiled_large, gemm_tiled_flat);
         let mut tiles = Vec::with_capacity(names.len());
         for names in names {
             tiles.push(GemmTile::read(gpu, self.kernels.gemm_large.module, names)?);
@@ -312,7 +287,7 @@ impl Gemms {
         Ok(self.tiles.get_or_init(|| tiles))
     }
 
-    fn dense(&self, gpu: &Gpu, tiles: MatmulTiles) -> Result<(Gemm<'_>, GemmTile), GpuError> {
+    fn dense(&self, gpu: &Gpu, tiles: MatmulTiles) -> Result<(&Kernel<One>, GemmTile), GpuError> {
         let [large, small, ..] = *self.tiles(gpu)?;
         Ok(match tiles {
             MatmulTiles::Large => (&self.kernels.gemm_large, large),
@@ -332,29 +307,56 @@ impl Gemms {
         })
     }
 
+    /// Returns the kernel for the experts of a step.
+    fn of_experts<'k>(&'k self, gpu: &Gpu, routing: &Routing<'k>) -> Result<Gemm<'k>, GpuError> {
+        let [.., large, flat] = *self.tiles(gpu)?;
+        let is_large = routing.max_rows() > LARGE_TILE_ROWS * routing.n_experts;
+        let is_large =
+            is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
+        let rows_of = |tile: GemmTile| TILE_ROWS.iter().position(|&rows| rows == tile.rows);
+        let (kernel, tile, kind) = match rows_of(large) {
+            Some(kind) if is_large => (&self.kernels.gemm_tiled_large, large, kind),
+            // Also if routing makes no tiles of the large size.
+            _ => {
+                let kind = rows_of(flat).expect("routing makes tiles for flat ones");
+                (&self.kernels.gemm_tiled_flat, flat, kind)
+            }
+        };
+        Ok(Gemm {
+            kernel,
+            tile,
+            order: BlockOrder::OutputsFirst,
+            tiles: Some(routing.tiles[kind]),
+        })
+    }
+
     /// Whether both tiles give the same bits.
     fn are_equal(&self, gpu: &Gpu, a: MatmulTiles, b: MatmulTiles) -> Result<bool, GpuError> {
         Ok(self.dense(gpu, a)?.1.order == self.dense(gpu, b)?.1.order)
     }
 }
 
-type Gemm<'k> = &'k Kernel<GemmParams>;
-
 /// A GEMM kernel, its tile, and which blocks start first.
-pub(super) struct DenseGemm<'k> {
-    pub(super) kernel: Gemm<'k>,
+pub(super) struct Gemm<'k> {
+    pub(super) kernel: &'k Kernel<One>,
     pub(super) tile: GemmTile,
     pub(super) order: BlockOrder,
+    /// For experts: the tiles of rows that the kernel takes.
+    pub(super) tiles: Option<Slice<'k, ExpertTile>>,
 }
 
-/// Returns the kernel for a dense product of `n_rows` rows. `forced` tiles override the rules and tuned tiles.
+/// Returns the kernel for a job. `forced` tiles override the rules and tuned tiles of dense products.
 pub(super) fn gemm<'k>(
     gpu: &'k Gpu,
-    matrix: &Matrix<'_>,
-    n_rows: usize,
+    work: &Work<'k>,
     forced: Option<MatmulTiles>,
-) -> Result<DenseGemm<'k>, GpuError> {
+) -> Result<Gemm<'k>, GpuError> {
+    let matrix = &work.matrix;
     let gemms = gpu.kernels().gemm.of(matrix.ty)?;
+    if let Some(experts) = &work.experts {
+        return gemms.of_experts(gpu, &experts.routing);
+    }
+    let n_rows = work.x.n_rows;
     let (mut tiles, mut order) = (forced, BlockOrder::OutputsFirst);
     if let Some(Choice::Matmul {
         tiles: tuned_tiles,
@@ -372,10 +374,11 @@ pub(super) fn gemm<'k>(
         None => gemms.rule(gpu, [matrix.n_out, n_rows])?,
     };
     let (kernel, tile) = gemms.dense(gpu, tiles)?;
-    Ok(DenseGemm {
+    Ok(Gemm {
         kernel,
         tile,
         order,
+        tiles: None,
     })
 }
 
@@ -415,45 +418,10 @@ pub(crate) fn gemm_choices(
     Ok((gemm_shape(matrix, n_rows), ways.collect()))
 }
 
-/// Returns the tiles of a format's GEMM kernels: large and small ones of dense products, then of expert products.
+/// Returns the tiles of a format's GEMM kernels: large and small ones of dense products, then large and flat ones of experts.
 ///
 /// # Errors
 /// [`GpuError::Format`] for types without kernels; those of loading a module.
 pub fn gemm_tiles(gpu: &Gpu, ty: GgmlType) -> Result<[GemmTile; 4], GpuError> {
     gpu.kernels().gemm.of(ty)?.tiles(gpu).copied()
-}
-
-/// The GEMM kernel for expert products, its tile, and the tiles of rows that it takes.
-pub(super) struct ExpertGemm<'k> {
-    pub(super) kernel: Gemm<'k>,
-    pub(super) tile: GemmTile,
-    pub(super) tiles: Table<ExpertTile>,
-    pub(super) n_tiles: usize,
-}
-
-/// Returns the kernel for the experts of a step.
-///
-/// # Panics
-/// If routing makes no tiles of the size that the kernel takes.
-pub(super) fn expert_gemm<'k>(
-    gpu: &'k Gpu,
-    ty: GgmlType,
-    routing: &Routing<'_>,
-) -> Result<ExpertGemm<'k>, GpuError> {
-    let gemms = gpu.kernels().gemm.of(ty)?;
-    let [.., large, small] = *gemms.tiles(gpu)?;
-    let is_large = routing.max_rows() > LARGE_TILE_ROWS * routing.n_experts;
-    let is_large = is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
-    let (kernel, tile) = match is_large {
-        true => (&gemms.kernels.gemm_experts_large, large),
-        false => (&gemms.kernels.gemm_experts_small, small),
-    };
-    let kind = TILE_ROWS.iter().position(|&rows| rows == tile.rows);
-    let tiles = routing.tiles[kind.expect("the kernel's tile size is in TILE_ROWS")];
-    Ok(ExpertGemm {
-        kernel,
-        tile,
-        tiles: tiles.table(),
-        n_tiles: tiles.len(),
-    })
 }
