@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::EngineError;
+use crate::error::{DeviceError, EngineError};
 use crate::event::{Event, Failure, FinishReason};
 use crate::intake::Intake;
 use crate::kv_cache::{BlockPool, ContextShifts, KvUsage};
@@ -35,6 +35,7 @@ pub struct Engine {
     steps_in_flight: usize,
     /// Events of a step that ended with an error.
     kept: Vec<Event>,
+    n_computed_steps: u64,
     fusion: Fusion,
 }
 
@@ -107,6 +108,7 @@ impl Engine {
             in_flight: VecDeque::new(),
             steps_in_flight,
             kept: Vec::new(),
+            n_computed_steps: 0,
             fusion: Fusion::default(),
         }
     }
@@ -210,9 +212,9 @@ impl Engine {
     /// again and go on with the same tokens.
     ///
     /// # Errors
-    /// [`EngineError::Device`] if a step with one request alone has failed for the first time: the request or the device
-    /// is at fault. The engine keeps all requests: step again to find out, continue on another backend
-    /// ([`Engine::restart`]), or give up.
+    /// [`EngineError::Device`] if the device is lost ([`DeviceError::is_loss`]), or if a step with one request alone has
+    /// failed for the first time: the request or the device is at fault. The engine keeps all requests: continue on
+    /// another backend ([`Engine::restart`]), step again if the device is not lost, or give up.
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = std::mem::take(&mut self.kept);
         while let Some(slot) = self.scheduler.overdue() {
@@ -253,15 +255,31 @@ impl Engine {
             drop(pending.wait());
             failed.push(record);
         }
-        let Some(slot) = self.scheduler.recover(&failed) else {
-            return Ok(None);
+        let error = self.with_cause(error);
+        let is_lost = matches!(&error, RuntimeError::Device(error) if error.is_loss());
+        let slot = match self.scheduler.recover(&failed) {
+            Some(slot) if self.scheduler.failed_before(slot) => slot,
+            None if !is_lost => return Ok(None),
+            _ => return Err(error.into()),
         };
-        if !self.scheduler.failed_before(slot) {
-            return Err(error.into());
-        }
         let request = self.scheduler.discard(slot).id;
         let failure = Failure::Device(Arc::new(error));
         Ok(Some(Event::Failed { request, failure }))
+    }
+
+    /// Adds why the device's thread has ended to an error that says that it has.
+    fn with_cause(&mut self, error: RuntimeError) -> RuntimeError {
+        if let RuntimeError::Device(DeviceError::WorkerGone { .. }) = error
+            && let Some(reason) = self.executor.close()
+        {
+            return DeviceError::WorkerGone { reason }.into();
+        }
+        error
+    }
+
+    /// Returns how many steps the device has computed.
+    pub(crate) fn n_computed_steps(&self) -> u64 {
+        self.n_computed_steps
     }
 
     /// Frees the memory of the backend, so that another one can be started. Steps fail until [`Engine::restart`].

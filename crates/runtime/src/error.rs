@@ -100,6 +100,17 @@ pub enum RuntimeError {
     Device(#[from] DeviceError),
 }
 
+impl DeviceError {
+    /// Whether the device computes nothing more until a backend is started anew.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            DeviceError::WorkerGone { .. } => true,
+            DeviceError::Gpu(error) => error.is_fatal(),
+            _ => false,
+        }
+    }
+}
+
 impl From<rocmforge_gpu::GpuError> for RuntimeError {
     fn from(error: rocmforge_gpu::GpuError) -> RuntimeError {
         DeviceError::Gpu(error).into()

@@ -3,6 +3,7 @@
 //! The backend's objects never leave that thread. `submit` returns at once, so the engine can schedule a step while
 //! another runs. Steps run in the order they were submitted.
 
+use std::any::Any;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -137,12 +138,12 @@ impl Executor {
 }
 
 impl Executor {
-    /// Ends the device's thread and frees the backend's memory. Steps submitted later fail.
-    pub fn close(&mut self) {
+    /// Ends the device's thread and frees the backend's memory. Steps submitted later fail. Returns the message of the
+    /// panic that ended the thread before, if one did.
+    pub fn close(&mut self) -> Option<String> {
         self.commands = None;
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
-        }
+        let ended = self.thread.take()?.join();
+        ended.err().map(|panic| panic_text(&*panic))
     }
 }
 
@@ -208,12 +209,13 @@ fn next(
 fn gone(thread: JoinHandle<()>) -> RuntimeError {
     let reason = match thread.join() {
         Ok(()) => "it exited while starting".to_string(),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            text.or(panic.downcast_ref::<&str>().copied())
-                .unwrap_or("panic")
-                .to_string()
-        }
+        Err(panic) => panic_text(&*panic),
     };
     DeviceError::WorkerGone { reason }.into()
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("panic").to_string()
 }

@@ -23,6 +23,7 @@ impl Engine {
         record: &StepRecord,
         events: &mut Vec<Event>,
     ) {
+        self.n_computed_steps += 1;
         self.scheduler.step_succeeded(&record.members);
         for (row, output_row) in record.rows.iter().zip(output.rows) {
             let member = row.member;

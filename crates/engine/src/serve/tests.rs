@@ -9,7 +9,9 @@ use crate::event::{Failure, FinishReason};
 use crate::recorder::{Before, Broken, N_VOCAB, Sizes, always, expected, lost_step};
 use crate::request::Request;
 use rocmforge_gguf::TokenId;
+use rocmforge_gpu::GpuError;
 use rocmforge_plan::{Batch, InputToken};
+use rocmforge_runtime::RuntimeError;
 
 fn server(sizes: Sizes, before: Before, options: ServeOptions) -> Server {
     serve(sizes.engine(before), options).unwrap()
@@ -210,25 +212,80 @@ fn stopping_ends_all_streams_and_returns_the_engine() {
     ));
 }
 
-/// The device thread is gone: every stream says so.
-#[test]
-fn a_lost_device_fails_all_streams() {
-    let broken = || {
-        let executor = rocmforge_runtime::Executor::start(1, || Ok((Broken, ())));
-        executor.unwrap().0
+/// The error of a GPU that computes nothing more: an illegal address.
+fn lost_gpu() -> RuntimeError {
+    let cause = GpuError::Driver {
+        call: "cuCtxSynchronize",
+        code: 700,
+        text: "an illegal memory access".into(),
+        advice: "",
     };
-    let sizes = Sizes::small(2);
-    let mut engine = sizes.engine(always());
-    engine.restart(broken());
-    let server = serve(engine, ServeOptions::default()).unwrap();
-    let streams = server.submit_all([request(1), request(2)]);
-    for stream in streams.unwrap() {
-        let failure = read(stream).failure.expect("it fails");
-        assert!(failure.to_string().contains("did not reply"), "{failure}");
+    cause.into()
+}
+
+/// The first step that finds the device lost fails every request, running or waiting, with what happened to it.
+#[test]
+fn a_lost_device_fails_all_streams_at_once() {
+    let sizes = Sizes::small(4);
+    let panics: Before = Box::new(|_| panic!("the device's panic"));
+    let faults: Before = Box::new(|_| Err(lost_gpu()));
+    for (before, cause) in [
+        (panics, "the device's panic"),
+        (faults, "illegal memory access"),
+    ] {
+        let server = server(sizes, before, ServeOptions::default());
+        let streams = server.submit_all((0..9).map(request)).unwrap();
+        for stream in streams {
+            let failure = read(stream).failure.expect("it fails");
+            assert!(failure.to_string().contains(cause), "{failure}");
+        }
+        let engine = server.stop().unwrap();
+        assert_eq!(engine.stats().failed_steps, 1);
     }
-    // With a new backend the requests lose nothing.
+}
+
+/// A request that ends the device's thread whenever it runs fails alone, although it takes many backends to find it.
+#[test]
+fn a_request_that_loses_devices_fails_alone() {
+    const POISON: TokenId = N_VOCAB - 1;
+    let sizes = Sizes::small(16);
+    let before = || -> Before {
+        Box::new(|batch: &Batch| {
+            assert!(!batch.tokens.contains(&InputToken::Id(POISON)), "poison");
+            Ok(())
+        })
+    };
+    // The answers of the others never feed the poison back.
+    let others = (0..40).map(|i| Request::greedy(vec![i, 2 * i % 49, 3], 3));
+    let others = others.filter(|request| !expected(request, 32, 4).ids.contains(&POISON));
+    let others: Vec<Request> = others.take(15).collect();
+    assert_eq!(others.len(), 15);
+    for poisoned in [0, 7, 15] {
+        let options = ServeOptions {
+            restart: Some(Box::new(move || Ok(sizes.executor(before())))),
+            ..ServeOptions::default()
+        };
+        let server = server(sizes, before(), options);
+        let mut requests = others.clone();
+        requests.insert(poisoned, Request::greedy(vec![POISON], 3));
+        let streams = server.submit_all(requests.clone()).unwrap();
+        for (i, (stream, request)) in streams.into_iter().zip(&requests).enumerate() {
+            let got = read(stream);
+            match i == poisoned {
+                true => assert!(got.failure.unwrap().to_string().contains("poison")),
+                false => assert_eq!(got.ids, expected(request, 32, 4).ids, "{poisoned} {i}"),
+            }
+        }
+        check_empty(&server);
+    }
+}
+
+#[test]
+fn a_new_backend_loses_nothing() {
+    let sizes = Sizes::small(2);
+    let broken = rocmforge_runtime::Executor::start(1, || Ok((Broken, ())));
     let mut engine = sizes.engine(always());
-    engine.restart(broken());
+    engine.restart(broken.unwrap().0);
     let options = ServeOptions {
         restart: Some(Box::new(move || Ok(sizes.executor(always())))),
         ..ServeOptions::default()

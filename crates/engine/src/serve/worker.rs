@@ -9,13 +9,13 @@ use super::Restart;
 use super::handle::{Command, Shared};
 use super::mailbox::Outbox;
 use crate::engine::Engine;
-use crate::error::{DeviceError, EngineError};
+use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::request::RequestId;
 
-/// Restarts of the backend without a step between them.
+/// Restarts of the backend without a computed step between them, besides those that find out which request is at fault.
 const MAX_RESTARTS: u32 = 3;
-/// Time before the second restart; twice as long before the third.
+/// Time after a restart that failed; twice as long after a second one.
 const RESTART_AFTER: Duration = Duration::from_millis(500);
 
 pub(super) struct Worker {
@@ -24,8 +24,10 @@ pub(super) struct Worker {
     outboxes: HashMap<RequestId, Outbox>,
     shared: Arc<Shared>,
     restart: Option<Restart>,
-    /// Restarts since the last step that did not fail.
+    /// Restarts since the last computed step.
     n_restarts: u32,
+    /// Steps that had been computed at the last restart.
+    n_computed_then: u64,
 }
 
 impl Worker {
@@ -42,6 +44,7 @@ impl Worker {
             shared,
             restart,
             n_restarts: 0,
+            n_computed_then: 0,
         }
     }
 
@@ -50,10 +53,7 @@ impl Worker {
     pub(super) fn run(mut self) -> Engine {
         while self.take_commands() == ControlFlow::Continue(()) {
             match self.engine.step() {
-                Ok(events) => {
-                    self.n_restarts = 0;
-                    self.send(events);
-                }
+                Ok(events) => self.send(events),
                 Err(error) => {
                     if let Err(failure) = self.recover(error) {
                         self.fail_all(&failure);
@@ -128,18 +128,24 @@ impl Worker {
     fn recover(&mut self, mut error: EngineError) -> Result<(), Failure> {
         let Some(restart) = &mut self.restart else {
             return match error {
-                EngineError::Device(error @ DeviceError::WorkerGone { .. }) => {
+                EngineError::Device(error) if error.is_loss() => {
                     Err(Failure::Device(Arc::new(error.into())))
                 }
                 // The next step tells whether the request is at fault.
                 _ => Ok(()),
             };
         };
+        let n_computed = self.engine.n_computed_steps();
+        if n_computed != self.n_computed_then {
+            self.n_computed_then = n_computed;
+            self.n_restarts = 0;
+        }
         self.engine.close_backend();
-        while self.n_restarts < MAX_RESTARTS {
-            if self.n_restarts > 0 {
-                std::thread::sleep(RESTART_AFTER * self.n_restarts);
-            }
+        // Each loss that a request causes halves the requests that may have caused it.
+        let n_to_find = self.outboxes.len().max(1).ilog2();
+        let mut n_failed = 0;
+        while self.n_restarts < MAX_RESTARTS + n_to_find {
+            std::thread::sleep(RESTART_AFTER * n_failed);
             self.n_restarts += 1;
             match restart() {
                 Ok(executor) => {
@@ -148,6 +154,7 @@ impl Worker {
                 }
                 Err(again) => error = again,
             }
+            n_failed += 1;
         }
         Err(match error {
             EngineError::Device(error) => Failure::Device(Arc::new(error.into())),
@@ -161,6 +168,14 @@ impl Worker {
             self.engine.abort(id);
             self.shared.publish(&self.engine);
             outbox.fail(failure.clone());
+        }
+        // Those that the thread has not taken yet.
+        while let Ok(command) = self.commands.try_recv() {
+            if let Command::Submit(sequences) = command {
+                for (_, outbox) in sequences {
+                    outbox.fail(failure.clone());
+                }
+            }
         }
     }
 }
