@@ -9,6 +9,7 @@ use rocmforge_gpu::image_targets;
 
 use super::*;
 use crate::error::DeviceError;
+use crate::executor::{Executor, Pending};
 use crate::gpu::Graphs;
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
@@ -47,15 +48,26 @@ fn options() -> HybridOptions {
     }
 }
 
-/// The embedded model with its first layers on the GPU, and its last layers and the output on the CPU.
-fn upside_down(model: &Model) -> Option<HybridBackend> {
+fn plan(model: &Model) -> Plan {
+    let mut plan = model.compiled_plan(Fusion::On);
+    plan.rope.iter_mut().for_each(|table| table.settle(PAGE));
+    plan
+}
+
+/// Returns an emulated GPU.
+fn gpu() -> Option<Gpu> {
     let mut targets = image_targets().into_iter();
     let Some(persona) = targets.find_map(|target| target.strip_prefix("host-")) else {
         println!("skipped: built without the target host");
         return None;
     };
-    let mut plan = model.compiled_plan(Fusion::On);
-    plan.rope.iter_mut().for_each(|table| table.settle(PAGE));
+    Some(Gpu::host(persona).unwrap())
+}
+
+/// The embedded model with its first layers on the GPU, and its last layers and the output on the CPU.
+fn upside_down(model: &Model) -> Option<HybridBackend> {
+    let gpu = gpu()?;
+    let plan = plan(model);
     let split = Split {
         n_gpu_layers: 8,
         experts: Side::Gpu,
@@ -66,7 +78,6 @@ fn upside_down(model: &Model) -> Option<HybridBackend> {
         Side::Gpu => Side::Cpu,
     });
     let placement = Placement::new(&plan, other.collect());
-    let gpu = Gpu::host(persona).unwrap();
     Some(HybridBackend::new(gpu, plan, placement, &model.weights, options()).unwrap())
 }
 
@@ -116,9 +127,7 @@ fn samples_on_the_cpu_and_recovers_from_failed_steps() {
     let Some(mut hybrid) = upside_down(&model) else {
         return;
     };
-    let mut plan = model.compiled_plan(Fusion::On);
-    plan.rope.iter_mut().for_each(|table| table.settle(PAGE));
-    let mut cpu = CpuBackend::new(plan, Arc::clone(&model.weights), options().cpu);
+    let mut cpu = CpuBackend::new(plan(&model), Arc::clone(&model.weights), options().cpu);
     let mut both = |hybrid: &mut HybridBackend, position: usize| {
         let expected = run(&mut cpu, batch(position, 0)).unwrap();
         close(&run(hybrid, batch(position, 0)).unwrap(), &expected);
@@ -134,4 +143,50 @@ fn samples_on_the_cpu_and_recovers_from_failed_steps() {
     }
     // Later results are not taken for those of the failed steps.
     (3..5).for_each(|position| both(&mut hybrid, position));
+}
+
+/// The first step fails while the next one, whose token it was to sample, is in flight. The device's thread goes on.
+#[test]
+fn a_token_of_a_failed_first_step_ends_no_thread() {
+    let model = model();
+    let cpu = || CpuBackend::new(plan(&model), Arc::clone(&model.weights), options().cpu);
+    let expected = run(&mut cpu(), batch(0, 0)).unwrap();
+    let check = |executor: Executor, fails: &[Batch]| {
+        let next = Batch {
+            tokens: vec![InputToken::Sampled { row: 0 }],
+            ..batch(1, 0)
+        };
+        let steps = fails.iter().chain([&next]).cloned();
+        let pending: Vec<Pending> = steps.map(|step| executor.submit(step)).collect();
+        let mut results: Vec<_> = pending.into_iter().map(Pending::wait).collect();
+        // Nobody uses the results of the step after a failed one.
+        if let Some(Err(error)) = results.pop() {
+            assert!(
+                matches!(error, RuntimeError::Device(DeviceError::Gpu(_))),
+                "{error}"
+            );
+        }
+        assert!(results.iter().all(Result::is_err));
+        let output = executor.submit(batch(0, 0)).wait().unwrap();
+        let [RowOutput::Logits(logits)] = &output.rows[..] else {
+            panic!("{output:?}");
+        };
+        close(logits, &expected);
+    };
+    // No step of the CPU fails: it sees the token of a step that it never ran.
+    let on_cpu = cpu();
+    check(Executor::start(2, || Ok((on_cpu, ()))).unwrap().0, &[]);
+    if gpu().is_none() {
+        return;
+    }
+    let on_gpu = || {
+        let model = super::tests::model();
+        let gpu = gpu().expect("there is one");
+        let gpu = GpuBackend::new(gpu, plan(&model), &model.weights, options().gpu)?;
+        Ok((gpu, ()))
+    };
+    let on_both = || Ok((upside_down(&super::tests::model()).expect("there is one"), ()));
+    let failed = [batch(0, 1 << 20)];
+    check(Executor::start(2, on_gpu).unwrap().0, &failed);
+    check(Executor::start(2, on_both).unwrap().0, &failed);
 }
