@@ -78,7 +78,7 @@ constexpr u32 WARP_SIZE = 32;
 #define KERNEL(NAME, PARAMS, THREADS)                                                                                  \
     static void NAME##_body(const PARAMS& p);                                                                          \
     extern "C" __attribute__((visibility("default"))) const u32 NAME##_threads = THREADS;                              \
-    extern "C" __attribute__((visibility("default"))) u32 NAME##_layout(host::Leaf* to, u32 most) {                    \
+    extern "C" __attribute__((visibility("default"))) u32 NAME##_layout(host::Field* to, u32 most) {                   \
         return host::layout_of<PARAMS>(to, most);                                                                      \
     }                                                                                                                  \
     extern "C" __attribute__((visibility("default"))) void NAME(const void* params) {                                  \
@@ -88,9 +88,11 @@ constexpr u32 WARP_SIZE = 32;
 // A constant for the host, read from the image.
 #define EXPORT_U32(NAME, VALUE) extern "C" __attribute__((visibility("default"), used)) const u32 NAME = VALUE;
 // All fields of a struct of parameters or of a table's entries, in order; at the end of the struct. A test compares
-// them with those in Rust (src/kernel.rs). None may be called `to`.
+// them with those in Rust (src/kernel.rs), which have the same names. None may be called `to`.
 #define FIELDS(...)                                                                                                    \
-    __attribute__((disable_sanitizer_instrumentation)) void fields(host::Leaves& to) const { to.add(__VA_ARGS__); }
+    __attribute__((disable_sanitizer_instrumentation)) void fields(host::Fields& to) const {                           \
+        to.add(#__VA_ARGS__, __VA_ARGS__);                                                                             \
+    }
 #include "host.h"
 // The source location of a collective, for the CPU emulator's errors: the default of the last argument of each.
 using Site = host::Site;

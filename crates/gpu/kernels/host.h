@@ -44,55 +44,64 @@ struct Site {
     bool operator!=(const Site& other) const { return line != other.line || file != other.file; }
 };
 
-// Offset and size of a number or an address in a struct.
-struct Leaf {
-    u32 at, size;
+// A field of a struct, or an element of an array, which has no name.
+struct Field {
+    const char* name;
+    u32 name_len, at, size;
 };
 
-struct Leaves;
+struct Fields;
 template <typename T, typename = void> constexpr bool HAS_FIELDS = false;
 template <typename T>
-constexpr bool HAS_FIELDS<T, decltype(((const T*)nullptr)->fields(*(Leaves*)nullptr))> = true;
+constexpr bool HAS_FIELDS<T, decltype(((const T*)nullptr)->fields(*(Fields*)nullptr))> = true;
 template <typename T> struct Pointee {
     using Type = void;
 };
 template <typename T> struct Pointee<T*> {
     using Type = T;
 };
-template <typename P> static u32 layout_of(Leaf* to, u32 most);
+template <typename P> static u32 layout_of(Field* to, u32 most);
 
-// Collects the leaves of a struct with FIELDS.
-struct Leaves {
-    Leaf* to;
+// Collects the fields of a struct with FIELDS, and after each what it consists of.
+struct Fields {
+    Field* to;
     u32 most, n;
     const u8* start;
 
-    void put(u32 at, size_t size) {
-        if (n < most) to[n] = {at, (u32)size};
+    void put(Field field) {
+        if (n < most) to[n] = field;
         n++;
     }
-    template <typename T> void one(const T& field) {
+    template <typename T> void one(const char* name, u32 name_len, const T& field) {
         using Entry = typename Pointee<T>::Type;
+        put({name, name_len, (u32)((const u8*)&field - start), (u32)sizeof field});
         if constexpr (__is_array(T)) {
-            for (const auto& element : field) one(element);
+            for (const auto& element : field) one("", 0, element);
         } else if constexpr (__is_class(T)) {
             field.fields(*this);
-        } else {
-            put((u32)((const u8*)&field - start), sizeof field);
+        } else if constexpr (HAS_FIELDS<Entry>) {
             // The entries of a table follow its address.
-            if constexpr (HAS_FIELDS<Entry>) n += layout_of<Entry>(to + n, n < most ? most - n : 0);
+            n += layout_of<Entry>(to + n, n < most ? most - n : 0);
         }
     }
-    template <typename... T> void add(const T&... fields) { (one(fields), ...); }
+    // Takes the next name of a list such as "x, out, n".
+    template <typename T> void next(const char*& names, const T& field) {
+        while (*names == ' ' || *names == ',') names++;
+        u32 len = 0;
+        while (names[len] && names[len] != ',' && names[len] != ' ') len++;
+        one(names, len, field);
+        names += len;
+    }
+    template <typename... T> void add(const char* names, const T&... fields) { (next(names, fields), ...); }
 };
 
-// Writes the size of P, as a leaf at 0, and its leaves to a list with room for `most`. Returns their number.
-template <typename P> static u32 layout_of(Leaf* to, u32 most) {
+// Writes P, as a field at 0 without a name, and its fields to a list with room for `most`. Returns their number.
+template <typename P> static u32 layout_of(Field* to, u32 most) {
     alignas(P) static const u8 memory[sizeof(P)] = {};
-    Leaves leaves = {to, most, 0, memory};
-    leaves.put(0, sizeof(P));
-    ((const P*)memory)->fields(leaves);
-    return leaves.n;
+    Fields fields = {to, most, 0, memory};
+    fields.put({"", 0, 0, sizeof(P)});
+    ((const P*)memory)->fields(fields);
+    return fields.n;
 }
 
 enum class State : u8 { AtBarrier, AtWave, Done };

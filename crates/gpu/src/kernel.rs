@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU32;
 
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::driver::api::{Handle, Leaf};
+use crate::driver::api::{Field, Handle};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::{Address, Slice};
@@ -52,20 +52,29 @@ impl<P: Layout> Kernel<P> {
 /// A type in the parameters of a kernel: a number, an address, an array or a struct of such.
 ///
 /// # Safety
-/// `leaves` adds every number and address of the type, in order, and no other bytes of it matter. An address in it
-/// comes from a [`Slice`](crate::Slice).
+/// `fields` adds every part of the type that is not a number or an address itself, in order, and no other bytes of it
+/// matter. An address in it comes from a [`Slice`](crate::Slice).
 pub(crate) unsafe trait Layout: Copy {
-    /// Adds the leaves of a value at the offset `at`.
-    fn leaves(at: usize, to: &mut Vec<Leaf>);
+    /// Adds what a value at the offset `at` consists of: fields or elements, each followed by its own. Adds nothing for a
+    /// number or an address.
+    fn fields(at: usize, to: &mut Vec<Field>);
+}
+
+/// Adds a field at the offset `at`, and what it consists of.
+fn add<T: Layout>(name: &str, at: usize, to: &mut Vec<Field>) {
+    to.push(Field {
+        name: name.into(),
+        at: at as u32,
+        size: size_of::<T>() as u32,
+    });
+    T::fields(at, to);
 }
 
 macro_rules! leaf {
     ($($ty:ty),*) => {$(
-        // SAFETY: the type is one leaf.
+        // SAFETY: the type is a number or an address.
         unsafe impl Layout for $ty {
-            fn leaves(at: usize, to: &mut Vec<Leaf>) {
-                to.push([at as u32, size_of::<$ty>() as u32]);
-            }
+            fn fields(_: usize, _: &mut Vec<Field>) {}
         }
     )*};
 }
@@ -79,30 +88,34 @@ pub(crate) struct Count(pub(crate) u64);
 
 // SAFETY: the elements follow one another.
 unsafe impl<T: Layout, const N: usize> Layout for [T; N] {
-    fn leaves(at: usize, to: &mut Vec<Leaf>) {
-        (0..N).for_each(|i| T::leaves(at + i * size_of::<T>(), to));
+    fn fields(at: usize, to: &mut Vec<Field>) {
+        (0..N).for_each(|i| add::<T>("", at + i * size_of::<T>(), to));
     }
 }
 
-/// `layout!(Params { field, ... })` implements [`Layout`] for a `#[repr(C)]` struct, given all of its fields.
+/// `layout!(Params { field, ... })` implements [`Layout`] for a `#[repr(C)]` struct, given all of its fields. They have
+/// the names that the kernel's source gives them.
 macro_rules! layout {
     ($params:ty { $($field:ident),* $(,)? }) => {
         // SAFETY: these are all fields, or the pattern below would not compile.
         unsafe impl $crate::kernel::Layout for $params {
-            fn leaves(at: usize, to: &mut Vec<$crate::driver::api::Leaf>) {
-                use $crate::kernel::leaves_of;
+            fn fields(at: usize, to: &mut Vec<$crate::driver::api::Field>) {
+                use $crate::kernel::add_field;
                 const _: fn($params) = |Self_ { $($field: _),* }| {};
                 type Self_ = $params;
-                $(leaves_of(|p: $params| p.$field, at + std::mem::offset_of!($params, $field), to);)*
+                $(
+                    let offset = std::mem::offset_of!($params, $field);
+                    add_field(|p: $params| p.$field, stringify!($field), at + offset, to);
+                )*
             }
         }
     };
 }
 pub(crate) use layout;
 
-/// Adds the leaves of a field at the offset `at`. The function that returns the field gives its type.
-pub(crate) fn leaves_of<P, T: Layout>(_: fn(P) -> T, at: usize, to: &mut Vec<Leaf>) {
-    T::leaves(at, to);
+/// Adds a field at the offset `at`, and what it consists of. The function that returns the field gives its type.
+pub(crate) fn add_field<P, T: Layout>(_: fn(P) -> T, name: &str, at: usize, to: &mut Vec<Field>) {
+    add::<T>(name, at, to);
 }
 
 /// The address of a table whose entries kernels read as `T`.
@@ -122,18 +135,11 @@ impl<T> Slice<'_, T> {
     }
 }
 
-// SAFETY: the type is one leaf; the entries' leaves, which begin at 0 again, follow it.
+// SAFETY: the type is an address; an entry, which is at 0 again, follows it.
 unsafe impl<T: Layout> Layout for Table<T> {
-    fn leaves(at: usize, to: &mut Vec<Leaf>) {
-        to.push([at as u32, size_of::<Address>() as u32]);
-        add_layout::<T>(to);
+    fn fields(_: usize, to: &mut Vec<Field>) {
+        add::<T>("", 0, to);
     }
-}
-
-/// Adds the size of a type, as a leaf at offset 0, then all leaves.
-fn add_layout<T: Layout>(to: &mut Vec<Leaf>) {
-    to.push([0, size_of::<T>() as u32]);
-    T::leaves(0, to);
 }
 
 /// The kernels of one module.
@@ -177,10 +183,10 @@ pub(crate) trait AnyKernel {
 pub struct KernelLayout {
     pub module: &'static str,
     pub kernel: &'static str,
-    /// The size, as a leaf at offset 0, then all leaves.
-    pub passed: Vec<Leaf>,
+    /// The whole, without a name at offset 0, then its fields, each followed by its own.
+    pub passed: Vec<Field>,
     /// The same as declared in the kernel's source. `None` on devices other than the CPU emulator.
-    pub declared: Option<Vec<Leaf>>,
+    pub declared: Option<Vec<Field>>,
 }
 
 impl<P: Layout> AnyKernel for Kernel<P> {
@@ -195,7 +201,7 @@ impl<P: Layout> AnyKernel for Kernel<P> {
     fn layout(&self, gpu: &Gpu) -> Result<KernelLayout, GpuError> {
         let declared = gpu.declared_layout(self)?;
         let mut passed = Vec::new();
-        add_layout::<P>(&mut passed);
+        add::<P>("", 0, &mut passed);
         Ok(KernelLayout {
             module: self.module,
             kernel: self.name,
@@ -235,15 +241,29 @@ mod tests {
     });
 
     #[test]
-    fn layouts_have_every_leaf_and_the_entries_of_tables() {
-        let mut leaves = Vec::new();
-        add_layout::<Params>(&mut leaves);
-        let entries = [[8, 8], [16, 4], [24, 8], [32, 4]];
+    fn layouts_have_every_field_and_the_entries_of_tables() {
+        let mut fields = Vec::new();
+        add::<Params>("", 0, &mut fields);
         let expected = [
-            &[[0, 56], [0, 4]][..],
-            &entries,
-            &[[40, 8], [0, 16], [0, 8], [8, 4], [48, 4]],
+            ("", 0, 56),
+            ("n", 0, 4),
+            ("entries", 8, 32),
+            ("", 8, 16),
+            ("at", 8, 8),
+            ("n", 16, 4),
+            ("", 24, 16),
+            ("at", 24, 8),
+            ("n", 32, 4),
+            ("table", 40, 8),
+            ("", 0, 16),
+            ("at", 0, 8),
+            ("n", 8, 4),
+            ("scale", 48, 4),
         ];
-        assert_eq!(leaves, expected.concat());
+        let fields: Vec<(&str, u32, u32)> = fields
+            .iter()
+            .map(|field| (field.name.as_str(), field.at, field.size))
+            .collect();
+        assert_eq!(fields, expected);
     }
 }

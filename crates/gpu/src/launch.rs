@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use zerocopy::IntoBytes as _;
 
-use crate::driver::api::{Handle, Launch, Leaf, name_of};
+use crate::driver::api::{Field, Handle, Launch, name_of};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
@@ -193,11 +193,11 @@ impl Gpu {
         Ok(at_once)
     }
 
-    /// Returns the parameters as the kernel declares them: the size, then each leaf. `None` where images do not say.
+    /// Returns the parameters as the kernel declares them: the whole, then its fields. `None` where images do not say.
     pub(crate) fn declared_layout<P>(
         &self,
         kernel: &Kernel<P>,
-    ) -> Result<Option<Vec<Leaf>>, GpuError> {
+    ) -> Result<Option<Vec<Field>>, GpuError> {
         self.inner.ready()?;
         let function = self.function(kernel)?;
         Ok(self

@@ -38,7 +38,7 @@ pub use batch::{
     WeightHandle,
 };
 pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
-pub use driver::api::Leaf;
+pub use driver::api::Field;
 pub use driver::host::checks::set_host_seed;
 pub use error::{BatchError, GpuError};
 pub use event::Event;

@@ -29,7 +29,7 @@ struct ReadParams {
     sums: Address,
     n_words: Count,
     n_blocks: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(ReadParams {
@@ -37,7 +37,7 @@ layout!(ReadParams {
     sums,
     n_words,
     n_blocks,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<ReadParams>() == 32);
@@ -49,7 +49,7 @@ struct ArithmeticParams {
     b: Address,
     sums: Address,
     n_steps: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(ArithmeticParams {
@@ -57,7 +57,7 @@ layout!(ArithmeticParams {
     b,
     sums,
     n_steps,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<ArithmeticParams>() == 32);
@@ -90,7 +90,7 @@ pub fn read_all(gpu: &Gpu, words: Slice<'_, u32>, sums: Slice<'_, u32>) -> Resul
         sums: sums.address(),
         n_words: Count(words.len() as u64),
         n_blocks: sums.len() as u32,
-        _pad: 0,
+        pad: 0,
     };
     gpu.launch(
         &gpu.kernels().bandwidth.read_all,
@@ -207,7 +207,7 @@ pub fn multiply_all(
         b: b.address(),
         sums: sums.address(),
         n_steps,
-        _pad: 0,
+        pad: 0,
     };
     let n_blocks = (sums.len() / THREADS as usize) as u32;
     gpu.launch(

@@ -14,14 +14,14 @@ pub struct SeqRows {
     pub n_rows: u32,
     /// Position of the first row in the sequence. The others follow it.
     pub first_pos: u32,
-    pub _pad: u32,
+    pub pad: u32,
 }
 
 layout!(SeqRows {
     first_row,
     n_rows,
     first_pos,
-    _pad
+    pad
 });
 
 /// A step in device memory. All steps of a size use the same addresses, so that a step can be a graph.

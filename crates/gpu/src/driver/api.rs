@@ -160,8 +160,15 @@ pub(crate) mod code {
     }
 }
 
-/// Offset and size in bytes of a number, or of an address, in the parameters of a kernel.
-pub type Leaf = [u32; 2];
+/// A field of the parameters of a kernel or of a struct in them, or an element of an array. Offset and size are in
+/// bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Empty for elements, and for the whole of the parameters or of a table's entry.
+    pub name: String,
+    pub at: u32,
+    pub size: u32,
+}
 
 /// One launch of a kernel whose only parameter is a struct.
 pub(crate) struct Launch {

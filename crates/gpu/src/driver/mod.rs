@@ -14,7 +14,7 @@ use std::sync::{Mutex, OnceLock};
 use libloading::Library;
 
 use crate::error::{GpuError, advice};
-use api::{Calls, Handle, Launch, Leaf, Vendor, code, name_of};
+use api::{Calls, Field, Handle, Launch, Vendor, code, name_of};
 
 /// What a driver reports about a device.
 pub(crate) struct Facts {
@@ -54,8 +54,8 @@ pub(crate) trait VendorApi: Send + Sync {
     fn allow_shared(&self, function: Handle, bytes: u32) -> i32;
     fn error_text(&self, code: i32) -> String;
 
-    /// Returns the parameters as a function declares them, if images say so: the size, then each number and address.
-    fn declared_layout(&self, _function: Handle) -> Option<Vec<Leaf>> {
+    /// Returns the parameters as a function declares them, if images say so: the whole, then its fields.
+    fn declared_layout(&self, _function: Handle) -> Option<Vec<Field>> {
         None
     }
 

@@ -110,7 +110,7 @@ struct CacheParams {
     max_pages: u32,
     page_shift: u32,
     n_kv_heads: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(CacheParams {
@@ -120,7 +120,7 @@ layout!(CacheParams {
     max_pages,
     page_shift,
     n_kv_heads,
-    _pad
+    pad
 });
 
 /// `Scores` in attention.h.
@@ -130,14 +130,14 @@ struct ScoreParams {
     scale: f32,
     soft_cap: f32,
     window: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(ScoreParams {
     scale,
     soft_cap,
     window,
-    _pad
+    pad
 });
 
 #[repr(C)]
@@ -155,7 +155,7 @@ struct DecodeParams {
     n_splits: u32,
     k_dim: u32,
     v_dim: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(DecodeParams {
@@ -171,7 +171,7 @@ layout!(DecodeParams {
     n_splits,
     k_dim,
     v_dim,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<DecodeParams>() == 136);
@@ -187,7 +187,7 @@ struct PrefillParams {
     n_heads: u32,
     tile_rows: u32,
     tile_heads: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(PrefillParams {
@@ -199,7 +199,7 @@ layout!(PrefillParams {
     n_heads,
     tile_rows,
     tile_heads,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<PrefillParams>() == 112);
@@ -487,7 +487,7 @@ impl Call<'_> {
             max_pages: self.step.max_pages as u32,
             page_shift: self.kv.shape.page.trailing_zeros(),
             n_kv_heads: self.kv.shape.n_kv_heads as u32,
-            _pad: 0,
+            pad: 0,
         }
     }
 
@@ -496,7 +496,7 @@ impl Call<'_> {
             scale: self.queries.scores.scale,
             soft_cap: self.queries.scores.soft_cap.unwrap_or(0.0),
             window: self.queries.scores.window.unwrap_or(0),
-            _pad: 0,
+            pad: 0,
         }
     }
 
@@ -518,7 +518,7 @@ impl Call<'_> {
             n_splits: n_splits as u32,
             k_dim: self.kv.shape.k_dim as u32,
             v_dim: self.kv.shape.v_dim as u32,
-            _pad: 0,
+            pad: 0,
         }
     }
 
@@ -577,7 +577,7 @@ impl Call<'_> {
             n_heads: self.queries.n_heads as u32,
             tile_rows: tile_rows as u32,
             tile_heads: tile_heads as u32,
-            _pad: 0,
+            pad: 0,
         };
         let n_tiles = self.step.max_rows_of_seq.div_ceil(tile_rows);
         let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);

@@ -26,7 +26,7 @@ struct ElementwiseParams {
     n_x_rows: u32,
     cap: f32,
     aligned: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(ElementwiseParams {
@@ -38,7 +38,7 @@ layout!(ElementwiseParams {
     n_x_rows,
     cap,
     aligned,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<ElementwiseParams>() == 48);
@@ -185,7 +185,7 @@ fn params([x, other]: [Address; 2], out: Slice<'_, f32>) -> ElementwiseParams {
         n_x_rows: 0,
         cap: 0.0,
         aligned: aligned(out.len(), &[x, other, out.address()]),
-        _pad: 0,
+        pad: 0,
     }
 }
 

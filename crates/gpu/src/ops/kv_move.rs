@@ -19,12 +19,16 @@ const TEAMS: usize = 8;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 pub struct SlotRun {
-    pub from: u32,
-    pub to: u32,
+    pub first: u32,
+    pub first_to: u32,
     pub n_tokens: u32,
 }
 
-layout!(SlotRun { from, to, n_tokens });
+layout!(SlotRun {
+    first,
+    first_to,
+    n_tokens
+});
 
 /// Runs to move in any order: no run reads a slot that another writes.
 #[derive(Clone, Copy)]
@@ -60,7 +64,7 @@ struct KvMoveParams {
     n_slots: u32,
     back_by: u32,
     inverse_magnitude: f32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(KvMoveParams {
@@ -77,7 +81,7 @@ layout!(KvMoveParams {
     n_slots,
     back_by,
     inverse_magnitude,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<KvMoveParams>() == 88);
@@ -134,7 +138,7 @@ pub fn kv_move(
         table: Address::NULL,
         n_rot: 0,
         inverse_magnitude: 0.0,
-        _pad: 0,
+        pad: 0,
     };
     let kernels = gpu.kernels().kv_move.of(ty);
     let mut kernel = &kernels.kv_move_norm;

@@ -26,14 +26,14 @@ struct Mxfp6Params {
     blocks: Address,
     out: Address,
     n_blocks: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(Mxfp6Params {
     blocks,
     out,
     n_blocks,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<Mxfp6Params>() == 24);
@@ -101,7 +101,7 @@ fn launch<T>(
         blocks: blocks.address(),
         out: out.address(),
         n_blocks: u32::try_from(n_blocks).expect("the number of blocks fits 32 bits"),
-        _pad: 0,
+        pad: 0,
     };
     let n_threads = n_blocks * (values / 4);
     let grid = u32::try_from(n_threads.div_ceil(THREADS as usize)).expect("the grid fits 32 bits");

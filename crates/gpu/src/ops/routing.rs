@@ -38,14 +38,14 @@ pub struct ExpertTile {
     pub expert: u32,
     pub first_row: u32,
     pub n_rows: u32,
-    pub _pad: u32,
+    pub pad: u32,
 }
 
 layout!(ExpertTile {
     expert,
     first_row,
     n_rows,
-    _pad
+    pad
 });
 
 /// Memory for the routing of steps of up to `max_tokens` tokens.
@@ -176,7 +176,7 @@ struct RouteParams {
     n_used: u32,
     normalized: u32,
     scale: f32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(RouteParams {
@@ -193,7 +193,7 @@ layout!(RouteParams {
     n_used,
     normalized,
     scale,
-    _pad
+    pad
 });
 
 #[repr(C)]
@@ -299,7 +299,7 @@ pub fn route(
         n_used: n_used as u32,
         normalized: u32::from(router.weights == ExpertWeights::Normalized),
         scale: router.scale,
-        _pad: 0,
+        pad: 0,
     };
     let kernels = &gpu.kernels().experts;
     if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {

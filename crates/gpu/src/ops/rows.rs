@@ -41,14 +41,14 @@ impl From<&Matrix<'_>> for Weights {
 #[derive(Clone, Copy)]
 struct RepackParams {
     file: Address,
-    weights: Weights,
+    w: Weights,
     first_row: u32,
     n_rows: u32,
 }
 
 layout!(RepackParams {
     file,
-    weights,
+    w,
     first_row,
     n_rows
 });
@@ -56,33 +56,33 @@ layout!(RepackParams {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct GetRowsParams {
-    weights: Weights,
+    w: Weights,
     ids: Address,
     out: Address,
     n_ids: u32,
     scale: f32,
     add: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(GetRowsParams {
-    weights,
+    w,
     ids,
     out,
     n_ids,
     scale,
     add,
-    _pad
+    pad
 });
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct DequantizeParams {
-    weights: Weights,
+    w: Weights,
     out: Address,
 }
 
-layout!(DequantizeParams { weights, out });
+layout!(DequantizeParams { w, out });
 
 const _: () = assert!(size_of::<RepackParams>() == 32);
 const _: () = assert!(size_of::<GetRowsParams>() == 48);
@@ -156,7 +156,7 @@ pub fn repack(
     );
     let params = RepackParams {
         file: file_rows.address(),
-        weights: out.into(),
+        w: out.into(),
         first_row: first_row as u32,
         n_rows: n_rows as u32,
     };
@@ -183,13 +183,13 @@ pub fn get_rows(
     assert!(table.n_out > 0, "the table has no rows");
     assert_eq!(out.len(), ids.len() * table.n_in, "[n_ids, n_in]");
     let params = GetRowsParams {
-        weights: table.into(),
+        w: table.into(),
         ids: ids.address(),
         out: out.address(),
         n_ids: ids.len() as u32,
         scale,
         add: u32::from(mode == OutMode::Add),
-        _pad: 0,
+        pad: 0,
     };
     let kernel = &gpu.kernels().rows.of(table.ty)?.get_rows;
     let grid = grid(table.ty, ids.len(), table.n_in);
@@ -228,7 +228,7 @@ fn dequantize_to<T>(
 ) -> Result<(), GpuError> {
     assert_eq!(out.len(), matrix.n_out * matrix.n_in, "[n_out, n_in]");
     let params = DequantizeParams {
-        weights: matrix.into(),
+        w: matrix.into(),
         out: out.address(),
     };
     let grid = grid(matrix.ty, matrix.n_out, matrix.n_in);

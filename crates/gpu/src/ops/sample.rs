@@ -121,7 +121,7 @@ struct SampleParams {
     n_vocab: u32,
     n_entries: u32,
     n_tokens: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(SampleParams {
@@ -133,7 +133,7 @@ layout!(SampleParams {
     n_vocab,
     n_entries,
     n_tokens,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<SampleParams>() == 56);
@@ -171,7 +171,7 @@ pub fn sample(
         n_vocab: (logits.len() / n_rows.max(1)) as u32,
         n_entries: step.entries.len() as u32,
         n_tokens: step.tokens.len() as u32,
-        _pad: 0,
+        pad: 0,
     };
     let grid = [n_rows as u32, 1, 1];
     let kernels = &gpu.kernels().sample;
@@ -208,7 +208,7 @@ struct LogprobParams {
     n_vocab: u32,
     n_slots: u32,
     slot_rows: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(LogprobParams {
@@ -220,7 +220,7 @@ layout!(LogprobParams {
     n_vocab,
     n_slots,
     slot_rows,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<LogprobParams>() == 56);
@@ -249,7 +249,7 @@ pub fn logprobs(
         n_vocab: (logits.len() / n_rows.max(1)) as u32,
         n_slots: to.n_slots as u32,
         slot_rows: slot_rows as u32,
-        _pad: 0,
+        pad: 0,
     };
     let grid = [n_rows as u32, 1, 1];
     gpu.launch(&gpu.kernels().sample.logprobs, grid, THREADS, 0, &params)

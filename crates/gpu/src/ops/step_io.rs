@@ -61,7 +61,7 @@ struct BeginParams {
     n_seqs: u32,
     lists: u32,
     max_list_words: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(BeginParams {
@@ -80,7 +80,7 @@ layout!(BeginParams {
     n_seqs,
     lists,
     max_list_words,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<BeginParams>() == 80);
@@ -95,7 +95,7 @@ struct EndParams {
     slot_words: u32,
     n_slots: u32,
     n_ids: u32,
-    _pad: u32,
+    pad: u32,
 }
 
 layout!(EndParams {
@@ -106,7 +106,7 @@ layout!(EndParams {
     slot_words,
     n_slots,
     n_ids,
-    _pad
+    pad
 });
 
 const _: () = assert!(size_of::<EndParams>() == 48);
@@ -153,7 +153,7 @@ pub fn begin_step(gpu: &Gpu, step: &StepWords<'_>) -> Result<(), GpuError> {
         n_seqs: step.n_seqs as u32,
         lists: step.lists as u32,
         max_list_words: step.max_list_words as u32,
-        _pad: 0,
+        pad: 0,
     };
     let grid = [n_threads.div_ceil(THREADS), 1, 1];
     let kernel = &gpu.kernels().step_io.begin_step;
@@ -181,7 +181,7 @@ pub fn end_step(
         slot_words: slot_words as u32,
         n_slots: step.n_slots as u32,
         n_ids: ids.len() as u32,
-        _pad: 0,
+        pad: 0,
     };
     let kernel = &gpu.kernels().step_io.end_step;
     gpu.launch(kernel, [1; 3], THREADS, 0, &params)

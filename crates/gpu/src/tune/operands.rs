@@ -198,7 +198,7 @@ impl Attention {
                 first_row: row,
                 n_rows: 1,
                 first_pos: last,
-                _pad: 0,
+                pad: 0,
             })
             .collect();
         Ok(Attention {

@@ -111,7 +111,7 @@ impl Data {
                 first_row: data.positions.len() as u32,
                 n_rows: n_rows as u32,
                 first_pos: first_pos as u32,
-                _pad: 0,
+                pad: 0,
             };
             let n_positions = first_pos + n_rows;
             for page in 0..n_positions.div_ceil(case.page) {

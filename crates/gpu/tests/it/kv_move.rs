@@ -36,7 +36,11 @@ fn frequency(pair: usize, n_rot: usize) -> f64 {
 
 /// Runs within a block, between blocks, in place, and past the end of the cache.
 fn runs(page: u32) -> Vec<SlotRun> {
-    let run = |from, to, n_tokens| SlotRun { from, to, n_tokens };
+    let run = |first, first_to, n_tokens| SlotRun {
+        first,
+        first_to,
+        n_tokens,
+    };
     vec![
         run(4, page + 3, 5),
         run(2 * page + page - 1, page, 1),
@@ -62,7 +66,8 @@ fn row_moves(shape: &KvShape) -> Vec<(usize, usize, bool)> {
     for (index, run) in runs(shape.page as u32).into_iter().enumerate().take(4) {
         for token in 0..run.n_tokens {
             moves.extend((0..shape.n_kv_heads).map(|head| {
-                let [from, to] = [run.from, run.to].map(|slot| row(slot + token, head, shape));
+                let [from, to] =
+                    [run.first, run.first_to].map(|slot| row(slot + token, head, shape));
                 (from, to, index >= N_COPIED)
             }));
         }

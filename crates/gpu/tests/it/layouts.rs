@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::common;
-use rocmforge_gpu::images;
+use rocmforge_gpu::{Field, images};
 
-/// For every kernel: the size of its parameters, and offset and size of every number and address in them, and of the
-/// entries of tables that they point to.
+/// For every kernel: the size of its parameters, and name, offset and size of every field in them and in the entries of
+/// tables that they point to.
 #[test]
 fn parameters_are_passed_as_kernels_declare_them() {
     for gpu in common::all_gpus() {
@@ -21,6 +21,7 @@ fn parameters_are_passed_as_kernels_declare_them() {
             .into_iter()
             .map(|(_, layout)| layout.unwrap())
             .collect();
+        let mut different = Vec::new();
         for layout in &layouts {
             let name = format!(
                 "{} of {} for {}",
@@ -29,12 +30,17 @@ fn parameters_are_passed_as_kernels_declare_them() {
                 gpu.target()
             );
             if let Some(declared) = &layout.declared {
-                assert_eq!(
-                    &layout.passed, declared,
-                    "{name}: [offset, size] of each field"
-                );
+                let differs = |(a, b): &(&Field, &Field)| a != b;
+                let mut pairs = layout.passed.iter().zip(declared);
+                if let Some((passed, declared)) = pairs.find(differs) {
+                    different.push(format!(
+                        "{name} is passed {passed:?}, and declares {declared:?}"
+                    ));
+                }
+                assert_eq!(layout.passed.len(), declared.len(), "fields of {name}");
             }
         }
+        assert!(different.is_empty(), "{}", different.join("\n"));
         // Every module of the build is among them.
         let tested: BTreeSet<&str> = layouts.iter().map(|layout| layout.module).collect();
         let mut built = images().iter().filter(|image| image.target == gpu.target());

@@ -36,8 +36,8 @@ impl GpuBackend {
         for shift in shifts {
             let both = shift.copied.iter().chain(&shift.turned);
             let runs = both.map(|run| SlotRun {
-                from: run.from,
-                to: run.to,
+                first: run.from,
+                first_to: run.to,
                 n_tokens: run.n_tokens,
             });
             let runs: Vec<SlotRun> = runs.collect();

@@ -185,7 +185,12 @@ fn a_token_of_a_failed_first_step_ends_no_thread() {
         let gpu = GpuBackend::new(gpu, plan(&model), &model.weights, options().gpu)?;
         Ok((gpu, ()))
     };
-    let on_both = || Ok((upside_down(&super::tests::model()).expect("there is one"), ()));
+    let on_both = || {
+        Ok((
+            upside_down(&super::tests::model()).expect("there is one"),
+            (),
+        ))
+    };
     let failed = [batch(0, 1 << 20)];
     check(Executor::start(2, on_gpu).unwrap().0, &failed);
     check(Executor::start(2, on_both).unwrap().0, &failed);

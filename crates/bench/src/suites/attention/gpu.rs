@@ -34,7 +34,7 @@ impl GpuStep {
                 first_row: first_row as u32,
                 n_rows: n_rows as u32,
                 first_pos: first_pos as u32,
-                _pad: 0,
+                pad: 0,
             });
             for pos in first_pos..first_pos + n_rows {
                 positions.push(pos as u32);

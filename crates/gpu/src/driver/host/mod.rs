@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use libloading::Library;
 
-use super::api::{Calls, Handle, Launch, Leaf, Vendor, code};
+use super::api::{Calls, Field, Handle, Launch, Vendor, code};
 use super::{Context, Driver, Facts, VendorApi, linker_message};
 use crate::device::Persona;
 use crate::error::GpuError;
@@ -58,12 +58,21 @@ struct Function {
     file: Arc<File>,
 }
 
-/// Type of `KERNEL_layout` of an image: writes offset and size of each leaf to a list with room for that many, and
-/// returns their number.
-type DeclaredLayout = unsafe extern "C" fn(*mut Leaf, u32) -> u32;
+/// `Field` in host.h. The name is in the image.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DeclaredField {
+    name: *const u8,
+    name_len: u32,
+    at: u32,
+    size: u32,
+}
 
-/// Maximum number of leaves of a kernel's parameters.
-const MAX_LEAVES: u32 = 256;
+/// Type of `KERNEL_layout` of an image: writes the fields to a list with room for that many, and returns their number.
+type DeclaredLayout = unsafe extern "C" fn(*mut DeclaredField, u32) -> u32;
+
+/// Maximum number of fields of a kernel's parameters.
+const MAX_FIELDS: u32 = 512;
 
 struct Host;
 
@@ -168,16 +177,30 @@ impl VendorApi for Host {
         queue::launch(launch)
     }
 
-    fn declared_layout(&self, function: Handle) -> Option<Vec<Leaf>> {
-        let mut leaves = vec![[0; 2]; MAX_LEAVES as usize];
-        // SAFETY: the handle is from `module_function`; the function writes at most that many leaves.
-        let n_leaves = unsafe {
-            let function = &*function.cast::<Function>();
-            (function.layout)(leaves.as_mut_ptr(), MAX_LEAVES)
+    fn declared_layout(&self, function: Handle) -> Option<Vec<Field>> {
+        let empty = DeclaredField {
+            name: std::ptr::null(),
+            name_len: 0,
+            at: 0,
+            size: 0,
         };
-        assert!(n_leaves <= MAX_LEAVES, "{n_leaves} leaves");
-        leaves.truncate(n_leaves as usize);
-        Some(leaves)
+        let mut fields = vec![empty; MAX_FIELDS as usize];
+        // SAFETY: the handle is from `module_function`, so its image is loaded.
+        let function = unsafe { &*function.cast::<Function>() };
+        // SAFETY: the function writes at most that many fields.
+        let n_fields = unsafe { (function.layout)(fields.as_mut_ptr(), MAX_FIELDS) };
+        assert!(n_fields <= MAX_FIELDS, "{n_fields} fields");
+        fields.truncate(n_fields as usize);
+        let field = |field: &DeclaredField| {
+            // SAFETY: the image has so many bytes there, and it is loaded.
+            let name = unsafe { std::slice::from_raw_parts(field.name, field.name_len as usize) };
+            Field {
+                name: String::from_utf8_lossy(name).into_owned(),
+                at: field.at,
+                size: field.size,
+            }
+        };
+        Some(fields.iter().map(field).collect())
     }
 }
 
