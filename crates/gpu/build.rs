@@ -2,7 +2,7 @@
 //! what: `native` (the GPUs of this machine, the default), `ci`, `all`, `host`, or a list of targets. Images are cached
 //! by their preprocessed source (`build/cache.rs`), so that targets with the same source share one. A release embeds
 //! all images, a development build reads them from a file (`build/archive.rs`). Targets that cannot be built here are
-//! left out with a warning.
+//! left out with a warning; an emulated GPU only if this machine has no clang, or its tests would test nothing.
 
 #[path = "build/archive.rs"]
 mod archive;
@@ -29,9 +29,10 @@ use std::{env, fs};
 
 use archive::Archive;
 use cache::Cache;
-use clang::Clang;
+use clang::{Clang, NoCompiler};
 use modules::Module;
 use ptxas::Ptxas;
+use targets::is_emulated;
 
 /// Part of every image's key: a change of the rules that images are checked by compiles them anew.
 const RULES: &str = include_str!("build/inspect.rs");
@@ -90,7 +91,10 @@ fn main() {
                 let modules = modules.iter().filter(|module| module.is_for(target));
                 jobs.extend(modules.map(|module| job(module, runtime.clone())));
             }
-            Err(reason) => {
+            Err(NoCompiler::Fault(reason)) => {
+                fail(&[format!("no GPU kernels for {target}: {reason}")])
+            }
+            Err(NoCompiler::LeftOut(reason)) => {
                 println!("cargo::warning=no GPU kernels for {target}: {reason}");
                 left_out.push((target.clone(), reason));
             }
@@ -123,11 +127,6 @@ fn main() {
     table += &format!("];\nstatic LEFT_OUT: &[(&str, &str)] = &{left_out:?};\n");
     table += &archive.write(&out).expect("the build may write to OUT_DIR");
     fs::write(out.join("images.rs"), table).expect("the build may write to OUT_DIR");
-}
-
-/// Whether a target is a GPU that the CPU emulates.
-fn is_emulated(target: &str) -> bool {
-    target.starts_with("host-")
 }
 
 fn fail(errors: &[String]) -> ! {

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::{env, fs};
+use std::{env, fmt, fs};
 
-use super::targets::arguments;
+use super::targets::{arguments, is_emulated};
 
 /// The names tried, the preferred first: the version that the kernels are tested with, newer ones, the unversioned ones,
 /// older ones.
@@ -61,6 +61,22 @@ pub(crate) fn find() -> Vec<Clang> {
     clangs
 }
 
+/// Why no compiler builds kernels for a target.
+#[derive(Debug)]
+pub(crate) enum NoCompiler {
+    /// This machine has no compiler, or none for this GPU. The kernels are left out.
+    LeftOut(String),
+    /// The compilers of this machine fail for an emulated GPU. Tests would pass without testing its kernels.
+    Fault(String),
+}
+
+impl fmt::Display for NoCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (NoCompiler::LeftOut(reason) | NoCompiler::Fault(reason)) = self;
+        f.write_str(reason)
+    }
+}
+
 /// Returns the first of the compilers that can build kernels for `target`. An error says for each compiler why it cannot.
 /// `sources` is the folder of the crate, `out` one for temporary files.
 pub(crate) fn choose<'c>(
@@ -68,14 +84,14 @@ pub(crate) fn choose<'c>(
     target: &str,
     sources: &Path,
     out: &Path,
-) -> Result<&'c Clang, String> {
+) -> Result<&'c Clang, NoCompiler> {
     if clangs.is_empty() {
-        return Err(format!(
+        return Err(NoCompiler::LeftOut(format!(
             "no clang was found; {INSTALL}, or set ROCMFORGE_CLANG"
-        ));
+        )));
     }
     let source = out.join(format!("probe.{target}.hip"));
-    fs::write(&source, PROBE).map_err(|error| error.to_string())?;
+    fs::write(&source, PROBE).map_err(|error| NoCompiler::Fault(error.to_string()))?;
     let mut reasons = Vec::new();
     for clang in clangs {
         match clang.probe(target, &source, sources) {
@@ -83,7 +99,11 @@ pub(crate) fn choose<'c>(
             Err(reason) => reasons.push(reason),
         }
     }
-    Err(reasons.join("; "))
+    let reasons = reasons.join("; ");
+    Err(match is_emulated(target) {
+        true => NoCompiler::Fault(reasons),
+        false => NoCompiler::LeftOut(reasons),
+    })
 }
 
 impl Clang {
@@ -137,7 +157,15 @@ mod tests {
         }
     }
 
-    fn choose_for<'c>(clangs: &'c [Clang], target: &str) -> Result<&'c Clang, String> {
+    /// A compiler that always fails.
+    fn failing() -> Clang {
+        Clang {
+            path: "false".into(),
+            version: String::new(),
+        }
+    }
+
+    fn choose_for<'c>(clangs: &'c [Clang], target: &str) -> Result<&'c Clang, NoCompiler> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         let call = CALLS.fetch_add(1, Ordering::Relaxed);
         let out = env::temp_dir().join(format!("clang-test.{}.{call}", std::process::id()));
@@ -151,7 +179,7 @@ mod tests {
     fn refuses_compilers_without_alu_waits_for_gfx12_only() {
         let clangs = [without_waits()];
         for target in ["gfx1200", "gfx1201"] {
-            let reason = choose_for(&clangs, target).unwrap_err();
+            let reason = choose_for(&clangs, target).unwrap_err().to_string();
             for part in [
                 "true (clang version 19.1.7)",
                 "s_wait_alu",
@@ -172,11 +200,8 @@ mod tests {
             path: "/nonexistent/clang".into(),
             version: String::new(),
         };
-        let failing = Clang {
-            path: "false".into(),
-            version: String::new(),
-        };
-        let reason = choose_for(&[missing, failing, without_waits()], "gfx1201").unwrap_err();
+        let clangs = [missing, failing(), without_waits()];
+        let reason = choose_for(&clangs, "gfx1201").unwrap_err().to_string();
         for part in [
             "/nonexistent/clang cannot be run",
             "false fails",
@@ -184,6 +209,27 @@ mod tests {
         ] {
             assert!(reason.contains(part), "{reason}");
         }
-        assert!(choose_for(&[], "gfx1100").unwrap_err().contains(INSTALL));
+        let none = choose_for(&[], "gfx1100").unwrap_err().to_string();
+        assert!(none.contains(INSTALL));
+    }
+
+    /// With a compiler, the kernels of an emulated GPU are not left out; without any, all are.
+    #[test]
+    fn a_compiler_that_fails_for_the_emulator_is_a_fault() {
+        let clangs = [failing()];
+        for (clangs, target, is_fault) in [
+            (&clangs[..], "host-gfx11", true),
+            (&clangs, "gfx1100", false),
+            (&clangs, "sm_80", false),
+            (&[], "host-gfx11", false),
+            (&[], "gfx1100", false),
+        ] {
+            let refused = choose_for(clangs, target).unwrap_err();
+            assert_eq!(
+                matches!(refused, NoCompiler::Fault(_)),
+                is_fault,
+                "{target}"
+            );
+        }
     }
 }

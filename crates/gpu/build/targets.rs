@@ -36,6 +36,11 @@ const HOST: &[&str] = &[
     "host-nv",
 ];
 
+/// Whether a target is a GPU that the CPU emulates.
+pub(crate) fn is_emulated(target: &str) -> bool {
+    target.starts_with("host-")
+}
+
 /// Begins the argument that says which GPU the emulator is.
 pub(crate) const PERSONA: &str = "-DGPU_PERSONA_";
 

@@ -123,7 +123,8 @@ pub(crate) fn compiler(target: &str) -> Result<&'static clang::Clang> {
     if let Some(compiler) = chosen.get(target) {
         return Ok(compiler);
     }
-    let compiler = clang::choose(&FOUND, target, &folder(), &cache()?).map_err(Error::msg)?;
+    let compiler = clang::choose(&FOUND, target, &folder(), &cache()?)
+        .map_err(|none| Error::msg(none.to_string()))?;
     chosen.insert(target.into(), compiler);
     Ok(compiler)
 }
