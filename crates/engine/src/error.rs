@@ -23,7 +23,9 @@ pub enum RequestError {
     TextTooShort { n_tokens: usize, n_ctx: usize },
     #[error("{max_waiting} requests are waiting; try again later")]
     QueueFull { max_waiting: usize },
-    #[error("the logits of prompts are not streamed; drive an engine of your own for them")]
+    #[error(
+        "the logits of prompts are not streamed; take log-probabilities (`PromptOutput::Scores`), or drive an engine of your own"
+    )]
     LogitsStreamed,
     #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]
     TokenOutOfRange { id: u32, n_vocab: usize },
