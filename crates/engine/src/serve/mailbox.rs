@@ -2,6 +2,7 @@
 //! taken is merged.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::stream::{PromptScore, StreamEvent, Token};
@@ -19,7 +20,18 @@ struct Content {
     /// The last event.
     end: Option<StreamEvent>,
     has_ended: bool,
-    is_reader_waiting: bool,
+    reader: Reader,
+}
+
+/// Who is to be told that there is an event.
+#[derive(Default)]
+enum Reader {
+    #[default]
+    Nobody,
+    /// A thread in [`Mailbox::take_until`].
+    Thread,
+    /// A task that [`Mailbox::poll_take`] returned to with nothing.
+    Task(Waker),
 }
 
 /// A channel for the events of one request.
@@ -106,7 +118,7 @@ impl Mailbox {
             if let Some(event) = content.take() {
                 return Some(event);
             }
-            content.is_reader_waiting = true;
+            content.reader = Reader::Thread;
             content = match deadline {
                 None => {
                     let content = self.filled.wait(content);
@@ -115,25 +127,40 @@ impl Mailbox {
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        content.is_reader_waiting = false;
+                        content.reader = Reader::Nobody;
                         return None;
                     }
                     let waited = self.filled.wait_timeout(content, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
-            content.is_reader_waiting = false;
         }
+    }
+
+    /// Takes the next event. If there is none, the writer wakes the task of `context` when there is.
+    pub(super) fn poll_take(&self, context: &mut Context<'_>) -> Poll<StreamEvent> {
+        let mut content = self.lock();
+        if let Some(event) = content.take() {
+            return Poll::Ready(event);
+        }
+        let task = Reader::Task(context.waker().clone());
+        let before = std::mem::replace(&mut content.reader, task);
+        // A waker's code runs without the lock.
+        drop(content);
+        drop(before);
+        Poll::Pending
     }
 
     fn put(&self, change: impl FnOnce(&mut Content)) {
         let mut content = self.lock();
         change(&mut content);
-        let is_reader_waiting = content.is_reader_waiting;
+        let reader = std::mem::take(&mut content.reader);
         drop(content);
-        // Waking costs a system call.
-        if is_reader_waiting {
-            self.filled.notify_one();
+        // Waking a thread costs a system call.
+        match reader {
+            Reader::Nobody => {}
+            Reader::Thread => self.filled.notify_one(),
+            Reader::Task(waker) => waker.wake(),
         }
     }
 }

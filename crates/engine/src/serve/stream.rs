@@ -1,6 +1,7 @@
 //! The events of one request, as its client reads them.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::handle::Handle;
@@ -100,6 +101,18 @@ impl EventStream {
         }
     }
 
+    /// Takes the next event without waiting, `None` after the last. If there is none yet, the task of `context` is woken
+    /// when there is. Only the task that polled last is woken.
+    ///
+    /// With the feature `stream`, [`EventStream`] is a `futures_core::Stream` that does this.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let event = self.mailbox.poll_take(context);
+        event.map(|event| Some(self.noted(event)))
+    }
+
     /// Notes whether an event is the last one.
     fn noted(&mut self, event: StreamEvent) -> StreamEvent {
         self.is_over = matches!(event, StreamEvent::Finished { .. } | StreamEvent::Failed(_));
@@ -117,6 +130,18 @@ impl Iterator for EventStream {
         let event = self.mailbox.take_until(None);
         let event = event.expect("it waits until there is one");
         Some(self.noted(event))
+    }
+}
+
+#[cfg(feature = "stream")]
+impl futures_core::Stream for EventStream {
+    type Item = StreamEvent;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<StreamEvent>> {
+        self.get_mut().poll_event(context)
     }
 }
 

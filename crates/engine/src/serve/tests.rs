@@ -1,13 +1,15 @@
 //! The handle against the simulated device of the engine's tests.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
 use crate::event::{Failure, FinishReason};
 use crate::recorder::{Before, Broken, N_VOCAB, Sizes, always, expected, lost_step};
-use crate::request::Request;
+use crate::request::{PromptOutput, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_gpu::GpuError;
 use rocmforge_plan::{Batch, InputToken};
@@ -122,6 +124,93 @@ fn a_dropped_stream_is_not_in_the_next_step_and_frees_its_blocks() {
     check_empty(handle);
 }
 
+/// Wakes a thread, and counts how often.
+struct Unpark {
+    thread: std::thread::Thread,
+    n_woken: AtomicUsize,
+}
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.n_woken.fetch_add(1, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+/// Reads the events as a task does, which sleeps until it is woken.
+fn polled(mut stream: EventStream, wake: &Arc<Unpark>) -> impl Iterator<Item = StreamEvent> {
+    let waker = Waker::from(Arc::clone(wake));
+    std::iter::from_fn(move || {
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match stream.poll_event(&mut context) {
+                Poll::Ready(event) => return event,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    })
+}
+
+#[test]
+fn a_task_is_woken_for_every_event_it_waits_for() {
+    let (gate, before) = gated();
+    let server = server(Sizes::small(4), before, ServeOptions::default());
+    let wake = Arc::new(Unpark {
+        thread: std::thread::current(),
+        n_woken: AtomicUsize::new(0),
+    });
+    let mut ended = server.submit(request(3)).unwrap();
+    let mut stream = server.submit(request(8)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(ended.poll_event(&mut context).is_pending());
+    let waker = Waker::from(Arc::clone(&wake));
+    let first = stream.poll_event(&mut Context::from_waker(&waker));
+    assert!(first.is_pending());
+    let mut events = polled(stream, &wake);
+    gate.permits.send(()).unwrap();
+    assert!(matches!(
+        events.next(),
+        Some(StreamEvent::PromptDone { .. })
+    ));
+    drop(gate.permits);
+    let got = read(events);
+    assert_eq!(got.ids, expected(&request(8), 32, 4).ids);
+    // At most once for each token and for the prompt.
+    let n_woken = wake.n_woken.load(Ordering::Relaxed);
+    assert!((1..=got.ids.len() + 2).contains(&n_woken), "{n_woken}");
+    // Nobody polled the other one: it is there as a whole, and then over.
+    check_empty(&server);
+    let mut rest = std::iter::from_fn(|| match ended.poll_event(&mut context) {
+        Poll::Ready(event) => event,
+        Poll::Pending => panic!("the request has ended"),
+    });
+    assert_eq!(read(&mut rest).ids, expected(&request(3), 32, 4).ids);
+    assert!(rest.next().is_none());
+}
+
+#[cfg(feature = "stream")]
+#[test]
+fn a_stream_of_futures_has_the_same_events() {
+    use futures_core::Stream;
+
+    let server = server(Sizes::small(4), always(), ServeOptions::default());
+    let mut stream = Box::pin(server.submit(request(8)).unwrap());
+    let thread = std::thread::current();
+    let n_woken = AtomicUsize::new(0);
+    let waker = Waker::from(Arc::new(Unpark { thread, n_woken }));
+    let events = std::iter::from_fn(|| {
+        loop {
+            let mut context = Context::from_waker(&waker);
+            match Stream::poll_next(stream.as_mut(), &mut context) {
+                Poll::Ready(event) => return event,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    });
+    assert_eq!(read(events).ids, expected(&request(8), 32, 4).ids);
+    check_empty(&server);
+}
+
 #[test]
 fn refuses_requests_beyond_the_queue() {
     let (gate, before) = gated();
@@ -153,6 +242,12 @@ fn refuses_requests_beyond_the_queue() {
     assert_eq!(later.reason, Some(FinishReason::Length));
     let invalid = handle.submit(Request::greedy(vec![], 1));
     assert!(matches!(invalid.err(), Some(SubmitError::Invalid(_))));
+    let logits = Request {
+        prompt_output: PromptOutput::Logits,
+        ..request(1)
+    };
+    let refused = handle.submit(logits).err().expect("it is refused");
+    assert!(refused.to_string().contains("PromptOutput::Scores"));
     check_empty(handle);
 }
 
