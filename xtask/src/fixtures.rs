@@ -1,5 +1,6 @@
 //! `cargo xtask fixtures`: regenerates the expected values of the format tests, so that they are never edited by hand.
-//! It runs `crates/gguf/tests/fixtures/make.py`, whose oracles are the Python packages `gguf` and `ml_dtypes`.
+//! It runs `crates/gguf/tests/fixtures/make.py`, whose oracles are the Python packages `gguf`,
+//! `llama-cpp-python` and `ml_dtypes`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +56,7 @@ fn run(python: &Path, out: &Path) -> Result<()> {
         .with_context(|| format!("starting {}", python.display()))?;
     if !status.success() {
         bail!(
-            "{} failed; it needs two packages: python3 -m venv target/venv && target/venv/bin/pip install gguf==0.19.0 ml_dtypes, then add --python target/venv/bin/python",
+            "{} failed; it needs three packages: python3 -m venv target/venv && target/venv/bin/pip install gguf==0.19.0 llama-cpp-python==0.3.36 ml_dtypes, then add --python target/venv/bin/python",
             python.display()
         );
     }

@@ -16,11 +16,11 @@ import numpy as np
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q2_K": 10, "Q2_K_S": 21,
     "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18,
-    "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38,
+    "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38, "Q1_0": 40,
 }
 LETTERS = {
     "F32": "f", "F16": "h", "BF16": "b", "Q4_0": "4", "Q4_1": "1", "Q5_0": "5", "Q5_1": "u", "Q8_0": "8", "Q2_K": "B",
-    "Q3_K": "C", "Q4_K": "D", "Q5_K": "E", "Q6_K": "F", "IQ4_NL": "n", "IQ4_XS": "x", "MXFP4": "m",
+    "Q3_K": "C", "Q4_K": "D", "Q5_K": "E", "Q6_K": "F", "IQ4_NL": "n", "IQ4_XS": "x", "MXFP4": "m", "Q1_0": "s",
 }
 
 ATTENTION = ["attn_norm.weight 256", "attn_q.weight 256 2", "attn_k.weight 256 2", "attn_v.weight 256 2",

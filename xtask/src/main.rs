@@ -111,7 +111,7 @@ enum Task {
 /// The Python that runs a task's script.
 #[derive(clap::Args)]
 struct Python {
-    /// Python with the packages llama-cpp-python and gguf; for fixtures, gguf and ml_dtypes
+    /// Python with the packages llama-cpp-python and gguf; for fixtures, also ml_dtypes
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: PathBuf,
 }

@@ -14,7 +14,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q1_0"]
 ROW = 1024
 TENSORS = ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.attn_k.weight", "blk.2.attn_v.weight",
            "blk.3.attn_output.weight", "blk.0.ffn_gate.weight", "blk.1.ffn_up.weight", "blk.2.ffn_down.weight"]
@@ -74,6 +74,11 @@ def quantize(name, x, weights):
     out = np.zeros(x.size // length * size, dtype=np.uint8)
     imatrix = None if weights is None else weights.ctypes.data_as(POINTER)
     ggml.ggml_quantize_chunk(int(ty), x.ctypes.data_as(POINTER), out.ctypes.data, 0, *x.shape, imatrix)
+    if name == "Q1_0":
+        # The package gguf does not convert it.
+        back = np.zeros(x.shape, dtype=np.float32)
+        ggml.dequantize_row_q1_0(ctypes.c_void_p(out.ctypes.data), back.ctypes.data_as(POINTER), ctypes.c_int64(x.size))
+        return back
     return gguf.quants.dequantize(out, ty).reshape(x.shape)
 
 

@@ -14,6 +14,7 @@ use crate::Isa;
 use crate::acts::Acts;
 use crate::aligned::Floats;
 use crate::arch::Vector;
+use crate::generic::sign_dot::SignTile;
 use crate::generic::tile::{DequantizedTile, FloatTile, IntTile};
 use crate::job::Job;
 use crate::ops::gate_in_place;
@@ -211,6 +212,7 @@ fn fast_tile(ty: GgmlType) -> Option<TileFn> {
         GgmlType::IQ4_NL => kernel!(IntTile<iq::Iq4Nl>),
         GgmlType::IQ4_XS => kernel!(IntTile<iq::Iq4Xs>),
         GgmlType::MXFP4 => kernel!(IntTile<mxfp::Mxfp4>),
+        GgmlType::Q1_0 => Some(|isa, job, tile| isa.run(SignTile { job, tile })),
         _ => None,
     }
 }

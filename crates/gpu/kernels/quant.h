@@ -324,6 +324,27 @@ struct MXFP4 : Codes32 {
     DEV_MEMBER float scale(u32, u32) const { return e8m0_half(e); }
 };
 
+struct Q1_0 : Codes32 {
+    static constexpr u32 LEN = 128, FILE_BYTES = 18, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 4}, {128, 2}};
+    // Codes are 0 and 2.
+    static constexpr i32 OFFSET = 1;
+    u32 signs;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(signs), f.template on<1>(d); }
+    DEV_MEMBER static Q1_0 from_file(const u8* b, u32 at) {
+        Q1_0 c;
+        c.d = unaligned<u16>(b);
+        c.signs = spread_bits(unaligned<u32>(b + 2 + 4 * at));
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] = one_bit(signs, w, 1);
+    }
+    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
 // Super-blocks of 256 values: eight chunks share a header.
 struct CodesK : Codes32 {
     static constexpr u32 LEN = 256;

@@ -256,7 +256,7 @@ impl Listing {
 }
 
 /// Quantization names in repositories, longer ones first.
-const QUANTS: [&str; 31] = [
+const QUANTS: [&str; 32] = [
     "UD-Q4_K_XL",
     "MXFP4_MOE",
     "IQ1_S",
@@ -271,6 +271,7 @@ const QUANTS: [&str; 31] = [
     "IQ3_M",
     "IQ4_XS",
     "IQ4_NL",
+    "Q1_0",
     "Q2_K_S",
     "Q2_K",
     "Q3_K_S",

@@ -53,6 +53,7 @@ macro_rules! file_types {
 }
 
 file_types! {
+    Q1_0 = 40: Q1_0, "1.1 bits: signs, and a scale for 128";
     Q2_K = 10: Q2_K, "2.6 bits in groups of 16; some tensors in 3 and 4 bits";
     Q2_K_S = 21: Q2_K, "2.6 bits in groups of 16; needs an importance matrix";
     Q3_K_S = 11: Q3_K, "3.4 bits in groups of 16";

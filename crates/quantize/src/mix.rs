@@ -324,7 +324,7 @@ pub(super) fn fitting(ty: GgmlType, row_len: u64) -> GgmlType {
     }
     let smaller = match ty {
         GgmlType::IQ4_XS => GgmlType::IQ4_NL,
-        GgmlType::Q2_K | GgmlType::Q3_K => GgmlType::Q4_0,
+        GgmlType::Q1_0 | GgmlType::Q2_K | GgmlType::Q3_K => GgmlType::Q4_0,
         GgmlType::Q4_K => GgmlType::Q5_0,
         GgmlType::Q5_K => GgmlType::Q5_1,
         GgmlType::Q6_K => GgmlType::Q8_0,

@@ -262,7 +262,7 @@ pub fn file_type(gguf: &Gguf) -> Option<&'static str> {
 }
 
 /// Values of `general.file_type` with llama.cpp's names.
-const FILE_TYPES: [(u32, &str); 21] = [
+const FILE_TYPES: [(u32, &str); 22] = [
     (0, "all F32"),
     (1, "F16"),
     (2, "Q4_0"),
@@ -284,6 +284,7 @@ const FILE_TYPES: [(u32, &str); 21] = [
     (30, "IQ4_XS - 4.25 bpw"),
     (32, "BF16"),
     (38, "MXFP4 MoE"),
+    (40, "Q1_0"),
 ];
 
 /// Prints rows as they are measured.

@@ -326,6 +326,11 @@ impl SimdBytes for Avx2 {
     }
 
     #[inline(always)]
+    fn transpose4_i32(self, a: [__m256i; 4]) -> [__m256i; 4] {
+        self.transpose4(a)
+    }
+
+    #[inline(always)]
     fn to_f32(self, a: __m256i) -> __m256 {
         values!(_mm256_cvtepi32_ps(a))
     }

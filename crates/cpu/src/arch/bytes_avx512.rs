@@ -365,6 +365,11 @@ impl SimdBytes for Avx512 {
     }
 
     #[inline(always)]
+    fn transpose4_i32(self, a: [__m512i; 4]) -> [__m512i; 4] {
+        self.transpose4(a)
+    }
+
+    #[inline(always)]
     fn to_f32(self, a: __m512i) -> __m512 {
         values!(_mm512_cvtepi32_ps(a))
     }

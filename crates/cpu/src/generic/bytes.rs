@@ -130,6 +130,8 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn dot_i16(self, sum: Self::I32, a: Self::Bytes, b: Self::Bytes) -> Self::I32;
     /// Sums every lane of the four vectors: one sum per row, in row order.
     fn reduce4(self, a: [Self::I32; 4]) -> Self::I32;
+    /// [`SimdBytes::transpose4`] for sums.
+    fn transpose4_i32(self, a: [Self::I32; 4]) -> [Self::I32; 4];
     /// Converts to f32, rounding to nearest even.
     fn to_f32(self, a: Self::I32) -> Self::F32;
 }

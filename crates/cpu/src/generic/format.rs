@@ -44,6 +44,9 @@ pub(crate) trait Format: 'static {
 
     const CODES: Codes;
     const OFFSET: Offset;
+    /// Parts of a block, each with its own scale of the activations. Where there are several, "block" means a part in
+    /// all that follows, except that chunks are counted over all parts.
+    const PARTS: usize = 1;
     /// Groups of 16 values in a block: 2 or 16.
     const GROUPS: usize;
     /// Groups of 16 values that share a scale: 1 or 2.

@@ -50,14 +50,19 @@ impl<F: Format> Copy for BlockRows<'_, F> {}
 impl<'a, F: Format> BlockRows<'a, F> {
     /// The group of rows from `first` on. Places past row `end - 1` repeat it.
     #[inline(always)]
-    fn group<S: SimdBytes>(self, s: S, first: usize, end: usize) -> S::Rows<'a, [F::Block]> {
+    pub(super) fn group<S: SimdBytes>(
+        self,
+        s: S,
+        first: usize,
+        end: usize,
+    ) -> S::Rows<'a, [F::Block]> {
         let n = self.blocks_per_row;
         s.rows(|i| &self.blocks[(first + i).min(end - 1) * n..][..n])
     }
 }
 
 impl<F: Format> BlockRows<'_, F> {
-    fn address(self, row: usize) -> *const u8 {
+    pub(super) fn address(self, row: usize) -> *const u8 {
         let blocks: *const u8 = self.blocks.as_ptr().cast();
         blocks.wrapping_add(row * self.blocks_per_row * size_of::<F::Block>())
     }
@@ -158,6 +163,7 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     acts: &[TokenBlocks<'_, F>; N],
     sums: &mut [S::F32; N],
 ) {
+    const { assert!(F::PARTS == 1, "a scale of the activations for each block") };
     let group = rows.group(s, first, end);
     let mut acts = *acts;
     for acts in &mut acts {
@@ -246,7 +252,8 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     *sums = chains;
 }
 
-/// A stretch of a group of rows, unpacked and transposed: one 32-bit place of a vector per row.
+/// A stretch of a group of rows, unpacked and transposed: one 32-bit place of a vector per row. Parts of blocks
+/// ([`Format::PARTS`]) are blocks here.
 pub(crate) struct Panel<S: SimdBytes> {
     first_block: usize,
     /// Four codes per place, four vectors per group of 16 values.
@@ -280,7 +287,7 @@ impl<S: Simd> Panel<S> {
         first_block: usize,
         n_blocks: usize,
     ) {
-        self.first_block = first_block;
+        self.first_block = first_block * F::PARTS;
         let n_scales = if F::SCALED { n_scales::<F>() } else { 0 };
         let n_pairs = if has_min_dot::<S, F>() {
             n_scales / 2
@@ -288,15 +295,18 @@ impl<S: Simd> Panel<S> {
             0
         };
         let zero = s.zero();
-        self.codes.resize(n_blocks * F::GROUPS * 4, zero);
+        let part_codes = F::GROUPS * 4;
+        self.codes.resize(n_blocks * F::PARTS * part_codes, zero);
         self.scales.resize(n_blocks * n_scales, zero);
         self.min_pairs.resize(n_blocks * n_pairs, zero);
-        self.factors.resize(n_blocks, (s.splat(0.0), s.splat(0.0)));
+        let no_factors = (s.splat(0.0), s.splat(0.0));
+        self.factors.resize(n_blocks * F::PARTS, no_factors);
         let group = rows.group(s, first, end);
         for b in 0..n_blocks {
             let blocks = s.each(&group, first_block + b);
-            let out = &mut self.codes[b * F::GROUPS * 4..][..F::GROUPS * 4];
-            for chunk in 0..F::CHUNKS {
+            let out = &mut self.codes[b * F::PARTS * part_codes..][..F::PARTS * part_codes];
+            for chunk in 0..F::PARTS * F::CHUNKS {
+                let out = &mut out[chunk / F::CHUNKS * part_codes..][..part_codes];
                 let codes = [
                     F::codes(s, &blocks, 0, chunk),
                     F::codes(s, &blocks, 1, chunk),
@@ -355,7 +365,8 @@ impl<S: Simd> Panel<S> {
                     }
                 }
             }
-            self.factors[b] = (F::d(s, &blocks), F::m(s, &blocks));
+            let factors = (F::d(s, &blocks), F::m(s, &blocks));
+            self.factors[b * F::PARTS..][..F::PARTS].fill(factors);
         }
     }
 

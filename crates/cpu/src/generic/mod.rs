@@ -8,5 +8,6 @@ pub(crate) mod format;
 mod formats;
 pub(crate) mod int_dot;
 pub(crate) mod lanes;
+pub(crate) mod sign_dot;
 pub(crate) mod simd;
 pub(crate) mod tile;

@@ -37,7 +37,7 @@ const FLOAT_TILES: usize = FLOAT_GROUP / FLOAT_ROWS;
 /// Adds bias and residual to the products of `token` with the `LANES` weight rows from `first` on, and writes those
 /// within the tile.
 #[inline(always)]
-fn write<S: Simd>(
+pub(super) fn write<S: Simd>(
     s: S,
     job: &Job<'_>,
     tile: &mut Tile<'_>,
@@ -130,7 +130,7 @@ fn stream_n<S: Simd, F: Format, const N: usize>(
 
 /// Multiplies all tokens with all rows of the tile, one stretch of a group of rows at a time.
 #[inline(always)]
-fn panel_tokens<S: Simd, F: Format>(
+pub(super) fn panel_tokens<S: Simd, F: Format>(
     s: S,
     job: &Job<'_>,
     tile: &mut Tile<'_>,

@@ -11,6 +11,7 @@ pub mod legacy;
 pub mod mxfp;
 pub mod mxfp6;
 pub mod plain;
+pub mod q1;
 mod rows;
 
 pub use rows::{can_quantize, quantize_rows};
@@ -263,6 +264,10 @@ fn conversions(ty: GgmlType) -> Conversions {
         GgmlType::IQ4_NL => fits::<iq::Iq4Nl>(None),
         GgmlType::IQ4_XS => fits::<iq::Iq4Xs>(None),
         GgmlType::MXFP4 => rounds::<mxfp::Mxfp4>(),
+        GgmlType::Q1_0 => Conversions {
+            fit: Some(q1::fit_rows),
+            ..rounds::<q1::Q1_0>()
+        },
         GgmlType::Q8_1
         | GgmlType::Q8_K
         | GgmlType::IQ2_XXS
@@ -275,7 +280,6 @@ fn conversions(ty: GgmlType) -> Conversions {
         | GgmlType::TQ1_0
         | GgmlType::TQ2_0
         | GgmlType::NVFP4
-        | GgmlType::Q1_0
         | GgmlType::I8
         | GgmlType::I16
         | GgmlType::I32
@@ -294,7 +298,7 @@ assert_sizes! {
     plain::F32 plain::F16 plain::BF16
     legacy::Q4_0 legacy::Q4_1 legacy::Q5_0 legacy::Q5_1 legacy::Q8_0
     k::Q2K k::Q3K k::Q4K k::Q5K k::Q6K
-    iq::Iq4Nl iq::Iq4Xs mxfp::Mxfp4
+    iq::Iq4Nl iq::Iq4Xs mxfp::Mxfp4 q1::Q1_0
 }
 
 fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {

@@ -37,7 +37,7 @@ fn dequantize_matches_the_python_package() {
         assert!(expected.iter().any(|e| e.is_finite() && *e != 0.0));
         n_types += 1;
     }
-    assert_eq!(n_types, 16);
+    assert_eq!(n_types, 17);
 }
 
 #[test]
@@ -49,6 +49,7 @@ fn quantize_matches_the_python_package() {
         GgmlType::Q8_0,
         GgmlType::Q4_0,
         GgmlType::MXFP4,
+        GgmlType::Q1_0,
     ] {
         let expected = fixture(&format!("quantize/{}.blocks", ty.name()));
         let mut got = vec![0; expected.len()];

@@ -85,6 +85,16 @@ fn mixes_choose_the_same_types_as_llama_cpp() {
             }
             let plan = QuantizePlan::new(Arc::clone(&gguf), options).unwrap();
             let types = plan.tensors().iter();
+            if expected.is_null() && type_name == "Q1_0" {
+                // llama.cpp knows no replacement for Q1_0 and rejects narrow models; here it is that of Q2_K.
+                let mut replaced = types.filter(|plan| plan.instead_of == Some(GgmlType::Q1_0));
+                let narrow = match model_name.as_str() {
+                    "narrow-288" => GgmlType::Q4_0,
+                    _ => GgmlType::F16,
+                };
+                assert!(replaced.any(|plan| plan.to == narrow), "{model_name}");
+                continue;
+            }
             if expected.is_null() {
                 // llama.cpp rejects it as well: this mix is useless without an importance matrix.
                 let refused = plan.write(std::io::sink(), 1, |_| ControlFlow::Continue(()));

@@ -27,7 +27,7 @@ fn five_bits<S: SimdBytes>(s: S, qs: S::Bytes, qh: S::Bytes) -> [S::Bytes; 2] {
     [s.or(low, low_bits), s.or(high, high_bits)]
 }
 
-/// The definitions common to all blocks of 32: one chunk of two groups, no integer scales.
+/// The definitions common to all blocks, or parts of blocks, of 32: one chunk of two groups, no integer scales.
 macro_rules! block_of_32 {
     ($block:ty) => {
         type Block = $block;

@@ -3,3 +3,4 @@
 mod iq;
 mod k;
 mod legacy;
+mod q1;
