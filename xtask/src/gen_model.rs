@@ -48,6 +48,12 @@ pub(crate) fn golden(python: &Path) -> Result<()> {
         let path = folder.join(format!("{name}-F32.gguf"));
         entries.push(golden_model(name, |ids| llama_cpp(&path, ids, python))?);
     }
+    for (name, ty) in models::QUANTIZED {
+        let path = folder.join(format!("{name}-{ty}.gguf"));
+        write(name, ty, &path)?;
+        let name = format!("{name} {ty}");
+        entries.push(golden_model(&name, |ids| llama_cpp(&path, ids, python))?);
+    }
     write_golden("crates/engine/tests/fixtures/architectures.json", &entries)
 }
 

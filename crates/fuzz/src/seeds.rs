@@ -59,7 +59,12 @@ pub(crate) fn gguf() -> Seeds {
         with_tensor(&mut tensors, ty.name(), ty);
     }
     let mut long = Writer::new("llama");
-    for ty in [GgmlType::Q2_K, GgmlType::Q6_K, GgmlType::IQ4_XS] {
+    for ty in [
+        GgmlType::Q1_0,
+        GgmlType::Q2_K,
+        GgmlType::Q6_K,
+        GgmlType::IQ4_XS,
+    ] {
         with_tensor(&mut long, ty.name(), ty);
     }
     let mut version2 = bytes(&values);

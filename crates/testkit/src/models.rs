@@ -27,6 +27,9 @@ pub const NAMES: [&str; 16] = [
     "seed_oss",
 ];
 
+/// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini.
+pub const QUANTIZED: [(&str, &str); 1] = [("llama", "Q1_0")];
+
 /// A model that llama.cpp does not run: `llama` with different widths of keys and values.
 const UNEVEN: &str = "uneven";
 

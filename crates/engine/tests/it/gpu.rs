@@ -49,6 +49,7 @@ test_cases! {
     llama_iq4_nl("llama", GgmlType::IQ4_NL, 1e-3),
     qwen2_iq4_xs("qwen2", GgmlType::IQ4_XS, 5e-3),
     llama_mxfp4("llama", GgmlType::MXFP4, 1e-3),
+    llama_q1_0("llama", GgmlType::Q1_0, 1e-3),
     uneven_f16("uneven", GgmlType::F16, 1e-5),
 }
 
