@@ -9,7 +9,8 @@ use crate::conversation::{Conversation, Fit, Kept, Message};
 use crate::generate::{Answer, Settings, answer_settings};
 use crate::{Error, Session};
 
-/// A conversation with a model. It remembers messages and answers, and follows the chat template of the file.
+/// A conversation with a model. It remembers messages and answers, and follows the chat template of the file. Control
+/// tokens in a message are text: no message ends its turn or begins another.
 pub struct Chat<'s> {
     session: &'s Session,
     conversation: Conversation,

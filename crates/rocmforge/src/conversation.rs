@@ -7,7 +7,7 @@ use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::session::{Bos, encode_prompt};
+use crate::session::with_bos;
 
 /// The variable that templates of thinking models read.
 const ENABLE_THINKING: &str = "enable_thinking";
@@ -209,17 +209,13 @@ impl Conversation {
             .iter()
             .map(|message| json!({ "role": message.role, "content": message.content }))
             .collect();
-        let text = self.template.render(&chat_template::Conversation {
+        let conversation = chat_template::Conversation {
             messages: &messages,
             add_generation_prompt: true,
             variables: Some(&self.variables),
             ..Default::default()
-        })?;
-        Ok(encode_prompt(
-            tokenizer,
-            text.as_bytes(),
-            Bos::AsFileSays,
-            true,
-        ))
+        };
+        let prompt = self.template.prompt(&conversation, tokenizer)?;
+        Ok(with_bos(tokenizer, prompt.encode(tokenizer)))
     }
 }

@@ -204,7 +204,8 @@ impl Session {
         &self.server
     }
 
-    /// Returns `text` as the tokens of a prompt, with a start token if the file asks for one.
+    /// Returns `text` as the tokens of a prompt, with a start token if the file asks for one. Control tokens in it are
+    /// parsed, so it must be trusted; [`Session::chat`] parses none in messages.
     ///
     /// # Errors
     /// The file has no vocabulary.
@@ -218,7 +219,7 @@ impl Session {
         ))
     }
 
-    /// Prepares to continue `prompt`. Nothing runs until the answer is read.
+    /// Prepares to continue `prompt`, encoded as [`Session::encode`] does. Nothing runs until the answer is read.
     pub fn generate(&self, prompt: &str) -> Generate<'_> {
         Generate::new(self, prompt)
     }
@@ -256,9 +257,16 @@ pub fn encode_prompt(
         add_special: false,
         parse_special,
     };
-    let mut ids = tokenizer.encode_bytes(text, options);
-    if bos == Bos::AsFileSays
-        && tokenizer.adds_bos()
+    let ids = tokenizer.encode_bytes(text, options);
+    match bos {
+        Bos::AsFileSays => with_bos(tokenizer, ids),
+        Bos::Never => ids,
+    }
+}
+
+/// Adds the start token if the file asks for it and `ids` do not begin with it.
+pub(crate) fn with_bos(tokenizer: &Tokenizer, mut ids: Vec<TokenId>) -> Vec<TokenId> {
+    if tokenizer.adds_bos()
         && let Some(start) = tokenizer.bos()
         && ids.first() != Some(&start)
     {

@@ -5,9 +5,13 @@
 //! nor the time of a single step (see [`sandbox`]). Programs that open untrusted files give the template a
 //! [`Sandbox`].
 //!
-//! Encode the text with [`crate::tokenizer::Tokenizer::encode`] and `parse_special`.
+//! A rendered text mixes the template's control tokens with the texts of a conversation, which may contain the same
+//! characters. [`ChatTemplate::prompt`] keeps them apart, and [`Rendered::encode`] makes control tokens only of the
+//! template's.
 
 mod error;
+mod literals;
+mod origin;
 mod python;
 mod render;
 pub mod sandbox;
@@ -20,10 +24,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub use error::{RenderError, TemplateError};
+pub use origin::Rendered;
 pub use sandbox::Sandbox;
 
 use crate::tokenizer::{TokenId, Tokenizer};
-use render::{Job, render};
+use render::{Job, render, unix_seconds};
 
 const KEY: &str = "tokenizer.chat_template";
 
@@ -75,6 +80,18 @@ pub enum Clock {
     },
     /// This text for every format.
     Text(String),
+}
+
+impl Clock {
+    /// Returns a clock that stands still at this moment.
+    fn stopped(&self) -> Clock {
+        match self {
+            Clock::System => Clock::At {
+                unix_seconds: unix_seconds(),
+            },
+            other => other.clone(),
+        }
+    }
 }
 
 impl ChatTemplate {
@@ -167,17 +184,40 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders the prompt of a conversation.
+    /// Renders the text of a conversation. It does not say which control tokens in it a message forged: to encode it,
+    /// use [`ChatTemplate::prompt`].
     ///
     /// # Errors
     /// If the template is damaged, rejects the conversation ([`RenderError::Refused`] has its message), or was stopped
     /// by a limit.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        self.run(self.job(conversation, &self.clock))
+    }
+
+    /// Renders the prompt of a conversation for `tokenizer`. Conversations that contain characters at which its control
+    /// tokens begin or end are rendered twice or, if the template looks for such characters, a few more times.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn prompt(
+        &self,
+        conversation: &Conversation<'_>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Rendered, TemplateError> {
+        // All renderings must see the same time.
+        let clock = self.clock.stopped();
+        let job = self.job(conversation, &clock);
+        let text = self.run(job.borrowed())?;
+        let edges = tokenizer.control_edges();
+        Ok(origin::trace(text, &job, edges, |job| self.run(job)))
+    }
+
+    fn job<'j>(&'j self, conversation: &Conversation<'j>, clock: &'j Clock) -> Job<'j> {
         let source = match &self.tool_use {
             Some(source) if !conversation.tools.is_empty() => source,
             _ => &self.source,
         };
-        let job = Job {
+        Job {
             source: Cow::Borrowed(source),
             bos_token: Cow::Borrowed(&self.bos_token),
             eos_token: Cow::Borrowed(&self.eos_token),
@@ -187,8 +227,12 @@ impl ChatTemplate {
             variables: conversation
                 .variables
                 .map_or_else(Cow::default, Cow::Borrowed),
-            clock: Cow::Borrowed(&self.clock),
-        };
+            clock: Cow::Borrowed(clock),
+            marks: String::new(),
+        }
+    }
+
+    fn run(&self, job: Job<'_>) -> Result<String, TemplateError> {
         match &self.sandbox {
             Some(sandbox) => sandbox.render(job),
             None => Ok(render(&job)?),

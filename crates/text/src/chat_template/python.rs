@@ -19,13 +19,20 @@ struct JsonStyle {
     sort_keys: bool,
 }
 
+/// What limits the output of [`tojson`].
+pub(super) struct JsonLimits<'m> {
+    pub(super) max_bytes: usize,
+    /// Characters that `ensure_ascii` treats as ASCII.
+    pub(super) unescaped: &'m str,
+}
+
 /// The filter `tojson` as Hugging Face transformers defines it: `json.dumps` without `ensure_ascii`. Returns at most
 /// `max_bytes`.
 pub(super) fn tojson(
     value: &Value,
     ensure_ascii: Option<bool>,
     options: &Kwargs,
-    max_bytes: usize,
+    limits: JsonLimits<'_>,
 ) -> Result<Value, Error> {
     let ensure_ascii = match ensure_ascii {
         Some(ensure_ascii) => ensure_ascii,
@@ -53,7 +60,7 @@ pub(super) fn tojson(
     options.assert_all_used()?;
     let mut writer = Writer {
         out: String::new(),
-        max_bytes,
+        limits,
     };
     writer.json(value, &style, 0)?;
     // Already JSON, so it must not be escaped again.
@@ -152,14 +159,14 @@ fn rsplit_blanks(text: &str, n: usize) -> Vec<&str> {
     parts
 }
 
-struct Writer {
+struct Writer<'m> {
     out: String,
-    max_bytes: usize,
+    limits: JsonLimits<'m>,
 }
 
-impl Writer {
+impl Writer<'_> {
     fn push(&mut self, text: &str) -> Result<(), Error> {
-        if self.out.len() + text.len() > self.max_bytes {
+        if self.out.len() + text.len() > self.limits.max_bytes {
             return Err(invalid("a value is too long to be written"));
         }
         self.out.push_str(text);
@@ -253,14 +260,13 @@ impl Writer {
                 '\u{8}' => "\\b".into(),
                 '\u{c}' => "\\f".into(),
                 '\0'..'\u{20}' => format!("\\u{:04x}", u32::from(c)),
-                _ if ensure_ascii && !c.is_ascii() => {
-                    c.encode_utf16(&mut [0; 2])
-                        .iter()
-                        .fold(String::new(), |mut out, unit| {
-                            let _ = write!(out, "\\u{unit:04x}");
-                            out
-                        })
-                }
+                _ if ensure_ascii && !c.is_ascii() && !self.limits.unescaped.contains(c) => c
+                    .encode_utf16(&mut [0; 2])
+                    .iter()
+                    .fold(String::new(), |mut out, unit| {
+                        let _ = write!(out, "\\u{unit:04x}");
+                        out
+                    }),
                 _ => continue,
             };
             self.push(&text[plain..i])?;

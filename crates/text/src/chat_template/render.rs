@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
 use super::error::RenderError;
+use super::python::JsonLimits;
 use super::{Clock, python, strftime};
 
 /// Maximum interpreter steps; a conversation of 1000 turns takes about a million.
@@ -35,12 +36,30 @@ pub(super) struct Job<'a> {
     pub(super) add_generation_prompt: bool,
     pub(super) variables: Cow<'a, Map<String, serde_json::Value>>,
     pub(super) clock: Cow<'a, Clock>,
+    /// Characters that stand for ASCII characters.
+    pub(super) marks: String,
+}
+
+impl Job<'_> {
+    pub(super) fn borrowed(&self) -> Job<'_> {
+        Job {
+            source: Cow::Borrowed(&self.source),
+            bos_token: Cow::Borrowed(&self.bos_token),
+            eos_token: Cow::Borrowed(&self.eos_token),
+            messages: Cow::Borrowed(&self.messages),
+            tools: Cow::Borrowed(&self.tools),
+            add_generation_prompt: self.add_generation_prompt,
+            variables: Cow::Borrowed(&self.variables),
+            clock: Cow::Borrowed(&self.clock),
+            marks: self.marks.clone(),
+        }
+    }
 }
 
 /// Returns the text that the template makes of the conversation.
 pub(super) fn render(job: &Job<'_>) -> Result<String, RenderError> {
     let source = plain_blocks(&job.source);
-    let environment = environment(&job.clock);
+    let environment = environment(&job.clock, &job.marks);
     let template = environment
         .template_from_named_str("chat template", &source)
         .map_err(|error| describe(&error, Stage::Compile))?;
@@ -74,7 +93,7 @@ fn context(job: &Job<'_>) -> Value {
     Value::from_pairs(variables)
 }
 
-fn environment<'s>(clock: &Clock) -> Environment<'s> {
+fn environment<'s>(clock: &Clock, marks: &str) -> Environment<'s> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
@@ -85,10 +104,15 @@ fn environment<'s>(clock: &Clock) -> Environment<'s> {
     env.set_recursion_limit(MAX_RECURSION);
     env.set_unknown_method_callback(python::method);
     env.remove_global("debug");
+    let marks = marks.to_owned();
     env.add_filter(
         "tojson",
-        |value: &Value, ensure_ascii: Option<bool>, options: Kwargs| {
-            python::tojson(value, ensure_ascii, &options, MAX_TEXT_BYTES)
+        move |value: &Value, ensure_ascii: Option<bool>, options: Kwargs| {
+            let limits = JsonLimits {
+                max_bytes: MAX_TEXT_BYTES,
+                unescaped: &marks,
+            };
+            python::tojson(value, ensure_ascii, &options, limits)
         },
     );
     env.add_function(
@@ -108,7 +132,7 @@ fn environment<'s>(clock: &Clock) -> Environment<'s> {
     env
 }
 
-fn unix_seconds() -> i64 {
+pub(super) fn unix_seconds() -> i64 {
     // A clock before 1970 is broken.
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

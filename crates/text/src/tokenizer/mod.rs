@@ -9,6 +9,7 @@
 
 mod bpe;
 mod detokenize;
+mod edges;
 mod error;
 mod hash;
 mod merge;
@@ -23,6 +24,8 @@ use std::borrow::Cow;
 
 use rocmforge_gguf::{Gguf, Metadata};
 
+pub(crate) use edges::Edges;
+
 pub use detokenize::{Detokenizer, LeadingSpace, SpecialText};
 pub use error::TokenizerError;
 pub use rocmforge_gguf::TokenId;
@@ -32,7 +35,7 @@ use bpe::Bpe;
 use detokenize::{Spelling, pieces};
 use merge::Merger;
 use pre_table::Alphabet;
-use special::{SpecialIds, SpecialTexts};
+use special::{Recognize, SpecialIds, SpecialTexts};
 use spm::Spm;
 use vocab::{Texts, Vocab};
 
@@ -41,7 +44,8 @@ use vocab::{Texts, Vocab};
 pub struct EncodeOptions {
     /// Add the start and end tokens that the file asks for. A token that the text already has is not doubled.
     pub add_special: bool,
-    /// Parse the texts of control tokens as those tokens. Only for trusted text, such as a rendered chat template.
+    /// Parse the texts of control tokens as those tokens. Only for trusted text. A rendered chat template contains
+    /// text of others: see [`crate::chat_template::Rendered::encode`].
     pub parse_special: bool,
 }
 
@@ -193,12 +197,30 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`] for text that may not be UTF-8. SentencePiece vocabularies can spell any byte; for
     /// others, each byte that is not part of a character becomes U+FFFD.
     pub fn encode_bytes(&self, text: &[u8], options: EncodeOptions) -> Vec<TokenId> {
+        let recognize = match options.parse_special {
+            true => Recognize::AllBut(&[]),
+            false => Recognize::UserDefined,
+        };
+        let mut ids = self.encode_recognizing(text, recognize);
+        if options.add_special {
+            self.add_special(&mut ids);
+        }
+        ids
+    }
+
+    /// Returns the ids of `text` with control tokens parsed, except those whose first or last character begins at one
+    /// of the `foreign` positions, which ascend. Nothing else depends on these positions.
+    pub(crate) fn encode_mixed(&self, text: &str, foreign: &[usize]) -> Vec<TokenId> {
+        self.encode_recognizing(text.as_bytes(), Recognize::AllBut(foreign))
+    }
+
+    fn encode_recognizing(&self, text: &[u8], recognize: Recognize<'_>) -> Vec<TokenId> {
         // English text has about 4 bytes per token.
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         let mut merger = Merger::default();
         let mut after_special = true;
         let mut pos = 0;
-        while let Some(found) = self.special_texts.find(text, pos, options.parse_special) {
+        while let Some(found) = self.special_texts.find(text, pos, recognize) {
             if found.before > pos {
                 self.encode_plain(
                     &text[pos..found.before],
@@ -213,9 +235,6 @@ impl Tokenizer {
         }
         if pos < text.len() {
             self.encode_plain(&text[pos..], after_special, &mut merger, &mut ids);
-        }
-        if options.add_special {
-            self.add_special(&mut ids);
         }
         ids
     }
@@ -334,6 +353,11 @@ impl Tokenizer {
     /// Returns whether a token is a control token, which marks structure.
     pub fn is_control(&self, id: TokenId) -> bool {
         self.vocab.kind(id) == Some(TokenKind::Control)
+    }
+
+    /// Returns the texts of control tokens.
+    pub(crate) fn control_edges(&self) -> &Edges {
+        &self.special_texts.edges
     }
 
     /// Returns whether [`SpecialText::Hide`] drops a token.

@@ -4,9 +4,10 @@
 //! llama.cpp marks some tokens (those of gpt-oss) as user-defined only so that they are shown. Here they stay control
 //! tokens: shown, but never parsed from user text.
 
-use aho_corasick::{AhoCorasick, Input, MatchKind};
+use aho_corasick::{AhoCorasick, Input, Match, MatchKind};
 use rocmforge_gguf::{Metadata, Value};
 
+use super::edges::Edges;
 use super::vocab::{TokenKind, Vocab, limit};
 use super::{TokenId, TokenizerError};
 
@@ -277,6 +278,18 @@ pub(super) struct SpecialTexts {
     user_defined: Option<AhoCorasick>,
     /// Finds all tokens.
     all: Option<AhoCorasick>,
+    n_user_defined: usize,
+    pub(super) edges: Edges,
+}
+
+/// Which special tokens are recognized.
+#[derive(Clone, Copy)]
+pub(super) enum Recognize<'f> {
+    /// User-defined tokens.
+    UserDefined,
+    /// Also control and unknown tokens, except those whose first or last character begins at one of these positions,
+    /// which ascend.
+    AllBut(&'f [usize]),
 }
 
 struct SpecialText {
@@ -306,17 +319,23 @@ impl SpecialTexts {
             tokens,
             user_defined: finder(&texts[..n_user_defined]),
             all: finder(&texts),
+            n_user_defined,
+            edges: Edges::new(texts[n_user_defined..].iter().map(|&(_, text)| text)),
         })
     }
 
     /// Returns the first special token in `text` from `start` on; the longest one of several at the same place.
-    pub(super) fn find(&self, text: &[u8], start: usize, control: bool) -> Option<Found> {
-        let finder = if control {
-            &self.all
-        } else {
-            &self.user_defined
-        };
-        let found = finder.as_ref()?.find(Input::new(text).range(start..))?;
+    pub(super) fn find(
+        &self,
+        text: &[u8],
+        start: usize,
+        recognize: Recognize<'_>,
+    ) -> Option<Found> {
+        let found = match recognize {
+            Recognize::UserDefined => self.user_defined.as_ref()?.find(from(text, start)),
+            Recognize::AllBut([]) => self.all.as_ref()?.find(from(text, start)),
+            Recognize::AllBut(foreign) => self.find_all_but(foreign, text, start),
+        }?;
         let token = &self.tokens[found.pattern().as_usize()];
         let (mut before, mut after) = (found.start(), found.end());
         while token.strip_left && before > start && is_space(text[before - 1]) {
@@ -331,6 +350,43 @@ impl SpecialTexts {
             after,
         })
     }
+}
+
+impl SpecialTexts {
+    fn find_all_but(&self, foreign: &[usize], text: &[u8], mut start: usize) -> Option<Match> {
+        let all = self.all.as_ref()?;
+        loop {
+            let found = all.find(from(text, start))?;
+            let is_control = found.pattern().as_usize() >= self.n_user_defined;
+            if !is_control || is_of_template(text, found, foreign) {
+                return Some(found);
+            }
+            // A user-defined token may begin at the same place.
+            let shorter = self.user_defined.as_ref().and_then(|finder| {
+                finder
+                    .find(Input::new(text).range(found.range()))
+                    .filter(|shorter| shorter.start() == found.start())
+            });
+            if shorter.is_some() {
+                return shorter;
+            }
+            start = found.start() + 1;
+        }
+    }
+}
+
+fn from(text: &[u8], start: usize) -> Input<'_> {
+    Input::new(text).range(start..)
+}
+
+/// Returns whether first and last character of a token do not begin at one of the `foreign` positions.
+fn is_of_template(text: &[u8], found: Match, foreign: &[usize]) -> bool {
+    let Ok(token) = std::str::from_utf8(&text[found.range()]) else {
+        return false;
+    };
+    let last = token.char_indices().next_back().map_or(0, |(at, _)| at);
+    let is_foreign = |at: usize| foreign.binary_search(&at).is_ok();
+    !is_foreign(found.start()) && !is_foreign(found.start() + last)
 }
 
 /// Which tokens include surrounding white space. Files do not say; llama.cpp decides by model name.

@@ -8,7 +8,7 @@ use rocmforge_text::chat_template::{
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-fn list(value: &Value) -> &[Value] {
+pub(crate) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 

@@ -1,6 +1,7 @@
 //! Tests of tokenizers and chat templates against reference data.
 
 mod chat_template;
+mod forged;
 mod options;
 mod tokenizer;
 mod tokenizer_tables;
