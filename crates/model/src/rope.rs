@@ -1,7 +1,9 @@
 //! RoPE of a model: what its file says, and the table of frequencies from base, frequency factors and scaling.
 //!
-//! YaRN's blend follows Peng et al. 2023 ("YaRN: Efficient Context Window Extension"), section 3. LongRoPE's
-//! two sets of factors, and when each is used, follow llama.cpp's `get_rope_factors`.
+//! YaRN's blend follows Peng et al. 2023 ("YaRN: Efficient Context Window Extension"), section 3, with `beta_fast` and
+//! `beta_slow` from the file for every family, as in the models' own code (transformers, `_compute_yarn_parameters`).
+//! llama.cpp 0.3.36 reads the two for Grok and Mistral 3 only and takes 32 and 1 for all others. LongRoPE's two sets of
+//! factors, and when each is used, follow llama.cpp's `get_rope_factors`.
 
 use std::f64::consts::PI;
 
@@ -223,4 +225,95 @@ fn frequencies(base: f64, n_rot: usize, factors: Option<&[f32]>) -> impl Iterato
         let frequency = base.powf(-2.0 * pair as f64 / n_rot as f64);
         factors.map_or(frequency, |factors| frequency / f64::from(factors[pair]))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Width, base, original context, factor, and the two betas; the frequencies that `_compute_yarn_parameters` of
+    /// transformers 4.57.1 returns, computed in f64, and the factor on the rotated values.
+    type Case = ([f64; 6], &'static [f64], f64);
+
+    const CASES: &[Case] = &[
+        (
+            [16.0, 1e4, 32.0, 4.0, 32.0, 1.0],
+            &[
+                1.0,
+                0.19764235376052372,
+                0.025,
+                0.007905694150420948,
+                0.0025,
+                0.000790569415042095,
+                0.00025,
+                7.905694150420948e-05,
+            ],
+            1.138629436111989,
+        ),
+        (
+            [16.0, 1e4, 512.0, 4.0, 8.0, 2.0],
+            &[
+                1.0,
+                0.31622776601683794,
+                0.1,
+                0.019764235376052368,
+                0.0025,
+                0.000790569415042095,
+                0.00025,
+                7.905694150420948e-05,
+            ],
+            1.138629436111989,
+        ),
+        (
+            [16.0, 1e6, 32768.0, 8.0, 64.0, 0.5],
+            &[
+                1.0,
+                0.1778279410038923,
+                0.03162277660168379,
+                0.004393291603049602,
+                0.0005625000000000001,
+                6.112835472008797e-05,
+                3.952847075210474e-06,
+                7.029266564879364e-07,
+            ],
+            1.2079441541679836,
+        ),
+        (
+            [8.0, 5e5, 4096.0, 2.0, 16.0, 4.0],
+            &[
+                1.0,
+                0.03760603093086393,
+                0.0007071067811865475,
+                2.6591479484724945e-05,
+            ],
+            1.0693147180559945,
+        ),
+    ];
+
+    #[test]
+    fn yarn_uses_both_betas_as_transformers_does() {
+        for ([n_rot, base, n_ctx_original, factor, beta_fast, beta_slow], expected, magnitude) in
+            CASES
+        {
+            let rope = Rope {
+                style: RopeStyle::Neox,
+                n_rot: *n_rot as usize,
+                base: *base,
+                scaling: RopeScaling::Yarn {
+                    factor: *factor,
+                    n_ctx_original: *n_ctx_original,
+                    beta_fast: *beta_fast,
+                    beta_slow: *beta_slow,
+                },
+                attn_factor: 1.0,
+                factors: FrequencyFactors::Never,
+            };
+            let table = table(&rope, &Factors::default());
+            assert_eq!(table.inv_freq.len(), expected.len());
+            for (found, expected) in table.inv_freq.iter().zip(*expected) {
+                assert!((found / expected - 1.0).abs() < 1e-12, "{found} {expected}");
+            }
+            assert!((table.magnitude - magnitude).abs() < 1e-12);
+        }
+    }
 }
