@@ -5,6 +5,7 @@ mod compare_llama;
 mod compare_quantize;
 mod fixtures;
 mod fuzz;
+mod gelu_golden;
 mod gen_model;
 mod gen_synthetic;
 mod isa_report;
@@ -106,6 +107,8 @@ enum Task {
     VariantGolden(Python),
     /// Record llama.cpp's continuations past a context shift, for the engine's tests
     ShiftGolden(Python),
+    /// Record the logits of a deep Gemma 2 model with GELU and with llama.cpp's table of it, for the engine's tests
+    GeluGolden(Python),
 }
 
 /// The Python that runs a task's script.
@@ -150,6 +153,7 @@ fn main() -> Result<()> {
         Task::MixGolden(Python { python }) => mix_golden::write(&python),
         Task::VariantGolden(Python { python }) => variants::golden(&python),
         Task::ShiftGolden(Python { python }) => shift_golden::write(&python),
+        Task::GeluGolden(Python { python }) => gelu_golden::write(&python),
     }
 }
 

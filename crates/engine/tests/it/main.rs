@@ -4,6 +4,7 @@ mod architectures;
 mod common;
 mod context_shift;
 mod finish;
+mod gelu;
 mod golden;
 mod gpu;
 mod gpu_combinations;
