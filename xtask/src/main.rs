@@ -13,6 +13,7 @@ mod mix_golden;
 mod python;
 mod quant_errors;
 mod shift_golden;
+mod template_golden;
 mod variants;
 
 use std::path::{Path, PathBuf};
@@ -109,6 +110,8 @@ enum Task {
     ShiftGolden(Python),
     /// Record the logits of a deep Gemma 2 model with GELU and with llama.cpp's table of it, for the engine's tests
     GeluGolden(Python),
+    /// Record what Jinja2 makes of small templates, for the tests of chat templates; needs the package jinja2
+    TemplateGolden(Python),
 }
 
 /// The Python that runs a task's script.
@@ -154,6 +157,7 @@ fn main() -> Result<()> {
         Task::VariantGolden(Python { python }) => variants::golden(&python),
         Task::ShiftGolden(Python { python }) => shift_golden::write(&python),
         Task::GeluGolden(Python { python }) => gelu_golden::write(&python),
+        Task::TemplateGolden(Python { python }) => template_golden::write(&python),
     }
 }
 

@@ -10,6 +10,7 @@
 //! template's.
 
 mod error;
+mod filters;
 mod literals;
 mod origin;
 mod python;
@@ -59,11 +60,11 @@ pub struct ChatTemplate {
 pub struct Conversation<'a> {
     /// Objects with `role`, `content` and whatever else the template uses, such as `tool_calls`.
     pub messages: &'a [Value],
-    /// Descriptions of functions, as in the OpenAI API. If empty, `tools` is not defined.
+    /// Descriptions of functions, as in the OpenAI API. If empty, `tools` is none.
     pub tools: &'a [Value],
     /// Whether to end with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Further variables, such as `enable_thinking`.
+    /// Further variables, such as `enable_thinking` or `documents`, which is none otherwise.
     pub variables: Option<&'a Map<String, Value>>,
 }
 

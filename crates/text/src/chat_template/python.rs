@@ -63,8 +63,8 @@ pub(super) fn tojson(
         limits,
     };
     writer.json(value, &style, 0)?;
-    // Already JSON, so it must not be escaped again.
-    Ok(Value::from_safe_string(writer.out))
+    // As in transformers, a plain string, which `escape` escapes.
+    Ok(writer.out.into())
 }
 
 /// Returns the indentation per level, given as a number of spaces or a text.
@@ -127,6 +127,10 @@ pub(super) fn method(
             };
             parts.reverse();
             parts.into_iter().map(Value::from).collect()
+        }
+        "zfill" => {
+            let (width,): (usize,) = from_args(args)?;
+            zfill(text, width)?.into()
         }
         "index" => match pycompat::unknown_method_callback(state, value, "find", args)? {
             at if at.as_i64() == Some(-1) => return Err(invalid("substring not found")),
@@ -278,6 +282,18 @@ impl Writer<'_> {
     }
 }
 
+/// Returns `text` with zeros before its digits, `width` characters long.
+fn zfill(text: &str, width: usize) -> Result<String, Error> {
+    const MAX_WIDTH: usize = 1 << 20;
+    if width > MAX_WIDTH {
+        return Err(invalid("zfill writes at most 1048576 characters"));
+    }
+    let n_zeros = width.saturating_sub(text.chars().count());
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let sign = &text[..text.len() - digits.len()];
+    Ok(format!("{sign}{}{digits}", "0".repeat(n_zeros)))
+}
+
 fn check_depth(depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(invalid("a value is nested too deeply to be written"));
@@ -285,8 +301,8 @@ fn check_depth(depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the text of an integer, or of a float as Python writes it.
-fn number(value: &Value) -> String {
+/// Returns the text of an integer, or of a float as Python's `json` writes it.
+pub(super) fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();
     }

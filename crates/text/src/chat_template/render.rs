@@ -14,7 +14,7 @@ use serde_json::Map;
 
 use super::error::RenderError;
 use super::python::JsonLimits;
-use super::{Clock, python, strftime};
+use super::{Clock, filters, python, strftime};
 
 /// Maximum interpreter steps; a conversation of 1000 turns takes about a million.
 const MAX_STEPS: u64 = 20_000_000;
@@ -77,16 +77,20 @@ pub(super) fn render(job: &Job<'_>) -> Result<String, RenderError> {
 }
 
 fn context(job: &Job<'_>) -> Value {
-    let mut variables: Vec<(String, Value)> = job
-        .variables
-        .iter()
-        .map(|(k, v)| (k.clone(), Value::from(Serde(v))))
-        .collect();
+    // As transformers: names that no one sets are there, and none.
+    let mut variables = vec![("documents".to_owned(), Value::from(()))];
+    variables.extend(
+        job.variables
+            .iter()
+            .map(|(k, v)| (k.clone(), Value::from(Serde(v)))),
+    );
     let mut set = |name: &str, value: Value| variables.push((name.into(), value));
     set("messages", Value::from(Serde(&job.messages)));
-    if !job.tools.is_empty() {
-        set("tools", Value::from(Serde(&job.tools)));
-    }
+    let tools = match &*job.tools {
+        [] => Value::from(()),
+        tools => Value::from(Serde(tools)),
+    };
+    set("tools", tools);
     set("add_generation_prompt", job.add_generation_prompt.into());
     set("bos_token", (&*job.bos_token).into());
     set("eos_token", (&*job.eos_token).into());
@@ -103,6 +107,8 @@ fn environment<'s>(clock: &Clock, marks: &str) -> Environment<'s> {
     env.set_fuel(Some(MAX_STEPS));
     env.set_recursion_limit(MAX_RECURSION);
     env.set_unknown_method_callback(python::method);
+    env.set_formatter(filters::write);
+    filters::add(&mut env);
     env.remove_global("debug");
     let marks = marks.to_owned();
     env.add_filter(

@@ -2,6 +2,7 @@
 
 mod chat_template;
 mod forged;
+mod jinja;
 mod options;
 mod tokenizer;
 mod tokenizer_tables;
