@@ -13,6 +13,7 @@ mod error;
 pub mod export;
 mod filter;
 pub mod harness;
+pub mod load;
 mod options;
 pub mod requests;
 pub mod row;

@@ -15,6 +15,8 @@ use rocmforge_runtime::gpu::WhenIdle;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use indicatif::ProgressBar;
+use rocmforge_bench::load::Load;
 use rocmforge_bench::requests::random_prompt;
 use rocmforge_cpu::default_threads;
 use rocmforge_engine::{Device, EngineConfig};
@@ -61,9 +63,15 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     }
     // Before the model is loaded into its memory.
     let asked = config.device.clone();
-    let ceilings = ceilings(&config)?;
+    let peaks = "measuring the peaks of the device";
+    interrupt.doing(peaks);
+    let spinner = ProgressBar::new_spinner().with_message(peaks);
+    spinner.enable_steady_tick(runs::TICK);
+    let mut ceilings = Vec::from_iter(ceilings(&config)?);
+    spinner.finish_and_clear();
     // Resets the peak memory, which includes that measurement's (proc(5)).
     let counts_peak = std::fs::write("/proc/self/clear_refs", "5").is_ok();
+    interrupt.doing("loading the model");
     let started = Instant::now();
     let mut session = {
         let _scope = scopes.scope("load model");
@@ -94,18 +102,36 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     let tokenize = text.is_some().then(|| started.elapsed());
 
     let working = writing.unwrap_or_else(|| interrupt.guard());
+    let before = Load::now();
     let runs = Runs::measure(&mut session, &prompt, args, (&working, &scopes))?;
-    let was_stopped = runs.was_stopped;
+    let other_load = Load::of_others_since_then(before);
+    if let Some(run) = &runs.stopped_in {
+        output::note(&match runs.is_complete() {
+            true => format!(
+                "notice: stopped in {run}; the results include {} runs with and {} without profiling",
+                runs.profiled.len(),
+                runs.unprofiled.len()
+            ),
+            false => format!("notice: stopped in {run}; too early for results"),
+        });
+    }
     if !runs.is_complete() {
         return Err(Early::Interrupted.into());
+    }
+    if let Device::Cpu = session.config.device {
+        // The peaks of a GPU need memory that the model has now.
+        ceilings.extend(self::ceilings(&session.config)?);
     }
     let found = Found {
         args,
         // The peaks of a GPU that was not used, or only for a part of the model, do not apply.
-        ceilings: ceilings.filter(|_| {
-            is_on_gpu(&asked) == is_on_gpu(&session.config.device)
-                && session.engine.backend_info().parts.is_empty()
-        }),
+        ceilings: match is_on_gpu(&asked) == is_on_gpu(&session.config.device)
+            && session.engine.backend_info().parts.is_empty()
+        {
+            true => ceilings,
+            false => Vec::new(),
+        },
+        other_load,
         session: &session,
         counts_peak,
         load,
@@ -121,8 +147,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     }
     out.finish()?;
     files.write(&profile)?;
-    if was_stopped {
-        output::note("notice: stopped early; the results include the finished runs");
+    if runs.stopped_in.is_some() {
         return Err(Early::Interrupted.into());
     }
     Ok(())

@@ -1,14 +1,19 @@
 //! Derives advice on what to speed up next from the measurements of a profile.
 //!
 //! The gain of an advice is the time saved if its subject ran at its bound: the roofline of the same run, the cost of
-//! starting an operation, or zero. Advice below `LEAST_GAIN` is dropped.
+//! starting an operation, or zero. Each gain is computed again from every single run ([`View`]). An advice is given only
+//! if the smallest of these gains is worth it, so that one disturbed run is no reason for advice.
 
 use crate::ops::Cost;
-use crate::schema::{Advice, Bound, Ceilings, OpRow, Phase, Profile, Recommendation};
+use crate::schema::{
+    Advice, Bound, Ceilings, OpRow, Phase, Profile, Recommendation, is_above_peak,
+};
 
-/// Smallest gain worth an advice, as a share of its phase.
-const LEAST_GAIN: f64 = 0.02;
-/// Most rows named per phase.
+/// Smallest gain worth an advice, as a share of its phase, and as a share of the whole run.
+const LEAST_GAIN: f64 = 0.05;
+const LEAST_OF_RUN: f64 = 0.02;
+/// Most advice, and most rows named per phase.
+const MAX_ADVICE: usize = 5;
 const N_ROWS: usize = 3;
 /// Share of the roofline above which a phase counts as at its limit.
 const AT_LIMIT: f64 = 0.7;
@@ -37,31 +42,80 @@ pub struct SmallerKv {
     pub bytes_share: f64,
 }
 
-/// Returns all advice, largest saving of the whole run first.
-pub fn advise(profile: &Profile, facts: &Facts) -> Vec<Advice> {
+/// The phases of a single run, with one measurement of the peaks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct View {
+    pub phases: Vec<Phase>,
+    pub ceilings: Option<Ceilings>,
+}
+
+/// Returns the advice that holds in each of `views`, largest saving of the whole run first.
+pub fn advise(profile: &Profile, views: &[View], facts: &Facts) -> Vec<Advice> {
+    let run_ms: f64 = profile.phases.iter().map(|of| of.unprofiled.mean).sum();
+    let of_views: Vec<Vec<(f64, Advice)>> = views
+        .iter()
+        .map(|view| candidates(profile, view, facts))
+        .collect();
+    let whole = View {
+        phases: profile.phases.clone(),
+        ceilings: profile.ceilings,
+    };
+    let mut all = candidates(profile, &whole, facts);
+    all.retain_mut(|(saved, advice)| {
+        if of_views.len() > 1 {
+            let gains = of_views.iter().map(|of| gain_of(of, advice));
+            let gains = gains.chain([advice.gain]);
+            let [low, high] = gains.fold([f64::INFINITY, 0.0], |[low, high]: [f64; 2], gain| {
+                [low.min(gain), high.max(gain)]
+            });
+            advice.gain_range = Some([low, high]);
+        }
+        let least = advice.gain_range.map_or(advice.gain, |[low, _]| low);
+        least >= LEAST_GAIN && *saved >= LEAST_OF_RUN * run_ms
+    });
+    if let Some((saved, advice)) = loading(profile) {
+        all.push((saved, advice));
+    }
+    all.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut n_rows = [0; 2];
+    all.retain(|(_, advice)| {
+        if !advice.title.starts_with(SPEED_UP) {
+            return true;
+        }
+        let n = &mut n_rows[usize::from(advice.phase == "decode")];
+        *n += 1;
+        *n <= N_ROWS
+    });
+    all.truncate(MAX_ADVICE);
+    all.into_iter().map(|(_, advice)| advice).collect()
+}
+
+/// Returns the gain that a view gives for the same advice; 0 if it gives none.
+fn gain_of(of_view: &[(f64, Advice)], advice: &Advice) -> f64 {
+    let same =
+        |other: &&(f64, Advice)| (&other.1.title, &other.1.phase) == (&advice.title, &advice.phase);
+    of_view.iter().find(same).map_or(0.0, |(_, same)| same.gain)
+}
+
+/// Returns everything that could be said about a view, with the milliseconds saved.
+fn candidates(profile: &Profile, view: &View, facts: &Facts) -> Vec<(f64, Advice)> {
     let mut all: Vec<(f64, Advice)> = Vec::new();
-    for phase in &profile.phases {
+    for phase in &view.phases {
         let mut add = |advice: Option<Advice>| {
-            if let Some(advice) = advice.filter(|advice| advice.gain >= LEAST_GAIN) {
-                all.push((advice.gain * phase.unprofiled.mean, advice));
-            }
+            all.extend(advice.map(|advice| (advice.gain * phase.unprofiled.mean, advice)));
         };
-        if let Some(ceilings) = &profile.ceilings {
+        if let Some(ceilings) = &view.ceilings {
             slow_paths(profile, phase, ceilings).for_each(|advice| add(Some(advice)));
             far_from_bound(profile, phase, ceilings).for_each(|advice| add(Some(advice)));
             add(at_the_limit(phase, ceilings));
             add(more_threads(phase, ceilings, facts));
         }
-        add(small_operations(phase, profile.ceilings.as_ref()));
+        add(small_operations(phase, view.ceilings.as_ref()));
         add(smaller_kv(phase, facts));
         add(between_operations(phase));
         add(launches(profile, phase));
     }
-    if let Some((saved, advice)) = loading(profile) {
-        all.push((saved, advice));
-    }
-    all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    all.into_iter().map(|(_, advice)| advice).collect()
+    all
 }
 
 fn cost(row: &OpRow) -> Cost {
@@ -128,12 +182,16 @@ fn slow_paths(
                 phase.name
             ),
             gain: saved / phase.profiled.mean,
+            gain_range: None,
             phase: phase.name.clone(),
         }
     })
 }
 
-/// Advice on the rows with the most to gain, except small operations and slow paths.
+/// Begins the titles of [`far_from_bound`].
+const SPEED_UP: &str = "Speed up ";
+
+/// Advice on rows, those with the most to gain first, except small operations and slow paths.
 fn far_from_bound(
     profile: &Profile,
     phase: &Phase,
@@ -154,8 +212,8 @@ fn far_from_bound(
         }
     }
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
-    rows.into_iter().take(N_ROWS).map(|(saved, row, waits_for)| Advice {
-        title: format!("Speed up {} in {}", row.name, phase.name),
+    rows.into_iter().map(|(saved, row, waits_for)| Advice {
+        title: format!("{SPEED_UP}{} in {}", row.name, phase.name),
         reason: format!(
             "it takes {} of the operation time, runs at {}, and should be limited by {waits_for} alone; inspect its \
              kernel with a profiler of the device",
@@ -163,6 +221,7 @@ fn far_from_bound(
             speed(row)
         ),
         gain: saved / phase.profiled.mean,
+        gain_range: None,
         phase: phase.name.clone(),
     })
 }
@@ -194,6 +253,7 @@ fn small_operations(phase: &Phase, ceilings: Option<&Ceilings>) -> Option<Advice
             ceilings.start_us.unwrap_or(0.0)
         ),
         gain: (total - least * 1e3).max(0.0) / phase.profiled.mean,
+        gain_range: None,
         phase: phase.name.clone(),
     })
 }
@@ -213,7 +273,8 @@ fn at_the_limit(phase: &Phase, ceilings: &Ceilings) -> Option<Advice> {
         .sum();
     // Two sequences share these reads.
     let gain = reads_ms / phase.profiled.mean / 2.0;
-    (at_limit >= AT_LIMIT && reads_ms >= least_ms / 2.0).then(|| Advice {
+    // Above the peak the data comes from a cache, and memory is no limit.
+    (at_limit >= AT_LIMIT && !is_above_peak(at_limit) && reads_ms >= least_ms / 2.0).then(|| Advice {
         title: format!("Read fewer bytes per token of {}: use a smaller quantization, or batch more sequences", phase.name),
         reason: format!(
             "its operations run at {} of the roofline, {:.0} MB per token at {:.1} GB/s; no kernel can do much better. \
@@ -223,6 +284,7 @@ fn at_the_limit(phase: &Phase, ceilings: &Ceilings) -> Option<Advice> {
             ceilings.read_bytes_per_s / 1e9
         ),
         gain,
+        gain_range: None,
         phase: phase.name.clone(),
     })
 }
@@ -249,6 +311,7 @@ fn more_threads(phase: &Phase, ceilings: &Ceilings, facts: &Facts) -> Option<Adv
             ceilings.read_bytes_per_s / 1e9
         ),
         gain: saved / phase.profiled.mean,
+        gain_range: None,
         phase: phase.name.clone(),
     })
 }
@@ -269,6 +332,7 @@ fn smaller_kv(phase: &Phase, facts: &Facts) -> Option<Advice> {
             percent(smaller.bytes_share)
         ),
         gain: total * (1.0 - smaller.bytes_share) / phase.profiled.mean,
+        gain_range: None,
         phase: phase.name.clone(),
     })
 }
@@ -282,6 +346,7 @@ fn between_operations(phase: &Phase) -> Option<Advice> {
             phase.between_ops_ms, phase.profiled.mean
         ),
         gain,
+        gain_range: None,
         phase: phase.name.clone(),
     })
 }
@@ -299,6 +364,7 @@ fn launches(profile: &Profile, phase: &Phase) -> Option<Advice> {
         title: title.to_string(),
         reason: launches.reason.clone(),
         gain: (launches.overhead_us / token_us).min(1.0),
+        gain_range: None,
         phase: phase.name.clone(),
     })
 }
@@ -318,7 +384,8 @@ fn loading(profile: &Profile) -> Option<(f64, Advice)> {
                 ttft.total
             ),
             gain,
-            phase: "ttft".to_string(),
+            gain_range: None,
+            phase: "start".to_string(),
         },
     ))
 }

@@ -30,6 +30,32 @@ impl Ceilings {
         }
     }
 
+    /// Returns the better of two measurements, peak by peak: other load only lowers them.
+    pub fn best_of(self, other: Ceilings) -> Ceilings {
+        let better = |a: Option<f64>, b: Option<f64>, best: fn(f64, f64) -> f64| match (a, b) {
+            (Some(a), Some(b)) => Some(best(a, b)),
+            (a, b) => a.or(b),
+        };
+        Ceilings {
+            read_bytes_per_s: self.read_bytes_per_s.max(other.read_bytes_per_s),
+            f32_ops_per_s: better(self.f32_ops_per_s, other.f32_ops_per_s, f64::max),
+            i8_ops_per_s: better(self.i8_ops_per_s, other.i8_ops_per_s, f64::max),
+            start_us: better(self.start_us, other.start_us, f64::min),
+        }
+    }
+
+    /// Returns the largest difference of a peak rate between two measurements, relative to the higher one.
+    pub fn difference(&self, other: &Ceilings) -> f64 {
+        let pairs = [
+            Some((self.read_bytes_per_s, other.read_bytes_per_s)),
+            self.f32_ops_per_s.zip(other.f32_ops_per_s),
+            self.i8_ops_per_s.zip(other.i8_ops_per_s),
+        ];
+        let differences = pairs.into_iter().flatten();
+        let differences = differences.map(|(a, b)| 1.0 - a.min(b) / a.max(b));
+        differences.fold(0.0, f64::max)
+    }
+
     /// Measures a GPU; call it before the model takes its memory. `None` for an emulated GPU.
     ///
     /// # Errors
@@ -105,6 +131,32 @@ mod tests {
         ] {
             assert!(value.is_some_and(|value| value.is_finite() && value > 0.0));
         }
+    }
+
+    #[test]
+    fn other_load_only_lowers_peaks() {
+        let a = Ceilings {
+            read_bytes_per_s: 10.0,
+            f32_ops_per_s: Some(100.0),
+            i8_ops_per_s: None,
+            start_us: Some(2.0),
+        };
+        let b = Ceilings {
+            read_bytes_per_s: 8.0,
+            f32_ops_per_s: Some(125.0),
+            i8_ops_per_s: Some(300.0),
+            start_us: Some(5.0),
+        };
+        let best = Ceilings {
+            read_bytes_per_s: 10.0,
+            f32_ops_per_s: Some(125.0),
+            i8_ops_per_s: Some(300.0),
+            start_us: Some(2.0),
+        };
+        assert_eq!((a.best_of(b), b.best_of(a)), (best, best));
+        // A fifth less of each.
+        assert!((a.difference(&b) - 0.2).abs() < 1e-12);
+        assert_eq!(a.difference(&a), 0.0);
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct Profile {
     pub overhead: Overhead,
     /// Largest gain first.
     pub advice: Vec<Advice>,
-    /// Spans of one prompt and its first steps, sorted by start.
+    /// Spans of one prompt and its steps, sorted by start.
     pub timeline: Vec<Span>,
     /// Notes on how it was measured.
     pub notes: Vec<String>,
@@ -111,7 +111,7 @@ pub struct Ttft {
     pub total: f64,
     pub target: f64,
     pub meets_target: bool,
-    /// The longest component.
+    /// The longest component, without loading.
     pub dominant: String,
     pub notes: Vec<String>,
 }
@@ -138,6 +138,14 @@ pub struct Phase {
     pub kernels: Vec<OpRow>,
 }
 
+impl Phase {
+    /// Returns the roofline time divided by the mean time without profiling.
+    pub fn roofline_share(&self) -> Option<f64> {
+        let share = self.least_ms? / self.unprofiled.mean;
+        share.is_finite().then_some(share)
+    }
+}
+
 /// Equal operations of one run of the phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpRow {
@@ -159,6 +167,26 @@ pub struct OpRow {
     pub bandwidth_share: Option<f64>,
     pub ops_share: Option<f64>,
     pub bound: Option<Bound>,
+}
+
+/// A share of a peak above this is no rounding: the data came from a cache, or the peak was measured at a worse moment.
+const ABOVE_PEAK: f64 = 1.005;
+
+impl OpRow {
+    /// Whether it reads faster than memory.
+    pub fn is_above_bandwidth(&self) -> bool {
+        self.bandwidth_share.is_some_and(is_above_peak)
+    }
+
+    /// Whether it computes faster than the measured peak.
+    pub fn is_above_ops(&self) -> bool {
+        self.ops_share.is_some_and(is_above_peak)
+    }
+}
+
+/// Whether a share of a peak exceeds it.
+pub fn is_above_peak(share: f64) -> bool {
+    share > ABOVE_PEAK
 }
 
 /// What limits the speed of an operation.
@@ -252,7 +280,28 @@ pub struct Advice {
     pub reason: String,
     /// Saving as a share of the phase's time, if the bound is reached.
     pub gain: f64,
+    /// Smallest and largest gain of the single runs, with the peaks measured before and after them. `None` if there is
+    /// only one measurement.
+    #[serde(default)]
+    pub gain_range: Option<[f64; 2]>,
+    /// `prefill`, `decode`, or `start` for loading and the first token together.
     pub phase: String,
+}
+
+impl Advice {
+    /// Formats the gain: `33 % of decode, 20 to 50 % in single runs`.
+    pub fn gain_text(&self) -> String {
+        let percent = |share: f64| format!("{:.0}", 100.0 * share);
+        let of = match self.phase.as_str() {
+            "start" => "loading and first token",
+            phase => phase,
+        };
+        let mut text = format!("{} % of {of}", percent(self.gain));
+        if let Some([low, high]) = self.gain_range {
+            text += &format!(", {} to {} % in single runs", percent(low), percent(high));
+        }
+        text
+    }
 }
 
 /// A span of time on a lane.

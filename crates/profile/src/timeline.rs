@@ -31,6 +31,16 @@ impl Timeline {
         self.spans.extend(scopes.iter().map(Scope::span));
     }
 
+    /// Adds a step unless it would take the timeline beyond `max` spans. Returns whether it did.
+    pub fn add_step_within(&mut self, ops: &PlanOps<'_>, times: &StepTimes, max: usize) -> bool {
+        let n = 1 + times.parts.len() + 2 * times.launches.len();
+        let fits = self.spans.len().saturating_add(n) <= max;
+        if fits {
+            self.add_step(ops, times);
+        }
+        fits
+    }
+
     pub fn add_step(&mut self, ops: &PlanOps<'_>, times: &StepTimes) {
         let begin = times.started.saturating_duration_since(self.origin);
         let n_tokens = times.shape.n_tokens();

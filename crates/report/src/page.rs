@@ -165,7 +165,7 @@ fn tiles(profile: &Profile) -> String {
                 &format!(
                     "{} tokens in {}",
                     count(phase.n_tokens as u64),
-                    time_ms(phase.unprofiled.p50)
+                    time_ms(phase.unprofiled.mean)
                 ),
                 Verdict::None,
             ),
@@ -177,7 +177,7 @@ fn tiles(profile: &Profile) -> String {
             ),
         };
     }
-    let share = |name| phase(profile, name).and_then(roofline_share);
+    let share = |name| phase(profile, name).and_then(Phase::roofline_share);
     tiles += &match (share("decode"), share("prefill")) {
         (Some(decode), Some(prefill)) => tile(
             "Share of the roofline",
@@ -222,14 +222,6 @@ fn phase<'a>(profile: &'a Profile, name: &str) -> Option<&'a Phase> {
     profile.phases.iter().find(|phase| phase.name == name)
 }
 
-/// Roofline time divided by the measured time.
-fn roofline_share(phase: &Phase) -> Option<f64> {
-    phase
-        .least_ms
-        .map(|least| least / phase.unprofiled.p50)
-        .filter(|share| share.is_finite())
-}
-
 fn advice(profile: &Profile) -> String {
     if profile.advice.is_empty() {
         return "<p>Nothing stands out.</p>\n".to_owned();
@@ -239,10 +231,9 @@ fn advice(profile: &Profile) -> String {
         .iter()
         .map(|advice| {
             format!(
-                "<li><strong>{}</strong> <span class=\"badge\">up to {} of {}</span><p>{}</p></li>\n",
+                "<li><strong>{}</strong> <span class=\"badge\">{}</span><p>{}</p></li>\n",
                 Escaped(&advice.title),
-                percent(advice.gain),
-                Escaped(&advice.phase),
+                Escaped(&advice.gain_text()),
                 Escaped(&advice.reason)
             )
         })

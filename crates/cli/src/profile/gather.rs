@@ -3,19 +3,20 @@
 use std::fs;
 use std::time::Duration;
 
+use rocmforge_bench::load;
 use rocmforge_cpu::default_threads;
 use rocmforge_engine::{Device, EngineConfig};
 use rocmforge_plan::KvType;
 use rocmforge_plan::{KvSpec, Plan, PlanCost, Side};
 use rocmforge_profile::advisor;
-use rocmforge_profile::advisor::{Facts, MoreThreads, SmallerKv};
+use rocmforge_profile::advisor::{Facts, MoreThreads, SmallerKv, View};
 use rocmforge_profile::clock;
 use rocmforge_profile::launches::{LaunchOverheadTracker, Unprofiled};
 use rocmforge_profile::ops::PlanOps;
 use rocmforge_profile::phases::{PhaseTimes, Walls};
 use rocmforge_profile::schema::{
-    Ceilings, Launches, Machine, Memory, ModelFacts, Overhead, Phase, Profile, SCHEMA, SlowOp,
-    Span, Ttft, Workload,
+    Ceilings, Launches, Machine, Memory, ModelFacts, OpRow, Overhead, Phase, Profile, SCHEMA,
+    SlowOp, Span, Ttft, Workload,
 };
 use rocmforge_profile::telemetry::BackendExecutionSummary;
 use rocmforge_profile::timeline::Timeline;
@@ -30,14 +31,19 @@ use crate::bench::report::file_type;
 use crate::session::Session;
 use crate::{devices, inspect};
 
-/// Decode steps in the timeline.
-const N_TIMELINE_TOKENS: usize = 4;
+/// Most spans in the timeline: some hundred megabytes of trace.
+const MAX_SPANS: usize = 1_000_000;
+/// Difference of the peaks before and after the runs from which on they are called unsteady.
+const UNSTEADY: f64 = 0.1;
 
 /// Facts besides the runs.
 pub struct Found<'a> {
     pub args: &'a ProfileArgs,
     pub session: &'a Session,
-    pub ceilings: Option<Ceilings>,
+    /// Peaks before and after the runs, where they can be measured again.
+    pub ceilings: Vec<Ceilings>,
+    /// Share of the cores that other programs used during the runs.
+    pub other_load: Option<f64>,
     /// Whether the process's peak memory was reset after the model was loaded.
     pub counts_peak: bool,
     pub load: Duration,
@@ -60,7 +66,8 @@ impl Found<'_> {
             weights: &self.session.model.weights,
             kv_type: self.config().kv_type,
         });
-        let phases = self.phases(runs, &ops)?;
+        let ceilings = self.ceilings.iter().copied().reduce(Ceilings::best_of);
+        let phases = self.phases((&runs.profiled, &runs.unprofiled), &ops, ceilings.as_ref())?;
         let telemetry = self.telemetry(runs, &ops);
         let total = |run: &Run| run.prefill + run.decode;
         let mut profile = Profile {
@@ -77,7 +84,7 @@ impl Found<'_> {
                 n_profiled: runs.profiled.len(),
                 n_unprofiled: runs.unprofiled.len(),
             },
-            ceilings: self.ceilings,
+            ceilings,
             ttft: self.ttft(runs, &ops),
             launches: self.launches(runs, &phases),
             phases,
@@ -100,10 +107,15 @@ impl Found<'_> {
                 scope_ns: Collector::scope_ns(),
             },
             advice: Vec::new(),
-            timeline: self.timeline(runs, &ops),
+            timeline: Vec::new(),
             notes: self.notes(runs),
         };
-        profile.advice = advisor::advise(&profile, &self.facts());
+        let (timeline, note) = self.timeline(runs, &ops);
+        profile.timeline = timeline;
+        profile.notes.extend(note);
+        profile.notes.extend(above_peaks(&profile.phases));
+        let views = self.views(runs, &ops);
+        profile.advice = advisor::advise(&profile, &views, &self.facts());
         Some(profile)
     }
 
@@ -118,13 +130,34 @@ impl Found<'_> {
         })
     }
 
-    fn phases(&self, runs: &Runs, ops: &PlanOps<'_>) -> Option<Vec<Phase>> {
-        let ceilings = self.ceilings.as_ref();
+    /// Returns each single run with each measurement of the peaks.
+    fn views(&self, runs: &Runs, ops: &PlanOps<'_>) -> Vec<View> {
+        let peaks: Vec<Option<Ceilings>> = match self.ceilings.is_empty() {
+            true => vec![None],
+            false => self.ceilings.iter().copied().map(Some).collect(),
+        };
+        let mut views = Vec::new();
+        for (profiled, unprofiled) in runs.profiled.chunks(1).zip(runs.unprofiled.chunks(1)) {
+            for ceilings in &peaks {
+                let phases = self.phases((profiled, unprofiled), ops, ceilings.as_ref());
+                views.extend(phases.map(|phases| View {
+                    phases,
+                    ceilings: *ceilings,
+                }));
+            }
+        }
+        views
+    }
+
+    /// Returns the averages of these runs.
+    fn phases(
+        &self,
+        (profiled, unprofiled): (&[(Run, Vec<StepTimes>)], &[Run]),
+        ops: &PlanOps<'_>,
+        ceilings: Option<&Ceilings>,
+    ) -> Option<Vec<Phase>> {
         let mut times = [PhaseTimes::default(), PhaseTimes::default()];
-        let steps = runs
-            .profiled
-            .iter()
-            .flat_map(|(_, steps)| self.steps(steps));
+        let steps = profiled.iter().flat_map(|(_, steps)| self.steps(steps));
         for (is_prefill, step) in steps {
             let [prefill, decode] = &mut times;
             match is_prefill {
@@ -133,8 +166,8 @@ impl Found<'_> {
             }
         }
         let walls = |of: fn(&Run) -> Duration| Walls {
-            profiled: runs.profiled.iter().map(|(run, _)| ms(of(run))).collect(),
-            unprofiled: runs.unprofiled.iter().map(|run| ms(of(run))).collect(),
+            profiled: profiled.iter().map(|(run, _)| ms(of(run))).collect(),
+            unprofiled: unprofiled.iter().map(|run| ms(of(run))).collect(),
         };
         let [prefill, decode] = times;
         let of_prompt = walls(|run| run.prefill);
@@ -234,20 +267,24 @@ impl Found<'_> {
         summary
     }
 
-    fn timeline(&self, runs: &Runs, ops: &PlanOps<'_>) -> Vec<Span> {
+    /// Returns the spans of one run, and a note if they are not all.
+    fn timeline(&self, runs: &Runs, ops: &PlanOps<'_>) -> (Vec<Span>, Option<String>) {
         let mut timeline = Timeline::new(self.scopes.origin());
         let (scopes, _) = self.scopes.take();
         timeline.add_scopes(&scopes);
-        let mut n_tokens = 0;
-        let steps = runs.profiled.iter().take(1);
-        for (is_prefill, step) in steps.flat_map(|(_, steps)| self.steps(steps)) {
-            n_tokens += usize::from(!is_prefill);
-            if n_tokens > N_TIMELINE_TOKENS {
-                break;
-            }
-            timeline.add_step(ops, step);
-        }
-        timeline.finish()
+        let steps = runs.profiled.first().map_or(&[][..], |(_, steps)| steps);
+        let n_shown = steps
+            .iter()
+            .take_while(|step| timeline.add_step_within(ops, step, MAX_SPANS))
+            .count();
+        let note = (n_shown < steps.len()).then(|| {
+            format!(
+                "the timeline shows the first {n_shown} of {} steps, {MAX_SPANS} spans at most; generate fewer tokens to \
+                 see all",
+                steps.len()
+            )
+        });
+        (timeline.finish(), note)
     }
 
     fn machine(&self) -> Machine {
@@ -389,7 +426,23 @@ impl Found<'_> {
         if let Some(Err(error)) = &runs.utilization {
             notes.push(format!("device utilization is unknown: {error}"));
         }
-        if self.ceilings.is_none() {
+        if let [before, after] = &self.ceilings[..]
+            && before.difference(after) >= UNSTEADY
+        {
+            notes.push(format!(
+                "the peaks measured before and after the runs differ by {:.0} %, so the machine was not equally fast all \
+                 the time; the better ones are used, and advice must hold with both",
+                100.0 * before.difference(after)
+            ));
+        }
+        if let Some(share) = self.other_load.filter(|share| *share >= load::BUSY) {
+            notes.push(format!(
+                "the machine was busy: other programs used {:.0} % of its cores during the runs, so times are too long \
+                 and shares too small",
+                100.0 * share
+            ));
+        }
+        if self.ceilings.is_empty() {
             notes.push(match self.is_shared() {
                 false => "the peaks of this device are not measured".to_string(),
                 true => "the model is split over two devices, for which there are no common peaks"
@@ -398,6 +451,30 @@ impl Found<'_> {
         }
         notes
     }
+}
+
+/// Returns notes on rows that exceed a peak.
+fn above_peaks(phases: &[Phase]) -> Vec<String> {
+    let rows = || {
+        phases
+            .iter()
+            .flat_map(|of| of.ops.iter().chain(&of.kernels))
+    };
+    let mut notes = Vec::new();
+    if rows().any(OpRow::is_above_bandwidth) {
+        notes.push(
+            "reads above 100 % (marked *) come from a cache, or memory was slower while its peak was measured; memory's \
+             bandwidth does not limit these operations"
+                .to_string(),
+        );
+    }
+    if rows().any(OpRow::is_above_ops) {
+        notes.push(
+            "arithmetic above 100 % (marked *) means that the peak was measured at a slower moment than the operation"
+                .to_string(),
+        );
+    }
+    notes
 }
 
 fn ms(time: Duration) -> f64 {

@@ -1,5 +1,6 @@
 //! The runs of `profile`: the same request repeatedly, alternating without and with the step observer, after a warm-up.
 
+use std::io::{self, IsTerminal as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,14 @@ use rocmforge_runtime::times::{StepObserver, StepTimes};
 use crate::answer::bar;
 use crate::args::ProfileArgs;
 use crate::interrupt::Working;
+use crate::output;
 use crate::session::Session;
 
 /// Duration of the runs that sample device utilization.
 const SAMPLED: Duration = Duration::from_secs(1);
+
+/// How often the progress bar is drawn while nothing ends.
+pub const TICK: Duration = Duration::from_millis(200);
 
 /// Returns the device's name: `cpu`, `cuda:0`.
 pub fn backend_name(config: &EngineConfig) -> String {
@@ -49,8 +54,8 @@ pub struct Runs {
     pub kv_usage: KvUsage,
     /// `None` if the user stopped before.
     pub utilization: Option<Result<Utilization, ExternalError>>,
-    /// Whether the user stopped early.
-    pub was_stopped: bool,
+    /// The run that the user stopped.
+    pub stopped_in: Option<String>,
 }
 
 /// The engine's steps.
@@ -88,10 +93,17 @@ impl Runs {
                 prompt.len()
             );
         }
-        let bar = bar(
-            2 * args.runs as usize + 1,
-            "profiling {bar:30} {pos}/{len} runs, {eta} left",
-        );
+        // Warm-up, pairs, and the runs that sample the device.
+        let n_runs = 2 * args.runs as usize + 2;
+        if !io::stderr().is_terminal() {
+            output::note(&format!(
+                "profiling {n_runs} runs of {} prompt tokens and {n_gen} generated",
+                prompt.len()
+            ));
+        }
+        let bar = bar(n_runs, "{msg} {bar:30} {pos}/{len} runs, {eta} left");
+        // Drawn before the first run ends.
+        bar.enable_steady_tick(TICK);
         let steps = Steps::default();
         let mut runs = Runs::default();
         // Warm-up: loads kernels and records graphs.
@@ -100,12 +112,22 @@ impl Runs {
             bar.inc(1);
             run
         };
-        runs.was_stopped = plain(&mut runs, session)?.is_none();
+        let stopped_in = |n: u64, what: &str| Some(format!("run {n} of {n_runs} ({what})"));
+        bar.set_message("warm-up");
+        if plain(&mut runs, session)?.is_none() {
+            runs.stopped_in = stopped_in(1, "warm-up");
+        }
         for n in 0..args.runs {
-            if runs.was_stopped {
+            if runs.stopped_in.is_some() {
                 break;
             }
+            bar.set_message("without profiling");
             let unprofiled = plain(&mut runs, session)?;
+            if unprofiled.is_none() {
+                runs.stopped_in = stopped_in(bar.position(), "without profiling");
+                break;
+            }
+            bar.set_message("with profiling");
             session.engine.observe_steps(Some(Box::new(steps.clone())));
             let scopes = (n == 0).then_some(scopes);
             let profiled = runs.run(session, prompt, n_gen, working, scopes)?;
@@ -113,40 +135,47 @@ impl Runs {
             bar.inc(1);
             // Discards the steps of a stopped run.
             let steps = steps.take();
-            runs.was_stopped = unprofiled.is_none() || profiled.is_none();
+            if profiled.is_none() {
+                runs.stopped_in = stopped_in(bar.position(), "with profiling");
+            }
             runs.unprofiled.extend(unprofiled);
             runs.profiled.extend(profiled.map(|run| (run, steps)));
         }
-        bar.finish_and_clear();
-        if !runs.was_stopped {
-            runs.utilization = Some(runs.sample(session, prompt, n_gen, working)?);
+        if runs.stopped_in.is_none() {
+            bar.set_message("device utilization");
+            let utilization = runs.sample(session, prompt, n_gen, working)?;
+            if utilization.is_none() {
+                runs.stopped_in = stopped_in(n_runs as u64, "device utilization");
+            }
+            runs.utilization = utilization;
         }
+        bar.finish_and_clear();
         Ok(runs)
     }
 
-    /// Measures device utilization in separate runs, so that sampling does not disturb the timed ones.
+    /// Measures device utilization in separate runs, so that sampling does not disturb the timed ones. `None` if the user
+    /// stopped it.
     fn sample(
         &mut self,
         session: &mut Session,
         prompt: &[TokenId],
         n_gen: usize,
         working: &Working<'_>,
-    ) -> Result<Result<Utilization, ExternalError>> {
+    ) -> Result<Option<Result<Utilization, ExternalError>>> {
         let n_threads = session.config.n_threads.unwrap_or_else(default_threads);
         let backend = backend_name(&session.config);
         let source = Source::of_backend(&backend, n_threads, &|name| std::env::var(name).ok());
         let sampler = match source.and_then(|source| Sampler::start(&source, EVERY)) {
             Ok(sampler) => sampler,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return Ok(Some(Err(error))),
         };
         let started = Instant::now();
         while started.elapsed() < SAMPLED {
             if self.run(session, prompt, n_gen, working, None)?.is_none() {
-                self.was_stopped = true;
-                break;
+                return Ok(None);
             }
         }
-        Ok(sampler.finish())
+        Ok(Some(sampler.finish()))
     }
 
     /// Returns whether there are results.

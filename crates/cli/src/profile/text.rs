@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use rocmforge_profile::schema::{
-    Bound, Launches, Memory, OpRow, Phase, Profile, Recommendation, Utilization,
+    Bound, Launches, Memory, OpRow, Phase, Profile, Recommendation, Utilization, is_above_peak,
 };
 use rocmforge_profile::stats::Summary;
 
@@ -110,10 +110,14 @@ impl Text<'_> {
             phase.between_ops_ms,
             percent(phase.between_ops_ms / phase.profiled.mean)
         ))?;
-        if let Some(least) = phase.least_ms {
+        if let Some((least, share)) = phase.least_ms.zip(phase.roofline_share()) {
+            let above = match is_above_peak(share) {
+                true => ", faster than memory: the weights stay in a cache",
+                false => "",
+            };
             self.line(&format!(
-                "  roofline {least:.3} ms: {} of the time without profiling",
-                percent(least / phase.unprofiled.mean)
+                "  roofline {least:.3} ms: {} of the time without profiling{above}",
+                percent(share)
             ))?;
         }
         self.rows("operation", &phase.ops)?;
@@ -140,7 +144,11 @@ impl Text<'_> {
         ];
         let mut table = vec![head.map(str::to_string)];
         for row in rows.iter().take(MAX_ROWS) {
-            let share = |share: Option<f64>| share.map_or("n/a".to_string(), percent);
+            let share = |share: Option<f64>, is_above: bool| match share {
+                Some(share) if is_above => format!("{}*", percent(share)),
+                Some(share) => percent(share),
+                None => "n/a".to_string(),
+            };
             table.push([
                 row.name.clone(),
                 row.calls.to_string(),
@@ -150,8 +158,8 @@ impl Text<'_> {
                 format!("{:.1}", row.call_us.p95),
                 format!("{:.2}", row.bytes as f64 / 1e6),
                 format!("{:.2}", (row.f32_ops + row.i8_ops) as f64 / 1e6),
-                share(row.bandwidth_share),
-                share(row.ops_share),
+                share(row.bandwidth_share, row.is_above_bandwidth()),
+                share(row.ops_share, row.is_above_ops()),
                 match row.bound {
                     Some(Bound::Memory) => "memory",
                     Some(Bound::Compute) => "compute",
@@ -276,15 +284,14 @@ impl Text<'_> {
     fn advice(&mut self, profile: &Profile) -> Result<()> {
         self.title("Recommendations")?;
         if profile.advice.is_empty() {
-            return self.line("  none that would save 2 % of a phase");
+            return self.line("  none: nothing would save 5 % of a phase in every run");
         }
         for (i, advice) in profile.advice.iter().enumerate() {
             self.line(&format!(
-                "  {}. {} ({} of {})",
+                "  {}. {} ({})",
                 i + 1,
                 advice.title,
-                percent(advice.gain),
-                advice.phase
+                advice.gain_text()
             ))?;
             self.line(&format!("     {}", advice.reason))?;
         }

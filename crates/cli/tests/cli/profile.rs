@@ -194,6 +194,9 @@ fn json_profile_adds_up() {
     assert!(prefill.least_ms.unwrap() > 0.0 && decode.least_ms.unwrap() > 0.0);
     assert!(prefill.kernels.is_empty() && decode.kernels.is_empty());
     assert!(profile.timeline.iter().all(|span| span.lane == Lane::Cpu));
+    // Every step is in the timeline: two chunks of the prompt and four tokens.
+    let steps = profile.timeline.iter().filter(|span| span.kind == "step");
+    assert_eq!(steps.count(), 6);
     // If the system reports it.
     let peak = profile.memory.peak;
     assert!(peak.is_none_or(|peak| peak > profile.memory.weights / 2));
@@ -220,6 +223,42 @@ fn split_model_has_times_of_both_devices() {
     assert_eq!(profile.ops_by_type["copy"], 2);
     assert!(profile.machine.device.starts_with("4 of 10 layers"));
     assert!(profile.ceilings.is_none());
+}
+
+/// More generated tokens than one would guess from a short timeline.
+#[test]
+fn timeline_and_trace_have_every_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.json");
+    let flags = [
+        "profile",
+        "--prompt-tokens",
+        "8",
+        "-n",
+        "21",
+        "--runs",
+        "1",
+        "--json",
+    ];
+    let run = run(&[&flags[..], &["--trace", trace.to_str().unwrap()]].concat());
+    let profile = parse(run.json());
+    let is_step = |name: &str| name.starts_with("step of ");
+    let steps = profile.timeline.iter().filter(|span| is_step(&span.name));
+    assert_eq!(steps.count(), 21);
+    let events: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    let events = events["traceEvents"].as_array().unwrap();
+    let steps = events
+        .iter()
+        .filter(|event| event["name"].as_str().is_some_and(is_step));
+    assert_eq!(steps.count(), 21);
+    assert!(
+        profile.notes.iter().all(|note| !note.contains("timeline")),
+        "{:?}",
+        profile.notes
+    );
+    // What it does is said before it is done: a warm-up, a pair, and the sampling of the device.
+    let told = "profiling 4 runs of 8 prompt tokens and 21 generated";
+    assert!(run.stderr.contains(told), "{}", run.stderr);
 }
 
 #[test]
@@ -421,6 +460,48 @@ fn interrupted_profile_prints_finished_runs() {
         return;
     }
     println!("skipped: no run ended in time");
+}
+
+/// Ctrl-C says which run it stopped, and leaves no file behind.
+#[test]
+#[cfg(unix)]
+fn ctrl_c_says_what_it_stopped() {
+    use std::io::{BufRead as _, BufReader, Read as _};
+
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let flags = [
+        "profile",
+        "--prompt-tokens",
+        "8",
+        "-n",
+        "1000",
+        "--runs",
+        "1000",
+        "--html",
+    ];
+    let mut command = command(&[&flags[..], &[page.to_str().unwrap()]].concat());
+    let mut child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut told = String::new();
+    while !told.contains("profiling 2002 runs") {
+        assert!(stderr.read_line(&mut told).unwrap() > 0, "{told}");
+    }
+    let pid = child.id().to_string();
+    let kill = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(kill.unwrap().success());
+    stderr.read_to_string(&mut told).unwrap();
+    let code = child.wait().unwrap().code();
+    assert!(told.contains("notice: stopped in run "), "{told}");
+    assert!(told.contains(" of 2002 ("), "{told}");
+    assert_eq!(code, Some(130));
+    if told.contains("too early for results") {
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
 }
 
 #[test]

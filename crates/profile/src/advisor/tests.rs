@@ -146,7 +146,7 @@ fn ranks_rows_by_saving() {
     // A phase that saves less time, but a larger share of itself.
     let few = vec![row("matmul ffn_up Q4_K [1, 1]", 10, 5.0, megabytes(10))];
     let prefill = phase("prefill", 5.0, few);
-    let advice = advise(&profile(vec![prefill, decode]), &Facts::default());
+    let advice = advise(&profile(vec![prefill, decode]), &[], &Facts::default());
     assert!(advice[0].title.contains("ffn_down Q6_K"), "{advice:?}");
     assert_eq!(advice[0].phase, "decode");
     check(&advice, "ffn_down", 10.0 / 31.0);
@@ -176,7 +176,7 @@ fn advises_on_compute_bound_rows() {
         40.0,
         vec![row("matmul a Q4_K [1, 1]", 1, 40.0, cost)],
     );
-    let advice = advise(&profile(vec![prefill]), &Facts::default());
+    let advice = advise(&profile(vec![prefill]), &[], &Facts::default());
     // It takes 40 ms, and 10 ms at the peak.
     check(&advice, "matmul a", 0.75);
     assert!(
@@ -191,6 +191,7 @@ fn advises_fewer_bytes_at_the_roofline() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 10.0, megabytes(90))];
     let advice = advise(
         &profile(vec![phase("decode", 10.0, rows)]),
+        &[],
         &Facts::default(),
     );
     check(&advice, "Read fewer bytes", 9.0 / 10.0 / 2.0);
@@ -198,6 +199,7 @@ fn advises_fewer_bytes_at_the_roofline() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 10.0, megabytes(50))];
     let advice = advise(
         &profile(vec![phase("decode", 10.0, rows)]),
+        &[],
         &Facts::default(),
     );
     assert!(
@@ -220,6 +222,7 @@ fn advises_to_fuse_small_operations() {
     ];
     let advice = advise(
         &profile(vec![phase("decode", 10.0, rows)]),
+        &[],
         &Facts::default(),
     );
     check(&advice, "small operations", 4.0 / 10.0);
@@ -246,7 +249,7 @@ fn names_slow_paths() {
         reason: "Q3_K".to_string(),
         count: 3,
     }];
-    let advice = advise(&profile, &Facts::default());
+    let advice = advise(&profile, &[], &Facts::default());
     check(&advice, "Add a fast kernel for Q3_K", 40.0 / 61.0);
     assert!(
         advice
@@ -255,7 +258,7 @@ fn names_slow_paths() {
     );
     // The name contains no other format.
     profile.slow_ops[0].reason = "Q3".to_string();
-    let advice = advise(&profile, &Facts::default());
+    let advice = advise(&profile, &[], &Facts::default());
     assert!(
         advice
             .iter()
@@ -268,7 +271,11 @@ fn names_slow_paths() {
         reason: "attention with heads of 100 values".to_string(),
         count: 1,
     }];
-    check(&advise(&profile, &Facts::default()), "heads of 100", 0.8);
+    check(
+        &advise(&profile, &[], &Facts::default()),
+        "heads of 100",
+        0.8,
+    );
 }
 
 fn profile_of(rows: Vec<OpRow>) -> Profile {
@@ -290,7 +297,7 @@ fn advises_more_threads() {
         ..Facts::default()
     };
     check(
-        &advise(&profile_of(rows), &facts),
+        &advise(&profile_of(rows), &[], &facts),
         "--threads 8",
         1.0 - 10.0 / 25.0,
     );
@@ -310,7 +317,7 @@ fn advises_a_smaller_kv_cache_for_memory_bound_attention() {
         ..Facts::default()
     };
     check(
-        &advise(&profile_of(rows), &facts),
+        &advise(&profile_of(rows), &[], &facts),
         "KV cache as q8_0",
         20.0 * 0.46875 / 50.0,
     );
@@ -320,7 +327,7 @@ fn advises_a_smaller_kv_cache_for_memory_bound_attention() {
 fn advises_on_gaps_between_operations() {
     let rows = vec![row("matmul a Q4_K [1, 1]", 10, 40.0, megabytes(390))];
     check(
-        &advise(&profile_of(rows), &Facts::default()),
+        &advise(&profile_of(rows), &[], &Facts::default()),
         "gaps between the operations",
         0.2,
     );
@@ -348,7 +355,7 @@ fn advises_on_launches_in_decode_only() {
             reason: "300 launches".to_string(),
             verdicts: Vec::new(),
         });
-        let advice = advise(&profile, &Facts::default());
+        let advice = advise(&profile, &[], &Facts::default());
         match title {
             // 500 us of a token of 5 ms.
             Some(title) => check(&advice, title, 0.1),
@@ -363,8 +370,8 @@ fn advises_on_dominant_loading() {
     let mut profile = profile_of(rows);
     profile.ttft.model_load = Some(9.0);
     let has_load = |profile: &Profile| {
-        let advice = advise(profile, &Facts::default());
-        advice.into_iter().find(|advice| advice.phase == "ttft")
+        let advice = advise(profile, &[], &Facts::default());
+        advice.into_iter().find(|advice| advice.phase == "start")
     };
     assert_eq!(has_load(&profile), None);
     profile.ttft.model_load = Some(90.0);
@@ -375,5 +382,102 @@ fn advises_on_dominant_loading() {
 fn gives_no_advice_without_measurements() {
     let mut profile = profile_of(vec![row("matmul a Q4_K [1, 1]", 10, 50.0, megabytes(10))]);
     profile.ceilings = None;
-    assert_eq!(advise(&profile, &Facts::default()), []);
+    assert_eq!(advise(&profile, &[], &Facts::default()), []);
+}
+
+/// A decode phase of 30 ms whose only row takes this long, and 10 ms at its bound.
+fn decode_with(row_ms: f64) -> Phase {
+    phase(
+        "decode",
+        30.0,
+        vec![row("matmul a Q4_K [1, 1]", 10, row_ms, megabytes(100))],
+    )
+}
+
+fn view(row_ms: f64, read_bytes_per_s: f64) -> View {
+    View {
+        phases: vec![decode_with(row_ms)],
+        ceilings: Some(Ceilings {
+            read_bytes_per_s,
+            ..CEILINGS
+        }),
+    }
+}
+
+#[test]
+fn advice_has_the_range_of_its_runs() {
+    let profile = profile(vec![decode_with(20.0)]);
+    let views = [view(16.0, 10e9), view(25.0, 10e9)];
+    let advice = advise(&profile, &views, &Facts::default());
+    check(&advice, "Speed up matmul a", 10.0 / 30.0);
+    let [low, high] = advice
+        .iter()
+        .find(|of| of.title.contains("Speed up"))
+        .and_then(|of| of.gain_range)
+        .unwrap();
+    // By hand: 16 - 10 and 25 - 10 of 30 ms.
+    assert!(
+        (low - 0.2).abs() < 1e-9 && (high - 0.5).abs() < 1e-9,
+        "{low} {high}"
+    );
+}
+
+#[test]
+fn advice_of_a_single_disturbed_run_is_not_given() {
+    let profile = profile(vec![decode_with(20.0)]);
+    let has = |views: &[View]| {
+        let advice = advise(&profile, views, &Facts::default());
+        advice.iter().any(|of| of.title.contains("Speed up"))
+    };
+    assert!(has(&[view(20.0, 10e9), view(19.0, 10e9)]));
+    // One run is as fast as the bound.
+    assert!(!has(&[view(30.0, 10e9), view(10.2, 10e9)]));
+    // With the peak of a busier moment there is nothing to gain.
+    assert!(!has(&[view(20.0, 10e9), view(20.0, 5.1e9)]));
+}
+
+#[test]
+fn few_and_large_items_only() {
+    let rows = |phase: &str| {
+        let rows = (0..6).map(|i| {
+            let name = format!("matmul {phase}{i} Q4_K [1, 1]");
+            row(&name, 10, 20.0, megabytes(100))
+        });
+        rows.collect::<Vec<_>>()
+    };
+    let phases = vec![
+        phase("prefill", 160.0, rows("p")),
+        phase("decode", 160.0, rows("d")),
+    ];
+    let advice = advise(&profile(phases), &[], &Facts::default());
+    assert_eq!(advice.len(), MAX_ADVICE);
+    for phase in ["prefill", "decode"] {
+        let rows = advice
+            .iter()
+            .filter(|of| of.phase == phase && of.title.contains("matmul"));
+        assert!(rows.count() <= N_ROWS);
+    }
+    // 40 % of a phase that takes a hundredth of the run.
+    let small = phase(
+        "prefill",
+        1.0,
+        vec![row("matmul s Q4_K [1, 1]", 10, 0.9, megabytes(5))],
+    );
+    let large = phase(
+        "decode",
+        99.0,
+        vec![row("matmul l Q4_K [1, 1]", 10, 98.0, megabytes(960))],
+    );
+    let advice = advise(&profile(vec![small, large]), &[], &Facts::default());
+    assert!(advice.iter().all(|of| of.phase == "decode"), "{advice:?}");
+}
+
+#[test]
+fn a_phase_above_the_roofline_is_not_at_its_limit() {
+    // 300 MB in 10 ms are three times the bandwidth of memory: they come from a cache.
+    let rows = vec![row("matmul a Q4_K [1, 1]", 10, 10.0, megabytes(300))];
+    let phase = phase("decode", 10.0, rows);
+    assert!(phase.ops[0].is_above_bandwidth() && !phase.ops[0].is_above_ops());
+    assert_eq!(phase.roofline_share(), Some(3.0));
+    assert_eq!(advise(&profile(vec![phase]), &[], &Facts::default()), []);
 }

@@ -2,7 +2,7 @@
 
 use rocmforge_profile::schema::{Bound, OpRow, Phase, Profile, Ttft};
 
-use super::{list, roofline_share};
+use super::list;
 use crate::html::{Align, Cell, Column, Escaped, Table, not_available};
 use crate::kinds::Kinds;
 use crate::numbers::{bytes, count, digits, percent, scaled, time_ms};
@@ -138,8 +138,8 @@ pub(super) fn phases(profile: &Profile) -> String {
             label("Phase", ""),
             number("Tokens", ""),
             number("Steps", ""),
-            number("Unprofiled", "Median wall-clock time without the profiler"),
-            number("Profiled", "Median wall-clock time with the profiler"),
+            number("Unprofiled", "Mean wall-clock time without the profiler"),
+            number("Profiled", "Mean wall-clock time with the profiler"),
             number(
                 "Operations",
                 "Total time of the operations of a profiled run",
@@ -159,13 +159,13 @@ pub(super) fn phases(profile: &Profile) -> String {
             Cell::text(&phase.name),
             Cell::number(Some(phase.n_tokens as f64), digits_of_count),
             Cell::number(Some(phase.n_steps as f64), digits_of_count),
-            Cell::number(Some(phase.unprofiled.p50), time_ms),
-            Cell::number(Some(phase.profiled.p50), time_ms),
+            Cell::number(Some(phase.unprofiled.mean), time_ms),
+            Cell::number(Some(phase.profiled.mean), time_ms),
             Cell::number(Some(phase.ops_ms), time_ms),
             Cell::number(Some(phase.between_ops_ms), time_ms),
             Cell::number(Some(phase.unprofiled.noise()), percent),
             Cell::number(phase.least_ms, time_ms),
-            Cell::number(roofline_share(phase), percent),
+            Cell::number(phase.roofline_share(), percent),
             Cell::number(Some(phase.tokens_per_s), digits),
         ]);
     }
@@ -276,8 +276,8 @@ fn rows(caption: &str, what: &str, rows: &[OpRow], kinds: &Kinds<'_>) -> String 
                 Some(rate) => Cell::number(Some(rate), |x| scaled(x, "op/s")),
                 None => Cell::markup("none".to_owned(), Some(0.0)),
             },
-            Cell::number(row.bandwidth_share, percent),
-            Cell::number(row.ops_share, percent),
+            share_of_peak(row.bandwidth_share, row.is_above_bandwidth()),
+            share_of_peak(row.ops_share, row.is_above_ops()),
             match row.bound {
                 Some(bound) => Cell::markup(
                     format!("<span class=\"badge\">{}</span>", bound_name(bound)),
@@ -288,6 +288,14 @@ fn rows(caption: &str, what: &str, rows: &[OpRow], kinds: &Kinds<'_>) -> String 
         ]);
     }
     table.finish()
+}
+
+/// A share of a peak; one above the peak has a mark, which a note explains.
+fn share_of_peak(share: Option<f64>, is_above: bool) -> Cell {
+    match share.filter(|_| is_above) {
+        Some(share) => Cell::markup(format!("{}*", percent(share)), Some(share)),
+        None => Cell::number(share, percent),
+    }
 }
 
 pub(super) fn bound_name(bound: Bound) -> &'static str {
