@@ -3,7 +3,10 @@
 
 use serde_json::Value;
 
+use crate::baseline::OTHER_LOAD;
+use crate::load;
 use crate::row::{BenchRow, NOISY};
+use rocmforge_profile::schema::is_above_peak;
 
 /// An output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,6 +195,26 @@ fn notes(row: &BenchRow) -> Vec<String> {
     if row.emulated {
         notes.push("emulated GPU: its times say nothing about real GPUs".to_string());
     }
+    if let Some(share) = row
+        .metrics
+        .get(OTHER_LOAD)
+        .filter(|share| **share >= load::BUSY)
+    {
+        notes.push(format!(
+            "busy machine: other programs took {:.0} % of its cores",
+            100.0 * share
+        ));
+    }
+    if row
+        .rates
+        .bandwidth_roofline_share
+        .is_some_and(is_above_peak)
+    {
+        notes.push("faster than memory: the data stays in a cache".to_string());
+    }
+    if row.rates.compute_roofline_share.is_some_and(is_above_peak) {
+        notes.push("above the peak, which was measured at a slower moment".to_string());
+    }
     if row.times.is_noisy() {
         notes.push(format!(
             "noisy: standard deviation is {:.0} % of the mean, above {:.0} %",
@@ -202,13 +225,13 @@ fn notes(row: &BenchRow) -> Vec<String> {
     notes
 }
 
-/// Formats a number with four significant digits.
+/// Formats a number with four significant digits; times of nanoseconds in milliseconds have them too.
 fn number(x: f64) -> String {
     let magnitude = match x > 0.0 {
         true => x.log10().floor() as i32,
         false => 0,
     };
-    let decimals = (3 - magnitude).clamp(0, 6) as usize;
+    let decimals = (3 - magnitude).clamp(0, 9) as usize;
     format!("{x:.decimals$}")
 }
 
@@ -333,7 +356,8 @@ mod tests {
             (1234.5678, "1235"),
             (12.345678, "12.35"),
             (0.00123456, "0.001235"),
-            (0.0000012, "0.000001"),
+            (0.0000012, "0.000001200"),
+            (0.000_000_000_4, "0.000000000"),
         ] {
             assert_eq!(number(x), text);
         }

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use rocmforge_profile::clock;
 use std::ops::ControlFlow;
 
+use crate::baseline::OTHER_LOAD;
 use crate::case::{Case, Part};
 use crate::error::BenchError;
 use crate::harness::{self, Budget, Series};
+use crate::load::Load;
 use crate::options::{Effort, Options, Suite};
 use crate::row::{BenchRow, Times};
 use crate::suites;
@@ -147,7 +149,13 @@ fn run_case(
         return Err(BenchError::Stopped);
     }
     let mut prepared = (case.prepare)(target, &stop)?;
+    let before = Load::now();
     let series = harness::collect(budget(options.effort), &mut *prepared.run, &stop)?;
+    let other_load = Load::of_others_since_then(before);
+    for part in &mut prepared.parts {
+        let load = other_load.map(|load| (OTHER_LOAD.to_string(), load));
+        part.metrics.extend(load);
+    }
     let mut n_rows = 0;
     for ((name, part), series) in case.parts.iter().zip(prepared.parts).zip(&series) {
         let name = full_name(options, name, device);

@@ -23,8 +23,8 @@ mod suite;
 
 pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, TemplateArgs};
 pub use baseline::{
-    BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineShowArgs,
-    BaselineStoreArgs, BaselineTrendArgs, KeepArgs, ReportForm,
+    BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineRmArgs,
+    BaselineShowArgs, BaselineStoreArgs, BaselineTrendArgs, KeepArgs, ReportForm, RuleArgs,
 };
 pub use bench::{BenchArgs, BenchOutput, numbers};
 pub use compare::CompareArgs;

@@ -4,13 +4,13 @@
 mod keep;
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use rocmforge_bench::baseline::{
     BaselineError, ComparisonResult, PerformanceBaseline, RegressionReport, Rules, Series, Store,
-    Trend,
+    Trend, four_digits,
 };
 use rocmforge_gguf::escape_control;
 use rocmforge_gguf::{Existing, NewFile};
@@ -23,8 +23,8 @@ use serde_json::json;
 pub use keep::{Keeper, hardware};
 
 use crate::args::{
-    BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineShowArgs,
-    BaselineStoreArgs, BaselineTrendArgs, ReportForm,
+    BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineRmArgs,
+    BaselineShowArgs, BaselineStoreArgs, BaselineTrendArgs, ReportForm, RuleArgs,
 };
 use crate::exit::{Early, usage};
 use crate::output::{self, Out};
@@ -35,6 +35,7 @@ pub fn run(args: &BaselineArgs) -> Result<()> {
         BaselineCommand::Show(args) => show(args),
         BaselineCommand::Compare(args) => compare(args),
         BaselineCommand::Trend(args) => trend(args),
+        BaselineCommand::Rm(args) => remove(args),
     }
 }
 
@@ -158,7 +159,7 @@ fn show(args: &BaselineShowArgs) -> Result<()> {
         let metrics = measured
             .metrics
             .iter()
-            .map(|(name, value)| format!("{name} {value:.6}"));
+            .map(|(name, value)| format!("{name} {}", four_digits(*value)));
         let metrics: Vec<String> = metrics.collect();
         let samples = measured.samples.values().map(Vec::len).max().unwrap_or(0);
         out.line(&escape_control(&format!(
@@ -169,6 +170,15 @@ fn show(args: &BaselineShowArgs) -> Result<()> {
         )))?;
     }
     out.finish()
+}
+
+fn remove(args: &BaselineRmArgs) -> Result<()> {
+    let store = store(&args.store)?;
+    for name in &args.names {
+        let path = store.remove(name).map_err(told)?;
+        output::note(&format!("deleted {}", shown(&path)));
+    }
+    Ok(())
 }
 
 fn compare(args: &BaselineCompareArgs) -> Result<()> {
@@ -185,7 +195,7 @@ fn compare(args: &BaselineCompareArgs) -> Result<()> {
             out.finish()?;
         }
     }
-    verdict(&report)
+    verdict(&report, &args.rules)
 }
 
 fn in_form(report: &RegressionReport, form: ReportForm) -> String {
@@ -198,7 +208,7 @@ fn in_form(report: &RegressionReport, form: ReportForm) -> String {
 }
 
 /// Returns the error that a report calls for.
-fn verdict(report: &RegressionReport) -> Result<()> {
+fn verdict(report: &RegressionReport, rules: &RuleArgs) -> Result<()> {
     let baseline = escape_control(&report.baseline);
     let compared = report
         .results
@@ -215,6 +225,15 @@ fn verdict(report: &RegressionReport) -> Result<()> {
         }
     }
     if report.count(ComparisonResult::HardwareMismatch) > 0 {
+        if let Some(of) = report.results.iter().find(|of| of.is_other_model()) {
+            let models = of.hardware.iter().find(|of| of.fact == "model");
+            let models = models.map(ToString::to_string).unwrap_or_default();
+            return Err(Early::HardwareMismatch(format!(
+                "'{baseline}' was measured with another model ({}); save a baseline of this one",
+                escape_control(&models)
+            ))
+            .into());
+        }
         let differences = report.results.iter().flat_map(|of| &of.hardware);
         let first = differences
             .map(ToString::to_string)
@@ -231,7 +250,13 @@ fn verdict(report: &RegressionReport) -> Result<()> {
             "nothing to compare with '{baseline}': no benchmark and metric in common; list its benchmarks with rocmforge baseline show"
         );
     }
-    Ok(())
+    match report.inconclusive() {
+        n if n > 0 && rules.fail_inconclusive => Err(Early::Inconclusive(format!(
+            "{n} metrics could not be judged against '{baseline}'; measure more often, on an idle machine"
+        ))
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 fn trend(args: &BaselineTrendArgs) -> Result<()> {
@@ -256,14 +281,21 @@ fn trend(args: &BaselineTrendArgs) -> Result<()> {
         write(path, &page)?;
     } else {
         let mut out = Out::new();
-        let rows: Vec<[String; 5]> = trend.series.iter().map(trend_row).collect();
+        let head = ["benchmark", "metric", "machine", "values", "change"].map(String::from);
+        let rows = trend.series.iter().map(trend_row);
+        let rows: Vec<[String; 5]> = std::iter::once(head).chain(rows).collect();
         print_rows(&mut out, &rows)?;
         out.finish()?;
     }
+    let points = || trend.series.iter().flat_map(|series| &series.points);
+    let times = points().map(|point| point.timestamp);
+    let ends = times.clone().min().zip(times.max());
+    let ends = ends.map(|(first, last)| format!(" from {} to {}", rfc_3339(first), rfc_3339(last)));
     output::note(&format!(
-        "{} trends over {} baselines, {} with regressions",
+        "{} trends over {} baselines{}, {} with regressions",
         trend.series.len(),
         trend.n_baselines,
+        ends.unwrap_or_default(),
         trend.regressions().count()
     ));
     Ok(())
@@ -317,18 +349,30 @@ fn print_rows<const N: usize>(out: &mut Out, rows: &[[String; N]]) -> Result<()>
 
 /// Writes a file atomically and creates its folder if needed.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
     let make = || {
-        if let Some(folder) = folder {
-            fs::create_dir_all(folder)?;
-        }
-        let mut file = NewFile::create(path, Existing::Replace)?;
+        let mut file = begin(path)?;
         file.write_all(bytes)?;
         file.commit()
     };
     make().with_context(|| format!("cannot write {}", shown(path)))
+}
+
+/// Reports a file that cannot be written before anything is measured.
+fn check_writable(path: &Path) -> Result<()> {
+    begin(path)
+        .map(drop)
+        .with_context(|| format!("cannot write {}", shown(path)))
+}
+
+/// Creates the folder and the unfinished file.
+fn begin(path: &Path) -> io::Result<NewFile> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        fs::create_dir_all(folder)?;
+    }
+    NewFile::create(path, Existing::Replace)
 }
 
 fn shown(path: &Path) -> String {

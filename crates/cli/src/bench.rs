@@ -34,9 +34,6 @@ use crate::output::{self, Out};
 use measure::{Bench, Machine};
 use report::{Printer, Record, model_type};
 
-/// Relative deviation above which a test counts as noisy.
-const NOISY: f64 = 0.05;
-
 /// One test, which gives one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Test {
@@ -99,7 +96,7 @@ pub struct Subject {
     pub name: String,
     pub file: ModelFile,
     pub model: Model,
-    /// Name in baselines: the model's type, independent of its path.
+    /// Name in baselines: the file's name, without its folder, and the model's type.
     pub kept_name: String,
 }
 
@@ -271,21 +268,18 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
             Source::Synthetic(_) | Source::Embedded => file.label.clone(),
         };
         Ok(Subject {
-            kept_name: model_type(&file.gguf, &model.config.arch_name),
+            // Two models of the same type may have nothing else in common.
+            kept_name: format!(
+                "{} {}",
+                file.label,
+                model_type(&file.gguf, &model.config.arch_name)
+            ),
             name,
             file,
             model,
         })
     };
-    let mut subjects: Vec<Subject> = names.into_iter().map(open).collect::<Result<_>>()?;
-    let types: Vec<String> = subjects.iter().map(|of| of.kept_name.clone()).collect();
-    for subject in &mut subjects {
-        // Models of the same type are distinguished by their file names.
-        if types.iter().filter(|of| **of == subject.kept_name).count() > 1 {
-            subject.kept_name = format!("{} ({})", subject.kept_name, subject.file.label);
-        }
-    }
-    Ok(subjects)
+    names.into_iter().map(open).collect()
 }
 
 /// The source of a model.
@@ -472,6 +466,9 @@ impl Run<'_, '_> {
         })?;
         let Some(measured) = measured else {
             round.bar.finish_and_clear();
+            output::note(&format!(
+                "notice: stopped in {name}; only the tests before it have results"
+            ));
             return Err(Early::Interrupted.into());
         };
         let record = Record::new(subject, test, machine, &measured);
@@ -500,11 +497,8 @@ impl Run<'_, '_> {
         if let Pass::All = pass {
             self.results.printer.row(record, name)?;
         }
-        if record.noise() > NOISY {
-            output::note(&format!(
-                "warning: {name} is noisy: the samples deviate by {:.0} % of their mean",
-                100.0 * record.noise()
-            ));
+        for warning in record.warnings() {
+            output::note(&format!("warning: {name} {warning}"));
         }
         Ok(())
     }

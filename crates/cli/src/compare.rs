@@ -1,8 +1,9 @@
-//! `rocmforge compare`: runs llama-bench and `rocmforge bench` alternately on the same file.
+//! `rocmforge compare`: runs another program and `rocmforge bench` alternately on the same file. The other program is
+//! llama-bench, or another build of rocmforge.
 //!
 //! Each run is a process of its own: it starts with an empty heap, loads the file from the page cache and warms up. The
 //! order within a pair alternates, so that a machine that becomes slower affects both programs. Each pair gives a ratio;
-//! the median ratio has a bootstrap interval over the pairs.
+//! the median ratio has an interval from the ranks of the pairs, and two builds of rocmforge get a verdict.
 
 mod child;
 mod rows;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge_bench::baseline::{Interval, median_interval};
+use rocmforge_bench::baseline::{Pairs, Verdict};
 use rocmforge_cpu::default_threads;
 use rocmforge_profile::stats::Summary;
 use serde_json::{Value as Json, json};
@@ -25,10 +26,31 @@ use crate::output::{self, Out};
 use rows::{Row, Test};
 
 const OURS: &str = "rocmforge";
-const THEIRS: &str = "llama-bench";
+const LLAMA_BENCH: &str = "llama-bench";
+/// Pairs, where the user does not say: another build gets a verdict, which needs more.
+const PAIRS: u32 = 5;
+const PAIRS_OF_BUILDS: u32 = 10;
+
+/// The program to compare with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    LlamaBench,
+    /// Another build of this program.
+    Rocmforge,
+}
+
+impl Peer {
+    fn name(self) -> &'static str {
+        match self {
+            Peer::LlamaBench => LLAMA_BENCH,
+            Peer::Rocmforge => "other build",
+        }
+    }
+}
 
 /// Both programs and their arguments.
 struct Programs {
+    peer: Peer,
     ours: PathBuf,
     theirs: PathBuf,
     /// Common arguments.
@@ -45,34 +67,53 @@ enum Side {
 }
 
 /// The results of finished pairs.
-#[derive(Default)]
 struct Found {
+    peer: Peer,
+    n_asked: u32,
+    threshold: f64,
     /// Rows of ours and theirs, by pair and test.
     pairs: Vec<Vec<[Row; 2]>>,
 }
 
 pub fn run(args: &CompareArgs) -> Result<()> {
     let (tool, path) = (&args.with[0], Path::new(&args.with[1]));
-    if tool != THEIRS {
-        return Err(usage(format!(
-            "--with {} is not supported; use --with {THEIRS} PATH",
-            output::for_terminal(&tool.to_string_lossy())
-        )));
-    }
+    let peer = match tool.to_str() {
+        Some(LLAMA_BENCH) => Peer::LlamaBench,
+        Some(OURS) => Peer::Rocmforge,
+        _ => {
+            return Err(usage(format!(
+                "--with {} is not supported; use --with {LLAMA_BENCH} PATH or --with {OURS} PATH",
+                output::for_terminal(&tool.to_string_lossy())
+            )));
+        }
+    };
     if args.threads == Some(0) {
         return Err(usage("-t must be at least 1"));
     }
     let tests = tests(args)?;
     if !path.is_file() {
-        bail!(
-            "no {THEIRS} at {}; build llama.cpp and use the path of its bin/{THEIRS}",
-            output::for_terminal(&path.to_string_lossy())
-        );
+        let path = output::for_terminal(&path.to_string_lossy());
+        match peer {
+            Peer::LlamaBench => bail!(
+                "no {LLAMA_BENCH} at {path}; build llama.cpp and use the path of its bin/{LLAMA_BENCH}"
+            ),
+            Peer::Rocmforge => {
+                bail!("no program at {path}; use the path of the other build of {OURS}")
+            }
+        }
     }
-    let programs = programs(args, path)?;
+    let programs = programs(args, peer, path)?;
     let interrupt = Interrupt::install()?;
-    let mut found = Found::default();
-    let result = measure(args, &programs, &tests, &interrupt, &mut found);
+    let mut found = Found {
+        peer,
+        n_asked: args.pairs.unwrap_or(match peer {
+            Peer::LlamaBench => PAIRS,
+            Peer::Rocmforge => PAIRS_OF_BUILDS,
+        }),
+        threshold: args.threshold.clone().unwrap_or_default().default,
+        pairs: Vec::new(),
+    };
+    let result = measure(&programs, &tests, &interrupt, &mut found);
     // Finished pairs are printed even after an error.
     if !found.pairs.is_empty() {
         let mut out = Out::new();
@@ -85,11 +126,12 @@ pub fn run(args: &CompareArgs) -> Result<()> {
             let n = found.pairs.len();
             output::note(&format!(
                 "notice: only {n} of {} pairs finished",
-                args.pairs
+                found.n_asked
             ));
         }
     }
-    result
+    result?;
+    found.judge(&tests, args.fail_inconclusive)
 }
 
 /// The tests, in the order that both programs run them.
@@ -114,7 +156,7 @@ fn tests(args: &CompareArgs) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-fn programs(args: &CompareArgs, theirs: &Path) -> Result<Programs> {
+fn programs(args: &CompareArgs, peer: Peer, theirs: &Path) -> Result<Programs> {
     let model = rocmforge_hub::resolve(&args.model, args.store.models_dir.as_deref())?;
     if !model.is_file() {
         bail!(
@@ -141,6 +183,9 @@ fn programs(args: &CompareArgs, theirs: &Path) -> Result<Programs> {
         common.extend([flag.into(), value.into()]);
     }
     let device = args.device.iter();
+    let device: Vec<OsString> = device
+        .flat_map(|device| ["--device".into(), device.into()])
+        .collect();
     // Without a folder, the program would be searched in PATH.
     let theirs = match theirs.parent() {
         Some(folder) if folder.as_os_str().is_empty() => Path::new(".").join(theirs),
@@ -150,10 +195,12 @@ fn programs(args: &CompareArgs, theirs: &Path) -> Result<Programs> {
         ours: std::env::current_exe().context("cannot determine the path of this program")?,
         theirs,
         common,
-        only_ours: device
-            .flat_map(|device| ["--device".into(), device.into()])
-            .collect(),
-        only_theirs: args.theirs.clone(),
+        only_theirs: match peer {
+            Peer::LlamaBench => args.theirs.clone(),
+            Peer::Rocmforge => device.iter().chain(&args.theirs).cloned().collect(),
+        },
+        only_ours: device,
+        peer,
     })
 }
 
@@ -162,9 +209,13 @@ impl Programs {
     fn run(&self, side: Side, working: &Working<'_>) -> Result<Option<Vec<Row>>> {
         let (name, mut command, only) = match side {
             Side::Ours => (OURS, Command::new(&self.ours), &self.only_ours),
-            Side::Theirs => (THEIRS, Command::new(&self.theirs), &self.only_theirs),
+            Side::Theirs => (
+                self.peer.name(),
+                Command::new(&self.theirs),
+                &self.only_theirs,
+            ),
         };
-        if side == Side::Ours {
+        if side == Side::Ours || self.peer == Peer::Rocmforge {
             command.arg("bench");
         }
         command.args(&self.common).args(only);
@@ -176,22 +227,22 @@ impl Programs {
 }
 
 fn measure(
-    args: &CompareArgs,
     programs: &Programs,
     tests: &[Test],
     interrupt: &Interrupt,
     found: &mut Found,
 ) -> Result<()> {
-    let bar = bar(2 * args.pairs as usize, "{bar:30} {msg}, {eta} left");
+    let n_pairs = found.n_asked;
+    let bar = bar(2 * n_pairs as usize, "{bar:30} {msg}, {eta} left");
     let working = interrupt.guard();
-    for i in 0..args.pairs {
+    for i in 0..n_pairs {
         let order = match i % 2 {
             0 => [Side::Ours, Side::Theirs],
             _ => [Side::Theirs, Side::Ours],
         };
         let mut runs = [Vec::new(), Vec::new()];
         for side in order {
-            bar.set_message(format!("pair {} of {}", i + 1, args.pairs));
+            bar.set_message(format!("pair {} of {n_pairs}", i + 1));
             let Some(rows) = programs.run(side, &working)? else {
                 bar.finish_and_clear();
                 return Err(Early::Interrupted.into());
@@ -204,7 +255,7 @@ fn measure(
                 let found = runs[side].iter().find(|row| row.test == *test).cloned();
                 found.with_context(|| format!("{name} printed no row for {}", test.name()))
             };
-            Ok([row(0, OURS)?, row(1, THEIRS)?])
+            Ok([row(0, OURS)?, row(1, programs.peer.name())?])
         };
         found
             .pairs
@@ -231,16 +282,20 @@ impl Found {
 
     fn table(&self, tests: &[Test]) -> String {
         let [ours, theirs] = &self.pairs[0][0];
+        let theirs_name = self.peer.name();
         let mut text = format!(
-            "{}\n{OURS} {} {}, {THEIRS} {} {}\n\n",
+            "{}\n{OURS} {} {}, {theirs_name} {} {}\n\n",
             ours.model, ours.build, ours.backends, theirs.build, theirs.backends
         );
         text.push_str(&format!(
             "| {:<16} | {:>34} | {:>34} | {:>22} |\n",
             "test",
             format!("{OURS} t/s [min, max]"),
-            format!("{THEIRS} t/s [min, max]"),
-            "ratio [95 %]"
+            format!("{theirs_name} t/s [min, max]"),
+            match self.pairs.len() < 6 {
+                true => "ratio [min, max]",
+                false => "ratio [95 %]",
+            }
         ));
         text.push_str(&format!(
             "| {:-<16} | {:->33}: | {:->33}: | {:->21}: |\n",
@@ -251,23 +306,73 @@ impl Found {
                 let speeds = summary(&self.speeds(i, side));
                 format!("{:.2} [{:.2}, {:.2}]", speeds.p50, speeds.min, speeds.max)
             };
-            let ratio = interval(&self.ratios(i));
+            let ratio = self.ratio(i);
+            let [low, high] = ratio.interval().unwrap_or(ratio.range());
             text.push_str(&format!(
                 "| {:<16} | {:>34} | {:>34} | {:>22} |\n",
                 test.name(),
                 speeds(0),
                 speeds(1),
-                format!(
-                    "{:.3} [{:.3}, {:.3}]",
-                    ratio.estimate, ratio.low, ratio.high
-                )
+                format!("{:.3} [{low:.3}, {high:.3}]", ratio.median())
             ));
         }
-        text.push_str(&format!(
-            "\n{} pairs; above 1, {OURS} is faster\n",
-            self.pairs.len()
-        ));
+        text.push_str(&match self.peer {
+            Peer::LlamaBench => {
+                format!("\n{} pairs; above 1, {OURS} is faster\n", self.pairs.len())
+            }
+            Peer::Rocmforge => format!(
+                "\n{} pairs; above 1, this build is faster\n{}",
+                self.pairs.len(),
+                self.verdicts(tests)
+            ),
+        });
         text
+    }
+
+    fn is_of_builds(&self) -> bool {
+        self.peer == Peer::Rocmforge
+    }
+
+    fn ratio(&self, test: usize) -> Pairs {
+        Pairs::of(&self.ratios(test)).expect("a finished pair has speeds above 0 for each test")
+    }
+
+    /// Returns a line per test of two builds.
+    fn verdicts(&self, tests: &[Test]) -> String {
+        let lines = tests.iter().enumerate().map(|(i, test)| {
+            let text = match self.ratio(i).verdict(self.threshold) {
+                Verdict::Worse => "REGRESSION",
+                Verdict::Better => "improved",
+                Verdict::Same => "ok",
+                Verdict::NotJudged if self.pairs.len() < 6 => "not judged: fewer than 6 pairs",
+                Verdict::NotJudged => "not judged: too noisy, take more --pairs",
+            };
+            format!("{}: {text}\n", test.name())
+        });
+        lines.collect()
+    }
+
+    /// Returns the error that the verdicts on two builds call for.
+    fn judge(&self, tests: &[Test], fails_inconclusive: bool) -> Result<()> {
+        if !self.is_of_builds() {
+            return Ok(());
+        }
+        let count = |wanted| {
+            let verdicts = (0..tests.len()).map(|i| self.ratio(i).verdict(self.threshold));
+            verdicts.filter(|verdict| *verdict == wanted).count()
+        };
+        let n = tests.len();
+        match (count(Verdict::Worse), count(Verdict::NotJudged)) {
+            (0, open) if open > 0 && fails_inconclusive => Err(Early::Inconclusive(format!(
+                "{open} of {n} tests could not be judged; take more --pairs"
+            ))
+            .into()),
+            (0, _) => Ok(()),
+            (worse, _) => Err(Early::Regression(format!(
+                "{worse} of {n} tests are slower than with the other build"
+            ))
+            .into()),
+        }
     }
 
     fn json(&self, args: &CompareArgs, tests: &[Test]) -> Json {
@@ -279,8 +384,8 @@ impl Found {
             json!({ "median": summary.p50, "min": summary.min, "max": summary.max, "runs": speeds })
         };
         let of_test = |(i, test): (usize, &Test)| {
-            let ratios = self.ratios(i);
-            let ratio = interval(&ratios);
+            let ratio = self.ratio(i);
+            let [low, high] = ratio.interval().unwrap_or(ratio.range());
             json!({
                 "test": test.name(),
                 "n_prompt": test.n_prompt,
@@ -288,7 +393,17 @@ impl Found {
                 "n_depth": test.n_depth,
                 "ours": side(i, 0),
                 "theirs": side(i, 1),
-                "ratio": { "median": ratio.estimate, "low": ratio.low, "high": ratio.high, "pairs": ratios },
+                "ratio": {
+                    "median": ratio.median(),
+                    "low": low,
+                    "high": high,
+                    "interval": match ratio.interval() {
+                        Some(_) => "95 %",
+                        None => "min and max",
+                    },
+                    "pairs": self.ratios(i),
+                },
+                "verdict": self.is_of_builds().then(|| word(ratio.verdict(self.threshold))),
             })
         };
         json!({
@@ -296,7 +411,7 @@ impl Found {
             "ours": program(ours),
             "theirs": program(theirs),
             "pairs": self.pairs.len(),
-            "pairs_asked": args.pairs,
+            "pairs_asked": self.n_asked,
             "repetitions": args.repetitions,
             "tests": tests.iter().enumerate().map(of_test).collect::<Vec<_>>(),
         })
@@ -307,6 +422,11 @@ fn summary(speeds: &[f64]) -> Summary {
     Summary::of(speeds).expect("a finished pair has a speed above 0 for each test")
 }
 
-fn interval(ratios: &[f64]) -> Interval {
-    median_interval(ratios).expect("there is a finished pair")
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Worse => "regression",
+        Verdict::Better => "improved",
+        Verdict::Same => "ok",
+        Verdict::NotJudged => "not_judged",
+    }
 }

@@ -17,6 +17,8 @@ pub enum Early {
     Regression(String),
     /// The baseline was measured on other hardware.
     HardwareMismatch(String),
+    /// A comparison with a baseline could not be judged, and that is to fail.
+    Inconclusive(String),
     /// Wrong usage that clap cannot detect.
     Usage(String),
 }
@@ -28,6 +30,7 @@ impl fmt::Display for Early {
             Early::Interrupted => f.write_str("interrupted"),
             Early::Regression(message)
             | Early::HardwareMismatch(message)
+            | Early::Inconclusive(message)
             | Early::Usage(message) => f.write_str(message),
         }
     }
@@ -49,6 +52,7 @@ pub const INTERRUPTED: u8 = 130;
 /// Exit codes of comparisons with baselines.
 pub const REGRESSION: u8 = 3;
 pub const HARDWARE_MISMATCH: u8 = 4;
+pub const INCONCLUSIVE: u8 = 5;
 
 /// Returns the exit code of `error` and its message on one line, if there is anything to report.
 pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
@@ -58,6 +62,7 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
         Some(Early::Usage(message)) => (USAGE, Some(message.clone())),
         Some(Early::Regression(message)) => (REGRESSION, Some(message.clone())),
         Some(Early::HardwareMismatch(message)) => (HARDWARE_MISMATCH, Some(message.clone())),
+        Some(Early::Inconclusive(message)) => (INCONCLUSIVE, Some(message.clone())),
         None => {
             let cause = Cause::of(error);
             let code = match &cause {

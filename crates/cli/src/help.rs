@@ -136,8 +136,10 @@ Examples:
 
 A regression must be significant (rank test, 99 % confidence) and its interval must reach the threshold. If
 noise hides it, take more samples: a loss of 10 % needs 6 samples at a relative deviation of 2 %, 14 at 5 %
-and 50 at 10 %.
-Exit codes: 0 no regression, 3 regression, 4 baseline of other hardware, 1 failure, 2 wrong usage.";
+and 50 at 10 %. On a machine that other programs use, only losses by a factor above 2 are judged; keep the
+old program and run rocmforge compare --with rocmforge OLD_PROGRAM there.
+Exit codes: 0 no regression, 3 regression, 4 other hardware or model, 5 not judged (--fail-inconclusive),
+1 failure, 2 wrong usage.";
 
 pub const COMPARE: &str = "\
 Examples:
@@ -146,9 +148,12 @@ Examples:
   rocmforge compare --with llama-bench ./llama-bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 8 --pairs 9 --json
   rocmforge compare --with llama-bench ./llama-bench -m model.gguf --device cpu -- -ngl 0
       Arguments after -- go to llama-bench.
+  rocmforge compare --with rocmforge ./rocmforge-old -m model.gguf
+      Ten pairs with another build; exit code 3 if this one is slower by 10 % or more.
 
 Each pair runs both programs, one process each, in alternating order, so that other load on the machine
-affects both. The ratio is ours over theirs: the median over the pairs with a 95 % bootstrap interval.";
+affects both. The ratio is ours over theirs: the median over the pairs with a 95 % interval, or with the
+smallest and the largest ratio for fewer than 6 pairs.";
 
 pub const PROFILE: &str = "\
 Examples:

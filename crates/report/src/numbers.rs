@@ -11,7 +11,11 @@ pub fn digits(x: f64) -> String {
         size if size >= 99.95 => grouped(&format!("{x:.0}")),
         size if size >= 9.995 => format!("{x:.1}"),
         size if size >= 0.9995 => format!("{x:.2}"),
-        size if size >= 0.0005 => format!("{x:.3}"),
+        size if size >= 9.995e-5 => {
+            // As many more decimals as there are zeros after the point.
+            let decimals = 2 - size.log10().floor() as i32;
+            format!("{x:.*}", decimals.clamp(3, 7) as usize)
+        }
         _ => format!("{x:.1e}"),
     }
 }
@@ -95,6 +99,9 @@ mod tests {
             (digits(1.0 / 3.0), "0.333"),
             (digits(-1234.5), "-1,234"),
             (digits(1e-7), "1.0e-7"),
+            (digits(0.001_234_56), "0.00123"),
+            (digits(-0.000_999_4), "-0.000999"),
+            (digits(0.05), "0.0500"),
             (digits(f64::NAN), "n/a"),
             (count(16_384), "16,384"),
             (count(999), "999"),

@@ -47,7 +47,7 @@ fn header(trend: &Trend) -> String {
         0 => ("none", "no loss above the threshold", Verdict::Good),
         _ => (
             count.as_str(),
-            "series with a loss above the threshold, in one step or in total",
+            "series with a loss above the threshold that was not made good",
             Verdict::Bad,
         ),
     };
@@ -159,8 +159,8 @@ impl<'a> Rows<'a> {
                         Align::End,
                     ),
                     column(
-                        "Regressions",
-                        "Steps with a loss above the threshold",
+                        "Loss",
+                        "What the last point still has lost, since which baseline",
                         Align::End,
                     ),
                 ],
@@ -177,10 +177,10 @@ impl<'a> Rows<'a> {
             Some(of) => Cell::markup(Escaped(&of.change_text()).to_string(), Some(of.change)),
             None => Cell::text(numbers::NOT_AVAILABLE),
         };
-        let steps = series
-            .points
-            .iter()
-            .filter(|point| mark(point.before.as_ref()) == Mark::Worse);
+        let lost = series.lost.as_ref().map(|lost| {
+            let text = format!("{} since {}", lost.change.change_text(), lost.since);
+            Cell::markup(Escaped(&text).to_string(), Some(lost.change.change))
+        });
         self.table.row(&[
             Cell::text(&series.benchmark),
             Cell::text(&series.metric),
@@ -191,7 +191,7 @@ impl<'a> Rows<'a> {
             value(first),
             value(last),
             change,
-            Cell::number(Some(steps.count() as f64), |n| numbers::count(n as u64)),
+            lost.unwrap_or_else(|| Cell::text("")),
         ]);
     }
 }
@@ -207,9 +207,7 @@ fn figure(lines: &[&Series]) -> String {
             .flat_map(|line| &line.points)
             .map(|point| point.timestamp)
     };
-    let day =
-        |time: Option<u64>| time.map_or(String::new(), |time| rfc_3339(time)[..10].to_string());
-    let ends = [day(times().min()), day(times().max())];
+    let ends = ends(times().min().zip(times().max()));
     let better = match direction(&first.metric) {
         Some(Direction::HigherIsBetter) => "higher is better",
         _ => "lower is better",
@@ -227,6 +225,21 @@ fn figure(lines: &[&Series]) -> String {
         lines: lines.collect(),
     };
     chart.svg()
+}
+
+/// Returns the labels of an axis: days, with the time (UTC) if it spans less than a week.
+fn ends(times: Option<(u64, u64)>) -> [String; 2] {
+    const WEEK_S: u64 = 7 * 24 * 3600;
+    let Some((first, last)) = times else {
+        return Default::default();
+    };
+    [first, last].map(|time| {
+        let text = rfc_3339(time);
+        match last - first < WEEK_S {
+            true => format!("{} {} UTC", &text[..10], &text[11..16]),
+            false => text[..10].to_string(),
+        }
+    })
 }
 
 fn point(point: &Point) -> chart::Point {

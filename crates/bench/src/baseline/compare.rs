@@ -13,6 +13,10 @@
 //! be told from no change. Finding a loss of 10 % in 95 of 100 cases takes 6 samples per side at a standard deviation
 //! of 2 % of the mean, 14 at 5 %, 50 at 10 % and 110 at 15 %.
 //!
+//! On a busy machine (see [`crate::load`]) samples agree with each other and are still too long by an unknown amount. So
+//! an interval of times or rates is widened on the side of each busy measurement by the most that other programs can
+//! have cost, and what this leaves open counts as not judged.
+//!
 //! The interval is computed from stored samples if both sides have enough; else from the spread implied by the metrics
 //! (p95 against p50 or the mean, divided by the root of the iterations); else there is none, and the ratio itself is
 //! compared with the threshold.
@@ -23,8 +27,12 @@ use serde::Serialize;
 use super::hardware::Difference;
 use super::metric::{Direction, Statistic, direction, is_restated, samples_of};
 use super::ratio::{Interval, Uncertain, by_bootstrap, by_ranks, by_spread};
-use super::rules::{HardwareRule, Rules};
-use super::schema::{Benchmark, MEASUREMENTS, Measurement};
+use super::rules::{HardwareRule, Rules, Tails};
+use super::schema::{Benchmark, MEASUREMENTS, MODEL, Measurement, OTHER_LOAD};
+use crate::load::BUSY;
+
+/// Most that shared caches and waiting for a slower thread cost, besides the time that other programs took.
+const SHARING: f64 = 2.0;
 
 /// The result for a metric or a benchmark, ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -68,6 +76,20 @@ pub struct MetricComparison {
     pub result: ComparisonResult,
     /// Whether a loss of the threshold is either shown or excluded.
     pub conclusive: bool,
+    /// Why not.
+    pub doubt: Option<Doubt>,
+}
+
+/// Why a comparison is not conclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Doubt {
+    /// Other programs used the machine.
+    Busy,
+    /// Noise hides the loss.
+    Noise,
+    /// A tail needs more samples.
+    FewSamples,
 }
 
 /// The comparison of a benchmark.
@@ -76,7 +98,7 @@ pub struct Comparison {
     pub name: String,
     /// The worst result of its metrics.
     pub result: ComparisonResult,
-    /// Differences in hardware.
+    /// Differences in hardware, and in the model.
     pub hardware: Vec<Difference>,
     /// Other differences: software, and facts of the benchmark.
     pub notes: Vec<String>,
@@ -99,16 +121,94 @@ pub fn compare_metrics(baseline: &Benchmark, current: &Benchmark, rules: &Rules)
         return comparison;
     }
     let (then, now) = (&baseline.measured, &current.measured);
+    if let Some(difference) = other_model(then, now) {
+        comparison.hardware.insert(0, difference);
+        return comparison;
+    }
+    let mut tails = Vec::new();
     for metric in then.metrics.keys() {
-        let is_wanted = rules.thresholds.own(metric).is_some() || !is_restated(metric, then, now);
-        if let Some(direction) = direction(metric).filter(|_| is_wanted) {
-            let judged = judge(metric, direction, (then, now), rules.thresholds.of(metric));
-            comparison.metrics.extend(judged);
+        let Some(direction) = direction(metric) else {
+            continue;
+        };
+        let judged = || judge(metric, direction, (then, now), rules.thresholds.of(metric));
+        if rules.thresholds.own(metric).is_some() || !is_restated(metric, then, now) {
+            comparison.metrics.extend(judged());
+        } else if let Some(n) = tail_samples(metric, then, now) {
+            let has_enough = n >= enough_for_tail(metric);
+            match (rules.tails, has_enough) {
+                (Tails::Judged, true) => comparison.metrics.extend(judged()),
+                (Tails::Judged, false) => {
+                    let few = judged().map(|of| of.not_judged(Doubt::FewSamples));
+                    comparison.metrics.extend(few);
+                }
+                (Tails::Remarked, true) => tails.push((metric, direction)),
+                (Tails::Remarked, false) => {}
+            }
         }
     }
     let results = comparison.metrics.iter().map(|metric| metric.result);
     comparison.result = results.max().unwrap_or(ComparisonResult::Ok);
+    // A tail is news only where the median is no worse.
+    if comparison.result != ComparisonResult::Regression {
+        for (metric, direction) in tails {
+            let threshold = rules.thresholds.of(metric);
+            let value = |of: &Measurement| of.metrics.get(metric).copied().unwrap_or(0.0);
+            let is_longer = value(now) > (1.0 + threshold) * value(then);
+            let judged = is_longer.then(|| judge(metric, direction, (then, now), threshold));
+            let worse = judged.flatten();
+            let worse = worse.filter(|of| of.result == ComparisonResult::Regression);
+            comparison.notes.extend(worse.map(|of| {
+                let change = of.change_text();
+                format!("{metric} is {change} and not judged; judge tails to fail on it")
+            }));
+        }
+    }
     comparison
+}
+
+/// Returns how the models differ, if both are known. Their times have nothing to do with each other.
+fn other_model(then: &Measurement, now: &Measurement) -> Option<Difference> {
+    let [was, is] = [then, now].map(|of| of.metadata.get(MODEL));
+    (was.is_some() && is.is_some() && was != is).then(|| Difference {
+        fact: MODEL,
+        baseline: was.cloned(),
+        current: is.cloned(),
+    })
+}
+
+/// Returns the samples of the side with fewer, for metrics that show a tail; `None` for others.
+fn tail_samples(metric: &str, then: &Measurement, now: &Measurement) -> Option<usize> {
+    let n = |of| match samples_of(of, metric)? {
+        (Statistic::Mean | Statistic::Quantile(0.95), samples) => Some(samples.len()),
+        _ => None,
+    };
+    Some(n(then)?.min(n(now)?))
+}
+
+/// Returns the samples that a side needs: ten for resampling a mean, and so many that the 95th percentile is not the
+/// largest.
+fn enough_for_tail(metric: &str) -> usize {
+    match metric.starts_with("p95_") {
+        true => 40,
+        false => 10,
+    }
+}
+
+/// Whether a metric gets worse if other programs use the machine: times and rates, not sizes.
+fn depends_on_load(metric: &str, direction: Direction) -> bool {
+    let is_time = ["_ms", "_us", "_ns", "_seconds"];
+    direction == Direction::HigherIsBetter || is_time.iter().any(|unit| metric.ends_with(unit))
+}
+
+/// Returns the share of the cores that other programs took, if that makes the machine busy.
+fn busy_share(measured: &Measurement) -> Option<f64> {
+    let share = measured.metrics.get(OTHER_LOAD).copied();
+    share.filter(|share| *share >= BUSY)
+}
+
+/// Returns by which factor other programs that take this share of the cores can have slowed a measurement.
+fn slowdown(share: f64) -> f64 {
+    SHARING / (1.0 - share).max(0.01)
 }
 
 /// Compares a metric; `None` if a side lacks it or the ratio is undefined because a value is 0.
@@ -135,15 +235,30 @@ fn judge(
         Direction::LowerIsBetter => known,
         Direction::HigherIsBetter => known.inverse(),
     };
+    let [slowed_then, slowed_now] =
+        [then, now].map(|of| match depends_on_load(metric, direction) {
+            true => busy_share(of).map(slowdown),
+            false => None,
+        });
+    let widened = Interval {
+        low: worse.low / slowed_now.unwrap_or(1.0),
+        high: worse.high * slowed_then.unwrap_or(1.0),
+        ..worse
+    };
     // A ratio that differs from the threshold only by rounding counts as equal.
     let reaches = |ratio: f64| ratio >= (1.0 + threshold) * (1.0 - 1e-9);
-    let result = if worse.low > 1.0 && reaches(worse.high) {
+    let result = if widened.low > 1.0 && reaches(widened.high) {
         ComparisonResult::Regression
-    } else if worse.high < 1.0 && reaches(1.0 / worse.low) {
+    } else if widened.high < 1.0 && reaches(1.0 / widened.low) {
         ComparisonResult::Improved
     } else {
         ComparisonResult::Ok
     };
+    let is_open = widened.low <= 1.0 && reaches(widened.high);
+    let doubt = is_open.then(|| match slowed_then.or(slowed_now).is_some() {
+        true => Doubt::Busy,
+        false => Doubt::Noise,
+    });
     Some(MetricComparison {
         metric: metric.to_string(),
         direction,
@@ -154,8 +269,21 @@ fn judge(
         threshold,
         method,
         result,
-        conclusive: !(worse.low <= 1.0 && reaches(worse.high)),
+        conclusive: doubt.is_none(),
+        doubt,
     })
+}
+
+impl MetricComparison {
+    /// Withdraws the result.
+    fn not_judged(self, doubt: Doubt) -> MetricComparison {
+        MetricComparison {
+            result: ComparisonResult::Ok,
+            conclusive: false,
+            doubt: Some(doubt),
+            ..self
+        }
+    }
 }
 
 fn interval(metric: &str, then: &Measurement, now: &Measurement) -> (Method, Option<Interval>) {
@@ -217,8 +345,19 @@ fn notes(baseline: &Benchmark, current: &Benchmark) -> Vec<String> {
     if let Some(n) = now.get(MEASUREMENTS) {
         notes.push(format!("measured {n} times, best result used"));
     }
+    for (when, of) in [("baseline", &baseline.measured), ("now", &current.measured)] {
+        if let Some(share) = busy_share(of) {
+            notes.push(format!(
+                "{when}: the machine was busy, other programs took {:.0} % of its cores and can have made it {:.1} times \
+                 slower",
+                100.0 * share,
+                slowdown(share)
+            ));
+        }
+    }
     let facts = baseline.measured.metadata.iter();
-    for (fact, was) in facts.filter(|(fact, _)| *fact != MEASUREMENTS) {
+    let is_named = |fact: &str| fact == MEASUREMENTS || fact == MODEL;
+    for (fact, was) in facts.filter(|(fact, _)| !is_named(fact)) {
         if let Some(is) = now.get(fact).filter(|is| *is != was) {
             notes.push(format!("{fact}: was {was}, is {is}"));
         }

@@ -9,6 +9,7 @@ mod compare;
 mod error;
 mod hardware;
 mod metric;
+mod pairs;
 mod ratio;
 mod read;
 mod report;
@@ -18,13 +19,17 @@ mod schema;
 mod store;
 mod trend;
 
-pub use compare::{Comparison, ComparisonResult, Method, MetricComparison, compare_metrics};
+pub use compare::{Comparison, ComparisonResult, Doubt, Method, MetricComparison, compare_metrics};
 pub use error::{BaselineError, SchemaError};
 pub use hardware::{Difference, Hardware};
 pub use metric::{Direction, direction};
-pub use ratio::{Interval, median_interval};
+pub use pairs::{Pairs, Verdict};
+pub use ratio::Interval;
 pub use report::{RegressionReport, Row, four_digits};
-pub use rules::{HardwareRule, Rules, Thresholds};
-pub use schema::{Benchmark, MAX_SAMPLES, Measurement, PerformanceBaseline};
+pub use rows::row_name;
+pub use rules::{HardwareRule, Rules, Tails, Thresholds};
+pub use schema::{
+    Benchmark, ENOUGH_SAMPLES, MAX_SAMPLES, Measurement, OTHER_LOAD, PerformanceBaseline,
+};
 pub use store::{Store, Stored, check_name, is_path, read};
-pub use trend::{Point, Series, Trend};
+pub use trend::{Lost, Point, Series, Trend};

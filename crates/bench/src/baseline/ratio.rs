@@ -158,22 +158,6 @@ pub(super) fn by_bootstrap(
     })
 }
 
-/// Returns the median of `samples` and its 95 % interval by a percentile bootstrap. `None` without samples.
-pub fn median_interval(samples: &[f64]) -> Option<Interval> {
-    if samples.is_empty() {
-        return None;
-    }
-    let mut random = Random(0);
-    let mut medians: Vec<f64> = (0..N_RESAMPLES)
-        .map(|_| Statistic::MEDIAN.of(&mut random.resample(samples)))
-        .collect();
-    Some(Interval {
-        estimate: Statistic::MEDIAN.of(&mut samples.to_vec()),
-        low: Statistic::Quantile(0.025).of(&mut medians),
-        high: Statistic::Quantile(0.975).of(&mut medians),
-    })
-}
-
 /// A deterministic pseudo-random generator (splitmix64).
 pub(super) struct Random(pub u64);
 
@@ -283,13 +267,6 @@ mod tests {
         assert!(interval.low > 1.9 && interval.low <= 2.0, "{interval:?}");
         assert!(interval.high >= 2.0 && interval.high < 2.1, "{interval:?}");
         assert_eq!(by_bootstrap(&a[..9], &b, Statistic::Mean), None);
-
-        assert_eq!(median_interval(&[]), None);
-        let one = median_interval(&[3.0]).unwrap();
-        assert_eq!((one.estimate, one.low, one.high), (3.0, 3.0, 3.0));
-        let few = median_interval(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
-        assert_eq!(few.estimate, 3.0);
-        assert!(few.low >= 1.0 && few.low < 3.0 && few.high > 3.0 && few.high <= 5.0);
     }
 
     #[test]

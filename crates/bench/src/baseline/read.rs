@@ -1,6 +1,7 @@
 //! Reads baselines from untrusted text: schema A (with or without our additions) and schema B, whose benchmarks are
-//! flat metrics below one `timestamp` and one `hardware`.
+//! flat metrics below one `timestamp` and one `hardware`. Both may have `//` comments.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use rocmforge_profile::clock;
@@ -30,8 +31,8 @@ impl PerformanceBaseline {
     /// # Errors
     /// If the text is not a valid baseline; the error names the place.
     pub fn from_json(text: &str) -> Result<PerformanceBaseline, SchemaError> {
-        let json: Json =
-            serde_json::from_str(text).map_err(|error| SchemaError::NotJson(error.to_string()))?;
+        let json: Json = serde_json::from_str(&without_comments(text))
+            .map_err(|error| SchemaError::NotJson(error.to_string()))?;
         let Json::Object(top) = &json else {
             return Err(SchemaError::UnknownForm(format!(
                 "it is {}",
@@ -85,6 +86,35 @@ impl PerformanceBaseline {
         }
         Ok(baseline)
     }
+}
+
+/// Blanks out `//` comments to the end of their lines, so that places in errors stay right.
+fn without_comments(text: &str) -> Cow<'_, str> {
+    if !text.contains("//") {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = String::with_capacity(text.len());
+    let (mut in_text, mut in_comment, mut is_escaped) = (false, false, false);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\n' => in_comment = false,
+            _ if in_comment => {
+                plain.push(' ');
+                continue;
+            }
+            '/' if !in_text && chars.peek() == Some(&'/') => {
+                in_comment = true;
+                plain.push(' ');
+                continue;
+            }
+            '"' if !is_escaped => in_text = !in_text,
+            _ => {}
+        }
+        is_escaped = c == '\\' && in_text && !is_escaped;
+        plain.push(c);
+    }
+    Cow::Owned(plain)
 }
 
 /// Parses a benchmark of schema A.

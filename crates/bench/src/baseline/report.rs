@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use rocmforge_gguf::escape_control;
 use serde::Serialize;
 
-use super::compare::{Comparison, ComparisonResult, Method, MetricComparison, compare_metrics};
+use super::compare::{
+    Comparison, ComparisonResult, Doubt, Method, MetricComparison, compare_metrics,
+};
 use super::rules::Rules;
 use super::schema::PerformanceBaseline;
 
@@ -73,7 +75,7 @@ impl RegressionReport {
         self.results.iter().filter(|of| of.result == result).count()
     }
 
-    /// Returns the number of metrics too noisy for a result.
+    /// Returns the number of metrics that could not be judged.
     pub fn inconclusive(&self) -> usize {
         let metrics = self.results.iter().flat_map(|of| &of.metrics);
         metrics.filter(|metric| !metric.conclusive).count()
@@ -170,9 +172,12 @@ impl RegressionReport {
             }
         };
         for of in &self.results {
-            of.hardware
-                .iter()
-                .for_each(|difference| say(format!("other hardware: {difference}")));
+            of.hardware.iter().for_each(|difference| {
+                say(match difference.fact {
+                    "model" => format!("other {difference}"),
+                    _ => format!("other hardware: {difference}"),
+                })
+            });
             of.notes
                 .iter()
                 .for_each(|note| say(format!("note: {note}")));
@@ -185,12 +190,20 @@ impl RegressionReport {
                 say(format!("{what}: {}", names.join(", ")));
             }
         }
-        match self.inconclusive() {
-            0 => {}
-            1 => say("1 metric is too noisy for a result; measure more often".to_string()),
-            n => say(format!(
-                "{n} metrics are too noisy for a result; measure more often"
-            )),
+        for (doubt, advice) in [
+            (
+                Doubt::Busy,
+                "because the machine was busy; measure on an idle one, or run both programs in turn with compare",
+            ),
+            (Doubt::Noise, "because of noise; measure more often"),
+            (Doubt::FewSamples, "for too few samples; measure more often"),
+        ] {
+            let metrics = self.results.iter().flat_map(|of| &of.metrics);
+            match metrics.filter(|of| of.doubt == Some(doubt)).count() {
+                0 => {}
+                1 => say(format!("1 metric was not judged {advice}")),
+                n => say(format!("{n} metrics were not judged {advice}")),
+            }
         }
         remarks
     }
@@ -209,6 +222,9 @@ impl Row<'_> {
         let Some(metric) = self.metric else {
             let nothing = String::new;
             let result = match self.of.result {
+                ComparisonResult::HardwareMismatch if self.of.is_other_model() => {
+                    "other model, not compared"
+                }
                 ComparisonResult::HardwareMismatch => "other hardware, not compared",
                 _ => "no metric in common",
             };
@@ -232,6 +248,13 @@ impl Row<'_> {
     }
 }
 
+impl Comparison {
+    /// Whether it was not made because the models differ.
+    pub fn is_other_model(&self) -> bool {
+        self.metrics.is_empty() && self.hardware.iter().any(|of| of.fact == "model")
+    }
+}
+
 impl MetricComparison {
     /// Formats the change, such as `+12.3 % [+10.1, +14.0]`.
     pub fn change_text(&self) -> String {
@@ -249,9 +272,11 @@ impl MetricComparison {
 
     /// Describes the result.
     pub fn result_text(&self) -> &'static str {
-        match (self.result, self.conclusive) {
-            (ComparisonResult::Ok, true) => "ok",
-            (ComparisonResult::Ok, false) => "ok, but too noisy",
+        match (self.result, self.doubt) {
+            (ComparisonResult::Ok, None) => "ok",
+            (ComparisonResult::Ok, Some(Doubt::Busy)) => "not judged: machine was busy",
+            (ComparisonResult::Ok, Some(Doubt::Noise)) => "not judged: too noisy",
+            (ComparisonResult::Ok, Some(Doubt::FewSamples)) => "not judged: too few samples",
             (ComparisonResult::Improved, _) => "improved",
             (ComparisonResult::Regression, _) => "REGRESSION",
             (ComparisonResult::HardwareMismatch, _) => "other hardware",
@@ -375,7 +400,7 @@ pub(crate) mod tests {
             "{text}"
         );
         assert!(line("same").ends_with(" ok"), "{text}");
-        assert!(line("noisy").ends_with("ok, but too noisy"), "{text}");
+        assert!(line("noisy").ends_with("not judged: too noisy"), "{text}");
         assert!(
             line("foreign").ends_with("other hardware, not compared"),
             "{text}"
@@ -385,7 +410,7 @@ pub(crate) mod tests {
             "program_version: was 0.1.0, is 0.2.0",
             "not measured now: gone",
             "not in the baseline: new",
-            "1 metric is too noisy",
+            "1 metric was not judged because of noise",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -1,14 +1,27 @@
 //! Converts rows of the bench suites to measurements of a baseline.
 
 use super::hardware::Hardware;
-use super::schema::Measurement;
+use super::schema::{MODEL, Measurement};
 use crate::BenchRow;
+
+/// Between a row's name and its model, in names of baselines.
+const OF_MODEL: &str = " of ";
+
+/// Returns the name of the row behind a benchmark of a suite.
+pub fn row_name(benchmark: &str) -> &str {
+    benchmark
+        .split_once(OF_MODEL)
+        .map_or(benchmark, |(row, _)| row)
+}
 
 impl From<&BenchRow> for Measurement {
     fn from(row: &BenchRow) -> Measurement {
         let (times, rates) = (&row.times, &row.rates);
         let mut measured = Measurement {
-            name: row.name.clone(),
+            name: match row.metadata.get(MODEL) {
+                Some(model) => format!("{}{OF_MODEL}{model}", row.name),
+                None => row.name.clone(),
+            },
             metrics: row.metrics.clone(),
             metadata: row.metadata.clone(),
             ..Measurement::default()
@@ -100,6 +113,13 @@ mod tests {
         let keep = |row: &BenchRow| {
             PerformanceBaseline::of(&Hardware::from(&row.hardware), [Measurement::from(row)])
         };
+        let mut with_model = row(1.0);
+        let model = ("model".to_string(), "a of b.gguf".to_string());
+        with_model.metadata.extend([model]);
+        let kept = Measurement::from(&with_model);
+        assert_eq!(kept.name, "matmul/dense/F32/1x2x3/cpu of a of b.gguf");
+        assert_eq!(row_name(&kept.name), with_model.name);
+        assert_eq!(row_name(&with_model.name), with_model.name);
         let then = keep(&row(1.0));
         let kept = then.get("matmul/dense/F32/1x2x3/cpu").unwrap();
         assert_eq!(

@@ -68,11 +68,21 @@ pub enum HardwareRule {
     Any,
 }
 
+/// Whether the mean and the 95th percentile are judged besides the median, which slow outliers do not move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tails {
+    /// Worse tails are only remarked.
+    #[default]
+    Remarked,
+    Judged,
+}
+
 /// The rules of a comparison.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rules {
     pub thresholds: Thresholds,
     pub hardware: HardwareRule,
+    pub tails: Tails,
 }
 
 #[cfg(test)]

@@ -32,6 +32,15 @@ const STATISTICS: [&str; 7] = [
     "iterations",
 ];
 
+/// Metric: the share of the cores that other programs took ([`crate::load`]).
+pub const OTHER_LOAD: &str = "other_load";
+
+/// Metadata key: the model that was measured.
+pub(super) const MODEL: &str = "model";
+
+/// Samples that a side needs for an interval of the ratio ([`super::ratio`]).
+pub const ENOUGH_SAMPLES: usize = 5;
+
 /// Metadata key: how often a benchmark was measured.
 pub(super) const MEASUREMENTS: &str = "measurements";
 
@@ -70,6 +79,13 @@ impl Measurement {
             samples: BTreeMap::from([("ms".to_string(), ms.to_vec())]),
             metadata: BTreeMap::new(),
         })
+    }
+}
+
+impl Measurement {
+    /// Returns the largest number of samples of a metric.
+    pub fn n_samples(&self) -> usize {
+        self.samples.values().map(Vec::len).max().unwrap_or(0)
     }
 }
 

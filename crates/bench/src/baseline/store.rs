@@ -152,6 +152,45 @@ impl Store {
         Ok(path)
     }
 
+    /// Fails as [`Store::save`] would, before anything is measured.
+    ///
+    /// # Errors
+    /// Those of [`Store::save`].
+    pub fn check(&self, name: &str) -> Result<(), BaselineError> {
+        check_name(name)?;
+        let path = self.place(name);
+        let failed = |source| BaselineError::Write {
+            path: path.clone(),
+            source,
+        };
+        fs::create_dir_all(&self.dir).map_err(failed)?;
+        drop(NewFile::create(&path, Existing::Replace).map_err(failed)?);
+        match read(&path) {
+            Err(BaselineError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                Ok(())
+            }
+            other => other.map(drop),
+        }
+    }
+
+    /// Deletes a baseline, also an unreadable one.
+    ///
+    /// # Errors
+    /// If there is none of this name, or the folder is not writable.
+    pub fn remove(&self, name: &str) -> Result<PathBuf, BaselineError> {
+        check_name(name)?;
+        let path = self.place(name);
+        match fs::remove_file(&path) {
+            Ok(()) => Ok(path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(BaselineError::Unknown {
+                name: name.to_string(),
+                dir: self.dir.clone(),
+                near: nearest(name, self.names()?),
+            }),
+            Err(source) => Err(BaselineError::Write { path, source }),
+        }
+    }
+
     /// Locks out other writers until the returned file is dropped.
     fn lock(&self) -> io::Result<File> {
         let mut options = OpenOptions::new();
@@ -377,8 +416,12 @@ mod tests {
         let path = dir.path().join("main.json");
         for damaged in ["", "{", "{\"baselines\": {\"a\":", "[]", "\u{0}"] {
             fs::write(&path, damaged).unwrap();
-            let error = store.save("main", baseline("a", 1.0)).unwrap_err();
-            assert!(matches!(error, BaselineError::Schema { .. }), "{error}");
+            for error in [
+                store.save("main", baseline("a", 1.0)).unwrap_err(),
+                store.check("main").unwrap_err(),
+            ] {
+                assert!(matches!(error, BaselineError::Schema { .. }), "{error}");
+            }
             assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
         }
         fs::remove_file(&path).unwrap();
@@ -401,6 +444,32 @@ mod tests {
             assert!(matches!(error, BaselineError::Write { .. }), "{error}");
         }
         Store::at(&file).names().unwrap_err();
+    }
+
+    #[test]
+    fn checks_and_removes_baselines() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::at(dir.path().join("new"));
+        store.check("main").unwrap();
+        // Only the folder was made.
+        assert_eq!(names(store.dir()), Vec::<String>::new());
+        store.save("main", baseline("a", 1.0)).unwrap();
+        store.check("main").unwrap();
+        fs::write(store.dir().join("damaged.json"), "{").unwrap();
+        store.remove("damaged").unwrap();
+        store.remove("main").unwrap();
+        assert_eq!(store.names().unwrap(), Vec::<String>::new());
+        assert!(matches!(
+            store.remove("main"),
+            Err(BaselineError::Unknown { .. })
+        ));
+        for bad in ["../main", "main.json", ""] {
+            assert!(matches!(
+                store.remove(bad),
+                Err(BaselineError::BadName { .. })
+            ));
+            store.check(bad).unwrap_err();
+        }
     }
 
     #[test]

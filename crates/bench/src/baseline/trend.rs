@@ -29,6 +29,16 @@ pub struct Series {
     pub points: Vec<Point>,
     /// The last point compared with the first, if there are two.
     pub since_first: Option<MetricComparison>,
+    /// A loss that the last point still has.
+    pub lost: Option<Lost>,
+}
+
+/// A loss from an earlier point to the last.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lost {
+    /// The name of the earlier baseline.
+    pub since: String,
+    pub change: MetricComparison,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -82,16 +92,10 @@ impl Trend {
         trend
     }
 
-    /// Returns the series that got worse from one point to the next, or from the first to the last.
+    /// Returns the series that are worse now than at their first point or before a step. A loss that was made good since
+    /// does not count.
     pub fn regressions(&self) -> impl Iterator<Item = &Series> {
-        let is_worse = |of: &Option<MetricComparison>| {
-            of.as_ref()
-                .is_some_and(|of| of.result == ComparisonResult::Regression)
-        };
-        self.series.iter().filter(move |series| {
-            is_worse(&series.since_first)
-                || series.points.iter().any(|point| is_worse(&point.before))
-        })
+        self.series.iter().filter(|series| series.lost.is_some())
     }
 }
 
@@ -108,6 +112,15 @@ fn series_of(line: &[(&str, &Benchmark)], rules: &Rules) -> Vec<Series> {
     let (_, first) = line[0];
     let (_, last) = line[line.len() - 1];
     let whole = (line.len() > 1).then(|| compare_metrics(first, last, rules));
+    // Losses of the last point: to the first, and to those before a step that got worse.
+    let is_worse = |of: &&Comparison| of.result == ComparisonResult::Regression;
+    let before_steps = steps.iter().enumerate().filter(|(_, step)| is_worse(step));
+    let before_steps = before_steps.map(|(i, _)| i).filter(|i| *i > 0);
+    let losses: Vec<(&str, Comparison)> = std::iter::once(0)
+        .chain(before_steps)
+        .filter(|_| line.len() > 1)
+        .map(|i| (line[i].0, compare_metrics(line[i].1, last, rules)))
+        .collect();
     let of_metric = |comparison: &Comparison, metric: &str| {
         comparison
             .metrics
@@ -142,6 +155,13 @@ fn series_of(line: &[(&str, &Benchmark)], rules: &Rules) -> Vec<Series> {
             hardware: last.hardware.label(),
             points: points.collect(),
             since_first: whole.as_ref().and_then(|whole| of_metric(whole, metric)),
+            lost: losses.iter().find_map(|(since, comparison)| {
+                let change = of_metric(comparison, metric)?;
+                (change.result == ComparisonResult::Regression).then(|| Lost {
+                    since: since.to_string(),
+                    change,
+                })
+            }),
         }
     });
     series.collect()
@@ -236,5 +256,35 @@ pub(crate) mod tests {
         assert_eq!(since.result, Regression);
         assert_eq!(trend.regressions().count(), 1);
         assert_eq!(Trend::of(&[], &Rules::default()).series, []);
+    }
+
+    #[test]
+    fn losses_that_were_made_good_do_not_count() {
+        let lost = |times: &[f64]| {
+            let all: Vec<Stored> = times
+                .iter()
+                .enumerate()
+                .map(|(i, ms)| stored(&format!("b{i}"), 100 + i as u64, *ms, some_cpu()))
+                .collect();
+            let trend = Trend::of(&all, &Rules::default());
+            assert_eq!(
+                trend.regressions().count(),
+                usize::from(trend.series[0].lost.is_some())
+            );
+            trend.series[0].lost.as_ref().map(|of| of.since.clone())
+        };
+        for (times, since) in [
+            (&[10.0, 5.0][..], None),
+            (&[10.0, 15.0], Some("b0")),
+            // Worse for one build only.
+            (&[10.0, 15.0, 10.0], None),
+            // Better than at first, but half of the gain was lost again.
+            (&[10.0, 5.0, 8.0], Some("b1")),
+            (&[10.0, 5.0, 8.0, 5.0], None),
+            (&[10.0, 5.0, 8.0, 7.0], Some("b1")),
+            (&[10.0], None),
+        ] {
+            assert_eq!(lost(times).as_deref(), since, "{times:?}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rocmforge_bench::baseline::{HardwareRule, Rules, Thresholds};
+use rocmforge_bench::baseline::{HardwareRule, Rules, Tails, Thresholds};
 
 /// The baselines folder.
 #[derive(Debug, Clone, Args)]
@@ -29,6 +29,12 @@ pub struct RuleArgs {
     /// Also compare results of a different machine, GPU or thread count
     #[arg(long)]
     pub allow_other_hardware: bool,
+    /// Also judge the mean and the 95th percentile (with at least 10 and 40 samples), which slow outliers move
+    #[arg(long)]
+    pub tails: bool,
+    /// Exit code 5 if a metric cannot be judged: noise, too few samples, or a busy machine
+    #[arg(long)]
+    pub fail_inconclusive: bool,
 }
 
 impl RuleArgs {
@@ -38,6 +44,10 @@ impl RuleArgs {
             hardware: match self.allow_other_hardware {
                 true => HardwareRule::Any,
                 false => HardwareRule::Same,
+            },
+            tails: match self.tails {
+                true => Tails::Judged,
+                false => Tails::Remarked,
             },
         }
     }
@@ -109,6 +119,17 @@ pub enum BaselineCommand {
     Compare(BaselineCompareArgs),
     /// Chart all baselines over time
     Trend(BaselineTrendArgs),
+    /// Delete baselines
+    Rm(BaselineRmArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct BaselineRmArgs {
+    /// Baseline names
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+    #[command(flatten)]
+    pub store: BaselineStoreArgs,
 }
 
 #[derive(Debug, Args)]

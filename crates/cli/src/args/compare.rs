@@ -4,18 +4,19 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use rocmforge_bench::baseline::Thresholds;
 
 use super::bench::Numbers;
 use super::models::StoreArgs;
 
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// Program to compare with and its path
+    /// Program to compare with and its path: llama-bench, or rocmforge for another build, which also gets a verdict
     #[arg(
         long,
         required = true,
         num_args = 2,
-        value_names = ["llama-bench", "PATH"]
+        value_names = ["PROGRAM", "PATH"]
     )]
     pub with: Vec<OsString>,
     /// GGUF file, or name of a downloaded model
@@ -41,9 +42,15 @@ pub struct CompareArgs {
     /// Number of CPU threads of both programs [default: cores available to the process]
     #[arg(short, long, value_name = "N", help_heading = "Tests")]
     pub threads: Option<usize>,
-    /// Number of pairs of runs
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub pairs: u32,
+    /// Number of pairs of runs [default: 5, with another build of rocmforge 10]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub pairs: Option<u32>,
+    /// With another build: the smallest loss that matters, in percent; exit code 3 on a regression [default: 10]
+    #[arg(long, value_name = "PERCENT")]
+    pub threshold: Option<Thresholds>,
+    /// With another build: exit code 5 if a test cannot be judged
+    #[arg(long)]
+    pub fail_inconclusive: bool,
     /// Repetitions of each test in a run; the run counts with its median
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: u32,
@@ -53,7 +60,7 @@ pub struct CompareArgs {
     /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
-    /// Arguments for llama-bench, after --
+    /// Arguments for the other program, after --
     #[arg(last = true, value_name = "ARGS")]
     pub theirs: Vec<OsString>,
 }

@@ -4,13 +4,14 @@
 use anyhow::Result;
 use rocmforge_bench::BenchRow;
 use rocmforge_bench::baseline::{
-    Hardware, HardwareRule, Measurement, PerformanceBaseline, RegressionReport, Store, check_name,
+    ENOUGH_SAMPLES, Hardware, HardwareRule, Measurement, PerformanceBaseline, RegressionReport,
+    Store,
 };
 use rocmforge_engine::Device;
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::DeviceId;
 
-use super::{in_form, shown, store, told, verdict, write};
+use super::{check_writable, in_form, shown, store, told, verdict, write};
 use crate::args::KeepArgs;
 use crate::devices;
 use crate::exit::Early;
@@ -68,7 +69,10 @@ impl<'a> Keeper<'a> {
         }
         let store = store(&args.store)?;
         if let Some(name) = &args.save_baseline {
-            check_name(name).map_err(told)?;
+            store.check(name).map_err(told)?;
+        }
+        if let Some(path) = &args.report_file {
+            check_writable(path)?;
         }
         if let Some(name) = &args.compare_baseline {
             keeper.then = Some(store.load(name).map_err(told)?);
@@ -175,10 +179,20 @@ impl<'a> Keeper<'a> {
                 Some(path) => write(path, text.as_bytes())?,
                 None => print(&text)?,
             }
-            result = verdict(&report);
+            result = verdict(&report, &self.args.rules);
         }
         if let Some(name) = &self.args.save_baseline {
             let n = self.now.benchmarks.len();
+            let few = self.now.benchmarks.iter();
+            let few = few
+                .filter(|of| of.measured.n_samples() < ENOUGH_SAMPLES)
+                .count();
+            if few > 0 {
+                output::note(&format!(
+                    "warning: {few} of {n} benchmarks have fewer than {ENOUGH_SAMPLES} samples, too few for an interval: \
+                     a later comparison cannot tell noise from a loss; measure more often (bench: -r 10)"
+                ));
+            }
             let path = store.save(name, self.now)?;
             output::note(&format!(
                 "saved {n} benchmarks as '{name}' in {}",

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rocmforge_bench::BenchError;
+use rocmforge_bench::load::Load;
 use rocmforge_bench::requests::{Requests, Watch, Workload, kv_tokens};
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError};
@@ -51,6 +52,8 @@ pub struct Machine<'a> {
 #[derive(Debug)]
 pub struct Measured {
     pub samples: Vec<Duration>,
+    /// Share of the cores that other programs took meanwhile, if the system reports it.
+    pub other_load: Option<f64>,
     /// The steps that the engine took in a run.
     pub steps: Vec<BatchShape>,
     /// Tokens of a step at most.
@@ -144,8 +147,10 @@ impl Bench {
         on_run: &mut dyn FnMut(&str),
     ) -> Result<Option<Measured>> {
         let n_warmup = u32::from(!args.no_warmup);
+        let mut load = Load::now();
         let mut measured = Measured {
             samples: Vec::new(),
+            other_load: None,
             steps: Vec::new(),
             max_batch_tokens: self.max_batch_tokens,
         };
@@ -157,6 +162,9 @@ impl Bench {
         for i in 0..n_warmup + args.repetitions {
             if i >= n_warmup {
                 on_run(&format!("{}/{}", i - n_warmup + 1, args.repetitions));
+            }
+            if i == n_warmup {
+                load = Load::now();
             }
             // Only the first run is watched: what each of them computes is the same.
             let watch = if i == 0 { Watch::Yes } else { Watch::No };
@@ -180,6 +188,7 @@ impl Bench {
                 measured.samples.push(time);
             }
         }
+        measured.other_load = Load::of_others_since_then(load);
         Ok(Some(measured))
     }
 }

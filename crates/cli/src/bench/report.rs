@@ -2,10 +2,12 @@
 //! meaning here have llama-bench's defaults.
 
 use anyhow::Result;
-use rocmforge_bench::baseline::Measurement;
+use rocmforge_bench::baseline::{Measurement, OTHER_LOAD};
+use rocmforge_bench::load;
 use rocmforge_gguf::Gguf;
 use rocmforge_plan::Roofline;
 use rocmforge_profile::clock;
+use rocmforge_profile::schema::is_above_peak;
 use rocmforge_runtime::gpu::{Experts, GpuLayers};
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -15,6 +17,9 @@ use super::{Subject, Test};
 use crate::args::{BenchOutput, KvTypeArg};
 use crate::output::{self, Out};
 use crate::{devices, inspect};
+
+/// Relative deviation above which a test counts as noisy.
+const NOISY: f64 = 0.05;
 
 /// One row. The fields are in column order.
 #[derive(Debug, Serialize)]
@@ -73,6 +78,8 @@ pub struct Record {
     n_tuned: usize,
     /// Roofline time over the mean time; null if the peaks are not measured.
     roofline_share: Option<f64>,
+    /// Share of the cores that other programs took meanwhile; null if the system does not report it.
+    other_load: Option<f64>,
     /// Read bandwidth, f32 and int8 peaks of this many threads or of the GPU, measured in this run.
     read_gb_s: Option<f64>,
     peak_gflop_s: Option<f64>,
@@ -160,6 +167,7 @@ impl Record {
             kernel_variant: machine.kernel_variant.clone(),
             n_tuned: machine.n_tuned,
             roofline_share: least.map(|least| least / mean(&seconds)),
+            other_load: measured.other_load,
             read_gb_s: peak(|roofline| roofline.read_bytes_per_s),
             peak_gflop_s: peak(|roofline| roofline.f32_ops_per_s),
             peak_int8_gop_s: peak(|roofline| roofline.i8_ops_per_s),
@@ -171,6 +179,30 @@ impl Record {
         self.stddev_ts / self.avg_ts
     }
 
+    /// Returns what a reader should know about the row.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.noise() > NOISY {
+            warnings.push(format!(
+                "is noisy: the samples deviate by {:.0} % of their mean",
+                100.0 * self.noise()
+            ));
+        }
+        if let Some(share) = self.other_load.filter(|share| *share >= load::BUSY) {
+            warnings.push(format!(
+                "was measured on a busy machine: other programs took {:.0} % of its cores",
+                100.0 * share
+            ));
+        }
+        if self.roofline_share.is_some_and(is_above_peak) {
+            warnings.push(
+                "is faster than the roofline: the weights stay in a cache, or memory was slower when its peak was measured"
+                    .to_string(),
+            );
+        }
+        warnings
+    }
+
     /// Converts the row to a baseline's benchmark with this name.
     pub fn measurement(&self, name: String, subject: &Subject, test: &Test) -> Option<Measurement> {
         let ms: Vec<f64> = self.samples_ns.iter().map(|ns| *ns as f64 / 1e6).collect();
@@ -178,7 +210,8 @@ impl Record {
         let p50_s = measured.metrics["p50_ms"] / 1e3;
         let rate = (test.n_tokens() as f64 / p50_s, "tokens_s");
         let share = self.roofline_share.map(|share| (share, "roofline_share"));
-        for (value, metric) in std::iter::once(rate).chain(share) {
+        let load = self.other_load.map(|load| (load, OTHER_LOAD));
+        for (value, metric) in std::iter::once(rate).chain(share).chain(load) {
             measured.metrics.insert(metric.to_string(), value);
         }
         for (fact, text) in [

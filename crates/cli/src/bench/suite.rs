@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use indicatif::ProgressBar;
+use rocmforge_bench::baseline::row_name;
 use rocmforge_bench::export::{Detail, Exporter, Form};
 use rocmforge_bench::{
     BenchDevice, BenchError, BenchRow, Effort, Filter, Options, Outcome, Sink, Subject,
@@ -131,7 +132,8 @@ fn measure_again(
         }
         let text = format!("{} worse than the baseline, measuring again", names.len());
         printer.note(&text);
-        let filter = Filter::names(names);
+        let rows = names.iter().map(|name| row_name(name).to_string());
+        let filter = Filter::names(rows);
         let options = Options {
             filter: Some(&filter),
             ..*options

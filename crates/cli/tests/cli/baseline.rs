@@ -69,7 +69,15 @@ fn bench_saves_and_compares_baselines() {
     else {
         panic!("{baseline}");
     };
-    assert!(name.starts_with("llama 11M Q4_K - Medium pp16"), "{name}");
+    // The model's name, so that no other of its size is taken for it.
+    let model = "forge-mini-Q4_K_M (embedded) llama 11M Q4_K - Medium pp16";
+    assert!(name.starts_with(model), "{name}");
+    let load = &entry["metrics"]["other_load"];
+    assert!(
+        load.as_f64()
+            .is_none_or(|share| (0.0..=1.0).contains(&share)),
+        "{load}"
+    );
     let row = &saved.json()[0];
     let samples = |list: &Value| -> Vec<f64> {
         list.as_array()
@@ -309,10 +317,29 @@ fn rejects_incomparable_baselines_before_measuring() {
         &["--compare-baseline", "foreign", "--allow-other-hardware"],
     )
     .ok();
-    // An unreadable baseline is not overwritten.
-    bench(dir, &["--save-baseline", "cut"]).fails(1, "cut.json");
+    // An unreadable baseline is not overwritten, and found before the first row.
+    let suite = ["bench", "dequant", "--quick", "--device", "cpu", "-t", "1"];
+    for command in [&SMALL[..], &suite] {
+        let run = in_folder(dir, &[command, &["--save-baseline", "cut"]].concat());
+        run.fails(1, "cut.json");
+        assert_eq!(run.text(), "");
+        let report = [
+            "--compare-baseline",
+            "default",
+            "--report-file",
+            "/dev/null/x/y",
+        ];
+        let run = in_folder(
+            dir,
+            &[command, &report[..], &["--allow-other-hardware"]].concat(),
+        );
+        run.fails(1, "cannot write /dev/null/x/y");
+        assert_eq!(run.text(), "");
+    }
     assert_eq!(fs::read(dir.join("cut.json")).unwrap().len(), 200);
-    bench(Path::new("/dev/null/x"), &["--save-baseline"]).fails(1, "--baseline-dir");
+    let nowhere = bench(Path::new("/dev/null/x"), &["--save-baseline"]);
+    nowhere.fails(1, "--baseline-dir");
+    assert_eq!(nowhere.text(), "");
 }
 
 #[test]
@@ -419,12 +446,193 @@ fn lists_shows_compares_and_charts_the_folder() {
     let page = dir.join("pages/trend.html");
     let trend = in_folder(dir, &["baseline", "trend", "-o", page.to_str().unwrap()]).ok();
     assert!(
-        trend.stderr.contains("1 with regressions"),
+        trend.stderr.contains(" from 20") && trend.stderr.contains("1 with regressions"),
         "{}",
         trend.stderr
     );
     let page = fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("class=\"worse\""));
+}
+
+/// A file with the model's metadata and weights, but another name, is another model.
+#[test]
+fn other_models_are_not_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let model = |name: &str| {
+        let path = dir.join(name);
+        fs::copy(repository("models/forge-mini-Q4_K_M.gguf"), &path).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let (one, two) = (model("one.gguf"), model("two.gguf"));
+    bench(dir, &["-m", &one, "--save-baseline", "main"]).ok();
+    let saved = read(&dir.join("main.json"));
+    write(dir, "fast.json", &scaled(&saved, 0.01));
+    // 100 times slower than "one" was.
+    bench(dir, &["-m", &two, "--compare-baseline", "fast"]).fails(1, "nothing to compare");
+    bench(
+        dir,
+        &["-m", &one, "--compare-baseline", "fast", "--recheck", "0"],
+    )
+    .fails(3, "worse");
+    // Suites name their cases without the model.
+    let suite = |model: &str, args: &[&str]| {
+        let suite = [
+            "bench",
+            "inference",
+            "--quick",
+            "--device",
+            "cpu",
+            "-t",
+            "1",
+            "--filter",
+            "pp8/B1",
+            "-o",
+            "json",
+            "-m",
+            model,
+        ];
+        in_folder(dir, &[&suite[..], args].concat())
+    };
+    suite(&one, &["--save-baseline", "suite"]).ok();
+    let saved = read(&dir.join("suite.json"));
+    let names: Vec<&String> = saved["baselines"].as_object().unwrap().keys().collect();
+    assert_eq!(
+        names,
+        [
+            "inference/ttft/pp8/B1/cpu of one.gguf",
+            "inference/decode/pp8/B1/cpu of one.gguf"
+        ]
+    );
+    write(dir, "fast.json", &scaled(&saved, 0.01));
+    suite(&two, &["--compare-baseline", "fast"]).fails(1, "nothing to compare");
+    let worse = suite(&one, &["--compare-baseline", "fast", "--recheck", "1"]);
+    worse.fails(3, "worse");
+    assert!(
+        worse.stderr.contains("measured 2 times"),
+        "{}",
+        worse.stderr
+    );
+    // Files of other programs may give the same names to other models.
+    let mut renamed = saved.clone();
+    for entry in renamed["baselines"].as_object_mut().unwrap().values_mut() {
+        entry["metadata"]["model"] = "three.gguf".into();
+    }
+    write(dir, "renamed.json", &renamed);
+    in_folder(dir, &["baseline", "compare", "suite", "renamed"]).fails(
+        4,
+        "was measured with another model (model: was one.gguf, is three.gguf)",
+    );
+}
+
+#[test]
+fn few_samples_and_open_results_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let few = [
+        "bench", "-p", "16", "-n", "0", "-t", "1", "-r", "3", "-o", "json",
+    ];
+    let saved = in_folder(dir, &[&few[..], &["--save-baseline", "few"]].concat()).ok();
+    assert!(
+        saved
+            .stderr
+            .contains("1 of 1 benchmarks have fewer than 5 samples"),
+        "{}",
+        saved.stderr
+    );
+    let saved = bench(dir, &["--save-baseline", "main"]).ok();
+    assert!(!saved.stderr.contains("fewer than"), "{}", saved.stderr);
+    // Samples on both sides of a loss of 10 %.
+    let mut noisy = read(&dir.join("main.json"));
+    for entry in noisy["baselines"].as_object_mut().unwrap().values_mut() {
+        entry["samples"]["ms"] = json!([10.0, 11.0, 12.0, 13.0, 14.0, 15.0]);
+        entry["metrics"]["other_load"] = json!(0.0);
+    }
+    write(dir, "noisy.json", &noisy);
+    let compare = |name: &str, args: &[&str]| {
+        in_folder(
+            dir,
+            &[&["baseline", "compare", "noisy", name], args].concat(),
+        )
+    };
+    let open = compare("noisy", &[]).ok();
+    assert!(
+        open.text().contains("not judged: too noisy"),
+        "{}",
+        open.text()
+    );
+    compare("noisy", &["--fail-inconclusive"]).fails(5, "1 metrics could not be judged");
+    // The same on a busy machine.
+    for entry in noisy["baselines"].as_object_mut().unwrap().values_mut() {
+        entry["metrics"]["other_load"] = json!(0.4);
+        entry["samples"]["ms"] = json!([15.0, 15.0, 15.0, 15.0, 15.0, 15.0]);
+    }
+    write(dir, "busy.json", &noisy);
+    let busy = compare("busy", &[]).ok();
+    for part in [
+        "not judged: machine was busy",
+        "other programs took 40 % of its cores",
+    ] {
+        assert!(busy.text().contains(part), "{part}: {}", busy.text());
+    }
+    compare("busy", &["--fail-inconclusive"]).fails(5, "could not be judged");
+}
+
+/// A slow tail that the median does not show.
+#[test]
+fn tails_fail_if_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    bench(dir, &["--save-baseline", "main"]).ok();
+    let mut steady = read(&dir.join("main.json"));
+    let mut slow = steady.clone();
+    for (baseline, n_slow) in [(&mut steady, 0), (&mut slow, 10)] {
+        for entry in baseline["baselines"].as_object_mut().unwrap().values_mut() {
+            let ms = (0..50).map(|i| {
+                if i < n_slow {
+                    60.0
+                } else {
+                    10.0 + 0.001 * f64::from(i)
+                }
+            });
+            let ms: Vec<f64> = ms.collect();
+            entry["metrics"] = json!({
+                "p50_ms": 10.03, "avg_ms": ms.iter().sum::<f64>() / 50.0, "p95_ms": ms[0],
+            });
+            entry["samples"]["ms"] = json!(ms);
+        }
+    }
+    write(dir, "steady.json", &steady);
+    write(dir, "slow.json", &slow);
+    let compare = |args: &[&str]| {
+        in_folder(
+            dir,
+            &[&["baseline", "compare", "steady", "slow"], args].concat(),
+        )
+    };
+    let told = compare(&[]).ok();
+    assert!(
+        told.text().contains("note: avg_ms is +99"),
+        "{}",
+        told.text()
+    );
+    let judged = compare(&["--tails"]);
+    judged.fails(3, "1 of 1 benchmarks are worse");
+    assert!(judged.text().contains("p95_ms"), "{}", judged.text());
+}
+
+#[test]
+fn rm_deletes_baselines() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    write(dir, "a.json", &json!({"baselines": {}}));
+    fs::write(dir.join("damaged.json"), "{").unwrap();
+    let removed = in_folder(dir, &["baseline", "rm", "a", "damaged"]).ok();
+    assert!(removed.stderr.contains("deleted ") && removed.stderr.contains("a.json"));
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
+    in_folder(dir, &["baseline", "rm", "a"]).fails(1, "there is no baseline 'a'");
+    in_folder(dir, &["baseline", "rm", "../a"]).fails(2, "is not a baseline name");
+    in_folder(dir, &["baseline", "rm"]).fails(2, "NAME");
 }
 
 #[test]

@@ -51,12 +51,13 @@ const LLAMA_BENCH: [&str; 44] = [
     "samples_ns",
     "samples_ts",
 ];
-const OURS: [&str; 8] = [
+const OURS: [&str; 9] = [
     "n_sequences",
     "isa",
     "kernel_variant",
     "n_tuned",
     "roofline_share",
+    "other_load",
     "read_gb_s",
     "peak_gflop_s",
     "peak_int8_gop_s",

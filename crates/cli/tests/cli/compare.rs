@@ -93,6 +93,15 @@ fn alternates_pairs_and_computes_ratios() {
         for (ours, ratio) in ours.iter().zip(ratios) {
             assert!((ours.as_f64().unwrap() / speed / ratio.as_f64().unwrap() - 1.0).abs() < 1e-9);
         }
+        // Three pairs are too few for an interval.
+        let of_ratios = |pick: fn(f64, f64) -> f64| {
+            let ratios = ratios.iter().map(|ratio| ratio.as_f64().unwrap());
+            ratios.reduce(pick).unwrap()
+        };
+        assert_eq!(test["ratio"]["interval"], "min and max");
+        assert_eq!(test["ratio"]["low"].as_f64(), Some(of_ratios(f64::min)));
+        assert_eq!(test["ratio"]["high"].as_f64(), Some(of_ratios(f64::max)));
+        assert!(test["verdict"].is_null());
         let [low, median, high] =
             ["low", "median", "high"].map(|part| test["ratio"][part].as_f64().unwrap());
         assert!(low <= median && median <= high && low > 0.0);
@@ -103,6 +112,78 @@ fn alternates_pairs_and_computes_ratios() {
         table.text().contains("| pp16 ") && table.text().contains("1 pairs"),
         "{}",
         table.text()
+    );
+    assert!(
+        table.text().contains("ratio [min, max] |"),
+        "{}",
+        table.text()
+    );
+    let table = compare(&program, &["--pairs", "6"]).ok();
+    assert!(table.text().contains("ratio [95 %] |"), "{}", table.text());
+}
+
+/// Another build runs in turn with this one and gets a verdict. Its speeds are made up, so that they do not depend on the
+/// machine.
+#[test]
+fn judges_another_build() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let other = |speed: &str| {
+        let row = |n_prompt: u32, n_gen: u32| {
+            format!(
+                "{{\"n_prompt\": {n_prompt}, \"n_gen\": {n_gen}, \"n_depth\": 0, \"build_commit\": \"v0\", \
+                 \"build_number\": 0, \"backends\": \"CPU\", \"model_type\": \"x\", \"samples_ts\": [{speed}]}}"
+            )
+        };
+        let script = format!(
+            "echo \"$@\" >> {}; echo '[{}, {}]'",
+            log.display(),
+            row(16, 0),
+            row(0, 4)
+        );
+        program(dir.path(), &script)
+    };
+    let judged = |speed: &str, args: &[&str]| {
+        let path = other(speed);
+        let model = repository("models/forge-mini-Q4_K_M.gguf");
+        let fixed = [
+            "compare",
+            "--with",
+            "rocmforge",
+            path.to_str().unwrap(),
+            "-m",
+        ];
+        let tests = [
+            "-p", "16", "-n", "4", "-t", "1", "-r", "1", "--device", "cpu",
+        ];
+        run(&[&fixed[..], &[model.to_str().unwrap()], &tests, args].concat())
+    };
+    let worse = judged("1e9", &["--pairs", "6"]);
+    worse.fails(3, "2 of 2 tests are slower than with the other build");
+    assert!(
+        worse
+            .text()
+            .contains("\npp16: REGRESSION\ntg4: REGRESSION\n"),
+        "{}",
+        worse.text()
+    );
+    let calls = fs::read_to_string(&log).unwrap();
+    assert_eq!(calls.lines().count(), 6);
+    // The same command as ours.
+    assert!(
+        calls.lines().all(|call| call.starts_with("bench -m ")
+            && call.ends_with("-p 16 -n 4 -d 0 -t 1 -r 1 -o json --device cpu")),
+        "{calls}"
+    );
+    let better = judged("1e-3", &["--pairs", "6", "--json"]).json();
+    assert_eq!(better["tests"][0]["verdict"], "improved");
+    assert_eq!(better["tests"][0]["ratio"]["interval"], "95 %");
+    let few = judged("1e9", &["--pairs", "2", "--fail-inconclusive"]);
+    few.fails(5, "2 of 2 tests could not be judged");
+    let text = few.text();
+    assert!(
+        text.contains("pp16: not judged: fewer than 6 pairs"),
+        "{text}"
     );
 }
 

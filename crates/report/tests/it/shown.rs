@@ -252,6 +252,7 @@ fn trend_page_opens_in_a_browser() {
                 _ => ComparisonResult::Ok,
             },
             conclusive: true,
+            doubt: None,
         }),
     };
     let series = |hardware: &str| Series {
@@ -260,6 +261,7 @@ fn trend_page_opens_in_a_browser() {
         hardware: hardware.to_owned(),
         points: values.iter().enumerate().map(point).collect(),
         since_first: None,
+        lost: None,
     };
     let trend = Trend {
         series: vec![series("a CPU"), series(HOSTILE)],

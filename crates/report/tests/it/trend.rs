@@ -34,7 +34,11 @@ fn marks_regressions_and_escapes_names() {
         (1, 1)
     );
     assert_eq!(count(&text, "<figure class=\"chart\">"), 1);
-    assert!(text.contains("What got worse") && text.contains("&lt;b&gt;, 1970-01-01T00:03:20Z"));
+    assert!(text.contains("&lt;b&gt;, 1970-01-01T00:03:20Z"));
+    // The loss was made good.
+    assert!(!text.contains("What got worse"));
+    // All within a week: the axis has times.
+    assert!(text.contains(">1970-01-01 00:01 UTC<") && text.contains(">1970-01-01 00:05 UTC<"));
     for part in ["<&", "<b>", "\u{1b}", "NaN"] {
         assert!(!text.contains(part), "{part}");
     }
@@ -42,6 +46,14 @@ fn marks_regressions_and_escapes_names() {
     for part in [" src=", "@import", "url(", "<link"] {
         assert!(!text.contains(part), "{part}");
     }
+    all.push(stored("<d>", 100 + 30 * 24 * 3600, 14.0, some_cpu()));
+    let text = page_of(&all);
+    assert!(
+        text.contains("What got worse") && text.contains("since a<"),
+        "{text}"
+    );
+    assert!(text.contains(">1970-01-01<") && text.contains(">1970-01-31<"));
+    all.pop();
     all.retain(|stored| stored.name != "<b>");
     let text = page_of(&all);
     assert!(!text.contains("What got worse") && !text.contains("class=\"worse\""));

@@ -275,3 +275,155 @@ fn finds_a_real_slowdown_and_no_false_one() {
         assert_eq!(same.result, Ok, "{machine}: {same:?}");
     }
 }
+
+/// Times without noise, on a machine of which other programs took `share`.
+fn loaded(ms: f64, share: f64) -> Benchmark {
+    let mut measured = Measurement::of_times("a", &[ms; 10]).unwrap();
+    let load = [
+        (OTHER_LOAD.to_string(), share),
+        ("weight_bytes".to_string(), ms),
+    ];
+    measured.metrics.extend(load);
+    of(measured)
+}
+
+#[test]
+fn a_busy_machine_cannot_show_small_losses() {
+    let judged = |then: (f64, f64), now: (f64, f64)| {
+        let comparison = compare_metrics(
+            &loaded(then.0, then.1),
+            &loaded(now.0, now.1),
+            &Rules::default(),
+        );
+        let [time, size] = &comparison.metrics[..] else {
+            panic!("{comparison:?}");
+        };
+        assert_eq!(
+            (time.metric.as_str(), size.metric.as_str()),
+            ("p50_ms", "weight_bytes")
+        );
+        // Sizes do not depend on other programs.
+        assert_eq!(size.doubt, None);
+        let is_said = comparison.notes.iter().any(|note| note.contains("busy"));
+        assert_eq!(
+            is_said,
+            then.1 >= BUSY || now.1 >= BUSY,
+            "{:?}",
+            comparison.notes
+        );
+        (time.result, time.doubt)
+    };
+    for (then, now, expected) in [
+        ((10.0, 0.01), (13.0, 0.01), (Regression, None)),
+        // The loss may be that of other programs.
+        ((10.0, 0.01), (13.0, 0.30), (Ok, Some(Doubt::Busy))),
+        ((10.0, 0.01), (19.0, 0.30), (Ok, Some(Doubt::Busy))),
+        // Beyond what they explain.
+        ((10.0, 0.01), (28.0, 0.30), (Ok, Some(Doubt::Busy))),
+        // 2 / (1 - 0.3) is 2.86.
+        ((10.0, 0.01), (29.0, 0.30), (Regression, None)),
+        ((10.0, 0.01), (29.0, 0.65), (Ok, Some(Doubt::Busy))),
+        ((10.0, 0.01), (1e4, 1.0), (Regression, None)),
+        // A baseline that was slowed down may hide a loss.
+        ((10.0, 0.30), (10.0, 0.01), (Ok, Some(Doubt::Busy))),
+        ((10.0, 0.30), (13.0, 0.01), (Regression, None)),
+        // Faster in spite of other programs.
+        ((10.0, 0.01), (8.0, 0.30), (Improved, None)),
+        ((10.0, 0.30), (8.0, 0.01), (Ok, Some(Doubt::Busy))),
+        ((10.0, 0.30), (10.0, 0.30), (Ok, Some(Doubt::Busy))),
+        ((10.0, 0.01), (10.0, 0.01), (Ok, None)),
+    ] {
+        assert_eq!(judged(then, now), expected, "{then:?} {now:?}");
+    }
+}
+
+#[test]
+fn other_models_are_not_compared() {
+    let of_model = |name: Option<&str>| {
+        let mut measured = Measurement::of_times("a", &[10.0; 6]).unwrap();
+        let model = name.map(|name| ("model".to_string(), name.to_string()));
+        measured.metadata.extend(model);
+        of(measured)
+    };
+    let any = Rules {
+        hardware: HardwareRule::Any,
+        ..Rules::default()
+    };
+    let compared = |a, b| compare_metrics(&of_model(a), &of_model(b), &any);
+    let other = compared(Some("x.gguf"), Some("y.gguf"));
+    assert_eq!(other.result, ComparisonResult::HardwareMismatch);
+    assert!(other.is_other_model() && other.metrics.is_empty());
+    assert_eq!(
+        other.hardware[0].to_string(),
+        "model: was x.gguf, is y.gguf"
+    );
+    for (a, b) in [
+        (Some("x.gguf"), Some("x.gguf")),
+        (None, Some("y.gguf")),
+        (None, None),
+    ] {
+        assert_eq!(compared(a, b).result, Ok, "{a:?} {b:?}");
+    }
+}
+
+/// Samples of which the last `n_slow` are ten times as long; the median does not show it.
+fn with_slow(n: usize, n_slow: usize) -> Benchmark {
+    let mut ms: Vec<f64> = (0..n).map(|i| 10.0 + 0.01 * (i % 7) as f64).collect();
+    ms[n - n_slow..].iter_mut().for_each(|ms| *ms *= 10.0);
+    benchmark(&ms)
+}
+
+#[test]
+fn tails_are_judged_if_asked() {
+    let tails = Rules {
+        tails: Tails::Judged,
+        ..Rules::default()
+    };
+    let results = |then: &Benchmark, now: &Benchmark, rules: &Rules| {
+        let comparison = compare_metrics(then, now, rules);
+        let metrics = comparison.metrics.iter();
+        let results = metrics.map(|of| (of.metric.clone(), of.result, of.doubt));
+        (results.collect::<Vec<_>>(), comparison.notes)
+    };
+    let named = |list: &[(&str, ComparisonResult, Option<Doubt>)]| {
+        let list = list
+            .iter()
+            .map(|(name, result, doubt)| (name.to_string(), *result, *doubt));
+        list.collect::<Vec<_>>()
+    };
+    let (then, now) = (with_slow(100, 0), with_slow(100, 20));
+    let (found, notes) = results(&then, &now, &tails);
+    assert_eq!(
+        found,
+        named(&[
+            ("avg_ms", Regression, None),
+            ("p50_ms", Ok, None),
+            ("p95_ms", Regression, None)
+        ])
+    );
+    assert_eq!(notes, Vec::<String>::new());
+    // Otherwise they are said.
+    let (found, notes) = results(&then, &now, &Rules::default());
+    assert_eq!(found, named(&[("p50_ms", Ok, None)]));
+    assert!(
+        notes.len() == 2 && notes[0].starts_with("avg_ms is +1"),
+        "{notes:?}"
+    );
+    // Without a change there is nothing to say.
+    let (found, notes) = results(&then, &then, &tails);
+    assert!(
+        found.iter().all(|of| (of.1, of.2) == (Ok, None)) && notes.is_empty(),
+        "{found:?}"
+    );
+    // Too few for a tail.
+    let (found, _) = results(&with_slow(9, 0), &with_slow(9, 1), &tails);
+    let few = Some(Doubt::FewSamples);
+    assert_eq!(
+        found,
+        named(&[
+            ("avg_ms", Ok, few),
+            ("p50_ms", Ok, None),
+            ("p95_ms", Ok, few)
+        ])
+    );
+}

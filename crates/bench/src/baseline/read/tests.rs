@@ -33,6 +33,32 @@ const B: &str = r#"{
   }
 }"#;
 
+/// The specification prints schema B below a comment with the file's name.
+#[test]
+fn reads_files_with_comments() {
+    let plain = PerformanceBaseline::from_json(B).unwrap();
+    let name = "// benchmarks/baselines/rdna3-q4_k_m.json\n";
+    let lines = B.replace(",\n", ", // see \"above\"\n");
+    for text in [
+        format!("{name}{B}"),
+        format!("{name}{lines}\n// end"),
+        B.replace('\n', "\r\n"),
+    ] {
+        assert_eq!(
+            PerformanceBaseline::from_json(&text).unwrap(),
+            plain,
+            "{text}"
+        );
+    }
+    // Slashes in texts are no comments, and neither is one slash.
+    let text = A.replace("Performance baseline", r#"https://x \\\" // y \\"#);
+    let description = &PerformanceBaseline::from_json(&text).unwrap().metadata["description"];
+    assert_eq!(description, r#"https://x \" // y \ for ROCmForge"#);
+    for bad in ["/", "{} /", "// only", "{ / / }"] {
+        PerformanceBaseline::from_json(bad).unwrap_err();
+    }
+}
+
 #[test]
 fn reads_and_writes_schema_a() {
     let baseline = PerformanceBaseline::from_json(A).unwrap();
