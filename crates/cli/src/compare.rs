@@ -90,6 +90,13 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     if args.threads == Some(0) {
         return Err(usage("-t must be at least 1"));
     }
+    let threshold = args.threshold.clone().unwrap_or_default();
+    if let Some((metric, _)) = threshold.per_metric.first() {
+        return Err(usage(format!(
+            "--threshold names the metric '{}', and only speeds are compared here; write --threshold 5",
+            output::for_terminal(metric)
+        )));
+    }
     let tests = tests(args)?;
     if !path.is_file() {
         let path = output::for_terminal(&path.to_string_lossy());
@@ -110,7 +117,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
             Peer::LlamaBench => PAIRS,
             Peer::Rocmforge => PAIRS_OF_BUILDS,
         }),
-        threshold: args.threshold.clone().unwrap_or_default().default,
+        threshold: threshold.default,
         pairs: Vec::new(),
     };
     let result = measure(&programs, &tests, &interrupt, &mut found);

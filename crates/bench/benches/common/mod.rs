@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use rocmforge_bench::baseline::{
     ComparisonResult, Hardware, Measurement, PerformanceBaseline, RegressionReport, Rules, Store,
-    check_name,
 };
 use rocmforge_bench::export::{Detail, Exporter, Form};
 use rocmforge_bench::{
@@ -180,8 +179,8 @@ fn bench(suite: Suite) -> Result<Verdict, Failure> {
         (Some(name), Some(store)) => Some((name, store.load(name)?)),
         _ => None,
     };
-    if let Some(name) = &flags.save {
-        check_name(name)?;
+    if let (Some(name), Some(store)) = (&flags.save, &store) {
+        store.check(name)?;
     }
     let devices = flags.devices()?;
     let model = match suite {

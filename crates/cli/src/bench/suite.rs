@@ -90,6 +90,7 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
     {
         outcome = ended;
     }
+    let last_case = printer.bar.message();
     printer.bar.finish_and_clear();
     if let Some(error) = printer.error.take() {
         return Err(error);
@@ -116,7 +117,12 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
             names.len()
         ),
         Outcome::Finished { .. } => kept,
-        Outcome::Stopped => Err(Early::Interrupted.into()),
+        Outcome::Stopped => {
+            output::note(&format!(
+                "notice: stopped in {last_case}; only the cases before it have results"
+            ));
+            Err(Early::Interrupted.into())
+        }
     }
 }
 

@@ -118,9 +118,9 @@ fn bench_saves_and_compares_baselines() {
         );
     }
 
-    // Compared with times divided by 100 this is a regression, with longer ones an improvement.
-    write(dir, "fast.json", &scaled(&baseline, 0.01));
-    write(dir, "slow.json", &scaled(&baseline, 100.0));
+    // Compared with times divided by 10,000, more than any load explains, this is a regression, with longer ones an improvement.
+    write(dir, "fast.json", &scaled(&baseline, 1e-4));
+    write(dir, "slow.json", &scaled(&baseline, 1e4));
     let worse = bench(
         dir,
         &["--compare-baseline", "fast", "--save-baseline", "second"],
@@ -200,7 +200,7 @@ fn suites_save_their_rows() {
         assert_eq!(entry["samples"]["ms"], row["samples_ms"]);
         assert_eq!(entry["hardware"]["n_threads"], row["hardware"]["n_threads"]);
     }
-    write(dir, "fast.json", &scaled(&baseline, 0.01));
+    write(dir, "fast.json", &scaled(&baseline, 1e-4));
     let worse = suite(&["--compare-baseline", "fast", "--recheck", "1"]);
     worse.fails(3, "benchmarks are worse than in 'fast'");
     let rows: Vec<Value> = serde_json::from_slice(&worse.stdout).unwrap();
@@ -269,7 +269,7 @@ fn rejects_incomparable_baselines_before_measuring() {
     for entry in foreign["baselines"].as_object_mut().unwrap().values_mut() {
         entry["hardware"]["cpu_model"] = "Another CPU".into();
     }
-    write(dir, "foreign.json", &scaled(&foreign, 100.0));
+    write(dir, "foreign.json", &scaled(&foreign, 1e4));
     write(
         dir,
         "typed.json",
@@ -355,6 +355,7 @@ fn lists_shows_compares_and_charts_the_folder() {
     let mut a = read(&dir.join("a.json"));
     for entry in a["baselines"].as_object_mut().unwrap().values_mut() {
         entry["samples"]["ms"] = json!([10.0, 10.01, 10.02, 10.03, 10.04, 10.05]);
+        entry["metrics"]["other_load"] = json!(0.0);
     }
     write(dir, "a.json", &a);
     let mut slower = scaled(&a, 1.5);
@@ -467,8 +468,8 @@ fn other_models_are_not_compared() {
     let (one, two) = (model("one.gguf"), model("two.gguf"));
     bench(dir, &["-m", &one, "--save-baseline", "main"]).ok();
     let saved = read(&dir.join("main.json"));
-    write(dir, "fast.json", &scaled(&saved, 0.01));
-    // 100 times slower than "one" was.
+    write(dir, "fast.json", &scaled(&saved, 1e-4));
+    // 10,000 times slower than "one" was.
     bench(dir, &["-m", &two, "--compare-baseline", "fast"]).fails(1, "nothing to compare");
     bench(
         dir,
@@ -504,7 +505,7 @@ fn other_models_are_not_compared() {
             "inference/decode/pp8/B1/cpu of one.gguf"
         ]
     );
-    write(dir, "fast.json", &scaled(&saved, 0.01));
+    write(dir, "fast.json", &scaled(&saved, 1e-4));
     suite(&two, &["--compare-baseline", "fast"]).fails(1, "nothing to compare");
     let worse = suite(&one, &["--compare-baseline", "fast", "--recheck", "1"]);
     worse.fails(3, "worse");

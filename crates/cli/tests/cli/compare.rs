@@ -215,6 +215,11 @@ fn reports_errors() {
     for (args, code, part) in [
         (&["-t", "0"][..], 2, "-t must be"),
         (&["--pairs", "0"], 2, "--pairs"),
+        (
+            &["--threshold", "p50_ms=5"],
+            2,
+            "only speeds are compared here",
+        ),
         (&["--device", "xpu"], 2, "--device"),
         (&["-d", "33", "--pairs", "1"], 1, "rocmforge failed"),
         (

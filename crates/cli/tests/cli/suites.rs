@@ -239,12 +239,25 @@ fn stopped_run_prints_its_rows() {
             .success()
     );
     lines.read_to_string(&mut text).unwrap();
+    let mut told = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut told)
+        .unwrap();
     let status = child.wait().unwrap();
     let rows: Value = serde_json::from_str(&text).unwrap();
     let n_rows = rows.as_array().unwrap().len();
     // It may have ended before the signal.
     match status.code() {
-        Some(130) => assert!(n_rows >= 1),
+        Some(130) => {
+            assert!(n_rows >= 1);
+            assert!(
+                told.contains("notice: stopped in matmul/dense/F32/"),
+                "{told}"
+            );
+        }
         code => assert_eq!((code, n_rows), (Some(0), 2)),
     }
 }
