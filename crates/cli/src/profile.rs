@@ -118,6 +118,8 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     if !runs.is_complete() {
         return Err(Early::Interrupted.into());
     }
+    // Before peaks are measured again.
+    let peak_bytes = gather::peak_resident_bytes().filter(|_| counts_peak);
     if let Device::Cpu = session.config.device {
         // The peaks of a GPU need memory that the model has now.
         ceilings.extend(self::ceilings(&session.config)?);
@@ -133,7 +135,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         },
         other_load,
         session: &session,
-        counts_peak,
+        peak_bytes,
         load,
         tokenize,
         n_prompt: prompt.len(),

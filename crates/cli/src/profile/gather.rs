@@ -44,8 +44,8 @@ pub struct Found<'a> {
     pub ceilings: Vec<Ceilings>,
     /// Share of the cores that other programs used during the runs.
     pub other_load: Option<f64>,
-    /// Whether the process's peak memory was reset after the model was loaded.
-    pub counts_peak: bool,
+    /// Peak memory of the process for the model and its runs, if the system reports it.
+    pub peak_bytes: Option<u64>,
     pub load: Duration,
     /// `None` without a text.
     pub tokenize: Option<Duration>,
@@ -353,7 +353,7 @@ impl Found<'_> {
             }),
             peak: match info.device_memory {
                 Some(memory) => Some(memory.total),
-                None => peak_resident_bytes().filter(|_| self.counts_peak),
+                None => self.peak_bytes,
             },
             fragmentation: usage.fragmentation(),
         }
@@ -503,7 +503,7 @@ fn command() -> String {
 }
 
 /// Returns the process's peak memory since the last reset; `None` if the system does not report it.
-fn peak_resident_bytes() -> Option<u64> {
+pub fn peak_resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
         .lines()

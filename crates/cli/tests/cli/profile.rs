@@ -200,6 +200,8 @@ fn json_profile_adds_up() {
     // If the system reports it.
     let peak = profile.memory.peak;
     assert!(peak.is_none_or(|peak| peak > profile.memory.weights / 2));
+    // Without the buffer for measuring the memory's peak rate.
+    assert!(peak.is_none_or(|peak| peak < 256 << 20), "{peak:?}");
     assert!(profile.memory.scratch.unwrap() > 0);
 }
 
