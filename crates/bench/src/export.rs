@@ -350,6 +350,28 @@ mod tests {
     }
 
     #[test]
+    fn rows_say_what_to_think_of_them() {
+        let told = |bandwidth: f64, ops: f64, load: f64| {
+            let mut row = row();
+            row.notes.clear();
+            row.times.noise = 0.0;
+            row.rates.bandwidth_roofline_share = Some(bandwidth);
+            row.rates.compute_roofline_share = Some(ops);
+            row.metrics.insert(OTHER_LOAD.to_string(), load);
+            notes(&row)
+        };
+        assert_eq!(told(1.0, 0.9, 0.04), Vec::<String>::new());
+        assert_eq!(
+            told(2.45, 1.1, 0.4),
+            [
+                "busy machine: other programs took 40 % of its cores",
+                "faster than memory: the data stays in a cache",
+                "above the peak, which was measured at a slower moment",
+            ]
+        );
+    }
+
+    #[test]
     fn numbers_have_four_significant_digits() {
         for (x, text) in [
             (0.0, "0.000"),

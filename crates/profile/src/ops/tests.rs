@@ -311,6 +311,20 @@ fn sums_up_a_phase() {
 }
 
 #[test]
+fn a_timeline_has_a_bound() {
+    with_model(|_, ops| {
+        // Six spans on a CPU; on a GPU 18, with two for each of six launches.
+        for (with_launches, n) in [(false, 6), (true, 18)] {
+            let step = step(with_launches);
+            let mut timeline = Timeline::new(step.started);
+            let added = [(); 3].map(|()| timeline.add_step_within(ops, &step, 2 * n));
+            assert_eq!(added, [true, true, false]);
+            assert_eq!(timeline.finish().len(), 2 * n);
+        }
+    });
+}
+
+#[test]
 fn nests_spans_on_their_lanes() {
     with_model(|_, ops| {
         let spans = |with_launches| {
