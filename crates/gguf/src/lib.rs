@@ -21,7 +21,7 @@ mod tensors;
 mod value;
 mod write;
 
-pub use display::escape_control;
+pub use display::{escape_control, shown, shown_list, shown_message};
 pub use error::Error;
 pub use file::{Gguf, LoadMode};
 pub use metadata::Metadata;

@@ -1,11 +1,23 @@
 //! A file that appears under its name only when it is complete: written under a temporary name in the same folder,
-//! flushed to disk, then renamed. Dropped earlier, it leaves nothing behind.
+//! flushed to disk, then renamed. Dropped earlier, it leaves nothing behind; what a killed program leaves, the next one
+//! that writes the same file removes.
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
+
+/// Longest file name of common file systems.
+const MAX_NAME_BYTES: usize = 255;
+/// Bytes of a name that its temporary name repeats.
+const SHOWN_NAME_BYTES: usize = 200;
+/// Between the file's name and the random characters of a temporary name.
+const INFIX: &str = ".new-";
+const SUFFIX: &str = ".part";
+/// Tries to create a temporary file that no other program takes for a leftover.
+const MAX_TRIES: usize = 8;
 
 /// What to do if the file already exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,17 +54,36 @@ impl NewFile {
                 "the path has no file name",
             ));
         };
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
+        if name.len() > MAX_NAME_BYTES {
+            return Err(io::Error::new(
+                ErrorKind::InvalidFilename,
+                format!(
+                    "its name has {} bytes, and file systems allow {MAX_NAME_BYTES}; use a shorter one",
+                    name.len()
+                ),
+            ));
+        }
+        let prefix = prefix_of(name);
+        let folder = folder_of(path);
+        remove_leftovers(folder, &prefix);
         let mut builder = tempfile::Builder::new();
-        builder.prefix(&hidden).suffix(".part");
+        builder.prefix(&prefix).suffix(SUFFIX);
         // As any new file, within the user's umask; temporary files are private otherwise.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        Ok(NewFile {
-            file: builder.tempfile_in(folder_of(path))?,
-            path: path.to_owned(),
-        })
+        for _ in 0..MAX_TRIES {
+            let file = builder.tempfile_in(folder)?;
+            if is_ours(file.as_file())? {
+                return Ok(NewFile {
+                    file,
+                    path: path.to_owned(),
+                });
+            }
+        }
+        Err(io::Error::new(
+            ErrorKind::ResourceBusy,
+            "other programs keep removing it; try again",
+        ))
     }
 
     /// Reserves `n_bytes` on disk, so that a full disk is an error now rather than after the work. Does nothing if the
@@ -95,6 +126,64 @@ fn folder_of(path: &Path) -> &Path {
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))
+}
+
+/// The beginning of the temporary names of the file `name`.
+fn prefix_of(name: &OsStr) -> String {
+    let name = name.to_string_lossy();
+    let end = name.floor_char_boundary(SHOWN_NAME_BYTES);
+    format!(".{}{INFIX}", &name[..end])
+}
+
+/// Locks a new temporary file, so that [`remove_leftovers`] of another program spares it; returns whether the file is
+/// still there.
+fn is_ours(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => return Ok(false),
+        // Without locks, no program can take the file for a leftover.
+        Err(TryLockError::Error(_)) | Ok(()) => {}
+    }
+    #[cfg(unix)]
+    return Ok(std::os::unix::fs::MetadataExt::nlink(&file.metadata()?) > 0);
+    #[cfg(not(unix))]
+    Ok(true)
+}
+
+/// Removes what killed programs left: regular files with a temporary name that no program has locked.
+fn remove_leftovers(folder: &Path, prefix: &str) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let random = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(prefix)?.strip_suffix(SUFFIX));
+        let is_temporary = random.is_some_and(|random| {
+            random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
+        });
+        if is_temporary
+            && let Ok(file) = open_regular(&entry.path())
+            && file.try_lock().is_ok()
+        {
+            // A leftover only takes space; failing to remove it is no reason to stop.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Opens a file for reading; fails on links, and on pipes without waiting for their other end.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt as _;
+        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    }
+    let file = options.open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(ErrorKind::InvalidInput.into()),
+    }
 }
 
 impl Write for NewFile {
@@ -151,6 +240,80 @@ mod tests {
         let nowhere = folder.path().join("missing/a.gguf");
         let error = NewFile::create(&nowhere, Existing::Keep).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn removes_what_killed_programs_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        // As a killed program leaves it: reserved, and locked by nobody.
+        let left = NewFile::create(&path, Existing::Keep).unwrap();
+        left.reserve(1 << 20).unwrap();
+        let (left, left_path) = left.file.keep().unwrap();
+        drop(left);
+        // One that is being written, one of another file, and names that only look alike.
+        let others = [
+            "ab.gguf",
+            "a.gguf.new-123456.part",
+            ".a.gguf.new-12345.part",
+        ];
+        for other in others {
+            fs::write(folder.path().join(other), "x").unwrap();
+        }
+        let in_use = NewFile::create(&path, Existing::Keep).unwrap();
+        assert!(!left_path.exists());
+        let second = NewFile::create(&path, Existing::Keep).unwrap();
+        assert!(in_use.file.path().exists() && second.file.path().exists());
+        drop((in_use, second));
+        let mut left: Vec<String> = names(folder.path());
+        left.sort();
+        assert_eq!(
+            left,
+            [
+                ".a.gguf.new-12345.part",
+                "a.gguf.new-123456.part",
+                "ab.gguf"
+            ]
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn spares_links_and_pipes_with_temporary_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("target");
+        fs::write(&target, "kept").unwrap();
+        let link = folder.path().join(".a.new-abcdef.part");
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let pipe = folder.path().join(".a.new-ghijkl.part");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from(0o600),
+            0,
+        )
+        .unwrap();
+        let file = NewFile::create(&folder.path().join("a"), Existing::Keep).unwrap();
+        file.commit().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"kept");
+        assert!(link.is_symlink() && pipe.exists());
+    }
+
+    #[test]
+    fn writes_the_longest_name_and_refuses_longer_ones_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a".repeat(255), "é".repeat(127)] {
+            let file = NewFile::create(&folder.path().join(&name), Existing::Keep).unwrap();
+            file.commit().unwrap();
+            assert!(folder.path().join(&name).exists());
+        }
+        let error = NewFile::create(&folder.path().join("a".repeat(256)), Existing::Keep);
+        let message = error.unwrap_err().to_string();
+        assert!(
+            message.contains("256 bytes") && message.contains("255"),
+            "{message}"
+        );
     }
 
     #[test]

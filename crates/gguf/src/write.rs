@@ -2,7 +2,7 @@
 //! data of declared tensors is then written through a [`DataStream`], so a file may be larger than memory.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{self, Write};
 
 use crate::error::Error;
@@ -16,7 +16,10 @@ use crate::tensors::{MAX_DIMS, MAX_NAME_BYTES, MAX_TENSORS, checked_bytes};
 #[derive(Clone, Debug, Default)]
 pub struct Writer<'a> {
     metadata: Vec<(String, OwnedValue)>,
+    /// Indices of `metadata` by key.
+    by_key: HashMap<String, usize>,
     tensors: Vec<Tensor<'a>>,
+    tensor_names: HashSet<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,9 +44,12 @@ impl<'a> Writer<'a> {
     /// tensors.
     pub fn set(&mut self, key: &str, value: impl Into<OwnedValue>) -> &mut Self {
         let value = value.into();
-        match self.metadata.iter_mut().find(|(k, _)| k == key) {
-            Some((_, old)) => *old = value,
-            None => self.metadata.push((key.to_owned(), value)),
+        match self.by_key.get(key) {
+            Some(&at) => self.metadata[at].1 = value,
+            None => {
+                self.by_key.insert(key.to_owned(), self.metadata.len());
+                self.metadata.push((key.to_owned(), value));
+            }
         }
         self
     }
@@ -101,7 +107,7 @@ impl<'a> Writer<'a> {
             });
         }
         let n_bytes = checked_bytes(name, dims, ty)?;
-        if self.tensors.iter().any(|t| t.name == name) {
+        if !self.tensor_names.insert(name.to_owned()) {
             return Err(Error::DuplicateTensor {
                 name: name.to_owned(),
             });

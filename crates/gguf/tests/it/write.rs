@@ -268,3 +268,21 @@ fn rejects_tensors_and_keys_that_a_file_cannot_hold() {
     let error = w.to_vec().unwrap_err();
     assert!(matches!(error, Error::Unwritable { .. }), "{error}");
 }
+
+/// Would take minutes if each name were compared with all others.
+#[test]
+fn adds_many_keys_and_tensors() {
+    let n = 300_000;
+    let mut writer = Writer::new("test");
+    for i in 0..n {
+        writer.set(&format!("key.{i}"), i);
+        writer
+            .declare_tensor(&format!("tensor.{i}"), &[1], GgmlType::F32)
+            .unwrap();
+    }
+    writer.set("key.7", 8u32);
+    let again = writer.declare_tensor("tensor.7", &[1], GgmlType::F32);
+    assert!(matches!(again, Err(Error::DuplicateTensor { .. })));
+    let error = writer.to_vec().unwrap_err();
+    assert!(error.to_string().contains(&(n + 1).to_string()), "{error}");
+}
