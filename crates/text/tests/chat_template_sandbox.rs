@@ -12,13 +12,15 @@ use serde_json::{Value, json};
 enum Expected {
     Text(&'static str),
     Refused(&'static str),
+    /// An error whose message is cut.
+    Cut,
     /// Stopped by a limit of the interpreter.
     Limited,
     /// Stopped by a limit of the process.
     Stopped,
 }
 
-use Expected::{Limited, Refused, Stopped, Text};
+use Expected::{Cut, Limited, Refused, Stopped, Text};
 
 const CASES: &[(&str, &str, Expected)] = &[
     (
@@ -31,6 +33,16 @@ const CASES: &[(&str, &str, Expected)] = &[
         "a_refusal",
         "{{ raise_exception('no \\u2028 thanks') }}",
         Refused("no \u{2028} thanks"),
+    ),
+    (
+        "a_refusal_of_90_mb",
+        "{{ raise_exception('\\u0001' * 90000000) }}",
+        Cut,
+    ),
+    (
+        "a_failure_that_names_90_mb",
+        "{% include 'x' * 90000000 %}",
+        Cut,
     ),
     (
         "endless_loop",
@@ -121,6 +133,13 @@ fn check(name: &str, template: &str, expected: &Expected) {
         (Refused(expected), Err(TemplateError::Render(RenderError::Refused { message }))) => {
             message == expected
         }
+        (Cut, Err(TemplateError::Render(error))) => {
+            let (RenderError::Refused { message } | RenderError::Failed { message, .. }) = error
+            else {
+                panic!("{error:?}");
+            };
+            message.len() > 100 && message.len() <= 5000 && error.to_string().len() < 10_000
+        }
         (Limited, Err(TemplateError::Render(error))) => {
             !matches!(error, RenderError::Refused { .. })
         }
@@ -152,14 +171,64 @@ fn check_processes() {
     assert!(matches!(missing.check(), Err(TemplateError::Process(_))));
 }
 
+/// A template of 30 MB of characters that JSON escapes, within the limits of text.
+fn check_long_text() {
+    let program = std::env::current_exe().unwrap();
+    let template = ChatTemplate::from_source("{{ '\\u0001' * 30000000 }}")
+        .unwrap()
+        .in_sandbox(Sandbox::new(program, [OsString::from("serve")]));
+    let text = template.render(&Conversation::default()).unwrap();
+    assert!(text.len() == 30_000_000 && text.bytes().all(|b| b == 1));
+}
+
+/// Runs this program again under limits that are below those of a rendering.
+fn check_own_limits() {
+    let program = std::env::current_exe().unwrap();
+    let script = "ulimit -v 300000 && ulimit -t 1 && exec \"$0\" limited";
+    let mut shell = std::process::Command::new("sh");
+    let status = shell.args(["-c", script]).arg(program).status().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+/// The part of [`check_own_limits`] under the limits.
+fn check_limited() {
+    let program = std::env::current_exe().unwrap();
+    let render = |source: &str| {
+        ChatTemplate::from_source(source)
+            .unwrap()
+            .in_sandbox(Sandbox::new(&program, [OsString::from("serve")]))
+            .render(&Conversation::default())
+    };
+    assert_eq!(render("fine").unwrap(), "fine");
+    let error = render("{{ ('x' * 90000000) ~ ('y' * 90000000) ~ ('z' * 90000000) }}");
+    assert!(
+        matches!(
+            error,
+            Err(TemplateError::OwnLimits {
+                memory_mib: 292,
+                seconds: 1
+            })
+        ),
+        "{error:?}"
+    );
+}
+
 fn main() {
     const PROCESSES: &str = "processes";
+    const LONG_TEXT: &str = "a_text_of_control_characters";
+    const OWN_LIMITS: &str = "limits_of_this_process";
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.first().is_some_and(|arg| arg == "serve") {
         serve().unwrap();
         return;
     }
-    let names = CASES.iter().map(|(name, ..)| *name).chain([PROCESSES]);
+    if args.first().is_some_and(|arg| arg == "limited") {
+        return check_limited();
+    }
+    let names = CASES
+        .iter()
+        .map(|(name, ..)| *name)
+        .chain([PROCESSES, LONG_TEXT, OWN_LIMITS]);
     if args.iter().any(|arg| arg == "--list") {
         let is_ignored = args.iter().any(|arg| arg == "--ignored");
         names
@@ -178,5 +247,11 @@ fn main() {
     }
     if is_wanted(PROCESSES) {
         check_processes();
+    }
+    if is_wanted(LONG_TEXT) {
+        check_long_text();
+    }
+    if is_wanted(OWN_LIMITS) {
+        check_own_limits();
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of chat templates. Texts from a template come from the file, so they are escaped where they are shown.
 
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{shown, shown_message};
 use serde::{Deserialize, Serialize};
 
 /// Why there is no template, or why it gave no prompt.
@@ -13,8 +13,8 @@ pub enum TemplateError {
     /// There is no template with this name.
     #[error(
         "the file has no chat template '{}'; it has: {}",
-        escape_control(name),
-        escape_control(available)
+        shown(name),
+        shown_message(available)
     )]
     UnknownName {
         /// The requested name.
@@ -38,6 +38,16 @@ pub enum TemplateError {
     /// The rendering process could not be run.
     #[error("cannot run the process that renders chat templates: {0}")]
     Process(std::io::Error),
+    /// The rendering process was stopped by the limits of this process, which are below those of rendering.
+    #[error(
+        "the chat template was stopped: this program may use only {memory_mib} MiB of memory and {seconds} s of CPU time; raise its limits (ulimit -v, ulimit -t)"
+    )]
+    OwnLimits {
+        /// Memory limit in force.
+        memory_mib: u64,
+        /// CPU time limit in force.
+        seconds: u64,
+    },
     /// The rendering process was stopped by its limits, or crashed.
     #[error(
         "the chat template was stopped: it needs more than {memory_mib} MiB of memory or {seconds} s of CPU time; use another template"
@@ -50,7 +60,7 @@ pub enum TemplateError {
     },
 }
 
-/// Why rendering a template failed.
+/// Why rendering a template failed. Messages have at most 4 KiB.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenderError {
@@ -65,7 +75,7 @@ pub enum RenderError {
     /// The template called `raise_exception`: it does not accept this conversation.
     #[error(
         "the chat template refuses this conversation: {}",
-        escape_control(message)
+        shown_message(message)
     )]
     Refused {
         /// The template's message.
@@ -94,9 +104,9 @@ pub enum RenderError {
 }
 
 fn place(line: Option<usize>, message: &str) -> String {
-    let message = escape_control(message);
+    let message = shown_message(message);
     match line {
         Some(line) => format!("line {line}: {message}"),
-        None => message.into_owned(),
+        None => message,
     }
 }

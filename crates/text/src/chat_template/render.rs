@@ -2,6 +2,7 @@
 //! controls, `raise_exception`, `strftime_now`, its `tojson`, and Python's methods of strings, lists and mappings.
 
 use std::borrow::Cow;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,7 +21,10 @@ use super::{Clock, filters, python, strftime};
 const MAX_STEPS: u64 = 20_000_000;
 
 /// Maximum bytes of a prompt; a million tokens are about 4 MB.
-const MAX_TEXT_BYTES: usize = 32 << 20;
+pub(super) const MAX_TEXT_BYTES: usize = 32 << 20;
+
+/// Maximum bytes of an error's message.
+const MAX_MESSAGE_BYTES: usize = 4 << 10;
 
 /// Maximum macro recursion.
 const MAX_RECURSION: usize = 100;
@@ -124,7 +128,10 @@ fn environment<'s>(clock: &Clock, marks: &str) -> Environment<'s> {
     env.add_function(
         "raise_exception",
         |message: &Value| -> Result<Value, Error> {
-            let message = message.to_string();
+            let mut text = Message(String::new());
+            // Stops at the limit.
+            let _ = write!(text, "{message}");
+            let message = text.0;
             Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
                 .with_source(Refusal(message)))
         },
@@ -186,10 +193,28 @@ impl Write for Capped {
     }
 }
 
+/// The beginning of a message, at most [`MAX_MESSAGE_BYTES`].
+struct Message(String);
+
+impl fmt::Write for Message {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let left = MAX_MESSAGE_BYTES - self.0.len();
+        self.0.push_str(&text[..text.floor_char_boundary(left)]);
+        match text.len() <= left {
+            true => Ok(()),
+            false => Err(fmt::Error),
+        }
+    }
+}
+
 /// The message that a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
+
+fn cut(message: &str) -> &str {
+    &message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)]
+}
 
 enum Stage {
     Compile,
@@ -212,7 +237,8 @@ fn describe(error: &Error, stage: Stage) -> RenderError {
     }
     let line = error.line();
     let message = match error.detail() {
-        Some(detail) => format!("{}: {detail}", error.kind()),
+        // A detail may quote a value of the template.
+        Some(detail) => format!("{}: {}", error.kind(), cut(detail)),
         None => error.kind().to_string(),
     };
     match stage {

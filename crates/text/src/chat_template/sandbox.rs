@@ -8,8 +8,8 @@
 //! space and CPU time, and whatever happens there is an error here. The cost is one process start, about 2 ms per
 //! prompt.
 //!
-//! The child is a program that calls [`serve`], normally the current program with a special argument. Each side sends
-//! one JSON document.
+//! The child is a program that calls [`serve`], normally the current program with a special argument. It reads one JSON
+//! document and answers with the text or, in JSON, an error; the first byte says which.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::error::{RenderError, TemplateError};
-use super::render::{Job, render};
+use super::render::{Job, MAX_TEXT_BYTES, render};
 
 /// Limits of one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,8 +60,35 @@ struct Order<'a> {
     job: Job<'a>,
 }
 
-/// The output of the child.
-type Answer = Result<String, RenderError>;
+/// First and last byte of an answer with the text between them.
+const TEXT: u8 = b'+';
+/// First byte of an answer that continues with a [`RenderError`] in JSON.
+const ERROR: u8 = b'-';
+/// Longest answer to read. Messages of errors are much shorter than a text may be.
+const MAX_ANSWER_BYTES: usize = 2 + MAX_TEXT_BYTES;
+
+impl Limits {
+    /// Lowers the limits to those of this process, which a child inherits and cannot raise.
+    #[cfg(unix)]
+    fn within_own(self) -> Limits {
+        use rustix::process::{Resource, getrlimit};
+        let own = |resource| {
+            let limit = getrlimit(resource);
+            let [soft, hard] = [limit.current, limit.maximum].map(|n| n.unwrap_or(u64::MAX));
+            soft.min(hard)
+        };
+        Limits {
+            memory_mib: self.memory_mib.min(own(Resource::As) >> 20),
+            cpu_seconds: self.cpu_seconds.min(own(Resource::Cpu)),
+            ..self
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn within_own(self) -> Limits {
+        self
+    }
+}
 
 impl Sandbox {
     /// Creates a sandbox. `program` with `args` must call [`serve`] and write nothing else to standard output.
@@ -79,11 +106,9 @@ impl Sandbox {
     }
 
     pub(super) fn render(&self, job: Job<'_>) -> Result<String, TemplateError> {
-        let order = serde_json::to_vec(&Order {
-            limits: self.limits,
-            job,
-        })
-        .map_err(|error| TemplateError::Process(error.into()))?;
+        let limits = self.limits.within_own();
+        let order = serde_json::to_vec(&Order { limits, job })
+            .map_err(|error| TemplateError::Process(error.into()))?;
         let mut child = Running(
             Command::new(&self.program)
                 .args(&self.args)
@@ -93,15 +118,35 @@ impl Sandbox {
                 .spawn()
                 .map_err(TemplateError::Process)?,
         );
-        let answer = child.ask(order, Duration::from_secs(self.limits.wall_seconds));
+        let answer = child.ask(order, Duration::from_secs(limits.wall_seconds));
         // A child that crashed or was stopped wrote half an answer or none.
-        match answer.as_deref().map(serde_json::from_slice::<Answer>) {
-            Some(Ok(answer)) => Ok(answer?),
-            _ => Err(TemplateError::Stopped {
-                memory_mib: self.limits.memory_mib,
-                seconds: self.limits.cpu_seconds,
-            }),
+        let stopped = match limits == self.limits {
+            true => TemplateError::Stopped {
+                memory_mib: limits.memory_mib,
+                seconds: limits.cpu_seconds,
+            },
+            false => TemplateError::OwnLimits {
+                memory_mib: limits.memory_mib,
+                seconds: limits.cpu_seconds,
+            },
+        };
+        match answer.as_deref().map(parse) {
+            Some(Some(answer)) => Ok(answer?),
+            _ => Err(stopped),
         }
+    }
+}
+
+/// Parses an answer; `None` if it is not complete.
+fn parse(answer: &[u8]) -> Option<Result<String, RenderError>> {
+    match answer.split_first()? {
+        (&TEXT, rest) => {
+            // The last byte shows that the text is complete.
+            let text = rest.strip_suffix(&[TEXT])?;
+            Some(Ok(std::str::from_utf8(text).ok()?.to_owned()))
+        }
+        (&ERROR, rest) => serde_json::from_slice(rest).ok().map(Err),
+        _ => None,
     }
 }
 
@@ -111,7 +156,7 @@ struct Running(Child);
 impl Running {
     /// Sends `order` to the child; returns its whole answer if it comes in time.
     fn ask(&mut self, order: Vec<u8>, time: Duration) -> Option<Vec<u8>> {
-        let (mut stdin, mut stdout) = (self.0.stdin.take()?, self.0.stdout.take()?);
+        let (mut stdin, stdout) = (self.0.stdin.take()?, self.0.stdout.take()?);
         let (send, receive) = mpsc::channel();
         // The thread ends with the child, because killing that closes both pipes.
         std::thread::Builder::new()
@@ -121,7 +166,9 @@ impl Running {
                 let _ = stdin.write_all(&order);
                 drop(stdin);
                 let mut answer = Vec::new();
-                let _ = stdout.read_to_end(&mut answer);
+                let _ = stdout
+                    .take(MAX_ANSWER_BYTES as u64)
+                    .read_to_end(&mut answer);
                 let _ = send.send(answer);
             })
             .ok()?;
@@ -147,9 +194,19 @@ pub fn serve() -> io::Result<()> {
     io::stdin().read_to_end(&mut order)?;
     let order: Order<'_> = serde_json::from_slice(&order)?;
     apply(order.limits)?;
-    let answer: Answer = render(&order.job);
+    let answer = render(&order.job);
     let mut stdout = io::stdout().lock();
-    serde_json::to_writer(&mut stdout, &answer)?;
+    match answer {
+        Ok(text) => {
+            stdout.write_all(&[TEXT])?;
+            stdout.write_all(text.as_bytes())?;
+            stdout.write_all(&[TEXT])?;
+        }
+        Err(error) => {
+            stdout.write_all(&[ERROR])?;
+            serde_json::to_writer(&mut stdout, &error)?;
+        }
+    }
     stdout.flush()
 }
 

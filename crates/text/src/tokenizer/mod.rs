@@ -12,6 +12,7 @@ mod detokenize;
 mod edges;
 mod error;
 mod hash;
+mod longest;
 mod merge;
 mod overlaps;
 mod pre_table;
@@ -220,7 +221,8 @@ impl Tokenizer {
         let mut merger = Merger::default();
         let mut after_special = true;
         let mut pos = 0;
-        while let Some(found) = self.special_texts.find(text, pos, recognize) {
+        let mut special = self.special_texts.search(text, recognize);
+        while let Some(found) = special.next(pos) {
             if found.before > pos {
                 self.encode_plain(
                     &text[pos..found.before],

@@ -4,10 +4,10 @@
 //! llama.cpp marks some tokens (those of gpt-oss) as user-defined only so that they are shown. Here they stay control
 //! tokens: shown, but never parsed from user text.
 
-use aho_corasick::{AhoCorasick, Input, Match, MatchKind};
 use rocmforge_gguf::{Metadata, Value};
 
 use super::edges::Edges;
+use super::longest::{LongestFinder, LongestMatches, Match};
 use super::vocab::{TokenKind, Vocab, limit};
 use super::{TokenId, TokenizerError};
 
@@ -275,9 +275,9 @@ pub(super) struct SpecialTexts {
     /// User-defined tokens first, then control and unknown tokens.
     tokens: Vec<SpecialText>,
     /// Finds user-defined tokens; patterns are indices of `tokens`.
-    user_defined: Option<AhoCorasick>,
+    user_defined: Option<LongestFinder>,
     /// Finds all tokens.
-    all: Option<AhoCorasick>,
+    all: Option<LongestFinder>,
     n_user_defined: usize,
     pub(super) edges: Edges,
 }
@@ -324,24 +324,49 @@ impl SpecialTexts {
         })
     }
 
-    /// Returns the first special token in `text` from `start` on; the longest one of several at the same place.
-    pub(super) fn find(
-        &self,
-        text: &[u8],
-        start: usize,
-        recognize: Recognize<'_>,
-    ) -> Option<Found> {
-        let found = match recognize {
-            Recognize::UserDefined => self.user_defined.as_ref()?.find(from(text, start)),
-            Recognize::AllBut([]) => self.all.as_ref()?.find(from(text, start)),
-            Recognize::AllBut(foreign) => self.find_all_but(foreign, text, start),
-        }?;
-        let token = &self.tokens[found.pattern().as_usize()];
-        let (mut before, mut after) = (found.start(), found.end());
-        while token.strip_left && before > start && is_space(text[before - 1]) {
+    /// Searches `text`.
+    pub(super) fn search<'a>(&'a self, text: &'a [u8], recognize: Recognize<'a>) -> Search<'a> {
+        let matches = |finder: &'a Option<LongestFinder>| finder.as_ref().map(|f| f.matches(text));
+        let (found, user_defined, foreign) = match recognize {
+            Recognize::UserDefined => (matches(&self.user_defined), None, &[][..]),
+            Recognize::AllBut(foreign) => {
+                (matches(&self.all), matches(&self.user_defined), foreign)
+            }
+        };
+        Search {
+            texts: self,
+            text,
+            matches: found,
+            foreign,
+            user_defined,
+            next_user_defined: None,
+        }
+    }
+}
+
+/// A search through one text.
+pub(super) struct Search<'a> {
+    texts: &'a SpecialTexts,
+    text: &'a [u8],
+    matches: Option<LongestMatches<'a>>,
+    /// Where no control token begins or ends.
+    foreign: &'a [usize],
+    user_defined: Option<LongestMatches<'a>>,
+    /// The next match of `user_defined`.
+    next_user_defined: Option<Match>,
+}
+
+impl Search<'_> {
+    /// Returns the first special token from `start` on; the longest one of several at the same place. `start` must not
+    /// decrease from call to call.
+    pub(super) fn next(&mut self, start: usize) -> Option<Found> {
+        let found = self.next_match(start)?;
+        let token = &self.texts.tokens[found.pattern];
+        let (mut before, mut after) = (found.start, found.end);
+        while token.strip_left && before > start && is_space(self.text[before - 1]) {
             before -= 1;
         }
-        while token.strip_right && text.get(after).copied().is_some_and(is_space) {
+        while token.strip_right && self.text.get(after).copied().is_some_and(is_space) {
             after += 1;
         }
         Some(Found {
@@ -350,43 +375,43 @@ impl SpecialTexts {
             after,
         })
     }
-}
 
-impl SpecialTexts {
-    fn find_all_but(&self, foreign: &[usize], text: &[u8], mut start: usize) -> Option<Match> {
-        let all = self.all.as_ref()?;
+    fn next_match(&mut self, mut start: usize) -> Option<Match> {
         loop {
-            let found = all.find(from(text, start))?;
-            let is_control = found.pattern().as_usize() >= self.n_user_defined;
-            if !is_control || is_of_template(text, found, foreign) {
+            let found = self.matches.as_mut()?.next(start)?;
+            let is_control = found.pattern >= self.texts.n_user_defined;
+            if !is_control || is_of_template(self.text, found, self.foreign) {
                 return Some(found);
             }
             // A user-defined token may begin at the same place.
-            let shorter = self.user_defined.as_ref().and_then(|finder| {
-                finder
-                    .find(Input::new(text).range(found.range()))
-                    .filter(|shorter| shorter.start() == found.start())
-            });
+            let shorter = self.user_defined_at(found.start);
             if shorter.is_some() {
                 return shorter;
             }
-            start = found.start() + 1;
+            start = found.start + 1;
         }
     }
-}
 
-fn from(text: &[u8], start: usize) -> Input<'_> {
-    Input::new(text).range(start..)
+    /// Returns the longest user-defined token that begins at `start`, which must not decrease from call to call.
+    fn user_defined_at(&mut self, start: usize) -> Option<Match> {
+        if self.next_user_defined.is_none_or(|next| next.start < start) {
+            self.next_user_defined = self.user_defined.as_mut()?.next(start);
+        }
+        self.next_user_defined.filter(|next| next.start == start)
+    }
 }
 
 /// Returns whether first and last character of a token do not begin at one of the `foreign` positions.
 fn is_of_template(text: &[u8], found: Match, foreign: &[usize]) -> bool {
-    let Ok(token) = std::str::from_utf8(&text[found.range()]) else {
+    if foreign.is_empty() {
+        return true;
+    }
+    let Ok(token) = std::str::from_utf8(&text[found.start..found.end]) else {
         return false;
     };
     let last = token.char_indices().next_back().map_or(0, |(at, _)| at);
     let is_foreign = |at: usize| foreign.binary_search(&at).is_ok();
-    !is_foreign(found.start()) && !is_foreign(found.start() + last)
+    !is_foreign(found.start) && !is_foreign(found.start + last)
 }
 
 /// Which tokens include surrounding white space. Files do not say; llama.cpp decides by model name.
@@ -445,15 +470,8 @@ fn is_special(kind: Option<TokenKind>) -> bool {
     )
 }
 
-fn finder(texts: &[(TokenId, &[u8])]) -> Option<AhoCorasick> {
-    if texts.is_empty() {
-        return None;
-    }
-    let texts = texts.iter().map(|&(_, text)| text);
-    let finder = AhoCorasick::builder()
-        .match_kind(MatchKind::LeftmostLongest)
-        .build(texts);
-    Some(finder.expect("MAX_SPECIAL_BYTES states fit the automaton's 31 bits"))
+fn finder(texts: &[(TokenId, &[u8])]) -> Option<LongestFinder> {
+    LongestFinder::new(texts.iter().map(|&(_, text)| text))
 }
 
 /// Returns whether C's `isspace` holds.
