@@ -1,13 +1,13 @@
 //! `rocmforge man`: manual pages, generated from the same definitions as `--help`.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use clap::{Command, CommandFactory as _};
 use clap_mangen::Man;
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{Existing, NewFile, escape_control};
 
 use crate::args::{Cli, ManArgs};
 use crate::exit::usage;
@@ -67,17 +67,9 @@ fn write_all(top: &Command, dir: &Path) -> Result<()> {
 
 /// Writes a file atomically.
 fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    let unfinished = path.with_extension("1.tmp");
-    let written = File::create(&unfinished).and_then(|mut file| {
-        file.write_all(text)?;
-        file.sync_all()
-    });
-    let written = written.and_then(|()| fs::rename(&unfinished, path));
-    if written.is_err() {
-        // It may not exist.
-        let _ = fs::remove_file(&unfinished);
-    }
-    written
+    let mut file = NewFile::create(path, Existing::Replace)?;
+    file.write_all(text)?;
+    file.commit()
 }
 
 fn name(path: &Path) -> String {

@@ -54,7 +54,10 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
 fn show(folder: &ModelsFolder, json: bool) -> Result<()> {
     let listing = folder.list()?;
     let models = listing.models.iter();
-    let models: Vec<Model> = models.map(|model| describe(&listing, model)).collect();
+    let models: Vec<Model> = models
+        .zip(listing.names())
+        .map(|(model, name)| describe(model, name.into_owned()))
+        .collect();
     let mut out = Out::new();
     if json {
         let incomplete = listing.incomplete.iter().map(|file| Incomplete {
@@ -103,7 +106,7 @@ fn table(out: &mut Out, models: &[Model], listing: &Listing) -> Result<()> {
     Ok(())
 }
 
-fn describe(listing: &Listing, model: &LocalModel) -> Model {
+fn describe(model: &LocalModel, name: String) -> Model {
     let (mut architecture, mut quantization, mut problem) = (None, None, None);
     let first = &model.files[0].path;
     match Gguf::open(first, LoadMode::Mmap) {
@@ -120,7 +123,7 @@ fn describe(listing: &Listing, model: &LocalModel) -> Model {
     }
     let modified = model.files.iter().filter_map(|file| file.modified).max();
     Model {
-        name: listing.name_of(model).into_owned(),
+        name,
         path: first.to_string_lossy().into_owned(),
         files: model.files.len(),
         bytes: total(model.files.iter().map(|file| file.bytes)),

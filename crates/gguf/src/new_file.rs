@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
+use crate::regular::open_regular;
+
 /// Longest file name of common file systems.
 const MAX_NAME_BYTES: usize = 255;
 /// Bytes of a name that its temporary name repeats.
@@ -160,29 +162,12 @@ fn remove_leftovers(folder: &Path, prefix: &str) {
             random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
         });
         if is_temporary
-            && let Ok(file) = open_regular(&entry.path())
+            && let Ok(file) = open_regular(&entry.path(), File::options().read(true))
             && file.try_lock().is_ok()
         {
             // A leftover only takes space; failing to remove it is no reason to stop.
             let _ = fs::remove_file(entry.path());
         }
-    }
-}
-
-/// Opens a file for reading; fails on links, and on pipes without waiting for their other end.
-fn open_regular(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true);
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        use std::os::unix::fs::OpenOptionsExt as _;
-        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
-    }
-    let file = options.open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(ErrorKind::InvalidInput.into()),
     }
 }
 

@@ -3,11 +3,13 @@
 //!
 //! The part's name contains the start of the checksum, so parts of another version of the file are never resumed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rocmforge_gguf::open_regular;
 use sha2::{Digest as _, Sha256};
 use ureq::Body;
 use ureq::http::Response;
@@ -64,7 +66,6 @@ impl Download<'_> {
     /// Downloads the file. After an error, the part is kept if a later pull can resume it.
     pub(crate) fn run(&self, observe: &mut Observer<'_>) -> Result<(), Error> {
         let path = part_path(self.to, self.file);
-        self.remove_other_parts(&path);
         let mut part = Part::open(path, self.file)?;
         let mut resumed = part.have > 0;
         if resumed {
@@ -109,24 +110,6 @@ impl Download<'_> {
                 })?;
         }
         Ok(())
-    }
-
-    /// Removes parts of other versions of the file.
-    fn remove_other_parts(&self, part: &Path) {
-        let (Some(dir), Some(name)) = (self.to.parent(), self.to.file_name()) else {
-            return;
-        };
-        let prefix = format!("{}.", name.to_string_lossy());
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let tag = name
-                .strip_prefix(&prefix)
-                .and_then(|rest| rest.strip_suffix(PART_SUFFIX));
-            if tag.is_some_and(|tag| !tag.contains('.')) && entry.path() != part {
-                // A leftover only takes space; failing to remove it is no reason to stop.
-                let _ = fs::remove_file(entry.path());
-            }
-        }
     }
 
     /// Makes one request for what is missing and appends until the part is complete or the connection ends.
@@ -220,9 +203,7 @@ impl Part {
     /// Opens the part of an earlier pull, or a new one.
     fn open(path: PathBuf, remote: &RemoteFile) -> Result<Part, Error> {
         let open = || {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false);
-            let mut file = options.open(&path)?;
+            let mut file = open_part(&path)?;
             let mut hasher = Sha256::new();
             let mut have = file.metadata()?.len();
             if have > remote.bytes || remote.sha256.is_none() {
@@ -302,6 +283,22 @@ impl Part {
         };
         finish().map_err(Error::io("write", to))
     }
+}
+
+/// Opens the part of an earlier pull, or a new one. What is no part, such as a link to a file elsewhere, is removed:
+/// nothing is written through it.
+fn open_part(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true);
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_file() && found.nlink() == 1 => {
+            return open_regular(path, &mut options);
+        }
+        Ok(_) => fs::remove_file(path)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    options.create_new(true).open(path)
 }
 
 /// Hashes `from` to its end and returns the number of bytes.

@@ -1,6 +1,7 @@
 //! The models folder: files at `OWNER/REPO/FILE.gguf` below one root. Lists them and finds models by name.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -233,26 +234,56 @@ impl Listing {
         }
     }
 
-    /// Returns the shortest name that finds `model`.
-    pub fn name_of<'a>(&self, model: &'a LocalModel) -> Cow<'a, str> {
-        let mut parts = model.name.splitn(3, '/');
-        if let (Some(owner), Some(repo), Some(rest)) = (parts.next(), parts.next(), parts.next()) {
-            let local = ModelFiles::<()> {
-                name: rest.to_owned(),
-                files: Vec::new(),
-                n_missing: 0,
-            };
-            for quant in QUANTS.iter().filter(|quant| local.is_quant(quant)) {
-                let name = format!("{owner}/{repo}:{quant}");
-                if let Ok(Some(found)) = self.find(&name)
-                    && found.name == model.name
-                {
-                    return name.into();
-                }
+    /// Returns the shortest name that finds each model, in the order of `models`.
+    pub fn names(&self) -> Vec<Cow<'_, str>> {
+        let quants: Vec<Vec<&str>> = self.models.iter().map(quants_of).collect();
+        // Models of each repository and quantization.
+        let mut counts: HashMap<(&str, &str), usize> = HashMap::new();
+        for (model, quants) in self.models.iter().zip(&quants) {
+            for quant in quants {
+                *counts.entry((repo_of(model), quant)).or_default() += 1;
             }
         }
-        model.name.as_str().into()
+        let name = |(model, quants): (&'_ LocalModel, &Vec<&str>)| {
+            let repo = repo_of(model);
+            let unique = quants.iter().find(|quant| counts[&(repo, **quant)] == 1)?;
+            let name = format!("{repo}:{unique}");
+            let reference = Reference::without_scheme(&name).ok()?;
+            let wanted = Selection::Quant((*unique).to_owned());
+            (reference.repo == repo && reference.selection == wanted).then_some(name)
+        };
+        let models = self.models.iter().zip(&quants);
+        models
+            .map(|pair| match name(pair) {
+                Some(name) => Cow::Owned(name),
+                None => Cow::Borrowed(pair.0.name.as_str()),
+            })
+            .collect()
     }
+}
+
+/// `OWNER/REPO` of a model; empty for one that is not in a repository's folder.
+fn repo_of(model: &LocalModel) -> &str {
+    let mut slashes = model.name.match_indices('/');
+    match slashes.nth(1) {
+        Some((end, _)) => &model.name[..end],
+        None => "",
+    }
+}
+
+/// The quantizations that a model's name states, in the order of [`QUANTS`].
+fn quants_of(model: &LocalModel) -> Vec<&'static str> {
+    let repo = repo_of(model);
+    if repo.is_empty() {
+        return Vec::new();
+    }
+    let local = ModelFiles::<()> {
+        name: model.name[repo.len() + 1..].to_owned(),
+        files: Vec::new(),
+        n_missing: 0,
+    };
+    let quants = QUANTS.into_iter();
+    quants.filter(|quant| local.is_quant(quant)).collect()
 }
 
 /// Quantization names in repositories, longer ones first.
@@ -398,6 +429,32 @@ mod tests {
             listing.find("m-Q8_0"),
             Err(Error::AmbiguousName { models, .. }) if models.len() == 2
         ));
+    }
+
+    /// Would take minutes if each model were looked up among all others.
+    #[test]
+    fn names_many_models() {
+        let model = |name: String| LocalModel {
+            name,
+            files: Vec::new(),
+            n_missing: 0,
+        };
+        let names = (0..20_000).map(|i| model(format!("o/r/m{i:05}-Q4_0.gguf")));
+        let others = ["p/s/m-BF16.gguf", "p/s/m-Q4_0.gguf", "x.gguf"];
+        let listing = Listing {
+            models: names
+                .chain(others.map(|name| model(name.to_owned())))
+                .collect(),
+            incomplete: Vec::new(),
+        };
+        let names = listing.names();
+        assert_eq!(names[19_999], "o/r/m19999-Q4_0.gguf");
+        assert_eq!(names[20_000..], ["p/s:BF16", "p/s:Q4_0", "x.gguf"]);
+        for name in &names[19_998..] {
+            let found = listing.find(name).unwrap().unwrap();
+            let at = names.iter().position(|other| other == name).unwrap();
+            assert_eq!(found.name, listing.models[at].name);
+        }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! How repositories name their files: which are models, which parts belong together, which quantization a name
 //! states, and which names are safe to write. Applies to the hub's listings and to the models folder.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 /// Longest path, and longest name in it.
 const MAX_PATH_BYTES: usize = 1024;
 const MAX_NAME_BYTES: usize = 200;
@@ -96,18 +99,22 @@ pub(crate) fn group<T>(files: impl IntoIterator<Item = (String, T)>) -> Vec<Mode
     files.sort_by(|a, b| a.0.cmp(&b.0));
     files.dedup_by(|a, b| a.0 == b.0);
     let mut groups: Vec<ModelFiles<T>> = Vec::new();
+    // Indices of `groups` by stem and number of parts.
+    let mut split: HashMap<(String, usize), usize> = HashMap::new();
     for (name, file) in files {
         let this = part(&name);
-        let same = |group: &&mut ModelFiles<T>| {
-            let first = part(&group.name);
-            this.is_some_and(|this| {
-                first.is_some_and(|first| (first.stem, first.count) == (this.stem, this.count))
-            })
-        };
-        if let Some(group) = groups.iter_mut().rev().find(same) {
-            group.files.push(file);
-            group.n_missing -= 1;
-            continue;
+        if let Some(part) = this {
+            match split.entry((part.stem.to_owned(), part.count)) {
+                Entry::Occupied(at) => {
+                    let group = &mut groups[*at.get()];
+                    group.files.push(file);
+                    group.n_missing -= 1;
+                    continue;
+                }
+                Entry::Vacant(new) => {
+                    new.insert(groups.len());
+                }
+            }
         }
         let n_missing = this.map_or(0, |part| part.count - 1);
         groups.push(ModelFiles {
@@ -253,6 +260,16 @@ mod tests {
         ] {
             assert_eq!(part(no_part), None, "{no_part}");
         }
+    }
+
+    /// Would take minutes if each part were compared with all groups.
+    #[test]
+    fn groups_many_split_models() {
+        let n = 200_000;
+        let files = (0..n).map(|i| (format!("m{i:06}-00001-of-00002.gguf"), ()));
+        let groups = group(files);
+        assert_eq!(groups.len(), n);
+        assert!(groups.iter().all(|group| group.n_missing == 1));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Pulls a model: lists the repository, takes the folder's lock, checks disk space, downloads what is missing.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::collections::HashSet;
+use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_gguf::{Gguf, LoadMode, open_regular};
 
 use crate::LOCK_NAME;
 use crate::api::{self, RemoteFile};
@@ -12,7 +13,7 @@ use crate::client::Hub;
 use crate::download::{self, Download};
 use crate::error::Error;
 use crate::event::{Event, Observer};
-use crate::folder::ModelsFolder;
+use crate::folder::{ModelsFolder, PART_SUFFIX};
 use crate::reference::Reference;
 
 /// Disk space to leave free.
@@ -45,6 +46,7 @@ impl ModelsFolder {
         }
         let _lock = Lock::take(&dir)?;
         let missing = missing(&files, observe)?;
+        remove_other_parts(&files, &missing);
         check_space(&dir, &missing)?;
         for (to, file) in missing {
             observe(Event::Started {
@@ -88,11 +90,35 @@ fn missing<'a>(
     Ok(missing)
 }
 
+/// Removes parts of other versions of `files`, and of complete files.
+fn remove_other_parts(files: &[(PathBuf, &RemoteFile)], missing: &[(&Path, &RemoteFile)]) {
+    let kept: HashSet<PathBuf> = missing
+        .iter()
+        .map(|(to, file)| download::part_path(to, file))
+        .collect();
+    let finals: HashSet<&Path> = files.iter().map(|(to, _)| to.as_path()).collect();
+    let dirs: HashSet<&Path> = finals.iter().filter_map(|to| to.parent()).collect();
+    for dir in dirs {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let of = path.to_str().and_then(|name| {
+                let (of, _tag) = name.strip_suffix(PART_SUFFIX)?.rsplit_once('.')?;
+                Some(Path::new(of))
+            });
+            if of.is_some_and(|of| finals.contains(of)) && !kept.contains(&path) {
+                // A leftover only takes space; failing to remove it is no reason to stop.
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
 /// Checks that the missing bytes fit on the disk.
 fn check_space(dir: &Path, missing: &[(&Path, &RemoteFile)]) -> Result<(), Error> {
     let mut needed = 0u64;
     for (to, file) in missing {
-        let part = fs::metadata(download::part_path(to, file));
+        let part = fs::symlink_metadata(download::part_path(to, file));
+        let part = part.ok().filter(fs::Metadata::is_file);
         let have = part.map_or(0, |facts| facts.len().min(file.bytes));
         needed = needed.saturating_add(file.bytes - have);
     }
@@ -119,12 +145,8 @@ impl Lock {
         let path = dir.join(LOCK_NAME);
         let io = || Error::io("lock", &path);
         loop {
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)
-                .map_err(io())?;
+            let file = open_regular(&path, File::options().create(true).append(true));
+            let file = file.map_err(io())?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {

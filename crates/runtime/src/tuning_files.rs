@@ -5,14 +5,14 @@
 //! Several processes may write: each takes a lock, reads the file, adds its results and replaces the file atomically.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::tuning::{Choice, Kept, Shape, Tuning, TuningStore};
-use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_gguf::{Existing, NewFile, open_regular};
 use serde::{Deserialize, Serialize};
 
 /// File format version. Files of other versions are ignored.
@@ -166,10 +166,7 @@ impl TuningFiles {
 
     /// Takes the lock of a file. It is released when the returned file is closed, at the latest when the program ends.
     fn lock(&self, path: &Path) -> io::Result<File> {
-        if fs::metadata(path).is_ok_and(|facts| !facts.is_file()) {
-            return Err(io::Error::other("its lock is not a regular file"));
-        }
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let file = open_regular(path, File::options().create(true).append(true))?;
         let started = Instant::now();
         loop {
             match file.try_lock() {

@@ -1,12 +1,12 @@
 //! A folder of baselines, one `NAME.json` each. Files are written to a temporary name and renamed, and a lock admits
 //! one writer at a time, so that neither a crash nor a second program leaves a partial baseline or loses data.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rocmforge_gguf::{Existing, NewFile};
+use rocmforge_gguf::{Existing, NewFile, open_regular};
 
 use super::error::BaselineError;
 use super::schema::PerformanceBaseline;
@@ -193,12 +193,8 @@ impl Store {
 
     /// Locks out other writers until the returned file is dropped.
     fn lock(&self) -> io::Result<File> {
-        let mut options = OpenOptions::new();
-        let file = options
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.dir.join(".lock"))?;
+        let lock = self.dir.join(".lock");
+        let file = open_regular(&lock, File::options().create(true).append(true))?;
         let started = Instant::now();
         loop {
             match file.try_lock() {

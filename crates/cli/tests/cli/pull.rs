@@ -46,7 +46,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    fn command(&self, hub: &MockHub, reference: &str, more: &[&str]) -> std::process::Command {
+    pub fn command(&self, hub: &MockHub, reference: &str, more: &[&str]) -> std::process::Command {
         let dir = self.0.path().to_str().unwrap();
         let url = hub.url();
         let mut args = vec!["pull", reference, "--models-dir", dir, "--endpoint", &url];

@@ -1,11 +1,13 @@
 //! `rocmforge pull` against a hostile, broken or silent hub.
 
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::mock_hub::{Answer, MockHub, Repo, status};
-use crate::program::run;
+use crate::mock_hub::{Answer, MockHub, Repo, sha256, status};
+use crate::program::{finish, run};
 use crate::pull::{Folder, faulty, hub, model};
 
 #[test]
@@ -145,4 +147,89 @@ fn gives_up_on_silent_and_slow_servers() {
     let endpoint = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
     run(&["pull", "hf:o/r", "--endpoint", &endpoint, "--retries", "0"]).fails(1, "127.0.0.1");
+}
+
+#[test]
+fn sends_no_token_of_a_local_hub_to_a_proxy() {
+    let hub = hub(Repo::new(&[("m.gguf", &model(1))]));
+    let proxy = MockHub::start(|_| status(502));
+    let folder = Folder::new();
+    let mut command = folder.command(&hub, "hf:o/r", &["--token", "hf_secret"]);
+    for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+        command.env(name, proxy.url());
+    }
+    command.env_remove("no_proxy").env_remove("NO_PROXY");
+    finish(command).ok();
+    assert!(proxy.asked().is_empty(), "{:?}", proxy.asked());
+    let tokens = hub.asked();
+    let mut tokens = tokens.iter().map(|asked| &asked.headers["authorization"]);
+    assert!(tokens.all(|token| token == "Bearer hf_secret"));
+}
+
+/// The name of the part that [`model`]`(1)` is downloaded to.
+fn part_name(bytes: &[u8]) -> String {
+    let sha = sha256(bytes);
+    format!("o/r/m.gguf.{}.part", &sha[..12])
+}
+
+#[test]
+fn writes_through_no_planted_link_or_pipe() {
+    let bytes = model(1);
+    let victim = b"not a part".to_vec();
+    let plant: [fn(&Path, &Path); 3] = [
+        |at, victim| symlink(victim, at).unwrap(),
+        |at, victim| std::fs::hard_link(victim, at).unwrap(),
+        |at, _| fifo(at),
+    ];
+    for plant in plant {
+        let hub = hub(Repo::new(&[("m.gguf", &bytes)]));
+        let folder = Folder::new();
+        std::fs::create_dir_all(folder.path("o/r")).unwrap();
+        std::fs::write(folder.path("victim"), &victim).unwrap();
+        plant(&folder.path(&part_name(&bytes)), &folder.path("victim"));
+        folder.pull(&hub, "hf:o/r", &[]).ok();
+        assert_eq!(std::fs::read(folder.path("victim")).unwrap(), victim);
+        assert_eq!(std::fs::read(folder.path("o/r/m.gguf")).unwrap(), bytes);
+        assert_eq!(folder.files(), ["o/r/m.gguf", "victim"]);
+    }
+}
+
+#[test]
+fn refuses_a_planted_lock() {
+    let plant: [fn(&Path, &Path); 2] =
+        [|at, victim| symlink(victim, at).unwrap(), |at, _| fifo(at)];
+    for plant in plant {
+        let hub = hub(Repo::new(&[("m.gguf", &model(1))]));
+        let folder = Folder::new();
+        std::fs::create_dir_all(folder.path("o/r")).unwrap();
+        plant(&folder.path("o/r/.pull.lock"), &folder.path("victim"));
+        folder.pull(&hub, "hf:o/r", &[]).fails(1, "cannot lock");
+        assert!(!folder.path("victim").exists());
+    }
+}
+
+#[test]
+fn removes_parts_of_other_versions_of_all_files() {
+    let hub = hub(Repo::new(&[("m.gguf", &model(1))]));
+    let folder = Folder::new();
+    std::fs::create_dir_all(folder.path("o/r")).unwrap();
+    let other = "o/r/x.gguf.0123456789ab.part";
+    for part in [
+        other,
+        "o/r/m.gguf.0123456789ab.part",
+        "o/r/m.gguf.unchecked.part",
+    ] {
+        std::fs::write(folder.path(part), "x").unwrap();
+    }
+    folder.pull(&hub, "hf:o/r", &[]).ok();
+    assert_eq!(folder.files(), ["o/r/m.gguf", other]);
+    // Also once the file is complete.
+    std::fs::write(folder.path(&part_name(&model(1))), "x").unwrap();
+    folder.pull(&hub, "hf:o/r", &[]).ok();
+    assert_eq!(folder.files(), ["o/r/m.gguf", other]);
+}
+
+fn fifo(at: &Path) {
+    let status = std::process::Command::new("mkfifo").arg(at).status();
+    assert!(status.unwrap().success());
 }
