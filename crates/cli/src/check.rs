@@ -3,9 +3,9 @@
 use crate::resolve;
 use anyhow::{Result, bail};
 use rocmforge::parts::{Bos, encode_prompt};
-use rocmforge_cpu::Isa;
+use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_engine::Device;
-use rocmforge_gguf::TokenId;
+use rocmforge_gguf::{TokenId, shown};
 use rocmforge_model::Model;
 use rocmforge_runtime::check;
 use rocmforge_runtime::check::{Coverage, OpCheck, Report, Step};
@@ -53,6 +53,20 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         model,
         ..
     } = session;
+    let damaged = check::non_finite(&file.gguf, config.n_threads.unwrap_or_else(default_threads));
+    if let Some(first) = damaged.first() {
+        let others = match damaged.len() - 1 {
+            0 => String::new(),
+            n => format!("; so do {n} other tensors"),
+        };
+        bail!(
+            "tensor '{}' has {} values that are NaN or infinite, the first at index {}{others}; the file is damaged: \
+             download or convert it again",
+            shown(&first.tensor),
+            first.n_values,
+            first.first,
+        );
+    }
     let device = engine.backend_info().device.clone();
     // The device may not fit the model twice.
     drop(engine);

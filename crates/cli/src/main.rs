@@ -49,7 +49,24 @@ use rocmforge_text::chat_template::sandbox;
 
 use args::{Cli, Command};
 
+/// Stack of the program's own thread. What the shell allows (`ulimit -s`) may be too little for the parsers.
+const STACK_BYTES: usize = 8 << 20;
+
 fn main() -> ExitCode {
+    let thread = std::thread::Builder::new()
+        .name("main".into())
+        .stack_size(STACK_BYTES);
+    match thread.spawn(start).map(std::thread::JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        // The panic's message is on stderr; 101 is the code of a panic on the main thread.
+        Ok(Err(_)) => ExitCode::from(101),
+        Err(error) => report(&anyhow::anyhow!(
+            "cannot start a thread: {error}; raise the limits on memory and threads (ulimit -v, ulimit -u)"
+        )),
+    }
+}
+
+fn start() -> ExitCode {
     let cli = match Cli::try_parse_from(args::with_long_names(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => return show(&error),

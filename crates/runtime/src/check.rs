@@ -8,6 +8,7 @@
 mod difference;
 mod first_use;
 mod moves;
+mod non_finite;
 mod passed_folder;
 
 use std::collections::HashSet;
@@ -20,6 +21,7 @@ use serde::Serialize;
 
 use self::difference::difference;
 pub(crate) use self::first_use::FirstUse;
+pub use self::non_finite::{NonFinite, non_finite};
 pub use self::passed_folder::PassedFolder;
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions};
 use super::gpu::{GpuBackend, GpuOptions};

@@ -1,9 +1,10 @@
 //! `check` on the built-in model. The engine's tests cover the detection of wrong results.
 
 use rocmforge_cpu::Isa;
+use rocmforge_gguf::{Gguf, LoadMode, Writer};
 use serde_json::Value;
 
-use crate::program::run;
+use crate::program::{repository, run};
 
 #[test]
 fn built_in_model_passes() {
@@ -42,4 +43,32 @@ fn reports_what_cannot_be_checked() {
     run(&["check", "--depth", "many"]).fails(2, "--depth");
     run(&["check", "--depth", "18446744073709551615"]).fails(2, "context");
     run(&["check", "--depth", "1000000000"]).fails(1, "KV cache");
+}
+
+#[test]
+fn names_tensors_that_are_not_finite() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nan.gguf");
+    let source = Gguf::open(&repository("models/forge-mini-Q4_K_M.gguf"), LoadMode::Mmap).unwrap();
+    let mut writer = Writer::new("llama");
+    for (key, value) in source.metadata().iter() {
+        writer.set(key, value);
+    }
+    for info in source.tensors() {
+        let mut data = source.tensor_data(info).to_vec();
+        if info.name == "output_norm.weight" {
+            data[8..12].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+        writer
+            .add_tensor(&info.name, &info.dims, info.ty, data)
+            .unwrap();
+    }
+    std::fs::write(&path, writer.to_vec().unwrap()).unwrap();
+    for flags in [&[][..], &["--json"]] {
+        let args = [&["check", "-m", path.to_str().unwrap()], flags].concat();
+        run(&args).fails(
+            1,
+            "'output_norm.weight' has 1 values that are NaN or infinite, the first at index 2",
+        );
+    }
 }
