@@ -54,6 +54,9 @@ pub const REGRESSION: u8 = 3;
 pub const HARDWARE_MISMATCH: u8 = 4;
 pub const INCONCLUSIVE: u8 = 5;
 
+/// Longest message of an error, in characters.
+const MAX_MESSAGE_CHARS: usize = 8000;
+
 /// Returns the exit code of `error` and its message on one line, if there is anything to report.
 pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
     match error.downcast_ref::<Early>() {
@@ -69,7 +72,7 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
                 Some(cause) if cause.is_usage() => USAGE,
                 _ => FAILURE,
             };
-            let mut message = one_line(error);
+            let mut message = cut(one_line(error));
             if let Some(flags) = flags::of(error)
                 && !message.contains(flags)
             {
@@ -78,6 +81,16 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
             (code, Some(message))
         }
     }
+}
+
+/// Cuts a message that a person would not read to its end. What is foreign in it was cut before, where it is known
+/// which part that is; this is for errors of libraries, which may quote all of their input.
+fn cut(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
+        message.truncate(end);
+        message.push_str("...");
+    }
+    message
 }
 
 /// Joins the chain of causes, without those that the message before them already ends with.
@@ -133,6 +146,20 @@ mod tests {
             assert_eq!(code, FAILURE);
             assert!(message.unwrap().ends_with("(--ctx)"));
         }
+    }
+
+    #[test]
+    fn cuts_what_libraries_quote() {
+        let json = format!("\"{}\"", "é".repeat(2 << 20));
+        let error = Error::from(serde_json::from_str::<u32>(&json).unwrap_err());
+        assert!(error.to_string().len() > 2 << 20);
+        let (code, message) = code_and_message(&error);
+        let message = message.unwrap();
+        assert_eq!(
+            (code, message.chars().count()),
+            (FAILURE, MAX_MESSAGE_CHARS + 3)
+        );
+        assert!(message.ends_with("é..."));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge_gguf::{Gguf, LoadMode, Value, escape_control};
+use rocmforge_gguf::{Gguf, LoadMode, Value, escape_control, shown};
 use rocmforge_hub::{Listing, LocalModel, ModelsFolder, display};
 use rocmforge_profile::clock::rfc_3339;
 use serde::Serialize;
@@ -112,9 +112,7 @@ fn describe(model: &LocalModel, name: String) -> Model {
     match Gguf::open(first, LoadMode::Mmap) {
         Ok(gguf) => {
             architecture = match gguf.metadata().get("general.architecture") {
-                Some(Value::String(name)) => {
-                    Some(escape_control(&String::from_utf8_lossy(name)).into_owned())
-                }
+                Some(Value::String(name)) => Some(shown(&String::from_utf8_lossy(name))),
                 _ => None,
             };
             quantization = most_bytes(&gguf);
@@ -170,7 +168,7 @@ fn rm(folder: &ModelsFolder, args: &RemoveArgs) -> Result<()> {
     let Some(files) = listing.find_files(&args.name)? else {
         bail!(
             "no model '{}' in {}; list the models with: rocmforge models",
-            escape_control(&args.name),
+            shown(&args.name),
             display::path(folder.root())
         );
     };

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use rocmforge_gguf::shown;
 use ureq::http::{HeaderMap, Response, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
@@ -221,7 +222,7 @@ impl Hub {
                     if origin.is_https && !next.is_https {
                         return Err(Failure::fatal(format!(
                             "the hub redirects to an unencrypted connection ({})",
-                            next.host.escape_debug()
+                            shown(&next.host)
                         )));
                     }
                     origin = next;
@@ -328,7 +329,7 @@ fn follow(from: &Uri, target: &str) -> Option<Uri> {
 
 /// Explains why there was no response.
 fn no_answer(error: ureq::Error, origin: &Origin) -> Failure {
-    let host = origin.host.escape_debug();
+    let host = shown(&origin.host);
     match error {
         ureq::Error::HostNotFound => Failure::transient(format!(
             "cannot find the host {host}; check the address and the network"
@@ -336,13 +337,13 @@ fn no_answer(error: ureq::Error, origin: &Origin) -> Failure {
         ureq::Error::Timeout(_) => Failure::transient(format!("{host} does not respond in time")),
         ureq::Error::ConnectionFailed => Failure::transient(format!("cannot connect to {host}")),
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
-            untrusted(&host.to_string(), &error)
+            untrusted(&host, &error)
         }
         ureq::Error::Io(error) => {
             Failure::transient(format!("connection to {host} failed: {error}"))
         }
-        ureq::Error::Tls(error) => untrusted(&host.to_string(), &error),
-        ureq::Error::Rustls(error) => untrusted(&host.to_string(), &error),
+        ureq::Error::Tls(error) => untrusted(&host, &error),
+        ureq::Error::Rustls(error) => untrusted(&host, &error),
         ureq::Error::BodyExceedsLimit(limit) => {
             Failure::fatal(format!("{host} sends more than {limit} bytes"))
         }

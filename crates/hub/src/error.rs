@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{shown, shown_list, shown_message};
 
 use crate::display;
 use crate::reference::{Reference, Selection};
@@ -26,7 +26,7 @@ pub enum Error {
 
     #[error("{0}")]
     BadReference(String),
-    #[error("'{}' matches more than one model: {}", escape_control(.name), joined(.models))]
+    #[error("'{}' matches more than one model: {}", shown(.name), shown_list(.models))]
     AmbiguousName { name: String, models: Vec<String> },
     #[error("{reference} is not in {}; download it with: rocmforge pull {reference}", display::path(.root))]
     NotDownloaded { reference: Reference, root: PathBuf },
@@ -43,7 +43,7 @@ pub enum Error {
 
     #[error("a token consists of printable ASCII characters without spaces")]
     BadToken,
-    #[error("'{}' is not a hub address; use one like https://huggingface.co", .endpoint.escape_debug())]
+    #[error("'{}' is not a hub address; use one like https://huggingface.co", shown(.endpoint))]
     BadEndpoint { endpoint: String },
     #[error(
         "refusing to send a token without encryption; use a hub address with https://, or no token"
@@ -64,21 +64,21 @@ pub enum Error {
         wanted: Selection,
         available: Vec<Available>,
     },
-    #[error("{repo} has only {found} of the {expected} parts of {}", escape_control(.name))]
+    #[error("{repo} has only {found} of the {expected} parts of {}", shown(.name))]
     MissingParts {
         repo: String,
         name: String,
         found: usize,
         expected: usize,
     },
-    #[error("cannot read the hub's answer about {repo}: {problem}")]
+    #[error("cannot read the hub's answer about {repo}: {}", shown_message(.problem))]
     BadAnswer { repo: String, problem: String },
-    #[error("the hub lists an unsafe file: {problem}")]
+    #[error("the hub lists an unsafe file: {}", shown_message(.problem))]
     UnsafeName { problem: String },
     /// A response that a retry does not change. `status` is the HTTP status, 0 if there was none.
-    #[error("{reason}")]
+    #[error("{}", shown_message(.reason))]
     Refused { status: u16, reason: String },
-    #[error("{reason}{}", after(*.tries))]
+    #[error("{}{}", shown_message(.reason), after(*.tries))]
     Connection { reason: String, tries: u32 },
     #[error(
         "{path}: kept {} of {}; run the same pull again to resume",
@@ -163,7 +163,7 @@ impl Display for Missing<'_> {
                 "{repo} has no GGUF files; look for a repository with GGUF in its name"
             ),
             Selection::Quant(quant) => write!(f, "{repo} has no {quant} model"),
-            Selection::File(path) => write!(f, "{repo} has no file {}", escape_control(path)),
+            Selection::File(path) => write!(f, "{repo} has no file {}", shown(path)),
         }
     }
 }
@@ -187,11 +187,6 @@ impl Display for Several<'_> {
             ),
         }
     }
-}
-
-fn joined(names: &[String]) -> String {
-    let names: Vec<_> = names.iter().map(|name| escape_control(name)).collect();
-    names.join(", ")
 }
 
 fn after(tries: u32) -> String {

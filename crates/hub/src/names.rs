@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use rocmforge_gguf::shown;
+
 /// Longest path, and longest name in it.
 const MAX_PATH_BYTES: usize = 1024;
 const MAX_NAME_BYTES: usize = 200;
@@ -22,10 +24,7 @@ const DEVICES: [&str; 6] = ["con", "prn", "aux", "nul", "com", "lpt"];
 /// # Errors
 /// States the problem.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
-    let problem = |what: &str| {
-        let shown: String = path.chars().take(80).collect();
-        Err(format!("the file name '{}' {what}", shown.escape_debug()))
-    };
+    let problem = |what: &str| Err(format!("the file name '{}' {what}", shown(path)));
     if path.len() > MAX_PATH_BYTES || path.split('/').count() > MAX_DEPTH + 1 {
         return problem("is too long");
     }

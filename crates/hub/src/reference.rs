@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use rocmforge_gguf::shown;
+
 use crate::error::Error;
 use crate::names::check_path;
 
@@ -40,7 +42,7 @@ impl FromStr for Reference {
         let path = text.strip_prefix(SCHEME).ok_or_else(|| {
             Error::BadReference(format!(
                 "'{}' is not a hub model; write hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE.gguf",
-                text.escape_debug()
+                shown(text)
             ))
         })?;
         Reference::without_scheme(path)
@@ -84,7 +86,7 @@ impl Reference {
                 if !file.to_ascii_lowercase().ends_with(".gguf") {
                     return Err(Error::BadReference(format!(
                         "'{}' is not a .gguf file",
-                        file.escape_debug()
+                        shown(file)
                     )));
                 }
                 Selection::File(file.to_owned())
@@ -111,7 +113,7 @@ fn name<'a>(what: &str, text: &'a str) -> Result<&'a str, Error> {
     }
     Err(Error::BadReference(format!(
         "'{}' is not a valid {what} name; write hf:OWNER/REPO[:QUANT]",
-        text.escape_debug()
+        shown(text)
     )))
 }
 

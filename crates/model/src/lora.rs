@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_gguf::{Gguf, TensorInfo, escape_control, quant};
+use rocmforge_gguf::{Gguf, TensorInfo, quant, shown};
 use rocmforge_plan::{ActFormat, Projection, Recorder, Value, WeightId};
 
 use crate::error::LoadError;
@@ -107,13 +107,13 @@ impl Adapter {
     /// Reads the header of an adapter. Errors refer to it by `name`. `scale` multiplies everything the adapter adds;
     /// 1 is as trained.
     pub fn new(name: &str, gguf: Arc<Gguf>, scale: f32) -> Result<Adapter, LoadError> {
-        let name = escape_control(name).into_owned();
+        let name = shown(name);
         Adapter::read(&name, gguf, scale).map_err(|error| LoadError::Adapter { name, error })
     }
 
     fn read(name: &str, gguf: Arc<Gguf>, scale: f32) -> Result<Adapter, AdapterError> {
         let facts = gguf.metadata();
-        let printable = |value: &str| escape_control(value).into_owned();
+        let printable = |value: &str| shown(value);
         match facts.opt_str("general.type")? {
             Some("adapter") => {}
             other => {
@@ -201,13 +201,13 @@ fn pairs(gguf: &Gguf) -> Result<Vec<Pair>, AdapterError> {
             Some((tensor, "lora_b")) => (tensor, 1),
             _ => {
                 return Err(AdapterError::UnknownTensor {
-                    name: escape_control(&info.name).into_owned(),
+                    name: shown(&info.name),
                 });
             }
         };
         if info.dims.iter().skip(2).any(|&dim| dim != 1) {
             return Err(AdapterError::Experts {
-                tensor: escape_control(tensor).into_owned(),
+                tensor: shown(tensor),
             });
         }
         halves.entry(tensor).or_default()[half] = Some(index);
@@ -216,7 +216,7 @@ fn pairs(gguf: &Gguf) -> Result<Vec<Pair>, AdapterError> {
         return Err(AdapterError::Empty);
     }
     let pair = |(tensor, halves): (&str, [Option<usize>; 2])| {
-        let tensor = escape_control(tensor).into_owned();
+        let tensor = shown(tensor);
         let (present, missing) = match halves {
             [Some(a), Some(b)] => return Ok(Pair { tensor, a, b }),
             [Some(_), None] => (".lora_a", ".lora_b"),
@@ -263,7 +263,7 @@ impl<'a> Adapters<'a> {
     pub(crate) fn new(list: &'a [Adapter], arch: &str) -> Result<Adapters<'a>, LoadError> {
         if let Some(other) = list.iter().find(|adapter| adapter.arch != arch) {
             return Err(other.failed(AdapterError::Architecture {
-                adapter: escape_control(&other.arch).into_owned(),
+                adapter: shown(&other.arch),
                 model: arch.to_string(),
             }));
         }

@@ -71,7 +71,7 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
 pub(crate) fn family(name: &str) -> Result<&'static Family, LoadError> {
     let found = FAMILIES.iter().find(|family| family.name == name);
     found.ok_or_else(|| LoadError::UnsupportedArchitecture {
-        name: rocmforge_gguf::escape_control(name).to_string(),
+        name: rocmforge_gguf::shown(name),
         supported: architectures().collect::<Vec<_>>().join(", "),
     })
 }

@@ -122,10 +122,9 @@ pub(crate) fn scaling(
             factor,
             n_ctx_original: n_ctx_original()?,
         }),
-        Some(other) => Err(keys.unsupported(format!(
-            "RoPE scaling `{}`",
-            rocmforge_gguf::escape_control(other)
-        ))),
+        Some(other) => {
+            Err(keys.unsupported(format!("RoPE scaling `{}`", rocmforge_gguf::shown(other))))
+        }
     }
 }
 

@@ -180,7 +180,7 @@ impl<'a> WeightLoader<'a> {
             if !*used && is_skipped(&info.name) {
                 *used = true;
                 self.skipped.push(SkippedTensor {
-                    name: rocmforge_gguf::escape_control(&info.name).to_string(),
+                    name: rocmforge_gguf::shown(&info.name),
                     reason,
                 });
             }
@@ -193,7 +193,7 @@ impl<'a> WeightLoader<'a> {
         for (info, used) in self.gguf.tensors().iter().zip(&self.used) {
             if !used {
                 return Err(LoadError::UnusedTensor {
-                    name: rocmforge_gguf::escape_control(&info.name).to_string(),
+                    name: rocmforge_gguf::shown(&info.name),
                     arch: self.arch.to_string(),
                 });
             }

@@ -1,6 +1,6 @@
 //! Quantization errors.
 
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::shown;
 
 /// Why a model could not be quantized. Names come from the file, so they are escaped.
 #[derive(Debug, thiserror::Error)]
@@ -14,22 +14,22 @@ pub enum QuantizeError {
     UnknownType { name: String, supported: String },
     #[error(
         "tensor '{}' is already quantized ({ty}), and quantizing it again adds the errors of both; quantize the F16, BF16 or F32 model instead, or allow requantizing",
-        escape_control(name)
+        shown(name)
     )]
     AlreadyQuantized { name: String, ty: &'static str },
     #[error(
         "tensor '{}' has type {ty}, which cannot be converted; quantize the F16, BF16 or F32 model instead",
-        escape_control(name)
+        shown(name)
     )]
     Unreadable { name: String, ty: &'static str },
     #[error(
         "tensor '{}' in {ty} is useless without an importance matrix; give one (rocmforge imatrix makes it), or use a larger file type",
-        escape_control(name)
+        shown(name)
     )]
     NeedsImportance { name: String, ty: &'static str },
     #[error(
         "the importance matrix has {found} values for tensor '{}', expected {expected}; it was made from another model",
-        escape_control(name)
+        shown(name)
     )]
     ImportanceShape {
         name: String,
@@ -42,19 +42,19 @@ pub enum QuantizeError {
     ForeignImportance,
     #[error(
         "tensor '{}' names no layer below {n_layers}, so its type cannot be chosen; choose its type by name, or turn mixing off",
-        escape_control(name)
+        shown(name)
     )]
     Layer { name: String, n_layers: usize },
     #[error(
         "tensor '{}' has rows of {row_len} values, above the limit of {limit}; the file is damaged, download it again",
-        escape_control(name)
+        shown(name)
     )]
     RowTooLong {
         name: String,
         row_len: u64,
         limit: u64,
     },
-    #[error("tensor '{}' cannot be converted: {source}", escape_control(name))]
+    #[error("tensor '{}' cannot be converted: {source}", shown(name))]
     Tensor {
         name: String,
         source: rocmforge_gguf::Error,

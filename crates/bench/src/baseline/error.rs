@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{escape_control, shown as foreign};
 use thiserror::Error;
 
 /// Why a baseline cannot be used.
@@ -26,7 +26,7 @@ pub enum BaselineError {
     Schema { path: PathBuf, source: SchemaError },
     #[error(
         "there is no baseline '{}' in {}{}",
-        escape_control(name),
+        foreign(name),
         shown(dir),
         instead(near)
     )]
@@ -38,7 +38,7 @@ pub enum BaselineError {
     },
     #[error(
         "'{}' is not a baseline name; use 1 to {max} letters, digits, '.', '_' and '-', the first a letter or digit",
-        escape_control(name)
+        foreign(name)
     )]
     BadName { name: String, max: usize },
 }
@@ -57,8 +57,8 @@ pub enum SchemaError {
     Newer(u64, u64),
     #[error(
         "{} should be {expected}, but is {}; correct it, or save the baseline again",
-        escape_control(at),
-        escape_control(found)
+        foreign(at),
+        foreign(found)
     )]
     Wrong {
         /// Path such as `baselines.matmul.metrics.p50_ms`.
@@ -68,7 +68,7 @@ pub enum SchemaError {
     },
     #[error(
         "{} has {n} entries, above the limit of {max}; is it another file?",
-        escape_control(at)
+        foreign(at)
     )]
     TooMany { at: String, n: usize, max: usize },
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
-use crate::program::{command, finish, repository, run, run_with_stdin};
+use crate::program::{changed_model, command, finish, repository, run, run_with_stdin};
 
 /// Writes files that are not models.
 fn bad_files(dir: &std::path::Path) -> Vec<(PathBuf, &'static str)> {
@@ -151,4 +151,45 @@ fn out_of_range_settings_report_the_limits() {
     run(&["inspect", "--page", "0"]).fails(2, "16, 32 or 64");
     run(&["generate", "-p", "x", "--ctx", "2000000000"]).fails(1, "--ctx");
     run(&["tokenize", "-p", "x", "--pre", "abacus"]).fails(1, "abacus");
+}
+
+/// The limits of a shell that is poorer than most.
+#[test]
+fn runs_with_a_small_stack_and_little_memory() {
+    let program = env!("CARGO_BIN_EXE_rocmforge");
+    let under = |limits: &str, args: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("{limits} && exec {program} {args}")]);
+        shell.env("ROCMFORGE_DEVICE", "cpu");
+        finish(shell)
+    };
+    under("ulimit -s 100", "inspect").ok();
+    under("ulimit -s 100", "--help").ok();
+    // Less than a template's own limit of 512 MiB.
+    let run = under("ulimit -v 500000", "generate --chat --threads 1 -n 1 -p hi");
+    run.ok();
+}
+
+#[test]
+fn cuts_names_of_megabytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "x".repeat(2 << 20);
+    for key in [
+        "general.architecture",
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+    ] {
+        let path = changed_model(dir.path(), &[(key, Some(&long))]);
+        let path = path.to_str().unwrap();
+        for args in [
+            &["generate", "-p", "hi", "-n", "1", "-m", path][..],
+            &["tokenize", "hi", "-m", path],
+            &["inspect", "-m", path],
+            &["models", "rm", "--yes", "--models-dir", path, "x"],
+        ] {
+            let run = run(args);
+            let n_bytes = run.stderr.len() + run.stdout.len();
+            assert!(n_bytes < 100_000, "{key} {args:?}: {n_bytes} bytes");
+        }
+    }
 }

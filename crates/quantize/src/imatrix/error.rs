@@ -1,6 +1,6 @@
 //! Importance-matrix errors.
 
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::shown;
 
 /// Why an importance matrix could not be read or made. Names come from the file, so they are escaped.
 #[derive(Debug, thiserror::Error)]
@@ -18,12 +18,12 @@ pub enum ImatrixError {
     NotImatrix,
     #[error(
         "the entry for '{}' is damaged: {problem}; make the importance matrix again",
-        escape_control(name)
+        shown(name)
     )]
     Entry { name: String, problem: &'static str },
     #[error(
         "the activations of '{}' are not finite; the model is damaged, download it again",
-        escape_control(name)
+        shown(name)
     )]
     NotFinite { name: String },
 }

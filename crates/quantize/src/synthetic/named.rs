@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use rocmforge_cpu::memory::available_bytes;
 use rocmforge_gguf::quant::can_quantize;
-use rocmforge_gguf::{GgmlType, Gguf, escape_control};
+use rocmforge_gguf::{GgmlType, Gguf, shown};
 
 use super::{SHAPES, Shape, Synthetic};
 use crate::error::QuantizeError;
@@ -41,11 +41,11 @@ impl FromStr for Synthetic {
 
     /// Parses `SHAPE:TYPE`: a name in [`SHAPES`], and a file type, or a tensor type for all matrices.
     fn from_str(text: &str) -> Result<Synthetic, SyntheticError> {
-        let found = || escape_control(text).into_owned();
+        let found = || shown(text);
         let pair = text.split_once(':');
         let (shape, types) = pair.ok_or_else(|| SyntheticError::NoPair { found: found() })?;
         let shape = Shape::find(shape).ok_or_else(|| SyntheticError::Shape {
-            found: escape_control(shape).into_owned(),
+            found: shown(shape),
             known: join(SHAPES.iter().map(|shape| shape.name)),
         })?;
         Ok(Synthetic {
@@ -71,7 +71,7 @@ fn options(types: &str) -> Result<QuantizeOptions, SyntheticError> {
         let others = tensor_types().map(|ty| ty.name());
         known.extend(others.filter(|&name| FileType::from_name(name).is_none()));
         return Err(SyntheticError::Type {
-            found: escape_control(types).into_owned(),
+            found: shown(types),
             known: join(known.into_iter()),
         });
     };

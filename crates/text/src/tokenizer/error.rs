@@ -1,6 +1,6 @@
 //! Tokenizer errors. Token texts and names come from the file, so they are escaped where they are shown.
 
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::shown;
 
 use super::{pre_table, vocab};
 
@@ -19,7 +19,7 @@ pub enum TokenizerError {
     /// The kind of tokenizer is not implemented.
     #[error(
         "tokenizer model '{}' is not supported (llama, gpt2 and gemma4 are); use a model with one of these tokenizers",
-        escape_control(model)
+        shown(model)
     )]
     UnknownModel {
         /// `tokenizer.ggml.model` of the file.
@@ -28,7 +28,7 @@ pub enum TokenizerError {
     /// The pre-tokenizer is not in the table.
     #[error(
             "pre-tokenizer '{}' is unknown; choose the closest of: {}",
-        escape_control(name),
+        shown(name),
         pre_table::names().collect::<Vec<_>>().join(", ")
     )]
     UnknownPre {
@@ -38,7 +38,7 @@ pub enum TokenizerError {
     /// A pre-tokenizer was requested for a vocabulary that uses none.
     #[error(
         "pre-tokenizer '{}' does not apply: tokenizer model '{model}' does not split words; do not choose one",
-        escape_control(name)
+        shown(name)
     )]
     PreNotUsed {
         /// The requested name.

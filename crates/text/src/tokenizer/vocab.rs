@@ -4,7 +4,7 @@
 //! milliseconds and takes little more memory than its bytes in the file. The hash has a random key per table, so that
 //! no file can cause collisions.
 
-use rocmforge_gguf::{Metadata, Strings, escape_control};
+use rocmforge_gguf::{Metadata, Strings};
 
 use super::hash::FoldHash;
 use super::{TokenId, TokenizerError};
@@ -257,10 +257,12 @@ pub(super) fn limit(what: &'static str, found: usize, limit: usize) -> Result<()
     }
 }
 
-/// Formats text of a file for an error message: lossy, escaped, cut to 80 characters.
+/// More than an error message shows of a text.
+const MAX_SHOWN_BYTES: usize = 1000;
+
+/// Formats text of a file for an error message.
 pub(super) fn shown(text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&text[..text.len().min(400)]);
-    let cut: String = text.chars().take(80).collect();
-    let dots = if cut.len() < text.len() { "..." } else { "" };
-    format!("{}{dots}", escape_control(&cut))
+    rocmforge_gguf::shown(&String::from_utf8_lossy(
+        &text[..text.len().min(MAX_SHOWN_BYTES)],
+    ))
 }
