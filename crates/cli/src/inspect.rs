@@ -146,12 +146,10 @@ fn experts(gguf: &Gguf) -> Option<(u64, u64)> {
     Some((count, number("expert_used_count")?))
 }
 
-/// Returns a metadata string, escaped.
+/// Returns a metadata string, escaped and cut.
 fn meta_str(gguf: &Gguf, key: &str) -> Option<String> {
     match gguf.metadata().get(key) {
-        Some(Value::String(bytes)) => {
-            Some(escape_control(&String::from_utf8_lossy(bytes)).into_owned())
-        }
+        Some(Value::String(bytes)) => Some(rocmforge_gguf::shown(&String::from_utf8_lossy(bytes))),
         _ => None,
     }
 }
