@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use rocmforge_gguf::escape_control;
+use rocmforge_gguf::{escape_control, shown, shown_message};
 use rocmforge_hub::{Available, Event, Hub, HubConfig, ModelsFolder, Reference, Token};
 
 use crate::args::PullArgs;
@@ -45,7 +45,7 @@ fn token(args: &PullArgs) -> Result<Option<Token>> {
 
 fn list(models: &[Available]) {
     for model in models.iter().take(MAX_LISTED) {
-        let name = escape_control(&model.name);
+        let name = shown(&model.name);
         output::note(&format!("  {:>10}  {name}", size(model.bytes)));
     }
     if models.len() > MAX_LISTED {
@@ -96,7 +96,7 @@ impl Progress {
             }
             Event::AlreadyComplete { path } => self.note(&format!("{path} is already complete")),
             Event::Retrying { reason, wait } => {
-                let seconds = wait.as_secs_f64();
+                let (seconds, reason) = (wait.as_secs_f64(), shown_message(reason));
                 self.note(&format!("notice: {reason}; retrying in {seconds:.1} s"));
             }
             Event::PartDamaged => {

@@ -233,3 +233,28 @@ fn fifo(at: &Path) {
     let status = std::process::Command::new("mkfifo").arg(at).status();
     assert!(status.unwrap().success());
 }
+
+#[test]
+fn cuts_long_names_and_lists_of_a_hub() {
+    let names: Vec<String> = (0..3)
+        .map(|i| format!("{i}{}.gguf", "x".repeat(2 << 20)))
+        .collect();
+    let bytes = model(1);
+    let files: Vec<(&str, &[u8])> = names
+        .iter()
+        .map(|name| (name.as_str(), &bytes[..]))
+        .collect();
+    let hub = hub(Repo::new(&files));
+    for reference in ["hf:o/r", "hf:o/r:Q8_0"] {
+        let run = Folder::new().pull(&hub, reference, &[]);
+        assert_eq!(run.code, Some(1), "{:.500}", run.stderr);
+        assert!(run.stderr.len() < 2000, "{} bytes", run.stderr.len());
+    }
+    let alone = MockHub::start({
+        let info = Repo::new(&files[..1]).info();
+        move |_| status(200).body(info.to_string())
+    });
+    let run = Folder::new().pull(&alone, "hf:o/r", &[]);
+    run.fails(1, "is too long");
+    assert!(run.stderr.len() < 2000, "{} bytes", run.stderr.len());
+}

@@ -19,7 +19,8 @@ pub(super) struct LongestFinder {
     backwards: NFA,
     /// Finds the first match quickly: most texts have none.
     first: AhoCorasick,
-    longest: usize,
+    /// Bytes that the longest pattern reaches beyond its first.
+    reach: usize,
 }
 
 /// A pattern found in a text.
@@ -46,7 +47,7 @@ impl LongestFinder {
                 .match_kind(MatchKind::LeftmostFirst)
                 .build(patterns)
                 .expect(FIT),
-            longest,
+            reach: longest - 1,
         })
     }
 
@@ -57,6 +58,7 @@ impl LongestFinder {
             text,
             read: 0,
             found: Vec::new(),
+            #[cfg(test)]
             n_steps: 0,
         }
     }
@@ -71,6 +73,7 @@ pub(super) struct LongestMatches<'a> {
     /// Matches of the last window, the first one last.
     found: Vec<Match>,
     /// Steps of the automaton.
+    #[cfg(test)]
     n_steps: usize,
 }
 
@@ -95,19 +98,19 @@ impl LongestMatches<'_> {
 
     /// Finds the matches that begin in the window at `from`.
     fn read_window(&mut self, from: usize) {
-        let Some(longest) = self.finder.longest.checked_sub(1) else {
-            return;
-        };
-        let nfa = &self.finder.backwards;
-        let end = self.text.len().min(from + MIN_WINDOW.max(longest));
+        let (nfa, reach) = (&self.finder.backwards, self.finder.reach);
+        let end = self.text.len().min(from + MIN_WINDOW.max(reach));
         // Matches that begin in the window may end after it.
-        let last = self.text.len().min(end + longest);
+        let last = self.text.len().min(end + reach);
         let mut state = nfa
             .start_state(Anchored::No)
             .expect("the automaton is built for unanchored searches");
         for at in (from..last).rev() {
             state = nfa.next_state(Anchored::No, state, self.text[at]);
-            self.n_steps += 1;
+            #[cfg(test)]
+            {
+                self.n_steps += 1;
+            }
             if at < end && nfa.is_match(state) {
                 // The first pattern of a state is the state's own; the others are its ends.
                 let pattern = nfa.match_pattern(state, 0);
