@@ -121,8 +121,9 @@ mod tests {
             let squares =
                 |of: &dyn Fn(usize) -> f32| (0..values.len()).map(|i| of(i).powi(2)).sum::<f32>();
             let error = squares(&|i| values[i] - back[i]) / squares(&|i| values[i]);
-            // Two bits leave an error of a tenth of the squares.
-            assert!(error < 0.12, "{}: {error}", ty.name());
+            // Two bits leave an error of a tenth of the squares; signs alone a quarter, as values are uniform.
+            let most = if ty == GgmlType::Q1_0 { 0.26 } else { 0.12 };
+            assert!(error < most, "{}: {error}", ty.name());
         }
         for (format, numbers) in [
             (Format::Mxfp6E2M3, E2M3::number as fn(u8) -> f32),

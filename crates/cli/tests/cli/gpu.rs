@@ -236,8 +236,9 @@ fn baselines_record_what_auto_chose() {
         benchmarks.values().next().unwrap().clone()
     };
     let (none, all) = (show("none"), show("all"));
-    assert_eq!(none["name"], "llama 11M Q4_K - Medium tg1 ngl auto 0 t1");
-    assert_eq!(all["name"], "llama 11M Q4_K - Medium tg1 ngl auto all");
+    let model = "forge-mini-Q4_K_M (embedded) llama 11M Q4_K - Medium tg1 ngl auto";
+    assert_eq!(none["name"], format!("{model} 0 t1"));
+    assert_eq!(all["name"], format!("{model} all"));
     assert!(none["hardware"]["gpu_name"].is_null() && none["hardware"]["n_threads"] == 1);
     assert!(all["hardware"]["gpu_name"].is_string());
     // Results of the CPU are compared with results of the CPU.
