@@ -14,10 +14,10 @@
 // Shared memory: 2048 keys, 1024 f64 and one word per wave, 25 KB.
 //
 // sample_all: one block of 1024 threads per row, without a sort of all. Top-p and the draw look for the candidate at which
-// the mass of all better ones and its own reaches a target. Bisection over the logits narrows the range of this
-// candidate until it holds at most 1024 keys; these are sorted and their weights summed up in order. Each step of the
-// bisection reads the row once. A sum in another order than the host's differs in the last bits, so the token is the
-// host's unless the random number is that close to a boundary. Shared memory as `sample`.
+// the mass of all better ones and its own reaches a fraction of the whole. One pass over the row gives the masses of
+// eight ranges of logits, the next one divides the range of the candidate, until it holds at most 1024 keys; these are
+// sorted and their weights summed up in order. A sum in another order than the host's differs in the last bits, so the
+// token is the host's unless the random number is that close to a boundary. Shared memory as `sample`.
 //
 // logprobs: the sum of the softmax and the n_logprobs - 1 best tokens of each row, of the logits as computed (such rows
 // have no biases and no penalties), straight to the host's slot of this step; see LogprobParams. Shared memory as
@@ -294,6 +294,7 @@ DEV double block_sum(double v, double* part) {
     if (lane() == 0) part[wave()] = v;
     barrier();
     double sum = 0.0;
+#pragma unroll 4
     for (u32 w = 0; w < THREADS / WARP_SIZE; w++) sum += part[w];
     return sum;
 }
@@ -307,6 +308,9 @@ struct Scratch {
     double* sums;    // one per wave
     u32* part;       // one per wave
 };
+
+// Ranges of keys in one pass.
+constexpr u32 RANGES = 8;
 
 // All tokens of a row, weighted with exp((logit - best) / temperature).
 struct Weighted {
@@ -333,6 +337,31 @@ struct Weighted {
         n = block_scan(own, scratch.part, before);
         return block_sum(sum, scratch.sums);
     }
+
+    // The same by ranges: number r has the keys from `low` to below `high` of which r of the descending bounds are above
+    // the order. The masses are the block's; the numbers are this thread's, two of 16 bits in a word.
+    DEV_MEMBER void masses(u64 low, u64 high, const u32 (&bounds)[RANGES - 1], const Scratch& scratch,
+                           double (&sums)[RANGES], u32 (&own)[RANGES / 2]) const {
+#pragma unroll
+        for (u32 r = 0; r < RANGES; r++) sums[r] = 0.0, own[r / 2] = 0;
+        for (u32 i = tid(); i < share.n_vocab; i += THREADS) {
+            float logit = share.logits[i];
+            u64 key = key_of(logit, i);
+            if (key < low || key >= high) continue;
+            const double w = weight(logit);
+            u32 range = 0;
+#pragma unroll
+            for (u32 r = 0; r + 1 < RANGES; r++) range += (u32)(key >> 32) < bounds[r] ? 1 : 0;
+#pragma unroll
+            for (u32 r = 0; r < RANGES; r++) {
+                if (range != r) continue;
+                sums[r] += w;
+                own[r / 2] += r % 2 ? 1u << 16 : 1;
+            }
+        }
+#pragma unroll
+        for (u32 r = 0; r < RANGES; r++) sums[r] = block_sum(sums[r], scratch.sums);
+    }
 };
 
 // What a mass is compared with.
@@ -343,29 +372,61 @@ struct Target {
     DEV_MEMBER bool reached(double m) const { return above ? m > mass : m >= mass; }
 };
 
-// The first key in descending order at which the mass from the best key on reaches the target; 0 if none does that is
-// not below `low`. The n keys from `low` on may have any mass.
-DEV u64 find(const Weighted& row, u64 low, u32 n, const Target& target, const Scratch& scratch) {
+// The first key in descending order at which the mass from the best key on reaches `fraction` of that of all keys from
+// `low` on, or exceeds it; 0 if none does.
+DEV u64 find(const Weighted& row, u64 low, double fraction, bool above_it, const Scratch& scratch) {
     // Weights further down are 0.
     const float best = logit_of(row.best), lowest = best - 800.0f * row.temperature;
+    if (lowest > logit_of(low)) low = (u64)order_of(lowest) << 32;
     u64 high = row.best + 1;
+    Target target = {0.0, above_it};
     double above = 0.0; // the mass of the keys from `high` on
-    float guess = best - 16.0f * row.temperature;
-    if (lowest > logit_of(low)) {
-        low = (u64)order_of(lowest) << 32;
-        row.mass(low, high, scratch, n);
-    }
-    while (n > THREADS) {
-        u64 middle = (u64)order_of(guess) << 32;
-        if (middle <= low || middle >= high) middle = low + (high - low) / 2;
-        u32 n_upper;
-        double upper = row.mass(middle, high, scratch, n_upper);
-        if (uniform(target.reached(above + upper) ? 1u : 0u)) {
-            low = middle, n = n_upper;
-        } else {
-            high = middle, above += upper, n -= n_upper;
+    u32 n = 0;          // the keys from `low` to below `high`
+    for (bool is_first = true; is_first || n > THREADS; is_first = false) {
+        u32 bounds[RANGES - 1];
+        const float upper = logit_of(high - 1), lower = logit_of(low);
+#pragma unroll
+        for (u32 r = 0; r + 1 < RANGES; r++) {
+            const float part = (float)(r + 1) / RANGES;
+            const float at = is_first ? best - (float)(1 << r) * row.temperature : upper + (lower - upper) * part;
+            bounds[r] = order_of(at);
         }
-        guess = 0.5f * logit_of(low) + 0.5f * logit_of(high);
+        double sums[RANGES];
+        u32 counts[RANGES / 2];
+        row.masses(low, high, bounds, scratch, sums, counts);
+        if (is_first) {
+            double total = 0.0;
+#pragma unroll
+            for (u32 r = 0; r < RANGES; r++) total += sums[r];
+            if (!uniform(total > 0.0 ? 1u : 0u)) return 0;
+            target.mass = total * fraction;
+        }
+        bool found = false;
+        u64 from = low, to = high;
+        u32 own = 0, before;
+#pragma unroll
+        for (u32 r = 0; r < RANGES; r++) {
+            if (found) continue;
+            if (r + 1 == RANGES || target.reached(above + sums[r])) {
+                found = true;
+                own = counts[r / 2] >> r % 2 * 16 & 0xffff;
+                if (r + 1 < RANGES) from = max_of(low, (u64)bounds[r] << 32);
+                if (r > 0) to = min_of(high, (u64)bounds[r - 1] << 32);
+            } else {
+                above += sums[r];
+            }
+        }
+        n = block_scan(own, scratch.part, before);
+        from = uniform64(from), to = uniform64(to);
+        if (from == low && to == high && n > THREADS) {
+            // Many equal logits.
+            const u64 middle = low + (high - low) / 2;
+            u32 n_upper;
+            const double mass = row.mass(middle, high, scratch, n_upper);
+            if (uniform(target.reached(above + mass) ? 1u : 0u)) from = middle, n = n_upper;
+            else to = middle, above += mass, n -= n_upper;
+        }
+        low = from, high = to;
     }
     u32 own = 0, before;
     for (u32 i = tid(); i < row.share.n_vocab; i += THREADS) {
@@ -415,25 +476,17 @@ KERNEL(sample_all, SampleParams, THREADS) {
     const u64 best = best_of(share, keys);
     u64 chosen = best, low = LEAST_KEY;
     if (best) {
-        u32 n;
         const float top_p = bits<float>(uniform(bits<u32>(row.top_p)));
         if (top_p < 1.0f) {
             const Weighted plain{share, best, 1.0f};
-            double total = plain.mass(low, best + 1, scratch, n);
-            u64 last = best;
-            if (uniform(total > 0.0 ? 1u : 0u))
-                last = find(plain, low, n, Target{total * (double)top_p, false}, scratch);
-            low = max_of(low, last);
+            low = max_of(low, find(plain, low, (double)top_p, false, scratch));
         }
         const float floor = logit_of(best) + bits<float>(uniform(bits<u32>(row.ln_min_p)));
         // 0 and -0 are equal.
         if (floor > -__builtin_inff()) low = max_of(low, (u64)order_of(floor == 0.0f ? -0.0f : floor) << 32);
         const Weighted warm{share, best, bits<float>(uniform(bits<u32>(row.temperature)))};
-        double total = warm.mass(low, best + 1, scratch, n);
-        if (uniform(total > 0.0 ? 1u : 0u)) {
-            u64 found = find(warm, low, n, Target{total * row.uniform, true}, scratch);
-            if (found) chosen = found;
-        }
+        u64 found = find(warm, low, row.uniform, true, scratch);
+        if (found) chosen = found;
     }
     if (tid() == 0) p.ids[bid_x()] = chosen ? id_of(chosen) : 0;
 }
