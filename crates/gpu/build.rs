@@ -14,6 +14,8 @@ mod clang;
 mod inspect;
 #[path = "build/modules.rs"]
 mod modules;
+#[path = "build/notice.rs"]
+mod notice;
 #[path = "build/ptxas.rs"]
 mod ptxas;
 #[path = "build/targets.rs"]
@@ -51,6 +53,9 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let wanted = env::var("ROCMFORGE_GPU_TARGETS").unwrap_or_else(|_| "native".into());
     let targets = targets::expand(&wanted).unwrap_or_else(|error| fail(&[error]));
+    if let Some(notice) = notice::no_kernels(&wanted, &targets) {
+        println!("cargo::warning={notice}");
+    }
     let objects = out.join("objects");
     fs::create_dir_all(&objects).expect("the build may write to OUT_DIR");
 

@@ -3,6 +3,7 @@
 //! `driver`, `faults`, `host_driver`, `images` and `kernel_cache` need the machine that built them; all others run on
 //! any device (`ROCMFORGE_TEST_DEVICE`).
 
+mod build_notice;
 mod common;
 
 mod argmax;
