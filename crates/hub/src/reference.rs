@@ -39,13 +39,8 @@ impl FromStr for Reference {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Reference, Error> {
-        let path = text.strip_prefix(SCHEME).ok_or_else(|| {
-            Error::BadReference(format!(
-                "'{}' is not a hub model; write hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE.gguf",
-                shown(text)
-            ))
-        })?;
-        Reference::without_scheme(path)
+        // The prefix only tells a model from a file's path where both may stand.
+        Reference::without_scheme(text.strip_prefix(SCHEME).unwrap_or(text))
     }
 }
 
@@ -174,6 +169,8 @@ mod tests {
             assert_eq!(reference.selection, selection);
             assert_eq!(reference.to_string(), text);
         }
+        let without_prefix: Reference = "a/b:Q8_0".parse().unwrap();
+        assert_eq!(without_prefix.to_string(), "hf:a/b:Q8_0");
         let swapped: Reference = "hf:a/b@v1:Q8_0".parse().unwrap();
         assert_eq!(swapped.to_string(), "hf:a/b:Q8_0@v1");
     }
@@ -182,7 +179,7 @@ mod tests {
     fn rejects_malformed_references() {
         for text in [
             "",
-            "a/b",
+            "a",
             "hf:",
             "hf:a",
             "hf:a/",
