@@ -124,6 +124,14 @@ impl Conversation {
         self.turns.pop()
     }
 
+    /// Removes the last message of the user and what follows it. Returns its text.
+    pub fn undo(&mut self) -> Option<String> {
+        let at = self.turns.iter().rposition(|turn| turn.role == "user")?;
+        let removed = self.turns.drain(at..).next();
+        self.n_left_out = self.n_left_out.min(self.turns.len());
+        removed.map(|message| message.content)
+    }
+
     /// Begins anew with the same system prompt.
     pub fn clear(&mut self) {
         self.turns.clear();
