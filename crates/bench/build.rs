@@ -1,4 +1,4 @@
-//! Embeds the compiler version and the commit, which make a baseline reproducible.
+//! Embeds the compiler version, which makes a baseline reproducible.
 
 use std::env;
 use std::process::Command;
@@ -13,34 +13,6 @@ fn main() {
         "cargo:rustc-env=ROCMFORGE_RUSTC_VERSION={}",
         version.unwrap_or_default()
     );
-
-    // A source archive has no history; a repository above it is another project's.
-    println!("cargo:rerun-if-env-changed=ROCMFORGE_COMMIT");
-    let given = env::var("ROCMFORGE_COMMIT")
-        .ok()
-        .filter(|commit| !commit.is_empty());
-    let commit = given.or_else(checked_out);
-    println!(
-        "cargo:rustc-env=ROCMFORGE_COMMIT={}",
-        commit.unwrap_or_default()
-    );
-}
-
-/// Returns the commit of this repository, if this is a checkout.
-fn checked_out() -> Option<String> {
-    let top = output("git", &["rev-parse", "--show-toplevel"])?;
-    let ours = env::var("CARGO_MANIFEST_DIR").ok()?;
-    if std::path::Path::new(&ours).parent()?.parent()? != std::path::Path::new(&top) {
-        return None;
-    }
-    // Every change of HEAD is written to its log.
-    for file in ["HEAD", "logs/HEAD"] {
-        println!(
-            "cargo:rerun-if-changed={}",
-            output("git", &["rev-parse", "--git-path", file])?
-        );
-    }
-    output("git", &["rev-parse", "--short=12", "HEAD"])
 }
 
 fn output(program: &str, args: &[&str]) -> Option<String> {

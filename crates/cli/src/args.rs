@@ -45,7 +45,7 @@ pub use suite::{ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
 #[derive(Debug, Parser)]
 #[command(
     name = "rocmforge",
-    version,
+    version = crate::version::VERSION,
     after_help = help::TOP,
     max_term_width = 100,
     subcommand_required = true,

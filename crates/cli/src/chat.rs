@@ -5,8 +5,10 @@
 
 use crate::resolve;
 use rocmforge::parts::Conversation;
-use std::io;
-use std::path::Path;
+use std::env;
+use std::fs::File;
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -18,12 +20,13 @@ use rocmforge_runtime::gpu::WhenIdle;
 use rocmforge_text::tokenizer::LeadingSpace;
 
 use crate::answer::{self, Answer};
-use crate::args::ChatArgs;
+use crate::args::{AnswerArgs, ChatArgs};
 use crate::conversation;
-use crate::exit::Early;
+use crate::exit::{Early, usage};
 use crate::generate::{context_full, shifted, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::{Input, Lines, Remember};
+use crate::messages::Messages;
 use crate::output::{self, Out, note};
 use crate::session::{Session, Vocabulary};
 use rocmforge::Message;
@@ -32,7 +35,11 @@ const COMMANDS: &str = "\
 /help          show this list
 /clear         clear the conversation
 /system TEXT   set the system prompt; /system none removes it
-/save FILE     save the conversation as JSON
+/save FILE     save the conversation as JSON, to a new file
+/load FILE     replace the conversation by a saved one
+/set NAME X    change an option of sampling or the answer, as in /set temp 0.5
+/undo          remove the last message and its answer
+/regen         answer the last message again
 /stats         show tokens and speed of the last answer
 /quit          end the chat (also Ctrl-D)
 Ctrl-C stops an answer. A backslash at the end of a line continues it on the next; \"\"\" starts and ends a
@@ -65,6 +72,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     }
     let mut chat = Chat {
         args,
+        settings: Vec::new(),
+        answer: args.answer.clone(),
         sampling,
         interactive: lines.is_interactive(),
         interrupt,
@@ -107,6 +116,14 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     chat.out.finish()
 }
 
+/// Replaces a leading `~/` by the home folder, as a shell does.
+fn below_home(path: &str) -> PathBuf {
+    match (path.strip_prefix("~/"), env::var_os("HOME")) {
+        (Some(rest), Some(home)) if !home.is_empty() => Path::new(&home).join(rest),
+        _ => path.into(),
+    }
+}
+
 /// What follows a command.
 enum Next {
     Go,
@@ -115,6 +132,9 @@ enum Next {
 
 struct Chat<'a> {
     args: &'a ChatArgs,
+    /// The options that `/set` changed.
+    settings: Vec<String>,
+    answer: AnswerArgs,
     sampling: Arc<SamplingParams>,
     interactive: bool,
     interrupt: Interrupt,
@@ -165,7 +185,6 @@ impl Chat<'_> {
     fn answer(&mut self) -> Result<Answer> {
         let prompt = self.prompt()?;
         let mut request = self
-            .args
             .answer
             .request(prompt, &self.sampling, LeadingSpace::Strip);
         request.context_policy = self.context_policy;
@@ -192,6 +211,7 @@ impl Chat<'_> {
         let (name, argument) = command
             .split_once(char::is_whitespace)
             .unwrap_or((command, ""));
+        let before = self.conversation.clone();
         match (name, argument.trim()) {
             ("help" | "?", _) => note(COMMANDS),
             ("quit" | "exit" | "q", _) => return Ok(Next::Quit),
@@ -211,27 +231,73 @@ impl Chat<'_> {
                 self.set_system(Some(text.to_string()))?;
                 note("(system prompt set, from the next message on)");
             }
-            ("save", "") => note("(/save needs a file name)"),
+            ("save", "") => return Err(usage("/save needs a file name")),
             ("save", path) => {
-                self.save(Path::new(path))
+                self.save(&below_home(path))
                     .with_context(|| format!("cannot write '{path}'"))?;
                 note(&format!(
                     "(saved {} messages to {path})",
                     self.conversation.messages().len()
                 ));
             }
+            ("load", "") => return Err(usage("/load needs a file name")),
+            ("load", path) => {
+                Messages::read(&below_home(path))?.put_into(&mut self.conversation);
+                self.keep_system_prompt()?;
+                note(&format!(
+                    "(loaded {} messages)",
+                    self.conversation.messages().len()
+                ));
+            }
+            ("set", "") => return Err(usage("/set needs an option, as in /set temp 0.5")),
+            ("set", option) => {
+                self.set(option)?;
+                note("(set, from the next answer on)");
+            }
+            ("undo", _) => match self.conversation.undo() {
+                Some(_) => note("(the last message and its answer are removed)"),
+                None => return Err(usage("/undo: there is no message yet")),
+            },
+            ("regen", _) => match self.conversation.undo() {
+                Some(message) => {
+                    if let Err(error) = self.turn(&message) {
+                        self.conversation = before;
+                        return Err(error);
+                    }
+                }
+                None => return Err(usage("/regen: there is no message yet")),
+            },
             ("stats", _) => note(&self.stats()),
-            _ => note(&format!(
-                "(unknown command /{name}; see /help, or start the line with a space to send it)"
-            )),
+            _ => {
+                return Err(usage(format!(
+                    "unknown command /{}; see /help, or start the line with a space to send it",
+                    output::for_terminal(name)
+                )));
+            }
         }
         Ok(Next::Go)
     }
 
     fn set_system(&mut self, system: Option<String>) -> Result<()> {
         self.conversation.set_system(system);
+        self.keep_system_prompt()
+    }
+
+    /// Adapts the context policy to the system prompt.
+    fn keep_system_prompt(&mut self) -> Result<()> {
         self.context_policy =
             conversation::context_policy(&self.conversation, &self.session, &self.args.context)?;
+        Ok(())
+    }
+
+    /// Changes an option of the sampling or the answer: `NAME VALUE`.
+    fn set(&mut self, option: &str) -> Result<()> {
+        let mut settings = self.settings.clone();
+        settings.push(option.to_string());
+        let args = ChatArgs::with_settings(&settings).map_err(usage)?;
+        self.sampling = resolve::sampling(&args.sampling)?;
+        self.answer = args.answer;
+        self.settings = settings;
         Ok(())
     }
 
@@ -239,7 +305,14 @@ impl Chat<'_> {
         let mut json =
             serde_json::to_string_pretty(&self.conversation.messages()).map_err(io::Error::from)?;
         json.push('\n');
-        Ok(std::fs::write(path, json)?)
+        // A conversation saved earlier is not lost to a slip.
+        match File::create_new(path) {
+            Ok(mut file) => Ok(file.write_all(json.as_bytes())?),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                Err(usage("it exists; choose another name, or remove it first"))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn stats(&self) -> String {

@@ -175,5 +175,9 @@ fn print(out: &mut Out, device: &str, report: &Report, coverage: Coverage) -> Re
         report.checks.len(),
         report.n_ops,
         device
-    ))
+    ))?;
+    match report.failures().count() {
+        0 => out.line("passed: every result agrees with the scalar reference"),
+        n => out.line(&format!("FAILED: {n} operations are wrong")),
+    }
 }

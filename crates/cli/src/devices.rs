@@ -11,11 +11,8 @@ use rocmforge_runtime::gpu::{DeviceInfo, GpuConfig, OpenOptions};
 use serde::Serialize;
 
 use crate::args::DevicesArgs;
+use crate::flags::NO_KERNELS;
 use crate::output::{Out, size};
-
-/// Reported by builds without GPU kernels.
-const NO_IMAGES: &str = "this build has no GPU kernels; build it with clang 22 and ROCMFORGE_GPU_TARGETS=native or a \
-     list such as gfx1100,sm_80";
 
 #[derive(Serialize)]
 struct Report {
@@ -87,7 +84,7 @@ pub fn run(args: &DevicesArgs) -> Result<()> {
     let images = gpu::image_targets();
     let mut reasons: Vec<String> = Vec::new();
     if images.is_empty() {
-        reasons.push(NO_IMAGES.to_string());
+        reasons.push(NO_KERNELS.to_string());
     }
     reasons.extend(survey.errors.iter().map(ToString::to_string));
     let supported = gpus.iter().any(|gpu| gpu.image.is_some());

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use anyhow::Error;
+use rocmforge_runtime::gpu::image_targets;
 
 use crate::flags::{self, Cause};
 
@@ -73,6 +74,9 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
                 _ => FAILURE,
             };
             let mut message = cut(one_line(error));
+            if let Some(first) = cause.and_then(|cause| cause.of_build(&image_targets())) {
+                message = format!("{first} ({message})");
+            }
             if let Some(flags) = flags::of(error)
                 && !message.contains(flags)
             {
@@ -113,7 +117,7 @@ fn one_line(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::{Context as _, anyhow};
-    use rocmforge_engine::{ConfigError, EngineError, RequestError};
+    use rocmforge_engine::{ConfigError, DeviceError, EngineError, RequestError};
 
     use super::*;
 
@@ -160,6 +164,25 @@ mod tests {
             (FAILURE, MAX_MESSAGE_CHARS + 3)
         );
         assert!(message.ends_with("é..."));
+    }
+
+    #[test]
+    fn names_the_build_before_the_driver() {
+        let no_gpu = DeviceError::NoGpu {
+            reasons: "no CUDA driver library".into(),
+        };
+        let cause = Cause::Device(&no_gpu);
+        for targets in [&[][..], &["host-gfx11"]] {
+            assert!(
+                cause
+                    .of_build(targets)
+                    .unwrap()
+                    .contains("ROCMFORGE_GPU_TARGETS")
+            );
+        }
+        assert_eq!(cause.of_build(&["sm_90a", "host-nv"]), None);
+        let lost = DeviceError::LostStep { step: 1, found: 2 };
+        assert_eq!(Cause::Device(&lost).of_build(&[]), None);
     }
 
     #[test]

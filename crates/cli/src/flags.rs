@@ -4,6 +4,11 @@ use anyhow::Error;
 use rocmforge_engine::{ConfigError, DeviceError, EngineError, Failure, RequestError};
 use rocmforge_evaluate::GatherError;
 use rocmforge_runtime::RuntimeError;
+use rocmforge_runtime::gpu::GpuError;
+
+/// Reported by builds without GPU kernels.
+pub const NO_KERNELS: &str = "this build has no GPU kernels; build it with clang 22 and ROCMFORGE_GPU_TARGETS=native or \
+     a list such as gfx1100,sm_80";
 
 /// An error of the engine, whichever library reported it.
 pub enum Cause<'a> {
@@ -55,6 +60,21 @@ impl<'a> Cause<'a> {
             self,
             Cause::Config(ConfigError::Parameter(_)) | Cause::Request(RequestError::Parameter(_))
         )
+    }
+
+    /// Returns what this build lacks, if no GPU was found and a driver alone would not help. `targets`: those that the
+    /// build has kernels for.
+    pub fn of_build(&self, targets: &[&str]) -> Option<&'static str> {
+        let no_gpu = match self {
+            Cause::Device(DeviceError::NoGpu { .. }) => true,
+            Cause::Device(DeviceError::Gpu(error)) => matches!(
+                error,
+                GpuError::NoLibrary { .. } | GpuError::NoDevice { .. }
+            ),
+            _ => false,
+        };
+        let has_kernels = targets.iter().any(|target| !target.starts_with("host-"));
+        (no_gpu && !has_kernels).then_some(NO_KERNELS)
     }
 
     fn flags(&self) -> Option<&'static str> {

@@ -21,23 +21,28 @@ use crate::args::GenerateArgs;
 use crate::conversation;
 use crate::exit::{Early, usage};
 use crate::interrupt::Interrupt;
+use crate::messages::Messages;
 use crate::output::{self, Out};
 use crate::prompt::{Source, Text};
 use crate::session::{Session, Vocabulary};
 use rocmforge::Message;
 
 pub fn run(args: &GenerateArgs) -> Result<()> {
+    if args.quiet {
+        output::be_quiet();
+    }
     if !args.chat && (args.template.system.is_some() || args.template.think.is_some()) {
         return Err(usage("--system and --think require --chat"));
     }
     let sampling = resolve::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
     // Before the model is loaded, to report a wrong path early.
-    let text = match &args.ids {
-        Some(_) => None,
-        None => Some(Text::read(&args.prompt, ", as --ids 1,2,3")?),
+    let messages = args.messages.as_deref().map(Messages::read).transpose()?;
+    let text = match (&args.ids, &messages) {
+        (None, None) => Some(Text::read(&args.prompt, ", as --ids 1,2,3")?),
+        _ => None,
     };
-    let vocabulary = if text.is_some() {
+    let vocabulary = if args.ids.is_none() {
         Vocabulary::Needed
     } else {
         Vocabulary::Optional
@@ -52,10 +57,15 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
 
     let started = Instant::now();
     let mut out = Out::new();
-    let (prompt, context_policy) = match text {
-        Some(text) if args.chat => converse(args, &session, text)?,
-        Some(text) => (encode(args, &session, text, &out)?, None),
-        None => {
+    let (prompt, context_policy) = match (text, messages) {
+        (Some(text), _) if args.chat => {
+            let turns = vec![Message::new("user", text.into_string()?)];
+            let system = None;
+            converse(args, &session, Messages { system, turns })?
+        }
+        (None, Some(messages)) => converse(args, &session, messages)?,
+        (Some(text), _) => (encode(args, &session, text, &out)?, None),
+        (None, None) => {
             let ids = args.ids.as_ref().map_or_else(Vec::new, |ids| ids.0.clone());
             (ids, None)
         }
@@ -95,15 +105,10 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let mid_line = !args.json && !out.is_terminal() && !answer.text.ends_with('\n');
     out.finish()?;
     // A pipe such as `| tee` may also end on the terminal.
-    let line_break = if mid_line && io::stderr().is_terminal() {
-        "\n"
-    } else {
-        ""
-    };
-    output::note(&format!(
-        "{line_break}{}",
-        times.line(&answer, &session, sampling.seed)
-    ));
+    if mid_line && (io::stderr().is_terminal() || output::are_one()) {
+        output::note("");
+    }
+    output::note(&times.line(&answer, &session, sampling.seed));
     if let Some(line) = shifted(&session.engine.stats().context_shifts) {
         output::note(&format!("({line})"));
     }
@@ -177,16 +182,15 @@ pub fn shifted(shifts: &ContextShifts) -> Option<String> {
     })
 }
 
-/// Returns the prompt of a conversation with one message, and its context policy if it differs from the session's.
+/// Returns the prompt of a conversation, and its context policy if it differs from the session's.
 fn converse(
     args: &GenerateArgs,
     session: &Session<Server>,
-    text: Text,
+    messages: Messages,
 ) -> Result<(Vec<TokenId>, Option<ContextPolicy>)> {
-    let text = text.into_string()?;
     let mut conversation = conversation::begin(session, &args.template)?;
+    messages.put_into(&mut conversation);
     let policy = conversation::context_policy(&conversation, session, &args.context)?;
-    conversation.push(Message::new("user", text));
     let prompt = conversation.prompt(session.need_tokenizer()?, conversation::fit(session))?;
     Ok((prompt.ids, policy))
 }

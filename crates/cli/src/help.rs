@@ -1,4 +1,94 @@
-//! The examples and notes at the end of each command's `--help`.
+//! What `-h` leaves out, and the examples and notes at the end of each command's `--help`.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
+
+/// Options of long groups that `-h` shows.
+const USUAL: &[&str] = &["device", "threads", "ctx", "temp", "seed"];
+
+/// Groups of which `-h` shows only the usual options.
+const LONG_GROUPS: &[&str] = &["Device", "Sampling", "Baselines"];
+
+/// Options outside of these groups that `-h` leaves out.
+const RARE: &[&str] = &[
+    "no_mmap",
+    "models_dir",
+    "pre",
+    "lora",
+    "lora_scaled",
+    "special",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "parse_special",
+    "ids",
+    "think",
+    "delay",
+    "no_warmup",
+    "pg",
+    "kv_type",
+    "gpu_layers",
+];
+
+/// Makes `-h` of each command fit a screen: it leaves out what few need, and the examples, which `--help` has.
+pub fn with_short_screens(top: Command) -> Command {
+    top.mut_subcommands(short)
+}
+
+fn short(command: Command) -> Command {
+    let examples = command.get_after_help().cloned();
+    let command = match examples {
+        Some(examples) => command
+            .after_help("All options and examples: --help")
+            .after_long_help(examples),
+        None => command,
+    };
+    command
+        .mut_args(|arg| {
+            let hidden = is_rare(&arg);
+            arg.hide_short_help(hidden)
+        })
+        .mut_subcommands(short)
+}
+
+/// Shortens a message of wrong usage: no usage line beside an unknown word, and the words that are known.
+pub fn to_the_point(mut error: clap::Error, top: &Command) -> clap::Error {
+    if matches!(
+        error.kind(),
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand
+    ) {
+        error.remove(ContextKind::Usage);
+    }
+    let unknown = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(word))
+            if error.get(ContextKind::SuggestedSubcommand).is_none() =>
+        {
+            word.clone()
+        }
+        _ => return error,
+    };
+    let mut command = top;
+    let words = std::env::args_os().skip(1);
+    for word in words.take_while(|word| *word.to_string_lossy() != *unknown) {
+        command = command.find_subcommand(&word).unwrap_or(command);
+    }
+    let known = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    let known: Vec<&str> = known.map(Command::get_name).collect();
+    let tip = format!("use one of: {}", known.join(", "));
+    error.insert(
+        ContextKind::Suggested,
+        ContextValue::StyledStrs(vec![tip.into()]),
+    );
+    error
+}
+
+fn is_rare(arg: &Arg) -> bool {
+    let id = arg.get_id().as_str();
+    let in_long_group = arg
+        .get_help_heading()
+        .is_some_and(|heading| LONG_GROUPS.contains(&heading));
+    RARE.contains(&id) || (in_long_group && !USUAL.contains(&id))
+}
 
 pub const TOP: &str = "\
 Examples:
@@ -22,7 +112,7 @@ Examples:
       Answer a message, using the model's chat template.
   cat notes.txt | rocmforge generate -m model.gguf --chat > summary.txt
       Read the prompt from a pipe, without its last newline.
-  rocmforge generate -m model.gguf -p \"A list:\" -n 100 --stop $'\\n\\n' --seed 7
+  rocmforge generate -m model.gguf -p \"A list:\" -n 100 --stop '\\n\\n' --seed 7
       At most 100 tokens, up to an empty line, with a fixed seed.
   rocmforge generate -m model.gguf --ids 1,2,3 -n 5 --temp 0 --json --logprobs 5
       Token ids in, JSON out, for scripts.

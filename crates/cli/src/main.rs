@@ -27,6 +27,7 @@ mod inspect;
 mod interrupt;
 mod lines;
 mod man;
+mod messages;
 mod model_file;
 mod models;
 mod output;
@@ -40,11 +41,12 @@ mod resolve;
 mod session;
 mod tokenize;
 mod tune;
+mod version;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 use rocmforge_text::chat_template::sandbox;
 
 use args::{Cli, Command};
@@ -67,9 +69,11 @@ fn main() -> ExitCode {
 }
 
 fn start() -> ExitCode {
-    let cli = match Cli::try_parse_from(args::with_long_names(std::env::args_os())) {
+    let args = args::with_long_names(std::env::args_os());
+    let matches = help::with_short_screens(Cli::command()).try_get_matches_from(args);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return show(&error),
+        Err(error) => return show(&help::to_the_point(error, &Cli::command())),
     };
     match run(&cli.command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -117,7 +121,7 @@ fn show(message: &clap::Error) -> ExitCode {
 fn report(error: &anyhow::Error) -> ExitCode {
     let (code, message) = exit::code_and_message(error);
     if let Some(message) = message {
-        output::note(&format!("error: {message}"));
+        output::error(&format!("error: {message}"));
     }
     ExitCode::from(code)
 }

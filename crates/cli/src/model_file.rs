@@ -12,6 +12,8 @@ use rocmforge_text::tokenizer::Tokenizer;
 
 use crate::args::{LoadArgs, LoraArgs};
 use crate::exit::usage;
+#[cfg(feature = "pull")]
+use crate::pull;
 use crate::{embedded, output};
 
 /// Opens `path`, or the built-in model.
@@ -24,7 +26,7 @@ pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
             label: embedded::NAME.to_string(),
         });
     };
-    // Only `pull` downloads.
+    // A download is shown, as `pull` shows it.
     let mut options = ModelOptions::default().offline();
     if load.no_mmap {
         options = options.load_mode(LoadMode::Read);
@@ -32,7 +34,16 @@ pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
     if let Some(dir) = &load.store.models_dir {
         options = options.models_dir(dir);
     }
-    Ok(options.open_file(path)?)
+    match options.open_file(path) {
+        #[cfg(feature = "pull")]
+        Err(rocmforge::Error::Hub(rocmforge_hub::Error::NotDownloaded { reference, .. }))
+            if path.as_os_str().as_encoded_bytes().starts_with(b"hf:") =>
+        {
+            let path = pull::fetch(&reference, &load.store)?;
+            Ok(options.open_file(&path)?)
+        }
+        opened => Ok(opened?),
+    }
 }
 
 /// Creates a model with random weights in memory: `SHAPE:TYPE`.

@@ -1,7 +1,10 @@
 //! Writes to stdout and stderr without panics: a closed stdout is [`Early::PipeClosed`], another failure of stdout is
 //! an error, and failures of stderr are ignored.
 
+use std::fs;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 pub use rocmforge_hub::display::size;
@@ -94,8 +97,31 @@ pub fn checked(result: io::Result<()>) -> Result<()> {
     }
 }
 
-/// Writes a line to stderr and ignores failures.
+/// Returns whether stdout and stderr are the same file or pipe, as after `2>&1`.
+pub fn are_one() -> bool {
+    let id = |name: &str| {
+        let file = fs::metadata(format!("/proc/self/fd/{name}")).ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    id("1").is_some_and(|of_stdout| Some(of_stdout) == id("2"))
+}
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Makes [`note`] print nothing from now on.
+pub fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Writes a line to stderr, unless told to be quiet, and ignores failures.
 pub fn note(line: &str) {
+    if !QUIET.load(Ordering::Relaxed) {
+        error(line);
+    }
+}
+
+/// Writes a line to stderr in any case, and ignores failures.
+pub fn error(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 

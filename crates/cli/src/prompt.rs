@@ -31,13 +31,19 @@ impl Text {
                 source: Source::Flag,
             });
         }
+        let stdin = io::stdin();
         if let Some(path) = &args.file {
+            if path.as_os_str() == "-" {
+                return Ok(Text {
+                    bytes: read_bounded(stdin).context("cannot read stdin")?,
+                    source: Source::Stdin,
+                });
+            }
             return Ok(Text {
                 bytes: read_file(path)?,
                 source: Source::File,
             });
         }
-        let stdin = io::stdin();
         if stdin.is_terminal() {
             return Err(usage(format!(
                 "no prompt; use -p TEXT, -f FILE{also} or a pipe"

@@ -1,14 +1,17 @@
 //! `rocmforge pull`: downloads a model from a hub into the models folder.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use clap::Parser as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use rocmforge_gguf::{escape_control, shown, shown_message};
 use rocmforge_hub::{Available, Event, Hub, HubConfig, ModelsFolder, Reference, Token};
 
-use crate::args::PullArgs;
+use crate::args::{Cli, Command, PullArgs, StoreArgs};
 use crate::exit::{self, usage};
 use crate::output::{self, Out, size};
 
@@ -16,6 +19,28 @@ use crate::output::{self, Out, size};
 const MAX_LISTED: usize = 50;
 
 pub fn run(args: &PullArgs) -> Result<()> {
+    stop_on_interrupt(&args.model)?;
+    let path = download(args)?;
+    let mut out = Out::new();
+    out.line(&path.to_string_lossy())?;
+    out.finish()
+}
+
+/// Downloads a model for another command, with the hub that the environment names.
+pub fn fetch(reference: &Reference, store: &StoreArgs) -> Result<PathBuf> {
+    let mut words: Vec<OsString> = vec!["rocmforge".into(), "pull".into()];
+    if let Some(dir) = &store.models_dir {
+        words.extend(["--models-dir".into(), dir.into()]);
+    }
+    words.push(reference.to_string().into());
+    match Cli::try_parse_from(words)?.command {
+        Command::Pull(args) => download(&args),
+        _ => unreachable!("the words are those of pull"),
+    }
+}
+
+/// Downloads and shows the progress. Returns the path of the file.
+fn download(args: &PullArgs) -> Result<PathBuf> {
     let reference = &args.model;
     let folder = ModelsFolder::open(args.store.models_dir.as_deref())?;
     let hub = Hub::new(HubConfig {
@@ -25,15 +50,11 @@ pub fn run(args: &PullArgs) -> Result<()> {
         timeout: Duration::from_secs(args.timeout),
         retries: args.retries,
     })?;
-    stop_on_interrupt(reference)?;
     let mut progress = Progress::default();
     let pulled = folder.pull(&hub, reference, &mut |event| progress.show(&event));
     // Clears the bar.
     drop(progress);
-    let path = pulled.inspect_err(|error| list(error.available()))?;
-    let mut out = Out::new();
-    out.line(&path.to_string_lossy())?;
-    out.finish()
+    Ok(pulled.inspect_err(|error| list(error.available()))?)
 }
 
 fn token(args: &PullArgs) -> Result<Option<Token>> {

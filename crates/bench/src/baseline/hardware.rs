@@ -44,7 +44,7 @@ impl std::fmt::Display for Difference {
 }
 
 impl Hardware {
-    /// Returns the facts known at build time: versions of the program and its compiler, operating system, architecture.
+    /// Returns the facts known at build time: version of the program and its compiler, operating system, architecture.
     /// The caller adds the rest.
     pub fn of_this_build() -> Hardware {
         let known = |text: &str| (!text.is_empty()).then(|| text.to_string());
@@ -53,7 +53,6 @@ impl Hardware {
             os: known(std::env::consts::OS),
             rustc_version: known(env!("ROCMFORGE_RUSTC_VERSION")),
             program_version: known(env!("CARGO_PKG_VERSION")),
-            program_commit: known(env!("ROCMFORGE_COMMIT")),
             ..Hardware::default()
         }
     }

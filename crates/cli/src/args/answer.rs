@@ -1,29 +1,34 @@
 //! Flags for prompts and answers.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Args;
 use clap::builder::BoolishValueParser;
+use clap::{Args, Command, Parser as _};
 
-use super::{AnswerContextArgs, DeviceArgs, ModelArgs, OnOff, SamplingArgs};
+use super::sampling::unescape;
+use super::{AnswerContextArgs, Cli, DeviceArgs, ModelArgs, OnOff, SamplingArgs, with_long_names};
 
 /// The limits and output of an answer.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Answer")]
 pub struct AnswerArgs {
-    /// Maximum number of tokens to generate; -1: until the model ends the text or the context is full
+    /// Maximum number of tokens to generate; -1: no limit
+    ///
+    /// Without a limit, the answer ends when the model ends the text or the context is full
     #[arg(
         short = 'n',
         long,
         value_name = "N",
         default_value_t = -1,
         allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i64).range(-1..),
         aliases = ["predict", "n-predict"]
     )]
     pub max_tokens: i64,
-    /// Stop before this text; may be repeated
-    #[arg(long, value_name = "TEXT")]
+    /// Stop before this text, \n for a newline; may be repeated
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = unescaped)]
     pub stop: Vec<String>,
     /// Ignore end-of-text tokens and keep generating
     #[arg(long)]
@@ -31,6 +36,11 @@ pub struct AnswerArgs {
     /// Print control tokens such as <|im_end|>
     #[arg(long)]
     pub special: bool,
+}
+
+/// Parses a text with escapes such as `\n`.
+fn unescaped(text: &str) -> Result<String, Infallible> {
+    Ok(unescape(text))
 }
 
 /// Chat template settings.
@@ -57,7 +67,7 @@ pub struct PromptArgs {
         allow_hyphen_values = true
     )]
     pub prompt: Option<OsString>,
-    /// Read the prompt from a file, unchanged
+    /// Read the prompt from a file, unchanged; - for stdin
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 }
@@ -69,10 +79,15 @@ pub struct GenerateArgs {
     /// Prompt as token ids: 1,2,3 or the output of tokenize --ids
     #[arg(long, value_parser = parse_ids, conflicts_with_all = ["prompt", "file", "chat", "parse_special"])]
     pub ids: Option<Ids>,
+    /// With --chat, answer a conversation in JSON
+    ///
+    /// The file is an array of messages with role and content, such as chat's /save writes; - for stdin
+    #[arg(long, value_name = "FILE", requires = "chat", conflicts_with_all = ["prompt", "file", "ids"], help_heading = "Chat")]
+    pub messages: Option<PathBuf>,
     /// Parse control tokens in the prompt instead of treating them as text
     #[arg(long, conflicts_with = "chat")]
     pub parse_special: bool,
-    /// Format the prompt as a chat message with the model's chat template
+    /// Answer the prompt, using the model's chat template
     #[arg(long, help_heading = "Chat")]
     pub chat: bool,
     #[command(flatten)]
@@ -81,6 +96,9 @@ pub struct GenerateArgs {
     pub answer: AnswerArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Print only the answer and errors: no statistics, no notices
+    #[arg(short, long, help_heading = "Output")]
+    pub quiet: bool,
     /// Print JSON: ids, text, finish_reason, timings and more
     #[arg(long, help_heading = "Output")]
     pub json: bool,
@@ -136,6 +154,50 @@ pub struct ChatArgs {
     pub context: AnswerContextArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+}
+
+/// What `/set` may change.
+#[derive(Args)]
+struct Changeable {
+    #[command(flatten)]
+    _answer: AnswerArgs,
+    #[command(flatten)]
+    _sampling: SamplingArgs,
+}
+
+impl ChatArgs {
+    /// Parses this program's command line again, followed by `settings`, each `NAME VALUE` or `NAME`. An error is one
+    /// line.
+    pub fn with_settings(settings: &[String]) -> Result<ChatArgs, String> {
+        let changeable = Changeable::augment_args(Command::new("set"));
+        let mut words: Vec<OsString> = with_long_names(std::env::args_os());
+        for setting in settings {
+            let (name, value) = match setting.split_once(char::is_whitespace) {
+                Some((name, value)) => (name, format!("={}", value.trim())),
+                None => (setting.as_str(), String::new()),
+            };
+            let name = name.trim_start_matches('-').replace('_', "-");
+            if !changeable
+                .get_arguments()
+                .any(|arg| arg.get_long() == Some(&name))
+            {
+                return Err(format!(
+                    "/set: '{}' is no option of sampling or the answer; see chat --help",
+                    name.escape_debug()
+                ));
+            }
+            words.push(format!("--{name}{value}").into());
+        }
+        let parsed = Cli::try_parse_from(words).map_err(|error| {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            format!("/set: {}", line.trim_start_matches("error: "))
+        })?;
+        match parsed.command {
+            super::Command::Chat(args) => Ok(args),
+            _ => Err("/set works in chats only".to_string()),
+        }
+    }
 }
 
 #[cfg(test)]

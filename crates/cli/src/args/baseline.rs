@@ -57,10 +57,14 @@ impl RuleArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Baselines")]
 pub struct KeepArgs {
-    /// Save the results under this name, merged with its other benchmarks [NAME defaults to: default]
+    /// Save the results under this name [NAME defaults to: default]
+    ///
+    /// They are merged with the other benchmarks of the baseline
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "default")]
     pub save_baseline: Option<String>,
-    /// Compare with this baseline or baseline file; exit code 3 on a regression [NAME defaults to: default]
+    /// Compare with this baseline or file [NAME defaults to: default]
+    ///
+    /// The exit code is 3 on a regression
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "default")]
     pub compare_baseline: Option<String>,
     /// Measure regressions again at the end, up to N times; the best measurement counts, as other load on the machine

@@ -22,24 +22,34 @@ pub struct BenchArgs {
         hide_env_values = true
     )]
     pub model: Vec<PathBuf>,
-    /// Random weights in the shape and type of a model, such as llama-3.1-8b:Q4_K_M; may be repeated
+    /// Random weights in the shape and type of a model
+    ///
+    /// Such as llama-3.1-8b:Q4_K_M; may be repeated
     #[arg(long, value_name = "SHAPE:TYPE")]
     pub synthetic: Vec<String>,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// Prompt lengths in tokens; 0: skip prefill [default: 512]
+    /// Prompt lengths in tokens [default: 512]
+    ///
+    /// 0: skip prefill
     #[arg(short = 'p', long, value_name = "N,...", help_heading = "Tests")]
     pub n_prompt: Vec<Numbers>,
-    /// Numbers of tokens to generate; 0: skip decode [default: 128]
+    /// Numbers of tokens to generate [default: 128]
+    ///
+    /// 0: skip decode
     #[arg(short = 'n', long, value_name = "N,...", help_heading = "Tests")]
     pub n_gen: Vec<Numbers>,
     /// Prompt of P tokens followed by N generated tokens, measured together; may be repeated
     #[arg(long, value_name = "P,N", value_parser = pair, help_heading = "Tests")]
     pub pg: Vec<(usize, usize)>,
-    /// Tokens already in the KV cache before a test; a multiple of --page [default: 0]
+    /// Tokens in the KV cache before a test [default: 0]
+    ///
+    /// A multiple of --page
     #[arg(short = 'd', long, value_name = "N,...", help_heading = "Tests")]
     pub n_depth: Vec<Numbers>,
-    /// Sequences computed together (llama-bench's -b is the tokens per step instead) [default: 1]
+    /// Sequences computed together [default: 1]
+    ///
+    /// llama-bench's -b is the tokens per step instead
     #[arg(short = 'b', long, value_name = "N,...", help_heading = "Tests")]
     pub batch: Vec<Numbers>,
     /// Numbers of CPU threads [default: cores available to the process]

@@ -42,8 +42,10 @@ pub enum KvTypeArg {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct ContextArgs {
-    /// Context size in tokens, for prompt and answer together [default: the smallest of the model's training context,
-    /// 8192 and what fits in memory]
+    /// Context size in tokens; 0: the default
+    ///
+    /// Prompt and answer together have to fit. Default: the smallest of the model's training context, 8192 and what fits in
+    /// memory
     #[arg(
         short,
         long,

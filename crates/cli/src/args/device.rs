@@ -40,8 +40,10 @@ pub struct DeviceArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct OnArgs {
-    /// Device: auto, cpu, gpu, hip:N (AMD), cuda:N (NVIDIA) or host (a slow emulated GPU, for tests); auto: the first
-    /// GPU that this build has kernels for, else the CPU
+    /// Device: auto, cpu, gpu, hip:N or cuda:N
+    ///
+    /// auto: the first GPU that this build has kernels for, else the CPU; hip:N: an AMD GPU; cuda:N: an NVIDIA GPU; host: a
+    /// slow emulated GPU, for tests
     #[arg(
         long,
         value_name = "DEVICE",
@@ -58,8 +60,9 @@ pub struct OnArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct OffloadArgs {
-    /// Number of last layers to run on the GPU, auto (as many as fit in its memory) or all; the CPU runs the others
-    /// (also -ngl)
+    /// Number of last layers to run on the GPU, auto or all (also -ngl)
+    ///
+    /// auto: as many as fit in its memory; the CPU runs the others
     #[arg(
         long,
         value_name = "N",

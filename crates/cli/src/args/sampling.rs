@@ -236,7 +236,7 @@ impl SamplingArgs {
 }
 
 /// Resolves `\n`, `\t`, `\r`, `\"`, `\'` and `\\`; other escapes stay unchanged.
-fn unescape(text: &str) -> String {
+pub(super) fn unescape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();
     while let Some(c) = chars.next() {

@@ -16,13 +16,22 @@ use crate::args::KeepArgs;
 use crate::devices;
 use crate::exit::Early;
 use crate::output;
+use crate::version;
+
+/// Adds the commit, which only the program knows.
+fn with_commit(hardware: Hardware) -> Hardware {
+    Hardware {
+        program_commit: version::known_commit().map(str::to_string),
+        ..hardware
+    }
+}
 
 /// Describes the machine with this device and number of CPU threads.
 pub fn hardware(device: &Device, n_threads: usize) -> Hardware {
-    let mut hardware = Hardware {
+    let mut hardware = with_commit(Hardware {
         cpu_model: devices::cpu_name(),
         ..Hardware::of_this_build()
-    };
+    });
     let Device::Gpu(config) = device else {
         hardware.n_threads = Some(n_threads as u64);
         return hardware;
@@ -130,7 +139,10 @@ impl<'a> Keeper<'a> {
     /// Adds a row of a suite.
     pub fn add_row(&mut self, row: &BenchRow) {
         if self.is_active() {
-            self.add(&Hardware::from(&row.hardware), Measurement::from(row));
+            self.add(
+                &with_commit(Hardware::from(&row.hardware)),
+                Measurement::from(row),
+            );
         }
     }
 
@@ -156,7 +168,10 @@ impl<'a> Keeper<'a> {
 
     /// Adds a repeated row of a suite.
     pub fn add_row_again(&mut self, row: &BenchRow) {
-        self.add_again(&Hardware::from(&row.hardware), Measurement::from(row));
+        self.add_again(
+            &with_commit(Hardware::from(&row.hardware)),
+            Measurement::from(row),
+        );
     }
 
     /// Compares and saves the results. `print` gets the report unless it goes to a file.

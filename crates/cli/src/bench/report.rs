@@ -16,7 +16,7 @@ use super::measure::{Machine, Measured};
 use super::{Subject, Test};
 use crate::args::{BenchOutput, KvTypeArg};
 use crate::output::{self, Out};
-use crate::{devices, inspect};
+use crate::{devices, inspect, version};
 
 /// Relative deviation above which a test counts as noisy.
 const NOISY: f64 = 0.05;
@@ -108,7 +108,7 @@ impl Record {
         };
         let least = measured.at_roofline(&subject.model, machine);
         Record {
-            build_commit: concat!("v", env!("CARGO_PKG_VERSION")),
+            build_commit: version::COMMIT,
             build_number: 0,
             cpu_info: devices::cpu_name().unwrap_or_default(),
             gpu_info: machine.gpu.clone().unwrap_or_default(),
@@ -384,7 +384,7 @@ impl Printer {
             BenchOutput::Json => self.out.line("]")?,
             BenchOutput::Md => {
                 self.out
-                    .line(concat!("\nbuild: v", env!("CARGO_PKG_VERSION"), " (0)"))?
+                    .line(&format!("\nbuild: {} (0)", version::COMMIT))?;
             }
             BenchOutput::Csv | BenchOutput::Jsonl => {}
         }

@@ -7,7 +7,7 @@ use rocmforge::parts::is_about_a_gpu;
 use rocmforge_bench as bench;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use indicatif::ProgressBar;
 use rocmforge_bench::baseline::row_name;
 use rocmforge_bench::export::{Detail, Exporter, Form};
@@ -19,6 +19,7 @@ use rocmforge_engine::Device as EngineDevice;
 use rocmforge_model::Model;
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::Offload;
+use rocmforge_runtime::{DeviceError, RuntimeError};
 use std::ops::ControlFlow;
 
 use super::report::file_type;
@@ -195,7 +196,9 @@ fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
             let first = || {
                 gpu::first(&config.open).map_err(|errors| {
                     let reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
-                    anyhow!("no GPU to measure: {}", reasons.join("; "))
+                    RuntimeError::Device(DeviceError::NoGpu {
+                        reasons: reasons.join("; "),
+                    })
                 })
             };
             let id = config.id.map_or_else(first, Ok)?;

@@ -72,7 +72,7 @@ impl Found<'_> {
         let total = |run: &Run| run.prefill + run.decode;
         let mut profile = Profile {
             schema: SCHEMA,
-            version: env!("CARGO_PKG_VERSION").to_string(),
+            version: crate::version::VERSION.to_string(),
             created: clock::rfc_3339(clock::unix_now()),
             command: command(),
             machine: self.machine(),

@@ -135,7 +135,7 @@ fn prints_every_output_format() {
     assert_eq!(lines.len(), 3);
     for line in &lines[1..] {
         assert_eq!(line.split("\",\"").count(), columns.len(), "{line}");
-        assert!(line.starts_with("\"v") && line.ends_with('"'), "{line}");
+        assert!(!line.starts_with("\"\"") && line.ends_with('"'), "{line}");
     }
 
     let jsonl = bench(&["-o", "jsonl", "--no-warmup"]).ok();

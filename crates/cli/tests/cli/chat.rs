@@ -45,15 +45,10 @@ fn remembers_earlier_turns() {
 
 #[test]
 fn commands_change_the_conversation() {
-    let script = "My name is Zorina.\n/clear\nWhat is my name?\n/system You are a pirate.\nWhat is the opposite of big?\n/nonsense\n/help\n";
+    let script = "My name is Zorina.\n/clear\nWhat is my name?\n/system You are a pirate.\nWhat is the opposite of big?\n/help\n";
     let run = run_with_stdin(&["chat", "--temp", "0", "-n", "40"], script.as_bytes()).ok();
     let answers: Vec<&str> = run.text().lines().collect();
     assert!(!answers[1].contains("Zorina"), "{}", run.text());
-    assert!(
-        run.stderr.contains("unknown command /nonsense"),
-        "{}",
-        run.stderr
-    );
     assert!(run.stderr.contains("/save FILE"), "{}", run.stderr);
 }
 

@@ -33,6 +33,11 @@ fn built_in_model_passes() {
         "{}",
         table.text()
     );
+    let verdict = table.text().lines().last();
+    assert_eq!(
+        verdict,
+        Some("passed: every result agrees with the scalar reference")
+    );
     assert!(!table.text().contains("WRONG"), "{}", table.text());
 }
 

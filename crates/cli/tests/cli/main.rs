@@ -31,3 +31,5 @@ mod quantize;
 mod suites;
 mod templates;
 mod tune;
+mod usage;
+mod version;

@@ -140,7 +140,18 @@ fn pulls_the_default_quantization_and_finds_it_by_name() {
         let report = run(&["inspect", name, "--models-dir", dir, "--json"]).json();
         assert_eq!(report["file"], "m-Q4_K_M.gguf", "{name}");
     }
-    run(&["inspect", "hf:o/r:Q8_0", "--models-dir", dir]).fails(1, "rocmforge pull hf:o/r:Q8_0");
+    // A reference is downloaded where it is used, once.
+    let n_before = hub.asked_files().len();
+    for _ in 0..2 {
+        let mut inspect = command(&["inspect", "hf:o/r:F16", "--models-dir", dir, "--json"]);
+        inspect
+            .env("ROCMFORGE_HUB_ENDPOINT", hub.url())
+            .env("NO_PROXY", "127.0.0.1")
+            .env_remove("HF_TOKEN");
+        assert_eq!(finish(inspect).json()["file"], "m-F16.gguf");
+    }
+    assert_eq!(hub.asked_files().len(), n_before + 1);
+    assert_eq!(fs::read(folder.path("o/r/m-F16.gguf")).unwrap(), model(2));
     run(&["inspect", "o/other", "--models-dir", dir]).fails(1, "rocmforge pull hf:o/other");
 }
 
