@@ -232,7 +232,7 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPT
     // Sums are added by group, wave_k by wave_k; with BY_STEP first within a step.
     static constexpr u32 ORDER = WK + (S::BY_STEP ? STEP << 8 : 0);
 
-    float acc[MT][NT][E];
+    float acc[MT][NT][E] = {};
     u32 m0, n0;
 
     DEV_MEMBER bool run(const One& one, const Tile& t) {
@@ -243,8 +243,6 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPT
         const u32 at = uniform(wave()), wave_k = at / (WM * WN);
         m0 = at % WM * 16 * MT;
         n0 = at / WM % WN * 16 * NT;
-#pragma unroll
-        for (u32 i = 0; i < ELEMENTS; i++) acc[i / E / NT][i / E % NT][i % E] = 0.0f;
 
         const auto w_row = Block<F, Planes>::of(one.w, min_of(first_out + tid() / S::CHUNKS, one.w.n_out - 1));
         WeightShare<S> w[DEPTH];
