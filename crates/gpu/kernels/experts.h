@@ -1,4 +1,4 @@
-// The assignment of rows to experts of an MoE layer; written by experts.hip, read by jobs.h.
+// The assignment of rows to experts of an MoE layer; written by experts.hip, read by gemv.h and gemm/gemm.h.
 #pragma once
 #include "gpu.h"
 

@@ -7,7 +7,7 @@
 //     struct Mainloop {
 //         static constexpr u32 ROWS, OUTS, THREADS, SHARED, ORDER;
 //         static constexpr u32 ELEMENTS;            // a thread's part of the tile
-//         bool run(const One& one, const Tile& t); // false: this thread has no part of the result
+//         bool run(const One& one, const Tile& t);  // false: this thread has no part of the result
 //         u32 row(u32 e) const, col(u32 e) const;   // place of element e in the tile: a row of x, an output
 //         float value(u32 e) const;
 //     };

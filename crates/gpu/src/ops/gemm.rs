@@ -1,6 +1,6 @@
 //! GEMM: products with many rows of activations (`kernels/format/gemm.hip`).
 
-use super::jobs::{One, Product, RawProduct, Work};
+use super::jobs::{Mode, One, Product, RawProduct, Work};
 use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -42,6 +42,10 @@ pub(super) fn launch(
     work: &Work<'_>,
     forced: Option<MatmulTiles>,
 ) -> Result<(), GpuError> {
+    assert!(
+        work.up.is_none() && matches!(work.mode, Mode::Store | Mode::Add),
+        "GEMM has no gates"
+    );
     if work.out.is_empty() {
         return Ok(());
     }
