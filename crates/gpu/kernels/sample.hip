@@ -132,47 +132,15 @@ DEV double exp_f64(double x) {
     return y * a * b;
 }
 
-// A row of logits. The share of a thread is every THREADS-th one from its own number on.
-struct Logits {
+struct Counter {
     const float* logits;
     u32 n_vocab;
 
-    // Calls f(logit, id) for each logit of this thread's share, in order. DEPTH loads are in flight: there is one block
-    // for a row, and no other hides their latency.
-    template <u32 DEPTH = 8, typename F> DEV_MEMBER void each(const F& f) const {
-        for (u32 first = tid(); first < n_vocab; first += DEPTH * THREADS) {
-            float x[DEPTH];
-#pragma unroll
-            for (u32 d = 0; d < DEPTH; d++) x[d] = logits[min_of(first + d * THREADS, n_vocab - 1)];
-#pragma unroll
-            for (u32 d = 0; d < DEPTH; d++)
-                if (first + d * THREADS < n_vocab) f(x[d], first + d * THREADS);
-        }
-    }
-
-    // The best key of this thread's share.
-    DEV_MEMBER u64 best() const {
-        u64 best = 0;
-        each([&](float logit, u32 id) { best = max_of(best, key_of(logit, id)); });
-        return best;
-    }
-
-    // How many logits of this thread's share have keys from `low` to below `high`.
-    DEV_MEMBER u32 count(u64 low, u64 high) const {
+    // How many logits of this thread's share have at least this key.
+    DEV_MEMBER u32 count(u64 bound) const {
         u32 n = 0;
-        each([&](float logit, u32 id) {
-            u64 key = key_of(logit, id);
-            n += key >= low && key < high ? 1 : 0;
-        });
+        for (u32 i = tid(); i < n_vocab; i += THREADS) n += key_of(logits[i], i) >= bound ? 1 : 0;
         return n;
-    }
-
-    // Writes those keys to `keys` from `at` on.
-    DEV_MEMBER void gather(u64 low, u64 high, u64* keys, u32 at) const {
-        each([&](float logit, u32 id) {
-            u64 key = key_of(logit, id);
-            if (key >= low && key < high) keys[at++] = key;
-        });
     }
 };
 
@@ -214,26 +182,30 @@ DEV void sort_keys(u64* keys, u32 n) {
 
 // Sorts the best keys of a row into `keys`, at least top_k if there are so many, and returns how many. top_k is from 1 to
 // THREADS.
-DEV u32 select(const Logits& row, u32 top_k, u64* keys, u32* part) {
-    keys[tid()] = row.best();
+DEV u32 select(const Counter& share, u32 top_k, u64* keys, u32* part) {
+    u64 best = 0;
+    for (u32 i = tid(); i < share.n_vocab; i += THREADS) best = max_of(best, key_of(share.logits[i], i));
+    keys[tid()] = best;
     sort_keys(keys, THREADS);
     u64 bound = max_of(keys[top_k - 1], LEAST_KEY), above = keys[0] + 1;
-    const u64 end = above;
-    u32 before, total = block_scan(row.count(bound, end), part, before);
+    u32 before, total = block_scan(share.count(bound), part, before);
     while (total > CAPACITY) {
         // At least top_k keys reach `bound`, and none reaches `above`.
         u64 middle = bound + (above - bound) / 2;
-        u32 n = block_scan(row.count(middle, end), part, before);
+        u32 n = block_scan(share.count(middle), part, before);
         if (n < top_k) above = middle;
         else bound = middle, total = n;
     }
-    total = block_scan(row.count(bound, end), part, before);
+    total = block_scan(share.count(bound), part, before);
     u32 n_sorted = 2;
     while (n_sorted < total) n_sorted *= 2;
     barrier();
     for (u32 i = tid(); i < n_sorted; i += THREADS)
         if (i >= total) keys[i] = 0;
-    row.gather(bound, end, keys, before);
+    for (u32 i = tid(); i < share.n_vocab; i += THREADS) {
+        u64 key = key_of(share.logits[i], i);
+        if (key >= bound) keys[before++] = key;
+    }
     sort_keys(keys, n_sorted);
     return total;
 }
@@ -269,7 +241,7 @@ KERNEL(sample, SampleParams, THREADS) {
     if (top_k == 0 || uniform(row.top_k) == ALL_TOKENS || uniform(p.ids[bid_x()]) == NO_ID) return;
     const float temperature = bits<float>(uniform(bits<u32>(row.temperature)));
     const bool has_top_p = temperature > 0.0f && bits<float>(uniform(bits<u32>(row.top_p))) < 1.0f;
-    const Logits share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
+    const Counter share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
 
     u32 total = select(share, top_k, keys, part);
     u32 n = min_of(total, top_k);
@@ -342,7 +314,7 @@ constexpr u32 RANGES = 8;
 
 // All tokens of a row, weighted with exp((logit - best) / temperature).
 struct Weighted {
-    Logits share;
+    Counter share;
     u64 best;
     float temperature;
 
@@ -354,13 +326,14 @@ struct Weighted {
     DEV_MEMBER double mass(u64 low, u64 high, const Scratch& scratch, u32& n) const {
         double sum = 0.0;
         u32 own = 0, before;
-        share.each<1>([&](float logit, u32 id) {
-            u64 key = key_of(logit, id);
+        for (u32 i = tid(); i < share.n_vocab; i += THREADS) {
+            float logit = share.logits[i];
+            u64 key = key_of(logit, i);
             if (key >= low && key < high) {
                 sum += weight(logit);
                 own++;
             }
-        });
+        }
         n = block_scan(own, scratch.part, before);
         return block_sum(sum, scratch.sums);
     }
@@ -371,9 +344,10 @@ struct Weighted {
                            double (&sums)[RANGES], u32 (&own)[RANGES / 2]) const {
 #pragma unroll
         for (u32 r = 0; r < RANGES; r++) sums[r] = 0.0, own[r / 2] = 0;
-        share.each<4>([&](float logit, u32 id) {
-            u64 key = key_of(logit, id);
-            if (key < low || key >= high) return;
+        for (u32 i = tid(); i < share.n_vocab; i += THREADS) {
+            float logit = share.logits[i];
+            u64 key = key_of(logit, i);
+            if (key < low || key >= high) continue;
             const double w = weight(logit);
             u32 range = 0;
 #pragma unroll
@@ -384,7 +358,7 @@ struct Weighted {
                 sums[r] += w;
                 own[r / 2] += r % 2 ? 1u << 16 : 1;
             }
-        });
+        }
 #pragma unroll
         for (u32 r = 0; r < RANGES; r++) sums[r] = block_sum(sums[r], scratch.sums);
     }
@@ -454,10 +428,17 @@ DEV u64 find(const Weighted& row, u64 low, double fraction, bool above_it, const
         }
         low = from, high = to;
     }
-    u32 before;
-    block_scan(row.share.count(low, high), scratch.part, before);
+    u32 own = 0, before;
+    for (u32 i = tid(); i < row.share.n_vocab; i += THREADS) {
+        u64 key = key_of(row.share.logits[i], i);
+        own += key >= low && key < high ? 1 : 0;
+    }
+    block_scan(own, scratch.part, before);
     barrier();
-    row.share.gather(low, high, scratch.keys, before);
+    for (u32 i = tid(); i < row.share.n_vocab; i += THREADS) {
+        u64 key = key_of(row.share.logits[i], i);
+        if (key >= low && key < high) scratch.keys[before++] = key;
+    }
     if (tid() >= n) scratch.keys[tid()] = 0;
     sort_keys(scratch.keys, THREADS);
     double mass = tid() < n ? row.weight(logit_of(scratch.keys[tid()])) : 0.0;
@@ -475,8 +456,10 @@ DEV u64 find(const Weighted& row, u64 low, double fraction, bool above_it, const
 }
 
 // The best key of a row; 0 if no logit is above negative infinity.
-DEV u64 best_of(const Logits& share, u64* part) {
-    const u64 best = uniform64(block_best<THREADS>(share.best(), part));
+DEV u64 best_of(const Counter& share, u64* part) {
+    u64 best = 0;
+    for (u32 i = tid(); i < share.n_vocab; i += THREADS) best = max_of(best, key_of(share.logits[i], i));
+    best = uniform64(block_best<THREADS>(best, part));
     barrier();
     return best >= LEAST_KEY ? best : 0;
 }
@@ -489,7 +472,7 @@ KERNEL(sample_all, SampleParams, THREADS) {
     const SampleRow& row = p.rows[bid_x()];
     if (uniform(row.top_k) != ALL_TOKENS || uniform(p.ids[bid_x()]) == NO_ID) return;
     const Scratch scratch{keys, weights, sums, part};
-    const Logits share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
+    const Counter share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
     const u64 best = best_of(share, keys);
     u64 chosen = best, low = LEAST_KEY;
     if (best) {
@@ -533,12 +516,12 @@ KERNEL(logprobs, LogprobParams, THREADS) {
     const SampleRow& row = p.rows[bid_x()];
     const u32 n_logprobs = uniform(row.n_logprobs), id = uniform(p.ids[bid_x()]);
     if (n_logprobs == 0 || id >= p.n_vocab) return;
-    const Logits share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
+    const Counter share{p.logits + (u64)bid_x() * p.n_vocab, p.n_vocab};
     const u32 n_best = min_of(n_logprobs - 1, MAX_LOGPROBS);
     u32 n = min_of(select(share, max_of(n_best, 1u), keys, part), n_best);
     const u64 best = keys[0];
     double sum = 0.0;
-    share.each([&](float logit, u32) { sum += (double)exp_of(logit - logit_of(best)); });
+    for (u32 i = tid(); i < p.n_vocab; i += THREADS) sum += (double)exp_of(share.logits[i] - logit_of(best));
     sum = block_sum(sum, sums);
     u32* host = p.host + ((u64)(*p.n_steps % p.n_slots) * p.slot_rows + bid_x()) * LOGPROB_WORDS;
     if (tid() == 0) {
