@@ -464,7 +464,7 @@ DEV float sqrt_of(float x) {
 DEV u32 load_system(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 DEV void store_system(u32* p, u32 value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 
-// ---------------------------------------------------------------------------------------------- time
+// ---------------------------------------------------------------------------------------------- time, atomics
 // A clock that all blocks share. NVIDIA: nanoseconds; AMD: ticks at the rate that the driver reports (wall_clock64);
 // CPU emulator: nanoseconds.
 #if defined(GPU_AMD)
@@ -478,6 +478,7 @@ DEV u64 device_clock() {
 }
 DEV void atomic_min(u64* p, u64 v) { __hip_atomic_fetch_min(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV void atomic_max(u64* p, u64 v) { __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+DEV void atomic_add(u64* p, u64 v) { __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 #elif defined(GPU_NV)
 DEV u64 device_clock() {
     u64 t;
@@ -486,8 +487,10 @@ DEV u64 device_clock() {
 }
 DEV void atomic_min(u64* p, u64 v) { asm volatile("red.global.min.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
 DEV void atomic_max(u64* p, u64 v) { asm volatile("red.global.max.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
+DEV void atomic_add(u64* p, u64 v) { asm volatile("red.global.add.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
 #else
 DEV u64 device_clock() { return host::now(); }
 DEV void atomic_min(u64* p, u64 v) { __atomic_fetch_min(p, v, __ATOMIC_RELAXED); }
 DEV void atomic_max(u64* p, u64 v) { __atomic_fetch_max(p, v, __ATOMIC_RELAXED); }
+DEV void atomic_add(u64* p, u64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 #endif

@@ -12,7 +12,7 @@ use super::norm::NormKernels;
 use super::rope_kv::RopeKvKernels;
 use super::routing::ExpertsKernels;
 use super::rows::RowsKernels;
-use super::sample::SampleKernels;
+use super::sample::{SampleAllKernels, SampleKernels};
 use super::select::{Gemms, GemvKernels};
 use super::step_io::StepIoKernels;
 use super::tile::TileKernels;
@@ -67,6 +67,7 @@ modules! {
         mxfp6: Mxfp6Kernels,
         norm: NormKernels,
         sample: SampleKernels,
+        sample_all: SampleAllKernels,
         selftest: SelfTestKernels,
         step_io: StepIoKernels,
     }

@@ -47,8 +47,8 @@ pub use routing::{
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{
-    ALL_TOKENS, Candidates, LOGPROB_WORDS, LogprobRows, MAX_LOGPROBS, MAX_TOP_K, SampleEntry,
-    SampleRow, SampleStep, logprobs, sample,
+    ALL_TOKENS, Candidates, LOGPROB_WORDS, LogprobRows, MAX_LOGPROBS, MAX_TOP_K, SCRATCH_WORDS,
+    SampleEntry, SampleRow, SampleStep, logprobs, sample,
 };
 pub use select::{GemmTile, gemm_tiles};
 pub(crate) use select::{gemm_choices, gemv_choices};

@@ -1,4 +1,4 @@
-//! Sampling: chooses a token for each row of logits on the device (`kernels/sample.hip`).
+//! Sampling: chooses a token for each row of logits on the device (`kernels/sample.hip`, `kernels/sample_all.hip`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -10,6 +10,8 @@ use crate::memory::{Address, Slice};
 
 const THREADS: u32 = 1024;
 const ADJUST_THREADS: u32 = 256;
+/// Blocks that share a row of `sample_all.hip`.
+const BLOCKS: u32 = 16;
 
 /// Maximum top-k. Rows that need more candidates, but not all, must be sampled on the host.
 pub const MAX_TOP_K: usize = 1024;
@@ -22,6 +24,9 @@ pub const MAX_LOGPROBS: usize = 20;
 
 /// Words of a row of [`LogprobRows::host`].
 pub const LOGPROB_WORDS: usize = 4 + 2 * MAX_LOGPROBS;
+
+/// Words of [`SampleStep::scratch`] for each row: `RowScratch` of `kernels/sample_all.hip`.
+pub const SCRATCH_WORDS: usize = 16640 / size_of::<u64>();
 
 /// Sampling parameters of a row, as the kernel reads them. The order is fixed: bias, penalties, top-k, top-p, min-p,
 /// temperature, one draw. Rows that need another order or other samplers must be sampled on the host.
@@ -108,6 +113,8 @@ pub struct SampleStep<'a> {
     pub entries: Slice<'a, SampleEntry>,
     /// The input tokens of the step.
     pub tokens: Slice<'a, u32>,
+    /// Memory for rows that keep [`ALL_TOKENS`]: [`SCRATCH_WORDS`] for each row, of any content.
+    pub scratch: Slice<'a, u64>,
 }
 
 #[repr(C)]
@@ -138,12 +145,41 @@ layout!(SampleParams {
 
 const _: () = assert!(size_of::<SampleParams>() == 56);
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SampleAllParams {
+    logits: Address,
+    rows: Table<SampleRow>,
+    scratch: Address,
+    ids: Address,
+    n_vocab: u32,
+    stage: u32,
+}
+
+layout!(SampleAllParams {
+    logits,
+    rows,
+    scratch,
+    ids,
+    n_vocab,
+    stage
+});
+
+const _: () = assert!(size_of::<SampleAllParams>() == 40);
+
 kernels! {
     struct SampleKernels {
         adjust: SampleParams,
         sample: SampleParams,
-        sample_all: SampleParams,
         logprobs: LogprobParams,
+    }
+}
+
+kernels! {
+    struct SampleAllKernels {
+        best: SampleAllParams,
+        weigh: SampleAllParams,
+        pick: SampleAllParams,
     }
 }
 
@@ -151,7 +187,7 @@ kernels! {
 /// penalties modify the logits. `out_ids` `[n_rows]` is `u32::MAX` for rows whose best logit is not finite.
 ///
 /// # Panics
-/// If the numbers of logit rows, of `step.rows` and of ids differ.
+/// If the numbers of logit rows, of `step.rows` and of ids differ, or `step.scratch` is too small.
 pub fn sample(
     gpu: &Gpu,
     logits: Slice<'_, f32>,
@@ -180,7 +216,34 @@ pub fn sample(
         gpu.launch(&kernels.sample, grid, THREADS, 0, &params)?;
     }
     if candidates != Candidates::Best {
-        gpu.launch(&kernels.sample_all, grid, THREADS, 0, &params)?;
+        sample_all(gpu, logits, step, out_ids)?;
+    }
+    Ok(())
+}
+
+/// Samples the rows that keep all tokens.
+fn sample_all(
+    gpu: &Gpu,
+    logits: Slice<'_, f32>,
+    step: &SampleStep<'_>,
+    out_ids: Slice<'_, u32>,
+) -> Result<(), GpuError> {
+    let n_rows = out_ids.len();
+    assert!(step.scratch.len() >= n_rows * SCRATCH_WORDS, "no scratch");
+    let of_stage = |stage| SampleAllParams {
+        logits: logits.address(),
+        rows: step.rows.table(),
+        scratch: step.scratch.address(),
+        ids: out_ids.address(),
+        n_vocab: (logits.len() / n_rows.max(1)) as u32,
+        stage,
+    };
+    let kernels = &gpu.kernels().sample_all;
+    let (slices, whole) = ([n_rows as u32, BLOCKS, 1], [n_rows as u32, 1, 1]);
+    gpu.launch(&kernels.best, slices, THREADS, 0, &of_stage(0))?;
+    for stage in [0, 1] {
+        gpu.launch(&kernels.weigh, slices, THREADS, 0, &of_stage(stage))?;
+        gpu.launch(&kernels.pick, whole, THREADS, 0, &of_stage(stage))?;
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use crate::common::three_orders;
 use crate::common::values::Random;
 use rocmforge_gpu::Pinned;
 use rocmforge_gpu::ops::{
-    self, ALL_TOKENS, Candidates, LOGPROB_WORDS, LogprobRows, MAX_LOGPROBS, MAX_TOP_K, SampleEntry,
-    SampleRow, SampleStep,
+    self, ALL_TOKENS, Candidates, LOGPROB_WORDS, LogprobRows, MAX_LOGPROBS, MAX_TOP_K,
+    SCRATCH_WORDS, SampleEntry, SampleRow, SampleStep,
 };
 
 const NO_INPUT: u32 = u32::MAX;
@@ -246,10 +246,14 @@ fn check(rows: &[Row]) {
     for gpu in common::gpus() {
         let d_params = gpu.upload(&params).unwrap();
         let (d_entries, d_tokens) = (gpu.upload(&entries).unwrap(), gpu.upload(&tokens).unwrap());
+        // Whatever was there before has no effect.
+        let scratch = gpu.upload(&vec![u64::MAX; rows.len() * SCRATCH_WORDS]);
+        let scratch = scratch.unwrap();
         let step = SampleStep {
             rows: d_params.as_slice(),
             entries: d_entries.as_slice(),
             tokens: d_tokens.as_slice(),
+            scratch: scratch.as_slice(),
         };
         let ids = gpu.alloc::<u32>(rows.len()).unwrap();
         let run = || {
@@ -305,6 +309,7 @@ fn rows_without_candidates_use_argmax() {
             rows: params.as_slice(),
             entries: nothing.as_slice::<u32>().cast(),
             tokens: nothing.as_slice(),
+            scratch: nothing.as_slice::<u32>().cast(),
         };
         let (logits, ids) = (
             gpu.upload(&rows[0].logits).unwrap(),

@@ -2,8 +2,8 @@
 //! memory, the first kernel of a step copies them to the device, and the last one writes the sampled ids back.
 
 use rocmforge_gpu::ops::{
-    LOGPROB_WORDS, LogprobRows, N_LIST_WORDS, N_PAGES, STEP_NUMBER, SampleEntry, SampleRow,
-    SampleStep, StepWords,
+    LOGPROB_WORDS, LogprobRows, N_LIST_WORDS, N_PAGES, SCRATCH_WORDS, STEP_NUMBER, SampleEntry,
+    SampleRow, SampleStep, StepWords,
 };
 use rocmforge_gpu::{Buffer, Gpu, GpuError, Pinned, SeqRows, Slice, Step};
 use zerocopy::IntoBytes as _;
@@ -101,6 +101,8 @@ pub(crate) struct StepMemory {
     n_steps: Buffer,
     /// Ids sampled by the last step, `[max_logits]`.
     sampled: Buffer,
+    /// Memory of the sampler, `[max_logits, SCRATCH_WORDS]`.
+    sampler: Buffer,
     /// `[N_SLOTS, layout.end]`.
     host: Pinned<u32>,
     /// `[N_SLOTS, 1 + max_logits]`: number and sampled ids of a step.
@@ -139,6 +141,7 @@ impl StepMemory {
             device: gpu.alloc::<u32>(layout.end)?,
             n_steps: gpu.upload(&[0u32])?,
             sampled: gpu.upload(&vec![0u32; sizes.max_logits])?,
+            sampler: gpu.alloc::<u64>(sizes.max_logits * SCRATCH_WORDS)?,
             host: Pinned::new(gpu, N_SLOTS * layout.end)?,
             results: Pinned::new(gpu, N_SLOTS * (1 + sizes.max_logits))?,
             logprobs: Pinned::new(gpu, N_SLOTS * sizes.max_logits * LOGPROB_WORDS)?,
@@ -275,6 +278,7 @@ impl StepMemory {
             rows: self.words(self.layout.sample_rows, n_words).cast(),
             entries: self.words(self.layout.lists, LIST_WORDS).cast(),
             tokens: self.tokens(shape),
+            scratch: self.sampler.as_slice(),
         }
     }
 

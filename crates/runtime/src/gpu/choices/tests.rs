@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rocmforge_cpu::{Isa, Pool};
-use rocmforge_gpu::ops::SampleStep;
+use rocmforge_gpu::ops::{SCRATCH_WORDS, SampleStep};
 use rocmforge_gpu::{Gpu, image_targets, ops};
 
 use super::*;
@@ -143,10 +143,13 @@ fn on_device(gpu: &Gpu, logits: &[f32], batch: &Batch, last: &[Sampled]) -> Vec<
     );
     let tokens = gpu.upload(&tokens).unwrap();
     let ids = gpu.alloc::<u32>(choices.rows.len()).unwrap();
+    let scratch = gpu.alloc::<u64>(choices.rows.len() * SCRATCH_WORDS);
+    let scratch = scratch.unwrap();
     let step = SampleStep {
         rows: rows.as_slice(),
         entries: entries.as_slice(),
         tokens: tokens.as_slice(),
+        scratch: scratch.as_slice(),
     };
     let all = Candidates::Mixed;
     ops::sample(gpu, logits.as_slice(), &step, all, ids.as_slice()).unwrap();

@@ -1,0 +1,241 @@
+// Sampling from all tokens: top-p, min-p, temperature and one draw, for the rows that keep ALL_TOKENS.
+//
+// logits [n_rows, n_vocab], rows [n_rows], ids [n_rows], scratch [n_rows] of RowScratch. Rows whose id is NO_ID are skipped.
+//
+// Top-p and the draw both look for a key: the first one, best first, at which the weights up to it reach a fraction of
+// their sum. A step launches `best`, then `weigh` and `pick` for top-p, then both for the draw.
+//
+// best: BLOCKS blocks of 1024 threads per row. Each finds the best key of its slice and clears its share of the bins.
+//
+// weigh: BLOCKS blocks of 1024 threads per row. A logit's weight is exp((logit - best) / temperature); its bin follows
+// from its distance to the best one. Bins are sums of fixed-point numbers, so their bits do not depend on the order.
+//
+// pick: one block of 1024 threads per row. The bins say which of them holds the key. The keys of that bin are sorted and
+// their weights summed up in order. While a bin has more than 1024 keys (many equal logits), it is halved.
+// Shared memory: 2048 keys, 1024 f64 and two words per wave, 25 KB.
+//
+// Sums are rounded otherwise than the host's, so the token is the host's unless the random number is within about 2^-40
+// of a boundary. Tokens of less than about 2^-46 of the best one's weight are never drawn.
+#include "sampling.h"
+
+#pragma clang fp contract(off)
+
+// Blocks that share a row.
+constexpr u32 BLOCKS = 16;
+// Bins of weights; one for each thread.
+constexpr u32 BINS = THREADS;
+// Bins for each step of the temperature: all together reach down to e^-36.
+constexpr float BINS_PER_UNIT = 28.0f;
+
+struct RowScratch {
+    u64 best[BLOCKS];
+    // The lowest key that top-p keeps.
+    u64 low;
+    u64 pad[15];
+    // The weights for top-p, and those for the draw.
+    u64 bins[2][BINS];
+};
+static_assert(sizeof(RowScratch) == 16640, "as in src/ops/sample.rs");
+
+struct SampleAllParams {
+    const float* logits;
+    const SampleRow* rows;
+    RowScratch* scratch;
+    u32* ids;
+    u32 n_vocab;
+    // 0 for top-p, 1 for the draw.
+    u32 stage;
+    FIELDS(logits, rows, scratch, ids, n_vocab, stage)
+};
+
+DEV u64 uniform64(u64 v) { return (u64)uniform((u32)(v >> 32)) << 32 | uniform((u32)v); }
+DEV float uniform_float(float v) { return bits<float>(uniform(bits<u32>(v))); }
+
+DEV bool takes(const SampleAllParams& p, u32 row) {
+    return uniform(p.rows[row].top_k) == ALL_TOKENS && uniform(p.ids[row]) != NO_ID;
+}
+
+// The logits of a block's slice: from `first` to below `end`.
+struct Slice {
+    u32 first, end;
+
+    static DEV_MEMBER Slice of(u32 n_vocab) {
+        const u32 length = (n_vocab + BLOCKS - 1) / BLOCKS, first = min_of(bid_y() * length, n_vocab);
+        return {first, min_of(first + length, n_vocab)};
+    }
+};
+
+KERNEL(best, SampleAllParams, THREADS) {
+    SHARED(u64, part, THREADS / WARP_SIZE);
+    if (!takes(p, bid_x())) return;
+    RowScratch& scratch = p.scratch[bid_x()];
+    const float* logits = p.logits + (u64)bid_x() * p.n_vocab;
+    const Slice slice = Slice::of(p.n_vocab);
+    u64 best = 0;
+    for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) best = max_of(best, key_of(logits[i], i));
+    best = block_best<THREADS>(best, part);
+    constexpr u32 SHARE = 2 * BINS / BLOCKS;
+    if (tid() < SHARE) scratch.bins[0][bid_y() * SHARE + tid()] = 0;
+    if (tid() == 0) scratch.best[bid_y()] = best;
+    if (tid() == 0 && bid_y() == 0) scratch.low = LEAST_KEY;
+}
+
+// The weights of a row in one stage.
+struct Weights {
+    const float* logits;
+    u32 n_vocab;
+    u64 best; // at least LEAST_KEY
+    u64 low;  // keys below weigh nothing
+    float temperature;
+    // The weight of the best key in the bins: n_vocab times it is less than 2^63.
+    double unit;
+
+    // `best` is 0 if the stage has nothing to do.
+    static DEV_MEMBER Weights of(const SampleAllParams& p) {
+        const SampleRow& row = p.rows[bid_x()];
+        const RowScratch& scratch = p.scratch[bid_x()];
+        u64 best = 0;
+        for (u32 b = 0; b < BLOCKS; b++) best = max_of(best, scratch.best[b]);
+        best = uniform64(best);
+        u32 exponent = 63;
+        while (exponent > 0 && (1ull << (63 - exponent)) < p.n_vocab) exponent--;
+        Weights all{p.logits + (u64)bid_x() * p.n_vocab,           p.n_vocab, best >= LEAST_KEY ? best : 0, LEAST_KEY, 1.0f,
+                    bits<double>((u64)(1023 + exponent) << 52)};
+        if (p.stage == 0) {
+            if (!(uniform_float(row.top_p) < 1.0f)) all.best = 0;
+        } else {
+            all.low = uniform64(scratch.low);
+            const float floor = logit_of(best) + uniform_float(row.ln_min_p);
+            // 0 and -0 are equal.
+            if (floor > -__builtin_inff()) all.low = max_of(all.low, (u64)order_of(floor == 0.0f ? -0.0f : floor) << 32);
+            all.temperature = uniform_float(row.temperature);
+        }
+        return all;
+    }
+
+    DEV_MEMBER double weight(float logit) const {
+        return unit * exp_f64((double)(logit / temperature - logit_of(best) / temperature));
+    }
+
+    // Never less for a smaller logit.
+    DEV_MEMBER u32 bin(float logit) const {
+        float distance = (logit_of(best) - logit) / temperature * BINS_PER_UNIT;
+        return distance > 0.0f ? (u32)min_of(distance, (float)(BINS - 1)) : 0;
+    }
+
+    // The sum of the weights of the keys from `from` to below `to`; their number in `n`, that of this thread in `own`.
+    DEV_MEMBER double mass(u64 from, u64 to, double* sums, u32* part, u32& n, u32& own) const {
+        double sum = 0.0;
+        own = 0;
+        for (u32 i = tid(); i < n_vocab; i += THREADS) {
+            const u64 key = key_of(logits[i], i);
+            if (key < from || key >= to) continue;
+            sum += weight(logits[i]);
+            own++;
+        }
+        u32 before;
+        n = block_scan(own, part, before);
+        return block_sum(sum, sums);
+    }
+};
+
+KERNEL(weigh, SampleAllParams, THREADS) {
+    if (!takes(p, bid_x())) return;
+    const Weights all = Weights::of(p);
+    if (!all.best) return;
+    u64* bins = p.scratch[bid_x()].bins[p.stage];
+    const Slice slice = Slice::of(p.n_vocab);
+    for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) {
+        const float logit = all.logits[i];
+        if (key_of(logit, i) < all.low) continue;
+        const u64 weight = (u64)(all.weight(logit) + 0.5);
+        if (weight) atomic_add(bins + all.bin(logit), weight);
+    }
+}
+
+// What sums of weights are compared with.
+struct Target {
+    double mass;
+    bool above; // has to be exceeded
+
+    DEV_MEMBER bool reached(double sum) const { return above ? sum > mass : sum >= mass; }
+};
+
+// Turns the values of a block into the sums up to each thread, in `sums` [THREADS], too.
+template <typename T> DEV T prefix_sum(T value, T* sums) {
+    sums[tid()] = value;
+    for (u32 d = 1; d < THREADS; d *= 2) {
+        barrier();
+        const T other = tid() >= d ? sums[tid() - d] : T{};
+        barrier();
+        value += other;
+        sums[tid()] = value;
+    }
+    barrier();
+    return value;
+}
+
+KERNEL(pick, SampleAllParams, THREADS) {
+    SHARED(u64, keys, CAPACITY);
+    SHARED(double, weights, THREADS);
+    SHARED(double, sums, THREADS / WARP_SIZE);
+    SHARED(u32, part, THREADS / WARP_SIZE);
+    if (!takes(p, bid_x())) return;
+    const Weights all = Weights::of(p);
+    if (!all.best) {
+        if (p.stage == 1 && tid() == 0) p.ids[bid_x()] = 0;
+        return;
+    }
+    const SampleRow& row = p.rows[bid_x()];
+    RowScratch& scratch = p.scratch[bid_x()];
+    u32 before;
+
+    // The bin. None reaches a target that rounding put at the sum of all; then the best key is taken.
+    const u64 reached = prefix_sum(scratch.bins[p.stage][tid()], keys);
+    const double fraction = p.stage == 0 ? (double)row.top_p : row.uniform;
+    const Target target{(double)keys[THREADS - 1] * fraction, p.stage == 1};
+    const u32 bin = block_scan(target.reached((double)reached) ? 0 : 1, part, before);
+    u64 chosen = all.best;
+    if (bin < BINS) {
+        double above = bin ? (double)keys[bin - 1] : 0.0;
+        barrier();
+
+        // Its keys, from `from` to below `to`.
+        u32 own = 0;
+        u64 greatest = 0, inverse_of_least = 0;
+        for (u32 i = tid(); i < all.n_vocab; i += THREADS) {
+            const float logit = all.logits[i];
+            const u64 key = key_of(logit, i);
+            if (key < all.low || all.bin(logit) != bin) continue;
+            greatest = max_of(greatest, key);
+            inverse_of_least = max_of(inverse_of_least, ~key);
+            own++;
+        }
+        u32 n = block_scan(own, part, before);
+        u64 to = uniform64(block_best<THREADS>(greatest, keys)) + 1;
+        barrier();
+        u64 from = uniform64(~block_best<THREADS>(inverse_of_least, keys));
+        while (n > THREADS) {
+            const u64 middle = from + (to - from) / 2;
+            u32 n_upper, own_upper;
+            const double mass = all.mass(middle, to, sums, part, n_upper, own_upper);
+            if (uniform(target.reached(above + mass) ? 1u : 0u)) from = middle, n = n_upper, own = own_upper;
+            else to = middle, above += mass, n -= n_upper, own -= own_upper;
+        }
+        block_scan(own, part, before);
+        barrier();
+        for (u32 i = tid(); i < all.n_vocab; i += THREADS) {
+            const u64 key = key_of(all.logits[i], i);
+            if (key >= from && key < to) keys[before++] = key;
+        }
+        if (tid() >= n) keys[tid()] = 0;
+        sort_keys(keys, THREADS);
+
+        const double sum = above + prefix_sum(tid() < n ? all.weight(logit_of(keys[tid()])) : 0.0, weights);
+        const u32 n_below = block_scan(tid() < n && !target.reached(sum) ? 1 : 0, part, before);
+        if (n) chosen = keys[min_of(n_below, n - 1)];
+    }
+    if (tid() != 0) return;
+    if (p.stage == 0) scratch.low = chosen;
+    else p.ids[bid_x()] = id_of(chosen);
+}
