@@ -478,7 +478,7 @@ DEV u64 device_clock() {
 }
 DEV void atomic_min(u64* p, u64 v) { __hip_atomic_fetch_min(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV void atomic_max(u64* p, u64 v) { __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
-DEV void atomic_add(u64* p, u64 v) { __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+DEV u64 fetch_add(u64* p, u64 v) { return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 #elif defined(GPU_NV)
 DEV u64 device_clock() {
     u64 t;
@@ -487,10 +487,14 @@ DEV u64 device_clock() {
 }
 DEV void atomic_min(u64* p, u64 v) { asm volatile("red.global.min.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
 DEV void atomic_max(u64* p, u64 v) { asm volatile("red.global.max.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
-DEV void atomic_add(u64* p, u64 v) { asm volatile("red.global.add.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
+DEV u64 fetch_add(u64* p, u64 v) {
+    u64 before;
+    asm volatile("atom.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(p), "l"(v) : "memory");
+    return before;
+}
 #else
 DEV u64 device_clock() { return host::now(); }
 DEV void atomic_min(u64* p, u64 v) { __atomic_fetch_min(p, v, __ATOMIC_RELAXED); }
 DEV void atomic_max(u64* p, u64 v) { __atomic_fetch_max(p, v, __ATOMIC_RELAXED); }
-DEV void atomic_add(u64* p, u64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DEV u64 fetch_add(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 #endif

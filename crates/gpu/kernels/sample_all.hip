@@ -3,16 +3,19 @@
 // logits [n_rows, n_vocab], rows [n_rows], ids [n_rows], scratch [n_rows] of RowScratch. Rows whose id is NO_ID are skipped.
 //
 // Top-p and the draw both look for a key: the first one, best first, at which the weights up to it reach a fraction of
-// their sum. A step launches `best`, then `weigh` and `pick` for top-p, then both for the draw.
+// their sum. A step launches `best`, then `weigh`, `gather` and `pick` for top-p, then the same three for the draw. All
+// have blocks of 1024 threads, BLOCKS for each row in the first three, since one would take 20 us to read 128,000 logits.
 //
-// best: BLOCKS blocks of 1024 threads per row. Each finds the best key of its slice and clears its share of the bins.
+// best: the best key of each block's slice, and empty bins.
 //
-// weigh: BLOCKS blocks of 1024 threads per row. A logit's weight is exp((logit - best) / temperature); its bin follows
-// from its distance to the best one. Bins are sums of fixed-point numbers, so their bits do not depend on the order.
+// weigh: a logit's weight is exp((logit - best) / temperature); its bin follows from its distance to the best one. Bins
+// are sums of fixed-point numbers, so their bits do not depend on the order.
 //
-// pick: one block of 1024 threads per row. The bins say which of them holds the key. The keys of that bin are sorted and
-// their weights summed up in order. While a bin has more than 1024 keys (many equal logits), it is halved.
-// Shared memory: 2048 keys, 1024 f64 and two words per wave, 25 KB.
+// gather: the bins say which of them holds the key; lists that bin's keys. Shared memory: 1024 keys.
+//
+// pick: one block per row sorts these keys and sums up their weights in order. If the bin has more than 1024 keys (many
+// equal logits), the block halves it first, reading the whole row. Shared memory: 1024 keys, 1024 f64 and two words per
+// wave, 17 KB.
 //
 // Sums are rounded otherwise than the host's, so the token is the host's unless the random number is within about 2^-40
 // of a boundary. Tokens of less than about 2^-46 of the best one's weight are never drawn.
@@ -27,15 +30,25 @@ constexpr u32 BINS = THREADS;
 // Bins for each step of the temperature: all together reach down to e^-36.
 constexpr float BINS_PER_UNIT = 28.0f;
 
+// The bin of a stage that holds the key.
+struct Found {
+    u64 bin;   // BINS for none
+    u64 above; // the sum of the bins before it
+    u64 total; // the sum of all bins
+    u64 n;     // its keys
+};
+
 struct RowScratch {
     u64 best[BLOCKS];
     // The lowest key that top-p keeps.
     u64 low;
-    u64 pad[15];
-    // The weights for top-p, and those for the draw.
+    u64 pad[7];
+    // For top-p, and for the draw.
+    Found found[2];
     u64 bins[2][BINS];
+    u64 keys[THREADS];
 };
-static_assert(sizeof(RowScratch) == 16640, "as in src/ops/sample.rs");
+static_assert(sizeof(RowScratch) == 24832, "as in src/ops/sample.rs");
 
 struct SampleAllParams {
     const float* logits;
@@ -77,7 +90,7 @@ KERNEL(best, SampleAllParams, THREADS) {
     constexpr u32 SHARE = 2 * BINS / BLOCKS;
     if (tid() < SHARE) scratch.bins[0][bid_y() * SHARE + tid()] = 0;
     if (tid() == 0) scratch.best[bid_y()] = best;
-    if (tid() == 0 && bid_y() == 0) scratch.low = LEAST_KEY;
+    if (tid() == 0 && bid_y() == 0) scratch.low = LEAST_KEY, scratch.found[0].n = scratch.found[1].n = 0;
 }
 
 // The weights of a row in one stage.
@@ -123,17 +136,20 @@ struct Weights {
         return distance > 0.0f ? (u32)min_of(distance, (float)(BINS - 1)) : 0;
     }
 
-    // The sum of the weights of the keys from `from` to below `to`; their number in `n`, that of this thread in `own`.
-    DEV_MEMBER double mass(u64 from, u64 to, double* sums, u32* part, u32& n, u32& own) const {
+    // Whether the logit of a token has a weight in this bin.
+    DEV_MEMBER bool is_in(u32 of, u32 id) const { return key_of(logits[id], id) >= low && bin(logits[id]) == of; }
+
+    DEV_MEMBER bool is_between(u64 from, u64 to, u32 id) const {
+        const u64 key = key_of(logits[id], id);
+        return key >= from && key < to;
+    }
+
+    // The sum of the weights of the keys from `from` to below `to`, and their number in `n`.
+    DEV_MEMBER double mass(u64 from, u64 to, double* sums, u32* part, u32& n) const {
         double sum = 0.0;
-        own = 0;
-        for (u32 i = tid(); i < n_vocab; i += THREADS) {
-            const u64 key = key_of(logits[i], i);
-            if (key < from || key >= to) continue;
-            sum += weight(logits[i]);
-            own++;
-        }
-        u32 before;
+        u32 own = 0, before;
+        for (u32 i = tid(); i < n_vocab; i += THREADS)
+            if (is_between(from, to, i)) sum += weight(logits[i]), own++;
         n = block_scan(own, part, before);
         return block_sum(sum, sums);
     }
@@ -149,7 +165,7 @@ KERNEL(weigh, SampleAllParams, THREADS) {
         const float logit = all.logits[i];
         if (key_of(logit, i) < all.low) continue;
         const u64 weight = (u64)(all.weight(logit) + 0.5);
-        if (weight) atomic_add(bins + all.bin(logit), weight);
+        if (weight) fetch_add(bins + all.bin(logit), weight);
     }
 }
 
@@ -175,8 +191,45 @@ template <typename T> DEV T prefix_sum(T value, T* sums) {
     return value;
 }
 
+// What the weights up to the key have to reach.
+DEV Target target_of(const SampleAllParams& p, u64 total) {
+    const SampleRow& row = p.rows[bid_x()];
+    return {(double)total * (p.stage == 0 ? (double)row.top_p : row.uniform), p.stage == 1};
+}
+
+KERNEL(gather, SampleAllParams, THREADS) {
+    SHARED(u64, sums, THREADS);
+    SHARED(u32, part, THREADS / WARP_SIZE);
+    if (!takes(p, bid_x())) return;
+    const Weights all = Weights::of(p);
+    if (!all.best) return;
+    RowScratch& scratch = p.scratch[bid_x()];
+    Found& found = scratch.found[p.stage];
+    const u64 sum = prefix_sum(scratch.bins[p.stage][tid()], sums), total = sums[THREADS - 1];
+    u32 before;
+    const u32 bin = block_scan(target_of(p, total).reached((double)sum) ? 0 : 1, part, before);
+    if (bid_y() == 0 && tid() == 0) {
+        found.bin = bin;
+        found.above = bin ? sums[bin - 1] : 0;
+        found.total = total;
+    }
+    const Slice slice = Slice::of(p.n_vocab);
+    u32 own = 0;
+    for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) own += all.is_in(bin, i) ? 1 : 0;
+    const u32 n = block_scan(own, part, before);
+    barrier();
+    if (tid() == 0) sums[0] = n ? fetch_add(&found.n, n) : 0;
+    barrier();
+    u64 at = sums[0] + before;
+    for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) {
+        if (!all.is_in(bin, i)) continue;
+        if (at < THREADS) scratch.keys[at] = key_of(all.logits[i], i);
+        at++;
+    }
+}
+
 KERNEL(pick, SampleAllParams, THREADS) {
-    SHARED(u64, keys, CAPACITY);
+    SHARED(u64, keys, THREADS);
     SHARED(double, weights, THREADS);
     SHARED(double, sums, THREADS / WARP_SIZE);
     SHARED(u32, part, THREADS / WARP_SIZE);
@@ -186,51 +239,44 @@ KERNEL(pick, SampleAllParams, THREADS) {
         if (p.stage == 1 && tid() == 0) p.ids[bid_x()] = 0;
         return;
     }
-    const SampleRow& row = p.rows[bid_x()];
     RowScratch& scratch = p.scratch[bid_x()];
-    u32 before;
-
-    // The bin. None reaches a target that rounding put at the sum of all; then the best key is taken.
-    const u64 reached = prefix_sum(scratch.bins[p.stage][tid()], keys);
-    const double fraction = p.stage == 0 ? (double)row.top_p : row.uniform;
-    const Target target{(double)keys[THREADS - 1] * fraction, p.stage == 1};
-    const u32 bin = block_scan(target.reached((double)reached) ? 0 : 1, part, before);
+    const Found& found = scratch.found[p.stage];
+    const u32 bin = uniform((u32)found.bin);
+    // No bin reaches a target that rounding put at the sum of all; then the best key is taken.
     u64 chosen = all.best;
     if (bin < BINS) {
-        double above = bin ? (double)keys[bin - 1] : 0.0;
-        barrier();
-
-        // Its keys, from `from` to below `to`.
-        u32 own = 0;
-        u64 greatest = 0, inverse_of_least = 0;
-        for (u32 i = tid(); i < all.n_vocab; i += THREADS) {
-            const float logit = all.logits[i];
-            const u64 key = key_of(logit, i);
-            if (key < all.low || all.bin(logit) != bin) continue;
-            greatest = max_of(greatest, key);
-            inverse_of_least = max_of(inverse_of_least, ~key);
-            own++;
+        const Target target = target_of(p, found.total);
+        double above = (double)found.above;
+        u32 before, n = uniform((u32)found.n);
+        if (n <= THREADS) {
+            keys[tid()] = tid() < n ? scratch.keys[tid()] : 0;
+        } else {
+            u32 own = 0;
+            u64 greatest = 0, inverse_of_least = 0;
+            for (u32 i = tid(); i < all.n_vocab; i += THREADS) {
+                if (!all.is_in(bin, i)) continue;
+                const u64 key = key_of(all.logits[i], i);
+                greatest = max_of(greatest, key);
+                inverse_of_least = max_of(inverse_of_least, ~key);
+            }
+            u64 to = uniform64(block_best<THREADS>(greatest, keys)) + 1;
+            barrier();
+            u64 from = uniform64(~block_best<THREADS>(inverse_of_least, keys));
+            while (n > THREADS) {
+                const u64 middle = from + (to - from) / 2;
+                u32 n_upper;
+                const double mass = all.mass(middle, to, sums, part, n_upper);
+                if (uniform(target.reached(above + mass) ? 1u : 0u)) from = middle, n = n_upper;
+                else to = middle, above += mass, n -= n_upper;
+            }
+            for (u32 i = tid(); i < all.n_vocab; i += THREADS) own += all.is_between(from, to, i) ? 1 : 0;
+            block_scan(own, part, before);
+            keys[tid()] = 0;
+            barrier();
+            for (u32 i = tid(); i < all.n_vocab; i += THREADS)
+                if (all.is_between(from, to, i)) keys[before++] = key_of(all.logits[i], i);
         }
-        u32 n = block_scan(own, part, before);
-        u64 to = uniform64(block_best<THREADS>(greatest, keys)) + 1;
-        barrier();
-        u64 from = uniform64(~block_best<THREADS>(inverse_of_least, keys));
-        while (n > THREADS) {
-            const u64 middle = from + (to - from) / 2;
-            u32 n_upper, own_upper;
-            const double mass = all.mass(middle, to, sums, part, n_upper, own_upper);
-            if (uniform(target.reached(above + mass) ? 1u : 0u)) from = middle, n = n_upper, own = own_upper;
-            else to = middle, above += mass, n -= n_upper, own -= own_upper;
-        }
-        block_scan(own, part, before);
-        barrier();
-        for (u32 i = tid(); i < all.n_vocab; i += THREADS) {
-            const u64 key = key_of(all.logits[i], i);
-            if (key >= from && key < to) keys[before++] = key;
-        }
-        if (tid() >= n) keys[tid()] = 0;
         sort_keys(keys, THREADS);
-
         const double sum = above + prefix_sum(tid() < n ? all.weight(logit_of(keys[tid()])) : 0.0, weights);
         const u32 n_below = block_scan(tid() < n && !target.reached(sum) ? 1 : 0, part, before);
         if (n) chosen = keys[min_of(n_below, n - 1)];

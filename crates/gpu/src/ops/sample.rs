@@ -26,7 +26,7 @@ pub const MAX_LOGPROBS: usize = 20;
 pub const LOGPROB_WORDS: usize = 4 + 2 * MAX_LOGPROBS;
 
 /// Words of [`SampleStep::scratch`] for each row: `RowScratch` of `kernels/sample_all.hip`.
-pub const SCRATCH_WORDS: usize = 16640 / size_of::<u64>();
+pub const SCRATCH_WORDS: usize = 24832 / size_of::<u64>();
 
 /// Sampling parameters of a row, as the kernel reads them. The order is fixed: bias, penalties, top-k, top-p, min-p,
 /// temperature, one draw. Rows that need another order or other samplers must be sampled on the host.
@@ -179,6 +179,7 @@ kernels! {
     struct SampleAllKernels {
         best: SampleAllParams,
         weigh: SampleAllParams,
+        gather: SampleAllParams,
         pick: SampleAllParams,
     }
 }
@@ -243,6 +244,7 @@ fn sample_all(
     gpu.launch(&kernels.best, slices, THREADS, 0, &of_stage(0))?;
     for stage in [0, 1] {
         gpu.launch(&kernels.weigh, slices, THREADS, 0, &of_stage(stage))?;
+        gpu.launch(&kernels.gather, slices, THREADS, 0, &of_stage(stage))?;
         gpu.launch(&kernels.pick, whole, THREADS, 0, &of_stage(stage))?;
     }
     Ok(())
