@@ -169,6 +169,7 @@ impl Simd for Avx2 {
     // against 40 us with 5.
     const STREAM_TOKENS: usize = 4;
     const PANELS: usize = 1;
+    const ROW_BY_ROW: bool = false;
     const FLOAT_TOKENS: usize = 3;
 
     #[inline(always)]

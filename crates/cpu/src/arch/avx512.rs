@@ -168,6 +168,7 @@ impl Simd for Avx512 {
 
     const STREAM_TOKENS: usize = 4;
     const PANELS: usize = 2;
+    const ROW_BY_ROW: bool = true;
     const FLOAT_TOKENS: usize = 6;
 
     #[inline(always)]

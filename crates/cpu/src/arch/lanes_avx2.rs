@@ -65,6 +65,13 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch_once(self, address: *const u8) {
+        // SAFETY: every x86-64 CPU has SSE; a prefetch is a hint, of no effect where nothing is
+        // mapped.
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(address.cast()) }
+    }
+
+    #[inline(always)]
     fn sum_8(self, v: [__m256; 8]) -> __m256 {
         let [v0, v1, v2, v3, v4, v5, v6, v7] = v;
         // Three levels of adding halves, with the two inputs of a level side by side in one vector. A blend runs on

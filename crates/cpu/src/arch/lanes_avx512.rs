@@ -71,6 +71,13 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch_once(self, address: *const u8) {
+        // SAFETY: every x86-64 CPU has SSE; a prefetch is a hint, of no effect where nothing is
+        // mapped.
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(address.cast()) }
+    }
+
+    #[inline(always)]
     fn sum_8(self, v: [__m512; 8]) -> __m256 {
         let [v0, v1, v2, v3, v4, v5, v6, v7] = v;
         // Four levels of adding halves: first across two vectors of 512 bits, then within them.

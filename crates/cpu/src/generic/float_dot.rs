@@ -12,6 +12,13 @@ use rocmforge_gguf::quant::plain::{BF16, F16, F32};
 use super::bytes::SimdBytes;
 use super::simd::Simd;
 
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// How far ahead of a single row memory is prefetched: what arrives within the latency of memory, and stays in the L1
+/// cache. With 4 KiB, one thread reads up to 20 % less per second.
+const AHEAD_BYTES: usize = 8 * 1024;
+
 /// A format without blocks.
 pub(crate) trait Plain: Copy + 'static {
     const ZERO: Self;
@@ -57,12 +64,14 @@ impl Plain for BF16 {
 }
 
 /// Accumulates into `sums` the products of `R` rows and `N` tokens, over `rows[r]`, all of one length, and the same
-/// stretch of activations, which is padded with zeros to whole vectors.
+/// stretch of activations, which is padded with zeros to whole vectors. Meanwhile as many bytes as `rows` have are
+/// prefetched from `ahead` on, line by line in memory order.
 #[inline(always)]
 pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
     s: S,
     rows: [&[P]; R],
     acts: [&[f32]; N],
+    ahead: Option<*const u8>,
     sums: &mut [[S::F32; N]; R],
 ) {
     // A local copy stays in registers; through the reference it would be stored at every step.
@@ -77,7 +86,13 @@ pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
     for n in 0..N {
         x[n] = &S::spans(acts[n]).0[..whole];
     }
+    let step = R * S::LANES * size_of::<P>();
     for k in 0..whole {
+        if let Some(ahead) = ahead {
+            for line in (0..step).step_by(LINE_BYTES) {
+                s.prefetch(ahead.wrapping_add(k * step + line));
+            }
+        }
         let mut x_k = [s.splat(0.0); N];
         for n in 0..N {
             x_k[n] = s.load_span(&x[n][k]);
@@ -99,6 +114,35 @@ pub(crate) fn dot<S: Simd, P: Plain, const R: usize, const N: usize>(
         }
     }
     *sums = tile;
+}
+
+/// Returns the sums of one row and one token, added in the order of [`dot`], and prefetches the memory after the row.
+///
+/// Memory is read fastest in its own order. The chain of additions of a single row keeps up if vectors are long; those of
+/// short rows overlap. EPYC (Zen 5), rows of 2048 values in F16, two threads: 54 GB/s, 39 with four rows at a time.
+#[inline(always)]
+pub(crate) fn dot_row<S: Simd, P: Plain>(s: S, row: &[P], acts: &[f32]) -> S::F32 {
+    let (whole, rest) = S::spans(row);
+    let x = &S::spans(acts).0[..whole.len()];
+    let per_line = (LINE_BYTES / (S::LANES * size_of::<P>())).max(1);
+    let (w_lines, x_lines) = (whole.chunks_exact(per_line), x.chunks_exact(per_line));
+    let last = w_lines.remainder().iter().zip(x_lines.remainder());
+    let mut sum = s.splat(0.0);
+    for (w, x) in w_lines.zip(x_lines) {
+        let line: *const u8 = w.as_ptr().cast();
+        s.prefetch_once(line.wrapping_add(AHEAD_BYTES));
+        for j in 0..per_line {
+            sum = s.mul_add(P::load(s, &w[j]), s.load_span(&x[j]), sum);
+        }
+    }
+    for (w, x) in last {
+        sum = s.mul_add(P::load(s, w), s.load_span(x), sum);
+    }
+    if !rest.is_empty() {
+        let x = s.load(&acts[whole.len() * S::LANES..]);
+        sum = s.mul_add(load_last(s, row), x, sum);
+    }
+    sum
 }
 
 /// Widens a row to f32; `out` is padded with zeros to whole vectors.

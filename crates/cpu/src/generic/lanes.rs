@@ -26,6 +26,8 @@ pub(crate) trait Lanes: SimdF32 {
     fn store_part(self, v: Self::F32, x: &mut [f32]);
     /// Prefetches the cache line at `address`, which may be any address.
     fn prefetch(self, address: *const u8);
+    /// [`Lanes::prefetch`] for a line that is read once, and is kept out of the larger caches.
+    fn prefetch_once(self, address: *const u8);
 
     /// Sums the lanes of each vector, all in the same order.
     fn sum_8(self, v: [Self::F32; 8]) -> Self::Sums;

@@ -15,6 +15,9 @@ pub(crate) trait Simd: SimdF32 + Lanes + SimdBytes + Quantize {
     const STREAM_TOKENS: usize;
     /// Groups of rows whose unpacked codes are multiplied with a group of tokens at a time: 1 or 2.
     const PANELS: usize;
+    /// Whether one token is multiplied with one row in a float format at a time, because the additions of one row keep up
+    /// with memory.
+    const ROW_BY_ROW: bool;
     /// Tokens per f32 register tile, at most 6.
     const FLOAT_TOKENS: usize;
 

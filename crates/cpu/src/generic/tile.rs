@@ -197,16 +197,15 @@ impl<P: Plain + Block> Kernel for FloatTile<'_, '_, '_, P> {
     fn run<S: Simd>(self, s: S) {
         let FloatTile { job, tile, .. } = self;
         let (n_in, data) = (job.w.n_in, quant::blocks::<P>(job.w.data));
-        let row = |i: usize| &data[i * n_in..][..n_in];
+        let rows = PlainRows { data, n_in };
         let (cols, tokens) = (tile.cols(), tile.rows());
         if tokens.len() > FLOAT_STREAM_TOKENS {
-            float_panels(s, job, tile, PlainRows { data, n_in });
+            float_panels(s, job, tile, rows);
             return;
         }
         for first in cols.clone().step_by(FLOAT_GROUP) {
-            let rows: [&[P]; FLOAT_GROUP] =
-                std::array::from_fn(|i| row((first + i).min(cols.end - 1)));
             match tokens.len() {
+                1 if S::ROW_BY_ROW => float_rows(s, job, tile, rows, first),
                 1 => float_stream::<S, P, 1>(s, job, tile, rows, first),
                 2 => float_stream::<S, P, 2>(s, job, tile, rows, first),
                 _ => float_stream::<S, P, FLOAT_STREAM_TOKENS>(s, job, tile, rows, first),
@@ -215,40 +214,62 @@ impl<P: Plain + Block> Kernel for FloatTile<'_, '_, '_, P> {
     }
 }
 
-/// Multiplies a group of whole rows with the few tokens of the tile.
+/// Multiplies a group of whole rows with the only token of the tile, one after the other.
+#[inline(always)]
+fn float_rows<S: Simd, P: Plain>(
+    s: S,
+    job: &Job<'_>,
+    tile: &mut Tile<'_>,
+    rows: PlainRows<'_, P>,
+    first: usize,
+) {
+    let (token, end) = (tile.rows().start, tile.cols().end);
+    let acts = job.acts.f32_row(token);
+    let mut sums = [[s.splat(0.0)]; FLOAT_GROUP];
+    for (i, [sum]) in sums.iter_mut().take(end - first).enumerate() {
+        *sum = float_dot::dot_row(s, rows.row(first + i), acts);
+    }
+    write_group(s, job, tile, (token, first), &sums, 0);
+}
+
+/// Multiplies a group of whole rows with the few tokens of the tile. Meanwhile the rows after them are prefetched, because
+/// several short rows are too many streams for hardware prefetchers.
 #[inline(always)]
 fn float_stream<S: Simd, P: Plain, const N: usize>(
     s: S,
     job: &Job<'_>,
     tile: &mut Tile<'_>,
-    rows: [&[P]; FLOAT_GROUP],
+    rows: PlainRows<'_, P>,
     first: usize,
 ) {
-    let token = tile.rows().start;
+    let (token, end) = (tile.rows().start, tile.cols().end);
     let acts: [&[f32]; N] = std::array::from_fn(|n| job.acts.f32_row(token + n));
-    let mut sums = [[[s.splat(0.0); N]; FLOAT_ROWS]; FLOAT_TILES];
-    let (halves, _) = rows.as_chunks();
-    for (rows, sums) in halves.iter().zip(&mut sums) {
-        float_dot::dot(s, *rows, acts, sums);
+    let mut sums = [[s.splat(0.0); N]; FLOAT_GROUP];
+    let (tiles, _) = sums.as_chunks_mut::<FLOAT_ROWS>();
+    for (i, sums) in tiles.iter_mut().enumerate() {
+        let first = first + i * FLOAT_ROWS;
+        let group: [&[P]; FLOAT_ROWS] = std::array::from_fn(|r| rows.row((first + r).min(end - 1)));
+        let ahead = rows.address(first + FLOAT_ROWS);
+        float_dot::dot(s, group, acts, Some(ahead), sums);
     }
     for n in 0..N {
         write_group(s, job, tile, (token + n, first), &sums, n);
     }
 }
 
-/// Sums the lanes of the sums of a group with token `n` of its register tiles, and writes them to `(token, first row)`.
+/// Sums the lanes of the sums of a group's rows with token `n` of its register tiles, and writes them to `(token, first row)`.
 #[inline(always)]
 fn write_group<S: Simd, const N: usize>(
     s: S,
     job: &Job<'_>,
     tile: &mut Tile<'_>,
     (token, first): (usize, usize),
-    sums: &[[[S::F32; N]; FLOAT_ROWS]],
+    sums: &[[S::F32; N]],
     n: usize,
 ) {
     let mut group = [s.splat(0.0); FLOAT_GROUP];
     for i in 0..FLOAT_GROUP {
-        group[i] = sums[i / FLOAT_ROWS][i % FLOAT_ROWS][n];
+        group[i] = sums[i][n];
     }
     let values = s.sums_of_8(group);
     job.write(
@@ -281,9 +302,21 @@ trait Rows {
     fn widen<S: Simd>(&self, s: S, i: usize, from: usize, out: &mut [f32]);
 }
 
+#[derive(Clone, Copy)]
 struct PlainRows<'a, P> {
     data: &'a [P],
     n_in: usize,
+}
+
+impl<'a, P: Copy> PlainRows<'a, P> {
+    fn row(self, i: usize) -> &'a [P] {
+        &self.data[i * self.n_in..][..self.n_in]
+    }
+
+    /// The address of a row, which may lie past the end.
+    fn address(self, i: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add(i * self.n_in).cast()
+    }
 }
 
 impl<P: Plain> Rows for PlainRows<'_, P> {
@@ -348,13 +381,13 @@ fn float_panels_of<S: Simd, const N: usize>(
                 for (rows, sums) in tiles.zip(sums) {
                     let rows: [&[f32]; FLOAT_ROWS] =
                         std::array::from_fn(|r| &rows[r * FLOAT_STRETCH..][..n]);
-                    float_dot::dot(s, rows, acts, sums);
+                    float_dot::dot(s, rows, acts, None, sums);
                 }
             }
         }
         for (t, token) in tokens.clone().enumerate() {
             let sums = &sums[t / N * FLOAT_TILES..][..FLOAT_TILES];
-            write_group(s, job, tile, (token, first), sums, t % N);
+            write_group(s, job, tile, (token, first), sums.as_flattened(), t % N);
         }
     }
 }

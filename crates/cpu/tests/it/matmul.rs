@@ -192,6 +192,60 @@ fn float_rows_of_any_length_match_f64() {
     }
 }
 
+/// The sum of a row in a float format, in the order that `float_dot.rs` documents: one sum per lane, in the order of the
+/// row, then halves are added until one sum is left.
+fn lane_sum<const LANES: usize>(row: &[f32], x: &[f32]) -> f32 {
+    let mut sums = [0f32; LANES];
+    for (i, (w, x)) in row.iter().zip(x).enumerate() {
+        sums[i % LANES] = w.mul_add(*x, sums[i % LANES]);
+    }
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            sums[i] += sums[i + n];
+        }
+    }
+    sums[0]
+}
+
+/// For rows shorter and longer than what is prefetched, and any number of tokens and rows, the bits are those of the
+/// documented order of additions.
+#[test]
+fn float_rows_are_added_in_the_documented_order() {
+    let mut random = Rng(12);
+    for isa in Isa::available() {
+        let lane_sum = match isa {
+            Isa::Scalar => continue,
+            Isa::Avx2(_) => lane_sum::<8>,
+            Isa::Avx512(_) => lane_sum::<16>,
+        };
+        for ty in [GgmlType::F32, GgmlType::F16, GgmlType::BF16] {
+            for n_in in [1, 15, 16, 17, 100, 896, 4864, 5003] {
+                for n_out in [1, 7, 45] {
+                    let data = weights(&mut random, ty, &[], n_in * n_out);
+                    let w = weight(ty, [n_out, n_in], &data);
+                    let rows = dequantized(&w);
+                    for n_tokens in [1, 2, 3, 4] {
+                        let x = random.vec(n_in * n_tokens);
+                        let acts = quantized(isa, &x, n_tokens, ActFormat::F32);
+                        let y = product(isa, &Pool::new(2), &w, &acts);
+                        let expected = x.chunks_exact(n_in).flat_map(|x| {
+                            let rows = rows.chunks_exact(n_in);
+                            rows.map(|row| lane_sum(row, x).to_bits())
+                        });
+                        assert!(
+                            y.iter().map(|y| y.to_bits()).eq(expected),
+                            "{isa} {}: {n_in} in, {n_out} out, {n_tokens} tokens",
+                            ty.name()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The largest integer sums that formats of `block_len` values can produce must not saturate or wrap. The scalar code
 /// has no integer sums.
 fn check_extreme_codes(block_len: usize) {
