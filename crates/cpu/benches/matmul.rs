@@ -1,10 +1,12 @@
 //! Speed of matrix products by format: decode from memory, decode from cache, prefill.
 //!
 //! `cargo bench -p rocmforge-cpu --bench matmul [-- FILTER]`, e.g. `-- Q4_K`. `ROCMFORGE_THREADS` sets the number of
-//! threads. Decode throughput is bytes of weights, comparable with the read bandwidth printed first; prefill
-//! throughput is operations (two per product), comparable with the peak of int8 or f32.
+//! threads. Decode throughput is bytes of weights, comparable with "read from memory", or with the peak bandwidth printed
+//! first; prefill throughput is operations (two per product), comparable with the peak of int8 or f32.
 
 mod common;
+
+use std::hint::black_box;
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput};
 use rocmforge_cpu::{Acts, Product, is_fast, matmul};
@@ -33,6 +35,7 @@ fn main() {
     let buffer: Vec<u8> = (0..BUFFER_BYTES)
         .map(|i| [0x11, 0x2c, 0x3d][i % 3])
         .collect();
+    read(&mut criterion, &machine, &buffer);
     in_each_format(
         &mut criterion,
         "decode from memory",
@@ -85,6 +88,26 @@ fn store<'a>(w: Weight<'a>, out: &'a mut [f32]) -> Product<'a> {
 
 fn matrix_bytes(ty: GgmlType, n_out: usize) -> usize {
     n_out * ty.row_bytes(N_IN).expect("N_IN is whole blocks")
+}
+
+/// Reads what a decode from memory reads, in tasks of a decode's size, and computes almost nothing.
+fn read(criterion: &mut Criterion, machine: &Machine, buffer: &[u8]) {
+    const TASK_BYTES: usize = 256 * 1024;
+    let bytes = matrix_bytes(GgmlType::F16, N_OUT);
+    let mut matrices = buffer.chunks_exact(bytes).cycle();
+    let mut group = criterion.benchmark_group("read from memory");
+    group.throughput(Throughput::Bytes(bytes as u64));
+    group.bench_function("bytes", |b| {
+        b.iter(|| {
+            let (words, _) = matrices.next().unwrap_or_default().as_chunks::<8>();
+            let tasks: Vec<_> = words.chunks(TASK_BYTES / 8).collect();
+            machine.pool.run(tasks.len(), &|i| {
+                let words = tasks[i].iter().map(|word| u64::from_le_bytes(*word));
+                black_box(words.fold(0, |bits, word| bits | word));
+            });
+        });
+    });
+    group.finish();
 }
 
 /// Multiplies one token with each matrix in `buffer` in turn.
