@@ -14,6 +14,7 @@ mod python;
 mod quant_errors;
 mod shift_golden;
 mod template_golden;
+mod tokenizer_golden;
 mod variants;
 
 use std::path::{Path, PathBuf};
@@ -112,6 +113,14 @@ enum Task {
     GeluGolden(Python),
     /// Record what Jinja2 makes of small templates, for the tests of chat templates; needs the package jinja2
     TemplateGolden(Python),
+    /// Record llama.cpp's tokens of nasty texts, for the tests of tokenizers; needs the packages tokenizers,
+    /// sentencepiece and protobuf, too
+    TokenizerGolden {
+        /// src/llama-vocab.cpp of llama.cpp, which names the pre-tokenizers
+        source: PathBuf,
+        #[command(flatten)]
+        python: Python,
+    },
 }
 
 /// The Python that runs a task's script.
@@ -158,6 +167,9 @@ fn main() -> Result<()> {
         Task::ShiftGolden(Python { python }) => shift_golden::write(&python),
         Task::GeluGolden(Python { python }) => gelu_golden::write(&python),
         Task::TemplateGolden(Python { python }) => template_golden::write(&python),
+        Task::TokenizerGolden { source, python } => {
+            tokenizer_golden::write(&source, &python.python)
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{root, seeds, tokenizer};
 struct Vocabulary {
     tokenizer: Tokenizer,
     /// Whether tokens decode to the encoded text, for every text. Not so if the pre-tokenizer's alphabet is characters
-    /// rather than bytes: this vocabulary lacks tokens for them, and has a notice.
+    /// rather than bytes: this vocabulary lacks tokens for them, and has a notice. Nor if it drops white space.
     spells_all: bool,
     /// Whether spaces are encoded as `▁`, so that a `▁` of the text decodes to a space.
     blocks: bool,
@@ -69,7 +69,7 @@ fn file(description: &[u8]) -> Gguf {
 fn of(file: &Gguf, pre: Option<&str>) -> Vocabulary {
     let tokenizer = Tokenizer::from_gguf(file, pre).expect("our own vocabularies are valid");
     Vocabulary {
-        spells_all: tokenizer.notices().is_empty(),
+        spells_all: tokenizer.notices().is_empty() && tokenizer.pre_name() != "whitespace",
         blocks: tokenizer.kind_name() == "SPM",
         tokenizer,
     }

@@ -16,7 +16,17 @@ use std::sync::OnceLock;
 use rocmforge_gguf::{Gguf, OwnedArray, Writer};
 use rocmforge_text::tokenizer::{Detokenizer, EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 
-const MODELS: [&str; 5] = ["llama", "gpt2", "gemma4", "none", "unknown"];
+const MODELS: [&str; 9] = [
+    "llama",
+    "gpt2",
+    "gemma4",
+    "none",
+    "unknown",
+    "bert",
+    "t5",
+    "rwkv",
+    "whitespace",
+];
 const IDS: [&str; 4] = ["bos", "eos", "unknown", "eot"];
 
 /// Texts encoded with every accepted vocabulary.

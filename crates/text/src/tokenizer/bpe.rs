@@ -15,6 +15,7 @@ use super::merge::{Merge, Merger, NO_SYMBOL};
 use super::pre_table::{Alphabet, PreTokenizer, Whole};
 use super::pretokenize::Splitter;
 use super::vocab::{Vocab, limit};
+use super::word_piece::LOWERCASE;
 use super::{TokenId, TokenizerError, byte_fallback};
 
 const MERGES: &str = "tokenizer.ggml.merges";
@@ -26,6 +27,8 @@ pub(super) struct Bpe {
     splitter: Splitter,
     alphabet: Alphabet,
     whole: Whole,
+    /// Only for [`Alphabet::Plain`].
+    lowercase: bool,
     merges: Merges,
     /// The symbol of each byte, where merging starts; only for [`Alphabet::Bytes`].
     byte_symbols: [u32; 256],
@@ -63,11 +66,13 @@ impl Bpe {
                 [NO_SYMBOL; 256],
                 byte_fallback(vocab).map(|id| id.or(unknown)),
             ),
+            Alphabet::Plain => ([NO_SYMBOL; 256], byte_fallback(vocab)),
         };
         Ok(Bpe {
             splitter: Splitter::new(row),
             alphabet: row.alphabet,
             whole: row.whole,
+            lowercase: metadata.opt_bool(LOWERCASE)?.unwrap_or(false),
             merges,
             byte_symbols,
             byte_tokens,
@@ -92,6 +97,10 @@ impl Bpe {
         let text = match self.alphabet {
             Alphabet::Bytes => Cow::Borrowed(text),
             Alphabet::Chars => Cow::Owned(text.replace(' ', "▁")),
+            Alphabet::Plain if self.lowercase => {
+                Cow::Owned(text.chars().flat_map(char::to_lowercase).collect())
+            }
+            Alphabet::Plain => Cow::Borrowed(text),
         };
         let mut spelt = Vec::new();
         self.splitter.split(&text, &mut |piece| {
@@ -107,7 +116,9 @@ impl Bpe {
                             merger.push(self.byte_symbols[b as usize], 1);
                         }
                     }
-                    Alphabet::Chars => merger.push_chars(part, |c| self.merges.symbol(vocab, c)),
+                    Alphabet::Chars | Alphabet::Plain => {
+                        merger.push_chars(part, |c| self.merges.symbol(vocab, c))
+                    }
                 }
                 self.merge(part, merger, ids);
             }

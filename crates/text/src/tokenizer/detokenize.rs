@@ -1,6 +1,7 @@
 //! Turns ids back into text: the bytes of each token, and a stream of whole characters.
 
 use super::bpe::unspell;
+use super::rwkv::unescape as unescape_bytes;
 use super::vocab::{Texts, TokenKind, Vocab};
 use super::{TokenId, Tokenizer, TokenizerError};
 
@@ -11,16 +12,29 @@ pub(super) enum Spelling {
     Gpt2,
     /// As they are, with `▁` for a space.
     Blocks,
+    /// As they are.
+    Plain,
+    /// With escapes, as Python writes bytes; special tokens, too.
+    Escaped,
 }
 
 /// Returns the bytes of every token: none for unused tokens, the text of special tokens.
 pub(super) fn pieces(vocab: &Vocab, spelling: Spelling) -> Result<Texts, TokenizerError> {
     let mut pieces = Texts::with_capacity(vocab.len());
     for (id, text) in vocab.iter() {
+        let spells = !matches!(
+            vocab.kind(id),
+            None | Some(TokenKind::Undefined | TokenKind::Unused)
+        );
+        if spelling == Spelling::Escaped && spells {
+            pieces.push_with(|out| unescape_bytes(text, out));
+            continue;
+        }
         match vocab.kind(id) {
             Some(TokenKind::Normal) => pieces.push_with(|out| match spelling {
                 Spelling::Gpt2 => unspell(text, out),
                 Spelling::Blocks => unescape(text, out),
+                Spelling::Plain | Spelling::Escaped => out.extend_from_slice(text),
             }),
             Some(TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined) => {
                 pieces.push(text);
@@ -119,6 +133,9 @@ impl Detokenizer {
             if self.leading_space == LeadingSpace::Strip && tokenizer.adds_space_prefix() {
                 bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
             }
+        }
+        if tokenizer.joins_punctuation() && matches!(bytes, b" ." | b" ," | b" ?" | b" !") {
+            bytes = &bytes[1..];
         }
         self.waiting.extend_from_slice(bytes);
         self.complete()

@@ -18,8 +18,9 @@ pub enum TokenizerError {
     NoVocab,
     /// The kind of tokenizer is not implemented.
     #[error(
-        "tokenizer model '{}' is not supported (llama, gpt2 and gemma4 are); use a model with one of these tokenizers",
-        shown(model)
+        "tokenizer model '{}' is not supported ({} are); use a model with one of these tokenizers",
+        shown(model),
+        super::MODELS.join(", ")
     )]
     UnknownModel {
         /// `tokenizer.ggml.model` of the file.
@@ -96,6 +97,9 @@ pub enum TokenizerError {
         /// The token.
         id: usize,
     },
+    /// The normalization rules are not as SentencePiece writes them.
+    #[error("tokenizer.ggml.precompiled_charsmap is damaged; convert the model again")]
+    BadCharsmap,
     /// Two tokens have the same text.
     #[error(
         "tokens {first} and {second} have the same text '{}'; convert the model again",

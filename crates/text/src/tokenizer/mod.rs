@@ -1,13 +1,15 @@
 //! Tokenizers from the vocabulary of a GGUF file: text to ids and back.
 //!
-//! [`Tokenizer::encode`] finds special tokens (`special`) and passes the text between them to one of two methods
-//! that share a merge loop (`merge`): SentencePiece (`spm`), or byte-pair encoding (`bpe`) of the pieces that a
-//! pre-tokenizer cuts (`pretokenize`, `pre_table`). [`Detokenizer`] turns generated ids into a stream of text.
+//! [`Tokenizer::encode`] finds special tokens (`special`) and passes the text between them to a method. Two share a merge
+//! loop (`merge`): SentencePiece (`spm`), and byte-pair encoding (`bpe`) of the pieces that a pre-tokenizer cuts
+//! (`pretokenize`, `pre_table`). Three look for the tokens that begin at a place (`prefixes`): WordPiece (`word_piece`),
+//! unigram (`unigram`) and RWKV's (`rwkv`). [`Detokenizer`] turns generated ids into a stream of text.
 //!
 //! Time and memory are nearly linear for any text and any file, and nothing here panics on either. The reference is
 //! llama.cpp's `llama-vocab.cpp`.
 
 mod bpe;
+mod charsmap;
 mod detokenize;
 mod edges;
 mod error;
@@ -16,10 +18,14 @@ mod longest;
 mod merge;
 mod overlaps;
 mod pre_table;
+mod prefixes;
 mod pretokenize;
+mod rwkv;
 mod special;
 mod spm;
+mod unigram;
 mod vocab;
+mod word_piece;
 
 use std::borrow::Cow;
 
@@ -36,9 +42,23 @@ use bpe::Bpe;
 use detokenize::{Spelling, pieces};
 use merge::Merger;
 use pre_table::Alphabet;
-use special::{Recognize, SpecialIds, SpecialTexts};
+use rwkv::Rwkv;
+use special::{DefaultIds, Recognize, SpecialIds, SpecialTexts};
 use spm::Spm;
+use unigram::Unigram;
 use vocab::{Texts, Vocab};
+use word_piece::WordPiece;
+
+/// The values of `tokenizer.ggml.model` that are supported.
+const MODELS: [&str; 7] = [
+    "llama",
+    "gpt2",
+    "gemma4",
+    "whitespace",
+    "bert",
+    "t5",
+    "rwkv",
+];
 
 /// How [`Tokenizer::encode`] treats special tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +87,9 @@ pub struct Tokenizer {
 enum Method {
     Spm(Box<Spm>),
     Bpe(Box<Bpe>),
+    WordPiece(Box<WordPiece>),
+    Unigram(Box<Unigram>),
+    Rwkv(Box<Rwkv>),
 }
 
 impl Tokenizer {
@@ -78,16 +101,22 @@ impl Tokenizer {
     /// The error names the key, token or merge that is missing, damaged or not supported.
     pub fn from_gguf(gguf: &Gguf, pre: Option<&str>) -> Result<Self, TokenizerError> {
         let metadata = gguf.metadata();
-        match metadata.str("tokenizer.ggml.model")? {
-            "llama" => match pre {
-                Some(name) => Err(TokenizerError::PreNotUsed {
-                    name: name.into(),
-                    model: "llama",
-                }),
-                None => Self::spm(metadata),
-            },
+        let model = metadata.str("tokenizer.ggml.model")?;
+        let without_pre = MODELS.into_iter().find(|&name| name == model);
+        if let (Some(name), Some(model @ ("llama" | "bert" | "t5" | "rwkv"))) = (pre, without_pre) {
+            return Err(TokenizerError::PreNotUsed {
+                name: name.into(),
+                model,
+            });
+        }
+        match model {
+            "llama" => Self::spm(metadata),
             "gpt2" => Self::bpe(metadata, pre.or(metadata.opt_str("tokenizer.ggml.pre")?)),
             "gemma4" => Self::bpe(metadata, pre.or(Some(pre_table::GEMMA4))),
+            "whitespace" => Self::bpe(metadata, pre.or(Some(pre_table::WHITESPACE))),
+            "bert" => Self::word_piece(metadata),
+            "t5" => Self::unigram(metadata),
+            "rwkv" => Self::rwkv(metadata),
             "none" | "no_vocab" => Err(TokenizerError::NoVocab),
             model => Err(TokenizerError::UnknownModel {
                 model: model.into(),
@@ -97,8 +126,13 @@ impl Tokenizer {
 
     fn spm(metadata: &Metadata) -> Result<Self, TokenizerError> {
         let mut vocab = Vocab::from_metadata(metadata)?;
-        let unknown = (vocab.kind(0) == Some(TokenKind::Unknown)).then_some(0);
-        let ids = SpecialIds::from_metadata(metadata, &mut vocab, [Some(1), Some(2), unknown])?;
+        let defaults = DefaultIds {
+            bos: Some(1),
+            eos: Some(2),
+            unknown: (vocab.kind(0) == Some(TokenKind::Unknown)).then_some(0),
+            separator: None,
+        };
+        let ids = SpecialIds::from_metadata(metadata, &mut vocab, defaults)?;
         let spm = Spm::new(metadata, &vocab, ids.unknown)?;
         let mut tokenizer = Self::assemble(
             metadata,
@@ -108,9 +142,7 @@ impl Tokenizer {
             Spelling::Blocks,
         )?;
         tokenizer.add_bos = metadata.opt_bool(ADD_BOS)?.unwrap_or(true);
-        tokenizer.add_space_prefix = metadata
-            .opt_bool("tokenizer.ggml.add_space_prefix")?
-            .unwrap_or(true);
+        tokenizer.add_space_prefix = metadata.opt_bool(ADD_SPACE_PREFIX)?.unwrap_or(true);
         Ok(tokenizer.checked())
     }
 
@@ -119,12 +151,16 @@ impl Tokenizer {
         let row = pre_table::find(name)
             .ok_or_else(|| TokenizerError::UnknownPre { name: name.into() })?;
         let mut vocab = Vocab::from_metadata(metadata)?;
-        let ids = SpecialIds::from_metadata(metadata, &mut vocab, [None; 3])?;
+        let ids = SpecialIds::from_metadata(metadata, &mut vocab, DefaultIds::default())?;
         let bpe = Bpe::new(metadata, &vocab, ids.unknown, row)?;
-        let missing = bpe.missing_bytes();
+        let missing = match row.alphabet {
+            Alphabet::Plain => Vec::new(),
+            _ => bpe.missing_bytes(),
+        };
         let spelling = match row.alphabet {
             Alphabet::Bytes => Spelling::Gpt2,
             Alphabet::Chars => Spelling::Blocks,
+            Alphabet::Plain => Spelling::Plain,
         };
         let mut tokenizer =
             Self::assemble(metadata, vocab, ids, Method::Bpe(Box::new(bpe)), spelling)?;
@@ -142,13 +178,68 @@ impl Tokenizer {
                     .into(),
             );
         }
+        tokenizer.note_missing(&missing);
+        Ok(tokenizer.checked())
+    }
+
+    fn word_piece(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        let mut vocab = Vocab::from_metadata(metadata)?;
+        let defaults = DefaultIds {
+            bos: Some(101),
+            eos: None,
+            unknown: Some(100),
+            separator: Some(102),
+        };
+        let ids = SpecialIds::from_metadata(metadata, &mut vocab, defaults)?;
+        let pieces = WordPiece::new(metadata, &vocab, ids.unknown)?;
+        let method = Method::WordPiece(Box::new(pieces));
+        let mut tokenizer = Self::assemble(metadata, vocab, ids, method, Spelling::Blocks)?;
+        // Whatever the file says, as in llama.cpp.
+        tokenizer.add_bos = true;
+        tokenizer.add_eos = true;
+        // Every word begins with one.
+        tokenizer.add_space_prefix = true;
+        Ok(tokenizer.checked())
+    }
+
+    fn unigram(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        let mut vocab = Vocab::from_metadata(metadata)?;
+        let defaults = DefaultIds {
+            bos: None,
+            eos: Some(1),
+            unknown: Some(2),
+            separator: None,
+        };
+        let ids = SpecialIds::from_metadata(metadata, &mut vocab, defaults)?;
+        let add_space_prefix = metadata.opt_bool(ADD_SPACE_PREFIX)?.unwrap_or(false);
+        let unigram = Unigram::new(metadata, &vocab, ids.unknown, add_space_prefix)?;
+        let method = Method::Unigram(Box::new(unigram));
+        let mut tokenizer = Self::assemble(metadata, vocab, ids, method, Spelling::Blocks)?;
+        tokenizer.add_bos = metadata.opt_bool(ADD_BOS)?.unwrap_or(false);
+        tokenizer.add_eos = metadata.opt_bool(ADD_EOS)?.unwrap_or(true);
+        tokenizer.add_space_prefix = add_space_prefix;
+        Ok(tokenizer.checked())
+    }
+
+    fn rwkv(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        let mut vocab = Vocab::from_metadata(metadata)?;
+        let ids = SpecialIds::from_metadata(metadata, &mut vocab, DefaultIds::default())?;
+        let rwkv = Rwkv::new(&vocab, ids.unknown)?;
+        let missing = rwkv.missing_bytes();
+        let method = Method::Rwkv(Box::new(rwkv));
+        let mut tokenizer = Self::assemble(metadata, vocab, ids, method, Spelling::Escaped)?;
+        tokenizer.add_eos = false;
+        tokenizer.note_missing(&missing);
+        Ok(tokenizer)
+    }
+
+    fn note_missing(&mut self, missing: &[u8]) {
         if !missing.is_empty() {
-            tokenizer.notices.push(format!(
+            self.notices.push(format!(
                 "the vocabulary has no token for {} byte values, which are dropped from text",
                 missing.len()
             ));
         }
-        Ok(tokenizer.checked())
     }
 
     fn assemble(
@@ -166,9 +257,7 @@ impl Tokenizer {
             pre: pre_table::DEFAULT,
             ids,
             add_bos: false,
-            add_eos: metadata
-                .opt_bool("tokenizer.ggml.add_eos_token")?
-                .unwrap_or(false),
+            add_eos: metadata.opt_bool(ADD_EOS)?.unwrap_or(false),
             add_space_prefix: false,
             notices: Vec::new(),
         })
@@ -176,9 +265,10 @@ impl Tokenizer {
 
     /// Turns off start and end tokens that the file asks for but does not define.
     fn checked(mut self) -> Self {
+        let end = self.end();
         for (add, id, name) in [
             (&mut self.add_bos, self.ids.bos, "start"),
-            (&mut self.add_eos, self.ids.eos, "end"),
+            (&mut self.add_eos, end, "end"),
         ] {
             if *add && id.is_none() {
                 *add = false;
@@ -254,6 +344,9 @@ impl Tokenizer {
                 spm.encode(&self.vocab, text, space_first, merger, ids);
             }
             Method::Bpe(bpe) => bpe.encode(&self.vocab, &replace_invalid(text), merger, ids),
+            Method::WordPiece(pieces) => pieces.encode(&replace_invalid(text), ids),
+            Method::Unigram(unigram) => unigram.encode(&replace_invalid(text), ids),
+            Method::Rwkv(rwkv) => rwkv.encode(text, ids),
         }
     }
 
@@ -263,10 +356,18 @@ impl Tokenizer {
         {
             ids.insert(0, bos);
         }
-        if let Some(eos) = self.ids.eos.filter(|_| self.add_eos)
-            && ids.last() != Some(&eos)
+        if let Some(end) = self.end().filter(|_| self.add_eos)
+            && ids.last() != Some(&end)
         {
-            ids.push(eos);
+            ids.push(end);
+        }
+    }
+
+    /// Returns the token that encoding adds at the end, if it adds one.
+    fn end(&self) -> Option<TokenId> {
+        match self.method {
+            Method::WordPiece(_) => self.ids.separator,
+            _ => self.ids.eos,
         }
     }
 
@@ -327,6 +428,11 @@ impl Tokenizer {
         self.ids.eot
     }
 
+    /// Returns the token between two texts of one input.
+    pub fn separator(&self) -> Option<TokenId> {
+        self.ids.separator
+    }
+
     /// Returns the token for text that the vocabulary cannot spell.
     pub fn unknown(&self) -> Option<TokenId> {
         self.ids.unknown
@@ -369,15 +475,23 @@ impl Tokenizer {
             && !self.ids.shown.contains(&id)
     }
 
-    /// Returns `SPM` or `BPE`.
+    /// Returns whether a word that is one of `.,?!` is shown without the space before it.
+    fn joins_punctuation(&self) -> bool {
+        matches!(self.method, Method::WordPiece(_))
+    }
+
+    /// Returns `SPM`, `BPE`, `WPM` (WordPiece), `UGM` (unigram) or `RWKV`, llama.cpp's names.
     pub fn kind_name(&self) -> &'static str {
         match self.method {
             Method::Spm(_) => "SPM",
             Method::Bpe(_) => "BPE",
+            Method::WordPiece(_) => "WPM",
+            Method::Unigram(_) => "UGM",
+            Method::Rwkv(_) => "RWKV",
         }
     }
 
-    /// Returns the name of the pre-tokenizer in use, `default` for SentencePiece.
+    /// Returns the name of the pre-tokenizer in use, `default` for vocabularies that use none.
     pub fn pre_name(&self) -> &'static str {
         self.pre
     }
@@ -394,6 +508,8 @@ impl Tokenizer {
 }
 
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 /// Returns the tokens `<0x00>` to `<0xFF>`, or those whose text is the byte itself.
 fn byte_fallback(vocab: &Vocab) -> [Option<TokenId>; 256] {

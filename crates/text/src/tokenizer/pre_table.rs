@@ -26,6 +26,8 @@ pub(super) enum Stage {
     Regex(&'static str),
     /// Every run that matches is cut into groups of three, counted from the right.
     Threes(&'static str),
+    /// Every match is dropped.
+    Drop(&'static str),
 }
 
 /// The symbols where merging starts, and how tokens spell them.
@@ -35,6 +37,8 @@ pub(super) enum Alphabet {
     Bytes,
     /// Characters, with `▁` for a space and `<0xHH>` for bytes without a token.
     Chars,
+    /// Characters as they are, and `<0xHH>` for bytes without a token; those without either are dropped.
+    Plain,
 }
 
 /// Pieces that become one token without merging, if such a token exists.
@@ -48,7 +52,7 @@ pub(super) enum Whole {
     All,
 }
 
-use Stage::{Regex, Threes};
+use Stage::{Drop, Regex, Threes};
 
 const BYTE_LEVEL: PreTokenizer = PreTokenizer {
     names: &[],
@@ -386,7 +390,16 @@ pub(super) static TABLE: &[PreTokenizer] = &[
         alphabet: Alphabet::Chars,
         ..BYTE_LEVEL
     },
+    PreTokenizer {
+        names: &[WHITESPACE],
+        stages: &[Drop(r"\s+")],
+        alphabet: Alphabet::Plain,
+        ..BYTE_LEVEL
+    },
 ];
+
+/// The pre-tokenizer of the tokenizer model `whitespace`.
+pub(super) const WHITESPACE: &str = "whitespace";
 
 /// The pre-tokenizer of the tokenizer model `gemma4`.
 pub(super) const GEMMA4: &str = "gemma4";

@@ -42,6 +42,8 @@ enum Cut {
     Words(Regex, Blanks),
     /// Runs to cut into groups of three.
     Threes(Regex),
+    /// Matches to drop.
+    Drop(Regex),
 }
 
 impl Splitter {
@@ -51,7 +53,7 @@ impl Splitter {
         }
     }
 
-    /// Calls `piece` with the pieces of `text` in order; joined, they are `text`.
+    /// Calls `piece` with the pieces of `text` in order; joined, they are `text` without what is dropped.
     pub(super) fn split(&self, text: &str, piece: &mut dyn FnMut(&str)) {
         run(&self.stages, text, piece);
     }
@@ -72,6 +74,7 @@ impl Cut {
     fn new(stage: &Stage) -> Self {
         match *stage {
             Stage::Threes(run) => Cut::Threes(compile(&[run])),
+            Stage::Drop(regex) => Cut::Drop(compile(&[regex])),
             Stage::Regex(regex) => {
                 let tail = TAILS.iter().find_map(|&(tail, blanks)| {
                     regex.strip_suffix(tail).map(|words| (words, blanks))
@@ -91,6 +94,14 @@ impl Cut {
                 for m in regex.find_iter(text) {
                     piece(&text[pos..m.start()]);
                     piece(&text[m.range()]);
+                    pos = m.end();
+                }
+                piece(&text[pos..]);
+            }
+            Cut::Drop(regex) => {
+                let mut pos = 0;
+                for m in regex.find_iter(text) {
+                    piece(&text[pos..m.start()]);
                     pos = m.end();
                 }
                 piece(&text[pos..]);
@@ -195,6 +206,7 @@ mod tests {
     fn backtracking(stages: &[Stage]) -> Vec<fancy_regex::Regex> {
         let written = |stage: &Stage| match *stage {
             Stage::Regex(regex) => regex.to_owned(),
+            Stage::Drop(regex) => format!("{regex}()"),
             Stage::Threes(r"\d+\b") => r"\d{1,3}(?=(?:\d{3})*\b)".to_owned(),
             Stage::Threes(run) => {
                 let one = run.strip_suffix('+').unwrap();
@@ -215,7 +227,11 @@ mod tests {
         let mut pos = 0;
         for m in regex.find_iter(text) {
             let m = m.unwrap();
-            parts.extend([&text[pos..m.start()], m.as_str()]);
+            parts.push(&text[pos..m.start()]);
+            // A group marks what is dropped.
+            if regex.captures_len() == 1 {
+                parts.push(m.as_str());
+            }
             pos = m.end();
         }
         parts.push(&text[pos..]);

@@ -26,6 +26,8 @@ struct Role {
 const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+/// Spelt so in files.
+const SEPARATOR: &str = "tokenizer.ggml.seperator_token_id";
 
 const ROLES: &[Role] = &[
     // End of turn.
@@ -156,12 +158,22 @@ const END_TEXTS: &[&str] = &[
 /// Control tokens that structure an answer and are shown (gpt-oss).
 const SHOWN_TEXTS: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
+/// The ids that a kind of vocabulary has unless a file says otherwise.
+#[derive(Default)]
+pub(super) struct DefaultIds {
+    pub(super) bos: Option<TokenId>,
+    pub(super) eos: Option<TokenId>,
+    pub(super) unknown: Option<TokenId>,
+    pub(super) separator: Option<TokenId>,
+}
+
 /// The ids of tokens with a role.
 pub(super) struct SpecialIds {
     pub(super) bos: Option<TokenId>,
     pub(super) eos: Option<TokenId>,
     pub(super) eot: Option<TokenId>,
     pub(super) unknown: Option<TokenId>,
+    pub(super) separator: Option<TokenId>,
     /// Tokens that end generation, in ascending order.
     pub(super) ends: Vec<TokenId>,
     /// Control tokens that are shown nevertheless.
@@ -171,19 +183,20 @@ pub(super) struct SpecialIds {
 impl SpecialIds {
     /// Reads the roles, and makes tokens that are recognized by text control tokens.
     ///
-    /// `defaults` are the ids of bos, eos and unknown if no key gives them.
+    /// `defaults` are used where no key gives an id.
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocab: &mut Vocab,
-        defaults: [Option<TokenId>; 3],
+        defaults: DefaultIds,
     ) -> Result<Self, TokenizerError> {
         let n_vocab = vocab.len();
         let in_vocab = |id: Option<TokenId>| id.filter(|&id| (id as usize) < n_vocab);
         let mut ids = SpecialIds {
-            bos: id(metadata, BOS, n_vocab)?.or(in_vocab(defaults[0])),
-            eos: id(metadata, EOS, n_vocab)?.or(in_vocab(defaults[1])),
+            bos: id(metadata, BOS, n_vocab)?.or(in_vocab(defaults.bos)),
+            eos: id(metadata, EOS, n_vocab)?.or(in_vocab(defaults.eos)),
             eot: None,
-            unknown: id(metadata, UNKNOWN, n_vocab)?.or(in_vocab(defaults[2])),
+            unknown: id(metadata, UNKNOWN, n_vocab)?.or(in_vocab(defaults.unknown)),
+            separator: id(metadata, SEPARATOR, n_vocab)?.or(in_vocab(defaults.separator)),
             ends: Vec::new(),
             shown: Vec::new(),
         };

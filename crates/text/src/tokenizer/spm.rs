@@ -29,11 +29,7 @@ impl Spm {
         vocab: &Vocab,
         unknown: Option<TokenId>,
     ) -> Result<Self, TokenizerError> {
-        let scores = metadata.f32s(SCORES)?;
-        wrong_length(SCORES, scores.len(), vocab.len())?;
-        if let Some(id) = scores.iter().position(|s| s.is_nan()) {
-            return Err(TokenizerError::BadScore { id });
-        }
+        let scores = scores(metadata, vocab.len())?;
         let mut byte_tokens = [0; 256];
         for (byte, id) in (0..=255).zip(byte_fallback(vocab)) {
             byte_tokens[usize::from(byte)] =
@@ -98,6 +94,16 @@ impl Spm {
                 ids.push(symbol.id);
             }
         }
+    }
+}
+
+/// Returns the score of each token.
+pub(super) fn scores(metadata: &Metadata, n_vocab: usize) -> Result<Vec<f32>, TokenizerError> {
+    let scores = metadata.f32s(SCORES)?;
+    wrong_length(SCORES, scores.len(), n_vocab)?;
+    match scores.iter().position(|s| s.is_nan()) {
+        Some(id) => Err(TokenizerError::BadScore { id }),
+        None => Ok(scores),
     }
 }
 

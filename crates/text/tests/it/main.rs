@@ -5,4 +5,5 @@ mod forged;
 mod jinja;
 mod options;
 mod tokenizer;
+mod tokenizer_golden;
 mod tokenizer_tables;
