@@ -6,4 +6,5 @@ mod jinja;
 mod options;
 mod tokenizer;
 mod tokenizer_golden;
+mod tokenizer_hostile;
 mod tokenizer_tables;
