@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod answer;
 mod gguf;
 mod mutate;
 mod seeds;
@@ -33,7 +34,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target {
         name: "gguf",
         run: gguf::run,
@@ -62,6 +63,12 @@ pub const TARGETS: [Target; 8] = [
         name: "template",
         run: template::run,
         seeds: seeds::template,
+        max_bytes: 2048,
+    },
+    Target {
+        name: "answer",
+        run: answer::run,
+        seeds: seeds::answer,
         max_bytes: 2048,
     },
     Target {

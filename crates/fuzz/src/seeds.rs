@@ -1,6 +1,7 @@
 //! The seeds of every target. `cargo xtask fuzz-seeds` writes them to `fuzz/seeds`.
 
 use rocmforge_gguf::{GgmlType, OwnedArray, OwnedValue, Writer};
+use rocmforge_text::answer::Format;
 
 use crate::adapter::{N_EMBD, N_VOCAB};
 use crate::tokenizer::{Description, build};
@@ -270,6 +271,32 @@ pub(crate) fn text() -> Seeds {
         b"\x01caf\xe9 \xf0\x9f\x99 \xff\xfe\0".to_vec(),
     ));
     seeds
+}
+
+/// One answer for each format, in their order.
+pub(crate) fn answer() -> Seeds {
+    let answers = [
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"n\": 1}<|call|>",
+        "<|channel>thought\na<channel|>b<|tool_call>call:f{n:1,s:<|\"|>x<|\"|>,l:[true]}<tool_call|>",
+        "<think>a</think>b<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+        "a<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"n\": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">1</parameter>\n</invoke>\n</minimax:tool_call>",
+        "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"n\": 1}}]<|END_ACTION|>",
+        "a<|tool_call_start|>[f(n=1, s='x\\n', d={\"k\": None})]<|tool_call_end|>",
+        "[THINK]a[/THINK][TOOL_CALLS]f[CALL_ID]000000001[ARGS]{\"n\": 1}",
+        "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>",
+        "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}]",
+        "<think>\na\n</think>\n\n<tool_call>\n{\"arguments\": {\"n\": 1}, \"name\": \"f\"}\n</tool_call>",
+        "{\"name\": \"f\", \"parameters\": {\"n\": 1}}; {\"name\": \"f\", \"parameters\": {}}",
+    ];
+    let seed = |(i, (name, answer)): (usize, (&str, &str))| {
+        let mut bytes = vec![i as u8, 4];
+        bytes.extend(answer.as_bytes());
+        (name.to_owned(), bytes)
+    };
+    let all = Format::names().zip(answers);
+    all.enumerate().map(seed).collect()
 }
 
 pub(crate) fn template() -> Seeds {

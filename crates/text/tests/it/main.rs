@@ -1,5 +1,6 @@
 //! Tests of tokenizers and chat templates against reference data.
 
+mod answer;
 mod chat_template;
 mod forged;
 mod jinja;

@@ -1,0 +1,123 @@
+//! The table of formats: the marks that each family writes, and what reads the calls between them.
+
+mod command_r7b;
+mod deepseek;
+mod gemma4;
+mod glm;
+mod gpt_oss;
+mod granite;
+mod hermes;
+mod kimi_k2;
+mod lfm2;
+mod llama3;
+mod minimax_m2;
+mod mistral;
+mod python;
+mod qwen_xml;
+
+use super::cursor::{Cursor, Read};
+use super::tools::Tools;
+
+/// How a family writes reasoning and calls.
+pub(super) struct Format {
+    pub(super) name: &'static str,
+    /// Whether a chat template is of this family.
+    pub(super) is_of: fn(&str) -> bool,
+    pub(super) thinking: Option<Thinking>,
+    /// Marks that give no text.
+    pub(super) hidden: &'static [&'static str],
+    pub(super) calls: &'static [Call],
+    /// Whether messages have headers, for which `harmony.rs` reads the answer.
+    pub(super) is_harmony: bool,
+}
+
+/// The marks around reasoning.
+pub(super) struct Thinking {
+    pub(super) open: &'static str,
+    pub(super) close: &'static str,
+    /// Marks that end it, too, and are read as content.
+    pub(super) also_ends: &'static [&'static str],
+    pub(super) place: Place,
+}
+
+/// Where the marks of reasoning count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Anywhere,
+    /// Where the answer begins.
+    Begin,
+}
+
+/// A mark that begins a call, and how to read the text after it.
+pub(super) struct Call {
+    /// Empty if the text itself begins the answer, or what is left of it after other calls.
+    pub(super) mark: &'static str,
+    pub(super) syntax: Syntax,
+}
+
+/// How to read a call.
+pub(super) enum Syntax {
+    /// `{"name": ..., "arguments": {...}}`, or a list of these, then a closing mark, which may be missing.
+    Objects { close: &'static str },
+    /// A head, arguments in JSON, then closing marks, each of which may be missing.
+    Headed {
+        head: fn(&mut Cursor<'_>) -> Read<Head>,
+        close: &'static [&'static str],
+    },
+    /// Calls to convert, up to the end of the last one.
+    Whole(fn(&mut Cursor<'_>, &Tools) -> Read<Vec<WholeCall>>),
+}
+
+/// What stands before the arguments.
+#[derive(Default)]
+pub(super) struct Head {
+    pub(super) name: String,
+    pub(super) id: Option<String>,
+}
+
+/// A call with its arguments in JSON.
+pub(super) struct WholeCall {
+    pub(super) name: String,
+    pub(super) arguments: String,
+}
+
+/// Content only.
+pub(super) const PLAIN: Format = Format {
+    name: "plain",
+    is_of: |_| true,
+    thinking: None,
+    hidden: &[],
+    calls: &[],
+    is_harmony: false,
+};
+
+/// Content and reasoning.
+pub(super) static THINKING: Format = Format {
+    thinking: Some(THINK),
+    ..PLAIN
+};
+
+/// `<think>` and `</think>` at the beginning of an answer.
+const THINK: Thinking = Thinking {
+    open: "<think>",
+    close: "</think>",
+    also_ends: &[],
+    place: Place::Begin,
+};
+
+/// All formats with calls. The first one that a template is of counts, so those with rarer marks come first.
+pub(super) static ALL: &[&Format] = &[
+    &gpt_oss::FORMAT,
+    &gemma4::FORMAT,
+    &kimi_k2::FORMAT,
+    &deepseek::FORMAT,
+    &minimax_m2::FORMAT,
+    &command_r7b::FORMAT,
+    &lfm2::FORMAT,
+    &mistral::FORMAT,
+    &glm::FORMAT,
+    &qwen_xml::FORMAT,
+    &granite::FORMAT,
+    &hermes::FORMAT,
+    &llama3::FORMAT,
+];

@@ -1,0 +1,141 @@
+//! Reads a model's answer: reasoning, content and calls of tools, from text that comes in pieces.
+//!
+//! Every family writes them in its own way; a file in `formats` describes each, and [`Format::of_template`] chooses by the
+//! text of the chat template. An [`AnswerParser`] gives the same result for every way to cut the text, and never holds
+//! more than a mark's beginning, the head of a call, or a call of [`MAX_CALL_BYTES`].
+//!
+//! A call is recognized when its name is known and its arguments have begun. Until then the text may turn out to be
+//! content, which it stays. Arguments that are JSON are passed on as they come; others are converted when the call is
+//! complete.
+
+mod calls;
+mod cursor;
+mod formats;
+mod harmony;
+mod json;
+mod machine;
+mod tools;
+
+use formats::Format as Table;
+use harmony::Harmony;
+use machine::Machine;
+use tools::Tools;
+
+use serde_json::Value;
+
+/// A call whose arguments must be converted is content if it is longer.
+pub const MAX_CALL_BYTES: usize = 1 << 20;
+
+/// A piece of an answer. Pieces of one kind that follow each other belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta {
+    /// Text that the model wrote for itself.
+    Reasoning(String),
+    /// Text for the reader.
+    Content(String),
+    /// A part of a call.
+    Call(CallDelta),
+    /// The call with this index has ended. `complete` says that its arguments are whole.
+    CallEnd {
+        /// Index of the call in the answer.
+        index: usize,
+        /// Whether the arguments are complete.
+        complete: bool,
+    },
+    /// The answer ended in this text, which begins a call but has no name or arguments yet.
+    Unfinished(String),
+}
+
+/// A part of a call. Name and id come once; the texts of arguments are to be joined.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallDelta {
+    /// Index of the call in the answer.
+    pub index: usize,
+    /// The id that the model gave the call.
+    pub id: Option<String>,
+    /// Name of the tool.
+    pub name: Option<String>,
+    /// The next part of the arguments, a JSON object.
+    pub arguments: String,
+}
+
+/// How a family of models writes reasoning and calls.
+#[derive(Clone, Copy)]
+pub struct Format(&'static Table);
+
+impl Format {
+    /// Returns the format of the models that use this chat template. If none is known, it has content only, and reasoning
+    /// if the template mentions `</think>`.
+    pub fn of_template(source: &str) -> Self {
+        let found = formats::ALL.iter().find(|format| (format.is_of)(source));
+        let plain = match source.contains("</think>") {
+            true => &formats::THINKING,
+            false => &formats::PLAIN,
+        };
+        Format(found.copied().unwrap_or(plain))
+    }
+
+    /// Returns the format with this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        let found = formats::ALL.iter().find(|format| format.name == name);
+        found.copied().map(Format)
+    }
+
+    /// Returns its name, `plain` for one without calls.
+    pub fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// Returns the names of all formats with calls.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        formats::ALL.iter().map(|format| format.name)
+    }
+}
+
+impl std::fmt::Debug for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Format").field(&self.name()).finish()
+    }
+}
+
+/// Reads one answer.
+pub struct AnswerParser(Reader);
+
+enum Reader {
+    Marks(Box<Machine>),
+    Harmony(Box<Harmony>),
+}
+
+impl AnswerParser {
+    /// Creates a parser for the answer to `prompt`, the rendered chat template: it may end within the reasoning.
+    ///
+    /// `tools` are those of the conversation, as the template gets them. A call of another tool is content. Types of
+    /// parameters decide what is a number in formats that do not mark strings.
+    pub fn new(format: Format, prompt: &str, tools: &[Value]) -> Self {
+        let tools = Tools::new(tools);
+        AnswerParser(match format.0.is_harmony {
+            true => Reader::Harmony(Box::new(Harmony::new(prompt, tools))),
+            false => Reader::Marks(Box::new(Machine::new(format.0, prompt, tools))),
+        })
+    }
+
+    /// Adds text; returns what is certain now.
+    pub fn push(&mut self, text: &str) -> Vec<Delta> {
+        let mut out = Vec::new();
+        match &mut self.0 {
+            Reader::Marks(machine) => machine.push(text, &mut out),
+            Reader::Harmony(harmony) => harmony.push(text, &mut out),
+        }
+        out
+    }
+
+    /// Ends the answer; returns the rest.
+    pub fn finish(&mut self) -> Vec<Delta> {
+        let mut out = Vec::new();
+        match &mut self.0 {
+            Reader::Marks(machine) => machine.finish(&mut out),
+            Reader::Harmony(harmony) => harmony.finish(&mut out),
+        }
+        out
+    }
+}
