@@ -307,6 +307,7 @@ Examples:
   rocmforge models
   rocmforge models --json | jq -r '.models[].name'
   rocmforge models rm OWNER/REPO:Q4_K_M
+  rocmforge models --supported --json | jq .architectures
 
 Use a name from the first column with -m. All .gguf files below the models folder are listed.";
 

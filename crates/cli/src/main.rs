@@ -39,6 +39,7 @@ mod pull;
 mod quantize;
 mod resolve;
 mod session;
+mod supported;
 mod tokenize;
 mod tune;
 mod version;

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::args::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
 use crate::exit::usage;
 use crate::output::{self, Out, size};
+use crate::supported;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -46,6 +47,7 @@ struct Incomplete<'a> {
 pub fn run(args: &ModelsArgs) -> Result<()> {
     let open = |args: &StoreArgs| ModelsFolder::open(args.models_dir.as_deref());
     match &args.command {
+        None if args.supported => supported::print(args.json),
         None => show(&open(&args.store)?, args.json),
         Some(ModelsCommand::Rm(remove)) => rm(&open(&remove.store)?, remove),
     }

@@ -23,6 +23,9 @@ pub struct ModelsArgs {
     pub command: Option<ModelsCommand>,
     #[command(flatten)]
     pub store: StoreArgs,
+    /// Print the architectures, formats, pre-tokenizers and tool formats that this program supports
+    #[arg(long)]
+    pub supported: bool,
     /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,

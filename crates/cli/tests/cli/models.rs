@@ -105,3 +105,29 @@ fn removes_models_after_confirmation() {
     models(&dir, &["rm", "mini-Q4_K_M", "--yes"]).ok();
     assert!(!dir.path().join("o").exists() && dir.path().exists());
 }
+
+/// The names are those of the tables, so a name that another crate accepts is in the list.
+#[test]
+fn lists_what_is_supported() {
+    let report = run(&["models", "--supported", "--json"]).json();
+    let keys: Vec<_> = report.as_object().unwrap().keys().collect();
+    assert_eq!(
+        keys,
+        ["architectures", "formats", "pre_tokenizers", "tool_formats"]
+    );
+    for (key, names) in [
+        ("architectures", &["llama", "qwen3moe"][..]),
+        ("formats", &["F32", "Q4_K", "MXFP4"]),
+        ("pre_tokenizers", &["default", "llama-bpe", "whitespace"]),
+        ("tool_formats", &["gpt-oss", "hermes", "qwen-xml", "llama3"]),
+    ] {
+        let found = report[key].as_array().unwrap();
+        assert!(
+            names.iter().all(|name| found.iter().any(|it| it == name)),
+            "{report}"
+        );
+        let text = run(&["models", "--supported"]).ok();
+        let last = found.last().unwrap().as_str().unwrap();
+        assert!(text.text().contains(last), "{last}");
+    }
+}
