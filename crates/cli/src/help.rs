@@ -238,12 +238,17 @@ Examples:
   rocmforge compare --with llama-bench ./llama-bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 8 --pairs 9 --json
   rocmforge compare --with llama-bench ./llama-bench -m model.gguf --device cpu -- -ngl 0
       Arguments after -- go to llama-bench.
+  rocmforge compare --with llama-bench ./build-a/bin/llama-bench --with llama-bench ./build-b/bin/llama-bench -m model.gguf
+      The better of two builds for each test.
   rocmforge compare --with rocmforge ./rocmforge-old -m model.gguf
       Ten pairs with another build; exit code 3 if this one is slower by 10 % or more.
 
 Each pair runs both programs, one process each, in alternating order, so that other load on the machine
 affects both. The ratio is ours over theirs: the median over the pairs with a 95 % interval, or with the
-smallest and the largest ratio for fewer than 6 pairs.";
+smallest and the largest ratio for fewer than 6 pairs.
+
+llama-bench first tries -fa, -ub, threads and its builds in short runs, and each test meets the best
+for it. A setting among the arguments after -- is not tried; --fixed tries none.";
 
 pub const PROFILE: &str = "\
 Examples:

@@ -11,7 +11,10 @@ use super::models::StoreArgs;
 
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// Program to compare with and its path: llama-bench, or rocmforge for another build, which also gets a verdict
+    /// Program to compare with and its path: llama-bench, or rocmforge for another build
+    ///
+    /// Of several builds of llama-bench, each with its own --with, the best counts. Another build of rocmforge also gets
+    /// a verdict.
     #[arg(
         long,
         required = true,
@@ -42,6 +45,11 @@ pub struct CompareArgs {
     /// Number of CPU threads of both programs [default: cores available to the process]
     #[arg(short, long, value_name = "N", help_heading = "Tests")]
     pub threads: Option<usize>,
+    /// Run llama-bench only as given
+    ///
+    /// Without this, llama-bench first tries -fa, -ub, threads and its builds in short runs, and each test takes the best.
+    #[arg(long)]
+    pub fixed: bool,
     /// Number of pairs of runs [default: 5, with another build of rocmforge 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pairs: Option<u32>,
