@@ -1,8 +1,13 @@
 //! Common code of the bench targets: each runs a suite of the library like `rocmforge bench SUITE`, with the same flags
 //! after `--`.
 
+// The program embeds its commit. A bench is built from the tree that it runs in and asks there, so that a commit compiles
+// nothing here again.
+#[path = "../../../cli/build/commit.rs"]
+mod commit;
+
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -203,8 +208,10 @@ fn bench(suite: Suite) -> Result<Verdict, Failure> {
     let names = wanted_names(&options)?;
     let mut printer = Printer {
         exporter: Exporter::new(flags.form, flags.detail, &names),
+        commit: commit::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")),
         now: PerformanceBaseline::default(),
     };
+    eprintln!("commit: {}", printer.commit.as_deref().unwrap_or("unknown"));
     print(&printer.exporter.header())?;
     let outcome = run(&options, &mut printer);
     print(&printer.exporter.footer())?;
@@ -235,6 +242,7 @@ fn print(text: &str) -> io::Result<()> {
 
 struct Printer {
     exporter: Exporter,
+    commit: Option<String>,
     /// The measurements so far.
     now: PerformanceBaseline,
 }
@@ -243,7 +251,10 @@ impl Sink for Printer {
     fn begins(&mut self, _: &str) {}
 
     fn row(&mut self, row: &BenchRow) -> ControlFlow<()> {
-        let hardware = Hardware::from(&row.hardware);
+        let hardware = Hardware {
+            program_commit: self.commit.clone(),
+            ..Hardware::from(&row.hardware)
+        };
         let kept = PerformanceBaseline::of(&hardware, [Measurement::from(row)]);
         self.now.extend(kept);
         match print(&self.exporter.row(row)) {
