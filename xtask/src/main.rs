@@ -12,6 +12,7 @@ mod isa_report;
 mod mix_golden;
 mod python;
 mod quant_errors;
+mod routing_golden;
 mod shift_golden;
 mod template_golden;
 mod tokenizer_golden;
@@ -111,6 +112,8 @@ enum Task {
     ShiftGolden(Python),
     /// Record the logits of a deep Gemma 2 model with GELU and with llama.cpp's table of it, for the engine's tests
     GeluGolden(Python),
+    /// Record logits of a qwen3moe model in Q5_1 with two roundings of activations, for the engine's tests
+    RoutingGolden(Python),
     /// Record what Jinja2 makes of small templates, for the tests of chat templates; needs the package jinja2
     TemplateGolden(Python),
     /// Record llama.cpp's tokens of nasty texts, for the tests of tokenizers; needs the packages tokenizers,
@@ -166,6 +169,7 @@ fn main() -> Result<()> {
         Task::VariantGolden(Python { python }) => variants::golden(&python),
         Task::ShiftGolden(Python { python }) => shift_golden::write(&python),
         Task::GeluGolden(Python { python }) => gelu_golden::write(&python),
+        Task::RoutingGolden(Python { python }) => routing_golden::write(&python),
         Task::TemplateGolden(Python { python }) => template_golden::write(&python),
         Task::TokenizerGolden { source, python } => {
             tokenizer_golden::write(&source, &python.python)

@@ -11,16 +11,7 @@ use rocmforge_model::Model;
 use rocmforge_plan::KvType;
 use rocmforge_testkit::models::model_of;
 
-use crate::common::{ids, logits, read_json};
-
-/// Returns the mean squared difference over the variance of `expected`.
-fn error(found: &[f64], expected: &[f64]) -> f64 {
-    let n = expected.len() as f64;
-    let mean = expected.iter().sum::<f64>() / n;
-    let variance = expected.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-    let pairs = found.iter().zip(expected);
-    pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>() / n / variance
-}
+use crate::common::{error, ids, logits, read_json};
 
 #[test]
 fn gemma2_with_46_layers_differs_from_llama_cpp_by_its_table_of_gelu() {

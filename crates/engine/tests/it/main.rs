@@ -15,5 +15,6 @@ mod invariance;
 mod lora;
 mod lora_gpu;
 mod model;
+mod routing;
 mod step_times;
 mod tuning;

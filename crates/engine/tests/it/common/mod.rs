@@ -123,3 +123,12 @@ pub(crate) fn best(logits: &[f32], n: usize) -> Vec<usize> {
     order.truncate(n);
     order
 }
+
+/// Returns the mean squared difference over the variance of `expected`.
+pub(crate) fn error(found: &[f64], expected: &[f64]) -> f64 {
+    let n = expected.len() as f64;
+    let mean = expected.iter().sum::<f64>() / n;
+    let variance = expected.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    let pairs = found.iter().zip(expected);
+    pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>() / n / variance
+}

@@ -16,7 +16,7 @@ pub(super) static FORMAT: Format = Format {
         },
         Call {
             mark: "",
-            syntax: Syntax::Whole(|text, tools| calls(text, tools)),
+            syntax: Syntax::Whole(calls),
         },
     ],
     ..PLAIN
