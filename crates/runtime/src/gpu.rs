@@ -52,6 +52,7 @@ use rocmforge_plan::{
 use rocmforge_plan::{BufferId, KeyTurn, Op, Plan, PlanPart};
 use run_op::Launcher;
 pub(crate) use segments::{Observation, QueuedStep};
+pub(crate) use step::sampler_bytes;
 use step::{N_SLOTS, StepShape, StepSizes};
 use timed::{TimedStep, Timing};
 use transfers::Transfers;

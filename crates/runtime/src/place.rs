@@ -200,8 +200,11 @@ impl Planner<'_> {
         gpu::check(self.gpu, &of_gpu, self.config, [max_tokens, max_logits])?;
         let weight_bytes = gpu::weight_bytes(self.gpu, &of_gpu, &self.model.weights)?;
         let free = Some(self.memory.gpu);
-        let with_weights = |budget| MemoryBudget {
+        let with_weights = |budget: MemoryBudget| MemoryBudget {
             weight_bytes,
+            step_bytes: budget
+                .step_bytes
+                .saturating_add(gpu::sampler_bytes(max_logits)),
             ..budget
         };
         match place {

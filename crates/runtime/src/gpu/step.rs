@@ -21,6 +21,11 @@ const SEQ_WORDS: usize = size_of::<SeqRows>() / size_of::<u32>();
 const SAMPLE_WORDS: usize = size_of::<SampleRow>() / size_of::<u32>();
 /// Words of all [`SampleEntry`]s of a step.
 const LIST_WORDS: usize = MAX_ENTRIES * size_of::<SampleEntry>() / size_of::<u32>();
+/// Returns the size of the sampler's memory for steps of `max_logits` rows of logits.
+pub(crate) fn sampler_bytes(max_logits: usize) -> u64 {
+    (max_logits * SCRATCH_WORDS * size_of::<u64>()) as u64
+}
+
 /// Maximum steps in flight.
 pub(crate) const N_SLOTS: usize = 2;
 
