@@ -303,8 +303,8 @@ fn rejects_unsupported_metadata_by_name() {
         ),
         (
             "tokenizer.ggml.model",
-            "bert".into(),
-            "'bert' is not supported",
+            "plamo2".into(),
+            "'plamo2' is not supported",
         ),
         ("tokenizer.ggml.pre", "nobody".into(), "choose the closest"),
     ];

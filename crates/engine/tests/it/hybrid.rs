@@ -272,7 +272,7 @@ fn auto_offloads_as_many_layers_as_fit() {
     assert!(error.contains("(`auto`)"), "{error}");
     let expected = greedy(&mut start(&loaded.model, &Device::Cpu), &prompt, 4);
     let mut counts = Vec::new();
-    for mib in [1, 6, 9, 512] {
+    for mib in [1, 9, 11, 512] {
         let mut engine = start(&loaded.model, &limited(mib, GpuLayers::Auto));
         let info = engine.backend_info();
         let n_gpu = info.parts.first().map(|part| part.n_layers);
