@@ -1,7 +1,7 @@
 //! Filters and tests that differ between minijinja and Jinja2, and how values are written.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Environment, Error, Output, State, escape_formatter, filters};
+use minijinja::{AutoEscape, Environment, Error, Output, State, escape_formatter, filters};
 
 use super::python::number;
 
@@ -28,10 +28,68 @@ pub(super) fn write(
     state: &mut State<'_, '_>,
     value: &Value,
 ) -> Result<(), Error> {
-    match is_float(value) {
+    let is_plain = matches!(state.auto_escape(), AutoEscape::None);
+    match is_float(value) || (is_plain && has_float(value, 0)) {
         true => Ok(out.write_str(&text(value))?),
         false => escape_formatter(out, state, value),
     }
+}
+
+/// Lists nested deeper are written by minijinja.
+const MAX_DEPTH: usize = 32;
+
+/// Returns whether a list or mapping contains a float, which minijinja writes without an exponent.
+fn has_float(value: &Value, depth: usize) -> bool {
+    let within = |item: &Value| is_float(item) || has_float(item, depth + 1);
+    if depth >= MAX_DEPTH {
+        return false;
+    }
+    match value.kind() {
+        ValueKind::Seq => value
+            .try_iter()
+            .is_ok_and(|mut items| items.any(|item| within(&item))),
+        ValueKind::Map => value.try_iter().is_ok_and(|mut keys| {
+            keys.any(|key| within(&key) || value.get_item(&key).is_ok_and(|item| within(&item)))
+        }),
+        _ => false,
+    }
+}
+
+/// Writes Python's `repr` of a value.
+fn repr(value: &Value, depth: usize, out: &mut String) {
+    let one = |value: &Value| Value::from(vec![value.clone()]).to_string();
+    let items: Vec<Value> = match value.kind() {
+        ValueKind::Seq | ValueKind::Map if has_float(value, depth) => {
+            value.try_iter().map(Iterator::collect).unwrap_or_default()
+        }
+        _ if is_float(value) => return out.push_str(&text(value)),
+        // Between the brackets of a list.
+        _ => {
+            let list = one(value);
+            let inner = list
+                .strip_prefix('[')
+                .and_then(|rest| rest.strip_suffix(']'));
+            return out.push_str(inner.unwrap_or(&list));
+        }
+    };
+    let (open, close) = match value.kind() {
+        ValueKind::Map => ('{', "}"),
+        _ if value.to_string().starts_with('(') && items.len() == 1 => ('(', ",)"),
+        _ if value.to_string().starts_with('(') => ('(', ")"),
+        _ => ('[', "]"),
+    };
+    out.push(open);
+    for (i, item) in items.iter().enumerate() {
+        if i > 0 {
+            out.push_str(", ");
+        }
+        repr(item, depth + 1, out);
+        if value.kind() == ValueKind::Map {
+            out.push_str(": ");
+            repr(&value.get_item(item).unwrap_or_default(), depth + 1, out);
+        }
+    }
+    out.push_str(close);
 }
 
 fn is_float(value: &Value) -> bool {
@@ -40,6 +98,11 @@ fn is_float(value: &Value) -> bool {
 
 /// Returns Python's `str` of a value.
 fn text(value: &Value) -> String {
+    if has_float(value, 0) {
+        let mut out = String::new();
+        repr(value, 0, &mut out);
+        return out;
+    }
     if !is_float(value) {
         return value.to_string();
     }
