@@ -1,4 +1,4 @@
-//! Writes rows as they come: as a terminal table, JSON (an array of rows), CSV or Markdown. The output is complete
+//! Writes rows as they come: as a terminal table, JSON (an array of rows, or one per line), CSV or Markdown. The output is complete
 //! after [`Exporter::footer`], whatever the number of rows.
 
 use serde_json::Value;
@@ -13,6 +13,8 @@ use rocmforge_profile::schema::is_above_peak;
 pub enum Form {
     Table,
     Json,
+    /// One JSON object per line.
+    Jsonl,
     Csv,
     Markdown,
 }
@@ -90,7 +92,7 @@ impl Exporter {
         match self.form {
             Form::Json => "[\n".to_string(),
             // CSV column names are written with the first row.
-            Form::Csv => String::new(),
+            Form::Csv | Form::Jsonl => String::new(),
             Form::Table => {
                 let mut line = format!("{:width$}", "case", width = self.name_width);
                 for (head, width, _) in columns {
@@ -115,6 +117,7 @@ impl Exporter {
                 let before = if self.n_rows > 0 { "," } else { "" };
                 format!("{before}  {}\n", text.replace('\n', "\n  "))
             }
+            Form::Jsonl => format!("{}\n", to_value(row)),
             Form::Csv => self.csv(row),
             Form::Table => self.table(row),
             Form::Markdown => {
@@ -132,7 +135,7 @@ impl Exporter {
     pub fn footer(&self) -> String {
         match self.form {
             Form::Json => "]\n".to_string(),
-            Form::Csv | Form::Table | Form::Markdown => String::new(),
+            Form::Jsonl | Form::Csv | Form::Table | Form::Markdown => String::new(),
         }
     }
 

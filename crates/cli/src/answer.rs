@@ -11,6 +11,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_plan::TokenLogprob;
 
 use crate::interrupt::Interrupt;
+use crate::output;
 use crate::session::Session;
 
 /// The result of a request.
@@ -128,8 +129,11 @@ fn progress(n_tokens: usize) -> ProgressBar {
     bar(n_tokens, "prefill {bar:30} {pos}/{len} tokens, {eta} left")
 }
 
-/// Returns a progress bar on stderr, hidden if it is not a terminal. `template` is indicatif's.
+/// Returns a progress bar on stderr, hidden if it is not a terminal or with `--quiet`. `template` is indicatif's.
 pub fn bar(n: usize, template: &'static str) -> ProgressBar {
+    if output::is_quiet() {
+        return ProgressBar::hidden();
+    }
     let style =
         ProgressStyle::with_template(template).expect("the templates of this program are valid");
     ProgressBar::new(n as u64).with_style(style.progress_chars("=> "))

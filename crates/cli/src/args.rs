@@ -55,6 +55,9 @@ pub use suite::{ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+    /// Print only results and errors
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -87,7 +90,10 @@ pub enum Command {
     #[command(after_help = help::BASELINE)]
     Baseline(BaselineArgs),
     /// Compare speed with llama.cpp's llama-bench on the same model
-    #[command(after_help = help::COMPARE)]
+    #[command(
+        after_help = help::COMPARE,
+        override_usage = "rocmforge compare [OPTIONS] --with PROGRAM PATH -m FILE [-- ARGS]"
+    )]
     Compare(CompareArgs),
     /// Profile a prompt and its answer
     #[command(after_help = help::PROFILE)]
@@ -210,7 +216,10 @@ pub struct InspectArgs {
     pub context: ContextArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
-    /// Print JSON
+    /// List all tensors
+    #[arg(long, help_heading = "Output")]
+    pub tensors: bool,
+    /// Print JSON, tensors included
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
@@ -222,6 +231,9 @@ pub struct TokenizeArgs {
     /// Print only the ids, as a JSON array
     #[arg(long)]
     pub ids: bool,
+    /// Print JSON: each token's id, text, bytes and kind
+    #[arg(long, conflicts_with = "ids", help_heading = "Output")]
+    pub json: bool,
     /// Do not add the BOS token
     #[arg(long)]
     pub no_bos: bool,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow};
 use rocmforge_engine::serve::Server;
 use rocmforge_engine::{ContextPolicy, EngineError, FinishReason, RequestError};
-use rocmforge_gguf::TokenId;
+use rocmforge_gguf::{Existing, NewFile, TokenId};
 use rocmforge_plan::SamplingParams;
 use rocmforge_runtime::gpu::WhenIdle;
 use rocmforge_text::tokenizer::LeadingSpace;
@@ -27,15 +27,16 @@ use crate::generate::{context_full, shifted, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::{Input, Lines, Remember};
 use crate::messages::Messages;
-use crate::output::{self, Out, note};
+use crate::output::{self, Out, note, say};
 use crate::session::{Session, Vocabulary};
+use crate::wrap::{self, Wrap};
 use rocmforge::Message;
 
 const COMMANDS: &str = "\
 /help          show this list
 /clear         clear the conversation
 /system TEXT   set the system prompt; /system none removes it
-/save FILE     save the conversation as JSON, to a new file
+/save FILE     save the conversation as JSON; asks before it replaces a file
 /load FILE     replace the conversation by a saved one
 /set NAME X    change an option of sampling or the answer, as in /set temp 0.5
 /undo          remove the last message and its answer
@@ -96,10 +97,10 @@ pub fn run(args: &ChatArgs) -> Result<()> {
             continue;
         }
         if let Some(command) = message.strip_prefix('/') {
-            match chat.command(command) {
+            match chat.command(command, &mut lines) {
                 Ok(Next::Go) => {}
                 Ok(Next::Quit) => break,
-                Err(error) if lines.is_interactive() => note(&format!("error: {error:#}")),
+                Err(error) if lines.is_interactive() => say(&format!("error: {error:#}")),
                 Err(error) => return Err(error),
             }
             continue;
@@ -108,7 +109,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
             Ok(()) => {}
             // A user can shorten the message or clear the conversation; a script ends.
             Err(error) if lines.is_interactive() && !error.is::<Early>() => {
-                note(&format!("error: {error:#}"))
+                say(&format!("error: {error:#}"))
             }
             Err(error) => return Err(error),
         }
@@ -122,6 +123,13 @@ fn below_home(path: &str) -> PathBuf {
         (Some(rest), Some(home)) if !home.is_empty() => Path::new(&home).join(rest),
         _ => path.into(),
     }
+}
+
+/// What `/save` did.
+enum Saved {
+    Yes,
+    /// The user keeps the file that exists.
+    Declined,
 }
 
 /// What follows a command.
@@ -171,7 +179,7 @@ impl Chat<'_> {
         self.out.stream(&"\n".repeat(missing))?;
         match answer.finish {
             None if !self.interactive => return Err(Early::Interrupted.into()),
-            None => note("(stopped)"),
+            None => say("(stopped)"),
             Some(FinishReason::Context) => note(&context_full(&self.session)),
             Some(FinishReason::Length) => note("(stopped at --max-tokens)"),
             Some(FinishReason::Stop(_) | FinishReason::Aborted | FinishReason::Deadline) => {}
@@ -189,9 +197,18 @@ impl Chat<'_> {
             .request(prompt, &self.sampling, LeadingSpace::Strip);
         request.context_policy = self.context_policy;
         let out = &mut self.out;
-        answer::run(&self.session, request, &self.interrupt, |text| {
-            out.stream(text)
-        })
+        if !out.is_terminal() {
+            return answer::run(&self.session, request, &self.interrupt, |text| {
+                out.stream(text)
+            });
+        }
+        let mut wrap = Wrap::default();
+        let answer = answer::run(&self.session, request, &self.interrupt, |text| {
+            let width = wrap::terminal_width(&io::stdout());
+            out.stream(&wrap.push(&output::for_terminal(text), width))
+        });
+        out.stream(&wrap.end(wrap::terminal_width(&io::stdout())))?;
+        answer
     }
 
     /// Returns the conversation as tokens; says so if its first messages no longer fit.
@@ -207,21 +224,21 @@ impl Chat<'_> {
         Ok(prompt.ids)
     }
 
-    fn command(&mut self, command: &str) -> Result<Next> {
+    fn command(&mut self, command: &str, lines: &mut Lines) -> Result<Next> {
         let (name, argument) = command
             .split_once(char::is_whitespace)
             .unwrap_or((command, ""));
         let before = self.conversation.clone();
         match (name, argument.trim()) {
-            ("help" | "?", _) => note(COMMANDS),
+            ("help" | "?", _) => say(COMMANDS),
             ("quit" | "exit" | "q", _) => return Ok(Next::Quit),
             ("clear", _) => {
                 self.conversation.clear();
                 note("(conversation cleared)");
             }
             ("system", "") => match self.conversation.system() {
-                Some(text) => note(&format!("(system: {})", output::for_terminal(text))),
-                None => note("(no system prompt; set one with /system TEXT)"),
+                Some(text) => say(&format!("(system: {})", output::for_terminal(text))),
+                None => say("(no system prompt; set one with /system TEXT)"),
             },
             ("system", "none") => {
                 self.set_system(None)?;
@@ -233,12 +250,16 @@ impl Chat<'_> {
             }
             ("save", "") => return Err(usage("/save needs a file name")),
             ("save", path) => {
-                self.save(&below_home(path))
+                let saved = self
+                    .save(&below_home(path), lines)
                     .with_context(|| format!("cannot write '{path}'"))?;
-                note(&format!(
-                    "(saved {} messages to {path})",
-                    self.conversation.messages().len()
-                ));
+                match saved {
+                    Saved::Yes => note(&format!(
+                        "(saved {} messages to {path})",
+                        self.conversation.messages().len()
+                    )),
+                    Saved::Declined => note("(not saved)"),
+                }
             }
             ("load", "") => return Err(usage("/load needs a file name")),
             ("load", path) => {
@@ -267,7 +288,7 @@ impl Chat<'_> {
                 }
                 None => return Err(usage("/regen: there is no message yet")),
             },
-            ("stats", _) => note(&self.stats()),
+            ("stats", _) => say(&self.stats()),
             _ => {
                 return Err(usage(format!(
                     "unknown command /{}; see /help, or start the line with a space to send it",
@@ -301,18 +322,27 @@ impl Chat<'_> {
         Ok(())
     }
 
-    fn save(&self, path: &Path) -> Result<()> {
+    /// Writes the conversation. A conversation saved earlier is not lost to a slip.
+    fn save(&self, path: &Path, lines: &mut Lines) -> Result<Saved> {
         let mut json =
             serde_json::to_string_pretty(&self.conversation.messages()).map_err(io::Error::from)?;
         json.push('\n');
-        // A conversation saved earlier is not lost to a slip.
         match File::create_new(path) {
-            Ok(mut file) => Ok(file.write_all(json.as_bytes())?),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                Err(usage("it exists; choose another name, or remove it first"))
+            Ok(mut file) => file.write_all(json.as_bytes())?,
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+            Err(_) if !lines.is_interactive() || !path.is_file() => {
+                return Err(usage("it exists; choose another name, or remove it first"));
             }
-            Err(error) => Err(error.into()),
+            Err(_) if !lines.confirm("It exists. Replace it? [y/N] ")? => {
+                return Ok(Saved::Declined);
+            }
+            Err(_) => {
+                let mut file = NewFile::create(path, Existing::Replace)?;
+                file.write_all(json.as_bytes())?;
+                file.commit()?;
+            }
         }
+        Ok(Saved::Yes)
     }
 
     fn stats(&self) -> String {

@@ -28,9 +28,6 @@ use crate::session::{Session, Vocabulary};
 use rocmforge::Message;
 
 pub fn run(args: &GenerateArgs) -> Result<()> {
-    if args.quiet {
-        output::be_quiet();
-    }
     if !args.chat && (args.template.system.is_some() || args.template.think.is_some()) {
         return Err(usage("--system and --think require --chat"));
     }

@@ -1,6 +1,9 @@
 //! What `-h` leaves out, and the examples and notes at the end of each command's `--help`.
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::ffi::OsString;
+
+use clap::builder::{Resettable, StyledStr};
+use clap::error::ErrorKind;
 use clap::{Arg, Command};
 
 /// Options of long groups that `-h` shows.
@@ -28,58 +31,114 @@ const RARE: &[&str] = &[
     "pg",
     "kv_type",
     "gpu_layers",
+    "output_tensor_type",
+    "token_embedding_type",
+    "fail_inconclusive",
 ];
 
-/// Makes `-h` of each command fit a screen: it leaves out what few need, and the examples, which `--help` has.
-pub fn with_short_screens(top: Command) -> Command {
-    top.mut_subcommands(short)
+/// Which help the command line asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Screen {
+    /// `-h`: what most users need, on a screen.
+    Short,
+    /// `--help`: everything, in the compact layout of `-h`.
+    Whole,
 }
 
-fn short(command: Command) -> Command {
-    let examples = command.get_after_help().cloned();
-    let command = match examples {
-        Some(examples) => command
-            .after_help("All options and examples: --help")
-            .after_long_help(examples),
-        None => command,
+/// Prepares the help that `words`, the command line, may ask for.
+pub fn with_screens(top: Command, words: &[OsString]) -> Command {
+    let screen = match words.iter().any(|word| word == "-h") {
+        true => Screen::Short,
+        false => Screen::Whole,
+    };
+    prepared(top, screen)
+}
+
+fn prepared(command: Command, screen: Screen) -> Command {
+    let examples = unfolded(command.get_after_help());
+    let command = match screen {
+        _ if examples.is_empty() => command,
+        Screen::Short => {
+            let more = match command.get_name() {
+                "rocmforge" => {
+                    "Options of a command: rocmforge COMMAND -h\nExamples: rocmforge --help"
+                }
+                _ => "All options and examples: --help",
+            };
+            command.after_help(more).after_long_help(examples)
+        }
+        Screen::Whole => command.after_help(examples),
     };
     command
-        .mut_args(|arg| {
-            let hidden = is_rare(&arg);
-            arg.hide_short_help(hidden)
-        })
-        .mut_subcommands(short)
+        .mut_args(|arg| shown_in(arg, screen))
+        .mut_subcommands(|command| prepared(command, screen))
 }
 
-/// Shortens a message of wrong usage: no usage line beside an unknown word, and the words that are known.
-pub fn to_the_point(mut error: clap::Error, top: &Command) -> clap::Error {
-    if matches!(
-        error.kind(),
-        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand
-    ) {
-        error.remove(ContextKind::Usage);
-    }
-    let unknown = match error.get(ContextKind::InvalidSubcommand) {
-        Some(ContextValue::String(word))
-            if error.get(ContextKind::SuggestedSubcommand).is_none() =>
-        {
-            word.clone()
+/// clap's own long layout takes four lines for an option, so its first and further sentences become one text.
+fn shown_in(arg: Arg, screen: Screen) -> Arg {
+    match screen {
+        Screen::Short => {
+            let hidden = is_rare(&arg);
+            arg.hide_short_help(hidden)
         }
-        _ => return error,
-    };
-    let mut command = top;
-    let words = std::env::args_os().skip(1);
-    for word in words.take_while(|word| *word.to_string_lossy() != *unknown) {
-        command = command.find_subcommand(&word).unwrap_or(command);
+        Screen::Whole => {
+            let Some(long) = arg.get_long_help().map(ToString::to_string) else {
+                return arg;
+            };
+            let whole = long.split("\n\n").map(|part| part.trim_end_matches('.'));
+            let whole = whole.collect::<Vec<_>>().join(". ");
+            arg.help(whole).long_help(Resettable::<StyledStr>::Reset)
+        }
     }
-    let known = command.get_subcommands().filter(|sub| !sub.is_hide_set());
-    let known: Vec<&str> = known.map(Command::get_name).collect();
-    let tip = format!("use one of: {}", known.join(", "));
-    error.insert(
-        ContextKind::Suggested,
-        ContextValue::StyledStrs(vec![tip.into()]),
-    );
-    error
+}
+
+/// Joins the lines of each paragraph, so that clap breaks it at the width of the terminal. Examples and lists keep
+/// their lines.
+fn unfolded(text: Option<&StyledStr>) -> String {
+    let text = text.map(ToString::to_string).unwrap_or_default();
+    let paragraph = |block: &str| match block.lines().any(|line| line.starts_with(' ')) {
+        true => block.to_string(),
+        false => block.replace('\n', " "),
+    };
+    let blocks: Vec<String> = text.split("\n\n").map(paragraph).collect();
+    blocks.join("\n\n")
+}
+
+/// Returns clap's message of wrong usage in two lines: what is wrong, and what to do. `words` is the command line.
+pub fn wrong_usage(error: &clap::Error, top: &Command, words: &[OsString]) -> String {
+    let mut command = top;
+    let mut path = top.get_name().to_string();
+    for word in words.iter().skip(1) {
+        match command.find_subcommand(word) {
+            Some(sub) => {
+                path = format!("{path} {}", sub.get_name());
+                command = sub;
+            }
+            // Options of the program may stand before its command.
+            None if path == top.get_name() && word.to_string_lossy().starts_with('-') => {}
+            None => break,
+        }
+    }
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim);
+    let lines =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let (tips, message): (Vec<&str>, Vec<&str>) = lines
+        .filter(|line| !line.is_empty())
+        .partition(|line| line.starts_with("tip: "));
+    let has_suggestion = |tip: &&&str| tip.contains("similar");
+    let tip = match tips.iter().find(has_suggestion) {
+        Some(tip) => tip.trim_start_matches("tip: ").to_string(),
+        None if error.kind() == ErrorKind::InvalidSubcommand => {
+            let known = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+            let known: Vec<&str> = known.map(Command::get_name).collect();
+            format!("use one of: {}", known.join(", "))
+        }
+        None => {
+            return format!("{}\ntip: see {path} -h", message.join(" "));
+        }
+    };
+    format!("{}\ntip: {tip}; see {path} -h", message.join(" "))
 }
 
 fn is_rare(arg: &Arg) -> bool {
@@ -102,6 +161,7 @@ Examples:
       Show a file's contents and memory requirements.
 
 For a command's options and examples: rocmforge COMMAND --help
+
 Environment variables named ROCMFORGE_* set defaults; each option's help names its variable.";
 
 pub const GENERATE: &str = "\
@@ -114,7 +174,8 @@ Examples:
       Read the prompt from a pipe, without its last newline.
   rocmforge generate -m model.gguf -p \"A list:\" -n 100 --stop '\\n\\n' --seed 7
       At most 100 tokens, up to an empty line, with a fixed seed.
-  rocmforge generate -m model.gguf --ids 1,2,3 -n 5 --temp 0 --json --logprobs 5
+  rocmforge generate -m model.gguf --ids 1,2,3 -n 5 --temp 0 --json \\
+    --logprobs 5
       Token ids in, JSON out, for scripts.
 
 The answer is streamed to stdout; everything else goes to stderr. Ctrl-C stops the answer.
@@ -137,7 +198,8 @@ Examples:
   rocmforge inspect model.gguf
   rocmforge inspect model.gguf --ctx 32768
       Memory requirements for a context of 32768 tokens.
-  rocmforge inspect model.gguf --json | jq '.metadata[\"tokenizer.chat_template\"]'
+  rocmforge inspect model.gguf --json \\
+    | jq '.metadata[\"tokenizer.chat_template\"]'
 
 Works for every GGUF file, including unsupported models.";
 
@@ -153,7 +215,8 @@ Vocabulary-only files are enough.";
 pub const PERPLEXITY: &str = "\
 Examples:
   rocmforge perplexity -m model.gguf -f wiki.test.raw
-  rocmforge perplexity -m model.gguf -f wiki.test.raw --ctx 2048 --chunks 20 --json
+  rocmforge perplexity -m model.gguf -f wiki.test.raw --ctx 2048 --chunks 20 \\
+    --json
 
 Lower is better. The text is split into windows of --ctx tokens; the second half of each window is scored
 given everything before it in the window. llama-perplexity does the same, so results are comparable.";
@@ -166,7 +229,8 @@ Examples:
       Show each tensor's type and the file size, and write nothing.
   rocmforge quantize model-F16.gguf small.gguf IQ4_XS --imatrix imatrix.gguf
       Use an importance matrix, for smaller errors in the weights that matter.
-  rocmforge quantize model-F16.gguf mine.gguf Q4_K_M --tensor-type 'ffn_down=Q6_K' --tensor-type 'blk\\.[01]\\.=Q8_0'
+  rocmforge quantize model-F16.gguf mine.gguf Q4_K_M \\
+    --tensor-type 'ffn_down=Q6_K' --tensor-type 'blk\\.[01]\\.=Q8_0'
 
 The output file appears only when it is complete. The error of a tensor is the root mean squared error
 (RMSE) of its values, absolute and relative to the values.";
@@ -174,7 +238,8 @@ The output file appears only when it is complete. The error of a tensor is the r
 pub const IMATRIX: &str = "\
 Examples:
   rocmforge imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf
-  rocmforge imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf --chunks 100 --ctx 512
+  rocmforge imatrix -m model-F16.gguf -f calibration.txt -o imatrix.gguf \\
+    --chunks 100 --ctx 512
 
 The text is split into windows of --ctx tokens, as in perplexity. The file has llama.cpp's format and is
 the input of rocmforge quantize --imatrix.";
@@ -187,7 +252,8 @@ Examples:
       All combinations; -d is the number of tokens already in the KV cache.
   rocmforge bench -m model.gguf -p 0 -n 64 -b 1,4,8
       Decode several sequences together; the rate counts the tokens of all.
-  rocmforge bench -m model.gguf -o json | jq '.[] | {n_prompt, n_gen, avg_ts, roofline_share}'
+  rocmforge bench -m model.gguf -o json | \\
+    jq '.[] | {n_prompt, n_gen, avg_ts, roofline_share}'
   rocmforge bench --synthetic llama-3.1-8b:Q4_K_M
       Random weights in the shape of that model; no download needed.
   rocmforge bench matmul --filter Q4_K
@@ -205,7 +271,8 @@ Examples:
       Only rows with this name, on one thread.
   rocmforge bench inference --synthetic llama-3.1-8b:Q4_K_M -o markdown
       Random weights in the shape of that model.
-  rocmforge bench dequant -o json | jq -r '.[] | [.name, .p50_ms, .bandwidth_roofline_share] | @tsv'
+  rocmforge bench dequant -o json | \\
+    jq -r '.[] | [.name, .p50_ms, .bandwidth_roofline_share] | @tsv'
 
 Rows are printed as they are measured; after Ctrl-C, the finished ones remain. Rates are computed from the
 median. \"of BW\" and \"of peak\" are shares of the read bandwidth and peak arithmetic measured in the same
@@ -218,7 +285,8 @@ Examples:
       Save the results.
   rocmforge bench -m model.gguf -r 20 --compare-baseline main
       Measure again and compare; exit code 3 if anything is slower by 10 % or more.
-  rocmforge baseline compare main mine --threshold 5 --format junit -o report.xml
+  rocmforge baseline compare main mine --threshold 5 --format junit \\
+    -o report.xml
   rocmforge baseline compare baselines/h200.json mine --allow-other-hardware
       Use a file: any name with a slash or ending in .json.
   rocmforge baseline trend -o trend.html
@@ -233,10 +301,13 @@ Exit codes: 0 no regression, 3 regression, 4 other hardware or model, 5 not judg
 
 pub const COMPARE: &str = "\
 Examples:
-  rocmforge compare --with llama-bench ~/llama.cpp/build/bin/llama-bench -m model.gguf
+  rocmforge compare --with llama-bench ~/llama.cpp/build/bin/llama-bench \\
+    -m model.gguf
       Five pairs of runs: prefill of 512 tokens and generation of 128.
-  rocmforge compare --with llama-bench ./llama-bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 8 --pairs 9 --json
-  rocmforge compare --with llama-bench ./llama-bench -m model.gguf --device cpu -- -ngl 0
+  rocmforge compare --with llama-bench ./llama-bench -m model.gguf -p 0 \\
+    -n 64 -d 0,4096 -t 8 --pairs 9 --json
+  rocmforge compare --with llama-bench ./llama-bench -m model.gguf \\
+    --device cpu -- -ngl 0
       Arguments after -- go to llama-bench.
   rocmforge compare --with llama-bench ./build-a/bin/llama-bench --with llama-bench ./build-b/bin/llama-bench -m model.gguf
       The better of two builds for each test.
@@ -257,7 +328,8 @@ Examples:
   rocmforge profile -m model.gguf -p \"Why is the sky blue?\" -n 200 --runs 5
   rocmforge profile -m model.gguf --device gpu --json > profile.json
   rocmforge profile -m model.gguf --json | jq '.advice[0]'
-  rocmforge profile -m model.gguf --html report.html --trace trace.json --flamegraph ops.svg
+  rocmforge profile -m model.gguf --html report.html --trace trace.json \\
+    --flamegraph ops.svg
       Write a report for the browser, a trace for Perfetto and a flame graph.
 
 Runs with and without profiling alternate, and both are shown. On a GPU, decode steps run as graphs; with
@@ -267,12 +339,15 @@ pub const PROFILE_WITH: &str = "\
 Examples:
   rocmforge profile-with --list
       Show the supported tools, which are installed, and replacements of retired tools.
-  rocmforge profile-with perf -o out -- rocmforge bench -m model.gguf -p 0 -n 64
+  rocmforge profile-with perf -o out -- rocmforge bench -m model.gguf -p 0 \\
+    -n 64
       CPU time by function; with --counters cache, hits and misses.
-  rocmforge profile-with rocprofv3 --counters memory,stalls -o out -- rocmforge generate -m model.gguf -p Hello
+  rocmforge profile-with rocprofv3 --counters memory,stalls -o out \\
+    -- rocmforge generate -m model.gguf -p Hello
       Kernels, API calls and counters of an AMD GPU. The command runs once for times and once for each set of
       counters.
-  rocmforge profile-with ncu --counters memory --dry-run -- rocmforge bench -m model.gguf
+  rocmforge profile-with ncu --counters memory --dry-run -- rocmforge bench \\
+    -m model.gguf
       Show the commands without running them.
 
 The tool's own files stay in the output folder, which should be empty before.
@@ -332,7 +407,8 @@ stdout. For gated and private models, set HF_TOKEN or ROCMFORGE_HUB_TOKEN.";
 
 pub const COMPLETIONS: &str = "\
 Examples:
-  rocmforge completions bash > ~/.local/share/bash-completion/completions/rocmforge
+  rocmforge completions bash \\
+    > ~/.local/share/bash-completion/completions/rocmforge
   rocmforge completions zsh > ~/.zfunc/_rocmforge
       Requires ~/.zfunc in fpath, before compinit.
   rocmforge completions fish > ~/.config/fish/completions/rocmforge.fish";

@@ -31,7 +31,17 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     if args.json {
         out.json(&report(&file, &needs))?;
     } else {
-        print(&mut out, &file, &needs)?;
+        print_header(&mut out, &file, &needs)?;
+        print_formats(&mut out, &file.gguf)?;
+        print_memory(&mut out, &file.gguf, &needs)?;
+        print_metadata(&mut out, &file.gguf)?;
+        match args.tensors {
+            true => print_tensors(&mut out, &file.gguf)?,
+            false => out.line(&format!(
+                "\ntensors ({}): list them with --tensors",
+                file.gguf.tensors().len()
+            ))?,
+        }
     }
     out.finish()
 }
@@ -152,14 +162,6 @@ fn meta_str(gguf: &Gguf, key: &str) -> Option<String> {
         Some(Value::String(bytes)) => Some(rocmforge_gguf::shown(&String::from_utf8_lossy(bytes))),
         _ => None,
     }
-}
-
-fn print(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
-    print_header(out, file, needs)?;
-    print_metadata(out, &file.gguf)?;
-    print_tensors(out, &file.gguf)?;
-    print_formats(out, &file.gguf)?;
-    print_memory(out, &file.gguf, needs)
 }
 
 fn print_header(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {

@@ -93,6 +93,14 @@ impl Lines {
         Ok(input)
     }
 
+    /// Asks a question; only y and yes agree.
+    pub fn confirm(&mut self, question: &str) -> Result<bool> {
+        match self.line(question)? {
+            Input::Message(answer) => Ok(matches!(answer.trim(), "y" | "Y" | "yes")),
+            Input::GivenUp | Input::End => Ok(false),
+        }
+    }
+
     fn line(&mut self, prompt: &str) -> Result<Input> {
         match self {
             Lines::Editor { editor, .. } => match editor.readline(prompt) {

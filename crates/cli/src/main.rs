@@ -43,10 +43,13 @@ mod supported;
 mod tokenize;
 mod tune;
 mod version;
+mod wrap;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use rocmforge_text::chat_template::sandbox;
 
@@ -71,11 +74,15 @@ fn main() -> ExitCode {
 
 fn start() -> ExitCode {
     let args = args::with_long_names(std::env::args_os());
-    let matches = help::with_short_screens(Cli::command()).try_get_matches_from(args);
+    let command = help::with_screens(Cli::command(), &args);
+    let matches = command.try_get_matches_from(&args);
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return show(&help::to_the_point(error, &Cli::command())),
+        Err(error) => return show(&error, &args),
     };
+    if cli.quiet {
+        output::be_quiet();
+    }
     match run(&cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error),
@@ -109,12 +116,23 @@ fn run(command: &Command) -> Result<()> {
 }
 
 /// Prints clap's message: help and version on stdout, wrong usage on stderr.
-fn show(message: &clap::Error) -> ExitCode {
-    let printed = output::checked(message.print());
-    match (message.use_stderr(), printed) {
-        (true, _) => ExitCode::from(2),
-        (false, Ok(())) => ExitCode::SUCCESS,
-        (false, Err(error)) => report(&error),
+fn show(message: &clap::Error, args: &[OsString]) -> ExitCode {
+    match message.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            match output::checked(message.print()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => report(&error),
+            }
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // A closed stderr leaves nothing to report on.
+            let _ = message.print();
+            ExitCode::from(2)
+        }
+        _ => {
+            output::say(&help::wrong_usage(message, &Cli::command(), args));
+            ExitCode::from(2)
+        }
     }
 }
 
@@ -122,7 +140,7 @@ fn show(message: &clap::Error) -> ExitCode {
 fn report(error: &anyhow::Error) -> ExitCode {
     let (code, message) = exit::code_and_message(error);
     if let Some(message) = message {
-        output::error(&format!("error: {message}"));
+        output::say(&format!("error: {message}"));
     }
     ExitCode::from(code)
 }

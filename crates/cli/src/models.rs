@@ -176,7 +176,7 @@ fn rm(folder: &ModelsFolder, args: &RemoveArgs) -> Result<()> {
     };
     let bytes = total(files.iter().map(|file| file.bytes));
     for file in &files {
-        output::note(&display::path(&file.path));
+        output::say(&display::path(&file.path));
     }
     if !args.yes && !confirmed(bytes)? {
         output::note("nothing removed");

@@ -11,6 +11,7 @@ pub use rocmforge_hub::display::size;
 use serde::Serialize;
 
 use crate::exit::Early;
+use crate::wrap::{self, Wrap};
 
 /// The program's stdout.
 pub struct Out {
@@ -108,20 +109,28 @@ pub fn are_one() -> bool {
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Makes [`note`] print nothing from now on.
+/// Makes [`note`] print nothing from now on, and hides progress.
 pub fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
+/// Returns whether notes and progress are hidden.
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// Writes a line to stderr, unless told to be quiet, and ignores failures.
 pub fn note(line: &str) {
-    if !QUIET.load(Ordering::Relaxed) {
-        error(line);
+    if !is_quiet() {
+        say(line);
     }
 }
 
-/// Writes a line to stderr in any case, and ignores failures.
-pub fn error(line: &str) {
+/// Writes a line to stderr in any case, such as an error or what the user asked for, and ignores failures.
+pub fn say(line: &str) {
+    let width = wrap::terminal_width(&io::stderr());
+    let mut wrap = Wrap::default();
+    let line = wrap.push(line, width) + &wrap.end(width);
     let _ = writeln!(io::stderr(), "{line}");
 }
 

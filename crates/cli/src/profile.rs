@@ -65,7 +65,10 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     let asked = config.device.clone();
     let peaks = "measuring the peaks of the device";
     interrupt.doing(peaks);
-    let spinner = ProgressBar::new_spinner().with_message(peaks);
+    let spinner = match output::is_quiet() {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::new_spinner().with_message(peaks),
+    };
     spinner.enable_steady_tick(runs::TICK);
     let mut ceilings = Vec::from_iter(ceilings(&config)?);
     spinner.finish_and_clear();

@@ -14,6 +14,7 @@ use rocmforge_hub::{Available, Event, Hub, HubConfig, ModelsFolder, Reference, T
 use crate::args::{Cli, Command, PullArgs, StoreArgs};
 use crate::exit::{self, usage};
 use crate::output::{self, Out, size};
+use crate::wrap;
 
 /// Most models to list when the user has to choose.
 const MAX_LISTED: usize = 50;
@@ -67,10 +68,10 @@ fn token(args: &PullArgs) -> Result<Option<Token>> {
 fn list(models: &[Available]) {
     for model in models.iter().take(MAX_LISTED) {
         let name = shown(&model.name);
-        output::note(&format!("  {:>10}  {name}", size(model.bytes)));
+        output::say(&format!("  {:>10}  {name}", size(model.bytes)));
     }
     if models.len() > MAX_LISTED {
-        output::note(&format!("  and {} more", models.len() - MAX_LISTED));
+        output::say(&format!("  and {} more", models.len() - MAX_LISTED));
     }
 }
 
@@ -89,6 +90,8 @@ fn stop_on_interrupt(reference: &Reference) -> Result<()> {
 struct Progress {
     /// The bar of the current file, if stderr is a terminal.
     bar: Option<ProgressBar>,
+    /// Columns of the terminal that the bar was made for.
+    width: usize,
     /// Tenths of the current file, where there is no bar.
     tenths: u64,
 }
@@ -105,6 +108,7 @@ impl Progress {
                 ));
             }
             Event::Resumed { done } => self.note(&format!("resuming after {}", size(*done))),
+            Event::Progress { .. } if output::is_quiet() => {}
             Event::Progress { done, total } if io::stderr().is_terminal() => {
                 self.draw(*done, *total);
             }
@@ -132,16 +136,16 @@ impl Progress {
 
     fn draw(&mut self, done: u64, total: u64) {
         let bar = self.bar.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template(
-                "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-            )
-            .expect("the template is valid");
-            let bar = ProgressBar::new(total)
-                .with_style(style)
-                .with_position(done);
+            let bar = ProgressBar::new(total).with_position(done);
             bar.reset_eta();
+            self.width = 0;
             bar
         });
+        let width = wrap::terminal_width(&io::stderr()).unwrap_or(WIDE);
+        if width != self.width {
+            self.width = width;
+            bar.set_style(style(width));
+        }
         bar.set_position(done);
         if done == total {
             bar.finish_and_clear();
@@ -156,6 +160,20 @@ impl Progress {
             None => output::note(line),
         }
     }
+}
+
+/// Columns of a terminal with room for the whole bar.
+const WIDE: usize = 64;
+
+/// Returns how the bar looks in a terminal of `width` columns. It never fills the line: a terminal that becomes
+/// narrower would break it into several, of which only the last is drawn over.
+fn style(width: usize) -> ProgressStyle {
+    let template = match width {
+        WIDE.. => "{bar:16} {bytes:>10}/{total_bytes} {bytes_per_sec} {eta}",
+        32.. => "{bytes}/{total_bytes} {eta}",
+        _ => "{percent} %",
+    };
+    ProgressStyle::with_template(template).expect("the templates of this program are valid")
 }
 
 fn tenths(done: u64, total: u64) -> u64 {

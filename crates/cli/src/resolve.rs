@@ -213,6 +213,7 @@ pub fn isa(wanted: IsaArg) -> Result<Isa> {
         IsaArg::Auto => return Ok(Isa::detect()),
         IsaArg::Scalar => "scalar",
         IsaArg::Avx2 => "avx2",
+        IsaArg::Avx512 => "avx512",
     };
     let available = Isa::available();
     let found = available.iter().find(|isa| isa.name() == name).copied();

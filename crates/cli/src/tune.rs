@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::TuneArgs;
 use crate::exit::usage;
-use crate::output::{Out, note};
+use crate::output::{Out, note, say};
 use crate::session::{Session, Vocabulary};
 use rocmforge_runtime::tuning::{Known, TuningFiles};
 
@@ -178,7 +178,7 @@ impl<'a> Tuned<'a> {
         for decided in &progress.decided {
             let row = Row::new(decided);
             for choice in &row.differing {
-                note(&format!(
+                say(&format!(
                     "error: {} with {choice} gives different results than with {}; not used, please report it",
                     row.shape, row.usual
                 ));

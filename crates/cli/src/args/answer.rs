@@ -96,9 +96,6 @@ pub struct GenerateArgs {
     pub answer: AnswerArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Print only the answer and errors: no statistics, no notices
-    #[arg(short, long, help_heading = "Output")]
-    pub quiet: bool,
     /// Print JSON: ids, text, finish_reason, timings and more
     #[arg(long, help_heading = "Output")]
     pub json: bool,

@@ -79,7 +79,7 @@ pub struct KeepArgs {
     pub recheck: u8,
     #[command(flatten)]
     pub rules: RuleArgs,
-    /// Format of the comparison
+    /// Format of the comparison; junit: XML for CI systems
     #[arg(
         long,
         value_enum,
@@ -98,12 +98,11 @@ pub struct KeepArgs {
 /// Format of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReportForm {
-    /// A table
+    #[value(name = "table", alias = "terminal")]
     Terminal,
     Json,
-    /// JUnit XML, for CI systems
     Junit,
-    /// For pull requests
+    #[value(name = "md", alias = "markdown")]
     Markdown,
 }
 
@@ -167,7 +166,7 @@ pub struct BaselineCompareArgs {
     pub current: String,
     #[command(flatten)]
     pub rules: RuleArgs,
-    /// Format of the comparison
+    /// Format of the comparison; junit: XML for CI systems
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = ReportForm::Terminal)]
     pub format: ReportForm,
     /// Write the comparison to a file

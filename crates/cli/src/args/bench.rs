@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
+use rocmforge_bench::export::Form;
 use rocmforge_runtime::gpu::GpuLayers;
 
 use super::context::page;
@@ -102,10 +103,13 @@ pub struct BenchArgs {
     #[arg(long)]
     pub no_warmup: bool,
     /// Output format
+    ///
+    /// json: one array; jsonl: one object per line
     #[arg(
         short,
         long,
         value_enum,
+        value_name = "FORMAT",
         default_value_t = BenchOutput::Md,
         help_heading = "Output"
     )]
@@ -130,15 +134,33 @@ pub struct BenchArgs {
     pub page: usize,
 }
 
+/// Output format of `bench` and its suites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BenchOutput {
-    /// A table
+    Table,
+    #[value(alias = "markdown")]
     Md,
     Csv,
-    /// One array
     Json,
-    /// One object per line
     Jsonl,
+}
+
+impl BenchOutput {
+    /// Returns whether a text after the rows can be read as a part of the output.
+    pub fn is_for_people(self) -> bool {
+        matches!(self, BenchOutput::Table | BenchOutput::Md)
+    }
+
+    /// Returns the suites' name of the format.
+    pub fn form(self) -> Form {
+        match self {
+            BenchOutput::Table => Form::Table,
+            BenchOutput::Md => Form::Markdown,
+            BenchOutput::Csv => Form::Csv,
+            BenchOutput::Json => Form::Json,
+            BenchOutput::Jsonl => Form::Jsonl,
+        }
+    }
 }
 
 /// The numbers given to a flag: `1,4,8`, `1-4`, `0-4096+1024`, `1-64*2`.

@@ -174,6 +174,7 @@ pub enum IsaArg {
     Auto,
     Scalar,
     Avx2,
+    Avx512,
 }
 
 #[cfg(test)]

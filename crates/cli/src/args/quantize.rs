@@ -16,7 +16,7 @@ pub struct QuantizeArgs {
     /// Output file; optional with --dry-run
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
-    /// File type, such as Q4_K_M; listed below
+    /// File type, such as Q4_K_M (all: --help)
     #[arg(value_name = "TYPE", required_unless_present = "dry_run")]
     pub file_type: Option<String>,
     /// Importance matrix, e.g. from rocmforge imatrix

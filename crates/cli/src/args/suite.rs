@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use rocmforge_bench::Suite;
-use rocmforge_bench::export::Form;
 
-use super::{Device, GpuArgs, IsaArg, KeepArgs, LoadArgs};
+use super::{BenchOutput, Device, GpuArgs, IsaArg, KeepArgs, LoadArgs};
 use crate::help;
 
 #[derive(Debug, Subcommand)]
@@ -20,7 +19,7 @@ pub enum SuiteCommand {
     /// Measure dequantization of every format to f32
     #[command(after_help = help::SUITE)]
     Dequant(SuiteArgs),
-    /// Measure a model's time to first token and decode, for one and several sequences
+    /// Measure a model's time to first token and its decode speed
     #[command(after_help = help::SUITE)]
     Inference(ModelSuiteArgs),
     /// Measure the KV cache: growth, allocation, fragmentation, page tables
@@ -57,8 +56,10 @@ pub struct SuiteArgs {
     #[arg(short, long, help_heading = "Output")]
     pub verbose: bool,
     /// Output format
-    #[arg(short, long, value_enum, default_value_t = SuiteOutput::Table, help_heading = "Output")]
-    pub output: SuiteOutput,
+    ///
+    /// json: one array; jsonl: one object per line
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = BenchOutput::Table, help_heading = "Output")]
+    pub output: BenchOutput,
     #[command(flatten)]
     pub keep: KeepArgs,
     /// Device: all (the CPU and every GPU), cpu, gpu, hip:N (AMD), cuda:N (NVIDIA) or host (a slow emulated GPU)
@@ -108,26 +109,6 @@ pub struct ModelSuiteArgs {
     pub load: LoadArgs,
     #[command(flatten)]
     pub suite: SuiteArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SuiteOutput {
-    Table,
-    /// One array
-    Json,
-    Csv,
-    Markdown,
-}
-
-impl SuiteOutput {
-    pub fn form(self) -> Form {
-        match self {
-            SuiteOutput::Table => Form::Table,
-            SuiteOutput::Json => Form::Json,
-            SuiteOutput::Csv => Form::Csv,
-            SuiteOutput::Markdown => Form::Markdown,
-        }
-    }
 }
 
 /// One device or all usable ones.

@@ -343,6 +343,11 @@ impl Printer {
         self.with_kv_type = tests.iter().any(|test| test.kv_type != KvTypeArg::F16);
         match self.form {
             BenchOutput::Json => self.out.line("["),
+            BenchOutput::Table => {
+                let columns = self.columns();
+                let names: Vec<String> = columns.iter().map(|(n, w)| pad(n, *w)).collect();
+                self.out.line(names.join("  ").trim_end())
+            }
             BenchOutput::Md => {
                 let columns = self.columns();
                 let names: Vec<String> = columns.iter().map(|(n, w)| pad(n, *w)).collect();
@@ -362,7 +367,7 @@ impl Printer {
     /// Prints a row; `name` is the test's name in the table.
     pub fn row(&mut self, record: &Record, name: &str) -> Result<()> {
         match self.form {
-            BenchOutput::Md => self.table_row(record, name)?,
+            BenchOutput::Table | BenchOutput::Md => self.table_row(record, name)?,
             BenchOutput::Csv => self.csv_row(record)?,
             BenchOutput::Json => {
                 let text = serde_json::to_string_pretty(record)?.replace('\n', "\n  ");
@@ -382,7 +387,7 @@ impl Printer {
     pub fn footer(&mut self) -> Result<()> {
         match self.form {
             BenchOutput::Json => self.out.line("]")?,
-            BenchOutput::Md => {
+            BenchOutput::Table | BenchOutput::Md => {
                 self.out
                     .line(&format!("\nbuild: {} (0)", version::COMMIT))?;
             }
@@ -409,8 +414,8 @@ impl Printer {
 
     /// Prints a comparison with a baseline: after a table on stdout, otherwise on stderr.
     pub fn report(&mut self, text: &str) -> Result<()> {
-        if self.form != BenchOutput::Md {
-            output::note(text.trim_end());
+        if !self.form.is_for_people() {
+            output::say(text.trim_end());
             return Ok(());
         }
         self.out.line("")?;
@@ -440,7 +445,10 @@ impl Printer {
                 pad(&value, *width)
             })
             .collect();
-        self.out.line(&format!("| {} |", cells.join(" | ")))
+        match self.form {
+            BenchOutput::Md => self.out.line(&format!("| {} |", cells.join(" | "))),
+            _ => self.out.line(cells.join("  ").trim_end()),
+        }
     }
 
     fn csv_row(&mut self, record: &Record) -> Result<()> {

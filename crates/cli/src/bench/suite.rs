@@ -103,8 +103,8 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
     } = printer;
     // Also saves the baseline then.
     let kept = keeper.finish(|report| match form {
-        Form::Json | Form::Csv => {
-            output::note(report.trim_end());
+        Form::Json | Form::Jsonl | Form::Csv => {
+            output::say(report.trim_end());
             Ok(())
         }
         Form::Table | Form::Markdown => {
@@ -223,7 +223,7 @@ impl Printer<'_> {
     fn print(&mut self, text: &str) -> Result<()> {
         // Model names come from files.
         let text = match self.form {
-            Form::Json => output::escape_json(text),
+            Form::Json | Form::Jsonl => output::escape_json(text),
             Form::Table | Form::Csv | Form::Markdown => output::for_terminal(text),
         };
         let out = &mut self.out;

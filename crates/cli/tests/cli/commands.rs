@@ -62,15 +62,36 @@ fn inspect_describes_the_built_in_model() {
     );
 
     let text = run(&["inspect"]).ok();
-    for part in [
-        "architecture  llama",
-        "token_embd.weight",
-        "Q4_K",
-        "KV cache",
-        "10.9 M",
-    ] {
+    for part in ["architecture  llama", "Q4_K", "KV cache", "10.9 M"] {
         assert!(text.text().contains(part), "{part:?} in {}", text.text());
     }
+}
+
+/// The summary fits a screen; the long lists follow, that of the tensors only if it is asked for.
+#[test]
+fn inspect_begins_with_a_summary() {
+    let at = |text: &str, part: &str| {
+        text.find(part)
+            .unwrap_or_else(|| panic!("{part} in {text}"))
+    };
+    let brief = run(&["inspect"]).ok();
+    let n_tensors = run(&["inspect", "--json"]).json()["tensors"]
+        .as_array()
+        .unwrap()
+        .len();
+    assert!(at(brief.text(), "\nmemory") < at(brief.text(), "\nmetadata"));
+    assert!(
+        !brief.text().contains("token_embd.weight"),
+        "{}",
+        brief.text()
+    );
+    assert!(brief.text().ends_with(&format!(
+        "tensors ({n_tensors}): list them with --tensors\n"
+    )));
+    let whole = run(&["inspect", "--tensors"]).ok();
+    let list = &whole.text()[at(whole.text(), &format!("\ntensors ({n_tensors})\n"))..];
+    assert_eq!(list.trim().lines().count(), n_tensors + 1);
+    assert!(list.contains("token_embd.weight"));
 }
 
 #[test]
@@ -132,6 +153,63 @@ fn tokenize_prints_ids() {
         1
     );
     assert_eq!(run(&["tokenize", "-p", "", "--ids"]).json(), json!([]));
+}
+
+#[test]
+fn tokenize_describes_tokens_in_json() {
+    for name in ["story", "utf8"] {
+        let golden = golden(name);
+        let text = golden["prompt"].as_str().unwrap();
+        let report = run(&["tokenize", "-p", text, "--parse-special", "--json"]).json();
+        let tokens = report["tokens"].as_array().unwrap();
+        let found: Vec<Value> = tokens.iter().map(|token| token["id"].clone()).collect();
+        assert_eq!(Value::from(found), golden["prompt_ids"], "{name}");
+        // Together the tokens are the text.
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|token| ids(&token["bytes"]))
+            .map(|byte| byte as u8)
+            .collect();
+        assert_eq!(String::from_utf8(bytes).unwrap(), text);
+        for token in tokens.iter().filter(|token| !token["text"].is_null()) {
+            let bytes: Vec<u64> = token["text"]
+                .as_str()
+                .unwrap()
+                .bytes()
+                .map(u64::from)
+                .collect();
+            assert_eq!(ids(&token["bytes"]), bytes);
+        }
+        assert_eq!(report["n_bytes"], text.len());
+    }
+    let control = run(&[
+        "tokenize",
+        "-p",
+        "<|im_start|>",
+        "--parse-special",
+        "--json",
+    ])
+    .json();
+    assert_eq!(control["tokens"][0]["kind"], "control");
+    run(&["tokenize", "-p", "x", "--ids", "--json"]).fails(2, "--json");
+}
+
+#[test]
+fn every_instruction_set_of_this_processor_can_be_asked_for() {
+    let available = run(&["devices", "--json"]).json()["devices"][0]["isa_available"].clone();
+    let available: Vec<&str> = available
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|isa| isa.as_str().unwrap())
+        .collect();
+    for isa in ["scalar", "avx2", "avx512"] {
+        let run = run(&["generate", "-p", "x", "-n", "1", "--isa", isa]);
+        match available.contains(&isa) {
+            true => assert!(run.ok().stderr.contains(&format!("({isa}")), "{isa}"),
+            false => run.fails(1, &format!("this CPU does not have {isa}")),
+        }
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod pull_hostile;
 mod quantize;
 mod suites;
 mod templates;
+mod terminal;
 mod tune;
 mod usage;
 mod version;

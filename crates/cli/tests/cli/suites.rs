@@ -151,6 +151,53 @@ fn prints_every_output_format() {
     );
 }
 
+/// `bench` and its suites take the same formats.
+#[test]
+fn formats_are_the_same_everywhere() {
+    for command in [
+        &["bench", "-p", "4", "-n", "1", "-r", "1", "-t", "1", "-o"][..],
+        &[
+            "bench",
+            "matmul",
+            "--quick",
+            "-t",
+            "1",
+            "--device",
+            "cpu",
+            "--filter",
+            "quantized/Q4_[01]/1x",
+            "-o",
+        ],
+    ] {
+        let output = |form: &str| run(&[command, &[form]].concat()).ok().text().to_string();
+        let table = output("table");
+        assert!(
+            table.lines().count() >= 3 && !table.contains('|'),
+            "{table}"
+        );
+        for form in ["md", "markdown"] {
+            let md = output(form);
+            assert_eq!(
+                md.lines().filter(|line| line.starts_with('|')).count(),
+                4,
+                "{md}"
+            );
+        }
+        assert_eq!(output("csv").lines().count(), 3);
+        let rows: Vec<Value> = serde_json::from_str(&output("json")).unwrap();
+        let text = output("jsonl");
+        let lines: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!((rows.len(), lines.len()), (2, 2));
+        for (row, line) in rows.iter().zip(&lines) {
+            let names = |row: &Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+            assert_eq!(names(row), names(line));
+        }
+    }
+}
+
 #[test]
 fn rejects_wrong_usage_before_measuring() {
     for (args, part) in [

@@ -5,58 +5,144 @@ use std::process::Stdio;
 
 use crate::program::{command, run, run_with_stdin};
 
+/// All commands, with theirs.
+const COMMANDS: [&str; 30] = [
+    "",
+    "generate",
+    "chat",
+    "inspect",
+    "tokenize",
+    "perplexity",
+    "quantize",
+    "imatrix",
+    "bench",
+    "bench matmul",
+    "bench attention",
+    "bench dequant",
+    "bench inference",
+    "bench memory",
+    "bench batch",
+    "baseline",
+    "baseline list",
+    "baseline show",
+    "baseline compare",
+    "baseline trend",
+    "baseline rm",
+    "compare",
+    "profile",
+    "profile-with",
+    "tune",
+    "check",
+    "devices",
+    "models",
+    "completions",
+    "man",
+];
+
+/// Returns a help screen of 80 columns.
+fn help(name: &str, flag: &str) -> String {
+    let words: Vec<&str> = name.split_whitespace().chain([flag]).collect();
+    let mut command = command(&words);
+    command.env("COLUMNS", "80");
+    crate::program::finish(command).ok().text().to_string()
+}
+
 #[test]
-fn short_help_fits_a_screen() {
-    for name in [
-        "generate",
-        "chat",
-        "inspect",
-        "tokenize",
-        "perplexity",
-        "quantize",
-        "imatrix",
-        "bench",
-        "baseline",
-        "compare",
-        "profile",
-        "profile-with",
-        "tune",
-        "check",
-        "devices",
-        "models",
-        "completions",
-        "man",
-    ] {
-        let mut short = command(&[name, "-h"]);
-        short.env("COLUMNS", "80");
-        let short = crate::program::finish(short).ok();
-        let long = run(&[name, "--help"]).ok();
-        let n_lines = short.text().lines().count();
-        assert!(n_lines <= 40, "{name} -h has {n_lines} lines");
-        assert!(long.text().contains("Examples:"), "{name}");
-        assert!(!short.text().contains("Examples:"), "{name}");
+fn help_fits_the_terminal() {
+    for name in COMMANDS {
+        for (flag, most_lines) in [("-h", 40), ("--help", 200)] {
+            let text = help(name, flag);
+            let n_lines = text.lines().count();
+            assert!(n_lines <= most_lines, "{name} {flag}: {n_lines} lines");
+            let too_long = text.lines().find(|line| line.chars().count() > 80);
+            assert_eq!(too_long, None, "{name} {flag}");
+        }
     }
-    let chat = run(&["chat", "--help"]).ok();
-    assert!(chat.text().contains("--xtc-threshold"));
+}
+
+#[test]
+fn whole_help_has_all_options_and_examples() {
+    let commands = COMMANDS
+        .iter()
+        .filter(|name| !name.is_empty() && !name.contains(' '));
+    for name in commands {
+        let (short, whole) = (help(name, "-h"), help(name, "--help"));
+        assert!(whole.contains("Examples:"), "{name}");
+        assert!(!short.contains("Examples:"), "{name}");
+    }
+    let (short, whole) = (help("chat", "-h"), help("chat", "--help"));
+    assert!(whole.contains("--xtc-threshold") && !short.contains("--xtc-threshold"));
+    // The sentences that only --help has, and notes broken at words.
+    assert!(!short.contains("Without a limit"), "{short}");
+    let words = whole.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains("Without a limit, the answer ends when"),
+        "{whole}"
+    );
+    assert!(
+        words.contains("starts and ends a message of several lines."),
+        "{whole}"
+    );
 }
 
 #[test]
 fn wrong_words_are_answered_with_the_right_ones() {
-    let suites = run(&["bench", "foo"]);
-    suites.fails(
-        2,
-        "use one of: matmul, attention, dequant, inference, memory, batch",
-    );
-    run(&["frobnicate"]).fails(2, "generate, chat");
-    let flag = run(&["chat", "--modle", "x"]);
-    flag.fails(2, "'--model'");
-    for run in [suites, flag, run(&["generate", "--bogus"])] {
-        assert!(!run.stderr.contains("Usage:"), "{}", run.stderr);
-        assert!(
-            run.stderr.lines().filter(|line| !line.is_empty()).count() <= 3,
-            "{}",
-            run.stderr
-        );
+    for (args, message, tip) in [
+        (
+            &["bench", "foo"][..],
+            "unrecognized subcommand 'foo'",
+            "use one of: matmul, attention, dequant, inference, memory, batch; see rocmforge bench -h",
+        ),
+        (&["frobnicate"], "'frobnicate'", "generate, chat"),
+        (&["--bogus"], "'--bogus'", "see rocmforge -h"),
+        (
+            &["generate", "--bogus"],
+            "'--bogus'",
+            "see rocmforge generate -h",
+        ),
+        (
+            &["-q", "generate", "--bogus"],
+            "'--bogus'",
+            "see rocmforge generate -h",
+        ),
+        (
+            &["chat", "--modle", "x"],
+            "'--modle'",
+            "'--model'; see rocmforge chat -h",
+        ),
+        (
+            &["generate", "-p"],
+            "--prompt <TEXT>",
+            "see rocmforge generate -h",
+        ),
+        (
+            &["perplexity"],
+            "--file <FILE>",
+            "see rocmforge perplexity -h",
+        ),
+        (
+            &["generate", "-p", "x", "-n", "many"],
+            "'many'",
+            "see rocmforge generate -h",
+        ),
+        (
+            &["chat", "--kv-type", "f166"],
+            "f16, f32",
+            "'f16'; see rocmforge chat -h",
+        ),
+        (
+            &["bench", "matmul", "-o", "yaml"],
+            "table, md, csv, json, jsonl",
+            "rocmforge bench matmul -h",
+        ),
+        (&["models", "rm"], "<NAME>", "see rocmforge models rm -h"),
+    ] {
+        let run = run(args);
+        run.fails(2, message);
+        let lines: Vec<&str> = run.stderr.lines().collect();
+        assert_eq!(lines.len(), 2, "{args:?}: {}", run.stderr);
+        assert!(lines[0].contains(message), "{args:?}: {}", run.stderr);
+        assert!(lines[1].contains(tip), "{args:?}: {}", run.stderr);
     }
 }
 
@@ -138,6 +224,62 @@ fn quiet_prints_only_the_answer() {
     assert_eq!(quiet.stderr, "");
     assert_eq!(quiet.stdout, told.stdout);
     run(&["generate", "-p", "x", "-m", "/nonexistent", "-q"]).fails(1, "/nonexistent");
+}
+
+/// Each of these commands prints notes or statistics otherwise.
+#[test]
+fn every_command_can_be_quiet() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (text, matrix, pages) = (path("text"), path("imatrix.gguf"), path("pages"));
+    std::fs::write(
+        &text,
+        "Once upon a time there was a little dog. ".repeat(20),
+    )
+    .unwrap();
+    let tiny = ["-p", "4", "-n", "0", "-r", "1", "-t", "1"];
+    let baselines = ["--save-baseline", "x", "--baseline-dir", &pages];
+    for args in [
+        &["tokenize", "-p", "x"][..],
+        &["perplexity", "-f", &text, "--ctx", "32", "--chunks", "1"],
+        &[
+            "imatrix", "-f", &text, "-o", &matrix, "--ctx", "32", "--chunks", "1",
+        ],
+        &["profile", "--prompt-tokens", "4", "-n", "2", "--runs", "1"],
+        &[&["bench"][..], &tiny, &baselines].concat(),
+        &[
+            "baseline",
+            "list",
+            "--baseline-dir",
+            &text[..text.len() - 4],
+        ],
+        &["models", "--models-dir", &pages],
+        &["man", "--dir", &pages],
+    ] {
+        let told = run(args).ok();
+        assert!(!told.stderr.is_empty(), "{args:?} has nothing to hide");
+        let _ = std::fs::remove_file(&matrix);
+        let quiet = run(&[args, &["-q"]].concat()).ok();
+        assert_eq!(quiet.stderr, "", "{args:?}");
+    }
+}
+
+/// In a chat whose stdout and stderr are one, answers and what is said about them take turns by lines.
+#[test]
+fn statistics_of_a_chat_begin_a_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let (both, script) = (dir.path().join("both"), dir.path().join("script"));
+    std::fs::write(&script, "Hello\n/stats\n").unwrap();
+    let file = File::create(&both).unwrap();
+    let mut chat = command(&["chat", "--temp", "0", "-n", "3", "--no-history"]);
+    chat.stdin(File::open(&script).unwrap());
+    chat.stdout(Stdio::from(file.try_clone().unwrap()));
+    chat.stderr(Stdio::from(file));
+    assert!(chat.status().unwrap().success());
+    let both = std::fs::read_to_string(&both).unwrap();
+    for begin in ["(stopped at --max-tokens)", "(prompt "] {
+        assert!(both.lines().any(|line| line.starts_with(begin)), "{both}");
+    }
 }
 
 #[test]
