@@ -115,7 +115,13 @@ enum Task {
     /// Record logits of a qwen3moe model in Q5_1 with two roundings of activations, for the engine's tests
     RoutingGolden(Python),
     /// Record what Jinja2 makes of small templates, for the tests of chat templates; needs the package jinja2
-    TemplateGolden(Python),
+    TemplateGolden {
+        /// Folder of templates, such as models/templates of llama.cpp, of which only hashes are recorded
+        #[arg(long, value_name = "DIR")]
+        released: Option<PathBuf>,
+        #[command(flatten)]
+        python: Python,
+    },
     /// Record llama.cpp's tokens of nasty texts, for the tests of tokenizers; needs the packages tokenizers,
     /// sentencepiece and protobuf, too
     TokenizerGolden {
@@ -170,7 +176,9 @@ fn main() -> Result<()> {
         Task::ShiftGolden(Python { python }) => shift_golden::write(&python),
         Task::GeluGolden(Python { python }) => gelu_golden::write(&python),
         Task::RoutingGolden(Python { python }) => routing_golden::write(&python),
-        Task::TemplateGolden(Python { python }) => template_golden::write(&python),
+        Task::TemplateGolden { released, python } => {
+            template_golden::write(released.as_deref(), &python.python)
+        }
         Task::TokenizerGolden { source, python } => {
             tokenizer_golden::write(&source, &python.python)
         }

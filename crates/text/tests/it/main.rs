@@ -5,6 +5,7 @@ mod chat_template;
 mod forged;
 mod jinja;
 mod options;
+mod released;
 mod tokenizer;
 mod tokenizer_golden;
 mod tokenizer_hostile;
