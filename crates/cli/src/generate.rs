@@ -36,7 +36,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     // Before the model is loaded, to report a wrong path early.
     let messages = args.messages.as_deref().map(Messages::read).transpose()?;
     let text = match (&args.ids, &messages) {
-        (None, None) => Some(Text::read(&args.prompt, ", as --ids 1,2,3")?),
+        (None, None) => Some(Text::read(&args.prompt, ", --ids 1,2,3")?),
         _ => None,
     };
     let vocabulary = if args.ids.is_none() {
