@@ -15,6 +15,7 @@ mod filter;
 pub mod harness;
 pub mod load;
 mod options;
+pub mod pace;
 pub mod requests;
 pub mod row;
 mod run;

@@ -11,6 +11,7 @@ use crate::error::BenchError;
 use crate::harness::{self, Budget, Series};
 use crate::load::Load;
 use crate::options::{Effort, Options, Suite};
+use crate::pace::Pace;
 use crate::row::{BenchRow, Times};
 use crate::suites;
 use crate::target::{BenchDevice, Target};
@@ -112,9 +113,13 @@ pub fn run(options: &Options<'_>, sink: &mut dyn Sink) -> Result<Outcome, BenchE
         }
         sink.begins(&format!("peak rates of {}", device.label()));
         let target = Target::open(device, options.isa, options.n_threads)?;
+        let mut pace = match device {
+            BenchDevice::Cpu => Some(Pace::new(options.isa, options.n_threads)),
+            BenchDevice::Gpu(..) => None,
+        };
         // Each case is dropped when done, and shared data with the last case that uses it.
         for case in wanted {
-            match run_case(options, &case, &target, sink) {
+            match run_case(options, &case, (&target, pace.as_mut()), sink) {
                 Ok(n) => n_rows += n,
                 Err(BenchError::Stopped) => return Ok(Outcome::Stopped),
                 Err(error) if error.is_of_the_case() => {
@@ -139,7 +144,7 @@ fn budget(effort: Effort) -> &'static Budget {
 fn run_case(
     options: &Options<'_>,
     case: &Case,
-    target: &Target,
+    (target, mut pace): (&Target, Option<&mut Pace>),
     sink: &mut dyn Sink,
 ) -> Result<usize, BenchError> {
     let device = target.device();
@@ -149,12 +154,20 @@ fn run_case(
         return Err(BenchError::Stopped);
     }
     let mut prepared = (case.prepare)(target, &stop)?;
+    if let Some(pace) = &mut pace {
+        pace.look();
+    }
     let before = Load::now();
     let series = harness::collect(budget(options.effort), &mut *prepared.run, &stop)?;
     let other_load = Load::of_others_since_then(before);
+    let mut facts = Vec::from_iter(other_load.map(|load| (OTHER_LOAD, load)));
+    if let Some(pace) = pace {
+        pace.look();
+        facts.extend(pace.take());
+    }
     for part in &mut prepared.parts {
-        let load = other_load.map(|load| (OTHER_LOAD.to_string(), load));
-        part.metrics.extend(load);
+        let named = facts.iter().map(|(name, fact)| (name.to_string(), *fact));
+        part.metrics.extend(named);
     }
     let mut n_rows = 0;
     for ((name, part), series) in case.parts.iter().zip(prepared.parts).zip(&series) {

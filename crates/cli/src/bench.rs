@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use indicatif::ProgressBar;
 use rocmforge_bench::baseline::Hardware;
+use rocmforge_bench::pace::Pace;
 use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_engine::{ConfigError, Device, EngineError};
 use rocmforge_model::Model;
@@ -460,9 +461,15 @@ impl Run<'_, '_> {
         let Group { bench, machine, .. } = group;
         let subject = &self.subjects[group.subject];
         let name = test.name(Some(machine.offload));
+        let isa = machine.isa;
+        let watches = group.hardware.is_some() && machine.gpu.is_none();
+        let mut pace = watches.then(|| Pace::new(isa, test.n_threads));
         let measured = bench.measure(test, self.args, &round.working, &mut |run| {
             round.bar.set_message(format!("{name} {run}"));
             round.bar.inc(1);
+            if let Some(pace) = &mut pace {
+                pace.look();
+            }
         })?;
         let Some(measured) = measured else {
             round.bar.finish_and_clear();
@@ -473,7 +480,11 @@ impl Run<'_, '_> {
         };
         let record = Record::new(subject, test, machine, &measured);
         let kept_name = kept_name(subject, test, machine.offload);
-        let measurement = record.measurement(kept_name.clone(), subject, test);
+        let mut measurement = record.measurement(kept_name.clone(), subject, test);
+        if let Some((pace, measurement)) = pace.as_mut().zip(measurement.as_mut()) {
+            let rates = pace.take().map(|(name, rate)| (name.to_string(), rate));
+            measurement.metrics.extend(rates);
+        }
         let measurement = group.hardware.as_ref().zip(measurement);
         let keeper = &mut self.results.keeper;
         match (round.pass, measurement) {

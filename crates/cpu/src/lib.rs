@@ -38,4 +38,4 @@ pub use ops::{
     kv_copy, kv_read, layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, soft_cap,
 };
 pub use pool::{MAX_THREADS, MatrixMut, Pool, Tile, default_threads};
-pub use roofline::measure_roofline;
+pub use roofline::{Gauge, measure_roofline};

@@ -31,15 +31,18 @@ const MAX_BUFFER_BYTES: usize = 1 << 30;
 /// (256 MiB to 1 GiB).
 pub fn measure_roofline(isa: Isa, n_threads: usize) -> Roofline {
     let pool = &Pool::new(n_threads);
-    let f32_ops_per_s = arithmetic(pool, &|| f32_chains(isa));
-    let i8_ops_per_s = match isa.vector() {
-        None => f32_ops_per_s,
-        Some(isa) => arithmetic(pool, &|| isa.run(I8Chains::new())),
-    };
     Roofline {
+        f32_ops_per_s: arithmetic(pool, N_PASSES, &|| f32_chains(isa)),
+        i8_ops_per_s: integer_or_float(isa, pool, N_PASSES),
         read_bytes_per_s: read_bandwidth(isa, pool),
-        f32_ops_per_s,
-        i8_ops_per_s,
+    }
+}
+
+/// Returns the int8 operations per second of all threads, or those in f32 without vector instructions.
+fn integer_or_float(isa: Isa, pool: &Pool, n_passes: usize) -> f64 {
+    match isa.vector() {
+        None => arithmetic(pool, n_passes, &|| f32_chains(isa)),
+        Some(isa) => arithmetic(pool, n_passes, &|| isa.run(I8Chains::new())),
     }
 }
 
@@ -55,17 +58,39 @@ fn shortest(n: usize, mut pass: impl FnMut()) -> f64 {
 
 fn read_bandwidth(isa: Isa, pool: &Pool) -> f64 {
     let caches = last_level_cache_bytes().saturating_mul(2);
-    let n_bytes = caches.clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES) / TIMED_BYTES * TIMED_BYTES;
-    let per_task = TASK_BYTES / size_of::<f32>();
-    let per_time = TIMED_BYTES / size_of::<f32>();
-    let mut buffer = vec![0f32; n_bytes / size_of::<f32>()];
-    // Written by all threads, so that pages are near the threads that read them.
-    pool.for_each_rows(&mut buffer, per_task, 1, &|_, part| part.fill(1.0));
-    // A part comes again only after all others, so none is in a cache.
-    let mut parts = buffer.chunks_exact(per_time).cycle();
-    let seconds = shortest(N_PASSES * (buffer.len() / per_time), || {
-        let part = parts.next().unwrap_or_default();
-        pool.run(per_time / per_task, &|task| {
+    let mut reads = Reads::new(pool, caches.clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES));
+    let n_passes = N_PASSES * reads.n_parts();
+    let seconds = shortest(n_passes, || reads.pass(isa, pool));
+    TIMED_BYTES as f64 / seconds
+}
+
+/// Memory that is read part by part. A part comes again only after all others, so none is in a cache.
+struct Reads {
+    buffer: Vec<f32>,
+    next: usize,
+}
+
+impl Reads {
+    fn new(pool: &Pool, n_bytes: usize) -> Reads {
+        let n_bytes = n_bytes / TIMED_BYTES * TIMED_BYTES;
+        let mut buffer = vec![0f32; n_bytes / size_of::<f32>()];
+        // Written by all threads, so that pages are near the threads that read them.
+        let per_task = TASK_BYTES / size_of::<f32>();
+        pool.for_each_rows(&mut buffer, per_task, 1, &|_, part| part.fill(1.0));
+        Reads { buffer, next: 0 }
+    }
+
+    fn n_parts(&self) -> usize {
+        self.buffer.len() * size_of::<f32>() / TIMED_BYTES
+    }
+
+    /// Reads [`TIMED_BYTES`] with all threads.
+    fn pass(&mut self, isa: Isa, pool: &Pool) {
+        let per_task = TASK_BYTES / size_of::<f32>();
+        let per_part = TIMED_BYTES / size_of::<f32>();
+        let part = &self.buffer[self.next * per_part..][..per_part];
+        self.next = (self.next + 1) % self.n_parts();
+        pool.run(TIMED_BYTES / TASK_BYTES, &|task| {
             let part = &part[task * per_task..(task + 1) * per_task];
             black_box(match isa.vector() {
                 // The fixed order of an f32 sum would keep the compiler from vectorizing.
@@ -73,8 +98,34 @@ fn read_bandwidth(isa: Isa, pool: &Pool) -> f64 {
                 Some(isa) => isa.run(Sum { x: part }),
             });
         });
-    });
-    TIMED_BYTES as f64 / seconds
+    }
+}
+
+/// Measures for a few milliseconds how fast the machine is at the moment. Clock rates, temperature and other programs
+/// on a shared host change that.
+pub struct Gauge {
+    isa: Isa,
+    pool: Pool,
+    reads: Reads,
+}
+
+impl Gauge {
+    /// Prepares a measurement with `n_threads` threads; takes 256 MiB.
+    pub fn new(isa: Isa, n_threads: usize) -> Gauge {
+        let pool = Pool::new(n_threads);
+        Gauge {
+            isa,
+            reads: Reads::new(&pool, MIN_BUFFER_BYTES),
+            pool,
+        }
+    }
+
+    /// Returns the bytes read and the operations done per second.
+    pub fn read(&mut self) -> [f64; 2] {
+        let (isa, pool) = (self.isa, &self.pool);
+        let seconds = shortest(1, || self.reads.pass(isa, pool));
+        [TIMED_BYTES as f64 / seconds, integer_or_float(isa, pool, 1)]
+    }
 }
 
 /// Returns the size of the last-level caches of all cores together; 0 if the system does not tell.
@@ -110,10 +161,10 @@ fn cache_size(text: &str) -> Option<usize> {
 }
 
 /// Returns the operations per second of all threads; `task` performs some and returns their number.
-fn arithmetic(pool: &Pool, task: &(dyn Fn() -> usize + Sync)) -> f64 {
+fn arithmetic(pool: &Pool, n_passes: usize, task: &(dyn Fn() -> usize + Sync)) -> f64 {
     let n_tasks = TASKS_PER_THREAD * pool.n_threads();
     let n_ops = n_tasks * task();
-    let seconds = shortest(N_PASSES, || {
+    let seconds = shortest(n_passes, || {
         pool.run(n_tasks, &|_| {
             task();
         });
@@ -279,6 +330,9 @@ mod tests {
             ] {
                 assert!(rate.is_finite() && rate > 0.0, "{isa}: {roofline:?}");
             }
+            let speeds = Gauge::new(isa, 2).read();
+            let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
+            assert!(speeds.iter().all(is_rate), "{isa}: {speeds:?}");
         }
     }
 }

@@ -13,9 +13,12 @@
 //! be told from no change. Finding a loss of 10 % in 95 of 100 cases takes 6 samples per side at a standard deviation
 //! of 2 % of the mean, 14 at 5 %, 50 at 10 % and 110 at 15 %.
 //!
+//! The machine itself may be faster or slower than it was (see [`crate::pace`]). An interval of times or rates is widened
+//! by as much, so that neither a loss nor a gain of the machine counts as the program's.
+//!
 //! On a busy machine (see [`crate::load`]) samples agree with each other and are still too long by an unknown amount. So
-//! an interval of times or rates is widened on the side of each busy measurement by the most that other programs can
-//! have cost, and what this leaves open counts as not judged.
+//! such an interval is widened on the side of each busy measurement by the most that other programs can have cost. What
+//! this leaves open counts as not judged.
 //!
 //! The interval is computed from stored samples if both sides have enough; else from the spread implied by the metrics
 //! (p95 against p50 or the mean, divided by the root of the iterations); else there is none, and the ratio itself is
@@ -30,9 +33,12 @@ use super::ratio::{Interval, Uncertain, by_bootstrap, by_ranks, by_spread};
 use super::rules::{HardwareRule, Rules, Tails};
 use super::schema::{Benchmark, MEASUREMENTS, MODEL, Measurement, OTHER_LOAD};
 use crate::load::BUSY;
+use crate::pace::PACE;
 
 /// Most that shared caches and waiting for a slower thread cost, besides the time that other programs took.
 const SHARING: f64 = 2.0;
+/// Changes of the machine's pace up to this factor are within what the gauge itself varies.
+const STEADY: f64 = 1.04;
 
 /// The result for a metric or a benchmark, ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -86,6 +92,8 @@ pub struct MetricComparison {
 pub enum Doubt {
     /// Other programs used the machine.
     Busy,
+    /// The machine itself was slower or faster.
+    Pace,
     /// Noise hides the loss.
     Noise,
     /// A tail needs more samples.
@@ -211,6 +219,34 @@ fn slowdown(share: f64) -> f64 {
     SHARING / (1.0 - share).max(0.01)
 }
 
+/// The factors by which the machine was slower and faster than for the baseline; 1 if not, or if unknown.
+struct PaceChange {
+    slower: f64,
+    faster: f64,
+}
+
+impl PaceChange {
+    fn between(then: &Measurement, now: &Measurement) -> PaceChange {
+        let rates = |name: &str| Some((*then.metrics.get(name)?, *now.metrics.get(name)?));
+        let slowdowns = PACE
+            .iter()
+            .filter_map(|name| rates(name))
+            .map(|(then, now)| then / now);
+        let mut change = PaceChange {
+            slower: 1.0,
+            faster: 1.0,
+        };
+        for slowdown in slowdowns.filter(|factor| factor.is_finite() && *factor > 0.0) {
+            if slowdown > STEADY {
+                change.slower = change.slower.max(slowdown);
+            } else if slowdown < 1.0 / STEADY {
+                change.faster = change.faster.max(1.0 / slowdown);
+            }
+        }
+        change
+    }
+}
+
 /// Compares a metric; `None` if a side lacks it or the ratio is undefined because a value is 0.
 fn judge(
     metric: &str,
@@ -235,14 +271,19 @@ fn judge(
         Direction::LowerIsBetter => known,
         Direction::HigherIsBetter => known.inverse(),
     };
+    let depends = depends_on_load(metric, direction);
     let [slowed_then, slowed_now] =
-        [then, now].map(|of| match depends_on_load(metric, direction) {
-            true => busy_share(of).map(slowdown),
-            false => None,
-        });
+        [then, now].map(|of| busy_share(of).filter(|_| depends).map(slowdown));
+    let pace = match depends {
+        true => PaceChange::between(then, now),
+        false => PaceChange {
+            slower: 1.0,
+            faster: 1.0,
+        },
+    };
     let widened = Interval {
-        low: worse.low / slowed_now.unwrap_or(1.0),
-        high: worse.high * slowed_then.unwrap_or(1.0),
+        low: worse.low / pace.slower.max(slowed_now.unwrap_or(1.0)),
+        high: worse.high * pace.faster.max(slowed_then.unwrap_or(1.0)),
         ..worse
     };
     // A ratio that differs from the threshold only by rounding counts as equal.
@@ -255,10 +296,13 @@ fn judge(
         ComparisonResult::Ok
     };
     let is_open = widened.low <= 1.0 && reaches(widened.high);
-    let doubt = is_open.then(|| match slowed_then.or(slowed_now).is_some() {
-        true => Doubt::Busy,
-        false => Doubt::Noise,
-    });
+    let is_busy = slowed_then.or(slowed_now).is_some();
+    let doubt = match is_open {
+        false => None,
+        true if is_busy => Some(Doubt::Busy),
+        true if pace.slower > 1.0 || pace.faster > 1.0 => Some(Doubt::Pace),
+        true => Some(Doubt::Noise),
+    };
     Some(MetricComparison {
         metric: metric.to_string(),
         direction,

@@ -195,6 +195,10 @@ impl RegressionReport {
                 Doubt::Busy,
                 "because the machine was busy; measure on an idle one, or run both programs in turn with compare",
             ),
+            (
+                Doubt::Pace,
+                "because the machine itself was slower or faster; run both programs in turn with compare",
+            ),
             (Doubt::Noise, "because of noise; measure more often"),
             (Doubt::FewSamples, "for too few samples; measure more often"),
         ] {
@@ -275,6 +279,7 @@ impl MetricComparison {
         match (self.result, self.doubt) {
             (ComparisonResult::Ok, None) => "ok",
             (ComparisonResult::Ok, Some(Doubt::Busy)) => "not judged: machine was busy",
+            (ComparisonResult::Ok, Some(Doubt::Pace)) => "not judged: machine changed speed",
             (ComparisonResult::Ok, Some(Doubt::Noise)) => "not judged: too noisy",
             (ComparisonResult::Ok, Some(Doubt::FewSamples)) => "not judged: too few samples",
             (ComparisonResult::Improved, _) => "improved",

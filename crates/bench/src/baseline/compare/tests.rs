@@ -6,6 +6,7 @@ use super::super::hardware::tests::some_cpu;
 use super::super::ratio::Random;
 use super::super::rules::Thresholds;
 use super::*;
+use crate::pace::PACE;
 use ComparisonResult::{Improved, Ok, Regression};
 
 fn benchmark(ms: &[f64]) -> Benchmark {
@@ -332,6 +333,54 @@ fn a_busy_machine_cannot_show_small_losses() {
         ((10.0, 0.30), (8.0, 0.01), (Ok, Some(Doubt::Busy))),
         ((10.0, 0.30), (10.0, 0.30), (Ok, Some(Doubt::Busy))),
         ((10.0, 0.01), (10.0, 0.01), (Ok, None)),
+    ] {
+        assert_eq!(judged(then, now), expected, "{then:?} {now:?}");
+    }
+}
+
+#[test]
+fn the_pace_of_the_machine_is_no_loss() {
+    let paced = |ms: f64, pace: [f64; 2]| {
+        let mut measured = Measurement::of_times("a", &[ms; 10]).unwrap();
+        let rates = PACE.map(str::to_string).into_iter().zip(pace);
+        measured.metrics.extend(rates);
+        of(measured)
+    };
+    let judged = |(then, was): (f64, [f64; 2]), (now, is): (f64, [f64; 2])| {
+        let rules = Rules::default();
+        let comparison = compare_metrics(&paced(then, was), &paced(now, is), &rules);
+        let [time] = &comparison.metrics[..] else {
+            panic!("{comparison:?}");
+        };
+        (time.result, time.doubt)
+    };
+    let usual = [30.0, 900.0];
+    for (then, now, expected) in [
+        ((10.0, usual), (12.0, usual), (Regression, None)),
+        // The machine reads, or computes, a fifth slower.
+        (
+            (10.0, usual),
+            (12.0, [25.0, 900.0]),
+            (Ok, Some(Doubt::Pace)),
+        ),
+        (
+            (10.0, usual),
+            (12.0, [30.0, 750.0]),
+            (Ok, Some(Doubt::Pace)),
+        ),
+        // Slower than that explains.
+        ((10.0, usual), (12.1, [25.0, 900.0]), (Regression, None)),
+        // A faster machine may hide a loss, and a gain.
+        (
+            (10.0, usual),
+            (10.0, [36.0, 900.0]),
+            (Ok, Some(Doubt::Pace)),
+        ),
+        ((10.0, usual), (8.4, [36.0, 900.0]), (Ok, None)),
+        ((10.0, usual), (8.0, [36.0, 900.0]), (Improved, None)),
+        // What a gauge varies, and damaged rates.
+        ((10.0, usual), (12.0, [29.0, 930.0]), (Regression, None)),
+        ((10.0, [0.0, f64::NAN]), (12.0, usual), (Regression, None)),
     ] {
         assert_eq!(judged(then, now), expected, "{then:?} {now:?}");
     }
