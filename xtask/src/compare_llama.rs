@@ -91,7 +91,15 @@ fn in_f32(gguf: &Gguf, name: &str) -> Result<PathBuf> {
 /// The error of llama.cpp's GELU, a lookup table with f16 inputs and outputs.
 const GELU_IN_F16: f64 = 1e-6;
 /// Architectures with GELU.
-const WITH_GELU: [&str; 4] = ["gemma2", "gemma3", "gpt2", "starcoder2"];
+const WITH_GELU: [&str; 7] = [
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "starcoder2",
+    "phi2",
+    "falcon",
+];
 
 /// Returns the loosest bound of the file's matrix formats. The coarser a format, the more engines differ in how they
 /// round activations.

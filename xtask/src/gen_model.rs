@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use rocmforge_gguf::GgmlType;
 use rocmforge_testkit::models;
+use rocmforge_testkit::models::families;
 
 use crate::compare_llama::llama_cpp;
 use crate::python;
@@ -20,10 +21,12 @@ pub(crate) use models::prompt;
 /// Writes the model `name` with matrices of type `ty` to `out`.
 pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
     let known = GgmlType::from_name(ty).with_context(|| format!("no tensor type {ty}"))?;
-    let Some(model) = models::model(name, known) else {
+    let model = models::model(name, known).or_else(|| families::model(name, known));
+    let Some(model) = model else {
+        let names: Vec<&str> = models::NAMES.into_iter().chain(families::names()).collect();
         bail!(
             "there is no model {name}; the models are all, {}",
-            models::NAMES.join(", ")
+            names.join(", ")
         );
     };
     let bytes = model?.to_vec()?;
@@ -54,7 +57,27 @@ pub(crate) fn golden(python: &Path) -> Result<()> {
         let name = format!("{name} {ty}");
         entries.push(golden_model(&name, |ids| llama_cpp(&path, ids, python))?);
     }
-    write_golden("crates/engine/tests/fixtures/architectures.json", &entries)
+    write_golden("crates/engine/tests/fixtures/architectures.json", &entries)?;
+    let mut entries = Vec::new();
+    for name in families::names() {
+        let path = folder.join(format!("{name}-F32.gguf"));
+        write(name, "F32", &path)?;
+        entries.push(golden_family(name, |ids| llama_cpp(&path, ids, python))?);
+        std::fs::remove_file(&path)?;
+    }
+    write_golden("crates/engine/tests/fixtures/families.json", &entries)
+}
+
+/// The entry of a model of a row of families: for each prompt, a logit of every position, [`models::families::kept`].
+fn golden_family(name: &str, mut logits: impl FnMut(&[u32]) -> Result<Vec<f32>>) -> Result<String> {
+    let mut rows = Vec::new();
+    for n_tokens in families::PROMPTS {
+        let logits = logits(&prompt(n_tokens, 512))?;
+        let kept = families::kept(&logits, n_tokens);
+        let kept: Vec<String> = kept.iter().map(|logit| format!("{logit:.4}")).collect();
+        rows.push(format!("    \"{n_tokens}\": [{}]", kept.join(", ")));
+    }
+    Ok(format!("  \"{name}\": {{\n{}\n  }}", rows.join(",\n")))
 }
 
 /// The entry of a model among the committed logits: for each prompt length, every 37th logit after the last token.

@@ -1,5 +1,5 @@
 //! Mixture-of-experts (MoE) layers: routing of tokens to experts, the experts' products, and the weighted sum (Shazeer
-//! et al. 2017; the softmax routing of Mixtral, Jiang et al. 2024).
+//! et al. 2017; the softmax routing of Mixtral, Jiang et al. 2024; bias and groups of DeepSeek-V3, DeepSeek-AI 2024).
 //!
 //! Each pair of a token and one of its experts is a row. Rows are sorted by expert, then by token, so that each expert
 //! has a contiguous run of rows and its product is an ordinary matrix product with the kernels of `matmul`. Only
@@ -11,7 +11,10 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use rocmforge_plan::{ActFormat, ExpertWeights, OutMode, Router, RowsOf, Weight, act_format};
+use rocmforge_plan::{
+    ActFormat, ExpertGroups, ExpertScores, ExpertWeights, OutMode, Router, RowsOf, Weight,
+    act_format,
+};
 
 use crate::acts::Acts;
 use crate::arch::Kernel;
@@ -56,16 +59,31 @@ impl Routing {
         Routing::default()
     }
 
-    /// Chooses the experts with the largest `logits` [n_tokens, n_experts], of equal ones the first.
+    /// Chooses the experts with the largest scores of `logits` [n_tokens, n_experts], of equal ones the first. `bias`
+    /// `[n_experts]` is added to the scores for the choice only.
     ///
     /// # Panics
-    /// If `logits` is not whole rows, or `n_used` is 0 or more than `n_experts`.
-    pub fn route(&mut self, pool: &Pool, router: &Router, logits: &[f32], n_experts: usize) {
+    /// If `logits` is not whole rows, `n_used` is 0 or more than `n_experts`, or groups are not of equal size.
+    pub fn route(
+        &mut self,
+        pool: &Pool,
+        router: &Router,
+        logits: &[f32],
+        (n_experts, bias): (usize, Option<&[f32]>),
+    ) {
         let n_used = router.n_used;
         assert!(
             (1..=n_experts).contains(&n_used),
             "{n_used} of {n_experts} experts"
         );
+        assert!(
+            bias.is_none_or(|bias| bias.len() == n_experts),
+            "a bias for each expert"
+        );
+        if let Some(ExpertGroups { n, n_used: of }) = router.groups {
+            let fits = (1..=n).contains(&of) && n_experts.is_multiple_of(n);
+            assert!(fits && n_experts / n * of >= n_used, "{of} of {n} groups");
+        }
         assert!(
             logits.len().is_multiple_of(n_experts),
             "logits are [n_tokens, n_experts]"
@@ -77,7 +95,7 @@ impl Routing {
         pool.for_each_rows(&mut self.choices, n_used, per_task, &|first, choices| {
             let logits = logits[first * n_experts..].chunks_exact(n_experts);
             for (choices, logits) in choices.chunks_exact_mut(n_used).zip(logits) {
-                choose(router, logits, choices);
+                choose(router, bias, logits, choices);
             }
         });
         self.sort(n_experts);
@@ -162,30 +180,96 @@ impl Routing {
     }
 }
 
+/// The sum that divides weights is at least this, the smallest normal number of F16, as in llama.cpp.
+const MIN_WEIGHT_SUM: f64 = 6.103_515_625e-5;
+
 /// Chooses the experts of one token. NaN logits give NaN weights.
-fn choose(router: &Router, logits: &[f32], choices: &mut [Choice]) {
-    let key = |i: usize| match logits[i] {
-        logit if logit.is_nan() => f32::NEG_INFINITY,
-        logit => logit,
-    };
-    for k in 0..choices.len() {
-        let (chosen, rest) = choices.split_at_mut(k);
-        let free = |i: &usize| chosen.iter().all(|choice| choice.expert as usize != *i);
-        // `max_by` returns the last of equals, so iterate in reverse.
-        let best = (0..logits.len()).rev().filter(free);
-        let best = best.max_by(|&a, &b| key(a).total_cmp(&key(b)));
-        rest[0].expert = best.expect("there are as many experts as choices") as u32;
-    }
+fn choose(router: &Router, bias: Option<&[f32]>, logits: &[f32], choices: &mut [Choice]) {
     let max = logits.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
     let share = |i: usize| (f64::from(logits[i]) - f64::from(max)).exp();
-    let total: f64 = match router.weights {
-        ExpertWeights::Softmax => (0..logits.len()).map(share).sum(),
-        ExpertWeights::Normalized => choices.iter().map(|c| share(c.expert as usize)).sum(),
+    let by_logits = bias.is_none() && router.groups.is_none();
+    let all: f64 = match (router.scores, router.weights) {
+        // The sum over all experts cancels out.
+        (ExpertScores::Softmax, ExpertWeights::Normalized) if by_logits => 1.0,
+        (ExpertScores::Softmax, _) => (0..logits.len()).map(share).sum(),
+        (ExpertScores::Sigmoid | ExpertScores::SqrtSoftplus, _) => 1.0,
+    };
+    let score = |i: usize| {
+        let logit = f64::from(logits[i]);
+        match router.scores {
+            ExpertScores::Softmax => share(i) / all,
+            ExpertScores::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+            ExpertScores::SqrtSoftplus => {
+                // `f64::max` would lose NaN.
+                let positive = if logit < 0.0 { 0.0 } else { logit };
+                (positive + (-logit.abs()).exp().ln_1p()).sqrt()
+            }
+        }
+    };
+    // Scores grow with logits, and equal scores of different logits would hide the better one.
+    let key = |i: usize| match by_logits {
+        true => logits[i],
+        false => score(i) as f32 + bias.map_or(0.0, |bias| bias[i]),
+    };
+    let keys: Vec<f32> = (0..logits.len()).map(|i| without_nan(key(i))).collect();
+    let takes_part = groups_of(router.groups, &keys);
+    let group_len = logits.len() / takes_part.len();
+    for k in 0..choices.len() {
+        let (chosen, rest) = choices.split_at_mut(k);
+        let free = |i: &usize| {
+            takes_part[i / group_len] && chosen.iter().all(|choice| choice.expert as usize != *i)
+        };
+        let best = best_of((0..keys.len()).filter(free), &keys);
+        rest[0].expert = best.expect("there are as many experts as choices") as u32;
+    }
+    let sum: f64 = match router.weights {
+        ExpertWeights::Scores => 1.0,
+        ExpertWeights::Normalized => {
+            let chosen = choices.iter().map(|choice| score(choice.expert as usize));
+            let sum: f64 = chosen.sum();
+            if sum < MIN_WEIGHT_SUM {
+                MIN_WEIGHT_SUM
+            } else {
+                sum
+            }
+        }
     };
     for choice in choices {
-        let weight = share(choice.expert as usize) / total;
+        let weight = score(choice.expert as usize) / sum;
         choice.weight = (weight * f64::from(router.scale)) as f32;
     }
+}
+
+/// NaN counts as negative infinity where experts are chosen.
+fn without_nan(x: f32) -> f32 {
+    if x.is_nan() { f32::NEG_INFINITY } else { x }
+}
+
+/// Returns the candidate with the largest key, of equal ones the first.
+fn best_of(candidates: impl DoubleEndedIterator<Item = usize>, keys: &[f32]) -> Option<usize> {
+    // `max_by` returns the last of equals, so iterate in reverse.
+    candidates
+        .rev()
+        .max_by(|&a, &b| keys[a].total_cmp(&keys[b]))
+}
+
+/// Returns which groups of experts take part in the choice: those with the largest sums of their best two keys.
+fn groups_of(groups: Option<ExpertGroups>, keys: &[f32]) -> Vec<bool> {
+    let Some(ExpertGroups { n, n_used }) = groups else {
+        return vec![true];
+    };
+    let sums = keys.chunks_exact(keys.len() / n).map(|group| {
+        let best = best_of(0..group.len(), group).expect("groups have experts");
+        let second = best_of((0..group.len()).filter(|&i| i != best), group);
+        without_nan(group[best] + second.map_or(0.0, |second| group[second]))
+    });
+    let sums: Vec<f32> = sums.collect();
+    let mut takes_part = vec![false; n];
+    for _ in 0..n_used {
+        let best = best_of((0..n).filter(|&i| !takes_part[i]), &sums);
+        takes_part[best.expect("there are as many groups as take part")] = true;
+    }
+    takes_part
 }
 
 /// Activations of the rows of a [`Routing`], by expert. A reusable buffer.
@@ -282,8 +366,17 @@ impl ExpertActs {
     }
 }
 
-/// Computes `out[row] = acts[row] * w[expert of row]^T`: `w` [n_experts * n_out, n_in], the matrices of all experts
-/// stacked; `out` [n_rows, n_out].
+/// The matrices of a layer's experts.
+#[derive(Clone, Copy)]
+pub struct ExpertMatrices<'a> {
+    /// [n_experts * n_out, n_in]: one after the other.
+    pub w: Weight<'a>,
+    /// `[n_experts * n_out]`.
+    pub bias: Option<&'a [f32]>,
+    pub n_experts: usize,
+}
+
+/// Computes `out[row] = acts[row] * w[expert of row]^T + bias[expert of row]`; `out` [n_rows, n_out].
 ///
 /// Every element has the same bits for any number of tokens, rows and threads.
 ///
@@ -292,7 +385,7 @@ impl ExpertActs {
 pub fn expert_matmul(
     isa: Isa,
     pool: &Pool,
-    (w, n_experts): (&Weight<'_>, usize),
+    ExpertMatrices { w, bias, n_experts }: ExpertMatrices<'_>,
     routing: &Routing,
     acts: &ExpertActs,
     out: &mut [f32],
@@ -306,6 +399,10 @@ pub fn expert_matmul(
         "weights are [n_experts * n_out, n_in]"
     );
     let n_out = w.n_out / n_experts;
+    assert!(
+        bias.is_none_or(|bias| bias.len() == w.n_out),
+        "bias is [n_experts * n_out]"
+    );
     assert_eq!(acts.n_in, w.n_in, "acts are [n_rows, n_in]");
     assert_eq!(acts.format, Some(act_format(w.ty)), "{}", w.ty.name());
     assert_eq!(
@@ -320,7 +417,7 @@ pub fn expert_matmul(
         .map(|group| Weight {
             n_out,
             data: &w.data[group.expert * expert_bytes..][..expert_bytes],
-            ..*w
+            ..w
         })
         .collect();
     let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
@@ -335,10 +432,11 @@ pub fn expert_matmul(
     let ranges: Vec<Range<usize>> = parts.iter().map(|(_, rows)| rows.clone()).collect();
     pool.for_each_range(out, n_out, &ranges, cols_per_task, &|part, tile| {
         let group = parts[part].0;
+        let expert = routing.groups[group].expert;
         let job = Job {
             w: experts[group],
             acts: &acts.groups[group],
-            bias: None,
+            bias: bias.map(|bias| &bias[expert * n_out..][..n_out]),
             mode: OutMode::Store,
         };
         let first = routing.groups[group].rows.start;

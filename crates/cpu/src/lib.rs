@@ -29,13 +29,13 @@ pub use acts::Acts;
 pub use arch::{Avx2, Avx512};
 pub use attention::shape::{AttnInputs, AttnShape};
 pub use attention::{AttnSeq, attention};
-pub use experts::{Choice, ExpertActs, Routing, combine_experts, expert_matmul};
+pub use experts::{Choice, ExpertActs, ExpertMatrices, Routing, combine_experts, expert_matmul};
 pub use isa::Isa;
 pub use kv_slice::{HeadCode, KvLayout, KvSlice, KvSliceMut};
 pub use matmul::{Gate, Product, get_rows, is_fast, matmul, matmul_all, matmul_gated};
 pub use ops::{
     LayerNormParams, Rotation, activate, add, add_gated, argmax, gated_activation, kv_append,
-    kv_copy, kv_read, layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, soft_cap,
+    kv_copy, kv_read, layer_norm, log_sum_exp, rms_norm, rms_norm_acts, rope, scale, soft_cap,
 };
 pub use pool::{MAX_THREADS, MatrixMut, Pool, Tile, default_threads};
 pub use roofline::{Gauge, measure_roofline};

@@ -13,7 +13,7 @@ use rocmforge_cpu::{Pool, Routing};
 use rocmforge_engine::Engine;
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
-use rocmforge_plan::{ActsId, Batch, Fusion, Op, RoutingId, RowsOf, WeightId};
+use rocmforge_plan::{ActsId, Batch, Fusion, Op, RoutingId, RowsOf, WeightId, Weights};
 use rocmforge_quantize::imatrix::{Entry, Imatrix, ImatrixError};
 use rocmforge_runtime::{OpData, OpObserver};
 
@@ -122,6 +122,8 @@ struct Collector {
     buffer_widths: Vec<usize>,
     /// The experts chosen for this step's tokens, and the number of experts.
     routings: HashMap<RoutingId, (Routing, usize)>,
+    /// Holds the biases of routers.
+    weights: Arc<Weights>,
     /// Runs the router. One thread, since it is little work.
     pool: Pool,
     /// The sums of this step's activations.
@@ -152,6 +154,7 @@ impl Collector {
             widths: model.plan.acts.iter().map(|info| info.width).collect(),
             buffer_widths: model.plan.buffers.iter().map(|info| info.width).collect(),
             routings: HashMap::new(),
+            weights: model.weights.clone(),
             pool: Pool::new(1),
             acts: HashMap::new(),
             sums,
@@ -190,13 +193,15 @@ impl OpObserver for Collector {
             }
             Op::Route {
                 logits,
+                bias,
                 router,
                 out,
             } => {
                 let n_experts = self.buffer_widths[logits.0 as usize];
+                let bias = bias.map(|id| self.weights.vector(id));
                 let (routing, n) = self.routings.entry(*out).or_default();
                 *n = n_experts;
-                routing.route(&self.pool, router, &data.buffer(*logits), n_experts);
+                routing.route(&self.pool, router, &data.buffer(*logits), (n_experts, bias));
             }
             Op::QuantizeExperts {
                 x,

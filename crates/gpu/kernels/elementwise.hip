@@ -3,12 +3,15 @@
 // add:         out[i] += x[i]
 // add_gated:   out[row][i] += x[row][i] / (1 + e^-gate[row])
 // activate:    out[i] = f(x[i])
-// gated:       out[i] = f(x[i]) * up[i]
+// gated:       out[i] = f(x[i]) * g(up[i]); g is not the identity where the activation has a limit
+// gated_rows:  out[row][i] = f(x[row]) * g(up[row][i])
+// scale:       out[i] *= numbers[0]
+// scale_rows:  out[row][i] *= x[i]
 // soft_cap:    out[i] = cap * tanh(out[i] / cap)
 // select_rows: out[row][i] = x[rows[row]][i]; indices past the end use the last row
 //
-// All but add_gated and select_rows treat the data as one long row of n values; these two have [n_rows, width]. Blocks
-// of 256 threads, four neighbouring values per thread, moved as 16 bytes if `aligned`. No shared memory.
+// add_gated, gated_rows, scale_rows and select_rows have [n_rows, width]; the others treat the data as one long row of n
+// values. Blocks of 256 threads, four neighbouring values per thread, moved as 16 bytes if `aligned`. No shared memory.
 #include "activation.h"
 #include "quad.h"
 
@@ -22,11 +25,13 @@ struct Params {
     u32 n;
     u32 width;
     u32 n_x_rows;
-    float cap;
     // Whether rows are whole quads and all addresses multiples of 16.
     u32 aligned;
+    // The cap, the factor, or the numbers of the activation.
+    float numbers[4];
+    ActivationKind kind;
     u32 pad;
-    FIELDS(x, other, out, n, width, n_x_rows, cap, aligned, pad)
+    FIELDS(x, other, out, n, width, n_x_rows, aligned, numbers, kind, pad)
 };
 
 // The first value of this thread if blocks lie side by side in one long row.
@@ -56,36 +61,59 @@ KERNEL(add_gated, Params, THREADS) {
     store_quad(out, at, p.width, p.aligned, y);
 }
 
-template <typename F> DEV void activate(const Params& p) {
+KERNEL(activate, Params, THREADS) {
     u32 at = first_value();
     if (at >= p.n) return;
     Quad x = load_quad(p.x, at, p.n, p.aligned);
 #pragma unroll
-    for (u32 i = 0; i < QUAD; i++) x.v[i] = F::of(x.v[i]);
+    for (u32 i = 0; i < QUAD; i++) x.v[i] = activated(p.kind, p.numbers, x.v[i]);
     store_quad(p.out, at, p.n, p.aligned, x);
 }
 
-KERNEL(activate_silu, Params, THREADS) { activate<Silu>(p); }
-KERNEL(activate_gelu_tanh, Params, THREADS) { activate<GeluTanh>(p); }
-
-template <typename F> DEV void gated(const Params& p) {
+KERNEL(gated, Params, THREADS) {
     u32 at = first_value();
     if (at >= p.n) return;
     Quad x = load_quad(p.x, at, p.n, p.aligned), up = load_quad((const float*)p.other, at, p.n, p.aligned);
 #pragma unroll
-    for (u32 i = 0; i < QUAD; i++) x.v[i] = F::of(x.v[i]) * up.v[i];
+    for (u32 i = 0; i < QUAD; i++) x.v[i] = activated(p.kind, p.numbers, x.v[i]) * of_up(p.kind, p.numbers, up.v[i]);
     store_quad(p.out, at, p.n, p.aligned, x);
 }
 
-KERNEL(gated_silu, Params, THREADS) { gated<Silu>(p); }
-KERNEL(gated_gelu_tanh, Params, THREADS) { gated<GeluTanh>(p); }
+KERNEL(gated_rows, Params, THREADS) {
+    u32 at = first_of_row(), row = bid_x();
+    if (at >= p.width) return;
+    const float factor = activated(p.kind, p.numbers, p.x[row]);
+    Quad up = load_quad((const float*)p.other + (u64)row * p.width, at, p.width, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) up.v[i] = factor * of_up(p.kind, p.numbers, up.v[i]);
+    store_quad(p.out + (u64)row * p.width, at, p.width, p.aligned, up);
+}
+
+KERNEL(scale, Params, THREADS) {
+    u32 at = first_value();
+    if (at >= p.n) return;
+    Quad x = load_quad(p.out, at, p.n, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) x.v[i] *= p.numbers[0];
+    store_quad(p.out, at, p.n, p.aligned, x);
+}
+
+KERNEL(scale_rows, Params, THREADS) {
+    u32 at = first_of_row(), row = bid_x();
+    if (at >= p.width) return;
+    float* out = p.out + (u64)row * p.width;
+    Quad by = load_quad(p.x, at, p.width, p.aligned), x = load_quad(out, at, p.width, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) x.v[i] *= by.v[i];
+    store_quad(out, at, p.width, p.aligned, x);
+}
 
 KERNEL(soft_cap, Params, THREADS) {
     u32 at = first_value();
     if (at >= p.n) return;
     Quad x = load_quad(p.out, at, p.n, p.aligned);
 #pragma unroll
-    for (u32 i = 0; i < QUAD; i++) x.v[i] = p.cap * tanh_of(x.v[i] / p.cap);
+    for (u32 i = 0; i < QUAD; i++) x.v[i] = p.numbers[0] * tanh_of(x.v[i] / p.numbers[0]);
     store_quad(p.out, at, p.n, p.aligned, x);
 }
 

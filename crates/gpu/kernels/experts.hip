@@ -1,8 +1,10 @@
 // Routing of mixture-of-experts (MoE) layers: chooses experts, sorts rows by expert, combines the results.
 //
-// route:         the experts of each token, those with the largest logits (the first of equals; NaN counts as negative
-//                infinity), and their weights: softmax over all experts, or over the chosen ones, times `scale`.
-//                logits [n_tokens, n_experts]. One wave per token.
+// route:         the experts of each token, and their weights. The scores of logits [n_tokens, n_experts] are their
+//                softmax, sigmoid or sqrt(softplus). The largest logits are chosen, or with a bias or groups the largest
+//                scores plus bias, of equal ones the first; NaN counts as negative infinity. With groups, only experts
+//                of the groups with the largest sums of their best two keys are chosen. Weights are the scores, or the
+//                scores over their sum, times `scale`. One wave per token.
 // sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
 //                One block of 1024 threads.
 // route_sort:    both in one block, for steps of few tokens.
@@ -12,6 +14,7 @@
 //
 // Choices are [n_tokens, n_used]. Padding rows of a step (step.h) have no experts and no rows, and their sum is 0.
 // Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
+#include "activation.h"
 #include "acts.h"
 #include "experts.h"
 #include "logits.h"
@@ -28,6 +31,14 @@ constexpr u32 MAX_EXPERTS = SORT_THREADS;
 constexpr u32 N_COUNTS = 8192;
 // Kinds of tiles, which differ in their maximum number of rows (TILE_ROWS in src/ops/routing.rs).
 constexpr u32 N_KINDS = 3;
+
+// `ExpertScores` in src/ops/routing.rs.
+enum ScoreKind : u32 { SOFTMAX = 0, SIGMOID = 1, SQRT_SOFTPLUS = 2 };
+// One lane per group.
+constexpr u32 MAX_GROUPS = 32;
+static_assert(MAX_GROUPS <= WARP_SIZE);
+// The sum that divides weights is at least this, the smallest normal number of F16.
+constexpr float MIN_WEIGHT_SUM = 6.103515625e-5f;
 
 struct TileList {
     ExpertTile* tiles;
@@ -50,15 +61,20 @@ struct RouteParams {
     // Number of rows, [1].
     u32* n_rows;
     TileList lists[N_KINDS];
+    // [n_experts], or null.
+    const float* bias;
     u32 n_tokens;
     u32 n_experts;
     u32 n_used;
+    ScoreKind scores;
     // Whether weights are normalized to a sum of 1.
     u32 normalized;
+    // 1 group if there are none.
+    u32 n_groups;
+    u32 n_groups_used;
     float scale;
-    u32 pad;
-    FIELDS(logits, seq_of_row, experts, weights, rows, tokens, n_rows, lists, n_tokens, n_experts, n_used, normalized,
-           scale, pad)
+    FIELDS(logits, seq_of_row, experts, weights, rows, tokens, n_rows, lists, bias, n_tokens, n_experts, n_used, scores,
+           normalized, n_groups, n_groups_used, scale)
 };
 
 DEV u64 wave_best(u64 key) {
@@ -72,6 +88,60 @@ DEV u64 wave_best(u64 key) {
 
 DEV float without_nan(float x) { return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x; }
 
+// What the logits of a token become. `of` is for the weights, `key` for the choice.
+struct Scores {
+    const RouteParams& p;
+    const float* logits;
+    // Of the softmax: the largest logit, and the sum that divides.
+    float max, total;
+    bool by_logits;
+
+    DEV_MEMBER float of(u32 expert) const {
+        const float x = logits[expert];
+        if (p.scores == SOFTMAX) return exp_of(x - max) / total;
+        if (p.scores == SIGMOID) return 1.0f / (1.0f + exp_of(-x));
+        return sqrt_of(softplus(x));
+    }
+    DEV_MEMBER float key(u32 expert) const {
+        if (by_logits) return logits[expert];
+        return of(expert) + (p.bias ? p.bias[expert] : 0.0f);
+    }
+};
+
+// The sum that divides the softmax; run by a whole wave.
+DEV float sum_of_shares(const RouteParams& p, const Scores& scores) {
+    float total = 0.0f;
+    for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) total += exp_of(scores.logits[e] - scores.max);
+    return wave_sum(total);
+}
+
+// Returns the groups of experts that take part in the choice, one bit each; run by a whole wave.
+DEV u32 groups_of(const RouteParams& p, const Scores& scores) {
+    const u32 length = p.n_experts / p.n_groups;
+    // Lane g keeps the sum of group g.
+    u64 own = 0;
+    for (u32 g = 0; g < p.n_groups; g++) {
+        u64 best[2] = {0, 0};
+#pragma unroll
+        for (u32 k = 0; k < 2; k++) {
+            for (u32 e = g * length + lane(); e < (g + 1) * length; e += WARP_SIZE) {
+                const u64 key = key_of(without_nan(scores.key(e)), e);
+                if (key > best[k] && (k == 0 || key < best[0])) best[k] = key;
+            }
+            best[k] = wave_best(best[k]);
+        }
+        const u64 sum = key_of(without_nan(logit_of(best[0]) + logit_of(best[1])), g);
+        if (lane() == g) own = sum;
+    }
+    u32 taken = 0;
+    for (u32 k = 0; k < p.n_groups_used; k++) {
+        const u32 group = id_of(wave_best(own));
+        taken |= 1u << group;
+        if (lane() == group) own = 0;
+    }
+    return taken;
+}
+
 // Chooses the experts of a token; run by a whole wave. Lane k % WARP_SIZE stores choice k.
 DEV void route_token(const RouteParams& p, u32 token) {
     const float* logits = p.logits + (u64)token * p.n_experts;
@@ -81,27 +151,36 @@ DEV void route_token(const RouteParams& p, u32 token) {
         for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) experts[k] = NO_EXPERT, weights[k] = 0.0f;
         return;
     }
+    Scores scores = {p, logits, 0.0f, 1.0f, !p.bias && p.n_groups == 1};
+    if (p.scores == SOFTMAX && !scores.by_logits) {
+        u64 best = 0;
+        for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) best = max_of(best, key_of(without_nan(logits[e]), e));
+        scores.max = logit_of(wave_best(best));
+        scores.total = sum_of_shares(p, scores);
+    }
+    const u32 length = p.n_experts / p.n_groups;
+    const u32 groups = p.n_groups == 1 ? 1 : groups_of(p, scores);
     u64 last = ~0ull;
-    float max = 0.0f, total = 0.0f;
+    float sum = 0.0f;
     for (u32 k = 0; k < p.n_used; k++) {
         // Keys are distinct, so the next choice is the largest below the last.
         u64 best = 0;
         for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) {
-            u64 key = key_of(without_nan(logits[e]), e);
+            if (p.n_groups > 1 && !(groups >> e / length & 1)) continue;
+            const u64 key = key_of(without_nan(scores.key(e)), e);
             if (key < last && key > best) best = key;
         }
         last = wave_best(best);
         const u32 expert = id_of(last);
-        if (k == 0) max = logit_of(last);
-        total += exp_of(logits[expert] - max);
+        if (k == 0 && scores.by_logits) scores.max = logit_of(last);
+        sum += scores.of(expert);
         if (lane() == k % WARP_SIZE) experts[k] = expert;
     }
-    if (!p.normalized) {
-        total = 0.0f;
-        for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) total += exp_of(logits[e] - max);
-        total = wave_sum(total);
-    }
-    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) weights[k] = exp_of(logits[experts[k]] - max) / total * p.scale;
+    // Weights that are normalized need no sum over all experts.
+    if (p.scores == SOFTMAX && scores.by_logits && !p.normalized) scores.total = sum_of_shares(p, scores);
+    if (!p.normalized) sum = 1.0f;
+    else if (sum < MIN_WEIGHT_SUM) sum = MIN_WEIGHT_SUM;
+    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) weights[k] = scores.of(experts[k]) / sum * p.scale;
 }
 
 // The sum over the threads before this one, and over all threads. `part` is shared memory for one number per wave. It

@@ -303,6 +303,8 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     Job job = job_of<ROWS == 2>(p, bid_y());
     job.w.data += tile.expert * p.expert_bytes;
     job.up += tile.expert * p.expert_bytes;
+    if (job.bias) job.bias += tile.expert * job.w.n_out;
+    if (job.up_bias) job.up_bias += tile.expert * job.w.n_out;
     skip_values<FORMAT>(job, (u64)tile.first_row * job.w.n_in);
     job.out += (u64)tile.first_row * job.w.n_out;
     job.n_rows = N == 1 ? 1 : tile.n_rows;

@@ -19,15 +19,22 @@
 
 // What happens to the result of a product. GATE: out = act(gate) * product; the gate is in out, unless the job has both
 // products.
-enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
+enum Mode : u32 { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3, GATE_SWIGLU_OAI = 8 };
 // A bit beside STORE and ADD, for GEMM: blocks of all rows of some outputs start before those of the next outputs, so
 // that weights are read once if the cache does not hold them. Otherwise, blocks of all outputs of some rows start first.
 // bid_x() counts whichever comes first, bid_y() the other.
 constexpr u32 ROWS_FIRST = 4;
 
-// act(gate) * up
+// act(gate) * up: gate / (1 + e^t) times up or a function of it.
 DEV float gated_value(Mode mode, float gate, float up) {
-    return (mode == GATE_SILU ? Silu::of(gate) : GeluTanh::of(gate)) * up;
+    float factor = -1.0f;
+    if (mode == GATE_SWIGLU_OAI) {
+        gate = at_most(gate, OAI_LIMIT);
+        up = clamped(up, OAI_LIMIT) + 1.0f;
+        factor = OAI_FACTOR;
+    }
+    if (mode == GATE_GELU_TANH) factor = fma(gate * gate, GELU_CUBIC, GELU_FACTOR);
+    return gate / (1.0f + exp_of(gate * factor)) * up;
 }
 
 // A product, as src/ops/jobs.rs has it; the structs below too.
@@ -49,7 +56,8 @@ struct One {
     // In a table: the first block, and the index in the times.
     u32 first_block;
     u32 timed;
-    // Of an MoE layer: the tiles, and the distance in bytes of the experts' matrices, which follow one another.
+    // Of an MoE layer: the tiles, and the distance in bytes of the experts' matrices, which follow one another, as do
+    // their biases.
     const ExpertTile* tiles;
     u64 expert_bytes;
     FIELDS(w, x, scales, sums, bias, out, n_rows, mode, split_log, turns_log, first_block, timed, tiles, expert_bytes)

@@ -54,6 +54,16 @@ impl<'a> Builder<'a> {
         builder.loader.skip(reason, |name| {
             name.ends_with(".attn_rot_embd") || name.ends_with(".attn_rot_embd.weight")
         });
+        let reason =
+            "it belongs to layers that predict further tokens ahead, on which text does not depend";
+        let (first, n) = (config.n_layers(), config.n_nextn);
+        builder.loader.skip(reason, |name| {
+            let layer = name
+                .strip_prefix("blk.")
+                .and_then(|rest| rest.split_once('.'));
+            let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
+            layer.is_some_and(|layer| (first..first + n).contains(&layer))
+        });
         builder.add_ropes()?;
         Ok(builder)
     }
@@ -130,6 +140,25 @@ impl Builder<'_> {
         Ok(self.plan.layer_norm(x, weight, bias, self.config.norm_eps))
     }
 
+    /// Records the layer norm `{tensor}.weight`, times `factor`, which has no bias.
+    pub(crate) fn scaled_layer_norm(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        factor: f64,
+    ) -> Result<Value, LoadError> {
+        let weight = format!("{tensor}.weight");
+        let weight = self.loader.vector(&weight, x.width(), factor)?;
+        let bias = self.loader.push_vector(vec![0.0; x.width()]);
+        Ok(self.plan.layer_norm(x, weight, bias, self.config.norm_eps))
+    }
+
+    /// Records the RMS norm of whole rows without a weight.
+    pub(crate) fn plain_rms_norm(&mut self, x: Value) -> Value {
+        let weight = self.loader.push_vector(vec![1.0; x.width()]);
+        self.plan.rms_norm(x, weight, self.config.norm_eps)
+    }
+
     /// Records `x * {tensor}.weight^T`, plus `{tensor}.bias` if the file has one; `n_out` values per row.
     pub(crate) fn linear(
         &mut self,
@@ -157,7 +186,8 @@ impl Builder<'_> {
         Ok(out)
     }
 
-    /// Records the product with the matrix of each row's expert, `{tensor}.weight`.
+    /// Records the product with the matrix of each row's expert, `{tensor}.weight`, plus `{tensor}.bias` if the file has
+    /// one.
     pub(crate) fn expert_linear(
         &mut self,
         x: Value,
@@ -168,7 +198,12 @@ impl Builder<'_> {
         let name = format!("{tensor}.weight");
         let n_experts = experts.n_experts;
         let weight = self.loader.experts(&name, n_experts, n_out, x.width())?;
-        let matrices = Projection::of(weight, self.act_format(&name));
+        let bias = format!("{tensor}.bias");
+        let matrices = Projection {
+            weight,
+            bias: self.loader.opt_rows(&bias, [n_experts, n_out])?,
+            format: self.act_format(&name),
+        };
         Ok(self
             .plan
             .expert_matmul(x, routing, (matrices, n_experts), n_out))

@@ -1,7 +1,7 @@
 //! What a file's metadata says about a model, resolved for each layer. Keys are those of the GGUF specification,
 //! prefixed by the architecture's name.
 
-use rocmforge_plan::{RopeStyle, Router, Scores};
+use rocmforge_plan::{Activation, RopeStyle, Router, Scores};
 
 use crate::error::LoadError;
 use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
@@ -31,6 +31,8 @@ pub struct ModelConfig {
     pub name: Option<String>,
     pub n_embd: usize,
     pub layers: Vec<LayerFacts>,
+    /// Layers of the file after these, which predict further tokens ahead (multi-token prediction). They are left out.
+    pub n_nextn: usize,
     /// The ways in which layers rotate Q and K; layers refer to them by index.
     pub ropes: Vec<Rope>,
     pub norm_eps: f32,
@@ -60,6 +62,8 @@ pub struct LayerFacts {
     /// Only the last `window` positions are visible.
     pub window: Option<u32>,
     pub scores: Scores,
+    /// The output of attention is multiplied by this function of a projection, `attn_gate`.
+    pub gate: Option<Activation>,
     pub feed_forward: FeedForward,
 }
 
@@ -72,6 +76,8 @@ pub enum HeadNorm {
     Each,
     /// All heads together; the tensors are required.
     Together,
+    /// As `Each`, after the rotation.
+    EachAfterRope,
 }
 
 /// The second half of a layer.
@@ -98,8 +104,15 @@ pub struct Experts {
     /// Width of one expert.
     pub n_ff: usize,
     pub router: Router,
-    /// Width of the shared expert, which every token uses.
-    pub n_ff_shared: Option<usize>,
+    pub shared: Option<SharedExpert>,
+}
+
+/// The expert that every token uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedExpert {
+    pub n_ff: usize,
+    /// Whether its output is multiplied by a gate of its own.
+    pub is_gated: bool,
 }
 
 /// Constant factors of a model; 1 if a family has none.
@@ -151,7 +164,12 @@ impl ModelConfig {
         eps_key: &str,
         feed_forward: FeedForward,
     ) -> Result<ModelConfig, LoadError> {
-        let n_layers = keys.size("block_count", MAX_LAYERS)?;
+        let n_blocks = keys.size("block_count", MAX_LAYERS)?;
+        let n_nextn = keys.opt_count("nextn_predict_layers", MAX_LAYERS)?;
+        let n_nextn = n_nextn.unwrap_or(0);
+        if n_nextn >= n_blocks {
+            return Err(keys.bad("nextn_predict_layers", n_nextn, "fewer than all layers"));
+        }
         let n_embd = keys.size("embedding_length", MAX_DIM)?;
         let n_heads = keys.size("attention.head_count", MAX_DIM)?;
         let n_kv_heads = keys
@@ -208,12 +226,14 @@ impl ModelConfig {
                 scale: scale_of_width(k_dim),
                 soft_cap: None,
             },
+            gate: None,
             feed_forward,
         };
         Ok(ModelConfig {
             arch_name: keys.arch.to_string(),
             n_embd,
-            layers: vec![layer; n_layers],
+            layers: vec![layer; n_blocks - n_nextn],
+            n_nextn,
             ropes: vec![Rope::read(
                 keys,
                 family.rope_style,

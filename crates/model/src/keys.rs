@@ -1,6 +1,6 @@
 //! Typed access to the metadata of one architecture, with range checks.
 
-use rocmforge_gguf::{Gguf, Metadata};
+use rocmforge_gguf::{Error, Gguf, Metadata};
 
 use crate::error::LoadError;
 
@@ -52,6 +52,17 @@ impl Keys<'_> {
             .transpose()
     }
 
+    /// As [`Keys::opt_size`]; zero is a number as well.
+    pub(crate) fn opt_count(&self, name: &str, max: usize) -> Result<Option<usize>, LoadError> {
+        let Some(value) = self.meta.opt_u64(&self.key(name))? else {
+            return Ok(None);
+        };
+        match usize::try_from(value) {
+            Ok(count) if count <= max => Ok(Some(count)),
+            _ => Err(self.bad(name, value, "a sensible number")),
+        }
+    }
+
     fn check_size(&self, name: &str, value: u64, max: usize) -> Result<usize, LoadError> {
         match usize::try_from(value) {
             Ok(size) if size > 0 && size <= max => Ok(size),
@@ -65,6 +76,13 @@ impl Keys<'_> {
             Some(value) if value.is_finite() && value > 0.0 => Ok(Some(f64::from(value))),
             Some(value) => Err(self.bad(name, value, "a positive number")),
         }
+    }
+
+    pub(crate) fn required_positive(&self, name: &str) -> Result<f64, LoadError> {
+        let missing = || Error::MissingKey {
+            key: self.key(name),
+        };
+        Ok(self.positive(name)?.ok_or_else(missing)?)
     }
 
     /// As [`Keys::positive`]; zero means absent, as in llama.cpp.

@@ -24,7 +24,7 @@ use rocmforge_gguf::Gguf;
 use rocmforge_plan::{Fusion, KvType, Plan, Weights, fuse_adds, fuse_ops};
 
 pub use error::LoadError;
-pub use facts::{Experts, FeedForward, HeadNorm, LayerFacts, ModelConfig, Scales};
+pub use facts::{Experts, FeedForward, HeadNorm, LayerFacts, ModelConfig, Scales, SharedExpert};
 pub use lora::{Adapter, AdapterError};
 pub use registry::architectures;
 pub use rope::{FrequencyFactors, Rope, RopeScaling};

@@ -6,7 +6,10 @@ use rocmforge_plan::Value;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
-use crate::families::{gemma, gpt2, granite, llama, olmo2, phi3, qwen, seed_oss, smollm3};
+use crate::families::{
+    arcee, cohere, exaone4, falcon, gemma, glm4, gpt2, granite, hunyuan, llama, mixtures,
+    muse_glimmer, olmo2, phi3, qwen, seed_oss, smollm3, stablelm,
+};
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
 
@@ -60,6 +63,35 @@ static FAMILIES: &[Family] = &[
     row("gpt2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts_with_positions, gpt2::record)),
     row("starcoder2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, gpt2::record)),
     row("seed_oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (seed_oss::facts, seed_oss::record)),
+    row("qwen2vl", (Neox, Factors::LongRope), HeadNorm::IfPresent, (qwen::dense, llama::record)),
+    row("qwen3vl", (Neox, Factors::LongRope), HeadNorm::Each, (qwen::dense, llama::record)),
+    row("qwen3vlmoe", (Neox, Factors::LongRope), HeadNorm::Each, (qwen::mixture, llama::record)),
+    row("glm4", (Norm, Factors::LongRope), HeadNorm::IfPresent, (glm4::facts, glm4::record)),
+    row("glm4moe", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mixtures::glm4moe, seed_oss::record)),
+    row("minimax-m2", (Neox, Factors::LongRope), HeadNorm::Together, (mixtures::minimax_m2, llama::record)),
+    row("minicpm", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (granite::minicpm, granite::record)),
+    row("granitemoe", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (granite::mixture, granite::record)),
+    row("bailingmoe", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mixtures::bailingmoe, llama::record)),
+    row("bailingmoe2", (Neox, Factors::LongRope), HeadNorm::Each, (mixtures::bailingmoe2, llama::record)),
+    row("ernie4_5", (Norm, Factors::LongRope), HeadNorm::IfPresent, (qwen::dense, llama::record)),
+    row("ernie4_5-moe", (Norm, Factors::LongRope), HeadNorm::IfPresent, (mixtures::ernie, llama::record)),
+    row("hunyuan-dense", (Neox, Factors::IfPresent), HeadNorm::EachAfterRope, (hunyuan::dense, llama::record)),
+    row("hunyuan-moe", (Neox, Factors::IfPresent), HeadNorm::EachAfterRope, (hunyuan::mixture, llama::record)),
+    row("hy_v3", (Neox, Factors::IfPresent), HeadNorm::Each, (mixtures::hy_v3, llama::record)),
+    row("muse-glimmer", (Norm, Factors::LongRope), HeadNorm::Each, (muse_glimmer::facts, muse_glimmer::record)),
+    row("command-r", (Norm, Factors::LongRope), HeadNorm::IfPresent, (cohere::facts, cohere::record)),
+    row("cohere2", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (cohere::facts2, cohere::record)),
+    row("exaone4", (Neox, Factors::IfPresent), HeadNorm::Each, (exaone4::facts, olmo2::record)),
+    row("olmoe", (Neox, Factors::LongRope), HeadNorm::Together, (mixtures::olmoe, llama::record)),
+    row("gemma", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gemma::facts1, gemma::record1)),
+    row("deepseek", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mixtures::deepseek, llama::record)),
+    row("stablelm", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, stablelm::record)),
+    row("internlm2", (Norm, Factors::LongRope), HeadNorm::IfPresent, (qwen::dense, llama::record)),
+    row("phi2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, falcon::record)),
+    row("falcon", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, falcon::record)),
+    row("nemotron", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, arcee::record_nemotron)),
+    row("arcee", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (qwen::dense, arcee::record)),
+    row("dots1", (Neox, Factors::LongRope), HeadNorm::Each, (mixtures::dots1, llama::record)),
 ];
 
 /// Returns the supported architectures, as files name them.

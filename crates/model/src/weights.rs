@@ -110,6 +110,11 @@ impl<'a> WeightLoader<'a> {
         self.gguf.tensor(name).is_some()
     }
 
+    /// Returns the number of rows of the matrix `name`, if the file has it.
+    pub(crate) fn n_rows(&self, name: &str) -> Option<u64> {
+        self.gguf.tensor(name).map(|info| info.n_rows())
+    }
+
     /// Returns the vector `name` of `len` values, times `factor`.
     pub(crate) fn vector(
         &mut self,
@@ -140,6 +145,21 @@ impl<'a> WeightLoader<'a> {
         }))
     }
 
+    /// Returns the values of the tensor `name` of vectors, `[n_rows, len]`, if the file has it.
+    pub(crate) fn opt_rows(
+        &mut self,
+        name: &str,
+        [n_rows, len]: [usize; 2],
+    ) -> Result<Option<WeightId>, LoadError> {
+        let values = self.opt_values_of(name, &[len, n_rows])?;
+        Ok(values.map(|values| self.push_vector(values)))
+    }
+
+    /// Adds a vector that is not in the file.
+    pub(crate) fn push_vector(&mut self, values: Vec<f32>) -> WeightId {
+        self.push(WeightEntry::Vector { values })
+    }
+
     /// Adds a matrix with rows of `n_in` values that is not in the file.
     pub(crate) fn push_matrix(
         &mut self,
@@ -158,18 +178,22 @@ impl<'a> WeightLoader<'a> {
         name: &str,
         len: usize,
     ) -> Result<Option<Vec<f32>>, LoadError> {
+        self.opt_values_of(name, &[len])
+    }
+
+    fn opt_values_of(&mut self, name: &str, dims: &[usize]) -> Result<Option<Vec<f32>>, LoadError> {
         let Some(tensor) = self.find(name) else {
             return Ok(None);
         };
         let info = &self.gguf.tensors()[tensor];
-        check_shape(name, &info.dims, &[len])?;
+        check_shape(name, &info.dims, dims)?;
         if !info.ty.can_dequantize() {
             return Err(LoadError::TensorType {
                 name: name.to_string(),
                 ty: info.ty.name(),
             });
         }
-        let mut values = vec![0.0; len];
+        let mut values = vec![0.0; dims.iter().product()];
         quant::dequantize(info.ty, self.gguf.tensor_data(info), &mut values)?;
         Ok(Some(values))
     }

@@ -30,6 +30,20 @@ pub(crate) fn set_windows(
     Ok(())
 }
 
+/// Refuses a file without the width of windows.
+pub(crate) fn require_window(keys: &Keys<'_>) -> Result<(), LoadError> {
+    keys.size("attention.sliding_window", u32::MAX as usize)
+        .map(drop)
+}
+
+/// Leaves Q and K of layers without a window as they are (NoPE).
+pub(crate) fn rotate_windows_only(config: &mut ModelConfig) {
+    let layers = config.layers.iter_mut();
+    for layer in layers.filter(|layer| layer.window.is_none()) {
+        layer.rope = None;
+    }
+}
+
 /// Returns which layers have a window, from a flag per layer or a period whose last layer has none.
 fn windowed(keys: &Keys<'_>, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
     const NAME: &str = "attention.sliding_window_pattern";

@@ -11,6 +11,7 @@ use crate::acts::ActFormat;
 use crate::batch::{Batch, BatchSeq};
 use crate::kv::KvType;
 use crate::op::{ActsId, BufferId, Linear, Op, Plan, RowCount, WeightId};
+use crate::params::Factor;
 use crate::roofline::Roofline;
 use crate::weights::Weights;
 
@@ -169,7 +170,12 @@ impl PlanCost<'_> {
                 }
             }
             // An exponential and a sum.
-            Op::Route { logits, .. } => self.elementwise(&[logits], 2, shape),
+            Op::Route { logits, bias, .. } => OpCost {
+                weight_bytes: bias.map_or(0, |bias| {
+                    self.vector_bytes(bias, self.shape(logits, shape).0)
+                }),
+                ..self.elementwise(&[logits], 2, shape)
+            },
             Op::Quantize { out, .. } | Op::QuantizeExperts { out, .. } => {
                 let acts = self.plan.acts[out.0 as usize];
                 let (rows, width) = (shape.n_rows(acts.rows) as u64, acts.width as u64);
@@ -209,6 +215,7 @@ impl PlanCost<'_> {
             Op::ExpertMatMul {
                 x,
                 weight,
+                bias,
                 n_experts,
                 ..
             } => {
@@ -222,9 +229,11 @@ impl PlanCost<'_> {
                     ActFormat::F32 => (4, products, 0),
                     ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
                 };
+                let bias_bytes = bias.map_or(0, |bias| self.vector_bytes(bias, rows));
+                let expert_bytes = (matrices.data.len() as u64 + bias_bytes) / n_experts;
                 OpCost {
                     // The rows choose at most this many different experts.
-                    weight_bytes: matrices.data.len() as u64 / n_experts * rows.min(n_experts),
+                    weight_bytes: expert_bytes * rows.min(n_experts),
                     buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
                     f32_ops,
                     i8_ops,
@@ -274,6 +283,13 @@ impl PlanCost<'_> {
                 self.elementwise(&[gate, up, out], GATED_OPS, shape)
             }
             Op::Activate { x, out, .. } => self.elementwise(&[x, out], 4, shape),
+            Op::Scale { by, x } => OpCost {
+                weight_bytes: match by {
+                    Factor::Constant(_) => 0,
+                    Factor::Vector(vector) => self.vector_bytes(vector, self.shape(x, shape).0),
+                },
+                ..self.elementwise(&[x, x], 1, shape)
+            },
             // A quotient and a factor around tanh, which is an exponential, a sum and a quotient.
             Op::SoftCap { x, .. } => self.elementwise(&[x, x], 5, shape),
             Op::AddGated { gate, x, out } => self.elementwise(&[gate, x, out, out], 2, shape),

@@ -152,6 +152,8 @@ fn products(plan: &Plan, ops: &[Op]) -> Option<(Op, usize)> {
             out,
         }),
     ) = (&products[..], ops.get(n))
+        && activation.joins_products()
+        && plan.buffers[gate_out.0 as usize] == plan.buffers[up_out.0 as usize]
         && (gate_read, up_read) == (gate_out, up_out)
         && [gate_out, up_out]
             .iter()

@@ -39,7 +39,10 @@ pub use op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Linear, Op, Plan, RopeId, RoutingId, RowCount, Scores,
     WeightId,
 };
-pub use params::{Activation, ExpertWeights, OutMode, RopeStyle, Router, RowsOf};
+pub use params::{
+    Activation, ExpertGroups, ExpertScores, ExpertWeights, Factor, OutMode, RopeStyle, Router,
+    RowsOf,
+};
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
 pub use recorder::{Projection, Recorder, Routing, Value};
 pub use roofline::Roofline;

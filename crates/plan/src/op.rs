@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
-use crate::params::{Activation, OutMode, RopeStyle, Router, RowsOf};
+use crate::params::{Activation, Factor, OutMode, RopeStyle, Router, RowsOf};
 use crate::rope::RopeTable;
 
 /// Id of a float buffer of the plan, `[rows, width]`, row-major.
@@ -137,9 +137,11 @@ pub enum Op {
         activation: Activation,
         out: BufferId,
     },
-    /// Chooses the experts of each token, and their weights, from `logits` (one per expert).
+    /// Chooses the experts of each token, and their weights, from `logits` (one per expert). The scores plus `bias` decide
+    /// the choice, the scores alone the weights.
     Route {
         logits: BufferId,
+        bias: Option<WeightId>,
         router: Router,
         out: RoutingId,
     },
@@ -150,12 +152,13 @@ pub enum Op {
         routing: RoutingId,
         out: ActsId,
     },
-    /// `out[row] = x[row] * weight[expert of row]^T`; `weight` is `[n_experts * n_out, n_in]`, the experts' matrices
-    /// stacked.
+    /// `out[row] = x[row] * weight[expert of row]^T (+ bias[expert of row])`; `weight` is `[n_experts * n_out, n_in]`, the
+    /// experts' matrices stacked, and `bias` `[n_experts * n_out]`.
     ExpertMatMul {
         x: ActsId,
         routing: RoutingId,
         weight: WeightId,
+        bias: Option<WeightId>,
         n_experts: usize,
         out: BufferId,
     },
@@ -192,7 +195,7 @@ pub enum Op {
         x: BufferId,
         out: BufferId,
     },
-    /// `out = activation(gate) * up`.
+    /// `out = activation(gate) * up`. A narrower `gate` has a value for each group of values of `up`, such as a head.
     GatedActivation {
         activation: Activation,
         gate: BufferId,
@@ -207,6 +210,8 @@ pub enum Op {
         x: BufferId,
         out: BufferId,
     },
+    /// `x *= by`.
+    Scale { by: Factor, x: BufferId },
     /// `x = cap * tanh(x / cap)`.
     SoftCap { cap: f32, x: BufferId },
     /// Copies the rows whose logits are needed.
@@ -237,6 +242,7 @@ impl Op {
             Op::GatedActivation { .. } => "gated_activation",
             Op::Add { .. } => "add",
             Op::AddGated { .. } => "add_gated",
+            Op::Scale { .. } => "scale",
             Op::SoftCap { .. } => "soft_cap",
             Op::SelectRows { .. } => "select_rows",
         }
@@ -259,6 +265,7 @@ impl Op {
             | Op::CombineExperts { x, .. }
             | Op::Rope { x, .. }
             | Op::Activate { x, .. }
+            | Op::Scale { x, .. }
             | Op::SoftCap { x, .. }
             | Op::SelectRows { x, .. } => vec![x],
             Op::MatMul { mode, out, .. } => match mode {
@@ -293,12 +300,18 @@ impl Op {
         }
     }
 
-    /// Returns the vectors this operation reads: norm weights and biases.
+    /// Returns the vectors this operation reads: norm weights, biases and factors.
     pub fn vectors(&self) -> Vec<WeightId> {
         match self {
             Op::RmsNorm { weight, .. } | Op::NormQuantize { weight, .. } => vec![*weight],
             Op::LayerNorm { weight, bias, .. } => vec![*weight, *bias],
-            Op::MatMul { bias, .. } => bias.iter().copied().collect(),
+            Op::MatMul { bias, .. } | Op::ExpertMatMul { bias, .. } | Op::Route { bias, .. } => {
+                bias.iter().copied().collect()
+            }
+            Op::Scale {
+                by: Factor::Vector(weight),
+                ..
+            } => vec![*weight],
             Op::MatMuls { products, .. } => products
                 .iter()
                 .filter_map(|(linear, _)| linear.bias)
@@ -368,7 +381,7 @@ impl Op {
             | Op::AddGated { out, .. }
             | Op::SelectRows { out, .. } => vec![out],
             Op::MatMuls { ref products, .. } => products.iter().map(|(_, out)| *out).collect(),
-            Op::Rope { x, .. } | Op::SoftCap { x, .. } => vec![x],
+            Op::Rope { x, .. } | Op::Scale { x, .. } | Op::SoftCap { x, .. } => vec![x],
             Op::Quantize { .. }
             | Op::NormQuantize { .. }
             | Op::QuantizeExperts { .. }

@@ -17,6 +17,7 @@ impl Op {
             | Op::NormQuantize { x, .. }
             | Op::QuantizeExperts { x, .. }
             | Op::Rope { x, .. }
+            | Op::Scale { x, .. }
             | Op::SoftCap { x, .. } => vec![x],
             Op::RmsNorm { x, out, .. }
             | Op::LayerNorm { x, out, .. }

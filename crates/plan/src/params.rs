@@ -1,5 +1,7 @@
 //! Parameters of operations, shared by plans, models and kernels.
 
+use crate::op::WeightId;
+
 /// Whether a product replaces the output's values or adds to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutMode {
@@ -9,14 +11,54 @@ pub enum OutMode {
     Add,
 }
 
-/// The nonlinearity of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The nonlinearity `f` of a feed-forward network or of a gate: `f(x)` alone, `f(gate) * up` as a gate. Those with a limit
+/// also change `up`.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x / (1 + e^-x)` (Elfwing et al. 2018).
     Silu,
     /// The tanh approximation of GELU (Hendrycks and Gimpel 2016):
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
     GeluTanh,
+    /// `x / 2 * (1 + erf(x / sqrt(2)))`.
+    GeluErf,
+    /// `max(x, 0)^2` (So et al. 2021).
+    ReluSquared,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+    /// `ln(1 + e^x)`.
+    Softplus,
+    /// gpt-oss: with `g = min(x, 7)`, `g / (1 + e^(-1.702 g))`; as a gate times `min(max(up, -7), 7) + 1`.
+    SwigluOai,
+    /// `min(x / (1 + e^-x), limit)`; as a gate times `min(max(up, -limit), limit)`. `limit` is positive.
+    SiluClamped { limit: f32 },
+    /// xIELU (Huang and Schlag 2024): `alpha_p x^2 + beta x` above 0, else
+    /// `alpha_n (e^min(x, eps) - 1 - x) + beta x`.
+    Xielu {
+        alpha_n: f32,
+        alpha_p: f32,
+        beta: f32,
+        eps: f32,
+    },
+}
+
+impl Activation {
+    /// Whether kernels compute it together with the products of gate and up.
+    pub fn joins_products(self) -> bool {
+        matches!(
+            self,
+            Activation::Silu | Activation::GeluTanh | Activation::SwigluOai
+        )
+    }
+}
+
+/// The factor of a multiplication.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Factor {
+    /// One number for all values.
+    Constant(f32),
+    /// A number for each value of a row.
+    Vector(WeightId),
 }
 
 /// Which values of a head form the pairs that RoPE rotates; `i` counts pairs.
@@ -33,19 +75,44 @@ pub enum RopeStyle {
 pub struct Router {
     /// Experts per token; at least 1 and at most the number of experts.
     pub n_used: usize,
-    /// How the weights of a token's experts are computed.
+    /// What a router's logits become.
+    pub scores: ExpertScores,
+    /// How the weights of a token's experts follow from their scores.
     pub weights: ExpertWeights,
+    /// Limits the choice to some groups of experts.
+    pub groups: Option<ExpertGroups>,
     /// Factor on the weights.
     pub scale: f32,
 }
 
-/// How the weights of a token's experts are computed.
+/// What the logits of a router become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertWeights {
+pub enum ExpertScores {
     /// Softmax over all experts.
     Softmax,
-    /// Softmax over all experts, then divided by the sum over the chosen ones.
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+    /// `sqrt(ln(1 + e^x))`.
+    SqrtSoftplus,
+}
+
+/// How the weights of a token's experts follow from their scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertWeights {
+    /// The scores.
+    Scores,
+    /// The scores, divided by the sum over the chosen experts. For softmax this is the softmax over the chosen ones.
     Normalized,
+}
+
+/// Groups of consecutive experts, of equal size and at least two each (DeepSeek-AI 2024, DeepSeek-V3). The groups with
+/// the largest sums of their best two experts take part in the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub n: usize,
+    /// Groups that take part; together they have as many experts as a token uses.
+    pub n_used: usize,
 }
 
 /// What the rows of activations for experts stand for.

@@ -8,7 +8,7 @@ use crate::liveness::share_buffers;
 use crate::op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Scores, WeightId,
 };
-use crate::params::{Activation, OutMode, RopeStyle, Router, RowsOf};
+use crate::params::{Activation, Factor, OutMode, RopeStyle, Router, RowsOf};
 use crate::rope::RopeTable;
 
 /// What an operation of a plan computes: `[rows, width]`. A value ends where an operation changes it in place; that
@@ -255,8 +255,8 @@ impl Recorder {
         out
     }
 
-    /// Chooses the experts of each token from `logits`, one per expert.
-    pub fn route(&mut self, logits: Value, router: Router) -> Routing {
+    /// Chooses the experts of each token from `logits`, one per expert. `bias` is added to the scores for the choice only.
+    pub fn route(&mut self, logits: Value, bias: Option<WeightId>, router: Router) -> Routing {
         let out = Routing {
             id: RoutingId(self.n_routings as u32),
             n_used: router.n_used,
@@ -264,6 +264,7 @@ impl Recorder {
         self.n_routings += 1;
         self.push(Op::Route {
             logits: self.at(logits),
+            bias,
             router,
             out: out.id,
         });
@@ -271,7 +272,7 @@ impl Recorder {
     }
 
     /// Records the product of every row with its expert's matrix; a row per token and chosen expert. `linear` holds
-    /// the matrices of `n_experts` experts, and no bias.
+    /// the matrices and biases of `n_experts` experts.
     pub fn expert_matmul(
         &mut self,
         x: Value,
@@ -286,6 +287,7 @@ impl Recorder {
             x: acts,
             routing: routing.id,
             weight: linear.weight,
+            bias: linear.bias,
             n_experts,
             out: out.id,
         });
@@ -391,8 +393,15 @@ impl Recorder {
         out
     }
 
-    /// Records `activation(gate) * up`.
+    /// Records `activation(gate) * up`. A narrower `gate` has a value for each group of values of `up`.
+    ///
+    /// # Panics
+    /// If the width of `gate` does not divide that of `up`.
     pub fn gated_activation(&mut self, activation: Activation, gate: Value, up: Value) -> Value {
+        assert!(
+            gate.width > 0 && up.width.is_multiple_of(gate.width),
+            "gates of whole groups"
+        );
         let out = self.new_value(up.rows, up.width);
         let (gate, up) = (self.at(gate), self.at(up));
         self.push(Op::GatedActivation {
@@ -416,6 +425,13 @@ impl Recorder {
         let (gate, x, out) = (self.at(gate), self.at(x), self.at(sum));
         self.push(Op::AddGated { gate, x, out });
         self.changed(sum)
+    }
+
+    /// Multiplies `x` by a constant or a vector.
+    pub fn scale(&mut self, by: Factor, x: Value) -> Value {
+        let scaled = self.at(x);
+        self.push(Op::Scale { by, x: scaled });
+        self.changed(x)
     }
 
     pub fn soft_cap(&mut self, cap: f32, x: Value) -> Value {

@@ -4,6 +4,8 @@
 //! The weights mean nothing. They are scaled so that activations stay finite, and every factor, window and norm
 //! is far enough from its neutral value that leaving it out changes the logits.
 
+pub mod families;
+
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
@@ -273,22 +275,10 @@ impl Synth {
     }
 
     fn mixture(&mut self, tensor: &dyn Fn(&str) -> String, n_ff: usize) -> Result<(), Error> {
-        // The logits clearly favour some experts, so that rounding changes no choice.
-        let router = uniform(&tensor("ffn_gate_inp.weight"), N_EXPERTS * N_EMBD, 0.0, 0.4);
-        let dims = [N_EMBD as u64, N_EXPERTS as u64];
-        let name = tensor("ffn_gate_inp.weight");
-        self.writer
-            .add_tensor_f32(&name, &dims, GgmlType::F32, &router)?;
-        for (name, n_out, n_in) in [
-            ("ffn_gate_exps.weight", n_ff, N_EMBD),
-            ("ffn_up_exps.weight", n_ff, N_EMBD),
-            ("ffn_down_exps.weight", N_EMBD, n_ff),
-        ] {
-            let dims = [n_in as u64, n_out as u64, N_EXPERTS as u64];
-            let reach = (3.0 / n_in as f64).sqrt() as f32;
-            let values = uniform(&tensor(name), n_in * n_out * N_EXPERTS, 0.0, reach);
-            self.add(&tensor(name), &dims, &values)?;
-        }
+        self.router(&tensor("ffn_gate_inp.weight"), [N_EXPERTS, N_EMBD])?;
+        self.expert_matrices(&tensor("ffn_gate_exps.weight"), [N_EXPERTS, n_ff, N_EMBD])?;
+        self.expert_matrices(&tensor("ffn_up_exps.weight"), [N_EXPERTS, n_ff, N_EMBD])?;
+        self.expert_matrices(&tensor("ffn_down_exps.weight"), [N_EXPERTS, N_EMBD, n_ff])?;
         if self.arch == "qwen2moe" {
             self.vector(&tensor("ffn_gate_inp_shexp.weight"), N_EMBD, 0.0, 0.2)?;
             self.matrix(&tensor("ffn_gate_shexp.weight"), SHARED_N_FF, N_EMBD)?;
@@ -296,6 +286,27 @@ impl Synth {
             self.matrix(&tensor("ffn_down_shexp.weight"), N_EMBD, SHARED_N_FF)?;
         }
         Ok(())
+    }
+
+    /// Adds a router's matrix. The logits clearly favour some experts, so that rounding changes no choice.
+    fn router(&mut self, name: &str, [n_experts, n_embd]: [usize; 2]) -> Result<(), Error> {
+        let values = uniform(name, n_experts * n_embd, 0.0, 0.4);
+        let dims = [n_embd as u64, n_experts as u64];
+        self.writer
+            .add_tensor_f32(name, &dims, GgmlType::F32, &values)?;
+        Ok(())
+    }
+
+    /// Adds the matrices of experts, with values of variance `1 / n_in`.
+    fn expert_matrices(
+        &mut self,
+        name: &str,
+        [n_experts, n_out, n_in]: [usize; 3],
+    ) -> Result<(), Error> {
+        let dims = [n_in as u64, n_out as u64, n_experts as u64];
+        let reach = (3.0 / n_in as f64).sqrt() as f32;
+        let values = uniform(name, n_in * n_out * n_experts, 0.0, reach);
+        self.add(name, &dims, &values)
     }
 
     fn attention(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {

@@ -2,15 +2,66 @@
 
 use rocmforge_plan::Activation;
 
+use super::curves::{
+    Curve, GeluErf, GeluTanh, ReluSquared, Sigmoid, Silu, SiluClamped, Softplus, SwigluOai, Xielu,
+};
 use super::rows_per_task;
 use crate::arch::Kernel;
-use crate::generic::lanes::exp;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// Cost of one exponential and a division, in additions.
 const ACTIVATION_WORK: usize = 4;
+
+/// Runs `$run` with the curve of an activation.
+macro_rules! with_curve {
+    ($activation:expr, $curve:ident => $run:expr) => {
+        match $activation {
+            Activation::Silu => {
+                let $curve = Silu;
+                $run
+            }
+            Activation::GeluTanh => {
+                let $curve = GeluTanh;
+                $run
+            }
+            Activation::GeluErf => {
+                let $curve = GeluErf;
+                $run
+            }
+            Activation::ReluSquared => {
+                let $curve = ReluSquared;
+                $run
+            }
+            Activation::Sigmoid => {
+                let $curve = Sigmoid;
+                $run
+            }
+            Activation::Softplus => {
+                let $curve = Softplus;
+                $run
+            }
+            Activation::SwigluOai => {
+                let $curve = SwigluOai;
+                $run
+            }
+            Activation::SiluClamped { limit } => {
+                let $curve = SiluClamped { limit };
+                $run
+            }
+            Activation::Xielu {
+                alpha_n,
+                alpha_p,
+                beta,
+                eps,
+            } => {
+                let $curve = Xielu([alpha_n, alpha_p, beta, eps].map(f64::from));
+                $run
+            }
+        }
+    };
+}
 
 /// `out = activation(x)`.
 ///
@@ -21,17 +72,14 @@ pub fn activate(isa: Isa, pool: &Pool, activation: Activation, x: &[f32], out: &
     let per_task = rows_per_task(pool, out.len(), ACTIVATION_WORK);
     pool.for_each_rows(out, 1, per_task, &|first, out| {
         let x = &x[first..first + out.len()];
-        match activation {
-            Activation::Silu => part(isa, Silu, x, None, out),
-            Activation::GeluTanh => part(isa, GeluTanh, x, None, out),
-        }
+        with_curve!(activation, curve => part(isa, curve, x, None, out));
     });
 }
 
-/// `out = activation(gate) * up`.
+/// `out = activation(gate) * up`. A shorter `gate` has a value for each group of consecutive values of `up`.
 ///
 /// # Panics
-/// If the lengths differ.
+/// If `out` has another length than `up`, or the length of `gate` does not divide it.
 pub fn gated_activation(
     isa: Isa,
     pool: &Pool,
@@ -40,78 +88,55 @@ pub fn gated_activation(
     up: &[f32],
     out: &mut [f32],
 ) {
-    assert_eq!(gate.len(), out.len(), "out has the shape of gate");
     assert_eq!(up.len(), out.len(), "out has the shape of up");
+    if gate.len() != up.len() {
+        return gated_groups(isa, pool, activation, gate, up, out);
+    }
     let per_task = rows_per_task(pool, out.len(), ACTIVATION_WORK);
     pool.for_each_rows(out, 1, per_task, &|first, out| {
         let range = first..first + out.len();
         let (gate, up) = (&gate[range.clone()], Some(&up[range]));
-        match activation {
-            Activation::Silu => part(isa, Silu, gate, up, out),
-            Activation::GeluTanh => part(isa, GeluTanh, gate, up, out),
+        with_curve!(activation, curve => part(isa, curve, gate, up, out));
+    });
+}
+
+fn gated_groups(
+    isa: Isa,
+    pool: &Pool,
+    activation: Activation,
+    gate: &[f32],
+    up: &[f32],
+    out: &mut [f32],
+) {
+    assert!(
+        !gate.is_empty() && up.len().is_multiple_of(gate.len()),
+        "a gate for each group"
+    );
+    let group = up.len() / gate.len();
+    let per_task = rows_per_task(pool, gate.len(), group);
+    pool.for_each_rows(out, group, per_task, &|first, out| {
+        let up = &up[first * group..][..out.len()];
+        let groups = up.chunks_exact(group).zip(out.chunks_exact_mut(group));
+        for ((up, out), &gate) in groups.zip(&gate[first..]) {
+            out.fill(gate);
+            gate_in_place(isa, activation, up, out);
         }
     });
 }
 
 /// `out = activation(out) * up`, on this thread.
 pub(crate) fn gate_in_place(isa: Isa, activation: Activation, up: &[f32], out: &mut [f32]) {
-    match activation {
-        Activation::Silu => gate_with(isa, Silu, up, out),
-        Activation::GeluTanh => gate_with(isa, GeluTanh, up, out),
-    }
+    with_curve!(activation, curve => gate_with(isa, curve, up, out));
 }
 
 fn gate_with<C: Curve>(isa: Isa, curve: C, up: &[f32], out: &mut [f32]) {
     match isa.vector() {
         None => {
-            for (out, up) in out.iter_mut().zip(up) {
-                *out = curve.scalar(f64::from(*out)) as f32 * up;
+            for (out, &up) in out.iter_mut().zip(up) {
+                *out = curve.scalar(f64::from(*out)) as f32 * curve.up(up);
             }
         }
         Some(isa) => isa.run(InPlace { curve, up, out }),
-    }
-}
-
-/// A function of one value. Both have the form `x / (1 + e^-t)`, where `t` depends on `x`.
-trait Curve: Copy {
-    /// Computes the function by its definition.
-    fn scalar(self, x: f64) -> f64;
-    /// `-t`.
-    fn exponent<S: Simd>(self, s: S, x: S::F32) -> S::F32;
-}
-
-#[derive(Clone, Copy)]
-struct Silu;
-
-impl Curve for Silu {
-    fn scalar(self, x: f64) -> f64 {
-        x / (1.0 + (-x).exp())
-    }
-
-    #[inline(always)]
-    fn exponent<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
-        s.sub(s.splat(0.0), x)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct GeluTanh;
-
-/// sqrt(2 / pi).
-const GELU_FACTOR: f64 = 0.797_884_560_802_865_4;
-const GELU_CUBIC: f64 = 0.044_715;
-
-impl Curve for GeluTanh {
-    fn scalar(self, x: f64) -> f64 {
-        x / 2.0 * (1.0 + (GELU_FACTOR * (x + GELU_CUBIC * x * x * x)).tanh())
-    }
-
-    /// `(1 + tanh(u)) / 2 = 1 / (1 + e^-2u)`, which does not cancel where the tanh is close to -1.
-    #[inline(always)]
-    fn exponent<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
-        let cubic = s.splat((-2.0 * GELU_FACTOR * GELU_CUBIC) as f32);
-        let factor = s.mul_add(s.mul(x, x), cubic, s.splat((-2.0 * GELU_FACTOR) as f32));
-        s.mul(x, factor)
     }
 }
 
@@ -120,7 +145,7 @@ fn part<C: Curve>(isa: Isa, curve: C, x: &[f32], up: Option<&[f32]>, out: &mut [
         None => {
             for (i, (out, &x)) in out.iter_mut().zip(x).enumerate() {
                 let y = curve.scalar(f64::from(x)) as f32;
-                *out = up.map_or(y, |up| y * up[i]);
+                *out = up.map_or(y, |up| y * curve.up(up[i]));
             }
         }
         Some(isa) => match up {
@@ -144,10 +169,10 @@ impl<C: Curve> Kernel for Alone<'_, C> {
         let (xs, x_tail) = S::chunks(self.x);
         let (outs, out_tail) = S::chunks_mut(self.out);
         for (x, out) in xs.iter().zip(outs) {
-            s.store_chunk(value(s, self.curve, s.load_chunk(x)), out);
+            s.store_chunk(self.curve.vector(s, s.load_chunk(x)), out);
         }
         if !out_tail.is_empty() {
-            s.store_part(value(s, self.curve, s.load_part(x_tail, 0.0)), out_tail);
+            s.store_part(self.curve.vector(s, s.load_part(x_tail, 0.0)), out_tail);
         }
     }
 }
@@ -168,12 +193,15 @@ impl<C: Curve> Kernel for Gated<'_, C> {
         let (ups, up_tail) = S::chunks(self.up);
         let (outs, out_tail) = S::chunks_mut(self.out);
         for ((x, up), out) in xs.iter().zip(ups).zip(outs) {
-            let y = value(s, self.curve, s.load_chunk(x));
-            s.store_chunk(s.mul(y, s.load_chunk(up)), out);
+            let y = self.curve.vector(s, s.load_chunk(x));
+            s.store_chunk(s.mul(y, self.curve.vector_up(s, s.load_chunk(up))), out);
         }
         if !out_tail.is_empty() {
-            let y = value(s, self.curve, s.load_part(x_tail, 0.0));
-            s.store_part(s.mul(y, s.load_part(up_tail, 0.0)), out_tail);
+            let y = self.curve.vector(s, s.load_part(x_tail, 0.0));
+            s.store_part(
+                s.mul(y, self.curve.vector_up(s, s.load_part(up_tail, 0.0))),
+                out_tail,
+            );
         }
     }
 }
@@ -192,17 +220,15 @@ impl<C: Curve> Kernel for InPlace<'_, C> {
         let (ups, up_tail) = S::chunks(self.up);
         let (outs, out_tail) = S::chunks_mut(self.out);
         for (up, out) in ups.iter().zip(outs) {
-            let y = value(s, self.curve, s.load_chunk(out));
-            s.store_chunk(s.mul(y, s.load_chunk(up)), out);
+            let y = self.curve.vector(s, s.load_chunk(out));
+            s.store_chunk(s.mul(y, self.curve.vector_up(s, s.load_chunk(up))), out);
         }
         if !out_tail.is_empty() {
-            let y = value(s, self.curve, s.load_part(out_tail, 0.0));
-            s.store_part(s.mul(y, s.load_part(up_tail, 0.0)), out_tail);
+            let y = self.curve.vector(s, s.load_part(out_tail, 0.0));
+            s.store_part(
+                s.mul(y, self.curve.vector_up(s, s.load_part(up_tail, 0.0))),
+                out_tail,
+            );
         }
     }
-}
-
-#[inline(always)]
-fn value<S: Simd, C: Curve>(s: S, curve: C, x: S::F32) -> S::F32 {
-    s.div(x, s.add(s.splat(1.0), exp(s, curve.exponent(s, x))))
 }

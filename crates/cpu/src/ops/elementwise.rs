@@ -71,6 +71,66 @@ pub fn add_gated(isa: Isa, pool: &Pool, gate: &[f32], x: &[f32], out: &mut [f32]
     });
 }
 
+/// `x *= by`: `x` [n_rows, by.len()]; a single factor is for all values.
+///
+/// # Panics
+/// If `x` is not whole rows.
+pub fn scale(isa: Isa, pool: &Pool, by: &[f32], x: &mut [f32]) {
+    let width = by.len();
+    assert!(width > 0 && x.len().is_multiple_of(width), "whole rows");
+    let per_task = rows_per_task(pool, x.len() / width, width);
+    pool.for_each_rows(x, width, per_task, &|_, x| match (by, isa.vector()) {
+        (&[factor], None) => x.iter_mut().for_each(|x| *x *= factor),
+        (&[factor], Some(isa)) => isa.run(ScaleBy { factor, x }),
+        (by, None) => {
+            for row in x.chunks_exact_mut(width) {
+                row.iter_mut().zip(by).for_each(|(x, by)| *x *= by);
+            }
+        }
+        (by, Some(isa)) => isa.run(ScaleRows { by, x }),
+    });
+}
+
+struct ScaleBy<'a> {
+    factor: f32,
+    x: &'a mut [f32],
+}
+
+impl Kernel for ScaleBy<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let factor = s.splat(self.factor);
+        let (chunks, tail) = S::chunks_mut(self.x);
+        for x in chunks {
+            s.store_chunk(s.mul(s.load_chunk(x), factor), x);
+        }
+        tail.iter_mut().for_each(|x| *x *= self.factor);
+    }
+}
+
+struct ScaleRows<'a> {
+    by: &'a [f32],
+    x: &'a mut [f32],
+}
+
+impl Kernel for ScaleRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (bys, by_tail) = S::chunks(self.by);
+        for row in self.x.chunks_exact_mut(self.by.len()) {
+            let (chunks, tail) = S::chunks_mut(row);
+            for (x, by) in chunks.iter_mut().zip(bys) {
+                s.store_chunk(s.mul(s.load_chunk(x), s.load_chunk(by)), x);
+            }
+            tail.iter_mut().zip(by_tail).for_each(|(x, by)| *x *= by);
+        }
+    }
+}
+
 struct AddScaled<'a> {
     factor: f32,
     x: &'a [f32],

@@ -5,6 +5,7 @@
 //! order of additions, so results are bit-equal for any number of rows and threads.
 
 mod activation;
+mod curves;
 mod elementwise;
 mod kv;
 mod kv_move;
@@ -14,7 +15,7 @@ mod rope;
 mod soft_cap;
 
 pub use activation::{activate, gated_activation};
-pub use elementwise::{add, add_gated};
+pub use elementwise::{add, add_gated, scale};
 pub use kv::kv_append;
 pub use kv_move::{kv_copy, kv_read};
 pub use logits::{argmax, log_sum_exp};

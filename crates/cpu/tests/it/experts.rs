@@ -1,10 +1,13 @@
 //! Mixture-of-experts layers against their definition in f64, and bit-equality for any batch and number of threads.
 
 use rocmforge_cpu::{
-    Acts, ExpertActs, Isa, Pool, Product, Routing, combine_experts, expert_matmul, matmul,
+    Acts, ExpertActs, ExpertMatrices, Isa, Pool, Product, Routing, combine_experts, expert_matmul,
+    matmul,
 };
 use rocmforge_gguf::GgmlType;
-use rocmforge_plan::{ExpertWeights, OutMode, Router, RowsOf, Weight, act_format};
+use rocmforge_plan::{
+    ExpertGroups, ExpertScores, ExpertWeights, OutMode, Router, RowsOf, Weight, act_format,
+};
 
 use crate::random::Rng;
 
@@ -15,21 +18,23 @@ const N_FF: usize = 256;
 fn router(n_used: usize, weights: ExpertWeights) -> Router {
     Router {
         n_used,
+        scores: ExpertScores::Softmax,
         weights,
+        groups: None,
         scale: 1.5,
     }
 }
 
 fn routed(router: &Router, logits: &[f32], n_experts: usize) -> Routing {
     let mut routing = Routing::new();
-    routing.route(&Pool::new(2), router, logits, n_experts);
+    routing.route(&Pool::new(2), router, logits, (n_experts, None));
     routing
 }
 
 #[test]
 fn router_chooses_and_weights_the_best_experts() {
     let mut rng = Rng(1);
-    for weights in [ExpertWeights::Softmax, ExpertWeights::Normalized] {
+    for weights in [ExpertWeights::Scores, ExpertWeights::Normalized] {
         for (n_experts, n_used, n_tokens) in [(1, 1, 3), (8, 2, 5), (128, 8, 300), (7, 7, 2)] {
             let logits: Vec<f32> = rng
                 .vec(n_tokens * n_experts)
@@ -44,7 +49,7 @@ fn router_chooses_and_weights_the_best_experts() {
                 order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
                 let exp = |i: usize| f64::from(logits[i]).exp();
                 let total: f64 = match weights {
-                    ExpertWeights::Softmax => (0..n_experts).map(exp).sum(),
+                    ExpertWeights::Scores => (0..n_experts).map(exp).sum(),
                     ExpertWeights::Normalized => order[..n_used].iter().map(|&i| exp(i)).sum(),
                 };
                 for (choice, &expert) in routing.choices(token).iter().zip(&order) {
@@ -59,10 +64,89 @@ fn router_chooses_and_weights_the_best_experts() {
     }
 }
 
+/// `score` of a logit, with the sum that divides a softmax.
+fn score(scores: ExpertScores, logit: f64, total: f64) -> f64 {
+    match scores {
+        ExpertScores::Softmax => logit.exp() / total,
+        ExpertScores::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+        ExpertScores::SqrtSoftplus => (1.0 + logit.exp()).ln().sqrt(),
+    }
+}
+
+/// Scores of all kinds, with and without a bias and groups, against the definition: groups by the sum of their best two,
+/// experts by score plus bias, weights by the score alone.
+#[test]
+fn scores_biases_and_groups_choose_by_definition() {
+    let mut rng = Rng(5);
+    let kinds = [
+        ExpertScores::Softmax,
+        ExpertScores::Sigmoid,
+        ExpertScores::SqrtSoftplus,
+    ];
+    for (i, scores) in kinds.into_iter().cycle().take(36).enumerate() {
+        let (n_experts, n_used) = [(8, 2), (64, 6), (60, 4)][i / 3 % 3];
+        let weights = [ExpertWeights::Scores, ExpertWeights::Normalized][i / 9 % 2];
+        let groups = [None, Some([4, 2]), Some([2, 1]), None][i / 3 % 4];
+        let router = Router {
+            scores,
+            groups: groups.map(|[n, n_used]| ExpertGroups { n, n_used }),
+            ..router(n_used, weights)
+        };
+        let bias = rng.vec(n_experts);
+        let bias = (i % 4 != 3).then_some(&bias[..]);
+        let logits: Vec<f32> = rng.vec(n_experts * 7).iter().map(|x| x * 3.0).collect();
+        let mut routing = Routing::new();
+        routing.route(&Pool::new(2), &router, &logits, (n_experts, bias));
+        for (token, logits) in logits.chunks(n_experts).enumerate() {
+            let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+            let scores: Vec<f64> = logits
+                .iter()
+                .map(|&x| score(router.scores, x.into(), total))
+                .collect();
+            let keys: Vec<f64> = (0..n_experts)
+                .map(|i| scores[i] + bias.map_or(0.0, |bias| f64::from(bias[i])))
+                .collect();
+            let [n_groups, n_groups_used] = groups.unwrap_or([1, 1]);
+            let mut by_sum: Vec<(f64, usize)> = keys
+                .chunks(n_experts / n_groups)
+                .enumerate()
+                .map(|(group, keys)| {
+                    let mut keys = keys.to_vec();
+                    keys.sort_by(|a, b| b.total_cmp(a));
+                    (keys[0] + keys[1], group)
+                })
+                .collect();
+            by_sum.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let mut order: Vec<usize> = (0..n_experts)
+                .filter(|i| {
+                    let group = i / (n_experts / n_groups);
+                    by_sum[..n_groups_used].iter().any(|(_, g)| *g == group)
+                })
+                .collect();
+            order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
+            let chosen = &order[..n_used];
+            let sum: f64 = match weights {
+                ExpertWeights::Scores => 1.0,
+                ExpertWeights::Normalized => chosen.iter().map(|&i| scores[i]).sum(),
+            };
+            for (choice, &expert) in routing.choices(token).iter().zip(chosen) {
+                assert_eq!(choice.expert as usize, expert, "{router:?}");
+                let want = 1.5 * scores[expert] / sum;
+                let error = (f64::from(choice.weight) - want).abs();
+                assert!(
+                    error < 1e-6 * want,
+                    "{router:?}: {} not {want}",
+                    choice.weight
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn ties_and_nan_choose_distinct_experts() {
     let chosen = |logits: &[f32]| -> Vec<u32> {
-        let routing = routed(&router(3, ExpertWeights::Softmax), logits, logits.len());
+        let routing = routed(&router(3, ExpertWeights::Scores), logits, logits.len());
         routing.choices(0).iter().map(|c| c.expert).collect()
     };
     assert_eq!(chosen(&[1.0; 6]), [0, 1, 2]);
@@ -76,7 +160,7 @@ fn ties_and_nan_choose_distinct_experts() {
 #[test]
 #[should_panic(expected = "9 of 8 experts")]
 fn rejects_more_experts_than_exist() {
-    routed(&router(9, ExpertWeights::Softmax), &[0.0; 8], 8);
+    routed(&router(9, ExpertWeights::Scores), &[0.0; 8], 8);
 }
 
 /// Bytes of `[rows, n_in]` in the format, from random values.
@@ -99,6 +183,9 @@ struct Mixture {
     ty: GgmlType,
     up: Vec<u8>,
     down: Vec<u8>,
+    /// [n_experts, n_out].
+    up_bias: Vec<f32>,
+    down_bias: Vec<f32>,
 }
 
 impl Mixture {
@@ -119,18 +206,25 @@ impl Mixture {
             pool,
             &router(2, ExpertWeights::Normalized),
             logits,
-            N_EXPERTS,
+            (N_EXPERTS, None),
         );
         let n_rows = routing.n_rows();
         let format = act_format(self.ty);
         acts.quantize(isa, pool, &routing, (x, RowsOf::Tokens), format);
         let mut hidden = vec![f32::NAN; n_rows * N_FF];
+        let matrices = |w, bias| ExpertMatrices {
+            w,
+            bias: Some(bias),
+            n_experts: N_EXPERTS,
+        };
         let up = self.stack(&self.up, N_EXPERTS * N_FF, N_IN);
-        expert_matmul(isa, pool, (&up, N_EXPERTS), &routing, &acts, &mut hidden);
+        let up = matrices(up, &self.up_bias[..]);
+        expert_matmul(isa, pool, up, &routing, &acts, &mut hidden);
         acts.quantize(isa, pool, &routing, (&hidden, RowsOf::Choices), format);
         let mut rows = vec![f32::NAN; n_rows * N_IN];
         let down = self.stack(&self.down, N_EXPERTS * N_IN, N_FF);
-        expert_matmul(isa, pool, (&down, N_EXPERTS), &routing, &acts, &mut rows);
+        let down = matrices(down, &self.down_bias[..]);
+        expert_matmul(isa, pool, down, &routing, &acts, &mut rows);
         let mut out = vec![f32::NAN; x.len()];
         combine_experts(isa, pool, &routing, &rows, &mut out);
         out
@@ -140,15 +234,20 @@ impl Mixture {
     fn one_by_one(&self, isa: Isa, x: &[f32], logits: &[f32]) -> Vec<f64> {
         let pool = Pool::new(1);
         let routing = routed(&router(2, ExpertWeights::Normalized), logits, N_EXPERTS);
-        let product = |data: &[u8], n_out: usize, n_in: usize, expert: u32, x: &[f32]| {
+        let product = |up: bool, expert: u32, x: &[f32]| {
+            let (data, bias, n_out, n_in) = match up {
+                true => (&self.up, &self.up_bias, N_FF, N_IN),
+                false => (&self.down, &self.down_bias, N_IN, N_FF),
+            };
             let bytes = data.len() / N_EXPERTS;
             let w = self.stack(&data[expert as usize * bytes..][..bytes], n_out, n_in);
+            let bias = &bias[expert as usize * n_out..][..n_out];
             let mut acts = Acts::new();
             acts.quantize(isa, &pool, x, [1, n_in], act_format(self.ty));
             let mut out = vec![f32::NAN; n_out];
             let product = Product {
                 w,
-                bias: None,
+                bias: Some(bias),
                 mode: OutMode::Store,
                 out: &mut out,
             };
@@ -159,8 +258,8 @@ impl Mixture {
         for (token, x) in x.chunks(N_IN).enumerate() {
             let mut sum = vec![0.0; N_IN];
             for choice in routing.choices(token) {
-                let hidden = product(&self.up, N_FF, N_IN, choice.expert, x);
-                let row = product(&self.down, N_IN, N_FF, choice.expert, &hidden);
+                let hidden = product(true, choice.expert, x);
+                let row = product(false, choice.expert, &hidden);
                 for (sum, y) in sum.iter_mut().zip(row) {
                     *sum += f64::from(choice.weight) * f64::from(y);
                 }
@@ -179,6 +278,8 @@ fn expert_products_match_single_products_for_any_batch_and_threads() {
             ty,
             up: weights(ty, N_EXPERTS * N_FF, N_IN, &mut rng),
             down: weights(ty, N_EXPERTS * N_IN, N_FF, &mut rng),
+            up_bias: rng.vec(N_EXPERTS * N_FF),
+            down_bias: rng.vec(N_EXPERTS * N_IN),
         };
         for isa in Isa::available() {
             let n_tokens = if isa == Isa::Scalar { 9 } else { 70 };
@@ -219,6 +320,8 @@ fn accepts_empty_batches() {
         ty: GgmlType::F32,
         up: vec![0; 4 * N_EXPERTS * N_FF * N_IN],
         down: vec![0; 4 * N_EXPERTS * N_FF * N_IN],
+        up_bias: vec![0.0; N_EXPERTS * N_FF],
+        down_bias: vec![0.0; N_EXPERTS * N_IN],
     };
     for isa in Isa::available() {
         assert!(mixture.run(isa, &Pool::new(2), &[], &[]).is_empty());

@@ -6,8 +6,9 @@ use rocmforge_cpu::{
 };
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant;
-use rocmforge_plan::{ActFormat, Activation, OutMode, Weight, act_format};
+use rocmforge_plan::{ActFormat, OutMode, Weight, act_format};
 
+use crate::activations::ACTIVATIONS;
 use crate::random::Rng;
 
 const N_IN: usize = 512;
@@ -89,7 +90,7 @@ fn gated_products_in_one_pass() {
         let [gate, up] = [&data[0], &data[1]].map(|data| weight(ty, n_out, data));
         for (isa, pool) in machines() {
             for n_tokens in TOKENS {
-                let activation = [Activation::Silu, Activation::GeluTanh][random.below(2)];
+                let activation = ACTIVATIONS[random.below(ACTIVATIONS.len())];
                 let x = random.vec(n_tokens * N_IN);
                 let acts = acts(isa, &pool, &x, act_format(ty));
                 let mut products = [(); 3].map(|()| vec![f32::NAN; n_tokens * n_out]);

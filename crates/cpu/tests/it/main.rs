@@ -1,5 +1,6 @@
 //! Tests of the public API, in one program so that they link once.
 
+mod activations;
 mod attention;
 mod experts;
 mod fused;

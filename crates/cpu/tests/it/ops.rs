@@ -2,10 +2,11 @@
 
 use rocmforge_cpu::{
     Isa, LayerNormParams, Pool, Rotation, activate, add, add_gated, argmax, gated_activation,
-    layer_norm, log_sum_exp, rms_norm, rope, soft_cap,
+    layer_norm, log_sum_exp, rms_norm, rope, scale, soft_cap,
 };
-use rocmforge_plan::{Activation, RopeStyle};
+use rocmforge_plan::RopeStyle;
 
+use crate::activations::{ACTIVATIONS, activated, of_up};
 use crate::random::Rng;
 
 /// Widths around the boundaries of vectors of 8 and 16 values, and of four such vectors.
@@ -112,18 +113,6 @@ fn layer_norm_follows_its_formula() {
     }
 }
 
-type Formula = fn(f64) -> f64;
-
-/// The definition of each activation.
-const ACTIVATIONS: [(Activation, Formula); 2] = [
-    (Activation::Silu, |x| x / (1.0 + (-x).exp())),
-    (Activation::GeluTanh, |x| {
-        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-        // As 1 / (1 + e^-2u), which does not cancel for negative values.
-        x / (1.0 + (-2.0 * inner).exp())
-    }),
-];
-
 #[test]
 fn add_and_activations_follow_their_formulas() {
     let mut rng = Rng(2);
@@ -139,7 +128,9 @@ fn add_and_activations_follow_their_formulas() {
             check(&format!("{isa} add {n}"), &got, want);
 
             let gate: Vec<f32> = a.iter().map(|a| a * 20.0).collect();
-            for (activation, formula) in ACTIVATIONS {
+            for activation in ACTIVATIONS {
+                let formula = |x| activated(activation, x);
+                let up = |x: f32| of_up(activation, f64::from(x));
                 let got = same_on_any_pool(|pool| {
                     let mut out = vec![f32::NAN; n];
                     gated_activation(isa, pool, activation, &gate, &b, &mut out);
@@ -148,7 +139,7 @@ fn add_and_activations_follow_their_formulas() {
                 let want = gate
                     .iter()
                     .zip(&b)
-                    .map(|(&g, &u)| formula(f64::from(g)) * f64::from(u));
+                    .map(|(&g, &u)| formula(f64::from(g)) * up(u));
                 check(&format!("{isa} gated {activation:?} {n}"), &got, want);
 
                 let got = same_on_any_pool(|pool| {
@@ -167,7 +158,8 @@ fn add_and_activations_follow_their_formulas() {
 #[test]
 fn activations_match_their_formulas_at_range_limits() {
     for isa in Isa::available() {
-        for (activation, formula) in ACTIVATIONS {
+        for activation in ACTIVATIONS {
+            let formula = |x| activated(activation, x);
             for x in [
                 -1e4f32, -104.0, -89.0, -88.0, -87.0, -5.0, -3.0, -1.0, -1e-30, 0.0, 1e-30, 1.0,
                 3.0, 88.0, 104.0, 1e4,
@@ -188,6 +180,56 @@ fn activations_match_their_formulas_at_range_limits() {
             let mut out = [0.0; 9];
             activate(isa, &Pool::new(1), activation, &[f32::NAN; 9], &mut out);
             assert!(out.iter().all(|x| x.is_nan()), "{isa}: NaN goes through");
+        }
+    }
+}
+
+/// A gate for each group of values, such as a head of attention.
+#[test]
+fn gates_of_groups_follow_their_formulas() {
+    let mut rng = Rng(15);
+    for isa in Isa::available() {
+        for group in WIDTHS {
+            for (n_groups, activation) in [1, 3, 90]
+                .into_iter()
+                .zip(ACTIVATIONS.iter().cycle().skip(group))
+            {
+                let up: Vec<f32> = rng.vec(n_groups * group).iter().map(|x| x * 9.0).collect();
+                let gate: Vec<f32> = rng.vec(n_groups).iter().map(|x| x * 9.0).collect();
+                let got = same_on_any_pool(|pool| {
+                    let mut out = vec![f32::NAN; up.len()];
+                    gated_activation(isa, pool, *activation, &gate, &up, &mut out);
+                    out
+                });
+                let want = (0..up.len()).map(|i| {
+                    let gate = activated(*activation, f64::from(gate[i / group]));
+                    gate * of_up(*activation, f64::from(up[i]))
+                });
+                check(
+                    &format!("{isa} {activation:?} {n_groups} x {group}"),
+                    &got,
+                    want,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn scale_multiplies_by_a_constant_or_a_vector() {
+    let mut rng = Rng(16);
+    for isa in Isa::available() {
+        for width in WIDTHS {
+            for n_rows in [0, 1, 300] {
+                let (x, by) = (rng.vec(n_rows * width), rng.vec(width));
+                let got = same_on_any_pool(|pool| {
+                    let mut x = x.clone();
+                    scale(isa, pool, &by, &mut x);
+                    x
+                });
+                let want: Vec<f32> = (0..x.len()).map(|i| x[i] * by[i % width]).collect();
+                assert_eq!(got, want, "{isa} {n_rows} x {width}");
+            }
         }
     }
 }

@@ -188,7 +188,7 @@ fn every_metadata_key_has_an_effect() {
 
 #[test]
 fn rejects_invalid_metadata() {
-    let cases: [(&str, &str, OwnedValue, &str); 25] = [
+    let cases: [(&str, &str, OwnedValue, &str); 26] = [
         (
             "mixtral",
             "llama.expert_used_count",
@@ -236,7 +236,13 @@ fn rejects_invalid_metadata() {
             "mixtral",
             "llama.expert_group_count",
             2u32.into(),
-            "groups of experts",
+            "'llama.expert_group_used_count' is missing",
+        ),
+        (
+            "mixtral",
+            "llama.expert_group_count",
+            3u32.into(),
+            "of equal size",
         ),
         (
             "qwen3moe",

@@ -3,6 +3,7 @@
 mod architectures;
 mod common;
 mod context_shift;
+mod families;
 mod finish;
 mod gelu;
 mod golden;

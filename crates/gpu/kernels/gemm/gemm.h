@@ -39,6 +39,7 @@ struct Experts {
         if (tile.expert == NO_EXPERT) return;
         One own = p;
         own.w.data += tile.expert * p.expert_bytes;
+        if (own.bias) own.bias += tile.expert * own.w.n_out;
         own.n_rows = tile.first_row + tile.n_rows;
         take(own, Tile{bid_y() * Mainloop::OUTS, tile.first_row});
     }

@@ -24,8 +24,10 @@ struct ElementwiseParams {
     n: u32,
     width: u32,
     n_x_rows: u32,
-    cap: f32,
     aligned: u32,
+    /// The cap, the factor, or the numbers of the activation.
+    numbers: [f32; 4],
+    kind: u32,
     pad: u32,
 }
 
@@ -36,21 +38,23 @@ layout!(ElementwiseParams {
     n,
     width,
     n_x_rows,
-    cap,
     aligned,
+    numbers,
+    kind,
     pad
 });
 
-const _: () = assert!(size_of::<ElementwiseParams>() == 48);
+const _: () = assert!(size_of::<ElementwiseParams>() == 64);
 
 kernels! {
     struct ElementwiseKernels {
         add: ElementwiseParams,
         add_gated: ElementwiseParams,
-        activate_silu: ElementwiseParams,
-        activate_gelu_tanh: ElementwiseParams,
-        gated_silu: ElementwiseParams,
-        gated_gelu_tanh: ElementwiseParams,
+        activate: ElementwiseParams,
+        gated: ElementwiseParams,
+        gated_rows: ElementwiseParams,
+        scale: ElementwiseParams,
+        scale_rows: ElementwiseParams,
         soft_cap: ElementwiseParams,
         select_rows: ElementwiseParams,
     }
@@ -108,17 +112,15 @@ pub fn activate(
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     assert_eq!(x.len(), out.len(), "lengths differ");
-    let kernel = match activation {
-        Activation::Silu => &gpu.kernels().elementwise.activate_silu,
-        Activation::GeluTanh => &gpu.kernels().elementwise.activate_gelu_tanh,
-    };
-    flat(gpu, kernel, [x.address(), Address::NULL], out)
+    let params = params([x.address(), Address::NULL], out).of(activation);
+    launch_flat(gpu, &gpu.kernels().elementwise.activate, params)
 }
 
-/// `out = activation(gate) * up`, all `[n]`. `out` may be the same memory as another operand.
+/// `out = activation(gate) * up`: `up` and `out` `[n]`. `out` may be the same memory as another operand of `n` values. A
+/// shorter `gate` has a value for each group of consecutive values of `up`.
 ///
 /// # Panics
-/// If the lengths differ.
+/// If the lengths do not match.
 pub fn gated_activation(
     gpu: &Gpu,
     activation: Activation,
@@ -126,22 +128,49 @@ pub fn gated_activation(
     up: Slice<'_, f32>,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    assert_eq!(
-        [gate.len(), up.len()],
-        [out.len(); 2],
-        "lengths of gate, up and out differ"
+    assert_eq!(up.len(), out.len(), "lengths of up and out differ");
+    let n_gates = gate.len();
+    let mut params = params([gate.address(), up.address()], out).of(activation);
+    if n_gates == out.len() {
+        return launch_flat(gpu, &gpu.kernels().elementwise.gated, params);
+    }
+    assert!(
+        n_gates > 0 && out.len().is_multiple_of(n_gates),
+        "a gate for each group"
     );
-    let kernel = match activation {
-        Activation::Silu => &gpu.kernels().elementwise.gated_silu,
-        Activation::GeluTanh => &gpu.kernels().elementwise.gated_gelu_tanh,
-    };
-    flat(gpu, kernel, [gate.address(), up.address()], out)
+    let width = out.len() / n_gates;
+    params.aligned = aligned(width, &[up.address(), out.address()]);
+    let kernel = &gpu.kernels().elementwise.gated_rows;
+    by_rows(gpu, kernel, params, [n_gates, width])
+}
+
+/// `x *= by` in place.
+pub fn scale(gpu: &Gpu, by: f32, x: Slice<'_, f32>) -> Result<(), GpuError> {
+    let mut params = params([Address::NULL; 2], x);
+    params.numbers[0] = by;
+    launch_flat(gpu, &gpu.kernels().elementwise.scale, params)
+}
+
+/// `x[row] *= by` in place: `x` [n_rows, by.len()].
+///
+/// # Panics
+/// If `x` is not whole rows.
+pub fn scale_rows(gpu: &Gpu, by: Slice<'_, f32>, x: Slice<'_, f32>) -> Result<(), GpuError> {
+    let width = by.len();
+    assert!(
+        width > 0 && x.len().is_multiple_of(width),
+        "x is not whole rows"
+    );
+    let mut params = params([by.address(), Address::NULL], x);
+    params.aligned = aligned(width, &[by.address(), x.address()]);
+    let kernel = &gpu.kernels().elementwise.scale_rows;
+    by_rows(gpu, kernel, params, [x.len() / width, width])
 }
 
 /// `x = cap * tanh(x / cap)` in place. `cap` must be positive.
 pub fn soft_cap(gpu: &Gpu, cap: f32, x: Slice<'_, f32>) -> Result<(), GpuError> {
     let mut params = params([Address::NULL; 2], x);
-    params.cap = cap;
+    params.numbers[0] = cap;
     launch_flat(gpu, &gpu.kernels().elementwise.soft_cap, params)
 }
 
@@ -183,9 +212,44 @@ fn params([x, other]: [Address; 2], out: Slice<'_, f32>) -> ElementwiseParams {
         n: n_values(out.len()).expect("fewer than 2^32 values"),
         width: 0,
         n_x_rows: 0,
-        cap: 0.0,
         aligned: aligned(out.len(), &[x, other, out.address()]),
+        numbers: [0.0; 4],
+        kind: 0,
         pad: 0,
+    }
+}
+
+impl ElementwiseParams {
+    /// The same with an activation: `ActivationKind` in activation.h.
+    fn of(self, activation: Activation) -> ElementwiseParams {
+        let mut numbers = [0.0; 4];
+        let kind = match activation {
+            Activation::Silu => 0,
+            Activation::GeluTanh => 1,
+            Activation::GeluErf => 2,
+            Activation::ReluSquared => 3,
+            Activation::Sigmoid => 4,
+            Activation::Softplus => 5,
+            Activation::SwigluOai => 6,
+            Activation::SiluClamped { limit } => {
+                numbers[0] = limit;
+                7
+            }
+            Activation::Xielu {
+                alpha_n,
+                alpha_p,
+                beta,
+                eps,
+            } => {
+                numbers = [alpha_n, alpha_p, beta, eps];
+                8
+            }
+        };
+        ElementwiseParams {
+            numbers,
+            kind,
+            ..self
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub fn matvec(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), G
 /// As [`matvec`].
 ///
 /// # Panics
-/// As [`matvec`]; also if the matrices have different shapes.
+/// As [`matvec`]; also if the matrices have different shapes, or the activation does not join products.
 pub fn matvec_gated(gpu: &Gpu, x: &Acts<'_>, gated: &Gated<'_>) -> Result<(), GpuError> {
     launch_gated(gpu, &Work::gate_and_up(x, gated), gated.activation)
 }
@@ -43,7 +43,7 @@ pub(super) fn launch_gated(
     [gate, up]: &[Work<'_>; 2],
     activation: Activation,
 ) -> Result<(), GpuError> {
-    let mode = Mode::from(activation);
+    let mode = Mode::of_gate(activation);
     if gate.matrix.ty == up.matrix.ty {
         let both = Work {
             up: Some((up.matrix, up.bias)),

@@ -43,6 +43,8 @@ pub(super) enum Mode {
     Add = 1,
     GateSilu = 2,
     GateGeluTanh = 3,
+    /// 4 is the bit `ROWS_FIRST`.
+    GateSwigluOai = 8,
 }
 
 impl From<OutMode> for Mode {
@@ -54,11 +56,15 @@ impl From<OutMode> for Mode {
     }
 }
 
-impl From<Activation> for Mode {
-    fn from(activation: Activation) -> Mode {
+impl Mode {
+    /// # Panics
+    /// If the activation does not join products.
+    pub(super) fn of_gate(activation: Activation) -> Mode {
         match activation {
             Activation::Silu => Mode::GateSilu,
             Activation::GeluTanh => Mode::GateGeluTanh,
+            Activation::SwigluOai => Mode::GateSwigluOai,
+            other => panic!("{other:?} does not join products"),
         }
     }
 }
@@ -69,6 +75,7 @@ pub(super) struct Work<'a> {
     pub(super) x: Acts<'a>,
     /// Of an MoE layer: the first expert's.
     pub(super) matrix: Matrix<'a>,
+    /// Of an MoE layer: those of all experts.
     pub(super) bias: Option<Slice<'a, f32>>,
     /// Up and its bias, if this is a gated product: of the same format and shape as `matrix`, which is the gate.
     pub(super) up: Option<(Matrix<'a>, Option<Slice<'a, f32>>)>,
@@ -110,10 +117,15 @@ impl<'a> Work<'a> {
     pub(super) fn of_experts(
         x: &Acts<'a>,
         routing: &Routing<'a>,
-        matrices: &ExpertMatrices<'a>,
+        (matrices, bias): (&ExpertMatrices<'a>, Option<Slice<'a, f32>>),
         out: Slice<'a, f32>,
     ) -> Work<'a> {
         assert_eq!(matrices.n_experts, routing.n_experts, "a matrix per expert");
+        let n_biases = matrices.n_experts * matrices.matrix(0).n_out;
+        assert!(
+            bias.is_none_or(|bias| bias.len() == n_biases),
+            "bias is [n_experts, n_out]"
+        );
         assert_eq!(x.n_rows, routing.max_rows(), "one row per choice");
         let product = Product {
             matrix: matrices.matrix(0),
@@ -122,6 +134,7 @@ impl<'a> Work<'a> {
             out,
         };
         Work {
+            bias,
             experts: Some(Experts {
                 routing: *routing,
                 n_bytes: matrices.expert_bytes(),

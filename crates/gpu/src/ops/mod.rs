@@ -25,7 +25,9 @@ mod tile;
 pub use argmax::argmax;
 pub use attention::{AttentionScratch, Queries, Scores, attention, check_rows, is_fast};
 pub(crate) use attention::{DecodeExtents, check_heads};
-pub use elementwise::{activate, add, add_gated, gated_activation, select_rows, soft_cap};
+pub use elementwise::{
+    activate, add, add_gated, gated_activation, scale, scale_rows, select_rows, soft_cap,
+};
 pub(crate) use formats::check_format;
 pub use gemm::{matmul, matmul_tiled};
 pub use gemm_f16::matmul_f16;
@@ -42,8 +44,8 @@ pub use products::{ExpertGated, expert_gated_products, expert_products, gated_pr
 pub(crate) use rope_kv::check_append;
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
 pub use routing::{
-    ExpertTile, ExpertWeights, Router, Routing, RoutingBuffer, check_experts, combine_experts,
-    quantize_experts, route,
+    ExpertGroups, ExpertScores, ExpertTile, ExpertWeights, Router, Routing, RoutingBuffer,
+    check_router, combine_experts, quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{

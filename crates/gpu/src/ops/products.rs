@@ -10,11 +10,14 @@ use crate::gpu::Gpu;
 use crate::memory::Slice;
 use crate::operands::{Activation, Acts, ExpertMatrices};
 
-/// Two products combined by a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`.
+/// Two products combined by a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`, each with the bias of the row's
+/// expert.
 #[derive(Clone, Copy)]
 pub struct ExpertGated<'a> {
     /// Gate and up, of the same shape and of any formats.
     pub matrices: [ExpertMatrices<'a>; 2],
+    /// `[n_experts, n_out]` each.
+    pub biases: [Option<Slice<'a, f32>>; 2],
     pub activation: Activation,
     /// `[n_tokens * n_used, n_out]`.
     pub out: Slice<'a, f32>,
@@ -49,7 +52,8 @@ pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(),
 /// As [`products`].
 ///
 /// # Panics
-/// As [`products`]; also if the matrices have different shapes, or `scratch` is shorter than the output.
+/// As [`products`]; also if the matrices have different shapes, `scratch` is shorter than the output, or the activation
+/// does not join products.
 pub fn gated_products(
     gpu: &Gpu,
     x: &Acts<'_>,
@@ -68,8 +72,8 @@ pub fn gated_products(
     Ok(())
 }
 
-/// `out[row] = x[row] * matrix of the row's expert`, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
-/// values.
+/// `out[row] = x[row] * matrix of the row's expert + its bias`, `out` [n_tokens * n_used, n_out]; `bias`
+/// [n_experts, n_out]. Unused rows keep their old values.
 ///
 /// # Errors
 /// As [`products`].
@@ -80,10 +84,10 @@ pub fn expert_products(
     gpu: &Gpu,
     x: &Acts<'_>,
     routing: &Routing<'_>,
-    matrices: &ExpertMatrices<'_>,
+    (matrices, bias): (&ExpertMatrices<'_>, Option<Slice<'_, f32>>),
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let work = Work::of_experts(x, routing, matrices, out);
+    let work = Work::of_experts(x, routing, (matrices, bias), out);
     match select::is_gemv_of_experts(gpu, routing) {
         true => gemv::launch(gpu, &[work]),
         false => gemm::launch(gpu, &work, None),
@@ -97,7 +101,7 @@ pub fn expert_products(
 /// As [`products`].
 ///
 /// # Panics
-/// As [`expert_products`]; also if the matrices have different shapes, or `scratch` is shorter than the output.
+/// As [`expert_products`] and [`gated_products`].
 pub fn expert_gated_products(
     gpu: &Gpu,
     x: &Acts<'_>,
@@ -105,8 +109,10 @@ pub fn expert_gated_products(
     gated: &ExpertGated<'_>,
     scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let works = |matrices| Work::of_experts(x, routing, matrices, gated.out);
-    let pair = gated.matrices.each_ref().map(works);
+    let pair = [0, 1].map(|i| {
+        let side = (&gated.matrices[i], gated.biases[i]);
+        Work::of_experts(x, routing, side, gated.out)
+    });
     match select::is_gemv_of_experts(gpu, routing) {
         true => gemv::launch_gated(gpu, &pair, gated.activation),
         false => gated_gemm(gpu, &pair, gated.activation, scratch),

@@ -1,7 +1,7 @@
 //! Routing of mixture-of-experts (MoE) layers: chooses the experts of each token, sorts rows by expert, and combines
 //! the results (`kernels/experts.hip`). All of it stays on the device; the host knows only the number of choices.
 
-pub use rocmforge_plan::{ExpertWeights, Router};
+pub use rocmforge_plan::{ExpertGroups, ExpertScores, ExpertWeights, Router};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
@@ -20,6 +20,9 @@ const ROW_THREADS: usize = 256;
 
 /// Maximum number of experts: one thread of `sort` each.
 const MAX_EXPERTS: usize = 1024;
+
+/// Maximum number of groups of experts: one lane of `route` each.
+const MAX_GROUPS: usize = 32;
 
 /// Up to this many tokens are routed and sorted by one block.
 const MAX_SINGLE_BLOCK_TOKENS: usize = 64;
@@ -81,12 +84,28 @@ pub struct Routing<'a> {
 }
 
 /// Checks that tokens can be routed to `n_used` of `n_experts` experts.
-pub fn check_experts([n_experts, n_used]: [usize; 2]) -> Result<(), Limit> {
+fn check_experts([n_experts, n_used]: [usize; 2]) -> Result<(), Limit> {
     Limit::check(n_experts <= MAX_EXPERTS, n_experts, || {
         format!("at most {MAX_EXPERTS} experts")
     })?;
     Limit::check((1..=n_experts).contains(&n_used), n_used, || {
         format!("tokens with 1 to {n_experts} experts")
+    })
+}
+
+/// Checks that the kernels can choose as `router` says among `n_experts` experts.
+pub fn check_router(router: &Router, n_experts: usize) -> Result<(), Limit> {
+    check_experts([n_experts, router.n_used])?;
+    let Some(ExpertGroups { n, n_used }) = router.groups else {
+        return Ok(());
+    };
+    let is_whole = (2..=MAX_GROUPS).contains(&n) && n_experts.is_multiple_of(n) && n_experts > n;
+    Limit::check(is_whole, n, || {
+        format!("2 to {MAX_GROUPS} groups of at least two experts, of equal size")
+    })?;
+    let fits = (1..=n).contains(&n_used) && n_experts / n * n_used >= router.n_used;
+    Limit::check(fits, n_used, || {
+        format!("groups with the {} experts of a token", router.n_used)
     })
 }
 
@@ -171,12 +190,15 @@ struct RouteParams {
     tokens: Address,
     n_rows: Address,
     lists: [TileList; TILE_ROWS.len()],
+    bias: Address,
     n_tokens: u32,
     n_experts: u32,
     n_used: u32,
+    scores: u32,
     normalized: u32,
+    n_groups: u32,
+    n_groups_used: u32,
     scale: f32,
-    pad: u32,
 }
 
 layout!(RouteParams {
@@ -188,12 +210,15 @@ layout!(RouteParams {
     tokens,
     n_rows,
     lists,
+    bias,
     n_tokens,
     n_experts,
     n_used,
+    scores,
     normalized,
-    scale,
-    pad
+    n_groups,
+    n_groups_used,
+    scale
 });
 
 #[repr(C)]
@@ -240,7 +265,7 @@ layout!(CombineParams {
     aligned
 });
 
-const _: () = assert!(size_of::<RouteParams>() == 128);
+const _: () = assert!(size_of::<RouteParams>() == 144);
 const _: () = assert!(size_of::<QuantizeRowsParams>() == 64);
 const _: () = assert!(size_of::<CombineParams>() == 48);
 
@@ -256,15 +281,15 @@ kernels! {
     }
 }
 
-/// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest logits, the first of equals; NaN
-/// counts as negative infinity. Assigns a row to every choice. Tokens with `u32::MAX` in `seq_of_row` `[n_tokens]` are
+/// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest scores, the first of equals; NaN
+/// counts as negative infinity. `bias` `[n_experts]` is added to the scores for the choice only. Assigns a row to every choice. Tokens with `u32::MAX` in `seq_of_row` `[n_tokens]` are
 /// padding rows and choose nothing.
 ///
 /// # Panics
-/// If the shapes do not match.
+/// If the shapes do not match, or [`check_router`] fails.
 pub fn route(
     gpu: &Gpu,
-    logits: Slice<'_, f32>,
+    (logits, bias): (Slice<'_, f32>, Option<Slice<'_, f32>>),
     router: Router,
     seq_of_row: Slice<'_, u32>,
     routing: &Routing<'_>,
@@ -277,6 +302,12 @@ pub fn route(
     } = *routing;
     assert_eq!(logits.len(), n_tokens * n_experts, "[n_tokens, n_experts]");
     assert_eq!(seq_of_row.len(), n_tokens, "one sequence per token");
+    assert_eq!(check_router(&router, n_experts), Ok(()));
+    assert!(
+        bias.is_none_or(|bias| bias.len() == n_experts),
+        "a bias for each expert"
+    );
+    let groups = router.groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
     if n_tokens == 0 {
         return Ok(());
     }
@@ -294,12 +325,19 @@ pub fn route(
         tokens: routing.tokens.address(),
         n_rows: routing.n_rows.address(),
         lists: [list(0), list(1), list(2)],
+        bias: bias.map_or(Address::NULL, |bias| bias.address()),
         n_tokens: u32::try_from(n_tokens).expect("the number of rows fits 32 bits"),
         n_experts: n_experts as u32,
         n_used: n_used as u32,
+        scores: match router.scores {
+            ExpertScores::Softmax => 0,
+            ExpertScores::Sigmoid => 1,
+            ExpertScores::SqrtSoftplus => 2,
+        },
         normalized: u32::from(router.weights == ExpertWeights::Normalized),
+        n_groups: groups.n as u32,
+        n_groups_used: groups.n_used as u32,
         scale: router.scale,
-        pad: 0,
     };
     let kernels = &gpu.kernels().experts;
     if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {

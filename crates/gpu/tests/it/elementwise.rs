@@ -1,28 +1,15 @@
 //! Elementwise operations against their formulas in f64.
 
 use crate::common;
+use crate::common::activations::{ACTIVATIONS, activated, of_up};
 use crate::common::three_orders;
 use crate::common::values::{Random, assert_close};
 use rocmforge_gpu::{Activation, ops};
 
 const LENGTHS: [usize; 6] = [1, 3, 255, 1024, 1027, 2052];
 
-const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
-
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
-}
-
-fn activated(activation: Activation, x: f32) -> f64 {
-    let x = f64::from(x);
-    match activation {
-        Activation::Silu => x * sigmoid(x),
-        Activation::GeluTanh => {
-            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-            // (1 + tanh(u)) / 2 without cancellation.
-            x * sigmoid(2.0 * u)
-        }
-    }
 }
 
 /// Asserts a small error of each value, relative to the value or absolute near the smallest normal number.
@@ -106,14 +93,17 @@ fn activations() {
                 ops::activate(&gpu, activation, dx.as_slice(), out.as_slice()).unwrap();
                 gpu.read(out.as_slice::<f32>()).unwrap()
             });
-            let wanted: Vec<f64> = x.iter().map(|&x| activated(activation, x)).collect();
+            let wanted: Vec<f64> = x.iter().map(|&x| activated(activation, x.into())).collect();
             assert_each_close(&got, &wanted, 1e-5, &what);
             let got = three_orders(|| {
                 let [x, up, out] = [&dx, &dup, &out].map(|buffer| buffer.as_slice());
                 ops::gated_activation(&gpu, activation, x, up, out).unwrap();
                 gpu.read(out).unwrap()
             });
-            let gated = wanted.iter().zip(&up).map(|(y, &up)| y * f64::from(up));
+            let gated = wanted
+                .iter()
+                .zip(&up)
+                .map(|(y, &up)| y * of_up(activation, up.into()));
             assert_each_close(&got, &gated.collect::<Vec<_>>(), 1e-5, &what);
         }
     }
@@ -131,7 +121,7 @@ fn activations_of_extreme_inputs() {
         0.0,
     ];
     for gpu in common::gpus_with(&["loads=narrow"]) {
-        for activation in ACTIVATIONS {
+        for activation in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
             let dx = gpu.upload(&x).unwrap();
             ops::activate(&gpu, activation, dx.as_slice(), dx.as_slice()).unwrap();
             let y = gpu.read(dx.as_slice::<f32>()).unwrap();
@@ -141,6 +131,75 @@ fn activations_of_extreme_inputs() {
             assert!(y[2].is_nan(), "{what}");
             assert_eq!(y[3], 1e30, "{what}");
             assert!(y[4] == 0.0 && y[5].abs() < 1e-37 && y[6] == 0.0, "{what}");
+        }
+        for activation in ACTIVATIONS {
+            let dx = gpu.upload(&x).unwrap();
+            ops::activate(&gpu, activation, dx.as_slice(), dx.as_slice()).unwrap();
+            let y = gpu.read(dx.as_slice::<f32>()).unwrap();
+            let what = format!("{activation:?} on {}: {y:?}", common::name(&gpu));
+            assert!(y[2].is_nan(), "{what}: NaN goes through");
+            let up = gpu.upload(&[f32::NAN; 7]).unwrap();
+            let ones = gpu.upload(&[1.0f32; 7]).unwrap();
+            let out = ones.as_slice();
+            ops::gated_activation(&gpu, activation, out, up.as_slice(), out).unwrap();
+            let y = gpu.read(ones.as_slice::<f32>()).unwrap();
+            assert!(
+                y.iter().all(|y| y.is_nan()),
+                "{what}: NaN of up goes through"
+            );
+        }
+    }
+}
+
+/// A gate for each group of values, such as a head of attention.
+#[test]
+fn gates_of_groups() {
+    let mut random = Random(6);
+    for gpu in common::gpus_with(&["loads=narrow"]) {
+        for (n_groups, group) in [(1, 3), (6, 64), (5, 1027), (7, 8)] {
+            for activation in ACTIVATIONS {
+                let (gate, up) = (
+                    inputs(&mut random, n_groups),
+                    random.normals(n_groups * group),
+                );
+                let (dgate, dup) = (gpu.upload(&gate).unwrap(), gpu.upload(&up).unwrap());
+                let out = gpu.alloc::<f32>(up.len()).unwrap();
+                let got = three_orders(|| {
+                    let [gate, up, out] = [&dgate, &dup, &out].map(|buffer| buffer.as_slice());
+                    ops::gated_activation(&gpu, activation, gate, up, out).unwrap();
+                    gpu.read(out).unwrap()
+                });
+                let wanted: Vec<f64> = (0..up.len())
+                    .map(|i| {
+                        let gate = activated(activation, gate[i / group].into());
+                        gate * of_up(activation, up[i].into())
+                    })
+                    .collect();
+                let what = format!("{activation:?} {group} on {}", common::name(&gpu));
+                assert_each_close(&got, &wanted, 1e-5, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn scale() {
+    let mut random = Random(7);
+    for gpu in common::gpus_with(&["loads=narrow"]) {
+        for n in LENGTHS {
+            let x = random.normals(3 * n);
+            let by = random.normals(n);
+            let (all, dby) = (gpu.upload(&x).unwrap(), gpu.upload(&by).unwrap());
+            ops::scale(&gpu, by[0], all.as_slice()).unwrap();
+            let expected: Vec<f32> = x.iter().map(|x| x * by[0]).collect();
+            assert_eq!(gpu.read(all.as_slice::<f32>()).unwrap(), expected);
+            let got = three_orders(|| {
+                let rows = gpu.upload(&x).unwrap();
+                ops::scale_rows(&gpu, dby.as_slice(), rows.as_slice()).unwrap();
+                gpu.read(rows.as_slice::<f32>()).unwrap()
+            });
+            let expected: Vec<f32> = (0..x.len()).map(|i| x[i] * by[i % n]).collect();
+            assert_eq!(got, expected);
         }
     }
 }

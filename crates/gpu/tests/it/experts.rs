@@ -1,6 +1,7 @@
 //! Expert products of mixture-of-experts models, against sums in f64.
 
 use crate::common;
+use crate::common::activations::{JOINING, activated, of_up};
 use crate::common::acts::TestActs;
 use crate::common::formats::for_each_format;
 use crate::common::mixture::{Logits, NONE, Step};
@@ -8,7 +9,7 @@ use crate::common::three_orders;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated};
-use rocmforge_gpu::{Activation, Buffer, ExpertMatrices, Gpu, Matrix};
+use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix, Slice};
 use rocmforge_plan::act_format;
 
 /// The matrices of all experts on the device.
@@ -20,6 +21,8 @@ struct Experts {
     data: Buffer,
     /// `[n_experts, n_out, n_in]`.
     values: Vec<f32>,
+    /// `[n_experts, n_out]`, if they have biases.
+    biases: Option<(Vec<f32>, Buffer)>,
 }
 
 impl Experts {
@@ -33,6 +36,7 @@ impl Experts {
             n_in,
             data: gpu.alloc::<u8>(n_experts * n_bytes).unwrap(),
             values: Vec::new(),
+            biases: None,
         };
         for expert in 0..n_experts {
             let file = blocks(ty, n_out * n_in, Fill::Random, random);
@@ -43,6 +47,19 @@ impl Experts {
             gpu.write(to.data, &bytes).unwrap();
         }
         experts
+    }
+
+    fn with_biases(self, gpu: &Gpu, random: &mut Random) -> Experts {
+        let values = random.values(self.n_experts * self.n_out);
+        let buffer = gpu.upload(&values).unwrap();
+        Experts {
+            biases: Some((values, buffer)),
+            ..self
+        }
+    }
+
+    fn bias(&self) -> Option<Slice<'_, f32>> {
+        self.biases.as_ref().map(|(_, buffer)| buffer.as_slice())
     }
 
     fn matrices(&self) -> ExpertMatrices<'_> {
@@ -59,11 +76,14 @@ impl Experts {
     fn product(&self, x: &[f64], expert: u32) -> Vec<(f64, f64)> {
         let n = self.n_out * self.n_in;
         let w = &self.values[expert as usize * n..][..n];
-        let rows = w.chunks_exact(self.n_in).map(|w| {
+        let rows = w.chunks_exact(self.n_in).enumerate().map(|(o, w)| {
             let terms = || x.iter().zip(w).map(|(x, &w)| x * f64::from(w));
+            let bias = self.biases.as_ref().map_or(0.0, |(biases, _)| {
+                f64::from(biases[expert as usize * self.n_out + o])
+            });
             (
-                terms().sum(),
-                terms().map(|term| term * term).sum::<f64>().sqrt(),
+                terms().sum::<f64>() + bias,
+                (terms().map(|term| term * term).sum::<f64>() + bias * bias).sqrt(),
             )
         });
         rows.collect()
@@ -124,7 +144,10 @@ fn products(ty: GgmlType) {
             let step = step_of(i, random);
             let choices = step.choices();
             let n_out = [40, 33, 7][(f + i) % 3];
-            let experts = Experts::new(&gpu, ty, [step.n_experts, n_out, n_in], random);
+            let mut experts = Experts::new(&gpu, ty, [step.n_experts, n_out, n_in], random);
+            if (f + i) % 3 != 2 {
+                experts = experts.with_biases(&gpu, random);
+            }
             let max_rows = step.n_tokens() * step.n_used;
             let x = TestActs::new(&gpu, act_format(ty), n_in, &random.values(max_rows * n_in));
             let rows = x.exact.chunks_exact(n_in).zip(&choices.of_row);
@@ -137,7 +160,8 @@ fn products(ty: GgmlType) {
                 let run = || {
                     let out = gpu.upload(&vec![0.5f32; max_rows * n_out]).unwrap();
                     let matrices = experts.matrices();
-                    ops::expert_products(gpu, &x.acts(), &routing, &matrices, out.as_slice())
+                    let matrices = (&matrices, experts.bias());
+                    ops::expert_products(gpu, &x.acts(), &routing, matrices, out.as_slice())
                         .unwrap();
                     gpu.read(out.as_slice::<f32>()).unwrap()
                 };
@@ -148,16 +172,6 @@ fn products(ty: GgmlType) {
                 let what = format!("{} {} {:?}", common::name(gpu), ty.name(), load);
                 assert_rows(&found, &expected, 0.5, &what);
             }
-        }
-    }
-}
-
-fn activate(activation: Activation, x: f64) -> f64 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-            0.5 * x * (1.0 + inner.tanh())
         }
     }
 }
@@ -173,12 +187,15 @@ fn gate_and_up() {
     for gpu in common::gpus() {
         for (k, types) in pairs.into_iter().enumerate() {
             let (n_out, n_in, random) = (33, 256, &mut Random(k as u64));
-            let activation = [Activation::Silu, Activation::GeluTanh][k % 2];
+            let activation = JOINING[k % JOINING.len()];
             for (i, load) in LOADS.iter().enumerate() {
                 let step = step_of(i, random);
                 let choices = step.choices();
                 let shape = [step.n_experts, n_out, n_in];
-                let [gate, up] = types.map(|ty| Experts::new(&gpu, ty, shape, random));
+                let [gate, up] = types.map(|ty| {
+                    let experts = Experts::new(&gpu, ty, shape, random);
+                    experts.with_biases(&gpu, random)
+                });
                 let max_rows = step.n_tokens() * step.n_used;
                 let x: Vec<f32> = random.values(max_rows * n_in);
                 let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();
@@ -187,9 +204,9 @@ fn gate_and_up() {
                 let expected = rows.map(|(x, (_, expert))| {
                     let sides = gate.product(x, *expert).into_iter();
                     let sides = sides.zip(up.product(x, *expert));
-                    let gated = |((gate, of_gate), (up, of_up)): ((f64, f64), (f64, f64))| {
-                        let size = of_gate.max(gate.abs()) * of_up.max(up.abs());
-                        (activate(activation, gate) * up, size)
+                    let gated = |((gate, of_gate), (up, size_up)): ((f64, f64), (f64, f64))| {
+                        let size = of_gate.max(gate.abs()) * size_up.max(up.abs() + 1.0);
+                        (activated(activation, gate) * of_up(activation, up), size)
                     };
                     sides.map(gated).collect::<Vec<_>>()
                 });
@@ -202,6 +219,7 @@ fn gate_and_up() {
                             [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
                         let gated = ExpertGated {
                             matrices: [gate.matrices(), up.matrices()],
+                            biases: [gate.bias(), up.bias()],
                             activation,
                             out: out.as_slice(),
                         };

@@ -1,13 +1,14 @@
 //! GEMV with 1 to 8 rows of activations, against sums in f64 over the same quantized activations.
 
 use crate::common;
+use crate::common::activations::{JOINING, activated, of_up};
 use crate::common::acts::TestActs;
 use crate::common::formats::for_each_format;
 use crate::common::three_orders;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, Gated, Product};
-use rocmforge_gpu::{Activation, Gpu, OutMode};
+use rocmforge_gpu::{Gpu, OutMode};
 use rocmforge_plan::act_format;
 
 /// An expected value, and the root of the sum of its squared terms.
@@ -226,16 +227,6 @@ fn results_do_not_depend_on_other_rows_or_products() {
     }
 }
 
-fn activate(activation: Activation, x: f64) -> f64 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-            0.5 * x * (1.0 + inner.tanh())
-        }
-    }
-}
-
 for_each_format!(gate_and_up);
 
 fn gate_and_up(ty: GgmlType) {
@@ -270,14 +261,14 @@ fn check_gate_and_up(i: usize, types: [GgmlType; 2]) {
             )
         });
         let device_biases = [0, 1].map(|k| gpu.upload(&biases[k]).unwrap());
-        let activation = [Activation::Silu, Activation::GeluTanh][i / 4 % 2];
+        let activation = JOINING[i % JOINING.len()];
         // An error of the gate is multiplied by up, and the other way round.
         let expected: Vec<Expected> = expected_gate
             .iter()
             .zip(&expected_up)
             .map(|(gate, up)| Expected {
-                value: activate(activation, gate.value) * up.value,
-                size: gate.size.max(gate.value.abs()) * up.size.max(up.value.abs()),
+                value: activated(activation, gate.value) * of_up(activation, up.value),
+                size: gate.size.max(gate.value.abs()) * up.size.max(up.value.abs() + 1.0),
             })
             .collect();
         let run = |gpu: &Gpu, gated: &dyn Fn(&Gpu, &Gated<'_>)| {

@@ -4,7 +4,9 @@ use crate::common;
 use crate::common::mixture::{Choices, Logits, NONE, Step};
 use crate::common::three_orders;
 use crate::common::weights::Random;
-use rocmforge_gpu::ops::{self, ExpertTile, ExpertWeights, Routing, RoutingBuffer};
+use rocmforge_gpu::ops::{
+    self, ExpertGroups, ExpertScores, ExpertTile, ExpertWeights, Routing, RoutingBuffer,
+};
 use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 
 /// Rows per tile, for each kind of tile.
@@ -12,14 +14,14 @@ const TILE_ROWS: [usize; 3] = [4, 32, 128];
 
 /// `[n_tokens, n_experts, n_used]`, logits, weights, and the index of a padding token.
 const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 9] = {
-    use ExpertWeights::{Normalized, Softmax};
+    use ExpertWeights::{Normalized, Scores};
     [
         ([1, 8, 2], Logits::Random, Normalized, None),
         ([5, 128, 8], Logits::Random, Normalized, Some(4)),
-        ([64, 60, 4], Logits::Random, Softmax, Some(0)),
-        ([65, 300, 10], Logits::Crowd, Softmax, Some(33)),
+        ([64, 60, 4], Logits::Random, Scores, Some(0)),
+        ([65, 300, 10], Logits::Crowd, Scores, Some(33)),
         ([130, 4, 4], Logits::Ties, Normalized, None),
-        ([3, 1024, 1], Logits::Ties, Softmax, None),
+        ([3, 1024, 1], Logits::Ties, Scores, None),
         ([9, 40, 7], Logits::Odd, Normalized, Some(8)),
         ([2, 3, 3], Logits::Odd, Normalized, None),
         ([200, 8, 2], Logits::Crowd, Normalized, None),
@@ -36,40 +38,68 @@ fn routes_match_reference() {
             if let Some(filler) = filler {
                 step.seq_of_row[filler] = NONE;
             }
-            let what = format!("{} {shape:?} {kind:?} {weights:?}", gpu.target());
-            let expected = step.choices();
-            let words = three_orders(|| {
-                let buffer = step.route(&gpu);
-                let routing = buffer.of(step.n_tokens());
-                let mut words = gpu.read(routing.experts).unwrap();
-                words.extend(gpu.read(routing.weights.cast::<u32>()).unwrap());
-                words.extend(gpu.read(routing.rows).unwrap());
-                words
-            });
-            let n = shape[0] * shape[2];
-            assert_eq!(words[..n], expected.experts, "{what}");
-            assert_eq!(words[2 * n..], expected.rows, "{what}");
-            for (&got, &weight) in words[n..2 * n].iter().zip(&expected.weights) {
-                let got = f64::from(f32::from_bits(got));
-                let same = got.is_nan() && weight.is_nan();
-                let near = (got - weight).abs() <= 2e-6 * f64::from(step.router.scale);
-                assert!(same || near, "{what}: {got}, not {weight}");
-            }
-            let buffer = step.route(&gpu);
-            let routing = buffer.of(step.n_tokens());
-            let n_rows = gpu.read(routing.n_rows).unwrap();
-            assert_eq!(n_rows, [expected.of_row.len() as u32], "{what}");
-            let tokens = gpu.read(routing.tokens).unwrap();
-            let expected_tokens = expected.of_row.iter().map(|(token, _)| token);
-            assert!(
-                tokens.iter().zip(expected_tokens).all(|(a, b)| a == b),
-                "{what}"
-            );
-            for (tiles, rows) in routing.tiles.iter().zip(TILE_ROWS) {
-                let tiles = gpu.read(*tiles).unwrap();
-                assert_tiles(&tiles, &expected, rows, &what);
-            }
+            assert_routes(&gpu, &step, &format!("{shape:?} {kind:?} {weights:?}"));
         }
+    }
+}
+
+/// Other scores than the softmax, a bias for the choice, and groups of experts.
+#[test]
+fn scores_biases_and_groups_match_reference() {
+    use ExpertScores::{Sigmoid, Softmax, SqrtSoftplus};
+    let shapes = [[3, 8, 2], [70, 64, 6], [2, 256, 8], [9, 60, 4]];
+    for gpu in common::gpus() {
+        for i in 0..24 {
+            let random = &mut Random(i as u64);
+            let shape = shapes[i % 4];
+            let mut step = Step::new(shape, Logits::Random, random);
+            step.router.scores = [Softmax, Sigmoid, SqrtSoftplus][i % 3];
+            step.router.weights = [ExpertWeights::Scores, ExpertWeights::Normalized][i / 3 % 2];
+            step.router.scale = 2.5;
+            step.bias = (i % 5 != 4).then(|| random.values(shape[1]));
+            step.router.groups = match i / 2 % 3 {
+                0 => None,
+                1 => Some(ExpertGroups { n: 4, n_used: 2 }),
+                _ => Some(ExpertGroups { n: 2, n_used: 1 }),
+            };
+            assert_routes(&gpu, &step, &format!("{shape:?} {:?}", step.router));
+        }
+    }
+}
+
+fn assert_routes(gpu: &Gpu, step: &Step, what: &str) {
+    let what = format!("{} {what}", gpu.target());
+    let expected = step.choices();
+    let words = three_orders(|| {
+        let buffer = step.route(gpu);
+        let routing = buffer.of(step.n_tokens());
+        let mut words = gpu.read(routing.experts).unwrap();
+        words.extend(gpu.read(routing.weights.cast::<u32>()).unwrap());
+        words.extend(gpu.read(routing.rows).unwrap());
+        words
+    });
+    let n = step.n_tokens() * step.n_used;
+    assert_eq!(words[..n], expected.experts, "{what}");
+    assert_eq!(words[2 * n..], expected.rows, "{what}");
+    for (&got, &weight) in words[n..2 * n].iter().zip(&expected.weights) {
+        let got = f64::from(f32::from_bits(got));
+        let same = got.is_nan() && weight.is_nan();
+        let near = (got - weight).abs() <= 2e-6 * f64::from(step.router.scale) * weight.max(1.0);
+        assert!(same || near, "{what}: {got}, not {weight}");
+    }
+    let buffer = step.route(gpu);
+    let routing = buffer.of(step.n_tokens());
+    let n_rows = gpu.read(routing.n_rows).unwrap();
+    assert_eq!(n_rows, [expected.of_row.len() as u32], "{what}");
+    let tokens = gpu.read(routing.tokens).unwrap();
+    let expected_tokens = expected.of_row.iter().map(|(token, _)| token);
+    assert!(
+        tokens.iter().zip(expected_tokens).all(|(a, b)| a == b),
+        "{what}"
+    );
+    for (tiles, rows) in routing.tiles.iter().zip(TILE_ROWS) {
+        let tiles = gpu.read(*tiles).unwrap();
+        assert_tiles(&tiles, &expected, rows, &what);
     }
 }
 
@@ -200,7 +230,7 @@ fn graph_replay_routes_again() {
         let route = || {
             ops::route(
                 &gpu,
-                logits.as_slice(),
+                (logits.as_slice(), None),
                 steps[0].router,
                 seqs.as_slice(),
                 &routing,

@@ -14,11 +14,17 @@ pub(crate) fn attention(
 ) -> Result<Value, LoadError> {
     let facts = layer.facts;
     let [q, k, v] = projections(m, layer, x)?;
-    let mut q = normed_heads(m, q, &layer.tensor("attn_q_norm.weight"), facts)?;
-    let mut k = normed_heads(m, k, &layer.tensor("attn_k_norm.weight"), facts)?;
+    let is_normed_last = facts.head_norm == HeadNorm::EachAfterRope;
+    let [mut q, mut k] = match is_normed_last {
+        true => [q, k],
+        false => normed_heads(m, layer, [q, k])?,
+    };
     if let Some(rope) = facts.rope {
         q = m.rotate(q, facts.k_dim, rope);
         k = m.rotate(k, facts.k_dim, rope);
+    }
+    if is_normed_last {
+        [q, k] = normed_heads(m, layer, [q, k])?;
     }
     let cache = m.plan.kv_layer(KvSpec {
         n_kv_heads: facts.n_kv_heads,
@@ -28,6 +34,7 @@ pub(crate) fn attention(
     });
     m.plan.kv_append(cache, k, v);
     let heads = m.plan.attention(cache, facts.n_heads, facts.scores, q);
+    let heads = gated(m, layer, x, heads)?;
     m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
 }
 
@@ -53,8 +60,19 @@ fn projections(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Result<[Value
     ])
 }
 
-/// Records the norm `tensor` of the heads of `x`, if the layer has one.
+/// Records the norms of the heads of Q and K, if the layer has them.
 fn normed_heads(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    [q, k]: [Value; 2],
+) -> Result<[Value; 2], LoadError> {
+    let q = normed(m, q, &layer.tensor("attn_q_norm.weight"), layer.facts)?;
+    let k = normed(m, k, &layer.tensor("attn_k_norm.weight"), layer.facts)?;
+    Ok([q, k])
+}
+
+/// Records the norm `tensor` of the heads of `x`, if the layer has one.
+fn normed(
     m: &mut Builder<'_>,
     x: Value,
     tensor: &str,
@@ -62,9 +80,29 @@ fn normed_heads(
 ) -> Result<Value, LoadError> {
     let width = match facts.head_norm {
         HeadNorm::IfPresent if !m.loader.has(tensor) => return Ok(x),
-        HeadNorm::IfPresent | HeadNorm::Each => facts.k_dim,
+        HeadNorm::IfPresent | HeadNorm::Each | HeadNorm::EachAfterRope => facts.k_dim,
         HeadNorm::Together => x.width(),
     };
     let weight = m.loader.vector(tensor, width, 1.0)?;
     Ok(m.plan.rms_norm(x, weight, m.config.norm_eps))
+}
+
+/// Multiplies attention's output `heads` by the layer's gate of `x`, which has a value for each value or for each head.
+fn gated(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    x: Value,
+    heads: Value,
+) -> Result<Value, LoadError> {
+    let Some(activation) = layer.facts.gate else {
+        return Ok(heads);
+    };
+    let tensor = layer.tensor("attn_gate");
+    let n_rows = m.loader.n_rows(&format!("{tensor}.weight"));
+    let n_gates = match n_rows {
+        Some(n) if n == layer.facts.n_heads as u64 => layer.facts.n_heads,
+        _ => heads.width(),
+    };
+    let gate = m.linear(x, &tensor, n_gates)?;
+    Ok(m.plan.gated_activation(activation, gate, heads))
 }

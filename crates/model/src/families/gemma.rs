@@ -1,4 +1,4 @@
-//! Gemma 2 and 3: scaled embeddings, norms before and after each block, GELU. In Gemma 2 every other layer has a
+//! Gemma: scaled embeddings, GELU. Gemma 2 and 3 have norms before and after each block. In Gemma 2 every other layer has a
 //! window, and scores and logits have soft caps; in Gemma 3 five of six layers have a window and RoPE frequencies of
 //! their own, and heads of Q and K are normed.
 
@@ -15,6 +15,10 @@ use crate::windows::set_windows;
 
 /// Metadata key of the soft cap of the logits.
 const LOGITS_CAP: &str = "final_logit_softcapping";
+
+pub(crate) fn facts1(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)
+}
 
 pub(crate) fn facts2(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)?;
@@ -66,6 +70,22 @@ fn scale_by_embedding(config: &mut ModelConfig) {
     for layer in &mut config.layers {
         layer.scores.scale = scale_of_width((config.n_embd / layer.n_heads).max(1));
     }
+}
+
+pub(crate) fn record1(m: &mut Builder<'_>) -> Result<Value, LoadError> {
+    let eps = m.config.norm_eps;
+    let mut x = embeddings(m, (m.config.n_embd as f64).sqrt())?;
+    for layer in m.config.layers() {
+        let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
+        let out = attention(m, layer, normed)?;
+        x = m.plan.add(out, x);
+        let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
+        let out = feed_forward(m, layer, Activation::GeluTanh, normed)?;
+        x = m.plan.add(out, x);
+    }
+    let x = m.plan.select_rows(x);
+    let x = m.rms_norm(x, "output_norm", eps)?;
+    logits(m, x, 1.0)
 }
 
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {

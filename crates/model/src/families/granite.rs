@@ -1,30 +1,56 @@
-//! Granite 3 and 4 dense: Llama with constant factors.
+//! Granite 3 and 4 (not H), with and without experts, and MiniCPM: Llama with constant factors.
 //!
 //! The factors cost nothing at run time. With a residual factor `r`, the residual stream is kept divided by `r`: each
 //! block then adds its output unscaled, and a norm gives the same values if its epsilon is divided by `r * r`. The
 //! factor on the logits is folded into the last norm's weight.
 
-use rocmforge_gguf::Error;
-use rocmforge_plan::{Activation, Value};
+use rocmforge_plan::{Activation, ExpertWeights, Value};
 
 use crate::blocks::{attention, embeddings, feed_forward, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts;
-use crate::facts::{KeyFacts, ModelConfig, RMS_EPS, Scales};
+use crate::facts::{Experts, FeedForward, KeyFacts, ModelConfig, RMS_EPS, Scales};
 use crate::keys::Keys;
 
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    read(keys, family, experts::dense(keys)?)
+}
+
+pub(crate) fn mixture(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    let experts = Experts {
+        // Its files state the width of each expert here.
+        n_ff: experts::n_ff(keys)?,
+        ..experts::experts(keys, ExpertWeights::Normalized)?
+    };
+    let experts = experts::with_stated_shared(keys, experts, None)?;
+    read(keys, family, FeedForward::Mixture(experts))
+}
+
+/// MiniCPM 1 to 5 (not 3). Old files have no factors; these are those of the first models.
+pub(crate) fn minicpm(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)?;
+    let residual = 1.4 / (config.n_layers() as f64).sqrt();
+    let logits = config.n_embd as f64 / 256.0;
+    config.scales = Scales {
+        embedding: keys.positive_or_zero("embedding_scale")?.unwrap_or(12.0),
+        residual: keys.positive_or_zero("residual_scale")?.unwrap_or(residual),
+        logits: keys.positive_or_zero("logit_scale")?.unwrap_or(logits),
+    };
+    Ok(config)
+}
+
+fn read(
+    keys: &Keys<'_>,
+    family: &KeyFacts,
+    feed_forward: FeedForward,
+) -> Result<ModelConfig, LoadError> {
+    let mut config = ModelConfig::read(keys, family, RMS_EPS, feed_forward)?;
     let deepstack = keys.key("deepstack_mapping");
     if keys.meta.get(&deepstack).is_some() {
         return Err(keys.unsupported(format!("inputs of a vision model (`{deepstack}`)")));
     }
-    let logits = keys
-        .positive("logit_scale")?
-        .ok_or_else(|| Error::MissingKey {
-            key: keys.key("logit_scale"),
-        })?;
+    let logits = keys.required_positive("logit_scale")?;
     config.scales = Scales {
         embedding: keys.positive_or_zero("embedding_scale")?.unwrap_or(1.0),
         residual: keys.positive_or_zero("residual_scale")?.unwrap_or(1.0),

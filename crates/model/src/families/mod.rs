@@ -1,12 +1,21 @@
 //! One short file for each kind of model: what it needs of the metadata, then its plan, from the embeddings to the
 //! logits.
 
+pub(crate) mod arcee;
+pub(crate) mod cohere;
+pub(crate) mod exaone4;
+pub(crate) mod falcon;
 pub(crate) mod gemma;
+pub(crate) mod glm4;
 pub(crate) mod gpt2;
 pub(crate) mod granite;
+pub(crate) mod hunyuan;
 pub(crate) mod llama;
+pub(crate) mod mixtures;
+pub(crate) mod muse_glimmer;
 pub(crate) mod olmo2;
 pub(crate) mod phi3;
 pub(crate) mod qwen;
 pub(crate) mod seed_oss;
 pub(crate) mod smollm3;
+pub(crate) mod stablelm;

@@ -2,8 +2,8 @@
 
 use rocmforge_model::Model;
 use rocmforge_plan::{
-    ActFormat, Activation, ExpertWeights, Fusion, KvSpec, Op, Placement, Plan, Projection,
-    Recorder, Router, RowCount, Scores, Side, Split, WeightId,
+    ActFormat, Activation, ExpertScores, ExpertWeights, Fusion, KvSpec, Op, Placement, Plan,
+    Projection, Recorder, Router, RowCount, Scores, Side, Split, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
 
@@ -36,10 +36,12 @@ fn mixture() -> Plan {
         let router = b.matmul(normed, linear(7), 4);
         let facts = Router {
             n_used: 2,
+            scores: ExpertScores::Softmax,
             weights: ExpertWeights::Normalized,
+            groups: None,
             scale: 1.0,
         };
-        let routing = b.route(router, facts);
+        let routing = b.route(router, None, facts);
         let up = b.expert_matmul(normed, routing, (linear(8), 4), 64);
         let up = b.activate(Activation::Silu, up);
         let down = b.expert_matmul(up, routing, (linear(9), 4), 32);

@@ -43,13 +43,13 @@ fn writer(name: &str, ty: GgmlType, n_layers: usize) -> Writer<'static> {
     synth::model_of(name, ty, n_layers).unwrap().unwrap()
 }
 
-fn open(writer: &Writer<'_>) -> Arc<Gguf> {
+pub(crate) fn open(writer: &Writer<'_>) -> Arc<Gguf> {
     Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
 }
 
 /// The file with the metadata and tensors that `keep` selects by key and by name, each tensor with the type and name
 /// that `change` gives it.
-fn rewritten(
+pub(crate) fn rewritten(
     gguf: &Gguf,
     keep: impl Fn(&str) -> bool,
     change: impl Fn(&str) -> (String, Option<GgmlType>),
@@ -86,6 +86,11 @@ fn cases() -> Vec<Case> {
         cases.push(case(name, file(GgmlType::Q8_0), Detail::Text));
         let label = format!("{name} F32");
         cases.push(case(&label, file(GgmlType::F32), Detail::Hash));
+    }
+    for name in synth::families::names() {
+        let writer = synth::families::model_of(name, GgmlType::Q8_0, 3);
+        let gguf = open(&writer.unwrap().unwrap());
+        cases.push(case(name, gguf, Detail::Hash));
     }
     // Files in which the number of layers names a model of its own.
     for (name, n_layers) in [("gemma2", 46), ("gemma3", 62)] {

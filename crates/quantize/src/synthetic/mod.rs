@@ -242,7 +242,7 @@ mod tests {
     use std::sync::Arc;
 
     use rocmforge_gguf::Gguf;
-    use rocmforge_model::{Model, architectures};
+    use rocmforge_model::Model;
 
     use super::*;
     use crate::file_type::FileType;
@@ -276,7 +276,6 @@ mod tests {
     /// Loads a narrow model of every shape and checks its types.
     #[test]
     fn loads_models_of_every_shape() {
-        let mut archs = Vec::new();
         for (i, shape) in SHAPES.iter().enumerate() {
             let file_type = [FileType::Q4_K_M, FileType::Q4_0, FileType::Q8_0][i % 3];
             let small = Shape {
@@ -312,10 +311,6 @@ mod tests {
             let model = Model::load(gguf).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
             assert_eq!(model.config.n_layers(), 2);
             assert_eq!(model.config.n_vocab, 512);
-            archs.push(shape.arch);
-        }
-        for arch in architectures() {
-            assert!(archs.contains(&arch), "no shape of {arch}");
         }
     }
 }

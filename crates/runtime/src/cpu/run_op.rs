@@ -1,8 +1,8 @@
 //! Runs each operation of a plan on the CPU: looks up its operands and calls the kernel.
 
 use rocmforge_cpu as cpu;
-use rocmforge_cpu::{Acts, AttnSeq, AttnShape, Gate, Product};
-use rocmforge_plan::{OutMode, Weight};
+use rocmforge_cpu::{Acts, AttnSeq, AttnShape, ExpertMatrices, Gate, Product};
+use rocmforge_plan::{Factor, OutMode, Weight};
 
 use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
 use rocmforge_plan::Batch;
@@ -41,6 +41,7 @@ impl CpuBackend {
             | Op::GatedActivation { .. }
             | Op::Add { .. }
             | Op::AddGated { .. }
+            | Op::Scale { .. }
             | Op::SoftCap { .. } => self.run_elementwise(op),
             Op::Route { .. }
             | Op::QuantizeExperts { .. }
@@ -296,7 +297,7 @@ impl CpuBackend {
         }
     }
 
-    /// Computes activation functions, sums and soft caps.
+    /// Computes activation functions, sums, multiples and soft caps.
     fn run_elementwise(&mut self, op: &Op) {
         let isa = self.options.isa;
         match *op {
@@ -326,6 +327,16 @@ impl CpuBackend {
                 cpu::add_gated(isa, &self.pool, self.buffer(gate), self.buffer(x), &mut to);
                 self.put(out, to);
             }
+            Op::Scale { by, x } => {
+                let mut to = self.take(x);
+                match by {
+                    Factor::Constant(by) => cpu::scale(isa, &self.pool, &[by], &mut to),
+                    Factor::Vector(by) => {
+                        cpu::scale(isa, &self.pool, self.weights.vector(by), &mut to);
+                    }
+                }
+                self.put(x, to);
+            }
             Op::SoftCap { cap, x } => {
                 let mut to = self.take(x);
                 cpu::soft_cap(isa, &self.pool, cap, &mut to);
@@ -341,12 +352,15 @@ impl CpuBackend {
         match *op {
             Op::Route {
                 logits,
+                bias,
                 router,
                 out,
             } => {
                 let n_experts = self.plan.buffers[logits.0 as usize].width;
+                let bias = bias.map(|id| self.weights.vector(id));
                 let logits = &self.buffers[logits.0 as usize];
-                self.routings[out.0 as usize].route(&self.pool, &router, logits, n_experts);
+                let routing = &mut self.routings[out.0 as usize];
+                routing.route(&self.pool, &router, logits, (n_experts, bias));
             }
             Op::QuantizeExperts {
                 x,
@@ -366,6 +380,7 @@ impl CpuBackend {
                 x,
                 routing,
                 weight,
+                bias,
                 n_experts,
                 out,
             } => {
@@ -376,7 +391,11 @@ impl CpuBackend {
                 cpu::expert_matmul(
                     isa,
                     &self.pool,
-                    (&self.weights.matrix(weight), n_experts),
+                    ExpertMatrices {
+                        w: self.weights.matrix(weight),
+                        bias: bias.map(|id| self.weights.vector(id)),
+                        n_experts,
+                    },
                     &self.routings[routing.0 as usize],
                     acts,
                     &mut to,

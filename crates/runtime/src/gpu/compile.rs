@@ -5,7 +5,9 @@ use std::ops::Range;
 use rocmforge_gpu::{Variant, Variants};
 
 use rocmforge_plan::Weights;
-use rocmforge_plan::{ActsId, BufferId, Op, Plan, PlanPart, RopeId, RoutingId, WeightId, is_dead};
+use rocmforge_plan::{
+    ActsId, BufferId, Linear, Op, Plan, PlanPart, RopeId, RoutingId, WeightId, is_dead,
+};
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,8 +50,8 @@ pub(crate) struct RopeKvOps {
 pub(crate) struct ExpertGateOps {
     pub(crate) x: ActsId,
     pub(crate) routing: RoutingId,
-    pub(crate) gate: WeightId,
-    pub(crate) up: WeightId,
+    pub(crate) gate: Linear,
+    pub(crate) up: Linear,
     pub(crate) activation: rocmforge_plan::Activation,
     pub(crate) out: BufferId,
     /// Hold gate and up in the unfused plan. Here their contents are undefined; the second is scratch space.
@@ -140,6 +142,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             x,
             routing,
             weight: gate,
+            bias: gate_bias,
             out: gate_out,
             ..
         },
@@ -147,6 +150,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             x: up_x,
             routing: up_routing,
             weight: up,
+            bias: up_bias,
             out: up_out,
             ..
         },
@@ -162,20 +166,28 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
         return None;
     };
     let rest = &plan.ops[first + 3..];
-    let alike = (x, routing) == (up_x, up_routing);
+    let width = |id: BufferId| plan.buffers[id.0 as usize].width;
+    let alike = (x, routing, width(gate_out)) == (up_x, up_routing, width(up_out));
     let meet = (gate_read, up_read) == (gate_out, up_out) && gate_out != up_out;
     let apart = out != gate_out && out != up_out;
     let dead = [gate_out, up_out].map(|side| is_dead(rest, side, plan.logits));
     let ops = ExpertGateOps {
         x,
         routing,
-        gate,
-        up,
+        gate: Linear {
+            weight: gate,
+            bias: gate_bias,
+        },
+        up: Linear {
+            weight: up,
+            bias: up_bias,
+        },
         activation,
         out,
         unwritten: [gate_out, up_out],
     };
-    (alike && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
+    let is_one = alike && activation.joins_products();
+    (is_one && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
 }
 
 /// Matches the weighted sum of the experts' outputs when its only use is an addition.

@@ -47,9 +47,11 @@ fn check_plan(
     for op in &plan.ops {
         match *op {
             Op::Attention { layer, n_heads, .. } => cache(layer).check(gpu, n_heads)?,
-            Op::Route { logits, router, .. } => {
+            Op::Route {
+                logits, ref router, ..
+            } => {
                 let n_experts = plan.buffers[logits.0 as usize].width;
-                ops::check_experts([n_experts, router.n_used])?;
+                ops::check_router(router, n_experts)?;
             }
             _ => {}
         }

@@ -150,6 +150,7 @@ fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer
                 logits,
                 router,
                 out,
+                ..
             } if out.0 as usize == id => {
                 let n_experts = plan.buffers[logits.0 as usize].width;
                 Some([n_experts, router.n_used])

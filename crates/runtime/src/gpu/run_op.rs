@@ -10,7 +10,7 @@ use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
-    Activation, ActsId, BufferId, Linear, Op, Plan, RopeId, RopeStyle, RoutingId, RowsOf,
+    Activation, ActsId, BufferId, Factor, Linear, Op, Plan, RopeId, RopeStyle, RoutingId, RowsOf,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -60,6 +60,7 @@ impl<'a> Launcher<'a> {
             | Op::GatedActivation { .. }
             | Op::Add { .. }
             | Op::AddGated { .. }
+            | Op::Scale { .. }
             | Op::SoftCap { .. } => self.run_elementwise(op),
             Op::Route { .. }
             | Op::QuantizeExperts { .. }
@@ -213,7 +214,7 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Computes activation functions, sums and soft caps.
+    /// Computes activation functions, sums, multiples and soft caps.
     fn run_elementwise(&self, op: &Op) -> Result<(), GpuError> {
         let gpu = self.gpu;
         match *op {
@@ -234,6 +235,10 @@ impl<'a> Launcher<'a> {
                 let [gate, x, out] = [gate, x, out].map(|id| self.buffer(id));
                 ops::add_gated(gpu, gate, x, out)
             }
+            Op::Scale { by, x } => match by {
+                Factor::Constant(by) => ops::scale(gpu, by, self.buffer(x)),
+                Factor::Vector(by) => ops::scale_rows(gpu, self.weights.vector(by), self.buffer(x)),
+            },
             Op::SoftCap { cap, x } => ops::soft_cap(gpu, cap, self.buffer(x)),
             _ => unreachable!("{} is not an elementwise operation", op.name()),
         }
@@ -251,11 +256,14 @@ impl<'a> Launcher<'a> {
         match *op {
             Op::Route {
                 logits,
+                bias,
                 router,
                 out,
             } => {
                 let routing = memory.routing(out, self.shape);
-                ops::route(gpu, self.buffer(logits), router, step.seq_of_row, &routing)
+                let bias = bias.map(|id| weights.vector(id));
+                let logits = (self.buffer(logits), bias);
+                ops::route(gpu, logits, router, step.seq_of_row, &routing)
             }
             Op::QuantizeExperts {
                 x,
@@ -276,6 +284,7 @@ impl<'a> Launcher<'a> {
                 x,
                 routing,
                 weight,
+                bias,
                 out,
                 ..
             } => {
@@ -284,7 +293,8 @@ impl<'a> Launcher<'a> {
                     memory.routing(routing, self.shape),
                 );
                 let experts = weights.experts(weight);
-                ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
+                let bias = bias.map(|id| weights.vector(id));
+                ops::expert_products(gpu, &x, &routing, (&experts, bias), self.buffer(out))
             }
             Op::CombineExperts { x, routing, out } => self.combine(x, routing, OutMode::Store, out),
             _ => unreachable!("{} is not an expert operation", op.name()),
@@ -329,8 +339,10 @@ impl<'a> Launcher<'a> {
 
     /// Computes gate, up and activation of MoE experts.
     fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
+        let sides = [operands.gate, operands.up];
         let gated = ExpertGated {
-            matrices: [operands.gate, operands.up].map(|id| self.weights.experts(id)),
+            matrices: sides.map(|side| self.weights.experts(side.weight)),
+            biases: sides.map(|side| self.bias(side)),
             activation: operands.activation,
             out: self.buffer(operands.out),
         };

@@ -42,6 +42,34 @@ macro_rules! for_each_model {
     };
 }
 
+/// `for_each_family!(check)` defines tests `check::glm4` and so on, which call `check("glm4")`.
+macro_rules! for_each_family {
+    (@all $check:ident: $($name:ident),+) => {
+        mod $check {
+            $(
+                #[test]
+                fn $name() {
+                    super::$check(stringify!($name));
+                }
+            )+
+
+            #[test]
+            fn covers_every_family() {
+                let names = rocmforge_testkit::models::families::names();
+                assert_eq!([$(stringify!($name)),+].as_slice(), names.collect::<Vec<_>>());
+            }
+        }
+    };
+    ($check:ident) => {
+        $crate::common::cases::for_each_family! {
+            @all $check: qwen2vl, qwen3vl, qwen3vlmoe, glm4, glm4_vision, glm4moe, glm4moe_wide, minimax_m2, minicpm,
+            granitemoe, bailingmoe, bailingmoe2, ernie4_5, ernie4_5_moe, hunyuan_dense, hunyuan_moe, hy_v3,
+            muse_glimmer, command_r, cohere2, exaone4, exaone4_windows, olmoe, gemma, deepseek, stablelm,
+            stablelm_parallel, internlm2, phi2, falcon, falcon_two_norms, nemotron, arcee, dots1
+        }
+    };
+}
+
 /// `for_each_variant!(check)` defines tests `check::q4_k_m` and so on, which call `check("Q4_K_M")` for every variant
 /// of forge-mini with golden results.
 macro_rules! for_each_variant {
@@ -70,4 +98,4 @@ macro_rules! for_each_variant {
     };
 }
 
-pub(crate) use {for_each_model, for_each_variant, test_cases};
+pub(crate) use {for_each_family, for_each_model, for_each_variant, test_cases};

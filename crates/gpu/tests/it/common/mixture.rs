@@ -1,7 +1,7 @@
 //! Router steps of MoE models: logits of several kinds, and the expected choices by plain loops in f64.
 
 use rocmforge_gpu::Gpu;
-use rocmforge_gpu::ops::{self, ExpertWeights, Router, RoutingBuffer};
+use rocmforge_gpu::ops::{self, ExpertGroups, ExpertScores, ExpertWeights, Router, RoutingBuffer};
 
 use super::weights::Random;
 
@@ -14,6 +14,8 @@ pub(crate) struct Step {
     pub(crate) n_experts: usize,
     pub(crate) n_used: usize,
     pub(crate) router: Router,
+    /// `[n_experts]`.
+    pub(crate) bias: Option<Vec<f32>>,
     /// `[n_tokens, n_experts]`.
     pub(crate) logits: Vec<f32>,
     /// `[n_tokens]`.
@@ -63,9 +65,12 @@ impl Step {
             n_used,
             router: Router {
                 n_used,
+                scores: ExpertScores::Softmax,
                 weights: ExpertWeights::Normalized,
+                groups: None,
                 scale: 1.0,
             },
+            bias: None,
             logits,
             seq_of_row: (0..n_tokens as u32).collect(),
         }
@@ -89,22 +94,39 @@ impl Step {
                 choices.weights.extend(vec![0.0; self.n_used]);
                 continue;
             }
-            let key = |&i: &usize| match logits[i] {
-                x if x.is_nan() => f32::NEG_INFINITY,
-                x => x,
+            let numbers: Vec<f64> = logits.iter().map(|&x| without_nan(x.into())).collect();
+            let max = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let by_logits = self.bias.is_none() && self.router.groups.is_none();
+            let is_ratio = by_logits && self.router.weights == ExpertWeights::Normalized;
+            let total: f64 = match is_ratio {
+                true => 1.0,
+                false => logits.iter().map(|&x| (f64::from(x) - max).exp()).sum(),
             };
-            let mut order: Vec<usize> = (0..self.n_experts).collect();
+            let score = |&i: &usize| {
+                let x = f64::from(logits[i]);
+                match self.router.scores {
+                    ExpertScores::Softmax => (x - max).exp() / total,
+                    ExpertScores::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+                    ExpertScores::SqrtSoftplus => (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
+                }
+            };
+            let bias = |i: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
+            let keys: Vec<f64> = (0..self.n_experts)
+                .map(|i| match by_logits {
+                    true => numbers[i],
+                    false => without_nan(score(&i) + bias(i)),
+                })
+                .collect();
+            let mut order = self.candidates(&keys);
             // A stable sort: the first of equals stays first.
-            order.sort_by(|a, b| key(b).total_cmp(&key(a)));
+            order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
             let chosen = &order[..self.n_used];
-            let max = f64::from(key(&order[0]));
-            let share = |&i: &usize| (f64::from(logits[i]) - max).exp();
-            let total: f64 = match self.router.weights {
-                ExpertWeights::Softmax => order.iter().map(share).sum(),
-                ExpertWeights::Normalized => chosen.iter().map(share).sum(),
+            let sum: f64 = match self.router.weights {
+                ExpertWeights::Scores => 1.0,
+                ExpertWeights::Normalized => chosen.iter().map(score).sum(),
             };
             let scale = f64::from(self.router.scale);
-            let weights = chosen.iter().map(|i| share(i) / total * scale);
+            let weights = chosen.iter().map(|i| score(i) / sum * scale);
             choices.weights.extend(weights);
             choices.experts.extend(chosen.iter().map(|&i| i as u32));
         }
@@ -119,16 +141,39 @@ impl Step {
         choices
     }
 
+    /// The experts of the groups with the largest sums of their best two keys.
+    fn candidates(&self, keys: &[f64]) -> Vec<usize> {
+        let Some(ExpertGroups { n, n_used }) = self.router.groups else {
+            return (0..keys.len()).collect();
+        };
+        let length = keys.len() / n;
+        let mut sums: Vec<(usize, f64)> = keys
+            .chunks(length)
+            .map(|keys| {
+                let mut keys = keys.to_vec();
+                keys.sort_by(|a, b| b.total_cmp(a));
+                without_nan(keys[0] + keys[1])
+            })
+            .enumerate()
+            .collect();
+        sums.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let groups = &sums[..n_used];
+        let takes_part = |i: &usize| groups.iter().any(|(group, _)| *group == i / length);
+        (0..keys.len()).filter(takes_part).collect()
+    }
+
     pub(crate) fn route(&self, gpu: &Gpu) -> RoutingBuffer {
         // Room for larger steps.
         let buffer =
             RoutingBuffer::new(gpu, [self.n_experts, self.n_used], self.n_tokens() + 3).unwrap();
         let logits = gpu.upload(&self.logits).unwrap();
         let seq_of_row = gpu.upload(&self.seq_of_row).unwrap();
+        let bias = self.bias.as_ref().map(|bias| gpu.upload(bias).unwrap());
+        let bias = bias.as_ref().map(|bias| bias.as_slice());
         let routing = buffer.of(self.n_tokens());
         ops::route(
             gpu,
-            logits.as_slice(),
+            (logits.as_slice(), bias),
             self.router,
             seq_of_row.as_slice(),
             &routing,
@@ -136,6 +181,10 @@ impl Step {
         .unwrap();
         buffer
     }
+}
+
+fn without_nan(x: f64) -> f64 {
+    if x.is_nan() { f64::NEG_INFINITY } else { x }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
 //! Shared parts of the kernels' tests.
 
+pub(crate) mod activations;
 pub(crate) mod acts;
 pub(crate) mod formats;
 pub(crate) mod kv;

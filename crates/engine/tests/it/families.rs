@@ -1,0 +1,102 @@
+//! Architectures of `rocmforge_testkit::models::families` against llama.cpp, and on a GPU against the CPU. `cargo xtask
+//! arch-golden` makes the fixture with llama.cpp (llama-cpp-python 0.3.36, K and V in F32): a logit of every position of
+//! each prompt.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rocmforge_engine::{Device, Engine, EngineConfig};
+use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_model::{FeedForward, Model};
+use rocmforge_plan::KvType;
+use rocmforge_testkit::models::families;
+use rocmforge_testkit::models::prompt;
+
+use crate::common::cases::for_each_family;
+use crate::common::{device, logits, read_json, test_gpu};
+
+fn load(name: &str, ty: GgmlType, n_layers: Option<usize>) -> Model {
+    let writer = match n_layers {
+        Some(n) => families::model_of(name, ty, n),
+        None => families::model(name, ty),
+    };
+    let bytes = writer.unwrap().unwrap().to_vec().unwrap();
+    Model::load(Arc::new(Gguf::from_vec(bytes).unwrap())).unwrap()
+}
+
+fn config(n_ctx: usize) -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(n_ctx),
+        kv_type: KvType::F32,
+        ..EngineConfig::default()
+    }
+}
+
+for_each_family!(logits_of_families_match_llama_cpp);
+
+/// Logits of every position. A router that is nearly tied may choose another expert than llama.cpp, which then changes
+/// the position: at most 1 % of them, which the test prints.
+fn logits_of_families_match_llama_cpp(name: &str) {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let golden = read_json(&fixtures.join("families.json"));
+    let model = load(name, GgmlType::F32, None);
+    let layers = model.config.layers.iter();
+    let has_experts = { layers }.any(|layer| matches!(layer.feed_forward, FeedForward::Mixture(_)));
+    // llama.cpp computes GELU with a table of f16 values.
+    let bound = match name {
+        "gemma" | "phi2" | "falcon" | "falcon_two_norms" => 5e-3,
+        _ => 1e-3,
+    };
+    let (mut n_positions, mut n_other) = (0, 0);
+    for n_tokens in families::PROMPTS {
+        let expected = golden[name][n_tokens.to_string()].as_array().unwrap();
+        let expected: Vec<f32> = expected
+            .iter()
+            .map(|logit| logit.as_f64().unwrap() as f32)
+            .collect();
+        let mut engine = Engine::on_cpu(&model, None, &config(n_tokens)).unwrap();
+        let all = logits(&mut engine, &prompt(n_tokens, model.config.n_vocab)).concat();
+        let got = families::kept(&all, n_tokens);
+        assert_eq!(got.len(), expected.len());
+        let reach = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+        for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let is_near = (got - expected).abs() < bound * reach;
+            n_positions += usize::from(i < n_tokens);
+            n_other += usize::from(i < n_tokens && !is_near);
+            assert!(
+                is_near || has_experts && i < n_tokens,
+                "{name}, {n_tokens} tokens, {i}: {got}, expected {expected} of {reach}"
+            );
+        }
+    }
+    if has_experts {
+        println!("{name}: {n_other} of {n_positions} positions differ");
+    }
+    assert!(
+        n_other * 100 <= n_positions,
+        "{n_other} of {n_positions} positions"
+    );
+}
+
+for_each_family!(families_on_a_gpu_match_the_cpu);
+
+/// Logits of models with few layers, so that each kind of layer is there, of a short prompt and of one with more rows
+/// than a GEMV takes.
+fn families_on_a_gpu_match_the_cpu(name: &str) {
+    let Some(gpu) = test_gpu() else { return };
+    let n_layers = match name {
+        "muse_glimmer" | "cohere2" => 4,
+        "glm4moe_wide" => 3,
+        _ => 2,
+    };
+    let model = load(name, GgmlType::F16, Some(n_layers));
+    let engine = |device: &Device| Engine::start(&model, None, &device::config(device)).unwrap();
+    let [mut on_cpu, mut on_gpu] = [engine(&Device::Cpu), engine(&Device::Gpu(gpu))];
+    for n_tokens in [1, 33] {
+        let prompt = prompt(n_tokens, model.config.n_vocab);
+        let [expected, got] = [&mut on_cpu, &mut on_gpu].map(|engine| logits(engine, &prompt));
+        let d = device::difference(&got.concat(), &expected.concat());
+        assert!(d <= 1e-5, "{name}, {n_tokens} tokens: {d:e}");
+    }
+    on_gpu.check_integrity().unwrap();
+}

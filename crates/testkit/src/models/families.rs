@@ -1,0 +1,311 @@
+//! Random models of further architectures: a row of the table says what a family's layers and files have.
+
+mod rows;
+
+use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
+
+use super::{N_VOCAB, Synth};
+use rows::ROWS;
+
+/// Names of the models: architectures, some of them in a second shape.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ROWS.iter().map(|row| row.name)
+}
+
+/// Lengths of the prompts for which there are logits of llama.cpp.
+pub const PROMPTS: [usize; 3] = [1, 33, 130];
+
+/// Returns what is kept of the logits `[n_tokens, n_vocab]` of a prompt: one of each position, and 16 of the last.
+pub fn kept(logits: &[f32], n_tokens: usize) -> Vec<f32> {
+    let n_vocab = logits.len() / n_tokens;
+    let of_rows = (0..n_tokens).map(|i| logits[i * n_vocab + (37 * i + 11) % n_vocab]);
+    let last = logits[logits.len() - n_vocab..].iter().copied();
+    of_rows.chain(last.step_by(n_vocab / 16)).collect()
+}
+
+/// Creates the model `name` with matrices of type `ty`; `None` if the name is unknown.
+pub fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
+    let row = find(name)?;
+    Some(row.write(ty, row.n_layers))
+}
+
+/// As [`model`], with the first `n_layers` layers.
+pub fn model_of(
+    name: &str,
+    ty: GgmlType,
+    n_layers: usize,
+) -> Option<Result<Writer<'static>, Error>> {
+    Some(find(name)?.write(ty, n_layers))
+}
+
+fn find(name: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.name == name)
+}
+
+/// What a model consists of.
+#[derive(Clone, Copy)]
+struct Row {
+    name: &'static str,
+    arch: &'static str,
+    n_layers: usize,
+    /// Layers after these that predict further tokens.
+    n_nextn: usize,
+    n_embd: usize,
+    n_ff: usize,
+    /// Query heads, heads of K and V, values per head.
+    heads: [usize; 3],
+    norm: Norm,
+    /// Norms of each layer.
+    norms: &'static [&'static str],
+    qkv: Qkv,
+    /// Biases of attention's projections and of the feed-forward network.
+    biases: &'static [&'static str],
+    head_norm: HeadNorm,
+    /// Whether attention's output has a gate for each value.
+    has_gate: bool,
+    feed_forward: FeedForward,
+    mixture: Option<Mixture>,
+    output: Output,
+    keys: &'static [(&'static str, Key)],
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Norm {
+    Rms,
+    Layer,
+    LayerWithoutBias,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Qkv {
+    Separate,
+    Fused,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum HeadNorm {
+    None,
+    Each,
+    Together,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum FeedForward {
+    Gated,
+    /// Gate and up in one tensor.
+    Fused,
+    /// Without a gate.
+    Plain,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Output {
+    Own,
+    OwnWithBias,
+    Tied,
+}
+
+#[derive(Clone, Copy)]
+struct Mixture {
+    n_experts: usize,
+    n_used: u32,
+    n_ff: usize,
+    /// Leading layers without experts.
+    n_dense: usize,
+    /// Width of the shared experts.
+    n_ff_shared: Option<usize>,
+    /// The tensor that is added to the scores for the choice.
+    bias: Option<&'static str>,
+}
+
+/// A value of the metadata.
+#[derive(Clone, Copy)]
+enum Key {
+    U(u32),
+    F(f32),
+    B(bool),
+    Ints(&'static [i32]),
+}
+
+impl Row {
+    fn write(&self, ty: GgmlType, n_layers: usize) -> Result<Writer<'static>, Error> {
+        let mut model = Synth {
+            writer: Writer::new(self.arch),
+            arch: self.arch,
+            ty,
+            n_layers,
+            head_dims: [self.heads[2]; 2],
+        };
+        self.facts(&mut model);
+        model.vocabulary();
+        self.tensors(&mut model)?;
+        Ok(model.writer)
+    }
+
+    fn facts(&self, model: &mut Synth) {
+        model.writer.set("general.name", "random");
+        let [n_heads, n_kv_heads, head_dim] = self.heads;
+        for (key, value) in [
+            ("block_count", model.n_layers + self.n_nextn),
+            ("context_length", 2048),
+            ("embedding_length", self.n_embd),
+            ("feed_forward_length", self.n_ff),
+            ("attention.head_count", n_heads),
+            ("attention.head_count_kv", n_kv_heads),
+            ("vocab_size", N_VOCAB),
+        ] {
+            model.set(key, value as u32);
+        }
+        if n_heads * head_dim != self.n_embd {
+            model.set("attention.key_length", head_dim as u32);
+            model.set("attention.value_length", head_dim as u32);
+        }
+        match self.norm {
+            Norm::Rms => model.set("attention.layer_norm_rms_epsilon", 1e-5f32),
+            _ => model.set("attention.layer_norm_epsilon", 1e-5f32),
+        }
+        model.set("rope.freq_base", 10_000f32);
+        if self.n_nextn > 0 {
+            model.set("nextn_predict_layers", self.n_nextn as u32);
+        }
+        if let Some(experts) = &self.mixture {
+            model.set("expert_count", experts.n_experts as u32);
+            model.set("expert_used_count", experts.n_used);
+            model.set("expert_feed_forward_length", experts.n_ff as u32);
+        }
+        for (key, value) in self.keys {
+            let value: OwnedValue = match *value {
+                Key::U(value) => value.into(),
+                Key::F(value) => value.into(),
+                Key::B(value) => value.into(),
+                Key::Ints(values) => values.to_vec().into(),
+            };
+            model.set(key, value);
+        }
+    }
+
+    fn tensors(&self, model: &mut Synth) -> Result<(), Error> {
+        let n_embd = self.n_embd;
+        model.matrix("token_embd.weight", N_VOCAB, n_embd)?;
+        self.norm(model, "output_norm", n_embd)?;
+        if self.output != Output::Tied {
+            model.matrix("output.weight", N_VOCAB, n_embd)?;
+        }
+        if self.output == Output::OwnWithBias {
+            model.vector("output.bias", N_VOCAB, 0.0, 0.5)?;
+        }
+        for layer in 0..model.n_layers + self.n_nextn {
+            let tensor = |name: &str| format!("blk.{layer}.{name}");
+            for norm in self.norms {
+                self.norm(model, &tensor(norm), n_embd)?;
+            }
+            self.attention(model, &tensor)?;
+            match &self.mixture {
+                Some(experts) if layer >= experts.n_dense => {
+                    self.mixture(model, &tensor, experts)?;
+                }
+                _ => self.feed_forward(model, &tensor)?,
+            }
+            if layer >= model.n_layers {
+                for norm in ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"] {
+                    self.norm(model, &tensor(norm), n_embd)?;
+                }
+                model.matrix(&tensor("nextn.eh_proj.weight"), n_embd, 2 * n_embd)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&self, model: &mut Synth, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
+        let n_embd = self.n_embd;
+        let [n_heads, n_kv_heads, head_dim] = self.heads;
+        let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let norms = match self.head_norm {
+            HeadNorm::None => [0; 2],
+            HeadNorm::Each => [head_dim; 2],
+            HeadNorm::Together => [n_q, n_kv],
+        };
+        for (name, width) in ["attn_q_norm", "attn_k_norm"].iter().zip(norms) {
+            if width > 0 {
+                model.norm(&tensor(name), width)?;
+            }
+        }
+        if self.has_gate {
+            self.linear(model, &tensor, ("attn_gate", n_q, n_embd))?;
+        }
+        self.linear(model, &tensor, ("attn_output", n_embd, n_q))?;
+        match self.qkv {
+            Qkv::Fused => self.linear(model, &tensor, ("attn_qkv", n_q + 2 * n_kv, n_embd)),
+            Qkv::Separate => {
+                self.linear(model, &tensor, ("attn_q", n_q, n_embd))?;
+                self.linear(model, &tensor, ("attn_k", n_kv, n_embd))?;
+                self.linear(model, &tensor, ("attn_v", n_kv, n_embd))
+            }
+        }
+    }
+
+    fn feed_forward(
+        &self,
+        model: &mut Synth,
+        tensor: &dyn Fn(&str) -> String,
+    ) -> Result<(), Error> {
+        let (n_embd, n_ff) = (self.n_embd, self.n_ff);
+        self.linear(model, &tensor, ("ffn_down", n_embd, n_ff))?;
+        match self.feed_forward {
+            FeedForward::Fused => self.linear(model, &tensor, ("ffn_up", 2 * n_ff, n_embd)),
+            FeedForward::Plain => self.linear(model, &tensor, ("ffn_up", n_ff, n_embd)),
+            FeedForward::Gated => {
+                self.linear(model, &tensor, ("ffn_gate", n_ff, n_embd))?;
+                self.linear(model, &tensor, ("ffn_up", n_ff, n_embd))
+            }
+        }
+    }
+
+    fn mixture(
+        &self,
+        model: &mut Synth,
+        tensor: &dyn Fn(&str) -> String,
+        experts: &Mixture,
+    ) -> Result<(), Error> {
+        let Mixture {
+            n_experts, n_ff, ..
+        } = *experts;
+        let n_embd = self.n_embd;
+        model.router(&tensor("ffn_gate_inp.weight"), [n_experts, n_embd])?;
+        if let Some(bias) = experts.bias {
+            model.vector(&tensor(bias), n_experts, 0.0, 0.3)?;
+        }
+        model.expert_matrices(&tensor("ffn_gate_exps.weight"), [n_experts, n_ff, n_embd])?;
+        model.expert_matrices(&tensor("ffn_up_exps.weight"), [n_experts, n_ff, n_embd])?;
+        model.expert_matrices(&tensor("ffn_down_exps.weight"), [n_experts, n_embd, n_ff])?;
+        if let Some(n_ff) = experts.n_ff_shared {
+            model.matrix(&tensor("ffn_gate_shexp.weight"), n_ff, n_embd)?;
+            model.matrix(&tensor("ffn_up_shexp.weight"), n_ff, n_embd)?;
+            model.matrix(&tensor("ffn_down_shexp.weight"), n_embd, n_ff)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a norm's weight, and its bias if norms have biases.
+    fn norm(&self, model: &mut Synth, name: &str, width: usize) -> Result<(), Error> {
+        model.vector(&format!("{name}.weight"), width, 1.0, 0.3)?;
+        if self.norm == Norm::Layer {
+            model.vector(&format!("{name}.bias"), width, 0.0, 0.5)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a matrix `[n_out, n_in]`, and its bias if the row has one.
+    fn linear(
+        &self,
+        model: &mut Synth,
+        tensor: &dyn Fn(&str) -> String,
+        (name, n_out, n_in): (&str, usize, usize),
+    ) -> Result<(), Error> {
+        model.matrix(&format!("{}.weight", tensor(name)), n_out, n_in)?;
+        if self.biases.contains(&name) {
+            model.vector(&format!("{}.bias", tensor(name)), n_out, 0.0, 0.5)?;
+        }
+        Ok(())
+    }
+}

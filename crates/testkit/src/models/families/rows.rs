@@ -1,0 +1,462 @@
+//! The rows: architectures, some of them in a second shape.
+
+use super::Key::{B, F, Ints, U};
+use super::{FeedForward, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
+
+const LLAMA: Row = Row {
+    name: "",
+    arch: "",
+    n_layers: 3,
+    n_nextn: 0,
+    n_embd: 256,
+    n_ff: 512,
+    heads: [8, 2, 32],
+    norm: Norm::Rms,
+    norms: &["attn_norm", "ffn_norm"],
+    qkv: Qkv::Separate,
+    biases: &[],
+    head_norm: HeadNorm::None,
+    has_gate: false,
+    feed_forward: FeedForward::Gated,
+    mixture: None,
+    output: Output::Own,
+    keys: &[],
+};
+
+const EXPERTS: Mixture = Mixture {
+    n_experts: 8,
+    n_used: 3,
+    n_ff: 256,
+    n_dense: 0,
+    n_ff_shared: None,
+    bias: None,
+};
+
+/// DeepSeek's kind: a dense layer, then many experts and a shared one.
+const SHARED: Mixture = Mixture {
+    n_experts: 12,
+    n_used: 4,
+    n_dense: 1,
+    n_ff_shared: Some(256),
+    ..EXPERTS
+};
+
+const BIASED: Mixture = Mixture {
+    bias: Some("exp_probs_b.bias"),
+    ..SHARED
+};
+
+const QKV_BIASES: &[&str] = &["attn_q", "attn_k", "attn_v"];
+const ALL_BIASES: &[&str] = &[
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_up",
+    "ffn_down",
+];
+const FOUR_NORMS: &[&str] = &[
+    "attn_norm",
+    "post_attention_norm",
+    "ffn_norm",
+    "post_ffw_norm",
+];
+const POST_ATTENTION: &[&str] = &["attn_norm", "post_attention_norm"];
+
+/// 1: softmax, 2: sigmoid, 3: softmax over the chosen experts, 4: sqrt(softplus).
+const GATING: &str = "expert_gating_func";
+const SCALE: (&str, Key) = ("expert_weights_scale", F(1.8));
+const NORMED: (&str, Key) = ("expert_weights_norm", B(true));
+const ONE_SHARED: (&str, Key) = ("expert_shared_count", U(1));
+const ONE_DENSE: (&str, Key) = ("leading_dense_block_count", U(1));
+// In the interleaved sections of Qwen 3, llama.cpp leaves pairs beyond three times a section as they are, where the models'
+// own code (transformers) takes the first section. With these there are none.
+const SECTIONS: (&str, Key) = ("rope.dimension_sections", Ints(&[6, 5, 5, 0]));
+
+pub(super) static ROWS: &[Row] = &[
+    Row {
+        name: "qwen2vl",
+        arch: "qwen2vl",
+        biases: QKV_BIASES,
+        // llama.cpp 0.3.36 does not read the epsilon of these files.
+        keys: &[SECTIONS, ("attention.layer_norm_rms_epsilon", F(1e-9))],
+        ..LLAMA
+    },
+    Row {
+        name: "qwen3vl",
+        arch: "qwen3vl",
+        heads: [6, 2, 64],
+        head_norm: HeadNorm::Each,
+        output: Output::Tied,
+        keys: &[("rope.dimension_sections", Ints(&[11, 11, 10, 0]))],
+        ..LLAMA
+    },
+    Row {
+        name: "qwen3vlmoe",
+        arch: "qwen3vlmoe",
+        head_norm: HeadNorm::Each,
+        mixture: Some(EXPERTS),
+        keys: &[SECTIONS],
+        ..LLAMA
+    },
+    Row {
+        name: "glm4",
+        arch: "glm4",
+        norms: FOUR_NORMS,
+        biases: QKV_BIASES,
+        feed_forward: FeedForward::Fused,
+        keys: &[("rope.dimension_count", U(16))],
+        ..LLAMA
+    },
+    Row {
+        name: "glm4_vision",
+        arch: "glm4",
+        heads: [7, 1, 64],
+        norms: FOUR_NORMS,
+        feed_forward: FeedForward::Fused,
+        output: Output::Tied,
+        keys: &[
+            ("rope.dimension_count", U(32)),
+            ("rope.dimension_sections", Ints(&[8, 12, 12, 0])),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "glm4moe",
+        arch: "glm4moe",
+        n_layers: 4,
+        n_nextn: 1,
+        norms: POST_ATTENTION,
+        biases: QKV_BIASES,
+        mixture: Some(BIASED),
+        keys: &[
+            ONE_SHARED,
+            ONE_DENSE,
+            SCALE,
+            NORMED,
+            ("rope.dimension_count", U(16)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "glm4moe_wide",
+        arch: "glm4moe",
+        heads: [7, 1, 64],
+        norms: POST_ATTENTION,
+        head_norm: HeadNorm::Each,
+        mixture: Some(Mixture {
+            n_experts: 9,
+            n_used: 1,
+            n_dense: 2,
+            n_ff_shared: Some(512),
+            ..BIASED
+        }),
+        output: Output::Tied,
+        keys: &[
+            ("expert_shared_count", U(2)),
+            ("leading_dense_block_count", U(2)),
+            (GATING, U(1)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "minimax_m2",
+        arch: "minimax-m2",
+        heads: [6, 2, 64],
+        n_ff: 256,
+        head_norm: HeadNorm::Together,
+        mixture: Some(Mixture {
+            n_experts: 16,
+            n_used: 4,
+            bias: Some("exp_probs_b.bias"),
+            ..EXPERTS
+        }),
+        keys: &[(GATING, U(2)), ("rope.dimension_count", U(32))],
+        ..LLAMA
+    },
+    Row {
+        name: "minicpm",
+        arch: "minicpm",
+        output: Output::Tied,
+        keys: &[
+            ("embedding_scale", F(12.0)),
+            ("residual_scale", F(0.25)),
+            ("logit_scale", F(9.0)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "granitemoe",
+        arch: "granitemoe",
+        heads: [9, 3, 32],
+        n_ff: 256,
+        mixture: Some(Mixture {
+            n_ff_shared: Some(512),
+            ..EXPERTS
+        }),
+        output: Output::Tied,
+        keys: &[
+            ("embedding_scale", F(12.0)),
+            ("residual_scale", F(0.22)),
+            ("attention.scale", F(0.3)),
+            ("logit_scale", F(8.0)),
+            ("expert_shared_feed_forward_length", U(512)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "bailingmoe",
+        arch: "bailingmoe",
+        heads: [8, 8, 32],
+        mixture: Some(Mixture {
+            n_dense: 0,
+            n_ff_shared: Some(512),
+            ..SHARED
+        }),
+        keys: &[
+            ("expert_shared_count", U(2)),
+            NORMED,
+            ("expert_weights_scale", F(1.0)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "bailingmoe2",
+        arch: "bailingmoe2",
+        qkv: Qkv::Fused,
+        head_norm: HeadNorm::Each,
+        mixture: Some(Mixture {
+            n_experts: 16,
+            ..BIASED
+        }),
+        keys: &[
+            ONE_SHARED,
+            ONE_DENSE,
+            SCALE,
+            NORMED,
+            (GATING, U(2)),
+            ("expert_group_count", U(4)),
+            ("expert_group_used_count", U(2)),
+            ("rope.dimension_count", U(16)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "ernie4_5",
+        arch: "ernie4_5",
+        heads: [8, 1, 32],
+        output: Output::Tied,
+        ..LLAMA
+    },
+    Row {
+        name: "ernie4_5_moe",
+        arch: "ernie4_5-moe",
+        mixture: Some(Mixture {
+            n_ff_shared: Some(512),
+            ..BIASED
+        }),
+        keys: &[
+            ONE_DENSE,
+            ("interleave_moe_layer_step", U(1)),
+            ("expert_shared_feed_forward_length", U(512)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "hunyuan_dense",
+        arch: "hunyuan-dense",
+        head_norm: HeadNorm::Each,
+        output: Output::Tied,
+        keys: &[("rope.scaling.alpha", F(50.0))],
+        ..LLAMA
+    },
+    Row {
+        name: "hunyuan_moe",
+        arch: "hunyuan-moe",
+        n_ff: 256,
+        head_norm: HeadNorm::Each,
+        mixture: Some(Mixture {
+            n_used: 1,
+            n_ff_shared: Some(512),
+            ..EXPERTS
+        }),
+        output: Output::Tied,
+        keys: &[("expert_shared_feed_forward_length", U(512))],
+        ..LLAMA
+    },
+    Row {
+        name: "hy_v3",
+        arch: "hy_v3",
+        n_nextn: 1,
+        heads: [7, 1, 64],
+        head_norm: HeadNorm::Each,
+        mixture: Some(Mixture {
+            bias: Some("exp_probs_b"),
+            ..SHARED
+        }),
+        keys: &[SCALE, NORMED],
+        ..LLAMA
+    },
+    Row {
+        name: "muse_glimmer",
+        arch: "muse-glimmer",
+        n_layers: 4,
+        heads: [6, 2, 64],
+        norms: FOUR_NORMS,
+        head_norm: HeadNorm::Each,
+        has_gate: true,
+        keys: &[
+            ("attention.sliding_window", U(24)),
+            ("logit_scale", F(0.6)),
+            ("final_logit_softcapping", F(4.0)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "command_r",
+        arch: "command-r",
+        heads: [4, 4, 64],
+        norm: Norm::LayerWithoutBias,
+        norms: &["attn_norm"],
+        output: Output::Tied,
+        keys: &[("logit_scale", F(0.0625))],
+        ..LLAMA
+    },
+    Row {
+        name: "cohere2",
+        arch: "cohere2",
+        n_layers: 4,
+        norm: Norm::LayerWithoutBias,
+        norms: &["attn_norm"],
+        output: Output::Tied,
+        keys: &[
+            ("logit_scale", F(0.25)),
+            ("attention.sliding_window", U(24)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "exaone4",
+        arch: "exaone4",
+        norms: &["post_attention_norm", "post_ffw_norm"],
+        head_norm: HeadNorm::Each,
+        output: Output::Tied,
+        ..LLAMA
+    },
+    Row {
+        name: "exaone4_windows",
+        arch: "exaone4",
+        n_layers: 64,
+        n_embd: 64,
+        n_ff: 64,
+        heads: [2, 1, 32],
+        norms: &["post_attention_norm", "post_ffw_norm"],
+        head_norm: HeadNorm::Each,
+        keys: &[("attention.sliding_window", U(24))],
+        ..LLAMA
+    },
+    Row {
+        name: "olmoe",
+        arch: "olmoe",
+        heads: [8, 8, 32],
+        n_ff: 256,
+        head_norm: HeadNorm::Together,
+        mixture: Some(EXPERTS),
+        ..LLAMA
+    },
+    Row {
+        name: "gemma",
+        arch: "gemma",
+        heads: [6, 1, 64],
+        output: Output::Tied,
+        ..LLAMA
+    },
+    Row {
+        name: "deepseek",
+        arch: "deepseek",
+        heads: [8, 8, 32],
+        mixture: Some(Mixture {
+            n_ff_shared: Some(512),
+            ..SHARED
+        }),
+        keys: &[ONE_DENSE, ("expert_shared_count", U(2)), SCALE],
+        ..LLAMA
+    },
+    Row {
+        name: "stablelm",
+        arch: "stablelm",
+        norm: Norm::Layer,
+        biases: QKV_BIASES,
+        keys: &[("rope.dimension_count", U(8))],
+        ..LLAMA
+    },
+    Row {
+        name: "stablelm_parallel",
+        arch: "stablelm",
+        heads: [8, 8, 32],
+        norm: Norm::Layer,
+        norms: &["attn_norm"],
+        ..LLAMA
+    },
+    Row {
+        name: "internlm2",
+        arch: "internlm2",
+        ..LLAMA
+    },
+    Row {
+        name: "phi2",
+        arch: "phi2",
+        heads: [8, 8, 32],
+        norm: Norm::Layer,
+        norms: &["attn_norm"],
+        biases: ALL_BIASES,
+        feed_forward: FeedForward::Plain,
+        output: Output::OwnWithBias,
+        keys: &[("rope.dimension_count", U(16))],
+        ..LLAMA
+    },
+    Row {
+        name: "falcon",
+        arch: "falcon",
+        heads: [8, 1, 32],
+        norm: Norm::Layer,
+        norms: &["attn_norm"],
+        qkv: Qkv::Fused,
+        feed_forward: FeedForward::Plain,
+        ..LLAMA
+    },
+    Row {
+        name: "falcon_two_norms",
+        arch: "falcon",
+        norm: Norm::Layer,
+        norms: &["attn_norm", "attn_norm_2"],
+        qkv: Qkv::Fused,
+        feed_forward: FeedForward::Plain,
+        output: Output::Tied,
+        ..LLAMA
+    },
+    Row {
+        name: "nemotron",
+        arch: "nemotron",
+        norm: Norm::Layer,
+        feed_forward: FeedForward::Plain,
+        keys: &[("rope.dimension_count", U(16))],
+        ..LLAMA
+    },
+    Row {
+        name: "arcee",
+        arch: "arcee",
+        heads: [7, 1, 64],
+        feed_forward: FeedForward::Plain,
+        ..LLAMA
+    },
+    Row {
+        name: "dots1",
+        arch: "dots1",
+        heads: [6, 6, 64],
+        head_norm: HeadNorm::Each,
+        mixture: Some(BIASED),
+        keys: &[ONE_SHARED, ONE_DENSE, SCALE, NORMED, (GATING, U(2))],
+        ..LLAMA
+    },
+];
