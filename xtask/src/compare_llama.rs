@@ -20,7 +20,7 @@ use crate::gen_model::prompt;
 use crate::python;
 
 /// Tokens decoded greedily after the prompt.
-const N_DECODE: usize = 16;
+const N_DECODE: usize = 60;
 
 const SCRIPT: &str = include_str!("llama_logits.py");
 

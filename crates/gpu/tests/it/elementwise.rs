@@ -14,11 +14,24 @@ fn sigmoid(x: f64) -> f64 {
 
 /// Asserts a small error of each value: relative to the value, or absolute where it is too small to matter.
 fn assert_each_close(got: &[f32], wanted: &[f64], bound: f64, what: &str) {
-    assert_eq!(got.len(), wanted.len());
-    for (i, (&got, &wanted)) in got.iter().zip(wanted).enumerate() {
+    assert_each_within(got, wanted, wanted, bound, what);
+}
+
+/// As [`assert_each_close`], with errors relative to `sizes`.
+fn assert_each_within(got: &[f32], wanted: &[f64], sizes: &[f64], bound: f64, what: &str) {
+    assert_eq!((got.len(), sizes.len()), (wanted.len(), wanted.len()));
+    for (i, ((&got, &wanted), size)) in got.iter().zip(wanted).zip(sizes).enumerate() {
         let error = (f64::from(got) - wanted).abs();
-        let allowed = bound * wanted.abs() + 1e-30;
+        let allowed = bound * size.abs() + 1e-30;
         assert!(error <= allowed, "{what}: value {i} is {got}, not {wanted}");
+    }
+}
+
+/// The size of the terms that an activation adds: they cancel where xIELU crosses 0.
+fn size_of_terms(activation: Activation, x: f64, y: f64) -> f64 {
+    match activation {
+        Activation::Xielu { beta, .. } => y.abs() + (f64::from(beta) * x).abs(),
+        _ => y.abs(),
     }
 }
 
@@ -94,17 +107,23 @@ fn activations() {
                 gpu.read(out.as_slice::<f32>()).unwrap()
             });
             let wanted: Vec<f64> = x.iter().map(|&x| activated(activation, x.into())).collect();
-            assert_each_close(&got, &wanted, 1e-5, &what);
+            let sizes = x.iter().zip(&wanted);
+            let sizes: Vec<f64> = sizes
+                .map(|(&x, &y)| size_of_terms(activation, x.into(), y))
+                .collect();
+            assert_each_within(&got, &wanted, &sizes, 1e-5, &what);
             let got = three_orders(|| {
                 let [x, up, out] = [&dx, &dup, &out].map(|buffer| buffer.as_slice());
                 ops::gated_activation(&gpu, activation, x, up, out).unwrap();
                 gpu.read(out).unwrap()
             });
-            let gated = wanted
-                .iter()
-                .zip(&up)
-                .map(|(y, &up)| y * of_up(activation, up.into()));
-            assert_each_close(&got, &gated.collect::<Vec<_>>(), 1e-5, &what);
+            let gated = |of: &[f64]| -> Vec<f64> {
+                let pairs = of.iter().zip(&up);
+                pairs
+                    .map(|(y, &up)| y * of_up(activation, up.into()))
+                    .collect()
+            };
+            assert_each_within(&got, &gated(&wanted), &gated(&sizes), 1e-5, &what);
         }
     }
 }
