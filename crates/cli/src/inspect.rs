@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use rocmforge_engine::{Engine, EngineConfig};
-use rocmforge_gguf::{Array, Gguf, Value, escape_control};
+use rocmforge_gguf::{Array, Gguf, UnknownTensor, Value, escape_control};
 use rocmforge_model::Model;
 use rocmforge_plan::RowCount;
 use serde_json::{Map, Value as Json, json};
@@ -25,7 +25,7 @@ const STRING_CHARS: usize = 100;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let config = resolve::cache_config(&args.cache, args.context.n_ctx());
-    let file = model_file::open(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
+    let file = model_file::open_to_inspect(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
     let needs = Needs::of(&file.gguf, &config);
     let mut out = Out::new();
     if args.json {
@@ -62,6 +62,11 @@ enum Needs {
 
 impl Needs {
     fn of(gguf: &Arc<Gguf>, config: &EngineConfig) -> Needs {
+        if let Some(tensor) = gguf.unknown_tensors().first() {
+            return Needs::CannotRun {
+                reason: tensor.error().to_string(),
+            };
+        }
         if gguf.tensors().is_empty() {
             return Needs::CannotRun {
                 reason: "the file has metadata but no weights".to_string(),
@@ -205,19 +210,34 @@ fn print_metadata(out: &mut Out, gguf: &Gguf) -> Result<()> {
 }
 
 fn print_tensors(out: &mut Out, gguf: &Gguf) -> Result<()> {
-    let tensors = gguf.tensors();
-    out.line(&format!("\ntensors ({})", tensors.len()))?;
-    let width = width(tensors.iter().map(|info| &*info.name));
+    let (tensors, unknown) = (gguf.tensors(), gguf.unknown_tensors());
+    let n = tensors.len() + unknown.len();
+    out.line(&format!("\ntensors ({n})"))?;
+    let names = tensors.iter().map(|info| &*info.name);
+    let width = width(names.chain(unknown.iter().map(|info| &*info.name)));
+    let joined = |dims: &[u64]| {
+        let dims: Vec<String> = dims.iter().map(u64::to_string).collect();
+        dims.join(", ")
+    };
     for info in tensors {
-        let dims: Vec<String> = info.dims.iter().map(u64::to_string).collect();
         let (name, ty) = (escape_control(&info.name), info.ty.name());
         out.line(&format!(
             "  {name:width$}  {ty:8} {:>10}  [{}]",
             size(info.n_bytes),
-            dims.join(", ")
+            joined(&info.dims)
         ))?;
     }
+    for info in unknown {
+        let (name, ty) = (escape_control(&info.name), type_name(info));
+        let dims = joined(&info.dims);
+        out.line(&format!("  {name:width$}  {ty:8} {:>10}  [{dims}]", "n/a"))?;
+    }
     Ok(())
+}
+
+/// What to call an unknown format.
+fn type_name(tensor: &UnknownTensor) -> String {
+    format!("type {}", tensor.type_id)
 }
 
 fn print_formats(out: &mut Out, gguf: &Gguf) -> Result<()> {
@@ -335,6 +355,12 @@ fn report(file: &ModelFile, needs: &Needs) -> Json {
                 "bytes": info.n_bytes, "offset": info.offset, "part": info.part,
             })
         })
+        .chain(gguf.unknown_tensors().iter().map(|tensor| {
+            json!({
+                "name": tensor.name, "type": type_name(tensor), "dims": tensor.dims,
+                "bytes": null, "offset": null, "part": null,
+            })
+        }))
         .collect();
     let types: Vec<Json> = types(gguf)
         .iter()

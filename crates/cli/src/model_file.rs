@@ -1,7 +1,7 @@
 //! The GGUF file a command works on: a path, a name in the models folder, a reference, the embedded model, or a
 //! synthetic model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
@@ -18,6 +18,19 @@ use crate::{embedded, output};
 
 /// Opens `path`, or the built-in model.
 pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
+    open_with(path, load, ModelOptions::open_file)
+}
+
+/// [`open`], also with tensors of unknown formats.
+pub fn open_to_inspect(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
+    open_with(path, load, ModelOptions::open_to_inspect)
+}
+
+fn open_with(
+    path: Option<&PathBuf>,
+    load: &LoadArgs,
+    open: fn(&ModelOptions, &Path) -> Result<ModelFile, rocmforge::Error>,
+) -> Result<ModelFile> {
     let Some(path) = path else {
         let gguf = embedded::open();
         let gguf = gguf.context("the embedded model is damaged; build the program again")?;
@@ -34,13 +47,13 @@ pub fn open(path: Option<&PathBuf>, load: &LoadArgs) -> Result<ModelFile> {
     if let Some(dir) = &load.store.models_dir {
         options = options.models_dir(dir);
     }
-    match options.open_file(path) {
+    match open(&options, path) {
         #[cfg(feature = "pull")]
         Err(rocmforge::Error::Hub(rocmforge_hub::Error::NotDownloaded { reference, .. }))
             if path.as_os_str().as_encoded_bytes().starts_with(b"hf:") =>
         {
             let path = pull::fetch(&reference, &load.store)?;
-            Ok(options.open_file(&path)?)
+            Ok(open(&options, &path)?)
         }
         opened => Ok(opened?),
     }

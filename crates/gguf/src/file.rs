@@ -11,7 +11,7 @@ use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::metadata::Metadata;
 use crate::reader::Reader;
-use crate::tensors::{TensorInfo, Tensors};
+use crate::tensors::{TensorInfo, Tensors, UnknownTensor};
 
 /// Metadata key of the alignment, in bytes, of the data section and every tensor in it.
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
@@ -119,9 +119,22 @@ impl Gguf {
         &self.metadata
     }
 
-    /// All tensors in file order, part by part.
+    /// All tensors of known formats in file order, part by part.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors.infos
+    }
+
+    /// The tensors whose format is unknown; none unless the file was opened with [`Gguf::open_to_inspect`].
+    pub fn unknown_tensors(&self) -> &[UnknownTensor] {
+        &self.tensors.unknown
+    }
+
+    /// Refuses tensors of unknown formats.
+    pub(crate) fn with_known_types(self) -> Result<Gguf, Error> {
+        match self.tensors.unknown.first() {
+            None => Ok(self),
+            Some(tensor) => Err(tensor.error()),
+        }
     }
 
     /// The tensor called `name`.

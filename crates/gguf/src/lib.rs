@@ -30,7 +30,7 @@ pub use new_file::{Existing, NewFile};
 pub use owned::{OwnedArray, OwnedValue};
 pub use quant::GgmlType;
 pub use regular::open_regular;
-pub use tensors::TensorInfo;
+pub use tensors::{TensorInfo, UnknownTensor};
 pub use value::{Array, StringIter, Strings, Value, ValueType};
 pub use write::{DataStream, Writer};
 

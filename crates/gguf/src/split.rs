@@ -78,7 +78,7 @@ pub(crate) fn complete(first: Gguf, path: &Path, mode: LoadMode) -> Result<Gguf,
     }
     let mut whole = first;
     let mut tensors = vec![std::mem::take(&mut whole.tensors)];
-    let mut n_found = tensors[0].infos.len() as u64;
+    let mut n_found = tensors[0].len() as u64;
     for no in 1..head.count {
         let path = names.path(no);
         let file = match Gguf::open_part(&path, mode) {
@@ -93,7 +93,7 @@ pub(crate) fn complete(first: Gguf, path: &Path, mode: LoadMode) -> Result<Gguf,
         };
         let expected = Part { no, ..head };
         check(&whole, expected, &file).map_err(|error| in_part(&path, error))?;
-        n_found += file.tensors.infos.len() as u64;
+        n_found += file.tensors.len() as u64;
         tensors.push(file.tensors);
         whole.parts.extend(file.parts);
     }

@@ -52,10 +52,32 @@ impl TensorInfo {
     }
 }
 
+/// A tensor whose format is unknown, so that neither its length is known nor its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownTensor {
+    /// Name as in the file.
+    pub name: String,
+    /// One to four sizes, as in [`TensorInfo::dims`].
+    pub dims: Vec<u64>,
+    /// The id of the format.
+    pub type_id: u32,
+}
+
+impl UnknownTensor {
+    /// What a program says that needs the tensor.
+    pub fn error(&self) -> Error {
+        Error::UnknownTensorType {
+            name: self.name.clone(),
+            id: self.type_id,
+        }
+    }
+}
+
 /// The tensors of a file, with an index by name.
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
     pub(crate) infos: Vec<TensorInfo>,
+    pub(crate) unknown: Vec<UnknownTensor>,
     by_name: Vec<u32>,
 }
 
@@ -64,17 +86,20 @@ impl Tensors {
     pub(crate) fn parse(bytes: &[u8], pos: usize, n: u64, alignment: u64) -> Result<Self, Error> {
         let mut r = Reader::at(bytes, pos);
         check_count(&r, n, MIN_INFO_BYTES, MAX_TENSORS, "the number of tensors")?;
-        let mut infos = Vec::new();
+        let (mut infos, mut unknown) = (Vec::new(), Vec::new());
         for _ in 0..n {
-            infos.push(parse_info(&mut r, alignment)?);
+            match parse_info(&mut r, alignment)? {
+                Info::Known(info) => infos.push(info),
+                Info::Unknown(tensor) => unknown.push(tensor),
+            }
         }
         place(&mut infos, r.pos() as u64, alignment, bytes.len() as u64)?;
-        Tensors::sorted(infos)
+        Tensors::sorted(infos, unknown)
     }
 
     /// Joins the tensors of all parts of a split model, in order.
     pub(crate) fn join(parts: Vec<Tensors>) -> Result<Self, Error> {
-        let n: usize = parts.iter().map(|part| part.infos.len()).sum();
+        let n: usize = parts.iter().map(Tensors::len).sum();
         if n as u64 > MAX_TENSORS {
             return Err(Error::PartTensors {
                 expected: MAX_TENSORS,
@@ -83,18 +108,29 @@ impl Tensors {
             });
         }
         let mut infos = Vec::with_capacity(n);
+        let mut unknown = Vec::new();
         for (no, part) in parts.into_iter().enumerate() {
+            unknown.extend(part.unknown);
             let no = u16::try_from(no).expect("the number of parts is limited to 2^16");
             infos.extend(part.infos.into_iter().map(|t| TensorInfo { part: no, ..t }));
         }
-        Tensors::sorted(infos)
+        Tensors::sorted(infos, unknown)
     }
 
-    fn sorted(infos: Vec<TensorInfo>) -> Result<Self, Error> {
+    /// Tensors of any format.
+    pub(crate) fn len(&self) -> usize {
+        self.infos.len() + self.unknown.len()
+    }
+
+    fn sorted(infos: Vec<TensorInfo>, unknown: Vec<UnknownTensor>) -> Result<Self, Error> {
         let by_name = sorted_by(&infos, |t| &t.name).map_err(|t| Error::DuplicateTensor {
             name: t.name.clone(),
         })?;
-        Ok(Tensors { infos, by_name })
+        Ok(Tensors {
+            infos,
+            unknown,
+            by_name,
+        })
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&TensorInfo> {
@@ -102,8 +138,14 @@ impl Tensors {
     }
 }
 
+/// What the header says of a tensor.
+enum Info {
+    Known(TensorInfo),
+    Unknown(UnknownTensor),
+}
+
 /// Parses one info, whose offset is still relative to the data section.
-fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
+fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<Info, Error> {
     const WHAT: &str = "a tensor info";
     let name = name(r, "tensor name", MAX_NAME_BYTES)?;
     let at = r.pos() as u64;
@@ -126,10 +168,13 @@ fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
     }
     let id = r.u32(WHAT)?;
     let offset = r.u64(WHAT)?;
-    let ty = GgmlType::from_id(id).ok_or_else(|| Error::UnknownTensorType {
-        name: name.into(),
-        id,
-    })?;
+    let Some(ty) = GgmlType::from_id(id) else {
+        return Ok(Info::Unknown(UnknownTensor {
+            name: name.into(),
+            dims,
+            type_id: id,
+        }));
+    };
     let n_bytes = checked_bytes(name, &dims, ty)?;
     if !offset.is_multiple_of(alignment) {
         return Err(Error::Misaligned {
@@ -138,14 +183,14 @@ fn parse_info(r: &mut Reader<'_>, alignment: u64) -> Result<TensorInfo, Error> {
             alignment,
         });
     }
-    Ok(TensorInfo {
+    Ok(Info::Known(TensorInfo {
         name: name.into(),
         dims,
         ty,
         offset,
         n_bytes,
         part: 0,
-    })
+    }))
 }
 
 /// Returns the size in bytes of a tensor of this shape. Rejects zero sizes, overflowing products and rows that are not

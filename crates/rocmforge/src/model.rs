@@ -92,10 +92,26 @@ impl ModelOptions {
     /// # Errors
     /// The file is missing or damaged.
     pub fn open_file(&self, reference: &Path) -> Result<ModelFile, Error> {
+        self.open_with(reference, Gguf::open)
+    }
+
+    /// [`ModelOptions::open_file`] for a look at what is in the file: tensors may have unknown formats.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open_file`].
+    pub fn open_to_inspect(&self, reference: &Path) -> Result<ModelFile, Error> {
+        self.open_with(reference, Gguf::open_to_inspect)
+    }
+
+    fn open_with(
+        &self,
+        reference: &Path,
+        open: fn(&Path, LoadMode) -> Result<Gguf, rocmforge_gguf::Error>,
+    ) -> Result<ModelFile, Error> {
         let path = find(reference, self.models_dir.as_deref(), self.missing)?;
         let name = path.file_name().unwrap_or(path.as_os_str());
         let label = escape_control(&name.to_string_lossy()).into_owned();
-        let gguf = Gguf::open(&path, self.load_mode).map_err(|error| Error::File {
+        let gguf = open(&path, self.load_mode).map_err(|error| Error::File {
             label: escape_control(&path.to_string_lossy()).into_owned(),
             error: error.into(),
         })?;

@@ -124,6 +124,41 @@ fn inspect_shows_unsupported_files() {
 }
 
 #[test]
+fn inspect_shows_tensors_of_unknown_types() {
+    let mut writer = Writer::new("llama");
+    for name in ["plain", "strange"] {
+        writer
+            .add_tensor(name, &[4], GgmlType::F32, vec![0; 16])
+            .unwrap();
+    }
+    let mut bytes = writer.to_vec().unwrap();
+    // Behind the name: the number of dimensions, the dimension, the type.
+    let name = bytes.windows(7).position(|at| at == b"strange").unwrap();
+    bytes[name + 7 + 4 + 8..][..4].copy_from_slice(&1234u32.to_le_bytes());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("strange.gguf");
+    fs::write(&path, bytes).unwrap();
+    let path = path.to_str().unwrap();
+
+    let report = run(&["inspect", path, "--json"]).json();
+    assert_eq!(report["runs"], false);
+    assert!(report["problem"].as_str().unwrap().contains("type 1234"));
+    let tensors = report["tensors"].as_array().unwrap();
+    let types: Vec<&Value> = tensors.iter().map(|tensor| &tensor["type"]).collect();
+    assert_eq!(types, ["F32", "type 1234"]);
+    assert_eq!(tensors[1]["dims"], json!([4]));
+    assert_eq!(report["memory"]["weight_bytes"], 16);
+    let text = run(&["inspect", path]).ok();
+    assert!(text.text().contains("type 1234"), "{}", text.text());
+    for args in [
+        &["generate", "-m", path, "-p", "x"][..],
+        &["quantize", path, "out.gguf", "Q8_0"],
+    ] {
+        run(args).fails(1, "tensor 'strange' has type 1234");
+    }
+}
+
+#[test]
 fn tokenize_prints_ids() {
     for name in ["story", "chat", "utf8"] {
         let golden = golden(name);
