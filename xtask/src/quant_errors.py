@@ -14,7 +14,13 @@ import gguf
 import llama_cpp
 import numpy as np
 
-TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q1_0"]
+# Id, values and bytes of a block.
+TYPES = {name: (int(gguf.GGMLQuantizationType[name]), *gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]) for name in [
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q1_0",
+    "TQ1_0", "TQ2_0", "NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]}
+TYPES["Q2_0"] = (42, 64, 18)
+# llama.cpp quantizes to these with an importance matrix only.
+NEED_WEIGHTS = ["IQ1_S", "IQ2_XXS", "IQ2_XS"]
 ROW = 1024
 TENSORS = ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.attn_k.weight", "blk.2.attn_v.weight",
            "blk.3.attn_output.weight", "blk.0.ffn_gate.weight", "blk.1.ffn_up.weight", "blk.2.ffn_down.weight"]
@@ -69,17 +75,16 @@ def importance(n):
 
 
 def quantize(name, x, weights):
-    ty = gguf.GGMLQuantizationType[name]
-    length, size = gguf.GGML_QUANT_SIZES[ty]
+    ty, length, size = TYPES[name]
     out = np.zeros(x.size // length * size, dtype=np.uint8)
     imatrix = None if weights is None else weights.ctypes.data_as(POINTER)
-    ggml.ggml_quantize_chunk(int(ty), x.ctypes.data_as(POINTER), out.ctypes.data, 0, *x.shape, imatrix)
-    if name == "Q1_0":
-        # The package gguf does not convert it.
+    ggml.ggml_quantize_chunk(ty, x.ctypes.data_as(POINTER), out.ctypes.data, 0, *x.shape, imatrix)
+    if name in ["Q1_0", "Q2_0"]:
+        # The package gguf does not convert them.
         back = np.zeros(x.shape, dtype=np.float32)
-        ggml.dequantize_row_q1_0(ctypes.c_void_p(out.ctypes.data), back.ctypes.data_as(POINTER), ctypes.c_int64(x.size))
+        getattr(ggml, f"dequantize_row_{name.lower()}")(ctypes.c_void_p(out.ctypes.data), back.ctypes.data_as(POINTER), ctypes.c_int64(x.size))
         return back
-    return gguf.quants.dequantize(out, ty).reshape(x.shape)
+    return gguf.quants.dequantize(out, gguf.GGMLQuantizationType(ty)).reshape(x.shape)
 
 
 def main(model):
@@ -90,7 +95,7 @@ def main(model):
     for input_name, x in cases:
         weights = importance(x.shape[1])
         for name in TYPES:
-            for w in (None, weights):
+            for w in (weights,) if name in NEED_WEIGHTS else (None, weights):
                 error = quantize(name, x, w).astype(np.float64) - x
                 measure = error * error * (1.0 if w is None else w.astype(np.float64))
                 large = (measure * x.astype(np.float64) ** 2).sum()

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use rocmforge_gguf::quant::{GgmlType, iq, k, legacy, mxfp, plain};
+use rocmforge_gguf::quant::{GgmlType, iq, k, lattice, legacy, mxfp, nvfp, plain, q2, ternary};
 use rocmforge_plan::{ActFormat, Activation, OutMode, Weight};
 
 use crate::Isa;
@@ -212,6 +212,17 @@ fn fast_tile(ty: GgmlType) -> Option<TileFn> {
         GgmlType::IQ4_NL => kernel!(IntTile<iq::Iq4Nl>),
         GgmlType::IQ4_XS => kernel!(IntTile<iq::Iq4Xs>),
         GgmlType::MXFP4 => kernel!(IntTile<mxfp::Mxfp4>),
+        GgmlType::NVFP4 => kernel!(IntTile<nvfp::Nvfp4>),
+        GgmlType::Q2_0 => kernel!(IntTile<q2::Q2_0>),
+        GgmlType::TQ1_0 => kernel!(IntTile<ternary::Tq1_0>),
+        GgmlType::TQ2_0 => kernel!(IntTile<ternary::Tq2_0>),
+        GgmlType::IQ1_S => kernel!(IntTile<lattice::Iq1S>),
+        GgmlType::IQ1_M => kernel!(IntTile<lattice::Iq1M>),
+        GgmlType::IQ2_XXS => kernel!(IntTile<lattice::Iq2Xxs>),
+        GgmlType::IQ2_XS => kernel!(IntTile<lattice::Iq2Xs>),
+        GgmlType::IQ2_S => kernel!(IntTile<lattice::Iq2S>),
+        GgmlType::IQ3_XXS => kernel!(IntTile<lattice::Iq3Xxs>),
+        GgmlType::IQ3_S => kernel!(IntTile<lattice::Iq3S>),
         GgmlType::Q1_0 => Some(|isa, job, tile| isa.run(SignTile { job, tile })),
         _ => None,
     }

@@ -24,6 +24,7 @@
 //     8 bits    two planes of 16 bytes, so that neighbouring lanes read neighbouring 16 bytes
 #pragma once
 #include "gpu.h"
+#include "grids.h"
 
 struct File {};
 struct Planes {};
@@ -167,6 +168,13 @@ DEV void take_looked_up(Table16 t, u32x4 nibbles, u32* q) {
 
 // 2^(e - 128), exact also where it is subnormal.
 DEV float e8m0_half(u32 e) { return bits<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+
+// Half of an unsigned E4M3 scale, exactly. The code of NaN is 0; the highest bit means nothing.
+DEV float e4m3_half(u32 code) {
+    u32 exponent = code >> 3 & 15, mantissa = code & 7;
+    u32 integer = code == 0x7f ? 0 : exponent ? mantissa | 8 : mantissa;
+    return mul_rounded((float)(i32)integer, bits<float>((max_of(exponent, 1u) + 127 - 11) << 23));
+}
 
 // ---------------------------------------------------------------------------------------------- formats
 // value = scale(h) * (code - OFFSET) - minimum(h), where h is the index of the group of GROUP values. `at` is the
@@ -343,6 +351,55 @@ struct Q1_0 : Codes32 {
         for (u32 w = 0; w < 8; w++) q[w] = one_bit(signs, w, 1);
     }
     DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
+struct Q2_0 : Codes32 {
+    static constexpr u32 LEN = 64, FILE_BYTES = 18, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 8}, {64, 2}};
+    static constexpr i32 OFFSET = 1;
+    u32x2 low;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(d); }
+    DEV_MEMBER static Q2_0 from_file(const u8* b, u32 at) {
+        Q2_0 c;
+        c.d = unaligned<u16>(b);
+        c.low = u32x2{{0, 0}};
+        // A byte has the codes of four values, which go to four bytes of a word.
+        for (u32 w = 0; w < 8; w++) {
+            u32 four = b[2 + 8 * at + w], bytes = 0;
+            for (u32 k = 0; k < 4; k++) bytes |= (four >> 2 * k & 3) << 8 * k;
+            c.low.v[w / 4] |= bytes << 2 * (w % 4);
+        }
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0);
+    }
+    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
+struct NVFP4 : Codes32 {
+    static constexpr u32 LEN = 64, FILE_BYTES = 36, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 16}, {32, 2}};
+    static constexpr u32 GROUP = 16;
+    u32x4 low;
+    u16 scales;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(scales); }
+    DEV_MEMBER static NVFP4 from_file(const u8* b, u32 at) {
+        NVFP4 c;
+        c.scales = unaligned<u16>(b + 2 * at);
+        c.low = u32x4{};
+        // Each group of 16 has its first eight values in the low nibbles of eight bytes.
+        for (u32 v = 0; v < 16; v++) {
+            const u8* first = b + 4 + 16 * at + v % 8;
+            u32 both = (first[0] >> v / 8 * 4 & 15) | (first[8] >> v / 8 * 4 & 15) << 4;
+            c.low.v[v / 4] |= both << 8 * (v % 4);
+        }
+        return c;
+    }
+    DEV_MEMBER void codes(u32* q) const { take_looked_up(MXFP4_VALUES, low, q); }
+    DEV_MEMBER float scale(u32, u32 h) const { return e4m3_half(scales >> 8 * h & 255); }
 };
 
 // Super-blocks of 256 values: eight chunks share a header.
@@ -531,6 +588,283 @@ struct IQ4_XS : CodesK {
     DEV_MEMBER float scale(u32 at, u32) const {
         u32 six = (header[1] >> 4 * at & 15) | (header[0] >> (16 + 2 * at) & 3) << 4;
         return mul_rounded(h2f((u16)header[0]), (float)((i32)six - 32));
+    }
+};
+
+// Indices into grids of 8 or 4 magnitudes (grids.h), and signs.
+struct CodesGrid : CodesK {
+    // d * scale / 2^LOG2, exact.
+    template <u32 LOG2> DEV_MEMBER static float scaled(u16 d, u32 scale) {
+        return mul_rounded(mul_rounded(h2f(d), 1.0f / (1 << LOG2)), (float)(i32)scale);
+    }
+    // 2 * nibble + 1, of nibble h of `scales`.
+    DEV_MEMBER static u32 odd(u32 scales, u32 h) { return 2 * (scales >> 4 * h & 15) + 1; }
+    // Negates the bytes of `magnitudes`, none of them zero, whose bit of the lowest four of `signs` is set.
+    DEV_MEMBER static u32 negated(u32 magnitudes, u32 signs) {
+        u32 one = (signs & 15) * 0x00204081u & 0x01010101u, mask = (one << 8) - one;
+        return (magnitudes ^ mask) + one;
+    }
+    // The eighth sign makes the number of set bits even.
+    DEV_MEMBER static u32 even_signs(u32 bits) {
+        u32 seven = bits & 127;
+        return seven | (u32)(__builtin_popcount(seven) & 1) << 7;
+    }
+};
+
+struct IQ2_XXS : CodesGrid {
+    static constexpr u32 FILE_BYTES = 66, N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 8}, {256, 2}};
+    // Four indices; four times seven signs, and the scale.
+    u32x2 q;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(q), f.template on<1>(d); }
+    DEV_MEMBER static IQ2_XXS from_file(const u8* b, u32 at) {
+        IQ2_XXS c;
+        c.d = unaligned<u16>(b);
+        c.q = unaligned<u32x2>(b + 2 + 8 * at);
+        return c;
+    }
+    template <typename Lazy = void> DEV_MEMBER void codes(u32* to) const {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32x2 eight = grid::IQ2_XXS<Lazy>.v[q[0] >> 8 * k & 255];
+            u32 signs = even_signs(q[1] >> 7 * k);
+            to[2 * k] = negated(eight[0], signs), to[2 * k + 1] = negated(eight[1], signs >> 4);
+        }
+    }
+    DEV_MEMBER float scale(u32, u32) const { return scaled<3>(d, odd(q[1], 7)); }
+};
+
+struct IQ2_XS : CodesGrid {
+    static constexpr u32 FILE_BYTES = 74, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 8}, {32, 1}, {256, 2}};
+    static constexpr u32 GROUP = 16;
+    // Four times nine bits of an index and seven signs.
+    u32x2 q;
+    u8 scales;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(q), f.template on<1>(scales), f.template on<2>(d);
+    }
+    DEV_MEMBER static IQ2_XS from_file(const u8* b, u32 at) {
+        IQ2_XS c;
+        c.d = unaligned<u16>(b);
+        c.q = unaligned<u32x2>(b + 2 + 8 * at);
+        c.scales = b[66 + at];
+        return c;
+    }
+    template <typename Lazy = void> DEV_MEMBER void codes(u32* to) const {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32 both = q[k / 2] >> 16 * (k % 2);
+            u32x2 eight = grid::IQ2_XS<Lazy>.v[both & 511];
+            u32 signs = even_signs(both >> 9);
+            to[2 * k] = negated(eight[0], signs), to[2 * k + 1] = negated(eight[1], signs >> 4);
+        }
+    }
+    DEV_MEMBER float scale(u32, u32 h) const { return scaled<3>(d, odd(scales, h)); }
+};
+
+struct IQ2_S : CodesGrid {
+    static constexpr u32 FILE_BYTES = 82, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 8}, {32, 2}, {256, 2}};
+    static constexpr u32 GROUP = 16;
+    // Lower eight bits of four indices; signs.
+    u32x2 q;
+    // Upper two bits of the indices, then two scales.
+    u16 more;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(q), f.template on<1>(more), f.template on<2>(d);
+    }
+    DEV_MEMBER static IQ2_S from_file(const u8* b, u32 at) {
+        IQ2_S c;
+        c.d = unaligned<u16>(b);
+        c.q = u32x2{{unaligned<u32>(b + 2 + 4 * at), unaligned<u32>(b + 34 + 4 * at)}};
+        c.more = (u16)(b[66 + at] | b[74 + at] << 8);
+        return c;
+    }
+    template <typename Lazy = void> DEV_MEMBER void codes(u32* to) const {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32x2 eight = grid::IQ2_S<Lazy>.v[(q[0] >> 8 * k & 255) | ((u32)more >> 2 * k & 3) << 8];
+            u32 signs = q[1] >> 8 * k;
+            to[2 * k] = negated(eight[0], signs), to[2 * k + 1] = negated(eight[1], signs >> 4);
+        }
+    }
+    DEV_MEMBER float scale(u32, u32 h) const { return scaled<3>(d, odd(more, 2 + h)); }
+};
+
+struct IQ3_XXS : CodesGrid {
+    static constexpr u32 FILE_BYTES = 98, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 8}, {32, 4}, {256, 2}};
+    u32x2 q;
+    // Four times seven signs, and the scale.
+    u32 more;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(q), f.template on<1>(more), f.template on<2>(d);
+    }
+    DEV_MEMBER static IQ3_XXS from_file(const u8* b, u32 at) {
+        IQ3_XXS c;
+        c.d = unaligned<u16>(b);
+        c.q = unaligned<u32x2>(b + 2 + 8 * at);
+        c.more = unaligned<u32>(b + 66 + 4 * at);
+        return c;
+    }
+    template <typename Lazy = void> DEV_MEMBER void codes(u32* to) const {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) {
+            u32 four = grid::IQ3_XXS<Lazy>.v[q[w / 4] >> 8 * (w % 4) & 255];
+            to[w] = negated(four, even_signs(more >> 7 * (w / 2)) >> 4 * (w % 2));
+        }
+    }
+    DEV_MEMBER float scale(u32, u32) const { return scaled<2>(d, odd(more, 7)); }
+};
+
+struct IQ3_S : CodesGrid {
+    static constexpr u32 FILE_BYTES = 110, N_PLANES = 4;
+    static constexpr Plane PLANES[] = {{32, 8}, {32, 4}, {32, 1}, {256, 8}};
+    // Lower eight bits of the indices.
+    u32x2 q;
+    u32 signs;
+    // The ninth bits.
+    u8 high;
+    // Scales of the eight chunks, and d.
+    u32x2 header;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(q), f.template on<1>(signs), f.template on<2>(high), f.template on<3>(header);
+    }
+    DEV_MEMBER static IQ3_S from_file(const u8* b, u32 at) {
+        IQ3_S c;
+        c.q = unaligned<u32x2>(b + 2 + 8 * at);
+        c.high = b[66 + at];
+        c.signs = unaligned<u32>(b + 74 + 4 * at);
+        c.header = u32x2{{unaligned<u32>(b + 106), unaligned<u16>(b)}};
+        return c;
+    }
+    template <typename Lazy = void> DEV_MEMBER void codes(u32* to) const {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) {
+            u32 four = grid::IQ3_S<Lazy>.v[(q[w / 4] >> 8 * (w % 4) & 255) | ((u32)high >> w & 1) << 8];
+            to[w] = negated(four, signs >> 4 * w);
+        }
+    }
+    DEV_MEMBER float scale(u32 at, u32) const { return scaled<0>((u16)header[1], odd(header[0], at)); }
+};
+
+// Codes of IQ1 are eight times -1, 0 or 1, one more or less, and 9, so that they are not negative.
+struct CodesTernary : CodesGrid {
+    static constexpr i32 OFFSET = 9;
+    template <typename Lazy> DEV_MEMBER static void take_moved(u32 index, u32 down, u32* to) {
+        u32 digits = grid::IQ1_S<Lazy>.v[index], move = down ? 0u : 0x02020202u;
+        to[0] = ((digits & 0x03030303u) << 3) + move, to[1] = ((digits >> 4 & 0x03030303u) << 3) + move;
+    }
+};
+
+struct IQ1_S : CodesTernary {
+    static constexpr u32 FILE_BYTES = 50, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 4}, {32, 2}, {256, 2}};
+    // Lower eight bits of four indices.
+    u32 q;
+    // Four times the upper three bits, the scale, and the direction.
+    u16 high;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(q), f.template on<1>(high), f.template on<2>(d);
+    }
+    DEV_MEMBER static IQ1_S from_file(const u8* b, u32 at) {
+        IQ1_S c;
+        c.d = unaligned<u16>(b);
+        c.q = unaligned<u32>(b + 2 + 4 * at);
+        c.high = unaligned<u16>(b + 34 + 2 * at);
+        return c;
+    }
+    template <typename Lazy = void> DEV_MEMBER void codes(u32* to) const {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++)
+            take_moved<Lazy>((q >> 8 * k & 255) | ((u32)high >> 3 * k & 7) << 8, high >> 15, to + 2 * k);
+    }
+    DEV_MEMBER float scale(u32, u32) const { return scaled<3>(d, 2 * ((u32)high >> 12 & 7) + 1); }
+};
+
+struct IQ1_M : CodesTernary {
+    static constexpr u32 FILE_BYTES = 56, N_PLANES = 3;
+    static constexpr Plane PLANES[] = {{32, 4}, {32, 2}, {256, 8}};
+    static constexpr u32 GROUP = 16;
+    // Lower eight bits of four indices.
+    u32 q;
+    // Four times the upper three bits and the direction.
+    u16 high;
+    // Four words of four scales of three bits and a part of d.
+    u32x2 scales;
+    template <typename F> DEV_MEMBER void fields(F f) {
+        f.template on<0>(q), f.template on<1>(high), f.template on<2>(scales);
+    }
+    DEV_MEMBER static IQ1_M from_file(const u8* b, u32 at) {
+        IQ1_M c;
+        c.q = unaligned<u32>(b + 4 * at);
+        c.high = unaligned<u16>(b + 32 + 2 * at);
+        c.scales = unaligned<u32x2>(b + 48);
+        return c;
+    }
+    template <typename Lazy = void> DEV_MEMBER void codes(u32* to) const {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32 four = (u32)high >> 4 * k;
+            take_moved<Lazy>((q >> 8 * k & 255) | (four & 7) << 8, four & 8, to + 2 * k);
+        }
+    }
+    DEV_MEMBER float scale(u32 at, u32 h) const {
+        u32 d = (scales[0] >> 12 & 15) | (scales[0] >> 24 & 0xf0) | (scales[1] >> 4 & 0xf00) | (scales[1] >> 16 & 0xf000);
+        u32 words = at < 4 ? scales[0] : scales[1];
+        u32 three = words >> (16 * (at / 2 % 2) + 6 * (at % 2) + 3 * h) & 7;
+        return scaled<3>((u16)d, 2 * three + 1);
+    }
+};
+
+// Ternary codes of a super-block with one scale.
+struct Ternary : CodesK {
+    static constexpr u32 N_PLANES = 2;
+    static constexpr Plane PLANES[] = {{32, 8}, {256, 2}};
+    static constexpr i32 OFFSET = 1;
+    u32x2 low;
+    u16 d;
+    template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(d); }
+    DEV_MEMBER void codes(u32* q) const {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0);
+    }
+    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+};
+
+struct TQ2_0 : Ternary {
+    static constexpr u32 FILE_BYTES = 66;
+    DEV_MEMBER static TQ2_0 from_file(const u8* b, u32 at) {
+        TQ2_0 c;
+        c.d = unaligned<u16>(b + 64);
+        c.low = file_two_bits(b + at / 4 * 32, at % 4 * 2);
+        return c;
+    }
+};
+
+// In planes, digits take two bits each.
+struct TQ1_0 : Ternary {
+    static constexpr u32 FILE_BYTES = 54;
+    DEV_MEMBER static TQ1_0 from_file(const u8* b, u32 at) {
+        TQ1_0 c;
+        c.d = unaligned<u16>(b + 52);
+        c.low = u32x2{{0, 0}};
+        for (u32 v = 0; v < 32; v++) {
+            u32 i = 32 * at + v, byte, digit;
+            if (i < 160) byte = i % 32, digit = i / 32;
+            else if (i < 240) byte = 32 + i % 16, digit = (i - 160) / 16;
+            else byte = 48 + i % 4, digit = (i - 240) / 4;
+            u32 fraction = b[byte];
+            for (u32 k = 0; k < digit; k++) fraction = fraction * 3 & 255;
+            c.low.v[v / 16] |= (fraction * 3 >> 8) << (8 * (v % 4) + 2 * (v / 4 % 4));
+        }
+        return c;
     }
 };
 

@@ -287,7 +287,7 @@ fn quants_of(model: &LocalModel) -> Vec<&'static str> {
 }
 
 /// Quantization names in repositories, longer ones first.
-const QUANTS: [&str; 32] = [
+const QUANTS: [&str; 36] = [
     "UD-Q4_K_XL",
     "MXFP4_MOE",
     "IQ1_S",
@@ -302,7 +302,11 @@ const QUANTS: [&str; 32] = [
     "IQ3_M",
     "IQ4_XS",
     "IQ4_NL",
+    "NVFP4",
+    "TQ1_0",
+    "TQ2_0",
     "Q1_0",
+    "Q2_0",
     "Q2_K_S",
     "Q2_K",
     "Q3_K_S",

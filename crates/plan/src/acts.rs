@@ -32,7 +32,7 @@ pub fn act_format(ty: GgmlType) -> ActFormat {
     match ty.block_len() {
         // Without kernels, products are computed from dequantized weights.
         _ if !GgmlType::COMPUTED.contains(&ty) => ActFormat::F32,
-        32 | 128 => ActFormat::Q8x32,
+        32 | 64 | 128 => ActFormat::Q8x32,
         256 => ActFormat::Q8x256,
         _ => ActFormat::F32,
     }

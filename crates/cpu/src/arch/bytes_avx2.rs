@@ -68,6 +68,13 @@ impl SimdBytes for Avx2 {
     }
 
     #[inline(always)]
+    fn words16<B>(self, rows: &[&B; 8], i: usize, words: impl Fn(&B) -> [u64; 2]) -> __m256i {
+        let ([a, b], [c, d]) = (words(rows[i]), words(rows[i + 4]));
+        let (a, b, c, d) = (a as i64, b as i64, c as i64, d as i64);
+        values!(_mm256_set_epi64x(d, c, b, a))
+    }
+
+    #[inline(always)]
     fn f16_of<B>(self, rows: &[&B; 8], field: impl Fn(&B) -> u16) -> __m256 {
         let at = |i: usize| field(rows[i]) as i16;
         let (a, b, c, d) = (at(0), at(1), at(2), at(3));
@@ -165,6 +172,36 @@ impl SimdBytes for Avx2 {
     #[inline(always)]
     fn or(self, a: __m256i, b: __m256i) -> __m256i {
         values!(_mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_xor_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn add_u8(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_add_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_u8(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_sub_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn at_least_u8(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_cmpeq_epi8(_mm256_max_epu8(a, b), a))
+    }
+
+    #[inline(always)]
+    fn interleave_u8(self, a: __m256i, b: __m256i) -> [__m256i; 2] {
+        values!([_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)])
+    }
+
+    #[inline(always)]
+    fn interleave_u16(self, a: __m256i, b: __m256i) -> [__m256i; 2] {
+        values!([_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)])
     }
 
     #[inline(always)]

@@ -91,6 +91,15 @@ impl SimdBytes for Avx512 {
     }
 
     #[inline(always)]
+    fn words16<B>(self, rows: &[&B; 16], i: usize, words: impl Fn(&B) -> [u64; 2]) -> __m512i {
+        let ([a, b], [c, d]) = (words(rows[i]), words(rows[i + 4]));
+        let ([e, f], [g, h]) = (words(rows[i + 8]), words(rows[i + 12]));
+        let (a, b, c, d) = (a as i64, b as i64, c as i64, d as i64);
+        let (e, f, g, h) = (e as i64, f as i64, g as i64, h as i64);
+        values!(_mm512_set_epi64(h, g, f, e, d, c, b, a))
+    }
+
+    #[inline(always)]
     fn f16_of<B>(self, rows: &[&B; 16], field: impl Fn(&B) -> u16) -> __m512 {
         let pair = |i: usize| {
             let (a, b) = (field(rows[i]), field(rows[i + 1]));
@@ -206,6 +215,36 @@ impl SimdBytes for Avx512 {
     #[inline(always)]
     fn or(self, a: __m512i, b: __m512i) -> __m512i {
         values!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        values!(_mm512_xor_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn add_u8(self, a: __m512i, b: __m512i) -> __m512i {
+        values!(_mm512_add_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_u8(self, a: __m512i, b: __m512i) -> __m512i {
+        values!(_mm512_sub_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn at_least_u8(self, a: __m512i, b: __m512i) -> __m512i {
+        values!(_mm512_movm_epi8(_mm512_cmpge_epu8_mask(a, b)))
+    }
+
+    #[inline(always)]
+    fn interleave_u8(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
+        values!([_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)])
+    }
+
+    #[inline(always)]
+    fn interleave_u16(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
+        values!([_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)])
     }
 
     #[inline(always)]

@@ -46,6 +46,13 @@ pub(crate) trait SimdBytes: SimdF32 {
         i: usize,
         field: impl Fn(&B) -> [u8; 4],
     ) -> Self::Bytes;
+    /// Loads two words for row `i + 4 * p` into lane `p`; `i` is below 4. For values that are looked up in memory.
+    fn words16<B>(
+        self,
+        rows: &Self::Rows<'_, B>,
+        i: usize,
+        words: impl Fn(&B) -> [u64; 2],
+    ) -> Self::Bytes;
     /// Converts the field of each row, the bits of an IEEE half.
     fn f16_of<B>(self, rows: &Self::Rows<'_, B>, field: impl Fn(&B) -> u16) -> Self::F32;
     /// Loads the field of each row.
@@ -83,6 +90,17 @@ pub(crate) trait SimdBytes: SimdF32 {
 
     fn and(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    fn xor(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// a + b in bytes, without carries.
+    fn add_u8(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// a - b in bytes, without borrows.
+    fn sub_u8(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// 255 for bytes of `a` that are at least those of `b`, as u8, else 0.
+    fn at_least_u8(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Takes bytes of `a` and `b` in turns, from the low and from the high 8 bytes of each lane.
+    fn interleave_u8(self, a: Self::Bytes, b: Self::Bytes) -> [Self::Bytes; 2];
+    /// [`SimdBytes::interleave_u8`] for 16-bit places.
+    fn interleave_u16(self, a: Self::Bytes, b: Self::Bytes) -> [Self::Bytes; 2];
     /// Shifts 16-bit places right by `n`, filling with zeros.
     fn shr(self, a: Self::Bytes, n: u32) -> Self::Bytes;
     /// Shifts 16-bit places left by `n`.

@@ -14,8 +14,8 @@ use crate::acts::{CodeRow, PACK, PackedRow};
 pub(crate) enum Codes {
     /// u8 up to `max`.
     Unsigned { max: u32 },
-    /// i8.
-    Signed,
+    /// i8 from `-max` to `max`.
+    Signed { max: u32 },
 }
 
 /// The offset added to `d * scale * code`.
@@ -44,14 +44,16 @@ pub(crate) trait Format: 'static {
 
     const CODES: Codes;
     const OFFSET: Offset;
-    /// Parts of a block, each with its own scale of the activations. Where there are several, "block" means a part in
-    /// all that follows, except that chunks are counted over all parts.
+    /// Parts of a block without integer scales, each with its own product of `d` and the activations' scale. Where there
+    /// are several, "block" means a part in all that follows, except that chunks are counted over all parts.
     const PARTS: usize = 1;
-    /// Groups of 16 values in a block: 2 or 16.
+    /// Parts that share a scale of the activations: 2 if a part has one group, else 1.
+    const PARTS_PER_SCALE: usize = 1;
+    /// Groups of 16 values in a block: 1, 2 or 16.
     const GROUPS: usize;
     /// Groups of 16 values that share a scale: 1 or 2.
     const GROUPS_PER_SCALE: usize;
-    /// Whether there are integer scales. Without them, a block has two groups.
+    /// Whether there are integer scales. Without them, a block has one or two groups.
     const SCALED: bool;
 
     /// Whether no integer scale is negative.
@@ -68,7 +70,7 @@ pub(crate) trait Format: 'static {
     /// scales.
     type PackedSums: Fixed<[i16; 2 * PACK]>;
 
-    /// `[V; 2]` or `[V; 4]`.
+    /// `[V; 1]`, `[V; 2]` or `[V; 4]`.
     type Chunk<V: Copy>: AsRef<[V]>;
     /// Chunks of a block.
     const CHUNKS: usize;
@@ -97,6 +99,13 @@ pub(crate) trait Format: 'static {
 
     /// Loads `d` of each row.
     fn d<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>) -> S::F32;
+
+    /// Loads `d` of a part of each row.
+    #[inline(always)]
+    fn d_of_part<S: SimdBytes>(s: S, rows: &S::Rows<'_, Self::Block>, part: usize) -> S::F32 {
+        let _ = part;
+        Self::d(s, rows)
+    }
 
     /// Loads `m` of each row.
     #[inline(always)]
@@ -152,7 +161,7 @@ impl<'a, F: Format> TokenBlocks<'a, F> {
     pub(crate) fn range(self, first: usize, n: usize) -> TokenBlocks<'a, F> {
         TokenBlocks {
             codes: &self.codes[first..][..n],
-            scales: &self.scales[first..][..n],
+            scales: &self.scales[first / F::PARTS_PER_SCALE..][..n / F::PARTS_PER_SCALE],
             sums: &self.sums[first..][..n],
         }
     }
@@ -191,8 +200,8 @@ impl<'a, F: Format> PackedBlocks<'a, F> {
     pub(crate) fn range(self, first: usize, n: usize) -> PackedBlocks<'a, F> {
         PackedBlocks {
             codes: &self.codes[first..][..n],
-            scales: &self.scales[first..][..n],
-            sums: &self.sums[first..][..n],
+            scales: &self.scales[first / F::PARTS_PER_SCALE..][..n / F::PARTS_PER_SCALE],
+            sums: &self.sums[first / F::PARTS_PER_SCALE..][..n / F::PARTS_PER_SCALE],
         }
     }
 }
@@ -205,7 +214,7 @@ pub(crate) const fn n_scales<F: Format>() -> usize {
 /// The offset in a product with vectors `S`: that of the format, or that of its signed codes.
 pub(crate) const fn offset<S: SimdBytes, F: Format>() -> Offset {
     match (F::CODES, S::SIGNED_OFFSET) {
-        (Codes::Signed, Some(log2)) => {
+        (Codes::Signed { .. }, Some(log2)) => {
             assert!(matches!(F::OFFSET, Offset::None), "one offset is enough");
             Offset::Power { log2 }
         }
@@ -217,9 +226,9 @@ pub(crate) const fn offset<S: SimdBytes, F: Format>() -> Offset {
 const fn steps_within<S: SimdBytes, F: Format>(limit: u32, steps: usize) -> usize {
     let max = match F::CODES {
         Codes::Unsigned { max } => max,
-        Codes::Signed => match S::SIGNED_OFFSET {
-            Some(log2) => 127 + (1 << log2),
-            None => 128,
+        Codes::Signed { max } => match S::SIGNED_OFFSET {
+            Some(log2) => max + (1 << log2),
+            None => max,
         },
     };
     let limit = (limit / (S::DOT_PRODUCTS * 127 * max)) as usize;

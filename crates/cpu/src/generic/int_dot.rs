@@ -131,7 +131,7 @@ const fn has_min_dot<S: SimdBytes, F: Format>() -> bool {
 fn dot_codes<S: SimdBytes, F: Format>(s: S, codes: S::Bytes) -> S::Bytes {
     match F::CODES {
         Codes::Unsigned { .. } => codes,
-        Codes::Signed => s.signed_codes(codes),
+        Codes::Signed { .. } => s.signed_codes(codes),
     }
 }
 
@@ -139,7 +139,7 @@ fn dot_codes<S: SimdBytes, F: Format>(s: S, codes: S::Bytes) -> S::Bytes {
 fn dot_step<S: SimdBytes, F: Format>(s: S, sum: S::Dot, codes: S::Bytes, acts: S::Bytes) -> S::Dot {
     match F::CODES {
         Codes::Unsigned { .. } => s.dot(sum, codes, acts),
-        Codes::Signed => s.dot_signed(sum, codes, acts),
+        Codes::Signed { .. } => s.dot_signed(sum, codes, acts),
     }
 }
 
@@ -163,11 +163,10 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     acts: &[TokenBlocks<'_, F>; N],
     sums: &mut [S::F32; N],
 ) {
-    const { assert!(F::PARTS == 1, "a scale of the activations for each block") };
     let group = rows.group(s, first, end);
     let mut acts = *acts;
     for acts in &mut acts {
-        *acts = acts.range(0, rows.blocks_per_row);
+        *acts = acts.range(0, rows.blocks_per_row * F::PARTS);
     }
     let mut chains = [s.splat(0.0); N];
     // While a group is multiplied, the next one is prefetched, line by line in memory order. Hardware prefetchers alone
@@ -180,73 +179,81 @@ pub(crate) fn stream<S: Simd, F: Format, const N: usize>(
     };
     let ahead = rows.address(next);
     let step = S::LANES * size_of::<F::Block>();
-    for b in 0..rows.blocks_per_row {
-        let blocks = s.each(&group, b);
-        let mut dots = [[s.zero_i32(); 4]; N];
-        let mut min_dots = [[s.zero_i32(); 4]; N];
-        for i in 0..4 {
-            for line in (0..step / 4).step_by(64) {
-                s.prefetch(ahead.wrapping_add(b * step + i * (step / 4) + line));
-            }
-            let scales = F::scales(s, &blocks, i);
-            for chunk in 0..F::CHUNKS {
-                let codes = F::codes(s, &blocks, i, chunk);
-                let codes = codes.as_ref();
-                let mut place = 0;
-                while place < codes.len() {
-                    let group = F::group(chunk, place);
-                    let scale = if F::SCALED {
-                        let j = group / F::GROUPS_PER_SCALE;
-                        s.repeat_place(scales.scales[j / 8], j % 8)
-                    } else {
-                        s.zero()
-                    };
-                    let steps = const { dot_steps::<S, F>(F::GROUPS_PER_SCALE) };
-                    for n in 0..N {
-                        let mut dot = s.zero_dot();
-                        for k in 0..F::GROUPS_PER_SCALE {
-                            let acts = s.repeat_i8(&acts[n].codes[b].as_ref()[group + k]);
-                            let codes = dot_codes::<S, F>(s, codes[place + k]);
-                            dot = dot_step::<S, F>(s, dot, codes, acts);
-                            if (k + 1) % steps == 0 {
-                                dots[n][i] = add_dot::<S, F>(s, dots[n][i], dot, scale);
-                                dot = s.zero_dot();
+    for at in 0..rows.blocks_per_row {
+        let blocks = s.each(&group, at);
+        for part in 0..F::PARTS {
+            // The part's number in its row.
+            let b = at * F::PARTS + part;
+            let mut dots = [[s.zero_i32(); 4]; N];
+            let mut min_dots = [[s.zero_i32(); 4]; N];
+            for i in 0..4 {
+                if part == 0 {
+                    for line in (0..step / 4).step_by(64) {
+                        s.prefetch(ahead.wrapping_add(at * step + i * (step / 4) + line));
+                    }
+                }
+                let scales = F::scales(s, &blocks, i);
+                for chunk in 0..F::CHUNKS {
+                    let codes = F::codes(s, &blocks, i, part * F::CHUNKS + chunk);
+                    let codes = codes.as_ref();
+                    let mut place = 0;
+                    while place < codes.len() {
+                        let group = F::group(chunk, place);
+                        let scale = if F::SCALED {
+                            let j = group / F::GROUPS_PER_SCALE;
+                            s.repeat_place(scales.scales[j / 8], j % 8)
+                        } else {
+                            s.zero()
+                        };
+                        let steps = const { dot_steps::<S, F>(F::GROUPS_PER_SCALE) };
+                        for n in 0..N {
+                            let mut dot = s.zero_dot();
+                            for k in 0..F::GROUPS_PER_SCALE {
+                                let acts = s.repeat_i8(&acts[n].codes[b].as_ref()[group + k]);
+                                let codes = dot_codes::<S, F>(s, codes[place + k]);
+                                dot = dot_step::<S, F>(s, dot, codes, acts);
+                                if (k + 1) % steps == 0 {
+                                    dots[n][i] = add_dot::<S, F>(s, dots[n][i], dot, scale);
+                                    dot = s.zero_dot();
+                                }
                             }
                         }
-                    }
-                    place += F::GROUPS_PER_SCALE;
-                }
-            }
-            if has_min_dot::<S, F>() {
-                let factors = match const { offset::<S, F>() } {
-                    Offset::Min => scales.mins,
-                    Offset::None | Offset::Power { .. } => scales.scales,
-                };
-                for n in 0..N {
-                    let (sums, _) = acts[n].sums[b].as_ref().as_chunks();
-                    for (k, sums) in sums.iter().enumerate() {
-                        min_dots[n][i] = s.dot_i16(min_dots[n][i], factors[k], s.repeat_i16(sums));
+                        place += F::GROUPS_PER_SCALE;
                     }
                 }
-            }
-        }
-        let factors = (F::d(s, &blocks), F::m(s, &blocks));
-        for n in 0..N {
-            let dot = s.reduce4(dots[n]);
-            let block = if F::SCALED {
-                scaled_block::<S, F>(s, dot, s.reduce4(min_dots[n]))
-            } else {
-                let sum = acts[n].sums[b].as_ref()[0];
-                let power = match const { offset::<S, F>() } {
-                    Offset::Power { log2 } => i32::from(sum) << log2,
-                    Offset::None | Offset::Min => 0,
-                };
-                BlockDot {
-                    dot: s.sub_i32(dot, s.splat_i32(power)),
-                    min: s.splat(f32::from(sum)),
+                if has_min_dot::<S, F>() {
+                    let factors = match const { offset::<S, F>() } {
+                        Offset::Min => scales.mins,
+                        Offset::None | Offset::Power { .. } => scales.scales,
+                    };
+                    for n in 0..N {
+                        let (sums, _) = acts[n].sums[b].as_ref().as_chunks();
+                        for (k, sums) in sums.iter().enumerate() {
+                            min_dots[n][i] =
+                                s.dot_i16(min_dots[n][i], factors[k], s.repeat_i16(sums));
+                        }
+                    }
                 }
-            };
-            chains[n] = add_block::<S, F>(s, chains[n], factors, acts[n].scales[b], block);
+            }
+            let factors = (F::d_of_part(s, &blocks, part), F::m(s, &blocks));
+            for n in 0..N {
+                let dot = s.reduce4(dots[n]);
+                let block = if F::SCALED {
+                    scaled_block::<S, F>(s, dot, s.reduce4(min_dots[n]))
+                } else {
+                    let sum = acts[n].sums[b].as_ref()[0];
+                    let power = match const { offset::<S, F>() } {
+                        Offset::Power { log2 } => i32::from(sum) << log2,
+                        Offset::None | Offset::Min => 0,
+                    };
+                    BlockDot {
+                        dot: s.sub_i32(dot, s.splat_i32(power)),
+                        min: s.splat(f32::from(sum)),
+                    }
+                };
+                let scale = acts[n].scales[b / F::PARTS_PER_SCALE];
+                chains[n] = add_block::<S, F>(s, chains[n], factors, scale, block);
+            }
         }
     }
     *sums = chains;
@@ -365,8 +372,10 @@ impl<S: Simd> Panel<S> {
                     }
                 }
             }
-            let factors = (F::d(s, &blocks), F::m(s, &blocks));
-            self.factors[b * F::PARTS..][..F::PARTS].fill(factors);
+            for part in 0..F::PARTS {
+                let factors = (F::d_of_part(s, &blocks, part), F::m(s, &blocks));
+                self.factors[b * F::PARTS + part] = factors;
+            }
         }
     }
 
@@ -442,40 +451,57 @@ pub(crate) fn dot_panels<S: Simd, F: Format, const R: usize>(
                 step += steps;
             }
         }
-        let sums = acts.sums[b].as_ref();
+        let shared = b / F::PARTS_PER_SCALE;
+        let sums = acts.sums[shared].as_ref();
         for r in 0..R {
             for t in 0..PACK {
                 let block = if F::SCALED {
                     panels[r].scaled_offset::<F>(s, b, dots[r][t], sums, t)
                 } else {
-                    unscaled_block::<S, F>(s, dots[r][t], &sums[0], t)
+                    unscaled_block::<S, F>(s, dots[r][t], (&sums[0], b % F::PARTS_PER_SCALE), t)
                 };
                 let factors = panels[r].factors[b];
                 chains[r][t] =
-                    add_block::<S, F>(s, chains[r][t], factors, acts.scales[b][t], block);
+                    add_block::<S, F>(s, chains[r][t], factors, acts.scales[shared][t], block);
             }
         }
     }
     *sums = chains;
 }
 
-/// Computes the products of a block without integer scales with token `t` of a group. `sums` has the sums of both
-/// halves of the block.
+/// Computes the products of a block without integer scales with token `t` of a group. `sums` has the sums of 32
+/// activations in halves; a block of one group has the half `half`, a block of two groups both.
 #[inline(always)]
 fn unscaled_block<S: Simd, F: Format>(
     s: S,
     dot: S::I32,
-    sums: &[i16; 2 * PACK],
+    (sums, half): (&[i16; 2 * PACK], usize),
     t: usize,
 ) -> BlockDot<S> {
     let sums = s.splat_i16x2(sums, t);
     let min = match F::OFFSET {
-        Offset::Min => s.to_f32(s.dot_i16(s.zero_i32(), s.repeat_i16(&[1; 8]), sums)),
+        Offset::Min => {
+            s.to_f32(s.dot_i16(s.zero_i32(), s.repeat_i16(&of_halves::<F>(half, 1)), sums))
+        }
         Offset::None | Offset::Power { .. } => s.splat(0.0),
     };
     let dot = match const { offset::<S, F>() } {
-        Offset::Power { log2 } => s.dot_i16(dot, s.repeat_i16(&[-(1 << log2); 8]), sums),
+        Offset::Power { log2 } => {
+            s.dot_i16(dot, s.repeat_i16(&of_halves::<F>(half, -(1 << log2))), sums)
+        }
         Offset::None | Offset::Min => dot,
     };
     BlockDot { dot, min }
+}
+
+/// `factor` for the halves of 32 activations that belong to a block: the half `half` of a block of one group, or both.
+#[inline(always)]
+fn of_halves<F: Format>(half: usize, factor: i16) -> [i16; 8] {
+    let mut factors = [factor; 8];
+    if F::GROUPS == 1 {
+        for pair in factors.as_chunks_mut::<2>().0 {
+            pair[1 - half] = 0;
+        }
+    }
+    factors
 }

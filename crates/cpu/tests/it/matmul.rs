@@ -14,7 +14,10 @@ fn half_offsets(ty: GgmlType) -> &'static [usize] {
         GgmlType::Q2_K => &[80, 82],
         GgmlType::Q3_K => &[108],
         GgmlType::Q6_K => &[208],
-        ty if ty.block_len() == 1 || ty == GgmlType::MXFP4 => &[],
+        GgmlType::TQ1_0 => &[52],
+        GgmlType::TQ2_0 => &[64],
+        GgmlType::MXFP4 | GgmlType::NVFP4 | GgmlType::IQ1_M => &[],
+        ty if ty.block_len() == 1 => &[],
         _ => &[0],
     }
 }
@@ -51,6 +54,15 @@ fn set_scales(
     }
     if ty == GgmlType::MXFP4 {
         block[0] = 127;
+    }
+    if ty == GgmlType::IQ1_M {
+        let mut half = [0; 2];
+        quant::quantize(GgmlType::F16, &[value(0)], &mut half).unwrap();
+        let bits = u16::from_le_bytes(half);
+        for part in 0..4 {
+            let byte = &mut block[49 + 2 * part];
+            *byte = *byte & 15 | ((bits >> (4 * part)) as u8 & 15) << 4;
+        }
     }
 }
 
@@ -287,6 +299,12 @@ fn extreme_codes_of_blocks_of_32_match_f64() {
 }
 
 #[test]
+fn extreme_codes_of_blocks_of_64_and_128_match_f64() {
+    check_extreme_codes(64);
+    check_extreme_codes(128);
+}
+
+#[test]
 fn extreme_codes_of_blocks_of_256_match_f64() {
     check_extreme_codes(256);
 }
@@ -342,6 +360,12 @@ fn bits_do_not_depend_on_batching_with_float_formats() {
 #[test]
 fn bits_do_not_depend_on_batching_with_blocks_of_32() {
     check_batches(32);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_blocks_of_64_and_128() {
+    check_batches(64);
+    check_batches(128);
 }
 
 #[test]

@@ -5,14 +5,19 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub mod f8;
 mod fit;
+pub mod grids;
 pub mod iq;
 pub mod k;
+pub mod lattice;
 pub mod legacy;
 pub mod mxfp;
 pub mod mxfp6;
+pub mod nvfp;
 pub mod plain;
 pub mod q1;
+pub mod q2;
 mod rows;
+pub mod ternary;
 
 pub use rows::{can_quantize, quantize_rows};
 
@@ -119,6 +124,8 @@ ggml_types! {
     NVFP4 = 40: 64 in 36,
     /// signs and a scale
     Q1_0 = 41: 128 in 18,
+    /// 2 bits, scale
+    Q2_0 = 42: 64 in 18,
 }
 
 macro_rules! computed {
@@ -268,18 +275,19 @@ fn conversions(ty: GgmlType) -> Conversions {
             fit: Some(q1::fit_rows),
             ..rounds::<q1::Q1_0>()
         },
+        GgmlType::Q2_0 => fits::<q2::Q2_0>(Some(quantize_blocks::<q2::Q2_0>)),
+        GgmlType::TQ1_0 => fits::<ternary::Tq1_0>(Some(quantize_blocks::<ternary::Tq1_0>)),
+        GgmlType::TQ2_0 => fits::<ternary::Tq2_0>(Some(quantize_blocks::<ternary::Tq2_0>)),
+        GgmlType::IQ2_XXS => fits::<lattice::Iq2Xxs>(None),
+        GgmlType::IQ2_XS => fits::<lattice::Iq2Xs>(None),
+        GgmlType::IQ2_S => fits::<lattice::Iq2S>(None),
+        GgmlType::IQ3_XXS => fits::<lattice::Iq3Xxs>(None),
+        GgmlType::IQ3_S => fits::<lattice::Iq3S>(None),
+        GgmlType::IQ1_S => fits::<lattice::Iq1S>(None),
+        GgmlType::IQ1_M => fits::<lattice::Iq1M>(None),
+        GgmlType::NVFP4 => rounds::<nvfp::Nvfp4>(),
         GgmlType::Q8_1
         | GgmlType::Q8_K
-        | GgmlType::IQ2_XXS
-        | GgmlType::IQ2_XS
-        | GgmlType::IQ2_S
-        | GgmlType::IQ3_XXS
-        | GgmlType::IQ3_S
-        | GgmlType::IQ1_S
-        | GgmlType::IQ1_M
-        | GgmlType::TQ1_0
-        | GgmlType::TQ2_0
-        | GgmlType::NVFP4
         | GgmlType::I8
         | GgmlType::I16
         | GgmlType::I32
@@ -298,7 +306,8 @@ assert_sizes! {
     plain::F32 plain::F16 plain::BF16
     legacy::Q4_0 legacy::Q4_1 legacy::Q5_0 legacy::Q5_1 legacy::Q8_0
     k::Q2K k::Q3K k::Q4K k::Q5K k::Q6K
-    iq::Iq4Nl iq::Iq4Xs mxfp::Mxfp4 q1::Q1_0
+    iq::Iq4Nl iq::Iq4Xs mxfp::Mxfp4 nvfp::Nvfp4 q1::Q1_0 q2::Q2_0 ternary::Tq1_0 ternary::Tq2_0
+    lattice::Iq2Xxs lattice::Iq2Xs lattice::Iq2S lattice::Iq3Xxs lattice::Iq3S lattice::Iq1S lattice::Iq1M
 }
 
 fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {

@@ -85,6 +85,8 @@ fn largest(ty: GgmlType) -> f32 {
         GgmlType::F32 | GgmlType::MXFP4 => f32::MAX,
         GgmlType::BF16 => f32::from_bits(0x7f7f_7fff),
         GgmlType::F16 => 65520.0f32.next_down(),
+        // Six times the largest scale.
+        GgmlType::NVFP4 => 2688.0,
         _ => 65504.0,
     }
 }

@@ -5,7 +5,7 @@
 // WN of them side by side, WK over the groups of k) multiply tiles of 16x16 on the matrix units, one group of values
 // with a common scale at a time, and convert the sums to floats:
 //
-//     Q8x32    acc += d_w d_x dot - m_w d_x sum_x           per group
+//     Q8x32    acc += d_w d_x dot - m_w d_x sum_x           per group; d_x is that of its 32 values
 //     Q8x256   part += d_w dot - m_w sum_x                  per group;   acc += d_x part   per step
 //
 // The data of the next DEPTH steps is loaded into registers while a step is multiplied. The order of all sums is fixed.
@@ -181,7 +181,7 @@ DEV void multiply(float (&acc)[MT][NT][mma::ELEMENTS], const typename S::Memory&
             const u32 row = m0 + 16 * mt, slot = row + mma::first_row_slot();
             a[mt] = Tile::load_a(m.x + row * STRIDE + g * F::GROUP, STRIDE);
             if constexpr (F::HAS_MIN) load_floats<mma::ROWS>(x_sum[mt], m.x_sum[g] + slot);
-            if constexpr (!BY_STEP) load_floats<mma::ROWS>(x_scale[mt], m.x_scale[g] + slot);
+            if constexpr (!BY_STEP) load_floats<mma::ROWS>(x_scale[mt], m.x_scale[g / S::PER_CHUNK] + slot);
         }
 #pragma unroll
         for (u32 nt = 0; nt < NT; nt++) {

@@ -338,7 +338,7 @@ fn rejects_invalid_batches_with_a_reason() {
             &case.file,
             "more bytes than can be counted",
         ),
-        (GgmlType::IQ2_XXS, [1, 256], &[0; 66], "no GPU kernels"),
+        (GgmlType::Q8_K, [1, 256], &[0; 292], "no GPU kernels"),
     ];
     for (ty, shape, blocks, wanted) in weights {
         let error = batch.add_weight(ty, shape, blocks).unwrap_err().to_string();

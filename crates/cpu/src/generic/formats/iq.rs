@@ -16,7 +16,7 @@ fn look_up<S: SimdBytes>(s: S, qs: S::Bytes) -> [S::Bytes; 2] {
 
 impl Format for Iq4Nl {
     block_of_32!(Iq4Nl);
-    const CODES: Codes = Codes::Signed;
+    const CODES: Codes = Codes::Signed { max: 127 };
     const OFFSET: Offset = Offset::None;
 
     #[inline(always)]
@@ -32,7 +32,7 @@ impl Format for Iq4Nl {
 
 impl Format for Iq4Xs {
     type Block = Iq4Xs;
-    const CODES: Codes = Codes::Signed;
+    const CODES: Codes = Codes::Signed { max: 127 };
     const OFFSET: Offset = Offset::None;
     const GROUPS: usize = 16;
     const GROUPS_PER_SCALE: usize = 2;

@@ -7,7 +7,7 @@ use super::legacy::nibbles;
 use crate::generic::bytes::SimdBytes;
 use crate::generic::format::{Codes, Format, Offset, Scales, at};
 
-/// The definitions common to all K-quants: four chunks of four groups.
+/// The definitions common to all blocks of 256: four chunks of four groups.
 macro_rules! block_of_256 {
     ($block:ty, per_scale: $per_scale:literal) => {
         type Block = $block;
@@ -32,7 +32,7 @@ fn interleaved_group(chunk: usize, place: usize) -> usize {
 
 /// Unpacks the four 2-bit fields of each byte, lowest first.
 #[inline(always)]
-fn two_bits<S: SimdBytes>(s: S, qs: S::Bytes) -> [S::Bytes; 4] {
+pub(super) fn two_bits<S: SimdBytes>(s: S, qs: S::Bytes) -> [S::Bytes; 4] {
     let mask = s.splat_u8(3);
     [
         s.and(qs, mask),
@@ -73,6 +73,8 @@ fn scales_k4<S: SimdBytes>(s: S, head: S::Bytes) -> Scales<S> {
         mins: [mins; 2],
     }
 }
+
+pub(super) use block_of_256;
 
 impl Format for Q2K {
     block_of_256!(Q2K, per_scale: 1);

@@ -126,7 +126,7 @@ impl Format for Q5_1 {
 
 impl Format for Q8_0 {
     block_of_32!(Q8_0);
-    const CODES: Codes = Codes::Signed;
+    const CODES: Codes = Codes::Signed { max: 128 };
     const OFFSET: Offset = Offset::None;
 
     #[inline(always)]
@@ -143,6 +143,17 @@ impl Format for Q8_0 {
     }
 }
 
+/// Values of E2M1 codes, twice and 16 more, so that they are unsigned.
+pub(super) const RAISED: [u8; 16] = {
+    let mut table = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        table[i] = (KVALUES_MXFP4[i] + 16) as u8;
+        i += 1;
+    }
+    table
+};
+
 impl Format for Mxfp4 {
     block_of_32!(Mxfp4);
     /// Table values are -12 to 12; adding 16 avoids signed products.
@@ -151,15 +162,6 @@ impl Format for Mxfp4 {
 
     #[inline(always)]
     fn codes<S: SimdBytes>(s: S, rows: &S::Rows<'_, Mxfp4>, i: usize, _: usize) -> [S::Bytes; 2] {
-        const RAISED: [u8; 16] = {
-            let mut table = [0; 16];
-            let mut i = 0;
-            while i < 16 {
-                table[i] = (KVALUES_MXFP4[i] + 16) as u8;
-                i += 1;
-            }
-            table
-        };
         let table = s.repeat_u8(&RAISED);
         let [low, high] = nibbles(s, s.load16(rows, i, |b| &b.qs));
         [s.shuffle(table, low), s.shuffle(table, high)]

@@ -1,6 +1,10 @@
-//! The block formats: implements [`Format`](super::format::Format) for each block struct.
+//! The formats, by family.
 
 mod iq;
 mod k;
+mod lattice;
 mod legacy;
+mod nvfp;
 mod q1;
+mod q2;
+mod ternary;

@@ -1,11 +1,13 @@
 //! Quantization with a search for the scales that minimize Σ weight * (value - restored)². Weights come from an
 //! importance matrix if there is one. Two searches serve all formats: for a scale ([`scale`]), and for a scale and a
 //! minimum ([`affine`]). [`super_block`] extends them to groups with integer scales, and [`pack`] packs the codes into
-//! bytes.
+//! bytes. [`lattice`] fits the formats whose codes are points of a grid.
 
 mod affine;
 mod codes;
+mod grid;
 mod lanes;
+mod lattice;
 mod pack;
 mod scale;
 mod super_block;
@@ -19,6 +21,8 @@ use super::plain::F16;
 pub(super) trait Fit: Block {
     /// Search effort without an importance matrix. Brief for formats that ggml then merely rounds, or searches little.
     const PLAIN: Search = Search::Thorough;
+    /// Weight of the mean square beside a value's own square, without an importance matrix.
+    const BALANCE: f32 = 1.5;
 
     /// Returns the block with the least error found. `x` is in units of `unit` and `w` has the weights,
     /// [`super::GgmlType::block_len`] values each.
@@ -106,9 +110,6 @@ const VANISHING: f32 = 1.0 / (1 << 25) as f32;
 /// others.
 const FLOOR: f32 = 1e-6;
 
-/// Weight of the mean square beside a value's own square, without an importance matrix.
-const BALANCE: f32 = 1.5;
-
 /// Fits blocks to rows. Lengths are already checked; values are finite and below 2^16.
 pub(super) fn fit_rows<B: Fit>(
     src: &[f32],
@@ -138,7 +139,7 @@ pub(super) fn fit_rows<B: Fit>(
             for (x, value) in x.iter_mut().zip(values) {
                 *x = value * inverse;
             }
-            weigh(x, importance, w);
+            weigh(x, importance, B::BALANCE, w);
             out.copy_from_slice(B::fit(x, w, Unit(unit), search).as_bytes());
         }
     }
@@ -147,13 +148,13 @@ pub(super) fn fit_rows<B: Fit>(
 /// Computes the weights of a block's values, similar to ggml's: large values count more, since they dominate the
 /// products, but less so if importance is known. The weighting is a compromise between the plain error and the error
 /// weighted by the square, which ggml uses for some formats, so that neither exceeds ggml's.
-fn weigh(x: &[f32], importance: Option<&[f32]>, w: &mut [f32]) {
+fn weigh(x: &[f32], importance: Option<&[f32]>, balance: f32, w: &mut [f32]) {
     let n = x.len() as f32;
     let mean_square = total(x, |x| x * x) / n;
     let largest = importance.map_or(0.0, largest);
     let Some(importance) = importance.filter(|_| largest > 0.0) else {
         for (w, x) in w.iter_mut().zip(x) {
-            *w = BALANCE * mean_square + x * x;
+            *w = balance * mean_square + x * x;
         }
         return;
     };

@@ -9,6 +9,8 @@ use crate::quant::iq::{Iq4Nl, Iq4Xs};
 use crate::quant::k::{Q2K, Q3K, Q4K, Q5K, Q6K, QK_K};
 use crate::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, QK};
 use crate::quant::plain::F16;
+use crate::quant::q2::Q2_0;
+use crate::quant::ternary::{Tq1_0, Tq2_0};
 
 /// Views a block of 32 values as one group.
 fn one(x: &[f32]) -> &[f32; QK] {
@@ -259,5 +261,40 @@ impl Fit for Q6K {
             scales: fit.scales.map(|scale| scale as i8),
             d: fit.d,
         }
+    }
+}
+
+/// Fits a whole block with a scale. Returns it and the codes, counted from the least.
+fn whole<C: Codes, const N: usize>(
+    codes: C,
+    x: &[f32],
+    w: &[f32],
+    unit: Unit,
+    search: Search,
+) -> (F16, [u8; N]) {
+    let (x, w) = (x.try_into(), w.try_into());
+    let (x, w): (&[f32; N], &[f32; N]) = (x.expect("a block"), w.expect("a block"));
+    let d = fit_half(codes, x, w, unit, search);
+    (d.stored, indices(codes, x, inverse(d.value), 0.0))
+}
+
+impl Fit for Q2_0 {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, codes) = whole::<_, 64>(Ints::<-1, 2>, x, w, unit, search);
+        Q2_0::of(d, |i| codes[i])
+    }
+}
+
+impl Fit for Tq1_0 {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, codes) = whole::<_, QK_K>(Ints::<-1, 1>, x, w, unit, search);
+        Tq1_0::of(d, |i| codes[i])
+    }
+}
+
+impl Fit for Tq2_0 {
+    fn fit(x: &[f32], w: &[f32], unit: Unit, search: Search) -> Self {
+        let (d, codes) = whole::<_, QK_K>(Ints::<-1, 1>, x, w, unit, search);
+        Tq2_0::of(d, |i| codes[i])
     }
 }

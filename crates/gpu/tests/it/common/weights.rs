@@ -30,7 +30,11 @@ impl Random {
 fn half_scales(ty: GgmlType) -> &'static [usize] {
     match ty {
         GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => &[0],
-        GgmlType::IQ4_NL | GgmlType::IQ4_XS | GgmlType::Q1_0 => &[0],
+        GgmlType::IQ4_NL | GgmlType::IQ4_XS | GgmlType::Q1_0 | GgmlType::Q2_0 => &[0],
+        GgmlType::IQ1_S | GgmlType::IQ2_XXS | GgmlType::IQ2_XS | GgmlType::IQ2_S => &[0],
+        GgmlType::IQ3_XXS | GgmlType::IQ3_S => &[0],
+        GgmlType::TQ1_0 => &[52],
+        GgmlType::TQ2_0 => &[64],
         GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4_K | GgmlType::Q5_K => &[0, 2],
         GgmlType::Q2_K => &[80, 82],
         GgmlType::Q3_K => &[108],
@@ -75,6 +79,23 @@ pub(crate) fn blocks(ty: GgmlType, n: usize, fill: Fill, random: &mut Random) ->
                     Fill::ZeroScales => 0,
                     Fill::TinyScales => random.bits() as u8 % 4,
                     _ => 120 + random.bits() as u8 % 8,
+                }
+            }
+            GgmlType::NVFP4 => {
+                for scale in &mut block[..4] {
+                    *scale = match fill {
+                        Fill::ZeroScales => 0,
+                        Fill::TinyScales => random.bits() as u8 % 8,
+                        _ => 40 + random.bits() as u8 % 32,
+                    };
+                }
+            }
+            GgmlType::IQ1_M => {
+                // The upper nibbles of four words are the scale.
+                let bits = f16::from_f32(x).to_bits();
+                for part in 0..4 {
+                    let byte = &mut block[49 + 2 * part];
+                    *byte = *byte & 15 | ((bits >> (4 * part)) as u8 & 15) << 4;
                 }
             }
             _ => {}
