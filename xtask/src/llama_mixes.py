@@ -16,12 +16,21 @@ import numpy as np
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q2_K": 10, "Q2_K_S": 21,
     "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18,
-    "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38, "Q1_0": 40,
+    "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38, "Q1_0": 40, "IQ1_S": 24, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37, "Q2_0": 41,
+    "IQ2_XXS": 19, "IQ2_XS": 20, "IQ2_S": 28, "IQ2_M": 29, "IQ3_XXS": 23, "IQ3_XS": 22, "IQ3_S": 26, "IQ3_M": 27,
 }
 LETTERS = {
     "F32": "f", "F16": "h", "BF16": "b", "Q4_0": "4", "Q4_1": "1", "Q5_0": "5", "Q5_1": "u", "Q8_0": "8", "Q2_K": "B",
     "Q3_K": "C", "Q4_K": "D", "Q5_K": "E", "Q6_K": "F", "IQ4_NL": "n", "IQ4_XS": "x", "MXFP4": "m", "Q1_0": "s",
+    "IQ1_S": "p", "IQ1_M": "q", "IQ2_XXS": "r", "IQ2_XS": "t", "IQ2_S": "v", "IQ3_XXS": "w", "IQ3_S": "y", "TQ1_0": "z",
+    "TQ2_0": "Z", "Q2_0": "S",
 }
+
+# The package gguf does not know Q2_0.
+Q2_0 = int.__new__(gguf.GGMLQuantizationType, 42)
+Q2_0._name_, Q2_0._value_ = "Q2_0", 42
+gguf.GGMLQuantizationType._value2member_map_[42] = Q2_0
+gguf.GGML_QUANT_SIZES[Q2_0] = (64, 18)
 
 ATTENTION = ["attn_norm.weight 256", "attn_q.weight 256 2", "attn_k.weight 256 2", "attn_v.weight 256 2",
              "attn_output.weight 256 2"]
@@ -57,14 +66,18 @@ MODELS = {
     "dense-80": model("llama", 80, 64, 8, DENSE, OUTPUT),
     "dense-80-no-gqa": model("llama", 80, 64, 64, DENSE, OUTPUT),
     "dense-32-importance": model("llama", 32, 32, 8, DENSE, OUTPUT, importance=True),
+    "dense-12-no-gqa-importance": model("llama", 12, 8, 8, DENSE, OUTPUT, importance=True),
     "qwen2-28": model("qwen2", 28, 12, 2, DENSE, TIED),
     "qwen2-80": model("qwen2", 80, 64, 8, DENSE, OUTPUT),
     "mixtral-32": model("llama", 32, 32, 8, EXPERTS, OUTPUT, experts=8),
     "mixtral-32-importance": model("llama", 32, 32, 8, EXPERTS, OUTPUT, experts=8, importance=True),
     "qwen3moe-48": model("qwen3moe", 48, 32, 4, EXPERTS, OUTPUT, experts=128),
+    "qwen3moe-24-importance": model("qwen3moe", 24, 32, 4, EXPERTS, OUTPUT, experts=128, importance=True),
     "phi3-32": model("phi3", 32, 32, 32, FUSED, OUTPUT),
+    "phi3-16-importance": model("phi3", 16, 32, 32, FUSED, OUTPUT, importance=True),
     "gpt2-12": model("gpt2", 12, 12, 12, FUSED, TIED + ["position_embd.weight 256 2"]),
     "falcon-32": model("falcon", 32, 71, 1, FUSED, OUTPUT),
+    "falcon-16-importance": model("falcon", 16, 71, 1, FUSED, OUTPUT, importance=True),
     "narrow-288": model("llama", 12, 6, 6, narrow(DENSE, 288), narrow(OUTPUT, 288)),
     "narrow-100": model("llama", 12, 6, 6, narrow(DENSE, 100), ["token_embd.weight 100 2", "output_norm.weight 100"]),
     "odd-names": model("llama", 9, 8, 2, DENSE + ODD, OUTPUT + ["token_types.weight 256 2"]),

@@ -54,9 +54,22 @@ macro_rules! file_types {
 
 file_types! {
     Q1_0 = 40: Q1_0, "1.1 bits: signs, and a scale for 128";
+    IQ1_S = 24: IQ1_S, "1.6 bits, points of a grid; needs an importance matrix";
+    TQ1_0 = 36: TQ1_0, "1.7 bits: -1, 0 and 1, for models trained so";
+    IQ1_M = 31: IQ1_M, "1.75 bits, points of a grid; needs an importance matrix";
+    TQ2_0 = 37: TQ2_0, "2.1 bits: -1, 0 and 1, for models trained so";
+    IQ2_XXS = 19: IQ2_XXS, "2.1 bits, points of a grid; needs an importance matrix";
+    Q2_0 = 41: Q2_0, "2.25 bits in groups of 64";
+    IQ2_XS = 20: IQ2_XS, "2.3 bits, points of a grid; needs an importance matrix";
+    IQ2_S = 28: IQ2_XS, "2.3 bits, points of a grid; some tensors in 3 bits; needs an importance matrix";
+    IQ2_M = 29: IQ2_S, "2.6 bits, points of a grid; some tensors in 3 bits; needs an importance matrix";
     Q2_K = 10: Q2_K, "2.6 bits in groups of 16; some tensors in 3 and 4 bits";
     Q2_K_S = 21: Q2_K, "2.6 bits in groups of 16; needs an importance matrix";
+    IQ3_XXS = 23: IQ3_XXS, "3.1 bits, points of a grid; needs an importance matrix";
+    IQ3_XS = 22: IQ3_S, "3.3 bits, points of grids; needs an importance matrix";
     Q3_K_S = 11: Q3_K, "3.4 bits in groups of 16";
+    IQ3_S = 26: IQ3_S, "3.4 bits, points of a grid";
+    IQ3_M = 27: IQ3_S, "3.4 bits, points of a grid; some tensors in 4 bits";
     Q3_K_M = 12: Q3_K, "3.4 bits in groups of 16; some tensors in 4 and 5 bits";
     Q3_K_L = 13: Q3_K, "3.4 bits in groups of 16; some tensors in 5 bits";
     IQ4_XS = 30: IQ4_XS, "4.25 bits, non-linear";

@@ -174,8 +174,10 @@ pub(super) struct Mix<'a> {
     pub(super) has_importance: bool,
     /// Number of tensors like V that already have a type.
     pub(super) n_v_seen: usize,
-    /// Number of `ffn_down` tensors that already have a type.
+    /// Numbers of `ffn_down`, `ffn_gate` and `ffn_up` tensors that already have a type.
     pub(super) n_down_seen: usize,
+    pub(super) n_gate_seen: usize,
+    pub(super) n_up_seen: usize,
 }
 
 impl Mix<'_> {
@@ -198,12 +200,94 @@ impl Mix<'_> {
                 false => GgmlType::Q8_0,
             });
         }
-        Ok(match role {
-            role if role.is_like_v() => self.v(usual),
-            Role::AttnK if self.facts.n_experts == 8 => GgmlType::Q8_0,
-            Role::AttnOutput => self.attn_output(usual),
-            Role::FfnDown => self.ffn_down(tensor, usual)?,
+        if role == Role::TokenEmbedding {
+            return Ok(self.embedding(usual));
+        }
+        if self.is_two_bits() {
+            return Ok(self.two_bits(role, usual));
+        }
+        use FileType as F;
+        Ok(match (role, self.file_type) {
+            (role, _) if role.is_like_v() => self.v(usual),
+            (Role::AttnK, _) if self.facts.n_experts == 8 => GgmlType::Q8_0,
+            (Role::AttnK | Role::AttnQ, F::IQ3_XS) => GgmlType::IQ3_XXS,
+            (Role::AttnK | Role::AttnQ, F::IQ3_XXS) => GgmlType::IQ2_S,
+            (Role::AttnOutput, _) => self.attn_output(usual),
+            (Role::FfnDown, _) => self.ffn_down(tensor, usual)?,
+            (Role::FfnGate | Role::FfnUp, F::IQ3_XS) => self.middle(role, tensor, usual)?,
             _ => usual,
+        })
+    }
+
+    /// The embedding, unless it is also the output.
+    fn embedding(&self, usual: GgmlType) -> GgmlType {
+        use FileType as F;
+        match self.file_type {
+            F::IQ1_S | F::IQ1_M | F::IQ2_XXS | F::IQ2_XS => GgmlType::Q2_K,
+            F::IQ2_S | F::IQ2_M | F::IQ3_XXS => GgmlType::IQ3_S,
+            F::TQ1_0 | F::TQ2_0 | F::Q2_0 => GgmlType::Q4_K,
+            _ => usual,
+        }
+    }
+
+    /// Whether this is a mix of IQ1 or IQ2, which have rules of their own.
+    fn is_two_bits(&self) -> bool {
+        use FileType as F;
+        matches!(
+            self.file_type,
+            F::IQ1_S | F::IQ1_M | F::IQ2_XXS | F::IQ2_XS | F::IQ2_S | F::IQ2_M
+        )
+    }
+
+    fn two_bits(&mut self, role: Role, usual: GgmlType) -> GgmlType {
+        use FileType as F;
+        let ModelFacts {
+            gqa,
+            n_experts,
+            n_layers,
+            ..
+        } = *self.facts;
+        let more = match self.file_type {
+            F::IQ2_S | F::IQ2_M => GgmlType::IQ3_S,
+            _ => GgmlType::Q2_K,
+        };
+        match role {
+            role if role.is_like_v() && (gqa >= 4 || n_experts >= 4) => GgmlType::Q4_K,
+            role if role.is_like_v() => more,
+            Role::AttnK if n_experts == 8 => GgmlType::Q4_K,
+            Role::AttnOutput if n_experts == 8 => GgmlType::Q5_K,
+            Role::AttnOutput => match self.file_type {
+                F::IQ1_S | F::IQ1_M => GgmlType::IQ2_XXS,
+                F::IQ2_S | F::IQ2_M => GgmlType::IQ3_S,
+                _ => usual,
+            },
+            Role::FfnDown => {
+                // The index among these tensors, also of experts.
+                let index = self.n_down_seen;
+                self.n_down_seen += 1;
+                if index < n_layers / 8 { more } else { usual }
+            }
+            _ => usual,
+        }
+    }
+
+    /// `ffn_gate` and `ffn_up` of IQ3_XS, which take fewer bits in the layers between the first and the last eighth.
+    fn middle(
+        &mut self,
+        role: Role,
+        tensor: &TensorInfo,
+        usual: GgmlType,
+    ) -> Result<GgmlType, QuantizeError> {
+        let seen = match role {
+            Role::FfnGate => &mut self.n_gate_seen,
+            _ => &mut self.n_up_seen,
+        };
+        let index = *seen;
+        *seen += 1;
+        let (layer, n) = (self.layer_of(tensor, index)?, self.facts.n_layers);
+        Ok(match layer >= n / 8 && layer < 7 * n / 8 {
+            true => GgmlType::IQ3_XXS,
+            false => usual,
         })
     }
 
@@ -214,6 +298,7 @@ impl Mix<'_> {
             (None, GgmlType::Q8_0) => GgmlType::Q8_0,
             _ if self.file_type == FileType::MXFP4_MOE => GgmlType::Q8_0,
             _ if self.facts.arch == "falcon" || !has_whole_blocks => GgmlType::Q8_0,
+            _ if self.is_two_bits() || self.file_type == FileType::IQ3_XXS => GgmlType::Q5_K,
             _ => GgmlType::Q6_K,
         }
     }
@@ -230,6 +315,9 @@ impl Mix<'_> {
             F::Q2_K if gqa >= 4 => GgmlType::Q4_K,
             F::Q2_K => GgmlType::Q3_K,
             F::Q2_K_S if gqa >= 4 => GgmlType::Q4_K,
+            F::IQ3_XXS | F::IQ3_XS | F::IQ3_S if gqa >= 4 => GgmlType::Q4_K,
+            F::IQ3_XXS if !self.has_importance => GgmlType::IQ3_S,
+            F::IQ3_M => GgmlType::Q4_K,
             F::Q3_K_M if index < 2 => GgmlType::Q5_K,
             F::Q3_K_M => GgmlType::Q4_K,
             F::Q3_K_L => GgmlType::Q5_K,
@@ -258,9 +346,11 @@ impl Mix<'_> {
             {
                 GgmlType::Q5_K
             }
+            F::IQ3_XXS | F::IQ3_XS | F::IQ3_S | F::IQ3_M if *n_experts == 8 => GgmlType::Q5_K,
             _ if *n_experts == 8 => usual,
             F::Q2_K => GgmlType::Q3_K,
-            F::Q3_K_M => GgmlType::Q4_K,
+            F::IQ3_XXS => GgmlType::IQ3_S,
+            F::Q3_K_M | F::IQ3_M => GgmlType::Q4_K,
             F::Q3_K_L => GgmlType::Q5_K,
             _ => usual,
         }
@@ -273,12 +363,17 @@ impl Mix<'_> {
     ) -> Result<GgmlType, QuantizeError> {
         use FileType as F;
         let n = self.facts.n_layers;
-        let index = self.down_layer(tensor)?;
+        let index = self.layer_of(tensor, self.n_down_seen)?;
         self.n_down_seen += 1;
         let is_falcon = self.facts.arch == "falcon";
         Ok(match self.file_type {
             F::Q2_K => GgmlType::Q3_K,
             F::Q2_K_S if index < n / 8 => GgmlType::Q4_K,
+            F::IQ3_XXS if self.has_importance => usual,
+            F::IQ3_XXS if index < n / 8 => GgmlType::Q4_K,
+            F::IQ3_XXS => GgmlType::Q3_K,
+            F::IQ3_M if index < n / 8 => GgmlType::Q4_K,
+            F::IQ3_M if self.facts.n_experts == 8 && wants_more_bits(index, n) => GgmlType::Q4_K,
             F::Q3_K_M if index < n / 16 => GgmlType::Q5_K,
             F::Q3_K_M if !is_falcon || wants_more_bits(index, n) => GgmlType::Q4_K,
             F::Q3_K_L if is_falcon => GgmlType::Q4_K,
@@ -295,11 +390,11 @@ impl Mix<'_> {
         })
     }
 
-    /// Returns the layer of an `ffn_down` tensor: its index among them, except in a mixture of experts, where a layer
-    /// may have several such tensors and the name gives the layer.
-    fn down_layer(&self, tensor: &TensorInfo) -> Result<usize, QuantizeError> {
+    /// Returns the layer of a tensor of a feed-forward network: its `index` among those of its role, except in a mixture
+    /// of experts, where a layer may have several such tensors and the name gives the layer.
+    fn layer_of(&self, tensor: &TensorInfo, index: usize) -> Result<usize, QuantizeError> {
         if self.facts.n_experts <= 1 {
-            return Ok(self.n_down_seen);
+            return Ok(index);
         }
         let n_layers = self.facts.n_layers;
         layer(&tensor.name)
@@ -323,8 +418,11 @@ pub(super) fn fitting(ty: GgmlType, row_len: u64) -> GgmlType {
         return ty;
     }
     let smaller = match ty {
-        GgmlType::IQ4_XS => GgmlType::IQ4_NL,
-        GgmlType::Q1_0 | GgmlType::Q2_K | GgmlType::Q3_K => GgmlType::Q4_0,
+        GgmlType::IQ1_S | GgmlType::IQ1_M | GgmlType::IQ4_XS => GgmlType::IQ4_NL,
+        GgmlType::IQ2_XXS | GgmlType::IQ2_XS | GgmlType::IQ2_S => GgmlType::IQ4_NL,
+        GgmlType::IQ3_XXS | GgmlType::IQ3_S => GgmlType::IQ4_NL,
+        GgmlType::Q1_0 | GgmlType::Q2_0 | GgmlType::TQ1_0 | GgmlType::TQ2_0 => GgmlType::Q4_0,
+        GgmlType::Q2_K | GgmlType::Q3_K => GgmlType::Q4_0,
         GgmlType::Q4_K => GgmlType::Q5_0,
         GgmlType::Q5_K => GgmlType::Q5_1,
         GgmlType::Q6_K => GgmlType::Q8_0,

@@ -189,6 +189,8 @@ pub(crate) fn choose_types(
         has_importance: options.importance.is_some(),
         n_v_seen: 0,
         n_down_seen: 0,
+        n_gate_seen: 0,
+        n_up_seen: 0,
     };
     let mut plans: Vec<Option<TensorPlan>> = vec![None; infos.len()];
     for index in order {
@@ -224,12 +226,21 @@ fn choose(
         instead_of: (to != wanted).then_some(wanted),
         is_weighted: to != info.ty && has_importance(info, options)?,
         needs_importance: to != info.ty
-            && to == GgmlType::Q2_K
-            && options.file_type == FileType::Q2_K_S
+            && is_useless_unweighted(to, options.file_type)
             && !matches!(Role::of(&info.name), Role::TokenEmbedding | Role::Output),
         bytes_before: info.n_bytes,
         bytes: info.n_rows().saturating_mul(row_bytes(to, info.row_len())),
     })
+}
+
+/// Whether most tensors of this type are useless if they were quantized without an importance matrix. As in llama.cpp.
+fn is_useless_unweighted(ty: GgmlType, file_type: FileType) -> bool {
+    match ty {
+        GgmlType::Q2_K => file_type == FileType::Q2_K_S,
+        GgmlType::IQ1_S | GgmlType::IQ1_M => true,
+        GgmlType::IQ2_XXS | GgmlType::IQ2_XS | GgmlType::IQ2_S | GgmlType::IQ3_XXS => true,
+        _ => false,
+    }
 }
 
 /// Returns the type chosen for a tensor, whether or not its rows are whole blocks of it.

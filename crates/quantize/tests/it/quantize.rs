@@ -335,7 +335,7 @@ fn user_rules_override_the_mix() {
         "=Q8_0",
         "attn=",
         "attn=Q9",
-        "attn=IQ1_S",
+        "attn=Q8_K",
         "(=Q8_0",
         "x{9999}{9999}=F16",
     ] {
