@@ -50,6 +50,17 @@ test_cases! {
     qwen2_iq4_xs("qwen2", GgmlType::IQ4_XS, 5e-3),
     llama_mxfp4("llama", GgmlType::MXFP4, 1e-3),
     llama_q1_0("llama", GgmlType::Q1_0, 1e-3),
+    qwen2_q2_0("qwen2", GgmlType::Q2_0, 1e-3),
+    qwen3_nvfp4("qwen3", GgmlType::NVFP4, 1e-3),
+    granite_tq1_0("granite", GgmlType::TQ1_0, 5e-3),
+    smollm3_tq2_0("smollm3", GgmlType::TQ2_0, 5e-3),
+    llama_iq1_s("llama", GgmlType::IQ1_S, 5e-3),
+    llama_iq1_m("llama", GgmlType::IQ1_M, 5e-3),
+    olmo2_iq2_xxs("olmo2", GgmlType::IQ2_XXS, 5e-3),
+    llama_iq2_xs("llama", GgmlType::IQ2_XS, 5e-3),
+    gemma3_iq2_s("gemma3", GgmlType::IQ2_S, 5e-3),
+    phi3_iq3_xxs("phi3", GgmlType::IQ3_XXS, 5e-3),
+    qwen2_iq3_s("qwen2", GgmlType::IQ3_S, 5e-3),
     uneven_f16("uneven", GgmlType::F16, 1e-5),
 }
 
