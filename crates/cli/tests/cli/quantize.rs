@@ -186,7 +186,7 @@ fn errors_leave_nothing_behind() {
     for (args, part) in [
         (&["Q9"][..], "Q4_K_M"),
         (&["Q8_0", "--tensor-type", "attn"], "REGEX=TYPE"),
-        (&["Q8_0", "--tensor-type", "attn=IQ1_S"], "Q8_0"),
+        (&["Q8_0", "--tensor-type", "attn=Q8_K"], "Q8_0"),
         (&["Q8_0", "--tensor-type", "(=Q8_0"], "unclosed group"),
         (&["Q8_0", "--output-tensor-type", "what"], "Q8_0"),
         (&["Q8_0", "--token-embedding-type", "I32"], "Q8_0"),
