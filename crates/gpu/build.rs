@@ -18,6 +18,8 @@ mod modules;
 mod notice;
 #[path = "build/ptxas.rs"]
 mod ptxas;
+#[path = "build/sample.rs"]
+mod sample;
 #[path = "build/targets.rs"]
 mod targets;
 
@@ -54,6 +56,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let wanted = env::var("ROCMFORGE_GPU_TARGETS").unwrap_or_else(|_| "native".into());
     let targets = targets::expand(&wanted).unwrap_or_else(|error| fail(&[error]));
+    let is_ci = wanted.trim() == "ci";
     if let Some(notice) = notice::no_kernels(&wanted, &targets) {
         println!("cargo::warning={notice}");
     }
@@ -94,7 +97,9 @@ fn main() {
                     .map(|compiler| compiler.runtime(&job(&runtime, None)))
                     .transpose()
                     .unwrap_or_else(|error| fail(&[error]));
-                let modules = modules.iter().filter(|module| module.is_for(target));
+                let modules = modules.iter().filter(|module| {
+                    module.is_for(target) && !(is_ci && sample::is_left_out(module, target))
+                });
                 jobs.extend(modules.map(|module| job(module, runtime.clone())));
             }
             Err(NoCompiler::Fault(reason)) => {

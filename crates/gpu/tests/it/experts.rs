@@ -137,7 +137,7 @@ for_each_format!(products);
 fn products(ty: GgmlType) {
     let f = GgmlType::COMPUTED.iter().position(|format| *format == ty);
     let f = f.expect("it is a format");
-    for gpu in common::gpus() {
+    for gpu in common::gpus_of(ty) {
         let random = &mut Random(f as u64);
         let n_in = [256, 512][f % 2] + usize::from(ty.block_len() == 1) * (f % 3 * 2 + 1);
         for (i, load) in LOADS.iter().enumerate() {

@@ -227,7 +227,7 @@ fn whole_blocks(ty: GgmlType, n_in: usize) -> usize {
 
 fn check_all(cases: impl Iterator<Item = Case>, tiles: &[MatmulTiles]) {
     let problems: Vec<(Case, Problem)> = cases.map(|case| (case, case.problem())).collect();
-    for gpu in common::gpus() {
+    for gpu in common::gpus_of(problems[0].0.ty) {
         for (case, problem) in &problems {
             for &tiles in tiles {
                 let run = |x: &Acts<'_>, products: &[Product<'_>]| {

@@ -119,7 +119,8 @@ const CASES: [(usize, usize, [usize; 2], W, X); 10] = [
 for_each_format!(products);
 
 fn products(ty: GgmlType) {
-    for gpu in common::gpus_with(&["splits=off"]) {
+    let gpus = common::gpus_of(ty);
+    for gpu in gpus.flat_map(|gpu| common::with_variants(&gpu, &["splits=off"])) {
         for (i, &(n_rows, n_out, n_in, w, x)) in CASES.iter().enumerate() {
             let n_in = n_in[usize::from(ty.block_len() == 1)];
             let what = format!(
@@ -242,7 +243,7 @@ fn gate_and_up_of_mixed_formats() {
 
 /// Shapes and activations follow from `i`.
 fn check_gate_and_up(i: usize, types: [GgmlType; 2]) {
-    for gpu in common::gpus() {
+    for gpu in common::gpus_of(types[0]) {
         let (n_in, n_rows, random) = (512, [1, 2, 4, 7][i % 4], &mut Random(3));
         let n_out = if i.is_multiple_of(3) { 130 } else { 7 };
         let form = act_format(types[0]);

@@ -94,7 +94,7 @@ fn tuned(gpu: &Gpu, shape: Shape, choice: Choice) -> Gpu {
 for_each_format!(every_choice_gives_the_same_bits);
 
 fn every_choice_gives_the_same_bits(ty: GgmlType) {
-    for gpu in common::gpus() {
+    for gpu in common::gpus_of(ty) {
         // 8 virtual waves of 32 lanes, and a rest.
         let n_in = match ty.block_len() {
             1 => 16 / ty.block_bytes() * 259,

@@ -8,6 +8,7 @@ pub(crate) mod mixture;
 pub(crate) mod values;
 pub(crate) mod weights;
 
+use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{Gpu, Persona, Variants, images, set_host_seed};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -42,6 +43,25 @@ pub(crate) fn gpus() -> impl Iterator<Item = Gpu> {
         }
         is_new
     })
+}
+
+/// Whether the build has the kernels of a weight format for a device. CI has those of some formats for some devices
+/// (`build/sample.rs`).
+pub(crate) fn has_format(gpu: &Gpu, ty: GgmlType) -> bool {
+    let module = format!("rows.{}", ty.name());
+    let mut built = images().iter();
+    built.any(|image| image.target == gpu.target() && image.module == module)
+}
+
+/// The devices of [`gpus`] for which the build has the kernels of a weight format.
+pub(crate) fn gpus_of(ty: GgmlType) -> impl Iterator<Item = Gpu> {
+    let all = all_gpus();
+    assert!(
+        all.is_empty() || all.iter().any(|gpu| has_format(gpu, ty)),
+        "no device has kernels for {}",
+        ty.name()
+    );
+    gpus().filter(move |gpu| has_format(gpu, ty))
 }
 
 /// Whether all modules that `tested` has loaded are the same images for `gpu`.
