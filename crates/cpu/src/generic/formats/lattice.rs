@@ -12,6 +12,18 @@ use crate::generic::format::{Codes, Format, Offset, Scales, at};
 /// The bit of each of 16 values in two bytes.
 const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
 
+/// For each group of 16 values, the places of its bits among those of eight groups. A table, since a vector made of a group
+/// that is not known when it is compiled takes as long as the products.
+static PLACES: [[u8; 16]; 8] = {
+    let mut places = [[0; 16]; 8];
+    let mut i = 0;
+    while i < 128 {
+        places[i / 16][i % 16] = (i / 8) as u8;
+        i += 1;
+    }
+    places
+};
+
 /// A format whose groups of 16 values are in order.
 trait Groups: Lattice {
     /// Unpacks group `g` of 16 of the rows of vector `i`.
@@ -71,10 +83,8 @@ fn masks_of_28(bits: [u8; 4], g: usize) -> [u64; 2] {
 /// 255 for each value of group `g` of 16 whose bit is set; `bits` has those of eight groups.
 #[inline(always)]
 fn mask_of<S: SimdBytes>(s: S, bits: S::Bytes, g: usize) -> S::Bytes {
-    let first = (2 * g % 16) as u8;
-    let mut bytes = [first; 16];
-    bytes[8..].fill(first + 1);
-    s.has_bits(s.shuffle(bits, s.repeat_u8(&bytes)), s.repeat_u8(&BITS))
+    let places = s.repeat_u8(&PLACES[g % 8]);
+    s.has_bits(s.shuffle(bits, places), s.repeat_u8(&BITS))
 }
 
 /// 2 * x + 1, where x is the upper nibble of each byte.
