@@ -37,6 +37,8 @@ pub(super) fn all_types() -> Vec<String> {
     let name = |ty: &GgmlType| match ty {
         // Mixes of several formats, the most of this one.
         GgmlType::Q3_K | GgmlType::Q4_K | GgmlType::Q5_K => format!("{}_M", ty.name()),
+        // The file type IQ2_S has it nowhere.
+        GgmlType::IQ2_S => "IQ2_M".to_owned(),
         _ => ty.name().to_owned(),
     };
     formats.map(name).collect()
