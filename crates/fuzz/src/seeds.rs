@@ -62,9 +62,15 @@ pub(crate) fn gguf() -> Seeds {
     let mut long = Writer::new("llama");
     for ty in [
         GgmlType::Q1_0,
+        GgmlType::Q2_0,
         GgmlType::Q2_K,
         GgmlType::Q6_K,
         GgmlType::IQ4_XS,
+        GgmlType::NVFP4,
+        GgmlType::TQ1_0,
+        GgmlType::IQ1_M,
+        GgmlType::IQ2_XXS,
+        GgmlType::IQ3_S,
     ] {
         with_tensor(&mut long, ty.name(), ty);
     }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, TensorInfo};
 use rocmforge_plan::{
-    ActFormat, Plan, Projection, Recorder, RopeId, Routing, Value, WeightId, Weights, act_format,
+    ActFormat, Factor, Plan, Projection, Recorder, RopeId, Routing, Value, WeightId, Weights,
+    act_format,
 };
 
 use crate::error::LoadError;
@@ -64,6 +65,10 @@ impl<'a> Builder<'a> {
             let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
             layer.is_some_and(|layer| (first..first + n).contains(&layer))
         });
+        let reason = "it is for products with activations in four bits; here they are converted with scales of their own";
+        builder
+            .loader
+            .skip(reason, |name| name.ends_with(".input_scale"));
         builder.add_ropes()?;
         Ok(builder)
     }
@@ -159,7 +164,8 @@ impl Builder<'_> {
         self.plan.rms_norm(x, weight, self.config.norm_eps)
     }
 
-    /// Records `x * {tensor}.weight^T`, plus `{tensor}.bias` if the file has one; `n_out` values per row.
+    /// Records `x * {tensor}.weight^T`, times `{tensor}.scale` and plus `{tensor}.bias` if the file has them; `n_out`
+    /// values per row.
     pub(crate) fn linear(
         &mut self,
         x: Value,
@@ -180,8 +186,11 @@ impl Builder<'_> {
         let name = format!("{tensor}.weight");
         let bias = format!("{tensor}.bias");
         let weight = self.loader.rows(&name, n_rows, x.width(), rows.clone())?;
-        let bias = self.loader.opt_part(&bias, n_rows, rows.clone(), 1.0)?;
-        let out = self.product(x, &name, (weight, bias), rows.len());
+        let scale = self.loader.scale_of(tensor)?;
+        let bias = self
+            .loader
+            .opt_part(&bias, n_rows, rows.clone(), 1.0 / f64::from(scale))?;
+        let out = self.scaled_product(x, &name, (weight, bias, scale), rows.len());
         self.adapt(x, &name, rows, out)?;
         Ok(out)
     }
@@ -196,6 +205,7 @@ impl Builder<'_> {
         n_out: usize,
     ) -> Result<Value, LoadError> {
         let name = format!("{tensor}.weight");
+        self.refuse_expert_scales(tensor)?;
         let n_experts = experts.n_experts;
         let weight = self.loader.experts(&name, n_experts, n_out, x.width())?;
         let bias = format!("{tensor}.bias");
@@ -223,6 +233,32 @@ impl Builder<'_> {
             format: self.act_format(tensor),
         };
         self.plan.matmul(x, projection, n_out)
+    }
+
+    /// As [`Builder::product`], times `scale`, which also multiplies the bias.
+    pub(crate) fn scaled_product(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        (weight, bias, scale): (WeightId, Option<WeightId>, f32),
+        n_out: usize,
+    ) -> Value {
+        let out = self.product(x, tensor, (weight, bias), n_out);
+        match scale {
+            1.0 => out,
+            scale => self.plan.scale(Factor::Constant(scale), out),
+        }
+    }
+
+    fn refuse_expert_scales(&self, tensor: &str) -> Result<(), LoadError> {
+        let name = format!("{tensor}.scale");
+        match self.loader.has(&name) {
+            false => Ok(()),
+            true => Err(LoadError::UnsupportedFeature {
+                arch: self.config.arch_name.clone(),
+                feature: format!("a scale for each expert (tensor `{name}`)"),
+            }),
+        }
     }
 
     /// Adds the adapters' terms for some rows of the matrix `name` to their product.

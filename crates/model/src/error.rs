@@ -26,6 +26,8 @@ pub enum LoadError {
         got: Vec<u64>,
         expected: Vec<u64>,
     },
+    #[error("tensor `{name}` is {value}, expected a number other than 0; the file is damaged")]
+    TensorValue { name: String, value: f32 },
     #[error(
         "no kernel supports type {ty} of tensor `{name}`; use a model with another quantization"
     )]

@@ -155,6 +155,19 @@ impl<'a> WeightLoader<'a> {
         Ok(values.map(|values| self.push_vector(values)))
     }
 
+    /// Returns the factor on products with the matrix `{tensor}.weight`, which files with NVFP4 weights have beside it:
+    /// 1 if this file has none.
+    pub(crate) fn scale_of(&mut self, tensor: &str) -> Result<f32, LoadError> {
+        let name = format!("{tensor}.scale");
+        let Some(values) = self.opt_values(&name, 1)? else {
+            return Ok(1.0);
+        };
+        match values[0] {
+            value if value.is_normal() => Ok(value),
+            value => Err(LoadError::TensorValue { name, value }),
+        }
+    }
+
     /// Adds a vector that is not in the file.
     pub(crate) fn push_vector(&mut self, values: Vec<f32>) -> WeightId {
         self.push(WeightEntry::Vector { values })

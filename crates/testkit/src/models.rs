@@ -30,7 +30,22 @@ pub const NAMES: [&str; 16] = [
 ];
 
 /// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini.
-pub const QUANTIZED: [(&str, &str); 1] = [("llama", "Q1_0")];
+pub const QUANTIZED: [(&str, &str); 14] = [
+    ("llama", "Q1_0"),
+    ("llama", "Q2_0"),
+    ("llama", "TQ1_0"),
+    ("llama", "TQ2_0"),
+    ("llama", "NVFP4"),
+    ("qwen2", "NVFP4"),
+    ("phi3", "NVFP4"),
+    ("llama", "IQ1_S"),
+    ("llama", "IQ1_M"),
+    ("llama", "IQ2_XXS"),
+    ("llama", "IQ2_XS"),
+    ("llama", "IQ2_S"),
+    ("llama", "IQ3_XXS"),
+    ("llama", "IQ3_S"),
+];
 
 /// A model that llama.cpp does not run: `llama` with different widths of keys and values.
 const UNEVEN: &str = "uneven";
@@ -238,6 +253,7 @@ impl Synth {
             "granite" | "smollm3" | "gemma2" | "gemma3" | "gpt2" | "starcoder2"
         ) {
             self.matrix("output.weight", N_VOCAB, N_EMBD)?;
+            self.scale("output")?;
         }
         self.norm("output_norm", N_EMBD)?;
         if name == "gpt2" {
@@ -361,8 +377,19 @@ impl Synth {
     /// As [`Synth::matrix`], with a bias if the architecture has biases.
     fn linear(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<(), Error> {
         self.matrix(&format!("{name}.weight"), n_out, n_in)?;
+        self.scale(name)?;
         if self.has_biases() {
             self.vector(&format!("{name}.bias"), n_out, 0.0, 0.5)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the numbers that converters write beside a matrix in NVFP4: a factor on its products, and one that only
+    /// activations of four bits would need.
+    fn scale(&mut self, name: &str) -> Result<(), Error> {
+        if self.ty == GgmlType::NVFP4 {
+            self.vector(&format!("{name}.scale"), 1, 1.2, 0.5)?;
+            self.vector(&format!("{name}.input_scale"), 1, 1.2, 0.5)?;
         }
         Ok(())
     }

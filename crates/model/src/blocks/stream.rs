@@ -37,10 +37,15 @@ pub(crate) fn logits(m: &mut Builder<'_>, x: Value, factor: f64) -> Result<Value
         false => EMBEDDING,
     };
     let weight = m.loader.matrix(tensor, n_vocab, x.width())?;
+    let scale = match tensor == OUTPUT {
+        true => m.loader.scale_of("output")?,
+        false => 1.0,
+    };
+    let bias_factor = factor / f64::from(scale);
     let bias = m
         .loader
-        .opt_part("output.bias", n_vocab, 0..n_vocab, factor)?;
-    let logits = m.product(x, tensor, (weight, bias), n_vocab);
+        .opt_part("output.bias", n_vocab, 0..n_vocab, bias_factor)?;
+    let logits = m.scaled_product(x, tensor, (weight, bias, scale), n_vocab);
     // An adapter of a tied embedding changes only the input side, as it did in training.
     if tensor == OUTPUT {
         m.adapt(x, tensor, 0..n_vocab, logits)?;

@@ -6,3 +6,4 @@ mod fusion;
 mod placement;
 mod plan_text;
 mod plans;
+mod scales;

@@ -1,0 +1,68 @@
+//! Factors beside the matrices of files in NVFP4. What they multiply, `architectures.rs` of the engine compares with
+//! llama.cpp.
+
+use rocmforge_gguf::{GgmlType, Writer};
+use rocmforge_model::{LoadError, Model};
+use rocmforge_testkit::models;
+
+use crate::plans::{open, rewritten};
+
+/// The model `name` in NVFP4 without its tensor `tensor`, to which values are then added.
+fn with_scale(name: &str, tensor: &str, values: &[f32]) -> Writer<'static> {
+    let gguf = open(&models::model(name, GgmlType::NVFP4).unwrap().unwrap());
+    let mut writer = rewritten(&gguf, |it| it != tensor, |it| (it.to_string(), None));
+    let dims = [values.len() as u64];
+    writer
+        .add_tensor_f32(tensor, &dims, GgmlType::F32, values)
+        .unwrap();
+    writer
+}
+
+#[test]
+fn scales_of_activations_are_skipped() {
+    let gguf = open(&models::model("llama", GgmlType::NVFP4).unwrap().unwrap());
+    let model = Model::load(gguf.clone()).unwrap();
+    let of_activations = |name: &str| name.ends_with(".input_scale");
+    let in_file = gguf.tensors().iter().filter(|it| of_activations(&it.name));
+    assert_eq!(in_file.count(), 29);
+    assert_eq!(model.skipped.len(), 29);
+    for tensor in &model.skipped {
+        assert!(of_activations(&tensor.name), "{}", tensor.name);
+    }
+}
+
+#[test]
+fn scales_without_use_are_refused() {
+    const NAME: &str = "blk.1.ffn_up.scale";
+    for value in [0.0, -0.0, 1e-40, f32::INFINITY, f32::NAN] {
+        let writer = with_scale("llama", NAME, &[value]);
+        match Model::load(open(&writer)).unwrap_err() {
+            LoadError::TensorValue { name, .. } => assert_eq!(name, NAME),
+            error => panic!("{value}: {error}"),
+        }
+    }
+    for tensor in [NAME, "output.scale"] {
+        let writer = with_scale("llama", tensor, &[1.0, 2.0]);
+        let error = Model::load(open(&writer)).unwrap_err().to_string();
+        assert!(error.contains(tensor) && error.contains("[2]"), "{error}");
+    }
+    // The matrix of a tied embedding has none.
+    let writer = with_scale("granite", "output.scale", &[2.0]);
+    let error = Model::load(open(&writer)).unwrap_err().to_string();
+    assert!(
+        error.contains("no use for tensor `output.scale`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn scales_of_experts_are_refused() {
+    // Those of `down` become factors on the weights of experts.
+    for part in ["gate", "up", "gate_up"] {
+        let name = format!("blk.0.ffn_{part}_exps.scale");
+        let writer = with_scale("mixtral", &name, &[1.0; 8]);
+        let error = Model::load(open(&writer)).unwrap_err().to_string();
+        let wanted = format!("a scale for each expert (tensor `{name}`), which is not supported");
+        assert!(error.contains(&wanted), "{error}");
+    }
+}
