@@ -391,6 +391,7 @@ struct NVFP4 : Codes32 {
         c.scales = unaligned<u16>(b + 2 * at);
         c.low = u32x4{};
         // Each group of 16 has its first eight values in the low nibbles of eight bytes.
+#pragma unroll
         for (u32 v = 0; v < 16; v++) {
             const u8* first = b + 4 + 16 * at + v % 8;
             u32 both = (first[0] >> v / 8 * 4 & 15) | (first[8] >> v / 8 * 4 & 15) << 4;
@@ -855,6 +856,7 @@ struct TQ1_0 : Ternary {
         TQ1_0 c;
         c.d = unaligned<u16>(b + 52);
         c.low = u32x2{{0, 0}};
+#pragma unroll
         for (u32 v = 0; v < 32; v++) {
             u32 i = 32 * at + v, byte, digit;
             if (i < 160) byte = i % 32, digit = i / 32;
