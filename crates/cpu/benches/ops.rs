@@ -18,7 +18,7 @@ use rocmforge_cpu::{
 use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
-use rocmforge_plan::{Activation, RopeStyle};
+use rocmforge_plan::{Activation, Mask, RopeStyle};
 
 use common::Machine;
 
@@ -30,7 +30,8 @@ const SHAPE: AttnShape = AttnShape {
     page: 32,
     scale: 0.125,
     soft_cap: None,
-    window: None,
+    growth: None,
+    mask: Mask::All,
 };
 /// Query heads, KV heads, values per head.
 const DECODE_SHAPES: [(usize, usize, usize); 4] =
@@ -173,6 +174,7 @@ fn decode(
                 q: &q,
                 k: copies.get(i % n_copies),
                 v: copies.get((i + 1) % n_copies),
+                sinks: None,
             };
             i += 2;
             attention(machine.isa, &machine.pool, shape, inputs, &[seq], &mut out);
@@ -245,6 +247,7 @@ fn prefill(criterion: &mut Criterion, machine: &Machine) {
                     q: &q,
                     k: KvSlice::F16(&kv),
                     v: KvSlice::F16(&kv),
+                    sinks: None,
                 };
                 attention(machine.isa, &machine.pool, &SHAPE, inputs, &[seq], &mut out);
             });

@@ -170,7 +170,7 @@ fn query_tiles<'a>(pool: &Pool, shape: &AttnShape, seqs: &[AttnSeq<'a>]) -> Vec<
 }
 
 fn check(shape: &AttnShape, inputs: AttnInputs<'_>, seqs: &[AttnSeq<'_>], out: &[f32]) {
-    let AttnInputs { q, k, v } = inputs;
+    let AttnInputs { q, k, v, sinks } = inputs;
     let AttnShape {
         n_heads,
         n_kv_heads,
@@ -195,7 +195,11 @@ fn check(shape: &AttnShape, inputs: AttnInputs<'_>, seqs: &[AttnSeq<'_>], out: &
         k_dim.is_multiple_of(k.block_len()) && v_dim.is_multiple_of(v.block_len()),
         "heads of {k_dim} and {v_dim} values are not whole blocks"
     );
-    assert!(shape.window != Some(0), "a row sees itself");
+    shape.mask.check();
+    assert!(
+        sinks.is_none_or(|sinks| sinks.len() == n_heads),
+        "a sink for each head"
+    );
     assert!(
         q.len().is_multiple_of(n_heads * k_dim),
         "q holds whole rows"

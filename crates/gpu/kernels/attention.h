@@ -32,22 +32,41 @@ struct KvCache {
 
 // How the dot product of a query and a key becomes an exponent.
 struct Scores {
+    // [n_heads]: a score of each head that takes part in the softmax, but has no value; null for none.
+    const float* sinks;
     float scale;
     // A scaled product x becomes cap * tanh(x / cap); 0 for no cap.
     float soft_cap;
     // A row sees itself and the window - 1 positions before it; 0 for all positions before it.
     u32 window;
+    // The bits of a position that count chunks: a row sees the positions of its own chunk. 0 for a single chunk.
+    u32 chunk_bits;
+    // A second factor 1 + slope * ln(1 + (pos + offset) / step); step is 0 for none.
+    float slope;
+    u32 step;
+    u32 offset;
     u32 pad;
-    FIELDS(scale, soft_cap, window, pad)
+    FIELDS(sinks, scale, soft_cap, window, chunk_bits, slope, step, offset, pad)
 
-    // Factor on queries. They are not divided by soft_cap: that would make them so small that the second f16 of each,
-    // the rounding error of the first, would lose bits.
-    DEV_MEMBER float query_factor() const { return soft_cap > 0.0f ? scale : scale * LOG2_E; }
+    // Factor on the queries of a row at `pos`. They are not divided by soft_cap: that would make them so small that the
+    // second f16 of each, the rounding error of the first, would lose bits.
+    DEV_MEMBER float query_factor(u32 pos) const {
+        float factor = soft_cap > 0.0f ? scale : scale * LOG2_E;
+        if (step != 0) factor *= fma(slope, log_of((float)(1 + (pos + offset) / step)), 1.0f);
+        return factor;
+    }
+    // The weight of a head's sink, relative to the greatest exponent. Infinite if the sink is far above it: then nothing
+    // remains of the values.
+    DEV_MEMBER float sink_weight(u32 head, float greatest) const {
+        return sinks ? exp2_fast(fma(sinks[head], LOG2_E, -greatest)) : 0.0f;
+    }
     DEV_MEMBER float exponent(float product) const {
         return soft_cap > 0.0f ? soft_cap * LOG2_E * tanh_of(product * (1.0f / soft_cap)) : product;
     }
     // The first position that a row at `pos` sees.
-    DEV_MEMBER u32 first_seen(u32 pos) const { return window != 0 && pos >= window ? pos - window + 1 : 0; }
+    DEV_MEMBER u32 first_seen(u32 pos) const {
+        return window != 0 && pos >= window ? pos - window + 1 : pos & chunk_bits;
+    }
 };
 
 // The value of lane `lane() ^ MASK`; MASK is a power of two. AMD GPUs do it in the vector unit within 16 lanes.

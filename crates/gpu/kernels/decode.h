@@ -106,7 +106,7 @@ DEV void merge_waves(const DecodeParams& p, const DecodeJob& job, const float* s
         }
         u64 of_row = (u64)job.row * p.n_heads + job.head + h;
         if (job.span.n_used == 1) {
-            p.out[of_row * DIM + i % DIM] = total / weights;
+            p.out[of_row * DIM + i % DIM] = total / (weights + p.scores.sink_weight(job.head + h, max));
             continue;
         }
         u64 at = of_row * p.n_splits + job.split;

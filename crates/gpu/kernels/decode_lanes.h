@@ -113,7 +113,7 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
 
     DEV_MEMBER void attend(bool unused) {
         float q[HEADS][8], acc[HEADS][8], greatest[PER], sum[PER];
-        float factor = unused ? 0.0f : p.scores.query_factor();
+        float factor = unused ? 0.0f : p.scores.query_factor(job.span.last);
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
             const float* from = job.query(p, h, DIM) + dim;

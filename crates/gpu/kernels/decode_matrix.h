@@ -187,7 +187,7 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
     };
     DEV_MEMBER Query load_query(u32 set) const {
         const float* from = job.query(p, set * 4 + g / 2, DIM) + t * 4 * KEY_STEPS;
-        float x[STEPS][4], factor = p.scores.query_factor();
+        float x[STEPS][4], factor = p.scores.query_factor(job.span.last);
         u32 max = 0;
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {

@@ -1,7 +1,7 @@
 //! What a file's metadata says about a model, resolved for each layer. Keys are those of the GGUF specification,
 //! prefixed by the architecture's name.
 
-use rocmforge_plan::{Activation, RopeStyle, Router, Scores};
+use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores};
 
 use crate::error::LoadError;
 use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
@@ -59,8 +59,8 @@ pub struct LayerFacts {
     pub head_norm: HeadNorm,
     /// Index of the rotation of Q and K among those of the model; `None` if they are not rotated.
     pub rope: Option<usize>,
-    /// Only the last `window` positions are visible.
-    pub window: Option<u32>,
+    /// Which positions attention sees.
+    pub mask: Mask,
     pub scores: Scores,
     /// The output of attention is multiplied by this function of a projection, `attn_gate`.
     pub gate: Option<Activation>,
@@ -221,10 +221,11 @@ impl ModelConfig {
             v_dim,
             head_norm: family.head_norm,
             rope: Some(0),
-            window: None,
+            mask: Mask::All,
             scores: Scores {
                 scale: scale_of_width(k_dim),
                 soft_cap: None,
+                growth: None,
             },
             gate: None,
             feed_forward,

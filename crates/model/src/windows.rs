@@ -1,6 +1,7 @@
 //! Which layers have a sliding window.
 
 use rocmforge_gguf::Value;
+use rocmforge_plan::Mask;
 
 use crate::error::LoadError;
 use crate::facts::ModelConfig;
@@ -24,7 +25,7 @@ pub(crate) fn set_windows(
     config.ropes.push(rope);
     let windowed = config.layers.iter_mut().zip(pattern);
     for (layer, _) in windowed.filter(|(_, windowed)| *windowed) {
-        layer.window = Some(window);
+        layer.mask = Mask::Window(window);
         layer.rope = Some(of_window);
     }
     Ok(())

@@ -9,7 +9,7 @@ use std::iter::Sum;
 
 use crate::acts::ActFormat;
 use crate::batch::{Batch, BatchSeq};
-use crate::kv::KvType;
+use crate::kv::{KvType, Mask};
 use crate::op::{ActsId, BufferId, Linear, Op, Plan, RowCount, WeightId};
 use crate::params::Factor;
 use crate::roofline::Roofline;
@@ -54,20 +54,15 @@ impl BatchShape {
 
 impl SeqShape {
     /// Number of (row, visible position) pairs.
-    fn pairs(&self, window: Option<u32>) -> u64 {
-        let seen = |row: usize| {
-            let before = (self.first_pos + row + 1) as u64;
-            window.map_or(before, |window| before.min(u64::from(window)))
-        };
-        (0..self.n_rows).map(seen).sum()
+    fn pairs(&self, mask: Mask) -> u64 {
+        let rows = self.first_pos..self.first_pos + self.n_rows;
+        rows.map(|pos| (pos + 1 - mask.first_seen(pos)) as u64)
+            .sum()
     }
 
     /// Number of positions visible to at least one row.
-    fn positions(&self, window: Option<u32>) -> u64 {
-        let first = window.map_or(0, |window| {
-            (self.first_pos + 1).saturating_sub(window as usize)
-        });
-        (self.first_pos + self.n_rows - first) as u64
+    fn positions(&self, mask: Mask) -> u64 {
+        (self.first_pos + self.n_rows - mask.first_seen(self.first_pos)) as u64
     }
 }
 
@@ -270,8 +265,8 @@ impl PlanCost<'_> {
                 let kv = self.plan.kv[layer];
                 let (rows, q_width) = self.shape(q, shape);
                 let out_width = (n_heads * kv.v_dim) as u64;
-                let pairs: u64 = shape.seqs.iter().map(|seq| seq.pairs(kv.window)).sum();
-                let positions = shape.seqs.iter().map(|seq| seq.positions(kv.window));
+                let pairs: u64 = shape.seqs.iter().map(|seq| seq.pairs(kv.mask)).sum();
+                let positions = shape.seqs.iter().map(|seq| seq.positions(kv.mask));
                 OpCost {
                     kv_bytes: positions.sum::<u64>() * kv.bytes_per_token(self.kv_type),
                     buffer_bytes: 4 * rows * (q_width + out_width),
@@ -356,17 +351,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn window_limits_visible_positions() {
-        for (first_pos, n_rows, window, pairs, positions) in [
-            (0, 4, None, 10, 4),
-            (0, 4, Some(2), 7, 4),
-            (5, 3, None, 6 + 7 + 8, 8),
-            (5, 3, Some(4), 12, 6),
-            (5, 1, Some(100), 6, 6),
+    fn masks_limit_visible_positions() {
+        for (first_pos, n_rows, mask, pairs, positions) in [
+            (0, 4, Mask::All, 10, 4),
+            (0, 4, Mask::Window(2), 7, 4),
+            (5, 3, Mask::All, 6 + 7 + 8, 8),
+            (5, 3, Mask::Window(4), 12, 6),
+            (5, 1, Mask::Window(100), 6, 6),
+            (5, 1, Mask::Chunk(4), 2, 2),
+            (6, 4, Mask::Chunk(4), 3 + 4 + 1 + 2, 6),
         ] {
             let seq = SeqShape { first_pos, n_rows };
-            assert_eq!(seq.pairs(window), pairs, "{seq:?} {window:?}");
-            assert_eq!(seq.positions(window), positions, "{seq:?} {window:?}");
+            assert_eq!(seq.pairs(mask), pairs, "{seq:?} {mask:?}");
+            assert_eq!(seq.positions(mask), positions, "{seq:?} {mask:?}");
         }
     }
 }

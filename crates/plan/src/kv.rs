@@ -46,6 +46,38 @@ impl KvType {
     }
 }
 
+/// Which positions of its sequence a row sees, of those up to its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mask {
+    All,
+    /// The last ones, of this number; not 0.
+    Window(u32),
+    /// Those in the same chunk of this length, a power of two; chunks begin at multiples of it.
+    Chunk(u32),
+}
+
+impl Mask {
+    /// Returns the first position that a row at `pos` sees.
+    #[inline]
+    pub fn first_seen(self, pos: usize) -> usize {
+        match self {
+            Mask::All => 0,
+            Mask::Window(window) => (pos + 1).saturating_sub(window as usize),
+            Mask::Chunk(chunk) => pos - pos % chunk as usize,
+        }
+    }
+
+    /// # Panics
+    /// If the length of a window is 0, or that of a chunk is not a power of two.
+    pub fn check(self) {
+        match self {
+            Mask::All => {}
+            Mask::Window(window) => assert!(window > 0, "a row sees itself"),
+            Mask::Chunk(chunk) => assert!(chunk.is_power_of_two(), "chunks of {chunk} positions"),
+        }
+    }
+}
+
 /// What one layer stores in the KV cache for each token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KvSpec {
@@ -54,8 +86,8 @@ pub struct KvSpec {
     pub k_dim: usize,
     /// Values per head of a value.
     pub v_dim: usize,
-    /// Only the last `window` positions are visible; `None` means all.
-    pub window: Option<u32>,
+    /// Which positions attention sees.
+    pub mask: Mask,
 }
 
 impl KvSpec {

@@ -34,10 +34,10 @@ pub use breakers::Breakers;
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
 pub use error::ParameterError;
 pub use fuse::{Fusion, fuse_adds, fuse_ops, is_dead};
-pub use kv::{KvShift, KvSpec, KvType, SlotRun};
+pub use kv::{KvShift, KvSpec, KvType, Mask, SlotRun};
 pub use op::{
-    ActsId, ActsInfo, BufferId, BufferInfo, Linear, Op, Plan, RopeId, RoutingId, RowCount, Scores,
-    WeightId,
+    ActsId, ActsInfo, BufferId, BufferInfo, Growth, Linear, Op, Plan, RopeId, RoutingId, RowCount,
+    Scores, WeightId,
 };
 pub use params::{
     Activation, ExpertGroups, ExpertScores, ExpertWeights, Factor, OutMode, RopeStyle, Router,

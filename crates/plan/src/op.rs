@@ -72,6 +72,25 @@ pub struct Scores {
     pub scale: f32,
     /// `Some(cap)` replaces a scaled product `x` by `cap * tanh(x / cap)`.
     pub soft_cap: Option<f32>,
+    /// A second factor on the dot products, which grows with the position of the query.
+    pub growth: Option<Growth>,
+}
+
+/// The factor `1 + slope * ln(1 + floor((position + offset) / step))`, which sharpens attention in long contexts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Growth {
+    pub slope: f32,
+    /// Not 0.
+    pub step: u32,
+    pub offset: u32,
+}
+
+impl Growth {
+    /// Returns the factor at `position`.
+    pub fn at(self, position: usize) -> f32 {
+        let steps = (position as u64 + u64::from(self.offset)) / u64::from(self.step);
+        (1.0 + f64::from(self.slope) * (1.0 + steps as f64).ln()) as f32
+    }
 }
 
 /// A matrix `[n_out, n_in]` and its bias `[n_out]`.
@@ -181,11 +200,13 @@ pub enum Op {
         k: BufferId,
         v: BufferId,
     },
-    /// Softmax attention of each token over its sequence's cache, up to and including the token itself.
+    /// Softmax attention of each token over its sequence's cache, up to and including the token itself. Each head may
+    /// have a sink: a score that takes part in the softmax, but has no value.
     Attention {
         layer: usize,
         n_heads: usize,
         scores: Scores,
+        sinks: Option<WeightId>,
         q: BufferId,
         out: BufferId,
     },
@@ -312,6 +333,7 @@ impl Op {
                 by: Factor::Vector(weight),
                 ..
             } => vec![*weight],
+            Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::MatMuls { products, .. } => products
                 .iter()
                 .filter_map(|(linear, _)| linear.bias)

@@ -369,13 +369,20 @@ impl Recorder {
         self.push(Op::KvAppend { layer, k, v });
     }
 
-    /// Records attention of `n_heads` query heads over a layer of the KV cache.
-    pub fn attention(&mut self, layer: usize, n_heads: usize, scores: Scores, q: Value) -> Value {
+    /// Records attention of `n_heads` query heads, which may have sinks, over a layer of the KV cache.
+    pub fn attention(
+        &mut self,
+        layer: usize,
+        (n_heads, sinks): (usize, Option<WeightId>),
+        scores: Scores,
+        q: Value,
+    ) -> Value {
         let out = self.new_value(q.rows, n_heads * self.kv[layer].v_dim);
         self.push(Op::Attention {
             layer,
             n_heads,
             scores,
+            sinks,
             q: self.at(q),
             out: out.id,
         });

@@ -36,7 +36,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{ActsId, BufferId, Op, Plan};
+use rocmforge_plan::{ActsId, BufferId, Mask, Op, Plan};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 
 /// Maximum error relative to the largest magnitude in its row, or to the magnitude of its terms where a GEMM has few
@@ -383,9 +383,13 @@ impl Labels<'_> {
             }
             Op::Attention { layer, n_heads, .. } => {
                 let kv = self.plan.kv[layer];
-                let window = kv.window.map_or(String::new(), |n| format!(", window {n}"));
+                let mask = match kv.mask {
+                    Mask::All => String::new(),
+                    Mask::Window(n) => format!(", window {n}"),
+                    Mask::Chunk(n) => format!(", chunks of {n}"),
+                };
                 let shape = format!(
-                    "{n_heads}/{} heads of {} + {}{window}",
+                    "{n_heads}/{} heads of {} + {}{mask}",
                     kv.n_kv_heads, kv.k_dim, kv.v_dim
                 );
                 (shape, self.kv_type.name().to_string())

@@ -11,6 +11,7 @@ mod gpu;
 mod standard;
 
 use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, KvSlice, attention};
+use rocmforge_plan::Mask;
 
 use crate::case::{Case, On, Prepared, Work, time_cpu};
 use crate::options::Effort;
@@ -238,7 +239,8 @@ fn cpu_shape(layout: &Layout, shape: &Shape) -> AttnShape {
         page: PAGE,
         scale: shape.scale(),
         soft_cap: None,
-        window: None,
+        growth: None,
+        mask: Mask::All,
     }
 }
 
@@ -265,6 +267,7 @@ fn on_cpu(cpu: &Cpu, kind: Kind, shape: Shape, data: Data) -> Prepared<'_> {
                 q: &q,
                 k: KvSlice::F16(&k),
                 v: KvSlice::F16(&v),
+                sinks: None,
             };
             attention(cpu.isa, &cpu.pool, &attn, inputs, &seqs, &mut out);
         })
@@ -302,6 +305,7 @@ mod tests {
                     q: &layout.rows(&shape, &data.q),
                     k: KvSlice::F16(&paged(&shape, &data.k)),
                     v: KvSlice::F16(&paged(&shape, &data.v)),
+                    sinks: None,
                 },
                 &seqs.collect::<Vec<_>>(),
                 &mut out,

@@ -56,8 +56,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_plan::KvSpec;
-    use rocmforge_plan::KvType;
+    use rocmforge_plan::{KvSpec, KvType, Mask};
 
     use super::*;
 
@@ -70,7 +69,7 @@ mod tests {
                 n_kv_heads: shape.n_kv_heads,
                 k_dim: shape.head_dim,
                 v_dim: shape.head_dim,
-                window: None,
+                mask: Mask::All,
             };
             let engine_s = spec.bytes_per_token(KvType::F16) * shape.n_layers as u64;
             assert_eq!(engine_s, expected as u64);

@@ -18,13 +18,15 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
                     let dot: f64 = (0..k_dim)
                         .map(|d| f64::from(query[d]) * element(tile.inputs.k, key + d))
                         .sum();
-                    let score = dot * f64::from(tile.shape.scale);
+                    let score = dot * f64::from(tile.shape.factor(tile.first_pos + row));
                     tile.shape.soft_cap.map_or(score, |cap| {
                         let cap = f64::from(cap);
                         cap * (score / cap).tanh()
                     })
                 })
                 .collect();
+            // A sink is the score of a position without a value.
+            weights.extend(tile.sink(head).map(f64::from));
             let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             weights.iter_mut().for_each(|w| *w = (*w - max).exp());
             let sum: f64 = weights.iter().sum();

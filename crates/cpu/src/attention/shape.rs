@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use rocmforge_plan::{Growth, Mask};
+
 use crate::kv_slice::KvSlice;
 
 /// The shape of attention in one layer.
@@ -20,8 +22,10 @@ pub struct AttnShape {
     pub scale: f32,
     /// `Some(cap)` replaces a scaled score `x` by `cap * tanh(x / cap)`. Positive.
     pub soft_cap: Option<f32>,
-    /// With `Some(w)`, a row sees itself and the w - 1 positions before it. Not 0.
-    pub window: Option<u32>,
+    /// A second factor on the scores, before the soft cap.
+    pub growth: Option<Growth>,
+    /// Which positions a row sees, of those up to its own.
+    pub mask: Mask,
 }
 
 impl AttnShape {
@@ -34,8 +38,14 @@ impl AttnShape {
     /// Positions that a row at `pos` sees.
     #[inline]
     pub(crate) fn visible(&self, pos: usize) -> Range<usize> {
-        let window = self.window.map_or(usize::MAX, |w| w as usize);
-        (pos + 1).saturating_sub(window)..pos + 1
+        self.mask.first_seen(pos)..pos + 1
+    }
+
+    /// Factor on the dot products of a row at `pos`.
+    #[inline]
+    pub(crate) fn factor(&self, pos: usize) -> f32 {
+        self.growth
+            .map_or(self.scale, |growth| self.scale * growth.at(pos))
     }
 }
 
@@ -49,4 +59,6 @@ pub struct AttnInputs<'a> {
     pub k: KvSlice<'a>,
     /// Values `[n_blocks, n_kv_heads, page, v_dim]`.
     pub v: KvSlice<'a>,
+    /// `[n_heads]`: a score of each head that takes part in the softmax, but has no value.
+    pub sinks: Option<&'a [f32]>,
 }

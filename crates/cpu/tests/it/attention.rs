@@ -6,6 +6,7 @@ use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
+use rocmforge_plan::{Growth, Mask};
 
 use crate::random::Rng;
 
@@ -17,7 +18,8 @@ const LLAMA_1B: AttnShape = AttnShape {
     page: 32,
     scale: 0.125,
     soft_cap: None,
-    window: None,
+    growth: None,
+    mask: Mask::All,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +45,8 @@ struct Seq {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    /// [n_heads]
+    sinks: Option<Vec<f32>>,
     len: usize,
 }
 
@@ -68,7 +72,17 @@ impl Seq {
             q: (0..len * shape.n_heads * shape.k_dim)
                 .map(|_| rng.unit() * 4.0)
                 .collect(),
+            sinks: None,
             len,
+        }
+    }
+
+    /// Gives every head a sink: below, among and above the scores.
+    fn with_sinks(self, shape: &AttnShape) -> Seq {
+        let sinks = (0..shape.n_heads).map(|head| [-3.0, 0.5, 8.0, 2.5][head % 4]);
+        Seq {
+            sinks: Some(sinks.collect()),
+            ..self
         }
     }
 
@@ -97,9 +111,15 @@ impl Seq {
 
     /// Computes one row of output by the definition.
     fn expected(&self, shape: &AttnShape, pos: usize) -> Vec<f64> {
-        let first = shape
-            .window
-            .map_or(0, |w| (pos + 1).saturating_sub(w as usize));
+        let first = match shape.mask {
+            Mask::All => 0,
+            Mask::Window(n) => (pos + 1).saturating_sub(n as usize),
+            Mask::Chunk(n) => pos / n as usize * n as usize,
+        };
+        let growth = shape.growth.map_or(1.0, |growth| {
+            let steps = (pos + growth.offset as usize) / growth.step as usize;
+            1.0 + f64::from(growth.slope) * (1.0 + steps as f64).ln()
+        });
         let mut out = Vec::new();
         for head in 0..shape.n_heads {
             let kv_head = head / (shape.n_heads / shape.n_kv_heads);
@@ -111,7 +131,7 @@ impl Seq {
                     .zip(k)
                     .map(|(&a, &b)| f64::from(a) * f64::from(b))
                     .sum();
-                let score = dot * f64::from(shape.scale);
+                let score = dot * f64::from(shape.scale) * growth;
                 shape.soft_cap.map_or(score, |cap| {
                     let cap = f64::from(cap);
                     cap * (score / cap).tanh()
@@ -120,7 +140,8 @@ impl Seq {
             let scores: Vec<f64> = (first..=pos).map(score).collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+            let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
             for d in 0..shape.v_dim {
                 let value =
                     |t| f64::from(self.v[(t * shape.n_kv_heads + kv_head) * shape.v_dim + d]);
@@ -291,7 +312,8 @@ fn attend_in(
     let width = shape.n_heads * shape.v_dim;
     let mut out = vec![f32::NAN; first_row * width];
     let (k, v) = cache.slices();
-    let inputs = AttnInputs { q: &q, k, v };
+    let sinks = parts.first().and_then(|(seq, ..)| seq.sinks.as_deref());
+    let inputs = AttnInputs { q: &q, k, v, sinks };
     attention(isa, pool, shape, inputs, &attn_seqs, &mut out);
     attn_seqs
         .iter()
@@ -300,8 +322,11 @@ fn attend_in(
 }
 
 fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
+    check_sequence(shape, [from, to], &|| Seq::new(shape, to, 7));
+}
+
+fn check_sequence(shape: &AttnShape, [from, to]: [usize; 2], seq: &dyn Fn() -> Seq) {
     let pool = Pool::new(2);
-    let seq = || Seq::new(shape, to, 7);
     let (mut exact, mut cases) = (Vec::new(), Vec::new());
     for dtype in dtypes(shape) {
         match dtype {
@@ -342,7 +367,8 @@ fn shape(
         page,
         scale: 1.0 / (k_dim as f32).sqrt(),
         soft_cap: None,
-        window,
+        growth: None,
+        mask: window.map_or(Mask::All, Mask::Window),
     }
 }
 
@@ -461,6 +487,77 @@ fn soft_caps_match_the_definition_for_all_shapes() {
     check_soft_caps(&long_sequences());
 }
 
+#[test]
+fn sinks_match_the_definition() {
+    for (shape, [from, to]) in [
+        (shape([8, 2], [64, 64], 16, None), [0, 40]),
+        (shape([7, 1], [40, 24], 16, Some(33)), [30, 50]),
+        (shape([2, 1], [32, 32], 64, Some(1100)), [2100, 2130]),
+    ] {
+        check_sequence(&shape, [from, to], &|| {
+            Seq::new(&shape, to, 7).with_sinks(&shape)
+        });
+    }
+}
+
+/// A sink far above all scores leaves nothing of the values, and one far below changes nothing.
+#[test]
+fn extreme_sinks_are_limits() {
+    let shape = shape([2, 1], [64, 64], 16, None);
+    for isa in Isa::available() {
+        let run = |sinks: Option<Vec<f32>>| {
+            let seq = Seq {
+                sinks,
+                ..Seq::new(&shape, 30, 7)
+            };
+            let parts = [(&seq, 0, 30)];
+            attend(isa, &Pool::new(1), &shape, &parts, Dtype::F16, &mut Rng(1)).remove(0)
+        };
+        assert_eq!(run(Some(vec![-1e30; 2])), run(None), "{isa}");
+        assert!(run(Some(vec![1e30; 2])).iter().all(|x| *x == 0.0), "{isa}");
+    }
+}
+
+#[test]
+fn chunks_match_the_definition() {
+    for (chunk, n_heads, ranges) in [
+        (16, 4, [[0, 40], [63, 66]]),
+        (64, 3, [[40, 140], [191, 193]]),
+        (2048, 1, [[2040, 2060], [4100, 4101]]),
+    ] {
+        let shape = AttnShape {
+            mask: Mask::Chunk(chunk),
+            ..shape([n_heads, 1], [32, 32], 32, None)
+        };
+        ranges.map(|[from, to]| check_against_definition(&shape, from, to));
+    }
+}
+
+#[test]
+fn growing_scores_match_the_definition() {
+    for (offset, soft_cap) in [(0, None), (1, None), (0, Some(1.5))] {
+        let shape = AttnShape {
+            soft_cap,
+            growth: Some(Growth {
+                slope: 0.4,
+                step: 8,
+                offset,
+            }),
+            ..shape([4, 2], [64, 64], 16, None)
+        };
+        check_against_definition(&shape, 0, 50);
+        check_against_definition(&shape, 70, 71);
+    }
+}
+
+#[test]
+fn heads_of_512_match_the_definition() {
+    check_all(&[
+        (shape([4, 2], [512, 512], 16, None), &[(0, 20), (40, 41)]),
+        (shape([3, 1], [576, 512], 16, None), &[(0, 20), (40, 41)]),
+    ]);
+}
+
 /// Computes every row of `seq` in a call of its own, on one thread.
 fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, dtype: Dtype) -> Vec<Vec<f32>> {
     let pool = Pool::new(1);
@@ -483,9 +580,15 @@ fn check_batches(dtype: Dtype) {
         (4, 2, 128, 128, Some(64)),
         (4, 2, 24, 8, None),
     ] {
+        let growth = Growth {
+            slope: 0.3,
+            step: 20,
+            offset: 0,
+        };
         let mut shape = AttnShape {
             scale: 0.1,
             soft_cap: (n_heads == 4).then_some(0.7),
+            growth: (n_heads == 8).then_some(growth),
             ..shape([n_heads, n_kv_heads], [k_dim, v_dim], 16, window)
         };
         if !dtypes(&shape).contains(&dtype) {
@@ -495,6 +598,10 @@ fn check_batches(dtype: Dtype) {
             .iter()
             .zip(1..)
             .map(|(&n, i)| Seq::new(&shape, n, i))
+            .map(|seq| match n_heads {
+                7 | 6 => seq.with_sinks(&shape),
+                _ => seq,
+            })
             .collect();
         for isa in Isa::available() {
             shape.page = 16;
@@ -563,7 +670,7 @@ fn bits_do_not_depend_on_batching_with_small_q8_0_heads() {
 
 #[test]
 fn bits_do_not_depend_on_how_segments_run() {
-    for window in [None, Some(1500)] {
+    for mask in [Mask::All, Mask::Window(1500), Mask::Chunk(512)] {
         let mut shape = AttnShape {
             n_heads: 4,
             n_kv_heads: 2,
@@ -572,9 +679,10 @@ fn bits_do_not_depend_on_how_segments_run() {
             page: 64,
             scale: 0.2,
             soft_cap: None,
-            window,
+            growth: None,
+            mask,
         };
-        let seq = Seq::new(&shape, 3500, 5);
+        let seq = Seq::new(&shape, 3500, 5).with_sinks(&shape);
         let isa = Isa::detect();
         // One thread processes the segments in order; eight threads share them.
         for (from, to) in [
@@ -603,7 +711,7 @@ fn bits_do_not_depend_on_how_segments_run() {
             );
             shape.page = 64;
             let bits = |x: &[Vec<f32>]| x[0].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&one), bits(&many), "{from}..{to} window {window:?}");
+            assert_eq!(bits(&one), bits(&many), "{from}..{to} {mask:?}");
             for pos in from..to {
                 let alone = attend(
                     isa,
@@ -615,11 +723,7 @@ fn bits_do_not_depend_on_how_segments_run() {
                 );
                 let width = shape.n_heads * shape.v_dim;
                 let row = [one[0][(pos - from) * width..][..width].to_vec()];
-                assert_eq!(
-                    bits(&alone),
-                    bits(&row),
-                    "{pos} of {from}..{to} window {window:?}"
-                );
+                assert_eq!(bits(&alone), bits(&row), "{pos} of {from}..{to} {mask:?}");
             }
         }
     }
@@ -633,6 +737,7 @@ fn accepts_empty_batches_and_sequences() {
             q,
             k: KvSlice::F16(&[]),
             v: KvSlice::F16(&[]),
+            sinks: None,
         };
         attention(isa, &pool, &LLAMA_1B, inputs(&[]), &[], &mut []);
         let seq = AttnSeq {

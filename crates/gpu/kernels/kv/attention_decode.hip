@@ -80,7 +80,7 @@ KERNEL(combine, DecodeParams, THREADS) {
     float max = block_reduce<Max, THREADS>(exponent, part);
     float weight = mine ? exp2_fast(exponent - max) : 0.0f;
     float sum = block_reduce<Sum, THREADS>(mine ? weight * of_split : 0.0f, part_of_sum);
-    weights[tid()] = weight / sum;
+    weights[tid()] = weight / (sum + p.scores.sink_weight(head, max));
     barrier();
 
     f32x4 acc = {{0.0f, 0.0f, 0.0f, 0.0f}};
@@ -115,7 +115,7 @@ KERNEL(generic, DecodeParams, THREADS) {
     Span span = span_of(p, uniform(p.positions[row]));
     u32 kv_head = head / (p.n_heads / p.cache.n_kv_heads);
     const float* q = p.q + ((u64)row * p.n_heads + head) * p.k_dim;
-    for (u32 i = tid(); i < p.k_dim; i += THREADS) query[i] = q[i] * p.scores.query_factor();
+    for (u32 i = tid(); i < p.k_dim; i += THREADS) query[i] = q[i] * p.scores.query_factor(span.last);
     for (u32 i = tid(); i < p.v_dim; i += THREADS) acc[i] = 0.0f;
     float greatest = UNSEEN, sum = 0.0f;
     for (u32 tile = span.first; tile <= span.last; tile += TILE) {
@@ -144,5 +144,6 @@ KERNEL(generic, DecodeParams, THREADS) {
             acc[i] = total;
         }
     }
+    sum += p.scores.sink_weight(head, greatest);
     for (u32 i = tid(); i < p.v_dim; i += THREADS) p.out[((u64)row * p.n_heads + head) * p.v_dim + i] = acc[i] / sum;
 }

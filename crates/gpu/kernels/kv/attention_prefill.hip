@@ -181,9 +181,9 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     DEV_MEMBER u32 position_of(u32 i) const { return first_pos + min_of(row_of(i), n_rows - 1); }
 
     DEV_MEMBER void stage_queries() const {
-        float factor = p.scores.query_factor();
         for (u32 i = tid(); i < QUERIES * PIECES; i += THREADS) {
             u32 query = i / PIECES, piece = i % PIECES;
+            float factor = p.scores.query_factor(position_of(query));
             u32x4 high = {{0, 0, 0, 0}}, low = {{0, 0, 0, 0}};
             if (is_there(query)) {
                 const float* from = p.q + at(query) + piece * 8;
@@ -296,7 +296,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             if (at + KEYS <= last_pos) load(p.cache.k, at + KEYS, coming);
             if (seen) add_values(out, s, values, weights);
         }
-        write(out, sum);
+        write(out, greatest, sum);
     }
 
     // out += weights * values.
@@ -369,14 +369,15 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             }
     }
 
-    DEV_MEMBER void write(const Tile::Acc* out, const float* sum) const {
+    DEV_MEMBER void write(const Tile::Acc* out, const float* greatest, const float* sum) const {
         float factor[N_QUERIES];
         float* to[N_QUERIES];
         bool there[N_QUERIES];
 #pragma unroll
         for (u32 i = 0; i < N_QUERIES; i++) {
             u32 query = wave() * 16 + query_of(i);
-            factor[i] = 1.0f / reduce_lanes<Sum, SAME_FROM, SAME_TO>(sum[i]);
+            float sink = p.scores.sink_weight(head + min_of(head_of(query), n_heads - 1), greatest[i]);
+            factor[i] = 1.0f / (reduce_lanes<Sum, SAME_FROM, SAME_TO>(sum[i]) + sink);
             there[i] = is_there(query);
             to[i] = p.out + at(query);
         }

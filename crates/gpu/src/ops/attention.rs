@@ -1,6 +1,8 @@
 //! Attention over the paged KV cache: `kernels/kv/attention_decode.hip` for steps with few rows per sequence,
 //! `kernels/kv/attention_prefill.hip` for others.
 
+use rocmforge_plan::{Growth, Mask};
+
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, Table, kernels, layout};
@@ -35,8 +37,10 @@ pub struct Scores {
     pub scale: f32,
     /// `Some(cap)` maps a scaled product `x` to `cap * tanh(x / cap)`. Must be positive.
     pub soft_cap: Option<f32>,
-    /// `Some(w)` is sliding window attention: a row sees itself and the w - 1 positions before it. Must not be 0.
-    pub window: Option<u32>,
+    /// A second factor on the dot product.
+    pub growth: Option<Growth>,
+    /// Which positions a row sees, of those up to its own.
+    pub mask: Mask,
 }
 
 /// Memory for the partial results of rows whose context is split.
@@ -127,16 +131,26 @@ layout!(CacheParams {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ScoreParams {
+    sinks: Address,
     scale: f32,
     soft_cap: f32,
     window: u32,
+    chunk_bits: u32,
+    slope: f32,
+    step: u32,
+    offset: u32,
     pad: u32,
 }
 
 layout!(ScoreParams {
+    sinks,
     scale,
     soft_cap,
     window,
+    chunk_bits,
+    slope,
+    step,
+    offset,
     pad
 });
 
@@ -174,7 +188,7 @@ layout!(DecodeParams {
     pad
 });
 
-const _: () = assert!(size_of::<DecodeParams>() == 136);
+const _: () = assert!(size_of::<DecodeParams>() == 160);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -202,7 +216,7 @@ layout!(PrefillParams {
     pad
 });
 
-const _: () = assert!(size_of::<PrefillParams>() == 112);
+const _: () = assert!(size_of::<PrefillParams>() == 136);
 
 /// Whether heads of these dimensions have specialized kernels. Others use a slow generic kernel.
 pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
@@ -351,6 +365,8 @@ pub struct Queries<'a> {
     pub q: Slice<'a, f32>,
     pub n_heads: usize,
     pub scores: Scores,
+    /// `[n_heads]`: a score of each head that takes part in the softmax, but has no value.
+    pub sinks: Option<Slice<'a, f32>>,
     /// `[n_rows, n_heads * v_dim]`.
     pub out: Slice<'a, f32>,
 }
@@ -492,10 +508,29 @@ impl Call<'_> {
     }
 
     fn scores(&self) -> ScoreParams {
+        let scores = self.queries.scores;
+        let (window, chunk_bits) = match scores.mask {
+            Mask::All => (0, 0),
+            Mask::Window(window) => (window, 0),
+            Mask::Chunk(chunk) => (0, !(chunk - 1)),
+        };
+        let growth = scores.growth.unwrap_or(Growth {
+            slope: 0.0,
+            step: 0,
+            offset: 0,
+        });
         ScoreParams {
-            scale: self.queries.scores.scale,
-            soft_cap: self.queries.scores.soft_cap.unwrap_or(0.0),
-            window: self.queries.scores.window.unwrap_or(0),
+            sinks: self
+                .queries
+                .sinks
+                .map_or(Address::NULL, |sinks| sinks.address()),
+            scale: scores.scale,
+            soft_cap: scores.soft_cap.unwrap_or(0.0),
+            window,
+            chunk_bits,
+            slope: growth.slope,
+            step: growth.step,
+            offset: growth.offset,
             pad: 0,
         }
     }
@@ -591,6 +626,7 @@ impl Call<'_> {
             q,
             n_heads,
             scores,
+            sinks,
             out,
         } = *self.queries;
         let (kv, step, n_rows) = (self.kv.shape, self.step, self.step.n_rows());
@@ -609,7 +645,11 @@ impl Call<'_> {
             step.n_seqs() * step.max_pages,
             "length of block tables"
         );
-        assert!(scores.window != Some(0), "the window must not be 0");
+        scores.mask.check();
+        assert!(
+            sinks.is_none_or(|sinks| sinks.len() == n_heads),
+            "a sink for each head"
+        );
         assert!(
             scores.soft_cap.is_none_or(|cap| cap > 0.0),
             "the soft cap must be positive"

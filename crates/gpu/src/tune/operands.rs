@@ -143,6 +143,8 @@ impl Operands {
                     q: memory.q.as_slice(),
                     n_heads: *n_heads,
                     scores: *scores,
+                    // They are added once, after all positions.
+                    sinks: None,
                     out: memory.out.as_slice(),
                 };
                 let cache = &memory.caches[i % memory.caches.len()];

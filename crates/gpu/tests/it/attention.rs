@@ -8,6 +8,7 @@ use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{
     Choice, Event, Gpu, KvLayer, KvShape, KvType, SeqRows, Shape, Step, Trace, Tuning,
 };
+use rocmforge_plan::{Growth, Mask};
 
 /// A step: sequences as (first position, rows), followed by padding rows.
 #[derive(Clone)]
@@ -20,6 +21,8 @@ struct Case {
     page: usize,
     n_ctx: usize,
     scores: Scores,
+    /// One for each head.
+    sinks: Option<Vec<f32>>,
     seqs: Vec<(usize, usize)>,
     n_padding: usize,
     /// Queries are scaled by this; keys are between -1 and 1.
@@ -43,8 +46,10 @@ impl Case {
             scores: Scores {
                 scale: 1.0 / (dim as f32).sqrt(),
                 soft_cap: None,
-                window: None,
+                growth: None,
+                mask: Mask::All,
             },
+            sinks: None,
             seqs: seqs.to_vec(),
             n_padding: 1,
             magnitude: 2.0,
@@ -172,10 +177,15 @@ impl Data {
                 break;
             }
             let last = self.positions[row] as usize;
-            let first = case
-                .scores
-                .window
-                .map_or(0, |w| (last + 1).saturating_sub(w as usize));
+            let first = match case.scores.mask {
+                Mask::All => 0,
+                Mask::Window(n) => (last + 1).saturating_sub(n as usize),
+                Mask::Chunk(n) => last / n as usize * n as usize,
+            };
+            let growth = case.scores.growth.map_or(1.0, |growth| {
+                let steps = (last + growth.offset as usize) / growth.step as usize;
+                1.0 + f64::from(growth.slope) * (1.0 + steps as f64).ln()
+            });
             for head in 0..case.n_heads {
                 let slot = |pos| self.slot(case, seq as usize, pos, head / group);
                 let q = &self.q[(row * case.n_heads + head) * case.k_dim..][..case.k_dim];
@@ -185,7 +195,7 @@ impl Data {
                         let dot: f64 = (0..case.k_dim)
                             .map(|d| f64::from(q[d]) * all_k[k + d])
                             .sum();
-                        let x = dot * f64::from(case.scores.scale);
+                        let x = dot * f64::from(case.scores.scale) * growth;
                         case.scores
                             .soft_cap
                             .map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
@@ -193,7 +203,9 @@ impl Data {
                     .collect();
                 let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 weights.iter_mut().for_each(|w| *w = (*w - max).exp());
-                let sum: f64 = weights.iter().sum();
+                let sink = case.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+                let sink = sink.map_or(0.0, |sink| (sink - max).exp());
+                let sum = weights.iter().sum::<f64>() + sink;
                 let mut out = vec![0.0; case.v_dim];
                 for (pos, weight) in (first..=last).zip(&weights) {
                     let v = slot(pos) * case.v_dim;
@@ -244,10 +256,12 @@ impl Data {
             &vec![u32::MAX; n_rows * case.n_heads * case.v_dim],
         )
         .unwrap();
+        let sinks = case.sinks.as_ref().map(|sinks| gpu.upload(sinks).unwrap());
         let queries = Queries {
             q: q.as_slice(),
             n_heads: case.n_heads,
             scores: case.scores,
+            sinks: sinks.as_ref().map(|sinks| sinks.as_slice()),
             out: out.as_slice(),
         };
         ops::attention(gpu, &queries, &kv, &step, &scratch).unwrap();
@@ -450,7 +464,7 @@ fn quantized_caches() {
         for page in [16, 32, 64] {
             let mut case = Case::new(2, 2, 64, &[(14, 1), (16, 1), (257, 1)]).of(ty);
             case.page = page;
-            case.scores.window = Some(70);
+            case.scores.mask = Mask::Window(70);
             case.scores.soft_cap = Some(5.0);
             check(&format!("pages of {page}"), &case);
         }
@@ -481,7 +495,9 @@ fn prompts_with_quantized_caches() {
         for (dim, page) in [(64, 16), (80, 32), (96, 64), (128, 16), (256, 32)] {
             let mut case = Case::new(2, 1, dim, &[(10, 33), (0, 0), (70, 1)]).of(ty);
             case.page = page;
-            case.scores.window = (dim == 128).then_some(20);
+            if dim == 128 {
+                case.scores.mask = Mask::Window(20);
+            }
             check(&format!("prompts, width {dim}"), &case);
         }
     }
@@ -495,7 +511,7 @@ fn reads_every_code_exactly() {
         for (ty, n_heads) in CODED.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
             let mut case = Case::new(n_heads, 4, 64, &[(0, 1), (9, 1), (18, 1)]).of(ty);
             case.n_padding = 0;
-            case.scores.window = Some(1);
+            case.scores.mask = Mask::Window(1);
             let mut data = Data::new(&case);
             for (seq, &(position, _)) in case.seqs.iter().enumerate() {
                 for head in 0..4 {
@@ -580,8 +596,55 @@ fn sequence_lengths_and_page_sizes() {
 fn sliding_windows() {
     for window in [1, 7, 64, 100] {
         let mut case = Case::new(4, 2, 64, &[(0, 1), (63, 1), (230, 1)]);
-        case.scores.window = Some(window);
+        case.scores.mask = Mask::Window(window);
         check(&format!("window {window}"), &case);
+    }
+}
+
+/// Below, among and above the scores.
+const SINKS: [f32; 4] = [-2.0, 0.5, 6.0, 2.5];
+
+#[test]
+fn sinks() {
+    for (n_heads, n_kv_heads, dim) in [(4, 2, 64), (4, 1, 128), (3, 3, 40)] {
+        let mut case = Case::new(n_heads, n_kv_heads, dim, &[(5, 1), (90, 1), (300, 1)]);
+        case.sinks = Some(SINKS[..n_heads].to_vec());
+        check(&format!("sinks of {n_heads} heads of {dim}"), &case);
+    }
+}
+
+#[test]
+fn prompts_with_sinks() {
+    for (n_heads, n_kv_heads) in [(4, 2), (3, 1)] {
+        let mut case = Case::new(n_heads, n_kv_heads, 64, &[(0, 35), (90, 6)]);
+        case.sinks = Some(SINKS[..n_heads].to_vec());
+        case.scores.mask = Mask::Window(20);
+        check(&format!("prompts, sinks of {n_heads} heads"), &case);
+    }
+}
+
+#[test]
+fn chunks() {
+    for chunk in [16, 64] {
+        let mut case = Case::new(2, 1, 64, &[(0, 1), (63, 1), (64, 1), (230, 1)]);
+        case.scores.mask = Mask::Chunk(chunk);
+        check(&format!("chunks of {chunk}"), &case);
+        let mut case = Case::new(2, 1, 64, &[(50, 40), (0, 9)]);
+        case.scores.mask = Mask::Chunk(chunk);
+        check(&format!("prompts, chunks of {chunk}"), &case);
+    }
+}
+
+#[test]
+fn growing_scores() {
+    for (offset, seqs) in [(0, [(7, 1), (90, 1)]), (1, [(0, 20), (60, 5)])] {
+        let mut case = Case::new(2, 1, 64, &seqs);
+        case.scores.growth = Some(Growth {
+            slope: 0.4,
+            step: 8,
+            offset,
+        });
+        check(&format!("growing scores of {seqs:?}"), &case);
     }
 }
 
@@ -647,7 +710,7 @@ fn prompts_beside_decode_rows() {
 fn prompts_with_windows() {
     for window in [1, 20, 40] {
         let mut case = Case::new(2, 2, 64, &[(0, 70), (150, 20)]);
-        case.scores.window = Some(window);
+        case.scores.mask = Mask::Window(window);
         check(&format!("prompts, window {window}"), &case);
     }
 }

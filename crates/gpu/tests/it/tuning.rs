@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::formats::for_each_format;
-use rocmforge_plan::act_format;
+use rocmforge_plan::{Mask, act_format};
 use std::sync::Arc;
 
 use crate::common::acts::TestActs;
@@ -266,7 +266,8 @@ fn trials_of_every_kind() {
                 scores: Scores {
                     scale: 0.125,
                     soft_cap: None,
-                    window: None,
+                    growth: None,
+                    mask: Mask::All,
                 },
                 kv: KvShape {
                     ty,

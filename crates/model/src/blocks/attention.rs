@@ -30,10 +30,15 @@ pub(crate) fn attention(
         n_kv_heads: facts.n_kv_heads,
         k_dim: facts.k_dim,
         v_dim: facts.v_dim,
-        window: facts.window,
+        mask: facts.mask,
     });
     m.plan.kv_append(cache, k, v);
-    let heads = m.plan.attention(cache, facts.n_heads, facts.scores, q);
+    let sinks = layer.tensor("attn_sinks.weight");
+    let sinks = m
+        .loader
+        .opt_part(&sinks, facts.n_heads, 0..facts.n_heads, 1.0)?;
+    let heads = (facts.n_heads, sinks);
+    let heads = m.plan.attention(cache, heads, facts.scores, q);
     let heads = gated(m, layer, x, heads)?;
     m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
 }

@@ -2,7 +2,7 @@
 
 use rocmforge_model::Model;
 use rocmforge_plan::{
-    ActFormat, Activation, ExpertScores, ExpertWeights, Fusion, KvSpec, Op, Placement, Plan,
+    ActFormat, Activation, ExpertScores, ExpertWeights, Fusion, KvSpec, Mask, Op, Placement, Plan,
     Projection, Recorder, Router, RowCount, Scores, Side, Split, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
@@ -23,14 +23,15 @@ fn mixture() -> Plan {
             n_kv_heads: 1,
             k_dim: 32,
             v_dim: 32,
-            window: None,
+            mask: Mask::All,
         });
         b.kv_append(kv, k, v);
         let scores = Scores {
             scale: 1.0,
             soft_cap: None,
+            growth: None,
         };
-        let attn = b.attention(kv, 1, scores, q);
+        let attn = b.attention(kv, (1, None), scores, q);
         x = b.add_matmul(attn, linear(5), x);
         let normed = b.rms_norm(x, WeightId(6), 1e-5);
         let router = b.matmul(normed, linear(7), 4);

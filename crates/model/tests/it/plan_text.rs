@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 
 use rocmforge_gguf::{Gguf, quant};
 use rocmforge_model::Model;
-use rocmforge_plan::{ActsId, BufferId, Fusion, Op, Plan, RoutingId, RowCount, WeightId, Weights};
+use rocmforge_plan::{
+    ActsId, BufferId, Fusion, Mask, Op, Plan, RoutingId, RowCount, WeightId, Weights,
+};
 
 /// Bytes of all buffers: per token, and per row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +43,13 @@ pub(crate) fn plan_text(model: &Model, gguf: &Gguf, fusion: Fusion) -> PlanText 
     let plan = model.compiled_plan(fusion);
     let mut text = String::new();
     for (layer, kv) in plan.kv.iter().enumerate() {
-        let (dims, window) = ([kv.k_dim, kv.v_dim], kv.window);
-        writeln!(text, "kv {layer}: {} x {dims:?} {window:?}", kv.n_kv_heads).unwrap();
+        let mask = match kv.mask {
+            Mask::All => "None".to_string(),
+            Mask::Window(n) => format!("Some({n})"),
+            Mask::Chunk(n) => format!("chunks of {n}"),
+        };
+        let dims = [kv.k_dim, kv.v_dim];
+        writeln!(text, "kv {layer}: {} x {dims:?} {mask}", kv.n_kv_heads).unwrap();
     }
     for (id, table) in plan.rope.iter().enumerate() {
         let long = table.long.as_ref();
@@ -106,7 +113,10 @@ impl<'a> Values<'a> {
             .into_iter()
             .map(|id| (id, self.buffer(id)))
             .collect();
-        let debug = format!("{op:?}");
+        // What few families have is left out of the others' text.
+        let debug = format!("{op:?}")
+            .replace(", growth: None", "")
+            .replace("sinks: None, ", "");
         // Inputs come first, so that an operation that reads and writes the same id is not mistaken for another.
         let acts_read = op.acts_read().map(|id| self.acts[&id]);
         for id in op.writes() {

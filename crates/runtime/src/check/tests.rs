@@ -15,7 +15,7 @@ use super::*;
 use crate::cpu::LayerCache;
 use crate::error::{DeviceError, RuntimeError};
 use rocmforge_plan::KvType;
-use rocmforge_plan::{Fusion, KvSpec};
+use rocmforge_plan::{Fusion, KvSpec, Mask};
 
 fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -389,7 +389,7 @@ fn accepts_adjacent_f16_keys_only() {
         n_kv_heads: 1,
         k_dim: 4,
         v_dim: 1,
-        window: None,
+        mask: Mask::All,
     };
     // 1 and its neighbours are accepted, the value after a neighbour is not.
     let f16 = |k: &[u16], v: &[u16]| {
@@ -411,7 +411,7 @@ fn accepts_adjacent_quantized_heads_only() {
             n_kv_heads: 1,
             k_dim: dim,
             v_dim: dim,
-            window: None,
+            mask: Mask::All,
         };
         let layer = |planes| LayerCache::from_planes(spec, kv_type, [planes, planes]);
         let (mut got, other) = (layer(own), layer(other));

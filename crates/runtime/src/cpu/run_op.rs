@@ -254,6 +254,7 @@ impl CpuBackend {
                 layer,
                 n_heads,
                 scores,
+                sinks,
                 q,
                 out,
             } => {
@@ -267,7 +268,8 @@ impl CpuBackend {
                     page: self.options.page,
                     scale: scores.scale,
                     soft_cap: scores.soft_cap,
-                    window: spec.window,
+                    growth: scores.growth,
+                    mask: spec.mask,
                 };
                 let seqs: Vec<AttnSeq<'_>> = batch
                     .seqs
@@ -287,6 +289,7 @@ impl CpuBackend {
                         q: self.buffer(q),
                         k: k.as_ref(),
                         v: v.as_ref(),
+                        sinks: sinks.map(|sinks| self.weights.vector(sinks)),
                     },
                     &seqs,
                     &mut to,

@@ -193,18 +193,21 @@ impl<'a> Launcher<'a> {
                 layer,
                 n_heads,
                 scores,
+                sinks,
                 q,
                 out,
             } => {
                 let scores = Scores {
                     scale: scores.scale,
                     soft_cap: scores.soft_cap,
-                    window: self.plan.kv[layer].window,
+                    growth: scores.growth,
+                    mask: self.plan.kv[layer].mask,
                 };
                 let queries = Queries {
                     q: self.buffer(q),
                     n_heads,
                     scores,
+                    sinks: sinks.map(|sinks| self.weights.vector(sinks)),
                     out: self.buffer(out),
                 };
                 let kv = memory.layer(layer);

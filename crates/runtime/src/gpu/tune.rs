@@ -159,7 +159,8 @@ impl Tuner {
                         scores: Scores {
                             scale: scores.scale,
                             soft_cap: scores.soft_cap,
-                            window: plan.kv[layer].window,
+                            growth: scores.growth,
+                            mask: plan.kv[layer].mask,
                         },
                         n_rows,
                     })?;

@@ -2,6 +2,7 @@
 
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Slice, Step};
+use rocmforge_plan::Mask;
 
 use super::{Data, Kind, Layout, PAGE, Shape, paged};
 use crate::case::{Prepared, time_gpu};
@@ -101,7 +102,8 @@ pub(super) fn prepare(
     let scores = Scores {
         scale: shape.scale(),
         soft_cap: None,
-        window: None,
+        growth: None,
+        mask: Mask::All,
     };
     let prepared = Prepared::new(shape.work(kind), move |n| {
         let out: Slice<'_, f32> = out.as_slice();
@@ -111,6 +113,7 @@ pub(super) fn prepare(
                 q: q.as_slice(),
                 n_heads: layout.n_heads,
                 scores,
+                sinks: None,
                 out,
             };
             ops::attention(gpu, &queries, &kv, &step.step(), &scratch)

@@ -4,6 +4,7 @@
 use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, KvSlice, attention};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType};
+use rocmforge_plan::Mask;
 
 use super::PAGES;
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
@@ -99,7 +100,8 @@ fn on_cpu(cpu: &Cpu, page: usize, table: Vec<u32>, [n_ctx, n]: [usize; 2]) -> Pr
         page,
         scale: 1.0 / (DIM as f32).sqrt(),
         soft_cap: None,
-        window: None,
+        growth: None,
+        mask: Mask::All,
     };
     let mut random = Random(7);
     let q = random.floats(N_HEADS * DIM);
@@ -124,6 +126,7 @@ fn on_cpu(cpu: &Cpu, page: usize, table: Vec<u32>, [n_ctx, n]: [usize; 2]) -> Pr
                 q: &q,
                 k: KvSlice::F16(k),
                 v: KvSlice::F16(v),
+                sinks: None,
             };
             attention(cpu.isa, &cpu.pool, &shape, inputs, &[seq], &mut out);
         })
@@ -152,7 +155,8 @@ fn on_gpu(
     let scores = Scores {
         scale: 1.0 / (DIM as f32).sqrt(),
         soft_cap: None,
-        window: None,
+        growth: None,
+        mask: Mask::All,
     };
     let kv_shape = KvShape {
         ty: KvType::F16,
@@ -171,6 +175,7 @@ fn on_gpu(
                 q: q.as_slice(),
                 n_heads: N_HEADS,
                 scores,
+                sinks: None,
                 out: out.as_slice(),
             };
             ops::attention(gpu, &queries, &kv, &step.step(), &scratch)

@@ -150,7 +150,7 @@ fn add_scaled<S: Simd>(s: S, x: &mut [f32], a: S::F32, y: &[f32], b: S::F32) {
     }
 }
 
-/// Divides by the sum of weights and writes the tile's rows.
+/// Divides by the sum of weights, including that of the sink, and writes the tile's rows.
 #[inline(always)]
 pub(super) fn finish<S: Simd>(
     s: S,
@@ -164,8 +164,12 @@ pub(super) fn finish<S: Simd>(
         let out = out.row(tile.first_row + row);
         for (head, out) in out.chunks_exact_mut(tile.shape.v_dim).enumerate() {
             let i = row * group + head;
-            let sum = &S::chunks(&total.sum[i * PAD..]).0[0];
-            let factor = 1.0 / s.sum(s.load_chunk(sum));
+            let sum = s.sum(s.load_chunk(&S::chunks(&total.sum[i * PAD..]).0[0]));
+            // A sink far above the scores is infinite here, and leaves nothing of the values.
+            let sink = tile
+                .sink(head)
+                .map_or(0.0, |sink| (sink - total.max[i]).exp());
+            let factor = 1.0 / (sum + sink);
             for (out, &x) in out.iter_mut().zip(&total.values[i * width..]) {
                 *out = x * factor;
             }

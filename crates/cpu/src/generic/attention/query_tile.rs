@@ -54,6 +54,12 @@ impl QueryTile<'_> {
         &self.inputs.q[start..start + self.shape.k_dim]
     }
 
+    /// Returns the sink of `head` of the group.
+    pub(crate) fn sink(&self, head: usize) -> Option<f32> {
+        let first = self.kv_head * self.group();
+        self.inputs.sinks.map(|sinks| sinks[first + head])
+    }
+
     /// Slot of `position` in `k` and `v`, counted in rows of one head.
     pub(crate) fn slot(&self, position: usize) -> usize {
         let page = self.shape.page;

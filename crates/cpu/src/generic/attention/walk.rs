@@ -39,8 +39,9 @@ impl<'a> Buffers<'a> {
     pub(super) fn pack_queries(&mut self, tile: &QueryTile<'_>) {
         for (i, packed) in self.q.chunks_exact_mut(tile.k_pad()).enumerate() {
             let query = tile.query(i);
+            let factor = tile.shape.factor(tile.first_pos + i / tile.group());
             for (packed, &x) in packed.iter_mut().zip(query) {
-                *packed = x * tile.shape.scale;
+                *packed = x * factor;
             }
             packed[query.len()..].fill(0.0);
         }
