@@ -1,7 +1,8 @@
 // Decode attention by multiply-adds: on all GPUs but NVIDIA's, and there for shapes that decode_matrix.h does not fit.
 //
 // A wave processes tiles of positions on its own: each lane has 8 dimensions of a key in one load of 16 or 8 bytes, and
-// DIM / 8 lanes (rounded up to a power of two) share a position. The products of a tile are summed over lanes by
+// DIM / 8 lanes (rounded up to a power of two) share a position; if these are more than a wave has, a lane has several
+// such eighths. The products of a tile are summed over lanes by
 // halving exchanges, which leave each lane with scores of its own, so that each exponential is computed once. Loads of
 // the next keys are in flight meanwhile. Codes are multiplied without their scales: the scale of a row is applied to
 // its scores and weights, the scale of a block to a lane's sums and weights.
@@ -42,10 +43,15 @@ template <u32 MASK, u32 N> DEV void sum_and_scatter(float* v) {
 }
 
 template <u32 DIM, u32 HEADS> struct DecodeLanes {
-    // Lanes per position, positions per load of the wave, loads per tile, positions per tile.
-    static constexpr u32 LANES = next_power_of_2(DIM / 8);
+    // Lanes per position, eighths of a lane and the dimensions between them, positions per load of the wave, loads per
+    // tile, positions per tile.
+    static constexpr u32 LANES = min_of(next_power_of_2(DIM / 8), WARP_SIZE);
+    static constexpr u32 EIGHTHS = (DIM / 8 + LANES - 1) / LANES;
+    static constexpr u32 STRIDE = LANES * 8;
+    static constexpr u32 MINE = 8 * EIGHTHS;
     static constexpr u32 SLOTS = WARP_SIZE / LANES;
-    static constexpr u32 LOADS = HEADS <= 4 ? 8 : 4;
+    static constexpr u32 LOADS = (HEADS <= 4 ? 8 : 4) / EIGHTHS;
+    static_assert(EIGHTHS == 1 || DIM % STRIDE == 0, "all lanes have as many eighths");
     static constexpr u32 TILE = SLOTS * LOADS;
     // See ORDERS in kv/attention_decode.hip: the order depends on which positions a wave processes together.
     static constexpr u32 ORDER = TILE;
@@ -59,11 +65,11 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     static constexpr u32 HEAD_LANES = HEADS / PER;
     static_assert(PER <= HEADS && SLOTS >= 1 && SLOTS <= 16, "the distribution of scores");
     // Scales of blocks are loaded with the codes; the scale of a row only by the lanes that hold the position's scores.
-    static constexpr u32 N_SCALES = Kv::SCALES == kv::Scales::Block ? LOADS : 1;
+    static constexpr u32 N_SCALES = Kv::SCALES == kv::Scales::Block ? LOADS * EIGHTHS : 1;
 
     // A lane's part of the keys or values of a tile.
     struct Pieces {
-        typename Kv::Eight eight[LOADS];
+        typename Kv::Eight eight[LOADS * EIGHTHS];
         typename Kv::Scale scale[N_SCALES];
     };
 
@@ -77,9 +83,12 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
             if (i * SLOTS % RUN == 0) run = row_of(min_of(tile + i * SLOTS, job.span.last & ~(RUN - 1))) + slot;
-            to.eight[i] = Kv::load(from, run + i * SLOTS % RUN, DIM, dim);
-            if constexpr (Kv::SCALES == kv::Scales::Block)
-                to.scale[i] = Kv::load_scale(from, run + i * SLOTS % RUN, DIM, dim);
+#pragma unroll
+            for (u32 e = 0; e < EIGHTHS; e++) {
+                to.eight[i * EIGHTHS + e] = Kv::load(from, run + i * SLOTS % RUN, DIM, dim + e * STRIDE);
+                if constexpr (Kv::SCALES == kv::Scales::Block)
+                    to.scale[i * EIGHTHS + e] = Kv::load_scale(from, run + i * SLOTS % RUN, DIM, dim + e * STRIDE);
+            }
         }
         if constexpr (Kv::SCALES == kv::Scales::Row)
             to.scale[0] = Kv::load_scale(from, row_of(min_of(position_of_scores(tile), job.span.last)), DIM, 0);
@@ -90,8 +99,11 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
             if (job.sees(tile + i * SLOTS + slot)) continue;
-            values.eight[i] = {};
-            if constexpr (Kv::SCALES == kv::Scales::Block) values.scale[i] = {};
+#pragma unroll
+            for (u32 e = i * EIGHTHS; e < (i + 1) * EIGHTHS; e++) {
+                values.eight[e] = {};
+                if constexpr (Kv::SCALES == kv::Scales::Block) values.scale[e] = {};
+            }
         }
     }
     // The row of a position.
@@ -112,19 +124,22 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     }
 
     DEV_MEMBER void attend(bool unused) {
-        float q[HEADS][8], acc[HEADS][8], greatest[PER], sum[PER];
+        float q[HEADS][MINE], acc[HEADS][MINE], greatest[PER], sum[PER];
         float factor = unused ? 0.0f : p.scores.query_factor(job.span.last);
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
-            const float* from = job.query(p, h, DIM) + dim;
-            f32x4 low = *(const f32x4*)from, high = *(const f32x4*)(from + 4);
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                q[h][i] = low[i] * factor;
-                q[h][i + 4] = high[i] * factor;
+            for (u32 e = 0; e < EIGHTHS; e++) {
+                const float* from = job.query(p, h, DIM) + dim + e * STRIDE;
+                f32x4 low = *(const f32x4*)from, high = *(const f32x4*)(from + 4);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    q[h][e * 8 + i] = low[i] * factor;
+                    q[h][e * 8 + i + 4] = high[i] * factor;
+                }
             }
 #pragma unroll
-            for (u32 i = 0; i < 8; i++) acc[h][i] = 0.0f;
+            for (u32 i = 0; i < MINE; i++) acc[h][i] = 0.0f;
         }
 #pragma unroll
         for (u32 i = 0; i < PER; i++) {
@@ -140,15 +155,18 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
             float s[N_SCORES];
 #pragma unroll
             for (u32 i = 0; i < LOADS; i++) {
-                float key[8];
-                k.eight[i].unpack(key);
 #pragma unroll
-                for (u32 h = 0; h < HEADS; h++) {
-                    float dot = 0.0f;
+                for (u32 e = 0; e < EIGHTHS; e++) {
+                    float key[8];
+                    k.eight[i * EIGHTHS + e].unpack(key);
 #pragma unroll
-                    for (u32 j = 0; j < 8; j++) dot = fma(key[j], q[h][j], dot);
-                    if constexpr (Kv::SCALES == kv::Scales::Block) dot *= Kv::factor(k.scale[i]);
-                    s[i * HEADS + h] = dot;
+                    for (u32 h = 0; h < HEADS; h++) {
+                        float dot = 0.0f;
+#pragma unroll
+                        for (u32 j = 0; j < 8; j++) dot = fma(key[j], q[h][e * 8 + j], dot);
+                        if constexpr (Kv::SCALES == kv::Scales::Block) dot *= Kv::factor(k.scale[i * EIGHTHS + e]);
+                        s[i * HEADS + h] = e == 0 ? dot : s[i * HEADS + h] + dot;
+                    }
                 }
             }
             [[maybe_unused]] float key_factor = 1.0f;
@@ -175,25 +193,28 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
             for (u32 h = 0; h < HEADS; h++) {
                 float r = shuffle(rescale[held(0, h)], holder(0, h));
 #pragma unroll
-                for (u32 j = 0; j < 8; j++) acc[h][j] *= r;
+                for (u32 j = 0; j < MINE; j++) acc[h][j] *= r;
             }
 #pragma unroll
             for (u32 i = 0; i < LOADS; i++) {
-                float value[8];
-                v.eight[i].unpack(value);
 #pragma unroll
                 for (u32 h = 0; h < HEADS; h++) {
-                    float weight = shuffle(s[held(i, h)], slot * LANES + holder(i, h));
-                    if constexpr (Kv::SCALES == kv::Scales::Block) weight *= Kv::factor(v.scale[i]);
+                    float of_head = shuffle(s[held(i, h)], slot * LANES + holder(i, h));
 #pragma unroll
-                    for (u32 j = 0; j < 8; j++) acc[h][j] = fma(value[j], weight, acc[h][j]);
+                    for (u32 e = 0; e < EIGHTHS; e++) {
+                        float value[8], weight = of_head;
+                        v.eight[i * EIGHTHS + e].unpack(value);
+                        if constexpr (Kv::SCALES == kv::Scales::Block) weight *= Kv::factor(v.scale[i * EIGHTHS + e]);
+#pragma unroll
+                        for (u32 j = 0; j < 8; j++) acc[h][e * 8 + j] = fma(value[j], weight, acc[h][e * 8 + j]);
+                    }
                 }
             }
         }
         finish(acc, greatest, sum);
     }
 
-    DEV_MEMBER void finish(float (*acc)[8], const float* greatest, const float* sum) {
+    DEV_MEMBER void finish(float (*acc)[MINE], const float* greatest, const float* sum) {
         SHARED(float, sums, N_WAVES * HEADS * DIM);
         SHARED(float, stats, N_WAVES * HEADS * 2);
         // Lanes that hold the same head have weights of different positions, or the same weights DUP times.
@@ -210,9 +231,10 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++)
 #pragma unroll
-            for (u32 j = 0; j < 8; j++) {
+            for (u32 j = 0; j < MINE; j++) {
                 float total = reduce_lanes<Sum, LANES, WARP_SIZE>(acc[h][j]);
-                if (slot == 0 && in_slot * 8 < DIM) sums[(wave() * HEADS + h) * DIM + dim + j] = total;
+                u32 at = dim + j / 8 * STRIDE + j % 8;
+                if (slot == 0 && in_slot * 8 < DIM) sums[(wave() * HEADS + h) * DIM + at] = total;
             }
         merge_waves<DIM, HEADS>(p, job, sums, stats);
     }

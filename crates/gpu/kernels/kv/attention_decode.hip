@@ -49,6 +49,10 @@ DECODE_DIM(80)
 DECODE_DIM(96)
 DECODE_DIM(128)
 DECODE_DIM(256)
+// Queries and sums of eight such heads do not fit into registers.
+constexpr u32 WIDE_ORDERS = Decode<512, 1>::ORDER | Decode<512, 2>::ORDER << 8 | Decode<512, 4>::ORDER << 16;
+EXPORT_U32(orders_512, WIDE_ORDERS)
+DECODE(512, 1) DECODE(512, 2) DECODE(512, 4)
 
 KERNEL(combine, DecodeParams, THREADS) {
     SHARED(float, weights, MAX_SPLITS);

@@ -24,9 +24,11 @@ const MAX_SPLITS: usize = 128;
 /// Partial results that fit the scratch memory; more rows than that are not split.
 const MAX_PARTS: usize = 512;
 /// Head dimensions with specialized kernels.
-const FAST_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
-/// Maximum number of query heads per block.
-const MAX_HEADS: usize = 8;
+const FAST_DIMS: [usize; 6] = [64, 80, 96, 128, 256, 512];
+/// Returns the maximum number of query heads per block. Those of a block of wide heads would not fit into registers.
+fn max_heads(dim: usize) -> usize {
+    if dim > 256 { 4 } else { 8 }
+}
 /// Values that the generic kernel keeps in shared memory.
 const MAX_GENERIC_DIMS: usize = 8192;
 
@@ -253,12 +255,13 @@ impl Orders {
 
 /// Returns the name of the constant with the [`Orders`] of a head dimension.
 fn orders_name(dim: usize) -> &'static str {
-    const NAMES: [&str; 5] = [
+    const NAMES: [&str; FAST_DIMS.len()] = [
         "orders_64",
         "orders_80",
         "orders_96",
         "orders_128",
         "orders_256",
+        "orders_512",
     ];
     NAMES[fast_dim(dim)]
 }
@@ -291,6 +294,9 @@ kernels! {
         decode_256_2: DecodeParams,
         decode_256_4: DecodeParams,
         decode_256_8: DecodeParams,
+        decode_512_1: DecodeParams,
+        decode_512_2: DecodeParams,
+        decode_512_4: DecodeParams,
         generic: DecodeParams,
         combine: DecodeParams,
     }
@@ -309,32 +315,33 @@ kernels! {
 impl DecodeKernels {
     /// Returns the kernel for a head dimension and a number of query heads per block.
     fn of(&self, dim: usize, heads: usize) -> &Kernel<DecodeParams> {
-        let of_dim = match dim {
-            64 => [
+        let of_dim: &[&Kernel<DecodeParams>] = match dim {
+            64 => &[
                 &self.decode_64_1,
                 &self.decode_64_2,
                 &self.decode_64_4,
                 &self.decode_64_8,
             ],
-            80 => [
+            80 => &[
                 &self.decode_80_1,
                 &self.decode_80_2,
                 &self.decode_80_4,
                 &self.decode_80_8,
             ],
-            96 => [
+            96 => &[
                 &self.decode_96_1,
                 &self.decode_96_2,
                 &self.decode_96_4,
                 &self.decode_96_8,
             ],
-            128 => [
+            128 => &[
                 &self.decode_128_1,
                 &self.decode_128_2,
                 &self.decode_128_4,
                 &self.decode_128_8,
             ],
-            _ => [
+            512 => &[&self.decode_512_1, &self.decode_512_2, &self.decode_512_4],
+            _ => &[
                 &self.decode_256_1,
                 &self.decode_256_2,
                 &self.decode_256_4,
@@ -419,7 +426,7 @@ impl DecodeExtents {
 
     /// Maximum number of query heads per block for this shape: the fewest loads.
     fn most_heads(&self) -> usize {
-        self.group().next_power_of_two().min(MAX_HEADS)
+        self.group().next_power_of_two().min(max_heads(self.kv.k_dim))
     }
 
     /// Blocks per row and split.

@@ -337,7 +337,17 @@ fn grouped_heads() {
 
 #[test]
 fn head_widths() {
-    for (dim, n_heads) in [(80, 4), (96, 4), (128, 4), (256, 4), (80, 8), (128, 8)] {
+    for (dim, n_heads) in [
+        (80, 4),
+        (96, 4),
+        (128, 4),
+        (256, 4),
+        (80, 8),
+        (128, 8),
+        (512, 1),
+        (512, 2),
+        (512, 7),
+    ] {
         check(
             &format!("width {dim}, {n_heads} heads"),
             &Case::new(n_heads, 1, dim, &[(40, 1), (100, 1)]),
@@ -371,6 +381,7 @@ fn orders(gpu: &Gpu, ty: KvType, dim: usize) -> [u8; 4] {
         80 => "orders_80",
         96 => "orders_96",
         128 => "orders_128",
+        512 => "orders_512",
         _ => "orders_256",
     };
     gpu.constant(module, name).unwrap().to_le_bytes()
@@ -392,8 +403,14 @@ fn heads_per_block_do_not_change_bits() {
         let kernels: Vec<&str> = times.iter().map(|time| time.kernel).collect();
         (bits, kernels.join(" "))
     };
-    for (n_heads, n_kv_heads, dim) in [(4, 1, 64), (8, 1, 64), (6, 2, 128), (8, 1, 96), (4, 1, 256)]
-    {
+    for (n_heads, n_kv_heads, dim) in [
+        (4, 1, 64),
+        (8, 1, 64),
+        (6, 2, 128),
+        (8, 1, 96),
+        (4, 1, 256),
+        (3, 1, 512),
+    ] {
         for ty in KvType::ALL {
             let case = Case::new(n_heads, n_kv_heads, dim, &[(75, 1), (0, 1), (150, 1)]).of(ty);
             let data = Data::new(&case);
@@ -451,6 +468,7 @@ fn quantized_caches() {
             (256, 8),
             (80, 8),
             (128, 8),
+            (512, 3),
         ] {
             let mut case = Case::new(n_heads, 1, dim, &[(0, 1), (100, 1), (31, 2)]).of(ty);
             case.page = [16, 32, 64][dim / 16 % 3];
@@ -680,7 +698,7 @@ fn prompts_with_grouped_heads() {
 
 #[test]
 fn prompts_with_all_head_widths() {
-    for dim in [80, 96, 128, 256] {
+    for dim in [80, 96, 128, 256, 512] {
         let case = Case::new(1, 1, dim, &[(10, 33)]);
         check(&format!("prompts, width {dim}"), &case);
     }
