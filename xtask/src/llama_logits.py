@@ -11,10 +11,12 @@ ids = sum(batches, [])
 kv_type = sys.argv[3] if len(sys.argv) > 3 else "F32"
 adapters = [adapter.rsplit("=", 1) for adapter in sys.argv[4:]]
 ggml_type = getattr(llama_cpp, "GGML_TYPE_" + kv_type)
+# The class's own defaults of the betas would replace those of the file.
 # A quantized V cache needs flash attention, which rounds queries too.
 model = llama_cpp.Llama(sys.argv[1], n_ctx=len(ids), n_batch=len(ids), n_ubatch=len(ids), logits_all=True, verbose=False,
                         n_threads=2, n_threads_batch=2, flash_attn=kv_type.startswith("Q"),
-                        type_k=ggml_type, type_v=ggml_type, use_mmap=not adapters)
+                        type_k=ggml_type, type_v=ggml_type, use_mmap=not adapters,
+                        yarn_beta_fast=-1.0, yarn_beta_slow=-1.0)
 loaded = []
 for path, _ in adapters:
     adapter = llama_cpp.llama_adapter_lora_init(model._model.model, path.encode())

@@ -9,8 +9,9 @@
 // scale_rows:  out[row][i] *= x[i]
 // soft_cap:    out[i] = cap * tanh(out[i] / cap)
 // select_rows: out[row][i] = x[rows[row]][i]; indices past the end use the last row
+// copy_part:   out[row][i] = x[row][first + i], rows of x having x_width values
 //
-// add_gated, gated_rows, scale_rows and select_rows have [n_rows, width]; the others treat the data as one long row of n
+// add_gated, gated_rows, scale_rows, select_rows and copy_part have [n_rows, width]; the others treat the data as one long row of n
 // values. Blocks of 256 threads, four neighbouring values per thread, moved as 16 bytes if `aligned`. No shared memory.
 #include "activation.h"
 #include "quad.h"
@@ -30,8 +31,10 @@ struct Params {
     // The cap, the factor, or the numbers of the activation.
     float numbers[4];
     ActivationKind kind;
+    u32 first;
+    u32 x_width;
     u32 pad;
-    FIELDS(x, other, out, n, width, n_x_rows, aligned, numbers, kind, pad)
+    FIELDS(x, other, out, n, width, n_x_rows, aligned, numbers, kind, first, x_width, pad)
 };
 
 // The first value of this thread if blocks lie side by side in one long row.
@@ -122,5 +125,12 @@ KERNEL(select_rows, Params, THREADS) {
     if (at >= p.width) return;
     u32 from = min_of(((const u32*)p.other)[row], p.n_x_rows - 1);
     Quad x = load_quad(p.x + (u64)from * p.width, at, p.width, p.aligned);
+    store_quad(p.out + (u64)row * p.width, at, p.width, p.aligned, x);
+}
+
+KERNEL(copy_part, Params, THREADS) {
+    u32 at = first_of_row(), row = bid_x();
+    if (at >= p.width) return;
+    Quad x = load_quad(p.x + (u64)row * p.x_width + p.first, at, p.width, p.aligned);
     store_quad(p.out + (u64)row * p.width, at, p.width, p.aligned, x);
 }

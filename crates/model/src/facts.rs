@@ -4,7 +4,7 @@
 use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores};
 
 use crate::error::LoadError;
-use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
+use crate::keys::{Keys, MAX_DIM};
 use crate::rope::{FrequencyFactors, Rope};
 
 /// Metadata key of the epsilon of RMS norms.
@@ -45,6 +45,8 @@ pub struct ModelConfig {
     pub n_positions: Option<usize>,
     /// Rows of the embedding matrix; token ids are below it.
     pub n_vocab: usize,
+    /// Values of the input that each layer has from a second embedding.
+    pub n_layer_inputs: Option<usize>,
 }
 
 /// The configuration of one layer.
@@ -64,6 +66,8 @@ pub struct LayerFacts {
     pub scores: Scores,
     /// The output of attention is multiplied by this function of a projection, `attn_gate`.
     pub gate: Option<Activation>,
+    /// The earlier layer whose KV cache this one uses; it then has none of its own.
+    pub kv_of: Option<usize>,
     pub feed_forward: FeedForward,
 }
 
@@ -156,7 +160,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Reads what all families state in the same way, for layers that are all alike. `eps_key` is the metadata key of
+    /// Reads what all families state in the same way; layers differ at most in their numbers of heads. `eps_key` is the metadata key of
     /// the norms' epsilon. The error names the key that is missing, out of range or not supported.
     pub(crate) fn read(
         keys: &Keys<'_>,
@@ -170,18 +174,22 @@ impl ModelConfig {
         if n_nextn >= n_blocks {
             return Err(keys.bad("nextn_predict_layers", n_nextn, "fewer than all layers"));
         }
+        let n_layers = n_blocks - n_nextn;
         let n_embd = keys.size("embedding_length", MAX_DIM)?;
-        let n_heads = keys.size("attention.head_count", MAX_DIM)?;
-        let n_kv_heads = keys
-            .opt_size("attention.head_count_kv", MAX_DIM)?
-            .unwrap_or(n_heads);
-        if n_heads % n_kv_heads != 0 {
-            return Err(keys.bad(
-                "attention.head_count_kv",
-                n_kv_heads,
-                "a divisor of the head count",
-            ));
+        let all_heads = keys.sizes("attention.head_count", n_layers, MAX_DIM)?;
+        let all_kv_heads = keys
+            .opt_sizes("attention.head_count_kv", n_layers, MAX_DIM)?
+            .unwrap_or_else(|| all_heads.clone());
+        for (n_heads, n_kv_heads) in all_heads.iter().zip(&all_kv_heads) {
+            if n_heads % n_kv_heads != 0 {
+                return Err(keys.bad(
+                    "attention.head_count_kv",
+                    n_kv_heads,
+                    "a divisor of the head count",
+                ));
+            }
         }
+        let n_heads = all_heads[0];
         let k_dim = match keys.opt_size("attention.key_length", MAX_DIM)? {
             Some(dim) => dim,
             None if n_embd % n_heads == 0 => n_embd / n_heads,
@@ -214,7 +222,7 @@ impl ModelConfig {
                     name: "token_embd.weight".into(),
                     arch: keys.arch.to_string(),
                 })?;
-        let layer = LayerFacts {
+        let layer = |(&n_heads, &n_kv_heads): (&usize, &usize)| LayerFacts {
             n_heads,
             n_kv_heads,
             k_dim,
@@ -228,12 +236,13 @@ impl ModelConfig {
                 growth: None,
             },
             gate: None,
+            kv_of: None,
             feed_forward,
         };
         Ok(ModelConfig {
             arch_name: keys.arch.to_string(),
             n_embd,
-            layers: vec![layer; n_blocks - n_nextn],
+            layers: all_heads.iter().zip(&all_kv_heads).map(layer).collect(),
             n_nextn,
             ropes: vec![Rope::read(
                 keys,
@@ -250,6 +259,7 @@ impl ModelConfig {
             logits_cap: None,
             n_ctx_train,
             n_positions: None,
+            n_layer_inputs: None,
             n_vocab: embedding.n_rows() as usize,
             name: keys.meta.opt_str("general.name")?.map(str::to_string),
         })

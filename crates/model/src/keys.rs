@@ -1,6 +1,6 @@
 //! Typed access to the metadata of one architecture, with range checks.
 
-use rocmforge_gguf::{Error, Gguf, Metadata};
+use rocmforge_gguf::{Error, Gguf, Metadata, Value};
 
 use crate::error::LoadError;
 
@@ -60,6 +60,56 @@ impl Keys<'_> {
         match usize::try_from(value) {
             Ok(count) if count <= max => Ok(Some(count)),
             _ => Err(self.bad(name, value, "a sensible number")),
+        }
+    }
+
+    /// As [`Keys::opt_size`]; zero means absent, as in llama.cpp.
+    pub(crate) fn size_or_zero(&self, name: &str, max: usize) -> Result<Option<usize>, LoadError> {
+        match self.meta.opt_u64(&self.key(name))? {
+            Some(0) => Ok(None),
+            _ => self.opt_size(name, max),
+        }
+    }
+
+    pub(crate) fn n_layers(&self) -> Result<usize, LoadError> {
+        self.size("block_count", MAX_LAYERS)
+    }
+
+    /// Reads a number for each of `n_layers` layers: one for all of them, or a list.
+    pub(crate) fn opt_sizes(
+        &self,
+        name: &str,
+        n_layers: usize,
+        max: usize,
+    ) -> Result<Option<Vec<usize>>, LoadError> {
+        let Some(Value::Array(list)) = self.meta.get(&self.key(name)) else {
+            let size = self.opt_size(name, max)?;
+            return Ok(size.map(|size| vec![size; n_layers]));
+        };
+        let number = |value: Value<'_>| value.as_int().and_then(|n| u64::try_from(n).ok());
+        let numbers: Option<Vec<u64>> = list.iter().take(MAX_LAYERS + 1).map(number).collect();
+        let Some(numbers) = numbers else {
+            return Err(self.bad(name, "another kind of list", "a number for each layer"));
+        };
+        if numbers.len() != n_layers {
+            let found = format!("{} numbers", numbers.len());
+            return Err(self.bad(name, found, "a number for each layer"));
+        }
+        let sizes = numbers.into_iter().map(|n| self.check_size(name, n, max));
+        sizes.collect::<Result<Vec<usize>, LoadError>>().map(Some)
+    }
+
+    /// As [`Keys::opt_sizes`], of a key that must be there.
+    pub(crate) fn sizes(
+        &self,
+        name: &str,
+        n_layers: usize,
+        max: usize,
+    ) -> Result<Vec<usize>, LoadError> {
+        match self.opt_sizes(name, n_layers, max)? {
+            Some(sizes) => Ok(sizes),
+            // The error says that the key is missing.
+            None => self.size(name, max).map(|size| vec![size; n_layers]),
         }
     }
 

@@ -7,8 +7,8 @@ use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    arcee, cohere, exaone4, falcon, gemma, glm4, gpt2, granite, hunyuan, llama, mixtures,
-    muse_glimmer, olmo2, phi3, qwen, seed_oss, smollm3, stablelm,
+    arcee, cohere, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, llama,
+    mistral3, mixtures, muse_glimmer, olmo2, phi3, qwen, seed_oss, smollm3, stablelm,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -92,6 +92,9 @@ static FAMILIES: &[Family] = &[
     row("nemotron", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, arcee::record_nemotron)),
     row("arcee", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (qwen::dense, arcee::record)),
     row("dots1", (Neox, Factors::LongRope), HeadNorm::Each, (mixtures::dots1, llama::record)),
+    row("gpt-oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt_oss::facts, gpt_oss::record)),
+    row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)),
+    row("mistral3", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mistral3::facts, llama::record)),
 ];
 
 /// Returns the supported architectures, as files name them.

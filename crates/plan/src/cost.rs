@@ -289,7 +289,9 @@ impl PlanCost<'_> {
             Op::SoftCap { x, .. } => self.elementwise(&[x, x], 5, shape),
             Op::AddGated { gate, x, out } => self.elementwise(&[gate, x, out, out], 2, shape),
             Op::Add { x, out } => self.elementwise(&[x, out, out], 1, shape),
-            Op::SelectRows { out, .. } => self.elementwise(&[out, out], 0, shape),
+            Op::SelectRows { out, .. } | Op::CopyPart { out, .. } => {
+                self.elementwise(&[out, out], 0, shape)
+            }
         }
     }
 

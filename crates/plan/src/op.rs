@@ -237,6 +237,14 @@ pub enum Op {
     SoftCap { cap: f32, x: BufferId },
     /// Copies the rows whose logits are needed.
     SelectRows { x: BufferId, out: BufferId },
+    /// Copies a part of each of `n_groups` groups of values of a row, such as heads, from its value `first` on. The parts
+    /// fill the rows of `out`.
+    CopyPart {
+        x: BufferId,
+        n_groups: usize,
+        first: usize,
+        out: BufferId,
+    },
 }
 
 impl Op {
@@ -266,6 +274,7 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::SoftCap { .. } => "soft_cap",
             Op::SelectRows { .. } => "select_rows",
+            Op::CopyPart { .. } => "copy_part",
         }
     }
 
@@ -288,7 +297,8 @@ impl Op {
             | Op::Activate { x, .. }
             | Op::Scale { x, .. }
             | Op::SoftCap { x, .. }
-            | Op::SelectRows { x, .. } => vec![x],
+            | Op::SelectRows { x, .. }
+            | Op::CopyPart { x, .. } => vec![x],
             Op::MatMul { mode, out, .. } => match mode {
                 OutMode::Add => vec![out],
                 OutMode::Store => vec![],
@@ -401,7 +411,8 @@ impl Op {
             | Op::GatedActivation { out, .. }
             | Op::Add { out, .. }
             | Op::AddGated { out, .. }
-            | Op::SelectRows { out, .. } => vec![out],
+            | Op::SelectRows { out, .. }
+            | Op::CopyPart { out, .. } => vec![out],
             Op::MatMuls { ref products, .. } => products.iter().map(|(_, out)| *out).collect(),
             Op::Rope { x, .. } | Op::Scale { x, .. } | Op::SoftCap { x, .. } => vec![x],
             Op::Quantize { .. }

@@ -25,7 +25,8 @@ impl Op {
             | Op::Attention { q: x, out, .. }
             | Op::Activate { x, out, .. }
             | Op::Add { x, out }
-            | Op::SelectRows { x, out } => vec![x, out],
+            | Op::SelectRows { x, out }
+            | Op::CopyPart { x, out, .. } => vec![x, out],
             Op::KvAppend { k, v, .. } => vec![k, v],
             Op::GatedActivation { gate, up, out, .. } => vec![gate, up, out],
             Op::AddGated { gate, x, out } => vec![gate, x, out],

@@ -155,7 +155,7 @@ impl Placement {
     pub fn split(plan: &Plan, split: Split) -> Placement {
         let first = match split.n_gpu_layers {
             0 => plan.ops.len(),
-            n => layer_starts(plan)[plan.kv.len().saturating_sub(n)],
+            n => first_of_layers(plan, n),
         };
         let side = |(at, op): (usize, &Op)| match at < first {
             true => Side::Cpu,
@@ -238,10 +238,37 @@ pub fn is_of_experts(plan: &Plan, op: &Op) -> bool {
     op.routing().is_some() || op.reads().iter().chain(&op.writes()).any(of_choices)
 }
 
+/// Returns the index of the first operation of the last `n` layers with a cache, and of the layers whose caches they use.
+fn first_of_layers(plan: &Plan, n: usize) -> usize {
+    let starts = layer_starts(plan);
+    let mut first = starts[plan.kv.len().saturating_sub(n)];
+    loop {
+        let used = plan.ops[first..].iter().filter_map(Op::kv_layer);
+        match used.map(|layer| starts[layer]).min() {
+            Some(earlier) if earlier < first => first = earlier,
+            _ => return first,
+        }
+    }
+}
+
+/// Returns the buffers of which layers read parts, and that are written before the first layer only.
+fn inputs_of_layers(plan: &Plan) -> BTreeSet<BufferId> {
+    let is_append = |op: &Op| matches!(op, Op::KvAppend { .. });
+    let first = plan.ops.iter().position(is_append).unwrap_or(0);
+    let later = &plan.ops[first..];
+    let parts = later.iter().filter_map(|op| match op {
+        Op::CopyPart { x, .. } => Some(*x),
+        _ => None,
+    });
+    let is_written = |id: &BufferId| later.iter().any(|op| op.writes().contains(id));
+    parts.filter(|id| !is_written(id)).collect()
+}
+
 /// Returns the index of each layer's first operation: the last index, before the layer's cache is written, from which
 /// on only one earlier buffer (the residual stream) is used.
 pub fn layer_starts(plan: &Plan) -> Vec<usize> {
     let mut starts = vec![0; plan.kv.len()];
+    let of_all = inputs_of_layers(plan);
     // Layers whose append has been passed (going backwards) and whose start has not been found.
     let mut open = Vec::new();
     let mut buffers = BTreeSet::from([plan.logits]);
@@ -254,7 +281,7 @@ pub fn layer_starts(plan: &Plan) -> Vec<usize> {
         if let Some(written) = op.acts_written() {
             acts.remove(&written);
         }
-        buffers.extend(op.reads());
+        buffers.extend(op.reads().into_iter().filter(|id| !of_all.contains(id)));
         acts.extend(op.acts_read());
         routings.extend(op.routing());
         if let Op::Route { out, .. } = op {

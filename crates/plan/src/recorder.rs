@@ -447,6 +447,24 @@ impl Recorder {
         self.changed(x)
     }
 
+    /// Records `width / n_groups` values of each of the `n_groups` groups of a row, from the value `first` of each on.
+    ///
+    /// # Panics
+    /// If the groups have no such values.
+    pub fn part(&mut self, x: Value, n_groups: usize, first: usize, width: usize) -> Value {
+        let is_whole = x.width.is_multiple_of(n_groups) && width.is_multiple_of(n_groups);
+        assert!(is_whole, "whole groups of values");
+        assert!(first + width / n_groups <= x.width / n_groups, "a part");
+        let out = self.new_value(x.rows, width);
+        self.push(Op::CopyPart {
+            x: self.at(x),
+            n_groups,
+            first,
+            out: out.id,
+        });
+        out
+    }
+
     /// Keeps the rows whose logits are needed.
     pub fn select_rows(&mut self, x: Value) -> Value {
         let out = self.new_value(RowCount::Logits, x.width);

@@ -5,12 +5,14 @@
 //! is far enough from its neutral value that leaving it out changes the logits.
 
 pub mod families;
+mod gemma4;
+mod gpt_oss;
 
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 /// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), and `mixtral` (`llama` with experts).
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 20] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -27,6 +29,10 @@ pub const NAMES: [&str; 16] = [
     "qwen2moe",
     "qwen3moe",
     "seed_oss",
+    "mistral3",
+    "gemma4",
+    "gemma4_wide",
+    "gpt_oss",
 ];
 
 /// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini.
@@ -80,7 +86,7 @@ pub fn prompt(n_tokens: usize, n_vocab: usize) -> Vec<u32> {
 pub fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
     // Enough layers that each kind appears twice.
     let n_layers = match name {
-        "gemma3" => 8,
+        "gemma3" | "gemma4" => 8,
         _ => 4,
     };
     model_of(name, ty, n_layers)
@@ -98,6 +104,8 @@ pub fn model_of(
         let arch = match name {
             "olmo3" => "olmo2",
             "mixtral" | UNEVEN => "llama",
+            "gemma4_wide" => "gemma4",
+            "gpt_oss" => "gpt-oss",
             name => name,
         };
         let head_dims = match name {
@@ -108,6 +116,7 @@ pub fn model_of(
         };
         let mut model = Synth {
             writer: Writer::new(arch),
+            name,
             arch,
             ty,
             n_layers,
@@ -123,6 +132,7 @@ pub fn model_of(
 
 struct Synth {
     writer: Writer<'static>,
+    name: &'static str,
     arch: &'static str,
     ty: GgmlType,
     n_layers: usize,
@@ -185,6 +195,17 @@ impl Synth {
                 self.set("rope.scaling.type", "yarn");
                 self.set("rope.scaling.factor", 8f32);
                 self.set("rope.scaling.original_context_length", 256u32);
+            }
+            "gemma4" | "gemma4_wide" => self.gemma4_facts(),
+            "gpt_oss" => self.gpt_oss_facts(),
+            "mistral3" => {
+                self.set("attention.temperature_scale", 0.5f32);
+                self.set("rope.scaling.type", "yarn");
+                self.set("rope.scaling.factor", 8f32);
+                self.set("rope.scaling.original_context_length", 64u32);
+                self.set("rope.scaling.yarn_beta_fast", 16f32);
+                self.set("rope.scaling.yarn_beta_slow", 2f32);
+                self.set("rope.scaling.yarn_log_multiplier", 0.5f32);
             }
             "phi3" => {
                 self.set("rope.dimension_count", PHI_N_ROT as u32);
@@ -250,7 +271,14 @@ impl Synth {
         self.matrix("token_embd.weight", N_VOCAB, N_EMBD)?;
         if !matches!(
             name,
-            "granite" | "smollm3" | "gemma2" | "gemma3" | "gpt2" | "starcoder2"
+            "granite"
+                | "smollm3"
+                | "gemma2"
+                | "gemma3"
+                | "gpt2"
+                | "starcoder2"
+                | "gemma4"
+                | "gemma4_wide"
         ) {
             self.matrix("output.weight", N_VOCAB, N_EMBD)?;
             self.scale("output")?;
@@ -263,8 +291,19 @@ impl Synth {
             self.vector("rope_factors_short.weight", PHI_N_ROT / 2, 1.3, 0.3)?;
             self.vector("rope_factors_long.weight", PHI_N_ROT / 2, 6.0, 4.0)?;
         }
+        if self.arch == "gemma4" {
+            self.gemma4_inputs()?;
+        }
         for layer in 0..self.n_layers {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
+            if self.arch == "gemma4" {
+                self.gemma4_layer(layer, &tensor)?;
+                continue;
+            }
+            if self.arch == "gpt-oss" {
+                self.gpt_oss_layer(&tensor)?;
+                continue;
+            }
             let norms: &[&str] = match self.arch {
                 "olmo2" => &["post_attention_norm", "post_ffw_norm"],
                 "gemma2" | "gemma3" => &[

@@ -426,7 +426,9 @@ impl DecodeExtents {
 
     /// Maximum number of query heads per block for this shape: the fewest loads.
     fn most_heads(&self) -> usize {
-        self.group().next_power_of_two().min(max_heads(self.kv.k_dim))
+        self.group()
+            .next_power_of_two()
+            .min(max_heads(self.kv.k_dim))
     }
 
     /// Blocks per row and split.

@@ -28,6 +28,8 @@ struct ElementwiseParams {
     /// The cap, the factor, or the numbers of the activation.
     numbers: [f32; 4],
     kind: u32,
+    first: u32,
+    x_width: u32,
     pad: u32,
 }
 
@@ -41,10 +43,12 @@ layout!(ElementwiseParams {
     aligned,
     numbers,
     kind,
+    first,
+    x_width,
     pad
 });
 
-const _: () = assert!(size_of::<ElementwiseParams>() == 64);
+const _: () = assert!(size_of::<ElementwiseParams>() == 72);
 
 kernels! {
     struct ElementwiseKernels {
@@ -57,6 +61,7 @@ kernels! {
         scale_rows: ElementwiseParams,
         soft_cap: ElementwiseParams,
         select_rows: ElementwiseParams,
+        copy_part: ElementwiseParams,
     }
 }
 
@@ -202,6 +207,29 @@ pub fn select_rows(
     )
 }
 
+/// Copies the values `first..first + width` of each row: `x` [n_rows, x_width], `out` [n_rows, width].
+///
+/// # Panics
+/// If the shapes do not match.
+pub fn copy_part(
+    gpu: &Gpu,
+    (x, x_width): (Slice<'_, f32>, usize),
+    first: usize,
+    (out, width): (Slice<'_, f32>, usize),
+) -> Result<(), GpuError> {
+    assert!(width > 0 && first + width <= x_width, "a part of a row");
+    let n_rows = out.len() / width;
+    assert_eq!(out.len(), n_rows * width, "out is whole rows");
+    assert_eq!(x.len(), n_rows * x_width, "x has the rows of out");
+    let mut params = params([x.address(), Address::NULL], out);
+    params.first = first as u32;
+    params.x_width = x_width as u32;
+    let whole = [first, x_width].iter().all(|n| n.is_multiple_of(QUAD));
+    params.aligned = aligned(width, &[x.address(), out.address()]) * u32::from(whole);
+    let kernel = &gpu.kernels().elementwise.copy_part;
+    by_rows(gpu, kernel, params, [n_rows, width])
+}
+
 /// # Panics
 /// If there are 2^32 values or more.
 fn params([x, other]: [Address; 2], out: Slice<'_, f32>) -> ElementwiseParams {
@@ -215,6 +243,8 @@ fn params([x, other]: [Address; 2], out: Slice<'_, f32>) -> ElementwiseParams {
         aligned: aligned(out.len(), &[x, other, out.address()]),
         numbers: [0.0; 4],
         kind: 0,
+        first: 0,
+        x_width: 0,
         pad: 0,
     }
 }

@@ -26,7 +26,7 @@ pub use argmax::argmax;
 pub use attention::{AttentionScratch, Queries, Scores, attention, check_rows, is_fast};
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{
-    activate, add, add_gated, gated_activation, scale, scale_rows, select_rows, soft_cap,
+    activate, add, add_gated, copy_part, gated_activation, scale, scale_rows, select_rows, soft_cap,
 };
 pub(crate) use formats::check_format;
 pub use gemm::{matmul, matmul_tiled};

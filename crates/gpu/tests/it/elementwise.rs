@@ -264,3 +264,33 @@ fn select_rows() {
         }
     }
 }
+
+#[test]
+fn copy_part() {
+    let mut random = Random(6);
+    for gpu in common::gpus_with(&["loads=narrow"]) {
+        for (n, x_width, first, width) in [
+            (1, 1, 0, 1),
+            (5, 7, 3, 4),
+            (3, 512, 256, 256),
+            (2, 2060, 4, 1028),
+            (4, 24, 2, 8),
+        ] {
+            let x = random.normals(n * x_width);
+            let dx = gpu.upload(&x).unwrap();
+            let out = gpu.alloc::<f32>(n * width).unwrap();
+            ops::copy_part(
+                &gpu,
+                (dx.as_slice(), x_width),
+                first,
+                (out.as_slice(), width),
+            )
+            .unwrap();
+            let expected: Vec<f32> = x
+                .chunks(x_width)
+                .flat_map(|row| row[first..first + width].to_vec())
+                .collect();
+            assert_eq!(gpu.read(out.as_slice::<f32>()).unwrap(), expected);
+        }
+    }
+}

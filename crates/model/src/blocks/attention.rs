@@ -77,7 +77,7 @@ fn normed_heads(
 }
 
 /// Records the norm `tensor` of the heads of `x`, if the layer has one.
-fn normed(
+pub(crate) fn normed(
     m: &mut Builder<'_>,
     x: Value,
     tensor: &str,

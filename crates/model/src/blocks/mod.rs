@@ -5,6 +5,6 @@ mod feed_forward;
 mod mixture;
 mod stream;
 
-pub(crate) use attention::attention;
+pub(crate) use attention::{attention, normed};
 pub(crate) use feed_forward::{feed_forward, fused_feed_forward, plain_feed_forward};
 pub(crate) use stream::{add_positions, embeddings, logits};

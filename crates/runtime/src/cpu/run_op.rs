@@ -26,9 +26,10 @@ impl CpuBackend {
     /// Runs an operation of a step.
     pub(crate) fn run_op(&mut self, op: &Op, batch: &Batch, step: &CpuStep) {
         match op {
-            Op::Embed { .. } | Op::AddPositions { .. } | Op::SelectRows { .. } => {
-                self.run_lookup(op, batch, step)
-            }
+            Op::Embed { .. }
+            | Op::AddPositions { .. }
+            | Op::SelectRows { .. }
+            | Op::CopyPart { .. } => self.run_lookup(op, batch, step),
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
             | Op::Quantize { .. }
@@ -75,6 +76,20 @@ impl CpuBackend {
                 let width = self.plan.buffers[out.0 as usize].width;
                 for (row, wanted) in to.chunks_exact_mut(width).zip(&batch.logits) {
                     row.copy_from_slice(&self.buffer(x)[wanted.row * width..][..width]);
+                }
+                self.put(out, to);
+            }
+            Op::CopyPart {
+                x,
+                n_groups,
+                first,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let group = |id: BufferId| self.plan.buffers[id.0 as usize].width / n_groups;
+                let (from, part) = (self.buffer(x).chunks_exact(group(x)), group(out));
+                for (out, x) in to.chunks_exact_mut(part).zip(from) {
+                    out.copy_from_slice(&x[first..first + part]);
                 }
                 self.put(out, to);
             }

@@ -47,9 +47,10 @@ impl<'a> Launcher<'a> {
     /// Queues a single operation.
     fn run_op(&self, op: &Op) -> Result<(), GpuError> {
         match op {
-            Op::Embed { .. } | Op::AddPositions { .. } | Op::SelectRows { .. } => {
-                self.run_lookup(op)
-            }
+            Op::Embed { .. }
+            | Op::AddPositions { .. }
+            | Op::SelectRows { .. }
+            | Op::CopyPart { .. } => self.run_lookup(op),
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
             | Op::Quantize { .. }
@@ -92,6 +93,15 @@ impl<'a> Launcher<'a> {
                 let rows = memory.step.logits_rows(self.shape);
                 let width = self.width(out);
                 ops::select_rows(gpu, self.buffer(x), rows, width, self.buffer(out))
+            }
+            Op::CopyPart {
+                x,
+                n_groups,
+                first,
+                out,
+            } => {
+                let [from, to] = [x, out].map(|id| (self.buffer(id), self.width(id) / n_groups));
+                ops::copy_part(gpu, from, first, to)
             }
             _ => unreachable!("{} is not a lookup", op.name()),
         }

@@ -131,6 +131,7 @@ impl Row {
     fn write(&self, ty: GgmlType, n_layers: usize) -> Result<Writer<'static>, Error> {
         let mut model = Synth {
             writer: Writer::new(self.arch),
+            name: self.name,
             arch: self.arch,
             ty,
             n_layers,

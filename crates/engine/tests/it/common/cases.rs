@@ -37,7 +37,7 @@ macro_rules! for_each_model {
     ($check:ident) => {
         $crate::common::cases::for_each_model! {
             @all $check: llama, qwen2, qwen3, granite, smollm3, olmo2, olmo3, phi3, gemma2, gemma3, gpt2, starcoder2,
-            mixtral, qwen2moe, qwen3moe, seed_oss
+            mixtral, qwen2moe, qwen3moe, seed_oss, mistral3, gemma4, gemma4_wide, gpt_oss
         }
     };
 }

@@ -1,0 +1,190 @@
+//! Gemma 4: Gemma 3 with wider heads in layers without a window, values that are normed without weights and may be the
+//! keys, scores that are not scaled, last layers that use the KV cache of earlier ones, and (E2B, E4B) inputs of every
+//! layer: a row of a second embedding plus a projection of the first.
+
+use rocmforge_plan::{Activation, Factor, KvSpec, Value};
+
+use crate::blocks::{embeddings, feed_forward, logits, normed};
+use crate::builder::Builder;
+use crate::error::LoadError;
+use crate::experts;
+use crate::facts::{FeedForward, KeyFacts, Layer, ModelConfig, RMS_EPS};
+use crate::keys::{Keys, MAX_DIM};
+use crate::rope::Rope;
+use crate::windows::set_windows;
+
+/// Metadata key of the number of last layers without a KV cache of their own.
+const SHARED: &str = "attention.shared_kv_layers";
+
+pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    if experts::n_experts(keys)? > 0 {
+        return Err(keys.unsupported("a mixture of experts beside a network"));
+    }
+    let n_layers = keys.n_layers()?;
+    let n_ff = keys.sizes("feed_forward_length", n_layers, MAX_DIM)?;
+    let mut config =
+        ModelConfig::read(keys, family, RMS_EPS, FeedForward::Dense { n_ff: n_ff[0] })?;
+    for (layer, n_ff) in config.layers.iter_mut().zip(n_ff) {
+        layer.feed_forward = FeedForward::Dense { n_ff };
+        layer.scores.scale = 1.0;
+    }
+    let global = config.ropes[0];
+    let in_window = Rope {
+        base: keys.positive("rope.freq_base_swa")?.unwrap_or(10_000.0),
+        n_rot: keys
+            .opt_size("rope.dimension_count_swa", MAX_DIM)?
+            .unwrap_or(global.n_rot),
+        ..global.unscaled()
+    };
+    set_windows(keys, &mut config, in_window, (None, 1))?;
+    let dim = keys.opt_size("attention.key_length_swa", MAX_DIM)?;
+    for layer in config
+        .layers
+        .iter_mut()
+        .filter(|layer| layer.rope != Some(0))
+    {
+        layer.k_dim = dim.unwrap_or(layer.k_dim);
+    }
+    for (key, has_window) in [("value_length", false), ("value_length_swa", true)] {
+        let mut layers = config.layers.iter();
+        let alike = layers.find(|layer| (layer.rope != Some(0)) == has_window);
+        let (key, k_dim) = (format!("attention.{key}"), alike.map(|layer| layer.k_dim));
+        let v_dim = keys.opt_size(&key, MAX_DIM)?;
+        if v_dim.is_some() && k_dim.is_some() && v_dim != k_dim {
+            return Err(keys.bad(&key, v_dim.unwrap_or(0), "the length of keys"));
+        }
+    }
+    for layer in &mut config.layers {
+        layer.v_dim = layer.k_dim;
+    }
+    share_caches(keys, &mut config)?;
+    config.n_layer_inputs = keys.size_or_zero("embedding_length_per_layer_input", MAX_DIM)?;
+    let cap = keys.positive_or_zero("final_logit_softcapping")?;
+    config.logits_cap = cap.map(|cap| cap as f32);
+    Ok(config)
+}
+
+/// Lets each of the last layers use the cache of the last layer before them that has the same kind of attention.
+fn share_caches(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), LoadError> {
+    let n_shared = keys.size_or_zero(SHARED, config.n_layers())?.unwrap_or(0);
+    let n_own = config.n_layers() - n_shared;
+    let (own, shared) = config.layers.split_at_mut(n_own);
+    for layer in shared {
+        let alike = own.iter().rposition(|it| it.rope == layer.rope);
+        let alike = alike.filter(|&at| own[at].n_kv_heads == layer.n_kv_heads);
+        if alike.is_none() {
+            let wanted = "fewer layers than those after the first of each kind";
+            return Err(keys.bad(SHARED, n_shared, wanted));
+        }
+        layer.kv_of = alike;
+    }
+    Ok(())
+}
+
+pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
+    let eps = m.config.norm_eps;
+    let mut x = embeddings(m, (m.config.n_embd as f64).sqrt())?;
+    let inputs = match m.config.n_layer_inputs {
+        Some(n_inputs) => Some(layer_inputs(m, n_inputs, x)?),
+        None => None,
+    };
+    let mut caches = Vec::new();
+    for (index, layer) in m.config.layers().enumerate() {
+        let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
+        let out = attention(m, layer, &mut caches, normed)?;
+        let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
+        x = m.plan.add(out, x);
+        let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
+        let out = feed_forward(m, layer, Activation::GeluTanh, normed)?;
+        let out = m.rms_norm(out, &layer.tensor("post_ffw_norm"), eps)?;
+        x = m.plan.add(out, x);
+        if let (Some(inputs), Some(n_inputs)) = (inputs, m.config.n_layer_inputs) {
+            let input = m.plan.part(inputs, 1, index * n_inputs, n_inputs);
+            let gate = m.linear(x, &layer.tensor("inp_gate"), n_inputs)?;
+            let gated = m.plan.gated_activation(Activation::GeluTanh, gate, input);
+            let out = m.linear(gated, &layer.tensor("proj"), m.config.n_embd)?;
+            let out = m.rms_norm(out, &layer.tensor("post_norm"), eps)?;
+            x = m.plan.add(out, x);
+        }
+        let scale = layer.tensor("layer_output_scale.weight");
+        if let Some(scale) = m.loader.opt_values(&scale, 1)? {
+            x = m.plan.scale(Factor::Constant(scale[0]), x);
+        }
+    }
+    let x = m.plan.select_rows(x);
+    let x = m.rms_norm(x, "output_norm", eps)?;
+    logits(m, x, 1.0)
+}
+
+/// Records the inputs of all layers, `n_inputs` values each: the normed projection of the embeddings `x`, plus the
+/// tokens' rows of a table, the mean of both being weighted so that the variance stays.
+fn layer_inputs(m: &mut Builder<'_>, n_inputs: usize, x: Value) -> Result<Value, LoadError> {
+    let (n_embd, n_vocab) = (m.config.n_embd, m.config.n_vocab);
+    let width = n_inputs * m.config.n_layers();
+    let both = 0.5f64.sqrt();
+    let table = m
+        .loader
+        .matrix("per_layer_token_embd.weight", n_vocab, width)?;
+    let scale = (n_inputs as f64).sqrt() * both;
+    let of_tokens = m.plan.embed(table, scale as f32, width);
+    let projected = m.linear(x, "per_layer_model_proj", width)?;
+    // The projection is divided by the root of the embedding's length, which only changes the meaning of epsilon.
+    let eps = f64::from(m.config.norm_eps) * n_embd as f64;
+    let norm = m
+        .loader
+        .vector("per_layer_proj_norm.weight", n_inputs, both)?;
+    let normed = m.plan.rms_norm(projected, norm, eps as f32);
+    Ok(m.plan.add(of_tokens, normed))
+}
+
+/// Records `attn_output(attention(x))`. `caches` has the cache of each layer so far.
+fn attention(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    caches: &mut Vec<usize>,
+    x: Value,
+) -> Result<Value, LoadError> {
+    let facts = layer.facts;
+    let n_kv = facts.n_kv_heads * facts.k_dim;
+    let q = m.linear(x, &layer.tensor("attn_q"), facts.n_heads * facts.k_dim)?;
+    let rotate = |m: &mut Builder<'_>, x: Value| match facts.rope {
+        Some(rope) => m.rotate(x, facts.k_dim, rope),
+        None => x,
+    };
+    let q_norm = layer.tensor("attn_q_norm.weight");
+    let (cache, q) = match facts.kv_of {
+        Some(other) => {
+            let reason = "its layer uses the KV cache of an earlier one";
+            for unused in ["attn_k", "attn_v", "attn_k_norm"] {
+                let unused = format!("{}.weight", layer.tensor(unused));
+                m.loader.skip(reason, |name| name == unused);
+            }
+            let q = normed(m, q, &q_norm, facts)?;
+            (caches[other], rotate(m, q))
+        }
+        None => {
+            let k = m.linear(x, &layer.tensor("attn_k"), n_kv)?;
+            // Without a matrix of their own, values are the keys before norm and rotation.
+            let v = match m.loader.has(&layer.tensor("attn_v.weight")) {
+                true => m.linear(x, &layer.tensor("attn_v"), n_kv)?,
+                false => k,
+            };
+            let v = m.plain_rms_norm(v, facts.v_dim, m.config.norm_eps);
+            let q = normed(m, q, &q_norm, facts)?;
+            let k = normed(m, k, &layer.tensor("attn_k_norm.weight"), facts)?;
+            let (q, k) = (rotate(m, q), rotate(m, k));
+            let cache = m.plan.kv_layer(KvSpec {
+                n_kv_heads: facts.n_kv_heads,
+                k_dim: facts.k_dim,
+                v_dim: facts.v_dim,
+                mask: facts.mask,
+            });
+            m.plan.kv_append(cache, k, v);
+            (cache, q)
+        }
+    };
+    caches.push(cache);
+    let heads = (facts.n_heads, None);
+    let heads = m.plan.attention(cache, heads, facts.scores, q);
+    m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
+}

@@ -1,0 +1,121 @@
+//! Gemma 4: layers that differ in heads, widths and windows. `gemma4` has inputs of every layer and layers that share
+//! the KV cache of others, as E2B and E4B; `gemma4_wide` has values that are the keys and heads of 512, as 31B.
+
+use rocmforge_gguf::Error;
+
+use super::{N_EMBD, N_HEADS, N_VOCAB, Synth};
+
+/// Values of the input of each layer.
+const N_INPUTS: usize = 32;
+
+impl Synth {
+    fn is_wide(&self) -> bool {
+        self.name == "gemma4_wide"
+    }
+
+    fn has_window(&self, layer: usize) -> bool {
+        layer % 4 != 3 && layer + 1 != self.n_layers
+    }
+
+    fn n_shared(&self) -> usize {
+        match self.is_wide() || self.n_layers < 8 {
+            true => 0,
+            false => 4,
+        }
+    }
+
+    /// Values per head, and KV heads.
+    fn heads_of(&self, layer: usize) -> [usize; 2] {
+        match (self.is_wide(), self.has_window(layer)) {
+            (false, true) => [64, 2],
+            (false, false) => [128, 1],
+            (true, true) => [256, 4],
+            (true, false) => [512, 1],
+        }
+    }
+
+    fn n_ff_of(&self, layer: usize) -> usize {
+        match layer < self.n_layers / 2 {
+            true => 256,
+            false => 512,
+        }
+    }
+
+    pub(super) fn gemma4_facts(&mut self) {
+        let layers = 0..self.n_layers;
+        let windows: Vec<bool> = layers.clone().map(|il| self.has_window(il)).collect();
+        let n_kv: Vec<i32> = layers
+            .clone()
+            .map(|il| self.heads_of(il)[1] as i32)
+            .collect();
+        let n_ff: Vec<i32> = layers.map(|il| self.n_ff_of(il) as i32).collect();
+        let [global, _] = self.heads_of(self.n_layers - 1);
+        let [in_window, _] = self.heads_of(0);
+        self.set("attention.head_count_kv", n_kv);
+        self.set("feed_forward_length", n_ff);
+        self.set("attention.key_length", global as u32);
+        self.set("attention.value_length", global as u32);
+        self.set("attention.key_length_swa", in_window as u32);
+        self.set("attention.value_length_swa", in_window as u32);
+        self.set("rope.dimension_count", global as u32);
+        self.set("rope.dimension_count_swa", in_window as u32);
+        self.set("rope.freq_base", 1_000_000f32);
+        self.set("rope.freq_base_swa", 5_000f32);
+        self.set("attention.sliding_window", 20u32);
+        self.set("attention.sliding_window_pattern", windows);
+        self.set("attention.shared_kv_layers", self.n_shared() as u32);
+        let n_inputs = if self.is_wide() { 0 } else { N_INPUTS };
+        self.set("embedding_length_per_layer_input", n_inputs as u32);
+        self.set("final_logit_softcapping", 5f32);
+    }
+
+    pub(super) fn gemma4_inputs(&mut self) -> Result<(), Error> {
+        let [global, _] = self.heads_of(self.n_layers - 1);
+        self.vector("rope_freqs.weight", global / 2, 4.0, 3.0)?;
+        if self.is_wide() {
+            return Ok(());
+        }
+        let width = N_INPUTS * self.n_layers;
+        self.matrix("per_layer_token_embd.weight", N_VOCAB, width)?;
+        self.matrix("per_layer_model_proj.weight", width, N_EMBD)?;
+        self.vector("per_layer_proj_norm.weight", N_INPUTS, 1.0, 0.3)
+    }
+
+    pub(super) fn gemma4_layer(
+        &mut self,
+        layer: usize,
+        tensor: &dyn Fn(&str) -> String,
+    ) -> Result<(), Error> {
+        let [dim, n_kv] = self.heads_of(layer);
+        let has_cache = layer < self.n_layers - self.n_shared();
+        self.linear(&tensor("attn_q"), N_HEADS * dim, N_EMBD)?;
+        self.norm(&tensor("attn_q_norm"), dim)?;
+        self.linear(&tensor("attn_output"), N_EMBD, N_HEADS * dim)?;
+        if has_cache {
+            self.linear(&tensor("attn_k"), n_kv * dim, N_EMBD)?;
+            self.norm(&tensor("attn_k_norm"), dim)?;
+            if !self.is_wide() || self.has_window(layer) {
+                self.linear(&tensor("attn_v"), n_kv * dim, N_EMBD)?;
+            }
+        }
+        for norm in [
+            "attn_norm",
+            "post_attention_norm",
+            "ffn_norm",
+            "post_ffw_norm",
+        ] {
+            self.norm(&tensor(norm), N_EMBD)?;
+        }
+        self.vector(&tensor("layer_output_scale.weight"), 1, 0.7, 0.2)?;
+        let n_ff = self.n_ff_of(layer);
+        self.linear(&tensor("ffn_gate"), n_ff, N_EMBD)?;
+        self.linear(&tensor("ffn_up"), n_ff, N_EMBD)?;
+        self.linear(&tensor("ffn_down"), N_EMBD, n_ff)?;
+        if !self.is_wide() {
+            self.linear(&tensor("inp_gate"), N_INPUTS, N_EMBD)?;
+            self.linear(&tensor("proj"), N_EMBD, N_INPUTS)?;
+            self.norm(&tensor("post_norm"), N_EMBD)?;
+        }
+        Ok(())
+    }
+}
