@@ -90,6 +90,8 @@ fn in_f32(gguf: &Gguf, name: &str) -> Result<PathBuf> {
 
 /// The error of llama.cpp's GELU, a lookup table with f16 inputs and outputs.
 const GELU_IN_F16: f64 = 1e-6;
+/// The same where scores are not scaled: attention is sharp, and amplifies it.
+const GELU_BEFORE_SHARP_ATTENTION: f64 = 1e-4;
 /// Architectures with GELU.
 const WITH_GELU: [&str; 7] = [
     "gemma",
@@ -105,9 +107,10 @@ const WITH_GELU: [&str; 7] = [
 /// round activations.
 pub(crate) fn bound(gguf: &Gguf) -> f64 {
     let arch = gguf.metadata().str("general.architecture").unwrap_or("");
-    let least = match WITH_GELU.contains(&arch) {
-        true => GELU_IN_F16,
-        false => 0.0,
+    let least = match arch {
+        "gemma4" => GELU_BEFORE_SHARP_ATTENTION,
+        arch if WITH_GELU.contains(&arch) => GELU_IN_F16,
+        _ => 0.0,
     };
     let matrices = gguf.tensors().iter().filter(|tensor| tensor.dims.len() > 1);
     let of_type = |ty: GgmlType| match ty {

@@ -137,12 +137,6 @@ impl Builder<'_> {
         Ok(self.plan.rms_norm(x, weight, eps))
     }
 
-    /// Records the RMS norm of groups of `width` values, without weights.
-    pub(crate) fn plain_rms_norm(&mut self, x: Value, width: usize, eps: f32) -> Value {
-        let weight = self.loader.ones(width);
-        self.plan.rms_norm(x, weight, eps)
-    }
-
     /// Records the layer norm `{tensor}.weight` with `{tensor}.bias`.
     pub(crate) fn layer_norm(&mut self, x: Value, tensor: &str) -> Result<Value, LoadError> {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{tensor}.{part}"));

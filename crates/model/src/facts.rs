@@ -4,7 +4,7 @@
 use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores};
 
 use crate::error::LoadError;
-use crate::keys::{Keys, MAX_DIM};
+use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
 use crate::rope::{FrequencyFactors, Rope};
 
 /// Metadata key of the epsilon of RMS norms.
@@ -174,11 +174,10 @@ impl ModelConfig {
         if n_nextn >= n_blocks {
             return Err(keys.bad("nextn_predict_layers", n_nextn, "fewer than all layers"));
         }
-        let n_layers = n_blocks - n_nextn;
         let n_embd = keys.size("embedding_length", MAX_DIM)?;
-        let all_heads = keys.sizes("attention.head_count", n_layers, MAX_DIM)?;
+        let all_heads = keys.sizes("attention.head_count", n_blocks, MAX_DIM)?;
         let all_kv_heads = keys
-            .opt_sizes("attention.head_count_kv", n_layers, MAX_DIM)?
+            .opt_sizes("attention.head_count_kv", n_blocks, MAX_DIM)?
             .unwrap_or_else(|| all_heads.clone());
         for (n_heads, n_kv_heads) in all_heads.iter().zip(&all_kv_heads) {
             if n_heads % n_kv_heads != 0 {
@@ -242,7 +241,12 @@ impl ModelConfig {
         Ok(ModelConfig {
             arch_name: keys.arch.to_string(),
             n_embd,
-            layers: all_heads.iter().zip(&all_kv_heads).map(layer).collect(),
+            layers: all_heads
+                .iter()
+                .zip(&all_kv_heads)
+                .take(n_blocks - n_nextn)
+                .map(layer)
+                .collect(),
             n_nextn,
             ropes: vec![Rope::read(
                 keys,

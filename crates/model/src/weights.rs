@@ -129,12 +129,6 @@ impl<'a> WeightLoader<'a> {
         Ok(self.push(WeightEntry::Vector { values }))
     }
 
-    /// Returns a vector of `len` ones.
-    pub(crate) fn ones(&mut self, len: usize) -> WeightId {
-        let values = vec![1.0; len];
-        self.push(WeightEntry::Vector { values })
-    }
-
     /// Returns some values of the vector `name` of `len` values, times `factor`, if the file has it.
     pub(crate) fn opt_part(
         &mut self,

@@ -40,7 +40,7 @@ pub(crate) fn require_window(keys: &Keys<'_>) -> Result<(), LoadError> {
 /// Leaves Q and K of layers without a window as they are (NoPE).
 pub(crate) fn rotate_windows_only(config: &mut ModelConfig) {
     let layers = config.layers.iter_mut();
-    for layer in layers.filter(|layer| layer.window.is_none()) {
+    for layer in layers.filter(|layer| layer.mask == Mask::All) {
         layer.rope = None;
     }
 }

@@ -11,7 +11,7 @@ use crate::experts;
 use crate::facts::{FeedForward, KeyFacts, Layer, ModelConfig, RMS_EPS};
 use crate::keys::{Keys, MAX_DIM};
 use crate::rope::Rope;
-use crate::windows::set_windows;
+use crate::windows::{require_window, set_windows};
 
 /// Metadata key of the number of last layers without a KV cache of their own.
 const SHARED: &str = "attention.shared_kv_layers";
@@ -36,6 +36,7 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
             .unwrap_or(global.n_rot),
         ..global.unscaled()
     };
+    require_window(keys)?;
     set_windows(keys, &mut config, in_window, (None, 1))?;
     let dim = keys.opt_size("attention.key_length_swa", MAX_DIM)?;
     for layer in config
@@ -169,7 +170,10 @@ fn attention(
                 true => m.linear(x, &layer.tensor("attn_v"), n_kv)?,
                 false => k,
             };
-            let v = m.plain_rms_norm(v, facts.v_dim, m.config.norm_eps);
+            let v = {
+                let ones = m.loader.push_vector(vec![1.0; facts.v_dim]);
+                m.plan.rms_norm(v, ones, m.config.norm_eps)
+            };
             let q = normed(m, q, &q_norm, facts)?;
             let k = normed(m, k, &layer.tensor("attn_k_norm.weight"), facts)?;
             let (q, k) = (rotate(m, q), rotate(m, k));

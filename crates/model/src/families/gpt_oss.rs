@@ -10,7 +10,7 @@ use crate::experts::experts;
 use crate::facts::{FeedForward, KeyFacts, ModelConfig, RMS_EPS};
 use crate::keys::{Keys, MAX_DIM};
 use crate::rope::Rope;
-use crate::windows::set_windows;
+use crate::windows::{require_window, set_windows};
 
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let mut experts = experts(keys, ExpertWeights::Normalized)?;
@@ -21,6 +21,7 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
         base: keys.positive("rope.freq_base_swa")?.unwrap_or(global.base),
         ..global
     };
+    require_window(keys)?;
     set_windows(keys, &mut config, in_window, (None, 2))?;
     Ok(config)
 }

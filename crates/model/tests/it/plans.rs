@@ -259,7 +259,14 @@ fn plans_compute_what_they_did() {
 }
 
 /// Metadata keys of all families, and values that each of them may have.
-const KEYS: [&str; 38] = [
+const KEYS: [&str; 45] = [
+    "attention.key_length_swa",
+    "attention.shared_kv_layers",
+    "attention.temperature_scale",
+    "attention.value_length_swa",
+    "embedding_length_per_layer_input",
+    "rope.dimension_count_swa",
+    "rope.scaling.yarn_log_multiplier",
     "attention.causal",
     "attention.head_count",
     "attention.head_count_kv",
@@ -313,6 +320,8 @@ fn values() -> Vec<(&'static str, Option<OwnedValue>)> {
         ("text", Some("yarn".into())),
         ("longrope", Some("longrope".into())),
         ("flags", Some(vec![false, true].into())),
+        ("numbers", Some(vec![1u32, 2].into())),
+        ("negative", Some(vec![-1i32, 0].into())),
     ]
 }
 
