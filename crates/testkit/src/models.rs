@@ -203,8 +203,8 @@ impl Synth {
                 self.set("rope.scaling.type", "yarn");
                 self.set("rope.scaling.factor", 8f32);
                 self.set("rope.scaling.original_context_length", 64u32);
-                self.set("rope.scaling.yarn_beta_fast", 16f32);
-                self.set("rope.scaling.yarn_beta_slow", 2f32);
+                self.set("rope.scaling.yarn_beta_fast", 4f32);
+                self.set("rope.scaling.yarn_beta_slow", 0.5f32);
                 self.set("rope.scaling.yarn_log_multiplier", 0.5f32);
             }
             "phi3" => {
