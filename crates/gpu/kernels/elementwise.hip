@@ -11,8 +11,9 @@
 // select_rows: out[row][i] = x[rows[row]][i]; indices past the end use the last row
 // copy_part:   out[row][i] = x[row][first + i], rows of x having x_width values
 //
-// add_gated, gated_rows, scale_rows, select_rows and copy_part have [n_rows, width]; the others treat the data as one long row of n
-// values. Blocks of 256 threads, four neighbouring values per thread, moved as 16 bytes if `aligned`. No shared memory.
+// add_gated, gated_rows, scale_rows, select_rows and copy_part have [n_rows, width]; the others treat the data as one
+// long row of n values. Blocks of 256 threads, four neighbouring values per thread, moved as 16 bytes if `aligned`. No
+// shared memory.
 #include "activation.h"
 #include "quad.h"
 
