@@ -89,7 +89,7 @@ struct DecodeJob {
 };
 
 // Merges the results of the waves in wave order and writes the result of the block. sums [N_WAVES, HEADS, DIM]; stats:
-// for each [N_WAVES, HEADS] the maximum exponent and the sum of weights.
+// for each [N_WAVES, HEADS] the exponent that weights are relative to, and the sum of weights.
 template <u32 DIM, u32 HEADS>
 DEV void merge_waves(const DecodeParams& p, const DecodeJob& job, const float* sums, const float* stats) {
     barrier();

@@ -419,7 +419,8 @@ template <u32 DIM, u32 HEADS> struct DecodeMatrix {
             float total = reduce_lanes<Sum, 4, WARP_SIZE>(sum[set]);
             if (set * 4 + t >= HEADS) continue;
             if (g == 0) {
-                stats[of_wave * 2] = greatest[set];
+                // What the weights are relative to: see to_weights.
+                stats[of_wave * 2] = greatest[set] - 14.0f;
                 stats[of_wave * 2 + 1] = total;
             }
 #pragma unroll

@@ -51,6 +51,12 @@ const EXCEPTIONS: &[Exception] = &[
         fault: Fault::ScalarSpill,
         reason: "as gemv_2_8, on gfx90a: one to nine addresses, with Q3_K and Q6_K",
     },
+    Exception {
+        module: "attention_decode.F8E4M3",
+        kernel: "decode_512_4",
+        fault: Fault::ScalarSpill,
+        reason: "on gfx90a four scalars are kept in lanes of a vector register; the vector registers suffice",
+    },
 ];
 
 /// Whether the fault is excepted. `module` may include its format.

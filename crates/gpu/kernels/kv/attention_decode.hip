@@ -12,7 +12,7 @@
 //
 // A split is a range of positions. The host chooses the number of splits; their length follows from the row's position,
 // in multiples of GRAIN. A single split writes `out`; several write `partial`: [n_rows, n_heads, n_splits, dim] sums,
-// then [n_rows, n_heads, n_splits, 2] maximum exponent and sum of weights.
+// then [n_rows, n_heads, n_splits, 2] the exponent that weights are relative to, and their sum.
 //
 // combine: one block of 128 threads per (head, row) merges the splits in order. Shared memory: 2.6 KB.
 //
