@@ -12,8 +12,8 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use rocmforge_plan::{
-    ActFormat, ExpertGroups, ExpertScores, ExpertWeights, OutMode, Router, RowsOf, Weight,
-    act_format,
+    ActFormat, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf,
+    Weight, act_format,
 };
 
 use crate::acts::Acts;
@@ -59,8 +59,8 @@ impl Routing {
         Routing::default()
     }
 
-    /// Chooses the experts with the largest scores of `logits` [n_tokens, n_experts], of equal ones the first. `bias`
-    /// `[n_experts]` is added to the scores for the choice only.
+    /// Chooses the experts with the largest scores of `logits` [n_tokens, n_experts], of equal ones the first. Vectors
+    /// are [n_experts].
     ///
     /// # Panics
     /// If `logits` is not whole rows, `n_used` is 0 or more than `n_experts`, or groups are not of equal size.
@@ -69,16 +69,17 @@ impl Routing {
         pool: &Pool,
         router: &Router,
         logits: &[f32],
-        (n_experts, bias): (usize, Option<&[f32]>),
+        (n_experts, vectors): (usize, ExpertVectors<&[f32]>),
     ) {
         let n_used = router.n_used;
         assert!(
             (1..=n_experts).contains(&n_used),
             "{n_used} of {n_experts} experts"
         );
+        let are_whole = vectors.map(|vector| vector.len() == n_experts);
         assert!(
-            bias.is_none_or(|bias| bias.len() == n_experts),
-            "a bias for each expert"
+            are_whole.bias != Some(false) && are_whole.scales != Some(false),
+            "a number for each expert"
         );
         if let Some(ExpertGroups { n, n_used: of }) = router.groups {
             let fits = (1..=n).contains(&of) && n_experts.is_multiple_of(n);
@@ -95,7 +96,7 @@ impl Routing {
         pool.for_each_rows(&mut self.choices, n_used, per_task, &|first, choices| {
             let logits = logits[first * n_experts..].chunks_exact(n_experts);
             for (choices, logits) in choices.chunks_exact_mut(n_used).zip(logits) {
-                choose(router, bias, logits, choices);
+                choose(router, vectors, logits, choices);
             }
         });
         self.sort(n_experts);
@@ -184,7 +185,12 @@ impl Routing {
 const MIN_WEIGHT_SUM: f64 = 6.103_515_625e-5;
 
 /// Chooses the experts of one token. NaN logits give NaN weights.
-fn choose(router: &Router, bias: Option<&[f32]>, logits: &[f32], choices: &mut [Choice]) {
+fn choose(
+    router: &Router,
+    ExpertVectors { bias, scales }: ExpertVectors<&[f32]>,
+    logits: &[f32],
+    choices: &mut [Choice],
+) {
     let max = logits.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
     let share = |i: usize| (f64::from(logits[i]) - f64::from(max)).exp();
     let by_logits = bias.is_none() && router.groups.is_none();
@@ -235,8 +241,10 @@ fn choose(router: &Router, bias: Option<&[f32]>, logits: &[f32], choices: &mut [
         }
     };
     for choice in choices {
-        let weight = score(choice.expert as usize) / sum;
-        choice.weight = (weight * f64::from(router.scale)) as f32;
+        let expert = choice.expert as usize;
+        let of_expert = scales.map_or(1.0, |scales| f64::from(scales[expert]));
+        let weight = score(expert) / sum * f64::from(router.scale) * of_expert;
+        choice.weight = weight as f32;
     }
 }
 

@@ -13,7 +13,9 @@ use rocmforge_cpu::{Pool, Routing};
 use rocmforge_engine::Engine;
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
-use rocmforge_plan::{ActsId, Batch, Fusion, Op, RoutingId, RowsOf, WeightId, Weights};
+use rocmforge_plan::{
+    ActsId, Batch, ExpertVectors, Fusion, Op, RoutingId, RowsOf, WeightId, Weights,
+};
 use rocmforge_quantize::imatrix::{Entry, Imatrix, ImatrixError};
 use rocmforge_runtime::{OpData, OpObserver};
 
@@ -194,14 +196,24 @@ impl OpObserver for Collector {
             Op::Route {
                 logits,
                 bias,
+                scales,
                 router,
                 out,
             } => {
                 let n_experts = self.buffer_widths[logits.0 as usize];
-                let bias = bias.map(|id| self.weights.vector(id));
+                let vectors = ExpertVectors {
+                    bias: *bias,
+                    scales: *scales,
+                };
+                let vectors = vectors.map(|id| self.weights.vector(id));
                 let (routing, n) = self.routings.entry(*out).or_default();
                 *n = n_experts;
-                routing.route(&self.pool, router, &data.buffer(*logits), (n_experts, bias));
+                routing.route(
+                    &self.pool,
+                    router,
+                    &data.buffer(*logits),
+                    (n_experts, vectors),
+                );
             }
             Op::QuantizeExperts {
                 x,

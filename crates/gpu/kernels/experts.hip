@@ -4,7 +4,7 @@
 //                softmax, sigmoid or sqrt(softplus). The largest logits are chosen, or with a bias or groups the largest
 //                scores plus bias, of equal ones the first; NaN counts as negative infinity. With groups, only experts
 //                of the groups with the largest sums of their best two keys are chosen. Weights are the scores, or the
-//                scores over their sum, times `scale`. One wave per token.
+//                scores over their sum, times `scale` and the expert's own. One wave per token.
 // sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
 //                One block of 1024 threads.
 // route_sort:    both in one block, for steps of few tokens.
@@ -63,6 +63,7 @@ struct RouteParams {
     TileList lists[N_KINDS];
     // [n_experts], or null.
     const float* bias;
+    const float* expert_scales;
     u32 n_tokens;
     u32 n_experts;
     u32 n_used;
@@ -73,8 +74,8 @@ struct RouteParams {
     u32 n_groups;
     u32 n_groups_used;
     float scale;
-    FIELDS(logits, seq_of_row, experts, weights, rows, tokens, n_rows, lists, bias, n_tokens, n_experts, n_used, scores,
-           normalized, n_groups, n_groups_used, scale)
+    FIELDS(logits, seq_of_row, experts, weights, rows, tokens, n_rows, lists, bias, expert_scales, n_tokens, n_experts,
+           n_used, scores, normalized, n_groups, n_groups_used, scale)
 };
 
 DEV u64 wave_best(u64 key) {
@@ -180,7 +181,10 @@ DEV void route_token(const RouteParams& p, u32 token) {
     if (p.scores == SOFTMAX && scores.by_logits && !p.normalized) scores.total = sum_of_shares(p, scores);
     if (!p.normalized) sum = 1.0f;
     else if (sum < MIN_WEIGHT_SUM) sum = MIN_WEIGHT_SUM;
-    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) weights[k] = scores.of(experts[k]) / sum * p.scale;
+    for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) {
+        const float weight = scores.of(experts[k]) / sum * p.scale;
+        weights[k] = p.expert_scales ? weight * p.expert_scales[experts[k]] : weight;
+    }
 }
 
 // The sum over the threads before this one, and over all threads. `part` is shared memory for one number per wave. It

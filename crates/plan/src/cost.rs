@@ -165,12 +165,19 @@ impl PlanCost<'_> {
                 }
             }
             // An exponential and a sum.
-            Op::Route { logits, bias, .. } => OpCost {
-                weight_bytes: bias.map_or(0, |bias| {
-                    self.vector_bytes(bias, self.shape(logits, shape).0)
-                }),
-                ..self.elementwise(&[logits], 2, shape)
-            },
+            Op::Route {
+                logits,
+                bias,
+                scales,
+                ..
+            } => {
+                let (rows, _) = self.shape(logits, shape);
+                let vectors = [bias, scales].into_iter().flatten();
+                OpCost {
+                    weight_bytes: vectors.map(|it| self.vector_bytes(it, rows)).sum(),
+                    ..self.elementwise(&[logits], 2, shape)
+                }
+            }
             Op::Quantize { out, .. } | Op::QuantizeExperts { out, .. } => {
                 let acts = self.plan.acts[out.0 as usize];
                 let (rows, width) = (shape.n_rows(acts.rows) as u64, acts.width as u64);

@@ -40,8 +40,8 @@ pub use op::{
     Scores, WeightId,
 };
 pub use params::{
-    Activation, ExpertGroups, ExpertScores, ExpertWeights, Factor, OutMode, RopeStyle, Router,
-    RowsOf,
+    Activation, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Factor, OutMode,
+    RopeStyle, Router, RowsOf,
 };
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
 pub use recorder::{Projection, Recorder, Routing, Value};

@@ -157,10 +157,11 @@ pub enum Op {
         out: BufferId,
     },
     /// Chooses the experts of each token, and their weights, from `logits` (one per expert). The scores plus `bias` decide
-    /// the choice, the scores alone the weights.
+    /// the choice, the scores alone the weights, which `scales` multiplies.
     Route {
         logits: BufferId,
         bias: Option<WeightId>,
+        scales: Option<WeightId>,
         router: Router,
         out: RoutingId,
     },
@@ -336,9 +337,10 @@ impl Op {
         match self {
             Op::RmsNorm { weight, .. } | Op::NormQuantize { weight, .. } => vec![*weight],
             Op::LayerNorm { weight, bias, .. } => vec![*weight, *bias],
-            Op::MatMul { bias, .. } | Op::ExpertMatMul { bias, .. } | Op::Route { bias, .. } => {
+            Op::MatMul { bias, .. } | Op::ExpertMatMul { bias, .. } => {
                 bias.iter().copied().collect()
             }
+            Op::Route { bias, scales, .. } => bias.iter().chain(scales).copied().collect(),
             Op::Scale {
                 by: Factor::Vector(weight),
                 ..

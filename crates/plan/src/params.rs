@@ -85,6 +85,30 @@ pub struct Router {
     pub scale: f32,
 }
 
+/// The vectors of a router, each with a number for each expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertVectors<T> {
+    /// Added to the scores for the choice only.
+    pub bias: Option<T>,
+    /// Factors on the weights.
+    pub scales: Option<T>,
+}
+
+impl<T> ExpertVectors<T> {
+    pub const NONE: ExpertVectors<T> = ExpertVectors {
+        bias: None,
+        scales: None,
+    };
+
+    /// Returns what `f` makes of each vector.
+    pub fn map<U>(self, f: impl Fn(T) -> U) -> ExpertVectors<U> {
+        ExpertVectors {
+            bias: self.bias.map(&f),
+            scales: self.scales.map(&f),
+        }
+    }
+}
+
 /// What the logits of a router become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertScores {

@@ -8,7 +8,7 @@ use crate::liveness::share_buffers;
 use crate::op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Scores, WeightId,
 };
-use crate::params::{Activation, Factor, OutMode, RopeStyle, Router, RowsOf};
+use crate::params::{Activation, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf};
 use crate::rope::RopeTable;
 
 /// What an operation of a plan computes: `[rows, width]`. A value ends where an operation changes it in place; that
@@ -255,8 +255,13 @@ impl Recorder {
         out
     }
 
-    /// Chooses the experts of each token from `logits`, one per expert. `bias` is added to the scores for the choice only.
-    pub fn route(&mut self, logits: Value, bias: Option<WeightId>, router: Router) -> Routing {
+    /// Chooses the experts of each token from `logits`, one per expert.
+    pub fn route(
+        &mut self,
+        logits: Value,
+        ExpertVectors { bias, scales }: ExpertVectors<WeightId>,
+        router: Router,
+    ) -> Routing {
         let out = Routing {
             id: RoutingId(self.n_routings as u32),
             n_used: router.n_used,
@@ -265,6 +270,7 @@ impl Recorder {
         self.push(Op::Route {
             logits: self.at(logits),
             bias,
+            scales,
             router,
             out: out.id,
         });

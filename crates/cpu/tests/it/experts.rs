@@ -6,7 +6,8 @@ use rocmforge_cpu::{
 };
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{
-    ExpertGroups, ExpertScores, ExpertWeights, OutMode, Router, RowsOf, Weight, act_format,
+    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf, Weight,
+    act_format,
 };
 
 use crate::random::Rng;
@@ -27,7 +28,12 @@ fn router(n_used: usize, weights: ExpertWeights) -> Router {
 
 fn routed(router: &Router, logits: &[f32], n_experts: usize) -> Routing {
     let mut routing = Routing::new();
-    routing.route(&Pool::new(2), router, logits, (n_experts, None));
+    routing.route(
+        &Pool::new(2),
+        router,
+        logits,
+        (n_experts, ExpertVectors::NONE),
+    );
     routing
 }
 
@@ -73,8 +79,8 @@ fn score(scores: ExpertScores, logit: f64, total: f64) -> f64 {
     }
 }
 
-/// Scores of all kinds, with and without a bias and groups, against the definition: groups by the sum of their best two,
-/// experts by score plus bias, weights by the score alone.
+/// Scores of all kinds, with and without a bias, factors and groups, against the definition: groups by the sum of their
+/// best two, experts by score plus bias, weights by the score alone times the expert's factor.
 #[test]
 fn scores_biases_and_groups_choose_by_definition() {
     let mut rng = Rng(5);
@@ -94,9 +100,12 @@ fn scores_biases_and_groups_choose_by_definition() {
         };
         let bias = rng.vec(n_experts);
         let bias = (i % 4 != 3).then_some(&bias[..]);
+        let scales = rng.vec(n_experts);
+        let scales = (i % 3 != 2).then_some(&scales[..]);
         let logits: Vec<f32> = rng.vec(n_experts * 7).iter().map(|x| x * 3.0).collect();
         let mut routing = Routing::new();
-        routing.route(&Pool::new(2), &router, &logits, (n_experts, bias));
+        let vectors = ExpertVectors { bias, scales };
+        routing.route(&Pool::new(2), &router, &logits, (n_experts, vectors));
         for (token, logits) in logits.chunks(n_experts).enumerate() {
             let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
             let scores: Vec<f64> = logits
@@ -131,10 +140,11 @@ fn scores_biases_and_groups_choose_by_definition() {
             };
             for (choice, &expert) in routing.choices(token).iter().zip(chosen) {
                 assert_eq!(choice.expert as usize, expert, "{router:?}");
-                let want = 1.5 * scores[expert] / sum;
+                let scale = scales.map_or(1.0, |scales| f64::from(scales[expert]));
+                let want = 1.5 * scores[expert] / sum * scale;
                 let error = (f64::from(choice.weight) - want).abs();
                 assert!(
-                    error < 1e-6 * want,
+                    error < 1e-6 * want.abs(),
                     "{router:?}: {} not {want}",
                     choice.weight
                 );
@@ -206,7 +216,7 @@ impl Mixture {
             pool,
             &router(2, ExpertWeights::Normalized),
             logits,
-            (N_EXPERTS, None),
+            (N_EXPERTS, ExpertVectors::NONE),
         );
         let n_rows = routing.n_rows();
         let format = act_format(self.ty);

@@ -44,8 +44,8 @@ pub use products::{ExpertGated, expert_gated_products, expert_products, gated_pr
 pub(crate) use rope_kv::check_append;
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
 pub use routing::{
-    ExpertGroups, ExpertScores, ExpertTile, ExpertWeights, Router, Routing, RoutingBuffer,
-    check_router, combine_experts, quantize_experts, route,
+    ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Router, Routing,
+    RoutingBuffer, check_router, combine_experts, quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{

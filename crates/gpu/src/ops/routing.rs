@@ -1,7 +1,7 @@
 //! Routing of mixture-of-experts (MoE) layers: chooses the experts of each token, sorts rows by expert, and combines
 //! the results (`kernels/experts.hip`). All of it stays on the device; the host knows only the number of choices.
 
-pub use rocmforge_plan::{ExpertGroups, ExpertScores, ExpertWeights, Router};
+pub use rocmforge_plan::{ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
@@ -191,6 +191,7 @@ struct RouteParams {
     n_rows: Address,
     lists: [TileList; TILE_ROWS.len()],
     bias: Address,
+    expert_scales: Address,
     n_tokens: u32,
     n_experts: u32,
     n_used: u32,
@@ -211,6 +212,7 @@ layout!(RouteParams {
     n_rows,
     lists,
     bias,
+    expert_scales,
     n_tokens,
     n_experts,
     n_used,
@@ -265,7 +267,7 @@ layout!(CombineParams {
     aligned
 });
 
-const _: () = assert!(size_of::<RouteParams>() == 144);
+const _: () = assert!(size_of::<RouteParams>() == 152);
 const _: () = assert!(size_of::<QuantizeRowsParams>() == 64);
 const _: () = assert!(size_of::<CombineParams>() == 48);
 
@@ -282,14 +284,14 @@ kernels! {
 }
 
 /// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest scores, the first of equals; NaN
-/// counts as negative infinity. `bias` `[n_experts]` is added to the scores for the choice only. Assigns a row to every choice. Tokens with `u32::MAX` in `seq_of_row` `[n_tokens]` are
-/// padding rows and choose nothing.
+/// counts as negative infinity. Vectors are [n_experts]. Assigns a row to every choice. Tokens with `u32::MAX` in
+/// `seq_of_row` [n_tokens] are padding rows and choose nothing.
 ///
 /// # Panics
 /// If the shapes do not match, or [`check_router`] fails.
 pub fn route(
     gpu: &Gpu,
-    (logits, bias): (Slice<'_, f32>, Option<Slice<'_, f32>>),
+    (logits, vectors): (Slice<'_, f32>, ExpertVectors<Slice<'_, f32>>),
     router: Router,
     seq_of_row: Slice<'_, u32>,
     routing: &Routing<'_>,
@@ -303,10 +305,12 @@ pub fn route(
     assert_eq!(logits.len(), n_tokens * n_experts, "[n_tokens, n_experts]");
     assert_eq!(seq_of_row.len(), n_tokens, "one sequence per token");
     assert_eq!(check_router(&router, n_experts), Ok(()));
+    let are_whole = vectors.map(|vector| vector.len() == n_experts);
     assert!(
-        bias.is_none_or(|bias| bias.len() == n_experts),
-        "a bias for each expert"
+        are_whole.bias != Some(false) && are_whole.scales != Some(false),
+        "a number for each expert"
     );
+    let vectors = vectors.map(|vector| vector.address());
     let groups = router.groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
     if n_tokens == 0 {
         return Ok(());
@@ -325,7 +329,8 @@ pub fn route(
         tokens: routing.tokens.address(),
         n_rows: routing.n_rows.address(),
         lists: [list(0), list(1), list(2)],
-        bias: bias.map_or(Address::NULL, |bias| bias.address()),
+        bias: vectors.bias.unwrap_or(Address::NULL),
+        expert_scales: vectors.scales.unwrap_or(Address::NULL),
         n_tokens: u32::try_from(n_tokens).expect("the number of rows fits 32 bits"),
         n_experts: n_experts as u32,
         n_used: n_used as u32,

@@ -5,7 +5,8 @@ use crate::common::mixture::{Choices, Logits, NONE, Step};
 use crate::common::three_orders;
 use crate::common::weights::Random;
 use rocmforge_gpu::ops::{
-    self, ExpertGroups, ExpertScores, ExpertTile, ExpertWeights, Routing, RoutingBuffer,
+    self, ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Routing,
+    RoutingBuffer,
 };
 use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 
@@ -57,6 +58,7 @@ fn scores_biases_and_groups_match_reference() {
             step.router.weights = [ExpertWeights::Scores, ExpertWeights::Normalized][i / 3 % 2];
             step.router.scale = 2.5;
             step.bias = (i % 5 != 4).then(|| random.values(shape[1]));
+            step.scales = (i % 3 != 2).then(|| random.values(shape[1]));
             step.router.groups = match i / 2 % 3 {
                 0 => None,
                 1 => Some(ExpertGroups { n: 4, n_used: 2 }),
@@ -230,7 +232,7 @@ fn graph_replay_routes_again() {
         let route = || {
             ops::route(
                 &gpu,
-                (logits.as_slice(), None),
+                (logits.as_slice(), ExpertVectors::NONE),
                 steps[0].router,
                 seqs.as_slice(),
                 &routing,

@@ -1,6 +1,6 @@
 //! Mixtures of experts, with or without an expert that every token uses.
 
-use rocmforge_plan::{Activation, Value, WeightId};
+use rocmforge_plan::{Activation, ExpertVectors, Value, WeightId};
 
 use crate::builder::Builder;
 use crate::error::LoadError;
@@ -15,8 +15,14 @@ pub(crate) fn mixture(
 ) -> Result<Value, LoadError> {
     let n_embd = m.config.n_embd;
     let scores = m.linear(x, &layer.tensor("ffn_gate_inp"), experts.n_experts)?;
-    let bias = selection_bias(m, layer, experts.n_experts)?;
-    let routing = m.plan.route(scores, bias, experts.router);
+    let scales = layer.tensor("ffn_down_exps.scale");
+    let n_experts = experts.n_experts;
+    let vectors = ExpertVectors {
+        bias: selection_bias(m, layer, n_experts)?,
+        // A factor on an expert's output is one on its weight.
+        scales: m.loader.opt_part(&scales, n_experts, 0..n_experts, 1.0)?,
+    };
+    let routing = m.plan.route(scores, vectors, experts.router);
     let chosen = (routing, experts);
     let gate = m.expert_linear(x, &layer.tensor("ffn_gate_exps"), chosen, experts.n_ff)?;
     let up = m.expert_linear(x, &layer.tensor("ffn_up_exps"), chosen, experts.n_ff)?;

@@ -2,8 +2,8 @@
 
 use rocmforge_model::Model;
 use rocmforge_plan::{
-    ActFormat, Activation, ExpertScores, ExpertWeights, Fusion, KvSpec, Mask, Op, Placement, Plan,
-    Projection, Recorder, Router, RowCount, Scores, Side, Split, WeightId,
+    ActFormat, Activation, ExpertScores, ExpertVectors, ExpertWeights, Fusion, KvSpec, Mask, Op,
+    Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
 
@@ -42,7 +42,7 @@ fn mixture() -> Plan {
             groups: None,
             scale: 1.0,
         };
-        let routing = b.route(router, None, facts);
+        let routing = b.route(router, ExpertVectors::NONE, facts);
         let up = b.expert_matmul(normed, routing, (linear(8), 4), 64);
         let up = b.activate(Activation::Silu, up);
         let down = b.expert_matmul(up, routing, (linear(9), 4), 32);

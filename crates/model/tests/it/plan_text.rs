@@ -116,7 +116,8 @@ impl<'a> Values<'a> {
         // What few families have is left out of the others' text.
         let debug = format!("{op:?}")
             .replace(", growth: None", "")
-            .replace("sinks: None, ", "");
+            .replace("sinks: None, ", "")
+            .replace("scales: None, ", "");
         // Inputs come first, so that an operation that reads and writes the same id is not mistaken for another.
         let acts_read = op.acts_read().map(|id| self.acts[&id]);
         for id in op.writes() {

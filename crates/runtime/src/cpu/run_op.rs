@@ -2,7 +2,7 @@
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::{Acts, AttnSeq, AttnShape, ExpertMatrices, Gate, Product};
-use rocmforge_plan::{Factor, OutMode, Weight};
+use rocmforge_plan::{ExpertVectors, Factor, OutMode, Weight};
 
 use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
 use rocmforge_plan::Batch;
@@ -371,14 +371,15 @@ impl CpuBackend {
             Op::Route {
                 logits,
                 bias,
+                scales,
                 router,
                 out,
             } => {
                 let n_experts = self.plan.buffers[logits.0 as usize].width;
-                let bias = bias.map(|id| self.weights.vector(id));
+                let vectors = ExpertVectors { bias, scales }.map(|id| self.weights.vector(id));
                 let logits = &self.buffers[logits.0 as usize];
                 let routing = &mut self.routings[out.0 as usize];
-                routing.route(&self.pool, &router, logits, (n_experts, bias));
+                routing.route(&self.pool, &router, logits, (n_experts, vectors));
             }
             Op::QuantizeExperts {
                 x,

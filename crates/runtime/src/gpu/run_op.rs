@@ -10,7 +10,8 @@ use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
-    Activation, ActsId, BufferId, Factor, Linear, Op, Plan, RopeId, RopeStyle, RoutingId, RowsOf,
+    Activation, ActsId, BufferId, ExpertVectors, Factor, Linear, Op, Plan, RopeId, RopeStyle,
+    RoutingId, RowsOf,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -270,12 +271,13 @@ impl<'a> Launcher<'a> {
             Op::Route {
                 logits,
                 bias,
+                scales,
                 router,
                 out,
             } => {
                 let routing = memory.routing(out, self.shape);
-                let bias = bias.map(|id| weights.vector(id));
-                let logits = (self.buffer(logits), bias);
+                let vectors = ExpertVectors { bias, scales }.map(|id| weights.vector(id));
+                let logits = (self.buffer(logits), vectors);
                 ops::route(gpu, logits, router, step.seq_of_row, &routing)
             }
             Op::QuantizeExperts {

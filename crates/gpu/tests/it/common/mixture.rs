@@ -1,7 +1,9 @@
 //! Router steps of MoE models: logits of several kinds, and the expected choices by plain loops in f64.
 
 use rocmforge_gpu::Gpu;
-use rocmforge_gpu::ops::{self, ExpertGroups, ExpertScores, ExpertWeights, Router, RoutingBuffer};
+use rocmforge_gpu::ops::{
+    self, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router, RoutingBuffer,
+};
 
 use super::weights::Random;
 
@@ -16,6 +18,8 @@ pub(crate) struct Step {
     pub(crate) router: Router,
     /// `[n_experts]`.
     pub(crate) bias: Option<Vec<f32>>,
+    /// `[n_experts]`.
+    pub(crate) scales: Option<Vec<f32>>,
     /// `[n_tokens, n_experts]`.
     pub(crate) logits: Vec<f32>,
     /// `[n_tokens]`.
@@ -71,6 +75,7 @@ impl Step {
                 scale: 1.0,
             },
             bias: None,
+            scales: None,
             logits,
             seq_of_row: (0..n_tokens as u32).collect(),
         }
@@ -126,7 +131,10 @@ impl Step {
                 ExpertWeights::Normalized => chosen.iter().map(score).sum(),
             };
             let scale = f64::from(self.router.scale);
-            let weights = chosen.iter().map(|i| score(i) / sum * scale);
+            let of_expert = |i: usize| self.scales.as_ref().map_or(1.0, |it| f64::from(it[i]));
+            let weights = chosen
+                .iter()
+                .map(|i| score(i) / sum * scale * of_expert(*i));
             choices.weights.extend(weights);
             choices.experts.extend(chosen.iter().map(|&i| i as u32));
         }
@@ -168,12 +176,15 @@ impl Step {
             RoutingBuffer::new(gpu, [self.n_experts, self.n_used], self.n_tokens() + 3).unwrap();
         let logits = gpu.upload(&self.logits).unwrap();
         let seq_of_row = gpu.upload(&self.seq_of_row).unwrap();
-        let bias = self.bias.as_ref().map(|bias| gpu.upload(bias).unwrap());
-        let bias = bias.as_ref().map(|bias| bias.as_slice());
+        let vectors = [&self.bias, &self.scales].map(|vector| {
+            let vector = vector.as_ref();
+            vector.map(|vector| gpu.upload(vector).unwrap())
+        });
+        let [bias, scales] = [0, 1].map(|i| vectors[i].as_ref().map(|it| it.as_slice()));
         let routing = buffer.of(self.n_tokens());
         ops::route(
             gpu,
-            (logits.as_slice(), bias),
+            (logits.as_slice(), ExpertVectors { bias, scales }),
             self.router,
             seq_of_row.as_slice(),
             &routing,
