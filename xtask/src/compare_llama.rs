@@ -90,8 +90,8 @@ fn in_f32(gguf: &Gguf, name: &str) -> Result<PathBuf> {
 
 /// The error of llama.cpp's GELU, a lookup table with f16 inputs and outputs.
 const GELU_IN_F16: f64 = 1e-6;
-/// The same where scores are not scaled: attention is sharp, and amplifies it.
-const GELU_BEFORE_SHARP_ATTENTION: f64 = 1e-4;
+/// The same where layers have gates with GELU between them.
+const GELU_OF_GATES: f64 = 1e-5;
 /// Architectures with GELU.
 const WITH_GELU: [&str; 7] = [
     "gemma",
@@ -108,7 +108,7 @@ const WITH_GELU: [&str; 7] = [
 pub(crate) fn bound(gguf: &Gguf) -> f64 {
     let arch = gguf.metadata().str("general.architecture").unwrap_or("");
     let least = match arch {
-        "gemma4" => GELU_BEFORE_SHARP_ATTENTION,
+        "gemma4" => GELU_OF_GATES,
         arch if WITH_GELU.contains(&arch) => GELU_IN_F16,
         _ => 0.0,
     };

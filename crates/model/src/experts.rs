@@ -50,6 +50,7 @@ pub(crate) fn experts(keys: &Keys<'_>, weights: ExpertWeights) -> Result<Experts
                 .positive_or_zero("expert_weights_scale")?
                 .unwrap_or(1.0) as f32,
         },
+        limit: None,
         shared: None,
     })
 }
@@ -145,6 +146,17 @@ pub(crate) fn with_stated_shared(
 pub(crate) fn lead_with_dense(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), LoadError> {
     let n = keys.opt_count("leading_dense_block_count", MAX_LAYERS)?;
     make_dense(keys, config, |layer| layer < n.unwrap_or(0))
+}
+
+/// Gives the layers without a router dense networks.
+pub(crate) fn make_unrouted_dense(
+    keys: &Keys<'_>,
+    config: &mut ModelConfig,
+) -> Result<(), LoadError> {
+    make_dense(keys, config, |layer| {
+        let router = format!("blk.{layer}.ffn_gate_inp.weight");
+        keys.gguf.tensor(&router).is_none()
+    })
 }
 
 /// Gives the layers that `is_dense` selects dense networks.

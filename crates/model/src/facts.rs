@@ -64,11 +64,15 @@ pub struct LayerFacts {
     /// Which positions attention sees.
     pub mask: Mask,
     pub scores: Scores,
+    /// Whether each head has a sink, `attn_sinks`.
+    pub has_sinks: bool,
     /// The output of attention is multiplied by this function of a projection, `attn_gate`.
     pub gate: Option<Activation>,
     /// The earlier layer whose KV cache this one uses; it then has none of its own.
     pub kv_of: Option<usize>,
     pub feed_forward: FeedForward,
+    /// The limit of the SwiGLU of the network, or of the shared expert.
+    pub limit: Option<f32>,
 }
 
 /// Which values each norm of Q and K spans.
@@ -108,11 +112,13 @@ pub struct Experts {
     /// Width of one expert.
     pub n_ff: usize,
     pub router: Router,
+    /// The limit of the experts' SwiGLU.
+    pub limit: Option<f32>,
     pub shared: Option<SharedExpert>,
 }
 
 /// The expert that every token uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SharedExpert {
     pub n_ff: usize,
     /// Whether its output is multiplied by a gate of its own.
@@ -126,6 +132,8 @@ pub struct Scales {
     pub embedding: f64,
     /// On the output of each block, before it is added to the residual stream.
     pub residual: f64,
+    /// On attention's output, before it is added to the residual stream.
+    pub attention: f64,
     /// Divides the logits.
     pub logits: f64,
 }
@@ -150,18 +158,20 @@ impl ModelConfig {
         for layer in &self.layers {
             let n_rot = layer.rope.map_or(0, |rope| self.ropes[rope].n_rot);
             if n_rot > layer.k_dim || n_rot % 2 != 0 {
-                return Err(keys.bad(
-                    "rope.dimension_count",
-                    n_rot,
-                    "an even number, at most the head size",
-                ));
+                const OF_WINDOWS: &str = "rope.dimension_count_swa";
+                let has_own = keys.meta.get(&keys.key(OF_WINDOWS)).is_some();
+                let key = match has_own && layer.rope != Some(0) {
+                    true => OF_WINDOWS,
+                    false => "rope.dimension_count",
+                };
+                return Err(keys.bad(key, n_rot, "an even number, at most the head size"));
             }
         }
         Ok(())
     }
 
-    /// Reads what all families state in the same way; layers differ at most in their numbers of heads. `eps_key` is the metadata key of
-    /// the norms' epsilon. The error names the key that is missing, out of range or not supported.
+    /// Reads what all families state in the same way; layers differ at most in their numbers of heads. `eps_key` is the
+    /// metadata key of the norms' epsilon. The error names the key that is missing, out of range or not supported.
     pub(crate) fn read(
         keys: &Keys<'_>,
         family: &KeyFacts,
@@ -234,9 +244,11 @@ impl ModelConfig {
                 soft_cap: None,
                 growth: None,
             },
+            has_sinks: false,
             gate: None,
             kv_of: None,
             feed_forward,
+            limit: None,
         };
         Ok(ModelConfig {
             arch_name: keys.arch.to_string(),
@@ -258,6 +270,7 @@ impl ModelConfig {
             scales: Scales {
                 embedding: 1.0,
                 residual: 1.0,
+                attention: 1.0,
                 logits: 1.0,
             },
             logits_cap: None,

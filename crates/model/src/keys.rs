@@ -113,6 +113,28 @@ impl Keys<'_> {
         }
     }
 
+    /// Reads a number for each of `n_layers` layers, as [`Keys::positive_or_zero`]: one for all of them, or a list.
+    pub(crate) fn positives_or_zeros(
+        &self,
+        name: &str,
+        n_layers: usize,
+    ) -> Result<Vec<Option<f32>>, LoadError> {
+        let Some(Value::Array(list)) = self.meta.get(&self.key(name)) else {
+            let number = self.positive_or_zero(name)?;
+            return Ok(vec![number.map(|number| number as f32); n_layers]);
+        };
+        let wanted = "a positive number or 0 for each layer";
+        if list.len() != n_layers {
+            return Err(self.bad(name, format!("{} numbers", list.len()), wanted));
+        }
+        let number = |value: Value<'_>| match value {
+            Value::F32(0.0) => Ok(None),
+            Value::F32(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
+            _ => Err(self.bad(name, "another kind of list", wanted)),
+        };
+        list.iter().map(number).collect()
+    }
+
     fn check_size(&self, name: &str, value: u64, max: usize) -> Result<usize, LoadError> {
         match usize::try_from(value) {
             Ok(size) if size > 0 && size <= max => Ok(size),

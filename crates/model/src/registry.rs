@@ -7,8 +7,9 @@ use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    arcee, cohere, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, llama,
-    mistral3, mixtures, muse_glimmer, olmo2, phi3, qwen, seed_oss, smollm3, stablelm,
+    arcee, cohere, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, laguna,
+    llama, mimo2, mistral3, mixtures, muse_glimmer, olmo2, phi3, qwen, seed_oss, smollm3, stablelm,
+    step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -94,6 +95,9 @@ static FAMILIES: &[Family] = &[
     row("dots1", (Neox, Factors::LongRope), HeadNorm::Each, (mixtures::dots1, llama::record)),
     row("gpt-oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt_oss::facts, gpt_oss::record)),
     row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)),
+    row("laguna", (Neox, Factors::LongRope), HeadNorm::Each, (laguna::facts, llama::record)),
+    row("mimo2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mimo2::facts, mimo2::record)),
+    row("step35", (Neox, Factors::LongRope), HeadNorm::IfPresent, (step35::facts, llama::record)),
     row("mistral3", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mistral3::facts, llama::record)),
 ];
 

@@ -44,6 +44,8 @@ pub enum FrequencyFactors {
     LongRope,
     /// Also `rope_freqs.weight`, if the file has it.
     IfPresent,
+    /// As `IfPresent`, of a tensor that has factors for this number of rotated values: the first ones.
+    FirstOf(usize),
 }
 
 /// A way to rotate Q and K.
@@ -139,8 +141,12 @@ pub(crate) struct Factors {
 
 /// Reads the frequency factors that `rope` uses.
 pub(crate) fn factors(rope: &Rope, loader: &mut WeightLoader<'_>) -> Result<Factors, LoadError> {
+    let n_rot = match rope.factors {
+        FrequencyFactors::FirstOf(n_rot) => n_rot,
+        _ => rope.n_rot,
+    };
     let mut read = |name: &str| -> Result<Option<Vec<f32>>, LoadError> {
-        let factors = loader.opt_values(name, rope.n_rot / 2)?;
+        let factors = loader.opt_values(name, n_rot / 2)?;
         let valid = |factor: &f32| factor.is_finite() && *factor > 0.0;
         if factors.iter().flatten().all(valid) {
             return Ok(factors);
@@ -163,7 +169,7 @@ pub(crate) fn factors(rope: &Rope, loader: &mut WeightLoader<'_>) -> Result<Fact
             }
         }
         (FrequencyFactors::LongRope, _) => Ok(Factors::default()),
-        (FrequencyFactors::IfPresent, _) => Ok(Factors {
+        (FrequencyFactors::IfPresent | FrequencyFactors::FirstOf(_), _) => Ok(Factors {
             usual: read("rope_freqs.weight")?,
             long: None,
         }),

@@ -74,13 +74,17 @@ pub fn adapter_of(
     writer.set("general.type", "adapter");
     writer.set("adapter.type", "lora");
     writer.set("adapter.lora.alpha", alpha);
-    let matrices = model.tensors().iter().filter(|info| info.dims.len() == 2);
+    // Biases of experts have two dimensions, too.
+    let matrices = model
+        .tensors()
+        .iter()
+        .filter(|info| info.dims.len() == 2 && info.name.ends_with(".weight"));
     for info in matrices.filter(|info| wanted(&info.name)) {
         let (n_in, n_out) = (info.dims[0], info.dims[1]);
-        // The embedding's first factor has a row per token.
-        let (a, b) = match info.name.as_str() {
-            "token_embd.weight" => ([rank as u64, n_out], [rank as u64, n_in]),
-            _ => ([n_in, rank as u64], [rank as u64, n_out]),
+        // An embedding's first factor has a row per token.
+        let (a, b) = match is_embedding(&info.name) {
+            true => ([rank as u64, n_out], [rank as u64, n_in]),
+            false => ([n_in, rank as u64], [rank as u64, n_out]),
         };
         for (suffix, dims) in [("lora_a", a), ("lora_b", b)] {
             let name = format!("{}.{suffix}", info.name);
@@ -95,4 +99,9 @@ pub fn adapter_of(
         }
     }
     Ok(writer)
+}
+
+/// Returns whether the tensor `name` is a table with a row per token.
+pub fn is_embedding(name: &str) -> bool {
+    matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
 }

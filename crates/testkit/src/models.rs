@@ -12,7 +12,7 @@ use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 /// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), and `mixtral` (`llama` with experts).
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 21] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -32,6 +32,7 @@ pub const NAMES: [&str; 20] = [
     "mistral3",
     "gemma4",
     "gemma4_wide",
+    "gemma4_moe",
     "gpt_oss",
 ];
 
@@ -104,7 +105,7 @@ pub fn model_of(
         let arch = match name {
             "olmo3" => "olmo2",
             "mixtral" | UNEVEN => "llama",
-            "gemma4_wide" => "gemma4",
+            "gemma4_wide" | "gemma4_moe" => "gemma4",
             "gpt_oss" => "gpt-oss",
             name => name,
         };
@@ -196,7 +197,7 @@ impl Synth {
                 self.set("rope.scaling.factor", 8f32);
                 self.set("rope.scaling.original_context_length", 256u32);
             }
-            "gemma4" | "gemma4_wide" => self.gemma4_facts(),
+            "gemma4" | "gemma4_wide" | "gemma4_moe" => self.gemma4_facts(),
             "gpt_oss" => self.gpt_oss_facts(),
             "mistral3" => {
                 self.set("attention.temperature_scale", 0.5f32);
@@ -279,6 +280,7 @@ impl Synth {
                 | "starcoder2"
                 | "gemma4"
                 | "gemma4_wide"
+                | "gemma4_moe"
         ) {
             self.matrix("output.weight", N_VOCAB, N_EMBD)?;
             self.scale("output")?;

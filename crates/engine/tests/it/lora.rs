@@ -11,7 +11,7 @@ use rocmforge_engine::{Engine, EngineConfig};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, Writer, quant};
 use rocmforge_model::{Adapter, Model};
 use rocmforge_plan::KvType;
-use rocmforge_testkit::adapters::{VARIANTS, adapter, adapter_of, rank_and_alpha};
+use rocmforge_testkit::adapters::{VARIANTS, adapter, adapter_of, is_embedding, rank_and_alpha};
 
 fn open(writer: &Writer<'_>) -> Arc<Gguf> {
     Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
@@ -122,9 +122,9 @@ fn merged(model: &Gguf, adapters: &[(Arc<Gguf>, f64)]) -> Model {
             for (i, x) in sum.iter_mut().enumerate() {
                 let (row, col) = (i / n_in, i % n_in);
                 let rank = adapter.tensor(&part("lora_b")).unwrap().dims[0] as usize;
-                let terms = (0..rank).map(|r| match info.name.as_str() {
-                    "token_embd.weight" => a[row * rank + r] * b[col * rank + r],
-                    _ => b[row * rank + r] * a[r * n_in + col],
+                let terms = (0..rank).map(|r| match is_embedding(&info.name) {
+                    true => a[row * rank + r] * b[col * rank + r],
+                    false => b[row * rank + r] * a[r * n_in + col],
                 });
                 *x += factor * terms.sum::<f64>();
             }

@@ -33,12 +33,16 @@ pub(crate) fn attention(
         mask: facts.mask,
     });
     m.plan.kv_append(cache, k, v);
-    let sinks = layer.tensor("attn_sinks.weight");
-    let sinks = m
-        .loader
-        .opt_part(&sinks, facts.n_heads, 0..facts.n_heads, 1.0)?;
-    let heads = (facts.n_heads, sinks);
-    let heads = m.plan.attention(cache, heads, facts.scores, q);
+    let sinks = match facts.has_sinks {
+        true => {
+            let tensor = layer.tensor("attn_sinks.weight");
+            Some(m.loader.vector(&tensor, facts.n_heads, 1.0)?)
+        }
+        false => None,
+    };
+    let heads = m
+        .plan
+        .attention(cache, (facts.n_heads, sinks), facts.scores, q);
     let heads = gated(m, layer, x, heads)?;
     m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
 }

@@ -18,6 +18,22 @@ pub(crate) fn feed_forward(
         FeedForward::Mixture(experts) => return mixture(m, layer, (activation, experts), x),
         FeedForward::Dense { n_ff } => *n_ff,
     };
+    let activation = limited(activation, layer.facts.limit);
+    gated_feed_forward(m, layer, (activation, n_ff), x)
+}
+
+/// Returns what SwiGLU becomes with this limit.
+pub(crate) fn limited(activation: Activation, limit: Option<f32>) -> Activation {
+    limit.map_or(activation, |limit| Activation::SiluClamped { limit })
+}
+
+/// Records `down(activation(gate(x)) * up(x))` of width `n_ff`.
+pub(crate) fn gated_feed_forward(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    (activation, n_ff): (Activation, usize),
+    x: Value,
+) -> Result<Value, LoadError> {
     let gate = m.linear(x, &layer.tensor("ffn_gate"), n_ff)?;
     let up = m.linear(x, &layer.tensor("ffn_up"), n_ff)?;
     let activated = m.plan.gated_activation(activation, gate, up);

@@ -1,7 +1,8 @@
 //! Mixtures of experts, with or without an expert that every token uses.
 
-use rocmforge_plan::{Activation, ExpertVectors, Value, WeightId};
+use rocmforge_plan::{Activation, ExpertVectors, Routing, Value, WeightId};
 
+use crate::blocks::feed_forward::limited;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{Experts, Layer, SharedExpert};
@@ -13,26 +14,57 @@ pub(crate) fn mixture(
     (activation, experts): (Activation, &Experts),
     x: Value,
 ) -> Result<Value, LoadError> {
-    let n_embd = m.config.n_embd;
-    let scores = m.linear(x, &layer.tensor("ffn_gate_inp"), experts.n_experts)?;
+    let sum = routed_experts(m, layer, (activation, experts), [x, x])?;
+    match experts.shared {
+        Some(shared) => add_shared_expert(m, layer, (activation, shared), x, sum),
+        None => Ok(sum),
+    }
+}
+
+/// Records `sum(weight * expert(x))` over the experts that `of_router` chooses for each token.
+pub(crate) fn routed_experts(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    (activation, experts): (Activation, &Experts),
+    [of_router, x]: [Value; 2],
+) -> Result<Value, LoadError> {
+    let (n_experts, n_embd) = (experts.n_experts, m.config.n_embd);
+    let scores = m.linear(of_router, &layer.tensor("ffn_gate_inp"), n_experts)?;
     let scales = layer.tensor("ffn_down_exps.scale");
-    let n_experts = experts.n_experts;
     let vectors = ExpertVectors {
         bias: selection_bias(m, layer, n_experts)?,
         // A factor on an expert's output is one on its weight.
         scales: m.loader.opt_part(&scales, n_experts, 0..n_experts, 1.0)?,
     };
     let routing = m.plan.route(scores, vectors, experts.router);
-    let chosen = (routing, experts);
-    let gate = m.expert_linear(x, &layer.tensor("ffn_gate_exps"), chosen, experts.n_ff)?;
-    let up = m.expert_linear(x, &layer.tensor("ffn_up_exps"), chosen, experts.n_ff)?;
+    let activation = limited(activation, experts.limit);
+    let [gate, up] = gate_and_up(m, layer, (routing, experts), x)?;
     let activated = m.plan.gated_activation(activation, gate, up);
-    let out = m.expert_linear(activated, &layer.tensor("ffn_down_exps"), chosen, n_embd)?;
-    let sum = m.plan.combine_experts(out, routing);
-    match experts.shared {
-        Some(shared) => add_shared_expert(m, layer, (activation, shared), x, sum),
-        None => Ok(sum),
+    let down = layer.tensor("ffn_down_exps");
+    let out = m.expert_linear(activated, &down, (routing, experts), n_embd)?;
+    Ok(m.plan.combine_experts(out, routing))
+}
+
+/// Records the gates and up projections of the chosen experts, whose matrices are one tensor if the file has it.
+fn gate_and_up(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    chosen: (Routing, &Experts),
+    x: Value,
+) -> Result<[Value; 2], LoadError> {
+    let n_ff = chosen.1.n_ff;
+    for tensor in ["ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"] {
+        m.refuse_expert_scales(&layer.tensor(tensor))?;
     }
+    let both = layer.tensor("ffn_gate_up_exps");
+    if m.loader.has(&format!("{both}.weight")) {
+        let both = m.expert_linear(x, &both, chosen, 2 * n_ff)?;
+        return Ok([0, n_ff].map(|first| m.plan.part(both, 1, first, n_ff)));
+    }
+    Ok([
+        m.expert_linear(x, &layer.tensor("ffn_gate_exps"), chosen, n_ff)?,
+        m.expert_linear(x, &layer.tensor("ffn_up_exps"), chosen, n_ff)?,
+    ])
 }
 
 /// Returns what is added to the experts' scores for the choice, if the file has it, under either of its names.
@@ -59,6 +91,7 @@ fn add_shared_expert(
     sum: Value,
 ) -> Result<Value, LoadError> {
     let (n_embd, n_ff) = (m.config.n_embd, expert.n_ff);
+    let activation = limited(activation, layer.facts.limit);
     let shared = match expert.is_gated {
         true => Some(m.linear(x, &layer.tensor("ffn_gate_inp_shexp"), 1)?),
         false => None,

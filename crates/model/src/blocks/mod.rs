@@ -6,5 +6,8 @@ mod mixture;
 mod stream;
 
 pub(crate) use attention::{attention, normed};
-pub(crate) use feed_forward::{feed_forward, fused_feed_forward, plain_feed_forward};
+pub(crate) use feed_forward::{
+    feed_forward, fused_feed_forward, gated_feed_forward, plain_feed_forward,
+};
+pub(crate) use mixture::routed_experts;
 pub(crate) use stream::{add_positions, embeddings, logits};

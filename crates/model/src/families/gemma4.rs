@@ -1,31 +1,41 @@
 //! Gemma 4: Gemma 3 with wider heads in layers without a window, values that are normed without weights and may be the
-//! keys, scores that are not scaled, last layers that use the KV cache of earlier ones, and (E2B, E4B) inputs of every
-//! layer: a row of a second embedding plus a projection of the first.
+//! keys, scores that are not scaled, last layers that use the KV cache of earlier ones, (E2B, E4B) inputs of every
+//! layer: a row of a second embedding plus a projection of the first, and (26B) experts beside each network.
 
-use rocmforge_plan::{Activation, Factor, KvSpec, Value};
+use rocmforge_plan::{Activation, ExpertWeights, Factor, KvSpec, Router, Value};
 
-use crate::blocks::{embeddings, feed_forward, logits, normed};
+use crate::blocks::{embeddings, gated_feed_forward, logits, normed, routed_experts};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts;
-use crate::facts::{FeedForward, KeyFacts, Layer, ModelConfig, RMS_EPS};
+use crate::facts::{Experts, FeedForward, KeyFacts, Layer, ModelConfig, RMS_EPS, SharedExpert};
 use crate::keys::{Keys, MAX_DIM};
 use crate::rope::Rope;
-use crate::windows::{require_window, set_windows};
+use crate::windows::{require_pattern, require_window, set_windows};
 
 /// Metadata key of the number of last layers without a KV cache of their own.
 const SHARED: &str = "attention.shared_kv_layers";
 
+/// The embedding with the tokens' inputs of all layers.
+const LAYER_INPUTS: &str = "per_layer_token_embd.weight";
+
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
-    if experts::n_experts(keys)? > 0 {
-        return Err(keys.unsupported("a mixture of experts beside a network"));
-    }
     let n_layers = keys.n_layers()?;
     let n_ff = keys.sizes("feed_forward_length", n_layers, MAX_DIM)?;
     let mut config =
         ModelConfig::read(keys, family, RMS_EPS, FeedForward::Dense { n_ff: n_ff[0] })?;
-    for (layer, n_ff) in config.layers.iter_mut().zip(n_ff) {
-        layer.feed_forward = FeedForward::Dense { n_ff };
+    let experts = match experts::n_experts(keys)? {
+        0 => None,
+        _ => Some(experts::experts(keys, ExpertWeights::Normalized)?),
+    };
+    for (index, (layer, n_ff)) in config.layers.iter_mut().zip(n_ff).enumerate() {
+        let router = format!("blk.{index}.ffn_gate_inp.weight");
+        layer.feed_forward = match experts {
+            Some(experts) if keys.gguf.tensor(&router).is_some() => {
+                FeedForward::Mixture(beside_network(experts, n_ff))
+            }
+            _ => FeedForward::Dense { n_ff },
+        };
         layer.scores.scale = 1.0;
     }
     let global = config.ropes[0];
@@ -37,6 +47,7 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
         ..global.unscaled()
     };
     require_window(keys)?;
+    require_pattern(keys)?;
     set_windows(keys, &mut config, in_window, (None, 1))?;
     let dim = keys.opt_size("attention.key_length_swa", MAX_DIM)?;
     for layer in config
@@ -63,6 +74,21 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
     let cap = keys.positive_or_zero("final_logit_softcapping")?;
     config.logits_cap = cap.map(|cap| cap as f32);
     Ok(config)
+}
+
+/// Returns the experts of a layer whose network is `n_ff` wide. Their weights are not scaled.
+fn beside_network(experts: Experts, n_ff: usize) -> Experts {
+    Experts {
+        router: Router {
+            scale: 1.0,
+            ..experts.router
+        },
+        shared: Some(SharedExpert {
+            n_ff,
+            is_gated: false,
+        }),
+        ..experts
+    }
 }
 
 /// Lets each of the last layers use the cache of the last layer before them that has the same kind of attention.
@@ -95,8 +121,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         let out = attention(m, layer, &mut caches, normed)?;
         let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
         x = m.plan.add(out, x);
-        let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
-        let out = feed_forward(m, layer, Activation::GeluTanh, normed)?;
+        let out = network(m, layer, x)?;
         let out = m.rms_norm(out, &layer.tensor("post_ffw_norm"), eps)?;
         x = m.plan.add(out, x);
         if let (Some(inputs), Some(n_inputs)) = (inputs, m.config.n_layer_inputs) {
@@ -117,17 +142,42 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     logits(m, x, 1.0)
 }
 
+/// Records the feed-forward network of `x`, plus the experts if the layer has them. Both have norms of their own.
+fn network(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Result<Value, LoadError> {
+    let (eps, activation) = (m.config.norm_eps, Activation::GeluTanh);
+    let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
+    let n_ff = match layer.facts.feed_forward {
+        FeedForward::Mixture(Experts {
+            shared: Some(shared),
+            ..
+        }) => shared.n_ff,
+        feed_forward => feed_forward.n_ff(),
+    };
+    let out = gated_feed_forward(m, layer, (activation, n_ff), normed)?;
+    let FeedForward::Mixture(experts) = &layer.facts.feed_forward else {
+        return Ok(out);
+    };
+    let out = m.rms_norm(out, &layer.tensor("post_ffw_norm_1"), eps)?;
+    let scale = layer.tensor("ffn_gate_inp.scale");
+    let factor = 1.0 / (m.config.n_embd as f64).sqrt();
+    let scale = m.loader.vector(&scale, m.config.n_embd, factor)?;
+    let of_router = m.plan.rms_norm(x, scale, eps);
+    let normed = m.rms_norm(x, &layer.tensor("pre_ffw_norm_2"), eps)?;
+    let of_experts = routed_experts(m, layer, (activation, experts), [of_router, normed])?;
+    let of_experts = m.rms_norm(of_experts, &layer.tensor("post_ffw_norm_2"), eps)?;
+    Ok(m.plan.add(of_experts, out))
+}
+
 /// Records the inputs of all layers, `n_inputs` values each: the normed projection of the embeddings `x`, plus the
 /// tokens' rows of a table, the mean of both being weighted so that the variance stays.
 fn layer_inputs(m: &mut Builder<'_>, n_inputs: usize, x: Value) -> Result<Value, LoadError> {
     let (n_embd, n_vocab) = (m.config.n_embd, m.config.n_vocab);
     let width = n_inputs * m.config.n_layers();
     let both = 0.5f64.sqrt();
-    let table = m
-        .loader
-        .matrix("per_layer_token_embd.weight", n_vocab, width)?;
-    let scale = (n_inputs as f64).sqrt() * both;
-    let of_tokens = m.plan.embed(table, scale as f32, width);
+    let scale = ((n_inputs as f64).sqrt() * both) as f32;
+    let table = m.loader.matrix(LAYER_INPUTS, n_vocab, width)?;
+    let of_tokens = m.plan.embed(table, scale, width);
+    let of_tokens = m.adapt_embedding(LAYER_INPUTS, scale, of_tokens)?;
     let projected = m.linear(x, "per_layer_model_proj", width)?;
     // The projection is divided by the root of the embedding's length, which only changes the meaning of epsilon.
     let eps = f64::from(m.config.norm_eps) * n_embd as f64;

@@ -15,6 +15,7 @@ use crate::windows::{require_window, set_windows};
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let mut experts = experts(keys, ExpertWeights::Normalized)?;
     experts.n_ff = keys.size("expert_feed_forward_length", MAX_DIM)?;
+    experts.router.scale = 1.0;
     let mut config = ModelConfig::read(keys, family, RMS_EPS, FeedForward::Mixture(experts))?;
     let global = config.ropes[0];
     let in_window = Rope {
@@ -23,6 +24,9 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
     };
     require_window(keys)?;
     set_windows(keys, &mut config, in_window, (None, 2))?;
+    for layer in &mut config.layers {
+        layer.has_sinks = true;
+    }
     Ok(config)
 }
 
@@ -30,10 +34,6 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
-        let sinks = layer.tensor("attn_sinks.weight");
-        if !m.loader.has(&sinks) {
-            return Err(m.loader.missing(&sinks));
-        }
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);

@@ -36,6 +36,7 @@ pub(crate) fn minicpm(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig,
         embedding: keys.positive_or_zero("embedding_scale")?.unwrap_or(12.0),
         residual: keys.positive_or_zero("residual_scale")?.unwrap_or(residual),
         logits: keys.positive_or_zero("logit_scale")?.unwrap_or(logits),
+        ..config.scales
     };
     Ok(config)
 }
@@ -55,6 +56,7 @@ fn read(
         embedding: keys.positive_or_zero("embedding_scale")?.unwrap_or(1.0),
         residual: keys.positive_or_zero("residual_scale")?.unwrap_or(1.0),
         logits,
+        ..config.scales
     };
     let rotates = keys.meta.opt_bool(&keys.key("rope.scaling.finetuned"))?;
     let scale = keys.positive_or_zero("attention.scale")?;
@@ -70,6 +72,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         embedding,
         residual,
         logits: divisor,
+        ..
     } = m.config.scales;
     let eps = (f64::from(m.config.norm_eps) / (residual * residual)) as f32;
     let mut x = embeddings(m, embedding / residual)?;

@@ -4,7 +4,8 @@ use rocmforge_plan::{ExpertScores, ExpertWeights};
 
 use crate::error::LoadError;
 use crate::experts::{
-    experts, lead_with_dense, make_dense, n_ff, stated_experts, with_shared, with_stated_shared,
+    experts, lead_with_dense, make_unrouted_dense, n_ff, stated_experts, with_shared,
+    with_stated_shared,
 };
 use crate::facts::{Experts, FeedForward, KeyFacts, ModelConfig, RMS_EPS};
 use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
@@ -79,14 +80,12 @@ pub(crate) fn hy_v3(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
     let experts = stated_experts(keys, Some(ExpertScores::Sigmoid))?;
     let experts = with_stated_shared(keys, experts, Some(experts.n_ff))?;
     let mut config = ModelConfig::read(keys, family, RMS_EPS, FeedForward::Mixture(experts))?;
-    make_dense(keys, &mut config, |layer| {
-        let router = format!("blk.{layer}.ffn_gate_inp.weight");
-        keys.gguf.tensor(&router).is_none()
-    })?;
+    make_unrouted_dense(keys, &mut config)?;
     Ok(config)
 }
 
-fn read_with_dense_lead(
+/// Reads a model whose first layers have networks instead of experts.
+pub(crate) fn read_with_dense_lead(
     keys: &Keys<'_>,
     family: &KeyFacts,
     experts: Experts,

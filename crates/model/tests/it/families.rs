@@ -8,9 +8,12 @@ use rocmforge_testkit::models::families;
 use crate::plans::{open, rewritten};
 
 /// Keys that these families have beyond those of others.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 23] = [
+    "attention.head_count",
+    "attention.head_count_kv",
     "attention.sliding_window",
     "attention.sliding_window_pattern",
+    "attention.value_scale",
     "expert_feed_forward_length",
     "expert_gating_func",
     "expert_group_count",
@@ -23,8 +26,12 @@ const KEYS: [&str; 16] = [
     "leading_dense_block_count",
     "logit_scale",
     "nextn_predict_layers",
+    "rope.dimension_count_swa",
     "rope.dimension_sections",
+    "rope.freq_base_swa",
     "rope.scaling.alpha",
+    "swiglu_clamp_exp",
+    "swiglu_clamp_shexp",
 ];
 
 fn values() -> Vec<Option<OwnedValue>> {
@@ -86,7 +93,7 @@ fn files_without_a_tensor_are_refused() {
             "attn_q_norm.weight",
             "attn_k_norm.weight",
         ];
-        name == "output.weight"
+        ["output.weight", "rope_freqs.weight"].contains(&name)
             || suffixes.iter().any(|suffix| name.ends_with(suffix))
             || name.contains("attn_norm_2")
     };
@@ -117,14 +124,20 @@ fn files_without_a_tensor_are_refused() {
     }
 }
 
-/// Tensors whose absence says something: a layer of StableLM without a second norm.
+/// Tensors whose absence says something: a layer of StableLM without a second norm, of MiMo without sinks, of Step without
+/// a gate.
 fn is_choice(name: &str, tensor: &str) -> bool {
-    name == "stablelm" && tensor.contains("ffn_norm")
+    match name {
+        "stablelm" => tensor.contains("ffn_norm"),
+        "mimo2" => tensor.contains("attn_sinks"),
+        "step35" => tensor.contains("attn_gate"),
+        _ => false,
+    }
 }
 
 #[test]
 fn layers_that_predict_further_tokens_are_left_out() {
-    for name in ["glm4moe", "hy_v3"] {
+    for name in ["glm4moe", "hy_v3", "step35"] {
         let writer = families::model(name, GgmlType::Q4_0);
         let model = Model::load(open(&writer.unwrap().unwrap())).unwrap();
         let n_layers = model.config.n_layers();

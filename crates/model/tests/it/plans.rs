@@ -155,6 +155,9 @@ fn cases() -> Vec<Case> {
                 Detail::Hash,
             ));
         }
+        if gguf.tensor("rope_freqs.weight").is_some() {
+            continue;
+        }
         let mut factors = rewritten(&gguf, all, same);
         let values = synth::uniform("rope_freqs.weight", 16, 2.0, 0.5);
         factors
@@ -391,6 +394,9 @@ fn files_are_accepted_and_refused_as_they_were() {
             "blk.0.attn_rot_embd",
             "rope_freqs.weight",
         ] {
+            if gguf.tensor(extra).is_some() {
+                continue;
+            }
             let mut more = rewritten(&gguf, |_| true, same);
             more.add_tensor_f32(extra, &[16], GgmlType::F32, &[1.5; 16])
                 .unwrap();

@@ -54,6 +54,14 @@ struct Row {
     n_ff: usize,
     /// Query heads, heads of K and V, values per head.
     heads: [usize; 3],
+    /// Values per head of V; 0 for as many as of K.
+    v_dim: usize,
+    /// Which layers have windows; empty if the keys say it.
+    windows: &'static [bool],
+    /// Query heads and heads of K and V in layers with windows; zeros for the same as in others.
+    window_heads: [usize; 2],
+    /// Number of RoPE's frequency factors.
+    n_factors: usize,
     norm: Norm,
     /// Norms of each layer.
     norms: &'static [&'static str],
@@ -61,8 +69,7 @@ struct Row {
     /// Biases of attention's projections and of the feed-forward network.
     biases: &'static [&'static str],
     head_norm: HeadNorm,
-    /// Whether attention's output has a gate for each value.
-    has_gate: bool,
+    gate: Gate,
     feed_forward: FeedForward,
     mixture: Option<Mixture>,
     output: Output,
@@ -87,6 +94,14 @@ enum HeadNorm {
     None,
     Each,
     Together,
+}
+
+/// What the gate of attention's output has values for.
+#[derive(Clone, Copy, PartialEq)]
+enum Gate {
+    None,
+    Heads,
+    Values,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -125,6 +140,8 @@ enum Key {
     F(f32),
     B(bool),
     Ints(&'static [i32]),
+    /// A number for each layer.
+    OfLayers(&'static [f32]),
 }
 
 impl Row {
@@ -157,9 +174,22 @@ impl Row {
         ] {
             model.set(key, value as u32);
         }
-        if n_heads * head_dim != self.n_embd {
+        let [_, v_dim] = self.head_dims();
+        if n_heads * head_dim != self.n_embd || v_dim != head_dim {
             model.set("attention.key_length", head_dim as u32);
-            model.set("attention.value_length", head_dim as u32);
+            model.set("attention.value_length", v_dim as u32);
+        }
+        if !self.windows.is_empty() {
+            let layers = 0..model.n_layers + self.n_nextn;
+            let heads = layers.clone().map(|layer| self.heads_of(layer));
+            let (n_q, n_kv): (Vec<i32>, Vec<i32>) =
+                heads.map(|[q, kv]| (q as i32, kv as i32)).unzip();
+            let windows: Vec<bool> = layers.map(|layer| self.has_window(layer)).collect();
+            model.set("attention.sliding_window_pattern", windows);
+            if self.window_heads != [0; 2] {
+                model.set("attention.head_count", n_q);
+                model.set("attention.head_count_kv", n_kv);
+            }
         }
         match self.norm {
             Norm::Rms => model.set("attention.layer_norm_rms_epsilon", 1e-5f32),
@@ -180,6 +210,10 @@ impl Row {
                 Key::F(value) => value.into(),
                 Key::B(value) => value.into(),
                 Key::Ints(values) => values.to_vec().into(),
+                Key::OfLayers(values) => {
+                    let n_layers = model.n_layers + self.n_nextn;
+                    values[..n_layers].to_vec().into()
+                }
             };
             model.set(key, value);
         }
@@ -195,12 +229,15 @@ impl Row {
         if self.output == Output::OwnWithBias {
             model.vector("output.bias", N_VOCAB, 0.0, 0.5)?;
         }
+        if self.n_factors > 0 {
+            model.vector("rope_freqs.weight", self.n_factors, 4.0, 3.0)?;
+        }
         for layer in 0..model.n_layers + self.n_nextn {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
             for norm in self.norms {
                 self.norm(model, &tensor(norm), n_embd)?;
             }
-            self.attention(model, &tensor)?;
+            self.attention(model, layer, &tensor)?;
             match &self.mixture {
                 Some(experts) if layer >= experts.n_dense => {
                     self.mixture(model, &tensor, experts)?;
@@ -217,10 +254,39 @@ impl Row {
         Ok(())
     }
 
-    fn attention(&self, model: &mut Synth, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
+    fn has_window(&self, layer: usize) -> bool {
+        // Layers that predict further tokens have none.
+        self.windows
+            .get(layer)
+            .is_some_and(|has_window| *has_window)
+    }
+
+    /// Query heads, and heads of K and V.
+    fn heads_of(&self, layer: usize) -> [usize; 2] {
+        let [n_heads, n_kv_heads, _] = self.heads;
+        match self.window_heads != [0; 2] && self.has_window(layer) {
+            true => self.window_heads,
+            false => [n_heads, n_kv_heads],
+        }
+    }
+
+    /// Values per head of K and V.
+    fn head_dims(&self) -> [usize; 2] {
+        let [.., k_dim] = self.heads;
+        [k_dim, if self.v_dim > 0 { self.v_dim } else { k_dim }]
+    }
+
+    fn attention(
+        &self,
+        model: &mut Synth,
+        layer: usize,
+        tensor: &dyn Fn(&str) -> String,
+    ) -> Result<(), Error> {
         let n_embd = self.n_embd;
-        let [n_heads, n_kv_heads, head_dim] = self.heads;
+        let [n_heads, n_kv_heads] = self.heads_of(layer);
+        let [head_dim, v_dim] = self.head_dims();
         let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let (n_out, n_v) = (n_heads * v_dim, n_kv_heads * v_dim);
         let norms = match self.head_norm {
             HeadNorm::None => [0; 2],
             HeadNorm::Each => [head_dim; 2],
@@ -231,16 +297,21 @@ impl Row {
                 model.norm(&tensor(name), width)?;
             }
         }
-        if self.has_gate {
-            self.linear(model, &tensor, ("attn_gate", n_q, n_embd))?;
+        match self.gate {
+            Gate::None => {}
+            Gate::Heads => self.linear(model, &tensor, ("attn_gate", n_heads, n_embd))?,
+            Gate::Values => self.linear(model, &tensor, ("attn_gate", n_out, n_embd))?,
         }
-        self.linear(model, &tensor, ("attn_output", n_embd, n_q))?;
+        if self.arch == "mimo2" && self.has_window(layer) {
+            model.vector(&tensor("attn_sinks.weight"), n_heads, 1.0, 3.0)?;
+        }
+        self.linear(model, &tensor, ("attn_output", n_embd, n_out))?;
         match self.qkv {
-            Qkv::Fused => self.linear(model, &tensor, ("attn_qkv", n_q + 2 * n_kv, n_embd)),
+            Qkv::Fused => self.linear(model, &tensor, ("attn_qkv", n_q + n_kv + n_v, n_embd)),
             Qkv::Separate => {
                 self.linear(model, &tensor, ("attn_q", n_q, n_embd))?;
                 self.linear(model, &tensor, ("attn_k", n_kv, n_embd))?;
-                self.linear(model, &tensor, ("attn_v", n_kv, n_embd))
+                self.linear(model, &tensor, ("attn_v", n_v, n_embd))
             }
         }
     }

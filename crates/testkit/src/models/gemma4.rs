@@ -1,9 +1,10 @@
 //! Gemma 4: layers that differ in heads, widths and windows. `gemma4` has inputs of every layer and layers that share
-//! the KV cache of others, as E2B and E4B; `gemma4_wide` has values that are the keys and heads of 512, as 31B.
+//! the KV cache of others, as E2B and E4B; `gemma4_wide` has values that are the keys and heads of 512, as 31B;
+//! `gemma4_moe` has experts beside the network of all layers but the first, as 26B has in all.
 
 use rocmforge_gguf::Error;
 
-use super::{N_EMBD, N_HEADS, N_VOCAB, Synth};
+use super::{EXPERT_N_FF, N_EMBD, N_EXPERTS, N_HEADS, N_VOCAB, Synth};
 
 /// Values of the input of each layer.
 const N_INPUTS: usize = 32;
@@ -13,14 +14,22 @@ impl Synth {
         self.name == "gemma4_wide"
     }
 
+    fn has_inputs(&self) -> bool {
+        self.name == "gemma4"
+    }
+
+    fn has_experts(&self, layer: usize) -> bool {
+        self.name == "gemma4_moe" && layer > 0
+    }
+
     fn has_window(&self, layer: usize) -> bool {
         layer % 4 != 3 && layer + 1 != self.n_layers
     }
 
     fn n_shared(&self) -> usize {
-        match self.is_wide() || self.n_layers < 8 {
-            true => 0,
-            false => 4,
+        match self.has_inputs() && self.n_layers >= 8 {
+            true => 4,
+            false => 0,
         }
     }
 
@@ -64,15 +73,19 @@ impl Synth {
         self.set("attention.sliding_window", 20u32);
         self.set("attention.sliding_window_pattern", windows);
         self.set("attention.shared_kv_layers", self.n_shared() as u32);
-        let n_inputs = if self.is_wide() { 0 } else { N_INPUTS };
+        let n_inputs = if self.has_inputs() { N_INPUTS } else { 0 };
         self.set("embedding_length_per_layer_input", n_inputs as u32);
         self.set("final_logit_softcapping", 5f32);
+        if self.name == "gemma4_moe" {
+            self.experts(3);
+            self.set("expert_feed_forward_length", EXPERT_N_FF as u32);
+        }
     }
 
     pub(super) fn gemma4_inputs(&mut self) -> Result<(), Error> {
         let [global, _] = self.heads_of(self.n_layers - 1);
         self.vector("rope_freqs.weight", global / 2, 4.0, 3.0)?;
-        if self.is_wide() {
+        if !self.has_inputs() {
             return Ok(());
         }
         let width = N_INPUTS * self.n_layers;
@@ -89,7 +102,9 @@ impl Synth {
         let [dim, n_kv] = self.heads_of(layer);
         let has_cache = layer < self.n_layers - self.n_shared();
         self.linear(&tensor("attn_q"), N_HEADS * dim, N_EMBD)?;
-        self.norm(&tensor("attn_q_norm"), dim)?;
+        // Scores are not scaled, and would be so large that a single position had all the weight.
+        let mean = 1.5 / (dim as f32).sqrt();
+        self.vector(&tensor("attn_q_norm.weight"), dim, mean, 0.3 * mean)?;
         self.linear(&tensor("attn_output"), N_EMBD, N_HEADS * dim)?;
         if has_cache {
             self.linear(&tensor("attn_k"), n_kv * dim, N_EMBD)?;
@@ -111,11 +126,27 @@ impl Synth {
         self.linear(&tensor("ffn_gate"), n_ff, N_EMBD)?;
         self.linear(&tensor("ffn_up"), n_ff, N_EMBD)?;
         self.linear(&tensor("ffn_down"), N_EMBD, n_ff)?;
-        if !self.is_wide() {
+        if self.has_experts(layer) {
+            self.gemma4_experts(tensor)?;
+        }
+        if self.has_inputs() {
             self.linear(&tensor("inp_gate"), N_INPUTS, N_EMBD)?;
             self.linear(&tensor("proj"), N_EMBD, N_INPUTS)?;
             self.norm(&tensor("post_norm"), N_EMBD)?;
         }
         Ok(())
+    }
+    fn gemma4_experts(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
+        for norm in ["post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"] {
+            self.norm(&tensor(norm), N_EMBD)?;
+        }
+        self.router(&tensor("ffn_gate_inp.weight"), [N_EXPERTS, N_EMBD])?;
+        // Its input is divided by the root of its width.
+        let root = (N_EMBD as f32).sqrt();
+        self.vector(&tensor("ffn_gate_inp.scale"), N_EMBD, root, 0.5 * root)?;
+        let (both, down) = ("ffn_gate_up_exps.weight", "ffn_down_exps.weight");
+        self.expert_matrices(&tensor(both), [N_EXPERTS, 2 * EXPERT_N_FF, N_EMBD])?;
+        self.expert_matrices(&tensor(down), [N_EXPERTS, N_EMBD, EXPERT_N_FF])?;
+        self.vector(&tensor("ffn_down_exps.scale"), N_EXPERTS, 1.0, 0.5)
     }
 }

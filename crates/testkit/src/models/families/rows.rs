@@ -1,7 +1,7 @@
 //! The rows: architectures, some of them in a second shape.
 
-use super::Key::{B, F, Ints, U};
-use super::{FeedForward, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
+use super::Key::{B, F, Ints, OfLayers, U};
+use super::{FeedForward, Gate, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
 
 const LLAMA: Row = Row {
     name: "",
@@ -16,7 +16,11 @@ const LLAMA: Row = Row {
     qkv: Qkv::Separate,
     biases: &[],
     head_norm: HeadNorm::None,
-    has_gate: false,
+    v_dim: 0,
+    windows: &[],
+    window_heads: [0; 2],
+    n_factors: 0,
+    gate: Gate::None,
     feed_forward: FeedForward::Gated,
     mixture: None,
     output: Output::Own,
@@ -304,7 +308,7 @@ pub(super) static ROWS: &[Row] = &[
         heads: [6, 2, 64],
         norms: FOUR_NORMS,
         head_norm: HeadNorm::Each,
-        has_gate: true,
+        gate: Gate::Values,
         keys: &[
             ("attention.sliding_window", U(24)),
             ("logit_scale", F(0.6)),
@@ -457,6 +461,85 @@ pub(super) static ROWS: &[Row] = &[
         head_norm: HeadNorm::Each,
         mixture: Some(BIASED),
         keys: &[ONE_SHARED, ONE_DENSE, SCALE, NORMED, (GATING, U(2))],
+        ..LLAMA
+    },
+    Row {
+        name: "laguna",
+        arch: "laguna",
+        n_layers: 4,
+        heads: [6, 2, 64],
+        windows: &[false, true, true, false],
+        window_heads: [8, 2],
+        head_norm: HeadNorm::Each,
+        gate: Gate::Heads,
+        mixture: Some(BIASED),
+        keys: &[
+            ("attention.sliding_window", U(24)),
+            ("rope.dimension_count", U(32)),
+            ("rope.dimension_count_swa", U(64)),
+            ("rope.freq_base_swa", F(5e3)),
+            ("expert_shared_feed_forward_length", U(256)),
+            ONE_DENSE,
+            SCALE,
+            NORMED,
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "laguna_global",
+        arch: "laguna",
+        heads: [6, 2, 64],
+        head_norm: HeadNorm::Each,
+        gate: Gate::Values,
+        mixture: Some(BIASED),
+        output: Output::Tied,
+        keys: &[ONE_SHARED, ONE_DENSE, (GATING, U(1))],
+        ..LLAMA
+    },
+    Row {
+        name: "mimo2",
+        arch: "mimo2",
+        n_layers: 4,
+        heads: [6, 1, 96],
+        v_dim: 64,
+        windows: &[false, true, true, false],
+        window_heads: [6, 2],
+        mixture: Some(Mixture {
+            n_ff_shared: None,
+            ..BIASED
+        }),
+        keys: &[
+            ("attention.sliding_window", U(24)),
+            ("attention.value_scale", F(0.7)),
+            ("rope.dimension_count", U(32)),
+            ("rope.freq_base_swa", F(5e3)),
+            ONE_DENSE,
+            // Has no effect.
+            SCALE,
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "step35",
+        arch: "step35",
+        n_layers: 4,
+        n_nextn: 1,
+        heads: [8, 2, 64],
+        windows: &[false, true, true, false],
+        window_heads: [12, 2],
+        n_factors: 32,
+        head_norm: HeadNorm::Each,
+        gate: Gate::Heads,
+        mixture: Some(BIASED),
+        keys: &[
+            ("attention.sliding_window", U(24)),
+            ("rope.freq_base_swa", F(5e3)),
+            ("expert_shared_feed_forward_length", U(256)),
+            ("swiglu_clamp_exp", OfLayers(&[0.0, 0.0, 0.8, 0.5, 0.0])),
+            ("swiglu_clamp_shexp", OfLayers(&[0.6, 0.7, 0.0, 0.5, 0.0])),
+            SCALE,
+            NORMED,
+        ],
         ..LLAMA
     },
 ];
