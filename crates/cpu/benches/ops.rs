@@ -173,7 +173,7 @@ fn decode(
             let inputs = AttnInputs {
                 q: &q,
                 k: copies.get(i % n_copies),
-                v: copies.get((i + 1) % n_copies),
+                v: Some(copies.get((i + 1) % n_copies)),
                 sinks: None,
             };
             i += 2;
@@ -246,7 +246,7 @@ fn prefill(criterion: &mut Criterion, machine: &Machine) {
                 let inputs = AttnInputs {
                     q: &q,
                     k: KvSlice::F16(&kv),
-                    v: KvSlice::F16(&kv),
+                    v: Some(KvSlice::F16(&kv)),
                     sinks: None,
                 };
                 attention(machine.isa, &machine.pool, &SHAPE, inputs, &[seq], &mut out);
@@ -282,6 +282,7 @@ fn small_ops(criterion: &mut Criterion, machine: &Machine) {
         for style in [RopeStyle::Norm, RopeStyle::Neox] {
             let rotation = Rotation {
                 style,
+                start: 0,
                 head_dim: 64,
                 n_rot: 64,
                 cos_sin: &angles,

@@ -192,7 +192,8 @@ fn check(shape: &AttnShape, inputs: AttnInputs<'_>, seqs: &[AttnSeq<'_>], out: &
         "a page of {page} positions is not a multiple of {BLOCK}"
     );
     assert!(
-        k_dim.is_multiple_of(k.block_len()) && v_dim.is_multiple_of(v.block_len()),
+        k_dim.is_multiple_of(k.block_len())
+            && v.is_none_or(|v| v_dim.is_multiple_of(v.block_len())),
         "heads of {k_dim} and {v_dim} values are not whole blocks"
     );
     shape.mask.check();
@@ -216,11 +217,14 @@ fn check(shape: &AttnShape, inputs: AttnInputs<'_>, seqs: &[AttnSeq<'_>], out: &
         n_blocks * n_kv_heads * page * k_dim,
         "k holds whole blocks"
     );
-    assert_eq!(
-        v.len(),
-        n_blocks * n_kv_heads * page * v_dim,
-        "v has the blocks of k"
-    );
+    match v {
+        Some(v) => assert_eq!(
+            v.len(),
+            n_blocks * n_kv_heads * page * v_dim,
+            "v has the blocks of k"
+        ),
+        None => assert!(v_dim <= k_dim, "a value is a part of its key"),
+    }
     for seq in seqs.iter().filter(|s| s.n_rows > 0) {
         assert!(
             seq.first_row + seq.n_rows <= n_tokens,

@@ -130,6 +130,12 @@ impl Routing {
         Some(routing)
     }
 
+    /// The routing of every token to each of `n_heads` heads, whose matrices are then like those of experts.
+    pub fn of_heads(n_heads: usize, n_tokens: usize) -> Routing {
+        let choices = (0..n_tokens).flat_map(|_| (0..n_heads as u32).map(|head| (head, 1.0)));
+        Routing::of_choices(n_heads, n_heads, choices).expect("all heads exist")
+    }
+
     /// The rows of each expert that has any, the most rows first.
     pub fn groups(&self) -> impl Iterator<Item = Range<usize>> {
         self.groups.iter().map(|group| group.rows.clone())
@@ -346,12 +352,7 @@ impl ExpertActs {
         }
         assert!(x.len().is_multiple_of(n_rows), "x holds whole rows");
         let n_in = x.len() / n_rows;
-        (self.format, self.n_in) = (Some(format), n_in);
-        self.n_groups = routing.groups.len();
-        if self.groups.len() < routing.groups.len() {
-            self.groups.resize_with(routing.groups.len(), Acts::new);
-        }
-        let groups = &mut self.groups[..routing.groups.len()];
+        let groups = self.reset(routing.groups.len(), n_in, format);
         // Within a task the pool runs inline.
         pool.for_each_rows(groups, 1, 1, &|first, acts| {
             let rows = routing.groups[first].rows.clone();
@@ -371,6 +372,52 @@ impl ExpertActs {
                 }
             }
         });
+    }
+
+    /// Converts `n_in` values of each head of `x` [n_tokens, n_heads * head_dim], from `start` on, like
+    /// [`Acts::quantize`]: a group for each head, as in [`Routing::of_heads`].
+    ///
+    /// # Panics
+    /// If `x` has the wrong shape, or a row is not whole blocks of `format`.
+    pub fn quantize_heads(
+        &mut self,
+        isa: Isa,
+        pool: &Pool,
+        (x, n_tokens): (&[f32], usize),
+        [n_heads, start, n_in]: [usize; 3],
+        format: ActFormat,
+    ) {
+        if n_tokens == 0 {
+            self.n_groups = 0;
+            return;
+        }
+        assert!(
+            n_heads > 0 && x.len().is_multiple_of(n_tokens * n_heads),
+            "x holds whole heads"
+        );
+        let width = x.len() / n_tokens;
+        let head_dim = width / n_heads;
+        assert!(start + n_in <= head_dim, "the values are in a head");
+        let groups = self.reset(n_heads, n_in, format);
+        // Within a task the pool runs inline.
+        pool.for_each_rows(groups, 1, 1, &|head, acts| {
+            let rows = x.chunks_exact(width);
+            let gathered: Vec<f32> = rows
+                .flat_map(|row| &row[head * head_dim + start..][..n_in])
+                .copied()
+                .collect();
+            acts[0].quantize(isa, pool, &gathered, [n_tokens, n_in], format);
+        });
+    }
+
+    /// Sets the shape; returns the groups, with old values.
+    fn reset(&mut self, n_groups: usize, n_in: usize, format: ActFormat) -> &mut [Acts] {
+        (self.format, self.n_in) = (Some(format), n_in);
+        self.n_groups = n_groups;
+        if self.groups.len() < n_groups {
+            self.groups.resize_with(n_groups, Acts::new);
+        }
+        &mut self.groups[..n_groups]
     }
 }
 

@@ -22,8 +22,9 @@ struct DecodeParams {
     u32 n_splits;
     u32 k_dim;
     u32 v_dim;
-    u32 pad;
-    FIELDS(q, out, partial, positions, seq_of_row, cache, scores, n_rows, n_heads, n_splits, k_dim, v_dim, pad)
+    // Width of the rows of the cache that the values are in.
+    u32 v_row;
+    FIELDS(q, out, partial, positions, seq_of_row, cache, scores, n_rows, n_heads, n_splits, k_dim, v_dim, v_row)
 };
 
 // The positions of a row and their splits.

@@ -16,7 +16,7 @@
 // Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
 #include "activation.h"
 #include "acts.h"
-#include "experts.h"
+#include "expert_tiles.h"
 #include "logits.h"
 #include "quad.h"
 #include "step.h"
@@ -29,8 +29,6 @@ constexpr u32 SORT_WAVES = SORT_THREADS / WARP_SIZE;
 constexpr u32 MAX_EXPERTS = SORT_THREADS;
 // Counts of rows by chunk of choices and expert.
 constexpr u32 N_COUNTS = 8192;
-// Kinds of tiles, which differ in their maximum number of rows (TILE_ROWS in src/ops/routing.rs).
-constexpr u32 N_KINDS = 3;
 
 // `ExpertScores` in src/ops/routing.rs.
 enum ScoreKind : u32 { SOFTMAX = 0, SIGMOID = 1, SQRT_SOFTPLUS = 2 };
@@ -39,14 +37,6 @@ constexpr u32 MAX_GROUPS = 32;
 static_assert(MAX_GROUPS <= WARP_SIZE);
 // The sum that divides weights is at least this, the smallest normal number of F16.
 constexpr float MIN_WEIGHT_SUM = 6.103515625e-5f;
-
-struct TileList {
-    ExpertTile* tiles;
-    u32 n_rows;
-    // The maximum number of tiles.
-    u32 len;
-    FIELDS(tiles, n_rows, len)
-};
 
 struct RouteParams {
     const float* logits;

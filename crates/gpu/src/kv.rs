@@ -1,5 +1,7 @@
 //! The KV cache: the storage types of heads (`kernels/kv_type.h`), and the memory of a layer.
 
+use rocmforge_plan::Values;
+
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{AnyKernel, KernelTable, layout};
@@ -98,6 +100,7 @@ pub struct KvShape {
     pub page: usize,
     pub k_dim: usize,
     pub v_dim: usize,
+    pub values: Values,
 }
 
 impl KvShape {
@@ -108,7 +111,19 @@ impl KvShape {
 
     /// Bytes of the keys and of the values.
     pub fn n_bytes(&self) -> [usize; 2] {
-        [self.k_dim, self.v_dim].map(|dim| self.n_rows() * self.ty.head_bytes(dim))
+        let [k, v] = [self.k_dim, self.v_dim].map(|dim| self.n_rows() * self.ty.head_bytes(dim));
+        match self.values {
+            Values::Apart => [k, v],
+            Values::InKeys => [k, 0],
+        }
+    }
+
+    /// Width of values in memory of their own; 0 if they are in the keys.
+    pub(crate) fn stored_v_dim(&self) -> usize {
+        match self.values {
+            Values::Apart => self.v_dim,
+            Values::InKeys => 0,
+        }
     }
 
     /// Checks that kernels on `gpu` can append to such a cache, move its entries, and attend to it with `n_heads` query
@@ -156,7 +171,7 @@ impl<'a> KvLayer<'a> {
         }
     }
 
-    /// Returns the addresses of the keys and of the values.
+    /// Returns the addresses of the keys and of the values, or of the keys that they are in.
     ///
     /// # Panics
     /// If the memory does not have the size of the shape.
@@ -171,13 +186,18 @@ impl<'a> KvLayer<'a> {
             "the cache of {:?}",
             self.shape
         );
-        [(self.k, k_dim), (self.v, v_dim)].map(|(memory, dim)| {
+        let planes = |memory: Slice<'_, u8>, dim: usize| {
             // Pages have at least 16 rows, so scales are aligned as codes are.
             let n_codes = self.shape.n_rows() * dim * self.shape.ty.code_bytes();
             Planes {
                 codes: memory.address(),
                 scales: memory.part(n_codes..memory.len()).address(),
             }
-        })
+        };
+        let k = planes(self.k, k_dim);
+        match self.shape.values {
+            Values::Apart => [k, planes(self.v, v_dim)],
+            Values::InKeys => [k, k],
+        }
     }
 }

@@ -90,7 +90,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns the activation format for products with a tensor that the loader has already found.
-    fn act_format(&self, name: &str) -> ActFormat {
+    pub(crate) fn act_format(&self, name: &str) -> ActFormat {
         act_format(self.tensor(name).ty)
     }
 }
@@ -107,11 +107,11 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Rotates heads of `head_dim` values by the model's rotation `rope`.
-    pub(crate) fn rotate(&mut self, x: Value, head_dim: usize, rope: usize) -> Value {
+    /// Rotates heads of `head_dim` values by the model's rotation `rope`, from value `start` on.
+    pub(crate) fn rotate(&mut self, x: Value, [head_dim, start]: [usize; 2], rope: usize) -> Value {
         let table = self.ropes[rope].expect("there is a table if a layer uses it");
         let style = self.config.ropes[rope].style;
-        self.plan.rope(x, head_dim, table, style)
+        self.plan.rope(x, [head_dim, start], table, style)
     }
 
     /// Records the RMS norm `{tensor}.weight` of whole rows.
@@ -205,7 +205,6 @@ impl Builder<'_> {
         n_out: usize,
     ) -> Result<Value, LoadError> {
         let name = format!("{tensor}.weight");
-        self.refuse_expert_scales(tensor)?;
         let n_experts = experts.n_experts;
         let weight = self.loader.experts(&name, n_experts, n_out, x.width())?;
         let bias = format!("{tensor}.bias");
@@ -250,7 +249,8 @@ impl Builder<'_> {
         }
     }
 
-    fn refuse_expert_scales(&self, tensor: &str) -> Result<(), LoadError> {
+    /// Refuses a factor for each expert on the products with `{tensor}.weight`.
+    pub(crate) fn refuse_expert_scales(&self, tensor: &str) -> Result<(), LoadError> {
         let name = format!("{tensor}.scale");
         match self.loader.has(&name) {
             false => Ok(()),

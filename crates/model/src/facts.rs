@@ -59,6 +59,9 @@ pub struct LayerFacts {
     /// Values per head of V.
     pub v_dim: usize,
     pub head_norm: HeadNorm,
+    /// Latent attention (MLA): keys and values are computed from a narrow vector, which is what the cache holds. `k_dim`
+    /// and `v_dim` are then those of the computed heads.
+    pub latent: Option<Latent>,
     /// Index of the rotation of Q and K among those of the model; `None` if they are not rotated.
     pub rope: Option<usize>,
     /// Which positions attention sees.
@@ -73,6 +76,17 @@ pub struct LayerFacts {
     pub feed_forward: FeedForward,
     /// The limit of the SwiGLU of the network, or of the shared expert.
     pub limit: Option<f32>,
+}
+
+/// Latent attention of a layer (DeepSeek-AI 2024, DeepSeek-V2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latent {
+    /// Width of the vector from which queries are computed; `None` if they are computed directly.
+    pub q_rank: Option<usize>,
+    /// Width of the vector from which keys and values are computed.
+    pub kv_rank: usize,
+    /// Values at the end of each query and key that are rotated; those of the keys are the same in all heads.
+    pub n_rot: usize,
 }
 
 /// Which values each norm of Q and K spans.
@@ -237,6 +251,7 @@ impl ModelConfig {
             k_dim,
             v_dim,
             head_norm: family.head_norm,
+            latent: None,
             rope: Some(0),
             mask: Mask::All,
             scores: Scores {

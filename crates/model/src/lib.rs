@@ -24,7 +24,9 @@ use rocmforge_gguf::Gguf;
 use rocmforge_plan::{Fusion, KvType, Plan, Weights, fuse_adds, fuse_ops};
 
 pub use error::LoadError;
-pub use facts::{Experts, FeedForward, HeadNorm, LayerFacts, ModelConfig, Scales, SharedExpert};
+pub use facts::{
+    Experts, FeedForward, HeadNorm, Latent, LayerFacts, ModelConfig, Scales, SharedExpert,
+};
 pub use lora::{Adapter, AdapterError};
 pub use registry::architectures;
 pub use rope::{FrequencyFactors, Rope, RopeScaling};

@@ -84,15 +84,7 @@ impl<'a> WeightLoader<'a> {
         dims: &[usize],
         rows: Range<usize>,
     ) -> Result<WeightId, LoadError> {
-        let tensor = self.find(name).ok_or_else(|| self.missing(name))?;
-        let info = &self.gguf.tensors()[tensor];
-        check_shape(name, &info.dims, dims)?;
-        if !info.ty.can_dequantize() {
-            return Err(LoadError::TensorType {
-                name: name.to_string(),
-                ty: info.ty.name(),
-            });
-        }
+        let tensor = self.checked(name, dims)?;
         let place = [tensor, rows.start, rows.len()];
         if let Some(&id) = self.matrices.get(&place) {
             return Ok(id);
@@ -104,6 +96,20 @@ impl<'a> WeightLoader<'a> {
         });
         self.matrices.insert(place, id);
         Ok(id)
+    }
+
+    /// Returns the index of the tensor `name`, of these dimensions and a type that can be computed with.
+    fn checked(&mut self, name: &str, dims: &[usize]) -> Result<usize, LoadError> {
+        let tensor = self.find(name).ok_or_else(|| self.missing(name))?;
+        let info = &self.gguf.tensors()[tensor];
+        check_shape(name, &info.dims, dims)?;
+        if !info.ty.can_dequantize() {
+            return Err(LoadError::TensorType {
+                name: name.to_string(),
+                ty: info.ty.name(),
+            });
+        }
+        Ok(tensor)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -155,9 +161,13 @@ impl<'a> WeightLoader<'a> {
         Ok(values.map(|values| self.push_vector(values)))
     }
 
-    /// Returns the factor on products with the matrix `{tensor}.weight`, which files with NVFP4 weights have beside it:
-    /// 1 if this file has none.
+    /// Returns the factor on products with the matrix `{tensor}.weight`, which files have beside those in NVFP4; 1 if
+    /// there is none.
     pub(crate) fn scale_of(&mut self, tensor: &str) -> Result<f32, LoadError> {
+        let matrix = self.gguf.tensor(&format!("{tensor}.weight"));
+        if matrix.is_none_or(|info| info.ty != GgmlType::NVFP4) {
+            return Ok(1.0);
+        }
         let name = format!("{tensor}.scale");
         let Some(values) = self.opt_values(&name, 1)? else {
             return Ok(1.0);
@@ -182,7 +192,52 @@ impl<'a> WeightLoader<'a> {
         assert!(values.len().is_multiple_of(n_in), "whole rows");
         let mut data = vec![0; size_of_val(values)];
         quant::quantize(GgmlType::F32, values, &mut data)?;
-        Ok(self.push(WeightEntry::Owned { n_in, data }))
+        let ty = GgmlType::F32;
+        Ok(self.push(WeightEntry::Owned { ty, n_in, data }))
+    }
+
+    /// Returns the matrices of keys and of values of `n_heads` heads from one tensor, `[n_heads, n_key + n_value, n_in]`:
+    /// those of keys transposed, `[n_heads, n_in, n_key]`, then those of values `[n_heads, n_value, n_in]`; both with
+    /// their types.
+    pub(crate) fn keys_and_values(
+        &mut self,
+        name: &str,
+        n_heads: usize,
+        [n_key, n_value]: [usize; 2],
+        n_in: usize,
+    ) -> Result<[(WeightId, GgmlType); 2], LoadError> {
+        let n_rows = n_key + n_value;
+        let tensor = self.checked(name, &[n_in, n_heads * n_rows])?;
+        let info = &self.gguf.tensors()[tensor];
+        let (ty, data) = (info.ty, self.gguf.tensor_data(info));
+        let row_bytes = data.len() / (n_heads * n_rows);
+        let mut keys = vec![0.0; n_heads * n_in * n_key];
+        let mut values = Vec::with_capacity(n_heads * n_value * row_bytes);
+        let mut row = vec![0.0; n_in];
+        let heads = data.chunks_exact(n_rows * row_bytes);
+        for (of_head, keys) in heads.zip(keys.chunks_exact_mut(n_in * n_key)) {
+            let (of_keys, of_values) = of_head.split_at(n_key * row_bytes);
+            for (i, from) in of_keys.chunks_exact(row_bytes).enumerate() {
+                quant::dequantize(ty, from, &mut row)?;
+                for (to, value) in keys.chunks_exact_mut(n_key).zip(&row) {
+                    to[i] = *value;
+                }
+            }
+            values.extend_from_slice(of_values);
+        }
+        // Blocks cannot be transposed. F16 is far finer than they are.
+        const MAX_F16: f32 = 65504.0;
+        let fits = keys.iter().all(|x| x.abs() <= MAX_F16);
+        let key_ty = match ty {
+            GgmlType::F32 | GgmlType::BF16 => GgmlType::F32,
+            _ if fits => GgmlType::F16,
+            _ => GgmlType::F32,
+        };
+        let key_bytes = key_ty.row_bytes(keys.len()).expect("values without blocks");
+        let mut data = vec![0; key_bytes];
+        quant::quantize(key_ty, &keys, &mut data)?;
+        let mut owned = |ty, n_in, data| (self.push(WeightEntry::Owned { ty, n_in, data }), ty);
+        Ok([owned(key_ty, n_key, data), owned(ty, n_in, values)])
     }
 
     /// Returns the values of the vector `name` if the file has it.

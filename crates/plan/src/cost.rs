@@ -178,7 +178,9 @@ impl PlanCost<'_> {
                     ..self.elementwise(&[logits], 2, shape)
                 }
             }
-            Op::Quantize { out, .. } | Op::QuantizeExperts { out, .. } => {
+            Op::Quantize { out, .. }
+            | Op::QuantizeExperts { out, .. }
+            | Op::QuantizeHeads { out, .. } => {
                 let acts = self.plan.acts[out.0 as usize];
                 let (rows, width) = (shape.n_rows(acts.rows) as u64, acts.width as u64);
                 OpCost {
@@ -220,29 +222,12 @@ impl PlanCost<'_> {
                 bias,
                 n_experts,
                 ..
-            } => {
-                let acts = self.plan.acts[x.0 as usize];
-                let rows = shape.n_rows(acts.rows) as u64;
-                let matrices = self.weights.matrix(weight);
-                let n_experts = n_experts as u64;
-                let (n_in, n_out) = (matrices.n_in as u64, matrices.n_out as u64 / n_experts);
-                let products = 2 * rows * n_in * n_out;
-                let (act_bytes, f32_ops, i8_ops) = match acts.format {
-                    ActFormat::F32 => (4, products, 0),
-                    ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
-                };
-                let bias_bytes = bias.map_or(0, |bias| self.vector_bytes(bias, rows));
-                let expert_bytes = (matrices.data.len() as u64 + bias_bytes) / n_experts;
-                OpCost {
-                    // The rows choose at most this many different experts.
-                    weight_bytes: expert_bytes * rows.min(n_experts),
-                    buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
-                    f32_ops,
-                    i8_ops,
-                    ..OpCost::default()
-                }
-            }
+            } => self.sorted_products(x, (weight, bias), n_experts, shape),
+            Op::HeadMatMul {
+                x, weight, n_heads, ..
+            } => self.sorted_products(x, (weight, None), n_heads, shape),
             Op::CombineExperts { x, out, .. } => self.elementwise(&[out, x], 2, shape),
+            Op::JoinHeads { out, .. } => self.elementwise(&[out, out], 0, shape),
             // Four multiplications and two additions per pair.
             Op::Rope {
                 x, head_dim, table, ..
@@ -258,7 +243,7 @@ impl PlanCost<'_> {
             Op::KvAppend { layer, .. } => {
                 let kv = self.plan.kv[layer];
                 let n_tokens = shape.n_tokens() as u64;
-                let values = (kv.n_kv_heads * (kv.k_dim + kv.v_dim)) as u64;
+                let values = kv.numbers_per_token() as u64;
                 OpCost {
                     kv_bytes: n_tokens * kv.bytes_per_token(self.kv_type),
                     buffer_bytes: 4 * n_tokens * values,
@@ -331,6 +316,36 @@ impl PlanCost<'_> {
     fn shape(&self, buffer: BufferId, shape: &BatchShape) -> (u64, u64) {
         let info = self.plan.buffers[buffer.0 as usize];
         (shape.n_rows(info.rows) as u64, info.width as u64)
+    }
+
+    /// The cost of multiplying rows `x` with one of `n_matrices` matrices each.
+    fn sorted_products(
+        &self,
+        x: ActsId,
+        (weight, bias): (WeightId, Option<WeightId>),
+        n_matrices: usize,
+        shape: &BatchShape,
+    ) -> OpCost {
+        let acts = self.plan.acts[x.0 as usize];
+        let rows = shape.n_rows(acts.rows) as u64;
+        let matrices = self.weights.matrix(weight);
+        let n_matrices = n_matrices as u64;
+        let (n_in, n_out) = (matrices.n_in as u64, matrices.n_out as u64 / n_matrices);
+        let products = 2 * rows * n_in * n_out;
+        let (act_bytes, f32_ops, i8_ops) = match acts.format {
+            ActFormat::F32 => (4, products, 0),
+            ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
+        };
+        let bias_bytes = bias.map_or(0, |bias| self.vector_bytes(bias, rows));
+        let matrix_bytes = (matrices.data.len() as u64 + bias_bytes) / n_matrices;
+        OpCost {
+            // The rows use at most this many different matrices.
+            weight_bytes: matrix_bytes * rows.min(n_matrices),
+            buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
+            f32_ops,
+            i8_ops,
+            ..OpCost::default()
+        }
     }
 
     /// Returns the cost of reading or writing each buffer once, with `ops_per_value` operations for each value of the

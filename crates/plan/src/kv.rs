@@ -88,13 +88,36 @@ pub struct KvSpec {
     pub v_dim: usize,
     /// Which positions attention sees.
     pub mask: Mask,
+    pub values: Values,
+}
+
+/// Where the values of a layer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Values {
+    /// In memory of their own.
+    #[default]
+    Apart,
+    /// In the keys: a value is the first `v_dim` values of its key (latent attention, MLA).
+    InKeys,
 }
 
 impl KvSpec {
     /// Bytes (K and V) that one token takes in this layer's cache.
     pub fn bytes_per_token(&self, kv_type: KvType) -> u64 {
-        let head = kv_type.head_bytes(self.k_dim) + kv_type.head_bytes(self.v_dim);
-        (self.n_kv_heads * head) as u64
+        let values = match self.values {
+            Values::Apart => kv_type.head_bytes(self.v_dim),
+            Values::InKeys => 0,
+        };
+        (self.n_kv_heads * (kv_type.head_bytes(self.k_dim) + values)) as u64
+    }
+
+    /// Numbers (of K and V) that one token has in this layer's cache.
+    pub fn numbers_per_token(&self) -> usize {
+        let values = match self.values {
+            Values::Apart => self.v_dim,
+            Values::InKeys => 0,
+        };
+        self.n_kv_heads * (self.k_dim + values)
     }
 }
 

@@ -34,7 +34,7 @@ pub use breakers::Breakers;
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
 pub use error::ParameterError;
 pub use fuse::{Fusion, fuse_adds, fuse_ops, is_dead};
-pub use kv::{KvShift, KvSpec, KvType, Mask, SlotRun};
+pub use kv::{KvShift, KvSpec, KvType, Mask, SlotRun, Values};
 pub use op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Growth, Linear, Op, Plan, RopeId, RoutingId, RowCount,
     Scores, WeightId,

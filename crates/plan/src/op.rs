@@ -36,6 +36,8 @@ pub enum RowCount {
     Logits,
     /// One row per token and chosen expert (`n_used` of them), sorted by expert.
     Choices { n_used: usize },
+    /// One row per token and head, sorted by head.
+    Heads { n_heads: usize },
 }
 
 impl RowCount {
@@ -45,6 +47,7 @@ impl RowCount {
             RowCount::Tokens => n_tokens,
             RowCount::Logits => n_logits,
             RowCount::Choices { n_used } => n_tokens.saturating_mul(n_used),
+            RowCount::Heads { n_heads } => n_tokens.saturating_mul(n_heads),
         }
     }
 }
@@ -188,14 +191,36 @@ pub enum Op {
         routing: RoutingId,
         out: BufferId,
     },
-    /// Rotates the first `n_rot` values of every head of `x` by the token's position.
+    /// As `Quantize`, with a row per token and head, sorted by head: values of each head of `x` from `start` on.
+    QuantizeHeads {
+        x: BufferId,
+        start: usize,
+        out: ActsId,
+    },
+    /// `out[row] = x[row] * weight[head of row]^T`; `weight` is `[n_heads * n_out, n_in]`, the heads' matrices stacked.
+    HeadMatMul {
+        x: ActsId,
+        weight: WeightId,
+        n_heads: usize,
+        out: BufferId,
+    },
+    /// `out[t, head] = x[row of t and head]`, followed by as many of the last values of `rest[t, head]` as fill the head.
+    /// The rows of `x` are sorted by head, as those of `HeadMatMul`.
+    JoinHeads {
+        n_heads: usize,
+        x: BufferId,
+        rest: Option<BufferId>,
+        out: BufferId,
+    },
+    /// Rotates `n_rot` values of every head of `x`, from `start` on, by the token's position.
     Rope {
         x: BufferId,
         head_dim: usize,
+        start: usize,
         table: RopeId,
         style: RopeStyle,
     },
-    /// Writes K and V rows of each token into its slot of the layer's cache.
+    /// Writes K and V rows of each token into its slot of the layer's cache. `v` is `k` if the values are in the keys.
     KvAppend {
         layer: usize,
         k: BufferId,
@@ -265,6 +290,9 @@ impl Op {
             Op::QuantizeExperts { .. } => "quantize_experts",
             Op::ExpertMatMul { .. } => "expert_matmul",
             Op::CombineExperts { .. } => "combine_experts",
+            Op::QuantizeHeads { .. } => "quantize_heads",
+            Op::HeadMatMul { .. } => "head_matmul",
+            Op::JoinHeads { .. } => "join_heads",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
@@ -284,6 +312,7 @@ impl Op {
         match *self {
             Op::Embed { .. }
             | Op::ExpertMatMul { .. }
+            | Op::HeadMatMul { .. }
             | Op::MatMuls { .. }
             | Op::GatedMatMul { .. } => vec![],
             Op::Route { logits, .. } => vec![logits],
@@ -294,6 +323,7 @@ impl Op {
             | Op::NormQuantize { x, .. }
             | Op::QuantizeExperts { x, .. }
             | Op::CombineExperts { x, .. }
+            | Op::QuantizeHeads { x, .. }
             | Op::Rope { x, .. }
             | Op::Activate { x, .. }
             | Op::Scale { x, .. }
@@ -304,6 +334,7 @@ impl Op {
                 OutMode::Add => vec![out],
                 OutMode::Store => vec![],
             },
+            Op::JoinHeads { x, rest, .. } => [Some(x), rest].into_iter().flatten().collect(),
             Op::KvAppend { k, v, .. } => vec![k, v],
             Op::Attention { q, .. } => vec![q],
             Op::GatedActivation { gate, up, .. } => vec![gate, up],
@@ -315,7 +346,9 @@ impl Op {
     /// Returns the matrices this operation multiplies with.
     pub fn matrices(&self) -> Vec<WeightId> {
         match self {
-            Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. } => vec![*weight],
+            Op::MatMul { weight, .. }
+            | Op::ExpertMatMul { weight, .. }
+            | Op::HeadMatMul { weight, .. } => vec![*weight],
             Op::MatMuls { products, .. } => {
                 products.iter().map(|(linear, _)| linear.weight).collect()
             }
@@ -363,7 +396,8 @@ impl Op {
             Op::MatMul { x, .. }
             | Op::MatMuls { x, .. }
             | Op::GatedMatMul { x, .. }
-            | Op::ExpertMatMul { x, .. } => Some(x),
+            | Op::ExpertMatMul { x, .. }
+            | Op::HeadMatMul { x, .. } => Some(x),
             _ => None,
         }
     }
@@ -373,7 +407,8 @@ impl Op {
         match *self {
             Op::Quantize { out, .. }
             | Op::NormQuantize { out, .. }
-            | Op::QuantizeExperts { out, .. } => Some(out),
+            | Op::QuantizeExperts { out, .. }
+            | Op::QuantizeHeads { out, .. } => Some(out),
             _ => None,
         }
     }
@@ -408,6 +443,8 @@ impl Op {
             | Op::GatedMatMul { out, .. }
             | Op::ExpertMatMul { out, .. }
             | Op::CombineExperts { out, .. }
+            | Op::HeadMatMul { out, .. }
+            | Op::JoinHeads { out, .. }
             | Op::Attention { out, .. }
             | Op::Activate { out, .. }
             | Op::GatedActivation { out, .. }
@@ -420,6 +457,7 @@ impl Op {
             Op::Quantize { .. }
             | Op::NormQuantize { .. }
             | Op::QuantizeExperts { .. }
+            | Op::QuantizeHeads { .. }
             | Op::Route { .. }
             | Op::KvAppend { .. } => vec![],
         }

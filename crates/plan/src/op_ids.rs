@@ -10,12 +10,14 @@ impl Op {
             | Op::AddPositions { out, .. }
             | Op::MatMul { out, .. }
             | Op::GatedMatMul { out, .. }
-            | Op::ExpertMatMul { out, .. } => vec![out],
+            | Op::ExpertMatMul { out, .. }
+            | Op::HeadMatMul { out, .. } => vec![out],
             Op::MatMuls { products, .. } => products.iter_mut().map(|(_, out)| out).collect(),
             Op::Route { logits, .. } => vec![logits],
             Op::Quantize { x, .. }
             | Op::NormQuantize { x, .. }
             | Op::QuantizeExperts { x, .. }
+            | Op::QuantizeHeads { x, .. }
             | Op::Rope { x, .. }
             | Op::Scale { x, .. }
             | Op::SoftCap { x, .. } => vec![x],
@@ -27,6 +29,10 @@ impl Op {
             | Op::Add { x, out }
             | Op::SelectRows { x, out }
             | Op::CopyPart { x, out, .. } => vec![x, out],
+            Op::JoinHeads { x, rest, out, .. } => [Some(x), rest.as_mut(), Some(out)]
+                .into_iter()
+                .flatten()
+                .collect(),
             Op::KvAppend { k, v, .. } => vec![k, v],
             Op::GatedActivation { gate, up, out, .. } => vec![gate, up, out],
             Op::AddGated { gate, x, out } => vec![gate, x, out],
@@ -39,10 +45,12 @@ impl Op {
             Op::MatMul { x, .. }
             | Op::MatMuls { x, .. }
             | Op::GatedMatMul { x, .. }
-            | Op::ExpertMatMul { x, .. } => Some(x),
+            | Op::ExpertMatMul { x, .. }
+            | Op::HeadMatMul { x, .. } => Some(x),
             Op::Quantize { out, .. }
             | Op::NormQuantize { out, .. }
-            | Op::QuantizeExperts { out, .. } => Some(out),
+            | Op::QuantizeExperts { out, .. }
+            | Op::QuantizeHeads { out, .. } => Some(out),
             _ => None,
         }
     }

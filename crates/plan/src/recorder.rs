@@ -162,7 +162,7 @@ impl Recorder {
         }
         let rows_of = match x.rows {
             RowCount::Choices { .. } => RowsOf::Choices,
-            RowCount::Tokens | RowCount::Logits => RowsOf::Tokens,
+            RowCount::Tokens | RowCount::Logits | RowCount::Heads { .. } => RowsOf::Tokens,
         };
         let n_used = routing.n_used;
         let out = self.new_acts(RowCount::Choices { n_used }, x.width, format);
@@ -311,6 +311,49 @@ impl Recorder {
         out
     }
 
+    /// Records the product of each head of `x` with the head's matrix: of `n_in` values of a head from `start` on. A row
+    /// per token and head, sorted by head, of `n_out` values. `linear` holds the matrices of `n_heads` heads, and no
+    /// bias.
+    pub fn head_matmul(
+        &mut self,
+        x: Value,
+        [start, n_in]: [usize; 2],
+        (linear, n_heads): (Projection, usize),
+        n_out: usize,
+    ) -> Value {
+        let rows = RowCount::Heads { n_heads };
+        let acts = self.new_acts(rows, n_in, linear.format);
+        let x = self.at(x);
+        self.push(Op::QuantizeHeads {
+            x,
+            start,
+            out: acts,
+        });
+        let out = self.new_value(rows, n_out);
+        self.push(Op::HeadMatMul {
+            x: acts,
+            weight: linear.weight,
+            n_heads,
+            out: out.id,
+        });
+        out
+    }
+
+    /// Records rows of `n_heads` heads: those of `x`, which are sorted by head, each followed by the last `n` values of
+    /// that head of `rest`, if there is one.
+    pub fn join_heads(&mut self, n_heads: usize, x: Value, rest: Option<(Value, usize)>) -> Value {
+        let n_rest = rest.map_or(0, |(_, n)| n);
+        let out = self.new_value(RowCount::Tokens, n_heads * (x.width + n_rest));
+        let (x, rest) = (self.at(x), rest.map(|(rest, _)| self.at(rest)));
+        self.push(Op::JoinHeads {
+            n_heads,
+            x,
+            rest,
+            out: out.id,
+        });
+        out
+    }
+
     /// Adds `x * weight^T` to `sum`; the bias of `linear` is added as well.
     pub fn add_matmul(&mut self, x: Value, linear: Projection, sum: Value) -> Value {
         self.accumulate(x, linear, sum);
@@ -352,12 +395,19 @@ impl Recorder {
         RopeId(self.rope.len() as u32 - 1)
     }
 
-    /// Rotates the heads of `x` by the tokens' positions.
-    pub fn rope(&mut self, x: Value, head_dim: usize, table: RopeId, style: RopeStyle) -> Value {
+    /// Rotates the heads of `x` by the tokens' positions, from value `start` of each head on.
+    pub fn rope(
+        &mut self,
+        x: Value,
+        [head_dim, start]: [usize; 2],
+        table: RopeId,
+        style: RopeStyle,
+    ) -> Value {
         let rotated = self.at(x);
         self.push(Op::Rope {
             x: rotated,
             head_dim,
+            start,
             table,
             style,
         });

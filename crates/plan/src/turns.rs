@@ -10,6 +10,8 @@ use crate::params::RopeStyle;
 pub struct KeyTurn {
     pub table: RopeId,
     pub style: RopeStyle,
+    /// The first rotated value of a head.
+    pub start: usize,
 }
 
 impl Plan {
@@ -29,9 +31,18 @@ impl Plan {
         for op in &self.ops {
             match *op {
                 Op::Rope {
-                    x, table, style, ..
+                    x,
+                    table,
+                    style,
+                    start,
+                    ..
                 } => {
-                    turned.insert(x, KeyTurn { table, style });
+                    let turn = KeyTurn {
+                        table,
+                        style,
+                        start,
+                    };
+                    turned.insert(x, turn);
                 }
                 Op::KvAppend { layer, k, .. } => layers[layer] = turned.get(&k).copied(),
                 ref op => turned.retain(|buffer, _| !op.writes().contains(buffer)),

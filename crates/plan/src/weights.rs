@@ -66,8 +66,9 @@ pub enum WeightEntry {
     Vector {
         values: Vec<f32>,
     },
-    /// An F32 matrix that is not in the model's file.
+    /// A matrix that is not in the model's file.
     Owned {
+        ty: GgmlType,
         n_in: usize,
         data: Vec<u8>,
     },
@@ -87,10 +88,11 @@ impl Weights {
                 first_row,
                 n_rows,
             } => (*tensor, *first_row, *n_rows),
-            WeightEntry::Owned { n_in, data } => {
+            WeightEntry::Owned { ty, n_in, data } => {
+                let row_bytes = ty.row_bytes(*n_in).expect("rows are whole blocks");
                 return Weight {
-                    ty: GgmlType::F32,
-                    n_out: data.len() / size_of::<f32>() / n_in,
+                    ty: *ty,
+                    n_out: data.len() / row_bytes,
                     n_in: *n_in,
                     data,
                 };
@@ -107,7 +109,7 @@ impl Weights {
         }
     }
 
-    /// Returns the tensor that contains a matrix; `None` for a vector and for a matrix of an adapter.
+    /// Returns the tensor that contains a matrix; `None` for a vector and for a matrix that is not in the file.
     pub fn tensor_name(&self, id: WeightId) -> Option<&str> {
         match &self.entries[id.0 as usize] {
             WeightEntry::Matrix { tensor, .. } => Some(&self.gguf.tensors()[*tensor].name),

@@ -297,7 +297,8 @@ fn name(cost: &PlanCost<'_>, op: &Op) -> String {
         }
         Op::Quantize { out, .. }
         | Op::NormQuantize { out, .. }
-        | Op::QuantizeExperts { out, .. } => format!("{kind} [{}]", acts_width(out)),
+        | Op::QuantizeExperts { out, .. }
+        | Op::QuantizeHeads { out, .. } => format!("{kind} [{}]", acts_width(out)),
         Op::Route { logits, .. } => format!("{kind} [{}]", width(logits)),
         _ => match op.writes().first() {
             Some(out) => format!("{kind} [{}]", width(*out)),

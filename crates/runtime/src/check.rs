@@ -359,14 +359,26 @@ impl Labels<'_> {
                 weight,
                 n_experts,
                 ..
+            }
+            | Op::HeadMatMul {
+                x,
+                weight,
+                n_heads: n_experts,
+                ..
             } => {
                 let matrices = self.weights.matrix(weight);
                 let acts = self.plan.acts[x.0 as usize].format;
                 let n_out = matrices.n_out / n_experts;
-                let shape = format!("{} -> {n_out}, {n_experts} experts", matrices.n_in);
+                let of = match op {
+                    Op::HeadMatMul { .. } => "heads",
+                    _ => "experts",
+                };
+                let shape = format!("{} -> {n_out}, {n_experts} {of}", matrices.n_in);
                 (shape, format!("{} x {acts:?}", matrices.ty.name()))
             }
-            Op::Quantize { x, out } | Op::QuantizeExperts { x, out, .. } => {
+            Op::Quantize { x, out }
+            | Op::QuantizeExperts { x, out, .. }
+            | Op::QuantizeHeads { x, out, .. } => {
                 let format = self.plan.acts[out.0 as usize].format;
                 (width(x).to_string(), format!("{format:?}"))
             }

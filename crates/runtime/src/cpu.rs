@@ -23,7 +23,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
-use rocmforge_plan::{BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart};
+use rocmforge_plan::{BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart, Values};
 
 /// Options of the CPU backend.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +101,10 @@ impl CpuBackend {
             LayerCache {
                 spec: *spec,
                 k: CacheData::new(options.kv_type, n_heads, spec.k_dim),
-                v: CacheData::new(options.kv_type, n_heads, spec.v_dim),
+                v: match spec.values {
+                    Values::Apart => CacheData::new(options.kv_type, n_heads, spec.v_dim),
+                    Values::InKeys => CacheData::new(options.kv_type, 0, spec.v_dim),
+                },
             }
         };
         CpuBackend {

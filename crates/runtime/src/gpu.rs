@@ -413,7 +413,7 @@ impl Backend for GpuBackend {
                 continue;
             };
             let kv = &self.plan.kv[layer];
-            if ops::is_fast(kv.k_dim, kv.v_dim) {
+            if ops::is_fast(kv.k_dim, kv.v_dim, kv.values) {
                 continue;
             }
             let name = format!("attention with heads of {} values", kv.k_dim);

@@ -266,7 +266,7 @@ fn on_cpu(cpu: &Cpu, kind: Kind, shape: Shape, data: Data) -> Prepared<'_> {
             let inputs = AttnInputs {
                 q: &q,
                 k: KvSlice::F16(&k),
-                v: KvSlice::F16(&v),
+                v: Some(KvSlice::F16(&v)),
                 sinks: None,
             };
             attention(cpu.isa, &cpu.pool, &attn, inputs, &seqs, &mut out);
@@ -304,7 +304,7 @@ mod tests {
                 AttnInputs {
                     q: &layout.rows(&shape, &data.q),
                     k: KvSlice::F16(&paged(&shape, &data.k)),
-                    v: KvSlice::F16(&paged(&shape, &data.v)),
+                    v: Some(KvSlice::F16(&paged(&shape, &data.v))),
                     sinks: None,
                 },
                 &seqs.collect::<Vec<_>>(),

@@ -30,11 +30,16 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
             let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             weights.iter_mut().for_each(|w| *w = (*w - max).exp());
             let sum: f64 = weights.iter().sum();
+            // Values of a row of the cache that holds them.
+            let (from, width) = match tile.inputs.v {
+                Some(v) => (v, v_dim),
+                None => (tile.inputs.k, k_dim),
+            };
             let mut values = vec![0.0; v_dim];
             for (pos, weight) in tile.visible(row).zip(weights) {
-                let value = tile.slot(pos) * v_dim;
+                let value = tile.slot(pos) * width;
                 for (d, x) in values.iter_mut().enumerate() {
-                    *x += weight * element(tile.inputs.v, value + d);
+                    *x += weight * element(from, value + d);
                 }
             }
             for (out, x) in out.iter_mut().zip(values) {

@@ -57,8 +57,8 @@ pub struct AttnInputs<'a> {
     pub q: &'a [f32],
     /// Keys `[n_blocks, n_kv_heads, page, k_dim]`.
     pub k: KvSlice<'a>,
-    /// Values `[n_blocks, n_kv_heads, page, v_dim]`.
-    pub v: KvSlice<'a>,
+    /// Values `[n_blocks, n_kv_heads, page, v_dim]`; `None` if a value is the first `v_dim` values of its key.
+    pub v: Option<KvSlice<'a>>,
     /// `[n_heads]`: a score of each head that takes part in the softmax, but has no value.
     pub sinks: Option<&'a [f32]>,
 }

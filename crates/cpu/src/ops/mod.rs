@@ -7,6 +7,7 @@
 mod activation;
 mod curves;
 mod elementwise;
+mod heads;
 mod kv;
 mod kv_move;
 mod logits;
@@ -16,6 +17,7 @@ mod soft_cap;
 
 pub use activation::{activate, gated_activation};
 pub use elementwise::{add, add_gated, scale};
+pub use heads::join_heads;
 pub use kv::kv_append;
 pub use kv_move::{kv_copy, kv_read};
 pub use logits::{argmax, log_sum_exp};

@@ -6,7 +6,7 @@ use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
-use rocmforge_plan::{Growth, Mask};
+use rocmforge_plan::{Growth, Mask, Values};
 
 use crate::random::Rng;
 
@@ -47,6 +47,7 @@ struct Seq {
     v: Vec<f32>,
     /// [n_heads]
     sinks: Option<Vec<f32>>,
+    values: Values,
     len: usize,
 }
 
@@ -73,6 +74,7 @@ impl Seq {
                 .map(|_| rng.unit() * 4.0)
                 .collect(),
             sinks: None,
+            values: Values::Apart,
             len,
         }
     }
@@ -101,6 +103,17 @@ impl Seq {
                 }
             }
         }
+        match self.values {
+            Values::Apart => self,
+            Values::InKeys => self.with_values_in_keys(shape),
+        }
+    }
+
+    /// Replaces the values by the first parts of the keys, which are then read from there.
+    fn with_values_in_keys(mut self, shape: &AttnShape) -> Seq {
+        let keys = self.k.chunks_exact(shape.k_dim);
+        self.v = keys.flat_map(|key| &key[..shape.v_dim]).copied().collect();
+        self.values = Values::InKeys;
         self
     }
 
@@ -313,6 +326,7 @@ fn attend_in(
     let mut out = vec![f32::NAN; first_row * width];
     let (k, v) = cache.slices();
     let sinks = parts.first().and_then(|(seq, ..)| seq.sinks.as_deref());
+    let v = (parts[0].0.values == Values::Apart).then_some(v);
     let inputs = AttnInputs { q: &q, k, v, sinks };
     attention(isa, pool, shape, inputs, &attn_seqs, &mut out);
     attn_seqs
@@ -738,7 +752,7 @@ fn accepts_empty_batches_and_sequences() {
         let inputs = |q| AttnInputs {
             q,
             k: KvSlice::F16(&[]),
-            v: KvSlice::F16(&[]),
+            v: Some(KvSlice::F16(&[])),
             sinks: None,
         };
         attention(isa, &pool, &LLAMA_1B, inputs(&[]), &[], &mut []);
@@ -775,5 +789,33 @@ fn large_scores_do_not_overflow() {
             &mut Rng(1),
         );
         assert!(out[0].iter().all(|x| x.is_finite() && x.abs() <= 1.0));
+    }
+}
+
+/// Latent attention: many query heads, one key head, and values that are its first part.
+#[test]
+fn values_in_keys_match_the_definition() {
+    let cases: [Case; 5] = [
+        (
+            shape([8, 1], [96, 64], 32, None),
+            &[(0, 37), (70, 71), (1020, 1023)],
+        ),
+        (
+            shape([3, 1], [288, 256], 32, Some(20)),
+            &[(0, 37), (1020, 1030)],
+        ),
+        (shape([20, 1], [576, 512], 32, None), &[(0, 3), (70, 71)]),
+        (shape([4, 2], [40, 24], 32, None), &[(0, 37), (70, 71)]),
+        (
+            shape([1, 1], [20, 12], 32, Some(5)),
+            &[(0, 37), (1020, 1030)],
+        ),
+    ];
+    for (shape, ranges) in &cases {
+        for &(from, to) in *ranges {
+            let seq = || Seq::new(shape, to, 7).with_values_in_keys(shape);
+            check_sequence(shape, [from, to], &seq);
+            check_sequence(shape, [from, to], &|| seq().with_sinks(shape));
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use rocmforge_cpu::{
     Isa, LayerNormParams, Pool, Rotation, activate, add, add_gated, argmax, gated_activation,
-    layer_norm, log_sum_exp, rms_norm, rope, scale, soft_cap,
+    join_heads, layer_norm, log_sum_exp, rms_norm, rope, scale, soft_cap,
 };
 use rocmforge_plan::RopeStyle;
 
@@ -291,15 +291,18 @@ fn rope_follows_its_formula() {
     let mut rng = Rng(3);
     for isa in Isa::available() {
         for style in [RopeStyle::Norm, RopeStyle::Neox] {
-            for (head_dim, n_rot) in [
-                (64, 64),
-                (128, 128),
-                (80, 32),
-                (64, 20),
-                (40, 40),
-                (7, 6),
-                (2, 2),
-                (5, 0),
+            for (head_dim, start, n_rot) in [
+                (64, 0, 64),
+                (128, 0, 128),
+                (80, 0, 32),
+                (64, 0, 20),
+                (40, 0, 40),
+                (7, 0, 6),
+                (2, 0, 2),
+                (5, 0, 0),
+                (96, 64, 32),
+                (80, 30, 20),
+                (9, 2, 6),
             ] {
                 for (n_tokens, n_heads) in [(1, 1), (3, 5), (200, 4)] {
                     let width = n_heads * head_dim;
@@ -315,6 +318,7 @@ fn rope_follows_its_formula() {
                         style,
                         head_dim,
                         n_rot,
+                        start,
                         cos_sin: &cos_sin,
                     };
                     let got = same_on_any_pool(|pool| {
@@ -325,6 +329,7 @@ fn rope_follows_its_formula() {
                     let mut want: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                     for (i, head) in want.chunks_mut(head_dim).enumerate() {
                         let token = i / n_heads;
+                        let head = &mut head[start..];
                         let original = head.to_vec();
                         for pair in 0..n_rot / 2 {
                             let angle = angles[token * n_rot / 2 + pair];
@@ -337,8 +342,9 @@ fn rope_follows_its_formula() {
                             head[j] = turned(original[j], original[i]);
                         }
                     }
-                    let what =
-                        format!("{isa} {style:?} {head_dim}/{n_rot}, {n_tokens} x {n_heads}");
+                    let what = format!(
+                        "{isa} {style:?} {head_dim}/{n_rot} from {start}, {n_tokens} x {n_heads}"
+                    );
                     check(&what, &got, want);
                 }
             }
@@ -396,5 +402,35 @@ fn argmax_returns_the_first_maximum() {
         assert_eq!(argmax(isa, &[]), None);
         assert_eq!(argmax(isa, &[f32::NAN; 9]), None);
         assert_eq!(argmax(isa, &[f32::NEG_INFINITY; 9]), Some(0));
+    }
+}
+
+#[test]
+fn join_heads_puts_heads_in_rows() {
+    let mut rng = Rng(12);
+    for (n_heads, n_tokens, width, rest) in [
+        (1, 5, 64, Some((32, 32))),
+        (8, 1, 64, Some((64, 32))),
+        (3, 70, 96, None),
+        (4, 9, 5, Some((7, 3))),
+    ] {
+        let x = rng.vec(n_heads * n_tokens * width);
+        let (rest_dim, n_rest) = rest.unwrap_or_default();
+        let more = rng.vec(n_heads * n_tokens * rest_dim);
+        let mut want: Vec<f32> = Vec::new();
+        for token in 0..n_tokens {
+            for head in 0..n_heads {
+                want.extend(&x[(head * n_tokens + token) * width..][..width]);
+                let end = (token * n_heads + head + 1) * rest_dim;
+                want.extend(&more[end - n_rest..end]);
+            }
+        }
+        let got = same_on_any_pool(|pool| {
+            let mut out = vec![f32::NAN; n_heads * n_tokens * (width + n_rest)];
+            let more = rest.map(|_| &more[..]);
+            join_heads(pool, [n_heads, n_tokens], &x, more, &mut out);
+            out
+        });
+        assert_eq!(got, want, "{n_heads} heads, {n_tokens} tokens");
     }
 }

@@ -10,15 +10,19 @@
 // (decode_matrix.h). Waves take tiles of positions in turn and run independently until the end, where their results are
 // merged in wave order. Shared memory: waves * HEADS * (DIM + 2) * 4 bytes, at most 33 KB.
 //
+// decode_latent: values in the keys, one block of 128 threads per (up to 8 query heads of a KV head, split, row); see
+// decode_latent.h.
+//
 // A split is a range of positions. The host chooses the number of splits; their length follows from the row's position,
 // in multiples of GRAIN. A single split writes `out`; several write `partial`: [n_rows, n_heads, n_splits, dim] sums,
 // then [n_rows, n_heads, n_splits, 2] the exponent that weights are relative to, and their sum.
 //
 // combine: one block of 128 threads per (head, row) merges the splits in order. Shared memory: 2.6 KB.
 //
-// generic: any k_dim and v_dim; one block of 128 threads per (head, row). Shared memory: (TILE + k_dim + v_dim) * 4
-// bytes. Slow.
+// generic: any k_dim and v_dim, values in memory of their own or in the keys; one block of 128 threads per (head, row).
+// Shared memory: (TILE + k_dim + v_dim) * 4 bytes. Slow.
 #include "decode_lanes.h"
+#include "decode_latent.h"
 #if defined(GPU_NVIDIA)
 #include "decode_matrix.h"
 #endif
@@ -53,6 +57,12 @@ DECODE_DIM(256)
 constexpr u32 WIDE_ORDERS = Decode<512, 1>::ORDER | Decode<512, 2>::ORDER << 8 | Decode<512, 4>::ORDER << 16;
 EXPORT_U32(orders_512, WIDE_ORDERS)
 DECODE(512, 1) DECODE(512, 2) DECODE(512, 4)
+
+KERNEL(decode_latent, DecodeParams, THREADS) {
+    DYNAMIC_SHARED(float, memory);
+    DecodeJob job;
+    if (DecodeJob::of_block<DecodeLatent::QUERIES>(p, job)) DecodeLatent::run(p, job, memory);
+}
 
 KERNEL(combine, DecodeParams, THREADS) {
     SHARED(float, weights, MAX_SPLITS);
@@ -143,7 +153,7 @@ KERNEL(generic, DecodeParams, THREADS) {
             float total = acc[i] * rescale;
             for (u32 j = 0; j < n; j++) {
                 u64 row_of_v = p.cache.slot(p.cache.block(seq, tile + j), kv_head, tile + j);
-                total = fma(Kv::one(p.cache.v, row_of_v, p.v_dim, i), weights[j], total);
+                total = fma(Kv::one(p.cache.v, row_of_v, p.v_row, i), weights[j], total);
             }
             acc[i] = total;
         }

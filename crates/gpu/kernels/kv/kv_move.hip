@@ -36,9 +36,10 @@ struct KvMoveParams {
     u32 n_slots;
     u32 back_by;
     float inverse_magnitude;
-    u32 pad;
+    // The first rotated value of a head.
+    u32 first_rot;
     FIELDS(k_cache, v_cache, table, runs, n_copied, n_kv_heads, k_dim, v_dim, n_rot, page, n_slots, back_by,
-           inverse_magnitude, pad)
+           inverse_magnitude, first_rot)
 };
 
 struct Neox {
@@ -92,14 +93,17 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     };
     const float* angles = p.table + (u64)p.back_by * n_rot;
     for (u32 i = lane_of_team; i < n_rot / 2; i += TEAM) {
-        const u32 first = Style::first(i), second = first + Style::stride(n_rot);
+        const u32 first = p.first_rot + Style::first(i), second = first + Style::stride(n_rot);
         const float a = Kv::one(cache, from, dim, first), b = Kv::one(cache, from, dim, second);
         const float cos = angles[2 * i] * p.inverse_magnitude, sin = angles[2 * i + 1] * p.inverse_magnitude;
         put(first, a * cos + b * sin);
         put(second, b * cos - a * sin);
     }
     if (n_rot != 0)
-        for (u32 i = n_rot + lane_of_team; i < dim; i += TEAM) put(i, Kv::one(cache, from, dim, i));
+        for (u32 i = lane_of_team; i < dim - n_rot; i += TEAM) {
+            const u32 at = i < p.first_rot ? i : i + n_rot;
+            put(at, Kv::one(cache, from, dim, at));
+        }
     if constexpr (HAS_SCALES) {
         wave_barrier(gathered, p.k_dim * 4);
         kv::store_row<Kv, 1>(cache, to, n_rot != 0 ? dim : 0, p.k_dim, gathered);

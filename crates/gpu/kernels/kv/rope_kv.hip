@@ -1,9 +1,9 @@
 // Rotary position embedding (Su et al. 2021) of queries and keys, and the append of keys and values to the paged KV
 // cache.
 //
-// Pair i of a head (i < n_rot / 2) is its values 2i and 2i + 1 (norm) or i and i + n_rot / 2 (neox). With (cos, sin) =
-// table[position][i], (a, b) becomes (a cos - b sin, a sin + b cos); values from n_rot on are unchanged. With norm
-// weights, the head is first x / sqrt(mean(x^2) + eps) * weight.
+// Pair i of a head (i < n_rot / 2) is its values 2i and 2i + 1 (norm) or i and i + n_rot / 2 (neox), counted from
+// first_rot on. With (cos, sin) = table[position][i], (a, b) becomes (a cos - b sin, a sin + b cos); other values are
+// unchanged. With norm weights, the head is first x / sqrt(mean(x^2) + eps) * weight.
 //
 // q [n_rows, n_q_heads, k_dim] goes to q_out, which may be q; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads,
 // v_dim] go to k_cache and v_cache [n_blocks, n_kv_heads, page, dim], stored as in kv_type.h, at slots[row] = block *
@@ -40,10 +40,12 @@ struct RopeKvParams {
     u32 page;
     u32 n_slots;
     float eps;
-    // The larger of k_dim and v_dim.
+    // The larger of k_dim and v_dim. v_dim is 0 if values are parts of keys.
     u32 widest;
+    u32 first_rot;
+    u32 pad;
     FIELDS(q, q_out, k, v, k_cache, v_cache, table, q_norm, k_norm, positions, slots, n_q_heads, n_kv_heads, k_dim,
-           v_dim, n_rot, n_ctx, page, n_slots, eps, widest)
+           v_dim, n_rot, n_ctx, page, n_slots, eps, widest, first_rot, pad)
 };
 
 template <u32 W> struct Run {
@@ -125,8 +127,9 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
 
     auto load_values = [&](Unit<W>& u, u32 unit) {
         u.a = u.b = {};
-        u.turns = unit * 2 * W < n_rot;
-        u.first = Style::HALVES && u.turns ? unit * W : unit * 2 * W;
+        // Wraps around before the first rotated value.
+        u.turns = unit * 2 * W - p.first_rot < n_rot;
+        u.first = Style::HALVES && u.turns ? unit * W + p.first_rot / 2 : unit * 2 * W;
         u.second = u.first + (Style::HALVES && u.turns ? n_rot / 2 : W);
         if (unit < n_units) u.a = load_run<W>(x + u.first), u.b = load_run<W>(x + u.second);
     };
@@ -135,7 +138,7 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         if (unit >= n_units) return;
         if (weight) u.weight_a = load_run<W>(weight + u.first), u.weight_b = load_run<W>(weight + u.second);
         if (u.turns) {
-            const float* angles = p.table + (u64)min_of(position, p.n_ctx - 1) * n_rot + unit * 2 * W;
+            const float* angles = p.table + (u64)min_of(position, p.n_ctx - 1) * n_rot + (unit * 2 * W - p.first_rot);
             u.angles[0] = load_run<W>(angles), u.angles[1] = load_run<W>(angles + W);
         }
     };

@@ -1,7 +1,7 @@
 //! Attention over the paged KV cache: `kernels/kv/attention_decode.hip` for steps with few rows per sequence,
 //! `kernels/kv/attention_prefill.hip` for others.
 
-use rocmforge_plan::{Growth, Mask};
+use rocmforge_plan::{Growth, Mask, Values};
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -29,6 +29,12 @@ const FAST_DIMS: [usize; 6] = [64, 80, 96, 128, 256, 512];
 fn max_heads(dim: usize) -> usize {
     if dim > 256 { 4 } else { 8 }
 }
+/// Query heads and positions that a block of the kernel of latent layers keeps in shared memory, and its widest keys:
+/// `QUERIES`, `KEYS` and `MAX_K_DIM` of `kernels/decode_latent.h`. A thread has four values.
+const LATENT_HEADS: usize = 8;
+const LATENT_KEYS: usize = 8;
+const LATENT_K_DIM: usize = 640;
+const LATENT_V_DIM: usize = 4 * THREADS as usize;
 /// Values that the generic kernel keeps in shared memory.
 const MAX_GENERIC_DIMS: usize = 8192;
 
@@ -171,7 +177,7 @@ struct DecodeParams {
     n_splits: u32,
     k_dim: u32,
     v_dim: u32,
-    pad: u32,
+    v_row: u32,
 }
 
 layout!(DecodeParams {
@@ -187,7 +193,7 @@ layout!(DecodeParams {
     n_splits,
     k_dim,
     v_dim,
-    pad
+    v_row
 });
 
 const _: () = assert!(size_of::<DecodeParams>() == 160);
@@ -221,8 +227,16 @@ layout!(PrefillParams {
 const _: () = assert!(size_of::<PrefillParams>() == 136);
 
 /// Whether heads of these dimensions have specialized kernels. Others use a slow generic kernel.
-pub fn is_fast(k_dim: usize, v_dim: usize) -> bool {
-    k_dim == v_dim && FAST_DIMS.contains(&k_dim)
+pub fn is_fast(k_dim: usize, v_dim: usize, values: Values) -> bool {
+    match values {
+        Values::Apart => k_dim == v_dim && FAST_DIMS.contains(&k_dim),
+        Values::InKeys => {
+            k_dim.is_multiple_of(8)
+                && v_dim.is_multiple_of(4)
+                && k_dim <= LATENT_K_DIM
+                && v_dim <= LATENT_V_DIM
+        }
+    }
 }
 
 /// Checks that attention supports heads of these dimensions.
@@ -297,6 +311,7 @@ kernels! {
         decode_512_1: DecodeParams,
         decode_512_2: DecodeParams,
         decode_512_4: DecodeParams,
+        decode_latent: DecodeParams,
         generic: DecodeParams,
         combine: DecodeParams,
     }
@@ -399,11 +414,18 @@ pub fn attention(
         scratch,
     };
     call.check();
-    let KvShape { k_dim, v_dim, .. } = kv.shape;
+    let KvShape {
+        k_dim,
+        v_dim,
+        values,
+        ..
+    } = kv.shape;
     let is_for_prefill = k_dim <= scratch.widest_prefill as usize;
     let is_short = step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
-    if !is_fast(k_dim, v_dim) || gpu.takes(Variant::AttentionGeneric) {
+    if !is_fast(k_dim, v_dim, values) || gpu.takes(Variant::AttentionGeneric) {
         call.generic()
+    } else if values == Values::InKeys {
+        call.latent()
     } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
         call.decode()
     } else {
@@ -481,7 +503,9 @@ impl DecodeExtents {
     /// Returns the shape of the launch and its candidate choices, the default first; no choices if the dimension has no
     /// specialized kernel.
     pub(crate) fn ways(&self, scratch: &AttentionScratch) -> (Shape, Vec<Choice>) {
-        if !is_fast(self.kv.k_dim, self.kv.v_dim) {
+        if self.kv.values == Values::InKeys
+            || !is_fast(self.kv.k_dim, self.kv.v_dim, self.kv.values)
+        {
             return (self.shape(), Vec::new());
         }
         let fewer = std::iter::successors(Some(self.most_heads()), |heads| Some(heads / 2));
@@ -562,7 +586,10 @@ impl Call<'_> {
             n_splits: n_splits as u32,
             k_dim: self.kv.shape.k_dim as u32,
             v_dim: self.kv.shape.v_dim as u32,
-            pad: 0,
+            v_row: match self.kv.shape.values {
+                Values::Apart => self.kv.shape.v_dim as u32,
+                Values::InKeys => self.kv.shape.k_dim as u32,
+            },
         }
     }
 
@@ -589,6 +616,33 @@ impl Call<'_> {
             return Ok(());
         }
         let grid = [self.queries.n_heads as u32, n_rows as u32, 1];
+        let combine = &self.kernels().combine;
+        self.gpu.launch(combine, grid, THREADS, 0, &params)
+    }
+
+    /// Rows of decode steps and of prompts alike.
+    fn latent(&self) -> Result<(), GpuError> {
+        let kernel = &self.kernels().decode_latent;
+        let (n_rows, n_heads) = (self.step.n_rows(), self.queries.n_heads);
+        let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(LATENT_HEADS);
+        let n_splits = match self.gpu.takes(Variant::SplitsOff) {
+            true => 1,
+            false => {
+                let at_once = self.gpu.n_concurrent_blocks(kernel, THREADS)?;
+                let of_row = [n_blocks, n_heads * (self.kv.shape.v_dim + 2)];
+                self.scratch.n_splits(n_rows, of_row, at_once)
+            }
+        };
+        let floats = (LATENT_HEADS + LATENT_KEYS) * self.kv.shape.k_dim;
+        let shared_bytes = (floats * size_of::<f32>()) as u32;
+        let params = self.decode_params(n_splits);
+        let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
+        self.gpu
+            .launch(kernel, grid, THREADS, shared_bytes, &params)?;
+        if n_splits == 1 {
+            return Ok(());
+        }
+        let grid = [n_heads as u32, n_rows as u32, 1];
         let combine = &self.kernels().combine;
         self.gpu.launch(combine, grid, THREADS, 0, &params)
     }

@@ -6,6 +6,7 @@ use super::elementwise::ElementwiseKernels;
 use super::formats::{PerFormat, format_modules};
 use super::gemm_f16::GemmF16Kernels;
 use super::group::BatchKernels;
+use super::heads::HeadsKernels;
 use super::kv_move::KvMoveKernels;
 use super::mxfp6::Mxfp6Kernels;
 use super::norm::NormKernels;
@@ -63,6 +64,7 @@ modules! {
         elementwise: ElementwiseKernels,
         experts: ExpertsKernels,
         gemm_f16: GemmF16Kernels,
+        heads: HeadsKernels,
         mma: TileKernels,
         mxfp6: Mxfp6Kernels,
         norm: NormKernels,

@@ -1,5 +1,6 @@
 //! Context shifting: moves cached tokens to other slots and rotates keys to lower positions (`kernels/kv/kv_move.hip`).
 
+use rocmforge_plan::Values;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::rope_kv::{RopeStyle, Rotation};
@@ -64,7 +65,7 @@ struct KvMoveParams {
     n_slots: u32,
     back_by: u32,
     inverse_magnitude: f32,
-    pad: u32,
+    first_rot: u32,
 }
 
 layout!(KvMoveParams {
@@ -81,7 +82,7 @@ layout!(KvMoveParams {
     n_slots,
     back_by,
     inverse_magnitude,
-    pad
+    first_rot
 });
 
 const _: () = assert!(size_of::<KvMoveParams>() == 88);
@@ -121,7 +122,8 @@ pub fn kv_move(
         n_kv_heads,
         page,
         k_dim,
-        v_dim,
+        values,
+        ..
     } = layer.shape;
     let [k_cache, v_cache] = layer.planes();
     let mut params = KvMoveParams {
@@ -131,14 +133,14 @@ pub fn kv_move(
         n_copied: moves.n_copied as u32,
         n_kv_heads: n_kv_heads as u32,
         k_dim: k_dim as u32,
-        v_dim: v_dim as u32,
+        v_dim: layer.shape.stored_v_dim() as u32,
         page: page as u32,
         n_slots: u32::try_from(n_blocks * page).unwrap_or(u32::MAX),
         back_by: moves.back_by,
         table: Address::NULL,
         n_rot: 0,
         inverse_magnitude: 0.0,
-        pad: 0,
+        first_rot: 0,
     };
     let kernels = gpu.kernels().kv_move.of(ty);
     let mut kernel = &kernels.kv_move_norm;
@@ -147,10 +149,11 @@ pub fn kv_move(
             style,
             table,
             n_rot,
+            start,
         } = turn.rotation;
         assert!(
-            n_rot.is_multiple_of(2) && n_rot <= k_dim,
-            "{n_rot} of {k_dim} values rotated"
+            n_rot.is_multiple_of(2) && start + n_rot <= k_dim,
+            "{n_rot} of {k_dim} values rotated, from {start} on"
         );
         assert!(
             (moves.back_by as usize + 1) * n_rot <= table.len(),
@@ -159,12 +162,16 @@ pub fn kv_move(
         );
         params.table = table.address();
         params.n_rot = n_rot as u32;
+        params.first_rot = start as u32;
         params.inverse_magnitude = 1.0 / turn.magnitude;
         if style == RopeStyle::Neox {
             kernel = &kernels.kv_move_neox;
         }
     }
-    let n_rows = 2 * n_kv_heads * page;
+    let n_rows = match values {
+        Values::Apart => 2 * n_kv_heads * page,
+        Values::InKeys => n_kv_heads * page,
+    };
     let grid = [moves.runs.len() as u32, n_rows.div_ceil(TEAMS) as u32, 1];
     let shared_bytes = match ty.has_scales() {
         true => TEAMS as u32 * params.k_dim * size_of::<f32>() as u32,

@@ -30,8 +30,9 @@ pub struct Rotation<'a> {
     pub style: RopeStyle,
     /// Cosine and sine, `[n_ctx, n_rot / 2, 2]`. Positions past the end use the last one.
     pub table: Slice<'a, f32>,
-    /// Number of values at the start of a head that are rotated.
+    /// Number of values of a head that are rotated, from `start` on.
     pub n_rot: usize,
+    pub start: usize,
 }
 
 /// The operands of [`rope_kv`].
@@ -73,6 +74,8 @@ struct RopeKvParams {
     n_slots: u32,
     eps: f32,
     widest: u32,
+    first_rot: u32,
+    pad: u32,
 }
 
 layout!(RopeKvParams {
@@ -96,10 +99,12 @@ layout!(RopeKvParams {
     page,
     n_slots,
     eps,
-    widest
+    widest,
+    first_rot,
+    pad
 });
 
-const _: () = assert!(size_of::<RopeKvParams>() == 144);
+const _: () = assert!(size_of::<RopeKvParams>() == 152);
 
 kernels! {
     struct RopeKvKernels {
@@ -146,7 +151,7 @@ fn shared_bytes(ty: KvType, widest: u32) -> u32 {
 /// Rotates every head of `x` [n_rows, n_heads * head_dim] in place by the angles of the row's position.
 ///
 /// # Panics
-/// If the shapes do not match, or `head_dim` or `n_rot` is odd.
+/// If the shapes do not match, or `head_dim`, `n_rot` or `start` is odd.
 pub fn rope(
     gpu: &Gpu,
     x: Slice<'_, f32>,
@@ -162,7 +167,7 @@ pub fn rope(
 }
 
 /// Appends the keys `k` [n_rows, n_kv_heads * k_dim] and values `v` [n_rows, n_kv_heads * v_dim] to the KV cache, at
-/// the slots of their rows and converted to the cache type. Rows with slot `u32::MAX` write nothing.
+/// the slots of their rows and converted to the cache type; `v` is not read if the values are in the keys. Rows with slot `u32::MAX` write nothing.
 ///
 /// # Panics
 /// If the shapes do not match, or a head has an odd number of values.
@@ -241,13 +246,13 @@ impl RopeKvParams {
             n_kv_heads,
             page,
             k_dim,
-            v_dim,
             ..
         } = layer.shape;
+        let v_dim = layer.shape.stored_v_dim();
         assert_eq!([k_dim, v_dim].map(check_pairs), [Ok(()), Ok(())]);
-        assert_eq!(
-            [k.len(), v.len()],
-            [k_dim, v_dim].map(|dim| n_rows * n_kv_heads * dim),
+        let n_heads = n_rows * n_kv_heads;
+        assert!(
+            k.len() == n_heads * k_dim && (v_dim == 0 || v.len() == n_heads * v_dim),
             "[n_rows, n_kv_heads * dim]"
         );
         (self.k, self.v) = (k.address(), v.address());
@@ -259,10 +264,18 @@ impl RopeKvParams {
         self.widest = self.k_dim.max(self.v_dim);
     }
 
-    fn set_table(&mut self, &Rotation { table, n_rot, .. }: &Rotation<'_>) {
+    fn set_table(&mut self, rotation: &Rotation<'_>) {
+        let &Rotation {
+            table,
+            n_rot,
+            start,
+            ..
+        } = rotation;
         assert!(
-            n_rot.is_multiple_of(2) && n_rot <= self.k_dim as usize,
-            "{n_rot} of {} values rotated",
+            n_rot.is_multiple_of(2)
+                && start.is_multiple_of(2)
+                && start + n_rot <= self.k_dim as usize,
+            "{n_rot} of {} values rotated, from {start} on",
             self.k_dim
         );
         if n_rot > 0 {
@@ -274,6 +287,7 @@ impl RopeKvParams {
         }
         self.table = table.address();
         self.n_rot = n_rot as u32;
+        self.first_rot = start as u32;
     }
 
     fn launch(
@@ -283,7 +297,7 @@ impl RopeKvParams {
         style: RopeStyle,
         n_rows: usize,
     ) -> Result<(), GpuError> {
-        let lengths = [self.k_dim, self.v_dim, self.n_rot];
+        let lengths = [self.k_dim, self.v_dim, self.n_rot, self.first_rot];
         let pointers = [
             self.q,
             self.q_out,

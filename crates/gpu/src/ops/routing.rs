@@ -19,7 +19,7 @@ const SORT_THREADS: u32 = 1024;
 const ROW_THREADS: usize = 256;
 
 /// Maximum number of experts: one thread of `sort` each.
-const MAX_EXPERTS: usize = 1024;
+pub(super) const MAX_EXPERTS: usize = 1024;
 
 /// Maximum number of groups of experts: one lane of `route` each.
 const MAX_GROUPS: usize = 32;
@@ -114,6 +114,14 @@ impl Routing<'_> {
     pub fn max_rows(&self) -> usize {
         self.n_tokens * self.n_used
     }
+
+    pub(super) fn lists(&self) -> [TileList; TILE_ROWS.len()] {
+        [0, 1, 2].map(|kind| TileList {
+            tiles: self.tiles[kind].table(),
+            n_rows: TILE_ROWS[kind] as u32,
+            len: self.tiles[kind].len() as u32,
+        })
+    }
 }
 
 impl RoutingBuffer {
@@ -171,7 +179,7 @@ fn max_tiles(n: usize, n_experts: usize, tile_rows: usize) -> usize {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct TileList {
+pub(super) struct TileList {
     tiles: Table<ExpertTile>,
     n_rows: u32,
     len: u32,
@@ -315,11 +323,6 @@ pub fn route(
     if n_tokens == 0 {
         return Ok(());
     }
-    let list = |kind: usize| TileList {
-        tiles: routing.tiles[kind].table(),
-        n_rows: TILE_ROWS[kind] as u32,
-        len: routing.tiles[kind].len() as u32,
-    };
     let params = RouteParams {
         logits: logits.address(),
         seq_of_row: seq_of_row.address(),
@@ -328,7 +331,7 @@ pub fn route(
         rows: routing.rows.address(),
         tokens: routing.tokens.address(),
         n_rows: routing.n_rows.address(),
-        lists: [list(0), list(1), list(2)],
+        lists: routing.lists(),
         bias: vectors.bias.unwrap_or(Address::NULL),
         expert_scales: vectors.scales.unwrap_or(Address::NULL),
         n_tokens: u32::try_from(n_tokens).expect("the number of rows fits 32 bits"),

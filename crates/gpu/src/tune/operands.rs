@@ -233,7 +233,10 @@ impl Attention {
 impl KvShape {
     /// Returns keys and values as bytes of a layer. All numbers are between -2 and 2.
     fn example(&self) -> [Vec<u8>; 2] {
-        [self.k_dim, self.v_dim].map(|dim| {
+        [self.k_dim, self.stored_v_dim()].map(|dim| {
+            if dim == 0 {
+                return Vec::new();
+            }
             let n_rows = self.n_rows();
             let n_codes = n_rows * dim;
             let mut bytes: Vec<u8> = match self.ty {

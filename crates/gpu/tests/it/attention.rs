@@ -8,7 +8,7 @@ use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{
     Choice, Event, Gpu, KvLayer, KvShape, KvType, SeqRows, Shape, Step, Trace, Tuning,
 };
-use rocmforge_plan::{Growth, Mask};
+use rocmforge_plan::{Growth, Mask, Values};
 
 /// A step: sequences as (first position, rows), followed by padding rows.
 #[derive(Clone)]
@@ -18,6 +18,7 @@ struct Case {
     n_kv_heads: usize,
     k_dim: usize,
     v_dim: usize,
+    values: Values,
     page: usize,
     n_ctx: usize,
     scores: Scores,
@@ -41,6 +42,7 @@ impl Case {
             n_kv_heads,
             k_dim: dim,
             v_dim: dim,
+            values: Values::Apart,
             page: 16,
             n_ctx: 512,
             scores: Scores {
@@ -71,6 +73,7 @@ impl Case {
             page: self.page,
             k_dim: self.k_dim,
             v_dim: self.v_dim,
+            values: self.values,
         }
     }
 }
@@ -169,7 +172,12 @@ impl Data {
     /// The definition: `[n_rows, n_heads * v_dim]` without padding rows. `keep` may round keys and values to f16.
     fn expected(&self, case: &Case, keep: fn(f64) -> f64) -> Vec<f64> {
         let values = |x: &Stored| -> Vec<f64> { x.values().into_iter().map(keep).collect() };
-        let (all_k, all_v) = (values(&self.k), values(&self.v));
+        let all_k = values(&self.k);
+        // The values, and the distance of those of neighbouring rows.
+        let (all_v, v_row) = match case.values {
+            Values::Apart => (values(&self.v), case.v_dim),
+            Values::InKeys => (all_k.clone(), case.k_dim),
+        };
         let group = case.n_heads / case.n_kv_heads;
         let mut all = Vec::new();
         for (row, &seq) in self.seq_of_row.iter().enumerate() {
@@ -208,7 +216,7 @@ impl Data {
                 let sum = weights.iter().sum::<f64>() + sink;
                 let mut out = vec![0.0; case.v_dim];
                 for (pos, weight) in (first..=last).zip(&weights) {
-                    let v = slot(pos) * case.v_dim;
+                    let v = slot(pos) * v_row;
                     for (d, x) in out.iter_mut().enumerate() {
                         *x += weight / sum * all_v[v + d];
                     }
@@ -221,7 +229,11 @@ impl Data {
 
     fn run(&self, gpu: &Gpu, case: &Case) -> Vec<f32> {
         let q = gpu.upload(&self.q).unwrap();
-        let cache = [&self.k, &self.v].map(|x| gpu.upload(&x.bytes()).unwrap());
+        let v = match case.values {
+            Values::Apart => self.v.bytes(),
+            Values::InKeys => Vec::new(),
+        };
+        let cache = [self.k.bytes(), v].map(|x| gpu.upload(&x).unwrap());
         let positions = gpu.upload(&self.positions).unwrap();
         let seq_of_row = gpu.upload(&self.seq_of_row).unwrap();
         let seqs = gpu.upload(&self.seqs).unwrap();
@@ -449,7 +461,7 @@ fn heads_per_block_do_not_change_bits() {
 #[test]
 fn generic_head_widths() {
     for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
-        assert!(!ops::is_fast(k_dim, v_dim));
+        assert!(!ops::is_fast(k_dim, v_dim, Values::Apart));
         let mut case = Case::new(2, 1, k_dim, &[(20, 1), (200, 1), (0, 2)]);
         case.v_dim = v_dim;
         check(&format!("widths {k_dim} and {v_dim}"), &case);
@@ -750,5 +762,57 @@ fn prompts_with_soft_caps() {
         let mut case = Case::new(2, 1, 128, &[(40, 21), (0, 5)]);
         case.scores.soft_cap = Some(soft_cap);
         check(&format!("prompts, soft cap {soft_cap}"), &case);
+    }
+}
+
+/// Latent attention: one narrow head, whose values are the first part of the keys.
+fn latent(n_heads: usize, [k_dim, v_dim]: [usize; 2], seqs: &[(usize, usize)]) -> Case {
+    Case {
+        v_dim,
+        values: Values::InKeys,
+        ..Case::new(n_heads, 1, k_dim, seqs)
+    }
+}
+
+#[test]
+fn values_in_keys() {
+    for (i, dims) in [[96, 64], [288, 256], [576, 512], [10, 6]]
+        .into_iter()
+        .enumerate()
+    {
+        for ty in KvType::ALL {
+            let seqs = [(40 + i, 1), (0, 1), (130, 1)];
+            let case = latent([3, 16, 20, 2][i], dims, &seqs).of(ty);
+            check(&format!("values in keys of {dims:?}"), &case);
+        }
+    }
+}
+
+#[test]
+fn prompts_with_values_in_keys() {
+    for (n_heads, dims, ty) in [
+        (5, [96, 64], KvType::F16),
+        (8, [576, 512], KvType::Q8_0),
+        (16, [288, 256], KvType::F8E4M3),
+    ] {
+        let case = latent(n_heads, dims, &[(0, 19), (60, 7)]).of(ty);
+        check(&format!("prompts, values in keys of {dims:?}"), &case);
+    }
+}
+
+#[test]
+fn values_in_keys_with_masks_sinks_and_growth() {
+    for seqs in [[(70, 1), (300, 1)], [(0, 19), (60, 7)]] {
+        for mask in [Mask::Window(20), Mask::Chunk(64)] {
+            let mut case = latent(4, [96, 64], &seqs);
+            case.scores.mask = mask;
+            case.scores.growth = Some(Growth {
+                slope: 0.4,
+                step: 8,
+                offset: 0,
+            });
+            case.sinks = Some(SINKS.to_vec());
+            check(&format!("values in keys, {mask:?}, {seqs:?}"), &case);
+        }
     }
 }

@@ -6,17 +6,21 @@ use crate::common::three_orders;
 use crate::common::values::Random;
 use rocmforge_gpu::ops::{self, KeyTurn, KvMoves, RopeStyle, Rotation, SlotRun};
 use rocmforge_gpu::{Gpu, KvLayer, KvShape, KvType};
+use rocmforge_plan::Values;
 
 const N_BLOCKS: usize = 5;
 const N_CTX: usize = 50;
 const BACK_BY: u32 = 33;
 
-/// n_kv_heads, k_dim, v_dim, n_rot, page
-const SHAPES: [[usize; 5]; 4] = [
-    [2, 64, 64, 64, 16],
-    [1, 80, 48, 20, 32],
-    [3, 6, 10, 6, 16],
-    [1, 128, 128, 0, 64],
+/// n_kv_heads, k_dim, v_dim, n_rot, first rotated value, page
+const SHAPES: [[usize; 6]; 6] = [
+    [2, 64, 64, 64, 0, 16],
+    [1, 80, 48, 20, 0, 32],
+    [3, 6, 10, 6, 0, 16],
+    [1, 128, 128, 0, 0, 64],
+    [2, 80, 48, 20, 30, 16],
+    // Values in the keys.
+    [1, 96, 64, 32, 64, 32],
 ];
 
 /// Cosines and sines, scaled by `magnitude`.
@@ -75,14 +79,15 @@ fn row_moves(shape: &KvShape) -> Vec<(usize, usize, bool)> {
     moves
 }
 
-/// `values` with the first `n_rot` rotated back.
-fn turned(mut values: Vec<f64>, n_rot: usize, style: RopeStyle) -> Vec<f64> {
+/// `values` with `n_rot` of them, from `start` on, rotated back.
+fn turned(mut values: Vec<f64>, [n_rot, start]: [usize; 2], style: RopeStyle) -> Vec<f64> {
     for i in 0..n_rot / 2 {
         let (first, second) = match style {
             RopeStyle::Norm => (2 * i, 2 * i + 1),
             RopeStyle::Neox => (i, i + n_rot / 2),
         };
         let (sin, cos) = (-f64::from(BACK_BY) * frequency(i, n_rot)).sin_cos();
+        let (first, second) = (start + first, start + second);
         let (a, b) = (values[first], values[second]);
         values[first] = a * cos - b * sin;
         values[second] = a * sin + b * cos;
@@ -95,7 +100,7 @@ fn moved(
     gpu: &Gpu,
     shape: &KvShape,
     caches: [&[u8]; 2],
-    n_rot: usize,
+    [n_rot, start]: [usize; 2],
     (style, magnitude): (RopeStyle, f32),
 ) -> Vec<u8> {
     let memory = caches.map(|cache| gpu.upload(cache).unwrap());
@@ -111,6 +116,7 @@ fn moved(
             style,
             table: table.as_slice(),
             n_rot,
+            start,
         },
         magnitude,
     };
@@ -130,7 +136,11 @@ fn moves_copy_bits_and_rotate_keys() {
             .iter()
             .flat_map(|s| kinds.clone().map(move |k| (s, k)))
         {
-            let &[n_kv_heads, k_dim, v_dim, n_rot, page] = sizes;
+            let &[n_kv_heads, k_dim, v_dim, n_rot, start, page] = sizes;
+            let values = match start + n_rot == k_dim && start == v_dim {
+                true => Values::InKeys,
+                false => Values::Apart,
+            };
             let shape = KvShape {
                 ty,
                 n_blocks: N_BLOCKS,
@@ -138,9 +148,13 @@ fn moves_copy_bits_and_rotate_keys() {
                 page,
                 k_dim,
                 v_dim,
+                values,
             };
             let mut stored = |which: usize, dim: usize| {
                 let mut stored = Stored::of_bytes(&shape, which, &vec![0; shape.n_bytes()[which]]);
+                if shape.n_bytes()[which] == 0 {
+                    return stored;
+                }
                 for row in 0..N_BLOCKS * n_kv_heads * page {
                     let [codes, scales] = &kv::encode(ty, &random.normals(dim));
                     stored.set(row, [codes, scales]);
@@ -150,7 +164,7 @@ fn moves_copy_bits_and_rotate_keys() {
             let before = [stored(0, k_dim), stored(1, v_dim)];
             let bytes = [before[0].bytes(), before[1].bytes()];
             let caches = [&bytes[0][..], &bytes[1][..]];
-            let got = three_orders(|| moved(&gpu, &shape, caches, n_rot, (style, 1.19)));
+            let got = three_orders(|| moved(&gpu, &shape, caches, [n_rot, start], (style, 1.19)));
             let (got_k, got_v) = got.split_at(bytes[0].len());
             let what = format!("{ty:?} {sizes:?}, {style:?} on {}", gpu.target());
 
@@ -159,13 +173,15 @@ fn moves_copy_bits_and_rotate_keys() {
             let mut wanted = [0, 1].map(|i| Stored::of_bytes(&shape, i, &bytes[i]));
             let got_keys = Stored::of_bytes(&shape, 0, got_k);
             for (from, to, turns) in row_moves(&shape) {
-                wanted[1].set(to, before[1].row(from));
+                if values == Values::Apart {
+                    wanted[1].set(to, before[1].row(from));
+                }
                 if !turns || n_rot == 0 {
                     wanted[0].set(to, before[0].row(from));
                     continue;
                 }
                 let [codes, scales] = before[0].row(from);
-                let exact = turned(kv::decode(ty, codes, scales), n_rot, style);
+                let exact = turned(kv::decode(ty, codes, scales), [n_rot, start], style);
                 let [codes, scales] = got_keys.row(to);
                 wanted[0].set(to, [codes, scales]);
                 let largest = exact.iter().fold(0.0, |max: f64, x| max.max(x.abs()));

@@ -15,6 +15,7 @@ mod experts;
 mod faults;
 mod functions;
 mod gemm_f16;
+mod heads;
 mod host_driver;
 mod images;
 mod kernel_cache;

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use rocmforge_gguf::quant::f8;
 use rocmforge_gpu::ops::{HeadNorms, RopeKv, RopeStyle, Rotation};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Step, ops};
+use rocmforge_plan::Values;
 
 const N_CTX: usize = 50;
 const EPS: f32 = 1e-5;
@@ -29,6 +30,8 @@ struct Shape {
     k_dim: usize,
     v_dim: usize,
     n_rot: usize,
+    /// The first rotated value of a head.
+    start: usize,
     page: usize,
 }
 
@@ -43,16 +46,24 @@ const SHAPES: [[usize; 6]; 7] = [
     [2, 2, 80, 80, 20, 32],
 ];
 
+/// All shapes with rotated values at the start of heads, and where not all rotate, also at their end.
 fn shapes() -> impl Iterator<Item = Shape> {
     SHAPES
         .iter()
-        .map(|&[n_heads, n_kv_heads, k_dim, v_dim, n_rot, page]| Shape {
-            n_heads,
-            n_kv_heads,
-            k_dim,
-            v_dim,
-            n_rot,
-            page,
+        .flat_map(|&[n_heads, n_kv_heads, k_dim, v_dim, n_rot, page]| {
+            let end = (n_rot < k_dim).then_some(k_dim - n_rot);
+            [Some(0), end]
+                .into_iter()
+                .flatten()
+                .map(move |start| Shape {
+                    n_heads,
+                    n_kv_heads,
+                    k_dim,
+                    v_dim,
+                    n_rot,
+                    start,
+                    page,
+                })
         })
 }
 
@@ -135,7 +146,7 @@ fn expected(
     x: &[f32],
     dim: usize,
     rows: &Rows,
-    turn: (RopeStyle, usize),
+    (style, n_rot, start): (RopeStyle, usize, usize),
     weight: Option<&[f32]>,
 ) -> Vec<f64> {
     let mut out: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
@@ -145,7 +156,7 @@ fn expected(
             if let Some(weight) = weight {
                 normed(head, weight);
             }
-            rotated(head, turn.0, turn.1, position);
+            rotated(&mut head[start..], style, n_rot, position);
         }
     }
     out
@@ -172,6 +183,7 @@ fn kv_shape(shape: &Shape, ty: KvType) -> KvShape {
         page: shape.page,
         k_dim: shape.k_dim,
         v_dim: shape.v_dim,
+        values: Values::Apart,
     }
 }
 
@@ -373,14 +385,22 @@ fn rotation_in_place() {
                         style,
                         table: angles.as_slice(),
                         n_rot: shape.n_rot,
+                        start: shape.start,
                     };
                     ops::rope(&gpu, dx, shape.k_dim, &rotation, &rows.step()).unwrap();
                     gpu.read(dx).unwrap()
                 });
-                let wanted = expected(&x, shape.k_dim, &rows, (style, shape.n_rot), None);
+                let wanted = expected(
+                    &x,
+                    shape.k_dim,
+                    &rows,
+                    (style, shape.n_rot, shape.start),
+                    None,
+                );
                 let what = format!(
-                    "{style:?} {} of {} on {}",
+                    "{style:?} {} from {} of {} on {}",
                     shape.n_rot,
+                    shape.start,
                     shape.k_dim,
                     gpu.target()
                 );
@@ -425,6 +445,7 @@ fn fused_rotation_and_append() {
                         style,
                         table: dt.as_slice(),
                         n_rot: shape.n_rot,
+                        start: shape.start,
                     },
                     norms,
                 };
@@ -436,7 +457,7 @@ fn fused_rotation_and_append() {
                     common::name(&gpu)
                 );
                 let [wq, wk] = [0, 1].map(|i| has_norms.then_some(&weights[i][..]));
-                let turn = (style, shape.n_rot);
+                let turn = (style, shape.n_rot, shape.start);
                 let wanted = expected(&q, shape.k_dim, &rows, turn, wq);
                 assert_close(
                     &gpu.read(q_out.as_slice::<f32>()).unwrap(),
@@ -474,6 +495,38 @@ fn fused_rotation_and_append() {
                     "{what}: values"
                 );
             }
+        }
+    }
+}
+
+/// Values that are parts of keys have no memory of their own.
+#[test]
+fn keys_that_hold_the_values() {
+    let mut random = Random(5);
+    for gpu in common::gpus() {
+        for (ty, [k_dim, v_dim]) in KvType::ALL
+            .into_iter()
+            .flat_map(|ty| [[96, 64], [576, 512], [10, 6]].map(|dims| (ty, dims)))
+        {
+            let shape = KvShape {
+                ty,
+                n_blocks: N_BLOCKS,
+                n_kv_heads: 1,
+                page: 16,
+                k_dim,
+                v_dim,
+                values: Values::InKeys,
+            };
+            let rows = Rows::new(&gpu, 16);
+            let k = random.normals(rows.n() * k_dim);
+            let x = gpu.upload(&k).unwrap();
+            let caches = caches(&gpu, &shape);
+            let layer = KvLayer::new(shape, &caches);
+            assert!(layer.v.is_empty());
+            ops::kv_append(&gpu, &layer, x.as_slice(), x.as_slice(), &rows.step()).unwrap();
+            let wanted = appended(&shape, 0, &rows, &k);
+            let what = format!("{ty:?}, {k_dim} with {v_dim} on {}", gpu.target());
+            assert!(gpu.read(layer.k).unwrap() == wanted, "{what}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::formats::for_each_format;
-use rocmforge_plan::{Mask, act_format};
+use rocmforge_plan::{Mask, Values, act_format};
 use std::sync::Arc;
 
 use crate::common::acts::TestActs;
@@ -276,6 +276,7 @@ fn trials_of_every_kind() {
                     page: 16,
                     k_dim: dim,
                     v_dim: dim,
+                    values: Values::Apart,
                 },
                 n_positions: 90,
                 scratch: &scratch,

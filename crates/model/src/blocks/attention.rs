@@ -1,7 +1,8 @@
 //! Softmax attention with heads of keys and values that query heads share (MHA, GQA, MQA).
 
-use rocmforge_plan::{KvSpec, Value};
+use rocmforge_plan::{KvSpec, Value, Values};
 
+use crate::blocks::latent::latent_attention;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, Layer, LayerFacts};
@@ -13,6 +14,9 @@ pub(crate) fn attention(
     x: Value,
 ) -> Result<Value, LoadError> {
     let facts = layer.facts;
+    if let Some(latent) = &facts.latent {
+        return latent_attention(m, layer, latent, x);
+    }
     let [q, k, v] = projections(m, layer, x)?;
     let is_normed_last = facts.head_norm == HeadNorm::EachAfterRope;
     let [mut q, mut k] = match is_normed_last {
@@ -20,8 +24,8 @@ pub(crate) fn attention(
         false => normed_heads(m, layer, [q, k])?,
     };
     if let Some(rope) = facts.rope {
-        q = m.rotate(q, facts.k_dim, rope);
-        k = m.rotate(k, facts.k_dim, rope);
+        q = m.rotate(q, [facts.k_dim, 0], rope);
+        k = m.rotate(k, [facts.k_dim, 0], rope);
     }
     if is_normed_last {
         [q, k] = normed_heads(m, layer, [q, k])?;
@@ -31,6 +35,7 @@ pub(crate) fn attention(
         k_dim: facts.k_dim,
         v_dim: facts.v_dim,
         mask: facts.mask,
+        values: Values::Apart,
     });
     m.plan.kv_append(cache, k, v);
     let sinks = match facts.has_sinks {

@@ -2,7 +2,7 @@
 //! keys, scores that are not scaled, last layers that use the KV cache of earlier ones, (E2B, E4B) inputs of every
 //! layer: a row of a second embedding plus a projection of the first, and (26B) experts beside each network.
 
-use rocmforge_plan::{Activation, ExpertWeights, Factor, KvSpec, Router, Value};
+use rocmforge_plan::{Activation, ExpertWeights, Factor, KvSpec, Router, Value, Values};
 
 use crate::blocks::{embeddings, gated_feed_forward, logits, normed, routed_experts};
 use crate::builder::Builder;
@@ -199,7 +199,7 @@ fn attention(
     let n_kv = facts.n_kv_heads * facts.k_dim;
     let q = m.linear(x, &layer.tensor("attn_q"), facts.n_heads * facts.k_dim)?;
     let rotate = |m: &mut Builder<'_>, x: Value| match facts.rope {
-        Some(rope) => m.rotate(x, facts.k_dim, rope),
+        Some(rope) => m.rotate(x, [facts.k_dim, 0], rope),
         None => x,
     };
     let q_norm = layer.tensor("attn_q_norm.weight");
@@ -232,6 +232,7 @@ fn attention(
                 k_dim: facts.k_dim,
                 v_dim: facts.v_dim,
                 mask: facts.mask,
+                values: Values::Apart,
             });
             m.plan.kv_append(cache, k, v);
             (cache, q)

@@ -3,7 +3,7 @@
 use rocmforge_model::Model;
 use rocmforge_plan::{
     ActFormat, Activation, ExpertScores, ExpertVectors, ExpertWeights, Fusion, KvSpec, Mask, Op,
-    Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, WeightId,
+    Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, Values, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
 
@@ -24,6 +24,7 @@ fn mixture() -> Plan {
             k_dim: 32,
             v_dim: 32,
             mask: Mask::All,
+            values: Values::Apart,
         });
         b.kv_append(kv, k, v);
         let scores = Scores {

@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 use rocmforge_gguf::{Gguf, quant};
 use rocmforge_model::Model;
 use rocmforge_plan::{
-    ActsId, BufferId, Fusion, Mask, Op, Plan, RoutingId, RowCount, WeightId, Weights,
+    ActsId, BufferId, Fusion, Mask, Op, Plan, RoutingId, RowCount, Values as KvValues, WeightId,
+    Weights,
 };
 
 /// Bytes of all buffers: per token, and per row of logits.
@@ -48,8 +49,17 @@ pub(crate) fn plan_text(model: &Model, gguf: &Gguf, fusion: Fusion) -> PlanText 
             Mask::Window(n) => format!("Some({n})"),
             Mask::Chunk(n) => format!("chunks of {n}"),
         };
+        let values = match kv.values {
+            KvValues::Apart => "",
+            KvValues::InKeys => " values in keys",
+        };
         let dims = [kv.k_dim, kv.v_dim];
-        writeln!(text, "kv {layer}: {} x {dims:?} {mask}", kv.n_kv_heads).unwrap();
+        writeln!(
+            text,
+            "kv {layer}: {} x {dims:?} {mask}{values}",
+            kv.n_kv_heads
+        )
+        .unwrap();
     }
     for (id, table) in plan.rope.iter().enumerate() {
         let long = table.long.as_ref();
@@ -156,6 +166,7 @@ impl<'a> Values<'a> {
             .replace(" { ", " ")
             .replace(" }", "")
             .replace(": ", "=")
+            .replace(", start=0,", ",")
     }
 
     fn buffer(&self, id: BufferId) -> String {
@@ -192,6 +203,7 @@ fn rows(rows: RowCount) -> String {
         RowCount::Tokens => String::new(),
         RowCount::Logits => "out ".to_string(),
         RowCount::Choices { n_used } => format!("{n_used} x "),
+        RowCount::Heads { n_heads } => format!("{n_heads} heads x "),
     }
 }
 

@@ -15,7 +15,7 @@ use super::*;
 use crate::cpu::LayerCache;
 use crate::error::{DeviceError, RuntimeError};
 use rocmforge_plan::KvType;
-use rocmforge_plan::{Fusion, KvSpec, Mask};
+use rocmforge_plan::{Fusion, KvSpec, Mask, Values};
 
 fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -390,6 +390,7 @@ fn accepts_adjacent_f16_keys_only() {
         k_dim: 4,
         v_dim: 1,
         mask: Mask::All,
+        values: Values::Apart,
     };
     // 1 and its neighbours are accepted, the value after a neighbour is not.
     let f16 = |k: &[u16], v: &[u16]| {
@@ -412,6 +413,7 @@ fn accepts_adjacent_quantized_heads_only() {
             k_dim: dim,
             v_dim: dim,
             mask: Mask::All,
+            values: Values::Apart,
         };
         let layer = |planes| LayerCache::from_planes(spec, kv_type, [planes, planes]);
         let (mut got, other) = (layer(own), layer(other));

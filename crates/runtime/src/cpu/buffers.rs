@@ -3,7 +3,7 @@
 use rocmforge_cpu::{Acts, ExpertActs, HeadCode};
 use rocmforge_plan::{ActsInfo, KvSpec, RowCount};
 
-/// K and V of one layer, each `[n_blocks, n_kv_heads, page, dim]`.
+/// K and V of one layer, each `[n_blocks, n_kv_heads, page, dim]`; V is empty if the values are in the keys.
 #[derive(Clone)]
 pub(crate) struct LayerCache {
     pub(super) spec: KvSpec,
@@ -36,7 +36,9 @@ pub(crate) enum ActsBuffer {
 impl ActsBuffer {
     pub(super) fn new(info: &ActsInfo) -> ActsBuffer {
         match info.rows {
-            RowCount::Choices { .. } => ActsBuffer::ByExpert(ExpertActs::new()),
+            RowCount::Choices { .. } | RowCount::Heads { .. } => {
+                ActsBuffer::ByExpert(ExpertActs::new())
+            }
             RowCount::Tokens | RowCount::Logits => ActsBuffer::Rows(Acts::new()),
         }
     }

@@ -2,11 +2,11 @@
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::{Acts, AttnSeq, AttnShape, ExpertMatrices, Gate, Product};
-use rocmforge_plan::{ExpertVectors, Factor, OutMode, Weight};
+use rocmforge_plan::{ExpertVectors, Factor, OutMode, Values, Weight};
 
 use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
 use rocmforge_plan::Batch;
-use rocmforge_plan::{ActsId, BufferId, Linear, Op};
+use rocmforge_plan::{ActsId, BufferId, Linear, Op, RowCount};
 
 impl CpuBackend {
     /// Returns activations with a row for each token.
@@ -48,6 +48,9 @@ impl CpuBackend {
             | Op::QuantizeExperts { .. }
             | Op::ExpertMatMul { .. }
             | Op::CombineExperts { .. } => self.run_experts(op),
+            Op::QuantizeHeads { .. } | Op::HeadMatMul { .. } | Op::JoinHeads { .. } => {
+                self.run_heads(op, step.tokens.len())
+            }
         }
     }
 
@@ -229,6 +232,7 @@ impl CpuBackend {
             Op::Rope {
                 x,
                 head_dim,
+                start,
                 table,
                 style,
             } => {
@@ -242,6 +246,7 @@ impl CpuBackend {
                         style,
                         head_dim,
                         n_rot,
+                        start,
                         cos_sin: &rotations[table.0 as usize],
                     },
                     &mut to,
@@ -255,7 +260,9 @@ impl CpuBackend {
                     k: k_cache,
                     v: v_cache,
                 } = &mut self.cache[layer];
-                for (x, dim, cache) in [(k, spec.k_dim, k_cache), (v, spec.v_dim, v_cache)] {
+                let keys = Some((k, spec.k_dim, k_cache));
+                let values = (spec.values == Values::Apart).then_some((v, spec.v_dim, v_cache));
+                for (x, dim, cache) in [keys, values].into_iter().flatten() {
                     let rows = &self.buffers[x.0 as usize];
                     let layout = cpu::KvLayout {
                         n_kv_heads: spec.n_kv_heads,
@@ -303,7 +310,7 @@ impl CpuBackend {
                     cpu::AttnInputs {
                         q: self.buffer(q),
                         k: k.as_ref(),
-                        v: v.as_ref(),
+                        v: (spec.values == Values::Apart).then(|| v.as_ref()),
                         sinks: sinks.map(|sinks| self.weights.vector(sinks)),
                     },
                     &seqs,
@@ -428,6 +435,67 @@ impl CpuBackend {
                 self.put(out, to);
             }
             _ => unreachable!("{} is not an expert operation", op.name()),
+        }
+    }
+
+    /// Multiplies heads with matrices of their own.
+    fn run_heads(&mut self, op: &Op, n_tokens: usize) {
+        let isa = self.options.isa;
+        match *op {
+            Op::QuantizeHeads { x, start, out } => {
+                let info = self.plan.acts[out.0 as usize];
+                let RowCount::Heads { n_heads } = info.rows else {
+                    panic!("activations {} are not of heads", out.0);
+                };
+                let from = &self.buffers[x.0 as usize];
+                let ActsBuffer::ByExpert(acts) = &mut self.acts[out.0 as usize] else {
+                    panic!("activations {} are not sorted by head", out.0);
+                };
+                let values = [n_heads, start, info.width];
+                acts.quantize_heads(isa, &self.pool, (from, n_tokens), values, info.format);
+            }
+            Op::HeadMatMul {
+                x,
+                weight,
+                n_heads,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let ActsBuffer::ByExpert(acts) = &self.acts[x.0 as usize] else {
+                    panic!("activations {} are not sorted by head", x.0);
+                };
+                cpu::expert_matmul(
+                    isa,
+                    &self.pool,
+                    ExpertMatrices {
+                        w: self.weights.matrix(weight),
+                        bias: None,
+                        n_experts: n_heads,
+                    },
+                    &cpu::Routing::of_heads(n_heads, n_tokens),
+                    acts,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            Op::JoinHeads {
+                n_heads,
+                x,
+                rest,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let rest = rest.map(|rest| self.buffer(rest));
+                cpu::join_heads(
+                    &self.pool,
+                    [n_heads, n_tokens],
+                    self.buffer(x),
+                    rest,
+                    &mut to,
+                );
+                self.put(out, to);
+            }
+            _ => unreachable!("{} is not an operation on heads", op.name()),
         }
     }
 

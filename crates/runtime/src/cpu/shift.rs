@@ -5,7 +5,7 @@ use rocmforge_cpu::KvLayout;
 use rocmforge_plan::SlotRun;
 
 use super::{CpuBackend, LayerCache};
-use rocmforge_plan::KvShift;
+use rocmforge_plan::{KvShift, Values};
 
 /// Tokens whose keys are rotated at once.
 const TURN_ROWS: usize = 256;
@@ -25,8 +25,10 @@ impl CpuBackend {
                 page: self.options.page,
             };
             let keys = layout(spec.k_dim);
-            for runs in [&shift.copied, &shift.turned] {
-                cpu::kv_copy(&layout(spec.v_dim), runs, v.as_mut());
+            if spec.values == Values::Apart {
+                for runs in [&shift.copied, &shift.turned] {
+                    cpu::kv_copy(&layout(spec.v_dim), runs, v.as_mut());
+                }
             }
             cpu::kv_copy(&keys, &shift.copied, k.as_mut());
             match self.key_turns[layer] {
@@ -63,6 +65,7 @@ impl CpuBackend {
                     style: turn.style,
                     head_dim: layout.dim,
                     n_rot: table.n_rot(),
+                    start: turn.start,
                     cos_sin: &angles[..from.len() * table.n_rot()],
                 },
                 &mut rows,

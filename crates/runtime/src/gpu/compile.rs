@@ -40,6 +40,8 @@ pub(crate) struct RopeKvOps {
     pub(crate) layer: usize,
     pub(crate) table: RopeId,
     pub(crate) style: rocmforge_plan::RopeStyle,
+    /// The first rotated value of a head.
+    pub(crate) start: usize,
     pub(crate) norms: Option<HeadNorms>,
     /// Holds the rotated keys in the unfused plan. This stage writes them to the KV cache only.
     pub(crate) k_unwritten: BufferId,
@@ -229,12 +231,14 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
         Op::Rope {
             x: q,
             head_dim,
+            start,
             table,
             style,
         },
         Op::Rope {
             x: rotated,
             head_dim: k_dim,
+            start: k_start,
             table: k_table,
             style: k_style,
         },
@@ -247,7 +251,7 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
     // The fused kernel writes the rotated keys to the KV cache only.
     let is_of_cache = rotated == k && q != k && plan.kv[layer].k_dim == k_dim;
     let k_is_read = !is_dead(&plan.ops[end - rest.len()..], k, plan.logits);
-    let alike = (head_dim, table, style) == (k_dim, k_table, k_style);
+    let alike = (head_dim, start, table, style) == (k_dim, k_start, k_table, k_style);
     if !alike || !is_of_cache || k_is_read {
         return None;
     }
@@ -259,6 +263,7 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
         layer,
         table,
         style,
+        start,
         norms: None,
         k_unwritten: k,
     };

@@ -31,6 +31,7 @@ pub(crate) fn check(
             page: config.page,
             k_dim: spec.k_dim,
             v_dim: spec.v_dim,
+            values: spec.values,
         }
     })
     .map_err(|limit| ConfigError::GpuLimit(limit).into())
@@ -53,6 +54,7 @@ fn check_plan(
                 let n_experts = plan.buffers[logits.0 as usize].width;
                 ops::check_router(router, n_experts)?;
             }
+            Op::HeadMatMul { n_heads, .. } => ops::check_split(n_heads)?,
             _ => {}
         }
     }

@@ -1,6 +1,8 @@
 //! Device memory of a compiled plan, allocated once for the largest step. Addresses never change, so that steps can be
 //! captured as graphs.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use rocmforge_gpu::ops::{AttentionScratch, Routing, RoutingBuffer};
 use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice};
 
@@ -31,6 +33,8 @@ pub(crate) struct Memory {
     acts: Vec<(rocmforge_plan::ActsInfo, ActsBuffer)>,
     /// By [`RoutingId`].
     routings: Vec<RoutingBuffer>,
+    /// Of every token to every head, by the number of heads.
+    heads: BTreeMap<usize, RoutingBuffer>,
     /// `n_rot` and rotations `[n_ctx, n_rot / 2, 2]` of each RoPE table.
     rope: Vec<(usize, Buffer)>,
     /// K and V of each layer.
@@ -67,6 +71,7 @@ impl Memory {
                 page: sizes.page,
                 k_dim: spec.k_dim,
                 v_dim: spec.v_dim,
+                values: spec.values,
             };
             Ok((shape, shape.alloc(gpu)?))
         });
@@ -84,6 +89,7 @@ impl Memory {
             buffers: buffers.collect::<Result<_, GpuError>>()?,
             acts: acts.collect::<Result<_, GpuError>>()?,
             routings: routings(gpu, plan, max_rows)?,
+            heads: head_routings(gpu, plan, max_rows)?,
             rope: rope_tables(gpu, plan, sizes.n_ctx)?,
             cache: layers.collect::<Result<_, GpuError>>()?,
             gated: gpu.alloc::<f32>(gated)?,
@@ -116,6 +122,11 @@ impl Memory {
     /// Returns the expert routing of a step of `shape`.
     pub(crate) fn routing(&self, id: RoutingId, shape: &StepShape) -> Routing<'_> {
         self.routings[id.0 as usize].of(shape.n_rows)
+    }
+
+    /// Returns the routing of every token of a step of `shape` to each of `n_heads` heads.
+    pub(crate) fn heads(&self, n_heads: usize, shape: &StepShape) -> Routing<'_> {
+        self.heads[&n_heads].of(shape.n_rows)
     }
 
     /// Returns `[n_values]` of scratch space, used within one operation.
@@ -161,6 +172,21 @@ fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer
         RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows)
     });
     all.collect()
+}
+
+/// Allocates a routing to heads for each number of heads that have matrices of their own.
+fn head_routings(
+    gpu: &Gpu,
+    plan: &Plan,
+    max_rows: usize,
+) -> Result<BTreeMap<usize, RoutingBuffer>, GpuError> {
+    let numbers = plan.ops.iter().filter_map(|op| match *op {
+        Op::HeadMatMul { n_heads, .. } => Some(n_heads),
+        _ => None,
+    });
+    let numbers: BTreeSet<usize> = numbers.collect();
+    let buffer = |n| Ok((n, RoutingBuffer::new(gpu, [n, n], max_rows)?));
+    numbers.into_iter().map(buffer).collect()
 }
 
 /// Computes and uploads the RoPE tables; returns `n_rot` and the rotations of each.

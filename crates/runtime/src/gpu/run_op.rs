@@ -11,7 +11,7 @@ use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
     Activation, ActsId, BufferId, ExpertVectors, Factor, Linear, Op, Plan, RopeId, RopeStyle,
-    RoutingId, RowsOf,
+    RoutingId, RowCount, RowsOf,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -68,6 +68,9 @@ impl<'a> Launcher<'a> {
             | Op::QuantizeExperts { .. }
             | Op::ExpertMatMul { .. }
             | Op::CombineExperts { .. } => self.run_experts(op),
+            Op::QuantizeHeads { .. } | Op::HeadMatMul { .. } | Op::JoinHeads { .. } => {
+                self.run_heads(op)
+            }
         }
     }
 
@@ -190,10 +193,11 @@ impl<'a> Launcher<'a> {
             Op::Rope {
                 x,
                 head_dim,
+                start,
                 table,
                 style,
             } => {
-                let rotation = self.rotation(table, style);
+                let rotation = self.rotation(table, style, start);
                 ops::rope(gpu, self.buffer(x), head_dim, &rotation, &step)
             }
             Op::KvAppend { layer, k, v } => {
@@ -316,6 +320,43 @@ impl<'a> Launcher<'a> {
         }
     }
 
+    /// Multiplies heads with matrices of their own.
+    fn run_heads(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher {
+            gpu, memory, shape, ..
+        } = *self;
+        match *op {
+            Op::QuantizeHeads { x, start, out } => {
+                let RowCount::Heads { n_heads } = self.plan.acts[out.0 as usize].rows else {
+                    panic!("activations {} are not of heads", out.0);
+                };
+                let (x, heads) = (self.buffer(x), memory.heads(n_heads, shape));
+                ops::quantize_heads(gpu, x, start, &heads, &memory.acts(out, shape))
+            }
+            Op::HeadMatMul {
+                x,
+                weight,
+                n_heads,
+                out,
+            } => {
+                let (x, heads) = (memory.acts(x, shape), memory.heads(n_heads, shape));
+                let matrices = self.weights.experts(weight);
+                ops::expert_products(gpu, &x, &heads, (&matrices, None), self.buffer(out))
+            }
+            Op::JoinHeads {
+                n_heads,
+                x,
+                rest,
+                out,
+            } => {
+                let rest = rest.map(|rest| self.buffer(rest));
+                let rows = [n_heads, shape.n_rows];
+                ops::join_heads(gpu, rows, self.buffer(x), rest, self.buffer(out))
+            }
+            _ => unreachable!("{} is not an operation on heads", op.name()),
+        }
+    }
+
     fn product(&self, linear: Linear, mode: OutMode, out: Slice<'a, f32>) -> Product<'a> {
         Product {
             matrix: self.weights.matrix(linear.weight),
@@ -379,12 +420,13 @@ impl<'a> Launcher<'a> {
         ops::combine_experts(self.gpu, self.buffer(x), &routing, mode, self.buffer(out))
     }
 
-    fn rotation(&self, table: RopeId, style: RopeStyle) -> Rotation<'a> {
+    fn rotation(&self, table: RopeId, style: RopeStyle, start: usize) -> Rotation<'a> {
         let (table, n_rot) = self.memory.rope(table);
         Rotation {
             style,
             table,
             n_rot,
+            start,
         }
     }
 
@@ -395,7 +437,7 @@ impl<'a> Launcher<'a> {
             q_out: self.buffer(ops.q_out),
             k: self.buffer(ops.k),
             v: self.buffer(ops.v),
-            rotation: self.rotation(ops.table, ops.style),
+            rotation: self.rotation(ops.table, ops.style, ops.start),
             norms: ops.norms.map(|norms| HeadNorms {
                 q: self.weights.vector(norms.q),
                 k: self.weights.vector(norms.k),

@@ -65,6 +65,7 @@ impl GpuBackend {
                             style: turn.style,
                             table,
                             n_rot,
+                            start: turn.start,
                         },
                         magnitude: self.plan.rope[turn.table.0 as usize].magnitude as f32,
                     }

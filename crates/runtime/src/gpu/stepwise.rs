@@ -14,7 +14,7 @@ use crate::cpu::{ActsBuffer, LayerCache};
 use crate::error::RuntimeError;
 use crate::stepwise::{Memory, Pass, Stepwise};
 use rocmforge_plan::KvShift;
-use rocmforge_plan::{ActsId, BufferId, Op, RoutingId, Side};
+use rocmforge_plan::{ActsId, BufferId, Op, RoutingId, RowCount, Side};
 use rocmforge_plan::{Batch, InputToken};
 
 impl Stepwise for GpuBackend {
@@ -60,6 +60,10 @@ impl Stepwise for GpuBackend {
         let routings: Vec<cpu::Routing> = routings.collect::<Result<_, GpuError>>()?;
         let acts = (0..self.plan.acts.len()).map(|id| {
             let id = ActsId(id as u32);
+            if let RowCount::Heads { n_heads } = self.plan.acts[id.0 as usize].rows {
+                let heads = cpu::Routing::of_heads(n_heads, shape.n_rows);
+                return self.sorted_acts(id, &heads, &shape);
+            }
             match self.routing_of(id) {
                 Some(routing) => self.sorted_acts(id, &routings[routing.0 as usize], &shape),
                 None => Ok(ActsBuffer::Rows(

@@ -69,6 +69,11 @@ impl<'a> Inventory<'a> {
         let experts = plan.ops.iter().filter_map(|op| match *op {
             Op::ExpertMatMul {
                 weight, n_experts, ..
+            }
+            | Op::HeadMatMul {
+                weight,
+                n_heads: n_experts,
+                ..
             } => Some((weight, n_experts)),
             _ => None,
         });
@@ -198,10 +203,10 @@ impl DeviceWeights {
         }
     }
 
-    /// Returns the matrices of all experts of an MoE layer.
+    /// Returns the matrices of all experts of an MoE layer, or of all heads.
     ///
     /// # Panics
-    /// If no expert GEMM of the plan uses `id`.
+    /// If no product of experts or heads of the plan uses `id`.
     pub(crate) fn experts(&self, id: WeightId) -> ExpertMatrices<'_> {
         let matrix = &self.matrices[&id];
         ExpertMatrices {

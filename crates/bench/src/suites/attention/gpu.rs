@@ -86,6 +86,7 @@ pub(super) fn prepare(
         page: PAGE,
         k_dim: shape.dim,
         v_dim: shape.dim,
+        values: rocmforge_plan::Values::Apart,
     };
     let table: Vec<u32> = (0..(shape.n / PAGE) as u32).collect();
     let spans = layout.seqs(kind, &shape);
@@ -119,14 +120,19 @@ pub(super) fn prepare(
             ops::attention(gpu, &queries, &kv, &step.step(), &scratch)
         })
     });
-    Ok(match (ops::is_fast(shape.dim, shape.dim), kind) {
-        (false, _) => prepared.note(format!(
-            "slow path: no kernel for heads of {} values; the general one computes row by row",
-            shape.dim
-        )),
-        (true, Kind::Flash) => {
-            prepared.note("computed by the decode kernel; the prefill kernel is causal")
-        }
-        (true, _) => prepared,
-    })
+    Ok(
+        match (
+            ops::is_fast(shape.dim, shape.dim, rocmforge_plan::Values::Apart),
+            kind,
+        ) {
+            (false, _) => prepared.note(format!(
+                "slow path: no kernel for heads of {} values; the general one computes row by row",
+                shape.dim
+            )),
+            (true, Kind::Flash) => {
+                prepared.note("computed by the decode kernel; the prefill kernel is causal")
+            }
+            (true, _) => prepared,
+        },
+    )
 }

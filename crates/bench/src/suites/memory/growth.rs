@@ -95,6 +95,7 @@ fn on_gpu(gpu: &Gpu, model: KvShape, n_ctx: usize) -> Result<(usize, Prepared<'_
         page: PAGE,
         k_dim: model.head_dim,
         v_dim: model.head_dim,
+        values: rocmforge_plan::Values::Apart,
     };
     let caches: Vec<[Buffer; 2]> = (0..model.n_layers)
         .map(|_| shape.alloc(gpu))

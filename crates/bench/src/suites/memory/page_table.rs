@@ -125,7 +125,7 @@ fn on_cpu(cpu: &Cpu, page: usize, table: Vec<u32>, [n_ctx, n]: [usize; 2]) -> Pr
             let inputs = AttnInputs {
                 q: &q,
                 k: KvSlice::F16(k),
-                v: KvSlice::F16(v),
+                v: Some(KvSlice::F16(v)),
                 sinks: None,
             };
             attention(cpu.isa, &cpu.pool, &shape, inputs, &[seq], &mut out);
@@ -165,6 +165,7 @@ fn on_gpu(
         page,
         k_dim: DIM,
         v_dim: DIM,
+        values: rocmforge_plan::Values::Apart,
     };
     let mut i = 0;
     Ok(Prepared::new(work(n_ctx), move |n| {

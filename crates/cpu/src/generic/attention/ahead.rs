@@ -25,10 +25,12 @@ impl Ahead {
             .inputs
             .k
             .get(next_slot.map_or(0..0, |slot| block(slot, k_dim)));
-        let v = tile
-            .inputs
-            .v
-            .get(next_slot.map_or(0..0, |slot| block(slot, v_dim)));
+        // Values that are parts of keys come with them.
+        let v = tile.inputs.v.unwrap_or(tile.inputs.k);
+        let v = v.get(match (next_slot, tile.inputs.v) {
+            (Some(slot), Some(_)) => block(slot, v_dim),
+            _ => 0..0,
+        });
         // `score` takes 2 steps per query, softmax 1, `weigh` about 1 per 8 vectors.
         let n_steps = n_queries * (3 + tile.v_pad().div_ceil(64));
         let lines_per_step = |cache: KvSlice<'_>| cache.n_bytes().div_ceil(LINE * n_steps);

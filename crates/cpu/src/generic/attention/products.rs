@@ -162,8 +162,10 @@ pub(super) struct ValueRows<'a, U> {
     pub(super) rows: &'a [U],
     /// Position of the first row in the block.
     pub(super) first: usize,
-    /// Vectors per row.
+    /// Vectors of a value.
     pub(super) n: usize,
+    /// Vectors per row; more than `n` if a value is a part of its row.
+    pub(super) stride: usize,
 }
 
 /// values `[n_queries, v.n]` += weights `[n_queries, BLOCK]`, from column `v.first` on, times `v.rows`.
@@ -231,7 +233,7 @@ fn weigh_columns<S: Simd, V: Source<S>, const Q: usize, const C: usize>(
         }
     }
     let weights = &weights[..Q * BLOCK];
-    for (t, row) in (v.first..BLOCK).zip(v.rows.chunks_exact(n / V::VECTORS)) {
+    for (t, row) in (v.first..BLOCK).zip(v.rows.chunks_exact(v.stride / V::VECTORS)) {
         let columns = columns::<S, V, C>(s, row, col);
         for i in 0..Q {
             let weight = s.splat(weights[i * BLOCK + t]);

@@ -79,7 +79,8 @@ pub(super) fn walk<S: Simd>(
 
         let mut ahead = Ahead::new(tile, next_slot, queries.len());
         let (q, n) = (S::chunks(q).0, k_pad / S::LANES);
-        match rows(s, tile.inputs.k, slot, k_dim, queries.len(), buffers.k) {
+        let keys = rows(s, tile.inputs.k, slot, k_dim, queries.len(), buffers.k);
+        match keys {
             Rows::Wide(k) => score::<S, Wide>(s, q, S::chunks(k).0, n, scores, &mut ahead),
             Rows::Half(k) => score::<S, Half>(s, q, S::half_chunks(k), n, scores, &mut ahead),
             Rows::Coded(k) => score::<S, Coded>(s, q, k, n, scores, &mut ahead),
@@ -89,7 +90,12 @@ pub(super) fn walk<S: Simd>(
                 s.store_chunk(capped(s, cap, s.load_chunk(x)), x);
             }
         }
-        let v = rows(s, tile.inputs.v, slot, v_dim, queries.len(), buffers.v);
+        // Vectors of a row of the values' source.
+        let (v, stride) = match tile.inputs.v {
+            Some(v) => (rows(s, v, slot, v_dim, queries.len(), buffers.v), v_pad),
+            None => (keys, k_pad),
+        };
+        let stride = stride / S::LANES;
 
         // Positions of the block that `row` sees, relative to `base`.
         let seen_by = |row| {
@@ -113,7 +119,7 @@ pub(super) fn walk<S: Simd>(
         let n = v_pad / S::LANES;
         for row in (first_row..end_row).step_by(rows_at_once) {
             let seen = seen_by(row);
-            let v_rows = seen.start * n..seen.end * n;
+            let v_rows = seen.start * stride..seen.end * stride;
             let n_queries = rows_at_once * group;
             let weights = &scores[(row - first_row) * group * BLOCK..][..n_queries * BLOCK];
             let values = &mut partial.values[row * group * v_pad..][..n_queries * v_pad];
@@ -122,18 +128,33 @@ pub(super) fn walk<S: Simd>(
             match v {
                 Rows::Wide(v) => {
                     let rows = &S::chunks(v).0[v_rows];
-                    let v = ValueRows { rows, first, n };
+                    let v = ValueRows {
+                        rows,
+                        first,
+                        n,
+                        stride,
+                    };
                     weigh::<S, Wide>(s, weights, &v, values, &mut ahead);
                 }
                 Rows::Half(v) => {
                     let rows = &S::half_chunks(v)[v_rows];
-                    let v = ValueRows { rows, first, n };
+                    let v = ValueRows {
+                        rows,
+                        first,
+                        n,
+                        stride,
+                    };
                     weigh::<S, Half>(s, weights, &v, values, &mut ahead);
                 }
                 Rows::Coded(v) => {
-                    let n_units = n / <Coded as Source<S>>::VECTORS;
+                    let n_units = stride / <Coded as Source<S>>::VECTORS;
                     let rows = &v[seen.start * n_units..seen.end * n_units];
-                    let v = ValueRows { rows, first, n };
+                    let v = ValueRows {
+                        rows,
+                        first,
+                        n,
+                        stride,
+                    };
                     weigh::<S, Coded>(s, weights, &v, values, &mut ahead);
                 }
             }

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use rocmforge_gguf::quant::f8;
 use rocmforge_gpu::{KvShape, KvType};
+use rocmforge_plan::Values;
 
 /// The keys or values of a layer, rows in cache order.
 pub(crate) struct Stored {
@@ -85,7 +86,10 @@ impl Stored {
     /// A cache of this shape, read from the device as `bytes`: keys (0) or values (1).
     pub(crate) fn of_bytes(shape: &KvShape, which: usize, bytes: &[u8]) -> Stored {
         let dim = [shape.k_dim, shape.v_dim][which];
-        let n_rows = shape.n_blocks * shape.n_kv_heads * shape.page;
+        let n_rows = match (shape.values, which) {
+            (Values::InKeys, 1) => 0,
+            _ => shape.n_blocks * shape.n_kv_heads * shape.page,
+        };
         let mut stored = Stored::new(shape.ty, n_rows, dim);
         assert_eq!(bytes.len(), stored.codes.len() + stored.scales.len());
         let (codes, scales) = bytes.split_at(stored.codes.len());

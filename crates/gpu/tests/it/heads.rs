@@ -1,0 +1,106 @@
+//! Products of heads with matrices of their own, against sums in f64.
+
+use crate::common;
+use crate::common::acts::TestActs;
+use crate::common::formats::for_each_format;
+use crate::common::three_orders;
+use crate::common::weights::{Fill, Packed, Random, blocks, values};
+use rocmforge_gguf::GgmlType;
+use rocmforge_gpu::ops::{self, RoutingBuffer};
+use rocmforge_gpu::{ActsBuffer, ExpertMatrices};
+use rocmforge_plan::act_format;
+
+/// Tokens, heads, and values of a head before and after those that are multiplied; variants to run as well.
+const CASES: [([usize; 2], [usize; 2], &[&str]); 3] = [
+    ([1, 5], [0, 32], &[]),
+    ([9, 3], [8, 0], &["products=matmul", "loads=narrow"]),
+    (
+        [33, 4],
+        [0, 3],
+        &["products=matvec", "products=matmul,tiles=large"],
+    ),
+];
+
+for_each_format!(products_of_heads);
+
+/// The values of each head are converted, multiplied with the head's matrix and joined with others.
+fn products_of_heads(ty: GgmlType) {
+    let f = GgmlType::COMPUTED.iter().position(|format| *format == ty);
+    let f = f.expect("it is a format");
+    for gpu in common::gpus_of(ty) {
+        let random = &mut Random(f as u64);
+        let n_in = [256, 512][f % 2];
+        for (i, &([n_tokens, n_heads], [before, after], variants)) in CASES.iter().enumerate() {
+            let n_out = [40, 33, 64][(f + i) % 3];
+            let head_dim = before + n_in + after;
+            let x = random.values(n_tokens * n_heads * head_dim);
+            let n_bytes = ops::packed_bytes(&gpu, ty, n_out, n_in).unwrap();
+            let data = gpu.alloc::<u8>(n_heads * n_bytes).unwrap();
+            let matrices = ExpertMatrices {
+                ty,
+                n_experts: n_heads,
+                n_out,
+                n_in,
+                data: data.as_slice(),
+            };
+            let mut weights = Vec::new();
+            for head in 0..n_heads {
+                let file = blocks(ty, n_out * n_in, Fill::Random, random);
+                weights.push(values(ty, &file));
+                let packed = Packed::new(&gpu, ty, n_out, n_in, &file);
+                let bytes = gpu.read(packed.matrix().data).unwrap();
+                gpu.write(matrices.matrix(head).data, &bytes).unwrap();
+            }
+            let form = act_format(ty);
+            let part = |token: usize, head: usize| {
+                let start = (token * n_heads + head) * head_dim + before;
+                &x[start..start + n_in]
+            };
+            // What the values become when they are converted, sorted by head.
+            let sorted: Vec<f32> = (0..n_heads)
+                .flat_map(|head| (0..n_tokens).flat_map(move |token| part(token, head).to_vec()))
+                .collect();
+            let exact = TestActs::new(&gpu, form, n_in, &sorted).exact;
+            let mut expected = Vec::new();
+            for token in 0..n_tokens {
+                for head in 0..n_heads {
+                    let of_head = &exact[(head * n_tokens + token) * n_in..][..n_in];
+                    for w in weights[head].chunks_exact(n_in) {
+                        let products = of_head.iter().zip(w).map(|(x, &w)| x * f64::from(w));
+                        expected.push(products.sum::<f64>());
+                    }
+                    let end = (token * n_heads + head + 1) * head_dim;
+                    expected.extend(x[end - after..end].iter().map(|&x| f64::from(x)));
+                }
+            }
+            let dx = gpu.upload(&x).unwrap();
+            // Heads of more tokens than there are.
+            let routing = RoutingBuffer::new(&gpu, [n_heads; 2], n_tokens + 3).unwrap();
+            for gpu in &common::with_variants(&gpu, variants) {
+                let found = three_orders(|| {
+                    let heads = routing.of(n_tokens);
+                    let acts = ActsBuffer::new(gpu, form, n_tokens * n_heads, n_in).unwrap();
+                    let acts = acts.rows(n_tokens * n_heads);
+                    ops::quantize_heads(gpu, dx.as_slice(), before, &heads, &acts).unwrap();
+                    let rows = gpu.alloc::<f32>(n_tokens * n_heads * n_out).unwrap();
+                    ops::expert_products(gpu, &acts, &heads, (&matrices, None), rows.as_slice())
+                        .unwrap();
+                    let out = gpu.alloc::<f32>(expected.len()).unwrap();
+                    let rest = (after > 0).then(|| dx.as_slice());
+                    let shape = [n_heads, n_tokens];
+                    ops::join_heads(gpu, shape, rows.as_slice(), rest, out.as_slice()).unwrap();
+                    gpu.read(out.as_slice::<f32>()).unwrap()
+                });
+                let what = format!("{} {}, case {i}", common::name(gpu), ty.name());
+                let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let error = (f64::from(*found) - expected).abs();
+                    assert!(
+                        error <= 1e-5 * largest,
+                        "{what}: value {at} is {found}, not {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
