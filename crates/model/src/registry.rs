@@ -7,9 +7,9 @@ use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    arcee, cohere, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, laguna,
-    llama, mimo2, mistral3, mixtures, muse_glimmer, olmo2, phi3, qwen, seed_oss, smollm3, stablelm,
-    step35,
+    arcee, cohere, deepseek2, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite,
+    hunyuan, laguna, llama, mimo2, minicpm3, mistral3, mixtures, muse_glimmer, olmo2, phi3, qwen,
+    seed_oss, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -63,6 +63,9 @@ static FAMILIES: &[Family] = &[
     row("gemma3", (Neox, Factors::LongRope), HeadNorm::Each, (gemma::facts3, gemma::record)),
     row("gpt2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts_with_positions, gpt2::record)),
     row("starcoder2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt2::facts, gpt2::record)),
+    row("deepseek2", (Norm, Factors::Never), HeadNorm::IfPresent, (deepseek2::facts, llama::record)),
+    row("mistral4", (Norm, Factors::Never), HeadNorm::IfPresent, (deepseek2::facts, llama::record)),
+    row("minicpm3", (Neox, Factors::LongRope), HeadNorm::IfPresent, (minicpm3::facts, granite::record)),
     row("seed_oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (seed_oss::facts, seed_oss::record)),
     row("qwen2vl", (Neox, Factors::LongRope), HeadNorm::IfPresent, (qwen::dense, llama::record)),
     row("qwen3vl", (Neox, Factors::LongRope), HeadNorm::Each, (qwen::dense, llama::record)),

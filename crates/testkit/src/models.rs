@@ -7,12 +7,14 @@
 pub mod families;
 mod gemma4;
 mod gpt_oss;
+mod latent;
 
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
-/// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), and `mixtral` (`llama` with experts).
-pub const NAMES: [&str; 21] = [
+/// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), `mixtral` (`llama` with experts), and
+/// `deepseek2_old` (`deepseek2` with the heads' matrices in one tensor, queries of low rank, and no YaRN).
+pub const NAMES: [&str; 25] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -34,10 +36,15 @@ pub const NAMES: [&str; 21] = [
     "gemma4_wide",
     "gemma4_moe",
     "gpt_oss",
+    "deepseek2",
+    "deepseek2_old",
+    "mistral4",
+    "minicpm3",
 ];
 
 /// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini.
-pub const QUANTIZED: [(&str, &str); 14] = [
+/// Also latent attention, whose matrices of heads are multiplied in a way of their own.
+pub const QUANTIZED: [(&str, &str); 16] = [
     ("llama", "Q1_0"),
     ("llama", "Q2_0"),
     ("llama", "TQ1_0"),
@@ -52,6 +59,8 @@ pub const QUANTIZED: [(&str, &str); 14] = [
     ("llama", "IQ2_S"),
     ("llama", "IQ3_XXS"),
     ("llama", "IQ3_S"),
+    ("deepseek2", "Q4_0"),
+    ("minicpm3", "Q4_0"),
 ];
 
 /// A model that llama.cpp does not run: `llama` with different widths of keys and values.
@@ -107,6 +116,7 @@ pub fn model_of(
             "mixtral" | UNEVEN => "llama",
             "gemma4_wide" | "gemma4_moe" => "gemma4",
             "gpt_oss" => "gpt-oss",
+            "deepseek2_old" => "deepseek2",
             name => name,
         };
         let head_dims = match name {
@@ -172,7 +182,9 @@ impl Synth {
         ] {
             self.set(key, value as u32);
         }
-        if self.head_dims != [HEAD_DIM; 2] {
+        if let Some(latent) = self.latent() {
+            self.latent_facts(&latent);
+        } else if self.head_dims != [HEAD_DIM; 2] {
             let [k_dim, v_dim] = self.head_dims;
             self.set("attention.key_length", k_dim as u32);
             self.set("attention.value_length", v_dim as u32);
@@ -289,6 +301,11 @@ impl Synth {
         if name == "gpt2" {
             self.matrix("position_embd.weight", N_CTX, N_EMBD)?;
         }
+        if let ("minicpm3", Some(latent)) = (name, self.latent()) {
+            let n_factors = latent.n_rot / 2;
+            self.vector("rope_factors_short.weight", n_factors, 1.3, 0.3)?;
+            self.vector("rope_factors_long.weight", n_factors, 6.0, 4.0)?;
+        }
         if name == "phi3" {
             self.vector("rope_factors_short.weight", PHI_N_ROT / 2, 1.3, 0.3)?;
             self.vector("rope_factors_long.weight", PHI_N_ROT / 2, 6.0, 4.0)?;
@@ -321,8 +338,14 @@ impl Synth {
             for norm in norms {
                 self.norm(&tensor(norm), N_EMBD)?;
             }
-            self.attention(&tensor)?;
+            match self.latent() {
+                Some(latent) => self.latent_attention(&latent, &tensor, N_EMBD)?,
+                None => self.attention(&tensor)?,
+            }
             match name {
+                "deepseek2" | "deepseek2_old" | "mistral4" if layer > 0 => {
+                    self.mixture(&tensor, EXPERT_N_FF)?;
+                }
                 "mixtral" => self.mixture(&tensor, N_FF)?,
                 "qwen2moe" | "qwen3moe" => self.mixture(&tensor, EXPERT_N_FF)?,
                 _ => self.feed_forward(&tensor)?,
@@ -336,6 +359,9 @@ impl Synth {
         self.expert_matrices(&tensor("ffn_gate_exps.weight"), [N_EXPERTS, n_ff, N_EMBD])?;
         self.expert_matrices(&tensor("ffn_up_exps.weight"), [N_EXPERTS, n_ff, N_EMBD])?;
         self.expert_matrices(&tensor("ffn_down_exps.weight"), [N_EXPERTS, N_EMBD, n_ff])?;
+        if self.latent().is_some() {
+            self.shared_experts(tensor)?;
+        }
         if self.arch == "qwen2moe" {
             self.vector(&tensor("ffn_gate_inp_shexp.weight"), N_EMBD, 0.0, 0.2)?;
             self.matrix(&tensor("ffn_gate_shexp.weight"), SHARED_N_FF, N_EMBD)?;

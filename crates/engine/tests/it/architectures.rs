@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::cases::{for_each_model, test_cases};
-use crate::common::{ids, logits, read_json};
+use crate::common::{error, ids, logits, read_json};
 use rocmforge_engine::{Engine, EngineConfig, EngineError, Request};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TensorInfo, Writer, quant};
 use rocmforge_model::Model;
@@ -52,8 +52,51 @@ fn logits_of_quantized_models_match_llama_cpp() {
     // With the same activations in int8. One that is nearly tied between two codes may take either, which then changes
     // the following layers: by 1 % of the logits after 300 tokens.
     for (name, ty) in synth::QUANTIZED {
+        let bound = match name {
+            // Weights of few sizes pass a tied code on at full size. Prompts without one agree to 1e-14.
+            _ if ty.starts_with("TQ") || ty.starts_with("IQ1") => 5e-2,
+            // Experts differ, too: a reference in f64 with the same codes is as far from llama.cpp, and from itself if
+            // its activations change by 1e-7.
+            "deepseek2" => 5e-2,
+            // llama.cpp multiplies the narrow vectors instead of the queries, so other activations are rounded. Both
+            // are as far from a reference in f64 without rounding.
+            "minicpm3" => 5e-2,
+            _ => 2e-2,
+        };
         let writer = synth::model(name, GgmlType::from_name(ty).unwrap());
-        compare(&format!("{name} {ty}"), &writer.unwrap().unwrap(), 2e-2);
+        compare(&format!("{name} {ty}"), &writer.unwrap().unwrap(), bound);
+    }
+}
+
+/// The keys of latent attention, which are also its values, in each type of the KV cache.
+#[test]
+fn latent_caches_of_every_type_are_near_f32() {
+    let model = load(&writer("minicpm3")).unwrap();
+    let prompt = synth::prompt(200, model.config.n_vocab);
+    let run = |kv_type| -> Vec<f64> {
+        let config = EngineConfig {
+            n_ctx: Some(prompt.len()),
+            kv_type,
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::on_cpu(&model, None, &config).unwrap();
+        let rows = logits(&mut engine, &prompt).concat();
+        rows.into_iter().map(f64::from).collect()
+    };
+    let expected = run(KvType::F32);
+    for kv_type in KvType::ALL {
+        let found = error(&run(kv_type), &expected);
+        let [least, most] = match kv_type {
+            KvType::F32 => [0.0, 0.0],
+            KvType::F16 => [1e-10, 1e-5],
+            KvType::Q8_0 => [1e-7, 2e-3],
+            KvType::F8E4M3 => [1e-5, 2e-2],
+        };
+        assert!(
+            (least..=most).contains(&found),
+            "{}: {found:e}",
+            kv_type.name()
+        );
     }
 }
 
@@ -88,7 +131,7 @@ fn compare(name: &str, writer: &Writer<'_>, bound: f32) {
 #[test]
 fn every_metadata_key_has_an_effect() {
     let prompt = synth::prompt(80, 512);
-    let cases: [(&str, &str, OwnedValue, bool); 42] = [
+    let cases: [(&str, &str, OwnedValue, bool); 51] = [
         (
             "mistral3",
             "mistral3.attention.temperature_scale",
@@ -236,6 +279,60 @@ fn every_metadata_key_has_an_effect() {
             true,
         ),
         ("phi3", "phi3.attention.sliding_window", 8u32.into(), false),
+        (
+            "deepseek2",
+            "deepseek2.rope.scaling.yarn_log_multiplier",
+            0.1f32.into(),
+            true,
+        ),
+        (
+            "deepseek2",
+            "deepseek2.expert_weights_norm",
+            true.into(),
+            true,
+        ),
+        (
+            "deepseek2",
+            "deepseek2.expert_gating_func",
+            0u32.into(),
+            false,
+        ),
+        (
+            "mistral4",
+            "mistral4.rope.scaling.yarn_log_multiplier",
+            0f32.into(),
+            true,
+        ),
+        (
+            "mistral4",
+            "mistral4.rope.scaling.factor",
+            4f32.into(),
+            true,
+        ),
+        (
+            "mistral4",
+            "mistral4.attention.temperature_scale",
+            0f32.into(),
+            true,
+        ),
+        (
+            "mistral4",
+            "mistral4.attention.temperature_length",
+            9u32.into(),
+            true,
+        ),
+        (
+            "mistral4",
+            "mistral4.expert_weights_scale",
+            1f32.into(),
+            true,
+        ),
+        (
+            "minicpm3",
+            "minicpm3.rope.scaling.original_context_length",
+            40u32.into(),
+            true,
+        ),
     ];
     for (name, key, value, counts) in cases {
         let mut changed = writer(name);
@@ -248,7 +345,7 @@ fn every_metadata_key_has_an_effect() {
 
 #[test]
 fn rejects_invalid_metadata() {
-    let cases: [(&str, &str, OwnedValue, &str); 43] = [
+    let cases: [(&str, &str, OwnedValue, &str); 58] = [
         (
             "gemma4",
             "gemma4.attention.head_count_kv",
@@ -350,6 +447,96 @@ fn rejects_invalid_metadata() {
             "gpt-oss.expert_feed_forward_length",
             u32::MAX.into(),
             "a sensible positive number",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.attention.kv_lora_rank",
+            0u32.into(),
+            "a sensible positive number",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.attention.kv_lora_rank",
+            65u32.into(),
+            "`blk.0.attn_k_b.weight` has shape [32, 64, 8], expected [32, 65, 8]",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.attention.kv_lora_rank",
+            (1u32 << 24).into(),
+            "`blk.0.attn_k_b.weight` has shape",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.attention.key_length_mla",
+            32u32.into(),
+            "less than the width of a key",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.attention.value_length_mla",
+            u64::MAX.into(),
+            "a sensible positive number",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.rope.dimension_count",
+            31u32.into(),
+            "an even number",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.leading_dense_block_count",
+            u64::MAX.into(),
+            "a sensible number",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.nextn_predict_layers",
+            4u32.into(),
+            "fewer than all layers",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.rope.scaling.yarn_log_multiplier",
+            f32::NAN.into(),
+            "a small number",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.expert_shared_count",
+            (1u32 << 31).into(),
+            "a sensible number",
+        ),
+        (
+            "deepseek2",
+            "deepseek2.expert_gating_func",
+            9u32.into(),
+            "router scores of kind 9",
+        ),
+        (
+            "mistral4",
+            "mistral4.attention.temperature_scale",
+            f32::NAN.into(),
+            "a positive number",
+        ),
+        (
+            "mistral4",
+            "mistral4.attention.temperature_length",
+            0u32.into(),
+            "a sensible positive number",
+        ),
+        (
+            "mistral4",
+            "mistral4.attention.q_lora_rank",
+            u32::MAX.into(),
+            "a sensible positive number",
+        ),
+        (
+            "minicpm3",
+            "minicpm3.attention.kv_lora_rank",
+            64.5f32.into(),
+            "expected u64",
         ),
         (
             "mixtral",

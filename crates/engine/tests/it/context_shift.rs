@@ -145,9 +145,18 @@ fn difference_to_fresh_runs(config: &EngineConfig, model: &Model) -> (f32, usize
 #[test]
 fn shifted_context_matches_a_fresh_run_in_one_layer() {
     // Rotations of neighbours and of halves, of a part of a head, scaled, by YaRN and LongRoPE with their factors;
-    // norms of heads, biases and a window.
+    // norms of heads, biases and a window; the last part of the keys of latent attention.
     let archs = [
-        "llama", "qwen2", "qwen3", "phi3", "olmo3", "gemma2", "gemma3", "mixtral",
+        "llama",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "olmo3",
+        "gemma2",
+        "gemma3",
+        "mixtral",
+        "deepseek2",
+        "minicpm3",
     ];
     for name in archs {
         let model = model(name, Some(1));

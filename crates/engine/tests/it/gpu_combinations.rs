@@ -56,6 +56,12 @@ test_cases! {
         ..mode("llama", KvType::F8E4M3, HALF, STOP)
     }),
     phi3_q8_0_half_shift(mode("phi3", KvType::Q8_0, HALF, SHIFT)),
+    deepseek2_q8_0_shift(mode("deepseek2", KvType::Q8_0, ALL, SHIFT)),
+    deepseek2_f8_half_cpu_experts(Mode {
+        experts: Experts::OnCpu,
+        ..mode("deepseek2", KvType::F8E4M3, HALF, STOP)
+    }),
+    minicpm3_shift(mode("minicpm3", KvType::F16, ALL, SHIFT)),
     mixtral_f8_cpu_experts_shift_lora(Mode {
         experts: Experts::OnCpu,
         adapters: &[("two", 1.0)],

@@ -150,6 +150,83 @@ fn any_value_of_any_key_is_rejected_or_runs(shard: usize) {
     }
 }
 
+test_cases! {
+    any_value_of_a_latent_key_is_rejected_or_runs:
+    deepseek2("deepseek2"),
+    deepseek2_old("deepseek2_old"),
+    mistral4("mistral4"),
+    minicpm3("minicpm3"),
+}
+
+/// The keys of latent attention and of the layers around it, and tensors that are missing.
+fn any_value_of_a_latent_key_is_rejected_or_runs(name: &str) {
+    let writer = || {
+        let model = rocmforge_testkit::models::model_of(name, GgmlType::F32, 2);
+        model.unwrap().unwrap()
+    };
+    let arch = match name {
+        "deepseek2_old" => "deepseek2",
+        name => name,
+    };
+    let run = |writer: &Writer<'_>| {
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf))?;
+        let config = EngineConfig {
+            n_ctx: Some(64),
+            n_threads: Some(1),
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::start(&model, None, &config)?;
+        let id = engine.submit(Request::greedy(vec![1, 7, 9], 2))?;
+        engine.run(id, |_| ControlFlow::Continue(()))?;
+        Ok(())
+    };
+    run(&writer()).unwrap();
+    let values: [OwnedValue; 14] = [
+        0u32.into(),
+        1u32.into(),
+        2u32.into(),
+        63u32.into(),
+        64u32.into(),
+        (1u32 << 24).into(),
+        (1u32 << 31).into(),
+        u64::MAX.into(),
+        (-1i32).into(),
+        f32::NAN.into(),
+        f32::MAX.into(),
+        (-1e30f32).into(),
+        "".into(),
+        vec![1u32, 2].into(),
+    ];
+    for key in [
+        "attention.kv_lora_rank",
+        "attention.q_lora_rank",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.temperature_scale",
+        "attention.temperature_length",
+        "rope.dimension_count",
+        "rope.scaling.factor",
+        "rope.scaling.yarn_log_multiplier",
+        "leading_dense_block_count",
+        "nextn_predict_layers",
+        "expert_shared_count",
+        "expert_gating_func",
+        "expert_group_count",
+        "expert_weights_norm",
+    ] {
+        for value in &values {
+            let mut changed = writer();
+            changed.set(&format!("{arch}.{key}"), value.clone());
+            check_message(&format!("{key} = {value:?}"), run(&changed));
+        }
+    }
+}
+
 /// Returns a pseudo-random value from -0.1 to 0.1.
 fn small_value(i: u64) -> f32 {
     (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1

@@ -3,6 +3,7 @@
 
 pub(crate) mod arcee;
 pub(crate) mod cohere;
+pub(crate) mod deepseek2;
 pub(crate) mod exaone4;
 pub(crate) mod falcon;
 pub(crate) mod gemma;
@@ -15,6 +16,7 @@ pub(crate) mod hunyuan;
 pub(crate) mod laguna;
 pub(crate) mod llama;
 pub(crate) mod mimo2;
+pub(crate) mod minicpm3;
 pub(crate) mod mistral3;
 pub(crate) mod mixtures;
 pub(crate) mod muse_glimmer;

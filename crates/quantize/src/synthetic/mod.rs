@@ -20,7 +20,7 @@ use crate::options::QuantizeOptions;
 use crate::plan::{TensorPlan, choose_types};
 
 pub use named::SyntheticError;
-pub use shapes::{SHAPES, Shape, ShapeExperts};
+pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeLatent};
 
 /// Number of values in a stock.
 const STOCK: usize = 1 << 20;
@@ -163,8 +163,14 @@ impl Synthetic {
             ("attention.head_count", shape.n_heads),
             ("attention.head_count_kv", shape.n_kv_heads),
             ("attention.key_length", shape.head_dim),
-            ("attention.value_length", shape.head_dim),
-            ("rope.dimension_count", shape.head_dim),
+            (
+                "attention.value_length",
+                shape.latent.map_or(shape.head_dim, |l| l.v_dim),
+            ),
+            (
+                "rope.dimension_count",
+                shape.latent.map_or(shape.head_dim, |l| l.n_rot),
+            ),
             ("vocab_size", shape.n_vocab),
         ] {
             w.set(&format!("{}.{key}", shape.arch), value as u32);

@@ -13,6 +13,8 @@ pub struct Shape {
     pub n_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
+    /// Latent attention, whose keys are `head_dim` wide.
+    pub latent: Option<ShapeLatent>,
     pub n_vocab: usize,
     pub rope_base: f32,
     pub n_ctx: usize,
@@ -23,6 +25,21 @@ pub struct Shape {
     pub has_rope_freqs: bool,
     /// Positions visible in layers with a sliding window.
     pub window: Option<usize>,
+}
+
+/// The shape of latent attention (MLA).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeLatent {
+    /// Width of the vector from which queries are computed; 0 if they are computed directly.
+    pub q_rank: usize,
+    /// Width of the vector from which keys and values are computed.
+    pub kv_rank: usize,
+    /// Rotated values of a key.
+    pub n_rot: usize,
+    /// Values per head of V.
+    pub v_dim: usize,
+    /// Leading layers without experts.
+    pub n_dense: usize,
 }
 
 /// The shape of a mixture of experts (MoE).
@@ -54,6 +71,7 @@ const fn shape(
         n_heads,
         n_kv_heads,
         head_dim,
+        latent: None,
         n_vocab,
         rope_base,
         n_ctx,
@@ -113,6 +131,22 @@ const fn shared(n_shared: usize, [n_used, n_experts, n_ff]: [usize; 3], shape: S
     }
 }
 
+/// Latent attention: ranks of queries and of keys and values, rotated values of a key, values per head of V, and leading
+/// layers without experts.
+const fn latent([q_rank, kv_rank, n_rot, v_dim, n_dense]: [usize; 5], shape: Shape) -> Shape {
+    let latent = ShapeLatent {
+        q_rank,
+        kv_rank,
+        n_rot,
+        v_dim,
+        n_dense,
+    };
+    Shape {
+        latent: Some(latent),
+        ..shape
+    }
+}
+
 /// All shapes: layers, embedding, feed-forward; heads, KV heads, head size; vocabulary, context; RoPE base, epsilon.
 #[rustfmt::skip]
 pub const SHAPES: &[Shape] = &[
@@ -133,6 +167,9 @@ pub const SHAPES: &[Shape] = &[
     window(4096, tied(shape(("gemma-2-2b", "gemma2"), [26, 2304, 9216], [8, 4, 256], [256_000, 8192], [1e4, 1e-6]))),
     window(1024, tied(shape(("gemma-3-4b", "gemma3"), [34, 2560, 10240], [8, 4, 256], [262_144, 131_072], [1e6, 1e-6]))),
     shape(("seed-oss-36b", "seed_oss"), [64, 5120, 27648], [80, 8, 128], [155_136, 524_288], [1e7, 1e-6]),
+    latent([0, 512, 64, 128, 1], shared(2816, [6, 64, 1408], shape(("deepseek-v2-lite", "deepseek2"), [27, 2048, 10944], [16, 1, 192], [102_400, 163_840], [1e4, 1e-6]))),
+    latent([1024, 256, 64, 128, 0], shared(2048, [4, 128, 2048], shape(("mistral-small-4-119b", "mistral4"), [36, 4096, 12288], [32, 1, 128], [131_072, 1_048_576], [1e4, 1e-6]))),
+    latent([768, 256, 32, 64, 0], shape(("minicpm3-4b", "minicpm3"), [62, 2560, 6400], [40, 40, 96], [73_448, 32_768], [1e4, 1e-5])),
     shape(("olmo2-7b", "olmo2"), [32, 4096, 11008], [32, 32, 128], [100_352, 4096], [5e5, 1e-6]),
     tied(shape(("granite-3.1-2b", "granite"), [40, 2048, 8192], [32, 8, 64], [49_155, 131_072], [5e6, 1e-5])),
     tied(shape(("smollm3-3b", "smollm3"), [36, 2048, 11008], [16, 4, 128], [128_256, 65_536], [5e6, 1e-6])),

@@ -2,7 +2,7 @@
 
 use rocmforge_gguf::{GgmlType, TensorInfo, Writer};
 
-use super::shapes::{Shape, ShapeExperts};
+use super::shapes::{Shape, ShapeExperts, ShapeLatent};
 use super::{Tensor, Values};
 
 const NORM: Values = Values::Vector {
@@ -42,6 +42,24 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
             if let Some(value) = value {
                 w.set(&key(name), value as u32);
             }
+        }
+    }
+    if let Some(latent) = shape.latent {
+        w.set(&key("attention.q_lora_rank"), latent.q_rank as u32);
+        w.set(&key("attention.kv_lora_rank"), latent.kv_rank as u32);
+        if arch != "minicpm3" {
+            for (name, value) in [
+                ("attention.key_length", latent.kv_rank + latent.n_rot),
+                ("attention.value_length", latent.kv_rank),
+                ("attention.key_length_mla", shape.head_dim),
+                ("attention.value_length_mla", latent.v_dim),
+                ("leading_dense_block_count", latent.n_dense),
+            ] {
+                w.set(&key(name), value as u32);
+            }
+            // The shared expert is stated as a number of others.
+            let n_shared = shape.experts.map(|e| e.n_ff_shared.unwrap_or(0) / e.n_ff);
+            w.set(&key("expert_shared_count"), n_shared.unwrap_or(1) as u32);
         }
     }
     match arch {
@@ -97,10 +115,15 @@ pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
         for norm in norms {
             all.norm(&name(norm), n_embd);
         }
-        all.attention(&name);
+        match shape.latent {
+            Some(latent) => all.latent_attention(&name, latent),
+            None => all.attention(&name),
+        }
         match shape.experts {
-            Some(experts) => all.mixture(&name, experts),
-            None => all.feed_forward(&name),
+            Some(experts) if shape.latent.is_none_or(|latent| layer >= latent.n_dense) => {
+                all.mixture(&name, experts);
+            }
+            _ => all.feed_forward(&name),
         }
     }
     all.norm("output_norm", n_embd);
@@ -160,6 +183,41 @@ impl List<'_> {
         }
     }
 
+    fn latent_attention(&mut self, name: &dyn Fn(&str) -> String, latent: ShapeLatent) {
+        let Shape {
+            n_embd,
+            n_heads,
+            head_dim,
+            ..
+        } = *self.shape;
+        let ShapeLatent {
+            q_rank,
+            kv_rank,
+            n_rot,
+            v_dim,
+            ..
+        } = latent;
+        let (n_q, n_plain) = (n_heads * head_dim, head_dim - n_rot);
+        if q_rank == 0 {
+            self.linear(&name("attn_q"), [n_embd, n_q]);
+        } else {
+            self.linear(&name("attn_q_a"), [n_embd, q_rank]);
+            self.norm(&name("attn_q_a_norm"), q_rank);
+            self.linear(&name("attn_q_b"), [q_rank, n_q]);
+        }
+        self.linear(&name("attn_kv_a_mqa"), [n_embd, kv_rank + n_rot]);
+        self.norm(&name("attn_kv_a_norm"), kv_rank);
+        if self.shape.arch == "minicpm3" {
+            self.linear(&name("attn_kv_b"), [kv_rank, n_heads * (n_plain + v_dim)]);
+        } else {
+            let of_keys = [n_plain, kv_rank, n_heads];
+            self.add(&name("attn_k_b.weight"), &of_keys, Values::Matrix);
+            let of_values = [kv_rank, v_dim, n_heads];
+            self.add(&name("attn_v_b.weight"), &of_values, Values::Matrix);
+        }
+        self.linear(&name("attn_output"), [n_heads * v_dim, n_embd]);
+    }
+
     fn feed_forward(&mut self, name: &dyn Fn(&str) -> String) {
         let Shape {
             arch, n_embd, n_ff, ..
@@ -191,7 +249,9 @@ impl List<'_> {
             self.add(&name(part), &[n_in, n_out, n_experts], Values::Matrix);
         }
         if let Some(n_ff) = experts.n_ff_shared {
-            self.add(&name("ffn_gate_inp_shexp.weight"), &[n_embd], GATE);
+            if self.shape.latent.is_none() {
+                self.add(&name("ffn_gate_inp_shexp.weight"), &[n_embd], GATE);
+            }
             self.linear(&name("ffn_gate_shexp"), [n_embd, n_ff]);
             self.linear(&name("ffn_up_shexp"), [n_embd, n_ff]);
             self.linear(&name("ffn_down_shexp"), [n_ff, n_embd]);

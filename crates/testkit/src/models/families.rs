@@ -4,6 +4,7 @@ mod rows;
 
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
+use super::latent::Latent;
 use super::{N_VOCAB, Synth};
 use rows::ROWS;
 
@@ -62,6 +63,8 @@ struct Row {
     window_heads: [usize; 2],
     /// Number of RoPE's frequency factors.
     n_factors: usize,
+    /// Latent attention, instead of these heads.
+    latent: Option<Latent>,
     norm: Norm,
     /// Norms of each layer.
     norms: &'static [&'static str],
@@ -142,6 +145,7 @@ enum Key {
     Ints(&'static [i32]),
     /// A number for each layer.
     OfLayers(&'static [f32]),
+    S(&'static str),
 }
 
 impl Row {
@@ -175,7 +179,10 @@ impl Row {
             model.set(key, value as u32);
         }
         let [_, v_dim] = self.head_dims();
-        if n_heads * head_dim != self.n_embd || v_dim != head_dim {
+        if let Some(latent) = &self.latent {
+            model.set("attention.head_count", latent.n_heads as u32);
+            model.latent_widths(latent);
+        } else if n_heads * head_dim != self.n_embd || v_dim != head_dim {
             model.set("attention.key_length", head_dim as u32);
             model.set("attention.value_length", v_dim as u32);
         }
@@ -209,6 +216,7 @@ impl Row {
                 Key::U(value) => value.into(),
                 Key::F(value) => value.into(),
                 Key::B(value) => value.into(),
+                Key::S(value) => value.into(),
                 Key::Ints(values) => values.to_vec().into(),
                 Key::OfLayers(values) => {
                     let n_layers = model.n_layers + self.n_nextn;
@@ -283,6 +291,9 @@ impl Row {
         tensor: &dyn Fn(&str) -> String,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd;
+        if let Some(latent) = &self.latent {
+            return model.latent_attention(latent, tensor, n_embd);
+        }
         let [n_heads, n_kv_heads] = self.heads_of(layer);
         let [head_dim, v_dim] = self.head_dims();
         let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);

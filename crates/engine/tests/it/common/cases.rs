@@ -37,7 +37,8 @@ macro_rules! for_each_model {
     ($check:ident) => {
         $crate::common::cases::for_each_model! {
             @all $check: llama, qwen2, qwen3, granite, smollm3, olmo2, olmo3, phi3, gemma2, gemma3, gpt2, starcoder2,
-            mixtral, qwen2moe, qwen3moe, seed_oss, mistral3, gemma4, gemma4_wide, gemma4_moe, gpt_oss
+            mixtral, qwen2moe, qwen3moe, seed_oss, mistral3, gemma4, gemma4_wide, gemma4_moe, gpt_oss,
+            deepseek2, deepseek2_old, mistral4, minicpm3
         }
     };
 }
@@ -66,7 +67,8 @@ macro_rules! for_each_family {
             granitemoe, bailingmoe, bailingmoe2, ernie4_5, ernie4_5_moe, hunyuan_dense, hunyuan_moe, hy_v3,
             muse_glimmer, command_r, cohere2, exaone4, exaone4_windows, olmoe, gemma, deepseek, stablelm,
             stablelm_parallel, internlm2, phi2, falcon, falcon_two_norms, nemotron, arcee, dots1, laguna,
-            laguna_global, mimo2, step35
+            laguna_global, mimo2, step35,
+            deepseek3, glm4_flash, deepseek2_growing
         }
     };
 }

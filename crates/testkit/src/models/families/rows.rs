@@ -1,7 +1,8 @@
 //! The rows: architectures, some of them in a second shape.
 
-use super::Key::{B, F, Ints, OfLayers, U};
+use super::Key::{B, F, Ints, OfLayers, S, U};
 use super::{FeedForward, Gate, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
+use crate::models::latent::{HeadMatrices, Latent};
 
 const LLAMA: Row = Row {
     name: "",
@@ -11,6 +12,7 @@ const LLAMA: Row = Row {
     n_embd: 256,
     n_ff: 512,
     heads: [8, 2, 32],
+    latent: None,
     norm: Norm::Rms,
     norms: &["attn_norm", "ffn_norm"],
     qkv: Qkv::Separate,
@@ -539,6 +541,79 @@ pub(super) static ROWS: &[Row] = &[
             ("swiglu_clamp_shexp", OfLayers(&[0.6, 0.7, 0.0, 0.5, 0.0])),
             SCALE,
             NORMED,
+        ],
+        ..LLAMA
+    },
+    // DeepSeek V3 and R1, Kimi K2, with their widths of heads.
+    Row {
+        name: "deepseek3",
+        arch: "deepseek2",
+        n_nextn: 1,
+        latent: Some(Latent {
+            n_heads: 7,
+            q_rank: 96,
+            kv_rank: 512,
+            n_plain: 128,
+            n_rot: 64,
+            v_dim: 128,
+            matrices: HeadMatrices::Apart,
+        }),
+        mixture: Some(Mixture {
+            n_experts: 16,
+            ..BIASED
+        }),
+        keys: &[
+            ONE_SHARED,
+            ONE_DENSE,
+            SCALE,
+            NORMED,
+            (GATING, U(2)),
+            ("expert_group_count", U(4)),
+            ("expert_group_used_count", U(2)),
+            ("rope.scaling.type", S("yarn")),
+            ("rope.scaling.factor", F(40.0)),
+            ("rope.scaling.original_context_length", U(64)),
+            ("rope.scaling.yarn_log_multiplier", F(0.1)),
+        ],
+        ..LLAMA
+    },
+    // GLM 4.7 Flash: values wider than the plain part of keys.
+    Row {
+        name: "glm4_flash",
+        arch: "deepseek2",
+        latent: Some(Latent {
+            n_heads: 5,
+            q_rank: 64,
+            kv_rank: 128,
+            n_plain: 96,
+            n_rot: 32,
+            v_dim: 160,
+            matrices: HeadMatrices::Apart,
+        }),
+        mixture: Some(BIASED),
+        output: Output::Tied,
+        keys: &[ONE_SHARED, ONE_DENSE, SCALE, NORMED, (GATING, U(2))],
+        ..LLAMA
+    },
+    // Mistral Large 3, with scores that grow with the position; an old file, with joined matrices.
+    Row {
+        name: "deepseek2_growing",
+        arch: "deepseek2",
+        latent: Some(Latent {
+            n_heads: 6,
+            q_rank: 0,
+            kv_rank: 64,
+            n_plain: 32,
+            n_rot: 64,
+            v_dim: 32,
+            matrices: HeadMatrices::Joined,
+        }),
+        mixture: Some(SHARED),
+        keys: &[
+            ONE_SHARED,
+            ONE_DENSE,
+            ("attention.temperature_scale", F(0.4)),
+            ("attention.temperature_length", U(24)),
         ],
         ..LLAMA
     },
