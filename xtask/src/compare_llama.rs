@@ -4,19 +4,21 @@
 //! llama.cpp runs in Python (`llama-cpp-python`), on the same machine in the same run. Both keep K and V in F32: with
 //! F16 llama.cpp also rounds Q and the softmax to F16, which hides smaller errors. The error is the mean squared
 //! difference over the variance of llama.cpp's logits; unlike the cosine it depends on scale. For MoE models in F16 and
-//! BF16, llama.cpp runs a copy in F32.
+//! BF16, llama.cpp runs a copy in F32. A mixture may route a token that is nearly tied between experts to another one than
+//! llama.cpp: up to 1 % of a model's positions are excused, as few as bring the others within the bound.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rocmforge_engine::{Engine, EngineConfig, Event, PromptOutput, Request};
 use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer, quant};
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
+use rocmforge_testkit::models::{self, families};
 use std::ops::ControlFlow;
 
-use crate::gen_model::prompt;
+use crate::gen_model::{self, prompt};
 use crate::python;
 
 /// Tokens decoded greedily after the prompt.
@@ -24,41 +26,122 @@ const N_DECODE: usize = 60;
 
 const SCRIPT: &str = include_str!("llama_logits.py");
 
+/// Types of the matrices in which the random models are compared.
+const TYPES: [&str; 3] = ["F32", "Q8_0", "Q4_K"];
+
 /// Compares every model; fails if one is outside its bound.
 pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Result<()> {
+    print_header();
     let mut failed = Vec::new();
-    println!(
-        "{:<40} {:>7} {:>12} {:>12}",
-        "model", "tokens", "error", "bound"
-    );
     for path in models {
-        let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let wide = match is_16_bit_moe(&gguf) {
-            true => Some(in_f32(&gguf, &name)?),
-            false => None,
-        };
-        let theirs_path = wide.as_deref().unwrap_or(path);
-        let bound = bound(&Gguf::open(theirs_path, LoadMode::Mmap)?);
-        let model = Model::load(gguf)?;
-        for &n_tokens in lengths {
-            let prompt = prompt(n_tokens, model.config.n_vocab);
-            let (ids, ours) = ours(&model, &prompt)?;
-            let (prompt, decoded) = ids.split_at(n_tokens);
-            let batches: Vec<&[u32]> = [prompt].into_iter().chain(decoded.chunks(1)).collect();
-            let theirs = run_script(theirs_path, &batches, python, &[])?;
-            let error = relative_error(&ours, &theirs)?;
-            let verdict = if error < bound { "" } else { "  FAILED" };
-            println!("{name:<40} {n_tokens:>7} {error:>12.3e} {bound:>12.0e}{verdict}");
-            if error.is_nan() || error >= bound {
-                failed.push(format!("{name} ({n_tokens} tokens)"));
-            }
+        failed.extend(compare(path, lengths, python)?);
+    }
+    check(&failed)
+}
+
+/// Compares the random models of all architectures, or those of `architectures`, in each of [`TYPES`].
+pub(crate) fn run_random(architectures: &[String], lengths: &[usize], python: &Path) -> Result<()> {
+    let names = models::NAMES.into_iter().chain(families::names());
+    let is_chosen = |name: &&str| {
+        let arch = models::architecture(name).unwrap_or(name);
+        architectures.is_empty() || architectures.iter().any(|chosen| chosen == arch)
+    };
+    let names: Vec<&str> = names.filter(is_chosen).collect();
+    ensure!(
+        !names.is_empty(),
+        "there is no model of {}",
+        architectures.join(", ")
+    );
+    let folder = crate::root().join("target/compare-llama");
+    std::fs::create_dir_all(&folder)?;
+    print_header();
+    let mut failed = Vec::new();
+    for ty in TYPES {
+        for name in &names {
+            let path = folder.join(format!("{name}-{ty}.gguf"));
+            gen_model::write(name, ty, &path)?;
+            failed.extend(compare(&path, lengths, python)?);
+            std::fs::remove_file(&path)?;
         }
     }
-    if !failed.is_empty() {
-        bail!("outside the bound: {}", failed.join(", "));
-    }
+    check(&failed)
+}
+
+fn print_header() {
+    println!(
+        "{:<40} {:>7} {:>12} {:>12} {:>10}",
+        "model", "tokens", "error", "bound", "excused"
+    );
+}
+
+fn check(failed: &[String]) -> Result<()> {
+    ensure!(
+        failed.is_empty(),
+        "outside the bound: {}",
+        failed.join(", ")
+    );
     Ok(())
+}
+
+/// Compares a model; returns what is outside its bound.
+fn compare(path: &Path, lengths: &[usize], python: &Path) -> Result<Vec<String>> {
+    let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let wide = match is_16_bit_moe(&gguf) {
+        true => Some(in_f32(&gguf, &name)?),
+        false => None,
+    };
+    let theirs_path = wide.as_deref().unwrap_or(path);
+    let bound = bound(&Gguf::open(theirs_path, LoadMode::Mmap)?);
+    let has_experts = has_experts(&gguf);
+    let model = Model::load(gguf)?;
+    let mut failed = Vec::new();
+    let (mut n_positions, mut n_excused) = (0, 0);
+    for &n_tokens in lengths {
+        let prompt = prompt(n_tokens, model.config.n_vocab);
+        let (ids, ours) = ours(&model, &prompt)?;
+        let (prompt, decoded) = ids.split_at(n_tokens);
+        let batches: Vec<&[u32]> = [prompt].into_iter().chain(decoded.chunks(1)).collect();
+        let theirs = run_script(theirs_path, &batches, python, &[])?;
+        let mut errors = relative_errors(&ours, &theirs, ids.len())?;
+        let error = mean(&errors);
+        let n_beyond = n_beyond(&mut errors, bound);
+        n_positions += ids.len();
+        n_excused += n_beyond;
+        let excused = format!("{n_beyond}/{}", ids.len());
+        let verdict = if n_beyond == 0 || has_experts {
+            ""
+        } else {
+            failed.push(format!("{name} ({n_tokens} tokens)"));
+            "  FAILED"
+        };
+        println!("{name:<40} {n_tokens:>7} {error:>12.3e} {bound:>12.0e} {excused:>10}{verdict}");
+    }
+    if has_experts && n_excused * 100 > n_positions {
+        failed.push(format!("{name} ({n_excused} of {n_positions} positions)"));
+    }
+    Ok(failed)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Returns how many of the largest errors must be left out for a mean of the others below `bound`.
+fn n_beyond(errors: &mut [f64], bound: f64) -> usize {
+    errors.sort_by(f64::total_cmp);
+    let (mut sum, mut n_kept) = (0.0, 0);
+    for (i, error) in errors.iter().enumerate() {
+        sum += error;
+        if sum < bound * (i + 1) as f64 {
+            n_kept = i + 1;
+        }
+    }
+    errors.len() - n_kept
+}
+
+fn has_experts(gguf: &Gguf) -> bool {
+    gguf.tensors().iter().any(|t| t.name.contains("_exps"))
 }
 
 /// Whether this is a MoE model whose activations llama.cpp rounds to 16 bits before routing. A token nearly tied
@@ -66,8 +149,7 @@ pub(crate) fn run(models: &[PathBuf], lengths: &[usize], python: &Path) -> Resul
 /// models, three of `mixtral` and one of `qwen3moe`, with 99 % and 78 % of the squared error.
 fn is_16_bit_moe(gguf: &Gguf) -> bool {
     let mut tensors = gguf.tensors().iter();
-    tensors.clone().any(|t| t.name.contains("_exps"))
-        && tensors.any(|t| matches!(t.ty, GgmlType::F16 | GgmlType::BF16))
+    has_experts(gguf) && tensors.any(|t| matches!(t.ty, GgmlType::F16 | GgmlType::BF16))
 }
 
 /// Writes a copy of the model converted to F32, and returns its path.
@@ -203,27 +285,29 @@ fn run_script(
         .collect())
 }
 
-/// Returns the mean squared difference over the variance of `theirs`.
-fn relative_error(ours: &[f32], theirs: &[f32]) -> Result<f64> {
-    if ours.len() != theirs.len() {
-        bail!(
-            "{} logits here, {} from llama.cpp",
-            ours.len(),
-            theirs.len()
-        );
-    }
-    let n = theirs.len() as f64;
-    let mean = theirs.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
-    let variance = theirs
-        .iter()
-        .map(|&x| (f64::from(x) - mean).powi(2))
-        .sum::<f64>()
-        / n;
-    let squared = ours
-        .iter()
-        .zip(theirs)
-        .map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2))
-        .sum::<f64>()
-        / n;
-    Ok(squared / variance)
+/// Returns the mean squared difference of each of `n` positions over the variance of `theirs`.
+fn relative_errors(ours: &[f32], theirs: &[f32], n: usize) -> Result<Vec<f64>> {
+    ensure!(
+        ours.len() == theirs.len(),
+        "{} logits here, {} from llama.cpp",
+        ours.len(),
+        theirs.len()
+    );
+    let n_logits = theirs.len() as f64;
+    let mean = theirs.iter().map(|&x| f64::from(x)).sum::<f64>() / n_logits;
+    let squared = theirs.iter().map(|&x| (f64::from(x) - mean).powi(2));
+    let variance = squared.sum::<f64>() / n_logits;
+    let n_vocab = theirs.len() / n;
+    let rows = ours.chunks_exact(n_vocab).zip(theirs.chunks_exact(n_vocab));
+    let error = |(ours, theirs): (&[f32], &[f32])| {
+        let pairs = ours.iter().zip(theirs);
+        let squared = pairs.map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2));
+        squared.sum::<f64>() / n_vocab as f64 / variance
+    };
+    let errors: Vec<f64> = rows.map(error).collect();
+    ensure!(
+        errors.iter().all(|error| error.is_finite()),
+        "logits are not finite"
+    );
+    Ok(errors)
 }

@@ -50,10 +50,19 @@ enum Task {
     },
     /// Compare logits with llama.cpp's on the same files
     CompareLlama {
-        #[arg(required = true, value_name = "MODEL")]
+        /// Files [default: random models of every architecture in F32, Q8_0 and Q4_K]
+        #[arg(value_name = "MODEL")]
         models: Vec<PathBuf>,
+        /// Of the random models, only those of these architectures
+        #[arg(
+            long,
+            value_delimiter = ',',
+            value_name = "NAME",
+            conflicts_with = "models"
+        )]
+        arch: Vec<String>,
         /// Prompt lengths
-        #[arg(long, value_delimiter = ',', default_value = "330")]
+        #[arg(long, value_delimiter = ',', default_value = "1,33,600")]
         tokens: Vec<usize>,
         #[command(flatten)]
         python: Python,
@@ -149,9 +158,13 @@ fn main() -> Result<()> {
         Task::QuantErrors { model, python } => quant_errors::write(&model, &python.python),
         Task::CompareLlama {
             models,
+            arch,
             tokens,
             python,
-        } => compare_llama::run(&models, &tokens, &python.python),
+        } => match models.is_empty() {
+            true => compare_llama::run_random(&arch, &tokens, &python.python),
+            false => compare_llama::run(&models, &tokens, &python.python),
+        },
         Task::CompareDevices(args) => compare_devices::run(&args),
         Task::Fuzz {
             target,

@@ -42,16 +42,15 @@ pub const NAMES: [&str; 25] = [
     "minicpm3",
 ];
 
-/// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini.
-/// Also latent attention, whose matrices of heads are multiplied in a way of their own.
-pub const QUANTIZED: [(&str, &str); 16] = [
+/// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini. Also
+/// latent attention, whose matrices of heads are multiplied in a way of their own. Not qwen2 or phi3 in NVFP4: there,
+/// llama.cpp ignores the factors beside the matrices of the feed-forward network.
+pub const QUANTIZED: [(&str, &str); 14] = [
     ("llama", "Q1_0"),
     ("llama", "Q2_0"),
     ("llama", "TQ1_0"),
     ("llama", "TQ2_0"),
     ("llama", "NVFP4"),
-    ("qwen2", "NVFP4"),
-    ("phi3", "NVFP4"),
     ("llama", "IQ1_S"),
     ("llama", "IQ1_M"),
     ("llama", "IQ2_XXS"),
@@ -111,14 +110,7 @@ pub fn model_of(
     let names = NAMES.into_iter().chain([UNEVEN]);
     let name = { names }.find(|known| *known == name)?;
     let build = || {
-        let arch = match name {
-            "olmo3" => "olmo2",
-            "mixtral" | UNEVEN => "llama",
-            "gemma4_wide" | "gemma4_moe" => "gemma4",
-            "gpt_oss" => "gpt-oss",
-            "deepseek2_old" => "deepseek2",
-            name => name,
-        };
+        let arch = arch_of(name);
         let head_dims = match name {
             UNEVEN => [HEAD_DIM, UNEVEN_V_DIM],
             // Wider heads than `n_embd / n_heads`, as in released files.
@@ -139,6 +131,23 @@ pub fn model_of(
         Ok(model.writer)
     };
     Some(build())
+}
+
+/// Returns the architecture of the model `name`, one of [`NAMES`] or of [`families::names`].
+pub fn architecture(name: &str) -> Option<&'static str> {
+    let own = NAMES.into_iter().find(|known| *known == name).map(arch_of);
+    own.or_else(|| families::architecture(name))
+}
+
+fn arch_of(name: &'static str) -> &'static str {
+    match name {
+        "olmo3" => "olmo2",
+        "mixtral" | UNEVEN => "llama",
+        "gemma4_wide" | "gemma4_moe" => "gemma4",
+        "gpt_oss" => "gpt-oss",
+        "deepseek2_old" => "deepseek2",
+        name => name,
+    }
 }
 
 struct Synth {
@@ -469,9 +478,12 @@ impl Synth {
         self.add(name, &dims, &values)
     }
 
-    /// Adds a tensor of the model's type.
+    /// Adds a tensor of the model's type, in Q8_0 if its rows are not whole blocks of that type.
     fn add(&mut self, name: &str, dims: &[u64], values: &[f32]) -> Result<(), Error> {
-        let ty = self.ty;
+        let ty = match dims[0].is_multiple_of(self.ty.block_len() as u64) {
+            true => self.ty,
+            false => GgmlType::Q8_0,
+        };
         match self.writer.add_tensor_f32(name, dims, ty, values) {
             // Types whose quantizer searches for the best blocks.
             Err(Error::Unsupported { .. }) => {

@@ -39,6 +39,11 @@ pub fn model_of(
     Some(find(name)?.write(ty, n_layers))
 }
 
+/// Returns the architecture of the model `name`.
+pub(super) fn architecture(name: &str) -> Option<&'static str> {
+    find(name).map(|row| row.arch)
+}
+
 fn find(name: &str) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.name == name)
 }
