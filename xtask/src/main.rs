@@ -10,6 +10,7 @@ mod gen_model;
 mod gen_synthetic;
 mod isa_report;
 mod mix_golden;
+mod models_md;
 mod python;
 mod quant_errors;
 mod routing_golden;
@@ -101,6 +102,12 @@ enum Task {
         #[arg(long, value_name = "N")]
         layers: Option<usize>,
     },
+    /// Write docs/MODELS.md, or check it
+    ModelsMd {
+        /// Compare with the committed file instead of writing
+        #[arg(long)]
+        check: bool,
+    },
     /// Record llama.cpp's logits of the gen-model models, for the engine's tests
     ArchGolden(Python),
     /// Quantize a model to every file type and compare perplexities with llama.cpp's
@@ -180,6 +187,8 @@ fn main() -> Result<()> {
         Task::FuzzSeeds => fuzz::write_seeds(),
         Task::GenModel { arch, ty, out } if arch == "all" => gen_model::write_all(&ty, &out),
         Task::GenModel { arch, ty, out } => gen_model::write(&arch, &ty, &out),
+        Task::ModelsMd { check: false } => models_md::write(),
+        Task::ModelsMd { check: true } => models_md::check(),
         Task::ArchGolden(Python { python }) => gen_model::golden(&python),
         Task::CompareQuantize(options) => compare_quantize::run(&options),
         Task::IsaReport(options) => isa_report::run(&options),
