@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use rocmforge_gguf::GgmlType;
 use rocmforge_testkit::models;
-use rocmforge_testkit::models::families;
+use rocmforge_testkit::models::{embeddings, families};
 
 use crate::compare_llama::llama_cpp;
 use crate::python;
@@ -21,7 +21,9 @@ pub(crate) use models::prompt;
 /// Writes the model `name` with matrices of type `ty` to `out`.
 pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
     let known = GgmlType::from_name(ty).with_context(|| format!("no tensor type {ty}"))?;
-    let model = models::model(name, known).or_else(|| families::model(name, known));
+    let model = models::model(name, known)
+        .or_else(|| families::model(name, known))
+        .or_else(|| embeddings::model(name, known));
     let Some(model) = model else {
         let names: Vec<&str> = models::NAMES.into_iter().chain(families::names()).collect();
         bail!(

@@ -3,6 +3,7 @@
 mod compare_devices;
 mod compare_llama;
 mod compare_quantize;
+mod embedding_golden;
 mod fixtures;
 mod fuzz;
 mod gelu_golden;
@@ -110,6 +111,8 @@ enum Task {
     },
     /// Record llama.cpp's logits of the gen-model models, for the engine's tests
     ArchGolden(Python),
+    /// Record llama.cpp's embeddings of random models, for the engine's tests
+    EmbeddingGolden(Python),
     /// Quantize a model to every file type and compare perplexities with llama.cpp's
     CompareQuantize(compare_quantize::Options),
     /// Report registers, occupancy and hot loops of the GPU kernels for AMD; fails on spills, scratch memory and
@@ -190,6 +193,7 @@ fn main() -> Result<()> {
         Task::ModelsMd { check: false } => models_md::write(),
         Task::ModelsMd { check: true } => models_md::check(),
         Task::ArchGolden(Python { python }) => gen_model::golden(&python),
+        Task::EmbeddingGolden(Python { python }) => embedding_golden::write(&python),
         Task::CompareQuantize(options) => compare_quantize::run(&options),
         Task::IsaReport(options) => isa_report::run(&options),
         Task::GpuProof { command } => command.run(),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use rocmforge_gguf::{GgmlType, Gguf};
-use rocmforge_model::{FeedForward, Model, ModelConfig};
+use rocmforge_model::{FeedForward, Model, ModelConfig, Purpose};
 use rocmforge_plan::Mask;
-use rocmforge_testkit::models::{self, families};
+use rocmforge_testkit::models::{self, embeddings, families};
 
 use crate::python::write_fixture;
 
@@ -25,6 +25,9 @@ Each architecture has small random models with the metadata of its released file
 - with llama.cpp, on the CPU in F32: for the models of `testkit/src/models/families/rows.rs` a logit of every position of
   prompts of 1, 33 and 130 tokens, for the others logits after 1, 17 and 300 tokens;
 - on an emulated GPU with the CPU.
+
+Models for embeddings (those of `testkit/src/models/embeddings.rs`) are compared with llama.cpp by the embeddings, or scores,
+of texts of 1, 33 and 130 tokens, with each pooling.
 
 `cargo xtask compare-llama --python PYTHON` compares all logits of all positions of prompts of 1, 33 and 600 tokens and of
 60 decoded tokens, in F32, Q8_0 and Q4_K. In mixtures, it prints how many positions it excused because their tokens may
@@ -53,9 +56,10 @@ fn document() -> Result<String> {
     text += "| Architecture | Model | Heads (Q / KV × width) | Window | Feed-forward |\n|---|---|---|---|---|\n";
     for arch in rocmforge_model::architectures() {
         let names = models::NAMES.into_iter().chain(families::names());
-        let names: Vec<&str> = { names }
-            .filter(|name| models::architecture(name) == Some(arch))
-            .collect();
+        let names = names.filter(|name| models::architecture(name) == Some(arch));
+        let embedding = embeddings::CASES.iter().map(|case| case.name);
+        let embedding = embedding.filter(|name| embeddings::architecture(name) == Some(arch));
+        let names: Vec<&str> = names.chain(embedding).collect();
         ensure!(
             !names.is_empty(),
             "the architecture {arch} has no random model"
@@ -75,9 +79,17 @@ fn document() -> Result<String> {
 }
 
 fn config(name: &str) -> Result<ModelConfig> {
-    let model = models::model(name, GgmlType::F16).or_else(|| families::model(name, GgmlType::F16));
+    let ty = GgmlType::F16;
+    let (purpose, model) = match embeddings::model(name, ty) {
+        Some(model) => (Purpose::Embeddings(None), Some(model)),
+        None => (
+            Purpose::Text,
+            models::model(name, ty).or_else(|| families::model(name, ty)),
+        ),
+    };
     let bytes = model.context("a name without a model")??.to_vec()?;
-    Ok(Model::load(Arc::new(Gguf::from_vec(bytes)?))?.config)
+    let gguf = Arc::new(Gguf::from_vec(bytes)?);
+    Ok(Model::load_for(purpose, gguf, &[])?.config)
 }
 
 fn heads(config: &ModelConfig) -> String {
@@ -88,9 +100,10 @@ fn heads(config: &ModelConfig) -> String {
 /// The window or chunk of the layers that have one.
 fn window(config: &ModelConfig) -> String {
     let masks = config.layers.iter().map(|layer| layer.mask);
-    let limited = { masks }.find(|mask| *mask != Mask::All);
+    let limited = { masks }.find(|mask| !matches!(mask, Mask::All | Mask::Both));
     match limited.unwrap_or(Mask::All) {
-        Mask::All => "all".into(),
+        Mask::All | Mask::Both => "all".into(),
+        Mask::Near(n) => format!("{n} on each side"),
         Mask::Window(n) => n.to_string(),
         Mask::Chunk(n) => format!("chunks of {n}"),
     }

@@ -89,6 +89,8 @@ pub fn run(
                 let scores = scores.into_iter().map(|score| (score.logprob, score.top));
                 answer.prompt_scores.extend(scores);
             }
+            // Only requests for embeddings have one.
+            StreamEvent::Embedding(_) => {}
             StreamEvent::Failed(failure) => {
                 progress.finish_and_clear();
                 return Err(EngineError::from(failure).into());

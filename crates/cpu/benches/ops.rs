@@ -31,6 +31,7 @@ const SHAPE: AttnShape = AttnShape {
     scale: 0.125,
     soft_cap: None,
     growth: None,
+    alibi: None,
     mask: Mask::All,
 };
 /// Query heads, KV heads, values per head.

@@ -38,7 +38,8 @@ pub struct AttnSeq<'a> {
     /// Index of its first row in `q` and `out`.
     pub first_row: usize,
     pub n_rows: usize,
-    /// Position of its first row. Row i sees positions `0..=first_pos + i` within the window.
+    /// Position of its first row. Row i sees positions `0..=first_pos + i`, or up to that of the last row, within the
+    /// mask.
     pub first_pos: usize,
     /// Cache block of each page of positions, at least up to the last row.
     pub block_table: &'a [u32],
@@ -71,6 +72,7 @@ pub fn attention(
         first_row: tiles[tile].rows.start,
         n_rows: tiles[tile].rows.len(),
         first_pos: tiles[tile].first_pos,
+        len: tiles[tile].len,
     };
     match isa.vector() {
         None => pool.for_each_range(out, out_width, &row_ranges, group_width, &|i, out| {
@@ -141,6 +143,8 @@ thread_local! {
 struct SeqTile<'a> {
     rows: Range<usize>,
     first_pos: usize,
+    /// Positions of the sequence.
+    len: usize,
     block_table: &'a [u32],
 }
 
@@ -160,11 +164,12 @@ fn query_tiles<'a>(pool: &Pool, shape: &AttnShape, seqs: &[AttnSeq<'a>]) -> Vec<
             tiles.push(SeqTile {
                 rows,
                 first_pos: seq.first_pos + i,
+                len: seq.first_pos + seq.n_rows,
                 block_table: seq.block_table,
             });
         }
     }
-    let n_visible = |t: &SeqTile<'_>| shape.visible(t.first_pos + t.rows.len() - 1).len();
+    let n_visible = |t: &SeqTile<'_>| shape.visible(t.first_pos + t.rows.len() - 1, t.len).len();
     tiles.sort_by_key(|t| std::cmp::Reverse(n_visible(t) * t.rows.len()));
     tiles
 }
@@ -235,7 +240,7 @@ fn check(shape: &AttnShape, inputs: AttnInputs<'_>, seqs: &[AttnSeq<'_>], out: &
             seq.block_table.len() >= n_pages,
             "the block table covers the sequence"
         );
-        let first_page = shape.visible(seq.first_pos).start / page;
+        let first_page = shape.mask.first_seen(seq.first_pos) / page;
         let mut blocks = seq.block_table[first_page..n_pages].iter();
         assert!(
             blocks.all(|&b| (b as usize) < n_blocks),

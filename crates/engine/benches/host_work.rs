@@ -15,8 +15,8 @@ use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_plan::{Batch, RowOutput, Sampled, StepOutput};
 use rocmforge_runtime::gpu::Offload;
 use rocmforge_runtime::{
-    Backend, BackendInfo, ContextPolicy, Executor, Limits, OpObserver, PrefixSharing, Reply,
-    Resolved, Started, StepObserver,
+    Backend, BackendInfo, ContextPolicy, Executor, Limits, OpObserver, Output, PrefixSharing,
+    Reply, Resolved, Started, StepObserver,
 };
 use rocmforge_text::tokenizer::Tokenizer;
 use rustix::time::{ClockId, clock_gettime};
@@ -80,6 +80,8 @@ fn engine(n_seqs: usize, tokenizer: &Arc<Tokenizer>) -> Engine {
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
         can_shift: true,
+        output: Output::Logits,
+        whole_sequences: false,
     };
     let started = Started {
         executor: Executor::start(2, move || Ok((backend, ()))).unwrap().0,

@@ -21,6 +21,14 @@ pub enum RequestError {
         "the text has {n_tokens} tokens, fewer than one window of {n_ctx}; use a longer text or a smaller context"
     )]
     TextTooShort { n_tokens: usize, n_ctx: usize },
+    #[error(
+        "the text has {n_tokens} tokens, but this model reads a text at once, in a step of up to {max_tokens}; shorten the text or allow more tokens per step (`max_batch_tokens`)"
+    )]
+    TextTooLong { n_tokens: usize, max_tokens: usize },
+    #[error("this model was loaded for embeddings and generates no text; load it for text")]
+    LoadedForEmbeddings,
+    #[error("this model was loaded for text and has no embeddings; load it for embeddings")]
+    LoadedForText,
     #[error("{max_waiting} requests are waiting; try again later")]
     QueueFull { max_waiting: usize },
     #[error(

@@ -73,6 +73,11 @@ pub enum Event {
         position: usize,
         logits: Vec<f32>,
     },
+    /// The hidden values of the prompt, pooled as the request asks.
+    Embedding {
+        request: RequestId,
+        values: Vec<f32>,
+    },
     /// The whole prompt is in the cache; `cached_tokens` of it came from earlier requests.
     PromptDone {
         request: RequestId,
@@ -107,6 +112,7 @@ impl Event {
         match *self {
             Event::PromptScore { request, .. }
             | Event::PromptLogits { request, .. }
+            | Event::Embedding { request, .. }
             | Event::PromptDone { request, .. }
             | Event::Token { request, .. }
             | Event::Finished { request, .. }

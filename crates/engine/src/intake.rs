@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{ConfigError, EngineError, RequestError};
-use crate::request::{Request, RequestId};
+use crate::request::{PromptOutput, Request, RequestId};
 use crate::sequence::Sequence;
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Breakers, SamplingParams};
-use rocmforge_runtime::{ContextPolicy, Limits};
+use rocmforge_runtime::{ContextPolicy, Limits, Output};
 use rocmforge_text::TextStream;
 use rocmforge_text::tokenizer::{Detokenizer, Tokenizer};
 
@@ -105,6 +105,22 @@ impl Intake {
         let n_tokens = request.prompt.len();
         if n_tokens + usize::from(request.max_tokens > 0) > n_ctx {
             return Err(RequestError::PromptTooLong { n_tokens, n_ctx }.into());
+        }
+        let max_tokens = self.limits.max_tokens;
+        if self.limits.whole_sequences && n_tokens > max_tokens {
+            let error = RequestError::TextTooLong {
+                n_tokens,
+                max_tokens,
+            };
+            return Err(error.into());
+        }
+        let embeds = matches!(request.prompt_output, PromptOutput::Embedding(_));
+        match self.limits.output {
+            Output::Hidden if !embeds || request.max_tokens > 0 => {
+                return Err(RequestError::LoadedForEmbeddings.into());
+            }
+            Output::Logits if embeds => return Err(RequestError::LoadedForText.into()),
+            Output::Hidden | Output::Logits => {}
         }
         let policy = self.context_policy(request);
         policy.check(n_ctx)?;

@@ -10,8 +10,8 @@ use rocmforge_plan::KvShift;
 use rocmforge_plan::{Batch, BatchSeq, InputToken, RowOutput, Sampled, StepOutput, Want};
 use rocmforge_runtime::gpu::Offload;
 use rocmforge_runtime::{
-    Backend, BackendInfo, ContextPolicy, DeviceError, Executor, Limits, OpObserver, PrefixSharing,
-    Reply, RuntimeError, StepObserver,
+    Backend, BackendInfo, ContextPolicy, DeviceError, Executor, Limits, OpObserver, Output,
+    PrefixSharing, Reply, RuntimeError, StepObserver,
 };
 
 pub(crate) const N_VOCAB: u32 = 50;
@@ -154,6 +154,7 @@ pub(crate) fn output(state: u64, position: u32, want: &Want) -> RowOutput {
             top: Vec::new(),
         },
         Want::Logits => RowOutput::Logits(vec![position as f32]),
+        Want::Hidden => RowOutput::Hidden(vec![position as f32, score(state, 0)]),
     }
 }
 
@@ -239,6 +240,8 @@ impl Sizes {
             prefix_sharing: PrefixSharing::On,
             context_policy: ContextPolicy::Stop,
             can_shift: true,
+            output: Output::Logits,
+            whole_sequences: false,
         };
         Sizes {
             limits,
@@ -301,6 +304,7 @@ pub(crate) fn expected(request: &Request, n_ctx: usize, page: usize) -> Outcome 
                 .collect();
         }
         PromptOutput::Logits => result.logits = (0..request.prompt.len()).collect(),
+        PromptOutput::Embedding(_) => {}
     }
     let mut n_tokens = request.prompt.len();
     let policy = request.context_policy.unwrap_or_default();

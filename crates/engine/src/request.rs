@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use rocmforge_model::PooledTokens;
 use rocmforge_plan::SamplingParams;
 use rocmforge_runtime::ContextPolicy;
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, TokenId};
@@ -19,6 +20,9 @@ pub enum PromptOutput {
     /// them: its engine does not wait for readers, so those of a slow one would pile up in memory. For perplexity, take
     /// [`PromptOutput::Scores`].
     Logits,
+    /// The embedding: hidden values of these tokens of the prompt, as one event. Only a model that was loaded for
+    /// embeddings has it.
+    Embedding(PooledTokens),
 }
 
 /// A prompt to continue, with its sampling and output options.
@@ -73,6 +77,14 @@ impl Request {
             logprobs: None,
             prompt_output: PromptOutput::Nothing,
             context_policy: None,
+        }
+    }
+
+    /// Returns a request for the embedding of a text, pooled over `tokens`.
+    pub fn embedding(text: Vec<TokenId>, tokens: PooledTokens) -> Request {
+        Request {
+            prompt_output: PromptOutput::Embedding(tokens),
+            ..Request::greedy(text, 0)
         }
     }
 }

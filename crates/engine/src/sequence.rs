@@ -1,12 +1,14 @@
 //! The state of one request while it is served.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::BlockTable;
 use crate::request::{PromptOutput, Request, RequestId};
 use rocmforge_gguf::TokenId;
+use rocmforge_model::PooledTokens;
 use rocmforge_plan::Breakers;
 use rocmforge_plan::{DryHistory, SampleRow, SamplingParams};
 use rocmforge_runtime::ContextPolicy;
@@ -50,6 +52,8 @@ pub(crate) struct Sequence {
     pub(crate) mu: Option<f32>,
     /// The sampling of the first `min_tokens`, if the request has a minimum.
     pub(crate) early_sampling: Option<Arc<SamplingParams>>,
+    /// Sums of the hidden values of the tokens so far, for an embedding.
+    pub(crate) hidden: Vec<f64>,
     pub(crate) was_admitted: bool,
     /// The group in which the sequence runs since a step with it failed.
     pub(crate) trial: Option<u64>,
@@ -80,6 +84,7 @@ impl Sequence {
             breakers,
             mu: None,
             early_sampling: None,
+            hidden: Vec::new(),
             was_admitted: false,
             trial: None,
             failed_alone: false,
@@ -178,6 +183,28 @@ impl Sequence {
             .collect()
     }
 
+    /// Returns the positions whose hidden values the embedding needs; none without one.
+    pub(crate) fn embedded(&self) -> Range<usize> {
+        match self.request.prompt_output {
+            PromptOutput::Embedding(PooledTokens::First) => 0..1,
+            PromptOutput::Embedding(PooledTokens::Last) => self.n_prompt - 1..self.n_prompt,
+            PromptOutput::Embedding(PooledTokens::All) => 0..self.n_prompt,
+            PromptOutput::Nothing | PromptOutput::Scores { .. } | PromptOutput::Logits => 0..0,
+        }
+    }
+
+    /// Adds the hidden values at `position`. Returns their mean after the last one.
+    pub(crate) fn add_hidden(&mut self, position: usize, values: &[f32]) -> Option<Vec<f32>> {
+        self.hidden.resize(values.len(), 0.0);
+        for (sum, &x) in self.hidden.iter_mut().zip(values) {
+            *sum += f64::from(x);
+        }
+        let positions = self.embedded();
+        let n = positions.len() as f64;
+        (position + 1 == positions.end)
+            .then(|| self.hidden.iter().map(|sum| (sum / n) as f32).collect())
+    }
+
     /// Returns how many tokens may come from the prefix cache: those before the last, whose logits are needed, and
     /// before the first position whose output is still to be requested.
     pub(crate) fn n_shareable(&self) -> usize {
@@ -185,7 +212,9 @@ impl Sequence {
             _ if self.n_prompt_outputs == self.n_prompt => usize::MAX,
             PromptOutput::Nothing => usize::MAX,
             PromptOutput::Scores { from, .. } => from.saturating_sub(1),
-            PromptOutput::Logits => 0,
+            PromptOutput::Logits
+            | PromptOutput::Embedding(PooledTokens::First | PooledTokens::All) => 0,
+            PromptOutput::Embedding(PooledTokens::Last) => usize::MAX,
         };
         (self.tokens.len() - 1).min(first_output.max(self.n_prompt_outputs))
     }
@@ -202,6 +231,9 @@ pub(crate) enum RowPurpose {
         position: usize,
     },
     PromptLogits {
+        position: usize,
+    },
+    Embedding {
         position: usize,
     },
 }

@@ -45,8 +45,13 @@ struct Scores {
     float slope;
     u32 step;
     u32 offset;
-    u32 pad;
-    FIELDS(sinks, scale, soft_cap, window, chunk_bits, slope, step, offset, pad)
+    // How many positions after its own a row sees, at most up to the last of its sequence.
+    u32 ahead;
+    // What a score loses per position between query and key, as a base-2 exponent: head h, below alibi_heads (the
+    // largest power of two of heads), loses 2^(-alibi * (h + 1)); alibi is 0 for nothing.
+    float alibi;
+    u32 alibi_heads;
+    FIELDS(sinks, scale, soft_cap, window, chunk_bits, slope, step, offset, ahead, alibi, alibi_heads)
 
     // Factor on the queries of a row at `pos`. They are not divided by soft_cap: that would make them so small that the
     // second f16 of each, the rounding error of the first, would lose bits.
@@ -63,6 +68,15 @@ struct Scores {
     DEV_MEMBER float exponent(float product) const {
         return soft_cap > 0.0f ? soft_cap * LOG2_E * tanh_of(product * (1.0f / soft_cap)) : product;
     }
+    // The bias of a head for each position between query and key.
+    DEV_MEMBER float bias_of(u32 head) const {
+        if (alibi == 0.0f) return 0.0f;
+        float power = head < alibi_heads ? (float)(head + 1) : (float)(head - alibi_heads) + 0.5f;
+        return -LOG2_E * exp2_fast(-alibi * power);
+    }
+    static DEV_MEMBER float distance(u32 a, u32 b) { return (float)(a > b ? a - b : b - a); }
+    // The last position that a row at `pos` sees in a sequence whose last one is `last`.
+    DEV_MEMBER u32 last_seen(u32 pos, u32 last) const { return min_of(pos + ahead, last); }
     // The first position that a row at `pos` sees.
     DEV_MEMBER u32 first_seen(u32 pos) const {
         return window != 0 && pos >= window ? pos - window + 1 : pos & chunk_bits;

@@ -15,6 +15,7 @@ struct DecodeParams {
     float* partial;
     const u32* positions;
     const u32* seq_of_row;
+    const SeqRows* seqs;
     KvCache cache;
     Scores scores;
     u32 n_rows;
@@ -24,7 +25,7 @@ struct DecodeParams {
     u32 v_dim;
     // Width of the rows of the cache that the values are in.
     u32 v_row;
-    FIELDS(q, out, partial, positions, seq_of_row, cache, scores, n_rows, n_heads, n_splits, k_dim, v_dim, v_row)
+    FIELDS(q, out, partial, positions, seq_of_row, seqs, cache, scores, n_rows, n_heads, n_splits, k_dim, v_dim, v_row)
 };
 
 // The positions of a row and their splits.

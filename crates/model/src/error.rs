@@ -12,6 +12,8 @@ pub enum LoadError {
     Adapter { name: String, error: AdapterError },
     #[error("architecture `{name}` is not supported; supported architectures: {supported}")]
     UnsupportedArchitecture { name: String, supported: String },
+    #[error("this {arch} model computes embeddings, not text; load it for embeddings")]
+    EmbeddingsOnly { arch: String },
     #[error("this {arch} model uses {feature}, which is not supported")]
     UnsupportedFeature { arch: String, feature: String },
     #[error(

@@ -3,6 +3,7 @@
 
 use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores};
 
+use crate::embedding::{Embedding, EmbeddingFacts, Reads};
 use crate::error::LoadError;
 use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
 use crate::rope::{FrequencyFactors, Rope};
@@ -20,6 +21,7 @@ pub(crate) struct KeyFacts {
     pub(crate) rope_factors: FrequencyFactors,
     /// Norms of Q and K.
     pub(crate) head_norm: HeadNorm,
+    pub(crate) embedding: EmbeddingFacts,
 }
 
 /// The configuration of a model file.
@@ -47,6 +49,12 @@ pub struct ModelConfig {
     pub n_vocab: usize,
     /// Values of the input that each layer has from a second embedding.
     pub n_layer_inputs: Option<usize>,
+    /// The function of the feed-forward networks, if the file states it.
+    pub activation: Option<Activation>,
+    /// Which tokens of a text each token sees.
+    pub reads: Reads,
+    /// What the model returns for a text; `None` if it is loaded to generate text.
+    pub embedding: Option<Embedding>,
 }
 
 /// The configuration of one layer.
@@ -100,6 +108,8 @@ pub enum HeadNorm {
     Together,
     /// As `Each`, after the rotation.
     EachAfterRope,
+    /// All heads together by layer norms, if the file has the tensors.
+    TogetherCentered,
 }
 
 /// The second half of a layer.
@@ -230,9 +240,10 @@ impl ModelConfig {
         let n_rot = keys
             .opt_size("rope.dimension_count", MAX_DIM)?
             .unwrap_or(k_dim);
-        if keys.meta.opt_bool(&keys.key("attention.causal"))? == Some(false) {
-            return Err(keys.unsupported("attention without a causal mask, as embedding models do"));
-        }
+        let reads = match keys.meta.opt_bool(&keys.key("attention.causal"))? {
+            Some(false) => Reads::BothSides,
+            _ => family.embedding.reads,
+        };
         let n_ctx_train = keys.size("context_length", u32::MAX as usize)?;
         let norm_eps = keys.meta.f32(&keys.key(eps_key))?;
         if !(norm_eps > 0.0 && norm_eps < 1.0) {
@@ -253,11 +264,15 @@ impl ModelConfig {
             head_norm: family.head_norm,
             latent: None,
             rope: Some(0),
-            mask: Mask::All,
+            mask: match reads {
+                Reads::Backward => Mask::All,
+                Reads::BothSides => Mask::Both,
+            },
             scores: Scores {
                 scale: scale_of_width(k_dim),
                 soft_cap: None,
                 growth: None,
+                alibi: None,
             },
             has_sinks: false,
             gate: None,
@@ -292,6 +307,9 @@ impl ModelConfig {
             n_ctx_train,
             n_positions: None,
             n_layer_inputs: None,
+            activation: None,
+            reads,
+            embedding: None,
             n_vocab: embedding.n_rows() as usize,
             name: keys.meta.opt_str("general.name")?.map(str::to_string),
         })

@@ -7,6 +7,7 @@
 
 mod blocks;
 mod builder;
+mod embedding;
 mod error;
 mod experts;
 mod facts;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use rocmforge_gguf::Gguf;
 use rocmforge_plan::{Fusion, KvType, Plan, Weights, fuse_adds, fuse_ops};
 
+pub use embedding::{Embedding, PooledTokens, Pooling, Purpose, Reads};
 pub use error::LoadError;
 pub use facts::{
     Experts, FeedForward, HeadNorm, Latent, LayerFacts, ModelConfig, Scales, SharedExpert,
@@ -62,6 +64,15 @@ impl Model {
 
     /// As [`Model::load`], with the LoRA `adapters` applied. Reads the adapters' weights.
     pub fn load_with(gguf: Arc<Gguf>, adapters: &[Adapter]) -> Result<Model, LoadError> {
+        Model::load_for(Purpose::Text, gguf, adapters)
+    }
+
+    /// As [`Model::load_with`], for text or for embeddings.
+    pub fn load_for(
+        purpose: Purpose,
+        gguf: Arc<Gguf>,
+        adapters: &[Adapter],
+    ) -> Result<Model, LoadError> {
         lora::refuse_adapter(&gguf)?;
         let meta = gguf.metadata();
         let arch = meta.str("general.architecture")?;
@@ -71,8 +82,19 @@ impl Model {
             meta,
             arch,
         };
-        let config = (family.facts)(&keys, &family.key_facts)?;
+        let mut config = (family.facts)(&keys, &family.key_facts)?;
         config.check_ropes(&keys)?;
+        config.embedding = match purpose {
+            Purpose::Text if config.reads == Reads::BothSides => {
+                let arch = arch.to_string();
+                return Err(LoadError::EmbeddingsOnly { arch });
+            }
+            Purpose::Text => None,
+            Purpose::Embeddings(pooling) => {
+                let facts = &family.key_facts.embedding;
+                Some(Embedding::read(&keys, facts, config.reads, pooling)?)
+            }
+        };
         let mut builder = Builder::new(&config, &gguf, adapters)?;
         let logits = (family.record)(&mut builder)?;
         let recorded = builder.finish(logits)?;

@@ -4,12 +4,13 @@ use rocmforge_plan::RopeStyle::{self, Neox, Norm};
 use rocmforge_plan::Value;
 
 use crate::builder::Builder;
+use crate::embedding::EmbeddingFacts;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    arcee, cohere, deepseek2, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite,
-    hunyuan, laguna, llama, mimo2, minicpm3, mistral3, mixtures, muse_glimmer, olmo2, phi3, qwen,
-    seed_oss, smollm3, stablelm, step35,
+    arcee, bert, cohere, deepseek2, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite,
+    hunyuan, laguna, llama, mimo2, minicpm3, mistral3, mixtures, modern_bert, muse_glimmer, olmo2,
+    phi3, qwen, seed_oss, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -40,9 +41,18 @@ const fn row(
             rope_style,
             rope_factors,
             head_norm,
+            embedding: EmbeddingFacts::DECODER,
         },
         facts,
         record,
+    }
+}
+
+impl Family {
+    /// Sets what the architecture says about embeddings.
+    const fn with(mut self, embedding: EmbeddingFacts) -> Family {
+        self.key_facts.embedding = embedding;
+        self
     }
 }
 
@@ -53,7 +63,7 @@ static FAMILIES: &[Family] = &[
     row("llama", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (llama::facts, llama::record)),
     row("qwen2", (Neox, Factors::IfPresent), HeadNorm::IfPresent, (qwen::dense, llama::record)),
     row("qwen2moe", (Neox, Factors::LongRope), HeadNorm::IfPresent, (qwen::mixture_with_shared_expert, llama::record)),
-    row("qwen3", (Neox, Factors::IfPresent), HeadNorm::Each, (qwen::dense, llama::record)),
+    row("qwen3", (Neox, Factors::IfPresent), HeadNorm::Each, (qwen::dense, llama::record)).with(EmbeddingFacts::JUDGE),
     row("qwen3moe", (Neox, Factors::LongRope), HeadNorm::Each, (qwen::mixture, llama::record)),
     row("granite", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (granite::facts, granite::record)),
     row("smollm3", (Norm, Factors::LongRope), HeadNorm::IfPresent, (smollm3::facts, llama::record)),
@@ -68,7 +78,7 @@ static FAMILIES: &[Family] = &[
     row("minicpm3", (Neox, Factors::LongRope), HeadNorm::IfPresent, (minicpm3::facts, granite::record)),
     row("seed_oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (seed_oss::facts, seed_oss::record)),
     row("qwen2vl", (Neox, Factors::LongRope), HeadNorm::IfPresent, (qwen::dense, llama::record)),
-    row("qwen3vl", (Neox, Factors::LongRope), HeadNorm::Each, (qwen::dense, llama::record)),
+    row("qwen3vl", (Neox, Factors::LongRope), HeadNorm::Each, (qwen::dense, llama::record)).with(EmbeddingFacts::JUDGE),
     row("qwen3vlmoe", (Neox, Factors::LongRope), HeadNorm::Each, (qwen::mixture, llama::record)),
     row("glm4", (Norm, Factors::LongRope), HeadNorm::IfPresent, (glm4::facts, glm4::record)),
     row("glm4moe", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mixtures::glm4moe, seed_oss::record)),
@@ -102,6 +112,13 @@ static FAMILIES: &[Family] = &[
     row("mimo2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mimo2::facts, mimo2::record)),
     row("step35", (Neox, Factors::LongRope), HeadNorm::IfPresent, (step35::facts, llama::record)),
     row("mistral3", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mistral3::facts, llama::record)),
+    row("bert", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts_with_positions, bert::record)).with(EmbeddingFacts::ENCODER),
+    row("nomic-bert", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts, bert::record_nomic)).with(EmbeddingFacts::ENCODER),
+    row("nomic-bert-moe", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts_with_experts, bert::record)).with(EmbeddingFacts::ENCODER),
+    row("jina-bert-v2", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts_with_biases, bert::record_jina2)).with(EmbeddingFacts::ENCODER),
+    row("jina-bert-v3", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts, bert::record)).with(EmbeddingFacts::ENCODER),
+    row("modern-bert", (Neox, Factors::Never), HeadNorm::IfPresent, (modern_bert::facts, modern_bert::record)).with(EmbeddingFacts::MODERN_BERT),
+    row("gemma-embedding", (Neox, Factors::LongRope), HeadNorm::Each, (gemma::embedding_facts, gemma::record_embedding)).with(EmbeddingFacts::ENCODER),
 ];
 
 /// Returns the supported architectures, as files name them.

@@ -3,6 +3,7 @@
 use rocmforge_gguf::Value;
 use rocmforge_plan::Mask;
 
+use crate::embedding::Reads;
 use crate::error::LoadError;
 use crate::facts::ModelConfig;
 use crate::keys::{Keys, MAX_LAYERS};
@@ -50,7 +51,11 @@ fn set(
     config.ropes.push(rope);
     let windowed = config.layers.iter_mut().zip(pattern);
     for (layer, _) in windowed.filter(|(_, windowed)| *windowed) {
-        layer.mask = Mask::Window(window);
+        layer.mask = match config.reads {
+            Reads::Backward => Mask::Window(window),
+            // Half of the window on each side.
+            Reads::BothSides => Mask::Near(window / 2),
+        };
         layer.rope = Some(of_window);
     }
     Ok(())
@@ -72,6 +77,15 @@ pub(crate) fn require_pattern(keys: &Keys<'_>) -> Result<(), LoadError> {
 pub(crate) fn require_window(keys: &Keys<'_>) -> Result<(), LoadError> {
     keys.size("attention.sliding_window", u32::MAX as usize)
         .map(drop)
+}
+
+/// Returns the rotation of layers with a window: `rope` with the base that the file has for them.
+pub(crate) fn with_window_base(keys: &Keys<'_>, rope: Rope) -> Result<Rope, LoadError> {
+    let base = keys.positive("rope.freq_base_swa")?;
+    Ok(Rope {
+        base: base.unwrap_or(rope.base),
+        ..rope
+    })
 }
 
 /// Leaves Q and K of layers without a window as they are (NoPE).

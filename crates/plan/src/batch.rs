@@ -79,6 +79,8 @@ pub enum Want {
     },
     /// The logits themselves.
     Logits,
+    /// The hidden values of a plan for embeddings, which has them in place of logits.
+    Hidden,
 }
 
 /// A row of the batch whose logits are needed.
@@ -128,7 +130,9 @@ pub enum RowOutput {
     },
     /// `[n_vocab]`, as computed.
     Logits(Vec<f32>),
-    /// No logit is a finite number, so nothing can be sampled or scored.
+    /// All of them finite.
+    Hidden(Vec<f32>),
+    /// No logit is a finite number, so nothing can be sampled or scored; or a hidden value is not.
     NotFinite,
 }
 

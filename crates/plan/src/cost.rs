@@ -56,7 +56,8 @@ impl SeqShape {
     /// Number of (row, visible position) pairs.
     fn pairs(&self, mask: Mask) -> u64 {
         let rows = self.first_pos..self.first_pos + self.n_rows;
-        rows.map(|pos| (pos + 1 - mask.first_seen(pos)) as u64)
+        let len = self.first_pos + self.n_rows;
+        rows.map(|pos| (mask.last_seen(pos, len) + 1 - mask.first_seen(pos)) as u64)
             .sum()
     }
 
@@ -384,6 +385,8 @@ mod tests {
             (5, 1, Mask::Window(100), 6, 6),
             (5, 1, Mask::Chunk(4), 2, 2),
             (6, 4, Mask::Chunk(4), 3 + 4 + 1 + 2, 6),
+            (0, 4, Mask::Both, 16, 4),
+            (0, 4, Mask::Near(1), 2 + 3 + 3 + 2, 4),
         ] {
             let seq = SeqShape { first_pos, n_rows };
             assert_eq!(seq.pairs(mask), pairs, "{seq:?} {mask:?}");

@@ -46,7 +46,8 @@ impl KvType {
     }
 }
 
-/// Which positions of its sequence a row sees, of those up to its own.
+/// Which positions of its sequence a row sees: of those up to its own, except for the last two masks. A sequence with
+/// these is computed whole, in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mask {
     All,
@@ -54,6 +55,10 @@ pub enum Mask {
     Window(u32),
     /// Those in the same chunk of this length, a power of two; chunks begin at multiples of it.
     Chunk(u32),
+    /// All positions, also those after its own.
+    Both,
+    /// Those at most this far away, before its own and after it.
+    Near(u32),
 }
 
 impl Mask {
@@ -61,17 +66,34 @@ impl Mask {
     #[inline]
     pub fn first_seen(self, pos: usize) -> usize {
         match self {
-            Mask::All => 0,
+            Mask::All | Mask::Both => 0,
+            Mask::Near(reach) => pos.saturating_sub(reach as usize),
             Mask::Window(window) => (pos + 1).saturating_sub(window as usize),
             Mask::Chunk(chunk) => pos - pos % chunk as usize,
         }
+    }
+
+    /// Returns the last position that a row at `pos` sees in a sequence of `len` positions.
+    #[inline]
+    pub fn last_seen(self, pos: usize, len: usize) -> usize {
+        match self {
+            Mask::All | Mask::Window(_) | Mask::Chunk(_) => pos,
+            Mask::Both => pos.max(len.saturating_sub(1)),
+            Mask::Near(reach) => pos.max((pos + reach as usize).min(len.saturating_sub(1))),
+        }
+    }
+
+    /// Returns whether rows see positions after their own.
+    #[inline]
+    pub fn looks_ahead(self) -> bool {
+        matches!(self, Mask::Both | Mask::Near(_))
     }
 
     /// # Panics
     /// If the length of a window is 0, or that of a chunk is not a power of two.
     pub fn check(self) {
         match self {
-            Mask::All => {}
+            Mask::All | Mask::Both | Mask::Near(_) => {}
             Mask::Window(window) => assert!(window > 0, "a row sees itself"),
             Mask::Chunk(chunk) => assert!(chunk.is_power_of_two(), "chunks of {chunk} positions"),
         }

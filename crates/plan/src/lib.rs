@@ -36,8 +36,8 @@ pub use error::ParameterError;
 pub use fuse::{Fusion, fuse_adds, fuse_ops, is_dead};
 pub use kv::{KvShift, KvSpec, KvType, Mask, SlotRun, Values};
 pub use op::{
-    ActsId, ActsInfo, BufferId, BufferInfo, Growth, Linear, Op, Plan, RopeId, RoutingId, RowCount,
-    Scores, WeightId,
+    ActsId, ActsInfo, Alibi, BufferId, BufferInfo, Growth, Linear, Op, Plan, RopeId, RoutingId,
+    RowCount, Scores, WeightId,
 };
 pub use params::{
     Activation, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Factor, OutMode,

@@ -77,6 +77,27 @@ pub struct Scores {
     pub soft_cap: Option<f32>,
     /// A second factor on the dot products, which grows with the position of the query.
     pub growth: Option<Growth>,
+    /// What is subtracted from scores of positions far away.
+    pub alibi: Option<Alibi>,
+}
+
+/// Attention with linear biases (Press et al. 2021): a score loses the head's slope times the distance of the positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Alibi {
+    /// The slopes of `n` heads, a power of two, are `2^(-max_bias / n)` and its powers.
+    pub max_bias: f32,
+}
+
+impl Alibi {
+    /// Returns the slope of `head`, one of `n_heads`. Heads beyond a power of two have every other slope of twice as many.
+    pub fn slope(self, head: usize, n_heads: usize) -> f32 {
+        let n = 1 << n_heads.ilog2();
+        let (step, power) = match head.checked_sub(n) {
+            None => (self.max_bias / n as f32, head + 1),
+            Some(beyond) => (self.max_bias / (2 * n) as f32, 2 * beyond + 1),
+        };
+        f64::from(-step * power as f32).exp2() as f32
+    }
 }
 
 /// The factor `1 + slope * ln(1 + floor((position + offset) / step))`, which sharpens attention in long contexts.
@@ -112,7 +133,8 @@ pub enum Op {
         scale: f32,
         out: BufferId,
     },
-    /// `out[t] += table[position[t]]`, dequantized.
+    /// `out[t] += table[position[t]]`, dequantized. Beyond the table its last row is added, so a table of one row is added
+    /// everywhere.
     AddPositions { table: WeightId, out: BufferId },
     /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len()` values (a whole row, or each head).
     RmsNorm {
@@ -475,7 +497,7 @@ pub struct Plan {
     /// One entry per attention layer, indexed by `Op::KvAppend::layer`.
     pub kv: Vec<KvSpec>,
     pub rope: Vec<RopeTable>,
-    /// `[n_logits_rows, n_vocab]`.
+    /// `[n_logits_rows, n_vocab]`; in a plan for embeddings the hidden values, or scores, of these rows.
     pub logits: BufferId,
 }
 
@@ -487,6 +509,11 @@ impl Plan {
         }
         let rows = |out: &BufferId| self.buffers[out.0 as usize].rows;
         op.writes().first().map(rows) == Some(RowCount::Logits)
+    }
+
+    /// Returns whether tokens see those after them, so that each sequence must be computed whole, in one step.
+    pub fn looks_ahead(&self) -> bool {
+        self.kv.iter().any(|spec| spec.mask.looks_ahead())
     }
 
     /// Returns the bytes that one token takes in a KV cache of type `kv_type`.

@@ -99,7 +99,9 @@ fn client(
                 });
             }
             StreamEvent::Failed(failure) => return Err(failure.to_string()),
-            StreamEvent::PromptScores(_) | StreamEvent::PromptDone { .. } => {}
+            StreamEvent::PromptScores(_)
+            | StreamEvent::Embedding(_)
+            | StreamEvent::PromptDone { .. } => {}
         }
     }
     Err("the stream has no end".to_string())

@@ -152,7 +152,9 @@ impl Iterator for Answer {
                 StreamEvent::Failed(failure) => {
                     return Some(Err(EngineError::from(failure).into()));
                 }
-                StreamEvent::PromptDone { .. } | StreamEvent::PromptScores(_) => continue,
+                StreamEvent::PromptDone { .. }
+                | StreamEvent::PromptScores(_)
+                | StreamEvent::Embedding(_) => continue,
             };
             // A token may complete no character.
             if !text.is_empty() {

@@ -131,6 +131,7 @@ pub fn check(
                 n_ctx: n_ctx(n_depth),
                 max_tokens: FILL_ROWS,
                 max_logits: PROMPT_ROWS.len(),
+                max_sampled: PROMPT_ROWS.len(),
                 max_seqs: PROMPT_ROWS.len(),
                 page: config.page,
                 n_blocks: script.n_blocks,
@@ -399,6 +400,8 @@ impl Labels<'_> {
                     Mask::All => String::new(),
                     Mask::Window(n) => format!(", window {n}"),
                     Mask::Chunk(n) => format!(", chunks of {n}"),
+                    Mask::Both => ", both sides".to_string(),
+                    Mask::Near(n) => format!(", both sides up to {n}"),
                 };
                 let shape = format!(
                     "{n_heads}/{} heads of {} + {}{mask}",

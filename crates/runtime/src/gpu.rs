@@ -73,6 +73,8 @@ pub struct GpuOptions {
     pub max_tokens: usize,
     /// Maximum rows of logits of a step.
     pub max_logits: usize,
+    /// How many of these rows may be sampled on the GPU.
+    pub max_sampled: usize,
     /// Maximum sequences of a step.
     pub max_seqs: usize,
     /// Tokens per KV-cache block.
@@ -152,6 +154,7 @@ impl GpuBackend {
             step: StepSizes {
                 max_rows: options.max_tokens.max(bucket),
                 max_logits: options.max_logits.max(bucket),
+                max_sampled: options.max_sampled.max(bucket),
                 max_seqs: options.max_seqs.max(bucket),
                 max_pages: options.n_ctx.div_ceil(options.page),
             },

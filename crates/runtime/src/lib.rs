@@ -32,6 +32,6 @@ pub use backend::{
 pub use config::{ContextPolicy, Device, EngineConfig, PrefixSharing};
 pub use error::{ConfigError, DeviceError, RuntimeError};
 pub use executor::{Executor, Pending};
-pub use limits::{Limits, Resolved};
+pub use limits::{Limits, Output, Resolved};
 pub use start::{Started, start};
 pub use times::StepObserver;

@@ -33,6 +33,43 @@ pub struct Limits {
     pub context_policy: ContextPolicy,
     /// Whether cached tokens can move to other positions.
     pub can_shift: bool,
+    /// What requests can ask for.
+    pub output: Output,
+    /// Whether each sequence must be computed whole, in one step, because its tokens see those after them.
+    pub whole_sequences: bool,
+}
+
+impl Limits {
+    /// Returns how many rows of a step may be sampled.
+    pub(crate) fn max_sampled(&self) -> usize {
+        self.output.max_sampled(self.max_logits)
+    }
+}
+
+/// What a model computes for a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    Logits,
+    /// Hidden values, or scores, of a model for embeddings.
+    Hidden,
+}
+
+impl Output {
+    /// Returns how many of `max_logits` rows may be sampled.
+    pub(crate) fn max_sampled(self, max_logits: usize) -> usize {
+        match self {
+            Output::Logits => max_logits,
+            Output::Hidden => 0,
+        }
+    }
+
+    /// Returns what `model` computes.
+    pub fn of(model: &Model) -> Output {
+        match model.config.embedding {
+            None => Output::Logits,
+            Some(_) => Output::Hidden,
+        }
+    }
 }
 
 /// The limits of an engine and the number of its KV-cache blocks.
@@ -58,11 +95,11 @@ pub(crate) struct MemoryBudget {
 impl MemoryBudget {
     /// Returns the budget of a device that runs `plan` and already has its weights.
     pub(crate) fn for_plan(
-        plan: &Plan,
+        (plan, output): (&Plan, Output),
         config: &EngineConfig,
         free_bytes: Option<u64>,
     ) -> MemoryBudget {
-        let (max_tokens, max_logits) = step_rows(config);
+        let (max_tokens, max_logits) = step_rows(config, output);
         MemoryBudget {
             weight_bytes: 0,
             step_bytes: plan.buffer_bytes(max_tokens, max_logits),
@@ -117,16 +154,22 @@ impl MemoryBudget {
     }
 }
 
-/// Returns the most rows of a step and of its logits.
-pub(crate) fn step_rows(config: &EngineConfig) -> (usize, usize) {
+/// Returns the most rows of a step and of its logits. The embedding of a text may need a row of each of its tokens.
+pub(crate) fn step_rows(config: &EngineConfig, output: Output) -> (usize, usize) {
     let max_tokens = config.max_batch_tokens.max(config.max_seqs);
-    (max_tokens, MAX_LOGITS_ROWS.max(config.max_seqs))
+    let max_logits = match output {
+        Output::Logits => MAX_LOGITS_ROWS.max(config.max_seqs),
+        Output::Hidden => max_tokens,
+    };
+    (max_tokens, max_logits)
 }
 
-/// Returns the context to use if memory allows it.
-pub(crate) fn wanted_ctx(model: &Model, config: &EngineConfig) -> usize {
-    let usual = model.config.n_ctx_train.min(DEFAULT_CTX);
-    config.n_ctx.unwrap_or(usual)
+impl EngineConfig {
+    /// Returns the context to use if memory allows it: what is set, or at most what the model was trained for.
+    pub fn usual_ctx(&self, model: &Model) -> usize {
+        let usual = model.config.n_ctx_train.min(DEFAULT_CTX);
+        self.n_ctx.unwrap_or(usual)
+    }
 }
 
 /// Returns the cache size in tokens for sequences of `n_ctx` positions.
@@ -143,7 +186,11 @@ pub(crate) fn resolve(
     resolve_in(
         model,
         config,
-        &[MemoryBudget::for_plan(&model.plan, config, available)],
+        &[MemoryBudget::for_plan(
+            (&model.plan, Output::of(model)),
+            config,
+            available,
+        )],
     )
 }
 
@@ -154,7 +201,8 @@ pub(crate) fn resolve_in(
     budgets: &[MemoryBudget],
 ) -> Result<Resolved, ConfigError> {
     check(model, config)?;
-    let (max_tokens, max_logits) = step_rows(config);
+    let output = Output::of(model);
+    let (max_tokens, max_logits) = step_rows(config, output);
 
     // Tokens that fit, bytes per token and bytes left in the memory that decides.
     let (mut fitting, mut per_token, mut left) = (usize::MAX, 1, u64::MAX);
@@ -179,13 +227,15 @@ pub(crate) fn resolve_in(
 
     let n_ctx = match config.n_ctx {
         Some(n_ctx) => n_ctx,
-        None => wanted_ctx(model, config).min(fitting),
+        None => config.usual_ctx(model).min(fitting),
     };
     if let Some(n_positions) = model.config.n_positions.filter(|&n| n_ctx > n) {
         return Err(ConfigError::TooFewPositions { n_ctx, n_positions });
     }
     config.context_policy.check(n_ctx)?;
-    let can_shift = model.plan.can_shift();
+    // A shift drops tokens that the others have seen.
+    let whole_sequences = model.plan.looks_ahead();
+    let can_shift = model.plan.can_shift() && !whole_sequences;
     if config.context_policy != ContextPolicy::Stop && !can_shift {
         return Err(ConfigError::FixedPositions);
     }
@@ -204,9 +254,15 @@ pub(crate) fn resolve_in(
             max_seqs: config.max_seqs,
             max_tokens,
             max_logits,
-            prefix_sharing: config.prefix_sharing,
+            // What comes after a prefix changes its values.
+            prefix_sharing: match whole_sequences {
+                true => PrefixSharing::Off,
+                false => config.prefix_sharing,
+            },
             context_policy: config.context_policy,
             can_shift,
+            output,
+            whole_sequences,
         },
         n_blocks: n_kv_tokens.div_ceil(config.page),
     })

@@ -69,7 +69,12 @@ fn output_of(
     want: &Want,
     just_sampled: Option<Sampled>,
 ) -> RowOutput {
-    if *want != Want::Logits && !has_finite_best(isa, logits) {
+    let is_usable = match want {
+        Want::Logits => true,
+        Want::Hidden => logits.iter().all(|x| x.is_finite()),
+        Want::Sample(_) | Want::Score { .. } => has_finite_best(isa, logits),
+    };
+    if !is_usable {
         return RowOutput::NotFinite;
     }
     match want {
@@ -101,5 +106,6 @@ fn output_of(
             }
         }
         Want::Logits => RowOutput::Logits(logits.to_vec()),
+        Want::Hidden => RowOutput::Hidden(logits.to_vec()),
     }
 }

@@ -9,7 +9,7 @@ use rocmforge_gpu::Gpu;
 use crate::config::EngineConfig;
 use crate::error::{ConfigError, RuntimeError};
 use crate::gpu::{self, Experts, GpuLayers, Offload};
-use crate::limits::{self, MemoryBudget, Resolved};
+use crate::limits::{self, MemoryBudget, Output, Resolved};
 use cpu_bytes::CpuBytes;
 use rocmforge_cpu::memory;
 use rocmforge_model::Model;
@@ -189,14 +189,17 @@ impl Planner<'_> {
     /// # Errors
     /// [`ConfigError::GpuLimit`] if the GPU kernels do not support its part.
     fn budgets(&self, place: &Place) -> Result<Budgets, RuntimeError> {
-        let whole = |free| MemoryBudget::for_plan(&self.model.plan, self.config, free);
+        let output = Output::of(self.model);
+        let for_plan =
+            |plan: &Plan, free| MemoryBudget::for_plan((plan, output), self.config, free);
+        let whole = |free| for_plan(&self.model.plan, free);
         let Some(PlanPart { plan: of_gpu, .. }) = self.of_gpu(place) else {
             return Ok(Budgets {
                 gpu: None,
                 machine: Some(whole(self.memory.machine)),
             });
         };
-        let (max_tokens, max_logits) = limits::step_rows(self.config);
+        let (max_tokens, max_logits) = limits::step_rows(self.config, output);
         gpu::check(self.gpu, &of_gpu, self.config, [max_tokens, max_logits])?;
         let weight_bytes = gpu::weight_bytes(self.gpu, &of_gpu, &self.model.weights)?;
         let free = Some(self.memory.gpu);
@@ -204,14 +207,14 @@ impl Planner<'_> {
             weight_bytes,
             step_bytes: budget
                 .step_bytes
-                .saturating_add(gpu::sampler_bytes(max_logits)),
+                .saturating_add(gpu::sampler_bytes(output.max_sampled(max_logits))),
             ..budget
         };
         match place {
             Place::Both(placement) => {
                 let of_cpu = placement.part(&self.plan, Side::Cpu).plan;
-                let gpu = with_weights(MemoryBudget::for_plan(&of_gpu, self.config, free));
-                let cpu = MemoryBudget::for_plan(&of_cpu, self.config, self.memory.machine);
+                let gpu = with_weights(for_plan(&of_gpu, free));
+                let cpu = for_plan(&of_cpu, self.memory.machine);
                 Ok(Budgets::for_split(gpu, cpu, self.memory))
             }
             _ => Ok(Budgets {
@@ -232,7 +235,7 @@ impl Planner<'_> {
 
     /// Chooses the fastest place in which the context fits; if there is none, halves the context until there is one.
     fn automatic(&self, experts: Experts) -> Result<Placed, RuntimeError> {
-        let wanted = limits::wanted_ctx(self.model, self.config);
+        let wanted = self.config.usual_ctx(self.model);
         let candidates = self.candidates(experts, wanted);
         // Unsupported kernels are an error whatever fits.
         self.budgets(&self.place(candidates[0]))?;

@@ -159,6 +159,7 @@ fn gpu_options(config: &EngineConfig, resolved: &Resolved, graphs: Graphs) -> Gp
         n_ctx: limits.n_ctx,
         max_tokens: limits.max_tokens,
         max_logits: limits.max_logits,
+        max_sampled: limits.max_sampled(),
         max_seqs: limits.max_seqs,
         page: config.page,
         n_blocks: resolved.n_blocks,

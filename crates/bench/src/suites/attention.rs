@@ -240,6 +240,7 @@ fn cpu_shape(layout: &Layout, shape: &Shape) -> AttnShape {
         scale: shape.scale(),
         soft_cap: None,
         growth: None,
+        alibi: None,
         mask: Mask::All,
     }
 }

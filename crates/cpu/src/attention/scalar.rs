@@ -19,10 +19,12 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
                         .map(|d| f64::from(query[d]) * element(tile.inputs.k, key + d))
                         .sum();
                     let score = dot * f64::from(tile.shape.factor(tile.first_pos + row));
-                    tile.shape.soft_cap.map_or(score, |cap| {
+                    let score = tile.shape.soft_cap.map_or(score, |cap| {
                         let cap = f64::from(cap);
                         cap * (score / cap).tanh()
-                    })
+                    });
+                    let distance = pos.abs_diff(tile.first_pos + row) as f64;
+                    score - tile.slope(head).map_or(0.0, f64::from) * distance
                 })
                 .collect();
             // A sink is the score of a position without a value.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rocmforge_plan::{Growth, Mask};
+use rocmforge_plan::{Alibi, Growth, Mask};
 
 use crate::kv_slice::KvSlice;
 
@@ -24,7 +24,9 @@ pub struct AttnShape {
     pub soft_cap: Option<f32>,
     /// A second factor on the scores, before the soft cap.
     pub growth: Option<Growth>,
-    /// Which positions a row sees, of those up to its own.
+    /// What is subtracted from scores, after the soft cap.
+    pub alibi: Option<Alibi>,
+    /// Which positions a row sees.
     pub mask: Mask,
 }
 
@@ -35,10 +37,10 @@ impl AttnShape {
         self.n_heads / self.n_kv_heads
     }
 
-    /// Positions that a row at `pos` sees.
+    /// Positions that a row at `pos` sees, in a sequence of `len` positions.
     #[inline]
-    pub(crate) fn visible(&self, pos: usize) -> Range<usize> {
-        self.mask.first_seen(pos)..pos + 1
+    pub(crate) fn visible(&self, pos: usize, len: usize) -> Range<usize> {
+        self.mask.first_seen(pos)..self.mask.last_seen(pos, len) + 1
     }
 
     /// Factor on the dot products of a row at `pos`.

@@ -6,7 +6,7 @@ use rocmforge_gguf::quant::QuantizeBlock;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
-use rocmforge_plan::{Growth, Mask, Values};
+use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
 use crate::random::Rng;
 
@@ -19,6 +19,7 @@ const LLAMA_1B: AttnShape = AttnShape {
     scale: 0.125,
     soft_cap: None,
     growth: None,
+    alibi: None,
     mask: Mask::All,
 };
 
@@ -128,6 +129,13 @@ impl Seq {
             Mask::All => 0,
             Mask::Window(n) => (pos + 1).saturating_sub(n as usize),
             Mask::Chunk(n) => pos / n as usize * n as usize,
+            Mask::Both => 0,
+            Mask::Near(n) => pos.saturating_sub(n as usize),
+        };
+        let last = match shape.mask {
+            Mask::All | Mask::Window(_) | Mask::Chunk(_) => pos,
+            Mask::Both => self.len - 1,
+            Mask::Near(n) => (pos + n as usize).min(self.len - 1),
         };
         let growth = shape.growth.map_or(1.0, |growth| {
             let steps = (pos + growth.offset as usize) / growth.step as usize;
@@ -145,12 +153,16 @@ impl Seq {
                     .map(|(&a, &b)| f64::from(a) * f64::from(b))
                     .sum();
                 let score = dot * f64::from(shape.scale) * growth;
-                shape.soft_cap.map_or(score, |cap| {
+                let score = shape.soft_cap.map_or(score, |cap| {
                     let cap = f64::from(cap);
                     cap * (score / cap).tanh()
-                })
+                });
+                let slope = shape.alibi.map_or(0.0, |alibi| {
+                    alibi_slope(alibi.max_bias, head, shape.n_heads)
+                });
+                score - slope * pos.abs_diff(t) as f64
             };
-            let scores: Vec<f64> = (first..=pos).map(score).collect();
+            let scores: Vec<f64> = (first..=last).map(score).collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
@@ -163,6 +175,16 @@ impl Seq {
             }
         }
         out
+    }
+}
+
+/// The slope of a head as Press et al. 2021 and llama.cpp define it.
+fn alibi_slope(max_bias: f32, head: usize, n_heads: usize) -> f64 {
+    let n = f64::from(n_heads as u32).log2().floor().exp2();
+    let [of_powers, of_others] = [1.0, 2.0].map(|k| (-f64::from(max_bias) / (k * n)).exp2());
+    match head < n as usize {
+        true => of_powers.powi(head as i32 + 1),
+        false => of_others.powi(2 * (head as i32 - n as i32) + 1),
     }
 }
 
@@ -382,6 +404,7 @@ fn shape(
         scale: 1.0 / (k_dim as f32).sqrt(),
         soft_cap: None,
         growth: None,
+        alibi: None,
         mask: window.map_or(Mask::All, Mask::Window),
     }
 }
@@ -550,6 +573,42 @@ fn chunks_match_the_definition() {
 }
 
 #[test]
+fn positions_ahead_match_the_definition() {
+    for (mask, n_heads, len) in [
+        (Mask::Both, [4, 2], 50),
+        (Mask::Both, [1, 1], 1),
+        (Mask::Both, [2, 1], 1100),
+        (Mask::Near(0), [2, 2], 20),
+        (Mask::Near(3), [3, 1], 65),
+        (Mask::Near(40), [4, 4], 130),
+        (Mask::Near(u32::MAX), [1, 1], 30),
+    ] {
+        let shape = AttnShape {
+            mask,
+            ..shape(n_heads, [32, 32], 16, None)
+        };
+        check_against_definition(&shape, 0, len);
+    }
+}
+
+#[test]
+fn linear_biases_match_the_definition() {
+    for (mask, n_heads, soft_cap) in [
+        (Mask::Both, [6, 2], None),
+        (Mask::All, [4, 4], None),
+        (Mask::Near(9), [3, 3], Some(0.5)),
+    ] {
+        let shape = AttnShape {
+            mask,
+            soft_cap,
+            alibi: Some(Alibi { max_bias: 8.0 }),
+            ..shape(n_heads, [64, 64], 32, None)
+        };
+        check_against_definition(&shape, 0, 77);
+    }
+}
+
+#[test]
 fn growing_scores_match_the_definition() {
     for (offset, soft_cap) in [(0, None), (1, None), (0, Some(1.5))] {
         let shape = AttnShape {
@@ -696,6 +755,7 @@ fn bits_do_not_depend_on_how_segments_run() {
             scale: 0.2,
             soft_cap: None,
             growth: None,
+            alibi: None,
             mask,
         };
         let seq = Seq::new(&shape, 3500, 5).with_sinks(&shape);

@@ -47,6 +47,11 @@ impl Engine {
                         logits,
                     });
                 }
+                (RowPurpose::Embedding { position }, RowOutput::Hidden(values)) => {
+                    let sequence = self.scheduler.member(member);
+                    let pooled = sequence.and_then(|seq| seq.add_hidden(position, &values));
+                    events.extend(pooled.map(|values| Event::Embedding { request, values }));
+                }
                 (
                     RowPurpose::Sample { ends_prompt },
                     RowOutput::Sampled {

@@ -9,7 +9,7 @@ use crate::recorder::{Broken, N_VOCAB, NotFinite, Outcome, Sizes, always, expect
 use crate::request::PromptOutput;
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Batch, InputToken, SamplingParams};
-use rocmforge_runtime::{ConfigError, ContextPolicy, DeviceError, PrefixSharing};
+use rocmforge_runtime::{ConfigError, ContextPolicy, DeviceError, Output, PrefixSharing};
 
 /// SplitMix64.
 struct Random(u64);
@@ -73,6 +73,8 @@ fn random_traffic_matches_each_request_alone() {
             },
             context_policy: ContextPolicy::Stop,
             can_shift: true,
+            output: Output::Logits,
+            whole_sequences: false,
         };
         // Sometimes only one context, so that sequences are preempted.
         let n_blocks = n_ctx.div_ceil(page) * (1 + random.below(3)) + random.below(3);
@@ -128,6 +130,7 @@ fn random_traffic_matches_each_request_alone() {
                         assert_eq!(logits, [position as f32]);
                         result.logits.push(position);
                     }
+                    Event::Embedding { .. } => panic!("nobody asked for one"),
                     Event::PromptDone { .. } => result.prompts_done += 1,
                     Event::Token { id, .. } => result.ids.push(id),
                     Event::Finished { reason, .. } => result.reason = Some(reason),
@@ -172,6 +175,8 @@ fn rejects_invalid_requests_with_a_reason() {
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
         can_shift: true,
+        output: Output::Logits,
+        whole_sequences: false,
     };
     let sizes = Sizes {
         limits,
@@ -253,6 +258,8 @@ fn dead_device_is_an_error() {
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
         can_shift: true,
+        output: Output::Logits,
+        whole_sequences: false,
     };
     let executor = Executor::start(1, || Ok((Broken, ()))).unwrap().0;
     let mut engine = Engine::new(
@@ -288,7 +295,9 @@ fn run_all(engine: &mut Engine) -> (BTreeMap<RequestId, Outcome>, Vec<RequestId>
                 Event::PromptDone { .. } => outcome.prompts_done += 1,
                 Event::Finished { reason, .. } => outcome.reason = Some(reason),
                 Event::Failed { request, .. } => failed.push(request),
-                Event::PromptScore { .. } | Event::PromptLogits { .. } => {}
+                Event::PromptScore { .. }
+                | Event::PromptLogits { .. }
+                | Event::Embedding { .. } => {}
             }
         }
         engine.check_integrity().unwrap();

@@ -103,7 +103,9 @@ impl Scheduler {
                 let lost = match row.purpose {
                     RowPurpose::Sample { .. } => continue,
                     RowPurpose::PromptScore { position } => position - 1,
-                    RowPurpose::PromptLogits { position } => position,
+                    RowPurpose::PromptLogits { position } | RowPurpose::Embedding { position } => {
+                        position
+                    }
                 };
                 if let Some(sequence) = self.sequences.member(row.member) {
                     sequence.n_prompt_outputs = sequence.n_prompt_outputs.min(lost);

@@ -80,7 +80,10 @@ impl Step {
                 .find(|&fewer| self.outputs_in(sequence, fewer) <= max_outputs)
                 .unwrap_or(0);
         }
-        n
+        match self.limits.whole_sequences && n < sequence.n_unsubmitted() {
+            true => 0,
+            false => n,
+        }
     }
 
     /// Returns how many output rows the sequence's next `n` tokens need.
@@ -94,6 +97,11 @@ impl Step {
                 .min(sequence.n_prompt - 1)
                 .saturating_sub(from.max(first.saturating_sub(1))),
             PromptOutput::Logits => end.min(sequence.n_prompt).saturating_sub(from),
+            PromptOutput::Embedding(_) => {
+                let positions = sequence.embedded();
+                end.min(positions.end)
+                    .saturating_sub(from.max(positions.start))
+            }
         };
         sample + of_prompt
     }
@@ -181,7 +189,11 @@ impl Step {
                 let purpose = RowPurpose::PromptLogits { position };
                 self.output(member, row, purpose, Want::Logits);
             }
-            PromptOutput::Scores { .. } | PromptOutput::Nothing => {}
+            PromptOutput::Embedding(_) if sequence.embedded().contains(&position) => {
+                let purpose = RowPurpose::Embedding { position };
+                self.output(member, row, purpose, Want::Hidden);
+            }
+            PromptOutput::Scores { .. } | PromptOutput::Embedding(_) | PromptOutput::Nothing => {}
         }
     }
 

@@ -12,6 +12,7 @@ use crate::event::{Event, Failure};
 #[derive(Default)]
 struct Content {
     scores: Vec<PromptScore>,
+    embedding: Option<StreamEvent>,
     prompt_done: Option<StreamEvent>,
     tokens: Vec<Token>,
     text: String,
@@ -47,6 +48,9 @@ impl Content {
         if !self.scores.is_empty() {
             return Some(StreamEvent::PromptScores(std::mem::take(&mut self.scores)));
         }
+        if let Some(embedding) = self.embedding.take() {
+            return Some(embedding);
+        }
         if let Some(done) = self.prompt_done.take() {
             return Some(done);
         }
@@ -80,6 +84,9 @@ impl Content {
                 top,
             }),
             Event::PromptLogits { .. } => unreachable!("such requests are refused"),
+            Event::Embedding { values, .. } => {
+                self.embedding = Some(StreamEvent::Embedding(values));
+            }
             Event::PromptDone { cached_tokens, .. } => {
                 self.prompt_done = Some(StreamEvent::PromptDone { cached_tokens, at });
             }

@@ -16,6 +16,8 @@ use rocmforge_text::tokenizer::TokenId;
 pub enum StreamEvent {
     /// Log-probabilities of the prompt's tokens.
     PromptScores(Vec<PromptScore>),
+    /// The hidden values of the prompt, pooled as the request asks.
+    Embedding(Vec<f32>),
     /// The whole prompt is in the cache; `cached_tokens` of it came from earlier requests.
     PromptDone { cached_tokens: usize, at: Instant },
     /// Generated tokens and the text that is now final.

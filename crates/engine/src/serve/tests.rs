@@ -40,7 +40,9 @@ fn read(stream: impl Iterator<Item = StreamEvent>) -> Got {
             StreamEvent::Tokens { tokens, .. } => got.ids.extend(tokens.iter().map(|t| t.id)),
             StreamEvent::Finished { reason, .. } => got.reason = Some(reason),
             StreamEvent::Failed(failure) => got.failure = Some(failure),
-            StreamEvent::PromptDone { .. } | StreamEvent::PromptScores(_) => {}
+            StreamEvent::PromptDone { .. }
+            | StreamEvent::PromptScores(_)
+            | StreamEvent::Embedding(_) => {}
         }
     }
     got

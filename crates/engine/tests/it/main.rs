@@ -3,6 +3,7 @@
 mod architectures;
 mod common;
 mod context_shift;
+mod embeddings;
 mod families;
 mod finish;
 mod gelu;

@@ -20,7 +20,8 @@
 // combine: one block of 128 threads per (head, row) merges the splits in order. Shared memory: 2.6 KB.
 //
 // generic: any k_dim and v_dim, values in memory of their own or in the keys; one block of 128 threads per (head, row).
-// Shared memory: (TILE + k_dim + v_dim) * 4 bytes. Slow.
+// Shared memory: (TILE + k_dim + v_dim) * 4 bytes. Slow. The only kernel of this file that knows positions after a row's
+// own, and biases of distance.
 #include "decode_lanes.h"
 #include "decode_latent.h"
 #if defined(GPU_NVIDIA)
@@ -126,29 +127,32 @@ KERNEL(generic, DecodeParams, THREADS) {
     float* acc = query + p.k_dim;
     u32 head = bid_x(), row = bid_y(), seq = uniform(p.seq_of_row[row]);
     if (seq == NO_ROW) return;
-    Span span = span_of(p, uniform(p.positions[row]));
+    u32 own = uniform(p.positions[row]);
+    u32 first = p.scores.first_seen(own), last = own;
+    if (p.scores.ahead != 0) last = p.scores.last_seen(own, p.seqs[seq].first_pos + p.seqs[seq].n_rows - 1);
+    float bias = p.scores.bias_of(head);
     u32 kv_head = head / (p.n_heads / p.cache.n_kv_heads);
     const float* q = p.q + ((u64)row * p.n_heads + head) * p.k_dim;
-    for (u32 i = tid(); i < p.k_dim; i += THREADS) query[i] = q[i] * p.scores.query_factor(span.last);
+    for (u32 i = tid(); i < p.k_dim; i += THREADS) query[i] = q[i] * p.scores.query_factor(own);
     for (u32 i = tid(); i < p.v_dim; i += THREADS) acc[i] = 0.0f;
     float greatest = UNSEEN, sum = 0.0f;
-    for (u32 tile = span.first; tile <= span.last; tile += TILE) {
+    for (u32 tile = first; tile <= last; tile += TILE) {
         barrier();
         u32 pos = tile + tid();
         float x = UNSEEN;
-        if (pos <= span.last) {
+        if (pos <= last) {
             u64 row_of_k = p.cache.slot(p.cache.block(seq, pos), kv_head, pos);
             float dot = 0.0f;
             for (u32 i = 0; i < p.k_dim; i++) dot = fma(Kv::one(p.cache.k, row_of_k, p.k_dim, i), query[i], dot);
-            x = p.scores.exponent(dot);
+            x = fma(bias, Scores::distance(own, pos), p.scores.exponent(dot));
         }
         float max = max_of(greatest, block_reduce<Max, THREADS>(x, part));
-        float rescale = exp2_fast(greatest - max), weight = pos <= span.last ? exp2_fast(x - max) : 0.0f;
+        float rescale = exp2_fast(greatest - max), weight = pos <= last ? exp2_fast(x - max) : 0.0f;
         greatest = max;
         weights[tid()] = weight;
         sum = fma(sum, rescale, block_reduce<Sum, THREADS>(weight, part_of_sum));
         barrier();
-        u32 n = min_of(TILE, span.last + 1 - tile);
+        u32 n = min_of(TILE, last + 1 - tile);
         for (u32 i = tid(); i < p.v_dim; i += THREADS) {
             float total = acc[i] * rescale;
             for (u32 j = 0; j < n; j++) {

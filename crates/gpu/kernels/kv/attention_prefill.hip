@@ -164,7 +164,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
                      first_row,
                      n_rows,
                      first_pos,
-                     first_pos + n_rows - 1,
+                     p.scores.last_seen(first_pos + n_rows - 1, rows.first_pos + rows.n_rows - 1),
                      p.scores.first_seen(first_pos),
                      memory};
         tile.attend();
@@ -177,6 +177,9 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     // Offset of a query in q and out.
     DEV_MEMBER u64 at(u32 i) const {
         return ((u64)(rows.first_row + first_row + row_of(i)) * p.n_heads + head + head_of(i)) * DIM;
+    }
+    DEV_MEMBER u32 last_seen(u32 pos) const {
+        return p.scores.last_seen(pos, rows.first_pos + rows.n_rows - 1);
     }
     DEV_MEMBER u32 position_of(u32 i) const { return first_pos + min_of(row_of(i), n_rows - 1); }
 
@@ -260,8 +263,9 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             store(keys, coming);
             barrier();
             load(p.cache.v, at, coming);
-            bool seen = uniform(at <= wave_last && at + KEYS > p.scores.first_seen(wave_first)) != 0;
-            bool whole = uniform(at + KEYS - 1 <= wave_first && at >= p.scores.first_seen(wave_last)) != 0;
+            bool seen = uniform(at <= last_seen(wave_last) && at + KEYS > p.scores.first_seen(wave_first)) != 0;
+            bool whole =
+                uniform(at + KEYS - 1 <= last_seen(wave_first) && at >= p.scores.first_seen(wave_last)) != 0;
             Tile::Acc s[TILES];
             if (seen) {
 #pragma unroll
@@ -282,6 +286,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
                     }
                 }
                 if (p.scores.soft_cap > 0.0f) cap(s);
+                if (p.scores.alibi != 0.0f) bias(s, at, mine);
                 if (!whole) hide(s, at, mine);
                 float rescale[N_QUERIES];
                 to_weights(s, greatest, sum, rescale);
@@ -332,6 +337,21 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             for (u32 e = 0; e < ELEMENTS; e++) s[n].v[e] = p.scores.exponent(s[n].v[e]);
     }
 
+    // Subtracts what scores lose by distance.
+    DEV_MEMBER void bias(Tile::Acc* s, u32 at, const u32* mine) const {
+        float of_head[N_QUERIES];
+#pragma unroll
+        for (u32 i = 0; i < N_QUERIES; i++)
+            of_head[i] = p.scores.bias_of(head + min_of(head_of(wave() * 16 + query_of(i)), n_heads - 1));
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++)
+#pragma unroll
+            for (u32 e = 0; e < ELEMENTS; e++) {
+                u32 key = at + n * 16 + other_of(e), of = query_index(e);
+                s[n].v[e] = fma(of_head[of], Scores::distance(mine[of], key), s[n].v[e]);
+            }
+    }
+
     // Hides scores of positions that a row does not see.
     DEV_MEMBER void hide(Tile::Acc* s, u32 at, const u32* mine) const {
 #pragma unroll
@@ -339,7 +359,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
 #pragma unroll
             for (u32 e = 0; e < ELEMENTS; e++) {
                 u32 key = at + n * 16 + other_of(e), pos = mine[query_index(e)];
-                if (key > pos || key < p.scores.first_seen(pos)) s[n].v[e] = UNSEEN;
+                if (key > last_seen(pos) || key < p.scores.first_seen(pos)) s[n].v[e] = UNSEEN;
             }
     }
 

@@ -1,7 +1,7 @@
 //! Attention over the paged KV cache: `kernels/kv/attention_decode.hip` for steps with few rows per sequence,
 //! `kernels/kv/attention_prefill.hip` for others.
 
-use rocmforge_plan::{Growth, Mask, Values};
+use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -35,6 +35,8 @@ const LATENT_HEADS: usize = 8;
 const LATENT_KEYS: usize = 8;
 const LATENT_K_DIM: usize = 640;
 const LATENT_V_DIM: usize = 4 * THREADS as usize;
+/// Positions after a row's own beyond all contexts: 32-bit sums with a position do not overflow.
+const MAX_AHEAD: u32 = 1 << 30;
 /// Values that the generic kernel keeps in shared memory.
 const MAX_GENERIC_DIMS: usize = 8192;
 
@@ -47,7 +49,9 @@ pub struct Scores {
     pub soft_cap: Option<f32>,
     /// A second factor on the dot product.
     pub growth: Option<Growth>,
-    /// Which positions a row sees, of those up to its own.
+    /// What is subtracted from scores, after the soft cap.
+    pub alibi: Option<Alibi>,
+    /// Which positions a row sees.
     pub mask: Mask,
 }
 
@@ -147,7 +151,9 @@ struct ScoreParams {
     slope: f32,
     step: u32,
     offset: u32,
-    pad: u32,
+    ahead: u32,
+    alibi: f32,
+    alibi_heads: u32,
 }
 
 layout!(ScoreParams {
@@ -159,7 +165,9 @@ layout!(ScoreParams {
     slope,
     step,
     offset,
-    pad
+    ahead,
+    alibi,
+    alibi_heads
 });
 
 #[repr(C)]
@@ -170,6 +178,7 @@ struct DecodeParams {
     partial: Address,
     positions: Address,
     seq_of_row: Address,
+    seqs: Table<SeqRows>,
     cache: CacheParams,
     scores: ScoreParams,
     n_rows: u32,
@@ -186,6 +195,7 @@ layout!(DecodeParams {
     partial,
     positions,
     seq_of_row,
+    seqs,
     cache,
     scores,
     n_rows,
@@ -196,7 +206,7 @@ layout!(DecodeParams {
     v_row
 });
 
-const _: () = assert!(size_of::<DecodeParams>() == 160);
+const _: () = assert!(size_of::<DecodeParams>() == 176);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -224,7 +234,7 @@ layout!(PrefillParams {
     pad
 });
 
-const _: () = assert!(size_of::<PrefillParams>() == 136);
+const _: () = assert!(size_of::<PrefillParams>() == 144);
 
 /// Whether heads of these dimensions have specialized kernels. Others use a slow generic kernel.
 pub fn is_fast(k_dim: usize, v_dim: usize, values: Values) -> bool {
@@ -421,8 +431,14 @@ pub fn attention(
         ..
     } = kv.shape;
     let is_for_prefill = k_dim <= scratch.widest_prefill as usize;
+    // The other kernels know positions up to a row's own, and no biases.
+    let is_plain = !queries.scores.mask.looks_ahead() && queries.scores.alibi.is_none();
     let is_short = step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
     if !is_fast(k_dim, v_dim, values) || gpu.takes(Variant::AttentionGeneric) {
+        call.generic()
+    } else if !is_plain && values == Values::Apart && is_for_prefill {
+        call.prefill()
+    } else if !is_plain {
         call.generic()
     } else if values == Values::InKeys {
         call.latent()
@@ -542,11 +558,18 @@ impl Call<'_> {
 
     fn scores(&self) -> ScoreParams {
         let scores = self.queries.scores;
-        let (window, chunk_bits) = match scores.mask {
-            Mask::All => (0, 0),
-            Mask::Window(window) => (window, 0),
-            Mask::Chunk(chunk) => (0, !(chunk - 1)),
+        let (window, chunk_bits, ahead) = match scores.mask {
+            Mask::All => (0, 0, 0),
+            Mask::Window(window) => (window, 0, 0),
+            Mask::Chunk(chunk) => (0, !(chunk - 1), 0),
+            Mask::Both => (0, 0, MAX_AHEAD),
+            Mask::Near(reach) => {
+                let reach = reach.min(MAX_AHEAD);
+                (reach + 1, 0, reach)
+            }
         };
+        // The largest power of two of the heads.
+        let alibi_heads = 1 << self.queries.n_heads.ilog2();
         let growth = scores.growth.unwrap_or(Growth {
             slope: 0.0,
             step: 0,
@@ -564,7 +587,11 @@ impl Call<'_> {
             slope: growth.slope,
             step: growth.step,
             offset: growth.offset,
-            pad: 0,
+            ahead,
+            alibi: scores
+                .alibi
+                .map_or(0.0, |alibi| alibi.max_bias / alibi_heads as f32),
+            alibi_heads,
         }
     }
 
@@ -579,6 +606,7 @@ impl Call<'_> {
             partial: self.scratch.partial.as_slice::<f32>().address(),
             positions: self.step.positions.address(),
             seq_of_row: self.step.seq_of_row.address(),
+            seqs: self.step.seqs.table(),
             cache: self.cache(),
             scores: self.scores(),
             n_rows: self.step.n_rows() as u32,

@@ -8,7 +8,7 @@ use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{
     Choice, Event, Gpu, KvLayer, KvShape, KvType, SeqRows, Shape, Step, Trace, Tuning,
 };
-use rocmforge_plan::{Growth, Mask, Values};
+use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
 /// A step: sequences as (first position, rows), followed by padding rows.
 #[derive(Clone)]
@@ -49,6 +49,7 @@ impl Case {
                 scale: 1.0 / (dim as f32).sqrt(),
                 soft_cap: None,
                 growth: None,
+                alibi: None,
                 mask: Mask::All,
             },
             sinks: None,
@@ -189,9 +190,20 @@ impl Data {
                 Mask::All => 0,
                 Mask::Window(n) => (last + 1).saturating_sub(n as usize),
                 Mask::Chunk(n) => last / n as usize * n as usize,
+                Mask::Both => 0,
+                Mask::Near(n) => last.saturating_sub(n as usize),
+            };
+            let (own, end) = (
+                last,
+                case.seqs[seq as usize].0 + case.seqs[seq as usize].1 - 1,
+            );
+            let last = match case.scores.mask {
+                Mask::All | Mask::Window(_) | Mask::Chunk(_) => own,
+                Mask::Both => end,
+                Mask::Near(n) => (own + n as usize).min(end),
             };
             let growth = case.scores.growth.map_or(1.0, |growth| {
-                let steps = (last + growth.offset as usize) / growth.step as usize;
+                let steps = (own + growth.offset as usize) / growth.step as usize;
                 1.0 + f64::from(growth.slope) * (1.0 + steps as f64).ln()
             });
             for head in 0..case.n_heads {
@@ -204,9 +216,15 @@ impl Data {
                             .map(|d| f64::from(q[d]) * all_k[k + d])
                             .sum();
                         let x = dot * f64::from(case.scores.scale) * growth;
-                        case.scores
+                        let x = case
+                            .scores
                             .soft_cap
-                            .map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+                            .map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh());
+                        let slope = case
+                            .scores
+                            .alibi
+                            .map_or(0.0, |alibi| f64::from(alibi.slope(head, case.n_heads)));
+                        x - slope * pos.abs_diff(own) as f64
                     })
                     .collect();
                 let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -662,6 +680,30 @@ fn chunks() {
         let mut case = Case::new(2, 1, 64, &[(50, 40), (0, 9)]);
         case.scores.mask = Mask::Chunk(chunk);
         check(&format!("prompts, chunks of {chunk}"), &case);
+    }
+}
+
+/// Heads with a kernel for prompts, and others.
+#[test]
+fn positions_ahead() {
+    for (n_heads, n_kv_heads, dim) in [(4, 2, 64), (3, 3, 32), (2, 1, 128)] {
+        for mask in [Mask::Both, Mask::Near(0), Mask::Near(5), Mask::Near(40)] {
+            let mut case = Case::new(n_heads, n_kv_heads, dim, &[(0, 70), (0, 1), (0, 9)]);
+            case.scores.mask = mask;
+            check(&format!("{mask:?}, heads of {dim}"), &case);
+        }
+    }
+}
+
+#[test]
+fn linear_biases() {
+    for (n_heads, dim) in [(6, 64), (4, 32)] {
+        for mask in [Mask::Both, Mask::All, Mask::Near(20)] {
+            let mut case = Case::new(n_heads, n_heads / 2, dim, &[(0, 70), (0, 1)]);
+            case.scores.mask = mask;
+            case.scores.alibi = Some(Alibi { max_bias: 8.0 });
+            check(&format!("biases, {mask:?}, heads of {dim}"), &case);
+        }
     }
 }
 

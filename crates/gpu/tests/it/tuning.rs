@@ -267,6 +267,7 @@ fn trials_of_every_kind() {
                     scale: 0.125,
                     soft_cap: None,
                     growth: None,
+                    alibi: None,
                     mask: Mask::All,
                 },
                 kv: KvShape {

@@ -92,10 +92,16 @@ pub(crate) fn normed(
     tensor: &str,
     facts: &LayerFacts,
 ) -> Result<Value, LoadError> {
+    if facts.head_norm == HeadNorm::TogetherCentered {
+        return match m.loader.has(tensor) {
+            true => m.layer_norm(x, tensor.trim_end_matches(".weight")),
+            false => Ok(x),
+        };
+    }
     let width = match facts.head_norm {
         HeadNorm::IfPresent if !m.loader.has(tensor) => return Ok(x),
         HeadNorm::IfPresent | HeadNorm::Each | HeadNorm::EachAfterRope => facts.k_dim,
-        HeadNorm::Together => x.width(),
+        HeadNorm::Together | HeadNorm::TogetherCentered => x.width(),
     };
     let weight = m.loader.vector(tensor, width, 1.0)?;
     Ok(m.plan.rms_norm(x, weight, m.config.norm_eps))

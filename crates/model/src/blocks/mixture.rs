@@ -28,7 +28,36 @@ pub(crate) fn routed_experts(
     (activation, experts): (Activation, &Experts),
     [of_router, x]: [Value; 2],
 ) -> Result<Value, LoadError> {
-    let (n_experts, n_embd) = (experts.n_experts, m.config.n_embd);
+    let routing = routing(m, layer, experts, of_router)?;
+    let activation = limited(activation, experts.limit);
+    let [gate, up] = gate_and_up(m, layer, (routing, experts), x)?;
+    let activated = m.plan.gated_activation(activation, gate, up);
+    combined(m, layer, (routing, experts), activated)
+}
+
+/// As [`routed_experts`], of experts without gates: `down(activation(up(x)))`.
+pub(crate) fn plain_experts(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    (activation, experts): (Activation, &Experts),
+    x: Value,
+) -> Result<Value, LoadError> {
+    let routing = routing(m, layer, experts, x)?;
+    let up = layer.tensor("ffn_up_exps");
+    m.refuse_expert_scales(&up)?;
+    let up = m.expert_linear(x, &up, (routing, experts), experts.n_ff)?;
+    let activated = m.plan.activate(activation, up);
+    combined(m, layer, (routing, experts), activated)
+}
+
+/// Records the choice of experts for each token.
+fn routing(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    experts: &Experts,
+    of_router: Value,
+) -> Result<Routing, LoadError> {
+    let n_experts = experts.n_experts;
     let scores = m.linear(of_router, &layer.tensor("ffn_gate_inp"), n_experts)?;
     let scales = layer.tensor("ffn_down_exps.scale");
     let vectors = ExpertVectors {
@@ -36,13 +65,19 @@ pub(crate) fn routed_experts(
         // A factor on an expert's output is one on its weight.
         scales: m.loader.opt_part(&scales, n_experts, 0..n_experts, 1.0)?,
     };
-    let routing = m.plan.route(scores, vectors, experts.router);
-    let activation = limited(activation, experts.limit);
-    let [gate, up] = gate_and_up(m, layer, (routing, experts), x)?;
-    let activated = m.plan.gated_activation(activation, gate, up);
+    Ok(m.plan.route(scores, vectors, experts.router))
+}
+
+/// Records the sum of the experts' down projections of `activated`.
+fn combined(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    chosen: (Routing, &Experts),
+    activated: Value,
+) -> Result<Value, LoadError> {
     let down = layer.tensor("ffn_down_exps");
-    let out = m.expert_linear(activated, &down, (routing, experts), n_embd)?;
-    Ok(m.plan.combine_experts(out, routing))
+    let out = m.expert_linear(activated, &down, chosen, m.config.n_embd)?;
+    Ok(m.plan.combine_experts(out, chosen.0))
 }
 
 /// Records the gates and up projections of the chosen experts, whose matrices are one tensor if the file has it.

@@ -1,8 +1,9 @@
 //! Both ends of the residual stream: the tokens' embeddings, and the logits.
 
-use rocmforge_plan::Value;
+use rocmforge_plan::{Activation, Factor, Value};
 
 use crate::builder::Builder;
+use crate::embedding::{Embedding, HeadActivation, Pooling};
 use crate::error::LoadError;
 
 const EMBEDDING: &str = "token_embd.weight";
@@ -14,6 +15,17 @@ pub(crate) fn embeddings(m: &mut Builder<'_>, scale: f64) -> Result<Value, LoadE
     let table = m.loader.matrix(EMBEDDING, n_vocab, n_embd)?;
     let x = m.plan.embed(table, scale as f32, n_embd);
     m.adapt_embedding(EMBEDDING, scale as f32, x)
+}
+
+/// Adds the embedding of the first kind of tokens, which all tokens of a text are, if the file has it.
+pub(crate) fn add_token_type(m: &mut Builder<'_>, x: Value) -> Result<Value, LoadError> {
+    const TABLE: &str = "token_types.weight";
+    let Some(n_types) = m.loader.n_rows(TABLE) else {
+        return Ok(x);
+    };
+    let n_types = usize::try_from(n_types).unwrap_or(usize::MAX);
+    let first = m.loader.rows(TABLE, n_types, x.width(), 0..1)?;
+    Ok(m.plan.add_positions(first, x))
 }
 
 /// Adds learned position embeddings.
@@ -29,8 +41,16 @@ pub(crate) fn add_positions(
 }
 
 /// Records the logits of the normed rows `x`, which are already multiplied by `factor`. The output projection is the
-/// embedding if it has no tensor of its own.
+/// embedding if it has no tensor of its own. For embeddings, the rows themselves take the place of the logits.
 pub(crate) fn logits(m: &mut Builder<'_>, x: Value, factor: f64) -> Result<Value, LoadError> {
+    skip_heads(m);
+    if let Some(embedding) = &m.config.embedding {
+        let x = match factor {
+            1.0 => x,
+            _ => m.plan.scale(Factor::Constant((1.0 / factor) as f32), x),
+        };
+        return hidden(m, embedding, x);
+    }
     let n_vocab = m.config.n_vocab;
     let tensor = match m.loader.has(OUTPUT) {
         true => OUTPUT,
@@ -54,4 +74,61 @@ pub(crate) fn logits(m: &mut Builder<'_>, x: Value, factor: f64) -> Result<Value
         Some(cap) => m.plan.soft_cap(cap, logits),
         None => logits,
     })
+}
+
+/// Records what a model that computes only embeddings has in place of logits: the rows `x`, or the scores of them.
+pub(crate) fn embedding(m: &mut Builder<'_>, x: Value) -> Result<Value, LoadError> {
+    skip_heads(m);
+    let embedding = m.config.embedding.as_ref();
+    let embedding = embedding.expect("such a model is loaded for embeddings");
+    hidden(m, embedding, x)
+}
+
+/// Leaves out the projections after the hidden values that the model does not need.
+fn skip_heads(m: &mut Builder<'_>) {
+    let is_of_scores = |name: &str| name.starts_with("cls.");
+    let pooling = m
+        .config
+        .embedding
+        .as_ref()
+        .map(|embedding| embedding.pooling);
+    if pooling != Some(Pooling::Rank) {
+        let reason = "it makes scores of hidden values, for the pooling `rank`";
+        m.loader.skip(reason, is_of_scores);
+    }
+    if pooling.is_some() {
+        let reason = "it makes logits of hidden values, which embeddings do not need";
+        m.loader.skip(reason, |name| name.starts_with("output."));
+    }
+}
+
+/// Records the rows `x`, or the classifier's scores of them.
+fn hidden(m: &mut Builder<'_>, embedding: &Embedding, x: Value) -> Result<Value, LoadError> {
+    const DENSE: &str = "cls.weight";
+    const OUTPUT: &str = "cls.output.weight";
+    if embedding.pooling != Pooling::Rank {
+        return Ok(x);
+    }
+    let n_scores = embedding.labels.len().max(1);
+    let has_output = m.loader.has(OUTPUT);
+    let mut x = x;
+    if !has_output && !m.loader.has(DENSE) {
+        return Err(m.loader.missing(OUTPUT));
+    }
+    if m.loader.has(DENSE) {
+        let n_out = if has_output { x.width() } else { n_scores };
+        x = m.linear(x, "cls", n_out)?;
+        x = match embedding.activation {
+            HeadActivation::Gelu => m.plan.activate(Activation::GeluTanh, x),
+            // A cap of 1 is tanh itself.
+            HeadActivation::Tanh => m.plan.soft_cap(1.0, x),
+        };
+        if m.loader.has("cls.norm.weight") {
+            x = m.scaled_layer_norm(x, "cls.norm", 1.0)?;
+        }
+    }
+    match has_output {
+        true => m.linear(x, "cls.output", n_scores),
+        false => Ok(x),
+    }
 }

@@ -4,14 +4,14 @@
 
 use rocmforge_plan::{Activation, Value};
 
-use crate::blocks::{attention, embeddings, feed_forward, logits};
+use crate::blocks::{attention, embedding, embeddings, feed_forward, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts;
 use crate::facts::{KeyFacts, ModelConfig, RMS_EPS, scale_of_width};
 use crate::keys::Keys;
 use crate::rope::{FrequencyFactors, Rope};
-use crate::windows::set_windows;
+use crate::windows::{require_window, set_windows, with_window_base};
 
 /// Metadata key of the soft cap of the logits.
 const LOGITS_CAP: &str = "final_logit_softcapping";
@@ -26,7 +26,7 @@ pub(crate) fn facts2(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, 
         factors: FrequencyFactors::Never,
         ..config.ropes[0]
     };
-    let in_window = with_base(keys, in_window)?;
+    let in_window = with_window_base(keys, in_window)?;
     set_windows(keys, &mut config, in_window, (Some(4096), 2))?;
     if config.n_layers() == 46 {
         scale_by_embedding(&mut config);
@@ -46,7 +46,7 @@ pub(crate) fn facts3(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, 
         base: 10_000.0,
         ..config.ropes[0].unscaled()
     };
-    let in_window = with_base(keys, in_window)?;
+    let in_window = with_window_base(keys, in_window)?;
     set_windows(keys, &mut config, in_window, (None, 6))?;
     if config.n_layers() == 62 {
         scale_by_embedding(&mut config);
@@ -55,13 +55,20 @@ pub(crate) fn facts3(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, 
     Ok(config)
 }
 
-/// Sets the base that the file has for layers with a window.
-fn with_base(keys: &Keys<'_>, rope: Rope) -> Result<Rope, LoadError> {
-    let base = keys.positive("rope.freq_base_swa")?;
-    Ok(Rope {
-        base: base.unwrap_or(rope.base),
-        ..rope
-    })
+/// EmbeddingGemma: Gemma 3 with attention to both sides.
+pub(crate) fn embedding_facts(
+    keys: &Keys<'_>,
+    family: &KeyFacts,
+) -> Result<ModelConfig, LoadError> {
+    require_window(keys)?;
+    let mut config = ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)?;
+    let in_window = Rope {
+        base: 10_000.0,
+        ..config.ropes[0].unscaled()
+    };
+    let in_window = with_window_base(keys, in_window)?;
+    set_windows(keys, &mut config, in_window, (None, 6))?;
+    Ok(config)
 }
 
 /// The two largest models scale scores by `n_embd / n_heads` instead of the head size; llama.cpp also recognizes them by
@@ -89,6 +96,27 @@ pub(crate) fn record1(m: &mut Builder<'_>) -> Result<Value, LoadError> {
 }
 
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
+    let x = hidden(m)?;
+    logits(m, x, 1.0)
+}
+
+/// As `record`, with two projections of the hidden values in place of the logits, if the file has them.
+pub(crate) fn record_embedding(m: &mut Builder<'_>) -> Result<Value, LoadError> {
+    let mut x = hidden(m)?;
+    for (tensor, n_out) in [
+        ("dense_2", m.loader.n_rows("dense_2.weight")),
+        ("dense_3", Some(m.config.n_embd as u64)),
+    ] {
+        let n_out = n_out.and_then(|n| usize::try_from(n).ok());
+        if let (true, Some(n_out)) = (m.loader.has(&format!("{tensor}.weight")), n_out) {
+            // A mean over tokens may follow the projections as well as precede them.
+            x = m.linear(x, tensor, n_out)?;
+        }
+    }
+    embedding(m, x)
+}
+
+fn hidden(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, (m.config.n_embd as f64).sqrt())?;
     for layer in m.config.layers() {
@@ -102,6 +130,5 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         x = m.plan.add(out, x);
     }
     let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "output_norm", eps)?;
-    logits(m, x, 1.0)
+    m.rms_norm(x, "output_norm", eps)
 }

@@ -2,6 +2,7 @@
 //! logits.
 
 pub(crate) mod arcee;
+pub(crate) mod bert;
 pub(crate) mod cohere;
 pub(crate) mod deepseek2;
 pub(crate) mod exaone4;
@@ -19,6 +20,7 @@ pub(crate) mod mimo2;
 pub(crate) mod minicpm3;
 pub(crate) mod mistral3;
 pub(crate) mod mixtures;
+pub(crate) mod modern_bert;
 pub(crate) mod muse_glimmer;
 pub(crate) mod olmo2;
 pub(crate) mod phi3;

@@ -31,6 +31,7 @@ fn mixture() -> Plan {
             scale: 1.0,
             soft_cap: None,
             growth: None,
+            alibi: None,
         };
         let attn = b.attention(kv, (1, None), scores, q);
         x = b.add_matmul(attn, linear(5), x);

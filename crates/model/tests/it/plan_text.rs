@@ -48,6 +48,8 @@ pub(crate) fn plan_text(model: &Model, gguf: &Gguf, fusion: Fusion) -> PlanText 
             Mask::All => "None".to_string(),
             Mask::Window(n) => format!("Some({n})"),
             Mask::Chunk(n) => format!("chunks of {n}"),
+            Mask::Both => "both sides".to_string(),
+            Mask::Near(n) => format!("both sides up to {n}"),
         };
         let values = match kv.values {
             KvValues::Apart => "",
@@ -126,6 +128,7 @@ impl<'a> Values<'a> {
         // What few families have is left out of the others' text.
         let debug = format!("{op:?}")
             .replace(", growth: None", "")
+            .replace(", alibi: None", "")
             .replace("sinks: None, ", "")
             .replace("scales: None, ", "");
         // Inputs come first, so that an operation that reads and writes the same id is not mistaken for another.

@@ -112,6 +112,7 @@ impl<'a> FirstUse<'a> {
             n_ctx: script.n_ctx,
             max_tokens: FILL_ROWS.min(n_depth).max(PROMPT_ROWS.iter().sum()),
             max_logits: PROMPT_ROWS.len(),
+            max_sampled: PROMPT_ROWS.len(),
             max_seqs: PROMPT_ROWS.len(),
             page,
             n_blocks: script.n_blocks,

@@ -70,7 +70,10 @@ impl CpuBackend {
             Op::AddPositions { table, out } => {
                 let mut to = self.take(out);
                 let mut rows = vec![0.0; to.len()];
-                cpu::get_rows(&self.weights.matrix(table), &batch.positions, &mut rows);
+                let table = self.weights.matrix(table);
+                let last = table.n_out as u32 - 1;
+                let ids: Vec<u32> = batch.positions.iter().map(|&pos| pos.min(last)).collect();
+                cpu::get_rows(&table, &ids, &mut rows);
                 cpu::add(isa, &self.pool, &rows, &mut to);
                 self.put(out, to);
             }
@@ -291,6 +294,7 @@ impl CpuBackend {
                     scale: scores.scale,
                     soft_cap: scores.soft_cap,
                     growth: scores.growth,
+                    alibi: scores.alibi,
                     mask: spec.mask,
                 };
                 let seqs: Vec<AttnSeq<'_>> = batch

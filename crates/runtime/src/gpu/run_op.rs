@@ -216,6 +216,7 @@ impl<'a> Launcher<'a> {
                     scale: scores.scale,
                     soft_cap: scores.soft_cap,
                     growth: scores.growth,
+                    alibi: scores.alibi,
                     mask: self.plan.kv[layer].mask,
                 };
                 let queries = Queries {

@@ -21,9 +21,9 @@ const SEQ_WORDS: usize = size_of::<SeqRows>() / size_of::<u32>();
 const SAMPLE_WORDS: usize = size_of::<SampleRow>() / size_of::<u32>();
 /// Words of all [`SampleEntry`]s of a step.
 const LIST_WORDS: usize = MAX_ENTRIES * size_of::<SampleEntry>() / size_of::<u32>();
-/// Returns the size of the sampler's memory for steps of `max_logits` rows of logits.
-pub(crate) fn sampler_bytes(max_logits: usize) -> u64 {
-    (max_logits * SCRATCH_WORDS * size_of::<u64>()) as u64
+/// Returns the size of the sampler's memory for steps of `max_sampled` rows that are sampled on the GPU.
+pub(crate) fn sampler_bytes(max_sampled: usize) -> u64 {
+    (max_sampled * SCRATCH_WORDS * size_of::<u64>()) as u64
 }
 
 /// Maximum steps in flight.
@@ -34,6 +34,8 @@ pub(crate) const N_SLOTS: usize = 2;
 pub(crate) struct StepSizes {
     pub(crate) max_rows: usize,
     pub(crate) max_logits: usize,
+    /// How many of these rows may be sampled.
+    pub(crate) max_sampled: usize,
     pub(crate) max_seqs: usize,
     /// Maximum KV-cache blocks of one sequence.
     pub(crate) max_pages: usize,
@@ -106,7 +108,7 @@ pub(crate) struct StepMemory {
     n_steps: Buffer,
     /// Ids sampled by the last step, `[max_logits]`.
     sampled: Buffer,
-    /// Memory of the sampler, `[max_logits, SCRATCH_WORDS]`.
+    /// Memory of the sampler, `[max_sampled, SCRATCH_WORDS]`.
     sampler: Buffer,
     /// `[N_SLOTS, layout.end]`.
     host: Pinned<u32>,
@@ -146,7 +148,7 @@ impl StepMemory {
             device: gpu.alloc::<u32>(layout.end)?,
             n_steps: gpu.upload(&[0u32])?,
             sampled: gpu.upload(&vec![0u32; sizes.max_logits])?,
-            sampler: gpu.alloc::<u64>(sizes.max_logits * SCRATCH_WORDS)?,
+            sampler: gpu.alloc::<u64>(sizes.max_sampled * SCRATCH_WORDS)?,
             host: Pinned::new(gpu, N_SLOTS * layout.end)?,
             results: Pinned::new(gpu, N_SLOTS * (1 + sizes.max_logits))?,
             logprobs: Pinned::new(gpu, N_SLOTS * sizes.max_logits * LOGPROB_WORDS)?,

@@ -18,6 +18,7 @@ fn backend(gpu: &Gpu, model: &Model, graphs: Graphs) -> GpuBackend {
         n_ctx: PAGE,
         max_tokens: N_SEQS,
         max_logits: N_SEQS,
+        max_sampled: N_SEQS,
         max_seqs: N_SEQS,
         page: PAGE,
         n_blocks: N_SEQS,

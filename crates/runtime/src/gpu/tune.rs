@@ -160,6 +160,7 @@ impl Tuner {
                             scale: scores.scale,
                             soft_cap: scores.soft_cap,
                             growth: scores.growth,
+                            alibi: scores.alibi,
                             mask: plan.kv[layer].mask,
                         },
                         n_rows,

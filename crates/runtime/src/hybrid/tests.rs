@@ -37,6 +37,7 @@ fn options() -> HybridOptions {
             n_ctx: PAGE,
             max_tokens: 4,
             max_logits: 4,
+            max_sampled: 4,
             max_seqs: 1,
             page: PAGE,
             n_blocks: 1,

@@ -104,6 +104,7 @@ pub(super) fn prepare(
         scale: shape.scale(),
         soft_cap: None,
         growth: None,
+        alibi: None,
         mask: Mask::All,
     };
     let prepared = Prepared::new(shape.work(kind), move |n| {

@@ -101,6 +101,7 @@ fn on_cpu(cpu: &Cpu, page: usize, table: Vec<u32>, [n_ctx, n]: [usize; 2]) -> Pr
         scale: 1.0 / (DIM as f32).sqrt(),
         soft_cap: None,
         growth: None,
+        alibi: None,
         mask: Mask::All,
     };
     let mut random = Random(7);
@@ -156,6 +157,7 @@ fn on_gpu(
         scale: 1.0 / (DIM as f32).sqrt(),
         soft_cap: None,
         growth: None,
+        alibi: None,
         mask: Mask::All,
     };
     let kv_shape = KvShape {

@@ -25,6 +25,8 @@ pub(crate) struct QueryTile<'a> {
     pub(crate) first_row: usize,
     pub(crate) n_rows: usize,
     pub(crate) first_pos: usize,
+    /// Positions of the sequence.
+    pub(crate) len: usize,
 }
 
 impl QueryTile<'_> {
@@ -38,7 +40,7 @@ impl QueryTile<'_> {
 
     /// Positions that `row` of the tile sees.
     pub(crate) fn visible(&self, row: usize) -> Range<usize> {
-        self.shape.visible(self.first_pos + row)
+        self.shape.visible(self.first_pos + row, self.len)
     }
 
     /// Positions that any row of the tile sees.
@@ -58,6 +60,13 @@ impl QueryTile<'_> {
     pub(crate) fn sink(&self, head: usize) -> Option<f32> {
         let first = self.kv_head * self.group();
         self.inputs.sinks.map(|sinks| sinks[first + head])
+    }
+
+    /// Returns the slope of the linear bias of `head` of the group.
+    pub(crate) fn slope(&self, head: usize) -> Option<f32> {
+        let head = self.kv_head * self.group() + head;
+        let alibi = self.shape.alibi?;
+        Some(alibi.slope(head, self.shape.n_heads))
     }
 
     /// Slot of `position` in `k` and `v`, counted in rows of one head.

@@ -68,7 +68,13 @@ pub(super) fn walk<S: Simd>(
         let next_slot = (block.end < end).then(|| tile.slot(block.end));
 
         // Neither end of the visible range decreases from row to row.
-        let first_row = base.saturating_sub(tile.first_pos);
+        let mut first_row = match tile.shape.mask.looks_ahead() {
+            true => 0,
+            false => base.saturating_sub(tile.first_pos),
+        };
+        while tile.visible(first_row).end <= base {
+            first_row += 1;
+        }
         let mut end_row = tile.n_rows;
         while tile.visible(end_row - 1).start >= block.end {
             end_row -= 1;
@@ -88,6 +94,15 @@ pub(super) fn walk<S: Simd>(
         if let Some(cap) = tile.shape.soft_cap {
             for x in S::chunks_mut(scores).0 {
                 s.store_chunk(capped(s, cap, s.load_chunk(x)), x);
+            }
+        }
+        if tile.shape.alibi.is_some() {
+            for (i, scores) in queries.clone().zip(scores.chunks_exact_mut(BLOCK)) {
+                let slope = tile.slope(i % group).expect("there are biases");
+                let pos = tile.first_pos + i / group;
+                for (key, score) in (base..).zip(scores) {
+                    *score -= slope * pos.abs_diff(key) as f32;
+                }
             }
         }
         // Vectors of a row of the values' source.
